@@ -1,0 +1,67 @@
+# make demo and make test each work alone in a fresh clone; a second call builds only what has changed.
+#
+#   PYTHON   the Python (>= 3.10) that .venv is made of
+#   ARGS     arguments for pytest or the demo: make test ARGS="-k graph -x"
+# The variables of the native build are described in build_native.py, those of pip in pip's manual.
+PYTHON ?= python3
+ARGS ?=
+
+VENV := .venv
+RUN := $(VENV)/bin/python
+PIP := $(RUN) -m pip install --disable-pip-version-check --constraint constraints.txt
+CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu')
+
+# DGL would otherwise ask for its backend and write the answer to the home directory.
+export DGLBACKEND := pytorch
+
+.PHONY: help demo test build cuda wheel lint format clean
+help:
+	@echo "make demo    train on CLUSTER, dfgnn beside unfused PyTorch"
+	@echo "make test    the test suite (GPU tests skip without a GPU)"
+	@echo "make build   compile the libraries into dfgnn/lib"
+	@echo "make cuda    compile the CUDA library, without a GPU too"
+	@echo "make wheel   one wheel for every Python, in dist/"
+	@echo "make lint    ruff and clang-format; make format applies them"
+	@echo "make clean   remove what was built; .venv stays"
+
+demo: build
+	$(RUN) examples/demo_cluster.py $(ARGS)
+
+test: build
+	$(RUN) -m pytest $(ARGS)
+
+build: $(VENV)/.installed
+	$(RUN) setup.py --quiet build_native
+
+cuda: $(VENV)/.installed
+	DFGNN_CUDA=1 $(RUN) setup.py --quiet build_native --only=cuda
+
+wheel: $(VENV)/.installed
+	$(RUN) -m pip wheel --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir dist .
+
+lint: $(VENV)/.installed-lint
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(VENV)/bin/clang-format --dry-run --Werror $(CXX_FILES)
+
+format: $(VENV)/.installed-lint
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+	$(VENV)/bin/clang-format -i $(CXX_FILES)
+
+clean:
+	rm -rf build dist dfgnn/lib dfgnn.egg-info .pytest_cache .ruff_cache
+
+$(RUN):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and f"dfgnn needs Python >= 3.10, $(PYTHON) is {sys.version}")'
+	$(PYTHON) -m venv $(VENV)
+
+# torch first: the package is compiled with its headers, and without build isolation.
+$(VENV)/.installed: pyproject.toml constraints.txt | $(RUN)
+	$(PIP) torch setuptools ninja
+	$(PIP) --no-build-isolation --editable '.[test,examples]'
+	touch $@
+
+$(VENV)/.installed-lint: constraints.txt | $(RUN)
+	$(PIP) ruff clang-format
+	touch $@

@@ -1,0 +1,252 @@
+"""Compile csrc/ into libdfgnn_cpu.so and libdfgnn_cuda.so with ninja.
+
+Neither library includes Python.h, and both see torch only through its stable ABI, so that one build serves
+every Python and every torch >= 2.10. In-place builds and wheels share the objects in build/native.
+
+Environment:
+    DFGNN_CUDA            1: build the CUDA library; 0: do not; unset: see cuda_compiler()
+    CUDA_HOME             the CUDA toolkit; without it, nvcc is taken from PATH
+    TORCH_CUDA_ARCH_LIST  GPU architectures, e.g. "9.0;10.0+PTX" (default: 9.0)
+    CXX, CXXFLAGS         the C++17 compiler (also nvcc's host compiler) and additional flags
+    MAX_JOBS              compilations at once (default: the number of usable cores)
+"""
+
+import fcntl
+import importlib.util
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+IN_PLACE = ROOT / "dfgnn" / "lib"
+BUILD_DIR = Path("build/native")  # relative to ROOT, like the sources: no local path gets into a binary
+
+# The kernels of csrc/cpu/kernels are compiled once per instruction set; the engine picks one when it runs.
+ISAS = {
+    "base": [],
+    "avx2": ["-mavx2", "-mfma", "-mf16c"],
+    "avx512": shlex.split(
+        "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c -mprefer-vector-width=512"
+    ),
+}
+COMMON = ["-std=c++17", "-O3", "-Icsrc"]
+HOST = ["-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-Wall"]
+# Not -ffast-math: infinities and NaNs must behave.
+CPU = ["-fno-math-errno", "-ffp-contract=fast"]
+LINK = ["--exclude-libs=ALL", "--no-undefined", "--no-as-needed"]
+# What csrc/torch may use of libtorch_cuda.so. torch without CUDA has no such file, so we link a stand-in of
+# that soname with these symbols (everywhere: one way to link); at run time torch's own is already loaded.
+CUDA_SHIMS = [
+    "aoti_torch_create_cuda_guard",
+    "aoti_torch_cuda_guard_set_index",
+    "aoti_torch_delete_cuda_guard",
+    "aoti_torch_get_current_cuda_stream",
+]
+
+RULES = """\
+rule compile
+  command = $compiler $flags -MD -MF $out.d -c $in -o $out
+  depfile = $out.d
+  deps = gcc
+  description = compile $out
+rule link
+  command = $compiler -shared $in -o $out $flags
+  description = link $out
+"""
+
+
+class BuildError(RuntimeError):
+    """The libraries cannot be built here; the message says what is missing."""
+
+
+def find_torch() -> Path:
+    """The directory of the torch package, without the seconds that importing it takes."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None:
+        raise BuildError(
+            "torch is not installed here, and its headers are needed. Install torch >= 2.10, then build "
+            "without isolation: pip install --no-build-isolation ."
+        )
+    return Path(spec.origin).parent
+
+
+def find_nvcc() -> str | None:
+    home = os.environ.get("CUDA_HOME")
+    if home:
+        nvcc = Path(home) / "bin" / "nvcc"
+        if not nvcc.is_file():
+            raise BuildError(f"CUDA_HOME is {home}, but there is no {nvcc}")
+        return str(nvcc)
+    return shutil.which("nvcc")
+
+
+def find_cxx() -> list[str]:
+    """$CXX, which may hold arguments or a launcher such as ccache, or the first compiler in PATH."""
+    if os.environ.get("CXX"):
+        return shlex.split(os.environ["CXX"])
+    for name in ("g++", "clang++", "c++"):
+        if shutil.which(name):
+            return [name]
+    raise BuildError("no C++ compiler found: install g++ or clang++, or set CXX")
+
+
+def find_ninja() -> str:
+    if importlib.util.find_spec("ninja"):
+        import ninja
+
+        return str(Path(ninja.BIN_DIR) / "ninja")
+    path = shutil.which("ninja")
+    if path is None:
+        raise BuildError("ninja is not installed: pip install ninja")
+    return path
+
+
+def arch_flags(arch_list: str) -> list[str]:
+    """nvcc's flags for a TORCH_CUDA_ARCH_LIST such as "9.0a;10.0+PTX"."""
+    flags = []
+    for arch in arch_list.replace(";", " ").split():
+        match = re.fullmatch(r"(\d+)\.(\d)([af]?)(\+PTX)?", arch)
+        if not match:
+            raise BuildError(f'TORCH_CUDA_ARCH_LIST: expected items like "9.0" or "10.0+PTX", got "{arch}"')
+        number = "".join(match.group(1, 2, 3))
+        code = f"[sm_{number},compute_{number}]" if match[4] else f"sm_{number}"
+        flags.append(f"-gencode=arch=compute_{number},code={code}")
+    if not flags:
+        raise BuildError("TORCH_CUDA_ARCH_LIST is empty")
+    return flags
+
+
+def torch_flags(torch: Path) -> list[str]:
+    """torch's headers, for the stable ABI of torch 2.10. Error messages name them without their directory."""
+    include = str(torch / "include")
+    version = "-DTORCH_TARGET_VERSION=0x020a000000000000"
+    return ["-isystem", include, f"-ffile-prefix-map={include}/=", version]
+
+
+def sources(pattern: str) -> list[Path]:
+    return sorted(path.relative_to(ROOT) for path in (ROOT / "csrc").glob(pattern))
+
+
+class NinjaFile:
+    """The text of a build.ninja; one build statement per object and library, in the order of the calls."""
+
+    def __init__(self):
+        self.text = [RULES]
+
+    def edge(self, rule: str, out: Path, inputs: list[Path], compiler: list[str], flags: list[str]) -> Path:
+        def escape(path):
+            return re.sub(r"([$ :])", r"$\1", str(path))
+
+        self.text.append(f"build {escape(out)}: {rule} {' '.join(map(escape, inputs))}")
+        for name, words in (("compiler", compiler), ("flags", flags)):
+            self.text.append(f"  {name} = {shlex.join(words).replace('$', '$$')}")
+        return out
+
+    def compile(self, folder: str, source: Path, compiler: list[str], flags: list[str]) -> Path:
+        out = BUILD_DIR / folder / source.with_suffix(source.suffix + ".o")
+        return self.edge("compile", out, [source], compiler, flags)
+
+
+def add_cpu(ninja: NinjaFile, cxx: list[str], torch: Path, extra: list[str]) -> Path:
+    flags = COMMON + HOST + CPU + extra
+    objects = [ninja.compile("cpu", source, cxx, flags) for source in sources("cpu/*.cpp")]
+    for source in sources("torch/cpu*.cpp"):
+        objects.append(ninja.compile("cpu", source, cxx, flags + torch_flags(torch)))
+    # After these and base first: the linker keeps the first copy of an inline function, and every processor
+    # must be able to run it.
+    isas = ISAS if platform.machine().lower() in ("x86_64", "amd64") else {"base": []}
+    for isa, options in isas.items():
+        for source in sources("cpu/kernels/*.cpp"):
+            objects.append(ninja.compile(isa, source, cxx, [*flags, f"-DDFGNN_ISA={isa}", *options]))
+    inputs = [*objects, torch / "lib" / "libtorch_cpu.so"]
+    return ninja.edge("link", BUILD_DIR / "libdfgnn_cpu.so", inputs, cxx, [f"-Wl,{','.join(LINK)}"])
+
+
+def add_cuda(ninja: NinjaFile, cxx: list[str], torch: Path, extra: list[str], nvcc: str) -> Path:
+    # nvcc also drives the host compiler and the linker: it knows where its headers and libraries are.
+    compiler = [nvcc, f"-ccbin={cxx[-1]}"] if os.environ.get("CXX") else [nvcc]
+    archs = arch_flags(os.environ.get("TORCH_CUDA_ARCH_LIST", "9.0"))
+    device = [*COMMON, f"-Xcompiler={','.join(HOST + extra)}", "--expt-relaxed-constexpr", *archs]
+    host = [*COMMON, f"-Xcompiler={','.join(HOST + extra + torch_flags(torch))}", "-DUSE_CUDA"]
+    objects = [ninja.compile("cuda", source, compiler, device) for source in sources("cuda/**/*.cu")]
+    objects += [ninja.compile("cuda", source, compiler, host) for source in sources("torch/cuda*.cpp")]
+    stub = ninja.edge(
+        "link",
+        BUILD_DIR / "stub" / "libtorch_cuda.so",
+        [ninja.compile("stub", BUILD_DIR / "stub.c", [*cxx, "-x", "c"], ["-fPIC"])],
+        cxx,
+        ["-Wl,-soname,libtorch_cuda.so"],
+    )
+    inputs = [*objects, torch / "lib" / "libtorch_cpu.so", stub]
+    link = ["-cudart=static", *archs, f"-Xlinker={','.join(LINK)}"]
+    return ninja.edge("link", BUILD_DIR / "libdfgnn_cuda.so", inputs, compiler, link)
+
+
+def cuda_compiler(torch: Path, for_wheel: bool) -> str | None:
+    """nvcc, when the CUDA library is to be built. Unless DFGNN_CUDA decides, that is for a wheel wherever
+    nvcc is found, in the source tree only where the installed torch can also load it."""
+    choice = os.environ.get("DFGNN_CUDA", "")
+    if choice not in ("", "0", "1"):
+        raise BuildError(f'DFGNN_CUDA: expected "0", "1" or nothing, got "{choice}"')
+    if choice == "0":
+        return None
+    nvcc = find_nvcc()
+    if choice == "1" and nvcc is None:
+        raise BuildError(
+            "DFGNN_CUDA=1, but nvcc is missing: install the CUDA toolkit, or set CUDA_HOME or PATH"
+        )
+    usable = for_wheel or (torch / "lib" / "libtorch_cuda.so").exists()
+    return nvcc if choice == "1" or usable else None
+
+
+def install(library: Path, folder: Path) -> None:
+    """Copy by renaming: a process that has the old library mapped keeps it intact."""
+    target = folder / library.name
+    if target.exists() and target.stat().st_mtime_ns == library.stat().st_mtime_ns:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy2(library, folder / ".copy")
+    os.replace(folder / ".copy", target)
+
+
+def build(folder: Path = IN_PLACE, only: str | None = None, for_wheel: bool = False) -> list[Path]:
+    """Bring the libraries up to date and put them into `folder`; returns their paths there.
+
+    `only` ("cpu" or "cuda") leaves the other library as it is. Without it, a CUDA library that is not to be
+    built is removed from `folder`, so that nothing stale gets loaded or packed.
+    """
+    if not sys.platform.startswith("linux"):
+        raise BuildError(f"dfgnn builds on Linux, this is {sys.platform}")
+    torch, cxx, extra = find_torch(), find_cxx(), shlex.split(os.environ.get("CXXFLAGS", ""))
+    nvcc = cuda_compiler(torch, for_wheel)
+    if only == "cuda" and nvcc is None:
+        raise BuildError("the CUDA library alone: set DFGNN_CUDA=1 and have nvcc in CUDA_HOME or PATH")
+
+    ninja, libraries = NinjaFile(), []
+    if only != "cuda":
+        libraries.append(add_cpu(ninja, cxx, torch, extra))
+    if nvcc and only != "cpu":
+        libraries.append(add_cuda(ninja, cxx, torch, extra, nvcc))
+    elif only is None:
+        (folder / "libdfgnn_cuda.so").unlink(missing_ok=True)
+
+    directory = ROOT / BUILD_DIR
+    directory.mkdir(parents=True, exist_ok=True)
+    with open(directory / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        stub = "".join(f"void {name}(void) {{}}\n" for name in CUDA_SHIMS)
+        if not (directory / "stub.c").exists() or (directory / "stub.c").read_text() != stub:
+            (directory / "stub.c").write_text(stub)
+        (directory / "build.ninja").write_text("\n".join([f"builddir = {BUILD_DIR}", *ninja.text, ""]))
+        jobs = os.environ.get("MAX_JOBS") or str(len(os.sched_getaffinity(0)))
+        command = [find_ninja(), "-f", str(BUILD_DIR / "build.ninja"), "-j", jobs]
+        if subprocess.run(command, cwd=ROOT).returncode:
+            raise BuildError("compilation failed, see above")
+        for library in libraries:
+            install(ROOT / library, folder)
+    return [folder / library.name for library in libraries]

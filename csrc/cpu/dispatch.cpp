@@ -1,0 +1,69 @@
+// Picks the kernels of the best instruction set that this processor has.
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+
+#include "engine.h"
+
+namespace dfgnn::cpu {
+
+#if defined(__x86_64__)
+#define DFGNN_ISAS(apply) apply(avx512) apply(avx2) apply(base)
+#else
+#define DFGNN_ISAS(apply) apply(base)
+#endif
+
+#define DFGNN_DECLARE(name)                              \
+  namespace name {                                       \
+  void forward(const ForwardParams&, const Parallel&);   \
+  void backward(const BackwardParams&, const Parallel&); \
+  }
+DFGNN_ISAS(DFGNN_DECLARE)
+#undef DFGNN_DECLARE
+
+namespace {
+
+bool has_base() { return true; }
+#if defined(__x86_64__)
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+#endif
+
+struct Kernels {
+  const char* isa;
+  bool (*supported)();
+  void (*forward)(const ForwardParams&, const Parallel&);
+  void (*backward)(const BackwardParams&, const Parallel&);
+};
+
+// Best first.
+constexpr Kernels kKernels[] = {
+#define DFGNN_ENTRY(name) {#name, has_##name, name::forward, name::backward},
+    DFGNN_ISAS(DFGNN_ENTRY)
+#undef DFGNN_ENTRY
+};
+
+const Kernels& kernels() {
+  const char* forced = std::getenv("DFGNN_CPU_ISA");
+  for (const Kernels& k : kKernels) {
+    if (forced && *forced ? std::string(forced) == k.isa : k.supported()) {
+      if (k.supported()) return k;
+      throw std::runtime_error("DFGNN_CPU_ISA=" + std::string(forced) + ": this processor does not have it");
+    }
+  }
+  throw std::runtime_error("DFGNN_CPU_ISA: expected base, avx2 or avx512 (only base outside x86-64), got '" +
+                           std::string(forced) + "'");
+}
+
+}  // namespace
+
+void forward(const ForwardParams& p, const Parallel& parallel) { kernels().forward(p, parallel); }
+void backward(const BackwardParams& p, const Parallel& parallel) { kernels().backward(p, parallel); }
+const char* isa() { return kernels().isa; }
+
+}  // namespace dfgnn::cpu

@@ -1,0 +1,28 @@
+// The CPU engine: fused attention over a graph, forward and backward.
+//
+// Plain data in, nothing out but the arrays that the parameters name; no torch. Threads are handed
+// in. Results do not depend on the number of threads: every sum has an order that the plan fixes.
+#pragma once
+
+#include <cstdint>
+
+#include "core/params.h"
+
+namespace dfgnn::cpu {
+
+// run(begin, end, grain, fn, ctx) calls fn on disjoint ranges that cover [begin, end), in parallel.
+using RangeFn = void (*)(int64_t begin, int64_t end, void* ctx);
+struct Parallel {
+  void (*run)(int64_t begin, int64_t end, int64_t grain, RangeFn fn, void* ctx);
+  int num_threads;
+};
+
+// Items of a plan come in natural order: rows ascending, `begin` never decreasing.
+void forward(const ForwardParams&, const Parallel&);
+void backward(const BackwardParams&, const Parallel&);
+
+// The instruction set in use: "base", "avx2" or "avx512". The environment variable DFGNN_CPU_ISA
+// forces one; std::runtime_error if this processor or this build does not have it.
+const char* isa();
+
+}  // namespace dfgnn::cpu

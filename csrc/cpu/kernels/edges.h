@@ -1,0 +1,151 @@
+// Per-edge data of a block of at most kBlock edges, as head-major arrays (entry (h, e) at
+// h * kBlock + e; the lanes behind the block's edges hold anything).
+#pragma once
+
+#include "rows.h"
+
+namespace dfgnn::cpu::DFGNN_ISA {
+
+// out[h][e] = table[index_e][h * step]; a table row has `stride` entries.
+template <class S, class A>
+static inline void gather(const S* table, const int32_t* index, int n, int heads, int64_t stride, int step,
+                          A* out) {
+  const auto copy = [&](auto heads, auto step) {
+    for (int e = 0; e < n; ++e) {
+      const S* row = table + index[e] * stride;
+      for (int h = 0; h < heads; ++h) out[h * kBlock + e] = load<S, 1>(row + h * step);
+    }
+  };
+  using std::integral_constant;
+  if (heads == 4 && step == 1)
+    copy(integral_constant<int, 4>(), integral_constant<int, 1>());
+  else
+    copy(heads, step);
+}
+
+template <class A>
+static inline void scatter(const A* in, const int32_t* index, int n, int heads, A* table) {
+  for (int e = 0; e < n; ++e)
+    for (int h = 0; h < heads; ++h) table[int64_t(index[e]) * heads + h] = in[h * kBlock + e];
+}
+
+// Calls f(i, end, lane mask) for vectors that cover the n edges of head h; i: their head-major index.
+template <class A, class F>
+[[gnu::always_inline]] static inline void for_edges(int h, int n, const F& f) {
+  for (int e = 0; e < n; e += kLanes<A>) f(h * kBlock + e, before<A, kLanes<A>>(e, n));
+}
+
+// a * b of 32-bit numbers in 64-bit lanes, whatever the upper halves hold.
+template <int W>
+static inline Vec<uint64_t, W> multiply_low(Vec<uint64_t, W> a, uint64_t b) {
+#if defined(__AVX512F__)
+  if constexpr (W == 8)
+    return bit_cast<Vec<uint64_t, W>>(
+        _mm512_maskz_mul_epu32(0xff, bit_cast<__m512i>(a), _mm512_set1_epi64(b)));
+#elif defined(__AVX2__)
+  if constexpr (W == 4)
+    return bit_cast<Vec<uint64_t, W>>(_mm256_mul_epu32(bit_cast<__m256i>(a), _mm256_set1_epi64x(b)));
+#endif
+  return (a & 0xffffffffu) * b;
+}
+
+// Kept-or-dropped factors 0 or `scale` of edges: dropout_bits of core/math.h with an edge per lane
+// and four heads per call. The upper halves of the lanes hold leftovers.
+template <class A>
+static void dropout_mask(const EdgeOptions& options, int heads, const int32_t* eid, int n, A* out) {
+  constexpr int W = kLanes<uint64_t>;
+  using U = Vec<uint64_t, W>;
+  const uint64_t seed = uint64_t(*options.seed);
+  const A scale = A(options.dropout_scale);
+  uint32_t bits[4][kBlock];
+  for (int head = 0; head < heads; head += 4) {
+    for (int e = 0; e < n; e += W) {
+      U c0 = __builtin_convertvector(load_vector<Vec<uint32_t, W>>(eid + e), U), c1{}, c2 = U{} + head / 4,
+        c3{};
+      uint32_t k0 = uint32_t(seed), k1 = uint32_t(seed >> 32);
+      for (int round = 0; round < 10; ++round) {
+        const U a = multiply_low<W>(c0, 0xD2511F53u), b = multiply_low<W>(c2, 0xCD9E8D57u);
+        c0 = (b >> 32) ^ c1 ^ k0;
+        c1 = b;
+        c2 = (a >> 32) ^ c3 ^ k1;
+        c3 = a;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+      }
+      const U lanes[4] = {c0, c1, c2, c3};
+      for (int k = 0; k < 4; ++k)
+        store_vector(bits[k] + e, __builtin_convertvector(lanes[k], Vec<uint32_t, W>));
+    }
+    for (int k = 0; k < 4 && head + k < heads; ++k)
+      for (int e = 0; e < n; ++e)
+        out[(head + k) * kBlock + e] = bits[k][e] < options.dropout_threshold ? 0 : scale;
+  }
+}
+
+// The edges of a block and their options.
+template <class T>
+class EdgeBlock {
+ public:
+  using A = Acc<T>;
+  using V = Vec<A, kLanes<A>>;
+
+  EdgeBlock(const Csr& csr, const EdgeOptions& options, int64_t num_edges, int heads)
+      : csr_(csr),
+        options_(options),
+        num_edges_(num_edges),
+        heads_(heads),
+        values_(int64_t(3) * heads * kBlock) {}
+
+  int n;                 // edges
+  const int32_t* index;  // their gathered rows
+  int64_t limit;         // indices that may be read from `index` on
+  int32_t eid[kBlock];   // positions in the user's order; set by load() when asked
+
+  // Factors [H][kBlock], or null when they are 1: dropout, and weight times dropout.
+  const A* mask;
+  const A* factor;
+
+  // Edges [begin, end) of the CSR. With `eids`, or with any option, also their positions.
+  void load(int64_t begin, int64_t end, bool eids) {
+    n = int(end - begin), index = csr_.indices + begin, limit = num_edges_ - begin;
+    if (eids || options_.any())
+      for (int e = 0; e < n; ++e) eid[e] = csr_.eids ? csr_.eids[begin + e] : int32_t(begin) + e;
+    A *m = values_ + heads_ * kBlock, *w = m + heads_ * kBlock;
+    if (options_.seed) dropout_mask<A>(options_, heads_, eid, n, m);
+    mask = factor = options_.seed ? m : nullptr;
+    if (options_.weight) {
+      read(options_.weight, options_.weight_is_acc, options_.weight_heads, w);
+      for (int h = heads_ - 1; h >= 0; --h) {
+        const A* from = options_.weight_heads == 1 ? w : w + h * kBlock;
+        for (int e = 0; e < n; ++e) w[h * kBlock + e] = from[e] * (mask ? mask[h * kBlock + e] : A(1));
+      }
+      factor = w;
+    }
+  }
+
+  // scores += bias
+  void add_bias(A* scores) {
+    if (!options_.bias) return;
+    read(options_.bias, options_.bias_is_acc, heads_, values_);
+    for (int h = 0; h < heads_; ++h)
+      for_edges<A>(h, n, [&](int i, auto) {
+        store_vector(scores + i, load_vector<V>(scores + i) + load_vector<V>(values_ + i));
+      });
+  }
+
+ private:
+  void read(const void* table, bool is_acc, int heads, A* out) {
+    if (is_acc)
+      gather(static_cast<const A*>(table), eid, n, heads, heads, 1, out);
+    else
+      gather(static_cast<const T*>(table), eid, n, heads, heads, 1, out);
+  }
+
+  const Csr& csr_;
+  const EdgeOptions& options_;
+  int64_t num_edges_;
+  int heads_;
+  Buffer<A> values_;  // bias, mask, weight
+};
+
+}  // namespace dfgnn::cpu::DFGNN_ISA

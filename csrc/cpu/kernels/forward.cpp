@@ -1,0 +1,270 @@
+// Forward: one pass over the rows' items. Per block of edges the scores of all heads, an online
+// softmax, and the weighted sum of the gathered values; then split rows are merged.
+#include "kernels.h"
+#include "merge.h"
+#include "schedule.h"
+#include "scores.h"
+
+namespace dfgnn::cpu::DFGNN_ISA {
+namespace {
+
+template <class T>
+struct Outputs {
+  using A = Acc<T>;
+  T *out, *positive;
+  A *lse, *positive_mass, *attention;
+  A *partial_out, *partial_positive, *partial_stats;
+  explicit Outputs(const ForwardParams& p)
+      : out(static_cast<T*>(p.out)),
+        positive(static_cast<T*>(p.positive)),
+        lse(static_cast<A*>(p.lse)),
+        positive_mass(static_cast<A*>(p.positive_mass)),
+        attention(static_cast<A*>(p.attention)),
+        partial_out(static_cast<A*>(p.partial_out)),
+        partial_positive(static_cast<A*>(p.partial_positive)),
+        partial_stats(static_cast<A*>(p.partial_stats)) {}
+};
+
+// Softmax state of a row or item, per head: largest score, sum of exp(score - largest), the part of
+// it with z > 0.
+template <class A>
+struct Softmax {
+  int heads;
+  Buffer<A> largest, sum, positive, rescale;
+
+  explicit Softmax(int heads) : heads(heads), largest(heads), sum(heads), positive(heads), rescale(heads) {}
+
+  void reset() {
+    for (int h = 0; h < heads; ++h) largest[h] = -kInfinity<A>, sum[h] = positive[h] = 0;
+  }
+
+  // What exponents are taken relative to: 0 rather than -inf, so that exp(-inf) = 0 and not nan.
+  static A origin(A largest) { return largest == -kInfinity<A> ? A(0) : largest; }
+};
+
+template <class T>
+class RowWriter {
+ public:
+  using A = Acc<T>;
+  RowWriter(const Outputs<T>& o, const RowShape& shape) : o_(o), shape_(shape), factor_(shape.heads) {}
+
+  // Divides by the sums; a, a2: packed sums of w m exp(score - largest) v, a2 over edges with z > 0.
+  void operator()(int64_t row, const Softmax<A>& s, A* a, A* a2) {
+    const int heads = shape_.heads;
+    for (int h = 0; h < heads; ++h) {
+      const bool empty = s.sum[h] == 0;  // no edges, or all scores -inf; never with a nan
+      factor_[h] = empty ? A(0) : A(1) / s.sum[h];
+      o_.lse[row * heads + h] = empty ? kInfinity<A> : s.largest[h] + log(s.sum[h]);
+      if (o_.positive_mass) o_.positive_mass[row * heads + h] = s.positive[h] * factor_[h];
+      for (int d = h * shape_.packed; empty && d < (h + 1) * shape_.packed; ++d) {
+        a[d] = 0;
+        if (o_.positive) a2[d] = 0;
+      }
+    }
+    unpack(shape_, a, factor_, o_.out + row * shape_.size());
+    if (o_.positive) unpack(shape_, a2, factor_, o_.positive + row * shape_.size());
+  }
+
+ private:
+  const Outputs<T>& o_;
+  const RowShape& shape_;
+  Buffer<A> factor_;
+};
+
+template <class T, class Score>
+class Worker {
+ public:
+  using A = Acc<T>;
+  using V = Vec<A, kLanes<A>>;
+
+  Worker(const ForwardParams& p, const Outputs<T>& o, Score&& score)
+      : o_(o),
+        values_{static_cast<const T*>(p.value), row_shape<A>(p.shape.heads, p.shape.value_dim)},
+        score_(score),
+        block_(p.csr, p.edge, p.shape.num_edges, p.shape.heads),
+        softmax_(p.shape.heads),
+        write_(o, values_.shape),
+        edges_(int64_t(4) * p.shape.heads * kBlock),
+        a_(values_.shape.packed_size()),
+        a2_(values_.shape.packed_size()) {}
+
+  void operator()(const Item& item) {
+    const RowShape& shape = values_.shape;
+    softmax_.reset();
+    score_.fix(item.row);
+    if (item.begin == item.end)
+      for (int64_t d = 0; d < shape.packed_size(); ++d) a_[d] = a2_[d] = 0;
+    for (int64_t e = item.begin; e < item.end; e += kBlock)
+      block(e, e + kBlock < item.end ? e + kBlock : item.end, e == item.begin);
+    if (item.slot < 0)
+      write_(item.row, softmax_, a_, a2_);
+    else
+      keep_partial(item.slot);
+  }
+
+ private:
+  void block(int64_t begin, int64_t end, bool first) {
+    const int heads = values_.shape.heads, n = int(end - begin);
+    A *z = edges_, *s = z + heads * kBlock, *w = s + heads * kBlock, *w2 = w + heads * kBlock;
+    block_.load(begin, end, o_.attention != nullptr);
+    score_.raw(block_, z);
+    block_.add_bias(z);
+    bool rescale = false;
+    for (int h = 0; h < heads; ++h) rescale |= head(h, n, z, s, w, w2);
+    if (rescale && !first) {
+      scale_heads<A>(values_.shape, softmax_.rescale, a_);
+      if (o_.positive) scale_heads<A>(values_.shape, softmax_.rescale, a2_);
+    }
+    values_.aggregate(block_.index, n, block_.limit, w, o_.positive ? w2 : nullptr, a_, a2_, first);
+    // Raw scores for now: lse is not known before the row ends.
+    if (o_.attention) scatter(s, block_.eid, n, heads, o_.attention);
+  }
+
+  // One head's softmax step; true if what was summed before must be rescaled.
+  bool head(int h, int n, const A* z, A* s, A* w, A* w2) {
+    V top = splat<A, kLanes<A>>(-kInfinity<A>);
+    for_edges<A>(h, n, [&](int i, auto inside) {
+      const V score = inside ? score_.activate(load_vector<V>(z + i)) : V{} - kInfinity<A>;
+      store_vector(s + i, score);
+      top = score > top ? score : top;
+    });
+    const A largest = larger(softmax_.largest[h], max<A, kLanes<A>>(top));
+    const A origin = Softmax<A>::origin(largest);
+    V total{}, positive{};
+    for_edges<A>(h, n, [&](int i, auto) {
+      const V p = exp<A, kLanes<A>>(load_vector<V>(s + i) - origin);
+      const V weight = block_.factor ? p * load_vector<V>(block_.factor + i) : p;
+      total += p;
+      store_vector(w + i, weight);
+      if (Score::kLeaky && o_.positive) {
+        const auto leaks = load_vector<V>(z + i) <= 0;  // a nan does not: it shows up in both sums
+        positive += leaks ? V{} : p;
+        store_vector(w2 + i, leaks ? V{} : weight);
+      }
+    });
+    const bool rescale = largest != softmax_.largest[h];
+    const A factor = rescale ? exp1(softmax_.largest[h] - origin) : A(1);
+    softmax_.rescale[h] = factor;
+    softmax_.sum[h] = softmax_.sum[h] * factor + sum<A, kLanes<A>>(total);
+    softmax_.positive[h] = softmax_.positive[h] * factor + sum<A, kLanes<A>>(positive);
+    softmax_.largest[h] = largest;
+    return rescale;
+  }
+
+  void keep_partial(int64_t slot) {
+    const RowShape& shape = values_.shape;
+    unpack(shape, a_, nullptr, o_.partial_out + slot * shape.size());
+    if (o_.positive) unpack(shape, a2_, nullptr, o_.partial_positive + slot * shape.size());
+    for (int h = 0; h < shape.heads; ++h) {
+      A* stats = o_.partial_stats + (slot * shape.heads + h) * 3;
+      stats[0] = softmax_.largest[h], stats[1] = softmax_.sum[h], stats[2] = softmax_.positive[h];
+    }
+  }
+
+  const Outputs<T>& o_;
+  Rows<T> values_;
+  Score& score_;
+  EdgeBlock<T> block_;
+  Softmax<A> softmax_;
+  RowWriter<T> write_;
+  Buffer<A> edges_;   // raw scores, scores, weights, weights with z > 0
+  Buffer<A> a_, a2_;  // packed accumulators
+};
+
+template <class T>
+void merge_splits(const ForwardParams& p, const Outputs<T>& o, int64_t first, int64_t last) {
+  using A = Acc<T>;
+  const int heads = p.shape.heads;
+  const RowShape shape = row_shape<A>(heads, p.shape.value_dim);
+  Softmax<A> total(heads);
+  RowWriter<T> write(o, shape);
+  PartialSum<A> sum(shape), sum2(shape);
+  for (int64_t k = first; k < last; ++k) {
+    const Split& split = p.csr.splits[k];
+    total.reset(), sum.reset(), sum2.reset();
+    for (int64_t slot = split.slot_begin; slot < split.slot_end; ++slot)
+      for (int h = 0; h < heads; ++h)
+        total.largest[h] = larger(total.largest[h], o.partial_stats[(slot * heads + h) * 3]);
+    for (int64_t slot = split.slot_begin; slot < split.slot_end; ++slot) {
+      for (int h = 0; h < heads; ++h) {
+        const A* stats = o.partial_stats + (slot * heads + h) * 3;
+        const A factor = exp1(stats[0] - Softmax<A>::origin(total.largest[h]));
+        total.rescale[h] = factor;
+        total.sum[h] += stats[1] * factor;
+        total.positive[h] += stats[2] * factor;
+      }
+      sum.add(o.partial_out + slot * shape.size(), total.rescale);
+      if (o.positive) sum2.add(o.partial_positive + slot * shape.size(), total.rescale);
+    }
+    write(split.row, total, sum.packed(), sum2.packed());
+  }
+}
+
+// The attention array holds raw scores; now lse is known.
+template <class T>
+void finish_attention(const ForwardParams& p, const Outputs<T>& o, int64_t first, int64_t last) {
+  using A = Acc<T>;
+  using V = Vec<A, kLanes<A>>;
+  const int heads = p.shape.heads;
+  EdgeBlock<T> block(p.csr, p.edge, p.shape.num_edges, heads);
+  Buffer<A> s(heads * kBlock);
+  for (int64_t k = first; k < last; ++k) {
+    const Item& item = p.csr.items[k];
+    for (int64_t e = item.begin; e < item.end; e += kBlock) {
+      block.load(e, e + kBlock < item.end ? e + kBlock : item.end, true);
+      gather(o.attention, block.eid, block.n, heads, heads, 1, static_cast<A*>(s));
+      for (int h = 0; h < heads; ++h)
+        for_edges<A>(h, block.n, [&](int i, auto) {
+          const V alpha = exp<A, kLanes<A>>(load_vector<V>(s + i) - o.lse[int64_t(item.row) * heads + h]);
+          store_vector(s + i, block.factor ? alpha * load_vector<V>(block.factor + i) : alpha);
+        });
+      scatter<A>(s, block.eid, block.n, heads, o.attention);
+    }
+  }
+}
+
+template <class T, class MakeScore>
+void run(const ForwardParams& p, const Parallel& parallel, const MakeScore& make_score) {
+  const Outputs<T> o(p);
+  parallel_items(parallel, p.csr, [&](int64_t first, int64_t last) {
+    auto score = make_score();
+    Worker<T, decltype(score)> work(p, o, static_cast<decltype(score)&&>(score));
+    for (int64_t k = first; k < last; ++k) work(p.csr.items[k]);
+  });
+  parallel_range(parallel, p.csr.num_splits, 1,
+                 [&](int64_t first, int64_t last) { merge_splits<T>(p, o, first, last); });
+  if (o.attention)
+    parallel_items(parallel, p.csr,
+                   [&](int64_t first, int64_t last) { finish_attention<T>(p, o, first, last); });
+}
+
+}  // namespace
+
+template <class T>
+void forward_as(const ForwardParams& p, const Parallel& parallel) {
+  using A = Acc<T>;
+  const int heads = p.shape.heads;
+  if (p.score == Score::additive)
+    run<T>(p, parallel, [&] {
+      return AdditiveScore<T>(static_cast<const A*>(p.alpha_src), heads, 1,
+                              static_cast<const A*>(p.alpha_dst), heads, A(p.negative_slope));
+    });
+  else
+    run<T>(p, parallel,
+           [&] { return DotScore<T>(p.key, p.query, row_shape<A>(heads, p.shape.dim), A(p.scale)); });
+}
+
+void forward(const ForwardParams& p, const Parallel& parallel) {
+  switch (p.dtype) {
+    case DType::f32:
+      return forward_as<float>(p, parallel);
+    case DType::f64:
+      return forward_as<double>(p, parallel);
+    case DType::f16:
+      return forward_as<Half>(p, parallel);
+    case DType::bf16:
+      return forward_as<BFloat16>(p, parallel);
+  }
+}
+
+}  // namespace dfgnn::cpu::DFGNN_ISA

@@ -1,0 +1,11 @@
+// What the kernels of one instruction set offer to the dispatcher.
+#pragma once
+
+#include "cpu/engine.h"
+
+namespace dfgnn::cpu::DFGNN_ISA {
+
+void forward(const ForwardParams&, const Parallel&);
+void backward(const BackwardParams&, const Parallel&);
+
+}  // namespace dfgnn::cpu::DFGNN_ISA

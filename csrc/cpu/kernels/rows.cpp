@@ -1,0 +1,255 @@
+#include "rows.h"
+
+namespace dfgnn::cpu::DFGNN_ISA {
+namespace {
+
+constexpr int kLine = 64;  // bytes of a cache line
+// How far ahead rows are fetched: this many bytes, but at least kMinAhead rows.
+constexpr int kAheadBytes = 6144;
+constexpr int kMinAhead = 2, kMaxAhead = 32;
+
+// Index of the row to prefetch while edge e is at work.
+struct Ahead {
+  const int32_t* index;
+  int64_t limit;
+  int distance;
+  template <class T>
+  Ahead(const Rows<T>& rows, const int32_t* index, int64_t limit) : index(index), limit(limit) {
+    const int64_t bytes = rows.shape.size() * int64_t(sizeof(T));
+    const int64_t d = kAheadBytes / (bytes > 0 ? bytes : 1);
+    distance = int(d < kMinAhead ? kMinAhead : d > kMaxAhead ? kMaxAhead : d);
+  }
+  int32_t operator()(int e) const { return index[e + distance < limit ? e + distance : e]; }
+};
+
+template <int bytes>
+[[gnu::always_inline]] inline void prefetch(const void* p) {
+  const char* c = static_cast<const char*>(p);
+#pragma GCC unroll 16
+  for (int line = 0; line < bytes; line += kLine) __builtin_prefetch(c + line);
+  __builtin_prefetch(c + bytes - 1);
+}
+
+inline void prefetch(const void* p, int64_t bytes) {
+  const char* c = static_cast<const char*>(p);
+  for (int64_t line = 0; line < bytes; line += kLine) __builtin_prefetch(c + line);
+  __builtin_prefetch(c + bytes - 1);
+}
+
+// Calls f(integral constant width) with the vector width of the shape.
+template <class A, int W = kLanes<A>, class F>
+[[gnu::always_inline]] inline void with_width(int width, const F& f) {
+  if constexpr (W == 1) {
+    f(std::integral_constant<int, 1>());
+  } else if (width == W) {
+    f(std::integral_constant<int, W>());
+  } else {
+    with_width<A, (W / 2 * sizeof(A) < 16 ? 1 : W / 2)>(width, f);
+  }
+}
+
+// Position in the row of vector v of a head.
+inline int feature(const RowShape& shape, int v, int width) {
+  return v == shape.vectors - 1 ? shape.last : v * width;
+}
+
+// `H` heads from `head`, `V` vectors of each from `vector`, over all edges of the block: their
+// accumulators stay in registers.
+template <class T, int W, int H, int V, bool two>
+void aggregate_tile(const Rows<T>& rows, const Ahead& ahead, int head, int vector, int n, const Acc<T>* w,
+                    const Acc<T>* w2, Acc<T>* a, Acc<T>* a2, bool fresh) {
+  using A = Acc<T>;
+  using Vector = Vec<A, W>;
+  const RowShape& shape = rows.shape;
+  const int64_t stride = shape.size(), dim = shape.dim, packed = shape.packed;
+  const T* base = rows.data + head * dim + feature(shape, vector, W);
+  const int64_t last = feature(shape, vector + V - 1, W) - feature(shape, vector, W);
+  w += head * kBlock, a += head * packed + vector * W;
+  if (two) w2 += head * kBlock, a2 += head * packed + vector * W;
+  Vector sum[H][V], sum2[H][V];
+#pragma GCC unroll 8
+  for (int h = 0; h < H; ++h)
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) {
+      sum[h][v] = fresh ? Vector{} : load_vector<Vector>(a + h * packed + v * W);
+      if (two) sum2[h][v] = fresh ? Vector{} : load_vector<Vector>(a2 + h * packed + v * W);
+    }
+  for (int e = 0; e < n; ++e) {
+    if (ahead.limit) prefetch<H * V * W* int(sizeof(T))>(base + stride * ahead(e));
+    const T* row = base + stride * ahead.index[e];
+#pragma GCC unroll 8
+    for (int h = 0; h < H; ++h)
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) {
+        const Vector x = load<T, W>(row + h * dim + (v == V - 1 ? last : v * W));
+        sum[h][v] += w[h * kBlock + e] * x;
+        if (two) sum2[h][v] += w2[h * kBlock + e] * x;
+      }
+  }
+#pragma GCC unroll 8
+  for (int h = 0; h < H; ++h)
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) {
+      store_vector(a + h * packed + v * W, sum[h][v]);
+      if (two) store_vector(a2 + h * packed + v * W, sum2[h][v]);
+    }
+}
+
+template <class T, int W, bool two>
+void aggregate_all(const Rows<T>& rows, const Ahead& ahead, int n, const Acc<T>* w, const Acc<T>* w2,
+                   Acc<T>* a, Acc<T>* a2, bool fresh) {
+  // Accumulators: 8 or 16 of the 16 registers (32 with AVX-512).
+  constexpr int most = two && kVectorBytes < 64 ? 4 : 8;
+  const int heads = rows.shape.heads, vectors = rows.shape.vectors;
+  const auto tile = [&](auto h, auto v, int head, int vector) {
+    aggregate_tile<T, W, h.value, v.value, two>(rows, ahead, head, vector, n, w, w2, a, a2, fresh);
+  };
+  using std::integral_constant;
+  constexpr integral_constant<int, 1> one;
+  constexpr integral_constant<int, 2> pair;
+  constexpr integral_constant<int, 4> four;
+  constexpr integral_constant<int, most> full;
+  int head = 0;
+  if (vectors == 1) {
+    for (; head + most <= heads; head += most) tile(full, one, head, 0);
+  } else if (vectors == 2) {
+    for (; head + most / 2 <= heads; head += most / 2)
+      tile(integral_constant<int, most / 2>(), pair, head, 0);
+  } else if (vectors == 4 && most == 8) {
+    for (; head + 2 <= heads; head += 2) tile(pair, four, head, 0);
+  }
+  for (; head < heads; ++head) {
+    int v = 0;
+    for (; v + most <= vectors; v += most) tile(one, full, head, v);
+    if (v + 4 <= vectors) tile(one, four, head, v), v += 4;
+    if (v + 2 <= vectors) tile(one, pair, head, v), v += 2;
+    if (v < vectors) tile(one, one, head, v);
+  }
+}
+
+// E edges times H heads, four products at a time: their lanes are summed together.
+template <class T, int W, int E, int H>
+void dots_by(const Rows<T>& rows, const Ahead& ahead, int n, const Acc<T>* r, Acc<T>* s) {
+  using A = Acc<T>;
+  using Vector = Vec<A, W>;
+  const RowShape shape = rows.shape;
+  const int64_t stride = shape.size(), bytes = stride * int64_t(sizeof(T)), dim = shape.dim,
+                packed = shape.packed;
+  for (int e = 0; e < n; e += E) {
+    const T* row[E];
+#pragma GCC unroll 4
+    for (int i = 0; i < E; ++i) {
+      const int edge = e + i < n ? e + i : n - 1;  // results behind the last edge are not used
+      row[i] = rows.data + stride * ahead.index[edge];
+      if (ahead.limit) prefetch(rows.data + stride * ahead(edge), bytes);
+    }
+    for (int head = 0; head < shape.heads; head += H) {
+      Vector total[E * H] = {};
+      const auto add = [&](int64_t at, int64_t vector) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+        for (int i = 0; i < E; ++i)
+#pragma GCC unroll 4
+          for (int h = 0; h < H; ++h)
+            total[i * H + h] += load<T, W>(row[i] + (head + h) * dim + at) *
+                                load_vector<Vector>(r + (head + h) * packed + vector * W);
+      };
+      for (int v = 0; v + 1 < shape.vectors; ++v) add(v * W, v);
+      add(shape.last, shape.vectors - 1);
+      A sums[4];
+      sum4<A, W>(total, sums);
+#pragma GCC unroll 4
+      for (int i = 0; i < E * H; ++i) s[(head + i % H) * kBlock + e + i / H] = sums[i];
+    }
+  }
+}
+
+template <class T, int W>
+void dots_all(const Rows<T>& rows, const Ahead& ahead, int n, const Acc<T>* r, Acc<T>* s) {
+  if (rows.shape.heads % 4 == 0)
+    dots_by<T, W, 1, 4>(rows, ahead, n, r, s);
+  else if (rows.shape.heads % 2 == 0)
+    dots_by<T, W, 2, 2>(rows, ahead, n, r, s);
+  else
+    dots_by<T, W, 4, 1>(rows, ahead, n, r, s);
+}
+
+}  // namespace
+
+template <class T>
+void Rows<T>::dots(const int32_t* index, int n, int64_t limit, const A* r, A* s) const {
+  const Ahead ahead(*this, index, limit);
+  with_width<A>(shape.width, [&](auto w) { dots_all<T, w.value>(*this, ahead, n, r, s); });
+}
+
+template <class T>
+void Rows<T>::aggregate(const int32_t* index, int n, int64_t limit, const A* w, const A* w2, A* a, A* a2,
+                        bool fresh) const {
+  const Ahead ahead(*this, index, limit);
+  with_width<A>(shape.width, [&](auto width) {
+    if (w2)
+      aggregate_all<T, width.value, true>(*this, ahead, n, w, w2, a, a2, fresh);
+    else
+      aggregate_all<T, width.value, false>(*this, ahead, n, w, w2, a, a2, fresh);
+  });
+}
+
+template <class T>
+void pack(const RowShape& shape, const T* row, Acc<T>* packed) {
+  using A = Acc<T>;
+  with_width<A>(shape.width, [&](auto width) {
+    constexpr int W = width.value;
+    const int copies = shape.packed - shape.dim;
+    for (int h = 0; h < shape.heads; ++h, row += shape.dim, packed += shape.packed) {
+      for (int v = 0; v < shape.vectors; ++v)
+        store_vector(packed + v * W, load<T, W>(row + feature(shape, v, W)));
+      for (int d = 0; d < copies; ++d) packed[shape.packed - W + d] = 0;
+    }
+  });
+}
+
+template <class T>
+void unpack(const RowShape& shape, const Acc<T>* a, const Acc<T>* factor, T* row) {
+  using A = Acc<T>;
+  with_width<A>(shape.width, [&](auto width) {
+    constexpr int W = width.value;
+    for (int h = 0; h < shape.heads; ++h, row += shape.dim, a += shape.packed)
+      for (int v = shape.vectors - 1; v >= 0; --v)  // the last vector first: its second copies may be 0
+        store<T, W>(row + feature(shape, v, W),
+                    load_vector<Vec<A, W>>(a + v * W) * (factor ? factor[h] : A(1)));
+  });
+}
+
+template <class A>
+void head_dots(const RowShape& shape, const A* r, A x, const A* a, A y, const A* b, A* s) {
+  with_width<A>(shape.width, [&](auto width) {
+    constexpr int W = width.value;
+    using Vector = Vec<A, W>;
+    for (int h = 0; h < shape.heads; ++h) {
+      Vector total{};
+      for (int d = h * shape.packed; d < (h + 1) * shape.packed; d += W) {
+        Vector c = x * load_vector<Vector>(a + d);
+        if (b) c += y * load_vector<Vector>(b + d);
+        total += load_vector<Vector>(r + d) * c;
+      }
+      s[h] = sum<A, W>(total);
+    }
+  });
+}
+
+template struct Rows<float>;
+template struct Rows<double>;
+template struct Rows<Half>;
+template struct Rows<BFloat16>;
+template void pack(const RowShape&, const float*, float*);
+template void pack(const RowShape&, const double*, double*);
+template void pack(const RowShape&, const Half*, float*);
+template void pack(const RowShape&, const BFloat16*, float*);
+template void unpack(const RowShape&, const float*, const float*, float*);
+template void unpack(const RowShape&, const double*, const double*, double*);
+template void unpack(const RowShape&, const float*, const float*, Half*);
+template void unpack(const RowShape&, const float*, const float*, BFloat16*);
+template void head_dots(const RowShape&, const float*, float, const float*, float, const float*, float*);
+template void head_dots(const RowShape&, const double*, double, const double*, double, const double*,
+                        double*);
+
+}  // namespace dfgnn::cpu::DFGNN_ISA

@@ -1,0 +1,71 @@
+// The two operations on gathered feature rows that everything is made of:
+//   dots:       s[h][e]  = x[index_e, h] . r[h]
+//   aggregate:  a[h]    += sum_e w[h][e] x[index_e, h]      (one or two sets of weights at once)
+// over a block of at most kBlock edges. Arrays with an entry per edge and head are "head-major":
+// entry (h, e) lies at h * kBlock + e.
+//
+// A row kept in accumulators (r and a above) is "packed": per head it takes whole vectors. The last
+// vector of a head covers its last `width` features and so overlaps the one before when the width
+// does not divide the dimension: no masks, no reads past a row. `a` simply holds such features
+// twice; in `r` their second copy is 0.
+#pragma once
+
+#include "simd.h"
+
+namespace dfgnn::cpu::DFGNN_ISA {
+
+constexpr int kBlock = 64;
+
+struct RowShape {
+  int heads, dim;
+  int width;    // lanes of a vector
+  int vectors;  // vectors per head
+  int last;     // first feature of a head's last vector
+  int packed;   // vectors * width
+  int64_t size() const { return int64_t(heads) * dim; }
+  int64_t packed_size() const { return int64_t(heads) * packed; }
+};
+
+// The widest vectors that fit in a head.
+template <class A>
+static inline RowShape row_shape(int heads, int dim) {
+  int width = kLanes<A>;
+  while (width > 1 && (width > dim || width * sizeof(A) < 16)) width /= 2;
+  const int vectors = (dim + width - 1) / width;
+  return {heads, dim, width, vectors, dim - width, vectors * width};
+}
+
+// A gathered matrix [N, H, D].
+template <class T>
+struct Rows {
+  using A = Acc<T>;
+  const T* data;
+  RowShape shape;
+
+  // `limit` indices from `index` on may be read, to prefetch; 0 if the rows are in cache already.
+  void dots(const int32_t* index, int n, int64_t limit, const A* r, A* s) const;
+  // w2, a2: the second set of weights and its accumulator, or null. fresh: a starts from 0.
+  void aggregate(const int32_t* index, int n, int64_t limit, const A* w, const A* w2, A* a, A* a2,
+                 bool fresh) const;
+};
+
+// One row [H, D], packed with zeros in place of second copies.
+template <class T>
+void pack(const RowShape& shape, const T* row, Acc<T>* packed);
+
+// row[h] = factor[h] a[h]; factor null: 1.
+template <class T>
+void unpack(const RowShape& shape, const Acc<T>* a, const Acc<T>* factor, T* row);
+
+// A packed row's heads times factors.
+template <class A>
+static inline void scale_heads(const RowShape& shape, const A* factor, A* a) {
+  for (int h = 0; h < shape.heads; ++h)
+    for (int d = 0; d < shape.packed; ++d) a[h * shape.packed + d] *= factor[h];
+}
+
+// s[h] = r[h] . (x a[h] + y b[h]); b may be null.
+template <class A>
+void head_dots(const RowShape& shape, const A* r, A x, const A* a, A y, const A* b, A* s);
+
+}  // namespace dfgnn::cpu::DFGNN_ISA

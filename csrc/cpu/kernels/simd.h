@@ -1,0 +1,338 @@
+// Vectors of W lanes on GCC/Clang vector extensions, and the feature types.
+//
+// This file and its neighbours are compiled once per instruction set. Everything lives in a
+// namespace of that name, and nothing from std:: with a body is used: an inline function that two
+// instruction sets share would be merged by the linker, and the AVX-512 copy could win.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <utility>
+
+#include "core/params.h"
+
+#if defined(__F16C__) || defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace dfgnn::cpu::DFGNN_ISA {
+
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64;
+#elif defined(__AVX2__)
+constexpr int kVectorBytes = 32;
+#else
+constexpr int kVectorBytes = 16;
+#endif
+
+struct Half {
+  uint16_t bits;
+};
+struct BFloat16 {
+  uint16_t bits;
+};
+
+template <class T>
+struct AccumulatorOf {
+  using type = float;
+};
+template <>
+struct AccumulatorOf<double> {
+  using type = double;
+};
+template <class T>
+using Acc = typename AccumulatorOf<T>::type;
+
+template <class A, int W>
+struct VectorOf {
+  typedef A type __attribute__((vector_size(W * sizeof(A))));
+};
+template <class A>
+struct VectorOf<A, 1> {
+  using type = A;
+};
+template <class A, int W>
+using Vec = typename VectorOf<A, W>::type;
+
+// Lanes of the widest vector of accumulators.
+template <class A>
+constexpr int kLanes = kVectorBytes / int(sizeof(A));
+
+template <class A>
+struct BitsOf;
+template <>
+struct BitsOf<float> {
+  using type = int32_t;
+};
+template <>
+struct BitsOf<double> {
+  using type = int64_t;
+};
+template <class A>
+using Bits = typename BitsOf<A>::type;
+
+template <class To, class From>
+static inline To bit_cast(const From& from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  __builtin_memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+template <class V>
+static inline V load_vector(const void* p) {
+  V v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+
+template <class V>
+static inline void store_vector(void* p, V v) {
+  __builtin_memcpy(p, &v, sizeof v);
+}
+
+template <class A, int W>
+static inline Vec<A, W> splat(A a) {
+  return a - Vec<A, W>{};  // -0 and NaN survive
+}
+
+#if defined(__AVX512F__)
+constexpr __mmask16 kAll = 0xffff;  // the unmasked intrinsics make gcc 12 warn of uninitialised values
+#endif
+
+// 16-bit floats as vectors of W >= 4 lanes.
+template <int W>
+static inline Vec<uint32_t, W> widen(Vec<uint16_t, W> v) {
+#if defined(__AVX512F__)
+  if constexpr (W == 16)
+    return bit_cast<Vec<uint32_t, W>>(_mm512_maskz_cvtepu16_epi32(kAll, bit_cast<__m256i>(v)));
+#endif
+  return __builtin_convertvector(v, Vec<uint32_t, W>);
+}
+
+template <int W>
+static inline Vec<float, W> to_float(BFloat16, Vec<uint16_t, W> v) {
+  return bit_cast<Vec<float, W>>(widen<W>(v) << 16);
+}
+
+template <int W>
+static inline Vec<uint16_t, W> from_float(BFloat16, Vec<float, W> v) {
+  const auto u = bit_cast<Vec<uint32_t, W>>(v);
+  const auto rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;  // to nearest, ties to even
+  return __builtin_convertvector(v == v ? rounded : (u >> 16) | 0x40u, Vec<uint16_t, W>);
+}
+
+template <int W>
+static inline Vec<float, W> to_float(Half, Vec<uint16_t, W> v) {
+#if defined(__AVX512F__)
+  if constexpr (W == 16) return bit_cast<Vec<float, W>>(_mm512_maskz_cvtph_ps(kAll, bit_cast<__m256i>(v)));
+#endif
+#if defined(__F16C__)
+  if constexpr (W == 8) return bit_cast<Vec<float, W>>(_mm256_cvtph_ps(bit_cast<__m128i>(v)));
+#endif
+  // Exponent and mantissa moved in place and scaled by 2^112 are right but for inf and nan.
+  const auto u = widen<W>(v);
+  const auto magnitude = (u & 0x7fffu) << 13;
+  auto f = bit_cast<Vec<uint32_t, W>>(bit_cast<Vec<float, W>>(magnitude) * 0x1p112f);
+  f = magnitude >= (31u << 23) ? f | 0x7f800000u : f;
+  return bit_cast<Vec<float, W>>(f | (u & 0x8000u) << 16);
+}
+
+template <int W>
+static inline Vec<uint16_t, W> from_float(Half, Vec<float, W> v) {
+#if defined(__AVX512F__)
+  if constexpr (W == 16)
+    return bit_cast<Vec<uint16_t, W>>(
+        _mm512_maskz_cvtps_ph(kAll, bit_cast<__m512>(v), _MM_FROUND_TO_NEAREST_INT));
+#endif
+#if defined(__F16C__)
+  if constexpr (W == 8)
+    return bit_cast<Vec<uint16_t, W>>(_mm256_cvtps_ph(bit_cast<__m256>(v), _MM_FROUND_TO_NEAREST_INT));
+#endif
+  using U = Vec<uint32_t, W>;
+  const U u = bit_cast<U>(v), m = u & 0x7fffffffu;
+  const U normal = (m - (112u << 23) + 0xfffu + ((m >> 13) & 1u)) >> 13;
+  // Adding 0.5 lines the mantissa up with a subnormal's unit, 2^-24, and rounds.
+  const U subnormal = bit_cast<U>(bit_cast<Vec<float, W>>(m) + 0.5f) - 0x3f000000u;
+  U h = m < (113u << 23) ? subnormal : normal;
+  h = m >= (143u << 23) ? U{} + 0x7c00u : h;
+  h = m > 0x7f800000u ? U{} + 0x7e00u : h;
+  return __builtin_convertvector(h | (u & 0x80000000u) >> 16, Vec<uint16_t, W>);
+}
+
+// W elements of type T as accumulators, and back.
+template <class T, int W>
+static inline Vec<Acc<T>, W> load(const T* p) {
+  if constexpr (sizeof(T) > 2) {
+    return load_vector<Vec<T, W>>(p);
+  } else if constexpr (W < 4) {
+    static_assert(W == 1);
+    Vec<uint16_t, 4> v{};
+    v[0] = p->bits;
+    return to_float<4>(T{}, v)[0];
+  } else {
+    return to_float<W>(T{}, load_vector<Vec<uint16_t, W>>(p));
+  }
+}
+
+template <class T, int W>
+static inline void store(T* p, Vec<Acc<T>, W> v) {
+  if constexpr (sizeof(T) > 2) {
+    store_vector(p, v);
+  } else if constexpr (W < 4) {
+    static_assert(W == 1);
+    p->bits = from_float<4>(T{}, splat<float, 4>(v))[0];
+  } else {
+    store_vector(p, from_float<W>(T{}, v));
+  }
+}
+
+template <class A, int W, int... I>
+static inline Vec<A, W / 2> lower_half(Vec<A, W> v, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(v, v, I...);
+}
+template <class A, int W, int... I>
+static inline Vec<A, W / 2> upper_half(Vec<A, W> v, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(v, v, (I + W / 2)...);
+}
+
+template <class A, int W>
+static inline A sum(Vec<A, W> v) {
+  if constexpr (W == 1) {
+    return v;
+  } else if constexpr (W == 2) {
+    return v[0] + v[1];
+  } else {
+    constexpr auto lanes = std::make_integer_sequence<int, W / 2>();
+    return sum<A, W / 2>(lower_half<A, W>(v, lanes) + upper_half<A, W>(v, lanes));
+  }
+}
+
+// sums[k] = sum of the lanes of v[k], k < 4: halves, then quarters of the four vectors are added crosswise,
+// so that one tree of additions serves all of them.
+template <class A, int W, int... I>
+static inline Vec<A, W> add_halves(Vec<A, W> a, Vec<A, W> b, std::integer_sequence<int, I...>) {
+  constexpr int h = W / 2;  // lane I of `a b`, halved: lanes [0, h) from a, [h, W) from b
+  return __builtin_shufflevector(a, b, (I < h ? I : I - h + W)...) +
+         __builtin_shufflevector(a, b, (I < h ? I + h : I + W)...);
+}
+template <class A, int W, int... I>
+static inline Vec<A, W> add_quarters(Vec<A, W> a, Vec<A, W> b, std::integer_sequence<int, I...>) {
+  constexpr int q = W / 4;  // a and b hold two sums each, of which the halves are added
+  return __builtin_shufflevector(a, b, (I / q * 2 * q + I % q)...) +
+         __builtin_shufflevector(a, b, (I / q * 2 * q + I % q + q)...);
+}
+template <class A, int W, int... I>
+static inline Vec<A, W / 2> add_pairs(Vec<A, W> a, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(a, a, (2 * I)...) + __builtin_shufflevector(a, a, (2 * I + 1)...);
+}
+template <class A, int W>
+static inline void store_sums(Vec<A, W> a, A* sums) {
+  if constexpr (W == 4)
+    store_vector(sums, a);
+  else
+    store_sums<A, W / 2>(add_pairs<A, W>(a, std::make_integer_sequence<int, W / 2>()), sums);
+}
+template <class A, int W>
+static inline void sum4(const Vec<A, W>* v, A* sums) {
+  if constexpr (W < 4) {
+    for (int k = 0; k < 4; ++k) sums[k] = sum<A, W>(v[k]);
+  } else {
+    constexpr auto lanes = std::make_integer_sequence<int, W>();
+    store_sums<A, W>(
+        add_quarters<A, W>(add_halves<A, W>(v[0], v[1], lanes), add_halves<A, W>(v[2], v[3], lanes), lanes),
+        sums);
+  }
+}
+
+template <class A>
+static inline A larger(A a, A b) {
+  return a > b ? a : b;
+}
+
+// NaN lanes may be lost: whoever takes a maximum sees NaN again in the sum of exponentials.
+template <class A, int W>
+static inline A max(Vec<A, W> v) {
+  if constexpr (W == 2) {
+    return larger(v[0], v[1]);
+  } else {
+    constexpr auto lanes = std::make_integer_sequence<int, W / 2>();
+    const auto a = lower_half<A, W>(v, lanes), b = upper_half<A, W>(v, lanes);
+    return max<A, W / 2>(a > b ? a : b);
+  }
+}
+
+template <class A, int W, int... I>
+static inline Vec<Bits<A>, W> iota(std::integer_sequence<int, I...>) {
+  return Vec<Bits<A>, W>{I...};
+}
+
+// Lane l of the mask is set when begin + l < end.
+template <class A, int W>
+static inline Vec<Bits<A>, W> before(int begin, int end) {
+  return iota<A, W>(std::make_integer_sequence<int, W>()) < Bits<A>(end - begin);
+}
+
+// 2^n, as two factors so that overflow and subnormal results come out right.
+template <class A, int W>
+static inline Vec<A, W> scale_by_power(Vec<A, W> p, Vec<Bits<A>, W> n) {
+  constexpr int mantissa = sizeof(A) == 4 ? 23 : 52, bias = sizeof(A) == 4 ? 127 : 1023;
+  const auto half = n >> 1;
+  const auto a = bit_cast<Vec<A, W>>((half + bias) << mantissa);
+  const auto b = bit_cast<Vec<A, W>>((n - half + bias) << mantissa);
+  return p * a * b;
+}
+
+// e^x: x = n log 2 + r with |r| <= log(2) / 2, Taylor's polynomial in r, then 2^n. Its remainder is
+// below 2^-27 (float) and 2^-57 (double). exp(-inf) = 0, exp(+inf) = inf, exp(nan) = nan.
+template <class A, int W>
+static inline Vec<A, W> exp(Vec<A, W> x) {
+  constexpr bool single = sizeof(A) == 4;
+  constexpr A low = single ? A(-110) : A(-760), high = single ? A(90) : A(720);
+  constexpr A round = single ? A(0x1.8p23) : A(0x1.8p52);  // adding it leaves an integer in the mantissa
+  constexpr A log2_high = single ? A(0x1.62e4p-1) : A(0x1.62e42fefa38p-1);
+  constexpr A log2_low = single ? A(0x1.7f7d1cp-20) : A(0x1.ef35793c7673p-45);
+  x = x < low ? splat<A, W>(low) : x;
+  x = x > high ? splat<A, W>(high) : x;
+  const Vec<A, W> shifted = x * A(0x1.71547652b82fep0) + round;
+  const Vec<A, W> n = shifted - round;
+  const Vec<A, W> r = (x - n * log2_high) - n * log2_low;
+  constexpr int degree = single ? 7 : 13;
+  constexpr double inverse_factorial[] = {
+      1.,        1.,         1. / 2,      1. / 6,       1. / 24,       1. / 120,       1. / 720,
+      1. / 5040, 1. / 40320, 1. / 362880, 1. / 3628800, 1. / 39916800, 1. / 479001600, 1. / 6227020800.};
+  Vec<A, W> p = splat<A, W>(A(inverse_factorial[degree]));
+#pragma GCC unroll 16
+  for (int k = degree - 1; k >= 0; --k) p = p * r + A(inverse_factorial[k]);
+  return scale_by_power<A, W>(p, bit_cast<Vec<Bits<A>, W>>(shifted) - bit_cast<Bits<A>>(round));
+}
+
+static inline float log(float x) { return __builtin_logf(x); }
+static inline double log(double x) { return __builtin_log(x); }
+
+template <class A>
+constexpr A kInfinity = A(__builtin_inf());
+
+// The exponential of one number, by the same polynomial.
+template <class A>
+static inline A exp1(A x) {
+  return exp<A, 16 / sizeof(A)>(splat<A, 16 / sizeof(A)>(x))[0];
+}
+
+// An array of `size` elements for the time of a scope.
+template <class A>
+class Buffer {
+ public:
+  explicit Buffer(int64_t size)
+      : data_(static_cast<A*>(::operator new(std::size_t(size) * sizeof(A) + 64, std::align_val_t(64)))) {}
+  ~Buffer() { ::operator delete(data_, std::align_val_t(64)); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  operator A*() const { return data_; }
+
+ private:
+  A* data_;
+};
+
+}  // namespace dfgnn::cpu::DFGNN_ISA

@@ -1,0 +1,181 @@
+// Forward of both score families: online softmax over the edges of an item, one visit per edge.
+//
+// Mapping: lanes.cuh. Registers hold the output row's columns of the lane (twice with POSITIVE), the
+// query row (dot), B neighbour rows in flight (2 B for dot). Reads indices, alpha_src or key, value
+// once per edge; writes out and lse per row, or a partial per slot. B is the number of rows in flight.
+#pragma once
+
+#include "gather.cuh"
+
+namespace dfgnn::cuda {
+
+template <class C, Score SCORE, bool EDGE, bool POSITIVE, int B>
+__global__ void __launch_bounds__(kThreads) forward_kernel(const ForwardParams p, const Tiling t) {
+  using T = typename C::T;
+  using A = typename C::A;
+  constexpr int LPH = C::LPH, NV = C::NV, VEC = C::VEC;
+  constexpr bool DOT = SCORE == Score::dot;
+  constexpr int CHUNK = DOT || B > LPH ? B : LPH;     // edges per sub-warp and step
+  constexpr int PERIOD = CHUNK < LPH ? CHUNK : LPH;   // lanes of a head that own different edges
+  constexpr int SLOTS = CHUNK / PERIOD;               // edges owned by a lane
+
+  const Place<C> me(t, p.shape, p.shape.dim, p.csr);
+  const int own = me.hl % PERIOD;
+  const EdgeReader<T> edge(p.edge, me.heads, me.head);
+  const int64_t row_head = int64_t(me.item.row) * me.heads + me.head;
+
+  A query[DOT ? NV : 1][VEC];
+  A alpha_dst = 0;
+  if constexpr (DOT) {
+    me.load_row(p.query, query, A(p.scale));
+  } else if (p.alpha_dst) {
+    alpha_dst = static_cast<const A*>(p.alpha_dst)[row_head];
+  }
+  const A* alpha_src = static_cast<const A*>(p.alpha_src);
+  A slope = A(p.negative_slope);
+  keep(slope);
+  const Rows<C> values = me.rows(p.value), keys = me.rows(p.key);
+
+  A acc[NV][VEC] = {};
+  A acc_positive[POSITIVE ? NV : 1][VEC] = {};
+  A top = -infinity<A>(), mass = 0, mass_positive = 0;
+
+  int next[SLOTS];
+#pragma unroll
+  for (int s = 0; s < SLOTS; ++s) next[s] = fetch<C, CHUNK>(me, p.csr, 0, s);
+
+  const int steps = (me.span + CHUNK - 1) / CHUNK;
+  for (int step = 0; step < steps; ++step) {
+    const int left = me.count - step * CHUNK;
+    int index[SLOTS];
+#pragma unroll
+    for (int s = 0; s < SLOTS; ++s) {
+      index[s] = next[s];
+      next[s] = fetch<C, CHUNK>(me, p.csr, step + 1, s);
+    }
+
+    A score[SLOTS];
+    bool positive[SLOTS] = {};
+    Raw rows[B][NV];
+    if constexpr (DOT) {
+      A part[B];
+      Raw key_rows[B][NV];
+      load_rows<C, B>(keys, 0, index, key_rows);
+      load_rows<C, B>(values, 0, index, rows);  // the values travel while the scores are reduced
+#pragma unroll
+      for (int u = 0; u < B; ++u) {
+        part[u] = 0;
+#pragma unroll
+        for (int k = 0; k < NV; ++k) part[u] = me.inside(k) ? dot<T>(query[k], key_rows[u][k], part[u]) : part[u];
+        if (C::WIDE && t.chunks > 1) {
+          const int j = __shfl_sync(kAll, index[u / LPH], u % LPH, LPH);
+          part[u] += A(p.scale) * me.far_dot(t, p.query, me.item.row, p.key, j);
+        }
+      }
+      reduce_scatter<CHUNK, LPH>(part, me.hl);
+#pragma unroll
+      for (int s = 0; s < SLOTS; ++s) score[s] = part[s];
+    } else {
+      load_rows<C, B>(values, 0, index, rows);
+#pragma unroll
+      for (int s = 0; s < SLOTS; ++s) score[s] = __ldg(alpha_src + int64_t(index[s]) * me.heads + me.head) + alpha_dst;
+    }
+
+    A factor[SLOTS];
+    A peak = -infinity<A>();
+#pragma unroll
+    for (int s = 0; s < SLOTS; ++s) {
+      const bool valid = s * LPH + own < left;
+      int eid = 0;
+      if constexpr (EDGE) {
+        if (valid) {
+          eid = edge_id(p.csr, me.first + (step * CHUNK + s * LPH + own) * me.stride);
+          score[s] += edge.bias(eid);
+        }
+      }
+      if constexpr (!DOT) {
+        positive[s] = score[s] > 0;
+        score[s] = leaky_relu(score[s], slope);
+      }
+      if constexpr (EDGE) {
+        factor[s] = valid ? edge.weight(eid) * edge.mask(eid) : A(0);
+        if (p.attention && valid && me.head_ok && me.hl < PERIOD && me.chunk == 0)
+          static_cast<A*>(p.attention)[int64_t(eid) * me.heads + me.head] = score[s];
+      } else {
+        factor[s] = A(1);
+      }
+      if (!valid) score[s] = -infinity<A>();
+      peak = max(peak, score[s]);
+    }
+    peak = reduce_max<PERIOD>(peak);
+    if (__any_sync(kAll, peak > top)) {
+      const A risen = max(top, peak);
+      const A shrink = top == risen ? A(1) : exponential(top - risen);
+      top = risen;
+      mass *= shrink;
+      mass_positive *= shrink;
+#pragma unroll
+      for (int k = 0; k < NV; ++k) {
+#pragma unroll
+        for (int c = 0; c < VEC; ++c) {
+          acc[k][c] *= shrink;
+          if constexpr (POSITIVE) acc_positive[k][c] *= shrink;
+        }
+      }
+    }
+    const A reference = top == -infinity<A>() ? A(0) : top;
+    Weights<A, SLOTS, POSITIVE, EDGE> weights;
+#pragma unroll
+    for (int s = 0; s < SLOTS; ++s) {
+      const A e = exponential(score[s] - reference);
+      mass += e;
+      if constexpr (POSITIVE) mass_positive += positive[s] ? e : A(0);
+      weights.set(s, factor[s] * e, positive[s]);
+    }
+    if constexpr (DOT) {
+      add_rows<C, false, B>(0, left, weights, rows, acc, acc_positive);
+    } else {
+      add_chunk<C, POSITIVE, B, CHUNK>(values, left, me.span - step * CHUNK, index, weights, rows, acc, acc_positive);
+    }
+  }
+
+  mass = reduce_sum<PERIOD>(mass);
+  if constexpr (POSITIVE) mass_positive = reduce_sum<PERIOD>(mass_positive);
+  if (!p.csr.packed && me.num_sub > 1) {  // the sub-warps shared the row: bring them to one maximum, then add
+    A risen = top;
+    for (int o = t.lanes(); o < 32; o *= 2) risen = max(risen, __shfl_xor_sync(kAll, risen, o));
+    const A shrink = top == risen ? A(1) : exponential(top - risen);
+    top = risen;
+    mass = me.across(mass * shrink, t);
+#pragma unroll
+    for (int k = 0; k < NV; ++k) {
+#pragma unroll
+      for (int c = 0; c < VEC; ++c) {
+        acc[k][c] *= shrink;
+        if constexpr (POSITIVE) acc_positive[k][c] *= shrink;
+      }
+    }
+    me.across(acc, t);
+    if constexpr (POSITIVE) {
+      mass_positive = me.across(mass_positive * shrink, t);
+      me.across(acc_positive, t);
+    }
+  }
+
+  const A norm = mass == 0 ? A(0) : A(1) / mass;
+  me.store_row(p.out, p.partial_out, acc, norm);
+  if constexpr (POSITIVE) me.store_row(p.positive, p.partial_positive, acc_positive, norm);
+  if (me.writes && me.hl == 0 && me.chunk == 0) {
+    if (me.item.slot < 0) {
+      static_cast<A*>(p.lse)[row_head] = mass == 0 ? infinity<A>() : top + logarithm(mass);
+      if constexpr (POSITIVE) static_cast<A*>(p.positive_mass)[row_head] = mass_positive * norm;
+    } else {
+      A* stats = static_cast<A*>(p.partial_stats) + (int64_t(me.item.slot) * me.heads + me.head) * 3;
+      stats[0] = top;
+      stats[1] = mass;
+      stats[2] = mass_positive;
+    }
+  }
+}
+
+}  // namespace dfgnn::cuda

@@ -1,0 +1,95 @@
+// The aggregation phase: feature-parallel weighted sums of neighbour rows.
+#pragma once
+
+#include "lanes.cuh"
+
+namespace dfgnn::cuda {
+
+// The weights of the edges that a lane owns, on their way to the lanes that own columns. With POSITIVE there are
+// two sums, over all edges and over those with z > 0: where no weight can be negative, the sign carries z > 0, so
+// that one shuffle serves both.
+template <typename A, int S, bool POSITIVE, bool SIGNED>
+struct Weights {
+  A all[S];
+  A positive[POSITIVE && SIGNED ? S : 1];
+
+  __device__ __forceinline__ void set(int s, A w, bool is_positive) {
+    if constexpr (!POSITIVE) {
+      all[s] = w;
+    } else if constexpr (SIGNED) {
+      all[s] = w;
+      positive[s] = is_positive ? w : A(0);
+    } else {
+      all[s] = is_positive ? w : -w;
+    }
+  }
+  template <int LPH>
+  __device__ __forceinline__ void get(int u, A& w, A& w_positive) const {
+    w = __shfl_sync(kAll, all[u / LPH], u % LPH, LPH);
+    if constexpr (!POSITIVE) return;
+    if constexpr (SIGNED) {
+      w_positive = __shfl_sync(kAll, positive[u / LPH], u % LPH, LPH);
+    } else {
+      w_positive = max(w, A(0));
+      w = abs(w);
+    }
+  }
+};
+
+// Index of the edge that this lane owns in slot s of a step; past the end, of the last edge: loads need no
+// predicate then, and only additions are left out.
+template <class C, int CHUNK>
+__device__ __forceinline__ int fetch(const Place<C>& me, const Csr& csr, int step, int s) {
+  constexpr int PERIOD = CHUNK < C::LPH ? CHUNK : C::LPH;
+  const int k = min(step * CHUNK + s * C::LPH + me.hl % PERIOD, me.count - 1);
+  return k >= 0 ? __ldg(csr.indices + me.first + k * me.stride) : 0;
+}
+
+// The rows of the edges u0 .. u0 + B of a chunk.
+template <class C, int B, int S>
+__device__ __forceinline__ void load_rows(const Rows<C>& source, const int u0, const int (&index)[S],
+                                          Raw (&rows)[B][C::NV]) {
+#pragma unroll
+  for (int u = 0; u < B; ++u) {
+    const int j = __shfl_sync(kAll, index[(u0 + u) / C::LPH], (u0 + u) % C::LPH, C::LPH);
+#pragma unroll
+    for (int k = 0; k < C::NV; ++k) rows[u][k] = source.load(j, k);
+  }
+}
+
+// acc += w_u rows_u for the edges u0 .. u0 + B of a chunk that has `left` edges, and the same over z > 0.
+template <class C, bool POSITIVE, int B, class W, int NV2>
+__device__ __forceinline__ void add_rows(const int u0, int left, const W& weights, const Raw (&rows)[B][C::NV],
+                                         typename C::A (&acc)[C::NV][C::VEC],
+                                         typename C::A (&acc_positive)[NV2][C::VEC]) {
+#pragma unroll
+  for (int u = 0; u < B; ++u) {
+    typename C::A w, w_positive;
+    weights.template get<C::LPH>(u0 + u, w, w_positive);
+    if (u0 + u < left) {
+#pragma unroll
+      for (int k = 0; k < C::NV; ++k) {
+        axpy<typename C::T>(acc[k], w, rows[u][k]);
+        if constexpr (POSITIVE) axpy<typename C::T>(acc_positive[k], w_positive, rows[u][k]);
+      }
+    }
+  }
+}
+
+// Adds up a chunk of which the first B rows are loaded already: they travel while scores are computed.
+template <class C, bool POSITIVE, int B, int CHUNK, int S, class W, int NV2>
+__device__ __forceinline__ void add_chunk(const Rows<C>& source, int left, int left_in_warp, const int (&index)[S],
+                                          const W& weights, Raw (&rows)[B][C::NV],
+                                          typename C::A (&acc)[C::NV][C::VEC],
+                                          typename C::A (&acc_positive)[NV2][C::VEC]) {
+#pragma unroll
+  for (int u0 = 0; u0 < CHUNK; u0 += B) {
+    if (u0 > 0) {
+      if (u0 >= left_in_warp) break;
+      load_rows<C, B>(source, u0, index, rows);
+    }
+    add_rows<C, POSITIVE, B>(u0, left, weights, rows, acc, acc_positive);
+  }
+}
+
+}  // namespace dfgnn::cuda

@@ -1,0 +1,256 @@
+// How a warp works on its edges.
+//
+// A *sub-warp* of `lanes` = heads_per_tile * LPH lanes covers one neighbour row: LPH lanes per head,
+// NV 16-byte loads per lane. A warp holds 32 / lanes sub-warps; they take the edges of one row in
+// turn, or (packed) each takes a row of its own. Edges are worked on in chunks of CHUNK per sub-warp:
+//   score phase, edge-parallel: lane hl of a head owns the edges hl, hl + LPH, ... of the chunk for
+//     its head: one index, one score, one exp per edge and head;
+//   aggregation phase, feature-parallel: each lane owns columns; weights and indices travel by
+//     shuffle from the lanes that own the edges.
+// Nothing is in shared memory, so nothing depends on degrees.
+#pragma once
+
+#include "../core/math.h"
+#include "../core/params.h"
+#include "vec.cuh"
+
+namespace dfgnn::cuda {
+
+inline constexpr int kWarps = 4;  // per block
+inline constexpr int kThreads = 32 * kWarps;
+inline constexpr unsigned kAll = 0xffffffffu;
+
+// Heads beyond one sub-warp go to grid.y, columns of a head beyond LPH * NV loads to grid.z.
+struct Tiling {
+  int lanes_log2;      // lanes of a sub-warp
+  int heads_per_tile;  // lanes / LPH
+  int chunks;          // grid.z
+  __host__ __device__ int lanes() const { return 1 << lanes_log2; }
+};
+
+// Keeps a value in a register: left alone, the compiler computes it from the parameters again for every edge.
+__device__ __forceinline__ void keep(uint32_t& x) { asm volatile("" : "+r"(x)); }
+__device__ __forceinline__ void keep(const char*& x) { asm volatile("" : "+l"(x)); }
+__device__ __forceinline__ void keep(float& x) { asm volatile("" : "+f"(x)); }
+__device__ __forceinline__ void keep(double& x) { asm volatile("" : "+d"(x)); }
+
+template <typename T_, int LPH_, int NV_>
+struct Config {
+  using T = T_;
+  using A = Acc<T>;
+  static constexpr int LPH = LPH_, NV = NV_, VEC = kVec<T>, COLS = LPH * NV * VEC;
+  static constexpr bool WIDE = LPH == 32 && NV == 4;  // the only layout with more than one chunk
+};
+
+// Scatter-reduces v over the LPH lanes of a head. Afterwards v[s] holds the total of entry
+// s * LPH + hl (N >= LPH), or v[0] that of entry hl % N (N < LPH). log2 steps, N - 1 shuffles
+// (instead of N log2) where N <= LPH.
+template <int N, int LPH, typename A>
+__device__ __forceinline__ void reduce_scatter(A (&v)[N], int hl) {
+  constexpr int W = N < LPH ? N : LPH;
+  constexpr int S = N / W;
+#pragma unroll
+  for (int o = W / 2; o > 0; o /= 2) {
+    const bool upper = hl & o;
+#pragma unroll
+    for (int s = 0; s < S; ++s) {
+#pragma unroll
+      for (int w = 0; w < o; ++w) {
+        const A low = v[s * 2 * o + w], high = v[s * 2 * o + w + o];
+        const A keep = upper ? high : low, send = upper ? low : high;
+        v[s * o + w] = keep + __shfl_xor_sync(kAll, send, o);
+      }
+    }
+  }
+#pragma unroll
+  for (int o = W; o < LPH; o *= 2) {
+#pragma unroll
+    for (int s = 0; s < S; ++s) v[s] += __shfl_xor_sync(kAll, v[s], o);
+  }
+}
+
+template <int WIDTH, typename A>
+__device__ __forceinline__ A reduce_sum(A v) {
+#pragma unroll
+  for (int o = WIDTH / 2; o > 0; o /= 2) v += __shfl_xor_sync(kAll, v, o);
+  return v;
+}
+template <int WIDTH, typename A>
+__device__ __forceinline__ A reduce_max(A v) {
+#pragma unroll
+  for (int o = WIDTH / 2; o > 0; o /= 2) v = max(v, __shfl_xor_sync(kAll, v, o));
+  return v;
+}
+
+// This lane's columns of the rows of one array.
+template <class C>
+struct Rows {
+  const char* base;
+  uint32_t row_bytes;
+  uint32_t shift[C::NV];
+  // Unconditional: callers pass a row that exists, and ignore what lies outside their columns or edges.
+  __device__ __forceinline__ Raw load(int row, int k) const {
+    return load_raw(base + uint64_t(uint32_t(row)) * row_bytes + (k ? shift[k] : 0));
+  }
+};
+
+// The place of a lane: sub-warp, head, columns, and the work item.
+template <class C>
+struct Place {
+  using T = typename C::T;
+  using A = typename C::A;
+
+  int sub, num_sub, hl, head, heads;
+  bool head_ok, writes;  // writes: this lane's sub-warp stores the row's results
+  uint32_t row_bytes;
+  int column, dim, chunk;
+  Item item;
+  int first, stride, count, span;  // edges of this sub-warp: first + k * stride, k < count; span: most in the warp
+
+  __device__ __forceinline__ Place(const Tiling& t, const Shape& s, int dim_, const Csr& csr) {
+    const int lane = threadIdx.x & 31;
+    const int sub_log2 = 5 - t.lanes_log2;
+    const int64_t warp = int64_t(blockIdx.x) * kWarps + (threadIdx.x >> 5);
+    dim = dim_;
+    heads = s.heads;
+    num_sub = 1 << sub_log2;
+    sub = lane >> t.lanes_log2;
+    hl = lane % C::LPH;
+    head = blockIdx.y * t.heads_per_tile + (lane & (t.lanes() - 1)) / C::LPH;
+    head_ok = head < heads;
+    if (!head_ok) head = heads - 1;
+    chunk = blockIdx.z;
+    column = chunk * C::COLS + hl * C::VEC;
+    row_bytes = uint32_t(heads) * dim * sizeof(T);
+    keep(row_bytes);
+
+    const int64_t index = csr.packed ? (warp << sub_log2) + sub : warp;
+    const bool ok = index < csr.num_items;
+    item = {0, 0, 0, -1};
+    if (ok) {
+      const int4 raw = __ldg(reinterpret_cast<const int4*>(csr.items) + index);
+      item = {raw.x, raw.y, raw.z, raw.w};
+    }
+    const int length = item.end - item.begin;
+    first = csr.packed ? item.begin : item.begin + sub;
+    stride = csr.packed ? 1 : num_sub;
+    count = csr.packed ? length : (length - sub + num_sub - 1) >> sub_log2;
+    span = csr.packed ? int(__reduce_max_sync(kAll, unsigned(length))) : (length + num_sub - 1) >> sub_log2;
+    writes = ok && head_ok && (csr.packed || sub == 0);
+  }
+
+  // k-th load of this lane lies inside the head.
+  __device__ __forceinline__ bool inside(int k) const { return head_ok && column + k * C::LPH * C::VEC < dim; }
+
+  // Lanes and loads outside the head read its first column instead.
+  __device__ __forceinline__ Rows<C> rows(const void* array) const {
+    Rows<C> r;
+    const int lane_column = column < dim ? column : 0;
+    r.base = static_cast<const char*>(array) + (int64_t(head) * dim + lane_column) * int64_t(sizeof(T));
+    keep(r.base);
+    r.row_bytes = row_bytes;
+#pragma unroll
+    for (int k = 0; k < C::NV; ++k)
+      r.shift[k] = lane_column + k * C::LPH * C::VEC < dim ? k * C::LPH * 16 : 0;
+    return r;
+  }
+  __device__ __forceinline__ char* address(void* array, int64_t row, int k) const {
+    return static_cast<char*>(array) + uint64_t(row) * row_bytes +
+           (int64_t(head) * dim + column + k * C::LPH * C::VEC) * int64_t(sizeof(T));
+  }
+  // factor * own row; 0 outside the head.
+  __device__ __forceinline__ void load_row(const void* array, A (&x)[C::NV][C::VEC], A factor) const {
+    const Rows<C> source = rows(array);
+#pragma unroll
+    for (int k = 0; k < C::NV; ++k) {
+      Pack<T>::unpack(source.load(item.row, k), x[k]);
+#pragma unroll
+      for (int c = 0; c < C::VEC; ++c) x[k][c] = inside(k) ? x[k][c] * factor : A(0);
+    }
+  }
+  // Stores factor * x as row `item.row` of T, or x as slot `item.slot` of the partials in A.
+  __device__ __forceinline__ void store_row(void* array, void* partial, const A (&x)[C::NV][C::VEC], A factor) const {
+    if (!writes) return;
+#pragma unroll
+    for (int k = 0; k < C::NV; ++k) {
+      if (!inside(k)) continue;
+      if (item.slot < 0) {
+        A y[C::VEC];
+#pragma unroll
+        for (int c = 0; c < C::VEC; ++c) y[c] = x[k][c] * factor;
+        store_raw(address(array, item.row, k), Pack<T>::pack(y));
+      } else {
+        A* p = static_cast<A*>(partial) + (int64_t(item.slot) * heads + head) * dim + column + k * C::LPH * C::VEC;
+#pragma unroll
+        for (int c = 0; c < C::VEC; c += 16 / sizeof(A)) {
+          A y[16 / sizeof(A)];
+#pragma unroll
+          for (int e = 0; e < int(16 / sizeof(A)); ++e) y[e] = x[k][c + e];
+          store_raw(p + c, Pack<A>::pack(y));
+        }
+      }
+    }
+  }
+  // Sums over the sub-warps of the warp, when they shared a row.
+  __device__ __forceinline__ A across(A v, const Tiling& t) const {
+    for (int o = t.lanes(); o < 32; o *= 2) v += __shfl_xor_sync(kAll, v, o);
+    return v;
+  }
+  __device__ __forceinline__ void across(A (&x)[C::NV][C::VEC], const Tiling& t) const {
+    for (int o = t.lanes(); o < 32; o *= 2) {
+#pragma unroll
+      for (int k = 0; k < C::NV; ++k) {
+#pragma unroll
+        for (int c = 0; c < C::VEC; ++c) x[k][c] += __shfl_xor_sync(kAll, x[k][c], o);
+      }
+    }
+  }
+  // Part of a . b (rows of two arrays) that lies in other chunks of a wide head than this warp's.
+  __device__ __forceinline__ A far_dot(const Tiling& t, const void* a, int64_t a_row, const void* b,
+                                       int64_t b_row) const {
+    A sum = 0;
+    for (int other = 0; other < t.chunks; ++other) {
+      if (other == chunk || !head_ok) continue;
+      for (int at = other * C::COLS + hl * C::VEC; at < min(dim, (other + 1) * C::COLS); at += C::LPH * C::VEC) {
+        A x[C::VEC];
+        Pack<T>::unpack(load_raw(static_cast<const T*>(a) + (a_row * heads + head) * dim + at), x);
+        sum = dot<T>(x, load_raw(static_cast<const T*>(b) + (b_row * heads + head) * dim + at), sum);
+      }
+    }
+    return sum;
+  }
+};
+
+// The options of one edge and head.
+template <typename T>
+struct EdgeReader {
+  using A = Acc<T>;
+  const EdgeOptions& o;
+  int heads, head;
+  uint64_t seed;
+
+  __device__ __forceinline__ EdgeReader(const EdgeOptions& options, int heads_, int head_)
+      : o(options), heads(heads_), head(head_), seed(options.seed ? uint64_t(*options.seed) : 0) {}
+
+  static __device__ __forceinline__ A read(const void* x, int64_t at, bool is_acc) {
+    return is_acc ? static_cast<const A*>(x)[at] : A(static_cast<const T*>(x)[at]);
+  }
+  __device__ __forceinline__ A bias(int eid) const {
+    return o.bias ? read(o.bias, int64_t(eid) * heads + head, o.bias_is_acc) : A(0);
+  }
+  __device__ __forceinline__ A weight(int eid) const {
+    return o.weight ? read(o.weight, int64_t(eid) * o.weight_heads + (o.weight_heads > 1 ? head : 0), o.weight_is_acc)
+                    : A(1);
+  }
+  // 0 or 1 / (1 - p)
+  __device__ __forceinline__ A mask(int eid) const {
+    if (!o.seed) return A(1);
+    return dropout_bits(seed, uint32_t(eid), uint32_t(head)) >= o.dropout_threshold ? A(o.dropout_scale) : A(0);
+  }
+};
+
+__device__ __forceinline__ int edge_id(const Csr& csr, int position) {
+  return csr.eids ? __ldg(csr.eids + position) : position;
+}
+
+}  // namespace dfgnn::cuda

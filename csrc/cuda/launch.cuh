@@ -1,0 +1,125 @@
+// From parameters to launches: which lane layout, which grid. Every function returns null or the
+// text of the launch error.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "engine.h"
+#include "forward.cuh"
+#include "tails.cuh"
+
+#ifndef DFGNN_GR
+#define DFGNN_GR 8
+#endif
+#ifndef DFGNN_NV
+#define DFGNN_NV 1
+#endif
+#ifndef DFGNN_PR
+#define DFGNN_PR 4
+#endif
+
+namespace dfgnn::cuda {
+
+// Per dtype and family; instantiated in additive_*.cu and dot_*.cu.
+template <typename T>
+const char* additive_forward(const ForwardParams& p, cudaStream_t stream);
+template <typename T>
+const char* additive_backward(const BackwardParams& p, cudaStream_t stream);
+template <typename T>
+const char* dot_forward(const ForwardParams& p, cudaStream_t stream);
+template <typename T>
+const char* dot_backward(const BackwardParams& p, cudaStream_t stream);
+
+inline const char* last_error() {
+  const cudaError_t error = cudaGetLastError();
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
+inline dim3 blocks_of(int64_t work, int64_t per_block) { return dim3(unsigned((work + per_block - 1) / per_block)); }
+
+// Calls f(Config) with the smallest layout that holds a head of `dim` elements. Double gets a few
+// layouts only: it is there for checking, not for speed.
+template <typename T, class F>
+void with_config(int dim, F f) {
+  const int loads = (dim + kVec<T> - 1) / kVec<T>;
+#ifdef DFGNN_TUNE
+  if (loads <= 32 / kVec<T>) return f(Config<T, 32 / kVec<T> / DFGNN_NV, DFGNN_NV>{});
+  return f(Config<T, 128 / kVec<T> / DFGNN_NV, DFGNN_NV>{});
+#else
+  if constexpr (sizeof(T) == 8) {
+    if (loads <= 4) return f(Config<T, 4, 1>{});
+    if (loads <= 32) return f(Config<T, 32, 1>{});
+  } else {
+    if (loads <= 2) return f(Config<T, 2, 1>{});
+    if (loads <= 4) return f(Config<T, 4, 1>{});
+    if (loads <= 8) return f(Config<T, 8, 1>{});
+    if (loads <= 16) return f(Config<T, 16, 1>{});
+    if (loads <= 32) return f(Config<T, 32, 1>{});
+    if (loads <= 64) return f(Config<T, 32, 2>{});
+  }
+  return f(Config<T, 32, 4>{});
+#endif
+}
+
+template <class C>
+struct Launch {
+  Tiling tiling;
+  dim3 grid;
+  Launch(const Shape& s, int dim, const Csr& csr) {
+    int heads = 1;
+    while (heads < s.heads && heads * C::LPH < 32) heads *= 2;
+    int lanes_log2 = 0;
+    while ((1 << lanes_log2) < heads * C::LPH) ++lanes_log2;
+    tiling = {lanes_log2, heads, (dim + C::COLS - 1) / C::COLS};
+    const int rows_per_warp = csr.packed ? 32 / tiling.lanes() : 1;
+    grid = blocks_of(csr.num_items, kWarps * rows_per_warp);
+    grid.y = (s.heads + heads - 1) / heads;
+    grid.z = tiling.chunks;
+  }
+};
+
+// Neighbour rows in flight per sub-warp: what registers allow.
+template <class C>
+inline constexpr int kGatherRows = C::NV == 1 ? DFGNN_GR : C::NV == 2 ? DFGNN_GR / 2 : DFGNN_GR / 4;
+template <class C>
+inline constexpr int kPairRows = C::NV == 1 ? DFGNN_PR : C::NV == 2 ? (DFGNN_PR + 1) / 2 : (DFGNN_PR + 3) / 4;
+
+template <typename T>
+void merge_rows(const Csr& csr, const Shape& shape, int dim, const void* partial, void* rows, double factor,
+                cudaStream_t stream) {
+  if (csr.num_splits == 0) return;
+  const int per_block = 32 * MergePlace<Acc<T>>::VA;
+  const dim3 grid(unsigned(csr.num_splits), (shape.heads * dim + per_block - 1) / per_block);
+  merge_rows_kernel<T><<<grid, 32 * kMergeWarps, 0, stream>>>(csr, shape, dim, partial, rows, factor);
+}
+
+template <typename A>
+void merge_scalars(const Csr& csr, int heads, const void* partial, void* out, cudaStream_t stream) {
+  if (csr.num_splits == 0) return;
+  merge_scalars_kernel<A><<<blocks_of(csr.num_splits * heads * 32, kThreads), kThreads, 0, stream>>>(
+      csr, heads, static_cast<const A*>(partial), static_cast<A*>(out));
+}
+
+template <typename A>
+void row_sums(const Csr& csr, int heads, const void* x, const void* y, void* out, void* partial,
+              cudaStream_t stream) {
+  if (csr.num_items == 0) return;
+  row_sums_kernel<A><<<blocks_of(csr.num_items, kWarps), kThreads, 0, stream>>>(
+      csr, heads, static_cast<const A*>(x), static_cast<const A*>(y), static_cast<A*>(out), static_cast<A*>(partial));
+  merge_scalars<A>(csr, heads, partial, out, stream);
+}
+
+// Merge of split rows and returned attention, after a forward kernel.
+template <typename T>
+void finish_forward(const ForwardParams& p, cudaStream_t stream) {
+  if (p.csr.num_splits) {
+    const int per_block = 32 * MergePlace<Acc<T>>::VA;
+    const dim3 grid(unsigned(p.csr.num_splits), (p.shape.heads * p.shape.value_dim + per_block - 1) / per_block);
+    merge_forward_kernel<T><<<grid, 32 * kMergeWarps, 0, stream>>>(p);
+  }
+  if (p.attention) attention_kernel<T><<<blocks_of(p.csr.num_items, kWarps), kThreads, 0, stream>>>(p);
+}
+
+}  // namespace dfgnn::cuda

@@ -1,0 +1,141 @@
+// 16-byte pieces of feature rows, and arithmetic on them in the accumulation type.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace dfgnn::cuda {
+
+template <typename T>
+struct AccOf {
+  using type = float;
+};
+template <>
+struct AccOf<double> {
+  using type = double;
+};
+template <typename T>
+using Acc = typename AccOf<T>::type;
+
+template <typename T>
+inline constexpr int kVec = 16 / sizeof(T);  // elements of one load
+
+// 16 bytes of a row as loaded.
+struct alignas(16) Raw {
+  uint32_t x[4];
+};
+
+__device__ __forceinline__ Raw load_raw(const void* p) {
+  const uint4 v = __ldg(static_cast<const uint4*>(p));
+  return {{v.x, v.y, v.z, v.w}};
+}
+__device__ __forceinline__ void store_raw(void* p, const Raw& r) {
+  *static_cast<uint4*>(p) = make_uint4(r.x[0], r.x[1], r.x[2], r.x[3]);
+}
+
+// Raw <-> kVec<T> numbers of the accumulation type.
+template <typename T>
+struct Pack;
+
+template <>
+struct Pack<float> {
+  static __device__ __forceinline__ void unpack(const Raw& r, float (&f)[4]) {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) f[k] = __uint_as_float(r.x[k]);
+  }
+  static __device__ __forceinline__ Raw pack(const float (&f)[4]) {
+    Raw r;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) r.x[k] = __float_as_uint(f[k]);
+    return r;
+  }
+};
+
+template <>
+struct Pack<double> {
+  static __device__ __forceinline__ void unpack(const Raw& r, double (&f)[2]) {
+#pragma unroll
+    for (int k = 0; k < 2; ++k) f[k] = __hiloint2double(int(r.x[2 * k + 1]), int(r.x[2 * k]));
+  }
+  static __device__ __forceinline__ Raw pack(const double (&f)[2]) {
+    Raw r;
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      r.x[2 * k] = uint32_t(__double2loint(f[k]));
+      r.x[2 * k + 1] = uint32_t(__double2hiint(f[k]));
+    }
+    return r;
+  }
+};
+
+template <>
+struct Pack<__nv_bfloat16> {
+  static __device__ __forceinline__ void unpack(const Raw& r, float (&f)[8]) {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {  // a bfloat16 is the upper half of a float
+      f[2 * k] = __uint_as_float(r.x[k] << 16);
+      f[2 * k + 1] = __uint_as_float(r.x[k] & 0xffff0000u);
+    }
+  }
+  static __device__ __forceinline__ Raw pack(const float (&f)[8]) {
+    Raw r;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const __nv_bfloat162 v = __floats2bfloat162_rn(f[2 * k], f[2 * k + 1]);
+      r.x[k] = *reinterpret_cast<const uint32_t*>(&v);
+    }
+    return r;
+  }
+};
+
+template <>
+struct Pack<__half> {
+  static __device__ __forceinline__ void unpack(const Raw& r, float (&f)[8]) {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const float2 v = __half22float2(*reinterpret_cast<const __half2*>(&r.x[k]));
+      f[2 * k] = v.x;
+      f[2 * k + 1] = v.y;
+    }
+  }
+  static __device__ __forceinline__ Raw pack(const float (&f)[8]) {
+    Raw r;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const __half2 v = __floats2half2_rn(f[2 * k], f[2 * k + 1]);
+      r.x[k] = *reinterpret_cast<const uint32_t*>(&v);
+    }
+    return r;
+  }
+};
+
+template <typename T>
+__device__ __forceinline__ void axpy(Acc<T> (&acc)[kVec<T>], Acc<T> w, const Raw& r) {
+  Acc<T> f[kVec<T>];
+  Pack<T>::unpack(r, f);
+#pragma unroll
+  for (int k = 0; k < kVec<T>; ++k) acc[k] += w * f[k];
+}
+
+template <typename T>
+__device__ __forceinline__ Acc<T> dot(const Acc<T> (&a)[kVec<T>], const Raw& r, Acc<T> sum) {
+  Acc<T> f[kVec<T>];
+  Pack<T>::unpack(r, f);
+#pragma unroll
+  for (int k = 0; k < kVec<T>; ++k) sum += a[k] * f[k];
+  return sum;
+}
+
+// Not __expf: its error has a bias, which shows where a gradient cancels, and one exp per edge and head is cheap.
+__device__ __forceinline__ float exponential(float x) { return expf(x); }
+__device__ __forceinline__ double exponential(double x) { return exp(x); }
+__device__ __forceinline__ float logarithm(float x) { return logf(x); }
+__device__ __forceinline__ double logarithm(double x) { return log(x); }
+template <typename A>
+__device__ __forceinline__ A infinity() {
+  return A(__int_as_float(0x7f800000));
+}
+
+}  // namespace dfgnn::cuda

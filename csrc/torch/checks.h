@@ -1,0 +1,100 @@
+// Argument checks and tensor helpers of the operators. Messages: op, argument, expected, got.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "../core/params.h"
+
+namespace dfgnn {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using OptTensor = std::optional<Tensor>;
+using Sizes = std::vector<int64_t>;
+
+inline std::string to_string(const Sizes& sizes) {
+  std::string text = "[";
+  for (size_t k = 0; k < sizes.size(); ++k) text += (k ? ", " : "") + std::to_string(sizes[k]);
+  return text + "]";
+}
+
+inline Sizes sizes_of(const Tensor& t) {
+  Sizes sizes;
+  for (int64_t k = 0; k < t.dim(); ++k) sizes.push_back(t.size(k));
+  return sizes;
+}
+
+// Checks of one operator call: everything lives on one device and has the expected shape and type.
+class Checker {
+ public:
+  Checker(const char* op, const Tensor& reference) : op_(op), device_(reference.device()) {}
+
+  // A size of -1 matches anything.
+  void tensor(const char* name, const Tensor& t, std::initializer_list<int64_t> shape,
+              std::initializer_list<ScalarType> dtypes) const {
+    const Sizes got = sizes_of(t);
+    bool same = got.size() == shape.size();
+    size_t k = 0;
+    for (int64_t size : shape) {
+      same = same && (size < 0 || got[k] == size);
+      ++k;
+    }
+    STD_TORCH_CHECK(same, op_, ": ", name, ": expected shape ", to_string(Sizes(shape)), ", got ", to_string(got));
+    bool known = false;
+    for (ScalarType dtype : dtypes) known = known || t.scalar_type() == dtype;
+    STD_TORCH_CHECK(known, op_, ": ", name, ": unexpected dtype ", torch::headeronly::toString(t.scalar_type()));
+    STD_TORCH_CHECK(t.device() == device_, op_, ": ", name, ": on another device than the first argument");
+  }
+  void tensor(const char* name, const OptTensor& t, std::initializer_list<int64_t> shape,
+              std::initializer_list<ScalarType> dtypes) const {
+    if (t) tensor(name, *t, shape, dtypes);
+  }
+  void require(bool ok, const char* what) const { STD_TORCH_CHECK(ok, op_, ": ", what); }
+
+  const char* op() const { return op_; }
+
+ private:
+  const char* op_;
+  torch::stable::Device device_;
+};
+
+inline DType dtype_of(const char* op, const Tensor& t) {
+  switch (t.scalar_type()) {
+    case ScalarType::Float: return DType::f32;
+    case ScalarType::Double: return DType::f64;
+    case ScalarType::Half: return DType::f16;
+    case ScalarType::BFloat16: return DType::bf16;
+    default:
+      STD_TORCH_CHECK(false, op, ": features: expected float32, float64, float16 or bfloat16, got ",
+                      torch::headeronly::toString(t.scalar_type()));
+  }
+}
+
+inline ScalarType acc_type(ScalarType t) { return t == ScalarType::Double ? t : ScalarType::Float; }
+
+// Kernels load 16 bytes at a time: contiguous, and a view that starts off that grid is copied.
+inline Tensor dense(const Tensor& t) {
+  Tensor c = t.is_contiguous() ? t : torch::stable::contiguous(t);
+  return reinterpret_cast<uintptr_t>(c.const_data_ptr()) % 16 ? torch::stable::clone(c) : c;
+}
+inline OptTensor dense(const OptTensor& t) { return t ? OptTensor(dense(*t)) : t; }
+
+inline const void* data(const Tensor& t) { return t.const_data_ptr(); }
+inline const void* data(const OptTensor& t) { return t ? t->const_data_ptr() : nullptr; }
+
+inline Tensor make(const Tensor& like, Sizes sizes, ScalarType dtype) {
+  return torch::stable::new_empty(like, sizes, dtype);
+}
+// An output that the caller did not ask for.
+inline Tensor nothing(const Tensor& like, ScalarType dtype) { return make(like, {0}, dtype); }
+
+}  // namespace dfgnn

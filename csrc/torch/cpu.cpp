@@ -1,0 +1,38 @@
+// Schemas of all operators, and their CPU backend.
+#include "../cpu/engine.h"
+#include "attention.h"
+#include "schemas.h"
+
+namespace dfgnn {
+namespace {
+
+struct CpuBackend {
+  struct Scope {
+    explicit Scope(const Tensor&) {}
+  };
+
+  static void check(const Checker&, const Shape&, DType) {}
+
+  static cpu::Parallel parallel() {
+    const auto run = [](int64_t begin, int64_t end, int64_t grain, cpu::RangeFn fn, void* ctx) {
+      STABLE_TORCH_ERROR_CODE_CHECK(torch_parallel_for(begin, end, grain, fn, ctx));
+    };
+    return {run, static_cast<int>(torch::stable::get_num_threads())};
+  }
+
+  static void forward(const ForwardParams& p, const Tensor&) { cpu::forward(p, parallel()); }
+  static void backward(const BackwardParams& p, const Tensor&) { cpu::backward(p, parallel()); }
+};
+
+}  // namespace
+}  // namespace dfgnn
+
+STABLE_TORCH_LIBRARY(dfgnn, m) {
+  m.def(dfgnn::kGatForward);
+  m.def(dfgnn::kGatBackward);
+  m.def(dfgnn::kDotForward);
+  m.def(dfgnn::kDotBackward);
+  m.def("gather_sum(Tensor feat, Tensor indices, Tensor items, Tensor splits, int[] plan, int num_dst) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(dfgnn, CPU, m) { dfgnn::Attention<dfgnn::CpuBackend>::register_ops(m); }

@@ -1,0 +1,184 @@
+"""From the degree distribution to a plan: which rows, or pieces of rows, run where and in what order.
+
+Level 1 of the scheduler (level 2, how a warp works on its edges, is in ``csrc/cuda/lanes.cuh``). A plan cuts the
+rows of a CSR into work items of at most ``max_edges`` edges; a longer row (a *super node*) is split into equal
+pieces whose partial results are merged exactly. The schedules differ in the order of the items and in how many
+rows a warp takes:
+
+``natural``        one row or piece per warp, in row order: neighbouring rows run together and share cache.
+``longest_first``  the same items by decreasing number of edges: no long item is left for the end.
+``packed``         longest first, and every sub-warp of a warp takes a row of its own. Needs feature rows of at
+                   most 256 bytes per tile of heads, so that a warp has several sub-warps.
+
+On the CPU, threads take equal numbers of edges of the natural order, so ``natural`` is the only schedule there.
+
+``plan`` estimates the cost of every candidate and takes the cheapest; a schedule asked for by name is taken or
+refused with an error, never replaced.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+SCHEDULES = ("natural", "longest_first", "packed")
+
+# Warps that an H100/H200-class GPU keeps resident at the kernels' register use: 132 multiprocessors x 20.
+_RESIDENT_WARPS = 2640
+_WARP = 32
+# Cost of starting an item (index, row state, result), in units of one edge of a 512-byte row.
+_ITEM_COST = 4.0
+# Slow-down of gathers when rows of a graph whose neighbours lie close together run in another order
+# (measured on batches of small graphs, docs/performance-log.md).
+_LOCALITY_LOSS = 1.8
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A schedule with its estimated cost, in edges on the critical path of a warp."""
+
+    schedule: str
+    cost: float
+    note: str
+
+
+@dataclass(frozen=True, repr=False)
+class Plan:
+    """Work items of one direction of a graph; ``repr`` tells how it was chosen."""
+
+    schedule: str
+    max_edges: int
+    items: torch.Tensor  # int32 [num_items, 4]: row, begin, end, slot (-1: the whole row)
+    splits: torch.Tensor  # int32 [num_splits, 4]: row, slot_begin, slot_end, 0
+    num_slots: int
+    packed: bool
+    why: str
+    stats: object
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def launch(self) -> list[int]:
+        return [self.num_slots, int(self.packed)]
+
+    def __repr__(self) -> str:
+        s = self.stats
+        lines = [
+            f"Plan {self.schedule}: {len(self.items):,} items of at most {self.max_edges} edges, "
+            f"{len(self.splits):,} split rows in {self.num_slots:,} pieces",
+            f"  rows {s.num_rows:,}, edges {s.num_edges:,}, degree mean {s.mean:.1f}, p50 {s.p50:g}, "
+            f"p99 {s.p99:g}, max {s.max:,}, cv {s.cv:.2f}, empty rows {s.num_empty:,}",
+        ]
+        lines += [
+            f"  {'->' if c.schedule == self.schedule else '  '} {c.schedule:<14} cost {c.cost:>12,.0f}  {c.note}"
+            for c in self.candidates
+        ]
+        return "\n".join([*lines, f"  {self.why}"])
+
+
+def sub_warps(num_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+    """Sub-warps of a CUDA warp for this feature shape (mirrors ``with_config`` and ``Launch`` in csrc/cuda)."""
+    vector = 16 // dtype.itemsize
+    loads = -(-head_dim // vector)
+    sizes = (4, 32) if dtype.itemsize == 8 else (2, 4, 8, 16, 32)
+    lanes = next((size for size in sizes if loads <= size), _WARP)
+    heads = 1
+    while heads < num_heads and heads * lanes < _WARP:
+        heads *= 2
+    return _WARP // (heads * lanes)
+
+
+def _power_of_two_below(x: float) -> int:
+    return 1 << max(int(x), 1).bit_length() - 1
+
+
+def _max_edges(stats, device_type: str) -> int:
+    """Bound of an item: some sixteen items per resident warp, so that the last ones even out the load."""
+    if device_type == "cpu":
+        return 4096
+    return min(max(_power_of_two_below(stats.num_edges / (_RESIDENT_WARPS * 16)), 64), 1024)
+
+
+def _candidates(stats, max_edges: int, packable: int) -> tuple[Candidate, ...]:
+    """Cost = share of a resident warp of all edges and items, plus the tail that the order leaves."""
+    share = (stats.num_edges + _ITEM_COST * stats.num_rows) / _RESIDENT_WARPS
+    longest = min(stats.max, max_edges)
+    skewed = stats.max > 8 * max(stats.mean, 1)
+    # In natural order the longest item may come last.
+    natural = Candidate("natural", share + (longest if skewed else 0), "keeps neighbouring rows together")
+    loss = 1.0 if skewed else _LOCALITY_LOSS
+    first = Candidate("longest_first", share * loss + min(stats.mean, longest), "no long item at the end")
+    found = [natural, first]
+    if packable > 1:
+        cost = (stats.num_edges + _ITEM_COST / packable * stats.num_rows) / _RESIDENT_WARPS
+        # A row that would have used all sub-warps gets one.
+        penalty = longest * (packable - 1)
+        found.append(Candidate("packed", cost * loss + penalty, f"{packable} rows per warp"))
+    return tuple(found)
+
+
+def _items(indptr: torch.Tensor, max_edges: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Items in row order, split rows, number of slots."""
+    num_rows = indptr.numel() - 1
+    device = indptr.device
+    degree = indptr.diff()
+    parts = ((degree + max_edges - 1) // max_edges).clamp_(min=1)
+    total = int(parts.sum()) if num_rows else 0
+    row = torch.repeat_interleave(torch.arange(num_rows, device=device), parts, output_size=total)
+    piece = torch.arange(total, device=device) - (parts.cumsum(0) - parts)[row]
+    length = ((degree + parts - 1) // parts)[row]
+    end_of_row = indptr[1:][row]
+    begin = torch.minimum(indptr[:-1][row] + piece * length, end_of_row)
+    end = torch.minimum(begin + length, end_of_row)
+    split = parts[row] > 1
+    slot = torch.where(split, split.cumsum(0) - 1, -1)
+    items = torch.stack([row, begin, end, slot], 1).to(torch.int32)
+    split_rows = (parts > 1).nonzero().squeeze(1)
+    count = parts[split_rows]
+    slot_end = count.cumsum(0)
+    splits = torch.stack([split_rows, slot_end - count, slot_end, torch.zeros_like(count)], 1).to(torch.int32)
+    return items, splits, int(slot_end[-1]) if len(splits) else 0
+
+
+def plan(
+    graph,
+    *,
+    reverse: bool = False,
+    num_heads: int = 4,
+    head_dim: int = 32,
+    dtype: torch.dtype = torch.float32,
+    schedule: str = "auto",
+) -> Plan:
+    """The plan of one direction of a graph for a feature shape.
+
+    graph: :class:`dfgnn.Graph`. reverse: rows are sources (backward) instead of destinations. num_heads, head_dim,
+    dtype: of the features. schedule: one of ``SCHEDULES``, or "auto" for the cheapest by estimate.
+
+    Raises ValueError for an unknown schedule, or one that this device or feature shape does not have.
+    """
+    if schedule != "auto" and schedule not in SCHEDULES:
+        raise ValueError(f"schedule: expected 'auto' or one of {', '.join(SCHEDULES)}, got {schedule!r}")
+    device = graph.device.type
+    stats = graph.degree_stats(reverse=reverse)
+    max_edges = _max_edges(stats, device)
+    packable = sub_warps(num_heads, head_dim, dtype)
+    if device == "cpu":
+        candidates = (Candidate("natural", float(stats.num_edges), "threads take equal numbers of edges"),)
+    else:
+        candidates = _candidates(stats, max_edges, packable)
+    if schedule == "auto":
+        chosen, why = min(candidates, key=lambda c: c.cost).schedule, "cheapest estimate"
+    elif schedule in (c.schedule for c in candidates):
+        chosen, why = schedule, "asked for by name"
+    else:
+        reason = (
+            "the CPU has 'natural' only"
+            if device == "cpu"
+            else f"rows of {num_heads} x {head_dim} {dtype} fill a warp, so that it cannot take several"
+        )
+        raise ValueError(f"schedule: {schedule!r} is not available: {reason}")
+
+    csr = graph.reverse_csr() if reverse else graph.csr()
+    items, splits, num_slots = _items(csr.indptr, max_edges)
+    if chosen != "natural":
+        order = torch.argsort(items[:, 2] - items[:, 1], descending=True, stable=True)
+        items = items[order].contiguous()
+    return Plan(chosen, max_edges, items, splits, num_slots, chosen == "packed", why, stats, candidates)

@@ -1,0 +1,123 @@
+"""Train one model on CLUSTER; the last line printed is the result as JSON.
+
+    python examples/train_cluster.py --model gt --attention fused
+
+Peak memory is what training adds: to the process's largest resident set on the CPU, to what the model and the data
+hold on the GPU.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import sys
+import time
+
+import cluster
+import torch
+import torch.nn.functional as F
+from models import GATBlock, GTBlock, NodeClassifier, accuracy
+from tqdm import tqdm
+
+from dfgnn import reference
+from dfgnn.nn import GATConv, GraphTransformerConv
+
+
+def unfuse(model):
+    """Let the layers compute attention with plain PyTorch operations."""
+    for module in model.modules():
+        if isinstance(module, GATConv):
+            module.attention = reference.gat_attention
+        elif isinstance(module, GraphTransformerConv):
+            module.attention = reference.dot_attention
+
+
+class PeakMemory:
+    """Bytes used at most since its creation, above those used then."""
+
+    def __init__(self, device):
+        self.cuda = torch.device(device).type == "cuda"
+        if self.cuda:
+            torch.cuda.reset_peak_memory_stats()
+        self.before = torch.cuda.memory_allocated() if self.cuda else self._resident()
+
+    def __call__(self):
+        return (torch.cuda.max_memory_allocated() if self.cuda else self._resident()) - self.before
+
+    @staticmethod
+    def _resident():
+        # Kilobytes on Linux, bytes on macOS.
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+@torch.no_grad()
+def evaluate(model, batches):
+    model.eval()
+    logits, labels = zip(*((model(graph, features), labels) for graph, features, labels in batches))
+    return accuracy(torch.cat(logits), torch.cat(labels))
+
+
+def train_epoch(model, optimizer, batches, progress):
+    model.train()
+    for k in torch.randperm(len(batches)).tolist():
+        graph, features, labels = batches[k]
+        optimizer.zero_grad(set_to_none=True)
+        loss = F.cross_entropy(model(graph, features), labels)
+        loss.backward()
+        optimizer.step()
+        progress.update()
+    return loss.item()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=["gat", "gt"], default="gt")
+    parser.add_argument("--attention", choices=["fused", "unfused"], default="fused")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--graphs", type=int, default=640, help="graphs to train on; a quarter as many test it")
+    parser.add_argument("--batch-size", type=int, default=32, help="graphs per step")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--lr", type=float, default=5e-3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--save", metavar="FILE", help="write the trained parameters")
+    parser.add_argument("--evaluate", metavar="FILE", help="test these parameters instead of those just trained")
+    args = parser.parse_args()
+
+    torch.manual_seed(args.seed)
+    train = cluster.make_batches(args.graphs, args.batch_size, seed=args.seed, device=args.device)
+    test = cluster.make_batches(max(args.graphs // 4, 1), args.batch_size, seed=args.seed + 1, device=args.device)
+    block = {"gat": GATBlock, "gt": GTBlock}[args.model]
+    model = NodeClassifier(block, cluster.NUM_FEATURES, cluster.CLASSES, args.width, args.heads, args.layers)
+    model.to(args.device)
+    if args.attention == "unfused":
+        unfuse(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
+
+    seconds, memory = [], PeakMemory(args.device)
+    with tqdm(total=args.epochs * len(train), desc=f"{args.model} {args.attention:7}", unit="step") as progress:
+        for _ in range(args.epochs):
+            start = time.perf_counter()
+            loss = train_epoch(model, optimizer, train, progress)  # its item() waits for the device
+            seconds.append(time.perf_counter() - start)
+            schedule.step()
+            progress.set_postfix_str(f"loss {loss:.3f}")
+    peak_memory = memory()
+    if args.save:
+        torch.save(model.state_dict(), args.save)
+    if args.evaluate:
+        model.load_state_dict(torch.load(args.evaluate, map_location=args.device))
+    result = {
+        "accuracy": evaluate(model, test),
+        "seconds_per_epoch": statistics.median(seconds),
+        "peak_memory": peak_memory,
+        "edges": sum(graph.num_edges for graph, *_ in train),
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

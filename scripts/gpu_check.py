@@ -1,0 +1,215 @@
+"""Check the CUDA kernels on a GPU and record the result: GPU tests, then compute-sanitizer on a small suite.
+
+    scripts/gpu_check.sh [--no-sanitizer] [--sanitizer PATH] [--pytest-args "-k gat"] [--commit HASH]
+
+The record names the sources that it is about by a hash, so that tests/test_gpu_check.py can tell when it is
+out of date. It is written after every step: a tool that is missing from it has not run. The exit status is 0
+only if all that ran was clean. The package is imported from the source tree, with the libraries in dfgnn/lib.
+"""
+
+import argparse
+import datetime
+import hashlib
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RECORD = Path("benchmarks/results/gpu-check.json")
+TOOLS = {
+    "memcheck": [],
+    "racecheck": [],
+    "initcheck": ["--track-unused-memory", "no"],  # scratch that a small graph leaves unused is no error
+    "synccheck": [],
+}
+TIMEOUT = 1800  # seconds of one step
+
+
+def source_hash(root: Path = ROOT) -> str:
+    """sha256 over the names and contents of all that the CUDA library is compiled from."""
+    digest = hashlib.sha256()
+    files = [path for folder in ("core", "cuda", "torch") for path in (root / "csrc" / folder).rglob("*")]
+    for path in sorted(path for path in files if path.suffix in (".h", ".cuh", ".cu", ".cpp")):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()
+
+
+def failures(record: dict) -> list[str]:
+    """What the record says went wrong, one line each."""
+    found = []
+    tests = record.get("tests")
+    if tests is not None:
+        if tests["failed"]:
+            found.append(f"{tests['failed']} GPU tests failed")
+        elif tests["exit_code"]:
+            found.append(f"pytest ended with exit code {tests['exit_code']}")
+        elif not tests["passed"]:
+            found.append("no GPU test passed")
+    for tool, result in record.get("sanitizer", {}).items():
+        if result["errors"] is None or result["exit_code"]:
+            found.append(f"{tool} did not finish (exit code {result['exit_code']})")
+        if result["errors"]:
+            found.append(f"{tool}: {result['errors']} errors")
+    return found
+
+
+def missing(record: dict) -> list[str]:
+    """The steps that the record does not have, or has only in part."""
+    steps = [] if record.get("tests") else ["the GPU tests"]
+    if record.get("tests", {}).get("arguments"):
+        steps.append("the GPU tests left out by " + record["tests"]["arguments"])
+    return steps + [tool for tool in TOOLS if tool not in record.get("sanitizer", {})]
+
+
+def read_junit(path: Path) -> dict:
+    """Numbers of passed, failed (or in error) and skipped tests in a JUnit file; 0 where pytest crashed."""
+    counts = dict.fromkeys(("tests", "failures", "errors", "skipped"), 0)
+    if path.exists():
+        for suite in ElementTree.parse(path).getroot().iter("testsuite"):
+            for key in counts:
+                counts[key] += int(suite.get(key, 0))
+    failed, skipped = counts["failures"] + counts["errors"], counts["skipped"]
+    return {"passed": counts["tests"] - failed - skipped, "failed": failed, "skipped": skipped}
+
+
+def count_errors(output: str) -> int | None:
+    """The number in compute-sanitizer's last summary line, or None without one.
+
+    Racecheck's warnings (hazards that it judges harmless) count too.
+    """
+    found = None
+    for line in output.splitlines():
+        if match := re.search(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard", line):
+            found = int(match[1] or match[2])
+    return found
+
+
+def run_tests(arguments: str) -> dict:
+    with tempfile.TemporaryDirectory() as folder:
+        junit = Path(folder) / "junit.xml"
+        options = ["-m", "gpu", "-q", f"--junitxml={junit}", *shlex.split(arguments)]
+        code, _ = _run([sys.executable, "-m", "pytest", *options], capture=False)
+        return {**read_junit(junit), "exit_code": code, "arguments": arguments}
+
+
+def run_tool(sanitizer: str, tool: str) -> dict:
+    suite = str(ROOT / "scripts" / "sanitize_suite.py")
+    command = [sanitizer, "--tool", tool, *TOOLS[tool], sys.executable, suite]
+    # Without torch's cache every tensor is an allocation of its own, whose ends memcheck knows.
+    code, output = _run(command, capture=True, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
+    result = {"errors": count_errors(output), "exit_code": code}
+    if failures({"sanitizer": {tool: result}}):
+        print("\n".join(output.splitlines()[:60] + ["..."] + output.splitlines()[-20:]))
+    return result
+
+
+def _run(command: list[str], capture: bool, **variables: str) -> tuple[int, str]:
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = {**os.environ, "PYTHONPATH": path, **variables}
+    stream = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if capture else {}
+    try:
+        done = subprocess.run(command, cwd=ROOT, env=env, errors="replace", timeout=TIMEOUT, **stream)
+    except subprocess.TimeoutExpired as error:
+        output = error.stdout or b""
+        return 124, output if isinstance(output, str) else output.decode(errors="replace")
+    return done.returncode, done.stdout or ""
+
+
+def _first_line(*command: str) -> str | None:
+    """The first line that a command prints, or None where it is not there or fails."""
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    except OSError:
+        return None
+    return done.stdout.splitlines()[0].strip() if done.returncode == 0 and done.stdout else None
+
+
+def find_sanitizer(path: str | None) -> str | None:
+    """--sanitizer, or the one in CUDA_HOME, PATH or the toolkit's usual place."""
+    home = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))
+    names = [path] if path else [str(home / "bin" / "compute-sanitizer"), "compute-sanitizer"]
+    return next((found for name in names if (found := shutil.which(name))), None)
+
+
+def describe(commit: str | None) -> dict:
+    import torch
+
+    library = ROOT / "dfgnn" / "lib" / "libdfgnn_cuda.so"
+    return {
+        "sources_sha256": source_hash(),
+        "library_sha256": hashlib.sha256(library.read_bytes()).hexdigest(),
+        "commit": commit or _first_line("git", "rev-parse", "HEAD"),
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "gpu": torch.cuda.get_device_name(),
+        "driver": _first_line("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--no-sanitizer", action="store_true", help="run the tests only")
+    parser.add_argument("--sanitizer", help="path of compute-sanitizer")
+    parser.add_argument("--pytest-args", default="", help="further arguments of pytest, in one string")
+    parser.add_argument("--commit", help="recorded where git does not know it")
+    parser.add_argument("--output", type=Path, default=ROOT / RECORD)
+    args = parser.parse_args()
+
+    sys.path.insert(0, str(ROOT))
+    import torch
+
+    from dfgnn import _library
+
+    if not torch.cuda.is_available():
+        return _refuse("torch sees no CUDA GPU here")
+    _library.require_cuda_library()
+    sanitizer = None if args.no_sanitizer else find_sanitizer(args.sanitizer)
+    if not args.no_sanitizer and sanitizer is None:
+        return _refuse("compute-sanitizer was not found: give --sanitizer PATH, or --no-sanitizer")
+
+    record = describe(args.commit)
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+
+    def write():
+        args.output.write_text(json.dumps(record, indent=2) + "\n")
+
+    record["tests"] = run_tests(args.pytest_args)
+    write()
+    if sanitizer:
+        version = [line for line in _output(sanitizer, "--version").splitlines() if "Version" in line]
+        record["sanitizer_version"] = version[0].strip() if version else None
+        record["sanitizer"] = {}
+        for tool in TOOLS:
+            print(f"compute-sanitizer --tool {tool} ...", flush=True)
+            record["sanitizer"][tool] = run_tool(sanitizer, tool)
+            write()
+            print(f"  {record['sanitizer'][tool]}", flush=True)
+
+    print(json.dumps(record, indent=2))
+    for line in failures(record):
+        print(f"gpu_check: FAILED: {line}", file=sys.stderr)
+    return 1 if failures(record) else 0
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True).stdout
+
+
+def _refuse(reason: str) -> int:
+    print(f"gpu_check: {reason}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""Every CUDA kernel on small graphs, for compute-sanitizer (scripts/gpu_check.py runs it):
+
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python scripts/sanitize_suite.py
+
+Results only have to be finite: whether they are right is what the tests tell. They are copied to the host, so
+that initcheck sees a result that was not written in full.
+"""
+
+import time
+
+import torch
+
+from dfgnn import Graph, functional
+from dfgnn.schedule import SCHEDULES
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+HEADS = (1, 3, 8)
+# Every lane layout of csrc/cuda/launch.cuh in every dtype: heads that are padded to 16 bytes, that take a few
+# lanes, a whole warp, several loads per lane, or more than that (300 and up in float64, 600 in float32, 1100 in
+# 16-bit types).
+DIMS = (1, 7, 8, 16, 32, 33, 64, 128, 256, 300, 600, 1100)
+
+# Per case: the score, and what is on. "grad": backward. "edge grad": edge tensors get gradients, too.
+CASES = (
+    ("gat", set()),
+    ("gat", {"bias", "weight"}),
+    ("gat", {"grad"}),
+    ("gat", {"grad", "no alpha_dst"}),
+    ("gat", {"grad", "dropout", "bias", "shared weight"}),
+    ("gat", {"grad", "dropout", "bias", "weight", "edge grad", "attention"}),
+    ("gat", {"grad", "attention", "no alpha_dst"}),
+    ("dot", set()),
+    ("dot", {"attention", "shared weight"}),
+    ("dot", {"grad"}),
+    ("dot", {"grad", "dropout", "weight"}),
+    ("dot", {"grad", "dropout", "bias", "shared weight", "edge grad", "attention"}),
+    ("dot", {"grad", "other value size"}),
+)
+
+
+def skewed(device) -> Graph:
+    """Super nodes in both directions, rows without edges, duplicates; edges in no order: with edge ids."""
+    generator = torch.Generator().manual_seed(0)
+    n, many = 70, 2300  # more edges than a work item ever has
+    some = torch.randint(n - 6, (2, 200), generator=generator)
+    src = torch.cat([torch.arange(many) % (n - 3), torch.full((many,), 5), some[0]])
+    dst = torch.cat([torch.full((many,), 3), torch.arange(many) % (n - 6), some[1]])
+    order = torch.randperm(len(src), generator=generator)
+    return Graph.from_coo(src[order].to(device), dst[order].to(device), num_nodes=n)
+
+
+def bipartite(device) -> Graph:
+    """More sources than destinations, edges sorted: no edge ids."""
+    generator = torch.Generator().manual_seed(0)
+    dst = torch.randint(40, (400,), generator=generator).sort().values
+    src = torch.randint(90, (400,), generator=generator)
+    return Graph.from_coo(src.to(device), dst.to(device), num_src=90, num_dst=40)
+
+
+def edgeless(device) -> Graph:
+    none = torch.empty(0, dtype=torch.int64, device=device)
+    return Graph.from_coo(none, none, num_src=5, num_dst=7)
+
+
+def call(graph, score, options, heads, dim, dtype, schedule):
+    def tensor(*shape, grad="grad" in options, dtype=dtype):
+        return torch.randn(shape).to(graph.device, dtype).requires_grad_(grad)
+
+    edge_grad = "edge grad" in options
+    keywords = {"schedule": schedule, "return_attention": "attention" in options}
+    if "bias" in options:  # in the accumulation type where that is another one
+        accumulated = torch.float64 if dtype == torch.float64 else torch.float32
+        keywords["edge_bias"] = tensor(graph.num_edges, heads, grad=edge_grad, dtype=accumulated)
+    if "weight" in options:
+        keywords["edge_weight"] = tensor(graph.num_edges, heads, grad=edge_grad)
+    if "shared weight" in options:
+        keywords["edge_weight"] = tensor(graph.num_edges, grad=edge_grad)
+    if "dropout" in options:
+        keywords["dropout_p"] = 0.4
+    if score == "gat":
+        alpha_dst = None if "no alpha_dst" in options else tensor(graph.num_dst, heads)
+        inputs = [tensor(graph.num_src, heads, dim), tensor(graph.num_src, heads), alpha_dst]
+        results = functional.gat_attention(graph, *inputs, **keywords)
+    else:
+        value_dim = dim // 2 + 1 if "other value size" in options else dim
+        sizes = (graph.num_dst, dim), (graph.num_src, dim), (graph.num_src, value_dim)
+        inputs = [tensor(n, heads, d) for n, d in sizes]
+        results = functional.dot_attention(graph, *inputs, **keywords)
+
+    results = list(results) if isinstance(results, tuple) else [results]
+    if "grad" in options:
+        leaves = [x for x in (*inputs, *keywords.values()) if isinstance(x, torch.Tensor) and x.requires_grad]
+        grads = [torch.randn(x.shape).to(x) for x in results]
+        results += torch.autograd.grad(results, leaves, grads)
+    for x in results:
+        assert x.detach().cpu().isfinite().all(), (score, options, heads, dim, dtype, schedule)
+
+
+def gather_sum(graph, width, dtype, schedule):
+    csr, plan = graph.csr(), graph.plan(1, width, dtype, schedule=schedule)
+    feat = torch.randn(graph.num_src, width).to(graph.device, dtype)
+    arguments = csr.indices, plan.items, plan.splits, plan.launch, graph.num_dst
+    assert torch.ops.dfgnn.gather_sum(feat, *arguments).cpu().isfinite().all()
+
+
+def schedules(graph, heads, dim, dtype) -> list[str]:
+    vector = 16 // dtype.itemsize
+    padded = -(-dim // vector) * vector
+    return [candidate.schedule for candidate in graph.plan(heads, padded, dtype).candidates]
+
+
+def run(device="cuda", dims=DIMS) -> int:
+    """The number of calls made. Heads and schedules take turns, so that all combinations come to pass."""
+    torch.manual_seed(0)
+    graph, others = skewed(device), (bipartite(device), edgeless(device))
+    used, calls = set(), 0
+    work = [(graph, dtype, dim) for dtype in DTYPES for dim in dims]
+    work += [(other, dtype, 8) for dtype in DTYPES for other in others]
+    for on, dtype, dim in work:
+        for score, options in CASES:
+            heads = HEADS[calls % len(HEADS)]
+            names = schedules(on, heads, dim, dtype)
+            schedule = names[calls // len(HEADS) % len(names)]
+            call(on, score, options, heads, dim, dtype, schedule)
+            used.add(schedule)
+            calls += 1
+        vector = 16 // dtype.itemsize
+        if device == "cuda" and dtype != torch.float64 and dim % vector == 0:
+            for schedule in schedules(on, 1, dim, dtype):
+                gather_sum(on, dim, dtype, schedule)
+                calls += 1
+    if device == "cuda":
+        torch.cuda.synchronize()
+        assert used == set(SCHEDULES), f"schedules that were never used: {set(SCHEDULES) - used}"
+        assert all(len(graph.plan(reverse=r).splits) for r in (False, True)), "no row was split"
+    return calls
+
+
+if __name__ == "__main__":
+    start = time.perf_counter()
+    print(f"{run()} calls in {time.perf_counter() - start:.1f} s")

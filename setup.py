@@ -1,0 +1,61 @@
+"""Package dfgnn around the libraries that build_native.py compiles; the metadata are in pyproject.toml."""
+
+import shutil
+import sys
+from pathlib import Path
+
+from setuptools import Command, Distribution, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_py import build_py
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # build backends do not put it there
+import build_native
+
+
+class BuildNative(Command):
+    """python setup.py build_native [--only=cpu|cuda]: compile what has changed into dfgnn/lib."""
+
+    description = "compile the libraries into the source tree"
+    user_options = [("only=", None, "build one library: cpu or cuda")]
+
+    def initialize_options(self):
+        self.only = None
+
+    def finalize_options(self):
+        if self.only not in (None, "cpu", "cuda"):
+            raise SystemExit(f"--only: expected cpu or cuda, got {self.only}")
+
+    def run(self):
+        for library in build_native.build(only=self.only):
+            print(library)
+
+
+class BuildPy(build_py):
+    def run(self):
+        if self.editable_mode:
+            super().run()
+            build_native.build()
+        else:
+            package = Path(self.build_lib) / "dfgnn"
+            shutil.rmtree(package, ignore_errors=True)  # modules that were deleted since the last wheel
+            super().run()
+            build_native.build(package / "lib", for_wheel=True)
+
+
+class BdistWheel(bdist_wheel):
+    def get_tag(self):
+        return "py3", "none", super().get_tag()[2]  # no Python.h anywhere: any Python 3, this platform
+
+
+class NativeDistribution(Distribution):
+    def has_ext_modules(self):
+        return True  # the wheel holds machine code although setuptools compiles none
+
+
+try:
+    setup(
+        cmdclass={"build_native": BuildNative, "build_py": BuildPy, "bdist_wheel": BdistWheel},
+        distclass=NativeDistribution,
+    )
+except build_native.BuildError as error:
+    raise SystemExit(f"error: {error}") from None

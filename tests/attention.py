@@ -1,0 +1,107 @@
+"""Running an attention function with its gradients, and the error criterion that compares two runs."""
+
+import itertools
+import math
+
+import torch
+
+from dfgnn import functional, reference
+
+SCORES = ("gat", "dot")
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+# Gradients that pass through the softmax, where everything may cancel.
+SCORE_INPUTS = ("alpha_src", "alpha_dst", "edge_bias", "query", "key")
+
+HEADS = (1, 3, 8)
+DIMS = (1, 7, 33, 300, 4, 8, 32, 64, 128, 256)
+
+
+def shapes(device, turn, num_edges):
+    """(H, D) pairs: all of them on a GPU, two on the CPU that change with ``turn``, so that all come to pass."""
+    pairs = [(h, d) for h, d in itertools.product(HEADS, DIMS) if num_edges * h * d < 5_000_000]
+    if device != "cpu":
+        return pairs
+    return [pairs[7 * turn % len(pairs)], pairs[(7 * turn + 17) % len(pairs)]]
+
+
+def function(score, module=functional):
+    return {"gat": module.gat_attention, "dot": module.dot_attention}[score]
+
+
+def make_inputs(score, graph, heads, dim, dtype=torch.float32, *, value_dim=None, edge_bias=False, edge_weight=None):
+    """Random arguments by name; ``edge_weight`` is None, 1 or "H": the heads of the weight."""
+    value_dim = value_dim or dim
+    sizes = {
+        "gat": {
+            "feat": (graph.num_src, heads, dim),
+            "alpha_src": (graph.num_src, heads),
+            "alpha_dst": (graph.num_dst, heads),
+        },
+        "dot": {
+            "query": (graph.num_dst, heads, dim),
+            "key": (graph.num_src, heads, dim),
+            "value": (graph.num_src, heads, value_dim),
+        },
+    }[score]
+    if edge_bias:
+        sizes["edge_bias"] = (graph.num_edges, heads)
+    if edge_weight:
+        sizes["edge_weight"] = (graph.num_edges,) if edge_weight == 1 else (graph.num_edges, heads)
+    return {name: torch.randn(size).to(graph.device, dtype) for name, size in sizes.items()}
+
+
+def run(attention, graph, inputs, dtype=None, **options):
+    """Outputs and the gradient of every input, by name, for fixed random weights of the loss."""
+    leaves = {
+        name: x.detach().to(dtype or x.dtype, copy=True).requires_grad_() if x is not None else None
+        for name, x in inputs.items()
+    }
+    result = attention(graph, **leaves, **options)
+    results = {"out": result}
+    if options.get("return_attention"):
+        results = {"out": result[0], "attention": result[1]}
+    generator = torch.Generator().manual_seed(1)
+    grads = [torch.randn(x.shape, generator=generator).to(x) for x in results.values()]
+    torch.autograd.backward(list(results.values()), grads)
+    results = {name: x.detach() for name, x in results.items()}
+    for name, leaf in leaves.items():
+        if leaf is not None:
+            assert leaf.grad is not None, f"no gradient of {name}"
+            results["grad_" + name] = leaf.grad
+    return results
+
+
+def relative_error(actual, oracle, floor=0.0):
+    """||actual - oracle|| / ||oracle||, the denominator being at least ``floor``."""
+    difference = (actual.double() - oracle).norm().item()
+    return 0.0 if difference == 0 else difference / max(oracle.norm().item(), floor, 1e-300)
+
+
+def rounding_band(dtype):
+    """What correct computations differ by. float64 is the oracle's own dtype: there, sums are only reordered."""
+    return 1e-12 if dtype == torch.float64 else 2 * torch.finfo(dtype).eps
+
+
+def check(score, graph, inputs, note="", extra=0.0, **options):
+    """Error against the float64 oracle <= 2 x the error of plain PyTorch in the same dtype + rounding (+ extra)."""
+    attention = function(score)
+    value = inputs["feat" if score == "gat" else "value"]
+    plain = function(score, reference)
+    actual = run(attention, graph, inputs, **options)
+    low = run(plain, graph, inputs, **options)
+    oracle = run(plain, graph, inputs, dtype=torch.float64, **options)
+    # What cancels in a gradient through the softmax, sum_j alpha_ij |g_i . v_j|, has about this norm.
+    weights = function(score, reference)(
+        graph, **{n: None if x is None else x.double() for n, x in inputs.items()}, **{**options, "return_attention": True}
+    )[1]
+    floor = weights.norm().item() * math.sqrt(value.shape[-1])
+    for name, expected in oracle.items():
+        x = actual[name]
+        assert x.shape == expected.shape, f"{note}{name}: shape {tuple(x.shape)}, not {tuple(expected.shape)}"
+        assert x.dtype == low[name].dtype, f"{note}{name}: {x.dtype}, not {low[name].dtype}"
+        assert x.isfinite().all(), f"{note}{name} is not finite"
+        through_softmax = name.removeprefix("grad_") in SCORE_INPUTS
+        error, allowed = (relative_error(y, expected, floor * through_softmax) for y in (x, low[name]))
+        limit = 2 * allowed + rounding_band(value.dtype) + extra
+        assert error <= limit, f"{note}{name}: error {error:.3g} > {limit:.3g} (plain PyTorch: {allowed:.3g})"
+    return actual

@@ -1,0 +1,43 @@
+"""What every Graph must satisfy, whatever it was made from."""
+
+import torch
+
+
+def edge_order(csr):
+    """Where each edge of a CSR is in the user's order."""
+    if csr.eids is None:
+        return torch.arange(csr.indices.numel())
+    return csr.eids.long().cpu()
+
+
+def check_csr(csr, rows, cols, num_rows, device):
+    """`csr` holds exactly the edges cols[e] -> rows[e] under the ids e."""
+    assert csr.indptr.dtype == torch.int64 and csr.indices.dtype == torch.int32
+    assert csr.eids is None or csr.eids.dtype == torch.int32
+    for tensor in csr:
+        assert tensor is None or (tensor.is_contiguous() and tensor.device.type == torch.device(device).type)
+    indptr, indices, ids = csr.indptr.cpu(), csr.indices.cpu().long(), edge_order(csr)
+    assert indptr.shape == (num_rows + 1,)
+    assert torch.equal(ids.sort().values, torch.arange(rows.numel()))
+    # Python loops on purpose: nothing of what is tested helps to test it.
+    row_of_position = [r for r in range(num_rows) for _ in range(int(indptr[r]), int(indptr[r + 1]))]
+    assert row_of_position == rows[ids].tolist()
+    assert indices.tolist() == cols[ids].tolist()
+
+
+def check_graph(graph, src, dst, num_src, num_dst, device="cpu"):
+    """`graph` is the graph of these edges, in this order, in both directions."""
+    src, dst = src.cpu().long(), dst.cpu().long()
+    assert (graph.num_src, graph.num_dst, graph.num_edges) == (num_src, num_dst, src.numel())
+    assert graph.device.type == torch.device(device).type
+    check_csr(graph.csr(), dst, src, num_dst, device)
+    without = graph.reverse_csr()
+    assert without.eids is None
+    reverse = graph.reverse_csr(need_eids=True)
+    check_csr(reverse, src, dst, num_src, device)
+    assert torch.equal(without.indptr, reverse.indptr) and torch.equal(without.indices, reverse.indices)
+    assert graph.edge_index.dtype == torch.int64
+    assert graph.edge_index.tolist() == [src.tolist(), dst.tolist()]
+    assert graph.in_degrees().tolist() == torch.bincount(dst, minlength=num_dst).tolist()
+    assert graph.out_degrees().tolist() == torch.bincount(src, minlength=num_src).tolist()
+    assert graph.has_zero_in_degree == (len(set(dst.tolist())) < num_dst)

@@ -1,0 +1,406 @@
+"""What the attention functions promise beside their numbers: inputs, dropout, autograd, operators, errors."""
+
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from attention import DTYPES, SCORES, function, make_inputs, relative_error, run
+from graphs import make_graph, tiny_graph
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from dfgnn import functional, reference
+from dfgnn.schedule import SCHEDULES
+
+ALL = {"edge_bias": True, "edge_weight": "H"}
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
+
+
+def strided_copies(x):
+    """``x`` as a transposed, a sliced, an expanded-from and an unaligned tensor, all equal to it."""
+    yield x.transpose(0, -1).contiguous().transpose(0, -1)
+    wide = torch.full((*x.shape[:-1], 2 * x.shape[-1] + 1), math.nan, dtype=x.dtype, device=x.device)
+    wide[..., 1::2] = x
+    yield wide[..., 1::2]
+    flat = torch.empty(x.numel() + 1, dtype=x.dtype, device=x.device)
+    flat[1:] = x.flatten()
+    yield flat[1:].view(x.shape)
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_strides_and_alignment_do_not_matter(device, score):
+    graph = make_graph("mixed_degrees", device)
+    inputs = make_inputs(score, graph, 3, 8, **ALL)
+    expected = function(score)(graph, **inputs, return_attention=True)
+    for name, x in inputs.items():
+        for copy in strided_copies(x):
+            assert torch.equal(copy, x)
+            results = function(score)(graph, **{**inputs, name: copy}, return_attention=True)
+            assert torch.equal(results[0], expected[0]) and torch.equal(results[1], expected[1]), name
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_strided_inputs_and_gradients(device, score):
+    graph = make_graph("mixed_degrees", device)
+    inputs = make_inputs(score, graph, 3, 8, **ALL)
+
+    def gradients(transform):
+        leaves = {n: x.clone().requires_grad_() for n, x in inputs.items()}
+        out = function(score)(graph, **{n: transform(x) for n, x in leaves.items()})
+        grad = torch.linspace(-1, 1, out.numel(), device=device).view(out.shape[::-1]).permute(2, 1, 0)
+        out.backward(grad if transform is not torch.clone else grad.contiguous())
+        return {n: x.grad for n, x in leaves.items()}
+
+    assert same(gradients(torch.clone), gradients(lambda x: x.t().contiguous().t() if x.dim() == 2 else x.mT.clone().mT))
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_gradient_of_an_expanded_output(device, score):
+    """``sum()`` hands backward a gradient of stride 0."""
+    graph = make_graph("random", device)
+    results = []
+    for reduce in (torch.sum, lambda out: (out * torch.ones_like(out)).sum()):
+        torch.manual_seed(0)
+        inputs = {n: x.requires_grad_() for n, x in make_inputs(score, graph, 3, 8).items()}
+        results.append(torch.autograd.grad(reduce(function(score)(graph, **inputs)), list(inputs.values())))
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_inputs_and_graph_are_not_modified(device, score):
+    graph = make_graph("mixed_degrees", device)
+    inputs = make_inputs(score, graph, 3, 8, **ALL)
+    tensors = [*inputs.values(), *graph.csr(), *graph.reverse_csr(need_eids=True), graph.edge_index]
+    before = [None if x is None else x.clone() for x in tensors]
+    leaves = {n: x.detach().requires_grad_() for n, x in inputs.items()}
+    out, attention = function(score)(graph, **leaves, return_attention=True, dropout_p=0.2)
+    grads = [torch.randn_like(out), torch.randn_like(attention)]
+    copies = [g.clone() for g in grads]
+    torch.autograd.backward([out, attention], grads)
+    for x, y in zip([*tensors, *grads], [*before, *copies]):
+        assert x is None and y is None or torch.equal(x, y)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ["mixed_degrees", "super_row", "super_source"])
+@pytest.mark.parametrize("score", SCORES)
+def test_two_runs_are_bitwise_equal(device, score, name, dtype):
+    graph = make_graph(name, device)
+    inputs = make_inputs(score, graph, 8, 32, dtype, **ALL)
+    for options in ({}, {"return_attention": True, "dropout_p": 0.4, "_seed": torch.tensor([1], device=device)}):
+        assert same(run(function(score), graph, inputs, **options), run(function(score), graph, inputs, **options))
+
+
+# Schedules
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("score", SCORES)
+def test_every_schedule_gives_the_same_results(device, score, schedule):
+    """Where the device or the shape has no such schedule, it is refused and not replaced."""
+    seed = torch.tensor([9], device=device)
+    options = {"return_attention": True, "dropout_p": 0.3, "_seed": seed}
+    available = 0
+    for name in ("mixed_degrees", "super_row", "super_source", "power_law", "no_edges", "no_nodes", "isolated"):
+        graph = make_graph(name, device)
+        for heads, dim in ((1, 4), (3, 8), (8, 32)):
+            inputs = make_inputs(score, graph, heads, dim, torch.float64, **ALL)
+            plan = graph.plan(num_heads=heads, head_dim=dim, dtype=torch.float64)
+            if schedule not in {c.schedule for c in plan.candidates}:
+                with pytest.raises(ValueError, match=f"{schedule}.*not available"):
+                    function(score)(graph, **inputs, schedule=schedule)
+                continue
+            available += 1
+            forced = graph.plan(num_heads=heads, head_dim=dim, dtype=torch.float64, schedule=schedule)
+            assert forced.schedule == schedule and schedule in repr(forced)
+            expected = run(function(score, reference), graph, inputs, **options)
+            results = run(function(score), graph, inputs, schedule=schedule, **options)
+            for key, x in expected.items():
+                assert relative_error(results[key], x, 1.0) < 1e-10, (name, key)
+    assert available or device == "cpu"
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_unknown_schedule(device, score):
+    graph = make_graph("random", device)
+    with pytest.raises(ValueError, match="no_such_schedule"):
+        function(score)(graph, **make_inputs(score, graph, 2, 4), schedule="no_such_schedule")
+
+
+# Dropout
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_dropout_follows_torchs_seed(device, score):
+    graph = make_graph("random", device)
+    inputs = make_inputs(score, graph, 3, 8)
+    results = []
+    for seed in (3, 3, 4):
+        torch.manual_seed(seed)
+        results.append(run(function(score), graph, inputs, dropout_p=0.5, return_attention=True))
+    assert same(results[0], results[1])
+    assert not torch.equal(results[0]["attention"], results[2]["attention"])
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_successive_calls_draw_other_masks(device, score):
+    graph = make_graph("random", device)
+    inputs = make_inputs(score, graph, 3, 8)
+    first, second = (function(score)(graph, **inputs, dropout_p=0.5, return_attention=True)[1] for _ in range(2))
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("score", SCORES)
+def test_dropout_distribution(device, score, p):
+    graph = make_graph("super_row", device)
+    inputs = make_inputs(score, graph, 8, 4, torch.float64)
+    options = {"return_attention": True, "dropout_p": p}
+    _, attention = function(score)(graph, **inputs, **options)
+    _, full = function(score)(graph, **inputs, return_attention=True)
+    kept = attention != 0
+    torch.testing.assert_close(attention[kept], full[kept] / (1 - p), rtol=1e-12, atol=0.0)
+    sigma = math.sqrt(p * (1 - p) / kept.numel())
+    assert abs(kept.double().mean().item() - (1 - p)) < 5 * sigma
+    mean = torch.stack([function(score)(graph, **inputs, **options)[0] for _ in range(200)]).mean(0)
+    expected = function(score)(graph, **inputs)
+    # The mean of 200 draws: each row averages 5000 edges, so its own noise is far below this.
+    torch.testing.assert_close(mean, expected, rtol=0.0, atol=0.05)
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_dropout_at_the_ends(device, score):
+    graph = make_graph("random", device)
+    inputs = make_inputs(score, graph, 3, 8, **ALL)
+    results = run(function(score), graph, inputs, dropout_p=1.0, return_attention=True)
+    assert all(x.eq(0).all() for x in results.values())
+    state = torch.get_rng_state() if device == "cpu" else torch.cuda.get_rng_state()
+    function(score)(graph, **inputs, dropout_p=0.0)
+    assert torch.equal(state, torch.get_rng_state() if device == "cpu" else torch.cuda.get_rng_state())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU, or a torch without CUDA")
+@pytest.mark.parametrize("score", SCORES)
+def test_cpu_and_cuda_agree_on_the_mask(score):
+    results = []
+    for device in ("cpu", "cuda"):
+        graph = make_graph("mixed_degrees", device)
+        torch.manual_seed(0)
+        inputs = {n: x.double().to(device) for n, x in make_inputs(score, make_graph("mixed_degrees"), 5, 8).items()}
+        seed = torch.tensor([77], device=device)
+        results.append(function(score)(graph, **inputs, dropout_p=0.5, _seed=seed).cpu())
+    torch.testing.assert_close(*results, rtol=1e-10, atol=1e-12)
+
+
+# Autograd and operators
+
+
+@pytest.mark.parametrize("return_attention", [False, True])
+@pytest.mark.parametrize("options", [{}, {"edge_bias": True}, ALL, {"edge_weight": 1}], ids=str)
+@pytest.mark.parametrize("score", SCORES)
+def test_gradcheck(device, score, options, return_attention):
+    graph = tiny_graph(device)
+    sizes = {} if score == "gat" else {"value_dim": 3}
+    inputs = make_inputs(score, graph, 2, 2, torch.float64, **sizes, **options)
+    names = list(inputs)
+    seed = torch.tensor([4], device=device)
+
+    def call(*tensors):
+        arguments = dict(zip(names, tensors))
+        return function(score)(graph, **arguments, dropout_p=0.25, _seed=seed, return_attention=return_attention)
+
+    assert torch.autograd.gradcheck(call, [x.requires_grad_() for x in inputs.values()], nondet_tol=0.0)
+
+
+@pytest.mark.parametrize("return_attention", [False, True])
+@pytest.mark.parametrize("score", SCORES)
+def test_second_derivatives_are_refused(device, score, return_attention):
+    graph = make_graph("random", device)
+    inputs = {n: x.requires_grad_() for n, x in make_inputs(score, graph, 2, 4, **ALL).items()}
+    out = function(score)(graph, **inputs, return_attention=return_attention)
+    loss = sum(x.square().sum() for x in (out if return_attention else (out,)))
+    grads = torch.autograd.grad(loss, list(inputs.values()), create_graph=True)
+    with pytest.raises((NotImplementedError, RuntimeError), match="twice|second|double|higher|not implemented"):
+        sum(g.square().sum() for g in grads).backward()
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_no_graph_is_recorded_without_gradients(device, score):
+    graph = make_graph("random", device)
+    inputs = make_inputs(score, graph, 2, 4)
+    assert not function(score)(graph, **inputs).requires_grad
+    with torch.no_grad():
+        assert not function(score)(graph, **{n: x.requires_grad_() for n, x in inputs.items()}).requires_grad
+    with torch.inference_mode():
+        assert torch.equal(function(score)(graph, **inputs), function(score)(graph, **inputs))
+
+
+class Recorder(TorchDispatchMode):
+    """Keeps the calls of dfgnn's operators."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        if op.namespace == "dfgnn":
+            self.calls.append((op, args, kwargs or {}))
+        return op(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("options", [{}, ALL], ids=str)
+@pytest.mark.parametrize("score", SCORES)
+def test_opcheck(device, score, options):
+    graph = make_graph("fewer_destinations", device)
+    inputs = {n: x.requires_grad_() for n, x in make_inputs(score, graph, 2, 4, **options).items()}
+    for more in ({}, {"return_attention": True, "dropout_p": 0.5}):
+        with Recorder() as recorder:
+            results = function(score)(graph, **inputs, **more)
+            sum(x.square().sum() for x in (results if more else (results,))).backward()
+        assert [op._schema.name for op, *_ in recorder.calls] == [f"dfgnn::{score}_forward", f"dfgnn::{score}_backward"]
+        for op, args, kwargs in recorder.calls:
+            # Forward must be differentiable, and backward, of which the derivative is refused, right without.
+            wants_grad = op._schema.name.endswith("forward")
+
+            def recreate(x, wants_grad=wants_grad):
+                return x.detach().clone().requires_grad_(wants_grad and x.is_floating_point())
+
+            args, kwargs = tree_map_only(torch.Tensor, recreate, (args, kwargs))
+            torch.library.opcheck(op, args, kwargs)
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_autocast(device, score):
+    """Under autocast the inputs arrive in mixed precisions as the layers made them."""
+    graph = make_graph("random", device)
+    inputs = make_inputs(score, graph, 2, 4, torch.bfloat16)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        out = function(score)(graph, **inputs)
+    assert torch.equal(out, function(score)(graph, **inputs))
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_backward_in_another_thread_and_forward_in_a_fresh_process(score):
+    """Autograd runs backward in its own threads; and the first call of a process may come from anywhere."""
+    code = f"""
+import threading, torch, dfgnn
+from dfgnn import functional
+graph = dfgnn.Graph.from_coo(torch.tensor([0, 1, 2]), torch.tensor([1, 1, 0]), num_src=3, num_dst=3)
+x = torch.ones(3, 2, 4, requires_grad=True)
+def work():
+    if {score!r} == "gat":
+        out = functional.gat_attention(graph, x, x[:, :, 0], x[:, :, 1])
+    else:
+        out = functional.dot_attention(graph, x, x, x)
+    out.sum().backward()
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+assert x.grad.sum() == 16, x.grad
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+# Errors: (score, change of the arguments, exception, words of the message)
+
+
+def _drop(name):
+    return lambda a, g: a.update({name: a[name][:-1]})
+
+
+def _cast(name, dtype):
+    return lambda a, g: a.update({name: a[name].to(dtype)})
+
+
+def _set(name, value):
+    return lambda a, g: a.update({name: value})
+
+
+def _heads(name):
+    return lambda a, g: a.update({name: a[name][:, :1]})
+
+
+ERRORS = {
+    "feat not 3-D": ("gat", lambda a, g: a.update(feat=a["feat"].flatten(1)), ValueError, "feat"),
+    "feat rows": ("gat", _drop("feat"), ValueError, "feat"),
+    "feat integers": ("gat", _cast("feat", torch.int64), TypeError, "feat"),
+    "feat not a tensor": ("gat", _set("feat", [1.0]), TypeError, "feat"),
+    "feat None": ("gat", _set("feat", None), TypeError, "feat"),
+    "alpha_src rows": ("gat", _drop("alpha_src"), ValueError, "alpha_src"),
+    "alpha_src heads": ("gat", _heads("alpha_src"), ValueError, "alpha_src"),
+    "alpha_src dtype": ("gat", _cast("alpha_src", torch.float64), TypeError, "alpha_src"),
+    "alpha_src None": ("gat", _set("alpha_src", None), TypeError, "alpha_src"),
+    "alpha_dst rows": ("gat", _drop("alpha_dst"), ValueError, "alpha_dst"),
+    "alpha_dst heads": ("gat", _heads("alpha_dst"), ValueError, "alpha_dst"),
+    "alpha_dst 3-D": ("gat", lambda a, g: a.update(alpha_dst=a["alpha_dst"][..., None]), ValueError, "alpha_dst"),
+    "query rows": ("dot", _drop("query"), ValueError, "query"),
+    "query heads": ("dot", _heads("query"), ValueError, "heads|query|key"),
+    "query dim": ("dot", lambda a, g: a.update(query=a["query"][..., :1]), ValueError, "query|key"),
+    "query dtype": ("dot", _cast("query", torch.float16), TypeError, "query|key"),
+    "key rows": ("dot", _drop("key"), ValueError, "key"),
+    "key heads": ("dot", _heads("key"), ValueError, "key"),
+    "key dtype": ("dot", _cast("key", torch.float64), TypeError, "key"),
+    "value rows": ("dot", _drop("value"), ValueError, "value"),
+    "value heads": ("dot", _heads("value"), ValueError, "value"),
+    "value dtype": ("dot", _cast("value", torch.bfloat16), TypeError, "value"),
+    "value 2-D": ("dot", lambda a, g: a.update(value=a["value"][..., 0]), ValueError, "value"),
+    "edge_bias edges": ("both", _drop("edge_bias"), ValueError, "edge_bias"),
+    "edge_bias heads": ("both", _heads("edge_bias"), ValueError, "edge_bias"),
+    "edge_bias 1-D": ("both", lambda a, g: a.update(edge_bias=a["edge_bias"][:, 0]), ValueError, "edge_bias"),
+    "edge_bias dtype": ("both", _cast("edge_bias", torch.int32), TypeError, "edge_bias"),
+    "edge_weight edges": ("both", _drop("edge_weight"), ValueError, "edge_weight"),
+    "edge_weight heads": ("both", lambda a, g: a.update(edge_weight=a["edge_weight"][:, :2]), ValueError, "edge_weight"),
+    "edge_weight dtype": ("both", _cast("edge_weight", torch.bool), TypeError, "edge_weight"),
+    "negative dropout": ("both", _set("dropout_p", -0.1), ValueError, "dropout_p"),
+    "dropout above one": ("both", _set("dropout_p", 1.1), ValueError, "dropout_p"),
+    "dropout NaN": ("both", _set("dropout_p", math.nan), ValueError, "dropout_p"),
+}
+
+
+@pytest.mark.parametrize("score, case", [(s, c) for s in SCORES for c in ERRORS if ERRORS[c][0] in ("both", s)])
+def test_bad_arguments_are_named(device, score, case):
+    _, change, exception, words = ERRORS[case]
+    graph = make_graph("fewer_destinations", device)
+    arguments = make_inputs(score, graph, 3, 4, **ALL)
+    change(arguments, graph)
+    with pytest.raises(exception, match=f"{score}_attention.*({words})"):
+        function(score)(graph, **arguments)
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_graph_of_another_type(device, score):
+    graph = make_graph("random", device)
+    with pytest.raises(TypeError, match="graph"):
+        function(score)(graph.edge_index, **make_inputs(score, graph, 2, 4))
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_tensor_on_another_device(score):
+    graph = make_graph("random")
+    inputs = make_inputs(score, graph, 2, 4, **ALL)
+    for name, x in inputs.items():
+        with pytest.raises(ValueError, match=f"{name}.*meta|meta.*{name}|device"):
+            function(score)(graph, **{**inputs, name: x.to("meta")})
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU, or a torch without CUDA")
+@pytest.mark.parametrize("score", SCORES)
+def test_graph_and_tensors_on_different_devices(score):
+    inputs = make_inputs(score, make_graph("random"), 2, 4)
+    with pytest.raises(ValueError, match="cuda"):
+        function(score)(make_graph("random", "cuda"), **inputs)
+
+
+def test_both_modules_have_the_same_signatures():
+    import inspect
+
+    for name in ("gat_attention", "dot_attention"):
+        ours, theirs = (list(inspect.signature(getattr(m, name)).parameters.values()) for m in (functional, reference))
+        assert [(p.name, p.kind, p.default) for p in ours] == [(p.name, p.kind, p.default) for p in theirs]

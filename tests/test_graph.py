@@ -1,0 +1,619 @@
+import copy
+import gc
+import itertools
+import pickle
+import statistics
+import weakref
+
+import pytest
+import torch
+from graph_checks import check_graph, edge_order
+from graphs import GRAPHS
+
+from dfgnn.graph import CSR, DegreeStats, Graph
+
+
+def edges(name, device="cpu", dtype=torch.int64):
+    src, dst, num_src, num_dst = GRAPHS[name]()
+    return src.to(device, dtype), dst.to(device, dtype), num_src, num_dst
+
+
+def csr_of(src, dst, num_dst):
+    """(indptr, indices, eids), built edge by edge."""
+    rows = [[e for e, d in enumerate(dst.tolist()) if d == i] for i in range(num_dst)]
+    order = torch.tensor([e for row in rows for e in row], dtype=torch.long)
+    indptr = torch.tensor([0, *(len(row) for row in rows)]).cumsum(0)
+    return indptr, src.cpu()[order], order
+
+
+def small(device="cpu"):
+    """0 -> 1, 2 -> 0, 2 -> 1, 1 -> 1 with an isolated node 3."""
+    return Graph.from_edge_index(torch.tensor([[0, 2, 2, 1], [1, 0, 1, 1]], device=device), 4)
+
+
+# ---- constructors ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype, validate", [(torch.int64, True), (torch.int32, False)])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_from_coo_and_edge_index(name, validate, dtype, device):
+    src, dst, num_src, num_dst = edges(name, device, dtype)
+    sizes = {"num_src": num_src, "num_dst": num_dst, "validate": validate}
+    check_graph(Graph.from_coo(src, dst, **sizes), *edges(name), device)
+    check_graph(Graph.from_edge_index(torch.stack([src, dst]), **sizes), *edges(name), device)
+
+
+@pytest.mark.parametrize("dtype, validate", [(torch.int64, True), (torch.int32, False)])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_from_csr(name, validate, dtype, device):
+    src, dst, num_src, num_dst = edges(name)
+    indptr, indices, order = csr_of(src, dst, num_dst)
+    given = indptr.to(device, dtype), indices.to(device, dtype), num_src
+    graph = Graph.from_csr(*given, validate=validate)
+    assert graph.csr().eids is None
+    check_graph(graph, src[order], dst[order], num_src, num_dst, device)
+    graph = Graph.from_csr(*given, eids=order.to(device, dtype), validate=validate)
+    check_graph(graph, src, dst, num_src, num_dst, device)
+
+
+def test_random_graphs(device):
+    generator = torch.Generator().manual_seed(0)
+    for trial in range(60):
+        num_src, num_dst, num_edges = torch.randint(1, 12, (3,), generator=generator).tolist()
+        src = torch.randint(num_src, (num_edges,), generator=generator)
+        dst = torch.randint(num_dst, (num_edges,), generator=generator)
+        if trial % 3:  # sorted by destination, or by source
+            order = torch.argsort(dst if trial % 3 == 1 else src, stable=True)
+            src, dst = src[order], dst[order]
+        graph = Graph.from_coo(src.to(device), dst.to(device), num_src=num_src, num_dst=num_dst)
+        check_graph(graph, src, dst, num_src, num_dst, device)
+
+
+def test_edges_of_a_row_keep_the_users_order(device):
+    src, dst, num_src, num_dst = edges("duplicates", device)
+    graph = Graph.from_coo(src, dst, num_src=num_src, num_dst=num_dst)
+    indptr, ids = graph.csr().indptr.tolist(), edge_order(graph.csr()).tolist()
+    for begin, end in itertools.pairwise(indptr):
+        assert ids[begin:end] == sorted(ids[begin:end])
+
+
+def test_no_permutation_where_the_edges_are_sorted(device):
+    src, dst, num_src, num_dst = edges("sorted", device)
+    graph = Graph.from_coo(src, dst, num_src=num_src, num_dst=num_dst)
+    assert graph.csr().eids is None
+    backwards = Graph.from_coo(dst, src, num_src=num_dst, num_dst=num_src)
+    assert backwards.reverse_csr(need_eids=True).eids is None
+    assert backwards.csr().eids is not None
+    identity = torch.arange(graph.num_edges, device=device)
+    assert Graph.from_csr(*graph.csr()[:2], num_src, eids=identity).csr().eids is None
+
+
+def test_sizes_that_are_not_given(device):
+    src, dst = torch.tensor([0, 2], device=device), torch.tensor([5, 1], device=device)
+    for validate in (True, False):
+
+        def sizes(validate=validate, **given):
+            graph = Graph.from_coo(src, dst, validate=validate, **given)
+            assert graph.csr().indptr.numel() == graph.num_dst + 1
+            return graph.num_src, graph.num_dst
+
+        assert sizes() == (6, 6)
+        assert sizes(num_nodes=9) == (9, 9)
+        assert sizes(num_src=4) == (4, 6)
+        assert sizes(num_dst=7) == (3, 7)
+        assert sizes(num_src=4, num_dst=7) == (4, 7)
+    none = src[:0]
+    assert Graph.from_coo(none, none).num_dst == 0
+    assert Graph.from_edge_index(torch.stack([none, none]), num_src=3).num_src == 3
+    assert Graph.from_csr(torch.tensor([0, 1, 2]), torch.tensor([0, 1])).num_src == 2
+
+
+def test_non_contiguous_input(device):
+    src, dst, num_src, num_dst = edges("random", device)
+    columns = torch.stack([src, dst], dim=1)
+    graph = Graph.from_edge_index(columns.t(), num_src=num_src, num_dst=num_dst)
+    check_graph(graph, src, dst, num_src, num_dst, device)
+    indptr, indices, _ = csr_of(src, dst, num_dst)
+    strided = torch.stack([indices, indices], dim=1).int().to(device)[:, 0]
+    graph = Graph.from_csr(indptr.to(device), strided, num_src)
+    assert graph.csr().indices.is_contiguous() and graph.csr().indices.tolist() == indices.tolist()
+
+
+def test_canonical_input_is_shared_and_never_modified(device):
+    csr = CSR(*(t.to(device) for t in (torch.tensor([0, 2, 3]), torch.tensor([1, 0, 1]).int())), None)
+    graph = Graph.from_csr(csr.indptr, csr.indices)
+    assert graph.csr().indptr.data_ptr() == csr.indptr.data_ptr()
+    assert graph.csr().indices.data_ptr() == csr.indices.data_ptr()
+    edge_index = torch.tensor([[1, 0, 1], [1, 0, 0]], device=device)
+    before = edge_index.clone()
+    check_graph(Graph.from_edge_index(edge_index), *before, 2, 2, device)
+    assert torch.equal(edge_index, before)
+
+
+@pytest.mark.parametrize("inside", ["graph", "reverse"])
+def test_built_under_inference_mode_usable_for_training(inside, device):
+    with torch.inference_mode():
+        if inside == "graph":
+            graph = Graph.from_csr(
+                torch.tensor([0, 2, 3], device=device), torch.tensor([1, 0, 1], device=device).int()
+            )
+    if inside == "reverse":
+        graph = small(device)
+    with torch.inference_mode():
+        graph.reverse_csr(need_eids=True)
+        graph.edge_index  # noqa: B018
+        looped = graph.add_self_loops()
+        batched = Graph.batch([graph, looped])
+    for g in (graph, looped, batched):
+        tensors = (*g.csr(), *g.reverse_csr(need_eids=True), g.edge_index)
+        assert not any(t.is_inference() for t in tensors if t is not None)
+
+
+# ---- errors ----------------------------------------------------------------------------------------
+
+_PTR, _IDX = torch.tensor([0, 1, 3]), torch.tensor([0, 1, 0])
+_BIG = torch.zeros(1, dtype=torch.int64).expand(2**31)
+
+
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (lambda: Graph(1, 2), TypeError, "Graph: expected one of Graph.from_edge_index"),
+        (lambda: Graph.from_csr([0, 1], _IDX), TypeError, "indptr: expected a torch.Tensor, got list"),
+        (
+            lambda: Graph.from_csr(_PTR.float(), _IDX),
+            TypeError,
+            "indptr: expected dtype torch.int32 or torch.int64, got torch.float32",
+        ),
+        (
+            lambda: Graph.from_csr(_PTR, _IDX.short()),
+            TypeError,
+            "indices: expected dtype torch.int32 or torch.int64, got torch.int16",
+        ),
+        (
+            lambda: Graph.from_csr(_PTR[None], _IDX),
+            ValueError,
+            r"indptr: expected shape \[\*\], got \[1, 3\]",
+        ),
+        (lambda: Graph.from_csr(_PTR[:0], _IDX[:0]), ValueError, "indptr: expected at least 1 value, got 0"),
+        (
+            lambda: Graph.from_csr(_PTR, _IDX.to("meta")),
+            ValueError,
+            "indices: expected device cpu like indptr, got meta",
+        ),
+        (lambda: Graph.from_csr(_PTR + 1, _IDX), ValueError, r"indptr: expected indptr\[0\] == 0, got 1"),
+        (
+            lambda: Graph.from_csr(torch.tensor([0, 2, 1, 3]), _IDX),
+            ValueError,
+            "indptr: expected values that do not decrease, got 2 then 1 at position 2",
+        ),
+        (
+            lambda: Graph.from_csr(_PTR, _IDX[:2]),
+            ValueError,
+            r"indptr: expected indptr\[-1\] == len\(indices\) = 2, got 3",
+        ),
+        (
+            lambda: Graph.from_csr(_PTR, torch.tensor([0, 1, 7]), num_src=5),
+            ValueError,
+            r"Graph.from_csr: indices: expected values in \[0, num_src=5\), got 7 at position 2",
+        ),
+        (
+            lambda: Graph.from_csr(_PTR.int(), torch.tensor([0, -1, 1]).int()),
+            ValueError,
+            r"indices: expected values in \[0, num_src=2\), got -1 at position 1",
+        ),
+        (
+            lambda: Graph.from_csr(_PTR, torch.tensor([0, 2**40, 0]), 2**31 - 1),
+            ValueError,
+            r"num_src=2147483647\), got 1099511627776 at position 1",
+        ),
+        (lambda: Graph.from_csr(_PTR, _IDX, 2.0), TypeError, "num_src: expected an integer, got float"),
+        (
+            lambda: Graph.from_csr(_PTR, _IDX, -1),
+            ValueError,
+            r"num_src: expected a number in \[0, 2\*\*31\), got -1",
+        ),
+        (
+            lambda: Graph.from_csr(_PTR, _IDX, 2**31),
+            ValueError,
+            r"num_src: expected a number in \[0, 2\*\*31\), got 2147483648",
+        ),
+        (
+            lambda: Graph.from_csr(_PTR[:1].expand(2**31 + 1), _IDX, validate=False),
+            ValueError,
+            r"num_dst: expected a number in \[0, 2\*\*31\), got 2147483648",
+        ),
+        (
+            lambda: Graph.from_csr(_PTR, _BIG, validate=False),
+            ValueError,
+            r"number of edges: expected a number in \[0, 2\*\*31\), got 2147483648",
+        ),
+        (
+            lambda: Graph.from_csr(_PTR, _IDX, eids=_IDX[:2]),
+            ValueError,
+            r"eids: expected shape \[3\], got \[2\]",
+        ),
+        (
+            lambda: Graph.from_csr(_PTR, _IDX, eids=torch.tensor([0, 1, 3])),
+            ValueError,
+            r"eids: expected values in \[0, num_edges=3\), got 3 at position 2",
+        ),
+        (
+            lambda: Graph.from_csr(_PTR, _IDX, eids=torch.tensor([2, 1, 2])),
+            ValueError,
+            r"eids: expected every number in \[0, num_edges=3\) once, got 2 more than once",
+        ),
+        (
+            lambda: Graph.from_csr(_PTR, _IDX, eids=_IDX.to("meta")),
+            ValueError,
+            "eids: expected device cpu like indptr, got meta",
+        ),
+        (
+            lambda: Graph.from_edge_index(torch.zeros(3, 2, dtype=torch.long)),
+            ValueError,
+            r"Graph.from_edge_index: edge_index: expected shape \[2, \*\], got \[3, 2\]",
+        ),
+        (
+            lambda: Graph.from_edge_index(torch.zeros(2, 2)),
+            TypeError,
+            "edge_index: expected dtype torch.int32 or torch.int64, got torch.float32",
+        ),
+        (
+            lambda: Graph.from_edge_index(torch.eye(2).to_sparse()),
+            TypeError,
+            "edge_index: expected a dense tensor, got layout torch.sparse_coo",
+        ),
+        (
+            lambda: Graph.from_edge_index(torch.tensor([[0, 1], [1, 4]]), 4),
+            ValueError,
+            r"edge_index\[1\]: expected values in \[0, num_dst=4\), got 4 at position 1",
+        ),
+        (
+            lambda: Graph.from_edge_index(torch.tensor([[-3, 1], [1, 4]])),
+            ValueError,
+            r"edge_index\[0\]: expected values in \[0, num_src=5\), got -3 at position 0",
+        ),
+        (
+            lambda: Graph.from_edge_index(torch.tensor([[0, 2**31], [1, 4]])),
+            ValueError,
+            r"max\(edge_index\[0\]\) \+ 1: expected a number in \[0, 2\*\*31\), got 2147483649",
+        ),
+        (
+            lambda: Graph.from_edge_index(torch.stack([_IDX, _IDX]), 4, num_src=4),
+            TypeError,
+            "expected either num_nodes or num_src and num_dst, got both",
+        ),
+        (
+            lambda: Graph.from_coo(_IDX, _IDX[:2]),
+            ValueError,
+            "Graph.from_coo: dst: expected 3 values like src, got 2",
+        ),
+        (
+            lambda: Graph.from_coo(_IDX, _IDX, num_dst=1),
+            ValueError,
+            r"dst: expected values in \[0, num_dst=1\), got 1 at position 1",
+        ),
+        (
+            lambda: Graph.from_coo(_IDX, _IDX.to("meta")),
+            ValueError,
+            "dst: expected device cpu like src, got meta",
+        ),
+        (
+            lambda: Graph.from_coo(_BIG, _BIG, 1, validate=False),
+            ValueError,
+            r"number of edges: expected a number in \[0, 2\*\*31\), got 2147483648",
+        ),
+        (
+            lambda: Graph.from_coo(_IDX, _IDX, 2**31),
+            ValueError,
+            r"num_src: expected a number in \[0, 2\*\*31\), got 2147483648",
+        ),
+        (lambda: Graph.batch([]), ValueError, "graphs: expected at least one graph, got none"),
+        (
+            lambda: Graph.batch([small(), 3]),
+            TypeError,
+            r"Graph.batch: graphs\[1\]: expected a dfgnn.Graph, got int",
+        ),
+        (
+            lambda: Graph.batch([Graph.from_coo(_IDX, _IDX, num_src=2**30, num_dst=2)] * 2),
+            ValueError,
+            r"Graph.batch: num_src: expected a number in \[0, 2\*\*31\), got 2147483648",
+        ),
+    ],
+)
+def test_errors(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_errors_on_the_device(device):
+    """The same words on every device, and never a device-side assertion."""
+    indptr, indices = _PTR.to(device), torch.tensor([0, 7, 0], device=device)
+    with pytest.raises(
+        ValueError, match=r"indices: expected values in \[0, num_src=2\), got 7 at position 1"
+    ):
+        Graph.from_csr(indptr, indices)
+    with pytest.raises(ValueError, match=r"src: expected values in \[0, num_src=3\), got 7 at position 1"):
+        Graph.from_coo(indices, indices, 3)
+    with pytest.raises(ValueError, match=r"eids: expected values in \[0, num_edges=3\), got 7"):
+        Graph.from_csr(indptr, _IDX.to(device), eids=indices)
+    check_graph(small(device), *small().edge_index, 4, 4, device)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU, or a torch without CUDA")
+def test_devices_that_differ():
+    with pytest.raises(ValueError, match="indices: expected device cpu like indptr, got cuda:0"):
+        Graph.from_csr(_PTR, _IDX.cuda())
+    with pytest.raises(ValueError, match=r"graphs\[1\]: expected device cpu like graphs\[0\], got cuda:0"):
+        Graph.batch([small(), small("cuda")])
+
+
+# ---- the object ------------------------------------------------------------------------------------
+
+
+def test_immutable_hashable_weakly_referenced():
+    graph = small()
+    with pytest.raises(AttributeError, match="immutable: cannot set num_src"):
+        graph.num_src = 3
+    with pytest.raises(AttributeError, match="immutable: cannot set _plans"):
+        graph._plans = {}
+    with pytest.raises(AttributeError, match="immutable: cannot delete _plans"):
+        del graph._plans
+    assert graph == graph and graph != small() and len({graph, graph, small()}) == 2
+    graph.reverse_csr(), graph.reverse().csr(), graph.degree_stats()
+    reference = weakref.ref(graph)
+    gc.disable()
+    try:  # without the garbage collector: GPU memory must go when the last name does
+        del graph
+        assert reference() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("clone", [copy.copy, copy.deepcopy, lambda g: pickle.loads(pickle.dumps(g))])
+@pytest.mark.parametrize("name", ["random", "sorted", "no_nodes", "fewer_sources"])
+def test_copies(name, clone, device):
+    src, dst, num_src, num_dst = edges(name, device)
+    for graph in (
+        Graph.from_coo(src, dst, num_src=num_src, num_dst=num_dst),
+        Graph.from_coo(dst, src, num_src=num_dst, num_dst=num_src).reverse(),
+    ):
+        check_graph(clone(graph), src, dst, num_src, num_dst, device)
+        graph.reverse_csr(), graph.degree_stats(), graph._plans.update({"key": "plan"})
+        twin = clone(graph)
+        assert twin != graph and twin._plans == {} and twin.degree_stats() == graph.degree_stats()
+        check_graph(twin, src, dst, num_src, num_dst, device)
+
+
+def test_deepcopy_owns_its_memory():
+    graph = small()
+    twin = copy.deepcopy(graph)
+    assert twin.csr().indices.data_ptr() != graph.csr().indices.data_ptr()
+
+
+def test_repr():
+    assert repr(small()) == "Graph(num_nodes=4, num_edges=4, device='cpu')"
+    graph = Graph.from_csr(_PTR, _IDX, 7)
+    assert repr(graph) == "Graph(num_src=7, num_dst=2, num_edges=3, device='cpu')"
+    graph.degree_stats()
+    assert repr(graph) == (
+        "Graph(num_src=7, num_dst=2, num_edges=3, device='cpu', in_degree: mean 1.5, max 2, p99 2, zero 0)"
+    )
+    graph.degree_stats(reverse=True)
+    assert repr(graph).endswith("out_degree: mean 0.4, max 2, p99 2, zero 5)")
+
+
+def test_lazy_parts_are_built_once():
+    graph = small()
+    assert graph.csr() is graph.csr()
+    assert graph.edge_index is graph.edge_index
+    assert graph.reverse_csr().indices is graph.reverse_csr().indices
+    without = graph.reverse_csr()
+    with_eids = graph.reverse_csr(need_eids=True)
+    assert with_eids.indices is without.indices and with_eids.indptr is without.indptr
+    assert with_eids.eids is graph.reverse_csr(need_eids=True).eids
+    assert graph.reverse_csr().indices is with_eids.indices
+    assert graph.degree_stats() is graph.degree_stats()
+
+
+def test_edge_index_after_a_reverse_csr_without_ids(device):
+    src, dst, num_src, num_dst = edges("random", device)
+    graph = Graph.from_coo(src, dst, num_src=num_src, num_dst=num_dst)
+    graph.reverse_csr()
+    check_graph(graph.add_self_loops(remove_existing=True).reverse().reverse(), *_looped(src, dst), device)
+    assert graph.edge_index.tolist() == [src.tolist(), dst.tolist()]
+
+
+def _looped(src, dst, n=50):
+    loops = torch.arange(n, device=src.device)
+    kept = src != dst
+    return torch.cat([src[kept], loops]), torch.cat([dst[kept], loops]), n, n
+
+
+def test_plan_is_cached_by_its_arguments(monkeypatch):
+    import sys
+    from types import SimpleNamespace
+
+    import dfgnn
+
+    calls = []
+
+    def plan(graph, **arguments):
+        calls.append((graph, arguments))
+        return object()
+
+    scheduler = SimpleNamespace(plan=plan)
+    monkeypatch.setitem(sys.modules, "dfgnn.schedule", scheduler)
+    monkeypatch.setattr(dfgnn, "schedule", scheduler, raising=False)
+    graph = small()
+    first = graph.plan()
+    assert graph.plan(4, 32, torch.float32, False, "auto") is first
+    assert graph.plan(reverse=True) is not first
+    assert graph.plan(num_heads=1, head_dim=7, dtype=torch.float16, schedule="natural") is not first
+    assert [arguments for _, arguments in calls] == [
+        {"num_heads": 4, "head_dim": 32, "dtype": torch.float32, "reverse": False, "schedule": "auto"},
+        {"num_heads": 4, "head_dim": 32, "dtype": torch.float32, "reverse": True, "schedule": "auto"},
+        {"num_heads": 1, "head_dim": 7, "dtype": torch.float16, "reverse": False, "schedule": "natural"},
+    ]
+    assert all(g is graph for g, _ in calls)
+
+
+# ---- degrees ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("reverse", [False, True])
+def test_degree_stats(name, reverse, device):
+    src, dst, num_src, num_dst = edges(name, device)
+    graph = Graph.from_coo(src, dst, num_src=num_src, num_dst=num_dst)
+    rows, n = (src, num_src) if reverse else (dst, num_dst)
+    degrees = sorted(torch.bincount(rows.cpu(), minlength=n).tolist())
+    stats = graph.degree_stats(reverse=reverse)
+    assert (stats.num_rows, stats.num_edges, stats.num_empty) == (n, len(rows), degrees.count(0))
+    if n == 0:
+        assert stats == DegreeStats(0, 0, 0, 0.0, 0, 0, 0, 0.0)
+        return
+    assert stats.max == degrees[-1]
+    assert stats.mean == pytest.approx(statistics.fmean(degrees))
+    for percent, value in ((50, stats.p50), (99, stats.p99)):
+        below = [sum(d <= bound for d in degrees) * 100 >= percent * n for bound in (value, value - 1)]
+        assert value in degrees and below == [True, False]
+    deviation = statistics.pstdev(degrees)
+    assert stats.cv == pytest.approx(deviation / stats.mean if stats.mean else 0.0)
+
+
+# ---- derived graphs --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_reverse(name, device):
+    src, dst, num_src, num_dst = edges(name, device)
+    graph = Graph.from_coo(src, dst, num_src=num_src, num_dst=num_dst)
+    check_graph(graph.reverse(), dst, src, num_dst, num_src, device)
+    check_graph(graph.reverse().reverse(), src, dst, num_src, num_dst, device)
+    # Both ways the work is shared.
+    graph = Graph.from_coo(src, dst, num_src=num_src, num_dst=num_dst)
+    built = graph.reverse().csr()
+    assert graph.reverse_csr(need_eids=True).indices is built.indices
+    assert graph.reverse().reverse_csr().indptr is graph.csr().indptr
+    assert graph.degree_stats() is graph.reverse().degree_stats(reverse=True)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("remove_existing", [False, True])
+def test_add_self_loops(name, remove_existing, device):
+    src, dst, num_src, num_dst = edges(name)
+    graph = Graph.from_coo(src.to(device), dst.to(device), num_src=num_src, num_dst=num_dst)
+    looped, edge_map = graph.add_self_loops(remove_existing, return_edge_map=True)
+    kept = [e for e in range(len(src)) if not (remove_existing and src[e] == dst[e])]
+    loops = torch.arange(min(num_src, num_dst))
+    check_graph(
+        looped, torch.cat([src[kept], loops]), torch.cat([dst[kept], loops]), num_src, num_dst, device
+    )
+    assert edge_map.tolist() == kept + [-1] * len(loops)
+    check_graph(graph, src, dst, num_src, num_dst, device)
+    plain = graph.add_self_loops(remove_existing=remove_existing)
+    assert torch.equal(plain.edge_index, looped.edge_index)
+
+
+@pytest.mark.parametrize("state", ["fresh", "reverse", "reverse with ids"])
+@pytest.mark.parametrize("backwards", [False, True])
+def test_batch(state, backwards, device):
+    """`backwards`: every other graph was made by source, which orders the edges of its rows differently."""
+    graphs, all_src, all_dst, num_src, num_dst = [], [], [], 0, 0
+    for i, name in enumerate(GRAPHS):
+        src, dst, n_src, n_dst = edges(name, device)
+        if backwards and i % 2:
+            graph = Graph.from_coo(dst, src, num_src=n_dst, num_dst=n_src).reverse()
+        else:
+            graph = Graph.from_coo(src, dst, num_src=n_src, num_dst=n_dst)
+        if state != "fresh":
+            graph.reverse_csr(need_eids=state == "reverse with ids")
+        graphs.append(graph)
+        all_src.append(src + num_src)
+        all_dst.append(dst + num_dst)
+        num_src, num_dst = num_src + n_src, num_dst + n_dst
+    batched = Graph.batch(graphs)
+    if state == "reverse with ids":
+        assert batched._src.built is not None  # joined, not sorted again
+    check_graph(batched, torch.cat(all_src), torch.cat(all_dst), num_src, num_dst, device)
+
+
+def test_batch_of_sorted_graphs_has_no_permutation(device):
+    src, dst, num_src, num_dst = edges("sorted", device)
+    graph = Graph.from_coo(src, dst, num_src=num_src, num_dst=num_dst)
+    assert Graph.batch([graph, graph]).csr().eids is None
+    check_graph(Graph.batch([graph]), src, dst, num_src, num_dst, device)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("state", ["fresh", "reverse", "reverse with ids"])
+def test_to(name, state, device):
+    src, dst, num_src, num_dst = edges(name)
+    graph = Graph.from_coo(src, dst, num_src=num_src, num_dst=num_dst)
+    if state != "fresh":
+        graph.reverse_csr(need_eids=state == "reverse with ids")
+    moved = graph.to(device)
+    assert moved.to(device) is moved and moved.to(torch.device(device)) is moved
+    assert (moved is graph) == (device == "cpu")
+    check_graph(moved, src, dst, num_src, num_dst, device)
+    check_graph(moved.to("cpu"), src, dst, num_src, num_dst)
+
+
+def test_to_moves_every_part():
+    """The meta device stands in for a second one where there is no GPU."""
+    graph = small()
+    graph.reverse_csr(need_eids=True), graph.degree_stats()
+    moved = graph.to("meta")
+    assert moved is not graph and moved.device.type == "meta"
+    assert moved.degree_stats() is graph.degree_stats()
+    assert all(t.device.type == "meta" for t in (*moved.csr(), *moved.reverse_csr(need_eids=True)))
+    assert graph.device.type == "cpu"
+
+
+# ---- CUDA ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU, or a torch without CUDA")
+def test_waits_for_the_device_only_where_documented():
+    src, dst, num_src, num_dst = edges("random", "cuda")
+    csr = Graph.from_coo(src, dst, num_src=num_src, num_dst=num_dst).csr()
+    built = {}
+
+    def work():
+        graph = Graph.from_coo(src, dst, num_src=num_src, num_dst=num_dst, validate=False)
+        built["coo"] = graph
+        built["csr"] = Graph.from_csr(*csr[:2], num_src, eids=csr.eids, validate=False)
+        graph.reverse_csr(), graph.reverse_csr(need_eids=True), graph.reverse(), repr(graph)
+        graph.in_degrees(), graph.out_degrees(), built["csr"].out_degrees()
+        built["edge_index"] = graph.edge_index
+        built["loops"] = graph.add_self_loops(return_edge_map=True)[0]
+
+    work()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        work()
+        with pytest.raises(RuntimeError):
+            Graph.from_coo(src, dst, num_src=num_src, num_dst=num_dst)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for graph in (built["coo"], built["csr"]):
+        check_graph(graph, src, dst, num_src, num_dst, "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU, or a torch without CUDA")
+def test_memory_of_the_reverse_csr():
+    num_nodes, num_edges = 1 << 17, 1 << 24
+    src, dst = torch.randint(num_nodes, (2, num_edges), device="cuda", dtype=torch.int32)
+    graph = Graph.from_coo(src, dst, num_nodes)
+    del src, dst
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    graph.reverse_csr(need_eids=True)
+    # The sort holds sorted keys (4 bytes per edge), the permutation (8) and a second copy of both (12).
+    assert torch.cuda.max_memory_allocated() - before < 40 * num_edges
+    assert torch.cuda.memory_allocated() - before < 8 * num_edges + 9 * num_nodes

@@ -1,0 +1,136 @@
+"""GraphTransformerConv beside the same formula written with the reference function."""
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+from graphs import make_graph
+
+from dfgnn import reference
+from dfgnn.nn import GraphTransformerConv, ZeroInDegreeError
+
+GRAPHS = ["no_nodes", "duplicates", "super_row", "fewer_sources", "fewer_destinations", "mixed_degrees", "isolated"]
+
+
+def expected_of(layer, graph, h_src, h_dst, **options):
+    def project(fc, h):
+        projected = h @ fc.weight.T + (0 if fc.bias is None else fc.bias)
+        return projected.view(len(h), layer.num_heads, layer.out_feats)
+
+    query, key, value = project(layer.fc_query, h_dst), project(layer.fc_key, h_src), project(layer.fc_value, h_src)
+    return reference.dot_attention(graph, query, key, value, **options)
+
+
+def gradients(layer, outputs, inputs):
+    layer.zero_grad()
+    generator = torch.Generator().manual_seed(2)
+    grads = [torch.randn(x.shape, dtype=x.dtype, generator=generator).to(x.device) for x in outputs]
+    wanted = {**dict(layer.named_parameters()), **inputs}
+    return dict(zip(wanted, torch.autograd.grad(outputs, list(wanted.values()), grads)))
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.float64, 1e-10)], ids=str)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_matches_the_formula(device, name, bias, dtype, tolerance):
+    graph = make_graph(name, device)
+    layer = GraphTransformerConv((6, 9), 5, 3, bias=bias, allow_zero_in_degree=True).to(device, dtype)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    inputs = {
+        "h_src": torch.randn(graph.num_src, 6),
+        "h_dst": torch.randn(graph.num_dst, 9),
+        "edge_bias": torch.randn(graph.num_edges, 3),
+        "edge_weight": torch.rand(graph.num_edges),
+    }
+    inputs = {k: x.to(device, dtype).requires_grad_() for k, x in inputs.items()}
+    h_src, h_dst, edge_bias, edge_weight = inputs.values()
+    out, attention = layer(graph, (h_src, h_dst), edge_bias, edge_weight, get_attention=True)
+    assert out.shape == (graph.num_dst, 3, 5) and attention.shape == (graph.num_edges, 3, 1)
+    torch.testing.assert_close(layer(graph, (h_src, h_dst), edge_bias, edge_weight), out)
+    options = {"edge_bias": edge_bias, "edge_weight": edge_weight, "return_attention": True}
+    expected = expected_of(layer, graph, h_src, h_dst, **options)
+    actual = {"out": out, "attention": attention[..., 0], **gradients(layer, [out, attention], inputs)}
+    wanted = [expected[0], expected[1][..., None]]
+    expected = {"out": expected[0], "attention": expected[1], **gradients(layer, wanted, inputs)}
+    for key, x in expected.items():
+        # The gradient of the keys' bias is a sum of what cancels in that of their weight.
+        scale = max(1.0, *(y.abs().max().item() for y in (x, expected[key.replace("bias", "weight")]) if y.numel()))
+        torch.testing.assert_close(actual[key], x, rtol=0.0, atol=tolerance * scale, msg=lambda m, k=key: f"{k}: {m}")
+
+
+@pytest.mark.parametrize("name", ["random", "fewer_destinations"])
+def test_one_tensor_holds_both_ends(device, name):
+    graph = make_graph(name, device)
+    layer = GraphTransformerConv(6, 5, 3, allow_zero_in_degree=True).to(device)
+    feat = torch.randn(graph.num_src, 6, device=device)
+    expected = expected_of(layer, graph, feat, feat[: graph.num_dst])
+    torch.testing.assert_close(layer(graph, feat), expected)
+    with pytest.raises(ValueError, match="feat"):
+        layer(make_graph("fewer_sources", device), feat[:30])
+
+
+def test_leading_dimensions_are_independent(device):
+    graph = make_graph("self_loops", device)
+    layer = GraphTransformerConv(6, 5, 3).to(device)
+    feat, weight = torch.randn(20, 2, 4, 6, device=device), torch.rand(20, device=device)
+    out, attention = layer(graph, feat, edge_weight=weight, get_attention=True)
+    assert out.shape == (20, 2, 4, 3, 5) and attention.shape == (20, 2, 4, 3, 1)
+    for i in range(2):
+        for j in range(4):
+            torch.testing.assert_close(out[:, i, j], layer(graph, feat[:, i, j], edge_weight=weight))
+
+
+def test_zero_in_degree(device):
+    graph = make_graph("isolated", device)
+    layer = GraphTransformerConv(6, 5, 3).to(device)
+    feat = torch.randn(graph.num_src, 6, device=device)
+    with pytest.raises(ZeroInDegreeError, match="allow_zero_in_degree"):
+        layer(graph, feat)
+    layer.set_allow_zero_in_degree(True)
+    out = layer(graph, feat)
+    assert out[graph.in_degrees() == 0].eq(0).all() and out[graph.in_degrees() > 0].ne(0).any()
+
+
+def test_dropout(device):
+    graph = make_graph("self_loops", device)
+    layer = GraphTransformerConv(6, 5, 3, attn_drop=0.4).to(device)
+    feat = torch.randn(20, 6, device=device)
+    draws = torch.stack([layer(graph, feat, get_attention=True)[1] for _ in range(200)])
+    # On a self-loop the attention is 1: what is left is the mask.
+    torch.testing.assert_close(draws[draws > 0], torch.full_like(draws[draws > 0], 1 / 0.6))
+    assert abs((draws > 0).float().mean().item() - 0.6) < 5 * math.sqrt(0.24 / draws.numel())
+    layer.eval()
+    torch.testing.assert_close(layer(graph, feat, get_attention=True)[1], torch.ones(20, 3, 1, device=device))
+    layer = GraphTransformerConv(6, 5, 3, feat_drop=1.0).to(device)
+    assert layer(graph, feat).eq(0).all()
+
+
+def test_state_initialisation_and_pickle():
+    layer = GraphTransformerConv((60, 90), 50, 3)
+    shapes = {name: tuple(x.shape) for name, x in layer.state_dict().items()}
+    assert shapes == {
+        "fc_query.weight": (150, 90), "fc_query.bias": (150,), "fc_key.weight": (150, 60),
+        "fc_key.bias": (150,), "fc_value.weight": (150, 60), "fc_value.bias": (150,),
+    }  # fmt: skip
+    assert list(GraphTransformerConv(6, 5, 3, bias=False).state_dict()) == [k for k in shapes if "weight" in k]
+    for fc in (layer.fc_query, layer.fc_key, layer.fc_value):
+        bound = math.sqrt(6 / sum(fc.weight.shape))
+        assert 0.98 * bound < fc.weight.abs().max().item() <= bound and fc.bias.eq(0).all()
+    graph, feat = make_graph("fewer_destinations"), (torch.randn(80, 60), torch.randn(30, 90))
+    for other in (pickle.loads(pickle.dumps(layer)), copy.deepcopy(layer)):
+        assert torch.equal(other(graph, feat), layer(graph, feat))
+
+
+def test_dgl_graph():
+    dgl = pytest.importorskip("dgl", reason="dgl is not installed (dgl==1.1.3 supports Python <= 3.11)")
+    graph = make_graph("random")
+    g = dgl.graph(tuple(graph.edge_index), num_nodes=graph.num_src)
+    feat = torch.randn(graph.num_src, 6)
+    layer = GraphTransformerConv(6, 5, 3, allow_zero_in_degree=True)
+    torch.testing.assert_close(layer(g, feat), layer(graph, feat))
+    layer.set_allow_zero_in_degree(False)
+    with pytest.raises(dgl.DGLError):
+        layer(dgl.graph(([0], [1])), torch.randn(2, 6))
