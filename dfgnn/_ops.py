@@ -1,8 +1,8 @@
 """The operators ``torch.ops.dfgnn``: fake kernels, autograd, and how a graph is passed to them.
 
 Schemas and kernels are registered by the compiled libraries (csrc/torch). A forward operator returns what its
-backward needs (``lse``, and for GAT ``positive``, ``positive_mass``) beside ``out`` and ``attention``; only the
-latter two are differentiable. It takes the reverse CSR along for backward, which gathers over it.
+backward needs (``lse``, and for GAT ``positive``, ``positive_mass``) beside ``out`` and ``attention``; only
+the latter two are differentiable. It takes the reverse CSR along for backward, which gathers over it.
 """
 
 from typing import NamedTuple
@@ -30,7 +30,7 @@ class GraphArgs(NamedTuple):
 
 
 def graph_args(graph, *, num_heads, head_dim, dtype, schedule, edges: bool, backward: bool) -> GraphArgs:
-    """edges: edge tensors, dropout or returned attention need edge ids. backward: the reverse CSR is needed."""
+    """edges: edge tensors, dropout or returned attention need edge ids. backward: gradients are wanted."""
     shape = dict(num_heads=num_heads, head_dim=head_dim, dtype=dtype, schedule=schedule)
     csr, plan = graph.csr(), graph.plan(**shape)
     forward = (csr.indices, csr.eids if edges else None, plan.items, plan.splits, plan.launch)
@@ -125,9 +125,7 @@ def _gat_setup(ctx, inputs, output):
     if not ctx.has_attention:
         ctx.mark_non_differentiable(attention)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(
-        *inputs[:6], out, lse, positive, positive_mass, attention, *graph[:4], *graph[5:9]
-    )
+    ctx.save_for_backward(*inputs[:6], out, lse, positive, positive_mass, attention, *graph[:4], *graph[5:9])
 
 
 def _gat_backward(ctx, grad_out, grad_lse, grad_positive, grad_mass, grad_attention):

@@ -80,7 +80,9 @@ def _pad_for_device(*tensors: Tensor) -> tuple[Tensor, ...]:
         return tensors
     step = 16 // tensors[0].element_size()
     size = -(-max(t.shape[-1] for t in tensors) // step) * step
-    return tuple(torch.nn.functional.pad(t, (0, size - t.shape[-1])) if t.shape[-1] < size else t for t in tensors)
+    return tuple(
+        torch.nn.functional.pad(t, (0, size - t.shape[-1])) if t.shape[-1] < size else t for t in tensors
+    )
 
 
 def _without_padding(out: Tensor, size: int) -> Tensor:
@@ -130,17 +132,17 @@ def gat_attention(
         negative_slope: of LeakyReLU.
         edge_bias: b [E, H], in the order in which the graph's edges were given.
         edge_weight: w [E] or [E, H], same order; multiplies after softmax and is not renormalised.
-        dropout_p: probability of dropping an attention weight. The mask is a function (Philox) of a seed drawn
-            from torch's generator of the device, the edge and the head; it is never stored.
+        dropout_p: probability of dropping an attention weight. The mask is a function (Philox) of a seed
+            drawn from torch's generator of the device, the edge and the head; it is never stored.
         return_attention: also return w m softmax(s), [E, H] in feat's dtype and the given edge order.
         schedule: "auto", or a name from ``dfgnn.schedule.SCHEDULES``.
 
     Returns:
         out [num_dst, H, D], or (out, attention).
 
-    Differentiable in feat, alpha_src, alpha_dst, edge_bias and edge_weight, once: second-order gradients raise
-    NotImplementedError. Deterministic: equal inputs give bitwise equal results. Memory beyond inputs, outputs and
-    gradients is O(N H D); edge-sized tensors exist only where one is passed in or asked for.
+    Differentiable in feat, alpha_src, alpha_dst, edge_bias and edge_weight, once: second-order gradients
+    raise NotImplementedError. Deterministic: equal inputs give bitwise equal results. Memory beyond inputs,
+    outputs and gradients is O(N H D); edge-sized tensors exist only where one is passed in or asked for.
 
     Raises:
         TypeError, ValueError: an argument of the wrong type, dtype, device, shape or range.
@@ -196,18 +198,19 @@ def dot_attention(
 
     Args:
         graph: the edges, on the device of the tensors.
-        query: [num_dst, H, D]; float32, float64, float16 or bfloat16. Sums run in float32 (float64 for float64).
+        query: [num_dst, H, D]; float32, float64, float16 or bfloat16. Sums run in float32 (float64 for
+            float64).
         key: [num_src, H, D], same dtype.
-        value: [num_src, H, Dv], same dtype; Dv may differ from D. On CUDA fastest where D = Dv is a multiple of
-            16 bytes; other sizes are padded.
+        value: [num_src, H, Dv], same dtype; Dv may differ from D. On CUDA fastest where D = Dv is a multiple
+            of 16 bytes; other sizes are padded.
         scale: factor of the dot product; None for 1 / sqrt(D).
         edge_bias, edge_weight, dropout_p, return_attention, schedule: as in :func:`gat_attention`.
 
     Returns:
         out [num_dst, H, Dv], or (out, attention [E, H]).
 
-    Differentiable in query, key, value, edge_bias and edge_weight, once. Deterministic, and without edge-sized
-    tensors beyond those passed in or asked for, like :func:`gat_attention`; raises as it does.
+    Differentiable in query, key, value, edge_bias and edge_weight, once. Deterministic, and without
+    edge-sized tensors beyond those passed in or asked for, like :func:`gat_attention`; raises as it does.
     """
     check = _Checker("dot_attention", graph, "query", query)
     check.tensor("query", query, [(graph.num_dst, None, None)])

@@ -91,7 +91,9 @@ def edge_softmax(score: Tensor, dst: Tensor, num_dst: int) -> Tensor:
     return weight / total.masked_fill(total == 0, 1)[dst]
 
 
-def dropout_mask(seed: int, num_edges: int, num_heads: int, p: float, device: torch.device | str = "cpu") -> Tensor:
+def dropout_mask(
+    seed: int, num_edges: int, num_heads: int, p: float, device: torch.device | str = "cpu"
+) -> Tensor:
     """The mask that the kernels use: ``[E, H]`` float64, 0 where dropped, else 1 / (1 - p).
 
     Edge ``e`` (in the user's order) and head ``h`` are dropped when word ``h % 4`` of

@@ -1,19 +1,21 @@
 """From the degree distribution to a plan: which rows, or pieces of rows, run where and in what order.
 
-Level 1 of the scheduler (level 2, how a warp works on its edges, is in ``csrc/cuda/lanes.cuh``). A plan cuts the
-rows of a CSR into work items of at most ``max_edges`` edges; a longer row (a *super node*) is split into equal
-pieces whose partial results are merged exactly. The schedules differ in the order of the items and in how many
-rows a warp takes:
+Level 1 of the scheduler (level 2, how a warp works on its edges, is in ``csrc/cuda/lanes.cuh``). A plan cuts
+the rows of a CSR into work items of at most ``max_edges`` edges; a longer row (a *super node*) is split into
+equal pieces whose partial results are merged exactly. The schedules differ in the order of the items and in
+how many rows a warp takes:
 
 ``natural``        one row or piece per warp, in row order: neighbouring rows run together and share cache.
 ``longest_first``  the same items by decreasing number of edges: no long item is left for the end.
-``packed``         longest first, and every sub-warp of a warp takes a row of its own. Needs feature rows of at
-                   most 256 bytes per tile of heads, so that a warp has several sub-warps.
+``packed``         every sub-warp of a warp takes a row of its own; longest first, except where all rows are
+                   alike. Needs feature rows of at most 256 bytes per tile of heads, so that a warp has
+                   several sub-warps.
 
-On the CPU, threads take equal numbers of edges of the natural order, so ``natural`` is the only schedule there.
+On the CPU, threads take equal numbers of edges of the natural order, so ``natural`` is the only schedule
+there.
 
-``plan`` estimates the cost of every candidate and takes the cheapest; a schedule asked for by name is taken or
-refused with an error, never replaced.
+``plan`` estimates the cost of every candidate and takes the cheapest; a schedule asked for by name is taken
+or refused with an error, never replaced.
 """
 
 from dataclasses import dataclass
@@ -25,11 +27,15 @@ SCHEDULES = ("natural", "longest_first", "packed")
 # Warps that an H100/H200-class GPU keeps resident at the kernels' register use: 132 multiprocessors x 20.
 _RESIDENT_WARPS = 2640
 _WARP = 32
-# Cost of starting an item (index, row state, result), in units of one edge of a 512-byte row.
-_ITEM_COST = 4.0
-# Slow-down of gathers when rows of a graph whose neighbours lie close together run in another order
-# (measured on batches of small graphs, docs/performance-log.md).
-_LOCALITY_LOSS = 1.8
+# Calibrated on an H200 (docs/performance-log.md):
+# starting and finishing an item, in edges;
+_ITEM_COST = 10.0
+# slow-down of natural order where degrees vary, on top of the tail: warps of a block finish apart;
+_UNEVEN_LOSS = 1.15
+# slow-down of another order where rows are alike, as in batches of small graphs: neighbours lose their cache.
+_LOCALITY_LOSS = 1.4
+# Degrees are alike below this coefficient of variation.
+_ALIKE = 0.5
 
 
 @dataclass(frozen=True)
@@ -68,14 +74,14 @@ class Plan:
             f"p99 {s.p99:g}, max {s.max:,}, cv {s.cv:.2f}, empty rows {s.num_empty:,}",
         ]
         lines += [
-            f"  {'->' if c.schedule == self.schedule else '  '} {c.schedule:<14} cost {c.cost:>12,.0f}  {c.note}"
+            f"  {'->' if c.schedule == self.schedule else '  '} {c.schedule:<14} cost {c.cost:>10,.0f}  {c.note}"
             for c in self.candidates
         ]
         return "\n".join([*lines, f"  {self.why}"])
 
 
 def sub_warps(num_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-    """Sub-warps of a CUDA warp for this feature shape (mirrors ``with_config`` and ``Launch`` in csrc/cuda)."""
+    """Sub-warps of a CUDA warp for this feature shape (mirrors csrc/cuda/launch.cuh)."""
     vector = 16 // dtype.itemsize
     loads = -(-head_dim // vector)
     sizes = (4, 32) if dtype.itemsize == 8 else (2, 4, 8, 16, 32)
@@ -90,28 +96,43 @@ def _power_of_two_below(x: float) -> int:
     return 1 << max(int(x), 1).bit_length() - 1
 
 
-def _max_edges(stats, device_type: str) -> int:
-    """Bound of an item: some sixteen items per resident warp, so that the last ones even out the load."""
+def _max_edges(stats, schedule: str, device_type: str) -> int:
+    """Bound of an item: about two items per resident warp where there are few edges, for balance; no more
+    than 1,024 where there are many. A sub-warp of a packed warp works alone, so that its items are half as
+    long.
+    """
     if device_type == "cpu":
         return 4096
-    return min(max(_power_of_two_below(stats.num_edges / (_RESIDENT_WARPS * 16)), 64), 1024)
+    edges = stats.num_edges / (1.8 * _RESIDENT_WARPS)
+    if schedule == "packed":
+        return min(max(_power_of_two_below(edges / 2), 64), 512)
+    return min(max(_power_of_two_below(edges), 64 if stats.cv >= _ALIKE else 128), 1024)
 
 
-def _candidates(stats, max_edges: int, packable: int) -> tuple[Candidate, ...]:
-    """Cost = share of a resident warp of all edges and items, plus the tail that the order leaves."""
-    share = (stats.num_edges + _ITEM_COST * stats.num_rows) / _RESIDENT_WARPS
-    longest = min(stats.max, max_edges)
-    skewed = stats.max > 8 * max(stats.mean, 1)
-    # In natural order the longest item may come last.
-    natural = Candidate("natural", share + (longest if skewed else 0), "keeps neighbouring rows together")
-    loss = 1.0 if skewed else _LOCALITY_LOSS
-    first = Candidate("longest_first", share * loss + min(stats.mean, longest), "no long item at the end")
-    found = [natural, first]
+def _candidates(stats, packable: int) -> tuple[Candidate, ...]:
+    """Cost: a resident warp's share of all edges and items, times what the order loses, plus the tail left."""
+    longest = {s: min(stats.max, _max_edges(stats, s, "cuda")) for s in SCHEDULES}
+    alike = stats.cv < _ALIKE
+
+    def share(rows_per_warp):
+        return (stats.num_edges + _ITEM_COST / rows_per_warp * stats.num_rows) / _RESIDENT_WARPS
+
+    found = [
+        Candidate(
+            "natural",
+            share(1) if alike else share(1) * _UNEVEN_LOSS + longest["natural"],
+            "neighbouring rows run together",
+        ),
+        Candidate(
+            "longest_first",
+            share(1) * (_LOCALITY_LOSS if alike else 1) + min(stats.mean, longest["longest_first"]),
+            "no long item is left for the end",
+        ),
+    ]
     if packable > 1:
-        cost = (stats.num_edges + _ITEM_COST / packable * stats.num_rows) / _RESIDENT_WARPS
-        # A row that would have used all sub-warps gets one.
-        penalty = longest * (packable - 1)
-        found.append(Candidate("packed", cost * loss + penalty, f"{packable} rows per warp"))
+        # A row that would have had all sub-warps has one.
+        cost = share(packable) + longest["packed"] * (packable - 1)
+        found.append(Candidate("packed", cost, f"{packable} rows per warp"))
     return tuple(found)
 
 
@@ -149,8 +170,8 @@ def plan(
 ) -> Plan:
     """The plan of one direction of a graph for a feature shape.
 
-    graph: :class:`dfgnn.Graph`. reverse: rows are sources (backward) instead of destinations. num_heads, head_dim,
-    dtype: of the features. schedule: one of ``SCHEDULES``, or "auto" for the cheapest by estimate.
+    graph: :class:`dfgnn.Graph`. reverse: rows are sources (backward) instead of destinations. num_heads,
+    head_dim, dtype: of the features. schedule: one of ``SCHEDULES``, or "auto" for the cheapest by estimate.
 
     Raises ValueError for an unknown schedule, or one that this device or feature shape does not have.
     """
@@ -158,12 +179,11 @@ def plan(
         raise ValueError(f"schedule: expected 'auto' or one of {', '.join(SCHEDULES)}, got {schedule!r}")
     device = graph.device.type
     stats = graph.degree_stats(reverse=reverse)
-    max_edges = _max_edges(stats, device)
     packable = sub_warps(num_heads, head_dim, dtype)
     if device == "cpu":
         candidates = (Candidate("natural", float(stats.num_edges), "threads take equal numbers of edges"),)
     else:
-        candidates = _candidates(stats, max_edges, packable)
+        candidates = _candidates(stats, packable)
     if schedule == "auto":
         chosen, why = min(candidates, key=lambda c: c.cost).schedule, "cheapest estimate"
     elif schedule in (c.schedule for c in candidates):
@@ -177,8 +197,9 @@ def plan(
         raise ValueError(f"schedule: {schedule!r} is not available: {reason}")
 
     csr = graph.reverse_csr() if reverse else graph.csr()
+    max_edges = _max_edges(stats, chosen, device)
     items, splits, num_slots = _items(csr.indptr, max_edges)
-    if chosen != "natural":
+    if chosen == "longest_first" or (chosen == "packed" and stats.cv >= _ALIKE):
         order = torch.argsort(items[:, 2] - items[:, 1], descending=True, stable=True)
         items = items[order].contiguous()
     return Plan(chosen, max_edges, items, splits, num_slots, chosen == "packed", why, stats, candidates)

@@ -1,8 +1,8 @@
-"""The CLUSTER data set of "Benchmarking Graph Neural Networks" (arXiv 2003.00982), made by its published recipe.
+"""The CLUSTER data set of "Benchmarking Graph Neural Networks" (arXiv 2003.00982), by its published recipe.
 
-A stochastic block model with 6 communities of 5 to 34 nodes, edge probability 0.55 within a community and 0.25
-between two. One node of each community r carries the feature r + 1, all others 0; the class to predict is a node's
-community. Nodes are in random order.
+A stochastic block model with 6 communities of 5 to 34 nodes, edge probability 0.55 within a community and
+0.25 between two. One node of each community r carries the feature r + 1, all others 0; the class to predict
+is a node's community. Nodes are in random order.
 """
 
 import numpy as np

@@ -2,8 +2,8 @@
 
     python examples/train_cluster.py --model gt --attention fused
 
-Peak memory is what training adds: to the process's largest resident set on the CPU, to what the model and the data
-hold on the GPU.
+Peak memory is what training adds: to the process's largest resident set on the CPU, to what the model and the
+data hold on the GPU.
 """
 
 import argparse
@@ -70,12 +70,16 @@ def train_epoch(model, optimizer, batches, progress):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", choices=["gat", "gt"], default="gt")
     parser.add_argument("--attention", choices=["fused", "unfused"], default="fused")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--graphs", type=int, default=640, help="graphs to train on; a quarter as many test it")
+    parser.add_argument("--epochs", type=int, default=16)
+    parser.add_argument(
+        "--graphs", type=int, default=640, help="graphs to train on; a quarter as many test it"
+    )
     parser.add_argument("--batch-size", type=int, default=32, help="graphs per step")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=64)
@@ -83,12 +87,16 @@ def main():
     parser.add_argument("--lr", type=float, default=5e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--save", metavar="FILE", help="write the trained parameters")
-    parser.add_argument("--evaluate", metavar="FILE", help="test these parameters instead of those just trained")
+    parser.add_argument(
+        "--evaluate", metavar="FILE", help="test these parameters instead of those just trained"
+    )
     args = parser.parse_args()
 
     torch.manual_seed(args.seed)
     train = cluster.make_batches(args.graphs, args.batch_size, seed=args.seed, device=args.device)
-    test = cluster.make_batches(max(args.graphs // 4, 1), args.batch_size, seed=args.seed + 1, device=args.device)
+    test = cluster.make_batches(
+        max(args.graphs // 4, 1), args.batch_size, seed=args.seed + 1, device=args.device
+    )
     block = {"gat": GATBlock, "gt": GTBlock}[args.model]
     model = NodeClassifier(block, cluster.NUM_FEATURES, cluster.CLASSES, args.width, args.heads, args.layers)
     model.to(args.device)
@@ -98,7 +106,9 @@ def main():
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
 
     seconds, memory = [], PeakMemory(args.device)
-    with tqdm(total=args.epochs * len(train), desc=f"{args.model} {args.attention:7}", unit="step") as progress:
+    with tqdm(
+        total=args.epochs * len(train), desc=f"{args.model} {args.attention:7}", unit="step"
+    ) as progress:
         for _ in range(args.epochs):
             start = time.perf_counter()
             loss = train_epoch(model, optimizer, train, progress)  # its item() waits for the device

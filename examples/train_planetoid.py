@@ -2,8 +2,8 @@
 
     python examples/train_planetoid.py --dataset Cora --model gat --seeds 10
 
-Real data through torch_geometric: from --root where it is there, else downloaded to it. The last line printed is
-the test accuracy over the seeds, at the epoch that early stopping on the validation set chooses.
+Real data through torch_geometric: from --root where it is there, else downloaded to it. The last line printed
+is the test accuracy over the seeds, at the epoch that early stopping on the validation set chooses.
 """
 
 import argparse
@@ -82,10 +82,14 @@ def train(data, args, seed):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--dataset", choices=["Cora", "CiteSeer", "PubMed"], default="Cora")
     parser.add_argument("--model", choices=["gat", "gt"], default="gat")
-    parser.add_argument("--root", default="data/planetoid", help="folder that holds, or is to hold, the data sets")
+    parser.add_argument(
+        "--root", default="data/planetoid", help="folder that holds, or is to hold, the data sets"
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seeds", type=int, default=1, help="number of runs, with seeds 0, 1, ...")
     parser.add_argument("--epochs", type=int, default=1000, help="at most")
@@ -94,7 +98,12 @@ def main():
 
     graph, features, labels, masks = load(args.dataset, args.root)
     print(f"{args.dataset}: {graph}")
-    data = graph.to(args.device), features.to(args.device), labels.to(args.device), [m.to(args.device) for m in masks]
+    data = (
+        graph.to(args.device),
+        features.to(args.device),
+        labels.to(args.device),
+        [m.to(args.device) for m in masks],
+    )
     results = [train(data, args, seed) for seed in range(args.seeds)]
     deviation = statistics.stdev(results) if len(results) > 1 else 0.0
     print(f"test accuracy: {statistics.mean(results):.1f} ± {deviation:.1f} %")

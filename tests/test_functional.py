@@ -98,7 +98,7 @@ def test_scale(device, scale):
 @pytest.mark.parametrize("dtype", LOW, ids=name_of)
 @pytest.mark.parametrize("score", SCORES)
 def test_float32_terms_beside_low_precision_features(device, score, dtype):
-    """Scores and edge tensors may be float32 where the features are not; gradients keep each input's dtype."""
+    """Score terms and edge tensors may be float32 where the features are not; gradients keep the dtypes."""
     graph = make_graph("mixed_degrees", device)
     inputs = make_inputs(score, graph, 3, 8, dtype, edge_bias=True, edge_weight="H")
     for name in {"alpha_src", "alpha_dst", "edge_bias", "edge_weight"} & set(inputs):
@@ -138,7 +138,7 @@ def test_edges_masked_by_minus_infinity(device, score, name):
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("score", SCORES)
 def test_large_scores(device, score, dtype):
-    """Scores far outside exp's range, the dot products outside float16's, too: the softmax does not overflow."""
+    """Scores far outside exp's range, and dot products outside float16's: the softmax does not overflow."""
     graph = make_graph("mixed_degrees", device)
     inputs = make_inputs(score, graph, 2, 32, dtype)
     for name in ("alpha_src", "query", "key"):
@@ -171,7 +171,9 @@ def test_only_the_wanted_gradients(device, score):
             torch.autograd.backward(
                 results, [torch.randn(y.shape, generator=generator).to(y) for y in results]
             )
-            torch.testing.assert_close(alone[name].grad, expected["grad_" + name], msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(
+                alone[name].grad, expected["grad_" + name], msg=lambda m, n=name: f"{n}: {m}"
+            )
             assert all(y.grad is None for n, y in alone.items() if n != name)
 
 
@@ -184,7 +186,9 @@ def test_loss_over_attention_alone(device, score):
         inputs = {n: x.requires_grad_() for n, x in make_inputs(score, graph, 3, 8, torch.float64).items()}
         attention = module_function(graph, **inputs, return_attention=True)[1]
         wanted = [x for n, x in inputs.items() if n not in ("feat", "value")]
-        weights = torch.linspace(-1, 1, attention.numel(), dtype=torch.float64, device=device).view_as(attention)
+        weights = torch.linspace(-1, 1, attention.numel(), dtype=torch.float64, device=device).view_as(
+            attention
+        )
         gradients.append(torch.autograd.grad((attention.square() * weights).sum(), wanted))
     for ours, theirs in zip(*gradients):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)

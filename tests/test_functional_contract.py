@@ -45,18 +45,21 @@ def test_strides_and_alignment_do_not_matter(device, score):
 
 
 @pytest.mark.parametrize("score", SCORES)
-def test_strided_inputs_and_gradients(device, score):
+def test_gradients_of_strided_inputs(device, score):
+    """Backward through inputs, and from a gradient of the output, that are transposed in memory."""
     graph = make_graph("mixed_degrees", device)
     inputs = make_inputs(score, graph, 3, 8, **ALL)
 
-    def gradients(transform):
+    def transposed(x):
+        return x.transpose(0, 1).contiguous().transpose(0, 1)
+
+    def gradients(layout):
         leaves = {n: x.clone().requires_grad_() for n, x in inputs.items()}
-        out = function(score)(graph, **{n: transform(x) for n, x in leaves.items()})
-        grad = torch.linspace(-1, 1, out.numel(), device=device).view(out.shape[::-1]).permute(2, 1, 0)
-        out.backward(grad if transform is not torch.clone else grad.contiguous())
+        out = function(score)(graph, **{n: layout(x) for n, x in leaves.items()})
+        out.backward(layout(torch.linspace(-1, 1, out.numel(), device=device).view_as(out)))
         return {n: x.grad for n, x in leaves.items()}
 
-    assert same(gradients(torch.clone), gradients(lambda x: x.t().contiguous().t() if x.dim() == 2 else x.mT.clone().mT))
+    assert same(gradients(torch.clone), gradients(transposed))
 
 
 @pytest.mark.parametrize("score", SCORES)
@@ -92,8 +95,13 @@ def test_inputs_and_graph_are_not_modified(device, score):
 def test_two_runs_are_bitwise_equal(device, score, name, dtype):
     graph = make_graph(name, device)
     inputs = make_inputs(score, graph, 8, 32, dtype, **ALL)
-    for options in ({}, {"return_attention": True, "dropout_p": 0.4, "_seed": torch.tensor([1], device=device)}):
-        assert same(run(function(score), graph, inputs, **options), run(function(score), graph, inputs, **options))
+    for options in (
+        {},
+        {"return_attention": True, "dropout_p": 0.4, "_seed": torch.tensor([1], device=device)},
+    ):
+        assert same(
+            run(function(score), graph, inputs, **options), run(function(score), graph, inputs, **options)
+        )
 
 
 # Schedules
@@ -106,7 +114,15 @@ def test_every_schedule_gives_the_same_results(device, score, schedule):
     seed = torch.tensor([9], device=device)
     options = {"return_attention": True, "dropout_p": 0.3, "_seed": seed}
     available = 0
-    for name in ("mixed_degrees", "super_row", "super_source", "power_law", "no_edges", "no_nodes", "isolated"):
+    for name in (
+        "mixed_degrees",
+        "super_row",
+        "super_source",
+        "power_law",
+        "no_edges",
+        "no_nodes",
+        "isolated",
+    ):
         graph = make_graph(name, device)
         for heads, dim in ((1, 4), (3, 8), (8, 32)):
             inputs = make_inputs(score, graph, heads, dim, torch.float64, **ALL)
@@ -151,7 +167,9 @@ def test_dropout_follows_torchs_seed(device, score):
 def test_successive_calls_draw_other_masks(device, score):
     graph = make_graph("random", device)
     inputs = make_inputs(score, graph, 3, 8)
-    first, second = (function(score)(graph, **inputs, dropout_p=0.5, return_attention=True)[1] for _ in range(2))
+    first, second = (
+        function(score)(graph, **inputs, dropout_p=0.5, return_attention=True)[1] for _ in range(2)
+    )
     assert not torch.equal(first, second)
 
 
@@ -192,7 +210,9 @@ def test_cpu_and_cuda_agree_on_the_mask(score):
     for device in ("cpu", "cuda"):
         graph = make_graph("mixed_degrees", device)
         torch.manual_seed(0)
-        inputs = {n: x.double().to(device) for n, x in make_inputs(score, make_graph("mixed_degrees"), 5, 8).items()}
+        inputs = {
+            n: x.double().to(device) for n, x in make_inputs(score, make_graph("mixed_degrees"), 5, 8).items()
+        }
         seed = torch.tensor([77], device=device)
         results.append(function(score)(graph, **inputs, dropout_p=0.5, _seed=seed).cpu())
     torch.testing.assert_close(*results, rtol=1e-10, atol=1e-12)
@@ -213,7 +233,9 @@ def test_gradcheck(device, score, options, return_attention):
 
     def call(*tensors):
         arguments = dict(zip(names, tensors))
-        return function(score)(graph, **arguments, dropout_p=0.25, _seed=seed, return_attention=return_attention)
+        return function(score)(
+            graph, **arguments, dropout_p=0.25, _seed=seed, return_attention=return_attention
+        )
 
     assert torch.autograd.gradcheck(call, [x.requires_grad_() for x in inputs.values()], nondet_tol=0.0)
 
@@ -226,7 +248,9 @@ def test_second_derivatives_are_refused(device, score, return_attention):
     out = function(score)(graph, **inputs, return_attention=return_attention)
     loss = sum(x.square().sum() for x in (out if return_attention else (out,)))
     grads = torch.autograd.grad(loss, list(inputs.values()), create_graph=True)
-    with pytest.raises((NotImplementedError, RuntimeError), match="twice|second|double|higher|not implemented"):
+    with pytest.raises(
+        (NotImplementedError, RuntimeError), match="twice|second|double|higher|not implemented"
+    ):
         sum(g.square().sum() for g in grads).backward()
 
 
@@ -263,7 +287,10 @@ def test_opcheck(device, score, options):
         with Recorder() as recorder:
             results = function(score)(graph, **inputs, **more)
             sum(x.square().sum() for x in (results if more else (results,))).backward()
-        assert [op._schema.name for op, *_ in recorder.calls] == [f"dfgnn::{score}_forward", f"dfgnn::{score}_backward"]
+        assert [op._schema.name for op, *_ in recorder.calls] == [
+            f"dfgnn::{score}_forward",
+            f"dfgnn::{score}_backward",
+        ]
         for op, args, kwargs in recorder.calls:
             # Forward must be differentiable, and backward, of which the derivative is refused, right without.
             wants_grad = op._schema.name.endswith("forward")
@@ -338,7 +365,12 @@ ERRORS = {
     "alpha_src None": ("gat", _set("alpha_src", None), TypeError, "alpha_src"),
     "alpha_dst rows": ("gat", _drop("alpha_dst"), ValueError, "alpha_dst"),
     "alpha_dst heads": ("gat", _heads("alpha_dst"), ValueError, "alpha_dst"),
-    "alpha_dst 3-D": ("gat", lambda a, g: a.update(alpha_dst=a["alpha_dst"][..., None]), ValueError, "alpha_dst"),
+    "alpha_dst 3-D": (
+        "gat",
+        lambda a, g: a.update(alpha_dst=a["alpha_dst"][..., None]),
+        ValueError,
+        "alpha_dst",
+    ),
     "query rows": ("dot", _drop("query"), ValueError, "query"),
     "query heads": ("dot", _heads("query"), ValueError, "heads|query|key"),
     "query dim": ("dot", lambda a, g: a.update(query=a["query"][..., :1]), ValueError, "query|key"),
@@ -355,7 +387,12 @@ ERRORS = {
     "edge_bias 1-D": ("both", lambda a, g: a.update(edge_bias=a["edge_bias"][:, 0]), ValueError, "edge_bias"),
     "edge_bias dtype": ("both", _cast("edge_bias", torch.int32), TypeError, "edge_bias"),
     "edge_weight edges": ("both", _drop("edge_weight"), ValueError, "edge_weight"),
-    "edge_weight heads": ("both", lambda a, g: a.update(edge_weight=a["edge_weight"][:, :2]), ValueError, "edge_weight"),
+    "edge_weight heads": (
+        "both",
+        lambda a, g: a.update(edge_weight=a["edge_weight"][:, :2]),
+        ValueError,
+        "edge_weight",
+    ),
     "edge_weight dtype": ("both", _cast("edge_weight", torch.bool), TypeError, "edge_weight"),
     "negative dropout": ("both", _set("dropout_p", -0.1), ValueError, "dropout_p"),
     "dropout above one": ("both", _set("dropout_p", 1.1), ValueError, "dropout_p"),
@@ -363,7 +400,9 @@ ERRORS = {
 }
 
 
-@pytest.mark.parametrize("score, case", [(s, c) for s in SCORES for c in ERRORS if ERRORS[c][0] in ("both", s)])
+@pytest.mark.parametrize(
+    "score, case", [(s, c) for s in SCORES for c in ERRORS if ERRORS[c][0] in ("both", s)]
+)
 def test_bad_arguments_are_named(device, score, case):
     _, change, exception, words = ERRORS[case]
     graph = make_graph("fewer_destinations", device)
@@ -402,5 +441,7 @@ def test_both_modules_have_the_same_signatures():
     import inspect
 
     for name in ("gat_attention", "dot_attention"):
-        ours, theirs = (list(inspect.signature(getattr(m, name)).parameters.values()) for m in (functional, reference))
+        ours, theirs = (
+            list(inspect.signature(getattr(m, name)).parameters.values()) for m in (functional, reference)
+        )
         assert [(p.name, p.kind, p.default) for p in ours] == [(p.name, p.kind, p.default) for p in theirs]

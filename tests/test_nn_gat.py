@@ -73,16 +73,22 @@ def compare(theirs, ours, graph, feat, edge_weight=None, our_graph=None):
     for name in expected:
         # DGL leaves None where no edge exists, which is zero.
         zeros = torch.zeros_like(actual[name])
-        assert_close(actual[name], zeros if expected[name] is None else expected[name], TOLERANCE[dtype], name)
+        assert_close(
+            actual[name], zeros if expected[name] is None else expected[name], TOLERANCE[dtype], name
+        )
 
 
 OPTIONS = [
     dict(zip(("residual", "bias", "activation", "negative_slope"), values))
-    for values in itertools.product((False, True), (False, True), (None, torch.nn.functional.elu), (0.2, 0.05))
+    for values in itertools.product(
+        (False, True), (False, True), (None, torch.nn.functional.elu), (0.2, 0.05)
+    )
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".join(str(getattr(v, "__name__", v)) for v in o.values()))
+@pytest.mark.parametrize(
+    "options", OPTIONS, ids=lambda o: "-".join(str(getattr(v, "__name__", v)) for v in o.values())
+)
 @pytest.mark.parametrize("in_feats", [6, 12, 40], ids=["narrow", "identity", "wide"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_constructor_options(options, in_feats, dtype):
@@ -93,7 +99,9 @@ def test_constructor_options(options, in_feats, dtype):
 
 
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64], ids=str)
-@pytest.mark.parametrize("name", ["duplicates", "self_loops", "super_row", "super_source", "mixed_degrees", "power_law"])
+@pytest.mark.parametrize(
+    "name", ["duplicates", "self_loops", "super_row", "super_source", "mixed_degrees", "power_law"]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_graphs(name, index_dtype, dtype):
     graph = make_graph(name)
@@ -103,7 +111,14 @@ def test_graphs(name, index_dtype, dtype):
     feat = torch.randn(n, 9, dtype=dtype)
     compare(theirs, ours, g, feat)
     src, dst = g.edges(order="eid")
-    compare(theirs, ours, g, feat, torch.rand(g.num_edges(), dtype=dtype), Graph.from_coo(src, dst, num_src=n, num_dst=n))
+    compare(
+        theirs,
+        ours,
+        g,
+        feat,
+        torch.rand(g.num_edges(), dtype=dtype),
+        Graph.from_coo(src, dst, num_src=n, num_dst=n),
+    )
 
 
 @pytest.mark.parametrize("residual", [False, True])
@@ -318,7 +333,9 @@ def test_low_precision(dtype):
     out = layer(g, feat)
     out.sum().backward()
     assert out.dtype == dtype
-    torch.testing.assert_close(out.double(), copy.deepcopy(layer).double()(g, feat.double()), rtol=0.05, atol=0.05)
+    torch.testing.assert_close(
+        out.double(), copy.deepcopy(layer).double()(g, feat.double()), rtol=0.05, atol=0.05
+    )
     assert all(p.grad.isfinite().all() for p in layer.parameters())
 
 

@@ -11,7 +11,15 @@ from graphs import make_graph
 from dfgnn import reference
 from dfgnn.nn import GraphTransformerConv, ZeroInDegreeError
 
-GRAPHS = ["no_nodes", "duplicates", "super_row", "fewer_sources", "fewer_destinations", "mixed_degrees", "isolated"]
+GRAPHS = [
+    "no_nodes",
+    "duplicates",
+    "super_row",
+    "fewer_sources",
+    "fewer_destinations",
+    "mixed_degrees",
+    "isolated",
+]
 
 
 def expected_of(layer, graph, h_src, h_dst, **options):
@@ -19,7 +27,11 @@ def expected_of(layer, graph, h_src, h_dst, **options):
         projected = h @ fc.weight.T + (0 if fc.bias is None else fc.bias)
         return projected.view(len(h), layer.num_heads, layer.out_feats)
 
-    query, key, value = project(layer.fc_query, h_dst), project(layer.fc_key, h_src), project(layer.fc_value, h_src)
+    query, key, value = (
+        project(layer.fc_query, h_dst),
+        project(layer.fc_key, h_src),
+        project(layer.fc_value, h_src),
+    )
     return reference.dot_attention(graph, query, key, value, **options)
 
 
@@ -57,8 +69,11 @@ def test_matches_the_formula(device, name, bias, dtype, tolerance):
     expected = {"out": expected[0], "attention": expected[1], **gradients(layer, wanted, inputs)}
     for key, x in expected.items():
         # The gradient of the keys' bias is a sum of what cancels in that of their weight.
-        scale = max(1.0, *(y.abs().max().item() for y in (x, expected[key.replace("bias", "weight")]) if y.numel()))
-        torch.testing.assert_close(actual[key], x, rtol=0.0, atol=tolerance * scale, msg=lambda m, k=key: f"{k}: {m}")
+        sizes = (x, expected[key.replace("bias", "weight")])
+        scale = max([1.0] + [y.abs().max().item() for y in sizes if y.numel()])
+        torch.testing.assert_close(
+            actual[key], x, rtol=0.0, atol=tolerance * scale, msg=lambda m, k=key: f"{k}: {m}"
+        )
 
 
 @pytest.mark.parametrize("name", ["random", "fewer_destinations"])
@@ -115,7 +130,9 @@ def test_state_initialisation_and_pickle():
         "fc_query.weight": (150, 90), "fc_query.bias": (150,), "fc_key.weight": (150, 60),
         "fc_key.bias": (150,), "fc_value.weight": (150, 60), "fc_value.bias": (150,),
     }  # fmt: skip
-    assert list(GraphTransformerConv(6, 5, 3, bias=False).state_dict()) == [k for k in shapes if "weight" in k]
+    assert list(GraphTransformerConv(6, 5, 3, bias=False).state_dict()) == [
+        k for k in shapes if "weight" in k
+    ]
     for fc in (layer.fc_query, layer.fc_key, layer.fc_value):
         bound = math.sqrt(6 / sum(fc.weight.shape))
         assert 0.98 * bound < fc.weight.abs().max().item() <= bound and fc.bias.eq(0).all()

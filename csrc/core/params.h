@@ -41,14 +41,14 @@ struct Csr {
 
 // Options on edges, all in the user's edge order.
 struct EdgeOptions {
-  const void* bias;             // [E, H] T, or acc if bias_is_acc; or null
-  const void* weight;           // [E, weight_heads] T, or acc if weight_is_acc; or null
-  const int64_t* seed;          // [1] of the dropout mask; null: no dropout
+  const void* bias;     // [E, H] T, or acc if bias_is_acc; or null
+  const void* weight;   // [E, weight_heads] T, or acc if weight_is_acc; or null
+  const int64_t* seed;  // [1] of the dropout mask; null: no dropout
   int32_t bias_is_acc;
   int32_t weight_is_acc;
-  int32_t weight_heads;         // 1 or H
-  uint32_t dropout_threshold;   // an edge is dropped when its 32 random bits are below
-  double dropout_scale;         // 1 / (1 - p); 0 when p = 1
+  int32_t weight_heads;        // 1 or H
+  uint32_t dropout_threshold;  // an edge is dropped when its 32 random bits are below
+  double dropout_scale;        // 1 / (1 - p); 0 when p = 1
   bool any() const { return bias || weight || seed; }
 };
 
@@ -112,7 +112,7 @@ struct BackwardParams {
   Csr reverse;  // rows are sources
   EdgeOptions edge;
 
-  const void* value;      // as in ForwardParams
+  const void* value;  // as in ForwardParams
   const void* alpha_src;
   const void* alpha_dst;
   const void* query;
@@ -120,9 +120,9 @@ struct BackwardParams {
   double negative_slope;
   double scale;
 
-  const void* out;             // [N_dst, H, Dv] T
-  const void* lse;             // [N_dst, H] acc
-  const void* positive;        // additive, when grad_alpha_dst is wanted without grad_attention
+  const void* out;       // [N_dst, H, Dv] T
+  const void* lse;       // [N_dst, H] acc
+  const void* positive;  // additive, when grad_alpha_dst is wanted without grad_attention
   const void* positive_mass;
   const void* attention;       // [E, H] acc, with grad_attention
   const void* grad_out;        // [N_dst, H, Dv] T
@@ -138,14 +138,14 @@ struct BackwardParams {
   void* grad_weight;     // [E, H] acc, user's edge order; or null
 
   // Scratch.
-  void* node_stats;      // additive: [N_dst, H, 4] acc: alpha_dst, lse, delta, unused
-                         // dot: [N_dst, H, 2] acc: lse, delta
-  void* partial_query;   // dot: [csr.num_slots, H, D] acc
-  void* partial_key;     // dot: [reverse.num_slots, H, D] acc
-  void* partial_value;   // [reverse.num_slots, H, Dv] acc
-  void* partial_alpha;   // additive: [reverse.num_slots, H] acc
-  void* row_sums;        // [N_dst, H] acc, with grad_attention: sum_j attention_ij gamma_ij
-  void* partial_sums;    // [csr.num_slots, H] acc, with grad_attention
+  void* node_stats;     // additive: [N_dst, H, 4] acc: alpha_dst, lse, delta, unused
+                        // dot: [N_dst, H, 2] acc: lse, delta
+  void* partial_query;  // dot: [csr.num_slots, H, D] acc
+  void* partial_key;    // dot: [reverse.num_slots, H, D] acc
+  void* partial_value;  // [reverse.num_slots, H, Dv] acc
+  void* partial_alpha;  // additive: [reverse.num_slots, H] acc
+  void* row_sums;       // [N_dst, H] acc, with grad_attention: sum_j attention_ij gamma_ij
+  void* partial_sums;   // [csr.num_slots, H] acc, with grad_attention
 };
 
 }  // namespace dfgnn

@@ -12,7 +12,7 @@ const char* additive_forward(const ForwardParams& p, cudaStream_t stream) {
   with_config<T>(p.shape.value_dim, [&](auto config) {
     using C = decltype(config);
     const Launch<C> launch(p.shape, p.shape.value_dim, p.csr);
-    constexpr int B = kGatherRows<C>;
+    constexpr int B = kRowsInFlight<C>;
     const auto kernel = edge ? (p.positive ? forward_kernel<C, Score::additive, true, true, B>
                                            : forward_kernel<C, Score::additive, true, false, B>)
                              : (p.positive ? forward_kernel<C, Score::additive, false, true, B>
@@ -27,7 +27,8 @@ template <typename T>
 const char* additive_backward(const BackwardParams& p, cudaStream_t stream) {
   using A = Acc<T>;
   const int heads = p.shape.heads, dim = p.shape.value_dim;
-  if (p.grad_attention) row_sums<A>(p.csr, heads, p.attention, p.grad_attention, p.row_sums, p.partial_sums, stream);
+  if (p.grad_attention)
+    row_sums<A>(p.csr, heads, p.attention, p.grad_attention, p.row_sums, p.partial_sums, stream);
   with_config<T>(dim, [&](auto config) {
     using C = decltype(config);
     if (p.shape.num_dst)
@@ -35,10 +36,10 @@ const char* additive_backward(const BackwardParams& p, cudaStream_t stream) {
           <<<blocks_of(p.shape.num_dst * heads * C::LPH, kThreads), kThreads, 0, stream>>>(p);
     if (p.reverse.num_items == 0) return;
     const Launch<C> launch(p.shape, dim, p.reverse);
-    constexpr int B = kGatherRows<C>, BP = kPairRows<C>;
+    constexpr int B = kRowsInFlight<C>;
     // The linear kernel knows only its own columns and returns no edge gradients.
     const bool pairs = p.grad_bias || p.grad_weight || p.grad_attention || launch.tiling.chunks > 1;
-    const auto kernel = pairs          ? pair_kernel<C, Score::additive, true, true, BP>
+    const auto kernel = pairs          ? pair_kernel<C, Score::additive, true, true, B>
                         : p.edge.any() ? additive_sources_kernel<C, true, B>
                                        : additive_sources_kernel<C, false, B>;
     kernel<<<launch.grid, kThreads, 0, stream>>>(p, launch.tiling);

@@ -84,7 +84,8 @@ __global__ void __launch_bounds__(kThreads) additive_sources_kernel(const Backwa
       sum_delta += valid ? alpha * leaky_relu_grad(z, slope) * stats.delta : A(0);
       weights.set(s, alpha * factor, z > 0);
     }
-    add_chunk<C, true, B, CHUNK>(grads, left, me.span - step * CHUNK, index, weights, rows, acc, acc_positive);
+    add_chunk<C, true, B, CHUNK>(grads, left, me.span - step * CHUNK, index, weights, rows, acc,
+                                 acc_positive);
   }
 
   if (!p.reverse.packed && me.num_sub > 1) {
@@ -147,7 +148,8 @@ __global__ void __launch_bounds__(kThreads) pair_kernel(const BackwardParams p, 
 #pragma unroll
     for (int k = 0; k < NV; ++k) row_delta = dot<T>(b[k], outs.load(me.item.row, k), row_delta);
     row_delta = reduce_sum<LPH>(row_delta);
-    if (C::WIDE && t.chunks > 1) row_delta += reduce_sum<LPH>(me.far_dot(t, p.grad_out, me.item.row, p.out, me.item.row));
+    if (C::WIDE && t.chunks > 1)
+      row_delta += reduce_sum<LPH>(me.far_dot(t, p.grad_out, me.item.row, p.out, me.item.row));
     if (p.grad_attention) row_delta += static_cast<const A*>(p.row_sums)[row_head];
     row_lse = static_cast<const A*>(p.lse)[row_head];
     if (me.writes && me.hl == 0 && me.chunk == 0)
@@ -252,7 +254,8 @@ __global__ void __launch_bounds__(kThreads) pair_kernel(const BackwardParams p, 
     if constexpr (!DOT) sum_alpha = me.across(sum_alpha, t);
   }
   if constexpr (DOT)
-    me.store_row(SOURCES ? p.grad_key : p.grad_query, SOURCES ? p.partial_key : p.partial_query, acc_c, A(p.scale));
+    me.store_row(SOURCES ? p.grad_key : p.grad_query, SOURCES ? p.partial_key : p.partial_query, acc_c,
+                 A(p.scale));
   if constexpr (SOURCES) me.store_row(p.grad_value, p.partial_value, acc_d, A(1));
   if constexpr (!DOT) {
     sum_alpha = reduce_sum<PERIOD>(sum_alpha);

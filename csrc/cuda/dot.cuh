@@ -12,7 +12,7 @@ const char* dot_forward(const ForwardParams& p, cudaStream_t stream) {
   with_config<T>(p.shape.dim, [&](auto config) {
     using C = decltype(config);
     const Launch<C> launch(p.shape, p.shape.dim, p.csr);
-    constexpr int B = kPairRows<C>;
+    constexpr int B = kRowsInFlight<C>;
     const auto kernel =
         edge ? forward_kernel<C, Score::dot, true, false, B> : forward_kernel<C, Score::dot, false, false, B>;
     kernel<<<launch.grid, kThreads, 0, stream>>>(p, launch.tiling);
@@ -25,11 +25,12 @@ template <typename T>
 const char* dot_backward(const BackwardParams& p, cudaStream_t stream) {
   using A = Acc<T>;
   const int heads = p.shape.heads, dim = p.shape.dim;
-  if (p.grad_attention) row_sums<A>(p.csr, heads, p.attention, p.grad_attention, p.row_sums, p.partial_sums, stream);
+  if (p.grad_attention)
+    row_sums<A>(p.csr, heads, p.attention, p.grad_attention, p.row_sums, p.partial_sums, stream);
   const bool edge = p.edge.any() || p.grad_attention || p.grad_bias || p.grad_weight;
   with_config<T>(dim, [&](auto config) {
     using C = decltype(config);
-    constexpr int B = kPairRows<C>;
+    constexpr int B = kRowsInFlight<C>;
     if (p.csr.num_items) {
       const Launch<C> launch(p.shape, dim, p.csr);
       const auto kernel =

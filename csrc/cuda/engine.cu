@@ -7,12 +7,14 @@ namespace {
 template <class F>
 const char* with_type(DType dtype, F f) {
   switch (dtype) {
-    case DType::f32: return f(float{});
-#ifndef DFGNN_TUNE
-    case DType::f64: return f(double{});
-    case DType::f16: return f(__half{});
-#endif
-    case DType::bf16: return f(__nv_bfloat16{});
+    case DType::f32:
+      return f(float{});
+    case DType::f64:
+      return f(double{});
+    case DType::f16:
+      return f(__half{});
+    case DType::bf16:
+      return f(__nv_bfloat16{});
   }
   return "unknown dtype";
 }

@@ -15,9 +15,9 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const ForwardParams p
   using A = typename C::A;
   constexpr int LPH = C::LPH, NV = C::NV, VEC = C::VEC;
   constexpr bool DOT = SCORE == Score::dot;
-  constexpr int CHUNK = DOT || B > LPH ? B : LPH;     // edges per sub-warp and step
-  constexpr int PERIOD = CHUNK < LPH ? CHUNK : LPH;   // lanes of a head that own different edges
-  constexpr int SLOTS = CHUNK / PERIOD;               // edges owned by a lane
+  constexpr int CHUNK = DOT || B > LPH ? B : LPH;    // edges per sub-warp and step
+  constexpr int PERIOD = CHUNK < LPH ? CHUNK : LPH;  // lanes of a head that own different edges
+  constexpr int SLOTS = CHUNK / PERIOD;              // edges owned by a lane
 
   const Place<C> me(t, p.shape, p.shape.dim, p.csr);
   const int own = me.hl % PERIOD;
@@ -66,7 +66,8 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const ForwardParams p
       for (int u = 0; u < B; ++u) {
         part[u] = 0;
 #pragma unroll
-        for (int k = 0; k < NV; ++k) part[u] = me.inside(k) ? dot<T>(query[k], key_rows[u][k], part[u]) : part[u];
+        for (int k = 0; k < NV; ++k)
+          part[u] = me.inside(k) ? dot<T>(query[k], key_rows[u][k], part[u]) : part[u];
         if (C::WIDE && t.chunks > 1) {
           const int j = __shfl_sync(kAll, index[u / LPH], u % LPH, LPH);
           part[u] += A(p.scale) * me.far_dot(t, p.query, me.item.row, p.key, j);
@@ -78,7 +79,8 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const ForwardParams p
     } else {
       load_rows<C, B>(values, 0, index, rows);
 #pragma unroll
-      for (int s = 0; s < SLOTS; ++s) score[s] = __ldg(alpha_src + int64_t(index[s]) * me.heads + me.head) + alpha_dst;
+      for (int s = 0; s < SLOTS; ++s)
+        score[s] = __ldg(alpha_src + int64_t(index[s]) * me.heads + me.head) + alpha_dst;
     }
 
     A factor[SLOTS];
@@ -135,7 +137,8 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const ForwardParams p
     if constexpr (DOT) {
       add_rows<C, false, B>(0, left, weights, rows, acc, acc_positive);
     } else {
-      add_chunk<C, POSITIVE, B, CHUNK>(values, left, me.span - step * CHUNK, index, weights, rows, acc, acc_positive);
+      add_chunk<C, POSITIVE, B, CHUNK>(values, left, me.span - step * CHUNK, index, weights, rows, acc,
+                                       acc_positive);
     }
   }
 

@@ -5,9 +5,9 @@
 
 namespace dfgnn::cuda {
 
-// The weights of the edges that a lane owns, on their way to the lanes that own columns. With POSITIVE there are
-// two sums, over all edges and over those with z > 0: where no weight can be negative, the sign carries z > 0, so
-// that one shuffle serves both.
+// The weights of the edges that a lane owns, on their way to the lanes that own columns. With POSITIVE there
+// are two sums, over all edges and over those with z > 0: where no weight can be negative, the sign carries z
+// > 0, so that one shuffle serves both.
 template <typename A, int S, bool POSITIVE, bool SIGNED>
 struct Weights {
   A all[S];
@@ -59,8 +59,8 @@ __device__ __forceinline__ void load_rows(const Rows<C>& source, const int u0, c
 
 // acc += w_u rows_u for the edges u0 .. u0 + B of a chunk that has `left` edges, and the same over z > 0.
 template <class C, bool POSITIVE, int B, class W, int NV2>
-__device__ __forceinline__ void add_rows(const int u0, int left, const W& weights, const Raw (&rows)[B][C::NV],
-                                         typename C::A (&acc)[C::NV][C::VEC],
+__device__ __forceinline__ void add_rows(const int u0, int left, const W& weights,
+                                         const Raw (&rows)[B][C::NV], typename C::A (&acc)[C::NV][C::VEC],
                                          typename C::A (&acc_positive)[NV2][C::VEC]) {
 #pragma unroll
   for (int u = 0; u < B; ++u) {
@@ -78,8 +78,8 @@ __device__ __forceinline__ void add_rows(const int u0, int left, const W& weight
 
 // Adds up a chunk of which the first B rows are loaded already: they travel while scores are computed.
 template <class C, bool POSITIVE, int B, int CHUNK, int S, class W, int NV2>
-__device__ __forceinline__ void add_chunk(const Rows<C>& source, int left, int left_in_warp, const int (&index)[S],
-                                          const W& weights, Raw (&rows)[B][C::NV],
+__device__ __forceinline__ void add_chunk(const Rows<C>& source, int left, int left_in_warp,
+                                          const int (&index)[S], const W& weights, Raw (&rows)[B][C::NV],
                                           typename C::A (&acc)[C::NV][C::VEC],
                                           typename C::A (&acc_positive)[NV2][C::VEC]) {
 #pragma unroll

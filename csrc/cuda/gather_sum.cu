@@ -46,7 +46,7 @@ const char* launch(const GatherSumParams& p, cudaStream_t stream) {
   with_config<T>(p.shape.value_dim, [&](auto config) {
     using C = decltype(config);
     const Launch<C> launch(p.shape, p.shape.value_dim, p.csr);
-    gather_sum_kernel<C, kGatherRows<C>><<<launch.grid, kThreads, 0, stream>>>(p, launch.tiling);
+    gather_sum_kernel<C, kRowsInFlight<C>><<<launch.grid, kThreads, 0, stream>>>(p, launch.tiling);
   });
   merge_rows<T>(p.csr, p.shape, p.shape.value_dim, p.partial_out, p.out, 1, stream);
   return last_error();
@@ -57,12 +57,14 @@ const char* launch(const GatherSumParams& p, cudaStream_t stream) {
 const char* gather_sum(const GatherSumParams& p, void* stream) {
   const auto s = static_cast<cudaStream_t>(stream);
   switch (p.dtype) {
-    case DType::f32: return launch<float>(p, s);
-    case DType::bf16: return launch<__nv_bfloat16>(p, s);
-#ifndef DFGNN_TUNE
-    case DType::f16: return launch<__half>(p, s);
-#endif
-    default: return "gather_sum: float32, float16 or bfloat16 expected";
+    case DType::f32:
+      return launch<float>(p, s);
+    case DType::bf16:
+      return launch<__nv_bfloat16>(p, s);
+    case DType::f16:
+      return launch<__half>(p, s);
+    default:
+      return "gather_sum: float32, float16 or bfloat16 expected";
   }
 }
 

@@ -105,7 +105,8 @@ struct Place {
   uint32_t row_bytes;
   int column, dim, chunk;
   Item item;
-  int first, stride, count, span;  // edges of this sub-warp: first + k * stride, k < count; span: most in the warp
+  int first, stride, count,
+      span;  // edges of this sub-warp: first + k * stride, k < count; span: most in the warp
 
   __device__ __forceinline__ Place(const Tiling& t, const Shape& s, int dim_, const Csr& csr) {
     const int lane = threadIdx.x & 31;
@@ -135,12 +136,15 @@ struct Place {
     first = csr.packed ? item.begin : item.begin + sub;
     stride = csr.packed ? 1 : num_sub;
     count = csr.packed ? length : (length - sub + num_sub - 1) >> sub_log2;
-    span = csr.packed ? int(__reduce_max_sync(kAll, unsigned(length))) : (length + num_sub - 1) >> sub_log2;
+    // By shuffles: with __reduce_max_sync here, ptxas 13.0 -O3 miscompiled one of the kernels.
+    span = csr.packed ? reduce_max<32>(length) : (length + num_sub - 1) >> sub_log2;
     writes = ok && head_ok && (csr.packed || sub == 0);
   }
 
   // k-th load of this lane lies inside the head.
-  __device__ __forceinline__ bool inside(int k) const { return head_ok && column + k * C::LPH * C::VEC < dim; }
+  __device__ __forceinline__ bool inside(int k) const {
+    return head_ok && column + k * C::LPH * C::VEC < dim;
+  }
 
   // Lanes and loads outside the head read its first column instead.
   __device__ __forceinline__ Rows<C> rows(const void* array) const {
@@ -169,7 +173,8 @@ struct Place {
     }
   }
   // Stores factor * x as row `item.row` of T, or x as slot `item.slot` of the partials in A.
-  __device__ __forceinline__ void store_row(void* array, void* partial, const A (&x)[C::NV][C::VEC], A factor) const {
+  __device__ __forceinline__ void store_row(void* array, void* partial, const A (&x)[C::NV][C::VEC],
+                                            A factor) const {
     if (!writes) return;
 #pragma unroll
     for (int k = 0; k < C::NV; ++k) {
@@ -180,7 +185,8 @@ struct Place {
         for (int c = 0; c < C::VEC; ++c) y[c] = x[k][c] * factor;
         store_raw(address(array, item.row, k), Pack<T>::pack(y));
       } else {
-        A* p = static_cast<A*>(partial) + (int64_t(item.slot) * heads + head) * dim + column + k * C::LPH * C::VEC;
+        A* p = static_cast<A*>(partial) + (int64_t(item.slot) * heads + head) * dim + column +
+               k * C::LPH * C::VEC;
 #pragma unroll
         for (int c = 0; c < C::VEC; c += 16 / sizeof(A)) {
           A y[16 / sizeof(A)];
@@ -211,7 +217,8 @@ struct Place {
     A sum = 0;
     for (int other = 0; other < t.chunks; ++other) {
       if (other == chunk || !head_ok) continue;
-      for (int at = other * C::COLS + hl * C::VEC; at < min(dim, (other + 1) * C::COLS); at += C::LPH * C::VEC) {
+      for (int at = other * C::COLS + hl * C::VEC; at < min(dim, (other + 1) * C::COLS);
+           at += C::LPH * C::VEC) {
         A x[C::VEC];
         Pack<T>::unpack(load_raw(static_cast<const T*>(a) + (a_row * heads + head) * dim + at), x);
         sum = dot<T>(x, load_raw(static_cast<const T*>(b) + (b_row * heads + head) * dim + at), sum);
@@ -239,13 +246,15 @@ struct EdgeReader {
     return o.bias ? read(o.bias, int64_t(eid) * heads + head, o.bias_is_acc) : A(0);
   }
   __device__ __forceinline__ A weight(int eid) const {
-    return o.weight ? read(o.weight, int64_t(eid) * o.weight_heads + (o.weight_heads > 1 ? head : 0), o.weight_is_acc)
+    return o.weight ? read(o.weight, int64_t(eid) * o.weight_heads + (o.weight_heads > 1 ? head : 0),
+                           o.weight_is_acc)
                     : A(1);
   }
   // 0 or 1 / (1 - p)
   __device__ __forceinline__ A mask(int eid) const {
     if (!o.seed) return A(1);
-    return dropout_bits(seed, uint32_t(eid), uint32_t(head)) >= o.dropout_threshold ? A(o.dropout_scale) : A(0);
+    return dropout_bits(seed, uint32_t(eid), uint32_t(head)) >= o.dropout_threshold ? A(o.dropout_scale)
+                                                                                    : A(0);
   }
 };
 

@@ -10,16 +10,6 @@
 #include "forward.cuh"
 #include "tails.cuh"
 
-#ifndef DFGNN_GR
-#define DFGNN_GR 8
-#endif
-#ifndef DFGNN_NV
-#define DFGNN_NV 1
-#endif
-#ifndef DFGNN_PR
-#define DFGNN_PR 4
-#endif
-
 namespace dfgnn::cuda {
 
 // Per dtype and family; instantiated in additive_*.cu and dot_*.cu.
@@ -37,17 +27,15 @@ inline const char* last_error() {
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
 
-inline dim3 blocks_of(int64_t work, int64_t per_block) { return dim3(unsigned((work + per_block - 1) / per_block)); }
+inline dim3 blocks_of(int64_t work, int64_t per_block) {
+  return dim3(unsigned((work + per_block - 1) / per_block));
+}
 
 // Calls f(Config) with the smallest layout that holds a head of `dim` elements. Double gets a few
 // layouts only: it is there for checking, not for speed.
 template <typename T, class F>
 void with_config(int dim, F f) {
   const int loads = (dim + kVec<T> - 1) / kVec<T>;
-#ifdef DFGNN_TUNE
-  if (loads <= 32 / kVec<T>) return f(Config<T, 32 / kVec<T> / DFGNN_NV, DFGNN_NV>{});
-  return f(Config<T, 128 / kVec<T> / DFGNN_NV, DFGNN_NV>{});
-#else
   if constexpr (sizeof(T) == 8) {
     if (loads <= 4) return f(Config<T, 4, 1>{});
     if (loads <= 32) return f(Config<T, 32, 1>{});
@@ -60,7 +48,6 @@ void with_config(int dim, F f) {
     if (loads <= 64) return f(Config<T, 32, 2>{});
   }
   return f(Config<T, 32, 4>{});
-#endif
 }
 
 template <class C>
@@ -80,11 +67,12 @@ struct Launch {
   }
 };
 
-// Neighbour rows in flight per sub-warp: what registers allow.
+// Neighbour rows in flight per sub-warp: more cost occupancy, which hides latency better
+// (docs/performance-log.md).
 template <class C>
-inline constexpr int kGatherRows = C::NV == 1 ? DFGNN_GR : C::NV == 2 ? DFGNN_GR / 2 : DFGNN_GR / 4;
-template <class C>
-inline constexpr int kPairRows = C::NV == 1 ? DFGNN_PR : C::NV == 2 ? (DFGNN_PR + 1) / 2 : (DFGNN_PR + 3) / 4;
+inline constexpr int kRowsInFlight = C::NV == 1   ? 4
+                                     : C::NV == 2 ? 2
+                                                  : 1;
 
 template <typename T>
 void merge_rows(const Csr& csr, const Shape& shape, int dim, const void* partial, void* rows, double factor,
@@ -107,7 +95,8 @@ void row_sums(const Csr& csr, int heads, const void* x, const void* y, void* out
               cudaStream_t stream) {
   if (csr.num_items == 0) return;
   row_sums_kernel<A><<<blocks_of(csr.num_items, kWarps), kThreads, 0, stream>>>(
-      csr, heads, static_cast<const A*>(x), static_cast<const A*>(y), static_cast<A*>(out), static_cast<A*>(partial));
+      csr, heads, static_cast<const A*>(x), static_cast<const A*>(y), static_cast<A*>(out),
+      static_cast<A*>(partial));
   merge_scalars<A>(csr, heads, partial, out, stream);
 }
 
@@ -116,7 +105,8 @@ template <typename T>
 void finish_forward(const ForwardParams& p, cudaStream_t stream) {
   if (p.csr.num_splits) {
     const int per_block = 32 * MergePlace<Acc<T>>::VA;
-    const dim3 grid(unsigned(p.csr.num_splits), (p.shape.heads * p.shape.value_dim + per_block - 1) / per_block);
+    const dim3 grid(unsigned(p.csr.num_splits),
+                    (p.shape.heads * p.shape.value_dim + per_block - 1) / per_block);
     merge_forward_kernel<T><<<grid, 32 * kMergeWarps, 0, stream>>>(p);
   }
   if (p.attention) attention_kernel<T><<<blocks_of(p.csr.num_items, kWarps), kThreads, 0, stream>>>(p);

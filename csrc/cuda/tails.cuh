@@ -41,7 +41,8 @@ __global__ void merge_forward_kernel(const ForwardParams p) {
   const Split split = p.csr.splits[blockIdx.x];
   A top = -infinity<A>(), mass = 0, mass_positive = 0, acc[VA] = {}, acc_positive[VA] = {};
 
-  const auto add = [&](A other_top, A other_mass, A other_positive, const A(&x)[VA], const A(&x_positive)[VA]) {
+  const auto add = [&](A other_top, A other_mass, A other_positive, const A(&x)[VA],
+                       const A(&x_positive)[VA]) {
     const A risen = max(top, other_top);
     const A mine = top == risen ? A(1) : exponential(top - risen);
     const A theirs = other_top == risen ? A(1) : exponential(other_top - risen);
@@ -73,7 +74,8 @@ __global__ void merge_forward_kernel(const ForwardParams p) {
   for (int w = 1; w < kMergeWarps; ++w) {
     A x[VA], x_positive[VA];
 #pragma unroll
-    for (int k = 0; k < VA; ++k) x[k] = shared[w][3 + k][me.lane], x_positive[k] = shared[w][3 + VA + k][me.lane];
+    for (int k = 0; k < VA; ++k)
+      x[k] = shared[w][3 + k][me.lane], x_positive[k] = shared[w][3 + VA + k][me.lane];
     add(shared[w][0][me.lane], shared[w][1][me.lane], shared[w][2][me.lane], x, x_positive);
   }
   const A norm = mass == 0 ? A(0) : A(1) / mass;
@@ -150,8 +152,9 @@ __global__ void __launch_bounds__(kThreads) prepare_additive_kernel(const Backwa
   dot_positive = reduce_sum<LPH>(dot_positive);
   if (!ok || hl) return;
   if (p.grad_attention) delta += static_cast<const A*>(p.row_sums)[pair];
-  static_cast<AdditiveStats<A>*>(p.node_stats)[pair] = {p.alpha_dst ? static_cast<const A*>(p.alpha_dst)[pair] : A(0),
-                                                        static_cast<const A*>(p.lse)[pair], delta, A(0)};
+  static_cast<AdditiveStats<A>*>(p.node_stats)[pair] = {
+      p.alpha_dst ? static_cast<const A*>(p.alpha_dst)[pair] : A(0), static_cast<const A*>(p.lse)[pair],
+      delta, A(0)};
   if (p.positive)
     static_cast<A*>(p.grad_alpha_dst)[pair] =
         (1 - A(p.negative_slope)) * (dot_positive - delta * static_cast<const A*>(p.positive_mass)[pair]);
@@ -159,8 +162,8 @@ __global__ void __launch_bounds__(kThreads) prepare_additive_kernel(const Backwa
 
 // out[row, h] = sum over the row's edges of x[eid, h] * y[eid, h] (y null: 1). A warp per item.
 template <typename A>
-__global__ void __launch_bounds__(kThreads) row_sums_kernel(const Csr csr, int heads, const A* x, const A* y, A* out,
-                                                            A* partial) {
+__global__ void __launch_bounds__(kThreads)
+    row_sums_kernel(const Csr csr, int heads, const A* x, const A* y, A* out, A* partial) {
   const int64_t index = int64_t(blockIdx.x) * kWarps + (threadIdx.x >> 5);
   if (index >= csr.num_items) return;
   const int4 raw = __ldg(reinterpret_cast<const int4*>(csr.items) + index);
@@ -173,7 +176,8 @@ __global__ void __launch_bounds__(kThreads) row_sums_kernel(const Csr csr, int h
       sum += y ? x[at] * y[at] : x[at];
     }
     sum = reduce_sum<32>(sum);
-    if (lane == 0) (item.slot < 0 ? out + int64_t(item.row) * heads : partial + int64_t(item.slot) * heads)[head] = sum;
+    if (lane == 0)
+      (item.slot < 0 ? out + int64_t(item.row) * heads : partial + int64_t(item.slot) * heads)[head] = sum;
   }
 }
 

@@ -128,7 +128,8 @@ __device__ __forceinline__ Acc<T> dot(const Acc<T> (&a)[kVec<T>], const Raw& r, 
   return sum;
 }
 
-// Not __expf: its error has a bias, which shows where a gradient cancels, and one exp per edge and head is cheap.
+// Not __expf: its error has a bias, which shows where a gradient cancels, and one exp per edge and head is
+// cheap.
 __device__ __forceinline__ float exponential(float x) { return expf(x); }
 __device__ __forceinline__ double exponential(double x) { return exp(x); }
 __device__ __forceinline__ float logarithm(float x) { return logf(x); }

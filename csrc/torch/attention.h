@@ -68,9 +68,9 @@ struct Attention {
 
   static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gat_forward(
       Tensor feat, Tensor alpha_src, OptTensor alpha_dst, OptTensor edge_bias, OptTensor edge_weight,
-      OptTensor seed, Tensor indices, OptTensor eids, Tensor items, Tensor splits, Sizes plan, OptTensor, OptTensor,
-      OptTensor, OptTensor, Sizes, int64_t num_dst, double negative_slope, double dropout_p, bool return_attention,
-      bool save_positive) {
+      OptTensor seed, Tensor indices, OptTensor eids, Tensor items, Tensor splits, Sizes plan, OptTensor,
+      OptTensor, OptTensor, OptTensor, Sizes, int64_t num_dst, double negative_slope, double dropout_p,
+      bool return_attention, bool save_positive) {
     const typename Backend::Scope scope(feat);
     const Checker check("dfgnn::gat_forward", feat);
     const ScalarType type = feat.scalar_type(), acc = acc_type(type);
@@ -112,10 +112,12 @@ struct Attention {
     return {out, lse, positive, mass, attention};
   }
 
-  static std::tuple<Tensor, Tensor, Tensor> dot_forward(
-      Tensor query, Tensor key, Tensor value, OptTensor edge_bias, OptTensor edge_weight, OptTensor seed,
-      Tensor indices, OptTensor eids, Tensor items, Tensor splits, Sizes plan, OptTensor, OptTensor, OptTensor,
-      OptTensor, Sizes, double scale, double dropout_p, bool return_attention) {
+  static std::tuple<Tensor, Tensor, Tensor> dot_forward(Tensor query, Tensor key, Tensor value,
+                                                        OptTensor edge_bias, OptTensor edge_weight,
+                                                        OptTensor seed, Tensor indices, OptTensor eids,
+                                                        Tensor items, Tensor splits, Sizes plan, OptTensor,
+                                                        OptTensor, OptTensor, OptTensor, Sizes, double scale,
+                                                        double dropout_p, bool return_attention) {
     const typename Backend::Scope scope(query);
     const Checker check("dfgnn::dot_forward", query);
     const ScalarType type = query.scalar_type(), acc = acc_type(type);
@@ -154,16 +156,17 @@ struct Attention {
   static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gat_backward(
       Tensor grad_out, OptTensor grad_attention, Tensor feat, Tensor alpha_src, OptTensor alpha_dst,
       OptTensor edge_bias, OptTensor edge_weight, OptTensor seed, Tensor out, Tensor lse, OptTensor positive,
-      OptTensor positive_mass, OptTensor attention, Tensor indices, OptTensor eids, Tensor items, Tensor splits,
-      Sizes plan, OptTensor rev_indices, OptTensor rev_eids, OptTensor rev_items, OptTensor rev_splits,
-      Sizes rev_plan, double negative_slope, double dropout_p, bool need_alpha_dst, bool need_bias,
-      bool need_weight) {
+      OptTensor positive_mass, OptTensor attention, Tensor indices, OptTensor eids, Tensor items,
+      Tensor splits, Sizes plan, OptTensor rev_indices, OptTensor rev_eids, OptTensor rev_items,
+      OptTensor rev_splits, Sizes rev_plan, double negative_slope, double dropout_p, bool need_alpha_dst,
+      bool need_bias, bool need_weight) {
     const typename Backend::Scope scope(feat);
     const Checker check("dfgnn::gat_backward", feat);
     const ScalarType type = feat.scalar_type(), acc = acc_type(type);
     check.tensor("feat", feat, {-1, -1, -1}, {type});
     check.tensor("out", out, {-1, feat.size(1), feat.size(2)}, {type});
-    const int64_t n = feat.size(0), h = feat.size(1), d = feat.size(2), m = out.size(0), edges = indices.size(0);
+    const int64_t n = feat.size(0), h = feat.size(1), d = feat.size(2), m = out.size(0),
+                  edges = indices.size(0);
     check.tensor("alpha_src", alpha_src, {n, h}, {acc});
     check.tensor("alpha_dst", alpha_dst, {m, h}, {acc});
     check.tensor("lse", lse, {m, h}, {acc});
@@ -173,13 +176,15 @@ struct Attention {
     check.tensor("attention", attention, {edges, h}, {acc});
     const bool sum_rows = need_alpha_dst && grad_attention.has_value();
     const bool from_positive = need_alpha_dst && !sum_rows;
-    check.require(!from_positive || (positive && positive_mass), "positive: needed for the gradient of alpha_dst");
+    check.require(!from_positive || (positive && positive_mass),
+                  "positive: needed for the gradient of alpha_dst");
     if (from_positive) {
       check.tensor("positive", positive, {m, h, d}, {type});
       check.tensor("positive_mass", positive_mass, {m, h}, {acc});
     }
     feat = dense(feat), alpha_src = dense(alpha_src), alpha_dst = dense(alpha_dst), out = dense(out);
-    lse = dense(lse), grad_out = dense(grad_out), edge_bias = dense(edge_bias), edge_weight = dense(edge_weight);
+    lse = dense(lse), grad_out = dense(grad_out), edge_bias = dense(edge_bias),
+    edge_weight = dense(edge_weight);
     if (from_positive) positive = dense(positive), positive_mass = dense(positive_mass);
     if (grad_attention) attention = dense(attention), grad_attention = dense(grad_attention);
 
@@ -199,8 +204,8 @@ struct Attention {
 
     if (edges == 0) {
       const auto zeros = [&](Sizes sizes, ScalarType t) { return torch::stable::new_zeros(feat, sizes, t); };
-      return {zeros({n, h, d}, type), zeros({n, h}, acc), zeros({need_alpha_dst ? m : 0, h}, acc), zeros({0, h}, acc),
-              zeros({0, h}, acc)};
+      return {zeros({n, h, d}, type), zeros({n, h}, acc), zeros({need_alpha_dst ? m : 0, h}, acc),
+              zeros({0, h}, acc), zeros({0, h}, acc)};
     }
     Tensor grad_feat = make(feat, {n, h, d}, type), grad_alpha_src = make(feat, {n, h}, acc);
     Tensor grad_alpha_dst = need_alpha_dst ? make(feat, {m, h}, acc) : nothing(feat, acc);
@@ -220,7 +225,8 @@ struct Attention {
     OptTensor partial_value, partial_alpha;
     if (const int64_t slots = p.reverse.num_slots) {
       partial_value = make(feat, {slots, h, d}, acc), partial_alpha = make(feat, {slots, h}, acc);
-      p.partial_value = partial_value->mutable_data_ptr(), p.partial_alpha = partial_alpha->mutable_data_ptr();
+      p.partial_value = partial_value->mutable_data_ptr(),
+      p.partial_alpha = partial_alpha->mutable_data_ptr();
     }
     Backend::backward(p, feat);
     if (!need_bias) grad_bias = nothing(feat, acc);
@@ -231,8 +237,8 @@ struct Attention {
       Tensor grad_out, OptTensor grad_attention, Tensor query, Tensor key, Tensor value, OptTensor edge_bias,
       OptTensor edge_weight, OptTensor seed, Tensor out, Tensor lse, OptTensor attention, Tensor indices,
       OptTensor eids, Tensor items, Tensor splits, Sizes plan, OptTensor rev_indices, OptTensor rev_eids,
-      OptTensor rev_items, OptTensor rev_splits, Sizes rev_plan, double scale, double dropout_p, bool need_bias,
-      bool need_weight) {
+      OptTensor rev_items, OptTensor rev_splits, Sizes rev_plan, double scale, double dropout_p,
+      bool need_bias, bool need_weight) {
     const typename Backend::Scope scope(query);
     const Checker check("dfgnn::dot_backward", query);
     const ScalarType type = query.scalar_type(), acc = acc_type(type);

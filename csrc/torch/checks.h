@@ -48,10 +48,12 @@ class Checker {
       same = same && (size < 0 || got[k] == size);
       ++k;
     }
-    STD_TORCH_CHECK(same, op_, ": ", name, ": expected shape ", to_string(Sizes(shape)), ", got ", to_string(got));
+    STD_TORCH_CHECK(same, op_, ": ", name, ": expected shape ", to_string(Sizes(shape)), ", got ",
+                    to_string(got));
     bool known = false;
     for (ScalarType dtype : dtypes) known = known || t.scalar_type() == dtype;
-    STD_TORCH_CHECK(known, op_, ": ", name, ": unexpected dtype ", torch::headeronly::toString(t.scalar_type()));
+    STD_TORCH_CHECK(known, op_, ": ", name, ": unexpected dtype ",
+                    torch::headeronly::toString(t.scalar_type()));
     STD_TORCH_CHECK(t.device() == device_, op_, ": ", name, ": on another device than the first argument");
   }
   void tensor(const char* name, const OptTensor& t, std::initializer_list<int64_t> shape,
@@ -69,10 +71,14 @@ class Checker {
 
 inline DType dtype_of(const char* op, const Tensor& t) {
   switch (t.scalar_type()) {
-    case ScalarType::Float: return DType::f32;
-    case ScalarType::Double: return DType::f64;
-    case ScalarType::Half: return DType::f16;
-    case ScalarType::BFloat16: return DType::bf16;
+    case ScalarType::Float:
+      return DType::f32;
+    case ScalarType::Double:
+      return DType::f64;
+    case ScalarType::Half:
+      return DType::f16;
+    case ScalarType::BFloat16:
+      return DType::bf16;
     default:
       STD_TORCH_CHECK(false, op, ": features: expected float32, float64, float16 or bfloat16, got ",
                       torch::headeronly::toString(t.scalar_type()));

@@ -32,7 +32,9 @@ STABLE_TORCH_LIBRARY(dfgnn, m) {
   m.def(dfgnn::kGatBackward);
   m.def(dfgnn::kDotForward);
   m.def(dfgnn::kDotBackward);
-  m.def("gather_sum(Tensor feat, Tensor indices, Tensor items, Tensor splits, int[] plan, int num_dst) -> Tensor");
+  m.def(
+      "gather_sum(Tensor feat, Tensor indices, Tensor items, Tensor splits, int[] plan, int num_dst) -> "
+      "Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(dfgnn, CPU, m) { dfgnn::Attention<dfgnn::CpuBackend>::register_ops(m); }

@@ -15,7 +15,8 @@ struct CudaBackend {
 
   static void check(const Checker& check, const Shape& s, DType dtype) {
     const int bytes = dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2;
-    check.require(s.dim == s.value_dim, "head sizes of query and value: expected equal ones on CUDA (pad them)");
+    check.require(s.dim == s.value_dim,
+                  "head sizes of query and value: expected equal ones on CUDA (pad them)");
     check.require(s.dim * bytes % 16 == 0, "head size: expected a multiple of 16 bytes on CUDA (pad it)");
     check.require(s.dim > 0 && s.heads > 0, "features: expected at least one head of at least one element");
   }
@@ -25,13 +26,16 @@ struct CudaBackend {
     STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(t.get_device_index(), &s));
     return s;
   }
-  static void launched(const char* error) { STD_TORCH_CHECK(error == nullptr, "dfgnn: CUDA kernel: ", error); }
+  static void launched(const char* error) {
+    STD_TORCH_CHECK(error == nullptr, "dfgnn: CUDA kernel: ", error);
+  }
 
   static void forward(const ForwardParams& p, const Tensor& t) { launched(cuda::forward(p, stream(t))); }
   static void backward(const BackwardParams& p, const Tensor& t) { launched(cuda::backward(p, stream(t))); }
 
   // Plain neighbour sum, the yardstick of the benchmarks.
-  static Tensor gather_sum(Tensor feat, Tensor indices, Tensor items, Tensor splits, Sizes plan, int64_t num_dst) {
+  static Tensor gather_sum(Tensor feat, Tensor indices, Tensor items, Tensor splits, Sizes plan,
+                           int64_t num_dst) {
     const Scope scope(feat);
     const Checker check("dfgnn::gather_sum", feat);
     const ScalarType type = feat.scalar_type();

@@ -10,24 +10,27 @@
 namespace dfgnn {
 
 inline constexpr const char* kGatForward =
-    "gat_forward(Tensor feat, Tensor alpha_src, Tensor? alpha_dst, " DFGNN_EDGE ", " DFGNN_GRAPH ", " DFGNN_REVERSE
+    "gat_forward(Tensor feat, Tensor alpha_src, Tensor? alpha_dst, " DFGNN_EDGE ", " DFGNN_GRAPH
+    ", " DFGNN_REVERSE
     ", int num_dst, float negative_slope, float dropout_p, bool return_attention, bool save_positive)"
     " -> (Tensor out, Tensor lse, Tensor positive, Tensor positive_mass, Tensor attention)";
 
 inline constexpr const char* kGatBackward =
-    "gat_backward(Tensor grad_out, Tensor? grad_attention, Tensor feat, Tensor alpha_src, Tensor? alpha_dst, " DFGNN_EDGE
+    "gat_backward(Tensor grad_out, Tensor? grad_attention, Tensor feat, Tensor alpha_src, Tensor? "
+    "alpha_dst, " DFGNN_EDGE
     ", Tensor out, Tensor lse, Tensor? positive, Tensor? positive_mass, Tensor? attention, " DFGNN_GRAPH
     ", " DFGNN_REVERSE
     ", float negative_slope, float dropout_p, bool need_alpha_dst, bool need_bias, bool need_weight)"
-    " -> (Tensor grad_feat, Tensor grad_alpha_src, Tensor grad_alpha_dst, Tensor grad_bias, Tensor grad_weight)";
+    " -> (Tensor grad_feat, Tensor grad_alpha_src, Tensor grad_alpha_dst, Tensor grad_bias, Tensor "
+    "grad_weight)";
 
 inline constexpr const char* kDotForward =
     "dot_forward(Tensor query, Tensor key, Tensor value, " DFGNN_EDGE ", " DFGNN_GRAPH ", " DFGNN_REVERSE
     ", float scale, float dropout_p, bool return_attention) -> (Tensor out, Tensor lse, Tensor attention)";
 
 inline constexpr const char* kDotBackward =
-    "dot_backward(Tensor grad_out, Tensor? grad_attention, Tensor query, Tensor key, Tensor value, " DFGNN_EDGE
-    ", Tensor out, Tensor lse, Tensor? attention, " DFGNN_GRAPH ", " DFGNN_REVERSE
+    "dot_backward(Tensor grad_out, Tensor? grad_attention, Tensor query, Tensor key, Tensor "
+    "value, " DFGNN_EDGE ", Tensor out, Tensor lse, Tensor? attention, " DFGNN_GRAPH ", " DFGNN_REVERSE
     ", float scale, float dropout_p, bool need_bias, bool need_weight)"
     " -> (Tensor grad_query, Tensor grad_key, Tensor grad_value, Tensor grad_bias, Tensor grad_weight)";
 

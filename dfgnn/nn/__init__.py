@@ -1,4 +1,4 @@
-"""Layers on fused attention: DGL's names, arguments and state_dict, on a DGLGraph, a block or a dfgnn.Graph."""
+"""Layers on fused attention for a DGLGraph, a block or a dfgnn.Graph; GATConv has DGL's contract."""
 
 from ._graph import ZeroInDegreeError
 from .gat import GATConv

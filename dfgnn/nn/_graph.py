@@ -1,4 +1,4 @@
-"""What the layers share: the graph that they are given, its zero in-degree check, and its two ends' features."""
+"""What the layers share: the graph that they are given, its in-degree check, and its two ends' features."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def split_ends(
 ) -> tuple[Tensor, Tensor]:
     """Source and destination features after dropout.
 
-    A single tensor has one row per source, and the destinations are its first ``num_dst`` rows, as in a block.
+    A single tensor has one row per source; the destinations are its first ``num_dst`` rows, as in a block.
     """
     if isinstance(feat, tuple):
         return dropout(feat[0]), dropout(feat[1])

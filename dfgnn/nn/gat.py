@@ -20,8 +20,8 @@ class GATConv(nn.Module):
         h_i' = \sum_j \alpha_{ij} W h_j, \qquad
         \alpha_{ij} = \mathrm{softmax}_j(\mathrm{LeakyReLU}(a_l^T W h_j + a_r^T W h_i))
 
-    per head, over the edges j -> i. A drop-in for ``dgl.nn.GATConv``: same arguments, parameters, initialisation,
-    state_dict and results.
+    per head, over the edges j -> i. A drop-in for ``dgl.nn.GATConv``: same arguments, parameters,
+    initialisation, state_dict and results.
 
     Args:
         in_feats: size of the input features, or a pair for sources and destinations, which then have a
@@ -34,14 +34,14 @@ class GATConv(nn.Module):
         residual: add the destination features, projected by ``res_fc`` where their size is not H * D. That
             projection holds the bias then, and ``bias`` does not exist.
         activation: applied to the result, or None.
-        allow_zero_in_degree: let destinations without in-edges through; their aggregate is 0, to which residual,
-            bias and activation still apply.
+        allow_zero_in_degree: let destinations without in-edges through; their aggregate is 0, to which
+            residual, bias and activation still apply.
         bias: learn an additive bias.
 
     Differentiable once, with respect to features, parameters and edge weights.
     """
 
-    #: What computes the attention; ``reference.gat_attention`` gives the same layer on plain PyTorch operations.
+    #: What computes the attention; ``reference.gat_attention`` makes it the same layer on plain PyTorch.
     attention = staticmethod(functional.gat_attention)
 
     def __init__(
@@ -108,14 +108,14 @@ class GATConv(nn.Module):
 
         Args:
             graph: a dfgnn.Graph, DGLGraph or block.
-            feat: ``[N, *, F]``, of which the first ``num_dst`` rows are the destinations where the graph has fewer
-                destinations than sources; or a pair ``([N_src, *, F_src], [N_dst, *, F_dst])``.
+            feat: ``[N, *, F]``, of which the first ``num_dst`` rows are the destinations where the graph has
+                fewer destinations than sources; or a pair ``([N_src, *, F_src], [N_dst, *, F_dst])``.
             edge_weight: ``[E]``, multiplied into the attention weights after softmax and dropout; or None.
             get_attention: also return the attention weights.
 
         Returns:
-            ``[N_dst, *, H, D]``, and with ``get_attention`` also ``[E, *, H, 1]``: the weights that the features
-            were multiplied with, in edge-id order.
+            ``[N_dst, *, H, D]``, and with ``get_attention`` also ``[E, *, H, 1]``: the weights that the
+            features were multiplied with, in edge-id order.
 
         Raises:
             DGLError (for a DGL graph), ZeroInDegreeError: a destination has no in-edges, unless allowed.

@@ -11,8 +11,8 @@ from ._graph import as_graph, check_in_degrees, split_ends
 
 
 class GraphTransformerConv(nn.Module):
-    r"""The attention of a Graph Transformer (Dwivedi and Bresson, "A Generalization of Transformer Networks to
-    Graphs", 2020), without its residual, normalisation and feed-forward parts.
+    r"""The attention of a Graph Transformer, without its residual, normalisation and feed-forward parts
+    (Dwivedi and Bresson, "A Generalization of Transformer Networks to Graphs", 2020).
 
     .. math::
         h_i' = \sum_j \alpha_{ij} V h_j, \qquad
@@ -32,7 +32,7 @@ class GraphTransformerConv(nn.Module):
     Differentiable once, with respect to features, parameters, edge biases and edge weights.
     """
 
-    #: What computes the attention; ``reference.dot_attention`` gives the same layer on plain PyTorch operations.
+    #: What computes the attention; ``reference.dot_attention`` makes it the same layer on plain PyTorch.
     attention = staticmethod(functional.dot_attention)
 
     def __init__(
@@ -79,11 +79,11 @@ class GraphTransformerConv(nn.Module):
 
         Args:
             graph: a dfgnn.Graph, DGLGraph or block.
-            feat: ``[N, *, F]``, of which the first ``num_dst`` rows are the destinations where the graph has fewer
-                destinations than sources; or a pair ``([N_src, *, F_src], [N_dst, *, F_dst])``.
+            feat: ``[N, *, F]``, of which the first ``num_dst`` rows are the destinations where the graph has
+                fewer destinations than sources; or a pair ``([N_src, *, F_src], [N_dst, *, F_dst])``.
             edge_bias: ``[E, H]``, added to the scores before softmax (-inf masks an edge); or None.
-            edge_weight: ``[E]`` or ``[E, H]``, multiplied into the attention weights after softmax and dropout;
-                or None.
+            edge_weight: ``[E]`` or ``[E, H]``, multiplied into the attention weights after softmax and
+                dropout; or None.
             get_attention: also return the attention weights.
 
         Returns:

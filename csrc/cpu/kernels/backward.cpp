@@ -91,12 +91,12 @@ class Stats {
     const int heads = shape_.heads;
     pack(shape_, a_.grad_out + i * shape_.size(), grad_);
     pack(shape_, a_.out + i * shape_.size(), row_);
-    head_dots<A>(shape_, grad_, 1, row_, 0, nullptr, delta_);
+    head_dots<A>(shape_, grad_, row_, delta_);
     for (int h = 0; a_.grad_attention && h < heads; ++h) delta_[h] += a_.row_sums[i * heads + h];
     const bool additive = p_.score == Score::additive;
     if (additive && a_.from_positive()) {
       pack(shape_, a_.positive + i * shape_.size(), row_);
-      head_dots<A>(shape_, grad_, 1, row_, 0, nullptr, plus_);
+      head_dots<A>(shape_, grad_, row_, plus_);
       for (int h = 0; h < heads; ++h)
         a_.grad_alpha_dst[i * heads + h] =
             (1 - A(p_.negative_slope)) * (plus_[h] - delta_[h] * a_.positive_mass[i * heads + h]);
@@ -175,9 +175,10 @@ class EdgeInputs {
   Buffer<A> arrays_;
 };
 
-// grad_value and grad_alpha_src by one gather of grad_out. Without per-edge results the sum over
-// edges of f alpha (d score / d z) g . v is not taken edge by edge: it is v . (slope G + (1 - slope) P),
-// with G = sum of f alpha g, which is grad_value, and P its part with z > 0.
+// grad_value and grad_alpha_src by one gather of grad_out. Without per-edge results the products g . v
+// are not taken edge by edge. With P and N the sums of f alpha g over edges with z > 0 and the others:
+//   grad_value = P + N
+//   grad_alpha_src = (v . P - sum of alpha delta, z > 0) + slope (v . N - sum of alpha delta, others)
 template <class T>
 class AdditiveSources {
  public:
@@ -194,7 +195,9 @@ class AdditiveSources {
         inputs_(a, heads_),
         edges_(int64_t(3) * heads_ * kBlock),
         tail_(heads_),
+        tail2_(heads_),
         dots_(heads_),
+        dots2_(heads_),
         value_(grads_.shape.packed_size()),
         sum_(grads_.shape.packed_size()),
         sum2_(grads_.shape.packed_size()) {}
@@ -203,7 +206,7 @@ class AdditiveSources {
     const RowShape& shape = grads_.shape;
     score_.fix(item.row);
     pack(shape, a_.value + item.row * shape.size(), value_);
-    for (int h = 0; h < heads_; ++h) tail_[h] = 0;
+    for (int h = 0; h < heads_; ++h) tail_[h] = tail2_[h] = 0;
     if (item.begin == item.end)
       for (int64_t d = 0; d < shape.packed_size(); ++d) sum_[d] = sum2_[d] = 0;
     for (int64_t e = item.begin; e < item.end; e += kBlock)
@@ -211,9 +214,15 @@ class AdditiveSources {
 
     A* grad_alpha = item.slot < 0 ? a_.grad_alpha_src + int64_t(item.row) * heads_
                                   : a_.partial_alpha + int64_t(item.slot) * heads_;
-    const A slope = A(p_.negative_slope);
-    if (!a_.per_edge()) head_dots<A>(shape, value_, slope, sum_, 1 - slope, sum2_, dots_);
-    for (int h = 0; h < heads_; ++h) grad_alpha[h] = a_.per_edge() ? tail_[h] : dots_[h] - tail_[h];
+    if (a_.per_edge()) {
+      for (int h = 0; h < heads_; ++h) grad_alpha[h] = tail_[h];
+    } else {
+      head_dots<A>(shape, value_, sum_, dots_);
+      head_dots<A>(shape, value_, sum2_, dots2_);
+      for (int h = 0; h < heads_; ++h)
+        grad_alpha[h] = (dots_[h] - tail_[h]) + A(p_.negative_slope) * (dots2_[h] - tail2_[h]);
+      for (int64_t d = 0; d < shape.packed_size(); ++d) sum_[d] += sum2_[d];
+    }
     if (item.slot < 0)
       unpack(shape, sum_, nullptr, static_cast<T*>(p_.grad_value) + item.row * shape.size());
     else
@@ -234,24 +243,29 @@ class AdditiveSources {
       inputs_.add_grad_attention(block_);
     }
     for (int h = 0; h < heads_; ++h) {
-      V tail{};
+      V tail{}, tail2{};
       for_edges<A>(h, n, [&](int i, auto inside) {
         const V z = load_vector<V>(inputs_.z() + i), delta = load_vector<V>(inputs_.delta() + i);
         const V alpha = exp<A, kLanes<A>>(score_.activate(z) - load_vector<V>(inputs_.lse() + i));
         const V value = block_.factor ? alpha * load_vector<V>(block_.factor + i) : alpha;
-        store_vector(w + i, value);
         if (per_edge) {
           const V t = load_vector<V>(inputs_.t() + i);
           const V grad = (value * t - alpha * delta) * score_.slope(z);
+          store_vector(w + i, value);
           store_vector(w2 + i, grad);
           store_vector(weight + i, (block_.mask ? alpha * load_vector<V>(block_.mask + i) : alpha) * t);
           tail += inside ? grad : V{};
         } else {
-          store_vector(w2 + i, z <= 0 ? V{} : value);
-          tail += inside ? alpha * delta * score_.slope(z) : V{};
+          const auto positive = z > 0;
+          const V part = inside ? alpha * delta : V{};
+          store_vector(w + i, positive ? value : V{});
+          store_vector(w2 + i, positive ? V{} : value);
+          tail += positive ? part : V{};
+          tail2 += positive ? V{} : part;
         }
       });
       tail_[h] += sum<A, kLanes<A>>(tail);
+      tail2_[h] += sum<A, kLanes<A>>(tail2);
     }
     if (a_.grad_bias) scatter(w2, block_.eid, n, heads_, a_.grad_bias);
     if (a_.grad_weight) scatter(weight, block_.eid, n, heads_, a_.grad_weight);
@@ -269,7 +283,8 @@ class AdditiveSources {
   EdgeBlock<T> block_;
   EdgeInputs<T> inputs_;
   Buffer<A> edges_;  // weights of sum_ and of sum2_ (or the gradient of z), gradient of the edge weight
-  Buffer<A> tail_, dots_;
+  Buffer<A> tail_, tail2_;  // sums of alpha delta (or of the gradient of z), of its z <= 0 part
+  Buffer<A> dots_, dots2_;
   Buffer<A> value_, sum_, sum2_;  // packed
 };
 

@@ -54,7 +54,7 @@ inline int feature(const RowShape& shape, int v, int width) {
 }
 
 // `H` heads from `head`, `V` vectors of each from `vector`, over all edges of the block: their
-// accumulators stay in registers.
+// accumulators stay in registers. They start from 0 in every block: sums of sums round less.
 template <class T, int W, int H, int V, bool two>
 void aggregate_tile(const Rows<T>& rows, const Ahead& ahead, int head, int vector, int n, const Acc<T>* w,
                     const Acc<T>* w2, Acc<T>* a, Acc<T>* a2, bool fresh) {
@@ -66,14 +66,7 @@ void aggregate_tile(const Rows<T>& rows, const Ahead& ahead, int head, int vecto
   const int64_t last = feature(shape, vector + V - 1, W) - feature(shape, vector, W);
   w += head * kBlock, a += head * packed + vector * W;
   if (two) w2 += head * kBlock, a2 += head * packed + vector * W;
-  Vector sum[H][V], sum2[H][V];
-#pragma GCC unroll 8
-  for (int h = 0; h < H; ++h)
-#pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) {
-      sum[h][v] = fresh ? Vector{} : load_vector<Vector>(a + h * packed + v * W);
-      if (two) sum2[h][v] = fresh ? Vector{} : load_vector<Vector>(a2 + h * packed + v * W);
-    }
+  Vector sum[H][V] = {}, sum2[H][V] = {};
   for (int e = 0; e < n; ++e) {
     if (ahead.limit) prefetch<H * V * W* int(sizeof(T))>(base + stride * ahead(e));
     const T* row = base + stride * ahead.index[e];
@@ -90,8 +83,9 @@ void aggregate_tile(const Rows<T>& rows, const Ahead& ahead, int head, int vecto
   for (int h = 0; h < H; ++h)
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) {
-      store_vector(a + h * packed + v * W, sum[h][v]);
-      if (two) store_vector(a2 + h * packed + v * W, sum2[h][v]);
+      const int64_t at = h * packed + v * W;
+      store_vector(a + at, fresh ? sum[h][v] : load_vector<Vector>(a + at) + sum[h][v]);
+      if (two) store_vector(a2 + at, fresh ? sum2[h][v] : load_vector<Vector>(a2 + at) + sum2[h][v]);
     }
 }
 
@@ -220,17 +214,14 @@ void unpack(const RowShape& shape, const Acc<T>* a, const Acc<T>* factor, T* row
 }
 
 template <class A>
-void head_dots(const RowShape& shape, const A* r, A x, const A* a, A y, const A* b, A* s) {
+void head_dots(const RowShape& shape, const A* r, const A* a, A* s) {
   with_width<A>(shape.width, [&](auto width) {
     constexpr int W = width.value;
     using Vector = Vec<A, W>;
     for (int h = 0; h < shape.heads; ++h) {
       Vector total{};
-      for (int d = h * shape.packed; d < (h + 1) * shape.packed; d += W) {
-        Vector c = x * load_vector<Vector>(a + d);
-        if (b) c += y * load_vector<Vector>(b + d);
-        total += load_vector<Vector>(r + d) * c;
-      }
+      for (int d = h * shape.packed; d < (h + 1) * shape.packed; d += W)
+        total += load_vector<Vector>(r + d) * load_vector<Vector>(a + d);
       s[h] = sum<A, W>(total);
     }
   });
@@ -248,8 +239,7 @@ template void unpack(const RowShape&, const float*, const float*, float*);
 template void unpack(const RowShape&, const double*, const double*, double*);
 template void unpack(const RowShape&, const float*, const float*, Half*);
 template void unpack(const RowShape&, const float*, const float*, BFloat16*);
-template void head_dots(const RowShape&, const float*, float, const float*, float, const float*, float*);
-template void head_dots(const RowShape&, const double*, double, const double*, double, const double*,
-                        double*);
+template void head_dots(const RowShape&, const float*, const float*, float*);
+template void head_dots(const RowShape&, const double*, const double*, double*);
 
 }  // namespace dfgnn::cpu::DFGNN_ISA

@@ -64,8 +64,8 @@ static inline void scale_heads(const RowShape& shape, const A* factor, A* a) {
     for (int d = 0; d < shape.packed; ++d) a[h * shape.packed + d] *= factor[h];
 }
 
-// s[h] = r[h] . (x a[h] + y b[h]); b may be null.
+// s[h] = r[h] . a[h]
 template <class A>
-void head_dots(const RowShape& shape, const A* r, A x, const A* a, A y, const A* b, A* s);
+void head_dots(const RowShape& shape, const A* r, const A* a, A* s);
 
 }  // namespace dfgnn::cpu::DFGNN_ISA

@@ -1,0 +1,161 @@
+"""Arguments, and the loop over graphs."""
+
+import argparse
+import gc
+import json
+import math
+import sys
+from pathlib import Path
+
+import torch
+
+from .. import _library
+from ..schedule import SCHEDULES
+from . import compare, graphs, measure, report
+from .peers import PEERS
+from .run import Options, measure_graph
+from .workloads import LAYERS, MODES
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+def _list(*allowed: str):
+    def parse(text: str) -> tuple[str, ...]:
+        values = tuple(text.split(","))
+        for value in values:
+            if allowed and value not in allowed:
+                raise argparse.ArgumentTypeError(f"expected {', '.join(allowed)}, got {value!r}")
+        return values
+
+    return parse
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError(text)
+    return value
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(map(_positive, text.split(",")))
+
+
+def _shapes(text: str) -> tuple[tuple[int, int], ...]:
+    shapes = tuple(_sizes(shape.replace("x", ",")) for shape in text.split(","))
+    if any(len(shape) != 2 for shape in shapes):
+        raise ValueError(text)
+    return shapes
+
+
+def parser() -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(
+        prog="dfgnn.bench",
+        description="Time the attention of dfgnn's layers beside two yardsticks, the vendor's plain "
+        "neighbour sum (torch.sparse) and our own. Lists are separated by commas. The exit status is 1 if "
+        "anything asked for could not be measured; a missing peer does not count.",
+        epilog="dfgnn.bench compare BEFORE.json AFTER.json lists regressions.",
+    )
+    add = result.add_argument
+    add("--layers", type=_list(*LAYERS), default=tuple(LAYERS))
+    add("--graphs", type=_list(), help=f"names ({', '.join(graphs.NAMES)}) or .npz and .mtx files")
+    add("--heads", type=_sizes, default=(4,), metavar="4")
+    add("--head-dim", type=_sizes, default=(32,), metavar="32")
+    add("--shapes", type=_shapes, metavar="4x32,1x128", help="heads x head size, instead of the two above")
+    add("--dtype", type=_list(*DTYPES), default=("float32",), help=", ".join(DTYPES))
+    add("--mode", type=_list(*MODES), default=MODES, help="forward, train (forward and backward)")
+    add("--schedule", type=_list("auto", *SCHEDULES), default=("auto",), help=f"auto, {', '.join(SCHEDULES)}")
+    add("--peers", type=_list(*PEERS), default=(), help=", ".join(PEERS))
+    add("--device", type=torch.device, help="cuda if there is one, else cpu")
+    add("--budget", type=float, help="seconds per measurement (0.5; with --quick 0.1)")
+    add("--check", choices=("full", "none"), default="full", help="errors against float64")
+    add("--quick", action="store_true", help="short measurements of a few small graphs")
+    add("--json", type=Path, help="write all results to this file, anew after every graph")
+    add("--commit", help="name of the code in the results (default: git rev-parse HEAD)")
+    return result
+
+
+def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["compare"]:
+        return compare.main(argv[1:])
+    args = parser().parse_args(argv)
+    device = args.device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cuda":
+        _library.require_cuda_library()
+        torch.cuda.set_device(device)
+    options = Options(
+        layers=args.layers,
+        shapes=args.shapes or tuple((h, d) for h in args.heads for d in args.head_dim),
+        dtypes=args.dtype,
+        modes=args.mode,
+        schedules=args.schedule,
+        peers=args.peers,
+        budget=args.budget or (0.1 if args.quick else 0.5),
+        check=args.check,
+    )
+    return _run(args.graphs or _default_graphs(device, args.quick), device, options, args)
+
+
+def _default_graphs(device: torch.device, quick: bool) -> tuple[str, ...]:
+    if device.type == "cpu":
+        return ("cora~",) if quick else ("cora~", "arxiv~")
+    return ("cora~", "arxiv~", "pattern~") if quick else graphs.NAMES
+
+
+def _run(names, device, options: Options, args) -> int:
+    results = {
+        "environment": report.environment(device, args.commit),
+        "options": vars(options),
+        "graphs": [],
+        "yardsticks": [],
+        "rows": [],
+        "means": [],
+    }
+    text = {"graph": report.graph_lines, "yardstick": report.yardstick_lines, "row": report.row_lines}
+
+    def emit(kind: str, record: dict) -> None:
+        print(text[kind](record), flush=True)
+
+    print(report.environment_line(results["environment"]))
+    for name in names:
+        label = Path(name).name
+        try:
+            graph = graphs.load(name, device)
+        except (OSError, ValueError, ImportError, torch.OutOfMemoryError) as error:
+            results["graphs"].append({"name": label, "unavailable": measure.reason(error)})
+            emit("graph", results["graphs"][-1])
+            continue
+        found = measure_graph(label, graph, options, emit)
+        results["graphs"].append(found["graph"])
+        results["yardsticks"] += found["yardsticks"]
+        results["rows"] += found["rows"]
+        results["means"] = report.means(results["rows"])
+        if args.json:
+            _write(args.json, results)
+        del graph, found
+        gc.collect()
+    print("\ngeometric means over the graphs")
+    for record in results["means"]:
+        print(report.mean_line(record))
+    if args.json:
+        _write(args.json, results)
+    missing = [graph for graph in results["graphs"] if "unavailable" in graph]
+    missing += [row for row in results["rows"] if "failed" in row]
+    if missing:
+        print(f"{len(missing)} graphs or rows were not measured")
+    return 1 if missing else 0
+
+
+def _write(path: Path, results: dict) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(_finite(results), indent=1, allow_nan=False) + "\n")
+
+
+def _finite(value):
+    """NaN and infinity as text: JSON has neither."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _finite(v) for key, v in value.items()}
+    return [_finite(v) for v in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,71 @@
+"""Regressions between two result files, by the ratio to the yardstick measured in the same run."""
+
+import argparse
+import json
+from pathlib import Path
+
+from .report import ratio
+
+_KEY = ("graph", "layer", "heads", "head_dim", "dtype", "mode", "schedule")
+
+
+def parser() -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(
+        prog="dfgnn.bench compare",
+        description="List what became slower or faster from BEFORE to AFTER, as times of passes x floor. "
+        "Exit status 1 if anything became slower by more than the threshold or cannot be measured any more, "
+        "2 if the files share no row.",
+    )
+    result.add_argument("before", type=Path)
+    result.add_argument("after", type=Path)
+    result.add_argument("--threshold", type=float, default=0.05, help="relative change that counts (0.05)")
+    return result
+
+
+def main(argv: list[str]) -> int:
+    args = parser().parse_args(argv)
+    before, after = _rows(args.before), _rows(args.after)
+    shared = [key for key in before if key in after]
+    if not shared:
+        print("the files share no row")
+        return 2
+    changes, lost, without = [], [], 0
+    for key in shared:
+        old, new = _ratios(before[key], after[key])
+        if old is None:
+            without += 1
+        elif new is None:
+            lost.append(key)
+        else:
+            changes.append((new / old - 1, old, new, key))
+    slower = sorted((c for c in changes if c[0] > args.threshold), reverse=True)
+    faster = sorted(c for c in changes if c[0] < -args.threshold)
+    for title, group in (("slower", slower), ("faster", faster)):
+        for change, old, new, key in group:
+            print(f"{title}: {_name(key)}: {old:.2f} -> {new:.2f} x floor ({change:+.1%})")
+    for key in lost:
+        print(f"lost: {_name(key)}: {after[key].get('failed', 'no ratio to the floor')}")
+    print(
+        f"{len(shared)} rows in both: {len(slower)} slower, {len(faster)} faster, {len(lost)} lost, "
+        f"{without} without a ratio before; only before: {len(before) - len(shared)}, "
+        f"only after: {len(after) - len(shared)}"
+    )
+    return 1 if slower or lost else 0
+
+
+def _rows(path: Path) -> dict[tuple, dict]:
+    return {tuple(row[k] for k in _KEY): row for row in json.loads(path.read_text())["rows"]}
+
+
+def _ratios(old: dict, new: dict) -> tuple[float | None, float | None]:
+    """By the kind of timing that both have, kernels first."""
+    for kind in ("kernels", "eager"):
+        pair = [row.get("x_floor", {}).get(kind) for row in (old, new)]
+        if None not in pair:
+            return pair[0], pair[1]
+    return ratio(old), None
+
+
+def _name(key: tuple) -> str:
+    graph, layer, heads, dim, dtype, mode, schedule = key
+    return f"{graph} {layer} {heads}x{dim} {dtype} {mode} {schedule}"

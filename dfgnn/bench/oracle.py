@@ -1,0 +1,120 @@
+"""The layers in float64 on graphs whose E x F tensors do not fit: sums over chunks of edges.
+
+The formulas are those of ``csrc/core/params.h``, with the gradients written out instead of autograd.
+Independent of the kernels, their plans and the reverse CSR; runs on the device of its inputs.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# Bytes of one chunk's edges x features tensor.
+_CHUNK_BYTES = 2**28
+
+
+def error(x: Tensor, reference: Tensor) -> float:
+    """||x - reference|| / ||reference||, or ||x|| where the reference is zero."""
+    norm = float(reference.norm())
+    return float((x.double() - reference).norm()) / (norm or 1.0)
+
+
+def gat(
+    graph,
+    feat: Tensor,
+    alpha_src: Tensor,
+    alpha_dst: Tensor,
+    grad_out: Tensor | None = None,
+    slope: float = 0.2,
+) -> dict[str, Tensor]:
+    """``out`` of :func:`dfgnn.functional.gat_attention` and, with ``grad_out``, the gradient of every input.
+
+    feat [N_src, H, D], alpha_src [N_src, H], alpha_dst [N_dst, H], any floating dtype. Results in float64, by
+    name.
+    """
+    feat, alpha_src, alpha_dst = feat.double(), alpha_src.double(), alpha_dst.double()
+
+    def score(src, dst):
+        return F.leaky_relu(alpha_src[src] + alpha_dst[dst], slope)
+
+    out, lse = _forward(graph, score, feat)
+    if grad_out is None:
+        return {"out": out}
+    grad_out = grad_out.double()
+    delta = (grad_out * out).sum(-1)
+    grads = {"feat": feat, "alpha_src": alpha_src, "alpha_dst": alpha_dst}
+    grads = {name: torch.zeros_like(x) for name, x in grads.items()}
+    for src, dst in _chunks(graph, feat):
+        z = alpha_src[src] + alpha_dst[dst]
+        alpha = torch.exp(F.leaky_relu(z, slope) - lse[dst])
+        g = grad_out[dst]
+        ds = alpha * ((g * feat[src]).sum(-1) - delta[dst])
+        dz = torch.where(z > 0, ds, slope * ds)
+        grads["feat"].index_add_(0, src, alpha[..., None] * g)
+        grads["alpha_src"].index_add_(0, src, dz)
+        grads["alpha_dst"].index_add_(0, dst, dz)
+    return {"out": out, **grads}
+
+
+def dot(
+    graph,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    grad_out: Tensor | None = None,
+    scale: float | None = None,
+) -> dict[str, Tensor]:
+    """``out`` of :func:`dfgnn.functional.dot_attention` and, with ``grad_out``, the gradient of every input.
+
+    query [N_dst, H, D], key [N_src, H, D], value [N_src, H, Dv], any floating dtype. Results in float64, by
+    name.
+    """
+    query, key, value = query.double(), key.double(), value.double()
+    scale = scale if scale is not None else 1 / math.sqrt(query.shape[-1])
+
+    def score(src, dst):
+        return (query[dst] * key[src]).sum(-1) * scale
+
+    out, lse = _forward(graph, score, value)
+    if grad_out is None:
+        return {"out": out}
+    grad_out = grad_out.double()
+    delta = (grad_out * out).sum(-1)
+    grads = {"query": query, "key": key, "value": value}
+    grads = {name: torch.zeros_like(x) for name, x in grads.items()}
+    for src, dst in _chunks(graph, value):
+        q, k, g = query[dst], key[src], grad_out[dst]
+        alpha = torch.exp((q * k).sum(-1) * scale - lse[dst])
+        ds = alpha * ((g * value[src]).sum(-1) - delta[dst]) * scale
+        grads["query"].index_add_(0, dst, ds[..., None] * k)
+        grads["key"].index_add_(0, src, ds[..., None] * q)
+        grads["value"].index_add_(0, src, alpha[..., None] * g)
+    return {"out": out, **grads}
+
+
+def _chunks(graph, features: Tensor):
+    """(src, dst), int64, of all edges, so many at a time that a row of features for each fits the chunk."""
+    csr = graph.csr()
+    step = max(_CHUNK_BYTES // (8 * features[0].numel()), 1)
+    for begin in range(0, graph.num_edges, step):
+        src = csr.indices[begin : begin + step].long()
+        place = torch.arange(begin, begin + len(src), device=src.device)
+        yield src, torch.searchsorted(csr.indptr, place, right=True) - 1
+
+
+def _forward(graph, score, value: Tensor) -> tuple[Tensor, Tensor]:
+    """out [N_dst, H, Dv] and lse [N_dst, H] (+inf without edges) for score(src, dst) -> [edges, H]."""
+    heads = value.shape[1]
+    top = value.new_full((graph.num_dst, heads), -math.inf)
+    for src, dst in _chunks(graph, value):
+        top.scatter_reduce_(0, dst[:, None].expand(-1, heads), score(src, dst), "amax")
+    total = torch.zeros_like(top)
+    out = value.new_zeros(graph.num_dst, *value.shape[1:])
+    for src, dst in _chunks(graph, value):
+        weight = torch.exp(score(src, dst) - top[dst])
+        total.index_add_(0, dst, weight)
+        out.index_add_(0, dst, weight[..., None] * value[src])
+    empty = total == 0
+    lse = torch.where(empty, math.inf, top + total.log())
+    return out / total.masked_fill(empty, 1)[..., None], lse

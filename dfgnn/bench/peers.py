@@ -1,0 +1,84 @@
+"""Other libraries' attention on the same inputs.
+
+A builder takes (layer, graph) and returns a function of the layer's inputs by name; it raises where the
+library is not installed or has no such layer. Graph formats are built outside the timing.
+"""
+
+import math
+import os
+
+import torch
+import torch.nn.functional as F
+
+SLOPE = 0.2
+
+
+def pyg(layer: str, graph):
+    """PyG: gather, ``utils.softmax``, ``utils.scatter``, as its GATConv and TransformerConv compute."""
+    from torch_geometric.utils import scatter, softmax
+
+    src, dst = graph.edge_index
+    n = graph.num_dst
+
+    def aggregate(score, value):
+        alpha = softmax(score, dst, num_nodes=n)
+        return scatter(alpha.unsqueeze(-1) * value[src], dst, dim=0, dim_size=n, reduce="sum")
+
+    def gat(feat, alpha_src, alpha_dst):
+        return aggregate(F.leaky_relu(alpha_src[src] + alpha_dst[dst], SLOPE), feat)
+
+    def dot(query, key, value):
+        return aggregate((query[dst] * key[src]).sum(-1) / math.sqrt(query.shape[-1]), value)
+
+    return {"gat": gat, "dot": dot}[layer]
+
+
+def pyg_compile(layer: str, graph):
+    """The same under torch.compile, in one graph."""
+    function = pyg(layer, graph)
+    # Past its limit of recompilations, torch.compile would run eagerly without a word.
+    torch.compiler.reset()
+    return torch.compile(function, fullgraph=True, dynamic=False)
+
+
+def dgl(layer: str, graph):
+    """DGL's operators, as its GATConv and DotGatConv use them."""
+    os.environ.setdefault("DGLBACKEND", "pytorch")  # else the answer is written to the home directory
+    import dgl as library
+
+    src, dst = graph.edge_index
+    g = library.graph((src.int(), dst.int()), num_nodes=graph.num_dst)
+    g.create_formats_()
+    ops = library.ops
+
+    def gat(feat, alpha_src, alpha_dst):
+        score = F.leaky_relu(ops.u_add_v(g, alpha_src.unsqueeze(-1), alpha_dst.unsqueeze(-1)), SLOPE)
+        return ops.u_mul_e_sum(g, feat, ops.edge_softmax(g, score))
+
+    def dot(query, key, value):
+        score = ops.u_dot_v(g, key, query) / math.sqrt(query.shape[-1])
+        return ops.u_mul_e_sum(g, value, ops.edge_softmax(g, score))
+
+    return {"gat": gat, "dot": dot}[layer]
+
+
+def turbo_gnn(layer: str, graph):
+    """turbo-gnn (Fomina et al., ICML 2026, arXiv 2605.31500): fused dot-product attention; it has no GAT."""
+    from turbo_gnn import AdjacencyForwardBackwardWithNodeBuckets, graph_transformer_aggr
+
+    if layer != "dot":
+        raise NotImplementedError(f"turbo-gnn has no {layer} layer")
+    csr, reverse = graph.csr(), graph.reverse_csr()
+    adjacency = AdjacencyForwardBackwardWithNodeBuckets.from_csr(
+        csr.indptr, csr.indices, reverse.indptr, reverse.indices, index_dtype=torch.int32
+    ).to(graph.device)
+
+    def dot(query, key, value):
+        scale = 1 / math.sqrt(query.shape[-1])
+        out = graph_transformer_aggr(adjacency, query.flatten(1), Q=query, K=key, V=value, scale=scale)
+        return out.view_as(value)
+
+    return dot
+
+
+PEERS = {"dgl": dgl, "pyg": pyg, "pyg-compile": pyg_compile, "turbo-gnn": turbo_gnn}

@@ -1,0 +1,207 @@
+"""Tables, geometric means, and where and when the numbers were taken."""
+
+import datetime
+import math
+import platform
+import re
+import subprocess
+from pathlib import Path
+
+import torch
+
+_SHORT = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16"}
+# What a geometric mean is taken over the graphs of.
+_CASE = ("layer", "heads", "head_dim", "dtype", "mode", "schedule")
+_COLUMNS = (
+    ("layer", 6), ("H x D", 8), ("type", 5), ("mode", 8), ("schedule", 14), ("eager ms", 10),
+    ("p20 - p80", 18), ("x floor", 8), ("kernels ms", 11), ("x floor", 8), ("GB/s", 7), ("err out", 9),
+    ("err grad", 9), ("extra MB", 9), ("E*H MB", 8), ("plan", 0),
+)  # fmt: skip
+
+
+def environment(device: torch.device, commit: str | None) -> dict:
+    """Commit (of the source tree unless given), date, hardware, versions."""
+    from .. import __version__
+
+    root = Path(__file__).parents[2]
+    changes = _output("git", "-C", str(root), "status", "--porcelain") if (root / ".git").exists() else None
+    info = {
+        "commit": commit or _output("git", "-C", str(root), "rev-parse", "HEAD"),
+        "uncommitted_changes": None if commit or changes is None else bool(changes),
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "device": device.type,
+        "dfgnn": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+    }
+    if device.type == "cuda":
+        query = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+        info |= {
+            "gpu": torch.cuda.get_device_name(device),
+            "driver": (_output(*query) or "unknown").splitlines()[0],
+            "cuda": torch.version.cuda,
+        }
+    else:
+        cpuinfo = Path("/proc/cpuinfo")
+        found = re.search(r"model name\s*: (.*)", cpuinfo.read_text()) if cpuinfo.exists() else None
+        info |= {"cpu": found[1] if found else platform.processor(), "threads": torch.get_num_threads()}
+    return info
+
+
+def _output(*command: str) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except FileNotFoundError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def geometric_mean(values) -> float:
+    values = list(values)
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def ratio(row: dict) -> float | None:
+    """Times passes x floor, by kernels where they were timed alone."""
+    found = row.get("x_floor", {})
+    return found.get("kernels", found.get("eager"))
+
+
+def means(rows: list[dict]) -> list[dict]:
+    """Geometric means over the graphs, per layer, shape, dtype, mode and schedule."""
+    groups = {}
+    for row in rows:
+        if "failed" not in row:
+            groups.setdefault(tuple(row[k] for k in _CASE), []).append(row)
+    result = []
+    for key, group in groups.items():
+        record = dict(zip(_CASE, key))
+        ratios = {row["graph"]: r for row in group if (r := ratio(row)) is not None}
+        if ratios:
+            worst = max(ratios, key=ratios.get)
+            record |= {
+                "graphs": len(ratios),
+                "x_floor": geometric_mean(ratios.values()),
+                "worst": {"graph": worst, "x_floor": ratios[worst]},
+            }
+        speedups = {}
+        for row in group:
+            for name, peer in row["peers"].items():
+                if "speedup" in peer:
+                    speedups.setdefault(name, []).append(peer["speedup"])
+        record["speedups"] = {
+            name: {"graphs": len(s), "mean": geometric_mean(s), "least": min(s)}
+            for name, s in speedups.items()
+        }
+        result.append(record)
+    return result
+
+
+# ---- text ------------------------------------------------------------------------------------------
+
+
+def environment_line(info: dict) -> str:
+    where = f"{info['gpu']}, driver {info['driver']}, CUDA {info['cuda']}" if "gpu" in info else (
+        f"{info['cpu']}, {info['threads']} threads"
+    )  # fmt: skip
+    dirty = " with changes" if info["uncommitted_changes"] else ""
+    return f"{where}, torch {info['torch']}, commit {info['commit']}{dirty}, {info['date']}"
+
+
+def graph_lines(info: dict) -> str:
+    if "unavailable" in info:
+        return f"\n{info['name']}: not measured: {info['unavailable']}"
+    steps = info["preprocessing_ms"]
+    text = ", ".join(
+        f"{name.replace('_', ' ')} {ms if isinstance(ms, str) else f'{ms:.3g} ms'}"
+        for name, ms in steps.items()
+    )
+    return (
+        f"\n{info['name']}: {info['nodes']:,} nodes, {info['edges']:,} edges, "
+        f"degree mean {info['mean_degree']:.1f}, max {info['max_degree']:,}\n  preprocessing: {text}"
+    )
+
+
+def yardstick_lines(floor: dict) -> str:
+    """The yardsticks, and the header of the rows that follow."""
+
+    def text(name):
+        yardstick = floor[name]
+        if "unavailable" in yardstick:
+            return f"unavailable ({yardstick['unavailable']})"
+        schedule = f" ({yardstick['schedule']})" if "schedule" in yardstick else ""
+        return f"{_ms(yardstick, 'eager')} eager, {_ms(yardstick, 'kernels')} kernels{schedule}"
+
+    cache = ""
+    if "fits_l2" in floor:
+        fits = "fits" if floor["fits_l2"] else "exceeds"
+        sizes = f"{floor['working_set_mb']:.0f} MB, {fits} the L2 cache of {floor['l2_mb']:.0f} MB"
+        cache = f"; the working set, {sizes}"
+    lowest = ", ".join(f"{ms:.4g} ms {kind}" for kind, ms in floor["floor"].items()) or "none"
+    return (
+        f"  F = {floor['width']} {_SHORT[floor['dtype']]}: torch.sparse {text('sparse')}; "
+        f"gather sum {text('gather_sum')}; floor {lowest}{cache}\n"
+        f"  {_columns([name for name, _ in _COLUMNS])}"
+    )
+
+
+def row_lines(row: dict) -> str:
+    """The row, and one line for each peer."""
+    shape = f"{row['heads']}x{row['head_dim']}"
+    cells = [row["layer"], shape, _SHORT[row["dtype"]], row["mode"], row["schedule"]]
+    if "failed" in row:
+        return "  " + _columns(cells) + f" not measured: {row['failed']}"
+    eager, times = row["eager"], row["x_floor"]
+    error, plan = row["error"], row["plan"]
+    cells += [
+        _ms(row, "eager"), f"{eager['p20']:.4g} - {eager['p80']:.4g}", _number(times.get("eager"), ".2f"),
+        _ms(row, "kernels"), _number(times.get("kernels"), ".2f"), f"{row['gathered_gb_s']:.0f}",
+        _number(error.get("out"), ".1e"), _number(error.get("gradients"), ".1e"),
+        _number(row.get("extra_mb"), ".1f"), f"{row['edge_tensor_mb']:.1f}",
+        " / ".join(f"{p['schedule']} <= {p['max_edges']}" for p in plan.values()),
+    ]  # fmt: skip
+    lines = ["  " + _columns(cells)]
+    for name, reason in (("kernels", row.get("kernels", {})), ("error", error)):
+        if "unavailable" in reason:
+            lines.append(f"      {name} not measured: {reason['unavailable']}")
+    for name, peer in row["peers"].items():
+        if "unavailable" in peer:
+            lines.append(f"      {name}: not measured: {peer['unavailable']}")
+            continue
+        wrong = f", error {peer['error']['out']:.1e}" if peer["error"] else ""
+        lines.append(
+            f"      {name}: {_ms(peer, 'eager')} ms, dfgnn is {peer['speedup']:.2f} x as fast{wrong}"
+        )
+    return "\n".join(lines)
+
+
+def mean_line(record: dict) -> str:
+    shape = f"{record['heads']}x{record['head_dim']}"
+    text = f"  {record['layer']} {shape} {_SHORT[record['dtype']]} {record['mode']} {record['schedule']}: "
+    if "x_floor" in record:
+        worst = record["worst"]
+        text += (
+            f"{record['x_floor']:.2f} x passes x floor on {record['graphs']} graphs, "
+            f"worst {worst['x_floor']:.2f} on {worst['graph']}"
+        )
+    else:
+        text += "no floor"
+    for name, s in record["speedups"].items():
+        text += f"; {s['mean']:.2f} x faster than {name} on {s['graphs']}, least {s['least']:.2f}"
+    return text
+
+
+def _columns(cells: list[str]) -> str:
+    return " ".join(
+        cell.ljust(width) if i < 5 or not width else cell.rjust(width)
+        for i, (cell, (_, width)) in enumerate(zip(cells, _COLUMNS))
+    ).rstrip()
+
+
+def _number(value: float | None, spec: str) -> str:
+    return "-" if value is None else format(value, spec)
+
+
+def _ms(record: dict, kind: str) -> str:
+    return _number(record.get(kind, {}).get("median"), ".4g")

@@ -1,0 +1,93 @@
+"""What is measured: the attention of a layer on a graph, with random inputs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from .. import functional
+from . import oracle
+
+MODES = ("forward", "train")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """passes: neighbour rows gathered per edge, by mode; the floor of a mode is passes x a plain sum."""
+
+    attention: Callable  # (graph, **inputs, schedule=...) -> out
+    oracle: Callable  # (graph, **inputs, grad_out=...) -> {"out" or name of an input: value or gradient}
+    passes: dict[str, int]
+    features: tuple[str, ...]  # inputs [N, H, D]
+    terms: tuple[str, ...]  # inputs [N, H], float32 as autocast leaves them
+
+
+LAYERS = {
+    "gat": Layer(
+        functional.gat_attention,
+        oracle.gat,
+        {"forward": 1, "train": 2},
+        ("feat",),
+        ("alpha_src", "alpha_dst"),
+    ),
+    "dot": Layer(
+        functional.dot_attention, oracle.dot, {"forward": 2, "train": 6}, ("query", "key", "value"), ()
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A layer's inputs on a graph, by name, and the gradient of its output."""
+
+    layer: Layer
+    graph: object
+    heads: int
+    head_dim: int
+    dtype: torch.dtype
+    inputs: dict[str, Tensor]
+    grad_out: Tensor
+
+    @classmethod
+    def make(cls, layer: Layer, graph, heads: int, head_dim: int, dtype: torch.dtype) -> "Workload":
+        """Standard normal inputs, the same ones at every call."""
+        generator = torch.Generator(graph.device).manual_seed(0)
+
+        def normal(*shape):
+            return torch.randn(shape, generator=generator, device=graph.device).to(dtype)
+
+        acc = torch.promote_types(dtype, torch.float32)
+        inputs = {name: normal(graph.num_src, heads, head_dim) for name in layer.features}
+        inputs |= {name: normal(graph.num_src, heads).to(acc) for name in layer.terms}
+        grad_out = normal(graph.num_dst, heads, head_dim)
+        inputs = {name: x.requires_grad_() for name, x in inputs.items()}
+        return cls(layer, graph, heads, head_dim, dtype, inputs, grad_out)
+
+    def in_one_dtype(self) -> "Workload":
+        """The same values with every input in the dtype of the features, as other libraries want them."""
+        inputs = {name: x.detach().to(self.dtype).requires_grad_() for name, x in self.inputs.items()}
+        return replace(self, inputs=inputs)
+
+    def call(self, attention: Callable, mode: str) -> Callable[[], tuple[Tensor, ...]]:
+        """A function that returns (out,), or (out, gradients of the inputs in their order) in training."""
+        leaves = tuple(self.inputs.values())
+
+        def forward():
+            with torch.no_grad():
+                return (attention(**self.inputs),)
+
+        def train():
+            out = attention(**self.inputs)
+            return out.detach(), *torch.autograd.grad(out, leaves, self.grad_out)
+
+        return {"forward": forward, "train": train}[mode]
+
+    def reference(self, gradients: bool) -> dict[str, Tensor]:
+        """float64 values of what ``call`` returns, by name."""
+        inputs = {name: x.detach() for name, x in self.inputs.items()}
+        return self.layer.oracle(self.graph, **inputs, grad_out=self.grad_out if gradients else None)
+
+    def errors(self, results: tuple[Tensor, ...], reference: dict[str, Tensor]) -> dict[str, float]:
+        """Relative error of every result of ``call``, by name."""
+        return {name: oracle.error(x, reference[name]) for name, x in zip(("out", *self.inputs), results)}

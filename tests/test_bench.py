@@ -1,0 +1,269 @@
+"""The benchmark command, on graphs of a few nodes."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from dfgnn import Graph, reference
+
+np = pytest.importorskip("numpy", reason="the benchmarks need numpy")
+
+from dfgnn.bench import cli, graphs, measure, oracle, peers, report  # noqa: E402
+
+
+def _blocks(num_src=11, num_dst=9, num_edges=60):
+    """A block with duplicate edges; destinations 7 and 8 have none."""
+    generator = torch.Generator().manual_seed(1)
+    src = torch.randint(num_src, (num_edges,), generator=generator)
+    dst = torch.randint(num_dst - 2, (num_edges,), generator=generator)
+    return Graph.from_coo(src, dst, num_src=num_src, num_dst=num_dst)
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    """A file with the path 0 - 1 - ... - 29 and all edges into node 3."""
+    n = 30
+    src = np.concatenate([np.arange(n - 1), np.arange(n)])
+    dst = np.concatenate([np.arange(1, n), np.full(n, 3)])
+    order = np.argsort(src, kind="stable")
+    indptr = np.concatenate([[0], np.bincount(src, minlength=n).cumsum()])
+    path = tmp_path / "tiny.npz"
+    np.savez(path, num_nodes=n, indptr=indptr, indices=dst[order])
+    return path
+
+
+# ---- the float64 oracle ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk_bytes", [2**28, 1000], ids=["one chunk", "many chunks"])
+@pytest.mark.parametrize("layer", ["gat", "dot"])
+def test_oracle_is_the_reference_and_its_gradients(layer, chunk_bytes, monkeypatch):
+    monkeypatch.setattr(oracle, "_CHUNK_BYTES", chunk_bytes)
+    graph, heads, dim, value_dim = _blocks(), 3, 4, 5
+    sizes = {
+        "gat": {"feat": (11, heads, value_dim), "alpha_src": (11, heads), "alpha_dst": (9, heads)},
+        "dot": {"query": (9, heads, dim), "key": (11, heads, dim), "value": (11, heads, value_dim)},
+    }[layer]
+    inputs = {name: torch.randn(size, dtype=torch.float64).requires_grad_() for name, size in sizes.items()}
+    out = getattr(reference, f"{layer}_attention")(graph, **inputs)
+    grad_out = torch.randn_like(out)
+    grads = torch.autograd.grad(out, tuple(inputs.values()), grad_out)
+    expected = {"out": out.detach(), **dict(zip(inputs, grads))}
+
+    detached = {name: x.detach() for name, x in inputs.items()}
+    found = getattr(oracle, layer)(graph, **detached, grad_out=grad_out)
+    assert found.keys() == expected.keys()
+    for name, x in found.items():
+        assert oracle.error(x, expected[name]) < 1e-10, name
+    assert getattr(oracle, layer)(graph, **detached).keys() == {"out"}
+
+
+def test_error_is_relative_and_sees_nan():
+    x = torch.tensor([3.0, 4.0])
+    assert oracle.error(x, x.double()) == 0
+    assert oracle.error(1.1 * x, x.double()) == pytest.approx(0.1)
+    assert oracle.error(x, torch.zeros(2, dtype=torch.float64)) == pytest.approx(5)
+    assert math.isnan(oracle.error(torch.tensor([math.nan, 1.0]), x.double()))
+
+
+# ---- graphs ----------------------------------------------------------------------------------------
+
+
+def _check_symmetric_with_loops(graph):
+    src, dst = graph.edge_index
+    n = graph.num_dst
+    assert graph.num_src == n
+    assert torch.equal((src * n + dst).sort().values, (dst * n + src).sort().values)
+    assert len(torch.unique(src[src == dst])) == n
+
+
+def test_synthetic_twin_has_the_published_size_and_tail():
+    graph = graphs.load("cora~")
+    _check_symmetric_with_loops(graph)
+    assert (graph.num_dst, graph.num_edges) == (2708, 10556 + 2708)
+    assert 0.7 * 168 < graph.degree_stats().max < 1.4 * 168
+    assert torch.equal(graphs.load("cora~").csr().indices, graph.csr().indices)
+
+
+def test_files_of_every_kind_give_the_same_graph(tiny, tmp_path):
+    sparse = pytest.importorskip("scipy.sparse")
+    from scipy.io import mmwrite
+
+    expected = graphs.load(str(tiny))
+    _check_symmetric_with_loops(expected)
+    # 29 edges of the path, 27 more into node 3 (two are on the path), 30 loops.
+    assert (expected.num_dst, expected.num_edges) == (30, 2 * (29 + 27) + 30)
+    with np.load(tiny) as f:
+        indptr, indices = f["indptr"], f["indices"]
+    matrix = sparse.csr_array((np.ones(len(indices)), indices, indptr), shape=(30, 30))
+    sparse.save_npz(tmp_path / "scipy.npz", matrix)
+    mmwrite(tmp_path / "market.mtx", matrix)
+    src = np.repeat(np.arange(30), np.diff(indptr))
+    batch = {"node_ptr": [0, 30, 31], "edge_ptr": [0, len(src), len(src)], "src": src, "dst": indices}
+    np.savez(tmp_path / "batch.npz", **batch)
+    for name in ("scipy.npz", "market.mtx"):
+        graph = graphs.load(str(tmp_path / name))
+        assert all(torch.equal(a, b) for a, b in zip(graph.csr()[:2], expected.csr()[:2])), name
+    graph = graphs.load(str(tmp_path / "batch.npz"))
+    assert (graph.num_dst, graph.num_edges) == (31, expected.num_edges + 1)
+    assert torch.equal(graph.csr().indices[:-1], expected.csr().indices)
+
+
+def test_graphs_that_are_not_there_are_named(tmp_path):
+    with pytest.raises(ValueError, match="got 'corra'"):
+        graphs.load("corra")
+    np.savez(tmp_path / "other.npz", x=np.zeros(3))
+    with pytest.raises(ValueError, match="other.npz: expected indptr"):
+        graphs.load(str(tmp_path / "other.npz"))
+    with pytest.raises(FileNotFoundError):
+        graphs.load(str(tmp_path / "none.npz"))
+
+
+# ---- measuring -------------------------------------------------------------------------------------
+
+
+def test_summary_keeps_the_percentiles_and_the_budget():
+    asked = []
+
+    def sample(count):
+        asked.append(count)
+        return [1.0 + i for i in range(count)][::-1]
+
+    timing = measure._summary(sample, budget=0.2)
+    warm, timed = asked[2:]
+    assert warm == 40  # a fifth of 0.2 s at 1 ms
+    assert timed == int(0.8 * 200 / 21)
+    assert (timing.p20, timing.median, timing.p80, timing.samples) == (2.0, 4.0, 6.0, timed)
+
+
+def _run(*arguments):
+    return cli.main(["--device", "cpu", "--budget", "0.001", "--heads", "2", "--head-dim", "4", *arguments])
+
+
+def test_command_measures_every_case(tiny, tmp_path, capsys, monkeypatch):
+    def copy(layer, graph):
+        attention = getattr(reference, f"{layer}_attention")
+        return lambda **inputs: attention(graph, **inputs)
+
+    def missing(layer, graph):
+        raise ImportError("no such library")
+
+    monkeypatch.setattr(peers, "PEERS", {"copy": copy, "missing": missing})
+    monkeypatch.setattr(cli, "PEERS", peers.PEERS)
+    path = tmp_path / "new" / "results.json"
+    status = _run(
+        "--graphs", str(tiny), "--dtype", "float32,bfloat16", "--peers", "copy,missing", "--json", str(path)
+    )  # fmt: skip
+    text = capsys.readouterr().out
+    results = json.loads(path.read_text())
+    assert status == 0
+    cases = {(r["layer"], r["dtype"], r["mode"]) for r in results["rows"]}
+    assert len(results["rows"]) == len(cases) == 8
+    for row in results["rows"]:
+        bound = 1e-6 if row["dtype"] == "float32" else 2e-2
+        assert row["error"]["out"] < bound
+        assert (row["error"]["gradients"] is None) == (row["mode"] == "forward")
+        assert row["mode"] == "forward" or row["error"]["gradients"] < bound
+        assert row["eager"]["p20"] <= row["eager"]["median"] <= row["eager"]["p80"]
+        assert row["plan"]["forward"]["schedule"] == "natural"
+        assert ("reverse" in row["plan"]) == (row["mode"] == "train")
+        assert row["peers"]["copy"]["error"]["out"] < bound
+        assert row["peers"]["copy"]["speedup"] == pytest.approx(
+            row["peers"]["copy"]["eager"]["median"] / row["eager"]["median"]
+        )
+        assert row["peers"]["missing"] == {"unavailable": "ImportError: no such library"}
+    floor = {y["dtype"]: y["floor"] for y in results["yardsticks"]}
+    passes = {("gat", "forward"): 1, ("gat", "train"): 2, ("dot", "forward"): 2, ("dot", "train"): 6}
+    for row in (r for r in results["rows"] if r["dtype"] == "float32"):
+        expected = row["eager"]["median"] / floor["float32"]["eager"] / passes[row["layer"], row["mode"]]
+        assert row["x_floor"]["eager"] == pytest.approx(expected)
+    assert results["environment"]["device"] == "cpu"
+    assert set(results["graphs"][0]["preprocessing_ms"]) == {"csr", "reverse_csr", "plan", "reverse_plan"}
+    assert "missing: not measured: ImportError: no such library" in text
+    assert text.count("x as fast") == 8
+
+
+def test_what_cannot_be_measured_is_named_and_fails(tiny, tmp_path, capsys):
+    path = tmp_path / "results.json"
+    arguments = (
+        "--layers",
+        "gat",
+        "--mode",
+        "forward",
+        "--schedule",
+        "auto,longest_first",
+        "--check",
+        "none",
+    )
+    assert _run("--graphs", f"{tiny},nowhere", *arguments, "--json", str(path)) == 1
+    results = json.loads(path.read_text())
+    auto, forced = results["rows"]
+    assert "failed" not in auto and auto["error"] == {"unavailable": "--check none"}
+    assert "'longest_first' is not available" in forced["failed"]
+    assert "got 'nowhere'" in results["graphs"][1]["unavailable"]
+    assert "not measured: ValueError" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "argument", [("--layers", "gta"), ("--shapes", "4x"), ("--heads", "0"), ("--dtype", "int8")]
+)
+def test_wrong_arguments_are_refused(argument):
+    with pytest.raises(SystemExit) as error:
+        cli.main(list(argument))
+    assert error.value.code == 2
+
+
+# ---- reports ---------------------------------------------------------------------------------------
+
+
+def _row(graph="a", ratio=1.2, mode="train", **changes):
+    case = {"graph": graph, "layer": "gat", "heads": 4, "head_dim": 32, "dtype": "float32"}
+    return case | {"mode": mode, "schedule": "auto", "x_floor": {"eager": ratio}, "peers": {}} | changes
+
+
+def test_means_are_over_graphs():
+    rows = [
+        _row("a", 1.0, peers={"other": {"speedup": 2.0}}),
+        _row("b", 4.0, x_floor={"eager": 9.0, "kernels": 4.0}, peers={"other": {"speedup": 8.0}}),
+        _row("c", mode="forward"),
+        {key: value for key, value in _row("d").items() if key != "x_floor"} | {"failed": "memory"},
+    ]
+    train, forward = report.means(rows)
+    assert (train["mode"], train["graphs"], train["x_floor"]) == ("train", 2, pytest.approx(2.0))
+    assert train["worst"] == {"graph": "b", "x_floor": 4.0}
+    assert train["speedups"] == {"other": {"graphs": 2, "mean": pytest.approx(4.0), "least": 2.0}}
+    assert (forward["mode"], forward["graphs"]) == ("forward", 1)
+
+
+def _compare(tmp_path, before, after, *arguments):
+    paths = []
+    for name, rows in (("before.json", before), ("after.json", after)):
+        paths.append(tmp_path / name)
+        paths[-1].write_text(json.dumps({"rows": rows}))
+    return cli.main(["compare", *map(str, paths), *arguments])
+
+
+def test_compare_finds_what_became_slower(tmp_path, capsys):
+    before = [_row("a", 1.0), _row("b", 2.0), _row("c", 1.0)]
+    after = [_row("a", 1.2), _row("b", 1.0), _row("d", 1.0)]
+    assert _compare(tmp_path, before, after) == 1
+    text = capsys.readouterr().out
+    assert "slower: a gat 4x32 float32 train auto: 1.00 -> 1.20 x floor (+20.0%)" in text
+    assert "faster: b" in text
+    assert "only before: 1, only after: 1" in text
+    assert _compare(tmp_path, before, after, "--threshold", "0.25") == 0
+    assert _compare(tmp_path, before, before) == 0
+
+
+def test_compare_prefers_kernels_and_sees_lost_rows(tmp_path, capsys):
+    before = [_row("a", x_floor={"eager": 1.0, "kernels": 1.0})]
+    after = [_row("a", x_floor={"eager": 9.0, "kernels": 1.0})]
+    assert _compare(tmp_path, before, after) == 0
+    failed = {key: value for key, value in _row("a").items() if key != "x_floor"} | {
+        "failed": "out of memory"
+    }
+    assert _compare(tmp_path, before, [failed]) == 1
+    assert "lost: a gat 4x32 float32 train auto: out of memory" in capsys.readouterr().out
+    assert _compare(tmp_path, before, [_row("z")]) == 2
