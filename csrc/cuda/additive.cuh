@@ -33,7 +33,7 @@ const char* additive_backward(const BackwardParams& p, cudaStream_t stream) {
     using C = decltype(config);
     if (p.shape.num_dst)
       prepare_additive_kernel<T, C::LPH>
-          <<<blocks_of(p.shape.num_dst * heads * C::LPH, kThreads), kThreads, 0, stream>>>(p);
+          <<<blocks_of(p.shape.num_dst * heads * C::LPH, kThreads * kPairs), kThreads, 0, stream>>>(p);
     if (p.reverse.num_items == 0) return;
     const Launch<C> launch(p.shape, dim, p.reverse);
     constexpr int B = kRowsInFlight<C>;

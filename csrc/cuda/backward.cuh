@@ -36,7 +36,8 @@ __device__ __forceinline__ S load_stats(const void* base, int64_t at) {
 //   sum_i c_ij (g_i . v_j) = v_j . (slope * sum_i f alpha g_i + (1 - slope) * sum_{z > 0} f alpha g_i)
 // so the same two weighted sums as in forward are all that the loop computes.
 template <class C, bool EDGE, int B>
-__global__ void __launch_bounds__(kThreads) additive_sources_kernel(const BackwardParams p, const Tiling t) {
+__global__ void __launch_bounds__(kThreads, kMinBlocks<C, false>)
+    additive_sources_kernel(const BackwardParams p, const Tiling t) {
   using T = typename C::T;
   using A = typename C::A;
   constexpr int LPH = C::LPH, NV = C::NV, VEC = C::VEC;
@@ -56,7 +57,7 @@ __global__ void __launch_bounds__(kThreads) additive_sources_kernel(const Backwa
 #pragma unroll
   for (int s = 0; s < SLOTS; ++s) next[s] = fetch<C, CHUNK>(me, p.reverse, 0, s);
 
-  const int steps = (me.span + CHUNK - 1) / CHUNK;
+  const int steps = (me.span + CHUNK - 1) / CHUNK, full_steps = me.common / CHUNK;
   for (int step = 0; step < steps; ++step) {
     const int left = me.count - step * CHUNK;
     int index[SLOTS];
@@ -84,8 +85,12 @@ __global__ void __launch_bounds__(kThreads) additive_sources_kernel(const Backwa
       sum_delta += valid ? alpha * leaky_relu_grad(z, slope) * stats.delta : A(0);
       weights.set(s, alpha * factor, z > 0);
     }
-    add_chunk<C, true, B, CHUNK>(grads, left, me.span - step * CHUNK, index, weights, rows, acc,
-                                 acc_positive);
+    if (step < full_steps) {
+      add_chunk<C, true, true, B, CHUNK>(grads, left, CHUNK, index, weights, rows, acc, acc_positive);
+    } else {
+      add_chunk<C, false, true, B, CHUNK>(grads, left, me.span - step * CHUNK, index, weights, rows, acc,
+                                          acc_positive);
+    }
   }
 
   if (!p.reverse.packed && me.num_sub > 1) {
@@ -120,7 +125,8 @@ __global__ void __launch_bounds__(kThreads) additive_sources_kernel(const Backwa
 // Edge gradients are written by the pass over destinations (dot), or over sources (additive).
 // Two partial dots per edge, scatter-reduced over the lanes of a head.
 template <class C, Score SCORE, bool SOURCES, bool EDGE, int B>
-__global__ void __launch_bounds__(kThreads) pair_kernel(const BackwardParams p, const Tiling t) {
+__global__ void __launch_bounds__(kThreads, kMinBlocks<C, true>)
+    pair_kernel(const BackwardParams p, const Tiling t) {
   using T = typename C::T;
   using A = typename C::A;
   constexpr int LPH = C::LPH, NV = C::NV, VEC = C::VEC;
@@ -165,7 +171,7 @@ __global__ void __launch_bounds__(kThreads) pair_kernel(const BackwardParams p, 
 #pragma unroll
   for (int s = 0; s < SLOTS; ++s) next[s] = fetch<C, CHUNK>(me, csr, 0, s);
 
-  const int steps = (me.span + CHUNK - 1) / CHUNK;
+  const int steps = (me.span + CHUNK - 1) / CHUNK, full_steps = me.common / CHUNK;
   for (int step = 0; step < steps; ++step) {
     const int left = me.count - step * CHUNK;
     int index[SLOTS];
@@ -244,8 +250,16 @@ __global__ void __launch_bounds__(kThreads) pair_kernel(const BackwardParams p, 
         }
       }
     }
-    if constexpr (DOT) add_rows<C, false, B>(0, left, grad_scores, c, acc_c, acc_c);
-    if constexpr (SOURCES) add_rows<C, false, B>(0, left, weights, d, acc_d, acc_d);
+    const auto add = [&](auto full) {
+      constexpr bool FULL = decltype(full)::value;
+      if constexpr (DOT) add_rows<C, FULL, false, B>(0, left, grad_scores, c, acc_c, acc_c);
+      if constexpr (SOURCES) add_rows<C, FULL, false, B>(0, left, weights, d, acc_d, acc_d);
+    };
+    if (step < full_steps) {
+      add(std::true_type{});
+    } else {
+      add(std::false_type{});
+    }
   }
 
   if (!csr.packed && me.num_sub > 1) {

@@ -10,7 +10,8 @@
 namespace dfgnn::cuda {
 
 template <class C, Score SCORE, bool EDGE, bool POSITIVE, int B>
-__global__ void __launch_bounds__(kThreads) forward_kernel(const ForwardParams p, const Tiling t) {
+__global__ void __launch_bounds__(kThreads, kMinBlocks<C, SCORE == Score::dot>)
+    forward_kernel(const ForwardParams p, const Tiling t) {
   using T = typename C::T;
   using A = typename C::A;
   constexpr int LPH = C::LPH, NV = C::NV, VEC = C::VEC;
@@ -44,7 +45,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const ForwardParams p
 #pragma unroll
   for (int s = 0; s < SLOTS; ++s) next[s] = fetch<C, CHUNK>(me, p.csr, 0, s);
 
-  const int steps = (me.span + CHUNK - 1) / CHUNK;
+  const int steps = (me.span + CHUNK - 1) / CHUNK, full_steps = me.common / CHUNK;
   for (int step = 0; step < steps; ++step) {
     const int left = me.count - step * CHUNK;
     int index[SLOTS];
@@ -134,11 +135,19 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const ForwardParams p
       if constexpr (POSITIVE) mass_positive += positive[s] ? e : A(0);
       weights.set(s, factor[s] * e, positive[s]);
     }
-    if constexpr (DOT) {
-      add_rows<C, false, B>(0, left, weights, rows, acc, acc_positive);
+    const auto add = [&](auto full) {
+      constexpr bool FULL = decltype(full)::value;
+      if constexpr (DOT) {
+        add_rows<C, FULL, false, B>(0, left, weights, rows, acc, acc_positive);
+      } else {
+        add_chunk<C, FULL, POSITIVE, B, CHUNK>(values, left, me.span - step * CHUNK, index, weights, rows,
+                                               acc, acc_positive);
+      }
+    };
+    if (step < full_steps) {
+      add(std::true_type{});
     } else {
-      add_chunk<C, POSITIVE, B, CHUNK>(values, left, me.span - step * CHUNK, index, weights, rows, acc,
-                                       acc_positive);
+      add(std::false_type{});
     }
   }
 

@@ -58,7 +58,8 @@ __device__ __forceinline__ void load_rows(const Rows<C>& source, const int u0, c
 }
 
 // acc += w_u rows_u for the edges u0 .. u0 + B of a chunk that has `left` edges, and the same over z > 0.
-template <class C, bool POSITIVE, int B, class W, int NV2>
+// FULL: all sub-warps have all edges of the chunk.
+template <class C, bool FULL, bool POSITIVE, int B, class W, int NV2>
 __device__ __forceinline__ void add_rows(const int u0, int left, const W& weights,
                                          const Raw (&rows)[B][C::NV], typename C::A (&acc)[C::NV][C::VEC],
                                          typename C::A (&acc_positive)[NV2][C::VEC]) {
@@ -66,7 +67,7 @@ __device__ __forceinline__ void add_rows(const int u0, int left, const W& weight
   for (int u = 0; u < B; ++u) {
     typename C::A w, w_positive;
     weights.template get<C::LPH>(u0 + u, w, w_positive);
-    if (u0 + u < left) {
+    if (FULL || u0 + u < left) {
 #pragma unroll
       for (int k = 0; k < C::NV; ++k) {
         axpy<typename C::T>(acc[k], w, rows[u][k]);
@@ -77,7 +78,7 @@ __device__ __forceinline__ void add_rows(const int u0, int left, const W& weight
 }
 
 // Adds up a chunk of which the first B rows are loaded already: they travel while scores are computed.
-template <class C, bool POSITIVE, int B, int CHUNK, int S, class W, int NV2>
+template <class C, bool FULL, bool POSITIVE, int B, int CHUNK, int S, class W, int NV2>
 __device__ __forceinline__ void add_chunk(const Rows<C>& source, int left, int left_in_warp,
                                           const int (&index)[S], const W& weights, Raw (&rows)[B][C::NV],
                                           typename C::A (&acc)[C::NV][C::VEC],
@@ -85,10 +86,10 @@ __device__ __forceinline__ void add_chunk(const Rows<C>& source, int left, int l
 #pragma unroll
   for (int u0 = 0; u0 < CHUNK; u0 += B) {
     if (u0 > 0) {
-      if (u0 >= left_in_warp) break;
+      if (!FULL && u0 >= left_in_warp) break;
       load_rows<C, B>(source, u0, index, rows);
     }
-    add_rows<C, POSITIVE, B>(u0, left, weights, rows, acc, acc_positive);
+    add_rows<C, FULL, POSITIVE, B>(u0, left, weights, rows, acc, acc_positive);
   }
 }
 

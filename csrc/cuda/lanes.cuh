@@ -10,6 +10,8 @@
 // Nothing is in shared memory, so nothing depends on degrees.
 #pragma once
 
+#include <type_traits>
+
 #include "../core/math.h"
 #include "../core/params.h"
 #include "vec.cuh"
@@ -41,6 +43,14 @@ struct Config {
   static constexpr int LPH = LPH_, NV = NV_, VEC = kVec<T>, COLS = LPH * NV * VEC;
   static constexpr bool WIDE = LPH == 32 && NV == 4;  // the only layout with more than one chunk
 };
+
+// Blocks that a multiprocessor must hold: caps registers where the layout has few, because occupancy hides
+// latency better than registers do. PAIR: two rows per edge.
+template <class C, bool PAIR>
+inline constexpr int kMinBlocks = C::NV > 1 || sizeof(typename C::T) == 8 ? 1
+                                  : sizeof(typename C::T) == 4            ? 8
+                                  : PAIR                                  ? 5
+                                                                          : 7;
 
 // Scatter-reduces v over the LPH lanes of a head. Afterwards v[s] holds the total of entry
 // s * LPH + hl (N >= LPH), or v[0] that of entry hl % N (N < LPH). log2 steps, N - 1 shuffles
@@ -105,8 +115,8 @@ struct Place {
   uint32_t row_bytes;
   int column, dim, chunk;
   Item item;
-  int first, stride, count,
-      span;  // edges of this sub-warp: first + k * stride, k < count; span: most in the warp
+  // Edges of this sub-warp: first + k * stride, k < count. span, common: the most and the fewest in the warp.
+  int first, stride, count, span, common;
 
   __device__ __forceinline__ Place(const Tiling& t, const Shape& s, int dim_, const Csr& csr) {
     const int lane = threadIdx.x & 31;
@@ -138,6 +148,7 @@ struct Place {
     count = csr.packed ? length : (length - sub + num_sub - 1) >> sub_log2;
     // By shuffles: with __reduce_max_sync here, ptxas 13.0 -O3 miscompiled one of the kernels.
     span = csr.packed ? reduce_max<32>(length) : (length + num_sub - 1) >> sub_log2;
+    common = csr.packed ? -reduce_max<32>(-length) : length >> sub_log2;
     writes = ok && head_ok && (csr.packed || sub == 0);
   }
 

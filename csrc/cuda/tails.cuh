@@ -133,31 +133,45 @@ __global__ void merge_scalars_kernel(const Csr csr, int heads, const A* partial,
 }
 
 // delta = g . out (+ row_sums), the stats that the pass over sources reads, and
-// grad_alpha_dst = (1 - slope) (g . positive - delta positive_mass). LPH lanes per (row, head).
+// grad_alpha_dst = (1 - slope) (g . positive - delta positive_mass). LPH lanes per (row, head), kPairs of
+// them at a time, so that enough loads are in flight.
+inline constexpr int kPairs = 2;
+
 template <typename T, int LPH>
 __global__ void __launch_bounds__(kThreads) prepare_additive_kernel(const BackwardParams p) {
   using A = Acc<T>;
-  const int64_t pair = (int64_t(blockIdx.x) * kThreads + threadIdx.x) / LPH;
-  const bool ok = pair < p.shape.num_dst * p.shape.heads;
+  const int64_t total = p.shape.num_dst * p.shape.heads;
+  const int64_t group = (int64_t(blockIdx.x) * kThreads + threadIdx.x) / LPH;
+  const int64_t groups = int64_t(gridDim.x) * kThreads / LPH;
   const int dim = p.shape.value_dim, hl = threadIdx.x % LPH;
-  A delta = 0, dot_positive = 0;
-  for (int column = hl * kVec<T>; ok && column < dim; column += LPH * kVec<T>) {
-    const int64_t at = pair * dim + column;
-    A g[kVec<T>];
-    Pack<T>::unpack(load_raw(static_cast<const T*>(p.grad_out) + at), g);
-    delta = dot<T>(g, load_raw(static_cast<const T*>(p.out) + at), delta);
-    if (p.positive) dot_positive = dot<T>(g, load_raw(static_cast<const T*>(p.positive) + at), dot_positive);
+  A delta[kPairs] = {}, dot_positive[kPairs] = {};
+#pragma unroll
+  for (int k = 0; k < kPairs; ++k) {
+    const int64_t pair = group + k * groups;
+    for (int column = hl * kVec<T>; pair < total && column < dim; column += LPH * kVec<T>) {
+      const int64_t at = pair * dim + column;
+      A g[kVec<T>];
+      Pack<T>::unpack(load_raw(static_cast<const T*>(p.grad_out) + at), g);
+      delta[k] = dot<T>(g, load_raw(static_cast<const T*>(p.out) + at), delta[k]);
+      if (p.positive)
+        dot_positive[k] = dot<T>(g, load_raw(static_cast<const T*>(p.positive) + at), dot_positive[k]);
+    }
   }
-  delta = reduce_sum<LPH>(delta);
-  dot_positive = reduce_sum<LPH>(dot_positive);
-  if (!ok || hl) return;
-  if (p.grad_attention) delta += static_cast<const A*>(p.row_sums)[pair];
-  static_cast<AdditiveStats<A>*>(p.node_stats)[pair] = {
-      p.alpha_dst ? static_cast<const A*>(p.alpha_dst)[pair] : A(0), static_cast<const A*>(p.lse)[pair],
-      delta, A(0)};
-  if (p.positive)
-    static_cast<A*>(p.grad_alpha_dst)[pair] =
-        (1 - A(p.negative_slope)) * (dot_positive - delta * static_cast<const A*>(p.positive_mass)[pair]);
+#pragma unroll
+  for (int k = 0; k < kPairs; ++k) {
+    const int64_t pair = group + k * groups;
+    delta[k] = reduce_sum<LPH>(delta[k]);
+    dot_positive[k] = reduce_sum<LPH>(dot_positive[k]);
+    if (pair >= total || hl) continue;
+    if (p.grad_attention) delta[k] += static_cast<const A*>(p.row_sums)[pair];
+    static_cast<AdditiveStats<A>*>(p.node_stats)[pair] = {
+        p.alpha_dst ? static_cast<const A*>(p.alpha_dst)[pair] : A(0), static_cast<const A*>(p.lse)[pair],
+        delta[k], A(0)};
+    if (p.positive)
+      static_cast<A*>(p.grad_alpha_dst)[pair] =
+          (1 - A(p.negative_slope)) *
+          (dot_positive[k] - delta[k] * static_cast<const A*>(p.positive_mass)[pair]);
+  }
 }
 
 // out[row, h] = sum over the row's edges of x[eid, h] * y[eid, h] (y null: 1). A warp per item.

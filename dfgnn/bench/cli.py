@@ -83,6 +83,7 @@ def main(argv: list[str] | None = None) -> int:
     device = args.device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cuda":
         _library.require_cuda_library()
+        device = torch.empty(0, device=device).device  # "cuda" becomes the current GPU
         torch.cuda.set_device(device)
     options = Options(
         layers=args.layers,
