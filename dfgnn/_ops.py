@@ -52,7 +52,7 @@ def _optional(like: torch.Tensor, shape, dtype: torch.dtype, wanted: bool) -> to
 
 
 @torch.library.register_fake("dfgnn::gat_forward")
-def _(feat, alpha_src, alpha_dst, edge_bias, edge_weight, seed, indices, *rest):
+def _(feat, alpha_src, alpha_dst, edge_bias, edge_weight, seed, out_bias, indices, *rest):
     num_dst, _, _, return_attention, save_positive = rest[-5:]
     _, heads, dim = feat.shape
     acc = _acc(feat.dtype)
@@ -67,7 +67,7 @@ def _(feat, alpha_src, alpha_dst, edge_bias, edge_weight, seed, indices, *rest):
 
 @torch.library.register_fake("dfgnn::gat_backward")
 def _(grad_out, grad_attention, feat, alpha_src, alpha_dst, *rest):
-    edges, heads = rest[8].shape[0], feat.shape[1]
+    edges, heads = rest[9].shape[0], feat.shape[1]
     need_alpha_dst, need_bias, need_weight = rest[-3:]
     acc = _acc(feat.dtype)
     return (
@@ -116,21 +116,21 @@ def _edge_weight_grad(edge_weight, grad):
 
 
 def _gat_setup(ctx, inputs, output):
-    feat, alpha_src, alpha_dst, edge_bias, edge_weight, seed = inputs[:6]
-    graph = GraphArgs(*inputs[6:16])
-    _, ctx.slope, ctx.dropout_p, ctx.has_attention, ctx.has_positive = inputs[16:]
+    graph = GraphArgs(*inputs[7:17])
+    _, ctx.slope, ctx.dropout_p, ctx.has_attention, ctx.has_positive = inputs[17:]
     out, lse, positive, positive_mass, attention = output
     ctx.plans = graph.plan, graph.rev_plan
     ctx.mark_non_differentiable(lse, positive, positive_mass)
     if not ctx.has_attention:
         ctx.mark_non_differentiable(attention)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:6], out, lse, positive, positive_mass, attention, *graph[:4], *graph[5:9])
+    ctx.save_for_backward(*inputs[:7], out, lse, positive, positive_mass, attention, *graph[:4], *graph[5:9])
 
 
 def _gat_backward(ctx, grad_out, grad_lse, grad_positive, grad_mass, grad_attention):
     saved = ctx.saved_tensors
-    feat, alpha_src, alpha_dst, edge_bias, edge_weight, seed, out, lse, positive, mass, attention = saved[:11]
+    feat, alpha_src, alpha_dst, edge_bias, edge_weight, seed, out_bias = saved[:7]
+    out, lse, positive, mass, attention = saved[7:12]
     if grad_out is None:
         grad_out = torch.zeros_like(out)
     need = ctx.needs_input_grad
@@ -144,14 +144,15 @@ def _gat_backward(ctx, grad_out, grad_lse, grad_positive, grad_mass, grad_attent
         edge_bias,
         edge_weight,
         seed,
+        out_bias,
         out,
         lse,
         positive if ctx.has_positive else None,
         mass if ctx.has_positive else None,
         attention if grad_attention is not None else None,
-        *saved[11:15],
+        *saved[12:16],
         ctx.plans[0],
-        *saved[15:19],
+        *saved[16:20],
         ctx.plans[1],
         ctx.slope,
         ctx.dropout_p,
@@ -165,7 +166,9 @@ def _gat_backward(ctx, grad_out, grad_lse, grad_positive, grad_mass, grad_attent
         grad_dst if need_dst else None,
         grad_bias.to(edge_bias.dtype) if need_bias else None,
         _edge_weight_grad(edge_weight, grad_weight) if need_weight else None,
-        *[None] * 16,
+        None,
+        grad_out.sum(0) if need[6] else None,
+        *[None] * 15,
     )
 
 

@@ -110,6 +110,7 @@ def gat_attention(
     negative_slope: float = 0.2,
     edge_bias: Tensor | None = None,
     edge_weight: Tensor | None = None,
+    out_bias: Tensor | None = None,
     dropout_p: float = 0.0,
     return_attention: bool = False,
     schedule: str = "auto",
@@ -132,6 +133,8 @@ def gat_attention(
         negative_slope: of LeakyReLU.
         edge_bias: b [E, H], in the order in which the graph's edges were given.
         edge_weight: w [E] or [E, H], same order; multiplies after softmax and is not renormalised.
+        out_bias: [H, D] in feat's dtype, added to every row of out: the bias of a layer, without a second
+            output that is kept for backward.
         dropout_p: probability of dropping an attention weight. The mask is a function (Philox) of a seed
             drawn from torch's generator of the device, the edge and the head; it is never stored.
         return_attention: also return w m softmax(s), [E, H] in feat's dtype and the given edge order.
@@ -140,9 +143,9 @@ def gat_attention(
     Returns:
         out [num_dst, H, D], or (out, attention).
 
-    Differentiable in feat, alpha_src, alpha_dst, edge_bias and edge_weight, once: second-order gradients
-    raise NotImplementedError. Deterministic: equal inputs give bitwise equal results. Memory beyond inputs,
-    outputs and gradients is O(N H D); edge-sized tensors exist only where one is passed in or asked for.
+    Differentiable in feat, alpha_src, alpha_dst, edge_bias, edge_weight and out_bias, once: second-order
+    gradients raise NotImplementedError. Deterministic: equal inputs give bitwise equal results. Memory beyond
+    inputs, outputs and gradients is O(N H D); edge-sized tensors exist only where one is passed in or asked for.
 
     Raises:
         TypeError, ValueError: an argument of the wrong type, dtype, device, shape or range.
@@ -156,19 +159,23 @@ def gat_attention(
     if alpha_dst is not None:
         check.tensor("alpha_dst", alpha_dst, [(graph.num_dst, heads)], alpha_types)
         alpha_dst = alpha_dst.to(check.acc)
+    if out_bias is not None:
+        check.tensor("out_bias", out_bias, [(heads, dim)])
     edge_weight, seed = check.edges(heads, edge_bias, edge_weight, dropout_p, _seed)
     _prepare(check)
 
     (values,) = _pad_for_device(feat)
-    backward = _wants_grad(feat, alpha_src, alpha_dst, edge_bias, edge_weight)
+    if out_bias is not None:
+        (out_bias,) = _pad_for_device(out_bias)
+    backward = _wants_grad(feat, alpha_src, alpha_dst, edge_bias, edge_weight, out_bias)
     edges = return_attention or seed is not None or edge_bias is not None or edge_weight is not None
     args = _ops.graph_args(
         graph, num_heads=heads, head_dim=values.shape[2], dtype=feat.dtype, schedule=schedule, edges=edges,
         backward=backward,
     )  # fmt: skip
     out, _, _, _, attention = _ops.ops.gat_forward(
-        values, alpha_src.to(check.acc), alpha_dst, edge_bias, edge_weight, seed, *args, graph.num_dst,
-        float(negative_slope), float(dropout_p), return_attention, backward and _wants_grad(alpha_dst),
+        values, alpha_src.to(check.acc), alpha_dst, edge_bias, edge_weight, seed, out_bias, *args,
+        graph.num_dst, float(negative_slope), float(dropout_p), return_attention, backward and _wants_grad(alpha_dst),
     )  # fmt: skip
     out = _without_padding(out, dim)
     return (out, attention.to(feat.dtype)) if return_attention else out

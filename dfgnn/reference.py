@@ -34,6 +34,7 @@ def gat_attention(
     negative_slope: float = 0.2,
     edge_bias: Tensor | None = None,
     edge_weight: Tensor | None = None,
+    out_bias: Tensor | None = None,
     dropout_p: float = 0.0,
     return_attention: bool = False,
     schedule: str = "auto",
@@ -50,7 +51,10 @@ def gat_attention(
     if edge_bias is not None:
         z = z + edge_bias
     score = F.leaky_relu(z, negative_slope)
-    return _aggregate(graph, score, feat, edge_weight, dropout_p, return_attention, _seed)
+    result = _aggregate(graph, score, feat, edge_weight, dropout_p, return_attention, _seed)
+    if out_bias is None:
+        return result
+    return (result[0] + out_bias, result[1]) if return_attention else result + out_bias
 
 
 def dot_attention(

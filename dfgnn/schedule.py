@@ -74,7 +74,8 @@ class Plan:
             f"p99 {s.p99:g}, max {s.max:,}, cv {s.cv:.2f}, empty rows {s.num_empty:,}",
         ]
         lines += [
-            f"  {'->' if c.schedule == self.schedule else '  '} {c.schedule:<14} cost {c.cost:>10,.0f}  {c.note}"
+            f"  {'->' if c.schedule == self.schedule else '  '} {c.schedule:<14} cost {c.cost:>9,.0f}  "
+            f"{c.note}"
             for c in self.candidates
         ]
         return "\n".join([*lines, f"  {self.why}"])
@@ -110,7 +111,7 @@ def _max_edges(stats, schedule: str, device_type: str) -> int:
 
 
 def _candidates(stats, packable: int) -> tuple[Candidate, ...]:
-    """Cost: a resident warp's share of all edges and items, times what the order loses, plus the tail left."""
+    """Cost: a resident warp's share of edges and items, times what the order loses, plus the tail left."""
     longest = {s: min(stats.max, _max_edges(stats, s, "cuda")) for s in SCHEDULES}
     alike = stats.cv < _ALIKE
 

@@ -26,7 +26,7 @@ CASES = (
     ("gat", {"bias", "weight"}),
     ("gat", {"grad"}),
     ("gat", {"grad", "no alpha_dst"}),
-    ("gat", {"grad", "dropout", "bias", "shared weight"}),
+    ("gat", {"grad", "dropout", "bias", "shared weight", "out bias"}),
     ("gat", {"grad", "dropout", "bias", "weight", "edge grad", "attention"}),
     ("gat", {"grad", "attention", "no alpha_dst"}),
     ("dot", set()),
@@ -80,6 +80,8 @@ def call(graph, score, options, heads, dim, dtype, schedule):
     if score == "gat":
         alpha_dst = None if "no alpha_dst" in options else tensor(graph.num_dst, heads)
         inputs = [tensor(graph.num_src, heads, dim), tensor(graph.num_src, heads), alpha_dst]
+        if "out bias" in options:
+            keywords["out_bias"] = tensor(heads, dim)
         results = functional.gat_attention(graph, *inputs, **keywords)
     else:
         value_dim = dim // 2 + 1 if "other value size" in options else dim

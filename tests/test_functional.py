@@ -75,6 +75,19 @@ def test_options_on_empty_graphs(device, score, name, options):
     check(score, graph, inputs, dropout_p=0.5, _seed=torch.tensor([3], device=device))
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("name", ["mixed_degrees", "super_row", "isolated", "no_edges"])
+def test_bias_of_the_output(device, name, dtype):
+    """It reaches rows without edges, too, and backward takes it out of the saved output again."""
+    graph = make_graph(name, device)
+    for heads, dim in ((1, 7), (3, 8)):
+        inputs = make_inputs("gat", graph, heads, dim, dtype)
+        inputs["out_bias"] = torch.randn(heads, dim).to(device, dtype)
+        check("gat", graph, inputs, note=f"H={heads} D={dim}: ")
+        seed = torch.tensor([3], device=device)
+        check("gat", graph, inputs, return_attention=True, dropout_p=0.3, _seed=seed)
+
+
 @pytest.mark.parametrize("return_attention", [False, True])
 @pytest.mark.parametrize("edge_bias", [False, True])
 def test_without_destination_term(device, edge_bias, return_attention):

@@ -92,7 +92,7 @@ struct ForwardParams {
 };
 
 // With g = grad_out, gamma = grad_attention, f_ij = w_ij m_ij:
-//   delta_i = g_i . out_i + sum_j attention_ij gamma_ij      (the sum only with grad_attention)
+//   delta_i = g_i . (out_i - out_bias) + sum_j attention_ij gamma_ij      (the sum only with grad_attention)
 //   dalpha_ij = f_ij (g_i . v_j + gamma_ij)
 //   ds_ij = alpha_ij (dalpha_ij - delta_i)
 //   additive: dz_ij = ds_ij * (z_ij > 0 ? 1 : negative_slope)
@@ -121,6 +121,7 @@ struct BackwardParams {
   double scale;
 
   const void* out;       // [N_dst, H, Dv] T
+  const void* out_bias;  // additive: [H, Dv] T, which out contains; or null
   const void* lse;       // [N_dst, H] acc
   const void* positive;  // additive, when grad_alpha_dst is wanted without grad_attention
   const void* positive_mass;

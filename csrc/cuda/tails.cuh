@@ -132,7 +132,7 @@ __global__ void merge_scalars_kernel(const Csr csr, int heads, const A* partial,
   if ((threadIdx.x & 31) == 0) out[int64_t(split.row) * heads + head] = sum;
 }
 
-// delta = g . out (+ row_sums), the stats that the pass over sources reads, and
+// delta = g . (out - out_bias) (+ row_sums), the stats that the pass over sources reads, and
 // grad_alpha_dst = (1 - slope) (g . positive - delta positive_mass). LPH lanes per (row, head), kPairs of
 // them at a time, so that enough loads are in flight.
 inline constexpr int kPairs = 2;
@@ -152,7 +152,13 @@ __global__ void __launch_bounds__(kThreads) prepare_additive_kernel(const Backwa
       const int64_t at = pair * dim + column;
       A g[kVec<T>];
       Pack<T>::unpack(load_raw(static_cast<const T*>(p.grad_out) + at), g);
-      delta[k] = dot<T>(g, load_raw(static_cast<const T*>(p.out) + at), delta[k]);
+      A out[kVec<T>], bias[kVec<T>] = {};
+      Pack<T>::unpack(load_raw(static_cast<const T*>(p.out) + at), out);
+      if (p.out_bias)
+        Pack<T>::unpack(load_raw(static_cast<const T*>(p.out_bias) + pair % p.shape.heads * dim + column),
+                        bias);
+#pragma unroll
+      for (int c = 0; c < kVec<T>; ++c) delta[k] += g[c] * (out[c] - bias[c]);
       if (p.positive)
         dot_positive[k] = dot<T>(g, load_raw(static_cast<const T*>(p.positive) + at), dot_positive[k]);
     }

@@ -68,9 +68,9 @@ struct Attention {
 
   static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gat_forward(
       Tensor feat, Tensor alpha_src, OptTensor alpha_dst, OptTensor edge_bias, OptTensor edge_weight,
-      OptTensor seed, Tensor indices, OptTensor eids, Tensor items, Tensor splits, Sizes plan, OptTensor,
-      OptTensor, OptTensor, OptTensor, Sizes, int64_t num_dst, double negative_slope, double dropout_p,
-      bool return_attention, bool save_positive) {
+      OptTensor seed, OptTensor out_bias, Tensor indices, OptTensor eids, Tensor items, Tensor splits,
+      Sizes plan, OptTensor, OptTensor, OptTensor, OptTensor, Sizes, int64_t num_dst, double negative_slope,
+      double dropout_p, bool return_attention, bool save_positive) {
     const typename Backend::Scope scope(feat);
     const Checker check("dfgnn::gat_forward", feat);
     const ScalarType type = feat.scalar_type(), acc = acc_type(type);
@@ -79,6 +79,7 @@ struct Attention {
     const int64_t n = feat.size(0), h = feat.size(1), d = feat.size(2), edges = indices.size(0);
     check.tensor("alpha_src", alpha_src, {n, h}, {acc});
     check.tensor("alpha_dst", alpha_dst, {num_dst, h}, {acc});
+    check.tensor("out_bias", out_bias, {h, d}, {type});
     feat = dense(feat), alpha_src = dense(alpha_src), alpha_dst = dense(alpha_dst);
     edge_bias = dense(edge_bias), edge_weight = dense(edge_weight);
 
@@ -109,6 +110,7 @@ struct Attention {
       }
     }
     Backend::forward(p, feat);
+    if (out_bias) out = torch::stable::subtract(out, *out_bias, -1);
     return {out, lse, positive, mass, attention};
   }
 
@@ -155,9 +157,9 @@ struct Attention {
 
   static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gat_backward(
       Tensor grad_out, OptTensor grad_attention, Tensor feat, Tensor alpha_src, OptTensor alpha_dst,
-      OptTensor edge_bias, OptTensor edge_weight, OptTensor seed, Tensor out, Tensor lse, OptTensor positive,
-      OptTensor positive_mass, OptTensor attention, Tensor indices, OptTensor eids, Tensor items,
-      Tensor splits, Sizes plan, OptTensor rev_indices, OptTensor rev_eids, OptTensor rev_items,
+      OptTensor edge_bias, OptTensor edge_weight, OptTensor seed, OptTensor out_bias, Tensor out, Tensor lse,
+      OptTensor positive, OptTensor positive_mass, OptTensor attention, Tensor indices, OptTensor eids,
+      Tensor items, Tensor splits, Sizes plan, OptTensor rev_indices, OptTensor rev_eids, OptTensor rev_items,
       OptTensor rev_splits, Sizes rev_plan, double negative_slope, double dropout_p, bool need_alpha_dst,
       bool need_bias, bool need_weight) {
     const typename Backend::Scope scope(feat);
@@ -169,6 +171,7 @@ struct Attention {
                   edges = indices.size(0);
     check.tensor("alpha_src", alpha_src, {n, h}, {acc});
     check.tensor("alpha_dst", alpha_dst, {m, h}, {acc});
+    check.tensor("out_bias", out_bias, {h, d}, {type});
     check.tensor("lse", lse, {m, h}, {acc});
     check.tensor("grad_out", grad_out, {m, h, d}, {type});
     check.tensor("grad_attention", grad_attention, {edges, h}, {acc});
@@ -198,7 +201,8 @@ struct Attention {
     p.reverse = reverse_csr(check, indices, rev_indices, rev_eids, rev_items, rev_splits, rev_plan, n);
     p.value = data(feat), p.alpha_src = data(alpha_src), p.alpha_dst = data(alpha_dst);
     p.negative_slope = negative_slope;
-    p.out = data(out), p.lse = data(lse), p.grad_out = data(grad_out);
+    out_bias = dense(out_bias);
+    p.out = data(out), p.out_bias = data(out_bias), p.lse = data(lse), p.grad_out = data(grad_out);
     if (from_positive) p.positive = data(positive), p.positive_mass = data(positive_mass);
     if (grad_attention) p.attention = data(attention), p.grad_attention = data(grad_attention);
 

@@ -10,16 +10,16 @@
 namespace dfgnn {
 
 inline constexpr const char* kGatForward =
-    "gat_forward(Tensor feat, Tensor alpha_src, Tensor? alpha_dst, " DFGNN_EDGE ", " DFGNN_GRAPH
-    ", " DFGNN_REVERSE
+    "gat_forward(Tensor feat, Tensor alpha_src, Tensor? alpha_dst, " DFGNN_EDGE
+    ", Tensor? out_bias, " DFGNN_GRAPH ", " DFGNN_REVERSE
     ", int num_dst, float negative_slope, float dropout_p, bool return_attention, bool save_positive)"
     " -> (Tensor out, Tensor lse, Tensor positive, Tensor positive_mass, Tensor attention)";
 
 inline constexpr const char* kGatBackward =
     "gat_backward(Tensor grad_out, Tensor? grad_attention, Tensor feat, Tensor alpha_src, Tensor? "
     "alpha_dst, " DFGNN_EDGE
-    ", Tensor out, Tensor lse, Tensor? positive, Tensor? positive_mass, Tensor? attention, " DFGNN_GRAPH
-    ", " DFGNN_REVERSE
+    ", Tensor? out_bias, Tensor out, Tensor lse, Tensor? positive, Tensor? positive_mass, Tensor? "
+    "attention, " DFGNN_GRAPH ", " DFGNN_REVERSE
     ", float negative_slope, float dropout_p, bool need_alpha_dst, bool need_bias, bool need_weight)"
     " -> (Tensor grad_feat, Tensor grad_alpha_src, Tensor grad_alpha_dst, Tensor grad_bias, Tensor "
     "grad_weight)";

@@ -128,6 +128,8 @@ class GATConv(nn.Module):
         prefix = h_src.shape[1:-1]
         feat_src, alpha_src, alpha_dst = self._project(h_src, h_dst, shared=not isinstance(feat, tuple))
         # Leading dimensions beside the nodes are more heads to the engine.
+        bias = None if self.bias is None else self.bias.view(self.num_heads, self.out_feats)
+        fuse_bias = bias is not None and bias.dtype == feat_src.dtype
         result = self.attention(
             fused,
             feat_src.flatten(1, -2),
@@ -135,6 +137,7 @@ class GATConv(nn.Module):
             alpha_dst.flatten(1),
             negative_slope=self.negative_slope,
             edge_weight=edge_weight,
+            out_bias=bias.expand(*prefix, -1, -1).flatten(0, -2) if fuse_bias else None,
             dropout_p=self.attn_drop.p if self.attn_drop.training else 0.0,
             return_attention=get_attention,
         )
@@ -142,8 +145,8 @@ class GATConv(nn.Module):
         out = out.view(fused.num_dst, *prefix, self.num_heads, self.out_feats)
         if self.res_fc is not None:
             out = out + self.res_fc(h_dst).unflatten(-1, (self.num_heads, self.out_feats))
-        if self.bias is not None:
-            out = out + self.bias.view(self.num_heads, self.out_feats)
+        if bias is not None and not fuse_bias:
+            out = out + bias
         if self.activation is not None:
             out = self.activation(out)
         if get_attention:

@@ -84,13 +84,17 @@ class Stats {
         shape_(row_shape<A>(p.shape.heads, p.shape.value_dim)),
         grad_(shape_.packed_size()),
         row_(shape_.packed_size()),
+        bias_(p.out_bias ? shape_.packed_size() : 0),
         delta_(shape_.heads),
-        plus_(shape_.heads) {}
+        plus_(shape_.heads) {
+    if (p.out_bias) pack(shape_, static_cast<const T*>(p.out_bias), bias_);
+  }
 
   void operator()(int64_t i) {
     const int heads = shape_.heads;
     pack(shape_, a_.grad_out + i * shape_.size(), grad_);
     pack(shape_, a_.out + i * shape_.size(), row_);
+    for (int k = 0; p_.out_bias && k < int(shape_.packed_size()); ++k) row_[k] -= bias_[k];
     head_dots<A>(shape_, grad_, row_, delta_);
     for (int h = 0; a_.grad_attention && h < heads; ++h) delta_[h] += a_.row_sums[i * heads + h];
     const bool additive = p_.score == Score::additive;
@@ -116,7 +120,7 @@ class Stats {
   const BackwardParams& p_;
   const Arrays<T>& a_;
   RowShape shape_;
-  Buffer<A> grad_, row_, delta_, plus_;
+  Buffer<A> grad_, row_, bias_, delta_, plus_;
 };
 
 template <class T>
