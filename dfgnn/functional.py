@@ -145,7 +145,8 @@ def gat_attention(
 
     Differentiable in feat, alpha_src, alpha_dst, edge_bias, edge_weight and out_bias, once: second-order
     gradients raise NotImplementedError. Deterministic: equal inputs give bitwise equal results. Memory beyond
-    inputs, outputs and gradients is O(N H D); edge-sized tensors exist only where one is passed in or asked for.
+    inputs, outputs and gradients is O(N H D); edge-sized tensors exist only where one is passed in or asked
+    for.
 
     Raises:
         TypeError, ValueError: an argument of the wrong type, dtype, device, shape or range.
@@ -175,7 +176,8 @@ def gat_attention(
     )  # fmt: skip
     out, _, _, _, attention = _ops.ops.gat_forward(
         values, alpha_src.to(check.acc), alpha_dst, edge_bias, edge_weight, seed, out_bias, *args,
-        graph.num_dst, float(negative_slope), float(dropout_p), return_attention, backward and _wants_grad(alpha_dst),
+        graph.num_dst, float(negative_slope), float(dropout_p), return_attention,
+        backward and _wants_grad(alpha_dst),
     )  # fmt: skip
     out = _without_padding(out, dim)
     return (out, attention.to(feat.dtype)) if return_attention else out
