@@ -231,3 +231,29 @@ torch.library.register_autograd("dfgnn::gat_forward", _gat_backward, setup_conte
 torch.library.register_autograd("dfgnn::dot_forward", _dot_backward, setup_context=_dot_setup)
 torch.library.register_autograd("dfgnn::gat_backward", _no_second_order)
 torch.library.register_autograd("dfgnn::dot_backward", _no_second_order)
+
+
+def _eager(op, setup, backward):
+    """``op`` with the same autograd formula, for calls from Python. The registered one serves torch.compile and
+    direct callers of ``torch.ops.dfgnn``, but looks the schema up again in every call, which costs more than
+    a small graph's kernels."""
+
+    class Eager(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *inputs):
+            output = op(*inputs)
+            setup(ctx, inputs, output)
+            return output
+
+    Eager.backward = staticmethod(backward)
+    Eager.__name__ = Eager.__qualname__ = op.name().replace("::", "_")
+
+    def call(*inputs):
+        plain = torch.compiler.is_compiling() or not torch.is_grad_enabled()
+        return op(*inputs) if plain else Eager.apply(*inputs)
+
+    return call
+
+
+gat_forward = _eager(ops.gat_forward.default, _gat_setup, _gat_backward)
+dot_forward = _eager(ops.dot_forward.default, _dot_setup, _dot_backward)

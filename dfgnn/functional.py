@@ -174,7 +174,7 @@ def gat_attention(
         graph, num_heads=heads, head_dim=values.shape[2], dtype=feat.dtype, schedule=schedule, edges=edges,
         backward=backward,
     )  # fmt: skip
-    out, _, _, _, attention = _ops.ops.gat_forward(
+    out, _, _, _, attention = _ops.gat_forward(
         values, alpha_src.to(check.acc), alpha_dst, edge_bias, edge_weight, seed, out_bias, *args,
         graph.num_dst, float(negative_slope), float(dropout_p), return_attention,
         backward and _wants_grad(alpha_dst),
@@ -237,7 +237,7 @@ def dot_attention(
         graph, num_heads=heads, head_dim=value.shape[2], dtype=query.dtype, schedule=schedule, edges=edges,
         backward=backward,
     )  # fmt: skip
-    out, _, attention = _ops.ops.dot_forward(
+    out, _, attention = _ops.dot_forward(
         query, key, value, edge_bias, edge_weight, seed, *args,
         float(scale if scale is not None else 1 / math.sqrt(dim)), float(dropout_p), return_attention,
     )  # fmt: skip
