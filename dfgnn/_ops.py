@@ -234,9 +234,10 @@ torch.library.register_autograd("dfgnn::dot_backward", _no_second_order)
 
 
 def _eager(op, setup, backward):
-    """``op`` with the same autograd formula, for calls from Python. The registered one serves torch.compile and
-    direct callers of ``torch.ops.dfgnn``, but looks the schema up again in every call, which costs more than
-    a small graph's kernels."""
+    """``op`` with the same autograd formula, for calls from Python. The registered one serves torch.compile
+    and direct callers of ``torch.ops.dfgnn``, but looks the schema up again in every call, which costs more
+    than a small graph's kernels.
+    """
 
     class Eager(torch.autograd.Function):
         @staticmethod
