@@ -2,6 +2,8 @@
 
 import torch
 
+from dfgnn.graph import Graph
+
 
 def edge_order(csr):
     """Where each edge of a CSR is in the user's order."""
@@ -41,3 +43,8 @@ def check_graph(graph, src, dst, num_src, num_dst, device="cpu"):
     assert graph.in_degrees().tolist() == torch.bincount(dst, minlength=num_dst).tolist()
     assert graph.out_degrees().tolist() == torch.bincount(src, minlength=num_src).tolist()
     assert graph.has_zero_in_degree == (len(set(dst.tolist())) < num_dst)
+
+
+def small(device="cpu"):
+    """0 -> 1, 2 -> 0, 2 -> 1, 1 -> 1 with an isolated node 3."""
+    return Graph.from_edge_index(torch.tensor([[0, 2, 2, 1], [1, 0, 1, 1]], device=device), 4)

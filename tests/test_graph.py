@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 import torch
-from graph_checks import check_graph, edge_order
+from graph_checks import check_graph, edge_order, small
 from graphs import GRAPHS
 
 from dfgnn.graph import CSR, DegreeStats, Graph
@@ -24,11 +24,6 @@ def csr_of(src, dst, num_dst):
     order = torch.tensor([e for row in rows for e in row], dtype=torch.long)
     indptr = torch.tensor([0, *(len(row) for row in rows)]).cumsum(0)
     return indptr, src.cpu()[order], order
-
-
-def small(device="cpu"):
-    """0 -> 1, 2 -> 0, 2 -> 1, 1 -> 1 with an isolated node 3."""
-    return Graph.from_edge_index(torch.tensor([[0, 2, 2, 1], [1, 0, 1, 1]], device=device), 4)
 
 
 # ---- constructors ----------------------------------------------------------------------------------
@@ -149,206 +144,6 @@ def test_built_under_inference_mode_usable_for_training(inside, device):
         assert not any(t.is_inference() for t in tensors if t is not None)
 
 
-# ---- errors ----------------------------------------------------------------------------------------
-
-_PTR, _IDX = torch.tensor([0, 1, 3]), torch.tensor([0, 1, 0])
-_BIG = torch.zeros(1, dtype=torch.int64).expand(2**31)
-
-
-@pytest.mark.parametrize(
-    "call, error, message",
-    [
-        (lambda: Graph(1, 2), TypeError, "Graph: expected one of Graph.from_edge_index"),
-        (lambda: Graph.from_csr([0, 1], _IDX), TypeError, "indptr: expected a torch.Tensor, got list"),
-        (
-            lambda: Graph.from_csr(_PTR.float(), _IDX),
-            TypeError,
-            "indptr: expected dtype torch.int32 or torch.int64, got torch.float32",
-        ),
-        (
-            lambda: Graph.from_csr(_PTR, _IDX.short()),
-            TypeError,
-            "indices: expected dtype torch.int32 or torch.int64, got torch.int16",
-        ),
-        (
-            lambda: Graph.from_csr(_PTR[None], _IDX),
-            ValueError,
-            r"indptr: expected shape \[\*\], got \[1, 3\]",
-        ),
-        (lambda: Graph.from_csr(_PTR[:0], _IDX[:0]), ValueError, "indptr: expected at least 1 value, got 0"),
-        (
-            lambda: Graph.from_csr(_PTR, _IDX.to("meta")),
-            ValueError,
-            "indices: expected device cpu like indptr, got meta",
-        ),
-        (lambda: Graph.from_csr(_PTR + 1, _IDX), ValueError, r"indptr: expected indptr\[0\] == 0, got 1"),
-        (
-            lambda: Graph.from_csr(torch.tensor([0, 2, 1, 3]), _IDX),
-            ValueError,
-            "indptr: expected values that do not decrease, got 2 then 1 at position 2",
-        ),
-        (
-            lambda: Graph.from_csr(_PTR, _IDX[:2]),
-            ValueError,
-            r"indptr: expected indptr\[-1\] == len\(indices\) = 2, got 3",
-        ),
-        (
-            lambda: Graph.from_csr(_PTR, torch.tensor([0, 1, 7]), num_src=5),
-            ValueError,
-            r"Graph.from_csr: indices: expected values in \[0, num_src=5\), got 7 at position 2",
-        ),
-        (
-            lambda: Graph.from_csr(_PTR.int(), torch.tensor([0, -1, 1]).int()),
-            ValueError,
-            r"indices: expected values in \[0, num_src=2\), got -1 at position 1",
-        ),
-        (
-            lambda: Graph.from_csr(_PTR, torch.tensor([0, 2**40, 0]), 2**31 - 1),
-            ValueError,
-            r"num_src=2147483647\), got 1099511627776 at position 1",
-        ),
-        (lambda: Graph.from_csr(_PTR, _IDX, 2.0), TypeError, "num_src: expected an integer, got float"),
-        (
-            lambda: Graph.from_csr(_PTR, _IDX, -1),
-            ValueError,
-            r"num_src: expected a number in \[0, 2\*\*31\), got -1",
-        ),
-        (
-            lambda: Graph.from_csr(_PTR, _IDX, 2**31),
-            ValueError,
-            r"num_src: expected a number in \[0, 2\*\*31\), got 2147483648",
-        ),
-        (
-            lambda: Graph.from_csr(_PTR[:1].expand(2**31 + 1), _IDX, validate=False),
-            ValueError,
-            r"num_dst: expected a number in \[0, 2\*\*31\), got 2147483648",
-        ),
-        (
-            lambda: Graph.from_csr(_PTR, _BIG, validate=False),
-            ValueError,
-            r"number of edges: expected a number in \[0, 2\*\*31\), got 2147483648",
-        ),
-        (
-            lambda: Graph.from_csr(_PTR, _IDX, eids=_IDX[:2]),
-            ValueError,
-            r"eids: expected shape \[3\], got \[2\]",
-        ),
-        (
-            lambda: Graph.from_csr(_PTR, _IDX, eids=torch.tensor([0, 1, 3])),
-            ValueError,
-            r"eids: expected values in \[0, num_edges=3\), got 3 at position 2",
-        ),
-        (
-            lambda: Graph.from_csr(_PTR, _IDX, eids=torch.tensor([2, 1, 2])),
-            ValueError,
-            r"eids: expected every number in \[0, num_edges=3\) once, got 2 more than once",
-        ),
-        (
-            lambda: Graph.from_csr(_PTR, _IDX, eids=_IDX.to("meta")),
-            ValueError,
-            "eids: expected device cpu like indptr, got meta",
-        ),
-        (
-            lambda: Graph.from_edge_index(torch.zeros(3, 2, dtype=torch.long)),
-            ValueError,
-            r"Graph.from_edge_index: edge_index: expected shape \[2, \*\], got \[3, 2\]",
-        ),
-        (
-            lambda: Graph.from_edge_index(torch.zeros(2, 2)),
-            TypeError,
-            "edge_index: expected dtype torch.int32 or torch.int64, got torch.float32",
-        ),
-        (
-            lambda: Graph.from_edge_index(torch.eye(2).to_sparse()),
-            TypeError,
-            "edge_index: expected a dense tensor, got layout torch.sparse_coo",
-        ),
-        (
-            lambda: Graph.from_edge_index(torch.tensor([[0, 1], [1, 4]]), 4),
-            ValueError,
-            r"edge_index\[1\]: expected values in \[0, num_dst=4\), got 4 at position 1",
-        ),
-        (
-            lambda: Graph.from_edge_index(torch.tensor([[-3, 1], [1, 4]])),
-            ValueError,
-            r"edge_index\[0\]: expected values in \[0, num_src=5\), got -3 at position 0",
-        ),
-        (
-            lambda: Graph.from_edge_index(torch.tensor([[0, 2**31], [1, 4]])),
-            ValueError,
-            r"max\(edge_index\[0\]\) \+ 1: expected a number in \[0, 2\*\*31\), got 2147483649",
-        ),
-        (
-            lambda: Graph.from_edge_index(torch.stack([_IDX, _IDX]), 4, num_src=4),
-            TypeError,
-            "expected either num_nodes or num_src and num_dst, got both",
-        ),
-        (
-            lambda: Graph.from_coo(_IDX, _IDX[:2]),
-            ValueError,
-            "Graph.from_coo: dst: expected 3 values like src, got 2",
-        ),
-        (
-            lambda: Graph.from_coo(_IDX, _IDX, num_dst=1),
-            ValueError,
-            r"dst: expected values in \[0, num_dst=1\), got 1 at position 1",
-        ),
-        (
-            lambda: Graph.from_coo(_IDX, _IDX.to("meta")),
-            ValueError,
-            "dst: expected device cpu like src, got meta",
-        ),
-        (
-            lambda: Graph.from_coo(_BIG, _BIG, 1, validate=False),
-            ValueError,
-            r"number of edges: expected a number in \[0, 2\*\*31\), got 2147483648",
-        ),
-        (
-            lambda: Graph.from_coo(_IDX, _IDX, 2**31),
-            ValueError,
-            r"num_src: expected a number in \[0, 2\*\*31\), got 2147483648",
-        ),
-        (lambda: Graph.batch([]), ValueError, "graphs: expected at least one graph, got none"),
-        (
-            lambda: Graph.batch([small(), 3]),
-            TypeError,
-            r"Graph.batch: graphs\[1\]: expected a dfgnn.Graph, got int",
-        ),
-        (
-            lambda: Graph.batch([Graph.from_coo(_IDX, _IDX, num_src=2**30, num_dst=2)] * 2),
-            ValueError,
-            r"Graph.batch: num_src: expected a number in \[0, 2\*\*31\), got 2147483648",
-        ),
-    ],
-)
-def test_errors(call, error, message):
-    with pytest.raises(error, match=message):
-        call()
-
-
-def test_errors_on_the_device(device):
-    """The same words on every device, and never a device-side assertion."""
-    indptr, indices = _PTR.to(device), torch.tensor([0, 7, 0], device=device)
-    with pytest.raises(
-        ValueError, match=r"indices: expected values in \[0, num_src=2\), got 7 at position 1"
-    ):
-        Graph.from_csr(indptr, indices)
-    with pytest.raises(ValueError, match=r"src: expected values in \[0, num_src=3\), got 7 at position 1"):
-        Graph.from_coo(indices, indices, 3)
-    with pytest.raises(ValueError, match=r"eids: expected values in \[0, num_edges=3\), got 7"):
-        Graph.from_csr(indptr, _IDX.to(device), eids=indices)
-    check_graph(small(device), *small().edge_index, 4, 4, device)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU, or a torch without CUDA")
-def test_devices_that_differ():
-    with pytest.raises(ValueError, match="indices: expected device cpu like indptr, got cuda:0"):
-        Graph.from_csr(_PTR, _IDX.cuda())
-    with pytest.raises(ValueError, match=r"graphs\[1\]: expected device cpu like graphs\[0\], got cuda:0"):
-        Graph.batch([small(), small("cuda")])
-
-
 # ---- the object ------------------------------------------------------------------------------------
 
 
@@ -394,7 +189,7 @@ def test_deepcopy_owns_its_memory():
 
 def test_repr():
     assert repr(small()) == "Graph(num_nodes=4, num_edges=4, device='cpu')"
-    graph = Graph.from_csr(_PTR, _IDX, 7)
+    graph = Graph.from_csr(torch.tensor([0, 1, 3]), torch.tensor([0, 1, 0]), 7)
     assert repr(graph) == "Graph(num_src=7, num_dst=2, num_edges=3, device='cpu')"
     graph.degree_stats()
     assert repr(graph) == (
