@@ -1,8 +1,9 @@
 """The operators ``torch.ops.dfgnn``: fake kernels, autograd, and how a graph is passed to them.
 
-Schemas and kernels are registered by the compiled libraries (csrc/torch). A forward operator returns what its
-backward needs (``lse``, and for GAT ``positive``, ``positive_mass``) beside ``out`` and ``attention``; only
-the latter two are differentiable. It takes the reverse CSR along for backward, which gathers over it.
+Schemas and kernels are registered by the compiled libraries (csrc/torch). One pair of operators serves every
+score. The forward operator returns what its backward needs (``lse``, and for the additive score ``positive``
+and ``positive_mass``) beside ``out`` and ``attention``; only the latter two are differentiable. It takes the
+reverse CSR along for backward, which gathers over it.
 """
 
 from typing import NamedTuple
@@ -29,6 +30,17 @@ class GraphArgs(NamedTuple):
     rev_plan: list[int]
 
 
+class EdgeArgs(NamedTuple):
+    """The options on edges, in the order of the schema; each None, or in the user's edge order."""
+
+    bias: torch.Tensor | None  # [E, H]
+    gate: torch.Tensor | None  # [E, 1 or H]
+    mask: torch.Tensor | None  # bool [E, 1 or H]
+    weight: torch.Tensor | None  # [E, 1 or H]
+    feat: torch.Tensor | None  # [E, H, D]
+    seed: torch.Tensor | None  # int64 [1], of dropout
+
+
 def graph_args(graph, *, num_heads, head_dim, dtype, schedule, edges: bool, backward: bool) -> GraphArgs:
     """edges: edge tensors, dropout or returned attention need edge ids. backward: gradients are wanted."""
     shape = dict(num_heads=num_heads, head_dim=head_dim, dtype=dtype, schedule=schedule)
@@ -51,57 +63,62 @@ def _optional(like: torch.Tensor, shape, dtype: torch.dtype, wanted: bool) -> to
     return like.new_empty(shape if wanted else (0,), dtype=dtype)
 
 
-@torch.library.register_fake("dfgnn::gat_forward")
-def _(feat, alpha_src, alpha_dst, edge_bias, edge_weight, seed, out_bias, indices, *rest):
-    num_dst, _, _, return_attention, save_positive = rest[-5:]
-    _, heads, dim = feat.shape
-    acc = _acc(feat.dtype)
+# Values of `score`, as in csrc/core/params.h.
+SCORES = {"additive": 0, "dot": 1, "additive_v2": 2}
+
+
+@torch.library.register_fake("dfgnn::attention_forward")
+def _(score, value, src, dst, attn, *rest):
+    indices, num_dst, return_attention, save_positive = rest[7], rest[17], rest[-2], rest[-1]
+    _, heads, dim = value.shape
+    acc = _acc(value.dtype)
     return (
-        feat.new_empty(num_dst, heads, dim),
-        feat.new_empty(num_dst, heads, dtype=acc),
-        _optional(feat, (num_dst, heads, dim), feat.dtype, save_positive),
-        _optional(feat, (num_dst, heads), acc, save_positive),
-        _optional(feat, (indices.shape[0], heads), acc, return_attention),
+        value.new_empty(num_dst, heads, dim),
+        value.new_empty(num_dst, heads, dtype=acc),
+        _optional(value, (num_dst, heads, dim), value.dtype, save_positive),
+        _optional(value, (num_dst, heads), acc, save_positive),
+        _optional(value, (indices.shape[0], heads), acc, return_attention),
     )
 
 
-@torch.library.register_fake("dfgnn::gat_backward")
-def _(grad_out, grad_attention, feat, alpha_src, alpha_dst, *rest):
-    edges, heads = rest[9].shape[0], feat.shape[1]
-    need_alpha_dst, need_bias, need_weight = rest[-3:]
-    acc = _acc(feat.dtype)
+# Positions in `flags` and `need` of the operators (csrc/torch/attention.h).
+_BIAS_AFTER, _FEAT_IN_KEY, _FEAT_IN_VALUE = 1, 2, 4
+_NEED = {"dst": 1, "bias": 2, "gate": 4, "weight": 8, "feat": 16}
+
+
+@torch.library.register_fake("dfgnn::attention_backward")
+def _(grad_out, grad_attention, score, value, src, dst, attn, *rest):
+    bias, gate, _, weight, feat = rest[:5]
+    indices, need = rest[12], rest[-1]
+    acc, edge_heads = _acc(value.dtype), (indices.shape[0], value.shape[1])
+
+    def edge(name, x):
+        return _optional(value, edge_heads, acc, x is not None and bool(need & _NEED[name]))
+
+    need_dst = dst is not None and (score != 0 or bool(need & _NEED["dst"]))
+    need_feat = feat is not None and bool(need & _NEED["feat"])
+    # How many partial sums of attn's gradient there are, only the kernels know.
+    parts = torch.library.get_ctx().new_dynamic_size() if attn is not None else 0
     return (
-        feat.new_empty(feat.shape),
-        alpha_src.new_empty(alpha_src.shape),
-        _optional(feat, (grad_out.shape[0], heads), acc, need_alpha_dst),
-        _optional(feat, (edges, heads), acc, need_bias),
-        _optional(feat, (edges, heads), acc, need_weight),
+        torch.empty_like(value),
+        torch.empty_like(src) if src is not None else value.new_empty(0),
+        torch.empty_like(dst) if need_dst else value.new_empty(0, dtype=acc if score == 0 else None),
+        value.new_empty((parts, *value.shape[1:]), dtype=acc),
+        edge("bias", bias),
+        edge("gate", gate),
+        edge("weight", weight),
+        torch.empty_like(feat) if need_feat else value.new_empty(0),
     )
 
 
-@torch.library.register_fake("dfgnn::dot_forward")
-def _(query, key, value, edge_bias, edge_weight, seed, indices, *rest):
-    num_dst, heads, _ = query.shape
-    acc = _acc(query.dtype)
-    return (
-        query.new_empty(num_dst, heads, value.shape[2]),
-        query.new_empty(num_dst, heads, dtype=acc),
-        _optional(query, (indices.shape[0], heads), acc, rest[-1]),
-    )
+@torch.library.register_fake("dfgnn::sddmm")
+def _(row_feat, feat, indices, *rest):
+    return feat.new_empty(indices.shape[0], feat.shape[1])
 
 
-@torch.library.register_fake("dfgnn::dot_backward")
-def _(grad_out, grad_attention, query, key, value, *rest):
-    edges, heads = rest[6].shape[0], query.shape[1]
-    need_bias, need_weight = rest[-2:]
-    acc = _acc(query.dtype)
-    return (
-        query.new_empty(query.shape),
-        key.new_empty(key.shape),
-        value.new_empty(value.shape),
-        _optional(query, (edges, heads), acc, need_bias),
-        _optional(query, (edges, heads), acc, need_weight),
-    )
+@torch.library.register_fake("dfgnn::spmm")
+def _(weight, feat, *rest):
+    return feat.new_empty(rest[-1], *feat.shape[1:])
 
 
 @torch.library.register_fake("dfgnn::gather_sum")
@@ -109,116 +126,65 @@ def _(feat, indices, items, splits, plan, num_dst):
     return feat.new_empty(num_dst, feat.shape[1])
 
 
-def _edge_weight_grad(edge_weight, grad):
-    """The kernels return [E, H]; a weight shared by the heads sums it."""
-    grad = grad.sum(1, keepdim=True) if edge_weight.shape[1] == 1 else grad
-    return grad.to(edge_weight.dtype)
-
-
-def _gat_setup(ctx, inputs, output):
-    graph = GraphArgs(*inputs[7:17])
-    _, ctx.slope, ctx.dropout_p, ctx.has_attention, ctx.has_positive = inputs[17:]
+def _setup(ctx, inputs, output):
+    graph = GraphArgs(*inputs[12:22])
     out, lse, positive, positive_mass, attention = output
+    ctx.score, ctx.numbers = inputs[0], inputs[23:27]
+    ctx.has_attention, ctx.has_positive = inputs[27:]
     ctx.plans = graph.plan, graph.rev_plan
     ctx.mark_non_differentiable(lse, positive, positive_mass)
     if not ctx.has_attention:
         ctx.mark_non_differentiable(attention)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:7], out, lse, positive, positive_mass, attention, *graph[:4], *graph[5:9])
+    ctx.save_for_backward(*inputs[1:12], *output, *graph[:4], *graph[5:9])
 
 
-def _gat_backward(ctx, grad_out, grad_lse, grad_positive, grad_mass, grad_attention):
-    saved = ctx.saved_tensors
-    feat, alpha_src, alpha_dst, edge_bias, edge_weight, seed, out_bias = saved[:7]
-    out, lse, positive, mass, attention = saved[7:12]
+def _backward(ctx, grad_out, grad_lse, grad_positive, grad_mass, grad_attention):
+    value, src, dst, attn, *edge, out_bias = (saved := ctx.saved_tensors)[:11]
+    edge = EdgeArgs(*edge)
+    out, lse, positive, mass, attention = saved[11:16]
     if grad_out is None:
         grad_out = torch.zeros_like(out)
-    need = ctx.needs_input_grad
-    need_dst, need_bias, need_weight = alpha_dst is not None and need[2], need[3], need[4]
-    grad_feat, grad_src, grad_dst, grad_bias, grad_weight = ops.gat_backward(
-        grad_out,
-        grad_attention,
-        feat,
-        alpha_src,
-        alpha_dst,
-        edge_bias,
-        edge_weight,
-        seed,
-        out_bias,
-        out,
-        lse,
-        positive if ctx.has_positive else None,
-        mass if ctx.has_positive else None,
-        attention if grad_attention is not None else None,
-        *saved[12:16],
-        ctx.plans[0],
-        *saved[16:20],
-        ctx.plans[1],
-        ctx.slope,
-        ctx.dropout_p,
-        need_dst,
-        need_bias,
-        need_weight,
+    need = dict(zip(("value", "src", "dst", "attn", *EdgeArgs._fields, "out_bias"), ctx.needs_input_grad[1:]))
+    grad_value, grad_src, grad_dst, grad_attn, grad_bias, grad_gate, grad_weight, grad_feat = (
+        ops.attention_backward(
+            grad_out,
+            grad_attention,
+            ctx.score,
+            *saved[:11],
+            out,
+            lse,
+            positive if ctx.has_positive else None,
+            mass if ctx.has_positive else None,
+            attention if grad_attention is not None else None,
+            *saved[16:20],
+            ctx.plans[0],
+            *saved[20:24],
+            ctx.plans[1],
+            *ctx.numbers,
+            sum(bit for name, bit in _NEED.items() if need[name]),
+        )
     )
     return (
-        grad_feat,
-        grad_src,
-        grad_dst if need_dst else None,
-        grad_bias.to(edge_bias.dtype) if need_bias else None,
-        _edge_weight_grad(edge_weight, grad_weight) if need_weight else None,
         None,
-        grad_out.sum(0) if need[6] else None,
-        *[None] * 15,
-    )
-
-
-def _dot_setup(ctx, inputs, output):
-    graph = GraphArgs(*inputs[6:16])
-    ctx.scale, ctx.dropout_p, ctx.has_attention = inputs[16:]
-    out, lse, attention = output
-    ctx.plans = graph.plan, graph.rev_plan
-    ctx.mark_non_differentiable(lse)
-    if not ctx.has_attention:
-        ctx.mark_non_differentiable(attention)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:6], out, lse, attention, *graph[:4], *graph[5:9])
-
-
-def _dot_backward(ctx, grad_out, grad_lse, grad_attention):
-    saved = ctx.saved_tensors
-    query, key, value, edge_bias, edge_weight, seed, out, lse, attention = saved[:9]
-    if grad_out is None:
-        grad_out = torch.zeros_like(out)
-    need_bias, need_weight = ctx.needs_input_grad[3:5]
-    grad_query, grad_key, grad_value, grad_bias, grad_weight = ops.dot_backward(
-        grad_out,
-        grad_attention,
-        query,
-        key,
-        value,
-        edge_bias,
-        edge_weight,
-        seed,
-        out,
-        lse,
-        attention if grad_attention is not None else None,
-        *saved[9:13],
-        ctx.plans[0],
-        *saved[13:17],
-        ctx.plans[1],
-        ctx.scale,
-        ctx.dropout_p,
-        need_bias,
-        need_weight,
-    )
-    return (
-        grad_query,
-        grad_key,
         grad_value,
-        grad_bias.to(edge_bias.dtype) if need_bias else None,
-        _edge_weight_grad(edge_weight, grad_weight) if need_weight else None,
-        *[None] * 14,
+        grad_src if src is not None else None,
+        grad_dst if need["dst"] else None,
+        grad_attn.sum(0).to(attn.dtype) if need["attn"] else None,
+        grad_bias.to(edge.bias.dtype) if need["bias"] else None,
+        _per_edge_grad(edge.gate, grad_gate) if need["gate"] else None,
+        None,
+        _per_edge_grad(edge.weight, grad_weight) if need["weight"] else None,
+        grad_feat if need["feat"] else None,
+        None,
+        grad_out.sum(0) if need["out_bias"] else None,
+        *[None] * 17,
     )
+
+
+def _per_edge_grad(x, grad):
+    """The kernels return [E, H]; a tensor shared by the heads sums it."""
+    return (grad.sum(1, keepdim=True) if x.shape[1] == 1 else grad).to(x.dtype)
 
 
 def _no_second_order(ctx, *grads):
@@ -227,34 +193,132 @@ def _no_second_order(ctx, *grads):
     )
 
 
-torch.library.register_autograd("dfgnn::gat_forward", _gat_backward, setup_context=_gat_setup)
-torch.library.register_autograd("dfgnn::dot_forward", _dot_backward, setup_context=_dot_setup)
-torch.library.register_autograd("dfgnn::gat_backward", _no_second_order)
-torch.library.register_autograd("dfgnn::dot_backward", _no_second_order)
+torch.library.register_autograd("dfgnn::attention_forward", _backward, setup_context=_setup)
+torch.library.register_autograd("dfgnn::attention_backward", _no_second_order)
 
 
-def _eager(op, setup, backward):
-    """``op`` with the same autograd formula, for calls from Python. The registered one serves torch.compile
-    and direct callers of ``torch.ops.dfgnn``, but looks the schema up again in every call, which costs more
-    than a small graph's kernels.
+class _Attention(torch.autograd.Function):
+    """The operator with the same autograd formula, for calls from Python. The registered one serves
+    torch.compile and direct callers of ``torch.ops.dfgnn``, but looks the schema up again in every call,
+    which costs more than a small graph's kernels.
     """
 
-    class Eager(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, *inputs):
-            output = op(*inputs)
-            setup(ctx, inputs, output)
-            return output
+    @staticmethod
+    def forward(ctx, *inputs):
+        output = _forward_op(*inputs)
+        _setup(ctx, inputs, output)
+        return output
 
-    Eager.backward = staticmethod(backward)
-    Eager.__name__ = Eager.__qualname__ = op.name().replace("::", "_")
-
-    def call(*inputs):
-        plain = torch.compiler.is_compiling() or not torch.is_grad_enabled()
-        return op(*inputs) if plain else Eager.apply(*inputs)
-
-    return call
+    backward = staticmethod(_backward)
 
 
-gat_forward = _eager(ops.gat_forward.default, _gat_setup, _gat_backward)
-dot_forward = _eager(ops.dot_forward.default, _dot_setup, _dot_backward)
+_forward_op = ops.attention_forward.default
+
+
+def attention(
+    graph,
+    score: str,
+    value,
+    src,
+    dst,
+    attn,
+    edge: EdgeArgs,
+    out_bias,
+    *,
+    slope: float,
+    dropout_p: float,
+    return_attention: bool,
+    schedule: str,
+    scale: float = 1.0,
+    bias_after: bool = False,
+    feat_in_key: bool = False,
+    feat_in_value: bool = False,
+):
+    """(out, attention) of checked arguments; attention is empty unless asked for."""
+    wanted = [x is not None and x.requires_grad for x in (value, src, dst, attn, *edge, out_bias)]
+    backward = torch.is_grad_enabled() and any(wanted)
+    args = graph_args(
+        graph,
+        num_heads=value.shape[1],
+        head_dim=value.shape[2],
+        dtype=value.dtype,
+        schedule=schedule,
+        edges=return_attention or any(x is not None for x in edge),
+        backward=backward,
+    )
+    flags = _BIAS_AFTER * bias_after + _FEAT_IN_KEY * feat_in_key + _FEAT_IN_VALUE * feat_in_value
+    call = _Attention.apply if backward and not torch.compiler.is_compiling() else _forward_op
+    out, _, _, _, attention = call(
+        SCORES[score],
+        value,
+        src,
+        dst,
+        attn,
+        *edge,
+        out_bias,
+        *args,
+        graph.num_dst,
+        float(slope),
+        float(scale),
+        float(dropout_p),
+        flags,
+        return_attention,
+        score == "additive" and backward and wanted[2] and edge.gate is None,
+    )
+    return out, attention
+
+
+def _product_args(graph, feat, reverse: bool):
+    csr = graph.reverse_csr(need_eids=True) if reverse else graph.csr()
+    shape = dict(num_heads=feat.shape[1], head_dim=feat.shape[2], dtype=feat.dtype)
+    plan = graph.plan(**shape, reverse=reverse)
+    return csr.indices, csr.eids, plan.items, plan.splits, plan.launch
+
+
+class _Sddmm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, rows, feat, graph, reverse):
+        ctx.save_for_backward(rows, feat)
+        ctx.graph, ctx.reverse = graph, reverse
+        return ops.sddmm(rows, feat, *_product_args(graph, feat, reverse))
+
+    @staticmethod
+    def backward(ctx, grad):
+        rows, feat = ctx.saved_tensors
+        need_rows, need_feat = ctx.needs_input_grad[:2]
+        return (
+            spmm(ctx.graph, grad, feat, ctx.reverse) if need_rows else None,
+            spmm(ctx.graph, grad, rows, not ctx.reverse) if need_feat else None,
+            None,
+            None,
+        )
+
+
+class _Spmm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, weight, feat, graph, reverse):
+        ctx.save_for_backward(weight, feat)
+        ctx.graph, ctx.reverse = graph, reverse
+        num_rows = graph.num_src if reverse else graph.num_dst
+        return ops.spmm(weight, feat, *_product_args(graph, feat, reverse), num_rows)
+
+    @staticmethod
+    def backward(ctx, grad):
+        weight, feat = ctx.saved_tensors
+        need_weight, need_feat = ctx.needs_input_grad[:2]
+        return (
+            sddmm(ctx.graph, grad, feat, ctx.reverse) if need_weight else None,
+            spmm(ctx.graph, weight, grad, not ctx.reverse) if need_feat else None,
+            None,
+            None,
+        )
+
+
+def sddmm(graph, rows, feat, reverse: bool = False):
+    """<rows[i], feat[j]> of each edge [E, H]; rows are destinations, or with ``reverse`` sources."""
+    return _Sddmm.apply(rows, feat, graph, reverse)
+
+
+def spmm(graph, weight, feat, reverse: bool = False):
+    """sum_j weight_ij feat[j] of each row i: a destination, or with ``reverse`` a source."""
+    return _Spmm.apply(weight, feat, graph, reverse)

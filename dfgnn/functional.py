@@ -56,42 +56,47 @@ class _Checker:
             )
             raise self.error(ValueError, name, f"shape {text}", list(x.shape))
 
-    def edges(self, num_heads: int, edge_bias, edge_weight, dropout_p, seed):
-        """Checks the options on edges; the weight gets its head dimension."""
+    def options(self, heads, bias, gate, mask, weight, feat, feat_dim, out_bias, dim, dropout_p, seed):
+        """Checks what all scores share; returns the operator's edge arguments, [E] tensors with a column."""
         allowed = (self.dtype, self.acc)
-        if edge_bias is not None:
-            self.tensor("edge_bias", edge_bias, [(self.num_edges, num_heads)], allowed)
-        if edge_weight is not None:
-            self.tensor("edge_weight", edge_weight, [(self.num_edges,), (self.num_edges, num_heads)], allowed)
-            if edge_weight.dim() == 1:
-                edge_weight = edge_weight.unsqueeze(1)
+        per_edge, per_head = (self.num_edges,), (self.num_edges, heads)
+        if bias is not None:
+            self.tensor("edge_bias", bias, [per_head], allowed)
+        if gate is not None:
+            self.tensor("edge_gate", gate, [per_edge, per_head], allowed)
+        if mask is not None:
+            self.tensor("edge_mask", mask, [per_edge, per_head], (torch.bool,))
+        if weight is not None:
+            self.tensor("edge_weight", weight, [per_edge, per_head], allowed)
+        if feat is not None:
+            self.tensor("edge_feat", feat, [(*per_head, feat_dim)])
+        if out_bias is not None:
+            self.tensor("out_bias", out_bias, [(heads, dim)])
         if not 0 <= dropout_p <= 1:
             raise self.error(ValueError, "dropout_p", "a probability in [0, 1]", dropout_p)
-        if dropout_p == 0:
-            return edge_weight, None
-        if seed is None:
+        if dropout_p > 0 and seed is None:
             seed = torch.randint(0, 2**62, (1,), device=self.device)
-        return edge_weight, seed
+        gate, mask, weight = (
+            x.unsqueeze(1) if x is not None and x.dim() == 1 else x for x in (gate, mask, weight)
+        )
+        return _ops.EdgeArgs(bias, gate, mask, weight, feat, seed if dropout_p > 0 else None)
 
 
-def _pad_for_device(*tensors: Tensor) -> tuple[Tensor, ...]:
+def _pad_for_device(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     """CUDA kernels load 16 bytes at a time and take one head size: zero columns fill up to it."""
     if tensors[0].device.type != "cuda":
         return tensors
     step = 16 // tensors[0].element_size()
-    size = -(-max(t.shape[-1] for t in tensors) // step) * step
+    size = -(-max(t.shape[-1] for t in tensors if t is not None) // step) * step
     return tuple(
-        torch.nn.functional.pad(t, (0, size - t.shape[-1])) if t.shape[-1] < size else t for t in tensors
+        t if t is None or t.shape[-1] == size else torch.nn.functional.pad(t, (0, size - t.shape[-1]))
+        for t in tensors
     )
 
 
 def _without_padding(out: Tensor, size: int) -> Tensor:
     # Slicing an unpadded tensor would cost a copy of its gradient.
     return out[..., :size] if out.shape[-1] > size else out
-
-
-def _wants_grad(*tensors) -> bool:
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 def _prepare(check: _Checker) -> None:
@@ -109,7 +114,11 @@ def gat_attention(
     *,
     negative_slope: float = 0.2,
     edge_bias: Tensor | None = None,
+    bias_after: bool = False,
+    edge_gate: Tensor | None = None,
+    edge_mask: Tensor | None = None,
     edge_weight: Tensor | None = None,
+    edge_feat: Tensor | None = None,
     out_bias: Tensor | None = None,
     dropout_p: float = 0.0,
     return_attention: bool = False,
@@ -119,8 +128,8 @@ def gat_attention(
     r"""Additive attention of GAT (Veličković et al., ICLR 2018, arXiv 1710.10903).
 
     .. math::
-        s_{ij} = \mathrm{LeakyReLU}(\alpha^{src}_j + \alpha^{dst}_i + b_{ij}), \quad
-        \mathrm{out}_i = \sum_j w_{ij} m_{ij} \, \mathrm{softmax}_j(s_{ij}) \, \mathrm{feat}_j
+        s_{ij} = \mathrm{LeakyReLU}(c_{ij} (\alpha^{src}_j + \alpha^{dst}_i) + b_{ij}), \quad
+        \mathrm{out}_i = \sum_j w_{ij} m_{ij} \, \mathrm{softmax}_j(s_{ij}) \, (\mathrm{feat}_j + e_{ij})
 
     with the dropout mask m_ij in {0, 1 / (1 - p)}. A destination without edges gets 0.
 
@@ -131,8 +140,12 @@ def gat_attention(
         alpha_src: source term [num_src, H], in feat's dtype or float32.
         alpha_dst: destination term [num_dst, H], likewise; None for 0.
         negative_slope: of LeakyReLU.
-        edge_bias: b [E, H], in the order in which the graph's edges were given.
-        edge_weight: w [E] or [E, H], same order; multiplies after softmax and is not renormalised.
+        edge_bias: b [E, H], in the order in which the graph's edges were given; in feat's dtype or float32.
+        bias_after: add b after LeakyReLU instead of before it.
+        edge_gate: c [E] or [E, H], same order and dtypes; multiplies what the two ends give.
+        edge_mask: bool [E] or [E, H], same order; where it is False there is no edge.
+        edge_weight: w [E] or [E, H], same order and dtypes; multiplies after softmax and is not renormalised.
+        edge_feat: e [E, H, D] in feat's dtype, same order; added to the value, as in EdgeGAT.
         out_bias: [H, D] in feat's dtype, added to every row of out: the bias of a layer, without a second
             output that is kept for backward.
         dropout_p: probability of dropping an attention weight. The mask is a function (Philox) of a seed
@@ -143,10 +156,10 @@ def gat_attention(
     Returns:
         out [num_dst, H, D], or (out, attention).
 
-    Differentiable in feat, alpha_src, alpha_dst, edge_bias, edge_weight and out_bias, once: second-order
-    gradients raise NotImplementedError. Deterministic: equal inputs give bitwise equal results. Memory beyond
-    inputs, outputs and gradients is O(N H D); edge-sized tensors exist only where one is passed in or asked
-    for.
+    Differentiable in every floating-point tensor, once: second-order gradients raise NotImplementedError.
+    Deterministic: equal inputs give bitwise equal results. Memory beyond inputs, outputs and gradients is
+    O(N H D); edge-sized tensors exist only where one is passed in or asked for (edge_gate, and a loss over
+    the returned attention, take one [E, H] more in backward).
 
     Raises:
         TypeError, ValueError: an argument of the wrong type, dtype, device, shape or range.
@@ -160,27 +173,80 @@ def gat_attention(
     if alpha_dst is not None:
         check.tensor("alpha_dst", alpha_dst, [(graph.num_dst, heads)], alpha_types)
         alpha_dst = alpha_dst.to(check.acc)
-    if out_bias is not None:
-        check.tensor("out_bias", out_bias, [(heads, dim)])
-    edge_weight, seed = check.edges(heads, edge_bias, edge_weight, dropout_p, _seed)
+    edge = check.options(
+        heads, edge_bias, edge_gate, edge_mask, edge_weight, edge_feat, dim, out_bias, dim, dropout_p, _seed
+    )
     _prepare(check)
-
-    (values,) = _pad_for_device(feat)
-    if out_bias is not None:
-        (out_bias,) = _pad_for_device(out_bias)
-    backward = _wants_grad(feat, alpha_src, alpha_dst, edge_bias, edge_weight, out_bias)
-    edges = return_attention or seed is not None or edge_bias is not None or edge_weight is not None
-    args = _ops.graph_args(
-        graph, num_heads=heads, head_dim=values.shape[2], dtype=feat.dtype, schedule=schedule, edges=edges,
-        backward=backward,
-    )  # fmt: skip
-    out, _, _, _, attention = _ops.gat_forward(
-        values, alpha_src.to(check.acc), alpha_dst, edge_bias, edge_weight, seed, out_bias, *args,
-        graph.num_dst, float(negative_slope), float(dropout_p), return_attention,
-        backward and _wants_grad(alpha_dst),
+    values, edge_feat, out_bias = _pad_for_device(feat, edge.feat, out_bias)
+    out, attention = _ops.attention(
+        graph, "additive", values, alpha_src.to(check.acc), alpha_dst, None, edge._replace(feat=edge_feat),
+        out_bias, slope=negative_slope, bias_after=bias_after, feat_in_value=True, dropout_p=dropout_p,
+        return_attention=return_attention, schedule=schedule,
     )  # fmt: skip
     out = _without_padding(out, dim)
     return (out, attention.to(feat.dtype)) if return_attention else out
+
+
+def gatv2_attention(
+    graph: Graph,
+    x_src: Tensor,
+    x_dst: Tensor,
+    attn: Tensor,
+    *,
+    negative_slope: float = 0.2,
+    edge_feat: Tensor | None = None,
+    edge_bias: Tensor | None = None,
+    edge_gate: Tensor | None = None,
+    edge_mask: Tensor | None = None,
+    edge_weight: Tensor | None = None,
+    out_bias: Tensor | None = None,
+    dropout_p: float = 0.0,
+    return_attention: bool = False,
+    schedule: str = "auto",
+    _seed: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    r"""Dynamic attention of GATv2 (Brody, Alon and Yahav, ICLR 2022, arXiv 2105.14491).
+
+    .. math::
+        s_{ij} = c_{ij} \, a \cdot \mathrm{LeakyReLU}(x^{src}_j + x^{dst}_i + e_{ij}) + b_{ij}, \quad
+        \mathrm{out}_i = \sum_j w_{ij} m_{ij} \, \mathrm{softmax}_j(s_{ij}) \, x^{src}_j
+
+    with the dropout mask m_ij in {0, 1 / (1 - p)}. A destination without edges gets 0.
+
+    Args:
+        graph: the edges, on the device of the tensors.
+        x_src: projected sources [num_src, H, D]; float32, float64, float16 or bfloat16.
+        x_dst: projected destinations [num_dst, H, D], same dtype.
+        attn: the attention vector a [H, D], same dtype.
+        negative_slope: of LeakyReLU.
+        edge_feat: e [E, H, D], same dtype, in the order in which the graph's edges were given.
+        edge_bias, edge_gate, edge_mask, edge_weight, out_bias, dropout_p, return_attention, schedule: as in
+            :func:`gat_attention`.
+
+    Returns:
+        out [num_dst, H, D], or (out, attention [E, H]).
+
+    Differentiable in every floating-point tensor, once. Deterministic: the gradient of ``attn`` is summed in
+    a fixed order, too. No edge-sized tensors beyond those passed in or asked for; raises as
+    :func:`gat_attention` does.
+    """
+    check = _Checker("gatv2_attention", graph, "x_src", x_src)
+    check.tensor("x_src", x_src, [(graph.num_src, None, None)])
+    heads, dim = x_src.shape[1:]
+    check.tensor("x_dst", x_dst, [(graph.num_dst, heads, dim)])
+    check.tensor("attn", attn, [(heads, dim)])
+    edge = check.options(
+        heads, edge_bias, edge_gate, edge_mask, edge_weight, edge_feat, dim, out_bias, dim, dropout_p, _seed
+    )
+    _prepare(check)
+    src, dst, attn, edge_feat, out_bias = _pad_for_device(x_src, x_dst, attn, edge.feat, out_bias)
+    out, attention = _ops.attention(
+        graph, "additive_v2", src, None, dst, attn, edge._replace(feat=edge_feat), out_bias,
+        slope=negative_slope, feat_in_key=True, dropout_p=dropout_p, return_attention=return_attention,
+        schedule=schedule,
+    )  # fmt: skip
+    out = _without_padding(out, dim)
+    return (out, attention.to(x_src.dtype)) if return_attention else out
 
 
 def dot_attention(
@@ -190,8 +256,15 @@ def dot_attention(
     value: Tensor,
     *,
     scale: float | None = None,
+    negative_slope: float = 1.0,
     edge_bias: Tensor | None = None,
+    bias_after: bool = False,
+    edge_gate: Tensor | None = None,
+    edge_mask: Tensor | None = None,
     edge_weight: Tensor | None = None,
+    edge_feat: Tensor | None = None,
+    edge_feat_in: str = "both",
+    out_bias: Tensor | None = None,
     dropout_p: float = 0.0,
     return_attention: bool = False,
     schedule: str = "auto",
@@ -200,8 +273,8 @@ def dot_attention(
     r"""Dot-product attention over a graph (Graph Transformer: Dwivedi and Bresson 2020, arXiv 2012.09699).
 
     .. math::
-        s_{ij} = \mathrm{scale} \; q_i \cdot k_j + b_{ij}, \quad
-        \mathrm{out}_i = \sum_j w_{ij} m_{ij} \, \mathrm{softmax}_j(s_{ij}) \, v_j
+        s_{ij} = \mathrm{scale} \; c_{ij} \; q_i \cdot (k_j + e_{ij}) + b_{ij}, \quad
+        \mathrm{out}_i = \sum_j w_{ij} m_{ij} \, \mathrm{softmax}_j(s_{ij}) \, (v_j + e_{ij})
 
     with the dropout mask m_ij in {0, 1 / (1 - p)}. A destination without edges gets 0.
 
@@ -213,33 +286,142 @@ def dot_attention(
         value: [num_src, H, Dv], same dtype; Dv may differ from D. On CUDA fastest where D = Dv is a multiple
             of 16 bytes; other sizes are padded.
         scale: factor of the dot product; None for 1 / sqrt(D).
-        edge_bias, edge_weight, dropout_p, return_attention, schedule: as in :func:`gat_attention`.
+        negative_slope: of a LeakyReLU around the score (SuperGAT's SD attention); 1 for none.
+        edge_feat: e [E, H, D], same dtype, in the order in which the graph's edges were given.
+        edge_feat_in: what e is added to: "key", "value" or "both" (TransformerConv). The value then is of
+            size D, or e of size Dv where it is added to the value alone.
+        edge_bias, bias_after, edge_gate, edge_mask, edge_weight, out_bias, dropout_p, return_attention,
+            schedule: as in :func:`gat_attention`.
 
     Returns:
         out [num_dst, H, Dv], or (out, attention [E, H]).
 
-    Differentiable in query, key, value, edge_bias and edge_weight, once. Deterministic, and without
-    edge-sized tensors beyond those passed in or asked for, like :func:`gat_attention`; raises as it does.
+    Differentiable in every floating-point tensor, once. Deterministic, and without edge-sized tensors beyond
+    those passed in or asked for, like :func:`gat_attention`; raises as it does.
     """
     check = _Checker("dot_attention", graph, "query", query)
     check.tensor("query", query, [(graph.num_dst, None, None)])
     heads, dim = query.shape[1:]
     check.tensor("key", key, [(graph.num_src, heads, dim)])
-    check.tensor("value", value, [(graph.num_src, heads, None)])
+    if edge_feat_in not in ("key", "value", "both"):
+        raise check.error(ValueError, "edge_feat_in", "'key', 'value' or 'both'", repr(edge_feat_in))
+    in_key, in_value = edge_feat_in != "value", edge_feat_in != "key"
+    fixed = dim if edge_feat is not None and edge_feat_in == "both" else None
+    check.tensor("value", value, [(graph.num_src, heads, fixed)])
     value_dim = value.shape[2]
-    edge_weight, seed = check.edges(heads, edge_bias, edge_weight, dropout_p, _seed)
-    _prepare(check)
-
-    query, key, value = _pad_for_device(query, key, value)
-    backward = _wants_grad(query, key, value, edge_bias, edge_weight)
-    edges = return_attention or seed is not None or edge_bias is not None or edge_weight is not None
-    args = _ops.graph_args(
-        graph, num_heads=heads, head_dim=value.shape[2], dtype=query.dtype, schedule=schedule, edges=edges,
-        backward=backward,
+    edge = check.options(
+        heads, edge_bias, edge_gate, edge_mask, edge_weight, edge_feat, dim if in_key else value_dim,
+        out_bias, value_dim, dropout_p, _seed,
     )  # fmt: skip
-    out, _, attention = _ops.dot_forward(
-        query, key, value, edge_bias, edge_weight, seed, *args,
-        float(scale if scale is not None else 1 / math.sqrt(dim)), float(dropout_p), return_attention,
+    _prepare(check)
+    dst, src, values, edge_feat, out_bias = _pad_for_device(query, key, value, edge.feat, out_bias)
+    out, attention = _ops.attention(
+        graph, "dot", values, src, dst, None, edge._replace(feat=edge_feat), out_bias, slope=negative_slope,
+        scale=1 / math.sqrt(dim) if scale is None else scale, bias_after=bias_after, feat_in_key=in_key,
+        feat_in_value=in_value, dropout_p=dropout_p, return_attention=return_attention, schedule=schedule,
     )  # fmt: skip
     out = _without_padding(out, value_dim)
     return (out, attention.to(query.dtype)) if return_attention else out
+
+
+def agnn_attention(
+    graph: Graph,
+    x_src: Tensor,
+    x_dst: Tensor | None = None,
+    *,
+    beta: float | Tensor = 1.0,
+    edge_mask: Tensor | None = None,
+    edge_weight: Tensor | None = None,
+    dropout_p: float = 0.0,
+    return_attention: bool = False,
+    schedule: str = "auto",
+    _seed: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    r"""Cosine attention of AGNN (Thekumparampil et al. 2018, arXiv 1803.03735).
+
+    .. math::
+        s_{ij} = \beta \cos(x^{dst}_i, x^{src}_j), \quad
+        \mathrm{out}_i = \sum_j w_{ij} m_{ij} \, \mathrm{softmax}_j(s_{ij}) \, x^{src}_j
+
+    Args:
+        graph: the edges, on the device of the tensors.
+        x_src: [num_src, H, D]; float32, float64, float16 or bfloat16.
+        x_dst: [num_dst, H, D], same dtype; None: x_src, for a graph with num_src = num_dst.
+        beta: a number, or a tensor that broadcasts against [num_dst, H, D], such as the learned [1].
+        edge_mask, edge_weight, dropout_p, return_attention, schedule: as in :func:`gat_attention`.
+
+    Returns:
+        out [num_dst, H, D], or (out, attention [E, H]).
+
+    Differentiable in x_src, x_dst, beta and edge_weight, once; raises as :func:`gat_attention` does.
+    """
+    check = _Checker("agnn_attention", graph, "x_src", x_src)
+    check.tensor("x_src", x_src, [(graph.num_src, None, None)])
+    if x_dst is None and graph.num_dst != graph.num_src:
+        raise check.error(ValueError, "x_dst", f"a tensor, as num_dst = {graph.num_dst} is not num_src", None)
+    if x_dst is not None:
+        check.tensor("x_dst", x_dst, [(graph.num_dst, *x_src.shape[1:])])
+    key = torch.nn.functional.normalize(x_src, dim=-1)
+    query = (beta * (key if x_dst is None else torch.nn.functional.normalize(x_dst, dim=-1))).to(key.dtype)
+    return dot_attention(
+        graph, query, key, x_src, scale=1.0, edge_mask=edge_mask, edge_weight=edge_weight,
+        dropout_p=dropout_p, return_attention=return_attention, schedule=schedule, _seed=_seed,
+    )  # fmt: skip
+
+
+def edge_softmax(graph: Graph, score: Tensor, *, schedule: str = "auto") -> Tensor:
+    r"""Softmax of given scores over the edges into each destination; -inf masks an edge.
+
+    score: [E, *] in the order in which the graph's edges were given; float32, float64, float16 or bfloat16.
+    Returns a tensor like it. The twin of ``dgl.nn.functional.edge_softmax`` and
+    ``torch_geometric.utils.softmax``. Differentiable once; deterministic; raises as :func:`gat_attention`
+    does.
+    """
+    check = _Checker("edge_softmax", graph, "score", score)
+    if score.dim() == 0 or score.shape[0] != graph.num_edges:
+        raise check.error(ValueError, "score", f"shape [{graph.num_edges}, ...]", list(score.shape))
+    flat = score.reshape(graph.num_edges, math.prod(score.shape[1:]))
+    if flat.shape[1] == 0:
+        return score.clone()
+    # The attention that gat_attention returns, with no term from either end.
+    ends = flat.new_zeros(graph.num_src, flat.shape[1])
+    _, attention = gat_attention(
+        graph, ends.unsqueeze(2), ends, None, negative_slope=1.0, edge_bias=flat, return_attention=True,
+        schedule=schedule,
+    )  # fmt: skip
+    return attention.view(score.shape)
+
+
+def sddmm(graph: Graph, query: Tensor, key: Tensor, *, scale: float = 1.0) -> Tensor:
+    r"""Sampled dense-dense product: scale q_i . k_j for every edge j -> i and head.
+
+    query: [num_dst, H, D].  key: [num_src, H, D], same dtype: float32, float64, float16 or bfloat16. Returns
+    [E, H] in the order in which the graph's edges were given. Sums run in float32 (float64 for float64).
+    Differentiable any number of times: its gradients are :func:`spmm`. Deterministic; raises as
+    :func:`gat_attention` does.
+    """
+    check = _Checker("sddmm", graph, "query", query)
+    check.tensor("query", query, [(graph.num_dst, None, None)])
+    check.tensor("key", key, [(graph.num_src, *query.shape[1:])])
+    _prepare(check)
+    out = _ops.sddmm(graph, *_pad_for_device(query, key))
+    return out if scale == 1 else out * scale
+
+
+def spmm(graph: Graph, edge_weight: Tensor, feat: Tensor) -> Tensor:
+    r"""Weighted neighbour sum: out_i = sum_j w_ij feat_j, the weights as they are given, without a softmax.
+
+    edge_weight: w [E] or [E, H], in the order in which the graph's edges were given.  feat: [num_src, H, D],
+    same dtype: float32, float64, float16 or bfloat16. Returns [num_dst, H, D]. Sums run in float32 (float64
+    for float64). Differentiable any number of times: its gradients are :func:`sddmm` and itself.
+    Deterministic; raises as :func:`gat_attention` does.
+    """
+    check = _Checker("spmm", graph, "feat", feat)
+    check.tensor("feat", feat, [(graph.num_src, None, None)])
+    heads, dim = feat.shape[1:]
+    check.tensor("edge_weight", edge_weight, [(graph.num_edges,), (graph.num_edges, heads)])
+    _prepare(check)
+    if edge_weight.dim() == 1:
+        edge_weight = edge_weight.unsqueeze(1).expand(-1, heads)
+    (values,) = _pad_for_device(feat)
+    return _without_padding(_ops.spmm(graph, edge_weight, values), dim)

@@ -4,12 +4,13 @@ The oracle of the tests, and a readable definition of the mathematics. Everythin
 the inputs, on any device, and tensors with an edge dimension (E x H and E x H x D) are materialised: use
 :mod:`dfgnn.functional` for work. Gradients come from autograd and may be differentiated again.
 
+    z_ij = gate_ij raw_ij (+ b_ij)       s_ij = LeakyReLU(z_ij) (+ b_ij), -inf where masked
     alpha_ij = softmax of s_ij over the edges into i         a_ij = w_ij m_ij / (1 - p) alpha_ij
-    out_i = sum_j a_ij v_j
+    out_i = sum_j a_ij v_ij
 
-with s_ij = LeakyReLU(alpha_src[j] + alpha_dst[i] + b_ij) (:func:`gat_attention`) or
-s_ij = scale <q_i, k_j> + b_ij (:func:`dot_attention`). A row without edges, or whose scores are all -inf, is
-zero and so are its gradients.
+with raw_ij = alpha_src[j] + alpha_dst[i] (:func:`gat_attention`),
+<attn, LeakyReLU(x_src[j] + x_dst[i] + e_ij)> (:func:`gatv2_attention`) or scale <q_i, k_j + e_ij>
+(:func:`dot_attention`). A row without edges, or whose scores are all -inf, is zero and so are its gradients.
 """
 
 from __future__ import annotations
@@ -33,7 +34,11 @@ def gat_attention(
     *,
     negative_slope: float = 0.2,
     edge_bias: Tensor | None = None,
+    bias_after: bool = False,
+    edge_gate: Tensor | None = None,
+    edge_mask: Tensor | None = None,
     edge_weight: Tensor | None = None,
+    edge_feat: Tensor | None = None,
     out_bias: Tensor | None = None,
     dropout_p: float = 0.0,
     return_attention: bool = False,
@@ -45,16 +50,43 @@ def gat_attention(
     ``schedule`` is accepted for symmetry and has no meaning here.
     """
     src, dst = graph.edge_index
-    z = alpha_src[src]
+    raw = alpha_src[src]
     if alpha_dst is not None:
-        z = z + alpha_dst[dst]
-    if edge_bias is not None:
-        z = z + edge_bias
-    score = F.leaky_relu(z, negative_slope)
-    result = _aggregate(graph, score, feat, edge_weight, dropout_p, return_attention, _seed)
-    if out_bias is None:
-        return result
-    return (result[0] + out_bias, result[1]) if return_attention else result + out_bias
+        raw = raw + alpha_dst[dst]
+    value = feat[src] if edge_feat is None else feat[src] + edge_feat
+    score = _score(raw, negative_slope, edge_bias, bias_after, edge_gate, edge_mask)
+    return _aggregate(graph, score, value, edge_weight, out_bias, dropout_p, return_attention, _seed)
+
+
+def gatv2_attention(
+    graph: Graph,
+    x_src: Tensor,
+    x_dst: Tensor,
+    attn: Tensor,
+    *,
+    negative_slope: float = 0.2,
+    edge_feat: Tensor | None = None,
+    edge_bias: Tensor | None = None,
+    edge_gate: Tensor | None = None,
+    edge_mask: Tensor | None = None,
+    edge_weight: Tensor | None = None,
+    out_bias: Tensor | None = None,
+    dropout_p: float = 0.0,
+    return_attention: bool = False,
+    schedule: str = "auto",
+    _seed: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Dynamic attention of GATv2; arguments and result as in :func:`dfgnn.functional.gatv2_attention`.
+
+    ``schedule`` is accepted for symmetry and has no meaning here.
+    """
+    src, dst = graph.edge_index
+    z = x_src[src] + x_dst[dst]
+    if edge_feat is not None:
+        z = z + edge_feat
+    raw = (attn * F.leaky_relu(z, negative_slope)).sum(-1)
+    score = _score(raw, 1.0, edge_bias, False, edge_gate, edge_mask)
+    return _aggregate(graph, score, x_src[src], edge_weight, out_bias, dropout_p, return_attention, _seed)
 
 
 def dot_attention(
@@ -64,8 +96,15 @@ def dot_attention(
     value: Tensor,
     *,
     scale: float | None = None,
+    negative_slope: float = 1.0,
     edge_bias: Tensor | None = None,
+    bias_after: bool = False,
+    edge_gate: Tensor | None = None,
+    edge_mask: Tensor | None = None,
     edge_weight: Tensor | None = None,
+    edge_feat: Tensor | None = None,
+    edge_feat_in: str = "both",
+    out_bias: Tensor | None = None,
     dropout_p: float = 0.0,
     return_attention: bool = False,
     schedule: str = "auto",
@@ -78,13 +117,59 @@ def dot_attention(
     src, dst = graph.edge_index
     if scale is None:
         scale = 1.0 / math.sqrt(query.shape[-1])
-    score = (query[dst] * key[src]).sum(-1) * scale
-    if edge_bias is not None:
-        score = score + edge_bias
-    return _aggregate(graph, score, value, edge_weight, dropout_p, return_attention, _seed)
+    keys, values = key[src], value[src]
+    if edge_feat is not None and edge_feat_in in ("key", "both"):
+        keys = keys + edge_feat
+    if edge_feat is not None and edge_feat_in in ("value", "both"):
+        values = values + edge_feat
+    raw = (query[dst] * keys).sum(-1) * scale
+    score = _score(raw, negative_slope, edge_bias, bias_after, edge_gate, edge_mask)
+    return _aggregate(graph, score, values, edge_weight, out_bias, dropout_p, return_attention, _seed)
 
 
-def edge_softmax(score: Tensor, dst: Tensor, num_dst: int) -> Tensor:
+def agnn_attention(
+    graph: Graph,
+    x_src: Tensor,
+    x_dst: Tensor | None = None,
+    *,
+    beta: float | Tensor = 1.0,
+    edge_mask: Tensor | None = None,
+    edge_weight: Tensor | None = None,
+    dropout_p: float = 0.0,
+    return_attention: bool = False,
+    schedule: str = "auto",
+    _seed: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Cosine attention of AGNN; arguments and result as in :func:`dfgnn.functional.agnn_attention`."""
+    key = F.normalize(x_src, dim=-1)
+    query = beta * (key if x_dst is None else F.normalize(x_dst, dim=-1))
+    return dot_attention(
+        graph, query, key, x_src, scale=1.0, edge_mask=edge_mask, edge_weight=edge_weight,
+        dropout_p=dropout_p, return_attention=return_attention, _seed=_seed,
+    )  # fmt: skip
+
+
+def edge_softmax(graph: Graph, score: Tensor, *, schedule: str = "auto") -> Tensor:
+    """Softmax over the edges into each destination; as :func:`dfgnn.functional.edge_softmax`."""
+    flat = score.reshape(score.shape[0], score[:1].numel() or 1)
+    return softmax_by(flat, graph.edge_index[1], graph.num_dst).view_as(score)
+
+
+def sddmm(graph: Graph, query: Tensor, key: Tensor, *, scale: float = 1.0) -> Tensor:
+    """scale <q_i, k_j> per edge and head; as :func:`dfgnn.functional.sddmm`."""
+    src, dst = graph.edge_index
+    return (query[dst] * key[src]).sum(-1) * scale
+
+
+def spmm(graph: Graph, edge_weight: Tensor, feat: Tensor) -> Tensor:
+    """Sum of w_ij x_j over the edges into i; as :func:`dfgnn.functional.spmm`."""
+    src, dst = graph.edge_index
+    weight = edge_weight if edge_weight.dim() == 2 else edge_weight[:, None]
+    out = feat.new_zeros(graph.num_dst, *feat.shape[1:])
+    return out.index_add(0, dst, weight[:, :, None].to(feat.dtype) * feat[src])
+
+
+def softmax_by(score: Tensor, dst: Tensor, num_dst: int) -> Tensor:
     """Softmax of ``score [E, H]`` over the edges with the same ``dst [E]``; all -inf gives 0."""
     index = dst[:, None].expand_as(score)
     top = score.new_full((num_dst, score.shape[1]), -math.inf)
@@ -133,17 +218,35 @@ def _multiply_32(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
     return middle >> 16, (middle & 0xFFFF) << 16 | low & 0xFFFF
 
 
-def _aggregate(graph, score, value, edge_weight, dropout_p, return_attention, seed):
-    src, dst = graph.edge_index
-    attention = edge_softmax(score, dst, graph.num_dst)
+def _score(raw, slope, bias, bias_after, gate, mask):
+    """The score of an edge from what its family computes: gate, bias, activation, mask."""
+    z = raw if gate is None else raw * _per_head(gate)
+    if bias is not None and not bias_after:
+        z = z + bias
+    score = F.leaky_relu(z, slope) if slope != 1 else z
+    if bias is not None and bias_after:
+        score = score + bias
+    return score if mask is None else score.masked_fill(~_per_head(mask), -math.inf)
+
+
+def _per_head(x: Tensor) -> Tensor:
+    return x if x.dim() == 2 else x[:, None]
+
+
+def _aggregate(graph, score, value, edge_weight, out_bias, dropout_p, return_attention, seed):
+    """value: [E, H, D], what each edge brings."""
+    _, dst = graph.edge_index
+    attention = softmax_by(score, dst, graph.num_dst)
     if dropout_p > 0:
         if seed is None:
             seed = torch.randint(0, 2**62, (1,), device=value.device)
         mask = dropout_mask(int(seed), graph.num_edges, score.shape[1], dropout_p, value.device)
         attention = attention * mask.to(attention.dtype)
     if edge_weight is not None:
-        attention = attention * (edge_weight if edge_weight.dim() == 2 else edge_weight[:, None])
+        attention = attention * _per_head(edge_weight)
     attention = attention.to(value.dtype)
     out = value.new_zeros(graph.num_dst, *value.shape[1:])
-    out = out.index_add(0, dst, attention[:, :, None] * value[src])
+    out = out.index_add(0, dst, attention[:, :, None] * value)
+    if out_bias is not None:
+        out = out + out_bias
     return (out, attention) if return_attention else out

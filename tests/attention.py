@@ -7,10 +7,14 @@ import torch
 
 from dfgnn import functional, reference
 
-SCORES = ("gat", "dot")
+SCORES = ("gat", "gatv2", "dot")
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 # Gradients that pass through the softmax, where everything may cancel.
-SCORE_INPUTS = ("alpha_src", "alpha_dst", "edge_bias", "query", "key")
+SCORE_INPUTS = (
+    *("alpha_src", "alpha_dst", "edge_bias", "edge_gate", "edge_feat"),
+    *("query", "key", "x_src", "x_dst", "attn"),
+)
+VALUES = {"gat": "feat", "gatv2": "x_src", "dot": "value"}
 
 HEADS = (1, 3, 8)
 DIMS = (1, 7, 33, 300, 4, 8, 32, 64, 128, 256)
@@ -25,19 +29,36 @@ def shapes(device, turn, num_edges):
 
 
 def function(score, module=functional):
-    return {"gat": module.gat_attention, "dot": module.dot_attention}[score]
+    return getattr(
+        module, {"gat": "gat_attention", "gatv2": "gatv2_attention", "dot": "dot_attention"}[score]
+    )
 
 
 def make_inputs(
-    score, graph, heads, dim, dtype=torch.float32, *, value_dim=None, edge_bias=False, edge_weight=None
+    score,
+    graph,
+    heads,
+    dim,
+    dtype=torch.float32,
+    *,
+    value_dim=None,
+    edge_bias=False,
+    edge_weight=None,
+    edge_gate=None,
+    edge_feat=False,
 ):
-    """Random arguments by name; ``edge_weight`` is None, 1 or "H": the heads of the weight."""
+    """Random arguments by name; ``edge_weight`` and ``edge_gate`` are None, 1 or "H": their heads."""
     value_dim = value_dim or dim
     sizes = {
         "gat": {
             "feat": (graph.num_src, heads, dim),
             "alpha_src": (graph.num_src, heads),
             "alpha_dst": (graph.num_dst, heads),
+        },
+        "gatv2": {
+            "x_src": (graph.num_src, heads, dim),
+            "x_dst": (graph.num_dst, heads, dim),
+            "attn": (heads, dim),
         },
         "dot": {
             "query": (graph.num_dst, heads, dim),
@@ -47,9 +68,15 @@ def make_inputs(
     }[score]
     if edge_bias:
         sizes["edge_bias"] = (graph.num_edges, heads)
-    if edge_weight:
-        sizes["edge_weight"] = (graph.num_edges,) if edge_weight == 1 else (graph.num_edges, heads)
-    return {name: torch.randn(size).to(graph.device, dtype) for name, size in sizes.items()}
+    for name, wanted in (("edge_weight", edge_weight), ("edge_gate", edge_gate)):
+        if wanted:
+            sizes[name] = (graph.num_edges,) if wanted == 1 else (graph.num_edges, heads)
+    if edge_feat:
+        sizes["edge_feat"] = (graph.num_edges, heads, dim)
+    inputs = {name: torch.randn(size).to(graph.device, dtype) for name, size in sizes.items()}
+    if score == "gatv2":  # scores of the size of 1, as the other families have
+        inputs["attn"] /= dim**0.5
+    return inputs
 
 
 def run(attention, graph, inputs, dtype=None, **options):
@@ -87,7 +114,7 @@ def rounding_band(dtype):
 def check(score, graph, inputs, note="", extra=0.0, **options):
     """Error against the float64 oracle <= 2 x that of plain PyTorch in the same dtype + rounding + extra."""
     attention = function(score)
-    value = inputs["feat" if score == "gat" else "value"]
+    value = inputs[VALUES[score]]
     plain = function(score, reference)
     actual = run(attention, graph, inputs, **options)
     low = run(plain, graph, inputs, **options)

@@ -38,12 +38,13 @@ def tiny(tmp_path):
 
 
 @pytest.mark.parametrize("chunk_bytes", [2**28, 1000], ids=["one chunk", "many chunks"])
-@pytest.mark.parametrize("layer", ["gat", "dot"])
+@pytest.mark.parametrize("layer", ["gat", "gatv2", "dot"])
 def test_oracle_is_the_reference_and_its_gradients(layer, chunk_bytes, monkeypatch):
     monkeypatch.setattr(oracle, "_CHUNK_BYTES", chunk_bytes)
     graph, heads, dim, value_dim = _blocks(), 3, 4, 5
     sizes = {
         "gat": {"feat": (11, heads, value_dim), "alpha_src": (11, heads), "alpha_dst": (9, heads)},
+        "gatv2": {"x_src": (11, heads, dim), "x_dst": (9, heads, dim), "attn": (heads, dim)},
         "dot": {"query": (9, heads, dim), "key": (11, heads, dim), "value": (11, heads, value_dim)},
     }[layer]
     inputs = {name: torch.randn(size, dtype=torch.float64).requires_grad_() for name, size in sizes.items()}
@@ -160,7 +161,7 @@ def test_command_measures_every_case(tiny, tmp_path, capsys, monkeypatch):
     results = json.loads(path.read_text())
     assert status == 0
     cases = {(r["layer"], r["dtype"], r["mode"]) for r in results["rows"]}
-    assert len(results["rows"]) == len(cases) == 8
+    assert len(results["rows"]) == len(cases) == 12
     for row in results["rows"]:
         bound = 1e-6 if row["dtype"] == "float32" else 2e-2
         assert row["error"]["out"] < bound
@@ -175,14 +176,16 @@ def test_command_measures_every_case(tiny, tmp_path, capsys, monkeypatch):
         )
         assert row["peers"]["missing"] == {"unavailable": "ImportError: no such library"}
     floor = {y["dtype"]: y["floor"] for y in results["yardsticks"]}
-    passes = {("gat", "forward"): 1, ("gat", "train"): 2, ("dot", "forward"): 2, ("dot", "train"): 6}
+    passes = {"gat": (1, 2), "gatv2": (1, 4), "dot": (2, 6)}
     for row in (r for r in results["rows"] if r["dtype"] == "float32"):
-        expected = row["eager"]["median"] / floor["float32"]["eager"] / passes[row["layer"], row["mode"]]
+        expected = (
+            row["eager"]["median"] / floor["float32"]["eager"] / passes[row["layer"]][row["mode"] == "train"]
+        )
         assert row["x_floor"]["eager"] == pytest.approx(expected)
     assert results["environment"]["device"] == "cpu"
     assert set(results["graphs"][0]["preprocessing_ms"]) == {"csr", "reverse_csr", "plan", "reverse_plan"}
     assert "missing: not measured: ImportError: no such library" in text
-    assert text.count("x as fast") == 8
+    assert text.count("x as fast") == 12
 
 
 def test_what_cannot_be_measured_is_named_and_fails(tiny, tmp_path, capsys):

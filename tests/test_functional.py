@@ -1,10 +1,11 @@
 """The fused attention functions against the float64 reference: outputs and every gradient."""
 
+import itertools
 import math
 
 import pytest
 import torch
-from attention import DTYPES, SCORES, check, function, make_inputs, relative_error, run, shapes
+from attention import DTYPES, SCORES, VALUES, check, function, make_inputs, relative_error, run, shapes
 from graphs import GRAPHS, make_graph
 
 from dfgnn import reference
@@ -80,12 +81,12 @@ def test_options_on_empty_graphs(device, score, name, options):
 def test_bias_of_the_output(device, name, dtype):
     """It reaches rows without edges, too, and backward takes it out of the saved output again."""
     graph = make_graph(name, device)
-    for heads, dim in ((1, 7), (3, 8)):
-        inputs = make_inputs("gat", graph, heads, dim, dtype)
+    for score, heads, dim in itertools.product(SCORES, (1, 3), (7, 8)):
+        inputs = make_inputs(score, graph, heads, dim, dtype)
         inputs["out_bias"] = torch.randn(heads, dim).to(device, dtype)
-        check("gat", graph, inputs, note=f"H={heads} D={dim}: ")
+        check(score, graph, inputs, note=f"{score} H={heads} D={dim}: ")
         seed = torch.tensor([3], device=device)
-        check("gat", graph, inputs, return_attention=True, dropout_p=0.3, _seed=seed)
+        check(score, graph, inputs, return_attention=True, dropout_p=0.3, _seed=seed)
 
 
 @pytest.mark.parametrize("return_attention", [False, True])
@@ -99,7 +100,8 @@ def test_without_destination_term(device, edge_bias, return_attention):
 @pytest.mark.parametrize("slope", [0.0, 0.2, 1.0, 1.5, -0.5])
 def test_negative_slope(device, slope):
     graph = make_graph("mixed_degrees", device)
-    check("gat", graph, make_inputs("gat", graph, 3, 8), negative_slope=slope)
+    for score in SCORES:
+        check(score, graph, make_inputs(score, graph, 3, 8), note=f"{score}: ", negative_slope=slope)
 
 
 @pytest.mark.parametrize("scale", [None, 0.0, 1.0, -2.0])
@@ -127,9 +129,11 @@ def test_rows_without_edges_are_exactly_zero(device, score, name):
     graph = make_graph(name, device)
     results = run(function(score), graph, make_inputs(score, graph, 3, 5))
     row, source = graph.in_degrees() == 0, graph.out_degrees() == 0
-    for zero in {"gat": ["out", "grad_alpha_dst"], "dot": ["out", "grad_query"]}[score]:
+    of_rows = {"gat": "grad_alpha_dst", "gatv2": "grad_x_dst", "dot": "grad_query"}
+    of_sources = {"gat": "grad_alpha_src", "gatv2": "grad_x_src", "dot": "grad_key"}
+    for zero in ("out", of_rows[score]):
         assert results[zero][row].eq(0).all(), zero
-    for zero in {"gat": ["grad_feat", "grad_alpha_src"], "dot": ["grad_key", "grad_value"]}[score]:
+    for zero in ("grad_" + VALUES[score], of_sources[score]):
         assert results[zero][source].eq(0).all(), zero
 
 
@@ -154,11 +158,11 @@ def test_large_scores(device, score, dtype):
     """Scores far outside exp's range, and dot products outside float16's: the softmax does not overflow."""
     graph = make_graph("mixed_degrees", device)
     inputs = make_inputs(score, graph, 2, 32, dtype)
-    for name in ("alpha_src", "query", "key"):
+    for name in ("alpha_src", "query", "key", "attn"):
         if name in inputs:
             inputs[name] *= 100
     # Backward recomputes exp(s - lse), whose relative error is the rounding of s and lse.
-    largest = 400 if score == "gat" else 2e5
+    largest = {"gat": 400, "gatv2": 2e3, "dot": 2e5}[score]
     exponent_error = 4 * largest * torch.finfo(torch.promote_types(dtype, torch.float32)).eps
     if score == "dot" and dtype == torch.float16:
         results = run(function(score), graph, inputs, scale=1.0)
@@ -166,7 +170,7 @@ def test_large_scores(device, score, dtype):
         for key in ("out", "grad_value"):
             assert relative_error(results[key], oracle[key]) < exponent_error, key
     else:
-        check(score, graph, inputs, extra=exponent_error, **({} if score == "gat" else {"scale": 1.0}))
+        check(score, graph, inputs, extra=exponent_error, **({"scale": 1.0} if score == "dot" else {}))
 
 
 @pytest.mark.parametrize("score", SCORES)
@@ -237,12 +241,14 @@ def test_matches_dense_attention(device, score):
     n = graph.num_dst
     src, dst = graph.edge_index
     inputs = make_inputs(score, graph, 2, 16, torch.float64)
+    value = inputs[VALUES[score]]
     if score == "gat":
         logits = torch.nn.functional.leaky_relu(inputs["alpha_dst"][:, None] + inputs["alpha_src"][None], 0.2)
-        value = inputs["feat"]
+    elif score == "gatv2":
+        pairs = torch.nn.functional.leaky_relu(inputs["x_dst"][:, None] + inputs["x_src"][None], 0.2)
+        logits = (pairs * inputs["attn"]).sum(-1)
     else:
         logits = torch.einsum("ihd,jhd->ijh", inputs["query"], inputs["key"]) / 4
-        value = inputs["value"]
     weights = logits.softmax(1)
     out, attention = function(score)(graph, **inputs, return_attention=True)
     assert n == 24

@@ -10,7 +10,7 @@
 
 namespace dfgnn {
 
-enum class Score : int { additive, dot };
+enum class Score : int { additive, dot, additive_v2 };
 enum class DType : int { f32, f64, f16, bf16 };
 
 // A bounded piece of one row: edges [begin, end) of the CSR. slot < 0: the item is the whole row.
@@ -39,17 +39,22 @@ struct Csr {
   int32_t packed;  // CUDA: give each sub-warp its own row instead of a whole warp per row
 };
 
-// Options on edges, all in the user's edge order.
+// Options on edges, all in the user's edge order. From what the family computes (raw) to the score:
+//   z = gate * raw (+ bias)      s = LeakyReLU(z) (+ bias)      s = -inf where mask is false
 struct EdgeOptions {
   const void* bias;     // [E, H] T, or acc if bias_is_acc; or null
-  const void* weight;   // [E, weight_heads] T, or acc if weight_is_acc; or null
+  const void* gate;     // [E, gate_heads] T, or acc if gate_is_acc; or null: 1
+  const uint8_t* mask;  // [E, mask_heads] 0 or 1; or null: 1
+  const void* weight;   // [E, weight_heads] T, or acc if weight_is_acc; or null: 1
+  const void* feat;     // [E, H, D] T, or null; added to the key, to the value, or to both
   const int64_t* seed;  // [1] of the dropout mask; null: no dropout
-  int32_t bias_is_acc;
-  int32_t weight_is_acc;
-  int32_t weight_heads;        // 1 or H
+  int32_t bias_is_acc, gate_is_acc, weight_is_acc;
+  int32_t gate_heads, mask_heads, weight_heads;  // 1 or H
+  int32_t bias_after;                            // the bias is added behind the LeakyReLU
+  int32_t feat_in_key, feat_in_value;
   uint32_t dropout_threshold;  // an edge is dropped when its 32 random bits are below
   double dropout_scale;        // 1 / (1 - p); 0 when p = 1
-  bool any() const { return bias || weight || seed; }
+  bool any() const { return bias || gate || mask || weight || feat || seed; }
 };
 
 struct Shape {
@@ -59,9 +64,12 @@ struct Shape {
   int32_t value_dim;  // Dv
 };
 
-// out_i = sum_j w_ij m_ij alpha_ij v_j, alpha_ij = exp(s_ij - lse_i), lse_i = log sum_j exp(s_ij)
-//   additive: s_ij = LeakyReLU(alpha_src[j] + alpha_dst[i] + b_ij)
-//   dot:      s_ij = scale * q_i . k_j + b_ij
+// out_i = sum_j w_ij m_ij alpha_ij (v_j + e_ij), alpha_ij = exp(s_ij - lse_i), lse_i = log sum_j exp(s_ij)
+// with s_ij of EdgeOptions and e_ij its feat, where feat_in_key (below) or feat_in_value say so;
+//   additive:    raw_ij = alpha_src[j] + alpha_dst[i]; feat never in the key
+//   dot:         raw_ij = scale * q_i . (k_j + e_ij)
+//   additive_v2: raw_ij = attn . LeakyReLU(v_j + x_dst[i] + e_ij); x_dst is `query`, feat never in the value;
+//                negative_slope is the inner one, and the LeakyReLU of EdgeOptions is the identity
 // A row without edges (or with all scores -inf) has out = 0 and lse = +inf, so that
 // exp(s - lse) = 0.
 struct ForwardParams {
@@ -74,9 +82,10 @@ struct ForwardParams {
   const void* value;      // [N_src, H, Dv] T
   const void* alpha_src;  // additive: [N_src, H] acc
   const void* alpha_dst;  // additive: [N_dst, H] acc, or null: 0
-  const void* query;      // dot: [N_dst, H, D] T
+  const void* query;      // dot, additive_v2: [N_dst, H, D] T
   const void* key;        // dot: [N_src, H, D] T
-  double negative_slope;  // additive
+  const void* attn;       // additive_v2: [H, D] T
+  double negative_slope;  // of the LeakyReLU; 1: none
   double scale;           // dot
 
   void* out;            // [N_dst, H, Dv] T
@@ -91,19 +100,25 @@ struct ForwardParams {
   void* partial_stats;     // [num_slots, H, 3] acc: max, sum, positive mass
 };
 
-// With g = grad_out, gamma = grad_attention, f_ij = w_ij m_ij:
+inline constexpr int kAttnSums = 256;
+
+// With g = grad_out, gamma = grad_attention, f_ij = w_ij m_ij, L' the derivative of LeakyReLU:
 //   delta_i = g_i . (out_i - out_bias) + sum_j attention_ij gamma_ij      (the sum only with grad_attention)
-//   dalpha_ij = f_ij (g_i . v_j + gamma_ij)
-//   ds_ij = alpha_ij (dalpha_ij - delta_i)
-//   additive: dz_ij = ds_ij * (z_ij > 0 ? 1 : negative_slope)
-//     grad_value[j] = sum_i f alpha g_i      grad_alpha_src[j] = sum_i dz_ij
-//     grad_alpha_dst[i] = sum_j dz_ij
-//        = (1 - slope) (g_i . positive_i - delta_i positive_mass_i)  without grad_attention
-//     grad_bias_ij = dz_ij
+//   dalpha_ij = f_ij (g_i . (v_j + e_ij) + gamma_ij)
+//   ds_ij = alpha_ij (dalpha_ij - delta_i)      dz_ij = ds_ij L'(z_ij)      draw_ij = gate_ij dz_ij
+//   grad_value[j] = sum_i f alpha g_i
+//   additive:
+//     grad_alpha_src[j] = sum_i draw_ij
+//     grad_alpha_dst[i] = sum_j draw_ij
+//        = (1 - slope) (g_i . positive_i - delta_i positive_mass_i)  without grad_attention and gate
 //   dot:
-//     grad_query[i] = scale sum_j ds_ij k_j      grad_key[j] = scale sum_i ds_ij q_i
-//     grad_value[j] = sum_i f alpha g_i          grad_bias_ij = ds_ij
-//   grad_weight_ij = m_ij alpha_ij (g_i . v_j + gamma_ij)
+//     grad_query[i] = scale sum_j draw_ij (k_j + e_ij)      grad_key[j] = scale sum_i draw_ij q_i
+//   additive_v2, with u = v_j + x_dst[i] + e_ij:
+//     grad_query[i] = attn sum_j draw_ij L'(u)      grad_value[j] += attn sum_i draw_ij L'(u)
+//     grad_attn = sum_ij draw_ij LeakyReLU(u)
+//   grad_bias_ij = dz_ij, or ds_ij with bias_after      grad_gate_ij = dz_ij raw_ij
+//   grad_weight_ij = m_ij alpha_ij (g_i . (v_j + e_ij) + gamma_ij)
+//   grad_feat_ij = f_ij alpha_ij g_i (in the value) + draw_ij scale q_i, or draw_ij attn L'(u) (in the key)
 struct BackwardParams {
   Score score;
   DType dtype;
@@ -117,13 +132,14 @@ struct BackwardParams {
   const void* alpha_dst;
   const void* query;
   const void* key;
+  const void* attn;
   double negative_slope;
   double scale;
 
   const void* out;       // [N_dst, H, Dv] T
-  const void* out_bias;  // additive: [H, Dv] T, which out contains; or null
+  const void* out_bias;  // [H, Dv] T, which out contains; or null
   const void* lse;       // [N_dst, H] acc
-  const void* positive;  // additive, when grad_alpha_dst is wanted without grad_attention
+  const void* positive;  // additive, when grad_alpha_dst is wanted without grad_attention and gate
   const void* positive_mass;
   const void* attention;       // [E, H] acc, with grad_attention
   const void* grad_out;        // [N_dst, H, Dv] T
@@ -132,21 +148,41 @@ struct BackwardParams {
   void* grad_value;      // [N_src, H, Dv] T
   void* grad_alpha_src;  // additive: [N_src, H] acc
   void* grad_alpha_dst;  // additive: [N_dst, H] acc, or null
-  void* grad_query;      // dot: [N_dst, H, D] T
+  void* grad_query;      // dot, additive_v2: [N_dst, H, D] T
   void* grad_key;        // dot: [N_src, H, D] T
-  void* grad_bias;       // [E, H] acc, user's edge order; or null. Additive: never null when
-                         // grad_alpha_dst and grad_attention are given (it is then summed by row)
+  void* grad_attn;       // additive_v2: [attn_parts, H, D] acc: partial sums, in a fixed order
+  int64_t attn_parts;    // attention_parts of the backend
+  void* attn_sums;       // CUDA: [kAttnSums, H, D] acc: sums of runs of consecutive parts
+  void* grad_bias;       // [E, H] acc, user's edge order; or null
+  void* grad_gate;       // [E, H] acc, user's edge order; or null
   void* grad_weight;     // [E, H] acc, user's edge order; or null
+  void* grad_feat;       // [E, H, D] T, user's edge order; or null
+  void* grad_raw;  // additive: [E, H] acc, draw_ij in the user's edge order, which is summed by row: where
+                   // grad_alpha_dst is wanted with grad_attention or gate; or null
 
   // Scratch.
-  void* node_stats;     // additive: [N_dst, H, 4] acc: alpha_dst, lse, delta, unused
+  void* node_stats;     // [N_dst, H, 4] acc: alpha_dst or slope attn . x_dst, lse, delta, unused
                         // dot: [N_dst, H, 2] acc: lse, delta
-  void* partial_query;  // dot: [csr.num_slots, H, D] acc
+  void* partial_query;  // dot, additive_v2: [csr.num_slots, H, D] acc
   void* partial_key;    // dot: [reverse.num_slots, H, D] acc
   void* partial_value;  // [reverse.num_slots, H, Dv] acc
   void* partial_alpha;  // additive: [reverse.num_slots, H] acc
   void* row_sums;       // [N_dst, H] acc, with grad_attention: sum_j attention_ij gamma_ij
-  void* partial_sums;   // [csr.num_slots, H] acc, with grad_attention
+  void* partial_sums;   // [csr.num_slots, H] acc, with grad_attention or grad_raw
+};
+
+// sddmm: edge_[eid, h] = row_feat[i, h] . feat[j, h];  spmm: out[i, h] = sum_j edge_[eid, h] feat[j, h], over
+// the edges of row i with neighbours j. Both directions of a graph serve as `csr`.
+struct ProductParams {
+  DType dtype;
+  Shape shape;  // num_dst rows, num_src neighbours; dim = value_dim
+  Csr csr;
+  const void* feat;      // [N_src, H, D] T
+  const void* row_feat;  // sddmm: [N_dst, H, D] T
+  const void* weight;    // spmm: [E, H] T, user's edge order
+  void* edge_out;        // sddmm: [E, H] T, user's edge order
+  void* out;             // spmm: [N_dst, H, D] T
+  void* partial_out;     // spmm: [num_slots, H, D] acc
 };
 
 }  // namespace dfgnn

@@ -17,6 +17,9 @@ namespace dfgnn::cpu {
   namespace name {                                       \
   void forward(const ForwardParams&, const Parallel&);   \
   void backward(const BackwardParams&, const Parallel&); \
+  void sddmm(const ProductParams&, const Parallel&);     \
+  void spmm(const ProductParams&, const Parallel&);      \
+  int64_t attention_parts(const Csr&);                   \
   }
 DFGNN_ISAS(DFGNN_DECLARE)
 #undef DFGNN_DECLARE
@@ -39,11 +42,15 @@ struct Kernels {
   bool (*supported)();
   void (*forward)(const ForwardParams&, const Parallel&);
   void (*backward)(const BackwardParams&, const Parallel&);
+  void (*sddmm)(const ProductParams&, const Parallel&);
+  void (*spmm)(const ProductParams&, const Parallel&);
+  int64_t (*attention_parts)(const Csr&);
 };
 
 // Best first.
 constexpr Kernels kKernels[] = {
-#define DFGNN_ENTRY(name) {#name, has_##name, name::forward, name::backward},
+#define DFGNN_ENTRY(name) \
+  {#name, has_##name, name::forward, name::backward, name::sddmm, name::spmm, name::attention_parts},
     DFGNN_ISAS(DFGNN_ENTRY)
 #undef DFGNN_ENTRY
 };
@@ -64,6 +71,9 @@ const Kernels& kernels() {
 
 void forward(const ForwardParams& p, const Parallel& parallel) { kernels().forward(p, parallel); }
 void backward(const BackwardParams& p, const Parallel& parallel) { kernels().backward(p, parallel); }
+void sddmm(const ProductParams& p, const Parallel& parallel) { kernels().sddmm(p, parallel); }
+void spmm(const ProductParams& p, const Parallel& parallel) { kernels().spmm(p, parallel); }
+int64_t attention_parts(const Csr& csr) { return kernels().attention_parts(csr); }
 const char* isa() { return kernels().isa; }
 
 }  // namespace dfgnn::cpu

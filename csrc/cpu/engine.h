@@ -20,6 +20,11 @@ struct Parallel {
 // Items of a plan come in natural order: rows ascending, `begin` never decreasing.
 void forward(const ForwardParams&, const Parallel&);
 void backward(const BackwardParams&, const Parallel&);
+void sddmm(const ProductParams&, const Parallel&);
+void spmm(const ProductParams&, const Parallel&);
+
+// How many partial sums of grad_attn backward writes for this plan (BackwardParams::attn_parts).
+int64_t attention_parts(const Csr&);
 
 // The instruction set in use: "base", "avx2" or "avx512". The environment variable DFGNN_CPU_ISA
 // forces one; std::runtime_error if this processor or this build does not have it.

@@ -8,15 +8,18 @@ namespace dfgnn::cuda {
 template <typename T>
 const char* additive_forward(const ForwardParams& p, cudaStream_t stream) {
   if (p.csr.num_items == 0) return nullptr;
-  const bool edge = p.edge.any() || p.attention;
+  const Edges edges = edges_of(p.edge, p.attention);
   with_config<T>(p.shape.value_dim, [&](auto config) {
     using C = decltype(config);
     const Launch<C> launch(p.shape, p.shape.value_dim, p.csr);
-    constexpr int B = kRowsInFlight<C>;
-    const auto kernel = edge ? (p.positive ? forward_kernel<C, Score::additive, true, true, B>
-                                           : forward_kernel<C, Score::additive, true, false, B>)
-                             : (p.positive ? forward_kernel<C, Score::additive, false, true, B>
-                                           : forward_kernel<C, Score::additive, false, false, B>);
+    const auto choose = [&](auto positive) {
+      constexpr bool P = decltype(positive)::value;
+      constexpr int B = kRowsInFlight<C>;
+      return edges == Edges::none      ? forward_kernel<C, Score::additive, Edges::none, P, B>
+             : edges == Edges::scalars ? forward_kernel<C, Score::additive, Edges::scalars, P, B>
+                                       : forward_kernel<C, Score::additive, Edges::features, P, B>;
+    };
+    const auto kernel = p.positive ? choose(std::true_type{}) : choose(std::false_type{});
     kernel<<<launch.grid, kThreads, 0, stream>>>(p, launch.tiling);
   });
   finish_forward<T>(p, stream);
@@ -37,17 +40,19 @@ const char* additive_backward(const BackwardParams& p, cudaStream_t stream) {
     if (p.reverse.num_items == 0) return;
     const Launch<C> launch(p.shape, dim, p.reverse);
     constexpr int B = kRowsInFlight<C>;
-    // The linear kernel knows only its own columns and returns no edge gradients.
-    const bool pairs = p.grad_bias || p.grad_weight || p.grad_attention || launch.tiling.chunks > 1;
-    const auto kernel = pairs          ? pair_kernel<C, Score::additive, true, true, B>
+    // The linear kernel knows only its own columns, takes a LeakyReLU' with two values and returns no
+    // gradients of edge tensors.
+    const bool pairs = p.edge.gate || p.edge.feat || p.grad_bias || p.grad_weight || p.grad_attention ||
+                       launch.tiling.chunks > 1;
+    const auto kernel = p.edge.feat    ? pair_kernel<C, Score::additive, true, Edges::features, B>
+                        : pairs        ? pair_kernel<C, Score::additive, true, Edges::scalars, B>
                         : p.edge.any() ? additive_sources_kernel<C, true, B>
                                        : additive_sources_kernel<C, false, B>;
     kernel<<<launch.grid, kThreads, 0, stream>>>(p, launch.tiling);
   });
   merge_rows<T>(p.reverse, p.shape, dim, p.partial_value, p.grad_value, 1, stream);
   merge_scalars<A>(p.reverse, heads, p.partial_alpha, p.grad_alpha_src, stream);
-  if (p.grad_attention && p.grad_alpha_dst)
-    row_sums<A>(p.csr, heads, p.grad_bias, nullptr, p.grad_alpha_dst, p.partial_sums, stream);
+  if (p.grad_raw) row_sums<A>(p.csr, heads, p.grad_raw, nullptr, p.grad_alpha_dst, p.partial_sums, stream);
   return last_error();
 }
 

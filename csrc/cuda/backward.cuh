@@ -1,14 +1,14 @@
 // Backward: gathers over the two CSRs with alpha recomputed from lse. See params.h for the formulas.
 #pragma once
 
-#include "gather.cuh"
+#include "scores.cuh"
 
 namespace dfgnn::cuda {
 
-// What the passes over sources need of a destination and head; one aligned load for additive.
+// What the passes over sources need of a destination and head, in one aligned load; dot has no term.
 template <typename A>
-struct alignas(16) AdditiveStats {
-  A alpha_dst, lse, delta, unused;
+struct alignas(16) NodeStats {
+  A term, lse, delta, unused;  // term: alpha_dst (additive), slope attn . x_i (additive_v2)
 };
 template <typename A>
 struct alignas(2 * sizeof(A)) DotStats {
@@ -31,12 +31,12 @@ __device__ __forceinline__ S load_stats(const void* base, int64_t at) {
   return s;
 }
 
-// Additive, over sources, when no gradient of an edge tensor is wanted: one gather of g and no
-// reduction per edge. With c_ij = f alpha LeakyReLU'(z):
+// Additive, over sources, when no gradient of an edge tensor is wanted and no option makes the value or
+// LeakyReLU' differ by edge: one gather of g and no reduction per edge. With c_ij = f alpha LeakyReLU'(z):
 //   sum_i c_ij (g_i . v_j) = v_j . (slope * sum_i f alpha g_i + (1 - slope) * sum_{z > 0} f alpha g_i)
 // so the same two weighted sums as in forward are all that the loop computes.
 template <class C, bool EDGE, int B>
-__global__ void __launch_bounds__(kThreads, kMinBlocks<C, false>)
+__global__ void __launch_bounds__(kThreads, kMinBlocks<C, Load::one_row>)
     additive_sources_kernel(const BackwardParams p, const Tiling t) {
   using T = typename C::T;
   using A = typename C::A;
@@ -71,19 +71,18 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, false>)
     load_rows<C, B>(grads, 0, index, rows);
 #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
-      const auto stats = load_stats<AdditiveStats<A>>(p.node_stats, int64_t(index[s]) * me.heads + me.head);
+      const auto stats = load_stats<NodeStats<A>>(p.node_stats, int64_t(index[s]) * me.heads + me.head);
       const bool valid = s * LPH + me.hl < left;
-      A z = alpha_src + stats.alpha_dst, factor = 1;
+      A factor = 1;
+      int eid = 0;
       if constexpr (EDGE) {
-        if (valid) {
-          const int eid = edge_id(p.reverse, me.first + (step * CHUNK + s * LPH + me.hl) * me.stride);
-          z += edge.bias(eid);
-          factor = edge.weight(eid) * edge.mask(eid);
-        }
+        if (valid) eid = edge_id(p.reverse, me.first + (step * CHUNK + s * LPH + me.hl) * me.stride);
+        factor = edge.weight(eid) * edge.mask(eid);
       }
-      const A alpha = valid ? exponential(leaky_relu(z, slope) - stats.lse) : A(0);
-      sum_delta += valid ? alpha * leaky_relu_grad(z, slope) * stats.delta : A(0);
-      weights.set(s, alpha * factor, z > 0);
+      const EdgeScore<T, EDGE> z(edge, alpha_src + stats.term, slope, eid);
+      const A alpha = valid ? exponential(z.score - stats.lse) : A(0);
+      sum_delta += valid ? alpha * z.slope * stats.delta : A(0);
+      weights.set(s, alpha * factor, z.positive);
     }
     if (step < full_steps) {
       add_chunk<C, true, true, B, CHUNK>(grads, left, CHUNK, index, weights, rows, acc, acc_positive);
@@ -119,54 +118,81 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, false>)
 }
 
 // The passes that need g . v of every edge. A row holds (a, b), its neighbours bring (c, d):
-//   destinations (dot):   a = scale q_i, b = g_i;  c = k_j, d = v_j;  grad_query += ds c
-//   sources (dot):        a = scale k_j, b = v_j;  c = q_i, d = g_i;  grad_key += ds c, grad_value += w d
-//   sources (additive):   b = v_j;  d = g_i;  grad_alpha_src += dz, grad_value += w d
-// Edge gradients are written by the pass over destinations (dot), or over sources (additive).
+//   destinations (dot):    a = scale q_i, b = g_i;  c = k_j, d = v_j;  grad_query += draw c
+//   sources (dot):         a = scale k_j, b = v_j;  c = q_i, d = g_i;  grad_key += draw c, grad_value += w d
+//   destinations (v2):     a = x_i, b = g_i;  c = d = v_j;  u = a + c
+//                          grad_query += draw attn L'(u)
+//   sources (v2):          a = b = v_j;  c = x_i, d = g_i;  grad_value += draw attn L'(u) + w d
+//   sources (additive):    b = v_j;  d = g_i;  grad_alpha_src += draw, grad_value += w d
+// Edge features join c, u, d or b, whichever is the key or the value. Gradients of edge tensors are written
+// by the pass over destinations, for additive by that over sources.
 // Two partial dots per edge, scatter-reduced over the lanes of a head.
-template <class C, Score SCORE, bool SOURCES, bool EDGE, int B>
-__global__ void __launch_bounds__(kThreads, kMinBlocks<C, true>)
+template <class C, Score SCORE, bool SOURCES, Edges EDGES, int B>
+__global__ void __launch_bounds__(
+    kThreads,
+    kMinBlocks<C, EDGES == Edges::features || SCORE == Score::additive_v2 ? Load::many_rows : Load::two_rows>)
     pair_kernel(const BackwardParams p, const Tiling t) {
   using T = typename C::T;
   using A = typename C::A;
   constexpr int LPH = C::LPH, NV = C::NV, VEC = C::VEC;
-  constexpr bool DOT = SCORE == Score::dot;
+  constexpr bool DOT = SCORE == Score::dot, V2 = SCORE == Score::additive_v2, PAIR = DOT || V2;
+  constexpr bool EDGE = EDGES != Edges::none, FEAT = EDGES == Edges::features;
+  constexpr bool ONE = V2 && !SOURCES;               // c and d are one row
+  constexpr bool LINEAR = !(V2 && SOURCES) || FEAT;  // else the statistics bring the linear part of the score
   constexpr int CHUNK = B, PERIOD = CHUNK < LPH ? CHUNK : LPH, SLOTS = CHUNK / PERIOD;
-  constexpr bool EDGE_GRADS = EDGE && (DOT != SOURCES);
+  constexpr bool EDGE_GRADS = EDGE && (PAIR != SOURCES);
 
   const Csr& csr = SOURCES ? p.reverse : p.csr;
   const Place<C> me(t, p.shape, p.shape.value_dim, csr);
   const int own = me.hl % PERIOD;
   const EdgeReader<T> edge(p.edge, me.heads, me.head);
   const int64_t row_head = int64_t(me.item.row) * me.heads + me.head;
-  const void* rows_a = SOURCES ? p.key : p.query;
+  const void* key = V2 ? p.value : p.key;
+  const void* rows_a = SOURCES ? key : p.query;
   const void* rows_b = SOURCES ? p.value : p.grad_out;
-  const void* rows_c = SOURCES ? p.query : p.key;
+  const void* rows_c = SOURCES ? p.query : key;
   const void* rows_d = SOURCES ? p.grad_out : p.value;
+  const A scale = V2 ? A(1) : A(p.scale);
 
-  A a[DOT ? NV : 1][VEC], b[NV][VEC];
-  if constexpr (DOT) me.load_row(rows_a, a, A(p.scale));
+  A a[PAIR ? NV : 1][VEC], b[NV][VEC];
+  if constexpr (PAIR) me.load_row(rows_a, a, scale);
   me.load_row(rows_b, b, A(1));
-  A alpha_src = 0, row_lse = 0, row_delta = 0;
-  if constexpr (!DOT) alpha_src = static_cast<const A*>(p.alpha_src)[row_head];
+  const PairScore<C, SCORE> pair(me, p.attn, A(p.negative_slope));
+  A row_term = 0, row_lse = 0, row_delta = 0;
+  if constexpr (!PAIR) row_term = static_cast<const A*>(p.alpha_src)[row_head];
+  if constexpr (V2) row_term = pair.linear(me, t, p.attn, a, rows_a, me.item.row);
   if constexpr (!SOURCES) {  // delta_i, which the pass over sources reads later
-    const Rows<C> outs = me.rows(p.out);
+    const Rows<C> outs = me.rows(p.out), bias = me.rows(p.out_bias);
 #pragma unroll
-    for (int k = 0; k < NV; ++k) row_delta = dot<T>(b[k], outs.load(me.item.row, k), row_delta);
+    for (int k = 0; k < NV; ++k) {
+      row_delta = dot<T>(b[k], outs.load(me.item.row, k), row_delta);
+      if (p.out_bias) row_delta -= dot<T>(b[k], bias.load(0, k), A(0));
+    }
     row_delta = reduce_sum<LPH>(row_delta);
-    if (C::WIDE && t.chunks > 1)
-      row_delta += reduce_sum<LPH>(me.far_dot(t, p.grad_out, me.item.row, p.out, me.item.row));
+    if (C::WIDE && t.chunks > 1) {
+      A far = me.far_dot(t, p.grad_out, me.item.row, p.out, me.item.row);
+      if (p.out_bias) far -= me.far_dot(t, p.grad_out, me.item.row, p.out_bias, 0);
+      row_delta += reduce_sum<LPH>(far);
+    }
     if (p.grad_attention) row_delta += static_cast<const A*>(p.row_sums)[row_head];
     row_lse = static_cast<const A*>(p.lse)[row_head];
-    if (me.writes && me.hl == 0 && me.chunk == 0)
-      static_cast<DotStats<A>*>(p.node_stats)[row_head] = {row_lse, row_delta};
+    if (me.writes && me.hl == 0 && me.chunk == 0) {
+      if constexpr (V2) {
+        static_cast<NodeStats<A>*>(p.node_stats)[row_head] = {row_term, row_lse, row_delta, A(0)};
+      } else {
+        static_cast<DotStats<A>*>(p.node_stats)[row_head] = {row_lse, row_delta};
+      }
+    }
   }
-  A slope = A(p.negative_slope);
+  A slope = V2 ? A(1) : A(p.negative_slope);
   keep(slope);
+  const A in_key = FEAT && p.edge.feat_in_key, in_value = FEAT && p.edge.feat_in_value;
 
   const Rows<C> source_c = me.rows(rows_c), source_d = me.rows(rows_d);
-  A acc_c[DOT ? NV : 1][VEC] = {}, acc_d[SOURCES ? NV : 1][VEC] = {};
-  A sum_alpha = 0;
+  const Rows<C> feats = me.rows(FEAT ? p.edge.feat : nullptr);
+  A acc_c[PAIR ? NV : 1][VEC] = {}, acc_d[SOURCES ? NV : 1][VEC] = {};
+  A acc_attn[V2 && FEAT && !SOURCES ? NV : 1][VEC] = {};
+  A sum_raw = 0;
   int next[SLOTS];
 #pragma unroll
   for (int s = 0; s < SLOTS; ++s) next[s] = fetch<C, CHUNK>(me, csr, 0, s);
@@ -180,9 +206,20 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, true>)
       index[s] = next[s];
       next[s] = fetch<C, CHUNK>(me, csr, step + 1, s);
     }
-    Raw c[B][NV], d[B][NV];
-    if constexpr (DOT) load_rows<C, B>(source_c, 0, index, c);
+    Raw c[PAIR && !ONE ? B : 1][NV], d[B][NV], e[FEAT ? B : 1][NV];
+    if constexpr (PAIR && !ONE) load_rows<C, B>(source_c, 0, index, c);
     load_rows<C, B>(source_d, 0, index, d);
+    if constexpr (FEAT) {
+      int eids[SLOTS];
+#pragma unroll
+      for (int s = 0; s < SLOTS; ++s) eids[s] = fetch_eid<C, CHUNK>(me, csr, step, s);
+      load_rows<C, B>(feats, 0, eids, e);
+    }
+    // What an edge brings to the score's columns: c, with the edge's features where they are in the key.
+    const auto load_key = [&](int u, int k, A(&y)[VEC]) {
+      Pack<T>::unpack(ONE ? d[u][k] : c[ONE ? 0 : u][k], y);
+      if constexpr (FEAT && (V2 || !SOURCES)) axpy<T>(y, in_key, e[FEAT ? u : 0][k]);
+    };
     A score[SLOTS], lse[SLOTS], delta[SLOTS];
 #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
@@ -193,67 +230,152 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, true>)
         const auto stats = load_stats<DotStats<A>>(p.node_stats, at);
         lse[s] = stats.lse, delta[s] = stats.delta;
       } else {
-        const auto stats = load_stats<AdditiveStats<A>>(p.node_stats, at);
-        score[s] = alpha_src + stats.alpha_dst, lse[s] = stats.lse, delta[s] = stats.delta;
+        const auto stats = load_stats<NodeStats<A>>(p.node_stats, at);
+        score[s] = row_term + stats.term, lse[s] = stats.lse, delta[s] = stats.delta;
       }
     }
     A part_s[B], part_t[B];
 #pragma unroll
     for (int u = 0; u < B; ++u) {
-      part_s[u] = part_t[u] = 0;
+      part_t[u] = 0;
+      typename PairScore<C, SCORE>::Sum sum;
 #pragma unroll
       for (int k = 0; k < NV; ++k) {
-        if (!me.inside(k)) continue;
-        if constexpr (DOT) part_s[u] = dot<T>(a[k], c[u][k], part_s[u]);
+        if (!V2 && !me.inside(k)) continue;  // attn is 0 there
+        if constexpr (PAIR) {
+          A y[VEC];
+          load_key(u, k, y);
+          if constexpr (FEAT && DOT && SOURCES) {
+            A x[VEC];
+#pragma unroll
+            for (int v = 0; v < VEC; ++v) x[v] = a[k][v];
+            axpy<T>(x, scale * in_key, e[u][k]);
+            pair.add(k, x, y, sum);
+          } else {
+            pair.template add<LINEAR>(k, a[k], y, sum);
+          }
+        }
         part_t[u] = dot<T>(b[k], d[u][k], part_t[u]);
+        if constexpr (FEAT && !V2) {  // g . e: g is b over destinations, d over sources
+          A f[VEC];
+          Pack<T>::unpack(SOURCES ? d[u][k] : e[u][k], f);
+#pragma unroll
+          for (int v = 0; v < VEC; ++v) f[v] *= in_value;
+          if constexpr (SOURCES) {
+            part_t[u] = dot<T>(f, e[u][k], part_t[u]);
+          } else {
+#pragma unroll
+            for (int v = 0; v < VEC; ++v) part_t[u] += b[k][v] * f[v];
+          }
+        }
       }
       if (C::WIDE && t.chunks > 1) {
         const int j = __shfl_sync(kAll, index[u / LPH], u % LPH, LPH);
-        if constexpr (DOT) part_s[u] += A(p.scale) * me.far_dot(t, rows_a, me.item.row, rows_c, j);
-        part_t[u] += me.far_dot(t, rows_b, me.item.row, rows_d, j);
+        int eid = 0;
+        if constexpr (FEAT) eid = edge_of<C>(me, csr, step * CHUNK + u);
+        const void* in_c = in_key != 0 ? p.edge.feat : nullptr;
+        const void* in_d = in_value != 0 ? p.edge.feat : nullptr;
+        if constexpr (DOT && SOURCES) {
+          sum.linear += scale * me.far_dot(t, rows_c, j, rows_a, me.item.row, in_c, eid);
+        } else if constexpr (PAIR) {
+          pair.template add_far<LINEAR>(me, t, scale, p.attn, rows_a, me.item.row, rows_c, j, in_c, eid, sum);
+        }
+        part_t[u] += SOURCES ? me.far_dot(t, rows_d, j, rows_b, me.item.row, in_d, eid)
+                             : me.far_dot(t, rows_b, me.item.row, rows_d, j, in_d, eid);
       }
+      part_s[u] = pair.join(sum);
     }
-    if constexpr (DOT) reduce_scatter<B, LPH>(part_s, me.hl);
+    if constexpr (PAIR) reduce_scatter<B, LPH>(part_s, me.hl);
     reduce_scatter<B, LPH>(part_t, me.hl);
 
     Weights<A, SLOTS, false, true> weights, grad_scores;
 #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
       const bool valid = s * LPH + own < left;
-      if constexpr (DOT) score[s] = part_s[s];
+      if constexpr (PAIR) score[s] = LINEAR ? part_s[s] : score[s] + part_s[s];
       A dot_gv = part_t[s], mask = 1, factor = 1;
       int64_t at = 0;
+      int eid = 0;
       if constexpr (EDGE) {
         if (valid) {
-          const int eid = edge_id(csr, me.first + (step * CHUNK + s * LPH + own) * me.stride);
+          eid = edge_id(csr, me.first + (step * CHUNK + s * LPH + own) * me.stride);
           at = int64_t(eid) * me.heads + me.head;
-          score[s] += edge.bias(eid);
           mask = edge.mask(eid);
           factor = mask * edge.weight(eid);
           if (p.grad_attention) dot_gv += static_cast<const A*>(p.grad_attention)[at];
         }
       }
-      A slope_z = 1;
-      if constexpr (!DOT) {
-        slope_z = leaky_relu_grad(score[s], slope);
-        score[s] = leaky_relu(score[s], slope);
-      }
-      const A alpha = valid ? exponential(score[s] - lse[s]) : A(0);
-      const A grad_score = valid ? alpha * (factor * dot_gv - delta[s]) * slope_z : A(0);
+      const EdgeScore<T, EDGE> z(edge, score[s], slope, eid);
+      const A alpha = valid ? exponential(z.score - lse[s]) : A(0);
+      const A grad_score = valid ? alpha * (factor * dot_gv - delta[s]) : A(0);
+      const A grad_z = grad_score * z.slope, grad_raw = grad_z * z.gate;
       weights.set(s, alpha * factor, true);
-      grad_scores.set(s, grad_score, true);
-      sum_alpha += grad_score;
+      grad_scores.set(s, grad_raw, true);
+      sum_raw += grad_raw;
       if constexpr (EDGE_GRADS) {
         if (valid && me.head_ok && me.hl < PERIOD && me.chunk == 0) {
-          if (p.grad_bias) static_cast<A*>(p.grad_bias)[at] = grad_score;
+          if (p.grad_bias) static_cast<A*>(p.grad_bias)[at] = p.edge.bias_after ? grad_score : grad_z;
+          if (p.grad_gate) static_cast<A*>(p.grad_gate)[at] = grad_z * score[s];
           if (p.grad_weight) static_cast<A*>(p.grad_weight)[at] = mask * alpha * dot_gv;
+          if (p.grad_raw) static_cast<A*>(p.grad_raw)[at] = grad_raw;
         }
       }
     }
     const auto add = [&](auto full) {
       constexpr bool FULL = decltype(full)::value;
-      if constexpr (DOT) add_rows<C, FULL, false, B>(0, left, grad_scores, c, acc_c, acc_c);
       if constexpr (SOURCES) add_rows<C, FULL, false, B>(0, left, weights, d, acc_d, acc_d);
+      if constexpr (DOT && !FEAT) add_rows<C, FULL, false, B>(0, left, grad_scores, c, acc_c, acc_c);
+      if constexpr (V2 || FEAT) {
+#pragma unroll
+        for (int u = 0; u < B; ++u) {
+          [[maybe_unused]] A draw, w, unused;
+          grad_scores.template get<LPH>(u, draw, unused);
+          [[maybe_unused]] int eid = 0;
+          if constexpr (FEAT && EDGE_GRADS) {
+            weights.template get<LPH>(u, w, unused);
+            if (p.grad_feat) eid = edge_of<C>(me, csr, step * CHUNK + u);
+          }
+          if (!FULL && u >= left) continue;
+          [[maybe_unused]] const A draw_negative = draw * pair.slope;
+#pragma unroll
+          for (int k = 0; k < NV; ++k) {
+            [[maybe_unused]] A y[VEC], grad_feat[VEC];
+            if constexpr (PAIR) load_key(u, k, y);
+#pragma unroll
+            for (int v = 0; v < VEC; ++v) {
+              if constexpr (DOT) {
+                acc_c[k][v] += draw * y[v];
+              } else if constexpr (V2) {
+                const bool positive = a[k][v] + y[v] > 0;
+                if (positive) acc_c[k][v] += draw;
+                if constexpr (FEAT && EDGE_GRADS) grad_feat[v] = positive ? draw : draw_negative;
+              }
+            }
+            if constexpr (V2 && FEAT && EDGE_GRADS) {
+              A f[VEC];
+              Pack<T>::unpack(e[u][k], f);
+#pragma unroll
+              for (int v = 0; v < VEC; ++v) acc_attn[k][v] += grad_feat[v] * f[v];
+            }
+            if constexpr (FEAT && EDGE_GRADS) {
+              if (p.grad_feat) {
+                if constexpr (!PAIR) Pack<T>::unpack(d[u][k], grad_feat);
+#pragma unroll
+                for (int v = 0; v < VEC; ++v) {
+                  if constexpr (V2) {
+                    grad_feat[v] *= pair.attn[V2 ? k : 0][v];
+                  } else if constexpr (DOT) {
+                    grad_feat[v] = in_key * draw * a[k][v] + in_value * w * b[k][v];
+                  } else {
+                    grad_feat[v] *= w;
+                  }
+                }
+                if (me.inside(k)) store_raw(me.address(p.grad_feat, eid, k), Pack<T>::pack(grad_feat));
+              }
+            }
+          }
+        }
+      }
     };
     if (step < full_steps) {
       add(std::true_type{});
@@ -262,22 +384,60 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, true>)
     }
   }
 
+  sum_raw = reduce_sum<PERIOD>(sum_raw);
   if (!csr.packed && me.num_sub > 1) {
-    if constexpr (DOT) me.across(acc_c, t);
+    if constexpr (PAIR) me.across(acc_c, t);
     if constexpr (SOURCES) me.across(acc_d, t);
-    if constexpr (!DOT) sum_alpha = me.across(sum_alpha, t);
+    if constexpr (!DOT) sum_raw = me.across(sum_raw, t);
   }
-  if constexpr (DOT)
-    me.store_row(SOURCES ? p.grad_key : p.grad_query, SOURCES ? p.partial_key : p.partial_query, acc_c,
-                 A(p.scale));
+  if constexpr (V2) {
+    // sum draw L'(u) = slope sum draw + (1 - slope) sum_{u > 0} draw. As L(u) = u L'(u), grad_attn is the sum
+    // of x_i times it over destinations, v_j times it over sources and e_ij times it over edges.
+    __shared__ A shared[kWarps - 1][NV * VEC][32];
+    A share[NV][VEC];
+#pragma unroll
+    for (int k = 0; k < NV; ++k) {
+#pragma unroll
+      for (int v = 0; v < VEC; ++v) {
+        acc_c[k][v] = pair.slope * sum_raw + (1 - pair.slope) * acc_c[k][v];
+        share[k][v] = me.writes ? a[k][v] * acc_c[k][v] : A(0);
+        if constexpr (FEAT && EDGE_GRADS) share[k][v] += acc_attn[k][v];
+        acc_c[k][v] *= pair.attn[k][v];
+        if constexpr (SOURCES) acc_d[k][v] += acc_c[k][v];
+      }
+    }
+    me.across(share, t);
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    if (warp) {
+#pragma unroll
+      for (int k = 0; k < NV * VEC; ++k) shared[warp - 1][k][lane] = share[k / VEC][k % VEC];
+    }
+    __syncthreads();
+    if (warp == 0 && me.sub == 0) {
+#pragma unroll
+      for (int k = 0; k < NV; ++k) {
+        if (!me.inside(k)) continue;
+        A* out = static_cast<A*>(p.grad_attn) + (int64_t(blockIdx.x) * me.heads + me.head) * me.dim +
+                 me.column + k * LPH * VEC;
+#pragma unroll
+        for (int v = 0; v < VEC; ++v) {
+          A sum = share[k][v];
+#pragma unroll
+          for (int w = 0; w < kWarps - 1; ++w) sum += shared[w][k * VEC + v][lane];
+          out[v] = sum;
+        }
+      }
+    }
+  }
+  if constexpr (!SOURCES) me.store_row(p.grad_query, p.partial_query, acc_c, scale);
+  if constexpr (DOT && SOURCES) me.store_row(p.grad_key, p.partial_key, acc_c, scale);
   if constexpr (SOURCES) me.store_row(p.grad_value, p.partial_value, acc_d, A(1));
-  if constexpr (!DOT) {
-    sum_alpha = reduce_sum<PERIOD>(sum_alpha);
+  if constexpr (!PAIR) {
     if (me.writes && me.hl == 0 && me.chunk == 0) {
       if (me.item.slot < 0) {
-        static_cast<A*>(p.grad_alpha_src)[row_head] = sum_alpha;
+        static_cast<A*>(p.grad_alpha_src)[row_head] = sum_raw;
       } else {
-        static_cast<A*>(p.partial_alpha)[int64_t(me.item.slot) * me.heads + me.head] = sum_alpha;
+        static_cast<A*>(p.partial_alpha)[int64_t(me.item.slot) * me.heads + me.head] = sum_raw;
       }
     }
   }

@@ -1,31 +1,20 @@
-// Dispatch on family and dtype.
+// Dispatch on score and dtype.
 #include "launch.cuh"
 
 namespace dfgnn::cuda {
-namespace {
-
-template <class F>
-const char* with_type(DType dtype, F f) {
-  switch (dtype) {
-    case DType::f32:
-      return f(float{});
-    case DType::f64:
-      return f(double{});
-    case DType::f16:
-      return f(__half{});
-    case DType::bf16:
-      return f(__nv_bfloat16{});
-  }
-  return "unknown dtype";
-}
-
-}  // namespace
 
 const char* forward(const ForwardParams& p, void* stream) {
   const auto s = static_cast<cudaStream_t>(stream);
   return with_type(p.dtype, [&](auto t) {
     using T = decltype(t);
-    return p.score == Score::additive ? additive_forward<T>(p, s) : dot_forward<T>(p, s);
+    switch (p.score) {
+      case Score::additive:
+        return additive_forward<T>(p, s);
+      case Score::dot:
+        return pair_forward<T, Score::dot>(p, s);
+      default:
+        return pair_forward<T, Score::additive_v2>(p, s);
+    }
   });
 }
 
@@ -33,7 +22,26 @@ const char* backward(const BackwardParams& p, void* stream) {
   const auto s = static_cast<cudaStream_t>(stream);
   return with_type(p.dtype, [&](auto t) {
     using T = decltype(t);
-    return p.score == Score::additive ? additive_backward<T>(p, s) : dot_backward<T>(p, s);
+    switch (p.score) {
+      case Score::additive:
+        return additive_backward<T>(p, s);
+      case Score::dot:
+        return pair_backward<T, Score::dot>(p, s);
+      default:
+        return pair_backward<T, Score::additive_v2>(p, s);
+    }
+  });
+}
+
+int64_t attention_parts(const BackwardParams& p) {
+  return with_type(p.dtype, [&](auto t) {
+    int64_t parts = 0;
+    with_config<decltype(t)>(p.shape.value_dim, [&](auto config) {
+      using L = Launch<decltype(config)>;
+      const int dim = p.shape.value_dim;
+      parts = int64_t(L(p.shape, dim, p.csr).grid.x) + L(p.shape, dim, p.reverse).grid.x;
+    });
+    return parts;
   });
 }
 

@@ -4,23 +4,15 @@
 
 #include "../core/params.h"
 
-namespace dfgnn {
-
-// out_i = sum_j value_j over the edges j -> i; the yardstick that attention is measured against.
-struct GatherSumParams {
-  DType dtype;
-  Shape shape;
-  Csr csr;
-  const void* value;  // [N_src, Dv] T
-  void* out;          // [N_dst, Dv] T
-  void* partial_out;  // [num_slots, Dv] acc
-};
-
-namespace cuda {
+namespace dfgnn::cuda {
 
 const char* forward(const ForwardParams& params, void* stream);
 const char* backward(const BackwardParams& params, void* stream);
-const char* gather_sum(const GatherSumParams& params, void* stream);
+// Partial sums of grad_attn: one per block of the two passes.
+int64_t attention_parts(const BackwardParams& params);
 
-}  // namespace cuda
-}  // namespace dfgnn
+const char* sddmm(const ProductParams& params, void* stream);
+// Without a weight it is the plain neighbour sum, the yardstick that attention is measured against.
+const char* spmm(const ProductParams& params, void* stream);
+
+}  // namespace dfgnn::cuda

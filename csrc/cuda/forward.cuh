@@ -1,41 +1,48 @@
-// Forward of both score families: online softmax over the edges of an item, one visit per edge.
+// Forward of every score: online softmax over the edges of an item, one visit per edge.
 //
 // Mapping: lanes.cuh. Registers hold the output row's columns of the lane (twice with POSITIVE), the
-// query row (dot), B neighbour rows in flight (2 B for dot). Reads indices, alpha_src or key, value
-// once per edge; writes out and lse per row, or a partial per slot. B is the number of rows in flight.
+// query row (dot, additive_v2), B neighbour rows in flight (2 B for dot, B more with edge features). Reads
+// indices, alpha_src or key, value once per edge; writes out and lse per row, or a partial per slot. B is the
+// number of rows in flight.
 #pragma once
 
-#include "gather.cuh"
+#include "scores.cuh"
 
 namespace dfgnn::cuda {
 
-template <class C, Score SCORE, bool EDGE, bool POSITIVE, int B>
-__global__ void __launch_bounds__(kThreads, kMinBlocks<C, SCORE == Score::dot>)
+template <class C, Score SCORE, Edges EDGES, bool POSITIVE, int B>
+__global__ void __launch_bounds__(kThreads, kMinBlocks<C, EDGES == Edges::features   ? Load::many_rows
+                                                          : SCORE == Score::additive ? Load::one_row
+                                                                                     : Load::two_rows>)
     forward_kernel(const ForwardParams p, const Tiling t) {
   using T = typename C::T;
   using A = typename C::A;
   constexpr int LPH = C::LPH, NV = C::NV, VEC = C::VEC;
-  constexpr bool DOT = SCORE == Score::dot;
-  constexpr int CHUNK = DOT || B > LPH ? B : LPH;    // edges per sub-warp and step
-  constexpr int PERIOD = CHUNK < LPH ? CHUNK : LPH;  // lanes of a head that own different edges
-  constexpr int SLOTS = CHUNK / PERIOD;              // edges owned by a lane
+  constexpr bool DOT = SCORE == Score::dot, V2 = SCORE == Score::additive_v2, PAIR = DOT || V2;
+  constexpr bool EDGE = EDGES != Edges::none, FEAT = EDGES == Edges::features;
+  constexpr int CHUNK = PAIR || FEAT || B > LPH ? B : LPH;  // edges per sub-warp and step
+  constexpr int PERIOD = CHUNK < LPH ? CHUNK : LPH;         // lanes of a head that own different edges
+  constexpr int SLOTS = CHUNK / PERIOD;                     // edges owned by a lane
 
-  const Place<C> me(t, p.shape, p.shape.dim, p.csr);
+  const Place<C> me(t, p.shape, p.shape.value_dim, p.csr);
   const int own = me.hl % PERIOD;
   const EdgeReader<T> edge(p.edge, me.heads, me.head);
   const int64_t row_head = int64_t(me.item.row) * me.heads + me.head;
 
-  A query[DOT ? NV : 1][VEC];
+  A query[PAIR ? NV : 1][VEC];
   A alpha_dst = 0;
-  if constexpr (DOT) {
-    me.load_row(p.query, query, A(p.scale));
+  if constexpr (PAIR) {
+    me.load_row(p.query, query, V2 ? A(1) : A(p.scale));
   } else if (p.alpha_dst) {
     alpha_dst = static_cast<const A*>(p.alpha_dst)[row_head];
   }
+  const PairScore<C, SCORE> pair(me, p.attn, A(p.negative_slope));
   const A* alpha_src = static_cast<const A*>(p.alpha_src);
-  A slope = A(p.negative_slope);
+  A slope = V2 ? A(1) : A(p.negative_slope);
   keep(slope);
-  const Rows<C> values = me.rows(p.value), keys = me.rows(p.key);
+  const void* key = V2 ? p.value : p.key;
+  const Rows<C> values = me.rows(p.value), keys = me.rows(key), feats = me.rows(FEAT ? p.edge.feat : nullptr);
+  const A in_key = FEAT && p.edge.feat_in_key, in_value = FEAT && p.edge.feat_in_value;
 
   A acc[NV][VEC] = {};
   A acc_positive[POSITIVE ? NV : 1][VEC] = {};
@@ -57,22 +64,37 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, SCORE == Score::dot>)
 
     A score[SLOTS];
     bool positive[SLOTS] = {};
-    Raw rows[B][NV];
-    if constexpr (DOT) {
+    Raw rows[B][NV], feat_rows[FEAT ? B : 1][NV];
+    if constexpr (FEAT) {
+      int eids[SLOTS];
+#pragma unroll
+      for (int s = 0; s < SLOTS; ++s) eids[s] = fetch_eid<C, CHUNK>(me, p.csr, step, s);
+      load_rows<C, B>(feats, 0, eids, feat_rows);
+    }
+    if constexpr (PAIR) {
       A part[B];
-      Raw key_rows[B][NV];
-      load_rows<C, B>(keys, 0, index, key_rows);
+      Raw key_rows[DOT ? B : 1][NV];
+      if constexpr (DOT) load_rows<C, B>(keys, 0, index, key_rows);
       load_rows<C, B>(values, 0, index, rows);  // the values travel while the scores are reduced
 #pragma unroll
       for (int u = 0; u < B; ++u) {
-        part[u] = 0;
+        typename PairScore<C, SCORE>::Sum sum;
 #pragma unroll
-        for (int k = 0; k < NV; ++k)
-          part[u] = me.inside(k) ? dot<T>(query[k], key_rows[u][k], part[u]) : part[u];
+        for (int k = 0; k < NV; ++k) {
+          if (!V2 && !me.inside(k)) continue;  // attn is 0 there
+          A y[VEC];
+          Pack<T>::unpack(DOT ? key_rows[DOT ? u : 0][k] : rows[u][k], y);
+          if constexpr (FEAT) axpy<T>(y, in_key, feat_rows[u][k]);
+          pair.add(k, query[k], y, sum);
+        }
         if (C::WIDE && t.chunks > 1) {
           const int j = __shfl_sync(kAll, index[u / LPH], u % LPH, LPH);
-          part[u] += A(p.scale) * me.far_dot(t, p.query, me.item.row, p.key, j);
+          int eid = 0;
+          if constexpr (FEAT) eid = edge_of<C>(me, p.csr, step * CHUNK + u);
+          pair.add_far(me, t, A(p.scale), p.attn, p.query, me.item.row, key, j,
+                       in_key != 0 ? p.edge.feat : nullptr, eid, sum);
         }
+        part[u] = pair.join(sum);
       }
       reduce_scatter<CHUNK, LPH>(part, me.hl);
 #pragma unroll
@@ -91,15 +113,12 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, SCORE == Score::dot>)
       const bool valid = s * LPH + own < left;
       int eid = 0;
       if constexpr (EDGE) {
-        if (valid) {
-          eid = edge_id(p.csr, me.first + (step * CHUNK + s * LPH + own) * me.stride);
-          score[s] += edge.bias(eid);
-        }
+        if (valid) eid = edge_id(p.csr, me.first + (step * CHUNK + s * LPH + own) * me.stride);
       }
-      if constexpr (!DOT) {
-        positive[s] = score[s] > 0;
-        score[s] = leaky_relu(score[s], slope);
-      }
+      // Past the end, eid 0 exists: there are edges, or this loop would not run.
+      const EdgeScore<T, EDGE> z(edge, score[s], slope, eid);
+      positive[s] = z.positive;
+      score[s] = z.score;
       if constexpr (EDGE) {
         factor[s] = valid ? edge.weight(eid) * edge.mask(eid) : A(0);
         if (p.attention && valid && me.head_ok && me.hl < PERIOD && me.chunk == 0)
@@ -137,8 +156,11 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, SCORE == Score::dot>)
     }
     const auto add = [&](auto full) {
       constexpr bool FULL = decltype(full)::value;
-      if constexpr (DOT) {
-        add_rows<C, FULL, false, B>(0, left, weights, rows, acc, acc_positive);
+      if constexpr (PAIR || FEAT) {
+        add_rows<C, FULL, POSITIVE, B>(0, left, weights, rows, acc, acc_positive);
+        if constexpr (FEAT) {
+          if (in_value != 0) add_rows<C, FULL, POSITIVE, B>(0, left, weights, feat_rows, acc, acc_positive);
+        }
       } else {
         add_chunk<C, FULL, POSITIVE, B, CHUNK>(values, left, me.span - step * CHUNK, index, weights, rows,
                                                acc, acc_positive);

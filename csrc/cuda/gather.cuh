@@ -36,13 +36,30 @@ struct Weights {
   }
 };
 
-// Index of the edge that this lane owns in slot s of a step; past the end, of the last edge: loads need no
-// predicate then, and only additions are left out.
+// Position in the CSR of the edge that this lane owns in slot s of a step; past the end, of the last edge:
+// loads need no predicate then, and only additions are left out. Negative where there is none.
 template <class C, int CHUNK>
-__device__ __forceinline__ int fetch(const Place<C>& me, const Csr& csr, int step, int s) {
+__device__ __forceinline__ int position(const Place<C>& me, int step, int s) {
   constexpr int PERIOD = CHUNK < C::LPH ? CHUNK : C::LPH;
   const int k = min(step * CHUNK + s * C::LPH + me.hl % PERIOD, me.count - 1);
-  return k >= 0 ? __ldg(csr.indices + me.first + k * me.stride) : 0;
+  return k >= 0 ? me.first + k * me.stride : -1;
+}
+template <class C, int CHUNK>
+__device__ __forceinline__ int fetch(const Place<C>& me, const Csr& csr, int step, int s) {
+  const int at = position<C, CHUNK>(me, step, s);
+  return at >= 0 ? __ldg(csr.indices + at) : 0;
+}
+template <class C, int CHUNK>
+__device__ __forceinline__ int fetch_eid(const Place<C>& me, const Csr& csr, int step, int s) {
+  const int at = position<C, CHUNK>(me, step, s);
+  return at >= 0 ? edge_id(csr, at) : 0;
+}
+
+// Edge id of this sub-warp's k-th edge, for all its lanes; past the end, of the last one.
+template <class C>
+__device__ __forceinline__ int edge_of(const Place<C>& me, const Csr& csr, int k) {
+  const int last = min(k, me.count - 1);
+  return last >= 0 ? edge_id(csr, me.first + last * me.stride) : 0;
 }
 
 // The rows of the edges u0 .. u0 + B of a chunk.

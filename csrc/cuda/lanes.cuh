@@ -44,13 +44,20 @@ struct Config {
   static constexpr bool WIDE = LPH == 32 && NV == 4;  // the only layout with more than one chunk
 };
 
+// Which options on edges a kernel is compiled for: none, those with a number per edge, or edge features too.
+enum class Edges { none, scalars, features };
+
+// How many rows' worth of registers a kernel needs beside those in flight.
+enum class Load { one_row, two_rows, many_rows };
+
 // Blocks that a multiprocessor must hold: caps registers where the layout has few, because occupancy hides
-// latency better than registers do. PAIR: two rows per edge.
-template <class C, bool PAIR>
+// latency better than registers do.
+template <class C, Load LOAD>
 inline constexpr int kMinBlocks = C::NV > 1 || sizeof(typename C::T) == 8 ? 1
-                                  : sizeof(typename C::T) == 4            ? 8
-                                  : PAIR                                  ? 5
-                                                                          : 7;
+                                  : sizeof(typename C::T) == 4            ? (LOAD == Load::many_rows ? 5 : 8)
+                                  : LOAD == Load::one_row                 ? 7
+                                  : LOAD == Load::two_rows                ? 5
+                                                                          : 4;
 
 // Scatter-reduces v over the LPH lanes of a head. Afterwards v[s] holds the total of entry
 // s * LPH + hl (N >= LPH), or v[0] that of entry hl % N (N < LPH). log2 steps, N - 1 shuffles
@@ -173,15 +180,19 @@ struct Place {
     return static_cast<char*>(array) + uint64_t(row) * row_bytes +
            (int64_t(head) * dim + column + k * C::LPH * C::VEC) * int64_t(sizeof(T));
   }
-  // factor * own row; 0 outside the head.
-  __device__ __forceinline__ void load_row(const void* array, A (&x)[C::NV][C::VEC], A factor) const {
+  // factor * row `row`; 0 outside the head.
+  __device__ __forceinline__ void load_row(const void* array, A (&x)[C::NV][C::VEC], A factor,
+                                           int row) const {
     const Rows<C> source = rows(array);
 #pragma unroll
     for (int k = 0; k < C::NV; ++k) {
-      Pack<T>::unpack(source.load(item.row, k), x[k]);
+      Pack<T>::unpack(source.load(row, k), x[k]);
 #pragma unroll
       for (int c = 0; c < C::VEC; ++c) x[k][c] = inside(k) ? x[k][c] * factor : A(0);
     }
+  }
+  __device__ __forceinline__ void load_row(const void* array, A (&x)[C::NV][C::VEC], A factor) const {
+    load_row(array, x, factor, item.row);
   }
   // Stores factor * x as row `item.row` of T, or x as slot `item.slot` of the partials in A.
   __device__ __forceinline__ void store_row(void* array, void* partial, const A (&x)[C::NV][C::VEC],
@@ -222,20 +233,39 @@ struct Place {
       }
     }
   }
-  // Part of a . b (rows of two arrays) that lies in other chunks of a wide head than this warp's.
-  __device__ __forceinline__ A far_dot(const Tiling& t, const void* a, int64_t a_row, const void* b,
-                                       int64_t b_row) const {
+  // Sum of f(column) over this lane's share of the columns in other chunks of a wide head than this warp's.
+  template <class F>
+  __device__ __forceinline__ A far_sum(const Tiling& t, F f) const {
     A sum = 0;
     for (int other = 0; other < t.chunks; ++other) {
       if (other == chunk || !head_ok) continue;
       for (int at = other * C::COLS + hl * C::VEC; at < min(dim, (other + 1) * C::COLS);
-           at += C::LPH * C::VEC) {
-        A x[C::VEC];
-        Pack<T>::unpack(load_raw(static_cast<const T*>(a) + (a_row * heads + head) * dim + at), x);
-        sum = dot<T>(x, load_raw(static_cast<const T*>(b) + (b_row * heads + head) * dim + at), sum);
-      }
+           at += C::LPH * C::VEC)
+        sum += f(at);
     }
     return sum;
+  }
+  // Columns [at, at + VEC) of this head in a row; null: 0.
+  __device__ __forceinline__ void load_at(const void* array, int64_t row, int at, A (&x)[C::VEC]) const {
+    if (array) {
+      Pack<T>::unpack(load_raw(static_cast<const T*>(array) + (row * heads + head) * dim + at), x);
+    } else {
+#pragma unroll
+      for (int c = 0; c < C::VEC; ++c) x[c] = 0;
+    }
+  }
+  // Part of a . (b + e) in other chunks, over rows of arrays; e, the edge's features, may be null.
+  __device__ __forceinline__ A far_dot(const Tiling& t, const void* a, int64_t a_row, const void* b,
+                                       int64_t b_row, const void* e = nullptr, int64_t e_row = 0) const {
+    return far_sum(t, [&](int at) {
+      A x[C::VEC], y[C::VEC], z[C::VEC], sum = 0;
+      load_at(a, a_row, at, x);
+      load_at(b, b_row, at, y);
+      load_at(e, e_row, at, z);
+#pragma unroll
+      for (int c = 0; c < C::VEC; ++c) sum += x[c] * (y[c] + z[c]);
+      return sum;
+    });
   }
 };
 
@@ -253,13 +283,18 @@ struct EdgeReader {
   static __device__ __forceinline__ A read(const void* x, int64_t at, bool is_acc) {
     return is_acc ? static_cast<const A*>(x)[at] : A(static_cast<const T*>(x)[at]);
   }
-  __device__ __forceinline__ A bias(int eid) const {
-    return o.bias ? read(o.bias, int64_t(eid) * heads + head, o.bias_is_acc) : A(0);
+  __device__ __forceinline__ A column(const void* x, int eid, int columns, bool is_acc, A otherwise) const {
+    return x ? read(x, int64_t(eid) * columns + (columns > 1 ? head : 0), is_acc) : otherwise;
+  }
+  __device__ __forceinline__ A bias(int eid) const { return column(o.bias, eid, heads, o.bias_is_acc, A(0)); }
+  __device__ __forceinline__ A gate(int eid) const {
+    return column(o.gate, eid, o.gate_heads, o.gate_is_acc, A(1));
   }
   __device__ __forceinline__ A weight(int eid) const {
-    return o.weight ? read(o.weight, int64_t(eid) * o.weight_heads + (o.weight_heads > 1 ? head : 0),
-                           o.weight_is_acc)
-                    : A(1);
+    return column(o.weight, eid, o.weight_heads, o.weight_is_acc, A(1));
+  }
+  __device__ __forceinline__ bool masked(int eid) const {
+    return o.mask && !o.mask[int64_t(eid) * o.mask_heads + (o.mask_heads > 1 ? head : 0)];
   }
   // 0 or 1 / (1 - p)
   __device__ __forceinline__ A mask(int eid) const {
@@ -272,5 +307,29 @@ struct EdgeReader {
 __device__ __forceinline__ int edge_id(const Csr& csr, int position) {
   return csr.eids ? __ldg(csr.eids + position) : position;
 }
+
+// From what the family computes to the score (EdgeOptions in params.h), and what backward needs of it.
+template <typename T, bool EDGE>
+struct EdgeScore {
+  using A = Acc<T>;
+  A score, slope, gate;  // slope: LeakyReLU'(z)
+  bool positive;         // z > 0
+  __device__ __forceinline__ EdgeScore(const EdgeReader<T>& edge, A raw, A negative_slope, int eid) {
+    A z = raw, bias = 0;
+    gate = 1;
+    if constexpr (EDGE) {
+      gate = edge.gate(eid);
+      bias = edge.bias(eid);
+      z = raw * gate + (edge.o.bias_after ? A(0) : bias);
+    }
+    positive = z > 0;
+    slope = leaky_relu_grad(z, negative_slope);
+    score = leaky_relu(z, negative_slope);
+    if constexpr (EDGE) {
+      if (edge.o.bias_after) score += bias;
+      if (edge.masked(eid)) score = -infinity<A>();
+    }
+  }
+};
 
 }  // namespace dfgnn::cuda

@@ -12,15 +12,34 @@
 
 namespace dfgnn::cuda {
 
-// Per dtype and family; instantiated in additive_*.cu and dot_*.cu.
+// Instantiated in instances/.
 template <typename T>
 const char* additive_forward(const ForwardParams& p, cudaStream_t stream);
 template <typename T>
 const char* additive_backward(const BackwardParams& p, cudaStream_t stream);
-template <typename T>
-const char* dot_forward(const ForwardParams& p, cudaStream_t stream);
-template <typename T>
-const char* dot_backward(const BackwardParams& p, cudaStream_t stream);
+template <typename T, Score SCORE>
+const char* pair_forward(const ForwardParams& p, cudaStream_t stream);
+template <typename T, Score SCORE>
+const char* pair_backward(const BackwardParams& p, cudaStream_t stream);
+
+template <class F>
+auto with_type(DType dtype, F f) {
+  switch (dtype) {
+    case DType::f64:
+      return f(double{});
+    case DType::f16:
+      return f(__half{});
+    case DType::bf16:
+      return f(__nv_bfloat16{});
+    default:
+      return f(float{});
+  }
+}
+
+// also: something else needs the edges one by one, as returned attention does.
+inline Edges edges_of(const EdgeOptions& e, bool also) {
+  return e.feat ? Edges::features : e.any() || also ? Edges::scalars : Edges::none;
+}
 
 inline const char* last_error() {
   const cudaError_t error = cudaGetLastError();

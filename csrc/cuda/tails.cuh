@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(kThreads) prepare_additive_kernel(const Backwa
     dot_positive[k] = reduce_sum<LPH>(dot_positive[k]);
     if (pair >= total || hl) continue;
     if (p.grad_attention) delta[k] += static_cast<const A*>(p.row_sums)[pair];
-    static_cast<AdditiveStats<A>*>(p.node_stats)[pair] = {
+    static_cast<NodeStats<A>*>(p.node_stats)[pair] = {
         p.alpha_dst ? static_cast<const A*>(p.alpha_dst)[pair] : A(0), static_cast<const A*>(p.lse)[pair],
         delta[k], A(0)};
     if (p.positive)
@@ -178,6 +178,20 @@ __global__ void __launch_bounds__(kThreads) prepare_additive_kernel(const Backwa
           (1 - A(p.negative_slope)) *
           (dot_positive[k] - delta[k] * static_cast<const A*>(p.positive_mass)[pair]);
   }
+}
+
+// sums[k, column] = sum of parts[i, column] over the k-th run of consecutive parts. grid (kAttnSums,
+// columns).
+template <typename A>
+__global__ void __launch_bounds__(kThreads)
+    sum_parts_kernel(const A* parts, int64_t num_parts, int width, A* sums) {
+  const int column = blockIdx.y * kThreads + threadIdx.x;
+  if (column >= width) return;
+  const int64_t first = num_parts * blockIdx.x / kAttnSums, last = num_parts * (blockIdx.x + 1) / kAttnSums;
+  A sum = 0;
+#pragma unroll 8
+  for (int64_t part = first; part < last; ++part) sum += parts[part * width + column];
+  sums[int64_t(blockIdx.x) * width + column] = sum;
 }
 
 // out[row, h] = sum over the row's edges of x[eid, h] * y[eid, h] (y null: 1). A warp per item.

@@ -44,275 +44,278 @@ struct Attention {
     return csr(check, "rev_indices", *rev_indices, rev_eids, *rev_items, *rev_splits, plan, num_rows);
   }
 
-  static EdgeOptions options(const Checker& check, const OptTensor& bias, const OptTensor& weight,
-                             const OptTensor& seed, double p, ScalarType type, int64_t edges, int64_t heads) {
-    const ScalarType acc = acc_type(type);
-    check.tensor("edge_bias", bias, {edges, heads}, {type, acc});
-    check.tensor("edge_weight", weight, {edges, -1}, {type, acc});
-    check.tensor("seed", seed, {1}, {ScalarType::Long});
-    check.require(!weight || weight->size(1) == 1 || weight->size(1) == heads,
-                  "edge_weight: expected 1 or num_heads columns");
+  // Positions in `flags` and `need` of the schemas.
+  enum Flag : int64_t { kBiasAfter = 1, kFeatInKey = 2, kFeatInValue = 4 };
+  enum Need : int64_t { kNeedDst = 1, kNeedBias = 2, kNeedGate = 4, kNeedWeight = 8, kNeedFeat = 16 };
+
+  // The arguments that forward and backward share, in the order of the schemas.
+  struct Inputs {
+    int64_t score;
+    Tensor value;
+    OptTensor src, dst, attn, bias, gate, mask, weight, feat, seed, out_bias;
+    int64_t num_dst;
+    double negative_slope, scale, dropout_p;
+    int64_t flags;
+
+    int64_t num_src() const { return value.size(0); }
+    int64_t heads() const { return value.size(1); }
+    int64_t value_dim() const { return value.size(2); }
+    int64_t dim() const { return Score(score) == Score::dot ? src->size(2) : value_dim(); }
+    ScalarType type() const { return value.scalar_type(); }
+    ScalarType acc() const { return acc_type(type()); }
+  };
+
+  // Checks them, makes them dense, and fills what ForwardParams and BackwardParams have in common.
+  template <class Params>
+  static void fill(const Checker& check, Inputs& in, Params& p, const Tensor& indices) {
+    const ScalarType type = in.type(), acc = in.acc();
+    check.require(in.score >= 0 && in.score <= 2, "score: expected 0 (additive), 1 (dot) or 2 (additive_v2)");
+    check.require(in.num_dst >= 0, "num_dst: expected a number >= 0");
+    check.tensor("value", in.value, {-1, -1, -1}, {type});
+    const int64_t n = in.num_src(), m = in.num_dst, h = in.heads(), dv = in.value_dim(),
+                  edges = indices.size(0);
+    p.score = Score(in.score);
+    p.dtype = dtype_of(check.op(), in.value);
+    if (p.score == Score::additive) {
+      check.require(in.src && !in.attn, "additive: expected src and dst terms only");
+      check.tensor("src", in.src, {n, h}, {acc});
+      check.tensor("dst", in.dst, {m, h}, {acc});
+    } else if (p.score == Score::dot) {
+      check.require(in.src && in.dst && !in.attn, "dot: expected src (key) and dst (query)");
+      check.tensor("src", in.src, {n, h, -1}, {type});
+      check.tensor("dst", in.dst, {m, h, in.src->size(2)}, {type});
+    } else {
+      check.require(!in.src && in.dst && in.attn, "additive_v2: expected dst and attn");
+      check.tensor("dst", in.dst, {m, h, dv}, {type});
+      check.tensor("attn", in.attn, {h, dv}, {type});
+    }
+    const int64_t d = in.dim();
+    p.shape = {m, n, edges, int32_t(h), int32_t(d), int32_t(dv)};
+    Backend::check(check, p.shape, p.dtype);
+    check.tensor("out_bias", in.out_bias, {h, dv}, {type});
+    in.value = dense(in.value);
+    for (OptTensor* t :
+         {&in.src, &in.dst, &in.attn, &in.bias, &in.gate, &in.mask, &in.weight, &in.feat, &in.out_bias})
+      *t = dense(*t);
+    p.edge = options(check, in, edges, h, d, dv);
+    p.value = data(in.value);
+    (p.score == Score::additive ? p.alpha_src : p.key) = data(in.src);
+    (p.score == Score::additive ? p.alpha_dst : p.query) = data(in.dst);
+    p.attn = data(in.attn);
+    p.negative_slope = in.negative_slope;
+    p.scale = in.scale;
+  }
+
+  static EdgeOptions options(const Checker& check, const Inputs& in, int64_t edges, int64_t heads,
+                             int64_t dim, int64_t value_dim) {
+    const ScalarType type = in.type(), acc = in.acc();
+    const auto columns = [&](const char* name, const OptTensor& t, std::initializer_list<ScalarType> types) {
+      check.tensor(name, t, {edges, -1}, types);
+      STD_TORCH_CHECK(!t || t->size(1) == 1 || t->size(1) == heads, check.op(), ": ", name,
+                      ": expected 1 or num_heads columns");
+      return t ? int32_t(t->size(1)) : 1;
+    };
+    const double p = in.dropout_p;
+    check.tensor("edge_bias", in.bias, {edges, heads}, {type, acc});
+    check.tensor("seed", in.seed, {1}, {ScalarType::Long});
     check.require(p >= 0 && p <= 1, "dropout_p: expected a probability in [0, 1]");
     EdgeOptions e{};
-    e.bias = data(bias);
-    e.weight = data(weight);
-    e.seed = p > 0 ? static_cast<const int64_t*>(data(seed)) : nullptr;
+    e.gate_heads = columns("edge_gate", in.gate, {type, acc});
+    e.mask_heads = columns("edge_mask", in.mask, {ScalarType::Bool});
+    e.weight_heads = columns("edge_weight", in.weight, {type, acc});
+    e.bias = data(in.bias), e.gate = data(in.gate), e.weight = data(in.weight), e.feat = data(in.feat);
+    e.mask = static_cast<const uint8_t*>(data(in.mask));
+    e.seed = p > 0 ? static_cast<const int64_t*>(data(in.seed)) : nullptr;
     check.require(p == 0 || e.seed, "seed: needed when dropout_p > 0");
-    e.bias_is_acc = bias && bias->scalar_type() == acc;
-    e.weight_is_acc = weight && weight->scalar_type() == acc;
-    e.weight_heads = weight ? static_cast<int32_t>(weight->size(1)) : 1;
+    e.bias_is_acc = in.bias && in.bias->scalar_type() == acc;
+    e.gate_is_acc = in.gate && in.gate->scalar_type() == acc;
+    e.weight_is_acc = in.weight && in.weight->scalar_type() == acc;
+    e.bias_after = bool(in.flags & kBiasAfter);
+    if (in.feat) {
+      e.feat_in_key = bool(in.flags & kFeatInKey), e.feat_in_value = bool(in.flags & kFeatInValue);
+      check.require(e.feat_in_key || e.feat_in_value, "edge_feat: expected a flag that says where it goes");
+      check.require(!e.feat_in_key || Score(in.score) != Score::additive, "edge_feat: additive has no key");
+      check.require(!e.feat_in_value || Score(in.score) != Score::additive_v2,
+                    "edge_feat: additive_v2 takes it in the key only");
+      check.require(!e.feat_in_key || !e.feat_in_value || dim == value_dim,
+                    "edge_feat: expected keys and values of one size");
+      check.tensor("edge_feat", in.feat, {edges, heads, e.feat_in_key ? dim : value_dim}, {type});
+    }
     e.dropout_threshold = static_cast<uint32_t>(std::min(std::floor(p * 4294967296.0), 4294967295.0));
     e.dropout_scale = p < 1 ? 1 / (1 - p) : 0;
     return e;
   }
 
-  static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gat_forward(
-      Tensor feat, Tensor alpha_src, OptTensor alpha_dst, OptTensor edge_bias, OptTensor edge_weight,
-      OptTensor seed, OptTensor out_bias, Tensor indices, OptTensor eids, Tensor items, Tensor splits,
-      Sizes plan, OptTensor, OptTensor, OptTensor, OptTensor, Sizes, int64_t num_dst, double negative_slope,
-      double dropout_p, bool return_attention, bool save_positive) {
-    const typename Backend::Scope scope(feat);
-    const Checker check("dfgnn::gat_forward", feat);
-    const ScalarType type = feat.scalar_type(), acc = acc_type(type);
-    check.require(num_dst >= 0, "num_dst: expected a number >= 0");
-    check.tensor("feat", feat, {-1, -1, -1}, {type});
-    const int64_t n = feat.size(0), h = feat.size(1), d = feat.size(2), edges = indices.size(0);
-    check.tensor("alpha_src", alpha_src, {n, h}, {acc});
-    check.tensor("alpha_dst", alpha_dst, {num_dst, h}, {acc});
-    check.tensor("out_bias", out_bias, {h, d}, {type});
-    feat = dense(feat), alpha_src = dense(alpha_src), alpha_dst = dense(alpha_dst);
-    edge_bias = dense(edge_bias), edge_weight = dense(edge_weight);
-
+  static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
+      int64_t score, Tensor value, OptTensor src, OptTensor dst, OptTensor attn, OptTensor edge_bias,
+      OptTensor edge_gate, OptTensor edge_mask, OptTensor edge_weight, OptTensor edge_feat, OptTensor seed,
+      OptTensor out_bias, Tensor indices, OptTensor eids, Tensor items, Tensor splits, Sizes plan, OptTensor,
+      OptTensor, OptTensor, OptTensor, Sizes, int64_t num_dst, double negative_slope, double scale,
+      double dropout_p, int64_t flags, bool return_attention, bool save_positive) {
+    const typename Backend::Scope scope(value);
+    const Checker check("dfgnn::attention_forward", value);
+    Inputs in{score,     value,          src,         dst,       attn, edge_bias,
+              edge_gate, edge_mask,      edge_weight, edge_feat, seed, out_bias,
+              num_dst,   negative_slope, scale,       dropout_p, flags};
     ForwardParams p{};
-    p.score = Score::additive;
-    p.dtype = dtype_of(check.op(), feat);
-    p.shape = {num_dst, n, edges, int32_t(h), int32_t(d), int32_t(d)};
-    Backend::check(check, p.shape, p.dtype);
+    fill(check, in, p, indices);
     p.csr = csr(check, "indices", indices, eids, items, splits, plan, num_dst);
-    p.edge = options(check, edge_bias, edge_weight, seed, dropout_p, type, edges, h);
-    p.value = data(feat), p.alpha_src = data(alpha_src), p.alpha_dst = data(alpha_dst);
-    p.negative_slope = negative_slope;
-    const int64_t slots = p.csr.num_slots;
-    Tensor out = make(feat, {num_dst, h, d}, type), lse = make(feat, {num_dst, h}, acc);
-    Tensor positive = save_positive ? make(feat, {num_dst, h, d}, type) : nothing(feat, type);
-    Tensor mass = save_positive ? make(feat, {num_dst, h}, acc) : nothing(feat, acc);
-    Tensor attention = return_attention ? make(feat, {edges, h}, acc) : nothing(feat, acc);
+    check.require(!save_positive || p.score == Score::additive, "save_positive: additive only");
+
+    const ScalarType type = in.type(), acc = in.acc();
+    const int64_t h = in.heads(), dv = in.value_dim(), slots = p.csr.num_slots;
+    Tensor out = make(value, {num_dst, h, dv}, type), lse = make(value, {num_dst, h}, acc);
+    Tensor positive = optional(p.positive, save_positive, value, {num_dst, h, dv}, type);
+    Tensor mass = optional(p.positive_mass, save_positive, value, {num_dst, h}, acc);
+    Tensor attention = optional(p.attention, return_attention, value, {indices.size(0), h}, acc);
     p.out = out.mutable_data_ptr(), p.lse = lse.mutable_data_ptr();
-    if (save_positive) p.positive = positive.mutable_data_ptr(), p.positive_mass = mass.mutable_data_ptr();
-    if (return_attention) p.attention = attention.mutable_data_ptr();
-    OptTensor partial_out, partial_positive, partial_stats;
-    if (slots) {
-      partial_out = make(feat, {slots, h, d}, acc), partial_stats = make(feat, {slots, h, 3}, acc);
-      p.partial_out = partial_out->mutable_data_ptr(), p.partial_stats = partial_stats->mutable_data_ptr();
-      if (save_positive) {
-        partial_positive = make(feat, {slots, h, d}, acc);
-        p.partial_positive = partial_positive->mutable_data_ptr();
-      }
-    }
-    Backend::forward(p, feat);
+    const Tensor partial_out = optional(p.partial_out, slots, value, {slots, h, dv}, acc);
+    const Tensor partial_stats = optional(p.partial_stats, slots, value, {slots, h, 3}, acc);
+    const Tensor partial_positive =
+        optional(p.partial_positive, slots && save_positive, value, {slots, h, dv}, acc);
+    Backend::forward(p, value);
     if (out_bias) out = torch::stable::subtract(out, *out_bias, -1);
     return {out, lse, positive, mass, attention};
   }
 
-  static std::tuple<Tensor, Tensor, Tensor> dot_forward(Tensor query, Tensor key, Tensor value,
-                                                        OptTensor edge_bias, OptTensor edge_weight,
-                                                        OptTensor seed, Tensor indices, OptTensor eids,
-                                                        Tensor items, Tensor splits, Sizes plan, OptTensor,
-                                                        OptTensor, OptTensor, OptTensor, Sizes, double scale,
-                                                        double dropout_p, bool return_attention) {
-    const typename Backend::Scope scope(query);
-    const Checker check("dfgnn::dot_forward", query);
-    const ScalarType type = query.scalar_type(), acc = acc_type(type);
-    check.tensor("query", query, {-1, -1, -1}, {type});
-    const int64_t m = query.size(0), h = query.size(1), d = query.size(2), edges = indices.size(0);
-    check.tensor("key", key, {-1, h, d}, {type});
-    const int64_t n = key.size(0);
-    check.tensor("value", value, {n, h, -1}, {type});
-    const int64_t dv = value.size(2);
-    query = dense(query), key = dense(key), value = dense(value);
-    edge_bias = dense(edge_bias), edge_weight = dense(edge_weight);
-
-    ForwardParams p{};
-    p.score = Score::dot;
-    p.dtype = dtype_of(check.op(), query);
-    p.shape = {m, n, edges, int32_t(h), int32_t(d), int32_t(dv)};
-    Backend::check(check, p.shape, p.dtype);
-    p.csr = csr(check, "indices", indices, eids, items, splits, plan, m);
-    p.edge = options(check, edge_bias, edge_weight, seed, dropout_p, type, edges, h);
-    p.query = data(query), p.key = data(key), p.value = data(value);
-    p.scale = scale;
-    const int64_t slots = p.csr.num_slots;
-    Tensor out = make(query, {m, h, dv}, type), lse = make(query, {m, h}, acc);
-    Tensor attention = return_attention ? make(query, {edges, h}, acc) : nothing(query, acc);
-    p.out = out.mutable_data_ptr(), p.lse = lse.mutable_data_ptr();
-    if (return_attention) p.attention = attention.mutable_data_ptr();
-    OptTensor partial_out, partial_stats;
-    if (slots) {
-      partial_out = make(query, {slots, h, dv}, acc), partial_stats = make(query, {slots, h, 3}, acc);
-      p.partial_out = partial_out->mutable_data_ptr(), p.partial_stats = partial_stats->mutable_data_ptr();
-    }
-    Backend::forward(p, query);
-    return {out, lse, attention};
-  }
-
-  static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gat_backward(
-      Tensor grad_out, OptTensor grad_attention, Tensor feat, Tensor alpha_src, OptTensor alpha_dst,
-      OptTensor edge_bias, OptTensor edge_weight, OptTensor seed, OptTensor out_bias, Tensor out, Tensor lse,
-      OptTensor positive, OptTensor positive_mass, OptTensor attention, Tensor indices, OptTensor eids,
-      Tensor items, Tensor splits, Sizes plan, OptTensor rev_indices, OptTensor rev_eids, OptTensor rev_items,
-      OptTensor rev_splits, Sizes rev_plan, double negative_slope, double dropout_p, bool need_alpha_dst,
-      bool need_bias, bool need_weight) {
-    const typename Backend::Scope scope(feat);
-    const Checker check("dfgnn::gat_backward", feat);
-    const ScalarType type = feat.scalar_type(), acc = acc_type(type);
-    check.tensor("feat", feat, {-1, -1, -1}, {type});
-    check.tensor("out", out, {-1, feat.size(1), feat.size(2)}, {type});
-    const int64_t n = feat.size(0), h = feat.size(1), d = feat.size(2), m = out.size(0),
-                  edges = indices.size(0);
-    check.tensor("alpha_src", alpha_src, {n, h}, {acc});
-    check.tensor("alpha_dst", alpha_dst, {m, h}, {acc});
-    check.tensor("out_bias", out_bias, {h, d}, {type});
-    check.tensor("lse", lse, {m, h}, {acc});
-    check.tensor("grad_out", grad_out, {m, h, d}, {type});
-    check.tensor("grad_attention", grad_attention, {edges, h}, {acc});
-    check.require(!grad_attention || attention, "attention: needed with grad_attention");
-    check.tensor("attention", attention, {edges, h}, {acc});
-    const bool sum_rows = need_alpha_dst && grad_attention.has_value();
-    const bool from_positive = need_alpha_dst && !sum_rows;
-    check.require(!from_positive || (positive && positive_mass),
-                  "positive: needed for the gradient of alpha_dst");
-    if (from_positive) {
-      check.tensor("positive", positive, {m, h, d}, {type});
-      check.tensor("positive_mass", positive_mass, {m, h}, {acc});
-    }
-    feat = dense(feat), alpha_src = dense(alpha_src), alpha_dst = dense(alpha_dst), out = dense(out);
-    lse = dense(lse), grad_out = dense(grad_out), edge_bias = dense(edge_bias),
-    edge_weight = dense(edge_weight);
-    if (from_positive) positive = dense(positive), positive_mass = dense(positive_mass);
-    if (grad_attention) attention = dense(attention), grad_attention = dense(grad_attention);
-
+  static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
+      Tensor grad_out, OptTensor grad_attention, int64_t score, Tensor value, OptTensor src, OptTensor dst,
+      OptTensor attn, OptTensor edge_bias, OptTensor edge_gate, OptTensor edge_mask, OptTensor edge_weight,
+      OptTensor edge_feat, OptTensor seed, OptTensor out_bias, Tensor out, Tensor lse, OptTensor positive,
+      OptTensor positive_mass, OptTensor attention, Tensor indices, OptTensor eids, Tensor items,
+      Tensor splits, Sizes plan, OptTensor rev_indices, OptTensor rev_eids, OptTensor rev_items,
+      OptTensor rev_splits, Sizes rev_plan, double negative_slope, double scale, double dropout_p,
+      int64_t flags, int64_t need) {
+    const typename Backend::Scope scope(value);
+    const Checker check("dfgnn::attention_backward", value);
+    check.tensor("grad_out", grad_out, {-1, -1, -1}, {value.scalar_type()});
+    const int64_t m = grad_out.size(0), edges = indices.size(0);
+    Inputs in{score,     value, src,      dst, attn,           edge_bias, edge_gate, edge_mask, edge_weight,
+              edge_feat, seed,  out_bias, m,   negative_slope, scale,     dropout_p, flags};
     BackwardParams p{};
-    p.score = Score::additive;
-    p.dtype = dtype_of(check.op(), feat);
-    p.shape = {m, n, edges, int32_t(h), int32_t(d), int32_t(d)};
-    Backend::check(check, p.shape, p.dtype);
-    p.edge = options(check, edge_bias, edge_weight, seed, dropout_p, type, edges, h);
-    p.csr = csr(check, "indices", indices, eids, items, splits, plan, m);
-    p.reverse = reverse_csr(check, indices, rev_indices, rev_eids, rev_items, rev_splits, rev_plan, n);
-    p.value = data(feat), p.alpha_src = data(alpha_src), p.alpha_dst = data(alpha_dst);
-    p.negative_slope = negative_slope;
-    out_bias = dense(out_bias);
-    p.out = data(out), p.out_bias = data(out_bias), p.lse = data(lse), p.grad_out = data(grad_out);
-    if (from_positive) p.positive = data(positive), p.positive_mass = data(positive_mass);
-    if (grad_attention) p.attention = data(attention), p.grad_attention = data(grad_attention);
-
-    if (edges == 0) {
-      const auto zeros = [&](Sizes sizes, ScalarType t) { return torch::stable::new_zeros(feat, sizes, t); };
-      return {zeros({n, h, d}, type), zeros({n, h}, acc), zeros({need_alpha_dst ? m : 0, h}, acc),
-              zeros({0, h}, acc), zeros({0, h}, acc)};
-    }
-    Tensor grad_feat = make(feat, {n, h, d}, type), grad_alpha_src = make(feat, {n, h}, acc);
-    Tensor grad_alpha_dst = need_alpha_dst ? make(feat, {m, h}, acc) : nothing(feat, acc);
-    Tensor grad_bias = need_bias || sum_rows ? make(feat, {edges, h}, acc) : nothing(feat, acc);
-    Tensor grad_weight = need_weight ? make(feat, {edges, h}, acc) : nothing(feat, acc);
-    Tensor node_stats = make(feat, {m, h, 4}, acc);
-    p.grad_value = grad_feat.mutable_data_ptr(), p.grad_alpha_src = grad_alpha_src.mutable_data_ptr();
-    if (need_alpha_dst) p.grad_alpha_dst = grad_alpha_dst.mutable_data_ptr();
-    if (need_bias || sum_rows) p.grad_bias = grad_bias.mutable_data_ptr();
-    if (need_weight) p.grad_weight = grad_weight.mutable_data_ptr();
-    p.node_stats = node_stats.mutable_data_ptr();
-    OptTensor row_sums, partial_sums;
-    if (grad_attention) {
-      row_sums = make(feat, {m, h}, acc), partial_sums = make(feat, {p.csr.num_slots, h}, acc);
-      p.row_sums = row_sums->mutable_data_ptr(), p.partial_sums = partial_sums->mutable_data_ptr();
-    }
-    OptTensor partial_value, partial_alpha;
-    if (const int64_t slots = p.reverse.num_slots) {
-      partial_value = make(feat, {slots, h, d}, acc), partial_alpha = make(feat, {slots, h}, acc);
-      p.partial_value = partial_value->mutable_data_ptr(),
-      p.partial_alpha = partial_alpha->mutable_data_ptr();
-    }
-    Backend::backward(p, feat);
-    if (!need_bias) grad_bias = nothing(feat, acc);
-    return {grad_feat, grad_alpha_src, grad_alpha_dst, grad_bias, grad_weight};
-  }
-
-  static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> dot_backward(
-      Tensor grad_out, OptTensor grad_attention, Tensor query, Tensor key, Tensor value, OptTensor edge_bias,
-      OptTensor edge_weight, OptTensor seed, Tensor out, Tensor lse, OptTensor attention, Tensor indices,
-      OptTensor eids, Tensor items, Tensor splits, Sizes plan, OptTensor rev_indices, OptTensor rev_eids,
-      OptTensor rev_items, OptTensor rev_splits, Sizes rev_plan, double scale, double dropout_p,
-      bool need_bias, bool need_weight) {
-    const typename Backend::Scope scope(query);
-    const Checker check("dfgnn::dot_backward", query);
-    const ScalarType type = query.scalar_type(), acc = acc_type(type);
-    check.tensor("query", query, {-1, -1, -1}, {type});
-    const int64_t m = query.size(0), h = query.size(1), d = query.size(2), edges = indices.size(0);
-    check.tensor("key", key, {-1, h, d}, {type});
-    const int64_t n = key.size(0);
-    check.tensor("value", value, {n, h, -1}, {type});
-    const int64_t dv = value.size(2);
+    fill(check, in, p, indices);
+    const ScalarType type = in.type(), acc = in.acc();
+    const int64_t n = in.num_src(), h = in.heads(), d = in.dim(), dv = in.value_dim();
+    check.tensor("grad_out", grad_out, {m, h, dv}, {type});
     check.tensor("out", out, {m, h, dv}, {type});
     check.tensor("lse", lse, {m, h}, {acc});
-    check.tensor("grad_out", grad_out, {m, h, dv}, {type});
     check.tensor("grad_attention", grad_attention, {edges, h}, {acc});
     check.require(!grad_attention || attention, "attention: needed with grad_attention");
-    check.tensor("attention", attention, {edges, h}, {acc});
-    query = dense(query), key = dense(key), value = dense(value), out = dense(out), lse = dense(lse);
-    grad_out = dense(grad_out), edge_bias = dense(edge_bias), edge_weight = dense(edge_weight);
-    if (grad_attention) attention = dense(attention), grad_attention = dense(grad_attention);
-
-    BackwardParams p{};
-    p.score = Score::dot;
-    p.dtype = dtype_of(check.op(), query);
-    p.shape = {m, n, edges, int32_t(h), int32_t(d), int32_t(dv)};
-    Backend::check(check, p.shape, p.dtype);
-    p.edge = options(check, edge_bias, edge_weight, seed, dropout_p, type, edges, h);
+    if (grad_attention) check.tensor("attention", attention, {edges, h}, {acc});
+    const bool additive = p.score == Score::additive, dot = p.score == Score::dot;
+    const bool need_dst = !additive || (dst && (need & kNeedDst));
+    const bool sum_rows = additive && need_dst && (grad_attention || edge_gate);
+    const bool from_positive = additive && need_dst && !sum_rows;
+    check.require(!from_positive || (positive && positive_mass), "positive: needed for the gradient of dst");
+    if (from_positive) {
+      check.tensor("positive", positive, {m, h, dv}, {type});
+      check.tensor("positive_mass", positive_mass, {m, h}, {acc});
+    }
     p.csr = csr(check, "indices", indices, eids, items, splits, plan, m);
     p.reverse = reverse_csr(check, indices, rev_indices, rev_eids, rev_items, rev_splits, rev_plan, n);
-    p.query = data(query), p.key = data(key), p.value = data(value);
-    p.scale = scale;
-    p.out = data(out), p.lse = data(lse), p.grad_out = data(grad_out);
-    if (grad_attention) p.attention = data(attention), p.grad_attention = data(grad_attention);
-
-    if (edges == 0) {
-      const auto zeros = [&](Sizes sizes, ScalarType t) { return torch::stable::new_zeros(query, sizes, t); };
-      return {zeros({m, h, d}, type), zeros({n, h, d}, type), zeros({n, h, dv}, type), zeros({0, h}, acc),
-              zeros({0, h}, acc)};
+    out = dense(out), lse = dense(lse), grad_out = dense(grad_out);
+    p.out = data(out), p.out_bias = data(in.out_bias), p.lse = data(lse), p.grad_out = data(grad_out);
+    if (from_positive) {
+      positive = dense(positive), positive_mass = dense(positive_mass);
+      p.positive = data(positive), p.positive_mass = data(positive_mass);
     }
-    Tensor grad_query = make(query, {m, h, d}, type), grad_key = make(query, {n, h, d}, type);
-    Tensor grad_value = make(query, {n, h, dv}, type);
-    Tensor grad_bias = need_bias ? make(query, {edges, h}, acc) : nothing(query, acc);
-    Tensor grad_weight = need_weight ? make(query, {edges, h}, acc) : nothing(query, acc);
-    Tensor node_stats = make(query, {m, h, 2}, acc);
-    p.grad_query = grad_query.mutable_data_ptr(), p.grad_key = grad_key.mutable_data_ptr();
-    p.grad_value = grad_value.mutable_data_ptr();
-    if (need_bias) p.grad_bias = grad_bias.mutable_data_ptr();
-    if (need_weight) p.grad_weight = grad_weight.mutable_data_ptr();
-    p.node_stats = node_stats.mutable_data_ptr();
-    OptTensor row_sums, partial_sums;
     if (grad_attention) {
-      row_sums = make(query, {m, h}, acc), partial_sums = make(query, {p.csr.num_slots, h}, acc);
-      p.row_sums = row_sums->mutable_data_ptr(), p.partial_sums = partial_sums->mutable_data_ptr();
+      attention = dense(attention), grad_attention = dense(grad_attention);
+      p.attention = data(attention), p.grad_attention = data(grad_attention);
     }
-    OptTensor partial_query, partial_key, partial_value;
-    if (const int64_t slots = p.csr.num_slots) {
-      partial_query = make(query, {slots, h, d}, acc);
-      p.partial_query = partial_query->mutable_data_ptr();
+
+    p.attn_parts = dot || additive || !edges ? 0 : Backend::attention_parts(p);
+    Tensor grad_value = make(value, {n, h, dv}, type);
+    p.grad_value = grad_value.mutable_data_ptr();
+    const Sizes src_size = additive ? Sizes{n, h} : Sizes{n, h, d},
+                dst_size = additive ? Sizes{m, h} : Sizes{m, h, d};
+    Tensor grad_src = optional(additive ? p.grad_alpha_src : p.grad_key, additive || dot, value, src_size,
+                               additive ? acc : type);
+    Tensor grad_dst = optional(additive ? p.grad_alpha_dst : p.grad_query, need_dst, value, dst_size,
+                               additive ? acc : type);
+    Tensor grad_attn = make(value, {p.attn_parts, h, dv}, acc);
+    p.grad_attn = grad_attn.mutable_data_ptr();
+    const bool fold = Backend::kSumsAttention && p.attn_parts;
+    Tensor attn_sums = optional(p.attn_sums, fold, value, {kAttnSums, h, dv}, acc);
+    Tensor grad_bias = optional(p.grad_bias, edge_bias && (need & kNeedBias), value, {edges, h}, acc);
+    Tensor grad_gate = optional(p.grad_gate, edge_gate && (need & kNeedGate), value, {edges, h}, acc);
+    Tensor grad_weight = optional(p.grad_weight, edge_weight && (need & kNeedWeight), value, {edges, h}, acc);
+    const Sizes feat_size = edge_feat ? sizes_of(*edge_feat) : Sizes{0};
+    Tensor grad_feat = optional(p.grad_feat, edge_feat && (need & kNeedFeat), value, feat_size, type);
+    if (edges == 0) {
+      for (Tensor* t : {&grad_value, &grad_src, &grad_dst})
+        if (t->numel()) *t = torch::stable::zero_(*t);
+      return {grad_value, grad_src, grad_dst, grad_attn, grad_bias, grad_gate, grad_weight, grad_feat};
     }
-    if (const int64_t slots = p.reverse.num_slots) {
-      partial_key = make(query, {slots, h, d}, acc), partial_value = make(query, {slots, h, dv}, acc);
-      p.partial_key = partial_key->mutable_data_ptr(), p.partial_value = partial_value->mutable_data_ptr();
-    }
-    Backend::backward(p, query);
-    return {grad_query, grad_key, grad_value, grad_bias, grad_weight};
+
+    const Tensor grad_raw = optional(p.grad_raw, sum_rows, value, {edges, h}, acc);
+    const Tensor node_stats = make(value, {m, h, dot ? 2 : 4}, acc);
+    p.node_stats = node_stats.mutable_data_ptr();
+    const bool sums = grad_attention.has_value() || sum_rows;
+    const Tensor row_sums = optional(p.row_sums, grad_attention.has_value(), value, {m, h}, acc);
+    const Tensor partial_sums = optional(p.partial_sums, sums, value, {p.csr.num_slots, h}, acc);
+    const int64_t slots = p.csr.num_slots, rev_slots = p.reverse.num_slots;
+    const Tensor partial_query = optional(p.partial_query, slots && !additive, value, {slots, h, d}, acc);
+    const Tensor partial_key = optional(p.partial_key, rev_slots && dot, value, {rev_slots, h, d}, acc);
+    const Tensor partial_value = optional(p.partial_value, rev_slots, value, {rev_slots, h, dv}, acc);
+    const Tensor partial_alpha = optional(p.partial_alpha, rev_slots && additive, value, {rev_slots, h}, acc);
+    Backend::backward(p, value);
+    if (fold) grad_attn = attn_sums;
+    return {grad_value, grad_src, grad_dst, grad_attn, grad_bias, grad_gate, grad_weight, grad_feat};
+  }
+
+  static ProductParams product(const Checker& check, const Tensor& feat, int64_t num_rows,
+                               const Tensor& indices, const OptTensor& eids, const Tensor& items,
+                               const Tensor& splits, const Sizes& plan) {
+    check.tensor("feat", feat, {-1, -1, -1}, {feat.scalar_type()});
+    ProductParams p{};
+    p.dtype = dtype_of(check.op(), feat);
+    p.shape = {num_rows,
+               feat.size(0),
+               indices.size(0),
+               int32_t(feat.size(1)),
+               int32_t(feat.size(2)),
+               int32_t(feat.size(2))};
+    Backend::check(check, p.shape, p.dtype);
+    p.csr = csr(check, "indices", indices, eids, items, splits, plan, num_rows);
+    p.feat = data(feat);
+    return p;
+  }
+
+  static Tensor sddmm(Tensor row_feat, Tensor feat, Tensor indices, OptTensor eids, Tensor items,
+                      Tensor splits, Sizes plan) {
+    const typename Backend::Scope scope(feat);
+    const Checker check("dfgnn::sddmm", feat);
+    feat = dense(feat), row_feat = dense(row_feat);
+    ProductParams p = product(check, feat, row_feat.size(0), indices, eids, items, splits, plan);
+    check.tensor("row_feat", row_feat, {-1, feat.size(1), feat.size(2)}, {feat.scalar_type()});
+    Tensor out = make(feat, {indices.size(0), feat.size(1)}, feat.scalar_type());
+    p.row_feat = data(row_feat), p.edge_out = out.mutable_data_ptr();
+    if (indices.size(0)) Backend::sddmm(p, feat);
+    return out;
+  }
+
+  static Tensor spmm(Tensor weight, Tensor feat, Tensor indices, OptTensor eids, Tensor items, Tensor splits,
+                     Sizes plan, int64_t num_rows) {
+    const typename Backend::Scope scope(feat);
+    const Checker check("dfgnn::spmm", feat);
+    feat = dense(feat), weight = dense(weight);
+    ProductParams p = product(check, feat, num_rows, indices, eids, items, splits, plan);
+    check.tensor("weight", weight, {indices.size(0), feat.size(1)}, {feat.scalar_type()});
+    Tensor out = make(feat, {num_rows, feat.size(1), feat.size(2)}, feat.scalar_type());
+    const int64_t slots = p.csr.num_slots;
+    const Tensor partial = optional(p.partial_out, slots, feat, {slots, feat.size(1), feat.size(2)},
+                                    acc_type(feat.scalar_type()));
+    p.weight = data(weight), p.out = out.mutable_data_ptr();
+    Backend::spmm(p, feat);
+    return out;
   }
 
   static void register_ops(torch::stable::detail::StableLibrary& m) {
-    m.impl("gat_forward", TORCH_BOX(&gat_forward));
-    m.impl("gat_backward", TORCH_BOX(&gat_backward));
-    m.impl("dot_forward", TORCH_BOX(&dot_forward));
-    m.impl("dot_backward", TORCH_BOX(&dot_backward));
+    m.impl("attention_forward", TORCH_BOX(&forward));
+    m.impl("attention_backward", TORCH_BOX(&backward));
+    m.impl("sddmm", TORCH_BOX(&sddmm));
+    m.impl("spmm", TORCH_BOX(&spmm));
   }
 };
 

@@ -100,7 +100,11 @@ inline const void* data(const OptTensor& t) { return t ? t->const_data_ptr() : n
 inline Tensor make(const Tensor& like, Sizes sizes, ScalarType dtype) {
   return torch::stable::new_empty(like, sizes, dtype);
 }
-// An output that the caller did not ask for.
-inline Tensor nothing(const Tensor& like, ScalarType dtype) { return make(like, {0}, dtype); }
+// An array that not every call needs: where it is wanted, `where` points to it, else it is empty.
+inline Tensor optional(void*& where, bool wanted, const Tensor& like, Sizes sizes, ScalarType dtype) {
+  Tensor t = make(like, wanted ? sizes : Sizes{0}, dtype);
+  where = wanted ? t.mutable_data_ptr() : nullptr;
+  return t;
+}
 
 }  // namespace dfgnn

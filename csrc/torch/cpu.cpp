@@ -22,19 +22,19 @@ struct CpuBackend {
 
   static void forward(const ForwardParams& p, const Tensor&) { cpu::forward(p, parallel()); }
   static void backward(const BackwardParams& p, const Tensor&) { cpu::backward(p, parallel()); }
+  static constexpr bool kSumsAttention = false;
+  static int64_t attention_parts(const BackwardParams& p) { return cpu::attention_parts(p.csr); }
+  static void sddmm(const ProductParams& p, const Tensor&) { cpu::sddmm(p, parallel()); }
+  static void spmm(const ProductParams& p, const Tensor&) { cpu::spmm(p, parallel()); }
 };
 
 }  // namespace
 }  // namespace dfgnn
 
 STABLE_TORCH_LIBRARY(dfgnn, m) {
-  m.def(dfgnn::kGatForward);
-  m.def(dfgnn::kGatBackward);
-  m.def(dfgnn::kDotForward);
-  m.def(dfgnn::kDotBackward);
-  m.def(
-      "gather_sum(Tensor feat, Tensor indices, Tensor items, Tensor splits, int[] plan, int num_dst) -> "
-      "Tensor");
+  for (const char* schema :
+       {dfgnn::kForward, dfgnn::kBackward, dfgnn::kSddmm, dfgnn::kSpmm, dfgnn::kGatherSum})
+    m.def(schema);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(dfgnn, CPU, m) { dfgnn::Attention<dfgnn::CpuBackend>::register_ops(m); }

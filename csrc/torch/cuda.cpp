@@ -32,6 +32,10 @@ struct CudaBackend {
 
   static void forward(const ForwardParams& p, const Tensor& t) { launched(cuda::forward(p, stream(t))); }
   static void backward(const BackwardParams& p, const Tensor& t) { launched(cuda::backward(p, stream(t))); }
+  static constexpr bool kSumsAttention = true;
+  static int64_t attention_parts(const BackwardParams& p) { return cuda::attention_parts(p); }
+  static void sddmm(const ProductParams& p, const Tensor& t) { launched(cuda::sddmm(p, stream(t))); }
+  static void spmm(const ProductParams& p, const Tensor& t) { launched(cuda::spmm(p, stream(t))); }
 
   // Plain neighbour sum, the yardstick of the benchmarks.
   static Tensor gather_sum(Tensor feat, Tensor indices, Tensor items, Tensor splits, Sizes plan,
@@ -41,16 +45,13 @@ struct CudaBackend {
     const ScalarType type = feat.scalar_type();
     check.tensor("feat", feat, {-1, -1}, {type});
     const int64_t n = feat.size(0), d = feat.size(1);
-    feat = dense(feat);
-    GatherSumParams p{};
-    p.dtype = dtype_of(check.op(), feat);
-    p.shape = {num_dst, n, indices.size(0), 1, int32_t(d), int32_t(d)};
-    CudaBackend::check(check, p.shape, p.dtype);
-    p.csr = Attention<CudaBackend>::csr(check, "indices", indices, {}, items, splits, plan, num_dst);
+    const Tensor heads = torch::stable::view(dense(feat), {n, 1, d});
+    ProductParams p =
+        Attention<CudaBackend>::product(check, heads, num_dst, indices, {}, items, splits, plan);
     Tensor out = make(feat, {num_dst, d}, type);
-    Tensor partial = make(feat, {p.csr.num_slots, d}, acc_type(type));
-    p.value = data(feat), p.out = out.mutable_data_ptr(), p.partial_out = partial.mutable_data_ptr();
-    launched(cuda::gather_sum(p, stream(feat)));
+    const Tensor partial = make(feat, {p.csr.num_slots, d}, acc_type(type));
+    p.out = out.mutable_data_ptr(), p.partial_out = partial.mutable_data_ptr();
+    launched(cuda::spmm(p, stream(feat)));
     return out;
   }
 };

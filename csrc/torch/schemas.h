@@ -1,37 +1,39 @@
 // The operators' schemas. GRAPH is the forward CSR and its plan; REVERSE the same by source, which
 // only backward needs: forward takes it along for autograd. Plan = [num_slots, packed].
+// ENDS: what a score takes of the two ends of an edge (`Inputs` in attention.h):
+//   score 0 (additive): src, dst = alpha_src, alpha_dst;  1 (dot): key, query;  2 (additive_v2): none, x_dst
+// flags and need: the enums in attention.h.
 #pragma once
 
 #define DFGNN_GRAPH "Tensor indices, Tensor? eids, Tensor items, Tensor splits, int[] plan"
 #define DFGNN_REVERSE \
   "Tensor? rev_indices, Tensor? rev_eids, Tensor? rev_items, Tensor? rev_splits, int[] rev_plan"
-#define DFGNN_EDGE "Tensor? edge_bias, Tensor? edge_weight, Tensor? seed"
+#define DFGNN_ENDS "int score, Tensor value, Tensor? src, Tensor? dst, Tensor? attn"
+#define DFGNN_EDGE                                                                                    \
+  "Tensor? edge_bias, Tensor? edge_gate, Tensor? edge_mask, Tensor? edge_weight, Tensor? edge_feat, " \
+  "Tensor? seed, Tensor? out_bias"
+#define DFGNN_NUMBERS "float negative_slope, float scale, float dropout_p, int flags"
 
 namespace dfgnn {
 
-inline constexpr const char* kGatForward =
-    "gat_forward(Tensor feat, Tensor alpha_src, Tensor? alpha_dst, " DFGNN_EDGE
-    ", Tensor? out_bias, " DFGNN_GRAPH ", " DFGNN_REVERSE
-    ", int num_dst, float negative_slope, float dropout_p, bool return_attention, bool save_positive)"
+inline constexpr const char* kForward =
+    "attention_forward(" DFGNN_ENDS ", " DFGNN_EDGE ", " DFGNN_GRAPH ", " DFGNN_REVERSE
+    ", int num_dst, " DFGNN_NUMBERS
+    ", bool return_attention, bool save_positive)"
     " -> (Tensor out, Tensor lse, Tensor positive, Tensor positive_mass, Tensor attention)";
 
-inline constexpr const char* kGatBackward =
-    "gat_backward(Tensor grad_out, Tensor? grad_attention, Tensor feat, Tensor alpha_src, Tensor? "
-    "alpha_dst, " DFGNN_EDGE
-    ", Tensor? out_bias, Tensor out, Tensor lse, Tensor? positive, Tensor? positive_mass, Tensor? "
-    "attention, " DFGNN_GRAPH ", " DFGNN_REVERSE
-    ", float negative_slope, float dropout_p, bool need_alpha_dst, bool need_bias, bool need_weight)"
-    " -> (Tensor grad_feat, Tensor grad_alpha_src, Tensor grad_alpha_dst, Tensor grad_bias, Tensor "
-    "grad_weight)";
+inline constexpr const char* kBackward =
+    "attention_backward(Tensor grad_out, Tensor? grad_attention, " DFGNN_ENDS ", " DFGNN_EDGE
+    ", Tensor out, Tensor lse, Tensor? positive, Tensor? positive_mass, Tensor? attention, " DFGNN_GRAPH
+    ", " DFGNN_REVERSE ", " DFGNN_NUMBERS
+    ", int need)"
+    " -> (Tensor grad_value, Tensor grad_src, Tensor grad_dst, Tensor grad_attn, Tensor grad_bias, "
+    "Tensor grad_gate, Tensor grad_weight, Tensor grad_feat)";
 
-inline constexpr const char* kDotForward =
-    "dot_forward(Tensor query, Tensor key, Tensor value, " DFGNN_EDGE ", " DFGNN_GRAPH ", " DFGNN_REVERSE
-    ", float scale, float dropout_p, bool return_attention) -> (Tensor out, Tensor lse, Tensor attention)";
-
-inline constexpr const char* kDotBackward =
-    "dot_backward(Tensor grad_out, Tensor? grad_attention, Tensor query, Tensor key, Tensor "
-    "value, " DFGNN_EDGE ", Tensor out, Tensor lse, Tensor? attention, " DFGNN_GRAPH ", " DFGNN_REVERSE
-    ", float scale, float dropout_p, bool need_bias, bool need_weight)"
-    " -> (Tensor grad_query, Tensor grad_key, Tensor grad_value, Tensor grad_bias, Tensor grad_weight)";
+inline constexpr const char* kSddmm = "sddmm(Tensor row_feat, Tensor feat, " DFGNN_GRAPH ") -> Tensor";
+inline constexpr const char* kSpmm =
+    "spmm(Tensor weight, Tensor feat, " DFGNN_GRAPH ", int num_rows) -> Tensor";
+inline constexpr const char* kGatherSum =
+    "gather_sum(Tensor feat, Tensor indices, Tensor items, Tensor splits, int[] plan, int num_dst) -> Tensor";
 
 }  // namespace dfgnn

@@ -57,6 +57,43 @@ def gat(
     return {"out": out, **grads}
 
 
+def gatv2(
+    graph,
+    x_src: Tensor,
+    x_dst: Tensor,
+    attn: Tensor,
+    grad_out: Tensor | None = None,
+    slope: float = 0.2,
+) -> dict[str, Tensor]:
+    """``out`` of :func:`dfgnn.functional.gatv2_attention` and, with ``grad_out``, the gradient of each input.
+
+    x_src [N_src, H, D], x_dst [N_dst, H, D], attn [H, D], any floating dtype. Results in float64, by name.
+    """
+    x_src, x_dst, attn = x_src.double(), x_dst.double(), attn.double()
+
+    def score(src, dst):
+        return (attn * F.leaky_relu(x_src[src] + x_dst[dst], slope)).sum(-1)
+
+    out, lse = _forward(graph, score, x_src)
+    if grad_out is None:
+        return {"out": out}
+    grad_out = grad_out.double()
+    delta = (grad_out * out).sum(-1)
+    grads = {"x_src": x_src, "x_dst": x_dst, "attn": attn}
+    grads = {name: torch.zeros_like(x) for name, x in grads.items()}
+    for src, dst in _chunks(graph, x_src):
+        x, g = x_src[src], grad_out[dst]
+        u = x + x_dst[dst]
+        activated = F.leaky_relu(u, slope)
+        alpha = torch.exp((attn * activated).sum(-1) - lse[dst])
+        ds = (alpha * ((g * x).sum(-1) - delta[dst]))[..., None]
+        du = torch.where(u > 0, ds * attn, slope * ds * attn)
+        grads["x_src"].index_add_(0, src, du + alpha[..., None] * g)
+        grads["x_dst"].index_add_(0, dst, du)
+        grads["attn"] += (ds * activated).sum(0)
+    return {"out": out, **grads}
+
+
 def dot(
     graph,
     query: Tensor,

@@ -14,7 +14,8 @@ SLOPE = 0.2
 
 
 def pyg(layer: str, graph):
-    """PyG: gather, ``utils.softmax``, ``utils.scatter``, as its GATConv and TransformerConv compute."""
+    """PyG: gather, ``utils.softmax``, ``utils.scatter``, as its GATConv, GATv2Conv and TransformerConv
+    compute."""
     from torch_geometric.utils import scatter, softmax
 
     src, dst = graph.edge_index
@@ -27,10 +28,13 @@ def pyg(layer: str, graph):
     def gat(feat, alpha_src, alpha_dst):
         return aggregate(F.leaky_relu(alpha_src[src] + alpha_dst[dst], SLOPE), feat)
 
+    def gatv2(x_src, x_dst, attn):
+        return aggregate((F.leaky_relu(x_src[src] + x_dst[dst], SLOPE) * attn).sum(-1), x_src)
+
     def dot(query, key, value):
         return aggregate((query[dst] * key[src]).sum(-1) / math.sqrt(query.shape[-1]), value)
 
-    return {"gat": gat, "dot": dot}[layer]
+    return {"gat": gat, "gatv2": gatv2, "dot": dot}[layer]
 
 
 def pyg_compile(layer: str, graph):
@@ -42,7 +46,7 @@ def pyg_compile(layer: str, graph):
 
 
 def dgl(layer: str, graph):
-    """DGL's operators, as its GATConv and DotGatConv use them."""
+    """DGL's operators, as its GATConv, GATv2Conv and DotGatConv use them."""
     os.environ.setdefault("DGLBACKEND", "pytorch")  # else the answer is written to the home directory
     import dgl as library
 
@@ -55,19 +59,23 @@ def dgl(layer: str, graph):
         score = F.leaky_relu(ops.u_add_v(g, alpha_src.unsqueeze(-1), alpha_dst.unsqueeze(-1)), SLOPE)
         return ops.u_mul_e_sum(g, feat, ops.edge_softmax(g, score))
 
+    def gatv2(x_src, x_dst, attn):
+        score = (F.leaky_relu(ops.u_add_v(g, x_src, x_dst), SLOPE) * attn).sum(-1, keepdim=True)
+        return ops.u_mul_e_sum(g, x_src, ops.edge_softmax(g, score))
+
     def dot(query, key, value):
         score = ops.u_dot_v(g, key, query) / math.sqrt(query.shape[-1])
         return ops.u_mul_e_sum(g, value, ops.edge_softmax(g, score))
 
-    return {"gat": gat, "dot": dot}[layer]
+    return {"gat": gat, "gatv2": gatv2, "dot": dot}[layer]
 
 
 def turbo_gnn(layer: str, graph):
-    """turbo-gnn (Fomina et al., ICML 2026, arXiv 2605.31500): fused dot-product attention; it has no GAT."""
+    """turbo-gnn (Fomina et al., ICML 2026, arXiv 2605.31500): its dot-product attention."""
     from turbo_gnn import AdjacencyForwardBackwardWithNodeBuckets, graph_transformer_aggr
 
     if layer != "dot":
-        raise NotImplementedError(f"turbo-gnn has no {layer} layer")
+        raise NotImplementedError(f"turbo-gnn's {layer} layer is not wired up here")
     csr, reverse = graph.csr(), graph.reverse_csr()
     adjacency = AdjacencyForwardBackwardWithNodeBuckets.from_csr(
         csr.indptr, csr.indices, reverse.indptr, reverse.indices, index_dtype=torch.int32

@@ -17,7 +17,7 @@ from .yardsticks import measure_floor, timings
 class Options:
     """What to measure on every graph. budget: seconds per measurement; check: "full" or "none"."""
 
-    layers: tuple[str, ...] = ("gat", "dot")
+    layers: tuple[str, ...] = ("gat", "gatv2", "dot")
     shapes: tuple[tuple[int, int], ...] = ((4, 32),)  # (heads, head size)
     dtypes: tuple[str, ...] = ("float32",)
     modes: tuple[str, ...] = ("forward", "train")

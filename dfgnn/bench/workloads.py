@@ -20,7 +20,8 @@ class Layer:
     oracle: Callable  # (graph, **inputs, grad_out=...) -> {"out" or name of an input: value or gradient}
     passes: dict[str, int]
     features: tuple[str, ...]  # inputs [N, H, D]
-    terms: tuple[str, ...]  # inputs [N, H], float32 as autocast leaves them
+    terms: tuple[str, ...] = ()  # inputs [N, H], float32 as autocast leaves them
+    vectors: tuple[str, ...] = ()  # inputs [H, D], scaled to give scores of the size of 1
 
 
 LAYERS = {
@@ -31,9 +32,14 @@ LAYERS = {
         ("feat",),
         ("alpha_src", "alpha_dst"),
     ),
-    "dot": Layer(
-        functional.dot_attention, oracle.dot, {"forward": 2, "train": 6}, ("query", "key", "value"), ()
+    "gatv2": Layer(
+        functional.gatv2_attention,
+        oracle.gatv2,
+        {"forward": 1, "train": 4},
+        ("x_src", "x_dst"),
+        vectors=("attn",),
     ),
+    "dot": Layer(functional.dot_attention, oracle.dot, {"forward": 2, "train": 6}, ("query", "key", "value")),
 }
 
 
@@ -60,6 +66,7 @@ class Workload:
         acc = torch.promote_types(dtype, torch.float32)
         inputs = {name: normal(graph.num_src, heads, head_dim) for name in layer.features}
         inputs |= {name: normal(graph.num_src, heads).to(acc) for name in layer.terms}
+        inputs |= {name: normal(heads, head_dim) / head_dim**0.5 for name in layer.vectors}
         grad_out = normal(graph.num_dst, heads, head_dim)
         inputs = {name: x.requires_grad_() for name, x in inputs.items()}
         return cls(layer, graph, heads, head_dim, dtype, inputs, grad_out)

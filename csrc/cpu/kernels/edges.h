@@ -23,10 +23,17 @@ static inline void gather(const S* table, const int32_t* index, int n, int heads
     copy(heads, step);
 }
 
-template <class A>
-static inline void scatter(const A* in, const int32_t* index, int n, int heads, A* table) {
+template <class S, class A>
+static inline void scatter(const A* in, const int32_t* index, int n, int heads, S* table) {
   for (int e = 0; e < n; ++e)
-    for (int h = 0; h < heads; ++h) table[int64_t(index[e]) * heads + h] = in[h * kBlock + e];
+    for (int h = 0; h < heads; ++h) store<S, 1>(table + int64_t(index[e]) * heads + h, in[h * kBlock + e]);
+}
+
+// Calls f(begin, end, whether these are the first) on an item's edges, at most kBlock at a time.
+template <class F>
+[[gnu::always_inline]] static inline void for_blocks(const Item& item, const F& f) {
+  for (int64_t e = item.begin; e < item.end; e += kBlock)
+    f(e, e + kBlock < item.end ? e + kBlock : int64_t(item.end), e == item.begin);
 }
 
 // Calls f(i, end, lane mask) for vectors that cover the n edges of head h; i: their head-major index.
@@ -94,58 +101,90 @@ class EdgeBlock {
         options_(options),
         num_edges_(num_edges),
         heads_(heads),
-        values_(int64_t(3) * heads * kBlock) {}
+        values_(int64_t(5) * heads * kBlock) {}
 
   int n;                 // edges
   const int32_t* index;  // their gathered rows
   int64_t limit;         // indices that may be read from `index` on
   int32_t eid[kBlock];   // positions in the user's order; set by load() when asked
 
-  // Factors [H][kBlock], or null when they are 1: dropout, and weight times dropout.
-  const A* mask;
-  const A* factor;
+  // Arrays [H][kBlock], or null when they are 1: dropout, weight times dropout; set by transform(): gate.
+  const A *dropout, *factor, *gate;
 
   // Edges [begin, end) of the CSR. With `eids`, or with any option, also their positions.
   void load(int64_t begin, int64_t end, bool eids) {
     n = int(end - begin), index = csr_.indices + begin, limit = num_edges_ - begin;
     if (eids || options_.any())
       for (int e = 0; e < n; ++e) eid[e] = csr_.eids ? csr_.eids[begin + e] : int32_t(begin) + e;
-    A *m = values_ + heads_ * kBlock, *w = m + heads_ * kBlock;
-    if (options_.seed) dropout_mask<A>(options_, heads_, eid, n, m);
-    mask = factor = options_.seed ? m : nullptr;
+    dropout = factor = nullptr;
+    if (options_.seed) {
+      dropout_mask<A>(options_, heads_, eid, n, array(0));
+      dropout = factor = array(0);
+    }
     if (options_.weight) {
-      read(options_.weight, options_.weight_is_acc, options_.weight_heads, w);
-      for (int h = heads_ - 1; h >= 0; --h) {
-        const A* from = options_.weight_heads == 1 ? w : w + h * kBlock;
-        for (int e = 0; e < n; ++e) w[h * kBlock + e] = from[e] * (mask ? mask[h * kBlock + e] : A(1));
-      }
-      factor = w;
+      factor = read(options_.weight, options_.weight_is_acc, options_.weight_heads, array(1));
+      if (dropout) update(array(1), [&](V w, int i) { return w * load_vector<V>(dropout + i); });
     }
   }
 
-  // scores += bias
-  void add_bias(A* scores) {
-    if (!options_.bias) return;
-    read(options_.bias, options_.bias_is_acc, heads_, values_);
+  // The positions again, as many as may be read from there on.
+  const int32_t* eids_ahead() const { return csr_.eids ? csr_.eids + (index - csr_.indices) : eid; }
+  int64_t eids_limit() const { return csr_.eids ? limit : n; }
+
+  // z = gate * z (+ bias)
+  void transform(A* z) {
+    gate = late_bias_ = present_ = nullptr;
+    if (options_.gate) {
+      gate = read(options_.gate, options_.gate_is_acc, options_.gate_heads, array(2));
+      update(z, [&](V v, int i) { return v * load_vector<V>(gate + i); });
+    }
+    if (options_.bias) {
+      const A* bias = read(options_.bias, options_.bias_is_acc, heads_, array(3));
+      if (options_.bias_after)
+        late_bias_ = bias;
+      else
+        update(z, [&](V v, int i) { return v + load_vector<V>(bias + i); });
+    }
+    if (options_.mask) present_ = read(options_.mask, options_.mask_heads, array(4));
+  }
+
+  // The scores of the edges from i on, of LeakyReLU(z). After transform().
+  V score(V activated, int i) const {
+    if (late_bias_) activated += load_vector<V>(late_bias_ + i);
+    if (present_) activated = load_vector<V>(present_ + i) != 0 ? activated : V{} - kInfinity<A>;
+    return activated;
+  }
+
+  bool bias_after() const { return options_.bias_after; }
+
+  // x = f(x, index) of all heads
+  template <class F>
+  [[gnu::always_inline]] void update(A* x, const F& f) const {
     for (int h = 0; h < heads_; ++h)
-      for_edges<A>(h, n, [&](int i, auto) {
-        store_vector(scores + i, load_vector<V>(scores + i) + load_vector<V>(values_ + i));
-      });
+      for_edges<A>(h, n, [&](int i, auto) { store_vector(x + i, f(load_vector<V>(x + i), i)); });
   }
 
  private:
-  void read(const void* table, bool is_acc, int heads, A* out) {
-    if (is_acc)
-      gather(static_cast<const A*>(table), eid, n, heads, heads, 1, out);
-    else
-      gather(static_cast<const T*>(table), eid, n, heads, heads, 1, out);
+  A* array(int k) { return values_ + int64_t(k) * heads_ * kBlock; }
+
+  // Entries of a table [E, heads], repeated if there is one for all heads.
+  template <class S>
+  const A* read(const S* table, int heads, A* out) {
+    gather(table, eid, n, heads, heads, 1, out);
+    for (int h = heads; h < heads_; ++h) __builtin_memcpy(out + h * kBlock, out, n * sizeof(A));
+    return out;
+  }
+  const A* read(const void* table, bool is_acc, int heads, A* out) {
+    return is_acc ? read(static_cast<const A*>(table), heads, out)
+                  : read(static_cast<const T*>(table), heads, out);
   }
 
   const Csr& csr_;
   const EdgeOptions& options_;
   int64_t num_edges_;
   int heads_;
-  Buffer<A> values_;  // bias, mask, weight
+  Buffer<A> values_;  // dropout, weight, gate, bias, mask
+  const A *late_bias_, *present_;
 };
 
 }  // namespace dfgnn::cpu::DFGNN_ISA

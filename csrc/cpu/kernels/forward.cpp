@@ -2,7 +2,6 @@
 // softmax, and the weighted sum of the gathered values; then split rows are merged.
 #include "kernels.h"
 #include "merge.h"
-#include "schedule.h"
 #include "scores.h"
 
 namespace dfgnn::cpu::DFGNN_ISA {
@@ -79,23 +78,24 @@ class Worker {
 
   Worker(const ForwardParams& p, const Outputs<T>& o, Score&& score)
       : o_(o),
-        values_{static_cast<const T*>(p.value), row_shape<A>(p.shape.heads, p.shape.value_dim)},
+        values_(p.value, row_shape<A>(p.shape.heads, p.shape.value_dim),
+                p.edge.feat_in_value ? p.edge.feat : nullptr, Gathered<T>::Feat::gathered),
         score_(score),
         block_(p.csr, p.edge, p.shape.num_edges, p.shape.heads),
         softmax_(p.shape.heads),
-        write_(o, values_.shape),
+        write_(o, values_.shape()),
         edges_(int64_t(4) * p.shape.heads * kBlock),
-        a_(values_.shape.packed_size()),
-        a2_(values_.shape.packed_size()) {}
+        a_(values_.shape().packed_size()),
+        a2_(values_.shape().packed_size()) {}
 
   void operator()(const Item& item) {
-    const RowShape& shape = values_.shape;
     softmax_.reset();
     score_.fix(item.row);
-    if (item.begin == item.end)
-      for (int64_t d = 0; d < shape.packed_size(); ++d) a_[d] = a2_[d] = 0;
-    for (int64_t e = item.begin; e < item.end; e += kBlock)
-      block(e, e + kBlock < item.end ? e + kBlock : item.end, e == item.begin);
+    if (item.begin == item.end) {
+      a_.clear(values_.shape().packed_size());
+      a2_.clear(values_.shape().packed_size());
+    }
+    for_blocks(item, [&](int64_t begin, int64_t end, bool first) { block(begin, end, first); });
     if (item.slot < 0)
       write_(item.row, softmax_, a_, a2_);
     else
@@ -104,18 +104,19 @@ class Worker {
 
  private:
   void block(int64_t begin, int64_t end, bool first) {
-    const int heads = values_.shape.heads, n = int(end - begin);
+    const int heads = values_.shape().heads, n = int(end - begin);
     A *z = edges_, *s = z + heads * kBlock, *w = s + heads * kBlock, *w2 = w + heads * kBlock;
     block_.load(begin, end, o_.attention != nullptr);
     score_.raw(block_, z);
-    block_.add_bias(z);
+    block_.transform(z);
     bool rescale = false;
     for (int h = 0; h < heads; ++h) rescale |= head(h, n, z, s, w, w2);
     if (rescale && !first) {
-      scale_heads<A>(values_.shape, softmax_.rescale, a_);
-      if (o_.positive) scale_heads<A>(values_.shape, softmax_.rescale, a2_);
+      scale_heads<A>(values_.shape(), softmax_.rescale, a_);
+      if (o_.positive) scale_heads<A>(values_.shape(), softmax_.rescale, a2_);
     }
-    values_.aggregate(block_.index, n, block_.limit, w, o_.positive ? w2 : nullptr, a_, a2_, first);
+    values_.load(block_, !Score::kGathersValues);
+    values_.aggregate(block_, w, o_.positive ? w2 : nullptr, a_, a2_, first);
     // Raw scores for now: lse is not known before the row ends.
     if (o_.attention) scatter(s, block_.eid, n, heads, o_.attention);
   }
@@ -124,7 +125,8 @@ class Worker {
   bool head(int h, int n, const A* z, A* s, A* w, A* w2) {
     V top = splat<A, kLanes<A>>(-kInfinity<A>);
     for_edges<A>(h, n, [&](int i, auto inside) {
-      const V score = inside ? score_.activate(load_vector<V>(z + i)) : V{} - kInfinity<A>;
+      const V activated = score_.activate(load_vector<V>(z + i));
+      const V score = inside ? block_.score(activated, i) : V{} - kInfinity<A>;
       store_vector(s + i, score);
       top = score > top ? score : top;
     });
@@ -136,7 +138,7 @@ class Worker {
       const V weight = block_.factor ? p * load_vector<V>(block_.factor + i) : p;
       total += p;
       store_vector(w + i, weight);
-      if (Score::kLeaky && o_.positive) {
+      if (o_.positive) {
         const auto leaks = load_vector<V>(z + i) <= 0;  // a nan does not: it shows up in both sums
         positive += leaks ? V{} : p;
         store_vector(w2 + i, leaks ? V{} : weight);
@@ -152,7 +154,7 @@ class Worker {
   }
 
   void keep_partial(int64_t slot) {
-    const RowShape& shape = values_.shape;
+    const RowShape& shape = values_.shape();
     unpack(shape, a_, nullptr, o_.partial_out + slot * shape.size());
     if (o_.positive) unpack(shape, a2_, nullptr, o_.partial_positive + slot * shape.size());
     for (int h = 0; h < shape.heads; ++h) {
@@ -162,7 +164,7 @@ class Worker {
   }
 
   const Outputs<T>& o_;
-  Rows<T> values_;
+  Gathered<T> values_;
   Score& score_;
   EdgeBlock<T> block_;
   Softmax<A> softmax_;
@@ -210,16 +212,16 @@ void finish_attention(const ForwardParams& p, const Outputs<T>& o, int64_t first
   Buffer<A> s(heads * kBlock);
   for (int64_t k = first; k < last; ++k) {
     const Item& item = p.csr.items[k];
-    for (int64_t e = item.begin; e < item.end; e += kBlock) {
-      block.load(e, e + kBlock < item.end ? e + kBlock : item.end, true);
+    for_blocks(item, [&](int64_t begin, int64_t end, bool) {
+      block.load(begin, end, true);
       gather(o.attention, block.eid, block.n, heads, heads, 1, static_cast<A*>(s));
       for (int h = 0; h < heads; ++h)
         for_edges<A>(h, block.n, [&](int i, auto) {
           const V alpha = exp<A, kLanes<A>>(load_vector<V>(s + i) - o.lse[int64_t(item.row) * heads + h]);
           store_vector(s + i, block.factor ? alpha * load_vector<V>(block.factor + i) : alpha);
         });
-      scatter<A>(s, block.eid, block.n, heads, o.attention);
-    }
+      scatter<A, A>(s, block.eid, block.n, heads, o.attention);
+    });
   }
 }
 
@@ -238,33 +240,33 @@ void run(const ForwardParams& p, const Parallel& parallel, const MakeScore& make
                    [&](int64_t first, int64_t last) { finish_attention<T>(p, o, first, last); });
 }
 
-}  // namespace
-
 template <class T>
 void forward_as(const ForwardParams& p, const Parallel& parallel) {
   using A = Acc<T>;
   const int heads = p.shape.heads;
-  if (p.score == Score::additive)
-    run<T>(p, parallel, [&] {
-      return AdditiveScore<T>(static_cast<const A*>(p.alpha_src), heads, 1,
-                              static_cast<const A*>(p.alpha_dst), heads, A(p.negative_slope));
-    });
-  else
-    run<T>(p, parallel,
-           [&] { return DotScore<T>(p.key, p.query, row_shape<A>(heads, p.shape.dim), A(p.scale)); });
+  const RowShape shape = row_shape<A>(heads, p.shape.dim);
+  const A slope = A(p.negative_slope);
+  const void* feat = p.edge.feat_in_key ? p.edge.feat : nullptr;
+  switch (p.score) {
+    case Score::additive:
+      return run<T>(p, parallel, [&] {
+        return AdditiveScore<T>(static_cast<const A*>(p.alpha_src), heads, 1,
+                                static_cast<const A*>(p.alpha_dst), heads, slope);
+      });
+    case Score::dot:
+      return run<T>(p, parallel, [&] {
+        return DotScore<T>(p.key, p.query, shape, feat, Gathered<T>::Feat::gathered, A(p.scale), slope);
+      });
+    case Score::additive_v2:
+      return run<T>(p, parallel,
+                    [&] { return AdditiveV2Score<T>(p.value, p.query, shape, feat, p.attn, slope); });
+  }
 }
 
+}  // namespace
+
 void forward(const ForwardParams& p, const Parallel& parallel) {
-  switch (p.dtype) {
-    case DType::f32:
-      return forward_as<float>(p, parallel);
-    case DType::f64:
-      return forward_as<double>(p, parallel);
-    case DType::f16:
-      return forward_as<Half>(p, parallel);
-    case DType::bf16:
-      return forward_as<BFloat16>(p, parallel);
-  }
+  with_type(p.dtype, [&](auto type) { forward_as<decltype(type)>(p, parallel); });
 }
 
 }  // namespace dfgnn::cpu::DFGNN_ISA

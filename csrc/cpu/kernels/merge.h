@@ -1,7 +1,8 @@
-// Sums of the partial results of a split row.
+// Results of rows, whole or from the partial results of a split row.
 #pragma once
 
 #include "rows.h"
+#include "schedule.h"
 
 namespace dfgnn::cpu::DFGNN_ISA {
 
@@ -28,5 +29,33 @@ class PartialSum {
   RowShape shape_;
   Buffer<A> sum_, row_;
 };
+
+// An item's packed sum goes to its row of `result` [N, H, D] T, or to its slot of `partial` [slots, H, D] acc.
+template <class T>
+static void write_sum(const Item& item, const RowShape& shape, const Acc<T>* sum, void* result,
+                      void* partial) {
+  if (item.slot < 0)
+    unpack(shape, sum, nullptr, static_cast<T*>(result) + item.row * shape.size());
+  else
+    unpack(shape, sum, nullptr, static_cast<Acc<T>*>(partial) + item.slot * shape.size());
+}
+
+// result[row] = sum of the row's slots
+template <class T>
+static void merge_splits(const Csr& csr, const Parallel& parallel, int heads, int dim, const void* partial,
+                         void* result) {
+  using A = Acc<T>;
+  parallel_range(parallel, csr.num_splits, 1, [&](int64_t first, int64_t last) {
+    const RowShape shape = row_shape<A>(heads, dim);
+    PartialSum<A> sum(shape);
+    for (int64_t k = first; k < last; ++k) {
+      const Split& split = csr.splits[k];
+      sum.reset();
+      for (int64_t slot = split.slot_begin; slot < split.slot_end; ++slot)
+        sum.add(static_cast<const A*>(partial) + slot * shape.size(), nullptr);
+      unpack(shape, sum.packed(), nullptr, static_cast<T*>(result) + split.row * shape.size());
+    }
+  });
+}
 
 }  // namespace dfgnn::cpu::DFGNN_ISA

@@ -53,19 +53,47 @@ inline int feature(const RowShape& shape, int v, int width) {
   return v == shape.vectors - 1 ? shape.last : v * width;
 }
 
+// What an aggregation adds per edge and vector. `at`: the vector's place in a packed row.
+template <class T, int W, bool two>
+struct Weighted {
+  static constexpr bool kTwo = two;
+  const Acc<T>*w, *w2;
+  template <class Vector>
+  [[gnu::always_inline]] void operator()(Vector x, int e, int head, int64_t, Vector& sum,
+                                         Vector& sum2) const {
+    sum += w[head * kBlock + e] * x;
+    if (two) sum2 += w2[head * kBlock + e] * x;
+  }
+};
+
+template <class T, int W, bool two>
+struct LeakyWeighted {
+  static constexpr bool kTwo = two;
+  const Acc<T>*w, *r;
+  Acc<T> slope;
+  template <class Vector>
+  [[gnu::always_inline]] void operator()(Vector x, int e, int head, int64_t at, Vector& sum,
+                                         Vector& sum2) const {
+    const Vector u = x + load_vector<Vector>(r + at);
+    const Vector weight = w[head * kBlock + e] * leaky_slope(u, slope);
+    sum += weight;
+    if (two) sum2 += weight * u;
+  }
+};
+
 // `H` heads from `head`, `V` vectors of each from `vector`, over all edges of the block: their
 // accumulators stay in registers. They start from 0 in every block: sums of sums round less.
-template <class T, int W, int H, int V, bool two>
-void aggregate_tile(const Rows<T>& rows, const Ahead& ahead, int head, int vector, int n, const Acc<T>* w,
-                    const Acc<T>* w2, Acc<T>* a, Acc<T>* a2, bool fresh) {
+template <class T, int W, int H, int V, class Terms>
+void aggregate_tile(const Rows<T>& rows, const Ahead& ahead, int head, int vector, int n, const Terms& terms,
+                    Acc<T>* a, Acc<T>* a2, bool fresh, bool fresh2) {
   using A = Acc<T>;
   using Vector = Vec<A, W>;
+  constexpr bool two = Terms::kTwo;
   const RowShape& shape = rows.shape;
   const int64_t stride = shape.size(), dim = shape.dim, packed = shape.packed;
   const T* base = rows.data + head * dim + feature(shape, vector, W);
   const int64_t last = feature(shape, vector + V - 1, W) - feature(shape, vector, W);
-  w += head * kBlock, a += head * packed + vector * W;
-  if (two) w2 += head * kBlock, a2 += head * packed + vector * W;
+  const int64_t tile = head * packed + vector * W;
   Vector sum[H][V] = {}, sum2[H][V] = {};
   for (int e = 0; e < n; ++e) {
     if (ahead.limit) prefetch<H * V * W* int(sizeof(T))>(base + stride * ahead(e));
@@ -75,28 +103,27 @@ void aggregate_tile(const Rows<T>& rows, const Ahead& ahead, int head, int vecto
 #pragma GCC unroll 8
       for (int v = 0; v < V; ++v) {
         const Vector x = load<T, W>(row + h * dim + (v == V - 1 ? last : v * W));
-        sum[h][v] += w[h * kBlock + e] * x;
-        if (two) sum2[h][v] += w2[h * kBlock + e] * x;
+        terms(x, e, head + h, tile + h * packed + v * W, sum[h][v], sum2[h][v]);
       }
   }
 #pragma GCC unroll 8
   for (int h = 0; h < H; ++h)
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) {
-      const int64_t at = h * packed + v * W;
+      const int64_t at = tile + h * packed + v * W;
       store_vector(a + at, fresh ? sum[h][v] : load_vector<Vector>(a + at) + sum[h][v]);
-      if (two) store_vector(a2 + at, fresh ? sum2[h][v] : load_vector<Vector>(a2 + at) + sum2[h][v]);
+      if (two) store_vector(a2 + at, fresh2 ? sum2[h][v] : load_vector<Vector>(a2 + at) + sum2[h][v]);
     }
 }
 
-template <class T, int W, bool two>
-void aggregate_all(const Rows<T>& rows, const Ahead& ahead, int n, const Acc<T>* w, const Acc<T>* w2,
-                   Acc<T>* a, Acc<T>* a2, bool fresh) {
+template <class T, int W, class Terms>
+void aggregate_all(const Rows<T>& rows, const Ahead& ahead, int n, const Terms& terms, Acc<T>* a, Acc<T>* a2,
+                   bool fresh, bool fresh2) {
   // Accumulators: 8 or 16 of the 16 registers (32 with AVX-512).
-  constexpr int most = two && kVectorBytes < 64 ? 4 : 8;
+  constexpr int most = Terms::kTwo && kVectorBytes < 64 ? 4 : 8;
   const int heads = rows.shape.heads, vectors = rows.shape.vectors;
   const auto tile = [&](auto h, auto v, int head, int vector) {
-    aggregate_tile<T, W, h.value, v.value, two>(rows, ahead, head, vector, n, w, w2, a, a2, fresh);
+    aggregate_tile<T, W, h.value, v.value>(rows, ahead, head, vector, n, terms, a, a2, fresh, fresh2);
   };
   using std::integral_constant;
   constexpr integral_constant<int, 1> one;
@@ -121,9 +148,48 @@ void aggregate_all(const Rows<T>& rows, const Ahead& ahead, int n, const Acc<T>*
   }
 }
 
+// What a dot product adds per edge and vector. `feature`, `packed`: the vector's place in a row and in a
+// packed one; last: it is the last of its head. kAdd: the results are added to what is there.
+template <class T, int W>
+struct RowTerm {
+  static constexpr bool kAdd = false;
+  const Acc<T>* r;
+  void start(int) const {}
+  template <class Vector>
+  [[gnu::always_inline]] Vector operator()(Vector x, int, int64_t, int64_t packed, bool) const {
+    return x * load_vector<Vector>(r + packed);
+  }
+};
+
+template <class T, int W>
+struct LeakyTerm {
+  static constexpr bool kAdd = false;
+  const Acc<T>*r, *attn;
+  Acc<T> slope;
+  void start(int) const {}
+  template <class Vector>
+  [[gnu::always_inline]] Vector operator()(Vector x, int, int64_t, int64_t packed, bool) const {
+    return load_vector<Vector>(attn + packed) * leaky_relu(x + load_vector<Vector>(r + packed), slope);
+  }
+};
+
+template <class T, int W>
+struct PairTerm {
+  static constexpr bool kAdd = true;
+  const Rows<T>& y;
+  Ahead ahead;
+  void start(int edge) const { prefetch(y.row(ahead(edge)), y.shape.size() * int64_t(sizeof(T))); }
+  template <class Vector>
+  [[gnu::always_inline]] Vector operator()(Vector x, int edge, int64_t feature, int64_t, bool last) const {
+    const Vector product = x * load<T, W>(y.row(ahead.index[edge]) + feature);
+    if (!last) return product;
+    return before<Acc<T>, W>(0, y.shape.packed - y.shape.dim) ? Vector{} : product;  // no second copies
+  }
+};
+
 // E edges times H heads, four products at a time: their lanes are summed together.
-template <class T, int W, int E, int H>
-void dots_by(const Rows<T>& rows, const Ahead& ahead, int n, const Acc<T>* r, Acc<T>* s) {
+template <class T, int W, int E, int H, class Terms>
+void dots_by(const Rows<T>& rows, const Ahead& ahead, int n, const Terms& terms, Acc<T>* s) {
   using A = Acc<T>;
   using Vector = Vec<A, W>;
   const RowShape shape = rows.shape;
@@ -131,40 +197,57 @@ void dots_by(const Rows<T>& rows, const Ahead& ahead, int n, const Acc<T>* r, Ac
                 packed = shape.packed;
   for (int e = 0; e < n; e += E) {
     const T* row[E];
+    int edge[E];
 #pragma GCC unroll 4
     for (int i = 0; i < E; ++i) {
-      const int edge = e + i < n ? e + i : n - 1;  // results behind the last edge are not used
-      row[i] = rows.data + stride * ahead.index[edge];
-      if (ahead.limit) prefetch(rows.data + stride * ahead(edge), bytes);
+      edge[i] = e + i < n ? e + i : n - 1;  // results behind the last edge are not used
+      row[i] = rows.data + stride * ahead.index[edge[i]];
+      if (ahead.limit) prefetch(rows.data + stride * ahead(edge[i]), bytes);
+      terms.start(edge[i]);
     }
     for (int head = 0; head < shape.heads; head += H) {
       Vector total[E * H] = {};
-      const auto add = [&](int64_t at, int64_t vector) __attribute__((always_inline)) {
+      const auto add = [&](int64_t at, int64_t vector, bool last) __attribute__((always_inline)) {
 #pragma GCC unroll 4
         for (int i = 0; i < E; ++i)
 #pragma GCC unroll 4
           for (int h = 0; h < H; ++h)
-            total[i * H + h] += load<T, W>(row[i] + (head + h) * dim + at) *
-                                load_vector<Vector>(r + (head + h) * packed + vector * W);
+            total[i * H + h] += terms(load<T, W>(row[i] + (head + h) * dim + at), edge[i],
+                                      (head + h) * dim + at, (head + h) * packed + vector * W, last);
       };
-      for (int v = 0; v + 1 < shape.vectors; ++v) add(v * W, v);
-      add(shape.last, shape.vectors - 1);
+      for (int v = 0; v + 1 < shape.vectors; ++v) add(v * W, v, false);
+      add(shape.last, shape.vectors - 1, true);
       A sums[4];
       sum4<A, W>(total, sums);
 #pragma GCC unroll 4
-      for (int i = 0; i < E * H; ++i) s[(head + i % H) * kBlock + e + i / H] = sums[i];
+      for (int i = 0; i < E * H; ++i) {
+        A& result = s[(head + i % H) * kBlock + e + i / H];
+        result = Terms::kAdd ? result + sums[i] : sums[i];
+      }
     }
   }
 }
 
-template <class T, int W>
-void dots_all(const Rows<T>& rows, const Ahead& ahead, int n, const Acc<T>* r, Acc<T>* s) {
+template <class T, int W, class Terms>
+void dots_all(const Rows<T>& rows, const Ahead& ahead, int n, const Terms& terms, Acc<T>* s) {
   if (rows.shape.heads % 4 == 0)
-    dots_by<T, W, 1, 4>(rows, ahead, n, r, s);
+    dots_by<T, W, 1, 4>(rows, ahead, n, terms, s);
   else if (rows.shape.heads % 2 == 0)
-    dots_by<T, W, 2, 2>(rows, ahead, n, r, s);
+    dots_by<T, W, 2, 2>(rows, ahead, n, terms, s);
   else
-    dots_by<T, W, 4, 1>(rows, ahead, n, r, s);
+    dots_by<T, W, 4, 1>(rows, ahead, n, terms, s);
+}
+
+// y[y_index_e] = vectors term(e, h, place in the row, place in a packed row). A head's last vector comes
+// first: its second copies may be anything.
+template <class T, int W, class Term>
+void write_rows(const RowShape& shape, int n, const int32_t* y_index, T* y, const Term& term) {
+  for (int e = 0; e < n; ++e)
+    for (int h = 0; h < shape.heads; ++h)
+      for (int v = shape.vectors - 1; v >= 0; --v) {
+        const int64_t at = int64_t(h) * shape.dim + feature(shape, v, W);
+        store<T, W>(y + y_index[e] * shape.size() + at, term(e, h, at, int64_t(h) * shape.packed + v * W));
+      }
 }
 
 }  // namespace
@@ -172,7 +255,25 @@ void dots_all(const Rows<T>& rows, const Ahead& ahead, int n, const Acc<T>* r, A
 template <class T>
 void Rows<T>::dots(const int32_t* index, int n, int64_t limit, const A* r, A* s) const {
   const Ahead ahead(*this, index, limit);
-  with_width<A>(shape.width, [&](auto w) { dots_all<T, w.value>(*this, ahead, n, r, s); });
+  with_width<A>(shape.width, [&](auto w) { dots_all<T, w.value>(*this, ahead, n, RowTerm<T, w.value>{r}, s); });
+}
+
+template <class T>
+void Rows<T>::leaky_dots(const int32_t* index, int n, int64_t limit, const A* r, const A* attn, A slope,
+                         A* s) const {
+  const Ahead ahead(*this, index, limit);
+  with_width<A>(shape.width, [&](auto w) {
+    dots_all<T, w.value>(*this, ahead, n, LeakyTerm<T, w.value>{r, attn, slope}, s);
+  });
+}
+
+template <class T>
+void Rows<T>::add_pair_dots(const int32_t* index, int n, const Rows& y, const int32_t* y_index,
+                            int64_t y_limit, A* s) const {
+  const Ahead ahead(*this, index, 0);
+  with_width<A>(shape.width, [&](auto w) {
+    dots_all<T, w.value>(*this, ahead, n, PairTerm<T, w.value>{y, Ahead(y, y_index, y_limit)}, s);
+  });
 }
 
 template <class T>
@@ -180,10 +281,82 @@ void Rows<T>::aggregate(const int32_t* index, int n, int64_t limit, const A* w, 
                         bool fresh) const {
   const Ahead ahead(*this, index, limit);
   with_width<A>(shape.width, [&](auto width) {
+    constexpr int W = width.value;
     if (w2)
-      aggregate_all<T, width.value, true>(*this, ahead, n, w, w2, a, a2, fresh);
+      aggregate_all<T, W>(*this, ahead, n, Weighted<T, W, true>{w, w2}, a, a2, fresh, fresh);
     else
-      aggregate_all<T, width.value, false>(*this, ahead, n, w, w2, a, a2, fresh);
+      aggregate_all<T, W>(*this, ahead, n, Weighted<T, W, false>{w, w2}, a, a2, fresh, fresh);
+  });
+}
+
+template <class T>
+void Rows<T>::leaky_aggregate(const int32_t* index, int n, const A* r, A slope, const A* w, A* a, A* a2,
+                              bool fresh) const {
+  const Ahead ahead(*this, index, 0);
+  with_width<A>(shape.width, [&](auto width) {
+    constexpr int W = width.value;
+    if (a2)
+      aggregate_all<T, W>(*this, ahead, n, LeakyWeighted<T, W, true>{w, r, slope}, a, a2, fresh, false);
+    else
+      aggregate_all<T, W>(*this, ahead, n, LeakyWeighted<T, W, false>{w, r, slope}, a, a2, fresh, false);
+  });
+}
+
+template <class T>
+void Rows<T>::add_pairs(const int32_t* index, int n, int64_t limit, const Rows& y, const int32_t* y_index,
+                        int64_t y_limit, A* sum) const {
+  const Ahead ahead(*this, index, limit), y_ahead(y, y_index, y_limit);
+  const RowShape flat = row_shape<A>(1, int(shape.size()));
+  const int64_t size = shape.size(), bytes = size * int64_t(sizeof(T));
+  with_width<A>(flat.width, [&](auto width) {
+    constexpr int W = width.value;
+    for (int e = 0; e < n; ++e, sum += size) {
+      prefetch(row(ahead(e)), bytes);
+      prefetch(y.row(y_ahead(e)), bytes);
+      const T *a = row(index[e]), *b = y.row(y_index[e]);
+      for (int v = 0; v < flat.vectors; ++v) {
+        const int at = feature(flat, v, W);
+        store_vector(sum + at, load<T, W>(a + at) + load<T, W>(b + at));
+      }
+    }
+  });
+}
+
+template <class T>
+void Rows<T>::scatter(const int32_t* index, int n, const A* w, const int32_t* y_index, T* y) const {
+  with_width<A>(shape.width, [&](auto width) {
+    constexpr int W = width.value;
+    write_rows<T, W>(shape, n, y_index, y, [&](int e, int h, int64_t at, int64_t) {
+      return w[h * kBlock + e] * load<T, W>(row(index[e]) + at);
+    });
+  });
+}
+
+template <class T>
+void scatter_row(const RowShape& shape, int n, const Acc<T>* w, const Acc<T>* a, const Acc<T>* w2,
+                 const Acc<T>* a2, const int32_t* y_index, T* y) {
+  with_width<Acc<T>>(shape.width, [&](auto width) {
+    constexpr int W = width.value;
+    using Vector = Vec<Acc<T>, W>;
+    write_rows<T, W>(shape, n, y_index, y, [&](int e, int h, int64_t, int64_t packed) {
+      Vector x{};
+      if (w) x += w[h * kBlock + e] * load_vector<Vector>(a + packed);
+      if (w2) x += w2[h * kBlock + e] * load_vector<Vector>(a2 + packed);
+      return x;
+    });
+  });
+}
+
+template <class T>
+void scatter_leaky(const RowShape& shape, const Acc<T>* x, int n, const Acc<T>* r, const Acc<T>* attn,
+                   Acc<T> slope, const Acc<T>* w, const int32_t* y_index, T* y) {
+  with_width<Acc<T>>(shape.width, [&](auto width) {
+    constexpr int W = width.value;
+    using Vector = Vec<Acc<T>, W>;
+    write_rows<T, W>(shape, n, y_index, y, [&](int e, int h, int64_t at, int64_t packed) {
+      const Vector u = load_vector<Vector>(x + e * shape.size() + at) + load_vector<Vector>(r + packed);
+      return w[h * kBlock + e] * load_vector<Vector>(attn + packed) * leaky_slope(u, slope);
+    });
   });
 }
 
@@ -239,6 +412,16 @@ template void unpack(const RowShape&, const float*, const float*, float*);
 template void unpack(const RowShape&, const double*, const double*, double*);
 template void unpack(const RowShape&, const float*, const float*, Half*);
 template void unpack(const RowShape&, const float*, const float*, BFloat16*);
+#define DFGNN_SCATTER(T)                                                                                   \
+  template void scatter_row(const RowShape&, int, const Acc<T>*, const Acc<T>*, const Acc<T>*,             \
+                            const Acc<T>*, const int32_t*, T*);                                            \
+  template void scatter_leaky(const RowShape&, const Acc<T>*, int, const Acc<T>*, const Acc<T>*, Acc<T>, \
+                              const Acc<T>*, const int32_t*, T*);
+DFGNN_SCATTER(float)
+DFGNN_SCATTER(double)
+DFGNN_SCATTER(Half)
+DFGNN_SCATTER(BFloat16)
+#undef DFGNN_SCATTER
 template void head_dots(const RowShape&, const float*, const float*, float*);
 template void head_dots(const RowShape&, const double*, const double*, double*);
 

@@ -1,13 +1,15 @@
-// The two operations on gathered feature rows that everything is made of:
-//   dots:       s[h][e]  = x[index_e, h] . r[h]
-//   aggregate:  a[h]    += sum_e w[h][e] x[index_e, h]      (one or two sets of weights at once)
-// over a block of at most kBlock edges. Arrays with an entry per edge and head are "head-major":
-// entry (h, e) lies at h * kBlock + e.
+// The operations on gathered feature rows that everything is made of, over a block of at most kBlock edges:
+//   dots:             s[h][e]  = x[index_e, h] . r[h]
+//   aggregate:        a[h]    += sum_e w[h][e] x[index_e, h]      (one or two sets of weights at once)
+//   leaky_dots:       s[h][e]  = attn[h] . L(u_e[h]),  u_e[h] = x[index_e, h] + r[h],  L = LeakyReLU
+//   leaky_aggregate:  a[h]    += sum_e w[h][e] L'(u_e[h]),  a2[h] += sum_e w[h][e] L(u_e[h])
+// and those which take or give a row of features per edge. Arrays with an entry per edge and head are
+// "head-major": entry (h, e) lies at h * kBlock + e.
 //
 // A row kept in accumulators (r and a above) is "packed": per head it takes whole vectors. The last
 // vector of a head covers its last `width` features and so overlaps the one before when the width
 // does not divide the dimension: no masks, no reads past a row. `a` simply holds such features
-// twice; in `r` their second copy is 0.
+// twice; in `r` and `attn` their second copy is 0.
 #pragma once
 
 #include "simd.h"
@@ -42,12 +44,37 @@ struct Rows {
   const T* data;
   RowShape shape;
 
+  const T* row(int64_t k) const { return data + k * shape.size(); }
+
   // `limit` indices from `index` on may be read, to prefetch; 0 if the rows are in cache already.
   void dots(const int32_t* index, int n, int64_t limit, const A* r, A* s) const;
+  void leaky_dots(const int32_t* index, int n, int64_t limit, const A* r, const A* attn, A slope, A* s) const;
   // w2, a2: the second set of weights and its accumulator, or null. fresh: a starts from 0.
   void aggregate(const int32_t* index, int n, int64_t limit, const A* w, const A* w2, A* a, A* a2,
                  bool fresh) const;
+  // a2: or null; never starts from 0. fresh: a does.
+  void leaky_aggregate(const int32_t* index, int n, const A* r, A slope, const A* w, A* a, A* a2,
+                       bool fresh) const;
+
+  // s[h][e] += x[index_e, h] . y[y_index_e, h]
+  void add_pair_dots(const int32_t* index, int n, const Rows& y, const int32_t* y_index, int64_t y_limit,
+                     A* s) const;
+  // sum[e] = x[index_e] + y[y_index_e]; sum: [n, H, D]
+  void add_pairs(const int32_t* index, int n, int64_t limit, const Rows& y, const int32_t* y_index,
+                 int64_t y_limit, A* sum) const;
+  // y[y_index_e, h] = w[h][e] x[index_e, h]
+  void scatter(const int32_t* index, int n, const A* w, const int32_t* y_index, T* y) const;
 };
+
+// y[y_index_e, h] = w[h][e] a[h] + w2[h][e] a2[h]; w or w2 null: without this term.
+template <class T>
+void scatter_row(const RowShape& shape, int n, const Acc<T>* w, const Acc<T>* a, const Acc<T>* w2,
+                 const Acc<T>* a2, const int32_t* y_index, T* y);
+
+// y[y_index_e, h] = w[h][e] attn[h] L'(x[e, h] + r[h])
+template <class T>
+void scatter_leaky(const RowShape& shape, const Acc<T>* x, int n, const Acc<T>* r, const Acc<T>* attn,
+                   Acc<T> slope, const Acc<T>* w, const int32_t* y_index, T* y);
 
 // One row [H, D], packed with zeros in place of second copies.
 template <class T>

@@ -14,39 +14,36 @@ constexpr int64_t kMinChunkCost = 4096;
 // Rows that make a thread worth while when they are only streamed.
 constexpr int64_t kRowsPerThread = 256;
 
-// Calls body(first, last) on ranges of items with equal numbers of edges.
-template <class Body>
-static void parallel_items(const Parallel& parallel, const Csr& csr, const Body& body) {
-  if (csr.num_items == 0) return;
-  struct Context {
-    const Csr& csr;
-    const Body& body;
-    int64_t cost, chunks;
-    // The first item of a chunk; cost before item k is begin_k + kRowCost * k, which never decreases.
-    int64_t boundary(int64_t chunk) const {
-      if (chunk == chunks) return csr.num_items;
-      const int64_t target = cost / chunks * chunk;
-      int64_t low = 0, high = csr.num_items;
-      while (low < high) {
-        const int64_t mid = (low + high) / 2;
-        if (csr.items[mid].begin + kRowCost * mid < target)
-          low = mid + 1;
-        else
-          high = mid;
-      }
-      return low;
+// Runs of a plan's items with equal numbers of edges.
+class Chunks {
+ public:
+  Chunks(const Csr& csr, int64_t most) : csr_(csr) {
+    if (csr.num_items > 0) cost_ = csr.items[csr.num_items - 1].end + kRowCost * csr.num_items;
+    const int64_t useful = cost_ / kMinChunkCost + 1;
+    count_ = most < useful ? most : useful;
+  }
+
+  int64_t count() const { return count_; }
+
+  // The first item of a chunk; cost before item k is begin_k + kRowCost * k, which never decreases.
+  int64_t boundary(int64_t chunk) const {
+    if (chunk == count_) return csr_.num_items;
+    const int64_t target = cost_ / count_ * chunk;
+    int64_t low = 0, high = csr_.num_items;
+    while (low < high) {
+      const int64_t mid = (low + high) / 2;
+      if (csr_.items[mid].begin + kRowCost * mid < target)
+        low = mid + 1;
+      else
+        high = mid;
     }
-  };
-  const int64_t cost = csr.items[csr.num_items - 1].end + kRowCost * csr.num_items;
-  const int64_t most = int64_t(parallel.num_threads) * 8, useful = cost / kMinChunkCost + 1;
-  Context context{csr, body, cost, most < useful ? most : useful};
-  const auto run = [](int64_t begin, int64_t end, void* p) {
-    const auto& c = *static_cast<const Context*>(p);
-    const int64_t first = c.boundary(begin), last = c.boundary(end);
-    if (first < last) c.body(first, last);
-  };
-  parallel.run(0, context.chunks, 1, run, &context);
-}
+    return low;
+  }
+
+ private:
+  const Csr& csr_;
+  int64_t cost_ = 0, count_;
+};
 
 // Calls body(first, last) on ranges that cover [0, n); grain: the fewest worth a thread.
 template <class Body>
@@ -54,6 +51,16 @@ static void parallel_range(const Parallel& parallel, int64_t n, int64_t grain, c
   if (n == 0) return;
   const auto run = [](int64_t begin, int64_t end, void* p) { (*static_cast<const Body*>(p))(begin, end); };
   parallel.run(0, n, grain, run, const_cast<Body*>(&body));
+}
+
+// Calls body(first, last) on ranges of items with equal numbers of edges.
+template <class Body>
+static void parallel_items(const Parallel& parallel, const Csr& csr, const Body& body) {
+  const Chunks chunks(csr, int64_t(parallel.num_threads) * 8);
+  parallel_range(parallel, chunks.count(), 1, [&](int64_t begin, int64_t end) {
+    const int64_t first = chunks.boundary(begin), last = chunks.boundary(end);
+    if (first < last) body(first, last);
+  });
 }
 
 }  // namespace dfgnn::cpu::DFGNN_ISA

@@ -1,30 +1,48 @@
 // The score functors. A pass over items fixes one end of the edges, the item's row, and gathers the
 // other; forward and backward differ in which end that is.
 //   fix(row)        the row whose edges follow
-//   raw(block, z)   what comes before the activation, without the edge bias
-//   activate(z)     the score;  slope(z): its derivative
+//   raw(block, z)   what the family computes; EdgeBlock::transform makes z of it
+//   activate(z)     LeakyReLU;  slope(z): its derivative
+// Scores of feature rows also give backward's sums over a row's edges, with `a` and `a2` packed:
+//   accumulate(block, draw, a, a2, first)   a += terms of the gradient of the fixed row, all but a factor
+//   finish(a)                               a times this factor
+//   scatter_feat(...)                       the gradient of the edges' features
 #pragma once
 
-#include "edges.h"
+#include "gathered.h"
 
 namespace dfgnn::cpu::DFGNN_ISA {
 
-// LeakyReLU(alpha of the gathered node + alpha of the row)
 template <class T>
-class AdditiveScore {
+class Activation {
  public:
   using A = Acc<T>;
   using V = Vec<A, kLanes<A>>;
-  static constexpr bool kLeaky = true;
+
+  explicit Activation(A negative_slope) : slope_(negative_slope) {}
+  V activate(V z) const { return leaky_relu(z, slope_); }
+  V slope(V z) const { return leaky_slope(z, slope_); }
+
+ private:
+  A slope_;
+};
+
+// alpha of the gathered node + alpha of the row
+template <class T>
+class AdditiveScore : public Activation<T> {
+ public:
+  using A = Acc<T>;
+  using V = Vec<A, kLanes<A>>;
+  static constexpr bool kGathersValues = false;
 
   // gathered: alpha of node j and head h at j * stride + h * step. fixed: [N, H] or null: 0.
   AdditiveScore(const A* gathered, int64_t stride, int step, const A* fixed, int heads, A negative_slope)
-      : gathered_(gathered),
+      : Activation<T>(negative_slope),
+        gathered_(gathered),
         stride_(stride),
         step_(step),
         fixed_(fixed),
-        heads_(heads),
-        slope_(negative_slope) {}
+        heads_(heads) {}
 
   void fix(int64_t row) { row_ = row * heads_; }
 
@@ -37,50 +55,111 @@ class AdditiveScore {
     }
   }
 
-  V activate(V z) const { return z > 0 ? z : z * slope_; }
-  V slope(V z) const { return z > 0 ? V{} + 1 : V{} + slope_; }
-
  private:
   const A* gathered_;
   int64_t stride_;
   int step_;
   const A* fixed_;
   int heads_;
-  A slope_;
   int64_t row_ = 0;
 };
 
 // scale * (gathered row . row)
 template <class T>
-class DotScore {
+class DotScore : public Activation<T> {
  public:
   using A = Acc<T>;
   using V = Vec<A, kLanes<A>>;
-  static constexpr bool kLeaky = false;
+  using Feat = typename Gathered<T>::Feat;
+  static constexpr bool kGathersValues = false;
 
-  DotScore(const void* gathered, const void* fixed, const RowShape& shape, A scale)
-      : gathered_{static_cast<const T*>(gathered), shape},
+  // feat: added to the keys, which are the gathered or the fixed rows; or null.
+  DotScore(const void* gathered, const void* fixed, const RowShape& shape, const void* feat, Feat side, A scale,
+           A negative_slope)
+      : Activation<T>(negative_slope),
+        gathered_(gathered, shape, feat, side),
         fixed_(static_cast<const T*>(fixed)),
         scale_(scale),
         row_(shape.packed_size()) {}
 
-  const Rows<T>& rows() const { return gathered_; }
+  const RowShape& shape() const { return gathered_.shape(); }
 
-  void fix(int64_t row) { pack(gathered_.shape, fixed_ + row * gathered_.shape.size(), row_); }
+  void fix(int64_t row) { pack(shape(), fixed_ + row * shape().size(), row_); }
 
-  void raw(const EdgeBlock<T>& block, A* z) const {
-    gathered_.dots(block.index, block.n, block.limit, row_, z);
-    for (int h = 0; h < gathered_.shape.heads; ++h)
-      for_edges<A>(h, block.n, [&](int i, auto) { store_vector(z + i, load_vector<V>(z + i) * scale_); });
+  void raw(const EdgeBlock<T>& block, A* z) {
+    gathered_.load(block, true);
+    gathered_.dots(block, row_, z);
+    block.update(z, [&](V v, int) { return v * scale_; });
   }
 
-  V activate(V z) const { return z; }
+  void accumulate(const EdgeBlock<T>& block, const A* draw, A* a, A*, bool first) const {
+    gathered_.aggregate(block, draw, nullptr, a, nullptr, first);
+  }
+  void finish(A* a) const {
+    for (int64_t d = 0; d < shape().packed_size(); ++d) a[d] *= scale_;
+  }
+
+  // grad_feat of the edges = draw * scale * query (unless draw is null) + w * value (unless w is null); query:
+  // the fixed row, value: a packed row.
+  void scatter_feat(const EdgeBlock<T>& block, A* draw, const A* w, const A* value, const RowShape& value_shape,
+                    T* grad_feat) const {
+    if (draw) block.update(draw, [&](V v, int) { return v * scale_; });
+    scatter_row(draw ? shape() : value_shape, block.n, w, value, draw, row_, block.eid, grad_feat);
+  }
 
  private:
-  Rows<T> gathered_;
+  Gathered<T> gathered_;
   const T* fixed_;
   A scale_;
   Buffer<A> row_;
+};
+
+// attn . LeakyReLU(gathered row + row). The outer activation is the identity.
+template <class T>
+class AdditiveV2Score : public Activation<T> {
+ public:
+  using A = Acc<T>;
+  using Feat = typename Gathered<T>::Feat;
+  static constexpr bool kGathersValues = true;  // where the destinations are fixed
+
+  AdditiveV2Score(const void* gathered, const void* fixed, const RowShape& shape, const void* feat,
+                  const void* attn, A negative_slope)
+      : Activation<T>(1),
+        gathered_(gathered, shape, feat, Feat::gathered),
+        fixed_(static_cast<const T*>(fixed)),
+        slope_(negative_slope),
+        row_(shape.packed_size()),
+        attn_(shape.packed_size()) {
+    pack(shape, static_cast<const T*>(attn), attn_);
+  }
+
+  const RowShape& shape() const { return gathered_.shape(); }
+
+  void fix(int64_t row) { pack(shape(), fixed_ + row * shape().size(), row_); }
+
+  void raw(const EdgeBlock<T>& block, A* z) {
+    gathered_.load(block, true);
+    gathered_.leaky_dots(block, row_, attn_, slope_, z);
+  }
+
+  // a2: the gradient of attn, or null
+  void accumulate(const EdgeBlock<T>& block, const A* draw, A* a, A* a2, bool first) const {
+    gathered_.leaky_aggregate(block, row_, slope_, draw, a, a2, first);
+  }
+  void finish(A* a) const {
+    for (int64_t d = 0; d < shape().packed_size(); ++d) a[d] *= attn_[d];
+  }
+
+  void scatter_feat(const EdgeBlock<T>& block, const A* draw, const A*, const A*, const RowShape&,
+                    T* grad_feat) const {
+    scatter_leaky(shape(), gathered_.sums(), block.n, row_, attn_, slope_, draw, block.eid, grad_feat);
+  }
+
+ private:
+  Gathered<T> gathered_;
+  const T* fixed_;
+  A slope_;
+  Buffer<A> row_, attn_;
 };
 
 }  // namespace dfgnn::cpu::DFGNN_ISA

@@ -161,11 +161,29 @@ static inline Vec<uint16_t, W> from_float(Half, Vec<float, W> v) {
   return __builtin_convertvector(h | (u & 0x80000000u) >> 16, Vec<uint16_t, W>);
 }
 
+// Calls f with a value of the feature type.
+template <class F>
+static inline void with_type(DType type, const F& f) {
+  switch (type) {
+    case DType::f32:
+      return f(float{});
+    case DType::f64:
+      return f(double{});
+    case DType::f16:
+      return f(Half{});
+    case DType::bf16:
+      return f(BFloat16{});
+  }
+}
+
 // W elements of type T as accumulators, and back.
 template <class T, int W>
 static inline Vec<Acc<T>, W> load(const T* p) {
   if constexpr (sizeof(T) > 2) {
     return load_vector<Vec<T, W>>(p);
+  } else if constexpr (sizeof(T) == 1) {  // a flag
+    static_assert(W == 1);
+    return *p;
   } else if constexpr (W < 4) {
     static_assert(W == 1);
     Vec<uint16_t, 4> v{};
@@ -186,6 +204,16 @@ static inline void store(T* p, Vec<Acc<T>, W> v) {
   } else {
     store_vector(p, from_float<W>(T{}, v));
   }
+}
+
+// LeakyReLU and its derivative.
+template <class V, class A>
+[[gnu::always_inline]] static inline V leaky_relu(V z, A slope) {
+  return z > 0 ? z : z * slope;
+}
+template <class V, class A>
+[[gnu::always_inline]] static inline V leaky_slope(V z, A slope) {
+  return z > 0 ? V{} + 1 : V{} + slope;
 }
 
 template <class A, int W, int... I>
@@ -330,6 +358,7 @@ class Buffer {
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
   operator A*() const { return data_; }
+  void clear(int64_t size) { __builtin_memset(data_, 0, std::size_t(size) * sizeof(A)); }
 
  private:
   A* data_;

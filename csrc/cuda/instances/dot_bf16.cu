@@ -1,6 +1,6 @@
-#include "../dot.cuh"
+#include "../pair.cuh"
 
 namespace dfgnn::cuda {
-template const char* dot_forward<__nv_bfloat16>(const ForwardParams&, cudaStream_t);
-template const char* dot_backward<__nv_bfloat16>(const BackwardParams&, cudaStream_t);
+template const char* pair_forward<__nv_bfloat16, Score::dot>(const ForwardParams&, cudaStream_t);
+template const char* pair_backward<__nv_bfloat16, Score::dot>(const BackwardParams&, cudaStream_t);
 }  // namespace dfgnn::cuda

@@ -1,6 +1,6 @@
-#include "../dot.cuh"
+#include "../pair.cuh"
 
 namespace dfgnn::cuda {
-template const char* dot_forward<__half>(const ForwardParams&, cudaStream_t);
-template const char* dot_backward<__half>(const BackwardParams&, cudaStream_t);
+template const char* pair_forward<__half, Score::dot>(const ForwardParams&, cudaStream_t);
+template const char* pair_backward<__half, Score::dot>(const BackwardParams&, cudaStream_t);
 }  // namespace dfgnn::cuda

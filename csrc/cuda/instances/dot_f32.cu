@@ -1,6 +1,6 @@
-#include "../dot.cuh"
+#include "../pair.cuh"
 
 namespace dfgnn::cuda {
-template const char* dot_forward<float>(const ForwardParams&, cudaStream_t);
-template const char* dot_backward<float>(const BackwardParams&, cudaStream_t);
+template const char* pair_forward<float, Score::dot>(const ForwardParams&, cudaStream_t);
+template const char* pair_backward<float, Score::dot>(const BackwardParams&, cudaStream_t);
 }  // namespace dfgnn::cuda

@@ -1,6 +1,6 @@
-#include "../dot.cuh"
+#include "../pair.cuh"
 
 namespace dfgnn::cuda {
-template const char* dot_forward<double>(const ForwardParams&, cudaStream_t);
-template const char* dot_backward<double>(const BackwardParams&, cudaStream_t);
+template const char* pair_forward<double, Score::dot>(const ForwardParams&, cudaStream_t);
+template const char* pair_backward<double, Score::dot>(const BackwardParams&, cudaStream_t);
 }  // namespace dfgnn::cuda

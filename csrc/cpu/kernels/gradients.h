@@ -1,0 +1,141 @@
+// The gradients of a block's edges, from the scores and g . v.
+#pragma once
+
+#include "scores.h"
+
+namespace dfgnn::cpu::DFGNN_ISA {
+
+// The arrays of BackwardParams with their types.
+template <class T>
+struct Arrays {
+  using A = Acc<T>;
+  const T *value, *out, *positive, *grad_out;
+  const A *alpha_src, *alpha_dst, *lse, *positive_mass, *attention, *grad_attention;
+  A *grad_alpha_src, *grad_alpha_dst, *grad_bias, *grad_gate, *grad_weight, *grad_raw, *stats, *partial_alpha,
+      *row_sums, *partial_sums;
+  T* grad_feat;
+  explicit Arrays(const BackwardParams& p)
+      : value(static_cast<const T*>(p.value)),
+        out(static_cast<const T*>(p.out)),
+        positive(static_cast<const T*>(p.positive)),
+        grad_out(static_cast<const T*>(p.grad_out)),
+        alpha_src(static_cast<const A*>(p.alpha_src)),
+        alpha_dst(static_cast<const A*>(p.alpha_dst)),
+        lse(static_cast<const A*>(p.lse)),
+        positive_mass(static_cast<const A*>(p.positive_mass)),
+        attention(static_cast<const A*>(p.attention)),
+        grad_attention(static_cast<const A*>(p.grad_attention)),
+        grad_alpha_src(static_cast<A*>(p.grad_alpha_src)),
+        grad_alpha_dst(static_cast<A*>(p.grad_alpha_dst)),
+        grad_bias(static_cast<A*>(p.grad_bias)),
+        grad_gate(static_cast<A*>(p.grad_gate)),
+        grad_weight(static_cast<A*>(p.grad_weight)),
+        grad_raw(static_cast<A*>(p.grad_raw)),
+        stats(static_cast<A*>(p.node_stats)),
+        partial_alpha(static_cast<A*>(p.partial_alpha)),
+        row_sums(static_cast<A*>(p.row_sums)),
+        partial_sums(static_cast<A*>(p.partial_sums)),
+        grad_feat(static_cast<T*>(p.grad_feat)) {}
+  bool from_positive() const { return grad_alpha_dst && !grad_raw; }
+  // Edge tensors beyond EdgeOptions, read or written.
+  bool per_edge() const {
+    return grad_attention || grad_bias || grad_gate || grad_weight || grad_raw || grad_feat;
+  }
+};
+
+template <class T>
+class EdgeGradients {
+ public:
+  using A = Acc<T>;
+  using V = Vec<A, kLanes<A>>;
+
+  EdgeGradients(const Arrays<T>& a, int heads)
+      : a_(a), heads_(heads), size_(heads * kBlock), arrays_(int64_t(10) * size_) {}
+
+  // What a pass provides: t = g . (v + e), and lse and delta of the destination.
+  A* t() const { return array(0); }
+  A* lse() const { return array(1); }
+  A* delta() const { return array(2); }
+  // What start() gives: z. What solve() gives: f alpha, the gradient of raw.
+  A* z() const { return array(3); }
+  A* weight() const { return array(4); }
+  A* draw() const { return array(5); }
+
+  // lse and delta at `at` of each destination's `step` entries per head; of the block's edges or of
+  // one row.
+  void stats_of_edges(const EdgeBlock<T>& block, int step, int at) {
+    gather(a_.stats + at, block.index, block.n, heads_, int64_t(heads_) * step, step, lse());
+    gather(a_.stats + at + 1, block.index, block.n, heads_, int64_t(heads_) * step, step, delta());
+  }
+  void stats_of_row(int64_t row, int step, int at) {
+    const A* stats = a_.stats + row * heads_ * step + at;
+    for (int i = 0; i < size_; ++i) {
+      lse()[i] = stats[i / kBlock * step];
+      delta()[i] = stats[i / kBlock * step + 1];
+    }
+  }
+
+  template <class Score>
+  void start(Score& score, EdgeBlock<T>& block) {
+    score.raw(block, z());
+    if (a_.grad_gate) __builtin_memcpy(raw(), z(), size_ * sizeof(A));
+    block.transform(z());
+  }
+
+  template <class Score>
+  void solve(const Score& score, const EdgeBlock<T>& block) {
+    if (a_.grad_attention) {
+      gather(a_.grad_attention, block.eid, block.n, heads_, heads_, 1, gamma());
+      block.update(t(), [&](V t, int i) { return t + load_vector<V>(gamma() + i); });
+    }
+    for (int h = 0; h < heads_; ++h)
+      for_edges<A>(h, block.n, [&](int i, auto) {
+        const V z = load_vector<V>(this->z() + i), t = load_vector<V>(this->t() + i);
+        const V alpha =
+            exp<A, kLanes<A>>(block.score(score.activate(z), i) - load_vector<V>(lse() + i));
+        const V value = block.factor ? alpha * load_vector<V>(block.factor + i) : alpha;
+        const V ds = value * t - alpha * load_vector<V>(delta() + i), dz = ds * score.slope(z);
+        store_vector(weight() + i, value);
+        store_vector(draw() + i, block.gate ? dz * load_vector<V>(block.gate + i) : dz);
+        if (a_.grad_bias) store_vector(grad_bias() + i, block.bias_after() ? ds : dz);
+        if (a_.grad_gate) store_vector(raw() + i, dz * load_vector<V>(raw() + i));
+        if (a_.grad_weight)
+          store_vector(grad_weight() + i,
+                       (block.dropout ? alpha * load_vector<V>(block.dropout + i) : alpha) * t);
+      });
+  }
+
+  // sums[h] += the gradients of raw
+  void add_draw(const EdgeBlock<T>& block, A* sums) const {
+    for (int h = 0; h < heads_; ++h) {
+      V total{};
+      for_edges<A>(h, block.n,
+                   [&](int i, auto inside) { total += inside ? load_vector<V>(draw() + i) : V{}; });
+      sums[h] += sum<A, kLanes<A>>(total);
+    }
+  }
+
+  // Writes the gradients of the edges' options that are wanted.
+  void scatter_options(const EdgeBlock<T>& block) const {
+    const auto write = [&](const A* from, A* to) {
+      if (to) scatter(from, block.eid, block.n, heads_, to);
+    };
+    write(grad_bias(), a_.grad_bias);
+    write(raw(), a_.grad_gate);
+    write(grad_weight(), a_.grad_weight);
+    write(draw(), a_.grad_raw);
+  }
+
+ private:
+  A* array(int k) const { return arrays_ + int64_t(k) * size_; }
+  A* gamma() const { return array(6); }
+  A* raw() const { return array(7); }  // then the gradient of the gate
+  A* grad_bias() const { return array(8); }
+  A* grad_weight() const { return array(9); }
+
+  const Arrays<T>& a_;
+  int heads_, size_;
+  Buffer<A> arrays_;
+};
+
+}  // namespace dfgnn::cpu::DFGNN_ISA

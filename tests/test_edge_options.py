@@ -1,0 +1,175 @@
+"""What edges bring to the attention: gate, mask, features, a bias on either side of the activation."""
+
+import itertools
+
+import pytest
+import torch
+from attention import DTYPES, SCORES, VALUES, check, function, make_inputs, run
+from graphs import make_graph
+
+FEATURES = [("gat", None), ("gatv2", None), ("dot", "key"), ("dot", "value"), ("dot", "both")]
+
+
+def feat_options(where):
+    return {} if where is None else {"edge_feat_in": where}
+
+
+def dtype_name(value):
+    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else None
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=dtype_name)
+@pytest.mark.parametrize("score, where", FEATURES)
+def test_edge_features(device, score, where, dtype):
+    cases = [("mixed_degrees", 3, 8), ("isolated", 1, 33), ("super_row", 2, 4), ("super_source", 8, 7)]
+    cases += [
+        ("duplicates", 4, 32),
+        ("sorted", 1, 1),
+        ("fewer_sources", 2, 300),
+        ("fewer_destinations", 3, 64),
+    ]
+    for name, heads, dim in cases + [("no_edges", 2, 8), ("no_nodes", 1, 4), ("one_edge", 3, 16)]:
+        graph = make_graph(name, device)
+        inputs = make_inputs(score, graph, heads, dim, dtype, edge_feat=True)
+        check(score, graph, inputs, note=f"{name} H={heads} D={dim}: ", **feat_options(where))
+
+
+@pytest.mark.parametrize("dim", [600, 1100])
+@pytest.mark.parametrize("score, where", FEATURES)
+def test_wide_heads(device, score, where, dim):
+    """More columns than a warp holds."""
+    graph = make_graph("isolated", device)
+    for dtype, edge_feat in itertools.product((torch.float32, torch.float16), (False, True)):
+        inputs = make_inputs(
+            score, graph, 2, dim, dtype, edge_feat=edge_feat, edge_gate=1 if edge_feat else None
+        )
+        inputs["out_bias"] = torch.randn(2, dim).to(device, dtype)
+        check(score, graph, inputs, note=f"{dtype} {edge_feat}: ", **feat_options(where))
+
+
+@pytest.mark.parametrize("heads", [1, "H"])
+@pytest.mark.parametrize("score", SCORES)
+def test_gate(device, score, heads):
+    for name, dtype in [
+        ("mixed_degrees", torch.float32),
+        ("super_row", torch.float64),
+        ("sorted", torch.float16),
+    ]:
+        graph = make_graph(name, device)
+        inputs = make_inputs(score, graph, 3, 8, dtype, edge_gate=heads)
+        check(score, graph, inputs, note=f"{name}: ")
+        if dtype == torch.float16:
+            inputs["edge_gate"] = inputs["edge_gate"].float()
+        check(score, graph, inputs, note=f"{name}: ", return_attention=True)
+
+
+@pytest.mark.parametrize("heads", [1, "H"])
+@pytest.mark.parametrize("score", SCORES)
+def test_mask(device, score, heads):
+    """An edge that is masked is an edge that is not there; a row whose edges are all masked is zero."""
+    for name in ("mixed_degrees", "super_row", "duplicates"):
+        graph = make_graph(name, device)
+        inputs = make_inputs(score, graph, 3, 8)
+        dst = graph.edge_index[1]
+        mask = torch.rand(graph.num_edges, 3, device=device) < 0.6
+        mask[dst == 1] = False
+        mask = mask[:, 0].contiguous() if heads == 1 else mask
+        for slope in (0.2, 0.0):  # 0 times -inf is not a number
+            options = {"edge_mask": mask, "negative_slope": slope}
+            results = check(score, graph, inputs, note=f"{name}: ", return_attention=True, **options)
+        assert results["out"][1].eq(0).all() and results["attention"][~mask].eq(0).all()
+    if heads == 1:
+        kept = mask.nonzero().squeeze(1)
+        part = type(graph).from_coo(*graph.edge_index[:, kept], num_src=graph.num_src, num_dst=graph.num_dst)
+        alone = run(function(score), part, inputs)
+        masked = run(function(score), graph, inputs, edge_mask=mask)
+        for name, expected in alone.items():
+            torch.testing.assert_close(masked[name], expected, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("slope", [0.2, 1.0, -0.5])
+@pytest.mark.parametrize("score", ["gat", "dot"])
+def test_bias_behind_the_activation(device, score, slope):
+    for name in ("mixed_degrees", "super_source"):
+        graph = make_graph(name, device)
+        inputs = make_inputs(score, graph, 3, 8, edge_bias=True)
+        options = {"bias_after": True, "negative_slope": slope}
+        check(score, graph, inputs, note=f"{name}: ", **options)
+        check(score, graph, inputs, note=f"{name}: ", return_attention=True, **options)
+
+
+@pytest.mark.parametrize("bits", range(32))
+@pytest.mark.parametrize("score", SCORES)
+def test_options_together(device, score, bits):
+    """Bias, gate, mask, features and dropout in every combination; weights and attention by turns."""
+    bias, gate, mask, feat, dropout = (bool(bits >> k & 1) for k in range(5))
+    for turn, (name, heads, dim, dtype) in enumerate(
+        [
+            ("mixed_degrees", 5, 8, torch.float32),
+            ("isolated", 2, 20, torch.float64),
+            ("sorted", 4, 16, torch.bfloat16),
+        ]
+    ):
+        graph = make_graph(name, device)
+        per_head = ("H", 1)[(bits + turn) % 2]
+        inputs = make_inputs(
+            score, graph, heads, dim, dtype, edge_bias=bias, edge_gate=gate and per_head, edge_feat=feat,
+            edge_weight=(None, 1, "H")[(bits + turn) % 3],
+        )  # fmt: skip
+        options = {"return_attention": (bits + turn) % 2 == 0}
+        if mask:
+            options["edge_mask"] = torch.rand(graph.num_edges, device=device) < 0.7
+        if dropout:
+            options |= {"dropout_p": 0.4, "_seed": torch.tensor([77], device=device)}
+        if bias and score != "gatv2":
+            options["bias_after"] = turn == 0
+        check(score, graph, inputs, note=f"{name}: ", **options)
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_options_on_empty_graphs(device, score):
+    for name in ("no_nodes", "no_edges", "no_destinations"):
+        graph = make_graph(name, device)
+        inputs = make_inputs(score, graph, 3, 8, edge_bias=True, edge_gate=1, edge_feat=True, edge_weight="H")
+        check(
+            score, graph, inputs, note=f"{name}: ", edge_mask=torch.ones(0, dtype=torch.bool, device=device)
+        )
+
+
+@pytest.mark.parametrize("score, where", FEATURES)
+def test_bitwise_reproducible(device, score, where):
+    graph = make_graph("mixed_degrees", device)
+    inputs = make_inputs(score, graph, 3, 8, edge_gate="H", edge_feat=True)
+    one, other = (run(function(score), graph, inputs, **feat_options(where)) for _ in range(2))
+    for name in one:
+        assert torch.equal(one[name], other[name]), name
+
+
+def test_leaky_dot_product(device):
+    """SuperGAT's SD attention."""
+    graph = make_graph("mixed_degrees", device)
+    for dtype in (torch.float32, torch.float64):
+        inputs = make_inputs("dot", graph, 3, 8, dtype, edge_bias=True)
+        check("dot", graph, inputs, negative_slope=0.2)
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_wrong_edge_tensors(score):
+    graph = make_graph("random")
+    inputs = make_inputs(score, graph, 3, 8)
+    edges, attend = graph.num_edges, function(score)
+    assert VALUES[score] in inputs
+    for name, wrong, error in [
+        ("edge_gate", torch.ones(edges, 2), ValueError),
+        ("edge_gate", torch.ones(edges, 3, dtype=torch.int64), TypeError),
+        ("edge_mask", torch.ones(edges), TypeError),
+        ("edge_mask", torch.ones(edges - 1, dtype=torch.bool), ValueError),
+        ("edge_feat", torch.ones(edges, 3, 7), ValueError),
+        ("edge_feat", torch.ones(edges, 3, 8, dtype=torch.float64), TypeError),
+        ("out_bias", torch.ones(8), ValueError),
+    ]:
+        with pytest.raises(error, match=f"{name}: expected .*, got"):
+            attend(graph, **inputs, **{name: wrong})
+    if score == "dot":
+        with pytest.raises(ValueError, match="edge_feat_in: expected .*got 'query'"):
+            attend(graph, **inputs, edge_feat=torch.ones(edges, 3, 8), edge_feat_in="query")

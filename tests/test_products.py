@@ -1,0 +1,111 @@
+"""sddmm, spmm, edge_softmax and agnn_attention against their plain twins."""
+
+import pytest
+import torch
+from attention import DTYPES, relative_error, rounding_band, shapes
+from graphs import GRAPHS, make_graph, tiny_graph
+
+from dfgnn import functional, reference
+
+
+def name_of(value):
+    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else None
+
+
+def compare(name, graph, inputs, note="", band=1.0, **options):
+    """Results and gradients of functional.name, whose error may be twice that of the plain twin."""
+    found = []
+    for module, dtype in ((functional, None), (reference, None), (reference, torch.float64)):
+        leaves = [x.detach().to(dtype or x.dtype, copy=True).requires_grad_() for x in inputs]
+        out = getattr(module, name)(graph, *leaves, **options)
+        weight = torch.linspace(-1, 1, out.numel(), dtype=torch.float64, device=out.device).view(out.shape)
+        found.append([out, *torch.autograd.grad((out * weight.to(out.dtype)).sum(), leaves)])
+    for what, (ours, plain, exact) in enumerate(zip(*found)):
+        assert ours.shape == plain.shape and ours.dtype == plain.dtype and ours.isfinite().all()
+        floor = exact.numel() ** 0.5 * 1e-3
+        error, allowed = (relative_error(x, exact, floor) for x in (ours, plain))
+        limit = 2 * allowed + band * rounding_band(inputs[0].dtype)
+        assert error <= limit, f"{note}{what}: error {error:.3g} > {limit:.3g}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_sddmm_and_spmm(device, name, dtype):
+    graph = make_graph(name, device)
+    turn = list(GRAPHS).index(name) * len(DTYPES) + DTYPES.index(dtype)
+    for heads, dim in shapes(device, turn, graph.num_edges):
+        rows = torch.randn(graph.num_dst, heads, dim).to(device, dtype)
+        feat = torch.randn(graph.num_src, heads, dim).to(device, dtype)
+        weight = torch.randn(graph.num_edges, heads).to(device, dtype)
+        compare("sddmm", graph, (rows, feat), f"H={heads} D={dim}: ", 2, scale=0.5)
+        compare("spmm", graph, (weight, feat), f"H={heads} D={dim}: ", 2)
+
+
+def test_one_weight_for_all_heads(device):
+    graph = make_graph("mixed_degrees", device)
+    feat = torch.randn(graph.num_src, 3, 8, device=device)
+    compare("spmm", graph, (torch.randn(graph.num_edges, device=device), feat))
+
+
+def test_gradients_of_any_order(device):
+    graph = tiny_graph(device)
+    rows, feat = (torch.randn(n, 2, 4, dtype=torch.float64, device=device) for n in (4, 5))
+    weight = torch.randn(10, 2, dtype=torch.float64, device=device)
+    for name, inputs in (("sddmm", (rows, feat)), ("spmm", (weight, feat))):
+        leaves = [x.requires_grad_() for x in inputs]
+        call = getattr(functional, name)
+        assert torch.autograd.gradcheck(lambda *x, f=call: f(graph, *x), leaves)
+        assert torch.autograd.gradgradcheck(lambda *x, f=call: f(graph, *x), leaves)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 4)])
+@pytest.mark.parametrize("name", ["mixed_degrees", "super_row", "isolated", "no_edges", "no_nodes"])
+def test_edge_softmax(device, name, shape):
+    graph = make_graph(name, device)
+    for dtype in (torch.float32, torch.float64):
+        score = torch.randn(graph.num_edges, *shape).to(device, dtype)
+        compare("edge_softmax", graph, (score,), band=4)
+
+
+def test_edge_softmax_of_masked_edges(device):
+    graph = make_graph("random", device)
+    score = torch.randn(graph.num_edges, 3, device=device)
+    score[graph.edge_index[1] < 5] = -torch.inf
+    out = functional.edge_softmax(graph, score)
+    torch.testing.assert_close(out, reference.edge_softmax(graph, score))
+    assert functional.edge_softmax(graph, score[:, :0]).shape == (graph.num_edges, 0)
+    with pytest.raises(ValueError, match="score: expected shape .*, got"):
+        functional.edge_softmax(graph, score[1:])
+
+
+@pytest.mark.parametrize("name", ["mixed_degrees", "isolated", "fewer_sources"])
+def test_agnn(device, name):
+    graph = make_graph(name, device)
+    x_src, x_dst = (torch.randn(n, 2, 9, device=device) for n in (graph.num_src, graph.num_dst))
+    beta = torch.tensor([0.7], device=device)
+    compare("agnn_attention", graph, (x_src, x_dst), band=4, beta=2.0)
+    found = []
+    for module in (functional, reference):
+        b = beta.clone().requires_grad_()
+        found.append(
+            torch.autograd.grad(module.agnn_attention(graph, x_src, x_dst, beta=b).square().sum(), b)[0]
+        )
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
+    if graph.num_src == graph.num_dst:
+        torch.testing.assert_close(
+            functional.agnn_attention(graph, x_src), functional.agnn_attention(graph, x_src, x_src)
+        )
+    else:
+        with pytest.raises(ValueError, match="x_dst: expected a tensor"):
+            functional.agnn_attention(graph, x_src)
+
+
+def test_wrong_products():
+    graph = make_graph("random")
+    x = torch.randn(graph.num_src, 3, 8)
+    with pytest.raises(ValueError, match="sddmm: key: expected shape"):
+        functional.sddmm(graph, x, x[:, :2])
+    with pytest.raises(ValueError, match="spmm: edge_weight: expected shape"):
+        functional.spmm(graph, torch.ones(graph.num_edges, 2), x)
+    with pytest.raises(TypeError, match="spmm: edge_weight: expected torch.float32"):
+        functional.spmm(graph, torch.ones(graph.num_edges, dtype=torch.float64), x)
