@@ -6,6 +6,7 @@ and ``positive_mass``) beside ``out`` and ``attention``; only the latter two are
 reverse CSR along for backward, which gathers over it.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -126,6 +127,15 @@ def _(feat, indices, items, splits, plan, num_dst):
     return feat.new_empty(num_dst, feat.shape[1])
 
 
+def _call(op, *args):
+    """Where nothing is recorded, without the registered autograd formula: it is Python and costs more than a
+    small graph's kernels."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return op(*args)
+    with torch._C._AutoDispatchBelowAutograd():
+        return op(*args)
+
+
 def _setup(ctx, inputs, output):
     graph = GraphArgs(*inputs[12:22])
     out, lse, positive, positive_mass, attention = output
@@ -146,24 +156,23 @@ def _backward(ctx, grad_out, grad_lse, grad_positive, grad_mass, grad_attention)
     if grad_out is None:
         grad_out = torch.zeros_like(out)
     need = dict(zip(("value", "src", "dst", "attn", *EdgeArgs._fields, "out_bias"), ctx.needs_input_grad[1:]))
-    grad_value, grad_src, grad_dst, grad_attn, grad_bias, grad_gate, grad_weight, grad_feat = (
-        ops.attention_backward(
-            grad_out,
-            grad_attention,
-            ctx.score,
-            *saved[:11],
-            out,
-            lse,
-            positive if ctx.has_positive else None,
-            mass if ctx.has_positive else None,
-            attention if grad_attention is not None else None,
-            *saved[16:20],
-            ctx.plans[0],
-            *saved[20:24],
-            ctx.plans[1],
-            *ctx.numbers,
-            sum(bit for name, bit in _NEED.items() if need[name]),
-        )
+    grad_value, grad_src, grad_dst, grad_attn, grad_bias, grad_gate, grad_weight, grad_feat = _call(
+        _backward_op,
+        grad_out,
+        grad_attention,
+        ctx.score,
+        *saved[:11],
+        out,
+        lse,
+        positive if ctx.has_positive else None,
+        mass if ctx.has_positive else None,
+        attention if grad_attention is not None else None,
+        *saved[16:20],
+        ctx.plans[0],
+        *saved[20:24],
+        ctx.plans[1],
+        *ctx.numbers,
+        sum(bit for name, bit in _NEED.items() if need[name]),
     )
     return (
         None,
@@ -198,14 +207,13 @@ torch.library.register_autograd("dfgnn::attention_backward", _no_second_order)
 
 
 class _Attention(torch.autograd.Function):
-    """The operator with the same autograd formula, for calls from Python. The registered one serves
-    torch.compile and direct callers of ``torch.ops.dfgnn``, but looks the schema up again in every call,
-    which costs more than a small graph's kernels.
+    """The operator with the same autograd formula, for calls from Python; the registered one serves
+    torch.compile and direct callers of ``torch.ops.dfgnn``.
     """
 
     @staticmethod
     def forward(ctx, *inputs):
-        output = _forward_op(*inputs)
+        output = _call(_forward_op, *inputs)
         _setup(ctx, inputs, output)
         return output
 
@@ -213,6 +221,7 @@ class _Attention(torch.autograd.Function):
 
 
 _forward_op = ops.attention_forward.default
+_backward_op = ops.attention_backward.default
 
 
 def attention(
@@ -247,8 +256,8 @@ def attention(
         backward=backward,
     )
     flags = _BIAS_AFTER * bias_after + _FEAT_IN_KEY * feat_in_key + _FEAT_IN_VALUE * feat_in_value
-    call = _Attention.apply if backward and not torch.compiler.is_compiling() else _forward_op
-    out, _, _, _, attention = call(
+    eager = backward and not torch.compiler.is_compiling()
+    out, _, _, _, attention = (_Attention.apply if eager else partial(_call, _forward_op))(
         SCORES[score],
         value,
         src,

@@ -388,9 +388,15 @@ class Graph:
         if plan is None:
             from . import schedule as scheduler
 
-            plan = self._plans[key] = scheduler.plan(
-                self, reverse=reverse, num_heads=num_heads, head_dim=head_dim, dtype=dtype, schedule=schedule
-            )
+            with torch.inference_mode(False):  # a later call may save its tensors for backward
+                plan = self._plans[key] = scheduler.plan(
+                    self,
+                    reverse=reverse,
+                    num_heads=num_heads,
+                    head_dim=head_dim,
+                    dtype=dtype,
+                    schedule=schedule,
+                )
         return plan
 
     # ---- derived graphs --------------------------------------------------------------------------

@@ -149,6 +149,30 @@ def agnn_attention(
     )  # fmt: skip
 
 
+def flex_attention(
+    graph: Graph,
+    score_fn,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    edge_feat: Tensor | None = None,
+    *,
+    params=(),
+    edge_mask: Tensor | None = None,
+    edge_weight: Tensor | None = None,
+    out_bias: Tensor | None = None,
+    dropout_p: float = 0.0,
+    return_attention: bool = False,
+    chunk_edges: int | None = None,
+    schedule: str = "auto",
+    _seed: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention with any score; arguments and result as in :func:`dfgnn.functional.flex_attention`."""
+    src, dst = graph.edge_index
+    score = _score(score_fn(query[dst], key[src], edge_feat, *params), 1.0, None, False, None, edge_mask)
+    return _aggregate(graph, score, value[src], edge_weight, out_bias, dropout_p, return_attention, _seed)
+
+
 def edge_softmax(graph: Graph, score: Tensor, *, schedule: str = "auto") -> Tensor:
     """Softmax over the edges into each destination; as :func:`dfgnn.functional.edge_softmax`."""
     flat = score.reshape(score.shape[0], score[:1].numel() or 1)
