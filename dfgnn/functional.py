@@ -362,8 +362,11 @@ def agnn_attention(
         raise check.error(ValueError, "x_dst", f"a tensor, as num_dst = {graph.num_dst} is not num_src", None)
     if x_dst is not None:
         check.tensor("x_dst", x_dst, [(graph.num_dst, *x_src.shape[1:])])
-    key = torch.nn.functional.normalize(x_src, dim=-1)
-    query = (beta * (key if x_dst is None else torch.nn.functional.normalize(x_dst, dim=-1))).to(key.dtype)
+    # Under autocast on a GPU normalize returns float32.
+    key, query = (
+        x if x is None else torch.nn.functional.normalize(x, dim=-1).to(x_src.dtype) for x in (x_src, x_dst)
+    )
+    query = (beta * (key if query is None else query)).to(x_src.dtype)
     return dot_attention(
         graph, query, key, x_src, scale=1.0, edge_mask=edge_mask, edge_weight=edge_weight,
         dropout_p=dropout_p, return_attention=return_attention, schedule=schedule, _seed=_seed,

@@ -35,6 +35,17 @@ CASES = (
     ("dot", {"grad", "dropout", "weight"}),
     ("dot", {"grad", "dropout", "bias", "shared weight", "edge grad", "attention"}),
     ("dot", {"grad", "other value size"}),
+    ("gat", {"gate", "mask", "feat"}),
+    ("gat", {"grad", "gate", "mask", "edge grad"}),
+    ("gat", {"grad", "feat", "edge grad", "dropout"}),
+    ("gatv2", set()),
+    ("gatv2", {"grad", "out bias"}),
+    ("gatv2", {"grad", "weight", "dropout"}),
+    ("gatv2", {"feat", "attention"}),
+    ("gatv2", {"grad", "feat", "gate", "mask", "edge grad", "attention"}),
+    ("dot", {"feat", "mask"}),
+    ("dot", {"grad", "feat", "edge grad", "out bias"}),
+    ("dot", {"grad", "gate", "feat", "bias", "weight", "dropout", "edge grad", "attention"}),
 )
 
 
@@ -75,14 +86,23 @@ def call(graph, score, options, heads, dim, dtype, schedule):
         keywords["edge_weight"] = tensor(graph.num_edges, heads, grad=edge_grad)
     if "shared weight" in options:
         keywords["edge_weight"] = tensor(graph.num_edges, grad=edge_grad)
+    if "gate" in options:
+        keywords["edge_gate"] = tensor(graph.num_edges, grad=edge_grad)
+    if "mask" in options:
+        keywords["edge_mask"] = torch.rand(graph.num_edges, device=graph.device) < 0.7
+    if "feat" in options:
+        keywords["edge_feat"] = tensor(graph.num_edges, heads, dim, grad=edge_grad)
+    if "out bias" in options:
+        keywords["out_bias"] = tensor(heads, dim)
     if "dropout" in options:
         keywords["dropout_p"] = 0.4
     if score == "gat":
         alpha_dst = None if "no alpha_dst" in options else tensor(graph.num_dst, heads)
         inputs = [tensor(graph.num_src, heads, dim), tensor(graph.num_src, heads), alpha_dst]
-        if "out bias" in options:
-            keywords["out_bias"] = tensor(heads, dim)
         results = functional.gat_attention(graph, *inputs, **keywords)
+    elif score == "gatv2":
+        inputs = [tensor(n, heads, dim) for n in (graph.num_src, graph.num_dst)] + [tensor(heads, dim)]
+        results = functional.gatv2_attention(graph, *inputs, **keywords)
     else:
         value_dim = dim // 2 + 1 if "other value size" in options else dim
         sizes = (graph.num_dst, dim), (graph.num_src, dim), (graph.num_src, value_dim)
@@ -103,6 +123,15 @@ def gather_sum(graph, width, dtype, schedule):
     feat = torch.randn(graph.num_src, width).to(graph.device, dtype)
     arguments = csr.indices, plan.items, plan.splits, plan.launch, graph.num_dst
     assert torch.ops.dfgnn.gather_sum(feat, *arguments).cpu().isfinite().all()
+
+
+def products(graph, heads, dim, dtype):
+    """sddmm, spmm and the gradients of both, which are each other."""
+    rows = torch.randn(graph.num_dst, heads, dim).to(graph.device, dtype).requires_grad_()
+    feat = torch.randn(graph.num_src, heads, dim).to(graph.device, dtype).requires_grad_()
+    out = functional.spmm(graph, functional.sddmm(graph, rows, feat), feat)
+    for x in (out, *torch.autograd.grad(out.sum(), (rows, feat))):
+        assert x.detach().cpu().isfinite().all(), (heads, dim, dtype)
 
 
 def schedules(graph, heads, dim, dtype) -> list[str]:
@@ -129,6 +158,7 @@ def run(device="cuda", dims=DIMS) -> int:
             call(on, score, options, heads, dim, dtype, schedule)
             used.add(schedule)
             calls += 1
+        products(on, HEADS[calls % len(HEADS)], dim, dtype)
         vector = 16 // dtype.itemsize
         if device == "cuda" and dtype != torch.float64 and dim % vector == 0:
             for schedule in schedules(on, 1, dim, dtype):

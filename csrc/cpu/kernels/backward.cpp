@@ -106,7 +106,7 @@ class AdditiveSources {
         score_(a.stats, int64_t(heads_) * 4, 4, a.alpha_src, heads_, A(p.negative_slope)),
         grads_(a.grad_out, row_shape<A>(heads_, p.shape.value_dim), p.edge.feat, Gathered<T>::Feat::fixed),
         block_(p.reverse, p.edge, p.shape.num_edges, heads_),
-        edges_(a, heads_),
+        edges_(a, heads_, true),
         weights_(int64_t(2) * heads_ * kBlock),
         tail_(heads_),
         tail2_(heads_),
@@ -212,7 +212,7 @@ class FeatureRows {
                 p.edge.feat_in_value ? p.edge.feat : nullptr, over_rows ? Feat::gathered : Feat::fixed),
         fixed_(over_rows ? a.grad_out : a.value),
         block_(over_rows ? p.csr : p.reverse, p.edge, p.shape.num_edges, heads_),
-        edges_(a, heads_),
+        edges_(a, heads_, over_rows),
         row_(values_.shape().packed_size()),
         score_sum_(score.shape().packed_size()),
         value_sum_(values_.shape().packed_size()),
@@ -243,8 +243,7 @@ class FeatureRows {
   void part(int64_t k, int64_t first, int64_t last) {
     attn_sum_.clear(score_.shape().packed_size());
     for (int64_t i = first; i < last; ++i) (*this)(p_.csr.items[i]);
-    unpack(score_.shape(), attn_sum_, nullptr,
-           static_cast<A*>(p_.grad_attn) + k * score_.shape().size());
+    unpack(score_.shape(), attn_sum_, nullptr, static_cast<A*>(p_.grad_attn) + k * score_.shape().size());
   }
 
  private:

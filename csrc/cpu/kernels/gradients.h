@@ -49,8 +49,15 @@ class EdgeGradients {
   using A = Acc<T>;
   using V = Vec<A, kLanes<A>>;
 
-  EdgeGradients(const Arrays<T>& a, int heads)
-      : a_(a), heads_(heads), size_(heads * kBlock), arrays_(int64_t(10) * size_) {}
+  // writes: this pass writes the gradients of the edges' options.
+  EdgeGradients(const Arrays<T>& a, int heads, bool writes)
+      : a_(a),
+        heads_(heads),
+        size_(heads * kBlock),
+        writes_bias_(writes && a.grad_bias),
+        writes_gate_(writes && a.grad_gate),
+        writes_weight_(writes && a.grad_weight),
+        arrays_(int64_t(10) * size_) {}
 
   // What a pass provides: t = g . (v + e), and lse and delta of the destination.
   A* t() const { return array(0); }
@@ -78,7 +85,7 @@ class EdgeGradients {
   template <class Score>
   void start(Score& score, EdgeBlock<T>& block) {
     score.raw(block, z());
-    if (a_.grad_gate) __builtin_memcpy(raw(), z(), size_ * sizeof(A));
+    if (writes_gate_) __builtin_memcpy(raw(), z(), size_ * sizeof(A));
     block.transform(z());
   }
 
@@ -91,15 +98,14 @@ class EdgeGradients {
     for (int h = 0; h < heads_; ++h)
       for_edges<A>(h, block.n, [&](int i, auto) {
         const V z = load_vector<V>(this->z() + i), t = load_vector<V>(this->t() + i);
-        const V alpha =
-            exp<A, kLanes<A>>(block.score(score.activate(z), i) - load_vector<V>(lse() + i));
+        const V alpha = exp<A, kLanes<A>>(block.score(score.activate(z), i) - load_vector<V>(lse() + i));
         const V value = block.factor ? alpha * load_vector<V>(block.factor + i) : alpha;
         const V ds = value * t - alpha * load_vector<V>(delta() + i), dz = ds * score.slope(z);
         store_vector(weight() + i, value);
         store_vector(draw() + i, block.gate ? dz * load_vector<V>(block.gate + i) : dz);
-        if (a_.grad_bias) store_vector(grad_bias() + i, block.bias_after() ? ds : dz);
-        if (a_.grad_gate) store_vector(raw() + i, dz * load_vector<V>(raw() + i));
-        if (a_.grad_weight)
+        if (writes_bias_) store_vector(grad_bias() + i, block.bias_after() ? ds : dz);
+        if (writes_gate_) store_vector(raw() + i, dz * load_vector<V>(raw() + i));
+        if (writes_weight_)
           store_vector(grad_weight() + i,
                        (block.dropout ? alpha * load_vector<V>(block.dropout + i) : alpha) * t);
       });
@@ -135,6 +141,7 @@ class EdgeGradients {
 
   const Arrays<T>& a_;
   int heads_, size_;
+  bool writes_bias_, writes_gate_, writes_weight_;
   Buffer<A> arrays_;
 };
 

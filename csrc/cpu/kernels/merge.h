@@ -30,7 +30,8 @@ class PartialSum {
   Buffer<A> sum_, row_;
 };
 
-// An item's packed sum goes to its row of `result` [N, H, D] T, or to its slot of `partial` [slots, H, D] acc.
+// An item's packed sum goes to its row of `result` [N, H, D] T, or to its slot of `partial` [slots, H, D]
+// acc.
 template <class T>
 static void write_sum(const Item& item, const RowShape& shape, const Acc<T>* sum, void* result,
                       void* partial) {

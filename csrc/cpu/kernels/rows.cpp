@@ -53,16 +53,17 @@ inline int feature(const RowShape& shape, int v, int width) {
   return v == shape.vectors - 1 ? shape.last : v * width;
 }
 
-// What an aggregation adds per edge and vector. `at`: the vector's place in a packed row.
+// What an aggregation adds per edge and vector, to a tile that starts at `head` and at `at` of a packed row;
+// h and v count from there.
 template <class T, int W, bool two>
 struct Weighted {
   static constexpr bool kTwo = two;
   const Acc<T>*w, *w2;
+  Weighted tile(int head, int64_t) const { return {w + head * kBlock, two ? w2 + head * kBlock : w2}; }
   template <class Vector>
-  [[gnu::always_inline]] void operator()(Vector x, int e, int head, int64_t, Vector& sum,
-                                         Vector& sum2) const {
-    sum += w[head * kBlock + e] * x;
-    if (two) sum2 += w2[head * kBlock + e] * x;
+  [[gnu::always_inline]] void operator()(Vector x, int e, int h, int64_t, Vector& sum, Vector& sum2) const {
+    sum += w[h * kBlock + e] * x;
+    if (two) sum2 += w2[h * kBlock + e] * x;
   }
 };
 
@@ -71,11 +72,11 @@ struct LeakyWeighted {
   static constexpr bool kTwo = two;
   const Acc<T>*w, *r;
   Acc<T> slope;
+  LeakyWeighted tile(int head, int64_t at) const { return {w + head * kBlock, r + at, slope}; }
   template <class Vector>
-  [[gnu::always_inline]] void operator()(Vector x, int e, int head, int64_t at, Vector& sum,
-                                         Vector& sum2) const {
-    const Vector u = x + load_vector<Vector>(r + at);
-    const Vector weight = w[head * kBlock + e] * leaky_slope(u, slope);
+  [[gnu::always_inline]] void operator()(Vector x, int e, int h, int64_t v, Vector& sum, Vector& sum2) const {
+    const Vector u = x + load_vector<Vector>(r + v);
+    const Vector weight = w[h * kBlock + e] * leaky_slope(u, slope);
     sum += weight;
     if (two) sum2 += weight * u;
   }
@@ -84,8 +85,8 @@ struct LeakyWeighted {
 // `H` heads from `head`, `V` vectors of each from `vector`, over all edges of the block: their
 // accumulators stay in registers. They start from 0 in every block: sums of sums round less.
 template <class T, int W, int H, int V, class Terms>
-void aggregate_tile(const Rows<T>& rows, const Ahead& ahead, int head, int vector, int n, const Terms& terms,
-                    Acc<T>* a, Acc<T>* a2, bool fresh, bool fresh2) {
+void aggregate_tile(const Rows<T>& rows, const Ahead& ahead, int head, int vector, int n,
+                    const Terms& all_terms, Acc<T>* a, Acc<T>* a2, bool fresh, bool fresh2) {
   using A = Acc<T>;
   using Vector = Vec<A, W>;
   constexpr bool two = Terms::kTwo;
@@ -94,6 +95,7 @@ void aggregate_tile(const Rows<T>& rows, const Ahead& ahead, int head, int vecto
   const T* base = rows.data + head * dim + feature(shape, vector, W);
   const int64_t last = feature(shape, vector + V - 1, W) - feature(shape, vector, W);
   const int64_t tile = head * packed + vector * W;
+  const Terms terms = all_terms.tile(head, tile);
   Vector sum[H][V] = {}, sum2[H][V] = {};
   for (int e = 0; e < n; ++e) {
     if (ahead.limit) prefetch<H * V * W* int(sizeof(T))>(base + stride * ahead(e));
@@ -103,7 +105,7 @@ void aggregate_tile(const Rows<T>& rows, const Ahead& ahead, int head, int vecto
 #pragma GCC unroll 8
       for (int v = 0; v < V; ++v) {
         const Vector x = load<T, W>(row + h * dim + (v == V - 1 ? last : v * W));
-        terms(x, e, head + h, tile + h * packed + v * W, sum[h][v], sum2[h][v]);
+        terms(x, e, h, h * packed + v * W, sum[h][v], sum2[h][v]);
       }
   }
 #pragma GCC unroll 8
@@ -255,7 +257,8 @@ void write_rows(const RowShape& shape, int n, const int32_t* y_index, T* y, cons
 template <class T>
 void Rows<T>::dots(const int32_t* index, int n, int64_t limit, const A* r, A* s) const {
   const Ahead ahead(*this, index, limit);
-  with_width<A>(shape.width, [&](auto w) { dots_all<T, w.value>(*this, ahead, n, RowTerm<T, w.value>{r}, s); });
+  with_width<A>(shape.width,
+                [&](auto w) { dots_all<T, w.value>(*this, ahead, n, RowTerm<T, w.value>{r}, s); });
 }
 
 template <class T>
@@ -412,9 +415,9 @@ template void unpack(const RowShape&, const float*, const float*, float*);
 template void unpack(const RowShape&, const double*, const double*, double*);
 template void unpack(const RowShape&, const float*, const float*, Half*);
 template void unpack(const RowShape&, const float*, const float*, BFloat16*);
-#define DFGNN_SCATTER(T)                                                                                   \
-  template void scatter_row(const RowShape&, int, const Acc<T>*, const Acc<T>*, const Acc<T>*,             \
-                            const Acc<T>*, const int32_t*, T*);                                            \
+#define DFGNN_SCATTER(T)                                                                                 \
+  template void scatter_row(const RowShape&, int, const Acc<T>*, const Acc<T>*, const Acc<T>*,           \
+                            const Acc<T>*, const int32_t*, T*);                                          \
   template void scatter_leaky(const RowShape&, const Acc<T>*, int, const Acc<T>*, const Acc<T>*, Acc<T>, \
                               const Acc<T>*, const int32_t*, T*);
 DFGNN_SCATTER(float)

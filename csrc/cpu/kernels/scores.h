@@ -74,8 +74,8 @@ class DotScore : public Activation<T> {
   static constexpr bool kGathersValues = false;
 
   // feat: added to the keys, which are the gathered or the fixed rows; or null.
-  DotScore(const void* gathered, const void* fixed, const RowShape& shape, const void* feat, Feat side, A scale,
-           A negative_slope)
+  DotScore(const void* gathered, const void* fixed, const RowShape& shape, const void* feat, Feat side,
+           A scale, A negative_slope)
       : Activation<T>(negative_slope),
         gathered_(gathered, shape, feat, side),
         fixed_(static_cast<const T*>(fixed)),
@@ -99,10 +99,10 @@ class DotScore : public Activation<T> {
     for (int64_t d = 0; d < shape().packed_size(); ++d) a[d] *= scale_;
   }
 
-  // grad_feat of the edges = draw * scale * query (unless draw is null) + w * value (unless w is null); query:
-  // the fixed row, value: a packed row.
-  void scatter_feat(const EdgeBlock<T>& block, A* draw, const A* w, const A* value, const RowShape& value_shape,
-                    T* grad_feat) const {
+  // grad_feat of the edges = draw * scale * query (unless draw is null) + w * value (unless w is null);
+  // query: the fixed row, value: a packed row.
+  void scatter_feat(const EdgeBlock<T>& block, A* draw, const A* w, const A* value,
+                    const RowShape& value_shape, T* grad_feat) const {
     if (draw) block.update(draw, [&](V v, int) { return v * scale_; });
     scatter_row(draw ? shape() : value_shape, block.n, w, value, draw, row_, block.eid, grad_feat);
   }
