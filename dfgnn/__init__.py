@@ -1,11 +1,24 @@
 """dfgnn: attention GNN layers as one kernel per direction, on CPU and CUDA.
 
-``Graph`` holds the edges, ``functional`` the attention functions, ``nn`` the layers with DGL's arguments, and
-``reference`` the same functions in plain PyTorch.
+``Graph`` holds the edges, ``functional`` the attention functions, ``nn`` the layers with DGL's arguments,
+``nn.pyg`` those with torch_geometric's, and ``reference`` the same functions in plain PyTorch. ``accelerate``
+and ``patch`` bring the layers into code that was written for DGL or torch_geometric, ``convert_state_dict``
+takes weights from one to the other.
 """
 
 from dfgnn import functional, nn, reference
+from dfgnn.checkpoints import convert_state_dict
 from dfgnn.graph import Graph
+from dfgnn.switch import accelerate, patch, restore
 
 __version__ = "0.1.0"
-__all__ = ["Graph", "functional", "nn", "reference"]
+__all__ = [
+    "Graph",
+    "accelerate",
+    "convert_state_dict",
+    "functional",
+    "nn",
+    "patch",
+    "reference",
+    "restore",
+]

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ..graph import Graph
 
-# Graphs made from DGL's, by id of DGL's immutable index, which it replaces when edges change. Not a
-# WeakKeyDictionary: the index of DGL 1.1 cannot be hashed.
-_from_dgl: dict[int, Graph] = {}
+# Graphs made from DGL's, by DGL's immutable index of a graph, which it replaces when edges change. Keys go by
+# identity: the index of DGL 1.1 cannot be hashed. What is kept refers to no key, so an entry lives as long as
+# DGL's object does.
+_from_dgl = WeakIdKeyDictionary()
+
+# g[etype] has a new index each time, around the same arrays of edges, and the edge frame of g. By that frame:
+# (what identifies the arrays, the arrays, their Graph). They are held so that no others get their addresses.
+_of_frame = WeakIdKeyDictionary()
 
 
 class ZeroInDegreeError(ValueError):
@@ -23,17 +28,37 @@ class ZeroInDegreeError(ValueError):
 def as_graph(graph: Any) -> Graph:
     """``graph`` itself, or the Graph of a DGLGraph or block, converted once and kept as long as DGL keeps it.
 
-    Raises TypeError for anything else.
+    The structure is checked first, for DGL itself reads past the end of what it is given. A relation
+    ``g[etype]`` of a heterograph is converted once for ``g``, however often it is taken; taken inside
+    ``g.local_scope()`` it is converted anew, as nothing there outlives the scope.
+
+    Raises TypeError for anything else, and ValueError for several edge types or malformed structure.
     """
     if isinstance(graph, Graph):
         return graph
     if not _is_dgl(graph):
         raise TypeError(f"graph: expected a dfgnn.Graph or a DGLGraph, got {type(graph).__name__}")
-    index = graph._graph
-    if id(index) not in _from_dgl:
-        _from_dgl[id(index)] = Graph.from_dgl(graph)
-        weakref.finalize(index, _from_dgl.pop, id(index), None)
-    return _from_dgl[id(index)]
+    found = _from_dgl.get(graph._graph)
+    if found is None:
+        found = _from_dgl[graph._graph] = _of_relation(graph)
+    return found
+
+
+def _of_relation(graph: Any) -> Graph:
+    formats = graph.formats()["created"]
+    # Only what DGL has made already: it would make another format without checking, and read out of bounds.
+    created = graph.formats(formats)
+    if len(graph.canonical_etypes) != 1:
+        return Graph.from_dgl(created)  # which raises
+    form = next((name for name in ("csc", "csr") if name in formats), "coo")
+    arrays = graph.edges() if form == "coo" else graph.adj_tensors(form)
+    places = [(x.data_ptr(), x.shape, x.dtype, x.device) for x in arrays]
+    key = (form, graph.num_src_nodes(), graph.num_dst_nodes(), *places)
+    frame = graph._edge_frames[0]
+    entry = _of_frame.get(frame)
+    if entry is None or entry[0] != key:
+        entry = _of_frame[frame] = key, arrays, Graph.from_dgl(created)
+    return entry[2]
 
 
 def check_in_degrees(graph: Any, converted: Graph) -> None:

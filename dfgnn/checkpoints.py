@@ -1,0 +1,210 @@
+"""Weights of DGL's layers for torch_geometric's, and the other way."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class _Kind(NamedTuple):
+    """A layer of one library, known by the names of its state."""
+
+    name: str
+    signs: tuple[str, ...]  # names that, together, only this layer has
+    convert: Callable[[str, dict[str, Any]], dict[str, Any]] | None = None  # None: no counterpart
+
+
+def convert_state_dict(state_dict: Mapping[str, Any], to: str) -> OrderedDict[str, Any]:
+    """A state_dict of a model with DGL's layers for the same model with torch_geometric's, or the other way.
+
+    A layer is found by the names of its parameters, at any depth, and they are renamed; everything else is
+    passed on as it is, tensors included, which are not copied. dfgnn's layers have the names of those that
+    they replace.
+
+    | DGL | torch_geometric |
+    |---|---|
+    | GATConv: ``fc``; ``fc_src``, ``fc_dst`` | ``lin``; ``lin_src``, ``lin_dst`` |
+    | ``attn_l``, ``attn_r`` | ``att_src``, ``att_dst`` |
+    | ``bias``, or ``res_fc.bias`` where there is a ``res_fc`` | ``bias`` |
+    | ``res_fc.weight`` | ``res.weight`` |
+    | GATv2Conv: ``fc_src``, ``fc_dst``, ``attn`` | ``lin_l``, ``lin_r``, ``att`` |
+    | ``res_fc`` | ``res``, ``bias`` |
+    | AGNNConv: ``beta`` | ``beta`` |
+
+    DGL's GATv2Conv has no bias of its output. torch_geometric gets zeros; the other way it goes where it has
+    the same effect on every node with an edge, added to ``fc_src.bias`` and taken from ``fc_dst.bias``.
+
+    What a state_dict does not say must be the same on both sides: torch_geometric's layers add self loops
+    where DGL's are given them, and take ``negative_slope`` and ``concat=True`` as arguments. A residual of
+    DGL's whose sizes are equal has no weight, while torch_geometric's has: it is dropped where it is the
+    identity, and missing the other way.
+
+    Args:
+        state_dict: of a whole model or of a layer.
+        to: "pyg" (torch_geometric) or "dgl": whose names to give.
+
+    Returns:
+        A new state_dict.
+
+    Raises:
+        TypeError: ``state_dict`` is no mapping.
+        ValueError: another ``to``; no layer of the other library in it; or what the library does not have,
+            such as attention over edge features, ``concat=False`` or a learned residual of equal sizes.
+    """
+    if not isinstance(state_dict, Mapping):
+        raise TypeError(
+            f"convert_state_dict: state_dict: expected a mapping, got {type(state_dict).__name__}"
+        )
+    if to not in _KINDS:
+        raise ValueError(f"convert_state_dict: to: expected 'pyg' or 'dgl', got {to!r}")
+    kinds = _find(state_dict, _KINDS[to])
+    if not kinds:
+        signs = "; ".join(f"{k.name}: {', '.join(k.signs)}" for k in _KINDS[to] if k.convert)
+        raise ValueError(
+            f"convert_state_dict: state_dict: expected a layer to convert to {to!r} in it ({signs}), got none"
+        )
+    layers: dict[str, dict[str, Any]] = {prefix: {} for prefix in kinds}
+    owners = {key: _owner(key, kinds) for key in state_dict}
+    for key, value in state_dict.items():
+        if owners[key] is not None:
+            layers[owners[key]][key.removeprefix(owners[key])] = value
+    converted = OrderedDict()
+    for key, value in state_dict.items():
+        prefix = owners[key]
+        if prefix is None:
+            converted[key] = value
+        elif prefix in layers:  # at its first key
+            state = kinds[prefix].convert(prefix, layers.pop(prefix))
+            converted.update({prefix + name: x for name, x in state.items()})
+    if hasattr(state_dict, "_metadata"):
+        converted._metadata = state_dict._metadata
+    return converted
+
+
+def _find(state_dict: Mapping[str, Any], kinds: list[_Kind]) -> dict[str, _Kind]:
+    """The layers, by the prefix of their names."""
+    found = {}
+    for key in state_dict:
+        for kind in kinds:
+            prefix = key.removesuffix(kind.signs[0])
+            is_sign = len(prefix) < len(key) and (prefix == "" or prefix.endswith("."))
+            if is_sign and all(prefix + sign in state_dict for sign in kind.signs):
+                if kind.convert is None:
+                    raise _error(prefix, f"a {kind.name}", "which has no counterpart")
+                found.setdefault(prefix, kind)
+    return found
+
+
+def _owner(key: str, prefixes) -> str | None:
+    """The innermost layer that a name belongs to."""
+    return max((p for p in prefixes if key.startswith(p)), key=len, default=None)
+
+
+def _error(prefix: str, what: str, problem: str) -> ValueError:
+    return ValueError(
+        f"convert_state_dict: state_dict: {prefix.rstrip('.') or 'the model'}: {what}, {problem}"
+    )
+
+
+def _rename(prefix: str, kind: str, layer: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    for name in layer:
+        if name not in names:
+            raise _error(prefix, f"{kind} with {name}", "which has no counterpart")
+    return {names[name]: value for name, value in layer.items()}
+
+
+# DGL's names -> torch_geometric's
+_GAT = {
+    "fc.weight": "lin.weight",
+    "fc_src.weight": "lin_src.weight",
+    "fc_dst.weight": "lin_dst.weight",
+    "attn_l": "att_src",
+    "attn_r": "att_dst",
+    "res_fc.weight": "res.weight",
+    "bias": "bias",
+}
+_GATV2 = {
+    "fc_src.weight": "lin_l.weight",
+    "fc_src.bias": "lin_l.bias",
+    "fc_dst.weight": "lin_r.weight",
+    "fc_dst.bias": "lin_r.bias",
+    "attn": "att",
+    "res_fc.weight": "res.weight",
+}
+
+
+def _gat_to_pyg(prefix: str, layer: dict[str, Any]) -> dict[str, Any]:
+    return _rename(prefix, "GATConv", layer, {**_GAT, "res_fc.bias": "bias"})
+
+
+def _gat_to_dgl(prefix: str, layer: dict[str, Any]) -> dict[str, Any]:
+    _check_width(prefix, "GATConv", layer, layer["att_src"])
+    layer = _without_identity(prefix, "GATConv", layer)
+    names = {pyg: dgl for dgl, pyg in _GAT.items()}
+    if "res.weight" in layer:
+        names["bias"] = "res_fc.bias"
+    return _rename(prefix, "GATConv", layer, names)
+
+
+def _gatv2_to_pyg(prefix: str, layer: dict[str, Any]) -> dict[str, Any]:
+    out = _rename(prefix, "GATv2Conv", layer, {**_GATV2, "res_fc.bias": "bias"})
+    if "lin_l.bias" in out and "bias" not in out:
+        out["bias"] = torch.zeros_like(out["lin_l.bias"])
+    return out
+
+
+def _gatv2_to_dgl(prefix: str, layer: dict[str, Any]) -> dict[str, Any]:
+    _check_width(prefix, "GATv2Conv", layer, layer["att"])
+    layer = _without_identity(prefix, "GATv2Conv", layer)
+    names = {pyg: dgl for dgl, pyg in _GATV2.items()}
+    if "res.weight" in layer:
+        names["bias"] = "res_fc.bias"
+    elif (bias := layer.pop("bias", None)) is not None and bias.any():
+        same = all(torch.equal(layer[f"lin_l.{x}"], layer[f"lin_r.{x}"]) for x in ("weight", "bias"))
+        if same:
+            raise _error(prefix, "GATv2Conv with share_weights and a bias", "which has no counterpart")
+        # The score takes their sum, the message takes lin_l: every node with an edge gets the bias.
+        layer |= {"lin_l.bias": layer["lin_l.bias"] + bias, "lin_r.bias": layer["lin_r.bias"] - bias}
+    return _rename(prefix, "GATv2Conv", layer, names)
+
+
+def _check_width(prefix: str, kind: str, layer: dict[str, Any], att: Tensor) -> None:
+    for name in ("bias", "res.weight"):
+        if name in layer and len(layer[name]) != att.shape[1] * att.shape[2]:
+            raise _error(prefix, f"{kind} with concat=False", "which has no counterpart")
+
+
+def _without_identity(prefix: str, kind: str, layer: dict[str, Any]) -> dict[str, Any]:
+    """DGL's residual is the identity where sizes are equal."""
+    weight = layer.get("res.weight")
+    if weight is None or weight.shape[0] != weight.shape[1]:
+        return dict(layer)
+    if not torch.equal(weight, torch.eye(len(weight), dtype=weight.dtype, device=weight.device)):
+        raise _error(prefix, f"{kind} with a learned residual of equal sizes", "which has no counterpart")
+    return {name: value for name, value in layer.items() if name != "res.weight"}
+
+
+#: By the library to convert to: the layers of the other one.
+_KINDS = {
+    "pyg": [
+        _Kind("EdgeGATConv", ("attn_edge", "fc_edge.weight")),
+        _Kind("EGATConv", ("attn", "fc_fij.weight")),
+        _Kind("HGTConv", ("relation_pri.0", "linear_k.W")),
+        _Kind("GATConv", ("attn_l", "attn_r"), _gat_to_pyg),
+        _Kind("GATv2Conv", ("attn", "fc_src.weight", "fc_dst.weight"), _gatv2_to_pyg),
+        _Kind("AGNNConv", ("beta",), lambda prefix, layer: layer),
+    ],
+    "dgl": [
+        _Kind("SuperGATConv", ("att_l", "att_r")),
+        _Kind("TransformerConv", ("lin_key.weight", "lin_query.weight")),
+        _Kind("RGATConv", ("q", "k", "l1", "b1")),
+        _Kind("HGTConv", ("k_rel.weight", "v_rel.weight")),
+        _Kind("GATConv", ("att_src", "att_dst"), _gat_to_dgl),
+        _Kind("GATv2Conv", ("att", "lin_l.weight", "lin_r.weight"), _gatv2_to_dgl),
+        _Kind("AGNNConv", ("beta",), lambda prefix, layer: layer),
+    ],
+}

@@ -1,0 +1,234 @@
+"""Linear maps that differ by the type of a row, and graphs whose sources differ by the type of an edge."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from ..graph import Graph
+from ._derived import of_tensor
+
+Rows = slice | Tensor  # without repetition
+
+
+class Group(NamedTuple):
+    """The rows of one type: where a typed map reads them and where it writes them."""
+
+    type: int
+    read: Rows
+    write: Rows
+
+
+class Relations(NamedTuple):
+    """A graph whose sources are the pairs (source, type of an out-edge) that occur, in the order of types.
+
+    Destinations, edges and their order are those of the graph that it was made from. ``groups`` make the
+    pairs' rows from the sources'.
+    """
+
+    graph: Graph
+    groups: list[Group]
+
+
+@torch.compiler.disable
+@torch.inference_mode(False)
+def groups_of(types: Tensor, num_types: int, name: str = "types") -> list[Group]:
+    """The rows of each type that occurs; waits for the device once per tensor of types, then is kept.
+
+    Raises TypeError and ValueError, which name the argument ``name``: not one integer below ``num_types`` per
+    row.
+    """
+    check_types(types, name)
+    kept = of_tensor(types)
+    if "groups" not in kept:
+        in_order = bool((types[1:] >= types[:-1]).all())
+        order = None if in_order else torch.argsort(types, stable=True)
+        present, counts = torch.unique_consecutive(types if in_order else types[order], return_counts=True)
+        kept["groups"] = _groups(present.tolist(), counts.tolist(), order)
+    groups = kept["groups"]
+    _check_range(groups, num_types, name)
+    return groups
+
+
+@torch.compiler.disable
+@torch.inference_mode(False)
+def relations_of(graph: Graph, etype: Tensor, num_types: int, name: str = "etype") -> Relations:
+    """What attention over edges of several types runs on: keys and values, which depend on the type of the
+    edge, are made once per source and type instead of once per edge.
+
+    etype: integers ``[E]`` in the user's edge order. Waits for the device once per graph and tensor, then is
+    kept. Raises as :func:`groups_of`.
+    """
+    check_types(etype, name, graph.num_edges)
+    kept = of_tensor(etype).setdefault("relations", weakref.WeakKeyDictionary())
+    if graph not in kept:
+        csr = graph.csr()
+        types = (etype if csr.eids is None else etype[csr.eids]).to(torch.int64)
+        num_src = max(graph.num_src, 1)
+        pairs, position = torch.unique(types * num_src + csr.indices, return_inverse=True)
+        present, counts = torch.unique_consecutive(pairs // num_src, return_counts=True)
+        groups = _groups(present.tolist(), counts.tolist(), None)
+        sources = pairs % num_src
+        kept[graph] = Relations(
+            Graph.from_csr(csr.indptr, position, len(pairs), eids=csr.eids, validate=False),
+            [Group(t, sources[write], write) for t, _, write in groups],
+        )
+    relations = kept[graph]
+    _check_range(relations.groups, num_types, name)
+    return relations
+
+
+@torch.compiler.disable
+@torch.inference_mode(False)
+def first_types(types: Tensor, count: int) -> Tensor:
+    """The first ``count`` types as int64, the same tensor every time, so that its groups are found again."""
+    if count == len(types) and types.dtype == torch.int64 and not types.is_inference():
+        return types
+    kept = of_tensor(types).setdefault("first", {})
+    if count not in kept:
+        kept[count] = types[:count].to(torch.int64, copy=True)  # a view would keep `types` alive
+    return kept[count]
+
+
+def check_types(types: Tensor, name: str, count: int | None = None) -> None:
+    if not isinstance(types, Tensor):
+        raise TypeError(f"{name}: expected a tensor of integers, got {type(types).__name__}")
+    if types.is_floating_point() or types.is_complex() or types.dtype == torch.bool:
+        raise TypeError(f"{name}: expected a tensor of integers, got {types.dtype}")
+    if types.dim() != 1 or count not in (None, len(types)):
+        size = "any" if count is None else count
+        raise ValueError(f"{name}: expected shape [{size}], got {list(types.shape)}")
+
+
+def _check_range(groups: list[Group], num_types: int, name: str) -> None:
+    for end in groups[:1] + groups[-1:]:
+        if not 0 <= end.type < num_types:
+            raise ValueError(f"{name}: expected types in [0, {num_types}), got {end.type}")
+
+
+def _groups(present: list[int], counts: list[int], order: Tensor | None) -> list[Group]:
+    groups, begin = [], 0
+    for kind, count in zip(present, counts):
+        rows = slice(begin, begin + count)
+        rows = rows if order is None else order[rows]
+        groups.append(Group(kind, rows, rows))
+        begin += count
+    return groups
+
+
+def typed_matmul(x: Tensor, weight: Tensor, groups: list[Group], num_rows: int) -> Tensor:
+    """out[write, h] = x[read, h] @ weight[type, h] for each group; the groups write every row once.
+
+    x: [N, H, D_in].  weight: [T, H, D_in, D_out].  Returns [num_rows, H, D_out]. Gathered rows exist for one
+    group at a time, in backward too. Differentiable once; deterministic.
+    """
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, weight = x.to(dtype), weight.to(dtype)
+    return _TypedMatmul.apply(x, weight, groups, num_rows)
+
+
+class _TypedMatmul(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, groups, num_rows):
+        ctx.save_for_backward(x, weight)
+        ctx.groups = groups
+        out = x.new_empty(num_rows, weight.shape[1], weight.shape[3])
+        for t, read, write in groups:
+            part = torch.matmul(_take(x, read).transpose(0, 1), weight[t]).transpose(0, 1)
+            if isinstance(write, slice):
+                out[write] = part
+            else:
+                out.index_copy_(0, write, part)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        grad_x = torch.zeros_like(x) if ctx.needs_input_grad[0] else None
+        grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        for t, read, write in ctx.groups:
+            part = _take(grad, write).transpose(0, 1)
+            if grad_weight is not None:
+                grad_weight[t] = _outer_sum(_take(x, read), part)
+            if grad_x is not None:
+                part = torch.matmul(part, weight[t].mT).transpose(0, 1)
+                if isinstance(read, slice):
+                    grad_x[read] += part
+                else:
+                    grad_x.index_add_(0, read, part.contiguous())  # as a strided source is slow
+        return grad_x, grad_weight, None, None
+
+
+_RUN = 1024  # rows of one product in _outer_sum
+
+
+def _outer_sum(x: Tensor, y: Tensor) -> Tensor:
+    """sum_r x[r, h] y[h, r]^T: x [R, H, D], y [H, R, K], result [H, D, K].
+
+    Libraries compute so narrow a product with one block per head on a GPU. In runs of rows, of which the
+    results are added up, it is as parallel as it is long.
+    """
+    rows, heads, dim = x.shape
+    if x.device.type == "cpu" or rows < 4 * _RUN:
+        return torch.matmul(x.permute(1, 2, 0), y)
+    whole = rows // _RUN * _RUN
+    runs = x[:whole].reshape(-1, _RUN, heads, dim).permute(0, 2, 3, 1)
+    parts = torch.matmul(runs, y[:, :whole].reshape(heads, -1, _RUN, y.shape[2]).transpose(0, 1))
+    total = parts.sum(0, dtype=torch.promote_types(x.dtype, torch.float32))
+    return (total + torch.matmul(x[whole:].permute(1, 2, 0), y[:, whole:])).to(x.dtype)
+
+
+def _take(x: Tensor, rows: Rows) -> Tensor:
+    # index_select is several times faster than indexing.
+    return x[rows] if isinstance(rows, slice) else x.index_select(0, rows)
+
+
+class TypedLinear(nn.Module):
+    r"""x W_t for a row x of type t: ``dgl.nn.TypedLinear`` without regularizer.
+
+    Args:
+        in_size: size of a row.
+        out_size: size of a row of the output.
+        num_types: number of types.
+    """
+
+    def __init__(self, in_size: int, out_size: int, num_types: int):
+        super().__init__()
+        self.in_size = in_size
+        self.out_size = out_size
+        self.num_types = num_types
+        self.W = nn.Parameter(torch.empty(num_types, in_size, out_size))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Uniform in ±1/sqrt(in_size)."""
+        bound = 1 / math.sqrt(self.in_size)
+        nn.init.uniform_(self.W, -bound, bound)
+
+    def forward(self, x: Tensor, x_type: Tensor, sorted_by_type: bool = False) -> Tensor:
+        """Apply the map.
+
+        Args:
+            x: ``[N, in_size]``.
+            x_type: integers ``[N]``.
+            sorted_by_type: has no meaning here; whether the types are sorted is found out once per tensor.
+
+        Returns:
+            ``[N, out_size]``.
+
+        Raises:
+            TypeError, ValueError: ``x_type`` is not as described.
+        """
+        check_types(x_type, "x_type", len(x))
+        groups = groups_of(x_type, self.num_types, "x_type")
+        return typed_matmul(x.unsqueeze(1), self.W.unsqueeze(1), groups, len(x)).squeeze(1)
+
+    def extra_repr(self) -> str:
+        return f"in_size={self.in_size}, out_size={self.out_size}, num_types={self.num_types}"

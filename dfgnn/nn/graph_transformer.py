@@ -1,0 +1,165 @@
+"""A whole layer of a Graph Transformer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .transformer import GraphTransformerConv
+
+_NORMS = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm, None: nn.Identity}
+
+
+class GraphTransformerLayer(nn.Module):
+    r"""A layer of a Graph Transformer: attention over the edges, then a feed-forward network, each with a
+    residual and a normalisation (Dwivedi and Bresson, "A Generalization of Transformer Networks to Graphs",
+    2020, arXiv 2012.09699; also DGL's example graphtransformer).
+
+    .. math::
+        \hat h_i = \mathrm{norm}_1(h_i + O \, \Vert_k \sum_j \alpha^k_{ij} V^k h_j), \qquad
+        h_i' = \mathrm{norm}_2(\hat h_i + W_2 \, \sigma(W_1 \hat h_i))
+
+    with :math:`\alpha^k_{ij} = \mathrm{softmax}_j(\langle Q^k h_i, K^k h_j \rangle / \sqrt{D} + b^k_{ij})`
+    over the edges j -> i, and dropout before each residual and inside the feed-forward network. With
+    ``norm_first`` the normalisations come before the attention and the network instead of after the sums
+    (Xiong et al., "On Layer Normalization in the Transformer Architecture", 2020).
+
+    Args:
+        feats: size of input and output (F); a multiple of ``num_heads``.
+        num_heads: number of heads (H), each of size D = F / H.
+        ffn_feats: size inside the feed-forward network; None: 2 F.
+        norm: "batch", "layer" or None.
+        norm_first: normalise before, not after.
+        dropout: of what is added to a residual and of the network's inner features.
+        attn_drop: dropout of the attention weights.
+        residual: add the residuals.
+        bias: let queries, keys and values have a bias; the other projections have one.
+        activation: the network's.
+        allow_zero_in_degree: let destinations without in-edges through, whose attention is 0.
+
+    Differentiable once, with respect to features, parameters and edge biases.
+
+    Raises:
+        ValueError: ``feats`` is not a multiple of ``num_heads``, or ``norm`` is none of the above.
+    """
+
+    def __init__(
+        self,
+        feats: int,
+        num_heads: int,
+        ffn_feats: int | None = None,
+        norm: str | None = "batch",
+        norm_first: bool = False,
+        dropout: float = 0.0,
+        attn_drop: float = 0.0,
+        residual: bool = True,
+        bias: bool = False,
+        activation: Callable[[Tensor], Tensor] = F.relu,
+        allow_zero_in_degree: bool = False,
+    ):
+        super().__init__()
+        if num_heads < 1 or feats % num_heads:
+            raise ValueError(
+                f"GraphTransformerLayer: feats: expected a multiple of num_heads={num_heads}, got {feats}"
+            )
+        if norm not in _NORMS:
+            raise ValueError(f"GraphTransformerLayer: norm: expected 'batch', 'layer' or None, got {norm!r}")
+        self.feats = feats
+        self.norm_first = norm_first
+        self.residual = residual
+        self.activation = activation
+        self.conv = GraphTransformerConv(
+            feats, feats // num_heads, num_heads, attn_drop=attn_drop, bias=bias,
+            allow_zero_in_degree=allow_zero_in_degree,
+        )  # fmt: skip
+        self.fc_out = nn.Linear(feats, feats)
+        self.ffn1 = nn.Linear(feats, 2 * feats if ffn_feats is None else ffn_feats)
+        self.ffn2 = nn.Linear(self.ffn1.out_features, feats)
+        self.norm1, self.norm2 = _NORMS[norm](feats), _NORMS[norm](feats)
+        self.dropout = nn.Dropout(dropout)
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters anew, as their modules do."""
+        for module in self.children():
+            if hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+
+    def set_allow_zero_in_degree(self, set_value: bool) -> None:
+        self.conv.set_allow_zero_in_degree(set_value)
+
+    def forward(
+        self,
+        graph: Any,
+        feat: Tensor,
+        edge_bias: Tensor | None = None,
+        get_attention: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Apply the layer.
+
+        Args:
+            graph: a dfgnn.Graph, DGLGraph or block.
+            feat: ``[N, F]``, or ``[B, N, F]``: B sets of features on the same graph, whose attention is one
+                call of the engine. The first ``num_dst`` of N are the destinations where the graph has fewer
+                destinations than sources. "batch" normalises over all B N rows.
+            edge_bias: ``[E, H]``, or ``[B, E, H]`` for each set its own, added to the scores before softmax
+                (-inf masks an edge); or None.
+            get_attention: also return the attention weights.
+
+        Returns:
+            ``[N_dst, F]`` or ``[B, N_dst, F]``, and with ``get_attention`` also ``[E, H]`` or ``[B, E, H]``,
+            in edge-id order.
+
+        Raises:
+            DGLError (for a DGL graph), ZeroInDegreeError: a destination has no in-edges, unless allowed.
+            TypeError, ValueError: ``graph`` or a tensor is not as described.
+        """
+        if feat.dim() not in (2, 3) or feat.shape[-1] != self.feats or 0 in feat.shape[:-2]:
+            raise ValueError(
+                f"feat: expected shape [N, {self.feats}] or [B, N, {self.feats}] with B > 0, "
+                f"got {list(feat.shape)}"
+            )
+        # Nodes first: then the sets are heads to the engine, and every linear layer has one matrix to read.
+        h = _swapped(feat).contiguous()
+        edge_bias = None if edge_bias is None else self._edge_bias(edge_bias, h.shape[1:-1])
+        x = self._norm(self.norm1, h) if self.norm_first else h
+        result = self.conv(graph, x, edge_bias, get_attention=get_attention)
+        attended, attention = result if get_attention else (result, None)
+        h = self._add(h[: len(attended)], self.fc_out(attended.flatten(-2)))
+        if not self.norm_first:
+            h = self._norm(self.norm1, h)
+        x = self._norm(self.norm2, h) if self.norm_first else h
+        h = self._add(h, self.ffn2(self.dropout(self.activation(self.ffn1(x)))))
+        if not self.norm_first:
+            h = self._norm(self.norm2, h)
+        return (_swapped(h), _swapped(attention.squeeze(-1))) if get_attention else _swapped(h)
+
+    def _add(self, h: Tensor, update: Tensor) -> Tensor:
+        update = self.dropout(update)
+        return h + update if self.residual else update
+
+    @staticmethod
+    def _norm(norm: nn.Module, h: Tensor) -> Tensor:
+        return norm(h.flatten(0, -2)).view_as(h)
+
+    def _edge_bias(self, edge_bias: Tensor, batch: tuple[int, ...]) -> Tensor:
+        """``[E, B * H]``, in the order in which the sets are heads."""
+        heads = self.conv.num_heads
+        shape = list(edge_bias.shape)
+        if shape[-1:] != [heads] or len(shape) not in (2, 2 + len(batch)):
+            sizes = f"[E, {heads}]" + (f" or [{batch[0]}, E, {heads}]" if batch else "")
+            raise ValueError(f"edge_bias: expected shape {sizes}, got {shape}")
+        if len(shape) == 3 and shape[0] != batch[0]:
+            raise ValueError(f"edge_bias: expected {batch[0]} sets like feat, got {shape[0]}")
+        edge_bias = edge_bias.transpose(0, 1) if len(shape) == 3 else edge_bias.unsqueeze(1)
+        return edge_bias.expand(-1, *(batch or (1,)), -1).flatten(1)
+
+    def extra_repr(self) -> str:
+        return f"feats={self.feats}, norm_first={self.norm_first}, residual={self.residual}"
+
+
+def _swapped(x: Tensor) -> Tensor:
+    """``[B, N, F]`` <-> ``[N, B, F]``; a single set stays ``[N, F]``."""
+    return x.transpose(0, 1) if x.dim() == 3 else x

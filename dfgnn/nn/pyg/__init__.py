@@ -1,0 +1,47 @@
+"""Layers of torch_geometric on fused attention: import them from here instead of from ``torch_geometric.nn``.
+
+Each is a subclass of the layer of the same name with the same arguments, parameters, initialisation,
+state_dict and results, so that ``isinstance``, explainers, ``to_hetero`` and checkpoints keep working. Where
+a layer is set up in a way that the fused path does not know (another aggregation, message passing hooks, an
+active explanation, an overridden ``message``, TorchScript), it runs torch_geometric's own forward and says
+so with a :class:`FallbackWarning`.
+
+The graph made from an ``edge_index`` is kept as long as that tensor lives, so that layers and iterations
+which share the tensor share the graph.
+"""
+
+import importlib
+
+try:
+    importlib.import_module("torch_geometric")
+except ModuleNotFoundError as error:
+    if error.name != "torch_geometric":
+        raise
+    raise ImportError(
+        "dfgnn.nn.pyg: expected the package torch_geometric, which is not installed "
+        "(pip install torch_geometric)"
+    ) from error
+
+_HOME = {
+    "AGNNConv": "agnn",
+    "FallbackWarning": "_base",
+    "GATConv": "gat",
+    "GATv2Conv": "gatv2",
+    "HGTConv": "hgt",
+    "RGATConv": "rgat",
+    "SuperGATConv": "supergat",
+    "TransformerConv": "transformer",
+}
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str):
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,259 @@
+"""What decides whether a layer runs fused, and what the layers share beside the graph."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch_geometric.nn.aggr import SumAggregation
+from torch_geometric.nn.conv import MessagePassing
+from torch_geometric.nn.dense.linear import Linear
+from torch_geometric.typing import torch_sparse
+from torch_geometric.utils import (
+    add_self_loops,
+    remove_self_loops,
+    scatter,
+    to_torch_coo_tensor,
+    to_torch_csr_tensor,
+)
+from torch_geometric.utils.sparse import set_sparse_value
+
+from ...graph import Graph
+
+_METHODS = (
+    "message",
+    "aggregate",
+    "message_and_aggregate",
+    "update",
+    "edge_update",
+    "propagate",
+    "edge_updater",
+)
+_HOOKS = tuple(
+    f"_{step}_forward_{when}"
+    for step in ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
+    for when in ("pre_hooks", "hooks")
+)
+_warned: set[tuple[type, str]] = set()
+
+
+class FallbackWarning(UserWarning):
+    """A layer runs torch_geometric's own forward, because the fused one does not do what it is set up for."""
+
+
+class FusedConv:
+    """Mixin of the layers: ``class GATConv(FusedConv, torch_geometric.nn.GATConv)``.
+
+    Adds no state, so that an instance of torch_geometric's class becomes a fused layer, and one again, by
+    assigning ``__class__``.
+    """
+
+    # An instance's first creation compiles these for its class and keeps what it found as the way for
+    # explanations; that must not be what was compiled for torch_geometric's class.
+    propagate = MessagePassing.propagate
+    edge_updater = MessagePassing.edge_updater
+
+    def falls_back(self) -> bool:
+        """Whether torch_geometric's forward must run; says why, once per class and reason."""
+        reason = fusable(self)
+        if reason is not None:
+            _warn(type(self), reason)
+        return reason is not None
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.reshape(*x.shape[:-1], self.heads, self.out_channels)
+
+    def __prepare_scriptable__(self):
+        # torch.jit.script asks for what it shall compile, and put, in place of the module.
+        cls = _upstream(type(self))
+        if FusedConv not in type(self).__bases__:
+            return self  # what a user's subclass changes must not be lost
+        _warn(type(self), "TorchScript")
+        plain = copy.copy(self)
+        plain.__class__ = cls
+        # Nothing else may have made an instance of that class, and with it what can be compiled.
+        plain.inspector = copy.copy(self.inspector)
+        plain.inspector._cls, plain.inspector._source_dict = cls, {}
+        plain._set_jittable_templates()
+        return plain
+
+
+def fusable(module: MessagePassing) -> str | None:
+    """None if the fused path does what this module is set up for, else the reason why it does not."""
+    if type(module.aggr_module) is not SumAggregation:
+        return f"aggr={module.aggr!r}"
+    if module.flow != "source_to_target":
+        return f"flow={module.flow!r}"
+    if module.decomposed_layers > 1:
+        return f"decomposed_layers={module.decomposed_layers}"
+    if module.explain:
+        return "an explanation is active"
+    if any(getattr(module, name) for name in _HOOKS):
+        return "message passing hooks are registered"
+    changed = next((name for name in _METHODS if _is_changed(module, name)), None)
+    if changed is not None:
+        return f"{changed} is overridden"
+    if torch.jit.is_scripting() or torch.jit.is_tracing():
+        return "TorchScript"
+    return None
+
+
+def _upstream(cls: type) -> type:
+    """The class that FusedConv was mixed into."""
+    return cls.__mro__[cls.__mro__.index(FusedConv) + 1]
+
+
+def _is_changed(module: MessagePassing, name: str) -> bool:
+    cls = type(module)
+    method = module.__dict__.get(name)
+    method = getattr(cls, name) if method is None else getattr(method, "__func__", method)
+    if method is getattr(_upstream(cls), name) or method is getattr(MessagePassing, name):
+        return False
+    # torch_geometric compiles its own propagate and edge_updater for each class.
+    compiled = (f"{base.__module__}_{base.__name__}_{name}" for base in cls.__mro__)
+    return method.__module__ not in compiled
+
+
+def _warn(cls: type, reason: str) -> None:
+    if (cls, reason) not in _warned:
+        _warned.add((cls, reason))
+        warnings.warn(
+            f"{cls.__module__}.{cls.__qualname__} runs torch_geometric's own forward: {reason}",
+            FallbackWarning,
+            stacklevel=6,  # past forward and what calls it: where the module is called
+        )
+
+
+def ends(x: Any) -> tuple[Tensor, Tensor | None]:
+    """Source and destination features ``[N, F]``; both are x where it is one tensor."""
+    if not isinstance(x, (Tensor, tuple, list)) or not isinstance(x, Tensor) and len(x) != 2:
+        raise TypeError(f"x: expected a tensor [N, F] or a pair of them, got {type(x).__name__}")
+    x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
+    check_rows("x" if x_src is x else "x[0]", x_src)
+    if x_dst is not None:
+        check_rows("x[1]", x_dst)
+    return x_src, x_dst
+
+
+def check_rows(name: str, x: Any) -> None:
+    """Features ``[N, F]``."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name}: expected a tensor [N, F], got {type(x).__name__}")
+    if x.dim() != 2:
+        raise ValueError(f"{name}: expected shape [N, F], got {list(x.shape)}")
+
+
+# ---- score terms -----------------------------------------------------------------------------------------
+
+
+def is_plain(linear: nn.Module) -> bool:
+    """Whether this layer's output is its weight's alone: no bias, no hooks, no parametrization."""
+    hooks = (
+        linear._forward_hooks,
+        linear._forward_pre_hooks,
+        linear._backward_hooks,
+        linear._backward_pre_hooks,
+    )
+    return type(linear) in (nn.Linear, Linear) and linear.bias is None and not any(hooks)
+
+
+def folded_terms(linear: nn.Module, x: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
+    """<W x, a> per head for each of the ``vectors [1, H, C]``: ``[N, H]``, without N x H x C in between."""
+    stacked = torch.cat(vectors)
+    folded = torch.einsum("khc,hcf->khf", stacked, linear.weight.unflatten(0, stacked.shape[1:]))
+    return F.linear(x, folded.flatten(0, 1)).unflatten(-1, folded.shape[:2]).unbind(-2)
+
+
+# ---- edges -----------------------------------------------------------------------------------------------
+
+
+def edge_attributes(
+    edge_index: Any,
+    edge_attr: Tensor | None,
+    graph: Graph,
+    edge_map: Tensor | None = None,
+    fill_value: float | Tensor | str | None = None,
+) -> Tensor | None:
+    """``[E', F]``, the attributes of the graph's edges: those given, or a sparse tensor's own.
+
+    Loops that the graph was given (``edge_map`` as from ``graph_of``) get ``fill_value``, or, for the name of
+    a reduction, that of the edges into their node. A sparse tensor's values are attributes where an edge has
+    several of them, and else say only that the edge exists, as in message passing.
+    """
+    if edge_map is not None and not isinstance(edge_index, Tensor):
+        raise NotImplementedError(
+            "edge_index: expected a tensor in a layer with edge_dim and add_self_loops, got a SparseTensor"
+        )
+    num_edges, edge_attr = given_attributes(edge_index, edge_attr)
+    if edge_attr is None:
+        return None
+    if edge_attr.dim() not in (1, 2) or edge_attr.shape[0] != num_edges:
+        raise ValueError(
+            f"edge_attr: expected shape [{num_edges}] or [{num_edges}, F], got {list(edge_attr.shape)}"
+        )
+    if edge_map is not None:
+        edge_attr = _with_loops(edge_attr, graph, edge_map, fill_value)
+    return edge_attr.unsqueeze(1) if edge_attr.dim() == 1 else edge_attr
+
+
+def _with_loops(edge_attr: Tensor, graph: Graph, edge_map: Tensor, fill_value) -> Tensor:
+    num_loops = min(graph.num_src, graph.num_dst)
+    num_kept = graph.num_edges - num_loops
+    if num_kept < len(edge_attr):
+        edge_attr = edge_attr.index_select(0, edge_map[:num_kept])
+    shape = num_loops, *edge_attr.shape[1:]
+    if isinstance(fill_value, str):
+        dst = graph.edge_index[1, :num_kept]
+        loops = scatter(edge_attr, dst, 0, graph.num_dst, fill_value)[:num_loops]
+    elif isinstance(fill_value, Tensor):
+        loops = fill_value.to(edge_attr).expand(shape)
+    else:
+        loops = edge_attr.new_full(shape, 1 if fill_value is None else fill_value)
+    return torch.cat([edge_attr, loops])
+
+
+def given_attributes(edge_index: Any, edge_attr: Tensor | None) -> tuple[int, Tensor | None]:
+    """The number of edges, and the attributes given for them: ``edge_attr``, or a sparse tensor's own."""
+    values = None
+    if not isinstance(edge_index, Tensor):
+        num_edges, values = edge_index.nnz(), edge_index.storage.value()
+    elif edge_index.layout == torch.strided:
+        num_edges = edge_index.shape[1]
+    else:
+        num_edges = edge_index._nnz()
+        values = edge_index.values() if edge_index.dense_dim() else None
+    if edge_attr is not None and not isinstance(edge_attr, Tensor):
+        raise TypeError(f"edge_attr: expected a tensor, got {type(edge_attr).__name__}")
+    if edge_attr is None and values is not None and values.dim() > 1:
+        edge_attr = values
+    return num_edges, edge_attr
+
+
+def attention_result(edge_index: Any, alpha: Tensor, graph: Graph, self_loops: bool) -> Any:
+    """What a layer returns beside its output: the edges with their attention, in the form of ``edge_index``.
+
+    ``alpha [E', H]`` is in the graph's edge order, where loops are last. Sparse tensors hold theirs by rows.
+    """
+    is_tensor = isinstance(edge_index, Tensor)
+    if is_tensor and edge_index.layout == torch.strided:
+        if self_loops:
+            edge_index, _ = remove_self_loops(edge_index)
+            edge_index, _ = add_self_loops(edge_index, num_nodes=min(graph.num_src, graph.num_dst))
+        return edge_index, alpha
+    if not self_loops:
+        if is_tensor:
+            return set_sparse_value(edge_index, alpha), alpha
+        return edge_index.set_value(alpha, layout="coo")
+    src, dst = graph.edge_index
+    by_rows = torch.argsort(dst * graph.num_src + src, stable=True)
+    alpha = alpha[by_rows]
+    if not is_tensor:
+        return torch_sparse.set_diag(edge_index.set_value(None)).set_value(alpha, layout="coo")
+    index = torch.stack([dst[by_rows], src[by_rows]])
+    size = graph.num_dst, graph.num_src
+    structure = to_torch_coo_tensor if edge_index.layout == torch.sparse_coo else to_torch_csr_tensor
+    return set_sparse_value(structure(index, size=size, is_coalesced=True), alpha), alpha

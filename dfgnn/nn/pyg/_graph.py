@@ -1,0 +1,192 @@
+"""The dfgnn.Graph of what torch_geometric's layers take for edges, made once per tensor."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ... import _csr
+from ...graph import Graph
+
+# What a program uses again is alive and few: the relations of a full graph, a handful of data sets. A
+# mini-batch's entry goes with its tensor. The bound is for lists of batches that are kept.
+_LIMIT = 64
+_WHERE = "Graph.from_pyg"
+
+
+class _Entry(NamedTuple):
+    refs: tuple[weakref.ref, ...]
+    state: tuple
+    value: Any
+
+
+_cache: OrderedDict[tuple, _Entry] = OrderedDict()
+_lock = threading.RLock()  # re-entrant: a tensor's death may come while its own thread holds it
+
+
+@torch.compiler.disable
+def graph_of(
+    edge_index: Any, num_src: int, num_dst: int, self_loops: bool = False
+) -> tuple[Graph, Tensor | None]:
+    """The graph of ``edge_index``, kept as long as that tensor lives.
+
+    A second call with the same tensor gives the same graph, without waiting for the device; the first one
+    waits, to check the indices. See :func:`once` for when it is made anew.
+
+    Args:
+        edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex; or SparseTensor or torch.sparse tensor,
+            transposed as torch_geometric takes them (rows are destinations).
+        num_src, num_dst: numbers of nodes.
+        self_loops: remove the loops and append one for each node in 0 .. min(num_src, num_dst) - 1.
+
+    Returns:
+        The graph, its edges in the order of the columns or of the sparse tensor's values; and with
+        ``self_loops`` int64 ``[E']``: where each of its edges was, -1 for an appended loop; else None.
+
+    Raises:
+        TypeError: ``edge_index`` is none of these, or of another dtype.
+        ValueError: a wrong shape, sizes that contradict a sparse tensor's, or a node out of range.
+    """
+    key = "graph_of", num_src, num_dst, self_loops
+    return once(_parts(edge_index), key, lambda: _build(edge_index, num_src, num_dst, self_loops))
+
+
+def once(parts: tuple[Tensor, ...], key: tuple, build: Callable[[], Any]) -> Any:
+    """What ``build`` gives: at the first call with these tensors and this key, and then the same again.
+
+    It is forgotten when one of the tensors dies, and made anew when one was modified in place; at most 64
+    values are kept, the least recently used go first. What is written to a tensor behind PyTorch's back
+    (through ``.data`` or NumPy) is not noticed. Inference tensors do not count their modifications: nothing
+    is kept for them. The value must not hold the tensors, and may be built twice by two threads.
+    """
+    build = torch.inference_mode(False)(build)
+    if any(part.is_inference() for part in parts):
+        return build()
+    key = *map(id, parts), *key
+    state = tuple(map(_state, parts))
+    with _lock:
+        entry = _cache.get(key)
+        if entry is not None and entry.state == state and all(map(_refers, entry.refs, parts)):
+            _cache.move_to_end(key)
+            return entry.value
+    value = build()
+
+    def forget(ref):
+        with _lock:
+            entry = _cache.get(key)
+            if entry is not None and any(ref is other for other in entry.refs):
+                del _cache[key]
+
+    entry = _Entry(tuple(weakref.ref(part, forget) for part in parts), state, value)
+    with _lock:
+        _cache[key] = entry
+        _cache.move_to_end(key)
+        while len(_cache) > _LIMIT:
+            _cache.popitem(last=False)
+    return value
+
+
+def _refers(ref: weakref.ref, part: Tensor) -> bool:
+    return ref() is part
+
+
+def declared_sizes(edge_index: Any, size: tuple[int, int] | None = None) -> tuple[int | None, int | None]:
+    """What ``edge_index`` itself, or else ``size``, says of (num_src, num_dst); None where it does not."""
+    if isinstance(edge_index, Tensor) and edge_index.layout == torch.strided:
+        if hasattr(edge_index, "sparse_size"):  # EdgeIndex
+            return tuple(edge_index.sparse_size())
+        return (None, None) if size is None else tuple(size)
+    if not isinstance(edge_index, Tensor) and not hasattr(edge_index, "sparse_sizes"):
+        raise TypeError(
+            "edge_index: expected a [2, E] tensor, an EdgeIndex, a SparseTensor or a torch.sparse tensor, "
+            f"got {type(edge_index).__name__}"
+        )
+    return edge_index.size(1), edge_index.size(0)
+
+
+def sizes_of(
+    edge_index: Any, x_src: Tensor, x_dst: Tensor | None, size: tuple[int, int] | None = None
+) -> tuple[int, int]:
+    """(num_src, num_dst) from features, one row per node, and what is declared, as in message passing.
+
+    Without destination features the declared size counts, else num_src. Raises ValueError where features and
+    declared sizes differ.
+    """
+    sizes = declared_sizes(edge_index, size)
+    for name, x, want in zip(("source", "destination"), (x_src, x_dst), sizes):
+        if x is not None and want is not None and len(x) != want:
+            raise ValueError(f"x: expected {want} {name} rows, as edge_index or size says, got {len(x)}")
+    if x_dst is not None:
+        return len(x_src), len(x_dst)
+    return len(x_src), len(x_src) if sizes[1] is None else sizes[1]
+
+
+def _parts(edge_index: Any) -> tuple[Tensor, ...]:
+    """The tensors whose identity is that of the graph."""
+    if not isinstance(edge_index, Tensor):
+        if not hasattr(edge_index, "sparse_sizes"):
+            declared_sizes(edge_index)  # raises
+        return edge_index.csr()[:2]  # kept by the SparseTensor, shared by those with other values
+    if hasattr(edge_index, "as_tensor"):  # EdgeIndex
+        return (edge_index.as_tensor(),)
+    return (edge_index,)
+
+
+def _state(part: Tensor) -> tuple:
+    """What changes when the tensor does, as far as that can be seen without reading it."""
+    if part.layout == torch.strided:
+        place = part.data_ptr(), part.storage_offset(), part.stride()
+        return part._version, *place, part.shape, part.dtype, part.device
+    return part.layout, part.shape, *map(_state, _indices(part))
+
+
+def _indices(matrix: Tensor) -> tuple[Tensor, ...]:
+    if matrix.layout == torch.sparse_csr:
+        return matrix.crow_indices(), matrix.col_indices()
+    if matrix.layout == torch.sparse_csc:
+        return matrix.ccol_indices(), matrix.row_indices()
+    return (matrix._indices(),)
+
+
+def _build(edge_index, num_src: int, num_dst: int, self_loops: bool) -> tuple[Graph, Tensor | None]:
+    is_sparse = not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided
+    if is_sparse:
+        graph = _from_sparse(edge_index)
+        if (graph.num_src, graph.num_dst) != (num_src, num_dst):
+            raise ValueError(
+                f"edge_index: expected a sparse tensor [num_dst={num_dst}, num_src={num_src}], "
+                f"got [{graph.num_dst}, {graph.num_src}]"
+            )
+        return (
+            graph.add_self_loops(remove_existing=True, return_edge_map=True) if self_loops else (graph, None)
+        )
+    edge_index = _csr.as_index(_WHERE, "edge_index", edge_index, (2, None))
+    if not self_loops:
+        # Of int32 indices the graph would take a view: keep the tensor alive, and follow its changes.
+        edge_index = edge_index.clone() if edge_index.dtype == torch.int32 else edge_index
+        return Graph.from_pyg(edge_index, num_src=num_src, num_dst=num_dst), None
+    return _with_loops(*edge_index, num_src, num_dst)
+
+
+def _from_sparse(matrix) -> Graph:
+    if isinstance(matrix, Tensor):
+        return Graph.from_pyg(matrix)
+    indptr, indices, _ = matrix.csr()
+    return Graph.from_csr(indptr.clone(), indices.clone(), matrix.size(1))
+
+
+def _with_loops(src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> tuple[Graph, Tensor]:
+    """As Graph.add_self_loops, but without sorting the edges as they are before."""
+    names = "edge_index[0]", "edge_index[1]"
+    _csr.check_coo(_WHERE, names, src, dst, num_src, num_dst, square=False, validate=True)
+    kept = (src != dst).nonzero().squeeze(1)
+    loops = torch.arange(min(num_src, num_dst), dtype=torch.int32, device=src.device)
+    ends = (torch.cat([end[kept].to(torch.int32), loops]) for end in (src, dst))
+    graph = Graph.from_coo(*ends, num_src=num_src, num_dst=num_dst, validate=False)
+    return graph, torch.cat([kept, kept.new_full(loops.shape, -1)])

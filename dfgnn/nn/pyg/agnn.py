@@ -1,0 +1,55 @@
+"""AGNNConv with torch_geometric's contract."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch_geometric.nn
+from torch import Tensor
+
+from ... import functional
+from ._base import FusedConv, check_rows
+from ._graph import graph_of, sizes_of
+
+
+class AGNNConv(FusedConv, torch_geometric.nn.AGNNConv):
+    r"""Attention by similarity (Thekumparampil et al., "Attention-based Graph Neural Network for
+    Semi-Supervised Learning", 2018).
+
+    .. math::
+        x_i' = \sum_j \mathrm{softmax}_j(\beta \cos(x_i, x_j)) \, x_j
+
+    over the edges j -> i, which include loops. A drop-in for ``torch_geometric.nn.AGNNConv``: its subclass,
+    with the same arguments, parameters, state_dict and results, without tensors of edge size.
+
+    Differentiable once, with respect to features and beta.
+    """
+
+    # propagate_type: (x: Tensor, x_norm: Tensor)
+    # torch_geometric reads this line; it keeps sources by name, and finds only ours under this one.
+
+    #: What computes the attention; ``reference.agnn_attention`` makes it the same layer on plain PyTorch.
+    attention = staticmethod(functional.agnn_attention)
+
+    def forward(self, x: Tensor, edge_index: Any) -> Tensor:
+        """Apply the layer.
+
+        Args:
+            x: ``[N, F]``.
+            edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex; or SparseTensor or torch.sparse tensor,
+                transposed.
+
+        Returns:
+            ``[N, F]``.
+
+        Raises:
+            TypeError, ValueError: an argument is not as described, or sizes differ.
+        """
+        if self.falls_back():
+            return super().forward(x, edge_index)
+        check_rows("x", x)
+        graph, _ = graph_of(edge_index, *sizes_of(edge_index, x, x), self.add_self_loops)
+        with torch.autocast(x.device.type, enabled=False):  # a norm would come as float32
+            out = self.attention(graph, x.unsqueeze(1), beta=self.beta).squeeze(1)
+        return out.to(torch.promote_types(x.dtype, self.beta.dtype))  # they differ under autocast

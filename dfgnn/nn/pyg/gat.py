@@ -1,0 +1,133 @@
+"""GATConv with torch_geometric's contract."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch_geometric.nn
+from torch import Tensor, nn
+
+from ... import functional
+from ._base import (
+    FusedConv,
+    attention_result,
+    edge_attributes,
+    ends,
+    folded_terms,
+    is_plain,
+)
+from ._graph import graph_of, sizes_of
+
+
+class GATConv(FusedConv, torch_geometric.nn.GATConv):
+    r"""Graph attention layer (Velickovic et al., "Graph Attention Networks", ICLR 2018).
+
+    .. math::
+        x_i' = \sum_j \alpha_{ij} W x_j, \qquad
+        \alpha_{ij} = \mathrm{softmax}_j(\mathrm{LeakyReLU}(
+            a_s^T W x_j + a_t^T W x_i + a_e^T W_e e_{ij}))
+
+    per head, over the edges j -> i, which include loops. A drop-in for ``torch_geometric.nn.GATConv``: its
+    subclass, with the same arguments, parameters, state_dict and results. No tensor of edge size beside
+    ``edge_attr`` and one score per edge and head where it is given.
+
+    Differentiable once, with respect to features, parameters and edge attributes.
+    """
+
+    # propagate_type: (x: OptPairTensor, alpha: Tensor)
+    # edge_updater_type: (alpha: OptPairTensor, edge_attr: OptTensor)
+    # torch_geometric reads these two lines; it keeps sources by name, and finds only ours under this one.
+
+    #: What computes the attention; ``reference.gat_attention`` makes it the same layer on plain PyTorch.
+    attention = staticmethod(functional.gat_attention)
+
+    def forward(
+        self,
+        x: Tensor | tuple[Tensor, Tensor | None],
+        edge_index: Any,
+        edge_attr: Tensor | None = None,
+        size: tuple[int, int] | None = None,
+        return_attention_weights: bool | None = None,
+    ) -> Any:
+        """Apply the layer.
+
+        Args:
+            x: ``[N, F]``, or a pair ``([N_src, F_src], [N_dst, F_dst] or None)``.
+            edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex; or SparseTensor or torch.sparse tensor,
+                transposed.
+            edge_attr: ``[E]`` or ``[E, edge_dim]``; ignored in a layer without ``edge_dim``.
+            size: (N_src, N_dst); needed where there are no destination features and N_dst differs.
+            return_attention_weights: also return the attention, after dropout.
+
+        Returns:
+            ``[N_dst, H * C]``, or ``[N_dst, C]`` with ``concat=False``; and where attention is asked for, a
+            pair of the edges, loops included, and ``[E', H]``, or a SparseTensor of both.
+
+        Raises:
+            TypeError, ValueError: an argument is not as described, or sizes differ.
+        """
+        if self.falls_back():
+            return super().forward(x, edge_index, edge_attr, size, return_attention_weights)
+        x_src, x_dst = ends(x)
+        graph, edge_map = graph_of(edge_index, *sizes_of(edge_index, x_src, x_dst, size), self.add_self_loops)
+        # In torch_geometric's order, in which lazy parameters draw their first values.
+        res = None if self.res is None or x_dst is None else self.res(x_dst)
+        feat, alpha_src, alpha_dst = self._project(x_src, x_dst)
+        edge_bias = None
+        if self.lin_edge is not None:
+            edge_attr = edge_attributes(edge_index, edge_attr, graph, edge_map, self.fill_value)
+            edge_bias = None if edge_attr is None else self._edge_term(edge_attr)
+        dtype = torch.promote_types(feat.dtype, self.att_src.dtype)  # they differ under autocast
+        bias = self.bias
+        fuse_bias = self.concat and bias is not None and bias.dtype == feat.dtype
+        result = self.attention(
+            graph,
+            feat,
+            alpha_src,
+            alpha_dst,
+            negative_slope=self.negative_slope,
+            edge_bias=edge_bias,
+            out_bias=self._heads(bias) if fuse_bias else None,
+            dropout_p=self.dropout if self.training else 0.0,
+            return_attention=bool(return_attention_weights),
+        )
+        out, attention = result if return_attention_weights else (result, None)
+        out = (out.flatten(1) if self.concat else out.mean(1)).to(dtype)
+        if res is not None:
+            out = out + res
+        if bias is not None and not fuse_bias:
+            out = out + bias
+        if not return_attention_weights:
+            return out
+        return out, attention_result(edge_index, attention.to(dtype), graph, self.add_self_loops)
+
+    def _project(self, x_src: Tensor, x_dst: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Projected sources ``[N_src, H, C]`` and both score terms ``[N, H]``."""
+        lin_src, lin_dst = (self.lin_src, self.lin_dst) if self.lin is None else (self.lin, self.lin)
+        feat = self._heads(lin_src(x_src))
+        if lin_src is lin_dst and x_src is x_dst:
+            return feat, *self._terms(lin_src, x_src, feat, self.att_src, self.att_dst)
+        (alpha_src,) = self._terms(lin_src, x_src, feat, self.att_src)
+        if x_dst is None:
+            return feat, alpha_src, None
+        return feat, alpha_src, *self._terms(lin_dst, x_dst, None, self.att_dst)
+
+    def _terms(self, lin: nn.Module, x: Tensor, feat: Tensor | None, *vectors: Tensor) -> tuple[Tensor, ...]:
+        """<lin(x), a> per head for each of the vectors; feat: lin(x) where it is there already."""
+        # Wide inputs cost more to read a second time than N x H x C does; under autocast that is float32.
+        narrow = x.shape[-1] <= 2 * self.heads * self.out_channels
+        if is_plain(lin) and narrow and not torch.is_autocast_enabled(x.device.type):
+            return folded_terms(lin, x, *vectors)
+        feat = self._heads(lin(x)) if feat is None else feat
+        return tuple((feat * vector).sum(-1) for vector in vectors)
+
+    def _edge_term(self, edge_attr: Tensor) -> Tensor:
+        """``[E, H]``."""
+        lin = self.lin_edge
+        if not is_plain(lin):
+            return (self._heads(lin(edge_attr)) * self.att_edge).sum(-1)
+        device = edge_attr.device.type
+        autocast = torch.is_autocast_enabled(device)
+        with torch.autocast(device, enabled=False):
+            return folded_terms(lin, edge_attr.to(lin.weight) if autocast else edge_attr, self.att_edge)[0]

@@ -1,0 +1,105 @@
+"""GATv2Conv with torch_geometric's contract."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch_geometric.nn
+from torch import Tensor
+
+from ... import functional
+from ...graph import Graph
+from ._base import FusedConv, attention_result, edge_attributes, ends, given_attributes
+from ._graph import graph_of, sizes_of
+
+
+class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
+    r"""Graph attention layer with dynamic attention (Brody, Alon and Yahav, "How Attentive are Graph
+    Attention Networks?", ICLR 2022).
+
+    .. math::
+        x_i' = \sum_j \alpha_{ij} W_l x_j, \qquad
+        \alpha_{ij} = \mathrm{softmax}_j(a^T \mathrm{LeakyReLU}(W_l x_j + W_r x_i + W_e e_{ij}))
+
+    per head, over the edges j -> i, which include loops. A drop-in for ``torch_geometric.nn.GATv2Conv``: its
+    subclass, with the same arguments, parameters, state_dict and results. Edge attributes are projected to
+    ``[E, H, C]``; there is no other tensor of edge size.
+
+    Differentiable once, with respect to features, parameters and edge attributes.
+    """
+
+    # propagate_type: (x: PairTensor, alpha: Tensor)
+    # edge_updater_type: (x: PairTensor, edge_attr: OptTensor)
+    # torch_geometric reads these two lines; it keeps sources by name, and finds only ours under this one.
+
+    #: What computes the attention; ``reference.gatv2_attention`` makes it the same layer on plain PyTorch.
+    attention = staticmethod(functional.gatv2_attention)
+
+    def forward(
+        self,
+        x: Tensor | tuple[Tensor, Tensor],
+        edge_index: Any,
+        edge_attr: Tensor | None = None,
+        return_attention_weights: bool | None = None,
+    ) -> Any:
+        """Apply the layer.
+
+        Args:
+            x: ``[N, F]``, or a pair ``([N_src, F_src], [N_dst, F_dst])``.
+            edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex; or SparseTensor or torch.sparse tensor,
+                transposed.
+            edge_attr: ``[E]`` or ``[E, edge_dim]``.
+            return_attention_weights: also return the attention, after dropout.
+
+        Returns:
+            ``[N_dst, H * C]``, or ``[N_dst, C]`` with ``concat=False``; and where attention is asked for, a
+            pair of the edges, loops included, and ``[E', H]``, or a SparseTensor of both.
+
+        Raises:
+            TypeError, ValueError: an argument is not as described, or sizes differ.
+        """
+        if self.falls_back():
+            return super().forward(x, edge_index, edge_attr, return_attention_weights)
+        x_src, x_dst = ends(x)
+        if x_dst is None:
+            raise ValueError("x: expected features of the destinations, too, got None for x[1]")
+        graph, edge_map = graph_of(edge_index, *sizes_of(edge_index, x_src, x_dst), self.add_self_loops)
+        # In torch_geometric's order, in which lazy parameters draw their first values.
+        res = None if self.res is None else self.res(x_dst)
+        feat = self._heads(self.lin_l(x_src))
+        shared = self.lin_l is self.lin_r and x_src is x_dst
+        feat_dst = feat if shared else self._heads(self.lin_r(x_dst))
+        edge_feat = self._edge_feat(edge_index, edge_attr, graph, edge_map)
+        dtype = torch.promote_types(feat.dtype, self.att.dtype)  # they differ under autocast
+        bias = self.bias
+        fuse_bias = self.concat and bias is not None and bias.dtype == feat.dtype
+        result = self.attention(
+            graph,
+            feat,
+            feat_dst,
+            self.att[0].to(feat.dtype),
+            negative_slope=self.negative_slope,
+            edge_feat=edge_feat,
+            out_bias=self._heads(bias) if fuse_bias else None,
+            dropout_p=self.dropout if self.training else 0.0,
+            return_attention=bool(return_attention_weights),
+        )
+        out, attention = result if return_attention_weights else (result, None)
+        out = (out.flatten(1) if self.concat else out.mean(1)).to(dtype)
+        if res is not None:
+            out = out + res
+        if bias is not None and not fuse_bias:
+            out = out + bias
+        if not return_attention_weights:
+            return out
+        return out, attention_result(edge_index, attention.to(dtype), graph, self.add_self_loops)
+
+    def _edge_feat(self, edge_index: Any, edge_attr: Tensor | None, graph: Graph, edge_map: Tensor | None):
+        """``[E', H, C]``, or None."""
+        if self.lin_edge is None:
+            if given_attributes(edge_index, edge_attr)[1] is not None:
+                raise ValueError("edge_attr: expected None in a layer without edge_dim, got a tensor")
+            return None
+        edge_attr = edge_attributes(edge_index, edge_attr, graph, edge_map, self.fill_value)
+        return None if edge_attr is None else self._heads(self.lin_edge(edge_attr))

@@ -1,0 +1,123 @@
+"""HGTConv with torch_geometric's contract."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import torch_geometric.nn
+from torch import Tensor
+from torch_geometric.nn.dense import HeteroLinear
+
+from ... import functional
+from .._typed import Group, typed_matmul
+from ._base import FusedConv, _warn, check_rows
+from ._graph import sizes_of
+from ._relations import join
+
+
+class HGTConv(FusedConv, torch_geometric.nn.HGTConv):
+    r"""Heterogeneous graph transformer (Hu et al., "Heterogeneous Graph Transformer", WWW 2020).
+
+    .. math::
+        a_i = \sum_r \sum_{j \in N_r(i)} \alpha_{ij} M_r V x_j, \qquad
+        \alpha_{ij} = \mathrm{softmax}(p_r \langle Q x_i, A_r K x_j \rangle / \sqrt{D}), \qquad
+        x_i' = \sigma(\beta) \, O \, \mathrm{gelu}(a_i) + (1 - \sigma(\beta)) \, x_i
+
+    per head, with Q, K, V, O and beta of a node's type, and the softmax over the edges of all relations r
+    into i. A drop-in for ``torch_geometric.nn.HGTConv``: its subclass, with the same arguments, parameters,
+    state_dict and results. All relations run in one launch, without tensors of edge size.
+
+    Edge types may come in any order; torch_geometric's own forward needs that of the metadata.
+
+    Differentiable once, with respect to features and parameters.
+    """
+
+    # propagate_type: (k: Tensor, q: Tensor, v: Tensor, edge_attr: Tensor)
+    # torch_geometric reads this line, or else the call of propagate, which our source does not have.
+
+    #: What computes the attention; ``reference.dot_attention`` makes it the same layer on plain PyTorch.
+    attention = staticmethod(functional.dot_attention)
+
+    def forward(
+        self, x_dict: dict[str, Tensor], edge_index_dict: dict[tuple[str, str, str], Any]
+    ) -> dict[str, Tensor | None]:
+        """Apply the layer.
+
+        Args:
+            x_dict: ``[N, F]`` of each node type.
+            edge_index_dict: the edges of each edge type: int32 or int64 ``[2, E]`` tensor or EdgeIndex; or
+                SparseTensor or torch.sparse tensor, transposed.
+
+        Returns:
+            ``[N, out_channels]`` of each node type in ``x_dict`` that is a destination in the metadata.
+
+        Raises:
+            TypeError, ValueError: an argument is not as described, or sizes differ.
+        """
+        if self.falls_back() or self._relations_changed():
+            return super().forward(x_dict, edge_index_dict)
+        self._check_inputs(x_dict, edge_index_dict)
+        sizes = {node_type: len(x) for node_type, x in x_dict.items()}
+        kqv_dict = {
+            node_type: kqv.unflatten(1, (3, self.heads, -1)).unbind(1)  # [N, H, D] each
+            for node_type, kqv in self.kqv_lin(x_dict).items()
+        }
+        dst_types = [t for t in kqv_dict if t in self.dst_node_types]
+        joined = join(edge_index_dict, sizes, {t: sizes[t] for t in dst_types})
+        key, value = self._keys_and_values(kqv_dict, edge_index_dict, joined.rows)
+        query = torch.cat([kqv_dict[t][1] for t in dst_types])
+        out = self.attention(joined.graph, query, key, value, scale=1 / math.sqrt(query.shape[-1]))
+        outs = out.flatten(1).split([sizes[t] for t in dst_types])
+        out_dict = self.out_lin({t: F.gelu(out) for t, out in zip(dst_types, outs)})
+        return {t: self._with_skip(t, x_dict[t], out_dict[t]) for t in dst_types}
+
+    def _with_skip(self, node_type: str, x: Tensor, out: Tensor) -> Tensor:
+        if out.shape[-1] != x.shape[-1]:
+            return out
+        skip = self.skip[node_type].sigmoid()
+        return skip * out + (1 - skip) * x
+
+    def _relations_changed(self) -> bool:
+        """Whether k_rel and v_rel, whose weights are used without calling them, do more; says so."""
+        for lin in (self.k_rel, self.v_rel):
+            hooks = lin._forward_hooks, lin._forward_pre_hooks, lin._backward_hooks, lin._backward_pre_hooks
+            if type(lin) is not HeteroLinear or lin.bias is not None or any(hooks):
+                _warn(type(self), "k_rel or v_rel was replaced or has hooks")
+                return True
+        return False
+
+    def _check_inputs(self, x_dict: dict[str, Tensor], edge_index_dict: dict) -> None:
+        for node_type, x in x_dict.items():
+            check_rows(f"x_dict[{node_type!r}]", x)
+        if not edge_index_dict:
+            raise ValueError("edge_index_dict: expected at least one edge type, got none")
+        for edge_type, edge_index in edge_index_dict.items():
+            if edge_type not in self.edge_types_map:
+                raise ValueError(
+                    f"edge_index_dict: expected edge types of the metadata {self.edge_types}, got {edge_type}"
+                )
+            missing = {edge_type[0], edge_type[-1]} - x_dict.keys()
+            if missing:
+                raise ValueError(f"x_dict: expected features of {missing}, as there are edges {edge_type}")
+            sizes_of(edge_index, x_dict[edge_type[0]], x_dict[edge_type[-1]])
+
+    def _keys_and_values(
+        self, kqv_dict: dict[str, tuple[Tensor, ...]], edge_types: Any, rows: tuple[Tensor | None, ...]
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values of the sources of each edge type, one type after the other: ``[P, H, D]``."""
+        # Edge type t and head h have row h * (number of edge types) + t.
+        weights = [lin.weight.unflatten(0, (self.heads, -1)) for lin in (self.k_rel, self.v_rel)]
+        keys, values = [], []
+        for edge_type, nodes in zip(edge_types, rows):
+            number = self.edge_types_map[edge_type]
+            prior = self.p_rel["__".join(edge_type)].view(-1, 1, 1)
+            key, _, value = kqv_dict[edge_type[0]]
+            count = len(key) if nodes is None else len(nodes)
+            group = Group(0, slice(None) if nodes is None else nodes, slice(0, count))
+            # Of the prior and a weight the product is small, and so it is taken before the features come in.
+            keys.append(typed_matmul(key, (prior * weights[0][:, number])[None], [group], count))
+            values.append(typed_matmul(value, weights[1][:, number][None], [group], count))
+        return torch.cat(keys), torch.cat(values)

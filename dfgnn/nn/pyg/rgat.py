@@ -1,0 +1,175 @@
+"""RGATConv with torch_geometric's contract."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch_geometric.nn
+from torch import Tensor
+
+from ... import functional
+from ...graph import Graph
+from ._base import FusedConv, attention_result, ends, given_attributes, is_plain
+from ._graph import sizes_of
+from ._relations import Relations, relations_of
+
+_MODS = "additive", "scaled", "f-additive", "f-scaled"
+
+
+class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
+    r"""Relational graph attention (Busbridge et al., "Relational Graph Attention Networks", 2019).
+
+    .. math::
+        x_i' = \sum_r \sum_{j \in N_r(i)} \alpha^{(r)}_{ij} W_r x_j, \qquad
+        s^{(r)}_{ij} = \mathrm{LeakyReLU}(Q W_r x_i + K W_r x_j + E W_e e_{ij})
+        \;\mathrm{or}\; (Q W_r x_i) (K W_r x_j) (E W_e e_{ij})
+
+    with the softmax over all edges into i, or over those of a relation. A drop-in for
+    ``torch_geometric.nn.RGATConv``: its subclass, with the same arguments, parameters, state_dict and
+    results. Features are transformed once for each source and relation that it has edges of, and all
+    relations run in one launch. The only tensors of edge size hold one number per edge and head: the
+    destination's score term, which depends on the relation, and the attention where it is asked for.
+
+    Differentiable once, with respect to features, parameters and edge attributes.
+    """
+
+    # propagate_type: (x: Tensor, edge_type: OptTensor, edge_attr: OptTensor)
+    # torch_geometric reads this line; it keeps sources by name, and finds only ours under this one.
+
+    #: What computes the attention; ``reference.gat_attention`` makes it the same layer on plain PyTorch.
+    attention = staticmethod(functional.gat_attention)
+
+    def forward(
+        self,
+        x: Tensor | tuple[Tensor, Tensor],
+        edge_index: Any,
+        edge_type: Tensor | None = None,
+        edge_attr: Tensor | None = None,
+        size: tuple[int, int] | None = None,
+        return_attention_weights: bool | None = None,
+    ) -> Any:
+        """Apply the layer.
+
+        Args:
+            x: ``[N, F]``, or a pair ``([N_src, F], [N_dst, F])``.
+            edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex; or SparseTensor or torch.sparse tensor,
+                transposed.
+            edge_type: int32 or int64 ``[E]``, the relation of each edge; None: the values of a sparse tensor.
+            edge_attr: ``[E]`` or ``[E, edge_dim]``, or one row for all edges. None: the values of a sparse
+                tensor, if an edge has several of them.
+            size: (N_src, N_dst), checked.
+            return_attention_weights: a bool, whichever, also returns the attention, before dropout.
+
+        Returns:
+            ``[N_dst, H * D * C]``, or ``[N_dst, D * C]`` with ``concat=False``, D being ``dim``; and where
+            attention is asked for, a pair of the edges and ``[E, H * D]``, or a SparseTensor of both.
+
+        Raises:
+            TypeError, ValueError: an argument is not as described, or sizes differ.
+        """
+        if self.falls_back():
+            return super().forward(x, edge_index, edge_type, edge_attr, size, return_attention_weights)
+        x_src, x_dst = ends(x)
+        if x_dst is None:
+            raise ValueError("x: expected features of the destinations, too, got None for x[1]")
+        num_src, num_dst = sizes_of(edge_index, x_src, x_dst, size)
+        edge_attr = self._edge_attributes(edge_index, edge_attr)
+        within = self.attention_mechanism == "within-relation"
+        relations = relations_of(
+            edge_index, edge_type, num_src, num_dst, self.num_relations,
+            within=within, per_edge=not (within and self._is_additive),
+        )  # fmt: skip
+        value, scores = self._scores(relations, x_src, x_dst, edge_attr)
+        asked = isinstance(return_attention_weights, bool)
+        bias = self.bias
+        fuse_bias = bias is not None and self.concat and not within and self.mod not in _MODS
+        if fuse_bias and bias.dtype == value.dtype:  # they differ under autocast
+            scores["out_bias"], bias = bias.view(value.shape[1:]), None
+        out, alpha = self._aggregate(relations.graph, value, scores, asked)
+        if within:
+            out = relations.dst.lift.sum(out)
+        out = self._scale(out, relations.in_degrees)
+        out = out.flatten(1) if self.concat else out.unflatten(1, (self.heads, -1)).mean(1).flatten(1)
+        if bias is not None:
+            out = out + bias
+        return (out, attention_result(edge_index, alpha, relations.graph, False)) if asked else out
+
+    def _edge_attributes(self, edge_index: Any, edge_attr: Tensor | None) -> Tensor | None:
+        """``[E, edge_dim]`` or ``[1, edge_dim]``; from a sparse tensor's values where they are not given."""
+        num_edges, edge_attr = given_attributes(edge_index, edge_attr)
+        if edge_attr is None:
+            return None
+        if self.lin_edge is None:
+            raise ValueError("edge_attr: expected None, as the layer has no edge_dim, got a tensor")
+        edge_attr = edge_attr.unsqueeze(1) if edge_attr.dim() == 1 else edge_attr
+        if edge_attr.shape not in ((num_edges, self.edge_dim), (1, self.edge_dim)):
+            raise ValueError(
+                f"edge_attr: expected shape [{num_edges}, {self.edge_dim}], got {list(edge_attr.shape)}"
+            )
+        return edge_attr
+
+    @property
+    def _is_additive(self) -> bool:
+        return self.attention_mode == "additive-self-attention"
+
+    def _scores(
+        self, relations: Relations, x_src: Tensor, x_dst: Tensor, edge_attr: Tensor | None
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """The values ``[P, H * D, C]`` of the sources' pairs, and the arguments that make the scores."""
+        if self.num_bases is None:
+            weight = self.weight
+        else:
+            weight = (self.att @ self.basis.flatten(1)).unflatten(1, self.basis.shape[1:])
+        value = relations.src.matmul(relations.src.lift(x_src), weight)
+        # Nothing but this term is needed of W_r x_i, so that it is not made.
+        blocks = self.q.unflatten(0, (*weight.shape[1:-2], weight.shape[-1]))
+        query = relations.dst.matmul(relations.dst.lift(x_dst), (weight @ blocks).flatten(1, -2))
+        scores = {"alpha_src": value @ self.k, "alpha_dst": None}
+        per_edge = None if edge_attr is None else self._edge_term(edge_attr)
+        if relations.dst_to_edges is None:
+            scores["alpha_dst"] = query
+        else:
+            query = relations.dst_to_edges(query)
+            if per_edge is None:
+                per_edge = query
+            else:
+                per_edge = query + per_edge if self._is_additive else query * per_edge
+        if per_edge is not None:
+            per_edge = per_edge.expand(relations.graph.num_edges, -1)
+        scores["edge_bias" if self._is_additive else "edge_gate"] = per_edge
+        scores["negative_slope"] = self.negative_slope if self._is_additive else 1.0
+        value = value.unflatten(1, (self.heads, 1, -1)).expand(-1, -1, self.dim, -1)
+        return value.flatten(1, 2), scores
+
+    def _edge_term(self, edge_attr: Tensor) -> Tensor:
+        """``[E, H * D]``"""
+        if is_plain(self.lin_edge):
+            return edge_attr @ (self.lin_edge.weight.t() @ self.e)
+        return self.lin_edge(edge_attr) @ self.e
+
+    def _aggregate(
+        self, graph: Graph, value: Tensor, scores: dict[str, Any], asked: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """The weighted sums, and where asked for the attention without dropout."""
+        dropout_p = self.dropout if self.training and self.mod not in _MODS else 0.0
+        wanted = self.mod == "f-additive" or (asked and dropout_p == 0)
+        result = self.attention(graph, value, **scores, dropout_p=dropout_p, return_attention=wanted)
+        out, alpha = result if wanted else (result, None)
+        if self.mod == "additive":
+            out = out + self.w * functional.spmm(graph, value.new_ones(graph.num_edges), value)
+        elif self.mod == "f-additive":
+            out = out + functional.spmm(graph, (alpha > 0).to(value.dtype), value)
+        if asked and alpha is None:
+            scores = {**scores, "out_bias": None}
+            _, alpha = self.attention(graph, value[..., :1].detach(), **scores, return_attention=True)
+        return out, alpha
+
+    def _scale(self, out: Tensor, in_degrees: Tensor) -> Tensor:
+        """``out [N, H * D, C]`` times what mod makes of the numbers of edges."""
+        if self.mod == "scaled":
+            degree = in_degrees.to(out.dtype).unsqueeze(1)
+            degree = self.activation(degree @ self.l1 + self.b1) @ self.l2 + self.b2
+            return out * degree.unsqueeze(1)
+        if self.mod == "f-scaled":
+            return out * in_degrees.to(out.dtype).view(-1, 1, 1)
+        return out

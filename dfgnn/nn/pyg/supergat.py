@@ -1,0 +1,138 @@
+"""SuperGATConv with torch_geometric's contract."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch_geometric.nn
+from torch import Tensor
+
+from ... import _csr, functional
+from ...graph import Graph
+from ._base import FusedConv, check_rows, folded_terms, is_plain
+from ._graph import graph_of, sizes_of
+
+
+class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
+    r"""Self-supervised graph attention (Kim and Oh, "How to Find Your Friendly Neighborhood", ICLR 2021).
+
+    .. math::
+        x_i' = \sum_j \alpha_{ij} W x_j, \qquad
+        s^{MX}_{ij} = \mathrm{LeakyReLU}((a_l^T W x_j + a_r^T W x_i) \, \sigma(\phi_{ij})), \quad
+        s^{SD}_{ij} = \mathrm{LeakyReLU}(\phi_{ij} / \sqrt{C}), \quad
+        \phi_{ij} = (W x_i)^T W x_j
+
+    per head, with the softmax over the edges into i, which include loops. In training the layer keeps the
+    logits of edges and of sampled pairs without an edge, for :meth:`get_attention_loss`. A drop-in for
+    ``torch_geometric.nn.SuperGATConv``: its subclass, with the same arguments, parameters, state_dict,
+    samples and results. Tensors of edge size hold one number per edge and head: the gate of MX, and the
+    logits.
+
+    Differentiable once, with respect to features and parameters.
+    """
+
+    # propagate_type: (x: Tensor)
+    # torch_geometric reads this line; it keeps sources by name, and finds only ours under this one.
+
+    #: What computes MX and SD attention; those of ``reference`` make it the same layer on plain PyTorch.
+    attention = staticmethod(functional.gat_attention)
+    dot_attention = staticmethod(functional.dot_attention)
+
+    def forward(
+        self,
+        x: Tensor,
+        edge_index: Any,
+        neg_edge_index: Tensor | None = None,
+        batch: Tensor | None = None,
+    ) -> Tensor:
+        """Apply the layer.
+
+        Args:
+            x: ``[N, F]``.
+            edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex; or SparseTensor or torch.sparse tensor,
+                transposed.
+            neg_edge_index: ``[2, E_neg]``, pairs without an edge; None: they are sampled, in training.
+            batch: int64 ``[N]``, the graph that each node belongs to; sampled pairs are of the same graph.
+
+        Returns:
+            ``[N, H * C]``, or ``[N, C]`` with ``concat=False``.
+
+        Raises:
+            TypeError, ValueError: an argument is not as described, or sizes differ.
+        """
+        if self.falls_back():
+            return super().forward(x, edge_index, neg_edge_index, batch)
+        check_rows("x", x)
+        graph, _ = graph_of(edge_index, *sizes_of(edge_index, x, x), self.add_self_loops)
+        negatives = None
+        if self.training and neg_edge_index is not None:
+            negatives = _graph_of_samples("neg_edge_index", neg_edge_index, len(x))
+        feat = self._heads(self.lin(x))
+        bias = self.bias
+        fuse_bias = self.concat and bias is not None and bias.dtype == feat.dtype
+        options = {
+            "negative_slope": self.negative_slope,
+            "out_bias": self._heads(bias) if fuse_bias else None,
+            "dropout_p": self.dropout if self.training else 0.0,
+        }
+        logits = None
+        if self.attention_type == "MX":
+            logits = self._logits(graph, feat)
+            terms = self._score_terms(x, feat)
+            out = self.attention(graph, feat, *terms, edge_gate=logits.sigmoid(), **options)
+        else:
+            out = self.dot_attention(graph, feat, feat, feat, scale=self._scale, **options)
+        if self.training:
+            self._keep_logits(feat, graph, logits, negatives, batch)
+        out = out.flatten(1) if self.concat else out.mean(1)
+        return out if bias is None or fuse_bias else out + bias
+
+    @property
+    def _scale(self) -> float:
+        return 1.0 if self.attention_type == "MX" else 1 / math.sqrt(self.out_channels)
+
+    def _logits(self, graph: Graph, feat: Tensor) -> Tensor:
+        """phi of the edges, for SD over sqrt(C): ``[E, H]``."""
+        return functional.sddmm(graph, feat, feat, scale=self._scale)
+
+    def _score_terms(self, x: Tensor, feat: Tensor) -> tuple[Tensor, Tensor]:
+        """Both ends' ``[N, H]``."""
+        narrow = x.shape[1] <= 2 * self.heads * self.out_channels
+        if is_plain(self.lin) and narrow and not torch.is_autocast_enabled(x.device.type):
+            return folded_terms(self.lin, x, self.att_l, self.att_r)
+        return (feat * self.att_l).sum(-1), (feat * self.att_r).sum(-1)
+
+    @torch.compiler.disable  # samples in Python
+    def _keep_logits(
+        self,
+        feat: Tensor,
+        graph: Graph,
+        logits: Tensor | None,
+        negatives: Graph | None,
+        batch: Tensor | None,
+    ) -> None:
+        """Set what get_attention_loss compares: the logits of edges and of pairs without one, and 1 or 0.
+
+        logits: of all edges, where they are known. The samples are drawn in torch_geometric's order.
+        """
+        edge_index, num_nodes = graph.edge_index, len(feat)
+        positives = self.positive_sampling(edge_index)
+        if negatives is None:
+            negatives = self.negative_sampling(edge_index, num_nodes, batch)
+            negatives = negatives.to(torch.int64)  # no samples come as float32
+            negatives = _graph_of_samples("negative_sampling", negatives, num_nodes)
+        if positives is not edge_index:
+            logits = self._logits(_graph_of_samples("positive_sampling", positives, num_nodes), feat)
+        elif logits is None:
+            logits = self._logits(graph, feat)
+        self.att_x = torch.cat([logits, self._logits(negatives, feat)])
+        self.att_y = self.att_x.new_zeros(len(self.att_x))
+        self.att_y[: len(logits)] = 1
+
+
+def _graph_of_samples(name: str, edge_index: Tensor, num_nodes: int) -> Graph:
+    src, dst = _csr.as_index("SuperGATConv", name, edge_index, (2, None))
+    names = f"{name}[0]", f"{name}[1]"
+    return Graph._from_coo("SuperGATConv", names, src, dst, num_nodes, None, None, validate=True)

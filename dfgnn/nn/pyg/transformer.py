@@ -1,0 +1,125 @@
+"""TransformerConv with torch_geometric's contract."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch_geometric.nn
+from torch import Tensor
+
+from ... import functional
+from ...graph import Graph
+from ._base import FusedConv, edge_attributes, ends, given_attributes
+from ._graph import graph_of, sizes_of
+
+
+class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
+    r"""Graph transformer layer (Shi et al., "Masked Label Prediction: Unified Message Passing Model for
+    Semi-Supervised Classification", IJCAI 2021).
+
+    .. math::
+        x_i' = W_{skip} x_i + \sum_j \alpha_{ij} (W_v x_j + W_e e_{ij}), \qquad
+        \alpha_{ij} = \mathrm{softmax}_j((W_q x_i)^T (W_k x_j + W_e e_{ij}) / \sqrt{C})
+
+    per head, over the edges j -> i; with ``beta`` a learned gate weighs the two terms. A drop-in for
+    ``torch_geometric.nn.TransformerConv``: its subclass, with the same arguments, parameters, state_dict and
+    results. Edge attributes are projected to ``[E, H, C]``; there is no other tensor of edge size.
+
+    Differentiable once, with respect to features, parameters and edge attributes.
+    """
+
+    # propagate_type: (query: Tensor, key: Tensor, value: Tensor, edge_attr: OptTensor)
+    # torch_geometric reads this line; it keeps sources by name, and finds only ours under this one.
+
+    #: What computes the attention; ``reference.dot_attention`` makes it the same layer on plain PyTorch.
+    attention = staticmethod(functional.dot_attention)
+
+    def forward(
+        self,
+        x: Tensor | tuple[Tensor, Tensor],
+        edge_index: Any,
+        edge_attr: Tensor | None = None,
+        return_attention_weights: bool | None = None,
+    ) -> Any:
+        """Apply the layer.
+
+        Args:
+            x: ``[N, F]``, or a pair ``([N_src, F_src], [N_dst, F_dst])``.
+            edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex; or SparseTensor or torch.sparse tensor,
+                transposed.
+            edge_attr: ``[E]`` or ``[E, edge_dim]``; in a layer without ``edge_dim`` it must broadcast to
+                ``[E, H, C]`` and is added to the values.
+            return_attention_weights: True or False: also return the attention, before dropout.
+
+        Returns:
+            ``[N_dst, H * C]``, or ``[N_dst, C]`` with ``concat=False``; and where attention is asked for, a
+            pair of ``edge_index`` and ``[E, H]``, or a SparseTensor of both.
+
+        Raises:
+            TypeError, ValueError: an argument is not as described, or sizes differ.
+        """
+        if self.falls_back():
+            return super().forward(x, edge_index, edge_attr, return_attention_weights)
+        x_src, x_dst = ends(x)
+        if x_dst is None:
+            raise ValueError("x: expected features of the destinations, too, got None for x[1]")
+        graph, _ = graph_of(edge_index, *sizes_of(edge_index, x_src, x_dst))
+        # In torch_geometric's order, in which lazy parameters draw their first values.
+        query, key, value = (
+            self._heads(lin(end))
+            for lin, end in ((self.lin_query, x_dst), (self.lin_key, x_src), (self.lin_value, x_src))
+        )
+        edge_feat = self._edge_feat(edge_index, edge_attr, graph)
+        edge_feat_in = "value" if self.lin_edge is None else "both"
+        want_attention = isinstance(return_attention_weights, bool)
+        dropout_p = self.dropout if self.training else 0.0
+        result = self.attention(
+            graph, query, key, value, edge_feat=edge_feat, edge_feat_in=edge_feat_in, dropout_p=dropout_p,
+            return_attention=want_attention and dropout_p == 0,
+        )  # fmt: skip
+        out, attention = result if isinstance(result, tuple) else (result, None)
+        if want_attention and attention is None:
+            nothing = key.new_zeros(len(key), self.heads, 1)
+            key_feat = None if self.lin_edge is None else edge_feat
+            _, attention = self.attention(
+                graph, query, key, nothing, edge_feat=key_feat, edge_feat_in="key", return_attention=True
+            )
+        dtype = query.dtype
+        if x_src.device.type == "cuda" and torch.is_autocast_enabled("cuda"):
+            dtype = torch.promote_types(dtype, torch.float32)  # of the sum over C and softmax there
+        out = (out.flatten(1) if self.concat else out.mean(1)).to(dtype)
+        if self.root_weight:
+            skip = self.lin_skip(x_dst)
+            if self.lin_beta is None:
+                out = out + skip
+            else:
+                gate = self.lin_beta(torch.cat([out, skip, out - skip], dim=-1)).sigmoid()
+                out = gate * skip + (1 - gate) * out
+        if not want_attention:
+            return out
+        attention = attention.to(dtype)
+        if isinstance(edge_index, Tensor):
+            return out, (edge_index, attention)
+        return out, edge_index.set_value(attention, layout="coo")
+
+    def _edge_feat(self, edge_index: Any, edge_attr: Tensor | None, graph: Graph) -> Tensor | None:
+        """``[E, H, C]``, or None."""
+        if self.lin_edge is not None:
+            edge_attr = edge_attributes(edge_index, edge_attr, graph)
+            if edge_attr is None:
+                raise ValueError(
+                    f"edge_attr: expected [E, {self.edge_dim}] in a layer with edge_dim, got None"
+                )
+            return self._heads(self.lin_edge(edge_attr))
+        num_edges, edge_attr = given_attributes(edge_index, edge_attr)
+        if edge_attr is None:
+            return None
+        heads, channels = self.heads, self.out_channels
+        try:
+            return edge_attr.expand(num_edges, heads, channels)
+        except RuntimeError:
+            raise ValueError(
+                "edge_attr: expected None in a layer without edge_dim, or a tensor that broadcasts to "
+                f"[{num_edges}, {heads}, {channels}], got {list(edge_attr.shape)}"
+            ) from None

@@ -1,0 +1,383 @@
+"""DGL's layers beside ours: pairs with the same parameters, and the comparisons that every pair must pass."""
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+from graphs import make_graph
+
+from dfgnn import Graph, reference
+from dfgnn.nn import ZeroInDegreeError
+
+dgl = pytest.importorskip("dgl", reason="dgl is not installed (dgl==1.1.3 supports Python <= 3.11)")
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+
+
+def name_options(options):
+    return "-".join(f"{k}={getattr(v, '__name__', v)}" for k, v in options.items()) or "defaults"
+
+
+def dgl_graph(name="random", index_dtype=torch.int64):
+    """A square graph as DGLGraph, in which every node has an in-edge."""
+    graph = make_graph(name)
+    n = max(graph.num_src, graph.num_dst)
+    return dgl.add_self_loop(dgl.graph(tuple(graph.edge_index), num_nodes=n, idtype=index_dtype))
+
+
+def dgl_block():
+    """A sampled block; its destinations are the first of its sources."""
+    seeds = torch.arange(0, 50, 3)
+    block = dgl.to_block(dgl.in_subgraph(dgl_graph(), seeds), seeds)
+    assert block.num_dst_nodes() < block.num_src_nodes()
+    return block
+
+
+def dgl_bipartite():
+    """30 sources, 80 destinations, each with an in-edge."""
+    src, dst = make_graph("fewer_sources").edge_index
+    src, dst = torch.cat([src, torch.arange(80) % 30]), torch.cat([dst, torch.arange(80)])
+    return dgl.heterograph({("a", "to", "b"): (src, dst)}, num_nodes_dict={"a": 30, "b": 80})
+
+
+def empty_graph(num_nodes):
+    nothing = torch.zeros(0, dtype=torch.int64)
+    return dgl.graph((nothing, nothing), num_nodes=num_nodes)
+
+
+def our_graph(g):
+    """The same edges as a dfgnn.Graph."""
+    return Graph.from_coo(*g.edges(order="eid"), num_src=g.num_src_nodes(), num_dst=g.num_dst_nodes())
+
+
+def pair(their_class, our_class, *args, dtype=torch.float32, **kwargs):
+    """DGL's layer and ours with its state_dict; biases are given a value, for they start at zero."""
+    theirs = their_class(*args, **kwargs).to(dtype)
+    for name, parameter in theirs.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter)
+    ours = our_class(*args, **kwargs).to(dtype)
+    ours.load_state_dict(theirs.state_dict())
+    return theirs, ours
+
+
+def assert_close(one, other, tolerance, what):
+    """Norm-wise and element-wise, against the largest element."""
+    assert one.shape == other.shape and one.dtype == other.dtype, what
+    if one.numel():
+        scale = max(other.abs().max().item(), 1.0)
+        assert (one - other).abs().max().item() <= tolerance * scale, what
+
+
+def run(layer, graph, inputs, attention):
+    """Outputs and all gradients by name, for the same random gradients of the outputs every time.
+
+    inputs: tensors, pairs of tensors or None. attention: also run with ``get_attention``.
+    """
+    leaves = {}
+
+    def leaf(x, name):
+        if isinstance(x, tuple):
+            return tuple(leaf(part, f"{name}.{k}") for k, part in enumerate(x))
+        if x is None or not x.is_floating_point():
+            return x
+        leaves[name] = x.clone().requires_grad_()
+        return leaves[name]
+
+    layer.zero_grad()
+    inputs = [leaf(x, f"input {k}") for k, x in enumerate(inputs)]
+    outs = as_tuple(layer(graph, *inputs))
+    if attention:
+        with_attention = as_tuple(layer(graph, *inputs, get_attention=True))
+        assert len(with_attention) == len(outs) + 1
+        for plain, out in zip(outs, with_attention):
+            torch.testing.assert_close(plain, out)
+        outs += with_attention
+    generator = torch.Generator().manual_seed(3)
+    grads = [torch.randn(x.shape, dtype=x.dtype, generator=generator) for x in outs]
+    torch.autograd.backward(outs, grads)
+    found = {f"output {k}": x.detach() for k, x in enumerate(outs)}
+    found |= {name: x.grad for name, x in leaves.items()}
+    return found | {name: p.grad for name, p in layer.named_parameters()}
+
+
+def as_tuple(x):
+    return x if isinstance(x, tuple) else (x,)
+
+
+def compare(theirs, ours, graph, *inputs, our_graph=None, attention=True):
+    """Run both layers forward and backward with the same random gradients."""
+    feat = inputs[0][0] if isinstance(inputs[0], tuple) else inputs[0]
+    expected = run(theirs, graph, inputs, attention)
+    actual = run(ours, graph if our_graph is None else our_graph, inputs, attention)
+    assert expected.keys() == actual.keys()
+    for name, one in actual.items():
+        # Both may leave None where no edge exists, which is zero.
+        other = expected[name]
+        if one is None:
+            assert other is None or not other.any(), name
+        else:
+            assert_close(one, torch.zeros_like(one) if other is None else other, TOLERANCE[feat.dtype], name)
+
+
+class Contract:
+    """What DGL's layers have in common; a subclass says which layer it is and how it is called.
+
+    A test that does not apply is set to None there.
+    """
+
+    #: Our class; DGL's has the same name.
+    layer: type
+    #: Keyword arguments of the constructor, each of which is compared.
+    options = [{}]
+    #: Whether the forward takes get_attention, and a pair of features.
+    attention = pairs = True
+    #: Whether the constructor takes allow_zero_in_degree: DGL's, ours.
+    allows = True, True
+
+    def arguments(self, in_feats):
+        """Positional arguments of the constructor."""
+        return in_feats, 5, 2
+
+    def more_inputs(self, g, dtype, prefix=()):
+        """What follows the features in forward."""
+        return ()
+
+    @property
+    def theirs(self):
+        return getattr(dgl.nn.pytorch, self.layer.__name__)
+
+    def pair(self, in_feats=9, dtype=torch.float32, **options):
+        return pair(self.theirs, self.layer, *self.arguments(in_feats), dtype=dtype, **options)
+
+    def inputs(self, g, in_feats=9, dtype=torch.float32, prefix=()):
+        sizes = in_feats if isinstance(in_feats, tuple) else (in_feats,)
+        counts = g.num_src_nodes(), g.num_dst_nodes()
+        feats = tuple(torch.randn(n, *prefix, size, dtype=dtype) for n, size in zip(counts, sizes))
+        feat = feats if isinstance(in_feats, tuple) else feats[0]
+        return feat, *self.more_inputs(g, dtype, prefix)
+
+    def compare(self, layers, g, in_feats=9, our_graph=None):
+        dtype = next(iter(layers[1].state_dict().values())).dtype
+        inputs = self.inputs(g, in_feats, dtype)
+        compare(*layers, g, *inputs, our_graph=our_graph, attention=self.attention)
+
+    def allowing(self):
+        return {"allow_zero_in_degree": True} if self.allows[0] else {}
+
+    # Results
+
+    @pytest.mark.parametrize("in_feats", [9, 10, 50])
+    @DTYPES
+    def test_options(self, in_feats, dtype):
+        """One size of features is that of the output, and one is wide; both index types take turns."""
+        graphs = dgl_graph(index_dtype=torch.int32), dgl_graph()
+        for k, options in enumerate(self.options):
+            self.compare(self.pair(in_feats, dtype, **options), graphs[k % 2], in_feats)
+
+    @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64], ids=str)
+    @pytest.mark.parametrize(
+        "name", ["duplicates", "self_loops", "super_row", "super_source", "mixed_degrees", "power_law"]
+    )
+    def test_graphs(self, name, index_dtype):
+        g = dgl_graph(name, index_dtype)
+        # Sums over thousands of edges are not compared at float32's precision: DGL's own errors would be.
+        large = name not in ("duplicates", "self_loops")
+        layers = self.pair(dtype=torch.float64 if large else torch.float32, **self.options[-1])
+        self.compare(layers, g)
+        self.compare(layers, g, our_graph=our_graph(g))
+
+    @pytest.mark.parametrize("in_feats", [9, 50])
+    @DTYPES
+    def test_block(self, in_feats, dtype):
+        """One tensor, whose first rows are the destinations, or a pair."""
+        block = dgl_block()
+        inputs = self.inputs(block, in_feats, dtype)
+        both = inputs[0], inputs[0][: block.num_dst_nodes()]
+        for options in self.options[::3]:
+            layers = self.pair(in_feats, dtype, **options)
+            if self.block_as_one:
+                compare(*layers, block, *inputs, attention=self.attention)
+            else:
+                one, two = layers[1](block, *inputs), layers[1](block, both, *inputs[1:])
+                assert all(torch.equal(a, b) for a, b in zip(as_tuple(one), as_tuple(two)))
+            if self.pairs:
+                layers = self.pair((in_feats, in_feats), dtype, **options)
+                compare(*layers, block, both, *inputs[1:], attention=self.attention)
+
+    #: Whether DGL's layer takes one tensor for a block.
+    block_as_one = True
+
+    @DTYPES
+    def test_bipartite(self, dtype):
+        g = dgl_bipartite()
+        sizes = ((9, 6), (9, 10), (50, 6)) if dtype == torch.float32 else ((50, 6), (9, 6), (9, 10))
+        for k, options in enumerate(self.options):
+            in_feats = sizes[k % 3]
+            layers = self.pair(in_feats, dtype, **options)
+            self.compare(layers, g, in_feats, our_graph=our_graph(g) if k % 2 else None)
+        with pytest.raises(ValueError, match="feat"):
+            layers[1](g, *self.inputs(g, 9, dtype))
+
+    def test_zero_in_degree(self):
+        graph = make_graph("isolated")
+        g = dgl.graph(tuple(graph.edge_index), num_nodes=graph.num_src)
+        layers = self.pair()
+        inputs = self.inputs(g)
+        if self.allows[1]:
+            for layer in layers:
+                with pytest.raises(dgl.DGLError, match="in-?(edges|degree)"):
+                    layer(g, *inputs)
+            with pytest.raises(ZeroInDegreeError, match="allow_zero_in_degree"):
+                layers[1](graph, *inputs)
+            layers[1].set_allow_zero_in_degree(True)
+            assert as_tuple(layers[1](g, *inputs))[0].isfinite().all()
+        if self.allows[0] or not self.allows[1]:
+            for options in self.options[::3]:
+                self.compare(self.pair(**self.allowing(), **options), g)
+                self.compare(self.pair(**self.allowing(), **options), empty_graph(5))
+
+    def test_no_nodes(self):
+        g = empty_graph(0)
+        for options in self.options:
+            ours = self.pair(**options)[1]
+            feat, *more = self.inputs(g)
+            outs = as_tuple(ours(g, feat.requires_grad_(), *more))
+            sum(x.sum() for x in outs).backward()
+            shapes = [x.shape[1:] for x in as_tuple(ours(dgl_graph(), *self.inputs(dgl_graph())))]
+            assert [x.shape for x in outs] == [(0, *shape) for shape in shapes]
+
+    def test_leading_dimensions_are_independent(self):
+        g, prefix = dgl_graph(), (2, 3)
+        for options in self.options[::5]:
+            layer = self.pair(**options)[1]
+            inputs = self.inputs(g, prefix=prefix)
+            keywords = {"get_attention": True} if self.attention else {}
+            outs = as_tuple(layer(g, *inputs, **keywords))
+            for index in torch.cartesian_prod(*map(torch.arange, prefix)).tolist():
+                at = (slice(None), *index)
+                part = [x if x is None or x.dim() <= len(prefix) else x[at] for x in inputs]
+                for out, one in zip(outs, as_tuple(layer(g, *part, **keywords))):
+                    torch.testing.assert_close(out[at], one)
+
+    def test_reference(self, monkeypatch):
+        """The layer on plain PyTorch is the same layer."""
+        g = dgl_graph()
+        inputs = self.inputs(g, dtype=torch.float64)
+        layer = self.pair(dtype=torch.float64)[1]
+        expected = run(layer, g, inputs, self.attention)
+        function = getattr(reference, self.layer.attention.__name__)
+        monkeypatch.setattr(self.layer, "attention", staticmethod(function))
+        for name, x in run(layer, g, inputs, self.attention).items():
+            assert_close(x, expected[name], 1e-10, name)
+
+    # State
+
+    def test_state_and_initialisation(self):
+        for in_feats in (9, 10, (9, 6), (10, 10))[: 4 if self.pairs else 2]:
+            for options in self.options:
+                torch.manual_seed(5)
+                theirs = self.theirs(*self.arguments(in_feats), **options)
+                torch.manual_seed(5)
+                ours = self.layer(*self.arguments(in_feats), **options)
+                expected, actual = theirs.state_dict(), ours.state_dict()
+                assert list(expected.keys() ^ actual.keys()) == []
+                # The same numbers are drawn in the same order.
+                assert all(torch.equal(expected[name], actual[name]) for name in expected), options
+                theirs.load_state_dict(actual)
+                if hasattr(theirs, "reset_parameters"):
+                    torch.manual_seed(6)
+                    theirs.reset_parameters()
+                    torch.manual_seed(6)
+                    ours.reset_parameters()
+                    assert all(torch.equal(expected[name], x) for name, x in ours.state_dict().items())
+
+    def test_pickle_and_deepcopy(self):
+        g = dgl_graph()
+        inputs = self.inputs(g)
+        for options in self.options:
+            layer = self.pair(**options)[1].eval()
+            expected = as_tuple(layer(g, *inputs))
+            for other in (pickle.loads(pickle.dumps(layer)), copy.deepcopy(layer)):
+                assert repr(other) == repr(layer)
+                for x, y in zip(as_tuple(other(g, *inputs)), expected):
+                    assert torch.equal(x, y)
+
+    # Precision and input
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+    def test_low_precision(self, dtype):
+        g = dgl_graph()
+        layer = self.pair()[1].to(dtype).eval()
+        inputs = self.inputs(g, dtype=dtype)
+        outs = as_tuple(layer(g, *inputs))
+        sum(x.sum() for x in outs).backward()
+        assert all(p.grad.isfinite().all() for p in layer.parameters())
+        exact = copy.deepcopy(layer).double()
+        inputs = [x.double() if x is not None and x.is_floating_point() else x for x in inputs]
+        for out, expected in zip(outs, as_tuple(exact(g, *inputs))):
+            assert out.dtype == dtype
+            torch.testing.assert_close(out.double(), expected, rtol=0.05, atol=0.05)
+
+    def test_autocast(self):
+        g = dgl_graph()
+        layer = self.pair()[1].eval()
+        inputs = self.inputs(g)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            outs = as_tuple(layer(g, *inputs))
+        sum(x.float().sum() for x in outs).backward()
+        assert all(p.grad.isfinite().all() for p in layer.parameters())
+        for out, expected in zip(outs, as_tuple(layer(g, *inputs))):
+            torch.testing.assert_close(out.float(), expected, rtol=0.1, atol=0.1)
+
+    def test_other_graphs_are_refused(self):
+        with pytest.raises(TypeError, match="graph"):
+            self.pair()[1](torch.zeros(2, 3), *self.inputs(dgl_graph()))
+
+
+class DropoutContract(Contract):
+    """Layers with feat_drop and attn_drop."""
+
+    @pytest.mark.parametrize("in_feats", [9, 50])
+    def test_injected_masks(self, in_feats, monkeypatch):
+        """Both layers with the same masks of features and attention."""
+        g = dgl_graph()
+        theirs, ours = self.pair(in_feats, torch.float64, feat_drop=0.3, attn_drop=0.4, residual=True)
+        seed = torch.tensor([21])
+        feat_mask = torch.bernoulli(torch.full((g.num_nodes(), in_feats), 0.7, dtype=torch.float64)) / 0.7
+        mask = reference.dropout_mask(int(seed), g.num_edges(), 2, 0.4)[..., None]
+        theirs.feat_drop.forward = ours.feat_drop.forward = lambda x: x * feat_mask
+        theirs.attn_drop.forward = lambda a: a * mask
+        attention = self.layer.attention
+        seeded = staticmethod(lambda *args, **keywords: attention(*args, **keywords, _seed=seed))
+        monkeypatch.setattr(self.layer, "attention", seeded)
+        self.compare((theirs, ours), g, in_feats)
+
+    def test_dropout_distribution(self):
+        """Mean and deviation of many draws agree with DGL's, and eval mode has no dropout."""
+        g, copies, draws = dgl_graph("duplicates"), 500, 3000
+        batch = dgl.batch([g] * copies)
+        layers = self.pair(dtype=torch.float64, feat_drop=0.2, attn_drop=0.4)
+        inputs = self.inputs(g, dtype=torch.float64)
+        many = [x.repeat(copies, *[1] * (x.dim() - 1)) for x in inputs]
+        sample = []
+        with torch.no_grad():
+            for layer in layers:
+                outs = [layer(batch, *many) for _ in range(draws // copies)]
+                sample.append(torch.cat(outs).view(draws, g.num_nodes(), 2, 5))
+        theirs, ours = sample
+        deviation = theirs.std(0)
+        mean_difference = (theirs.mean(0) - ours.mean(0)).abs() / deviation
+        assert mean_difference.max().item() < 5 * math.sqrt(2 / draws)
+        assert (ours.std(0) / deviation - 1).abs().max().item() < 0.1
+        for layer in layers:
+            layer.eval()
+        self.compare(layers, g)
+
+    def test_attention_is_returned_after_dropout(self):
+        g = dgl_graph("duplicates")
+        layer = self.layer(*self.arguments(9), attn_drop=0.5)
+        attention = layer(g, *self.inputs(g), get_attention=True)[-1]
+        assert 0.3 < (attention == 0).float().mean().item() < 0.7

@@ -1,0 +1,28 @@
+"""DotGatConv beside dgl.nn.DotGatConv."""
+
+import torch
+from dgl_compare import Contract, dgl_graph
+
+from dfgnn.nn import DotGatConv
+
+
+class TestDotGatConv(Contract):
+    layer = DotGatConv
+
+
+def test_pair_of_features_with_one_projection():
+    """DGL's layer raises there; ours projects both ends with it."""
+    g = dgl_graph()
+    layer = DotGatConv(9, 5, 2)
+    x = torch.randn(g.num_nodes(), 9)
+    assert torch.equal(layer(g, (x, x)), layer(g, x))
+    assert not torch.equal(layer(g, (x, x.flip(0))), layer(g, x))
+
+
+def test_reset_parameters():
+    for layer in (DotGatConv(9, 5, 2), DotGatConv((9, 6), 5, 2)):
+        before = {name: x.clone() for name, x in layer.state_dict().items()}
+        layer.reset_parameters()
+        for name, x in layer.state_dict().items():
+            assert not torch.equal(x, before[name])
+            assert x.abs().max().item() <= x.shape[1] ** -0.5

@@ -1,0 +1,86 @@
+"""EdgeGATConv beside dgl.nn.EdgeGATConv."""
+
+import itertools
+
+import pytest
+import torch
+from dgl_compare import DropoutContract, compare, dgl_graph
+
+from dfgnn.nn import EdgeGATConv
+
+
+class EdgeGATContract(DropoutContract):
+    layer = EdgeGATConv
+    options = [
+        dict(zip(("residual", "bias", "activation", "negative_slope"), values))
+        for values in itertools.product(
+            (False, True), (False, True), (None, torch.nn.functional.elu), (0.2, 0.05)
+        )
+    ]
+    edge_feats: int
+
+    def arguments(self, in_feats):
+        return in_feats, self.edge_feats, 5, 2
+
+    def more_inputs(self, g, dtype, prefix=()):
+        return (torch.randn(g.num_edges(), *prefix, self.edge_feats, dtype=dtype),)
+
+
+class TestNarrowEdges(EdgeGATContract):
+    """Edge features are summed before they are projected."""
+
+    edge_feats = 4
+
+
+class TestWideEdges(EdgeGATContract):
+    """Edge features are projected before they are summed."""
+
+    edge_feats = 40
+    options = EdgeGATContract.options[::3]
+
+
+@pytest.mark.parametrize("in_feats", [9, 50])
+@pytest.mark.parametrize("edge_feats", [4, 40])
+def test_leading_dimensions(in_feats, edge_feats):
+    g = dgl_graph()
+    contract = TestNarrowEdges() if edge_feats == 4 else TestWideEdges()
+    compare(*contract.pair(in_feats), g, *contract.inputs(g, in_feats, prefix=(3,)))
+    compare(*contract.pair(in_feats), g, *contract.inputs(g, in_feats, prefix=(2, 4)))
+    feat, edge_feat = contract.inputs(g, in_feats, prefix=(3,))
+    compare(*contract.pair(in_feats), g, (feat, feat.flip(0)), edge_feat)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda fc: fc.register_forward_hook(lambda module, args, out: 2 * out),
+        lambda fc: fc.register_forward_pre_hook(lambda module, args: (args[0] + 1,)),
+        torch.nn.utils.parametrizations.weight_norm,
+    ],
+    ids=["forward hook", "forward pre-hook", "parametrization"],
+)
+def test_changes_of_the_edge_projection_take_effect(change):
+    g = dgl_graph()
+    layers = TestNarrowEdges().pair()
+    for layer in layers:
+        change(layer.fc_edge)
+    compare(*layers, g, *TestNarrowEdges().inputs(g))
+
+
+def test_no_tensor_of_edges_and_features():
+    """Narrow edge features are never projected: forward and backward make nothing as large as E x H x D."""
+    g = dgl_graph("super_row")
+    layer = EdgeGATConv(9, 4, 32, 8)
+    inputs = [x.requires_grad_() for x in TestNarrowEdges().inputs(g)]
+    size = g.num_edges() * 8 * 32 * 4
+    with torch.profiler.profile(profile_memory=True) as profile:
+        layer(g, *inputs).sum().backward()
+    largest = max(event.cpu_memory_usage for event in profile.events())
+    assert 0 < largest < size / 2
+
+
+def test_wrong_edge_features():
+    g = dgl_graph()
+    feat, edge_feat = TestNarrowEdges().inputs(g)
+    with pytest.raises(ValueError, match="edge_feat: expected shape .450, any.*449, 4"):
+        TestNarrowEdges().pair()[1](g, feat, edge_feat[:-1])

@@ -1,0 +1,89 @@
+"""EGATConv beside dgl.nn.EGATConv."""
+
+import pytest
+import torch
+from dgl_compare import Contract, compare, dgl, dgl_bipartite, dgl_graph
+from graphs import make_graph
+
+from dfgnn.nn import EGATConv
+
+
+class TestEGATConv(Contract):
+    layer = EGATConv
+    allows = False, True
+    block_as_one = False
+
+    def arguments(self, in_feats):
+        return in_feats, 4, 5, 3, 2
+
+    def more_inputs(self, g, dtype, prefix=()):
+        return torch.randn(g.num_edges(), *prefix, 4, dtype=dtype), torch.rand(g.num_edges(), dtype=dtype)
+
+
+def without_bias(in_feats=9, dtype=torch.float32):
+    """DGL's constructor fails with bias=False, its forward does not."""
+    theirs = dgl.nn.pytorch.EGATConv(in_feats, 4, 5, 3, 2).to(dtype)
+    del theirs.bias
+    theirs.bias = None
+    ours = EGATConv(in_feats, 4, 5, 3, 2, bias=False).to(dtype)
+    ours.load_state_dict(theirs.state_dict())
+    return theirs, ours
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_without_bias(dtype):
+    contract = TestEGATConv()
+    contract.compare(without_bias(dtype=dtype), dgl_graph())
+    contract.compare(without_bias((9, 6), dtype), dgl_bipartite(), (9, 6))
+
+
+@pytest.mark.parametrize("change", ["weight", "no weight", "no gradients"])
+def test_inputs(change):
+    g = dgl_graph()
+    layers = TestEGATConv().pair(dtype=torch.float64)
+    feat, efeats, weight = TestEGATConv().inputs(g, dtype=torch.float64)
+    if change == "no gradients":
+        for layer in layers:
+            layer.requires_grad_(False)
+            layer.attn.requires_grad_()
+    compare(*layers, g, feat, efeats, weight if change == "weight" else None)
+
+
+def test_zero_in_degree():
+    """The other rows are as in a graph without the empty ones."""
+    graph = make_graph("isolated")
+    g = dgl.graph(tuple(graph.edge_index), num_nodes=graph.num_src)
+    kept = (g.in_degrees() > 0).nonzero().squeeze(1)
+    block = dgl.to_block(g, kept, include_dst_in_src=False)
+    layer = EGATConv(9, 4, 5, 3, 2, allow_zero_in_degree=True)
+    feat, efeats = torch.randn(g.num_nodes(), 9), torch.randn(g.num_edges(), 4)
+    out, f, attention = layer(g, feat, efeats, get_attention=True)
+    ends = feat[block.srcdata[dgl.NID]], feat[kept]
+    expected, expected_f, expected_attention = layer(block, ends, efeats[block.edata[dgl.EID]], None, True)
+    assert len(kept) < g.num_nodes()
+    torch.testing.assert_close(out[kept], expected)
+    torch.testing.assert_close(f[block.edata[dgl.EID]], expected_f)
+    torch.testing.assert_close(attention[block.edata[dgl.EID]], expected_attention)
+    assert not out[g.in_degrees() == 0].any()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_replaced_edge_projection_takes_effect(bias):
+    """Whatever it returns, even its input, is left as it was."""
+    g = dgl_graph()
+    theirs, ours = TestEGATConv().pair() if bias else without_bias()
+    efeats = torch.randn(g.num_edges(), 6)
+    before = efeats.clone()
+    for replacement in (torch.nn.Identity(), torch.nn.Linear(6, 6, bias=True)):
+        theirs.fc_fij = ours.fc_fij = replacement
+        compare(theirs, ours, g, torch.randn(g.num_nodes(), 9), efeats)
+        with torch.no_grad():
+            ours(g, torch.randn(g.num_nodes(), 9), efeats)
+    assert torch.equal(efeats, before)
+
+
+def test_wrong_edge_features():
+    g = dgl_graph()
+    feat, efeats, _ = TestEGATConv().inputs(g)
+    with pytest.raises(ValueError, match="efeats: expected shape .450, any.*449, 4"):
+        TestEGATConv().pair()[1](g, feat, efeats[:-1])

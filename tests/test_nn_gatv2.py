@@ -1,0 +1,56 @@
+"""GATv2Conv beside dgl.nn.GATv2Conv."""
+
+import itertools
+
+import pytest
+import torch
+from dgl_compare import DropoutContract, compare, dgl, dgl_graph
+
+from dfgnn.nn import GATv2Conv
+
+
+class TestGATv2Conv(DropoutContract):
+    layer = GATv2Conv
+    options = [
+        dict(zip(("residual", "bias", "share_weights", "activation", "negative_slope"), values))
+        for values in itertools.product(
+            (False, True), (False, True), (False, True), (None, torch.nn.functional.elu), (0.2, 0.05)
+        )
+    ]
+
+
+def test_shared_weights_are_one_module():
+    layer = GATv2Conv(9, 5, 2, share_weights=True)
+    assert layer.fc_dst is layer.fc_src
+    assert {"fc_src.weight", "fc_dst.weight"} < layer.state_dict().keys()
+    assert len(list(layer.parameters())) == 3
+    pair = GATv2Conv((9, 9), 5, 2, share_weights=True)
+    assert pair.fc_dst is not pair.fc_src
+
+
+@pytest.mark.parametrize("share_weights", [False, True])
+def test_pair_of_features_with_one_size(share_weights):
+    g = dgl_graph()
+    layers = TestGATv2Conv().pair(share_weights=share_weights)
+    feats = torch.randn(g.num_nodes(), 9), torch.randn(g.num_nodes(), 9)
+    compare(*layers, g, feats)
+
+
+def test_shared_projection_runs_once():
+    """A hook on it sees one call, whose output serves both ends, as in DGL."""
+    g = dgl_graph()
+    layers = TestGATv2Conv().pair(share_weights=True)
+    calls = []
+    for layer in layers:
+        layer.fc_src.register_forward_hook(lambda module, args, out: calls.append(1) or 2 * out)
+        layer(g, torch.randn(g.num_nodes(), 9))
+    assert len(calls) == 2
+    compare(*layers, g, torch.randn(g.num_nodes(), 9))
+
+
+def test_inside_hetero_graph_conv():
+    g = dgl.heterograph({("a", "x", "b"): ([0, 1, 2, 2], [0, 1, 1, 0]), ("b", "y", "b"): ([0, 1], [1, 0])})
+    feats = {"a": torch.randn(3, 9), "b": torch.randn(2, 9)}
+    x, y = TestGATv2Conv().pair((9, 9)), TestGATv2Conv().pair()
+    outs = [dgl.nn.pytorch.HeteroGraphConv({"x": x[k], "y": y[k]})(g, feats)["b"] for k in range(2)]
+    torch.testing.assert_close(outs[0], outs[1])

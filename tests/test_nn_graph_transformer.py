@@ -1,0 +1,312 @@
+"""GraphTransformerLayer beside the same formula in plain PyTorch."""
+
+import copy
+import itertools
+import math
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from graphs import make_graph, tiny_graph
+
+from dfgnn import reference
+from dfgnn.nn import GraphTransformerLayer, ZeroInDegreeError
+
+FEATS, HEADS = 12, 3
+
+
+def expected_of(layer, graph, feat, edge_bias=None, masks=None):
+    """One set of features ``[N, F]``, attention by a loop over destinations; masks: of attention."""
+    p = dict(layer.named_parameters())
+
+    def linear(name, x):
+        bias = p.get(f"{name}.bias")
+        return x @ p[f"{name}.weight"].T + (0 if bias is None else bias)
+
+    def norm(name, x):
+        if f"{name}.weight" not in p:
+            return x
+        over = 0 if isinstance(layer.norm1, torch.nn.BatchNorm1d) else 1
+        mean, var = x.mean(over, keepdim=True), x.var(over, keepdim=True, unbiased=False)
+        return (x - mean) / torch.sqrt(var + 1e-5) * p[f"{name}.weight"] + p[f"{name}.bias"]
+
+    size = layer.feats // HEADS
+    x = norm("norm1", feat) if layer.norm_first else feat
+    query, key, value = (
+        linear(f"conv.fc_{kind}", x).view(-1, HEADS, size) for kind in ("query", "key", "value")
+    )
+    src, dst = graph.edge_index
+    rows = []
+    for i in range(graph.num_dst):
+        edges = (dst == i).nonzero().squeeze(1)
+        score = (query[i] * key[src[edges]]).sum(-1) / math.sqrt(size)
+        if edge_bias is not None:
+            score = score + edge_bias[edges]
+        weight = score.softmax(0)
+        if masks is not None:
+            weight = weight * masks[edges]
+        rows.append((weight[:, :, None] * value[src[edges]]).sum(0).flatten())
+    attended = torch.stack(rows) if rows else x[:0]
+    h = linear("fc_out", attended) + (feat[: graph.num_dst] if layer.residual else 0)
+    if not layer.norm_first:
+        h = norm("norm1", h)
+    x = norm("norm2", h) if layer.norm_first else h
+    h = linear("ffn2", layer.activation(linear("ffn1", x))) + (h if layer.residual else 0)
+    return h if layer.norm_first else norm("norm2", h)
+
+
+def make_layer(dtype=torch.float64, **options):
+    layer = GraphTransformerLayer(FEATS, HEADS, allow_zero_in_degree=True, **options).to(dtype)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, mean=0.2, std=0.4)
+    return layer
+
+
+def gradients(layer, out, inputs):
+    generator = torch.Generator().manual_seed(2)
+    grad = torch.randn(out.shape, dtype=out.dtype, generator=generator)
+    wanted = {**dict(layer.named_parameters()), **inputs}
+    grads = torch.autograd.grad(out, list(wanted.values()), grad, allow_unused=True)
+    return {name: g for name, g in zip(wanted, grads) if g is not None}
+
+
+def assert_close(actual, expected, tolerance, what):
+    scale = max(1.0, expected.abs().max().item()) if expected.numel() else 1.0
+    torch.testing.assert_close(
+        actual, expected, rtol=0.0, atol=tolerance * scale, msg=lambda m: f"{what}: {m}"
+    )
+
+
+OPTIONS = [
+    dict(zip(("norm", "norm_first", "residual", "bias"), values))
+    for values in itertools.product(("batch", "layer", None), (False, True), (True, False), (False, True))
+]
+GRAPHS = ["random", "duplicates", "isolated", "fewer_destinations", "self_loops"]
+
+
+@pytest.mark.parametrize("case", range(len(OPTIONS)), ids=lambda k: str(OPTIONS[k]))
+def test_matches_the_formula(case):
+    """Graphs, edge biases and precisions take turns."""
+    options = dict(OPTIONS[case], activation=F.gelu if case % 5 == 0 else F.relu)
+    dtype, tolerance = ((torch.float32, 2e-5), (torch.float64, 1e-10))[case % 2]
+    if options["norm"] is not None and dtype == torch.float32:
+        tolerance *= 4  # a normalisation divides by what may be small
+    graph = make_graph(GRAPHS[case % len(GRAPHS)])
+    layer = make_layer(dtype, ffn_feats=None if case % 3 else 7, **options)
+    inputs = {"feat": torch.randn(graph.num_src, FEATS), "edge_bias": torch.randn(graph.num_edges, HEADS)}
+    inputs = {name: x.to(dtype).requires_grad_() for name, x in inputs.items()}
+    if case % 4 == 0:
+        del inputs["edge_bias"]
+    out = layer(graph, inputs["feat"], inputs.get("edge_bias"))
+    expected = expected_of(layer, graph, inputs["feat"], inputs.get("edge_bias"))
+    assert out.shape == (graph.num_dst, FEATS) and out.dtype == dtype
+    assert_close(out, expected, tolerance, "out")
+    wanted = gradients(layer, expected, inputs)
+    actual = gradients(layer, out, inputs)
+    assert wanted.keys() == actual.keys()
+    scale = max(1.0, *(g.abs().max().item() for g in wanted.values()))
+    for name, g in wanted.items():  # the gradient of a bias may be a sum of what cancels
+        assert (actual[name] - g).abs().max() <= tolerance * scale, name
+
+
+def test_gradcheck():
+    graph = tiny_graph()
+    layer = GraphTransformerLayer(4, 2, 3, norm="layer", bias=True, allow_zero_in_degree=True).double()
+    feat = torch.randn(2, 5, 4, dtype=torch.float64, requires_grad=True)
+    edge_bias = torch.randn(graph.num_edges, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(
+        lambda feat, edge_bias, *_: layer(graph, feat, edge_bias), (feat, edge_bias, *layer.parameters())
+    )
+
+
+# Sets of features on one graph
+
+
+@pytest.mark.parametrize("own_bias", [False, True], ids=["one edge bias", "an edge bias for each"])
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("name", ["random", "fewer_destinations"])
+def test_sets_are_independent(name, norm_first, own_bias):
+    graph, layer = make_graph(name), make_layer(norm="layer", norm_first=norm_first)
+    feat = torch.randn(4, graph.num_src, FEATS, dtype=torch.float64)
+    edge_bias = torch.randn(4, graph.num_edges, HEADS, dtype=torch.float64)
+    if not own_bias:
+        edge_bias = edge_bias[0]
+    out, attention = layer(graph, feat, edge_bias, get_attention=True)
+    assert out.shape == (4, graph.num_dst, FEATS) and attention.shape == (4, graph.num_edges, HEADS)
+    for k in range(4):
+        one = layer(graph, feat[k], edge_bias[k] if own_bias else edge_bias, get_attention=True)
+        torch.testing.assert_close((out[k], attention[k]), one)
+
+
+def test_batch_norm_is_over_all_sets():
+    graph, layer = make_graph("random"), make_layer(norm="batch", norm_first=True)
+    feat = torch.randn(4, graph.num_src, FEATS, dtype=torch.float64)
+    layer(graph, feat)
+    torch.testing.assert_close(layer.norm1.running_mean, 0.1 * feat.mean((0, 1)))
+    layer.eval()
+    torch.testing.assert_close(layer(graph, feat)[2], layer(graph, feat[2]))
+
+
+def test_sets_are_one_call():
+    graph, layer = make_graph("random"), make_layer()
+    calls = []
+
+    def attention(graph, query, *args, **kwargs):
+        calls.append(query.shape)
+        return reference.dot_attention(graph, query, *args, **kwargs)
+
+    layer.conv.attention = attention
+    layer(graph, torch.randn(5, graph.num_src, FEATS, dtype=torch.float64))
+    assert calls == [(graph.num_dst, 5 * HEADS, FEATS // HEADS)]
+
+
+def test_one_set():
+    graph, layer = make_graph("random"), make_layer(norm="layer")
+    feat = torch.randn(1, graph.num_src, FEATS, dtype=torch.float64)
+    torch.testing.assert_close(layer(graph, feat)[0], layer(graph, feat[0]))
+
+
+# Options
+
+
+def test_attention_is_returned():
+    graph, layer = make_graph("random"), make_layer()
+    feat = torch.randn(graph.num_src, FEATS, dtype=torch.float64)
+    out, attention = layer.eval()(graph, feat, get_attention=True)
+    torch.testing.assert_close(layer(graph, feat), out)
+    sums = torch.zeros(graph.num_dst, HEADS).double().index_add(0, graph.edge_index[1], attention)
+    torch.testing.assert_close(sums, (graph.in_degrees() > 0).double()[:, None].expand_as(sums))
+
+
+def test_an_edge_bias_masks():
+    """-inf removes an edge."""
+    graph, layer = make_graph("complete"), make_layer(norm="layer")
+    src, dst = graph.edge_index
+    removed = (src + dst) % 3 == 0
+    edge_bias = torch.zeros(graph.num_edges, HEADS).double().masked_fill(removed[:, None], -math.inf)
+    feat = torch.randn(graph.num_src, FEATS, dtype=torch.float64)
+    other = type(graph).from_coo(src[~removed], dst[~removed], num_nodes=graph.num_src)
+    torch.testing.assert_close(layer(graph, feat, edge_bias), layer(other, feat))
+
+
+def test_attention_dropout():
+    graph, layer = make_graph("random"), make_layer(norm="layer", attn_drop=0.4)
+    seed = torch.tensor([5])
+    layer.conv.attention = lambda *args, **kwargs: reference.dot_attention(*args, **kwargs, _seed=seed)
+    feat = torch.randn(graph.num_src, FEATS, dtype=torch.float64)
+    masks = reference.dropout_mask(int(seed), graph.num_edges, HEADS, 0.4)
+    torch.testing.assert_close(layer(graph, feat), expected_of(layer, graph, feat, masks=masks))
+    torch.testing.assert_close(layer.eval()(graph, feat), expected_of(layer, graph, feat))
+
+
+def test_dropout():
+    """Of what is added to a residual and inside the network: with p = 1 only the residuals are left."""
+    graph = make_graph("random")
+    feat = torch.randn(graph.num_src, FEATS, dtype=torch.float64)
+    assert torch.equal(make_layer(norm=None, dropout=1.0)(graph, feat), feat)
+    layer = make_layer(norm=None, dropout=0.5)
+    torch.testing.assert_close(layer.eval()(graph, feat), expected_of(layer, graph, feat))
+    layer.train()
+    torch.nn.init.zeros_(layer.ffn2.weight), torch.nn.init.zeros_(layer.ffn2.bias)
+    added = layer.fc_out(layer.conv(graph, feat).flatten(1))
+    ratio = (layer(graph, feat) - feat) / added
+    kept = (ratio - 2).abs() < 1e-6
+    assert (kept | (ratio.abs() < 1e-6)).all() and 0.4 < kept.double().mean() < 0.6
+    seen = []
+    layer.ffn1.register_forward_hook(lambda module, args, out: seen.append(out.relu()))
+    layer.ffn2.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    layer(graph, feat)
+    ratio = (seen[1] / seen[0])[seen[0] > 0]
+    kept = (ratio - 2).abs() < 1e-6
+    assert (kept | (ratio == 0)).all() and 0.4 < kept.double().mean() < 0.6
+
+
+def test_zero_in_degree():
+    graph = make_graph("isolated")
+    layer = GraphTransformerLayer(FEATS, HEADS)
+    feat = torch.randn(graph.num_src, FEATS)
+    with pytest.raises(ZeroInDegreeError, match="allow_zero_in_degree"):
+        layer(graph, feat)
+    layer.set_allow_zero_in_degree(True)
+    assert layer(graph, feat).isfinite().all()
+
+
+@pytest.mark.filterwarnings("ignore:var")  # of the formula, over no rows
+@pytest.mark.parametrize("name", ["no_nodes", "no_edges"])
+def test_empty_graphs(name):
+    graph, layer = make_graph(name), make_layer(norm="layer")
+    feat = torch.randn(max(graph.num_src, graph.num_dst), FEATS, dtype=torch.float64, requires_grad=True)
+    if graph.num_dst > graph.num_src:
+        graph = graph.reverse()
+    out = layer(graph, feat)
+    assert out.shape == (graph.num_dst, FEATS)
+    torch.testing.assert_close(out, expected_of(layer, graph, feat))
+    out.sum().backward()
+    assert feat.grad.shape == feat.shape
+
+
+def test_dgl_graphs():
+    dgl = pytest.importorskip("dgl", reason="dgl is not installed (dgl==1.1.3 supports Python <= 3.11)")
+    graph, layer = make_graph("random"), make_layer(norm="layer")
+    g = dgl.graph(tuple(graph.edge_index), num_nodes=graph.num_src)
+    feat = torch.randn(2, graph.num_src, FEATS, dtype=torch.float64)
+    torch.testing.assert_close(layer(g, feat), layer(graph, feat))
+    seeds = torch.arange(0, 50, 3)
+    block = dgl.to_block(dgl.in_subgraph(g, seeds), seeds)
+    out = layer(block, feat[:, block.srcdata[dgl.NID]])
+    torch.testing.assert_close(out, layer(graph, feat)[:, ::3])
+
+
+# State and errors
+
+
+def test_state_and_copies():
+    layer = GraphTransformerLayer(FEATS, HEADS, norm="layer").eval()
+    names = ("conv.fc_query", "conv.fc_key", "conv.fc_value", "fc_out", "ffn1", "ffn2", "norm1", "norm2")
+    shapes = {key: tuple(x.shape) for key, x in layer.state_dict().items()}
+    assert shapes.keys() == {f"{n}.{x}" for n in names for x in ("weight", "bias")} - {
+        f"{n}.bias" for n in names[:3]
+    }
+    assert shapes["ffn1.weight"] == (2 * FEATS, FEATS) and shapes["ffn2.weight"] == (FEATS, 2 * FEATS)
+    graph = make_graph("self_loops")
+    feat = torch.randn(graph.num_src, FEATS)
+    for other in (pickle.loads(pickle.dumps(layer)), copy.deepcopy(layer)):
+        assert torch.equal(other(graph, feat), layer(graph, feat))
+    before = copy.deepcopy(layer.state_dict())
+    layer.reset_parameters()
+    changed = {key for key, x in layer.state_dict().items() if not torch.equal(x, before[key])}
+    assert changed >= {f"{n}.weight" for n in names[:6]}
+    assert "feats=12" in repr(layer)
+
+
+@pytest.mark.parametrize(
+    "kwargs, message",
+    [
+        ({"feats": 10, "num_heads": 3}, r"feats: expected a multiple of num_heads=3, got 10"),
+        ({"feats": 10, "num_heads": 0}, "feats: expected a multiple of num_heads=0"),
+        ({"feats": 12, "num_heads": 3, "norm": "instance"}, "norm: expected 'batch', 'layer' or None"),
+    ],
+)
+def test_constructor_errors(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        GraphTransformerLayer(**kwargs)
+
+
+def test_errors():
+    graph, layer = make_graph("self_loops"), GraphTransformerLayer(FEATS, HEADS)
+    for shape in ((20,), (20, 5), (0, 20, FEATS), (2, 2, 20, FEATS)):
+        with pytest.raises(
+            ValueError, match=r"feat: expected shape \[N, 12\] or \[B, N, 12\] with B > 0, got"
+        ):
+            layer(graph, torch.randn(shape))
+    feat = torch.randn(2, 20, FEATS)
+    for x, shape in ((feat[0], (20, 2)), (feat[0], (2, 20, HEADS)), (feat, (20, 6)), (feat, (20,))):
+        with pytest.raises(ValueError, match="edge_bias: expected shape"):
+            layer(graph, x, torch.randn(shape))
+    with pytest.raises(ValueError, match="edge_bias: expected 2 sets like feat, got 3"):
+        layer(graph, feat, torch.randn(3, 20, HEADS))
+    with pytest.raises(TypeError, match="graph"):
+        layer(torch.zeros(2, 3), feat)
+    with pytest.raises(ValueError, match="feat"):
+        layer(make_graph("fewer_sources"), torch.randn(30, FEATS))

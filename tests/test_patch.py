@@ -1,0 +1,291 @@
+"""patch: scripts that construct DGL's or torch_geometric's layers get dfgnn's, for as long as they shall."""
+
+import copy
+import pickle
+import runpy
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+import dfgnn
+
+dgl = pytest.importorskip("dgl", reason="dgl is not installed (dgl==1.1.3 supports Python <= 3.11)")
+pyg = pytest.importorskip("torch_geometric", reason="torch_geometric is not installed")
+import torch_geometric.nn.models.basic_gnn as basic_gnn  # noqa: E402
+
+PLACES = {
+    "dgl": (dgl.nn, dgl.nn.pytorch, dgl.nn.pytorch.conv, dgl.nn.conv),
+    "pyg": (pyg.nn, pyg.nn.conv),
+}
+NAMES = {
+    "dgl": ["AGNNConv", "DotGatConv", "EGATConv", "EdgeGATConv", "GATConv", "GATv2Conv", "HGTConv"],
+    "pyg": [
+        "AGNNConv", "GATConv", "GATv2Conv", "HGTConv", "RGATConv", "SuperGATConv", "TransformerConv"
+    ],
+}  # fmt: skip
+UPSTREAM = {
+    library: {name: getattr(PLACES[library][0], name) for name in names} for library, names in NAMES.items()
+}
+LIBRARIES = pytest.mark.parametrize("library", ["dgl", "pyg"])
+
+
+def is_patched(library):
+    """Whether the names of a library stand for dfgnn's classes; all of them, everywhere, or none."""
+    found = {
+        vars(place)[name] is not cls for name, cls in UPSTREAM[library].items() for place in PLACES[library]
+    }
+    assert len(found) == 1
+    return found.pop()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays():
+    yield
+    assert not is_patched("dgl") and not is_patched("pyg")
+
+
+@LIBRARIES
+def test_names(library):
+    with dfgnn.patch(library):
+        assert is_patched(library)
+        for name, cls in UPSTREAM[library].items():
+            ours = getattr(PLACES[library][0], name)
+            assert ours.__module__.startswith(f"dfgnn.nn.{library}")
+            assert issubclass(ours, cls) and ours.__name__ == name
+            assert all(vars(place)[name] is ours for place in PLACES[library])
+            assert getattr(sys.modules[cls.__module__], name) is cls
+    assert not is_patched(library)
+
+
+@LIBRARIES
+def test_as_a_call(library):
+    patch = dfgnn.patch(library)
+    assert is_patched(library) and "active" in repr(patch)
+    patch.undo()
+    assert not is_patched(library) and "undone" in repr(patch)
+    patch.undo()
+    assert not is_patched(library)
+
+
+def test_the_other_library_is_left_alone():
+    with dfgnn.patch("dgl"):
+        assert not is_patched("pyg")
+        with dfgnn.patch("pyg"):
+            assert is_patched("dgl") and is_patched("pyg")
+        assert is_patched("dgl") and not is_patched("pyg")
+
+
+@LIBRARIES
+def test_nested(library):
+    with dfgnn.patch(library):
+        with dfgnn.patch(library) as inner:
+            pass
+        assert is_patched(library)
+        inner.undo()  # a second time, which does not count
+        assert is_patched(library)
+    assert not is_patched(library)
+
+
+@LIBRARIES
+def test_undone_in_any_order(library):
+    first, second = dfgnn.patch(library), dfgnn.patch(library)
+    first.undo()
+    assert is_patched(library)
+    second.undo()
+    assert not is_patched(library)
+
+
+def test_undone_by_an_exception():
+    with pytest.raises(KeyError), dfgnn.patch("dgl"):
+        raise KeyError
+    assert not is_patched("dgl")
+
+
+def test_threads():
+    def work():
+        for _ in range(20):
+            with dfgnn.patch("dgl"):
+                if not is_patched("dgl"):
+                    errors.append("not patched")
+
+    errors = []
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    with dfgnn.patch("dgl"):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert errors == []
+
+
+@pytest.mark.parametrize("library", ["torch_geometric", "DGL", "", None], ids=str)
+def test_unknown_library(library):
+    with pytest.raises(ValueError, match="patch: library: expected 'dgl' or 'pyg', got"):
+        dfgnn.patch(library)
+
+
+@LIBRARIES
+def test_missing_library(library):
+    package = {"dgl": "dgl", "pyg": "torch_geometric"}[library]
+    code = f"""
+import sys, dfgnn
+sys.modules[{package!r}] = None
+try:
+    dfgnn.patch({library!r})
+except ImportError as error:
+    print(error)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.startswith(f"patch: library: expected {package} to be installed")
+
+
+# Layers
+
+
+def test_layers_of_dgl():
+    """What DGL's class can be asked, ours can, too; and it computes the same."""
+    torch.manual_seed(3)
+    theirs = dgl.nn.GATConv(6, 4, 2, residual=True)
+    with dfgnn.patch("dgl"):
+        torch.manual_seed(3)
+        ours = dgl.nn.GATConv(6, 4, 2, residual=True)
+        assert isinstance(ours, dgl.nn.GATConv) and not isinstance(theirs, dgl.nn.GATConv)
+    assert type(ours) is not type(theirs) and isinstance(ours, dgl.nn.GATConv)
+    # The same numbers were drawn in the same order, and the same attributes set.
+    assert vars(ours).keys() == vars(theirs).keys() and ours._num_heads == ours.num_heads == 2
+    assert all(torch.equal(x, theirs.state_dict()[name]) for name, x in ours.state_dict().items())
+    g, x = dgl.rand_graph(20, 60), torch.randn(20, 6)
+    for layer in (theirs, ours):
+        with pytest.raises(dgl.DGLError):
+            layer(dgl.graph(([0], [1])), x[:2])
+        layer.set_allow_zero_in_degree(True)
+    torch.testing.assert_close(ours(g, x), theirs(g, x))
+    torch.manual_seed(4)
+    theirs.reset_parameters()
+    torch.manual_seed(4)
+    ours.reset_parameters()
+    assert all(torch.equal(x, theirs.state_dict()[name]) for name, x in ours.state_dict().items())
+
+
+def test_layers_of_pyg():
+    torch.manual_seed(3)
+    theirs = pyg.nn.TransformerConv(6, 4, 2)
+    with dfgnn.patch("pyg"):
+        torch.manual_seed(3)
+        ours = pyg.nn.TransformerConv(6, 4, 2)
+    assert type(ours) is not type(theirs) and isinstance(ours, pyg.nn.TransformerConv)
+    x, edge_index = torch.randn(20, 6), torch.randint(20, (2, 60))
+    torch.testing.assert_close(ours(x, edge_index), theirs(x, edge_index))
+
+
+CASES = {
+    "AGNNConv": ((0.7,), 1),
+    "DotGatConv": ((6, 4, 2), 1),
+    "EGATConv": ((6, 3, 4, 5, 2), 2),
+    "EdgeGATConv": ((6, 3, 4, 2), 2),
+    "GATConv": ((6, 4, 2), 1),
+    "GATv2Conv": ((6, 4, 2), 1),
+    "HGTConv": ((6, 3, 2, 2, 3), 3),
+}
+
+
+@pytest.mark.parametrize("name", NAMES["dgl"])
+def test_every_layer_of_dgl(name):
+    arguments, num_inputs = CASES[name]
+    theirs = getattr(dgl.nn, name)(*arguments).double()
+    with dfgnn.patch("dgl"):
+        ours = getattr(dgl.nn, name)(*arguments).double()
+    ours.load_state_dict(theirs.state_dict())
+    g = dgl.add_self_loop(dgl.rand_graph(20, 60))
+    feats = (torch.randn(20, 6).double(), torch.randn(g.num_edges(), 3).double())[:num_inputs]
+    if name == "HGTConv":
+        feats = feats[0], torch.randint(2, (20,)), torch.randint(3, (g.num_edges(),))
+    torch.testing.assert_close(ours.eval()(g, *feats), theirs.eval()(g, *feats))
+    # An attribute that is set by DGL's name or by ours is one.
+    if hasattr(theirs, "_allow_zero_in_degree"):
+        ours.allow_zero_in_degree = True
+        assert ours._allow_zero_in_degree
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+@LIBRARIES
+def test_copies(library, duplicate):
+    before = PLACES[library][0].GATConv(3, 4, 2)
+    with dfgnn.patch(library):
+        during = PLACES[library][0].GATConv(3, 4, 2)
+        assert type(duplicate(before)) is type(before) and type(duplicate(during)) is type(during)
+    assert type(duplicate(before)) is type(before) and type(duplicate(during)) is type(during)
+
+
+def test_subclasses_that_are_made_while_it_holds():
+    with dfgnn.patch("dgl"):
+
+        class Own(dgl.nn.GATConv):
+            def __init__(self):
+                super().__init__(6, 4, 2)
+
+        class Old(dgl.nn.GATConv):
+            def __init__(self):
+                super(Old, self).__init__(6, 4, 2)  # noqa: UP008
+
+    g, x = dgl.add_self_loop(dgl.rand_graph(20, 60)), torch.randn(20, 6)
+    for cls in (Own, Old):
+        layer = cls()
+        theirs = dgl.nn.GATConv(6, 4, 2)
+        theirs.load_state_dict(layer.state_dict())
+        torch.testing.assert_close(layer(g, x), theirs(g, x))
+
+
+def test_models_of_the_library_use_them():
+    plain = pyg.nn.GAT(6, 8, num_layers=2, out_channels=4, heads=2).eval()
+    with dfgnn.patch("pyg"):
+        model = pyg.nn.GAT(6, 8, num_layers=2, out_channels=4, heads=2).eval()
+        assert basic_gnn.GATConv is pyg.nn.GATConv
+    assert basic_gnn.GATConv is pyg.nn.GATConv is type(plain.convs[0])
+    assert all(type(conv).__module__.startswith("dfgnn.") for conv in model.convs)
+    model.load_state_dict(plain.state_dict())
+    x, edge_index = torch.randn(20, 6), torch.randint(20, (2, 60))
+    torch.testing.assert_close(model(x, edge_index), plain(x, edge_index))
+
+
+SCRIPT = """
+import dgl
+import torch
+from dgl.nn import GATConv
+from dgl.nn.pytorch import GATv2Conv, HeteroGraphConv
+from torch_geometric.nn import GATConv as PyGConv
+import torch_geometric.nn as gnn
+
+layers = [GATConv(3, 4, 2), GATv2Conv(3, 4, 2), PyGConv(3, 4), gnn.HGTConv(3, 4, (["a"], [("a", "b", "a")]))]
+"""
+
+
+def test_an_unmodified_script(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    with dfgnn.patch("dgl"), dfgnn.patch("pyg"):
+        layers = runpy.run_path(str(path))["layers"]
+    assert all(type(layer).__module__.startswith("dfgnn.nn.") for layer in layers)
+    layers = runpy.run_path(str(path))["layers"]
+    assert not any(type(layer).__module__.startswith("dfgnn.nn.") for layer in layers)
+
+
+def test_before_the_library_is_imported():
+    """The first lines of a script, in a process of its own."""
+    code = f"import dfgnn\ndfgnn.patch('dgl')\ndfgnn.patch('pyg')\n{SCRIPT}\nprint(*map(type, layers))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("<class 'dfgnn.nn.") == 4
+
+
+def test_accelerated_models_and_patches_meet():
+    model = torch.nn.Sequential(dgl.nn.GATConv(3, 4, 2))
+    with dfgnn.patch("dgl"):
+        assert len(dfgnn.accelerate(model).replaced) == 1
+        model.append(dgl.nn.GATConv(8, 4, 2))
+        assert type(model[0]) is type(model[1])
+        assert dfgnn.restore(model) == ["0"]
+    assert type(model[0]) is dgl.nn.GATConv and type(model[1]) is not dgl.nn.GATConv

@@ -1,0 +1,338 @@
+"""When layers of dfgnn.nn.pyg run torch_geometric's own forward, and what of torch_geometric takes them."""
+
+import copy
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from pyg_compare import assert_same, compare, edges, pair, run, torch_geometric
+
+from dfgnn.nn import pyg
+from dfgnn.nn.pyg import AGNNConv, FallbackWarning, GATConv, GATv2Conv, TransformerConv, _base
+from dfgnn.nn.pyg._base import fusable
+
+N = 50  # nodes of the graph "random"
+PyG = torch_geometric.nn
+LAYERS = [GATConv, GATv2Conv, TransformerConv, AGNNConv]
+STEPS = ["propagate", "message", "aggregate", "message_and_aggregate", "edge_update"]
+
+
+@pytest.fixture(autouse=True)
+def _not_warned():
+    _base._warned.clear()
+
+
+def layer_pair(cls, **options):
+    theirs = getattr(PyG, cls.__name__)
+    return pair(theirs, cls, **options) if cls is AGNNConv else pair(theirs, cls, 9, 5, 2, **options)
+
+
+def assert_falls_back(theirs, ours, match):
+    x = torch.randn(N, 9, dtype=torch.float64)
+    with pytest.warns(FallbackWarning, match=match) as caught:
+        actual = run(ours, x, edges())
+    assert len(caught) == 1 and caught[0].filename == _where(), caught[0].filename
+    assert_same(actual, run(theirs, x, edges()), 1e-12)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FallbackWarning)
+        ours(x, edges())  # says so once
+
+
+def _where():
+    return sys.modules["pyg_compare"].__file__
+
+
+@pytest.mark.parametrize("cls", LAYERS)
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [({"aggr": "mean"}, "aggr='mean'"), ({"aggr": "max"}, "aggr"), ({"flow": "target_to_source"}, "flow")],
+    ids=str,
+)
+def test_options_of_message_passing(cls, options, match):
+    assert_falls_back(*layer_pair(cls, **options), match)
+
+
+@pytest.mark.parametrize("aggr", ["add", "sum", PyG.SumAggregation()], ids=str)
+@pytest.mark.parametrize("cls", LAYERS)
+def test_sums_are_fused(cls, aggr):
+    compare(*layer_pair(cls, aggr=aggr), torch.randn(N, 9, dtype=torch.float64), edges())
+
+
+def test_an_assigned_aggregation():
+    theirs, ours = layer_pair(GATConv)
+    for layer in (theirs, ours):
+        layer.aggr_module = PyG.MaxAggregation()
+    assert_falls_back(theirs, ours, "aggr")
+
+
+def test_decomposed_layers():
+    # torch_geometric cannot decompose these layers: what counts is that it is asked.
+    _, ours = layer_pair(GATConv, decomposed_layers=2)
+    assert fusable(ours) == "decomposed_layers=2"
+    ours.decomposed_layers = 1
+    assert fusable(ours) is None
+
+
+@pytest.mark.parametrize("cls", LAYERS)
+@pytest.mark.parametrize("when", ["pre_hook", "hook"])
+@pytest.mark.parametrize("step", STEPS)
+def test_hooks(cls, step, when):
+    theirs, ours = layer_pair(cls)
+    calls, handles = [], []
+    for layer in (theirs, ours):
+        register = getattr(layer, f"register_{step}_forward_{when}")
+        handles.append(register(lambda module, *args: calls.append(module)))
+    assert fusable(ours) == "message passing hooks are registered"
+    if when == "pre_hook" and step in ("message", "aggregate"):
+        # torch_geometric's compiled propagate takes no None from these.
+        for handle in handles:
+            handle.remove()
+    else:
+        assert_falls_back(theirs, ours, "hooks")
+        called = step in ("propagate", "message", "aggregate") or (
+            step == "edge_update" and cls in (GATConv, GATv2Conv)
+        )
+        assert (ours in calls) == (theirs in calls) == called
+        handles[1].remove()
+    assert fusable(ours) is None
+
+
+@pytest.mark.parametrize("cls", LAYERS)
+def test_a_hook_that_changes_messages(cls):
+    theirs, ours = layer_pair(cls)
+    for layer in (theirs, ours):
+        layer.register_message_forward_hook(lambda module, args, out: 2 * out)
+    assert_falls_back(theirs, ours, "hooks")
+
+
+@pytest.mark.parametrize("cls", LAYERS)
+def test_overridden_methods(cls):
+    def update(self, inputs):
+        return 3 * inputs
+
+    def subclass(base, prefix):
+        # torch_geometric tells classes apart by module and name, and reads their source.
+        changed = type(f"{prefix}{base.__name__}", (base,), {"update": update})
+        changed.__module__ = __name__
+        return changed
+
+    theirs = subclass(getattr(PyG, cls.__name__), "Theirs")
+    ours = subclass(cls, "Ours")
+    options = () if cls is AGNNConv else (9, 5, 2)
+    for child in (ours, subclass(ours, "Child")):
+        assert_falls_back(*pair(theirs, child, *options), "update is overridden")
+
+
+@pytest.mark.parametrize("name", ["message", "aggregate", "update", "edge_update", "message_and_aggregate"])
+def test_each_overridden_method_is_seen(name):
+    changed = type("Changed", (GATConv,), {name: lambda self, *args, **kwargs: None})
+    layer = GATConv(9, 5)
+    layer.__class__ = changed
+    assert fusable(layer) == f"{name} is overridden"
+    layer = GATConv(9, 5)
+    setattr(layer, name, getattr(layer, name))
+    assert fusable(layer) is None
+    setattr(layer, name, lambda *args, **kwargs: None)
+    assert fusable(layer) == f"{name} is overridden"
+
+
+def test_an_overridden_propagate():
+    class Changed(GATConv):
+        def propagate(self, edge_index, **kwargs):
+            return super().propagate(edge_index, **kwargs) + 1
+
+    layer = Changed(9, 5)
+    assert fusable(layer) == "propagate is overridden"
+    with pytest.warns(FallbackWarning):
+        out = layer(torch.zeros(N, 9), edges())
+    assert torch.equal(out, torch.ones(N, 5))
+
+
+def test_a_subclass_with_its_own_message_passing():
+    """It reads the arguments of its messages from its own source."""
+
+    class Weighted(GATConv):
+        def forward(self, x, edge_index, weight):
+            # propagate_type: (x: Tensor, weight: Tensor)
+            return self.propagate(edge_index, x=x, weight=weight)
+
+        def message(self, x_j, weight):
+            return weight[:, None] * x_j
+
+    x, weight = torch.randn(N, 9), torch.rand(400)
+    src, dst = edges()
+    expected = torch.zeros(N, 9).index_add(0, dst, weight[:, None] * x[src])
+    torch.testing.assert_close(Weighted(9, 5)(x, edges(), weight), expected)
+
+
+def test_a_subclass_that_only_sets_options_is_fused():
+    class Mine(GATConv):
+        def __init__(self):
+            super().__init__(9, 5, heads=2, residual=True)
+
+        def reset_parameters(self):
+            super().reset_parameters()
+
+    layer = Mine()
+    assert fusable(layer) is None
+    theirs = PyG.GATConv(9, 5, heads=2, residual=True)
+    theirs.load_state_dict(layer.state_dict())
+    compare(theirs, layer, torch.randn(N, 9), edges())
+
+
+# Explanations
+
+
+@pytest.mark.parametrize("created", [True, False], ids=["created", "assigned"])
+@pytest.mark.parametrize("cls", LAYERS)
+def test_explain(cls, created):
+    """The mask of edges has an effect, whichever class was there first."""
+    theirs, ours = layer_pair(cls)
+    if not created:
+        ours = copy.deepcopy(theirs)
+        ours.__class__ = cls
+    mask, loops = torch.randn(400, dtype=torch.float64), edges()[0] != edges()[1]
+    x = torch.randn(N, 9, dtype=torch.float64)
+    plain = ours(x, edges())
+    for layer in (theirs, ours):
+        layer.explain, layer._edge_mask, layer._loop_mask = True, mask, loops
+    assert_falls_back(theirs, ours, "explanation")
+    assert not torch.allclose(ours(x, edges()), plain)
+    ours.explain = theirs.explain = False
+    assert fusable(ours) is None and torch.equal(ours(x, edges()), plain)
+    compare(theirs, ours, x, edges())
+
+
+@pytest.mark.filterwarnings("ignore::dfgnn.nn.pyg.FallbackWarning")
+def test_gnn_explainer():
+    class Model(torch.nn.Module):
+        def __init__(self, conv):
+            super().__init__()
+            self.conv = conv
+
+        def forward(self, x, edge_index):
+            return self.conv(x, edge_index)
+
+    x, masks = torch.randn(N, 9, dtype=torch.float64), []
+    for layer in layer_pair(GATConv):
+        torch.manual_seed(1)
+        explainer = torch_geometric.explain.Explainer(
+            Model(layer),
+            torch_geometric.explain.GNNExplainer(epochs=3),
+            explanation_type="model",
+            node_mask_type="object",
+            edge_mask_type="object",
+            model_config={"mode": "regression", "task_level": "node", "return_type": "raw"},
+        )
+        masks.append(explainer(x, edges(), index=3).edge_mask)
+    assert masks[0].any()
+    torch.testing.assert_close(*masks)
+
+
+# TorchScript, compilation, heterogeneous models
+
+
+@pytest.mark.parametrize("cls", LAYERS)
+def test_tracing(cls):
+    theirs, ours = layer_pair(cls)
+    x, edge_index = torch.randn(N, 9, dtype=torch.float64), edges()
+    with pytest.warns(FallbackWarning, match="TorchScript"):
+        traced = torch.jit.trace(ours, (x, edge_index))
+    other = edges("complete")
+    torch.testing.assert_close(traced(x, other), theirs(x, other))
+    assert fusable(ours) is None
+
+
+class Scripted(torch.nn.Module):
+    def __init__(self, conv):
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
+        return self.conv(x, edge_index)
+
+
+@pytest.mark.parametrize("cls", [TransformerConv, AGNNConv])  # torch_geometric 2.8's others cannot be
+def test_scripting(cls, monkeypatch):
+    """What is compiled is torch_geometric's layer, which torch.jit.script puts in place of ours."""
+    theirs, ours = layer_pair(cls)
+    # As if torch_geometric's layer had never been used: the first instance sets this.
+    monkeypatch.delattr(type(theirs), "propagate")
+    model = Scripted(ours)
+    with pytest.warns(FallbackWarning, match="TorchScript"):
+        scripted = torch.jit.script(model)
+    x = torch.randn(N, 9, dtype=torch.float64)
+    torch.testing.assert_close(scripted(x, edges()), torch.jit.script(Scripted(theirs))(x, edges()))
+    assert type(model.conv) is type(theirs) and type(ours) is cls
+    compare(theirs, ours, x, edges())
+
+
+def test_compile():
+    theirs, ours = layer_pair(GATConv)
+    compiled = torch.compile(ours, backend="eager")
+    x = torch.randn(N, 9, dtype=torch.float64)
+    for edge_index in (edges(), edges("complete")):
+        torch.testing.assert_close(compiled(x, edge_index), theirs(x, edge_index), rtol=1e-10, atol=1e-10)
+
+
+def test_to_hetero():
+    class Model(torch.nn.Module):
+        def __init__(self, gat, gatv2, transformer):
+            super().__init__()
+            self.first = gat((-1, -1), 6, heads=2, add_self_loops=False)
+            self.second = gatv2((-1, -1), 6, add_self_loops=False)
+            self.third = transformer((-1, -1), 4)
+
+        def forward(self, x, edge_index):
+            x = self.second(self.first(x, edge_index).relu(), edge_index).relu()
+            return self.third(x, edge_index)
+
+    metadata = ["a", "b"], [("a", "to", "b"), ("b", "to", "a"), ("b", "self", "b")]
+    x = {"a": torch.randn(30, 5), "b": torch.randn(80, 7)}
+    edge_index = {
+        metadata[1][0]: edges("fewer_sources"),
+        metadata[1][1]: edges("fewer_destinations"),
+        metadata[1][2]: torch.randint(80, (2, 200)),
+    }
+    outs = []
+    for classes in ((PyG.GATConv, PyG.GATv2Conv, PyG.TransformerConv), (GATConv, GATv2Conv, TransformerConv)):
+        torch.manual_seed(1)
+        model = PyG.to_hetero(Model(*classes), metadata)
+        torch.manual_seed(2)  # the lazy parameters draw in the first call
+        outs.append(model(x, edge_index))
+        assert any(type(module) is classes[0] for module in model.modules())
+    torch.testing.assert_close(outs[1], outs[0], rtol=1e-4, atol=1e-5)
+
+
+# The package
+
+
+def python(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+
+
+def test_import_is_lazy():
+    code = (
+        "import sys, dfgnn, dfgnn.nn; assert not [m for m in sys.modules if m.startswith('torch_geometric')]"
+    )
+    result = python(code)
+    assert result.returncode == 0, result.stderr
+
+
+def test_missing_torch_geometric():
+    result = python("import sys; sys.modules['torch_geometric'] = None; import dfgnn.nn.pyg")
+    assert result.returncode == 1
+    assert "ImportError: dfgnn.nn.pyg: expected the package torch_geometric" in result.stderr
+
+
+def test_names():
+    assert set(pyg.__all__) <= set(dir(pyg))
+    for name in pyg.__all__:
+        value = getattr(pyg, name)
+        assert value.__name__ == name
+        if name != "FallbackWarning":
+            assert issubclass(value, getattr(PyG, name))
+    with pytest.raises(AttributeError, match="has no attribute 'GCNConv'"):
+        _ = pyg.GCNConv

@@ -1,0 +1,316 @@
+"""The graphs that the layers of dfgnn.nn.pyg make of edges: their content, and how long they are kept."""
+
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+from graphs import GRAPHS
+from pyg_compare import compare, edges, pair, sparse_forms, torch_geometric
+
+from dfgnn import Graph, functional
+from dfgnn.nn import pyg
+from dfgnn.nn.pyg import _graph
+from dfgnn.nn.pyg._graph import graph_of, once, sizes_of
+
+
+@pytest.fixture(autouse=True)
+def _empty_cache():
+    _graph._cache.clear()
+
+
+class SparseTensor:
+    """What of torch_sparse.SparseTensor is used: rows, columns and values in one order, kept."""
+
+    def __init__(self, row, col, sparse_sizes):
+        self._csr = torch._convert_indices_from_coo_to_csr(row, sparse_sizes[0]), col, None
+        self._sizes = sparse_sizes
+
+    def sparse_sizes(self):
+        return self._sizes
+
+    def size(self, dim):
+        return self._sizes[dim]
+
+    def csr(self):
+        return self._csr
+
+
+def with_loops(edge_index, num_nodes):
+    """torch_geometric's way: edges, and where each was."""
+    position = torch.arange(edge_index.shape[1])
+    edge_index, position = torch_geometric.utils.remove_self_loops(edge_index, position)
+    return torch_geometric.utils.add_self_loops(edge_index, position, -1, num_nodes)
+
+
+# Content
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_order_of_edges(name, dtype):
+    src, dst, num_src, num_dst = GRAPHS[name]()
+    edge_index = torch.stack([src, dst])
+    graph, edge_map = graph_of(edge_index.to(dtype), num_src, num_dst)
+    assert (graph.num_src, graph.num_dst) == (num_src, num_dst) and edge_map is None
+    assert torch.equal(graph.edge_index, edge_index)
+    graph, edge_map = graph_of(edge_index.to(dtype), num_src, num_dst, self_loops=True)
+    expected, position = with_loops(edge_index, min(num_src, num_dst))
+    assert (graph.num_src, graph.num_dst) == (num_src, num_dst)
+    assert torch.equal(graph.edge_index, expected) and torch.equal(edge_map, position)
+
+
+@pytest.mark.parametrize("self_loops", [False, True])
+def test_forms_of_edges(self_loops):
+    edge_index = torch.unique(edges("fewer_sources"), dim=1)
+    dst, src = edge_index.flip(0)[:, torch.argsort(edge_index[1], stable=True)]
+    by_rows = torch.stack([src, dst])
+    forms = sparse_forms(edge_index, 30, 80)
+    forms["csc"] = forms["coo"].to_sparse_csc()
+    forms["SparseTensor"] = SparseTensor(dst, src, (80, 30))
+    forms["EdgeIndex"] = torch_geometric.EdgeIndex(by_rows, sort_order="col")
+    for name, form in forms.items():
+        order = edge_index if name == "csc" else by_rows  # its values are by columns
+        graph, edge_map = graph_of(form, 30, 80, self_loops)
+        if self_loops:
+            order, position = with_loops(order, 30)
+            assert torch.equal(edge_map, position), name
+        assert torch.equal(graph.edge_index, order), name
+        assert graph_of(form, 30, 80, self_loops)[0] is graph, name
+
+
+@pytest.mark.parametrize("edge_dim", [None, 3])
+@pytest.mark.parametrize("name", ["GATConv", "GATv2Conv", "TransformerConv", "AGNNConv"])
+def test_sparse_tensor_of_torch_sparse(name, edge_dim):
+    torch_sparse = pytest.importorskip("torch_sparse", reason="torch_sparse is not installed")
+    edge_index = torch.cat([torch.unique(edges(), dim=1), torch.tensor([[1, 1], [2, 2]])], dim=1)
+    num_edges = edge_index.shape[1]
+    values = torch.randn(num_edges, *([] if edge_dim is None else [edge_dim]), dtype=torch.float64)
+    adjacency = torch_sparse.SparseTensor.from_edge_index(edge_index, values, (50, 50)).t()
+    x = torch.randn(50, 9, dtype=torch.float64)
+    args, options = ((), {}) if name == "AGNNConv" else ((9, 5, 2), {"edge_dim": edge_dim})
+    returned = {} if name == "AGNNConv" else {"return_attention_weights": True}
+    # torch_sparse cannot give loops several values.
+    takes_loops = name != "TransformerConv" and not (name == "AGNNConv" and edge_dim)
+    for self_loops in (False, True)[: 1 + takes_loops]:
+        if name != "TransformerConv":
+            options["add_self_loops"] = self_loops
+        theirs, ours = pair(getattr(torch_geometric.nn, name), getattr(pyg, name), *args, **options)
+        if self_loops and options.get("edge_dim"):
+            for layer in (theirs, ours):
+                with pytest.raises(NotImplementedError, match="SparseTensor"):
+                    layer(x, adjacency)
+        else:
+            compare(theirs, ours, x, adjacency, **returned)
+            graph, _ = graph_of(adjacency, 50, 50, self_loops)
+            assert graph_of(adjacency.set_value(None), 50, 50, self_loops)[0] is graph
+
+
+def test_views_and_slices():
+    wide = torch.zeros(400, 2, dtype=torch.long)
+    wide.copy_(edges().t())
+    assert torch.equal(graph_of(wide.t(), 50, 50)[0].edge_index, edges())
+    part = wide.t()[:, 10:90]
+    assert torch.equal(graph_of(part, 50, 50, True)[0].edge_index, with_loops(edges()[:, 10:90], 50)[0])
+
+
+@pytest.mark.parametrize("self_loops", [False, True])
+def test_errors(self_loops):
+    edge_index = edges()
+    for wrong, error, match in [
+        (edge_index.float(), TypeError, "edge_index: expected dtype .* got torch.float32"),
+        (edge_index.short(), TypeError, "got torch.int16"),
+        (edge_index[:1], ValueError, r"edge_index: expected shape \[2, \*\], got \[1, 400\]"),
+        (edge_index + 1, ValueError, r"edge_index\[0\]: expected values in \[0, num_src=50\), got 50"),
+        (edge_index - torch.tensor([[0], [1]]), ValueError, r"edge_index\[1\]: .* got -1 at position"),
+        (edge_index.tolist(), TypeError, "edge_index: expected a .* got list"),
+        (sparse_forms(edge_index, 50, 60)["coo"], ValueError, r"\[num_dst=50, num_src=50\], got \[60, 50\]"),
+    ]:
+        with pytest.raises(error, match=match):
+            graph_of(wrong, 50, 50, self_loops)
+    assert not _graph._cache
+
+
+def test_sizes():
+    x, y = torch.zeros(4, 1), torch.zeros(3, 1)
+    edge_index = torch.zeros(2, 1, dtype=torch.long)
+    assert sizes_of(edge_index, x, y) == (4, 3)
+    assert sizes_of(edge_index, x, None) == (4, 4)
+    assert sizes_of(edge_index, x, None, (4, 3)) == (4, 3)
+    assert sizes_of(edge_index, x, None, (4, None)) == (4, 4)
+    declared = torch_geometric.EdgeIndex([[0], [0]], sparse_size=(4, 3))
+    assert sizes_of(declared, x, None) == sizes_of(declared, x, y, (9, 9)) == (4, 3)
+    matrix = sparse_forms(edge_index, 4, 3)["csr"]
+    assert sizes_of(matrix, x, None) == sizes_of(matrix, x, y, (9, 9)) == (4, 3)
+    for wrong in (edge_index, declared, matrix):
+        with pytest.raises(ValueError, match="x: expected 3 destination rows, .* got 4"):
+            sizes_of(wrong, x, x, (4, 3))
+        with pytest.raises(ValueError, match="x: expected 4 source rows, .* got 3"):
+            sizes_of(wrong, y, y, (4, 3))
+
+
+# What is kept
+
+
+def test_the_same_tensor_gives_the_same_graph():
+    edge_index = edges()
+    graph, _ = graph_of(edge_index, 50, 50)
+    with_loops, edge_map = graph_of(edge_index, 50, 50, self_loops=True)
+    assert graph_of(edge_index, 50, 50)[0] is graph
+    again = graph_of(edge_index, 50, 50, self_loops=True)
+    assert again[0] is with_loops and again[1] is edge_map
+    assert graph_of(edge_index, 50, 51)[0] is not graph
+    assert graph_of(edge_index.clone(), 50, 50)[0] is not graph
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("self_loops", [False, True])
+def test_a_modification_in_place_gives_a_new_graph(dtype, self_loops):
+    edge_index = edges("sorted", dtype)
+    old, _ = graph_of(edge_index, 60, 60, self_loops)
+    before = old.edge_index.clone()
+    indices = old.csr().indices.clone()
+    edge_index[0, :10] = 7
+    new, _ = graph_of(edge_index, 60, 60, self_loops)
+    assert torch.equal(new.edge_index, graph_of(edge_index.clone(), 60, 60, self_loops)[0].edge_index)
+    assert torch.equal(old.edge_index, before) and torch.equal(old.csr().indices, indices)
+    assert graph_of(edge_index, 60, 60, self_loops)[0] is new
+
+
+def test_other_contents_of_the_same_tensor_object():
+    edge_index = edges()
+    first, _ = graph_of(edge_index, 50, 50)
+    edge_index.set_(edges("complete"))
+    assert graph_of(edge_index, 50, 50)[0].num_edges == 576 != first.num_edges
+    edge_index.resize_(2, 100)
+    assert graph_of(edge_index, 50, 50)[0].num_edges == 100
+
+
+def test_a_modified_edge_index_class_and_its_copies():
+    edge_index = torch_geometric.EdgeIndex(edges())
+    graph, _ = graph_of(edge_index, 50, 50)
+    assert graph_of(torch_geometric.EdgeIndex(edge_index), 50, 50)[0] is graph  # of the same data
+    edge_index.as_tensor()[0, 0] = 49
+    assert graph_of(edge_index, 50, 50)[0].edge_index[0, 0] == 49
+
+
+@pytest.mark.parametrize(
+    "form", ["dense", "int32", "sorted int32", "coo", "csr", "EdgeIndex", "SparseTensor"]
+)
+@pytest.mark.parametrize("self_loops", [False, True])
+def test_a_graph_dies_with_its_tensor(form, self_loops):
+    edge_index = torch.unique(edges(), dim=1)[[1, 0]].contiguous()
+    if form in ("coo", "csr"):
+        edge_index = sparse_forms(edge_index, 50, 50)[form]
+    elif form == "EdgeIndex":
+        edge_index = torch_geometric.EdgeIndex(edge_index)
+    elif form == "SparseTensor":
+        edge_index = SparseTensor(edge_index[1].sort().values, edge_index[0], (50, 50))
+    elif form != "dense":
+        edge_index = edge_index.int() if form == "int32" else edge_index[:, edge_index[1].argsort()].int()
+    graph, _ = graph_of(edge_index, 50, 50, self_loops)
+    graph.reverse_csr()
+    kept = weakref.ref(graph)
+    del graph
+    gc.collect()
+    assert kept() is not None and len(_graph._cache) == 1
+    del edge_index
+    gc.collect()
+    assert kept() is None and not _graph._cache
+
+
+def test_mini_batches_do_not_leak():
+    """Tensors at addresses and with ids that were used before, as a loader makes them."""
+    seen = set()
+    for k in range(300):
+        edge_index = torch.randint(20, (2, 40), generator=torch.Generator().manual_seed(k))
+        seen.add(id(edge_index))
+        for self_loops in (False, True):
+            graph, _ = graph_of(edge_index, 20, 20, self_loops)
+            assert torch.equal(graph.edge_index[:, :5], _kept(edge_index, self_loops)[:, :5])
+        assert len(_graph._cache) == 2
+    assert len(seen) < 300  # else ids were not used again, and nothing was tested
+
+
+def _kept(edge_index, self_loops):
+    return edge_index[:, edge_index[0] != edge_index[1]] if self_loops else edge_index
+
+
+def test_no_more_than_a_bound_is_kept():
+    tensors = [edges() for _ in range(_graph._LIMIT + 10)]
+    graphs = [graph_of(tensor, 50, 50)[0] for tensor in tensors]
+    assert len(_graph._cache) == _graph._LIMIT
+    first = len(tensors) - _graph._LIMIT
+    assert graph_of(tensors[first], 50, 50)[0] is graphs[first]  # now the one used last
+    assert graph_of(tensors[0], 50, 50)[0] is not graphs[0]
+    assert graph_of(tensors[first], 50, 50)[0] is graphs[first]
+    assert graph_of(tensors[first + 1], 50, 50)[0] is not graphs[first + 1]
+
+
+def test_inference_tensors():
+    """They do not count modifications, so nothing is kept for them; what is kept is of use outside, too."""
+    plain = edges()
+    with torch.inference_mode():
+        edge_index = edges()
+        first, _ = graph_of(edge_index, 50, 50)
+        edge_index[0, 0] = 3
+        assert graph_of(edge_index, 50, 50)[0].edge_index[0, 0] == 3
+        assert not _graph._cache and first.num_edges == 400
+        graph, edge_map = graph_of(plain, 50, 50, self_loops=True)
+    assert not edge_map.is_inference()
+    x = torch.randn(50, 1, 4, requires_grad=True)
+    functional.gat_attention(graph, x, x.sum(-1), None).sum().backward()
+    assert graph_of(plain, 50, 50, self_loops=True)[0] is graph
+
+
+def test_threads():
+    shared, failures = [edges(name) for name in ("random", "duplicates", "complete")], []
+
+    def work(seed):
+        try:
+            generator = torch.Generator().manual_seed(seed)
+            for k in range(60):
+                own = torch.randint(50, (2, 30), generator=generator)
+                for edge_index in (shared[k % 3], own):
+                    graph, _ = graph_of(edge_index, 50, 50)
+                    assert torch.equal(graph.edge_index, edge_index)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures and len(_graph._cache) == 3
+
+
+def test_several_tensors():
+    a, b, calls = torch.zeros(2), torch.zeros(2), []
+
+    def build():
+        calls.append(None)
+        return len(calls)
+
+    assert once((a, b), ("sum",), build) == once((a, b), ("sum",), build) == 1
+    assert once((a, b), ("other",), build) == 2
+    assert once((b, a), ("sum",), build) == 3
+    b += 1
+    assert once((a, b), ("sum",), build) == once((a, b), ("sum",), build) == 4
+    del a
+    assert not _graph._cache
+    with pytest.raises(ZeroDivisionError):
+        once((b,), (), lambda: 1 / 0)
+    assert not _graph._cache
+
+
+def test_an_entry_of_a_dead_tensor_is_not_taken():
+    """Were an id used again before its entry went."""
+    edge_index, other = edges(), edges("complete")
+    graph, _ = graph_of(edge_index, 50, 50)
+    (key,) = _graph._cache
+    stale = (id(other), *key[1:])
+    _graph._cache[stale] = _graph._cache[key]._replace(state=(_graph._state(other),))
+    assert graph_of(other, 50, 50)[0].num_edges == 576
+    assert isinstance(graph, Graph)
