@@ -1,6 +1,6 @@
 """Check the CUDA kernels on a GPU and record the result: GPU tests, then compute-sanitizer on a small suite.
 
-    scripts/gpu_check.sh [--no-sanitizer] [--sanitizer PATH] [--pytest-args "-k gat"] [--commit HASH]
+    scripts/gpu_check.sh [--no-sanitizer | --resume] [--sanitizer PATH] [--pytest-args "-k gat"] [--commit HASH]
 
 The record names the sources that it is about by a hash, so that tests/test_gpu_check.py can tell when it is
 out of date. It is written after every step: a tool that is missing from it has not run. The exit status is 0
@@ -157,10 +157,23 @@ def describe(commit: str | None) -> dict:
     }
 
 
+def clean_tools(path: Path, record: dict) -> dict:
+    """The sanitizer's clean results in the record at ``path``, if it is about the library of ``record``."""
+    last = json.loads(path.read_text()) if path.exists() else {}
+    if any(last.get(key) != record[key] for key in ("sources_sha256", "library_sha256", "gpu", "driver")):
+        return {}
+    return {tool: r for tool, r in last.get("sanitizer", {}).items() if r == {"errors": 0, "exit_code": 0}}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--no-sanitizer", action="store_true", help="run the tests only")
     parser.add_argument("--sanitizer", help="path of compute-sanitizer")
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="keep the sanitizer's clean results of the last record, if it is about this very library",
+    )
     parser.add_argument("--pytest-args", default="", help="further arguments of pytest, in one string")
     parser.add_argument("--commit", help="recorded where git does not know it")
     parser.add_argument("--output", type=Path, default=ROOT / RECORD)
@@ -184,13 +197,14 @@ def main() -> int:
     def write():
         args.output.write_text(json.dumps(record, indent=2) + "\n")
 
+    kept = clean_tools(args.output, record) if args.resume else {}
     record["tests"] = run_tests(args.pytest_args)
     write()
     if sanitizer:
         version = [line for line in _output(sanitizer, "--version").splitlines() if "Version" in line]
         record["sanitizer_version"] = version[0].strip() if version else None
-        record["sanitizer"] = {}
-        for tool in TOOLS:
+        record["sanitizer"] = dict(kept)
+        for tool in TOOLS.keys() - kept.keys():
             print(f"compute-sanitizer --tool {tool} ...", flush=True)
             record["sanitizer"][tool] = run_tool(sanitizer, tool)
             write()

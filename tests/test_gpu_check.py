@@ -138,3 +138,14 @@ def test_a_tool_is_run_on_the_suite(tmp_path, monkeypatch, capfd):
 def test_the_suite_runs():
     suite = load_script("sanitize_suite")
     assert suite.run("cpu", dims=(7,)) == 5 * len(suite.DTYPES) + 2 * 2 * len(suite.CASES)
+
+
+def test_resume_keeps_clean_tools_of_the_same_library_only(tmp_path):
+    record = {"sources_sha256": "a", "library_sha256": "b", "gpu": "c", "driver": "d"}
+    clean, dirty = {"errors": 0, "exit_code": 0}, {"errors": 2, "exit_code": 1}
+    path = tmp_path / "record.json"
+    assert gpu_check.clean_tools(path, record) == {}
+    path.write_text(json.dumps({**record, "sanitizer": {"memcheck": clean, "racecheck": dirty}}))
+    assert gpu_check.clean_tools(path, record) == {"memcheck": clean}
+    for key in record:
+        assert gpu_check.clean_tools(path, {**record, key: "other"}) == {}
