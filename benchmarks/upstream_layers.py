@@ -7,8 +7,8 @@ Both have the same parameters: ours is a copy of theirs after ``dfgnn.accelerate
 backward with the gradients of the features (edge features too) and of all parameters, eager; ``--compile``
 also runs theirs under torch.compile. Graphs: the names of ``dfgnn-bench``, or ``random-E`` with E edges and
 E / 15 nodes. Printed beside the times: the largest difference of the outputs relative to the largest value,
-and on CUDA the peak memory of a step. A step that fails is named with its error. SuperGATConv is in evaluation
-mode: in training nearly all of its time is the sampling of negative edges, PyG's in both.
+and on CUDA the peak memory of a step. A step that fails is named with its error. SuperGATConv is in
+evaluation mode: in training nearly all of its time is the sampling of negative edges, PyG's in both.
 """
 
 import argparse

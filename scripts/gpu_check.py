@@ -1,6 +1,6 @@
 """Check the CUDA kernels on a GPU and record the result: GPU tests, then compute-sanitizer on a small suite.
 
-    scripts/gpu_check.sh [--no-sanitizer | --resume] [--sanitizer PATH] [--pytest-args "-k gat"] [--commit HASH]
+    scripts/gpu_check.sh [--no-sanitizer] [--resume] [--sanitizer PATH] [--pytest-args "-k gat"] [--commit H]
 
 The record names the sources that it is about by a hash, so that tests/test_gpu_check.py can tell when it is
 out of date. It is written after every step: a tool that is missing from it has not run. The exit status is 0

@@ -198,7 +198,6 @@ template <class T, class Score>
 class FeatureRows {
  public:
   using A = Acc<T>;
-  using V = Vec<A, kLanes<A>>;
   using Feat = typename Gathered<T>::Feat;
   static constexpr bool kKeyIsValue = Score::kGathersValues;
 
