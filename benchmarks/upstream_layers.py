@@ -197,21 +197,19 @@ def main() -> None:
     results = {"environment": environment, "threads": args.threads, "library": args.library, "graphs": []}
     for name in args.graphs.split(","):
         edge_index, n = load(name, device)
-        print(
-            f"{name}: {n} nodes, {edge_index.shape[1]} edges; training step, {args.library} as upstream",
-            flush=True,
-        )
+        num_edges = edge_index.shape[1]
+        print(f"{name}: {n} nodes, {num_edges} edges; training step, {args.library} as upstream", flush=True)
         make_layers = {"pyg": pyg_layers, "dgl": dgl_layers}[args.library]
         rows = {}
-        for layer, (make, arguments) in make_layers(edge_index, n, edge_index.shape[1], device).items():
+        results["graphs"].append({"graph": name, "nodes": n, "edges": num_edges, "layers": rows})
+        for layer, (make, arguments) in make_layers(edge_index, n, num_edges, device).items():
             if args.layers and layer not in args.layers.split(","):
                 continue
             rows[layer] = compare(make, arguments, device, args)
             print(text(layer, rows[layer]), flush=True)
-        results["graphs"].append({"graph": name, "nodes": n, "edges": edge_index.shape[1], "layers": rows})
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
+            if args.json:
+                args.json.parent.mkdir(parents=True, exist_ok=True)
+                args.json.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import functional
+from .._compile import not_compiled
 from ..graph import Graph
 from ._derived import of_graph
 
@@ -14,7 +15,7 @@ from ._derived import of_graph
 _STEP = {"cpu": 1 << 20, "cuda": 1 << 24}
 
 
-@torch.compiler.disable
+@not_compiled
 @torch.inference_mode(False)
 def edges_as_sources(graph: Graph, reverse: bool = False) -> Graph:
     """The graph that leads from each edge of ``graph`` to its destination (reverse: to its source).

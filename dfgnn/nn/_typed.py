@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from .._compile import not_compiled
 from ..graph import Graph
 from ._derived import of_tensor
 
@@ -35,7 +36,7 @@ class Relations(NamedTuple):
     groups: list[Group]
 
 
-@torch.compiler.disable
+@not_compiled
 @torch.inference_mode(False)
 def groups_of(types: Tensor, num_types: int, name: str = "types") -> list[Group]:
     """The rows of each type that occurs; waits for the device once per tensor of types, then is kept.
@@ -55,7 +56,7 @@ def groups_of(types: Tensor, num_types: int, name: str = "types") -> list[Group]
     return groups
 
 
-@torch.compiler.disable
+@not_compiled
 @torch.inference_mode(False)
 def relations_of(graph: Graph, etype: Tensor, num_types: int, name: str = "etype") -> Relations:
     """What attention over edges of several types runs on: keys and values, which depend on the type of the
@@ -83,7 +84,7 @@ def relations_of(graph: Graph, etype: Tensor, num_types: int, name: str = "etype
     return relations
 
 
-@torch.compiler.disable
+@not_compiled
 @torch.inference_mode(False)
 def first_types(types: Tensor, count: int) -> Tensor:
     """The first ``count`` types as int64, the same tensor every time, so that its groups are found again."""
