@@ -67,6 +67,27 @@ class FusedConv:
     def _heads(self, x: Tensor) -> Tensor:
         return x.reshape(*x.shape[:-1], self.heads, self.out_channels)
 
+    def _attend(self, edge_index, graph, inputs, options, dtype, residual, want_attention):
+        """``self.attention`` in a layer with concat, residual, bias and self loops, and what that returns."""
+        fuse_bias = self.concat and self.bias is not None and self.bias.dtype == inputs[0].dtype
+        result = self.attention(
+            graph,
+            *inputs,
+            **options,
+            out_bias=self._heads(self.bias) if fuse_bias else None,
+            dropout_p=self.dropout if self.training else 0.0,
+            return_attention=bool(want_attention),
+        )
+        out, attention = result if want_attention else (result, None)
+        out = (out.flatten(1) if self.concat else out.mean(1)).to(dtype)
+        if residual is not None:
+            out = out + residual
+        if self.bias is not None and not fuse_bias:
+            out = out + self.bias
+        if not want_attention:
+            return out
+        return out, attention_result(edge_index, attention.to(dtype), graph, self.add_self_loops)
+
     def __prepare_scriptable__(self):
         # torch.jit.script asks for what it shall compile, and put, in place of the module.
         cls = _upstream(type(self))

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from ... import functional
 from ._base import (
     FusedConv,
-    attention_result,
     edge_attributes,
     ends,
     folded_terms,
@@ -79,28 +78,9 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
             edge_attr = edge_attributes(edge_index, edge_attr, graph, edge_map, self.fill_value)
             edge_bias = None if edge_attr is None else self._edge_term(edge_attr)
         dtype = torch.promote_types(feat.dtype, self.att_src.dtype)  # they differ under autocast
-        bias = self.bias
-        fuse_bias = self.concat and bias is not None and bias.dtype == feat.dtype
-        result = self.attention(
-            graph,
-            feat,
-            alpha_src,
-            alpha_dst,
-            negative_slope=self.negative_slope,
-            edge_bias=edge_bias,
-            out_bias=self._heads(bias) if fuse_bias else None,
-            dropout_p=self.dropout if self.training else 0.0,
-            return_attention=bool(return_attention_weights),
-        )
-        out, attention = result if return_attention_weights else (result, None)
-        out = (out.flatten(1) if self.concat else out.mean(1)).to(dtype)
-        if res is not None:
-            out = out + res
-        if bias is not None and not fuse_bias:
-            out = out + bias
-        if not return_attention_weights:
-            return out
-        return out, attention_result(edge_index, attention.to(dtype), graph, self.add_self_loops)
+        inputs = feat, alpha_src, alpha_dst
+        options = {"negative_slope": self.negative_slope, "edge_bias": edge_bias}
+        return self._attend(edge_index, graph, inputs, options, dtype, res, return_attention_weights)
 
     def _project(self, x_src: Tensor, x_dst: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Projected sources ``[N_src, H, C]`` and both score terms ``[N, H]``."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ... import functional
 from ...graph import Graph
-from ._base import FusedConv, attention_result, edge_attributes, ends, given_attributes
+from ._base import FusedConv, edge_attributes, ends, given_attributes
 from ._graph import graph_of, sizes_of
 
 
@@ -72,28 +72,9 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
         feat_dst = feat if shared else self._heads(self.lin_r(x_dst))
         edge_feat = self._edge_feat(edge_index, edge_attr, graph, edge_map)
         dtype = torch.promote_types(feat.dtype, self.att.dtype)  # they differ under autocast
-        bias = self.bias
-        fuse_bias = self.concat and bias is not None and bias.dtype == feat.dtype
-        result = self.attention(
-            graph,
-            feat,
-            feat_dst,
-            self.att[0].to(feat.dtype),
-            negative_slope=self.negative_slope,
-            edge_feat=edge_feat,
-            out_bias=self._heads(bias) if fuse_bias else None,
-            dropout_p=self.dropout if self.training else 0.0,
-            return_attention=bool(return_attention_weights),
-        )
-        out, attention = result if return_attention_weights else (result, None)
-        out = (out.flatten(1) if self.concat else out.mean(1)).to(dtype)
-        if res is not None:
-            out = out + res
-        if bias is not None and not fuse_bias:
-            out = out + bias
-        if not return_attention_weights:
-            return out
-        return out, attention_result(edge_index, attention.to(dtype), graph, self.add_self_loops)
+        inputs = feat, feat_dst, self.att[0].to(feat.dtype)
+        options = {"negative_slope": self.negative_slope, "edge_feat": edge_feat}
+        return self._attend(edge_index, graph, inputs, options, dtype, res, return_attention_weights)
 
     def _edge_feat(self, edge_index: Any, edge_attr: Tensor | None, graph: Graph, edge_map: Tensor | None):
         """``[E', H, C]``, or None."""
