@@ -180,7 +180,7 @@ def text(name, row) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--library", choices=("pyg", "dgl"), required=True)
+    parser.add_argument("--library", dest="upstream", choices=("pyg", "dgl"), required=True)
     parser.add_argument("--graphs", default="random-1500000", help="comma-separated")
     parser.add_argument("--layers", help="comma-separated names; default: all")
     parser.add_argument("--device", default="cpu")
@@ -194,12 +194,12 @@ def main() -> None:
     device = torch.device(args.device)
     environment = report.environment(device, args.commit)
     print(report.environment_line(environment))
-    results = {"environment": environment, "threads": args.threads, "library": args.library, "graphs": []}
+    results = {"environment": environment, "threads": args.threads, "library": args.upstream, "graphs": []}
     for name in args.graphs.split(","):
         edge_index, n = load(name, device)
         num_edges = edge_index.shape[1]
-        print(f"{name}: {n} nodes, {num_edges} edges; training step, {args.library} as upstream", flush=True)
-        make_layers = {"pyg": pyg_layers, "dgl": dgl_layers}[args.library]
+        print(f"{name}: {n} nodes, {num_edges} edges; training step, {args.upstream} as upstream", flush=True)
+        make_layers = {"pyg": pyg_layers, "dgl": dgl_layers}[args.upstream]
         rows = {}
         results["graphs"].append({"graph": name, "nodes": n, "edges": num_edges, "layers": rows})
         for layer, (make, arguments) in make_layers(edge_index, n, num_edges, device).items():

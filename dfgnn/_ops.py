@@ -10,6 +10,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+from torch import library
 
 from . import _library  # noqa: F401  (loads the operators)
 
@@ -68,7 +69,7 @@ def _optional(like: torch.Tensor, shape, dtype: torch.dtype, wanted: bool) -> to
 SCORES = {"additive": 0, "dot": 1, "additive_v2": 2}
 
 
-@torch.library.register_fake("dfgnn::attention_forward")
+@library.register_fake("dfgnn::attention_forward")
 def _(score, value, src, dst, attn, *rest):
     indices, num_dst, return_attention, save_positive = rest[7], rest[17], rest[-2], rest[-1]
     _, heads, dim = value.shape
@@ -87,7 +88,7 @@ _BIAS_AFTER, _FEAT_IN_KEY, _FEAT_IN_VALUE = 1, 2, 4
 _NEED = {"dst": 1, "bias": 2, "gate": 4, "weight": 8, "feat": 16}
 
 
-@torch.library.register_fake("dfgnn::attention_backward")
+@library.register_fake("dfgnn::attention_backward")
 def _(grad_out, grad_attention, score, value, src, dst, attn, *rest):
     bias, gate, _, weight, feat = rest[:5]
     indices, need = rest[12], rest[-1]
@@ -99,7 +100,7 @@ def _(grad_out, grad_attention, score, value, src, dst, attn, *rest):
     need_dst = dst is not None and (score != 0 or bool(need & _NEED["dst"]))
     need_feat = feat is not None and bool(need & _NEED["feat"])
     # How many partial sums of attn's gradient there are, only the kernels know.
-    parts = torch.library.get_ctx().new_dynamic_size() if attn is not None else 0
+    parts = library.get_ctx().new_dynamic_size() if attn is not None else 0
     return (
         torch.empty_like(value),
         torch.empty_like(src) if src is not None else value.new_empty(0),
@@ -112,17 +113,17 @@ def _(grad_out, grad_attention, score, value, src, dst, attn, *rest):
     )
 
 
-@torch.library.register_fake("dfgnn::sddmm")
+@library.register_fake("dfgnn::sddmm")
 def _(row_feat, feat, indices, *rest):
     return feat.new_empty(indices.shape[0], feat.shape[1])
 
 
-@torch.library.register_fake("dfgnn::spmm")
+@library.register_fake("dfgnn::spmm")
 def _(weight, feat, *rest):
     return feat.new_empty(rest[-1], *feat.shape[1:])
 
 
-@torch.library.register_fake("dfgnn::gather_sum")
+@library.register_fake("dfgnn::gather_sum")
 def _(feat, indices, items, splits, plan, num_dst):
     return feat.new_empty(num_dst, feat.shape[1])
 
@@ -202,8 +203,8 @@ def _no_second_order(ctx, *grads):
     )
 
 
-torch.library.register_autograd("dfgnn::attention_forward", _backward, setup_context=_setup)
-torch.library.register_autograd("dfgnn::attention_backward", _no_second_order)
+library.register_autograd("dfgnn::attention_forward", _backward, setup_context=_setup)
+library.register_autograd("dfgnn::attention_backward", _no_second_order)
 
 
 class _Attention(torch.autograd.Function):

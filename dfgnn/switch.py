@@ -108,8 +108,8 @@ def restore(model: nn.Module) -> list[str]:
 class Patch:
     """A library whose names stand for dfgnn's layers; see :func:`patch`."""
 
-    def __init__(self, library: str):
-        self.library = library
+    def __init__(self, name: str):
+        self._name = name
         self._active = True
 
     def undo(self) -> None:
@@ -117,10 +117,10 @@ class Patch:
         with _lock:
             if self._active:
                 self._active = False
-                _depth[self.library] -= 1
-                if _depth[self.library] == 0:
-                    layers = _layers(self.library)
-                    _rename(LIBRARIES[self.library], {new: old for old, new in layers.items()})
+                _depth[self._name] -= 1
+                if _depth[self._name] == 0:
+                    layers = _layers(self._name)
+                    _rename(LIBRARIES[self._name], {new: old for old, new in layers.items()})
 
     def __enter__(self) -> Patch:
         return self
@@ -129,7 +129,7 @@ class Patch:
         self.undo()
 
     def __repr__(self) -> str:
-        return f"<dfgnn.patch({self.library!r}), {'active' if self._active else 'undone'}>"
+        return f"<dfgnn.patch({self._name!r}), {'active' if self._active else 'undone'}>"
 
 
 _lock = threading.RLock()

@@ -43,8 +43,8 @@ UPSTREAM, OURS = "upstream", "dfgnn"
 class Twice:
     """A pytest plugin: every test with the library's layers, and with dfgnn's."""
 
-    def __init__(self, library: str):
-        self.library = library
+    def __init__(self, name: str):
+        self.name = name
         self.outcomes: dict[str, dict[str, str]] = defaultdict(dict)  # case -> layers -> outcome
         self.fallbacks: set[str] = set()
 
@@ -53,9 +53,9 @@ class Twice:
         if request.param == UPSTREAM:
             yield
             return
-        package = sys.modules[f"{LIBRARIES[self.library]}.nn"]
+        package = sys.modules[f"{LIBRARIES[self.name]}.nn"]
         before = dict(vars(package))
-        with dfgnn.patch(self.library):
+        with dfgnn.patch(self.name):
             # Names that the test imported before the patch.
             swapped = {x: vars(package)[name] for name, x in before.items() if vars(package)[name] is not x}
             names = [(k, x) for k, x in vars(request.module).items() if isinstance(x, type) and x in swapped]
@@ -95,7 +95,7 @@ class Twice:
             layers: Counter(outcome.get(layers, "not run") for outcome in self.outcomes.values())
             for layers in (UPSTREAM, OURS)
         }
-        lines = [f"{self.library}: {len(self.outcomes)} cases"]
+        lines = [f"{self.name}: {len(self.outcomes)} cases"]
         for layers, count in counts.items():
             text = ", ".join(f"{n} {outcome}" for outcome, n in sorted(count.items()))
             lines.append(f"  with {layers}'s layers: {text}")

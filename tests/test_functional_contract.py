@@ -8,6 +8,7 @@ import pytest
 import torch
 from attention import DTYPES, SCORES, function, make_inputs, relative_error, run
 from graphs import make_graph, tiny_graph
+from torch import library
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
@@ -299,7 +300,7 @@ def test_opcheck(device, score, options):
                 return x.detach().clone().requires_grad_(wants_grad and x.is_floating_point())
 
             args, kwargs = tree_map_only(torch.Tensor, recreate, (args, kwargs))
-            torch.library.opcheck(op, args, kwargs)
+            library.opcheck(op, args, kwargs)
 
 
 @pytest.mark.parametrize("score", SCORES)

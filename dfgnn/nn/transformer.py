@@ -7,10 +7,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from .. import functional
-from ._graph import as_graph, check_in_degrees, split_ends
+from ._graph import split_ends
+from ._layer import AttentionLayer
 
 
-class GraphTransformerConv(nn.Module):
+class GraphTransformerConv(AttentionLayer):
     r"""The attention of a Graph Transformer, without its residual, normalisation and feed-forward parts
     (Dwivedi and Bresson, "A Generalization of Transformer Networks to Graphs", 2020).
 
@@ -64,9 +65,6 @@ class GraphTransformerConv(nn.Module):
             if fc.bias is not None:
                 nn.init.zeros_(fc.bias)
 
-    def set_allow_zero_in_degree(self, set_value: bool) -> None:
-        self.allow_zero_in_degree = set_value
-
     def forward(
         self,
         graph: Any,
@@ -93,30 +91,17 @@ class GraphTransformerConv(nn.Module):
             DGLError (for a DGL graph), ZeroInDegreeError: a destination has no in-edges, unless allowed.
             TypeError, ValueError: ``graph`` or a tensor is not as described.
         """
-        fused = as_graph(graph)
-        if not self.allow_zero_in_degree:
-            check_in_degrees(graph, fused)
+        fused = self._graph(graph)
         h_src, h_dst = split_ends(fused, feat, self.feat_drop)
         prefix = h_src.shape[1:-1]
-        # Leading dimensions beside the nodes are more heads to the engine.
+        ends = (self.fc_query, h_dst), (self.fc_key, h_src), (self.fc_value, h_src)
         result = self.attention(
             fused,
-            self._heads(self.fc_query(h_dst)),
-            self._heads(self.fc_key(h_src)),
-            self._heads(self.fc_value(h_src)),
+            *(self._heads(fc(h)).flatten(1, -2) for fc, h in ends),
             edge_bias=edge_bias,
             edge_weight=edge_weight,
             dropout_p=self.attn_drop.p if self.attn_drop.training else 0.0,
             return_attention=get_attention,
         )
-        out, attention = result if get_attention else (result, None)
-        out = out.view(fused.num_dst, *prefix, self.num_heads, self.out_feats)
-        if get_attention:
-            return out, attention.view(fused.num_edges, *prefix, self.num_heads, 1)
-        return out
-
-    def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.num_heads, self.out_feats)).flatten(1, -2)
-
-    def extra_repr(self) -> str:
-        return f"out_feats={self.out_feats}, num_heads={self.num_heads}"
+        out, attention = self._unpack(result, prefix)
+        return (out, attention) if get_attention else out
