@@ -209,6 +209,7 @@ def main() -> int:
             record["sanitizer"][tool] = run_tool(sanitizer, tool)
             write()
             print(f"  {record['sanitizer'][tool]}", flush=True)
+        write()  # where every tool was kept, none has
 
     print(json.dumps(record, indent=2))
     for line in failures(record):

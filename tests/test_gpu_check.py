@@ -149,3 +149,19 @@ def test_resume_keeps_clean_tools_of_the_same_library_only(tmp_path):
     assert gpu_check.clean_tools(path, record) == {"memcheck": clean}
     for key in record:
         assert gpu_check.clean_tools(path, {**record, key: "other"}) == {}
+
+
+def test_a_record_of_kept_tools_is_written_whole(tmp_path, monkeypatch):
+    path, identity = tmp_path / "record.json", dict.fromkeys(("sources_sha256", "library_sha256"), "a")
+    identity |= {"gpu": "c", "driver": "d"}
+    path.write_text(json.dumps({**identity, **CLEAN}))
+    monkeypatch.setattr(sys, "argv", ["gpu_check", "--resume", "--output", str(path)])
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("dfgnn._library.require_cuda_library", lambda: None)
+    monkeypatch.setattr(gpu_check, "find_sanitizer", lambda path: "sanitizer")
+    monkeypatch.setattr(gpu_check, "_output", lambda *command: "Version 1\n")
+    monkeypatch.setattr(gpu_check, "describe", lambda commit: dict(identity))
+    monkeypatch.setattr(gpu_check, "run_tests", lambda arguments: CLEAN["tests"])
+    assert gpu_check.main() == 0
+    record = json.loads(path.read_text())
+    assert gpu_check.missing(record) == [] and record["sanitizer"] == CLEAN["sanitizer"]
