@@ -2,6 +2,9 @@
 
 import json
 import math
+import sys
+from functools import partial
+from types import ModuleType
 
 import pytest
 import torch
@@ -10,7 +13,7 @@ from dfgnn import Graph, reference
 
 np = pytest.importorskip("numpy", reason="the benchmarks need numpy")
 
-from dfgnn.bench import cli, graphs, measure, oracle, peers, report  # noqa: E402
+from dfgnn.bench import accuracy, cli, graphs, measure, peers, report, workloads  # noqa: E402
 
 
 def _blocks(num_src=11, num_dst=9, num_edges=60):
@@ -34,13 +37,13 @@ def tiny(tmp_path):
     return path
 
 
-# ---- the float64 oracle ----------------------------------------------------------------------------
+# ---- errors against float64 ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("chunk_bytes", [2**28, 1000], ids=["one chunk", "many chunks"])
 @pytest.mark.parametrize("layer", ["gat", "gatv2", "dot"])
-def test_oracle_is_the_reference_and_its_gradients(layer, chunk_bytes, monkeypatch):
-    monkeypatch.setattr(oracle, "_CHUNK_BYTES", chunk_bytes)
+def test_float64_values_are_the_reference_and_its_gradients(layer, chunk_bytes, monkeypatch):
+    monkeypatch.setattr(accuracy, "_CHUNK_BYTES", chunk_bytes)
     graph, heads, dim, value_dim = _blocks(), 3, 4, 5
     sizes = {
         "gat": {"feat": (11, heads, value_dim), "alpha_src": (11, heads), "alpha_dst": (9, heads)},
@@ -54,19 +57,19 @@ def test_oracle_is_the_reference_and_its_gradients(layer, chunk_bytes, monkeypat
     expected = {"out": out.detach(), **dict(zip(inputs, grads))}
 
     detached = {name: x.detach() for name, x in inputs.items()}
-    found = getattr(oracle, layer)(graph, **detached, grad_out=grad_out)
+    found = getattr(accuracy, layer)(graph, **detached, grad_out=grad_out)
     assert found.keys() == expected.keys()
     for name, x in found.items():
-        assert oracle.error(x, expected[name]) < 1e-10, name
-    assert getattr(oracle, layer)(graph, **detached).keys() == {"out"}
+        assert accuracy.error(x, expected[name]) < 1e-10, name
+    assert getattr(accuracy, layer)(graph, **detached).keys() == {"out"}
 
 
 def test_error_is_relative_and_sees_nan():
     x = torch.tensor([3.0, 4.0])
-    assert oracle.error(x, x.double()) == 0
-    assert oracle.error(1.1 * x, x.double()) == pytest.approx(0.1)
-    assert oracle.error(x, torch.zeros(2, dtype=torch.float64)) == pytest.approx(5)
-    assert math.isnan(oracle.error(torch.tensor([math.nan, 1.0]), x.double()))
+    assert accuracy.error(x, x.double()) == 0
+    assert accuracy.error(1.1 * x, x.double()) == pytest.approx(0.1)
+    assert accuracy.error(x, torch.zeros(2, dtype=torch.float64)) == pytest.approx(5)
+    assert math.isnan(accuracy.error(torch.tensor([math.nan, 1.0]), x.double()))
 
 
 # ---- graphs ----------------------------------------------------------------------------------------
@@ -139,6 +142,40 @@ def test_summary_keeps_the_percentiles_and_the_budget():
     assert (timing.p20, timing.median, timing.p80, timing.samples) == (2.0, 4.0, 6.0, timed)
 
 
+def test_peak_memory_on_the_cpu_is_exact():
+    x = torch.zeros(1000)
+
+    def call():
+        once = torch.empty(50_000)  # 200 kB, gone before the next
+        del once
+        twice = torch.empty(30_000)  # 120 kB, still there with the next
+        kept = torch.empty(40_000)  # 160 kB
+        del twice
+        return kept, x.view(10, 100)
+
+    cpu = torch.device("cpu")
+    assert measure.peak_extra(call, 0, cpu) == 280_000
+    assert measure.peak_extra(call, 160_000, cpu) == 120_000
+    assert measure.peak_extra(lambda: None, 0, cpu) == 0
+
+
+@pytest.mark.parametrize("layer", ["gat", "gatv2", "dot"])
+def test_sampled_rows_are_those_of_the_whole(layer):
+    graph = _blocks(num_src=9)
+    work = workloads.Workload.make(workloads.LAYERS[layer], graph, 2, 4, torch.float32)
+    rows = workloads.sample_rows(graph, 4)
+    assert len(rows.unique()) == 4 and graph.csr().indptr.diff().argmax() in rows
+    whole, sample = work.reference(True), work.reference(True, rows)
+    assert sample.keys() == {"out"} and accuracy.error(sample["out"], whole["out"][rows]) < 1e-12
+    results = work.call(partial(work.layer.attention, graph), "train")()
+    assert work.errors(results, sample, rows).keys() == {"out"}
+    assert work.errors(results, sample, rows)["out"] < 1e-6
+    wrong = results[0].clone()
+    wrong[rows[-1]] += 1
+    assert work.errors((wrong,), sample, rows)["out"] > 1e-2
+    assert sorted(workloads.sample_rows(graph, 100).tolist()) == list(range(9))
+
+
 def _run(*arguments):
     return cli.main(["--device", "cpu", "--budget", "0.001", "--heads", "2", "--head-dim", "4", *arguments])
 
@@ -170,6 +207,7 @@ def test_command_measures_every_case(tiny, tmp_path, capsys, monkeypatch):
         assert row["eager"]["p20"] <= row["eager"]["median"] <= row["eager"]["p80"]
         assert row["plan"]["forward"]["schedule"] == "natural"
         assert ("reverse" in row["plan"]) == (row["mode"] == "train")
+        assert 0 < row["extra_mb"] < 0.1
         assert row["peers"]["copy"]["error"]["out"] < bound
         assert row["peers"]["copy"]["speedup"] == pytest.approx(
             row["peers"]["copy"]["eager"]["median"] / row["eager"]["median"]
@@ -182,7 +220,11 @@ def test_command_measures_every_case(tiny, tmp_path, capsys, monkeypatch):
             row["eager"]["median"] / floor["float32"]["eager"] / passes[row["layer"]][row["mode"] == "train"]
         )
         assert row["x_floor"]["eager"] == pytest.approx(expected)
-    assert results["environment"]["device"] == "cpu"
+    assert results["environment"]["device"] == "cpu" and results["copy_gb_s"] > 0
+    # Node 3 has 30 edges, its neighbours on the path and the path's ends 3, the others 4.
+    graph = results["graphs"][0]
+    assert graph["graphs"] == 1 and graph["max_degree"] == 30
+    assert graph["degrees"] == {"empty": 0, "rows": [0, 4, 25, 0, 1], "edges": [0, 12, 100, 0, 30]}
     assert set(results["graphs"][0]["preprocessing_ms"]) == {"csr", "reverse_csr", "plan", "reverse_plan"}
     assert "missing: not measured: ImportError: no such library" in text
     assert text.count("x as fast") == 12
@@ -209,8 +251,66 @@ def test_what_cannot_be_measured_is_named_and_fails(tiny, tmp_path, capsys):
     assert "not measured: ValueError" in capsys.readouterr().out
 
 
+def test_sampled_check_is_shown(tiny, tmp_path, capsys):
+    path = tmp_path / "results.json"
+    assert _run("--graphs", str(tiny), "--layers", "gat", "--check", "sample", "--json", str(path)) == 0
+    for row in json.loads(path.read_text())["rows"]:
+        assert row["error"]["rows"] == 30 and row["error"]["out"] < 1e-6
+        assert row["error"]["gradients"] is None
+    assert capsys.readouterr().out.count("error of 30 rows of the output") == 2
+
+
+def _released_turbo_gnn():
+    """What turbo-gnn 0.1.0rc4 computes, by its interface: rows are destinations, and its K is of the row."""
+
+    class Adjacency:
+        @classmethod
+        def from_csr(cls, fwd_indptr, fwd_indices, bwd_indptr, bwd_indices, quantile=0.99, index_dtype=None):
+            found = cls()
+            found.graph = Graph.from_csr(fwd_indptr, fwd_indices)
+            assert torch.equal(found.graph.reverse_csr().indices, bwd_indices)
+            return found
+
+    def gatv2_aggr(graph, x, x_neighbors, attention_weights, negative_slope=0.2):
+        out = reference.gatv2_attention(
+            graph.graph, x_neighbors, x, attention_weights, negative_slope=negative_slope
+        )
+        return out.flatten(1)
+
+    def graph_transformer_aggr(graph, x, Q, K, V, scale=None):
+        assert x.shape == (len(Q), Q[0].numel())
+        return reference.dot_attention(graph.graph, K, Q, V, scale=scale)
+
+    module = ModuleType("turbo_gnn")
+    module.AdjacencyForwardBackwardWithNodeBuckets = Adjacency
+    module.gatv2_aggr, module.graph_transformer_aggr = gatv2_aggr, graph_transformer_aggr
+    return module
+
+
+@pytest.mark.parametrize("layer", ["gatv2", "dot"])
+def test_turbo_gnn_gets_its_inputs(layer, monkeypatch):
+    monkeypatch.setitem(sys.modules, "turbo_gnn", _released_turbo_gnn())
+    graph = _blocks(num_src=9)
+    work = workloads.Workload.make(workloads.LAYERS[layer], graph, 2, 4, torch.float32)
+    results = work.call(peers.PEERS["turbo-gnn"](layer, graph), "train")()
+    assert max(work.errors(results, work.reference(True)).values()) < 1e-5
+
+
+def test_turbo_gnn_has_no_gat(monkeypatch):
+    monkeypatch.setitem(sys.modules, "turbo_gnn", _released_turbo_gnn())
+    with pytest.raises(NotImplementedError, match="turbo-gnn has no GAT"):
+        peers.PEERS["turbo-gnn"]("gat", _blocks(num_src=9))
+
+
 @pytest.mark.parametrize(
-    "argument", [("--layers", "gta"), ("--shapes", "4x"), ("--heads", "0"), ("--dtype", "int8")]
+    "argument",
+    [
+        ("--layers", "gta"),
+        ("--shapes", "4x"),
+        ("--heads", "0"),
+        ("--dtype", "int8"),
+        ("--oracle", "--schedule", "natural"),
+    ],
 )
 def test_wrong_arguments_are_refused(argument):
     with pytest.raises(SystemExit) as error:

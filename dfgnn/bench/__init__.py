@@ -1,5 +1,8 @@
 """The benchmark command, ``python -m dfgnn.bench`` (``--help`` lists the options).
 
-Needs numpy beside torch, and scipy for ``.mtx`` files. ``measure`` times calls, ``workloads`` makes inputs,
-``yardsticks`` gives the floor, ``oracle`` the errors, ``peers`` other libraries, ``report`` tables and JSON.
+Needs numpy beside torch, scipy for ``.mtx`` files and matplotlib for pictures: ``pip install dfgnn[bench]``.
+
+``graphs`` reads graphs, ``twins`` makes synthetic ones and ``datasets`` asks other libraries for theirs;
+``workloads`` makes inputs, ``measure`` times calls, ``yardsticks`` gives the floor, ``accuracy`` the errors,
+``peers`` other libraries and ``candidates`` the plans that were not chosen; ``report`` and ``plots`` show it.
 """

@@ -11,10 +11,11 @@ import torch
 
 from .. import _library
 from ..schedule import SCHEDULES
-from . import compare, graphs, measure, report
+from . import compare, datasets, graphs, measure, plots, report, twins
 from .peers import PEERS
-from .run import Options, measure_graph
+from .run import SAMPLE, Options, measure_graph
 from .workloads import LAYERS, MODES
+from .yardsticks import copy_bandwidth
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -54,11 +55,19 @@ def parser() -> argparse.ArgumentParser:
         description="Time the attention of dfgnn's layers beside two yardsticks, the vendor's plain "
         "neighbour sum (torch.sparse) and our own. Lists are separated by commas. The exit status is 1 if "
         "anything asked for could not be measured; a missing peer does not count.",
-        epilog="dfgnn.bench compare BEFORE.json AFTER.json lists regressions.",
+        epilog="dfgnn.bench compare BEFORE.json AFTER.json lists regressions; "
+        "dfgnn.bench plot RESULTS.json FOLDER draws the pictures of an earlier run.",
     )
     add = result.add_argument
     add("--layers", type=_list(*LAYERS), default=tuple(LAYERS))
-    add("--graphs", type=_list(), help=f"names ({', '.join(graphs.NAMES)}) or .npz and .mtx files")
+    add(
+        "--graphs",
+        type=_list(),
+        help=f"names ({', '.join(graphs.NAMES)}; er-N-D: Erdős–Rényi, N nodes, mean degree D; er: a sweep), "
+        ".npz and .mtx files, or data sets of a library, such as ogb:ogbn-arxiv, pyg:Planetoid/Cora, "
+        f"dgl:CoraGraphDataset, pyg:TUDataset/COLLAB@256 ({datasets.BATCH} graphs unless @ gives a number)",
+    )
+    add("--root", type=Path, default=graphs.ROOT, help="folder of the libraries' data sets (%(default)s)")
     add("--heads", type=_sizes, default=(4,), metavar="4")
     add("--head-dim", type=_sizes, default=(32,), metavar="32")
     add("--shapes", type=_shapes, metavar="4x32,1x128", help="heads x head size, instead of the two above")
@@ -68,9 +77,16 @@ def parser() -> argparse.ArgumentParser:
     add("--peers", type=_list(*PEERS), default=(), help=", ".join(PEERS))
     add("--device", type=torch.device, help="cuda if there is one, else cpu")
     add("--budget", type=float, help="seconds per measurement (0.5; with --quick 0.1)")
-    add("--check", choices=("full", "none"), default="full", help="errors against float64")
+    add(
+        "--check",
+        choices=("full", "sample", "none"),
+        default="full",
+        help=f"errors against float64: of all results (full), of {SAMPLE} rows of the output, or none",
+    )
+    add("--oracle", action="store_true", help="measure every plan that the scheduler could have chosen, too")
     add("--quick", action="store_true", help="short measurements of a few small graphs")
     add("--json", type=Path, help="write all results to this file, anew after every graph")
+    add("--plot", type=Path, metavar="FOLDER", help="draw pictures of the results (needs matplotlib)")
     add("--commit", help="name of the code in the results (default: git rev-parse HEAD)")
     return result
 
@@ -79,7 +95,17 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["compare"]:
         return compare.main(argv[1:])
-    args = parser().parse_args(argv)
+    if argv[:1] == ["plot"]:
+        return plots.main(argv[1:])
+    usage = parser()
+    args = usage.parse_args(argv)
+    if args.oracle and "auto" not in args.schedule:
+        usage.error("--oracle compares with what the scheduler chooses: --schedule has to hold auto")
+    if args.plot:  # before an hour of measurements
+        try:
+            plots.require_matplotlib()
+        except ImportError as error:
+            usage.error(str(error))
     device = args.device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cuda":
         _library.require_cuda_library()
@@ -94,6 +120,7 @@ def main(argv: list[str] | None = None) -> int:
         peers=args.peers,
         budget=args.budget or (0.1 if args.quick else 0.5),
         check=args.check,
+        oracle=args.oracle,
     )
     return _run(args.graphs or _default_graphs(device, args.quick), device, options, args)
 
@@ -105,9 +132,11 @@ def _default_graphs(device: torch.device, quick: bool) -> tuple[str, ...]:
 
 
 def _run(names, device, options: Options, args) -> int:
+    names = [each for name in names for each in twins.expand(name)]
     results = {
         "environment": report.environment(device, args.commit),
         "options": vars(options),
+        "copy_gb_s": copy_bandwidth(device, options.budget),
         "graphs": [],
         "yardsticks": [],
         "rows": [],
@@ -119,15 +148,16 @@ def _run(names, device, options: Options, args) -> int:
         print(text[kind](record), flush=True)
 
     print(report.environment_line(results["environment"]))
+    print(f"copying memory: {results['copy_gb_s']:.0f} GB/s, read and written")
     for name in names:
-        label = Path(name).name
+        label = name if datasets.is_spec(name) else Path(name).name
         try:
-            graph = graphs.load(name, device)
+            graph, count = graphs.read(name, device, args.root)
         except (OSError, ValueError, ImportError, torch.OutOfMemoryError) as error:
             results["graphs"].append({"name": label, "unavailable": measure.reason(error)})
             emit("graph", results["graphs"][-1])
             continue
-        found = measure_graph(label, graph, options, emit)
+        found = measure_graph(label, graph, options, emit, count)
         results["graphs"].append(found["graph"])
         results["yardsticks"] += found["yardsticks"]
         results["rows"] += found["rows"]
@@ -141,6 +171,9 @@ def _run(names, device, options: Options, args) -> int:
         print(report.mean_line(record))
     if args.json:
         _write(args.json, results)
+    if args.plot:
+        for line in plots.draw(results, args.plot):
+            print(line)
     missing = [graph for graph in results["graphs"] if "unavailable" in graph]
     missing += [row for row in results["rows"] if "failed" in row]
     if missing:

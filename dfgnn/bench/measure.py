@@ -5,13 +5,18 @@ and allocator included. *Kernels* (CUDA only): the same calls replayed from a CU
 kernels are left.
 """
 
+import json
 import math
+import os
+import tempfile
 import time
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch.profiler import ProfilerActivity
 
 # Calls in one CUDA graph: enough for this many ms, so that launching the graph itself does not count.
 _GRAPH_MS = 2.0
@@ -68,14 +73,33 @@ def kernels(fn: Callable, budget: float, eager_ms: float) -> Timing:
     return Timing(*(t / repeats for t in timing[:3]), timing.samples)
 
 
-def peak_extra(fn: Callable, kept: int) -> int:
-    """Peak bytes of CUDA memory during a call, above what was there before and ``kept`` bytes of results."""
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    fn()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before - kept
+def peak_extra(fn: Callable, kept: int, device: torch.device) -> int:
+    """Peak bytes of torch's memory during a call, above what was there before and ``kept`` bytes of results.
+
+    What a library takes beside torch's allocator is not in it.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        fn()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before - kept
+    return max(_cpu_memory(fn), default=0) - kept
+
+
+def _cpu_memory(fn: Callable) -> list[int]:
+    """Bytes that the call holds in torch's CPU allocator, after every allocation and release."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler reports its start and end on stderr
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profile:
+        fn()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profile.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    changes = [event for event in events if event.get("name") == "[memory]"]
+    changes.sort(key=lambda event: event["args"]["Ev Idx"])
+    return list(accumulate(event["args"]["Bytes"] for event in changes))
 
 
 def _by_events(fn):

@@ -71,22 +71,32 @@ def dgl(layer: str, graph):
 
 
 def turbo_gnn(layer: str, graph):
-    """turbo-gnn (Fomina et al., ICML 2026, arXiv 2605.31500): its dot-product attention."""
-    from turbo_gnn import AdjacencyForwardBackwardWithNodeBuckets, graph_transformer_aggr
+    """turbo-gnn (Fomina et al., ICML 2026, arXiv 2605.31500), CUDA only: its GATv2 and its dot-product
+    attention, as released (0.1.0rc4) and untuned.
 
-    if layer != "dot":
-        raise NotImplementedError(f"turbo-gnn's {layer} layer is not wired up here")
+    Its "K" is of the node that aggregates and its "Q" of the neighbour.
+    """
+    import turbo_gnn as library
+
+    if layer == "gat":
+        raise NotImplementedError("turbo-gnn has no GAT")
     csr, reverse = graph.csr(), graph.reverse_csr()
-    adjacency = AdjacencyForwardBackwardWithNodeBuckets.from_csr(
+    adjacency = library.AdjacencyForwardBackwardWithNodeBuckets.from_csr(
         csr.indptr, csr.indices, reverse.indptr, reverse.indices, index_dtype=torch.int32
-    ).to(graph.device)
+    )
+
+    def gatv2(x_src, x_dst, attn):
+        out = library.gatv2_aggr(
+            adjacency, x_dst, x_neighbors=x_src, attention_weights=attn, negative_slope=SLOPE
+        )
+        return out.view_as(x_dst)
 
     def dot(query, key, value):
         scale = 1 / math.sqrt(query.shape[-1])
-        out = graph_transformer_aggr(adjacency, query.flatten(1), Q=query, K=key, V=value, scale=scale)
-        return out.view_as(value)
+        x = query.flatten(1)  # only its shape is used
+        return library.graph_transformer_aggr(adjacency, x, Q=key, K=query, V=value, scale=scale)
 
-    return dot
+    return {"gatv2": gatv2, "dot": dot}[layer]
 
 
 PEERS = {"dgl": dgl, "pyg": pyg, "pyg-compile": pyg_compile, "turbo-gnn": turbo_gnn}

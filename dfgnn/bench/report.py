@@ -68,8 +68,17 @@ def ratio(row: dict) -> float | None:
     return found.get("kernels", found.get("eager"))
 
 
+def plan_text(plans: dict) -> str:
+    """The plans of a row's directions, in short."""
+    return " / ".join(f"{plan['schedule']} <= {plan['max_edges']}" for plan in plans.values())
+
+
 def means(rows: list[dict]) -> list[dict]:
-    """Geometric means over the graphs, per layer, shape, dtype, mode and schedule."""
+    """Geometric means over the graphs, per layer, shape, dtype, mode and schedule.
+
+    x_floor and worst: times passes x floor. speedups: over each peer. oracle: chosen / best plan, with the
+    number of graphs that have several candidates.
+    """
     groups = {}
     for row in rows:
         if "failed" not in row:
@@ -94,8 +103,21 @@ def means(rows: list[dict]) -> list[dict]:
             name: {"graphs": len(s), "mean": geometric_mean(s), "least": min(s)}
             for name, s in speedups.items()
         }
+        oracle = {row["graph"]: row["oracle"] for row in group if "oracle" in row}
+        if oracle:
+            worst = max(oracle, key=lambda graph: oracle[graph]["ratio"])
+            record["oracle"] = {
+                "graphs": len(oracle),
+                "with_choice": sum(_has_choice(found) for found in oracle.values()),
+                "mean": geometric_mean(found["ratio"] for found in oracle.values()),
+                "worst": {"graph": worst, "ratio": oracle[worst]["ratio"]},
+            }
         result.append(record)
     return result
+
+
+def _has_choice(oracle: dict) -> bool:
+    return len(oracle["candidates"]) > 1
 
 
 # ---- text ------------------------------------------------------------------------------------------
@@ -117,8 +139,9 @@ def graph_lines(info: dict) -> str:
         f"{name.replace('_', ' ')} {ms if isinstance(ms, str) else f'{ms:.3g} ms'}"
         for name, ms in steps.items()
     )
+    batch = f"{info['graphs']:,} graphs, " if info["graphs"] > 1 else ""
     return (
-        f"\n{info['name']}: {info['nodes']:,} nodes, {info['edges']:,} edges, "
+        f"\n{info['name']}: {batch}{info['nodes']:,} nodes, {info['edges']:,} edges, "
         f"degree mean {info['mean_degree']:.1f}, max {info['max_degree']:,}\n  preprocessing: {text}"
     )
 
@@ -153,27 +176,41 @@ def row_lines(row: dict) -> str:
     if "failed" in row:
         return "  " + _columns(cells) + f" not measured: {row['failed']}"
     eager, times = row["eager"], row["x_floor"]
-    error, plan = row["error"], row["plan"]
+    error = row["error"]
     cells += [
         _ms(row, "eager"), f"{eager['p20']:.4g} - {eager['p80']:.4g}", _number(times.get("eager"), ".2f"),
         _ms(row, "kernels"), _number(times.get("kernels"), ".2f"), f"{row['gathered_gb_s']:.0f}",
         _number(error.get("out"), ".1e"), _number(error.get("gradients"), ".1e"),
         _number(row.get("extra_mb"), ".1f"), f"{row['edge_tensor_mb']:.1f}",
-        " / ".join(f"{p['schedule']} <= {p['max_edges']}" for p in plan.values()),
+        plan_text(row["plan"]),
     ]  # fmt: skip
     lines = ["  " + _columns(cells)]
     for name, reason in (("kernels", row.get("kernels", {})), ("error", error)):
         if "unavailable" in reason:
             lines.append(f"      {name} not measured: {reason['unavailable']}")
+    if "rows" in error:
+        lines.append(f"      error of {error['rows']:,} rows of the output")
+    if "oracle" in row:
+        lines.append(f"      {_oracle_text(row['oracle'])}")
     for name, peer in row["peers"].items():
         if "unavailable" in peer:
             lines.append(f"      {name}: not measured: {peer['unavailable']}")
             continue
-        wrong = f", error {peer['error']['out']:.1e}" if peer["error"] else ""
+        wrong = f", error {peer['error']['out']:.1e}" if "out" in peer["error"] else ""
         lines.append(
             f"      {name}: {_ms(peer, 'eager')} ms, dfgnn is {peer['speedup']:.2f} x as fast{wrong}"
         )
     return "\n".join(lines)
+
+
+def _oracle_text(oracle: dict) -> str:
+    if not _has_choice(oracle):
+        return f"oracle: chosen / best {oracle['ratio']:.2f}, there is one candidate only: {oracle['chosen']}"
+    times = ", ".join(
+        f"{plan} " + (f"{found['ms']:.4g} ms" if "ms" in found else f"not measured: {found['failed']}")
+        for plan, found in oracle["candidates"].items()
+    )
+    return f"oracle: chosen / best {oracle['ratio']:.2f}, best {oracle['best']}; {oracle['kind']}: {times}"
 
 
 def mean_line(record: dict) -> str:
@@ -189,6 +226,11 @@ def mean_line(record: dict) -> str:
         text += "no floor"
     for name, s in record["speedups"].items():
         text += f"; {s['mean']:.2f} x faster than {name} on {s['graphs']}, least {s['least']:.2f}"
+    if "oracle" in record:
+        found = record["oracle"]
+        worst = f"worst {found['worst']['ratio']:.2f} on {found['worst']['graph']}"
+        choice = f"{found['with_choice']} of {found['graphs']} graphs with several candidates"
+        text += f"; chosen / best plan {found['mean']:.2f}, {worst} ({choice})"
     return text
 
 

@@ -9,13 +9,20 @@ import torch
 
 from ..graph import Graph
 from . import measure, peers
-from .workloads import LAYERS, Workload
+from .candidates import describe, measure_candidates
+from .workloads import LAYERS, Workload, sample_rows
 from .yardsticks import measure_floor, timings
+
+SAMPLE = 4096
 
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure on every graph. budget: seconds per measurement; check: "full" or "none"."""
+    """What to measure on every graph.
+
+    budget: seconds per measurement. check: errors of all results ("full"), of ``SAMPLE`` rows of the output
+    ("sample"), or none ("none"). oracle: measure every candidate for rows of the schedule "auto".
+    """
 
     layers: tuple[str, ...] = ("gat", "gatv2", "dot")
     shapes: tuple[tuple[int, int], ...] = ((4, 32),)  # (heads, head size)
@@ -25,14 +32,17 @@ class Options:
     peers: tuple[str, ...] = ()
     budget: float = 0.5
     check: str = "full"
+    oracle: bool = False
 
 
-def measure_graph(name: str, graph: Graph, options: Options, emit) -> dict:
+def measure_graph(name: str, graph: Graph, options: Options, emit, graphs: int = 1) -> dict:
     """{"graph", "yardsticks", "rows"} of one graph; ``emit(kind, record)`` gets each record when it is there.
+
+    graphs: how many small graphs it holds.
 
     A row that could not be measured has ``failed`` with the reason instead of numbers.
     """
-    result = {"graph": _describe(name, graph, options), "yardsticks": [], "rows": []}
+    result = {"graph": _describe(name, graph, options, graphs), "yardsticks": [], "rows": []}
     emit("graph", result["graph"])
     floors = {}
     for dtype in options.dtypes:
@@ -56,14 +66,16 @@ def _release(graph) -> None:
         torch.cuda.empty_cache()
 
 
-def _describe(name: str, graph: Graph, options: Options) -> dict:
+def _describe(name: str, graph: Graph, options: Options, graphs: int) -> dict:
     stats = graph.degree_stats()
     info = {
         "name": name,
+        "graphs": graphs,
         "nodes": graph.num_dst,
         "edges": graph.num_edges,
         "max_degree": stats.max,
         "mean_degree": stats.mean,
+        "degrees": _histogram(graph),
     }
     try:
         dtype = getattr(torch, options.dtypes[0])
@@ -72,6 +84,18 @@ def _describe(name: str, graph: Graph, options: Options) -> dict:
         info["preprocessing_ms"] = {"unavailable": measure.reason(error)}
     _release(graph)
     return info
+
+
+def _histogram(graph: Graph) -> dict:
+    """Rows without edges, and of degree 2**k to 2**(k + 1) - 1 at index k the rows and their edges."""
+    degree = graph.csr().indptr.diff()
+    degree = degree[degree > 0]
+    power = torch.frexp(degree.double()).exponent - 1
+    return {
+        "empty": graph.num_dst - len(degree),
+        "rows": torch.bincount(power).tolist(),
+        "edges": torch.bincount(power, degree.double()).long().tolist(),
+    }
 
 
 def _preprocessing(graph: Graph, heads: int, dim: int, dtype: torch.dtype) -> dict[str, float]:
@@ -106,46 +130,59 @@ def _measure_layer(graph, layer, heads, dim, dtype, floor, options):
     except torch.OutOfMemoryError as error:
         yield from ({**key, "failed": f"inputs: {measure.reason(error)}"} for key in keys)
         return
-    reference, unchecked = None, "--check none"
-    if options.check == "full":
-        try:
-            reference = work.reference("train" in options.modes)
-        except torch.OutOfMemoryError as error:
-            unchecked = measure.reason(error)
-    found = {mode: _measure_peers(work, layer, mode, reference, options) for mode in options.modes}
+    check = _Check.make(work, options)
+    found = {mode: _measure_peers(work, layer, mode, check, options) for mode in options.modes}
     for key in keys:
         try:
-            measured = _measure_row(work, key["mode"], key["schedule"], floor, reference, options)
+            measured = _measure_row(work, key["mode"], key["schedule"], floor, check, options)
         except (RuntimeError, ValueError) as error:
             yield {**key, "failed": measure.reason(error)}
             continue
-        if reference is None:
-            measured["error"] = {"unavailable": unchecked}
         own = measured["eager"]["median"]
         measured["peers"] = {
             name: peer | ({"speedup": peer["eager"]["median"] / own} if "eager" in peer else {})
             for name, peer in found[key["mode"]].items()
         }
+        if options.oracle and key["schedule"] == "auto":
+            measured["oracle"] = measure_candidates(work, key["mode"], measured, options.budget)
         yield {**key, **measured}
 
 
-def _plan(work: Workload, schedule: str, reverse: bool) -> dict:
-    step = 16 // work.dtype.itemsize if work.graph.device.type == "cuda" else 1
-    padded = -(-work.head_dim // step) * step  # as the function does
-    plan = work.graph.plan(work.heads, padded, work.dtype, reverse=reverse, schedule=schedule)
-    return {"schedule": plan.schedule, "max_edges": plan.max_edges}
+@dataclass(frozen=True)
+class _Check:
+    """Errors against float64, of all results or of some rows, or why there are none."""
+
+    reference: dict | None = None
+    rows: torch.Tensor | None = None
+    unavailable: str = ""
+
+    @classmethod
+    def make(cls, work: Workload, options: Options) -> "_Check":
+        if options.check == "none":
+            return cls(unavailable="--check none")
+        rows = sample_rows(work.graph, SAMPLE) if options.check == "sample" else None
+        try:
+            return cls(work.reference("train" in options.modes, rows), rows)
+        except torch.OutOfMemoryError as error:
+            return cls(unavailable=measure.reason(error))
+
+    def errors(self, work: Workload, results) -> dict:
+        if self.reference is None:
+            return {"unavailable": self.unavailable}
+        by_tensor = work.errors(results, self.reference, self.rows)
+        gradients = [value for name, value in by_tensor.items() if name != "out"]
+        # max() passes over NaN.
+        worst = math.nan if any(map(math.isnan, gradients)) else max(gradients, default=None)
+        sampled = {} if self.rows is None else {"rows": len(self.rows)}
+        return {"out": by_tensor["out"], "gradients": worst, "by_tensor": by_tensor, **sampled}
 
 
-def _measure_row(work: Workload, mode, schedule, floor, reference, options) -> dict:
+def _measure_row(work: Workload, mode, schedule, floor, check: _Check, options) -> dict:
     graph, device = work.graph, work.graph.device
-    plan = {"forward": _plan(work, schedule, False)}
-    if mode == "train":
-        plan["reverse"] = _plan(work, schedule, True)
+    row = {"plan": describe(work.plans(mode, schedule))}
     call = work.call(partial(work.layer.attention, graph, schedule=schedule), mode)
     results = call()
-    row = {"plan": plan}
-    if reference is not None:
-        row["error"] = _errors(work.errors(results, reference))
+    row["error"] = check.errors(work, results)
     kept = sum(t.nbytes for t in results)
     del results
 
@@ -159,31 +196,23 @@ def _measure_row(work: Workload, mode, schedule, floor, reference, options) -> d
     best = row.get("kernels", {}).get("median", row["eager"]["median"])
     row["gathered_gb_s"] = passes * graph.num_edges * width * work.dtype.itemsize / best / 1e6
     row["edge_tensor_mb"] = graph.num_edges * work.heads * 4 / 1e6
-    if device.type == "cuda":
-        row["extra_mb"] = measure.peak_extra(call, kept) / 1e6
+    row["extra_mb"] = measure.peak_extra(call, kept, device) / 1e6
     return row
 
 
-def _errors(by_tensor: dict[str, float]) -> dict:
-    gradients = [value for name, value in by_tensor.items() if name != "out"]
-    # max() passes over NaN.
-    worst = math.nan if any(map(math.isnan, gradients)) else max(gradients, default=None)
-    return {"out": by_tensor["out"], "gradients": worst, "by_tensor": by_tensor}
-
-
-def _measure_peers(work: Workload, layer: str, mode: str, reference, options) -> dict:
+def _measure_peers(work: Workload, layer: str, mode: str, check: _Check, options) -> dict:
     """{peer: {"eager", "error"} or {"unavailable": reason}}"""
     found = {}
     for name in options.peers:
         try:
-            found[name] = _measure_peer(work.in_one_dtype(), name, layer, mode, reference, options)
+            found[name] = _measure_peer(work.in_one_dtype(), name, layer, mode, check, options)
         except Exception as error:  # whatever another library raises is its result
             found[name] = {"unavailable": measure.reason(error)}
         _release(work.graph)
     return found
 
 
-def _measure_peer(work: Workload, name, layer, mode, reference, options) -> dict:
+def _measure_peer(work: Workload, name, layer, mode, check: _Check, options) -> dict:
     call = work.call(peers.PEERS[name](layer, work.graph), mode)
-    errors = _errors(work.errors(call(), reference)) if reference is not None else None
-    return {"eager": measure.eager(call, work.graph.device, options.budget)._asdict(), "error": errors}
+    error = check.errors(work, call())
+    return {"eager": measure.eager(call, work.graph.device, options.budget)._asdict(), "error": error}

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from .. import functional
-from . import oracle
+from ..graph import Graph
+from . import accuracy
 
 MODES = ("forward", "train")
 
@@ -17,29 +18,38 @@ class Layer:
     """passes: neighbour rows gathered per edge, by mode; the floor of a mode is passes x a plain sum."""
 
     attention: Callable  # (graph, **inputs, schedule=...) -> out
-    oracle: Callable  # (graph, **inputs, grad_out=...) -> {"out" or name of an input: value or gradient}
+    exact: Callable  # (graph, **inputs, grad_out=...) -> {"out" or name of an input: value or gradient}
     passes: dict[str, int]
     features: tuple[str, ...]  # inputs [N, H, D]
     terms: tuple[str, ...] = ()  # inputs [N, H], float32 as autocast leaves them
     vectors: tuple[str, ...] = ()  # inputs [H, D], scaled to give scores of the size of 1
+    by_dst: str = ""  # the input that has a row per destination
 
 
 LAYERS = {
     "gat": Layer(
         functional.gat_attention,
-        oracle.gat,
+        accuracy.gat,
         {"forward": 1, "train": 2},
         ("feat",),
         ("alpha_src", "alpha_dst"),
+        by_dst="alpha_dst",
     ),
     "gatv2": Layer(
         functional.gatv2_attention,
-        oracle.gatv2,
+        accuracy.gatv2,
         {"forward": 1, "train": 4},
         ("x_src", "x_dst"),
         vectors=("attn",),
+        by_dst="x_dst",
     ),
-    "dot": Layer(functional.dot_attention, oracle.dot, {"forward": 2, "train": 6}, ("query", "key", "value")),
+    "dot": Layer(
+        functional.dot_attention,
+        accuracy.dot,
+        {"forward": 2, "train": 6},
+        ("query", "key", "value"),
+        by_dst="query",
+    ),
 }
 
 
@@ -90,11 +100,49 @@ class Workload:
 
         return {"forward": forward, "train": train}[mode]
 
-    def reference(self, gradients: bool) -> dict[str, Tensor]:
-        """float64 values of what ``call`` returns, by name."""
-        inputs = {name: x.detach() for name, x in self.inputs.items()}
-        return self.layer.oracle(self.graph, **inputs, grad_out=self.grad_out if gradients else None)
+    def plans(self, mode: str, schedule: str = "auto") -> dict:
+        """The plans that a call takes, by direction. Raises ValueError for a schedule that there is not."""
+        step = 16 // self.dtype.itemsize if self.graph.device.type == "cuda" else 1
+        padded = -(-self.head_dim // step) * step  # as the function does
+        directions = {"forward": False, "reverse": True} if mode == "train" else {"forward": False}
+        return {
+            name: self.graph.plan(self.heads, padded, self.dtype, reverse=reverse, schedule=schedule)
+            for name, reverse in directions.items()
+        }
 
-    def errors(self, results: tuple[Tensor, ...], reference: dict[str, Tensor]) -> dict[str, float]:
-        """Relative error of every result of ``call``, by name."""
-        return {name: oracle.error(x, reference[name]) for name, x in zip(("out", *self.inputs), results)}
+    def reference(self, gradients: bool, rows: Tensor | None = None) -> dict[str, Tensor]:
+        """float64 values of what ``call`` returns, by name; with ``rows``, those destinations of ``out``."""
+        inputs = {name: x.detach() for name, x in self.inputs.items()}
+        if rows is not None:
+            inputs[self.layer.by_dst] = inputs[self.layer.by_dst][rows]
+            return self.layer.exact(_block(self.graph, rows), **inputs)
+        return self.layer.exact(self.graph, **inputs, grad_out=self.grad_out if gradients else None)
+
+    def errors(
+        self, results: tuple[Tensor, ...], reference: dict[str, Tensor], rows: Tensor | None = None
+    ) -> dict[str, float]:
+        """Relative error of every result of ``call`` that the reference has, by name."""
+        if rows is not None:
+            results = (results[0][rows],)
+        return {name: accuracy.error(x, reference[name]) for name, x in zip(("out", *self.inputs), results)}
+
+
+def sample_rows(graph, count: int) -> Tensor:
+    """Destinations, int64: the one with most edges and others at random, ``count`` in all where there are so
+    many; the same ones at every call."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randperm(graph.num_dst, generator=generator)[:count].to(graph.device)
+    longest = graph.csr().indptr.diff().argmax()
+    if not (rows == longest).any():
+        rows[0] = longest
+    return rows
+
+
+def _block(graph, rows: Tensor) -> Graph:
+    """The edges into these destinations, which become 0, 1, ...; sources stay."""
+    csr = graph.csr()
+    degree = csr.indptr.diff()[rows]
+    indptr = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
+    place = torch.repeat_interleave(csr.indptr[rows] - indptr[:-1], degree)
+    place += torch.arange(len(place), device=place.device)
+    return Graph.from_csr(indptr, csr.indices[place], num_src=graph.num_src)

@@ -11,7 +11,7 @@ import torch
 
 from .. import _ops
 from ..schedule import SCHEDULES
-from . import measure, oracle
+from . import accuracy, measure
 
 
 def sparse_sum(graph, dtype: torch.dtype):
@@ -73,6 +73,13 @@ def measure_floor(graph, width: int, dtype: torch.dtype, budget: float) -> dict:
     return result
 
 
+def copy_bandwidth(device: torch.device, budget: float) -> float:
+    """GB/s, read and written, of copying a tensor that no cache holds."""
+    source = torch.ones(2**26, device=device)  # 256 MiB
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / measure.eager(lambda: target.copy_(source), device, budget).median / 1e6
+
+
 def timings(call, device: torch.device, budget: float) -> dict:
     """``eager`` and, on CUDA, ``kernels`` (or why it could not be captured)."""
     eager = measure.eager(call, device, budget)
@@ -93,7 +100,7 @@ def _fastest_gather_sum(graph, dense, width, budget, expected) -> dict:
         try:
             call = gather_sum(graph, dense.shape[1], dense.dtype, schedule)
             if expected is not None:
-                difference = oracle.error(call(dense)[:, :width], expected.double())
+                difference = accuracy.error(call(dense)[:, :width], expected.double())
                 if not difference < 1e-2:
                     raise RuntimeError(f"differs from torch.sparse by {difference:.1e}")
             timing = timings(partial(call, dense), graph.device, budget)

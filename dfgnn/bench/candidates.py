@@ -1,0 +1,61 @@
+"""``--oracle``: every plan that the scheduler could have taken, measured beside the one that it took."""
+
+from functools import partial
+
+from . import measure
+from .report import plan_text
+from .workloads import Workload
+from .yardsticks import timings
+
+
+def describe(plans: dict) -> dict[str, dict]:
+    """Plans by direction as plain data: schedule, longest item, number of items, and of rows that are split
+    into how many pieces."""
+    return {
+        direction: {
+            "schedule": plan.schedule,
+            "max_edges": plan.max_edges,
+            "items": len(plan.items),
+            "split_rows": len(plan.splits),
+            "pieces": plan.num_slots,
+        }
+        for direction, plan in plans.items()
+    }
+
+
+def options(work: Workload, mode: str) -> list[dict]:
+    """What can be asked of the functions beside "auto", as keyword arguments; it holds in both directions."""
+    names = {c.schedule: None for plan in work.plans(mode).values() for c in plan.candidates}
+    return [{"schedule": name} for name in names]
+
+
+def measure_candidates(work: Workload, mode: str, chosen: dict, budget: float) -> dict:
+    """{"candidates", "kind", "chosen", "best", "ratio"} for a measured row with the schedule "auto".
+
+    candidates: {plan: {"ms"} or {"failed": reason}}, by the text of its plans, so that candidates that come
+    to the same plan are measured once; the chosen one has the row's own time. kind: of the times, "kernels"
+    where all have it. ratio: chosen / best, at least 1.
+    """
+    name = plan_text(chosen["plan"])
+    found = {name: {kind: chosen[kind] for kind in ("eager", "kernels") if kind in chosen}}
+    for arguments in options(work, mode):
+        candidate = arguments["schedule"]
+        try:
+            candidate = plan_text(describe(work.plans(mode, **arguments)))
+            if candidate in found:
+                continue
+            call = work.call(partial(work.layer.attention, work.graph, **arguments), mode)
+            found[candidate] = timings(call, work.graph.device, budget)
+        except (RuntimeError, ValueError) as error:
+            found[candidate] = {"failed": measure.reason(error)}
+    measured = {plan: t for plan, t in found.items() if "failed" not in t}
+    kind = "kernels" if all("median" in t.get("kernels", {}) for t in measured.values()) else "eager"
+    ms = {plan: t[kind]["median"] for plan, t in measured.items()}
+    best = min(ms, key=ms.get)
+    return {
+        "candidates": {plan: {"ms": ms[plan]} if plan in ms else t for plan, t in found.items()},
+        "kind": kind,
+        "chosen": name,
+        "best": best,
+        "ratio": ms[name] / ms[best],
+    }

@@ -1,0 +1,145 @@
+"""``--oracle``: the chosen plan against every other one."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("numpy", reason="the benchmarks need numpy")
+
+from dfgnn.bench import candidates, cli, report
+
+# Of the stand-in scheduler: the bound of an item by schedule and direction.
+_BOUNDS = {
+    ("natural", "forward"): 512,
+    ("natural", "reverse"): 512,
+    ("longest_first", "forward"): 512,
+    ("longest_first", "reverse"): 256,
+    ("packed", "forward"): 64,
+    ("packed", "reverse"): 64,
+}
+
+
+class _Work:
+    """A workload whose scheduler has three schedules and takes ``chosen`` (by direction) by itself."""
+
+    graph = SimpleNamespace(device="cpu")
+    layer = SimpleNamespace(attention=lambda graph, schedule: schedule)
+
+    def __init__(self, chosen):
+        self.chosen = chosen
+
+    def plans(self, mode, schedule="auto"):
+        directions = ("forward", "reverse") if mode == "train" else ("forward",)
+        found = {}
+        for direction in directions:
+            name = self.chosen[direction] if schedule == "auto" else schedule
+            found[direction] = SimpleNamespace(
+                schedule=name,
+                max_edges=_BOUNDS[name, direction],
+                items=[None] * 7,
+                splits=[None] * 2,
+                num_slots=5,
+                candidates=[SimpleNamespace(schedule=s) for s in ("natural", "longest_first", "packed")],
+            )
+        return found
+
+    def call(self, attention, mode):
+        return attention
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Times by schedule, {kind: ms}; an exception is raised. Returns them, and the schedules measured."""
+    times, asked = {}, []
+
+    def timings(call, device, budget):
+        asked.append(call())
+        found = times[asked[-1]]
+        if isinstance(found, Exception):
+            raise found
+        return {kind: {"median": ms} for kind, ms in found.items()}
+
+    monkeypatch.setattr(candidates, "timings", timings)
+    return times, asked
+
+
+def _chosen(work, mode, **ms):
+    plans = candidates.describe(work.plans(mode))
+    return {"plan": plans} | {kind: {"median": value} for kind, value in ms.items()}
+
+
+def test_chosen_is_measured_once_and_compared_with_the_best(clock):
+    times, asked = clock
+    times |= {
+        "natural": {"eager": 9.0, "kernels": 2.0},
+        "packed": {"eager": 1.0, "kernels": 8.0},
+    }
+    work = _Work({"forward": "longest_first"})
+    found = candidates.measure_candidates(
+        work, "forward", _chosen(work, "forward", eager=4.0, kernels=3.0), 0.1
+    )
+    assert asked == ["natural", "packed"]
+    assert found["kind"] == "kernels"
+    assert (found["chosen"], found["best"], found["ratio"]) == (
+        "longest_first <= 512",
+        "natural <= 512",
+        pytest.approx(1.5),
+    )
+    ms = {name: candidate["ms"] for name, candidate in found["candidates"].items()}
+    assert ms == {"longest_first <= 512": 3.0, "natural <= 512": 2.0, "packed <= 64": 8.0}
+
+
+def test_mixed_plans_are_a_candidate_and_kinds_are_not_mixed(clock):
+    times, asked = clock
+    times |= {
+        "natural": {"eager": 5.0, "kernels": 1.0},
+        "longest_first": {"eager": 6.0},  # could not be captured
+        "packed": RuntimeError("out of shared memory"),
+    }
+    work = _Work({"forward": "natural", "reverse": "longest_first"})
+    found = candidates.measure_candidates(work, "train", _chosen(work, "train", eager=4.0, kernels=3.0), 0.1)
+    assert asked == ["natural", "longest_first", "packed"]
+    assert found["kind"] == "eager"
+    assert found["best"] == found["chosen"] == "natural <= 512 / longest_first <= 256"
+    assert found["ratio"] == 1
+    assert found["candidates"]["packed <= 64 / packed <= 64"] == {
+        "failed": "RuntimeError: out of shared memory"
+    }
+    assert "packed <= 64 / packed <= 64 not measured: RuntimeError" in report._oracle_text(found)
+
+
+def _row(graph, ratio, several=True, mode="train"):
+    names = ("a", "b") if several else ("a",)
+    oracle = {"candidates": {name: {"ms": 1.0} for name in names}, "ratio": ratio}
+    case = {"graph": graph, "layer": "gat", "heads": 4, "head_dim": 32, "dtype": "float32", "mode": mode}
+    return case | {"schedule": "auto", "x_floor": {"eager": 1.0}, "peers": {}, "oracle": oracle}
+
+
+def test_means_of_chosen_over_best():
+    train, forward = report.means(
+        [_row("a", 1.0, several=False), _row("b", 2.0), _row("c", 4.0), _row("a", 1.0, mode="forward")]
+    )
+    assert train["oracle"] == {
+        "graphs": 3,
+        "with_choice": 2,
+        "mean": pytest.approx(2.0),
+        "worst": {"graph": "c", "ratio": 4.0},
+    }
+    text = report.mean_line(train)
+    assert "chosen / best plan 2.00, worst 4.00 on c (2 of 3 graphs with several candidates)" in text
+    assert forward["oracle"]["with_choice"] == 1
+
+
+def test_on_the_cpu_there_is_one_candidate(tmp_path, capsys):
+    path = tmp_path / "results.json"
+    arguments = "--device cpu --graphs er-50-4 --layers gat --heads 2 --head-dim 4 --budget 0.001 --oracle"
+    assert cli.main([*arguments.split(), "--json", str(path)]) == 0
+    results = json.loads(path.read_text())
+    assert len(results["rows"]) == 2
+    for row in results["rows"]:
+        assert row["oracle"]["ratio"] == 1 and row["oracle"]["kind"] == "eager"
+        assert row["oracle"]["candidates"] == {row["oracle"]["chosen"]: {"ms": row["eager"]["median"]}}
+    assert all(record["oracle"]["with_choice"] == 0 for record in results["means"])
+    text = capsys.readouterr().out
+    assert text.count("chosen / best 1.00, there is one candidate only: natural <= 4096") == 2
