@@ -189,11 +189,12 @@ struct PairTerm {
   }
 };
 
-// E edges times H heads, four products at a time: their lanes are summed together.
-template <class T, int W, int E, int H, class Terms>
-void dots_by(const Rows<T>& rows, const Ahead& ahead, int n, const Terms& terms, Acc<T>* s) {
+// Four edges at a time: the row's vectors are loaded once for all, and their lanes are summed together.
+template <class T, int W, class Terms>
+void dots_all(const Rows<T>& rows, const Ahead& ahead, int n, const Terms& terms, Acc<T>* s) {
   using A = Acc<T>;
   using Vector = Vec<A, W>;
+  constexpr int E = 4;
   const RowShape shape = rows.shape;
   const int64_t stride = shape.size(), bytes = stride * int64_t(sizeof(T)), dim = shape.dim,
                 packed = shape.packed;
@@ -207,37 +208,25 @@ void dots_by(const Rows<T>& rows, const Ahead& ahead, int n, const Terms& terms,
       if (ahead.limit) prefetch(rows.data + stride * ahead(edge[i]), bytes);
       terms.start(edge[i]);
     }
-    for (int head = 0; head < shape.heads; head += H) {
-      Vector total[E * H] = {};
+    for (int h = 0; h < shape.heads; ++h) {
+      Vector total[E] = {};
       const auto add = [&](int64_t at, int64_t vector, bool last) __attribute__((always_inline)) {
 #pragma GCC unroll 4
         for (int i = 0; i < E; ++i)
-#pragma GCC unroll 4
-          for (int h = 0; h < H; ++h)
-            total[i * H + h] += terms(load<T, W>(row[i] + (head + h) * dim + at), edge[i],
-                                      (head + h) * dim + at, (head + h) * packed + vector * W, last);
+          total[i] +=
+              terms(load<T, W>(row[i] + h * dim + at), edge[i], h * dim + at, h * packed + vector * W, last);
       };
       for (int v = 0; v + 1 < shape.vectors; ++v) add(v * W, v, false);
       add(shape.last, shape.vectors - 1, true);
-      A sums[4];
+      A sums[E];
       sum4<A, W>(total, sums);
 #pragma GCC unroll 4
-      for (int i = 0; i < E * H; ++i) {
-        A& result = s[(head + i % H) * kBlock + e + i / H];
+      for (int i = 0; i < E; ++i) {
+        A& result = s[h * kBlock + e + i];
         result = Terms::kAdd ? result + sums[i] : sums[i];
       }
     }
   }
-}
-
-template <class T, int W, class Terms>
-void dots_all(const Rows<T>& rows, const Ahead& ahead, int n, const Terms& terms, Acc<T>* s) {
-  if (rows.shape.heads % 4 == 0)
-    dots_by<T, W, 1, 4>(rows, ahead, n, terms, s);
-  else if (rows.shape.heads % 2 == 0)
-    dots_by<T, W, 2, 2>(rows, ahead, n, terms, s);
-  else
-    dots_by<T, W, 4, 1>(rows, ahead, n, terms, s);
 }
 
 // y[y_index_e] = vectors term(e, h, place in the row, place in a packed row). A head's last vector comes
