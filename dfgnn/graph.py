@@ -381,7 +381,8 @@ class Graph:
         """How the kernels walk this graph: a `dfgnn.schedule.Plan`, chosen once per set of arguments and
         cached.
 
-        reverse: the plan over sources that backward uses. schedule: a name forces that schedule.
+        reverse: the plan over sources that backward uses. schedule: a name forces that schedule,
+        "natural<=512" also its bound on the edges of an item. After `autotune`, "auto" is what it found.
         """
         key = (num_heads, head_dim, dtype, reverse, schedule)
         plan = self._plans.get(key)
@@ -398,6 +399,37 @@ class Graph:
                     schedule=schedule,
                 )
         return plan
+
+    def autotune(
+        self,
+        layer: str = "gat",
+        num_heads: int = 4,
+        head_dim: int = 32,
+        dtype: torch.dtype = torch.float32,
+        *,
+        backward: bool = True,
+        seconds: float = 1.0,
+        file=None,
+    ):
+        """Measures every plan for a layer's attention on this graph and keeps the fastest as what "auto"
+        means for this feature shape; gives a `dfgnn.tuning.Tuning`, whose text shows all times.
+
+        layer: "gat", "gatv2" or "dot". backward: also the plan over sources. seconds: about how long to
+        measure each direction. file: a JSON file; a choice found in it for this graph, device and shape is
+        taken without measuring, and what is measured is added to it.
+
+        The choice lives as long as the graph and its plans: copies, `to` and pickling drop it. Candidates are
+        the schedules that there are here, with their own bound, half and twice of it where that makes another
+        plan; one has to be 2 % faster than the estimate's choice. Allocates the layer's inputs, gradients and
+        results. Results of attention do not depend on the plan but for rounding.
+
+        Raises ValueError (unknown layer, sizes, dtype, a file that is no such JSON).
+        """
+        from .tuning import autotune
+
+        return autotune(
+            self, layer, num_heads, head_dim, dtype, backward=backward, seconds=seconds, file=file
+        )
 
     # ---- derived graphs --------------------------------------------------------------------------
 

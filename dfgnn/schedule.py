@@ -15,9 +15,11 @@ On the CPU, threads take equal numbers of edges of the natural order, so ``natur
 there.
 
 ``plan`` estimates the cost of every candidate and takes the cheapest; a schedule asked for by name is taken
-or refused with an error, never replaced.
+or refused with an error, never replaced. ``"natural<=512"`` also sets the bound of an item, which otherwise
+follows from the number of edges. ``Graph.autotune`` measures instead of estimating.
 """
 
+import re
 from dataclasses import dataclass
 
 import torch
@@ -36,6 +38,8 @@ _UNEVEN_LOSS = 1.15
 _LOCALITY_LOSS = 1.4
 # Degrees are alike below this coefficient of variation.
 _ALIKE = 0.5
+# The least bound of an item: a warp's edges. Partial results stay below 1/32 of a tensor of edges.
+LEAST_BOUND = _WARP
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,25 @@ def sub_warps(num_heads: int, head_dim: int, dtype: torch.dtype) -> int:
     while heads < num_heads and heads * lanes < _WARP:
         heads *= 2
     return _WARP // (heads * lanes)
+
+
+def parse(schedule: str) -> tuple[str, int | None]:
+    """("natural", 512) of "natural<=512", ("natural", None) of "natural".
+
+    Raises TypeError (no string) and ValueError (unknown name, bound below ``LEAST_BOUND``).
+    """
+    if not isinstance(schedule, str):
+        raise TypeError(f"schedule: expected a string, got {type(schedule).__name__}")
+    found = re.fullmatch(r"(\w+)(?: ?<= ?(\d+))?", schedule)
+    name, bound = found.groups() if found else (None, None)
+    if name not in ("auto", *SCHEDULES) or (name == "auto" and bound):
+        raise ValueError(
+            f"schedule: expected 'auto' or one of {', '.join(SCHEDULES)}, if wanted with a bound on the "
+            f"edges of an item ('natural<=512'), got {schedule!r}"
+        )
+    if bound and not LEAST_BOUND <= int(bound) < 2**31:
+        raise ValueError(f"schedule: expected a bound from {LEAST_BOUND} to 2**31 - 1, got {schedule!r}")
+    return name, int(bound) if bound else None
 
 
 def _power_of_two_below(x: float) -> int:
@@ -172,12 +195,12 @@ def plan(
     """The plan of one direction of a graph for a feature shape.
 
     graph: :class:`dfgnn.Graph`. reverse: rows are sources (backward) instead of destinations. num_heads,
-    head_dim, dtype: of the features. schedule: one of ``SCHEDULES``, or "auto" for the cheapest by estimate.
+    head_dim, dtype: of the features. schedule: one of ``SCHEDULES``, alone or with a bound (see ``parse``),
+    or "auto" for the cheapest by estimate.
 
     Raises ValueError for an unknown schedule, or one that this device or feature shape does not have.
     """
-    if schedule != "auto" and schedule not in SCHEDULES:
-        raise ValueError(f"schedule: expected 'auto' or one of {', '.join(SCHEDULES)}, got {schedule!r}")
+    name, bound = parse(schedule)
     device = graph.device.type
     stats = graph.degree_stats(reverse=reverse)
     packable = sub_warps(num_heads, head_dim, dtype)
@@ -185,22 +208,48 @@ def plan(
         candidates = (Candidate("natural", float(stats.num_edges), "threads take equal numbers of edges"),)
     else:
         candidates = _candidates(stats, packable)
-    if schedule == "auto":
+    if name == "auto":
         chosen, why = min(candidates, key=lambda c: c.cost).schedule, "cheapest estimate"
-    elif schedule in (c.schedule for c in candidates):
-        chosen, why = schedule, "asked for by name"
+    elif name in (c.schedule for c in candidates):
+        chosen, why = name, "asked for by name"
     else:
         reason = (
             "the CPU has 'natural' only"
             if device == "cpu"
             else f"rows of {num_heads} x {head_dim} {dtype} fill a warp, so that it cannot take several"
         )
-        raise ValueError(f"schedule: {schedule!r} is not available: {reason}")
+        raise ValueError(f"schedule: {name!r} is not available: {reason}")
 
-    csr = graph.reverse_csr() if reverse else graph.csr()
-    max_edges = _max_edges(stats, chosen, device)
-    items, splits, num_slots = _items(csr.indptr, max_edges)
-    if chosen == "longest_first" or (chosen == "packed" and stats.cv >= _ALIKE):
-        order = torch.argsort(items[:, 2] - items[:, 1], descending=True, stable=True)
-        items = items[order].contiguous()
+    max_edges = bound or _max_edges(stats, chosen, device)
+    longest_first = chosen == "longest_first" or (chosen == "packed" and stats.cv >= _ALIKE)
+    items, splits, num_slots = _shared_items(graph, reverse, max_edges, longest_first)
     return Plan(chosen, max_edges, items, splits, num_slots, chosen == "packed", why, stats, candidates)
+
+
+def _shared_items(graph, reverse: bool, max_edges: int, longest_first: bool):
+    """``_items`` in the order wanted: the same tensors for every feature shape that has the same ones."""
+    key = ("items", reverse, max_edges, longest_first)
+    found = graph._plans.get(key)
+    if found is None:
+        csr = graph.reverse_csr() if reverse else graph.csr()
+        items, splits, num_slots = _items(csr.indptr, max_edges)
+        if longest_first:
+            order = torch.argsort(items[:, 2] - items[:, 1], descending=True, stable=True)
+            items = items[order].contiguous()
+        found = graph._plans[key] = items, splits, num_slots
+    return found
+
+
+def alternatives(graph, *, reverse: bool, num_heads: int, head_dim: int, dtype: torch.dtype) -> list[str]:
+    """What could be asked for instead of "auto": every schedule that there is here, with its own bound, half
+    and twice of it where that cuts rows in other places. The estimate's choice is among them."""
+    shape = dict(num_heads=num_heads, head_dim=head_dim, dtype=dtype, reverse=reverse)
+    stats, found = graph.degree_stats(reverse=reverse), {}
+    for candidate in graph.plan(**shape).candidates:
+        own = _max_edges(stats, candidate.schedule, graph.device.type)
+        for bound in (own, own // 2, 2 * own):
+            if bound >= LEAST_BOUND:
+                found.setdefault(
+                    (candidate.schedule, min(bound, stats.max)), f"{candidate.schedule}<={bound}"
+                )
+    return list(found.values())

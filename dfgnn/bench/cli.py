@@ -9,8 +9,7 @@ from pathlib import Path
 
 import torch
 
-from .. import _library
-from ..schedule import SCHEDULES
+from .. import _library, schedule
 from . import compare, datasets, graphs, measure, plots, report, twins
 from .peers import PEERS
 from .run import SAMPLE, Options, measure_graph
@@ -29,6 +28,16 @@ def _list(*allowed: str):
         return values
 
     return parse
+
+
+def _schedules(text: str) -> tuple[str, ...]:
+    values = tuple(text.split(","))
+    for value in values:
+        try:
+            schedule.parse(value)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+    return values
 
 
 def _positive(text: str) -> int:
@@ -73,7 +82,13 @@ def parser() -> argparse.ArgumentParser:
     add("--shapes", type=_shapes, metavar="4x32,1x128", help="heads x head size, instead of the two above")
     add("--dtype", type=_list(*DTYPES), default=("float32",), help=", ".join(DTYPES))
     add("--mode", type=_list(*MODES), default=MODES, help="forward, train (forward and backward)")
-    add("--schedule", type=_list("auto", *SCHEDULES), default=("auto",), help=f"auto, {', '.join(SCHEDULES)}")
+    add(
+        "--schedule",
+        type=_schedules,
+        default=("auto",),
+        metavar="auto",
+        help=f"auto, {', '.join(schedule.SCHEDULES)}, or one with the most edges of an item, 'natural<=512'",
+    )
     add("--peers", type=_list(*PEERS), default=(), help=", ".join(PEERS))
     add("--device", type=torch.device, help="cuda if there is one, else cpu")
     add("--budget", type=float, help="seconds per measurement (0.5; with --quick 0.1)")

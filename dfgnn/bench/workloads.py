@@ -21,9 +21,9 @@ class Layer:
     exact: Callable  # (graph, **inputs, grad_out=...) -> {"out" or name of an input: value or gradient}
     passes: dict[str, int]
     features: tuple[str, ...]  # inputs [N, H, D]
+    by_dst: str  # the input that has a row per destination; all others have one per source
     terms: tuple[str, ...] = ()  # inputs [N, H], float32 as autocast leaves them
     vectors: tuple[str, ...] = ()  # inputs [H, D], scaled to give scores of the size of 1
-    by_dst: str = ""  # the input that has a row per destination
 
 
 LAYERS = {
@@ -32,23 +32,23 @@ LAYERS = {
         accuracy.gat,
         {"forward": 1, "train": 2},
         ("feat",),
-        ("alpha_src", "alpha_dst"),
-        by_dst="alpha_dst",
+        "alpha_dst",
+        terms=("alpha_src", "alpha_dst"),
     ),
     "gatv2": Layer(
         functional.gatv2_attention,
         accuracy.gatv2,
         {"forward": 1, "train": 4},
         ("x_src", "x_dst"),
+        "x_dst",
         vectors=("attn",),
-        by_dst="x_dst",
     ),
     "dot": Layer(
         functional.dot_attention,
         accuracy.dot,
         {"forward": 2, "train": 6},
         ("query", "key", "value"),
-        by_dst="query",
+        "query",
     ),
 }
 
@@ -74,8 +74,10 @@ class Workload:
             return torch.randn(shape, generator=generator, device=graph.device).to(dtype)
 
         acc = torch.promote_types(dtype, torch.float32)
-        inputs = {name: normal(graph.num_src, heads, head_dim) for name in layer.features}
-        inputs |= {name: normal(graph.num_src, heads).to(acc) for name in layer.terms}
+        rows = {name: graph.num_src for name in (*layer.features, *layer.terms)}
+        rows[layer.by_dst] = graph.num_dst
+        inputs = {name: normal(rows[name], heads, head_dim) for name in layer.features}
+        inputs |= {name: normal(rows[name], heads).to(acc) for name in layer.terms}
         inputs |= {name: normal(heads, head_dim) / head_dim**0.5 for name in layer.vectors}
         grad_out = normal(graph.num_dst, heads, head_dim)
         inputs = {name: x.requires_grad_() for name, x in inputs.items()}

@@ -1,0 +1,222 @@
+"""Schedules with bounds, and plans by measurement."""
+
+import json
+import random
+
+import pytest
+import torch
+from attention import SCORES, function, make_inputs, relative_error, run
+from graphs import GRAPHS, make_graph
+
+from dfgnn import Graph, reference, schedule, tuning
+
+SHAPE = {"num_heads": 4, "head_dim": 32, "dtype": torch.float32}
+
+
+def skewed(device="cpu", seed=0):
+    """Rows of 0 to 300 edges."""
+    generator = torch.Generator().manual_seed(seed)
+    dst = (300 * torch.rand(4000, generator=generator) ** 3).long()
+    src = torch.randint(50, (4000,), generator=generator)
+    return Graph.from_coo(src, dst, num_src=50, num_dst=301).to(device)
+
+
+# ---- names -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("auto", ("auto", None)),
+        ("natural", ("natural", None)),
+        ("packed<=64", ("packed", 64)),
+        ("longest_first <= 1024", ("longest_first", 1024)),
+        ("natural<=32", ("natural", 32)),
+    ],
+)
+def test_names(text, expected):
+    assert schedule.parse(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "sorted", "auto<=64", "natural<64", "natural<=", "natural<=-64", "64"])
+def test_names_that_are_none(text):
+    with pytest.raises(ValueError, match="expected 'auto' or one of natural, longest_first, packed"):
+        schedule.parse(text)
+
+
+@pytest.mark.parametrize("text", ["natural<=31", "natural<=0", f"natural<={2**31}"])
+def test_bounds_that_are_refused(text):
+    with pytest.raises(ValueError, match="expected a bound from 32 to"):
+        schedule.parse(text)
+    with pytest.raises(TypeError, match="expected a string, got int"):
+        schedule.parse(64)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("bound", [32, 50, 100, 4096])
+def test_bounds_cut_rows(bound, reverse):
+    graph = skewed()
+    plan = graph.plan(**SHAPE, reverse=reverse, schedule=f"natural<={bound}")
+    csr = graph.reverse_csr() if reverse else graph.csr()
+    degree = csr.indptr.diff()
+    assert plan.max_edges == bound
+    row, begin, end, slot = plan.items.long().T
+    assert (end - begin).max() <= bound
+    assert torch.equal(torch.zeros_like(degree).index_add(0, row, end - begin), degree)
+    split = (degree > bound).nonzero().squeeze(1)
+    assert torch.equal(plan.splits[:, 0].long(), split)
+    assert torch.equal(row[slot >= 0].unique(), split)
+
+
+def test_feature_shapes_share_their_items():
+    graph = skewed()
+    plan, other = graph.plan(4, 32, torch.float32), graph.plan(1, 8, torch.float64)
+    assert plan.items is other.items and plan.splits is other.splits
+    assert graph.plan(4, 32, torch.float32, schedule="natural<=64").items is not plan.items
+    assert graph.plan(4, 32, torch.float32, reverse=True).items is not plan.items
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("turn", range(6))
+def test_random_schedules_give_the_same_results(device, score, turn):
+    """A sweep over graphs, shapes, schedules and bounds, other ones in every turn."""
+    rng = random.Random(100 * turn + SCORES.index(score))
+    for _ in range(4):
+        graph = make_graph(rng.choice(list(GRAPHS)), device) if rng.random() < 0.5 else skewed(device, turn)
+        heads, dim = rng.choice((1, 3, 8)), rng.choice((4, 8, 32, 64))
+        shape = dict(num_heads=heads, head_dim=dim, dtype=torch.float64)
+        names = [c.schedule for c in graph.plan(**shape).candidates]
+        chosen = f"{rng.choice(names)}<={rng.choice((32, 33, 64, 100, 257, 1024))}"
+        inputs = make_inputs(score, graph, heads, dim, torch.float64, edge_bias=rng.random() < 0.3)
+        seed = torch.tensor([turn], device=device)
+        options = {"dropout_p": 0.3, "_seed": seed} if rng.random() < 0.3 else {}
+        expected = run(function(score, reference), graph, inputs, **options)
+        results = run(function(score), graph, inputs, schedule=chosen, **options)
+        for key, x in expected.items():
+            assert relative_error(results[key], x, 1.0) < 1e-10, (chosen, graph, heads, dim, key)
+
+
+# ---- measuring -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Times in ms by (whether gradients are taken, bound of the plan in use); a list of what was asked."""
+    times, asked = {}, []
+
+    def timings(call, device, budget):
+        results = call()
+        graph = clock.graph
+        backward = len(results) > 1
+        bound = graph.plan(**SHAPE, reverse=backward).max_edges
+        asked.append((backward, bound))
+        return {"eager": {"median": times[asked[-1]]}}
+
+    clock = type("clock", (), {"times": times, "asked": asked, "graph": None})
+    monkeypatch.setattr(tuning, "timings", timings)
+    return clock
+
+
+@pytest.fixture
+def long_rows():
+    """A row and a source of 20,000 edges each, so that the CPU's bounds make a difference."""
+    many = torch.randint(100, (20000,))
+    none = torch.zeros_like(many)
+    return Graph.from_coo(torch.cat([many, none]), torch.cat([none, many]), num_nodes=100)
+
+
+def test_the_fastest_of_each_direction_is_kept(clock, long_rows):
+    clock.graph = long_rows
+    clock.times |= {(False, 4096): 3.0, (False, 2048): 2.0, (False, 8192): 4.0}
+    clock.times |= {(True, 4096): 9.0, (True, 2048): 8.99, (True, 8192): 9.5}  # too little to be true
+    before = long_rows.plan(**SHAPE)
+    found = long_rows.autotune("gat")
+    assert clock.asked == [(d, b) for d in (False, True) for b in (4096, 2048, 8192)]
+    assert (found.forward, found.reverse) == ("natural<=2048", "natural<=4096")
+    assert found.milliseconds["forward"] == {"natural<=4096": 3.0, "natural<=2048": 2.0, "natural<=8192": 4.0}
+    plan = long_rows.plan(**SHAPE)
+    assert plan.max_edges == 2048 and "fastest of 3 measured: 2 ms" in repr(plan)
+    assert long_rows.plan(**SHAPE, reverse=True).max_edges == 4096
+    assert long_rows.plan(1, 8, torch.float32).max_edges == 4096  # another shape
+    assert before.max_edges == 4096
+    assert "natural<=8192 4 ms" in str(found)
+
+
+def test_nothing_else_stays(clock, long_rows):
+    clock.graph = long_rows
+    clock.times |= {(d, b): 1.0 for d in (False, True) for b in (4096, 2048, 8192)}
+    long_rows.autotune("dot")
+    autos = [(*SHAPE.values(), reverse, "auto") for reverse in (False, True)]
+    assert set(long_rows._plans) <= {*autos, *(key for key in long_rows._plans if key[0] == "items")}
+    assert sum(key[0] == "items" for key in long_rows._plans) <= 2
+
+
+def test_a_failure_leaves_the_plans_alone(clock, long_rows):
+    clock.graph = long_rows
+    clock.times[False, 4096] = 1.0
+    long_rows.plan(**SHAPE)
+    before = dict(long_rows._plans)
+    with pytest.raises(KeyError):
+        long_rows.autotune("gat")
+    assert long_rows._plans == before
+
+
+def test_file(clock, long_rows, tmp_path):
+    path = tmp_path / "new" / "plans.json"
+    clock.graph = long_rows
+    clock.times |= {(d, b): float(b) for d in (False, True) for b in (4096, 2048, 8192)}
+    long_rows.autotune("gat", file=path)
+    measured = len(clock.asked)
+    csr = long_rows.csr()
+    again = clock.graph = Graph.from_csr(csr.indptr, csr.indices)
+    found = again.autotune("gat", file=path)
+    assert len(clock.asked) == measured and found.milliseconds == {}
+    assert found.forward == found.reverse == "natural<=2048" and "from the file" in str(found)
+    assert again.plan(**SHAPE).max_edges == again.plan(**SHAPE, reverse=True).max_edges == 2048
+    # Another layer, another shape and the same graph in another order are measured, and added.
+    for graph, layer, heads in ((again, "dot", 4), (long_rows.reorder("degree").graph, "gat", 4)):
+        clock.graph = graph
+        graph.autotune(layer, heads, file=path)
+        assert len(clock.asked) > measured
+        measured = len(clock.asked)
+    assert len(json.loads(path.read_text())) == 3
+    assert [p.name for p in path.parent.iterdir()] == ["plans.json"]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"a": 1}'])
+def test_files_that_are_something_else(text, tmp_path):
+    path = tmp_path / "plans.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="file: expected JSON of an earlier call"):
+        skewed().autotune(file=path)
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"layer": "gcn"}, "layer: expected one of gat, gatv2, dot, got 'gcn'"),
+        ({"num_heads": 0}, "num_heads: expected a positive integer, got 0"),
+        ({"head_dim": 1.5}, "head_dim: expected a positive integer, got 1.5"),
+        ({"dtype": torch.int32}, "dtype: expected one of torch.float32"),
+        ({"seconds": 0}, "seconds: expected a positive number, got 0"),
+    ],
+    ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        skewed().autotune(**arguments)
+
+
+@pytest.mark.parametrize("layer", ["gat", "gatv2", "dot"])
+@pytest.mark.parametrize("name", ["power_law", "no_edges", "no_nodes"])
+def test_measured_for_real(device, layer, name):
+    graph = make_graph(name, device)
+    found = graph.autotune(layer, 2, 7, torch.bfloat16, seconds=0.05)
+    for direction, reverse in (("forward", False), ("reverse", True)):
+        assert getattr(found, direction) in found.milliseconds[direction]
+        step = 8 if graph.device.type == "cuda" else 7
+        plan = graph.plan(2, step, torch.bfloat16, reverse=reverse)
+        assert f"{plan.schedule}<={plan.max_edges}" == getattr(found, direction)
+        assert "fastest of" in plan.why
+    assert graph.autotune(layer, 2, 7, torch.bfloat16, seconds=0.05, backward=False).reverse is None
