@@ -1,11 +1,15 @@
 """What only the CPU engine has: threads and instruction sets."""
 
 import platform
+import re
+from pathlib import Path
 
 import pytest
 import torch
 from attention import SCORES, check, function, make_inputs, run
 from graphs import make_graph
+
+from dfgnn import Graph, functional
 
 ISAS = ("base", "avx2", "avx512") if platform.machine() in ("x86_64", "AMD64") else ("base",)
 
@@ -58,3 +62,30 @@ def test_unknown_instruction_set(monkeypatch):
     graph = make_graph("random")
     with pytest.raises(RuntimeError, match="DFGNN_CPU_ISA.*sse9"):
         function("gat")(graph, **make_inputs("gat", graph, 1, 4))
+
+
+def mapping_flags(address):
+    """The kernel's flags of the mapping that holds an address, or None where it does not tell."""
+    path, inside = Path("/proc/self/smaps"), False
+    for line in path.read_text().splitlines() if path.exists() else ():
+        if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(found[1], 16) <= address < int(found[2], 16)
+        elif inside and line.startswith("VmFlags:"):
+            return line.split()[1:]
+    return None
+
+
+def test_large_results_ask_for_huge_pages():
+    path = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not path.exists() or "[never]" in path.read_text():
+        pytest.skip("this system has no transparent huge pages")
+    other = torch.empty(2**24)
+    if mapping_flags(other.data_ptr() + 2**24) is None:
+        pytest.skip("this system does not tell the flags of a mapping")
+    num_nodes, heads, dim = 50_000, 4, 32  # 25.6 MB
+    graph = Graph.from_edge_index(torch.randint(num_nodes, (2, 1000)), num_nodes=num_nodes)
+    q, k, v = torch.randn(3, num_nodes, heads, dim, requires_grad=True).unbind()
+    out = functional.dot_attention(graph, q, k, v)
+    assert "hg" in mapping_flags(out.data_ptr() + out.nbytes // 2)
+    for gradient in torch.autograd.grad(out, (q, k, v), torch.ones_like(out)):
+        assert "hg" in mapping_flags(gradient.data_ptr() + gradient.nbytes // 2)

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "engine.h"
+#include "pages.h"
 
 namespace dfgnn::cpu {
 
@@ -69,8 +70,21 @@ const Kernels& kernels() {
 
 }  // namespace
 
-void forward(const ForwardParams& p, const Parallel& parallel) { kernels().forward(p, parallel); }
-void backward(const BackwardParams& p, const Parallel& parallel) { kernels().backward(p, parallel); }
+void forward(const ForwardParams& p, const Parallel& parallel) {
+  const int64_t of_head = p.shape.heads * size_of(p.dtype);
+  use_huge_pages(p.out, p.shape.num_dst * p.shape.value_dim * of_head);
+  use_huge_pages(p.positive, p.shape.num_dst * p.shape.value_dim * of_head);
+  kernels().forward(p, parallel);
+}
+
+void backward(const BackwardParams& p, const Parallel& parallel) {
+  const int64_t of_head = p.shape.heads * size_of(p.dtype);
+  use_huge_pages(p.grad_value, p.shape.num_src * p.shape.value_dim * of_head);
+  use_huge_pages(p.grad_query, p.shape.num_dst * p.shape.dim * of_head);
+  use_huge_pages(p.grad_key, p.shape.num_src * p.shape.dim * of_head);
+  kernels().backward(p, parallel);
+}
+
 void sddmm(const ProductParams& p, const Parallel& parallel) { kernels().sddmm(p, parallel); }
 void spmm(const ProductParams& p, const Parallel& parallel) { kernels().spmm(p, parallel); }
 int64_t attention_parts(const Csr& csr) { return kernels().attention_parts(csr); }

@@ -6,12 +6,17 @@
 
 namespace dfgnn::cpu::DFGNN_ISA {
 
-// out[h][e] = table[index_e][h * step]; a table row has `stride` entries.
+// Edges between the fetch of a table's row and its use.
+constexpr int kTableAhead = 32;
+
+// out[h][e] = table[index_e][h * step]; a table row has `stride` entries. `limit` indices from `index` on may
+// be read, to prefetch; 0 for none.
 template <class S, class A>
-static inline void gather(const S* table, const int32_t* index, int n, int heads, int64_t stride, int step,
-                          A* out) {
+static inline void gather(const S* table, const int32_t* index, int n, int64_t limit, int heads,
+                          int64_t stride, int step, A* out) {
   const auto copy = [&](auto heads, auto step) {
     for (int e = 0; e < n; ++e) {
+      if (e + kTableAhead < limit) __builtin_prefetch(table + index[e + kTableAhead] * stride);
       const S* row = table + index[e] * stride;
       for (int h = 0; h < heads; ++h) out[h * kBlock + e] = load<S, 1>(row + h * step);
     }
@@ -170,7 +175,7 @@ class EdgeBlock {
   // Entries of a table [E, heads], repeated if there is one for all heads.
   template <class S>
   const A* read(const S* table, int heads, A* out) {
-    gather(table, eid, n, heads, heads, 1, out);
+    gather(table, eid, n, 0, heads, heads, 1, out);
     for (int h = heads; h < heads_; ++h) __builtin_memcpy(out + h * kBlock, out, n * sizeof(A));
     return out;
   }

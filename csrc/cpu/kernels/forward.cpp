@@ -214,7 +214,7 @@ void finish_attention(const ForwardParams& p, const Outputs<T>& o, int64_t first
     const Item& item = p.csr.items[k];
     for_blocks(item, [&](int64_t begin, int64_t end, bool) {
       block.load(begin, end, true);
-      gather(o.attention, block.eid, block.n, heads, heads, 1, static_cast<A*>(s));
+      gather(o.attention, block.eid, block.n, 0, heads, heads, 1, static_cast<A*>(s));
       for (int h = 0; h < heads; ++h)
         for_edges<A>(h, block.n, [&](int i, auto) {
           const V alpha = exp<A, kLanes<A>>(load_vector<V>(s + i) - o.lse[int64_t(item.row) * heads + h]);

@@ -71,8 +71,8 @@ class EdgeGradients {
   // lse and delta at `at` of each destination's `step` entries per head; of the block's edges or of
   // one row.
   void stats_of_edges(const EdgeBlock<T>& block, int step, int at) {
-    gather(a_.stats + at, block.index, block.n, heads_, int64_t(heads_) * step, step, lse());
-    gather(a_.stats + at + 1, block.index, block.n, heads_, int64_t(heads_) * step, step, delta());
+    gather(a_.stats + at, block.index, block.n, block.limit, heads_, int64_t(heads_) * step, step, lse());
+    gather(a_.stats + at + 1, block.index, block.n, 0, heads_, int64_t(heads_) * step, step, delta());
   }
   void stats_of_row(int64_t row, int step, int at) {
     const A* stats = a_.stats + row * heads_ * step + at;
@@ -92,7 +92,7 @@ class EdgeGradients {
   template <class Score>
   void solve(const Score& score, const EdgeBlock<T>& block) {
     if (a_.grad_attention) {
-      gather(a_.grad_attention, block.eid, block.n, heads_, heads_, 1, gamma());
+      gather(a_.grad_attention, block.eid, block.n, 0, heads_, heads_, 1, gamma());
       block.update(t(), [&](V t, int i) { return t + load_vector<V>(gamma() + i); });
     }
     for (int h = 0; h < heads_; ++h)

@@ -47,7 +47,7 @@ class AdditiveScore : public Activation<T> {
   void fix(int64_t row) { row_ = row * heads_; }
 
   void raw(const EdgeBlock<T>& block, A* z) const {
-    gather(gathered_, block.index, block.n, heads_, stride_, step_, z);
+    gather(gathered_, block.index, block.n, block.limit, heads_, stride_, step_, z);
     if (!fixed_) return;
     for (int h = 0; h < heads_; ++h) {
       const A fixed = fixed_[row_ + h];
