@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from . import schedule as scheduler
-from .bench.workloads import LAYERS, Workload
+from .bench.workloads import LAYERS, Workload, plan_shape
 from .bench.yardsticks import timings
 from .graph import Graph
 
@@ -72,7 +72,7 @@ def autotune(
         raise ValueError(f"{_WHERE}: seconds: expected a positive number, got {seconds!r}")
     path = None if file is None else Path(file)
     entries = _read(path) if path else {}
-    shape = _plan_shape(graph, head_dim, num_heads, dtype)
+    shape = plan_shape(graph, num_heads, head_dim, dtype)
     directions = {"forward": False, "reverse": True} if backward else {"forward": False}
     key = _key(graph, layer, num_heads, head_dim, dtype) if path else None
 
@@ -89,11 +89,6 @@ def autotune(
     if path:
         _write(path, _read(path) | {key: known | chosen})
     return Tuning(chosen["forward"], chosen.get("reverse"), times)
-
-
-def _plan_shape(graph: Graph, head_dim: int, num_heads: int, dtype: torch.dtype) -> dict:
-    step = 16 // dtype.itemsize if graph.device.type == "cuda" else 1
-    return {"num_heads": num_heads, "head_dim": -(-head_dim // step) * step, "dtype": dtype}
 
 
 def _keep(graph: Graph, shape: dict, reverse: bool, schedule: str, why: str) -> None:

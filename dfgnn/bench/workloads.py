@@ -104,11 +104,10 @@ class Workload:
 
     def plans(self, mode: str, schedule: str = "auto") -> dict:
         """The plans that a call takes, by direction. Raises ValueError for a schedule that there is not."""
-        step = 16 // self.dtype.itemsize if self.graph.device.type == "cuda" else 1
-        padded = -(-self.head_dim // step) * step  # as the function does
+        shape = plan_shape(self.graph, self.heads, self.head_dim, self.dtype)
         directions = {"forward": False, "reverse": True} if mode == "train" else {"forward": False}
         return {
-            name: self.graph.plan(self.heads, padded, self.dtype, reverse=reverse, schedule=schedule)
+            name: self.graph.plan(**shape, reverse=reverse, schedule=schedule)
             for name, reverse in directions.items()
         }
 
@@ -127,6 +126,12 @@ class Workload:
         if rows is not None:
             results = (results[0][rows],)
         return {name: accuracy.error(x, reference[name]) for name, x in zip(("out", *self.inputs), results)}
+
+
+def plan_shape(graph, heads: int, head_dim: int, dtype: torch.dtype) -> dict:
+    """The feature shape that the functions plan for, which pad a head to 16 bytes on CUDA."""
+    step = 16 // dtype.itemsize if graph.device.type == "cuda" else 1
+    return {"num_heads": heads, "head_dim": -(-head_dim // step) * step, "dtype": dtype}
 
 
 def sample_rows(graph, count: int) -> Tensor:
