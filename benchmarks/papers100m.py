@@ -42,6 +42,7 @@ from torch import Tensor
 
 from dfgnn import Graph, functional
 from dfgnn.bench import accuracy, measure, report, yardsticks
+from dfgnn.bench.workloads import edges_into
 from dfgnn.schedule import SCHEDULES
 
 NODES, EDGES = 111_059_956, 1_615_685_872
@@ -118,12 +119,10 @@ def blocks(graph: Graph, rows: Tensor):
     csr = graph.csr()
     degrees = csr.indptr[rows + 1] - csr.indptr[rows]
     counts = torch.bincount(degrees.cumsum(0) // _EXACT_PART).tolist()
-    for part, degree in zip(rows.split(counts), degrees.split(counts)):
+    for part in rows.split(counts):
         if len(part):
-            indptr = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
-            place = torch.repeat_interleave(csr.indptr[part] - indptr[:-1], degree)
-            place += torch.arange(len(place), device=place.device)
-            sources, local = csr.indices[place].unique(return_inverse=True)
+            indptr, sources = edges_into(graph, part)
+            sources, local = sources.unique(return_inverse=True)
             yield part, Graph.from_csr(indptr, local, num_src=len(sources)), sources
 
 

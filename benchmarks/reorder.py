@@ -9,7 +9,7 @@ and on the reordered one through ``r(function, ...)``, which permutes the inputs
 every call ("kept"). All are run in turn, --repeats times. A speed-up is the median over the turns of original
 / reordered in the same turn, so that a machine that others use too does not favour one of them; medians and
 minima of the times are in the JSON. Reordering itself is timed three times, with the new graph and both of
-its CSRs. Needs the extras: pip install dfgnn[bench,reorder].
+its CSRs. Needs the extras bench and reorder.
 
 "random" is a random permutation: what it loses is what the original order of the graph is worth. Printed
 beside the speed-ups: the largest difference of an output, in the user's order, from the original's, relative

@@ -13,7 +13,7 @@ from torch import Tensor
 from . import _flex, _library, _ops
 from .graph import Graph
 
-_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 class _Checker:
@@ -25,7 +25,7 @@ class _Checker:
             raise TypeError(f"{function}: graph: expected a dfgnn.Graph, got {type(graph).__name__}")
         if not isinstance(features, Tensor):
             raise TypeError(f"{function}: {first}: expected a tensor, got {type(features).__name__}")
-        if features.dtype not in _DTYPES:
+        if features.dtype not in DTYPES:
             raise TypeError(
                 f"{function}: {first}: expected float32, float64, float16 or bfloat16, got {features.dtype}"
             )
@@ -152,7 +152,8 @@ def gat_attention(
         dropout_p: probability of dropping an attention weight. The mask is a function (Philox) of a seed
             drawn from torch's generator of the device, the edge and the head; it is never stored.
         return_attention: also return w m softmax(s), [E, H] in feat's dtype and the given edge order.
-        schedule: "auto", or a name from ``dfgnn.schedule.SCHEDULES``.
+        schedule: "auto", or a name from ``dfgnn.schedule.SCHEDULES``, which may carry the bound on the edges
+            of a work item: "natural<=512".
 
     Returns:
         out [num_dst, H, D], or (out, attention).

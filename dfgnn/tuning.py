@@ -13,12 +13,12 @@ import torch
 from . import schedule as scheduler
 from .bench.workloads import LAYERS, Workload, plan_shape
 from .bench.yardsticks import timings
+from .functional import DTYPES
 from .graph import Graph
 
 __all__ = ["Tuning", "autotune"]
 
 _WHERE = "Graph.autotune"
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # A candidate has to beat the estimate's choice by this factor: less is noise.
 _GAIN = 1.02
 # Places of `indices` that are summed at a time.
@@ -66,8 +66,8 @@ def autotune(
     for name, size in (("num_heads", num_heads), ("head_dim", head_dim)):
         if not isinstance(size, int) or size < 1:
             raise ValueError(f"{_WHERE}: {name}: expected a positive integer, got {size!r}")
-    if dtype not in _DTYPES:
-        raise ValueError(f"{_WHERE}: dtype: expected one of {', '.join(map(str, _DTYPES))}, got {dtype!r}")
+    if dtype not in DTYPES:
+        raise ValueError(f"{_WHERE}: dtype: expected one of {', '.join(map(str, DTYPES))}, got {dtype!r}")
     if seconds <= 0:
         raise ValueError(f"{_WHERE}: seconds: expected a positive number, got {seconds!r}")
     path = None if file is None else Path(file)

@@ -7,6 +7,8 @@ import pytest
 
 pytest.importorskip("numpy", reason="the benchmarks need numpy")
 
+import numpy as np
+
 from dfgnn.bench import candidates, cli, report
 
 # Of the stand-in scheduler: the bound of an item by schedule and direction.
@@ -40,9 +42,11 @@ class _Work:
                 items=[None] * 7,
                 splits=[None] * 2,
                 num_slots=5,
-                candidates=[SimpleNamespace(schedule=s) for s in ("natural", "longest_first", "packed")],
             )
         return found
+
+    def alternatives(self, mode):
+        return ["natural", "longest_first", "packed"]
 
     def call(self, attention, mode):
         return attention
@@ -131,7 +135,19 @@ def test_means_of_chosen_over_best():
     assert forward["oracle"]["with_choice"] == 1
 
 
-def test_on_the_cpu_there_is_one_candidate(tmp_path, capsys):
+def test_bounds_are_candidates(tmp_path, capsys):
+    """A row of 6,000 edges: the CPU's own bound cuts it in two, half of that in three, twice not at all."""
+    path, results = tmp_path / "star.npz", tmp_path / "results.json"
+    np.savez(path, indptr=np.r_[0, np.full(6001, 6000)], indices=np.arange(1, 6001))
+    arguments = f"--device cpu --graphs {path} --layers gat --heads 1 --head-dim 4 --budget 0.001 --oracle"
+    assert cli.main([*arguments.split(), "--mode", "forward", "--json", str(results)]) == 0
+    (row,) = json.loads(results.read_text())["rows"]
+    bounds = [f"natural <= {bound}" for bound in (4096, 2048, 8192)]
+    assert list(row["oracle"]["candidates"]) == bounds
+    assert row["oracle"]["chosen"] == bounds[0] and row["oracle"]["ratio"] >= 1
+
+
+def test_a_graph_without_long_rows_has_one_candidate_on_the_cpu(tmp_path, capsys):
     path = tmp_path / "results.json"
     arguments = "--device cpu --graphs er-50-4 --layers gat --heads 2 --head-dim 4 --budget 0.001 --oracle"
     assert cli.main([*arguments.split(), "--json", str(path)]) == 0

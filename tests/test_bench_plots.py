@@ -165,4 +165,4 @@ def test_missing_matplotlib_is_an_error_before_anything_else(arguments, monkeypa
     with pytest.raises(SystemExit) as error:
         cli.main(list(arguments))
     assert error.value.code == 2
-    assert "pictures need matplotlib: pip install dfgnn[bench]" in capsys.readouterr().err
+    assert "pictures need matplotlib: pip install matplotlib" in capsys.readouterr().err

@@ -1,6 +1,6 @@
 """The benchmark command, ``python -m dfgnn.bench`` (``--help`` lists the options).
 
-Needs numpy beside torch, scipy for ``.mtx`` files and matplotlib for pictures: ``pip install dfgnn[bench]``.
+Needs numpy beside torch, scipy for ``.mtx`` files and matplotlib for pictures (the extra ``bench``).
 
 ``graphs`` reads graphs, ``twins`` makes synthetic ones and ``datasets`` asks other libraries for theirs;
 ``workloads`` makes inputs, ``measure`` times calls, ``yardsticks`` gives the floor, ``accuracy`` the errors,

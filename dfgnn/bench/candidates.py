@@ -23,12 +23,6 @@ def describe(plans: dict) -> dict[str, dict]:
     }
 
 
-def options(work: Workload, mode: str) -> list[dict]:
-    """What can be asked of the functions beside "auto", as keyword arguments; it holds in both directions."""
-    names = {c.schedule: None for plan in work.plans(mode).values() for c in plan.candidates}
-    return [{"schedule": name} for name in names]
-
-
 def measure_candidates(work: Workload, mode: str, chosen: dict, budget: float) -> dict:
     """{"candidates", "kind", "chosen", "best", "ratio"} for a measured row with the schedule "auto".
 
@@ -38,13 +32,13 @@ def measure_candidates(work: Workload, mode: str, chosen: dict, budget: float) -
     """
     name = plan_text(chosen["plan"])
     found = {name: {kind: chosen[kind] for kind in ("eager", "kernels") if kind in chosen}}
-    for arguments in options(work, mode):
-        candidate = arguments["schedule"]
+    for schedule in work.alternatives(mode):
+        candidate = schedule
         try:
-            candidate = plan_text(describe(work.plans(mode, **arguments)))
+            candidate = plan_text(describe(work.plans(mode, schedule)))
             if candidate in found:
                 continue
-            call = work.call(partial(work.layer.attention, work.graph, **arguments), mode)
+            call = work.call(partial(work.layer.attention, work.graph, schedule=schedule), mode)
             found[candidate] = timings(call, work.graph.device, budget)
         except (RuntimeError, ValueError) as error:
             found[candidate] = {"failed": measure.reason(error)}

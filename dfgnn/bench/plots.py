@@ -48,7 +48,7 @@ def require_matplotlib() -> None:
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
-        raise ImportError(f"pictures need matplotlib: pip install dfgnn[bench] ({error})") from error
+        raise ImportError(f"pictures need matplotlib: pip install matplotlib ({error})") from error
 
 
 def draw(results: dict, folder: Path) -> list[str]:

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 from torch import Tensor
 
-from .. import functional
+from .. import functional, schedule
 from ..graph import Graph
 from . import accuracy
 
@@ -111,12 +112,20 @@ class Workload:
             for name, reverse in directions.items()
         }
 
+    def alternatives(self, mode: str) -> list[str]:
+        """The schedules that could be asked for instead of "auto", in either direction."""
+        shape = plan_shape(self.graph, self.heads, self.head_dim, self.dtype)
+        directions = (False, True) if mode == "train" else (False,)
+        names = (schedule.alternatives(self.graph, reverse=reverse, **shape) for reverse in directions)
+        return list(dict.fromkeys(chain.from_iterable(names)))
+
     def reference(self, gradients: bool, rows: Tensor | None = None) -> dict[str, Tensor]:
         """float64 values of what ``call`` returns, by name; with ``rows``, those destinations of ``out``."""
         inputs = {name: x.detach() for name, x in self.inputs.items()}
         if rows is not None:
             inputs[self.layer.by_dst] = inputs[self.layer.by_dst][rows]
-            return self.layer.exact(_block(self.graph, rows), **inputs)
+            block = Graph.from_csr(*edges_into(self.graph, rows), num_src=self.graph.num_src)
+            return self.layer.exact(block, **inputs)
         return self.layer.exact(self.graph, **inputs, grad_out=self.grad_out if gradients else None)
 
     def errors(
@@ -145,11 +154,11 @@ def sample_rows(graph, count: int) -> Tensor:
     return rows
 
 
-def _block(graph, rows: Tensor) -> Graph:
-    """The edges into these destinations, which become 0, 1, ...; sources stay."""
+def edges_into(graph, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """(indptr, sources) of a CSR of these destinations alone."""
     csr = graph.csr()
-    degree = csr.indptr.diff()[rows]
+    degree = csr.indptr[rows + 1] - csr.indptr[rows]
     indptr = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
     place = torch.repeat_interleave(csr.indptr[rows] - indptr[:-1], degree)
     place += torch.arange(len(place), device=place.device)
-    return Graph.from_csr(indptr, csr.indices[place], num_src=graph.num_src)
+    return indptr, csr.indices[place]
