@@ -81,9 +81,11 @@ def from_dgl(cls, graph, validate: bool):
                 f"{where}: graph: expected an indptr of {num_rows + 1} values for {num_rows} nodes, "
                 f"got {indptr.numel()}"
             )
-        return cls._from_csr(where, indptr, indices, num_cols, eids, validate, rows=rows)
-    src, dst = graph.adj_tensors("coo")
-    return cls._from_coo(where, ("src", "dst"), src, dst, None, num_src, num_dst, validate)
+        found = cls._from_csr(where, indptr, indices, num_cols, eids, validate, rows=rows)
+    else:
+        src, dst = graph.adj_tensors("coo")
+        found = cls._from_coo(where, ("src", "dst"), src, dst, None, num_src, num_dst, validate)
+    return found.one_shot() if graph.is_block else found
 
 
 def from_pyg(cls, data, num_nodes, num_src, num_dst, validate: bool):

@@ -50,6 +50,10 @@ _load_cpu()
 _cuda_problem = _load_cuda()
 
 
+def has_cuda_library() -> bool:
+    return _cuda_problem is None
+
+
 def require_cuda_library() -> None:
     """Raise RuntimeError, saying how to get CUDA support, unless the CUDA kernels can be called."""
     if _cuda_problem is not None:

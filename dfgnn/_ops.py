@@ -6,15 +6,19 @@ and ``positive_mass``) beside ``out`` and ``attention``; only the latter two are
 reverse CSR along for backward, which gathers over it.
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import library
 
-from . import _library  # noqa: F401  (loads the operators)
+from . import _library  # loads the operators
 
 ops = torch.ops.dfgnn
+
+
+def on_device(x: torch.Tensor) -> bool:
+    """Whether the operators that only a GPU has (planning) can run on x."""
+    return x.device.type == "cuda" and _library.has_cuda_library()
 
 
 class GraphArgs(NamedTuple):
@@ -30,6 +34,8 @@ class GraphArgs(NamedTuple):
     rev_items: torch.Tensor | None
     rev_splits: torch.Tensor | None
     rev_plan: list[int]
+    tiles: torch.Tensor | None
+    rev_tiles: torch.Tensor | None
 
 
 class EdgeArgs(NamedTuple):
@@ -43,18 +49,25 @@ class EdgeArgs(NamedTuple):
     seed: torch.Tensor | None  # int64 [1], of dropout
 
 
-def graph_args(graph, *, num_heads, head_dim, dtype, schedule, edges: bool, backward: bool) -> GraphArgs:
+def graph_args(
+    graph, *, num_heads, head_dim, dtype, schedule, layer: str, edges: bool, backward: bool
+) -> GraphArgs:
     """edges: edge tensors, dropout or returned attention need edge ids. backward: gradients are wanted."""
-    shape = dict(num_heads=num_heads, head_dim=head_dim, dtype=dtype, schedule=schedule)
-    csr, plan = graph.csr(), graph.plan(**shape)
+    csr, plan = graph.csr(), graph.plan(num_heads, head_dim, dtype, False, schedule, layer, edges)
     forward = (csr.indices, csr.eids if edges else None, plan.items, plan.splits, plan.launch)
     if not backward:
-        return GraphArgs(*forward, None, None, None, None, [0, 0])
-    rev = graph.reverse_csr(need_eids=edges)
-    rev_plan = graph.plan(**shape, reverse=True)
-    return GraphArgs(
-        *forward, rev.indices, rev.eids if edges else None, rev_plan.items, rev_plan.splits, rev_plan.launch
+        return GraphArgs(*forward, None, None, None, None, [0, 0, 0], plan.tiles, None)
+    rev, rev_plan = (
+        graph.reverse_csr(edges),
+        graph.plan(num_heads, head_dim, dtype, True, schedule, layer, edges),
     )
+    reverse = (rev.indices, rev.eids, rev_plan.items, rev_plan.splits, rev_plan.launch)
+    return GraphArgs(*forward, *reverse, plan.tiles, rev_plan.tiles)
+
+
+def as_type(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``x.to(dtype)``, of which the call costs a small graph something even where it does nothing."""
+    return x if x.dtype == dtype else x.to(dtype)
 
 
 def _acc(dtype: torch.dtype) -> torch.dtype:
@@ -67,11 +80,12 @@ def _optional(like: torch.Tensor, shape, dtype: torch.dtype, wanted: bool) -> to
 
 # Values of `score`, as in csrc/core/params.h.
 SCORES = {"additive": 0, "dot": 1, "additive_v2": 2}
+_LAYERS = {"additive": "gat", "dot": "dot", "additive_v2": "gatv2"}  # as plans name them
 
 
 @library.register_fake("dfgnn::attention_forward")
 def _(score, value, src, dst, attn, *rest):
-    indices, num_dst, return_attention, save_positive = rest[7], rest[17], rest[-2], rest[-1]
+    indices, num_dst, return_attention, save_positive = rest[7], rest[19], rest[-2], rest[-1]
     _, heads, dim = value.shape
     acc = _acc(value.dtype)
     return (
@@ -85,7 +99,7 @@ def _(score, value, src, dst, attn, *rest):
 
 # Positions in `flags` and `need` of the operators (csrc/torch/attention.h).
 _BIAS_AFTER, _FEAT_IN_KEY, _FEAT_IN_VALUE = 1, 2, 4
-_NEED = {"dst": 1, "bias": 2, "gate": 4, "weight": 8, "feat": 16}
+_NEED_DST, _NEED_BIAS, _NEED_GATE, _NEED_WEIGHT, _NEED_FEAT = 1, 2, 4, 8, 16
 
 
 @library.register_fake("dfgnn::attention_backward")
@@ -94,11 +108,11 @@ def _(grad_out, grad_attention, score, value, src, dst, attn, *rest):
     indices, need = rest[12], rest[-1]
     acc, edge_heads = _acc(value.dtype), (indices.shape[0], value.shape[1])
 
-    def edge(name, x):
-        return _optional(value, edge_heads, acc, x is not None and bool(need & _NEED[name]))
+    def edge(x, bit):
+        return _optional(value, edge_heads, acc, x is not None and bool(need & bit))
 
-    need_dst = dst is not None and (score != 0 or bool(need & _NEED["dst"]))
-    need_feat = feat is not None and bool(need & _NEED["feat"])
+    need_dst = dst is not None and (score != 0 or bool(need & _NEED_DST))
+    need_feat = feat is not None and bool(need & _NEED_FEAT)
     # How many partial sums of attn's gradient there are, only the kernels know.
     parts = library.get_ctx().new_dynamic_size() if attn is not None else 0
     return (
@@ -106,9 +120,9 @@ def _(grad_out, grad_attention, score, value, src, dst, attn, *rest):
         torch.empty_like(src) if src is not None else value.new_empty(0),
         torch.empty_like(dst) if need_dst else value.new_empty(0, dtype=acc if score == 0 else None),
         value.new_empty((parts, *value.shape[1:]), dtype=acc),
-        edge("bias", bias),
-        edge("gate", gate),
-        edge("weight", weight),
+        edge(bias, _NEED_BIAS),
+        edge(gate, _NEED_GATE),
+        edge(weight, _NEED_WEIGHT),
         torch.empty_like(feat) if need_feat else value.new_empty(0),
     )
 
@@ -137,64 +151,81 @@ def _call(op, *args):
         return op(*args)
 
 
-def _setup(ctx, inputs, output):
-    graph = GraphArgs(*inputs[12:22])
+def _save(ctx, inputs, output):
     out, lse, positive, positive_mass, attention = output
-    ctx.score, ctx.numbers = inputs[0], inputs[23:27]
-    ctx.has_attention, ctx.has_positive = inputs[27:]
-    ctx.plans = graph.plan, graph.rev_plan
-    ctx.mark_non_differentiable(lse, positive, positive_mass)
-    if not ctx.has_attention:
-        ctx.mark_non_differentiable(attention)
+    has_attention, has_positive = inputs[29:]
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[1:12], *output, *graph[:4], *graph[5:9])
+    # The graph, which nobody may modify, is kept as it is: saving a tensor and checking it later takes time.
+    ctx.score, ctx.graph, ctx.numbers = inputs[0], inputs[12:24], inputs[25:29]
+    ctx.save_for_backward(
+        *inputs[1:12],
+        out,
+        lse,
+        positive if has_positive else None,
+        positive_mass if has_positive else None,
+        attention if has_attention else None,
+    )
 
 
-def _backward(ctx, grad_out, grad_lse, grad_positive, grad_mass, grad_attention):
-    value, src, dst, attn, *edge, out_bias = (saved := ctx.saved_tensors)[:11]
-    edge = EdgeArgs(*edge)
-    out, lse, positive, mass, attention = saved[11:16]
+def _gradients(ctx, grad_out, grad_attention):
+    """Of the operator's arguments up to out_bias."""
+    tensors = (saved := ctx.saved_tensors)[:11]
+    _, src, _, attn, _, gate, _, weight, *_ = tensors
+    out, lse, positive, positive_mass, attention = saved[11:]
+    _, _, _, need_dst, need_attn, need_bias, need_gate, _, need_weight, need_feat, _, need_out_bias = (
+        ctx.needs_input_grad[:12]
+    )
     if grad_out is None:
         grad_out = torch.zeros_like(out)
-    need = dict(zip(("value", "src", "dst", "attn", *EdgeArgs._fields, "out_bias"), ctx.needs_input_grad[1:]))
     grad_value, grad_src, grad_dst, grad_attn, grad_bias, grad_gate, grad_weight, grad_feat = _call(
         _backward_op,
         grad_out,
         grad_attention,
         ctx.score,
-        *saved[:11],
+        *tensors,
         out,
         lse,
-        positive if ctx.has_positive else None,
-        mass if ctx.has_positive else None,
+        positive,
+        positive_mass,
         attention if grad_attention is not None else None,
-        *saved[16:20],
-        ctx.plans[0],
-        *saved[20:24],
-        ctx.plans[1],
+        *ctx.graph,
         *ctx.numbers,
-        sum(bit for name, bit in _NEED.items() if need[name]),
+        _NEED_DST * need_dst
+        + _NEED_BIAS * need_bias
+        + _NEED_GATE * need_gate
+        + _NEED_WEIGHT * need_weight
+        + _NEED_FEAT * need_feat,
     )
     return (
         None,
         grad_value,
         grad_src if src is not None else None,
-        grad_dst if need["dst"] else None,
-        grad_attn.sum(0).to(attn.dtype) if need["attn"] else None,
-        grad_bias.to(edge.bias.dtype) if need["bias"] else None,
-        _per_edge_grad(edge.gate, grad_gate) if need["gate"] else None,
+        grad_dst if need_dst else None,
+        as_type(grad_attn.sum(0), attn.dtype) if need_attn else None,
+        as_type(grad_bias, tensors[4].dtype) if need_bias else None,
+        _per_edge_grad(gate, grad_gate) if need_gate else None,
         None,
-        _per_edge_grad(edge.weight, grad_weight) if need["weight"] else None,
-        grad_feat if need["feat"] else None,
+        _per_edge_grad(weight, grad_weight) if need_weight else None,
+        grad_feat if need_feat else None,
         None,
-        grad_out.sum(0) if need["out_bias"] else None,
-        *[None] * 17,
+        grad_out.sum(0) if need_out_bias else None,
     )
 
 
 def _per_edge_grad(x, grad):
     """The kernels return [E, H]; a tensor shared by the heads sums it."""
-    return (grad.sum(1, keepdim=True) if x.shape[1] == 1 else grad).to(x.dtype)
+    return as_type(grad.sum(1, keepdim=True) if x.shape[1] == 1 else grad, x.dtype)
+
+
+def _setup(ctx, inputs, output):
+    out, lse, positive, positive_mass, attention = output
+    _save(ctx, inputs, output)
+    has_attention = inputs[29]
+    ctx.mark_non_differentiable(lse, positive, positive_mass, *(() if has_attention else (attention,)))
+
+
+def _backward(ctx, grad_out, grad_lse, grad_positive, grad_mass, grad_attention):
+    return *_gradients(ctx, grad_out, grad_attention), *[None] * 19
 
 
 def _no_second_order(ctx, *grads):
@@ -210,15 +241,21 @@ library.register_autograd("dfgnn::attention_backward", _no_second_order)
 class _Attention(torch.autograd.Function):
     """The operator with the same autograd formula, for calls from Python; the registered one serves
     torch.compile and direct callers of ``torch.ops.dfgnn``.
+
+    Takes the arguments behind out_bias as one and returns (out, attention or None): every argument, result
+    and saved tensor of a Function costs time.
     """
 
     @staticmethod
     def forward(ctx, *inputs):
+        inputs = *inputs[:-1], *inputs[-1]
         output = _call(_forward_op, *inputs)
-        _setup(ctx, inputs, output)
-        return output
+        _save(ctx, inputs, output)
+        return output[0], output[4] if inputs[29] else None
 
-    backward = staticmethod(_backward)
+    @staticmethod
+    def backward(ctx, grad_out, grad_attention):
+        return *_gradients(ctx, grad_out, grad_attention), None
 
 
 _forward_op = ops.attention_forward.default
@@ -244,44 +281,39 @@ def attention(
     feat_in_key: bool = False,
     feat_in_value: bool = False,
 ):
-    """(out, attention) of checked arguments; attention is empty unless asked for."""
-    wanted = [x is not None and x.requires_grad for x in (value, src, dst, attn, *edge, out_bias)]
-    backward = torch.is_grad_enabled() and any(wanted)
-    args = graph_args(
-        graph,
-        num_heads=value.shape[1],
-        head_dim=value.shape[2],
-        dtype=value.dtype,
-        schedule=schedule,
-        edges=return_attention or any(x is not None for x in edge),
-        backward=backward,
-    )
-    flags = _BIAS_AFTER * bias_after + _FEAT_IN_KEY * feat_in_key + _FEAT_IN_VALUE * feat_in_value
-    eager = backward and not torch.compiler.is_compiling()
-    out, _, _, _, attention = (_Attention.apply if eager else partial(_call, _forward_op))(
-        SCORES[score],
-        value,
-        src,
-        dst,
-        attn,
-        *edge,
-        out_bias,
-        *args,
+    """(out, attention) of checked arguments; attention means nothing unless asked for."""
+    tensors = value, src, dst, attn, *edge, out_bias
+    backward = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    _, num_heads, head_dim = value.shape
+    rest = (
+        *graph_args(
+            graph,
+            num_heads=num_heads,
+            head_dim=head_dim,
+            dtype=value.dtype,
+            schedule=schedule,
+            edges=return_attention or any(x is not None for x in edge),
+            backward=backward,
+            layer=_LAYERS[score],
+        ),
         graph.num_dst,
         float(slope),
         float(scale),
         float(dropout_p),
-        flags,
+        _BIAS_AFTER * bias_after + _FEAT_IN_KEY * feat_in_key + _FEAT_IN_VALUE * feat_in_value,
         return_attention,
-        score == "additive" and backward and wanted[2] and edge.gate is None,
+        score == "additive" and backward and dst is not None and dst.requires_grad and edge.gate is None,
     )
+    if backward and not torch.compiler.is_compiling():
+        return _Attention.apply(SCORES[score], *tensors, rest)
+    out, _, _, _, attention = _call(_forward_op, SCORES[score], *tensors, *rest)
     return out, attention
 
 
 def _product_args(graph, feat, reverse: bool):
     csr = graph.reverse_csr(need_eids=True) if reverse else graph.csr()
     shape = dict(num_heads=feat.shape[1], head_dim=feat.shape[2], dtype=feat.dtype)
-    plan = graph.plan(**shape, reverse=reverse)
+    plan = graph.plan(**shape, reverse=reverse, layer=None)
     return csr.indices, csr.eids, plan.items, plan.splits, plan.launch
 
 

@@ -47,11 +47,7 @@ class _Checker:
         if x.device != self.device:
             raise self.error(ValueError, name, f"device {self.device} (the graph's)", x.device)
 
-        def fits(shape):
-            pairs = zip(x.shape, shape, strict=True)
-            return x.dim() == len(shape) and all(n >= 1 if want is None else n == want for n, want in pairs)
-
-        if not any(x.dim() == len(shape) and fits(shape) for shape in shapes):
+        if x.shape not in shapes and not any(_fits(x.shape, shape) for shape in shapes):
             text = " or ".join(
                 "[" + ", ".join("any" if n is None else str(n) for n in shape) + "]" for shape in shapes
             )
@@ -77,34 +73,47 @@ class _Checker:
             raise self.error(ValueError, "dropout_p", "a probability in [0, 1]", dropout_p)
         if dropout_p > 0 and seed is None:
             seed = torch.randint(0, 2**62, (1,), device=self.device)
-        gate, mask, weight = (
-            x.unsqueeze(1) if x is not None and x.dim() == 1 else x for x in (gate, mask, weight)
-        )
-        return _ops.EdgeArgs(bias, gate, mask, weight, feat, seed if dropout_p > 0 else None)
+        seed = seed if dropout_p > 0 else None
+        return _ops.EdgeArgs(bias, _column(gate), _column(mask), _column(weight), feat, seed)
 
 
-def _pad_for_device(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    """CUDA kernels load 16 bytes at a time and take one head size: zero columns fill up to it."""
-    if tensors[0].device.type != "cuda":
+def _fits(shape, wanted) -> bool:
+    return len(shape) == len(wanted) and all(
+        n == want or (want is None and n >= 1) for n, want in zip(shape, wanted)
+    )
+
+
+def _column(x: Tensor | None) -> Tensor | None:
+    return x.unsqueeze(1) if x is not None and x.dim() == 1 else x
+
+
+def _for_device(check: _Checker, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The tensors as the device's kernels take them, if it has any. CUDA kernels load 16 bytes at a time and
+    take one head size: zero columns fill up to it."""
+    kind = check.device.type
+    if kind == "cpu":
         return tensors
-    step = 16 // tensors[0].element_size()
-    size = -(-max(t.shape[-1] for t in tensors if t is not None) // step) * step
+    if kind != "cuda":
+        raise check.error(ValueError, "graph", "a graph on cpu or cuda", check.device)
+    _library.require_cuda_library()
+    step = 16 // check.dtype.itemsize
+    sizes = {t.shape[-1] for t in tensors if t is not None}
+    size = -(-max(sizes) // step) * step
+    if sizes == {size}:
+        return tensors
     return tuple(
         t if t is None or t.shape[-1] == size else torch.nn.functional.pad(t, (0, size - t.shape[-1]))
         for t in tensors
     )
 
 
+def _with_feat(edge: _ops.EdgeArgs, feat: Tensor | None) -> _ops.EdgeArgs:
+    return edge if feat is edge.feat else edge._replace(feat=feat)
+
+
 def _without_padding(out: Tensor, size: int) -> Tensor:
     # Slicing an unpadded tensor would cost a copy of its gradient.
     return out[..., :size] if out.shape[-1] > size else out
-
-
-def _prepare(check: _Checker) -> None:
-    if check.device.type == "cuda":
-        _library.require_cuda_library()
-    elif check.device.type != "cpu":
-        raise check.error(ValueError, "graph", "a graph on cpu or cuda", check.device)
 
 
 def gat_attention(
@@ -172,21 +181,21 @@ def gat_attention(
     heads, dim = feat.shape[1:]
     alpha_types = (check.dtype, check.acc)
     check.tensor("alpha_src", alpha_src, [(graph.num_src, heads)], alpha_types)
+    alpha_src = _ops.as_type(alpha_src, check.acc)
     if alpha_dst is not None:
         check.tensor("alpha_dst", alpha_dst, [(graph.num_dst, heads)], alpha_types)
-        alpha_dst = alpha_dst.to(check.acc)
+        alpha_dst = _ops.as_type(alpha_dst, check.acc)
     edge = check.options(
         heads, edge_bias, edge_gate, edge_mask, edge_weight, edge_feat, dim, out_bias, dim, dropout_p, _seed
     )
-    _prepare(check)
-    values, edge_feat, out_bias = _pad_for_device(feat, edge.feat, out_bias)
+    values, edge_feat, out_bias = _for_device(check, feat, edge.feat, out_bias)
     out, attention = _ops.attention(
-        graph, "additive", values, alpha_src.to(check.acc), alpha_dst, None, edge._replace(feat=edge_feat),
-        out_bias, slope=negative_slope, bias_after=bias_after, feat_in_value=True, dropout_p=dropout_p,
+        graph, "additive", values, alpha_src, alpha_dst, None, _with_feat(edge, edge_feat), out_bias,
+        slope=negative_slope, bias_after=bias_after, feat_in_value=True, dropout_p=dropout_p,
         return_attention=return_attention, schedule=schedule,
     )  # fmt: skip
     out = _without_padding(out, dim)
-    return (out, attention.to(feat.dtype)) if return_attention else out
+    return (out, _ops.as_type(attention, feat.dtype)) if return_attention else out
 
 
 def gatv2_attention(
@@ -240,15 +249,14 @@ def gatv2_attention(
     edge = check.options(
         heads, edge_bias, edge_gate, edge_mask, edge_weight, edge_feat, dim, out_bias, dim, dropout_p, _seed
     )
-    _prepare(check)
-    src, dst, attn, edge_feat, out_bias = _pad_for_device(x_src, x_dst, attn, edge.feat, out_bias)
+    src, dst, attn, edge_feat, out_bias = _for_device(check, x_src, x_dst, attn, edge.feat, out_bias)
     out, attention = _ops.attention(
-        graph, "additive_v2", src, None, dst, attn, edge._replace(feat=edge_feat), out_bias,
+        graph, "additive_v2", src, None, dst, attn, _with_feat(edge, edge_feat), out_bias,
         slope=negative_slope, feat_in_key=True, dropout_p=dropout_p, return_attention=return_attention,
         schedule=schedule,
     )  # fmt: skip
     out = _without_padding(out, dim)
-    return (out, attention.to(x_src.dtype)) if return_attention else out
+    return (out, _ops.as_type(attention, x_src.dtype)) if return_attention else out
 
 
 def dot_attention(
@@ -315,15 +323,14 @@ def dot_attention(
         heads, edge_bias, edge_gate, edge_mask, edge_weight, edge_feat, dim if in_key else value_dim,
         out_bias, value_dim, dropout_p, _seed,
     )  # fmt: skip
-    _prepare(check)
-    dst, src, values, edge_feat, out_bias = _pad_for_device(query, key, value, edge.feat, out_bias)
+    dst, src, values, edge_feat, out_bias = _for_device(check, query, key, value, edge.feat, out_bias)
     out, attention = _ops.attention(
-        graph, "dot", values, src, dst, None, edge._replace(feat=edge_feat), out_bias, slope=negative_slope,
+        graph, "dot", values, src, dst, None, _with_feat(edge, edge_feat), out_bias, slope=negative_slope,
         scale=1 / math.sqrt(dim) if scale is None else scale, bias_after=bias_after, feat_in_key=in_key,
         feat_in_value=in_value, dropout_p=dropout_p, return_attention=return_attention, schedule=schedule,
     )  # fmt: skip
     out = _without_padding(out, value_dim)
-    return (out, attention.to(query.dtype)) if return_attention else out
+    return (out, _ops.as_type(attention, query.dtype)) if return_attention else out
 
 
 def agnn_attention(
@@ -408,8 +415,7 @@ def sddmm(graph: Graph, query: Tensor, key: Tensor, *, scale: float = 1.0) -> Te
     check = _Checker("sddmm", graph, "query", query)
     check.tensor("query", query, [(graph.num_dst, None, None)])
     check.tensor("key", key, [(graph.num_src, *query.shape[1:])])
-    _prepare(check)
-    out = _ops.sddmm(graph, *_pad_for_device(query, key))
+    out = _ops.sddmm(graph, *_for_device(check, query, key))
     return out if scale == 1 else out * scale
 
 
@@ -425,10 +431,9 @@ def spmm(graph: Graph, edge_weight: Tensor, feat: Tensor) -> Tensor:
     check.tensor("feat", feat, [(graph.num_src, None, None)])
     heads, dim = feat.shape[1:]
     check.tensor("edge_weight", edge_weight, [(graph.num_edges,), (graph.num_edges, heads)])
-    _prepare(check)
     if edge_weight.dim() == 1:
         edge_weight = edge_weight.unsqueeze(1).expand(-1, heads)
-    (values,) = _pad_for_device(feat)
+    (values,) = _for_device(check, feat)
     return _without_padding(_ops.spmm(graph, edge_weight, values), dim)
 
 

@@ -70,7 +70,7 @@ class Graph:
     Pickling and copying keep both CSRs and drop plans.
     """
 
-    __slots__ = ("__weakref__", "_device", "_dst", "_num_edges", "_plans", "_src")
+    __slots__ = ("__weakref__", "_device", "_dst", "_num_edges", "_once", "_plans", "_src")
 
     def __init__(self, *args, **kwargs):
         raise TypeError(
@@ -79,19 +79,19 @@ class Graph:
         )
 
     @classmethod
-    def _make(cls, dst: _Side, src: _Side) -> Graph:
+    def _make(cls, dst: _Side, src: _Side, once: bool = False) -> Graph:
         self = object.__new__(cls)
-        self.__setstate__((dst, src))
+        self.__setstate__((dst, src, once))
         return self
 
     def __getstate__(self):
-        return self._dst, self._src
+        return self._dst, self._src, self._once
 
-    def __setstate__(self, sides):
-        dst, src = sides
+    def __setstate__(self, state):
+        dst, src, once = state
         csr, _ = dst.built or src.built
-        values = (dst, src, csr.indices.numel(), csr.indices.device, {})
-        for name, value in zip(("_dst", "_src", "_num_edges", "_device", "_plans"), values):
+        values = (dst, src, once, csr.indices.numel(), csr.indices.device, {})
+        for name, value in zip(("_dst", "_src", "_once", "_num_edges", "_device", "_plans"), values):
             object.__setattr__(self, name, value)
 
     def __setattr__(self, name, value):
@@ -365,8 +365,12 @@ class Graph:
         """Statistics of the in-degrees, or of the out-degrees. Waits for the device the first time."""
         side = self._src if reverse else self._dst
         if side.stats is None:
-            degrees = self.out_degrees() if reverse else self.in_degrees()
-            side.stats = _csr.degree_stats(degrees, self.num_edges)
+            if side.built is not None:
+                side.stats = _csr.degree_stats_of(side.built[0])
+            else:
+                side.stats = _csr.degree_stats(
+                    self.out_degrees() if reverse else self.in_degrees(), self.num_edges
+                )
             side.has_empty = side.stats.num_empty > 0
         return side.stats
 
@@ -377,14 +381,18 @@ class Graph:
         dtype: torch.dtype = torch.float32,
         reverse: bool = False,
         schedule: str = "auto",
+        layer: str | None = "gat",
+        edges: bool = False,
     ):
         """How the kernels walk this graph: a `dfgnn.schedule.Plan`, chosen once per set of arguments and
         cached.
 
         reverse: the plan over sources that backward uses. schedule: a name forces that schedule,
-        "natural<=512" also its bound on the edges of an item. After `autotune`, "auto" is what it found.
+        "natural<=512" also its bound on the edges of an item. layer: "gat", "gatv2" or "dot", or None for
+        the plain products. edges: the call has edge tensors or dropout, or returns attention. After
+        `autotune`, "auto" is what it found for the layer.
         """
-        key = (num_heads, head_dim, dtype, reverse, schedule)
+        key = (num_heads, head_dim, dtype, reverse, schedule, layer, edges)
         plan = self._plans.get(key)
         if plan is None:
             from . import schedule as scheduler
@@ -397,6 +405,8 @@ class Graph:
                     head_dim=head_dim,
                     dtype=dtype,
                     schedule=schedule,
+                    layer=layer,
+                    edges=edges,
                 )
         return plan
 
@@ -439,11 +449,25 @@ class Graph:
         if device == self._device:
             return self
         with torch.inference_mode(False):
-            return Graph._make(self._dst.to(device, non_blocking), self._src.to(device, non_blocking))
+            sides = (side.to(device, non_blocking) for side in (self._dst, self._src))
+            return Graph._make(*sides, self._once)
 
     def reverse(self) -> Graph:
         """Every edge turned round, in the same order. Shares everything that either graph builds."""
-        return Graph._make(self._src, self._dst)
+        return Graph._make(self._src, self._dst, self._once)
+
+    def one_shot(self) -> Graph:
+        """This graph for one step of training, as a sampled mini-batch is; shares what either builds.
+
+        Its plans are made without degree statistics, so that nothing waits for the device, neither planning
+        nor forward nor backward: on a GPU "auto" is "packed" where the features allow it and "natural" where
+        not, and splits rows of more than 256 edges. A graph made of a DGL block is one already.
+        """
+        return Graph._make(self._dst, self._src, True)
+
+    @property
+    def is_one_shot(self) -> bool:
+        return self._once
 
     def reorder(self, method):
         """This graph with its nodes relabelled, as a `dfgnn.reorder.Reordering`: the graph, the permutations,

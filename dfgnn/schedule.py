@@ -10,25 +10,40 @@ how many rows a warp takes:
 ``packed``         every sub-warp of a warp takes a row of its own; longest first, except where all rows are
                    alike. Needs feature rows of at most 256 bytes per tile of heads, so that a warp has
                    several sub-warps.
+``tiles``          windows of 64 rows as dense blocks with masks, on tensor cores (dfgnn/tiles.py): what rows
+                   of a window have in common is loaded once. Float16 and bfloat16, heads of 16, 32, 64 or
+                   128 elements, additive and dot attention without edge tensors, dropout or returned
+                   attention, no edge twice. A feature that is not finite reaches all rows of its windows.
 
 On the CPU, threads take equal numbers of edges of the natural order, so ``natural`` is the only schedule
 there.
 
 ``plan`` estimates the cost of every candidate and takes the cheapest; a schedule asked for by name is taken
 or refused with an error, never replaced. ``"natural<=512"`` also sets the bound of an item, which otherwise
-follows from the number of edges. ``Graph.autotune`` measures instead of estimating.
+follows from the number of edges; of tiles it bounds the columns. ``"natural<=512 heads<=2"`` works on two
+heads at a time, over all rows, and ``"natural<=512 sources/2"`` on half of the sources at a time: where the
+neighbours' rows exceed the L2 cache and those of some heads, or parts, do not, that is the choice.
+``Graph.autotune`` measures instead of estimating.
 """
 
+import math
 import re
 from dataclasses import dataclass
 
 import torch
 
-SCHEDULES = ("natural", "longest_first", "packed")
+from . import _ops
+from . import tiles as tiling
+
+# Of these the plain products have the first three.
+ROW_SCHEDULES = ("natural", "longest_first", "packed")
+SCHEDULES = (*ROW_SCHEDULES, "tiles")
 
 # Warps that an H100/H200-class GPU keeps resident at the kernels' register use: 132 multiprocessors x 20.
 _RESIDENT_WARPS = 2640
 _WARP = 32
+# And blocks of the tile kernels.
+_RESIDENT_BLOCKS = 132 * 4
 # Calibrated on an H200 (docs/performance-log.md):
 # starting and finishing an item, in edges;
 _ITEM_COST = 10.0
@@ -36,6 +51,19 @@ _ITEM_COST = 10.0
 _UNEVEN_LOSS = 1.15
 # slow-down of another order where rows are alike, as in batches of small graphs: neighbours lose their cache.
 _LOCALITY_LOSS = 1.4
+# A chunk of tiles, in edges of the layer on rows.
+_CHUNK_COST = {"gat": 330.0, "dot": 185.0}
+# Rows gathered per edge forward or over destinations, and over sources: arrays that the cache has to hold.
+# None: the plain products.
+_GATHERED = {"gat": (1, 1), "gatv2": (1, 2), "dot": (2, 2), None: (1, 1)}
+_L2_BYTES = 63e6
+_MOST_PARTS = 4
+# Lanes that a neighbour's row needs to be worth an instruction; edges of a row to be worth a visit per group
+# of heads.
+_LEAST_LANES = 8
+_LEAST_MEAN = 64.0
+# Bound of an item where degrees are not known.
+_ONCE_BOUND = 256
 # Degrees are alike below this coefficient of variation.
 _ALIKE = 0.5
 # The least bound of an item: a warp's edges. Partial results stay below 1/32 of a tensor of edges.
@@ -56,24 +84,36 @@ class Plan:
     """Work items of one direction of a graph; ``repr`` tells how it was chosen."""
 
     schedule: str
-    max_edges: int
+    max_edges: int  # of an item; with tiles columns
     items: torch.Tensor  # int32 [num_items, 4]: row, begin, end, slot (-1: the whole row)
-    splits: torch.Tensor  # int32 [num_splits, 4]: row, slot_begin, slot_end, 0
+    splits: torch.Tensor  # int32 [num_splits, 4]: row, slot_begin, slot_end, stride
     num_slots: int
     packed: bool
     why: str
     stats: object
     candidates: tuple[Candidate, ...]
+    tiles: torch.Tensor | None = None  # int32 [num_chunks, 96]: dfgnn/tiles.py
+    heads_per_tile: int = 0  # at most so many heads at a time; 0: as many as a warp has lanes for
+    source_parts: int = 1  # rows are cut where their sources pass from one part of all to the next
 
     @property
     def launch(self) -> list[int]:
-        return [self.num_slots, int(self.packed)]
+        return [self.num_slots, int(self.packed), self.heads_per_tile]
 
     def __repr__(self) -> str:
         s = self.stats
+        if s is None:
+            packed = ", several rows per warp" if self.packed else ""
+            return (
+                f"Plan {self.schedule}: items of at most {self.max_edges} edges{packed}; {self.why}, whose "
+                "degrees are not known"
+            )
+        held = "edges" if self.tiles is None else f"columns ({len(self.tiles):,} chunks of {tiling.COLUMNS})"
         lines = [
-            f"Plan {self.schedule}: {len(self.items):,} items of at most {self.max_edges} edges, "
-            f"{len(self.splits):,} split rows in {self.num_slots:,} pieces",
+            f"Plan {self.schedule}: {len(self.items):,} items of at most {self.max_edges} {held}, "
+            f"{len(self.splits):,} split rows in {self.num_slots:,} pieces"
+            + (f", {self.heads_per_tile} heads at a time" if self.heads_per_tile else "")
+            + (f", sources in {self.source_parts} parts" if self.source_parts > 1 else ""),
             f"  rows {s.num_rows:,}, edges {s.num_edges:,}, degree mean {s.mean:.1f}, p50 {s.p50:g}, "
             f"p99 {s.p99:g}, max {s.max:,}, cv {s.cv:.2f}, empty rows {s.num_empty:,}",
         ]
@@ -85,35 +125,71 @@ class Plan:
         return "\n".join([*lines, f"  {self.why}"])
 
 
-def sub_warps(num_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-    """Sub-warps of a CUDA warp for this feature shape (mirrors csrc/cuda/launch.cuh)."""
-    vector = 16 // dtype.itemsize
-    loads = -(-head_dim // vector)
+def _lanes_per_head(head_dim: int, dtype: torch.dtype) -> int:
+    loads = -(-head_dim // (16 // dtype.itemsize))
     sizes = (4, 32) if dtype.itemsize == 8 else (2, 4, 8, 16, 32)
-    lanes = next((size for size in sizes if loads <= size), _WARP)
+    return next((size for size in sizes if loads <= size), _WARP)
+
+
+def _tile_heads(num_heads: int, lanes: int) -> int:
+    """Heads that a sub-warp covers at most (mirrors csrc/cuda/launch.cuh)."""
     heads = 1
     while heads < num_heads and heads * lanes < _WARP:
         heads *= 2
-    return _WARP // (heads * lanes)
+    return heads
 
 
-def parse(schedule: str) -> tuple[str, int | None]:
-    """("natural", 512) of "natural<=512", ("natural", None) of "natural".
+def sub_warps(num_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+    """Sub-warps of a CUDA warp for this feature shape (mirrors csrc/cuda/launch.cuh)."""
+    lanes = _lanes_per_head(head_dim, dtype)
+    return _WARP // (_tile_heads(num_heads, lanes) * lanes)
 
-    Raises TypeError (no string) and ValueError (unknown name, bound below ``LEAST_BOUND``).
+
+def parse(schedule: str) -> tuple[str, int | None, int | None, int | None]:
+    """(name, bound, heads, parts) of "natural<=512 heads<=2 sources/4"; None for what is not given.
+
+    Raises TypeError (no string) and ValueError (unknown name, bound below ``LEAST_BOUND``, no heads).
     """
     if not isinstance(schedule, str):
         raise TypeError(f"schedule: expected a string, got {type(schedule).__name__}")
-    found = re.fullmatch(r"(\w+)(?: ?<= ?(\d+))?", schedule)
-    name, bound = found.groups() if found else (None, None)
-    if name not in ("auto", *SCHEDULES) or (name == "auto" and bound):
+    found = re.fullmatch(
+        r"(\w+)(?: ?<= ?(\d+))?(?: heads ?<= ?([1-9]\d{0,8}))?(?: sources/([1-9]\d?))?", schedule
+    )
+    name, bound, heads, parts = found.groups() if found else (None,) * 4
+    if name not in ("auto", *SCHEDULES) or (name == "auto" and (bound or heads or parts)):
         raise ValueError(
             f"schedule: expected 'auto' or one of {', '.join(SCHEDULES)}, if wanted with a bound on the "
-            f"edges of an item ('natural<=512'), got {schedule!r}"
+            f"edges of an item ('natural<=512'), on the heads at a time ('natural heads<=2') and with the "
+            f"sources in parts ('natural sources/2'), got {schedule!r}"
         )
     if bound and not LEAST_BOUND <= int(bound) < 2**31:
         raise ValueError(f"schedule: expected a bound from {LEAST_BOUND} to 2**31 - 1, got {schedule!r}")
-    return name, int(bound) if bound else None
+    if name == "tiles" and (heads or parts):
+        raise ValueError(
+            f"schedule: expected no heads or parts of tiles, which share neighbours, got {schedule!r}"
+        )
+    return (name, *(int(x) if x else None for x in (bound, heads, parts)))
+
+
+def _cache_split(graph, layer, reverse: bool, num_heads: int, head_dim: int, dtype, stats) -> tuple[int, int]:
+    """(heads at a time, parts of the sources), the second where one head is too much: so few and so many that
+    the rows that a pass gathers fit into the L2 cache. (0, 1) where they fit as they are, or cannot, or rows
+    are short, or instructions are what binds (GATv2 in 16 bits).
+    """
+    lanes = _lanes_per_head(head_dim, dtype)
+    most = heads = min(_tile_heads(num_heads, lanes), num_heads)
+    if graph.device.type != "cuda" or stats.mean < _LEAST_MEAN or (layer == "gatv2" and dtype.itemsize == 2):
+        return 0, 1
+    rows = (graph.num_dst if reverse else graph.num_src) * _GATHERED[layer][reverse]
+    row_bytes = rows * head_dim * dtype.itemsize
+    while heads > 1 and heads * row_bytes > _L2_BYTES and heads // 2 * lanes >= _LEAST_LANES:
+        heads //= 2
+    parts = math.ceil(heads * row_bytes / _L2_BYTES)
+    if parts > _MOST_PARTS or (
+        parts > 1 and (stats.mean / parts < _LEAST_MEAN or not _rises(graph, reverse))
+    ):
+        return 0, 1
+    return heads if heads < most else 0, parts
 
 
 def _power_of_two_below(x: float) -> int:
@@ -135,7 +211,7 @@ def _max_edges(stats, schedule: str, device_type: str) -> int:
 
 def _candidates(stats, packable: int) -> tuple[Candidate, ...]:
     """Cost: a resident warp's share of edges and items, times what the order loses, plus the tail left."""
-    longest = {s: min(stats.max, _max_edges(stats, s, "cuda")) for s in SCHEDULES}
+    longest = {s: min(stats.max, _max_edges(stats, s, "cuda")) for s in ROW_SCHEDULES}
     alike = stats.cv < _ALIKE
 
     def share(rows_per_warp):
@@ -160,27 +236,90 @@ def _candidates(stats, packable: int) -> tuple[Candidate, ...]:
     return tuple(found)
 
 
-def _items(indptr: torch.Tensor, max_edges: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Items in row order, split rows, number of slots."""
-    num_rows = indptr.numel() - 1
-    device = indptr.device
-    degree = indptr.diff()
-    parts = ((degree + max_edges - 1) // max_edges).clamp_(min=1)
-    total = int(parts.sum()) if num_rows else 0
-    row = torch.repeat_interleave(torch.arange(num_rows, device=device), parts, output_size=total)
-    piece = torch.arange(total, device=device) - (parts.cumsum(0) - parts)[row]
-    length = ((degree + parts - 1) // parts)[row]
-    end_of_row = indptr[1:][row]
-    begin = torch.minimum(indptr[:-1][row] + piece * length, end_of_row)
-    end = torch.minimum(begin + length, end_of_row)
-    split = parts[row] > 1
-    slot = torch.where(split, split.cumsum(0) - 1, -1)
-    items = torch.stack([row, begin, end, slot], 1).to(torch.int32)
-    split_rows = (parts > 1).nonzero().squeeze(1)
-    count = parts[split_rows]
-    slot_end = count.cumsum(0)
-    splits = torch.stack([split_rows, slot_end - count, slot_end, torch.zeros_like(count)], 1).to(torch.int32)
-    return items, splits, int(slot_end[-1]) if len(splits) else 0
+def _tile_candidate(graph, reverse: bool, stats, layer: str) -> Candidate:
+    """Cost: the chunks, from how many rows share a neighbour in some windows."""
+    shared = graph._plans.get(("sharing", reverse))
+    if shared is None:
+        csr = graph.reverse_csr() if reverse else graph.csr()
+        shared = tiling.sharing(csr, graph.num_dst if reverse else graph.num_src)
+        graph._plans["sharing", reverse] = shared
+    windows = stats.num_rows / tiling.ROWS
+    chunks = stats.num_edges / max(shared, 1) / tiling.COLUMNS + windows / 2
+    cost = chunks * _CHUNK_COST[layer] / _RESIDENT_WARPS
+    return Candidate("tiles", cost, f"{shared:.1f} rows of a window share a neighbour")
+
+
+def _items(
+    begin: torch.Tensor, end: torch.Tensor, max_edges: int, longest_first: bool
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Items, split rows, number of slots.
+
+    begin, end: int64 [parts, rows], the edges of a row whose sources lie in a part of them. Items come part
+    by part, in row order or with the longest first. A row of several items is split: their slots are
+    consecutive.
+    """
+    num_parts, num_rows = begin.shape
+    device = begin.device
+    degree = end - begin
+    pieces = (degree + max_edges - 1) // max_edges
+    of_row = pieces.sum(0)
+    if num_parts:
+        pieces[0] += of_row == 0  # a row without edges has an item too
+    of_row.clamp_(min=1)
+    split = of_row > 1
+    slots = torch.where(split, of_row, 0).cumsum(0)
+    first_slot = slots - torch.where(split, of_row, 0) + (pieces.cumsum(0) - pieces)  # [parts, rows]
+    length = ((degree + pieces - 1) // pieces.clamp(min=1)).flatten()
+
+    count = pieces.flatten()
+    total = int(count.sum())
+    place = torch.repeat_interleave(torch.arange(count.numel(), device=device), count, output_size=total)
+    if longest_first and total:
+        order = place // num_rows * 2**31 - length[place]
+        place_order = torch.argsort(order, stable=True)
+    piece = torch.arange(total, device=device) - (count.cumsum(0) - count)[place]
+    row, stop = place % max(num_rows, 1), end.flatten()[place]
+    start = torch.minimum(begin.flatten()[place] + piece * length[place], stop)
+    slot = torch.where(split[row], first_slot.flatten()[place] + piece, -1)
+    items = torch.stack([row, start, torch.minimum(start + length[place], stop), slot], 1).to(torch.int32)
+    if longest_first and total:
+        items = items[place_order].contiguous()
+
+    rows = split.nonzero().squeeze(1)
+    last = slots[rows]
+    splits = torch.stack([rows, last - of_row[rows], last, torch.ones_like(rows)], 1).to(torch.int32)
+    return items, splits, int(last[-1]) if len(rows) else 0
+
+
+def _parts(csr, num_cols: int, parts: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Begin and end [parts, rows] of the edges whose sources lie in equal parts of all: by bisection, as the
+    neighbours of a row rise."""
+    low, high = csr.indptr[:-1], csr.indptr[1:]
+    bounds = [low]
+    for part in range(1, parts):
+        bound = -(-num_cols * part // parts)
+        lo, hi = bounds[-1], high
+        for _ in range(csr.indices.numel().bit_length()):
+            middle = (lo + hi) // 2
+            open_ = lo < hi
+            below = open_ & (csr.indices[torch.where(open_, middle, 0)] < bound)
+            lo, hi = torch.where(below, middle + 1, lo), torch.where(open_ & ~below, middle, hi)
+        bounds.append(lo)
+    bounds.append(high)
+    return torch.stack(bounds[:-1]), torch.stack(bounds[1:])
+
+
+def _rises(graph, reverse: bool) -> bool:
+    """Whether the neighbours of every row are in rising order. Waits for the device once."""
+    key = ("rises", reverse)
+    if key not in graph._plans:
+        csr = graph.reverse_csr() if reverse else graph.csr()
+        falls = csr.indices[1:] < csr.indices[:-1]
+        inside = torch.ones_like(falls)
+        starts = csr.indptr[1:-1]
+        inside[(starts[(starts > 0) & (starts < csr.indices.numel())] - 1)] = False
+        graph._plans[key] = not bool((falls & inside).any())
+    return graph._plans[key]
 
 
 def plan(
@@ -191,65 +330,170 @@ def plan(
     head_dim: int = 32,
     dtype: torch.dtype = torch.float32,
     schedule: str = "auto",
+    layer: str | None = "gat",
+    edges: bool = False,
 ) -> Plan:
     """The plan of one direction of a graph for a feature shape.
 
     graph: :class:`dfgnn.Graph`. reverse: rows are sources (backward) instead of destinations. num_heads,
     head_dim, dtype: of the features. schedule: one of ``SCHEDULES``, alone or with a bound (see ``parse``),
-    or "auto" for the cheapest by estimate.
+    or "auto" for the cheapest by estimate. layer: "gat", "gatv2" or "dot", whose passes it is for; None for
+    the plain products. edges: the call has edge tensors or dropout, or returns attention.
 
     Raises ValueError for an unknown schedule, or one that this device or feature shape does not have.
     """
-    name, bound = parse(schedule)
+    name, bound, heads, parts = parse(schedule)
+    if layer not in _GATHERED:
+        raise ValueError(f"layer: expected gat, gatv2, dot or None, got {layer!r}")
     device = graph.device.type
+    if graph.is_one_shot and name == "auto" and device == "cuda":
+        return _plan_once(graph, reverse, sub_warps(num_heads, head_dim, dtype) > 1)
     stats = graph.degree_stats(reverse=reverse)
-    packable = sub_warps(num_heads, head_dim, dtype)
+    fit = (
+        (0, 1) if name == "tiles" else _cache_split(graph, layer, reverse, num_heads, head_dim, dtype, stats)
+    )
+    heads = fit[0] if heads is None else heads if heads < num_heads else 0
+    parts = fit[1] if parts is None else parts
+    if parts > 1 and not _rises(graph, reverse):
+        raise ValueError("schedule: parts of the sources need the neighbours of every row in rising order")
+    packable = sub_warps(heads or num_heads, head_dim, dtype)
     if device == "cpu":
         candidates = (Candidate("natural", float(stats.num_edges), "threads take equal numbers of edges"),)
     else:
         candidates = _candidates(stats, packable)
+    refusal = tiling.refusal(head_dim, dtype, graph.device)
+    if refusal is None and (edges or layer not in _CHUNK_COST):
+        refusal = "GATv2 and calls with edge tensors, dropout or returned attention have no tiles"
+    if refusal is None and stats.num_edges:
+        candidates += (_tile_candidate(graph, reverse, stats, layer),)
     if name == "auto":
-        chosen, why = min(candidates, key=lambda c: c.cost).schedule, "cheapest estimate"
-    elif name in (c.schedule for c in candidates):
+        order = sorted(candidates, key=lambda c: c.cost)
+        if order[0].schedule == "tiles" and _shared_tiles(graph, reverse) is None:
+            order.pop(0)  # an edge is there twice
+        chosen, why = order[0].schedule, "cheapest estimate"
+    elif name in (c.schedule for c in candidates) or (name == "tiles" and refusal is None):
         chosen, why = name, "asked for by name"
     else:
         reason = (
-            "the CPU has 'natural' only"
+            refusal
+            if name == "tiles"
+            else "the CPU has 'natural' only"
             if device == "cpu"
             else f"rows of {num_heads} x {head_dim} {dtype} fill a warp, so that it cannot take several"
         )
         raise ValueError(f"schedule: {name!r} is not available: {reason}")
 
+    if chosen == "tiles":
+        return _tile_plan(graph, reverse, num_heads, bound, why, stats, candidates)
     max_edges = bound or _max_edges(stats, chosen, device)
     longest_first = chosen == "longest_first" or (chosen == "packed" and stats.cv >= _ALIKE)
-    items, splits, num_slots = _shared_items(graph, reverse, max_edges, longest_first)
-    return Plan(chosen, max_edges, items, splits, num_slots, chosen == "packed", why, stats, candidates)
+    items, splits, num_slots = _shared_items(graph, reverse, max_edges, longest_first, parts)
+    packed = chosen == "packed"
+    return Plan(
+        chosen, max_edges, items, splits, num_slots, packed, why, stats, candidates, None, heads, parts
+    )
 
 
-def _shared_items(graph, reverse: bool, max_edges: int, longest_first: bool):
+def _shared_tiles(graph, reverse: bool) -> tiling.Tiles | None:
+    """The tiles of a direction, built once; None where an edge is there twice."""
+    key = ("tiles", reverse)
+    if key not in graph._plans:
+        csr = graph.reverse_csr() if reverse else graph.csr()
+        graph._plans[key] = tiling.build(csr, graph.num_dst if reverse else graph.num_src)
+    return graph._plans[key]
+
+
+def _tile_plan(graph, reverse, num_heads, bound, why, stats, candidates) -> Plan:
+    """Windows whole where there are enough of them for every head's blocks, else cut into pieces."""
+    tiles = _shared_tiles(graph, reverse)
+    if tiles is None:
+        raise ValueError(
+            "schedule: 'tiles' is not available: the graph has an edge twice, and a tile has no place for it"
+        )
+    if bound is None:
+        enough = len(tiles.chunks) * tiling.COLUMNS * num_heads / _RESIDENT_BLOCKS
+        bound = min(max(_power_of_two_below(enough), 4 * tiling.COLUMNS), 4096)
+    max_chunks = max(bound // tiling.COLUMNS, 1)
+    items, splits, num_slots = tiling.items(tiles, stats.num_rows, max_chunks)
+    return Plan("tiles", bound, items, splits, num_slots, False, why, stats, candidates, tiles.chunks)
+
+
+def _shared_items(graph, reverse: bool, max_edges: int, longest_first: bool, parts: int):
     """``_items`` in the order wanted: the same tensors for every feature shape that has the same ones."""
-    key = ("items", reverse, max_edges, longest_first)
+    key = ("items", reverse, max_edges, longest_first, parts)
     found = graph._plans.get(key)
     if found is None:
         csr = graph.reverse_csr() if reverse else graph.csr()
-        items, splits, num_slots = _items(csr.indptr, max_edges)
-        if longest_first:
-            order = torch.argsort(items[:, 2] - items[:, 1], descending=True, stable=True)
-            items = items[order].contiguous()
-        found = graph._plans[key] = items, splits, num_slots
+        if parts == 1 and _ops.on_device(csr.indptr):
+            found = _device_items(csr.indptr, graph.num_edges, max_edges, longest_first)
+        else:
+            bounds = _parts(csr, graph.num_dst if reverse else graph.num_src, parts)
+            found = _items(*bounds, max_edges, longest_first)
+        graph._plans[key] = found
     return found
 
 
-def alternatives(graph, *, reverse: bool, num_heads: int, head_dim: int, dtype: torch.dtype) -> list[str]:
+def _device_items(indptr: torch.Tensor, num_edges: int, max_edges: int, longest_first: bool):
+    """``_items`` by the GPU's kernels, cut to what is used. Lengths are ordered to a quarter of an octave,
+    and natural order has the pieces of split rows in front.
+    """
+    items, splits, counts = _ops.ops.plan_rows(indptr, num_edges, max_edges, longest_first)
+    more, num_slots, num_splits = counts[:3].tolist()
+    num_rows = indptr.numel() - 1
+    begin = 0 if longest_first else len(items) - num_rows - more
+    return items[begin : begin + num_rows + more], splits[:num_splits], num_slots
+
+
+def _plan_once(graph, reverse: bool, packed: bool) -> Plan:
+    """A plan that nobody waits for: without statistics, its tensors as long as they might have to be."""
+    indptr = (graph.reverse_csr() if reverse else graph.csr()).indptr
+    items, splits, _ = _ops.ops.plan_rows(indptr, graph.num_edges, _ONCE_BOUND, False)
+    num_slots = 2 * len(splits)
+    name = "packed" if packed else "natural"
+    return Plan(name, _ONCE_BOUND, items, splits, num_slots, packed, "a graph for one step", None, ())
+
+
+def alternatives(
+    graph,
+    *,
+    reverse: bool,
+    num_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    layer: str | None = "gat",
+) -> list[str]:
     """What could be asked for instead of "auto": every schedule that there is here, with its own bound, half
-    and twice of it where that cuts rows in other places. The estimate's choice is among them."""
-    shape = dict(num_heads=num_heads, head_dim=head_dim, dtype=dtype, reverse=reverse)
+    and twice of it where that cuts rows in other places, and with fewer heads at a time where the rows of all
+    exceed the L2 cache. The estimate's choice is among them."""
+    shape = dict(num_heads=num_heads, head_dim=head_dim, dtype=dtype, reverse=reverse, layer=layer)
     stats, found = graph.degree_stats(reverse=reverse), {}
-    for candidate in graph.plan(**shape).candidates:
+    chosen = graph.plan(**shape)
+    for candidate in chosen.candidates:
+        if candidate.schedule == "tiles":
+            if _shared_tiles(graph, reverse) is not None:
+                own = graph.plan(**shape, schedule="tiles").max_edges
+                found |= {("tiles", b): f"tiles<={b}" for b in (own, own // 2, 2 * own)}
+            continue
         own = _max_edges(stats, candidate.schedule, graph.device.type)
-        for bound in (own, own // 2, 2 * own):
-            if bound >= LEAST_BOUND:
-                found.setdefault(
-                    (candidate.schedule, min(bound, stats.max)), f"{candidate.schedule}<={bound}"
-                )
+        for heads, parts in _cache_splits(graph, reverse, num_heads, head_dim, dtype, stats):
+            for bound in (own, own // 2, 2 * own):
+                if bound >= LEAST_BOUND:
+                    name = f"{candidate.schedule}<={bound}"
+                    if (heads, parts) != (chosen.heads_per_tile or num_heads, chosen.source_parts):
+                        name += f" heads<={heads} sources/{parts}"
+                    found.setdefault((candidate.schedule, min(bound, stats.max), heads, parts), name)
     return list(found.values())
+
+
+def _cache_splits(graph, reverse: bool, num_heads: int, head_dim: int, dtype, stats) -> list[tuple[int, int]]:
+    """Pairs of heads at a time and parts of the sources that might be worth it."""
+    lanes = _lanes_per_head(head_dim, dtype)
+    found = [(num_heads, 1)]
+    rows = graph.num_dst if reverse else graph.num_src
+    if graph.device.type == "cuda" and rows * num_heads * head_dim * dtype.itemsize > _L2_BYTES / 2:
+        found += [
+            (n, 1) for n in (4, 2, 1) if n < _tile_heads(num_heads, lanes) and n * lanes >= _LEAST_LANES
+        ]
+        if stats.mean >= _LEAST_MEAN and _rises(graph, reverse):
+            found += [(num_heads, 2), (num_heads, _MOST_PARTS)]
+    return found

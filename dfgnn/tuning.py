@@ -72,7 +72,7 @@ def autotune(
         raise ValueError(f"{_WHERE}: seconds: expected a positive number, got {seconds!r}")
     path = None if file is None else Path(file)
     entries = _read(path) if path else {}
-    shape = plan_shape(graph, num_heads, head_dim, dtype)
+    shape = plan_shape(LAYERS[layer], graph, num_heads, head_dim, dtype)
     directions = {"forward": False, "reverse": True} if backward else {"forward": False}
     key = _key(graph, layer, num_heads, head_dim, dtype) if path else None
 
@@ -91,15 +91,20 @@ def autotune(
     return Tuning(chosen["forward"], chosen.get("reverse"), times)
 
 
+def _auto(shape: dict, reverse: bool, edges: bool) -> tuple:
+    return shape["num_heads"], shape["head_dim"], shape["dtype"], reverse, "auto", shape["layer"], edges
+
+
 def _keep(graph: Graph, shape: dict, reverse: bool, schedule: str, why: str) -> None:
-    """Makes a schedule the graph's "auto"."""
-    plan = graph.plan(**shape, reverse=reverse, schedule=schedule)
-    graph._plans[(*shape.values(), reverse, "auto")] = replace(plan, why=why)
+    """Makes a schedule the layer's "auto": one on rows for all calls, tiles for those that can take them."""
+    plan = replace(graph.plan(**shape, reverse=reverse, schedule=schedule), why=why)
+    for edges in (False,) if plan.tiles is not None else (False, True):
+        graph._plans[_auto(shape, reverse, edges)] = plan
 
 
 def _tune(graph: Graph, work: Workload, shape: dict, reverse: bool, seconds: float):
     """The fastest schedule of a direction, which becomes "auto", and the times in ms of all."""
-    auto, before = (*shape.values(), reverse, "auto"), dict(graph._plans)
+    before = dict(graph._plans)
     estimate = scheduler.plan(graph, reverse=reverse, **shape)
     first = f"{estimate.schedule}<={estimate.max_edges}"
     names = [first, *(x for x in scheduler.alternatives(graph, reverse=reverse, **shape) if x != first)]
@@ -119,11 +124,13 @@ def _tune(graph: Graph, work: Workload, shape: dict, reverse: bool, seconds: flo
         graph._plans.clear()
         graph._plans.update(before)
         raise
-    why = f"fastest of {len(times)} measured: {times[best]:.4g} ms, the estimate's {times[first]:.4g} ms"
-    _keep(graph, shape, reverse, best, why)
-    kept = graph._plans[auto]
+    on_rows = [name for name in times if not name.startswith("tiles")]
+    for name in (min(on_rows, key=times.get), best):  # the first for calls with edge tensors
+        why = f"fastest of {len(times)} measured: {times[name]:.4g} ms, the estimate's {times[first]:.4g} ms"
+        _keep(graph, shape, reverse, name, why)
+    kept = {key: graph._plans[key] for edges in (True, False) if (key := _auto(shape, reverse, edges))}
     graph._plans.clear()  # the others' items
-    graph._plans.update(before | {auto: kept})
+    graph._plans.update(before | kept)
     return best, times
 
 

@@ -39,6 +39,8 @@ class _Work:
             found[direction] = SimpleNamespace(
                 schedule=name,
                 max_edges=_BOUNDS[name, direction],
+                heads_per_tile=0,
+                source_parts=1,
                 items=[None] * 7,
                 splits=[None] * 2,
                 num_slots=5,

@@ -246,10 +246,14 @@ def test_plan_is_cached_by_its_arguments(monkeypatch):
     assert graph.plan(4, 32, torch.float32, False, "auto") is first
     assert graph.plan(reverse=True) is not first
     assert graph.plan(num_heads=1, head_dim=7, dtype=torch.float16, schedule="natural") is not first
+    rest = {"layer": "gat", "edges": False}
     assert [arguments for _, arguments in calls] == [
-        {"num_heads": 4, "head_dim": 32, "dtype": torch.float32, "reverse": False, "schedule": "auto"},
-        {"num_heads": 4, "head_dim": 32, "dtype": torch.float32, "reverse": True, "schedule": "auto"},
-        {"num_heads": 1, "head_dim": 7, "dtype": torch.float16, "reverse": False, "schedule": "natural"},
+        {"num_heads": heads, "head_dim": dim, "dtype": dtype, "reverse": reverse, "schedule": name, **rest}
+        for heads, dim, dtype, reverse, name in (
+            (4, 32, torch.float32, False, "auto"),
+            (4, 32, torch.float32, True, "auto"),
+            (1, 7, torch.float16, False, "natural"),
+        )
     ]
     assert all(g is graph for g, _ in calls)
 

@@ -21,24 +21,51 @@ def skewed(device="cpu", seed=0):
     return Graph.from_coo(src, dst, num_src=50, num_dst=301).to(device)
 
 
+def rises(graph) -> bool:
+    """Whether the neighbours of every row rise, in both directions."""
+    for csr in (graph.csr(), graph.reverse_csr()):
+        for row in csr.indices.cpu().split(csr.indptr.diff().tolist()):
+            if (row[1:] < row[:-1]).any():
+                return False
+    return True
+
+
 # ---- names -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("auto", ("auto", None)),
-        ("natural", ("natural", None)),
-        ("packed<=64", ("packed", 64)),
-        ("longest_first <= 1024", ("longest_first", 1024)),
-        ("natural<=32", ("natural", 32)),
+        ("auto", ("auto", None, None, None)),
+        ("natural", ("natural", None, None, None)),
+        ("packed<=64", ("packed", 64, None, None)),
+        ("longest_first <= 1024", ("longest_first", 1024, None, None)),
+        ("natural<=32", ("natural", 32, None, None)),
+        ("packed heads<=2", ("packed", None, 2, None)),
+        ("natural<=512 heads<=1", ("natural", 512, 1, None)),
+        ("natural<=64 sources/3", ("natural", 64, None, 3)),
+        ("natural heads<=2 sources/4", ("natural", None, 2, 4)),
+        ("tiles<=64", ("tiles", 64, None, None)),
     ],
 )
 def test_names(text, expected):
     assert schedule.parse(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "sorted", "auto<=64", "natural<64", "natural<=", "natural<=-64", "64"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "sorted",
+        "auto<=64",
+        "natural<64",
+        "natural<=",
+        "natural<=-64",
+        "64",
+        "heads<=2",
+        "natural heads<=0",
+    ],
+)
 def test_names_that_are_none(text):
     with pytest.raises(ValueError, match="expected 'auto' or one of natural, longest_first, packed"):
         schedule.parse(text)
@@ -50,6 +77,8 @@ def test_bounds_that_are_refused(text):
         schedule.parse(text)
     with pytest.raises(TypeError, match="expected a string, got int"):
         schedule.parse(64)
+    with pytest.raises(ValueError, match="no heads or parts of tiles"):
+        schedule.parse("tiles heads<=2")
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -68,6 +97,44 @@ def test_bounds_cut_rows(bound, reverse):
     assert torch.equal(row[slot >= 0].unique(), split)
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("parts", [2, 3, 7])
+def test_sources_in_parts(parts, reverse, device):
+    """Items part by part, with the edges of that part; every edge once; slots of a row in one run."""
+    graph = skewed(device)
+    graph = Graph.from_coo(*graph.edge_index.T.unique(dim=0).T, num_src=50, num_dst=301)  # rows rise
+    order = "longest_first" if device == "cuda" else "natural"
+    plan = graph.plan(**SHAPE, reverse=reverse, schedule=f"{order}<=64 sources/{parts}")
+    csr = graph.reverse_csr() if reverse else graph.csr()
+    num_cols = graph.num_dst if reverse else graph.num_src
+    assert plan.source_parts == parts and f"sources in {parts} parts" in repr(plan)
+    bounds = [-(-num_cols * part // parts) for part in range(parts + 1)]
+    last_part, edges, slots = 0, [], {}
+    for row, begin, end, slot in plan.items.tolist():
+        assert csr.indptr[row] <= begin <= end <= csr.indptr[row + 1] and end - begin <= 64
+        edges += range(begin, end)
+        if slot >= 0:
+            slots.setdefault(row, []).append(slot)
+        if begin < end:
+            part = next(p for p in range(parts) if csr.indices[begin] < bounds[p + 1])
+            assert csr.indices[end - 1] < bounds[part + 1] and part >= last_part
+            last_part = part
+    assert sorted(edges) == list(range(graph.num_edges))
+    assert {row: sorted(found) for row, found in slots.items()} == {
+        row: list(range(first, last)) for row, first, last, _ in plan.splits.tolist()
+    }
+    assert sum(map(len, slots.values())) == plan.num_slots
+
+
+def test_sources_in_parts_need_rows_that_rise(device):
+    graph = Graph.from_csr(
+        torch.tensor([0, 2], device=device), torch.tensor([1, 0], device=device), num_src=2
+    )
+    with pytest.raises(ValueError, match="rising order"):
+        graph.plan(**SHAPE, schedule="natural sources/2")
+    assert graph.plan(**SHAPE).source_parts == 1
+
+
 def test_feature_shapes_share_their_items():
     graph = skewed()
     plan, other = graph.plan(4, 32, torch.float32), graph.plan(1, 8, torch.float64)
@@ -83,10 +150,16 @@ def test_random_schedules_give_the_same_results(device, score, turn):
     rng = random.Random(100 * turn + SCORES.index(score))
     for _ in range(4):
         graph = make_graph(rng.choice(list(GRAPHS)), device) if rng.random() < 0.5 else skewed(device, turn)
+        if rng.random() < 0.5:  # with edges in an order in which rows rise
+            ends = graph.edge_index
+            order = (ends[1] * graph.num_src + ends[0]).argsort()
+            graph = Graph.from_coo(*ends[:, order], num_src=graph.num_src, num_dst=graph.num_dst)
         heads, dim = rng.choice((1, 3, 8)), rng.choice((4, 8, 32, 64))
         shape = dict(num_heads=heads, head_dim=dim, dtype=torch.float64)
         names = [c.schedule for c in graph.plan(**shape).candidates]
         chosen = f"{rng.choice(names)}<={rng.choice((32, 33, 64, 100, 257, 1024))}"
+        chosen += rng.choice(("", "", f" heads<={rng.choice((1, 2, 3))}"))
+        chosen += rng.choice(("", f" sources/{rng.choice((2, 5))}")) if rises(graph) else ""
         inputs = make_inputs(score, graph, heads, dim, torch.float64, edge_bias=rng.random() < 0.3)
         seed = torch.tensor([turn], device=device)
         options = {"dropout_p": 0.3, "_seed": seed} if rng.random() < 0.3 else {}
@@ -146,7 +219,11 @@ def test_nothing_else_stays(clock, long_rows):
     clock.graph = long_rows
     clock.times |= {(d, b): 1.0 for d in (False, True) for b in (4096, 2048, 8192)}
     long_rows.autotune("dot")
-    autos = [(*SHAPE.values(), reverse, "auto") for reverse in (False, True)]
+    autos = [
+        (*SHAPE.values(), reverse, "auto", "dot", edges)
+        for reverse in (False, True)
+        for edges in (False, True)
+    ]
     assert set(long_rows._plans) <= {*autos, *(key for key in long_rows._plans if key[0] == "items")}
     assert sum(key[0] == "items" for key in long_rows._plans) <= 2
 
@@ -216,7 +293,7 @@ def test_measured_for_real(device, layer, name):
     for direction, reverse in (("forward", False), ("reverse", True)):
         assert getattr(found, direction) in found.milliseconds[direction]
         step = 8 if graph.device.type == "cuda" else 7
-        plan = graph.plan(2, step, torch.bfloat16, reverse=reverse)
+        plan = graph.plan(2, step, torch.bfloat16, reverse=reverse, layer=layer)
         assert f"{plan.schedule}<={plan.max_edges}" == getattr(found, direction)
         assert "fastest of" in plan.why
     assert graph.autotune(layer, 2, 7, torch.bfloat16, seconds=0.05, backward=False).reverse is None

@@ -19,10 +19,16 @@ struct Item {
   int32_t row, begin, end, slot;
 };
 
-// A split row and its partial results, slots [slot_begin, slot_end), merged in this order.
+// A split row and its partial results, every stride-th of the slots [slot_begin, slot_end), merged in this
+// order.
 struct Split {
-  int32_t row, slot_begin, slot_end, unused;
+  int32_t row, slot_begin, slot_end, stride;
 };
+
+// Tiles (CUDA): a window is kTileRows consecutive rows, and the neighbours that they have, each once, are cut
+// into chunks of kTileCols columns. A chunk is kTileInts numbers: its columns, filled up with the first, then
+// a mask per row, whose bit c says that the row has an edge to column c.
+inline constexpr int kTileRows = 64, kTileCols = 32, kTileInts = kTileCols + kTileRows;
 
 // One direction of the graph with its plan. Forward: rows are destinations, indices are sources.
 // Reverse: rows are sources, indices are destinations. Every row occurs in exactly one item with
@@ -32,11 +38,15 @@ struct Csr {
   const int32_t* eids;     // [E] position of each edge in the user's order, or null: identity
   const Item* items;       // [num_items]
   const Split* splits;     // [num_splits]
+  const int32_t* tiles;    // [chunks, kTileInts], or null: work on rows. With tiles an item is a piece of a
+                           // window: row is its first, [begin, end) its chunks, slot that of the first row
   int64_t num_items;
   int64_t num_splits;
   int64_t num_slots;
   int64_t num_rows;
   int32_t packed;  // CUDA: give each sub-warp its own row instead of a whole warp per row
+  int32_t
+      heads_per_tile;  // CUDA: at most so many heads at a time, over all rows; 0: as many as a warp has lanes
 };
 
 // Options on edges, all in the user's edge order. From what the family computes (raw) to the score:
@@ -184,5 +194,25 @@ struct ProductParams {
   void* out;             // spmm: [N_dst, H, D] T
   void* partial_out;     // spmm: [num_slots, H, D] acc
 };
+
+// Items and splits of a plan, made on the device: as many as there can be, those that are not needed with row
+// < 0 and without slots. Items are in row order behind `front`, with the pieces of split rows before it,
+// filled from its end; or by falling length from 0 on.
+struct PlanParams {
+  const int64_t* indptr;  // [num_rows + 1]
+  int64_t num_rows;
+  int32_t max_edges;
+  int32_t by_length;
+  Item* items;  // [num_items]: num_rows + front
+  int64_t num_items;
+  int64_t front;  // >= E / max_edges
+  Split* splits;  // [num_splits]
+  int64_t num_splits;
+  int32_t* counts;  // [kPlanCounts]: items beyond one per row, slots, splits; then scratch
+};
+inline constexpr int kPlanCounts = 3 + 2 * 128;
+
+// Degrees that are counted one by one (DegreeStats in dfgnn/_csr.py).
+inline constexpr int kDegreeBins = 2048;
 
 }  // namespace dfgnn

@@ -8,6 +8,13 @@ namespace dfgnn::cuda {
 template <typename T>
 const char* additive_forward(const ForwardParams& p, cudaStream_t stream) {
   if (p.csr.num_items == 0) return nullptr;
+  if constexpr (kHasTiles<T, Score::additive>) {
+    if (p.csr.tiles) {
+      tile_forward<T, Score::additive>(p, stream);
+      finish_forward<T>(p, stream);
+      return last_error();
+    }
+  }
   const Edges edges = edges_of(p.edge, p.attention);
   with_config<T>(p.shape.value_dim, [&](auto config) {
     using C = decltype(config);
@@ -38,6 +45,9 @@ const char* additive_backward(const BackwardParams& p, cudaStream_t stream) {
       prepare_additive_kernel<T, C::LPH>
           <<<blocks_of(p.shape.num_dst * heads * C::LPH, kThreads * kPairs), kThreads, 0, stream>>>(p);
     if (p.reverse.num_items == 0) return;
+    if constexpr (kHasTiles<T, Score::additive>) {
+      if (p.reverse.tiles) return tile_sources<T, Score::additive>(p, stream);
+    }
     const Launch<C> launch(p.shape, dim, p.reverse);
     constexpr int B = kRowsInFlight<C>;
     // The linear kernel knows only its own columns, takes a LeakyReLU' with two values and returns no

@@ -15,4 +15,8 @@ const char* sddmm(const ProductParams& params, void* stream);
 // Without a weight it is the plain neighbour sum, the yardstick that attention is measured against.
 const char* spmm(const ProductParams& params, void* stream);
 
+const char* plan_rows(const PlanParams& params, void* stream);
+// sums: [kDegreeBins + 3]: rows of every degree below, rows above, the largest degree, the sum of squares.
+const char* degrees(const int64_t* indptr, int64_t num_rows, int64_t* sums, void* stream);
+
 }  // namespace dfgnn::cuda

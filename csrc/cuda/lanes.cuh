@@ -143,11 +143,12 @@ struct Place {
     keep(row_bytes);
 
     const int64_t index = csr.packed ? (warp << sub_log2) + sub : warp;
-    const bool ok = index < csr.num_items;
     item = {0, 0, 0, -1};
-    if (ok) {
+    bool ok = false;
+    if (index < csr.num_items) {
       const int4 raw = __ldg(reinterpret_cast<const int4*>(csr.items) + index);
-      item = {raw.x, raw.y, raw.z, raw.w};
+      ok = raw.x >= 0;  // else a place that the plan did not need
+      if (ok) item = {raw.x, raw.y, raw.z, raw.w};
     }
     const int length = item.end - item.begin;
     first = csr.packed ? item.begin : item.begin + sub;

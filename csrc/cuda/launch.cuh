@@ -22,6 +22,15 @@ const char* pair_forward(const ForwardParams& p, cudaStream_t stream);
 template <typename T, Score SCORE>
 const char* pair_backward(const BackwardParams& p, cudaStream_t stream);
 
+template <typename T, Score SCORE>
+void tile_forward(const ForwardParams& p, cudaStream_t stream);
+template <typename T>
+void tile_destinations(const BackwardParams& p, cudaStream_t stream);  // dot
+template <typename T, Score SCORE>
+void tile_sources(const BackwardParams& p, cudaStream_t stream);
+template <typename T, Score SCORE>
+inline constexpr bool kHasTiles = sizeof(T) == 2 && SCORE != Score::additive_v2;
+
 template <class F>
 auto with_type(DType dtype, F f) {
   switch (dtype) {
@@ -75,7 +84,8 @@ struct Launch {
   dim3 grid;
   Launch(const Shape& s, int dim, const Csr& csr) {
     int heads = 1;
-    while (heads < s.heads && heads * C::LPH < 32) heads *= 2;
+    const int most = csr.heads_per_tile ? std::min(csr.heads_per_tile, s.heads) : s.heads;
+    while (heads < most && heads * C::LPH < 32) heads *= 2;
     int lanes_log2 = 0;
     while ((1 << lanes_log2) < heads * C::LPH) ++lanes_log2;
     tiling = {lanes_log2, heads, (dim + C::COLS - 1) / C::COLS};

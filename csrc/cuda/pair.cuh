@@ -9,6 +9,13 @@ namespace dfgnn::cuda {
 template <typename T, Score SCORE>
 const char* pair_forward(const ForwardParams& p, cudaStream_t stream) {
   if (p.csr.num_items == 0) return nullptr;
+  if constexpr (kHasTiles<T, SCORE>) {
+    if (p.csr.tiles) {
+      tile_forward<T, SCORE>(p, stream);
+      finish_forward<T>(p, stream);
+      return last_error();
+    }
+  }
   const Edges edges = edges_of(p.edge, p.attention);
   with_config<T>(p.shape.value_dim, [&](auto config) {
     using C = decltype(config);
@@ -34,14 +41,20 @@ const char* pair_backward(const BackwardParams& p, cudaStream_t stream) {
   with_config<T>(dim, [&](auto config) {
     using C = decltype(config);
     constexpr int B = kRowsInFlight<C>;
-    if (p.csr.num_items) {
+    const auto destinations = [&] {
+      if constexpr (kHasTiles<T, SCORE>) {
+        if (p.csr.tiles) return tile_destinations<T>(p, stream);
+      }
       const Launch<C> launch(p.shape, dim, p.csr);
       const auto kernel = edges == Edges::none      ? pair_kernel<C, SCORE, false, Edges::none, B>
                           : edges == Edges::scalars ? pair_kernel<C, SCORE, false, Edges::scalars, B>
                                                     : pair_kernel<C, SCORE, false, Edges::features, B>;
       kernel<<<launch.grid, kThreads, 0, stream>>>(p, launch.tiling);
-    }
-    if (p.reverse.num_items) {
+    };
+    const auto sources = [&] {
+      if constexpr (kHasTiles<T, SCORE>) {
+        if (p.reverse.tiles) return tile_sources<T, SCORE>(p, stream);
+      }
       const Launch<C> launch(p.shape, dim, p.reverse);
       BackwardParams q = p;  // its partial sums of grad_attn follow those of the pass over destinations
       if (V2) {
@@ -52,7 +65,9 @@ const char* pair_backward(const BackwardParams& p, cudaStream_t stream) {
                           : edges == Edges::scalars ? pair_kernel<C, SCORE, true, Edges::scalars, B>
                                                     : pair_kernel<C, SCORE, true, Edges::features, B>;
       kernel<<<launch.grid, kThreads, 0, stream>>>(q, launch.tiling);
-    }
+    };
+    if (p.csr.num_items) destinations();
+    if (p.reverse.num_items) sources();
   });
   if (V2)
     sum_parts_kernel<A><<<dim3(kAttnSums, (heads * dim + kThreads - 1) / kThreads), kThreads, 0, stream>>>(

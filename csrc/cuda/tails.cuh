@@ -39,6 +39,7 @@ __global__ void merge_forward_kernel(const ForwardParams p) {
   __shared__ A shared[kMergeWarps][3 + 2 * VA][32];
   const MergePlace<A> me(p.shape, p.shape.value_dim);
   const Split split = p.csr.splits[blockIdx.x];
+  if (split.slot_begin == split.slot_end) return;  // a place that the plan did not need
   A top = -infinity<A>(), mass = 0, mass_positive = 0, acc[VA] = {}, acc_positive[VA] = {};
 
   const auto add = [&](A other_top, A other_mass, A other_positive, const A(&x)[VA],
@@ -57,7 +58,8 @@ __global__ void merge_forward_kernel(const ForwardParams p) {
   };
 
   if (me.ok) {
-    for (int slot = split.slot_begin + me.warp; slot < split.slot_end; slot += kMergeWarps) {
+    for (int slot = split.slot_begin + me.warp * split.stride; slot < split.slot_end;
+         slot += kMergeWarps * split.stride) {
       const A* stats = static_cast<const A*>(p.partial_stats) + (int64_t(slot) * p.shape.heads + me.head) * 3;
       A x[VA], x_positive[VA] = {};
       me.load(p.partial_out, slot, x);
@@ -97,10 +99,12 @@ __global__ void merge_rows_kernel(const Csr csr, const Shape shape, int dim, con
   __shared__ A shared[kMergeWarps][VA][32];
   const MergePlace<A> me(shape, dim);
   const Split split = csr.splits[blockIdx.x];
+  if (split.slot_begin == split.slot_end) return;
   A acc[VA] = {};
   if (me.ok) {
 #pragma unroll 4
-    for (int slot = split.slot_begin + me.warp; slot < split.slot_end; slot += kMergeWarps) {
+    for (int slot = split.slot_begin + me.warp * split.stride; slot < split.slot_end;
+         slot += kMergeWarps * split.stride) {
       A x[VA];
       me.load(partial, slot, x);
 #pragma unroll
@@ -124,9 +128,11 @@ __global__ void merge_scalars_kernel(const Csr csr, int heads, const A* partial,
   const int64_t pair = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
   if (pair >= csr.num_splits * heads) return;
   const Split split = csr.splits[pair / heads];
+  if (split.slot_begin == split.slot_end) return;
   const int head = int(pair % heads);
   A sum = 0;
-  for (int slot = split.slot_begin + int(threadIdx.x & 31); slot < split.slot_end; slot += 32)
+  for (int slot = split.slot_begin + int(threadIdx.x & 31) * split.stride; slot < split.slot_end;
+       slot += 32 * split.stride)
     sum += partial[int64_t(slot) * heads + head];
   sum = reduce_sum<32>(sum);
   if ((threadIdx.x & 31) == 0) out[int64_t(split.row) * heads + head] = sum;
@@ -202,6 +208,7 @@ __global__ void __launch_bounds__(kThreads)
   if (index >= csr.num_items) return;
   const int4 raw = __ldg(reinterpret_cast<const int4*>(csr.items) + index);
   const Item item = {raw.x, raw.y, raw.z, raw.w};
+  if (item.row < 0) return;
   const int lane = threadIdx.x & 31;
   for (int head = 0; head < heads; ++head) {
     A sum = 0;
@@ -223,6 +230,7 @@ __global__ void __launch_bounds__(kThreads) attention_kernel(const ForwardParams
   if (index >= p.csr.num_items) return;
   const int4 raw = __ldg(reinterpret_cast<const int4*>(p.csr.items) + index);
   const Item item = {raw.x, raw.y, raw.z, raw.w};
+  if (item.row < 0) return;
   const int heads = p.shape.heads;
   const int64_t work = int64_t(item.end - item.begin) * heads;
   for (int64_t k = threadIdx.x & 31; k < work; k += 32) {

@@ -19,7 +19,7 @@ struct Attention {
     check.tensor("eids", eids, {indices.size(0)}, {i32});
     check.tensor("items", items, {-1, 4}, {i32});
     check.tensor("splits", splits, {-1, 4}, {i32});
-    check.require(plan.size() == 2, "plan: expected [num_slots, packed]");
+    check.require(plan.size() == 3, "plan: expected [num_slots, packed, heads_per_tile]");
     check.require(indices.is_contiguous() && items.is_contiguous() && splits.is_contiguous() &&
                       (!eids || eids->is_contiguous()),
                   "the graph's tensors: expected contiguous ones");
@@ -33,6 +33,7 @@ struct Attention {
     c.num_slots = plan[0];
     c.num_rows = num_rows;
     c.packed = static_cast<int32_t>(plan[1]);
+    c.heads_per_tile = static_cast<int32_t>(plan[2]);
     return c;
   }
 
@@ -42,6 +43,20 @@ struct Attention {
     check.require(rev_indices && rev_items && rev_splits, "backward needs the reverse CSR and its plan");
     check.require(rev_indices->size(0) == indices.size(0), "rev_indices: expected as many edges as indices");
     return csr(check, "rev_indices", *rev_indices, rev_eids, *rev_items, *rev_splits, plan, num_rows);
+  }
+
+  // Tiles of a direction, where its plan has them and the call can take them.
+  template <class Params>
+  static void set_tiles(const Checker& check, const char* name, const OptTensor& tiles, const Params& p,
+                        Csr& csr) {
+    if (!tiles) return;
+    check.tensor(name, tiles, {-1, kTileInts}, {ScalarType::Int});
+    check.require(tiles->is_contiguous(), "the graph's tensors: expected contiguous ones");
+    check.require(
+        Backend::has_tiles(p.score, p.dtype, p.shape),
+        "tiles: expected additive or dot attention in 16 bits on CUDA, with heads of 16, 32, 64 or 128");
+    check.require(!p.edge.any(), "tiles: expected no edge tensors and no dropout");
+    csr.tiles = static_cast<const int32_t*>(data(tiles));
   }
 
   // Positions in `flags` and `need` of the schemas.
@@ -150,8 +165,9 @@ struct Attention {
       int64_t score, Tensor value, OptTensor src, OptTensor dst, OptTensor attn, OptTensor edge_bias,
       OptTensor edge_gate, OptTensor edge_mask, OptTensor edge_weight, OptTensor edge_feat, OptTensor seed,
       OptTensor out_bias, Tensor indices, OptTensor eids, Tensor items, Tensor splits, Sizes plan, OptTensor,
-      OptTensor, OptTensor, OptTensor, Sizes, int64_t num_dst, double negative_slope, double scale,
-      double dropout_p, int64_t flags, bool return_attention, bool save_positive) {
+      OptTensor, OptTensor, OptTensor, Sizes, OptTensor tiles, OptTensor, int64_t num_dst,
+      double negative_slope, double scale, double dropout_p, int64_t flags, bool return_attention,
+      bool save_positive) {
     const typename Backend::Scope scope(value);
     const Checker check("dfgnn::attention_forward", value);
     Inputs in{score,     value,          src,         dst,       attn, edge_bias,
@@ -160,6 +176,8 @@ struct Attention {
     ForwardParams p{};
     fill(check, in, p, indices);
     p.csr = csr(check, "indices", indices, eids, items, splits, plan, num_dst);
+    set_tiles(check, "tiles", tiles, p, p.csr);
+    check.require(!tiles || !return_attention, "tiles: expected no returned attention");
     check.require(!save_positive || p.score == Score::additive, "save_positive: additive only");
 
     const ScalarType type = in.type(), acc = in.acc();
@@ -184,8 +202,8 @@ struct Attention {
       OptTensor edge_feat, OptTensor seed, OptTensor out_bias, Tensor out, Tensor lse, OptTensor positive,
       OptTensor positive_mass, OptTensor attention, Tensor indices, OptTensor eids, Tensor items,
       Tensor splits, Sizes plan, OptTensor rev_indices, OptTensor rev_eids, OptTensor rev_items,
-      OptTensor rev_splits, Sizes rev_plan, double negative_slope, double scale, double dropout_p,
-      int64_t flags, int64_t need) {
+      OptTensor rev_splits, Sizes rev_plan, OptTensor tiles, OptTensor rev_tiles, double negative_slope,
+      double scale, double dropout_p, int64_t flags, int64_t need) {
     const typename Backend::Scope scope(value);
     const Checker check("dfgnn::attention_backward", value);
     check.tensor("grad_out", grad_out, {-1, -1, -1}, {value.scalar_type()});
@@ -213,6 +231,9 @@ struct Attention {
     }
     p.csr = csr(check, "indices", indices, eids, items, splits, plan, m);
     p.reverse = reverse_csr(check, indices, rev_indices, rev_eids, rev_items, rev_splits, rev_plan, n);
+    set_tiles(check, "tiles", tiles, p, p.csr);
+    set_tiles(check, "rev_tiles", rev_tiles, p, p.reverse);
+    check.require(!(tiles || rev_tiles) || !grad_attention, "tiles: expected no gradient of the attention");
     out = dense(out), lse = dense(lse), grad_out = dense(grad_out);
     p.out = data(out), p.out_bias = data(in.out_bias), p.lse = data(lse), p.grad_out = data(grad_out);
     if (from_positive) {

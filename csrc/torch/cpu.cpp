@@ -22,6 +22,7 @@ struct CpuBackend {
 
   static void forward(const ForwardParams& p, const Tensor&) { cpu::forward(p, parallel()); }
   static void backward(const BackwardParams& p, const Tensor&) { cpu::backward(p, parallel()); }
+  static bool has_tiles(Score, DType, const Shape&) { return false; }
   static constexpr bool kSumsAttention = false;
   static int64_t attention_parts(const BackwardParams& p) { return cpu::attention_parts(p.csr); }
   static void sddmm(const ProductParams& p, const Tensor&) { cpu::sddmm(p, parallel()); }
@@ -32,8 +33,8 @@ struct CpuBackend {
 }  // namespace dfgnn
 
 STABLE_TORCH_LIBRARY(dfgnn, m) {
-  for (const char* schema :
-       {dfgnn::kForward, dfgnn::kBackward, dfgnn::kSddmm, dfgnn::kSpmm, dfgnn::kGatherSum})
+  for (const char* schema : {dfgnn::kForward, dfgnn::kBackward, dfgnn::kSddmm, dfgnn::kSpmm,
+                             dfgnn::kGatherSum, dfgnn::kPlanRows, dfgnn::kDegrees})
     m.def(schema);
 }
 

@@ -21,6 +21,11 @@ struct CudaBackend {
     check.require(s.dim > 0 && s.heads > 0, "features: expected at least one head of at least one element");
   }
 
+  static bool has_tiles(Score score, DType dtype, const Shape& s) {
+    return score != Score::additive_v2 && (dtype == DType::f16 || dtype == DType::bf16) &&
+           (s.dim == 16 || s.dim == 32 || s.dim == 64 || s.dim == 128);
+  }
+
   static void* stream(const Tensor& t) {
     void* s = nullptr;
     STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(t.get_device_index(), &s));
@@ -54,6 +59,41 @@ struct CudaBackend {
     launched(cuda::spmm(p, stream(feat)));
     return out;
   }
+
+  static std::tuple<Tensor, Tensor, Tensor> plan_rows(Tensor indptr, int64_t num_edges, int64_t max_edges,
+                                                      bool by_length) {
+    const Scope scope(indptr);
+    const Checker check("dfgnn::plan_rows", indptr);
+    check.tensor("indptr", indptr, {-1}, {ScalarType::Long});
+    check.require(indptr.size(0) > 0 && indptr.is_contiguous(),
+                  "indptr: expected a contiguous one, not empty");
+    check.require(num_edges >= 0 && max_edges > 0 && max_edges < (int64_t(1) << 31),
+                  "num_edges, max_edges: expected counts");
+    const int64_t rows = indptr.size(0) - 1, more = num_edges / max_edges;
+    const ScalarType i32 = ScalarType::Int;
+    Tensor items = make(indptr, {rows + more, 4}, i32), splits = make(indptr, {more, 4}, i32),
+           counts = make(indptr, {kPlanCounts}, i32);
+    PlanParams p{};
+    p.indptr = static_cast<const int64_t*>(data(indptr)), p.num_rows = rows;
+    p.max_edges = int32_t(max_edges), p.by_length = by_length;
+    p.items = static_cast<Item*>(items.mutable_data_ptr()), p.num_items = rows + more, p.front = more;
+    p.splits = static_cast<Split*>(splits.mutable_data_ptr()), p.num_splits = more;
+    p.counts = static_cast<int32_t*>(counts.mutable_data_ptr());
+    launched(cuda::plan_rows(p, stream(indptr)));
+    return {items, splits, counts};
+  }
+
+  static Tensor degrees(Tensor indptr) {
+    const Scope scope(indptr);
+    const Checker check("dfgnn::degrees", indptr);
+    check.tensor("indptr", indptr, {-1}, {ScalarType::Long});
+    check.require(indptr.size(0) > 0 && indptr.is_contiguous(),
+                  "indptr: expected a contiguous one, not empty");
+    Tensor sums = make(indptr, {kDegreeBins + 3}, ScalarType::Long);
+    launched(cuda::degrees(static_cast<const int64_t*>(data(indptr)), indptr.size(0) - 1,
+                           static_cast<int64_t*>(sums.mutable_data_ptr()), stream(indptr)));
+    return sums;
+  }
 };
 
 }  // namespace
@@ -62,4 +102,6 @@ struct CudaBackend {
 STABLE_TORCH_LIBRARY_IMPL(dfgnn, CUDA, m) {
   dfgnn::Attention<dfgnn::CudaBackend>::register_ops(m);
   m.impl("gather_sum", TORCH_BOX(&dfgnn::CudaBackend::gather_sum));
+  m.impl("plan_rows", TORCH_BOX(&dfgnn::CudaBackend::plan_rows));
+  m.impl("degrees", TORCH_BOX(&dfgnn::CudaBackend::degrees));
 }

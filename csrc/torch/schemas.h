@@ -1,6 +1,7 @@
 // The operators' schemas. GRAPH is the forward CSR and its plan; REVERSE the same by source, which
-// only backward needs: forward takes it along for autograd. Plan = [num_slots, packed].
-// ENDS: what a score takes of the two ends of an edge (`Inputs` in attention.h):
+// only backward needs: forward takes it along for autograd. TILES: of either, where its plan has them. Plan =
+// [num_slots, packed, heads_per_tile]. ENDS: what a score takes of the two ends of an edge (`Inputs` in
+// attention.h):
 //   score 0 (additive): src, dst = alpha_src, alpha_dst;  1 (dot): key, query;  2 (additive_v2): none, x_dst
 // flags and need: the enums in attention.h.
 #pragma once
@@ -8,6 +9,7 @@
 #define DFGNN_GRAPH "Tensor indices, Tensor? eids, Tensor items, Tensor splits, int[] plan"
 #define DFGNN_REVERSE \
   "Tensor? rev_indices, Tensor? rev_eids, Tensor? rev_items, Tensor? rev_splits, int[] rev_plan"
+#define DFGNN_TILES "Tensor? tiles, Tensor? rev_tiles"
 #define DFGNN_ENDS "int score, Tensor value, Tensor? src, Tensor? dst, Tensor? attn"
 #define DFGNN_EDGE                                                                                    \
   "Tensor? edge_bias, Tensor? edge_gate, Tensor? edge_mask, Tensor? edge_weight, Tensor? edge_feat, " \
@@ -17,7 +19,7 @@
 namespace dfgnn {
 
 inline constexpr const char* kForward =
-    "attention_forward(" DFGNN_ENDS ", " DFGNN_EDGE ", " DFGNN_GRAPH ", " DFGNN_REVERSE
+    "attention_forward(" DFGNN_ENDS ", " DFGNN_EDGE ", " DFGNN_GRAPH ", " DFGNN_REVERSE ", " DFGNN_TILES
     ", int num_dst, " DFGNN_NUMBERS
     ", bool return_attention, bool save_positive)"
     " -> (Tensor out, Tensor lse, Tensor positive, Tensor positive_mass, Tensor attention)";
@@ -25,7 +27,7 @@ inline constexpr const char* kForward =
 inline constexpr const char* kBackward =
     "attention_backward(Tensor grad_out, Tensor? grad_attention, " DFGNN_ENDS ", " DFGNN_EDGE
     ", Tensor out, Tensor lse, Tensor? positive, Tensor? positive_mass, Tensor? attention, " DFGNN_GRAPH
-    ", " DFGNN_REVERSE ", " DFGNN_NUMBERS
+    ", " DFGNN_REVERSE ", " DFGNN_TILES ", " DFGNN_NUMBERS
     ", int need)"
     " -> (Tensor grad_value, Tensor grad_src, Tensor grad_dst, Tensor grad_attn, Tensor grad_bias, "
     "Tensor grad_gate, Tensor grad_weight, Tensor grad_feat)";
@@ -35,5 +37,10 @@ inline constexpr const char* kSpmm =
     "spmm(Tensor weight, Tensor feat, " DFGNN_GRAPH ", int num_rows) -> Tensor";
 inline constexpr const char* kGatherSum =
     "gather_sum(Tensor feat, Tensor indices, Tensor items, Tensor splits, int[] plan, int num_dst) -> Tensor";
+// Planning, CUDA only; params.h says what comes.
+inline constexpr const char* kPlanRows =
+    "plan_rows(Tensor indptr, int num_edges, int max_edges, bool by_length)"
+    " -> (Tensor items, Tensor splits, Tensor counts)";
+inline constexpr const char* kDegrees = "degrees(Tensor indptr) -> Tensor";
 
 }  // namespace dfgnn

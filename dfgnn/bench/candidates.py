@@ -9,12 +9,15 @@ from .yardsticks import timings
 
 
 def describe(plans: dict) -> dict[str, dict]:
-    """Plans by direction as plain data: schedule, longest item, number of items, and of rows that are split
-    into how many pieces."""
+    """Plans by direction as plain data: schedule, longest item, heads at a time (0: all), parts of the
+    sources, number of items, and of rows that are split into how many pieces.
+    """
     return {
         direction: {
             "schedule": plan.schedule,
             "max_edges": plan.max_edges,
+            "heads_per_tile": plan.heads_per_tile,
+            "source_parts": plan.source_parts,
             "items": len(plan.items),
             "split_rows": len(plan.splits),
             "pieces": plan.num_slots,

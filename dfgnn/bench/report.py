@@ -70,7 +70,17 @@ def ratio(row: dict) -> float | None:
 
 def plan_text(plans: dict) -> str:
     """The plans of a row's directions, in short."""
-    return " / ".join(f"{plan['schedule']} <= {plan['max_edges']}" for plan in plans.values())
+
+    def text(plan):
+        heads = plan.get("heads_per_tile")
+        parts = plan.get("source_parts", 1)
+        return (
+            f"{plan['schedule']} <= {plan['max_edges']}"
+            + (f" heads <= {heads}" if heads else "")
+            + (f" sources / {parts}" if parts > 1 else "")
+        )
+
+    return " / ".join(text(plan) for plan in plans.values())
 
 
 def means(rows: list[dict]) -> list[dict]:

@@ -18,6 +18,7 @@ MODES = ("forward", "train")
 class Layer:
     """passes: neighbour rows gathered per edge, by mode; the floor of a mode is passes x a plain sum."""
 
+    name: str  # of its plans
     attention: Callable  # (graph, **inputs, schedule=...) -> out
     exact: Callable  # (graph, **inputs, grad_out=...) -> {"out" or name of an input: value or gradient}
     passes: dict[str, int]
@@ -29,6 +30,7 @@ class Layer:
 
 LAYERS = {
     "gat": Layer(
+        "gat",
         functional.gat_attention,
         accuracy.gat,
         {"forward": 1, "train": 2},
@@ -37,6 +39,7 @@ LAYERS = {
         terms=("alpha_src", "alpha_dst"),
     ),
     "gatv2": Layer(
+        "gatv2",
         functional.gatv2_attention,
         accuracy.gatv2,
         {"forward": 1, "train": 4},
@@ -45,6 +48,7 @@ LAYERS = {
         vectors=("attn",),
     ),
     "dot": Layer(
+        "dot",
         functional.dot_attention,
         accuracy.dot,
         {"forward": 2, "train": 6},
@@ -105,7 +109,7 @@ class Workload:
 
     def plans(self, mode: str, schedule: str = "auto") -> dict:
         """The plans that a call takes, by direction. Raises ValueError for a schedule that there is not."""
-        shape = plan_shape(self.graph, self.heads, self.head_dim, self.dtype)
+        shape = plan_shape(self.layer, self.graph, self.heads, self.head_dim, self.dtype)
         directions = {"forward": False, "reverse": True} if mode == "train" else {"forward": False}
         return {
             name: self.graph.plan(**shape, reverse=reverse, schedule=schedule)
@@ -114,7 +118,7 @@ class Workload:
 
     def alternatives(self, mode: str) -> list[str]:
         """The schedules that could be asked for instead of "auto", in either direction."""
-        shape = plan_shape(self.graph, self.heads, self.head_dim, self.dtype)
+        shape = plan_shape(self.layer, self.graph, self.heads, self.head_dim, self.dtype)
         directions = (False, True) if mode == "train" else (False,)
         names = (schedule.alternatives(self.graph, reverse=reverse, **shape) for reverse in directions)
         return list(dict.fromkeys(chain.from_iterable(names)))
@@ -137,10 +141,11 @@ class Workload:
         return {name: accuracy.error(x, reference[name]) for name, x in zip(("out", *self.inputs), results)}
 
 
-def plan_shape(graph, heads: int, head_dim: int, dtype: torch.dtype) -> dict:
-    """The feature shape that the functions plan for, which pad a head to 16 bytes on CUDA."""
+def plan_shape(layer: Layer, graph, heads: int, head_dim: int, dtype: torch.dtype) -> dict:
+    """What the functions plan for: the feature shape, a head padded to 16 bytes on CUDA."""
     step = 16 // dtype.itemsize if graph.device.type == "cuda" else 1
-    return {"num_heads": heads, "head_dim": -(-head_dim // step) * step, "dtype": dtype}
+    dim = -(-head_dim // step) * step
+    return {"num_heads": heads, "head_dim": dim, "dtype": dtype, "layer": layer.name}
 
 
 def sample_rows(graph, count: int) -> Tensor:

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from .. import _ops
-from ..schedule import SCHEDULES
+from ..schedule import ROW_SCHEDULES
 from . import accuracy, measure
 
 
@@ -31,7 +31,7 @@ def sparse_sum(graph, dtype: torch.dtype):
 
 def gather_sum(graph, width: int, dtype: torch.dtype, schedule: str):
     """Ours, for dense [N, width]. Raises ValueError where the schedule is not available."""
-    plan, indices = graph.plan(1, width, dtype, schedule=schedule), graph.csr().indices
+    plan, indices = graph.plan(1, width, dtype, schedule=schedule, layer=None), graph.csr().indices
     return lambda dense: _ops.ops.gather_sum(
         dense, indices, plan.items, plan.splits, plan.launch, graph.num_dst
     )
@@ -96,7 +96,7 @@ def _fastest_gather_sum(graph, dense, width, budget, expected) -> dict:
     if graph.device.type != "cuda":
         return {"unavailable": "CUDA only"}
     best, problems = None, []
-    for schedule in SCHEDULES:
+    for schedule in ROW_SCHEDULES:
         try:
             call = gather_sum(graph, dense.shape[1], dense.dtype, schedule)
             if expected is not None:

@@ -1,0 +1,618 @@
+// The tile schedule: rows that share their neighbours load them once, and tensor cores do the products.
+//
+// A *window* is 64 consecutive rows. The neighbours of a window, each once, are cut into *chunks* of 32
+// columns; of a chunk, row r has a mask whose bit c says that the edge (r, column c) exists. So a dense
+// 64 x 32 block of scores is computed and masked, as in FlashAttention with a mask (Dao 2023, arXiv
+// 2307.08691); Fused3S (Li and Chandramowlishwaran 2025, arXiv 2505.08098) does so for graph attention
+// forward.
+//
+// Mapping: a block of 4 warps takes an item, a run of chunks of one window, for one head; a warp owns 16
+// rows. Memory: the rows' operands and STAGES chunks of columns in shared memory, filled by asynchronous
+// copies, in 16-byte pieces that are swizzled so that ldmatrix has no bank conflicts. Accumulators in
+// registers (m16n8k16 layout: lane = 4 g + t holds rows g, g + 8 and columns 8 n + 2 t, + 1). 16-bit
+// features, head sizes 16 to 128, no options on edges, no edge twice: the graph has no place for them. A
+// weight of 0 times a feature that is not finite is NaN: such a feature reaches its whole window.
+#pragma once
+
+#include "backward.cuh"
+
+namespace dfgnn::cuda {
+
+inline constexpr int kTileWarps = kTileRows / 16, kTileThreads = 32 * kTileWarps;
+
+enum class Pass { forward, destinations, sources };
+
+// Row operands a, b and column operands c, d; S = scores from (a, c) or the terms, P = softmax, f the pass's
+// derivative:
+//   forward                 a = q, c = k, d = v:                out_d = P d (positive: over z > 0)
+//   destinations (dot)      a = q, b = g, c = k, d = v:         out_c = scale dS c
+//   sources (dot)           a = k, b = v, c = q, d = g:         out_c = scale dS c, out_d = P d
+//   sources (additive)      b = v, d = g:                       out_d = P d, row_sum = sum of dS L'
+// with dS = P (b . d - delta). All arrays [nodes, H, D] T or [nodes, H] float.
+struct TileParams {
+  const Item* items;     // row: the window's first; begin, end: chunks; slot: of the first row, or < 0
+  const int32_t* tiles;  // [chunks, kTileInts]: columns, row masks
+  int64_t num_items;
+  int32_t num_rows, heads;
+  const void *a, *b, *c, *d;
+  const float* row_term;  // additive: alpha of the row's side, or null: 0
+  const void* col_stats;  // forward: alpha_src (additive); sources: DotStats, NodeStats
+  const float* row_lse;   // destinations
+  const void* out;        // destinations: delta = g . (out - out_bias)
+  const void* out_bias;   // [H, D] or null
+  void* node_stats;       // destinations write DotStats for the pass over sources
+  float slope, scale;     // scale: of the score; out_c is scaled by it too
+  void *out_c, *out_d;    // T
+  void* positive;         // T
+  float *lse, *mass;      // forward; mass: positive_mass
+  float* row_sum;         // sources (additive): grad_alpha_src
+  float *part_c, *part_d, *part_positive, *part_stats, *part_sum;  // of split windows
+};
+
+// ---- PTX -------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+  return uint32_t(__cvta_generic_to_shared(p));
+}
+template <int BYTES>
+__device__ __forceinline__ void copy_async(uint32_t to, const void* from) {
+  if constexpr (BYTES == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from));
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(BYTES));
+  }
+}
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;"); }
+template <int PENDING>
+__device__ __forceinline__ void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+__device__ __forceinline__ void load_matrices(uint32_t (&x)[4], uint32_t at) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(at)
+               : "memory");
+}
+__device__ __forceinline__ void load_transposed(uint32_t (&x)[4], uint32_t at) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(at)
+               : "memory");
+}
+// c += a b, 16 x 8 x 16.
+template <typename T>
+__device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  if constexpr (std::is_same_v<T, __half>) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+}
+template <typename T>
+__device__ __forceinline__ uint32_t pack_two(float low, float high) {
+  if constexpr (std::is_same_v<T, __half>) {
+    const __half2 v = __floats2half2_rn(low, high);
+    return *reinterpret_cast<const uint32_t*>(&v);
+  } else {
+    const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<const uint32_t*>(&v);
+  }
+}
+// Scores are kept in units of log 2, which saves a multiplication per exp. The instruction's error, 2^-22, is
+// far below the rounding of 16-bit weights.
+inline constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+__device__ __forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// The running maximum may lag behind by this much, so that accumulators are seldom rescaled: weights up to
+// 2^8 are as exact as those up to 1.
+inline constexpr float kLag = 8;
+
+// ---- layout ----------------------------------------------------------------------------------------
+
+// Byte offset of the 16-byte piece of a row of D elements: 8 consecutive rows of a piece meet all banks.
+template <int D>
+__device__ __forceinline__ int piece_at(int row, int piece) {
+  constexpr int C = D / 8, SHARE = C >= 8 ? 1 : 8 / C;
+  return (row * C + (piece ^ ((row / SHARE) & ((C < 8 ? C : 8) - 1)))) * 16;
+}
+
+template <int D>
+struct TileLayout {
+  static constexpr int STAGES = D <= 32 ? 4 : D == 64 ? 3 : 2;
+  static constexpr int ROWS = kTileRows * D * 2, COLS = kTileCols * D * 2, STATS = kTileCols * 16;
+  static constexpr int STAGE = 2 * COLS + STATS;
+  static constexpr int A = 0, B = ROWS, FIRST_STAGE = 2 * ROWS;
+  static constexpr int DELTA = FIRST_STAGE + STAGES * STAGE;
+  static constexpr int BYTES = DELTA + kTileRows * 4;
+};
+
+// ---- pieces of the kernel --------------------------------------------------------------------------
+
+// s[n] += rows x columns^T for the warp's 16 rows and the chunk's 32 columns.
+template <typename T, int D, bool IN_REGISTERS>
+struct RowOperand {
+  static constexpr int STEPS = D / 16;
+  uint32_t base;
+  uint32_t kept[IN_REGISTERS ? STEPS : 1][4];
+
+  __device__ __forceinline__ static uint32_t address(uint32_t base, int warp, int lane, int step) {
+    const int row = warp * 16 + (lane & 15), piece = 2 * step + (lane >> 4);
+    return base + piece_at<D>(row, piece);
+  }
+  __device__ __forceinline__ void init(uint32_t at, int warp, int lane) {
+    base = at;
+    if constexpr (IN_REGISTERS) {
+#pragma unroll
+      for (int k = 0; k < STEPS; ++k) load_matrices(kept[k], address(at, warp, lane, k));
+    }
+  }
+  __device__ __forceinline__ void times(float (&s)[kTileCols / 8][4], uint32_t columns, int warp,
+                                        int lane) const {
+#pragma unroll
+    for (int k = 0; k < STEPS; ++k) {
+      uint32_t a[4];
+      if constexpr (IN_REGISTERS) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[i] = kept[k][i];
+      } else {
+        load_matrices(a, address(base, warp, lane, k));
+      }
+#pragma unroll
+      for (int n = 0; n < kTileCols / 8; n += 2) {
+        uint32_t b[4];
+        load_matrices(b,
+                      columns + piece_at<D>((n + (lane >> 4)) * 8 + (lane & 7), 2 * k + ((lane >> 3) & 1)));
+        multiply<T>(s[n], a, b[0], b[1]);
+        multiply<T>(s[n + 1], a, b[2], b[3]);
+      }
+    }
+  }
+};
+
+// acc += w x columns for the warp's 16 rows; w in the layout of the scores.
+template <typename T, int D>
+__device__ __forceinline__ void add_columns(float (&acc)[D / 8][4], const float (&w)[kTileCols / 8][4],
+                                            uint32_t columns, int lane) {
+#pragma unroll
+  for (int k = 0; k < kTileCols / 16; ++k) {
+    const uint32_t a[4] = {pack_two<T>(w[2 * k][0], w[2 * k][1]), pack_two<T>(w[2 * k][2], w[2 * k][3]),
+                           pack_two<T>(w[2 * k + 1][0], w[2 * k + 1][1]),
+                           pack_two<T>(w[2 * k + 1][2], w[2 * k + 1][3])};
+#pragma unroll
+    for (int n = 0; n < D / 8; n += 2) {
+      uint32_t b[4];
+      load_transposed(b, columns + piece_at<D>(k * 16 + (lane & 15), n + (lane >> 4)));
+      multiply<T>(acc[n], a, b[0], b[1]);
+      multiply<T>(acc[n + 1], a, b[2], b[3]);
+    }
+  }
+}
+
+// sum += the rows' sums of w, as it is rounded for the products; in entries 0 (row g) and 2 (row g + 8).
+template <typename T>
+__device__ __forceinline__ void add_weights(float (&sum)[4], const float (&w)[kTileCols / 8][4]) {
+  const uint32_t ones = pack_two<T>(1, 1);
+#pragma unroll
+  for (int k = 0; k < kTileCols / 16; ++k) {
+    const uint32_t a[4] = {pack_two<T>(w[2 * k][0], w[2 * k][1]), pack_two<T>(w[2 * k][2], w[2 * k][3]),
+                           pack_two<T>(w[2 * k + 1][0], w[2 * k + 1][1]),
+                           pack_two<T>(w[2 * k + 1][2], w[2 * k + 1][3])};
+    multiply<T>(sum, a, ones, ones);
+  }
+}
+
+__device__ __forceinline__ float quad_sum(float x) { return reduce_sum<4>(x); }
+__device__ __forceinline__ float quad_max(float x) { return reduce_max<4>(x); }
+
+// ---- the kernel ------------------------------------------------------------------------------------
+
+// Arrays that a pass accumulates: what takes its registers.
+template <Score SCORE, Pass PASS, bool POSITIVE>
+inline constexpr int kTileSums = POSITIVE || (SCORE == Score::dot && PASS == Pass::sources) ? 2 : 1;
+// Blocks that a multiprocessor holds: caps registers, because more blocks hide latency better.
+template <int D, int SUMS>
+inline constexpr int kTileBlocks = (D <= 32   ? 7
+                                    : D == 64 ? 5
+                                              : 4) -
+                                   SUMS;
+
+template <typename T, int D, Score SCORE, Pass PASS, bool POSITIVE>
+__global__ void __launch_bounds__(kTileThreads, (kTileBlocks<D, kTileSums<SCORE, PASS, POSITIVE>>))
+    tile_kernel(const TileParams p) {
+  using L = TileLayout<D>;
+  constexpr bool DOT = SCORE == Score::dot, FORWARD = PASS == Pass::forward, SOURCES = PASS == Pass::sources;
+  constexpr bool HAS_A = DOT, HAS_B = !FORWARD, HAS_C = DOT;
+  constexpr bool OUT_C = DOT && !FORWARD, OUT_D = PASS != Pass::destinations;
+  constexpr bool KEEP = D <= 64 || FORWARD;
+  constexpr int C = D / 8, N = kTileCols / 8;
+  constexpr int COPIES = (kTileCols * C + kTileThreads - 1) / kTileThreads;
+  // Bytes of statistics of a column.
+  constexpr int STAT = FORWARD ? (DOT ? 0 : 4) : !SOURCES ? 0 : DOT ? 8 : 16;
+
+  extern __shared__ __align__(128) char shared[];
+  const uint32_t smem = shared_address(shared);
+  const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5, g = lane >> 2, t = lane & 3;
+  const int head = blockIdx.y, heads = p.heads;
+  const int4 raw = __ldg(reinterpret_cast<const int4*>(p.items) + blockIdx.x);
+  const Item item = {raw.x, raw.y, raw.z, raw.w};
+  const auto row_of = [&](int r) { return min(item.row + r, p.num_rows - 1); };
+  const auto element = [&](const void* x, int64_t node) {
+    return static_cast<const T*>(x) + (node * heads + head) * D;
+  };
+
+  // Columns of a chunk, which this thread copies: their ids are fetched a step ahead of the copies.
+  struct Ids {
+    int column[COPIES], stat;
+  };
+  const auto fetch_ids = [&](Ids& ids, int chunk) {
+    if (chunk >= item.end) return;
+    const int32_t* columns = p.tiles + int64_t(chunk) * kTileInts;
+#pragma unroll
+    for (int i = 0; i < COPIES; ++i) {
+      const int at = thread + i * kTileThreads;
+      if (kTileCols * C % kTileThreads == 0 || at < kTileCols * C) ids.column[i] = __ldg(columns + at / C);
+    }
+    if (STAT && thread < kTileCols) ids.stat = __ldg(columns + thread);
+  };
+  const auto copy_chunk = [&](const Ids& ids, int chunk) {
+    if (chunk < item.end) {
+      const uint32_t stage = smem + L::FIRST_STAGE + (chunk - item.begin) % L::STAGES * L::STAGE;
+#pragma unroll
+      for (int i = 0; i < COPIES; ++i) {
+        const int at = thread + i * kTileThreads;
+        if (kTileCols * C % kTileThreads && at >= kTileCols * C) break;
+        const uint32_t to = stage + piece_at<D>(at / C, at % C);
+        if constexpr (HAS_C) copy_async<16>(to, element(p.c, ids.column[i]) + at % C * 8);
+        copy_async<16>(to + L::COLS, element(p.d, ids.column[i]) + at % C * 8);
+      }
+      if constexpr (STAT > 0) {
+        if (thread < kTileCols)
+          copy_async<STAT>(stage + 2 * L::COLS + thread * STAT,
+                           static_cast<const char*>(p.col_stats) + (int64_t(ids.stat) * heads + head) * STAT);
+      }
+    }
+    commit_copies();
+  };
+  Ids next;
+  {
+    Ids first[L::STAGES - 1];
+#pragma unroll
+    for (int s = 0; s < L::STAGES - 1; ++s) fetch_ids(first[s], item.begin + s);
+    fetch_ids(next, item.begin + L::STAGES - 1);
+    // Row operands.
+    for (int at = thread; at < kTileRows * C; at += kTileThreads) {
+      const int r = at / C, piece = at % C;
+      if constexpr (HAS_A)
+        copy_async<16>(smem + L::A + piece_at<D>(r, piece), element(p.a, row_of(r)) + piece * 8);
+      if constexpr (HAS_B)
+        copy_async<16>(smem + L::B + piece_at<D>(r, piece), element(p.b, row_of(r)) + piece * 8);
+    }
+    commit_copies();
+#pragma unroll
+    for (int s = 0; s < L::STAGES - 1; ++s) copy_chunk(first[s], item.begin + s);
+  }
+
+  // This lane's rows: r[0] = g, r[1] = g + 8 of the warp's 16.
+  const int first_row = item.row + warp * 16;
+  int64_t row_head[2];
+  bool row_ok[2];
+  float row_term[2] = {}, lse[2] = {}, delta[2] = {};
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    row_ok[i] = first_row + g + 8 * i < p.num_rows;
+    row_head[i] = int64_t(row_of(warp * 16 + g + 8 * i)) * heads + head;
+    if constexpr (!DOT) row_term[i] = p.row_term ? p.row_term[row_head[i]] : 0.f;
+    if constexpr (PASS == Pass::destinations) lse[i] = p.row_lse[row_head[i]] * kLog2E;
+  }
+  if constexpr (PASS == Pass::destinations) {
+    float* deltas = reinterpret_cast<float*>(shared + L::DELTA);
+    for (int at = lane; at < 16 * C; at += 32) {  // C lanes per row
+      const int r = at / C, piece = at % C;
+      const int64_t node = row_of(warp * 16 + r);
+      float x[8], y[8], z[8] = {}, sum = 0;
+      Pack<T>::unpack(load_raw(element(p.b, node) + piece * 8), x);
+      Pack<T>::unpack(load_raw(element(p.out, node) + piece * 8), y);
+      if (p.out_bias) Pack<T>::unpack(load_raw(element(p.out_bias, 0) + piece * 8), z);
+#pragma unroll
+      for (int k = 0; k < 8; ++k) sum += x[k] * (y[k] - z[k]);
+      sum = reduce_sum<C>(sum);
+      if (piece == 0) {
+        deltas[warp * 16 + r] = sum;
+        if (first_row + r < p.num_rows)
+          static_cast<DotStats<float>*>(p.node_stats)[node * heads + head] = {p.row_lse[node * heads + head],
+                                                                              sum};
+      }
+    }
+    __syncwarp();
+    delta[0] = deltas[warp * 16 + g], delta[1] = deltas[warp * 16 + g + 8];
+  }
+
+  wait_copies<L::STAGES - 1>();
+  __syncthreads();
+  RowOperand<T, D, KEEP> a, b;
+  if constexpr (HAS_A) a.init(smem + L::A, warp, lane);
+  if constexpr (HAS_B) b.init(smem + L::B, warp, lane);
+
+  float acc_c[OUT_C ? C : 2][4] = {}, acc_d[OUT_D ? C : 2][4] = {}, acc_positive[POSITIVE ? C : 2][4] = {};
+  float mass[4] = {}, mass_positive[4] = {};  // as of add_weights
+  float top[2] = {-infinity<float>(), -infinity<float>()}, row_sum[2] = {};
+  const float scale_log2 = p.scale * kLog2E;
+
+  const int32_t* masks = p.tiles + kTileCols + warp * 16 + g;
+  uint32_t next_mask[2] = {};
+  const auto fetch_masks = [&](int chunk) {
+    if (chunk >= item.end) return;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) next_mask[i] = uint32_t(__ldg(masks + int64_t(chunk) * kTileInts + 8 * i));
+  };
+  fetch_masks(item.begin);
+
+  for (int chunk = item.begin; chunk < item.end; ++chunk) {
+    const uint32_t mask[2] = {next_mask[0] >> (2 * t), next_mask[1] >> (2 * t)};
+    const bool any = __any_sync(kAll, (next_mask[0] | next_mask[1]) != 0);
+    wait_copies<L::STAGES - 2>();
+    __syncthreads();
+    copy_chunk(next, chunk + L::STAGES - 1);
+    fetch_ids(next, chunk + L::STAGES);
+    fetch_masks(chunk + 1);
+    if (!any) continue;
+
+    const uint32_t stage_at = L::FIRST_STAGE + (chunk - item.begin) % L::STAGES * L::STAGE;
+    const uint32_t columns_c = smem + stage_at, columns_d = columns_c + L::COLS;
+    const char* stats = shared + stage_at + 2 * L::COLS;
+    const auto exists = [&](int n, int e) { return (mask[e >> 1] >> (8 * n + (e & 1))) & 1; };
+
+    float s[N][4] = {};
+    [[maybe_unused]] uint32_t positive = 0;  // forward: bit 4 n + e: z > 0
+    if constexpr (DOT) {
+      a.times(s, columns_c, warp, lane);
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[n][e] *= scale_log2;
+      }
+    } else if constexpr (FORWARD) {
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        const float2 term = reinterpret_cast<const float2*>(stats)[4 * n + t];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const float z = (e & 1 ? term.y : term.x) + row_term[e >> 1];
+          if (POSITIVE && z > 0) positive |= 1u << (4 * n + e);
+          s[n][e] = z * leaky_relu_grad(z, p.slope) * kLog2E;
+        }
+      }
+    }
+
+    if constexpr (FORWARD) {
+      float peak[2] = {-infinity<float>(), -infinity<float>()};
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          s[n][e] = exists(n, e) ? s[n][e] : -infinity<float>();
+          peak[e >> 1] = max(peak[e >> 1], s[n][e]);
+        }
+      }
+      peak[0] = quad_max(peak[0]), peak[1] = quad_max(peak[1]);
+      const bool rises[2] = {peak[0] > top[0] + kLag, peak[1] > top[1] + kLag};
+      if (__any_sync(kAll, rises[0] || rises[1])) {
+        float shrink[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          shrink[i] = rises[i] ? exp2_fast(top[i] - peak[i]) : 1.f;
+          if (rises[i]) top[i] = peak[i];
+        }
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          mass[e] *= shrink[e >> 1];
+          mass_positive[e] *= shrink[e >> 1];
+        }
+#pragma unroll
+        for (int n = 0; n < C; ++n) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            acc_d[n][e] *= shrink[e >> 1];
+            if constexpr (POSITIVE) acc_positive[n][e] *= shrink[e >> 1];
+          }
+        }
+      }
+      const float reference[2] = {top[0] == -infinity<float>() ? 0.f : top[0],
+                                  top[1] == -infinity<float>() ? 0.f : top[1]};
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[n][e] = exp2_fast(s[n][e] - reference[e >> 1]);
+      }
+      add_weights<T>(mass, s);
+      add_columns<T, D>(acc_d, s, columns_d, lane);
+      if constexpr (POSITIVE) {
+#pragma unroll
+        for (int n = 0; n < N; ++n) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            if (!((positive >> (4 * n + e)) & 1)) s[n][e] = 0;
+          }
+        }
+        add_weights<T>(mass_positive, s);
+        add_columns<T, D>(acc_positive, s, columns_d, lane);
+      }
+    } else {
+      float grad[N][4] = {};
+      b.times(grad, columns_d, warp, lane);
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const char* stat = stats + (8 * n + 2 * t + (e & 1)) * STAT;
+          float l = lse[e >> 1], o = delta[e >> 1], slope = 1;
+          if constexpr (SOURCES && DOT) {
+            const float2 of = *reinterpret_cast<const float2*>(stat);
+            l = of.x * kLog2E, o = of.y;
+          } else if constexpr (SOURCES) {
+            const float4 of = *reinterpret_cast<const float4*>(stat);
+            const float z =
+                of.x + row_term[e >> 1];  // not scaled before: its sign matters where terms cancel
+            slope = leaky_relu_grad(z, p.slope);
+            s[n][e] = z * slope * kLog2E, l = of.y * kLog2E, o = of.z;
+          }
+          const float w = exists(n, e) ? exp2_fast(s[n][e] - l) : 0.f;
+          const float ds = w * (grad[n][e] - o);
+          s[n][e] = w;
+          grad[n][e] = ds;
+          if constexpr (!DOT) row_sum[e >> 1] += ds * slope;
+        }
+      }
+      if constexpr (OUT_D) add_columns<T, D>(acc_d, s, columns_d, lane);
+      if constexpr (OUT_C) add_columns<T, D>(acc_c, grad, columns_c, lane);
+    }
+  }
+
+  // Results, through the warp's own rows of shared memory so that they leave in 16-byte pieces.
+  wait_copies<0>();
+  __syncwarp();
+  const auto store = [&](const float (&acc)[C][4], const float (&factor)[2], void* out, float* part) {
+    if (item.slot < 0) {
+#pragma unroll
+      for (int n = 0; n < C; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          *reinterpret_cast<uint32_t*>(shared + L::A + piece_at<D>(warp * 16 + g + 8 * i, n) + 4 * t) =
+              pack_two<T>(acc[n][2 * i] * factor[i], acc[n][2 * i + 1] * factor[i]);
+      }
+      __syncwarp();
+      for (int at = lane; at < 16 * C; at += 32) {
+        const int r = at / C, piece = at % C;
+        if (first_row + r < p.num_rows)
+          *reinterpret_cast<uint4*>(const_cast<T*>(element(out, first_row + r)) + piece * 8) =
+              *reinterpret_cast<const uint4*>(shared + L::A + piece_at<D>(warp * 16 + r, piece));
+      }
+      __syncwarp();
+    } else {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float* to = part + (int64_t(item.slot + warp * 16 + g + 8 * i) * heads + head) * D + 2 * t;
+#pragma unroll
+        for (int n = 0; n < C; ++n)
+          *reinterpret_cast<float2*>(to + 8 * n) = make_float2(acc[n][2 * i], acc[n][2 * i + 1]);
+      }
+    }
+  };
+  const auto slot_head = [&](int i) { return int64_t(item.slot + warp * 16 + g + 8 * i) * heads + head; };
+
+  if constexpr (FORWARD) {
+    float norm[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float sum = mass[2 * i];
+      norm[i] = sum == 0 ? 0.f : 1 / sum;
+      if (t) continue;
+      if (item.slot >= 0) {
+        float* stats = p.part_stats + slot_head(i) * 3;
+        stats[0] = top[i] * kLn2, stats[1] = sum, stats[2] = mass_positive[2 * i];
+      } else if (row_ok[i]) {
+        p.lse[row_head[i]] = sum == 0 ? infinity<float>() : top[i] * kLn2 + logarithm(sum);
+        if constexpr (POSITIVE) p.mass[row_head[i]] = mass_positive[2 * i] * norm[i];
+      }
+    }
+    store(acc_d, norm, p.out_d, p.part_d);
+    if constexpr (POSITIVE) store(acc_positive, norm, p.positive, p.part_positive);
+  } else {
+    const float scale[2] = {p.scale, p.scale}, one[2] = {1.f, 1.f};
+    if constexpr (OUT_C) store(acc_c, scale, p.out_c, p.part_c);
+    if constexpr (OUT_D) store(acc_d, one, p.out_d, p.part_d);
+    if constexpr (!DOT) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        row_sum[i] = quad_sum(row_sum[i]);
+        if (t) continue;
+        if (item.slot >= 0) {
+          p.part_sum[slot_head(i)] = row_sum[i];
+        } else if (row_ok[i]) {
+          p.row_sum[row_head[i]] = row_sum[i];
+        }
+      }
+    }
+  }
+}
+
+// ---- launch ----------------------------------------------------------------------------------------
+
+template <typename T, Score SCORE, Pass PASS, bool POSITIVE>
+void launch_tiles(const TileParams& p, int dim, cudaStream_t stream) {
+  const auto launch = [&](auto size) {
+    constexpr int D = decltype(size)::value;
+    const auto kernel = tile_kernel<T, D, SCORE, PASS, POSITIVE>;
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, TileLayout<D>::BYTES);
+    kernel<<<dim3(unsigned(p.num_items), unsigned(p.heads)), kTileThreads, TileLayout<D>::BYTES, stream>>>(p);
+  };
+  switch (dim) {
+    case 16:
+      return launch(std::integral_constant<int, 16>{});
+    case 32:
+      return launch(std::integral_constant<int, 32>{});
+    case 64:
+      return launch(std::integral_constant<int, 64>{});
+    default:
+      return launch(std::integral_constant<int, 128>{});
+  }
+}
+
+inline TileParams tile_params(const Csr& csr, const Shape& shape, int64_t num_rows) {
+  TileParams p{};
+  p.items = csr.items, p.tiles = csr.tiles, p.num_items = csr.num_items;
+  p.num_rows = int32_t(num_rows), p.heads = shape.heads;
+  return p;
+}
+
+template <typename T, Score SCORE>
+void tile_forward(const ForwardParams& f, cudaStream_t stream) {
+  TileParams p = tile_params(f.csr, f.shape, f.shape.num_dst);
+  p.a = f.query, p.c = f.key, p.d = f.value;
+  p.row_term = static_cast<const float*>(f.alpha_dst), p.col_stats = f.alpha_src;
+  p.slope = float(f.negative_slope), p.scale = float(f.scale);
+  p.out_d = f.out, p.positive = f.positive;
+  p.lse = static_cast<float*>(f.lse), p.mass = static_cast<float*>(f.positive_mass);
+  p.part_d = static_cast<float*>(f.partial_out), p.part_positive = static_cast<float*>(f.partial_positive);
+  p.part_stats = static_cast<float*>(f.partial_stats);
+  const int dim = f.shape.value_dim;
+  if (SCORE == Score::additive && f.positive) {
+    launch_tiles<T, SCORE, Pass::forward, SCORE == Score::additive>(p, dim, stream);
+  } else {
+    launch_tiles<T, SCORE, Pass::forward, false>(p, dim, stream);
+  }
+}
+
+template <typename T>
+void tile_destinations(const BackwardParams& f, cudaStream_t stream) {
+  TileParams p = tile_params(f.csr, f.shape, f.shape.num_dst);
+  p.a = f.query, p.b = f.grad_out, p.c = f.key, p.d = f.value;
+  p.row_lse = static_cast<const float*>(f.lse), p.out = f.out, p.out_bias = f.out_bias;
+  p.node_stats = f.node_stats;
+  p.scale = float(f.scale);
+  p.out_c = f.grad_query, p.part_c = static_cast<float*>(f.partial_query);
+  launch_tiles<T, Score::dot, Pass::destinations, false>(p, f.shape.value_dim, stream);
+}
+
+template <typename T, Score SCORE>
+void tile_sources(const BackwardParams& f, cudaStream_t stream) {
+  TileParams p = tile_params(f.reverse, f.shape, f.shape.num_src);
+  p.a = f.key, p.b = f.value, p.c = f.query, p.d = f.grad_out;
+  p.row_term = static_cast<const float*>(f.alpha_src), p.col_stats = f.node_stats;
+  p.slope = float(f.negative_slope), p.scale = float(f.scale);
+  p.out_c = f.grad_key, p.part_c = static_cast<float*>(f.partial_key);
+  p.out_d = f.grad_value, p.part_d = static_cast<float*>(f.partial_value);
+  p.row_sum = static_cast<float*>(f.grad_alpha_src), p.part_sum = static_cast<float*>(f.partial_alpha);
+  launch_tiles<T, SCORE, Pass::sources, false>(p, f.shape.value_dim, stream);
+}
+
+}  // namespace dfgnn::cuda
