@@ -52,17 +52,25 @@ class EdgeArgs(NamedTuple):
 def graph_args(
     graph, *, num_heads, head_dim, dtype, schedule, layer: str, edges: bool, backward: bool
 ) -> GraphArgs:
-    """edges: edge tensors, dropout or returned attention need edge ids. backward: gradients are wanted."""
-    csr, plan = graph.csr(), graph.plan(num_heads, head_dim, dtype, False, schedule, layer, edges)
-    forward = (csr.indices, csr.eids if edges else None, plan.items, plan.splits, plan.launch)
-    if not backward:
-        return GraphArgs(*forward, None, None, None, None, [0, 0, 0], plan.tiles, None)
-    rev, rev_plan = (
-        graph.reverse_csr(edges),
-        graph.plan(num_heads, head_dim, dtype, True, schedule, layer, edges),
-    )
-    reverse = (rev.indices, rev.eids, rev_plan.items, rev_plan.splits, rev_plan.launch)
-    return GraphArgs(*forward, *reverse, plan.tiles, rev_plan.tiles)
+    """edges: edge tensors, dropout or returned attention need edge ids. backward: gradients are wanted.
+
+    Kept beside the plans, and made anew where these are no longer the ones: `Graph.autotune` replaces them.
+    """
+    plan = graph.plan(num_heads, head_dim, dtype, False, schedule, layer, edges)
+    rev_plan = graph.plan(num_heads, head_dim, dtype, True, schedule, layer, edges) if backward else None
+    key = ("args", num_heads, head_dim, dtype, schedule, layer, edges, backward)
+    found = graph._plans.get(key)
+    if found is None or found[0] is not plan or found[1] is not rev_plan:
+        csr = graph.csr()
+        forward = (csr.indices, csr.eids if edges else None, plan.items, plan.splits, plan.launch)
+        if backward:
+            rev = graph.reverse_csr(need_eids=edges)
+            reverse = (rev.indices, rev.eids, rev_plan.items, rev_plan.splits, rev_plan.launch)
+            args = GraphArgs(*forward, *reverse, plan.tiles, rev_plan.tiles)
+        else:
+            args = GraphArgs(*forward, None, None, None, None, [0, 0, 0], plan.tiles, None)
+        found = graph._plans[key] = plan, rev_plan, args
+    return found[2]
 
 
 def as_type(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -155,7 +163,7 @@ def _save(ctx, inputs, output):
     out, lse, positive, positive_mass, attention = output
     has_attention, has_positive = inputs[29:]
     ctx.set_materialize_grads(False)
-    # The graph, which nobody may modify, is kept as it is: saving a tensor and checking it later takes time.
+    # The graph's tensors, which nobody may modify, need no check that they were not: that takes time.
     ctx.score, ctx.graph, ctx.numbers = inputs[0], inputs[12:24], inputs[25:29]
     ctx.save_for_backward(
         *inputs[1:12],

@@ -77,10 +77,12 @@ class _Checker:
         return _ops.EdgeArgs(bias, _column(gate), _column(mask), _column(weight), feat, seed)
 
 
+def _size_fits(size: int, wanted: int | None) -> bool:
+    return size >= 1 if wanted is None else size == wanted
+
+
 def _fits(shape, wanted) -> bool:
-    return len(shape) == len(wanted) and all(
-        n == want or (want is None and n >= 1) for n, want in zip(shape, wanted)
-    )
+    return len(shape) == len(wanted) and all(map(_size_fits, shape, wanted))
 
 
 def _column(x: Tensor | None) -> Tensor | None:

@@ -11,8 +11,8 @@ how many rows a warp takes:
                    alike. Needs feature rows of at most 256 bytes per tile of heads, so that a warp has
                    several sub-warps.
 ``tiles``          windows of 64 rows as dense blocks with masks, on tensor cores (dfgnn/tiles.py): what rows
-                   of a window have in common is loaded once. Float16 and bfloat16, heads of 16, 32, 64 or
-                   128 elements, additive and dot attention without edge tensors, dropout or returned
+                   of a window have in common is loaded once. Float32, float16 and bfloat16, heads of 16, 32, 64
+                   or 128 elements, additive and dot attention without edge tensors, dropout or returned
                    attention, no edge twice. A feature that is not finite reaches all rows of its windows.
 
 On the CPU, threads take equal numbers of edges of the natural order, so ``natural`` is the only schedule
@@ -51,8 +51,8 @@ _ITEM_COST = 10.0
 _UNEVEN_LOSS = 1.15
 # slow-down of another order where rows are alike, as in batches of small graphs: neighbours lose their cache.
 _LOCALITY_LOSS = 1.4
-# A chunk of tiles, in edges of the layer on rows.
-_CHUNK_COST = {"gat": 330.0, "dot": 185.0}
+# A chunk of tiles, in edges of the layer on rows: 16 bits, and float32, which takes three products for one.
+_CHUNK_COST = {"gat": (420.0, 720.0), "dot": (185.0, 450.0)}
 # Rows gathered per edge forward or over destinations, and over sources: arrays that the cache has to hold.
 # None: the plain products.
 _GATHERED = {"gat": (1, 1), "gatv2": (1, 2), "dot": (2, 2), None: (1, 1)}
@@ -64,6 +64,8 @@ _LEAST_LANES = 8
 _LEAST_MEAN = 64.0
 # Bound of an item where degrees are not known.
 _ONCE_BOUND = 256
+# slow-down of sub-warps with a row each, whose steps are not the same.
+_PACKING_LOSS = 1.03
 # Degrees are alike below this coefficient of variation.
 _ALIKE = 0.5
 # The least bound of an item: a warp's edges. Partial results stay below 1/32 of a tensor of edges.
@@ -172,24 +174,25 @@ def parse(schedule: str) -> tuple[str, int | None, int | None, int | None]:
 
 
 def _cache_split(graph, layer, reverse: bool, num_heads: int, head_dim: int, dtype, stats) -> tuple[int, int]:
-    """(heads at a time, parts of the sources), the second where one head is too much: so few and so many that
-    the rows that a pass gathers fit into the L2 cache. (0, 1) where they fit as they are, or cannot, or rows
-    are short, or instructions are what binds (GATv2 in 16 bits).
+    """(heads at a time, parts of the sources): parts, or where rows do not rise or too many are needed heads,
+    such that the rows that a pass gathers fit into the L2 cache. (0, 1) where they fit as they are, or
+    cannot, or rows are short, or instructions are what binds (GATv2 in 16 bits).
     """
-    lanes = _lanes_per_head(head_dim, dtype)
-    most = heads = min(_tile_heads(num_heads, lanes), num_heads)
     if graph.device.type != "cuda" or stats.mean < _LEAST_MEAN or (layer == "gatv2" and dtype.itemsize == 2):
         return 0, 1
+    lanes = _lanes_per_head(head_dim, dtype)
+    most = heads = min(_tile_heads(num_heads, lanes), num_heads)
     rows = (graph.num_dst if reverse else graph.num_src) * _GATHERED[layer][reverse]
-    row_bytes = rows * head_dim * dtype.itemsize
+    row_bytes = rows * head_dim * dtype.itemsize  # of one head
+
+    parts = math.ceil(most * row_bytes / _L2_BYTES)
+    if parts == 1:
+        return 0, 1
+    if parts <= _MOST_PARTS and stats.mean / parts >= _LEAST_MEAN and _rises(graph, reverse):
+        return 0, parts
     while heads > 1 and heads * row_bytes > _L2_BYTES and heads // 2 * lanes >= _LEAST_LANES:
         heads //= 2
-    parts = math.ceil(heads * row_bytes / _L2_BYTES)
-    if parts > _MOST_PARTS or (
-        parts > 1 and (stats.mean / parts < _LEAST_MEAN or not _rises(graph, reverse))
-    ):
-        return 0, 1
-    return heads if heads < most else 0, parts
+    return (heads, 1) if heads < most and heads * row_bytes <= _L2_BYTES else (0, 1)
 
 
 def _power_of_two_below(x: float) -> int:
@@ -198,14 +201,13 @@ def _power_of_two_below(x: float) -> int:
 
 def _max_edges(stats, schedule: str, device_type: str) -> int:
     """Bound of an item: about two items per resident warp where there are few edges, for balance; no more
-    than 1,024 where there are many. A sub-warp of a packed warp works alone, so that its items are half as
-    long.
+    than 1,024 where there are many, and 512 for sub-warps that work alone.
     """
     if device_type == "cpu":
         return 4096
     edges = stats.num_edges / (1.8 * _RESIDENT_WARPS)
     if schedule == "packed":
-        return min(max(_power_of_two_below(edges / 2), 64), 512)
+        return min(max(_power_of_two_below(edges), 128), 512)
     return min(max(_power_of_two_below(edges), 64 if stats.cv >= _ALIKE else 128), 1024)
 
 
@@ -230,13 +232,13 @@ def _candidates(stats, packable: int) -> tuple[Candidate, ...]:
         ),
     ]
     if packable > 1:
-        # A row that would have had all sub-warps has one.
-        cost = share(packable) + longest["packed"] * (packable - 1)
+        # A row that would have had all sub-warps has one, and those of a warp wait for the longest.
+        cost = share(packable) * _PACKING_LOSS + longest["packed"] / 2 * (packable - 1)
         found.append(Candidate("packed", cost, f"{packable} rows per warp"))
     return tuple(found)
 
 
-def _tile_candidate(graph, reverse: bool, stats, layer: str) -> Candidate:
+def _tile_candidate(graph, reverse: bool, stats, layer: str, dtype: torch.dtype) -> Candidate:
     """Cost: the chunks, from how many rows share a neighbour in some windows."""
     shared = graph._plans.get(("sharing", reverse))
     if shared is None:
@@ -245,7 +247,7 @@ def _tile_candidate(graph, reverse: bool, stats, layer: str) -> Candidate:
         graph._plans["sharing", reverse] = shared
     windows = stats.num_rows / tiling.ROWS
     chunks = stats.num_edges / max(shared, 1) / tiling.COLUMNS + windows / 2
-    cost = chunks * _CHUNK_COST[layer] / _RESIDENT_WARPS
+    cost = chunks * _CHUNK_COST[layer][dtype == torch.float32] / _RESIDENT_WARPS
     return Candidate("tiles", cost, f"{shared:.1f} rows of a window share a neighbour")
 
 
@@ -365,7 +367,7 @@ def plan(
     if refusal is None and (edges or layer not in _CHUNK_COST):
         refusal = "GATv2 and calls with edge tensors, dropout or returned attention have no tiles"
     if refusal is None and stats.num_edges:
-        candidates += (_tile_candidate(graph, reverse, stats, layer),)
+        candidates += (_tile_candidate(graph, reverse, stats, layer, dtype),)
     if name == "auto":
         order = sorted(candidates, key=lambda c: c.cost)
         if order[0].schedule == "tiles" and _shared_tiles(graph, reverse) is None:
@@ -476,11 +478,14 @@ def alternatives(
             continue
         own = _max_edges(stats, candidate.schedule, graph.device.type)
         for heads, parts in _cache_splits(graph, reverse, num_heads, head_dim, dtype, stats):
-            for bound in (own, own // 2, 2 * own):
+            if candidate.schedule == "packed" and sub_warps(heads, head_dim, dtype) == 1:
+                continue
+            mine = (heads, parts) == (chosen.heads_per_tile or num_heads, chosen.source_parts)
+            for bound in (own, own // 2, 2 * own) if mine else (own,):
                 if bound >= LEAST_BOUND:
-                    name = f"{candidate.schedule}<={bound}"
-                    if (heads, parts) != (chosen.heads_per_tile or num_heads, chosen.source_parts):
-                        name += f" heads<={heads} sources/{parts}"
+                    name = f"{candidate.schedule}<={bound}" + (
+                        "" if mine else f" heads<={heads} sources/{parts}"
+                    )
                     found.setdefault((candidate.schedule, min(bound, stats.max), heads, parts), name)
     return list(found.values())
 
@@ -495,5 +500,5 @@ def _cache_splits(graph, reverse: bool, num_heads: int, head_dim: int, dtype, st
             (n, 1) for n in (4, 2, 1) if n < _tile_heads(num_heads, lanes) and n * lanes >= _LEAST_LANES
         ]
         if stats.mean >= _LEAST_MEAN and _rises(graph, reverse):
-            found += [(num_heads, 2), (num_heads, _MOST_PARTS)]
+            found += [(num_heads, parts) for parts in range(2, _MOST_PARTS + 1)]
     return found

@@ -1,6 +1,7 @@
 """Check the CUDA kernels on a GPU and record the result: GPU tests, then compute-sanitizer on a small suite.
 
-    scripts/gpu_check.sh [--no-sanitizer] [--resume] [--sanitizer PATH] [--pytest-args "-k gat"] [--commit H]
+    scripts/gpu_check.sh [--no-sanitizer] [--resume] [--jobs N] [--sanitizer PATH] [--pytest-args "-k gat"]
+        [--commit H]
 
 The record names the sources that it is about by a hash, so that tests/test_gpu_check.py can tell when it is
 out of date. It is written after every step: a tool that is missing from it has not run. The exit status is 0
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -93,10 +95,12 @@ def count_errors(output: str) -> int | None:
     return found
 
 
-def run_tests(arguments: str) -> dict:
+def run_tests(arguments: str, jobs: int = 1) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         junit = Path(folder) / "junit.xml"
         options = ["-m", "gpu", "-q", f"--junitxml={junit}", *shlex.split(arguments)]
+        if jobs > 1:  # several processes share the GPU (pytest-xdist)
+            options += ["-n", str(jobs)]
         code, _ = _run([sys.executable, "-m", "pytest", *options], capture=False)
         return {**read_junit(junit), "exit_code": code, "arguments": arguments}
 
@@ -174,6 +178,12 @@ def main() -> int:
         action="store_true",
         help="keep the sanitizer's clean results of the last record, if it is about this very library",
     )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=1,
+        help="processes of the tests (needs pytest-xdist); above 1 the tools run beside them, too",
+    )
     parser.add_argument("--pytest-args", default="", help="further arguments of pytest, in one string")
     parser.add_argument("--commit", help="recorded where git does not know it")
     parser.add_argument("--output", type=Path, default=ROOT / RECORD)
@@ -198,18 +208,19 @@ def main() -> int:
         args.output.write_text(json.dumps(record, indent=2) + "\n")
 
     kept = clean_tools(args.output, record) if args.resume else {}
-    record["tests"] = run_tests(args.pytest_args)
-    write()
     if sanitizer:
         version = [line for line in _output(sanitizer, "--version").splitlines() if "Version" in line]
         record["sanitizer_version"] = version[0].strip() if version else None
         record["sanitizer"] = dict(kept)
-        for tool in TOOLS.keys() - kept.keys():
-            print(f"compute-sanitizer --tool {tool} ...", flush=True)
-            record["sanitizer"][tool] = run_tool(sanitizer, tool)
+    with ThreadPoolExecutor(1 if args.jobs == 1 else 1 + len(TOOLS)) as pool:
+        steps = {pool.submit(run_tests, args.pytest_args, args.jobs): "tests"}
+        if sanitizer:
+            steps |= {pool.submit(run_tool, sanitizer, t): t for t in TOOLS if t not in kept}
+        for step in as_completed(steps):
+            name = steps[step]
+            (record if name == "tests" else record["sanitizer"])[name] = step.result()
             write()
-            print(f"  {record['sanitizer'][tool]}", flush=True)
-        write()  # where every tool was kept, none has
+            print(f"{name}: {step.result()}", flush=True)
 
     print(json.dumps(record, indent=2))
     for line in failures(record):

@@ -137,7 +137,8 @@ def test_a_tool_is_run_on_the_suite(tmp_path, monkeypatch, capfd):
 
 def test_the_suite_runs():
     suite = load_script("sanitize_suite")
-    assert suite.run("cpu", dims=(7,)) == 5 * len(suite.DTYPES) + 2 * 2 * len(suite.CASES)
+    calls = 5 * len(suite.DTYPES) + 2 * 2 * len(suite.CASES)
+    assert suite.run("cpu", dims=(7,)) == calls + suite.forced(suite.local("cpu"))
 
 
 def test_resume_keeps_clean_tools_of_the_same_library_only(tmp_path):
@@ -161,7 +162,7 @@ def test_a_record_of_kept_tools_is_written_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_check, "find_sanitizer", lambda path: "sanitizer")
     monkeypatch.setattr(gpu_check, "_output", lambda *command: "Version 1\n")
     monkeypatch.setattr(gpu_check, "describe", lambda commit: dict(identity))
-    monkeypatch.setattr(gpu_check, "run_tests", lambda arguments: CLEAN["tests"])
+    monkeypatch.setattr(gpu_check, "run_tests", lambda arguments, jobs: CLEAN["tests"])
     assert gpu_check.main() == 0
     record = json.loads(path.read_text())
     assert gpu_check.missing(record) == [] and record["sanitizer"] == CLEAN["sanitizer"]

@@ -54,7 +54,7 @@ struct Attention {
     check.require(tiles->is_contiguous(), "the graph's tensors: expected contiguous ones");
     check.require(
         Backend::has_tiles(p.score, p.dtype, p.shape),
-        "tiles: expected additive or dot attention in 16 bits on CUDA, with heads of 16, 32, 64 or 128");
+        "tiles: expected additive or dot attention on CUDA, not in float64, with heads of 16, 32, 64 or 128");
     check.require(!p.edge.any(), "tiles: expected no edge tensors and no dropout");
     csr.tiles = static_cast<const int32_t*>(data(tiles));
   }
@@ -187,10 +187,9 @@ struct Attention {
     Tensor mass = optional(p.positive_mass, save_positive, value, {num_dst, h}, acc);
     Tensor attention = optional(p.attention, return_attention, value, {indices.size(0), h}, acc);
     p.out = out.mutable_data_ptr(), p.lse = lse.mutable_data_ptr();
-    const Tensor partial_out = optional(p.partial_out, slots, value, {slots, h, dv}, acc);
-    const Tensor partial_stats = optional(p.partial_stats, slots, value, {slots, h, 3}, acc);
-    const Tensor partial_positive =
-        optional(p.partial_positive, slots && save_positive, value, {slots, h, dv}, acc);
+    const OptTensor partial_out = scratch(p.partial_out, slots, value, {slots, h, dv}, acc);
+    const OptTensor partial_stats = scratch(p.partial_stats, slots, value, {slots, h, 3}, acc);
+    const OptTensor partial_positive = scratch(p.partial_positive, slots && save_positive, value, {slots, h, dv}, acc);
     Backend::forward(p, value);
     if (out_bias) out = torch::stable::subtract(out, *out_bias, -1);
     return {out, lse, positive, mass, attention};
@@ -269,17 +268,17 @@ struct Attention {
       return {grad_value, grad_src, grad_dst, grad_attn, grad_bias, grad_gate, grad_weight, grad_feat};
     }
 
-    const Tensor grad_raw = optional(p.grad_raw, sum_rows, value, {edges, h}, acc);
+    const OptTensor grad_raw = scratch(p.grad_raw, sum_rows, value, {edges, h}, acc);
     const Tensor node_stats = make(value, {m, h, dot ? 2 : 4}, acc);
     p.node_stats = node_stats.mutable_data_ptr();
     const bool sums = grad_attention.has_value() || sum_rows;
-    const Tensor row_sums = optional(p.row_sums, grad_attention.has_value(), value, {m, h}, acc);
-    const Tensor partial_sums = optional(p.partial_sums, sums, value, {p.csr.num_slots, h}, acc);
+    const OptTensor row_sums = scratch(p.row_sums, grad_attention.has_value(), value, {m, h}, acc);
+    const OptTensor partial_sums = scratch(p.partial_sums, sums, value, {p.csr.num_slots, h}, acc);
     const int64_t slots = p.csr.num_slots, rev_slots = p.reverse.num_slots;
-    const Tensor partial_query = optional(p.partial_query, slots && !additive, value, {slots, h, d}, acc);
-    const Tensor partial_key = optional(p.partial_key, rev_slots && dot, value, {rev_slots, h, d}, acc);
-    const Tensor partial_value = optional(p.partial_value, rev_slots, value, {rev_slots, h, dv}, acc);
-    const Tensor partial_alpha = optional(p.partial_alpha, rev_slots && additive, value, {rev_slots, h}, acc);
+    const OptTensor partial_query = scratch(p.partial_query, slots && !additive, value, {slots, h, d}, acc);
+    const OptTensor partial_key = scratch(p.partial_key, rev_slots && dot, value, {rev_slots, h, d}, acc);
+    const OptTensor partial_value = scratch(p.partial_value, rev_slots, value, {rev_slots, h, dv}, acc);
+    const OptTensor partial_alpha = scratch(p.partial_alpha, rev_slots && additive, value, {rev_slots, h}, acc);
     Backend::backward(p, value);
     if (fold) grad_attn = attn_sums;
     return {grad_value, grad_src, grad_dst, grad_attn, grad_bias, grad_gate, grad_weight, grad_feat};
@@ -325,7 +324,7 @@ struct Attention {
     check.tensor("weight", weight, {indices.size(0), feat.size(1)}, {feat.scalar_type()});
     Tensor out = make(feat, {num_rows, feat.size(1), feat.size(2)}, feat.scalar_type());
     const int64_t slots = p.csr.num_slots;
-    const Tensor partial = optional(p.partial_out, slots, feat, {slots, feat.size(1), feat.size(2)},
+    const OptTensor partial = scratch(p.partial_out, slots, feat, {slots, feat.size(1), feat.size(2)},
                                     acc_type(feat.scalar_type()));
     p.weight = data(weight), p.out = out.mutable_data_ptr();
     Backend::spmm(p, feat);

@@ -10,6 +10,7 @@
 #include <initializer_list>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../core/params.h"
@@ -104,6 +105,14 @@ inline Tensor make(const Tensor& like, Sizes sizes, ScalarType dtype) {
 inline Tensor optional(void*& where, bool wanted, const Tensor& like, Sizes sizes, ScalarType dtype) {
   Tensor t = make(like, wanted ? sizes : Sizes{0}, dtype);
   where = wanted ? t.mutable_data_ptr() : nullptr;
+  return t;
+}
+// The same for an array that no caller sees: it is not even made where it is not wanted.
+inline OptTensor scratch(void*& where, bool wanted, const Tensor& like, Sizes sizes, ScalarType dtype) {
+  where = nullptr;
+  if (!wanted) return std::nullopt;
+  Tensor t = make(like, std::move(sizes), dtype);
+  where = t.mutable_data_ptr();
   return t;
 }
 
