@@ -11,8 +11,8 @@ how many rows a warp takes:
                    alike. Needs feature rows of at most 256 bytes per tile of heads, so that a warp has
                    several sub-warps.
 ``tiles``          windows of 64 rows as dense blocks with masks, on tensor cores (dfgnn/tiles.py): what rows
-                   of a window have in common is loaded once. Float32, float16 and bfloat16, heads of 16, 32, 64
-                   or 128 elements, additive and dot attention without edge tensors, dropout or returned
+                   of a window have in common is loaded once. Float16 and bfloat16, heads of 16, 32, 64 or 128
+                   elements, additive and dot attention without edge tensors, dropout or returned
                    attention, no edge twice. A feature that is not finite reaches all rows of its windows.
 
 On the CPU, threads take equal numbers of edges of the natural order, so ``natural`` is the only schedule
@@ -51,8 +51,8 @@ _ITEM_COST = 10.0
 _UNEVEN_LOSS = 1.15
 # slow-down of another order where rows are alike, as in batches of small graphs: neighbours lose their cache.
 _LOCALITY_LOSS = 1.4
-# A chunk of tiles, in edges of the layer on rows: 16 bits, and float32, which takes three products for one.
-_CHUNK_COST = {"gat": (420.0, 720.0), "dot": (185.0, 450.0)}
+# A chunk of tiles, in edges of the layer on rows.
+_CHUNK_COST = {"gat": 420.0, "dot": 185.0}
 # Rows gathered per edge forward or over destinations, and over sources: arrays that the cache has to hold.
 # None: the plain products.
 _GATHERED = {"gat": (1, 1), "gatv2": (1, 2), "dot": (2, 2), None: (1, 1)}
@@ -238,7 +238,7 @@ def _candidates(stats, packable: int) -> tuple[Candidate, ...]:
     return tuple(found)
 
 
-def _tile_candidate(graph, reverse: bool, stats, layer: str, dtype: torch.dtype) -> Candidate:
+def _tile_candidate(graph, reverse: bool, stats, layer: str) -> Candidate:
     """Cost: the chunks, from how many rows share a neighbour in some windows."""
     shared = graph._plans.get(("sharing", reverse))
     if shared is None:
@@ -247,7 +247,7 @@ def _tile_candidate(graph, reverse: bool, stats, layer: str, dtype: torch.dtype)
         graph._plans["sharing", reverse] = shared
     windows = stats.num_rows / tiling.ROWS
     chunks = stats.num_edges / max(shared, 1) / tiling.COLUMNS + windows / 2
-    cost = chunks * _CHUNK_COST[layer][dtype == torch.float32] / _RESIDENT_WARPS
+    cost = chunks * _CHUNK_COST[layer] / _RESIDENT_WARPS
     return Candidate("tiles", cost, f"{shared:.1f} rows of a window share a neighbour")
 
 
@@ -367,7 +367,7 @@ def plan(
     if refusal is None and (edges or layer not in _CHUNK_COST):
         refusal = "GATv2 and calls with edge tensors, dropout or returned attention have no tiles"
     if refusal is None and stats.num_edges:
-        candidates += (_tile_candidate(graph, reverse, stats, layer, dtype),)
+        candidates += (_tile_candidate(graph, reverse, stats, layer),)
     if name == "auto":
         order = sorted(candidates, key=lambda c: c.cost)
         if order[0].schedule == "tiles" and _shared_tiles(graph, reverse) is None:

@@ -16,7 +16,7 @@ from ._csr import CSR
 # As in csrc/core/params.h.
 ROWS, COLUMNS = 64, 32
 HEAD_DIMS = (16, 32, 64, 128)
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+DTYPES = (torch.float16, torch.bfloat16)
 # Windows that `sharing` looks at.
 _SAMPLE = 128
 
@@ -31,7 +31,7 @@ def refusal(head_dim: int, dtype: torch.dtype, device: torch.device) -> str | No
     if device.type != "cuda":
         return f"it needs a GPU, got a graph on {device}"
     if dtype not in DTYPES:
-        return f"it needs features in float32, float16 or bfloat16, got {dtype}"
+        return f"it needs features in float16 or bfloat16, got {dtype}"
     if head_dim not in HEAD_DIMS:
         return f"it needs heads of {', '.join(map(str, HEAD_DIMS))} elements, got {head_dim}"
     return None

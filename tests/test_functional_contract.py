@@ -139,7 +139,7 @@ def test_every_schedule_gives_the_same_results(device, score, schedule):
             results = run(function(score), graph, inputs, schedule=schedule, **options)
             for key, x in expected.items():
                 assert relative_error(results[key], x, 1.0) < 1e-10, (name, key)
-    assert available or device == "cpu"
+    assert available or device == "cpu" or schedule == "tiles"  # there are none in float64: test_tiles.py
 
 
 @pytest.mark.parametrize("score", SCORES)
@@ -267,14 +267,14 @@ def test_no_graph_is_recorded_without_gradients(device, score):
 
 
 class Recorder(TorchDispatchMode):
-    """Keeps the calls of dfgnn's operators."""
+    """Keeps the calls of the attention operators."""
 
     def __init__(self):
         super().__init__()
         self.calls = []
 
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-        if op.namespace == "dfgnn":
+        if op._schema.name.startswith("dfgnn::attention"):  # planning has operators, too
             self.calls.append((op, args, kwargs or {}))
         return op(*args, **(kwargs or {}))
 

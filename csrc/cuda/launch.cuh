@@ -29,7 +29,7 @@ void tile_destinations(const BackwardParams& p, cudaStream_t stream);  // dot
 template <typename T, Score SCORE>
 void tile_sources(const BackwardParams& p, cudaStream_t stream);
 template <typename T, Score SCORE>
-inline constexpr bool kHasTiles = sizeof(T) <= 4 && SCORE != Score::additive_v2;
+inline constexpr bool kHasTiles = sizeof(T) == 2 && SCORE != Score::additive_v2;
 
 template <class F>
 auto with_type(DType dtype, F f) {

@@ -79,6 +79,21 @@ __device__ __forceinline__ void load_transposed(uint32_t (&x)[4], uint32_t at) {
                : "r"(at)
                : "memory");
 }
+// c += a b, 16 x 8 x 16.
+template <typename T>
+__device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  if constexpr (std::is_same_v<T, __half>) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+}
 template <typename T>
 __device__ __forceinline__ uint32_t pack_two(float low, float high) {
   if constexpr (std::is_same_v<T, __half>) {
@@ -87,53 +102,6 @@ __device__ __forceinline__ uint32_t pack_two(float low, float high) {
   } else {
     const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
     return *reinterpret_cast<const uint32_t*>(&v);
-  }
-}
-
-// What a lane holds of a matrix, 32 bits of T. The tensor cores take floats as TF32 and ignore the last 13
-// bits, so that a float is two numbers: high, rounded, and low. Three products of them have an error of 2^-22
-// ("3xTF32" of NVIDIA CUTLASS).
-template <typename T>
-struct Operand {
-  uint32_t x;
-  Operand() = default;
-  __device__ __forceinline__ Operand(uint32_t bits) : x(bits) {}
-};
-template <>
-struct Operand<float> {
-  uint32_t high, low;
-  Operand() = default;
-  __device__ __forceinline__ Operand(uint32_t bits) : high((bits + 0x1000u) & 0xffffe000u) {
-    low = __float_as_uint(__uint_as_float(bits) - __uint_as_float(high));
-  }
-};
-
-__device__ __forceinline__ void multiply_tf32(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2,
-                                              uint32_t a3, uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-      "{%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
-// c += a b, 16 x 8 x 2 kVec<T>.
-template <typename T>
-__device__ __forceinline__ void multiply(float (&c)[4], const Operand<T> (&a)[4], const Operand<T>& b0,
-                                         const Operand<T>& b1) {
-  if constexpr (std::is_same_v<T, float>) {
-    multiply_tf32(c, a[0].low, a[1].low, a[2].low, a[3].low, b0.high, b1.high);
-    multiply_tf32(c, a[0].high, a[1].high, a[2].high, a[3].high, b0.low, b1.low);
-    multiply_tf32(c, a[0].high, a[1].high, a[2].high, a[3].high, b0.high, b1.high);
-  } else if constexpr (std::is_same_v<T, __half>) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-        "{%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0].x), "r"(a[1].x), "r"(a[2].x), "r"(a[3].x), "r"(b0.x), "r"(b1.x));
-  } else {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-        "{%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0].x), "r"(a[1].x), "r"(a[2].x), "r"(a[3].x), "r"(b0.x), "r"(b1.x));
   }
 }
 // Scores are kept in units of log 2, which saves a multiplication per exp. The instruction's error, 2^-22, is
@@ -150,18 +118,17 @@ inline constexpr float kLag = 8;
 
 // ---- layout ----------------------------------------------------------------------------------------
 
-// Byte offset of a row's 16-byte piece, of C: 8 consecutive rows of a piece meet all banks.
-template <int C>
+// Byte offset of the 16-byte piece of a row of D elements: 8 consecutive rows of a piece meet all banks.
+template <int D>
 __device__ __forceinline__ int piece_at(int row, int piece) {
-  constexpr int SHARE = C >= 8 ? 1 : 8 / C;
+  constexpr int C = D / 8, SHARE = C >= 8 ? 1 : 8 / C;
   return (row * C + (piece ^ ((row / SHARE) & ((C < 8 ? C : 8) - 1)))) * 16;
 }
 
-template <typename T, int D>
+template <int D>
 struct TileLayout {
-  static constexpr int C = D / kVec<T>;  // pieces of a row
-  static constexpr int STAGES = C <= 4 ? 4 : C == 8 ? 3 : 2;
-  static constexpr int ROWS = kTileRows * C * 16, COLS = kTileCols * C * 16, STATS = kTileCols * 16;
+  static constexpr int STAGES = D <= 32 ? 4 : D == 64 ? 3 : 2;
+  static constexpr int ROWS = kTileRows * D * 2, COLS = kTileCols * D * 2, STATS = kTileCols * 16;
   static constexpr int STAGE = 2 * COLS + STATS;
   static constexpr int A = 0, B = ROWS, FIRST_STAGE = 2 * ROWS;
   static constexpr int DELTA = FIRST_STAGE + STAGES * STAGE;
@@ -171,41 +138,39 @@ struct TileLayout {
 // ---- pieces of the kernel --------------------------------------------------------------------------
 
 // s[n] += rows x columns^T for the warp's 16 rows and the chunk's 32 columns.
-template <typename T, int C, bool IN_REGISTERS>
+template <typename T, int D, bool IN_REGISTERS>
 struct RowOperand {
-  static constexpr int STEPS = C / 2;
+  static constexpr int STEPS = D / 16;
   uint32_t base;
-  Operand<T> kept[IN_REGISTERS ? STEPS : 1][4];
+  uint32_t kept[IN_REGISTERS ? STEPS : 1][4];
 
-  __device__ __forceinline__ void load(Operand<T> (&a)[4], int warp, int lane, int step) const {
-    uint32_t x[4];
-    load_matrices(x, base + piece_at<C>(warp * 16 + (lane & 15), 2 * step + (lane >> 4)));
-#pragma unroll
-    for (int i = 0; i < 4; ++i) a[i] = Operand<T>(x[i]);
+  __device__ __forceinline__ static uint32_t address(uint32_t base, int warp, int lane, int step) {
+    const int row = warp * 16 + (lane & 15), piece = 2 * step + (lane >> 4);
+    return base + piece_at<D>(row, piece);
   }
   __device__ __forceinline__ void init(uint32_t at, int warp, int lane) {
     base = at;
     if constexpr (IN_REGISTERS) {
 #pragma unroll
-      for (int k = 0; k < STEPS; ++k) load(kept[k], warp, lane, k);
+      for (int k = 0; k < STEPS; ++k) load_matrices(kept[k], address(at, warp, lane, k));
     }
   }
   __device__ __forceinline__ void times(float (&s)[kTileCols / 8][4], uint32_t columns, int warp,
                                         int lane) const {
 #pragma unroll
     for (int k = 0; k < STEPS; ++k) {
-      Operand<T> a[4];
+      uint32_t a[4];
       if constexpr (IN_REGISTERS) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) a[i] = kept[k][i];
       } else {
-        load(a, warp, lane, k);
+        load_matrices(a, address(base, warp, lane, k));
       }
 #pragma unroll
       for (int n = 0; n < kTileCols / 8; n += 2) {
         uint32_t b[4];
         load_matrices(b,
-                      columns + piece_at<C>((n + (lane >> 4)) * 8 + (lane & 7), 2 * k + ((lane >> 3) & 1)));
+                      columns + piece_at<D>((n + (lane >> 4)) * 8 + (lane & 7), 2 * k + ((lane >> 3) & 1)));
         multiply<T>(s[n], a, b[0], b[1]);
         multiply<T>(s[n + 1], a, b[2], b[3]);
       }
@@ -213,47 +178,19 @@ struct RowOperand {
   }
 };
 
-// The k-th operand of weights in the layout of the scores, for 2 kVec<T> columns. TF32 takes columns 2 t and
-// 2 t + 1 as its t-th and (t + 4)-th, which is where they are.
-template <typename T>
-__device__ __forceinline__ void weights_operand(Operand<T> (&a)[4], const float (&w)[kTileCols / 8][4],
-                                                int k) {
-  if constexpr (std::is_same_v<T, float>) {
-    a[0] = __float_as_uint(w[k][0]), a[1] = __float_as_uint(w[k][2]);
-    a[2] = __float_as_uint(w[k][1]), a[3] = __float_as_uint(w[k][3]);
-  } else {
-    a[0] = pack_two<T>(w[2 * k][0], w[2 * k][1]), a[1] = pack_two<T>(w[2 * k][2], w[2 * k][3]);
-    a[2] = pack_two<T>(w[2 * k + 1][0], w[2 * k + 1][1]),
-    a[3] = pack_two<T>(w[2 * k + 1][2], w[2 * k + 1][3]);
-  }
-}
-template <typename T>
-inline constexpr int kWeightSteps = kTileCols / (2 * kVec<T>);
-
 // acc += w x columns for the warp's 16 rows; w in the layout of the scores.
 template <typename T, int D>
 __device__ __forceinline__ void add_columns(float (&acc)[D / 8][4], const float (&w)[kTileCols / 8][4],
                                             uint32_t columns, int lane) {
-  constexpr int C = D / kVec<T>;
 #pragma unroll
-  for (int k = 0; k < kWeightSteps<T>; ++k) {
-    Operand<T> a[4];
-    weights_operand<T>(a, w, k);
+  for (int k = 0; k < kTileCols / 16; ++k) {
+    const uint32_t a[4] = {pack_two<T>(w[2 * k][0], w[2 * k][1]), pack_two<T>(w[2 * k][2], w[2 * k][3]),
+                           pack_two<T>(w[2 * k + 1][0], w[2 * k + 1][1]),
+                           pack_two<T>(w[2 * k + 1][2], w[2 * k + 1][3])};
 #pragma unroll
     for (int n = 0; n < D / 8; n += 2) {
       uint32_t b[4];
-      if constexpr (std::is_same_v<T, float>) {
-        const int g = lane >> 2, row = 8 * k + 2 * (lane & 3);
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-          asm volatile(
-              "ld.shared.b32 %0, [%1];"
-              : "=r"(b[i])
-              : "r"(columns + piece_at<C>(row + (i & 1), 2 * (n + (i >> 1)) + (g >> 2)) + (g & 3) * 4)
-              : "memory");
-      } else {
-        load_transposed(b, columns + piece_at<C>(k * 16 + (lane & 15), n + (lane >> 4)));
-      }
+      load_transposed(b, columns + piece_at<D>(k * 16 + (lane & 15), n + (lane >> 4)));
       multiply<T>(acc[n], a, b[0], b[1]);
       multiply<T>(acc[n + 1], a, b[2], b[3]);
     }
@@ -263,16 +200,12 @@ __device__ __forceinline__ void add_columns(float (&acc)[D / 8][4], const float 
 // sum += the rows' sums of w, as it is rounded for the products; in entries 0 (row g) and 2 (row g + 8).
 template <typename T>
 __device__ __forceinline__ void add_weights(float (&sum)[4], const float (&w)[kTileCols / 8][4]) {
-  Operand<T> ones;
-  if constexpr (std::is_same_v<T, float>) {
-    ones = __float_as_uint(1.f);
-  } else {
-    ones = pack_two<T>(1, 1);
-  }
+  const uint32_t ones = pack_two<T>(1, 1);
 #pragma unroll
-  for (int k = 0; k < kWeightSteps<T>; ++k) {
-    Operand<T> a[4];
-    weights_operand<T>(a, w, k);
+  for (int k = 0; k < kTileCols / 16; ++k) {
+    const uint32_t a[4] = {pack_two<T>(w[2 * k][0], w[2 * k][1]), pack_two<T>(w[2 * k][2], w[2 * k][3]),
+                           pack_two<T>(w[2 * k + 1][0], w[2 * k + 1][1]),
+                           pack_two<T>(w[2 * k + 1][2], w[2 * k + 1][3])};
     multiply<T>(sum, a, ones, ones);
   }
 }
@@ -286,24 +219,21 @@ __device__ __forceinline__ float quad_max(float x) { return reduce_max<4>(x); }
 template <Score SCORE, Pass PASS, bool POSITIVE>
 inline constexpr int kTileSums = POSITIVE || (SCORE == Score::dot && PASS == Pass::sources) ? 2 : 1;
 // Blocks that a multiprocessor holds: caps registers, because more blocks hide latency better.
-template <typename T, int D, int SUMS>
-inline constexpr int kTileBlocks = sizeof(T) == 4 ? (D <= 32   ? 5 - SUMS
-                                                     : D == 64 ? 2
-                                                               : 1)
-                                                  : (D <= 32   ? 7
-                                                     : D == 64 ? 5
-                                                               : 4) -
-                                                        SUMS;
+template <int D, int SUMS>
+inline constexpr int kTileBlocks = (D <= 32   ? 7
+                                    : D == 64 ? 5
+                                              : 4) -
+                                   SUMS;
 
 template <typename T, int D, Score SCORE, Pass PASS, bool POSITIVE>
-__global__ void __launch_bounds__(kTileThreads, (kTileBlocks<T, D, kTileSums<SCORE, PASS, POSITIVE>>))
+__global__ void __launch_bounds__(kTileThreads, (kTileBlocks<D, kTileSums<SCORE, PASS, POSITIVE>>))
     tile_kernel(const TileParams p) {
-  using L = TileLayout<T, D>;
+  using L = TileLayout<D>;
   constexpr bool DOT = SCORE == Score::dot, FORWARD = PASS == Pass::forward, SOURCES = PASS == Pass::sources;
   constexpr bool HAS_A = DOT, HAS_B = !FORWARD, HAS_C = DOT;
   constexpr bool OUT_C = DOT && !FORWARD, OUT_D = PASS != Pass::destinations;
-  constexpr int V = kVec<T>, C = L::C, N = kTileCols / 8, F = D / 8;  // F: blocks of 8 features
-  constexpr bool KEEP = sizeof(T) == 4 ? D <= 32 : D <= 64 || FORWARD;
+  constexpr bool KEEP = D <= 64 || FORWARD;
+  constexpr int C = D / 8, N = kTileCols / 8;
   constexpr int COPIES = (kTileCols * C + kTileThreads - 1) / kTileThreads;
   // Bytes of statistics of a column.
   constexpr int STAT = FORWARD ? (DOT ? 0 : 4) : !SOURCES ? 0 : DOT ? 8 : 16;
@@ -340,9 +270,9 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<T, D, kTileSums<SCO
       for (int i = 0; i < COPIES; ++i) {
         const int at = thread + i * kTileThreads;
         if (kTileCols * C % kTileThreads && at >= kTileCols * C) break;
-        const uint32_t to = stage + piece_at<C>(at / C, at % C);
-        if constexpr (HAS_C) copy_async<16>(to, element(p.c, ids.column[i]) + at % C * V);
-        copy_async<16>(to + L::COLS, element(p.d, ids.column[i]) + at % C * V);
+        const uint32_t to = stage + piece_at<D>(at / C, at % C);
+        if constexpr (HAS_C) copy_async<16>(to, element(p.c, ids.column[i]) + at % C * 8);
+        copy_async<16>(to + L::COLS, element(p.d, ids.column[i]) + at % C * 8);
       }
       if constexpr (STAT > 0) {
         if (thread < kTileCols)
@@ -362,9 +292,9 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<T, D, kTileSums<SCO
     for (int at = thread; at < kTileRows * C; at += kTileThreads) {
       const int r = at / C, piece = at % C;
       if constexpr (HAS_A)
-        copy_async<16>(smem + L::A + piece_at<C>(r, piece), element(p.a, row_of(r)) + piece * V);
+        copy_async<16>(smem + L::A + piece_at<D>(r, piece), element(p.a, row_of(r)) + piece * 8);
       if constexpr (HAS_B)
-        copy_async<16>(smem + L::B + piece_at<C>(r, piece), element(p.b, row_of(r)) + piece * V);
+        copy_async<16>(smem + L::B + piece_at<D>(r, piece), element(p.b, row_of(r)) + piece * 8);
     }
     commit_copies();
 #pragma unroll
@@ -388,12 +318,12 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<T, D, kTileSums<SCO
     for (int at = lane; at < 16 * C; at += 32) {  // C lanes per row
       const int r = at / C, piece = at % C;
       const int64_t node = row_of(warp * 16 + r);
-      float x[V], y[V], z[V] = {}, sum = 0;
-      Pack<T>::unpack(load_raw(element(p.b, node) + piece * V), x);
-      Pack<T>::unpack(load_raw(element(p.out, node) + piece * V), y);
-      if (p.out_bias) Pack<T>::unpack(load_raw(element(p.out_bias, 0) + piece * V), z);
+      float x[8], y[8], z[8] = {}, sum = 0;
+      Pack<T>::unpack(load_raw(element(p.b, node) + piece * 8), x);
+      Pack<T>::unpack(load_raw(element(p.out, node) + piece * 8), y);
+      if (p.out_bias) Pack<T>::unpack(load_raw(element(p.out_bias, 0) + piece * 8), z);
 #pragma unroll
-      for (int k = 0; k < V; ++k) sum += x[k] * (y[k] - z[k]);
+      for (int k = 0; k < 8; ++k) sum += x[k] * (y[k] - z[k]);
       sum = reduce_sum<C>(sum);
       if (piece == 0) {
         deltas[warp * 16 + r] = sum;
@@ -408,11 +338,11 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<T, D, kTileSums<SCO
 
   wait_copies<L::STAGES - 1>();
   __syncthreads();
-  RowOperand<T, C, KEEP> a, b;
+  RowOperand<T, D, KEEP> a, b;
   if constexpr (HAS_A) a.init(smem + L::A, warp, lane);
   if constexpr (HAS_B) b.init(smem + L::B, warp, lane);
 
-  float acc_c[OUT_C ? F : 2][4] = {}, acc_d[OUT_D ? F : 2][4] = {}, acc_positive[POSITIVE ? F : 2][4] = {};
+  float acc_c[OUT_C ? C : 2][4] = {}, acc_d[OUT_D ? C : 2][4] = {}, acc_positive[POSITIVE ? C : 2][4] = {};
   float mass[4] = {}, mass_positive[4] = {};  // as of add_weights
   float top[2] = {-infinity<float>(), -infinity<float>()}, row_sum[2] = {};
   const float scale_log2 = p.scale * kLog2E;
@@ -488,7 +418,7 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<T, D, kTileSums<SCO
           mass_positive[e] *= shrink[e >> 1];
         }
 #pragma unroll
-        for (int n = 0; n < F; ++n) {
+        for (int n = 0; n < C; ++n) {
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
             acc_d[n][e] *= shrink[e >> 1];
@@ -550,28 +480,21 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<T, D, kTileSums<SCO
   // Results, through the warp's own rows of shared memory so that they leave in 16-byte pieces.
   wait_copies<0>();
   __syncwarp();
-  const auto store = [&](const float (&acc)[F][4], const float (&factor)[2], void* out, float* part) {
+  const auto store = [&](const float (&acc)[C][4], const float (&factor)[2], void* out, float* part) {
     if (item.slot < 0) {
 #pragma unroll
-      for (int n = 0; n < F; ++n) {
+      for (int n = 0; n < C; ++n) {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int column = 8 * n + 2 * t;
-          char* to = shared + L::A + piece_at<C>(warp * 16 + g + 8 * i, column / V) + column % V * sizeof(T);
-          const float x = acc[n][2 * i] * factor[i], y = acc[n][2 * i + 1] * factor[i];
-          if constexpr (sizeof(T) == 4) {
-            *reinterpret_cast<float2*>(to) = make_float2(x, y);
-          } else {
-            *reinterpret_cast<uint32_t*>(to) = pack_two<T>(x, y);
-          }
-        }
+        for (int i = 0; i < 2; ++i)
+          *reinterpret_cast<uint32_t*>(shared + L::A + piece_at<D>(warp * 16 + g + 8 * i, n) + 4 * t) =
+              pack_two<T>(acc[n][2 * i] * factor[i], acc[n][2 * i + 1] * factor[i]);
       }
       __syncwarp();
       for (int at = lane; at < 16 * C; at += 32) {
         const int r = at / C, piece = at % C;
         if (first_row + r < p.num_rows)
-          *reinterpret_cast<uint4*>(const_cast<T*>(element(out, first_row + r)) + piece * V) =
-              *reinterpret_cast<const uint4*>(shared + L::A + piece_at<C>(warp * 16 + r, piece));
+          *reinterpret_cast<uint4*>(const_cast<T*>(element(out, first_row + r)) + piece * 8) =
+              *reinterpret_cast<const uint4*>(shared + L::A + piece_at<D>(warp * 16 + r, piece));
       }
       __syncwarp();
     } else {
@@ -579,7 +502,7 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<T, D, kTileSums<SCO
       for (int i = 0; i < 2; ++i) {
         float* to = part + (int64_t(item.slot + warp * 16 + g + 8 * i) * heads + head) * D + 2 * t;
 #pragma unroll
-        for (int n = 0; n < F; ++n)
+        for (int n = 0; n < C; ++n)
           *reinterpret_cast<float2*>(to + 8 * n) = make_float2(acc[n][2 * i], acc[n][2 * i + 1]);
       }
     }
@@ -629,9 +552,8 @@ void launch_tiles(const TileParams& p, int dim, cudaStream_t stream) {
   const auto launch = [&](auto size) {
     constexpr int D = decltype(size)::value;
     const auto kernel = tile_kernel<T, D, SCORE, PASS, POSITIVE>;
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, TileLayout<T, D>::BYTES);
-    kernel<<<dim3(unsigned(p.num_items), unsigned(p.heads)), kTileThreads, TileLayout<T, D>::BYTES, stream>>>(
-        p);
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, TileLayout<D>::BYTES);
+    kernel<<<dim3(unsigned(p.num_items), unsigned(p.heads)), kTileThreads, TileLayout<D>::BYTES, stream>>>(p);
   };
   switch (dim) {
     case 16:

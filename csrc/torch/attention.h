@@ -54,7 +54,7 @@ struct Attention {
     check.require(tiles->is_contiguous(), "the graph's tensors: expected contiguous ones");
     check.require(
         Backend::has_tiles(p.score, p.dtype, p.shape),
-        "tiles: expected additive or dot attention on CUDA, not in float64, with heads of 16, 32, 64 or 128");
+        "tiles: expected additive or dot attention in 16 bits on CUDA, with heads of 16, 32, 64 or 128");
     check.require(!p.edge.any(), "tiles: expected no edge tensors and no dropout");
     csr.tiles = static_cast<const int32_t*>(data(tiles));
   }
@@ -189,7 +189,8 @@ struct Attention {
     p.out = out.mutable_data_ptr(), p.lse = lse.mutable_data_ptr();
     const OptTensor partial_out = scratch(p.partial_out, slots, value, {slots, h, dv}, acc);
     const OptTensor partial_stats = scratch(p.partial_stats, slots, value, {slots, h, 3}, acc);
-    const OptTensor partial_positive = scratch(p.partial_positive, slots && save_positive, value, {slots, h, dv}, acc);
+    const OptTensor partial_positive =
+        scratch(p.partial_positive, slots && save_positive, value, {slots, h, dv}, acc);
     Backend::forward(p, value);
     if (out_bias) out = torch::stable::subtract(out, *out_bias, -1);
     return {out, lse, positive, mass, attention};
@@ -278,7 +279,8 @@ struct Attention {
     const OptTensor partial_query = scratch(p.partial_query, slots && !additive, value, {slots, h, d}, acc);
     const OptTensor partial_key = scratch(p.partial_key, rev_slots && dot, value, {rev_slots, h, d}, acc);
     const OptTensor partial_value = scratch(p.partial_value, rev_slots, value, {rev_slots, h, dv}, acc);
-    const OptTensor partial_alpha = scratch(p.partial_alpha, rev_slots && additive, value, {rev_slots, h}, acc);
+    const OptTensor partial_alpha =
+        scratch(p.partial_alpha, rev_slots && additive, value, {rev_slots, h}, acc);
     Backend::backward(p, value);
     if (fold) grad_attn = attn_sums;
     return {grad_value, grad_src, grad_dst, grad_attn, grad_bias, grad_gate, grad_weight, grad_feat};
@@ -325,7 +327,7 @@ struct Attention {
     Tensor out = make(feat, {num_rows, feat.size(1), feat.size(2)}, feat.scalar_type());
     const int64_t slots = p.csr.num_slots;
     const OptTensor partial = scratch(p.partial_out, slots, feat, {slots, feat.size(1), feat.size(2)},
-                                    acc_type(feat.scalar_type()));
+                                      acc_type(feat.scalar_type()));
     p.weight = data(weight), p.out = out.mutable_data_ptr();
     Backend::spmm(p, feat);
     return out;

@@ -22,7 +22,7 @@ struct CudaBackend {
   }
 
   static bool has_tiles(Score score, DType dtype, const Shape& s) {
-    return score != Score::additive_v2 && dtype != DType::f64 &&
+    return score != Score::additive_v2 && (dtype == DType::f16 || dtype == DType::bf16) &&
            (s.dim == 16 || s.dim == 32 || s.dim == 64 || s.dim == 128);
   }
 
