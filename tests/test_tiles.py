@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from attention import check, function, make_inputs, run
+from graphs import GRAPHS
 
 from dfgnn import Graph, tiles
-from tests.attention import check, function, make_inputs, run
-from tests.graphs import GRAPHS
 
 DTYPES = (torch.float16, torch.bfloat16)
 

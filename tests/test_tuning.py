@@ -1,6 +1,7 @@
 """Schedules with bounds, and plans by measurement."""
 
 import json
+import pickle
 import random
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from attention import SCORES, function, make_inputs, relative_error, run
 from graphs import GRAPHS, make_graph
 
-from dfgnn import Graph, reference, schedule, tuning
+from dfgnn import Graph, _ops, reference, schedule, tuning
 
 SHAPE = {"num_heads": 4, "head_dim": 32, "dtype": torch.float32}
 
@@ -83,9 +84,12 @@ def test_bounds_that_are_refused(text):
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("bound", [32, 50, 100, 4096])
-def test_bounds_cut_rows(bound, reverse):
-    graph = skewed()
-    plan = graph.plan(**SHAPE, reverse=reverse, schedule=f"natural<={bound}")
+@pytest.mark.parametrize("order", ["natural", "longest_first"])
+def test_bounds_cut_rows(order, bound, reverse, device):
+    if (order, device) == ("longest_first", "cpu"):
+        pytest.skip("the CPU has natural only")
+    graph = skewed(device)
+    plan = graph.plan(**SHAPE, reverse=reverse, schedule=f"{order}<={bound}")
     csr = graph.reverse_csr() if reverse else graph.csr()
     degree = csr.indptr.diff()
     assert plan.max_edges == bound
@@ -93,8 +97,18 @@ def test_bounds_cut_rows(bound, reverse):
     assert (end - begin).max() <= bound
     assert torch.equal(torch.zeros_like(degree).index_add(0, row, end - begin), degree)
     split = (degree > bound).nonzero().squeeze(1)
-    assert torch.equal(plan.splits[:, 0].long(), split)
+    assert torch.equal(plan.splits[:, 0].long().sort().values, split)
     assert torch.equal(row[slot >= 0].unique(), split)
+    # A split row's slots are in the order of its edges, and all slots are used.
+    for name, first, last, stride in plan.splits.tolist():
+        mine = plan.items[plan.items[:, 0] == name]
+        mine = mine[mine[:, 1].argsort()]
+        assert mine[:, 3].tolist() == list(range(first, last, stride))
+        assert mine[1:, 1].tolist() == mine[:-1, 2].tolist()
+    assert sorted(slot[slot >= 0].tolist()) == list(range(plan.num_slots))
+    if order == "longest_first":  # to a quarter of an octave, but 2 and 3 alike
+        length = (end - begin)[slot < 0].double().clamp(min=1)
+        assert (length[1:] <= 1.5 * length[:-1]).all()
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -167,6 +181,63 @@ def test_random_schedules_give_the_same_results(device, score, turn):
         results = run(function(score), graph, inputs, schedule=chosen, **options)
         for key, x in expected.items():
             assert relative_error(results[key], x, 1.0) < 1e-10, (chosen, graph, heads, dim, key)
+
+
+# ---- graphs for one step ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_one_shot_graphs_give_the_same_results(device, name, score):
+    graph = make_graph(name, device)
+    inputs = make_inputs(score, graph, 3, 8, torch.float64, edge_bias=True)
+    expected = run(function(score, reference), graph, inputs)
+    for key, x in run(function(score), graph.one_shot(), inputs).items():
+        assert relative_error(x, expected[key], 1.0) < 1e-10, key
+
+
+def test_one_shot_graphs_share_what_is_built():
+    graph = skewed()
+    once = graph.one_shot()
+    assert once.is_one_shot and not graph.is_one_shot
+    assert once.reverse_csr().indptr is graph.reverse_csr().indptr
+    assert once.reverse().is_one_shot and once.to("cpu") is once
+    assert pickle.loads(pickle.dumps(once)).is_one_shot and not pickle.loads(pickle.dumps(graph)).is_one_shot
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU, or a torch without CUDA")
+@pytest.mark.parametrize("score", SCORES)
+def test_one_shot_graphs_never_wait(score):
+    csr = skewed("cuda").csr()
+    inputs = make_inputs(score, skewed("cuda"), 4, 32, torch.bfloat16)
+    leaves = {name: x.requires_grad_() for name, x in inputs.items()}
+    grad = torch.randn(301, 4, 32, device="cuda", dtype=torch.bfloat16)
+    function(score)(skewed("cuda"), **leaves).backward(grad)  # loads the kernels
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        graph = Graph.from_csr(csr.indptr, csr.indices, num_src=50, validate=False).one_shot()
+        function(score)(graph, **leaves).backward(grad)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    plan = graph.plan(**{**SHAPE, "dtype": torch.bfloat16})
+    assert plan.schedule == "packed" and "degrees are not known" in repr(plan)
+
+
+def test_kept_arguments_follow_the_plan(clock, long_rows):
+    def used():
+        shape = dict(num_heads=4, head_dim=32, dtype=torch.float32, schedule="auto")
+        args = _ops.graph_args(long_rows, **shape, layer="gat", edges=False, backward=True)
+        return args.items, args.rev_items
+
+    before = used()
+    assert all(x is y for x, y in zip(used(), before))
+    clock.graph = long_rows
+    clock.times |= {(d, b): float(b) for d in (False, True) for b in (4096, 2048, 8192)}
+    long_rows.autotune("gat")
+    after = used()
+    assert not any(x is y for x, y in zip(after, before))
+    assert all(x is long_rows.plan(**SHAPE, reverse=r).items for x, r in zip(after, (False, True)))
 
 
 # ---- measuring -------------------------------------------------------------------------------------
