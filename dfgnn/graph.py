@@ -64,7 +64,8 @@ class Graph:
     were not given and to see whether a sort or an edge permutation can be dropped. ``validate=False`` skips
     the checks that read values; where sizes are given it does not wait, and wrong values then are undefined
     behaviour. Later only `has_zero_in_degree`, `degree_stats`, `plan` and
-    ``add_self_loops(remove_existing=True)`` wait; the first three once per graph.
+    ``add_self_loops(remove_existing=True)`` wait; the first three once per graph, `plan` not at all for a
+    `one_shot` graph.
 
     Everything derived is cached, and building it twice from two threads is harmless. Equality is identity.
     Pickling and copying keep both CSRs and drop plans.

@@ -260,13 +260,11 @@ def _items(
     by part, in row order or with the longest first. A row of several items is split: their slots are
     consecutive.
     """
-    num_parts, num_rows = begin.shape
-    device = begin.device
+    num_rows, device = begin.shape[1], begin.device
     degree = end - begin
     pieces = (degree + max_edges - 1) // max_edges
     of_row = pieces.sum(0)
-    if num_parts:
-        pieces[0] += of_row == 0  # a row without edges has an item too
+    pieces[0] += of_row == 0  # a row without edges has an item too
     of_row.clamp_(min=1)
     split = of_row > 1
     slots = torch.where(split, of_row, 0).cumsum(0)
@@ -276,16 +274,14 @@ def _items(
     count = pieces.flatten()
     total = int(count.sum())
     place = torch.repeat_interleave(torch.arange(count.numel(), device=device), count, output_size=total)
-    if longest_first and total:
-        order = place // num_rows * 2**31 - length[place]
-        place_order = torch.argsort(order, stable=True)
     piece = torch.arange(total, device=device) - (count.cumsum(0) - count)[place]
     row, stop = place % max(num_rows, 1), end.flatten()[place]
     start = torch.minimum(begin.flatten()[place] + piece * length[place], stop)
     slot = torch.where(split[row], first_slot.flatten()[place] + piece, -1)
     items = torch.stack([row, start, torch.minimum(start + length[place], stop), slot], 1).to(torch.int32)
-    if longest_first and total:
-        items = items[place_order].contiguous()
+    if longest_first:
+        part = place // max(num_rows, 1)
+        items = items[torch.argsort(part * 2**31 - length[place], stable=True)].contiguous()
 
     rows = split.nonzero().squeeze(1)
     last = slots[rows]
@@ -465,8 +461,9 @@ def alternatives(
     layer: str | None = "gat",
 ) -> list[str]:
     """What could be asked for instead of "auto": every schedule that there is here, with its own bound, half
-    and twice of it where that cuts rows in other places, and with fewer heads at a time where the rows of all
-    exceed the L2 cache. The estimate's choice is among them."""
+    and twice of it where that cuts rows in other places, and with fewer heads at a time or the sources in
+    parts where the neighbours' rows exceed half of the L2 cache. The estimate's choice is among them.
+    """
     shape = dict(num_heads=num_heads, head_dim=head_dim, dtype=dtype, reverse=reverse, layer=layer)
     stats, found = graph.degree_stats(reverse=reverse), {}
     chosen = graph.plan(**shape)

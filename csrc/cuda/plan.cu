@@ -39,6 +39,7 @@ __global__ void __launch_bounds__(kPlanThreads)
 
 // Lengths are alike within a quarter of an octave.
 constexpr int kBuckets = 128;
+static_assert(kPlanCounts == 3 + 2 * kBuckets, "a histogram and a cursor per bucket");
 __device__ __forceinline__ int bucket_of(int length) {
   const int log2 = 31 - __clz(max(length, 1));
   const int quarter = log2 >= 2 ? (length >> (log2 - 2)) & 3 : 0;
