@@ -281,7 +281,8 @@ def _items(
     items = torch.stack([row, start, torch.minimum(start + length[place], stop), slot], 1).to(torch.int32)
     if longest_first:
         part = place // max(num_rows, 1)
-        items = items[torch.argsort(part * 2**31 - length[place], stable=True)].contiguous()
+        order = torch.argsort(part * 2**31 - (items[:, 2] - items[:, 1]), stable=True)
+        items = items[order].contiguous()
 
     rows = split.nonzero().squeeze(1)
     last = slots[rows]

@@ -9,9 +9,9 @@
 // Mapping: a block of 4 warps takes an item, a run of chunks of one window, for one head; a warp owns 16
 // rows. Memory: the rows' operands and STAGES chunks of columns in shared memory, filled by asynchronous
 // copies, in 16-byte pieces that are swizzled so that ldmatrix has no bank conflicts. Accumulators in
-// registers (m16n8k16 layout: lane = 4 g + t holds rows g, g + 8 and columns 8 n + 2 t, + 1). 16-bit
-// features, head sizes 16 to 128, no options on edges, no edge twice: the graph has no place for them. A
-// weight of 0 times a feature that is not finite is NaN: such a feature reaches its whole window.
+// registers (m16n8k16 layout: lane = 4 g + t holds rows g, g + 8 and columns 8 n + 2 t, + 1).
+// For 16-bit features, head sizes 16 to 128, no options on edges and no edge twice: a mask has no place for
+// them. A weight of 0 times a feature that is not finite is NaN: such a feature reaches its whole window.
 #pragma once
 
 #include "backward.cuh"
