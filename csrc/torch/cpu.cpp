@@ -24,6 +24,7 @@ struct CpuBackend {
   static void backward(const BackwardParams& p, const Tensor&) { cpu::backward(p, parallel()); }
   static bool has_tiles(Score, DType, const Shape&) { return false; }
   static constexpr bool kSumsAttention = false;
+  static constexpr bool kAddsBias = true;
   static int64_t attention_parts(const BackwardParams& p) { return cpu::attention_parts(p.csr); }
   static void sddmm(const ProductParams& p, const Tensor&) { cpu::sddmm(p, parallel()); }
   static void spmm(const ProductParams& p, const Tensor&) { cpu::spmm(p, parallel()); }

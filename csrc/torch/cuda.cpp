@@ -38,6 +38,7 @@ struct CudaBackend {
   static void forward(const ForwardParams& p, const Tensor& t) { launched(cuda::forward(p, stream(t))); }
   static void backward(const BackwardParams& p, const Tensor& t) { launched(cuda::backward(p, stream(t))); }
   static constexpr bool kSumsAttention = true;
+  static constexpr bool kAddsBias = false;
   static int64_t attention_parts(const BackwardParams& p) { return cuda::attention_parts(p); }
   static void sddmm(const ProductParams& p, const Tensor& t) { launched(cuda::sddmm(p, stream(t))); }
   static void spmm(const ProductParams& p, const Tensor& t) { launched(cuda::spmm(p, stream(t))); }

@@ -13,6 +13,7 @@ struct Outputs {
   T *out, *positive;
   A *lse, *positive_mass, *attention;
   A *partial_out, *partial_positive, *partial_stats;
+  const T* bias;
   explicit Outputs(const ForwardParams& p)
       : out(static_cast<T*>(p.out)),
         positive(static_cast<T*>(p.positive)),
@@ -21,7 +22,8 @@ struct Outputs {
         attention(static_cast<A*>(p.attention)),
         partial_out(static_cast<A*>(p.partial_out)),
         partial_positive(static_cast<A*>(p.partial_positive)),
-        partial_stats(static_cast<A*>(p.partial_stats)) {}
+        partial_stats(static_cast<A*>(p.partial_stats)),
+        bias(static_cast<const T*>(p.out_bias)) {}
 };
 
 // Softmax state of a row or item, per head: largest score, sum of exp(score - largest), the part of
@@ -45,7 +47,10 @@ template <class T>
 class RowWriter {
  public:
   using A = Acc<T>;
-  RowWriter(const Outputs<T>& o, const RowShape& shape) : o_(o), shape_(shape), factor_(shape.heads) {}
+  RowWriter(const Outputs<T>& o, const RowShape& shape)
+      : o_(o), shape_(shape), factor_(shape.heads), bias_(o.bias ? shape.packed_size() : 0) {
+    if (o.bias) pack(shape, o.bias, bias_);
+  }
 
   // Divides by the sums; a, a2: packed sums of w m exp(score - largest) v, a2 over edges with z > 0.
   void operator()(int64_t row, const Softmax<A>& s, A* a, A* a2) {
@@ -60,14 +65,14 @@ class RowWriter {
         if (o_.positive) a2[d] = 0;
       }
     }
-    unpack(shape_, a, factor_, o_.out + row * shape_.size());
+    unpack(shape_, a, factor_, o_.out + row * shape_.size(), o_.bias ? static_cast<A*>(bias_) : nullptr);
     if (o_.positive) unpack(shape_, a2, factor_, o_.positive + row * shape_.size());
   }
 
  private:
   const Outputs<T>& o_;
   const RowShape& shape_;
-  Buffer<A> factor_;
+  Buffer<A> factor_, bias_;
 };
 
 template <class T, class Score>

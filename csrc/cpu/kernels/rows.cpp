@@ -369,14 +369,17 @@ void pack(const RowShape& shape, const T* row, Acc<T>* packed) {
 }
 
 template <class T>
-void unpack(const RowShape& shape, const Acc<T>* a, const Acc<T>* factor, T* row) {
+void unpack(const RowShape& shape, const Acc<T>* a, const Acc<T>* factor, T* row, const Acc<T>* bias) {
   using A = Acc<T>;
   with_width<A>(shape.width, [&](auto width) {
     constexpr int W = width.value;
-    for (int h = 0; h < shape.heads; ++h, row += shape.dim, a += shape.packed)
-      for (int v = shape.vectors - 1; v >= 0; --v)  // the last vector first: its second copies may be 0
-        store<T, W>(row + feature(shape, v, W),
-                    load_vector<Vec<A, W>>(a + v * W) * (factor ? factor[h] : A(1)));
+    using Vector = Vec<A, W>;
+    for (int h = 0; h < shape.heads; ++h, row += shape.dim)
+      for (int v = shape.vectors - 1; v >= 0; --v) {  // the last vector first: its second copies may be 0
+        const int at = h * shape.packed + v * W;
+        const Vector x = load_vector<Vector>(a + at) * (factor ? factor[h] : A(1));
+        store<T, W>(row + feature(shape, v, W), bias ? x + load_vector<Vector>(bias + at) : x);
+      }
   });
 }
 
@@ -402,10 +405,10 @@ template void pack(const RowShape&, const float*, float*);
 template void pack(const RowShape&, const double*, double*);
 template void pack(const RowShape&, const Half*, float*);
 template void pack(const RowShape&, const BFloat16*, float*);
-template void unpack(const RowShape&, const float*, const float*, float*);
-template void unpack(const RowShape&, const double*, const double*, double*);
-template void unpack(const RowShape&, const float*, const float*, Half*);
-template void unpack(const RowShape&, const float*, const float*, BFloat16*);
+template void unpack(const RowShape&, const float*, const float*, float*, const float*);
+template void unpack(const RowShape&, const double*, const double*, double*, const double*);
+template void unpack(const RowShape&, const float*, const float*, Half*, const float*);
+template void unpack(const RowShape&, const float*, const float*, BFloat16*, const float*);
 #define DFGNN_SCATTER(T)                                                                                 \
   template void scatter_row(const RowShape&, int, const Acc<T>*, const Acc<T>*, const Acc<T>*,           \
                             const Acc<T>*, const int32_t*, T*);                                          \

@@ -80,9 +80,10 @@ void scatter_leaky(const RowShape& shape, const Acc<T>* x, int n, const Acc<T>* 
 template <class T>
 void pack(const RowShape& shape, const T* row, Acc<T>* packed);
 
-// row[h] = factor[h] a[h]; factor null: 1.
+// row[h] = factor[h] a[h] + bias[h]; factor null: 1, bias (packed, too) null: 0.
 template <class T>
-void unpack(const RowShape& shape, const Acc<T>* a, const Acc<T>* factor, T* row);
+void unpack(const RowShape& shape, const Acc<T>* a, const Acc<T>* factor, T* row,
+            const Acc<T>* bias = nullptr);
 
 // A packed row's heads times factors.
 template <class A>
