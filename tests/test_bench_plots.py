@@ -105,6 +105,21 @@ def test_degrees_show_rows_edges_and_the_bands_of_plans(results):
     assert labels == ["forward: natural <= 512", "forward: packed <= 64"]
 
 
+def test_degrees_of_plans_that_do_not_cut_by_degree(results):
+    plans = (
+        {"schedule": "tiles", "max_edges": 64},
+        {"schedule": "natural", "max_edges": 64, "source_parts": 3},
+    )
+    results["rows"] = [_row("first", 2.0, 1.0) | {"plan": {"forward": plan}} for plan in plans]
+    _, below = plots.degrees(results, "first").axes
+    strips = [(p.get_x(), p.get_x() + p.get_width()) for c in below.containers for p in c]
+    assert strips == [(-0.5, pytest.approx(10.5, abs=0.3))] * 2
+    texts = [t.get_text() for t in below.texts]
+    assert texts == ["windows of 64 rows", "cut where sources pass to the next part"]
+    labels = [label.get_text() for label in below.get_yticklabels()]
+    assert labels == ["forward: tiles <= 64", "forward: natural <= 64 sources / 3"]
+
+
 def test_roofline_puts_rows_under_the_bandwidth_of_copying(results):
     figure = plots.roofline(results, (128, "float32"))
     lines = {line.get_label(): line for line in figure.axes[0].lines}

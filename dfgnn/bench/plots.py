@@ -144,14 +144,8 @@ def degrees(results: dict, name: str):
     above.set_title(f"{name}: {graph['nodes']:,} rows, {graph['edges']:,} edges")
     start, end = (-0.5 if counts["empty"] else 0.5), _place(graph["max_degree"] + 1)
     for y, plan in enumerate(plans.values()):
-        cut = min(_place(plan["max_edges"] + 1), end)
-        packed = plan["schedule"] == "packed"
-        below.barh(y, cut - start, left=start, color=_SHARED if packed else _WHOLE)
-        below.barh(y, end - cut, left=cut, color=_SPLIT)
-        for left, right, text in (
-            (start, cut, "several rows per warp" if packed else "whole rows"),
-            (cut, end, "split"),
-        ):
+        for left, right, text, color in _bands(plan, start, end):
+            below.barh(y, right - left, left=left, color=color)
             if right - left > 0.5:
                 below.text((left + right) / 2, y, text, ha="center", va="center", size=6, color="white")
     below.set_yticks(range(len(plans)), list(plans), size=7)
@@ -159,6 +153,18 @@ def degrees(results: dict, name: str):
     below.set_xticks(ticks, ["0", *(f"$2^{{{k}}}$" for k in range(len(bins)))])
     below.set_xlabel("degree (from this power of two to the next)")
     return figure
+
+
+def _bands(plan: dict, start: float, end: float) -> list[tuple]:
+    """(from, to, what happens to rows of these degrees, colour)."""
+    if plan["schedule"] == "tiles":
+        return [(start, end, "windows of 64 rows", _SHARED)]
+    if plan.get("source_parts", 1) > 1:
+        return [(start, end, "cut where sources pass to the next part", _SPLIT)]
+    cut = min(_place(plan["max_edges"] + 1), end)
+    packed = plan["schedule"] == "packed"
+    whole = ("several rows per warp", _SHARED) if packed else ("whole rows", _WHOLE)
+    return [(start, cut, *whole), (cut, end, "split", _SPLIT)]
 
 
 def roofline(results: dict, kind: tuple):
