@@ -366,12 +366,10 @@ class Graph:
         """Statistics of the in-degrees, or of the out-degrees. Waits for the device the first time."""
         side = self._src if reverse else self._dst
         if side.stats is None:
-            if side.built is not None:
-                side.stats = _csr.degree_stats_of(side.built[0])
-            else:
-                side.stats = _csr.degree_stats(
-                    self.out_degrees() if reverse else self.in_degrees(), self.num_edges
-                )
+            degrees, built = self.out_degrees if reverse else self.in_degrees, side.built
+            side.stats = (
+                _csr.degree_stats_of(built[0]) if built else _csr.degree_stats(degrees(), self.num_edges)
+            )
             side.has_empty = side.stats.num_empty > 0
         return side.stats
 
@@ -385,8 +383,7 @@ class Graph:
         layer: str | None = "gat",
         edges: bool = False,
     ):
-        """How the kernels walk this graph: a `dfgnn.schedule.Plan`, chosen once per set of arguments and
-        cached.
+        """How the kernels walk this graph: a `dfgnn.schedule.Plan`, chosen once per set of arguments, cached.
 
         reverse: the plan over sources that backward uses. schedule: a name forces that schedule,
         "natural<=512" also its bound on the edges of an item. layer: "gat", "gatv2" or "dot", or None for
@@ -400,15 +397,9 @@ class Graph:
 
             with torch.inference_mode(False):  # a later call may save its tensors for backward
                 plan = self._plans[key] = scheduler.plan(
-                    self,
-                    reverse=reverse,
-                    num_heads=num_heads,
-                    head_dim=head_dim,
-                    dtype=dtype,
-                    schedule=schedule,
-                    layer=layer,
-                    edges=edges,
-                )
+                    self, reverse=reverse, num_heads=num_heads, head_dim=head_dim, dtype=dtype,
+                    schedule=schedule, layer=layer, edges=edges,
+                )  # fmt: skip
         return plan
 
     def autotune(
@@ -429,10 +420,9 @@ class Graph:
         measure each direction. file: a JSON file; a choice found in it for this graph, device and shape is
         taken without measuring, and what is measured is added to it.
 
-        The choice lives as long as the graph and its plans: copies, `to` and pickling drop it. Candidates are
-        the schedules that there are here, with their own bound, half and twice of it where that makes another
-        plan; one has to be 2 % faster than the estimate's choice. Allocates the layer's inputs, gradients and
-        results. Results of attention do not depend on the plan but for rounding.
+        The choice lives as long as the graph and its plans: copies, `to` and pickling drop it. Candidates:
+        `dfgnn.schedule.alternatives`; one has to be 2 % faster than the estimate's choice. Allocates inputs,
+        gradients and results. Results of attention do not depend on the plan but for rounding.
 
         Raises ValueError (unknown layer, sizes, dtype, a file that is no such JSON).
         """

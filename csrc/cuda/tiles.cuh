@@ -15,6 +15,7 @@
 #pragma once
 
 #include "backward.cuh"
+#include "mma.cuh"
 
 namespace dfgnn::cuda {
 
@@ -49,69 +50,6 @@ struct TileParams {
   float *part_c, *part_d, *part_positive, *part_stats, *part_sum;  // of split windows
 };
 
-// ---- PTX -------------------------------------------------------------------------------------------
-
-__device__ __forceinline__ uint32_t shared_address(const void* p) {
-  return uint32_t(__cvta_generic_to_shared(p));
-}
-template <int BYTES>
-__device__ __forceinline__ void copy_async(uint32_t to, const void* from) {
-  if constexpr (BYTES == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from));
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(BYTES));
-  }
-}
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;"); }
-template <int PENDING>
-__device__ __forceinline__ void wait_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
-__device__ __forceinline__ void load_matrices(uint32_t (&x)[4], uint32_t at) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-               : "r"(at)
-               : "memory");
-}
-__device__ __forceinline__ void load_transposed(uint32_t (&x)[4], uint32_t at) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-               : "r"(at)
-               : "memory");
-}
-// c += a b, 16 x 8 x 16.
-template <typename T>
-__device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  if constexpr (std::is_same_v<T, __half>) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-        "{%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  } else {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-        "{%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  }
-}
-template <typename T>
-__device__ __forceinline__ uint32_t pack_two(float low, float high) {
-  if constexpr (std::is_same_v<T, __half>) {
-    const __half2 v = __floats2half2_rn(low, high);
-    return *reinterpret_cast<const uint32_t*>(&v);
-  } else {
-    const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<const uint32_t*>(&v);
-  }
-}
-// Scores are kept in units of log 2, which saves a multiplication per exp. The instruction's error, 2^-22, is
-// far below the rounding of 16-bit weights.
-inline constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
-__device__ __forceinline__ float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 // The running maximum may lag behind by this much, so that accumulators are seldom rescaled: weights up to
 // 2^8 are as exact as those up to 1.
 inline constexpr float kLag = 8;
@@ -543,76 +481,6 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<D, kTileSums<SCORE,
       }
     }
   }
-}
-
-// ---- launch ----------------------------------------------------------------------------------------
-
-template <typename T, Score SCORE, Pass PASS, bool POSITIVE>
-void launch_tiles(const TileParams& p, int dim, cudaStream_t stream) {
-  const auto launch = [&](auto size) {
-    constexpr int D = decltype(size)::value;
-    const auto kernel = tile_kernel<T, D, SCORE, PASS, POSITIVE>;
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, TileLayout<D>::BYTES);
-    kernel<<<dim3(unsigned(p.num_items), unsigned(p.heads)), kTileThreads, TileLayout<D>::BYTES, stream>>>(p);
-  };
-  switch (dim) {
-    case 16:
-      return launch(std::integral_constant<int, 16>{});
-    case 32:
-      return launch(std::integral_constant<int, 32>{});
-    case 64:
-      return launch(std::integral_constant<int, 64>{});
-    default:
-      return launch(std::integral_constant<int, 128>{});
-  }
-}
-
-inline TileParams tile_params(const Csr& csr, const Shape& shape, int64_t num_rows) {
-  TileParams p{};
-  p.items = csr.items, p.tiles = csr.tiles, p.num_items = csr.num_items;
-  p.num_rows = int32_t(num_rows), p.heads = shape.heads;
-  return p;
-}
-
-template <typename T, Score SCORE>
-void tile_forward(const ForwardParams& f, cudaStream_t stream) {
-  TileParams p = tile_params(f.csr, f.shape, f.shape.num_dst);
-  p.a = f.query, p.c = f.key, p.d = f.value;
-  p.row_term = static_cast<const float*>(f.alpha_dst), p.col_stats = f.alpha_src;
-  p.slope = float(f.negative_slope), p.scale = float(f.scale);
-  p.out_d = f.out, p.positive = f.positive;
-  p.lse = static_cast<float*>(f.lse), p.mass = static_cast<float*>(f.positive_mass);
-  p.part_d = static_cast<float*>(f.partial_out), p.part_positive = static_cast<float*>(f.partial_positive);
-  p.part_stats = static_cast<float*>(f.partial_stats);
-  const int dim = f.shape.value_dim;
-  if (SCORE == Score::additive && f.positive) {
-    launch_tiles<T, SCORE, Pass::forward, SCORE == Score::additive>(p, dim, stream);
-  } else {
-    launch_tiles<T, SCORE, Pass::forward, false>(p, dim, stream);
-  }
-}
-
-template <typename T>
-void tile_destinations(const BackwardParams& f, cudaStream_t stream) {
-  TileParams p = tile_params(f.csr, f.shape, f.shape.num_dst);
-  p.a = f.query, p.b = f.grad_out, p.c = f.key, p.d = f.value;
-  p.row_lse = static_cast<const float*>(f.lse), p.out = f.out, p.out_bias = f.out_bias;
-  p.node_stats = f.node_stats;
-  p.scale = float(f.scale);
-  p.out_c = f.grad_query, p.part_c = static_cast<float*>(f.partial_query);
-  launch_tiles<T, Score::dot, Pass::destinations, false>(p, f.shape.value_dim, stream);
-}
-
-template <typename T, Score SCORE>
-void tile_sources(const BackwardParams& f, cudaStream_t stream) {
-  TileParams p = tile_params(f.reverse, f.shape, f.shape.num_src);
-  p.a = f.key, p.b = f.value, p.c = f.query, p.d = f.grad_out;
-  p.row_term = static_cast<const float*>(f.alpha_src), p.col_stats = f.node_stats;
-  p.slope = float(f.negative_slope), p.scale = float(f.scale);
-  p.out_c = f.grad_key, p.part_c = static_cast<float*>(f.partial_key);
-  p.out_d = f.grad_value, p.part_d = static_cast<float*>(f.partial_value);
-  p.row_sum = static_cast<float*>(f.grad_alpha_src), p.part_sum = static_cast<float*>(f.partial_alpha);
-  launch_tiles<T, SCORE, Pass::sources, false>(p, f.shape.value_dim, stream);
 }
 
 }  // namespace dfgnn::cuda

@@ -1,4 +1,4 @@
-#include "../tiles.cuh"
+#include "../tile_launch.cuh"
 
 namespace dfgnn::cuda {
 template void tile_forward<__half, Score::additive>(const ForwardParams&, cudaStream_t);
