@@ -450,9 +450,8 @@ class Graph:
     def one_shot(self) -> Graph:
         """This graph for one step of training, as a sampled mini-batch is; shares what either builds.
 
-        Its plans are made without degree statistics, so that nothing waits for the device, neither planning
-        nor forward nor backward: on a GPU "auto" is "packed" where the features allow it and "natural" where
-        not, and splits rows of more than 256 edges. A graph made of a DGL block is one already.
+        Its plans are made without degree statistics, so that nothing waits for the device: on a GPU "auto" is
+        "packed" or, where features do not allow it, "natural". A graph made of a DGL block is one already.
         """
         return Graph._make(self._dst, self._src, True)
 
