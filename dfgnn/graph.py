@@ -457,6 +457,7 @@ class Graph:
 
     @property
     def is_one_shot(self) -> bool:
+        """Whether it was made by `one_shot`."""
         return self._once
 
     def reorder(self, method):
