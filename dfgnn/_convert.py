@@ -1,4 +1,5 @@
-"""Graphs of other libraries. None of them is imported: an object is known by what it offers.
+"""What Graph's constructors take: graphs of other libraries, and several graphs. None of the libraries is
+imported: an object is known by what it offers.
 
 Each function takes the Graph class first; the docstrings of Graph's constructors say what they accept.
 """
@@ -133,3 +134,18 @@ def from_pyg(cls, data, num_nodes, num_src, num_dst, validate: bool):
     edge_index = _csr.as_index(where, "edge_index", data, (2, None))
     names = ("edge_index[0]", "edge_index[1]")
     return cls._from_coo(where, names, *edge_index, num_nodes, num_src, num_dst, validate, sort_order)
+
+
+def batched(cls, where: str, graphs) -> list:
+    """The graphs of `Graph.batch`, checked."""
+    graphs = list(graphs)
+    if not graphs:
+        raise ValueError(f"{where}: graphs: expected at least one graph, got none")
+    for i, graph in enumerate(graphs):
+        if not isinstance(graph, cls):
+            raise TypeError(f"{where}: graphs[{i}]: expected a dfgnn.Graph, got {type(graph).__name__}")
+        if graph.device != graphs[0].device:
+            raise ValueError(
+                f"{where}: graphs[{i}]: expected device {graphs[0].device} like graphs[0], got {graph.device}"
+            )
+    return graphs

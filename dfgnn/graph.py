@@ -515,18 +515,10 @@ class Graph:
         The reverse CSR is joined too where all graphs have it, without a sort. Raises TypeError (not graphs)
         and ValueError (none, several devices, 2**31 nodes or edges in all).
         """
+        from ._convert import batched
+
         where = "Graph.batch"
-        graphs = list(graphs)
-        if not graphs:
-            raise ValueError(f"{where}: graphs: expected at least one graph, got none")
-        for i, graph in enumerate(graphs):
-            if not isinstance(graph, Graph):
-                raise TypeError(f"{where}: graphs[{i}]: expected a dfgnn.Graph, got {type(graph).__name__}")
-            if graph.device != graphs[0].device:
-                raise ValueError(
-                    f"{where}: graphs[{i}]: expected device {graphs[0].device} like graphs[0], "
-                    f"got {graph.device}"
-                )
+        graphs = batched(Graph, where, graphs)
         num_src = _csr.as_size(where, "num_src", sum(g.num_src for g in graphs))
         num_dst = _csr.as_size(where, "num_dst", sum(g.num_dst for g in graphs))
         _csr.as_size(where, "number of edges", sum(g.num_edges for g in graphs))

@@ -1,6 +1,7 @@
 // The operators, once for all backends: check, allocate, fill the parameter struct, launch.
 // Backend offers `Scope(tensor)` (device guard), `check(checker, shape)` for layouts that it does not
-// take, and `forward(params, tensor)` / `backward(params, tensor)`.
+// take, `has_tiles(score, dtype, shape)`, whether its forward adds the bias (`kAddsBias`), and
+// `forward(params, tensor)` / `backward(params, tensor)`.
 #pragma once
 
 #include <cmath>
