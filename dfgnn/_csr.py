@@ -20,6 +20,8 @@ from . import _ops
 # Node ids, edge positions and edge counts are int32 in the kernels.
 LIMIT = 2**31
 INDEX_DTYPES = (torch.int32, torch.int64)
+# As in csrc/core/params.h.
+_DEGREE_BINS = 2048
 
 
 class CSR(NamedTuple):
@@ -315,13 +317,8 @@ def degree_stats_of(csr: CSR) -> DegreeStats:
     """`degree_stats` of the rows; on a GPU from a histogram, in one launch and one wait."""
     indptr, num_edges = csr.indptr, csr.indices.numel()
     n = indptr.numel() - 1
-    if n == 0 or not _ops.on_device(indptr):
-        return degree_stats(indptr.diff(), num_edges)
-    sums = _ops.ops.degrees(indptr).cpu()
-    below = sums[:-3].cumsum(0)
-    ranks = torch.searchsorted(below, torch.tensor([-(-n * 50 // 100), -(-n * 99 // 100)]))
-    p50, p99 = ranks.tolist()
-    if p99 == len(below):  # beyond the histogram
-        return degree_stats(indptr.diff(), num_edges)
-    num_empty, largest, squares = sums[[0, -2, -1]].tolist()
-    return _stats(n, num_edges, largest, p50, p99, num_empty, squares)
+    if n and _ops.on_device(indptr):
+        p50, p99, num_empty, largest, squares = _ops.ops.degrees(indptr).tolist()
+        if p99 < _DEGREE_BINS:
+            return _stats(n, num_edges, largest, p50, p99, num_empty, squares)
+    return degree_stats(indptr.diff(), num_edges)

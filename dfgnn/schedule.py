@@ -313,12 +313,17 @@ def _rises(graph, reverse: bool) -> bool:
     key = ("rises", reverse)
     if key not in graph._plans:
         csr = graph.reverse_csr() if reverse else graph.csr()
-        falls = csr.indices[1:] < csr.indices[:-1]
-        inside = torch.ones_like(falls)
-        starts = csr.indptr[1:-1]
-        inside[(starts[(starts > 0) & (starts < csr.indices.numel())] - 1)] = False
-        graph._plans[key] = not bool((falls & inside).any())
+        falls = _ops.ops.falls if _ops.on_device(csr.indptr) else _falls
+        graph._plans[key] = not falls(csr.indptr, csr.indices).item()
     return graph._plans[key]
+
+
+def _falls(indptr: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """How many edges are below the one before them in their row."""
+    falls = indices[1:] < indices[:-1]
+    starts = indptr[1:-1]
+    falls[starts[(starts > 0) & (starts < indices.numel())] - 1] = False
+    return falls.sum()
 
 
 def plan(
@@ -423,30 +428,32 @@ def _shared_items(graph, reverse: bool, max_edges: int, longest_first: bool, par
     found = graph._plans.get(key)
     if found is None:
         csr = graph.reverse_csr() if reverse else graph.csr()
-        if parts == 1 and _ops.on_device(csr.indptr):
-            found = _device_items(csr.indptr, graph.num_edges, max_edges, longest_first)
+        num_cols = graph.num_dst if reverse else graph.num_src
+        if _ops.on_device(csr.indptr):
+            found = _device_items(csr, num_cols, max_edges, longest_first, parts)
         else:
-            bounds = _parts(csr, graph.num_dst if reverse else graph.num_src, parts)
-            found = _items(*bounds, max_edges, longest_first)
+            found = _items(*_parts(csr, num_cols, parts), max_edges, longest_first)
         graph._plans[key] = found
     return found
 
 
-def _device_items(indptr: torch.Tensor, num_edges: int, max_edges: int, longest_first: bool):
-    """``_items`` by the GPU's kernels, cut to what is used. Lengths are ordered to a quarter of an octave,
-    and natural order has the pieces of split rows in front.
+def _device_items(csr, num_cols: int, max_edges: int, longest_first: bool, parts: int):
+    """``_items`` by the GPU's kernels, cut to what is used. Lengths are ordered to a quarter of an octave.
+    Natural order has the pieces of split rows in front; with parts, it is that of blocks of rows.
     """
-    items, splits, counts = _ops.ops.plan_rows(indptr, num_edges, max_edges, longest_first)
+    items, splits, counts = _ops.ops.plan_rows(
+        csr.indptr, csr.indices, num_cols, parts, max_edges, longest_first
+    )
     more, num_slots, num_splits = counts[:3].tolist()
-    num_rows = indptr.numel() - 1
-    begin = 0 if longest_first else len(items) - num_rows - more
+    num_rows = csr.indptr.numel() - 1
+    begin = 0 if longest_first or parts > 1 else len(items) - num_rows - more
     return items[begin : begin + num_rows + more], splits[:num_splits], num_slots
 
 
 def _plan_once(graph, reverse: bool, packed: bool) -> Plan:
     """A plan that nobody waits for: without statistics, its tensors as long as they might have to be."""
-    indptr = (graph.reverse_csr() if reverse else graph.csr()).indptr
-    items, splits, _ = _ops.ops.plan_rows(indptr, graph.num_edges, _ONCE_BOUND, False)
+    csr = graph.reverse_csr() if reverse else graph.csr()
+    items, splits, _ = _ops.ops.plan_rows(csr.indptr, csr.indices, 0, 1, _ONCE_BOUND, False)
     num_slots = 2 * len(splits)
     name = "packed" if packed else "natural"
     return Plan(name, _ONCE_BOUND, items, splits, num_slots, packed, "a graph for one step", None, ())

@@ -11,19 +11,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from . import _ops
 from ._csr import CSR
 
 # As in csrc/core/params.h.
 ROWS, COLUMNS = 64, 32
 HEAD_DIMS = (16, 32, 64, 128)
 DTYPES = (torch.float16, torch.bfloat16)
-# Windows that `sharing` looks at.
-_SAMPLE = 128
+# Windows that `sharing` looks at (up to twice as many), and edges of each of their rows.
+_SAMPLE, _SAMPLE_EDGES = 128, 4096
+# The kernels take a bitmap of 2**17 columns at a time: with more columns than this, sorting is faster.
+_MOST_COLUMNS = 2**23
 
 
 class Tiles(NamedTuple):
     chunks: Tensor  # int32 [num_chunks, COLUMNS + ROWS]
-    counts: Tensor  # int64 [num_windows]: chunks of each window
+    offsets: Tensor  # int64 [num_windows + 1]: the chunks of window w are offsets[w] .. offsets[w + 1] - 1
 
 
 def refusal(head_dim: int, dtype: torch.dtype, device: torch.device) -> str | None:
@@ -38,23 +41,31 @@ def refusal(head_dim: int, dtype: torch.dtype, device: torch.device) -> str | No
 
 
 def sharing(csr: CSR, num_cols: int) -> float:
-    """Edges per column of a window, of some windows: how many rows share a neighbour that is loaded once."""
-    num_rows = csr.indptr.numel() - 1
-    windows = -(-num_rows // ROWS)
-    if num_rows == 0 or csr.indices.numel() == 0:
+    """Edges per column of a window, of some windows: how many rows share a neighbour that is loaded once.
+
+    Of every row the first 4,096 edges count, so that super nodes cost no more.
+    """
+    windows = -(-(csr.indptr.numel() - 1) // ROWS)
+    if csr.indices.numel() == 0:
         return 0.0
-    device = csr.indptr.device
     step = max(windows // _SAMPLE, 1)
-    window = torch.arange(0, windows, step, device=device)
-    begin = csr.indptr[window * ROWS]
-    length = csr.indptr[(window * ROWS + ROWS).clamp_(max=num_rows)] - begin
+    if _ops.on_device(csr.indptr):
+        edges, columns = _ops.ops.sharing(csr.indptr, csr.indices, step, _SAMPLE_EDGES).tolist()
+    else:
+        edges, columns = _sharing(csr, num_cols, step, _SAMPLE_EDGES)
+    return edges / columns if edges else 0.0
+
+
+def _sharing(csr: CSR, num_cols: int, step: int, most: int) -> tuple[int, int]:
+    """Edges and columns of every step-th window, of a row at most the first `most` edges."""
+    device, num_rows = csr.indptr.device, csr.indptr.numel() - 1
+    row = torch.arange(num_rows, device=device)
+    row = row[row // ROWS % step == 0]
+    begin = csr.indptr[row]
+    length = (csr.indptr[row + 1] - begin).clamp_(max=most)
     place = torch.repeat_interleave(length)
-    total = place.numel()
-    if total == 0:
-        return 0.0
-    edge = torch.arange(total, device=device) - (length.cumsum(0) - length)[place] + begin[place]
-    key = (place * num_cols + csr.indices[edge]).sort().values
-    return total / (1 + int((key[1:] != key[:-1]).sum()))
+    edge = torch.arange(place.numel(), device=device) - (length.cumsum(0) - length)[place] + begin[place]
+    return place.numel(), (row[place] // ROWS * num_cols + csr.indices[edge]).unique().numel()
 
 
 def build(csr: CSR, num_cols: int) -> Tiles | None:
@@ -63,8 +74,12 @@ def build(csr: CSR, num_cols: int) -> Tiles | None:
     num_rows, num_edges = csr.indptr.numel() - 1, csr.indices.numel()
     windows = -(-num_rows // ROWS)
     if num_edges == 0:
-        none = torch.zeros(windows, dtype=torch.int64, device=device)  # of one chunk, which nobody reads
+        none = torch.zeros(windows + 1, dtype=torch.int64, device=device)  # of one chunk, which nobody reads
         return Tiles(torch.zeros(1, COLUMNS + ROWS, dtype=torch.int32, device=device), none)
+    if _ops.on_device(csr.indptr) and num_cols <= _MOST_COLUMNS:
+        offsets = _ops.ops.tile_counts(csr.indptr, csr.indices).cumsum(0)
+        chunks, twice = _ops.ops.tiles(csr.indptr, csr.indices, offsets, int(offsets[-1]))
+        return None if twice.item() else Tiles(chunks, offsets)
     row = torch.repeat_interleave(
         torch.arange(num_rows, device=device), csr.indptr.diff(), output_size=num_edges
     )
@@ -81,10 +96,10 @@ def build(csr: CSR, num_cols: int) -> Tiles | None:
     window = distinct // num_cols
     columns = torch.bincount(window, minlength=windows)
     counts = (columns + COLUMNS - 1) // COLUMNS
-    first_chunk, first_column = counts.cumsum(0) - counts, columns.cumsum(0) - columns
-    num_chunks = int(counts.sum())
-    place = torch.arange(distinct.numel(), device=device) - first_column[window]
-    chunk, bit = first_chunk[window] + place // COLUMNS, place % COLUMNS
+    offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    num_chunks = int(offsets[-1])
+    place = torch.arange(distinct.numel(), device=device) - (columns.cumsum(0) - columns)[window]
+    chunk, bit = offsets[window] + place // COLUMNS, place % COLUMNS
 
     chunks = torch.zeros(num_chunks, COLUMNS + ROWS, dtype=torch.int32, device=device)
     ids = (distinct % num_cols).to(torch.int32)
@@ -95,24 +110,30 @@ def build(csr: CSR, num_cols: int) -> Tiles | None:
     flat = chunks.view(-1)
     at = chunk[unique] * (COLUMNS + ROWS) + COLUMNS + key % ROWS
     flat.index_add_(0, at, masks[unique])  # distinct bits: their sum is their union
-    return Tiles(chunks, counts)
+    return Tiles(chunks, offsets)
 
 
 def items(tiles: Tiles, num_rows: int, max_chunks: int) -> tuple[Tensor, Tensor, int]:
     """Items (first row, chunks from, to, slot), split rows with the slots of their parts, number of slots.
 
     A window of more chunks is cut into equal pieces; a piece has a slot for each of its rows, so that those
-    of a row are ROWS apart.
+    of a row are ROWS apart. On a GPU all pieces but a window's first are in front, and places of split rows
+    that there are not have no slots.
     """
-    device = tiles.counts.device
-    counts, windows = tiles.counts, tiles.counts.numel()
+    device = tiles.offsets.device
+    counts, windows = tiles.offsets.diff(), tiles.offsets.numel() - 1
+    if _ops.on_device(tiles.offsets):
+        found = _ops.ops.plan_windows(tiles.offsets, len(tiles.chunks), num_rows, max_chunks)
+        more, num_slots, num_splits = found[2][:3].tolist()
+        begin = len(found[0]) - windows - more
+        return found[0][begin:], found[1][: num_splits * ROWS], num_slots * ROWS
     parts = ((counts + max_chunks - 1) // max_chunks).clamp_(min=1)
     total = int(parts.sum()) if windows else 0
     window = torch.repeat_interleave(torch.arange(windows, device=device), parts, output_size=total)
     piece = torch.arange(total, device=device) - (parts.cumsum(0) - parts)[window]
     length = ((counts + parts - 1) // parts)[window]
-    stop = counts.cumsum(0)[window]
-    begin = torch.minimum(stop - counts[window] + piece * length, stop)
+    stop = tiles.offsets[window + 1]
+    begin = torch.minimum(tiles.offsets[window] + piece * length, stop)
     end = torch.minimum(begin + length, stop)
     split = parts[window] > 1
     slot = torch.where(split, (split.cumsum(0) - 1) * ROWS, -1)

@@ -4,9 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from graphs import GRAPHS
 
-from dfgnn import schedule
-from dfgnn._csr import DegreeStats
+from dfgnn import Graph, _csr, _ops, schedule
+from dfgnn._csr import CSR, DegreeStats
 
 FLOAT, BF16 = torch.float32, torch.bfloat16
 
@@ -102,3 +103,78 @@ def test_items_come_part_by_part(longest_first):
     assert sorted(slot[slot >= 0].tolist()) == list(range(num_slots))
     for r, a, b, stride in splits.tolist():
         assert stride == 1 and sorted(slot[row == r].tolist()) == list(range(a, b)) and b - a > 1
+
+
+def skewed(device="cpu") -> CSR:
+    """Rows of 0 to 3,500 edges in rising order, those of most rows few, from 4,000 sources."""
+    generator = torch.Generator().manual_seed(0)
+    degree = ((1 - torch.rand(3000, generator=generator)) ** -0.9).long().clamp(max=3500)
+    degree[::7] = 0
+    row = torch.repeat_interleave(degree)
+    col = torch.randint(4000, row.shape, generator=generator)
+    order = (row * 4000 + col).argsort()
+    graph = Graph.from_coo(col[order], row, num_src=4000, num_dst=3000)
+    return graph.to(device).csr()
+
+
+def long_degrees(device="cpu") -> CSR:
+    """More than one row in a hundred is beyond the histogram of degrees."""
+    degree = torch.arange(100) * 40
+    indptr = torch.cat([torch.zeros(1, dtype=torch.int64), degree.cumsum(0)]).to(device)
+    return CSR(indptr, torch.zeros(int(degree.sum()), dtype=torch.int32, device=device), None)
+
+
+def test_falls():
+    """Neighbours below the one before: at the beginning of a row they do not count."""
+    indptr = torch.tensor([0, 0, 3, 3, 5, 6, 6])
+    for indices, expected in (([1, 2, 2, 0, 5, 0], 0), ([3, 2, 1, 0, 5, 0], 2), ([1, 2, 9, 7, 5, 9], 1)):
+        assert schedule._falls(indptr, torch.tensor(indices)) == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU, or a torch without CUDA")
+@pytest.mark.parametrize("name", [*GRAPHS, "skewed", "long_degrees"])
+@pytest.mark.parametrize("parts", [1, 2, 7])
+def test_kernels_plan_what_tensors_do(name, parts):
+    """Up to the order of items that are alike, and of splits."""
+    if name in GRAPHS:
+        src, dst, num_cols, num_rows = GRAPHS[name]()
+        order = (dst * num_cols + src).argsort()  # rows rise
+        csr = Graph.from_coo(src[order], dst[order], num_src=num_cols, num_dst=num_rows).csr()
+    else:
+        csr, num_cols = {"skewed": skewed, "long_degrees": long_degrees}[name](), 4000
+    on_gpu = CSR(csr.indptr.cuda(), csr.indices.cuda(), None)
+    assert _csr.degree_stats_of(on_gpu) == _csr.degree_stats_of(csr)
+    for indices in (csr.indices, csr.indices.flip(0)):
+        falls = _ops.ops.falls(on_gpu.indptr, indices.contiguous().cuda())
+        assert falls.item() == schedule._falls(csr.indptr, indices)
+
+    for bound in (32, 50, 4096):
+        for longest_first in (False, True):
+            *expected, num_slots = schedule._items(
+                *schedule._parts(csr, num_cols, parts), bound, longest_first
+            )
+            *found, num_slots_found = schedule._device_items(on_gpu, num_cols, bound, longest_first, parts)
+            assert num_slots_found == num_slots and all(x.is_contiguous() for x in found)
+            assert canonical(*found) == canonical(*expected)
+            slots = found[0][:, 3]
+            assert slots[slots >= 0].sort().values.tolist() == list(range(num_slots))
+            items = found[0].long().cpu()
+            items = items[items[:, 2] > items[:, 1]]
+            bounds = torch.tensor([-(-num_cols * part // parts) for part in range(1, parts + 1)])
+            part = torch.searchsorted(bounds, csr.indices[items[:, 1]].long(), right=True)
+            if parts > 1:
+                assert (part[1:] >= part[:-1]).all()
+            if longest_first:
+                whole = items[:, 3] < 0  # to a quarter of an octave, but 2 and 3 alike
+                length, part = (items[:, 2] - items[:, 1])[whole], part[whole]
+                assert ((2 * length[1:] <= 3 * length[:-1]) | (part[1:] > part[:-1])).all()
+
+
+def canonical(items, splits):
+    """Items and splits without regard to order and to where a row's slots begin."""
+    first = {row: begin for row, begin, _, _ in splits.tolist()}
+    return (
+        sorted((row, a, b, -1 if slot < 0 else slot - first[row]) for row, a, b, slot in items.tolist()),
+        sorted((row, end - begin, stride) for row, begin, end, stride in splits.tolist()),
+    )

@@ -5,7 +5,7 @@ import torch
 from attention import check, function, make_inputs, run
 from graphs import GRAPHS
 
-from dfgnn import Graph, tiles
+from dfgnn import Graph, _ops, tiles
 
 DTYPES = (torch.float16, torch.bfloat16)
 
@@ -37,7 +37,23 @@ def many_columns():
     return src, torch.arange(6000) % 50, 2000, 50
 
 
+def long_rows():
+    """Rows of more edges than `sharing` reads of one, in several windows, and empty rows."""
+    dst = torch.repeat_interleave(torch.arange(200) % 50 * 100)
+    return torch.randint(9000, dst.shape, generator=torch.Generator().manual_seed(0)), dst, 9000, 200
+
+
+def wide():
+    """Columns of a window in several of the bitmaps that the kernels make, with gaps between them."""
+    generator = torch.Generator().manual_seed(0)
+    src = torch.randint(1000, (4000,), generator=generator) * torch.randint(
+        1000, (4000,), generator=generator
+    )
+    return src, torch.randint(150, (4000,), generator=generator), 999_999, 150
+
+
 SHAPES = {**GRAPHS, "cliques": cliques, "many_columns": many_columns}
+HARD = {**SHAPES, "long_rows": long_rows, "wide": wide}
 
 
 @pytest.fixture(params=SHAPES)
@@ -53,7 +69,7 @@ def test_bits_are_the_edges(graph, reverse):
     csr = graph.reverse_csr() if reverse else graph.csr()
     found = tiles.build(csr, graph.num_dst if reverse else graph.num_src)
     assert found.chunks.dtype == torch.int32 and found.chunks.shape[1] == tiles.COLUMNS + tiles.ROWS
-    window = torch.repeat_interleave(found.counts).tolist()
+    window = torch.repeat_interleave(found.offsets.diff()).tolist()
     edges = []
     assert len(found.chunks) == max(len(window), 1)  # without edges one that nobody reads
     for w, chunk in zip(window, found.chunks.tolist()):
@@ -79,17 +95,17 @@ def test_items_hold_every_chunk_once(graph, max_chunks):
     found = tiles.build(graph.csr(), graph.num_src)
     items, splits, num_slots = tiles.items(found, graph.num_dst, max_chunks)
     chunks, slots = [], {}
-    first_chunk = (found.counts.cumsum(0) - found.counts).tolist()
+    first_chunk = found.offsets.tolist()
     for row, begin, end, slot in items.tolist():
         assert row % tiles.ROWS == 0 and 0 <= begin <= end and end - begin <= max_chunks
         window = row // tiles.ROWS
-        assert first_chunk[window] <= begin and end <= first_chunk[window] + int(found.counts[window])
+        assert first_chunk[window] <= begin and end <= first_chunk[window + 1]
         chunks += range(begin, end)
         if slot >= 0:
             for r in range(tiles.ROWS):
                 slots.setdefault(row + r, []).append(slot + r)
-    assert sorted(chunks) == list(range(int(found.counts.sum())))
-    assert len(items[items[:, 3] < 0]) + len({row // tiles.ROWS for row in slots}) == len(found.counts)
+    assert sorted(chunks) == list(range(first_chunk[-1]))
+    assert len(items[items[:, 3] < 0]) + len({row // tiles.ROWS for row in slots}) == len(first_chunk) - 1
     assert sorted(slot for found in slots.values() for slot in found) == list(range(num_slots))
     merged = {row: list(range(first, last, stride)) for row, first, last, stride in splits.tolist()}
     assert merged == {row: found for row, found in slots.items() if row < graph.num_dst}
@@ -103,6 +119,57 @@ def test_sharing():
     assert tiles.sharing(clique.csr(), 64) == 64
     assert tiles.sharing(matching.csr(), 64) == 1
     assert tiles.sharing(Graph.from_coo(n[:0], n[:0], num_nodes=64).csr(), 64) == 0
+
+
+@pytest.mark.parametrize("name", HARD)
+@pytest.mark.parametrize("step, most", [(1, 3), (2, 4096)])
+def test_sharing_counts_edges_and_columns(name, step, most, device):
+    """Of every step-th window, and the first edges of its rows."""
+    src, dst, num_src, num_dst = (x.to(device) if isinstance(x, torch.Tensor) else x for x in HARD[name]())
+    csr = Graph.from_coo(src, dst, num_src=num_src, num_dst=num_dst).csr()
+    pointers, indices, edges, columns = csr.indptr.tolist(), csr.indices.tolist(), 0, 0
+    for first in range(0, num_dst, step * tiles.ROWS):
+        rows = range(first, min(first + tiles.ROWS, num_dst))
+        found = [i for r in rows for i in indices[pointers[r] : min(pointers[r + 1], pointers[r] + most)]]
+        edges, columns = edges + len(found), columns + len(set(found))
+    assert tiles._sharing(csr, num_src, step, most) == (edges, columns)
+    if device == "cuda":
+        assert _ops.ops.sharing(csr.indptr, csr.indices, step, most).tolist() == [edges, columns]
+
+
+def canonical(items, splits):
+    """Items and splits without regard to order and to where a window's slots begin."""
+    splits = [split for split in splits.tolist() if split[1] < split[2]]
+    first = {row: begin for row, begin, _, _ in splits}
+    return (
+        sorted((row, a, b, -1 if slot < 0 else slot - first[row]) for row, a, b, slot in items.tolist()),
+        sorted((row, end - begin, stride) for row, begin, end, stride in splits),
+    )
+
+
+@gpu
+@pytest.mark.parametrize("name", HARD)
+@pytest.mark.parametrize("reverse", [False, True])
+def test_kernels_build_what_tensors_do(name, reverse):
+    for graph in (
+        without_duplicates(*HARD[name]()),
+        Graph.from_coo(*HARD[name]()[:2], None, *HARD[name]()[2:]),
+    ):
+        csr, num_cols = (graph.reverse_csr(), graph.num_dst) if reverse else (graph.csr(), graph.num_src)
+        on_gpu = type(csr)(*(None if x is None else x.cuda() for x in csr))
+        assert tiles.sharing(csr, num_cols) == tiles.sharing(on_gpu, num_cols)
+        expected, found = tiles.build(csr, num_cols), tiles.build(on_gpu, num_cols)
+        assert (expected is None) == (found is None)
+        if found is None:
+            continue
+        assert torch.equal(found.offsets.cpu(), expected.offsets)
+        assert torch.equal(found.chunks.cpu(), expected.chunks)
+        num_rows = csr.indptr.numel() - 1
+        for max_chunks in (1, 3, 1000):
+            *cut, num_slots = tiles.items(expected, num_rows, max_chunks)
+            *cut_on_gpu, num_slots_on_gpu = tiles.items(found, num_rows, max_chunks)
+            assert num_slots == num_slots_on_gpu and canonical(*cut_on_gpu) == canonical(*cut)
+            assert all(x.is_contiguous() for x in cut_on_gpu)
 
 
 # ---- attention on them -----------------------------------------------------------------------------

@@ -199,22 +199,28 @@ struct ProductParams {
 
 // Items and splits of a plan, made on the device: as many as there can be, those that are not needed with row
 // < 0 and without slots. Items are in row order behind `front`, with the pieces of split rows before it,
-// filled from its end; or by falling length from 0 on.
+// filled from its end; or, by falling length or with several parts, from 0 on, part after part.
 struct PlanParams {
   const int64_t* indptr;  // [num_rows + 1]
   int64_t num_rows;
   int32_t max_edges;
   int32_t by_length;
-  Item* items;  // [num_items]: num_rows + front
+  int32_t parts;           // rows are cut where their neighbours pass from one part of all to the next
+  const int32_t* indices;  // [E], with parts > 1: of columns below num_cols, rising in every row
+  int64_t num_cols;
+  int32_t stride;    // 1; kTileRows: a row of indptr is a window of so many rows, and its edges are chunks
+  int64_t last_row;  // rows there are, windows in full or not
+  Item* items;       // [num_items]: num_rows + front
   int64_t num_items;
-  int64_t front;  // >= E / max_edges
+  int64_t front;  // >= items beyond one per row
   Split* splits;  // [num_splits]
   int64_t num_splits;
-  int32_t* counts;  // [kPlanCounts]: items beyond one per row, slots, splits; then scratch
+  int32_t* counts;  // [num_counts]: items beyond one per row, slots and splits, in strides; then scratch
+  int64_t num_counts;
 };
-inline constexpr int kPlanCounts = 3 + 2 * 128;
+inline constexpr int kPlanBuckets = 128;
 
-// Degrees that are counted one by one (DegreeStats in dfgnn/_csr.py).
-inline constexpr int kDegreeBins = 2048;
+// Degrees that are counted one by one (DegreeStats in dfgnn/_csr.py), and scratch for it.
+inline constexpr int kDegreeBins = 2048, kDegreeScratch = kDegreeBins + 4;
 
 }  // namespace dfgnn

@@ -27,7 +27,7 @@ const char* additive_forward(const ForwardParams& p, cudaStream_t stream) {
                                        : forward_kernel<C, Score::additive, Edges::features, P, B>;
     };
     const auto kernel = p.positive ? choose(std::true_type{}) : choose(std::false_type{});
-    kernel<<<launch.grid, kThreads, 0, stream>>>(p, launch.tiling);
+    kernel<<<launch.grid, kThreads, launch.shared, stream>>>(p, launch.tiling);
   });
   finish_forward<T>(p, stream);
   return last_error();
@@ -58,7 +58,7 @@ const char* additive_backward(const BackwardParams& p, cudaStream_t stream) {
                         : pairs        ? pair_kernel<C, Score::additive, true, Edges::scalars, B>
                         : p.edge.any() ? additive_sources_kernel<C, true, B>
                                        : additive_sources_kernel<C, false, B>;
-    kernel<<<launch.grid, kThreads, 0, stream>>>(p, launch.tiling);
+    kernel<<<launch.grid, kThreads, launch.shared, stream>>>(p, launch.tiling);
   });
   merge_rows<T>(p.reverse, p.shape, dim, p.partial_value, p.grad_value, 1, stream);
   merge_scalars<A>(p.reverse, heads, p.partial_alpha, p.grad_alpha_src, stream);

@@ -16,16 +16,16 @@ struct alignas(2 * sizeof(A)) DotStats {
 };
 
 template <typename S>
-__device__ __forceinline__ S load_stats(const void* base, int64_t at) {
+__device__ __forceinline__ S load_stats(const S* at) {
   S s;
   if constexpr (sizeof(S) == 8) {
-    const float2 v = __ldg(static_cast<const float2*>(base) + at);
+    const float2 v = __ldg(reinterpret_cast<const float2*>(at));
     memcpy(&s, &v, 8);
   } else {
     Raw raw[sizeof(S) / 16];
 #pragma unroll
     for (int k = 0; k < int(sizeof(S) / 16); ++k)
-      raw[k] = load_raw(static_cast<const char*>(base) + at * sizeof(S) + 16 * k);
+      raw[k] = load_raw(reinterpret_cast<const char*>(at) + 16 * k);
     memcpy(&s, raw, sizeof(S));
   }
   return s;
@@ -43,76 +43,101 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Load::one_row>)
   constexpr int LPH = C::LPH, NV = C::NV, VEC = C::VEC;
   constexpr int CHUNK = B > LPH ? B : LPH, SLOTS = CHUNK / LPH;
 
-  const Place<C> me(t, p.shape, p.shape.value_dim, p.reverse);
+  Place<C> me(t, p.shape, p.shape.value_dim, p.reverse);
   const EdgeReader<T> edge(p.edge, me.heads, me.head);
-  const int64_t row_head = int64_t(me.item.row) * me.heads + me.head;
-  const A alpha_src = static_cast<const A*>(p.alpha_src)[row_head];
   A slope = A(p.negative_slope);
   keep(slope);
-
   const Rows<C> grads = me.rows(p.grad_out);
-  A acc[NV][VEC] = {}, acc_positive[NV][VEC] = {};
-  A sum_delta = 0;
-  int next[SLOTS];
-#pragma unroll
-  for (int s = 0; s < SLOTS; ++s) next[s] = fetch<C, CHUNK>(me, p.reverse, 0, s);
+  const Terms<NodeStats<A>> node_stats = me.template terms<NodeStats<A>>(p.node_stats);
 
-  const int steps = (me.span + CHUNK - 1) / CHUNK, full_steps = me.common / CHUNK;
-  for (int step = 0; step < steps; ++step) {
-    const int left = me.count - step * CHUNK;
-    int index[SLOTS];
-    Weights<A, SLOTS, true, EDGE> weights;
+  // What an item and a step of it need first.
+  A alpha_src;
+  NodeStats<A> stats[SLOTS];
+  int index[SLOTS], next[SLOTS];
+  Raw rows[B][NV];
+  const auto load_item = [&] { alpha_src = *me.template at<A>(p.alpha_src, me.row); };
+  const auto load_step = [&] {
 #pragma unroll
-    for (int s = 0; s < SLOTS; ++s) {
-      index[s] = next[s];
-      next[s] = fetch<C, CHUNK>(me, p.reverse, step + 1, s);
-    }
-    Raw rows[B][NV];
+    for (int s = 0; s < SLOTS; ++s) stats[s] = load_stats(node_stats.at(index[s]));
     load_rows<C, B>(grads, 0, index, rows);
-#pragma unroll
-    for (int s = 0; s < SLOTS; ++s) {
-      const auto stats = load_stats<NodeStats<A>>(p.node_stats, int64_t(index[s]) * me.heads + me.head);
-      const bool valid = s * LPH + me.hl < left;
-      A factor = 1;
-      int eid = 0;
-      if constexpr (EDGE) {
-        if (valid) eid = edge_id(p.reverse, me.first + (step * CHUNK + s * LPH + me.hl) * me.stride);
-        factor = edge.weight(eid) * edge.mask(eid);
-      }
-      const EdgeScore<T, EDGE> z(edge, alpha_src + stats.term, slope, eid);
-      const A alpha = valid ? exponential(z.score - stats.lse) : A(0);
-      sum_delta += valid ? alpha * z.slope * stats.delta : A(0);
-      weights.set(s, alpha * factor, z.positive);
-    }
-    if (step < full_steps) {
-      add_chunk<C, true, true, B, CHUNK>(grads, left, CHUNK, index, weights, rows, acc, acc_positive);
-    } else {
-      add_chunk<C, false, true, B, CHUNK>(grads, left, me.span - step * CHUNK, index, weights, rows, acc,
-                                          acc_positive);
-    }
-  }
+  };
 
-  if (!p.reverse.packed && me.num_sub > 1) {
-    me.across(acc, t);
-    me.across(acc_positive, t);
-    sum_delta = me.across(sum_delta, t);
-  }
-  A value[NV][VEC];
-  me.load_row(p.value, value, A(1));
-  A grad_alpha = -sum_delta;
+  me.take(0);
+  fetch<C, CHUNK>(me, p.reverse, 0, 0, index);
+  load_item();
+  if (me.any(0)) load_step();
+  for (int n = 0; n < t.items;) {
+    fetch<C, CHUNK>(me, p.reverse, n, CHUNK, next);
+    const int row = me.row;
+    Raw value_row[NV];
+    me.load_row(p.value, value_row, row);
+    A acc[NV][VEC] = {}, acc_positive[NV][VEC] = {};
+    A sum_delta = 0;
+
+    bool more = me.any(0);
+    for (int done = 0; more;) {
+      const int left = me.count - done;
+      Weights<A, SLOTS, true, EDGE> weights;
 #pragma unroll
-  for (int k = 0; k < NV; ++k) {
+      for (int s = 0; s < SLOTS; ++s) {
+        const bool valid = s * LPH + me.hl < left;
+        A factor = 1;
+        int eid = 0;
+        if constexpr (EDGE) {
+          if (valid) eid = edge_id(p.reverse, me.first + (done + s * LPH + me.hl) * me.stride);
+          factor = edge.weight(eid) * edge.mask(eid);
+        }
+        const EdgeScore<T, EDGE> z(edge, alpha_src + stats[s].term, slope, eid);
+        const A alpha = valid ? exponential(z.score - stats[s].lse) : A(0);
+        sum_delta += valid ? alpha * z.slope * stats[s].delta : A(0);
+        weights.set(s, alpha * factor, z.positive);
+      }
+      if (__all_sync(kAll, left >= CHUNK)) {
+        add_chunk<C, true, true, B, CHUNK>(grads, left, index, weights, rows, acc, acc_positive);
+      } else {
+        add_chunk<C, false, true, B, CHUNK>(grads, left, index, weights, rows, acc, acc_positive);
+      }
+      done += CHUNK;
+      more = me.any(done);
+      if (more) {
 #pragma unroll
-    for (int c = 0; c < VEC; ++c)
-      grad_alpha += value[k][c] * (slope * acc[k][c] + (1 - slope) * acc_positive[k][c]);
-  }
-  grad_alpha = reduce_sum<LPH>(grad_alpha);
-  me.store_row(p.grad_value, p.partial_value, acc, A(1));
-  if (me.writes && me.hl == 0) {
-    if (me.item.slot < 0) {
-      static_cast<A*>(p.grad_alpha_src)[row_head] = grad_alpha;
-    } else {
-      static_cast<A*>(p.partial_alpha)[int64_t(me.item.slot) * me.heads + me.head] = grad_alpha;
+        for (int s = 0; s < SLOTS; ++s) index[s] = next[s];
+        load_step();
+        fetch<C, CHUNK>(me, p.reverse, n, done + CHUNK, next);
+      }
+    }
+
+    const int slot = me.slot_of(n);
+    if (++n < t.items) {  // what the next item needs first travels while this one's results are written
+      me.take(n);
+#pragma unroll
+      for (int s = 0; s < SLOTS; ++s) index[s] = next[s];
+      load_item();
+      if (me.any(0)) load_step();
+    }
+
+    if (!me.packed && me.num_sub > 1) {
+      me.across(acc, t);
+      me.across(acc_positive, t);
+      sum_delta = me.across(sum_delta, t);
+    }
+    A value[NV][VEC];
+    me.unpack_row(value_row, value, A(1));
+    A grad_alpha = -sum_delta;
+#pragma unroll
+    for (int k = 0; k < NV; ++k) {
+#pragma unroll
+      for (int c = 0; c < VEC; ++c)
+        grad_alpha += value[k][c] * (slope * acc[k][c] + (1 - slope) * acc_positive[k][c]);
+    }
+    grad_alpha = reduce_sum<LPH>(grad_alpha);
+    me.store_row(p.grad_value, p.partial_value, acc, A(1), row, slot);
+    if (me.writes && slot != me.kNoItem && me.hl == 0) {
+      if (slot < 0) {
+        *me.template at<A>(p.grad_alpha_src, row) = grad_alpha;
+      } else {
+        *me.template at<A>(p.partial_alpha, slot) = grad_alpha;
+      }
     }
   }
 }
@@ -129,9 +154,10 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Load::one_row>)
 // Two partial dots per edge, scatter-reduced over the lanes of a head.
 template <class C, Score SCORE, bool SOURCES, Edges EDGES, int B>
 __global__ void __launch_bounds__(
-    kThreads,
-    kMinBlocks<C, EDGES == Edges::features || SCORE == Score::additive_v2 ? Load::many_rows : Load::two_rows>)
-    pair_kernel(const BackwardParams p, const Tiling t) {
+    kThreads, kMinBlocks<C, EDGES == Edges::features ||
+                                    (SCORE == Score::additive_v2 && (SOURCES || sizeof(typename C::T) > 2))
+                                ? Load::many_rows
+                                : Load::two_rows>) pair_kernel(const BackwardParams p, const Tiling t) {
   using T = typename C::T;
   using A = typename C::A;
   constexpr int LPH = C::LPH, NV = C::NV, VEC = C::VEC;
@@ -139,273 +165,322 @@ __global__ void __launch_bounds__(
   constexpr bool EDGE = EDGES != Edges::none, FEAT = EDGES == Edges::features;
   constexpr bool ONE = V2 && !SOURCES;               // c and d are one row
   constexpr bool LINEAR = !(V2 && SOURCES) || FEAT;  // else the statistics bring the linear part of the score
+  constexpr bool EARLY = !PAIR;  // registers suffice for rows in flight while results are written
   constexpr int CHUNK = B, PERIOD = CHUNK < LPH ? CHUNK : LPH, SLOTS = CHUNK / PERIOD;
   constexpr bool EDGE_GRADS = EDGE && (PAIR != SOURCES);
 
   const Csr& csr = SOURCES ? p.reverse : p.csr;
-  const Place<C> me(t, p.shape, p.shape.value_dim, csr);
+  using Stats = std::conditional_t<DOT, DotStats<A>, NodeStats<A>>;
+  Place<C> me(t, p.shape, p.shape.value_dim, csr);
   const int own = me.hl % PERIOD;
   const EdgeReader<T> edge(p.edge, me.heads, me.head);
-  const int64_t row_head = int64_t(me.item.row) * me.heads + me.head;
   const void* key = V2 ? p.value : p.key;
   const void* rows_a = SOURCES ? key : p.query;
   const void* rows_b = SOURCES ? p.value : p.grad_out;
   const void* rows_c = SOURCES ? p.query : key;
   const void* rows_d = SOURCES ? p.grad_out : p.value;
   const A scale = V2 ? A(1) : A(p.scale);
-
-  A a[PAIR ? NV : 1][VEC], b[NV][VEC];
-  if constexpr (PAIR) me.load_row(rows_a, a, scale);
-  me.load_row(rows_b, b, A(1));
   const PairScore<C, SCORE> pair(me, p.attn, A(p.negative_slope));
-  A row_term = 0, row_lse = 0, row_delta = 0;
-  if constexpr (!PAIR) row_term = static_cast<const A*>(p.alpha_src)[row_head];
-  if constexpr (V2) row_term = pair.linear(me, t, p.attn, a, rows_a, me.item.row);
-  if constexpr (!SOURCES) {  // delta_i, which the pass over sources reads later
-    const Rows<C> outs = me.rows(p.out), bias = me.rows(p.out_bias);
-#pragma unroll
-    for (int k = 0; k < NV; ++k) {
-      row_delta = dot<T>(b[k], outs.load(me.item.row, k), row_delta);
-      if (p.out_bias) row_delta -= dot<T>(b[k], bias.load(0, k), A(0));
-    }
-    row_delta = reduce_sum<LPH>(row_delta);
-    if (C::WIDE && t.chunks > 1) {
-      A far = me.far_dot(t, p.grad_out, me.item.row, p.out, me.item.row);
-      if (p.out_bias) far -= me.far_dot(t, p.grad_out, me.item.row, p.out_bias, 0);
-      row_delta += reduce_sum<LPH>(far);
-    }
-    if (p.grad_attention) row_delta += static_cast<const A*>(p.row_sums)[row_head];
-    row_lse = static_cast<const A*>(p.lse)[row_head];
-    if (me.writes && me.hl == 0 && me.chunk == 0) {
-      if constexpr (V2) {
-        static_cast<NodeStats<A>*>(p.node_stats)[row_head] = {row_term, row_lse, row_delta, A(0)};
-      } else {
-        static_cast<DotStats<A>*>(p.node_stats)[row_head] = {row_lse, row_delta};
-      }
-    }
-  }
   A slope = V2 ? A(1) : A(p.negative_slope);
   keep(slope);
   const A in_key = FEAT && p.edge.feat_in_key, in_value = FEAT && p.edge.feat_in_value;
-
   const Rows<C> source_c = me.rows(rows_c), source_d = me.rows(rows_d);
   const Rows<C> feats = me.rows(FEAT ? p.edge.feat : nullptr);
-  A acc_c[PAIR ? NV : 1][VEC] = {}, acc_d[SOURCES ? NV : 1][VEC] = {};
-  A acc_attn[V2 && FEAT && !SOURCES ? NV : 1][VEC] = {};
-  A sum_raw = 0;
-  int next[SLOTS];
-#pragma unroll
-  for (int s = 0; s < SLOTS; ++s) next[s] = fetch<C, CHUNK>(me, csr, 0, s);
+  const Terms<Stats> node_stats = me.template terms<Stats>(p.node_stats);
+  A share[V2 ? NV : 1][VEC] = {};  // of grad_attn
 
-  const int steps = (me.span + CHUNK - 1) / CHUNK, full_steps = me.common / CHUNK;
-  for (int step = 0; step < steps; ++step) {
-    const int left = me.count - step * CHUNK;
-    int index[SLOTS];
-#pragma unroll
-    for (int s = 0; s < SLOTS; ++s) {
-      index[s] = next[s];
-      next[s] = fetch<C, CHUNK>(me, csr, step + 1, s);
+  // What an item and a step of it need first.
+  Raw row_a[NV], row_b[NV], row_out[NV];
+  A row_term = 0, row_lse = 0;
+  Stats stats[SLOTS];
+  int index[SLOTS], next[SLOTS];
+  Raw c[PAIR && !ONE ? B : 1][NV], d[B][NV], e[FEAT ? B : 1][NV];
+  const auto load_item = [&] {
+    if constexpr (PAIR) me.load_row(rows_a, row_a, me.row);
+    me.load_row(rows_b, row_b, me.row);
+    if constexpr (!PAIR) row_term = *me.template at<A>(p.alpha_src, me.row);
+    if constexpr (!SOURCES) {
+      me.load_row(p.out, row_out, me.row);
+      row_lse = *me.template at<A>(p.lse, me.row);
     }
-    Raw c[PAIR && !ONE ? B : 1][NV], d[B][NV], e[FEAT ? B : 1][NV];
+  };
+  const auto load_step = [&] {
+    if constexpr (SOURCES) {
+#pragma unroll
+      for (int s = 0; s < SLOTS; ++s) stats[s] = load_stats(node_stats.at(index[s]));
+    }
     if constexpr (PAIR && !ONE) load_rows<C, B>(source_c, 0, index, c);
     load_rows<C, B>(source_d, 0, index, d);
-    if constexpr (FEAT) {
-      int eids[SLOTS];
-#pragma unroll
-      for (int s = 0; s < SLOTS; ++s) eids[s] = fetch_eid<C, CHUNK>(me, csr, step, s);
-      load_rows<C, B>(feats, 0, eids, e);
-    }
-    // What an edge brings to the score's columns: c, with the edge's features where they are in the key.
-    const auto load_key = [&](int u, int k, A(&y)[VEC]) {
-      Pack<T>::unpack(ONE ? d[u][k] : c[ONE ? 0 : u][k], y);
-      if constexpr (FEAT && (V2 || !SOURCES)) axpy<T>(y, in_key, e[FEAT ? u : 0][k]);
-    };
-    A score[SLOTS], lse[SLOTS], delta[SLOTS];
-#pragma unroll
-    for (int s = 0; s < SLOTS; ++s) {
-      const int64_t at = int64_t(index[s]) * me.heads + me.head;
-      if constexpr (!SOURCES) {
-        lse[s] = row_lse, delta[s] = row_delta;
-      } else if constexpr (DOT) {
-        const auto stats = load_stats<DotStats<A>>(p.node_stats, at);
-        lse[s] = stats.lse, delta[s] = stats.delta;
-      } else {
-        const auto stats = load_stats<NodeStats<A>>(p.node_stats, at);
-        score[s] = row_term + stats.term, lse[s] = stats.lse, delta[s] = stats.delta;
-      }
-    }
-    A part_s[B], part_t[B];
-#pragma unroll
-    for (int u = 0; u < B; ++u) {
-      part_t[u] = 0;
-      typename PairScore<C, SCORE>::Sum sum;
+  };
+
+  me.take(0);
+  fetch<C, CHUNK>(me, csr, 0, 0, index);
+  if constexpr (EARLY) {
+    load_item();
+    if (me.any(0)) load_step();
+  }
+  for (int n = 0; n < t.items;) {
+    fetch<C, CHUNK>(me, csr, n, CHUNK, next);
+    const int row = me.row, slot = me.slot_of(n);
+    const bool writes = me.writes && slot != me.kNoItem;
+    if constexpr (!EARLY) load_item();
+    A a[PAIR ? NV : 1][VEC], b[NV][VEC];
+    if constexpr (PAIR) me.unpack_row(row_a, a, scale);
+    me.unpack_row(row_b, b, A(1));
+    if constexpr (V2) row_term = pair.linear(me, t, p.attn, a, rows_a, row);
+    A row_delta = 0;
+    if constexpr (!SOURCES) {  // delta_i, which the pass over sources reads later
+      const Rows<C> bias = me.rows(p.out_bias);
 #pragma unroll
       for (int k = 0; k < NV; ++k) {
-        if (!V2 && !me.inside(k)) continue;  // attn is 0 there
-        if constexpr (PAIR) {
-          A y[VEC];
-          load_key(u, k, y);
-          if constexpr (FEAT && DOT && SOURCES) {
-            A x[VEC];
-#pragma unroll
-            for (int v = 0; v < VEC; ++v) x[v] = a[k][v];
-            axpy<T>(x, scale * in_key, e[u][k]);
-            pair.add(k, x, y, sum);
-          } else {
-            pair.template add<LINEAR>(k, a[k], y, sum);
-          }
-        }
-        part_t[u] = dot<T>(b[k], d[u][k], part_t[u]);
-        if constexpr (FEAT && !V2) {  // g . e: g is b over destinations, d over sources
-          A f[VEC];
-          Pack<T>::unpack(SOURCES ? d[u][k] : e[u][k], f);
-#pragma unroll
-          for (int v = 0; v < VEC; ++v) f[v] *= in_value;
-          if constexpr (SOURCES) {
-            part_t[u] = dot<T>(f, e[u][k], part_t[u]);
-          } else {
-#pragma unroll
-            for (int v = 0; v < VEC; ++v) part_t[u] += b[k][v] * f[v];
-          }
-        }
+        row_delta = dot<T>(b[k], row_out[k], row_delta);
+        if (p.out_bias) row_delta -= dot<T>(b[k], bias.load(0, k), A(0));
       }
+      row_delta = reduce_sum<LPH>(row_delta);
       if (C::WIDE && t.chunks > 1) {
-        const int j = __shfl_sync(kAll, index[u / LPH], u % LPH, LPH);
+        A far = me.far_dot(t, p.grad_out, row, p.out, row);
+        if (p.out_bias) far -= me.far_dot(t, p.grad_out, row, p.out_bias, 0);
+        row_delta += reduce_sum<LPH>(far);
+      }
+      if (p.grad_attention) row_delta += *me.template at<A>(p.row_sums, row);
+      if (writes && me.hl == 0 && me.chunk == 0) {
+        if constexpr (V2) {
+          *me.template at<NodeStats<A>>(p.node_stats, row) = {row_term, row_lse, row_delta, A(0)};
+        } else {
+          *me.template at<DotStats<A>>(p.node_stats, row) = {row_lse, row_delta};
+        }
+      }
+    }
+    A acc_c[PAIR ? NV : 1][VEC] = {}, acc_d[SOURCES ? NV : 1][VEC] = {};
+    A acc_attn[V2 && FEAT && !SOURCES ? NV : 1][VEC] = {};
+    A sum_raw = 0;
+
+    bool more = me.any(0);
+    for (int done = 0; more;) {
+      const int left = me.count - done;
+      if constexpr (!EARLY) load_step();
+      if constexpr (FEAT) {
+        int eids[SLOTS];
+#pragma unroll
+        for (int s = 0; s < SLOTS; ++s) eids[s] = fetch_eid<C, CHUNK>(me, csr, done, s);
+        load_rows<C, B>(feats, 0, eids, e);
+      }
+      // What an edge brings to the score's columns: c, with the edge's features where they are in the key.
+      const auto load_key = [&](int u, int k, A(&y)[VEC]) {
+        Pack<T>::unpack(ONE ? d[u][k] : c[ONE ? 0 : u][k], y);
+        if constexpr (FEAT && (V2 || !SOURCES)) axpy<T>(y, in_key, e[FEAT ? u : 0][k]);
+      };
+      A score[SLOTS], lse[SLOTS], delta[SLOTS];
+#pragma unroll
+      for (int s = 0; s < SLOTS; ++s) {
+        lse[s] = SOURCES ? stats[s].lse : row_lse;
+        delta[s] = SOURCES ? stats[s].delta : row_delta;
+        if constexpr (SOURCES && !DOT) score[s] = row_term + stats[s].term;
+      }
+      A part_s[B], part_t[B];
+#pragma unroll
+      for (int u = 0; u < B; ++u) {
+        part_t[u] = 0;
+        typename PairScore<C, SCORE>::Sum sum;
+#pragma unroll
+        for (int k = 0; k < NV; ++k) {
+          if (!V2 && !me.inside(k)) continue;  // attn is 0 there
+          if constexpr (PAIR) {
+            A y[VEC];
+            load_key(u, k, y);
+            if constexpr (FEAT && DOT && SOURCES) {
+              A x[VEC];
+#pragma unroll
+              for (int v = 0; v < VEC; ++v) x[v] = a[k][v];
+              axpy<T>(x, scale * in_key, e[u][k]);
+              pair.add(k, x, y, sum);
+            } else {
+              pair.template add<LINEAR>(k, a[k], y, sum);
+            }
+          }
+          part_t[u] = dot<T>(b[k], d[u][k], part_t[u]);
+          if constexpr (FEAT && !V2) {  // g . e: g is b over destinations, d over sources
+            A f[VEC];
+            Pack<T>::unpack(SOURCES ? d[u][k] : e[u][k], f);
+#pragma unroll
+            for (int v = 0; v < VEC; ++v) f[v] *= in_value;
+            if constexpr (SOURCES) {
+              part_t[u] = dot<T>(f, e[u][k], part_t[u]);
+            } else {
+#pragma unroll
+              for (int v = 0; v < VEC; ++v) part_t[u] += b[k][v] * f[v];
+            }
+          }
+        }
+        if (C::WIDE && t.chunks > 1) {
+          const int j = __shfl_sync(kAll, index[u / LPH], u % LPH, LPH);
+          int eid = 0;
+          if constexpr (FEAT) eid = edge_of<C>(me, csr, done + u);
+          const void* in_c = in_key != 0 ? p.edge.feat : nullptr;
+          const void* in_d = in_value != 0 ? p.edge.feat : nullptr;
+          if constexpr (DOT && SOURCES) {
+            sum.linear += scale * me.far_dot(t, rows_c, j, rows_a, row, in_c, eid);
+          } else if constexpr (PAIR) {
+            pair.template add_far<LINEAR>(me, t, scale, p.attn, rows_a, row, rows_c, j, in_c, eid, sum);
+          }
+          part_t[u] += SOURCES ? me.far_dot(t, rows_d, j, rows_b, row, in_d, eid)
+                               : me.far_dot(t, rows_b, row, rows_d, j, in_d, eid);
+        }
+        part_s[u] = pair.join(sum);
+      }
+      if constexpr (PAIR) reduce_scatter<B, LPH>(part_s, me.hl);
+      reduce_scatter<B, LPH>(part_t, me.hl);
+
+      Weights<A, SLOTS, false, true> weights, grad_scores;
+#pragma unroll
+      for (int s = 0; s < SLOTS; ++s) {
+        const bool valid = s * LPH + own < left;
+        if constexpr (PAIR) score[s] = LINEAR ? part_s[s] : score[s] + part_s[s];
+        A dot_gv = part_t[s], mask = 1, factor = 1;
+        int64_t at = 0;
         int eid = 0;
-        if constexpr (FEAT) eid = edge_of<C>(me, csr, step * CHUNK + u);
-        const void* in_c = in_key != 0 ? p.edge.feat : nullptr;
-        const void* in_d = in_value != 0 ? p.edge.feat : nullptr;
-        if constexpr (DOT && SOURCES) {
-          sum.linear += scale * me.far_dot(t, rows_c, j, rows_a, me.item.row, in_c, eid);
-        } else if constexpr (PAIR) {
-          pair.template add_far<LINEAR>(me, t, scale, p.attn, rows_a, me.item.row, rows_c, j, in_c, eid, sum);
-        }
-        part_t[u] += SOURCES ? me.far_dot(t, rows_d, j, rows_b, me.item.row, in_d, eid)
-                             : me.far_dot(t, rows_b, me.item.row, rows_d, j, in_d, eid);
-      }
-      part_s[u] = pair.join(sum);
-    }
-    if constexpr (PAIR) reduce_scatter<B, LPH>(part_s, me.hl);
-    reduce_scatter<B, LPH>(part_t, me.hl);
-
-    Weights<A, SLOTS, false, true> weights, grad_scores;
-#pragma unroll
-    for (int s = 0; s < SLOTS; ++s) {
-      const bool valid = s * LPH + own < left;
-      if constexpr (PAIR) score[s] = LINEAR ? part_s[s] : score[s] + part_s[s];
-      A dot_gv = part_t[s], mask = 1, factor = 1;
-      int64_t at = 0;
-      int eid = 0;
-      if constexpr (EDGE) {
-        if (valid) {
-          eid = edge_id(csr, me.first + (step * CHUNK + s * LPH + own) * me.stride);
-          at = int64_t(eid) * me.heads + me.head;
-          mask = edge.mask(eid);
-          factor = mask * edge.weight(eid);
-          if (p.grad_attention) dot_gv += static_cast<const A*>(p.grad_attention)[at];
-        }
-      }
-      const EdgeScore<T, EDGE> z(edge, score[s], slope, eid);
-      const A alpha = valid ? exponential(z.score - lse[s]) : A(0);
-      const A grad_score = valid ? alpha * (factor * dot_gv - delta[s]) : A(0);
-      const A grad_z = grad_score * z.slope, grad_raw = grad_z * z.gate;
-      weights.set(s, alpha * factor, true);
-      grad_scores.set(s, grad_raw, true);
-      sum_raw += grad_raw;
-      if constexpr (EDGE_GRADS) {
-        if (valid && me.head_ok && me.hl < PERIOD && me.chunk == 0) {
-          if (p.grad_bias) static_cast<A*>(p.grad_bias)[at] = p.edge.bias_after ? grad_score : grad_z;
-          if (p.grad_gate) static_cast<A*>(p.grad_gate)[at] = grad_z * score[s];
-          if (p.grad_weight) static_cast<A*>(p.grad_weight)[at] = mask * alpha * dot_gv;
-          if (p.grad_raw) static_cast<A*>(p.grad_raw)[at] = grad_raw;
-        }
-      }
-    }
-    const auto add = [&](auto full) {
-      constexpr bool FULL = decltype(full)::value;
-      if constexpr (SOURCES) add_rows<C, FULL, false, B>(0, left, weights, d, acc_d, acc_d);
-      if constexpr (DOT && !FEAT) add_rows<C, FULL, false, B>(0, left, grad_scores, c, acc_c, acc_c);
-      if constexpr (V2 || FEAT) {
-#pragma unroll
-        for (int u = 0; u < B; ++u) {
-          [[maybe_unused]] A draw, w, unused;
-          grad_scores.template get<LPH>(u, draw, unused);
-          [[maybe_unused]] int eid = 0;
-          if constexpr (FEAT && EDGE_GRADS) {
-            weights.template get<LPH>(u, w, unused);
-            if (p.grad_feat) eid = edge_of<C>(me, csr, step * CHUNK + u);
+        if constexpr (EDGE) {
+          if (valid) {
+            eid = edge_id(csr, me.first + (done + s * LPH + own) * me.stride);
+            at = int64_t(eid) * me.heads + me.head;
+            mask = edge.mask(eid);
+            factor = mask * edge.weight(eid);
+            if (p.grad_attention) dot_gv += static_cast<const A*>(p.grad_attention)[at];
           }
-          if (!FULL && u >= left) continue;
-          [[maybe_unused]] const A draw_negative = draw * pair.slope;
+        }
+        const EdgeScore<T, EDGE> z(edge, score[s], slope, eid);
+        const A alpha = valid ? exponential(z.score - lse[s]) : A(0);
+        const A grad_score = valid ? alpha * (factor * dot_gv - delta[s]) : A(0);
+        const A grad_z = grad_score * z.slope, grad_raw = grad_z * z.gate;
+        weights.set(s, alpha * factor, true);
+        grad_scores.set(s, grad_raw, true);
+        sum_raw += grad_raw;
+        if constexpr (EDGE_GRADS) {
+          if (valid && me.head_ok && me.hl < PERIOD && me.chunk == 0) {
+            if (p.grad_bias) static_cast<A*>(p.grad_bias)[at] = p.edge.bias_after ? grad_score : grad_z;
+            if (p.grad_gate) static_cast<A*>(p.grad_gate)[at] = grad_z * score[s];
+            if (p.grad_weight) static_cast<A*>(p.grad_weight)[at] = mask * alpha * dot_gv;
+            if (p.grad_raw) static_cast<A*>(p.grad_raw)[at] = grad_raw;
+          }
+        }
+      }
+      const auto add = [&](auto full) {
+        constexpr bool FULL = decltype(full)::value;
+        if constexpr (SOURCES) add_rows<C, FULL, false, B>(0, left, weights, d, acc_d, acc_d);
+        if constexpr (DOT && !FEAT) add_rows<C, FULL, false, B>(0, left, grad_scores, c, acc_c, acc_c);
+        if constexpr (V2 || FEAT) {
 #pragma unroll
-          for (int k = 0; k < NV; ++k) {
-            [[maybe_unused]] A y[VEC], grad_feat[VEC];
-            if constexpr (PAIR) load_key(u, k, y);
-#pragma unroll
-            for (int v = 0; v < VEC; ++v) {
-              if constexpr (DOT) {
-                acc_c[k][v] += draw * y[v];
-              } else if constexpr (V2) {
-                const bool positive = a[k][v] + y[v] > 0;
-                if (positive) acc_c[k][v] += draw;
-                if constexpr (FEAT && EDGE_GRADS) grad_feat[v] = positive ? draw : draw_negative;
-              }
-            }
-            if constexpr (V2 && FEAT && EDGE_GRADS) {
-              A f[VEC];
-              Pack<T>::unpack(e[u][k], f);
-#pragma unroll
-              for (int v = 0; v < VEC; ++v) acc_attn[k][v] += grad_feat[v] * f[v];
-            }
+          for (int u = 0; u < B; ++u) {
+            [[maybe_unused]] A draw, w, unused;
+            grad_scores.template get<LPH>(u, draw, unused);
+            [[maybe_unused]] int eid = 0;
             if constexpr (FEAT && EDGE_GRADS) {
-              if (p.grad_feat) {
-                if constexpr (!PAIR) Pack<T>::unpack(d[u][k], grad_feat);
+              weights.template get<LPH>(u, w, unused);
+              if (p.grad_feat) eid = edge_of<C>(me, csr, done + u);
+            }
+            if (!FULL && u >= left) continue;
+            [[maybe_unused]] const A draw_negative = draw * pair.slope;
 #pragma unroll
-                for (int v = 0; v < VEC; ++v) {
-                  if constexpr (V2) {
-                    grad_feat[v] *= pair.attn[V2 ? k : 0][v];
-                  } else if constexpr (DOT) {
-                    grad_feat[v] = in_key * draw * a[k][v] + in_value * w * b[k][v];
-                  } else {
-                    grad_feat[v] *= w;
-                  }
+            for (int k = 0; k < NV; ++k) {
+              [[maybe_unused]] A y[VEC], grad_feat[VEC];
+              if constexpr (PAIR) load_key(u, k, y);
+#pragma unroll
+              for (int v = 0; v < VEC; ++v) {
+                if constexpr (DOT) {
+                  acc_c[k][v] += draw * y[v];
+                } else if constexpr (V2) {
+                  const bool positive = a[k][v] + y[v] > 0;
+                  if (positive) acc_c[k][v] += draw;
+                  if constexpr (FEAT && EDGE_GRADS) grad_feat[v] = positive ? draw : draw_negative;
                 }
-                if (me.inside(k)) store_raw(me.address(p.grad_feat, eid, k), Pack<T>::pack(grad_feat));
+              }
+              if constexpr (V2 && FEAT && EDGE_GRADS) {
+                A f[VEC];
+                Pack<T>::unpack(e[u][k], f);
+#pragma unroll
+                for (int v = 0; v < VEC; ++v) acc_attn[k][v] += grad_feat[v] * f[v];
+              }
+              if constexpr (FEAT && EDGE_GRADS) {
+                if (p.grad_feat) {
+                  if constexpr (!PAIR) Pack<T>::unpack(d[u][k], grad_feat);
+#pragma unroll
+                  for (int v = 0; v < VEC; ++v) {
+                    if constexpr (V2) {
+                      grad_feat[v] *= pair.attn[V2 ? k : 0][v];
+                    } else if constexpr (DOT) {
+                      grad_feat[v] = in_key * draw * a[k][v] + in_value * w * b[k][v];
+                    } else {
+                      grad_feat[v] *= w;
+                    }
+                  }
+                  if (me.inside(k)) store_raw(me.address(p.grad_feat, eid, k), Pack<T>::pack(grad_feat));
+                }
               }
             }
           }
         }
+      };
+      if (__all_sync(kAll, left >= CHUNK)) {
+        add(std::true_type{});
+      } else {
+        add(std::false_type{});
       }
-    };
-    if (step < full_steps) {
-      add(std::true_type{});
-    } else {
-      add(std::false_type{});
+      done += CHUNK;
+      more = me.any(done);
+      if (more) {
+#pragma unroll
+        for (int s = 0; s < SLOTS; ++s) index[s] = next[s];
+        if constexpr (EARLY) load_step();
+        fetch<C, CHUNK>(me, csr, n, done + CHUNK, next);
+      }
     }
-  }
 
-  sum_raw = reduce_sum<PERIOD>(sum_raw);
-  if (!csr.packed && me.num_sub > 1) {
-    if constexpr (PAIR) me.across(acc_c, t);
-    if constexpr (SOURCES) me.across(acc_d, t);
-    if constexpr (!DOT) sum_raw = me.across(sum_raw, t);
+    if (++n < t.items) {  // what the next item needs first travels while this one's results are written
+      me.take(n);
+#pragma unroll
+      for (int s = 0; s < SLOTS; ++s) index[s] = next[s];
+      if constexpr (EARLY) {
+        load_item();
+        if (me.any(0)) load_step();
+      }
+    }
+
+    sum_raw = reduce_sum<PERIOD>(sum_raw);
+    if (!me.packed && me.num_sub > 1) {
+      if constexpr (PAIR) me.across(acc_c, t);
+      if constexpr (SOURCES) me.across(acc_d, t);
+      if constexpr (!DOT) sum_raw = me.across(sum_raw, t);
+    }
+    if constexpr (V2) {
+      // sum draw L'(u) = slope sum draw + (1 - slope) sum_{u > 0} draw. As L(u) = u L'(u), grad_attn is the
+      // sum of x_i times it over destinations, v_j times it over sources and e_ij times it over edges.
+#pragma unroll
+      for (int k = 0; k < NV; ++k) {
+#pragma unroll
+        for (int v = 0; v < VEC; ++v) {
+          acc_c[k][v] = pair.slope * sum_raw + (1 - pair.slope) * acc_c[k][v];
+          if (writes) share[k][v] += a[k][v] * acc_c[k][v];
+          if constexpr (FEAT && EDGE_GRADS) share[k][v] += acc_attn[k][v];
+          acc_c[k][v] *= pair.attn[k][v];
+          if constexpr (SOURCES) acc_d[k][v] += acc_c[k][v];
+        }
+      }
+    }
+    if constexpr (!SOURCES) me.store_row(p.grad_query, p.partial_query, acc_c, scale, row, slot);
+    if constexpr (DOT && SOURCES) me.store_row(p.grad_key, p.partial_key, acc_c, scale, row, slot);
+    if constexpr (SOURCES) me.store_row(p.grad_value, p.partial_value, acc_d, A(1), row, slot);
+    if constexpr (!PAIR) {
+      if (writes && me.hl == 0 && me.chunk == 0) {
+        if (slot < 0) {
+          *me.template at<A>(p.grad_alpha_src, row) = sum_raw;
+        } else {
+          *me.template at<A>(p.partial_alpha, slot) = sum_raw;
+        }
+      }
+    }
   }
   if constexpr (V2) {
-    // sum draw L'(u) = slope sum draw + (1 - slope) sum_{u > 0} draw. As L(u) = u L'(u), grad_attn is the sum
-    // of x_i times it over destinations, v_j times it over sources and e_ij times it over edges.
     __shared__ A shared[kWarps - 1][NV * VEC][32];
-    A share[NV][VEC];
-#pragma unroll
-    for (int k = 0; k < NV; ++k) {
-#pragma unroll
-      for (int v = 0; v < VEC; ++v) {
-        acc_c[k][v] = pair.slope * sum_raw + (1 - pair.slope) * acc_c[k][v];
-        share[k][v] = me.writes ? a[k][v] * acc_c[k][v] : A(0);
-        if constexpr (FEAT && EDGE_GRADS) share[k][v] += acc_attn[k][v];
-        acc_c[k][v] *= pair.attn[k][v];
-        if constexpr (SOURCES) acc_d[k][v] += acc_c[k][v];
-      }
-    }
     me.across(share, t);
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     if (warp) {
@@ -426,18 +501,6 @@ __global__ void __launch_bounds__(
           for (int w = 0; w < kWarps - 1; ++w) sum += shared[w][k * VEC + v][lane];
           out[v] = sum;
         }
-      }
-    }
-  }
-  if constexpr (!SOURCES) me.store_row(p.grad_query, p.partial_query, acc_c, scale);
-  if constexpr (DOT && SOURCES) me.store_row(p.grad_key, p.partial_key, acc_c, scale);
-  if constexpr (SOURCES) me.store_row(p.grad_value, p.partial_value, acc_d, A(1));
-  if constexpr (!PAIR) {
-    if (me.writes && me.hl == 0 && me.chunk == 0) {
-      if (me.item.slot < 0) {
-        static_cast<A*>(p.grad_alpha_src)[row_head] = sum_raw;
-      } else {
-        static_cast<A*>(p.partial_alpha)[int64_t(me.item.slot) * me.heads + me.head] = sum_raw;
       }
     }
   }

@@ -39,7 +39,7 @@ int64_t attention_parts(const BackwardParams& p) {
     with_config<decltype(t)>(p.shape.value_dim, [&](auto config) {
       using L = Launch<decltype(config)>;
       const int dim = p.shape.value_dim;
-      parts = int64_t(L(p.shape, dim, p.csr).grid.x) + L(p.shape, dim, p.reverse).grid.x;
+      parts = int64_t(L(p.shape, dim, p.csr, kItemsV2).grid.x) + L(p.shape, dim, p.reverse, kItemsV2).grid.x;
     });
     return parts;
   });

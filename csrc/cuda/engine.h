@@ -16,7 +16,21 @@ const char* sddmm(const ProductParams& params, void* stream);
 const char* spmm(const ProductParams& params, void* stream);
 
 const char* plan_rows(const PlanParams& params, void* stream);
-// sums: [kDegreeBins + 3]: rows of every degree below, rows above, the largest degree, the sum of squares.
-const char* degrees(const int64_t* indptr, int64_t num_rows, int64_t* sums, void* stream);
+// scratch: [kDegreeScratch]. found: [5]: the smallest degree that half (99 %) of the rows do not exceed, or
+// kDegreeBins if that is not below it; empty rows, the largest degree, the sum of squares.
+const char* degrees(const int64_t* indptr, int64_t num_rows, int64_t* scratch, int64_t* found, void* stream);
+// count: [1]: edges whose column is below that of the edge before it in the row.
+const char* falls(const int64_t* indptr, const int32_t* indices, int64_t num_rows, int64_t num_edges,
+                  int64_t* count, void* stream);
+// sums: [2]: edges and columns of every step-th window, of a row at most the first `most` edges.
+const char* sharing(const int64_t* indptr, const int32_t* indices, int64_t num_rows, int64_t step, int most,
+                    int64_t* sums, void* stream);
+// chunks: [windows + 1]: 0, then the chunks of each window.
+const char* tile_counts(const int64_t* indptr, const int32_t* indices, int64_t num_rows, int64_t* chunks,
+                        void* stream);
+// offsets: [windows + 1] of each window's first chunk. chunks: [num_chunks, kTileInts]. twice: [1]: 1 if an
+// edge is there twice.
+const char* tiles(const int64_t* indptr, const int32_t* indices, int64_t num_rows, const int64_t* offsets,
+                  int64_t num_chunks, int32_t* chunks, int32_t* twice, void* stream);
 
 }  // namespace dfgnn::cuda

@@ -36,23 +36,30 @@ struct Weights {
   }
 };
 
-// Position in the CSR of the edge that this lane owns in slot s of a step; past the end, of the last edge:
-// loads need no predicate then, and only additions are left out. Negative where there is none.
+// Position in the CSR of the edge that this lane owns in slot s of the step from edge `done` on; past the
+// end, of the last edge, and of some edge where a sub-warp has none while others have: loads need no
+// predicate then, and only additions are left out.
 template <class C, int CHUNK>
-__device__ __forceinline__ int position(const Place<C>& me, int step, int s) {
+__device__ __forceinline__ int position(const Place<C>& me, const Range& range, int done, int s) {
   constexpr int PERIOD = CHUNK < C::LPH ? CHUNK : C::LPH;
-  const int k = min(step * CHUNK + s * C::LPH + me.hl % PERIOD, me.count - 1);
-  return k >= 0 ? me.first + k * me.stride : -1;
+  const int k = min(done + s * C::LPH + me.hl % PERIOD, range.count - 1);
+  return max(range.first + k * me.stride, 0);
+}
+// The neighbours of item n from edge `done` on, or if it has no more, of the next item.
+template <class C, int CHUNK, int S>
+__device__ __forceinline__ void fetch(const Place<C>& me, const Csr& csr, int n, int done, int (&index)[S]) {
+  Range range = me;
+  if (!me.any(done)) {
+    range = me.range_of(n + 1);
+    done = 0;
+    if (!__any_sync(kAll, range.count > 0)) return;
+  }
+#pragma unroll
+  for (int s = 0; s < S; ++s) index[s] = __ldg(csr.indices + position<C, CHUNK>(me, range, done, s));
 }
 template <class C, int CHUNK>
-__device__ __forceinline__ int fetch(const Place<C>& me, const Csr& csr, int step, int s) {
-  const int at = position<C, CHUNK>(me, step, s);
-  return at >= 0 ? __ldg(csr.indices + at) : 0;
-}
-template <class C, int CHUNK>
-__device__ __forceinline__ int fetch_eid(const Place<C>& me, const Csr& csr, int step, int s) {
-  const int at = position<C, CHUNK>(me, step, s);
-  return at >= 0 ? edge_id(csr, at) : 0;
+__device__ __forceinline__ int fetch_eid(const Place<C>& me, const Csr& csr, int done, int s) {
+  return edge_id(csr, position<C, CHUNK>(me, me, done, s));
 }
 
 // Edge id of this sub-warp's k-th edge, for all its lanes; past the end, of the last one.
@@ -75,15 +82,16 @@ __device__ __forceinline__ void load_rows(const Rows<C>& source, const int u0, c
 }
 
 // acc += w_u rows_u for the edges u0 .. u0 + B of a chunk that has `left` edges, and the same over z > 0.
-// FULL: all sub-warps have all edges of the chunk.
-template <class C, bool FULL, bool POSITIVE, int B, class W, int NV2>
+// FULL: all sub-warps have all these edges. ONES: all weights are 1.
+template <class C, bool FULL, bool POSITIVE, int B, bool ONES = false, class W, int NV2>
 __device__ __forceinline__ void add_rows(const int u0, int left, const W& weights,
                                          const Raw (&rows)[B][C::NV], typename C::A (&acc)[C::NV][C::VEC],
                                          typename C::A (&acc_positive)[NV2][C::VEC]) {
 #pragma unroll
   for (int u = 0; u < B; ++u) {
-    typename C::A w, w_positive;
-    weights.template get<C::LPH>(u0 + u, w, w_positive);
+    if (!FULL && !__any_sync(kAll, u0 + u < left)) break;
+    typename C::A w = 1, w_positive;
+    if constexpr (!ONES) weights.template get<C::LPH>(u0 + u, w, w_positive);
     if (FULL || u0 + u < left) {
 #pragma unroll
       for (int k = 0; k < C::NV; ++k) {
@@ -95,18 +103,22 @@ __device__ __forceinline__ void add_rows(const int u0, int left, const W& weight
 }
 
 // Adds up a chunk of which the first B rows are loaded already: they travel while scores are computed.
-template <class C, bool FULL, bool POSITIVE, int B, int CHUNK, int S, class W, int NV2>
-__device__ __forceinline__ void add_chunk(const Rows<C>& source, int left, int left_in_warp,
-                                          const int (&index)[S], const W& weights, Raw (&rows)[B][C::NV],
+template <class C, bool FULL, bool POSITIVE, int B, int CHUNK, bool ONES = false, int S, class W, int NV2>
+__device__ __forceinline__ void add_chunk(const Rows<C>& source, int left, const int (&index)[S],
+                                          const W& weights, Raw (&rows)[B][C::NV],
                                           typename C::A (&acc)[C::NV][C::VEC],
                                           typename C::A (&acc_positive)[NV2][C::VEC]) {
 #pragma unroll
   for (int u0 = 0; u0 < CHUNK; u0 += B) {
     if (u0 > 0) {
-      if (!FULL && u0 >= left_in_warp) break;
+      if (!FULL && !__any_sync(kAll, u0 < left)) break;
       load_rows<C, B>(source, u0, index, rows);
     }
-    add_rows<C, FULL, POSITIVE, B>(u0, left, weights, rows, acc, acc_positive);
+    if (FULL || (u0 + B < CHUNK && __all_sync(kAll, u0 + B <= left))) {
+      add_rows<C, true, POSITIVE, B, ONES>(u0, left, weights, rows, acc, acc_positive);
+    } else {
+      add_rows<C, false, POSITIVE, B, ONES>(u0, left, weights, rows, acc, acc_positive);
+    }
   }
 }
 

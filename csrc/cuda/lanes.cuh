@@ -7,7 +7,11 @@
 //     its head: one index, one score, one exp per edge and head;
 //   aggregation phase, feature-parallel: each lane owns columns; weights and indices travel by
 //     shuffle from the lanes that own the edges.
-// Nothing is in shared memory, so nothing depends on degrees.
+// In shared memory are the records of the items alone, so nothing depends on degrees.
+//
+// A warp works through several items, and what the next one needs first travels meanwhile: all records are
+// read at the start, an item's first indices come during the last step of the one before, its first rows,
+// where registers suffice, before the results of that one are written.
 #pragma once
 
 #include <type_traits>
@@ -27,14 +31,32 @@ struct Tiling {
   int lanes_log2;      // lanes of a sub-warp
   int heads_per_tile;  // lanes / LPH
   int chunks;          // grid.z
+  int items;           // of a warp, or packed of each of its sub-warps
   __host__ __device__ int lanes() const { return 1 << lanes_log2; }
 };
+
+// A warp's items lie kWindow blocks apart, about as many as are resident at a time: warps that run at the
+// same time are near each other in the schedule's order, and none has only long items.
+inline constexpr unsigned kWindow = 132 * 8;
 
 // Keeps a value in a register: left alone, the compiler computes it from the parameters again for every edge.
 __device__ __forceinline__ void keep(uint32_t& x) { asm volatile("" : "+r"(x)); }
 __device__ __forceinline__ void keep(const char*& x) { asm volatile("" : "+l"(x)); }
 __device__ __forceinline__ void keep(float& x) { asm volatile("" : "+f"(x)); }
 __device__ __forceinline__ void keep(double& x) { asm volatile("" : "+d"(x)); }
+
+// Keeps what follows from x inside a loop: addresses are cheaper to compute again than to hold over it.
+__device__ __forceinline__ uint32_t again(uint32_t x) {
+  keep(x);
+  return x;
+}
+// base + row * bytes, as one instruction: in C++ the product has 64-bit factors once a loop is around it.
+template <typename P>
+__device__ __forceinline__ P* at_row(P* base, uint32_t row, uint32_t bytes) {
+  uint64_t product;
+  asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(row), "r"(bytes));
+  return base + product;
+}
 
 template <typename T_, int LPH_, int NV_>
 struct Config {
@@ -107,13 +129,28 @@ struct Rows {
   uint32_t shift[C::NV];
   // Unconditional: callers pass a row that exists, and ignore what lies outside their columns or edges.
   __device__ __forceinline__ Raw load(int row, int k) const {
-    return load_raw(base + uint64_t(uint32_t(row)) * row_bytes + (k ? shift[k] : 0));
+    return load_raw(at_row(base, row, row_bytes) + (k ? shift[k] : 0));
   }
+};
+
+// A number, or a few, per row and head, for this lane's head.
+template <typename X>
+struct Terms {
+  const char* base;
+  uint32_t row_bytes;
+  __device__ __forceinline__ const X* at(int row) const {
+    return reinterpret_cast<const X*>(at_row(base, row, row_bytes));
+  }
+};
+
+// Edges of a sub-warp: first + k * stride, k < count.
+struct Range {
+  int first, count;
 };
 
 // The place of a lane: sub-warp, head, columns, and the work item.
 template <class C>
-struct Place {
+struct Place : Range {
   using T = typename C::T;
   using A = typename C::A;
 
@@ -121,14 +158,16 @@ struct Place {
   bool head_ok, writes;  // writes: this lane's sub-warp stores the row's results
   uint32_t row_bytes;
   int column, dim, chunk;
-  Item item;
-  // Edges of this sub-warp: first + k * stride, k < count. span, common: the most and the fewest in the warp.
-  int first, stride, count, span, common;
+  uint32_t first_byte;
+  int row, stride;
+  int sub_log2;
+  bool packed;
+  uint32_t records;                   // in shared memory: begin, length, row, slot
+  static constexpr int kNoItem = -2;  // in place of a slot
 
   __device__ __forceinline__ Place(const Tiling& t, const Shape& s, int dim_, const Csr& csr) {
     const int lane = threadIdx.x & 31;
-    const int sub_log2 = 5 - t.lanes_log2;
-    const int64_t warp = int64_t(blockIdx.x) * kWarps + (threadIdx.x >> 5);
+    sub_log2 = 5 - t.lanes_log2;
     dim = dim_;
     heads = s.heads;
     num_sub = 1 << sub_log2;
@@ -139,77 +178,115 @@ struct Place {
     if (!head_ok) head = heads - 1;
     chunk = blockIdx.z;
     column = chunk * C::COLS + hl * C::VEC;
-    row_bytes = uint32_t(heads) * dim * sizeof(T);
+    row_bytes = uint32_t(heads) * dim * uint32_t(sizeof(T));
     keep(row_bytes);
+    // Lanes outside the head read its first column instead.
+    first_byte = (uint32_t(head) * dim + (column < dim ? column : 0)) * uint32_t(sizeof(T));
+    packed = csr.packed;
+    stride = packed ? 1 : num_sub;
+    writes = head_ok && (packed || sub == 0);
 
-    const int64_t index = csr.packed ? (warp << sub_log2) + sub : warp;
-    item = {0, 0, 0, -1};
-    bool ok = false;
-    if (index < csr.num_items) {
+    // Each lane reads the record of one item of its warp or sub-warp; behind the last one lies none.
+    const int group = packed ? lane & ~(t.lanes() - 1) : 0, n = lane - group, warp = threadIdx.x >> 5;
+    const unsigned window = blockIdx.x / kWindow * t.items + n;
+    int64_t index = (int64_t(window) * kWindow + blockIdx.x % kWindow) * kWarps + warp;
+    if (packed) index = (index << sub_log2) + sub;
+    int4 record = make_int4(0, 0, 0, kNoItem);
+    if (n < t.items && index < csr.num_items) {
       const int4 raw = __ldg(reinterpret_cast<const int4*>(csr.items) + index);
-      ok = raw.x >= 0;  // else a place that the plan did not need
-      if (ok) item = {raw.x, raw.y, raw.z, raw.w};
+      if (raw.x >= 0)
+        record = make_int4(raw.y, raw.z - raw.y, raw.x, raw.w);  // else the plan did not need it
     }
-    const int length = item.end - item.begin;
-    first = csr.packed ? item.begin : item.begin + sub;
-    stride = csr.packed ? 1 : num_sub;
-    count = csr.packed ? length : (length - sub + num_sub - 1) >> sub_log2;
-    // By shuffles: with __reduce_max_sync here, ptxas 13.0 -O3 miscompiled one of the kernels.
-    span = csr.packed ? reduce_max<32>(length) : (length + num_sub - 1) >> sub_log2;
-    common = csr.packed ? -reduce_max<32>(-length) : length >> sub_log2;
-    writes = ok && head_ok && (csr.packed || sub == 0);
+    extern __shared__ int4 item_records[];
+    int4* const own = item_records + (packed ? (warp << sub_log2) + sub : warp) * (t.items + 1);
+    if (n <= t.items) own[n] = record;
+    __syncwarp();
+    records = uint32_t(__cvta_generic_to_shared(own));
+    keep(records);
   }
+
+  // Of this lane's n-th item.
+  __device__ __forceinline__ const int4& record(int n) const {
+    return static_cast<const int4*>(__cvta_shared_to_generic(records))[n];
+  }
+  __device__ __forceinline__ int slot_of(int n) const { return record(n).w; }
+  __device__ __forceinline__ Range range_of(int n) const {
+    const int begin = record(n).x, length = record(n).y;
+    return packed ? Range{begin, length} : Range{begin + sub, (length - sub + num_sub - 1) >> sub_log2};
+  }
+  __device__ __forceinline__ void take(int n) {
+    static_cast<Range&>(*this) = range_of(n);
+    row = record(n).z;
+  }
+  // Some sub-warp has more than k edges. By a vote: the compiler knows then that lanes stay together.
+  __device__ __forceinline__ bool any(int k) const { return __any_sync(kAll, count > k); }
 
   // k-th load of this lane lies inside the head.
   __device__ __forceinline__ bool inside(int k) const {
     return head_ok && column + k * C::LPH * C::VEC < dim;
   }
 
-  // Lanes and loads outside the head read its first column instead.
+  // Loads outside the head read its first column instead.
   __device__ __forceinline__ Rows<C> rows(const void* array) const {
     Rows<C> r;
-    const int lane_column = column < dim ? column : 0;
-    r.base = static_cast<const char*>(array) + (int64_t(head) * dim + lane_column) * int64_t(sizeof(T));
+    r.base = static_cast<const char*>(array) + again(first_byte);
     keep(r.base);
     r.row_bytes = row_bytes;
 #pragma unroll
-    for (int k = 0; k < C::NV; ++k)
-      r.shift[k] = lane_column + k * C::LPH * C::VEC < dim ? k * C::LPH * 16 : 0;
+    for (int k = 0; k < C::NV; ++k) r.shift[k] = column + k * C::LPH * C::VEC < dim ? k * C::LPH * 16 : 0;
     return r;
   }
-  __device__ __forceinline__ char* address(void* array, int64_t row, int k) const {
-    return static_cast<char*>(array) + uint64_t(row) * row_bytes +
-           (int64_t(head) * dim + column + k * C::LPH * C::VEC) * int64_t(sizeof(T));
+  template <typename X>
+  __device__ __forceinline__ Terms<X> terms(const void* array) const {
+    Terms<X> r{static_cast<const char*>(array) + head * int64_t(sizeof(X)), uint32_t(heads * sizeof(X))};
+    keep(r.base);
+    keep(r.row_bytes);
+    return r;
   }
-  // factor * row `row`; 0 outside the head.
-  __device__ __forceinline__ void load_row(const void* array, A (&x)[C::NV][C::VEC], A factor,
-                                           int row) const {
+  template <typename X>
+  __device__ __forceinline__ X* at(void* array, int row) const {
+    return reinterpret_cast<X*>(at_row(static_cast<char*>(array) + again(uint32_t(head * sizeof(X))), row,
+                                       uint32_t(heads * sizeof(X))));
+  }
+  template <typename X>
+  __device__ __forceinline__ const X* at(const void* array, int row) const {
+    return at<X>(const_cast<void*>(array), row);
+  }
+  __device__ __forceinline__ char* address(void* array, int row, int k) const {
+    return at_row(static_cast<char*>(array) + offset(k), row, row_bytes);
+  }
+  // Bytes from the beginning of a row to this lane's k-th load.
+  __device__ __forceinline__ uint32_t offset(int k) const { return again(first_byte) + k * C::LPH * 16; }
+  __device__ __forceinline__ void load_row(const void* array, Raw (&x)[C::NV], int row) const {
     const Rows<C> source = rows(array);
 #pragma unroll
+    for (int k = 0; k < C::NV; ++k) x[k] = source.load(row, k);
+  }
+  // factor * the row loaded; 0 outside the head.
+  __device__ __forceinline__ void unpack_row(const Raw (&raw)[C::NV], A (&x)[C::NV][C::VEC], A factor) const {
+#pragma unroll
     for (int k = 0; k < C::NV; ++k) {
-      Pack<T>::unpack(source.load(row, k), x[k]);
+      Pack<T>::unpack(raw[k], x[k]);
 #pragma unroll
       for (int c = 0; c < C::VEC; ++c) x[k][c] = inside(k) ? x[k][c] * factor : A(0);
     }
   }
-  __device__ __forceinline__ void load_row(const void* array, A (&x)[C::NV][C::VEC], A factor) const {
-    load_row(array, x, factor, item.row);
-  }
-  // Stores factor * x as row `item.row` of T, or x as slot `item.slot` of the partials in A.
-  __device__ __forceinline__ void store_row(void* array, void* partial, const A (&x)[C::NV][C::VEC],
-                                            A factor) const {
-    if (!writes) return;
+  // Stores factor * x as row `row` of T, or where there is a slot x as that slot of the partials in A.
+  __device__ __forceinline__ void store_row(void* array, void* partial, const A (&x)[C::NV][C::VEC], A factor,
+                                            int row, int slot) const {
+    if (!writes || slot == kNoItem) return;
 #pragma unroll
     for (int k = 0; k < C::NV; ++k) {
       if (!inside(k)) continue;
-      if (item.slot < 0) {
+      if (slot < 0) {
         A y[C::VEC];
 #pragma unroll
         for (int c = 0; c < C::VEC; ++c) y[c] = x[k][c] * factor;
-        store_raw(address(array, item.row, k), Pack<T>::pack(y));
+        store_raw(address(array, row, k), Pack<T>::pack(y));
       } else {
-        A* p = static_cast<A*>(partial) + (int64_t(item.slot) * heads + head) * dim + column +
-               k * C::LPH * C::VEC;
+        constexpr int WIDER = sizeof(A) / sizeof(T);
+        A* p = reinterpret_cast<A*>(
+            at_row(static_cast<char*>(partial) + uint64_t(offset(k)) * WIDER, slot, row_bytes * WIDER));
 #pragma unroll
         for (int c = 0; c < C::VEC; c += 16 / sizeof(A)) {
           A y[16 / sizeof(A)];

@@ -78,19 +78,33 @@ void with_config(int dim, F f) {
   return f(Config<T, 32, 4>{});
 }
 
+// Items of a warp: at most so many (packed, each waits for the longest of its warp; in backward of
+// additive_v2 they would share a partial sum of grad_attn), and about so many edges. Windows of a grid at
+// least, for balance.
+inline constexpr int kItems = 4, kItemsPacked = 2, kItemsV2 = 1, kWarpEdges = 256;
+inline constexpr unsigned kLeastWindows = 4;
+
 template <class C>
 struct Launch {
   Tiling tiling;
   dim3 grid;
-  Launch(const Shape& s, int dim, const Csr& csr) {
+  int shared;  // bytes
+  Launch(const Shape& s, int dim, const Csr& csr, int most_items = kItems) {
     int heads = 1;
     const int most = csr.heads_per_tile ? std::min(csr.heads_per_tile, s.heads) : s.heads;
     while (heads < most && heads * C::LPH < 32) heads *= 2;
     int lanes_log2 = 0;
     while ((1 << lanes_log2) < heads * C::LPH) ++lanes_log2;
-    tiling = {lanes_log2, heads, (dim + C::COLS - 1) / C::COLS};
+    tiling = {lanes_log2, heads, (dim + C::COLS - 1) / C::COLS, 1};
     const int rows_per_warp = csr.packed ? 32 / tiling.lanes() : 1;
-    grid = blocks_of(csr.num_items, kWarps * rows_per_warp);
+    const int64_t blocks = blocks_of(csr.num_items, kWarps * rows_per_warp).x;
+    grid = dim3(unsigned(blocks));
+    most_items = int(std::min<int64_t>(most_items, kWarpEdges * csr.num_items / (s.num_edges + 1) + 1));
+    if (csr.packed) most_items = std::min({most_items, kItemsPacked, tiling.lanes() - 1});
+    const int64_t windows = std::max(blocks_of(blocks, int64_t(kWindow) * most_items).x, kLeastWindows);
+    tiling.items = std::max<int64_t>((blocks + windows * kWindow - 1) / (windows * kWindow), 1);
+    shared = kWarps * rows_per_warp * (tiling.items + 1) * int(sizeof(int4));
+    if (tiling.items > 1) grid.x = blocks_of(blocks, int64_t(kWindow) * tiling.items).x * kWindow;
     grid.y = (s.heads + heads - 1) / heads;
     grid.z = tiling.chunks;
   }

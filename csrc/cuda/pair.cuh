@@ -24,7 +24,7 @@ const char* pair_forward(const ForwardParams& p, cudaStream_t stream) {
     const auto kernel = edges == Edges::none      ? forward_kernel<C, SCORE, Edges::none, false, B>
                         : edges == Edges::scalars ? forward_kernel<C, SCORE, Edges::scalars, false, B>
                                                   : forward_kernel<C, SCORE, Edges::features, false, B>;
-    kernel<<<launch.grid, kThreads, 0, stream>>>(p, launch.tiling);
+    kernel<<<launch.grid, kThreads, launch.shared, stream>>>(p, launch.tiling);
   });
   finish_forward<T>(p, stream);
   return last_error();
@@ -45,26 +45,26 @@ const char* pair_backward(const BackwardParams& p, cudaStream_t stream) {
       if constexpr (kHasTiles<T, SCORE>) {
         if (p.csr.tiles) return tile_destinations<T>(p, stream);
       }
-      const Launch<C> launch(p.shape, dim, p.csr);
+      const Launch<C> launch(p.shape, dim, p.csr, V2 ? kItemsV2 : kItems);
       const auto kernel = edges == Edges::none      ? pair_kernel<C, SCORE, false, Edges::none, B>
                           : edges == Edges::scalars ? pair_kernel<C, SCORE, false, Edges::scalars, B>
                                                     : pair_kernel<C, SCORE, false, Edges::features, B>;
-      kernel<<<launch.grid, kThreads, 0, stream>>>(p, launch.tiling);
+      kernel<<<launch.grid, kThreads, launch.shared, stream>>>(p, launch.tiling);
     };
     const auto sources = [&] {
       if constexpr (kHasTiles<T, SCORE>) {
         if (p.reverse.tiles) return tile_sources<T, SCORE>(p, stream);
       }
-      const Launch<C> launch(p.shape, dim, p.reverse);
+      const Launch<C> launch(p.shape, dim, p.reverse, V2 ? kItemsV2 : kItems);
       BackwardParams q = p;  // its partial sums of grad_attn follow those of the pass over destinations
       if (V2) {
-        const int64_t parts = Launch<C>(p.shape, dim, p.csr).grid.x;
+        const int64_t parts = Launch<C>(p.shape, dim, p.csr, kItemsV2).grid.x;
         q.grad_attn = static_cast<A*>(p.grad_attn) + parts * heads * dim;
       }
       const auto kernel = edges == Edges::none      ? pair_kernel<C, SCORE, true, Edges::none, B>
                           : edges == Edges::scalars ? pair_kernel<C, SCORE, true, Edges::scalars, B>
                                                     : pair_kernel<C, SCORE, true, Edges::features, B>;
-      kernel<<<launch.grid, kThreads, 0, stream>>>(q, launch.tiling);
+      kernel<<<launch.grid, kThreads, launch.shared, stream>>>(q, launch.tiling);
     };
     if (p.csr.num_items) destinations();
     if (p.reverse.num_items) sources();

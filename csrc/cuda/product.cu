@@ -9,43 +9,58 @@ __global__ void __launch_bounds__(kThreads) spmm_kernel(const ProductParams p, c
   using T = typename C::T;
   using A = typename C::A;
   constexpr int CHUNK = B > C::LPH ? B : C::LPH, SLOTS = CHUNK / C::LPH;
-  const Place<C> me(t, p.shape, p.shape.value_dim, p.csr);
+  Place<C> me(t, p.shape, p.shape.value_dim, p.csr);
   const Rows<C> source = me.rows(p.feat);
-  A acc[C::NV][C::VEC] = {};
-  const int steps = (me.span + CHUNK - 1) / CHUNK;
-  int next[SLOTS];
+  int index[SLOTS], next[SLOTS];
+  Raw rows[B][C::NV];
+
+  me.take(0);
+  fetch<C, CHUNK>(me, p.csr, 0, 0, index);
+  if (me.any(0)) load_rows<C, B>(source, 0, index, rows);
+  for (int n = 0; n < t.items;) {
+    fetch<C, CHUNK>(me, p.csr, n, CHUNK, next);
+    const int row = me.row, slot = me.slot_of(n);
+    A acc[C::NV][C::VEC] = {};
+    bool more = me.any(0);
+    for (int done = 0; more;) {
+      const int left = me.count - done;
+      Weights<A, SLOTS, false, true> weights;
 #pragma unroll
-  for (int s = 0; s < SLOTS; ++s) next[s] = fetch<C, CHUNK>(me, p.csr, 0, s);
-  for (int step = 0; step < steps; ++step) {
-    int index[SLOTS];
-    Weights<A, SLOTS, false, true> weights;
-#pragma unroll
-    for (int s = 0; s < SLOTS; ++s) {
-      index[s] = next[s];
-      next[s] = fetch<C, CHUNK>(me, p.csr, step + 1, s);
-      if constexpr (WEIGHTED) {
-        const int64_t eid = fetch_eid<C, CHUNK>(me, p.csr, step, s);
-        weights.set(s, A(static_cast<const T*>(p.weight)[eid * me.heads + me.head]), true);
-      }
-    }
-#pragma unroll
-    for (int u0 = 0; u0 < CHUNK; u0 += B) {
-      if (u0 >= me.span - step * CHUNK) break;
-      Raw rows[B][C::NV];
-      load_rows<C, B>(source, u0, index, rows);
-#pragma unroll
-      for (int u = 0; u < B; ++u) {
-        A w = 1, unused;
-        if constexpr (WEIGHTED) weights.template get<C::LPH>(u0 + u, w, unused);
-        if (u0 + u < me.count - step * CHUNK) {
-#pragma unroll
-          for (int k = 0; k < C::NV; ++k) axpy<T>(acc[k], w, rows[u][k]);
+      for (int s = 0; s < SLOTS; ++s) {
+        A w = 1;
+        if constexpr (WEIGHTED) {
+          const int64_t eid = fetch_eid<C, CHUNK>(me, p.csr, done, s);
+          w = A(static_cast<const T*>(p.weight)[eid * me.heads + me.head]);
         }
+        weights.set(s, w, true);
+      }
+      const auto add = [&](auto full) {
+        add_chunk<C, decltype(full)::value, false, B, CHUNK, !WEIGHTED>(source, left, index, weights, rows,
+                                                                        acc, acc);
+      };
+      if (__all_sync(kAll, left >= CHUNK)) {
+        add(std::true_type{});
+      } else {
+        add(std::false_type{});
+      }
+      done += CHUNK;
+      more = me.any(done);
+      if (more) {
+#pragma unroll
+        for (int s = 0; s < SLOTS; ++s) index[s] = next[s];
+        load_rows<C, B>(source, 0, index, rows);
+        fetch<C, CHUNK>(me, p.csr, n, done + CHUNK, next);
       }
     }
+    if (++n < t.items) {
+      me.take(n);
+#pragma unroll
+      for (int s = 0; s < SLOTS; ++s) index[s] = next[s];
+      if (me.any(0)) load_rows<C, B>(source, 0, index, rows);
+    }
+    if (!me.packed && me.num_sub > 1) me.across(acc, t);
+    me.store_row(p.out, p.partial_out, acc, A(1), row, slot);
   }
-  if (!p.csr.packed && me.num_sub > 1) me.across(acc, t);
-  me.store_row(p.out, p.partial_out, acc, A(1));
 }
 
 template <class C, int B>
@@ -53,35 +68,41 @@ __global__ void __launch_bounds__(kThreads) sddmm_kernel(const ProductParams p, 
   using T = typename C::T;
   using A = typename C::A;
   constexpr int CHUNK = B, PERIOD = CHUNK < C::LPH ? CHUNK : C::LPH, SLOTS = CHUNK / PERIOD;
-  const Place<C> me(t, p.shape, p.shape.value_dim, p.csr);
+  Place<C> me(t, p.shape, p.shape.value_dim, p.csr);
   const Rows<C> source = me.rows(p.feat);
-  A row[C::NV][C::VEC];
-  me.load_row(p.row_feat, row, A(1));
-  const int steps = (me.span + CHUNK - 1) / CHUNK, own = me.hl % PERIOD;
-  for (int step = 0; step < steps; ++step) {
-    int index[SLOTS];
+  const int own = me.hl % PERIOD;
+  for (int n = 0; n < t.items; ++n) {
+    me.take(n);
+    Raw raw_row[C::NV];
+    A row[C::NV][C::VEC];
+    me.load_row(p.row_feat, raw_row, me.row);
+    me.unpack_row(raw_row, row, A(1));
+    for (int done = 0; me.any(done); done += CHUNK) {
+      int index[SLOTS];
+      fetch<C, CHUNK>(me, p.csr, n, done, index);
+      Raw rows[B][C::NV];
+      load_rows<C, B>(source, 0, index, rows);
+      A part[B];
 #pragma unroll
-    for (int s = 0; s < SLOTS; ++s) index[s] = fetch<C, CHUNK>(me, p.csr, step, s);
-    Raw rows[B][C::NV];
-    load_rows<C, B>(source, 0, index, rows);
-    A part[B];
+      for (int u = 0; u < B; ++u) {
+        part[u] = 0;
 #pragma unroll
-    for (int u = 0; u < B; ++u) {
-      part[u] = 0;
-#pragma unroll
-      for (int k = 0; k < C::NV; ++k) part[u] = me.inside(k) ? dot<T>(row[k], rows[u][k], part[u]) : part[u];
-      if (C::WIDE && t.chunks > 1) {
-        const int j = __shfl_sync(kAll, index[u / C::LPH], u % C::LPH, C::LPH);
-        part[u] += me.far_dot(t, p.row_feat, me.item.row, p.feat, j);
+        for (int k = 0; k < C::NV; ++k)
+          part[u] = me.inside(k) ? dot<T>(row[k], rows[u][k], part[u]) : part[u];
+        if (C::WIDE && t.chunks > 1) {
+          const int j = __shfl_sync(kAll, index[u / C::LPH], u % C::LPH, C::LPH);
+          part[u] += me.far_dot(t, p.row_feat, me.row, p.feat, j);
+        }
       }
-    }
-    reduce_scatter<CHUNK, C::LPH>(part, me.hl);
+      reduce_scatter<CHUNK, C::LPH>(part, me.hl);
 #pragma unroll
-    for (int s = 0; s < SLOTS; ++s) {
-      const int k = step * CHUNK + s * C::LPH + own;
-      if (k < me.count && me.head_ok && me.hl < PERIOD && me.chunk == 0)
-        static_cast<T*>(p.edge_out)[int64_t(edge_id(p.csr, me.first + k * me.stride)) * me.heads + me.head] =
-            T(part[s]);
+      for (int s = 0; s < SLOTS; ++s) {
+        const int k = done + s * C::LPH + own;
+        if (k < me.count && me.head_ok && me.hl < PERIOD && me.chunk == 0)
+          static_cast<T*>(
+              p.edge_out)[int64_t(edge_id(p.csr, me.first + k * me.stride)) * me.heads + me.head] =
+              T(part[s]);
+      }
     }
   }
 }
@@ -98,7 +119,7 @@ const char* spmm(const ProductParams& p, void* stream) {
       const Launch<C> launch(p.shape, p.shape.value_dim, p.csr);
       const auto kernel =
           p.weight ? spmm_kernel<C, true, kRowsInFlight<C>> : spmm_kernel<C, false, kRowsInFlight<C>>;
-      kernel<<<launch.grid, kThreads, 0, s>>>(p, launch.tiling);
+      kernel<<<launch.grid, kThreads, launch.shared, s>>>(p, launch.tiling);
     });
     merge_rows<T>(p.csr, p.shape, p.shape.value_dim, p.partial_out, p.out, 1, s);
     return last_error();
@@ -113,7 +134,7 @@ const char* sddmm(const ProductParams& p, void* stream) {
       using C = decltype(config);
       const Launch<C> launch(p.shape, p.shape.value_dim, p.csr);
       sddmm_kernel<C, kRowsInFlight<C>>
-          <<<launch.grid, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p, launch.tiling);
+          <<<launch.grid, kThreads, launch.shared, static_cast<cudaStream_t>(stream)>>>(p, launch.tiling);
     });
     return last_error();
   });

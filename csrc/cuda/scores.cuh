@@ -17,7 +17,11 @@ struct PairScore {
 
   __device__ __forceinline__ PairScore(const Place<C>& me, const void* attn_row, A negative_slope)
       : slope(negative_slope) {
-    if constexpr (V2) me.load_row(attn_row, attn, A(1), 0);
+    if constexpr (V2) {
+      Raw raw[NV];
+      me.load_row(attn_row, raw, 0);
+      me.unpack_row(raw, attn, A(1));
+    }
     keep(slope);
   }
 

@@ -34,9 +34,10 @@ struct CpuBackend {
 }  // namespace dfgnn
 
 STABLE_TORCH_LIBRARY(dfgnn, m) {
-  for (const char* schema : {dfgnn::kForward, dfgnn::kBackward, dfgnn::kSddmm, dfgnn::kSpmm,
-                             dfgnn::kGatherSum, dfgnn::kPlanRows, dfgnn::kDegrees})
+  for (const char* schema :
+       {dfgnn::kForward, dfgnn::kBackward, dfgnn::kSddmm, dfgnn::kSpmm, dfgnn::kGatherSum})
     m.def(schema);
+  for (const char* schema : dfgnn::kPlanning) m.def(schema);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(dfgnn, CPU, m) { dfgnn::Attention<dfgnn::CpuBackend>::register_ops(m); }

@@ -61,39 +61,124 @@ struct CudaBackend {
     return out;
   }
 
-  static std::tuple<Tensor, Tensor, Tensor> plan_rows(Tensor indptr, int64_t num_edges, int64_t max_edges,
-                                                      bool by_length) {
-    const Scope scope(indptr);
-    const Checker check("dfgnn::plan_rows", indptr);
-    check.tensor("indptr", indptr, {-1}, {ScalarType::Long});
-    check.require(indptr.size(0) > 0 && indptr.is_contiguous(),
-                  "indptr: expected a contiguous one, not empty");
-    check.require(num_edges >= 0 && max_edges > 0 && max_edges < (int64_t(1) << 31),
-                  "num_edges, max_edges: expected counts");
-    const int64_t rows = indptr.size(0) - 1, more = num_edges / max_edges;
+  static const int64_t* offsets(const Checker& check, const char* name, const Tensor& t) {
+    check.tensor(name, t, {-1}, {ScalarType::Long});
+    check.require(t.size(0) > 0 && t.is_contiguous(), "indptr, offsets: expected contiguous ones, not empty");
+    return static_cast<const int64_t*>(data(t));
+  }
+  static const int32_t* columns(const Checker& check, const Tensor& t) {
+    check.tensor("indices", t, {-1}, {ScalarType::Int});
+    check.require(t.is_contiguous(), "indices: expected contiguous ones");
+    return static_cast<const int32_t*>(data(t));
+  }
+  static int64_t* numbers(Tensor& t) { return static_cast<int64_t*>(t.mutable_data_ptr()); }
+
+  // more: items beyond one per row that there can be.
+  static std::tuple<Tensor, Tensor, Tensor> plan(const Checker& check, const Tensor& indptr, PlanParams p,
+                                                 int64_t max_edges, int64_t more, int64_t num_splits) {
+    check.require(max_edges > 0 && max_edges < (int64_t(1) << 31), "items: expected a bound below 2**31");
     const ScalarType i32 = ScalarType::Int;
-    Tensor items = make(indptr, {rows + more, 4}, i32), splits = make(indptr, {more, 4}, i32),
-           counts = make(indptr, {kPlanCounts}, i32);
-    PlanParams p{};
-    p.indptr = static_cast<const int64_t*>(data(indptr)), p.num_rows = rows;
-    p.max_edges = int32_t(max_edges), p.by_length = by_length;
-    p.items = static_cast<Item*>(items.mutable_data_ptr()), p.num_items = rows + more, p.front = more;
-    p.splits = static_cast<Split*>(splits.mutable_data_ptr()), p.num_splits = more;
+    p.num_rows = indptr.size(0) - 1, p.max_edges = int32_t(max_edges);
+    p.num_items = p.num_rows + more, p.front = more, p.num_splits = num_splits;
+    p.num_counts = 3 + int64_t(p.parts) * 2 * kPlanBuckets;
+    Tensor items = make(indptr, {p.num_items, 4}, i32), splits = make(indptr, {num_splits, 4}, i32),
+           counts = make(indptr, {p.num_counts}, i32);
+    p.items = static_cast<Item*>(items.mutable_data_ptr());
+    p.splits = static_cast<Split*>(splits.mutable_data_ptr());
     p.counts = static_cast<int32_t*>(counts.mutable_data_ptr());
     launched(cuda::plan_rows(p, stream(indptr)));
     return {items, splits, counts};
   }
 
+  static std::tuple<Tensor, Tensor, Tensor> plan_rows(Tensor indptr, Tensor indices, int64_t num_cols,
+                                                      int64_t parts, int64_t max_edges, bool by_length) {
+    const Scope scope(indptr);
+    const Checker check("dfgnn::plan_rows", indptr);
+    check.require(parts > 0 && parts < 1000 && num_cols >= 0 && max_edges > 0,
+                  "num_cols, parts, max_edges: expected counts");
+    PlanParams p{};
+    p.indptr = offsets(check, "indptr", indptr), p.indices = columns(check, indices);
+    p.num_cols = num_cols, p.parts = int32_t(parts), p.by_length = by_length;
+    p.stride = 1, p.last_row = indptr.size(0) - 1;
+    // An item takes an edge, but for a row's first one.
+    const int64_t edges = indices.size(0), more = edges / max_edges;
+    const int64_t cuts = std::min((parts - 1) * p.last_row, edges);
+    return plan(check, indptr, p, max_edges, more + cuts, parts > 1 ? std::min(p.last_row, edges) : more);
+  }
+
+  static std::tuple<Tensor, Tensor, Tensor> plan_windows(Tensor chunks, int64_t num_chunks, int64_t num_rows,
+                                                         int64_t max_chunks) {
+    const Scope scope(chunks);
+    const Checker check("dfgnn::plan_windows", chunks);
+    PlanParams p{};
+    p.indptr = offsets(check, "offsets", chunks);
+    check.require(num_chunks >= 0 && max_chunks > 0 && num_rows >= 0 &&
+                      chunks.size(0) - 1 == (num_rows + kTileRows - 1) / kTileRows,
+                  "offsets: expected those of all windows, and a bound");
+    p.parts = 1, p.stride = kTileRows, p.last_row = num_rows;
+    const int64_t more = num_chunks / max_chunks;
+    return plan(check, chunks, p, max_chunks, more, more * kTileRows);
+  }
+
   static Tensor degrees(Tensor indptr) {
     const Scope scope(indptr);
     const Checker check("dfgnn::degrees", indptr);
-    check.tensor("indptr", indptr, {-1}, {ScalarType::Long});
-    check.require(indptr.size(0) > 0 && indptr.is_contiguous(),
-                  "indptr: expected a contiguous one, not empty");
-    Tensor sums = make(indptr, {kDegreeBins + 3}, ScalarType::Long);
-    launched(cuda::degrees(static_cast<const int64_t*>(data(indptr)), indptr.size(0) - 1,
-                           static_cast<int64_t*>(sums.mutable_data_ptr()), stream(indptr)));
+    const int64_t* begin = offsets(check, "indptr", indptr);
+    Tensor scratch = make(indptr, {kDegreeScratch}, ScalarType::Long);
+    Tensor found = make(indptr, {5}, ScalarType::Long);
+    launched(cuda::degrees(begin, indptr.size(0) - 1, numbers(scratch), numbers(found), stream(indptr)));
+    return found;
+  }
+
+  static Tensor falls(Tensor indptr, Tensor indices) {
+    const Scope scope(indptr);
+    const Checker check("dfgnn::falls", indptr);
+    const int64_t* begin = offsets(check, "indptr", indptr);
+    const int32_t* column = columns(check, indices);
+    Tensor count = make(indptr, {1}, ScalarType::Long);
+    launched(cuda::falls(begin, column, indptr.size(0) - 1, indices.size(0), numbers(count), stream(indptr)));
+    return count;
+  }
+
+  static Tensor sharing(Tensor indptr, Tensor indices, int64_t step, int64_t most) {
+    const Scope scope(indptr);
+    const Checker check("dfgnn::sharing", indptr);
+    const int64_t* begin = offsets(check, "indptr", indptr);
+    const int32_t* column = columns(check, indices);
+    check.require(step > 0 && step < (int64_t(1) << 31) && most > 0 && most < (int64_t(1) << 25),
+                  "step, most: expected counts, of edges below 2**25");
+    Tensor sums = make(indptr, {2}, ScalarType::Long);
+    launched(
+        cuda::sharing(begin, column, indptr.size(0) - 1, step, int(most), numbers(sums), stream(indptr)));
     return sums;
+  }
+
+  static Tensor tile_counts(Tensor indptr, Tensor indices) {
+    const Scope scope(indptr);
+    const Checker check("dfgnn::tile_counts", indptr);
+    const int64_t* begin = offsets(check, "indptr", indptr);
+    const int32_t* column = columns(check, indices);
+    const int64_t rows = indptr.size(0) - 1;
+    Tensor chunks = make(indptr, {(rows + kTileRows - 1) / kTileRows + 1}, ScalarType::Long);
+    launched(cuda::tile_counts(begin, column, rows, numbers(chunks), stream(indptr)));
+    return chunks;
+  }
+
+  static std::tuple<Tensor, Tensor> tiles(Tensor indptr, Tensor indices, Tensor first, int64_t num_chunks) {
+    const Scope scope(indptr);
+    const Checker check("dfgnn::tiles", indptr);
+    const int64_t* begin = offsets(check, "indptr", indptr);
+    const int32_t* column = columns(check, indices);
+    const int64_t* chunk = offsets(check, "offsets", first);
+    const int64_t rows = indptr.size(0) - 1;
+    check.require(num_chunks >= 0 && first.size(0) - 1 == (rows + kTileRows - 1) / kTileRows,
+                  "offsets: expected those of all windows");
+    Tensor chunks = make(indptr, {num_chunks, kTileInts}, ScalarType::Int);
+    Tensor twice = make(indptr, {1}, ScalarType::Int);
+    launched(cuda::tiles(begin, column, rows, chunk, num_chunks,
+                         static_cast<int32_t*>(chunks.mutable_data_ptr()),
+                         static_cast<int32_t*>(twice.mutable_data_ptr()), stream(indptr)));
+    return {chunks, twice};
   }
 };
 
@@ -104,5 +189,10 @@ STABLE_TORCH_LIBRARY_IMPL(dfgnn, CUDA, m) {
   dfgnn::Attention<dfgnn::CudaBackend>::register_ops(m);
   m.impl("gather_sum", TORCH_BOX(&dfgnn::CudaBackend::gather_sum));
   m.impl("plan_rows", TORCH_BOX(&dfgnn::CudaBackend::plan_rows));
+  m.impl("plan_windows", TORCH_BOX(&dfgnn::CudaBackend::plan_windows));
   m.impl("degrees", TORCH_BOX(&dfgnn::CudaBackend::degrees));
+  m.impl("falls", TORCH_BOX(&dfgnn::CudaBackend::falls));
+  m.impl("sharing", TORCH_BOX(&dfgnn::CudaBackend::sharing));
+  m.impl("tile_counts", TORCH_BOX(&dfgnn::CudaBackend::tile_counts));
+  m.impl("tiles", TORCH_BOX(&dfgnn::CudaBackend::tiles));
 }

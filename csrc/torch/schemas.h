@@ -37,10 +37,21 @@ inline constexpr const char* kSpmm =
     "spmm(Tensor weight, Tensor feat, " DFGNN_GRAPH ", int num_rows) -> Tensor";
 inline constexpr const char* kGatherSum =
     "gather_sum(Tensor feat, Tensor indices, Tensor items, Tensor splits, int[] plan, int num_dst) -> Tensor";
-// Planning, CUDA only; params.h says what comes.
+// Planning, CUDA only; params.h and engine.h say what comes.
 inline constexpr const char* kPlanRows =
-    "plan_rows(Tensor indptr, int num_edges, int max_edges, bool by_length)"
+    "plan_rows(Tensor indptr, Tensor indices, int num_cols, int parts, int max_edges, bool by_length)"
+    " -> (Tensor items, Tensor splits, Tensor counts)";
+inline constexpr const char* kPlanWindows =
+    "plan_windows(Tensor offsets, int num_chunks, int num_rows, int max_chunks)"
     " -> (Tensor items, Tensor splits, Tensor counts)";
 inline constexpr const char* kDegrees = "degrees(Tensor indptr) -> Tensor";
+inline constexpr const char* kFalls = "falls(Tensor indptr, Tensor indices) -> Tensor";
+inline constexpr const char* kSharing =
+    "sharing(Tensor indptr, Tensor indices, int step, int most) -> Tensor";
+inline constexpr const char* kTileCounts = "tile_counts(Tensor indptr, Tensor indices) -> Tensor";
+inline constexpr const char* kTiles =
+    "tiles(Tensor indptr, Tensor indices, Tensor offsets, int num_chunks) -> (Tensor chunks, Tensor twice)";
+inline constexpr const char* kPlanning[] = {kPlanRows, kPlanWindows, kDegrees, kFalls,
+                                            kSharing,  kTileCounts,  kTiles};
 
 }  // namespace dfgnn
