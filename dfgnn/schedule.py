@@ -45,7 +45,7 @@ _WARP = 32
 # And blocks of the tile kernels.
 _RESIDENT_BLOCKS = 132 * 4
 # Calibrated on an H200 (docs/performance-log.md):
-# starting and finishing an item, in edges;
+# starting and finishing an item, in edges; twice that where a row has to feed four sub-warps, and so on;
 _ITEM_COST = 10.0
 # slow-down of natural order where degrees vary, on top of the tail: warps of a block finish apart;
 _UNEVEN_LOSS = 1.15
@@ -216,24 +216,25 @@ def _candidates(stats, packable: int) -> tuple[Candidate, ...]:
     longest = {s: min(stats.max, _max_edges(stats, s, "cuda")) for s in ROW_SCHEDULES}
     alike = stats.cv < _ALIKE
 
-    def share(rows_per_warp):
-        return (stats.num_edges + _ITEM_COST / rows_per_warp * stats.num_rows) / _RESIDENT_WARPS
+    def share(item_cost):
+        return (stats.num_edges + item_cost * stats.num_rows) / _RESIDENT_WARPS
 
+    whole = share(_ITEM_COST * max(packable / 2, 1))
     found = [
         Candidate(
             "natural",
-            share(1) if alike else share(1) * _UNEVEN_LOSS + longest["natural"],
+            whole if alike else whole * _UNEVEN_LOSS + longest["natural"],
             "neighbouring rows run together",
         ),
         Candidate(
             "longest_first",
-            share(1) * (_LOCALITY_LOSS if alike else 1) + min(stats.mean, longest["longest_first"]),
+            whole * (_LOCALITY_LOSS if alike else 1) + min(stats.mean, longest["longest_first"]),
             "no long item is left for the end",
         ),
     ]
     if packable > 1:
         # A row that would have had all sub-warps has one, and those of a warp wait for the longest.
-        cost = share(packable) * _PACKING_LOSS + longest["packed"] / 2 * (packable - 1)
+        cost = share(_ITEM_COST / packable) * _PACKING_LOSS + longest["packed"] / 2 * (packable - 1)
         found.append(Candidate("packed", cost, f"{packable} rows per warp"))
     return tuple(found)
 

@@ -21,6 +21,7 @@ ARXIV = stats(169_343, 14.7, 4.7, 13_162)
 REDDIT = stats(232_965, 492, 2.3, 20_380)
 PRODUCTS = stats(2_449_029, 51.5, 1.9, 16_972)
 PATTERN = stats(121_168, 46.3, 0.2, 72)
+DDI = stats(4_267, 501.5, 0.9, 2_235)
 
 
 def chosen(which: DegreeStats, packable: int) -> str:
@@ -37,6 +38,9 @@ def chosen(which: DegreeStats, packable: int) -> str:
         (PRODUCTS, 2, "packed"),
         (PATTERN, 1, "natural"),  # rows are alike: another order would lose cache
         (PATTERN, 2, "packed"),
+        (ARXIV, 4, "packed"),  # four sub-warps would find too few edges in a row
+        (PATTERN, 4, "packed"),
+        (DDI, 4, "longest_first"),
     ],
 )
 def test_order(which, packable, expected):
