@@ -74,6 +74,7 @@ void forward(const ForwardParams& p, const Parallel& parallel) {
   const int64_t of_head = p.shape.heads * size_of(p.dtype);
   use_huge_pages(p.out, p.shape.num_dst * p.shape.value_dim * of_head);
   use_huge_pages(p.positive, p.shape.num_dst * p.shape.value_dim * of_head);
+  use_huge_pages(p.attention, p.shape.num_edges * p.shape.heads * size_of_acc(p.dtype));
   kernels().forward(p, parallel);
 }
 
@@ -82,11 +83,20 @@ void backward(const BackwardParams& p, const Parallel& parallel) {
   use_huge_pages(p.grad_value, p.shape.num_src * p.shape.value_dim * of_head);
   use_huge_pages(p.grad_query, p.shape.num_dst * p.shape.dim * of_head);
   use_huge_pages(p.grad_key, p.shape.num_src * p.shape.dim * of_head);
+  use_huge_pages(p.grad_feat, p.shape.num_edges * p.shape.dim * of_head);
+  const int64_t edge_heads = p.shape.num_edges * p.shape.heads * size_of_acc(p.dtype);
+  for (void* edges : {p.grad_bias, p.grad_gate, p.grad_weight, p.grad_raw}) use_huge_pages(edges, edge_heads);
   kernels().backward(p, parallel);
 }
 
-void sddmm(const ProductParams& p, const Parallel& parallel) { kernels().sddmm(p, parallel); }
-void spmm(const ProductParams& p, const Parallel& parallel) { kernels().spmm(p, parallel); }
+void sddmm(const ProductParams& p, const Parallel& parallel) {
+  use_huge_pages(p.edge_out, p.shape.num_edges * p.shape.heads * size_of(p.dtype));
+  kernels().sddmm(p, parallel);
+}
+void spmm(const ProductParams& p, const Parallel& parallel) {
+  use_huge_pages(p.out, p.shape.num_dst * p.shape.value_dim * p.shape.heads * size_of(p.dtype));
+  kernels().spmm(p, parallel);
+}
 int64_t attention_parts(const Csr& csr) { return kernels().attention_parts(csr); }
 const char* isa() { return kernels().isa; }
 

@@ -12,6 +12,7 @@
 namespace dfgnn::cpu {
 
 inline int64_t size_of(DType dtype) { return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2; }
+inline int64_t size_of_acc(DType dtype) { return dtype == DType::f64 ? 8 : 4; }
 
 // Asks for huge pages for an array that is about to be written whole. A large one is often fresh from the
 // system, which then clears and maps it in pieces of 2 MB instead of 4 KB at the first writes. Only pages
