@@ -352,7 +352,7 @@ def plan(
         raise ValueError(f"layer: expected gat, gatv2, dot or None, got {layer!r}")
     device = graph.device.type
     if graph.is_one_shot and name == "auto" and device == "cuda":
-        return _plan_once(graph, reverse, sub_warps(num_heads, head_dim, dtype) > 1)
+        return _plan_once(graph, reverse, sub_warps(num_heads, head_dim, dtype) > 1, layer == "gatv2")
     stats = graph.degree_stats(reverse=reverse)
     fit = (
         (0, 1) if name == "tiles" else _cache_split(graph, layer, reverse, num_heads, head_dim, dtype, stats)
@@ -392,7 +392,9 @@ def plan(
         return _tile_plan(graph, reverse, num_heads, bound, why, stats, candidates)
     max_edges = bound or _max_edges(stats, chosen, device)
     longest_first = chosen == "longest_first" or (chosen == "packed" and stats.cv >= _ALIKE)
-    items, splits, num_slots = _shared_items(graph, reverse, max_edges, longest_first, parts)
+    items, splits, num_slots = _shared_items(
+        graph, reverse, max_edges, longest_first, parts, fixed_order=layer == "gatv2"
+    )
     packed = chosen == "packed"
     return Plan(
         chosen, max_edges, items, splits, num_slots, packed, why, stats, candidates, None, heads, parts
@@ -423,15 +425,20 @@ def _tile_plan(graph, reverse, num_heads, bound, why, stats, candidates) -> Plan
     return Plan("tiles", bound, items, splits, num_slots, False, why, stats, candidates, tiles.chunks)
 
 
-def _shared_items(graph, reverse: bool, max_edges: int, longest_first: bool, parts: int):
+def _shared_items(
+    graph, reverse: bool, max_edges: int, longest_first: bool, parts: int, fixed_order: bool = False
+):
     """``_items`` in the order wanted: the same tensors for every feature shape that has the same ones."""
-    key = ("items", reverse, max_edges, longest_first, parts)
+    key = ("items", reverse, max_edges, longest_first, parts, fixed_order)
     found = graph._plans.get(key)
     if found is None:
         csr = graph.reverse_csr() if reverse else graph.csr()
         num_cols = graph.num_dst if reverse else graph.num_src
         if _ops.on_device(csr.indptr):
-            found = _device_items(csr, num_cols, max_edges, longest_first, parts)
+            items, *rest = _device_items(csr, num_cols, max_edges, longest_first, parts)
+            if fixed_order:
+                items = _in_fixed_order(items, csr, num_cols, longest_first, parts)
+            found = (items, *rest)
         else:
             found = _items(*_parts(csr, num_cols, parts), max_edges, longest_first)
         graph._plans[key] = found
@@ -451,10 +458,30 @@ def _device_items(csr, num_cols: int, max_edges: int, longest_first: bool, parts
     return items[begin : begin + num_rows + more], splits[:num_splits], num_slots
 
 
-def _plan_once(graph, reverse: bool, packed: bool) -> Plan:
+def _in_fixed_order(items: torch.Tensor, csr, num_cols: int, longest_first: bool, parts: int):
+    """The items that a kernel made, in an order that follows from the graph alone. Kernels take places by
+    atomics, and one result, GATv2's gradient of attn, is a sum in the order of the items.
+    """
+    place = items[:, 0].long() * 2**31 + items[:, 1]
+    if not longest_first and parts == 1:  # rows have their places: it is the pieces in front of them
+        front = len(items) - (csr.indptr.numel() - 1)
+        return torch.cat([items[:front][place[:front].argsort()], items[front:]])
+    items = items[place.argsort()]
+    length, part = items[:, 2] - items[:, 1], 0
+    if parts > 1 and csr.indices.numel():
+        bounds = [-(-num_cols * p // parts) for p in range(1, parts)]
+        bounds = torch.tensor(bounds, dtype=csr.indices.dtype, device=items.device)
+        source = csr.indices[items[:, 1].clamp(max=csr.indices.numel() - 1)]
+        part = torch.where(length > 0, torch.bucketize(source, bounds, right=True), 0)
+    return items[(part * 2**31 - (length if longest_first else 0 * length)).argsort(stable=True)]
+
+
+def _plan_once(graph, reverse: bool, packed: bool, fixed_order: bool) -> Plan:
     """A plan that nobody waits for: without statistics, its tensors as long as they might have to be."""
     csr = graph.reverse_csr() if reverse else graph.csr()
     items, splits, _ = _ops.ops.plan_rows(csr.indptr, csr.indices, 0, 1, _ONCE_BOUND, False)
+    if fixed_order:
+        items = _in_fixed_order(items, csr, 0, False, 1)
     num_slots = 2 * len(splits)
     name = "packed" if packed else "natural"
     return Plan(name, _ONCE_BOUND, items, splits, num_slots, packed, "a graph for one step", None, ())

@@ -6,7 +6,7 @@ import pytest
 import torch
 from graphs import GRAPHS
 
-from dfgnn import Graph, _csr, _ops, schedule
+from dfgnn import Graph, _csr, _ops, functional, schedule
 from dfgnn._csr import CSR, DegreeStats
 
 FLOAT, BF16 = torch.float32, torch.bfloat16
@@ -119,6 +119,50 @@ def skewed(device="cpu") -> CSR:
     order = (row * 4000 + col).argsort()
     graph = Graph.from_coo(col[order], row, num_src=4000, num_dst=3000)
     return graph.to(device).csr()
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+@pytest.mark.parametrize("longest_first", [False, True])
+def test_a_fixed_order_follows_from_the_items_alone(longest_first, parts):
+    """Kernels fill places in any order within a length, or in front of the rows."""
+    csr = skewed()
+    made = schedule._items(*schedule._parts(csr, 4000, parts), 64, longest_first)[0]
+    if not longest_first and parts == 1:
+        pieces = made[:, 1] > csr.indptr[made[:, 0].long()]
+        made = torch.cat([made[pieces], made[~pieces]])
+        front = int(pieces.sum())
+    else:
+        front = len(made)
+    assert front > 100
+    for seed in range(3):
+        mixed = torch.randperm(front, generator=torch.Generator().manual_seed(seed))
+        given = torch.cat([made[:front][mixed], made[front:]])
+        assert not torch.equal(given, made)
+        assert torch.equal(schedule._in_fixed_order(given, csr, 4000, longest_first, parts), made)
+    none = torch.empty(0, 4, dtype=torch.int32)
+    empty = CSR(torch.zeros(1, dtype=torch.int64), torch.empty(0, dtype=torch.int32), None)
+    assert schedule._in_fixed_order(none, empty, 0, longest_first, parts).shape == (0, 4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU, or a torch without CUDA")
+@pytest.mark.parametrize("schedule_name", ["natural<=64", "longest_first<=64", "packed<=64", "one shot"])
+def test_two_graphs_of_the_same_edges_give_the_same_bits(schedule_name):
+    def step():
+        torch.manual_seed(0)
+        csr = skewed("cuda")
+        graph = Graph.from_csr(csr.indptr, csr.indices, num_src=4000)
+        name = schedule_name
+        if name == "one shot":
+            graph, name = graph.one_shot(), "auto"
+        source, target = torch.randn(4000, 2, 32), torch.randn(3000, 2, 32)
+        inputs = [x.to("cuda", BF16).requires_grad_() for x in (source, target, torch.randn(2, 32))]
+        out = functional.gatv2_attention(graph, *inputs, schedule=name)
+        return [out, *torch.autograd.grad(out.float().square().sum(), inputs)]
+
+    first = step()
+    for _ in range(5):
+        assert all(torch.equal(a, b) for a, b in zip(first, step()))
 
 
 def long_degrees(device="cpu") -> CSR:
