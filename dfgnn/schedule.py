@@ -467,13 +467,16 @@ def _in_fixed_order(items: torch.Tensor, csr, num_cols: int, longest_first: bool
         front = len(items) - (csr.indptr.numel() - 1)
         return torch.cat([items[:front][place[:front].argsort()], items[front:]])
     items = items[place.argsort()]
-    length, part = items[:, 2] - items[:, 1], 0
+    length = items[:, 2] - items[:, 1]
+    rank = torch.zeros_like(length, dtype=torch.int64)
     if parts > 1 and csr.indices.numel():
         bounds = [-(-num_cols * p // parts) for p in range(1, parts)]
         bounds = torch.tensor(bounds, dtype=csr.indices.dtype, device=items.device)
         source = csr.indices[items[:, 1].clamp(max=csr.indices.numel() - 1)]
-        part = torch.where(length > 0, torch.bucketize(source, bounds, right=True), 0)
-    return items[(part * 2**31 - (length if longest_first else 0 * length)).argsort(stable=True)]
+        rank = torch.where(length > 0, torch.bucketize(source, bounds, right=True), 0) * 2**31
+    if longest_first:
+        rank = rank - length
+    return items[rank.argsort(stable=True)]
 
 
 def _plan_once(graph, reverse: bool, packed: bool, fixed_order: bool) -> Plan:

@@ -48,3 +48,15 @@ def check_graph(graph, src, dst, num_src, num_dst, device="cpu"):
 def small(device="cpu"):
     """0 -> 1, 2 -> 0, 2 -> 1, 1 -> 1 with an isolated node 3."""
     return Graph.from_edge_index(torch.tensor([[0, 2, 2, 1], [1, 0, 1, 1]], device=device), 4)
+
+
+def canonical(items, splits):
+    """Items and splits of a plan without regard to order and to where the slots of a split row begin. Places
+    of splits that the plan did not need are left out.
+    """
+    splits = [split for split in splits.tolist() if split[1] < split[2]]
+    first = {row: begin for row, begin, _, _ in splits}
+    return (
+        sorted((row, a, b, -1 if slot < 0 else slot - first[row]) for row, a, b, slot in items.tolist()),
+        sorted((row, end - begin, stride) for row, begin, end, stride in splits),
+    )

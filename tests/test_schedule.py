@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from graph_checks import canonical
 from graphs import GRAPHS
 
 from dfgnn import Graph, _csr, _ops, functional, schedule
@@ -205,6 +206,7 @@ def test_kernels_plan_what_tensors_do(name, parts):
             *found, num_slots_found = schedule._device_items(on_gpu, num_cols, bound, longest_first, parts)
             assert num_slots_found == num_slots and all(x.is_contiguous() for x in found)
             assert canonical(*found) == canonical(*expected)
+            assert len(found[1]) == len(expected[1])  # only what is needed
             slots = found[0][:, 3]
             assert slots[slots >= 0].sort().values.tolist() == list(range(num_slots))
             items = found[0].long().cpu()
@@ -217,12 +219,3 @@ def test_kernels_plan_what_tensors_do(name, parts):
                 whole = items[:, 3] < 0  # to a quarter of an octave, but 2 and 3 alike
                 length, part = (items[:, 2] - items[:, 1])[whole], part[whole]
                 assert ((2 * length[1:] <= 3 * length[:-1]) | (part[1:] > part[:-1])).all()
-
-
-def canonical(items, splits):
-    """Items and splits without regard to order and to where a row's slots begin."""
-    first = {row: begin for row, begin, _, _ in splits.tolist()}
-    return (
-        sorted((row, a, b, -1 if slot < 0 else slot - first[row]) for row, a, b, slot in items.tolist()),
-        sorted((row, end - begin, stride) for row, begin, end, stride in splits.tolist()),
-    )

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from attention import check, function, make_inputs, run
+from graph_checks import canonical
 from graphs import GRAPHS
 
 from dfgnn import Graph, _ops, tiles
@@ -135,16 +136,6 @@ def test_sharing_counts_edges_and_columns(name, step, most, device):
     assert tiles._sharing(csr, num_src, step, most) == (edges, columns)
     if device == "cuda":
         assert _ops.ops.sharing(csr.indptr, csr.indices, step, most).tolist() == [edges, columns]
-
-
-def canonical(items, splits):
-    """Items and splits without regard to order and to where a window's slots begin."""
-    splits = [split for split in splits.tolist() if split[1] < split[2]]
-    first = {row: begin for row, begin, _, _ in splits}
-    return (
-        sorted((row, a, b, -1 if slot < 0 else slot - first[row]) for row, a, b, slot in items.tolist()),
-        sorted((row, end - begin, stride) for row, begin, end, stride in splits),
-    )
 
 
 @gpu
