@@ -65,8 +65,8 @@ def accelerate(model: nn.Module) -> Report:
     """Let the attention layers of DGL and torch_geometric in ``model`` compute with dfgnn, in place.
 
     A layer gets the class of the same name in :mod:`dfgnn.nn.dgl.upstream` or :mod:`dfgnn.nn.pyg`, and
-    nothing else changes: parameters, buffers, state_dict, hooks and an optimizer over them stay as they are, and results
-    are the same up to rounding. ``model`` may itself be such a layer. :func:`restore` undoes it.
+    nothing else changes: parameters, buffers, state_dict, hooks and an optimizer over them stay as they are,
+    and results are the same up to rounding. ``model`` may itself be such a layer. :func:`restore` undoes it.
 
     A subclass of a library's layer is left alone, since what it changes is not known. So are layers that
     dfgnn does not have. The report names both. What a layer is set up for and the fused one cannot do
