@@ -14,12 +14,13 @@ CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cuh' -o -
 # DGL would otherwise ask for its backend and write the answer to the home directory.
 export DGLBACKEND := pytorch
 
-.PHONY: help demo test build cuda wheel lint format clean
+.PHONY: help demo test build cuda cuda-archs wheel lint format clean
 help:
 	@echo "make demo    train on CLUSTER, dfgnn beside unfused PyTorch"
 	@echo "make test    the test suite (GPU tests skip without a GPU)"
 	@echo "make build   compile the libraries into dfgnn/lib"
 	@echo "make cuda    compile the CUDA library, without a GPU too"
+	@echo "make cuda-archs  the same for all supported architectures"
 	@echo "make wheel   one wheel for every Python, in dist/"
 	@echo "make lint    ruff and clang-format; make format applies them"
 	@echo "make clean   remove what was built; .venv stays"
@@ -35,6 +36,10 @@ build: $(VENV)/.installed
 
 cuda: $(VENV)/.installed
 	DFGNN_CUDA=1 $(RUN) setup.py --quiet build_native --only=cuda
+
+# Every source for every architecture that is supported: half an hour on two cores, so not in .ci/run.
+cuda-archs: export TORCH_CUDA_ARCH_LIST := 8.0;8.6;8.9;9.0;10.0;12.0
+cuda-archs: cuda
 
 wheel: $(VENV)/.installed
 	$(RUN) -m pip wheel --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir dist .
