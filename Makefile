@@ -14,7 +14,7 @@ CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cuh' -o -
 # DGL would otherwise ask for its backend and write the answer to the home directory.
 export DGLBACKEND := pytorch
 
-.PHONY: help demo test build cuda cuda-archs wheel lint format clean
+.PHONY: help demo test build cuda cuda-archs wheel docs lint format clean
 help:
 	@echo "make demo    train on CLUSTER, dfgnn beside unfused PyTorch"
 	@echo "make test    the test suite (GPU tests skip without a GPU)"
@@ -22,6 +22,7 @@ help:
 	@echo "make cuda    compile the CUDA library, without a GPU too"
 	@echo "make cuda-archs  the same for all supported architectures"
 	@echo "make wheel   one wheel for every Python, in dist/"
+	@echo "make docs    the site of docs/ and of the docstrings, in build/docs"
 	@echo "make lint    ruff and clang-format; make format applies them"
 	@echo "make clean   remove what was built; .venv stays"
 
@@ -44,6 +45,11 @@ cuda-archs: cuda
 wheel: $(VENV)/.installed
 	$(RUN) -m pip wheel --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir dist .
 
+# The examples of the pages are run by make test.
+docs: build $(VENV)/.installed-docs
+	$(RUN) -m sphinx --fail-on-warning --keep-going --quiet -b html -d build/doctrees docs build/docs
+	@echo "build/docs/index.html"
+
 lint: $(VENV)/.installed-lint
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
@@ -65,6 +71,10 @@ $(RUN):
 $(VENV)/.installed: pyproject.toml constraints.txt | $(RUN)
 	$(PIP) torch setuptools ninja
 	$(PIP) --no-build-isolation --editable '.[test,examples]'
+	touch $@
+
+$(VENV)/.installed-docs: pyproject.toml constraints.txt $(VENV)/.installed
+	$(PIP) sphinx furo myst-parser
 	touch $@
 
 $(VENV)/.installed-lint: constraints.txt | $(RUN)

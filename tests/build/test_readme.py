@@ -37,7 +37,7 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     "page", [p for p in PAGES if blocks(p) and p.name != "adding_a_score.md"], ids=name_of
 )
