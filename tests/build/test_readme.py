@@ -87,3 +87,16 @@ def test_links_lead_somewhere(page):
         assert found.exists() and ROOT in (found, *found.parents), f"{name_of(page)}: {target}"
         if anchor:
             assert anchor in anchors(found), f"{name_of(page)}: {target}: no such heading"
+
+
+def test_the_chart_and_the_figures_beside_it_are_the_results(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import readme_chart
+
+    times = readme_chart.gpu(readme_chart.read("h200-peers.json"))
+    text = (ROOT / "README.md").read_text().partition("![")[0].replace("\n", " ")
+    assert f"takes {times['GAT']['dfgnn']:.2f} ms, where PyG's operations take {times['GAT']['PyG']:.1f} ms" in text
+    assert "turbo-gnn" in times["GATv2"]
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    assert readme_chart.main([str(tmp_path / "chart.png")]) == 0
+    assert (tmp_path / "chart.png").stat().st_size > 10_000
