@@ -21,7 +21,7 @@ import torch
 from . import __version__, _library, functional
 from .graph import Graph
 
-__all__ = ["main", "report", "text"]
+__all__ = ["cpu_name", "driver", "main", "report", "text"]
 
 _PACKAGES = ("torch_geometric", "dgl", "numpy", "scipy", "scikit-network", "matplotlib", "ogb")
 _ISA = "DFGNN_CPU_ISA"
@@ -37,7 +37,7 @@ def report() -> dict:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cuda": torch.version.cuda,
-        "driver": _driver(),
+        "driver": driver(),
         "packages": {name: _version(name) for name in _PACKAGES},
         "libraries": _libraries(off),
         "cpu": _cpu(off),
@@ -82,7 +82,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _driver() -> str | None:
+def driver() -> str | None:
+    """The version of NVIDIA's driver, or None."""
     try:
         done = subprocess.run(
             ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
@@ -93,6 +94,13 @@ def _driver() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.split("\n")[0].strip() or None if done.returncode == 0 else None
+
+
+def cpu_name() -> str:
+    """The processor's model, or at least its kind."""
+    cpuinfo = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*: (.*)", cpuinfo.read_text()) if cpuinfo.exists() else None
+    return found[1] if found else platform.processor() or platform.machine()
 
 
 def _libraries(off: list) -> dict[str, dict]:
@@ -115,8 +123,6 @@ def _libraries(off: list) -> dict[str, dict]:
 
 
 def _cpu(off: list) -> dict:
-    cpuinfo = Path("/proc/cpuinfo")
-    found = re.search(r"model name\s*: (.*)", cpuinfo.read_text()) if cpuinfo.exists() else None
     forced = os.environ.get(_ISA)
     newest = _NEWEST.get(platform.machine(), "base")
     kernels, why = (forced, _fails(torch.device("cpu"))) if forced else (_best_kernels(), None)
@@ -128,7 +134,7 @@ def _cpu(off: list) -> dict:
         todo = f"unset {_ISA}" if forced else f"nothing: {kernels} is the best for this processor"
         off.append({"what": f"{newest} kernels", "why": reason, "todo": todo})
     return {
-        "name": found[1] if found else platform.processor() or platform.machine(),
+        "name": cpu_name(),
         "kernels": kernels,
         "threads": torch.get_num_threads(),
     }

@@ -27,7 +27,11 @@ suppress_warnings = ["myst.header"]  # pages may begin with any level
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 # attention: the function that a layer calls, which has a page of its own.
-autodoc_default_options = {"members": True, "show-inheritance": True, "exclude-members": "attention"}
+autodoc_default_options = {
+    "members": True,
+    "show-inheritance": True,
+    "exclude-members": "attention, extra_repr",
+}
 default_role = "literal"
 napoleon_use_rtype = False
 
@@ -39,5 +43,11 @@ def _outside(app, name, source):
     )
 
 
+def _public(app, what, name, obj, options, signature, returns):
+    """Signatures without arguments for the tests."""
+    return signature and re.sub(r", _\w+: [^,)]*", "", signature), returns
+
+
 def setup(app):
+    app.connect("autodoc-process-signature", _public)
     app.connect("source-read", _outside)

@@ -13,6 +13,8 @@ from types import ModuleType
 
 import pytest
 
+import dfgnn
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
@@ -100,3 +102,10 @@ def test_the_chart_and_the_figures_beside_it_are_the_results(monkeypatch, tmp_pa
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     assert readme_chart.main([str(tmp_path / "chart.png")]) == 0
     assert (tmp_path / "chart.png").stat().st_size > 10_000
+
+
+def test_citation_and_changelog_are_of_this_version():
+    citation, changelog = ((ROOT / name).read_text() for name in ("CITATION.cff", "CHANGELOG.md"))
+    assert re.search(r"^version: (.*)$", citation, flags=re.MULTILINE)[1] == dfgnn.__version__
+    released = re.search(r'^date-released: "(.*)"$', citation, flags=re.MULTILINE)[1]
+    assert f"## [{dfgnn.__version__}] - {released}\n" in changelog
