@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from . import _ops
+from ._compile import without_gradient
 
 # Node ids, edge positions and edge counts are int32 in the kernels.
 LIMIT = 2**31
@@ -75,6 +76,7 @@ def as_index(where: str, name: str, value, shape: tuple[int | None, ...] = (None
         raise TypeError(f"{where}: {name}: expected a torch.Tensor, got {type(value).__name__}")
     if type(value) is not Tensor and hasattr(value, "as_tensor"):  # torch_geometric.EdgeIndex and .Index
         value = value.as_tensor()
+    value = without_gradient(value)
     if value.layout != torch.strided:
         raise TypeError(f"{where}: {name}: expected a dense tensor, got layout {value.layout}")
     if value.dtype not in INDEX_DTYPES:

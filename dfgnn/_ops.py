@@ -49,30 +49,6 @@ class EdgeArgs(NamedTuple):
     seed: torch.Tensor | None  # int64 [1], of dropout
 
 
-def graph_args(
-    graph, *, num_heads, head_dim, dtype, schedule, layer: str, edges: bool, backward: bool
-) -> GraphArgs:
-    """edges: edge tensors, dropout or returned attention need edge ids. backward: gradients are wanted.
-
-    Kept beside the plans, and made anew where these are no longer the ones: `Graph.autotune` replaces them.
-    """
-    plan = graph.plan(num_heads, head_dim, dtype, False, schedule, layer, edges)
-    rev_plan = graph.plan(num_heads, head_dim, dtype, True, schedule, layer, edges) if backward else None
-    key = ("args", num_heads, head_dim, dtype, schedule, layer, edges, backward)
-    found = graph._plans.get(key)
-    if found is None or found[0] is not plan or found[1] is not rev_plan:
-        csr = graph.csr()
-        forward = (csr.indices, csr.eids if edges else None, plan.items, plan.splits, plan.launch)
-        if backward:
-            rev = graph.reverse_csr(need_eids=edges)
-            reverse = (rev.indices, rev.eids, rev_plan.items, rev_plan.splits, rev_plan.launch)
-            args = GraphArgs(*forward, *reverse, plan.tiles, rev_plan.tiles)
-        else:
-            args = GraphArgs(*forward, None, None, None, None, [0, 0, 0], plan.tiles, None)
-        found = graph._plans[key] = plan, rev_plan, args
-    return found[2]
-
-
 def as_type(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """``x.to(dtype)``, of which the call costs a small graph something even where it does nothing."""
     return x if x.dtype == dtype else x.to(dtype)
@@ -294,15 +270,14 @@ def attention(
     backward = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
     _, num_heads, head_dim = value.shape
     rest = (
-        *graph_args(
-            graph,
-            num_heads=num_heads,
-            head_dim=head_dim,
-            dtype=value.dtype,
+        *graph._planner.arguments(
+            num_heads,
+            head_dim,
+            value.dtype,
+            _LAYERS[score],
             schedule=schedule,
             edges=return_attention or any(x is not None for x in edge),
             backward=backward,
-            layer=_LAYERS[score],
         ),
         graph.num_dst,
         float(slope),

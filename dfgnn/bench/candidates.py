@@ -3,9 +3,9 @@
 from functools import partial
 
 from . import measure
+from .measure import timings
 from .report import plan_text
 from .workloads import Workload
-from .yardsticks import timings
 
 
 def describe(plans: dict) -> dict[str, dict]:

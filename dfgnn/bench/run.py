@@ -10,8 +10,9 @@ import torch
 from ..graph import Graph
 from . import measure, peers
 from .candidates import describe, measure_candidates
+from .measure import timings
 from .workloads import LAYERS, Workload, sample_rows
-from .yardsticks import measure_floor, timings
+from .yardsticks import measure_floor
 
 SAMPLE = 4096
 

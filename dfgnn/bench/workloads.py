@@ -142,9 +142,8 @@ class Workload:
 
 
 def plan_shape(layer: Layer, graph, heads: int, head_dim: int, dtype: torch.dtype) -> dict:
-    """What the functions plan for: the feature shape, a head padded to 16 bytes on CUDA."""
-    step = 16 // dtype.itemsize if graph.device.type == "cuda" else 1
-    dim = -(-head_dim // step) * step
+    """What the functions plan for: the feature shape, heads padded."""
+    dim = schedule.padded(head_dim, dtype, graph.device)
     return {"num_heads": heads, "head_dim": dim, "dtype": dtype, "layer": layer.name}
 
 

@@ -12,6 +12,7 @@ import torch
 from .. import _ops
 from ..schedule import ROW_SCHEDULES
 from . import accuracy, measure
+from .measure import timings
 
 
 def sparse_sum(graph, dtype: torch.dtype):
@@ -78,18 +79,6 @@ def copy_bandwidth(device: torch.device, budget: float) -> float:
     source = torch.ones(2**26, device=device)  # 256 MiB
     target = torch.empty_like(source)
     return 2 * source.nbytes / measure.eager(lambda: target.copy_(source), device, budget).median / 1e6
-
-
-def timings(call, device: torch.device, budget: float) -> dict:
-    """``eager`` and, on CUDA, ``kernels`` (or why it could not be captured)."""
-    eager = measure.eager(call, device, budget)
-    result = {"eager": eager._asdict()}
-    if device.type == "cuda":
-        try:
-            result["kernels"] = measure.kernels(call, budget, eager.median)._asdict()
-        except RuntimeError as error:
-            result["kernels"] = {"unavailable": measure.reason(error)}
-    return result
 
 
 def _fastest_gather_sum(graph, dense, width, budget, expected) -> dict:

@@ -2,49 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
 
 from .. import _csr
+from .._compile import not_compiled, untraced
 from .._csr import CSR, DegreeStats
+from .._structure import Side, Structure
+from ..schedule import Plan, Planner, Shape
+from ..schedule.tuning import Tuning, autotune
+from . import convert
+from .reorder import Reordering, reorder
 
 __all__ = ["CSR", "DegreeStats", "Graph"]
-
-
-class _Side:
-    """One direction of a graph and what has been derived from it; a graph and its reverse share both.
-
-    built is None or (CSR, whether its eids are known); one side's always are. It is a single attribute, so
-    that a thread which derives it a second time can replace it at any moment. A side whose eids are not known
-    is what `_csr.transpose` gives, so that eids found later fit it.
-    """
-
-    __slots__ = ("built", "edge_index", "has_empty", "num_rows", "stats")
-
-    def __init__(self, num_rows: int, built: tuple[CSR, bool] | None = None):
-        self.num_rows = num_rows
-        self.built = built
-        self.edge_index = None  # [other side's node; this side's node], user's order
-        self.has_empty = None
-        self.stats = None
-
-    def __getstate__(self):  # edge_index is left out: two int64 per edge, and quickly made
-        return self.num_rows, self.built, self.has_empty, self.stats
-
-    def __setstate__(self, state):
-        self.num_rows, self.built, self.has_empty, self.stats = state
-        self.edge_index = None
-
-    def to(self, device: torch.device, non_blocking: bool) -> _Side:
-        side = _Side(self.num_rows)
-        side.has_empty, side.stats = self.has_empty, self.stats
-        if self.built is not None:
-            csr, known = self.built
-            moved = (None if t is None else t.to(device, non_blocking=non_blocking) for t in csr)
-            side.built = CSR(*moved), known
-        return side
 
 
 class Graph:
@@ -71,7 +45,11 @@ class Graph:
     Pickling and copying keep both CSRs and drop plans.
     """
 
-    __slots__ = ("__weakref__", "_device", "_dst", "_num_edges", "_once", "_plans", "_src")
+    __slots__ = ("__weakref__", "_device", "_num_edges", "_planner", "_structure")
+    _device: torch.device
+    _num_edges: int
+    _planner: Planner
+    _structure: Structure
 
     def __init__(self, *args, **kwargs):
         raise TypeError(
@@ -80,19 +58,20 @@ class Graph:
         )
 
     @classmethod
-    def _make(cls, dst: _Side, src: _Side, once: bool = False) -> Graph:
+    def _make(cls, dst: Side, src: Side, once: bool = False) -> Graph:
         self = object.__new__(cls)
         self.__setstate__((dst, src, once))
         return self
 
     def __getstate__(self):
-        return self._dst, self._src, self._once
+        return self._structure.dst, self._structure.src, self._planner.once
 
     def __setstate__(self, state):
         dst, src, once = state
-        csr, _ = dst.built or src.built
-        values = (dst, src, once, csr.indices.numel(), csr.indices.device, {})
-        for name, value in zip(("_dst", "_src", "_once", "_num_edges", "_device", "_plans"), values):
+        structure = Structure(dst, src)
+        indices, planner = structure.indices, Planner(structure, once)
+        values = (indices.device, indices.numel(), planner, structure)
+        for name, value in zip(("_device", "_num_edges", "_planner", "_structure"), values):
             object.__setattr__(self, name, value)
 
     def __setattr__(self, name, value):
@@ -173,9 +152,7 @@ class Graph:
         PyG. rows="dst": matrix[dst, src]. The user's order is that of matrix.data for CSR, CSC and COO, and
         that of ``matrix.tocoo()`` for other formats. Copies, because scipy sorts its matrices in place.
         """
-        from .convert import from_scipy
-
-        return from_scipy(cls, matrix, rows, validate)
+        return convert.from_scipy(cls, matrix, rows, validate)
 
     @classmethod
     def from_torch_sparse(cls, matrix: Tensor, validate: bool = True) -> Graph:
@@ -188,9 +165,7 @@ class Graph:
         Raises TypeError (no sparse tensor, or block layouts) and ValueError (not exactly two sparse
         dimensions).
         """
-        from .convert import from_torch_sparse
-
-        return from_torch_sparse(cls, "Graph.from_torch_sparse", matrix, validate)
+        return convert.from_torch_sparse(cls, "Graph.from_torch_sparse", matrix, validate)
 
     @classmethod
     def from_dgl(cls, graph, validate: bool = True) -> Graph:
@@ -200,9 +175,7 @@ class Graph:
         The structure is DGL's own CSC (int32 indices are shared). Raises TypeError (no DGLGraph) and
         ValueError (several edge types: take one of them, ``graph[etype]``).
         """
-        from .convert import from_dgl
-
-        return from_dgl(cls, graph, validate)
+        return convert.from_dgl(cls, graph, validate)
 
     @classmethod
     def from_pyg(
@@ -223,12 +196,10 @@ class Graph:
         Raises TypeError (none of these) and ValueError (a HeteroData, no edges in it, sizes beside a sparse
         tensor).
         """
-        from .convert import from_pyg
-
-        return from_pyg(cls, data, num_nodes, num_src, num_dst, validate)
+        return convert.from_pyg(cls, data, num_nodes, num_src, num_dst, validate)
 
     @classmethod
-    @torch.inference_mode(False)
+    @not_compiled
     def _from_csr(cls, where, indptr, indices, num_cols, eids, validate, rows="dst") -> Graph:
         """`rows` names what the rows are. With "src" the CSR by destination is derived at its first use."""
         indptr = _csr.as_index(where, "indptr", indptr)
@@ -243,20 +214,21 @@ class Graph:
         if eids is not None:
             eids = _csr.as_index(where, "eids", eids, (num_edges,))
             _csr.same_device(where, "eids", eids, "indptr", indptr)
-        if validate:
-            identity = _csr.check_csr(where, indptr, indices, eids, cols_name, num_cols)
-        else:
-            identity = eids is not None and eids.device.type == "cpu" and _csr.is_identity(eids)
-        csr = CSR(
-            _csr.canonical(indptr, torch.int64),
-            _csr.canonical(indices, torch.int32),
-            None if eids is None or identity else _csr.canonical(eids, torch.int32),
-        )
-        sides = _Side(num_rows, (csr, True)), _Side(num_cols)
+        with untraced(indptr, indices, eids):
+            if validate:
+                identity = _csr.check_csr(where, indptr, indices, eids, cols_name, num_cols)
+            else:
+                identity = eids is not None and eids.device.type == "cpu" and _csr.is_identity(eids)
+            csr = CSR(
+                _csr.canonical(indptr, torch.int64),
+                _csr.canonical(indices, torch.int32),
+                None if eids is None or identity else _csr.canonical(eids, torch.int32),
+            )
+        sides = Side(num_rows, (csr, True)), Side(num_cols)
         return cls._make(*sides) if rows == "dst" else cls._make(*sides[::-1])
 
     @classmethod
-    @torch.inference_mode(False)
+    @not_compiled
     def _from_coo(
         cls, where, names, src, dst, num_nodes, num_src, num_dst, validate, sort_order=None
     ) -> Graph:
@@ -270,26 +242,27 @@ class Graph:
         num_dst = None if num_dst is None else _csr.as_size(where, "num_dst", num_dst)
         _csr.as_size(where, "number of edges", src.numel())
         _csr.same_device(where, names[1], dst, names[0], src)
-        num_src, num_dst, src_sorted, dst_sorted = _csr.check_coo(
-            where, names, src, dst, num_src, num_dst, square, validate
-        )
-        src, dst = _csr.canonical(src, torch.int32), _csr.canonical(dst, torch.int32)
-        if (src_sorted or sort_order == "row") and not dst_sorted:
-            # Sorted by source, as PyG's datasets are: that CSR is free, and the other one is derived from it.
-            csr = _csr.from_coo(dst, src, num_src, rows_sorted=True)
-            return cls._make(_Side(num_dst), _Side(num_src, (csr, True)))
-        csr = _csr.from_coo(src, dst, num_dst, rows_sorted=dst_sorted or sort_order == "col")
-        return cls._make(_Side(num_dst, (csr, True)), _Side(num_src))
+        with untraced(src, dst):
+            num_src, num_dst, src_sorted, dst_sorted = _csr.check_coo(
+                where, names, src, dst, num_src, num_dst, square, validate
+            )
+            src, dst = _csr.canonical(src, torch.int32), _csr.canonical(dst, torch.int32)
+            if (src_sorted or sort_order == "row") and not dst_sorted:
+                # Sorted by source, as PyG's datasets are: that CSR is free, the other one derived from it.
+                csr = _csr.from_coo(dst, src, num_src, rows_sorted=True)
+                return cls._make(Side(num_dst), Side(num_src, (csr, True)))
+            csr = _csr.from_coo(src, dst, num_dst, rows_sorted=dst_sorted or sort_order == "col")
+            return cls._make(Side(num_dst, (csr, True)), Side(num_src))
 
     # ---- structure -------------------------------------------------------------------------------
 
     @property
     def num_src(self) -> int:
-        return self._src.num_rows
+        return self._structure.src.num_rows
 
     @property
     def num_dst(self) -> int:
-        return self._dst.num_rows
+        return self._structure.dst.num_rows
 
     @property
     def num_nodes(self) -> int:
@@ -312,77 +285,40 @@ class Graph:
 
     def csr(self) -> CSR:
         """Rows are destinations, indices are sources; eids maps a position to the user's order (or None)."""
-        return self._built(self._dst, self._src, need_eids=True)
+        return self._structure.csr()
 
     def reverse_csr(self, need_eids: bool = False) -> CSR:
         """Rows are sources, indices are destinations. Built at the first call, then cached.
 
         eids is as in `csr` with need_eids, and None, saying nothing, without.
         """
-        csr = self._built(self._src, self._dst, need_eids)
-        return csr if need_eids else csr._replace(eids=None)
-
-    @staticmethod
-    def _built(side: _Side, other: _Side, need_eids: bool) -> CSR:
-        built = side.built
-        if built is None or (need_eids and not built[1]):
-            # One side always was built with its edge ids, and it is not this one.
-            with torch.inference_mode(False):
-                csr = _csr.transpose(other.built[0], side.num_rows, need_eids)
-            if built is not None:  # plans and callers may hold these tensors already
-                csr = built[0]._replace(eids=csr.eids)
-            side.built = built = csr, need_eids
-        return built[0]
-
-    def _endpoints(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """(src, dst) in the user's order."""
-        known = [(side, side.built[0]) for side in (self._dst, self._src) if side.built and side.built[1]]
-        side, csr = min(known, key=lambda pair: pair[1].eids is not None)  # one in that order already, if any
-        with torch.inference_mode(False):
-            rows, cols = _csr.endpoints(csr, dtype)
-        return (cols, rows) if side is self._dst else (rows, cols)
+        return self._structure.reverse_csr(need_eids)
 
     @property
     def edge_index(self) -> Tensor:
         """int64 [2, E], sources and destinations in the user's edge order; cached, not to be modified."""
-        if self._dst.edge_index is None:
-            with torch.inference_mode(False):
-                self._dst.edge_index = torch.stack(self._endpoints(torch.int64))
-        return self._dst.edge_index
+        return self._structure.edge_index
 
     # ---- degrees ---------------------------------------------------------------------------------
 
     def in_degrees(self) -> Tensor:
         """int64 [num_dst]: the number of edges into each destination."""
-        return self._degrees(self._dst, self._src)
+        return self._structure.degrees(reverse=False)
 
     def out_degrees(self) -> Tensor:
         """int64 [num_src]: the number of edges out of each source."""
-        return self._degrees(self._src, self._dst)
-
-    @staticmethod
-    def _degrees(side: _Side, other: _Side) -> Tensor:
-        if side.built is not None:
-            return side.built[0].indptr.diff()
-        return _csr.count(other.built[0].indices, side.num_rows)
+        return self._structure.degrees(reverse=True)
 
     @property
     def has_zero_in_degree(self) -> bool:
         """Whether some destination has no edge. Waits for the device the first time."""
-        if self._dst.has_empty is None:
-            self._dst.has_empty = bool((self.in_degrees() == 0).any())
-        return self._dst.has_empty
+        return self._structure.has_zero_in_degree
 
     def degree_stats(self, reverse: bool = False) -> DegreeStats:
         """Statistics of the in-degrees, or of the out-degrees. Waits for the device the first time."""
-        side = self._src if reverse else self._dst
-        if side.stats is None:
-            degrees, built = self.out_degrees if reverse else self.in_degrees, side.built
-            side.stats = (
-                _csr.degree_stats_of(built[0]) if built else _csr.degree_stats(degrees(), self.num_edges)
-            )
-            side.has_empty = side.stats.num_empty > 0
-        return side.stats
+        return self._structure.degree_stats(reverse)
+
+    # ---- plans -----------------------------------------------------------------------------------
 
     def plan(
         self,
@@ -393,7 +329,7 @@ class Graph:
         schedule: str = "auto",
         layer: str | None = "gat",
         edges: bool = False,
-    ):
+    ) -> Plan:
         """How the kernels walk this graph: a `dfgnn.schedule.Plan`, chosen once per set of arguments, cached.
 
         reverse: the plan over sources that backward uses. schedule: a name forces that schedule,
@@ -401,17 +337,7 @@ class Graph:
         the plain products. edges: the call has edge tensors or dropout, or returns attention. After
         `autotune`, "auto" is what it found for the layer.
         """
-        key = (num_heads, head_dim, dtype, reverse, schedule, layer, edges)
-        plan = self._plans.get(key)
-        if plan is None:
-            from .. import schedule as scheduler
-
-            with torch.inference_mode(False):  # a later call may save its tensors for backward
-                plan = self._plans[key] = scheduler.plan(
-                    self, reverse=reverse, num_heads=num_heads, head_dim=head_dim, dtype=dtype,
-                    schedule=schedule, layer=layer, edges=edges,
-                )  # fmt: skip
-        return plan
+        return self._planner.plan(Shape(num_heads, head_dim, dtype, layer), reverse, schedule, edges)
 
     def autotune(
         self,
@@ -422,8 +348,8 @@ class Graph:
         *,
         backward: bool = True,
         seconds: float = 1.0,
-        file=None,
-    ):
+        file: str | os.PathLike[str] | None = None,
+    ) -> Tuning:
         """Measures every plan for a layer's attention on this graph and keeps the fastest as what "auto"
         means for this feature shape; gives a `dfgnn.schedule.tuning.Tuning`, whose text shows all times.
 
@@ -437,8 +363,6 @@ class Graph:
 
         Raises ValueError (unknown layer, sizes, dtype, a file that is no such JSON).
         """
-        from ..schedule.tuning import autotune
-
         return autotune(
             self, layer, num_heads, head_dim, dtype, backward=backward, seconds=seconds, file=file
         )
@@ -450,13 +374,14 @@ class Graph:
         device = torch.empty(0, device=device).device  # "cuda" becomes the current GPU
         if device == self._device:
             return self
-        with torch.inference_mode(False):
-            sides = (side.to(device, non_blocking) for side in (self._dst, self._src))
-            return Graph._make(*sides, self._once)
+        structure = self._structure
+        with untraced(structure.indices):
+            dst, src = (side.to(device, non_blocking) for side in (structure.dst, structure.src))
+        return Graph._make(dst, src, self.is_one_shot)
 
     def reverse(self) -> Graph:
         """Every edge turned round, in the same order. Shares everything that either graph builds."""
-        return Graph._make(self._src, self._dst, self._once)
+        return Graph._make(self._structure.src, self._structure.dst, self.is_one_shot)
 
     def one_shot(self) -> Graph:
         """This graph for one step of training, as a sampled mini-batch is; shares what either builds.
@@ -464,14 +389,14 @@ class Graph:
         Its plans are made without degree statistics, so that nothing waits for the device: on a GPU "auto" is
         "packed" or, where features do not allow it, "natural". A graph made of a DGL block is one already.
         """
-        return Graph._make(self._dst, self._src, True)
+        return Graph._make(self._structure.dst, self._structure.src, True)
 
     @property
     def is_one_shot(self) -> bool:
         """Whether it was made by `one_shot`."""
-        return self._once
+        return self._planner.once
 
-    def reorder(self, method):
+    def reorder(self, method: str | Tensor | tuple[Tensor, Tensor]) -> Reordering[Graph]:
         """This graph with its nodes relabelled, as a `dfgnn.graph.Reordering`: the graph, the permutations,
         and the way of node tensors there and back. Edge e stays edge e, so edge tensors need no change.
 
@@ -487,12 +412,25 @@ class Graph:
         (unknown method, no permutation), TypeError (not an int32 or int64 tensor) and ImportError (the
         library is not installed).
         """
-        from .reorder import reorder
-
         return reorder(self, method)
 
-    @torch.inference_mode(False)
-    def add_self_loops(self, remove_existing: bool = False, return_edge_map: bool = False):
+    @overload
+    def add_self_loops(
+        self, remove_existing: bool = False, return_edge_map: Literal[False] = False
+    ) -> Graph: ...
+    @overload
+    def add_self_loops(
+        self, remove_existing: bool = False, *, return_edge_map: Literal[True]
+    ) -> tuple[Graph, Tensor]: ...
+    @overload
+    def add_self_loops(
+        self, remove_existing: bool, return_edge_map: Literal[True]
+    ) -> tuple[Graph, Tensor]: ...
+
+    @not_compiled
+    def add_self_loops(
+        self, remove_existing: bool = False, return_edge_map: bool = False
+    ) -> Graph | tuple[Graph, Tensor]:
         """A new graph with an edge i -> i for every i < min(num_src, num_dst), appended after the user's
         edges.
 
@@ -501,52 +439,53 @@ class Graph:
 
         return_edge_map: also returns int64 [new E]: where each edge was before, -1 for an appended loop.
         """
-        src, dst = self._endpoints(torch.int32)
-        kept = (src != dst).nonzero().squeeze(1) if remove_existing else None
-        if kept is not None:
-            src, dst = src[kept], dst[kept]
-        num_loops = min(self.num_src, self.num_dst)
-        _csr.as_size("Graph.add_self_loops", "number of edges", src.numel() + num_loops)
-        loops = torch.arange(num_loops, dtype=torch.int32, device=self._device)
-        csr = _csr.from_coo(
-            torch.cat([src, loops]), torch.cat([dst, loops]), self.num_dst, rows_sorted=src.numel() == 0
-        )
-        graph = Graph._make(_Side(self.num_dst, (csr, True)), _Side(self.num_src))
-        if not return_edge_map:
-            return graph
-        if kept is None:
-            kept = torch.arange(src.numel(), device=self._device)
-        return graph, torch.cat([kept, kept.new_full((num_loops,), -1)])
+        with untraced(self._structure.indices):
+            src, dst = self._structure.endpoints(torch.int32)
+            kept = (src != dst).nonzero().squeeze(1) if remove_existing else None
+            if kept is not None:
+                src, dst = src[kept], dst[kept]
+            num_loops = min(self.num_src, self.num_dst)
+            _csr.as_size("Graph.add_self_loops", "number of edges", src.numel() + num_loops)
+            loops = torch.arange(num_loops, dtype=torch.int32, device=self._device)
+            csr = _csr.from_coo(
+                torch.cat([src, loops]), torch.cat([dst, loops]), self.num_dst, rows_sorted=src.numel() == 0
+            )
+            graph = Graph._make(Side(self.num_dst, (csr, True)), Side(self.num_src))
+            if not return_edge_map:
+                return graph
+            if kept is None:
+                kept = torch.arange(src.numel(), device=self._device)
+            return graph, torch.cat([kept, kept.new_full((num_loops,), -1)])
 
     @staticmethod
-    @torch.inference_mode(False)
+    @not_compiled
     def batch(graphs: Sequence[Graph]) -> Graph:
         """The disjoint union: nodes and edges of the first graph come first, then those of the second, ….
 
         The reverse CSR is joined too where all graphs have it, without a sort. Raises TypeError (not graphs)
         and ValueError (none, several devices, 2**31 nodes or edges in all).
         """
-        from .convert import batched
-
         where = "Graph.batch"
-        graphs = batched(Graph, where, graphs)
+        graphs = convert.batched(Graph, where, graphs)
         num_src = _csr.as_size(where, "num_src", sum(g.num_src for g in graphs))
         num_dst = _csr.as_size(where, "num_dst", sum(g.num_dst for g in graphs))
         _csr.as_size(where, "number of edges", sum(g.num_edges for g in graphs))
-        dst = _Side(num_dst, (_csr.batch([g.csr() for g in graphs], [g.num_src for g in graphs], True), True))
-        src = _Side(num_src)
-        built = [g._src.built for g in graphs]
-        # All with ids, or all transposed: see _Side.
-        if all(built) and len({known for _, known in built}) == 1:
-            known = built[0][1]
-            src.built = _csr.batch([csr for csr, _ in built], [g.num_dst for g in graphs], known), known
+        structures = [g._structure for g in graphs]
+        with untraced(*(s.indices for s in structures)):
+            csr = _csr.batch([g.csr() for g in graphs], [g.num_src for g in graphs], True)
+            dst, src = Side(num_dst, (csr, True)), Side(num_src)
+            # All with ids, or all transposed: see `Side`.
+            built = [s.src.built for s in structures if s.src.built is not None]
+            if len(built) == len(graphs) and len({known for _, known in built}) == 1:
+                known = built[0][1]
+                src.built = _csr.batch([csr for csr, _ in built], [g.num_dst for g in graphs], known), known
         return Graph._make(dst, src)
 
     def __repr__(self) -> str:
-        square = self.num_src == self.num_dst
+        square, structure = self.num_src == self.num_dst, self._structure
         nodes = f"num_nodes={self.num_src}" if square else f"num_src={self.num_src}, num_dst={self.num_dst}"
         text = f"Graph({nodes}, num_edges={self.num_edges}, device='{self.device}'"
-        for name, stats in (("in", self._dst.stats), ("out", self._src.stats)):
+        for name, stats in (("in", structure.dst.stats), ("out", structure.src.stats)):
             if stats is not None:
                 text += (
                     f", {name}_degree: mean {stats.mean:.1f}, max {stats.max}, p99 {stats.p99}, "

@@ -13,17 +13,19 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from .. import _csr
-from .graph import Graph
+from .._compile import not_compiled, untraced
 
 __all__ = ["METHODS", "Permutation", "Reordering"]
 
 _WHERE = "Graph.reorder"
+# `Graph`, which imports this module.
+G = TypeVar("G")
 
 
 class Permutation(NamedTuple):
@@ -60,7 +62,7 @@ class _Gather(torch.autograd.Function):
 
 
 @dataclass(frozen=True, eq=False)
-class Reordering:
+class Reordering(Generic[G]):
     """A relabelled graph and the way there and back.
 
     graph: the new graph. Its edge e is the old graph's edge e: tensors with an edge dimension (edge_bias,
@@ -74,7 +76,7 @@ class Reordering:
     a whole model that is little; around every call it may cost more than the new order saves.
     """
 
-    graph: Graph
+    graph: G
     src: Permutation
     dst: Permutation
 
@@ -130,23 +132,23 @@ class Reordering:
 # sources and then the destinations, ordered together so that both sides follow one another.
 
 
-def _degrees(graph: Graph) -> Tensor:
+def _degrees(graph: Any) -> Tensor:
     if graph.num_src == graph.num_dst:
         return graph.out_degrees() + graph.in_degrees()
     return torch.cat([graph.out_degrees(), graph.in_degrees()])
 
 
-def _by_degree(graph: Graph) -> Tensor:
+def _by_degree(graph: Any) -> Tensor:
     return torch.argsort(_degrees(graph), descending=True, stable=True)
 
 
-def _by_rcm(graph: Graph) -> Tensor:
+def _by_rcm(graph: Any) -> Tensor:
     csgraph = _needed("scipy.sparse.csgraph", "scipy", "rcm")
     order = csgraph.reverse_cuthill_mckee(_adjacency(graph, "rcm"))
     return torch.from_numpy(order.astype("int64", order="C"))  # it is a reversed view
 
 
-def _by_community(graph: Graph) -> Tensor:
+def _by_community(graph: Any) -> Tensor:
     """The leaves of Louvain's tree of communities, larger ones first, highest degree first within one.
 
     The whole tree and not only its roots: a community of thousands of nodes is no longer in one cache.
@@ -179,17 +181,17 @@ def _needed(module: str, package: str, method: str):
         ) from error
 
 
-def _adjacency(graph: Graph, method: str):
+def _adjacency(graph: Any, method: str):
     """scipy.sparse [num_nodes, num_nodes], row destination and column source, how many edges there are."""
     np, sparse = _needed("numpy", "numpy", method), _needed("scipy.sparse", "scipy", method)
-    src, dst = (ends.cpu().numpy() for ends in graph._endpoints(torch.int32))
+    src, dst = (ends.cpu().numpy() for ends in graph._structure.endpoints(torch.int32))
     num_nodes = graph.num_src
     if graph.num_src != graph.num_dst:
         dst, num_nodes = dst + graph.num_src, graph.num_src + graph.num_dst
     return sparse.coo_matrix((np.ones(len(src)), (dst, src)), shape=(num_nodes, num_nodes)).tocsr()
 
 
-def _found(graph: Graph, method: str) -> tuple[Permutation, Permutation]:
+def _found(graph: Any, method: str) -> tuple[Permutation, Permutation]:
     if method not in _ORDERS:
         raise ValueError(
             f"{_WHERE}: method: expected one of {', '.join(METHODS)}, or a permutation, got {method!r}"
@@ -205,7 +207,7 @@ def _found(graph: Graph, method: str) -> tuple[Permutation, Permutation]:
     return Permutation._of(order[is_src]), Permutation._of(order[~is_src] - num_src)
 
 
-def _given(graph: Graph, order) -> tuple[Permutation, Permutation]:
+def _given(graph: Any, order) -> tuple[Permutation, Permutation]:
     def checked(name: str, order, size_name: str, size: int) -> Permutation:
         order = _csr.as_index(_WHERE, name, order, (size,))
         if order.device != graph.device:
@@ -233,12 +235,15 @@ def _given(graph: Graph, order) -> tuple[Permutation, Permutation]:
     )
 
 
-@torch.inference_mode(False)  # a later call may save these tensors for backward
-def reorder(graph: Graph, method) -> Reordering:
+@not_compiled
+def reorder(graph: Any, method: str | Tensor | tuple[Tensor, Tensor]) -> Reordering[Any]:
     """See `Graph.reorder`."""
-    src, dst = _found(graph, method) if isinstance(method, str) else _given(graph, method)
-    old_src, old_dst = graph._endpoints(torch.int32)
-    new_src, new_dst = src.rank.to(torch.int32)[old_src], dst.rank.to(torch.int32)[old_dst]
-    # By source first: the CSR by destination is derived from that one, and its indices rise then.
-    reverse = Graph.from_coo(new_dst, new_src, num_src=graph.num_dst, num_dst=graph.num_src, validate=False)
-    return Reordering(reverse.reverse(), src, dst)
+    with untraced(graph._structure.indices):
+        src, dst = _found(graph, method) if isinstance(method, str) else _given(graph, method)
+        old_src, old_dst = graph._structure.endpoints(torch.int32)
+        new_src, new_dst = src.rank.to(torch.int32)[old_src], dst.rank.to(torch.int32)[old_dst]
+        # By source first: the CSR by destination is derived from that one, and its indices rise then.
+        reverse = type(graph).from_coo(
+            new_dst, new_src, num_src=graph.num_dst, num_dst=graph.num_src, validate=False
+        )
+        return Reordering(reverse.reverse(), src, dst)

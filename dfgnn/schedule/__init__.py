@@ -1,19 +1,18 @@
 """The scheduler: from the degree distribution of a graph to a plan of work items.
 
-``choose`` describes the schedules and takes one; ``tiles`` builds the dense blocks; ``tuning`` measures.
+``plans``      what a plan is, and the feature shape that it is for
+``device``     what is known of the device
+``items``      rows cut into items, ``tiles`` into dense blocks
+``direction``  one direction of a graph, and what its plans share
+``cost``       what a schedule costs
+``choose``     describes the schedules and takes one
+``planner``    keeps the plans of a graph, ``tuning`` measures them
 """
 
-from .choose import (
-    LEAST_BOUND,
-    ROW_SCHEDULES,
-    SCHEDULES,
-    Candidate,
-    Plan,
-    alternatives,
-    parse,
-    plan,
-    sub_warps,
-)
+from .choose import parse
+from .cost import LEAST_BOUND, sub_warps
+from .planner import Planner, alternatives, plan
+from .plans import ROW_SCHEDULES, SCHEDULES, Candidate, Plan, Shape, padded
 
 __all__ = [
     "LEAST_BOUND",
@@ -21,7 +20,10 @@ __all__ = [
     "SCHEDULES",
     "Candidate",
     "Plan",
+    "Planner",
+    "Shape",
     "alternatives",
+    "padded",
     "parse",
     "plan",
     "sub_warps",

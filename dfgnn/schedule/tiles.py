@@ -6,6 +6,8 @@ up with its first one, and for every row a mask whose bit c says that the row ha
 kernels (csrc/cuda/tiles.cuh) compute a dense ROWS x COLUMNS block of scores per chunk.
 """
 
+from __future__ import annotations
+
 from typing import NamedTuple
 
 import torch
@@ -13,9 +15,11 @@ from torch import Tensor
 
 from .. import _ops
 from .._csr import CSR
+from .plans import CHUNK_COLUMNS as COLUMNS
+from .plans import Items
 
 # As in csrc/core/params.h.
-ROWS, COLUMNS = 64, 32
+ROWS = 64
 HEAD_DIMS = (16, 32, 64, 128)
 DTYPES = (torch.float16, torch.bfloat16)
 # Windows that `sharing` looks at (up to twice as many), and edges of each of their rows.
@@ -29,9 +33,9 @@ class Tiles(NamedTuple):
     offsets: Tensor  # int64 [num_windows + 1]: the chunks of window w are offsets[w] .. offsets[w + 1] - 1
 
 
-def refusal(head_dim: int, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why there are no tiles for such features, or None."""
-    if device.type != "cuda":
+def refusal(head_dim: int, dtype: torch.dtype, device: str) -> str | None:
+    """Why there are no tiles for such features on such a device, or None."""
+    if device != "cuda":
         return f"it needs a GPU, got a graph on {device}"
     if dtype not in DTYPES:
         return f"it needs features in float16 or bfloat16, got {dtype}"
@@ -113,8 +117,8 @@ def build(csr: CSR, num_cols: int) -> Tiles | None:
     return Tiles(chunks, offsets)
 
 
-def items(tiles: Tiles, num_rows: int, max_chunks: int) -> tuple[Tensor, Tensor, int]:
-    """Items (first row, chunks from, to, slot), split rows with the slots of their parts, number of slots.
+def items(tiles: Tiles, num_rows: int, max_chunks: int) -> Items:
+    """Items (first row, chunks from, to, slot), and split rows with the slots of their parts.
 
     A window of more chunks is cut into equal pieces; a piece has a slot for each of its rows, so that those
     of a row are ROWS apart. On a GPU all pieces but a window's first are in front, and places of split rows
@@ -126,7 +130,7 @@ def items(tiles: Tiles, num_rows: int, max_chunks: int) -> tuple[Tensor, Tensor,
         found = _ops.ops.plan_windows(tiles.offsets, len(tiles.chunks), num_rows, max_chunks)
         more, num_slots, num_splits = found[2][:3].tolist()
         begin = len(found[0]) - windows - more
-        return found[0][begin:], found[1][: num_splits * ROWS], num_slots * ROWS
+        return Items(found[0][begin:], found[1][: num_splits * ROWS], num_slots * ROWS)
     parts = ((counts + max_chunks - 1) // max_chunks).clamp_(min=1)
     total = int(parts.sum()) if windows else 0
     window = torch.repeat_interleave(torch.arange(windows, device=device), parts, output_size=total)
@@ -148,4 +152,4 @@ def items(tiles: Tiles, num_rows: int, max_chunks: int) -> tuple[Tensor, Tensor,
         -1, 4
     )
     splits = splits[splits[:, 0] < num_rows].to(torch.int32)
-    return found, splits, int(last[-1]) if len(cut) else 0
+    return Items(found, splits, int(last[-1]) if len(cut) else 0)

@@ -5,20 +5,26 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from .. import schedule as scheduler
-from ..bench.workloads import LAYERS, Workload, plan_shape
-from ..bench.yardsticks import timings
-from ..functional import DTYPES
-from ..graph import Graph
+from .. import _ops
+from .._timing import timings
+from .planner import Planner
+from .plans import Shape, padded
 
 __all__ = ["Tuning", "autotune"]
 
 _WHERE = "Graph.autotune"
+_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+# Of the layers, as their functions in dfgnn/functional.py have them.
+_SCORES = {"gat": "additive", "gatv2": "additive_v2", "dot": "dot"}
+_SLOPES = {"gat": 0.2, "gatv2": 0.2, "dot": 1.0}
+_NO_EDGES = _ops.EdgeArgs(*[None] * len(_ops.EdgeArgs._fields))
 # A candidate has to beat the estimate's choice by this factor: less is noise.
 _GAIN = 1.02
 # Places of `indices` that are summed at a time.
@@ -50,7 +56,7 @@ class Tuning:
 
 
 def autotune(
-    graph: Graph,
+    graph,
     layer: str,
     num_heads: int,
     head_dim: int,
@@ -61,83 +67,94 @@ def autotune(
     file: str | os.PathLike | None,
 ) -> Tuning:
     """See `Graph.autotune`."""
-    if layer not in LAYERS:
-        raise ValueError(f"{_WHERE}: layer: expected one of {', '.join(LAYERS)}, got {layer!r}")
+    if layer not in _SCORES:
+        raise ValueError(f"{_WHERE}: layer: expected one of {', '.join(_SCORES)}, got {layer!r}")
     for name, size in (("num_heads", num_heads), ("head_dim", head_dim)):
         if not isinstance(size, int) or size < 1:
             raise ValueError(f"{_WHERE}: {name}: expected a positive integer, got {size!r}")
-    if dtype not in DTYPES:
-        raise ValueError(f"{_WHERE}: dtype: expected one of {', '.join(map(str, DTYPES))}, got {dtype!r}")
+    if dtype not in _DTYPES:
+        raise ValueError(f"{_WHERE}: dtype: expected one of {', '.join(map(str, _DTYPES))}, got {dtype!r}")
     if seconds <= 0:
         raise ValueError(f"{_WHERE}: seconds: expected a positive number, got {seconds!r}")
     path = None if file is None else Path(file)
     entries = _read(path) if path else {}
-    shape = plan_shape(LAYERS[layer], graph, num_heads, head_dim, dtype)
+    shape = Shape(num_heads, padded(head_dim, dtype, graph.device), dtype, layer)
     directions = {"forward": False, "reverse": True} if backward else {"forward": False}
     key = _key(graph, layer, num_heads, head_dim, dtype) if path else None
 
     known = entries.get(key, {})
     if all(name in known for name in directions):
         for name, reverse in directions.items():
-            _keep(graph, shape, reverse, known[name], "measured earlier, read from a file")
+            graph._planner.adopt(shape, reverse, known[name], "measured earlier, read from a file")
         return Tuning(known["forward"], known["reverse"] if backward else None, {})
 
-    work = Workload.make(LAYERS[layer], graph, num_heads, head_dim, dtype)
     chosen, times = {}, {}
     for name, reverse in directions.items():
-        chosen[name], times[name] = _tune(graph, work, shape, reverse, seconds)
+        chosen[name], times[name] = _tune(graph, shape, reverse, seconds)
     if path:
         _write(path, _read(path) | {key: known | chosen})
     return Tuning(chosen["forward"], chosen.get("reverse"), times)
 
 
-def _auto(shape: dict, reverse: bool, edges: bool) -> tuple:
-    return shape["num_heads"], shape["head_dim"], shape["dtype"], reverse, "auto", shape["layer"], edges
-
-
-def _keep(graph: Graph, shape: dict, reverse: bool, schedule: str, why: str) -> None:
-    """Makes a schedule the layer's "auto": one on rows for all calls, tiles for those that can take them."""
-    plan = replace(graph.plan(**shape, reverse=reverse, schedule=schedule), why=why)
-    for edges in (False,) if plan.tiles is not None else (False, True):
-        graph._plans[_auto(shape, reverse, edges)] = plan
-
-
-def _tune(graph: Graph, work: Workload, shape: dict, reverse: bool, seconds: float):
+def _tune(graph, shape: Shape, reverse: bool, seconds: float) -> tuple[str, dict[str, float]]:
     """The fastest schedule of a direction, which becomes "auto", and the times in ms of all."""
-    before = dict(graph._plans)
-    estimate = scheduler.plan(graph, reverse=reverse, **shape)
+    planner: Planner = graph._planner
+    estimate = planner.estimate(shape, reverse)
     first = f"{estimate.schedule}<={estimate.max_edges}"
-    names = [first, *(x for x in scheduler.alternatives(graph, reverse=reverse, **shape) if x != first)]
-    call = work.call(
-        lambda **inputs: work.layer.attention(graph, **inputs), "train" if reverse else "forward"
-    )
-    try:
-        times = {}
+    names = [first, *(x for x in planner.alternatives(shape, reverse) if x != first)]
+    call = _call(graph, shape, backward=reverse)
+    times: dict[str, float] = {}
+    with planner.trial():
         for name in names:
-            _keep(graph, shape, reverse, name, "a candidate")
+            planner.adopt(shape, reverse, name, "a candidate")
             found = timings(call, graph.device, seconds / len(names))
             times[name] = found.get("kernels", {}).get("median", found["eager"]["median"])
-        best = min(times, key=times.get)
-        if times[best] * _GAIN > times[first]:
-            best = first
-    except BaseException:
-        graph._plans.clear()
-        graph._plans.update(before)
-        raise
+    best = min(times, key=times.__getitem__)
+    if times[best] * _GAIN > times[first]:
+        best = first
     on_rows = [name for name in times if not name.startswith("tiles")]
-    for name in (min(on_rows, key=times.get), best):  # the first for calls with edge tensors
+    for name in (min(on_rows, key=times.__getitem__), best):  # the first for calls with edge tensors
         why = f"fastest of {len(times)} measured: {times[name]:.4g} ms, the estimate's {times[first]:.4g} ms"
-        _keep(graph, shape, reverse, name, why)
-    kept = {key: graph._plans[key] for edges in (True, False) if (key := _auto(shape, reverse, edges))}
-    graph._plans.clear()  # the others' items
-    graph._plans.update(before | kept)
+        planner.adopt(shape, reverse, name, why)
     return best, times
+
+
+def _call(graph, shape: Shape, backward: bool) -> Callable[[], tuple[Tensor, ...]]:
+    """The layer's attention of standard normal inputs, the same ones at every call, with their gradients."""
+    heads, dim, dtype, layer = shape
+    generator = torch.Generator(graph.device).manual_seed(0)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator, device=graph.device).to(dtype)
+
+    acc = torch.promote_types(dtype, torch.float32)
+    value = normal(graph.num_src, heads, dim)
+    src = dst = attn = None
+    if layer == "gat":
+        src, dst = (normal(n, heads).to(acc) for n in (graph.num_src, graph.num_dst))
+    else:
+        dst = normal(graph.num_dst, heads, dim)
+        src = normal(graph.num_src, heads, dim) if layer == "dot" else None
+        attn = normal(heads, dim) / dim**0.5 if layer == "gatv2" else None
+    leaves = [x.requires_grad_(backward) for x in (value, src, dst, attn) if x is not None]
+    grad_out = normal(graph.num_dst, heads, dim)
+
+    def run() -> tuple[Tensor, ...]:
+        with torch.set_grad_enabled(backward):
+            out, _ = _ops.attention(
+                graph, _SCORES[layer], value, src, dst, attn, _NO_EDGES, None, slope=_SLOPES[layer],
+                scale=dim**-0.5 if layer == "dot" else 1.0, dropout_p=0.0, return_attention=False,
+                schedule="auto",
+            )  # fmt: skip
+            return (out.detach(), *torch.autograd.grad(out, leaves, grad_out)) if backward else (out,)
+
+    return run
 
 
 # ---- the file --------------------------------------------------------------------------------------
 
 
-def _key(graph: Graph, layer: str, num_heads: int, head_dim: int, dtype: torch.dtype) -> str:
+def _key(graph, layer: str, num_heads: int, head_dim: int, dtype: torch.dtype) -> str:
     """Names the graph by its degrees and a checksum of its edges, the device, and the shape."""
     device = graph.device
     place = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu {torch.get_num_threads()}"
@@ -146,7 +163,7 @@ def _key(graph: Graph, layer: str, num_heads: int, head_dim: int, dtype: torch.d
     return f"{place} | {shape} | " + " ".join(f"{name}={value:.6g}" for name, value in stats.items())
 
 
-def _checksum(graph: Graph) -> int:
+def _checksum(graph) -> int:
     """Of the CSR by destination, so that a reordered graph is another one."""
     total = 0
     for tensor in graph.csr()[:2]:

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from dfgnn import Graph, reference
+from dfgnn import Graph, _timing, reference
 
 np = pytest.importorskip("numpy", reason="the benchmarks need numpy")
 
@@ -135,7 +135,7 @@ def test_summary_keeps_the_percentiles_and_the_budget():
         asked.append(count)
         return [1.0 + i for i in range(count)][::-1]
 
-    timing = measure._summary(sample, budget=0.2)
+    timing = _timing._summary(sample, budget=0.2)
     warm, timed = asked[2:]
     assert warm == 40  # a fifth of 0.2 s at 1 ms
     assert timed == int(0.8 * 200 / 21)

@@ -11,6 +11,7 @@ from graph_checks import check_graph, edge_order, small
 from graphs import GRAPHS
 
 from dfgnn.graph import CSR, DegreeStats, Graph
+from dfgnn.schedule import Planner, Shape
 
 
 def edges(name, device="cpu", dtype=torch.int64):
@@ -151,12 +152,12 @@ def test_immutable_hashable_weakly_referenced():
     graph = small()
     with pytest.raises(AttributeError, match="immutable: cannot set num_src"):
         graph.num_src = 3
-    with pytest.raises(AttributeError, match="immutable: cannot set _plans"):
-        graph._plans = {}
-    with pytest.raises(AttributeError, match="immutable: cannot delete _plans"):
-        del graph._plans
+    with pytest.raises(AttributeError, match="immutable: cannot set _planner"):
+        graph._planner = None
+    with pytest.raises(AttributeError, match="immutable: cannot delete _planner"):
+        del graph._planner
     assert graph == graph and graph != small() and len({graph, graph, small()}) == 2
-    graph.reverse_csr(), graph.reverse().csr(), graph.degree_stats()
+    graph.reverse_csr(), graph.reverse().csr(), graph.degree_stats(), graph.plan(reverse=True)
     reference = weakref.ref(graph)
     gc.disable()
     try:  # without the garbage collector: GPU memory must go when the last name does
@@ -175,9 +176,9 @@ def test_copies(name, clone, device):
         Graph.from_coo(dst, src, num_src=num_dst, num_dst=num_src).reverse(),
     ):
         check_graph(clone(graph), src, dst, num_src, num_dst, device)
-        graph.reverse_csr(), graph.degree_stats(), graph._plans.update({"key": "plan"})
+        graph.reverse_csr(), graph.degree_stats(), graph.plan()
         twin = clone(graph)
-        assert twin != graph and twin._plans == {} and twin.degree_stats() == graph.degree_stats()
+        assert twin != graph and twin._planner._plans == {} and twin.degree_stats() == graph.degree_stats()
         check_graph(twin, src, dst, num_src, num_dst, device)
 
 
@@ -235,35 +236,23 @@ def _looped(src, dst, n=50):
 
 
 def test_plan_is_cached_by_its_arguments(monkeypatch):
-    import sys
-    from types import SimpleNamespace
-
-    import dfgnn
-
     calls = []
 
-    def plan(graph, **arguments):
-        calls.append((graph, arguments))
+    def estimate(planner, *arguments):
+        calls.append((planner, arguments))
         return object()
 
-    scheduler = SimpleNamespace(plan=plan)
-    monkeypatch.setitem(sys.modules, "dfgnn.schedule", scheduler)
-    monkeypatch.setattr(dfgnn, "schedule", scheduler, raising=False)
+    monkeypatch.setattr(Planner, "estimate", estimate)
     graph = small()
     first = graph.plan()
     assert graph.plan(4, 32, torch.float32, False, "auto") is first
     assert graph.plan(reverse=True) is not first
     assert graph.plan(num_heads=1, head_dim=7, dtype=torch.float16, schedule="natural") is not first
-    rest = {"layer": "gat", "edges": False}
-    assert [arguments for _, arguments in calls] == [
-        {"num_heads": heads, "head_dim": dim, "dtype": dtype, "reverse": reverse, "schedule": name, **rest}
-        for heads, dim, dtype, reverse, name in (
-            (4, 32, torch.float32, False, "auto"),
-            (4, 32, torch.float32, True, "auto"),
-            (1, 7, torch.float16, False, "natural"),
-        )
+    assert calls == [
+        (graph._planner, (Shape(4, 32, torch.float32, "gat"), False, "auto", False)),
+        (graph._planner, (Shape(4, 32, torch.float32, "gat"), True, "auto", False)),
+        (graph._planner, (Shape(1, 7, torch.float16, "gat"), False, "natural", False)),
     ]
-    assert all(g is graph for g, _ in calls)
 
 
 # ---- degrees ---------------------------------------------------------------------------------------
@@ -343,7 +332,7 @@ def test_batch(state, backwards, device):
         num_src, num_dst = num_src + n_src, num_dst + n_dst
     batched = Graph.batch(graphs)
     if state == "reverse with ids":
-        assert batched._src.built is not None  # joined, not sorted again
+        assert batched._structure.src.built is not None  # joined, not sorted again
     check_graph(batched, torch.cat(all_src), torch.cat(all_dst), num_src, num_dst, device)
 
 

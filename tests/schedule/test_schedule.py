@@ -9,7 +9,8 @@ from graphs import GRAPHS
 
 from dfgnn import Graph, _csr, _ops, functional
 from dfgnn._csr import CSR, DegreeStats
-from dfgnn.schedule import choose
+from dfgnn.schedule import Shape, cost, items
+from dfgnn.schedule.device import Device
 
 FLOAT, BF16 = torch.float32, torch.bfloat16
 
@@ -26,8 +27,12 @@ PATTERN = stats(121_168, 46.3, 0.2, 72)
 DDI = stats(4_267, 501.5, 0.9, 2_235)
 
 
-def chosen(which: DegreeStats, packable: int) -> str:
-    return min(choose._candidates(which, packable), key=lambda c: c.cost).schedule
+# As torch describes them.
+H200 = Device("cuda", "NVIDIA H200", 132, 64, 233_472, 62_914_560)
+
+
+def chosen(which: DegreeStats, packable: int, device: Device = H200) -> str:
+    return min(cost.on_rows(which, packable, device), key=lambda c: c.cost).schedule
 
 
 @pytest.mark.parametrize(
@@ -49,14 +54,11 @@ def test_order(which, packable, expected):
     assert chosen(which, packable) == expected
 
 
-def split(which: DegreeStats, layer, dtype, heads=4, dim=32, reverse=False, rises=True, device="cuda"):
-    graph = SimpleNamespace(
-        device=torch.device(device),
-        num_src=which.num_rows,
-        num_dst=which.num_rows,
-        _plans={("rises", reverse): rises},
+def split(which: DegreeStats, layer, dtype, heads=4, dim=32, reverse=False, rises=True, device=H200):
+    direction = SimpleNamespace(
+        device=device, reverse=reverse, num_cols=which.num_rows, stats=which, rises=rises
     )
-    return choose._cache_split(graph, layer, reverse, heads, dim, dtype, which)
+    return cost.cache_split(direction, Shape(heads, dim, dtype, layer))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +84,7 @@ def test_less_at_a_time_where_a_large_graph_exceeds_the_cache(layer, dtype, reve
 def test_all_at_once_where_less_would_not_pay():
     assert split(ARXIV, "dot", FLOAT) == (0, 1)  # short rows
     assert split(PRODUCTS, "dot", FLOAT) == (0, 1)  # no part fits
-    assert split(REDDIT, "dot", FLOAT, device="cpu") == (0, 1)
+    assert split(REDDIT, "dot", FLOAT, device=Device("cpu")) == (0, 1)
     assert split(REDDIT, "dot", FLOAT, heads=1, dim=128, rises=False) == (0, 1)  # one head, in no order
     assert split(REDDIT, "gat", BF16, heads=4, dim=16) == (0, 1)
 
@@ -94,9 +96,9 @@ def test_items_come_part_by_part(longest_first):
     degree[:, ::7] = 0
     flat = torch.cat([torch.zeros(1, dtype=torch.int64), degree.T.flatten().cumsum(0)])
     begin, end = flat[:-1].view(50, 2).T, flat[1:].view(50, 2).T
-    items, splits, num_slots = choose._items(begin, end, 32, longest_first)
-    row, first, last, slot = items.long().T
-    assert items.is_contiguous() and (last - first).max() <= 32
+    found, splits, num_slots = items.cut(begin, end, 32, longest_first)
+    row, first, last, slot = found.long().T
+    assert found.is_contiguous() and (last - first).max() <= 32
     part = (first >= begin[1, row]).long() * (last > first)
     assert part.tolist() == sorted(part.tolist())
     if longest_first:
@@ -128,7 +130,7 @@ def skewed(device="cpu") -> CSR:
 def test_a_fixed_order_follows_from_the_items_alone(longest_first, parts):
     """Kernels fill places in any order within a length, or in front of the rows."""
     csr = skewed()
-    made = choose._items(*choose._parts(csr, 4000, parts), 64, longest_first)[0]
+    made = items.cut(*items.by_source(csr, 4000, parts), 64, longest_first).items
     if not longest_first and parts == 1:
         pieces = made[:, 1] > csr.indptr[made[:, 0].long()]
         made = torch.cat([made[pieces], made[~pieces]])
@@ -140,10 +142,10 @@ def test_a_fixed_order_follows_from_the_items_alone(longest_first, parts):
         mixed = torch.randperm(front, generator=torch.Generator().manual_seed(seed))
         given = torch.cat([made[:front][mixed], made[front:]])
         assert not torch.equal(given, made)
-        assert torch.equal(choose._in_fixed_order(given, csr, 4000, longest_first, parts), made)
+        assert torch.equal(items.in_fixed_order(given, csr, 4000, longest_first, parts), made)
     none = torch.empty(0, 4, dtype=torch.int32)
     empty = CSR(torch.zeros(1, dtype=torch.int64), torch.empty(0, dtype=torch.int32), None)
-    assert choose._in_fixed_order(none, empty, 0, longest_first, parts).shape == (0, 4)
+    assert items.in_fixed_order(none, empty, 0, longest_first, parts).shape == (0, 4)
 
 
 @pytest.mark.gpu
@@ -178,7 +180,7 @@ def test_falls():
     """Neighbours below the one before: at the beginning of a row they do not count."""
     indptr = torch.tensor([0, 0, 3, 3, 5, 6, 6])
     for indices, expected in (([1, 2, 2, 0, 5, 0], 0), ([3, 2, 1, 0, 5, 0], 2), ([1, 2, 9, 7, 5, 9], 1)):
-        assert choose._falls(indptr, torch.tensor(indices)) == expected
+        assert items.falls_in_tensors(indptr, torch.tensor(indices)) == expected
 
 
 @pytest.mark.gpu
@@ -197,24 +199,24 @@ def test_kernels_plan_what_tensors_do(name, parts):
     assert _csr.degree_stats_of(on_gpu) == _csr.degree_stats_of(csr)
     for indices in (csr.indices, csr.indices.flip(0)):
         falls = _ops.ops.falls(on_gpu.indptr, indices.contiguous().cuda())
-        assert falls.item() == choose._falls(csr.indptr, indices)
+        assert falls.item() == items.falls_in_tensors(csr.indptr, indices)
 
     for bound in (32, 50, 4096):
         for longest_first in (False, True):
-            *expected, num_slots = choose._items(*choose._parts(csr, num_cols, parts), bound, longest_first)
-            *found, num_slots_found = choose._device_items(on_gpu, num_cols, bound, longest_first, parts)
+            *expected, num_slots = items.cut(*items.by_source(csr, num_cols, parts), bound, longest_first)
+            *found, num_slots_found = items.cut_on_gpu(on_gpu, num_cols, bound, longest_first, parts)
             assert num_slots_found == num_slots and all(x.is_contiguous() for x in found)
             assert canonical(*found) == canonical(*expected)
             assert len(found[1]) == len(expected[1])  # only what is needed
             slots = found[0][:, 3]
             assert slots[slots >= 0].sort().values.tolist() == list(range(num_slots))
-            items = found[0].long().cpu()
-            items = items[items[:, 2] > items[:, 1]]
+            made = found[0].long().cpu()
+            made = made[made[:, 2] > made[:, 1]]
             bounds = torch.tensor([-(-num_cols * part // parts) for part in range(1, parts + 1)])
-            part = torch.searchsorted(bounds, csr.indices[items[:, 1]].long(), right=True)
+            part = torch.searchsorted(bounds, csr.indices[made[:, 1]].long(), right=True)
             if parts > 1:
                 assert (part[1:] >= part[:-1]).all()
             if longest_first:
-                whole = items[:, 3] < 0  # to a quarter of an octave, but 2 and 3 alike
-                length, part = (items[:, 2] - items[:, 1])[whole], part[whole]
+                whole = made[:, 3] < 0  # to a quarter of an octave, but 2 and 3 alike
+                length, part = (made[:, 2] - made[:, 1])[whole], part[whole]
                 assert ((2 * length[1:] <= 3 * length[:-1]) | (part[1:] > part[:-1])).all()

@@ -9,7 +9,7 @@ import torch
 from attention import SCORES, function, make_inputs, relative_error, run
 from graphs import GRAPHS, make_graph
 
-from dfgnn import Graph, _ops, reference, schedule
+from dfgnn import Graph, reference, schedule
 from dfgnn.schedule import tuning
 
 SHAPE = {"num_heads": 4, "head_dim": 32, "dtype": torch.float32}
@@ -227,8 +227,9 @@ def test_one_shot_graphs_never_wait(score):
 
 def test_kept_arguments_follow_the_plan(clock, long_rows):
     def used():
-        shape = dict(num_heads=4, head_dim=32, dtype=torch.float32, schedule="auto")
-        args = _ops.graph_args(long_rows, **shape, layer="gat", edges=False, backward=True)
+        args = long_rows._planner.arguments(
+            4, 32, torch.float32, "gat", schedule="auto", edges=False, backward=True
+        )
         return args.items, args.rev_items
 
     before = used()
@@ -291,23 +292,22 @@ def test_nothing_else_stays(clock, long_rows):
     clock.graph = long_rows
     clock.times |= {(d, b): 1.0 for d in (False, True) for b in (4096, 2048, 8192)}
     long_rows.autotune("dot")
-    autos = [
-        (*SHAPE.values(), reverse, "auto", "dot", edges)
-        for reverse in (False, True)
-        for edges in (False, True)
-    ]
-    assert set(long_rows._plans) <= {*autos, *(key for key in long_rows._plans if key[0] == "items")}
-    assert sum(key[0] == "items" for key in long_rows._plans) <= 2
+    planner, shape = long_rows._planner, schedule.Shape(*SHAPE.values(), "dot")
+    chosen = {(shape, reverse, "auto", edges) for reverse in (False, True) for edges in (False, True)}
+    assert {key for key in planner._plans if key[2] == "auto"} == chosen
+    assert len({id(plan.items) for plan in planner._plans.values()}) == 2
+    assert [len(direction._items) for direction in planner._directions.values()] == [1, 1]
 
 
 def test_a_failure_leaves_the_plans_alone(clock, long_rows):
     clock.graph = long_rows
     clock.times[False, 4096] = 1.0
     long_rows.plan(**SHAPE)
-    before = dict(long_rows._plans)
+    before, items = dict(long_rows._planner._plans), dict(long_rows._planner._directions[False]._items)
     with pytest.raises(KeyError):
         long_rows.autotune("gat")
-    assert long_rows._plans == before
+    assert long_rows._planner._plans == before
+    assert long_rows._planner._directions[False]._items == items
 
 
 def test_file(clock, long_rows, tmp_path):

@@ -1,0 +1,147 @@
+"""The two directions of a graph as CSR, and what is derived from them once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _csr
+from ._compile import not_compiled, untraced
+from ._csr import CSR, DegreeStats
+
+__all__ = ["Side", "Structure"]
+
+
+class Side:
+    """One direction and what has been derived from it; a graph and its reverse share both.
+
+    built is None or (CSR, whether its eids are known); one side's always are. It is a single attribute, so
+    that a thread which derives it a second time can replace it at any moment. A side whose eids are not known
+    is what `_csr.transpose` gives, so that eids found later fit it.
+    """
+
+    __slots__ = ("built", "edge_index", "has_empty", "num_rows", "stats")
+
+    def __init__(self, num_rows: int, built: tuple[CSR, bool] | None = None) -> None:
+        self.num_rows = num_rows
+        self.built = built
+        self.edge_index: Tensor | None = None  # [other side's node; this side's node], user's order
+        self.has_empty: bool | None = None
+        self.stats: DegreeStats | None = None
+
+    def __getstate__(self) -> tuple[Any, ...]:  # without edge_index: two int64 per edge, and quickly made
+        return self.num_rows, self.built, self.has_empty, self.stats
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.num_rows, self.built, self.has_empty, self.stats = state
+        self.edge_index = None
+
+    def to(self, device: torch.device, non_blocking: bool) -> Side:
+        side = Side(self.num_rows)
+        side.has_empty, side.stats = self.has_empty, self.stats
+        if self.built is not None:
+            csr, known = self.built
+            moved = (None if t is None else t.to(device, non_blocking=non_blocking) for t in csr)
+            side.built = CSR(*moved), known
+        return side
+
+
+class Structure:
+    """Both sides of a graph; `dfgnn.Graph` documents what they have in common."""
+
+    __slots__ = ("dst", "src")
+
+    def __init__(self, dst: Side, src: Side) -> None:
+        self.dst, self.src = dst, src
+
+    def _known(self) -> list[tuple[Side, CSR]]:
+        """The sides with edge ids, at least one."""
+        return [(side, side.built[0]) for side in (self.dst, self.src) if side.built and side.built[1]]
+
+    def _untraced(self):
+        return untraced(*self._known()[0][1])
+
+    @property
+    def indices(self) -> Tensor:
+        """Of the direction that was built first; in its length and device both are alike."""
+        return self._known()[0][1].indices
+
+    def csr(self) -> CSR:
+        return self._built(self.dst, self.src, True)
+
+    def reverse_csr(self, need_eids: bool = False) -> CSR:
+        csr = self._built(self.src, self.dst, need_eids)
+        return csr if need_eids else csr._replace(eids=None)
+
+    def _built(self, side: Side, other: Side, need_eids: bool) -> CSR:
+        built = side.built
+        if built is None or (need_eids and not built[1]):
+            built = self._transposed(side, other, need_eids)
+        return built[0]
+
+    @not_compiled
+    def _transposed(self, side: Side, other: Side, need_eids: bool) -> tuple[CSR, bool]:
+        # One side always was built with its edge ids, and it is not this one.
+        built, (given, _) = side.built, other.built
+        with self._untraced():
+            csr = _csr.transpose(given, side.num_rows, need_eids)
+        if built is not None:  # plans and callers may hold these tensors already
+            csr = built[0]._replace(eids=csr.eids)
+        side.built = csr, need_eids
+        return side.built
+
+    @not_compiled
+    def endpoints(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """(src, dst) in the user's order."""
+        # One in that order already, if any.
+        side, csr = min(self._known(), key=lambda pair: pair[1].eids is not None)
+        with self._untraced():
+            rows, cols = _csr.endpoints(csr, dtype)
+        return (cols, rows) if side is self.dst else (rows, cols)
+
+    @property
+    def edge_index(self) -> Tensor:
+        found = self.dst.edge_index
+        return self._edge_index() if found is None else found
+
+    @not_compiled
+    def _edge_index(self) -> Tensor:
+        with self._untraced():
+            self.dst.edge_index = found = torch.stack(self.endpoints(torch.int64))
+        return found
+
+    @not_compiled
+    def degrees(self, reverse: bool) -> Tensor:
+        side, other = (self.src, self.dst) if reverse else (self.dst, self.src)
+        with self._untraced():
+            if side.built is not None:
+                return side.built[0].indptr.diff()
+            return _csr.count(other.built[0].indices, side.num_rows)
+
+    @property
+    def has_zero_in_degree(self) -> bool:
+        found = self.dst.has_empty
+        return self._has_zero_in_degree() if found is None else found
+
+    @not_compiled
+    def _has_zero_in_degree(self) -> bool:
+        with self._untraced():
+            self.dst.has_empty = found = bool((self.degrees(False) == 0).any())
+        return found
+
+    def degree_stats(self, reverse: bool) -> DegreeStats:
+        found = (self.src if reverse else self.dst).stats
+        return self._degree_stats(reverse) if found is None else found
+
+    @not_compiled
+    def _degree_stats(self, reverse: bool) -> DegreeStats:
+        side = self.src if reverse else self.dst
+        with self._untraced():
+            if side.built is not None:
+                stats = _csr.degree_stats_of(side.built[0])
+            else:
+                stats = _csr.degree_stats(self.degrees(reverse), self.indices.numel())
+        side.stats, side.has_empty = stats, stats.num_empty > 0
+        return stats

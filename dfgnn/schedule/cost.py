@@ -1,0 +1,171 @@
+"""What a schedule costs: constants calibrated on an H200 (docs/performance-log.md), scaled to the device.
+
+Costs are in edges on the critical path of a warp: the share of a resident warp, times what the order loses,
+plus the tail that is left at the end.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from .._csr import DegreeStats
+from . import tiles
+from .device import Device
+from .direction import Direction
+from .plans import ROW_SCHEDULES, Candidate, Shape
+
+_WARP = 32
+# The least bound of an item: a warp's edges. Partial results stay below 1/32 of a tensor of edges.
+LEAST_BOUND = _WARP
+# Starting and finishing an item, in edges; twice that where a row has to feed four sub-warps, and so on;
+_ITEM_COST = 10.0
+# slow-down of natural order where degrees vary, on top of the tail: warps of a block finish apart;
+_UNEVEN_LOSS = 1.15
+# slow-down of another order where rows are alike, as in batches of small graphs: neighbours lose their cache;
+_LOCALITY_LOSS = 1.4
+# slow-down of sub-warps with a row each, whose steps are not the same.
+_PACKING_LOSS = 1.03
+# A chunk of tiles, in edges of the layer on rows.
+CHUNK_COST = {"gat": 420.0, "dot": 185.0}
+# Rows gathered per edge forward or over destinations, and over sources: arrays that the cache has to hold.
+# None: the plain products.
+GATHERED = {"gat": (1, 1), "gatv2": (1, 2), "dot": (2, 2), None: (1, 1)}
+_MOST_PARTS = 4
+# Lanes that a neighbour's row needs to be worth an instruction; edges of a row to be worth a visit per group
+# of heads.
+_LEAST_LANES = 8
+_LEAST_MEAN = 64.0
+# Degrees are alike below this coefficient of variation.
+ALIKE = 0.5
+
+
+# ---- lanes, as in csrc/cuda/launch.cuh -------------------------------------------------------------
+
+
+def lanes_per_head(head_dim: int, dtype: torch.dtype) -> int:
+    loads = -(-head_dim // (16 // dtype.itemsize))
+    sizes = (4, 32) if dtype.itemsize == 8 else (2, 4, 8, 16, 32)
+    return next((size for size in sizes if loads <= size), _WARP)
+
+
+def tile_heads(num_heads: int, lanes: int) -> int:
+    """Heads that a sub-warp covers at most."""
+    heads = 1
+    while heads < num_heads and heads * lanes < _WARP:
+        heads *= 2
+    return heads
+
+
+def sub_warps(num_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+    """Sub-warps of a CUDA warp for this feature shape."""
+    lanes = lanes_per_head(head_dim, dtype)
+    return _WARP // (tile_heads(num_heads, lanes) * lanes)
+
+
+# ---- bounds of items -------------------------------------------------------------------------------
+
+
+def _power_of_two_below(x: float) -> int:
+    return 1 << max(int(x), 1).bit_length() - 1
+
+
+def max_edges(stats: DegreeStats, schedule: str, device: Device) -> int:
+    """Bound of an item: about two items per resident warp where there are few edges, for balance; no more
+    than 1,024 where there are many, and 512 for sub-warps that work alone.
+    """
+    if device.kind != "cuda":
+        return 4096
+    edges = stats.num_edges / (1.8 * device.resident_warps)
+    if schedule == "packed":
+        return min(max(_power_of_two_below(edges), 128), 512)
+    return min(max(_power_of_two_below(edges), 64 if stats.cv >= ALIKE else 128), 1024)
+
+
+def max_columns(num_chunks: int, num_heads: int, device: Device) -> int:
+    """Bound of an item of tiles: windows whole where there are enough of them for every head's blocks."""
+    enough = num_chunks * tiles.COLUMNS * num_heads / device.resident_blocks
+    return min(max(_power_of_two_below(enough), 4 * tiles.COLUMNS), 4096)
+
+
+# ---- schedules -------------------------------------------------------------------------------------
+
+
+def on_rows(stats: DegreeStats, packable: int, device: Device) -> tuple[Candidate, ...]:
+    """packable: sub-warps of a warp, for the heads that are worked on at a time."""
+    if device.kind != "cuda":
+        return (Candidate("natural", float(stats.num_edges), "threads take equal numbers of edges"),)
+    longest = {s: min(stats.max, max_edges(stats, s, device)) for s in ROW_SCHEDULES}
+    alike = stats.cv < ALIKE
+
+    def share(item_cost: float) -> float:
+        return (stats.num_edges + item_cost * stats.num_rows) / device.resident_warps
+
+    whole = share(_ITEM_COST * max(packable / 2, 1))
+    found = [
+        Candidate(
+            "natural",
+            whole if alike else whole * _UNEVEN_LOSS + longest["natural"],
+            "neighbouring rows run together",
+        ),
+        Candidate(
+            "longest_first",
+            whole * (_LOCALITY_LOSS if alike else 1) + min(stats.mean, longest["longest_first"]),
+            "no long item is left for the end",
+        ),
+    ]
+    if packable > 1:
+        # A row that would have had all sub-warps has one, and those of a warp wait for the longest.
+        cost = share(_ITEM_COST / packable) * _PACKING_LOSS + longest["packed"] / 2 * (packable - 1)
+        found.append(Candidate("packed", cost, f"{packable} rows per warp"))
+    return tuple(found)
+
+
+def on_tiles(direction: Direction, layer: str) -> Candidate:
+    """The chunks, from how many rows share a neighbour in some windows."""
+    stats, shared = direction.stats, direction.sharing
+    windows = stats.num_rows / tiles.ROWS
+    chunks = stats.num_edges / max(shared, 1) / tiles.COLUMNS + windows / 2
+    cost = chunks * CHUNK_COST[layer] / direction.device.resident_warps
+    return Candidate("tiles", cost, f"{shared:.1f} rows of a window share a neighbour")
+
+
+# ---- less at a time, so that it fits into the cache ------------------------------------------------
+
+
+def cache_split(direction: Direction, shape: Shape) -> tuple[int, int]:
+    """(heads at a time, parts of the sources): parts, or where rows do not rise or too many are needed heads,
+    such that the rows that a pass gathers fit into the L2 cache. (0, 1) where they fit as they are, or
+    cannot, or rows are short, or instructions are what binds (GATv2 in 16 bits).
+    """
+    stats, device, itemsize = direction.stats, direction.device, shape.dtype.itemsize
+    if device.kind != "cuda" or stats.mean < _LEAST_MEAN or (shape.layer == "gatv2" and itemsize == 2):
+        return 0, 1
+    lanes = lanes_per_head(shape.dim, shape.dtype)
+    most = heads = min(tile_heads(shape.heads, lanes), shape.heads)
+    rows = direction.num_cols * GATHERED[shape.layer][direction.reverse]
+    row_bytes = rows * shape.dim * itemsize  # of one head
+
+    parts = math.ceil(most * row_bytes / device.l2_bytes)
+    if parts <= 1:
+        return 0, 1
+    if parts <= _MOST_PARTS and stats.mean / parts >= _LEAST_MEAN and direction.rises:
+        return 0, parts
+    while heads > 1 and heads * row_bytes > device.l2_bytes and heads // 2 * lanes >= _LEAST_LANES:
+        heads //= 2
+    return (heads, 1) if heads < most and heads * row_bytes <= device.l2_bytes else (0, 1)
+
+
+def cache_splits(direction: Direction, shape: Shape) -> list[tuple[int, int]]:
+    """Pairs of heads at a time and parts of the sources that might be worth it: more than one where the
+    neighbours' rows exceed half of the cache."""
+    lanes = lanes_per_head(shape.dim, shape.dtype)
+    found = [(shape.heads, 1)]
+    row_bytes = shape.heads * shape.dim * shape.dtype.itemsize
+    if direction.device.kind == "cuda" and direction.num_cols * row_bytes > direction.device.l2_bytes / 2:
+        most = tile_heads(shape.heads, lanes)
+        found += [(n, 1) for n in (4, 2, 1) if n < most and n * lanes >= _LEAST_LANES]
+        if direction.stats.mean >= _LEAST_MEAN and direction.rises:
+            found += [(shape.heads, parts) for parts in range(2, _MOST_PARTS + 1)]
+    return found

@@ -1,0 +1,57 @@
+"""What the scheduler knows of a device, in one record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+__all__ = ["Device", "of"]
+
+# Warps that a multiprocessor keeps at the register use of the kernels on rows, and blocks of those on tiles.
+_WARPS, _BLOCKS = 20, 4
+# Shared memory that a block on tiles takes for heads of 64 elements (TileLayout in csrc/cuda/tiles.cuh),
+# rounded up.
+_BLOCK_BYTES = 48 * 1024
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU's properties, as `torch.cuda.get_device_properties` gives them; a CPU has none of them."""
+
+    kind: str  # "cuda", "cpu"
+    name: str = ""
+    num_sms: int = 0
+    warps_per_sm: int = 0  # that fit whatever their registers
+    shared_per_sm: int = 0  # bytes
+    l2_bytes: int = 0
+
+    @property
+    def resident_warps(self) -> int:
+        """Warps of the kernels on rows that run at a time."""
+        return self.num_sms * min(_WARPS, self.warps_per_sm)
+
+    @property
+    def resident_blocks(self) -> int:
+        """Blocks of the kernels on tiles that run at a time."""
+        return self.num_sms * max(min(_BLOCKS, self.shared_per_sm // _BLOCK_BYTES), 1)
+
+
+def of(device: torch.device) -> Device:
+    if device.type != "cuda":
+        return Device(device.type)
+    return _of_gpu(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@cache
+def _of_gpu(index: int) -> Device:
+    found = torch.cuda.get_device_properties(index)
+    return Device(
+        "cuda",
+        found.name,
+        found.multi_processor_count,
+        found.max_threads_per_multi_processor // found.warp_size,
+        found.shared_memory_per_multiprocessor,
+        found.L2_cache_size,
+    )

@@ -1,0 +1,64 @@
+"""One direction of a graph as planning sees it, and what its plans share."""
+
+from __future__ import annotations
+
+from copy import copy
+from functools import cached_property
+
+from .._csr import CSR, DegreeStats
+from .._structure import Structure
+from . import items, tiles
+from .device import Device
+from .plans import Items
+from .tiles import Tiles
+
+
+class Direction:
+    """Rows are destinations, or with ``reverse`` sources. Everything is made at its first use and kept."""
+
+    def __init__(self, structure: Structure, reverse: bool, device: Device) -> None:
+        self.reverse, self.device = reverse, device
+        self._structure = structure
+        self._items: dict[tuple[int, bool, int, bool], Items] = {}
+
+    def copy(self) -> Direction:
+        """One that has what this one has, and keeps what it makes to itself."""
+        twin = copy(self)
+        twin._items = dict(self._items)
+        return twin
+
+    @property
+    def csr(self) -> CSR:
+        return self._structure.reverse_csr() if self.reverse else self._structure.csr()
+
+    @property
+    def num_cols(self) -> int:
+        return (self._structure.dst if self.reverse else self._structure.src).num_rows
+
+    @property
+    def stats(self) -> DegreeStats:
+        return self._structure.degree_stats(self.reverse)
+
+    @cached_property
+    def rises(self) -> bool:
+        """Whether the neighbours of every row are in rising order. Waits for the device."""
+        csr = self.csr
+        return not items.falls(csr.indptr, csr.indices).item()
+
+    @cached_property
+    def sharing(self) -> float:
+        """How many rows of a window share a neighbour. Waits for the device."""
+        return tiles.sharing(self.csr, self.num_cols)
+
+    @cached_property
+    def tiles(self) -> Tiles | None:
+        """None where an edge is there twice. Waits for the device."""
+        return tiles.build(self.csr, self.num_cols)
+
+    def items(self, max_edges: int, longest_first: bool, parts: int, fixed_order: bool) -> Items:
+        """The same tensors for every feature shape that has the same ones."""
+        key = (max_edges, longest_first, parts, fixed_order)
+        found = self._items.get(key)
+        if found is None:
+            found = self._items[key] = items.of_rows(self.csr, self.num_cols, *key)
+        return found

@@ -1,0 +1,139 @@
+"""Work items: rows, or pieces of rows, in the order in which they run."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import _ops
+from .._csr import CSR
+from .plans import Items
+
+# Bound of an item where degrees are not known.
+ONCE_BOUND = 256
+
+
+def of_rows(
+    csr: CSR, num_cols: int, max_edges: int, longest_first: bool, parts: int, fixed_order: bool
+) -> Items:
+    """Part by part of the sources, in row order or with the longest first. fixed_order: one that follows from
+    the graph alone, which on a GPU costs a sort.
+    """
+    if not _ops.on_device(csr.indptr):
+        return cut(*by_source(csr, num_cols, parts), max_edges, longest_first)
+    found = cut_on_gpu(csr, num_cols, max_edges, longest_first, parts)
+    if fixed_order:
+        items = in_fixed_order(found.items, csr, num_cols, longest_first, parts)
+        found = found._replace(items=items)
+    return found
+
+
+def of_rows_once(csr: CSR, fixed_order: bool) -> Items:
+    """On a GPU, in row order, and nobody waits for it: the tensors are as long as they might have to be."""
+    items, splits, _ = _ops.ops.plan_rows(csr.indptr, csr.indices, 0, 1, ONCE_BOUND, False)
+    if fixed_order:
+        items = in_fixed_order(items, csr, 0, False, 1)
+    return Items(items, splits, 2 * len(splits))
+
+
+def cut(begin: Tensor, end: Tensor, max_edges: int, longest_first: bool) -> Items:
+    """Rows as items of at most `max_edges` edges.
+
+    begin, end: int64 [parts, rows], the edges of a row whose sources lie in a part of them. Items come part
+    by part, in row order or with the longest first. A row of several items is split: their slots are
+    consecutive.
+    """
+    num_rows, device = begin.shape[1], begin.device
+    degree = end - begin
+    pieces = (degree + max_edges - 1) // max_edges
+    of_row = pieces.sum(0)
+    pieces[0] += of_row == 0  # a row without edges has an item too
+    of_row.clamp_(min=1)
+    split = of_row > 1
+    slots = torch.where(split, of_row, 0).cumsum(0)
+    first_slot = slots - torch.where(split, of_row, 0) + (pieces.cumsum(0) - pieces)  # [parts, rows]
+    length = ((degree + pieces - 1) // pieces.clamp(min=1)).flatten()
+
+    count = pieces.flatten()
+    total = int(count.sum())
+    place = torch.repeat_interleave(torch.arange(count.numel(), device=device), count, output_size=total)
+    piece = torch.arange(total, device=device) - (count.cumsum(0) - count)[place]
+    row, stop = place % max(num_rows, 1), end.flatten()[place]
+    start = torch.minimum(begin.flatten()[place] + piece * length[place], stop)
+    slot = torch.where(split[row], first_slot.flatten()[place] + piece, -1)
+    items = torch.stack([row, start, torch.minimum(start + length[place], stop), slot], 1).to(torch.int32)
+    if longest_first:
+        part = place // max(num_rows, 1)
+        order = torch.argsort(part * 2**31 - (items[:, 2] - items[:, 1]), stable=True)
+        items = items[order].contiguous()
+
+    rows = split.nonzero().squeeze(1)
+    last = slots[rows]
+    splits = torch.stack([rows, last - of_row[rows], last, torch.ones_like(rows)], 1).to(torch.int32)
+    return Items(items, splits, int(last[-1]) if len(rows) else 0)
+
+
+def by_source(csr: CSR, num_cols: int, parts: int) -> tuple[Tensor, Tensor]:
+    """Begin and end [parts, rows] of the edges whose sources lie in equal parts of all: by bisection, as the
+    neighbours of a row rise."""
+    low, high = csr.indptr[:-1], csr.indptr[1:]
+    bounds = [low]
+    for part in range(1, parts):
+        bound = -(-num_cols * part // parts)
+        lo, hi = bounds[-1], high
+        for _ in range(csr.indices.numel().bit_length()):
+            middle = (lo + hi) // 2
+            open_ = lo < hi
+            below = open_ & (csr.indices[torch.where(open_, middle, 0)] < bound)
+            lo, hi = torch.where(below, middle + 1, lo), torch.where(open_ & ~below, middle, hi)
+        bounds.append(lo)
+    bounds.append(high)
+    return torch.stack(bounds[:-1]), torch.stack(bounds[1:])
+
+
+def cut_on_gpu(csr: CSR, num_cols: int, max_edges: int, longest_first: bool, parts: int) -> Items:
+    """`cut` by the GPU's kernels, without the places that are not needed. Lengths are ordered to a quarter of
+    an octave. Natural order has the pieces of split rows in front; with parts, it is that of blocks of rows.
+    """
+    items, splits, counts = _ops.ops.plan_rows(
+        csr.indptr, csr.indices, num_cols, parts, max_edges, longest_first
+    )
+    more, num_slots, num_splits = counts[:3].tolist()
+    num_rows = csr.indptr.numel() - 1
+    begin = 0 if longest_first or parts > 1 else len(items) - num_rows - more
+    return Items(items[begin : begin + num_rows + more], splits[:num_splits], num_slots)
+
+
+def in_fixed_order(items: Tensor, csr: CSR, num_cols: int, longest_first: bool, parts: int) -> Tensor:
+    """The items that a kernel made, in an order that follows from the graph alone. Kernels take places by
+    atomics, and one result, GATv2's gradient of attn, is a sum in the order of the items.
+    """
+    place = items[:, 0].long() * 2**31 + items[:, 1]
+    if not longest_first and parts == 1:  # rows have their places: it is the pieces in front of them
+        front = len(items) - (csr.indptr.numel() - 1)
+        return torch.cat([items[:front][place[:front].argsort()], items[front:]])
+    items = items[place.argsort()]
+    length = items[:, 2] - items[:, 1]
+    rank = torch.zeros_like(length, dtype=torch.int64)
+    if parts > 1 and csr.indices.numel():
+        ends = [-(-num_cols * p // parts) for p in range(1, parts)]
+        bounds = torch.tensor(ends, dtype=csr.indices.dtype, device=items.device)
+        source = csr.indices[items[:, 1].clamp(max=csr.indices.numel() - 1)]
+        rank = torch.where(length > 0, torch.bucketize(source, bounds, right=True), 0) * 2**31
+    if longest_first:
+        rank = rank - length
+    return items[rank.argsort(stable=True)]
+
+
+def falls(indptr: Tensor, indices: Tensor) -> Tensor:
+    """How many edges are below the one before them in their row."""
+    if _ops.on_device(indptr):
+        return _ops.ops.falls(indptr, indices)
+    return falls_in_tensors(indptr, indices)
+
+
+def falls_in_tensors(indptr: Tensor, indices: Tensor) -> Tensor:
+    found = indices[1:] < indices[:-1]
+    starts = indptr[1:-1]
+    found[starts[(starts > 0) & (starts < indices.numel())] - 1] = False
+    return found.sum()

@@ -1,0 +1,153 @@
+"""The planner of a graph: its plans, and the arguments that operators get of them, each made once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from .._compile import not_compiled, untraced
+from .._ops import GraphArgs
+from .._structure import Structure
+from . import choose
+from . import device as devices
+from .device import Device
+from .direction import Direction
+from .plans import Plan, Shape
+
+
+class Planner:
+    """once: the graph is for one step of training. device: what to plan for; default the graph's own.
+
+    Building something twice from two threads is harmless.
+    """
+
+    def __init__(self, structure: Structure, once: bool = False, device: Device | None = None) -> None:
+        self.structure, self.once = structure, once
+        self._device = device
+        self._directions: dict[bool, Direction] = {}
+        self._plans: dict[tuple[Shape, bool, str, bool], Plan] = {}
+        self._arguments: dict[tuple[Shape, str, bool, bool], GraphArgs] = {}
+
+    def plan(self, shape: Shape, reverse: bool = False, schedule: str = "auto", edges: bool = False) -> Plan:
+        """reverse: over sources, as backward walks. schedule, edges: see `choose.plan`."""
+        found = self._plans.get((shape, reverse, schedule, edges))
+        return self._plan(shape, reverse, schedule, edges) if found is None else found
+
+    @not_compiled
+    def _plan(self, shape: Shape, reverse: bool, schedule: str, edges: bool) -> Plan:
+        plans = self._plans  # before anything is built: see `trial`
+        found = plans[shape, reverse, schedule, edges] = self.estimate(shape, reverse, schedule, edges)
+        return found
+
+    def estimate(self, shape: Shape, reverse: bool, schedule: str = "auto", edges: bool = False) -> Plan:
+        """What `plan` gives before anything was measured."""
+        with untraced(self.structure.indices):
+            return choose.plan(self._direction(reverse), shape, schedule, edges, self.once)
+
+    def _direction(self, reverse: bool) -> Direction:
+        found = self._directions.get(reverse)
+        if found is None:
+            if self._device is None:
+                self._device = devices.of(self.structure.indices.device)
+            found = self._directions[reverse] = Direction(self.structure, reverse, self._device)
+        return found
+
+    def arguments(
+        self,
+        num_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        layer: str,
+        *,
+        schedule: str,
+        edges: bool,
+        backward: bool,
+    ) -> GraphArgs:
+        """edges: edge tensors, dropout or returned attention, which need edge ids. backward: gradients."""
+        shape = Shape(num_heads, head_dim, dtype, layer)
+        found = self._arguments.get((shape, schedule, edges, backward))
+        return self._make_arguments(shape, schedule, edges, backward) if found is None else found
+
+    @not_compiled
+    def _make_arguments(self, shape: Shape, schedule: str, edges: bool, backward: bool) -> GraphArgs:
+        kept = self._arguments  # before the plans are looked up: see `adopt`
+        plan, csr = self.plan(shape, False, schedule, edges), self.structure.csr()
+        forward = (csr.indices, csr.eids if edges else None, plan.items, plan.splits, plan.launch)
+        if backward:
+            plan_back = self.plan(shape, True, schedule, edges)
+            back = self.structure.reverse_csr(need_eids=edges)
+            reverse = (back.indices, back.eids, plan_back.items, plan_back.splits, plan_back.launch)
+            found = GraphArgs(*forward, *reverse, plan.tiles, plan_back.tiles)
+        else:
+            found = GraphArgs(*forward, None, None, None, None, [0, 0, 0], plan.tiles, None)
+        kept[shape, schedule, edges, backward] = found
+        return found
+
+    # ---- tuning ----------------------------------------------------------------------------------
+
+    def alternatives(self, shape: Shape, reverse: bool) -> list[str]:
+        """See `choose.alternatives`."""
+        with untraced(self.structure.indices):
+            return choose.alternatives(self._direction(reverse), shape, self.plan(shape, reverse))
+
+    def adopt(self, shape: Shape, reverse: bool, schedule: str, why: str) -> Plan:
+        """Makes a schedule the shape's "auto": on rows for all calls, tiles for those that can take them."""
+        plan = replace(self.plan(shape, reverse, schedule), why=why)
+        for edges in (False,) if plan.tiles is not None else (False, True):
+            self._plans[shape, reverse, "auto", edges] = plan
+        self._arguments = {}  # a new one: who is at it in another thread may still fill the old one
+        return plan
+
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """All plans that are made or adopted within are forgotten."""
+        plans, directions = self._plans, self._directions
+        self._plans = dict(plans)
+        self._directions = {reverse: found.copy() for reverse, found in directions.items()}
+        try:
+            yield
+        finally:
+            self._plans, self._directions, self._arguments = plans, directions, {}
+
+
+def plan(
+    graph,
+    *,
+    reverse: bool = False,
+    num_heads: int = 4,
+    head_dim: int = 32,
+    dtype: torch.dtype = torch.float32,
+    schedule: str = "auto",
+    layer: str | None = "gat",
+    edges: bool = False,
+) -> Plan:
+    """The plan of one direction of a graph for a feature shape, by estimate.
+
+    graph: :class:`dfgnn.Graph`. reverse: rows are sources (backward) instead of destinations. num_heads,
+    head_dim, dtype: of the features. schedule: one of ``SCHEDULES``, alone or with a bound (see ``parse``),
+    or "auto" for the cheapest. layer: "gat", "gatv2" or "dot", whose passes it is for; None for the plain
+    products. edges: the call has edge tensors or dropout, or returns attention.
+
+    Raises ValueError for an unknown schedule, or one that this device or feature shape does not have.
+    """
+    shape = Shape(num_heads, head_dim, dtype, layer)
+    return graph._planner.estimate(shape, reverse, schedule, edges)
+
+
+def alternatives(
+    graph,
+    *,
+    reverse: bool,
+    num_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    layer: str | None = "gat",
+) -> list[str]:
+    """What could be asked for instead of "auto": every schedule that there is here, with its own bound, half
+    and twice of it where that cuts rows in other places, and with fewer heads at a time or the sources in
+    parts where the neighbours' rows exceed half of the L2 cache. The estimate's choice is among them.
+    """
+    return graph._planner.alternatives(Shape(num_heads, head_dim, dtype, layer), reverse)

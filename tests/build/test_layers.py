@@ -1,0 +1,115 @@
+"""The rules of docs/architecture.md, "Rooms and rules": no arrow runs up, no circle."""
+
+import ast
+import re
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# Rooms of dfgnn/, bottom up; those of a line do not see each other.
+FLOORS = """
+_library _compile _timing _flex
+_arguments
+_ops
+_csr
+_structure
+schedule
+graph
+_checks reference
+functional
+nn
+__init__
+env bench
+"""
+# Folders of csrc/, and what each may include beside itself and the standard library.
+SEES = {"core": "", "cpu": "core", "cuda": "core", "torch": "core cpu/engine.h cuda/engine.h"}
+
+
+def imports() -> dict[str, set[str]]:
+    """Modules of dfgnn and the modules that they import, at any place, as paths from dfgnn/."""
+    package = ROOT / "dfgnn"
+    files = {path.relative_to(package).with_suffix("").as_posix(): path for path in package.rglob("*.py")}
+
+    def module(name: str) -> str | None:
+        return next((m for m in (name, f"{name}/__init__".lstrip("/")) if m in files), None)
+
+    found: dict[str, set[str]] = {name: set() for name in files}
+    for name, path in files.items():
+        folder = name.split("/")[:-1]
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").startswith("dfgnn")):
+                base = ["dfgnn", *folder][: len(folder) + 2 - node.level] if node.level else []
+                whole = "/".join([*base, *(node.module or "").split(".")]).strip("/")
+                targets = [module(f"{whole}/{alias.name}"[6:]) or module(whole[6:]) for alias in node.names]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names if alias.name.split(".")[0] == "dfgnn"]
+                targets = [module(n.replace(".", "/")[6:]) for n in names]
+            else:
+                continue
+            found[name] |= {target for target in targets if target and target != name}
+    return found
+
+
+def includes() -> tuple[dict[str, set[str]], dict[str, set[str]]]:
+    """Files of csrc with the files, and with the system headers, that they include."""
+    own: dict[str, set[str]] = {}
+    system: dict[str, set[str]] = {}
+    for path in (p for p in (ROOT / "csrc").rglob("*") if p.suffix in {".h", ".cuh", ".cpp", ".cu"}):
+        name, text = path.relative_to(ROOT / "csrc").as_posix(), path.read_text()
+        found = [(path.parent / x, ROOT / "csrc" / x) for x in re.findall(r'#include "(.+)"', text)]
+        targets = [next(p for p in places if p.is_file()).resolve() for places in found]
+        own[name] = {target.relative_to(ROOT / "csrc").as_posix() for target in targets}
+        system[name] = set(re.findall(r"#include <(.+)>", text))
+    return own, system
+
+
+def test_python():
+    floor = {room: i for i, rooms in enumerate(FLOORS.split("\n")) for room in rooms.split()}
+    found = imports()
+    assert found["schedule/tuning"] >= {"_ops", "_timing", "schedule/planner"}  # they are read at all
+    assert found["bench/workloads"] >= {"functional", "graph/__init__"}
+    for name, targets in found.items():
+        room = name.split("/")[0]
+        for other in {target.split("/")[0] for target in targets} - {room}:
+            assert floor[other] < floor[room], f"dfgnn/{name} imports {other}"
+    assert list(TopologicalSorter(found).static_order())  # raises CycleError, which names the circle
+
+
+def test_cpp():
+    own, system = includes()
+    assert own["torch/attention.h"] and system["torch/checks.h"]
+    for name, targets in own.items():
+        room = name.split("/")[0]
+        for target in targets:
+            allowed = {room, *SEES[room].split()}
+            assert allowed & {target, target.split("/")[0]}, f"csrc/{name} includes {target}"
+    for name, headers in system.items():
+        for header in headers:
+            room = name.split("/")[0]
+            assert room == "torch" or not re.match("torch|ATen|c10|Python", header), (name, header)
+            assert room == "cuda" or not header.startswith("cuda"), (name, header)
+    assert list(TopologicalSorter(own).static_order())
+
+
+@pytest.mark.parametrize("broken", ["reads_up", "circle"])
+def test_the_rules_notice(broken, tmp_path, monkeypatch):
+    """A room that reads a higher one, and two modules that read each other within a function."""
+    for name in ("_ops", "_csr", "schedule/a", "schedule/b"):
+        path = tmp_path / f"dfgnn/{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    if broken == "reads_up":
+        (tmp_path / "dfgnn/_ops.py").write_text("def f():\n    from ._csr import CSR\n")
+    else:
+        (tmp_path / "dfgnn/schedule/a.py").write_text("from .b import x\n")
+        (tmp_path / "dfgnn/schedule/b.py").write_text("def f():\n    from dfgnn.schedule import a\n")
+    monkeypatch.setattr("test_layers.ROOT", tmp_path)
+    found = imports()
+    if broken == "reads_up":
+        assert found["_ops"] == {"_csr"}
+    else:
+        assert found["schedule/a"] == {"schedule/b"} and found["schedule/b"] == {"schedule/a"}
+        with pytest.raises(ValueError, match="cycle"):
+            list(TopologicalSorter(found).static_order())
