@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from . import _ops
-from ._compile import without_gradient
+from ._compile import not_compiled, untraced, without_gradient
 
 # Node ids, edge positions and edge counts are int32 in the kernels.
 LIMIT = 2**31
@@ -70,6 +70,7 @@ def as_size(where: str, name: str, value) -> int:
     return number
 
 
+@not_compiled
 def as_index(where: str, name: str, value, shape: tuple[int | None, ...] = (None,)) -> Tensor:
     """`value` as a plain, strided int32 or int64 tensor of this shape (None: any length)."""
     if not isinstance(value, Tensor):
@@ -85,6 +86,15 @@ def as_index(where: str, name: str, value, shape: tuple[int | None, ...] = (None
         expected = ", ".join("*" if want is None else str(want) for want in shape)
         raise ValueError(f"{where}: {name}: expected shape [{expected}], got {list(value.shape)}")
     return value
+
+
+@not_compiled
+def ends_of(where: str, edge_index) -> tuple[Tensor, Tensor]:
+    """The rows of an edge_index [2, E]."""
+    edge_index = as_index(where, "edge_index", edge_index, (2, None))
+    with untraced(edge_index):
+        src, dst = edge_index.unbind()
+    return src, dst
 
 
 def same_device(where: str, name: str, value: Tensor, other_name: str, other: Tensor) -> None:

@@ -131,9 +131,9 @@ def from_pyg(cls, data, num_nodes, num_src, num_dst, validate: bool):
         sort_order = data.sort_order
         if not given and None not in data.sparse_size():  # half known: a cache of PyG's own, no one's wish
             num_src, num_dst = data.sparse_size()
-    edge_index = _csr.as_index(where, "edge_index", data, (2, None))
+    src, dst = _csr.ends_of(where, data)
     names = ("edge_index[0]", "edge_index[1]")
-    return cls._from_coo(where, names, *edge_index, num_nodes, num_src, num_dst, validate, sort_order)
+    return cls._from_coo(where, names, src, dst, num_nodes, num_src, num_dst, validate, sort_order)
 
 
 def batched(cls, where: str, graphs) -> list:

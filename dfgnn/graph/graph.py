@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from operator import index
 from typing import Literal, overload
 
 import torch
 from torch import Tensor
 
 from .. import _csr
-from .._compile import not_compiled, untraced
+from .._compile import not_compiled, untraced, without_gradient
 from .._csr import CSR, DegreeStats
 from .._structure import Side, Structure
 from ..schedule import Plan, Planner, Shape
@@ -122,9 +123,9 @@ class Graph:
         (shape, 2**31 nodes or edges, ids out of range).
         """
         where = "Graph.from_edge_index"
-        edge_index = _csr.as_index(where, "edge_index", edge_index, (2, None))
+        src, dst = _csr.ends_of(where, edge_index)
         names = ("edge_index[0]", "edge_index[1]")
-        return cls._from_coo(where, names, *edge_index, num_nodes, num_src, num_dst, validate)
+        return cls._from_coo(where, names, src, dst, num_nodes, num_src, num_dst, validate)
 
     @classmethod
     def from_coo(
@@ -233,6 +234,7 @@ class Graph:
         cls, where, names, src, dst, num_nodes, num_src, num_dst, validate, sort_order=None
     ) -> Graph:
         """sort_order: what PyG's EdgeIndex says of itself, believed where the values are not read."""
+        src, dst = without_gradient(src), without_gradient(dst)
         if num_nodes is not None:
             if num_src is not None or num_dst is not None:
                 raise TypeError(f"{where}: expected either num_nodes or num_src and num_dst, got both")
@@ -337,7 +339,8 @@ class Graph:
         the plain products. edges: the call has edge tensors or dropout, or returns attention. After
         `autotune`, "auto" is what it found for the layer.
         """
-        return self._planner.plan(Shape(num_heads, head_dim, dtype, layer), reverse, schedule, edges)
+        shape = Shape(index(num_heads), index(head_dim), dtype, layer)  # also of symbolic sizes
+        return self._planner.plan(shape, reverse, schedule, edges)
 
     def autotune(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from operator import index
 
 import torch
 
@@ -67,7 +68,7 @@ class Planner:
         backward: bool,
     ) -> GraphArgs:
         """edges: edge tensors, dropout or returned attention, which need edge ids. backward: gradients."""
-        shape = Shape(num_heads, head_dim, dtype, layer)
+        shape = Shape(index(num_heads), index(head_dim), dtype, layer)  # also of symbolic sizes
         found = self._arguments.get((shape, schedule, edges, backward))
         return self._make_arguments(shape, schedule, edges, backward) if found is None else found
 
