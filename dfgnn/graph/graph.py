@@ -357,8 +357,9 @@ class Graph:
         means for this feature shape; gives a `dfgnn.schedule.tuning.Tuning`, whose text shows all times.
 
         layer: "gat", "gatv2" or "dot". backward: also the plan over sources. seconds: about how long to
-        measure each direction. file: a JSON file; a choice found in it for this graph, device and shape is
-        taken without measuring, and what is measured is added to it.
+        measure each direction. file: a JSON file, or a link to one; a choice found in it for this graph,
+        device and shape is taken without measuring, and what is measured is added to it. Many processes may
+        use one file at a time. Entries that this version does not know are left alone.
 
         The choice lives as long as the graph and its plans: copies, `to` and pickling drop it. Candidates:
         `dfgnn.schedule.alternatives`; one has to be 2 % faster than the estimate's choice. Allocates inputs,

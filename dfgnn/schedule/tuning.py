@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -83,7 +86,7 @@ def autotune(
     key = _key(graph, layer, num_heads, head_dim, dtype) if path else None
 
     known = entries.get(key, {})
-    if all(name in known for name in directions):
+    if all(_is_possible(graph, shape, reverse, known.get(name)) for name, reverse in directions.items()):
         for name, reverse in directions.items():
             graph._planner.adopt(shape, reverse, known[name], "measured earlier, read from a file")
         return Tuning(known["forward"], known["reverse"] if backward else None, {})
@@ -92,8 +95,17 @@ def autotune(
     for name, reverse in directions.items():
         chosen[name], times[name] = _tune(graph, shape, reverse, seconds)
     if path:
-        _write(path, _read(path) | {key: known | chosen})
+        _add(path, key, chosen)
     return Tuning(chosen["forward"], chosen.get("reverse"), times)
+
+
+def _is_possible(graph, shape: Shape, reverse: bool, schedule: str | None) -> bool:
+    """Whether there is such a schedule here: a file may have one of another version."""
+    try:
+        graph._planner.plan(shape, reverse, schedule)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _tune(graph, shape: Shape, reverse: bool, seconds: float) -> tuple[str, dict[str, float]]:
@@ -174,11 +186,13 @@ def _checksum(graph) -> int:
     return total % 10**6
 
 
-def _read(path: Path) -> dict:
-    if not path.exists():
+def _read(path: Path) -> dict[str, dict]:
+    """All entries, also those of other versions: what is in them is looked at where one is used."""
+    text = path.read_text() if path.exists() else ""
+    if not text:  # also between the first writer's opening the file and its writing it
         return {}
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(text)
     except ValueError as error:
         raise ValueError(
             f"{_WHERE}: file: expected JSON of an earlier call in {path}, got {error}"
@@ -188,9 +202,40 @@ def _read(path: Path) -> dict:
     return found
 
 
-def _write(path: Path, entries: dict) -> None:
-    """In one step, so that a process which reads at the same time sees the old file or the new one."""
+def _add(path: Path, key: str, chosen: dict[str, str]) -> None:
+    """Adds to what the file has by now. In one step, so that who reads at the same time sees the old file or
+    the new one, which has its owner and mode; one writer at a time.
+    """
+    path = Path(os.path.realpath(path))  # the file itself, not a link to it
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as new:
-        new.write(json.dumps(entries, indent=1) + "\n")
-    os.replace(new.name, path)
+    with _locked(path) as old:
+        entries = _read(path)
+        entries[key] = entries.get(key, {}) | chosen
+        file, name = tempfile.mkstemp(".tmp", path.name, path.parent)
+        try:
+            with os.fdopen(file, "w") as new:
+                with suppress(PermissionError):
+                    os.fchown(file, old.st_uid, old.st_gid)
+                os.fchmod(file, stat.S_IMODE(old.st_mode))
+                new.write(json.dumps(entries, indent=1) + "\n")
+            os.replace(name, path)
+        except BaseException:
+            os.unlink(name)
+            raise
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[os.stat_result]:
+    """Holds the lock of the file that is at `path`, which is made if there is none, and gives its state."""
+    while True:
+        file = os.open(path, os.O_RDONLY | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            state, current = os.fstat(file), None
+            with suppress(FileNotFoundError):
+                current = os.stat(path)
+            if current and os.path.samestat(state, current):  # else another writer has replaced it meanwhile
+                yield state
+                return
+        finally:
+            os.close(file)

@@ -1,6 +1,8 @@
 """Schedules with bounds, and plans by measurement."""
 
 import json
+import multiprocessing
+import os
 import pickle
 import random
 
@@ -330,6 +332,83 @@ def test_file(clock, long_rows, tmp_path):
         measured = len(clock.asked)
     assert len(json.loads(path.read_text())) == 3
     assert [p.name for p in path.parent.iterdir()] == ["plans.json"]
+
+
+def test_file_keeps_its_mode_and_its_place(clock, long_rows, tmp_path):
+    clock.graph = long_rows
+    clock.times |= {(d, b): float(b) for d in (False, True) for b in (4096, 2048, 8192)}
+    path, link = tmp_path / "shared" / "plans.json", tmp_path / "plans.json"
+    link.symlink_to(path)  # of a file that is not there yet
+    before = os.umask(0o027)
+    try:
+        long_rows.autotune("gat", file=link)
+    finally:
+        os.umask(before)
+    assert link.is_symlink() and path.stat().st_mode & 0o777 == 0o640  # as any new file
+    path.chmod(0o664)
+    long_rows.autotune("dot", file=link)
+    assert link.is_symlink() and path.stat().st_mode & 0o777 == 0o664
+    assert len(json.loads(path.read_text())) == 2 and len(list(path.parent.iterdir())) == 1
+
+
+def _write(path, start, name):
+    start.wait()
+    for part in ("forward", "reverse"):
+        tuning._add(path, name, {part: "natural<=64"})
+
+
+def test_many_writers_lose_nothing(tmp_path):
+    """Two entries each, of 24 processes at a time; who reads meanwhile sees whole files."""
+    path, context = tmp_path / "plans.json", multiprocessing.get_context("fork")
+    start = context.Barrier(25)
+    writers = [context.Process(target=_write, args=(path, start, f"graph {i}")) for i in range(24)]
+    for writer in writers:
+        writer.start()
+    start.wait()
+    while any(writer.is_alive() for writer in writers):
+        assert set(tuning._read(path)) <= {f"graph {i}" for i in range(24)}
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0] * 24
+    both = {"forward": "natural<=64", "reverse": "natural<=64"}
+    assert tuning._read(path) == {f"graph {i}": both for i in range(24)}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"forward": "hexagonal<=64", "reverse": "natural"},  # no such schedule
+        {"forward": "natural", "reverse": "packed"},  # none of the CPU's
+        {"forward": {"schedule": "natural"}, "reverse": None, "version": 7},
+        {},
+    ],
+)
+def test_entries_that_are_not_known_are_measured_again(clock, long_rows, tmp_path, entry):
+    clock.graph = long_rows
+    clock.times |= {(d, b): float(b) for d in (False, True) for b in (4096, 2048, 8192)}
+    path = tmp_path / "plans.json"
+    long_rows.autotune("gat", file=path)
+    ((key, found),) = json.loads(path.read_text()).items()
+    others = {"another graph": {"forward": "hexagonal", "since": 9}}
+    path.write_text(json.dumps({key: entry, **others}))
+    clock.asked.clear()
+    assert long_rows.autotune("gat", file=path).forward == "natural<=2048" and len(clock.asked) == 6
+    assert json.loads(path.read_text()) == {key: entry | found, **others}
+
+
+def test_a_failure_to_write_leaves_the_file_alone(tmp_path, monkeypatch):
+    path = tmp_path / "plans.json"
+    tuning._add(path, "a", {"forward": "natural"})
+    text = path.read_text()
+
+    def replace(*names):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(OSError, match="no space left"):
+        tuning._add(path, "b", {"forward": "natural"})
+    assert path.read_text() == text and list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"a": 1}'])
