@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,10 +25,10 @@ __all__ = ["Tuning", "autotune"]
 
 _WHERE = "Graph.autotune"
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-# Of the layers, as their functions in dfgnn/functional.py have them.
+# Of the layers, as operators name them.
 _SCORES = {"gat": "additive", "gatv2": "additive_v2", "dot": "dot"}
-_SLOPES = {"gat": 0.2, "gatv2": 0.2, "dot": 1.0}
-_NO_EDGES = _ops.EdgeArgs(*[None] * len(_ops.EdgeArgs._fields))
+# The gradient of dst is wanted, too, as in csrc/torch/attention.h.
+_NEED_DST = 1
 # A candidate has to beat the estimate's choice by this factor: less is noise.
 _GAIN = 1.02
 # Places of `indices` that are summed at a time.
@@ -131,8 +132,8 @@ def _tune(graph, shape: Shape, reverse: bool, seconds: float) -> tuple[str, dict
     return best, times
 
 
-def _call(graph, shape: Shape, backward: bool) -> Callable[[], tuple[Tensor, ...]]:
-    """The layer's attention of standard normal inputs, the same ones at every call, with their gradients."""
+def _call(graph, shape: Shape, backward: bool) -> Callable[[], Any]:
+    """The layer's attention of standard normal inputs, the same ones at every call, with all gradients."""
     heads, dim, dtype, layer = shape
     generator = torch.Generator(graph.device).manual_seed(0)
 
@@ -140,27 +141,45 @@ def _call(graph, shape: Shape, backward: bool) -> Callable[[], tuple[Tensor, ...
         return torch.randn(size, generator=generator, device=graph.device).to(dtype)
 
     acc = torch.promote_types(dtype, torch.float32)
-    value = normal(graph.num_src, heads, dim)
-    src = dst = attn = None
+    given: dict[str, Any] = {
+        "score": _ops.SCORES[_SCORES[layer]],
+        "value": normal(graph.num_src, heads, dim),
+        "num_dst": graph.num_dst,
+        "negative_slope": 1.0 if layer == "dot" else 0.2,
+        "scale": dim**-0.5 if layer == "dot" else 1.0,
+        "dropout_p": 0.0,
+        "flags": 0,
+        "return_attention": False,
+        "save_positive": backward and layer == "gat",
+        "need": _NEED_DST,
+    }
     if layer == "gat":
-        src, dst = (normal(n, heads).to(acc) for n in (graph.num_src, graph.num_dst))
+        given |= {"src": normal(graph.num_src, heads).to(acc), "dst": normal(graph.num_dst, heads).to(acc)}
     else:
-        dst = normal(graph.num_dst, heads, dim)
-        src = normal(graph.num_src, heads, dim) if layer == "dot" else None
-        attn = normal(heads, dim) / dim**0.5 if layer == "gatv2" else None
-    leaves = [x.requires_grad_(backward) for x in (value, src, dst, attn) if x is not None]
-    grad_out = normal(graph.num_dst, heads, dim)
+        given["dst"] = normal(graph.num_dst, heads, dim)
+        given |= {"src": normal(graph.num_src, heads, dim)} if layer == "dot" else {}
+        given |= {"attn": normal(heads, dim) / dim**0.5} if layer == "gatv2" else {}
+    given["grad_out"] = normal(graph.num_dst, heads, dim)
+    forward, back = _ops.ops.attention_forward.default, _ops.ops.attention_backward.default
+    results = [result.name for result in forward._schema.returns]
 
-    def run() -> tuple[Tensor, ...]:
-        with torch.set_grad_enabled(backward):
-            out, _ = _ops.attention(
-                graph, _SCORES[layer], value, src, dst, attn, _NO_EDGES, None, slope=_SLOPES[layer],
-                scale=dim**-0.5 if layer == "dot" else 1.0, dropout_p=0.0, return_attention=False,
-                schedule="auto",
-            )  # fmt: skip
-            return (out.detach(), *torch.autograd.grad(out, leaves, grad_out)) if backward else (out,)
+    def run() -> Any:
+        arguments = graph._planner.arguments(*shape, schedule="auto", edges=False, backward=backward)
+        known = given | arguments._asdict()
+        with torch.no_grad():
+            found = _by_name(forward, known)
+            if not backward:
+                return found
+            saved = dict(zip(results, found)) | {"attention": None}
+            if not known["save_positive"]:
+                saved |= {"positive": None, "positive_mass": None}
+            return _by_name(back, known | saved)
 
     return run
+
+
+def _by_name(op, known: dict[str, Any]) -> Any:
+    return op(*(known.get(argument.name) for argument in op._schema.arguments))
 
 
 # ---- the file --------------------------------------------------------------------------------------

@@ -18,10 +18,13 @@ _structure
 schedule
 graph
 _checks reference
+_plain
+_autograd
 functional
 nn
 __init__
-env bench
+env
+bench
 """
 # Folders of csrc/, and what each may include beside itself and the standard library.
 SEES = {"core": "", "cpu": "core", "cuda": "core", "torch": "core cpu/engine.h cuda/engine.h"}
