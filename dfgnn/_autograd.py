@@ -33,6 +33,11 @@ from ._arguments import (
     ops,
 )
 
+# Cheap enough to be asked at every call.
+_top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+_retains_graph = torch._C._autograd._get_current_graph_task_keep_graph
+_transforms_active = torch._C._are_functorch_transforms_active
+
 _forward_op = ops.attention_forward.default
 _backward_op = ops.attention_backward.default
 _LAYERS = {"additive": "gat", "dot": "dot", "additive_v2": "gatv2"}  # as plans name them
@@ -56,11 +61,15 @@ class _Call:
         self.save_positive = save_positive
 
     def forward(self, tensors):
-        """ForwardResults, as a plain tuple."""
-        return _ops.call(
-            _forward_op, SCORES[self.score], *tensors, *self.graph_args, self.graph.num_dst, *self.numbers,
+        """ForwardResults, as a plain tuple; recorded by nothing but a compiler."""
+        arguments = (
+            SCORES[self.score], *tensors, *self.graph_args, self.graph.num_dst, *self.numbers,
             self.return_attention, self.save_positive,
         )  # fmt: skip
+        if torch.compiler.is_compiling():
+            return _forward_op(*arguments)
+        with torch._C._AutoDispatchBelowAutograd():
+            return _forward_op(*arguments)
 
     def of_heads(self, tensors: dict[str, Tensor | None]) -> _Call:
         """This call with tensors of another number of heads."""
@@ -74,36 +83,40 @@ class _Call:
 
     def backward(self, grads, tensors, saved, need: int):
         """BackwardResults, as a plain tuple. saved: out, stats, positive, positive_mass, attention."""
-        return _ops.call(
-            _backward_op, *grads, SCORES[self.score], *tensors, *saved, *self.graph_args, *self.numbers, need
-        )
+        with torch._C._AutoDispatchBelowAutograd():
+            return _backward_op(
+                *grads, SCORES[self.score], *tensors, *saved, *self.graph_args, *self.numbers, need
+            )  # fmt: skip
 
 
 def _need_bits(need: Tensors) -> int:
+    bits = NEED_DST if need.dst else 0
+    if need.edge_bias:
+        bits |= NEED_BIAS
+    if need.edge_gate:
+        bits |= NEED_GATE
+    if need.edge_weight:
+        bits |= NEED_WEIGHT
+    if need.edge_feat:
+        bits |= NEED_FEAT
+    return bits
+
+
+def _gradients(need: Tensors, tensors: Tensors, grad_out: Tensor, results) -> tuple[Tensor | None, ...]:
+    """What autograd wants of the backward operator's results, in the order of Tensors."""
+    value, src, dst, attn, bias, gate, weight, feat = results
     return (
-        NEED_DST * need.dst
-        + NEED_BIAS * need.edge_bias
-        + NEED_GATE * need.edge_gate
-        + NEED_WEIGHT * need.edge_weight
-        + NEED_FEAT * need.edge_feat
-    )
-
-
-def _gradients(need: Tensors, tensors: Tensors, grad_out: Tensor, results) -> Tensors:
-    """What autograd wants of the backward operator's results."""
-    r = BackwardResults(*results)
-    return Tensors(
-        value=r.grad_value,
-        src=r.grad_src if tensors.src is not None else None,
-        dst=r.grad_dst if need.dst else None,
-        attn=_ops.as_type(r.grad_attn.sum(0), tensors.attn.dtype) if need.attn else None,
-        edge_bias=_ops.as_type(r.grad_bias, tensors.edge_bias.dtype) if need.edge_bias else None,
-        edge_gate=_per_edge(tensors.edge_gate, r.grad_gate) if need.edge_gate else None,
-        edge_mask=None,
-        edge_weight=_per_edge(tensors.edge_weight, r.grad_weight) if need.edge_weight else None,
-        edge_feat=r.grad_feat if need.edge_feat else None,
-        seed=None,
-        out_bias=grad_out.sum(0) if need.out_bias else None,
+        value,
+        src if tensors.src is not None else None,
+        dst if need.dst else None,
+        _ops.as_type(attn.sum(0), tensors.attn.dtype) if need.attn else None,
+        _ops.as_type(bias, tensors.edge_bias.dtype) if need.edge_bias else None,
+        _per_edge(tensors.edge_gate, gate) if need.edge_gate else None,
+        None,  # edge_mask
+        _per_edge(tensors.edge_weight, weight) if need.edge_weight else None,
+        feat if need.edge_feat else None,
+        None,  # seed
+        grad_out.sum(0) if need.out_bias else None,
     )
 
 
@@ -142,8 +155,8 @@ def _backward(ctx, grad_out, grad_stats, grad_positive, grad_mass, grad_attentio
         None if grad_attention is None else attention, *(getattr(a, name) for name in GraphArgs._fields),
         *(getattr(a, name) for name in Numbers._fields), _need_bits(need),
     )  # fmt: skip
-    grads = _gradients(need, tensors, grad_out, results)
-    return tuple(Forward(**{**dict.fromkeys(Forward._fields), **grads._asdict()}))
+    grads = dict(zip(Tensors._fields, _gradients(need, tensors, grad_out, results)))
+    return tuple(grads.get(name) for name in Forward._fields)
 
 
 def _split(saved):
@@ -177,10 +190,10 @@ class _Attention(torch.autograd.Function):
         out, stats, positive, positive_mass, attention = call.forward(tensors)
         if not call.return_attention:
             attention = None
-        if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+        if _top_hooks(True) is None:
             # Detached: a result that its own node holds would never be freed.
             ctx.kept = out.detach(), None if attention is None else attention.detach()
-            saved = None, None
+            saved = ()
         else:
             ctx.kept, saved = None, (out, attention)
         ctx.set_materialize_grads(False)
@@ -198,11 +211,12 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_out, grad_attention):
         call = ctx.call
-        tensors, (stats, positive, positive_mass, out, attention) = _split(ctx.saved_tensors)
-        if ctx.kept is not None:
-            out, attention = ctx.kept
-            if not torch._C._autograd._get_current_graph_task_keep_graph():
-                ctx.kept = None
+        saved = ctx.saved_tensors
+        tensors = Tensors(*saved[:_NUM_TENSORS])
+        stats, positive, positive_mass, *kept = saved[_NUM_TENSORS:]
+        out, attention = kept or ctx.kept
+        if not _retains_graph():
+            ctx.kept = None
         if grad_attention is None:
             attention = None
         if out._version != ctx.versions[0] or attention is not None and attention._version != ctx.versions[1]:
@@ -338,9 +352,11 @@ def _fold(name: str, x: Tensor | None, dim: int | None, batch: int, heads: int) 
 # ---- the way in ------------------------------------------------------------------------------------------
 
 
-def _transforms(*tensors: Tensor | None) -> bool:
-    """Whether torch.func is at work, or forward mode on these tensors."""
-    return torch._C._are_functorch_transforms_active() or (
+def transformed(*tensors: Tensor | None) -> bool:
+    """Whether torch.func is at work, or forward mode on these tensors. A compiler's tracing has its own way."""
+    if torch.compiler.is_compiling():
+        return False
+    return _transforms_active() or (
         forward_ad._current_level >= 0
         and any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors)
     )
@@ -368,21 +384,19 @@ def attention(
     """(out, attention) of checked arguments; attention means nothing unless asked for."""
     tensors = value, src, dst, attn, *edge, out_bias
     compiling = torch.compiler.is_compiling()
-    transformed = not compiling and _transforms(*tensors)
-    numbers = Numbers(
-        float(slope),
-        float(scale),
-        float(dropout_p),
-        BIAS_AFTER * bias_after + FEAT_IN_KEY * feat_in_key + FEAT_IN_VALUE * feat_in_value,
-    )
-    if transformed and forward_ad._current_level >= 0:
+    in_transform = False
+    if not compiling and (_transforms_active() or forward_ad._current_level >= 0):
+        in_transform = transformed(*tensors)
+    flags = BIAS_AFTER * bias_after + FEAT_IN_KEY * feat_in_key + FEAT_IN_VALUE * feat_in_value
+    numbers = Numbers(float(slope), float(scale), float(dropout_p), flags)
+    if in_transform and forward_ad._current_level >= 0:
         return _plain.attention(_plain.ends_of(graph), SCORES[score], numbers, Tensors(*tensors))
     # What torch.func differentiates by cannot be seen from within.
     backward = torch.is_grad_enabled() and (
-        transformed or any(x is not None and x.requires_grad for x in tensors)
+        in_transform or any(x is not None and x.requires_grad for x in tensors)
     )
     with_positive = score == "additive" and backward and dst is not None and edge.edge_gate is None
-    if transformed:
+    if in_transform:
         with _plain.untransformed():
             args = _graph_args(graph, score, value, edge, return_attention, backward, schedule)
     else:
@@ -393,9 +407,9 @@ def attention(
         score,
         numbers,
         return_attention,
-        with_positive and (transformed or dst.requires_grad),
+        with_positive and (in_transform or dst.requires_grad),
     )
-    if transformed:
+    if in_transform:
         out, _, _, _, attention = _Forward.apply(call, *tensors)
         return out.clone(), attention.clone()  # which may be modified, as backward reads the others
     if backward and not compiling:
@@ -459,13 +473,13 @@ class _Spmm(torch.autograd.Function):
 
 def sddmm(graph, rows, feat, reverse: bool = False):
     """<rows[i], feat[j]> of each edge [E, H]; rows are destinations, or with ``reverse`` sources."""
-    if not torch.compiler.is_compiling() and _transforms(rows, feat):
+    if transformed(rows, feat):
         return _plain.sddmm(_plain.ends_of(graph, reverse), rows, feat)
     return _Sddmm.apply(rows, feat, graph, reverse)
 
 
 def spmm(graph, weight, feat, reverse: bool = False):
     """sum_j weight_ij feat[j] of each row i: a destination, or with ``reverse`` a source."""
-    if not torch.compiler.is_compiling() and _transforms(weight, feat):
+    if transformed(weight, feat):
         return _plain.spmm(_plain.ends_of(graph, reverse), weight, feat)
     return _Spmm.apply(weight, feat, graph, reverse)

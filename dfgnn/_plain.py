@@ -50,11 +50,14 @@ class Ends(NamedTuple):
         return self.edge_index.shape[1]
 
 
+@contextlib.contextmanager
 def untransformed():
     """Where structures are made that outlive a function of torch.func: they must not get its wrappers."""
     if torch._C._are_functorch_transforms_active():
-        return temporarily_clear_interpreter_stack()
-    return contextlib.nullcontext()
+        with temporarily_clear_interpreter_stack():
+            yield
+    else:
+        yield
 
 
 def ends_of(graph, reverse: bool = False) -> Ends:
