@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from . import _ops
+from ._arguments import ops
 from ._compile import not_compiled, untraced, without_gradient
 
 # Node ids, edge positions and edge counts are int32 in the kernels.
@@ -330,7 +331,7 @@ def degree_stats_of(csr: CSR) -> DegreeStats:
     indptr, num_edges = csr.indptr, csr.indices.numel()
     n = indptr.numel() - 1
     if n and _ops.on_device(indptr):
-        p50, p99, num_empty, largest, squares = _ops.ops.degrees(indptr).tolist()
+        p50, p99, num_empty, largest, squares = ops.degrees(indptr).tolist()
         if p99 < _DEGREE_BINS:
             return _stats(n, num_edges, largest, p50, p99, num_empty, squares)
     return degree_stats(indptr.diff(), num_edges)

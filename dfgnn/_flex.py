@@ -1,9 +1,12 @@
 """Scores written in Python, a chunk of edges at a time: no E x H x D tensor, forward or backward."""
 
+import contextlib
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+from . import _autograd, _plain
 
 # Bytes of what is gathered for one chunk of edges, by default.
 _CHUNK_BYTES = 2**27
@@ -17,7 +20,17 @@ def chunk_size(query: Tensor, key: Tensor) -> int:
 
 def edge_scores(graph, score_fn: Callable, chunk: int, query, key, edge_feat, params) -> Tensor:
     """score_fn of all edges [E, H], differentiable in query, key, edge_feat and params."""
-    return _EdgeScores.apply(graph, score_fn, chunk, query, key, edge_feat, *params)
+    tensors = query, key, edge_feat, *params
+    if _autograd.transformed(*tensors):
+        return _all_scores(_plain.ends_of(graph).edge_index, score_fn, query.dtype, tensors)
+    return _EdgeScores.apply(graph, score_fn, chunk, *tensors)
+
+
+def _all_scores(edge_index, score_fn, dtype, tensors) -> Tensor:
+    """Without chunks, in operations that torch differentiates any number of times, in either mode."""
+    query, key, edge_feat, *params = tensors
+    src, dst = edge_index
+    return score_fn(query[dst], key[src], edge_feat, *params).to(dtype)
 
 
 def _chunks(graph, chunk: int):
@@ -27,44 +40,110 @@ def _chunks(graph, chunk: int):
         yield part, src[part], dst[part]
 
 
+class _Surroundings:
+    """What a score depends on beside its arguments, to compute it again: random numbers and autocast.
+
+    While a CUDA graph is captured the generators are not to be asked; random scores then are drawn anew.
+    """
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.generators = None
+        if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+            self.generators = self._states()
+        self.autocast = [
+            (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+            for kind in dict.fromkeys(("cpu", device.type))
+        ]
+
+    def _states(self):
+        cuda = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
+        return torch.get_rng_state(), cuda
+
+    def drew_nothing(self) -> None:
+        """Forgets the generators, if nothing was drawn from them since: most scores are not random."""
+        if self.generators is not None:
+            pairs = zip(self.generators, self._states())
+            if all(then is now or torch.equal(then, now) for then, now in pairs):
+                self.generators = None
+
+    @contextlib.contextmanager
+    def again(self):
+        with contextlib.ExitStack() as stack:
+            if self.generators is not None:
+                cuda = [self.device] if self.generators[1] is not None else []
+                stack.enter_context(torch.random.fork_rng(cuda))
+                torch.set_rng_state(self.generators[0])
+                if cuda:
+                    torch.cuda.set_rng_state(self.generators[1], self.device)
+            for kind, enabled, dtype in self.autocast:
+                stack.enter_context(torch.autocast(kind, dtype, enabled=enabled, cache_enabled=False))
+            yield
+
+
 class _EdgeScores(torch.autograd.Function):
     @staticmethod
     def forward(ctx, graph, score_fn, chunk, query, key, edge_feat, *params):
         ctx.save_for_backward(query, key, edge_feat, *params)
         ctx.graph, ctx.score_fn, ctx.chunk = graph, score_fn, chunk
+        ctx.surroundings = _Surroundings(query.device)
         scores = query.new_empty(graph.num_edges, query.shape[1])
         for part, src, dst in _chunks(graph, chunk):
             e = None if edge_feat is None else edge_feat[part]
             scores[part] = score_fn(query[dst], key[src], e, *params)
+        ctx.surroundings.drew_nothing()
         return scores
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
-        query, key, edge_feat, *params = ctx.saved_tensors
+        inputs = ctx.saved_tensors
         need = ctx.needs_input_grad[3:]
-        inputs = [query, key, edge_feat, *params]
-        # Added up in float32 at least: a parameter collects from every chunk.
-        acc = torch.promote_types(query.dtype, torch.float32)
-        grads = [torch.zeros_like(x, dtype=acc) if n else None for x, n in zip(inputs, need)]
-        for part, src, dst in _chunks(ctx.graph, ctx.chunk):
-            rows = [query[dst], key[src], None if edge_feat is None else edge_feat[part], *params]
-            rows = [x if x is None else x.detach().requires_grad_(n) for x, n in zip(rows, need)]
-            with torch.enable_grad():
-                scores = ctx.score_fn(*rows)
-            wanted = [x for x, n in zip(rows, need) if n]
-            found = iter(torch.autograd.grad(scores, wanted, grad[part], allow_unused=True))
-            for k, n in enumerate(need):
-                g = next(found) if n else None
-                if g is None:
-                    continue
-                if k < 2:
-                    grads[k].index_add_(0, dst if k == 0 else src, g.to(acc))
-                elif k == 2:
-                    grads[k][part] = g
-                else:
-                    grads[k] += g
-        return None, None, None, *(g if g is None else g.to(x.dtype) for g, x in zip(grads, inputs))
+        with ctx.surroundings.again():
+            gradients = _second_order if torch.is_grad_enabled() else _first_order
+            return None, None, None, *gradients(ctx, inputs, need, grad)
+
+
+def _first_order(ctx, inputs, need, grad):
+    query, key, edge_feat, *params = inputs
+    # Added up in float32 at least: a parameter collects from every chunk.
+    acc = torch.promote_types(query.dtype, torch.float32)
+    grads = [torch.zeros_like(x, dtype=acc) if n else None for x, n in zip(inputs, need)]
+    for part, src, dst in _chunks(ctx.graph, ctx.chunk):
+        rows = [query[dst], key[src], None if edge_feat is None else edge_feat[part], *params]
+        rows = [x if x is None else x.detach().requires_grad_(n) for x, n in zip(rows, need)]
+        with torch.enable_grad():
+            scores = ctx.score_fn(*rows)
+        wanted = [x for x, n in zip(rows, need) if n]
+        found = torch.autograd.grad(scores, wanted, grad[part].to(scores.dtype), allow_unused=True)
+        found = iter(found)
+        for k, n in enumerate(need):
+            g = next(found) if n else None
+            if g is None:
+                continue
+            if k < 2:
+                grads[k].index_add_(0, dst if k == 0 else src, g.to(acc))
+            elif k == 2:
+                grads[k][part] = g
+            else:
+                grads[k] += g
+    return (g if g is None else g.to(x.dtype) for g, x in zip(grads, inputs))
+
+
+def _second_order(ctx, inputs, need, grad):
+    """The same, differentiable, with all edges at a time."""
+    edge_index = _plain.ends_of(ctx.graph).edge_index
+    if ctx.surroundings.generators is not None and ctx.graph.num_edges > ctx.chunk:
+        raise NotImplementedError(
+            "flex_attention: second derivatives of a random score_fn need chunk_edges >= the number of edges"
+        )
+
+    def scores(wanted):
+        merged = [wanted.get(k, x) for k, x in enumerate(inputs)]
+        return _all_scores(edge_index, ctx.score_fn, grad.dtype, merged)
+
+    _, pull = torch.func.vjp(scores, {k: x for k, x in enumerate(inputs) if need[k]})
+    (found,) = pull(grad)
+    return (found.get(k) for k in range(len(inputs)))
 
 
 def try_out(error: Callable, score_fn: Callable, query, key, edge_feat, params) -> None:

@@ -10,112 +10,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from . import _flex, _library, _ops
+from . import _autograd, _flex, _ops
+from ._checks import Checker, for_device, with_feat, without_padding
 from .graph import Graph
-
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-
-
-class _Checker:
-    """Raises errors that name the function, the argument, what was expected and what came."""
-
-    def __init__(self, function: str, graph, first: str, features):
-        self.function = function
-        if not isinstance(graph, Graph):
-            raise TypeError(f"{function}: graph: expected a dfgnn.Graph, got {type(graph).__name__}")
-        if not isinstance(features, Tensor):
-            raise TypeError(f"{function}: {first}: expected a tensor, got {type(features).__name__}")
-        if features.dtype not in DTYPES:
-            raise TypeError(
-                f"{function}: {first}: expected float32, float64, float16 or bfloat16, got {features.dtype}"
-            )
-        self.dtype = features.dtype
-        self.acc = torch.float64 if features.dtype == torch.float64 else torch.float32
-        self.device = graph.device
-        self.num_edges = graph.num_edges
-
-    def error(self, kind, argument: str, expected: str, got) -> Exception:
-        return kind(f"{self.function}: {argument}: expected {expected}, got {got}")
-
-    def tensor(self, name: str, x, shapes, dtypes=None) -> None:
-        """shapes: allowed shapes; None in a shape matches any size >= 1."""
-        if not isinstance(x, Tensor):
-            raise self.error(TypeError, name, "a tensor", type(x).__name__)
-        dtypes = dtypes or (self.dtype,)
-        if x.dtype not in dtypes:
-            raise self.error(TypeError, name, " or ".join(str(d) for d in dict.fromkeys(dtypes)), x.dtype)
-        if x.device != self.device:
-            raise self.error(ValueError, name, f"device {self.device} (the graph's)", x.device)
-
-        if x.shape not in shapes and not any(_fits(x.shape, shape) for shape in shapes):
-            text = " or ".join(
-                "[" + ", ".join("any" if n is None else str(n) for n in shape) + "]" for shape in shapes
-            )
-            raise self.error(ValueError, name, f"shape {text}", list(x.shape))
-
-    def options(self, heads, bias, gate, mask, weight, feat, feat_dim, out_bias, dim, dropout_p, seed):
-        """Checks what all scores share; returns the operator's edge arguments, [E] tensors with a column."""
-        allowed = (self.dtype, self.acc)
-        per_edge, per_head = (self.num_edges,), (self.num_edges, heads)
-        if bias is not None:
-            self.tensor("edge_bias", bias, [per_head], allowed)
-        if gate is not None:
-            self.tensor("edge_gate", gate, [per_edge, per_head], allowed)
-        if mask is not None:
-            self.tensor("edge_mask", mask, [per_edge, per_head], (torch.bool,))
-        if weight is not None:
-            self.tensor("edge_weight", weight, [per_edge, per_head], allowed)
-        if feat is not None:
-            self.tensor("edge_feat", feat, [(*per_head, feat_dim)])
-        if out_bias is not None:
-            self.tensor("out_bias", out_bias, [(heads, dim)])
-        if not 0 <= dropout_p <= 1:
-            raise self.error(ValueError, "dropout_p", "a probability in [0, 1]", dropout_p)
-        if dropout_p > 0 and seed is None:
-            seed = torch.randint(0, 2**62, (1,), device=self.device)
-        seed = seed if dropout_p > 0 else None
-        return _ops.EdgeArgs(bias, _column(gate), _column(mask), _column(weight), feat, seed)
-
-
-def _size_fits(size: int, wanted: int | None) -> bool:
-    return size >= 1 if wanted is None else size == wanted
-
-
-def _fits(shape, wanted) -> bool:
-    return len(shape) == len(wanted) and all(map(_size_fits, shape, wanted))
-
-
-def _column(x: Tensor | None) -> Tensor | None:
-    return x.unsqueeze(1) if x is not None and x.dim() == 1 else x
-
-
-def _for_device(check: _Checker, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    """The tensors as the device's kernels take them, if it has any. CUDA kernels load 16 bytes at a time and
-    take one head size: zero columns fill up to it."""
-    kind = check.device.type
-    if kind == "cpu":
-        return tensors
-    if kind != "cuda":
-        raise check.error(ValueError, "graph", "a graph on cpu or cuda", check.device)
-    _library.require_cuda_library()
-    step = 16 // check.dtype.itemsize
-    sizes = {t.shape[-1] for t in tensors if t is not None}
-    size = -(-max(sizes) // step) * step
-    if sizes == {size}:
-        return tensors
-    return tuple(
-        t if t is None or t.shape[-1] == size else torch.nn.functional.pad(t, (0, size - t.shape[-1]))
-        for t in tensors
-    )
-
-
-def _with_feat(edge: _ops.EdgeArgs, feat: Tensor | None) -> _ops.EdgeArgs:
-    return edge if feat is edge.feat else edge._replace(feat=feat)
-
-
-def _without_padding(out: Tensor, size: int) -> Tensor:
-    # Slicing an unpadded tensor would cost a copy of its gradient.
-    return out[..., :size] if out.shape[-1] > size else out
 
 
 def gat_attention(
@@ -179,7 +76,7 @@ def gat_attention(
         TypeError, ValueError: an argument of the wrong type, dtype, device, shape or range.
         RuntimeError: CUDA tensors without CUDA support in this installation.
     """
-    check = _Checker("gat_attention", graph, "feat", feat)
+    check = Checker("gat_attention", graph, "feat", feat)
     check.tensor("feat", feat, [(graph.num_src, None, None)])
     heads, dim = feat.shape[1:]
     alpha_types = (check.dtype, check.acc)
@@ -191,13 +88,13 @@ def gat_attention(
     edge = check.options(
         heads, edge_bias, edge_gate, edge_mask, edge_weight, edge_feat, dim, out_bias, dim, dropout_p, _seed
     )
-    values, edge_feat, out_bias = _for_device(check, feat, edge.feat, out_bias)
-    out, attention = _ops.attention(
-        graph, "additive", values, alpha_src, alpha_dst, None, _with_feat(edge, edge_feat), out_bias,
+    values, edge_feat, out_bias = for_device(check, feat, edge.edge_feat, out_bias)
+    out, attention = _autograd.attention(
+        graph, "additive", values, alpha_src, alpha_dst, None, with_feat(edge, edge_feat), out_bias,
         slope=negative_slope, bias_after=bias_after, feat_in_value=True, dropout_p=dropout_p,
         return_attention=return_attention, schedule=schedule,
     )  # fmt: skip
-    out = _without_padding(out, dim)
+    out = without_padding(out, dim)
     return (out, _ops.as_type(attention, feat.dtype)) if return_attention else out
 
 
@@ -244,7 +141,7 @@ def gatv2_attention(
     a fixed order, too. No edge-sized tensors beyond those passed in or asked for; raises as
     :func:`gat_attention` does.
     """
-    check = _Checker("gatv2_attention", graph, "x_src", x_src)
+    check = Checker("gatv2_attention", graph, "x_src", x_src)
     check.tensor("x_src", x_src, [(graph.num_src, None, None)])
     heads, dim = x_src.shape[1:]
     check.tensor("x_dst", x_dst, [(graph.num_dst, heads, dim)])
@@ -252,13 +149,13 @@ def gatv2_attention(
     edge = check.options(
         heads, edge_bias, edge_gate, edge_mask, edge_weight, edge_feat, dim, out_bias, dim, dropout_p, _seed
     )
-    src, dst, attn, edge_feat, out_bias = _for_device(check, x_src, x_dst, attn, edge.feat, out_bias)
-    out, attention = _ops.attention(
-        graph, "additive_v2", src, None, dst, attn, _with_feat(edge, edge_feat), out_bias,
+    src, dst, attn, edge_feat, out_bias = for_device(check, x_src, x_dst, attn, edge.edge_feat, out_bias)
+    out, attention = _autograd.attention(
+        graph, "additive_v2", src, None, dst, attn, with_feat(edge, edge_feat), out_bias,
         slope=negative_slope, feat_in_key=True, dropout_p=dropout_p, return_attention=return_attention,
         schedule=schedule,
     )  # fmt: skip
-    out = _without_padding(out, dim)
+    out = without_padding(out, dim)
     return (out, _ops.as_type(attention, x_src.dtype)) if return_attention else out
 
 
@@ -303,8 +200,8 @@ def dot_attention(
         edge_feat: e [E, H, D], same dtype, in the order in which the graph's edges were given.
         edge_feat_in: what e is added to: "key", "value" or "both" (TransformerConv). The value then is of
             size D, or e of size Dv where it is added to the value alone.
-        edge_bias, bias_after, edge_gate, edge_mask, edge_weight: as in :func:`gat_attention`.
-        out_bias, dropout_p, return_attention, schedule: likewise.
+        edge_bias, bias_after, edge_gate, edge_mask, edge_weight, out_bias, dropout_p, return_attention,
+            schedule: as in :func:`gat_attention`.
 
     Returns:
         out [num_dst, H, Dv], or (out, attention [E, H]).
@@ -312,7 +209,7 @@ def dot_attention(
     Differentiable in every floating-point tensor, once. Deterministic, and without edge-sized tensors beyond
     those passed in or asked for, like :func:`gat_attention`; raises as it does.
     """
-    check = _Checker("dot_attention", graph, "query", query)
+    check = Checker("dot_attention", graph, "query", query)
     check.tensor("query", query, [(graph.num_dst, None, None)])
     heads, dim = query.shape[1:]
     check.tensor("key", key, [(graph.num_src, heads, dim)])
@@ -326,13 +223,13 @@ def dot_attention(
         heads, edge_bias, edge_gate, edge_mask, edge_weight, edge_feat, dim if in_key else value_dim,
         out_bias, value_dim, dropout_p, _seed,
     )  # fmt: skip
-    dst, src, values, edge_feat, out_bias = _for_device(check, query, key, value, edge.feat, out_bias)
-    out, attention = _ops.attention(
-        graph, "dot", values, src, dst, None, _with_feat(edge, edge_feat), out_bias, slope=negative_slope,
+    dst, src, values, edge_feat, out_bias = for_device(check, query, key, value, edge.edge_feat, out_bias)
+    out, attention = _autograd.attention(
+        graph, "dot", values, src, dst, None, with_feat(edge, edge_feat), out_bias, slope=negative_slope,
         scale=1 / math.sqrt(dim) if scale is None else scale, bias_after=bias_after, feat_in_key=in_key,
         feat_in_value=in_value, dropout_p=dropout_p, return_attention=return_attention, schedule=schedule,
     )  # fmt: skip
-    out = _without_padding(out, value_dim)
+    out = without_padding(out, value_dim)
     return (out, _ops.as_type(attention, query.dtype)) if return_attention else out
 
 
@@ -367,7 +264,7 @@ def agnn_attention(
 
     Differentiable in x_src, x_dst, beta and edge_weight, once; raises as :func:`gat_attention` does.
     """
-    check = _Checker("agnn_attention", graph, "x_src", x_src)
+    check = Checker("agnn_attention", graph, "x_src", x_src)
     check.tensor("x_src", x_src, [(graph.num_src, None, None)])
     if x_dst is None and graph.num_dst != graph.num_src:
         raise check.error(ValueError, "x_dst", f"a tensor, as num_dst = {graph.num_dst} is not num_src", None)
@@ -387,12 +284,12 @@ def agnn_attention(
 def edge_softmax(graph: Graph, score: Tensor, *, schedule: str = "auto") -> Tensor:
     r"""Softmax of given scores over the edges into each destination; -inf masks an edge.
 
-    score: [E, ...] in the order in which the graph's edges were given; float32, float64, float16 or bfloat16.
+    score: [E, *] in the order in which the graph's edges were given; float32, float64, float16 or bfloat16.
     Returns a tensor like it. The twin of ``dgl.nn.functional.edge_softmax`` and
     ``torch_geometric.utils.softmax``. Differentiable once; deterministic; raises as :func:`gat_attention`
     does.
     """
-    check = _Checker("edge_softmax", graph, "score", score)
+    check = Checker("edge_softmax", graph, "score", score)
     if score.dim() == 0 or score.shape[0] != graph.num_edges:
         raise check.error(ValueError, "score", f"shape [{graph.num_edges}, ...]", list(score.shape))
     flat = score.reshape(graph.num_edges, math.prod(score.shape[1:]))
@@ -415,10 +312,10 @@ def sddmm(graph: Graph, query: Tensor, key: Tensor, *, scale: float = 1.0) -> Te
     Differentiable any number of times: its gradients are :func:`spmm`. Deterministic; raises as
     :func:`gat_attention` does.
     """
-    check = _Checker("sddmm", graph, "query", query)
+    check = Checker("sddmm", graph, "query", query)
     check.tensor("query", query, [(graph.num_dst, None, None)])
     check.tensor("key", key, [(graph.num_src, *query.shape[1:])])
-    out = _ops.sddmm(graph, *_for_device(check, query, key))
+    out = _autograd.sddmm(graph, *for_device(check, query, key))
     return out if scale == 1 else out * scale
 
 
@@ -430,14 +327,14 @@ def spmm(graph: Graph, edge_weight: Tensor, feat: Tensor) -> Tensor:
     for float64). Differentiable any number of times: its gradients are :func:`sddmm` and itself.
     Deterministic; raises as :func:`gat_attention` does.
     """
-    check = _Checker("spmm", graph, "feat", feat)
+    check = Checker("spmm", graph, "feat", feat)
     check.tensor("feat", feat, [(graph.num_src, None, None)])
     heads, dim = feat.shape[1:]
     check.tensor("edge_weight", edge_weight, [(graph.num_edges,), (graph.num_edges, heads)])
     if edge_weight.dim() == 1:
         edge_weight = edge_weight.unsqueeze(1).expand(-1, heads)
-    (values,) = _for_device(check, feat)
-    return _without_padding(_ops.spmm(graph, edge_weight, values), dim)
+    (values,) = for_device(check, feat)
+    return without_padding(_autograd.spmm(graph, edge_weight, values), dim)
 
 
 def flex_attention(
@@ -470,14 +367,13 @@ def flex_attention(
 
     Args:
         graph: the edges, on the device of the tensors.
-        score_fn: called as ``score_fn(q, k, e, *params)`` with the rows of n edges, q and k [n, H, ...] of
-            the destinations and sources, e [n, ...] or None; returns their scores [n, H]. It sees the edges
-            in any number of pieces, none included. It may be compiled (``torch.compile(score_fn,
-            dynamic=True)``).
-        query: [num_dst, H, ...]; float32, float64, float16 or bfloat16.
-        key: [num_src, H, ...], same dtype.
+        score_fn: called as ``score_fn(q, k, e, *params)`` with the rows of n edges, q and k [n, H, *] of the
+            destinations and sources, e [n, *] or None; returns their scores [n, H]. It sees the edges in any
+            number of pieces, none included. It may be compiled (``torch.compile(score_fn, dynamic=True)``).
+        query: [num_dst, H, *]; float32, float64, float16 or bfloat16.
+        key: [num_src, H, *], same dtype.
         value: [num_src, H, Dv], same dtype.
-        edge_feat: [E, ...], same dtype, in the order in which the graph's edges were given; or None.
+        edge_feat: [E, *], same dtype, in the order in which the graph's edges were given; or None.
         params: other tensors that the score depends on. A captured tensor that requires a gradient is an
             error.
         chunk_edges: edges per call of score_fn; default: about 128 MB of query and key rows.
@@ -490,7 +386,7 @@ def flex_attention(
     the CPU; on CUDA the gradients of query and key are added up by ``index_add_``, which is deterministic
     only under ``torch.use_deterministic_algorithms``. Raises as :func:`gat_attention` does.
     """
-    check = _Checker("flex_attention", graph, "query", query)
+    check = Checker("flex_attention", graph, "query", query)
     if not callable(score_fn):
         raise check.error(TypeError, "score_fn", "a function", type(score_fn).__name__)
     for name, x, rows in (("query", query, graph.num_dst), ("key", key, graph.num_src)):

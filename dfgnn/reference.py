@@ -205,7 +205,7 @@ def softmax_by(score: Tensor, dst: Tensor, num_dst: int) -> Tensor:
 
 
 def dropout_mask(
-    seed: int, num_edges: int, num_heads: int, p: float, device: torch.device | str = "cpu"
+    seed: int | Tensor, num_edges: int, num_heads: int, p: float, device: torch.device | str = "cpu"
 ) -> Tensor:
     """The mask that the kernels use: ``[E, H]`` float64, 0 where dropped, else 1 / (1 - p).
 
@@ -221,7 +221,9 @@ def dropout_mask(
     return (bits >= math.floor(p * 2**32)).to(torch.float64) / (1 - p)
 
 
-def philox(key: int, c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def philox(
+    key: int | Tensor, c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Philox4x32-10 of a 64-bit key and four 32-bit counters held in int64 tensors, which broadcast.
 
     Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
@@ -264,7 +266,7 @@ def _aggregate(graph, score, value, edge_weight, out_bias, dropout_p, return_att
     if dropout_p > 0:
         if seed is None:
             seed = torch.randint(0, 2**62, (1,), device=value.device)
-        mask = dropout_mask(int(seed), graph.num_edges, score.shape[1], dropout_p, value.device)
+        mask = dropout_mask(seed, graph.num_edges, score.shape[1], dropout_p, value.device)
         attention = attention * mask.to(attention.dtype)
     if edge_weight is not None:
         attention = attention * _per_head(edge_weight)

@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from .. import _ops
+from .._arguments import ops
 from ..schedule import ROW_SCHEDULES
 from . import accuracy, measure
 from .measure import timings
@@ -33,9 +33,7 @@ def sparse_sum(graph, dtype: torch.dtype):
 def gather_sum(graph, width: int, dtype: torch.dtype, schedule: str):
     """Ours, for dense [N, width]. Raises ValueError where the schedule is not available."""
     plan, indices = graph.plan(1, width, dtype, schedule=schedule, layer=None), graph.csr().indices
-    return lambda dense: _ops.ops.gather_sum(
-        dense, indices, plan.items, plan.splits, plan.launch, graph.num_dst
-    )
+    return lambda dense: ops.gather_sum(dense, indices, plan.items, plan.splits, plan.launch, graph.num_dst)
 
 
 def measure_floor(graph, width: int, dtype: torch.dtype, budget: float) -> dict:

@@ -19,14 +19,15 @@ def of_graph(graph: Graph) -> dict:
 
 
 def of_tensor(tensor: Tensor) -> dict:
-    """The same for a tensor; empty again after the tensor was written to.
+    """The same for a tensor; empty again after the tensor was written to, or got another memory by ``.data``.
 
-    Not kept for an inference tensor, whose writes are not counted.
+    Not kept for an inference tensor, whose writes are not counted. What is written behind PyTorch's back
+    (into ``.data``, by NumPy) is not noticed.
     """
     if tensor.is_inference():
         return {}
-    version = tensor._version
+    state = tensor._version, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
     known = _of_tensors.get(tensor)
-    if known is None or known[0] != version:
-        _of_tensors[tensor] = known = (version, {})
+    if known is None or known[0] != state:
+        _of_tensors[tensor] = known = (state, {})
     return known[1]

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
+from .. import _autograd, _plain
 from .._compile import not_compiled
 from ..graph import Graph
 from ._derived import of_tensor
@@ -38,6 +38,7 @@ class Relations(NamedTuple):
 
 @not_compiled
 @torch.inference_mode(False)
+@_plain.untransformed()
 def groups_of(types: Tensor, num_types: int, name: str = "types") -> list[Group]:
     """The rows of each type that occurs; waits for the device once per tensor of types, then is kept.
 
@@ -58,6 +59,7 @@ def groups_of(types: Tensor, num_types: int, name: str = "types") -> list[Group]
 
 @not_compiled
 @torch.inference_mode(False)
+@_plain.untransformed()
 def relations_of(graph: Graph, etype: Tensor, num_types: int, name: str = "etype") -> Relations:
     """What attention over edges of several types runs on: keys and values, which depend on the type of the
     edge, are made once per source and type instead of once per edge.
@@ -86,6 +88,7 @@ def relations_of(graph: Graph, etype: Tensor, num_types: int, name: str = "etype
 
 @not_compiled
 @torch.inference_mode(False)
+@_plain.untransformed()
 def first_types(types: Tensor, count: int) -> Tensor:
     """The first ``count`` types as int64, the same tensor every time, so that its groups are found again."""
     if count == len(types) and types.dtype == torch.int64 and not types.is_inference():
@@ -126,12 +129,25 @@ def typed_matmul(x: Tensor, weight: Tensor, groups: list[Group], num_rows: int) 
     """out[write, h] = x[read, h] @ weight[type, h] for each group; the groups write every row once.
 
     x: [N, H, D_in].  weight: [T, H, D_in, D_out].  Returns [num_rows, H, D_out]. Gathered rows exist for one
-    group at a time, in backward too. Differentiable once; deterministic.
+    group at a time, in backward too. Differentiable any number of times; deterministic.
     """
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(dtype), weight.to(dtype)
+    if _autograd.transformed(x, weight):
+        return _plain_matmul(x, weight, groups, num_rows)
     return _TypedMatmul.apply(x, weight, groups, num_rows)
+
+
+def _plain_matmul(x: Tensor, weight: Tensor, groups: list[Group], num_rows: int) -> Tensor:
+    """The same in operations that torch differentiates any number of times, in either mode."""
+    parts = [torch.matmul(_take(x, g.read).transpose(0, 1), weight[g.type]).transpose(0, 1) for g in groups]
+    if not parts:
+        return x.new_zeros(num_rows, weight.shape[1], weight.shape[3])
+    rows = torch.arange(num_rows, device=x.device)
+    place = torch.empty_like(rows)
+    place[torch.cat([rows[g.write] for g in groups])] = rows
+    return torch.cat(parts).index_select(0, place)
 
 
 class _TypedMatmul(torch.autograd.Function):
@@ -149,9 +165,12 @@ class _TypedMatmul(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad):
         x, weight = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph
+            num_rows = len(grad)
+            _, pull = torch.func.vjp(lambda x, w: _plain_matmul(x, w, ctx.groups, num_rows), x, weight)
+            return *(g if n else None for g, n in zip(pull(grad), ctx.needs_input_grad)), None, None
         grad_x = torch.zeros_like(x) if ctx.needs_input_grad[0] else None
         grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         for t, read, write in ctx.groups:

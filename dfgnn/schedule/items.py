@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import _ops
+from .._arguments import ops
 from .._csr import CSR
 from .plans import Items
 
@@ -30,7 +31,7 @@ def of_rows(
 
 def of_rows_once(csr: CSR, fixed_order: bool) -> Items:
     """On a GPU, in row order, and nobody waits for it: the tensors are as long as they might have to be."""
-    items, splits, _ = _ops.ops.plan_rows(csr.indptr, csr.indices, 0, 1, ONCE_BOUND, False)
+    items, splits, _ = ops.plan_rows(csr.indptr, csr.indices, 0, 1, ONCE_BOUND, False)
     if fixed_order:
         items = in_fixed_order(items, csr, 0, False, 1)
     return Items(items, splits, 2 * len(splits))
@@ -95,9 +96,7 @@ def cut_on_gpu(csr: CSR, num_cols: int, max_edges: int, longest_first: bool, par
     """`cut` by the GPU's kernels, without the places that are not needed. Lengths are ordered to a quarter of
     an octave. Natural order has the pieces of split rows in front; with parts, it is that of blocks of rows.
     """
-    items, splits, counts = _ops.ops.plan_rows(
-        csr.indptr, csr.indices, num_cols, parts, max_edges, longest_first
-    )
+    items, splits, counts = ops.plan_rows(csr.indptr, csr.indices, num_cols, parts, max_edges, longest_first)
     more, num_slots, num_splits = counts[:3].tolist()
     num_rows = csr.indptr.numel() - 1
     begin = 0 if longest_first or parts > 1 else len(items) - num_rows - more
@@ -128,7 +127,7 @@ def in_fixed_order(items: Tensor, csr: CSR, num_cols: int, longest_first: bool, 
 def falls(indptr: Tensor, indices: Tensor) -> Tensor:
     """How many edges are below the one before them in their row."""
     if _ops.on_device(indptr):
-        return _ops.ops.falls(indptr, indices)
+        return ops.falls(indptr, indices)
     return falls_in_tensors(indptr, indices)
 
 

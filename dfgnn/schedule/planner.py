@@ -9,8 +9,8 @@ from operator import index
 
 import torch
 
+from .._arguments import GraphArgs
 from .._compile import not_compiled, untraced
-from .._ops import GraphArgs
 from .._structure import Structure
 from . import choose
 from . import device as devices

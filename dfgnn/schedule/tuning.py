@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _ops
+from .._arguments import NEED_DST, SCORES, Backward, Forward, ForwardResults, ops
 from .._timing import timings
 from .planner import Planner
 from .plans import Shape, padded
@@ -27,8 +27,6 @@ _WHERE = "Graph.autotune"
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 # Of the layers, as operators name them.
 _SCORES = {"gat": "additive", "gatv2": "additive_v2", "dot": "dot"}
-# The gradient of dst is wanted, too, as in csrc/torch/attention.h.
-_NEED_DST = 1
 # A candidate has to beat the estimate's choice by this factor: less is noise.
 _GAIN = 1.02
 # Places of `indices` that are summed at a time.
@@ -142,7 +140,7 @@ def _call(graph, shape: Shape, backward: bool) -> Callable[[], Any]:
 
     acc = torch.promote_types(dtype, torch.float32)
     given: dict[str, Any] = {
-        "score": _ops.SCORES[_SCORES[layer]],
+        "score": SCORES[_SCORES[layer]],
         "value": normal(graph.num_src, heads, dim),
         "num_dst": graph.num_dst,
         "negative_slope": 1.0 if layer == "dot" else 0.2,
@@ -151,7 +149,7 @@ def _call(graph, shape: Shape, backward: bool) -> Callable[[], Any]:
         "flags": 0,
         "return_attention": False,
         "save_positive": backward and layer == "gat",
-        "need": _NEED_DST,
+        "need": NEED_DST,
     }
     if layer == "gat":
         given |= {"src": normal(graph.num_src, heads).to(acc), "dst": normal(graph.num_dst, heads).to(acc)}
@@ -160,26 +158,25 @@ def _call(graph, shape: Shape, backward: bool) -> Callable[[], Any]:
         given |= {"src": normal(graph.num_src, heads, dim)} if layer == "dot" else {}
         given |= {"attn": normal(heads, dim) / dim**0.5} if layer == "gatv2" else {}
     given["grad_out"] = normal(graph.num_dst, heads, dim)
-    forward, back = _ops.ops.attention_forward.default, _ops.ops.attention_backward.default
-    results = [result.name for result in forward._schema.returns]
 
     def run() -> Any:
         arguments = graph._planner.arguments(*shape, schedule="auto", edges=False, backward=backward)
         known = given | arguments._asdict()
         with torch.no_grad():
-            found = _by_name(forward, known)
+            found = ForwardResults(*ops.attention_forward(*_named(Forward, known)))
             if not backward:
                 return found
-            saved = dict(zip(results, found)) | {"attention": None}
             if not known["save_positive"]:
-                saved |= {"positive": None, "positive_mass": None}
-            return _by_name(back, known | saved)
+                found = found._replace(positive=None, positive_mass=None)
+            known |= found._replace(attention=None)._asdict()
+            return ops.attention_backward(*_named(Backward, known))
 
     return run
 
 
-def _by_name(op, known: dict[str, Any]) -> Any:
-    return op(*(known.get(argument.name) for argument in op._schema.arguments))
+def _named(arguments, known: dict[str, Any]) -> tuple:
+    """The arguments of an operator, those that are not known as None."""
+    return arguments(*(known.get(name) for name in arguments._fields))
 
 
 # ---- the file --------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ import torch
 from graph_checks import canonical
 from graphs import GRAPHS
 
-from dfgnn import Graph, _csr, _ops, functional
+from dfgnn import Graph, _csr, functional
+from dfgnn._arguments import ops
 from dfgnn._csr import CSR, DegreeStats
 from dfgnn.schedule import Shape, cost, items
 from dfgnn.schedule.device import Device
@@ -198,7 +199,7 @@ def test_kernels_plan_what_tensors_do(name, parts):
     on_gpu = CSR(csr.indptr.cuda(), csr.indices.cuda(), None)
     assert _csr.degree_stats_of(on_gpu) == _csr.degree_stats_of(csr)
     for indices in (csr.indices, csr.indices.flip(0)):
-        falls = _ops.ops.falls(on_gpu.indptr, indices.contiguous().cuda())
+        falls = ops.falls(on_gpu.indptr, indices.contiguous().cuda())
         assert falls.item() == items.falls_in_tensors(csr.indptr, indices)
 
     for bound in (32, 50, 4096):

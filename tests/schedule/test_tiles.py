@@ -6,7 +6,8 @@ from attention import check, function, make_inputs, run
 from graph_checks import canonical
 from graphs import GRAPHS
 
-from dfgnn import Graph, _ops
+from dfgnn import Graph
+from dfgnn._arguments import ops
 from dfgnn.schedule import tiles
 
 DTYPES = (torch.float16, torch.bfloat16)
@@ -136,7 +137,7 @@ def test_sharing_counts_edges_and_columns(name, step, most, device):
         edges, columns = edges + len(found), columns + len(set(found))
     assert tiles._sharing(csr, num_src, step, most) == (edges, columns)
     if device == "cuda":
-        assert _ops.ops.sharing(csr.indptr, csr.indices, step, most).tolist() == [edges, columns]
+        assert ops.sharing(csr.indptr, csr.indices, step, most).tolist() == [edges, columns]
 
 
 @gpu

@@ -1,0 +1,69 @@
+"""The operators' arguments by name, in the order of their schemas (csrc/torch/schemas.h)."""
+
+from collections import namedtuple
+from typing import NamedTuple
+
+import torch
+
+from . import _library  # noqa: F401  (loads the operators)
+
+ops = torch.ops.dfgnn
+
+
+class GraphArgs(NamedTuple):
+    """A graph as the attention operators take it."""
+
+    indices: torch.Tensor
+    eids: torch.Tensor | None
+    items: torch.Tensor
+    splits: torch.Tensor
+    plan: list[int]
+    rev_indices: torch.Tensor | None
+    rev_eids: torch.Tensor | None
+    rev_items: torch.Tensor | None
+    rev_splits: torch.Tensor | None
+    rev_plan: list[int]
+    tiles: torch.Tensor | None
+    rev_tiles: torch.Tensor | None
+
+
+class EdgeArgs(NamedTuple):
+    """The options on edges; each None, or in the user's edge order."""
+
+    edge_bias: torch.Tensor | None  # [E, H]
+    edge_gate: torch.Tensor | None  # [E, 1 or H]
+    edge_mask: torch.Tensor | None  # bool [E, 1 or H]
+    edge_weight: torch.Tensor | None  # [E, 1 or H]
+    edge_feat: torch.Tensor | None  # [E, H, D]
+    seed: torch.Tensor | None  # int64 [1], of dropout
+
+
+class Numbers(NamedTuple):
+    negative_slope: float
+    scale: float
+    dropout_p: float
+    flags: int
+
+
+def _named(name: str, op) -> type[tuple]:
+    return namedtuple(name, [argument.name for argument in op._schema.arguments])
+
+
+def _results(name: str, op) -> type[tuple]:
+    return namedtuple(name, [result.name for result in op._schema.returns])
+
+
+Forward = _named("Forward", ops.attention_forward.default)
+ForwardResults = _results("ForwardResults", ops.attention_forward.default)
+Backward = _named("Backward", ops.attention_backward.default)
+BackwardResults = _results("BackwardResults", ops.attention_backward.default)
+# All tensors of an attention but the graph's.
+Tensors = namedtuple(
+    "Tensors", Forward._fields[Forward._fields.index("value") : Forward._fields.index("out_bias") + 1]
+)
+
+# Values of `score`, as in csrc/core/params.h.
+SCORES = {"additive": 0, "dot": 1, "additive_v2": 2}
+# Bits of `flags` and `need` (csrc/torch/attention.h).
+BIAS_AFTER, FEAT_IN_KEY, FEAT_IN_VALUE = 1, 2, 4
+NEED_DST, NEED_BIAS, NEED_GATE, NEED_WEIGHT, NEED_FEAT = 1, 2, 4, 8, 16

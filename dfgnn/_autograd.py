@@ -1,0 +1,484 @@
+"""Attention and products with their derivatives: eagerly, compiled, under torch.func and in forward mode.
+
+Eager calls take `_Attention`, compiled ones and direct callers of ``torch.ops.dfgnn`` the formula that is
+registered here. Under torch.func `_Forward` and `_Backward` do the same in torch's slower form, which
+transforms see through. Second derivatives and forward mode are plain tensor operations (`_plain`).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, library
+from torch.autograd import forward_ad
+
+from . import _ops, _plain
+from ._arguments import (
+    BIAS_AFTER,
+    FEAT_IN_KEY,
+    FEAT_IN_VALUE,
+    NEED_BIAS,
+    NEED_DST,
+    NEED_FEAT,
+    NEED_GATE,
+    NEED_WEIGHT,
+    SCORES,
+    Backward,
+    BackwardResults,
+    EdgeArgs,
+    Forward,
+    ForwardResults,
+    GraphArgs,
+    Numbers,
+    Tensors,
+    ops,
+)
+
+# Cheap enough to be asked at every call.
+_top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+_retains_graph = torch._C._autograd._get_current_graph_task_keep_graph
+_transforms_active = torch._C._are_functorch_transforms_active
+
+_forward_op = ops.attention_forward.default
+_backward_op = ops.attention_backward.default
+_LAYERS = {"additive": "gat", "dot": "dot", "additive_v2": "gatv2"}  # as plans name them
+_NUM_TENSORS = len(Tensors._fields)
+
+
+class _Call:
+    """The arguments of an attention that are no tensors to differentiate by.
+
+    No tuple, which torch.func would take apart.
+    """
+
+    __slots__ = ("graph", "graph_args", "numbers", "return_attention", "save_positive", "score")
+
+    def __init__(self, graph, graph_args, score, numbers, return_attention, save_positive):
+        self.graph = graph
+        self.graph_args = graph_args
+        self.score = score
+        self.numbers = numbers
+        self.return_attention = return_attention
+        self.save_positive = save_positive
+
+    def forward(self, tensors):
+        """ForwardResults, as a plain tuple; recorded by nothing but a compiler."""
+        arguments = (
+            SCORES[self.score], *tensors, *self.graph_args, self.graph.num_dst, *self.numbers,
+            self.return_attention, self.save_positive,
+        )  # fmt: skip
+        if torch.compiler.is_compiling():
+            return _forward_op(*arguments)
+        with torch._C._AutoDispatchBelowAutograd():
+            return _forward_op(*arguments)
+
+    def of_heads(self, tensors: dict[str, Tensor | None]) -> _Call:
+        """This call with tensors of another number of heads."""
+        edge = EdgeArgs(*(tensors[name] for name in EdgeArgs._fields))
+        backward = self.graph_args.rev_indices is not None
+        with _plain.untransformed():
+            args = _graph_args(
+                self.graph, self.score, tensors["value"], edge, self.return_attention, backward, "auto"
+            )
+        return _Call(self.graph, args, self.score, self.numbers, self.return_attention, self.save_positive)
+
+    def backward(self, grads, tensors, saved, need: int):
+        """BackwardResults, as a plain tuple. saved: out, stats, positive, positive_mass, attention."""
+        with torch._C._AutoDispatchBelowAutograd():
+            return _backward_op(
+                *grads, SCORES[self.score], *tensors, *saved, *self.graph_args, *self.numbers, need
+            )  # fmt: skip
+
+
+def _need_bits(need: Tensors) -> int:
+    bits = NEED_DST if need.dst else 0
+    if need.edge_bias:
+        bits |= NEED_BIAS
+    if need.edge_gate:
+        bits |= NEED_GATE
+    if need.edge_weight:
+        bits |= NEED_WEIGHT
+    if need.edge_feat:
+        bits |= NEED_FEAT
+    return bits
+
+
+def _gradients(need: Tensors, tensors: Tensors, grad_out: Tensor, results) -> tuple[Tensor | None, ...]:
+    """What autograd wants of the backward operator's results, in the order of Tensors."""
+    value, src, dst, attn, bias, gate, weight, feat = results
+    return (
+        value,
+        src if tensors.src is not None else None,
+        dst if need.dst else None,
+        _ops.as_type(attn.sum(0), tensors.attn.dtype) if need.attn else None,
+        _ops.as_type(bias, tensors.edge_bias.dtype) if need.edge_bias else None,
+        _per_edge(tensors.edge_gate, gate) if need.edge_gate else None,
+        None,  # edge_mask
+        _per_edge(tensors.edge_weight, weight) if need.edge_weight else None,
+        feat if need.edge_feat else None,
+        None,  # seed
+        grad_out.sum(0) if need.out_bias else None,
+    )
+
+
+def _per_edge(x, grad):
+    """The kernels return [E, H]; a tensor shared by the heads sums it."""
+    return _ops.as_type(grad.sum(1, keepdim=True) if x.shape[1] == 1 else grad, x.dtype)
+
+
+# ---- the formula registered with the operators -----------------------------------------------------------
+
+
+def _setup(ctx, inputs, output):
+    a, r = Forward(*inputs), ForwardResults(*output)
+    ctx.set_materialize_grads(False)
+    ctx.arguments = a._replace(**dict.fromkeys(Tensors._fields))  # tensors are saved, not kept here
+    ctx.save_for_backward(
+        *(getattr(a, name) for name in Tensors._fields),
+        r.out,
+        r.stats,
+        r.positive if a.save_positive else None,
+        r.positive_mass if a.save_positive else None,
+        r.attention if a.return_attention else None,
+    )
+    constant = () if a.return_attention else (r.attention,)
+    ctx.mark_non_differentiable(r.stats, r.positive, r.positive_mass, *constant)
+
+
+def _backward(ctx, grad_out, grad_stats, grad_positive, grad_mass, grad_attention):
+    a = ctx.arguments
+    tensors, (*saved, attention) = _split(ctx.saved_tensors)
+    need = Tensors(*Forward(*ctx.needs_input_grad)[1 : _NUM_TENSORS + 1])
+    if grad_out is None:
+        grad_out = torch.zeros_like(saved[0])
+    results = _ops.call(
+        _backward_op, grad_out, grad_attention, a.score, *tensors, *saved,
+        None if grad_attention is None else attention, *(getattr(a, name) for name in GraphArgs._fields),
+        *(getattr(a, name) for name in Numbers._fields), _need_bits(need),
+    )  # fmt: skip
+    grads = dict(zip(Tensors._fields, _gradients(need, tensors, grad_out, results)))
+    return tuple(grads.get(name) for name in Forward._fields)
+
+
+def _split(saved):
+    return Tensors(*saved[:_NUM_TENSORS]), saved[_NUM_TENSORS:]
+
+
+def _no_second_order(ctx, *grads):
+    raise NotImplementedError(
+        "torch.ops.dfgnn.attention_backward is not differentiable; dfgnn.functional is, any number of times, "
+        "where it is not compiled"
+    )
+
+
+library.register_autograd("dfgnn::attention_forward", _backward, setup_context=_setup)
+library.register_autograd("dfgnn::attention_backward", _no_second_order)
+
+
+# ---- eager -----------------------------------------------------------------------------------------------
+
+
+class _Attention(torch.autograd.Function):
+    """(out, attention or None) of an eager call.
+
+    Its results may be modified in place, although backward reads them: they are kept aside, where autograd
+    does not refuse what was modified, and are computed again if they were. Under hooks for saved tensors
+    (activation checkpointing, offloading) they are saved like the rest, so that the hooks see them.
+    """
+
+    @staticmethod
+    def forward(ctx, call, *tensors):
+        out, stats, positive, positive_mass, attention = call.forward(tensors)
+        if not call.return_attention:
+            attention = None
+        if _top_hooks(True) is None:
+            # Detached: a result that its own node holds would never be freed.
+            ctx.kept = out.detach(), None if attention is None else attention.detach()
+            saved = ()
+        else:
+            ctx.kept, saved = None, (out, attention)
+        ctx.set_materialize_grads(False)
+        ctx.call = call
+        ctx.versions = out._version, 0 if attention is None else attention._version
+        ctx.save_for_backward(
+            *tensors,
+            stats,
+            positive if call.save_positive else None,
+            positive_mass if call.save_positive else None,
+            *saved,
+        )
+        return out, attention
+
+    @staticmethod
+    def backward(ctx, grad_out, grad_attention):
+        call = ctx.call
+        saved = ctx.saved_tensors
+        tensors = Tensors(*saved[:_NUM_TENSORS])
+        stats, positive, positive_mass, *kept = saved[_NUM_TENSORS:]
+        out, attention = kept or ctx.kept
+        if not _retains_graph():
+            ctx.kept = None
+        if grad_attention is None:
+            attention = None
+        if out._version != ctx.versions[0] or attention is not None and attention._version != ctx.versions[1]:
+            with torch.no_grad():
+                out, _, _, _, again = call.forward(tensors)
+            attention = None if attention is None else again
+        if grad_out is None:
+            grad_out = torch.zeros_like(out)
+        need = Tensors(*ctx.needs_input_grad[1:])
+        grads = grad_out, grad_attention
+        saved = out, stats, positive, positive_mass, attention
+        if torch.is_grad_enabled():  # create_graph
+            results = _Backward.apply(call, _need_bits(need), *grads, *tensors, *saved)
+        else:
+            results = call.backward(grads, tensors, saved, _need_bits(need))
+        return None, *_gradients(need, tensors, grad_out, results)
+
+
+# ---- under torch.func, and second derivatives ------------------------------------------------------------
+
+
+class _Forward(torch.autograd.Function):
+    """The forward operator, all of its results."""
+
+    @staticmethod
+    def forward(call, *tensors):
+        return tuple(call.forward(tensors))
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        call, *tensors = inputs
+        r = ForwardResults(*output)
+        ctx.set_materialize_grads(False)
+        ctx.call = call
+        ctx.save_for_backward(*tensors, *output)
+        constant = () if call.return_attention else (r.attention,)
+        ctx.mark_non_differentiable(r.stats, r.positive, r.positive_mass, *constant)
+
+    @staticmethod
+    def backward(ctx, grad_out, grad_stats, grad_positive, grad_mass, grad_attention):
+        call = ctx.call
+        tensors, (out, stats, positive, positive_mass, attention) = _split(ctx.saved_tensors)
+        if grad_out is None:
+            grad_out = torch.zeros_like(out)
+        need = Tensors(*ctx.needs_input_grad[1:])
+        results = _Backward.apply(
+            call, _need_bits(need), grad_out, grad_attention, *tensors, out, stats,
+            *((positive, positive_mass) if call.save_positive else (None, None)),
+            None if grad_attention is None else attention,
+        )  # fmt: skip
+        return None, *_gradients(need, tensors, grad_out, results)
+
+    @staticmethod
+    def vmap(info, in_dims, call, *tensors):
+        return _vmap(_Forward, info.batch_size, call, (), Tensors._fields, tensors, in_dims[1:])
+
+
+_BACKWARD_TENSORS = (*Backward._fields[:2], *Tensors._fields, *ForwardResults._fields)
+
+
+class _Backward(torch.autograd.Function):
+    """The backward operator, with derivatives of its own."""
+
+    @staticmethod
+    def forward(call, need, *tensors):
+        return tuple(
+            call.backward(tensors[:2], tensors[2 : 2 + _NUM_TENSORS], tensors[2 + _NUM_TENSORS :], need)
+        )
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        call, _, *tensors = inputs
+        ctx.set_materialize_grads(False)
+        ctx.call = call
+        # out and the statistics are functions of the others, whose derivatives comprise theirs.
+        ctx.save_for_backward(*tensors[: 2 + _NUM_TENSORS])
+
+    @staticmethod
+    def backward(ctx, *grads):
+        call = ctx.call
+        primals = dict(zip(_BACKWARD_TENSORS, ctx.saved_tensors))
+        found = _plain.backward_of_backward(
+            _plain.ends_of(call.graph), SCORES[call.score], call.numbers, primals, BackwardResults(*grads)
+        )
+        return None, None, *(found.get(name) for name in _BACKWARD_TENSORS)
+
+    @staticmethod
+    def vmap(info, in_dims, call, need, *tensors):
+        return _vmap(_Backward, info.batch_size, call, (need,), _BACKWARD_TENSORS, tensors, in_dims[2:])
+
+
+def _vmap(function, batch: int, call: _Call, more: tuple, names, tensors, dims):
+    """A batch is further heads; with dropout, whose mask depends on the head, it is done one by one."""
+    named = dict(zip(names, zip(tensors, dims)))
+    if named["seed"][0] is not None:
+        each = [
+            function.apply(call, *more, *(x if d is None else x.select(d, k) for x, d in zip(tensors, dims)))
+            for k in range(batch)
+        ]
+        results = [xs[0] if _is_empty(xs[0]) else torch.stack(xs) for xs in zip(*each)]
+        return tuple(results), tuple(None if _is_empty(x) else 0 for x in each[0])
+    value, dim = named["value"]
+    heads = value.shape[-2] if dim is None else value.movedim(dim, 0).shape[-2]
+    folded = [_fold(name, x, d, batch, heads) for name, (x, d) in named.items()]
+    call = call.of_heads(dict(zip(names, folded)))
+    results = function.apply(call, *more, *folded)
+    return (
+        tuple(x if _is_empty(x) else x.unflatten(1, (batch, heads)) for x in results),
+        tuple(None if _is_empty(x) else 1 for x in results),
+    )
+
+
+def _is_empty(result: Tensor) -> bool:
+    """A result that was not asked for; all others have a dimension of heads."""
+    return result.dim() == 1
+
+
+def _fold(name: str, x: Tensor | None, dim: int | None, batch: int, heads: int) -> Tensor | None:
+    if x is None:
+        return None
+    at = 0 if name in ("attn", "out_bias") else 1  # of the heads
+    if dim is None:
+        if name in ("edge_gate", "edge_mask", "edge_weight") and x.shape[1] == 1:
+            return x
+        x = x.unsqueeze(at).expand(*x.shape[:at], batch, *x.shape[at:])
+    else:
+        x = x.movedim(dim, at)
+        if x.shape[at + 1] != heads:
+            x = x.expand(*x.shape[: at + 1], heads, *x.shape[at + 2 :])
+    return x.flatten(at, at + 1)
+
+
+# ---- the way in ------------------------------------------------------------------------------------------
+
+
+def transformed(*tensors: Tensor | None) -> bool:
+    """Whether torch.func is at work, or forward mode on these tensors. A compiler's tracing has its own way."""
+    if torch.compiler.is_compiling():
+        return False
+    return _transforms_active() or (
+        forward_ad._current_level >= 0
+        and any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors)
+    )
+
+
+def attention(
+    graph,
+    score: str,
+    value,
+    src,
+    dst,
+    attn,
+    edge: EdgeArgs,
+    out_bias,
+    *,
+    slope: float,
+    dropout_p: float,
+    return_attention: bool,
+    schedule: str,
+    scale: float = 1.0,
+    bias_after: bool = False,
+    feat_in_key: bool = False,
+    feat_in_value: bool = False,
+):
+    """(out, attention) of checked arguments; attention means nothing unless asked for."""
+    tensors = value, src, dst, attn, *edge, out_bias
+    compiling = torch.compiler.is_compiling()
+    in_transform = False
+    if not compiling and (_transforms_active() or forward_ad._current_level >= 0):
+        in_transform = transformed(*tensors)
+    flags = BIAS_AFTER * bias_after + FEAT_IN_KEY * feat_in_key + FEAT_IN_VALUE * feat_in_value
+    numbers = Numbers(float(slope), float(scale), float(dropout_p), flags)
+    if in_transform and forward_ad._current_level >= 0:
+        return _plain.attention(_plain.ends_of(graph), SCORES[score], numbers, Tensors(*tensors))
+    # What torch.func differentiates by cannot be seen from within.
+    backward = torch.is_grad_enabled() and (
+        in_transform or any(x is not None and x.requires_grad for x in tensors)
+    )
+    with_positive = score == "additive" and backward and dst is not None and edge.edge_gate is None
+    if in_transform:
+        with _plain.untransformed():
+            args = _graph_args(graph, score, value, edge, return_attention, backward, schedule)
+    else:
+        args = _graph_args(graph, score, value, edge, return_attention, backward, schedule)
+    call = _Call(
+        graph,
+        args,
+        score,
+        numbers,
+        return_attention,
+        with_positive and (in_transform or dst.requires_grad),
+    )
+    if in_transform:
+        out, _, _, _, attention = _Forward.apply(call, *tensors)
+        return out.clone(), attention.clone()  # which may be modified, as backward reads the others
+    if backward and not compiling:
+        return _Attention.apply(call, *tensors)
+    out, _, _, _, attention = call.forward(tensors)
+    return out, attention
+
+
+def _graph_args(graph, score, value, edge, return_attention, backward, schedule) -> GraphArgs:
+    _, num_heads, head_dim = value.shape
+    return graph._planner.arguments(
+        num_heads,
+        head_dim,
+        value.dtype,
+        _LAYERS[score],
+        schedule=schedule,
+        edges=return_attention or any(x is not None for x in edge),
+        backward=backward,
+    )
+
+
+class _Sddmm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, rows, feat, graph, reverse):
+        ctx.save_for_backward(rows, feat)
+        ctx.graph, ctx.reverse = graph, reverse
+        return ops.sddmm(rows, feat, *_ops.product_args(graph, feat, reverse))
+
+    @staticmethod
+    def backward(ctx, grad):
+        rows, feat = ctx.saved_tensors
+        need_rows, need_feat = ctx.needs_input_grad[:2]
+        return (
+            spmm(ctx.graph, grad, feat, ctx.reverse) if need_rows else None,
+            spmm(ctx.graph, grad, rows, not ctx.reverse) if need_feat else None,
+            None,
+            None,
+        )
+
+
+class _Spmm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, weight, feat, graph, reverse):
+        ctx.save_for_backward(weight, feat)
+        ctx.graph, ctx.reverse = graph, reverse
+        num_rows = graph.num_src if reverse else graph.num_dst
+        return ops.spmm(weight, feat, *_ops.product_args(graph, feat, reverse), num_rows)
+
+    @staticmethod
+    def backward(ctx, grad):
+        weight, feat = ctx.saved_tensors
+        need_weight, need_feat = ctx.needs_input_grad[:2]
+        return (
+            sddmm(ctx.graph, grad, feat, ctx.reverse) if need_weight else None,
+            spmm(ctx.graph, weight, grad, not ctx.reverse) if need_feat else None,
+            None,
+            None,
+        )
+
+
+def sddmm(graph, rows, feat, reverse: bool = False):
+    """<rows[i], feat[j]> of each edge [E, H]; rows are destinations, or with ``reverse`` sources."""
+    if transformed(rows, feat):
+        return _plain.sddmm(_plain.ends_of(graph, reverse), rows, feat)
+    return _Sddmm.apply(rows, feat, graph, reverse)
+
+
+def spmm(graph, weight, feat, reverse: bool = False):
+    """sum_j weight_ij feat[j] of each row i: a destination, or with ``reverse`` a source."""
+    if transformed(weight, feat):
+        return _plain.spmm(_plain.ends_of(graph, reverse), weight, feat)
+    return _Spmm.apply(weight, feat, graph, reverse)

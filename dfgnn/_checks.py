@@ -1,0 +1,114 @@
+"""What the functions check of their arguments, and how tensors are made to fit the kernels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import _library
+from ._arguments import EdgeArgs
+from .graph import Graph
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+class Checker:
+    """Raises errors that name the function, the argument, what was expected and what came."""
+
+    def __init__(self, function: str, graph, first: str, features):
+        self.function = function
+        if not isinstance(graph, Graph):
+            raise TypeError(f"{function}: graph: expected a dfgnn.Graph, got {type(graph).__name__}")
+        if not isinstance(features, Tensor):
+            raise TypeError(f"{function}: {first}: expected a tensor, got {type(features).__name__}")
+        if features.dtype not in DTYPES:
+            raise TypeError(
+                f"{function}: {first}: expected float32, float64, float16 or bfloat16, got {features.dtype}"
+            )
+        self.dtype = features.dtype
+        self.acc = torch.float64 if features.dtype == torch.float64 else torch.float32
+        self.device = graph.device
+        self.num_edges = graph.num_edges
+
+    def error(self, kind, argument: str, expected: str, got) -> Exception:
+        return kind(f"{self.function}: {argument}: expected {expected}, got {got}")
+
+    def tensor(self, name: str, x, shapes, dtypes=None) -> None:
+        """shapes: allowed shapes; None in a shape matches any size >= 1."""
+        if not isinstance(x, Tensor):
+            raise self.error(TypeError, name, "a tensor", type(x).__name__)
+        dtypes = dtypes or (self.dtype,)
+        if x.dtype not in dtypes:
+            raise self.error(TypeError, name, " or ".join(str(d) for d in dict.fromkeys(dtypes)), x.dtype)
+        if x.device != self.device:
+            raise self.error(ValueError, name, f"device {self.device} (the graph's)", x.device)
+
+        if x.shape not in shapes and not any(_fits(x.shape, shape) for shape in shapes):
+            text = " or ".join(
+                "[" + ", ".join("any" if n is None else str(n) for n in shape) + "]" for shape in shapes
+            )
+            raise self.error(ValueError, name, f"shape {text}", list(x.shape))
+
+    def options(self, heads, bias, gate, mask, weight, feat, feat_dim, out_bias, dim, dropout_p, seed):
+        """Checks what all scores share; returns the operator's edge arguments, [E] tensors with a column."""
+        allowed = (self.dtype, self.acc)
+        per_edge, per_head = (self.num_edges,), (self.num_edges, heads)
+        if bias is not None:
+            self.tensor("edge_bias", bias, [per_head], allowed)
+        if gate is not None:
+            self.tensor("edge_gate", gate, [per_edge, per_head], allowed)
+        if mask is not None:
+            self.tensor("edge_mask", mask, [per_edge, per_head], (torch.bool,))
+        if weight is not None:
+            self.tensor("edge_weight", weight, [per_edge, per_head], allowed)
+        if feat is not None:
+            self.tensor("edge_feat", feat, [(*per_head, feat_dim)])
+        if out_bias is not None:
+            self.tensor("out_bias", out_bias, [(heads, dim)])
+        if not 0 <= dropout_p <= 1:
+            raise self.error(ValueError, "dropout_p", "a probability in [0, 1]", dropout_p)
+        if dropout_p > 0 and seed is None:
+            seed = torch.randint(0, 2**62, (1,), device=self.device)
+        seed = seed if dropout_p > 0 else None
+        return EdgeArgs(bias, _column(gate), _column(mask), _column(weight), feat, seed)
+
+
+def _size_fits(size: int, wanted: int | None) -> bool:
+    return size >= 1 if wanted is None else size == wanted
+
+
+def _fits(shape, wanted) -> bool:
+    return len(shape) == len(wanted) and all(map(_size_fits, shape, wanted))
+
+
+def _column(x: Tensor | None) -> Tensor | None:
+    return x.unsqueeze(1) if x is not None and x.dim() == 1 else x
+
+
+def for_device(check: Checker, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The tensors as the device's kernels take them, if it has any. CUDA kernels load 16 bytes at a time and
+    take one head size: zero columns fill up to it."""
+    kind = check.device.type
+    if kind == "cpu":
+        return tensors
+    if kind != "cuda":
+        raise check.error(ValueError, "graph", "a graph on cpu or cuda", check.device)
+    _library.require_cuda_library()
+    step = 16 // check.dtype.itemsize
+    sizes = {t.shape[-1] for t in tensors if t is not None}
+    size = -(-max(sizes) // step) * step
+    if sizes == {size}:
+        return tensors
+    return tuple(
+        t if t is None or t.shape[-1] == size else torch.nn.functional.pad(t, (0, size - t.shape[-1]))
+        for t in tensors
+    )
+
+
+def with_feat(edge: EdgeArgs, feat: Tensor | None) -> EdgeArgs:
+    return edge if feat is edge.edge_feat else edge._replace(edge_feat=feat)
+
+
+def without_padding(out: Tensor, size: int) -> Tensor:
+    # Slicing an unpadded tensor would cost a copy of its gradient.
+    return out[..., :size] if out.shape[-1] > size else out

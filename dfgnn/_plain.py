@@ -1,0 +1,141 @@
+"""The operators in plain tensor operations, with E x H x D temporaries, and the derivatives that take them.
+
+The kernels give an attention and its first derivatives. Second derivatives and forward mode go through here:
+torch differentiates these any number of times, in either mode.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+from . import reference
+from ._arguments import (
+    BIAS_AFTER,
+    FEAT_IN_KEY,
+    FEAT_IN_VALUE,
+    SCORES,
+    BackwardResults,
+    Numbers,
+    Tensors,
+)
+from ._ops import acc_type
+
+_FEAT_IN = {0: "both", FEAT_IN_KEY: "key", FEAT_IN_VALUE: "value", FEAT_IN_KEY | FEAT_IN_VALUE: "both"}
+# Results of the backward operator, and the tensors of which they are the gradients.
+_GRADIENTS = {
+    "grad_value": "value",
+    "grad_src": "src",
+    "grad_dst": "dst",
+    "grad_attn": "attn",
+    "grad_bias": "edge_bias",
+    "grad_gate": "edge_gate",
+    "grad_weight": "edge_weight",
+    "grad_feat": "edge_feat",
+}
+
+
+class Ends(NamedTuple):
+    """What `reference` reads of a graph."""
+
+    edge_index: Tensor  # [2, E], user's order
+    num_dst: int
+
+    @property
+    def num_edges(self) -> int:
+        return self.edge_index.shape[1]
+
+
+@contextlib.contextmanager
+def untransformed():
+    """Where structures are made that outlive a function of torch.func: they must not get its wrappers."""
+    if torch._C._are_functorch_transforms_active():
+        with temporarily_clear_interpreter_stack():
+            yield
+    else:
+        yield
+
+
+def ends_of(graph, reverse: bool = False) -> Ends:
+    with untransformed():
+        edge_index = graph.edge_index
+        return Ends(edge_index.flip(0), graph.num_src) if reverse else Ends(edge_index, graph.num_dst)
+
+
+def attention(ends: Ends, score: int, numbers: Numbers, tensors: Tensors) -> tuple[Tensor, Tensor]:
+    """(out, attention) of the forward operator."""
+    dtype = tensors.value.dtype
+    acc = acc_type(dtype)
+    t = Tensors(*(x if x is None or not x.is_floating_point() else x.to(acc) for x in tensors))
+    options = dict(
+        negative_slope=numbers.negative_slope, edge_bias=t.edge_bias, edge_gate=t.edge_gate,
+        edge_mask=t.edge_mask, edge_weight=t.edge_weight, edge_feat=t.edge_feat, out_bias=t.out_bias,
+        dropout_p=numbers.dropout_p, return_attention=True, _seed=t.seed,
+    )  # fmt: skip
+    bias_after = bool(numbers.flags & BIAS_AFTER)
+    if score == SCORES["additive"]:
+        out, weights = reference.gat_attention(ends, t.value, t.src, t.dst, bias_after=bias_after, **options)
+    elif score == SCORES["additive_v2"]:
+        out, weights = reference.gatv2_attention(ends, t.value, t.dst, t.attn, **options)
+    else:
+        feat_in = _FEAT_IN[numbers.flags & (FEAT_IN_KEY | FEAT_IN_VALUE)]
+        out, weights = reference.dot_attention(
+            ends, t.dst, t.src, t.value, scale=numbers.scale, edge_feat_in=feat_in, bias_after=bias_after,
+            **options,
+        )  # fmt: skip
+    return out.to(dtype), weights
+
+
+def backward_of_backward(
+    ends: Ends, score: int, numbers: Numbers, primals: dict[str, Tensor | None], grads: BackwardResults
+) -> dict[str, Tensor]:
+    """Gradients, by name, of what the backward operator takes: grad_out, grad_attention and the tensors.
+
+    grads: those of its results, None where there is none.
+    """
+    acc = acc_type(primals["value"].dtype)
+    heads = primals["value"].shape[1]
+    constants = {n: x for n, x in primals.items() if x is None or not x.is_floating_point()}
+    primals = {n: x for n, x in primals.items() if n not in constants}
+    given = {}
+    for name, grad in grads._asdict().items():
+        wanted = grad is not None and _GRADIENTS[name] in primals
+        if wanted and name == "grad_attn":  # partial sums, which are added up behind the operator
+            wanted, grad = len(grad) > 0, grad[:1].squeeze(0)
+        if wanted:
+            given[_GRADIENTS[name]] = grad.to(acc)
+    if not given:
+        return {}
+
+    def first(primals):
+        merged = {**constants, **primals}
+        grad_out, grad_attention = merged.pop("grad_out"), merged.pop("grad_attention")
+        for name in ("edge_gate", "edge_weight"):  # the operator gives the gradient of every head
+            if merged[name] is not None:
+                merged[name] = merged[name].expand(-1, heads)
+
+        def forward(wanted):
+            out, weights = attention(ends, score, numbers, Tensors(**{**merged, **wanted}))
+            return out.to(acc), weights
+
+        (out, weights), pull = torch.func.vjp(forward, {n: merged[n].to(acc) for n in given})
+        if grad_attention is None:
+            grad_attention = torch.zeros_like(weights)
+        return pull((grad_out.to(out.dtype), grad_attention.to(weights.dtype)))[0]
+
+    _, pull = torch.func.vjp(first, primals)
+    return pull(given)[0]
+
+
+def sddmm(ends: Ends, rows: Tensor, feat: Tensor) -> Tensor:
+    acc = acc_type(feat.dtype)
+    return reference.sddmm(ends, rows.to(acc), feat.to(acc)).to(feat.dtype)
+
+
+def spmm(ends: Ends, weight: Tensor, feat: Tensor) -> Tensor:
+    acc = acc_type(feat.dtype)
+    return reference.spmm(ends, weight.to(acc), feat.to(acc)).to(feat.dtype)

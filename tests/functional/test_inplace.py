@@ -1,0 +1,149 @@
+"""What a function or a layer returns may be modified in place before backward, as upstream's results may."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from attention import SCORES, function, make_inputs
+from graphs import make_graph
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+MODIFY = {
+    "relu_": lambda x: x.relu_(),
+    "elu_": F.elu_,
+    "add_": lambda x: x.add_(1),
+    "iadd": lambda x: x.__iadd__(torch.ones_like(x)),
+    "mul_": lambda x: x.mul_(2),
+    "ReLU": nn.ReLU(inplace=True),
+    "dropout_": lambda x: F.dropout(x, 0.0, training=True, inplace=True),
+    "setitem": lambda x: x.__setitem__((slice(None, 3),), 0.5) or x,
+    "view": lambda x: x.flatten(1).sigmoid_().view_as(x),
+}
+OPTIONS = {
+    "plain": {},
+    "dropout": {"dropout_p": 0.5},
+    "attention": {"return_attention": True},
+    "bias": {"out_bias": True},
+}
+
+
+def gradients(attention, graph, inputs, modify, options, wrap=lambda f, *args: f(*args), times=1):
+    torch.manual_seed(0)
+    leaves = {n: x.detach().clone().requires_grad_() for n, x in inputs.items()}
+
+    def forward(*tensors):
+        results = attention(graph, **dict(zip(leaves, tensors)), **options)
+        results = results if isinstance(results, tuple) else (results,)
+        return [modify(x) for x in results]
+
+    results = wrap(forward, *leaves.values())
+    loss = sum((x * torch.linspace(-1, 1, x.numel(), device=x.device).view_as(x)).sum() for x in results)
+    for k in range(times):
+        loss.backward(retain_graph=k + 1 < times)
+    return [x.detach() for x in results] + [x.grad for x in leaves.values()]
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("name", MODIFY)
+@pytest.mark.parametrize("score", SCORES)
+def test_functions(device, score, name, options):
+    graph = make_graph("random", device)
+    inputs = make_inputs(score, graph, 2, 4, torch.float64, edge_weight="H")
+    options = dict(options)
+    if options.pop("out_bias", False):
+        inputs["out_bias"] = torch.randn(2, 4, dtype=torch.float64, device=device)
+    # The oracle modifies a copy.
+    results = [
+        gradients(function(score), graph, inputs, modify, options)
+        for modify in (MODIFY[name], lambda x: MODIFY[name](x.clone()))
+    ]
+    for one, other in zip(*results):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+def saved_as_they_are(forward, *tensors):
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        return forward(*tensors)
+
+
+def saved_on_cpu(forward, *tensors):
+    with torch.autograd.graph.save_on_cpu():
+        return forward(*tensors)
+
+
+def recomputed(forward, *tensors):
+    return checkpoint(forward, *tensors, use_reentrant=False)
+
+
+@pytest.mark.parametrize("modify", [lambda x: x.relu_(), lambda x: x], ids=["relu_", "unchanged"])
+@pytest.mark.parametrize("wrap", [saved_as_they_are, saved_on_cpu, recomputed])
+@pytest.mark.parametrize("score", SCORES)
+def test_hooks_for_saved_tensors(device, score, wrap, modify):
+    graph = make_graph("random", device)
+    inputs = make_inputs(score, graph, 2, 4, torch.float64)
+    options = {"dropout_p": 0.5, "return_attention": True}
+    expected = gradients(function(score), graph, inputs, lambda x: modify(x.clone()), options)
+    found = gradients(function(score), graph, inputs, modify, options, wrap)
+    for one, other in zip(found, expected):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+def test_hooks_see_the_result(device):
+    """Offloading must reach what is kept for backward, the result included."""
+    graph = make_graph("random", device)
+    seen = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: seen.append(x.data_ptr()) or x, lambda x: x):
+        out = function("gat")(graph, **{n: x.requires_grad_() for n, x in inputs_of(graph).items()})
+    assert out.data_ptr() in seen
+
+
+def inputs_of(graph):
+    return make_inputs("gat", graph, 2, 4)
+
+
+@pytest.mark.parametrize("modify", [lambda x: x.relu_(), lambda x: x], ids=["relu_", "unchanged"])
+def test_backward_twice(device, modify):
+    graph = make_graph("random", device)
+    inputs = make_inputs("gat", graph, 2, 4, torch.float64)
+    once, twice = (gradients(function("gat"), graph, inputs, modify, {}, times=n) for n in (1, 2))
+    for one, two in zip(once[1:], twice[1:]):
+        torch.testing.assert_close(2 * one, two)
+
+
+def test_second_backward_without_retaining_is_refused(device):
+    graph = make_graph("random", device)
+    inputs = {n: x.requires_grad_() for n, x in inputs_of(graph).items()}
+    out = function("gat")(graph, **inputs)
+    out.sum().backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        out.sum().backward()
+
+
+def test_a_modified_input_is_refused(device):
+    graph = make_graph("random", device)
+    inputs = {n: x.requires_grad_() for n, x in inputs_of(graph).items()}
+    feat = inputs["feat"] * 1
+    out = function("gat")(graph, **{**inputs, "feat": feat})
+    feat.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_results_are_freed(device):
+    """No cycle keeps a result alive, and backward lets go of it while the loss lives on."""
+    graph = make_graph("random", device)
+    gc.collect()
+    gc.disable()
+    try:
+        out = function("gat")(graph, **{n: x.requires_grad_() for n, x in inputs_of(graph).items()})
+        node = out.grad_fn
+        loss, alive = out.sum(), weakref.ref(out)
+        del out
+        assert alive() is None
+        loss.backward()
+        assert node.kept is None
+    finally:
+        gc.enable()

@@ -1,0 +1,95 @@
+"""Derivatives of derivatives, of functions and layers."""
+
+import pytest
+import torch
+from attention import DTYPES, SCORES, function, make_inputs
+from graphs import make_graph, tiny_graph
+
+from dfgnn import functional, reference
+
+OPTIONS = {
+    "plain": {},
+    "bias": {"edge_bias": True, "edge_weight": 1},
+    "gate": {"edge_gate": 1, "edge_weight": "H", "edge_feat": True},
+}
+
+LIMITS = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 0.03, torch.bfloat16: 0.1}
+
+
+@pytest.mark.parametrize("return_attention", [False, True])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("score", SCORES)
+def test_gradgradcheck(device, score, options, return_attention):
+    graph = tiny_graph(device)
+    inputs = make_inputs(score, graph, 2, 2, torch.float64, **options)
+    inputs["out_bias"] = torch.randn(2, 2, dtype=torch.float64, device=device)
+    more = {
+        "dropout_p": 0.25,
+        "_seed": torch.tensor([4], device=device),
+        "return_attention": return_attention,
+    }
+
+    def call(*tensors):
+        return function(score)(graph, **dict(zip(inputs, tensors)), **more)
+
+    assert torch.autograd.gradgradcheck(call, [x.requires_grad_() for x in inputs.values()])
+
+
+def penalty(attention, graph, inputs, **options):
+    """Gradients of L + |dL/dx|^2."""
+    leaves = {n: x.detach().clone().requires_grad_() for n, x in inputs.items()}
+    loss = attention(graph, **leaves, **options).square().sum()
+    grads = torch.autograd.grad(loss, list(leaves.values()), create_graph=True)
+    return torch.autograd.grad(loss + sum(g.square().sum() for g in grads), list(leaves.values()))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("mask", [False, True])
+@pytest.mark.parametrize("score", SCORES)
+def test_gradient_penalty(device, score, mask, dtype):
+    graph = make_graph("isolated", device)
+    inputs = make_inputs(score, graph, 3, 5, dtype)
+    options = {"dropout_p": 0.4, "_seed": torch.tensor([1], device=device)}
+    if mask:
+        options["edge_mask"] = torch.rand(graph.num_edges, device=device) < 0.5
+    found = penalty(function(score), graph, inputs, **options)
+    exact = {n: x.double() for n, x in inputs.items()}
+    expected = penalty(function(score, reference), graph, exact, **options)
+    for one, other in zip(found, expected):
+        assert one.dtype == dtype
+        error = (one.double() - other).norm() / other.norm()
+        assert error < LIMITS[dtype]
+
+
+def test_third_derivative(device):
+    graph = tiny_graph(device)
+    inputs = make_inputs("dot", graph, 1, 2, torch.float64)
+
+    def third(attention):
+        x = inputs["query"].clone().requires_grad_()
+        out = attention(graph, x, inputs["key"], inputs["value"]).pow(3).sum()
+        for _ in range(3):
+            (grad,) = torch.autograd.grad(out, x, create_graph=True)
+            out = grad.square().sum()
+        return grad
+
+    torch.testing.assert_close(third(functional.dot_attention), third(reference.dot_attention))
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_modified_result(device, score):
+    graph = make_graph("random", device)
+    inputs = make_inputs(score, graph, 2, 4, torch.float64)
+    found = penalty(lambda *args, **kw: function(score)(*args, **kw).tanh_(), graph, inputs)
+    expected = penalty(lambda *args, **kw: function(score, reference)(*args, **kw).tanh(), graph, inputs)
+    for one, other in zip(found, expected):
+        torch.testing.assert_close(one, other)
+
+
+def test_create_graph_does_not_change_the_gradient(device):
+    graph = make_graph("mixed_degrees", device)
+    inputs = {n: x.requires_grad_() for n, x in make_inputs("gat", graph, 4, 8).items()}
+    loss = function("gat")(graph, **inputs).square().sum()
+    one = torch.autograd.grad(loss, list(inputs.values()), create_graph=True)
+    two = torch.autograd.grad(loss, list(inputs.values()))
+    assert all(torch.equal(a, b) for a, b in zip(one, two))

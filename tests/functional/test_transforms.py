@@ -1,0 +1,195 @@
+"""torch.func's transforms and forward mode: as of plain PyTorch, whatever is nested."""
+
+import pytest
+import torch
+from attention import SCORES, function, make_inputs
+from graphs import make_graph, tiny_graph
+from torch.autograd import forward_ad
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.utils._pytree import tree_leaves
+
+from dfgnn import functional, reference
+
+OPTIONS = {
+    "plain": {},
+    "edges": {"edge_weight": 1, "edge_gate": 1, "edge_feat": True, "edge_bias": True},
+}
+
+
+def loss(f):
+    return lambda *x: f(*x).pow(2).sum()
+
+
+def everything(x):
+    return tuple(range(len(x)))
+
+
+def one_batched(x):
+    return (0,) + (None,) * (len(x) - 1)
+
+
+def others_batched(x):
+    return (None,) + (0,) * (len(x) - 1)
+
+
+# What is done to a function of tensors x, of which b is a batch of three.
+TRANSFORMS = {
+    "grad": lambda f, x, b: grad(loss(f), everything(x))(*x),
+    "vjp": lambda f, x, b: vjp(f, *x)[1](torch.ones_like(f(*x))),
+    "jvp": lambda f, x, b: jvp(f, tuple(x), tuple(torch.ones_like(t) for t in x)),
+    "vmap": lambda f, x, b: vmap(f)(*b),
+    "vmap over one": lambda f, x, b: vmap(f, in_dims=one_batched(x))(b[0], *x[1:]),
+    "vmap over the last": lambda f, x, b: vmap(f, in_dims=(*(None,) * (len(x) - 1), 1))(
+        *x[:-1], b[-1].movedim(0, 1)
+    ),
+    "vmap of vmap": lambda f, x, b: vmap(vmap(f, in_dims=one_batched(x)), in_dims=others_batched(x))(*b),
+    "vmap of grad": lambda f, x, b: vmap(grad(loss(f), everything(x)))(*b),
+    "grad of vmap": lambda f, x, b: grad(lambda *b: vmap(f)(*b).pow(2).sum(), everything(x))(*b),
+    "jacrev": lambda f, x, b: jacrev(f, everything(x))(*x),
+    "jacfwd": lambda f, x, b: jacfwd(f, everything(x))(*x),
+    "hessian": lambda f, x, b: hessian(loss(f))(*x),
+    "jacrev of jacrev": lambda f, x, b: jacrev(jacrev(loss(f)))(*x),
+    "grad of grad": lambda f, x, b: grad(
+        lambda *x: sum(g.pow(2).sum() for g in grad(loss(f), (0, 1))(*x)), (0, 1)
+    )(*x),
+    "modified in place": lambda f, x, b: grad(lambda *x: f(*x).tanh_().sum(), everything(x))(*x),
+}
+
+
+@pytest.mark.parametrize("dropout", [False, True], ids=["", "dropout"])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+@pytest.mark.parametrize("score", SCORES)
+def test_attention(device, score, transform, options, dropout):
+    graph = tiny_graph(device)
+    inputs = make_inputs(score, graph, 2, 2, torch.float64, **options)
+    batch = [torch.randn(3, *x.shape, dtype=x.dtype, device=device) for x in inputs.values()]
+    more = {"dropout_p": 0.5, "_seed": torch.tensor([5], device=device)} if dropout else {}
+
+    def bound(attention):
+        return lambda *x: attention(graph, **dict(zip(inputs, x)), **more)
+
+    found, expected = (
+        transform(bound(attention), list(inputs.values()), batch)
+        for attention in (function(score), function(score, reference))
+    )
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    "name", ["grad", "vjp", "jvp", "vmap", "vmap of grad", "jacrev", "jacfwd", "hessian"]
+)
+@pytest.mark.parametrize("call", ["edge_softmax", "sddmm", "spmm", "agnn_attention", "returned attention"])
+def test_other_functions(device, call, name):
+    graph = tiny_graph(device)
+    num_src, num_dst, num_edges = graph.num_src, graph.num_dst, graph.num_edges
+    sizes = {
+        "edge_softmax": [(num_edges, 2)],
+        "sddmm": [(num_dst, 2, 3), (num_src, 2, 3)],
+        "spmm": [(num_edges, 2), (num_src, 2, 3)],
+        "agnn_attention": [(num_src, 2, 3), (num_dst, 2, 3)],
+        "returned attention": [(num_dst, 2, 3), (num_src, 2, 3), (num_src, 2, 2)],
+    }[call]
+    inputs = [torch.randn(s, dtype=torch.float64, device=device) for s in sizes]
+    batch = [torch.randn(3, *s, dtype=torch.float64, device=device) for s in sizes]
+
+    def bound(module):
+        if call == "returned attention":
+            return lambda *x: module.dot_attention(graph, *x, return_attention=True)[1]
+        return lambda *x: getattr(module, call)(graph, *x)
+
+    found, expected = (TRANSFORMS[name](bound(module), inputs, batch) for module in (functional, reference))
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("score", SCORES)
+def test_forward_mode(device, score, dtype):
+    graph = make_graph("random", device)
+    inputs = make_inputs(score, graph, 2, 5, dtype)
+    tangents = [torch.randn_like(x) for x in inputs.values()]
+
+    def derivative(attention, dtype):
+        with forward_ad.dual_level():
+            duals = [
+                forward_ad.make_dual(x.to(dtype), t.to(dtype)) for x, t in zip(inputs.values(), tangents)
+            ]
+            return forward_ad.unpack_dual(attention(graph, **dict(zip(inputs, duals)))).tangent
+
+    found, expected = (
+        derivative(function(score), dtype),
+        derivative(function(score, reference), torch.float64),
+    )
+    assert found.dtype == dtype
+    assert (found.double() - expected).norm() / expected.norm() < 4 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_forward_over_reverse(device, score):
+    """A tangent of a gradient that torch.autograd computed."""
+    graph = make_graph("random", device)
+    inputs = make_inputs(score, graph, 2, 4, torch.float64)
+    tangents = [torch.randn_like(x) for x in inputs.values()]
+
+    def derivative(attention):
+        with forward_ad.dual_level():
+            leaves = [x.clone().requires_grad_() for x in inputs.values()]
+            duals = [forward_ad.make_dual(x, t) for x, t in zip(leaves, tangents)]
+            out = attention(graph, **dict(zip(inputs, duals))).pow(2).sum()
+            grads = torch.autograd.grad(out, leaves, create_graph=True)
+            return [forward_ad.unpack_dual(g).tangent for g in grads]
+
+    torch.testing.assert_close(derivative(function(score)), derivative(function(score, reference)))
+
+
+@pytest.mark.parametrize("randomness", ["same", "different"])
+def test_dropout_under_vmap(device, randomness):
+    """The masks follow vmap's own rule."""
+    graph = make_graph("complete", device)
+    inputs = make_inputs("gat", graph, 2, 4, torch.float64)
+    batch = inputs["feat"].expand(4, -1, -1, -1)
+
+    def call(feat):
+        return functional.gat_attention(graph, **{**inputs, "feat": feat}, dropout_p=0.5)
+
+    out = vmap(call, randomness=randomness)(batch)
+    assert all(torch.equal(out[0], x) == (randomness == "same") for x in out[1:])
+    with pytest.raises(RuntimeError, match="randomness"):
+        vmap(call)(batch)
+
+
+def test_nothing_of_a_transform_stays(device):
+    """A graph that torch.func met first, and one where the function failed, serve eager calls and pickle."""
+    import pickle
+
+    graph = make_graph("random", device)
+    inputs = make_inputs("gat", graph, 2, 4, edge_bias=True)
+
+    def fails(feat):
+        functional.gat_attention(graph, **{**inputs, "feat": feat}, return_attention=True)
+        functional.gat_attention(graph, feat.double(), inputs["alpha_src"], inputs["alpha_dst"])
+
+    with pytest.raises(TypeError):
+        vmap(grad(fails))(inputs["feat"].expand(3, -1, -1, -1))
+    with pytest.raises(TypeError):
+        jvp(fails, (inputs["feat"],), (inputs["feat"],))
+    assert pickle.loads(pickle.dumps(graph)).num_edges == graph.num_edges
+    fresh = make_graph("random", device)
+    leaves = [x.clone().requires_grad_() for x in inputs.values()]
+    found, expected = (
+        torch.autograd.grad(functional.gat_attention(g, **dict(zip(inputs, leaves))).pow(2).sum(), leaves)
+        for g in (graph, fresh)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(found, expected))
+    assert all(type(x) is torch.Tensor for x in tree_leaves(list(graph.csr())) if x is not None)
+
+
+def test_folded_batches_take_one_call(device):
+    from test_functional_contract import Recorder
+
+    graph = make_graph("random", device)
+    inputs = make_inputs("dot", graph, 2, 4)
+    batch = {n: torch.randn(5, *x.shape, device=device) for n, x in inputs.items()}
+    with Recorder() as recorder:
+        vmap(lambda x: functional.dot_attention(graph, **x))(batch)
+    assert len(recorder.calls) == 1
