@@ -23,7 +23,7 @@ help:
 	@echo "make cuda-archs  the same for all supported architectures"
 	@echo "make wheel   one wheel for every Python, in dist/"
 	@echo "make docs    the site of docs/ and of the docstrings, in build/docs"
-	@echo "make lint    ruff and clang-format; make format applies them"
+	@echo "make lint    ruff, mypy and clang-format; make format applies them"
 	@echo "make clean   remove what was built; .venv stays"
 
 demo: build
@@ -53,6 +53,7 @@ docs: build $(VENV)/.installed-docs
 lint: $(VENV)/.installed-lint
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
 	$(VENV)/bin/clang-format --dry-run --Werror $(CXX_FILES)
 
 format: $(VENV)/.installed-lint
@@ -78,5 +79,5 @@ $(VENV)/.installed-docs: pyproject.toml constraints.txt $(VENV)/.installed
 	touch $@
 
 $(VENV)/.installed-lint: constraints.txt | $(RUN)
-	$(PIP) ruff clang-format
+	$(PIP) ruff clang-format mypy
 	touch $@

@@ -1,7 +1,7 @@
 """The operators' arguments by name, in the order of their schemas (csrc/torch/schemas.h)."""
 
 from collections import namedtuple
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -45,12 +45,12 @@ class Numbers(NamedTuple):
     flags: int
 
 
-def _named(name: str, op) -> type[tuple]:
-    return namedtuple(name, [argument.name for argument in op._schema.arguments])
+def _named(name: str, op) -> Any:
+    return namedtuple(name, [argument.name for argument in op._schema.arguments])  # type: ignore[misc]
 
 
-def _results(name: str, op) -> type[tuple]:
-    return namedtuple(name, [result.name for result in op._schema.returns])
+def _results(name: str, op) -> Any:
+    return namedtuple(name, [result.name for result in op._schema.returns])  # type: ignore[misc]
 
 
 Forward = _named("Forward", ops.attention_forward.default)

@@ -150,16 +150,13 @@ def check_csr(
 ) -> bool:
     """Checks the values of a CSR in one wait for the device. Returns whether `eids` is the identity."""
     num_edges = indices.numel()
-    identity, permutation, eid_low, eid_high = 1, 1, 0, -1
+    flags: tuple[Tensor | int, ...] = (1, 1, 0, -1)
     if eids is not None and num_edges:
-        identity = is_identity(eids)
         seen = torch.zeros(num_edges, dtype=torch.bool, device=eids.device)
         seen[eids.clamp(0, num_edges - 1)] = True
-        permutation = seen.all()
-        eid_low, eid_high = _range(eids)
-    low, high = _range(indices)
+        flags = is_identity(eids), seen.all(), *_range(eids)
     first, last, rising, low, high, identity, permutation, eid_low, eid_high = probe(
-        indptr[0], indptr[-1], is_sorted(indptr), low, high, identity, permutation, eid_low, eid_high
+        indptr[0], indptr[-1], is_sorted(indptr), *_range(indices), *flags
     )
     if first != 0:
         raise ValueError(f"{where}: indptr: expected indptr[0] == 0, got {first}")
@@ -201,14 +198,16 @@ def check_coo(
     square: both sizes are None and become the same number. With validate=False and known sizes, CUDA tensors
     are not read at all and count as unsorted.
     """
-    unknown = num_src is None or num_dst is None
-    if not (validate or unknown or dst.device.type == "cpu"):
+    if num_src is None or num_dst is None or validate:
+        ends = [*_range(src), *_range(dst)]
+    elif dst.device.type == "cpu":
+        ends = [0, -1, 0, -1]
+    else:
         return num_src, num_dst, False, False
-    ends = [*_range(src), *_range(dst)] if validate or unknown else [0, -1, 0, -1]
     src_low, src_high, dst_low, dst_high, src_sorted, dst_sorted = probe(
         *ends, is_sorted(src), is_sorted(dst)
     )
-    if unknown:
+    if num_src is None or num_dst is None:
         max_src = as_size(where, f"max({names[0]}) + 1", max(src_high + 1, 0))
         max_dst = as_size(where, f"max({names[1]}) + 1", max(dst_high + 1, 0))
         if square:

@@ -43,8 +43,15 @@ class Side:
         side.has_empty, side.stats = self.has_empty, self.stats
         if self.built is not None:
             csr, known = self.built
-            moved = (None if t is None else t.to(device, non_blocking=non_blocking) for t in csr)
-            side.built = CSR(*moved), known
+            indptr, indices, eids = csr
+            side.built = (
+                CSR(
+                    indptr.to(device, non_blocking=non_blocking),
+                    indices.to(device, non_blocking=non_blocking),
+                    None if eids is None else eids.to(device, non_blocking=non_blocking),
+                ),
+                known,
+            )
         return side
 
 
@@ -69,22 +76,21 @@ class Structure:
         return self._known()[0][1].indices
 
     def csr(self) -> CSR:
-        return self._built(self.dst, self.src, True)
+        return self._built(self.dst, True)
 
     def reverse_csr(self, need_eids: bool = False) -> CSR:
-        csr = self._built(self.src, self.dst, need_eids)
+        csr = self._built(self.src, need_eids)
         return csr if need_eids else csr._replace(eids=None)
 
-    def _built(self, side: Side, other: Side, need_eids: bool) -> CSR:
+    def _built(self, side: Side, need_eids: bool) -> CSR:
         built = side.built
         if built is None or (need_eids and not built[1]):
-            built = self._transposed(side, other, need_eids)
+            built = self._transposed(side, need_eids)
         return built[0]
 
     @not_compiled
-    def _transposed(self, side: Side, other: Side, need_eids: bool) -> tuple[CSR, bool]:
-        # One side always was built with its edge ids, and it is not this one.
-        built, (given, _) = side.built, other.built
+    def _transposed(self, side: Side, need_eids: bool) -> tuple[CSR, bool]:
+        built, (_, given) = side.built, self._known()[0]  # with its edge ids, so it is not this side
         with self._untraced():
             csr = _csr.transpose(given, side.num_rows, need_eids)
         if built is not None:  # plans and callers may hold these tensors already
@@ -114,11 +120,11 @@ class Structure:
 
     @not_compiled
     def degrees(self, reverse: bool) -> Tensor:
-        side, other = (self.src, self.dst) if reverse else (self.dst, self.src)
+        side = self.src if reverse else self.dst
         with self._untraced():
             if side.built is not None:
                 return side.built[0].indptr.diff()
-            return _csr.count(other.built[0].indices, side.num_rows)
+            return _csr.count(self.indices, side.num_rows)
 
     @property
     def has_zero_in_degree(self) -> bool:

@@ -53,7 +53,8 @@ def kernels(fn: Callable, budget: float, eager_ms: float) -> Timing:
         for _ in range(repeats):
             fn()
     timing = _summary(_by_events(graph.replay), budget)
-    return Timing(*(t / repeats for t in timing[:3]), timing.samples)
+    median, p20, p80 = (t / repeats for t in timing[:3])
+    return Timing(median, p20, p80, timing.samples)
 
 
 def timings(call: Callable, device: torch.device, budget: float) -> dict[str, dict[str, Any]]:

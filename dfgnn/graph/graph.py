@@ -219,7 +219,7 @@ class Graph:
             if validate:
                 identity = _csr.check_csr(where, indptr, indices, eids, cols_name, num_cols)
             else:
-                identity = eids is not None and eids.device.type == "cpu" and _csr.is_identity(eids)
+                identity = eids is not None and eids.device.type == "cpu" and bool(_csr.is_identity(eids))
             csr = CSR(
                 _csr.canonical(indptr, torch.int64),
                 _csr.canonical(indices, torch.int32),

@@ -121,9 +121,9 @@ class Reordering(Generic[G]):
         for side in (self.src, self.dst):
             if x.dim() and len(x) == len(side.order):
                 return side
+        num_src, num_dst = (len(side.order) for side in (self.src, self.dst))
         raise ValueError(
-            f"{where}: x: expected num_src={self.graph.num_src} or num_dst={self.graph.num_dst} rows, "
-            f"got shape {list(x.shape)}"
+            f"{where}: x: expected num_src={num_src} or num_dst={num_dst} rows, got shape {list(x.shape)}"
         )
 
 

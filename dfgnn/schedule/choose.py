@@ -58,7 +58,8 @@ def parse(schedule: str) -> tuple[str, int | None, int | None, int | None]:
         raise ValueError(
             f"schedule: expected no heads or parts of tiles, which share neighbours, got {schedule!r}"
         )
-    return (name, *(int(x) if x else None for x in (bound, heads, parts)))
+    numbers = [int(x) if x else None for x in (bound, heads, parts)]
+    return name, numbers[0], numbers[1], numbers[2]
 
 
 def plan(
@@ -89,7 +90,7 @@ def plan(
     if refusal is None and (edges or shape.layer not in cost.CHUNK_COST):
         refusal = "GATv2 and calls with edge tensors, dropout or returned attention have no tiles"
     if refusal is None and stats.num_edges:
-        candidates += (cost.on_tiles(direction, shape.layer),)
+        candidates += (cost.on_tiles(direction, shape),)
     if name == "auto":
         order = sorted(candidates, key=lambda c: c.cost)
         if order[0].schedule == "tiles" and direction.tiles is None:

@@ -28,10 +28,10 @@ _LOCALITY_LOSS = 1.4
 # slow-down of sub-warps with a row each, whose steps are not the same.
 _PACKING_LOSS = 1.03
 # A chunk of tiles, in edges of the layer on rows.
-CHUNK_COST = {"gat": 420.0, "dot": 185.0}
+CHUNK_COST: dict[str | None, float] = {"gat": 420.0, "dot": 185.0}
 # Rows gathered per edge forward or over destinations, and over sources: arrays that the cache has to hold.
 # None: the plain products.
-GATHERED = {"gat": (1, 1), "gatv2": (1, 2), "dot": (2, 2), None: (1, 1)}
+GATHERED: dict[str | None, tuple[int, int]] = {"gat": (1, 1), "gatv2": (1, 2), "dot": (2, 2), None: (1, 1)}
 _MOST_PARTS = 4
 # Lanes that a neighbour's row needs to be worth an instruction; edges of a row to be worth a visit per group
 # of heads.
@@ -122,12 +122,12 @@ def on_rows(stats: DegreeStats, packable: int, device: Device) -> tuple[Candidat
     return tuple(found)
 
 
-def on_tiles(direction: Direction, layer: str) -> Candidate:
+def on_tiles(direction: Direction, shape: Shape) -> Candidate:
     """The chunks, from how many rows share a neighbour in some windows."""
     stats, shared = direction.stats, direction.sharing
     windows = stats.num_rows / tiles.ROWS
     chunks = stats.num_edges / max(shared, 1) / tiles.COLUMNS + windows / 2
-    cost = chunks * CHUNK_COST[layer] / direction.device.resident_warps
+    cost = chunks * CHUNK_COST[shape.layer] / direction.device.resident_warps
     return Candidate("tiles", cost, f"{shared:.1f} rows of a window share a neighbour")
 
 

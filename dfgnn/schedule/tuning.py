@@ -82,7 +82,7 @@ def autotune(
     entries = _read(path) if path else {}
     shape = Shape(num_heads, padded(head_dim, dtype, graph.device), dtype, layer)
     directions = {"forward": False, "reverse": True} if backward else {"forward": False}
-    key = _key(graph, layer, num_heads, head_dim, dtype) if path else None
+    key = _key(graph, layer, num_heads, head_dim, dtype) if path else ""
 
     known = entries.get(key, {})
     if all(_is_possible(graph, shape, reverse, known.get(name)) for name, reverse in directions.items()):
@@ -133,6 +133,7 @@ def _tune(graph, shape: Shape, reverse: bool, seconds: float) -> tuple[str, dict
 def _call(graph, shape: Shape, backward: bool) -> Callable[[], Any]:
     """The layer's attention of standard normal inputs, the same ones at every call, with all gradients."""
     heads, dim, dtype, layer = shape
+    assert layer is not None
     generator = torch.Generator(graph.device).manual_seed(0)
 
     def normal(*size: int) -> Tensor:
