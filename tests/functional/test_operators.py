@@ -41,6 +41,7 @@ print(value.grad.eq(1).all().item())
 """
 
 
+@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="AddressSanitizer needs the addresses")
 def test_out_of_memory_on_the_cpu():
     """A message with the size, and a process that goes on."""
     result = subprocess.run([sys.executable, "-c", _CPU], capture_output=True, text=True, env=_ENV)
