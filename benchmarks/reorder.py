@@ -28,7 +28,7 @@ import torch
 
 from dfgnn import Graph
 from dfgnn.bench import graphs, measure, report, workloads
-from dfgnn.reorder import METHODS
+from dfgnn.graph import METHODS
 
 GRAPHS = ("ogbn-arxiv", "debian-deps", "github", "blogcatalog", "ogbl-ddi", "collab", "reddit-binary")
 LAYERS = ("gat", "dot")

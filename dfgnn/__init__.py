@@ -7,9 +7,9 @@ takes weights from one to the other.
 """
 
 from dfgnn import functional, nn, reference
-from dfgnn.checkpoints import convert_state_dict
 from dfgnn.graph import Graph
-from dfgnn.switch import accelerate, patch, restore
+from dfgnn.nn.checkpoints import convert_state_dict
+from dfgnn.nn.switch import accelerate, patch, restore
 
 __version__ = "0.1.0"
 __all__ = [

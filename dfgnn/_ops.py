@@ -1,7 +1,7 @@
 """The operators ``torch.ops.dfgnn``: fake kernels, autograd, and how a graph is passed to them.
 
 Schemas and kernels are registered by the compiled libraries (csrc/torch). One pair of operators serves every
-score. The forward operator returns what its backward needs (``lse``, and for the additive score ``positive``
+score. The forward operator returns what its backward needs (``stats``, and for the additive score ``positive``
 and ``positive_mass``) beside ``out`` and ``attention``; only the latter two are differentiable. It takes the
 reverse CSR along for backward, which gathers over it.
 """
@@ -98,7 +98,7 @@ def _(score, value, src, dst, attn, *rest):
     acc = _acc(value.dtype)
     return (
         value.new_empty(num_dst, heads, dim),
-        value.new_empty(num_dst, heads, dtype=acc),
+        value.new_empty(num_dst, heads, 2, dtype=acc),
         _optional(value, (num_dst, heads, dim), value.dtype, save_positive),
         _optional(value, (num_dst, heads), acc, save_positive),
         _optional(value, (indices.shape[0], heads), acc, return_attention),
@@ -160,7 +160,7 @@ def _call(op, *args):
 
 
 def _save(ctx, inputs, output):
-    out, lse, positive, positive_mass, attention = output
+    out, stats, positive, positive_mass, attention = output
     has_attention, has_positive = inputs[29:]
     ctx.set_materialize_grads(False)
     # The graph's tensors, which nobody may modify, need no check that they were not: that takes time.
@@ -168,7 +168,7 @@ def _save(ctx, inputs, output):
     ctx.save_for_backward(
         *inputs[1:12],
         out,
-        lse,
+        stats,
         positive if has_positive else None,
         positive_mass if has_positive else None,
         attention if has_attention else None,
@@ -179,7 +179,7 @@ def _gradients(ctx, grad_out, grad_attention):
     """Of the operator's arguments up to out_bias."""
     tensors = (saved := ctx.saved_tensors)[:11]
     _, src, _, attn, _, gate, _, weight, *_ = tensors
-    out, lse, positive, positive_mass, attention = saved[11:]
+    out, stats, positive, positive_mass, attention = saved[11:]
     _, _, _, need_dst, need_attn, need_bias, need_gate, _, need_weight, need_feat, _, need_out_bias = (
         ctx.needs_input_grad[:12]
     )
@@ -192,7 +192,7 @@ def _gradients(ctx, grad_out, grad_attention):
         ctx.score,
         *tensors,
         out,
-        lse,
+        stats,
         positive,
         positive_mass,
         attention if grad_attention is not None else None,
@@ -226,13 +226,13 @@ def _per_edge_grad(x, grad):
 
 
 def _setup(ctx, inputs, output):
-    out, lse, positive, positive_mass, attention = output
+    out, stats, positive, positive_mass, attention = output
     _save(ctx, inputs, output)
     has_attention = inputs[29]
-    ctx.mark_non_differentiable(lse, positive, positive_mass, *(() if has_attention else (attention,)))
+    ctx.mark_non_differentiable(stats, positive, positive_mass, *(() if has_attention else (attention,)))
 
 
-def _backward(ctx, grad_out, grad_lse, grad_positive, grad_mass, grad_attention):
+def _backward(ctx, grad_out, grad_stats, grad_positive, grad_mass, grad_attention):
     return *_gradients(ctx, grad_out, grad_attention), *[None] * 19
 
 

@@ -74,14 +74,15 @@ struct Shape {
   int32_t value_dim;  // Dv
 };
 
-// out_i = sum_j w_ij m_ij alpha_ij (v_j + e_ij), alpha_ij = exp(s_ij - lse_i), lse_i = log sum_j exp(s_ij)
+// out_i = sum_j w_ij m_ij alpha_ij (v_j + e_ij), alpha_ij = exp((s_ij - max_i) - log_sum_i),
+// max_i = max_j s_ij, log_sum_i = log sum_j exp(s_ij - max_i)
 // with s_ij of EdgeOptions and e_ij its feat, where feat_in_key (below) or feat_in_value say so;
 //   additive:    raw_ij = alpha_src[j] + alpha_dst[i]; feat never in the key
 //   dot:         raw_ij = scale * q_i . (k_j + e_ij)
 //   additive_v2: raw_ij = attn . LeakyReLU(v_j + x_dst[i] + e_ij); x_dst is `query`, feat never in the value;
 //                negative_slope is the inner one, and the LeakyReLU of EdgeOptions is the identity
-// A row without edges (or with all scores -inf) has out = 0 and lse = +inf, so that
-// exp(s - lse) = 0.
+// A row without mass (no edges, or all scores -inf) has out = 0, max = +inf and log_sum = 0, so that
+// alpha = 0. max + log_sum as one number would lose log_sum where max is large.
 struct ForwardParams {
   Score score;
   DType dtype;
@@ -101,7 +102,7 @@ struct ForwardParams {
   const void* out_bias;  // [H, Dv] T, added to out by backends that do it (kAddsBias); or null
 
   void* out;            // [N_dst, H, Dv] T
-  void* lse;            // [N_dst, H] acc
+  void* stats;          // [N_dst, H, 2] acc: max, log_sum
   void* positive;       // additive: [N_dst, H, Dv] T, sum of w m alpha v over edges with z > 0; or null
   void* positive_mass;  // additive: [N_dst, H] acc, sum of alpha over edges with z > 0; or null
   void* attention;      // [E, H] acc, w m alpha in the user's edge order; or null
@@ -150,7 +151,7 @@ struct BackwardParams {
 
   const void* out;       // [N_dst, H, Dv] T
   const void* out_bias;  // [H, Dv] T, which out contains; or null
-  const void* lse;       // [N_dst, H] acc
+  const void* stats;     // [N_dst, H, 2] acc, of forward
   const void* positive;  // additive, when grad_alpha_dst is wanted without grad_attention and gate
   const void* positive_mass;
   const void* attention;       // [E, H] acc, with grad_attention
@@ -173,8 +174,7 @@ struct BackwardParams {
                    // grad_alpha_dst is wanted with grad_attention or gate; or null
 
   // Scratch.
-  void* node_stats;     // [N_dst, H, 4] acc: alpha_dst or slope attn . x_dst, lse, delta, unused
-                        // dot: [N_dst, H, 2] acc: lse, delta
+  void* node_stats;  // [N_dst, H, 4] acc: alpha_dst or slope attn . x_dst (dot: unused), max, log_sum, delta
   void* partial_query;  // dot, additive_v2: [csr.num_slots, H, D] acc
   void* partial_key;    // dot: [reverse.num_slots, H, D] acc
   void* partial_value;  // [reverse.num_slots, H, Dv] acc

@@ -183,24 +183,24 @@ struct Attention {
 
     const ScalarType type = in.type(), acc = in.acc();
     const int64_t h = in.heads(), dv = in.value_dim(), slots = p.csr.num_slots;
-    Tensor out = make(value, {num_dst, h, dv}, type), lse = make(value, {num_dst, h}, acc);
+    Tensor out = make(value, {num_dst, h, dv}, type), stats = make(value, {num_dst, h, 2}, acc);
     Tensor positive = optional(p.positive, save_positive, value, {num_dst, h, dv}, type);
     Tensor mass = optional(p.positive_mass, save_positive, value, {num_dst, h}, acc);
     Tensor attention = optional(p.attention, return_attention, value, {indices.size(0), h}, acc);
-    p.out = out.mutable_data_ptr(), p.lse = lse.mutable_data_ptr(), p.out_bias = data(in.out_bias);
+    p.out = out.mutable_data_ptr(), p.stats = stats.mutable_data_ptr(), p.out_bias = data(in.out_bias);
     const OptTensor partial_out = scratch(p.partial_out, slots, value, {slots, h, dv}, acc);
     const OptTensor partial_stats = scratch(p.partial_stats, slots, value, {slots, h, 3}, acc);
     const OptTensor partial_positive =
         scratch(p.partial_positive, slots && save_positive, value, {slots, h, dv}, acc);
     Backend::forward(p, value);
     if (out_bias && !Backend::kAddsBias) out = torch::stable::subtract(out, *in.out_bias, -1);
-    return {out, lse, positive, mass, attention};
+    return {out, stats, positive, mass, attention};
   }
 
   static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       Tensor grad_out, OptTensor grad_attention, int64_t score, Tensor value, OptTensor src, OptTensor dst,
       OptTensor attn, OptTensor edge_bias, OptTensor edge_gate, OptTensor edge_mask, OptTensor edge_weight,
-      OptTensor edge_feat, OptTensor seed, OptTensor out_bias, Tensor out, Tensor lse, OptTensor positive,
+      OptTensor edge_feat, OptTensor seed, OptTensor out_bias, Tensor out, Tensor stats, OptTensor positive,
       OptTensor positive_mass, OptTensor attention, Tensor indices, OptTensor eids, Tensor items,
       Tensor splits, Sizes plan, OptTensor rev_indices, OptTensor rev_eids, OptTensor rev_items,
       OptTensor rev_splits, Sizes rev_plan, OptTensor tiles, OptTensor rev_tiles, double negative_slope,
@@ -217,7 +217,7 @@ struct Attention {
     const int64_t n = in.num_src(), h = in.heads(), d = in.dim(), dv = in.value_dim();
     check.tensor("grad_out", grad_out, {m, h, dv}, {type});
     check.tensor("out", out, {m, h, dv}, {type});
-    check.tensor("lse", lse, {m, h}, {acc});
+    check.tensor("stats", stats, {m, h, 2}, {acc});
     check.tensor("grad_attention", grad_attention, {edges, h}, {acc});
     check.require(!grad_attention || attention, "attention: needed with grad_attention");
     if (grad_attention) check.tensor("attention", attention, {edges, h}, {acc});
@@ -235,8 +235,8 @@ struct Attention {
     set_tiles(check, "tiles", tiles, p, p.csr);
     set_tiles(check, "rev_tiles", rev_tiles, p, p.reverse);
     check.require(!(tiles || rev_tiles) || !grad_attention, "tiles: expected no gradient of the attention");
-    out = dense(out), lse = dense(lse), grad_out = dense(grad_out);
-    p.out = data(out), p.out_bias = data(in.out_bias), p.lse = data(lse), p.grad_out = data(grad_out);
+    out = dense(out), stats = dense(stats), grad_out = dense(grad_out);
+    p.out = data(out), p.out_bias = data(in.out_bias), p.stats = data(stats), p.grad_out = data(grad_out);
     if (from_positive) {
       positive = dense(positive), positive_mass = dense(positive_mass);
       p.positive = data(positive), p.positive_mass = data(positive_mass);
@@ -271,7 +271,7 @@ struct Attention {
     }
 
     const OptTensor grad_raw = scratch(p.grad_raw, sum_rows, value, {edges, h}, acc);
-    const Tensor node_stats = make(value, {m, h, dot ? 2 : 4}, acc);
+    const Tensor node_stats = make(value, {m, h, 4}, acc);
     p.node_stats = node_stats.mutable_data_ptr();
     const bool sums = grad_attention.has_value() || sum_rows;
     const OptTensor row_sums = scratch(p.row_sums, grad_attention.has_value(), value, {m, h}, acc);

@@ -22,11 +22,11 @@ inline constexpr const char* kForward =
     "attention_forward(" DFGNN_ENDS ", " DFGNN_EDGE ", " DFGNN_GRAPH ", " DFGNN_REVERSE ", " DFGNN_TILES
     ", int num_dst, " DFGNN_NUMBERS
     ", bool return_attention, bool save_positive)"
-    " -> (Tensor out, Tensor lse, Tensor positive, Tensor positive_mass, Tensor attention)";
+    " -> (Tensor out, Tensor stats, Tensor positive, Tensor positive_mass, Tensor attention)";
 
 inline constexpr const char* kBackward =
     "attention_backward(Tensor grad_out, Tensor? grad_attention, " DFGNN_ENDS ", " DFGNN_EDGE
-    ", Tensor out, Tensor lse, Tensor? positive, Tensor? positive_mass, Tensor? attention, " DFGNN_GRAPH
+    ", Tensor out, Tensor stats, Tensor? positive, Tensor? positive_mass, Tensor? attention, " DFGNN_GRAPH
     ", " DFGNN_REVERSE ", " DFGNN_TILES ", " DFGNN_NUMBERS
     ", int need)"
     " -> (Tensor grad_value, Tensor grad_src, Tensor grad_dst, Tensor grad_attn, Tensor grad_bias, "

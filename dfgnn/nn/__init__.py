@@ -1,19 +1,12 @@
 """Layers on fused attention for a DGLGraph, a block or a dfgnn.Graph.
 
 All but GraphTransformerConv and GraphTransformerLayer have the contracts of the layers of the same names in
-``dgl.nn``; DGL need not be installed.
+``dgl.nn`` (``dgl``); DGL need not be installed. ``pyg`` holds the layers of torch_geometric.
 """
 
 from ._graph import ZeroInDegreeError
-from .agnn import AGNNConv
-from .dotgat import DotGatConv
-from .edgegat import EdgeGATConv
-from .egat import EGATConv
-from .gat import GATConv
-from .gatv2 import GATv2Conv
-from .graph_transformer import GraphTransformerLayer
-from .hgt import HGTConv
-from .transformer import GraphTransformerConv
+from .dgl import AGNNConv, DotGatConv, EdgeGATConv, EGATConv, GATConv, GATv2Conv, HGTConv
+from .graph_transformer import GraphTransformerConv, GraphTransformerLayer
 
 __all__ = [
     "AGNNConv",

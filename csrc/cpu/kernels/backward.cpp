@@ -61,12 +61,9 @@ class Stats {
     }
     for (int h = 0; h < heads; ++h) {
       const int64_t at = i * heads + h;
-      if (additive) {
-        A* s = a_.stats + at * 4;
-        s[0] = a_.alpha_dst ? a_.alpha_dst[at] : A(0), s[1] = a_.lse[at], s[2] = delta_[h], s[3] = 0;
-      } else {
-        a_.stats[at * 2] = a_.lse[at], a_.stats[at * 2 + 1] = delta_[h];
-      }
+      A* s = a_.node_stats + at * kNodeStats;
+      s[0] = additive && a_.alpha_dst ? a_.alpha_dst[at] : A(0);
+      s[1] = a_.stats[at * 2], s[2] = a_.stats[at * 2 + 1], s[3] = delta_[h];
     }
   }
 
@@ -103,7 +100,8 @@ class AdditiveSources {
         a_(a),
         per_edge_(a.per_edge() || p.edge.gate || p.edge.feat),
         heads_(p.shape.heads),
-        score_(a.stats, int64_t(heads_) * 4, 4, a.alpha_src, heads_, A(p.negative_slope)),
+        score_(a.node_stats, int64_t(heads_) * kNodeStats, kNodeStats, a.alpha_src, heads_,
+               A(p.negative_slope)),
         grads_(a.grad_out, row_shape<A>(heads_, p.shape.value_dim), p.edge.feat, Gathered<T>::Feat::fixed),
         block_(p.reverse, p.edge, p.shape.num_edges, heads_),
         edges_(a, heads_, true),
@@ -125,7 +123,7 @@ class AdditiveSources {
     for_blocks(item, [&](int64_t begin, int64_t end, bool first) {
       block_.load(begin, end, a_.per_edge());
       edges_.start(score_, block_);
-      edges_.stats_of_edges(block_, 4, 1);
+      edges_.stats_of_edges(block_);
       grads_.load(block_, true);
       per_edge_ ? edge_by_edge(first) : at_once(first);
     });
@@ -161,8 +159,7 @@ class AdditiveSources {
       V tail{}, tail2{};
       for_edges<A>(h, block_.n, [&](int i, auto inside) {
         const V z = load_vector<V>(edges_.z() + i), delta = load_vector<V>(edges_.delta() + i);
-        const V alpha =
-            exp<A, kLanes<A>>(block_.score(score_.activate(z), i) - load_vector<V>(edges_.lse() + i));
+        const V alpha = edges_.alpha(score_, block_, z, i);
         const V value = block_.factor ? alpha * load_vector<V>(block_.factor + i) : alpha;
         const auto positive = z > 0;
         const V part = inside ? alpha * delta : V{};
@@ -220,7 +217,7 @@ class FeatureRows {
   void operator()(const Item& item) {
     score_.fix(item.row);
     pack(values_.shape(), fixed_ + item.row * values_.shape().size(), row_);
-    if (over_rows_) edges_.stats_of_row(item.row, 2, 0);
+    if (over_rows_) edges_.stats_of_row(item);
     if (item.begin == item.end) {
       score_sum_.clear(score_.shape().packed_size());
       value_sum_.clear(values_.shape().packed_size());
@@ -251,7 +248,7 @@ class FeatureRows {
     edges_.start(score_, block_);
     values_.load(block_, !(kKeyIsValue && over_rows_));
     values_.dots(block_, row_, edges_.t());
-    if (!over_rows_) edges_.stats_of_edges(block_, 2, 0);
+    if (!over_rows_) edges_.stats_of_edges(block_);
     edges_.solve(score_, block_);
     A* attn_sum = p_.grad_attn && over_rows_ ? static_cast<A*>(attn_sum_) : nullptr;
     score_.accumulate(block_, edges_.draw(), score_sum_, attn_sum, first);

@@ -11,13 +11,13 @@ template <class T>
 struct Outputs {
   using A = Acc<T>;
   T *out, *positive;
-  A *lse, *positive_mass, *attention;
+  A *stats, *positive_mass, *attention;
   A *partial_out, *partial_positive, *partial_stats;
   const T* bias;
   explicit Outputs(const ForwardParams& p)
       : out(static_cast<T*>(p.out)),
         positive(static_cast<T*>(p.positive)),
-        lse(static_cast<A*>(p.lse)),
+        stats(static_cast<A*>(p.stats)),
         positive_mass(static_cast<A*>(p.positive_mass)),
         attention(static_cast<A*>(p.attention)),
         partial_out(static_cast<A*>(p.partial_out)),
@@ -58,7 +58,8 @@ class RowWriter {
     for (int h = 0; h < heads; ++h) {
       const bool empty = s.sum[h] == 0;  // no edges, or all scores -inf; never with a nan
       factor_[h] = empty ? A(0) : A(1) / s.sum[h];
-      o_.lse[row * heads + h] = empty ? kInfinity<A> : s.largest[h] + log(s.sum[h]);
+      A* stats = o_.stats + (row * heads + h) * 2;
+      stats[0] = empty ? kInfinity<A> : s.largest[h], stats[1] = empty ? A(0) : log(s.sum[h]);
       if (o_.positive_mass) o_.positive_mass[row * heads + h] = s.positive[h] * factor_[h];
       for (int d = h * shape_.packed; empty && d < (h + 1) * shape_.packed; ++d) {
         a[d] = 0;
@@ -122,7 +123,7 @@ class Worker {
     }
     values_.load(block_, !Score::kGathersValues);
     values_.aggregate(block_, w, o_.positive ? w2 : nullptr, a_, a2_, first);
-    // Raw scores for now: lse is not known before the row ends.
+    // Raw scores for now: the row's sum is not known before the row ends.
     if (o_.attention) scatter(s, block_.eid, n, heads, o_.attention);
   }
 
@@ -207,7 +208,7 @@ void merge_splits(const ForwardParams& p, const Outputs<T>& o, int64_t first, in
   }
 }
 
-// The attention array holds raw scores; now lse is known.
+// The attention array holds scores; now the rows' statistics are known.
 template <class T>
 void finish_attention(const ForwardParams& p, const Outputs<T>& o, int64_t first, int64_t last) {
   using A = Acc<T>;
@@ -220,11 +221,13 @@ void finish_attention(const ForwardParams& p, const Outputs<T>& o, int64_t first
     for_blocks(item, [&](int64_t begin, int64_t end, bool) {
       block.load(begin, end, true);
       gather(o.attention, block.eid, block.n, 0, heads, heads, 1, static_cast<A*>(s));
-      for (int h = 0; h < heads; ++h)
+      for (int h = 0; h < heads; ++h) {
+        const A* stats = o.stats + (int64_t(item.row) * heads + h) * 2;
         for_edges<A>(h, block.n, [&](int i, auto) {
-          const V alpha = exp<A, kLanes<A>>(load_vector<V>(s + i) - o.lse[int64_t(item.row) * heads + h]);
+          const V alpha = exp<A, kLanes<A>>((load_vector<V>(s + i) - stats[0]) - stats[1]);
           store_vector(s + i, block.factor ? alpha * load_vector<V>(block.factor + i) : alpha);
         });
+      }
       scatter<A, A>(s, block.eid, block.n, heads, o.attention);
     });
   }

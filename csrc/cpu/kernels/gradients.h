@@ -5,14 +5,17 @@
 
 namespace dfgnn::cpu::DFGNN_ISA {
 
+// Numbers per destination and head in node_stats.
+constexpr int kNodeStats = 4;
+
 // The arrays of BackwardParams with their types.
 template <class T>
 struct Arrays {
   using A = Acc<T>;
   const T *value, *out, *positive, *grad_out;
-  const A *alpha_src, *alpha_dst, *lse, *positive_mass, *attention, *grad_attention;
-  A *grad_alpha_src, *grad_alpha_dst, *grad_bias, *grad_gate, *grad_weight, *grad_raw, *stats, *partial_alpha,
-      *row_sums, *partial_sums;
+  const A *alpha_src, *alpha_dst, *stats, *positive_mass, *attention, *grad_attention;
+  A *grad_alpha_src, *grad_alpha_dst, *grad_bias, *grad_gate, *grad_weight, *grad_raw, *node_stats,
+      *partial_alpha, *row_sums, *partial_sums;
   T* grad_feat;
   explicit Arrays(const BackwardParams& p)
       : value(static_cast<const T*>(p.value)),
@@ -21,7 +24,7 @@ struct Arrays {
         grad_out(static_cast<const T*>(p.grad_out)),
         alpha_src(static_cast<const A*>(p.alpha_src)),
         alpha_dst(static_cast<const A*>(p.alpha_dst)),
-        lse(static_cast<const A*>(p.lse)),
+        stats(static_cast<const A*>(p.stats)),
         positive_mass(static_cast<const A*>(p.positive_mass)),
         attention(static_cast<const A*>(p.attention)),
         grad_attention(static_cast<const A*>(p.grad_attention)),
@@ -31,7 +34,7 @@ struct Arrays {
         grad_gate(static_cast<A*>(p.grad_gate)),
         grad_weight(static_cast<A*>(p.grad_weight)),
         grad_raw(static_cast<A*>(p.grad_raw)),
-        stats(static_cast<A*>(p.node_stats)),
+        node_stats(static_cast<A*>(p.node_stats)),
         partial_alpha(static_cast<A*>(p.partial_alpha)),
         row_sums(static_cast<A*>(p.row_sums)),
         partial_sums(static_cast<A*>(p.partial_sums)),
@@ -57,29 +60,53 @@ class EdgeGradients {
         writes_bias_(writes && a.grad_bias),
         writes_gate_(writes && a.grad_gate),
         writes_weight_(writes && a.grad_weight),
-        arrays_(int64_t(10) * size_) {}
+        arrays_(int64_t(11) * size_) {}
 
-  // What a pass provides: t = g . (v + e), and lse and delta of the destination.
+  // What a pass provides: t = g . (v + e), and the destination's statistics.
   A* t() const { return array(0); }
-  A* lse() const { return array(1); }
-  A* delta() const { return array(2); }
+  A* largest() const { return array(1); }
+  A* log_sum() const { return array(2); }
+  A* delta() const { return array(3); }
   // What start() gives: z. What solve() gives: f alpha, the gradient of raw.
-  A* z() const { return array(3); }
-  A* weight() const { return array(4); }
-  A* draw() const { return array(5); }
+  A* z() const { return array(4); }
+  A* weight() const { return array(5); }
+  A* draw() const { return array(6); }
 
-  // lse and delta at `at` of each destination's `step` entries per head; of the block's edges or of
-  // one row.
-  void stats_of_edges(const EdgeBlock<T>& block, int step, int at) {
-    gather(a_.stats + at, block.index, block.n, block.limit, heads_, int64_t(heads_) * step, step, lse());
-    gather(a_.stats + at + 1, block.index, block.n, 0, heads_, int64_t(heads_) * step, step, delta());
+  // The statistics of the destinations of the block's edges, or of one row for every block of its item.
+  void stats_of_edges(const EdgeBlock<T>& block) {
+    const int64_t stride = int64_t(heads_) * kNodeStats;
+    const auto copy = [&](auto heads) {
+      for (int e = 0; e < block.n; ++e) {
+        if (e + kTableAhead < block.limit)
+          __builtin_prefetch(a_.node_stats + block.index[e + kTableAhead] * stride);
+        const A* s = a_.node_stats + block.index[e] * stride;
+        for (int h = 0; h < heads; ++h, s += kNodeStats) {
+          const int i = h * kBlock + e;
+          largest()[i] = s[1], log_sum()[i] = s[2], delta()[i] = s[3];
+        }
+      }
+    };
+    if (heads_ == 4)
+      copy(std::integral_constant<int, 4>());
+    else
+      copy(heads_);
   }
-  void stats_of_row(int64_t row, int step, int at) {
-    const A* stats = a_.stats + row * heads_ * step + at;
-    for (int i = 0; i < size_; ++i) {
-      lse()[i] = stats[i / kBlock * step];
-      delta()[i] = stats[i / kBlock * step + 1];
-    }
+  void stats_of_row(const Item& item) {
+    const A* s = a_.node_stats + int64_t(item.row) * heads_ * kNodeStats;
+    const int n = item.end - item.begin < kBlock ? item.end - item.begin : kBlock;
+    for (int h = 0; h < heads_; ++h, s += kNodeStats)
+      for_edges<A>(h, n, [&](int i, auto) {
+        store_vector(largest() + i, splat<A, kLanes<A>>(s[1]));
+        store_vector(log_sum() + i, splat<A, kLanes<A>>(s[2]));
+        store_vector(delta() + i, splat<A, kLanes<A>>(s[3]));
+      });
+  }
+
+  // Of the edges from i on, with the z of start().
+  template <class Score>
+  V alpha(const Score& score, const EdgeBlock<T>& block, V z, int i) const {
+    const V s = block.score(score.activate(z), i);
+    return exp<A, kLanes<A>>((s - load_vector<V>(largest() + i)) - load_vector<V>(log_sum() + i));
   }
 
   template <class Score>
@@ -98,7 +125,7 @@ class EdgeGradients {
     for (int h = 0; h < heads_; ++h)
       for_edges<A>(h, block.n, [&](int i, auto) {
         const V z = load_vector<V>(this->z() + i), t = load_vector<V>(this->t() + i);
-        const V alpha = exp<A, kLanes<A>>(block.score(score.activate(z), i) - load_vector<V>(lse() + i));
+        const V alpha = this->alpha(score, block, z, i);
         const V value = block.factor ? alpha * load_vector<V>(block.factor + i) : alpha;
         const V ds = value * t - alpha * load_vector<V>(delta() + i), dz = ds * score.slope(z);
         store_vector(weight() + i, value);
@@ -134,10 +161,10 @@ class EdgeGradients {
 
  private:
   A* array(int k) const { return arrays_ + int64_t(k) * size_; }
-  A* gamma() const { return array(6); }
-  A* raw() const { return array(7); }  // then the gradient of the gate
-  A* grad_bias() const { return array(8); }
-  A* grad_weight() const { return array(9); }
+  A* gamma() const { return array(7); }
+  A* raw() const { return array(8); }  // then the gradient of the gate
+  A* grad_bias() const { return array(9); }
+  A* grad_weight() const { return array(10); }
 
   const Arrays<T>& a_;
   int heads_, size_;

@@ -1,0 +1,151 @@
+"""What Graph's constructors take: graphs of other libraries, and several graphs. None of the libraries is
+imported: an object is known by what it offers.
+
+Each function takes the Graph class first; the docstrings of Graph's constructors say what they accept.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import _csr
+
+
+def from_scipy(cls, matrix, rows: str, validate: bool):
+    where = "Graph.from_scipy"
+    if rows not in ("src", "dst"):
+        raise ValueError(f"{where}: rows: expected 'src' or 'dst', got {rows!r}")
+    if not hasattr(matrix, "tocoo") or not hasattr(matrix, "format"):
+        raise TypeError(f"{where}: matrix: expected a scipy.sparse matrix, got {type(matrix).__name__}")
+    if len(matrix.shape) != 2:
+        raise ValueError(f"{where}: matrix: expected 2 dimensions, got shape {tuple(matrix.shape)}")
+    num_rows, num_cols = matrix.shape
+    other = {"src": "dst", "dst": "src"}[rows]
+    if matrix.format in ("csr", "csc"):
+        compressed, num_other = (rows, num_cols) if matrix.format == "csr" else (other, num_rows)
+        # A matrix may hold room for more elements than it has; nnz counts those that it has.
+        indptr, indices = torch.tensor(matrix.indptr), torch.tensor(matrix.indices[: matrix.nnz])
+        return cls._from_csr(where, indptr, indices, num_other, None, validate, rows=compressed)
+    matrix = matrix.tocoo()
+    ends = {rows: torch.tensor(matrix.row), other: torch.tensor(matrix.col)}
+    sizes = {rows: num_rows, other: num_cols}
+    return cls._from_coo(
+        where, ("src", "dst"), ends["src"], ends["dst"], None, sizes["src"], sizes["dst"], validate
+    )
+
+
+def from_torch_sparse(cls, where: str, matrix: Tensor, validate: bool):
+    if not isinstance(matrix, Tensor):
+        raise TypeError(f"{where}: matrix: expected a torch.sparse tensor, got {type(matrix).__name__}")
+    layout = matrix.layout
+    if layout not in (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc):
+        raise TypeError(
+            f"{where}: matrix: expected sparse_coo, sparse_csr or sparse_csc layout, got {layout}"
+        )
+    if matrix.dim() - matrix.dense_dim() != 2:
+        raise ValueError(
+            f"{where}: matrix: expected 2 sparse dimensions, got shape {list(matrix.shape)} "
+            f"with {matrix.dense_dim()} dense"
+        )
+    num_dst, num_src = matrix.shape[:2]
+    if layout == torch.sparse_csr:
+        return cls._from_csr(where, matrix.crow_indices(), matrix.col_indices(), num_src, None, validate)
+    if layout == torch.sparse_csc:
+        ends = matrix.ccol_indices(), matrix.row_indices()
+        return cls._from_csr(where, *ends, num_dst, None, validate, rows="src")
+    dst, src = matrix._indices()  # unlike indices() it takes uncoalesced tensors, duplicates and all
+    return cls._from_coo(where, ("columns", "rows"), src, dst, None, num_src, num_dst, validate)
+
+
+def from_dgl(cls, graph, validate: bool):
+    where = "Graph.from_dgl"
+    if not hasattr(graph, "canonical_etypes") or not hasattr(graph, "adj_tensors"):
+        raise TypeError(f"{where}: graph: expected a DGLGraph or a block, got {type(graph).__name__}")
+    etypes = graph.canonical_etypes
+    if len(etypes) != 1:
+        raise ValueError(
+            f"{where}: graph: expected one edge type, got {len(etypes)}: {etypes}; pass graph[etype]"
+        )
+    src_type, _, dst_type = etypes[0]
+    num_src, num_dst = graph.num_src_nodes(src_type), graph.num_dst_nodes(dst_type)
+    # graph.formats("coo") and the like leave DGL only some
+    formats = [name for names in graph.formats().values() for name in names]
+    if "csc" in formats or "csr" in formats:
+        rows, num_cols = ("dst", num_src) if "csc" in formats else ("src", num_dst)
+        indptr, indices, eids = graph.adj_tensors("csc" if rows == "dst" else "csr")
+        if eids.numel() == 0:  # how DGL writes the identity in a graph made from a CSR
+            eids = None
+        num_rows = num_dst if rows == "dst" else num_src
+        if indptr.numel() != num_rows + 1:
+            raise ValueError(
+                f"{where}: graph: expected an indptr of {num_rows + 1} values for {num_rows} nodes, "
+                f"got {indptr.numel()}"
+            )
+        found = cls._from_csr(where, indptr, indices, num_cols, eids, validate, rows=rows)
+    else:
+        src, dst = graph.adj_tensors("coo")
+        found = cls._from_coo(where, ("src", "dst"), src, dst, None, num_src, num_dst, validate)
+    return found.one_shot() if graph.is_block else found
+
+
+def from_pyg(cls, data, num_nodes, num_src, num_dst, validate: bool):
+    where = "Graph.from_pyg"
+    if hasattr(data, "edge_types"):
+        types = list(data.edge_types)
+        raise ValueError(
+            f"{where}: data: expected one edge type, got a {type(data).__name__} with {len(types)}: {types}; "
+            "pass data[edge_type]"
+        )
+    given = (num_nodes, num_src, num_dst) != (None, None, None)
+    if not isinstance(data, Tensor) and not hasattr(data, "sparse_sizes"):
+        if not hasattr(data, "edge_index") and not hasattr(data, "adj_t"):
+            raise TypeError(
+                f"{where}: data: expected an edge_index tensor, an EdgeIndex, a SparseTensor or a Data, "
+                f"got {type(data).__name__}"
+            )
+        edges = getattr(data, "edge_index", None)
+        if edges is None:
+            edges = getattr(data, "adj_t", None)
+        if edges is None:
+            raise ValueError(f"{where}: data: expected edge_index or adj_t in it, got neither")
+        is_edge_index = isinstance(edges, Tensor) and edges.layout == torch.strided
+        if is_edge_index and not given:
+            num_src, num_dst = data.size()
+        return from_pyg(cls, edges, num_nodes, num_src, num_dst, validate)
+
+    is_sparse = not isinstance(data, Tensor) or data.layout != torch.strided
+    if is_sparse and given:
+        raise ValueError(
+            f"{where}: num_nodes, num_src, num_dst: expected none of them beside a sparse tensor, "
+            f"which has sizes, got {num_nodes}, {num_src}, {num_dst}"
+        )
+    if not isinstance(data, Tensor):
+        indptr, indices, _ = data.csr()
+        return cls._from_csr(where, indptr, indices, data.sparse_size(1), None, validate)
+    if is_sparse:
+        return from_torch_sparse(cls, where, data, validate)
+
+    sort_order = None
+    if hasattr(data, "sort_order") and hasattr(data, "sparse_size"):  # EdgeIndex
+        sort_order = data.sort_order
+        if not given and None not in data.sparse_size():  # half known: a cache of PyG's own, no one's wish
+            num_src, num_dst = data.sparse_size()
+    edge_index = _csr.as_index(where, "edge_index", data, (2, None))
+    names = ("edge_index[0]", "edge_index[1]")
+    return cls._from_coo(where, names, *edge_index, num_nodes, num_src, num_dst, validate, sort_order)
+
+
+def batched(cls, where: str, graphs) -> list:
+    """The graphs of `Graph.batch`, checked."""
+    graphs = list(graphs)
+    if not graphs:
+        raise ValueError(f"{where}: graphs: expected at least one graph, got none")
+    for i, graph in enumerate(graphs):
+        if not isinstance(graph, cls):
+            raise TypeError(f"{where}: graphs[{i}]: expected a dfgnn.Graph, got {type(graph).__name__}")
+        if graph.device != graphs[0].device:
+            raise ValueError(
+                f"{where}: graphs[{i}]: expected device {graphs[0].device} like graphs[0], got {graph.device}"
+            )
+    return graphs

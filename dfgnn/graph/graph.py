@@ -1,0 +1,544 @@
+"""Graph: the structure that attention runs on, and what is derived from it once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .. import _csr
+from .._csr import CSR, DegreeStats
+
+__all__ = ["CSR", "DegreeStats", "Graph"]
+
+
+class _Side:
+    """One direction of a graph and what has been derived from it; a graph and its reverse share both.
+
+    built is None or (CSR, whether its eids are known); one side's always are. It is a single attribute, so
+    that a thread which derives it a second time can replace it at any moment. A side whose eids are not known
+    is what `_csr.transpose` gives, so that eids found later fit it.
+    """
+
+    __slots__ = ("built", "edge_index", "has_empty", "num_rows", "stats")
+
+    def __init__(self, num_rows: int, built: tuple[CSR, bool] | None = None):
+        self.num_rows = num_rows
+        self.built = built
+        self.edge_index = None  # [other side's node; this side's node], user's order
+        self.has_empty = None
+        self.stats = None
+
+    def __getstate__(self):  # edge_index is left out: two int64 per edge, and quickly made
+        return self.num_rows, self.built, self.has_empty, self.stats
+
+    def __setstate__(self, state):
+        self.num_rows, self.built, self.has_empty, self.stats = state
+        self.edge_index = None
+
+    def to(self, device: torch.device, non_blocking: bool) -> _Side:
+        side = _Side(self.num_rows)
+        side.has_empty, side.stats = self.has_empty, self.stats
+        if self.built is not None:
+            csr, known = self.built
+            moved = (None if t is None else t.to(device, non_blocking=non_blocking) for t in csr)
+            side.built = CSR(*moved), known
+        return side
+
+
+class Graph:
+    """A directed graph or a bipartite block, immutable, on one device.
+
+    An edge src -> dst lets dst attend to src. Duplicates and self loops are kept. Structure is held as CSR by
+    destination (`csr`) and, from the first use on, CSR by source (`reverse_csr`): indptr int64, indices and
+    edge ids int32, so nodes and edges must each be fewer than 2**31.
+
+    **Edge order.** Tensors with an edge dimension (edge_bias, edge_weight, returned attention) are always in
+    the user's order, which each constructor states; `edge_index` gives the ends of the edges in that order.
+
+    **Sharing.** A constructor copies nothing that already is contiguous and of the dtype above: do not modify
+    such tensors afterwards.
+
+    **Waiting for the device.** Constructors wait once, to check the values (ValueError), to find sizes that
+    were not given and to see whether a sort or an edge permutation can be dropped. ``validate=False`` skips
+    the checks that read values; where sizes are given it does not wait, and wrong values then are undefined
+    behaviour. Later only `has_zero_in_degree`, `degree_stats`, `plan` and
+    ``add_self_loops(remove_existing=True)`` wait; the first three once per graph, `plan` not at all for a
+    `one_shot` graph.
+
+    Everything derived is cached, and building it twice from two threads is harmless. Equality is identity.
+    Pickling and copying keep both CSRs and drop plans.
+    """
+
+    __slots__ = ("__weakref__", "_device", "_dst", "_num_edges", "_once", "_plans", "_src")
+
+    def __init__(self, *args, **kwargs):
+        raise TypeError(
+            "Graph: expected one of Graph.from_edge_index, from_coo, from_csr, from_scipy, "
+            "from_torch_sparse, from_dgl, from_pyg, got a direct call"
+        )
+
+    @classmethod
+    def _make(cls, dst: _Side, src: _Side, once: bool = False) -> Graph:
+        self = object.__new__(cls)
+        self.__setstate__((dst, src, once))
+        return self
+
+    def __getstate__(self):
+        return self._dst, self._src, self._once
+
+    def __setstate__(self, state):
+        dst, src, once = state
+        csr, _ = dst.built or src.built
+        values = (dst, src, once, csr.indices.numel(), csr.indices.device, {})
+        for name, value in zip(("_dst", "_src", "_once", "_num_edges", "_device", "_plans"), values):
+            object.__setattr__(self, name, value)
+
+    def __setattr__(self, name, value):
+        raise AttributeError(f"Graph is immutable: cannot set {name}")
+
+    def __delattr__(self, name):
+        raise AttributeError(f"Graph is immutable: cannot delete {name}")
+
+    # ---- constructors ----------------------------------------------------------------------------
+
+    @classmethod
+    def from_csr(
+        cls,
+        indptr: Tensor,
+        indices: Tensor,
+        num_src: int | None = None,
+        *,
+        eids: Tensor | None = None,
+        validate: bool = True,
+    ) -> Graph:
+        """Rows are destinations: the sources of the edges into i are ``indices[indptr[i]:indptr[i + 1]]``.
+
+        indptr: int32 or int64 [num_dst + 1].  indices: int32 or int64 [E].  num_src: default num_dst.  eids:
+        int32 or int64 [E], the place of each CSR edge in the user's order, a permutation; without it that
+        order is the CSR's own.
+
+        Raises TypeError (not an int32 or int64 tensor) and ValueError (shape, device, 2**31 nodes or edges,
+        indptr that does not rise from 0 to E, indices or eids out of range, repeated eids).
+        """
+        return cls._from_csr("Graph.from_csr", indptr, indices, num_src, eids, validate)
+
+    @classmethod
+    def from_edge_index(
+        cls,
+        edge_index: Tensor,
+        num_nodes: int | None = None,
+        num_src: int | None = None,
+        num_dst: int | None = None,
+        validate: bool = True,
+    ) -> Graph:
+        """PyG's convention: edge_index int32 or int64 [2, E], [0] the sources and [1] the destinations.
+
+        num_nodes: num_src = num_dst = num_nodes. A size that is not given is the largest id + 1: of both rows
+        if neither is given (a square graph), else of its own row. The user's order is that of the columns. A
+        sort by destination is skipped where the edges are sorted already.
+
+        Raises TypeError (not an int32 or int64 tensor, num_nodes beside num_src or num_dst) and ValueError
+        (shape, 2**31 nodes or edges, ids out of range).
+        """
+        where = "Graph.from_edge_index"
+        edge_index = _csr.as_index(where, "edge_index", edge_index, (2, None))
+        names = ("edge_index[0]", "edge_index[1]")
+        return cls._from_coo(where, names, *edge_index, num_nodes, num_src, num_dst, validate)
+
+    @classmethod
+    def from_coo(
+        cls,
+        src: Tensor,
+        dst: Tensor,
+        num_nodes: int | None = None,
+        num_src: int | None = None,
+        num_dst: int | None = None,
+        validate: bool = True,
+    ) -> Graph:
+        """Edges src[e] -> dst[e], int32 or int64 [E]; the rest is as in `from_edge_index`."""
+        where = "Graph.from_coo"
+        src = _csr.as_index(where, "src", src)
+        dst = _csr.as_index(where, "dst", dst)
+        if src.numel() != dst.numel():
+            raise ValueError(f"{where}: dst: expected {src.numel()} values like src, got {dst.numel()}")
+        return cls._from_coo(where, ("src", "dst"), src, dst, num_nodes, num_src, num_dst, validate)
+
+    @classmethod
+    def from_scipy(cls, matrix, rows: str = "src", validate: bool = True) -> Graph:
+        """scipy.sparse matrix or array, any format. Its values are ignored: every stored element is an edge.
+
+        rows="src": matrix[src, dst], of shape [num_src, num_dst], the convention of DGL's from_scipy and of
+        PyG. rows="dst": matrix[dst, src]. The user's order is that of matrix.data for CSR, CSC and COO, and
+        that of ``matrix.tocoo()`` for other formats. Copies, because scipy sorts its matrices in place.
+        """
+        from .convert import from_scipy
+
+        return from_scipy(cls, matrix, rows, validate)
+
+    @classmethod
+    def from_torch_sparse(cls, matrix: Tensor, validate: bool = True) -> Graph:
+        """torch.sparse tensor [num_dst, num_src], rows are destinations: the transposed adjacency, as PyG's
+        adj_t.
+
+        CSR, CSC or COO layout, coalesced or not. Its values are ignored: every stored element is an edge. The
+        user's order is that of its values.
+
+        Raises TypeError (no sparse tensor, or block layouts) and ValueError (not exactly two sparse
+        dimensions).
+        """
+        from .convert import from_torch_sparse
+
+        return from_torch_sparse(cls, "Graph.from_torch_sparse", matrix, validate)
+
+    @classmethod
+    def from_dgl(cls, graph, validate: bool = True) -> Graph:
+        """DGLGraph with one edge type, or a sampled block of one edge type; the user's order is DGL's edge
+        ids.
+
+        The structure is DGL's own CSC (int32 indices are shared). Raises TypeError (no DGLGraph) and
+        ValueError (several edge types: take one of them, ``graph[etype]``).
+        """
+        from .convert import from_dgl
+
+        return from_dgl(cls, graph, validate)
+
+    @classmethod
+    def from_pyg(
+        cls,
+        data,
+        num_nodes: int | None = None,
+        num_src: int | None = None,
+        num_dst: int | None = None,
+        validate: bool = True,
+    ) -> Graph:
+        """What PyG's layers and loaders take for edges; sizes that are given win over those found in it.
+
+        edge_index [2, E] tensor or EdgeIndex: the user's order is that of the columns.  SparseTensor or
+        torch.sparse tensor (transposed: rows are destinations, sizes are its own): that of its values.  Data,
+        or one edge type of a HeteroData, ``data[edge_type]``: its edge_index, else its adj_t, with its
+        numbers of nodes.
+
+        Raises TypeError (none of these) and ValueError (a HeteroData, no edges in it, sizes beside a sparse
+        tensor).
+        """
+        from .convert import from_pyg
+
+        return from_pyg(cls, data, num_nodes, num_src, num_dst, validate)
+
+    @classmethod
+    @torch.inference_mode(False)
+    def _from_csr(cls, where, indptr, indices, num_cols, eids, validate, rows="dst") -> Graph:
+        """`rows` names what the rows are. With "src" the CSR by destination is derived at its first use."""
+        indptr = _csr.as_index(where, "indptr", indptr)
+        indices = _csr.as_index(where, "indices", indices)
+        _csr.same_device(where, "indices", indices, "indptr", indptr)
+        if indptr.numel() == 0:
+            raise ValueError(f"{where}: indptr: expected at least 1 value, got 0")
+        num_rows = _csr.as_size(where, f"num_{rows}", indptr.numel() - 1)
+        cols_name = "num_src" if rows == "dst" else "num_dst"
+        num_cols = num_rows if num_cols is None else _csr.as_size(where, cols_name, num_cols)
+        num_edges = _csr.as_size(where, "number of edges", indices.numel())
+        if eids is not None:
+            eids = _csr.as_index(where, "eids", eids, (num_edges,))
+            _csr.same_device(where, "eids", eids, "indptr", indptr)
+        if validate:
+            identity = _csr.check_csr(where, indptr, indices, eids, cols_name, num_cols)
+        else:
+            identity = eids is not None and eids.device.type == "cpu" and _csr.is_identity(eids)
+        csr = CSR(
+            _csr.canonical(indptr, torch.int64),
+            _csr.canonical(indices, torch.int32),
+            None if eids is None or identity else _csr.canonical(eids, torch.int32),
+        )
+        sides = _Side(num_rows, (csr, True)), _Side(num_cols)
+        return cls._make(*sides) if rows == "dst" else cls._make(*sides[::-1])
+
+    @classmethod
+    @torch.inference_mode(False)
+    def _from_coo(
+        cls, where, names, src, dst, num_nodes, num_src, num_dst, validate, sort_order=None
+    ) -> Graph:
+        """sort_order: what PyG's EdgeIndex says of itself, believed where the values are not read."""
+        if num_nodes is not None:
+            if num_src is not None or num_dst is not None:
+                raise TypeError(f"{where}: expected either num_nodes or num_src and num_dst, got both")
+            num_src = num_dst = num_nodes
+        square = num_src is None and num_dst is None
+        num_src = None if num_src is None else _csr.as_size(where, "num_src", num_src)
+        num_dst = None if num_dst is None else _csr.as_size(where, "num_dst", num_dst)
+        _csr.as_size(where, "number of edges", src.numel())
+        _csr.same_device(where, names[1], dst, names[0], src)
+        num_src, num_dst, src_sorted, dst_sorted = _csr.check_coo(
+            where, names, src, dst, num_src, num_dst, square, validate
+        )
+        src, dst = _csr.canonical(src, torch.int32), _csr.canonical(dst, torch.int32)
+        if (src_sorted or sort_order == "row") and not dst_sorted:
+            # Sorted by source, as PyG's datasets are: that CSR is free, and the other one is derived from it.
+            csr = _csr.from_coo(dst, src, num_src, rows_sorted=True)
+            return cls._make(_Side(num_dst), _Side(num_src, (csr, True)))
+        csr = _csr.from_coo(src, dst, num_dst, rows_sorted=dst_sorted or sort_order == "col")
+        return cls._make(_Side(num_dst, (csr, True)), _Side(num_src))
+
+    # ---- structure -------------------------------------------------------------------------------
+
+    @property
+    def num_src(self) -> int:
+        return self._src.num_rows
+
+    @property
+    def num_dst(self) -> int:
+        return self._dst.num_rows
+
+    @property
+    def num_edges(self) -> int:
+        return self._num_edges
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    def csr(self) -> CSR:
+        """Rows are destinations, indices are sources; eids maps a position to the user's order (or None)."""
+        return self._built(self._dst, self._src, need_eids=True)
+
+    def reverse_csr(self, need_eids: bool = False) -> CSR:
+        """Rows are sources, indices are destinations. Built at the first call, then cached.
+
+        eids is as in `csr` with need_eids, and None, saying nothing, without.
+        """
+        csr = self._built(self._src, self._dst, need_eids)
+        return csr if need_eids else csr._replace(eids=None)
+
+    @staticmethod
+    def _built(side: _Side, other: _Side, need_eids: bool) -> CSR:
+        built = side.built
+        if built is None or (need_eids and not built[1]):
+            # One side always was built with its edge ids, and it is not this one.
+            with torch.inference_mode(False):
+                csr = _csr.transpose(other.built[0], side.num_rows, need_eids)
+            if built is not None:  # plans and callers may hold these tensors already
+                csr = built[0]._replace(eids=csr.eids)
+            side.built = built = csr, need_eids
+        return built[0]
+
+    def _endpoints(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """(src, dst) in the user's order."""
+        known = [(side, side.built[0]) for side in (self._dst, self._src) if side.built and side.built[1]]
+        side, csr = min(known, key=lambda pair: pair[1].eids is not None)  # one in that order already, if any
+        with torch.inference_mode(False):
+            rows, cols = _csr.endpoints(csr, dtype)
+        return (cols, rows) if side is self._dst else (rows, cols)
+
+    @property
+    def edge_index(self) -> Tensor:
+        """int64 [2, E], sources and destinations in the user's edge order; cached, not to be modified."""
+        if self._dst.edge_index is None:
+            with torch.inference_mode(False):
+                self._dst.edge_index = torch.stack(self._endpoints(torch.int64))
+        return self._dst.edge_index
+
+    # ---- degrees ---------------------------------------------------------------------------------
+
+    def in_degrees(self) -> Tensor:
+        """int64 [num_dst]: the number of edges into each destination."""
+        return self._degrees(self._dst, self._src)
+
+    def out_degrees(self) -> Tensor:
+        """int64 [num_src]: the number of edges out of each source."""
+        return self._degrees(self._src, self._dst)
+
+    @staticmethod
+    def _degrees(side: _Side, other: _Side) -> Tensor:
+        if side.built is not None:
+            return side.built[0].indptr.diff()
+        return _csr.count(other.built[0].indices, side.num_rows)
+
+    @property
+    def has_zero_in_degree(self) -> bool:
+        """Whether some destination has no edge. Waits for the device the first time."""
+        if self._dst.has_empty is None:
+            self._dst.has_empty = bool((self.in_degrees() == 0).any())
+        return self._dst.has_empty
+
+    def degree_stats(self, reverse: bool = False) -> DegreeStats:
+        """Statistics of the in-degrees, or of the out-degrees. Waits for the device the first time."""
+        side = self._src if reverse else self._dst
+        if side.stats is None:
+            degrees, built = self.out_degrees if reverse else self.in_degrees, side.built
+            side.stats = (
+                _csr.degree_stats_of(built[0]) if built else _csr.degree_stats(degrees(), self.num_edges)
+            )
+            side.has_empty = side.stats.num_empty > 0
+        return side.stats
+
+    def plan(
+        self,
+        num_heads: int = 4,
+        head_dim: int = 32,
+        dtype: torch.dtype = torch.float32,
+        reverse: bool = False,
+        schedule: str = "auto",
+        layer: str | None = "gat",
+        edges: bool = False,
+    ):
+        """How the kernels walk this graph: a `dfgnn.schedule.Plan`, chosen once per set of arguments, cached.
+
+        reverse: the plan over sources that backward uses. schedule: a name forces that schedule,
+        "natural<=512" also its bound on the edges of an item. layer: "gat", "gatv2" or "dot", or None for
+        the plain products. edges: the call has edge tensors or dropout, or returns attention. After
+        `autotune`, "auto" is what it found for the layer.
+        """
+        key = (num_heads, head_dim, dtype, reverse, schedule, layer, edges)
+        plan = self._plans.get(key)
+        if plan is None:
+            from .. import schedule as scheduler
+
+            with torch.inference_mode(False):  # a later call may save its tensors for backward
+                plan = self._plans[key] = scheduler.plan(
+                    self, reverse=reverse, num_heads=num_heads, head_dim=head_dim, dtype=dtype,
+                    schedule=schedule, layer=layer, edges=edges,
+                )  # fmt: skip
+        return plan
+
+    def autotune(
+        self,
+        layer: str = "gat",
+        num_heads: int = 4,
+        head_dim: int = 32,
+        dtype: torch.dtype = torch.float32,
+        *,
+        backward: bool = True,
+        seconds: float = 1.0,
+        file=None,
+    ):
+        """Measures every plan for a layer's attention on this graph and keeps the fastest as what "auto"
+        means for this feature shape; gives a `dfgnn.schedule.tuning.Tuning`, whose text shows all times.
+
+        layer: "gat", "gatv2" or "dot". backward: also the plan over sources. seconds: about how long to
+        measure each direction. file: a JSON file; a choice found in it for this graph, device and shape is
+        taken without measuring, and what is measured is added to it.
+
+        The choice lives as long as the graph and its plans: copies, `to` and pickling drop it. Candidates:
+        `dfgnn.schedule.alternatives`; one has to be 2 % faster than the estimate's choice. Allocates inputs,
+        gradients and results. Results of attention do not depend on the plan but for rounding.
+
+        Raises ValueError (unknown layer, sizes, dtype, a file that is no such JSON).
+        """
+        from ..schedule.tuning import autotune
+
+        return autotune(
+            self, layer, num_heads, head_dim, dtype, backward=backward, seconds=seconds, file=file
+        )
+
+    # ---- derived graphs --------------------------------------------------------------------------
+
+    def to(self, device: torch.device | str | int, non_blocking: bool = False) -> Graph:
+        """This graph on another device, with all that has been built except plans; itself if it is there."""
+        device = torch.empty(0, device=device).device  # "cuda" becomes the current GPU
+        if device == self._device:
+            return self
+        with torch.inference_mode(False):
+            sides = (side.to(device, non_blocking) for side in (self._dst, self._src))
+            return Graph._make(*sides, self._once)
+
+    def reverse(self) -> Graph:
+        """Every edge turned round, in the same order. Shares everything that either graph builds."""
+        return Graph._make(self._src, self._dst, self._once)
+
+    def one_shot(self) -> Graph:
+        """This graph for one step of training, as a sampled mini-batch is; shares what either builds.
+
+        Its plans are made without degree statistics, so that nothing waits for the device: on a GPU "auto" is
+        "packed" or, where features do not allow it, "natural". A graph made of a DGL block is one already.
+        """
+        return Graph._make(self._dst, self._src, True)
+
+    @property
+    def is_one_shot(self) -> bool:
+        """Whether it was made by `one_shot`."""
+        return self._once
+
+    def reorder(self, method):
+        """This graph with its nodes relabelled, as a `dfgnn.graph.Reordering`: the graph, the permutations,
+        and the way of node tensors there and back. Edge e stays edge e, so edge tensors need no change.
+
+        method: "degree": highest in-degree + out-degree first, stable.  "rcm": reverse Cuthill-McKee (scipy),
+        a small bandwidth.  "community": Louvain's tree of communities (scikit-network), highest degree first
+        within one.  Or a permutation, ``order[new] == old``, int32 or int64 [num_nodes].
+
+        Where num_src != num_dst the sides are permuted each by its own: by the degrees of that side, or by
+        rcm or community of sources and destinations together; a permutation then is a tuple of two, of the
+        sources and of the destinations. With num_src == num_dst both have one permutation.
+
+        Deterministic. rcm and community run on the CPU, in seconds for millions of edges. Raises ValueError
+        (unknown method, no permutation), TypeError (not an int32 or int64 tensor) and ImportError (the
+        library is not installed).
+        """
+        from .reorder import reorder
+
+        return reorder(self, method)
+
+    @torch.inference_mode(False)
+    def add_self_loops(self, remove_existing: bool = False, return_edge_map: bool = False):
+        """A new graph with an edge i -> i for every i < min(num_src, num_dst), appended after the user's
+        edges.
+
+        remove_existing: existing loops go first, as in PyG's layers; the other edges keep their order.
+        Without it existing loops stay, as in DGL's add_self_loop, and edge e stays edge e.
+
+        return_edge_map: also returns int64 [new E]: where each edge was before, -1 for an appended loop.
+        """
+        src, dst = self._endpoints(torch.int32)
+        kept = (src != dst).nonzero().squeeze(1) if remove_existing else None
+        if kept is not None:
+            src, dst = src[kept], dst[kept]
+        num_loops = min(self.num_src, self.num_dst)
+        _csr.as_size("Graph.add_self_loops", "number of edges", src.numel() + num_loops)
+        loops = torch.arange(num_loops, dtype=torch.int32, device=self._device)
+        csr = _csr.from_coo(
+            torch.cat([src, loops]), torch.cat([dst, loops]), self.num_dst, rows_sorted=src.numel() == 0
+        )
+        graph = Graph._make(_Side(self.num_dst, (csr, True)), _Side(self.num_src))
+        if not return_edge_map:
+            return graph
+        if kept is None:
+            kept = torch.arange(src.numel(), device=self._device)
+        return graph, torch.cat([kept, kept.new_full((num_loops,), -1)])
+
+    @staticmethod
+    @torch.inference_mode(False)
+    def batch(graphs: Sequence[Graph]) -> Graph:
+        """The disjoint union: nodes and edges of the first graph come first, then those of the second, ….
+
+        The reverse CSR is joined too where all graphs have it, without a sort. Raises TypeError (not graphs)
+        and ValueError (none, several devices, 2**31 nodes or edges in all).
+        """
+        from .convert import batched
+
+        where = "Graph.batch"
+        graphs = batched(Graph, where, graphs)
+        num_src = _csr.as_size(where, "num_src", sum(g.num_src for g in graphs))
+        num_dst = _csr.as_size(where, "num_dst", sum(g.num_dst for g in graphs))
+        _csr.as_size(where, "number of edges", sum(g.num_edges for g in graphs))
+        dst = _Side(num_dst, (_csr.batch([g.csr() for g in graphs], [g.num_src for g in graphs], True), True))
+        src = _Side(num_src)
+        built = [g._src.built for g in graphs]
+        # All with ids, or all transposed: see _Side.
+        if all(built) and len({known for _, known in built}) == 1:
+            known = built[0][1]
+            src.built = _csr.batch([csr for csr, _ in built], [g.num_dst for g in graphs], known), known
+        return Graph._make(dst, src)
+
+    def __repr__(self) -> str:
+        square = self.num_src == self.num_dst
+        nodes = f"num_nodes={self.num_src}" if square else f"num_src={self.num_src}, num_dst={self.num_dst}"
+        text = f"Graph({nodes}, num_edges={self.num_edges}, device='{self.device}'"
+        for name, stats in (("in", self._dst.stats), ("out", self._src.stats)):
+            if stats is not None:
+                text += (
+                    f", {name}_degree: mean {stats.mean:.1f}, max {stats.max}, p99 {stats.p99}, "
+                    f"zero {stats.num_empty}"
+                )
+        return text + ")"

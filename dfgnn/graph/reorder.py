@@ -1,0 +1,244 @@
+"""Reordering: a graph's nodes relabelled so that rows which are read together lie close in memory.
+
+    r = graph.reorder("community")
+    out = r.restore(model(r.graph, r.permute(x)))  # once around a model
+    out = r(conv, x)                               # the same for one call
+
+Attention does not depend on the labels of the nodes, only its speed does: neighbour rows that are close share
+cache. What each order is worth is measured by ``benchmarks/reorder.py``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import _csr
+from .graph import Graph
+
+__all__ = ["METHODS", "Permutation", "Reordering"]
+
+_WHERE = "Graph.reorder"
+
+
+class Permutation(NamedTuple):
+    """A relabelling of n nodes, two int64 [n] tensors: ``order[new] == old`` and ``rank[old] == new``."""
+
+    order: Tensor
+    rank: Tensor
+
+    @classmethod
+    def _of(cls, order: Tensor) -> Permutation:
+        rank = torch.empty_like(order)
+        rank[order] = torch.arange(order.numel(), device=order.device)
+        return cls(order, rank)
+
+
+class _Gather(torch.autograd.Function):
+    """x[index]. The inverse is known, so that the gradient is a gather too: index_select's own backward adds
+    into zeros, on the CPU in twice the time, on CUDA with atomics."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x, index, inverse):
+        return x.index_select(0, index)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx, grad):
+        index, inverse = ctx.saved_tensors
+        return _Gather.apply(grad, inverse, index), None, None
+
+
+@dataclass(frozen=True, eq=False)
+class Reordering:
+    """A relabelled graph and the way there and back.
+
+    graph: the new graph. Its edge e is the old graph's edge e: tensors with an edge dimension (edge_bias,
+    edge_weight, returned attention, …) stay as they are, and so does the mask of dropout for a seed.
+
+    src, dst: the `Permutation` of each side, on the graph's device; one and the same where
+    num_src == num_dst. Node ids, such as those of a training set, become ``r.dst.rank[ids]``. In a sampled
+    block the destinations are no longer the first sources: give layers the pair ``(x, x[:num_dst])``.
+
+    Each of `permute` and `restore` copies its N x F values once, and their gradient once in backward. Around
+    a whole model that is little; around every call it may cost more than the new order saves.
+    """
+
+    graph: Graph
+    src: Permutation
+    dst: Permutation
+
+    def permute(self, x: Tensor) -> Tensor:
+        """x [num_src, ...] or [num_dst, ...] in the user's order -> the same in the new graph's order.
+
+        Any dtype; differentiable, any number of times. Raises TypeError (no tensor) and ValueError (device,
+        neither number of nodes).
+        """
+        side = self._side("permute", x)
+        return _Gather.apply(x, side.order, side.rank)
+
+    def restore(self, x: Tensor) -> Tensor:
+        """The inverse of `permute`: x in the new graph's order -> the same in the user's order."""
+        side = self._side("restore", x)
+        return _Gather.apply(x, side.rank, side.order)
+
+    def __call__(self, function: Callable, *nodes, **options):
+        """``function(graph, *nodes, **options)`` on the new graph, nodes and result in the user's order.
+
+        nodes: tensors that `permute` takes, None, or tuples of those. options: everything else, passed on as
+        it is: edge tensors, parameters. Of a result that is a tuple the first is restored, and the others,
+        like returned attention, are left alone.
+        """
+
+        def permuted(x):
+            if isinstance(x, tuple):
+                return tuple(map(permuted, x))
+            return None if x is None else self.permute(x)
+
+        result = function(self.graph, *map(permuted, nodes), **options)
+        if isinstance(result, tuple):
+            return self.restore(result[0]), *result[1:]
+        return self.restore(result)
+
+    def _side(self, method: str, x) -> Permutation:
+        """The side that x belongs to: the two sides differ in size, or share their permutation."""
+        where = f"Reordering.{method}"
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{where}: x: expected a torch.Tensor, got {type(x).__name__}")
+        _csr.same_device(where, "x", x, "the graph", self.src.order)
+        for side in (self.src, self.dst):
+            if x.dim() and len(x) == len(side.order):
+                return side
+        raise ValueError(
+            f"{where}: x: expected num_src={self.graph.num_src} or num_dst={self.graph.num_dst} rows, "
+            f"got shape {list(x.shape)}"
+        )
+
+
+# ---- orders --------------------------------------------------------------------------------------
+# Each gives int64 [num_nodes], the old node of every new one. Where num_src != num_dst the nodes are the
+# sources and then the destinations, ordered together so that both sides follow one another.
+
+
+def _degrees(graph: Graph) -> Tensor:
+    if graph.num_src == graph.num_dst:
+        return graph.out_degrees() + graph.in_degrees()
+    return torch.cat([graph.out_degrees(), graph.in_degrees()])
+
+
+def _by_degree(graph: Graph) -> Tensor:
+    return torch.argsort(_degrees(graph), descending=True, stable=True)
+
+
+def _by_rcm(graph: Graph) -> Tensor:
+    csgraph = _needed("scipy.sparse.csgraph", "scipy", "rcm")
+    order = csgraph.reverse_cuthill_mckee(_adjacency(graph, "rcm"))
+    return torch.from_numpy(order.astype("int64", order="C"))  # it is a reversed view
+
+
+def _by_community(graph: Graph) -> Tensor:
+    """The leaves of Louvain's tree of communities, larger ones first, highest degree first within one.
+
+    The whole tree and not only its roots: a community of thousands of nodes is no longer in one cache.
+    """
+    np = _needed("numpy", "numpy", "community")
+    # Louvain and not Leiden: scikit-network 0.33's Leiden does not return on debian-deps, a benchmark graph.
+    louvain = _needed("sknetwork.clustering", "scikit-network", "community").Louvain
+    adjacency = _adjacency(graph, "community")
+    keys = [-_degrees(graph).cpu().numpy()]
+    communities = np.arange(adjacency.shape[0])  # of each node, one level further up every time
+    while True:
+        level = louvain(n_aggregations=1, return_probs=False)
+        communities = level.fit_predict(adjacency)[communities]
+        if level.aggregate_.shape == adjacency.shape:  # nothing was merged
+            return torch.from_numpy(np.lexsort(keys))
+        keys.append(communities)
+        adjacency = level.aggregate_
+
+
+_ORDERS = {"degree": _by_degree, "rcm": _by_rcm, "community": _by_community}
+METHODS = tuple(_ORDERS)
+
+
+def _needed(module: str, package: str, method: str):
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(
+            f"{_WHERE}: method {method!r} needs {package}, which cannot be imported: pip install {package}"
+        ) from error
+
+
+def _adjacency(graph: Graph, method: str):
+    """scipy.sparse [num_nodes, num_nodes], row destination and column source, how many edges there are."""
+    np, sparse = _needed("numpy", "numpy", method), _needed("scipy.sparse", "scipy", method)
+    src, dst = (ends.cpu().numpy() for ends in graph._endpoints(torch.int32))
+    num_nodes = graph.num_src
+    if graph.num_src != graph.num_dst:
+        dst, num_nodes = dst + graph.num_src, graph.num_src + graph.num_dst
+    return sparse.coo_matrix((np.ones(len(src)), (dst, src)), shape=(num_nodes, num_nodes)).tocsr()
+
+
+def _found(graph: Graph, method: str) -> tuple[Permutation, Permutation]:
+    if method not in _ORDERS:
+        raise ValueError(
+            f"{_WHERE}: method: expected one of {', '.join(METHODS)}, or a permutation, got {method!r}"
+        )
+    num_src, num_dst = graph.num_src, graph.num_dst
+    if graph.num_edges:
+        order = _ORDERS[method](graph).to(graph.device)
+    else:  # nothing to order by; the libraries refuse such graphs
+        order = torch.arange(num_src if num_src == num_dst else num_src + num_dst, device=graph.device)
+    if num_src == num_dst:
+        return (Permutation._of(order),) * 2
+    is_src = order < num_src
+    return Permutation._of(order[is_src]), Permutation._of(order[~is_src] - num_src)
+
+
+def _given(graph: Graph, order) -> tuple[Permutation, Permutation]:
+    def checked(name: str, order, size_name: str, size: int) -> Permutation:
+        order = _csr.as_index(_WHERE, name, order, (size,))
+        if order.device != graph.device:
+            raise ValueError(f"{_WHERE}: {name}: expected device {graph.device}, got {order.device}")
+        order = order.to(torch.int64, copy=True)
+        missing = (~torch.isin(torch.arange(size, device=order.device), order)).nonzero()
+        if len(missing):
+            raise ValueError(
+                f"{_WHERE}: {name}: expected every number in [0, {size_name}={size}) once, "
+                f"got none that is {int(missing[0])}"
+            )
+        return Permutation._of(order)
+
+    if graph.num_src == graph.num_dst:
+        return (checked("method", order, "num_nodes", graph.num_src),) * 2
+    if not isinstance(order, tuple) or len(order) != 2:
+        got = f"{len(order)} of them" if isinstance(order, tuple) else type(order).__name__
+        raise ValueError(
+            f"{_WHERE}: method: expected a tuple of two permutations, of num_src={graph.num_src} and of "
+            f"num_dst={graph.num_dst} nodes, got {got}"
+        )
+    return (
+        checked("method[0]", order[0], "num_src", graph.num_src),
+        checked("method[1]", order[1], "num_dst", graph.num_dst),
+    )
+
+
+@torch.inference_mode(False)  # a later call may save these tensors for backward
+def reorder(graph: Graph, method) -> Reordering:
+    """See `Graph.reorder`."""
+    src, dst = _found(graph, method) if isinstance(method, str) else _given(graph, method)
+    old_src, old_dst = graph._endpoints(torch.int32)
+    new_src, new_dst = src.rank.to(torch.int32)[old_src], dst.rank.to(torch.int32)[old_dst]
+    # By source first: the CSR by destination is derived from that one, and its indices rise then.
+    reverse = Graph.from_coo(new_dst, new_src, num_src=graph.num_dst, num_dst=graph.num_src, validate=False)
+    return Reordering(reverse.reverse(), src, dst)

@@ -1,0 +1,78 @@
+"""Sums between nodes and edges: tensors with one row per edge, in the user's order."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ... import functional
+from ..._compile import not_compiled
+from ...graph import Graph
+from .._derived import of_graph
+
+# Gathered elements of one step of add_ends: on the CPU they stay in cache, where memory for all edges at once
+# takes several times as long; a GPU wants enough to fill it.
+_STEP = {"cpu": 1 << 20, "cuda": 1 << 24}
+
+
+@not_compiled
+@torch.inference_mode(False)
+def edges_as_sources(graph: Graph, reverse: bool = False) -> Graph:
+    """The graph that leads from each edge of ``graph`` to its destination (reverse: to its source).
+
+    Its spmm sums rows of edges over the nodes. Shares the structure of ``graph``.
+    """
+    kept = of_graph(graph)
+    key = ("edges_as_sources", reverse)
+    if key not in kept:
+        csr = graph.reverse_csr(need_eids=True) if reverse else graph.csr()
+        edges = csr.eids
+        if edges is None:
+            edges = torch.arange(graph.num_edges, dtype=torch.int32, device=graph.device)
+        kept[key] = Graph.from_csr(csr.indptr, edges, graph.num_edges, eids=csr.eids, validate=False)
+    return kept[key]
+
+
+def sums_per_head(graph: Graph, weight: Tensor, rows: Tensor) -> list[Tensor]:
+    """Of each head the sums over the edges e into i of weight[e, ..., h] rows[e, ..., :].
+
+    weight: [E, *, H].  rows: [E, *, D].  Returns H tensors [N_dst, *, D], without a tensor of E x H x D.
+    """
+    edges, prefix = edges_as_sources(graph), rows.shape[1:-1]
+    flat = rows.reshape(len(rows), prefix.numel(), rows.shape[-1])
+    per_head = weight.reshape(*flat.shape[:2], weight.shape[-1]).unbind(-1)
+    sums = (functional.spmm(edges, w.contiguous(), flat) for w in per_head)
+    return [x.view(graph.num_dst, *prefix, rows.shape[-1]) for x in sums]
+
+
+def add_ends(graph: Graph, rows: Tensor, src: Tensor, dst: Tensor) -> Tensor:
+    """rows[e] += src[j] + dst[i] for every edge e from j to i, in place, and returns ``rows``.
+
+    rows: [E, D].  src: [N_src, D].  dst: [N_dst, D]. Deterministic, unlike the backward of indexing.
+    """
+    return _AddEnds.apply(rows, src, dst, graph)
+
+
+class _AddEnds(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, rows, src, dst, graph):
+        ctx.graph = graph
+        ctx.mark_dirty(rows)
+        step = max(1, _STEP[rows.device.type] // max(1, rows.shape[1]))
+        for part, j, i in zip(rows.split(step), *(ends.split(step) for ends in graph.edge_index)):
+            part += src.index_select(0, j)
+            part += dst.index_select(0, i)
+        return rows
+
+    @staticmethod
+    def backward(ctx, grad):
+        sums = [
+            _sum(edges_as_sources(ctx.graph, reverse), grad) if needed else None
+            for needed, reverse in zip(ctx.needs_input_grad[1:3], (True, False))
+        ]
+        return grad, *sums, None
+
+
+def _sum(edges: Graph, rows: Tensor) -> Tensor:
+    one = rows.new_ones(1).expand(len(rows))
+    return functional.spmm(edges, one, rows.unsqueeze(1)).squeeze(1)

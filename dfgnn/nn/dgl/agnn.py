@@ -1,0 +1,76 @@
+"""AGNNConv with DGL's contract."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ... import functional
+from .._graph import split_ends
+from .._layer import GraphLayer
+
+
+class AGNNConv(GraphLayer):
+    r"""Attention-based propagation (Thekumparampil et al., "Attention-based Graph Neural Network for
+    Semi-supervised Learning", 2018).
+
+    .. math::
+        h_i' = \sum_j \alpha_{ij} h_j, \qquad
+        \alpha_{ij} = \mathrm{softmax}_j(\beta \cos(h_j, h_i))
+
+    over the edges j -> i. A drop-in for ``dgl.nn.AGNNConv``: same arguments, parameters, state_dict and
+    results.
+
+    Args:
+        init_beta: the first value of beta.
+        learn_beta: make beta a parameter; a buffer otherwise.
+        allow_zero_in_degree: let destinations without in-edges through; their output is 0.
+
+    Differentiable once, with respect to features and beta.
+    """
+
+    #: What computes the attention; ``reference.agnn_attention`` makes it the same layer on plain PyTorch.
+    attention = staticmethod(functional.agnn_attention)
+
+    def __init__(self, init_beta: float = 1.0, learn_beta: bool = True, allow_zero_in_degree: bool = False):
+        super().__init__()
+        self.allow_zero_in_degree = allow_zero_in_degree
+        beta = torch.tensor([init_beta], dtype=torch.get_default_dtype())
+        if learn_beta:
+            self.beta = nn.Parameter(beta)
+        else:
+            self.register_buffer("beta", beta)
+
+    def forward(self, graph: Any, feat: Tensor | tuple[Tensor, Tensor]) -> Tensor:
+        """Apply the layer.
+
+        Args:
+            graph: a dfgnn.Graph, DGLGraph or block.
+            feat: ``[N, *, F]``, of which the first ``num_dst`` rows are the destinations where the graph has
+                fewer destinations than sources; or a pair ``([N_src, *, F], [N_dst, *, F])``. The cosine is
+                taken over the last dimension; others beside the nodes are heads.
+
+        Returns:
+            ``[N_dst, *, F]``.
+
+        Raises:
+            DGLError (for a DGL graph), ZeroInDegreeError: a destination has no in-edges, unless allowed.
+            TypeError, ValueError: ``graph`` or a tensor is not as described.
+        """
+        fused = self._graph(graph)
+        h_src, h_dst = split_ends(fused, feat, nn.Identity())
+        x_dst = None if h_dst is h_src else _three_dims(h_dst)
+        out = self.attention(fused, _three_dims(h_src), x_dst, beta=self.beta)
+        return out.reshape(fused.num_dst, *h_src.shape[1:])
+
+    def extra_repr(self) -> str:
+        return f"learn_beta={isinstance(self.beta, nn.Parameter)}"
+
+
+def _three_dims(x: Tensor) -> Tensor:
+    """``[N, *, F]`` as ``[N, H, F]``."""
+    if x.dim() < 2:
+        raise ValueError(f"feat: expected shape [N, *, F], got {list(x.shape)}")
+    return x.unsqueeze(1) if x.dim() == 2 else x.flatten(1, -2)

@@ -1,0 +1,84 @@
+"""DotGatConv with DGL's contract."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from ... import functional
+from .._graph import split_ends
+from .._layer import AttentionLayer
+
+
+class DotGatConv(AttentionLayer):
+    r"""Graph attention layer (Velickovic et al., "Graph Attention Networks", ICLR 2018) with dot products.
+
+    .. math::
+        h_i' = \sum_j \alpha_{ij} W h_j, \qquad
+        \alpha_{ij} = \mathrm{softmax}_j(\langle W h_j, W h_i \rangle / \sqrt{D})
+
+    per head, over the edges j -> i. A drop-in for ``dgl.nn.DotGatConv``: same arguments, parameters,
+    initialisation, state_dict and results.
+
+    Args:
+        in_feats: size of the input features, or a pair for sources and destinations, which then have a
+            projection each.
+        out_feats: size of the output per head (D).
+        num_heads: number of heads (H).
+        allow_zero_in_degree: let destinations without in-edges through; their output is 0.
+
+    Differentiable once, with respect to features and parameters.
+    """
+
+    #: What computes the attention; ``reference.dot_attention`` makes it the same layer on plain PyTorch.
+    attention = staticmethod(functional.dot_attention)
+
+    def __init__(
+        self,
+        in_feats: int | tuple[int, int],
+        out_feats: int,
+        num_heads: int,
+        allow_zero_in_degree: bool = False,
+    ):
+        super().__init__()
+        self.num_heads = num_heads
+        self.out_feats = out_feats
+        self.allow_zero_in_degree = allow_zero_in_degree
+        self._add_projections(in_feats)
+
+    def reset_parameters(self) -> None:
+        """The initialisation of ``nn.Linear``."""
+        for fc in dict.fromkeys(self._projections()):
+            fc.reset_parameters()
+
+    def forward(
+        self, graph: Any, feat: Tensor | tuple[Tensor, Tensor], get_attention: bool = False
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Apply the layer.
+
+        Args:
+            graph: a dfgnn.Graph, DGLGraph or block.
+            feat: ``[N, *, F]``, of which the first ``num_dst`` rows are the destinations where the graph has
+                fewer destinations than sources; or a pair ``([N_src, *, F_src], [N_dst, *, F_dst])``.
+            get_attention: also return the attention weights.
+
+        Returns:
+            ``[N_dst, *, H, D]``, and with ``get_attention`` also ``[E, *, H, 1]``, in edge-id order.
+
+        Raises:
+            DGLError (for a DGL graph), ZeroInDegreeError: a destination has no in-edges, unless allowed.
+            TypeError, ValueError: ``graph`` or a tensor is not as described.
+        """
+        fused = self._graph(graph)
+        h_src, h_dst = split_ends(fused, feat, nn.Identity())
+        prefix = h_src.shape[1:-1]
+        fc_src, fc_dst = self._projections()
+        feat_src = self._heads(fc_src(h_src)).flatten(1, -2)
+        if fc_src is fc_dst and not isinstance(feat, tuple):
+            feat_dst = feat_src[: fused.num_dst]
+        else:
+            feat_dst = self._heads(fc_dst(h_dst)).flatten(1, -2)
+        result = self.attention(fused, feat_dst, feat_src, feat_src, return_attention=get_attention)
+        out, attention = self._unpack(result, prefix)
+        return (out, attention) if get_attention else out

@@ -1,0 +1,130 @@
+"""EdgeGATConv with DGL's contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...graph import Graph
+from .._graph import split_ends
+from .._layer import check_edge_rows, xavier
+from ._edges import sums_per_head
+from .gat import AdditiveConv
+
+
+class EdgeGATConv(AdditiveConv):
+    r"""Graph attention layer with edge features (Monninger et al., "SCENE: Reasoning about Traffic Scenes
+    using Heterogeneous Graph Neural Networks", RA-L 2023).
+
+    .. math::
+        h_i' = W_{res} h_i + \sum_j \alpha_{ij} (W h_j + W_e e_{ij}), \qquad
+        \alpha_{ij} = \mathrm{softmax}_j(\mathrm{LeakyReLU}(a_l^T W h_j + a_r^T W h_i + a_e^T W_e e_{ij}))
+
+    per head, over the edges j -> i. A drop-in for ``dgl.nn.EdgeGATConv``: same arguments, parameters,
+    initialisation, state_dict and results.
+
+    Args:
+        in_feats: size of the input features, or a pair for sources and destinations, which then have a
+            projection each.
+        edge_feats: size of the edge features.
+        out_feats: size of the output per head (D).
+        num_heads: number of heads (H).
+        feat_drop: dropout of the node features; the residual sees them dropped too.
+        attn_drop: dropout of the attention weights.
+        negative_slope: of the LeakyReLU.
+        residual: add the destination features, always projected by ``res_fc``, which has no bias.
+        activation: applied to the result, or None.
+        allow_zero_in_degree: let destinations without in-edges through; their aggregate is 0, to which
+            residual, bias and activation still apply.
+        bias: learn an additive bias.
+
+    Differentiable once, with respect to features, edge features and parameters.
+    """
+
+    def __init__(
+        self,
+        in_feats: int | tuple[int, int],
+        edge_feats: int,
+        out_feats: int,
+        num_heads: int,
+        feat_drop: float = 0.0,
+        attn_drop: float = 0.0,
+        negative_slope: float = 0.2,
+        residual: bool = True,
+        activation: Callable[[Tensor], Tensor] | None = None,
+        allow_zero_in_degree: bool = False,
+        bias: bool = True,
+    ):
+        super().__init__(
+            in_feats, out_feats, num_heads, feat_drop, attn_drop, negative_slope, activation,
+            allow_zero_in_degree,
+        )  # fmt: skip
+        width = num_heads * out_feats
+        self.register_parameter("bias", nn.Parameter(torch.empty(width)) if bias else None)
+        dst_feats = in_feats[1] if isinstance(in_feats, tuple) else in_feats
+        self.res_fc = nn.Linear(dst_feats, width, bias=False) if residual else None
+        self.fc_edge = nn.Linear(edge_feats, width, bias=False)
+        self.attn_edge = nn.Parameter(torch.empty(1, num_heads, out_feats))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Xavier normal with gain sqrt(2) for projections and attention vectors, zero for the bias."""
+        xavier(*self._weights(), self.fc_edge.weight, self.attn_edge)
+        if self.res_fc is not None:
+            xavier(self.res_fc.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(
+        self,
+        graph: Any,
+        feat: Tensor | tuple[Tensor, Tensor],
+        edge_feat: Tensor,
+        get_attention: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Apply the layer.
+
+        Args:
+            graph: a dfgnn.Graph, DGLGraph or block.
+            feat: ``[N, *, F]``, of which the first ``num_dst`` rows are the destinations where the graph has
+                fewer destinations than sources; or a pair ``([N_src, *, F_src], [N_dst, *, F_dst])``.
+            edge_feat: ``[E, *, F_e]``, in edge-id order.
+            get_attention: also return the attention weights.
+
+        Returns:
+            ``[N_dst, *, H, D]``, and with ``get_attention`` also ``[E, *, H, 1]``: the weights after dropout,
+            in edge-id order.
+
+        Raises:
+            DGLError (for a DGL graph), ZeroInDegreeError: a destination has no in-edges, unless allowed.
+            TypeError, ValueError: ``graph`` or a tensor is not as described.
+        """
+        fused = self._graph(graph)
+        h_src, h_dst = split_ends(fused, feat, self.feat_drop)
+        check_edge_rows("edge_feat", edge_feat, fused, h_src.shape[1:-1])
+        ends = fused, h_src, h_dst, not isinstance(feat, tuple)
+        # Each head reads the edge features once; where these are wider than what they are projected to, it
+        # pays to project first.
+        narrow = edge_feat.shape[-1] <= self.num_heads * self.out_feats
+        if narrow and self._folds(self.fc_edge, edge_feat):
+            (term,) = self._folded_terms(self.fc_edge, edge_feat, self.attn_edge)
+            out, attention = self._attend(*ends, get_attention=True, edge_bias=term.flatten(1))
+            out = out + self._edge_message(fused, attention.squeeze(-1), edge_feat)
+        else:
+            message = self._heads(self.fc_edge(edge_feat))
+            term = (message * self.attn_edge).sum(-1)
+            out, attention = self._attend(
+                *ends, get_attention, edge_bias=term.flatten(1), edge_feat=message.flatten(1, -2)
+            )
+        out = self._finish(out, h_dst)
+        return (out, attention) if get_attention else out
+
+    def _edge_message(self, graph: Graph, attention: Tensor, edge_feat: Tensor) -> Tensor:
+        """sum_j alpha_ij W_e e_ij as W_e (sum_j alpha_ij e_ij): no E x H x D tensor exists."""
+        sums = sums_per_head(graph, attention, edge_feat)
+        weights = self.fc_edge.weight.split(self.out_feats)
+        return torch.stack([F.linear(x, weight) for x, weight in zip(sums, weights)], -2)

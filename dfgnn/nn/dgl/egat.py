@@ -1,0 +1,145 @@
+"""EGATConv with DGL's contract."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ... import functional
+from .._graph import split_ends
+from .._layer import GraphLayer, check_edge_rows, is_plain, xavier
+from ._edges import add_ends
+
+
+class EGATConv(GraphLayer):
+    r"""Graph attention layer that updates edge features, too (Kamiński et al., "Rossmann-Toolbox", 2021).
+
+    .. math::
+        f_{ij} = \mathrm{LeakyReLU}(W_{ni} h_j + W_{nj} h_i + W_{fij} e_{ij} + b), \qquad
+        h_i' = \sum_j \mathrm{softmax}_j(a^T f_{ij}) \, W h_j
+
+    per head, over the edges j -> i, with a slope of 0.01. A drop-in for ``dgl.nn.EGATConv``: same arguments,
+    parameters, initialisation, state_dict and results; there, ``bias=False`` raises.
+
+    Args:
+        in_node_feats: size of the node features, or a pair for sources and destinations.
+        in_edge_feats: size of the edge features.
+        out_node_feats: size of the nodes' output per head (D).
+        out_edge_feats: size of the edges' output per head (D_e).
+        num_heads: number of heads (H).
+        bias: learn the additive bias b.
+        allow_zero_in_degree: let destinations without in-edges through; their output is 0.
+
+    Differentiable once, with respect to features, parameters and edge weights.
+    """
+
+    #: What computes the attention; ``reference.gat_attention`` makes it the same layer on plain PyTorch.
+    attention = staticmethod(functional.gat_attention)
+
+    def __init__(
+        self,
+        in_node_feats: int | tuple[int, int],
+        in_edge_feats: int,
+        out_node_feats: int,
+        out_edge_feats: int,
+        num_heads: int,
+        bias: bool = True,
+        allow_zero_in_degree: bool = False,
+    ):
+        super().__init__()
+        self.num_heads = num_heads
+        self.out_node_feats = out_node_feats
+        self.out_edge_feats = out_edge_feats
+        self.allow_zero_in_degree = allow_zero_in_degree
+        pair = isinstance(in_node_feats, tuple)
+        src_feats, dst_feats = in_node_feats if pair else (in_node_feats, in_node_feats)
+        edge_width = num_heads * out_edge_feats
+        self.fc_node_src = nn.Linear(src_feats, num_heads * out_node_feats, bias=False)
+        self.fc_ni = nn.Linear(src_feats, edge_width, bias=False)
+        self.fc_nj = nn.Linear(dst_feats, edge_width, bias=False)
+        self.fc_fij = nn.Linear(in_edge_feats, edge_width, bias=False)
+        self.attn = nn.Parameter(torch.empty(1, num_heads, out_edge_feats))
+        self.register_parameter("bias", nn.Parameter(torch.empty(edge_width)) if bias else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Xavier normal with gain sqrt(2) for projections and attention vector, zero for the bias."""
+        projections = (self.fc_node_src, self.fc_ni, self.fc_fij, self.fc_nj)
+        xavier(*(fc.weight for fc in projections), self.attn)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(
+        self,
+        graph: Any,
+        nfeats: Tensor | tuple[Tensor, Tensor],
+        efeats: Tensor,
+        edge_weight: Tensor | None = None,
+        get_attention: bool = False,
+    ) -> tuple[Tensor, ...]:
+        """Apply the layer.
+
+        Args:
+            graph: a dfgnn.Graph, DGLGraph or block.
+            nfeats: ``[N, *, F]``, of which the first ``num_dst`` rows are the destinations where the graph
+                has fewer destinations than sources; or a pair ``([N_src, *, F_src], [N_dst, *, F_dst])``.
+            efeats: ``[E, *, F_e]``, in edge-id order.
+            edge_weight: ``[E]``, multiplied into the attention weights after softmax; or None.
+            get_attention: also return the attention weights.
+
+        Returns:
+            ``[N_dst, *, H, D]`` and ``[E, *, H, D_e]``, and with ``get_attention`` also ``[E, *, H, 1]``: the
+            weights that the features were multiplied with. Edge tensors are in edge-id order.
+
+        Raises:
+            DGLError (for a DGL graph), ZeroInDegreeError: a destination has no in-edges, unless allowed.
+            TypeError, ValueError: ``graph`` or a tensor is not as described.
+        """
+        fused = self._graph(graph)
+        h_src, h_dst = split_ends(fused, nfeats, nn.Identity())
+        prefix = h_src.shape[1:-1]
+        check_edge_rows("efeats", efeats, fused, prefix)
+        ends = self.fc_ni(h_src), self.fc_nj(h_dst)
+        f = add_ends(fused, self._edge_term(efeats).flatten(1), *(x.flatten(1) for x in ends))
+        f = F.leaky_relu_(f).unflatten(1, (*prefix, self.num_heads, self.out_edge_feats))
+        score = self._score(f).flatten(1)
+        feat = self.fc_node_src(h_src).unflatten(-1, (self.num_heads, self.out_node_feats)).flatten(1, -2)
+        # Nothing but the edges' own term scores: the ends are in it already.
+        result = self.attention(
+            fused,
+            feat,
+            feat.new_zeros(feat.shape[:2]),
+            None,
+            negative_slope=1.0,
+            edge_bias=score,
+            edge_weight=edge_weight,
+            return_attention=get_attention,
+        )
+        heads = (*prefix, self.num_heads)
+        if not get_attention:
+            return result.unflatten(1, heads), f
+        out, attention = result
+        return out.unflatten(1, heads), f, attention.unflatten(1, heads).unsqueeze(-1)
+
+    def _edge_term(self, efeats: Tensor) -> Tensor:
+        """W e + b in memory of its own, to which the ends' terms are added in place."""
+        if is_plain(self.fc_fij):
+            return F.linear(efeats, self.fc_fij.weight, self.bias)
+        term = self.fc_fij(efeats)
+        return term.clone() if self.bias is None else term + self.bias
+
+    def _score(self, f: Tensor) -> Tensor:
+        """<f, attn> per head, ``[E, *, H]``."""
+        if f.dtype != self.attn.dtype:  # autocast: the sum in float32
+            return (f * self.attn).sum(-1)
+        # One product with all heads' vectors, the others' places being zero, writes no E x H x D_e temporary.
+        return F.linear(f.flatten(-2), torch.block_diag(*self.attn[0]))
+
+    def extra_repr(self) -> str:
+        return (
+            f"out_node_feats={self.out_node_feats}, out_edge_feats={self.out_edge_feats}, "
+            f"num_heads={self.num_heads}"
+        )

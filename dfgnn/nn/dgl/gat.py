@@ -1,0 +1,207 @@
+"""GATConv with DGL's contract, and what it shares with EdgeGATConv."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ... import functional
+from ...graph import Graph
+from .._graph import split_ends
+from .._layer import AttentionLayer, is_plain, xavier
+
+
+class AdditiveConv(AttentionLayer):
+    """Projections and both ends' score terms of additive attention, residual, bias and activation.
+
+    A subclass sets ``res_fc`` and ``bias``.
+    """
+
+    #: What computes the attention; ``reference.gat_attention`` makes it the same layer on plain PyTorch.
+    attention = staticmethod(functional.gat_attention)
+
+    def __init__(
+        self,
+        in_feats: int | tuple[int, int],
+        out_feats: int,
+        num_heads: int,
+        feat_drop: float,
+        attn_drop: float,
+        negative_slope: float,
+        activation: Callable[[Tensor], Tensor] | None,
+        allow_zero_in_degree: bool,
+    ):
+        super().__init__()
+        self.num_heads = num_heads
+        self.out_feats = out_feats
+        self.negative_slope = negative_slope
+        self.allow_zero_in_degree = allow_zero_in_degree
+        self._add_projections(in_feats)
+        self.attn_l = nn.Parameter(torch.empty(1, num_heads, out_feats))
+        self.attn_r = nn.Parameter(torch.empty(1, num_heads, out_feats))
+        self.feat_drop = nn.Dropout(feat_drop)
+        self.attn_drop = nn.Dropout(attn_drop)
+        self.activation = activation
+
+    def _weights(self) -> list[Tensor]:
+        projections = dict.fromkeys(self._projections())
+        return [fc.weight for fc in projections] + [self.attn_l, self.attn_r]
+
+    def _attend(
+        self, graph: Graph, h_src: Tensor, h_dst: Tensor, shared: bool, get_attention: bool, **edge_args
+    ) -> tuple[Tensor, Tensor | None]:
+        """out ``[N_dst, *, H, D]`` with the bias, but not the residual, and attention ``[E, *, H, 1]``.
+
+        shared: the destinations are the first sources. edge_args: edge arguments of the engine.
+        """
+        prefix = h_src.shape[1:-1]
+        feat_src, alpha_src, alpha_dst = self._project(h_src, h_dst, shared)
+        bias = None if self.bias is None else self._heads(self.bias)
+        fuse_bias = bias is not None and bias.dtype == feat_src.dtype
+        result = self.attention(
+            graph,
+            feat_src.flatten(1, -2),
+            alpha_src.flatten(1),
+            alpha_dst.flatten(1),
+            negative_slope=self.negative_slope,
+            out_bias=bias.expand(*prefix, -1, -1).flatten(0, -2) if fuse_bias else None,
+            dropout_p=self.attn_drop.p if self.attn_drop.training else 0.0,
+            return_attention=get_attention,
+            **edge_args,
+        )
+        out, attention = self._unpack(result, prefix)
+        return (out if fuse_bias or bias is None else out + bias), attention
+
+    def _finish(self, out: Tensor, h_dst: Tensor) -> Tensor:
+        if self.res_fc is not None:
+            out = out + self._heads(self.res_fc(h_dst))
+        return out if self.activation is None else self.activation(out)
+
+    def _project(self, h_src: Tensor, h_dst: Tensor, shared: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Projected source features ``[N_src, *, H, D]`` and both score terms ``[N, *, H]``."""
+        fc_src, fc_dst = self._projections()
+        feat_src = self._heads(fc_src(h_src))
+        if self._folds(fc_src, h_src) and self._folds(fc_dst, h_dst):
+            if shared:
+                alphas = self._folded_terms(fc_src, h_src, torch.cat([self.attn_l, self.attn_r]))
+                return feat_src, alphas[0], alphas[1][: len(h_dst)]
+            alpha_src = self._folded_terms(fc_src, h_src, self.attn_l)[0]
+            return feat_src, alpha_src, self._folded_terms(fc_dst, h_dst, self.attn_r)[0]
+        feat_dst = feat_src[: len(h_dst)] if shared else self._heads(fc_dst(h_dst))
+        return feat_src, (feat_src * self.attn_l).sum(-1), (feat_dst * self.attn_r).sum(-1)
+
+    def _folded_terms(self, fc: nn.Linear, h: Tensor, vectors: Tensor) -> tuple[Tensor, ...]:
+        """<W h, a> per head as <W^T a, h>, for each a in ``vectors [k, H, D]``: no N x H x D temporary."""
+        weight = fc.weight.unflatten(0, (self.num_heads, self.out_feats))
+        folded = (vectors[..., None] * weight).sum(2)
+        return F.linear(h, folded.flatten(0, 1)).unflatten(-1, folded.shape[:2]).unbind(-2)
+
+    def _folds(self, fc: nn.Module, h: Tensor) -> bool:
+        # Wide inputs cost more to read a second time than the temporary does, and under autocast the sum over
+        # D is taken in float32 only when it is written out.
+        narrow = h.shape[-1] <= 2 * self.num_heads * self.out_feats
+        return is_plain(fc) and narrow and not torch.is_autocast_enabled(h.device.type)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, negative_slope={self.negative_slope}"
+
+
+class GATConv(AdditiveConv):
+    r"""Graph attention layer (Velickovic et al., "Graph Attention Networks", ICLR 2018).
+
+    .. math::
+        h_i' = \sum_j \alpha_{ij} W h_j, \qquad
+        \alpha_{ij} = \mathrm{softmax}_j(\mathrm{LeakyReLU}(a_l^T W h_j + a_r^T W h_i))
+
+    per head, over the edges j -> i. A drop-in for ``dgl.nn.GATConv``: same arguments, parameters,
+    initialisation, state_dict and results.
+
+    Args:
+        in_feats: size of the input features, or a pair for sources and destinations, which then have a
+            projection each.
+        out_feats: size of the output per head (D).
+        num_heads: number of heads (H).
+        feat_drop: dropout of the input features; the residual sees them dropped too.
+        attn_drop: dropout of the attention weights.
+        negative_slope: of the LeakyReLU.
+        residual: add the destination features, projected by ``res_fc`` where their size is not H * D. That
+            projection holds the bias then, and ``bias`` does not exist.
+        activation: applied to the result, or None.
+        allow_zero_in_degree: let destinations without in-edges through; their aggregate is 0, to which
+            residual, bias and activation still apply.
+        bias: learn an additive bias.
+
+    Differentiable once, with respect to features, parameters and edge weights.
+    """
+
+    def __init__(
+        self,
+        in_feats: int | tuple[int, int],
+        out_feats: int,
+        num_heads: int,
+        feat_drop: float = 0.0,
+        attn_drop: float = 0.0,
+        negative_slope: float = 0.2,
+        residual: bool = False,
+        activation: Callable[[Tensor], Tensor] | None = None,
+        allow_zero_in_degree: bool = False,
+        bias: bool = True,
+    ):
+        super().__init__(
+            in_feats, out_feats, num_heads, feat_drop, attn_drop, negative_slope, activation,
+            allow_zero_in_degree,
+        )  # fmt: skip
+        width = num_heads * out_feats
+        self.res_fc = None
+        if residual:
+            dst_feats = in_feats[1] if isinstance(in_feats, tuple) else in_feats
+            self.res_fc = nn.Linear(dst_feats, width, bias=bias) if dst_feats != width else nn.Identity()
+        explicit_bias = bias and not isinstance(self.res_fc, nn.Linear)
+        self.register_parameter("bias", nn.Parameter(torch.empty(width)) if explicit_bias else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Xavier normal with gain sqrt(2) for projections and attention vectors, zero for biases."""
+        xavier(*self._weights())
+        biases = [self.bias]
+        if isinstance(self.res_fc, nn.Linear):
+            xavier(self.res_fc.weight)
+            biases.append(self.res_fc.bias)
+        for bias in biases:
+            if bias is not None:
+                nn.init.zeros_(bias)
+
+    def forward(
+        self,
+        graph: Any,
+        feat: Tensor | tuple[Tensor, Tensor],
+        edge_weight: Tensor | None = None,
+        get_attention: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Apply the layer.
+
+        Args:
+            graph: a dfgnn.Graph, DGLGraph or block.
+            feat: ``[N, *, F]``, of which the first ``num_dst`` rows are the destinations where the graph has
+                fewer destinations than sources; or a pair ``([N_src, *, F_src], [N_dst, *, F_dst])``.
+            edge_weight: ``[E]``, multiplied into the attention weights after softmax and dropout; or None.
+            get_attention: also return the attention weights.
+
+        Returns:
+            ``[N_dst, *, H, D]``, and with ``get_attention`` also ``[E, *, H, 1]``: the weights that the
+            features were multiplied with, in edge-id order.
+
+        Raises:
+            DGLError (for a DGL graph), ZeroInDegreeError: a destination has no in-edges, unless allowed.
+            TypeError, ValueError: ``graph`` or a tensor is not as described.
+        """
+        fused = self._graph(graph)
+        h_src, h_dst = split_ends(fused, feat, self.feat_drop)
+        shared = not isinstance(feat, tuple)
+        out, attention = self._attend(fused, h_src, h_dst, shared, get_attention, edge_weight=edge_weight)
+        out = self._finish(out, h_dst)
+        return (out, attention) if get_attention else out

@@ -1,0 +1,139 @@
+"""GATv2Conv with DGL's contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ... import functional
+from .._graph import split_ends
+from .._layer import AttentionLayer, xavier
+
+
+class GATv2Conv(AttentionLayer):
+    r"""Graph attention layer with dynamic attention (Brody, Alon and Yahav, "How Attentive are Graph
+    Attention Networks?", ICLR 2022).
+
+    .. math::
+        h_i' = \sum_j \alpha_{ij} z_j, \qquad
+        \alpha_{ij} = \mathrm{softmax}_j(a^T \mathrm{LeakyReLU}(z_j + W_{dst} h_i + b_{dst})), \qquad
+        z_j = W_{src} h_j + b_{src}
+
+    per head, over the edges j -> i. A drop-in for ``dgl.nn.GATv2Conv``: same arguments, parameters,
+    initialisation, state_dict and results.
+
+    Args:
+        in_feats: size of the input features, or a pair for sources and destinations.
+        out_feats: size of the output per head (D).
+        num_heads: number of heads (H).
+        feat_drop: dropout of the input features; the residual sees them dropped too.
+        attn_drop: dropout of the attention weights.
+        negative_slope: of the LeakyReLU.
+        residual: add the destination features, projected by ``res_fc`` where their size is not H * D.
+        activation: applied to the result, or None.
+        allow_zero_in_degree: let destinations without in-edges through; their aggregate is 0, to which
+            residual and activation still apply.
+        bias: let the projections, ``res_fc`` included, have a bias; the output has none of its own.
+        share_weights: one projection for both ends, ``fc_dst`` being ``fc_src``. A pair of sizes has two all
+            the same.
+
+    Differentiable once, with respect to features and parameters.
+    """
+
+    #: What computes the attention; ``reference.gatv2_attention`` makes it the same layer on plain PyTorch.
+    attention = staticmethod(functional.gatv2_attention)
+
+    def __init__(
+        self,
+        in_feats: int | tuple[int, int],
+        out_feats: int,
+        num_heads: int,
+        feat_drop: float = 0.0,
+        attn_drop: float = 0.0,
+        negative_slope: float = 0.2,
+        residual: bool = False,
+        activation: Callable[[Tensor], Tensor] | None = None,
+        allow_zero_in_degree: bool = False,
+        bias: bool = True,
+        share_weights: bool = False,
+    ):
+        super().__init__()
+        self.num_heads = num_heads
+        self.out_feats = out_feats
+        self.negative_slope = negative_slope
+        self.allow_zero_in_degree = allow_zero_in_degree
+        self.share_weights = share_weights
+        width = num_heads * out_feats
+        src_feats, dst_feats = in_feats if isinstance(in_feats, tuple) else (in_feats, in_feats)
+        self.fc_src = nn.Linear(src_feats, width, bias=bias)
+        one = share_weights and not isinstance(in_feats, tuple)
+        self.fc_dst = self.fc_src if one else nn.Linear(dst_feats, width, bias=bias)
+        self.attn = nn.Parameter(torch.empty(1, num_heads, out_feats))
+        self.feat_drop = nn.Dropout(feat_drop)
+        self.attn_drop = nn.Dropout(attn_drop)
+        self.res_fc = None
+        if residual:
+            self.res_fc = nn.Linear(dst_feats, width, bias=bias) if dst_feats != width else nn.Identity()
+        self.activation = activation
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Xavier normal with gain sqrt(2) for projections and attention vector, zero for biases.
+
+        With ``share_weights`` and a pair of sizes ``fc_dst`` keeps what it has, as in DGL.
+        """
+        projections = [self.fc_src] if self.share_weights else [self.fc_src, self.fc_dst]
+        residual = [self.res_fc] if isinstance(self.res_fc, nn.Linear) else []
+        xavier(*(fc.weight for fc in projections), self.attn, *(fc.weight for fc in residual))
+        for fc in projections + residual:
+            if fc.bias is not None:
+                nn.init.zeros_(fc.bias)
+
+    def forward(
+        self, graph: Any, feat: Tensor | tuple[Tensor, Tensor], get_attention: bool = False
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Apply the layer.
+
+        Args:
+            graph: a dfgnn.Graph, DGLGraph or block.
+            feat: ``[N, *, F]``, of which the first ``num_dst`` rows are the destinations where the graph has
+                fewer destinations than sources; or a pair ``([N_src, *, F_src], [N_dst, *, F_dst])``.
+            get_attention: also return the attention weights.
+
+        Returns:
+            ``[N_dst, *, H, D]``, and with ``get_attention`` also ``[E, *, H, 1]``: the weights after dropout,
+            in edge-id order.
+
+        Raises:
+            DGLError (for a DGL graph), ZeroInDegreeError: a destination has no in-edges, unless allowed.
+            TypeError, ValueError: ``graph`` or a tensor is not as described.
+        """
+        fused = self._graph(graph)
+        h_src, h_dst = split_ends(fused, feat, self.feat_drop)
+        prefix = h_src.shape[1:-1]
+        x_src = self._heads(self.fc_src(h_src)).flatten(1, -2)
+        if self.share_weights and not isinstance(feat, tuple):
+            x_dst = x_src[: fused.num_dst]
+        else:
+            x_dst = self._heads(self.fc_dst(h_dst)).flatten(1, -2)
+        result = self.attention(
+            fused,
+            x_src,
+            x_dst,
+            self.attn[0].to(x_src.dtype).expand(*prefix, -1, -1).flatten(0, -2),
+            negative_slope=self.negative_slope,
+            dropout_p=self.attn_drop.p if self.attn_drop.training else 0.0,
+            return_attention=get_attention,
+        )
+        out, attention = self._unpack(result, prefix)
+        if self.res_fc is not None:
+            out = out + self._heads(self.res_fc(h_dst))
+        if self.activation is not None:
+            out = self.activation(out)
+        return (out, attention) if get_attention else out
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, negative_slope={self.negative_slope}"

@@ -1,0 +1,115 @@
+"""scripts/upstream_tests.py on tests of our own in the places of upstream's: what it runs and reports."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("dgl", reason="dgl is not installed (dgl==1.1.3 supports Python <= 3.11)")
+pytest.importorskip("torch_geometric", reason="torch_geometric is not installed")
+SCRIPT = Path(__file__).parents[2] / "scripts" / "upstream_tests.py"
+
+DGL = """
+import dgl.nn.pytorch as nn
+import pytest
+from dgl.nn import GATConv
+from helper import SIZE
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_gat_conv(heads):
+    nn.GATConv(SIZE, 3, heads)
+
+
+def test_gatv2_conv():
+    assert nn.GATv2Conv(2, 3, 1).__class__.__module__.startswith("dgl."), "fails only with dfgnn's"
+
+
+def test_agnn_conv():
+    assert not nn.AGNNConv().__class__.__module__.startswith("dgl."), "fails only with DGL's"
+
+
+def test_dotgat_conv():
+    assert GATConv is nn.GATConv and False, "fails with both"
+
+
+def test_hgt():
+    assert GATConv is nn.GATConv, "also where it was imported by name"
+
+
+def test_gated_graph_conv():
+    assert False, "not run"
+"""
+PYG = """
+from torch_geometric.nn import {0} as Layer
+
+
+def test_conv():
+    assert Layer.__name__ == "{0}"
+"""
+NAMES = {
+    "gat": "GATConv", "gatv2": "GATv2Conv", "transformer": "TransformerConv", "agnn": "AGNNConv",
+    "supergat": "SuperGATConv", "rgat": "RGATConv", "hgt": "HGTConv",
+}  # fmt: skip
+
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+@pytest.fixture
+def repositories(tmp_path):
+    write(tmp_path / "dgl/tests/helper.py", "SIZE = 5\n")
+    write(tmp_path / "dgl/tests/python/pytorch/nn/test_nn.py", DGL)
+    write(tmp_path / "dgl/conftest.py", "import a_package_that_is_not_there\n")
+    for file, name in NAMES.items():
+        write(tmp_path / f"pyg/test/nn/conv/test_{file}_conv.py", PYG.format(name))
+    return tmp_path
+
+
+def run(*arguments):
+    environment = {**os.environ, "DGLBACKEND": "pytorch"}
+    command = [sys.executable, SCRIPT, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+
+def test_both_libraries(repositories):
+    result = run("--dgl-tests", repositories / "dgl", "--pyg-tests", repositories / "pyg")
+    report = result.stdout[result.stdout.index("\ndgl: ") + 1 :]
+    assert report.splitlines() == [
+        "dgl: 6 cases",
+        "  with upstream's layers: 2 failed, 4 passed",
+        "  with dfgnn's layers: 2 failed, 4 passed",
+        "  failing only with dfgnn's: 1",
+        "    tests/python/pytorch/nn/test_nn.py::test_gatv2_conv",
+        "pyg: 7 cases",
+        "  with upstream's layers: 7 passed",
+        "  with dfgnn's layers: 7 passed",
+        "  failing only with dfgnn's: 0",
+    ]
+    assert result.returncode == 1
+
+
+def test_selection(repositories):
+    result = run("--dgl-tests", repositories / "dgl", "-k", "gat_conv and not dotgat")
+    assert result.returncode == 0, result.stderr
+    assert "dgl: 2 cases" in result.stdout and "pyg" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ([], "expected --dgl-tests or --pyg-tests"),
+        (["--dgl-tests", "pyg"], "--dgl-tests: expected .*test_nn.py in a clone"),
+        (["--dgl-tests", "dgl", "-k", "no_such_test"], "--dgl-tests: expected tests that can be collected"),
+    ],
+)
+def test_errors(repositories, arguments, message):
+    paths = [repositories / x if x in ("dgl", "pyg") else x for x in arguments]
+    result = run(*paths)
+    assert result.returncode == 2
+    assert re.search(message, result.stderr), result.stderr

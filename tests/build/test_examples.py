@@ -1,0 +1,95 @@
+"""The examples run, their data set has the published statistics, and their last lines are as promised."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = Path(os.environ.get("DFGNN_DATA", ROOT.parent / "shared" / "data"))
+
+
+def run_example(name, *arguments):
+    command = [sys.executable, str(ROOT / "examples" / name), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    import cluster
+
+    return cluster
+
+
+def test_cluster_follows_the_recipe(cluster):
+    generator = np.random.default_rng(0)
+    edges, pairs, sizes = np.zeros(2), np.zeros(2), []
+    for _ in range(150):
+        src, dst, features, labels = cluster.make_graph(generator)
+        counts = np.bincount(labels, minlength=6)
+        sizes.extend(counts)
+        for community in range(6):
+            marked = np.flatnonzero(features == community + 1)
+            assert len(marked) == 1 and labels[marked[0]] == community
+        assert np.count_nonzero(features) == 6
+        adjacency = np.zeros((len(labels), len(labels)), dtype=bool)
+        adjacency[src, dst] = True
+        assert adjacency.sum() == len(src) and not adjacency.diagonal().any()
+        assert (adjacency == adjacency.T).all()
+        within = labels[:, None] == labels[None, :]
+        edges += adjacency[within].sum(), adjacency[~within].sum()
+        pairs += within.sum() - len(labels), (~within).sum()
+    assert np.abs(edges / pairs - [0.55, 0.25]).max() < 0.01
+    assert min(sizes) == 5 and max(sizes) == 34 and abs(np.mean(sizes) - 19.5) < 1
+    # Nodes are in random order: neighbours in it are in one community about as often as any two nodes are.
+    assert np.mean(labels[1:] == labels[:-1]) < 0.5
+
+
+def test_cluster_batches(cluster):
+    batches = cluster.make_batches(5, batch_size=2, seed=3)
+    assert len(batches) == 3
+    for graph, features, labels in batches:
+        assert graph.num_src == graph.num_dst == len(features) == len(labels)
+    again = cluster.make_batches(5, batch_size=2, seed=3)
+    assert all(torch.equal(a[2], b[2]) for a, b in zip(batches, again))
+
+
+def test_demo_ends_with_a_table(cluster):
+    pytest.importorskip("tqdm", reason="tqdm is not installed")
+    small = ["--epochs", 1, "--graphs", 8, "--batch-size", 4, "--layers", 2, "--device", "cpu"]
+    lines = run_example("demo_cluster.py", *small).splitlines()
+    header = next(k for k, line in enumerate(lines) if line.startswith("model"))
+    rows = [re.split(r"\s{2,}", line) for line in lines[header + 1 : header + 5]]
+    assert [row[:2] for row in rows] == [
+        ["Graph Transformer", "dfgnn"],
+        ["Graph Transformer", "unfused PyTorch"],
+        ["GAT", "dfgnn"],
+        ["GAT", "unfused PyTorch"],
+    ]
+    assert all(re.fullmatch(r"[\d.]+ %", row[2]) and row[4].endswith("MiB") for row in rows)
+    # Both ways to compute the same parameters' attention agree on nearly every node.
+    for fused, unfused in (rows[:2], rows[2:]):
+        assert abs(float(fused[2].split()[0]) - float(unfused[2].split()[0])) < 1.0
+
+
+@pytest.mark.parametrize("model", ["gat", "gt"])
+def test_planetoid_prints_the_accuracy_last(model):
+    pytest.importorskip("torch_geometric", reason="torch_geometric is not installed")
+    pytest.importorskip("tqdm", reason="tqdm is not installed")
+    if not (DATA / "planetoid" / "Cora" / "raw").is_dir():
+        pytest.skip(f"no Cora under {DATA} (set DFGNN_DATA)")
+    processed = DATA / "planetoid" / "Cora" / "processed"
+    before = processed.exists()
+    arguments = ["--dataset", "Cora", "--model", model, "--root", DATA / "planetoid", "--device", "cpu"]
+    last = run_example("train_planetoid.py", *arguments, "--seeds", 2, "--epochs", 60).splitlines()[-1]
+    match = re.fullmatch(r"test accuracy: (\d+\.\d) ± (\d+\.\d) %", last)
+    assert match and float(match[1]) > 70
+    assert processed.exists() == before, "the loader's files were left beside raw/"

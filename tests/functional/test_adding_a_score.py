@@ -1,0 +1,123 @@
+"""docs/adding_a_score.md, followed literally, and flex_attention beyond it."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from attention import relative_error, rounding_band
+from graphs import GRAPHS, make_graph, tiny_graph
+
+from dfgnn import functional, reference
+
+PAGE = Path(__file__).parents[2] / "docs" / "adding_a_score.md"
+
+
+def blocks():
+    return re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+
+
+def test_the_page_works_as_it_is_written():
+    assert len(blocks()) >= 4
+    names = {}
+    for block in blocks():
+        exec(block, names)
+    graph, q, k, v = (names[n] for n in ("graph", "q", "k", "v"))
+    expected = reference.flex_attention(
+        graph, names["gaussian"], q, k, v, names["distance"], params=[names["log_width"]]
+    )
+    torch.testing.assert_close(names["out"], expected, rtol=1e-4, atol=1e-5)
+    capped = reference.flex_attention(graph, lambda q, k, e: 10 * ((q * k).sum(-1) / 40).tanh(), q, k, v)
+    torch.testing.assert_close(names["capped"], capped, rtol=1e-4, atol=1e-5)
+
+
+def gaussian(q, k, e, width):
+    score = -(q - k).square().sum(-1) * width
+    return score if e is None else score + e
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_flex_attention(device, name, dtype):
+    graph = make_graph(name, device)
+    sizes = [(graph.num_dst, 3, 8), (graph.num_src, 3, 8), (graph.num_src, 3, 5), (graph.num_edges, 3), (3,)]
+    inputs = [torch.randn(size).to(device, dtype) for size in sizes]
+    inputs[-1] = inputs[-1].abs() / 8
+    weight = torch.rand(graph.num_edges).to(device, dtype)
+    mask = torch.rand(graph.num_edges, device=device) < 0.8
+    options = {"edge_mask": mask, "edge_weight": weight, "return_attention": True, "dropout_p": 0.2}
+    options["_seed"] = torch.tensor([5], device=device)
+    found = []
+    for module, as_type in ((functional, dtype), (reference, dtype), (reference, torch.float64)):
+        leaves = [x.to(as_type, copy=True).requires_grad_() for x in inputs]
+        results = module.flex_attention(
+            graph, gaussian, *leaves[:4], params=leaves[4:], chunk_edges=97, **options
+        )
+        loss = sum((x * torch.linspace(-1, 1, x.numel(), device=device).view(x.shape)).sum() for x in results)
+        found.append([*results, *torch.autograd.grad(loss, leaves)])
+    for ours, plain, exact in zip(*found):
+        assert ours.shape == plain.shape and ours.dtype == plain.dtype and ours.isfinite().all()
+        # Where everything cancels, errors are measured against what does: |q - k|^2 of every edge.
+        floor = 3 * (graph.num_edges / max(exact.shape[0], 1)) ** 0.5 * exact.numel() ** 0.5
+        error, allowed = (relative_error(x, exact.double(), floor) for x in (ours, plain))
+        assert error <= 3 * allowed + 8 * rounding_band(dtype)
+
+
+def test_gradients(device):
+    graph = tiny_graph(device)
+    sizes = [(4, 2, 3), (5, 2, 3), (5, 2, 4), (10, 2), (2,)]
+    leaves = [torch.randn(s, dtype=torch.float64, device=device).requires_grad_() for s in sizes]
+
+    def call(q, k, v, e, width):
+        return functional.flex_attention(graph, gaussian, q, k, v, e, params=[width], chunk_edges=3)
+
+    assert torch.autograd.gradcheck(call, leaves)
+    with pytest.raises((NotImplementedError, RuntimeError)):
+        out = call(*leaves)
+        (grad,) = torch.autograd.grad(out.square().sum(), leaves[:1], create_graph=True)
+        grad.sum().backward()
+
+
+def test_no_tensor_of_edges_times_features():
+    """Every tensor that is made fits the chunk, or has a number per edge and head."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Largest(TorchDispatchMode):
+        numel = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            for x in out if isinstance(out, (tuple, list)) else (out,):
+                if isinstance(x, torch.Tensor):
+                    self.numel = max(self.numel, x.numel())
+            return out
+
+    graph = make_graph("super_row")
+    q, k, v = (
+        torch.randn(n, 2, 64, requires_grad=True) for n in (graph.num_dst, graph.num_src, graph.num_src)
+    )
+    width = torch.ones(2, requires_grad=True)
+    assert graph.edge_index.shape == (2, graph.num_edges)  # made once, two numbers per edge
+    with Largest() as largest:
+        functional.flex_attention(graph, gaussian, q, k, v, params=[width], chunk_edges=100).sum().backward()
+    assert largest.numel <= max(2 * graph.num_edges, v.numel(), 100 * 2 * 64)
+
+
+def test_errors():
+    graph = make_graph("random")
+    q, k, v = torch.randn(3, graph.num_src, 2, 4).unbind()
+    scale = torch.ones(2, requires_grad=True)
+    for kind, words, arguments in [
+        (ValueError, "score_fn: expected every tensor", (lambda q, k, e: (q * k).sum(-1) * scale, q, k, v)),
+        (ValueError, r"score_fn: expected a result of shape \[edges, 2\]", (lambda q, k, e: q * k, q, k, v)),
+        (TypeError, "score_fn: expected a function that returns", (lambda q, k, e: 1.0, q, k, v)),
+        (TypeError, "score_fn: expected a function, got", (None, q, k, v)),
+        (ValueError, "key: expected shape", (gaussian, q, k[1:], v)),
+        (ValueError, "value: expected shape", (gaussian, q, k, v[:, :1])),
+    ]:
+        with pytest.raises(kind, match="flex_attention: " + words):
+            functional.flex_attention(graph, *arguments)
+    with pytest.raises(TypeError, match=r"params\[0\]: expected a tensor, got float"):
+        functional.flex_attention(graph, gaussian, q, k, v, params=[1.0])
+    with pytest.raises(ValueError, match="chunk_edges: expected a number >= 1, got 0"):
+        functional.flex_attention(graph, gaussian, q, k, v, params=[scale], chunk_edges=0)

@@ -1,0 +1,256 @@
+"""The fused attention functions against the float64 reference: outputs and every gradient."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from attention import DTYPES, SCORES, VALUES, check, function, make_inputs, relative_error, run, shapes
+from graphs import GRAPHS, make_graph
+
+from dfgnn import reference
+
+LOW = (torch.float16, torch.bfloat16)
+
+
+def name_of(value):
+    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else None
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("score", SCORES)
+def test_hard_graphs(device, score, name, dtype):
+    turn = list(GRAPHS).index(name) * len(DTYPES) + DTYPES.index(dtype)
+    index_dtype = (torch.int32, torch.int64)[turn // 2 % 2]
+    graph = make_graph(name, device, index_dtype)
+    for heads, dim in shapes(device, turn, graph.num_edges):
+        check(score, graph, make_inputs(score, graph, heads, dim, dtype), note=f"H={heads} D={dim}: ")
+
+
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64], ids=name_of)
+@pytest.mark.parametrize("name", ["random", "super_row"])
+@pytest.mark.parametrize("score", SCORES)
+def test_index_types_and_edge_orders(device, score, name, index_dtype):
+    graph = make_graph(name, device, index_dtype)
+    inputs = make_inputs(score, graph, 3, 8, edge_bias=True, edge_weight=1)
+    check(score, graph, inputs, return_attention=True)
+
+
+@pytest.mark.parametrize("dim, value_dim", [(4, 12), (12, 4), (33, 7), (7, 300), (256, 1), (1, 64)])
+@pytest.mark.parametrize("name", ["mixed_degrees", "fewer_sources"])
+def test_value_dim_other_than_score_dim(device, name, dim, value_dim):
+    graph = make_graph(name, device)
+    for dtype in (torch.float32, torch.bfloat16):
+        check("dot", graph, make_inputs("dot", graph, 3, dim, dtype, value_dim=value_dim), note=f"{dtype}: ")
+
+
+@pytest.mark.parametrize("return_attention", [False, True])
+@pytest.mark.parametrize("dropout_p", [0.0, 0.3])
+@pytest.mark.parametrize("edge_weight", [None, 1, "H"])
+@pytest.mark.parametrize("edge_bias", [False, True])
+@pytest.mark.parametrize("score", SCORES)
+def test_options_in_every_combination(device, score, edge_bias, edge_weight, dropout_p, return_attention):
+    for name, heads, dtype in [
+        ("mixed_degrees", 5, torch.float32),
+        ("sorted", 4, torch.bfloat16),
+        ("isolated", 1, torch.float64),
+        ("super_row", 2, torch.float16),
+    ]:
+        graph = make_graph(name, device)
+        inputs = make_inputs(score, graph, heads, 8, dtype, edge_bias=edge_bias, edge_weight=edge_weight)
+        options = {"dropout_p": dropout_p, "return_attention": return_attention}
+        if dropout_p:
+            options["_seed"] = torch.tensor([2**40 + 5], device=device)
+        check(score, graph, inputs, note=f"{name}: ", **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"edge_bias": True, "edge_weight": "H"}], ids=str)
+@pytest.mark.parametrize("name", ["no_nodes", "no_edges", "no_destinations", "one_edge"])
+@pytest.mark.parametrize("score", SCORES)
+def test_options_on_empty_graphs(device, score, name, options):
+    """Edge tensors without elements have a null pointer, which is not the same as being absent."""
+    graph = make_graph(name, device)
+    inputs = make_inputs(score, graph, 3, 8, **options)
+    check(score, graph, inputs, return_attention=True)
+    check(score, graph, inputs, dropout_p=0.5, _seed=torch.tensor([3], device=device))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("name", ["mixed_degrees", "super_row", "isolated", "no_edges"])
+def test_bias_of_the_output(device, name, dtype):
+    """It reaches rows without edges, too, and backward takes it out of the saved output again."""
+    graph = make_graph(name, device)
+    for score, heads, dim in itertools.product(SCORES, (1, 3), (7, 8)):
+        inputs = make_inputs(score, graph, heads, dim, dtype)
+        inputs["out_bias"] = torch.randn(heads, dim).to(device, dtype)
+        check(score, graph, inputs, note=f"{score} H={heads} D={dim}: ")
+        seed = torch.tensor([3], device=device)
+        check(score, graph, inputs, return_attention=True, dropout_p=0.3, _seed=seed)
+
+
+@pytest.mark.parametrize("return_attention", [False, True])
+@pytest.mark.parametrize("edge_bias", [False, True])
+def test_without_destination_term(device, edge_bias, return_attention):
+    graph = make_graph("mixed_degrees", device)
+    inputs = {**make_inputs("gat", graph, 3, 8, edge_bias=edge_bias), "alpha_dst": None}
+    check("gat", graph, inputs, return_attention=return_attention)
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.2, 1.0, 1.5, -0.5])
+def test_negative_slope(device, slope):
+    graph = make_graph("mixed_degrees", device)
+    for score in SCORES:
+        check(score, graph, make_inputs(score, graph, 3, 8), note=f"{score}: ", negative_slope=slope)
+
+
+@pytest.mark.parametrize("scale", [None, 0.0, 1.0, -2.0])
+def test_scale(device, scale):
+    graph = make_graph("mixed_degrees", device)
+    check("dot", graph, make_inputs("dot", graph, 3, 8), scale=scale)
+
+
+@pytest.mark.parametrize("dtype", LOW, ids=name_of)
+@pytest.mark.parametrize("score", SCORES)
+def test_float32_terms_beside_low_precision_features(device, score, dtype):
+    """Score terms and edge tensors may be float32 where the features are not; gradients keep the dtypes."""
+    graph = make_graph("mixed_degrees", device)
+    inputs = make_inputs(score, graph, 3, 8, dtype, edge_bias=True, edge_weight="H")
+    for name in {"alpha_src", "alpha_dst", "edge_bias", "edge_weight"} & set(inputs):
+        inputs[name] = inputs[name].float()
+    results = check(score, graph, inputs, return_attention=True)
+    assert results["out"].dtype == results["attention"].dtype == dtype
+    assert results["grad_edge_bias"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("score", SCORES)
+def test_rows_without_edges_are_exactly_zero(device, score, name):
+    graph = make_graph(name, device)
+    results = run(function(score), graph, make_inputs(score, graph, 3, 5))
+    row, source = graph.in_degrees() == 0, graph.out_degrees() == 0
+    of_rows = {"gat": "grad_alpha_dst", "gatv2": "grad_x_dst", "dot": "grad_query"}
+    of_sources = {"gat": "grad_alpha_src", "gatv2": "grad_x_src", "dot": "grad_key"}
+    for zero in ("out", of_rows[score]):
+        assert results[zero][row].eq(0).all(), zero
+    for zero in ("grad_" + VALUES[score], of_sources[score]):
+        assert results[zero][source].eq(0).all(), zero
+
+
+@pytest.mark.parametrize("name", ["random", "super_row"])
+@pytest.mark.parametrize("score", SCORES)
+def test_edges_masked_by_minus_infinity(device, score, name):
+    """Some edges, all edges of row 2, and the first pieces of a split row are masked."""
+    graph = make_graph(name, device)
+    inputs = make_inputs(score, graph, 3, 8, edge_bias=True)
+    src, dst = graph.edge_index
+    inputs["edge_bias"][src % 3 == 0] = -math.inf
+    inputs["edge_bias"][src < 100 if name == "super_row" else dst == 2] = -math.inf
+    check(score, graph, inputs, return_attention=True)
+    inputs["edge_bias"][:] = -math.inf
+    results = run(function(score), graph, inputs, return_attention=True)
+    assert all(x.eq(0).all() for x in results.values())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("score", SCORES)
+def test_large_scores(device, score, dtype):
+    """Scores far outside exp's range, and dot products outside float16's: the softmax does not overflow."""
+    graph = make_graph("mixed_degrees", device)
+    inputs = make_inputs(score, graph, 2, 32, dtype)
+    for name in ("alpha_src", "query", "key", "attn"):
+        if name in inputs:
+            inputs[name] *= 100
+    # Backward recomputes s, and the relative error of exp(s - max) is the rounding of s.
+    largest = {"gat": 400, "gatv2": 2e3, "dot": 2e5}[score]
+    exponent_error = 4 * largest * torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+    if score == "dot" and dtype == torch.float16:
+        results = run(function(score), graph, inputs, scale=1.0)
+        oracle = run(function(score, reference), graph, inputs, dtype=torch.float64, scale=1.0)
+        for key in ("out", "grad_value"):
+            assert relative_error(results[key], oracle[key]) < exponent_error, key
+    else:
+        check(score, graph, inputs, extra=exponent_error, **({"scale": 1.0} if score == "dot" else {}))
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_only_the_wanted_gradients(device, score):
+    """Each input alone requires a gradient, which is the one found with all of them."""
+    graph = make_graph("mixed_degrees", device)
+    for return_attention in (False, True):
+        inputs = make_inputs(score, graph, 3, 8, edge_bias=True, edge_weight=1)
+        expected = run(function(score), graph, inputs, return_attention=return_attention)
+        for name, x in inputs.items():
+            alone = {**inputs, name: x.clone().requires_grad_()}
+            results = function(score)(graph, **alone, return_attention=return_attention)
+            results = results if return_attention else (results,)
+            generator = torch.Generator().manual_seed(1)
+            torch.autograd.backward(
+                results, [torch.randn(y.shape, generator=generator).to(y) for y in results]
+            )
+            torch.testing.assert_close(
+                alone[name].grad, expected["grad_" + name], msg=lambda m, n=name: f"{n}: {m}"
+            )
+            assert all(y.grad is None for n, y in alone.items() if n != name)
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_loss_over_attention_alone(device, score):
+    graph = make_graph("mixed_degrees", device)
+    gradients = []
+    for module_function in (function(score), function(score, reference)):
+        torch.manual_seed(0)
+        inputs = {n: x.requires_grad_() for n, x in make_inputs(score, graph, 3, 8, torch.float64).items()}
+        attention = module_function(graph, **inputs, return_attention=True)[1]
+        wanted = [x for n, x in inputs.items() if n not in ("feat", "value")]
+        weights = torch.linspace(-1, 1, attention.numel(), dtype=torch.float64, device=device).view_as(
+            attention
+        )
+        gradients.append(torch.autograd.grad((attention.square() * weights).sum(), wanted))
+    for ours, theirs in zip(*gradients):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_loss_over_output_alone_when_attention_is_returned(device, score):
+    graph = make_graph("mixed_degrees", device)
+    gradients = []
+    for return_attention in (False, True):
+        torch.manual_seed(0)
+        inputs = {n: x.requires_grad_() for n, x in make_inputs(score, graph, 3, 8, torch.float64).items()}
+        out = function(score)(graph, **inputs, return_attention=return_attention)
+        out = out[0] if return_attention else out
+        gradients.append(torch.autograd.grad(out.square().sum(), list(inputs.values())))
+    for one, other in zip(*gradients):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_attention_sums_to_one_in_the_users_edge_order(device, score):
+    graph = make_graph("isolated", device)
+    _, attention = function(score)(graph, **make_inputs(score, graph, 3, 8), return_attention=True)
+    assert attention.shape == (graph.num_edges, 3)
+    total = attention.new_zeros(graph.num_dst, 3).index_add(0, graph.edge_index[1], attention)
+    torch.testing.assert_close(total, (graph.in_degrees() > 0).float()[:, None].expand(-1, 3))
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_matches_dense_attention(device, score):
+    """On a complete graph the function is ordinary attention, written here with matrices."""
+    graph = make_graph("complete", device)
+    n = graph.num_dst
+    src, dst = graph.edge_index
+    inputs = make_inputs(score, graph, 2, 16, torch.float64)
+    value = inputs[VALUES[score]]
+    if score == "gat":
+        logits = torch.nn.functional.leaky_relu(inputs["alpha_dst"][:, None] + inputs["alpha_src"][None], 0.2)
+    elif score == "gatv2":
+        pairs = torch.nn.functional.leaky_relu(inputs["x_dst"][:, None] + inputs["x_src"][None], 0.2)
+        logits = (pairs * inputs["attn"]).sum(-1)
+    else:
+        logits = torch.einsum("ihd,jhd->ijh", inputs["query"], inputs["key"]) / 4
+    weights = logits.softmax(1)
+    out, attention = function(score)(graph, **inputs, return_attention=True)
+    assert n == 24
+    torch.testing.assert_close(out, torch.einsum("ijh,jhd->ihd", weights, value))
+    torch.testing.assert_close(attention, weights[dst, src])
