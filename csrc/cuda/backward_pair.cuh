@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(
   A row_term = 0;
   RowStats<A> row_stats = {};
   NodeStats<A> stats[SLOTS];
-  int index[SLOTS];
+  int index[SLOTS] = {};
   Raw c[PAIR && !ONE ? B : 1][NV], d[B][NV], e[FEAT ? B : 1][NV];
   const auto load_item = [&] {
     if constexpr (PAIR) me.load_row(rows_a, row_a, me.row);

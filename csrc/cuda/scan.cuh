@@ -6,6 +6,7 @@
 namespace dfgnn::cuda {
 
 inline constexpr int kPlanThreads = 512;
+
 // Sum of x over the threads before this one, and over all of the block, which all call it.
 template <typename T>
 __device__ __forceinline__ T sum_before(T x, T& total) {
