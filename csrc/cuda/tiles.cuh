@@ -121,59 +121,69 @@ struct RowOperand {
   }
 };
 
-// acc += w x columns for the warp's 16 rows; w in the layout of the scores.
+// The warp's 16 x 32 weights, from the layout of the scores to an operand in 16 bits.
+template <typename T>
+struct Packed {
+  uint32_t a[kTileCols / 16][4];
+  __device__ __forceinline__ explicit Packed(const float (&w)[kTileCols / 8][4]) {
+    repeat<kTileCols / 16, 4>(
+        [&](int k, int i) { a[k][i] = pack_two<T>(w[2 * k + i / 2][i % 2 * 2], w[2 * k + i / 2][i % 2 * 2 + 1]); });
+  }
+  // Of weights w[n][e] only those with bit 4 n + e, else 0.
+  __device__ __forceinline__ void keep_only(uint32_t bits) {
+    repeat<kTileCols / 16, 4>([&](int k, int i) {
+      const uint32_t two = bits >> (8 * k + 2 * i);
+      a[k][i] &= (two & 1 ? 0x0000ffffu : 0) | (two & 2 ? 0xffff0000u : 0);
+    });
+  }
+};
+
+// acc += w x columns for the warp's 16 rows.
 template <typename T, int D>
-__device__ __forceinline__ void add_columns(float (&acc)[D / 8][4], const float (&w)[kTileCols / 8][4],
-                                            uint32_t columns, int lane) {
+__device__ __forceinline__ void add_columns(float (&acc)[D / 8][4], const Packed<T>& w, uint32_t columns,
+                                            int lane) {
 #pragma unroll
   for (int k = 0; k < kTileCols / 16; ++k) {
-    const uint32_t a[4] = {pack_two<T>(w[2 * k][0], w[2 * k][1]), pack_two<T>(w[2 * k][2], w[2 * k][3]),
-                           pack_two<T>(w[2 * k + 1][0], w[2 * k + 1][1]),
-                           pack_two<T>(w[2 * k + 1][2], w[2 * k + 1][3])};
 #pragma unroll
     for (int n = 0; n < D / 8; n += 2) {
       uint32_t b[4];
       load_transposed(b, columns + piece_at<D>(k * 16 + (lane & 15), n + (lane >> 4)));
-      multiply<T>(acc[n], a, b[0], b[1]);
-      multiply<T>(acc[n + 1], a, b[2], b[3]);
+      multiply<T>(acc[n], w.a[k], b[0], b[1]);
+      multiply<T>(acc[n + 1], w.a[k], b[2], b[3]);
     }
   }
+}
+
+// The same edge by edge, for chunks with numbers that are not finite. masks: of this lane's row g, and 8
+// further on of row g + 8; among: a bit 4 n + e for each of its weights that counts.
+template <typename T, int D>
+__device__ __forceinline__ void add_columns_apart(float (&acc)[D / 8][4], const Packed<T>& w,
+                                                  const int32_t* masks, uint32_t among, const char* columns,
+                                                  int lane) {
+  repeat<kTileCols / 8>([&](int m) {
+#pragma unroll 1
+    for (int c = 0; c < 8; ++c) {  // column 8 m + c, whose weights lane c / 2 of the four has
+      const uint32_t counts = __shfl_sync(kAll, among, c / 2, 4) >> (4 * m + (c & 1));
+      const bool first = __ldg(masks) >> (8 * m + c) & counts & 1;
+      const bool second = __ldg(masks + 8) >> (8 * m + c) & counts >> 2 & 1;
+      const float2 of_first = unpack_two<T>(__shfl_sync(kAll, w.a[m / 2][m % 2 * 2], c / 2, 4));
+      const float2 of_second = unpack_two<T>(__shfl_sync(kAll, w.a[m / 2][m % 2 * 2 + 1], c / 2, 4));
+      const float w1 = c & 1 ? of_first.y : of_first.x, w2 = c & 1 ? of_second.y : of_second.x;
+      repeat<D / 8>([&](int n) {
+        const float2 x = unpack_two<T>(*reinterpret_cast<const uint32_t*>(
+            columns + piece_at<D>(8 * m + c, n) + 4 * (lane & 3)));
+        if (first) acc[n][0] += w1 * x.x, acc[n][1] += w1 * x.y;
+        if (second) acc[n][2] += w2 * x.x, acc[n][3] += w2 * x.y;
+      });
+    }
+  });
 }
 
 // sum += the rows' sums of w, as it is rounded for the products; in entries 0 (row g) and 2 (row g + 8).
 template <typename T>
-__device__ __forceinline__ void add_weights(float (&sum)[4], const float (&w)[kTileCols / 8][4]) {
+__device__ __forceinline__ void add_weights(float (&sum)[4], const Packed<T>& w) {
   const uint32_t ones = pack_two<T>(1, 1);
-#pragma unroll
-  for (int k = 0; k < kTileCols / 16; ++k) {
-    const uint32_t a[4] = {pack_two<T>(w[2 * k][0], w[2 * k][1]), pack_two<T>(w[2 * k][2], w[2 * k][3]),
-                           pack_two<T>(w[2 * k + 1][0], w[2 * k + 1][1]),
-                           pack_two<T>(w[2 * k + 1][2], w[2 * k + 1][3])};
-    multiply<T>(sum, a, ones, ones);
-  }
-}
-
-// acc += w x columns as above, edge by edge: `edges` has a bit 4 n + e for every weight of the lane that is an
-// edge's. For chunks with numbers that are not finite.
-template <typename T, int D>
-__device__ __forceinline__ void add_columns_apart(float (&acc)[D / 8][4], const float (&w)[kTileCols / 8][4],
-                                                  uint32_t edges, const char* columns, int lane) {
-  repeat<kTileCols / 8>([&](int m) {
-#pragma unroll 1
-    for (int c = 0; c < 8; ++c) {  // column 8 m + c, whose weights lane c / 2 of the four has
-      const bool odd = c & 1;
-      const uint32_t bits = __shfl_sync(kAll, edges, c / 2, 4) >> (4 * m + int(odd));
-      const uint32_t both =
-          __shfl_sync(kAll, pack_two<T>(odd ? w[m][1] : w[m][0], odd ? w[m][3] : w[m][2]), c / 2, 4);
-      const float2 weight = unpack_two<T>(both);  // of rows g, g + 8, as it is rounded for the products
-      repeat<D / 8>([&](int n) {
-        const float2 x = unpack_two<T>(*reinterpret_cast<const uint32_t*>(
-            columns + piece_at<D>(8 * m + c, n) + 4 * (lane & 3)));
-        if (bits & 1) acc[n][0] += weight.x * x.x, acc[n][1] += weight.x * x.y;
-        if (bits & 4) acc[n][2] += weight.y * x.x, acc[n][3] += weight.y * x.y;
-      });
-    }
-  });
+  repeat<kTileCols / 16>([&](int k) { multiply<T>(sum, w.a[k], ones, ones); });
 }
 
 __device__ __forceinline__ float quad_sum(float x) { return reduce_sum<4>(x); }
@@ -355,14 +365,13 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<D, kTileSums<SCORE,
     const char* stats = shared + stage_of(chunk) + 2 * L::COLS;
     const auto exists = [&](int n, int e) { return (mask[e >> 1] >> (8 * n + (e & 1))) & 1; };
     // acc += w x columns at `offset` of the stage, over the edges, or those of them that `among` has.
-    const auto add = [&](float(&acc)[C][4], const float(&w)[N][4], int offset, uint32_t among = ~0u) {
-      if (!apart) return add_columns<T, D>(acc, w, smem + stage_of(chunk) + offset, lane);
-      uint32_t edges = 0;  // the masks are read again: to keep them would take registers from all chunks
-      repeat<N, 4>([&](int n, int e) {
-        const uint32_t of_row = uint32_t(__ldg(masks + int64_t(chunk) * kTileInts + 8 * (e >> 1)));
-        edges |= (of_row >> (2 * t + 8 * n + (e & 1)) & 1) << (4 * n + e);
-      });
-      add_columns_apart<T, D>(acc, w, edges & among, shared + stage_of(chunk) + offset, lane);
+    const auto add = [&](float(&acc)[C][4], const Packed<T>& w, int offset, uint32_t among = ~0u) {
+      if (!apart) {
+        add_columns<T, D>(acc, w, smem + stage_of(chunk) + offset, lane);
+      } else {
+        add_columns_apart<T, D>(acc, w, masks + int64_t(again(chunk)) * kTileInts, among,
+                                shared + again(stage_of(chunk) + offset), int(again(lane)));
+      }
     };
 
     // Scores of all pairs.
@@ -413,12 +422,13 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<D, kTileSums<SCORE,
                                   top[1] == -infinity<float>() ? 0.f : top[1]};
       repeat<N, 4>(
           [&](int n, int e) { s[n][e] = exp2_fast(minus(s[n][e], reference[e >> 1]) * kLog2E); });
-      add_weights<T>(mass, s);
-      add(acc_d, s, L::COLS);
+      Packed<T> weights(s);
+      add_weights<T>(mass, weights);
+      add(acc_d, weights, L::COLS);
       if constexpr (POSITIVE) {
-        repeat<N, 4>([&](int n, int e) { s[n][e] = (positive >> (4 * n + e)) & 1 ? s[n][e] : 0.f; });
-        add_weights<T>(mass_positive, s);
-        add(acc_positive, s, L::COLS, positive);
+        weights.keep_only(positive);
+        add_weights<T>(mass_positive, weights);
+        add(acc_positive, weights, L::COLS, positive);
       }
     } else {
       // alpha, and the gradient of the score.
@@ -443,8 +453,9 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<D, kTileSums<SCORE,
         if constexpr (!DOT) row_sum[e >> 1] += ds * slope;
       });
       // The sums of columns.
-      if constexpr (OUT_D) add(acc_d, s, L::COLS);
-      if constexpr (OUT_C) add(acc_c, grad, 0);
+      const Packed<T> weights(s), grads(grad);
+      if constexpr (OUT_D) add(acc_d, weights, L::COLS);
+      if constexpr (OUT_C) add(acc_c, grads, 0);
     }
   }
 
