@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Load::one_row>)
   // What an item and a step of it need first.
   A alpha_src;
   NodeStats<A> stats[SLOTS];
-  int index[SLOTS];
+  int index[SLOTS] = {};
   Raw rows[B][NV];
   const auto load_item = [&] { alpha_src = *me.template at<A>(p.alpha_src, me.row); };
   const auto load_step = [&] {

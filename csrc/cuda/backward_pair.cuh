@@ -114,7 +114,8 @@ __global__ void __launch_bounds__(
     if constexpr (FEAT && (V2 || !SOURCES)) axpy<T>(y, in_key, e[FEAT ? u : 0][k]);
   };
 
-  // Gradients by edge and column that features of the edges, or additive_v2, take; `draw` and `w` of the edge.
+  // Gradients by edge and column that features of the edges, or additive_v2, take; `draw` and `w` of the
+  // edge.
   [[maybe_unused]] const auto add_edge = [&](const int u, const A draw, const A w, const int eid) {
     [[maybe_unused]] const A draw_negative = draw * pair.slope;
 #pragma unroll

@@ -1,9 +1,9 @@
-#include "device.h"
-
 #include <cuda_runtime.h>
 
 #include <mutex>
 #include <unordered_map>
+
+#include "device.h"
 
 namespace dfgnn::cuda {
 namespace {

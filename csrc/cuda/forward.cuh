@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, EDGES == Edges::featur
   // What an item and a step of it need first.
   Raw query_row[NV];
   A alpha_dst = 0, raw_score[SLOTS];
-  int index[SLOTS];
+  int index[SLOTS] = {};
   Raw rows[B][NV], key_rows[DOT ? B : 1][NV], feat_rows[FEAT ? B : 1][NV];
   const auto load_item = [&] {
     if constexpr (PAIR) {

@@ -236,8 +236,7 @@ struct Place : Range {
     r.base = static_cast<const char*>(array) + again(first_byte);
     keep(r.base);
     r.row_bytes = row_bytes;
-    repeat<C::NV>(
-        [&](int k) { r.shift[k] = column + k * C::LPH * C::VEC < dim ? k * C::LPH * 16 : 0; });
+    repeat<C::NV>([&](int k) { r.shift[k] = column + k * C::LPH * C::VEC < dim ? k * C::LPH * 16 : 0; });
     return r;
   }
   template <typename X>
@@ -294,7 +293,7 @@ struct Place : Range {
       }
     }
   }
-  // The sub-warps of the warp shared a row: their sums are to be added up.
+  // Sums over the sub-warps of the warp, when they shared a row.
   __device__ __forceinline__ bool shared() const { return !packed && num_sub > 1; }
   __device__ __forceinline__ A across(A v, const Tiling& t) const {
     for (int o = t.lanes(); o < 32; o *= 2) v += __shfl_xor_sync(kAll, v, o);

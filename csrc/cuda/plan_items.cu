@@ -1,4 +1,4 @@
-// Items and splits, on the device: what dfgnn/schedule.py does with tensors on the CPU. Where atomics decide
+// Items and splits, on the device: what dfgnn/schedule does with tensors on the CPU. Where atomics decide
 // places, these are places of items, splits and slots in memory.
 #include "scan.cuh"
 

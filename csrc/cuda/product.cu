@@ -12,7 +12,7 @@ __global__ void __launch_bounds__(kThreads) spmm_kernel(const ProductParams p, c
   constexpr int CHUNK = B > C::LPH ? B : C::LPH, SLOTS = CHUNK / C::LPH;
   Place<C> me(t, p.shape, p.shape.value_dim, p.csr);
   const Rows<C> source = me.rows(p.feat);
-  int index[SLOTS];
+  int index[SLOTS] = {};
   Raw rows[B][C::NV];
   const auto load_item = [] {};
   const auto load_step = [&] { load_rows<C, B>(source, 0, index, rows); };
@@ -31,8 +31,8 @@ __global__ void __launch_bounds__(kThreads) spmm_kernel(const ProductParams p, c
       weights.set(s, w, true);
     });
     whole_or_not<CHUNK>(left, [&](auto whole) {
-      add_chunk<C, decltype(whole)::value, false, B, CHUNK, !WEIGHTED>(source, left, index, weights, rows, acc,
-                                                                       acc);
+      add_chunk<C, decltype(whole)::value, false, B, CHUNK, !WEIGHTED>(source, left, index, weights, rows,
+                                                                       acc, acc);
     });
   };
   const auto finish = [&](const int row, const int slot) {

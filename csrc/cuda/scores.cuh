@@ -1,6 +1,6 @@
 // The scores that are sums over the columns of two rows: what a lane adds for its columns.
-//   dot:          x . y, which the caller scales: the product that over sources is y . x is rounded alike then
-//   additive_v2:  attn . LeakyReLU(x + y)
+//   dot:          x . y, which the caller scales: the product that over sources is y . x is rounded alike
+//   then additive_v2:  attn . LeakyReLU(x + y)
 #pragma once
 
 #include "gather.cuh"

@@ -39,18 +39,18 @@ struct TileParams {
   int64_t num_items;
   int32_t num_rows, heads;
   const void *a, *b, *c, *d;
-  const float* row_term;             // additive: alpha of the row's side, or null: 0
-  const void* col_stats;             // forward: alpha_src (additive); sources: NodeStats
-  const RowStats<float>* row_stats;  // destinations
-  const void* out;                   // destinations: delta = g . (out - out_bias)
-  const void* out_bias;              // [H, D] or null
-  NodeStats<float>* node_stats;      // destinations write them for the pass over sources
-  float slope, scale;                // scale: of the score; out_c is scaled by it too
-  void *out_c, *out_d;               // T
-  void* positive;                    // T
-  RowStats<float>* stats;            // forward
-  float* mass;                       // forward: positive_mass
-  float* row_sum;                    // sources (additive): grad_alpha_src
+  const float* row_term;                              // additive: alpha of the row's side, or null: 0
+  const void* col_stats;                              // forward: alpha_src (additive); sources: NodeStats
+  const RowStats<float>* row_stats;                   // destinations
+  const void* out;                                    // destinations: delta = g . (out - out_bias)
+  const void* out_bias;                               // [H, D] or null
+  NodeStats<float>* node_stats;                       // destinations write them for the pass over sources
+  float slope, scale;                                 // scale: of the score; out_c is scaled by it too
+  void *out_c, *out_d;                                // T
+  void* positive;                                     // T
+  RowStats<float>* stats;                             // forward
+  float* mass;                                        // forward: positive_mass
+  float* row_sum;                                     // sources (additive): grad_alpha_src
   float *part_c, *part_d, *part_positive, *part_sum;  // of split windows
   Softmax<float, true>* part_stats;
 };
@@ -126,8 +126,9 @@ template <typename T>
 struct Packed {
   uint32_t a[kTileCols / 16][4];
   __device__ __forceinline__ explicit Packed(const float (&w)[kTileCols / 8][4]) {
-    repeat<kTileCols / 16, 4>(
-        [&](int k, int i) { a[k][i] = pack_two<T>(w[2 * k + i / 2][i % 2 * 2], w[2 * k + i / 2][i % 2 * 2 + 1]); });
+    repeat<kTileCols / 16, 4>([&](int k, int i) {
+      a[k][i] = pack_two<T>(w[2 * k + i / 2][i % 2 * 2], w[2 * k + i / 2][i % 2 * 2 + 1]);
+    });
   }
   // Of weights w[n][e] only those with bit 4 n + e, else 0.
   __device__ __forceinline__ void keep_only(uint32_t bits) {
@@ -170,8 +171,8 @@ __device__ __forceinline__ void add_columns_apart(float (&acc)[D / 8][4], const 
       const float2 of_second = unpack_two<T>(__shfl_sync(kAll, w.a[m / 2][m % 2 * 2 + 1], c / 2, 4));
       const float w1 = c & 1 ? of_first.y : of_first.x, w2 = c & 1 ? of_second.y : of_second.x;
       repeat<D / 8>([&](int n) {
-        const float2 x = unpack_two<T>(*reinterpret_cast<const uint32_t*>(
-            columns + piece_at<D>(8 * m + c, n) + 4 * (lane & 3)));
+        const float2 x = unpack_two<T>(
+            *reinterpret_cast<const uint32_t*>(columns + piece_at<D>(8 * m + c, n) + 4 * (lane & 3)));
         if (first) acc[n][0] += w1 * x.x, acc[n][1] += w1 * x.y;
         if (second) acc[n][2] += w2 * x.x, acc[n][3] += w2 * x.y;
       });
@@ -365,7 +366,7 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<D, kTileSums<SCORE,
     const char* stats = shared + stage_of(chunk) + 2 * L::COLS;
     const auto exists = [&](int n, int e) { return (mask[e >> 1] >> (8 * n + (e & 1))) & 1; };
     // acc += w x columns at `offset` of the stage, over the edges, or those of them that `among` has.
-    const auto add = [&](float(&acc)[C][4], const Packed<T>& w, int offset, uint32_t among = ~0u) {
+    const auto add = [&](float (&acc)[C][4], const Packed<T>& w, int offset, uint32_t among = ~0u) {
       if (!apart) {
         add_columns<T, D>(acc, w, smem + stage_of(chunk) + offset, lane);
       } else {
@@ -420,8 +421,7 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<D, kTileSums<SCORE,
       // Weights, their sums and those of the columns.
       const float reference[2] = {top[0] == -infinity<float>() ? 0.f : top[0],
                                   top[1] == -infinity<float>() ? 0.f : top[1]};
-      repeat<N, 4>(
-          [&](int n, int e) { s[n][e] = exp2_fast(minus(s[n][e], reference[e >> 1]) * kLog2E); });
+      repeat<N, 4>([&](int n, int e) { s[n][e] = exp2_fast(minus(s[n][e], reference[e >> 1]) * kLog2E); });
       Packed<T> weights(s);
       add_weights<T>(mass, weights);
       add(acc_d, weights, L::COLS);
