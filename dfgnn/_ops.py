@@ -1,9 +1,9 @@
 """The operators ``torch.ops.dfgnn``: fake kernels, autograd, and how a graph is passed to them.
 
 Schemas and kernels are registered by the compiled libraries (csrc/torch). One pair of operators serves every
-score. The forward operator returns what its backward needs (``stats``, and for the additive score ``positive``
-and ``positive_mass``) beside ``out`` and ``attention``; only the latter two are differentiable. It takes the
-reverse CSR along for backward, which gathers over it.
+score. The forward operator returns what its backward needs (``stats``, and for the additive score
+``positive`` and ``positive_mass``) beside ``out`` and ``attention``; only the latter two are differentiable.
+It takes the reverse CSR along for backward, which gathers over it.
 """
 
 from typing import NamedTuple
@@ -68,7 +68,7 @@ def graph_args(
             reverse = (rev.indices, rev.eids, rev_plan.items, rev_plan.splits, rev_plan.launch)
             args = GraphArgs(*forward, *reverse, plan.tiles, rev_plan.tiles)
         else:
-            args = GraphArgs(*forward, None, None, None, None, [0, 0, 0], plan.tiles, None)
+            args = GraphArgs(*forward, None, None, None, None, [], plan.tiles, None)
         found = graph._plans[key] = plan, rev_plan, args
     return found[2]
 
@@ -153,10 +153,21 @@ def _(feat, indices, items, splits, plan, num_dst):
 def _call(op, *args):
     """Where nothing is recorded, without the registered autograd formula: it is Python and costs more than a
     small graph's kernels."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
         return op(*args)
-    with torch._C._AutoDispatchBelowAutograd():
-        return op(*args)
+    try:
+        if torch.is_grad_enabled():
+            return op(*args)
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(*args)
+    except RuntimeError as error:
+        raise _typed(error) from None
+
+
+def _typed(error: RuntimeError) -> RuntimeError:
+    """The stable ABI, through which kernels allocate, hands on no types of errors (csrc/torch/checks.h)."""
+    text = str(error)
+    return torch.OutOfMemoryError(text) if "CUDA" in text and "out of memory" in text else error
 
 
 def _save(ctx, inputs, output):
@@ -330,7 +341,7 @@ class _Sddmm(torch.autograd.Function):
     def forward(ctx, rows, feat, graph, reverse):
         ctx.save_for_backward(rows, feat)
         ctx.graph, ctx.reverse = graph, reverse
-        return ops.sddmm(rows, feat, *_product_args(graph, feat, reverse))
+        return _call(ops.sddmm.default, rows, feat, *_product_args(graph, feat, reverse))
 
     @staticmethod
     def backward(ctx, grad):
@@ -350,7 +361,7 @@ class _Spmm(torch.autograd.Function):
         ctx.save_for_backward(weight, feat)
         ctx.graph, ctx.reverse = graph, reverse
         num_rows = graph.num_src if reverse else graph.num_dst
-        return ops.spmm(weight, feat, *_product_args(graph, feat, reverse), num_rows)
+        return _call(ops.spmm.default, weight, feat, *_product_args(graph, feat, reverse), num_rows)
 
     @staticmethod
     def backward(ctx, grad):

@@ -230,7 +230,7 @@ void dots_all(const Rows<T>& rows, const Ahead& ahead, int n, const Terms& terms
 #pragma GCC unroll 4
         for (int i = 0; i < E; ++i) total[i] += run[i];
       }
-      add(total, shape.last, most, true);
+      if (most >= 0) add(total, shape.last, most, true);  // heads may be empty
       A sums[E];
       sum4<A, W>(total, sums);
 #pragma GCC unroll 4
