@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "../core/layout.h"
 #include "device.h"
 #include "engine.h"
 #include "lanes.cuh"
@@ -59,19 +60,18 @@ inline dim3 blocks_of(int64_t work, int64_t per_block) {
   return dim3(unsigned((work + per_block - 1) / per_block));
 }
 
-// Calls f(Config) with the smallest layout that holds a head of `dim` elements. Double gets a few
-// layouts only: it is there for checking, not for speed.
+// Calls f(Config) with the smallest layout that holds a head of `dim` elements.
 template <typename T, class F>
 void with_config(int dim, F f) {
-  const int loads = (dim + kVec<T> - 1) / kVec<T>;
+  const int lanes = lanes_per_head(dim, sizeof(T)), loads = (dim + kVec<T> - 1) / kVec<T>;
   if constexpr (sizeof(T) == 8) {
-    if (loads <= 4) return f(Config<T, 4, 1>{});
+    if (lanes == 4) return f(Config<T, 4, 1>{});
     if (loads <= 32) return f(Config<T, 32, 1>{});
   } else {
-    if (loads <= 2) return f(Config<T, 2, 1>{});
-    if (loads <= 4) return f(Config<T, 4, 1>{});
-    if (loads <= 8) return f(Config<T, 8, 1>{});
-    if (loads <= 16) return f(Config<T, 16, 1>{});
+    if (lanes == 2) return f(Config<T, 2, 1>{});
+    if (lanes == 4) return f(Config<T, 4, 1>{});
+    if (lanes == 8) return f(Config<T, 8, 1>{});
+    if (lanes == 16) return f(Config<T, 16, 1>{});
     if (loads <= 32) return f(Config<T, 32, 1>{});
     if (loads <= 64) return f(Config<T, 32, 2>{});
   }

@@ -6,7 +6,7 @@ from attention import check, function, make_inputs, run
 from graph_checks import canonical
 from graphs import GRAPHS
 
-from dfgnn import Graph, _ops
+from dfgnn import Graph, _ops, reference
 from dfgnn.schedule import tiles
 
 DTYPES = (torch.float16, torch.bfloat16)
