@@ -9,18 +9,23 @@ ARGS ?=
 VENV := .venv
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install --disable-pip-version-check --constraint constraints.txt
+ENGINE_TESTS = tests/functional/test_edge_options.py tests/functional/test_products.py
 CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu')
 
 # DGL would otherwise ask for its backend and write the answer to the home directory.
 export DGLBACKEND := pytorch
 
-.PHONY: help demo test build cuda wheel lint format clean
+.PHONY: help demo test isas sanitize build cuda cuda-archs wheel docs lint format clean
 help:
 	@echo "make demo    train on CLUSTER, dfgnn beside unfused PyTorch"
 	@echo "make test    the test suite (GPU tests skip without a GPU)"
+	@echo "make isas    the CPU engine's tests on the instruction sets that are not this processor's best"
+	@echo "make sanitize  a part of them under GCC's sanitizers; ARGS=--all for all"
 	@echo "make build   compile the libraries into dfgnn/lib"
 	@echo "make cuda    compile the CUDA library, without a GPU too"
+	@echo "make cuda-archs  the same for all supported architectures"
 	@echo "make wheel   one wheel for every Python, in dist/"
+	@echo "make docs    the site of docs/ and of the docstrings, in build/docs"
 	@echo "make lint    ruff and clang-format; make format applies them"
 	@echo "make clean   remove what was built; .venv stays"
 
@@ -30,14 +35,31 @@ demo: build
 test: build
 	$(RUN) -m pytest $(ARGS)
 
+# Those of test_cpu_engine.py run on all instruction sets anyway.
+isas: build
+	DFGNN_CPU_ISA=base $(RUN) -m pytest -q -m "not gpu" $(ENGINE_TESTS) $(ARGS)
+	DFGNN_CPU_ISA=avx2 $(RUN) -m pytest -q -m "not gpu" $(ENGINE_TESTS) $(ARGS)
+
+sanitize: $(VENV)/.installed
+	$(RUN) scripts/sanitize_cpu.py $(ARGS)
+
 build: $(VENV)/.installed
 	$(RUN) setup.py --quiet build_native
 
 cuda: $(VENV)/.installed
 	DFGNN_CUDA=1 $(RUN) setup.py --quiet build_native --only=cuda
 
+# Every source for every architecture that is supported: half an hour on two cores, so not in .ci/run.
+cuda-archs: export TORCH_CUDA_ARCH_LIST := 8.0;8.6;8.9;9.0;10.0;12.0
+cuda-archs: cuda
+
 wheel: $(VENV)/.installed
 	$(RUN) -m pip wheel --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir dist .
+
+# The examples of the pages are run by make test.
+docs: build $(VENV)/.installed-docs
+	$(RUN) -m sphinx --fail-on-warning --keep-going --quiet -b html -d build/doctrees docs build/docs
+	@echo "build/docs/index.html"
 
 lint: $(VENV)/.installed-lint
 	$(RUN) -m ruff check .
@@ -60,6 +82,10 @@ $(RUN):
 $(VENV)/.installed: pyproject.toml constraints.txt | $(RUN)
 	$(PIP) torch setuptools ninja
 	$(PIP) --no-build-isolation --editable '.[test,examples]'
+	touch $@
+
+$(VENV)/.installed-docs: pyproject.toml constraints.txt $(VENV)/.installed
+	$(PIP) sphinx furo myst-parser
 	touch $@
 
 $(VENV)/.installed-lint: constraints.txt | $(RUN)

@@ -116,7 +116,7 @@ def measure_layer(layer, graph, reordered, args):
 def measure_graph(name, device, args):
     try:
         graph = graphs.load(name, device)
-    except OSError as error:
+    except (OSError, ImportError) as error:
         return {"graph": name, "unavailable": measure.reason(error)}
     graph.reverse_csr()
     reordered, milliseconds = {}, {}

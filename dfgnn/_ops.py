@@ -47,7 +47,7 @@ def graph_args(
             reverse = (rev.indices, rev.eids, rev_plan.items, rev_plan.splits, rev_plan.launch)
             args = GraphArgs(*forward, *reverse, plan.tiles, rev_plan.tiles)
         else:
-            args = GraphArgs(*forward, None, None, None, None, [0, 0, 0], plan.tiles, None)
+            args = GraphArgs(*forward, None, None, None, None, [], plan.tiles, None)
         found = graph._plans[key] = plan, rev_plan, args
     return found[2]
 
@@ -71,12 +71,21 @@ def acc_type(dtype: torch.dtype) -> torch.dtype:
 
 
 def call(op, *args):
-    """Where nothing is recorded, without the registered autograd formula: it is Python and costs more than a
-    small graph's kernels."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+    """Below autograd, unless a compiler records: the registered formula is Python and costs more than a small
+    graph's kernels."""
+    if torch.compiler.is_compiling():
         return op(*args)
-    with torch._C._AutoDispatchBelowAutograd():
-        return op(*args)
+    try:
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(*args)
+    except RuntimeError as error:
+        raise _typed(error) from None
+
+
+def _typed(error: RuntimeError) -> RuntimeError:
+    """The stable ABI, through which kernels allocate, hands on no types of errors (csrc/torch/checks.h)."""
+    text = str(error)
+    return torch.OutOfMemoryError(text) if "CUDA" in text and "out of memory" in text else error
 
 
 # ---- fake kernels ----------------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
         ".npz and .mtx files, or data sets of a library, such as ogb:ogbn-arxiv, pyg:Planetoid/Cora, "
         f"dgl:CoraGraphDataset, pyg:TUDataset/COLLAB@256 ({datasets.BATCH} graphs unless @ gives a number)",
     )
-    add("--root", type=Path, default=graphs.ROOT, help="folder of the libraries' data sets (%(default)s)")
+    add("--root", type=Path, default=graphs.ROOT, help="folder of what is downloaded (%(default)s)")
     add("--heads", type=_sizes, default=(4,), metavar="4")
     add("--head-dim", type=_sizes, default=(32,), metavar="32")
     add("--shapes", type=_shapes, metavar="4x32,1x128", help="heads x head size, instead of the two above")

@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from .report import ratio
+from .report import geometric_mean, ratio
 
 _KEY = ("graph", "layer", "heads", "head_dim", "dtype", "mode", "schedule")
 
@@ -50,6 +50,9 @@ def main(argv: list[str]) -> int:
         f"{without} without a ratio before; only before: {len(before) - len(shared)}, "
         f"only after: {len(after) - len(shared)}"
     )
+    if changes:
+        mean = geometric_mean(new / old for _, old, new, _ in changes)
+        print(f"after / before, geometric mean of {len(changes)} rows: {mean:.3f}")
     return 1 if slower or lost else 0
 
 

@@ -1,8 +1,9 @@
 """Benchmark graphs: synthetic ones, real ones from a data folder, files, and data sets of other libraries.
 
 Every graph is symmetrised and gets self loops, like the inputs of an attention layer. Synthetic graphs are in
-``twins``, data sets by library in ``datasets``. Real graphs are read from ``DFGNN_DATA`` (or
-``../shared/data``). Files:
+``twins``, data sets by library in ``datasets``, what no library has in ``sources``. The names of real graphs
+stand for one of these (``ALIASES``) and are downloaded; where the environment variable ``DFGNN_DATA`` names a
+folder that has a copy, that is read instead. Files:
 
 ``.npz``   ``indptr, indices`` and optionally ``num_nodes``; or a batch, ``node_ptr, edge_ptr, src, dst`` with
            ids that start at 0 in every graph; or what ``scipy.sparse.save_npz`` writes.
@@ -17,26 +18,44 @@ import numpy as np
 import torch
 
 from ..graph import Graph
-from . import datasets, twins
+from . import datasets, sources, twins
 
-_FILES = {
-    "ogbn-arxiv": "ogbn-arxiv",
-    "debian-deps": "debian-deps",
-    "github": "musae-github",
-    "blogcatalog": "blogcatalog3",
+# The real graphs that a library publishes, and which of theirs they are.
+ALIASES = {
+    "ogbn-arxiv": "ogb:ogbn-arxiv",
+    "ogbl-ddi": "ogb:ogbl-ddi",
+    "molhiv": "ogb:ogbg-molhiv@1024",
+    "reddit-binary": "pyg:TUDataset/REDDIT-BINARY@256",
+    "collab": "pyg:TUDataset/COLLAB@256",
 }
-_TU = {"reddit-binary": ("TU-REDDIT-BINARY", 256), "collab": ("TU-COLLAB", 256)}
-_MOLECULES = 1024
-_REAL = (*_FILES, "ogbl-ddi", "molhiv", *_TU)
+_REAL = (*ALIASES, *sources.SOURCES)
 NAMES = (*_REAL, *twins.NAMES)
-# Where data sets of other libraries are kept unless another folder is given.
+# Copies in the folder DFGNN_DATA: the file, and how many graphs of a batch are taken. Other copies: _copy.
+_COPIES = {
+    "ogbn-arxiv": ("graphs/ogbn-arxiv.npz", None),
+    "debian-deps": ("graphs/debian-deps.npz", None),
+    "github": ("graphs/musae-github.npz", None),
+    "blogcatalog": ("graphs/blogcatalog3.npz", None),
+    "reddit-binary": ("graphs/TU-REDDIT-BINARY.npz", 256),
+    "collab": ("graphs/TU-COLLAB.npz", 256),
+    "ogbl-ddi": ("ogb/ogbl_ddi/raw/edge.csv.gz", None),
+    "molhiv": ("ogb/ogbg_molhiv/raw/edge.csv.gz", 1024),
+}
+# Where downloads are kept unless another folder is given.
 ROOT = Path("dataset")
 
 
 def data_folder() -> Path | None:
-    """Where the real graphs are, or None."""
-    folder = Path(os.environ.get("DFGNN_DATA", Path(__file__).parents[3] / "shared" / "data"))
-    return folder if folder.is_dir() else None
+    """The folder that ``DFGNN_DATA`` names, with copies of real graphs, or None where it is not set.
+
+    Raises FileNotFoundError if there is no such folder.
+    """
+    name = os.environ.get("DFGNN_DATA")
+    if not name:
+        return None
+    if not Path(name).is_dir():
+        raise FileNotFoundError(f"DFGNN_DATA: expected a folder, got {name!r}")
+    return Path(name)
 
 
 def load(name: str, device="cpu", root: Path = ROOT) -> Graph:
@@ -47,7 +66,7 @@ def load(name: str, device="cpu", root: Path = ROOT) -> Graph:
 def read(name: str, device="cpu", root: Path = ROOT) -> tuple[Graph, int]:
     """The benchmark graph of that name, in that file, or of that data set, and how many graphs it holds.
 
-    root: the folder of the libraries' data sets.
+    root: the folder of what is downloaded.
 
     Raises ValueError for an unknown name or a file or data set without a graph, ImportError without the
     library, OSError (also FileNotFoundError) without the data.
@@ -68,7 +87,7 @@ def _read(name: str, root: Path):
     elif Path(name).suffix in (".npz", ".mtx"):
         ends, graphs = _file(Path(name))
     elif name in _REAL:
-        ends, graphs = _real(name)
+        ends, graphs = _real(name, root)
     else:
         raise ValueError(
             f"graph: expected a .npz or .mtx file, a data set (ogb:, pyg: or dgl:), er-N-D or one of "
@@ -120,22 +139,24 @@ def _rows(path: Path, count: int | None = None) -> np.ndarray:
         return np.loadtxt(file, delimiter=",", dtype=np.int64, max_rows=count, ndmin=2)
 
 
-def _real(name: str):
-    """What ``_file`` gives, of a graph in the data folder."""
+def _real(name: str, root: Path):
+    """What ``_file`` gives, of a real graph: of the copy in the data folder, else of what is published."""
     folder = data_folder()
-    if folder is None:
-        raise FileNotFoundError(f"graph {name}: set DFGNN_DATA to the folder that holds graphs/ and ogb/")
-    if name in _FILES:
-        return _file(folder / "graphs" / f"{_FILES[name]}.npz")
-    if name in _TU:
-        file_name, graphs = _TU[name]
-        return _file(folder / "graphs" / f"{file_name}.npz", graphs)
-    if name == "ogbl-ddi":
-        edges = _rows(folder / "ogb" / "ogbl_ddi" / "raw" / "edge.csv.gz")
-        return (edges[:, 0], edges[:, 1], 4267), 1
-    raw = folder / "ogb" / "ogbg_molhiv" / "raw"
-    nodes = _rows(raw / "num-node-list.csv.gz", _MOLECULES)[:, 0]
-    counts = _rows(raw / "num-edge-list.csv.gz", _MOLECULES)[:, 0]
-    edges = _rows(raw / "edge.csv.gz", int(counts.sum()))
+    file, count = _COPIES[name]
+    if folder is not None and (folder / file).is_file():
+        ends, graphs = _copy(folder / file, count)
+        if name in sources.SOURCES:
+            sources.verify(name, ends, str(folder / file))
+        return ends, graphs
+    return datasets.load(ALIASES[name], root) if name in ALIASES else (sources.load(name, root), 1)
+
+
+def _copy(path: Path, graphs: int | None):
+    """What ``_file`` gives; also of OGB's raw files, which list the edges of one graph after the other's."""
+    if path.suffix == ".npz":
+        return _file(path, graphs)
+    nodes = _rows(path.with_name("num-node-list.csv.gz"), graphs)[:, 0]
+    counts = _rows(path.with_name("num-edge-list.csv.gz"), graphs)[:, 0]
+    edges = _rows(path, int(counts.sum()))
     offset = np.repeat(np.cumsum(nodes) - nodes, counts)
-    return (edges[:, 0] + offset, edges[:, 1] + offset, int(nodes.sum())), _MOLECULES
+    return (edges[:, 0] + offset, edges[:, 1] + offset, int(nodes.sum())), len(nodes)

@@ -3,11 +3,12 @@
 import datetime
 import math
 import platform
-import re
 import subprocess
 from pathlib import Path
 
 import torch
+
+from .. import __version__, env
 
 _SHORT = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16"}
 # What a geometric mean is taken over the graphs of.
@@ -21,8 +22,6 @@ _COLUMNS = (
 
 def environment(device: torch.device, commit: str | None) -> dict:
     """Commit (of the source tree unless given), date, hardware, versions."""
-    from .. import __version__
-
     root = Path(__file__).parents[2]
     changes = _output("git", "-C", str(root), "status", "--porcelain") if (root / ".git").exists() else None
     info = {
@@ -36,16 +35,13 @@ def environment(device: torch.device, commit: str | None) -> dict:
         "platform": platform.platform(),
     }
     if device.type == "cuda":
-        query = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
         info |= {
             "gpu": torch.cuda.get_device_name(device),
-            "driver": (_output(*query) or "unknown").splitlines()[0],
+            "driver": env.driver() or "unknown",
             "cuda": torch.version.cuda,
         }
     else:
-        cpuinfo = Path("/proc/cpuinfo")
-        found = re.search(r"model name\s*: (.*)", cpuinfo.read_text()) if cpuinfo.exists() else None
-        info |= {"cpu": found[1] if found else platform.processor(), "threads": torch.get_num_threads()}
+        info |= {"cpu": env.cpu_name(), "threads": torch.get_num_threads()}
     return info
 
 

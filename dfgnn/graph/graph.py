@@ -292,6 +292,17 @@ class Graph:
         return self._dst.num_rows
 
     @property
+    def num_nodes(self) -> int:
+        """num_src and num_dst where they are equal. Raises AttributeError where sources and destinations are
+        different nodes."""
+        if self.num_src != self.num_dst:
+            raise AttributeError(
+                f"Graph.num_nodes: expected as many sources as destinations, got num_src={self.num_src} and "
+                f"num_dst={self.num_dst}; ask for one of these"
+            )
+        return self.num_src
+
+    @property
     def num_edges(self) -> int:
         return self._num_edges
 

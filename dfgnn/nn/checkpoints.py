@@ -25,15 +25,17 @@ def convert_state_dict(state_dict: Mapping[str, Any], to: str) -> OrderedDict[st
     passed on as it is, tensors included, which are not copied. dfgnn's layers have the names of those that
     they replace.
 
-    | DGL | torch_geometric |
-    |---|---|
-    | GATConv: ``fc``; ``fc_src``, ``fc_dst`` | ``lin``; ``lin_src``, ``lin_dst`` |
-    | ``attn_l``, ``attn_r`` | ``att_src``, ``att_dst`` |
-    | ``bias``, or ``res_fc.bias`` where there is a ``res_fc`` | ``bias`` |
-    | ``res_fc.weight`` | ``res.weight`` |
-    | GATv2Conv: ``fc_src``, ``fc_dst``, ``attn`` | ``lin_l``, ``lin_r``, ``att`` |
-    | ``res_fc`` | ``res``, ``bias`` |
-    | AGNNConv: ``beta`` | ``beta`` |
+    ========================================================  =================================
+    DGL                                                       torch_geometric
+    ========================================================  =================================
+    GATConv: ``fc``; ``fc_src``, ``fc_dst``                   ``lin``; ``lin_src``, ``lin_dst``
+    ``attn_l``, ``attn_r``                                    ``att_src``, ``att_dst``
+    ``bias``, or ``res_fc.bias`` where there is a ``res_fc``  ``bias``
+    ``res_fc.weight``                                         ``res.weight``
+    GATv2Conv: ``fc_src``, ``fc_dst``, ``attn``               ``lin_l``, ``lin_r``, ``att``
+    ``res_fc``                                                ``res``, ``bias``
+    AGNNConv: ``beta``                                        ``beta``
+    ========================================================  =================================
 
     DGL's GATv2Conv has no bias of its output. torch_geometric gets zeros; the other way it goes where it has
     the same effect on every node with an edge, added to ``fc_src.bias`` and taken from ``fc_dst.bias``.

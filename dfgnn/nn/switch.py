@@ -1,6 +1,6 @@
 """dfgnn in code that was written for DGL or torch_geometric: for a model that exists, or for a whole script.
 
-Both work with subclasses of the libraries' own layers (:mod:`dfgnn.nn.dgl.upstream`, :mod:`dfgnn.nn.pyg`)
+Both work with subclasses of the libraries' own layers (``dfgnn.nn.dgl.upstream``, :mod:`dfgnn.nn.pyg`)
 that have the same parameters and results. Neither library is imported before it is needed.
 """
 
@@ -64,7 +64,7 @@ class Report:
 def accelerate(model: nn.Module) -> Report:
     """Let the attention layers of DGL and torch_geometric in ``model`` compute with dfgnn, in place.
 
-    A layer gets the class of the same name in :mod:`dfgnn.nn.dgl.upstream` or :mod:`dfgnn.nn.pyg`, and
+    A layer gets the class of the same name in ``dfgnn.nn.dgl.upstream`` or :mod:`dfgnn.nn.pyg`, and
     nothing else changes: parameters, buffers, state_dict, hooks and an optimizer over them stay as they are,
     and results are the same up to rounding. ``model`` may itself be such a layer. :func:`restore` undoes it.
 

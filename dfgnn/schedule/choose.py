@@ -90,6 +90,7 @@ class Plan:
     items: torch.Tensor  # int32 [num_items, 4]: row, begin, end, slot (-1: the whole row)
     splits: torch.Tensor  # int32 [num_splits, 4]: row, slot_begin, slot_end, stride
     num_slots: int
+    size: tuple[int, int, int]  # rows, columns and edges of what it was made for
     packed: bool
     why: str
     stats: object
@@ -100,7 +101,8 @@ class Plan:
 
     @property
     def launch(self) -> list[int]:
-        return [self.num_slots, int(self.packed), self.heads_per_tile]
+        """What the operators take of a plan beside its tensors."""
+        return [self.num_slots, int(self.packed), self.heads_per_tile, *self.size]
 
     def __repr__(self) -> str:
         s = self.stats
@@ -396,9 +398,15 @@ def plan(
         graph, reverse, max_edges, longest_first, parts, fixed_order=layer == "gatv2"
     )
     packed = chosen == "packed"
+    size = _size(graph, reverse)
     return Plan(
-        chosen, max_edges, items, splits, num_slots, packed, why, stats, candidates, None, heads, parts
+        chosen, max_edges, items, splits, num_slots, size, packed, why, stats, candidates, None, heads, parts
     )
+
+
+def _size(graph, reverse: bool) -> tuple[int, int, int]:
+    ends = (graph.num_src, graph.num_dst) if reverse else (graph.num_dst, graph.num_src)
+    return *ends, graph.num_edges
 
 
 def _shared_tiles(graph, reverse: bool) -> tiling.Tiles | None:
@@ -422,7 +430,8 @@ def _tile_plan(graph, reverse, num_heads, bound, why, stats, candidates) -> Plan
         bound = min(max(_power_of_two_below(enough), 4 * tiling.COLUMNS), 4096)
     max_chunks = max(bound // tiling.COLUMNS, 1)
     items, splits, num_slots = tiling.items(tiles, stats.num_rows, max_chunks)
-    return Plan("tiles", bound, items, splits, num_slots, False, why, stats, candidates, tiles.chunks)
+    size = _size(graph, reverse)
+    return Plan("tiles", bound, items, splits, num_slots, size, False, why, stats, candidates, tiles.chunks)
 
 
 def _shared_items(
@@ -487,7 +496,8 @@ def _plan_once(graph, reverse: bool, packed: bool, fixed_order: bool) -> Plan:
         items = _in_fixed_order(items, csr, 0, False, 1)
     num_slots = 2 * len(splits)
     name = "packed" if packed else "natural"
-    return Plan(name, _ONCE_BOUND, items, splits, num_slots, packed, "a graph for one step", None, ())
+    size, why = _size(graph, reverse), "a graph for one step"
+    return Plan(name, _ONCE_BOUND, items, splits, num_slots, size, packed, why, None, ())
 
 
 def alternatives(

@@ -356,6 +356,7 @@ def test_compare_finds_what_became_slower(tmp_path, capsys):
     assert "slower: a gat 4x32 float32 train auto: 1.00 -> 1.20 x floor (+20.0%)" in text
     assert "faster: b" in text
     assert "only before: 1, only after: 1" in text
+    assert "geometric mean of 2 rows: 0.775" in text  # sqrt(1.2 * 0.5)
     assert _compare(tmp_path, before, after, "--threshold", "0.25") == 0
     assert _compare(tmp_path, before, before) == 0
 

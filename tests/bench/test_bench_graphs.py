@@ -152,7 +152,7 @@ def test_planetoid_through_pyg(tmp_path):
     pytest.importorskip("torch_geometric")
     folder = graphs.data_folder()
     if folder is None or not (folder / "planetoid" / "Cora").is_dir():
-        pytest.skip("set DFGNN_DATA to a folder with planetoid/Cora")
+        pytest.skip("set DFGNN_DATA to a folder with planetoid/Cora (docs/benchmarks.md)")
     shutil.copytree(folder / "planetoid" / "Cora", tmp_path / "Cora")
     graph, count = graphs.read("pyg:Planetoid/Cora", root=tmp_path)
     assert (graph.num_dst, graph.num_edges, count) == (2708, 10556 + 2708, 1)

@@ -1,8 +1,9 @@
-"""The wheel: its tag and contents, and that it computes where it is installed."""
+"""The wheel: its tag and contents, and that it computes where it is installed; the sdist: that it can be tested."""
 
 import os
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -74,3 +75,20 @@ except RuntimeError as error:
     assert Path(file).is_relative_to(tmp_path)
     assert "built without CUDA" in message
     assert "DFGNN_CUDA=1 pip install" in message
+
+
+def test_sdist_holds_what_its_tests_need(tmp_path):
+    """Helpers of the tests, constraints and the sources, beside the package: `make test` works in it."""
+    options = ["--formats=gztar", f"--dist-dir={tmp_path}"]
+    run("setup.py", "--quiet", "egg_info", f"--egg-base={tmp_path}", "sdist", *options, cwd=ROOT)
+    (path,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    folders = ("csrc", "dfgnn", "docs", "examples", "scripts", "tests")
+    wanted = {
+        str(file.relative_to(ROOT))
+        for folder in folders
+        for file in (ROOT / folder).rglob("*")
+        if file.suffix in (".py", ".h", ".cpp", ".cu", ".cuh", ".md", ".sh", ".typed")
+    }
+    assert wanted | {"Makefile", "constraints.txt", "build_native.py", "pyproject.toml"} <= names

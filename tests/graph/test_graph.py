@@ -187,6 +187,14 @@ def test_deepcopy_owns_its_memory():
     assert twin.csr().indices.data_ptr() != graph.csr().indices.data_ptr()
 
 
+def test_num_nodes_of_a_square_graph_only():
+    ends = torch.tensor([0, 1])
+    assert Graph.from_coo(ends, ends, num_nodes=3).num_nodes == 3
+    block = Graph.from_coo(ends, ends, num_src=3, num_dst=2)
+    with pytest.raises(AttributeError, match="Graph.num_nodes: .* got num_src=3 and num_dst=2"):
+        _ = block.num_nodes
+
+
 def test_repr():
     assert repr(small()) == "Graph(num_nodes=4, num_edges=4, device='cpu')"
     graph = Graph.from_csr(torch.tensor([0, 1, 3]), torch.tensor([0, 1, 0]), 7)

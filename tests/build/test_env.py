@@ -1,0 +1,82 @@
+"""python -m dfgnn.env: the report for issues."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import dfgnn
+from dfgnn import _library, env
+
+
+def test_the_command_prints_text_and_json():
+    command = [sys.executable, "-m", "dfgnn.env"]
+    lines = subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=120
+    ).stdout.splitlines()
+    assert lines[0].split() == ["dfgnn", dfgnn.__version__]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True, timeout=120)
+    info = json.loads(done.stdout)
+    assert info["torch"] == torch.__version__
+    assert info["libraries"]["cpu"]["loaded"] and info["libraries"]["cpu"]["path"].endswith("libdfgnn_cpu.so")
+    assert env.text(info).splitlines() == lines
+
+
+def test_the_instruction_set_is_what_the_library_runs(monkeypatch):
+    monkeypatch.delenv("DFGNN_CPU_ISA", raising=False)
+    best = env.report()["cpu"]["kernels"]
+    assert "DFGNN_CPU_ISA" not in os.environ
+    order = ["base", "avx2", "avx512"]
+    for name in order:
+        monkeypatch.setenv("DFGNN_CPU_ISA", name)
+        info = env.report()
+        if order.index(name) <= order.index(best):
+            assert info["cpu"]["kernels"] == name
+        else:
+            assert info["cpu"]["kernels"] is None and "does not have it" in _off(info)["CPU kernels"]["why"]
+    monkeypatch.setenv("DFGNN_CPU_ISA", "sse9")
+    found = _off(env.report())["CPU kernels"]
+    assert "got 'sse9'" in found["why"] and found["todo"] == "unset DFGNN_CPU_ISA"
+
+
+def test_cuda_that_is_off_is_explained(monkeypatch):
+    monkeypatch.setattr(_library, "_cuda_problem", "this installation of dfgnn was built without CUDA")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    found = _off(env.report())["CUDA kernels"]
+    assert found["why"] == "this installation of dfgnn was built without CUDA" and found["todo"]
+    assert "off        CUDA kernels" in env.text(env.report())
+
+
+def test_a_gpu_without_code_is_named(monkeypatch):
+    class Properties:
+        name, major, minor, total_memory = "NVIDIA Example", 8, 6, 24 * 2**30
+
+    def fails(device):
+        return "no kernel image is available" if device.type == "cuda" else None
+
+    monkeypatch.setattr(_library, "_cuda_problem", None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda k: Properties)
+    monkeypatch.setattr(env, "_fails", fails)
+    info = env.report()
+    assert info["gpus"] == [
+        {"name": "NVIDIA Example", "capability": "8.6", "memory_gib": 24.0, "computes": False}
+    ]
+    assert _off(info)["GPU 0"]["why"] == "no kernel image is available"
+    assert 'TORCH_CUDA_ARCH_LIST="8.6"' in _off(info)["GPU 0"]["todo"]
+    assert "compute capability 8.6, 24.0 GiB: does not compute" in env.text(info)
+
+
+@pytest.mark.gpu
+def test_a_gpu_computes():
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA GPU, or a torch without CUDA")
+    info = env.report()
+    assert info["driver"] and [gpu["computes"] for gpu in info["gpus"]] == [True] * torch.cuda.device_count()
+
+
+def _off(info):
+    return {item["what"]: item for item in info["off"]}
