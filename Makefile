@@ -9,15 +9,18 @@ ARGS ?=
 VENV := .venv
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install --disable-pip-version-check --constraint constraints.txt
+ENGINE_TESTS = tests/functional/test_edge_options.py tests/functional/test_products.py
 CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu')
 
 # DGL would otherwise ask for its backend and write the answer to the home directory.
 export DGLBACKEND := pytorch
 
-.PHONY: help demo test build cuda cuda-archs wheel docs lint format clean
+.PHONY: help demo test isas sanitize build cuda cuda-archs wheel docs lint format clean
 help:
 	@echo "make demo    train on CLUSTER, dfgnn beside unfused PyTorch"
 	@echo "make test    the test suite (GPU tests skip without a GPU)"
+	@echo "make isas    the CPU engine's tests on the instruction sets that are not this processor's best"
+	@echo "make sanitize  a part of them under GCC's sanitizers; ARGS=--all for all"
 	@echo "make build   compile the libraries into dfgnn/lib"
 	@echo "make cuda    compile the CUDA library, without a GPU too"
 	@echo "make cuda-archs  the same for all supported architectures"
@@ -31,6 +34,14 @@ demo: build
 
 test: build
 	$(RUN) -m pytest $(ARGS)
+
+# Those of test_cpu_engine.py run on all instruction sets anyway.
+isas: build
+	DFGNN_CPU_ISA=base $(RUN) -m pytest -q -m "not gpu" $(ENGINE_TESTS) $(ARGS)
+	DFGNN_CPU_ISA=avx2 $(RUN) -m pytest -q -m "not gpu" $(ENGINE_TESTS) $(ARGS)
+
+sanitize: $(VENV)/.installed
+	$(RUN) scripts/sanitize_cpu.py $(ARGS)
 
 build: $(VENV)/.installed
 	$(RUN) setup.py --quiet build_native

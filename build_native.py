@@ -8,6 +8,8 @@ Environment:
     CUDA_HOME             the CUDA toolkit; without it, nvcc is taken from PATH
     TORCH_CUDA_ARCH_LIST  GPU architectures, e.g. "9.0;10.0+PTX" (default: 9.0)
     CXX, CXXFLAGS         the C++17 compiler (also nvcc's host compiler) and additional flags
+    DFGNN_SANITIZE        sanitizers of GCC, e.g. "address,undefined": the CPU library alone, into
+                          build/sanitized (make sanitize, scripts/sanitize_cpu.py)
     MAX_JOBS              compilations at once (default: the number of usable cores)
 """
 
@@ -23,8 +25,10 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
-IN_PLACE = ROOT / "dfgnn" / "lib"
-BUILD_DIR = Path("build/native")  # relative to ROOT, like the sources: no local path gets into a binary
+SANITIZERS = os.environ.get("DFGNN_SANITIZE", "")
+# Relative to ROOT, like the sources: no local path gets into a binary.
+BUILD_DIR = Path("build/sanitized" if SANITIZERS else "build/native")
+IN_PLACE = ROOT / (BUILD_DIR if SANITIZERS else "dfgnn/lib")
 
 # The kernels of csrc/cpu/kernels are compiled once per instruction set; the engine picks one when it runs.
 ISAS = {
@@ -152,8 +156,17 @@ class NinjaFile:
         return self.edge("compile", out, [source], compiler, flags)
 
 
+def sanitizer_flags() -> list[str]:
+    """For compiler and linker; the first error ends the process."""
+    if not re.fullmatch(r"([a-z-]+(,[a-z-]+)*)?", SANITIZERS):
+        raise BuildError(f'DFGNN_SANITIZE: expected names such as "address,undefined", got "{SANITIZERS}"')
+    return [f"-fsanitize={SANITIZERS}", f"-fno-sanitize-recover={SANITIZERS}"] if SANITIZERS else []
+
+
 def add_cpu(ninja: NinjaFile, cxx: list[str], torch: Path, extra: list[str]) -> Path:
-    flags = COMMON + HOST + CPU + extra
+    sanitizers = sanitizer_flags()
+    flags = COMMON + HOST + CPU + (["-O1", "-g", "-fno-omit-frame-pointer"] if sanitizers else []) + extra
+    flags += sanitizers
     objects = [ninja.compile("cpu", source, cxx, flags) for source in sources("cpu/*.cpp")]
     for source in sources("torch/cpu*.cpp"):
         objects.append(ninja.compile("cpu", source, cxx, flags + torch_flags(torch)))
@@ -164,7 +177,8 @@ def add_cpu(ninja: NinjaFile, cxx: list[str], torch: Path, extra: list[str]) -> 
         for source in sources("cpu/kernels/*.cpp"):
             objects.append(ninja.compile(isa, source, cxx, [*flags, f"-DDFGNN_ISA={isa}", *options]))
     inputs = [*objects, torch / "lib" / "libtorch_cpu.so"]
-    return ninja.edge("link", BUILD_DIR / "libdfgnn_cpu.so", inputs, cxx, [f"-Wl,{','.join(LINK)}"])
+    link = [f"-Wl,{','.join(LINK)}", *sanitizers]
+    return ninja.edge("link", BUILD_DIR / "libdfgnn_cpu.so", inputs, cxx, link)
 
 
 def add_cuda(ninja: NinjaFile, cxx: list[str], torch: Path, extra: list[str], nvcc: str) -> Path:
@@ -223,7 +237,7 @@ def build(folder: Path = IN_PLACE, only: str | None = None, for_wheel: bool = Fa
     if not sys.platform.startswith("linux"):
         raise BuildError(f"dfgnn builds on Linux, this is {sys.platform}")
     torch, cxx, extra = find_torch(), find_cxx(), shlex.split(os.environ.get("CXXFLAGS", ""))
-    nvcc = cuda_compiler(torch, for_wheel)
+    nvcc = None if SANITIZERS else cuda_compiler(torch, for_wheel)
     if only == "cuda" and nvcc is None:
         raise BuildError("the CUDA library alone: set DFGNN_CUDA=1 and have nvcc in CUDA_HOME or PATH")
 

@@ -14,7 +14,8 @@ GPU memory in GB (10^9 bytes); features [N, 1, 64] take 14.2, a float32 per node
     plans         16 bytes per item, about one item per node and direction: 3.6
     inputs        features and gradient of the output 28.4, two score terms 0.9
     results       output and gradient of the features 28.4, gradients of the terms 0.9
-    peak extra    V+ (``positive``) 14.2, lse and its mass 0.9, four numbers per node 1.8, partial rows
+    peak extra    V+ (``positive``) 14.2, statistics and mass of the softmax 1.3, four numbers per node
+                  1.8, partial rows
     sum           about 94 of the 150 that an H200 has
 
     reverse CSR   before there are features, a stable sort of E int32 keys: the CSR 7.4, keys 6.5, positions

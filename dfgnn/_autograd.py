@@ -62,14 +62,10 @@ class _Call:
 
     def forward(self, tensors):
         """ForwardResults, as a plain tuple; recorded by nothing but a compiler."""
-        arguments = (
-            SCORES[self.score], *tensors, *self.graph_args, self.graph.num_dst, *self.numbers,
+        return _ops.call(
+            _forward_op, SCORES[self.score], *tensors, *self.graph_args, self.graph.num_dst, *self.numbers,
             self.return_attention, self.save_positive,
         )  # fmt: skip
-        if torch.compiler.is_compiling():
-            return _forward_op(*arguments)
-        with torch._C._AutoDispatchBelowAutograd():
-            return _forward_op(*arguments)
 
     def of_heads(self, tensors: dict[str, Tensor | None]) -> _Call:
         """This call with tensors of another number of heads."""
@@ -83,10 +79,9 @@ class _Call:
 
     def backward(self, grads, tensors, saved, need: int):
         """BackwardResults, as a plain tuple. saved: out, stats, positive, positive_mass, attention."""
-        with torch._C._AutoDispatchBelowAutograd():
-            return _backward_op(
-                *grads, SCORES[self.score], *tensors, *saved, *self.graph_args, *self.numbers, need
-            )  # fmt: skip
+        return _ops.call(
+            _backward_op, *grads, SCORES[self.score], *tensors, *saved, *self.graph_args, *self.numbers, need
+        )
 
 
 def _need_bits(need: Tensors) -> int:
@@ -150,11 +145,14 @@ def _backward(ctx, grad_out, grad_stats, grad_positive, grad_mass, grad_attentio
     need = Tensors(*Forward(*ctx.needs_input_grad)[1 : _NUM_TENSORS + 1])
     if grad_out is None:
         grad_out = torch.zeros_like(saved[0])
-    results = _ops.call(
-        _backward_op, grad_out, grad_attention, a.score, *tensors, *saved,
-        None if grad_attention is None else attention, *(getattr(a, name) for name in GraphArgs._fields),
-        *(getattr(a, name) for name in Numbers._fields), _need_bits(need),
+    arguments = (
+        grad_out, grad_attention, a.score, *tensors, *saved, None if grad_attention is None else attention,
+        *(getattr(a, name) for name in (*GraphArgs._fields, *Numbers._fields)), _need_bits(need),
     )  # fmt: skip
+    if torch.is_grad_enabled():  # recorded, to be refused
+        results = _backward_op(*arguments)
+    else:
+        results = _ops.call(_backward_op, *arguments)
     grads = dict(zip(Tensors._fields, _gradients(need, tensors, grad_out, results)))
     return tuple(grads.get(name) for name in Forward._fields)
 
@@ -353,7 +351,7 @@ def _fold(name: str, x: Tensor | None, dim: int | None, batch: int, heads: int) 
 
 
 def transformed(*tensors: Tensor | None) -> bool:
-    """Whether torch.func is at work, or forward mode on these tensors. A compiler's tracing has its own way."""
+    """Whether torch.func is at work, or forward mode on these tensors; compilers have a way of their own."""
     if torch.compiler.is_compiling():
         return False
     return _transforms_active() or (
@@ -436,7 +434,7 @@ class _Sddmm(torch.autograd.Function):
     def forward(ctx, rows, feat, graph, reverse):
         ctx.save_for_backward(rows, feat)
         ctx.graph, ctx.reverse = graph, reverse
-        return ops.sddmm(rows, feat, *_ops.product_args(graph, feat, reverse))
+        return _ops.call(ops.sddmm.default, rows, feat, *_ops.product_args(graph, feat, reverse))
 
     @staticmethod
     def backward(ctx, grad):
@@ -456,7 +454,7 @@ class _Spmm(torch.autograd.Function):
         ctx.save_for_backward(weight, feat)
         ctx.graph, ctx.reverse = graph, reverse
         num_rows = graph.num_src if reverse else graph.num_dst
-        return ops.spmm(weight, feat, *_ops.product_args(graph, feat, reverse), num_rows)
+        return _ops.call(ops.spmm.default, weight, feat, *_ops.product_args(graph, feat, reverse), num_rows)
 
     @staticmethod
     def backward(ctx, grad):

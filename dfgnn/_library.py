@@ -5,11 +5,13 @@ where it was built and torch has CUDA, even without a GPU; what keeps it from be
 :func:`require_cuda_library`, the first time that a CUDA tensor arrives.
 """
 
+import os
 from pathlib import Path
 
 import torch
 
-DIRECTORY = Path(__file__).parent / "lib"
+# DFGNN_LIBRARY_DIR: libraries built otherwise, such as those of `make sanitize`.
+DIRECTORY = Path(os.environ.get("DFGNN_LIBRARY_DIR") or Path(__file__).parent / "lib")
 
 
 def _load_cpu() -> None:

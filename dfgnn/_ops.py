@@ -46,12 +46,21 @@ def acc_type(dtype: torch.dtype) -> torch.dtype:
 
 
 def call(op, *args):
-    """Where nothing is recorded, without the registered autograd formula: it is Python and costs more than a
-    small graph's kernels."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+    """Below autograd, unless a compiler records: the registered formula is Python and costs more than a small
+    graph's kernels."""
+    if torch.compiler.is_compiling():
         return op(*args)
-    with torch._C._AutoDispatchBelowAutograd():
-        return op(*args)
+    try:
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(*args)
+    except RuntimeError as error:
+        raise _typed(error) from None
+
+
+def _typed(error: RuntimeError) -> RuntimeError:
+    """The stable ABI, through which kernels allocate, hands on no types of errors (csrc/torch/checks.h)."""
+    text = str(error)
+    return torch.OutOfMemoryError(text) if "CUDA" in text and "out of memory" in text else error
 
 
 # ---- fake kernels ----------------------------------------------------------------------------------------

@@ -160,6 +160,26 @@ def forced(graph) -> int:
     return calls
 
 
+def not_finite(graph) -> int:
+    """Tiles with a number that is not finite, which other code adds up; the number of calls."""
+    calls = 0
+    for dtype in (torch.bfloat16, torch.float16):
+        for dim in (16, 32, 64, 128):
+            for attention, shapes in (
+                (functional.gat_attention, ((dim,), (), ())),
+                (functional.dot_attention, ((dim,), (dim,), (dim,))),
+            ):
+                inputs = [torch.randn(graph.num_src, 2, *shape).to(graph.device, dtype) for shape in shapes]
+                for spoilt in inputs:
+                    spoilt[1] = torch.inf
+                inputs = [x.requires_grad_() for x in inputs]
+                out = attention(graph, *inputs, schedule="tiles")
+                results = (out, *torch.autograd.grad(out.sum(), inputs))
+                assert not all(x.detach().cpu().isfinite().all() for x in results), (dtype, dim)
+                calls += 1
+    return calls
+
+
 def products(graph, heads, dim, dtype):
     """sddmm, spmm and the gradients of both, which are each other."""
     rows = torch.randn(graph.num_dst, heads, dim).to(graph.device, dtype).requires_grad_()
@@ -202,6 +222,7 @@ def run(device="cuda", dims=DIMS) -> int:
                 calls += 1
     calls += forced(local(device))
     if device == "cuda":
+        calls += not_finite(local(device))
         torch.cuda.synchronize()
         assert used == set(ROW_SCHEDULES), f"schedules that were never used: {set(ROW_SCHEDULES) - used}"
         assert all(len(graph.plan(reverse=r).splits) for r in (False, True)), "no row was split"

@@ -131,7 +131,7 @@ def check(score, graph, inputs, note="", extra=0.0, **options):
         through_softmax = name.removeprefix("grad_") in SCORE_INPUTS
         error, allowed = (relative_error(y, expected, floor * through_softmax) for y in (x, low[name]))
         # Sums that cancel are rounded at the size of their terms, in whatever order they are taken; attention
-        # is exp(s - lse), whose relative error is the rounding of lse.
+        # is an exponential, whose relative error is the rounding of the exponent.
         wide = through_softmax or name == "attention"
         limit = 2 * allowed + rounding_band(value.dtype) * (4 if wide else 1) + extra
         assert error <= limit, f"{note}{name}: error {error:.3g} > {limit:.3g} (plain PyTorch: {allowed:.3g})"

@@ -97,6 +97,21 @@ void spmm(const ProductParams& p, const Parallel& parallel) {
   use_huge_pages(p.out, p.shape.num_dst * p.shape.value_dim * p.shape.heads * size_of(p.dtype));
   kernels().spmm(p, parallel);
 }
+bool in_range(const Csr& csr, int64_t num_edges) {
+  bool good = true;  // without branches: the compiler takes several at a time
+  for (int64_t k = 0; k < csr.num_items; ++k) {
+    const Item& item = csr.items[k];
+    good &= (item.row >= 0) & (item.row < csr.num_rows) & (item.begin >= 0) & (item.begin <= item.end) &
+            (item.end <= num_edges) & (item.slot < csr.num_slots);
+  }
+  for (int64_t k = 0; k < csr.num_splits; ++k) {
+    const Split& split = csr.splits[k];
+    good &= (split.row >= 0) & (split.row < csr.num_rows) & (split.slot_begin >= 0) &
+            (split.slot_begin <= split.slot_end) & (split.slot_end <= csr.num_slots);
+  }
+  return good;
+}
+
 int64_t attention_parts(const Csr& csr) { return kernels().attention_parts(csr); }
 const char* isa() { return kernels().isa; }
 

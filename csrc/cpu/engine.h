@@ -23,6 +23,9 @@ void backward(const BackwardParams&, const Parallel&);
 void sddmm(const ProductParams&, const Parallel&);
 void spmm(const ProductParams&, const Parallel&);
 
+// Whether items and splits name rows, edges and slots that there are.
+bool in_range(const Csr&, int64_t num_edges);
+
 // How many partial sums of grad_attn backward writes for this plan (BackwardParams::attn_parts).
 int64_t attention_parts(const Csr&);
 

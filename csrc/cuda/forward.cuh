@@ -2,11 +2,12 @@
 //
 // Mapping: lanes.cuh. Registers hold the output row's columns of the lane (twice with POSITIVE), the
 // query row (dot, additive_v2), B neighbour rows in flight (2 B for dot, B more with edge features). Reads
-// indices, alpha_src or key, value once per edge; writes out and lse per row, or a partial per slot. B is the
-// number of rows in flight.
+// indices, alpha_src or key, value once per edge; writes out and the softmax's statistics per row, or a
+// partial per slot. B is the number of rows in flight.
 #pragma once
 
 #include "scores.cuh"
+#include "stats.cuh"
 
 namespace dfgnn::cuda {
 
@@ -39,7 +40,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, EDGES == Edges::featur
   // What an item and a step of it need first.
   Raw query_row[NV];
   A alpha_dst = 0, raw_score[SLOTS];
-  int index[SLOTS], next[SLOTS];
+  int index[SLOTS] = {};
   Raw rows[B][NV], key_rows[DOT ? B : 1][NV], feat_rows[FEAT ? B : 1][NV];
   const auto load_item = [&] {
     if constexpr (PAIR) {
@@ -49,196 +50,146 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, EDGES == Edges::featur
     }
   };
   const auto load_step = [&] {
-    if constexpr (!PAIR) {
-#pragma unroll
-      for (int s = 0; s < SLOTS; ++s) raw_score[s] = __ldg(alpha_src.at(index[s]));
-    }
+    if constexpr (!PAIR) repeat<SLOTS>([&](int s) { raw_score[s] = __ldg(alpha_src.at(index[s])); });
     if constexpr (DOT) load_rows<C, B>(keys, 0, index, key_rows);
     load_rows<C, B>(values, 0, index, rows);  // they travel while the scores are computed
   };
 
-  me.take(0);
-  fetch<C, CHUNK>(me, p.csr, 0, 0, index);
-  if constexpr (EARLY) {
-    load_item();
-    if (me.any(0)) load_step();
-  }
-  for (int n = 0; n < t.items;) {
-    fetch<C, CHUNK>(me, p.csr, n, CHUNK, next);
-    const int row = me.row;
-    if constexpr (!EARLY) load_item();
-    A query[PAIR ? NV : 1][VEC];
-    if constexpr (PAIR) me.unpack_row(query_row, query, V2 ? A(1) : A(p.scale));
-    A acc[NV][VEC] = {};
-    A acc_positive[POSITIVE ? NV : 1][VEC] = {};
-    A top = -infinity<A>(), mass = 0, mass_positive = 0;
+  // The state of a row.
+  int row;
+  A query[PAIR ? NV : 1][VEC], acc[NV][VEC], acc_positive[POSITIVE ? NV : 1][VEC];
+  Softmax<A, POSITIVE> softmax;
+  const auto begin = [&](int at, int) {
+    row = at;
+    if constexpr (PAIR) me.unpack_row(query_row, query, A(1));
+    softmax = {};
+    zero(acc);
+    zero(acc_positive);
+  };
 
-    bool more = me.any(0);
-    for (int done = 0; more;) {
-      const int left = me.count - done;
-      if constexpr (!EARLY) load_step();
-      if constexpr (FEAT) {
-        int eids[SLOTS];
-#pragma unroll
-        for (int s = 0; s < SLOTS; ++s) eids[s] = fetch_eid<C, CHUNK>(me, p.csr, done, s);
-        load_rows<C, B>(feats, 0, eids, feat_rows);
-      }
-      A score[SLOTS];
-      bool positive[SLOTS] = {};
-      if constexpr (PAIR) {
-        A part[B];
-#pragma unroll
-        for (int u = 0; u < B; ++u) {
-          typename PairScore<C, SCORE>::Sum sum;
-#pragma unroll
-          for (int k = 0; k < NV; ++k) {
-            if (!V2 && !me.inside(k)) continue;  // attn is 0 there
-            A y[VEC];
-            Pack<T>::unpack(DOT ? key_rows[DOT ? u : 0][k] : rows[u][k], y);
-            if constexpr (FEAT) axpy<T>(y, in_key, feat_rows[u][k]);
-            pair.add(k, query[k], y, sum);
-          }
-          if (C::WIDE && t.chunks > 1) {
-            const int j = __shfl_sync(kAll, index[u / LPH], u % LPH, LPH);
-            int eid = 0;
-            if constexpr (FEAT) eid = edge_of<C>(me, p.csr, done + u);
-            pair.add_far(me, t, A(p.scale), p.attn, p.query, row, key, j, in_key != 0 ? p.edge.feat : nullptr,
-                         eid, sum);
-          }
-          part[u] = pair.join(sum);
-        }
-        reduce_scatter<CHUNK, LPH>(part, me.hl);
-#pragma unroll
-        for (int s = 0; s < SLOTS; ++s) score[s] = part[s];
-      } else {
-#pragma unroll
-        for (int s = 0; s < SLOTS; ++s) score[s] = raw_score[s] + alpha_dst;
-      }
+  const auto step = [&](const int done, const int left) {
+    if constexpr (FEAT) {
+      int eids[SLOTS];
+      repeat<SLOTS>([&](int s) { eids[s] = fetch_eid<C, CHUNK>(me, p.csr, done, s); });
+      load_rows<C, B>(feats, 0, eids, feat_rows);
+    }
 
-      A factor[SLOTS];
-      A peak = -infinity<A>();
+    // What the family computes: sums over columns, brought to the lanes that own the edges, or two terms.
+    A score[SLOTS];
+    if constexpr (PAIR) {
+      A part[B];
 #pragma unroll
-      for (int s = 0; s < SLOTS; ++s) {
-        const bool valid = s * LPH + own < left;
-        int eid = 0;
-        if constexpr (EDGE) {
-          if (valid) eid = edge_id(p.csr, me.first + (done + s * LPH + own) * me.stride);
-        }
-        // Past the end, eid 0 exists: there are edges, or this loop would not run.
-        const EdgeScore<T, EDGE> z(edge, score[s], slope, eid);
-        positive[s] = z.positive;
-        score[s] = z.score;
-        if constexpr (EDGE) {
-          factor[s] = valid ? edge.weight(eid) * edge.mask(eid) : A(0);
-          if (p.attention && valid && me.head_ok && me.hl < PERIOD && me.chunk == 0)
-            static_cast<A*>(p.attention)[int64_t(eid) * me.heads + me.head] = score[s];
-        } else {
-          factor[s] = A(1);
-        }
-        if (!valid) score[s] = -infinity<A>();
-        peak = max(peak, score[s]);
-      }
-      peak = reduce_max<PERIOD>(peak);
-      if (__any_sync(kAll, peak > top)) {
-        const A risen = max(top, peak);
-        const A shrink = top == risen ? A(1) : exponential(top - risen);
-        top = risen;
-        mass *= shrink;
-        mass_positive *= shrink;
+      for (int u = 0; u < B; ++u) {
+        typename PairScore<C, SCORE>::Sum sum;
 #pragma unroll
         for (int k = 0; k < NV; ++k) {
-#pragma unroll
-          for (int c = 0; c < VEC; ++c) {
-            acc[k][c] *= shrink;
-            if constexpr (POSITIVE) acc_positive[k][c] *= shrink;
-          }
+          if (!V2 && !me.inside(k)) continue;  // attn is 0 there
+          A y[VEC];
+          Pack<T>::unpack(DOT ? key_rows[DOT ? u : 0][k] : rows[u][k], y);
+          if constexpr (FEAT) axpy<T>(y, in_key, feat_rows[u][k]);
+          pair.add(k, query[k], y, sum);
         }
-      }
-      const A reference = top == -infinity<A>() ? A(0) : top;
-      Weights<A, SLOTS, POSITIVE, EDGE> weights;
-#pragma unroll
-      for (int s = 0; s < SLOTS; ++s) {
-        const A e = exponential(score[s] - reference);
-        mass += e;
-        if constexpr (POSITIVE) mass_positive += positive[s] ? e : A(0);
-        weights.set(s, factor[s] * e, positive[s]);
-      }
-      const auto add = [&](auto full) {
-        constexpr bool FULL = decltype(full)::value;
-        if constexpr (PAIR || FEAT) {
-          add_rows<C, FULL, POSITIVE, B>(0, left, weights, rows, acc, acc_positive);
-          if constexpr (FEAT) {
-            if (in_value != 0) add_rows<C, FULL, POSITIVE, B>(0, left, weights, feat_rows, acc, acc_positive);
-          }
-        } else {
-          add_chunk<C, FULL, POSITIVE, B, CHUNK>(values, left, index, weights, rows, acc, acc_positive);
+        if (C::WIDE && t.chunks > 1) {
+          const int j = __shfl_sync(kAll, index[u / LPH], u % LPH, LPH);
+          int eid = 0;
+          if constexpr (FEAT) eid = edge_of<C>(me, p.csr, done + u);
+          pair.add_far(me, t, p.attn, p.query, row, key, j, in_key != 0 ? p.edge.feat : nullptr, eid, sum);
         }
-      };
-      if (__all_sync(kAll, left >= CHUNK)) {
-        add(std::true_type{});
+        part[u] = pair.join(sum);
+      }
+      reduce_scatter<CHUNK, LPH>(part, me.hl);
+      repeat<SLOTS>([&](int s) { score[s] = DOT ? part[s] * A(p.scale) : part[s]; });
+    } else {
+      repeat<SLOTS>([&](int s) { score[s] = raw_score[s] + alpha_dst; });
+    }
+
+    // Options on edges make it the score; one that is not there is -inf.
+    bool positive[SLOTS] = {};
+    A factor[SLOTS], peak = -infinity<A>();
+#pragma unroll
+    for (int s = 0; s < SLOTS; ++s) {
+      const bool valid = s * LPH + own < left;
+      int eid = 0;
+      if constexpr (EDGE) {
+        if (valid) eid = edge_id(p.csr, me.first + (done + s * LPH + own) * me.stride);
+      }
+      // Past the end, eid 0 exists: there are edges, or this loop would not run.
+      const EdgeScore<T, EDGE> z(edge, score[s], slope, eid);
+      positive[s] = z.positive;
+      score[s] = z.score;
+      if constexpr (EDGE) {
+        factor[s] = valid ? edge.weight(eid) * edge.mask(eid) : A(0);
+        if (p.attention && valid && me.head_ok && me.hl < PERIOD && me.chunk == 0)
+          static_cast<A*>(p.attention)[int64_t(eid) * me.heads + me.head] = score[s];
       } else {
-        add(std::false_type{});
+        factor[s] = A(1);
       }
-      done += CHUNK;
-      more = me.any(done);
-      if (more) {
-#pragma unroll
-        for (int s = 0; s < SLOTS; ++s) index[s] = next[s];
-        if constexpr (EARLY) load_step();
-        fetch<C, CHUNK>(me, p.csr, n, done + CHUNK, next);
-      }
+      if (!valid) score[s] = -infinity<A>();
+      peak = max(peak, score[s]);
     }
 
-    const int slot = me.slot_of(n);
-    if (++n < t.items) {  // what the next item needs first travels while this one's results are written
-      me.take(n);
-#pragma unroll
-      for (int s = 0; s < SLOTS; ++s) index[s] = next[s];
-      if constexpr (EARLY) {
-        load_item();
-        if (me.any(0)) load_step();
-      }
+    // A larger score than all before scales down what has been added up.
+    peak = reduce_max<PERIOD>(peak);
+    if (__any_sync(kAll, peak > softmax.top)) {
+      const A shrink = softmax.raise(peak);
+      scale(acc, shrink);
+      if constexpr (POSITIVE) scale(acc_positive, shrink);
     }
 
-    mass = reduce_sum<PERIOD>(mass);
-    if constexpr (POSITIVE) mass_positive = reduce_sum<PERIOD>(mass_positive);
-    if (!p.csr.packed &&
-        me.num_sub > 1) {  // the sub-warps shared the row: bring them to one maximum, then add
-      A risen = top;
-      for (int o = t.lanes(); o < 32; o *= 2) risen = max(risen, __shfl_xor_sync(kAll, risen, o));
-      const A shrink = top == risen ? A(1) : exponential(top - risen);
-      top = risen;
-      mass = me.across(mass * shrink, t);
+    // Weights relative to the largest score, and the rows that they belong to.
+    const A reference = softmax.reference();
+    Weights<A, SLOTS, POSITIVE, EDGE> weights;
 #pragma unroll
-      for (int k = 0; k < NV; ++k) {
-#pragma unroll
-        for (int c = 0; c < VEC; ++c) {
-          acc[k][c] *= shrink;
-          if constexpr (POSITIVE) acc_positive[k][c] *= shrink;
+    for (int s = 0; s < SLOTS; ++s) {
+      const A e = exponential(minus(score[s], reference));
+      softmax.mass += e;
+      if constexpr (POSITIVE) softmax.positive += positive[s] ? e : A(0);
+      weights.set(s, factor[s] * e, positive[s]);
+    }
+    whole_or_not<CHUNK>(left, [&](auto whole) {
+      constexpr bool FULL = decltype(whole)::value;
+      if constexpr (PAIR || FEAT) {
+        add_rows<C, FULL, POSITIVE, B>(0, left, weights, rows, acc, acc_positive);
+        if constexpr (FEAT) {
+          if (in_value != 0) add_rows<C, FULL, POSITIVE, B>(0, left, weights, feat_rows, acc, acc_positive);
         }
+      } else {
+        add_chunk<C, FULL, POSITIVE, B, CHUNK>(values, left, index, weights, rows, acc, acc_positive);
       }
+    });
+  };
+
+  const auto finish = [&](const int row, const int slot) {
+    softmax.mass = reduce_sum<PERIOD>(softmax.mass);
+    if constexpr (POSITIVE) softmax.positive = reduce_sum<PERIOD>(softmax.positive);
+    if (me.shared()) {  // bring the sub-warps to one maximum, then add
+      A risen = softmax.top;
+      for (int o = t.lanes(); o < 32; o *= 2) risen = max(risen, __shfl_xor_sync(kAll, risen, o));
+      const A shrink = softmax.raise(risen);
+      softmax.mass = me.across(softmax.mass, t);
+      scale(acc, shrink);
+      if constexpr (POSITIVE) scale(acc_positive, shrink);
       me.across(acc, t);
       if constexpr (POSITIVE) {
-        mass_positive = me.across(mass_positive * shrink, t);
+        softmax.positive = me.across(softmax.positive, t);
         me.across(acc_positive, t);
       }
     }
 
-    const A norm = mass == 0 ? A(0) : A(1) / mass;
+    const A norm = softmax.norm();
     me.store_row(p.out, p.partial_out, acc, norm, row, slot);
     if constexpr (POSITIVE) me.store_row(p.positive, p.partial_positive, acc_positive, norm, row, slot);
     if (me.writes && slot != me.kNoItem && me.hl == 0 && me.chunk == 0) {
       if (slot < 0) {
-        *me.template at<A>(p.lse, row) = mass == 0 ? infinity<A>() : top + logarithm(mass);
-        if constexpr (POSITIVE) *me.template at<A>(p.positive_mass, row) = mass_positive * norm;
+        *me.template at<RowStats<A>>(p.stats, row) = softmax.stats();
+        if constexpr (POSITIVE) *me.template at<A>(p.positive_mass, row) = softmax.positive * norm;
       } else {
-        A* stats = *me.template at<A[3]>(p.partial_stats, slot);
-        stats[0] = top;
-        stats[1] = mass;
-        stats[2] = mass_positive;
+        *me.template at<Softmax<A, true>>(p.partial_stats, slot) = {softmax.top, softmax.mass,
+                                                                    softmax.positive};
       }
     }
-  }
+  };
+  walk<CHUNK, EARLY>(me, p.csr, t.items, index, load_item, load_step, begin, step, finish);
 }
 
 }  // namespace dfgnn::cuda

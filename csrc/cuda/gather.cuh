@@ -1,7 +1,7 @@
 // The aggregation phase: feature-parallel weighted sums of neighbour rows.
 #pragma once
 
-#include "lanes.cuh"
+#include "walk.cuh"
 
 namespace dfgnn::cuda {
 
@@ -36,49 +36,14 @@ struct Weights {
   }
 };
 
-// Position in the CSR of the edge that this lane owns in slot s of the step from edge `done` on; past the
-// end, of the last edge, and of some edge where a sub-warp has none while others have: loads need no
-// predicate then, and only additions are left out.
-template <class C, int CHUNK>
-__device__ __forceinline__ int position(const Place<C>& me, const Range& range, int done, int s) {
-  constexpr int PERIOD = CHUNK < C::LPH ? CHUNK : C::LPH;
-  const int k = min(done + s * C::LPH + me.hl % PERIOD, range.count - 1);
-  return max(range.first + k * me.stride, 0);
-}
-// The neighbours of item n from edge `done` on, or if it has no more, of the next item.
-template <class C, int CHUNK, int S>
-__device__ __forceinline__ void fetch(const Place<C>& me, const Csr& csr, int n, int done, int (&index)[S]) {
-  Range range = me;
-  if (!me.any(done)) {
-    range = me.range_of(n + 1);
-    done = 0;
-    if (!__any_sync(kAll, range.count > 0)) return;
-  }
-#pragma unroll
-  for (int s = 0; s < S; ++s) index[s] = __ldg(csr.indices + position<C, CHUNK>(me, range, done, s));
-}
-template <class C, int CHUNK>
-__device__ __forceinline__ int fetch_eid(const Place<C>& me, const Csr& csr, int done, int s) {
-  return edge_id(csr, position<C, CHUNK>(me, me, done, s));
-}
-
-// Edge id of this sub-warp's k-th edge, for all its lanes; past the end, of the last one.
-template <class C>
-__device__ __forceinline__ int edge_of(const Place<C>& me, const Csr& csr, int k) {
-  const int last = min(k, me.count - 1);
-  return last >= 0 ? edge_id(csr, me.first + last * me.stride) : 0;
-}
-
 // The rows of the edges u0 .. u0 + B of a chunk.
 template <class C, int B, int S>
 __device__ __forceinline__ void load_rows(const Rows<C>& source, const int u0, const int (&index)[S],
                                           Raw (&rows)[B][C::NV]) {
-#pragma unroll
-  for (int u = 0; u < B; ++u) {
+  repeat<B>([&](int u) {
     const int j = __shfl_sync(kAll, index[(u0 + u) / C::LPH], (u0 + u) % C::LPH, C::LPH);
-#pragma unroll
-    for (int k = 0; k < C::NV; ++k) rows[u][k] = source.load(j, k);
-  }
+    repeat<C::NV>([&](int k) { rows[u][k] = source.load(j, k); });
+  });
 }
 
 // acc += w_u rows_u for the edges u0 .. u0 + B of a chunk that has `left` edges, and the same over z > 0.
@@ -93,11 +58,10 @@ __device__ __forceinline__ void add_rows(const int u0, int left, const W& weight
     typename C::A w = 1, w_positive;
     if constexpr (!ONES) weights.template get<C::LPH>(u0 + u, w, w_positive);
     if (FULL || u0 + u < left) {
-#pragma unroll
-      for (int k = 0; k < C::NV; ++k) {
+      repeat<C::NV>([&](int k) {
         axpy<typename C::T>(acc[k], w, rows[u][k]);
         if constexpr (POSITIVE) axpy<typename C::T>(acc_positive[k], w_positive, rows[u][k]);
-      }
+      });
     }
   }
 }

@@ -7,17 +7,13 @@
 //     its head: one index, one score, one exp per edge and head;
 //   aggregation phase, feature-parallel: each lane owns columns; weights and indices travel by
 //     shuffle from the lanes that own the edges.
-// In shared memory are the records of the items alone, so nothing depends on degrees.
-//
-// A warp works through several items, and what the next one needs first travels meanwhile: all records are
-// read at the start, an item's first indices come during the last step of the one before, its first rows,
-// where registers suffice, before the results of that one are written.
+// In shared memory are the records of the items alone, so nothing depends on degrees. A warp works through
+// several items (walk.cuh); all their records are read at the start.
 #pragma once
 
-#include <type_traits>
-
-#include "../core/math.h"
 #include "../core/params.h"
+#include "accumulate.cuh"
+#include "edges.cuh"
 #include "vec.cuh"
 
 namespace dfgnn::cuda {
@@ -26,18 +22,29 @@ inline constexpr int kWarps = 4;  // per block
 inline constexpr int kThreads = 32 * kWarps;
 inline constexpr unsigned kAll = 0xffffffffu;
 
-// Heads beyond one sub-warp go to grid.y, columns of a head beyond LPH * NV loads to grid.z.
+// Division of numbers below 2^31 by one that is known when a kernel starts (>= 2).
+struct Divisor {
+  uint32_t value, multiplier;  // ceil(2^(32 + shift) / value)
+  int shift;
+  Divisor() = default;
+  explicit Divisor(uint32_t by) : value(by), shift(0) {
+    while ((uint64_t(2) << shift) < by) ++shift;
+    multiplier = uint32_t(((uint64_t(1) << (32 + shift)) + by - 1) / by);
+  }
+  __device__ __forceinline__ uint32_t quotient(uint32_t x) const { return __umulhi(x, multiplier) >> shift; }
+};
+
+// Heads beyond one sub-warp go to grid.y, columns of a head beyond LPH * NV loads to grid.z. A warp's items
+// lie a window apart, about as many blocks as are resident at a time: warps that run at the same time are
+// near each other in the schedule's order, and none has only long items.
 struct Tiling {
   int lanes_log2;      // lanes of a sub-warp
   int heads_per_tile;  // lanes / LPH
   int chunks;          // grid.z
   int items;           // of a warp, or packed of each of its sub-warps
+  Divisor window;      // in blocks
   __host__ __device__ int lanes() const { return 1 << lanes_log2; }
 };
-
-// A warp's items lie kWindow blocks apart, about as many as are resident at a time: warps that run at the
-// same time are near each other in the schedule's order, and none has only long items.
-inline constexpr unsigned kWindow = 132 * 8;
 
 // Keeps a value in a register: left alone, the compiler computes it from the parameters again for every edge.
 __device__ __forceinline__ void keep(uint32_t& x) { asm volatile("" : "+r"(x)); }
@@ -65,9 +72,6 @@ struct Config {
   static constexpr int LPH = LPH_, NV = NV_, VEC = kVec<T>, COLS = LPH * NV * VEC;
   static constexpr bool WIDE = LPH == 32 && NV == 4;  // the only layout with more than one chunk
 };
-
-// Which options on edges a kernel is compiled for: none, those with a number per edge, or edge features too.
-enum class Edges { none, scalars, features };
 
 // How many rows' worth of registers a kernel needs beside those in flight.
 enum class Load { one_row, two_rows, many_rows };
@@ -188,8 +192,8 @@ struct Place : Range {
 
     // Each lane reads the record of one item of its warp or sub-warp; behind the last one lies none.
     const int group = packed ? lane & ~(t.lanes() - 1) : 0, n = lane - group, warp = threadIdx.x >> 5;
-    const unsigned window = blockIdx.x / kWindow * t.items + n;
-    int64_t index = (int64_t(window) * kWindow + blockIdx.x % kWindow) * kWarps + warp;
+    const unsigned turn = t.window.quotient(blockIdx.x), place = blockIdx.x - turn * t.window.value;
+    int64_t index = (int64_t(turn * t.items + n) * t.window.value + place) * kWarps + warp;
     if (packed) index = (index << sub_log2) + sub;
     int4 record = make_int4(0, 0, 0, kNoItem);
     if (n < t.items && index < csr.num_items) {
@@ -232,8 +236,7 @@ struct Place : Range {
     r.base = static_cast<const char*>(array) + again(first_byte);
     keep(r.base);
     r.row_bytes = row_bytes;
-#pragma unroll
-    for (int k = 0; k < C::NV; ++k) r.shift[k] = column + k * C::LPH * C::VEC < dim ? k * C::LPH * 16 : 0;
+    repeat<C::NV>([&](int k) { r.shift[k] = column + k * C::LPH * C::VEC < dim ? k * C::LPH * 16 : 0; });
     return r;
   }
   template <typename X>
@@ -259,17 +262,12 @@ struct Place : Range {
   __device__ __forceinline__ uint32_t offset(int k) const { return again(first_byte) + k * C::LPH * 16; }
   __device__ __forceinline__ void load_row(const void* array, Raw (&x)[C::NV], int row) const {
     const Rows<C> source = rows(array);
-#pragma unroll
-    for (int k = 0; k < C::NV; ++k) x[k] = source.load(row, k);
+    repeat<C::NV>([&](int k) { x[k] = source.load(row, k); });
   }
   // factor * the row loaded; 0 outside the head.
   __device__ __forceinline__ void unpack_row(const Raw (&raw)[C::NV], A (&x)[C::NV][C::VEC], A factor) const {
-#pragma unroll
-    for (int k = 0; k < C::NV; ++k) {
-      Pack<T>::unpack(raw[k], x[k]);
-#pragma unroll
-      for (int c = 0; c < C::VEC; ++c) x[k][c] = inside(k) ? x[k][c] * factor : A(0);
-    }
+    repeat<C::NV>([&](int k) { Pack<T>::unpack(raw[k], x[k]); });
+    repeat<C::NV, C::VEC>([&](int k, int c) { x[k][c] = inside(k) ? x[k][c] * factor : A(0); });
   }
   // Stores factor * x as row `row` of T, or where there is a slot x as that slot of the partials in A.
   __device__ __forceinline__ void store_row(void* array, void* partial, const A (&x)[C::NV][C::VEC], A factor,
@@ -280,8 +278,7 @@ struct Place : Range {
       if (!inside(k)) continue;
       if (slot < 0) {
         A y[C::VEC];
-#pragma unroll
-        for (int c = 0; c < C::VEC; ++c) y[c] = x[k][c] * factor;
+        repeat<C::VEC>([&](int c) { y[c] = x[k][c] * factor; });
         store_raw(address(array, row, k), Pack<T>::pack(y));
       } else {
         constexpr int WIDER = sizeof(A) / sizeof(T);
@@ -290,26 +287,21 @@ struct Place : Range {
 #pragma unroll
         for (int c = 0; c < C::VEC; c += 16 / sizeof(A)) {
           A y[16 / sizeof(A)];
-#pragma unroll
-          for (int e = 0; e < int(16 / sizeof(A)); ++e) y[e] = x[k][c + e];
+          repeat<16 / sizeof(A)>([&](int e) { y[e] = x[k][c + e]; });
           store_raw(p + c, Pack<A>::pack(y));
         }
       }
     }
   }
   // Sums over the sub-warps of the warp, when they shared a row.
+  __device__ __forceinline__ bool shared() const { return !packed && num_sub > 1; }
   __device__ __forceinline__ A across(A v, const Tiling& t) const {
     for (int o = t.lanes(); o < 32; o *= 2) v += __shfl_xor_sync(kAll, v, o);
     return v;
   }
   __device__ __forceinline__ void across(A (&x)[C::NV][C::VEC], const Tiling& t) const {
-    for (int o = t.lanes(); o < 32; o *= 2) {
-#pragma unroll
-      for (int k = 0; k < C::NV; ++k) {
-#pragma unroll
-        for (int c = 0; c < C::VEC; ++c) x[k][c] += __shfl_xor_sync(kAll, x[k][c], o);
-      }
-    }
+    for (int o = t.lanes(); o < 32; o *= 2)
+      repeat<C::NV, C::VEC>([&](int k, int c) { x[k][c] += __shfl_xor_sync(kAll, x[k][c], o); });
   }
   // Sum of f(column) over this lane's share of the columns in other chunks of a wide head than this warp's.
   template <class F>
@@ -328,8 +320,7 @@ struct Place : Range {
     if (array) {
       Pack<T>::unpack(load_raw(static_cast<const T*>(array) + (row * heads + head) * dim + at), x);
     } else {
-#pragma unroll
-      for (int c = 0; c < C::VEC; ++c) x[c] = 0;
+      repeat<C::VEC>([&](int c) { x[c] = 0; });
     }
   }
   // Part of a . (b + e) in other chunks, over rows of arrays; e, the edge's features, may be null.
@@ -340,73 +331,9 @@ struct Place : Range {
       load_at(a, a_row, at, x);
       load_at(b, b_row, at, y);
       load_at(e, e_row, at, z);
-#pragma unroll
-      for (int c = 0; c < C::VEC; ++c) sum += x[c] * (y[c] + z[c]);
+      repeat<C::VEC>([&](int c) { sum += x[c] * (y[c] + z[c]); });
       return sum;
     });
-  }
-};
-
-// The options of one edge and head.
-template <typename T>
-struct EdgeReader {
-  using A = Acc<T>;
-  const EdgeOptions& o;
-  int heads, head;
-  uint64_t seed;
-
-  __device__ __forceinline__ EdgeReader(const EdgeOptions& options, int heads_, int head_)
-      : o(options), heads(heads_), head(head_), seed(options.seed ? uint64_t(*options.seed) : 0) {}
-
-  static __device__ __forceinline__ A read(const void* x, int64_t at, bool is_acc) {
-    return is_acc ? static_cast<const A*>(x)[at] : A(static_cast<const T*>(x)[at]);
-  }
-  __device__ __forceinline__ A column(const void* x, int eid, int columns, bool is_acc, A otherwise) const {
-    return x ? read(x, int64_t(eid) * columns + (columns > 1 ? head : 0), is_acc) : otherwise;
-  }
-  __device__ __forceinline__ A bias(int eid) const { return column(o.bias, eid, heads, o.bias_is_acc, A(0)); }
-  __device__ __forceinline__ A gate(int eid) const {
-    return column(o.gate, eid, o.gate_heads, o.gate_is_acc, A(1));
-  }
-  __device__ __forceinline__ A weight(int eid) const {
-    return column(o.weight, eid, o.weight_heads, o.weight_is_acc, A(1));
-  }
-  __device__ __forceinline__ bool masked(int eid) const {
-    return o.mask && !o.mask[int64_t(eid) * o.mask_heads + (o.mask_heads > 1 ? head : 0)];
-  }
-  // 0 or 1 / (1 - p)
-  __device__ __forceinline__ A mask(int eid) const {
-    if (!o.seed) return A(1);
-    return dropout_bits(seed, uint32_t(eid), uint32_t(head)) >= o.dropout_threshold ? A(o.dropout_scale)
-                                                                                    : A(0);
-  }
-};
-
-__device__ __forceinline__ int edge_id(const Csr& csr, int position) {
-  return csr.eids ? __ldg(csr.eids + position) : position;
-}
-
-// From what the family computes to the score (EdgeOptions in params.h), and what backward needs of it.
-template <typename T, bool EDGE>
-struct EdgeScore {
-  using A = Acc<T>;
-  A score, slope, gate;  // slope: LeakyReLU'(z)
-  bool positive;         // z > 0
-  __device__ __forceinline__ EdgeScore(const EdgeReader<T>& edge, A raw, A negative_slope, int eid) {
-    A z = raw, bias = 0;
-    gate = 1;
-    if constexpr (EDGE) {
-      gate = edge.gate(eid);
-      bias = edge.bias(eid);
-      z = raw * gate + (edge.o.bias_after ? A(0) : bias);
-    }
-    positive = z > 0;
-    slope = leaky_relu_grad(z, negative_slope);
-    score = leaky_relu(z, negative_slope);
-    if constexpr (EDGE) {
-      if (edge.o.bias_after) score += bias;
-      if (edge.masked(eid)) score = -infinity<A>();
-    }
   }
 };
 

@@ -6,9 +6,10 @@
 
 #include <algorithm>
 
+#include "../core/layout.h"
+#include "device.h"
 #include "engine.h"
-#include "forward.cuh"
-#include "tails.cuh"
+#include "lanes.cuh"
 
 namespace dfgnn::cuda {
 
@@ -59,19 +60,18 @@ inline dim3 blocks_of(int64_t work, int64_t per_block) {
   return dim3(unsigned((work + per_block - 1) / per_block));
 }
 
-// Calls f(Config) with the smallest layout that holds a head of `dim` elements. Double gets a few
-// layouts only: it is there for checking, not for speed.
+// Calls f(Config) with the smallest layout that holds a head of `dim` elements.
 template <typename T, class F>
 void with_config(int dim, F f) {
-  const int loads = (dim + kVec<T> - 1) / kVec<T>;
+  const int lanes = lanes_per_head(dim, sizeof(T)), loads = (dim + kVec<T> - 1) / kVec<T>;
   if constexpr (sizeof(T) == 8) {
-    if (loads <= 4) return f(Config<T, 4, 1>{});
+    if (lanes == 4) return f(Config<T, 4, 1>{});
     if (loads <= 32) return f(Config<T, 32, 1>{});
   } else {
-    if (loads <= 2) return f(Config<T, 2, 1>{});
-    if (loads <= 4) return f(Config<T, 4, 1>{});
-    if (loads <= 8) return f(Config<T, 8, 1>{});
-    if (loads <= 16) return f(Config<T, 16, 1>{});
+    if (lanes == 2) return f(Config<T, 2, 1>{});
+    if (lanes == 4) return f(Config<T, 4, 1>{});
+    if (lanes == 8) return f(Config<T, 8, 1>{});
+    if (lanes == 16) return f(Config<T, 16, 1>{});
     if (loads <= 32) return f(Config<T, 32, 1>{});
     if (loads <= 64) return f(Config<T, 32, 2>{});
   }
@@ -79,9 +79,9 @@ void with_config(int dim, F f) {
 }
 
 // Items of a warp: at most so many (packed, each waits for the longest of its warp; in backward of
-// additive_v2 they would share a partial sum of grad_attn), and about so many edges. Windows of a grid at
-// least, for balance.
-inline constexpr int kItems = 4, kItemsPacked = 2, kItemsV2 = 1, kWarpEdges = 256;
+// additive_v2 they would share a partial sum of grad_attn), and about so many edges. Blocks of a window per
+// multiprocessor, windows of a grid at least, for balance.
+inline constexpr int kItems = 4, kItemsPacked = 2, kItemsV2 = 1, kWarpEdges = 256, kWindowBlocks = 8;
 inline constexpr unsigned kLeastWindows = 4;
 
 template <class C>
@@ -95,16 +95,17 @@ struct Launch {
     while (heads < most && heads * C::LPH < 32) heads *= 2;
     int lanes_log2 = 0;
     while ((1 << lanes_log2) < heads * C::LPH) ++lanes_log2;
-    tiling = {lanes_log2, heads, (dim + C::COLS - 1) / C::COLS, 1};
+    const int64_t window = device().multiprocessors * kWindowBlocks;
+    tiling = {lanes_log2, heads, (dim + C::COLS - 1) / C::COLS, 1, Divisor(uint32_t(window))};
     const int rows_per_warp = csr.packed ? 32 / tiling.lanes() : 1;
     const int64_t blocks = blocks_of(csr.num_items, kWarps * rows_per_warp).x;
     grid = dim3(unsigned(blocks));
     most_items = int(std::min<int64_t>(most_items, kWarpEdges * csr.num_items / (s.num_edges + 1) + 1));
     if (csr.packed) most_items = std::min({most_items, kItemsPacked, tiling.lanes() - 1});
-    const int64_t windows = std::max(blocks_of(blocks, int64_t(kWindow) * most_items).x, kLeastWindows);
-    tiling.items = std::max<int64_t>((blocks + windows * kWindow - 1) / (windows * kWindow), 1);
+    const int64_t windows = std::max(blocks_of(blocks, window * most_items).x, kLeastWindows);
+    tiling.items = std::max<int64_t>((blocks + windows * window - 1) / (windows * window), 1);
     shared = kWarps * rows_per_warp * (tiling.items + 1) * int(sizeof(int4));
-    if (tiling.items > 1) grid.x = blocks_of(blocks, int64_t(kWindow) * tiling.items).x * kWindow;
+    if (tiling.items > 1) grid.x = blocks_of(blocks, window * tiling.items).x * unsigned(window);
     grid.y = (s.heads + heads - 1) / heads;
     grid.z = tiling.chunks;
   }
@@ -116,43 +117,5 @@ template <class C>
 inline constexpr int kRowsInFlight = C::NV == 1   ? 4
                                      : C::NV == 2 ? 2
                                                   : 1;
-
-template <typename T>
-void merge_rows(const Csr& csr, const Shape& shape, int dim, const void* partial, void* rows, double factor,
-                cudaStream_t stream) {
-  if (csr.num_splits == 0) return;
-  const int per_block = 32 * MergePlace<Acc<T>>::VA;
-  const dim3 grid(unsigned(csr.num_splits), (shape.heads * dim + per_block - 1) / per_block);
-  merge_rows_kernel<T><<<grid, 32 * kMergeWarps, 0, stream>>>(csr, shape, dim, partial, rows, factor);
-}
-
-template <typename A>
-void merge_scalars(const Csr& csr, int heads, const void* partial, void* out, cudaStream_t stream) {
-  if (csr.num_splits == 0) return;
-  merge_scalars_kernel<A><<<blocks_of(csr.num_splits * heads * 32, kThreads), kThreads, 0, stream>>>(
-      csr, heads, static_cast<const A*>(partial), static_cast<A*>(out));
-}
-
-template <typename A>
-void row_sums(const Csr& csr, int heads, const void* x, const void* y, void* out, void* partial,
-              cudaStream_t stream) {
-  if (csr.num_items == 0) return;
-  row_sums_kernel<A><<<blocks_of(csr.num_items, kWarps), kThreads, 0, stream>>>(
-      csr, heads, static_cast<const A*>(x), static_cast<const A*>(y), static_cast<A*>(out),
-      static_cast<A*>(partial));
-  merge_scalars<A>(csr, heads, partial, out, stream);
-}
-
-// Merge of split rows and returned attention, after a forward kernel.
-template <typename T>
-void finish_forward(const ForwardParams& p, cudaStream_t stream) {
-  if (p.csr.num_splits) {
-    const int per_block = 32 * MergePlace<Acc<T>>::VA;
-    const dim3 grid(unsigned(p.csr.num_splits),
-                    (p.shape.heads * p.shape.value_dim + per_block - 1) / per_block);
-    merge_forward_kernel<T><<<grid, 32 * kMergeWarps, 0, stream>>>(p);
-  }
-  if (p.attention) attention_kernel<T><<<blocks_of(p.csr.num_items, kWarps), kThreads, 0, stream>>>(p);
-}
 
 }  // namespace dfgnn::cuda

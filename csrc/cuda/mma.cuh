@@ -61,8 +61,29 @@ __device__ __forceinline__ uint32_t pack_two(float low, float high) {
     return *reinterpret_cast<const uint32_t*>(&v);
   }
 }
-// Scores are kept in units of log 2, which saves a multiplication per exp. The instruction's error, 2^-22, is
-// far below the rounding of 16-bit weights.
+template <typename T>
+__device__ __forceinline__ float2 unpack_two(uint32_t x) {
+  if constexpr (std::is_same_v<T, __half>) {
+    return __half22float2(*reinterpret_cast<const __half2*>(&x));
+  } else {
+    return make_float2(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u));
+  }
+}
+// Makes `found`, 0 before, something else where one of the numbers is not finite: times 0 it is NaN.
+template <typename T>
+__device__ __forceinline__ void find_infinite(const uint4& numbers, uint32_t& found) {
+  const uint32_t words[4] = {numbers.x, numbers.y, numbers.z, numbers.w};
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    if constexpr (std::is_same_v<T, __half>) {
+      asm("fma.rn.f16x2 %0, %1, %2, %0;" : "+r"(found) : "r"(words[k]), "r"(0));
+    } else {
+      asm("fma.rn.bf16x2 %0, %1, %2, %0;" : "+r"(found) : "r"(words[k]), "r"(0));
+    }
+  }
+}
+// Differences of scores are brought to units of log 2. The instruction's error, 2^-22, is far below the
+// rounding of 16-bit weights.
 inline constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 __device__ __forceinline__ float exp2_fast(float x) {
   float y;

@@ -1,5 +1,6 @@
 // sddmm and spmm: the two products without a softmax between them. Mapping: lanes.cuh.
-#include "launch.cuh"
+#include "gather.cuh"
+#include "tail_launch.cuh"
 
 namespace dfgnn::cuda {
 namespace {
@@ -11,56 +12,34 @@ __global__ void __launch_bounds__(kThreads) spmm_kernel(const ProductParams p, c
   constexpr int CHUNK = B > C::LPH ? B : C::LPH, SLOTS = CHUNK / C::LPH;
   Place<C> me(t, p.shape, p.shape.value_dim, p.csr);
   const Rows<C> source = me.rows(p.feat);
-  int index[SLOTS], next[SLOTS];
+  int index[SLOTS] = {};
   Raw rows[B][C::NV];
+  const auto load_item = [] {};
+  const auto load_step = [&] { load_rows<C, B>(source, 0, index, rows); };
 
-  me.take(0);
-  fetch<C, CHUNK>(me, p.csr, 0, 0, index);
-  if (me.any(0)) load_rows<C, B>(source, 0, index, rows);
-  for (int n = 0; n < t.items;) {
-    fetch<C, CHUNK>(me, p.csr, n, CHUNK, next);
-    const int row = me.row, slot = me.slot_of(n);
-    A acc[C::NV][C::VEC] = {};
-    bool more = me.any(0);
-    for (int done = 0; more;) {
-      const int left = me.count - done;
-      Weights<A, SLOTS, false, true> weights;
-#pragma unroll
-      for (int s = 0; s < SLOTS; ++s) {
-        A w = 1;
-        if constexpr (WEIGHTED) {
-          const int64_t eid = fetch_eid<C, CHUNK>(me, p.csr, done, s);
-          w = A(static_cast<const T*>(p.weight)[eid * me.heads + me.head]);
-        }
-        weights.set(s, w, true);
+  A acc[C::NV][C::VEC];
+  const auto begin = [&](int, int) { zero(acc); };
+  const auto step = [&](const int done, const int left) {
+    // Weights of the edges, then the sum of rows.
+    Weights<A, SLOTS, false, true> weights;
+    repeat<SLOTS>([&](int s) {
+      A w = 1;
+      if constexpr (WEIGHTED) {
+        const int64_t eid = fetch_eid<C, CHUNK>(me, p.csr, done, s);
+        w = A(static_cast<const T*>(p.weight)[eid * me.heads + me.head]);
       }
-      const auto add = [&](auto full) {
-        add_chunk<C, decltype(full)::value, false, B, CHUNK, !WEIGHTED>(source, left, index, weights, rows,
-                                                                        acc, acc);
-      };
-      if (__all_sync(kAll, left >= CHUNK)) {
-        add(std::true_type{});
-      } else {
-        add(std::false_type{});
-      }
-      done += CHUNK;
-      more = me.any(done);
-      if (more) {
-#pragma unroll
-        for (int s = 0; s < SLOTS; ++s) index[s] = next[s];
-        load_rows<C, B>(source, 0, index, rows);
-        fetch<C, CHUNK>(me, p.csr, n, done + CHUNK, next);
-      }
-    }
-    if (++n < t.items) {
-      me.take(n);
-#pragma unroll
-      for (int s = 0; s < SLOTS; ++s) index[s] = next[s];
-      if (me.any(0)) load_rows<C, B>(source, 0, index, rows);
-    }
-    if (!me.packed && me.num_sub > 1) me.across(acc, t);
+      weights.set(s, w, true);
+    });
+    whole_or_not<CHUNK>(left, [&](auto whole) {
+      add_chunk<C, decltype(whole)::value, false, B, CHUNK, !WEIGHTED>(source, left, index, weights, rows,
+                                                                       acc, acc);
+    });
+  };
+  const auto finish = [&](const int row, const int slot) {
+    if (me.shared()) me.across(acc, t);
     me.store_row(p.out, p.partial_out, acc, A(1), row, slot);
-  }
+  };
+  walk<CHUNK, true>(me, p.csr, t.items, index, load_item, load_step, begin, step, finish);
 }
 
 template <class C, int B>
@@ -72,12 +51,14 @@ __global__ void __launch_bounds__(kThreads) sddmm_kernel(const ProductParams p, 
   const Rows<C> source = me.rows(p.feat);
   const int own = me.hl % PERIOD;
   for (int n = 0; n < t.items; ++n) {
+    // The row.
     me.take(n);
     Raw raw_row[C::NV];
     A row[C::NV][C::VEC];
     me.load_row(p.row_feat, raw_row, me.row);
     me.unpack_row(raw_row, row, A(1));
     for (int done = 0; me.any(done); done += CHUNK) {
+      // The neighbours of a step, and their products, each brought to the lane that owns the edge.
       int index[SLOTS];
       fetch<C, CHUNK>(me, p.csr, n, done, index);
       Raw rows[B][C::NV];

@@ -1,6 +1,6 @@
 // The scores that are sums over the columns of two rows: what a lane adds for its columns.
-//   dot:          x . y,                     x = scale * query or scale * key
-//   additive_v2:  attn . LeakyReLU(x + y)
+//   dot:          x . y, which the caller scales: the product that over sources is y . x is rounded alike
+//   then additive_v2:  attn . LeakyReLU(x + y)
 #pragma once
 
 #include "gather.cuh"
@@ -51,17 +51,13 @@ struct PairScore {
   __device__ __forceinline__ A linear(const Place<C>& me, const Tiling& t, const void* attn_row,
                                       const A (&x)[C::NV][C::VEC], const void* array, int64_t row) const {
     A sum = 0;
-#pragma unroll
-    for (int k = 0; k < C::NV; ++k) {
-#pragma unroll
-      for (int c = 0; c < C::VEC; ++c) sum += attn[V2 ? k : 0][c] * x[k][c];
-    }
+    repeat<C::NV, C::VEC>([&](int k, int c) { sum += attn[V2 ? k : 0][c] * x[k][c]; });
     if (C::WIDE && t.chunks > 1) sum += me.far_dot(t, attn_row, 0, array, row);
     return slope * reduce_sum<C::LPH>(sum);
   }
   // `add` for the other chunks of a wide head; e, the edge's features in the key, may be null.
   template <bool LINEAR = true>
-  __device__ __forceinline__ void add_far(const Place<C>& me, const Tiling& t, A scale, const void* attn_row,
+  __device__ __forceinline__ void add_far(const Place<C>& me, const Tiling& t, const void* attn_row,
                                           const void* a, int64_t a_row, const void* b, int64_t b_row,
                                           const void* e, int64_t e_row, Sum& sum) const {
     if constexpr (V2) {
@@ -80,7 +76,7 @@ struct PairScore {
         return A(0);
       });
     } else {
-      sum.linear += scale * me.far_dot(t, a, a_row, b, b_row, e, e_row);
+      sum.linear += me.far_dot(t, a, a_row, b, b_row, e, e_row);
     }
   }
 };

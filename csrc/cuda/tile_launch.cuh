@@ -40,9 +40,9 @@ void tile_forward(const ForwardParams& f, cudaStream_t stream) {
   p.row_term = static_cast<const float*>(f.alpha_dst), p.col_stats = f.alpha_src;
   p.slope = float(f.negative_slope), p.scale = float(f.scale);
   p.out_d = f.out, p.positive = f.positive;
-  p.lse = static_cast<float*>(f.lse), p.mass = static_cast<float*>(f.positive_mass);
+  p.stats = static_cast<RowStats<float>*>(f.stats), p.mass = static_cast<float*>(f.positive_mass);
   p.part_d = static_cast<float*>(f.partial_out), p.part_positive = static_cast<float*>(f.partial_positive);
-  p.part_stats = static_cast<float*>(f.partial_stats);
+  p.part_stats = static_cast<Softmax<float, true>*>(f.partial_stats);
   const int dim = f.shape.value_dim;
   if (SCORE == Score::additive && f.positive) {
     launch_tiles<T, SCORE, Pass::forward, SCORE == Score::additive>(p, dim, stream);
@@ -55,8 +55,8 @@ template <typename T>
 void tile_destinations(const BackwardParams& f, cudaStream_t stream) {
   TileParams p = tile_params(f.csr, f.shape, f.shape.num_dst);
   p.a = f.query, p.b = f.grad_out, p.c = f.key, p.d = f.value;
-  p.row_lse = static_cast<const float*>(f.lse), p.out = f.out, p.out_bias = f.out_bias;
-  p.node_stats = f.node_stats;
+  p.row_stats = static_cast<const RowStats<float>*>(f.stats), p.out = f.out, p.out_bias = f.out_bias;
+  p.node_stats = static_cast<NodeStats<float>*>(f.node_stats);
   p.scale = float(f.scale);
   p.out_c = f.grad_query, p.part_c = static_cast<float*>(f.partial_query);
   launch_tiles<T, Score::dot, Pass::destinations, false>(p, f.shape.value_dim, stream);

@@ -11,11 +11,14 @@
 // copies, in 16-byte pieces that are swizzled so that ldmatrix has no bank conflicts. Accumulators in
 // registers (m16n8k16 layout: lane = 4 g + t holds rows g, g + 8 and columns 8 n + 2 t, + 1).
 // For 16-bit features, head sizes 16 to 128, no options on edges and no edge twice: a mask has no place for
-// them. A weight of 0 times a feature that is not finite is NaN: such a feature reaches its whole window.
+// them. A weight of 0 times a number that is not finite is NaN. So that such a number reaches its neighbours
+// only, scores of what is no edge are selected away, and a chunk whose columns hold one is added up edge by
+// edge.
 #pragma once
 
-#include "backward.cuh"
+#include "lanes.cuh"
 #include "mma.cuh"
+#include "stats.cuh"
 
 namespace dfgnn::cuda {
 
@@ -36,23 +39,25 @@ struct TileParams {
   int64_t num_items;
   int32_t num_rows, heads;
   const void *a, *b, *c, *d;
-  const float* row_term;  // additive: alpha of the row's side, or null: 0
-  const void* col_stats;  // forward: alpha_src (additive); sources: DotStats, NodeStats
-  const float* row_lse;   // destinations
-  const void* out;        // destinations: delta = g . (out - out_bias)
-  const void* out_bias;   // [H, D] or null
-  void* node_stats;       // destinations write DotStats for the pass over sources
-  float slope, scale;     // scale: of the score; out_c is scaled by it too
-  void *out_c, *out_d;    // T
-  void* positive;         // T
-  float *lse, *mass;      // forward; mass: positive_mass
-  float* row_sum;         // sources (additive): grad_alpha_src
-  float *part_c, *part_d, *part_positive, *part_stats, *part_sum;  // of split windows
+  const float* row_term;                              // additive: alpha of the row's side, or null: 0
+  const void* col_stats;                              // forward: alpha_src (additive); sources: NodeStats
+  const RowStats<float>* row_stats;                   // destinations
+  const void* out;                                    // destinations: delta = g . (out - out_bias)
+  const void* out_bias;                               // [H, D] or null
+  NodeStats<float>* node_stats;                       // destinations write them for the pass over sources
+  float slope, scale;                                 // scale: of the score; out_c is scaled by it too
+  void *out_c, *out_d;                                // T
+  void* positive;                                     // T
+  RowStats<float>* stats;                             // forward
+  float* mass;                                        // forward: positive_mass
+  float* row_sum;                                     // sources (additive): grad_alpha_src
+  float *part_c, *part_d, *part_positive, *part_sum;  // of split windows
+  Softmax<float, true>* part_stats;
 };
 
 // The running maximum may lag behind by this much, so that accumulators are seldom rescaled: weights up to
 // 2^8 are as exact as those up to 1.
-inline constexpr float kLag = 8;
+inline constexpr float kLag = 8 * kLn2;
 
 // ---- layout ----------------------------------------------------------------------------------------
 
@@ -116,36 +121,70 @@ struct RowOperand {
   }
 };
 
-// acc += w x columns for the warp's 16 rows; w in the layout of the scores.
+// The warp's 16 x 32 weights, from the layout of the scores to an operand in 16 bits.
+template <typename T>
+struct Packed {
+  uint32_t a[kTileCols / 16][4];
+  __device__ __forceinline__ explicit Packed(const float (&w)[kTileCols / 8][4]) {
+    repeat<kTileCols / 16, 4>([&](int k, int i) {
+      a[k][i] = pack_two<T>(w[2 * k + i / 2][i % 2 * 2], w[2 * k + i / 2][i % 2 * 2 + 1]);
+    });
+  }
+  // Of weights w[n][e] only those with bit 4 n + e, else 0.
+  __device__ __forceinline__ void keep_only(uint32_t bits) {
+    repeat<kTileCols / 16, 4>([&](int k, int i) {
+      const uint32_t two = bits >> (8 * k + 2 * i);
+      a[k][i] &= (two & 1 ? 0x0000ffffu : 0) | (two & 2 ? 0xffff0000u : 0);
+    });
+  }
+};
+
+// acc += w x columns for the warp's 16 rows.
 template <typename T, int D>
-__device__ __forceinline__ void add_columns(float (&acc)[D / 8][4], const float (&w)[kTileCols / 8][4],
-                                            uint32_t columns, int lane) {
+__device__ __forceinline__ void add_columns(float (&acc)[D / 8][4], const Packed<T>& w, uint32_t columns,
+                                            int lane) {
 #pragma unroll
   for (int k = 0; k < kTileCols / 16; ++k) {
-    const uint32_t a[4] = {pack_two<T>(w[2 * k][0], w[2 * k][1]), pack_two<T>(w[2 * k][2], w[2 * k][3]),
-                           pack_two<T>(w[2 * k + 1][0], w[2 * k + 1][1]),
-                           pack_two<T>(w[2 * k + 1][2], w[2 * k + 1][3])};
 #pragma unroll
     for (int n = 0; n < D / 8; n += 2) {
       uint32_t b[4];
       load_transposed(b, columns + piece_at<D>(k * 16 + (lane & 15), n + (lane >> 4)));
-      multiply<T>(acc[n], a, b[0], b[1]);
-      multiply<T>(acc[n + 1], a, b[2], b[3]);
+      multiply<T>(acc[n], w.a[k], b[0], b[1]);
+      multiply<T>(acc[n + 1], w.a[k], b[2], b[3]);
     }
   }
 }
 
+// The same edge by edge, for chunks with numbers that are not finite. masks: of this lane's row g, and 8
+// further on of row g + 8; among: a bit 4 n + e for each of its weights that counts.
+template <typename T, int D>
+__device__ __forceinline__ void add_columns_apart(float (&acc)[D / 8][4], const Packed<T>& w,
+                                                  const int32_t* masks, uint32_t among, const char* columns,
+                                                  int lane) {
+  repeat<kTileCols / 8>([&](int m) {
+#pragma unroll 1
+    for (int c = 0; c < 8; ++c) {  // column 8 m + c, whose weights lane c / 2 of the four has
+      const uint32_t counts = __shfl_sync(kAll, among, c / 2, 4) >> (4 * m + (c & 1));
+      const bool first = __ldg(masks) >> (8 * m + c) & counts & 1;
+      const bool second = __ldg(masks + 8) >> (8 * m + c) & counts >> 2 & 1;
+      const float2 of_first = unpack_two<T>(__shfl_sync(kAll, w.a[m / 2][m % 2 * 2], c / 2, 4));
+      const float2 of_second = unpack_two<T>(__shfl_sync(kAll, w.a[m / 2][m % 2 * 2 + 1], c / 2, 4));
+      const float w1 = c & 1 ? of_first.y : of_first.x, w2 = c & 1 ? of_second.y : of_second.x;
+      repeat<D / 8>([&](int n) {
+        const float2 x = unpack_two<T>(
+            *reinterpret_cast<const uint32_t*>(columns + piece_at<D>(8 * m + c, n) + 4 * (lane & 3)));
+        if (first) acc[n][0] += w1 * x.x, acc[n][1] += w1 * x.y;
+        if (second) acc[n][2] += w2 * x.x, acc[n][3] += w2 * x.y;
+      });
+    }
+  });
+}
+
 // sum += the rows' sums of w, as it is rounded for the products; in entries 0 (row g) and 2 (row g + 8).
 template <typename T>
-__device__ __forceinline__ void add_weights(float (&sum)[4], const float (&w)[kTileCols / 8][4]) {
+__device__ __forceinline__ void add_weights(float (&sum)[4], const Packed<T>& w) {
   const uint32_t ones = pack_two<T>(1, 1);
-#pragma unroll
-  for (int k = 0; k < kTileCols / 16; ++k) {
-    const uint32_t a[4] = {pack_two<T>(w[2 * k][0], w[2 * k][1]), pack_two<T>(w[2 * k][2], w[2 * k][3]),
-                           pack_two<T>(w[2 * k + 1][0], w[2 * k + 1][1]),
-                           pack_two<T>(w[2 * k + 1][2], w[2 * k + 1][3])};
-    multiply<T>(sum, a, ones, ones);
-  }
+  repeat<kTileCols / 16>([&](int k) { multiply<T>(sum, w.a[k], ones, ones); });
 }
 
 __device__ __forceinline__ float quad_sum(float x) { return reduce_sum<4>(x); }
@@ -174,7 +213,7 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<D, kTileSums<SCORE,
   constexpr int C = D / 8, N = kTileCols / 8;
   constexpr int COPIES = (kTileCols * C + kTileThreads - 1) / kTileThreads;
   // Bytes of statistics of a column.
-  constexpr int STAT = FORWARD ? (DOT ? 0 : 4) : !SOURCES ? 0 : DOT ? 8 : 16;
+  constexpr int STAT = FORWARD ? (DOT ? 0 : 4) : SOURCES ? int(sizeof(NodeStats<float>)) : 0;
 
   extern __shared__ __align__(128) char shared[];
   const uint32_t smem = shared_address(shared);
@@ -201,9 +240,12 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<D, kTileSums<SCORE,
     }
     if (STAT && thread < kTileCols) ids.stat = __ldg(columns + thread);
   };
+  const auto stage_of = [&](int chunk) {
+    return L::FIRST_STAGE + (chunk - item.begin) % L::STAGES * L::STAGE;
+  };
   const auto copy_chunk = [&](const Ids& ids, int chunk) {
     if (chunk < item.end) {
-      const uint32_t stage = smem + L::FIRST_STAGE + (chunk - item.begin) % L::STAGES * L::STAGE;
+      const uint32_t stage = smem + stage_of(chunk);
 #pragma unroll
       for (int i = 0; i < COPIES; ++i) {
         const int at = thread + i * kTileThreads;
@@ -220,13 +262,28 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<D, kTileSums<SCORE,
     }
     commit_copies();
   };
+  // Whether what this thread copied, and what weights are multiplied with, is all finite.
+  const auto finite = [&](int chunk) {
+    const char* stage = shared + stage_of(chunk);
+    uint32_t found = 0;
+#pragma unroll
+    for (int i = 0; i < COPIES; ++i) {
+      const int at = thread + i * kTileThreads;
+      if (kTileCols * C % kTileThreads && at >= kTileCols * C) break;
+      const char* piece = stage + piece_at<D>(at / C, at % C);
+      if constexpr (OUT_C) find_infinite<T>(*reinterpret_cast<const uint4*>(piece), found);
+      if constexpr (OUT_D) find_infinite<T>(*reinterpret_cast<const uint4*>(piece + L::COLS), found);
+    }
+    return found == 0;
+  };
+
+  // The first chunks and the row operands are on their way.
   Ids next;
   {
     Ids first[L::STAGES - 1];
 #pragma unroll
     for (int s = 0; s < L::STAGES - 1; ++s) fetch_ids(first[s], item.begin + s);
     fetch_ids(next, item.begin + L::STAGES - 1);
-    // Row operands.
     for (int at = thread; at < kTileRows * C; at += kTileThreads) {
       const int r = at / C, piece = at % C;
       if constexpr (HAS_A)
@@ -239,17 +296,21 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<D, kTileSums<SCORE,
     for (int s = 0; s < L::STAGES - 1; ++s) copy_chunk(first[s], item.begin + s);
   }
 
-  // This lane's rows: r[0] = g, r[1] = g + 8 of the warp's 16.
+  // This lane's rows are g and g + 8 of the warp's 16: their terms and statistics.
   const int first_row = item.row + warp * 16;
   int64_t row_head[2];
   bool row_ok[2];
-  float row_term[2] = {}, lse[2] = {}, delta[2] = {};
+  float row_term[2] = {}, top[2], log_sum[2] = {}, delta[2] = {};  // log_sum in units of log 2
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     row_ok[i] = first_row + g + 8 * i < p.num_rows;
     row_head[i] = int64_t(row_of(warp * 16 + g + 8 * i)) * heads + head;
     if constexpr (!DOT) row_term[i] = p.row_term ? p.row_term[row_head[i]] : 0.f;
-    if constexpr (PASS == Pass::destinations) lse[i] = p.row_lse[row_head[i]] * kLog2E;
+    top[i] = -infinity<float>();
+    if constexpr (PASS == Pass::destinations) {
+      const RowStats<float> stats = load_stats(p.row_stats + row_head[i]);
+      top[i] = stats.max, log_sum[i] = stats.log_sum * kLog2E;
+    }
   }
   if constexpr (PASS == Pass::destinations) {
     float* deltas = reinterpret_cast<float*>(shared + L::DELTA);
@@ -260,14 +321,12 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<D, kTileSums<SCORE,
       Pack<T>::unpack(load_raw(element(p.b, node) + piece * 8), x);
       Pack<T>::unpack(load_raw(element(p.out, node) + piece * 8), y);
       if (p.out_bias) Pack<T>::unpack(load_raw(element(p.out_bias, 0) + piece * 8), z);
-#pragma unroll
-      for (int k = 0; k < 8; ++k) sum += x[k] * (y[k] - z[k]);
+      repeat<8>([&](int k) { sum += x[k] * (y[k] - z[k]); });
       sum = reduce_sum<C>(sum);
       if (piece == 0) {
         deltas[warp * 16 + r] = sum;
         if (first_row + r < p.num_rows)
-          static_cast<DotStats<float>*>(p.node_stats)[node * heads + head] = {p.row_lse[node * heads + head],
-                                                                              sum};
+          p.node_stats[node * heads + head] = {0.f, load_stats(p.row_stats + node * heads + head), sum};
       }
     }
     __syncwarp();
@@ -282,8 +341,7 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<D, kTileSums<SCORE,
 
   float acc_c[OUT_C ? C : 2][4] = {}, acc_d[OUT_D ? C : 2][4] = {}, acc_positive[POSITIVE ? C : 2][4] = {};
   float mass[4] = {}, mass_positive[4] = {};  // as of add_weights
-  float top[2] = {-infinity<float>(), -infinity<float>()}, row_sum[2] = {};
-  const float scale_log2 = p.scale * kLog2E;
+  float row_sum[2] = {};
 
   const int32_t* masks = p.tiles + kTileCols + warp * 16 + g;
   uint32_t next_mask[2] = {};
@@ -298,120 +356,106 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<D, kTileSums<SCORE,
     const uint32_t mask[2] = {next_mask[0] >> (2 * t), next_mask[1] >> (2 * t)};
     const bool any = __any_sync(kAll, (next_mask[0] | next_mask[1]) != 0);
     wait_copies<L::STAGES - 2>();
-    __syncthreads();
+    const bool apart = __syncthreads_or(!finite(chunk));
     copy_chunk(next, chunk + L::STAGES - 1);
     fetch_ids(next, chunk + L::STAGES);
     fetch_masks(chunk + 1);
     if (!any) continue;
 
-    const uint32_t stage_at = L::FIRST_STAGE + (chunk - item.begin) % L::STAGES * L::STAGE;
-    const uint32_t columns_c = smem + stage_at, columns_d = columns_c + L::COLS;
-    const char* stats = shared + stage_at + 2 * L::COLS;
+    const uint32_t columns_c = smem + stage_of(chunk), columns_d = columns_c + L::COLS;
+    const char* stats = shared + stage_of(chunk) + 2 * L::COLS;
     const auto exists = [&](int n, int e) { return (mask[e >> 1] >> (8 * n + (e & 1))) & 1; };
+    // acc += w x columns at `offset` of the stage, over the edges, or those of them that `among` has.
+    const auto add = [&](float (&acc)[C][4], const Packed<T>& w, int offset, uint32_t among = ~0u) {
+      if (!apart) {
+        add_columns<T, D>(acc, w, smem + stage_of(chunk) + offset, lane);
+      } else {
+        add_columns_apart<T, D>(acc, w, masks + int64_t(again(chunk)) * kTileInts, among,
+                                shared + again(stage_of(chunk) + offset), int(again(lane)));
+      }
+    };
 
+    // Scores of all pairs.
     float s[N][4] = {};
     [[maybe_unused]] uint32_t positive = 0;  // forward: bit 4 n + e: z > 0
     if constexpr (DOT) {
       a.times(s, columns_c, warp, lane);
-#pragma unroll
-      for (int n = 0; n < N; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) s[n][e] *= scale_log2;
-      }
+      scale(s, p.scale);
     } else if constexpr (FORWARD) {
 #pragma unroll
       for (int n = 0; n < N; ++n) {
         const float2 term = reinterpret_cast<const float2*>(stats)[4 * n + t];
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
+        repeat<4>([&](int e) {
           const float z = (e & 1 ? term.y : term.x) + row_term[e >> 1];
           if (POSITIVE && z > 0) positive |= 1u << (4 * n + e);
-          s[n][e] = z * leaky_relu_grad(z, p.slope) * kLog2E;
-        }
+          s[n][e] = leaky_relu(z, p.slope);
+        });
       }
     }
 
     if constexpr (FORWARD) {
+      // Those of edges, and a maximum that has risen by much scales down what has been added up.
       float peak[2] = {-infinity<float>(), -infinity<float>()};
-#pragma unroll
-      for (int n = 0; n < N; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          s[n][e] = exists(n, e) ? s[n][e] : -infinity<float>();
-          peak[e >> 1] = max(peak[e >> 1], s[n][e]);
-        }
-      }
+      repeat<N, 4>([&](int n, int e) {
+        s[n][e] = exists(n, e) ? s[n][e] : -infinity<float>();
+        peak[e >> 1] = max(peak[e >> 1], s[n][e]);
+      });
       peak[0] = quad_max(peak[0]), peak[1] = quad_max(peak[1]);
       const bool rises[2] = {peak[0] > top[0] + kLag, peak[1] > top[1] + kLag};
       if (__any_sync(kAll, rises[0] || rises[1])) {
         float shrink[2];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          shrink[i] = rises[i] ? exp2_fast(top[i] - peak[i]) : 1.f;
+        repeat<2>([&](int i) {
+          shrink[i] = rises[i] ? exp2_fast((top[i] - peak[i]) * kLog2E) : 1.f;
           if (rises[i]) top[i] = peak[i];
-        }
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
+        });
+        repeat<4>([&](int e) {
           mass[e] *= shrink[e >> 1];
           mass_positive[e] *= shrink[e >> 1];
-        }
-#pragma unroll
-        for (int n = 0; n < C; ++n) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            acc_d[n][e] *= shrink[e >> 1];
-            if constexpr (POSITIVE) acc_positive[n][e] *= shrink[e >> 1];
-          }
-        }
+        });
+        repeat<C, 4>([&](int n, int e) {
+          acc_d[n][e] *= shrink[e >> 1];
+          if constexpr (POSITIVE) acc_positive[n][e] *= shrink[e >> 1];
+        });
       }
+
+      // Weights, their sums and those of the columns.
       const float reference[2] = {top[0] == -infinity<float>() ? 0.f : top[0],
                                   top[1] == -infinity<float>() ? 0.f : top[1]};
-#pragma unroll
-      for (int n = 0; n < N; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) s[n][e] = exp2_fast(s[n][e] - reference[e >> 1]);
-      }
-      add_weights<T>(mass, s);
-      add_columns<T, D>(acc_d, s, columns_d, lane);
+      repeat<N, 4>([&](int n, int e) { s[n][e] = exp2_fast(minus(s[n][e], reference[e >> 1]) * kLog2E); });
+      Packed<T> weights(s);
+      add_weights<T>(mass, weights);
+      add(acc_d, weights, L::COLS);
       if constexpr (POSITIVE) {
-#pragma unroll
-        for (int n = 0; n < N; ++n) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            if (!((positive >> (4 * n + e)) & 1)) s[n][e] = 0;
-          }
-        }
-        add_weights<T>(mass_positive, s);
-        add_columns<T, D>(acc_positive, s, columns_d, lane);
+        weights.keep_only(positive);
+        add_weights<T>(mass_positive, weights);
+        add(acc_positive, weights, L::COLS, positive);
       }
     } else {
+      // alpha, and the gradient of the score.
       float grad[N][4] = {};
       b.times(grad, columns_d, warp, lane);
-#pragma unroll
-      for (int n = 0; n < N; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const char* stat = stats + (8 * n + 2 * t + (e & 1)) * STAT;
-          float l = lse[e >> 1], o = delta[e >> 1], slope = 1;
-          if constexpr (SOURCES && DOT) {
-            const float2 of = *reinterpret_cast<const float2*>(stat);
-            l = of.x * kLog2E, o = of.y;
-          } else if constexpr (SOURCES) {
-            const float4 of = *reinterpret_cast<const float4*>(stat);
-            const float z =
-                of.x + row_term[e >> 1];  // not scaled before: its sign matters where terms cancel
+      repeat<N, 4>([&](int n, int e) {
+        RowStats<float> row = {top[e >> 1], log_sum[e >> 1]};
+        float o = delta[e >> 1], slope = 1;
+        if constexpr (SOURCES) {
+          const float4 of = reinterpret_cast<const float4*>(stats)[8 * n + 2 * t + (e & 1)];  // NodeStats
+          row = {of.y, of.z * kLog2E}, o = of.w;
+          if constexpr (!DOT) {
+            const float z = of.x + row_term[e >> 1];
             slope = leaky_relu_grad(z, p.slope);
-            s[n][e] = z * slope * kLog2E, l = of.y * kLog2E, o = of.z;
+            s[n][e] = leaky_relu(z, p.slope);
           }
-          const float w = exists(n, e) ? exp2_fast(s[n][e] - l) : 0.f;
-          const float ds = w * (grad[n][e] - o);
-          s[n][e] = w;
-          grad[n][e] = ds;
-          if constexpr (!DOT) row_sum[e >> 1] += ds * slope;
         }
-      }
-      if constexpr (OUT_D) add_columns<T, D>(acc_d, s, columns_d, lane);
-      if constexpr (OUT_C) add_columns<T, D>(acc_c, grad, columns_c, lane);
+        const float w = exp2_fast(minus(s[n][e], row.max) * kLog2E - row.log_sum);
+        const float ds = exists(n, e) ? w * (grad[n][e] - o) : 0.f;
+        s[n][e] = exists(n, e) ? w : 0.f;
+        grad[n][e] = ds;
+        if constexpr (!DOT) row_sum[e >> 1] += ds * slope;
+      });
+      // The sums of columns.
+      const Packed<T> weights(s), grads(grad);
+      if constexpr (OUT_D) add(acc_d, weights, L::COLS);
+      if constexpr (OUT_C) add(acc_c, grads, 0);
     }
   }
 
@@ -454,11 +498,11 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<D, kTileSums<SCORE,
       const float sum = mass[2 * i];
       norm[i] = sum == 0 ? 0.f : 1 / sum;
       if (t) continue;
+      const Softmax<float, true> softmax = {top[i], sum, mass_positive[2 * i]};
       if (item.slot >= 0) {
-        float* stats = p.part_stats + slot_head(i) * 3;
-        stats[0] = top[i] * kLn2, stats[1] = sum, stats[2] = mass_positive[2 * i];
+        p.part_stats[slot_head(i)] = softmax;
       } else if (row_ok[i]) {
-        p.lse[row_head[i]] = sum == 0 ? infinity<float>() : top[i] * kLn2 + logarithm(sum);
+        p.stats[row_head[i]] = softmax.stats();
         if constexpr (POSITIVE) p.mass[row_head[i]] = mass_positive[2 * i] * norm[i];
       }
     }

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "accumulate.cuh"
+
 namespace dfgnn::cuda {
 
 template <typename T>
@@ -42,13 +44,11 @@ struct Pack;
 template <>
 struct Pack<float> {
   static __device__ __forceinline__ void unpack(const Raw& r, float (&f)[4]) {
-#pragma unroll
-    for (int k = 0; k < 4; ++k) f[k] = __uint_as_float(r.x[k]);
+    repeat<4>([&](int k) { f[k] = __uint_as_float(r.x[k]); });
   }
   static __device__ __forceinline__ Raw pack(const float (&f)[4]) {
     Raw r;
-#pragma unroll
-    for (int k = 0; k < 4; ++k) r.x[k] = __float_as_uint(f[k]);
+    repeat<4>([&](int k) { r.x[k] = __float_as_uint(f[k]); });
     return r;
   }
 };
@@ -56,16 +56,14 @@ struct Pack<float> {
 template <>
 struct Pack<double> {
   static __device__ __forceinline__ void unpack(const Raw& r, double (&f)[2]) {
-#pragma unroll
-    for (int k = 0; k < 2; ++k) f[k] = __hiloint2double(int(r.x[2 * k + 1]), int(r.x[2 * k]));
+    repeat<2>([&](int k) { f[k] = __hiloint2double(int(r.x[2 * k + 1]), int(r.x[2 * k])); });
   }
   static __device__ __forceinline__ Raw pack(const double (&f)[2]) {
     Raw r;
-#pragma unroll
-    for (int k = 0; k < 2; ++k) {
+    repeat<2>([&](int k) {
       r.x[2 * k] = uint32_t(__double2loint(f[k]));
       r.x[2 * k + 1] = uint32_t(__double2hiint(f[k]));
-    }
+    });
     return r;
   }
 };
@@ -73,19 +71,17 @@ struct Pack<double> {
 template <>
 struct Pack<__nv_bfloat16> {
   static __device__ __forceinline__ void unpack(const Raw& r, float (&f)[8]) {
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {  // a bfloat16 is the upper half of a float
+    repeat<4>([&](int k) {  // a bfloat16 is the upper half of a float
       f[2 * k] = __uint_as_float(r.x[k] << 16);
       f[2 * k + 1] = __uint_as_float(r.x[k] & 0xffff0000u);
-    }
+    });
   }
   static __device__ __forceinline__ Raw pack(const float (&f)[8]) {
     Raw r;
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
+    repeat<4>([&](int k) {
       const __nv_bfloat162 v = __floats2bfloat162_rn(f[2 * k], f[2 * k + 1]);
       r.x[k] = *reinterpret_cast<const uint32_t*>(&v);
-    }
+    });
     return r;
   }
 };
@@ -93,20 +89,18 @@ struct Pack<__nv_bfloat16> {
 template <>
 struct Pack<__half> {
   static __device__ __forceinline__ void unpack(const Raw& r, float (&f)[8]) {
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
+    repeat<4>([&](int k) {
       const float2 v = __half22float2(*reinterpret_cast<const __half2*>(&r.x[k]));
       f[2 * k] = v.x;
       f[2 * k + 1] = v.y;
-    }
+    });
   }
   static __device__ __forceinline__ Raw pack(const float (&f)[8]) {
     Raw r;
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
+    repeat<4>([&](int k) {
       const __half2 v = __floats2half2_rn(f[2 * k], f[2 * k + 1]);
       r.x[k] = *reinterpret_cast<const uint32_t*>(&v);
-    }
+    });
     return r;
   }
 };
@@ -115,16 +109,14 @@ template <typename T>
 __device__ __forceinline__ void axpy(Acc<T> (&acc)[kVec<T>], Acc<T> w, const Raw& r) {
   Acc<T> f[kVec<T>];
   Pack<T>::unpack(r, f);
-#pragma unroll
-  for (int k = 0; k < kVec<T>; ++k) acc[k] += w * f[k];
+  repeat<kVec<T>>([&](int k) { acc[k] += w * f[k]; });
 }
 
 template <typename T>
 __device__ __forceinline__ Acc<T> dot(const Acc<T> (&a)[kVec<T>], const Raw& r, Acc<T> sum) {
   Acc<T> f[kVec<T>];
   Pack<T>::unpack(r, f);
-#pragma unroll
-  for (int k = 0; k < kVec<T>; ++k) sum += a[k] * f[k];
+  repeat<kVec<T>>([&](int k) { sum += a[k] * f[k]; });
   return sum;
 }
 

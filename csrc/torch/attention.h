@@ -1,7 +1,8 @@
 // The operators, once for all backends: check, allocate, fill the parameter struct, launch.
 // Backend offers `Scope(tensor)` (device guard), `check(checker, shape)` for layouts that it does not
-// take, `has_tiles(score, dtype, shape)`, whether its forward adds the bias (`kAddsBias`), and
-// `forward(params, tensor)` / `backward(params, tensor)`.
+// take, `check(checker, csr, num_edges)` for what it can tell of a plan, `has_tiles(score, dtype, shape)`,
+// whether its forward adds the bias (`kAddsBias`), and `forward(params, tensor)` / `backward(params,
+// tensor)`.
 #pragma once
 
 #include <cmath>
@@ -11,53 +12,87 @@
 
 namespace dfgnn {
 
+// The list `plan` of the schemas.
+struct PlanArgs {
+  int64_t num_slots, packed, heads_per_tile, num_rows, num_cols, num_edges;
+};
+
 template <class Backend>
 struct Attention {
+  static PlanArgs plan_args(const Checker& check, const Sizes& plan) {
+    check.require(plan.size() == sizeof(PlanArgs) / sizeof(int64_t),
+                  "plan: expected [num_slots, packed, heads_per_tile, num_rows, num_cols, num_edges], got ",
+                  to_string(plan));
+    for (int64_t number : plan) check.count("plan", number);
+    return {plan[0], plan[1], plan[2], plan[3], plan[4], plan[5]};
+  }
+
+  // One direction of a graph, of num_rows rows with neighbours below num_cols. What can be seen without
+  // reading the tensors is checked, and by the CPU its items and splits; schemas.h says what is trusted.
   static Csr csr(const Checker& check, const char* name, const Tensor& indices, const OptTensor& eids,
-                 const Tensor& items, const Tensor& splits, const Sizes& plan, int64_t num_rows) {
+                 const Tensor& items, const Tensor& splits, const Sizes& plan, const OptTensor& tiles,
+                 int64_t num_rows, int64_t num_cols) {
     const ScalarType i32 = ScalarType::Int;
     check.tensor(name, indices, {-1}, {i32});
     check.tensor("eids", eids, {indices.size(0)}, {i32});
     check.tensor("items", items, {-1, 4}, {i32});
     check.tensor("splits", splits, {-1, 4}, {i32});
-    check.require(plan.size() == 3, "plan: expected [num_slots, packed, heads_per_tile]");
+    check.tensor("tiles", tiles, {-1, kTileInts}, {i32});
     check.require(indices.is_contiguous() && items.is_contiguous() && splits.is_contiguous() &&
-                      (!eids || eids->is_contiguous()),
+                      (!eids || eids->is_contiguous()) && (!tiles || tiles->is_contiguous()),
                   "the graph's tensors: expected contiguous ones");
+    const PlanArgs args = plan_args(check, plan);
+    const int64_t num_edges = indices.size(0), num_items = items.size(0), num_splits = splits.size(0);
+    check.require(args.num_rows == num_rows && args.num_cols == num_cols && args.num_edges == num_edges, name,
+                  ": expected the graph of the plan, of ", args.num_rows, " rows, ", args.num_cols,
+                  " columns and ", args.num_edges, " edges, got ", num_rows, ", ", num_cols, " and ",
+                  num_edges);
+    check.require(num_edges == 0 || (num_rows > 0 && num_cols > 0), name, ": edges without nodes");
+    const int64_t rows_per_item = tiles ? kTileRows : 1;
+    check.count("items", num_items);
+    check.require(num_items * rows_per_item >= num_rows, "items: expected one or more for each of ", num_rows,
+                  " rows, got ", num_items);
+    check.require(num_splits <= args.num_slots && args.num_slots <= 2 * num_items * rows_per_item,
+                  "plan: expected slots for ", num_splits, " split rows, of ", num_items, " items, got ",
+                  args.num_slots);
+    check.require(args.packed <= 1, "plan: expected packed = 0 or 1, got ", args.packed);
+    check.require(!tiles || tiles->size(0) <= std::max<int64_t>(num_edges, 1),
+                  "tiles: expected at most one chunk per edge");
     Csr c{};
     c.indices = static_cast<const int32_t*>(data(indices));
     c.eids = static_cast<const int32_t*>(data(eids));
     c.items = static_cast<const Item*>(data(items));
     c.splits = static_cast<const Split*>(data(splits));
-    c.num_items = items.size(0);
-    c.num_splits = splits.size(0);
-    c.num_slots = plan[0];
+    c.tiles = static_cast<const int32_t*>(data(tiles));
+    c.num_items = num_items;
+    c.num_splits = num_splits;
+    c.num_slots = args.num_slots;
     c.num_rows = num_rows;
-    c.packed = static_cast<int32_t>(plan[1]);
-    c.heads_per_tile = static_cast<int32_t>(plan[2]);
+    c.packed = static_cast<int32_t>(args.packed);
+    c.heads_per_tile = static_cast<int32_t>(args.heads_per_tile);
+    Backend::check(check, c, num_edges);
     return c;
   }
 
-  static Csr reverse_csr(const Checker& check, const Tensor& indices, const OptTensor& rev_indices,
-                         const OptTensor& rev_eids, const OptTensor& rev_items, const OptTensor& rev_splits,
-                         const Sizes& plan, int64_t num_rows) {
+  static Csr reverse_csr(const Checker& check, const OptTensor& rev_indices, const OptTensor& rev_eids,
+                         const OptTensor& rev_items, const OptTensor& rev_splits, const Sizes& plan,
+                         const OptTensor& tiles, const Shape& shape) {
     check.require(rev_indices && rev_items && rev_splits, "backward needs the reverse CSR and its plan");
-    check.require(rev_indices->size(0) == indices.size(0), "rev_indices: expected as many edges as indices");
-    return csr(check, "rev_indices", *rev_indices, rev_eids, *rev_items, *rev_splits, plan, num_rows);
+    const Csr c = csr(check, "rev_indices", *rev_indices, rev_eids, *rev_items, *rev_splits, plan, tiles,
+                      shape.num_src, shape.num_dst);
+    check.require(rev_indices->size(0) == shape.num_edges, "rev_indices: expected ", shape.num_edges,
+                  " edges, got ", rev_indices->size(0));
+    return c;
   }
 
-  // Tiles of a direction, where its plan has them and the call can take them.
+  // Whether the call can take the tiles that its plan has.
   template <class Params>
-  static void set_tiles(const Checker& check, const char* name, const OptTensor& tiles, const Params& p,
-                        Csr& csr) {
-    if (!tiles) return;
-    check.tensor(name, tiles, {-1, kTileInts}, {ScalarType::Int});
-    check.require(tiles->is_contiguous(), "the graph's tensors: expected contiguous ones");
+  static void check_tiles(const Checker& check, const Params& p, const Csr& csr) {
+    if (!csr.tiles) return;
     check.require(
         Backend::has_tiles(p.score, p.dtype, p.shape),
         "tiles: expected additive or dot attention in 16 bits on CUDA, with heads of 16, 32, 64 or 128");
     check.require(!p.edge.any(), "tiles: expected no edge tensors and no dropout");
-    csr.tiles = static_cast<const int32_t*>(data(tiles));
   }
 
   // Positions in `flags` and `need` of the schemas.
@@ -86,8 +121,11 @@ struct Attention {
   static void fill(const Checker& check, Inputs& in, Params& p, const Tensor& indices) {
     const ScalarType type = in.type(), acc = in.acc();
     check.require(in.score >= 0 && in.score <= 2, "score: expected 0 (additive), 1 (dot) or 2 (additive_v2)");
-    check.require(in.num_dst >= 0, "num_dst: expected a number >= 0");
+    check.count("num_dst", in.num_dst);
+    check.require(in.flags >= 0 && in.flags < 2 * kFeatInValue, "flags: unknown ones: ", in.flags);
     check.tensor("value", in.value, {-1, -1, -1}, {type});
+    for (int k = 0; k < 3; ++k) check.count("value: sizes", in.value.size(k));
+    check.tensor("indices", indices, {-1}, {ScalarType::Int});
     const int64_t n = in.num_src(), m = in.num_dst, h = in.heads(), dv = in.value_dim(),
                   edges = indices.size(0);
     p.score = Score(in.score);
@@ -106,6 +144,7 @@ struct Attention {
       check.tensor("attn", in.attn, {h, dv}, {type});
     }
     const int64_t d = in.dim();
+    check.count("src: head size", d);
     p.shape = {m, n, edges, int32_t(h), int32_t(d), int32_t(dv)};
     Backend::check(check, p.shape, p.dtype);
     check.tensor("out_bias", in.out_bias, {h, dv}, {type});
@@ -176,8 +215,8 @@ struct Attention {
               num_dst,   negative_slope, scale,       dropout_p, flags};
     ForwardParams p{};
     fill(check, in, p, indices);
-    p.csr = csr(check, "indices", indices, eids, items, splits, plan, num_dst);
-    set_tiles(check, "tiles", tiles, p, p.csr);
+    p.csr = csr(check, "indices", indices, eids, items, splits, plan, tiles, num_dst, in.num_src());
+    check_tiles(check, p, p.csr);
     check.require(!tiles || !return_attention, "tiles: expected no returned attention");
     check.require(!save_positive || p.score == Score::additive, "save_positive: additive only");
 
@@ -193,7 +232,9 @@ struct Attention {
     const OptTensor partial_positive =
         scratch(p.partial_positive, slots && save_positive, value, {slots, h, dv}, acc);
     Backend::forward(p, value);
-    if (out_bias && !Backend::kAddsBias) out = torch::stable::subtract(out, *in.out_bias, -1);
+    if (out_bias && !Backend::kAddsBias)
+      out =
+          allocate(out, sizes_of(out), type, [&] { return torch::stable::subtract(out, *in.out_bias, -1); });
     return {out, stats, positive, mass, attention};
   }
 
@@ -209,6 +250,7 @@ struct Attention {
     const Checker check("dfgnn::attention_backward", value);
     check.tensor("grad_out", grad_out, {-1, -1, -1}, {value.scalar_type()});
     const int64_t m = grad_out.size(0), edges = indices.size(0);
+    check.require(need >= 0 && need < 2 * kNeedFeat, "need: unknown bits: ", need);
     Inputs in{score,     value, src,      dst, attn,           edge_bias, edge_gate, edge_mask, edge_weight,
               edge_feat, seed,  out_bias, m,   negative_slope, scale,     dropout_p, flags};
     BackwardParams p{};
@@ -230,10 +272,11 @@ struct Attention {
       check.tensor("positive", positive, {m, h, dv}, {type});
       check.tensor("positive_mass", positive_mass, {m, h}, {acc});
     }
-    p.csr = csr(check, "indices", indices, eids, items, splits, plan, m);
-    p.reverse = reverse_csr(check, indices, rev_indices, rev_eids, rev_items, rev_splits, rev_plan, n);
-    set_tiles(check, "tiles", tiles, p, p.csr);
-    set_tiles(check, "rev_tiles", rev_tiles, p, p.reverse);
+    p.csr = csr(check, "indices", indices, eids, items, splits, plan, tiles, m, n);
+    p.reverse =
+        reverse_csr(check, rev_indices, rev_eids, rev_items, rev_splits, rev_plan, rev_tiles, p.shape);
+    check_tiles(check, p, p.csr);
+    check_tiles(check, p, p.reverse);
     check.require(!(tiles || rev_tiles) || !grad_attention, "tiles: expected no gradient of the attention");
     out = dense(out), stats = dense(stats), grad_out = dense(grad_out);
     p.out = data(out), p.out_bias = data(in.out_bias), p.stats = data(stats), p.grad_out = data(grad_out);
@@ -291,6 +334,9 @@ struct Attention {
                                const Tensor& indices, const OptTensor& eids, const Tensor& items,
                                const Tensor& splits, const Sizes& plan) {
     check.tensor("feat", feat, {-1, -1, -1}, {feat.scalar_type()});
+    check.tensor("indices", indices, {-1}, {ScalarType::Int});
+    check.count("num_rows", num_rows);
+    for (int k = 0; k < 3; ++k) check.count("feat: sizes", feat.size(k));
     ProductParams p{};
     p.dtype = dtype_of(check.op(), feat);
     p.shape = {num_rows,
@@ -300,7 +346,7 @@ struct Attention {
                int32_t(feat.size(2)),
                int32_t(feat.size(2))};
     Backend::check(check, p.shape, p.dtype);
-    p.csr = csr(check, "indices", indices, eids, items, splits, plan, num_rows);
+    p.csr = csr(check, "indices", indices, eids, items, splits, plan, {}, num_rows, feat.size(0));
     p.feat = data(feat);
     return p;
   }

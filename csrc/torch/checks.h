@@ -7,6 +7,7 @@
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <cstdint>
+#include <exception>
 #include <initializer_list>
 #include <optional>
 #include <string>
@@ -21,6 +22,8 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using OptTensor = std::optional<Tensor>;
 using Sizes = std::vector<int64_t>;
+
+inline constexpr int64_t kMostIds = int64_t(1) << 31;
 
 inline std::string to_string(const Sizes& sizes) {
   std::string text = "[";
@@ -61,7 +64,14 @@ class Checker {
               std::initializer_list<ScalarType> dtypes) const {
     if (t) tensor(name, *t, shape, dtypes);
   }
-  void require(bool ok, const char* what) const { STD_TORCH_CHECK(ok, op_, ": ", what); }
+  template <class... Words>
+  void require(bool ok, const Words&... words) const {
+    STD_TORCH_CHECK(ok, op_, ": ", words...);
+  }
+  // Kernels count in 32 bits.
+  void count(const char* name, int64_t value) const {
+    require(value >= 0 && value < kMostIds, name, ": expected a number in [0, 2**31), got ", value);
+  }
 
   const char* op() const { return op_; }
 
@@ -88,10 +98,42 @@ inline DType dtype_of(const char* op, const Tensor& t) {
 
 inline ScalarType acc_type(ScalarType t) { return t == ScalarType::Double ? t : ScalarType::Float; }
 
+inline int64_t bytes_of(ScalarType t) {
+  switch (t) {
+    case ScalarType::Double:
+    case ScalarType::Long:
+      return 8;
+    case ScalarType::Half:
+    case ScalarType::BFloat16:
+      return 2;
+    case ScalarType::Bool:
+      return 1;
+    default:
+      return 4;
+  }
+}
+
+// What `make` returns: a new tensor like this. The stable ABI says that it failed, not why: by the time that
+// sizes were checked, for want of memory. dfgnn/_ops.py makes torch.OutOfMemoryError of it on CUDA.
+template <class Make>
+Tensor allocate(const Tensor& like, const Sizes& sizes, ScalarType dtype, const Make& make) {
+  try {
+    return make();
+  } catch (const std::exception&) {
+    double bytes = double(bytes_of(dtype));
+    for (int64_t size : sizes) bytes *= double(size);
+    STD_TORCH_CHECK(false, "dfgnn: ", like.is_cuda() ? "CUDA" : "CPU", " out of memory: no ",
+                    bytes / (1 << 30), " GiB for a tensor of shape ", to_string(sizes), " and dtype ",
+                    torch::headeronly::toString(dtype));
+  }
+}
+
 // Kernels load 16 bytes at a time: contiguous, and a view that starts off that grid is copied.
 inline Tensor dense(const Tensor& t) {
-  Tensor c = t.is_contiguous() ? t : torch::stable::contiguous(t);
-  return reinterpret_cast<uintptr_t>(c.const_data_ptr()) % 16 ? torch::stable::clone(c) : c;
+  const auto copied = [&](const auto& copy) { return allocate(t, sizes_of(t), t.scalar_type(), copy); };
+  Tensor c = t.is_contiguous() ? t : copied([&] { return torch::stable::contiguous(t); });
+  if (reinterpret_cast<uintptr_t>(c.const_data_ptr()) % 16 == 0) return c;
+  return copied([&] { return torch::stable::clone(c); });
 }
 inline OptTensor dense(const OptTensor& t) { return t ? OptTensor(dense(*t)) : t; }
 
@@ -99,7 +141,7 @@ inline const void* data(const Tensor& t) { return t.const_data_ptr(); }
 inline const void* data(const OptTensor& t) { return t ? t->const_data_ptr() : nullptr; }
 
 inline Tensor make(const Tensor& like, Sizes sizes, ScalarType dtype) {
-  return torch::stable::new_empty(like, sizes, dtype);
+  return allocate(like, sizes, dtype, [&] { return torch::stable::new_empty(like, sizes, dtype); });
 }
 // An array that not every call needs: where it is wanted, `where` points to it, else it is empty.
 inline Tensor optional(void*& where, bool wanted, const Tensor& like, Sizes sizes, ScalarType dtype) {

@@ -1,4 +1,5 @@
 // Schemas of all operators, and their CPU backend.
+#include "../core/layout.h"
 #include "../cpu/engine.h"
 #include "attention.h"
 #include "schemas.h"
@@ -12,10 +13,16 @@ struct CpuBackend {
   };
 
   static void check(const Checker&, const Shape&, DType) {}
+  static void check(const Checker& check, const Csr& csr, int64_t num_edges) {
+    check.require(cpu::in_range(csr, num_edges),
+                  "items, splits: expected those of the plan, got rows, edges or slots out of range");
+  }
 
   static cpu::Parallel parallel() {
     const auto run = [](int64_t begin, int64_t end, int64_t grain, cpu::RangeFn fn, void* ctx) {
-      STABLE_TORCH_ERROR_CODE_CHECK(torch_parallel_for(begin, end, grain, fn, ctx));
+      const bool done = torch_parallel_for(begin, end, grain, fn, ctx) == AOTI_TORCH_SUCCESS;
+      STD_TORCH_CHECK(done,
+                      "dfgnn: CPU out of memory: no buffers for the kernels");  // they raise nothing else
     };
     return {run, static_cast<int>(torch::stable::get_num_threads())};
   }
@@ -30,14 +37,52 @@ struct CpuBackend {
   static void spmm(const ProductParams& p, const Tensor&) { cpu::spmm(p, parallel()); }
 };
 
+std::string constants() {
+  using A = Attention<CpuBackend>;
+  const std::pair<const char*, int64_t> all[] = {
+      {"score_additive", int64_t(Score::additive)},
+      {"score_dot", int64_t(Score::dot)},
+      {"score_additive_v2", int64_t(Score::additive_v2)},
+      {"flag_bias_after", A::kBiasAfter},
+      {"flag_feat_in_key", A::kFeatInKey},
+      {"flag_feat_in_value", A::kFeatInValue},
+      {"need_dst", A::kNeedDst},
+      {"need_bias", A::kNeedBias},
+      {"need_gate", A::kNeedGate},
+      {"need_weight", A::kNeedWeight},
+      {"need_feat", A::kNeedFeat},
+      {"plan_numbers", sizeof(PlanArgs) / sizeof(int64_t)},
+      {"tile_rows", kTileRows},
+      {"tile_cols", kTileCols},
+      {"warp", kWarp},
+      {"load_bytes", kLoadBytes},
+      {"degree_bins", kDegreeBins},
+      {"most_ids", kMostIds},
+  };
+  std::string text;
+  const auto add = [&](const std::string& name, int64_t value) {
+    text += name + "=" + std::to_string(value) + ";";
+  };
+  for (const auto& [name, value] : all) add(name, value);
+  for (int bytes : {2, 4, 8})
+    for (int dim = 1; dim <= 1024; dim *= 2)
+      add("lanes_" + std::to_string(bytes) + "_" + std::to_string(dim), lanes_per_head(dim, bytes));
+  return text;
+}
+
 }  // namespace
 }  // namespace dfgnn
 
 STABLE_TORCH_LIBRARY(dfgnn, m) {
   for (const char* schema :
-       {dfgnn::kForward, dfgnn::kBackward, dfgnn::kSddmm, dfgnn::kSpmm, dfgnn::kGatherSum})
+       {dfgnn::kForward, dfgnn::kBackward, dfgnn::kSddmm, dfgnn::kSpmm, dfgnn::kGatherSum, dfgnn::kConstants})
     m.def(schema);
   for (const char* schema : dfgnn::kPlanning) m.def(schema);
+}
+
+// No tensor says which backend is meant.
+STABLE_TORCH_LIBRARY_IMPL(dfgnn, CompositeExplicitAutograd, m) {
+  m.impl("constants", TORCH_BOX(&dfgnn::constants));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(dfgnn, CPU, m) { dfgnn::Attention<dfgnn::CpuBackend>::register_ops(m); }

@@ -21,6 +21,8 @@ struct CudaBackend {
     check.require(s.dim > 0 && s.heads > 0, "features: expected at least one head of at least one element");
   }
 
+  static void check(const Checker&, const Csr&, int64_t) {}  // items are on the device
+
   static bool has_tiles(Score score, DType dtype, const Shape& s) {
     return score != Score::additive_v2 && (dtype == DType::f16 || dtype == DType::bf16) &&
            (s.dim == 16 || s.dim == 32 || s.dim == 64 || s.dim == 128);
@@ -63,21 +65,32 @@ struct CudaBackend {
 
   static const int64_t* offsets(const Checker& check, const char* name, const Tensor& t) {
     check.tensor(name, t, {-1}, {ScalarType::Long});
-    check.require(t.size(0) > 0 && t.is_contiguous(), "indptr, offsets: expected contiguous ones, not empty");
+    check.require(t.size(0) > 0 && t.is_contiguous(), name, ": expected a contiguous one, not empty");
+    check.count(name, t.size(0) - 1);
     return static_cast<const int64_t*>(data(t));
   }
-  static const int32_t* columns(const Checker& check, const Tensor& t) {
+  // The neighbours of indptr's rows.
+  static const int32_t* columns(const Checker& check, const Tensor& t, const Tensor& indptr) {
     check.tensor("indices", t, {-1}, {ScalarType::Int});
     check.require(t.is_contiguous(), "indices: expected contiguous ones");
+    check.count("indices", t.size(0));
+    check.require(t.size(0) == 0 || indptr.size(0) > 1, "indices: edges without rows");
     return static_cast<const int32_t*>(data(t));
+  }
+  static void check_windows(const Checker& check, const Tensor& offsets, int64_t num_rows) {
+    const int64_t windows = (num_rows + kTileRows - 1) / kTileRows;
+    check.require(offsets.size(0) - 1 == windows, "offsets: expected those of ", windows, " windows, got ",
+                  offsets.size(0) - 1);
   }
   static int64_t* numbers(Tensor& t) { return static_cast<int64_t*>(t.mutable_data_ptr()); }
 
   // more: items beyond one per row that there can be.
   static std::tuple<Tensor, Tensor, Tensor> plan(const Checker& check, const Tensor& indptr, PlanParams p,
                                                  int64_t max_edges, int64_t more, int64_t num_splits) {
-    check.require(max_edges > 0 && max_edges < (int64_t(1) << 31), "items: expected a bound below 2**31");
+    check.require(max_edges > 0 && max_edges < kMostIds, "items: expected a bound in [1, 2**31), got ",
+                  max_edges);
     const ScalarType i32 = ScalarType::Int;
+    check.count("items: their number", indptr.size(0) - 1 + more);
     p.num_rows = indptr.size(0) - 1, p.max_edges = int32_t(max_edges);
     p.num_items = p.num_rows + more, p.front = more, p.num_splits = num_splits;
     p.num_counts = 3 + int64_t(p.parts) * 2 * kPlanBuckets;
@@ -94,10 +107,12 @@ struct CudaBackend {
                                                       int64_t parts, int64_t max_edges, bool by_length) {
     const Scope scope(indptr);
     const Checker check("dfgnn::plan_rows", indptr);
-    check.require(parts > 0 && parts < 1000 && num_cols >= 0 && max_edges > 0,
-                  "num_cols, parts, max_edges: expected counts");
+    check.require(parts > 0 && parts < 1000 && max_edges > 0,
+                  "parts, max_edges: expected counts, of parts below ", "1000, got ", parts, " and ",
+                  max_edges);
+    check.count("num_cols", num_cols);
     PlanParams p{};
-    p.indptr = offsets(check, "indptr", indptr), p.indices = columns(check, indices);
+    p.indptr = offsets(check, "indptr", indptr), p.indices = columns(check, indices, indptr);
     p.num_cols = num_cols, p.parts = int32_t(parts), p.by_length = by_length;
     p.stride = 1, p.last_row = indptr.size(0) - 1;
     // An item takes an edge, but for a row's first one.
@@ -112,9 +127,10 @@ struct CudaBackend {
     const Checker check("dfgnn::plan_windows", chunks);
     PlanParams p{};
     p.indptr = offsets(check, "offsets", chunks);
-    check.require(num_chunks >= 0 && max_chunks > 0 && num_rows >= 0 &&
-                      chunks.size(0) - 1 == (num_rows + kTileRows - 1) / kTileRows,
-                  "offsets: expected those of all windows, and a bound");
+    check.count("num_chunks", num_chunks);
+    check.count("num_rows", num_rows);
+    check.require(max_chunks > 0, "max_chunks: expected a count, got ", max_chunks);
+    check_windows(check, chunks, num_rows);
     p.parts = 1, p.stride = kTileRows, p.last_row = num_rows;
     const int64_t more = num_chunks / max_chunks;
     return plan(check, chunks, p, max_chunks, more, more * kTileRows);
@@ -134,7 +150,7 @@ struct CudaBackend {
     const Scope scope(indptr);
     const Checker check("dfgnn::falls", indptr);
     const int64_t* begin = offsets(check, "indptr", indptr);
-    const int32_t* column = columns(check, indices);
+    const int32_t* column = columns(check, indices, indptr);
     Tensor count = make(indptr, {1}, ScalarType::Long);
     launched(cuda::falls(begin, column, indptr.size(0) - 1, indices.size(0), numbers(count), stream(indptr)));
     return count;
@@ -144,9 +160,9 @@ struct CudaBackend {
     const Scope scope(indptr);
     const Checker check("dfgnn::sharing", indptr);
     const int64_t* begin = offsets(check, "indptr", indptr);
-    const int32_t* column = columns(check, indices);
-    check.require(step > 0 && step < (int64_t(1) << 31) && most > 0 && most < (int64_t(1) << 25),
-                  "step, most: expected counts, of edges below 2**25");
+    const int32_t* column = columns(check, indices, indptr);
+    check.require(step > 0 && step < kMostIds && most > 0 && most < (int64_t(1) << 25),
+                  "step, most: expected counts, of edges below 2**25, got ", step, " and ", most);
     Tensor sums = make(indptr, {2}, ScalarType::Long);
     launched(
         cuda::sharing(begin, column, indptr.size(0) - 1, step, int(most), numbers(sums), stream(indptr)));
@@ -157,7 +173,7 @@ struct CudaBackend {
     const Scope scope(indptr);
     const Checker check("dfgnn::tile_counts", indptr);
     const int64_t* begin = offsets(check, "indptr", indptr);
-    const int32_t* column = columns(check, indices);
+    const int32_t* column = columns(check, indices, indptr);
     const int64_t rows = indptr.size(0) - 1;
     Tensor chunks = make(indptr, {(rows + kTileRows - 1) / kTileRows + 1}, ScalarType::Long);
     launched(cuda::tile_counts(begin, column, rows, numbers(chunks), stream(indptr)));
@@ -168,11 +184,12 @@ struct CudaBackend {
     const Scope scope(indptr);
     const Checker check("dfgnn::tiles", indptr);
     const int64_t* begin = offsets(check, "indptr", indptr);
-    const int32_t* column = columns(check, indices);
+    const int32_t* column = columns(check, indices, indptr);
     const int64_t* chunk = offsets(check, "offsets", first);
     const int64_t rows = indptr.size(0) - 1;
-    check.require(num_chunks >= 0 && first.size(0) - 1 == (rows + kTileRows - 1) / kTileRows,
-                  "offsets: expected those of all windows");
+    check_windows(check, first, rows);
+    check.require(num_chunks >= 0 && num_chunks <= indices.size(0),
+                  "num_chunks: expected at most one per edge, got ", num_chunks);
     Tensor chunks = make(indptr, {num_chunks, kTileInts}, ScalarType::Int);
     Tensor twice = make(indptr, {1}, ScalarType::Int);
     launched(cuda::tiles(begin, column, rows, chunk, num_chunks,

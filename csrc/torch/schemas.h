@@ -1,9 +1,16 @@
 // The operators' schemas. GRAPH is the forward CSR and its plan; REVERSE the same by source, which
-// only backward needs: forward takes it along for autograd. TILES: of either, where its plan has them. Plan =
-// [num_slots, packed, heads_per_tile]. ENDS: what a score takes of the two ends of an edge (`Inputs` in
-// attention.h):
+// only backward needs: forward takes it along for autograd. TILES: of either, where its plan has them. PLAN =
+// [num_slots, packed, heads_per_tile, num_rows, num_cols, num_edges]: the last three are what it was made
+// for, and are compared with all other sizes. ENDS: what a score takes of the two ends of an edge (`Inputs`
+// in attention.h):
 //   score 0 (additive): src, dst = alpha_src, alpha_dst;  1 (dot): key, query;  2 (additive_v2): none, x_dst
 // flags and need: the enums in attention.h.
+//
+// Every size, dtype and device is checked, and on the CPU also that items and splits name rows, edges and
+// slots that there are. Trusted are, as they come from a Graph, which has checked them: the values in indices
+// (neighbours below num_cols) and eids (a permutation); on CUDA, where they cannot be seen without waiting,
+// also those in items, splits and tiles; and that together these cover every row once. For the operators that
+// plan: the values in indptr and offsets.
 #pragma once
 
 #define DFGNN_GRAPH "Tensor indices, Tensor? eids, Tensor items, Tensor splits, int[] plan"
@@ -37,6 +44,8 @@ inline constexpr const char* kSpmm =
     "spmm(Tensor weight, Tensor feat, " DFGNN_GRAPH ", int num_rows) -> Tensor";
 inline constexpr const char* kGatherSum =
     "gather_sum(Tensor feat, Tensor indices, Tensor items, Tensor splits, int[] plan, int num_dst) -> Tensor";
+// Numbers that Python mirrors, as "name=value;name=value;": tests/functional/test_constants.py compares them.
+inline constexpr const char* kConstants = "constants() -> str";
 // Planning, CUDA only; params.h and engine.h say what comes.
 inline constexpr const char* kPlanRows =
     "plan_rows(Tensor indptr, Tensor indices, int num_cols, int parts, int max_edges, bool by_length)"

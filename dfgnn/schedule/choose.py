@@ -117,20 +117,22 @@ def plan(
             )
         bound = bound or cost.max_columns(len(built.chunks), shape.heads, device)
         found = tiles.items(built, stats.num_rows, max(bound // tiles.COLUMNS, 1))
-        return Plan("tiles", bound, *found, False, why, stats, candidates, built.chunks)
+        return Plan("tiles", bound, *found, direction.size, False, why, stats, candidates, built.chunks)
     bound = bound or cost.max_edges(stats, chosen, device)
     longest_first = chosen == "longest_first" or (chosen == "packed" and stats.cv >= cost.ALIKE)
     found = direction.items(bound, longest_first, parts, fixed_order=shape.layer == "gatv2")
     packed = chosen == "packed"
-    return Plan(chosen, bound, *found, packed, why, stats, candidates, None, heads, parts)
+    return Plan(
+        chosen, bound, *found, direction.size, packed, why, stats, candidates, None, heads, parts
+    )
 
 
 def _plan_once(direction: Direction, shape: Shape) -> Plan:
     """Without statistics."""
     packed = cost.sub_warps(shape.heads, shape.dim, shape.dtype) > 1
     found = items.of_rows_once(direction.csr, fixed_order=shape.layer == "gatv2")
-    name = "packed" if packed else "natural"
-    return Plan(name, items.ONCE_BOUND, *found, packed, "a graph for one step", None, ())
+    name, why = "packed" if packed else "natural", "a graph for one step"
+    return Plan(name, items.ONCE_BOUND, *found, direction.size, packed, why, None, ())
 
 
 def alternatives(direction: Direction, shape: Shape, chosen: Plan) -> list[str]:

@@ -36,6 +36,12 @@ class Direction:
         return (self._structure.dst if self.reverse else self._structure.src).num_rows
 
     @property
+    def size(self) -> tuple[int, int, int]:
+        """Rows, columns and edges."""
+        rows = (self._structure.src if self.reverse else self._structure.dst).num_rows
+        return rows, self.num_cols, self._structure.indices.numel()
+
+    @property
     def stats(self) -> DegreeStats:
         return self._structure.degree_stats(self.reverse)
 

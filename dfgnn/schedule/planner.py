@@ -83,7 +83,7 @@ class Planner:
             reverse = (back.indices, back.eids, plan_back.items, plan_back.splits, plan_back.launch)
             found = GraphArgs(*forward, *reverse, plan.tiles, plan_back.tiles)
         else:
-            found = GraphArgs(*forward, None, None, None, None, [0, 0, 0], plan.tiles, None)
+            found = GraphArgs(*forward, None, None, None, None, [], plan.tiles, None)
         kept[shape, schedule, edges, backward] = found
         return found
 

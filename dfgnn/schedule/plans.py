@@ -61,6 +61,7 @@ class Plan:
     items: Tensor  # as in `Items`
     splits: Tensor
     num_slots: int
+    size: tuple[int, int, int]  # rows, columns and edges of what it was made for
     packed: bool
     why: str
     stats: DegreeStats | None  # None: a graph for one step
@@ -71,7 +72,8 @@ class Plan:
 
     @property
     def launch(self) -> list[int]:
-        return [self.num_slots, int(self.packed), self.heads_per_tile]
+        """What the operators take of a plan beside its tensors."""
+        return [self.num_slots, int(self.packed), self.heads_per_tile, *self.size]
 
     def __repr__(self) -> str:
         s = self.stats

@@ -1,12 +1,13 @@
 """What only the CPU engine has: threads and instruction sets."""
 
+import math
 import platform
 import re
 from pathlib import Path
 
 import pytest
 import torch
-from attention import SCORES, check, function, make_inputs, run
+from attention import DTYPES, SCORES, check, function, make_inputs, run
 from graphs import make_graph
 
 from dfgnn import Graph, functional
@@ -18,6 +19,12 @@ def processor_has(isa):
     """What torch says of this processor; its names are those of its own kernels."""
     level = {"DEFAULT": 0, "AVX2": 1, "AVX512": 2}.get(torch.backends.cpu.get_cpu_capability(), 0)
     return ISAS.index(isa) <= level
+
+
+def use(monkeypatch, isa):
+    if not processor_has(isa):
+        pytest.skip(f"this processor has no {isa}")
+    monkeypatch.setenv("DFGNN_CPU_ISA", isa)
 
 
 @pytest.fixture
@@ -43,18 +50,89 @@ def test_results_do_not_depend_on_the_number_of_threads(threads, score, name, dt
             assert torch.equal(x, other[key]), key
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("score", SCORES)
 def test_every_instruction_set(monkeypatch, score, isa, dtype):
-    if not processor_has(isa):
-        pytest.skip(f"this processor has no {isa}")
-    monkeypatch.setenv("DFGNN_CPU_ISA", isa)
+    use(monkeypatch, isa)
     graph = make_graph("mixed_degrees")
     for heads, dim in ((1, 7), (3, 8), (8, 33)):
         inputs = make_inputs(score, graph, heads, dim, dtype, edge_bias=True, edge_weight="H")
         seed = torch.tensor([5])
         check(score, graph, inputs, note=f"H={heads} D={dim}: ", dropout_p=0.2, _seed=seed)
+
+
+def on_grid(score, graph, dim, shift, dtype):
+    """Inputs and options whose scores, all shifted by one bias, are exact in the accumulation type: multiples
+    of its unit at ``shift``."""
+    acc = torch.promote_types(dtype, torch.float32)
+    shift = torch.finfo(acc).min if shift == "lowest" else shift
+    unit = 2.0 ** max(-6, math.frexp(shift)[1] + math.frexp(torch.finfo(acc).eps)[1] - 1)
+    if unit > 2**20:
+        unit = 0  # every other score would overflow the 16 bits of some inputs
+    inputs = {
+        name: torch.randint(-2, 3, x.shape).to(dtype)
+        for name, x in make_inputs(score, graph, 2, dim, dtype, edge_bias=True).items()
+    }
+    inputs["edge_bias"] = torch.full((graph.num_edges, 2), shift, dtype=acc)
+    options = {"scale": unit} if score == "dot" else {"negative_slope": 0.5}
+    if score == "gatv2":
+        inputs["attn"] *= 2 * unit
+    if score == "gat":
+        inputs["alpha_src"], inputs["alpha_dst"] = (
+            inputs[name].to(acc) * (2 * unit) for name in ("alpha_src", "alpha_dst")
+        )
+        options["bias_after"] = True
+    return inputs, options
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shift", [0, 1e4, 1e6, 1e7, -1e9, "lowest"])
+@pytest.mark.parametrize("score", SCORES)
+def test_softmax_is_exact_at_any_shift(monkeypatch, score, shift, dtype, isa):
+    use(monkeypatch, isa)
+    for name in ("random", "mixed_degrees", "super_row"):
+        graph = make_graph(name)
+        inputs, options = on_grid(score, graph, 6, shift, dtype)
+        check(score, graph, inputs, note=f"{name}: ", return_attention=True, **options)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("low", [-1e9, "lowest"])
+@pytest.mark.parametrize("score", SCORES)
+def test_rows_of_masked_edges(score, low, dtype):
+    """Edges masked by a large negative bias: some, all of a row, most of a split row's pieces."""
+    acc = torch.promote_types(dtype, torch.float32)
+    for name in ("mixed_degrees", "super_row"):
+        graph = make_graph(name)
+        inputs = make_inputs(score, graph, 3, 8, dtype, edge_bias=True)
+        for term in ("alpha_src", "alpha_dst", "query", "attn"):
+            if term in inputs:
+                inputs[term].zero_()  # beside the mask they would be rounded away
+        src, dst = graph.edge_index
+        masked = (src % 3 == 0) | (dst % 2 == 0) & (src < 250)
+        inputs["edge_bias"] = inputs["edge_bias"].to(acc)
+        inputs["edge_bias"][masked] = torch.finfo(acc).min if low == "lowest" else low
+        options = {"negative_slope": 1.0} if score == "gat" else {}
+        check(score, graph, inputs, note=f"{name}: ", return_attention=True, **options)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shift", [0, 1e4, 1e6, 1e7, -1e9, "lowest"])
+def test_edge_softmax_of_equal_scores(shift, dtype):
+    shift = torch.finfo(dtype).min if shift == "lowest" else shift
+    if abs(shift) > torch.finfo(dtype).max:
+        pytest.skip("not a number of this type")
+    for degree in (1, 4, 100, 5000):
+        graph = Graph.from_coo(torch.arange(degree), torch.zeros(degree).long(), num_src=degree, num_dst=1)
+        score = torch.full((degree, 3), shift, dtype=dtype, requires_grad=True)
+        alpha = functional.edge_softmax(graph, score)
+        torch.testing.assert_close(alpha, torch.full_like(alpha, 1 / degree))
+        weights = torch.linspace(-1, 1, degree, dtype=torch.float64)[:, None].expand(-1, 3)
+        (gradient,) = torch.autograd.grad(alpha, score, weights.to(dtype))
+        expected = ((weights - weights.mean(0)) / degree).to(dtype)
+        torch.testing.assert_close(gradient, expected, atol=torch.finfo(dtype).eps / degree, rtol=0.02)
 
 
 def test_unknown_instruction_set(monkeypatch):

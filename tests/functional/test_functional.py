@@ -161,7 +161,7 @@ def test_large_scores(device, score, dtype):
     for name in ("alpha_src", "query", "key", "attn"):
         if name in inputs:
             inputs[name] *= 100
-    # Backward recomputes exp(s - lse), whose relative error is the rounding of s and lse.
+    # Backward recomputes s, and the relative error of exp(s - max) is the rounding of s.
     largest = {"gat": 400, "gatv2": 2e3, "dot": 2e5}[score]
     exponent_error = 4 * largest * torch.finfo(torch.promote_types(dtype, torch.float32)).eps
     if score == "dot" and dtype == torch.float16:

@@ -6,7 +6,7 @@ from attention import check, function, make_inputs, run
 from graph_checks import canonical
 from graphs import GRAPHS
 
-from dfgnn import Graph
+from dfgnn import Graph, reference
 from dfgnn._arguments import ops
 from dfgnn.schedule import tiles
 
@@ -212,6 +212,44 @@ def test_large_scores(score):
     inputs = make_inputs(score, graph, 2, 32, torch.bfloat16)
     large = {name: x * 30 if name in ("alpha_src", "query") else x for name, x in inputs.items()}
     check(score, graph, large, schedule="tiles", extra=0.02)
+
+
+def neighbours_share():
+    """64 groups of 64 nodes, of which each has edges from most of its group and none from elsewhere."""
+    n = torch.arange(4096)
+    src = (n[:, None] // 64 * 64 + torch.arange(64)).flatten()
+    dst = n.repeat_interleave(64)
+    there = torch.rand(len(src), generator=torch.Generator().manual_seed(0)) < 0.7
+    return src[there], dst[there], 4096, 4096
+
+
+@gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dim", tiles.HEAD_DIMS)
+@pytest.mark.parametrize("score", ["gat", "dot"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_only_neighbours_see_what_is_not_finite(score, dim, dtype, bad):
+    """One number of an input in turn: rows that are not finite then are those of the plain computation."""
+    graph = without_duplicates(*neighbours_share(), "cuda")
+    for reverse in (False, True):
+        assert graph.plan(2, dim, dtype, layer=score, reverse=reverse).schedule == "tiles"
+    inputs = make_inputs(score, graph, 2, dim, dtype)
+    names = {"gat": ("feat", "alpha_src", "alpha_dst"), "dot": ("query", "key", "value")}[score]
+    tolerance = dict(rtol=0.05, atol=0.05) if dtype == torch.bfloat16 else dict(rtol=0.01, atol=0.01)
+    for name in names:
+        spoilt = inputs[name].clone()
+        spoilt[777].view(-1)[-1] = bad
+        changed = {**inputs, name: spoilt}
+        plain = run(function(score, reference), graph, changed, dtype=torch.float64)
+        finite = {n: x.isfinite().flatten(1).all(1) for n, x in plain.items()}
+        assert finite["out"].sum() >= 4096 - 64
+        expected = run(function(score), graph, changed, schedule="natural")
+        for schedule in ("auto", "tiles<=32"):
+            found = run(function(score), graph, changed, schedule=schedule)
+            for n, rows in finite.items():
+                assert torch.equal(found[n].isfinite().flatten(1).all(1), rows), f"{name} {schedule} {n}"
+                torch.testing.assert_close(found[n][rows], expected[n][rows], **tolerance)
+            assert torch.equal(found["out"].isfinite(), plain["out"].isfinite()), f"{name}: elements of out"
 
 
 @gpu

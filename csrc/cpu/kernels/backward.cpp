@@ -217,7 +217,7 @@ class FeatureRows {
   void operator()(const Item& item) {
     score_.fix(item.row);
     pack(values_.shape(), fixed_ + item.row * values_.shape().size(), row_);
-    if (over_rows_) edges_.stats_of_row(item.row);
+    if (over_rows_) edges_.stats_of_row(item);
     if (item.begin == item.end) {
       score_sum_.clear(score_.shape().packed_size());
       value_sum_.clear(values_.shape().packed_size());

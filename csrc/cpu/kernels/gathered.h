@@ -36,10 +36,11 @@ class Gathered {
 
   // As in Rows. Called first for a block, `dots` brings its rows into cache.
   void dots(const EdgeBlock<T>& block, const A* r, A* s) {
-    with_rows(block,
-              [&](const auto& rows, const int32_t* index) { rows.dots(index, block.n, limit_, r, s); });
     if (feat_.data && !summed())
-      rows_.add_pair_dots(block.index, block.n, feat_, block.eids_ahead(), block.eids_limit(), s);
+      rows_.pair_dots(block.index, block.n, limit_, r, feat_, block.eids_ahead(), block.eids_limit(), s);
+    else
+      with_rows(block,
+                [&](const auto& rows, const int32_t* index) { rows.dots(index, block.n, limit_, r, s); });
     limit_ = 0;
   }
   void leaky_dots(const EdgeBlock<T>& block, const A* r, const A* attn, A slope, A* s) {

@@ -72,19 +72,34 @@ class EdgeGradients {
   A* weight() const { return array(5); }
   A* draw() const { return array(6); }
 
-  // The statistics of the destinations of the block's edges, or of one row for all edges.
+  // The statistics of the destinations of the block's edges, or of one row for every block of its item.
   void stats_of_edges(const EdgeBlock<T>& block) {
-    A* const to[] = {largest(), log_sum(), delta()};
-    for (int k = 0; k < 3; ++k)
-      gather(a_.node_stats + 1 + k, block.index, block.n, k ? 0 : block.limit, heads_,
-             int64_t(heads_) * kNodeStats, kNodeStats, to[k]);
+    const int64_t stride = int64_t(heads_) * kNodeStats;
+    const auto copy = [&](auto heads) {
+      for (int e = 0; e < block.n; ++e) {
+        if (e + kTableAhead < block.limit)
+          __builtin_prefetch(a_.node_stats + block.index[e + kTableAhead] * stride);
+        const A* s = a_.node_stats + block.index[e] * stride;
+        for (int h = 0; h < heads; ++h, s += kNodeStats) {
+          const int i = h * kBlock + e;
+          largest()[i] = s[1], log_sum()[i] = s[2], delta()[i] = s[3];
+        }
+      }
+    };
+    if (heads_ == 4)
+      copy(std::integral_constant<int, 4>());
+    else
+      copy(heads_);
   }
-  void stats_of_row(int64_t row) {
-    const A* stats = a_.node_stats + row * heads_ * kNodeStats;
-    for (int i = 0; i < size_; ++i) {
-      const A* s = stats + i / kBlock * kNodeStats;
-      largest()[i] = s[1], log_sum()[i] = s[2], delta()[i] = s[3];
-    }
+  void stats_of_row(const Item& item) {
+    const A* s = a_.node_stats + int64_t(item.row) * heads_ * kNodeStats;
+    const int n = item.end - item.begin < kBlock ? item.end - item.begin : kBlock;
+    for (int h = 0; h < heads_; ++h, s += kNodeStats)
+      for_edges<A>(h, n, [&](int i, auto) {
+        store_vector(largest() + i, splat<A, kLanes<A>>(s[1]));
+        store_vector(log_sum() + i, splat<A, kLanes<A>>(s[2]));
+        store_vector(delta() + i, splat<A, kLanes<A>>(s[3]));
+      });
   }
 
   // Of the edges from i on, with the z of start().

@@ -152,11 +152,13 @@ void aggregate_all(const Rows<T>& rows, const Ahead& ahead, int n, const Terms& 
   }
 }
 
+// Vectors of a head that a dot product sums one after another; then come sums of sums, which round less.
+constexpr int kRun = 32;
+
 // What a dot product adds per edge and vector. `feature`, `packed`: the vector's place in a row and in a
-// packed one; last: it is the last of its head. kAdd: the results are added to what is there.
+// packed one; last: it is the last of its head.
 template <class T, int W>
 struct RowTerm {
-  static constexpr bool kAdd = false;
   const Acc<T>* r;
   void start(int) const {}
   template <class Vector>
@@ -167,7 +169,6 @@ struct RowTerm {
 
 template <class T, int W>
 struct LeakyTerm {
-  static constexpr bool kAdd = false;
   const Acc<T>*r, *attn;
   Acc<T> slope;
   void start(int) const {}
@@ -179,15 +180,16 @@ struct LeakyTerm {
 
 template <class T, int W>
 struct PairTerm {
-  static constexpr bool kAdd = true;
+  const Acc<T>* r;
   const Rows<T>& y;
   Ahead ahead;
   void start(int edge) const { prefetch(y.row(ahead(edge)), y.shape.size() * int64_t(sizeof(T))); }
   template <class Vector>
-  [[gnu::always_inline]] Vector operator()(Vector x, int edge, int64_t feature, int64_t, bool last) const {
-    const Vector product = x * load<T, W>(y.row(ahead.index[edge]) + feature);
-    if (!last) return product;
-    return before<Acc<T>, W>(0, y.shape.packed - y.shape.dim) ? Vector{} : product;  // no second copies
+  [[gnu::always_inline]] Vector operator()(Vector x, int edge, int64_t feature, int64_t packed,
+                                           bool last) const {
+    const Vector sum = load<T, W>(y.row(ahead.index[edge]) + feature) + load_vector<Vector>(r + packed);
+    if (!last) return x * sum;
+    return x * (before<Acc<T>, W>(0, y.shape.packed - y.shape.dim) ? Vector{} : sum);  // no second copies
   }
 };
 
@@ -211,22 +213,28 @@ void dots_all(const Rows<T>& rows, const Ahead& ahead, int n, const Terms& terms
       terms.start(edge[i]);
     }
     for (int h = 0; h < shape.heads; ++h) {
-      Vector total[E] = {};
-      const auto add = [&](int64_t at, int64_t vector, bool last) __attribute__((always_inline)) {
+      const auto add = [&](Vector* sum, int64_t at, int64_t vector,
+                           bool last) __attribute__((always_inline)) {
 #pragma GCC unroll 4
         for (int i = 0; i < E; ++i)
-          total[i] +=
+          sum[i] +=
               terms(load<T, W>(row[i] + h * dim + at), edge[i], h * dim + at, h * packed + vector * W, last);
       };
-      for (int v = 0; v + 1 < shape.vectors; ++v) add(v * W, v, false);
-      add(shape.last, shape.vectors - 1, true);
+      const int most = shape.vectors - 1;
+      Vector total[E] = {};
+      int v = 0;
+      for (; v < most && v < kRun; ++v) add(total, v * W, v, false);
+      while (v < most) {
+        Vector run[E] = {};
+        for (const int end = v + kRun; v < most && v < end; ++v) add(run, v * W, v, false);
+#pragma GCC unroll 4
+        for (int i = 0; i < E; ++i) total[i] += run[i];
+      }
+      if (most >= 0) add(total, shape.last, most, true);  // heads may be empty
       A sums[E];
       sum4<A, W>(total, sums);
 #pragma GCC unroll 4
-      for (int i = 0; i < E; ++i) {
-        A& result = s[h * kBlock + e + i];
-        result = Terms::kAdd ? result + sums[i] : sums[i];
-      }
+      for (int i = 0; i < E; ++i) s[h * kBlock + e + i] = sums[i];
     }
   }
 }
@@ -262,11 +270,11 @@ void Rows<T>::leaky_dots(const int32_t* index, int n, int64_t limit, const A* r,
 }
 
 template <class T>
-void Rows<T>::add_pair_dots(const int32_t* index, int n, const Rows& y, const int32_t* y_index,
-                            int64_t y_limit, A* s) const {
-  const Ahead ahead(*this, index, 0);
+void Rows<T>::pair_dots(const int32_t* index, int n, int64_t limit, const A* r, const Rows& y,
+                        const int32_t* y_index, int64_t y_limit, A* s) const {
+  const Ahead ahead(*this, index, limit);
   with_width<A>(shape.width, [&](auto w) {
-    dots_all<T, w.value>(*this, ahead, n, PairTerm<T, w.value>{y, Ahead(y, y_index, y_limit)}, s);
+    dots_all<T, w.value>(*this, ahead, n, PairTerm<T, w.value>{r, y, Ahead(y, y_index, y_limit)}, s);
   });
 }
 

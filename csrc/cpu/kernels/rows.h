@@ -56,9 +56,9 @@ struct Rows {
   void leaky_aggregate(const int32_t* index, int n, const A* r, A slope, const A* w, A* a, A* a2,
                        bool fresh) const;
 
-  // s[h][e] += x[index_e, h] . y[y_index_e, h]
-  void add_pair_dots(const int32_t* index, int n, const Rows& y, const int32_t* y_index, int64_t y_limit,
-                     A* s) const;
+  // s[h][e] = x[index_e, h] . (r[h] + y[y_index_e, h]), rounded as if y were added to the other row
+  void pair_dots(const int32_t* index, int n, int64_t limit, const A* r, const Rows& y,
+                 const int32_t* y_index, int64_t y_limit, A* s) const;
   // sum[e] = x[index_e] + y[y_index_e]; sum: [n, H, D]
   void add_pairs(const int32_t* index, int n, int64_t limit, const Rows& y, const int32_t* y_index,
                  int64_t y_limit, A* sum) const;

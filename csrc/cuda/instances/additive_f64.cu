@@ -1,4 +1,4 @@
-#include "../additive.cuh"
+#include "../additive_launch.cuh"
 
 namespace dfgnn::cuda {
 template const char* additive_forward<double>(const ForwardParams&, cudaStream_t);

@@ -1,4 +1,4 @@
-#include "../pair.cuh"
+#include "../pair_launch.cuh"
 
 namespace dfgnn::cuda {
 template const char* pair_forward<double, Score::dot>(const ForwardParams&, cudaStream_t);

@@ -1,7 +1,10 @@
 // Launchers of the additive family (GAT).
 #pragma once
 
-#include "launch.cuh"
+#include "backward_additive.cuh"
+#include "backward_pair.cuh"
+#include "forward.cuh"
+#include "tail_launch.cuh"
 
 namespace dfgnn::cuda {
 

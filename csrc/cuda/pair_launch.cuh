@@ -2,7 +2,9 @@
 // (GATv2).
 #pragma once
 
-#include "launch.cuh"
+#include "backward_pair.cuh"
+#include "forward.cuh"
+#include "tail_launch.cuh"
 
 namespace dfgnn::cuda {
 

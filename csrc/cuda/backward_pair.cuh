@@ -1,0 +1,347 @@
+// Backward that needs g . v of every edge. See params.h for the formulas.
+#pragma once
+
+#include "scores.cuh"
+#include "stats.cuh"
+
+namespace dfgnn::cuda {
+
+// A row holds (a, b), its neighbours bring (c, d):
+//   destinations (dot):    a = q_i, b = g_i;  c = k_j, d = v_j;  grad_query += draw c
+//   sources (dot):         a = k_j, b = v_j;  c = q_i, d = g_i;  grad_key += draw c, grad_value += w d
+//   destinations (v2):     a = x_i, b = g_i;  c = d = v_j;  u = a + c
+//                          grad_query += draw attn L'(u)
+//   sources (v2):          a = b = v_j;  c = x_i, d = g_i;  grad_value += draw attn L'(u) + w d
+//   sources (additive):    b = v_j;  d = g_i;  grad_alpha_src += draw, grad_value += w d
+// Edge features join c, u, d or b, whichever is the key or the value. Gradients of edge tensors are written
+// by the pass over destinations, for additive by that over sources.
+// Two partial dots per edge, scatter-reduced over the lanes of a head.
+template <class C, Score SCORE, bool SOURCES, Edges EDGES, int B>
+__global__ void __launch_bounds__(
+    kThreads, kMinBlocks<C, EDGES == Edges::features ||
+                                    (SCORE == Score::additive_v2 && (SOURCES || sizeof(typename C::T) > 2))
+                                ? Load::many_rows
+                                : Load::two_rows>) pair_kernel(const BackwardParams p, const Tiling t) {
+  using T = typename C::T;
+  using A = typename C::A;
+  constexpr int LPH = C::LPH, NV = C::NV, VEC = C::VEC;
+  constexpr bool DOT = SCORE == Score::dot, V2 = SCORE == Score::additive_v2, PAIR = DOT || V2;
+  constexpr bool EDGE = EDGES != Edges::none, FEAT = EDGES == Edges::features;
+  constexpr bool ONE = V2 && !SOURCES;               // c and d are one row
+  constexpr bool LINEAR = !(V2 && SOURCES) || FEAT;  // else the statistics bring the linear part of the score
+  constexpr bool EARLY = !PAIR;  // registers suffice for rows in flight while results are written
+  constexpr int CHUNK = B, PERIOD = CHUNK < LPH ? CHUNK : LPH, SLOTS = CHUNK / PERIOD;
+  constexpr bool EDGE_GRADS = EDGE && (PAIR != SOURCES);
+
+  const Csr& csr = SOURCES ? p.reverse : p.csr;
+  Place<C> me(t, p.shape, p.shape.value_dim, csr);
+  const int own = me.hl % PERIOD;
+  const EdgeReader<T> edge(p.edge, me.heads, me.head);
+  const void* key = V2 ? p.value : p.key;
+  const void* rows_a = SOURCES ? key : p.query;
+  const void* rows_b = SOURCES ? p.value : p.grad_out;
+  const void* rows_c = SOURCES ? p.query : key;
+  const void* rows_d = SOURCES ? p.grad_out : p.value;
+  const PairScore<C, SCORE> pair(me, p.attn, A(p.negative_slope));
+  A slope = V2 ? A(1) : A(p.negative_slope);
+  keep(slope);
+  const A in_key = FEAT && p.edge.feat_in_key, in_value = FEAT && p.edge.feat_in_value;
+  const Rows<C> source_c = me.rows(rows_c), source_d = me.rows(rows_d);
+  const Rows<C> feats = me.rows(FEAT ? p.edge.feat : nullptr);
+  const Terms<NodeStats<A>> node_stats = me.template terms<NodeStats<A>>(p.node_stats);
+  A share[V2 ? NV : 1][VEC] = {};  // of grad_attn
+
+  // What an item and a step of it need first.
+  Raw row_a[NV], row_b[NV], row_out[NV];
+  A row_term = 0;
+  RowStats<A> row_stats = {};
+  NodeStats<A> stats[SLOTS];
+  int index[SLOTS] = {};
+  Raw c[PAIR && !ONE ? B : 1][NV], d[B][NV], e[FEAT ? B : 1][NV];
+  const auto load_item = [&] {
+    if constexpr (PAIR) me.load_row(rows_a, row_a, me.row);
+    me.load_row(rows_b, row_b, me.row);
+    if constexpr (!PAIR) row_term = *me.template at<A>(p.alpha_src, me.row);
+    if constexpr (!SOURCES) {
+      me.load_row(p.out, row_out, me.row);
+      row_stats = load_stats(me.template at<RowStats<A>>(p.stats, me.row));
+    }
+  };
+  const auto load_step = [&] {
+    if constexpr (SOURCES) repeat<SLOTS>([&](int s) { stats[s] = load_stats(node_stats.at(index[s])); });
+    if constexpr (PAIR && !ONE) load_rows<C, B>(source_c, 0, index, c);
+    load_rows<C, B>(source_d, 0, index, d);
+  };
+
+  // The state of a row.
+  int row;
+  bool writes;
+  A a[PAIR ? NV : 1][VEC], b[NV][VEC], row_delta;
+  A acc_c[PAIR ? NV : 1][VEC], acc_d[SOURCES ? NV : 1][VEC], acc_attn[V2 && FEAT && !SOURCES ? NV : 1][VEC];
+  A sum_raw;
+  const auto begin = [&](const int at, const int n) {
+    row = at;
+    writes = me.writes && me.slot_of(n) != me.kNoItem;
+    if constexpr (PAIR) me.unpack_row(row_a, a, A(1));
+    me.unpack_row(row_b, b, A(1));
+    if constexpr (V2) row_term = pair.linear(me, t, p.attn, a, rows_a, row);
+    if constexpr (!SOURCES) {  // delta_i, which the pass over sources reads later
+      row_delta = 0;
+      const Rows<C> bias = me.rows(p.out_bias);
+      repeat<NV>([&](int k) {
+        row_delta = dot<T>(b[k], row_out[k], row_delta);
+        if (p.out_bias) row_delta -= dot<T>(b[k], bias.load(0, k), A(0));
+      });
+      row_delta = reduce_sum<LPH>(row_delta);
+      if (C::WIDE && t.chunks > 1) {
+        A far = me.far_dot(t, p.grad_out, row, p.out, row);
+        if (p.out_bias) far -= me.far_dot(t, p.grad_out, row, p.out_bias, 0);
+        row_delta += reduce_sum<LPH>(far);
+      }
+      if (p.grad_attention) row_delta += *me.template at<A>(p.row_sums, row);
+      if (writes && me.hl == 0 && me.chunk == 0)
+        *me.template at<NodeStats<A>>(p.node_stats, row) = {row_term, row_stats, row_delta};
+    }
+    zero(acc_c);
+    zero(acc_d);
+    zero(acc_attn);
+    sum_raw = 0;
+  };
+
+  // What an edge brings to the score's columns: c, with the edge's features where they are in the key.
+  const auto load_key = [&](int u, int k, A(&y)[VEC]) {
+    Pack<T>::unpack(ONE ? d[u][k] : c[ONE ? 0 : u][k], y);
+    if constexpr (FEAT && (V2 || !SOURCES)) axpy<T>(y, in_key, e[FEAT ? u : 0][k]);
+  };
+
+  // Gradients by edge and column that features of the edges, or additive_v2, take; `draw` and `w` of the
+  // edge.
+  [[maybe_unused]] const auto add_edge = [&](const int u, const A draw, const A w, const int eid) {
+    [[maybe_unused]] const A draw_negative = draw * pair.slope;
+#pragma unroll
+    for (int k = 0; k < NV; ++k) {
+      [[maybe_unused]] A y[VEC], grad_feat[VEC];
+      if constexpr (PAIR) load_key(u, k, y);
+      repeat<VEC>([&](int v) {
+        if constexpr (DOT) {
+          acc_c[k][v] += draw * y[v];
+        } else if constexpr (V2) {
+          const bool positive = a[k][v] + y[v] > 0;
+          if (positive) acc_c[k][v] += draw;
+          if constexpr (FEAT && EDGE_GRADS) grad_feat[v] = positive ? draw : draw_negative;
+        }
+      });
+      if constexpr (V2 && FEAT && EDGE_GRADS) {
+        A f[VEC];
+        Pack<T>::unpack(e[u][k], f);
+        repeat<VEC>([&](int v) { acc_attn[k][v] += grad_feat[v] * f[v]; });
+      }
+      if constexpr (FEAT && EDGE_GRADS) {
+        if (p.grad_feat) {
+          if constexpr (!PAIR) Pack<T>::unpack(d[u][k], grad_feat);
+          repeat<VEC>([&](int v) {
+            if constexpr (V2) {
+              grad_feat[v] *= pair.attn[V2 ? k : 0][v];
+            } else if constexpr (DOT) {
+              grad_feat[v] = in_key * A(p.scale) * draw * a[k][v] + in_value * w * b[k][v];
+            } else {
+              grad_feat[v] *= w;
+            }
+          });
+          if (me.inside(k)) store_raw(me.address(p.grad_feat, eid, k), Pack<T>::pack(grad_feat));
+        }
+      }
+    }
+  };
+
+  const auto step = [&](const int done, const int left) {
+    if constexpr (FEAT) {
+      int eids[SLOTS];
+      repeat<SLOTS>([&](int s) { eids[s] = fetch_eid<C, CHUNK>(me, csr, done, s); });
+      load_rows<C, B>(feats, 0, eids, e);
+    }
+
+    // Two sums over columns for every edge, the score's and g . v, brought to the lanes that own the edges.
+    A part_s[B], part_t[B];
+#pragma unroll
+    for (int u = 0; u < B; ++u) {
+      part_t[u] = 0;
+      typename PairScore<C, SCORE>::Sum sum;
+#pragma unroll
+      for (int k = 0; k < NV; ++k) {
+        if (!V2 && !me.inside(k)) continue;  // attn is 0 there
+        if constexpr (PAIR) {
+          A y[VEC];
+          load_key(u, k, y);
+          if constexpr (FEAT && DOT && SOURCES) {
+            A x[VEC];
+            copy(x, a[k]);
+            axpy<T>(x, in_key, e[u][k]);
+            pair.add(k, x, y, sum);
+          } else {
+            pair.template add<LINEAR>(k, a[k], y, sum);
+          }
+        }
+        part_t[u] = dot<T>(b[k], d[u][k], part_t[u]);
+        if constexpr (FEAT && !V2) {  // g . e: g is b over destinations, d over sources
+          A f[VEC];
+          Pack<T>::unpack(SOURCES ? d[u][k] : e[u][k], f);
+          repeat<VEC>([&](int v) { f[v] *= in_value; });
+          if constexpr (SOURCES) {
+            part_t[u] = dot<T>(f, e[u][k], part_t[u]);
+          } else {
+            repeat<VEC>([&](int v) { part_t[u] += b[k][v] * f[v]; });
+          }
+        }
+      }
+      if (C::WIDE && t.chunks > 1) {
+        const int j = __shfl_sync(kAll, index[u / LPH], u % LPH, LPH);
+        int eid = 0;
+        if constexpr (FEAT) eid = edge_of<C>(me, csr, done + u);
+        const void* in_c = in_key != 0 ? p.edge.feat : nullptr;
+        const void* in_d = in_value != 0 ? p.edge.feat : nullptr;
+        if constexpr (DOT && SOURCES) {
+          sum.linear += me.far_dot(t, rows_c, j, rows_a, row, in_c, eid);
+        } else if constexpr (PAIR) {
+          pair.template add_far<LINEAR>(me, t, p.attn, rows_a, row, rows_c, j, in_c, eid, sum);
+        }
+        part_t[u] += SOURCES ? me.far_dot(t, rows_d, j, rows_b, row, in_d, eid)
+                             : me.far_dot(t, rows_b, row, rows_d, j, in_d, eid);
+      }
+      part_s[u] = pair.join(sum);
+    }
+    if constexpr (PAIR) reduce_scatter<B, LPH>(part_s, me.hl);
+    reduce_scatter<B, LPH>(part_t, me.hl);
+
+    // alpha again, and the gradients of the edge and head.
+    Weights<A, SLOTS, false, true> weights, grad_scores;
+#pragma unroll
+    for (int s = 0; s < SLOTS; ++s) {
+      const bool valid = s * LPH + own < left;
+      const RowStats<A> softmax = SOURCES ? stats[s].row : row_stats;
+      const A delta = SOURCES ? stats[s].delta : row_delta;
+      A raw = 0;
+      if constexpr (SOURCES && !DOT) raw = row_term + stats[s].term;
+      if constexpr (PAIR) raw = DOT ? part_s[s] * A(p.scale) : LINEAR ? part_s[s] : raw + part_s[s];
+      A dot_gv = part_t[s], mask = 1, factor = 1;
+      int64_t at = 0;
+      int eid = 0;
+      if constexpr (EDGE) {
+        if (valid) {
+          eid = edge_id(csr, me.first + (done + s * LPH + own) * me.stride);
+          at = int64_t(eid) * me.heads + me.head;
+          mask = edge.mask(eid);
+          factor = mask * edge.weight(eid);
+          if (p.grad_attention) dot_gv += static_cast<const A*>(p.grad_attention)[at];
+        }
+      }
+      const EdgeScore<T, EDGE> z(edge, raw, slope, eid);
+      const A alpha = valid ? softmax.alpha(z.score) : A(0);
+      const A grad_score = valid ? alpha * (factor * dot_gv - delta) : A(0);
+      const A grad_z = grad_score * z.slope, grad_raw = grad_z * z.gate;
+      weights.set(s, alpha * factor, true);
+      grad_scores.set(s, grad_raw, true);
+      sum_raw += grad_raw;
+      if constexpr (EDGE_GRADS) {
+        if (valid && me.head_ok && me.hl < PERIOD && me.chunk == 0) {
+          if (p.grad_bias) static_cast<A*>(p.grad_bias)[at] = p.edge.bias_after ? grad_score : grad_z;
+          if (p.grad_gate) static_cast<A*>(p.grad_gate)[at] = grad_z * raw;
+          if (p.grad_weight) static_cast<A*>(p.grad_weight)[at] = mask * alpha * dot_gv;
+          if (p.grad_raw) static_cast<A*>(p.grad_raw)[at] = grad_raw;
+        }
+      }
+    }
+
+    // The sums of rows, and what has no sum: gradients of the edges' features.
+    whole_or_not<CHUNK>(left, [&](auto whole) {
+      constexpr bool FULL = decltype(whole)::value;
+      if constexpr (SOURCES) add_rows<C, FULL, false, B>(0, left, weights, d, acc_d, acc_d);
+      if constexpr (DOT && !FEAT) add_rows<C, FULL, false, B>(0, left, grad_scores, c, acc_c, acc_c);
+      if constexpr (V2 || FEAT) {
+#pragma unroll
+        for (int u = 0; u < B; ++u) {
+          [[maybe_unused]] A draw, w = 0, unused;
+          grad_scores.template get<LPH>(u, draw, unused);
+          [[maybe_unused]] int eid = 0;
+          if constexpr (FEAT && EDGE_GRADS) {
+            weights.template get<LPH>(u, w, unused);
+            if (p.grad_feat) eid = edge_of<C>(me, csr, done + u);
+          }
+          if (FULL || u < left) add_edge(u, draw, w, eid);
+        }
+      }
+    });
+  };
+
+  const auto finish = [&](const int row, const int slot) {
+    sum_raw = reduce_sum<PERIOD>(sum_raw);
+    if (me.shared()) {
+      if constexpr (PAIR) me.across(acc_c, t);
+      if constexpr (SOURCES) me.across(acc_d, t);
+      if constexpr (!DOT) sum_raw = me.across(sum_raw, t);
+    }
+    if constexpr (V2) {
+      // sum draw L'(u) = slope sum draw + (1 - slope) sum_{u > 0} draw. As L(u) = u L'(u), grad_attn is the
+      // sum of x_i times it over destinations, v_j times it over sources and e_ij times it over edges.
+      repeat<NV, VEC>([&](int k, int v) {
+        acc_c[k][v] = pair.slope * sum_raw + (1 - pair.slope) * acc_c[k][v];
+        if (writes) share[k][v] += a[k][v] * acc_c[k][v];
+        if constexpr (FEAT && EDGE_GRADS) share[k][v] += acc_attn[k][v];
+        acc_c[k][v] *= pair.attn[k][v];
+        if constexpr (SOURCES) acc_d[k][v] += acc_c[k][v];
+      });
+    }
+    const A scale = V2 ? A(1) : A(p.scale);
+    if constexpr (!SOURCES) me.store_row(p.grad_query, p.partial_query, acc_c, scale, row, slot);
+    if constexpr (DOT && SOURCES) me.store_row(p.grad_key, p.partial_key, acc_c, scale, row, slot);
+    if constexpr (SOURCES) me.store_row(p.grad_value, p.partial_value, acc_d, A(1), row, slot);
+    if constexpr (!PAIR) {
+      if (writes && me.hl == 0 && me.chunk == 0) {
+        if (slot < 0) {
+          *me.template at<A>(p.grad_alpha_src, row) = sum_raw;
+        } else {
+          *me.template at<A>(p.partial_alpha, slot) = sum_raw;
+        }
+      }
+    }
+  };
+  walk<CHUNK, EARLY>(me, csr, t.items, index, load_item, load_step, begin, step, finish);
+
+  // This block's share of grad_attn.
+  if constexpr (V2) {
+    __shared__ A shared[kWarps - 1][NV * VEC][32];
+    me.across(share, t);
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    if (warp) repeat<NV * VEC>([&](int k) { shared[warp - 1][k][lane] = share[k / VEC][k % VEC]; });
+    __syncthreads();
+    if (warp == 0 && me.sub == 0) {
+#pragma unroll
+      for (int k = 0; k < NV; ++k) {
+        if (!me.inside(k)) continue;
+        A* out = static_cast<A*>(p.grad_attn) + (int64_t(blockIdx.x) * me.heads + me.head) * me.dim +
+                 me.column + k * LPH * VEC;
+        repeat<VEC>([&](int v) {
+          A sum = share[k][v];
+          repeat<kWarps - 1>([&](int w) { sum += shared[w][k * VEC + v][lane]; });
+          out[v] = sum;
+        });
+      }
+    }
+  }
+}
+
+// sums[k, column] = sum of parts[i, column] over the k-th run of consecutive parts. grid (kAttnSums,
+// columns).
+template <typename A>
+__global__ void __launch_bounds__(kThreads)
+    sum_parts_kernel(const A* parts, int64_t num_parts, int width, A* sums) {
+  const int column = blockIdx.y * kThreads + threadIdx.x;
+  if (column >= width) return;
+  const int64_t first = num_parts * blockIdx.x / kAttnSums, last = num_parts * (blockIdx.x + 1) / kAttnSums;
+  A sum = 0;
+#pragma unroll 8
+  for (int64_t part = first; part < last; ++part) sum += parts[part * width + column];
+  sums[int64_t(blockIdx.x) * width + column] = sum;
+}
+
+}  // namespace dfgnn::cuda

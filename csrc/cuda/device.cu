@@ -1,0 +1,34 @@
+#include <cuda_runtime.h>
+
+#include <mutex>
+#include <unordered_map>
+
+#include "device.h"
+
+namespace dfgnn::cuda {
+namespace {
+
+Device ask(int ordinal) {
+  const auto attribute = [&](cudaDeviceAttr name) {
+    int value = 0;
+    cudaDeviceGetAttribute(&value, name, ordinal);
+    return value > 0 ? value : 1;
+  };
+  return {attribute(cudaDevAttrMultiProcessorCount), attribute(cudaDevAttrMaxThreadsPerMultiProcessor),
+          attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor),
+          attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin), attribute(cudaDevAttrL2CacheSize)};
+}
+
+}  // namespace
+
+const Device& device() {
+  static std::mutex mutex;
+  static std::unordered_map<int, Device> known;  // its elements stay where they are
+  int ordinal = 0;
+  cudaGetDevice(&ordinal);
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = known.find(ordinal);
+  return (found != known.end() ? found : known.emplace(ordinal, ask(ordinal)).first)->second;
+}
+
+}  // namespace dfgnn::cuda

@@ -1,0 +1,76 @@
+// Options on edges (EdgeOptions in params.h), and from what the family computes to the score.
+#pragma once
+
+#include "../core/math.h"
+#include "../core/params.h"
+#include "vec.cuh"
+
+namespace dfgnn::cuda {
+
+// Which options on edges a kernel is compiled for: none, those with a number per edge, or edge features too.
+enum class Edges { none, scalars, features };
+
+// The options of one edge and head.
+template <typename T>
+struct EdgeReader {
+  using A = Acc<T>;
+  const EdgeOptions& o;
+  int heads, head;
+  uint64_t seed;
+
+  __device__ __forceinline__ EdgeReader(const EdgeOptions& options, int heads_, int head_)
+      : o(options), heads(heads_), head(head_), seed(options.seed ? uint64_t(*options.seed) : 0) {}
+
+  static __device__ __forceinline__ A read(const void* x, int64_t at, bool is_acc) {
+    return is_acc ? static_cast<const A*>(x)[at] : A(static_cast<const T*>(x)[at]);
+  }
+  __device__ __forceinline__ A column(const void* x, int eid, int columns, bool is_acc, A otherwise) const {
+    return x ? read(x, int64_t(eid) * columns + (columns > 1 ? head : 0), is_acc) : otherwise;
+  }
+  __device__ __forceinline__ A bias(int eid) const { return column(o.bias, eid, heads, o.bias_is_acc, A(0)); }
+  __device__ __forceinline__ A gate(int eid) const {
+    return column(o.gate, eid, o.gate_heads, o.gate_is_acc, A(1));
+  }
+  __device__ __forceinline__ A weight(int eid) const {
+    return column(o.weight, eid, o.weight_heads, o.weight_is_acc, A(1));
+  }
+  __device__ __forceinline__ bool masked(int eid) const {
+    return o.mask && !o.mask[int64_t(eid) * o.mask_heads + (o.mask_heads > 1 ? head : 0)];
+  }
+  // 0 or 1 / (1 - p)
+  __device__ __forceinline__ A mask(int eid) const {
+    if (!o.seed) return A(1);
+    return dropout_bits(seed, uint32_t(eid), uint32_t(head)) >= o.dropout_threshold ? A(o.dropout_scale)
+                                                                                    : A(0);
+  }
+};
+
+__device__ __forceinline__ int edge_id(const Csr& csr, int position) {
+  return csr.eids ? __ldg(csr.eids + position) : position;
+}
+
+// From what the family computes to the score (EdgeOptions in params.h), and what backward needs of it.
+template <typename T, bool EDGE>
+struct EdgeScore {
+  using A = Acc<T>;
+  A score, slope, gate;  // slope: LeakyReLU'(z)
+  bool positive;         // z > 0
+  __device__ __forceinline__ EdgeScore(const EdgeReader<T>& edge, A raw, A negative_slope, int eid) {
+    A z = raw, bias = 0;
+    gate = 1;
+    if constexpr (EDGE) {
+      gate = edge.gate(eid);
+      bias = edge.bias(eid);
+      z = raw * gate + (edge.o.bias_after ? A(0) : bias);
+    }
+    positive = z > 0;
+    slope = leaky_relu_grad(z, negative_slope);
+    score = leaky_relu(z, negative_slope);
+    if constexpr (EDGE) {
+      if (edge.o.bias_after) score += bias;
+      if (edge.masked(eid)) score = -infinity<A>();
+    }
+  }
+};
+
+}  // namespace dfgnn::cuda

@@ -1,0 +1,34 @@
+// What the kernels that plan have in common: the block, and its prefix sums.
+#pragma once
+
+#include "launch.cuh"
+
+namespace dfgnn::cuda {
+
+inline constexpr int kPlanThreads = 512;
+
+// Sum of x over the threads before this one, and over all of the block, which all call it.
+template <typename T>
+__device__ __forceinline__ T sum_before(T x, T& total) {
+  __shared__ T warps[kPlanThreads / 32];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+  T sum = x;
+#pragma unroll
+  for (int o = 1; o < 32; o *= 2) {
+    const T other = __shfl_up_sync(kAll, sum, o);
+    if (lane >= o) sum += other;
+  }
+  __syncthreads();  // the sums of the call before have been read
+  if (lane == 31) warps[warp] = sum;
+  __syncthreads();
+  T before = sum - x;
+  total = 0;
+#pragma unroll
+  for (int w = 0; w < kPlanThreads / 32; ++w) {
+    if (w < warp) before += warps[w];
+    total += warps[w];
+  }
+  return before;
+}
+
+}  // namespace dfgnn::cuda

@@ -1,0 +1,84 @@
+// The softmax of a row: its state while scores come in, and what is kept of it.
+#pragma once
+
+#include <cstring>
+
+#include "vec.cuh"
+
+namespace dfgnn::cuda {
+
+// a - b, rounded; never part of a fused multiply-add. A score that is a product must be subtracted from the
+// largest one as it was when that was found, or the difference of equal scores is not 0.
+__device__ __forceinline__ float minus(float a, float b) { return __fsub_rn(a, b); }
+__device__ __forceinline__ double minus(double a, double b) { return __dsub_rn(a, b); }
+
+// What forward keeps of a row and head. Two numbers: max + log_sum would lose log_sum where max is large.
+template <typename A>
+struct RowStats {
+  A max, log_sum;  // max = +inf: a row without mass
+  __device__ __forceinline__ A alpha(A score) const { return exponential(minus(score, max) - log_sum); }
+};
+
+// What the passes over sources need of a destination and head, in one aligned load.
+template <typename A>
+struct alignas(16) NodeStats {
+  A term;  // additive: alpha_dst; additive_v2: slope attn . x_i; dot: unused
+  RowStats<A> row;
+  A delta;
+};
+static_assert(sizeof(NodeStats<float>) == 16 && sizeof(NodeStats<double>) == 32);
+
+template <typename A>
+__device__ __forceinline__ NodeStats<A> load_stats(const NodeStats<A>* at) {
+  Raw raw[sizeof(NodeStats<A>) / 16];
+#pragma unroll
+  for (int k = 0; k < int(sizeof(raw) / 16); ++k)
+    raw[k] = load_raw(reinterpret_cast<const char*>(at) + 16 * k);
+  NodeStats<A> s;
+  memcpy(&s, raw, sizeof(s));
+  return s;
+}
+__device__ __forceinline__ RowStats<float> load_stats(const RowStats<float>* at) {
+  const float2 v = __ldg(reinterpret_cast<const float2*>(at));
+  return {v.x, v.y};
+}
+__device__ __forceinline__ RowStats<double> load_stats(const RowStats<double>* at) {
+  const double2 v = __ldg(reinterpret_cast<const double2*>(at));
+  return {v.x, v.y};
+}
+
+// Online softmax of a row, or of a part of it: the largest score so far and the sum of exponentials relative
+// to it; POSITIVE: also the sum over edges with z > 0. Two of them merge exactly. Whoever adds up rows with
+// these weights scales his sums along, by what `raise` returns.
+template <typename A, bool POSITIVE>
+struct Softmax {
+  A top = -infinity<A>(), mass = 0, positive = 0;
+
+  __device__ __forceinline__ static A factor(A from, A to) {
+    return from == to ? A(1) : exponential(from - to);  // both may be -inf
+  }
+  __device__ __forceinline__ A raise(A peak) {
+    const A risen = max(top, peak), shrink = factor(top, risen);
+    top = risen;
+    mass *= shrink;
+    if constexpr (POSITIVE) positive *= shrink;
+    return shrink;
+  }
+  // Adds another part; theirs: the factor of its sums, as that of ours is returned.
+  __device__ __forceinline__ A merge(const Softmax& other, A& theirs) {
+    const A ours = raise(other.top);
+    theirs = factor(other.top, top);
+    mass += other.mass * theirs;
+    if constexpr (POSITIVE) positive += other.positive * theirs;
+    return ours;
+  }
+  // What scores are subtracted from: not infinite before there is one.
+  __device__ __forceinline__ A reference() const { return top == -infinity<A>() ? A(0) : top; }
+  __device__ __forceinline__ A norm() const { return mass == 0 ? A(0) : A(1) / mass; }
+  __device__ __forceinline__ RowStats<A> stats() const {
+    if (mass == 0) return {infinity<A>(), A(0)};
+    return {top, logarithm(mass)};
+  }
+};
+
+}  // namespace dfgnn::cuda

@@ -1,0 +1,102 @@
+// A warp's way through the edges of its items, in steps of a chunk. What comes next travels meanwhile: an
+// item's first indices are read during the last step of the one before, its first rows, where registers
+// suffice (EARLY), before the results of that one are written.
+#pragma once
+
+#include <type_traits>
+
+#include "lanes.cuh"
+
+namespace dfgnn::cuda {
+
+// Position in the CSR of the edge that this lane owns in slot s of the step from edge `done` on; past the
+// end, of the last edge, and of some edge where a sub-warp has none while others have: loads need no
+// predicate then, and only additions are left out.
+template <class C, int CHUNK>
+__device__ __forceinline__ int position(const Place<C>& me, const Range& range, int done, int s) {
+  constexpr int PERIOD = CHUNK < C::LPH ? CHUNK : C::LPH;
+  const int k = min(done + s * C::LPH + me.hl % PERIOD, range.count - 1);
+  return max(range.first + k * me.stride, 0);
+}
+// The neighbours of item n from edge `done` on, or if it has no more, of the next item.
+template <class C, int CHUNK, int S>
+__device__ __forceinline__ void fetch(const Place<C>& me, const Csr& csr, int n, int done, int (&index)[S]) {
+  Range range = me;
+  if (!me.any(done)) {
+    range = me.range_of(n + 1);
+    done = 0;
+    if (!__any_sync(kAll, range.count > 0)) return;
+  }
+  repeat<S>([&](int s) { index[s] = __ldg(csr.indices + position<C, CHUNK>(me, range, done, s)); });
+}
+template <class C, int CHUNK>
+__device__ __forceinline__ int fetch_eid(const Place<C>& me, const Csr& csr, int done, int s) {
+  return edge_id(csr, position<C, CHUNK>(me, me, done, s));
+}
+
+// Edge id of this sub-warp's k-th edge, for all its lanes; past the end, of the last one.
+template <class C>
+__device__ __forceinline__ int edge_of(const Place<C>& me, const Csr& csr, int k) {
+  const int last = min(k, me.count - 1);
+  return last >= 0 ? edge_id(csr, me.first + last * me.stride) : 0;
+}
+
+// f(full): whether all sub-warps have a whole chunk of edges left, as a type.
+template <int CHUNK, class F>
+__device__ __forceinline__ void whole_or_not(int left, F f) {
+  if (__all_sync(kAll, left >= CHUNK)) {
+    f(std::true_type{});
+  } else {
+    f(std::false_type{});
+  }
+}
+
+// The pass over all items, of which a kernel says what is done:
+//   load_item()        starts the loads of the item that `me` is at
+//   load_step()        starts the loads of a step, of the neighbours `index`
+//   begin(row, n)      the n-th item begins
+//   step(done, left)   its edges done ... done + CHUNK of the sub-warp; `left` are there
+//   finish(row, slot)  the item's results are written; `me` is at the next one already
+template <int CHUNK, bool EARLY, class C, int S, class LoadItem, class LoadStep, class Begin, class Step,
+          class Finish>
+__device__ __forceinline__ void walk(Place<C>& me, const Csr& csr, int items, int (&index)[S],
+                                     LoadItem load_item, LoadStep load_step, Begin begin, Step step,
+                                     Finish finish) {
+  int next[S];
+  const auto load_early = [&] {
+    if constexpr (EARLY) {
+      load_item();
+      if (me.any(0)) load_step();
+    }
+  };
+  me.take(0);
+  fetch<C, CHUNK>(me, csr, 0, 0, index);
+  load_early();
+  for (int n = 0; n < items;) {
+    fetch<C, CHUNK>(me, csr, n, CHUNK, next);
+    const int row = me.row;
+    if constexpr (!EARLY) load_item();
+    begin(row, n);
+    bool more = me.any(0);
+    for (int done = 0; more;) {
+      if constexpr (!EARLY) load_step();
+      step(done, me.count - done);
+      done += CHUNK;
+      more = me.any(done);
+      if (more) {
+        copy(index, next);
+        if constexpr (EARLY) load_step();
+        fetch<C, CHUNK>(me, csr, n, done + CHUNK, next);
+      }
+    }
+    const int slot = me.slot_of(n);
+    if (++n < items) {
+      me.take(n);
+      copy(index, next);
+      load_early();
+    }
+    finish(row, slot);
+  }
+}
+
+}  // namespace dfgnn::cuda

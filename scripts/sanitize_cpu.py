@@ -1,0 +1,58 @@
+"""Run tests of the CPU engine with its library under AddressSanitizer and UndefinedBehaviorSanitizer.
+
+    scripts/sanitize_cpu.py [--all] [arguments for pytest]
+
+Builds the library with GCC into build/sanitized, then runs pytest with it. The first error of a sanitizer
+ends the process. Leaks are not looked for: Python frees little at its end. --all: every test of the engine on
+every instruction set, which takes long; otherwise a part of them.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SANITIZERS = {"address": "libasan.so", "undefined": "libubsan.so"}
+SHORT = [
+    *(f"tests/functional/test_{name}.py" for name in ("cpu_engine", "products", "operators")),
+    *("-k", "instruction_set or masked or inconsistent or matches"),
+]
+FILES = ("cpu_engine", "functional", "functional_contract", "edge_options", "products", "operators")
+# What compiles would do so with the sanitizers' libraries in the compiler.
+ALL = [*(f"tests/functional/test_{name}.py" for name in FILES), "-k", "not compile"]
+
+
+def environment() -> dict[str, str]:
+    compiler = os.environ.get("CXX", "g++")
+    paths = []
+    for name in SANITIZERS.values():
+        command = [compiler, f"-print-file-name={name}"]
+        paths.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
+        if not Path(paths[-1]).is_absolute():
+            raise SystemExit(f"{compiler} has no {name}: the sanitizers are those of GCC")
+    return os.environ | {
+        "DFGNN_LIBRARY_DIR": str(ROOT / "build" / "sanitized"),
+        "LD_PRELOAD": " ".join(paths),
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+    }
+
+
+def main(arguments: list[str]) -> int:
+    build = os.environ | {"DFGNN_SANITIZE": ",".join(SANITIZERS)}
+    subprocess.run([sys.executable, "setup.py", "--quiet", "build_native"], cwd=ROOT, env=build, check=True)
+    whole = "--all" in arguments
+    rest = [word for word in arguments if word != "--all"]
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not gpu", *(ALL if whole else SHORT), *rest]
+    for isa in ("base", "avx2", "avx512") if whole else ("",):
+        print(f"instruction set: {isa or 'all that the tests name'}", flush=True)
+        env = environment() | {"DFGNN_CPU_ISA": isa}
+        if code := subprocess.run(command, cwd=ROOT, env=env).returncode:
+            return code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,145 @@
+"""Calls torch.ops.dfgnn with arguments that do not fit together; a process of its own, as it might crash.
+
+    python operator_fuzz.py cpu|cuda
+
+Every call starts from a right one and changes one or two arguments. Prints the number of calls.
+"""
+
+import random
+import sys
+
+import torch
+
+from dfgnn import Graph, _ops
+
+
+def right_calls(device):
+    """(operator, arguments) that are right, of a graph with split rows, an empty one and a reverse CSR."""
+    generator = torch.Generator().manual_seed(0)
+    src, dst = torch.randint(30, (2, 900), generator=generator)
+    dst[:700] = 3
+    dst[dst == 7] = 8
+    graph = Graph.from_coo(src.to(device), dst.to(device), num_src=30, num_dst=40)
+    heads, dim, edges = 2, 4, graph.num_edges
+    q, k, v, x = (torch.randn(n, heads, dim, device=device) for n in (40, 30, 30, 40))
+    a, b, attn = (torch.randn(n, heads, device=device) for n in (30, 40, dim))
+    attn = attn.t().contiguous()
+    options = [torch.randn(edges, heads, device=device) for _ in range(3)]
+    mask = torch.rand(edges, heads, device=device) > 0.3
+    seed = torch.ones(1, dtype=torch.int64, device=device)
+    args = _ops.graph_args(
+        graph, num_heads=heads, head_dim=dim, dtype=v.dtype, schedule="natural<=32", layer="gat", edges=True,
+        backward=True,
+    )  # fmt: skip
+    edge = (options[0], options[1], mask, options[2], None, seed, torch.randn(heads, dim, device=device))
+    for score, ends in ((0, (v, a, b, None)), (1, (v, k, q, None)), (2, (v, None, x, attn))):
+        numbers = (0.2 if score == 0 else 1.0, 0.5, 0.1, 0)
+        forward = (score, *ends, *edge, *args, 40, *numbers, True, score == 0)
+        yield _ops.ops.attention_forward, forward
+        out, stats, positive, mass, attention = _ops.ops.attention_forward(*forward)
+        saved = (out, stats, positive, mass, attention) if score == 0 else (out, stats, None, None, attention)
+        grads = torch.randn_like(out), torch.randn_like(attention)
+        yield _ops.ops.attention_backward, (*grads, score, *ends, *edge, *saved, *args, *numbers, 31)
+    edge = (*edge[:1], None, *edge[2:])
+    forward = (0, v, a, b, None, *edge, *args, 40, 0.2, 0.5, 0.1, 0, False, True)
+    saved = _ops.ops.attention_forward(*forward)[:4]
+    plain = (grads[0], None, *forward[:12], *saved, None, *args, *forward[25:29], 1)
+    yield _ops.ops.attention_backward, plain
+    yield _ops.ops.sddmm, (q, k, *args[:5])
+    yield _ops.ops.spmm, (options[0], v, *args[:5], 40)
+    if device == "cuda":
+        csr = graph.csr()
+        yield _ops.ops.gather_sum, (v.flatten(1).contiguous(), csr.indices, *args[2:5], 40)
+        yield _ops.ops.plan_rows, (csr.indptr, csr.indices, 30, 2, 32, False)
+        yield _ops.ops.degrees, (csr.indptr,)
+        yield _ops.ops.falls, (csr.indptr, csr.indices)
+        yield _ops.ops.sharing, (csr.indptr, csr.indices, 1, 4096)
+        yield _ops.ops.tile_counts, (csr.indptr, csr.indices)
+        offsets = _ops.ops.tile_counts(csr.indptr, csr.indices).cumsum(0)
+        chunks = int(offsets[-1])
+        yield _ops.ops.tiles, (csr.indptr, csr.indices, offsets, chunks)
+        yield _ops.ops.plan_windows, (offsets, chunks, 40, 2)
+
+
+def wrong_tensors(x, device):
+    yield x[:-1] if x.dim() and x.shape[0] > 1 else x[:0]
+    yield torch.cat([x, x[:1]]) if x.dim() else x
+    yield x.unsqueeze(0)
+    yield x.flatten() if x.dim() > 1 else x[:, None] if x.dim() else x
+    yield x.new_zeros(())
+    yield x.to(torch.int16 if x.dtype != torch.int16 else torch.int32)
+    yield x.new_empty(0)
+    if x.shape[-1:] == (4,) and x.dtype == torch.int32 and device == "cpu":  # items, splits
+        for column, value in ((0, 10**9), (0, -1), (1, -5), (1, 10**9), (2, 10**9), (3, 10**9), (2, -1)):
+            wrong = x.clone()
+            wrong[len(x) // 2, column] = value
+            if column != 3 or len(x) > 30:  # the last column of splits is a GPU's
+                yield wrong
+
+
+def wrong_values(x, device):
+    if isinstance(x, torch.Tensor):
+        yield from wrong_tensors(x, device)
+    elif isinstance(x, list):
+        for k in range(len(x)):
+            for value in (-1, x[k] + 1, 2**31, 2**62, -(2**62)):
+                if (
+                    k > 2 or not 0 <= value < 2**31
+                ):  # more slots than needed, packed, heads_per_tile: serve, too
+                    yield [*x[:k], value, *x[k + 1 :]]
+        yield from (x[:-1], [*x, 0], [])
+    elif isinstance(x, int) and not isinstance(x, bool):
+        yield from (-1, 2**31, 2**62, -(2**63))
+
+
+def main(device):
+    random.seed(0)
+    calls = 0
+    for op, right in right_calls(device):
+        op(*right)
+        for k, x in enumerate(right):
+            for wrong in wrong_values(x, device):
+                if unused(op, k, wrong, right):
+                    continue
+                calls += 1
+                try:
+                    op(*right[:k], wrong, *right[k + 1 :])
+                except RuntimeError:
+                    continue
+                raise SystemExit(f"{op}: argument {k} = {describe(wrong)} was taken")
+    if device == "cuda":
+        torch.cuda.synchronize()
+    for op, right in right_calls(device):
+        op(*right)  # and the process is as it was
+    print(calls)
+
+
+def describe(x):
+    return f"{x.dtype} {list(x.shape)}" if isinstance(x, torch.Tensor) else x
+
+
+def unused(op, k, wrong, right):
+    """Whether this is no mistake, or one in what the operator only hands on to backward."""
+    names = [argument.name for argument in op.default._schema.arguments]
+    name = names[k]
+    if "forward" in str(op) and name.startswith("rev_"):
+        return True
+    score = right[names.index("score")] if "score" in names else None
+    if name in ("positive", "positive_mass") and score == 0 and right[1] is not None:
+        return True  # with a gradient of the attention they are not read
+    if name in ("items", "splits", "rev_items", "rev_splits") and wrong.shape[1:] == (4,):
+        rows = {"items": 40, "rev_items": 30}.get(name, 0)
+        if len(wrong) != len(right[k]) and len(wrong) >= rows:
+            return (
+                wrong.dtype == torch.int32
+            )  # rows left out or taken twice are wrong, but nothing is out of range
+    if names[0] == "indptr" and name in ("indptr", "indices") and len(wrong.shape) == 1:
+        return wrong.dtype == right[k].dtype and len(wrong) > 0  # another graph
+    if isinstance(wrong, torch.Tensor) and isinstance(right[k], torch.Tensor):
+        same = wrong.shape == right[k].shape and wrong.dtype == right[k].dtype
+        return same and torch.equal(wrong, right[k])
+    return False
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

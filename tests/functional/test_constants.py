@@ -1,0 +1,42 @@
+"""Numbers that C++ and Python both write down."""
+
+import pytest
+import torch
+from graphs import make_graph
+
+from dfgnn import _arguments, _csr, _ops
+from dfgnn.schedule import choose, tiles
+
+
+@pytest.fixture(scope="module")
+def constants():
+    pairs = [pair.split("=") for pair in _ops.ops.constants().split(";") if pair]
+    return {name: int(value) for name, value in pairs}
+
+
+def test_every_mirror(constants):
+    lanes = {
+        f"lanes_{dtype.itemsize}_{2**k}": choose._lanes_per_head(2**k, dtype)
+        for dtype in (torch.float16, torch.float32, torch.float64)
+        for k in range(11)
+    }
+    assert constants == lanes | {
+        "score_additive": _arguments.SCORES["additive"],
+        "score_dot": _arguments.SCORES["dot"],
+        "score_additive_v2": _arguments.SCORES["additive_v2"],
+        "flag_bias_after": _arguments.BIAS_AFTER,
+        "flag_feat_in_key": _arguments.FEAT_IN_KEY,
+        "flag_feat_in_value": _arguments.FEAT_IN_VALUE,
+        "need_dst": _arguments.NEED_DST,
+        "need_bias": _arguments.NEED_BIAS,
+        "need_gate": _arguments.NEED_GATE,
+        "need_weight": _arguments.NEED_WEIGHT,
+        "need_feat": _arguments.NEED_FEAT,
+        "plan_numbers": len(make_graph("random").plan().launch),
+        "tile_rows": tiles.ROWS,
+        "tile_cols": tiles.COLUMNS,
+        "warp": choose._WARP,
+        "load_bytes": 16,
+        "degree_bins": _csr._DEGREE_BINS,
+        "most_ids": _csr.LIMIT,
+    }

@@ -1,0 +1,80 @@
+"""The operators torch.ops.dfgnn with arguments that do not fit, and without memory."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from attention import SCORES, function, make_inputs, run
+from graphs import make_graph
+
+from dfgnn import Graph
+
+_ENV = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+def test_inconsistent_arguments_are_refused(device):
+    """Every one raises RuntimeError before a kernel starts; in a process of its own, which must survive."""
+    script = Path(__file__).with_name("operator_fuzz.py")
+    result = subprocess.run([sys.executable, script, device], capture_output=True, text=True, env=_ENV)
+    assert result.returncode == 0, f"{result.returncode}: {result.stderr[-2000:]}"
+    assert int(result.stdout) > 1000
+
+
+_CPU = """
+import resource, torch
+from dfgnn import Graph, functional
+
+graph = Graph.from_coo(torch.arange(3), torch.arange(3), num_src=3, num_dst=2**20)
+value, alpha = torch.ones(3, 1, 2**10, requires_grad=True), torch.zeros(3, 1)
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**30, resource.getrlimit(resource.RLIMIT_AS)[1]))
+try:
+    functional.gat_attention(graph, value, alpha, None)  # 4 GiB
+except RuntimeError as error:
+    print(error)
+graph = Graph.from_coo(torch.arange(3), torch.arange(3), num_src=3, num_dst=3)
+functional.gat_attention(graph, value, alpha, None).sum().backward()
+print(value.grad.eq(1).all().item())
+"""
+
+
+@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="AddressSanitizer needs the addresses")
+def test_out_of_memory_on_the_cpu():
+    """A message with the size, and a process that goes on."""
+    result = subprocess.run([sys.executable, "-c", _CPU], capture_output=True, text=True, env=_ENV)
+    assert result.returncode == 0, result.stderr[-2000:]
+    *message, works = result.stdout.splitlines()
+    assert "CPU out of memory: no 4 GiB for a tensor of shape [1048576, 1, 1024]" in message[0]
+    assert works == "True"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU, or a torch without CUDA")
+@pytest.mark.parametrize("score", SCORES)
+def test_out_of_memory_on_a_gpu(score):
+    """torch's own error, forward and backward, and a process that goes on."""
+    graph = make_graph("random", "cuda")
+    inputs = make_inputs(score, graph, 4, 32)
+    before = run(function(score), graph, inputs)
+    many = 2**18  # 128 MB of features
+    wide = Graph.from_coo(*graph.edge_index, num_src=graph.num_src, num_dst=many)
+    large = make_inputs(score, wide, 4, 32)
+    leaves = {name: x.clone().requires_grad_() for name, x in large.items()}
+    out = function(score)(wide, **leaves)
+    gradient = torch.ones_like(out)
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    try:
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 2**22) / total)
+        with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
+            function(score)(wide, **large)
+        with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
+            out.backward(gradient)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    torch.cuda.synchronize()
+    after = run(function(score), graph, inputs)
+    assert all(torch.equal(x, after[name]) for name, x in before.items())
