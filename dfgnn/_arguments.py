@@ -58,7 +58,7 @@ ForwardResults = _results("ForwardResults", ops.attention_forward.default)
 Backward = _named("Backward", ops.attention_backward.default)
 BackwardResults = _results("BackwardResults", ops.attention_backward.default)
 # All tensors of an attention but the graph's.
-Tensors = namedtuple(
+Tensors = namedtuple(  # type: ignore[misc]
     "Tensors", Forward._fields[Forward._fields.index("value") : Forward._fields.index("out_bias") + 1]
 )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -85,7 +87,7 @@ def _column(x: Tensor | None) -> Tensor | None:
     return x.unsqueeze(1) if x is not None and x.dim() == 1 else x
 
 
-def for_device(check: Checker, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+def for_device(check: Checker, *tensors: Tensor | None) -> tuple[Any, ...]:
     """The tensors as the device's kernels take them, if it has any. CUDA kernels load 16 bytes at a time and
     take one head size: zero columns fill up to it."""
     kind = check.device.type

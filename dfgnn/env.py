@@ -125,6 +125,7 @@ def _libraries(off: list) -> dict[str, dict]:
 def _cpu(off: list) -> dict:
     forced = os.environ.get(_ISA)
     newest = _NEWEST.get(platform.machine(), "base")
+    kernels: str | None
     kernels, why = (forced, _fails(torch.device("cpu"))) if forced else (_best_kernels(), None)
     if why:
         kernels = None

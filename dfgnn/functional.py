@@ -6,6 +6,7 @@ function has a plain-PyTorch twin of the same name in :mod:`dfgnn.reference`.
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
@@ -15,6 +16,32 @@ from ._checks import Checker, for_device, with_feat, without_padding
 from .graph import Graph
 
 
+# fmt: off
+@overload
+def gat_attention(
+    graph: Graph, feat: Tensor, alpha_src: Tensor, alpha_dst: Tensor | None, *,
+    negative_slope: float = ..., edge_bias: Tensor | None = ..., bias_after: bool = ...,
+    edge_gate: Tensor | None = ..., edge_mask: Tensor | None = ..., edge_weight: Tensor | None = ...,
+    edge_feat: Tensor | None = ..., out_bias: Tensor | None = ..., dropout_p: float = ...,
+    return_attention: Literal[False] = ..., schedule: str = ...,
+) -> Tensor: ...
+@overload
+def gat_attention(
+    graph: Graph, feat: Tensor, alpha_src: Tensor, alpha_dst: Tensor | None, *,
+    negative_slope: float = ..., edge_bias: Tensor | None = ..., bias_after: bool = ...,
+    edge_gate: Tensor | None = ..., edge_mask: Tensor | None = ..., edge_weight: Tensor | None = ...,
+    edge_feat: Tensor | None = ..., out_bias: Tensor | None = ..., dropout_p: float = ...,
+    return_attention: Literal[True], schedule: str = ...,
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def gat_attention(
+    graph: Graph, feat: Tensor, alpha_src: Tensor, alpha_dst: Tensor | None, *,
+    negative_slope: float = ..., edge_bias: Tensor | None = ..., bias_after: bool = ...,
+    edge_gate: Tensor | None = ..., edge_mask: Tensor | None = ..., edge_weight: Tensor | None = ...,
+    edge_feat: Tensor | None = ..., out_bias: Tensor | None = ..., dropout_p: float = ...,
+    return_attention: bool, schedule: str = ...,
+) -> Tensor | tuple[Tensor, Tensor]: ...
+# fmt: on
 def gat_attention(
     graph: Graph,
     feat: Tensor,
@@ -98,6 +125,29 @@ def gat_attention(
     return (out, _ops.as_type(attention, feat.dtype)) if return_attention else out
 
 
+# fmt: off
+@overload
+def gatv2_attention(
+    graph: Graph, x_src: Tensor, x_dst: Tensor, attn: Tensor, *, negative_slope: float = ...,
+    edge_feat: Tensor | None = ..., edge_bias: Tensor | None = ..., edge_gate: Tensor | None = ...,
+    edge_mask: Tensor | None = ..., edge_weight: Tensor | None = ..., out_bias: Tensor | None = ...,
+    dropout_p: float = ..., return_attention: Literal[False] = ..., schedule: str = ...,
+) -> Tensor: ...
+@overload
+def gatv2_attention(
+    graph: Graph, x_src: Tensor, x_dst: Tensor, attn: Tensor, *, negative_slope: float = ...,
+    edge_feat: Tensor | None = ..., edge_bias: Tensor | None = ..., edge_gate: Tensor | None = ...,
+    edge_mask: Tensor | None = ..., edge_weight: Tensor | None = ..., out_bias: Tensor | None = ...,
+    dropout_p: float = ..., return_attention: Literal[True], schedule: str = ...,
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def gatv2_attention(
+    graph: Graph, x_src: Tensor, x_dst: Tensor, attn: Tensor, *, negative_slope: float = ...,
+    edge_feat: Tensor | None = ..., edge_bias: Tensor | None = ..., edge_gate: Tensor | None = ...,
+    edge_mask: Tensor | None = ..., edge_weight: Tensor | None = ..., out_bias: Tensor | None = ...,
+    dropout_p: float = ..., return_attention: bool, schedule: str = ...,
+) -> Tensor | tuple[Tensor, Tensor]: ...
+# fmt: on
 def gatv2_attention(
     graph: Graph,
     x_src: Tensor,
@@ -159,6 +209,32 @@ def gatv2_attention(
     return (out, _ops.as_type(attention, x_src.dtype)) if return_attention else out
 
 
+# fmt: off
+@overload
+def dot_attention(
+    graph: Graph, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None = ...,
+    negative_slope: float = ..., edge_bias: Tensor | None = ..., bias_after: bool = ...,
+    edge_gate: Tensor | None = ..., edge_mask: Tensor | None = ..., edge_weight: Tensor | None = ...,
+    edge_feat: Tensor | None = ..., edge_feat_in: str = ..., out_bias: Tensor | None = ...,
+    dropout_p: float = ..., return_attention: Literal[False] = ..., schedule: str = ...,
+) -> Tensor: ...
+@overload
+def dot_attention(
+    graph: Graph, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None = ...,
+    negative_slope: float = ..., edge_bias: Tensor | None = ..., bias_after: bool = ...,
+    edge_gate: Tensor | None = ..., edge_mask: Tensor | None = ..., edge_weight: Tensor | None = ...,
+    edge_feat: Tensor | None = ..., edge_feat_in: str = ..., out_bias: Tensor | None = ...,
+    dropout_p: float = ..., return_attention: Literal[True], schedule: str = ...,
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def dot_attention(
+    graph: Graph, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None = ...,
+    negative_slope: float = ..., edge_bias: Tensor | None = ..., bias_after: bool = ...,
+    edge_gate: Tensor | None = ..., edge_mask: Tensor | None = ..., edge_weight: Tensor | None = ...,
+    edge_feat: Tensor | None = ..., edge_feat_in: str = ..., out_bias: Tensor | None = ...,
+    dropout_p: float = ..., return_attention: bool, schedule: str = ...,
+) -> Tensor | tuple[Tensor, Tensor]: ...
+# fmt: on
 def dot_attention(
     graph: Graph,
     query: Tensor,
@@ -233,6 +309,26 @@ def dot_attention(
     return (out, _ops.as_type(attention, query.dtype)) if return_attention else out
 
 
+# fmt: off
+@overload
+def agnn_attention(
+    graph: Graph, x_src: Tensor, x_dst: Tensor | None = ..., *, beta: float | Tensor = ...,
+    edge_mask: Tensor | None = ..., edge_weight: Tensor | None = ..., dropout_p: float = ...,
+    return_attention: Literal[False] = ..., schedule: str = ...,
+) -> Tensor: ...
+@overload
+def agnn_attention(
+    graph: Graph, x_src: Tensor, x_dst: Tensor | None = ..., *, beta: float | Tensor = ...,
+    edge_mask: Tensor | None = ..., edge_weight: Tensor | None = ..., dropout_p: float = ...,
+    return_attention: Literal[True], schedule: str = ...,
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def agnn_attention(
+    graph: Graph, x_src: Tensor, x_dst: Tensor | None = ..., *, beta: float | Tensor = ...,
+    edge_mask: Tensor | None = ..., edge_weight: Tensor | None = ..., dropout_p: float = ...,
+    return_attention: bool, schedule: str = ...,
+) -> Tensor | tuple[Tensor, Tensor]: ...
+# fmt: on
 def agnn_attention(
     graph: Graph,
     x_src: Tensor,
@@ -271,11 +367,10 @@ def agnn_attention(
     if x_dst is not None:
         check.tensor("x_dst", x_dst, [(graph.num_dst, *x_src.shape[1:])])
     # Under autocast on a GPU normalize returns float32.
-    key, query = (
-        x if x is None else torch.nn.functional.normalize(x, dim=-1).to(x_src.dtype) for x in (x_src, x_dst)
-    )
-    query = (beta * (key if query is None else query)).to(x_src.dtype)
-    return dot_attention(
+    key = torch.nn.functional.normalize(x_src, dim=-1).to(x_src.dtype)
+    query = key if x_dst is None else torch.nn.functional.normalize(x_dst, dim=-1).to(x_src.dtype)
+    query = (beta * query).to(x_src.dtype)
+    return dot_attention(  # type: ignore[call-overload]
         graph, query, key, x_src, scale=1.0, edge_mask=edge_mask, edge_weight=edge_weight,
         dropout_p=dropout_p, return_attention=return_attention, schedule=schedule, _seed=_seed,
     )  # fmt: skip
@@ -337,6 +432,29 @@ def spmm(graph: Graph, edge_weight: Tensor, feat: Tensor) -> Tensor:
     return without_padding(_autograd.spmm(graph, edge_weight, values), dim)
 
 
+# fmt: off
+@overload
+def flex_attention(
+    graph: Graph, score_fn: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor,
+    edge_feat: Tensor | None = ..., *, params: Sequence[Tensor] = ..., edge_mask: Tensor | None = ...,
+    edge_weight: Tensor | None = ..., out_bias: Tensor | None = ..., dropout_p: float = ...,
+    return_attention: Literal[False] = ..., chunk_edges: int | None = ..., schedule: str = ...,
+) -> Tensor: ...
+@overload
+def flex_attention(
+    graph: Graph, score_fn: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor,
+    edge_feat: Tensor | None = ..., *, params: Sequence[Tensor] = ..., edge_mask: Tensor | None = ...,
+    edge_weight: Tensor | None = ..., out_bias: Tensor | None = ..., dropout_p: float = ...,
+    return_attention: Literal[True], chunk_edges: int | None = ..., schedule: str = ...,
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def flex_attention(
+    graph: Graph, score_fn: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor,
+    edge_feat: Tensor | None = ..., *, params: Sequence[Tensor] = ..., edge_mask: Tensor | None = ...,
+    edge_weight: Tensor | None = ..., out_bias: Tensor | None = ..., dropout_p: float = ...,
+    return_attention: bool, chunk_edges: int | None = ..., schedule: str = ...,
+) -> Tensor | tuple[Tensor, Tensor]: ...
+# fmt: on
 def flex_attention(
     graph: Graph,
     score_fn: Callable[..., Tensor],
@@ -405,7 +523,7 @@ def flex_attention(
     chunk = chunk_edges or _flex.chunk_size(query, key)
     score = _flex.edge_scores(graph, score_fn, chunk, query, key, edge_feat, params)
     ends = value.new_zeros(graph.num_src, value.shape[1])
-    return gat_attention(
+    return gat_attention(  # type: ignore[call-overload]
         graph, value, ends, None, negative_slope=1.0, edge_bias=score, edge_mask=edge_mask,
         edge_weight=edge_weight, out_bias=out_bias, dropout_p=dropout_p, return_attention=return_attention,
         schedule=schedule, _seed=_seed,

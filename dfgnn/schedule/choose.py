@@ -122,9 +122,7 @@ def plan(
     longest_first = chosen == "longest_first" or (chosen == "packed" and stats.cv >= cost.ALIKE)
     found = direction.items(bound, longest_first, parts, fixed_order=shape.layer == "gatv2")
     packed = chosen == "packed"
-    return Plan(
-        chosen, bound, *found, direction.size, packed, why, stats, candidates, None, heads, parts
-    )
+    return Plan(chosen, bound, *found, direction.size, packed, why, stats, candidates, None, heads, parts)
 
 
 def _plan_once(direction: Direction, shape: Shape) -> Plan:
