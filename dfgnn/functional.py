@@ -276,8 +276,8 @@ def dot_attention(
         edge_feat: e [E, H, D], same dtype, in the order in which the graph's edges were given.
         edge_feat_in: what e is added to: "key", "value" or "both" (TransformerConv). The value then is of
             size D, or e of size Dv where it is added to the value alone.
-        edge_bias, bias_after, edge_gate, edge_mask, edge_weight, out_bias, dropout_p, return_attention,
-            schedule: as in :func:`gat_attention`.
+        edge_bias, bias_after, edge_gate, edge_mask, edge_weight: as in :func:`gat_attention`.
+        out_bias, dropout_p, return_attention, schedule: likewise.
 
     Returns:
         out [num_dst, H, Dv], or (out, attention [E, H]).
@@ -379,7 +379,7 @@ def agnn_attention(
 def edge_softmax(graph: Graph, score: Tensor, *, schedule: str = "auto") -> Tensor:
     r"""Softmax of given scores over the edges into each destination; -inf masks an edge.
 
-    score: [E, *] in the order in which the graph's edges were given; float32, float64, float16 or bfloat16.
+    score: [E, ...] in the order in which the graph's edges were given; float32, float64, float16 or bfloat16.
     Returns a tensor like it. The twin of ``dgl.nn.functional.edge_softmax`` and
     ``torch_geometric.utils.softmax``. Differentiable once; deterministic; raises as :func:`gat_attention`
     does.
@@ -485,13 +485,14 @@ def flex_attention(
 
     Args:
         graph: the edges, on the device of the tensors.
-        score_fn: called as ``score_fn(q, k, e, *params)`` with the rows of n edges, q and k [n, H, *] of the
-            destinations and sources, e [n, *] or None; returns their scores [n, H]. It sees the edges in any
-            number of pieces, none included. It may be compiled (``torch.compile(score_fn, dynamic=True)``).
-        query: [num_dst, H, *]; float32, float64, float16 or bfloat16.
-        key: [num_src, H, *], same dtype.
+        score_fn: called as ``score_fn(q, k, e, *params)`` with the rows of n edges, q and k [n, H, ...] of
+            the destinations and sources, e [n, ...] or None; returns their scores [n, H]. It sees the edges
+            in any number of pieces, none included. It may be compiled (``torch.compile(score_fn,
+            dynamic=True)``).
+        query: [num_dst, H, ...]; float32, float64, float16 or bfloat16.
+        key: [num_src, H, ...], same dtype.
         value: [num_src, H, Dv], same dtype.
-        edge_feat: [E, *], same dtype, in the order in which the graph's edges were given; or None.
+        edge_feat: [E, ...], same dtype, in the order in which the graph's edges were given; or None.
         params: other tensors that the score depends on. A captured tensor that requires a gradient is an
             error.
         chunk_edges: edges per call of score_fn; default: about 128 MB of query and key rows.
