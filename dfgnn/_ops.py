@@ -22,6 +22,8 @@ from ._arguments import (
     GraphArgs,
 )
 
+ops = torch.ops.dfgnn
+
 
 def on_device(x: torch.Tensor) -> bool:
     """Whether the operators that only a GPU has (planning) can run on x."""
