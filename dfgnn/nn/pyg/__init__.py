@@ -24,7 +24,7 @@ except ModuleNotFoundError as error:
 
 _HOME = {
     "AGNNConv": "agnn",
-    "FallbackWarning": "_base",
+    "FallbackWarning": "._fallback",
     "GATConv": "gat",
     "GATv2Conv": "gatv2",
     "HGTConv": "hgt",

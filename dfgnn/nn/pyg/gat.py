@@ -9,13 +9,8 @@ import torch_geometric.nn
 from torch import Tensor, nn
 
 from ... import functional
-from ._base import (
-    FusedConv,
-    edge_attributes,
-    ends,
-    folded_terms,
-    is_plain,
-)
+from .._terms import folded_terms, folds, is_plain
+from ._base import FusedConv, edge_attributes, ends
 from ._graph import graph_of, sizes_of
 
 
@@ -95,9 +90,7 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
 
     def _terms(self, lin: nn.Module, x: Tensor, feat: Tensor | None, *vectors: Tensor) -> tuple[Tensor, ...]:
         """<lin(x), a> per head for each of the vectors; feat: lin(x) where it is there already."""
-        # Wide inputs cost more to read a second time than N x H x C does; under autocast that is float32.
-        narrow = x.shape[-1] <= 2 * self.heads * self.out_channels
-        if is_plain(lin) and narrow and not torch.is_autocast_enabled(x.device.type):
+        if folds(lin, x, self.heads * self.out_channels):
             return folded_terms(lin, x, *vectors)
         feat = self._heads(lin(x)) if feat is None else feat
         return tuple((feat * vector).sum(-1) for vector in vectors)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from pyg_compare import assert_same, compare, edges, pair, run, torch_geometric
 
-from dfgnn.nn import pyg
-from dfgnn.nn.pyg import AGNNConv, FallbackWarning, GATConv, GATv2Conv, TransformerConv, _base
+from dfgnn.nn import _fallback, pyg
+from dfgnn.nn.pyg import AGNNConv, FallbackWarning, GATConv, GATv2Conv, TransformerConv
 from dfgnn.nn.pyg._base import fusable
 
 N = 50  # nodes of the graph "random"
@@ -21,7 +21,7 @@ STEPS = ["propagate", "message", "aggregate", "message_and_aggregate", "edge_upd
 
 @pytest.fixture(autouse=True)
 def _not_warned():
-    _base._warned.clear()
+    _fallback._warned.clear()
 
 
 def layer_pair(cls, **options):
