@@ -85,11 +85,17 @@ def accelerate(model: nn.Module) -> Report:
     Raises TypeError for anything but a module.
     """
     _check_module("accelerate", model)
-    layers = {old: new for library in LIBRARIES for old, new in _layers(library).items()}
+    layers: dict[type, type] = {}
+    unsupported: dict[str, str] = {}  # package -> why it is not
+    for library, package in LIBRARIES.items():
+        try:
+            layers |= _layers(library)
+        except ImportError as error:
+            unsupported[package] = str(error)
     replaced, kept = [], []
     for name, module in model.named_modules():
         cls = type(module)
-        reason = _why_not(module, layers)
+        reason = _why_not(module, layers, unsupported)
         if reason is not None:
             kept.append(Kept(name, cls, reason))
         elif cls in layers:
@@ -268,7 +274,7 @@ def _telling(cls: type) -> Callable[..., None]:
     return __init__
 
 
-def _why_not(module: nn.Module, layers: dict[type, type]) -> str | None:
+def _why_not(module: nn.Module, layers: dict[type, type], unsupported: dict[str, str]) -> str | None:
     """Why a layer of a library keeps its class; None for one that does not, and for other modules."""
     cls = type(module)
     if cls in layers:
@@ -281,7 +287,8 @@ def _why_not(module: nn.Module, layers: dict[type, type]) -> str | None:
     base = next((base for base in cls.__mro__ if base in layers), None)
     if base is not None:
         return f"a subclass of {base.__name__}, which may change what it computes"
-    return "no such layer in dfgnn" if any(map(_is_convolution, cls.__mro__)) else None
+    library = next((base.__module__.split(".")[0] for base in cls.__mro__ if _is_convolution(base)), None)
+    return None if library is None else unsupported.get(library, "no such layer in dfgnn")
 
 
 def _is_convolution(cls: type) -> bool:

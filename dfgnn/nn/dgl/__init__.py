@@ -7,6 +7,7 @@ repr, state_dict and pickles. Classes are made at their first use, which imports
 
 from __future__ import annotations
 
+import functools
 import importlib
 import threading
 import warnings
@@ -42,9 +43,11 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
+@functools.cache
 def _dgl_layers() -> ModuleType | None:
     """``dgl.nn.pytorch``; None without DGL, and with a warning where it is there and cannot be imported."""
     try:
+        importlib.import_module("dgl")
         return importlib.import_module("dgl.nn.pytorch")
     except Exception as error:  # a library that was built for another torch fails in many ways
         if not (isinstance(error, ModuleNotFoundError) and error.name == "dgl"):

@@ -23,6 +23,7 @@ from torch_geometric.utils.sparse import set_sparse_value
 from ...graph import Graph
 from .._fallback import is_from, warn
 from .._terms import LINEAR, all_hooked, is_untouched
+from . import VERSION
 
 LIBRARY = "torch_geometric"
 LINEAR.append(Linear)
@@ -84,7 +85,7 @@ class FusedConv:
     def _heads(self, x: Tensor) -> Tensor:
         return x.reshape(*x.shape[:-1], self.heads, self.out_channels)
 
-    def _attend(self, edge_index, graph, inputs, options, dtype, residual, want_attention):
+    def _attend(self, edge_index, graph, inputs, options, dtype, residual, want_attention: bool):
         """``self.attention`` in a layer with concat, residual, bias and self loops, and what that returns."""
         fuse_bias = self.concat and self.bias is not None and self.bias.dtype == inputs[0].dtype
         result = self.attention(
@@ -93,7 +94,7 @@ class FusedConv:
             **options,
             out_bias=self._heads(self.bias) if fuse_bias else None,
             dropout_p=self.dropout if self.training else 0.0,
-            return_attention=bool(want_attention),
+            return_attention=want_attention,
         )
         out, attention = result if want_attention else (result, None)
         out = (out.flatten(1) if self.concat else out.mean(1)).to(dtype)
@@ -165,6 +166,12 @@ def _is_changed(module: MessagePassing, name: str, cls: type) -> bool:
     # torch_geometric compiles its own propagate and edge_updater for each class.
     compiled = (f"{base.__module__}_{base.__name__}_{name}" for base in cls.__mro__)
     return method.__module__ not in compiled
+
+
+def wants_attention(return_attention_weights: bool | None) -> bool:
+    """Whether GATConv and GATv2Conv return the attention: since torch_geometric 2.8 if that is true, before if
+    it is a bool, whichever."""
+    return isinstance(return_attention_weights, bool) if VERSION < (2, 8) else bool(return_attention_weights)
 
 
 def ends(x: Any) -> tuple[Tensor, Tensor | None]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ... import functional
 from .._terms import folded_terms, folds, is_plain
-from ._base import FusedConv, edge_attributes, ends
+from ._base import FusedConv, edge_attributes, ends, wants_attention
 from ._graph import graph_of, sizes_of
 
 
@@ -52,7 +52,8 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
                 transposed.
             edge_attr: ``[E]`` or ``[E, edge_dim]``; ignored in a layer without ``edge_dim``.
             size: (N_src, N_dst); needed where there are no destination features and N_dst differs.
-            return_attention_weights: also return the attention, after dropout.
+            return_attention_weights: also return the attention, after dropout. False asks for it, too, with
+                torch_geometric before 2.8, as there.
 
         Returns:
             ``[N_dst, H * C]``, or ``[N_dst, C]`` with ``concat=False``; and where attention is asked for, a
@@ -75,7 +76,8 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         dtype = torch.promote_types(feat.dtype, self.att_src.dtype)  # they differ under autocast
         inputs = feat, alpha_src, alpha_dst
         options = {"negative_slope": self.negative_slope, "edge_bias": edge_bias}
-        return self._attend(edge_index, graph, inputs, options, dtype, res, return_attention_weights)
+        wanted = wants_attention(return_attention_weights)
+        return self._attend(edge_index, graph, inputs, options, dtype, res, wanted)
 
     def _project(self, x_src: Tensor, x_dst: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Projected sources ``[N_src, H, C]`` and both score terms ``[N, H]``."""
