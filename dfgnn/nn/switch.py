@@ -75,9 +75,10 @@ def accelerate(model: nn.Module) -> Report:
     and results are the same up to rounding. ``model`` may itself be such a layer. :func:`restore` undoes it.
 
     A subclass of a library's layer is left alone, since what it changes is not known. So are layers that
-    dfgnn does not have, those of a class whose methods were replaced, and those that are set up for something
-    that the fused layer does not do (hooks on messages or on a LeakyReLU, another aggregation, say). The report
-    names them with the reason. Where that is set up later, the library's forward runs, with a warning.
+    dfgnn does not have, those of a class whose methods were replaced, and those that are set up for
+    something that the fused layer does not do (hooks on messages or on a LeakyReLU, another aggregation,
+    say). The report names them with the reason. Where that is set up later, the library's forward runs, with
+    a :class:`~dfgnn.nn.FallbackWarning`.
 
     A pickled model refers to dfgnn's classes then, and loads where dfgnn is installed; a state_dict, or a
     model pickled after :func:`restore`, loads anywhere.
@@ -159,14 +160,14 @@ def patch(library: str) -> Patch:
     as does ``.undo()`` of what is returned. Uses may be nested.
 
     In every loaded module the names of the library's attention layers stand for subclasses of them with the
-    same arguments, parameters and results: in the library itself (``dgl.nn.GATConv``, also where its own models
-    use it), and in those that imported a layer by name before (``from torch_geometric.nn import GATConv``).
-    Undoing gives back exactly these names. Only the module that defines a class keeps it, so that pickles and
-    the class itself keep working.
+    same arguments, parameters and results: in the library itself (``dgl.nn.GATConv``, also where its own
+    models use it), and where a layer was imported by name before (``from torch_geometric.nn import
+    GATConv``). Undoing gives back exactly these names. Only the module that defines a class keeps it, so that
+    pickles and the class itself keep working.
 
     Where else a program holds a class (in a dictionary, a default argument, the body of a function) is not
-    found: the first time that a layer is constructed from it, a :class:`~dfgnn.nn.FallbackWarning` says so. For
-    it, and for layers that were constructed before, there is :func:`accelerate`.
+    found: the first time that a layer is constructed from it, a :class:`~dfgnn.nn.FallbackWarning` says so.
+    For it, and for layers that were constructed before, there is :func:`accelerate`.
 
     Args:
         library: "dgl" or "pyg" (torch_geometric).
@@ -226,7 +227,7 @@ class _Names:
             cls.__init__ = self._constructors[cls][1]
 
     def take_back(self) -> None:
-        """Undo it: everywhere in the library, which may have loaded more since; elsewhere what was changed."""
+        """Undo it: all over the library, which may have loaded more since; elsewhere what was changed."""
         theirs = {ours: cls for cls, ours in self._layers.items()}
         for in_library, module, name, ours in self._where(theirs):
             if in_library:
@@ -239,7 +240,7 @@ class _Names:
                 cls.__init__ = before
 
     def _where(self, classes: Iterable[type]) -> list[tuple[bool, ModuleType, str, type]]:
-        """(whether in the library, module, name, class) in all loaded modules but those that define a class."""
+        """(in the library?, module, name, class) in all loaded modules but those that define a class."""
         of_id = {id(cls): cls for cls in classes}
         found = []
         for place, module in list(sys.modules.items()):
@@ -265,8 +266,8 @@ def _telling(cls: type) -> Callable[..., None]:
         if type(self) is cls and not told:
             told.append(True)
             warnings.warn(
-                f"{_path(cls)} was constructed although dfgnn.patch is active: by a name that it does not reach. "
-                "Import the layer inside the patch, or call dfgnn.accelerate(model)",
+                f"{_path(cls)} was constructed although dfgnn.patch is active: by a name that it does not "
+                "reach. Import the layer inside the patch, or call dfgnn.accelerate(model)",
                 FallbackWarning,
                 stacklevel=2,
             )

@@ -297,7 +297,7 @@ def test_names_imported_before(user_module):
         with dfgnn.patch("pyg"):
             assert all(map(is_ours, user_module.build()))
             assert is_ours(user_module.GATv2Conv(3, 4)) and user_module.HGTConv is pyg.nn.HGTConv
-            assert user_module.GCNConv is before["GCNConv"] and user_module.LAYERS == before["LAYERS"]
+            assert user_module.GCNConv is before["GCNConv"] and before["LAYERS"] == user_module.LAYERS
         assert user_module.PyG is before["PyG"] and is_ours(user_module.build()[0])
     assert vars(user_module) == before
     assert not any(map(is_ours, user_module.build()))
@@ -318,7 +318,9 @@ with dfgnn.patch("pyg"):
     model = Net()
 assert type(model.conv).__module__ == "dfgnn.nn.pyg.gat" and GATConv is before
 """
-    run = subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", code], capture_output=True, text=True)
+    run = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "-c", code], capture_output=True, text=True
+    )
     assert run.returncode == 0, run.stderr
 
 

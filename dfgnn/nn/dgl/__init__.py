@@ -1,8 +1,9 @@
 """Layers with the contracts of the layers of the same names in ``dgl.nn``; DGL need not be installed.
 
-Where it is, each is a subclass of DGL's, so that ``isinstance``, DGL's own models and whatever asks a layer for
-DGL's attributes keep working; where it is not, the same class without that base, with the same attributes,
-repr, state_dict and pickles. Classes are made at their first use, which imports dgl; ``import dfgnn`` does not.
+Where it is, each is a subclass of DGL's, so that ``isinstance``, DGL's own models and whatever asks a layer
+for DGL's attributes keep working; where it is not, the same class without that base, with the same
+attributes, repr, state_dict and pickles. Classes are made at their first use, which imports dgl;
+``import dfgnn`` does not.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ def _dgl_layers() -> ModuleType | None:
     except Exception as error:  # a library that was built for another torch fails in many ways
         if not (isinstance(error, ModuleNotFoundError) and error.name == "dgl"):
             warnings.warn(
-                "dgl is installed, but importing it fails, so that dfgnn's layers are no subclasses of its own: "
-                f"{type(error).__name__}: {error}",
+                "dgl is installed, but importing it fails, so that dfgnn's layers are no subclasses of "
+                f"its own: {type(error).__name__}: {error}",
                 RuntimeWarning,
                 stacklevel=3,
             )

@@ -169,8 +169,8 @@ def _is_changed(module: MessagePassing, name: str, cls: type) -> bool:
 
 
 def wants_attention(return_attention_weights: bool | None) -> bool:
-    """Whether GATConv and GATv2Conv return the attention: since torch_geometric 2.8 if that is true, before if
-    it is a bool, whichever."""
+    """Whether GATConv and GATv2Conv return the attention: since torch_geometric 2.8 if that is true, before
+    if it is a bool, whichever."""
     return isinstance(return_attention_weights, bool) if VERSION < (2, 8) else bool(return_attention_weights)
 
 

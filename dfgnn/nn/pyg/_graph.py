@@ -14,8 +14,8 @@ from torch import Tensor
 from ... import _csr
 from ...graph import Graph
 
-# What one set of tensors has beside each other: with and without loops, a few sizes. The bound is for a program
-# that gives the same edges another number of nodes each time.
+# What one set of tensors has beside each other: with and without loops, a few sizes. The bound is for a
+# program that gives the same edges another number of nodes each time.
 _LIMIT = 16
 _WHERE = "Graph.from_pyg"
 
@@ -62,11 +62,11 @@ def graph_of(
 def once(parts: tuple[Tensor, ...], key: tuple, build: Callable[[], Any], more_state: tuple = ()) -> Any:
     """What ``build`` gives: at the first call with these tensors and this key, and then the same again.
 
-    It is kept as long as all of the tensors live, of any number of tensors, and made anew when one was modified
-    in place or ``more_state`` is another. Of one set of tensors at most 16 values are kept, the least recently
-    used go first. What is written to a tensor behind PyTorch's back (through ``.data`` or NumPy) is not
-    noticed. Inference tensors do not count their modifications: nothing is kept for them. The value must not
-    hold the tensors, and may be built twice by two threads.
+    It is kept as long as all of the tensors live, and made anew when one was modified in place or
+    ``more_state`` is another. There may be any number of sets of tensors; of one at most 16 values are kept,
+    the least recently used go first. What is written to a tensor behind PyTorch's back (through ``.data`` or
+    NumPy) is not noticed. Inference tensors do not count their modifications: nothing is kept for them. The
+    value must not hold the tensors, and may be built twice by two threads.
     """
     build = torch.inference_mode(False)(build)
     if any(part.is_inference() for part in parts):

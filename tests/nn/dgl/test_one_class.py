@@ -32,7 +32,9 @@ CASES = [
     ("HGTConv", (6, 3, 2, 2, 3), {}),
     ("HGTConv", (6, 4, 2, 2, 3), {"use_norm": True}),
 ]
-LAYERS = pytest.mark.parametrize(("name", "args", "options"), CASES, ids=lambda x: x if type(x) is str else "")
+LAYERS = pytest.mark.parametrize(
+    ("name", "args", "options"), CASES, ids=lambda x: x if type(x) is str else ""
+)
 PREAMBLE = """
 import pickle, sys, warnings
 import torch, dfgnn
@@ -114,7 +116,10 @@ open(sys.argv[1], "wb").write(pickle.dumps(found))
 
 def test_pickles_go_across(tmp_path):
     """From a process with DGL to one without, and back."""
-    graph, x = dfgnn.Graph.from_coo(torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0]), num_nodes=3), torch.randn(3, 6)
+    graph, x = (
+        dfgnn.Graph.from_coo(torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0]), num_nodes=3),
+        torch.randn(3, 6),
+    )
     model = torch.nn.ModuleList([dfgnn.nn.GATConv(6, 3, 2, residual=True), dfgnn.nn.HGTConv(6, 3, 2, 1, 1)])
     types = torch.zeros(3, dtype=torch.int64)
     model.eval()

@@ -364,7 +364,9 @@ def test_methods_replaced_in_the_class(name, monkeypatch):
 def test_methods_replaced_in_the_base_class(monkeypatch):
     theirs, _ = layer_pair(AGNNConv)
     original = PyG.MessagePassing.aggregate
-    monkeypatch.setattr(PyG.MessagePassing, "aggregate", lambda self, *args, **kw: original(self, *args, **kw))
+    monkeypatch.setattr(
+        PyG.MessagePassing, "aggregate", lambda self, *args, **kw: original(self, *args, **kw)
+    )
     (kept,) = dfgnn.accelerate(theirs).kept
     assert kept.reason == "AGNNConv.aggregate was replaced"
 
@@ -429,7 +431,8 @@ def test_hooks_on_all_modules(cls):
 @pytest.mark.parametrize("change", ["forward", "hook"])
 @pytest.mark.parametrize(
     ("cls", "in_channels"),
-    [(cls, size) for cls in (GATConv, GATv2Conv, TransformerConv) for size in (9, (9, 9))] + [(SuperGATConv, 9)],
+    [(cls, size) for cls in (GATConv, GATv2Conv, TransformerConv) for size in (9, (9, 9))]
+    + [(SuperGATConv, 9)],
     ids=str,
 )
 def test_linear_layers_are_called(cls, in_channels, change):

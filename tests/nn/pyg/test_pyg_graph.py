@@ -236,9 +236,11 @@ def _kept(edge_index, self_loops):
 
 
 def test_any_number_of_tensors_is_kept(monkeypatch):
-    """A list of graphs that a program goes through again and again is not built again, whatever its length."""
+    """Graphs that a program goes through again and again are not built again, however many."""
     built = []
-    monkeypatch.setattr(_graph, "_build", lambda *args, build=_graph._build: built.append(None) or build(*args))
+    monkeypatch.setattr(
+        _graph, "_build", lambda *args, build=_graph._build: built.append(None) or build(*args)
+    )
     tensors = [torch.randint(20, (2, 40)) for _ in range(200)]
     graphs = [graph_of(tensor, 20, 20)[0] for tensor in tensors]
     for _ in range(2):
