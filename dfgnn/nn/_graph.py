@@ -36,7 +36,7 @@ def as_graph(graph: Any) -> Graph:
     """
     if isinstance(graph, Graph):
         return graph
-    if not _is_dgl(graph):
+    if not is_dgl(graph):
         raise TypeError(f"graph: expected a dfgnn.Graph or a DGLGraph, got {type(graph).__name__}")
     found = _from_dgl.get(graph._graph)
     if found is None:
@@ -69,7 +69,7 @@ def check_in_degrees(graph: Any, converted: Graph) -> None:
         "the graph has destinations without in-edges, whose aggregate would be 0. Add self-loops "
         "(dgl.add_self_loop(g), Graph.add_self_loops()), or pass allow_zero_in_degree=True to accept that."
     )
-    raise (sys.modules["dgl"].DGLError if _is_dgl(graph) else ZeroInDegreeError)(message)
+    raise (sys.modules["dgl"].DGLError if is_dgl(graph) else ZeroInDegreeError)(message)
 
 
 def split_ends(
@@ -90,6 +90,6 @@ def split_ends(
     return feat, feat[: graph.num_dst] if graph.num_dst < graph.num_src else feat
 
 
-def _is_dgl(graph: Any) -> bool:
+def is_dgl(graph: Any) -> bool:
     dgl = sys.modules.get("dgl")
     return dgl is not None and isinstance(graph, dgl.DGLGraph)
