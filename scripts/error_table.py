@@ -33,7 +33,9 @@ def raised(case) -> Exception:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|").replace("*", "\\*").replace("_", "\\_").replace("<", "\\<")
+    return (
+        " ".join(text.split()).replace("|", "\\|").replace("*", "\\*").replace("_", "\\_").replace("<", "\\<")
+    )
 
 
 def page() -> str:

@@ -281,7 +281,9 @@ def calls(draw, spec, functions=FUNCTIONS, dtypes=DTYPES, dropout=True, extremes
     elif function == "spmm":
         shapes = {"edge_weight": _per_edge(draw, num_edges, heads), "feat": src}
     else:
-        value_dim = draw(st.sampled_from((dim, 5))) if function in ("dot_attention", "flex_attention") else dim
+        value_dim = (
+            draw(st.sampled_from((dim, 5))) if function in ("dot_attention", "flex_attention") else dim
+        )
         if function == "gat_attention":
             shapes = {"feat": src, "alpha_src": src[:2], "alpha_dst": dst[:2]}
             wide |= {"alpha_src", "alpha_dst"} if draw(st.booleans()) else set()
@@ -346,9 +348,7 @@ def calls(draw, spec, functions=FUNCTIONS, dtypes=DTYPES, dropout=True, extremes
         shapes.setdefault(target, edges)
         options.pop("negative_slope", None)
         special = ((target, draw(st.sampled_from(EXTREMES))),)
-    layouts = {
-        name: draw(st.sampled_from(LAYOUTS)) if _maybe(draw, 0.5) else "contiguous" for name in shapes
-    }
+    layouts = {name: draw(st.sampled_from(LAYOUTS)) if _maybe(draw, 0.5) else "contiguous" for name in shapes}
     tensors = {name: (shape, layouts[name]) for name, shape in shapes.items()}
     seed = draw(st.integers(0, 99))
     return Call(function, dtype, tensors, frozenset(wide), masks, options, seed, special)

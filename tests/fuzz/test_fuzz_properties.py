@@ -101,9 +101,7 @@ def test_repeated_edges(device, case, data):
     graph, (leaves, masks) = spec.build(device), call.inputs(device)
     k = data.draw(st.integers(2, 4))
     other = Graph.from_coo(*graph.edge_index.repeat(1, k), num_src=spec.num_src, num_dst=spec.num_dst)
-    inputs = (
-        changed(t, PER_EDGE, lambda x: x.repeat(k, *[1] * (x.dim() - 1))) for t in (leaves, masks)
-    )
+    inputs = (changed(t, PER_EDGE, lambda x: x.repeat(k, *[1] * (x.dim() - 1))) for t in (leaves, masks))
     expected, results = call(functional, graph, leaves, masks), call(functional, other, *inputs)
     same(results[0], expected[0])
     if len(results) > 1:
@@ -131,9 +129,7 @@ def test_batches(device, case, data):
     one, two = (c.inputs(device) for c in (call, second))
     shared = {n: x for n, x in one[0].items() if n not in side}
     two = {**two[0], **shared}, two[1]
-    both = tuple(
-        {n: torch.cat([x[n], y[n]]) if n in side else x[n] for n in x} for x, y in zip(one, two)
-    )
+    both = tuple({n: torch.cat([x[n], y[n]]) if n in side else x[n] for n in x} for x, y in zip(one, two))
     parts = [call(functional, g, *inputs) for g, inputs in zip(pair, (one, two))]
     for result, *expected in zip(call(functional, Graph.batch(pair), *both), *parts):
         same(result, torch.cat(expected))
@@ -164,7 +160,9 @@ def test_weights_of_a_row_add_up_to_one(device, case, data):
     same(sums, (seen > 0).to(sums))
 
 
-@example(functions=(*FAMILIES, "edge_softmax", "sddmm", "spmm"), dtypes=EXACT + (torch.bfloat16,), examples=0.6)
+@example(
+    functions=(*FAMILIES, "edge_softmax", "sddmm", "spmm"), dtypes=EXACT + (torch.bfloat16,), examples=0.6
+)
 def test_deterministic(device, case, data):
     """The same call twice, on the graph and on another of the same edges, gives the same bits."""
     spec, call = case

@@ -1,0 +1,47 @@
+"""The property-based tests for as long as you like, every round with another seed:
+
+    python scripts/fuzz.py --seconds 600 [arguments of pytest]
+
+`make fuzz SECONDS=600` does the same. A failure is shown by pytest with the call that fails, shrunk; the round goes
+on with the other tests, and the next round follows. The exit status is 1 if there was one.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--seed", type=int, help="of the first round; default: the time")
+    args, rest = parser.parse_known_args()
+    seed = args.seed if args.seed is not None else int(time.time())
+    end, failed, rounds = time.monotonic() + args.seconds, [], 0
+    environment = {**os.environ, "HYPOTHESIS_PROFILE": "long"}
+    while (left := end - time.monotonic()) > 0:
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/fuzz"]
+        command += ["-k", "not refused", f"--hypothesis-seed={seed}", *rest]
+        try:
+            status = subprocess.run(command, cwd=ROOT, env=environment, timeout=left).returncode
+        except subprocess.TimeoutExpired:
+            break
+        rounds += 1
+        if status:
+            failed.append(seed)
+        seed += 1
+    print(
+        f"fuzz: {rounds} whole rounds in {args.seconds:.0f} s; failed: {failed or 'none'} (--seed, or shown above)"
+    )
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
