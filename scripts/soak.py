@@ -3,12 +3,12 @@
     python scripts/soak.py --device cuda --steps 10000
     python scripts/soak.py --device cpu --seconds 60
 
-Each step takes a graph, which is made for it or one of those that are kept, a dtype, and a function or a layer, with
-dropout, returned attention, edge tensors or an in-place operation behind it. Some steps raise: bad input before any
-kernel, an exception between forward and backward, a result whose backward never comes; some delete a kept graph and
-make another. After a warm-up the memory of the host (resident) and of the device (allocated, and reserved by the
-allocator) has to stay where it is. Prints a verdict; the exit status is 1 where memory grows or a result is not
-finite.
+Each step takes a graph, which is made for it or one of those that are kept, a dtype, and a function or a
+layer, with dropout, returned attention, edge tensors or an in-place operation behind it. Some steps raise:
+bad input before any kernel, an exception between forward and backward or in backward; some never go back,
+and some delete a kept graph and make another. After a warm-up the memory of the host (resident) and of the
+device (allocated, and reserved by the allocator) has to stay where it is. Prints a verdict; the exit status
+is 1 where memory grows or a result is not finite.
 """
 
 import argparse
@@ -223,9 +223,7 @@ def main(argv=None):
         return 2
     text, flat = verdict(samples)
     took = time.monotonic() - begin
-    print(
-        f"soak on {args.device}: {done} steps in {took:.0f} s, {interrupted} of them interrupted, seed {args.seed}"
-    )
+    print(f"soak on {args.device}: {done} steps in {took:.0f} s, {interrupted} interrupted, seed {args.seed}")
     print(text)
     right = bool(finite)
     print(f"results: {'finite' if right else 'NOT FINITE'}")

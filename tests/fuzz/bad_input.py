@@ -1,6 +1,6 @@
 """Calls that must be refused, each with the error and the words that its message has to have.
 
-``CASES`` is what tests/fuzz/test_bad_input.py checks and what scripts/error_table.py writes to docs/errors.md.
+tests/fuzz/test_bad_input.py checks them, and scripts/error_table.py writes them to docs/errors.md.
 """
 
 import dataclasses

@@ -17,7 +17,7 @@ _NODES = ("feat", "alpha_src", "alpha_dst", "x_src", "x_dst", "query", "key", "v
 
 
 def _reordered(call, graph, leaves, masks):
-    """On the graph with its nodes relabelled, with tensors relabelled to match; results are as on the first."""
+    """On the graph with its nodes relabelled; the results are as without."""
     order = [
         torch.randperm(n, generator=torch.Generator().manual_seed(n)).to(graph.device)
         for n in (graph.num_src, graph.num_dst)
