@@ -21,5 +21,5 @@ _COMMON = dict(
     ],
 )
 settings.register_profile("short", max_examples=40, derandomize=True, **_COMMON)
-settings.register_profile("long", max_examples=400, **_COMMON)
+settings.register_profile("long", max_examples=100, **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "short"))
