@@ -24,7 +24,7 @@ In the examples the graph has 4 sources, 3 destinations and 5 edges; there are 2
 
 
 def raised(case) -> Exception:
-    """What the call of the case raises; any other error goes on, and AssertionError says that there is none."""
+    """The error that the call of the case has to raise."""
     try:
         case.call()
     except case.error as error:
