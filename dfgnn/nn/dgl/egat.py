@@ -109,7 +109,7 @@ class EGATConv(GraphLayer):
             TypeError, ValueError: ``graph`` or a tensor is not as described.
         """
         fused = self._graph(graph)
-        h_src, h_dst = split_ends(fused, nfeats, nn.Identity())
+        h_src, h_dst = split_ends(fused, nfeats, nn.Identity(), "nfeats")
         prefix = h_src.shape[1:-1]
         check_edge_rows("efeats", efeats, fused, prefix)
         ends = self.fc_ni(h_src), self.fc_nj(h_dst)

@@ -129,7 +129,7 @@ class HGTConv(FusedLayer):
         if self.falls_back(g):
             return super().forward(g, x, ntype, etype, presorted=presorted)
         fused = as_graph(g)
-        x_src, x_dst = split_ends(fused, x, nn.Identity())
+        x_src, x_dst = split_ends(fused, x, nn.Identity(), "x")
         if x.shape != (fused.num_src, self.in_size):
             expected = f"[{fused.num_src}, {self.in_size}]"
             raise ValueError(f"x: expected shape {expected}, got {list(x.shape)}")
