@@ -10,6 +10,7 @@ MIN = "finfo.min"
 SHIFTS = (1e6, 1e7, -1e9, MIN)
 ON_CPU = ("natural", "natural<=32")
 SCHEDULES = (*ON_CPU, "longest_first", "packed", "natural<=32 sources/2", "tiles", "tiles<=32")
+HEADS, DIM = 2, 16  # small enough for several rows per warp, large enough for tiles
 # Relative errors that right results may have.
 BAND = {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 8e-3, torch.bfloat16: 6e-2}
 
@@ -38,11 +39,13 @@ def skip_unless_available(schedule, device, dtype, edges=True):
         pytest.skip("a schedule of the GPU")
     if schedule.startswith("tiles") and (edges or dtype.itemsize != 2):
         pytest.skip("tiles are for 16 bits and take no edge tensors")
+    if schedule == "packed" and dtype == torch.float64:
+        pytest.skip("a row of this type fills a warp")
 
 
-def alike(score, graph, dtype, heads=3, dim=32):
+def alike(score, graph, dtype):
     """Inputs whose scores are all 0, with values and other gradients that are not."""
-    inputs = make_inputs(score, graph, heads, dim, dtype)
+    inputs = make_inputs(score, graph, HEADS, DIM, dtype)
     for name in {"gat": ("alpha_src", "alpha_dst"), "gatv2": ("attn",), "dot": ("query",)}[score]:
         inputs[name] = torch.zeros_like(inputs[name])
     return inputs
@@ -71,7 +74,7 @@ def test_bias(score, shift, schedule, dtype, device):
     skip_unless_available(schedule, device, dtype)
     graph, (amount, acc) = make_graph(device), value_of(shift, dtype)
     inputs = alike(score, graph, dtype)
-    inputs["edge_bias"] = torch.zeros(graph.num_edges, 3, dtype=acc, device=device)
+    inputs["edge_bias"] = torch.zeros(graph.num_edges, HEADS, dtype=acc, device=device)
     # Behind the LeakyReLU, whose slope would change with the sign.
     options = dict(schedule=schedule, return_attention=True)
     if score == "gat":
@@ -135,9 +138,9 @@ def test_masking_bias(score, masked, schedule, dtype, device):
     graph, (amount, acc) = make_graph(device), value_of(masked, dtype)
     dst = graph.edge_index[1]
     inputs = alike(score, graph, dtype)
-    hidden = torch.rand(graph.num_edges, 3, device=device) < 0.5
+    hidden = torch.rand(graph.num_edges, HEADS, device=device) < 0.5
     hidden[dst % 3 == 0] = True
-    bias = torch.zeros(graph.num_edges, 3, dtype=acc, device=device)
+    bias = torch.zeros(graph.num_edges, HEADS, dtype=acc, device=device)
     inputs["edge_bias"] = torch.where(hidden, amount, torch.randn_like(bias))
     options = dict(return_attention=True, **({"bias_after": True} if score == "gat" else {}))
     expected = run(function(score, reference), graph, inputs, dtype=torch.float64, **options)

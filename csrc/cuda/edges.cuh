@@ -49,7 +49,8 @@ __device__ __forceinline__ int edge_id(const Csr& csr, int position) {
   return csr.eids ? __ldg(csr.eids + position) : position;
 }
 
-// From what the family computes to the score (EdgeOptions in params.h), and what backward needs of it.
+// From what the family computes to the score (EdgeOptions in params.h), and what backward needs of it. What
+// is rounded is written out: forward and backward must get the same score.
 template <typename T, bool EDGE>
 struct EdgeScore {
   using A = Acc<T>;
@@ -61,13 +62,13 @@ struct EdgeScore {
     if constexpr (EDGE) {
       gate = edge.gate(eid);
       bias = edge.bias(eid);
-      z = raw * gate + (edge.o.bias_after ? A(0) : bias);
+      z = fma(raw, gate, edge.o.bias_after ? A(0) : bias);
     }
     positive = z > 0;
     slope = leaky_relu_grad(z, negative_slope);
     score = leaky_relu(z, negative_slope);
     if constexpr (EDGE) {
-      if (edge.o.bias_after) score += bias;
+      if (edge.o.bias_after) score = plus(score, bias);
       if (edge.masked(eid)) score = -infinity<A>();
     }
   }

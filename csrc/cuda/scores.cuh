@@ -44,7 +44,7 @@ struct PairScore {
     }
   }
   __device__ __forceinline__ A join(const Sum& sum) const {
-    return V2 ? slope * sum.linear + (1 - slope) * sum.positive : sum.linear;
+    return V2 ? fma(slope, sum.linear, (1 - slope) * sum.positive) : sum.linear;
   }
   // slope attn . x over all columns of the head, for all its lanes; x: this lane's columns of a row of
   // `array`.

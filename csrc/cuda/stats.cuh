@@ -7,12 +7,8 @@
 
 namespace dfgnn::cuda {
 
-// a - b, rounded; never part of a fused multiply-add. A score that is a product must be subtracted from the
-// largest one as it was when that was found, or the difference of equal scores is not 0.
-__device__ __forceinline__ float minus(float a, float b) { return __fsub_rn(a, b); }
-__device__ __forceinline__ double minus(double a, double b) { return __dsub_rn(a, b); }
-
-// What forward keeps of a row and head. Two numbers: max + log_sum would lose log_sum where max is large.
+// What forward keeps of a row and head. Two numbers: max + log_sum would lose log_sum where max is large. The
+// difference of equal scores must be 0: `minus`.
 template <typename A>
 struct RowStats {
   A max, log_sum;  // max = +inf: a row without mass
