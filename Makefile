@@ -2,9 +2,11 @@
 #
 #   PYTHON   the Python (>= 3.10) that .venv is made of
 #   ARGS     arguments for pytest or the demo: make test ARGS="-k graph -x"
+#   SECONDS  how long make fuzz lasts
 # The variables of the native build are described in build_native.py, those of pip in pip's manual.
 PYTHON ?= python3
 ARGS ?=
+SECONDS ?= 600
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -15,12 +17,13 @@ CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cuh' -o -
 # DGL would otherwise ask for its backend and write the answer to the home directory.
 export DGLBACKEND := pytorch
 
-.PHONY: help demo test isas sanitize build cuda cuda-archs wheel docs lint format clean
+.PHONY: help demo test isas sanitize build cuda cuda-archs wheel docs fuzz lint format clean
 help:
 	@echo "make demo    train on CLUSTER, dfgnn beside unfused PyTorch"
 	@echo "make test    the test suite (GPU tests skip without a GPU)"
 	@echo "make isas    the CPU engine's tests on the instruction sets that are not this processor's best"
 	@echo "make sanitize  a part of them under GCC's sanitizers; ARGS=--all for all"
+	@echo "make fuzz    property-based tests with new seeds, SECONDS=600 long"
 	@echo "make build   compile the libraries into dfgnn/lib"
 	@echo "make cuda    compile the CUDA library, without a GPU too"
 	@echo "make cuda-archs  the same for all supported architectures"
@@ -42,6 +45,9 @@ isas: build
 
 sanitize: $(VENV)/.installed
 	$(RUN) scripts/sanitize_cpu.py $(ARGS)
+
+fuzz: build
+	$(RUN) scripts/fuzz.py --seconds $(SECONDS) $(ARGS)
 
 build: $(VENV)/.installed
 	$(RUN) setup.py --quiet build_native

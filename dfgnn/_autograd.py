@@ -149,10 +149,8 @@ def _backward(ctx, grad_out, grad_stats, grad_positive, grad_mass, grad_attentio
         grad_out, grad_attention, a.score, *tensors, *saved, None if grad_attention is None else attention,
         *(getattr(a, name) for name in (*GraphArgs._fields, *Numbers._fields)), _need_bits(need),
     )  # fmt: skip
-    if torch.is_grad_enabled():  # recorded, to be refused
-        results = _backward_op(*arguments)
-    else:
-        results = _ops.call(_backward_op, *arguments)
+    # Under create_graph it is recorded, so that a derivative of it is refused.
+    results = _backward_op(*arguments) if torch.is_grad_enabled() else _ops.call(_backward_op, *arguments)
     grads = dict(zip(Tensors._fields, _gradients(need, tensors, grad_out, results)))
     return tuple(grads.get(name) for name in Forward._fields)
 

@@ -21,6 +21,8 @@ from ._arguments import (
     Forward,
 )
 
+ops = torch.ops.dfgnn
+
 
 def on_device(x: torch.Tensor) -> bool:
     """Whether the operators that only a GPU has (planning) can run on x."""

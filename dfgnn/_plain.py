@@ -60,6 +60,17 @@ def untransformed():
         yield
 
 
+def unwrapped(x: Tensor) -> Tensor:
+    """A tensor that decides about structure, without torch.func's wrappers; a batch of them has none."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(x):
+        if torch._C._functorch.is_batchedtensor(x):
+            raise NotImplementedError(
+                "torch.func.vmap: expected the same graph and types for all, got a batch"
+            )
+        x = torch._C._functorch.get_unwrapped(x)
+    return x
+
+
 def ends_of(graph, reverse: bool = False) -> Ends:
     with untransformed():
         edge_index = graph.edge_index

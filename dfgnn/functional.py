@@ -94,8 +94,11 @@ def gat_attention(
     Returns:
         out [num_dst, H, D], or (out, attention).
 
-    Differentiable in every floating-point tensor, once: second-order gradients raise NotImplementedError.
-    Deterministic: equal inputs give bitwise equal results. Memory beyond inputs, outputs and gradients is
+    Differentiable in every floating-point tensor, any number of times and in forward mode; under torch.func's
+    transforms, too. Second derivatives and forward mode are plain tensor operations, with temporaries of
+    E x H x D; all else is fused. The results may be modified in place. Deterministic: equal inputs give
+    bitwise equal results, whatever ``torch.use_deterministic_algorithms`` says (but second derivatives and
+    forward mode on CUDA, which follow it). Memory beyond inputs, outputs and gradients is
     O(N H D); edge-sized tensors exist only where one is passed in or asked for (edge_gate, and a loss over
     the returned attention, take one [E, H] more in backward).
 
@@ -187,8 +190,8 @@ def gatv2_attention(
     Returns:
         out [num_dst, H, D], or (out, attention [E, H]).
 
-    Differentiable in every floating-point tensor, once. Deterministic: the gradient of ``attn`` is summed in
-    a fixed order, too. No edge-sized tensors beyond those passed in or asked for; raises as
+    Differentiable as :func:`gat_attention`. Deterministic: the gradient of ``attn`` is summed in a fixed
+    order, too. No edge-sized tensors beyond those passed in or asked for; raises as
     :func:`gat_attention` does.
     """
     check = Checker("gatv2_attention", graph, "x_src", x_src)
@@ -282,8 +285,8 @@ def dot_attention(
     Returns:
         out [num_dst, H, Dv], or (out, attention [E, H]).
 
-    Differentiable in every floating-point tensor, once. Deterministic, and without edge-sized tensors beyond
-    those passed in or asked for, like :func:`gat_attention`; raises as it does.
+    Differentiable, deterministic, and without edge-sized tensors beyond those passed in or asked for, like
+    :func:`gat_attention`; raises as it does.
     """
     check = Checker("dot_attention", graph, "query", query)
     check.tensor("query", query, [(graph.num_dst, None, None)])
@@ -358,7 +361,7 @@ def agnn_attention(
     Returns:
         out [num_dst, H, D], or (out, attention [E, H]).
 
-    Differentiable in x_src, x_dst, beta and edge_weight, once; raises as :func:`gat_attention` does.
+    Differentiable in x_src, x_dst, beta and edge_weight; raises as :func:`gat_attention` does.
     """
     check = Checker("agnn_attention", graph, "x_src", x_src)
     check.tensor("x_src", x_src, [(graph.num_src, None, None)])
@@ -381,8 +384,8 @@ def edge_softmax(graph: Graph, score: Tensor, *, schedule: str = "auto") -> Tens
 
     score: [E, ...] in the order in which the graph's edges were given; float32, float64, float16 or bfloat16.
     Returns a tensor like it. The twin of ``dgl.nn.functional.edge_softmax`` and
-    ``torch_geometric.utils.softmax``. Differentiable once; deterministic; raises as :func:`gat_attention`
-    does.
+    ``torch_geometric.utils.softmax``. Differentiable and deterministic; raises as
+    :func:`gat_attention` does.
     """
     check = Checker("edge_softmax", graph, "score", score)
     if score.dim() == 0 or score.shape[0] != graph.num_edges:
@@ -501,7 +504,9 @@ def flex_attention(
     Returns:
         out [num_dst, H, Dv], or (out, attention [E, H]).
 
-    Differentiable in query, key, value, edge_feat, params, edge_weight and out_bias, once. Deterministic on
+    Differentiable in query, key, value, edge_feat, params, edge_weight and out_bias. Backward computes the
+    score again, from the same random numbers and under the same autocast; a second derivative computes it of
+    all edges at a time. Deterministic on
     the CPU; on CUDA the gradients of query and key are added up by ``index_add_``, which is deterministic
     only under ``torch.use_deterministic_algorithms``. Raises as :func:`gat_attention` does.
     """

@@ -175,7 +175,7 @@ def flex_attention(
 
 def edge_softmax(graph: Graph, score: Tensor, *, schedule: str = "auto") -> Tensor:
     """Softmax over the edges into each destination; as :func:`dfgnn.functional.edge_softmax`."""
-    flat = score.reshape(score.shape[0], score[:1].numel() or 1)
+    flat = score.reshape(score.shape[0], math.prod(score.shape[1:]))
     return softmax_by(flat, graph.edge_index[1], graph.num_dst).view_as(score)
 
 

@@ -138,6 +138,8 @@ def from_pyg(cls, data, num_nodes, num_src, num_dst, validate: bool):
 
 def batched(cls, where: str, graphs) -> list:
     """The graphs of `Graph.batch`, checked."""
+    if isinstance(graphs, cls):
+        raise TypeError(f"{where}: graphs: expected a sequence of dfgnn.Graph, got {cls.__name__}")
     graphs = list(graphs)
     if not graphs:
         raise ValueError(f"{where}: graphs: expected at least one graph, got none")

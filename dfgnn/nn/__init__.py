@@ -1,18 +1,26 @@
 """Layers on fused attention for a DGLGraph, a block or a dfgnn.Graph.
 
 All but GraphTransformerConv and GraphTransformerLayer have the contracts of the layers of the same names in
-``dgl.nn`` (``dgl``); DGL need not be installed. ``pyg`` holds the layers of torch_geometric.
+``dgl.nn``, and are subclasses of them where DGL is installed (``dgl``, which makes them at their first use).
+``pyg`` holds the layers of torch_geometric.
 """
 
+from typing import TYPE_CHECKING
+
+from . import dgl
+from ._fallback import FallbackWarning
 from ._graph import ZeroInDegreeError
-from .dgl import AGNNConv, DotGatConv, EdgeGATConv, EGATConv, GATConv, GATv2Conv, HGTConv
 from .graph_transformer import GraphTransformerConv, GraphTransformerLayer
+
+if TYPE_CHECKING:
+    from .dgl import AGNNConv, DotGatConv, EdgeGATConv, EGATConv, GATConv, GATv2Conv, HGTConv
 
 __all__ = [
     "AGNNConv",
     "DotGatConv",
     "EGATConv",
     "EdgeGATConv",
+    "FallbackWarning",
     "GATConv",
     "GATv2Conv",
     "GraphTransformerConv",
@@ -20,3 +28,13 @@ __all__ = [
     "HGTConv",
     "ZeroInDegreeError",
 ]
+
+
+def __getattr__(name: str):
+    if name not in dgl.__all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(dgl, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

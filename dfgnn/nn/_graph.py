@@ -36,7 +36,7 @@ def as_graph(graph: Any) -> Graph:
     """
     if isinstance(graph, Graph):
         return graph
-    if not _is_dgl(graph):
+    if not is_dgl(graph):
         raise TypeError(f"graph: expected a dfgnn.Graph or a DGLGraph, got {type(graph).__name__}")
     found = _from_dgl.get(graph._graph)
     if found is None:
@@ -69,27 +69,43 @@ def check_in_degrees(graph: Any, converted: Graph) -> None:
         "the graph has destinations without in-edges, whose aggregate would be 0. Add self-loops "
         "(dgl.add_self_loop(g), Graph.add_self_loops()), or pass allow_zero_in_degree=True to accept that."
     )
-    raise (sys.modules["dgl"].DGLError if _is_dgl(graph) else ZeroInDegreeError)(message)
+    raise (sys.modules["dgl"].DGLError if is_dgl(graph) else ZeroInDegreeError)(message)
 
 
 def split_ends(
-    graph: Graph, feat: Tensor | tuple[Tensor, Tensor], dropout: Callable[[Tensor], Tensor]
+    graph: Graph,
+    feat: Tensor | tuple[Tensor, Tensor],
+    dropout: Callable[[Tensor], Tensor],
+    name: str = "feat",
 ) -> tuple[Tensor, Tensor]:
     """Source and destination features after dropout.
 
     A single tensor has one row per source; the destinations are its first ``num_dst`` rows, as in a block.
     """
     if isinstance(feat, tuple):
+        for k, (x, rows) in enumerate(zip(feat, (graph.num_src, graph.num_dst))):
+            _check_rows(f"{name}[{k}]", x, rows)
         return dropout(feat[0]), dropout(feat[1])
+    _check_rows(name, feat)
     if graph.num_dst > graph.num_src:
         raise ValueError(
-            f"feat: expected a pair (source, destination) for a graph with {graph.num_src} sources and "
+            f"{name}: expected a pair (source, destination) for a graph with {graph.num_src} sources and "
             f"{graph.num_dst} destinations, got one tensor"
         )
+    _check_rows(name, feat, graph.num_src)
     feat = dropout(feat)
     return feat, feat[: graph.num_dst] if graph.num_dst < graph.num_src else feat
 
 
-def _is_dgl(graph: Any) -> bool:
+def _check_rows(name: str, x: Any, rows: int | None = None) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name}: expected a tensor [N, *, F], got {type(x).__name__}")
+    if x.dim() < 2 or (rows is not None and len(x) != rows):
+        raise ValueError(
+            f"{name}: expected shape [{'N' if rows is None else rows}, *, F], got {list(x.shape)}"
+        )
+
+
+def is_dgl(graph: Any) -> bool:
     dgl = sys.modules.get("dgl")
     return dgl is not None and isinstance(graph, dgl.DGLGraph)

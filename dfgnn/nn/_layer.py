@@ -8,11 +8,61 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..graph import Graph
-from ._graph import as_graph, check_in_degrees
+from . import _fallback
+from ._graph import as_graph, check_in_degrees, is_dgl
+from ._terms import all_hooked, is_untouched
 
 
-class GraphLayer(nn.Module):
+def renamed(name: str) -> property:
+    """What DGL keeps under this name."""
+    return property(lambda self: getattr(self, name), lambda self, value: setattr(self, name, value))
+
+
+class FusedLayer(nn.Module):
+    """A layer that may have DGL's class of the same name as its last base (:mod:`dfgnn.nn.dgl`).
+
+    So it is constructed by ``nn.Module.__init__(self)``: ``super()`` would be DGL's. It has the attributes
+    that DGL gives its own, and an instance of either becomes the other by assigning ``__class__``.
+    """
+
+    #: Sub-modules that the engine computes without calling them -> the classes that it knows.
+    _in_engine: dict[str, tuple[type, ...]] = {}
+
+    @classmethod
+    def why_not(cls, layer: nn.Module) -> str | None:
+        """What ``layer``, of this class or DGL's, is set up for that the fused forward does not do."""
+        for name, known in cls._in_engine.items():
+            module = getattr(layer, name)
+            if type(module) not in known:
+                return f"{name} is {_article(type(module).__name__)}"
+            if not is_untouched(module):
+                return f"there are hooks on {name}, or it has a forward of its own"
+        return None
+
+    def falls_back(self, graph: Any) -> bool:
+        """Whether DGL's forward must run; says why, once per class and reason.
+
+        Raises NotImplementedError where it must and cannot: without DGL, or for a graph that is not DGL's.
+        """
+        reason = self.why_not(self)
+        is_theirs = _fallback.upstream(type(self), "dgl") is not None and is_dgl(graph)
+        if reason is None and is_theirs and self._in_engine and all_hooked():
+            reason = "there are hooks on all modules"
+        if reason is None:
+            return False
+        if not is_theirs:
+            raise NotImplementedError(
+                f"{type(self).__name__}: {reason}, which only the forward of DGL's own layer does; "
+                "that needs DGL and a DGLGraph"
+            )
+        _fallback.warn(type(self), "DGL", reason)
+        return True
+
+
+class GraphLayer(FusedLayer):
     """A layer that refuses destinations without in-edges unless ``allow_zero_in_degree``."""
+
+    allow_zero_in_degree = renamed("_allow_zero_in_degree")
 
     def set_allow_zero_in_degree(self, set_value: bool) -> None:
         self.allow_zero_in_degree = set_value
@@ -27,6 +77,14 @@ class GraphLayer(nn.Module):
 
 class AttentionLayer(GraphLayer):
     """A layer with ``num_heads`` heads (H) of size ``out_feats`` (D)."""
+
+    num_heads = renamed("_num_heads")
+    out_feats = renamed("_out_feats")
+
+    def _set_sizes(self, in_feats: int | tuple[int, int], out_feats: int, num_heads: int) -> None:
+        self._num_heads = num_heads
+        self._in_src_feats, self._in_dst_feats = as_pair(in_feats)
+        self._out_feats = out_feats
 
     def _add_projections(self, in_feats: int | tuple[int, int]) -> None:
         """``fc``, or ``fc_src`` and ``fc_dst`` where the ends differ, as DGL names them."""
@@ -54,8 +112,30 @@ class AttentionLayer(GraphLayer):
             attention = attention.unflatten(1, (*prefix, self.num_heads)).unsqueeze(-1)
         return out, attention
 
-    def extra_repr(self) -> str:
-        return f"out_feats={self.out_feats}, num_heads={self.num_heads}"
+
+class LeakyLayer(AttentionLayer):
+    """With dropout of features and attention, and a LeakyReLU of scores, as modules."""
+
+    _in_engine = {"leaky_relu": (nn.LeakyReLU,), "attn_drop": (nn.Dropout, nn.Identity)}
+
+    negative_slope = property(
+        lambda self: self.leaky_relu.negative_slope,
+        lambda self, value: setattr(self.leaky_relu, "negative_slope", value),
+    )
+
+    def _add_pointwise(self, feat_drop: float, attn_drop: float, negative_slope: float) -> None:
+        self.feat_drop = nn.Dropout(feat_drop)
+        self.attn_drop = nn.Dropout(attn_drop)
+        self.leaky_relu = nn.LeakyReLU(negative_slope)
+
+
+def as_pair(sizes: int | tuple[int, int]) -> tuple[int, int]:
+    return sizes if isinstance(sizes, tuple) else (sizes, sizes)
+
+
+def dropout_p(dropout: nn.Module) -> float:
+    """The probability that is in force of a Dropout; an Identity has none."""
+    return dropout.p if dropout.training and isinstance(dropout, nn.Dropout) else 0.0
 
 
 def xavier(*weights: Tensor) -> None:
@@ -64,15 +144,13 @@ def xavier(*weights: Tensor) -> None:
         nn.init.xavier_normal_(weight, gain=nn.init.calculate_gain("relu"))
 
 
-def is_plain(fc: nn.Module) -> bool:
-    """Whether the output of ``fc`` is its weight's alone: a Linear without bias, hooks or parametrisation."""
-    hooked = fc._forward_hooks or fc._forward_pre_hooks or fc._backward_hooks or fc._backward_pre_hooks
-    return type(fc) is nn.Linear and fc.bias is None and not hooked
-
-
 def check_edge_rows(name: str, x: Tensor, graph: Graph, prefix: Sequence[int]) -> None:
     """Raise ValueError unless ``x`` is ``[E, *, any]`` with the features' leading dimensions."""
     expected = [graph.num_edges, *prefix]
     if list(x.shape[:-1]) != expected:
         shape = ", ".join(str(n) for n in expected)
         raise ValueError(f"{name}: expected shape [{shape}, any], a row per edge, got {list(x.shape)}")
+
+
+def _article(name: str) -> str:
+    return f"{'an' if name[:1] in 'AEIOU' else 'a'} {name}"

@@ -46,6 +46,7 @@ def groups_of(types: Tensor, num_types: int, name: str = "types") -> list[Group]
     row.
     """
     check_types(types, name)
+    types = _plain.unwrapped(types)
     kept = of_tensor(types)
     if "groups" not in kept:
         in_order = bool((types[1:] >= types[:-1]).all())
@@ -68,6 +69,7 @@ def relations_of(graph: Graph, etype: Tensor, num_types: int, name: str = "etype
     kept. Raises as :func:`groups_of`.
     """
     check_types(etype, name, graph.num_edges)
+    etype = _plain.unwrapped(etype)
     kept = of_tensor(etype).setdefault("relations", weakref.WeakKeyDictionary())
     if graph not in kept:
         csr = graph.csr()
@@ -91,6 +93,7 @@ def relations_of(graph: Graph, etype: Tensor, num_types: int, name: str = "etype
 @_plain.untransformed()
 def first_types(types: Tensor, count: int) -> Tensor:
     """The first ``count`` types as int64, the same tensor every time, so that its groups are found again."""
+    types = _plain.unwrapped(types)
     if count == len(types) and types.dtype == torch.int64 and not types.is_inference():
         return types
     kept = of_tensor(types).setdefault("first", {})

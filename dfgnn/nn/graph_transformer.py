@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .. import functional
 from ._graph import split_ends
-from ._layer import AttentionLayer
+from ._layer import AttentionLayer, dropout_p
 
 _NORMS = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm, None: nn.Identity}
 
@@ -40,6 +40,8 @@ class GraphTransformerConv(AttentionLayer):
     #: What computes the attention; ``reference.dot_attention`` makes it the same layer on plain PyTorch.
     attention = staticmethod(functional.dot_attention)
 
+    _in_engine = {"attn_drop": (nn.Dropout, nn.Identity)}
+
     def __init__(
         self,
         in_feats: int | tuple[int, int],
@@ -51,10 +53,9 @@ class GraphTransformerConv(AttentionLayer):
         allow_zero_in_degree: bool = False,
     ):
         super().__init__()
-        self.num_heads = num_heads
-        self.out_feats = out_feats
+        self._set_sizes(in_feats, out_feats, num_heads)
         self.allow_zero_in_degree = allow_zero_in_degree
-        src_feats, dst_feats = in_feats if isinstance(in_feats, tuple) else (in_feats, in_feats)
+        src_feats, dst_feats = self._in_src_feats, self._in_dst_feats
         self.fc_query = nn.Linear(dst_feats, num_heads * out_feats, bias=bias)
         self.fc_key = nn.Linear(src_feats, num_heads * out_feats, bias=bias)
         self.fc_value = nn.Linear(src_feats, num_heads * out_feats, bias=bias)
@@ -95,6 +96,7 @@ class GraphTransformerConv(AttentionLayer):
             DGLError (for a DGL graph), ZeroInDegreeError: a destination has no in-edges, unless allowed.
             TypeError, ValueError: ``graph`` or a tensor is not as described.
         """
+        self.falls_back(graph)  # raises where attn_drop is more than a Dropout
         fused = self._graph(graph)
         h_src, h_dst = split_ends(fused, feat, self.feat_drop)
         prefix = h_src.shape[1:-1]
@@ -104,11 +106,14 @@ class GraphTransformerConv(AttentionLayer):
             *(self._heads(fc(h)).flatten(1, -2) for fc, h in ends),
             edge_bias=edge_bias,
             edge_weight=edge_weight,
-            dropout_p=self.attn_drop.p if self.attn_drop.training else 0.0,
+            dropout_p=dropout_p(self.attn_drop),
             return_attention=get_attention,
         )
         out, attention = self._unpack(result, prefix)
         return (out, attention) if get_attention else out
+
+    def extra_repr(self) -> str:
+        return f"out_feats={self.out_feats}, num_heads={self.num_heads}"
 
 
 class GraphTransformerLayer(nn.Module):

@@ -72,10 +72,68 @@ def test_gradients(device):
         return functional.flex_attention(graph, gaussian, q, k, v, e, params=[width], chunk_edges=3)
 
     assert torch.autograd.gradcheck(call, leaves)
-    with pytest.raises((NotImplementedError, RuntimeError)):
-        out = call(*leaves)
-        (grad,) = torch.autograd.grad(out.square().sum(), leaves[:1], create_graph=True)
-        grad.sum().backward()
+    assert torch.autograd.gradgradcheck(call, leaves)
+
+
+def test_random_scores(device):
+    """Backward sees the numbers that forward drew, and leaves torch's generators alone."""
+    graph = make_graph("random", device)
+    leaves = [torch.randn(50, 2, 3, dtype=torch.float64, device=device).requires_grad_() for _ in range(3)]
+
+    def score(q, k, e):
+        return (torch.nn.functional.dropout(q, 0.5) * k).sum(-1)
+
+    def by_chunks(q, k, e):
+        return torch.cat([score(*rows, None) for rows in zip(q.split(37), k.split(37))])
+
+    found, states = [], []
+    for attention in (functional.flex_attention, reference.flex_attention):
+        ours = attention is functional.flex_attention
+        torch.manual_seed(1)
+        more = {"chunk_edges": 37} if ours else {}
+        out = attention(graph, score if ours else by_chunks, *leaves, **more)
+        found.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+        states.append(torch.get_rng_state() if device == "cpu" else torch.cuda.get_rng_state())
+    torch.testing.assert_close(*found)
+    assert torch.equal(*states)
+    with pytest.raises(NotImplementedError, match="chunk_edges"):
+        out = functional.flex_attention(graph, score, *leaves, chunk_edges=37)
+        torch.autograd.grad(out.square().sum(), leaves, create_graph=True)
+
+
+def test_backward_outside_autocast(device):
+    """The score is computed again as forward did: here by a product in bfloat16."""
+    graph = make_graph("random", device)
+    query, key, value = (torch.randn(50, 2, 3, device=device).requires_grad_() for _ in range(3))
+    weight = torch.randn(3, 3, device=device).requires_grad_()
+    types = []
+
+    def score(q, k, e, w):
+        product = q @ w
+        types.append(product.dtype)
+        return (product * k).sum(-1)
+
+    with torch.autocast(device, torch.bfloat16):
+        out = functional.flex_attention(graph, score, query, key, value, params=[weight])
+    out.square().sum().backward()
+    assert set(types) == {torch.bfloat16}
+    assert all(x.grad.dtype == x.dtype for x in (query, key, value, weight))
+
+
+@pytest.mark.parametrize("transform", ["grad", "jacrev", "jacfwd", "hessian"])
+def test_transforms(device, transform):
+    graph = tiny_graph(device)
+    sizes = [(4, 2, 3), (5, 2, 3), (5, 2, 4), (10, 2), (2,)]
+    inputs = [torch.randn(s, dtype=torch.float64, device=device) for s in sizes]
+
+    def bound(module):
+        def call(q, k, v, e, width):
+            out = module.flex_attention(graph, gaussian, q, k, v, e, params=[width])
+            return out if transform.startswith("jac") else out.square().sum()
+
+        return getattr(torch.func, transform)(call, (0, 1, 4))(*inputs)
+
+    torch.testing.assert_close(bound(functional), bound(reference))
 
 
 def test_no_tensor_of_edges_times_features():

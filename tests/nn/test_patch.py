@@ -1,16 +1,20 @@
 """patch: scripts that construct DGL's or torch_geometric's layers get dfgnn's, for as long as they shall."""
 
 import copy
+import inspect
 import pickle
 import runpy
 import subprocess
 import sys
 import threading
+import types
+import warnings
 
 import pytest
 import torch
 
 import dfgnn
+from dfgnn.nn import FallbackWarning
 
 dgl = pytest.importorskip("dgl", reason="dgl is not installed (dgl==1.1.3 supports Python <= 3.11)")
 pyg = pytest.importorskip("torch_geometric", reason="torch_geometric is not installed")
@@ -249,6 +253,116 @@ def test_models_of_the_library_use_them():
     model.load_state_dict(plain.state_dict())
     x, edge_index = torch.randn(20, 6), torch.randint(20, (2, 60))
     torch.testing.assert_close(model(x, edge_index), plain(x, edge_index))
+
+
+# Names that were imported before
+
+
+@pytest.fixture
+def user_module():
+    """A module of a program that imported layers by name, and holds one where no name is looked up."""
+    module = types.ModuleType("some_program")
+    code = """
+from dgl.nn import GATConv
+from torch_geometric.nn import GATConv as PyG, GCNConv, HGTConv
+from torch_geometric.nn.conv.gatv2_conv import GATv2Conv
+
+LAYERS = {"gat": GATConv}
+other = 3
+
+def build():
+    return GATConv(3, 4, 2), PyG(3, 4)
+
+def build_by_default(cls=PyG):
+    return cls(3, 4)
+
+def build_from_dict():
+    return LAYERS["gat"](3, 4, 2)
+"""
+    sys.modules["some_program"] = module
+    exec(code, vars(module))
+    yield module
+    del sys.modules["some_program"]
+
+
+def is_ours(layer):
+    return type(layer).__module__.startswith("dfgnn.")
+
+
+def test_names_imported_before(user_module):
+    before = dict(vars(user_module))
+    with dfgnn.patch("dgl"):
+        gat, gatv = user_module.build()
+        assert is_ours(gat) and not is_ours(gatv)
+        with dfgnn.patch("pyg"):
+            assert all(map(is_ours, user_module.build()))
+            assert is_ours(user_module.GATv2Conv(3, 4)) and user_module.HGTConv is pyg.nn.HGTConv
+            assert user_module.GCNConv is before["GCNConv"] and before["LAYERS"] == user_module.LAYERS
+        assert user_module.PyG is before["PyG"] and is_ours(user_module.build()[0])
+    assert vars(user_module) == before
+    assert not any(map(is_ours, user_module.build()))
+
+
+def test_names_in_main():
+    code = """
+from torch_geometric.nn import GATConv
+import dfgnn, torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = GATConv(3, 4)
+
+before = GATConv
+with dfgnn.patch("pyg"):
+    model = Net()
+assert type(model.conv).__module__ == "dfgnn.nn.pyg.gat" and GATConv is before
+"""
+    run = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "-c", code], capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+
+
+def test_names_bound_meanwhile_stay(user_module):
+    """Undoing gives back what the patch has changed, and nothing else."""
+    with dfgnn.patch("dgl"):
+        user_module.late = dgl.nn.GATv2Conv
+        user_module.GATConv = str
+    assert user_module.GATConv is str and is_ours(user_module.late(3, 4, 2))
+
+
+def test_nested_patches_of_names(user_module):
+    first = dfgnn.patch("dgl")
+    user_module.again = UPSTREAM["dgl"]["DotGatConv"]
+    second = dfgnn.patch("dgl")
+    assert is_ours(user_module.again(3, 4, 2))
+    first.undo()
+    assert is_ours(user_module.build()[0]) and is_ours(user_module.again(3, 4, 2))
+    second.undo()
+    assert not is_ours(user_module.build()[0]) and user_module.again is UPSTREAM["dgl"]["DotGatConv"]
+
+
+def test_what_names_do_not_reach_is_said(user_module):
+    constructors = {cls: vars(cls)["__init__"] for classes in UPSTREAM.values() for cls in classes.values()}
+    with dfgnn.patch("dgl"), dfgnn.patch("pyg"):
+        with pytest.warns(FallbackWarning, match="GATConv was constructed although.*accelerate") as caught:
+            layers = user_module.build_from_dict(), user_module.build_by_default()
+        assert len(caught) == 2 and {w.filename for w in caught} == {"<string>"}
+        assert "dgl.nn" in str(caught[0].message) and "torch_geometric" in str(caught[1].message)
+        assert not any(map(is_ours, layers))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            user_module.build_from_dict()  # said once
+            type("Own", (UPSTREAM["pyg"]["GATConv"],), {"__module__": __name__})(3, 4)
+            user_module.build()
+        assert list(inspect.signature(UPSTREAM["dgl"]["AGNNConv"]).parameters) == [
+            "init_beta", "learn_beta", "allow_zero_in_degree"
+        ]  # fmt: skip
+    assert all(vars(cls)["__init__"] is construct for cls, construct in constructors.items())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        user_module.build_from_dict()
 
 
 SCRIPT = """

@@ -35,7 +35,7 @@ class AGNNConv(GraphLayer):
     attention = staticmethod(functional.agnn_attention)
 
     def __init__(self, init_beta: float = 1.0, learn_beta: bool = True, allow_zero_in_degree: bool = False):
-        super().__init__()
+        nn.Module.__init__(self)
         self.allow_zero_in_degree = allow_zero_in_degree
         beta = torch.tensor([init_beta], dtype=torch.get_default_dtype())
         if learn_beta:
@@ -64,9 +64,6 @@ class AGNNConv(GraphLayer):
         x_dst = None if h_dst is h_src else _three_dims(h_dst)
         out = self.attention(fused, _three_dims(h_src), x_dst, beta=self.beta)
         return out.reshape(fused.num_dst, *h_src.shape[1:])
-
-    def extra_repr(self) -> str:
-        return f"learn_beta={isinstance(self.beta, nn.Parameter)}"
 
 
 def _three_dims(x: Tensor) -> Tensor:

@@ -41,9 +41,8 @@ class DotGatConv(AttentionLayer):
         num_heads: int,
         allow_zero_in_degree: bool = False,
     ):
-        super().__init__()
-        self.num_heads = num_heads
-        self.out_feats = out_feats
+        nn.Module.__init__(self)
+        self._set_sizes(in_feats, out_feats, num_heads)
         self.allow_zero_in_degree = allow_zero_in_degree
         self._add_projections(in_feats)
 

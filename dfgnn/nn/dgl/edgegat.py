@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ...graph import Graph
 from .._graph import split_ends
 from .._layer import check_edge_rows, xavier
+from .._terms import folded_terms, folds
 from ._edges import sums_per_head
 from .gat import AdditiveConv
 
@@ -60,16 +61,22 @@ class EdgeGATConv(AdditiveConv):
         bias: bool = True,
     ):
         super().__init__(
-            in_feats, out_feats, num_heads, feat_drop, attn_drop, negative_slope, activation,
-            allow_zero_in_degree,
-        )  # fmt: skip
+            in_feats, out_feats, num_heads, feat_drop, attn_drop, negative_slope, allow_zero_in_degree
+        )
         width = num_heads * out_feats
-        self.register_parameter("bias", nn.Parameter(torch.empty(width)) if bias else None)
-        dst_feats = in_feats[1] if isinstance(in_feats, tuple) else in_feats
-        self.res_fc = nn.Linear(dst_feats, width, bias=False) if residual else None
+        if bias:
+            self.bias = nn.Parameter(torch.empty(width))
+        else:
+            self.register_buffer("bias", None)
+        if residual:
+            self.res_fc = nn.Linear(self._in_dst_feats, width, bias=False)
+        else:
+            self.register_buffer("res_fc", None)
+        self._edge_feats = edge_feats
         self.fc_edge = nn.Linear(edge_feats, width, bias=False)
         self.attn_edge = nn.Parameter(torch.empty(1, num_heads, out_feats))
         self.reset_parameters()
+        self.activation = activation
 
     def reset_parameters(self) -> None:
         """Xavier normal with gain sqrt(2) for projections and attention vectors, zero for the bias."""
@@ -103,15 +110,17 @@ class EdgeGATConv(AdditiveConv):
             DGLError (for a DGL graph), ZeroInDegreeError: a destination has no in-edges, unless allowed.
             TypeError, ValueError: ``graph`` or a tensor is not as described.
         """
+        if self.falls_back(graph):
+            return super().forward(graph, feat, edge_feat, get_attention)
         fused = self._graph(graph)
         h_src, h_dst = split_ends(fused, feat, self.feat_drop)
         check_edge_rows("edge_feat", edge_feat, fused, h_src.shape[1:-1])
         ends = fused, h_src, h_dst, not isinstance(feat, tuple)
         # Each head reads the edge features once; where these are wider than what they are projected to, it
         # pays to project first.
-        narrow = edge_feat.shape[-1] <= self.num_heads * self.out_feats
-        if narrow and self._folds(self.fc_edge, edge_feat):
-            (term,) = self._folded_terms(self.fc_edge, edge_feat, self.attn_edge)
+        width = self.num_heads * self.out_feats
+        if edge_feat.shape[-1] <= width and folds(self.fc_edge, edge_feat, width):
+            (term,) = folded_terms(self.fc_edge, edge_feat, self.attn_edge)
             out, attention = self._attend(*ends, get_attention=True, edge_bias=term.flatten(1))
             out = out + self._edge_message(fused, attention.squeeze(-1), edge_feat)
         else:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from ... import functional
 from .._graph import split_ends
-from .._layer import GraphLayer, check_edge_rows, is_plain, xavier
+from .._layer import GraphLayer, as_pair, check_edge_rows, renamed, xavier
+from .._terms import is_plain
 from ._edges import add_ends
 
 
@@ -39,6 +40,12 @@ class EGATConv(GraphLayer):
     #: What computes the attention; ``reference.gat_attention`` makes it the same layer on plain PyTorch.
     attention = staticmethod(functional.gat_attention)
 
+    # DGL's layer has no such attribute, and never allows it.
+    _allow_zero_in_degree = False
+    num_heads = renamed("_num_heads")
+    out_node_feats = renamed("_out_node_feats")
+    out_edge_feats = renamed("_out_edge_feats")
+
     def __init__(
         self,
         in_node_feats: int | tuple[int, int],
@@ -49,20 +56,23 @@ class EGATConv(GraphLayer):
         bias: bool = True,
         allow_zero_in_degree: bool = False,
     ):
-        super().__init__()
-        self.num_heads = num_heads
-        self.out_node_feats = out_node_feats
-        self.out_edge_feats = out_edge_feats
-        self.allow_zero_in_degree = allow_zero_in_degree
-        pair = isinstance(in_node_feats, tuple)
-        src_feats, dst_feats = in_node_feats if pair else (in_node_feats, in_node_feats)
+        nn.Module.__init__(self)
+        self._num_heads = num_heads
+        self._in_src_node_feats, self._in_dst_node_feats = src_feats, dst_feats = as_pair(in_node_feats)
+        self._out_node_feats = out_node_feats
+        self._out_edge_feats = out_edge_feats
+        if allow_zero_in_degree:
+            self.allow_zero_in_degree = True
         edge_width = num_heads * out_edge_feats
         self.fc_node_src = nn.Linear(src_feats, num_heads * out_node_feats, bias=False)
         self.fc_ni = nn.Linear(src_feats, edge_width, bias=False)
         self.fc_nj = nn.Linear(dst_feats, edge_width, bias=False)
         self.fc_fij = nn.Linear(in_edge_feats, edge_width, bias=False)
         self.attn = nn.Parameter(torch.empty(1, num_heads, out_edge_feats))
-        self.register_parameter("bias", nn.Parameter(torch.empty(edge_width)) if bias else None)
+        if bias:
+            self.bias = nn.Parameter(torch.empty(edge_width))
+        else:
+            self.register_buffer("bias", None)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -99,7 +109,7 @@ class EGATConv(GraphLayer):
             TypeError, ValueError: ``graph`` or a tensor is not as described.
         """
         fused = self._graph(graph)
-        h_src, h_dst = split_ends(fused, nfeats, nn.Identity())
+        h_src, h_dst = split_ends(fused, nfeats, nn.Identity(), "nfeats")
         prefix = h_src.shape[1:-1]
         check_edge_rows("efeats", efeats, fused, prefix)
         ends = self.fc_ni(h_src), self.fc_nj(h_dst)
@@ -137,9 +147,3 @@ class EGATConv(GraphLayer):
             return (f * self.attn).sum(-1)
         # One product with all heads' vectors, the others' places being zero, writes no E x H x D_e temporary.
         return F.linear(f.flatten(-2), torch.block_diag(*self.attn[0]))
-
-    def extra_repr(self) -> str:
-        return (
-            f"out_node_feats={self.out_node_feats}, out_edge_feats={self.out_edge_feats}, "
-            f"num_heads={self.num_heads}"
-        )

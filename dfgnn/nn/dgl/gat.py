@@ -6,19 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ... import functional
 from ...graph import Graph
 from .._graph import split_ends
-from .._layer import AttentionLayer, is_plain, xavier
+from .._layer import LeakyLayer, dropout_p, xavier
+from .._terms import folded_terms, folds
 
 
-class AdditiveConv(AttentionLayer):
+class AdditiveConv(LeakyLayer):
     """Projections and both ends' score terms of additive attention, residual, bias and activation.
 
-    A subclass sets ``res_fc`` and ``bias``.
+    A subclass sets ``res_fc``, ``bias`` and ``activation``.
     """
 
     #: What computes the attention; ``reference.gat_attention`` makes it the same layer on plain PyTorch.
@@ -32,20 +32,15 @@ class AdditiveConv(AttentionLayer):
         feat_drop: float,
         attn_drop: float,
         negative_slope: float,
-        activation: Callable[[Tensor], Tensor] | None,
         allow_zero_in_degree: bool,
     ):
-        super().__init__()
-        self.num_heads = num_heads
-        self.out_feats = out_feats
-        self.negative_slope = negative_slope
+        nn.Module.__init__(self)
+        self._set_sizes(in_feats, out_feats, num_heads)
         self.allow_zero_in_degree = allow_zero_in_degree
         self._add_projections(in_feats)
         self.attn_l = nn.Parameter(torch.empty(1, num_heads, out_feats))
         self.attn_r = nn.Parameter(torch.empty(1, num_heads, out_feats))
-        self.feat_drop = nn.Dropout(feat_drop)
-        self.attn_drop = nn.Dropout(attn_drop)
-        self.activation = activation
+        self._add_pointwise(feat_drop, attn_drop, negative_slope)
 
     def _weights(self) -> list[Tensor]:
         projections = dict.fromkeys(self._projections())
@@ -69,7 +64,7 @@ class AdditiveConv(AttentionLayer):
             alpha_dst.flatten(1),
             negative_slope=self.negative_slope,
             out_bias=bias.expand(*prefix, -1, -1).flatten(0, -2) if fuse_bias else None,
-            dropout_p=self.attn_drop.p if self.attn_drop.training else 0.0,
+            dropout_p=dropout_p(self.attn_drop),
             return_attention=get_attention,
             **edge_args,
         )
@@ -85,29 +80,15 @@ class AdditiveConv(AttentionLayer):
         """Projected source features ``[N_src, *, H, D]`` and both score terms ``[N, *, H]``."""
         fc_src, fc_dst = self._projections()
         feat_src = self._heads(fc_src(h_src))
-        if self._folds(fc_src, h_src) and self._folds(fc_dst, h_dst):
+        width = self.num_heads * self.out_feats
+        if folds(fc_src, h_src, width) and folds(fc_dst, h_dst, width):
             if shared:
-                alphas = self._folded_terms(fc_src, h_src, torch.cat([self.attn_l, self.attn_r]))
-                return feat_src, alphas[0], alphas[1][: len(h_dst)]
-            alpha_src = self._folded_terms(fc_src, h_src, self.attn_l)[0]
-            return feat_src, alpha_src, self._folded_terms(fc_dst, h_dst, self.attn_r)[0]
+                alpha_src, alpha_dst = folded_terms(fc_src, h_src, self.attn_l, self.attn_r)
+                return feat_src, alpha_src, alpha_dst[: len(h_dst)]
+            (alpha_src,) = folded_terms(fc_src, h_src, self.attn_l)
+            return feat_src, alpha_src, *folded_terms(fc_dst, h_dst, self.attn_r)
         feat_dst = feat_src[: len(h_dst)] if shared else self._heads(fc_dst(h_dst))
         return feat_src, (feat_src * self.attn_l).sum(-1), (feat_dst * self.attn_r).sum(-1)
-
-    def _folded_terms(self, fc: nn.Linear, h: Tensor, vectors: Tensor) -> tuple[Tensor, ...]:
-        """<W h, a> per head as <W^T a, h>, for each a in ``vectors [k, H, D]``: no N x H x D temporary."""
-        weight = fc.weight.unflatten(0, (self.num_heads, self.out_feats))
-        folded = (vectors[..., None] * weight).sum(2)
-        return F.linear(h, folded.flatten(0, 1)).unflatten(-1, folded.shape[:2]).unbind(-2)
-
-    def _folds(self, fc: nn.Module, h: Tensor) -> bool:
-        # Wide inputs cost more to read a second time than the temporary does, and under autocast the sum over
-        # D is taken in float32 only when it is written out.
-        narrow = h.shape[-1] <= 2 * self.num_heads * self.out_feats
-        return is_plain(fc) and narrow and not torch.is_autocast_enabled(h.device.type)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, negative_slope={self.negative_slope}"
 
 
 class GATConv(AdditiveConv):
@@ -152,17 +133,23 @@ class GATConv(AdditiveConv):
         bias: bool = True,
     ):
         super().__init__(
-            in_feats, out_feats, num_heads, feat_drop, attn_drop, negative_slope, activation,
-            allow_zero_in_degree,
-        )  # fmt: skip
+            in_feats, out_feats, num_heads, feat_drop, attn_drop, negative_slope, allow_zero_in_degree
+        )
         width = num_heads * out_feats
-        self.res_fc = None
-        if residual:
-            dst_feats = in_feats[1] if isinstance(in_feats, tuple) else in_feats
-            self.res_fc = nn.Linear(dst_feats, width, bias=bias) if dst_feats != width else nn.Identity()
-        explicit_bias = bias and not isinstance(self.res_fc, nn.Linear)
-        self.register_parameter("bias", nn.Parameter(torch.empty(width)) if explicit_bias else None)
+        self.has_linear_res = residual and self._in_dst_feats != width
+        self.has_explicit_bias = bias and not self.has_linear_res
+        if self.has_linear_res:
+            self.res_fc = nn.Linear(self._in_dst_feats, width, bias=bias)
+        elif residual:
+            self.res_fc = nn.Identity()
+        else:
+            self.register_buffer("res_fc", None)
+        if self.has_explicit_bias:
+            self.bias = nn.Parameter(torch.empty(width))
+        else:
+            self.register_buffer("bias", None)
         self.reset_parameters()
+        self.activation = activation
 
     def reset_parameters(self) -> None:
         """Xavier normal with gain sqrt(2) for projections and attention vectors, zero for biases."""
@@ -199,6 +186,8 @@ class GATConv(AdditiveConv):
             DGLError (for a DGL graph), ZeroInDegreeError: a destination has no in-edges, unless allowed.
             TypeError, ValueError: ``graph`` or a tensor is not as described.
         """
+        if self.falls_back(graph):
+            return super().forward(graph, feat, edge_weight, get_attention)
         fused = self._graph(graph)
         h_src, h_dst = split_ends(fused, feat, self.feat_drop)
         shared = not isinstance(feat, tuple)

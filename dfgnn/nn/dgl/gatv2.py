@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from ... import functional
 from .._graph import split_ends
-from .._layer import AttentionLayer, xavier
+from .._layer import LeakyLayer, dropout_p, xavier
 
 
-class GATv2Conv(AttentionLayer):
+class GATv2Conv(LeakyLayer):
     r"""Graph attention layer with dynamic attention (Brody, Alon and Yahav, "How Attentive are Graph
     Attention Networks?", ICLR 2022).
 
@@ -60,24 +60,23 @@ class GATv2Conv(AttentionLayer):
         bias: bool = True,
         share_weights: bool = False,
     ):
-        super().__init__()
-        self.num_heads = num_heads
-        self.out_feats = out_feats
-        self.negative_slope = negative_slope
+        nn.Module.__init__(self)
+        self._set_sizes(in_feats, out_feats, num_heads)
         self.allow_zero_in_degree = allow_zero_in_degree
-        self.share_weights = share_weights
         width = num_heads * out_feats
-        src_feats, dst_feats = in_feats if isinstance(in_feats, tuple) else (in_feats, in_feats)
+        src_feats, dst_feats = self._in_src_feats, self._in_dst_feats
         self.fc_src = nn.Linear(src_feats, width, bias=bias)
         one = share_weights and not isinstance(in_feats, tuple)
         self.fc_dst = self.fc_src if one else nn.Linear(dst_feats, width, bias=bias)
         self.attn = nn.Parameter(torch.empty(1, num_heads, out_feats))
-        self.feat_drop = nn.Dropout(feat_drop)
-        self.attn_drop = nn.Dropout(attn_drop)
-        self.res_fc = None
+        self._add_pointwise(feat_drop, attn_drop, negative_slope)
         if residual:
             self.res_fc = nn.Linear(dst_feats, width, bias=bias) if dst_feats != width else nn.Identity()
+        else:
+            self.register_buffer("res_fc", None)
         self.activation = activation
+        self.share_weights = share_weights
+        self.bias = bias
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -111,6 +110,8 @@ class GATv2Conv(AttentionLayer):
             DGLError (for a DGL graph), ZeroInDegreeError: a destination has no in-edges, unless allowed.
             TypeError, ValueError: ``graph`` or a tensor is not as described.
         """
+        if self.falls_back(graph):
+            return super().forward(graph, feat, get_attention)
         fused = self._graph(graph)
         h_src, h_dst = split_ends(fused, feat, self.feat_drop)
         prefix = h_src.shape[1:-1]
@@ -125,7 +126,7 @@ class GATv2Conv(AttentionLayer):
             x_dst,
             self.attn[0].to(x_src.dtype).expand(*prefix, -1, -1).flatten(0, -2),
             negative_slope=self.negative_slope,
-            dropout_p=self.attn_drop.p if self.attn_drop.training else 0.0,
+            dropout_p=dropout_p(self.attn_drop),
             return_attention=get_attention,
         )
         out, attention = self._unpack(result, prefix)
@@ -134,6 +135,3 @@ class GATv2Conv(AttentionLayer):
         if self.activation is not None:
             out = self.activation(out)
         return (out, attention) if get_attention else out
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, negative_slope={self.negative_slope}"

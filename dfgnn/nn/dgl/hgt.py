@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import torch
@@ -10,10 +11,12 @@ from torch import Tensor, nn
 
 from ... import functional
 from .._graph import as_graph, split_ends
+from .._layer import FusedLayer
+from .._terms import is_untouched
 from .._typed import TypedLinear, check_types, first_types, groups_of, relations_of, typed_matmul
 
 
-class HGTConv(nn.Module):
+class HGTConv(FusedLayer):
     r"""Heterogeneous graph transformer layer (Hu et al., "Heterogeneous Graph Transformer", WWW 2020).
 
     .. math::
@@ -51,11 +54,11 @@ class HGTConv(nn.Module):
         dropout: float = 0.2,
         use_norm: bool = False,
     ):
-        super().__init__()
+        nn.Module.__init__(self)
         self.in_size = in_size
         self.head_size = head_size
         self.num_heads = num_heads
-        self.num_etypes = num_etypes
+        self.sqrt_d = math.sqrt(head_size)
         self.use_norm = use_norm
         width = head_size * num_heads
         self.linear_k = TypedLinear(in_size, width, num_ntypes)
@@ -76,6 +79,23 @@ class HGTConv(nn.Module):
         if in_size != width:
             self.residual_w = nn.Parameter(torch.empty(in_size, width))
             nn.init.xavier_uniform_(self.residual_w)
+
+    @property
+    def num_etypes(self) -> int:
+        return len(self.relation_pri[0])
+
+    # Their weights are used without calling them.
+    _in_engine = dict.fromkeys(("relation_att", "relation_msg"), (nn.ModuleList,))
+
+    @classmethod
+    def why_not(cls, layer: nn.Module) -> str | None:
+        known = TypedLinear, getattr(sys.modules.get("dgl.nn.pytorch.linear"), "TypedLinear", TypedLinear)
+        for name in cls._in_engine:
+            for typed in getattr(layer, name):
+                regular = type(typed) in known and getattr(typed, "regularizer", None) is None
+                if not regular or not is_untouched(typed):
+                    return f"a map of {name} was replaced or has hooks"
+        return None
 
     def reset_parameters(self) -> None:
         """Uniform in ±1/sqrt(input size) for typed maps, Xavier uniform for ``residual_w``, else 1."""
@@ -106,8 +126,10 @@ class HGTConv(nn.Module):
         Raises:
             TypeError, ValueError: ``g`` or a tensor is not as described.
         """
+        if self.falls_back(g):
+            return super().forward(g, x, ntype, etype, presorted=presorted)
         fused = as_graph(g)
-        x_src, x_dst = split_ends(fused, x, nn.Identity())
+        x_src, x_dst = split_ends(fused, x, nn.Identity(), "x")
         if x.shape != (fused.num_src, self.in_size):
             expected = f"[{fused.num_src}, {self.in_size}]"
             raise ValueError(f"x: expected shape {expected}, got {list(x.shape)}")
@@ -136,9 +158,6 @@ class HGTConv(nn.Module):
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, self.head_size))
-
-    def extra_repr(self) -> str:
-        return f"in_size={self.in_size}, head_size={self.head_size}, num_heads={self.num_heads}"
 
 
 def _stack(maps: nn.ModuleList) -> Tensor:

@@ -11,9 +11,13 @@ which share the tensor share the graph.
 """
 
 import importlib
+import re
+
+#: The versions of torch_geometric that the layers are for: from the first up to below the second.
+SUPPORTED = (2, 6), (3, 0)
 
 try:
-    importlib.import_module("torch_geometric")
+    _library = importlib.import_module("torch_geometric")
 except ModuleNotFoundError as error:
     if error.name != "torch_geometric":
         raise
@@ -22,9 +26,21 @@ except ModuleNotFoundError as error:
         "(pip install torch_geometric)"
     ) from error
 
+
+def _check_version(found: str) -> tuple[int, int]:
+    """(major, minor); raises ImportError where that is not supported."""
+    version = tuple(map(int, re.findall(r"\d+", found)[:2]))
+    if not SUPPORTED[0] <= version < SUPPORTED[1]:
+        low, high = (".".join(map(str, end)) for end in SUPPORTED)
+        raise ImportError(f"dfgnn.nn.pyg: expected torch_geometric >= {low}, < {high}, got {found}")
+    return version
+
+
+VERSION = _check_version(_library.__version__)
+
 _HOME = {
     "AGNNConv": "agnn",
-    "FallbackWarning": "_base",
+    "FallbackWarning": "._fallback",
     "GATConv": "gat",
     "GATv2Conv": "gatv2",
     "HGTConv": "hgt",

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.nn.dense.linear import Linear
@@ -23,7 +21,12 @@ from torch_geometric.utils import (
 from torch_geometric.utils.sparse import set_sparse_value
 
 from ...graph import Graph
+from .._fallback import is_from, warn
+from .._terms import LINEAR, all_hooked, is_untouched
+from . import VERSION
 
+LIBRARY = "torch_geometric"
+LINEAR.append(Linear)
 _METHODS = (
     "message",
     "aggregate",
@@ -38,11 +41,15 @@ _HOOKS = tuple(
     for step in ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
     for when in ("pre_hooks", "hooks")
 )
-_warned: set[tuple[type, str]] = set()
 
 
-class FallbackWarning(UserWarning):
-    """A layer runs torch_geometric's own forward, because the fused one does not do what it is set up for."""
+def _written_by_library(cls: type, names: tuple[str, ...]) -> dict[str, Any]:
+    """The methods of a class of torch_geometric; None for one that was replaced before."""
+    methods = {name: getattr(cls, name) for name in names}
+    return {name: x if is_from("torch_geometric", x) else None for name, x in methods.items()}
+
+
+_METHODS_OF_BASE = _written_by_library(MessagePassing, _METHODS)
 
 
 class FusedConv:
@@ -57,17 +64,28 @@ class FusedConv:
     propagate = MessagePassing.propagate
     edge_updater = MessagePassing.edge_updater
 
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        if FusedConv in cls.__bases__:
+            cls._methods_of_library = _written_by_library(_upstream(cls), (*_METHODS, "forward"))
+
+    @classmethod
+    def why_not(cls, layer: MessagePassing) -> str | None:
+        """What ``layer``, of this class or torch_geometric's, is set up for that the fused forward does not
+        do."""
+        return fusable(layer, cls)
+
     def falls_back(self) -> bool:
         """Whether torch_geometric's forward must run; says why, once per class and reason."""
-        reason = fusable(self)
+        reason = self.why_not(self)
         if reason is not None:
-            _warn(type(self), reason)
+            warn(type(self), LIBRARY, reason)
         return reason is not None
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.reshape(*x.shape[:-1], self.heads, self.out_channels)
 
-    def _attend(self, edge_index, graph, inputs, options, dtype, residual, want_attention):
+    def _attend(self, edge_index, graph, inputs, options, dtype, residual, want_attention: bool):
         """``self.attention`` in a layer with concat, residual, bias and self loops, and what that returns."""
         fuse_bias = self.concat and self.bias is not None and self.bias.dtype == inputs[0].dtype
         result = self.attention(
@@ -76,7 +94,7 @@ class FusedConv:
             **options,
             out_bias=self._heads(self.bias) if fuse_bias else None,
             dropout_p=self.dropout if self.training else 0.0,
-            return_attention=bool(want_attention),
+            return_attention=want_attention,
         )
         out, attention = result if want_attention else (result, None)
         out = (out.flatten(1) if self.concat else out.mean(1)).to(dtype)
@@ -93,7 +111,7 @@ class FusedConv:
         cls = _upstream(type(self))
         if FusedConv not in type(self).__bases__:
             return self  # what a user's subclass changes must not be lost
-        _warn(type(self), "TorchScript")
+        warn(type(self), LIBRARY, "TorchScript")
         plain = copy.copy(self)
         plain.__class__ = cls
         # Nothing else may have made an instance of that class, and with it what can be compiled.
@@ -103,10 +121,19 @@ class FusedConv:
         return plain
 
 
-def fusable(module: MessagePassing) -> str | None:
-    """None if the fused path does what this module is set up for, else the reason why it does not."""
+def fusable(module: MessagePassing, cls: type | None = None) -> str | None:
+    """None if the fused path does what this module is set up for, else the reason why it does not.
+
+    cls: the fused class that it has, or is to get instead of torch_geometric's.
+    """
     if type(module.aggr_module) is not SumAggregation:
-        return f"aggr={module.aggr!r}"
+        # aggr is what the layer was made with, aggr_module what it has now.
+        named = module.aggr in ("add", "sum")
+        return f"aggr_module={type(module.aggr_module).__name__}" if named else f"aggr={module.aggr!r}"
+    if not is_untouched(module.aggr_module):
+        return "aggr_module has hooks or a forward of its own"
+    if all_hooked():
+        return "there are hooks on all modules"
     if module.flow != "source_to_target":
         return f"flow={module.flow!r}"
     if module.decomposed_layers > 1:
@@ -115,9 +142,12 @@ def fusable(module: MessagePassing) -> str | None:
         return "an explanation is active"
     if any(getattr(module, name) for name in _HOOKS):
         return "message passing hooks are registered"
-    changed = next((name for name in _METHODS if _is_changed(module, name)), None)
+    cls = type(module) if cls is None else cls
+    changed = next((name for name in _METHODS if _is_changed(module, name, cls)), None)
     if changed is not None:
         return f"{changed} is overridden"
+    if _upstream(cls).forward is not cls._methods_of_library["forward"]:
+        return "forward was replaced in torch_geometric's class"
     if torch.jit.is_scripting() or torch.jit.is_tracing():
         return "TorchScript"
     return None
@@ -128,25 +158,20 @@ def _upstream(cls: type) -> type:
     return cls.__mro__[cls.__mro__.index(FusedConv) + 1]
 
 
-def _is_changed(module: MessagePassing, name: str) -> bool:
-    cls = type(module)
+def _is_changed(module: MessagePassing, name: str, cls: type) -> bool:
     method = module.__dict__.get(name)
     method = getattr(cls, name) if method is None else getattr(method, "__func__", method)
-    if method is getattr(_upstream(cls), name) or method is getattr(MessagePassing, name):
+    if method is cls._methods_of_library[name] or method is _METHODS_OF_BASE[name]:
         return False
     # torch_geometric compiles its own propagate and edge_updater for each class.
     compiled = (f"{base.__module__}_{base.__name__}_{name}" for base in cls.__mro__)
     return method.__module__ not in compiled
 
 
-def _warn(cls: type, reason: str) -> None:
-    if (cls, reason) not in _warned:
-        _warned.add((cls, reason))
-        warnings.warn(
-            f"{cls.__module__}.{cls.__qualname__} runs torch_geometric's own forward: {reason}",
-            FallbackWarning,
-            stacklevel=6,  # past forward and what calls it: where the module is called
-        )
+def wants_attention(return_attention_weights: bool | None) -> bool:
+    """Whether GATConv and GATv2Conv return the attention: since torch_geometric 2.8 if that is true, before
+    if it is a bool, whichever."""
+    return isinstance(return_attention_weights, bool) if VERSION < (2, 8) else bool(return_attention_weights)
 
 
 def ends(x: Any) -> tuple[Tensor, Tensor | None]:
@@ -166,27 +191,6 @@ def check_rows(name: str, x: Any) -> None:
         raise TypeError(f"{name}: expected a tensor [N, F], got {type(x).__name__}")
     if x.dim() != 2:
         raise ValueError(f"{name}: expected shape [N, F], got {list(x.shape)}")
-
-
-# ---- score terms -----------------------------------------------------------------------------------------
-
-
-def is_plain(linear: nn.Module) -> bool:
-    """Whether this layer's output is its weight's alone: no bias, no hooks, no parametrization."""
-    hooks = (
-        linear._forward_hooks,
-        linear._forward_pre_hooks,
-        linear._backward_hooks,
-        linear._backward_pre_hooks,
-    )
-    return type(linear) in (nn.Linear, Linear) and linear.bias is None and not any(hooks)
-
-
-def folded_terms(linear: nn.Module, x: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
-    """<W x, a> per head for each of the ``vectors [1, H, C]``: ``[N, H]``, without N x H x C in between."""
-    stacked = torch.cat(vectors)
-    folded = torch.einsum("khc,hcf->khf", stacked, linear.weight.unflatten(0, stacked.shape[1:]))
-    return F.linear(x, folded.flatten(0, 1)).unflatten(-1, folded.shape[:2]).unbind(-2)
 
 
 # ---- edges -----------------------------------------------------------------------------------------------

@@ -14,19 +14,21 @@ from torch import Tensor
 from ... import _csr
 from ...graph import Graph
 
-# What a program uses again is alive and few: the relations of a full graph, a handful of data sets. A
-# mini-batch's entry goes with its tensor. The bound is for lists of batches that are kept.
-_LIMIT = 64
+# What one set of tensors has beside each other: with and without loops, a few sizes. The bound is for a
+# program that gives the same edges another number of nodes each time.
+_LIMIT = 16
 _WHERE = "Graph.from_pyg"
 
 
 class _Entry(NamedTuple):
+    """What is kept for a set of tensors, by their ids."""
+
     refs: tuple[weakref.ref, ...]
-    state: tuple
-    value: Any
+    state: tuple  # of the tensors, when it was made
+    values: OrderedDict[tuple, Any]
 
 
-_cache: OrderedDict[tuple, _Entry] = OrderedDict()
+_cache: dict[tuple[int, ...], _Entry] = {}
 _lock = threading.RLock()  # re-entrant: a tensor's death may come while its own thread holds it
 
 
@@ -57,43 +59,52 @@ def graph_of(
     return once(_parts(edge_index), key, lambda: _build(edge_index, num_src, num_dst, self_loops))
 
 
-def once(parts: tuple[Tensor, ...], key: tuple, build: Callable[[], Any]) -> Any:
+def once(parts: tuple[Tensor, ...], key: tuple, build: Callable[[], Any], more_state: tuple = ()) -> Any:
     """What ``build`` gives: at the first call with these tensors and this key, and then the same again.
 
-    It is forgotten when one of the tensors dies, and made anew when one was modified in place; at most 64
-    values are kept, the least recently used go first. What is written to a tensor behind PyTorch's back
-    (through ``.data`` or NumPy) is not noticed. Inference tensors do not count their modifications: nothing
-    is kept for them. The value must not hold the tensors, and may be built twice by two threads.
+    It is kept as long as all of the tensors live, and made anew when one was modified in place or
+    ``more_state`` is another. There may be any number of sets of tensors; of one at most 16 values are kept,
+    the least recently used go first. What is written to a tensor behind PyTorch's back (through ``.data`` or
+    NumPy) is not noticed. Inference tensors do not count their modifications: nothing is kept for them. The
+    value must not hold the tensors, and may be built twice by two threads.
     """
     build = torch.inference_mode(False)(build)
     if any(part.is_inference() for part in parts):
         return build()
-    key = *map(id, parts), *key
+    place = tuple(map(id, parts))
     state = tuple(map(_state, parts))
     with _lock:
-        entry = _cache.get(key)
-        if entry is not None and entry.state == state and all(map(_refers, entry.refs, parts)):
-            _cache.move_to_end(key)
-            return entry.value
+        entry = _entry(place, parts, state)
+        if entry is not None and key in entry.values:
+            entry.values.move_to_end(key)
+            made_for, value = entry.values[key]
+            if made_for == more_state:
+                return value
     value = build()
 
     def forget(ref):
         with _lock:
-            entry = _cache.get(key)
+            entry = _cache.get(place)
             if entry is not None and any(ref is other for other in entry.refs):
-                del _cache[key]
+                del _cache[place]
 
-    entry = _Entry(tuple(weakref.ref(part, forget) for part in parts), state, value)
     with _lock:
-        _cache[key] = entry
-        _cache.move_to_end(key)
-        while len(_cache) > _LIMIT:
-            _cache.popitem(last=False)
+        entry = _entry(place, parts, state)
+        if entry is None:
+            refs = tuple(weakref.ref(part, forget) for part in parts)
+            entry = _cache[place] = _Entry(refs, state, OrderedDict())
+        entry.values[key] = more_state, value
+        if len(entry.values) > _LIMIT:
+            entry.values.popitem(last=False)
     return value
 
 
-def _refers(ref: weakref.ref, part: Tensor) -> bool:
-    return ref() is part
+def _entry(place: tuple[int, ...], parts: tuple[Tensor, ...], state: tuple) -> _Entry | None:
+    """What is kept for these tensors as they are now."""
+    entry = _cache.get(place)
+    if entry is None or entry.state != state or any(ref() is not x for ref, x in zip(entry.refs, parts)):
+        return None
+    return entry
 
 
 def declared_sizes(edge_index: Any, size: tuple[int, int] | None = None) -> tuple[int | None, int | None]:

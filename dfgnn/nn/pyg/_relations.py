@@ -98,7 +98,7 @@ def relations_of(
         TypeError, ValueError: shapes, dtypes, devices or values are not as described.
     """
     parts = _parts(edge_index)
-    key = "relations_of", num_src, num_dst, num_relations, within, per_edge
+    key, more_state = ("relations_of", num_src, num_dst, num_relations, within, per_edge), ()
     is_own = edge_type is None
     if is_own:
         edge_type = _values(edge_index)
@@ -106,7 +106,8 @@ def relations_of(
             raise ValueError("edge_type: expected a tensor [E], as edge_index has no values, got None")
     edge_type = _csr.as_index("RGATConv", "edge_type", edge_type)
     if is_own and isinstance(edge_index, Tensor):
-        key = *key, _state(edge_type)  # its values are another object each time that one asks for them
+        # Its values are another object each time that one asks for them.
+        key, more_state = (*key, "own types"), _state(edge_type)
     else:
         parts = *parts, edge_type
 
@@ -125,7 +126,7 @@ def relations_of(
             torch.bincount(dst, minlength=num_dst),
         )
 
-    return once(parts, key, build)
+    return once(parts, key, build, more_state)
 
 
 def _pairs(node: Tensor, relation: Tensor, num_nodes: int, num_relations: int) -> tuple[Pairs, Tensor]:

@@ -9,13 +9,8 @@ import torch_geometric.nn
 from torch import Tensor, nn
 
 from ... import functional
-from ._base import (
-    FusedConv,
-    edge_attributes,
-    ends,
-    folded_terms,
-    is_plain,
-)
+from .._terms import folded_terms, folds, is_plain
+from ._base import FusedConv, edge_attributes, ends, wants_attention
 from ._graph import graph_of, sizes_of
 
 
@@ -57,7 +52,8 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
                 transposed.
             edge_attr: ``[E]`` or ``[E, edge_dim]``; ignored in a layer without ``edge_dim``.
             size: (N_src, N_dst); needed where there are no destination features and N_dst differs.
-            return_attention_weights: also return the attention, after dropout.
+            return_attention_weights: also return the attention, after dropout. False asks for it, too, with
+                torch_geometric before 2.8, as there.
 
         Returns:
             ``[N_dst, H * C]``, or ``[N_dst, C]`` with ``concat=False``; and where attention is asked for, a
@@ -80,7 +76,8 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         dtype = torch.promote_types(feat.dtype, self.att_src.dtype)  # they differ under autocast
         inputs = feat, alpha_src, alpha_dst
         options = {"negative_slope": self.negative_slope, "edge_bias": edge_bias}
-        return self._attend(edge_index, graph, inputs, options, dtype, res, return_attention_weights)
+        wanted = wants_attention(return_attention_weights)
+        return self._attend(edge_index, graph, inputs, options, dtype, res, wanted)
 
     def _project(self, x_src: Tensor, x_dst: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Projected sources ``[N_src, H, C]`` and both score terms ``[N, H]``."""
@@ -95,9 +92,7 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
 
     def _terms(self, lin: nn.Module, x: Tensor, feat: Tensor | None, *vectors: Tensor) -> tuple[Tensor, ...]:
         """<lin(x), a> per head for each of the vectors; feat: lin(x) where it is there already."""
-        # Wide inputs cost more to read a second time than N x H x C does; under autocast that is float32.
-        narrow = x.shape[-1] <= 2 * self.heads * self.out_channels
-        if is_plain(lin) and narrow and not torch.is_autocast_enabled(x.device.type):
+        if folds(lin, x, self.heads * self.out_channels):
             return folded_terms(lin, x, *vectors)
         feat = self._heads(lin(x)) if feat is None else feat
         return tuple((feat * vector).sum(-1) for vector in vectors)

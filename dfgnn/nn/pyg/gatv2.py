@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ... import functional
 from ...graph import Graph
-from ._base import FusedConv, edge_attributes, ends, given_attributes
+from ._base import FusedConv, edge_attributes, ends, given_attributes, wants_attention
 from ._graph import graph_of, sizes_of
 
 
@@ -50,7 +50,8 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
             edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex; or SparseTensor or torch.sparse tensor,
                 transposed.
             edge_attr: ``[E]`` or ``[E, edge_dim]``.
-            return_attention_weights: also return the attention, after dropout.
+            return_attention_weights: also return the attention, after dropout. False asks for it, too, with
+                torch_geometric before 2.8, as there.
 
         Returns:
             ``[N_dst, H * C]``, or ``[N_dst, C]`` with ``concat=False``; and where attention is asked for, a
@@ -74,7 +75,8 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
         dtype = torch.promote_types(feat.dtype, self.att.dtype)  # they differ under autocast
         inputs = feat, feat_dst, self.att[0].to(feat.dtype)
         options = {"negative_slope": self.negative_slope, "edge_feat": edge_feat}
-        return self._attend(edge_index, graph, inputs, options, dtype, res, return_attention_weights)
+        wanted = wants_attention(return_attention_weights)
+        return self._attend(edge_index, graph, inputs, options, dtype, res, wanted)
 
     def _edge_feat(self, edge_index: Any, edge_attr: Tensor | None, graph: Graph, edge_map: Tensor | None):
         """``[E', H, C]``, or None."""

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import torch_geometric.nn
-from torch import Tensor
+from torch import Tensor, nn
 from torch_geometric.nn.dense import HeteroLinear
 
 from ... import functional
+from .._terms import is_untouched
 from .._typed import Group, typed_matmul
-from ._base import FusedConv, _warn, check_rows
+from ._base import FusedConv, check_rows
 from ._graph import sizes_of
 from ._relations import join
 
@@ -41,6 +42,13 @@ class HGTConv(FusedConv, torch_geometric.nn.HGTConv):
     #: What computes the attention; ``reference.dot_attention`` makes it the same layer on plain PyTorch.
     attention = staticmethod(functional.dot_attention)
 
+    @classmethod
+    def why_not(cls, layer: nn.Module) -> str | None:
+        for lin in (layer.k_rel, layer.v_rel):  # their weights are used without calling them
+            if type(lin) is not HeteroLinear or lin.bias is not None or not is_untouched(lin):
+                return "k_rel or v_rel was replaced or has hooks"
+        return super().why_not(layer)
+
     def forward(
         self, x_dict: dict[str, Tensor], edge_index_dict: dict[tuple[str, str, str], Any]
     ) -> dict[str, Tensor | None]:
@@ -57,7 +65,7 @@ class HGTConv(FusedConv, torch_geometric.nn.HGTConv):
         Raises:
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
-        if self.falls_back() or self._relations_changed():
+        if self.falls_back():
             return super().forward(x_dict, edge_index_dict)
         self._check_inputs(x_dict, edge_index_dict)
         sizes = {node_type: len(x) for node_type, x in x_dict.items()}
@@ -79,15 +87,6 @@ class HGTConv(FusedConv, torch_geometric.nn.HGTConv):
             return out
         skip = self.skip[node_type].sigmoid()
         return skip * out + (1 - skip) * x
-
-    def _relations_changed(self) -> bool:
-        """Whether k_rel and v_rel, whose weights are used without calling them, do more; says so."""
-        for lin in (self.k_rel, self.v_rel):
-            hooks = lin._forward_hooks, lin._forward_pre_hooks, lin._backward_hooks, lin._backward_pre_hooks
-            if type(lin) is not HeteroLinear or lin.bias is not None or any(hooks):
-                _warn(type(self), "k_rel or v_rel was replaced or has hooks")
-                return True
-        return False
 
     def _check_inputs(self, x_dict: dict[str, Tensor], edge_index_dict: dict) -> None:
         for node_type, x in x_dict.items():

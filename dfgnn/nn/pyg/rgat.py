@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ... import functional
 from ...graph import Graph
-from ._base import FusedConv, attention_result, ends, given_attributes, is_plain
+from .._terms import is_plain
+from ._base import FusedConv, attention_result, ends, given_attributes
 from ._graph import sizes_of
 from ._relations import Relations, relations_of
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ... import _csr, functional
 from ...graph import Graph
-from ._base import FusedConv, check_rows, folded_terms, is_plain
+from .._terms import folded_terms, folds
+from ._base import FusedConv, check_rows
 from ._graph import graph_of, sizes_of
 
 
@@ -99,8 +100,7 @@ class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
 
     def _score_terms(self, x: Tensor, feat: Tensor) -> tuple[Tensor, Tensor]:
         """Both ends' ``[N, H]``."""
-        narrow = x.shape[1] <= 2 * self.heads * self.out_channels
-        if is_plain(self.lin) and narrow and not torch.is_autocast_enabled(x.device.type):
+        if folds(self.lin, x, self.heads * self.out_channels):
             return folded_terms(self.lin, x, self.att_l, self.att_r)
         return (feat * self.att_l).sum(-1), (feat * self.att_r).sum(-1)
 

@@ -1,6 +1,8 @@
 """When layers of dfgnn.nn.pyg run torch_geometric's own forward, and what of torch_geometric takes them."""
 
 import copy
+import functools
+import importlib
 import subprocess
 import sys
 import warnings
@@ -9,8 +11,9 @@ import pytest
 import torch
 from pyg_compare import assert_same, compare, edges, pair, run, torch_geometric
 
-from dfgnn.nn import pyg
-from dfgnn.nn.pyg import AGNNConv, FallbackWarning, GATConv, GATv2Conv, TransformerConv, _base
+import dfgnn
+from dfgnn.nn import _fallback, pyg
+from dfgnn.nn.pyg import AGNNConv, FallbackWarning, GATConv, GATv2Conv, SuperGATConv, TransformerConv, _base
 from dfgnn.nn.pyg._base import fusable
 
 N = 50  # nodes of the graph "random"
@@ -21,7 +24,7 @@ STEPS = ["propagate", "message", "aggregate", "message_and_aggregate", "edge_upd
 
 @pytest.fixture(autouse=True)
 def _not_warned():
-    _base._warned.clear()
+    _fallback._warned.clear()
 
 
 def layer_pair(cls, **options):
@@ -336,3 +339,156 @@ def test_names():
             assert issubclass(value, getattr(PyG, name))
     with pytest.raises(AttributeError, match="has no attribute 'GCNConv'"):
         _ = pyg.GCNConv
+
+
+# What was changed in torch_geometric's classes, and what hangs on sub-modules
+
+
+@pytest.mark.parametrize("name", ["message", "forward", "aggregate", "edge_update"])
+def test_methods_replaced_in_the_class(name, monkeypatch):
+    theirs, ours = layer_pair(GATConv)
+    original = getattr(PyG.GATConv, name)
+
+    @functools.wraps(original)  # as decorators do
+    def changed(self, *args, **kwargs):
+        return 2 * original(self, *args, **kwargs)
+
+    monkeypatch.setattr(PyG.GATConv, name, changed)
+    (kept,) = dfgnn.accelerate(theirs).kept
+    assert kept.reason == f"GATConv.{name} was replaced" and type(theirs) is PyG.GATConv
+    assert_falls_back(theirs, ours, name)  # one that was there before
+    monkeypatch.undo()
+    assert fusable(ours) is None and len(dfgnn.accelerate(theirs).replaced) == 1
+
+
+def test_methods_replaced_in_the_base_class(monkeypatch):
+    theirs, _ = layer_pair(AGNNConv)
+    original = PyG.MessagePassing.aggregate
+    monkeypatch.setattr(
+        PyG.MessagePassing, "aggregate", lambda self, *args, **kw: original(self, *args, **kw)
+    )
+    (kept,) = dfgnn.accelerate(theirs).kept
+    assert kept.reason == "AGNNConv.aggregate was replaced"
+
+
+def test_methods_replaced_before_ours_are_imported():
+    code = """
+import dfgnn, torch, torch_geometric.nn as gnn
+original = gnn.GATConv.message
+def message(self, x_j, alpha):
+    return 2 * original(self, x_j, alpha)
+gnn.GATConv.message = message
+layer = gnn.GATConv(3, 4)
+(kept,) = dfgnn.accelerate(layer).kept
+assert kept.reason == "GATConv.message was replaced"
+ours = dfgnn.nn.pyg.GATConv(3, 4)
+ours.load_state_dict(layer.state_dict())
+x, edge_index = torch.randn(5, 3), torch.randint(5, (2, 9))
+torch.testing.assert_close(ours(x, edge_index), layer(x, edge_index))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and "message is overridden" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("name", sorted({*pyg.__all__} - {"FallbackWarning"}))
+def test_the_library_has_its_own_methods(name):
+    assert _fallback.replaced_method(getattr(PyG, name), "torch_geometric") is None
+
+
+def test_an_aggregation_is_named_rightly():
+    _, ours = layer_pair(GATConv)
+    ours.aggr_module = PyG.MaxAggregation()
+    assert fusable(ours) == "aggr_module=MaxAggregation"
+    ours.aggr_module = PyG.SumAggregation()
+    assert fusable(ours) is None
+    assert fusable(GATConv(3, 4, aggr="max")) == "aggr='max'"
+
+
+def double(module, args, out):
+    return 2 * out
+
+
+@pytest.mark.parametrize("cls", LAYERS)
+def test_hooks_on_the_aggregation(cls):
+    theirs, ours = layer_pair(cls)
+    for layer in (theirs, ours):
+        layer.aggr_module.register_forward_hook(double)
+    assert_falls_back(theirs, ours, "aggr_module has hooks")
+    (kept,) = dfgnn.accelerate(theirs).kept
+    assert "aggr_module has hooks" in kept.reason
+
+
+@pytest.mark.parametrize("cls", LAYERS)
+def test_hooks_on_all_modules(cls):
+    theirs, ours = layer_pair(cls)
+    with torch.nn.modules.module.register_module_forward_hook(double):
+        x = torch.randn(N, 9, dtype=torch.float64)
+        with pytest.warns(FallbackWarning, match="hooks on all modules"):
+            actual = run(ours, x, edges())
+        assert_same(actual, run(theirs, x, edges()), 1e-12)
+
+
+@pytest.mark.parametrize("change", ["forward", "hook"])
+@pytest.mark.parametrize(
+    ("cls", "in_channels"),
+    [(cls, size) for cls in (GATConv, GATv2Conv, TransformerConv) for size in (9, (9, 9))]
+    + [(SuperGATConv, 9)],
+    ids=str,
+)
+def test_linear_layers_are_called(cls, in_channels, change):
+    """Also those whose weight is folded into the score terms."""
+    options = {} if cls is SuperGATConv else {"edge_dim": 3}
+    theirs, ours = pair(getattr(PyG, cls.__name__), cls, in_channels, 5, 2, **options)
+    for layer in (theirs, ours):
+        for lin in layer.modules():
+            if type(lin) is PyG.Linear and change == "hook":
+                lin.register_forward_hook(double)
+            elif type(lin) is PyG.Linear:
+                lin.forward = lambda x, w=lin.weight: 2 * torch.nn.functional.linear(x, w)
+    x = torch.randn(N, 9, dtype=torch.float64)
+    x = x if in_channels == 9 else (x, x.flip(0))
+    extra = (torch.randn(400, 3, dtype=torch.float64),) if options else ()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FallbackWarning)
+        actual = ours.eval()(x, edges(), *extra)
+    torch.testing.assert_close(actual, theirs.eval()(x, edges(), *extra))
+
+
+# Versions
+
+
+@pytest.mark.parametrize("found", ["2.4.0", "2.5.3", "1.7.2", "3.0.0", "3.1.0.dev20270101"])
+def test_versions_that_are_not_supported(found, monkeypatch):
+    monkeypatch.setattr(torch_geometric, "__version__", found)
+    with pytest.raises(ImportError, match=rf"expected torch_geometric >= 2.6, < 3.0, got {found}"):
+        importlib.reload(pyg)
+    with monkeypatch.context() as patched:
+        patched.delitem(sys.modules, "dfgnn.nn.pyg")
+        patched.delattr(dfgnn.nn, "pyg")
+        (kept,) = dfgnn.accelerate(PyG.GATConv(3, 4)).kept
+        assert found in kept.reason and ">= 2.6" in kept.reason
+        with pytest.raises(ImportError, match="expected torch_geometric"):
+            dfgnn.patch("pyg")
+
+
+@pytest.mark.parametrize("found", ["2.6.0", "2.7.0", "2.8.1", "2.9.0.dev20260101", "2.10.0"])
+def test_versions_that_are(found):
+    assert pyg._check_version(found) == tuple(map(int, found.split(".")[:2]))
+
+
+@pytest.mark.parametrize("flag", [None, False, True], ids=str)
+@pytest.mark.parametrize("cls", [GATConv, GATv2Conv, TransformerConv])
+def test_what_asks_for_attention(cls, flag):
+    """It differs between versions of torch_geometric."""
+    theirs, ours = layer_pair(cls)
+    x = torch.randn(N, 9, dtype=torch.float64)
+    expected, actual = (layer(x, edges(), return_attention_weights=flag) for layer in (theirs, ours))
+    assert type(expected) is type(actual)
+
+
+def test_what_asks_for_attention_before_2_8(monkeypatch):
+    monkeypatch.setattr(_base, "VERSION", (2, 7))
+    x = torch.randn(N, 9)
+    assert isinstance(GATConv(9, 5)(x, edges(), return_attention_weights=False), tuple)
+    monkeypatch.setattr(_base, "VERSION", (2, 8))
+    assert isinstance(GATConv(9, 5)(x, edges(), return_attention_weights=False), torch.Tensor)

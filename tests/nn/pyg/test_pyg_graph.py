@@ -227,22 +227,48 @@ def test_mini_batches_do_not_leak():
         for self_loops in (False, True):
             graph, _ = graph_of(edge_index, 20, 20, self_loops)
             assert torch.equal(graph.edge_index[:, :5], _kept(edge_index, self_loops)[:, :5])
-        assert len(_graph._cache) == 2
+        (entry,) = _graph._cache.values()
+        assert len(entry.values) == 2
 
 
 def _kept(edge_index, self_loops):
     return edge_index[:, edge_index[0] != edge_index[1]] if self_loops else edge_index
 
 
-def test_no_more_than_a_bound_is_kept():
-    tensors = [edges() for _ in range(_graph._LIMIT + 10)]
-    graphs = [graph_of(tensor, 50, 50)[0] for tensor in tensors]
-    assert len(_graph._cache) == _graph._LIMIT
-    first = len(tensors) - _graph._LIMIT
-    assert graph_of(tensors[first], 50, 50)[0] is graphs[first]  # now the one used last
-    assert graph_of(tensors[0], 50, 50)[0] is not graphs[0]
-    assert graph_of(tensors[first], 50, 50)[0] is graphs[first]
-    assert graph_of(tensors[first + 1], 50, 50)[0] is not graphs[first + 1]
+def test_any_number_of_tensors_is_kept(monkeypatch):
+    """Graphs that a program goes through again and again are not built again, however many."""
+    built = []
+    monkeypatch.setattr(
+        _graph, "_build", lambda *args, build=_graph._build: built.append(None) or build(*args)
+    )
+    tensors = [torch.randint(20, (2, 40)) for _ in range(200)]
+    graphs = [graph_of(tensor, 20, 20)[0] for tensor in tensors]
+    for _ in range(2):
+        assert all(graph_of(tensor, 20, 20)[0] is graph for tensor, graph in zip(tensors, graphs))
+    assert len(built) == len(_graph._cache) == 200
+    del tensors[50:]
+    assert len(_graph._cache) == 50
+
+
+def test_no_more_than_a_bound_is_kept_of_one_tensor():
+    edge_index, bound = edges(), _graph._LIMIT
+    graphs = [graph_of(edge_index, 50 + k, 50)[0] for k in range(bound)]
+    assert graph_of(edge_index, 50, 50)[0] is graphs[0]  # now the one used last
+    graph_of(edge_index, 50 + bound, 50)
+    assert graph_of(edge_index, 50, 50)[0] is graphs[0]
+    assert graph_of(edge_index, 51, 50)[0] is not graphs[1]
+    (entry,) = _graph._cache.values()
+    assert len(entry.values) == bound
+
+
+def test_a_write_forgets_every_value():
+    """What was kept for the tensor as it was goes, for every key."""
+    edge_index = edges()
+    stale = [graph_of(edge_index, 50, 50, self_loops)[0] for self_loops in (False, True)]
+    edge_index[0, 0] = (edge_index[0, 0] + 1) % 50
+    assert graph_of(edge_index, 50, 50)[0] is not stale[0]
+    (entry,) = _graph._cache.values()
+    assert len(entry.values) == 1
 
 
 def test_inference_tensors():
@@ -306,8 +332,7 @@ def test_an_entry_of_a_dead_tensor_is_not_taken():
     """Were an id used again before its entry went."""
     edge_index, other = edges(), edges("complete")
     graph, _ = graph_of(edge_index, 50, 50)
-    (key,) = _graph._cache
-    stale = (id(other), *key[1:])
-    _graph._cache[stale] = _graph._cache[key]._replace(state=(_graph._state(other),))
+    (entry,) = _graph._cache.values()
+    _graph._cache[(id(other),)] = entry._replace(state=(_graph._state(other),))
     assert graph_of(other, 50, 50)[0].num_edges == 576
     assert isinstance(graph, Graph)

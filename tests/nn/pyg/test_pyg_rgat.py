@@ -23,7 +23,8 @@ from pyg_compare import pair as plain_pair
 from torch.nn.utils import parametrizations
 
 from dfgnn import reference
-from dfgnn.nn.pyg import FallbackWarning, RGATConv, _base
+from dfgnn.nn import _fallback
+from dfgnn.nn.pyg import FallbackWarning, RGATConv
 from dfgnn.nn.pyg._relations import relations_of
 
 PyGConv = torch_geometric.nn.RGATConv
@@ -305,7 +306,7 @@ def test_pickle_and_deepcopy():
 
 
 def test_fallback(monkeypatch):
-    monkeypatch.setattr(_base, "_warned", set())
+    monkeypatch.setattr(_fallback, "_warned", set())
     theirs, ours = pair(6, 5, R, aggr="mean")
     x = torch.randn(N, 6, dtype=torch.float64)
     with pytest.warns(FallbackWarning, match="RGATConv .* aggr='mean'"):

@@ -23,7 +23,8 @@ from pyg_compare import (
 from torch.nn.utils import parametrizations
 
 from dfgnn import functional, reference
-from dfgnn.nn.pyg import FallbackWarning, SuperGATConv, _base
+from dfgnn.nn import _fallback
+from dfgnn.nn.pyg import FallbackWarning, SuperGATConv
 from dfgnn.nn.pyg._base import fusable
 
 PyGConv = torch_geometric.nn.SuperGATConv
@@ -229,7 +230,7 @@ def test_pickle_and_deepcopy(attention_type):
 
 
 def test_fallback(monkeypatch):
-    monkeypatch.setattr(_base, "_warned", set())
+    monkeypatch.setattr(_fallback, "_warned", set())
     theirs, ours = pair(PyGConv, SuperGATConv, 9, 5, 2, aggr="max")
     x = torch.randn(N, 9, dtype=torch.float64)
     with pytest.warns(FallbackWarning, match="SuperGATConv .* aggr='max'"):

@@ -1,0 +1,51 @@
+"""Score terms of additive attention from the weight of a linear layer, and which layers that is right for."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
+
+#: Classes whose output is their weight's, and a bias's, alone; ``pyg`` adds torch_geometric's.
+LINEAR: list[type] = [nn.Linear]
+
+
+def is_untouched(module: nn.Module) -> bool:
+    """Whether a call of ``module`` is its class's forward: no hooks on it and no other forward. Hooks on all
+    modules are another question, :func:`all_hooked`."""
+    hooks = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    )
+    return not any(hooks) and "forward" not in vars(module)
+
+
+def all_hooked() -> bool:
+    """Whether there are hooks on all modules (``register_module_forward_hook`` and its like)."""
+    return _has_any_global_hook()
+
+
+def is_plain(linear: nn.Module) -> bool:
+    """Whether the output of ``linear`` is x W^T with an ordinary tensor W: nothing hangs on it, it has no
+    parametrization and no bias, and its weight is no subclass of Tensor (quantised, say)."""
+    if type(linear) not in LINEAR or linear.bias is not None or not is_untouched(linear) or all_hooked():
+        return False
+    return type(linear.weight) in (nn.Parameter, Tensor)
+
+
+def folds(linear: nn.Module, x: Tensor, width: int) -> bool:
+    """Whether :func:`folded_terms` is right for ``linear``, whose output has this width, and pays."""
+    # Wide inputs cost more to read a second time than N x H x D does, and under autocast the sum over D is
+    # taken in float32 only when it is written out.
+    return is_plain(linear) and x.shape[-1] <= 2 * width and not torch.is_autocast_enabled(x.device.type)
+
+
+def folded_terms(linear: nn.Module, x: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
+    """<W x, a> per head as <W^T a, x>, for each a of ``vectors [1, H, D]``: ``[N, *, H]`` each, without
+    N x H x D in between. x: ``[N, *, F]``."""
+    stacked = torch.cat(vectors)
+    folded = torch.einsum("khd,hdf->khf", stacked, linear.weight.unflatten(0, stacked.shape[1:]))
+    return F.linear(x, folded.flatten(0, 1)).unflatten(-1, folded.shape[:2]).unbind(-2)

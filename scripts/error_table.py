@@ -1,0 +1,53 @@
+"""The errors that bad input gives, as a page of tables:
+
+    python scripts/error_table.py > docs/errors.md
+
+The calls are those of tests/fuzz/bad_input.py, and the messages are what they raise.
+"""
+
+import itertools
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "fuzz"))
+
+from bad_input import cases
+
+_HEAD = """# Errors
+
+What wrong arguments give: the exception and its message, which says what was expected and what came.
+Nothing has been computed or changed by then. `scripts/error_table.py` writes this page from the calls of
+`tests/fuzz/bad_input.py`, which the tests check.
+
+In the examples the graph has 4 sources, 3 destinations and 5 edges; there are 2 heads of 8 elements.
+"""
+
+
+def raised(case) -> Exception:
+    """The error that the call of the case has to raise."""
+    try:
+        case.call()
+    except case.error as error:
+        return error
+    raise AssertionError(f"{case}: no error")
+
+
+def _cell(text: str) -> str:
+    """As code, in which Markdown changes nothing."""
+    text, fence = " ".join(text.split()).replace("|", "\\|"), "``" if "`" in text else "`"
+    return f"{fence}{text}{fence}"
+
+
+def page() -> str:
+    parts = [_HEAD]
+    for where, group in itertools.groupby(cases(), key=lambda case: case.where):
+        parts.append(f"\n## `{where}`\n\n| argument | what is wrong | error | message |\n|---|---|---|---|\n")
+        for case in group:
+            error = raised(case)
+            name, argument = type(error).__name__, f"`{case.argument}`" if case.argument else ""
+            parts.append(f"| {argument} | {case.wrong} | {name} | {_cell(str(error))} |\n")
+    return "".join(parts)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

@@ -1,0 +1,46 @@
+"""The property-based tests for as long as you like, every round with another seed:
+
+    python scripts/fuzz.py --seconds 600 [arguments of pytest]
+
+`make fuzz SECONDS=600` does the same. A failure is shown by pytest with the call that fails, shrunk; the
+round goes on with the other tests, and the next round follows. The last round, of a minute or so, is finished
+when the time is over. The exit status is 1 if there was a failure.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--seed", type=int, help="of the first round; default: the time")
+    args, rest = parser.parse_known_args()
+    seed = args.seed if args.seed is not None else int(time.time())
+    end, failed, rounds = time.monotonic() + args.seconds, [], 0
+    tests = sorted(ROOT.glob("tests/fuzz/test_fuzz_*.py"))
+    environment = {**os.environ, "HYPOTHESIS_PROFILE": "long"}
+    while time.monotonic() < end:
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+        command += [*map(str, tests), f"--hypothesis-seed={seed}", *rest]
+        status = subprocess.run(command, cwd=ROOT, env=environment).returncode
+        rounds += 1
+        if status:
+            failed.append(seed)
+        seed += 1
+    print(
+        f"fuzz: {rounds} whole rounds in {args.seconds:.0f} s, seeds of those that failed: {failed or 'none'}"
+    )
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,429 @@
+"""Calls that must be refused, each with the error and the words that its message has to have.
+
+tests/fuzz/test_bad_input.py checks them, and scripts/error_table.py writes them to docs/errors.md.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import torch
+
+from dfgnn import Graph, accelerate, convert_state_dict, functional, nn, patch
+
+N_SRC, N_DST, HEADS, DIM = 4, 3, 2, 8
+SRC, DST = torch.tensor([0, 1, 2, 3, 1]), torch.tensor([0, 0, 1, 1, 1])
+EDGES = len(SRC)
+
+
+@dataclass(frozen=True)
+class Case:
+    """where: what is called. argument: the one that is wrong. wrong: how, for a reader."""
+
+    where: str
+    argument: str
+    wrong: str
+    error: type
+    words: tuple
+    call: object
+
+    def __str__(self):
+        return f"{self.where}-{self.argument}-{self.wrong}".replace(" ", "_")
+
+
+def block():
+    """4 sources, 3 destinations, of which the last has no edge."""
+    return Graph.from_coo(SRC, DST, num_src=N_SRC, num_dst=N_DST)
+
+
+def square():
+    return Graph.from_coo(SRC, DST, num_nodes=N_SRC).add_self_loops()
+
+
+def rand(*shape, dtype=torch.float32):
+    return torch.ones(shape, dtype=dtype)
+
+
+# ---- functions -----------------------------------------------------------------------------------
+
+_SRC, _DST = (N_SRC, HEADS, DIM), (N_DST, HEADS, DIM)
+_PER_EDGE = {
+    "edge_bias": (EDGES, HEADS),
+    "edge_gate": (EDGES, HEADS),
+    "edge_weight": (EDGES,),
+    "edge_mask": (EDGES,),
+    "edge_feat": (EDGES, HEADS, DIM),
+    "out_bias": (HEADS, DIM),
+}
+# Tensors by name with right shapes; the first one says which dtype the others have.
+FUNCTIONS = {
+    "gat_attention": {"feat": _SRC, "alpha_src": _SRC[:2], "alpha_dst": _DST[:2], **_PER_EDGE},
+    "gatv2_attention": {"x_src": _SRC, "x_dst": _DST, "attn": (HEADS, DIM), **_PER_EDGE},
+    "dot_attention": {"query": _DST, "key": _SRC, "value": _SRC, **_PER_EDGE},
+    "agnn_attention": {"x_src": _SRC, "x_dst": _DST, "edge_mask": (EDGES,), "edge_weight": (EDGES,)},
+    "flex_attention": {
+        "query": _DST, "key": _SRC, "value": _SRC, "edge_feat": (EDGES, 3), "edge_mask": (EDGES,),
+        "edge_weight": (EDGES,), "out_bias": (HEADS, DIM),
+    },
+    "edge_softmax": {"score": (EDGES, HEADS)},
+    "sddmm": {"query": _DST, "key": _SRC},
+    "spmm": {"feat": _SRC, "edge_weight": (EDGES, HEADS)},
+}  # fmt: skip
+_ATTENTION = [name for name in FUNCTIONS if name.endswith("attention")]
+
+
+def score_fn(q, k, e):
+    return (q * k).sum(-1)
+
+
+def arguments(function):
+    """Right ones."""
+    made = {"graph": block()}
+    if function == "flex_attention":
+        made["score_fn"] = score_fn
+    for name, shape in FUNCTIONS[function].items():
+        made[name] = rand(*shape, dtype=torch.bool if name == "edge_mask" else torch.float32)
+    return made
+
+
+def _function_case(function, argument, wrong, error, *words, **changes):
+    def call():
+        return getattr(functional, function)(**{**arguments(function), **changes})
+
+    return Case(f"functional.{function}", argument, wrong, error, (argument, *words), call)
+
+
+def _tensor_cases(function):
+    tensors = FUNCTIONS[function]
+    for argument, shape in tensors.items():
+        right = arguments(function)[argument]
+
+        def case(wrong, error, got, value, expected="expected", argument=argument):
+            return _function_case(
+                function, argument, wrong, error, expected, f"got {got}", **{argument: value}
+            )
+
+        yield case("a list", TypeError, "list", right.tolist())
+        yield case("of integers", TypeError, "torch.int64", right.long())
+        if argument != "edge_mask":
+            yield case("complex", TypeError, "torch.complex64", right.to(torch.complex64))
+        yield case("one row too many", ValueError, "", torch.cat([right, right[:1]]))
+        yield case("a number", ValueError, "[]", right.flatten()[0])
+        if argument != "score" and shape != (EDGES,) and function != "flex_attention":
+            yield case("one dimension more", ValueError, "", right[..., None].expand(*shape, 2))
+        if argument != "score":
+            yield case("on another device", ValueError, "meta", right.to("meta"), "expected device cpu")
+        if argument not in (next(iter(tensors)), "edge_mask"):
+            yield case("of another dtype", TypeError, "torch.float64", right.double())
+
+
+def _function_cases():
+    for function in FUNCTIONS:
+        yield _function_case(
+            function, "graph", "None", TypeError, "expected a dfgnn.Graph, got NoneType", graph=None
+        )
+        yield _function_case(
+            function, "graph", "an edge_index", TypeError, "got Tensor", graph=torch.stack([SRC, DST])
+        )
+        yield from _tensor_cases(function)
+    for function in _ATTENTION:
+        for wrong, p in (("below 0", -0.1), ("above 1", 1.5), ("nan", math.nan)):
+            yield _function_case(
+                function, "dropout_p", wrong, ValueError, "a probability in [0, 1]", f"got {p}", dropout_p=p
+            )
+        first = next(iter(FUNCTIONS[function]))
+        shape = FUNCTIONS[function][first]
+        for wrong, size in (("no heads", (shape[0], 0, DIM)), ("heads of size 0", (shape[0], HEADS, 0))):
+            if function != "flex_attention":  # whose query may have any shape behind the heads
+                yield _function_case(
+                    function, first, wrong, ValueError, f"got {list(size)}", **{first: rand(*size)}
+                )
+    for function in (*_ATTENTION, "edge_softmax"):
+        for wrong, error, words, schedule in (
+            ("unknown", ValueError, ("expected", "got 'fastest'"), "fastest"),
+            ("no string", TypeError, ("expected", "got int"), 3),
+            ("a bound too small", ValueError, ("expected", "got 'natural<=1'"), "natural<=1"),
+            ("not on the CPU", ValueError, ("'packed' is not available",), "packed"),
+        ):
+            case = _function_case(function, "schedule", wrong, error, *words, schedule=schedule)
+            yield dataclasses.replace(case, words=("schedule", *words))
+    yield _function_case(
+        "dot_attention", "edge_feat_in", "unknown", ValueError, "'key', 'value' or 'both'", "got 'query'",
+        edge_feat_in="query",
+    )  # fmt: skip
+    yield _function_case(
+        "agnn_attention",
+        "x_dst",
+        "None for a bipartite graph",
+        ValueError,
+        "expected a tensor",
+        "got None",
+        x_dst=None,
+    )
+    yield _function_case(
+        "flex_attention", "score_fn", "no function", TypeError, "a function", "got int", score_fn=3
+    )
+    for wrong, error, function, got in (
+        ("a result of another shape", ValueError, lambda q, k, e: (q * k).sum(-1)[:, :1], "got [edges, 1]"),
+        ("no result", TypeError, lambda q, k, e: None, "got NoneType"),
+        ("captures a parameter", ValueError, lambda q, k, e: (q * k).sum(-1) * _PARAMETER, "captures"),
+    ):
+        yield _function_case("flex_attention", "score_fn", wrong, error, got, score_fn=function)
+    yield _function_case(
+        "flex_attention", "params[0]", "a number", TypeError, "expected a tensor, got float", params=(0.5,)
+    )
+    yield _function_case(
+        "flex_attention", "chunk_edges", "zero", ValueError, "expected", "got 0", chunk_edges=0
+    )
+
+
+_PARAMETER = torch.ones((), requires_grad=True)
+
+
+# ---- graphs --------------------------------------------------------------------------------------
+
+
+def _graph_cases():
+    ptr, idx = torch.tensor([0, 1, 3]), torch.tensor([0, 1, 0])
+
+    def case(method, argument, wrong, error, words, call):
+        name = "Graph" if method == "Graph" else f"Graph.{method}"
+        words = (words,) if isinstance(words, str) else words
+        named = (argument,) if argument else ()
+        return Case(name, argument, wrong, error, (name, *named, *words), call)
+
+    yield case("Graph", "", "called itself", TypeError, "expected one of", lambda: Graph(1, 2))
+    coo, csr, edge_index = Graph.from_coo, Graph.from_csr, Graph.from_edge_index
+    for method, argument, make in (
+        ("from_coo", "src", lambda x: coo(x, idx)),
+        ("from_coo", "dst", lambda x: coo(idx, x)),
+        ("from_csr", "indptr", lambda x: csr(x, idx)),
+        ("from_csr", "indices", lambda x: csr(ptr, x)),
+        ("from_csr", "eids", lambda x: csr(ptr, idx, eids=x)),
+    ):
+        right = {"indptr": ptr}.get(argument, idx)
+        for wrong, error, value, got in (
+            ("a list", TypeError, right.tolist(), "got list"),
+            ("of floats", TypeError, right.float(), "got torch.float32"),
+            ("of int16", TypeError, right.short(), "got torch.int16"),
+            ("of bools", TypeError, right.bool(), "got torch.bool"),
+            ("a matrix", ValueError, right[None], f"got [1, {len(right)}]"),
+            ("a number", ValueError, right[0], "got []"),
+            ("sparse", TypeError, right.to_sparse(), "got layout torch.sparse_coo"),
+        ):
+            call = lambda make=make, value=value: make(value)  # noqa: E731
+            yield case(method, argument, wrong, error, ("expected", got), call)
+    for argument, wrong, error, words, value in (
+        ("edge_index", "None", TypeError, "got NoneType", None),
+        ("edge_index", "[E, 2]", ValueError, ("shape [2, *]", "got [3, 2]"), torch.stack([idx, idx], 1)),
+        ("edge_index", "of floats", TypeError, "got torch.float32", torch.zeros(2, 3)),
+        ("edge_index[0]", "negative", ValueError, "got -1 at position 1", torch.tensor([[0, -1], [0, 0]])),
+        ("edge_index[1]", "too large", ValueError, ("num_dst=3", "got 3"), torch.tensor([[0, 1], [0, 3]])),
+    ):
+        yield case("from_edge_index", argument, wrong, error, words, lambda value=value: edge_index(value, 3))
+    for argument, wrong, error, words, sizes in (
+        ("num_src", "negative", ValueError, "got -1", dict(num_src=-1)),
+        ("num_src", "a float", TypeError, "got float", dict(num_src=2.0)),
+        ("num_dst", "2**31", ValueError, "got 2147483648", dict(num_dst=2**31)),
+        ("num_nodes", "beside num_src", TypeError, "got both", dict(num_nodes=2, num_src=2)),
+        ("src", "beyond num_src", ValueError, ("num_src=1", "got 1"), dict(num_src=1)),
+    ):
+        yield case("from_coo", argument, wrong, error, words, lambda sizes=sizes: coo(idx, idx, **sizes))
+    yield case("from_coo", "dst", "of another length", ValueError, "got 2", lambda: coo(idx, idx[:2]))
+    yield case(
+        "from_coo", "dst", "on another device", ValueError, "got meta", lambda: coo(idx, idx.to("meta"))
+    )
+    for argument, wrong, words, values in (
+        ("indptr", "not from 0", "got 1", (ptr + 1, idx)),
+        ("indptr", "falling", "do not decrease", (torch.tensor([0, 2, 1, 3]), idx)),
+        ("indptr", "not up to E", "got 3", (ptr, idx[:2])),
+        ("indptr", "empty", "got 0", (ptr[:0], idx[:0])),
+        ("indices", "negative", "got -2", (ptr, idx - 2)),
+    ):
+        yield case("from_csr", argument, wrong, ValueError, words, lambda values=values: csr(*values))
+    yield case("from_csr", "eids", "repeated", ValueError, "more than once", lambda: csr(ptr, idx, eids=idx))
+    yield case("from_csr", "eids", "too few", ValueError, "got [2]", lambda: csr(ptr, idx, eids=idx[:2]))
+    yield case("from_scipy", "matrix", "a tensor", TypeError, "got Tensor", lambda: Graph.from_scipy(idx))
+    yield case(
+        "from_torch_sparse",
+        "matrix",
+        "dense",
+        TypeError,
+        "torch.strided",
+        lambda: Graph.from_torch_sparse(torch.eye(3)),
+    )
+    yield case(
+        "from_torch_sparse", "matrix", "None", TypeError, "NoneType", lambda: Graph.from_torch_sparse(None)
+    )
+    yield case("from_dgl", "graph", "a tensor", TypeError, "got Tensor", lambda: Graph.from_dgl(idx))
+    yield case("from_pyg", "data", "a list", TypeError, "got list", lambda: Graph.from_pyg([0, 1]))
+    yield case("batch", "graphs", "empty", ValueError, "got none", lambda: Graph.batch([]))
+    yield case("batch", "graphs", "a graph", TypeError, "got Graph", lambda: Graph.batch(block()))
+    yield case("batch", "graphs[1]", "a tensor", TypeError, "got Tensor", lambda: Graph.batch([block(), idx]))
+
+    graph = block()
+    for argument, wrong, error, words, options in (
+        ("layer", "unknown", ValueError, "got 'gcn'", dict(layer="gcn")),
+        ("schedule", "unknown", ValueError, "got 'best'", dict(schedule="best")),
+    ):
+        yield Case("Graph.plan", argument, wrong, error, (argument, words), lambda o=options: graph.plan(**o))
+    for argument, wrong, error, words, options in (
+        ("layer", "unknown", ValueError, "got 'gcn'", dict(layer="gcn")),
+        ("num_heads", "zero", ValueError, "got 0", dict(num_heads=0)),
+        ("dtype", "of integers", ValueError, "got torch.int64", dict(dtype=torch.int64)),
+        ("seconds", "zero", ValueError, "got 0", dict(seconds=0)),
+    ):
+        yield case(
+            "autotune", argument, wrong, error, words, lambda options=options: graph.autotune(**options)
+        )
+    for argument, wrong, error, words, value in (
+        ("method", "unknown", ValueError, "got 'random'", "random"),
+        ("method", "None", ValueError, "got NoneType", None),
+        ("method", "one permutation for two sides", ValueError, "expected", torch.arange(4)),
+    ):
+        yield case("reorder", argument, wrong, error, words, lambda value=value: graph.reorder(value))
+    yield case(
+        "reorder",
+        "order",
+        "no permutation",
+        ValueError,
+        "got",
+        lambda: square().reorder(torch.tensor([0, 0, 1, 2])),
+    )
+    reordering = square().reorder("degree")
+    for method in ("permute", "restore"):
+        for wrong, error, words, value in (
+            ("a list", TypeError, "got list", [1.0]),
+            ("of another size", ValueError, "got shape [7, 2]", torch.ones(7, 2)),
+        ):
+            call = lambda method=method, value=value: getattr(reordering, method)(value)  # noqa: E731
+            yield Case(f"Reordering.{method}", "x", wrong, error, (f"Reordering.{method}", "x", words), call)
+
+
+# ---- the rest of the package ---------------------------------------------------------------------
+
+
+def _tool_cases():
+    def case(where, argument, wrong, error, words, call):
+        return Case(where, argument, wrong, error, (where, argument, words), call)
+
+    yield case("accelerate", "model", "a class", TypeError, "got type", lambda: accelerate(torch.nn.Linear))
+    yield case("patch", "library", "unknown", ValueError, "got 'jax'", lambda: patch("jax"))
+    yield case(
+        "convert_state_dict", "to", "unknown", ValueError, "got 'jax'", lambda: convert_state_dict({}, "jax")
+    )
+    yield case(
+        "convert_state_dict", "state_dict", "a module", TypeError, "got Linear",
+        lambda: convert_state_dict(torch.nn.Linear(1, 1), "pyg"),
+    )  # fmt: skip
+
+
+# ---- layers --------------------------------------------------------------------------------------
+# A wrong width or dtype of features is refused by torch.nn.Linear, in PyTorch's words.
+
+
+def _layer_cases():
+    x, loops = rand(N_SRC, 6), square()
+    e = rand(loops.num_edges, 5)
+    layers = {
+        "GATConv": (nn.GATConv(6, 4, 2), (x,)),
+        "GATv2Conv": (nn.GATv2Conv(6, 4, 2), (x,)),
+        "DotGatConv": (nn.DotGatConv(6, 4, 2), (x,)),
+        "AGNNConv": (nn.AGNNConv(), (x,)),
+        "EdgeGATConv": (nn.EdgeGATConv(6, 5, 4, 2), (x, e)),
+        "EGATConv": (nn.EGATConv(6, 5, 4, 3, 2), (x, e)),
+        "GraphTransformerConv": (nn.GraphTransformerConv(6, 4, 2), (x,)),
+    }
+    for layer, (module, inputs) in layers.items():
+
+        def case(argument, wrong, error, words, graph, *inputs, layer=layer, module=module):
+            return Case(f"nn.{layer}", argument, wrong, error, words, lambda: module(graph, *inputs))
+
+        feat, rest = "nfeats" if layer == "EGATConv" else "feat", inputs[1:]
+        yield case(
+            "graph", "an edge_index", TypeError, ("graph", "got Tensor"), torch.stack([SRC, DST]), *inputs
+        )
+        few = rand(len(SRC), 5)[: len(rest) * len(SRC)]
+        words = "in-edges", "allow_zero_in_degree"
+        yield case(
+            "graph",
+            "a destination without edges",
+            nn.ZeroInDegreeError,
+            words,
+            block(),
+            x,
+            *(few,) * len(rest),
+        )
+        yield case(feat, "a list", TypeError, (feat, "got list"), loops, x.tolist(), *rest)
+        yield case(feat, "one row too few", ValueError, (feat, "got [3, 6]"), loops, x[1:], *rest)
+        yield case(
+            feat, "one row too many", ValueError, (feat, "got [5, 6]"), loops, x[[0, 0, 1, 2, 3]], *rest
+        )
+        yield case(feat, "of one dimension", ValueError, (feat, "got [4]"), loops, x[:, 0], *rest)
+        pair = x, x[1:]
+        yield case(
+            feat, "a pair of wrong sizes", ValueError, (f"{feat}[1]", "got [3, 6]"), loops, pair, *rest
+        )
+        if rest:
+            edges = "efeats" if layer == "EGATConv" else "edge_feat"
+            yield case(edges, "one row too few", ValueError, (edges, "got [8, 5]"), loops, x, e[1:])
+    hgt = nn.HGTConv(6, 4, 2, 2, 2)
+    types, kinds = torch.zeros(N_SRC, dtype=torch.int64), torch.zeros(loops.num_edges, dtype=torch.int64)
+    for argument, wrong, error, words, inputs in (
+        ("x", "one row too few", ValueError, "got [3, 6]", (x[1:], types, kinds)),
+        ("x", "of another width", ValueError, "got [4, 7]", (rand(N_SRC, 7), types, kinds)),
+        ("ntype", "too long", ValueError, "got [9]", (x, kinds, kinds)),
+        ("ntype", "of floats", TypeError, "got torch.float32", (x, types.float(), kinds)),
+        ("ntype", "too large", ValueError, "got 2", (x, types + 2, kinds)),
+        ("etype", "too short", ValueError, "got [4]", (x, types, types)),
+        ("etype", "negative", ValueError, "got -1", (x, types, kinds - 1)),
+    ):
+        call = lambda inputs=inputs: hgt(loops, *inputs)  # noqa: E731
+        yield Case("nn.HGTConv", argument, wrong, error, (argument, words), call)
+
+
+def _pyg_cases():
+    try:
+        from dfgnn.nn import pyg
+    except ImportError:
+        return
+    x, edges = rand(N_SRC, 6), torch.stack([SRC, DST])
+    layers = {
+        "GATConv": pyg.GATConv(6, 4, 2),
+        "GATv2Conv": pyg.GATv2Conv(6, 4, 2),
+        "TransformerConv": pyg.TransformerConv(6, 4, 2),
+        "AGNNConv": pyg.AGNNConv(),
+        "SuperGATConv": pyg.SuperGATConv(6, 4, 2),
+    }
+    for layer, module in layers.items():
+
+        def case(argument, wrong, error, words, *inputs, layer=layer, module=module):
+            return Case(
+                f"nn.pyg.{layer}", argument, wrong, error, (argument, *words), lambda: module(*inputs)
+            )
+
+        yield case("x", "a list", TypeError, ("got list",), x.tolist(), edges)
+        yield case("x", "of one dimension", ValueError, ("got [4]",), x[:, 0], edges)
+        yield case("edge_index", "a list", TypeError, ("got list",), x, edges.tolist())
+        yield case("edge_index", "[E, 2]", ValueError, ("got [5, 2]",), x, edges.T)
+        yield case("edge_index", "of floats", TypeError, ("got torch.float32",), x, edges.float())
+        yield case("edge_index", "beyond the nodes", ValueError, ("got 3",), x[:3], edges)
+        yield case("edge_index", "negative", ValueError, ("got -1",), x, edges - 1)
+        yield case("edge_index", "a graph", TypeError, ("got Graph",), x, block())
+    edge_dim = pyg.GATConv(6, 4, 2, edge_dim=5)
+    short = Case(
+        "nn.pyg.GATConv", "edge_attr", "one row too few", ValueError, ("edge_attr", "got"),
+        lambda: edge_dim(x, edges, rand(EDGES - 1, 5)),
+    )  # fmt: skip
+    yield short
+    rgat = pyg.RGATConv(6, 4, 3)
+    for wrong, words, kinds in (
+        ("too short", "got [4]", torch.zeros(4, dtype=torch.int64)),
+        ("too large", "got 3", torch.full((EDGES,), 3)),
+    ):
+        call = lambda kinds=kinds: rgat(x, edges, kinds)  # noqa: E731
+        yield Case("nn.pyg.RGATConv", "edge_type", wrong, ValueError, ("edge_type", words), call)
+
+
+def cases():
+    return [*_function_cases(), *_graph_cases(), *_tool_cases(), *_layer_cases(), *_pyg_cases()]

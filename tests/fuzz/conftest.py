@@ -1,0 +1,25 @@
+"""Hypothesis profiles, by the environment variable HYPOTHESIS_PROFILE.
+
+short: in `make test`; the same examples each time. long: of `make fuzz` (scripts/fuzz.py), which gives every
+round another seed.
+"""
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+# Examples are judged by their error, not by their time; the fixture `device` is the same for all of a test.
+_COMMON = dict(
+    deadline=None,
+    database=None,
+    print_blob=True,
+    suppress_health_check=[
+        HealthCheck.too_slow,
+        HealthCheck.data_too_large,
+        HealthCheck.function_scoped_fixture,
+        HealthCheck.differing_executors,
+    ],
+)
+settings.register_profile("short", max_examples=40, derandomize=True, **_COMMON)
+settings.register_profile("long", max_examples=100, **_COMMON)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "short"))

@@ -1,0 +1,261 @@
+"""What must hold without an oracle: equal graphs give equal results, and what is not finite stays local."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from corpus import GraphSpec, calls, cases, generator, graphs
+from criterion import gradients
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch.utils.checkpoint import checkpoint
+
+from dfgnn import Graph, functional
+
+FAMILIES = ("gat_attention", "gatv2_attention", "dot_attention")
+SOURCES = ("feat", "alpha_src", "x_src", "key", "value")
+DESTINATIONS = ("alpha_dst", "x_dst", "query")
+PER_EDGE = ("edge_bias", "edge_gate", "edge_weight", "edge_mask", "edge_feat", "score")
+EXACT = (torch.float32, torch.float64)
+
+
+def example(functions=FAMILIES, dtypes=EXACT, examples=1.0, **how):
+    """Decorator: a test of a drawn GraphSpec and Call that fits it."""
+    most = max(int(settings.default.max_examples * examples), 1)
+
+    def decorate(test):
+        return settings(max_examples=most)(
+            given(cases(functions=functions, dtypes=dtypes, **how), st.data())(test)
+        )
+
+    return decorate
+
+
+def same(x, y, note=""):
+    """Equal but for the order of sums, of values of the size of 1."""
+    assert x.shape == y.shape, f"{note}: shape {tuple(x.shape)}, not {tuple(y.shape)}"
+    difference = (x.double() - y.double()).norm().item()
+    tolerance = 1e-12 if x.dtype == torch.float64 else 3e-5
+    limit = tolerance * (y.double().norm().item() + math.sqrt(max(y.numel(), 1)))
+    assert difference <= limit, f"{note}: {difference:.3g} > {limit:.3g}"
+
+
+def changed(tensors, names, change):
+    return {n: change(x) if n in names else x for n, x in tensors.items()}
+
+
+@example(dropout=False, examples=0.6)
+def test_order_of_edges(device, case, data):
+    spec, call = case
+    graph, (leaves, masks) = spec.build(device), call.inputs(device)
+    order = torch.randperm(graph.num_edges, generator=generator(call.seed)).to(device)
+    other = Graph.from_coo(*graph.edge_index[:, order], num_src=spec.num_src, num_dst=spec.num_dst)
+    expected = call(functional, graph, leaves, masks)
+    results = call(functional, other, *(changed(t, PER_EDGE, lambda x: x[order]) for t in (leaves, masks)))
+    same(results[0], expected[0])
+    if len(results) > 1:
+        same(results[1], expected[1][order])
+
+
+@example(dropout=False, examples=0.6)
+def test_heads_by_themselves(device, case, data):
+    spec, call = case
+    graph, (leaves, masks) = spec.build(device), call.inputs(device)
+    heads = next(iter(leaves.values())).shape[1]
+    expected = call(functional, graph, leaves, masks)
+
+    def part(name, x, h):
+        if name in ("attn", "out_bias"):
+            return x[h : h + 1]
+        return x[:, h : h + 1] if x.dim() > 1 else x
+
+    for h in {0, heads - 1}:
+        inputs = ({n: part(n, x, h) for n, x in t.items()} for t in (leaves, masks))
+        for x, y in zip(call(functional, graph, *inputs), expected):
+            same(x, y[:, h : h + 1], f"head {h}")
+
+
+@example(dropout=False, examples=0.6)
+def test_isolated_nodes_change_nothing(device, case, data):
+    spec, call = case
+    graph, (leaves, masks) = spec.build(device), call.inputs(device)
+    more_src, more_dst = data.draw(st.tuples(st.integers(0, 3), st.integers(0, 3)))
+    other = Graph.from_coo(
+        *graph.edge_index, num_src=spec.num_src + more_src, num_dst=spec.num_dst + more_dst
+    )
+    wider = changed(leaves, SOURCES, lambda x: torch.cat([x, x.new_full((more_src, *x.shape[1:]), math.nan)]))
+    wider = changed(wider, DESTINATIONS, lambda x: torch.cat([x, x.new_ones((more_dst, *x.shape[1:]))]))
+    expected, results = call(functional, graph, leaves, masks), call(functional, other, wider, masks)
+    same(results[0][: spec.num_dst], expected[0])
+    bias = leaves.get("out_bias", torch.zeros((), dtype=expected[0].dtype, device=device))
+    assert torch.equal(results[0][spec.num_dst :], bias.expand_as(results[0][spec.num_dst :]))
+    if len(results) > 1:
+        same(results[1], expected[1])
+
+
+@example(dropout=False, examples=0.6)
+def test_repeated_edges(device, case, data):
+    """Every edge k times weighs the same together."""
+    spec, call = case
+    graph, (leaves, masks) = spec.build(device), call.inputs(device)
+    k = data.draw(st.integers(2, 4))
+    other = Graph.from_coo(*graph.edge_index.repeat(1, k), num_src=spec.num_src, num_dst=spec.num_dst)
+    inputs = (changed(t, PER_EDGE, lambda x: x.repeat(k, *[1] * (x.dim() - 1))) for t in (leaves, masks))
+    expected, results = call(functional, graph, leaves, masks), call(functional, other, *inputs)
+    same(results[0], expected[0])
+    if len(results) > 1:
+        same(results[1].reshape(k, *expected[1].shape), (expected[1] / k).expand(k, *expected[1].shape))
+
+
+@example(dropout=False, examples=0.6)
+def test_batches(device, case, data):
+    """A batch of two graphs gives what each of them gives."""
+    spec, call = case
+    pair = spec.build(device), GraphSpec("random", 5, 5, seed=call.seed).build(device)
+    second = dataclasses.replace(call, seed=call.seed + 1, special=())
+    sizes = {"src": (spec.num_src, 5), "dst": (spec.num_dst, 5), "edges": [g.num_edges for g in pair]}
+    side = {**dict.fromkeys(SOURCES, "src"), **dict.fromkeys(DESTINATIONS, "dst")}
+    side |= dict.fromkeys(PER_EDGE, "edges")
+
+    def resized(shape, name):
+        return (sizes[side[name]][1], *shape[1:]) if name in side else shape
+
+    second = dataclasses.replace(
+        second,
+        tensors={n: (resized(shape, n), layout) for n, (shape, layout) in call.tensors.items()},
+        masks={n: resized(shape, n) for n, shape in call.masks.items()},
+    )
+    one, two = (c.inputs(device) for c in (call, second))
+    shared = {n: x for n, x in one[0].items() if n not in side}
+    two = {**two[0], **shared}, two[1]
+    both = tuple({n: torch.cat([x[n], y[n]]) if n in side else x[n] for n in x} for x, y in zip(one, two))
+    parts = [call(functional, g, *inputs) for g, inputs in zip(pair, (one, two))]
+    for result, *expected in zip(call(functional, Graph.batch(pair), *both), *parts):
+        same(result, torch.cat(expected))
+
+
+@example(functions=("gat_attention", "dot_attention"), examples=0.6, dropout=False)
+def test_linear_in_the_values(device, case, data):
+    spec, call = case
+    name = "feat" if "feat" in call.tensors else "value"
+    assume(not {"out_bias", "edge_feat"} & set(call.tensors))
+    graph, (leaves, masks) = spec.build(device), call.inputs(device)
+    factor = data.draw(st.sampled_from((-4.0, 0.0, 0.5, 1024.0)))
+    expected = call(functional, graph, leaves, masks)
+    result = call(functional, graph, changed(leaves, (name,), lambda x: factor * x), masks)
+    # A power of two changes no digit, whatever the order of the sums.
+    assert torch.equal(result[0], factor * expected[0])
+
+
+@example(functions=("edge_softmax",), extremes=True)
+def test_weights_of_a_row_add_up_to_one(device, case, data):
+    spec, call = case
+    graph, (leaves, masks) = spec.build(device), call.inputs(device)
+    score = leaves["score"].detach()
+    weights = call(functional, graph, leaves, masks)[0].detach()
+    shape = (spec.num_dst, *score.shape[1:])
+    sums = weights.new_zeros(shape).index_add(0, graph.edge_index[1], weights)
+    seen = torch.zeros(shape, device=device).index_add(0, graph.edge_index[1], (score > -math.inf).float())
+    same(sums, (seen > 0).to(sums))
+
+
+@example(
+    functions=(*FAMILIES, "edge_softmax", "sddmm", "spmm"), dtypes=EXACT + (torch.bfloat16,), examples=0.6
+)
+def test_deterministic(device, case, data):
+    """The same call twice, on the graph and on another of the same edges, gives the same bits."""
+    spec, call = case
+    graph, again = spec.build(device), spec.build(device)
+    runs = []
+    for g in (graph, graph, again):
+        leaves, masks = call.inputs(device)
+        results = call(functional, g, leaves, masks)
+        runs.append([*results, *gradients("", results, leaves).values()])
+    for run in runs[1:]:
+        assert all(torch.equal(x, y) for x, y in zip(runs[0], run))
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpoint_draws_the_same_dropout(device, use_reentrant):
+    @example(examples=0.25)
+    def drawn(device, case, data):
+        spec, call = case
+        options = {n: x for n, x in call.options.items() if n != "_seed"}
+        call = dataclasses.replace(call, options={**options, "dropout_p": 0.5})
+        graph = spec.build(device)
+        runs = []
+        for checkpointed in (False, True):
+            leaves, masks = call.inputs(device)
+            torch.manual_seed(call.seed)
+
+            def run(*tensors, leaves=leaves, masks=masks):
+                return call(functional, graph, dict(zip(leaves, tensors)), masks)
+
+            if checkpointed:
+                results = checkpoint(run, *leaves.values(), use_reentrant=use_reentrant)
+            else:
+                results = run(*leaves.values())
+            runs.append([*results, *gradients("", results, leaves).values()])
+        assert all(torch.equal(x, y) for x, y in zip(*runs))
+
+    drawn(device)
+
+
+def reached(graph, node, shared):
+    """Boolean masks of the sources, destinations and edges that a source may change, forward or backward.
+
+    shared: sources are destinations, too.
+    """
+    src, dst = graph.edge_index
+    hit_dst = torch.zeros(graph.num_dst, dtype=torch.bool, device=graph.device)
+    hit_dst[dst[src == node]] = True
+    if shared:
+        hit_dst[node] = True
+    edges = hit_dst[dst]
+    hit_src = torch.zeros(graph.num_src, dtype=torch.bool, device=graph.device)
+    hit_src[src[edges]] = True
+    hit_src[node] = True
+    return (hit_src | hit_dst if shared else hit_src), hit_dst, edges
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("function", [*FAMILIES, "agnn_attention", "spmm", "sddmm"])
+def test_not_finite_stays_with_the_neighbours(device, function, value):
+    """Only destinations that have the node for a neighbour, and what they send back, may differ in a bit."""
+
+    @settings(max_examples=max(settings.default.max_examples // 3, 10))
+    @given(graphs(), st.data())
+    def drawn(spec, data):
+        assume(spec.num_src and spec.num_dst)
+        call = data.draw(calls(spec, functions=(function,)))
+        node = data.draw(st.integers(0, spec.num_src - 1))
+        names = data.draw(st.sets(st.sampled_from([n for n in call.tensors if n in SOURCES]), min_size=1))
+        graph = spec.build(device)
+        shared = function == "agnn_attention" and "x_dst" not in call.tensors
+        hit_src, hit_dst, hit_edges = reached(graph, node, shared)
+        runs = []
+        for dirty in (False, True):
+            leaves, masks = call.inputs(device)
+            if dirty:
+                leaves = {n: x.detach().clone() if n in names else x for n, x in leaves.items()}
+                for name in names:
+                    leaves[name][node] = value
+                    leaves[name].requires_grad_()
+            results = call(functional, graph, leaves, masks)
+            runs.append((results, gradients("", results, leaves)))
+        (clean, clean_grads), (dirty, dirty_grads) = runs
+        by_edge = function == "sddmm"
+        for x, y, hit in zip(dirty, clean, (hit_edges if by_edge else hit_dst, hit_edges)):
+            assert torch.equal(x[~hit], y[~hit]), "a row that is no neighbour's"
+        hits = {**dict.fromkeys(SOURCES, hit_src), **dict.fromkeys(DESTINATIONS, hit_dst)}
+        hits |= dict.fromkeys(PER_EDGE, hit_edges)
+        for name, grad in dirty_grads.items():
+            if name in hits:
+                expected = clean_grads[name]
+                assert torch.equal(grad[~hits[name]], expected[~hits[name]]), f"gradient of {name}"
+        neighbours = graph.edge_index[1][graph.edge_index[0] == node]
+        if math.isnan(value) and not by_edge and not call.masks and "dropout_p" not in call.options:
+            assert dirty[0][neighbours].isnan().any(-1).all(), "a NaN that vanished"
+
+    drawn()

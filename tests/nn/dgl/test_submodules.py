@@ -1,0 +1,211 @@
+"""What hangs on the sub-modules of DGL's layers: honoured, or DGL's own forward runs and that is said."""
+
+import warnings
+
+import pytest
+import torch
+from dgl_compare import dgl, dgl_graph, our_graph
+from torch import nn
+
+import dfgnn
+from dfgnn.nn import FallbackWarning, _fallback, _terms
+
+N = 50
+LAYERS = {
+    "GATConv": lambda: dgl.nn.GATConv(6, 4, 2),
+    "GATConv-pair": lambda: dgl.nn.GATConv((6, 6), 4, 2, residual=True),
+    "GATv2Conv": lambda: dgl.nn.GATv2Conv(6, 4, 2),
+    "EdgeGATConv": lambda: dgl.nn.EdgeGATConv(6, 3, 4, 2),
+}
+EVERY = pytest.mark.parametrize("name", LAYERS)
+
+
+@pytest.fixture(autouse=True)
+def _not_warned():
+    _fallback._warned.clear()
+
+
+def inputs(name):
+    torch.manual_seed(2)
+    g, x = dgl_graph(), torch.randn(N, 6, dtype=torch.float64)
+    x = (x, x.flip(0)) if name == "GATConv-pair" else x
+    return (g, x, torch.randn(g.num_edges(), 3, dtype=torch.float64)) if name == "EdgeGATConv" else (g, x)
+
+
+def before_and_after(name, change, late):
+    """Outputs of DGL's layer and of the accelerated one, changed before or after, and the report."""
+    layer = LAYERS[name]().double()
+    if late:
+        report = dfgnn.accelerate(layer)
+        change(layer)
+    else:
+        change(layer)
+        report = dfgnn.accelerate(layer)
+    actual = layer(*inputs(name))
+    dfgnn.restore(layer)
+    return layer(*inputs(name)), actual, report
+
+
+def hook(name, kind="forward_hook"):
+    def change(layer):
+        module = getattr(layer, name)
+        if kind == "forward_hook":
+            module.register_forward_hook(lambda module, args, out: 2 * out)
+        elif kind == "forward_pre_hook":
+            module.register_forward_pre_hook(lambda module, args: (args[0] - 1,))
+        else:
+            module.forward = lambda x: x.abs()
+
+    return change
+
+
+def replace(name, module):
+    return lambda layer: setattr(layer, name, module)
+
+
+CHANGES = {
+    "leaky_relu hook": hook("leaky_relu"),
+    "leaky_relu pre-hook": hook("leaky_relu", "forward_pre_hook"),
+    "leaky_relu forward": hook("leaky_relu", "forward"),
+    "leaky_relu Tanh": replace("leaky_relu", nn.Tanh()),
+    "attn_drop hook": hook("attn_drop"),
+    "attn_drop Softsign": replace("attn_drop", nn.Softsign()),
+}
+
+
+@EVERY
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_the_engine_does_not_do(name, change):
+    expected, actual, report = before_and_after(name, CHANGES[change], late=False)
+    torch.testing.assert_close(actual, expected)
+    (kept,) = report.kept
+    assert change.split()[0] in kept.reason and report.replaced == []
+    with pytest.warns(FallbackWarning, match=change.split()[0]) as caught:
+        expected, actual, report = before_and_after(name, CHANGES[change], late=True)
+    torch.testing.assert_close(actual, expected)
+    assert len(report.replaced) == 1 and caught[0].filename == __file__
+
+
+HONOURED = {
+    "feat_drop hook": hook("feat_drop"),
+    "feat_drop Tanh": replace("feat_drop", nn.Tanh()),
+    "attn_drop Identity": replace("attn_drop", nn.Identity()),
+    "feat_drop Identity": replace("feat_drop", nn.Identity()),
+    "another slope": replace("leaky_relu", nn.LeakyReLU(0.7)),
+    "fc hook": lambda layer: [
+        fc.register_forward_hook(lambda module, args, out: 2 * out)
+        for fc in layer.modules()
+        if type(fc) is nn.Linear
+    ],
+    "fc forward": lambda layer: [
+        setattr(fc, "forward", lambda x, w=fc.weight: 3 * nn.functional.linear(x, w))
+        for fc in layer.modules()
+        if type(fc) is nn.Linear
+    ],
+}
+
+
+@EVERY
+@pytest.mark.parametrize("change", HONOURED)
+@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
+def test_what_it_does(name, change, late):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FallbackWarning)
+        expected, actual, report = before_and_after(name, HONOURED[change], late)
+    torch.testing.assert_close(actual, expected)
+    assert len(report.replaced) == 1 and not torch.equal(actual, expected)  # it is not DGL's that ran
+
+
+@EVERY
+def test_hooks_on_all_modules(name):
+    seen = []
+
+    def double(module, args, out):
+        seen.append(type(module).__name__)
+        return 2 * out if isinstance(module, (nn.Linear, nn.LeakyReLU)) else None
+
+    layer = LAYERS[name]().double()
+    dfgnn.accelerate(layer)
+    with nn.modules.module.register_module_forward_hook(double):
+        with pytest.warns(FallbackWarning, match="hooks on all modules"):
+            actual = layer(*inputs(name))
+        assert {"Linear", "LeakyReLU", "Dropout"} <= set(seen)
+        dfgnn.restore(layer)
+        expected = layer(*inputs(name))
+    torch.testing.assert_close(actual, expected)
+    assert not torch.allclose(layer(*inputs(name)), expected)
+
+
+def test_hooks_on_all_modules_and_folding():
+    """A Graph of ours has no forward of DGL's to run; the linear layers are called all the same."""
+    layer, seen = dfgnn.nn.GATConv((6, 6), 4, 2), []
+    g, (x_src, x_dst) = inputs("GATConv-pair")
+    args = our_graph(g), (x_src.float(), x_dst.float())
+    plain = layer(*args)
+    with nn.modules.module.register_module_forward_hook(lambda module, args, out: seen.append(module)):
+        torch.testing.assert_close(layer(*args), plain)
+    assert layer.fc_src in seen and layer.fc_dst in seen
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_without_a_forward_of_dgl(change):
+    """There is none for a Graph of ours."""
+    layer = dfgnn.nn.GATConv(6, 4, 2)
+    CHANGES[change](layer)
+    with pytest.raises(NotImplementedError, match=f"GATConv: .*{change.split()[0]}.*DGL"):
+        layer(our_graph(dgl_graph()), torch.randn(N, 6))
+
+
+def test_relations_of_hgt():
+    g, x = dgl_graph(), torch.randn(N, 6, dtype=torch.float64)
+    args = g, x, torch.randint(2, (N,)), torch.randint(3, (g.num_edges(),))
+
+    def change(layer):
+        layer.relation_att[1].register_forward_hook(lambda module, args, out: 2 * out)
+
+    layer = dgl.nn.HGTConv(6, 3, 2, 2, 3, dropout=0.0).double()
+    plain = layer(*args)
+    dfgnn.accelerate(layer)
+    torch.testing.assert_close(layer(*args), plain)
+    change(layer)
+    with pytest.warns(FallbackWarning, match="relation_att"):
+        actual = layer(*args)
+    dfgnn.restore(layer)
+    torch.testing.assert_close(actual, layer(*args))
+    assert not torch.allclose(actual, plain)
+    (kept,) = dfgnn.accelerate(layer).kept
+    assert "relation_att" in kept.reason
+
+
+class Quantised(torch.Tensor):
+    """A weight that only linear knows how to use, as quantised ones are."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function is nn.functional.linear:
+            x, weight, *bias = args
+            return nn.functional.linear(x, weight.as_subclass(torch.Tensor), *bias)
+        if function in (torch.Tensor.unflatten, torch.einsum, torch.Tensor.split):
+            raise NotImplementedError(function)
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+@EVERY
+def test_quantised_weights(name):
+    layer = LAYERS[name]().double()
+    expected = layer(*inputs(name))
+    for fc in layer.modules():
+        if type(fc) is nn.Linear:
+            fc.weight = nn.Parameter(fc.weight.detach().as_subclass(Quantised), requires_grad=False)
+            assert not _terms.is_plain(fc)
+    dfgnn.accelerate(layer)
+    torch.testing.assert_close(layer(*inputs(name)), expected)
+
+
+def test_methods_replaced_in_the_class(monkeypatch):
+    layer = dgl.nn.GATConv(6, 4, 2)
+    monkeypatch.setattr(dgl.nn.GATConv, "forward", lambda self, graph, feat: feat)
+    (kept,) = dfgnn.accelerate(layer).kept
+    assert kept.reason == "GATConv.forward was replaced" and layer(None, 3) == 3
+    monkeypatch.undo()
+    assert len(dfgnn.accelerate(layer).replaced) == 1
