@@ -10,7 +10,8 @@ import sys
 
 import torch
 
-from dfgnn import Graph, _ops
+from dfgnn import Graph
+from dfgnn._arguments import ops
 
 
 def right_calls(device):
@@ -27,38 +28,37 @@ def right_calls(device):
     options = [torch.randn(edges, heads, device=device) for _ in range(3)]
     mask = torch.rand(edges, heads, device=device) > 0.3
     seed = torch.ones(1, dtype=torch.int64, device=device)
-    args = _ops.graph_args(
-        graph, num_heads=heads, head_dim=dim, dtype=v.dtype, schedule="natural<=32", layer="gat", edges=True,
-        backward=True,
-    )  # fmt: skip
+    args = graph._planner.arguments(
+        heads, dim, v.dtype, "gat", schedule="natural<=32", edges=True, backward=True
+    )
     edge = (options[0], options[1], mask, options[2], None, seed, torch.randn(heads, dim, device=device))
     for score, ends in ((0, (v, a, b, None)), (1, (v, k, q, None)), (2, (v, None, x, attn))):
         numbers = (0.2 if score == 0 else 1.0, 0.5, 0.1, 0)
         forward = (score, *ends, *edge, *args, 40, *numbers, True, score == 0)
-        yield _ops.ops.attention_forward, forward
-        out, stats, positive, mass, attention = _ops.ops.attention_forward(*forward)
+        yield ops.attention_forward, forward
+        out, stats, positive, mass, attention = ops.attention_forward(*forward)
         saved = (out, stats, positive, mass, attention) if score == 0 else (out, stats, None, None, attention)
         grads = torch.randn_like(out), torch.randn_like(attention)
-        yield _ops.ops.attention_backward, (*grads, score, *ends, *edge, *saved, *args, *numbers, 31)
+        yield ops.attention_backward, (*grads, score, *ends, *edge, *saved, *args, *numbers, 31)
     edge = (*edge[:1], None, *edge[2:])
     forward = (0, v, a, b, None, *edge, *args, 40, 0.2, 0.5, 0.1, 0, False, True)
-    saved = _ops.ops.attention_forward(*forward)[:4]
+    saved = ops.attention_forward(*forward)[:4]
     plain = (grads[0], None, *forward[:12], *saved, None, *args, *forward[25:29], 1)
-    yield _ops.ops.attention_backward, plain
-    yield _ops.ops.sddmm, (q, k, *args[:5])
-    yield _ops.ops.spmm, (options[0], v, *args[:5], 40)
+    yield ops.attention_backward, plain
+    yield ops.sddmm, (q, k, *args[:5])
+    yield ops.spmm, (options[0], v, *args[:5], 40)
     if device == "cuda":
         csr = graph.csr()
-        yield _ops.ops.gather_sum, (v.flatten(1).contiguous(), csr.indices, *args[2:5], 40)
-        yield _ops.ops.plan_rows, (csr.indptr, csr.indices, 30, 2, 32, False)
-        yield _ops.ops.degrees, (csr.indptr,)
-        yield _ops.ops.falls, (csr.indptr, csr.indices)
-        yield _ops.ops.sharing, (csr.indptr, csr.indices, 1, 4096)
-        yield _ops.ops.tile_counts, (csr.indptr, csr.indices)
-        offsets = _ops.ops.tile_counts(csr.indptr, csr.indices).cumsum(0)
+        yield ops.gather_sum, (v.flatten(1).contiguous(), csr.indices, *args[2:5], 40)
+        yield ops.plan_rows, (csr.indptr, csr.indices, 30, 2, 32, False)
+        yield ops.degrees, (csr.indptr,)
+        yield ops.falls, (csr.indptr, csr.indices)
+        yield ops.sharing, (csr.indptr, csr.indices, 1, 4096)
+        yield ops.tile_counts, (csr.indptr, csr.indices)
+        offsets = ops.tile_counts(csr.indptr, csr.indices).cumsum(0)
         chunks = int(offsets[-1])
-        yield _ops.ops.tiles, (csr.indptr, csr.indices, offsets, chunks)
-        yield _ops.ops.plan_windows, (offsets, chunks, 40, 2)
+        yield ops.tiles, (csr.indptr, csr.indices, offsets, chunks)
+        yield ops.plan_windows, (offsets, chunks, 40, 2)
 
 
 def wrong_tensors(x, device):

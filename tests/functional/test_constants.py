@@ -4,19 +4,19 @@ import pytest
 import torch
 from graphs import make_graph
 
-from dfgnn import _arguments, _csr, _ops
-from dfgnn.schedule import choose, tiles
+from dfgnn import _arguments, _csr
+from dfgnn.schedule import cost, tiles
 
 
 @pytest.fixture(scope="module")
 def constants():
-    pairs = [pair.split("=") for pair in _ops.ops.constants().split(";") if pair]
+    pairs = [pair.split("=") for pair in _arguments.ops.constants().split(";") if pair]
     return {name: int(value) for name, value in pairs}
 
 
 def test_every_mirror(constants):
     lanes = {
-        f"lanes_{dtype.itemsize}_{2**k}": choose._lanes_per_head(2**k, dtype)
+        f"lanes_{dtype.itemsize}_{2**k}": cost.lanes_per_head(2**k, dtype)
         for dtype in (torch.float16, torch.float32, torch.float64)
         for k in range(11)
     }
@@ -35,7 +35,7 @@ def test_every_mirror(constants):
         "plan_numbers": len(make_graph("random").plan().launch),
         "tile_rows": tiles.ROWS,
         "tile_cols": tiles.COLUMNS,
-        "warp": choose._WARP,
+        "warp": cost._WARP,
         "load_bytes": 16,
         "degree_bins": _csr._DEGREE_BINS,
         "most_ids": _csr.LIMIT,
