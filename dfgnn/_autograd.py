@@ -411,6 +411,8 @@ def attention(
     if backward and not compiling:
         return _Attention.apply(call, *tensors)
     out, _, _, _, attention = call.forward(tensors)
+    if backward:  # compiled: what is modified must not be what is saved; Inductor drops idle clones
+        return out.clone(), attention.clone()
     return out, attention
 
 

@@ -34,7 +34,7 @@ class GraphTransformerConv(AttentionLayer):
         bias: let the three projections have a bias.
         allow_zero_in_degree: let destinations without in-edges through; their output is 0.
 
-    Differentiable once, with respect to features, parameters, edge biases and edge weights.
+    Differentiable any number of times, with respect to features, parameters, edge biases and edge weights.
     """
 
     #: What computes the attention; ``reference.dot_attention`` makes it the same layer on plain PyTorch.
@@ -143,7 +143,7 @@ class GraphTransformerLayer(nn.Module):
         activation: the network's.
         allow_zero_in_degree: let destinations without in-edges through, whose attention is 0.
 
-    Differentiable once, with respect to features, parameters and edge biases.
+    Differentiable any number of times, with respect to features, parameters and edge biases.
 
     Raises:
         ValueError: ``feats`` is not a multiple of ``num_heads``, or ``norm`` is none of the above.

@@ -147,3 +147,15 @@ def test_results_are_freed(device):
         assert node.kept is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_compiled(device, score):
+    graph = make_graph("random", device)
+    inputs = make_inputs(score, graph, 2, 4, torch.float64)
+    expected = gradients(function(score), graph, inputs, lambda x: x.relu(), {})
+    compiled = torch.compile(
+        lambda graph, **x: function(score)(graph, **x).relu_(), fullgraph=True, backend="aot_eager"
+    )
+    found = gradients(compiled, graph, inputs, lambda x: x, {})
+    torch.testing.assert_close(found, expected)

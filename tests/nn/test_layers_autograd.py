@@ -1,6 +1,8 @@
 """Every layer under what upstream's layers allow: results modified in place, gradients of gradients,
 torch.func and forward mode."""
 
+import pickle
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,6 +12,7 @@ from torch import nn
 from dfgnn.nn import dgl as dgl_like
 from dfgnn.nn import pyg as pyg_like
 from dfgnn.nn._typed import TypedLinear
+from dfgnn.nn.pyg._graph import graph_of
 
 NODES, EDGES = 50, 400
 
@@ -44,6 +47,17 @@ def _edge_features(graph, device):
     return torch.randn(graph.num_edges, 3, generator=generator, dtype=torch.float64).to(device)
 
 
+class First(nn.Module):
+    """The first result of a layer that has several."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, *args):
+        return self.layer(*args)[0]
+
+
 LAYERS = {
     "dgl GATConv": _dgl(lambda: dgl_like.GATConv(6, 4, 2)),
     "dgl GATConv residual": _dgl(lambda: dgl_like.GATConv(6, 4, 2, attn_drop=0.5, residual=True)),
@@ -51,6 +65,7 @@ LAYERS = {
     "dgl DotGatConv": _dgl(lambda: dgl_like.DotGatConv(6, 4, 2)),
     "dgl AGNNConv": _dgl(lambda: dgl_like.AGNNConv()),
     "dgl EdgeGATConv": _dgl(lambda: dgl_like.EdgeGATConv(6, 3, 4, 2), _edge_features),
+    "dgl EGATConv": _dgl(lambda: First(dgl_like.EGATConv(6, 3, 4, 2, 2)), _edge_features),
     "dgl HGTConv": _dgl(
         lambda: dgl_like.HGTConv(6, 4, 2, 3, 2),
         lambda graph, device: _types(3, graph.num_src, device),
@@ -204,3 +219,17 @@ def test_types_behind_data(device):
     layer(x, types)
     types.data = (types + 1) % 3
     torch.testing.assert_close(layer(x, types), torch.einsum("ni,nio->no", x, layer.W[types]))
+
+
+def test_a_graph_made_under_a_transform(device):
+    """It serves later calls, and pickle: nothing of torch.func's is left in it."""
+    layer, x, _ = LAYERS["pyg TransformerConv bare"](device)
+    layer.eval()
+    edge_index = torch.randint(NODES, (2, EDGES)).to(device)
+    torch.func.grad(lambda x: layer(x, edge_index).square().sum())(x)
+    graph, _ = graph_of(edge_index, NODES, NODES)
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    assert not any(
+        wrapped(t) for t in (*graph.csr(), *graph.reverse_csr(), graph.edge_index) if t is not None
+    )
+    assert pickle.loads(pickle.dumps(graph)).num_edges == EDGES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ... import functional
+from ... import _autograd, _plain, functional
 from ..._compile import not_compiled
 from ...graph import Graph
 from .._derived import of_graph
@@ -17,6 +17,7 @@ _STEP = {"cpu": 1 << 20, "cuda": 1 << 24}
 
 @not_compiled
 @torch.inference_mode(False)
+@_plain.untransformed()
 def edges_as_sources(graph: Graph, reverse: bool = False) -> Graph:
     """The graph that leads from each edge of ``graph`` to its destination (reverse: to its source).
 
@@ -50,6 +51,9 @@ def add_ends(graph: Graph, rows: Tensor, src: Tensor, dst: Tensor) -> Tensor:
 
     rows: [E, D].  src: [N_src, D].  dst: [N_dst, D]. Deterministic, unlike the backward of indexing.
     """
+    if _autograd.transformed(rows, src, dst):
+        j, i = _plain.ends_of(graph).edge_index
+        return rows + src[j] + dst[i]
     return _AddEnds.apply(rows, src, dst, graph)
 
 

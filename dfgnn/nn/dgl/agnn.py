@@ -28,7 +28,7 @@ class AGNNConv(GraphLayer):
         learn_beta: make beta a parameter; a buffer otherwise.
         allow_zero_in_degree: let destinations without in-edges through; their output is 0.
 
-    Differentiable once, with respect to features and beta.
+    Differentiable any number of times, with respect to features and beta.
     """
 
     #: What computes the attention; ``reference.agnn_attention`` makes it the same layer on plain PyTorch.

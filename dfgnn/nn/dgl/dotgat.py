@@ -28,7 +28,7 @@ class DotGatConv(AttentionLayer):
         num_heads: number of heads (H).
         allow_zero_in_degree: let destinations without in-edges through; their output is 0.
 
-    Differentiable once, with respect to features and parameters.
+    Differentiable any number of times, with respect to features and parameters.
     """
 
     #: What computes the attention; ``reference.dot_attention`` makes it the same layer on plain PyTorch.

@@ -43,7 +43,7 @@ class EdgeGATConv(AdditiveConv):
             residual, bias and activation still apply.
         bias: learn an additive bias.
 
-    Differentiable once, with respect to features, edge features and parameters.
+    Differentiable any number of times, with respect to features, edge features and parameters.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ class EGATConv(GraphLayer):
         bias: learn the additive bias b.
         allow_zero_in_degree: let destinations without in-edges through; their output is 0.
 
-    Differentiable once, with respect to features, parameters and edge weights.
+    Differentiable any number of times, with respect to features, parameters and edge weights.
     """
 
     #: What computes the attention; ``reference.gat_attention`` makes it the same layer on plain PyTorch.

@@ -116,7 +116,7 @@ class GATConv(AdditiveConv):
             residual, bias and activation still apply.
         bias: learn an additive bias.
 
-    Differentiable once, with respect to features, parameters and edge weights.
+    Differentiable any number of times, with respect to features, parameters and edge weights.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ class GATv2Conv(LeakyLayer):
         share_weights: one projection for both ends, ``fc_dst`` being ``fc_src``. A pair of sizes has two all
             the same.
 
-    Differentiable once, with respect to features and parameters.
+    Differentiable any number of times, with respect to features and parameters.
     """
 
     #: What computes the attention; ``reference.gatv2_attention`` makes it the same layer on plain PyTorch.

@@ -38,7 +38,7 @@ class HGTConv(FusedLayer):
         dropout: dropout of O m, before the gate.
         use_norm: apply a LayerNorm to the result.
 
-    Differentiable once, with respect to features and parameters.
+    Differentiable any number of times, with respect to features and parameters.
     """
 
     #: What computes the attention; ``reference.dot_attention`` makes it the same layer on plain PyTorch.

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ... import _csr
+from ... import _csr, _plain
 from ...graph import Graph
 
 # What one set of tensors has beside each other: with and without loops, a few sizes. The bound is for a
@@ -165,6 +165,7 @@ def _indices(matrix: Tensor) -> tuple[Tensor, ...]:
     return (matrix._indices(),)
 
 
+@_plain.untransformed()
 def _build(edge_index, num_src: int, num_dst: int, self_loops: bool) -> tuple[Graph, Tensor | None]:
     is_sparse = not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided
     if is_sparse:

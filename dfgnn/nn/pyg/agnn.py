@@ -23,7 +23,7 @@ class AGNNConv(FusedConv, torch_geometric.nn.AGNNConv):
     over the edges j -> i, which include loops. A drop-in for ``torch_geometric.nn.AGNNConv``: its subclass,
     with the same arguments, parameters, state_dict and results, without tensors of edge size.
 
-    Differentiable once, with respect to features and beta.
+    Differentiable any number of times, with respect to features and beta.
     """
 
     # propagate_type: (x: Tensor, x_norm: Tensor)

@@ -26,7 +26,7 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
     subclass, with the same arguments, parameters, state_dict and results. No tensor of edge size beside
     ``edge_attr`` and one score per edge and head where it is given.
 
-    Differentiable once, with respect to features, parameters and edge attributes.
+    Differentiable any number of times, with respect to features, parameters and edge attributes.
     """
 
     # propagate_type: (x: OptPairTensor, alpha: Tensor)

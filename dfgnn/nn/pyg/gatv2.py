@@ -26,7 +26,7 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
     subclass, with the same arguments, parameters, state_dict and results. Edge attributes are projected to
     ``[E, H, C]``; there is no other tensor of edge size.
 
-    Differentiable once, with respect to features, parameters and edge attributes.
+    Differentiable any number of times, with respect to features, parameters and edge attributes.
     """
 
     # propagate_type: (x: PairTensor, alpha: Tensor)

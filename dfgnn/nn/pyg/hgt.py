@@ -33,7 +33,7 @@ class HGTConv(FusedConv, torch_geometric.nn.HGTConv):
 
     Edge types may come in any order; torch_geometric's own forward needs that of the metadata.
 
-    Differentiable once, with respect to features and parameters.
+    Differentiable any number of times, with respect to features and parameters.
     """
 
     # propagate_type: (k: Tensor, q: Tensor, v: Tensor, edge_attr: Tensor)

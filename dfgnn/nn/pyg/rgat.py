@@ -31,7 +31,7 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
     relations run in one launch. The only tensors of edge size hold one number per edge and head: the
     destination's score term, which depends on the relation, and the attention where it is asked for.
 
-    Differentiable once, with respect to features, parameters and edge attributes.
+    Differentiable any number of times, with respect to features, parameters and edge attributes.
     """
 
     # propagate_type: (x: Tensor, edge_type: OptTensor, edge_attr: OptTensor)

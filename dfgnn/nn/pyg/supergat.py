@@ -31,7 +31,7 @@ class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
     samples and results. Tensors of edge size hold one number per edge and head: the gate of MX, and the
     logits.
 
-    Differentiable once, with respect to features and parameters.
+    Differentiable any number of times, with respect to features and parameters.
     """
 
     # propagate_type: (x: Tensor)

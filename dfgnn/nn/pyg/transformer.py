@@ -26,7 +26,7 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
     ``torch_geometric.nn.TransformerConv``: its subclass, with the same arguments, parameters, state_dict and
     results. Edge attributes are projected to ``[E, H, C]``; there is no other tensor of edge size.
 
-    Differentiable once, with respect to features, parameters and edge attributes.
+    Differentiable any number of times, with respect to features, parameters and edge attributes.
     """
 
     # propagate_type: (query: Tensor, key: Tensor, value: Tensor, edge_attr: OptTensor)
