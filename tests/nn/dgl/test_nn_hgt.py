@@ -232,9 +232,8 @@ def test_typed_linear_without_rows():
     assert out.shape == (0, 6)
 
 
-def test_second_derivative_is_refused():
-    layer = _typed.TypedLinear(7, 6, 5)
-    x = torch.randn(9, 7, requires_grad=True)
-    (grad,) = torch.autograd.grad(layer(x, torch.arange(9) % 5).square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        grad.sum().backward()
+def test_second_derivatives():
+    types = _typed.groups_of(torch.arange(9) % 5, 5)
+    x = torch.randn(9, 1, 3, dtype=torch.float64, requires_grad=True)
+    w = torch.randn(5, 1, 3, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(lambda x, w: _typed.typed_matmul(x, w, types, 9), (x, w))
