@@ -7,16 +7,36 @@ to plain tensors.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
 # Not torch.compiler.disable: that one imports the compiler when it is applied, this one at the first call.
-from torch._compile import _disable_dynamo as not_compiled
+from torch._compile import _disable_dynamo
 
 __all__ = ["is_plain", "not_compiled", "untraced", "without_gradient"]
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def not_compiled(fn: F) -> F:
+    """fn, which torch.compile runs as it is. Where nothing is compiled that costs next to nothing: what is
+    built for a small graph passes several of these."""
+    disabled = _disable_dynamo(fn)
+
+    @functools.wraps(fn)
+    def call(*args, **kwargs):
+        if torch.compiler.is_compiling() or get_eval_frame_callback() is not None:
+            return disabled(*args, **kwargs)
+        return fn(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
 
 
 def is_plain(x: Tensor) -> bool:
@@ -36,11 +56,26 @@ def without_gradient(x: Tensor) -> Tensor:
     return x
 
 
-@contextmanager
-def untraced(*tensors: Tensor | None) -> Iterator[None]:
+def untraced(*tensors: Tensor | None) -> AbstractContextManager[None]:
     """Without the modes and transforms around: FakeTensorMode, make_fx, torch.export, torch.func, inference
     mode. If one of the tensors that are worked on is not plain, all but inference mode stay.
     """
+    # Almost always there are none, and to leave them all takes as long as to sort a small graph.
+    something = (
+        torch.is_inference_mode_enabled()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch._ops._len_torch_dispatch_stack_pre_dispatch()
+    )
+    return _aside(*tensors) if something else _NOTHING
+
+
+_NOTHING = nullcontext()
+
+
+@contextmanager
+def _aside(*tensors: Tensor | None) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))  # autograd refuses to save inference tensors
         if all(x is None or is_plain(x) for x in tensors):

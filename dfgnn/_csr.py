@@ -22,6 +22,8 @@ from ._compile import not_compiled, untraced, without_gradient
 # Node ids, edge positions and edge counts are int32 in the kernels.
 LIMIT = 2**31
 INDEX_DTYPES = (torch.int32, torch.int64)
+_coo_to_csr = ops.coo_to_csr.default
+_transpose_csr = ops.transpose_csr.default
 # As in csrc/core/params.h.
 _DEGREE_BINS = 2048
 
@@ -204,9 +206,25 @@ def check_coo(
         ends = [0, -1, 0, -1]
     else:
         return num_src, num_dst, False, False
-    src_low, src_high, dst_low, dst_high, src_sorted, dst_sorted = probe(
-        *ends, is_sorted(src), is_sorted(dst)
-    )
+    *ranges, src_sorted, dst_sorted = probe(*ends, is_sorted(src), is_sorted(dst))
+    num_src, num_dst = _sizes(where, names, src, dst, num_src, num_dst, square, validate, ranges)
+    return num_src, num_dst, bool(src_sorted), bool(dst_sorted)
+
+
+def _sizes(
+    where: str,
+    names: tuple[str, str],
+    src: Tensor,
+    dst: Tensor,
+    num_src: int | None,
+    num_dst: int | None,
+    square: bool,
+    validate: bool,
+    ranges: Sequence[int],
+) -> tuple[int, int]:
+    """The sizes, those that are None from the ranges: least and largest source, then destination. Raises
+    where these leave the sizes."""
+    src_low, src_high, dst_low, dst_high = ranges
     if num_src is None or num_dst is None:
         max_src = as_size(where, f"max({names[0]}) + 1", max(src_high + 1, 0))
         max_dst = as_size(where, f"max({names[1]}) + 1", max(dst_high + 1, 0))
@@ -217,7 +235,86 @@ def check_coo(
     if validate:
         _refuse_range(where, names[0], src, src_low, src_high, "num_src", num_src)
         _refuse_range(where, names[1], dst, dst_low, dst_high, "num_dst", num_dst)
-    return num_src, num_dst, bool(src_sorted), bool(dst_sorted)
+    return num_src, num_dst
+
+
+class Edges(NamedTuple):
+    """What `from_edges` makes of edges: a CSR by destination, or by source."""
+
+    num_src: int
+    num_dst: int
+    csr: CSR
+    by_src: bool
+    edge_map: Tensor | None  # with loops: int64 [E'], where each edge was, -1 for a loop that was appended
+
+
+def from_edges(
+    where: str,
+    names: tuple[str, str],
+    src: Tensor,
+    dst: Tensor,
+    num_src: int | None,
+    num_dst: int | None,
+    validate: bool = True,
+    sort_order: str | None = None,
+    with_loops: bool = False,
+) -> Edges:
+    """The CSR of edges src -> dst, by destination unless they are sorted by source: then that one is free,
+    and the other one is derived from it.
+
+    Sizes that are None are found; both: one number for both. sort_order: "row" (by source) or "col", believed
+    where the values are not read. with_loops: sizes are known; edges from a node to itself are dropped, and
+    i -> i for i < min(num_src, num_dst) appended.
+
+    On the CPU one call of an operator, which reads the values whether it is to validate them or not.
+    """
+    if src.device.type == "cpu":
+        return _from_edges_on_cpu(where, names, src, dst, num_src, num_dst, with_loops)
+    square = num_src is None and num_dst is None
+    num_src, num_dst, src_sorted, dst_sorted = check_coo(
+        where, names, src, dst, num_src, num_dst, square, validate
+    )
+    edge_map = None
+    if with_loops:
+        src, dst, edge_map = append_loops(src, dst, min(num_src, num_dst), remove_existing=True)
+        src_sorted = dst_sorted = edge_map.numel() == min(num_src, num_dst)  # nothing but loops
+    else:
+        src, dst = canonical(src, torch.int32), canonical(dst, torch.int32)
+    by_src = (src_sorted or sort_order == "row") and not dst_sorted
+    if by_src:
+        csr = from_coo(dst, src, num_src, rows_sorted=True)
+    else:
+        csr = from_coo(src, dst, num_dst, rows_sorted=dst_sorted or sort_order == "col")
+    return Edges(num_src, num_dst, csr, by_src, edge_map)
+
+
+def _from_edges_on_cpu(where, names, src, dst, num_src, num_dst, with_loops) -> Edges:
+    numbers, indptr, indices, eids, edge_map = _coo_to_csr(
+        src, dst, -1 if num_src is None else num_src, -1 if num_dst is None else num_dst, with_loops
+    )
+    *ranges, by_src, is_sorted = numbers.tolist()
+    if num_src is None or num_dst is None or not indptr.numel():
+        square = num_src is None and num_dst is None
+        num_src, num_dst = _sizes(where, names, src, dst, num_src, num_dst, square, True, ranges)
+    if is_sorted and not indices.numel():  # int32 as they are needed
+        indices = canonical(dst if by_src else src, torch.int32)
+    csr = CSR(indptr, indices, None if is_sorted else eids)
+    return Edges(num_src, num_dst, csr, bool(by_src), edge_map if with_loops else None)
+
+
+def append_loops(
+    src: Tensor, dst: Tensor, num_loops: int, remove_existing: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """int32 edges with a loop i -> i appended for every i < num_loops; and int64, where each edge was before,
+    -1 for an appended loop. remove_existing: without the loops that there are; waits for the device."""
+    if remove_existing:
+        kept = (src != dst).nonzero().squeeze(1)
+        src, dst = src[kept], dst[kept]
+    else:
+        kept = torch.arange(src.numel(), device=src.device)
+    loops = torch.arange(num_loops, dtype=torch.int32, device=src.device)
+    src, dst = (torch.cat([end.to(torch.int32), loops]) for end in (src, dst))
+    return src, dst, torch.cat([kept, kept.new_full((num_loops,), -1)])
 
 
 # ---- structure -----------------------------------------------------------------------------------
@@ -248,6 +345,13 @@ def from_coo(cols: Tensor, rows: Tensor, num_rows: int, rows_sorted: bool) -> CS
 
 def transpose(csr: CSR, num_cols: int, need_eids: bool) -> CSR:
     """The other direction; edges of a new row are in the order of `csr`, so its indices rise."""
+    if csr.indptr.device.type == "cpu":
+        indptr, indices, eids = _transpose_csr(*csr, num_cols, need_eids)
+        return CSR(indptr, indices, eids if need_eids else None)
+    return transpose_in_tensors(csr, num_cols, need_eids)
+
+
+def transpose_in_tensors(csr: CSR, num_cols: int, need_eids: bool) -> CSR:
     # Memory, not time, limits this on a graph of 100M edges: int32 keys, and each tensor freed once used.
     keys, perm = torch.sort(csr.indices, stable=True)
     indptr = indptr_of(keys, num_cols)

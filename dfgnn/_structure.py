@@ -80,7 +80,7 @@ class Structure:
 
     def reverse_csr(self, need_eids: bool = False) -> CSR:
         csr = self._built(self.src, need_eids)
-        return csr if need_eids else csr._replace(eids=None)
+        return csr if need_eids or csr.eids is None else CSR(csr.indptr, csr.indices, None)
 
     def _built(self, side: Side, need_eids: bool) -> CSR:
         built = side.built

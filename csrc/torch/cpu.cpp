@@ -2,6 +2,7 @@
 #include "../core/layout.h"
 #include "../cpu/engine.h"
 #include "attention.h"
+#include "parallel.h"
 #include "schemas.h"
 
 namespace dfgnn {
@@ -16,15 +17,6 @@ struct CpuBackend {
   static void check(const Checker& check, const Csr& csr, int64_t num_edges) {
     check.require(cpu::in_range(csr, num_edges),
                   "items, splits: expected those of the plan, got rows, edges or slots out of range");
-  }
-
-  static cpu::Parallel parallel() {
-    const auto run = [](int64_t begin, int64_t end, int64_t grain, cpu::RangeFn fn, void* ctx) {
-      const bool done = torch_parallel_for(begin, end, grain, fn, ctx) == AOTI_TORCH_SUCCESS;
-      STD_TORCH_CHECK(done,
-                      "dfgnn: CPU out of memory: no buffers for the kernels");  // they raise nothing else
-    };
-    return {run, static_cast<int>(torch::stable::get_num_threads())};
   }
 
   static void forward(const ForwardParams& p, const Tensor&) { cpu::forward(p, parallel()); }

@@ -46,7 +46,14 @@ inline constexpr const char* kGatherSum =
     "gather_sum(Tensor feat, Tensor indices, Tensor items, Tensor splits, int[] plan, int num_dst) -> Tensor";
 // Numbers that Python mirrors, as "name=value;name=value;": tests/functional/test_constants.py compares them.
 inline constexpr const char* kConstants = "constants() -> str";
-// Planning, CUDA only; params.h and engine.h say what comes.
+// Structure, CPU only: cpu_structure.cpp.
+inline constexpr const char* kCooToCsr =
+    "coo_to_csr(Tensor src, Tensor dst, int num_src, int num_dst, bool with_loops)"
+    " -> (Tensor numbers, Tensor indptr, Tensor indices, Tensor eids, Tensor edge_map)";
+inline constexpr const char* kTransposeCsr =
+    "transpose_csr(Tensor indptr, Tensor indices, Tensor? eids, int num_cols, bool need_eids)"
+    " -> (Tensor indptr, Tensor indices, Tensor eids)";
+// Planning; params.h and engine.h say what comes. CUDA only but for plan_rows, which both have.
 inline constexpr const char* kPlanRows =
     "plan_rows(Tensor indptr, Tensor indices, int num_cols, int parts, int max_edges, bool by_length)"
     " -> (Tensor items, Tensor splits, Tensor counts)";
@@ -60,7 +67,7 @@ inline constexpr const char* kSharing =
 inline constexpr const char* kTileCounts = "tile_counts(Tensor indptr, Tensor indices) -> Tensor";
 inline constexpr const char* kTiles =
     "tiles(Tensor indptr, Tensor indices, Tensor offsets, int num_chunks) -> (Tensor chunks, Tensor twice)";
-inline constexpr const char* kPlanning[] = {kPlanRows, kPlanWindows, kDegrees, kFalls,
-                                            kSharing,  kTileCounts,  kTiles};
+inline constexpr const char* kPlanning[] = {kCooToCsr, kTransposeCsr, kPlanRows,   kPlanWindows, kDegrees,
+                                            kFalls,    kSharing,      kTileCounts, kTiles};
 
 }  // namespace dfgnn

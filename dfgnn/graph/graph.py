@@ -239,22 +239,22 @@ class Graph:
             if num_src is not None or num_dst is not None:
                 raise TypeError(f"{where}: expected either num_nodes or num_src and num_dst, got both")
             num_src = num_dst = num_nodes
-        square = num_src is None and num_dst is None
         num_src = None if num_src is None else _csr.as_size(where, "num_src", num_src)
         num_dst = None if num_dst is None else _csr.as_size(where, "num_dst", num_dst)
         _csr.as_size(where, "number of edges", src.numel())
         _csr.same_device(where, names[1], dst, names[0], src)
         with untraced(src, dst):
-            num_src, num_dst, src_sorted, dst_sorted = _csr.check_coo(
-                where, names, src, dst, num_src, num_dst, square, validate
+            return cls._from_edges(
+                _csr.from_edges(where, names, src, dst, num_src, num_dst, validate, sort_order)
             )
-            src, dst = _csr.canonical(src, torch.int32), _csr.canonical(dst, torch.int32)
-            if (src_sorted or sort_order == "row") and not dst_sorted:
-                # Sorted by source, as PyG's datasets are: that CSR is free, the other one derived from it.
-                csr = _csr.from_coo(dst, src, num_src, rows_sorted=True)
-                return cls._make(Side(num_dst), Side(num_src, (csr, True)))
-            csr = _csr.from_coo(src, dst, num_dst, rows_sorted=dst_sorted or sort_order == "col")
-            return cls._make(Side(num_dst, (csr, True)), Side(num_src))
+
+    @classmethod
+    def _from_edges(cls, edges: _csr.Edges) -> Graph:
+        built = edges.csr, True
+        return cls._make(
+            Side(edges.num_dst, None if edges.by_src else built),
+            Side(edges.num_src, built if edges.by_src else None),
+        )
 
     # ---- structure -------------------------------------------------------------------------------
 
@@ -443,23 +443,21 @@ class Graph:
 
         return_edge_map: also returns int64 [new E]: where each edge was before, -1 for an appended loop.
         """
+        where, names = "Graph.add_self_loops", ("src", "dst")
+        num_loops = min(self.num_src, self.num_dst)
+        _csr.as_size(where, "number of edges", self.num_edges + num_loops)
         with untraced(self._structure.indices):
             src, dst = self._structure.endpoints(torch.int32)
-            kept = (src != dst).nonzero().squeeze(1) if remove_existing else None
-            if kept is not None:
-                src, dst = src[kept], dst[kept]
-            num_loops = min(self.num_src, self.num_dst)
-            _csr.as_size("Graph.add_self_loops", "number of edges", src.numel() + num_loops)
-            loops = torch.arange(num_loops, dtype=torch.int32, device=self._device)
-            csr = _csr.from_coo(
-                torch.cat([src, loops]), torch.cat([dst, loops]), self.num_dst, rows_sorted=src.numel() == 0
+            edge_map = None
+            if not remove_existing:
+                src, dst, edge_map = _csr.append_loops(src, dst, num_loops, remove_existing=False)
+            edges = _csr.from_edges(
+                where, names, src, dst, self.num_src, self.num_dst, False, with_loops=remove_existing
             )
-            graph = Graph._make(Side(self.num_dst, (csr, True)), Side(self.num_src))
-            if not return_edge_map:
-                return graph
-            if kept is None:
-                kept = torch.arange(src.numel(), device=self._device)
-            return graph, torch.cat([kept, kept.new_full((num_loops,), -1)])
+            graph = Graph._from_edges(edges)
+        if not return_edge_map:
+            return graph
+        return graph, edges.edge_map if remove_existing else edge_map
 
     @staticmethod
     @not_compiled

@@ -40,6 +40,8 @@ def parse(schedule: str) -> tuple[str, int | None, int | None, int | None]:
 
     Raises TypeError (no string) and ValueError (unknown name, bound below ``LEAST_BOUND``, no heads).
     """
+    if schedule == "auto":
+        return schedule, None, None, None
     if not isinstance(schedule, str):
         raise TypeError(f"schedule: expected a string, got {type(schedule).__name__}")
     found = re.fullmatch(
@@ -78,6 +80,8 @@ def plan(
     device = direction.device
     if once and name == "auto" and device.kind == "cuda":
         return _plan_once(direction, shape)
+    if device.kind == "cpu" and name in ("auto", "natural") and parts in (None, 1):
+        return _plan_on_cpu(direction, name, bound, heads if heads and heads < shape.heads else 0)
     stats = direction.stats
     fit = (0, 1) if name == "tiles" else cost.cache_split(direction, shape)
     heads = fit[0] if heads is None else heads if heads < shape.heads else 0
@@ -123,6 +127,16 @@ def plan(
     found = direction.items(bound, longest_first, parts, fixed_order=shape.layer == "gatv2")
     packed = chosen == "packed"
     return Plan(chosen, bound, *found, direction.size, packed, why, stats, candidates, None, heads, parts)
+
+
+def _plan_on_cpu(direction: Direction, name: str, bound: int | None, heads: int) -> Plan:
+    """Nothing to choose, and so without statistics: they would take longer than the rest, which a graph that
+    is used once pays at every step."""
+    bound = bound or cost.CPU_BOUND
+    found = direction.items(bound, False, 1, fixed_order=False)
+    why = "cheapest estimate" if name == "auto" else "asked for by name"
+    size = direction.size
+    return Plan("natural", bound, *found, size, False, why, None, cost.on_cpu(size[2]), None, heads)
 
 
 def _plan_once(direction: Direction, shape: Shape) -> Plan:

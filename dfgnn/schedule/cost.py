@@ -19,6 +19,8 @@ from .plans import ROW_SCHEDULES, Candidate, Shape
 _WARP = 32
 # The least bound of an item: a warp's edges. Partial results stay below 1/32 of a tensor of edges.
 LEAST_BOUND = _WARP
+# The bound on a CPU, where a row is cut only so that several threads can have a part of it.
+CPU_BOUND = 4096
 # Starting and finishing an item, in edges; twice that where a row has to feed four sub-warps, and so on;
 _ITEM_COST = 10.0
 # slow-down of natural order where degrees vary, on top of the tail: warps of a block finish apart;
@@ -76,7 +78,7 @@ def max_edges(stats: DegreeStats, schedule: str, device: Device) -> int:
     than 1,024 where there are many, and 512 for sub-warps that work alone.
     """
     if device.kind != "cuda":
-        return 4096
+        return CPU_BOUND
     edges = stats.num_edges / (1.8 * device.resident_warps)
     if schedule == "packed":
         return min(max(_power_of_two_below(edges), 128), 512)
@@ -92,10 +94,14 @@ def max_columns(num_chunks: int, num_heads: int, device: Device) -> int:
 # ---- schedules -------------------------------------------------------------------------------------
 
 
+def on_cpu(num_edges: int) -> tuple[Candidate, ...]:
+    return (Candidate("natural", float(num_edges), "threads take equal numbers of edges"),)
+
+
 def on_rows(stats: DegreeStats, packable: int, device: Device) -> tuple[Candidate, ...]:
     """packable: sub-warps of a warp, for the heads that are worked on at a time."""
     if device.kind != "cuda":
-        return (Candidate("natural", float(stats.num_edges), "threads take equal numbers of edges"),)
+        return on_cpu(stats.num_edges)
     longest = {s: min(stats.max, max_edges(stats, s, device)) for s in ROW_SCHEDULES}
     alike = stats.cv < ALIKE
 

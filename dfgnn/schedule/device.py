@@ -38,9 +38,12 @@ class Device:
         return self.num_sms * max(min(_BLOCKS, self.shared_per_sm // _BLOCK_BYTES), 1)
 
 
+_CPU = Device("cpu")
+
+
 def of(device: torch.device) -> Device:
     if device.type != "cuda":
-        return Device(device.type)
+        return _CPU if device.type == "cpu" else Device(device.type)
     return _of_gpu(torch.cuda.current_device() if device.index is None else device.index)
 
 

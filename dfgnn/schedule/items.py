@@ -10,6 +10,7 @@ from .._arguments import ops
 from .._csr import CSR
 from .plans import Items
 
+_plan_rows = ops.plan_rows.default
 # Bound of an item where degrees are not known.
 ONCE_BOUND = 256
 
@@ -21,6 +22,8 @@ def of_rows(
     the graph alone, which on a GPU costs a sort.
     """
     if not _ops.on_device(csr.indptr):
+        if csr.indptr.device.type == "cpu" and parts == 1 and not longest_first:
+            return cut_on_cpu(csr, max_edges)
         return cut(*by_source(csr, num_cols, parts), max_edges, longest_first)
     found = cut_on_gpu(csr, num_cols, max_edges, longest_first, parts)
     if fixed_order:
@@ -72,6 +75,12 @@ def cut(begin: Tensor, end: Tensor, max_edges: int, longest_first: bool) -> Item
     last = slots[rows]
     splits = torch.stack([rows, last - of_row[rows], last, torch.ones_like(rows)], 1).to(torch.int32)
     return Items(items, splits, int(last[-1]) if len(rows) else 0)
+
+
+def cut_on_cpu(csr: CSR, max_edges: int) -> Items:
+    """`cut` in row order, in one call."""
+    items, splits, counts = _plan_rows(csr.indptr, csr.indices, 0, 1, max_edges, False)
+    return Items(items, splits, int(counts[1]) if len(splits) else 0)
 
 
 def by_source(csr: CSR, num_cols: int, parts: int) -> tuple[Tensor, Tensor]:

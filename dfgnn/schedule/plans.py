@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._csr import DegreeStats
+from .._csr import DegreeStats, degree_stats
 
 # Of these the plain products have the first three.
 ROW_SCHEDULES = ("natural", "longest_first", "packed")
@@ -64,7 +64,7 @@ class Plan:
     size: tuple[int, int, int]  # rows, columns and edges of what it was made for
     packed: bool
     why: str
-    stats: DegreeStats | None  # None: a graph for one step
+    stats: DegreeStats | None  # None: none were needed
     candidates: tuple[Candidate, ...]
     tiles: Tensor | None = None  # int32 [num_chunks, 96]: dfgnn/schedule/tiles.py
     heads_per_tile: int = 0  # at most so many heads at a time; 0: as many as a warp has lanes for
@@ -76,13 +76,13 @@ class Plan:
         return [self.num_slots, int(self.packed), self.heads_per_tile, *self.size]
 
     def __repr__(self) -> str:
-        s = self.stats
-        if s is None:
+        if not self.candidates:
             packed = ", several rows per warp" if self.packed else ""
             return (
                 f"Plan {self.schedule}: items of at most {self.max_edges} edges{packed}; {self.why}, whose "
                 "degrees are not known"
             )
+        s = self._stats_of_items() if self.stats is None else self.stats
         held = "edges" if self.tiles is None else f"columns ({len(self.tiles):,} chunks of {CHUNK_COLUMNS})"
         lines = [
             f"Plan {self.schedule}: {len(self.items):,} items of at most {self.max_edges} {held}, "
@@ -98,3 +98,9 @@ class Plan:
             for c in self.candidates
         ]
         return "\n".join([*lines, f"  {self.why}"])
+
+    def _stats_of_items(self) -> DegreeStats:
+        """Degrees of the rows, all of which have an item."""
+        row, begin, end, _ = self.items.long().unbind(1)
+        degrees = row.new_zeros(int(row[-1]) + 1 if len(row) else 0).index_add_(0, row, end - begin)
+        return degree_stats(degrees, int(degrees.sum()))

@@ -28,7 +28,7 @@ env
 bench
 """
 # Folders of csrc/, and what each may include beside itself and the standard library.
-SEES = {"core": "", "cpu": "core", "cuda": "core", "torch": "core cpu/engine.h cuda/engine.h"}
+SEES = {"core": "", "cpu": "core", "cuda": "core", "torch": "core cpu/engine.h cpu/structure.h cuda/engine.h"}
 
 
 def imports() -> dict[str, set[str]]:

@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -68,7 +69,7 @@ def once(parts: tuple[Tensor, ...], key: tuple, build: Callable[[], Any], more_s
     NumPy) is not noticed. Inference tensors do not count their modifications: nothing is kept for them. The
     value must not hold the tensors, and may be built twice by two threads.
     """
-    build = torch.inference_mode(False)(build)
+    build = partial(_outside_inference, build)
     if any(part.is_inference() for part in parts):
         return build()
     place = tuple(map(id, parts))
@@ -105,6 +106,11 @@ def _entry(place: tuple[int, ...], parts: tuple[Tensor, ...], state: tuple) -> _
     if entry is None or entry.state != state or any(ref() is not x for ref, x in zip(entry.refs, parts)):
         return None
     return entry
+
+
+def _outside_inference(build: Callable[[], Any]) -> Any:
+    with torch.inference_mode(False):  # as a decorator, made anew for each graph, it takes twice the time
+        return build()
 
 
 def declared_sizes(edge_index: Any, size: tuple[int, int] | None = None) -> tuple[int | None, int | None]:
@@ -183,7 +189,10 @@ def _build(edge_index, num_src: int, num_dst: int, self_loops: bool) -> tuple[Gr
         # Of int32 indices the graph would take a view: keep the tensor alive, and follow its changes.
         edge_index = edge_index.clone() if edge_index.dtype == torch.int32 else edge_index
         return Graph.from_pyg(edge_index, num_src=num_src, num_dst=num_dst), None
-    return _with_loops(*edge_index, num_src, num_dst)
+    _csr.as_size(_WHERE, "number of edges", edge_index.shape[1] + min(num_src, num_dst))
+    names = "edge_index[0]", "edge_index[1]"
+    edges = _csr.from_edges(_WHERE, names, *edge_index, num_src, num_dst, with_loops=True)
+    return Graph._from_edges(edges), edges.edge_map
 
 
 def _from_sparse(matrix) -> Graph:
@@ -191,14 +200,3 @@ def _from_sparse(matrix) -> Graph:
         return Graph.from_pyg(matrix)
     indptr, indices, _ = matrix.csr()
     return Graph.from_csr(indptr.clone(), indices.clone(), matrix.size(1))
-
-
-def _with_loops(src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> tuple[Graph, Tensor]:
-    """As Graph.add_self_loops, but without sorting the edges as they are before."""
-    names = "edge_index[0]", "edge_index[1]"
-    _csr.check_coo(_WHERE, names, src, dst, num_src, num_dst, square=False, validate=True)
-    kept = (src != dst).nonzero().squeeze(1)
-    loops = torch.arange(min(num_src, num_dst), dtype=torch.int32, device=src.device)
-    ends = (torch.cat([end[kept].to(torch.int32), loops]) for end in (src, dst))
-    graph = Graph.from_coo(*ends, num_src=num_src, num_dst=num_dst, validate=False)
-    return graph, torch.cat([kept, kept.new_full(loops.shape, -1)])

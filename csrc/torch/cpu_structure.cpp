@@ -1,0 +1,145 @@
+// Structure and plans of graphs on the CPU, as operators.
+#include <algorithm>
+#include <tuple>
+
+#include "../cpu/structure.h"
+#include "checks.h"
+#include "parallel.h"
+
+namespace dfgnn {
+namespace {
+
+constexpr int64_t kLimit = int64_t(1) << 31;
+
+int32_t* ints(Tensor& t) { return static_cast<int32_t*>(t.mutable_data_ptr()); }
+int64_t* longs(Tensor& t) { return static_cast<int64_t*>(t.mutable_data_ptr()); }
+
+cpu::Ids ids(const Tensor& t) { return {data(t), t.stride(0), t.scalar_type() == ScalarType::Long}; }
+
+const int64_t* offsets(const Checker& check, const Tensor& indptr) {
+  check.tensor("indptr", indptr, {-1}, {ScalarType::Long});
+  check.require(indptr.size(0) > 0 && indptr.is_contiguous(), "indptr: expected a contiguous one, not empty");
+  return static_cast<const int64_t*>(data(indptr));
+}
+
+const int32_t* columns(const Checker& check, const Tensor& indices) {
+  check.tensor("indices", indices, {-1}, {ScalarType::Int});
+  check.require(indices.is_contiguous() && indices.size(0) < kLimit,
+                "indices: expected contiguous ones, fewer than 2**31");
+  return static_cast<const int32_t*>(data(indices));
+}
+
+// The CSR of edges src -> dst, int32 or int64, in one call. Its rows are destinations, or sources where these
+// rise and destinations do not. num_src, num_dst: negative where the largest id decides; both: the larger
+// one. with_loops: edges from a node to itself are dropped, and i -> i for all i < min(num_src, num_dst)
+// appended.
+//
+// numbers: least and largest source, least and largest destination (0, -1 without edges), whether rows are
+// sources, whether they rise. eids: none where rows rise. indices: none where they are the int32 ids given.
+// edge_map: with_loops, int64 of each edge of the new order where it was, -1 for those appended. Where an id
+// is out of range only numbers are there: the caller knows how to say it.
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> coo_to_csr(Tensor src, Tensor dst, int64_t num_src,
+                                                              int64_t num_dst, bool with_loops) {
+  const Checker check("dfgnn::coo_to_csr", src);
+  check.tensor("src", src, {-1}, {ScalarType::Int, ScalarType::Long});
+  const int64_t num_given = src.size(0);
+  check.tensor("dst", dst, {num_given}, {ScalarType::Int, ScalarType::Long});
+  check.require(num_given < kLimit, "src: expected fewer than 2**31 edges");
+
+  const cpu::Coo coo = cpu::read_coo(ids(src), ids(dst), num_given, with_loops);
+  if (num_src < 0 && num_dst < 0)
+    num_src = num_dst = std::max(coo.src_high, coo.dst_high) + 1;
+  else if (num_src < 0)
+    num_src = coo.src_high + 1;
+  else if (num_dst < 0)
+    num_dst = coo.dst_high + 1;
+  const bool by_src = coo.src_sorted && !coo.dst_sorted, sorted = by_src || coo.dst_sorted;
+  Tensor numbers = make(src, {6}, ScalarType::Long);
+  const int64_t found[] = {coo.src_low, coo.src_high, coo.dst_low, coo.dst_high, by_src, sorted};
+  std::copy(std::begin(found), std::end(found), longs(numbers));
+
+  const int64_t num_loops = with_loops ? std::min(num_src, num_dst) : 0;
+  const int64_t num_edges = coo.num_kept + num_loops;
+  const bool in_range = coo.src_low >= 0 && coo.dst_low >= 0 && coo.src_high < num_src &&
+                        coo.dst_high < num_dst && num_src < kLimit && num_dst < kLimit;
+  if (!in_range) {
+    const Tensor none = make(src, {0}, ScalarType::Int);
+    return {numbers, none, none, none, none};
+  }
+  check.require(num_edges < kLimit, "src: expected fewer than 2**31 edges, loops included");
+
+  const int64_t num_rows = by_src ? num_src : num_dst;
+  const Tensor& cols = by_src ? dst : src;
+  const bool shared = sorted && !with_loops && cols.scalar_type() == ScalarType::Int && cols.is_contiguous();
+  Tensor indptr = make(src, {num_rows + 1}, ScalarType::Long);
+  Tensor indices = make(src, {shared ? 0 : num_edges}, ScalarType::Int);
+  Tensor eids = make(src, {sorted ? 0 : num_edges}, ScalarType::Int);
+  Tensor edge_map = make(src, {with_loops ? num_edges : 0}, ScalarType::Long);
+  cpu::CooSort sort{};
+  sort.rows = ids(by_src ? src : dst), sort.cols = ids(cols);
+  sort.num_kept = coo.num_kept, sort.num_loops = num_loops, sort.num_rows = num_rows, sort.sorted = sorted;
+  if (with_loops) {
+    int64_t* map = longs(edge_map);
+    cpu::find_kept(ids(src), ids(dst), num_given, map);
+    std::fill(map + coo.num_kept, map + num_edges, -1);
+    if (coo.num_kept < num_given) sort.edge_map = map;
+  }
+  sort.indptr = longs(indptr);
+  sort.indices = shared ? nullptr : ints(indices);
+  sort.eids = sorted ? nullptr : ints(eids);
+  cpu::sort_coo(sort, parallel());
+  return {numbers, indptr, indices, eids, edge_map};
+}
+
+// The other direction of a CSR, with edge ids if wanted.
+std::tuple<Tensor, Tensor, Tensor> transpose_csr(Tensor indptr, Tensor indices, OptTensor eids,
+                                                 int64_t num_cols, bool need_eids) {
+  const Checker check("dfgnn::transpose_csr", indptr);
+  cpu::Transposition p{};
+  p.indptr = offsets(check, indptr), p.indices = columns(check, indices);
+  p.num_rows = indptr.size(0) - 1, p.num_cols = num_cols, p.num_edges = indices.size(0);
+  check.require(num_cols >= 0 && num_cols < kLimit, "num_cols: expected a number in [0, 2**31)");
+  check.tensor("eids", eids, {p.num_edges}, {ScalarType::Int});
+  check.require(!eids || eids->is_contiguous(), "eids: expected contiguous ones");
+  p.eids = static_cast<const int32_t*>(data(eids));
+  Tensor new_indptr = make(indptr, {num_cols + 1}, ScalarType::Long);
+  Tensor new_indices = make(indptr, {p.num_edges}, ScalarType::Int);
+  Tensor new_eids = make(indptr, {need_eids ? p.num_edges : 0}, ScalarType::Int);
+  p.new_indptr = longs(new_indptr), p.new_indices = ints(new_indices);
+  p.new_eids = need_eids ? ints(new_eids) : nullptr;
+  const char* error = cpu::transpose(p, parallel());
+  check.require(!error, error);
+  return {new_indptr, new_indices, new_eids};
+}
+
+// Items and splits in the order of the rows, just as many as there are. counts: items beyond one per row,
+// slots, splits.
+std::tuple<Tensor, Tensor, Tensor> plan_rows(Tensor indptr, Tensor indices, int64_t, int64_t parts,
+                                             int64_t max_edges, bool by_length) {
+  const Checker check("dfgnn::plan_rows", indptr);
+  const int64_t* begin = offsets(check, indptr);
+  columns(check, indices);
+  check.require(parts == 1 && !by_length, "parts, by_length: expected the order of the rows on the CPU");
+  check.require(max_edges > 0 && max_edges < kLimit, "max_edges: expected a bound below 2**31");
+  const int64_t num_rows = indptr.size(0) - 1;
+  check.require(num_rows < kLimit, "indptr: expected fewer than 2**31 rows");
+  const cpu::RowPlan plan = cpu::count_items(begin, num_rows, indices.size(0), max_edges);
+  check.require(plan.num_items >= 0, "indptr: expected values that rise from 0 to the number of edges");
+  Tensor items = make(indptr, {plan.num_items, 4}, ScalarType::Int);
+  Tensor splits = make(indptr, {plan.num_splits, 4}, ScalarType::Int);
+  Tensor counts = make(indptr, {3}, ScalarType::Int);
+  cpu::make_items(begin, num_rows, max_edges, plan, static_cast<Item*>(items.mutable_data_ptr()),
+                  static_cast<Split*>(splits.mutable_data_ptr()), parallel());
+  const int64_t found[] = {plan.num_items - num_rows, plan.num_slots, plan.num_splits};
+  std::copy(std::begin(found), std::end(found), ints(counts));
+  return {items, splits, counts};
+}
+
+}  // namespace
+}  // namespace dfgnn
+
+STABLE_TORCH_LIBRARY_IMPL(dfgnn, CPU, m) {
+  m.impl("coo_to_csr", TORCH_BOX(&dfgnn::coo_to_csr));
+  m.impl("transpose_csr", TORCH_BOX(&dfgnn::transpose_csr));
+  m.impl("plan_rows", TORCH_BOX(&dfgnn::plan_rows));
+}

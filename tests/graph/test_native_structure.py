@@ -1,0 +1,256 @@
+"""The CPU's operators for structure and plans, beside the tensor operations that other devices run."""
+
+import pytest
+import torch
+from graphs import GRAPHS
+
+from dfgnn import Graph, _csr
+from dfgnn._csr import CSR
+from dfgnn.schedule import items
+
+HERE = "here", ("src", "dst")
+PAIRS = [
+    (torch.int64, torch.int64),
+    (torch.int32, torch.int32),
+    (torch.int64, torch.int32),
+    (torch.int32, torch.int64),
+]
+
+
+@pytest.fixture(params=[1, 2, 5], autouse=True)
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def large():
+    """Enough edges for several threads, and nodes without any."""
+    generator = torch.Generator().manual_seed(1)
+    src, dst = (torch.rand(2, 200_000, generator=generator) ** 2 * 3000).long()
+    return src, dst, 3010, 3005
+
+
+CASES = {**GRAPHS, "large": large}
+
+
+def in_tensors(src, dst, num_src, num_dst, validate=True, with_loops=False):
+    """`_csr.from_edges` as it is for other devices."""
+    square = num_src is None and num_dst is None
+    num_src, num_dst, src_sorted, dst_sorted = _csr.check_coo(
+        *HERE, src, dst, num_src, num_dst, square, validate
+    )
+    edge_map = None
+    if with_loops:
+        src, dst, edge_map = _csr.append_loops(src, dst, min(num_src, num_dst), remove_existing=True)
+        src_sorted, dst_sorted = (bool(_csr.is_sorted(end)) for end in (src, dst))
+    src, dst = src.to(torch.int32), dst.to(torch.int32)
+    by_src = src_sorted and not dst_sorted
+    ends = (dst, src, num_src, True) if by_src else (src, dst, num_dst, dst_sorted)
+    return _csr.Edges(num_src, num_dst, _csr.from_coo(*ends), by_src, edge_map)
+
+
+def assert_same(found, expected):
+    assert type(found) is type(expected)
+    for a, b in zip(found, expected):
+        if isinstance(b, tuple):
+            assert_same(a, b)
+        elif isinstance(b, torch.Tensor):
+            assert a.dtype == b.dtype and a.is_contiguous() and torch.equal(a, b)
+        else:
+            assert a == b and type(a) is type(b)
+
+
+def orders(src, dst):
+    """As they are, by destination, by source, by both ends, and every second one of a longer tensor."""
+    yield src, dst
+    for key in (dst, src, src * (int(dst.max()) + 1 if len(dst) else 1) + dst):
+        order = torch.argsort(key, stable=True)
+        yield src[order], dst[order]
+    yield torch.stack([src, dst], 1).unbind(1)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("with_loops", [False, True])
+def test_edges(name, with_loops):
+    src, dst, num_src, num_dst = CASES[name]()
+    for left, right in orders(src, dst):
+        for left_type, right_type in PAIRS:
+            ends = left.to(left_type), right.to(right_type)
+            given = (*ends, num_src, num_dst)
+            found = _csr.from_edges(*HERE, *given, with_loops=with_loops)
+            assert_same(found, in_tensors(*given, with_loops=with_loops))
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("sizes", [(None, None), (4000, None), (None, 4000)])
+def test_sizes_are_found(name, sizes):
+    src, dst, *_ = CASES[name]()
+    for given in ((src, dst, *sizes), (dst.int(), src.int(), *sizes)):
+        assert_same(_csr.from_edges(*HERE, *given), in_tensors(*given))
+
+
+def test_loops_that_are_there():
+    """Anywhere, several times, and beyond the nodes that both sides have."""
+    src = torch.tensor([3, 0, 0, 2, 1, 3, 0, 5, 2])
+    dst = torch.tensor([3, 0, 1, 2, 1, 0, 0, 2, 2])
+    for num_src, num_dst in ((6, 6), (6, 4), (7, 9)):
+        found = _csr.from_edges(*HERE, src, dst, num_src, num_dst, with_loops=True)
+        assert_same(found, in_tensors(src, dst, num_src, num_dst, with_loops=True))
+        loops = min(num_src, num_dst)
+        assert found.edge_map.tolist() == [2, 5, 7] + loops * [-1]
+
+
+def test_only_what_is_needed_is_made():
+    src, dst = torch.tensor([2, 0, 1]).int(), torch.tensor([0, 1, 1]).int()
+    csr = _csr.from_edges(*HERE, src, dst, 3, 3).csr
+    assert csr.eids is None and csr.indices is src
+    csr = _csr.from_edges(*HERE, dst, src.sort().values, 3, 3).csr
+    assert csr.eids is None and csr.indices is dst
+
+
+def test_random_edges():
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(150):
+        num_src, num_dst, num_edges = (int(torch.randint(0, n, (), generator=generator)) for n in (9, 9, 40))
+        if num_src * num_dst == 0:
+            num_edges = 0
+        src = torch.randint(max(num_src, 1), (num_edges,), generator=generator)
+        dst = torch.randint(max(num_dst, 1), (num_edges,), generator=generator)
+        for with_loops in (False, True):
+            given = (src, dst, num_src, num_dst)
+            edges = _csr.from_edges(*HERE, *given, with_loops=with_loops)
+            assert_same(edges, in_tensors(*given, with_loops=with_loops))
+            num_cols = num_dst if edges.by_src else num_src
+            for need_eids in (False, True):
+                found = _csr.transpose(edges.csr, num_cols, need_eids)
+                assert_same(found, _csr.transpose_in_tensors(edges.csr, num_cols, need_eids))
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("need_eids", [False, True])
+def test_transpose(name, need_eids):
+    src, dst, num_src, num_dst = CASES[name]()
+    for left, right in orders(src, dst):
+        edges = _csr.from_edges(*HERE, left, right, num_src, num_dst)
+        num_cols = num_dst if edges.by_src else num_src
+        found = _csr.transpose(edges.csr, num_cols, need_eids)
+        assert_same(found, _csr.transpose_in_tensors(edges.csr, num_cols, need_eids))
+
+
+@pytest.mark.parametrize("name", [*CASES, "many_rows"])
+@pytest.mark.parametrize("bound", [1, 7, 32, 50, 4096])
+def test_items(name, bound):
+    if name == "many_rows":
+        csr = CSR(torch.arange(70_001), torch.zeros(70_000, dtype=torch.int32), None)
+        num_cols = 1
+    else:
+        src, dst, num_cols, num_rows = CASES[name]()
+        csr = Graph.from_coo(src, dst, num_src=num_cols, num_dst=num_rows).csr()
+    found = items.cut_on_cpu(csr, bound)
+    assert_same(found, items.cut(*items.by_source(csr, num_cols, 1), bound, longest_first=False))
+
+
+BAD = [
+    ([0, 7, 1], [0, 1, 1], (4, 4)),
+    ([0, 1, 1], [0, 4, 1], (4, 4)),
+    ([0, -1, 1], [0, 1, 1], (4, 4)),
+    ([0, 1, 1], [-9, 1, 1], (None, None)),
+    ([0, 1, 1], [-9, -1, -1], (None, None)),
+    ([0, 1, 2**31], [0, 1, 1], (None, None)),
+    ([0, 1, 1], [0, 1, 2**40], (4, None)),
+    ([0, 1, 2**63 - 1], [0, 1, 1], (None, 4)),
+    ([0, 1, -(2**63)], [0, 1, 1], (2**31 - 1, 4)),
+    ([1], [0], (0, 0)),
+]
+
+
+@pytest.mark.parametrize("src, dst, sizes", BAD)
+@pytest.mark.parametrize("swap", [False, True])
+def test_errors_are_the_same(src, dst, sizes, swap):
+    ends = torch.tensor(src), torch.tensor(dst)
+    given = (*ends[::-1], *sizes[::-1]) if swap else (*ends, *sizes)
+    with pytest.raises(ValueError) as expected:
+        in_tensors(*given)
+    for validate in (True, False):  # values are read anyway
+        with pytest.raises(ValueError) as found:
+            _csr.from_edges(*HERE, *given, validate=validate)
+        assert str(found.value) == str(expected.value)
+    if None not in sizes:
+        with pytest.raises(ValueError) as found:
+            _csr.from_edges(*HERE, *given, with_loops=True)
+        assert str(found.value) == str(expected.value)
+
+
+def test_a_csr_that_is_none_is_refused_before_it_is_followed():
+    """What a graph that was not validated may hold."""
+    indptr, indices = torch.tensor([0, 2, 3]), torch.tensor([0, 1, 0]).int()
+    ops, no_ids = torch.ops.dfgnn, None
+    for bad in ([0, 2, 4], [0, 2, 2], [1, 2, 3], [0, 9, 3], [0, -5, 3], [2**40, 2, 3]):
+        with pytest.raises(RuntimeError, match="indptr: expected values that rise"):
+            ops.transpose_csr(torch.tensor(bad), indices, no_ids, 2, False)
+        with pytest.raises(RuntimeError, match="indptr: expected values that rise"):
+            ops.plan_rows(torch.tensor(bad), indices, 2, 1, 32, False)
+    for bad in (-1, 2, 2**31 - 1, -(2**31)):
+        values = torch.tensor([0, bad, 0]).int()
+        for need_eids in (False, True):
+            with pytest.raises(RuntimeError, match=r"indices: expected values in \[0, num_cols\)"):
+                ops.transpose_csr(indptr, values, no_ids, 2, need_eids)
+    many = torch.arange(3000).repeat(100).int()  # on several threads
+    many[-1] = 3000
+    with pytest.raises(RuntimeError, match="indices: expected values in"):
+        ops.transpose_csr(torch.tensor([0, len(many)]), many, no_ids, 3000, True)
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda ops, x: ops.coo_to_csr(x, x[:2], 3, 3, False), "dst: expected shape"),
+        (lambda ops, x: ops.coo_to_csr(x.float(), x, 3, 3, False), "src: unexpected dtype"),
+        (lambda ops, x: ops.transpose_csr(x, x, None, 3, False), "indices: unexpected dtype"),
+        (lambda ops, x: ops.transpose_csr(x[:0], x.int(), None, 3, False), "indptr: expected a contiguous"),
+        (lambda ops, x: ops.transpose_csr(x, x.int(), x[:1].int(), 3, False), "eids: expected shape"),
+        (lambda ops, x: ops.transpose_csr(x, x.int(), None, -1, False), "num_cols: expected"),
+        (lambda ops, x: ops.plan_rows(x, x.int(), 3, 2, 32, False), "expected the order of the rows"),
+        (lambda ops, x: ops.plan_rows(x, x.int(), 3, 1, 32, True), "expected the order of the rows"),
+        (lambda ops, x: ops.plan_rows(x, x.int(), 3, 1, 0, False), "max_edges: expected a bound"),
+    ],
+)
+def test_operators_check(call, message):
+    with pytest.raises(RuntimeError, match=message):
+        call(torch.ops.dfgnn, torch.tensor([0, 1, 3]))
+
+
+def test_a_plan_without_statistics_prints_them():
+    src, dst, num_src, num_dst = GRAPHS["mixed_degrees"]()
+    graph = Graph.from_coo(src, dst, num_src=num_src, num_dst=num_dst)
+    for reverse in (False, True):
+        plan = graph.plan(reverse=reverse, schedule="natural<=64")
+        assert plan.stats is None
+        text = repr(plan)
+        stats = graph.degree_stats(reverse)
+        assert f"rows {stats.num_rows:,}, edges {stats.num_edges:,}, degree mean {stats.mean:.1f}" in text
+        assert f"max {stats.max:,}, cv {stats.cv:.2f}, empty rows {stats.num_empty:,}" in text
+    assert "rows 0, edges 0" in repr(Graph.from_coo(src[:0], dst[:0], 0).plan())
+
+
+def test_nothing_is_sorted_by_tensors_on_the_cpu(monkeypatch):
+    """The way from edges to arguments of the kernels is the operators'."""
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("a tensor operation")
+
+    for module, name in (
+        (_csr, "from_coo"),
+        (_csr, "check_coo"),
+        (_csr, "transpose_in_tensors"),
+        (_csr, "degree_stats"),
+        (items, "cut"),
+        (torch, "sort"),
+    ):
+        monkeypatch.setattr(module, name, refuse)
+    src, dst, num_src, num_dst = GRAPHS["random"]()
+    graph = Graph.from_coo(src, dst, num_src=num_src, num_dst=num_dst)
+    graph.plan(), graph.plan(reverse=True), graph.reverse_csr(need_eids=True)
+    graph.add_self_loops(remove_existing=True)
