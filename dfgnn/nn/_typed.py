@@ -137,7 +137,8 @@ def typed_matmul(x: Tensor, weight: Tensor, groups: list[Group], num_rows: int) 
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(dtype), weight.to(dtype)
-    if _autograd.transformed(x, weight):
+    # Compilers, too: tracing the function below, they take its backward for one that is differentiated.
+    if torch.compiler.is_compiling() or _autograd.transformed(x, weight):
         return _plain_matmul(x, weight, groups, num_rows)
     return _TypedMatmul.apply(x, weight, groups, num_rows)
 
