@@ -95,6 +95,7 @@ $(VENV)/.installed-docs: pyproject.toml constraints.txt $(VENV)/.installed
 	$(PIP) sphinx furo myst-parser
 	touch $@
 
-$(VENV)/.installed-lint: constraints.txt | $(RUN)
+# mypy reads torch and torch_geometric.
+$(VENV)/.installed-lint: constraints.txt $(VENV)/.installed
 	$(PIP) ruff clang-format mypy
 	touch $@

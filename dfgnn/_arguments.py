@@ -38,6 +38,22 @@ class EdgeArgs(NamedTuple):
     seed: torch.Tensor | None  # int64 [1], of dropout
 
 
+class Tensors(NamedTuple):
+    """All tensors of an attention but the graph's; the options on edges as in EdgeArgs."""
+
+    value: torch.Tensor
+    src: torch.Tensor | None
+    dst: torch.Tensor | None
+    attn: torch.Tensor | None
+    edge_bias: torch.Tensor | None
+    edge_gate: torch.Tensor | None
+    edge_mask: torch.Tensor | None
+    edge_weight: torch.Tensor | None
+    edge_feat: torch.Tensor | None
+    seed: torch.Tensor | None
+    out_bias: torch.Tensor | None
+
+
 class Numbers(NamedTuple):
     negative_slope: float
     scale: float
@@ -46,21 +62,17 @@ class Numbers(NamedTuple):
 
 
 def _named(name: str, op) -> Any:
-    return namedtuple(name, [argument.name for argument in op._schema.arguments])  # type: ignore[misc]
+    return namedtuple(name, [argument.name for argument in op._schema.arguments])
 
 
 def _results(name: str, op) -> Any:
-    return namedtuple(name, [result.name for result in op._schema.returns])  # type: ignore[misc]
+    return namedtuple(name, [result.name for result in op._schema.returns])
 
 
 Forward = _named("Forward", ops.attention_forward.default)
 ForwardResults = _results("ForwardResults", ops.attention_forward.default)
 Backward = _named("Backward", ops.attention_backward.default)
 BackwardResults = _results("BackwardResults", ops.attention_backward.default)
-# All tensors of an attention but the graph's.
-Tensors = namedtuple(  # type: ignore[misc]
-    "Tensors", Forward._fields[Forward._fields.index("value") : Forward._fields.index("out_bias") + 1]
-)
 
 # Values of `score`, as in csrc/core/params.h.
 SCORES = {"additive": 0, "dot": 1, "additive_v2": 2}

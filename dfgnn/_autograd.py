@@ -7,6 +7,8 @@ transforms see through. Second derivatives and forward mode are plain tensor ope
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, library
 from torch.autograd import forward_ad
@@ -84,7 +86,8 @@ class _Call:
         )
 
 
-def _need_bits(need: Tensors) -> int:
+def _need_bits(need: Any) -> int:
+    """need: Tensors of bools."""
     bits = NEED_DST if need.dst else 0
     if need.edge_bias:
         bits |= NEED_BIAS
@@ -97,8 +100,11 @@ def _need_bits(need: Tensors) -> int:
     return bits
 
 
-def _gradients(need: Tensors, tensors: Tensors, grad_out: Tensor, results) -> tuple[Tensor | None, ...]:
-    """What autograd wants of the backward operator's results, in the order of Tensors."""
+def _gradients(need: Any, tensors: Any, grad_out: Tensor, results) -> tuple[Tensor | None, ...]:
+    """What autograd wants of the backward operator's results, in the order of Tensors.
+
+    need, tensors: Tensors, of bools and as the operator got them.
+    """
     value, src, dst, attn, bias, gate, weight, feat = results
     return (
         value,
@@ -295,8 +301,9 @@ class _Backward(torch.autograd.Function):
         call = ctx.call
         primals = dict(zip(_BACKWARD_TENSORS, ctx.saved_tensors))
         found = _plain.backward_of_backward(
-            _plain.ends_of(call.graph), SCORES[call.score], call.numbers, primals, BackwardResults(*grads)
-        )
+            _plain.ends_of(call.graph), SCORES[call.score], call.numbers, primals,
+            BackwardResults(*grads)._asdict(),
+        )  # fmt: skip
         return None, None, *(found.get(name) for name in _BACKWARD_TENSORS)
 
     @staticmethod

@@ -7,7 +7,7 @@ torch differentiates these any number of times, in either mode.
 from __future__ import annotations
 
 import contextlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +19,6 @@ from ._arguments import (
     FEAT_IN_KEY,
     FEAT_IN_VALUE,
     SCORES,
-    BackwardResults,
     Numbers,
     Tensors,
 )
@@ -37,6 +36,9 @@ _GRADIENTS = {
     "grad_weight": "edge_weight",
     "grad_feat": "edge_feat",
 }
+
+
+_reference: Any = reference  # which takes Ends for a Graph
 
 
 class Ends(NamedTuple):
@@ -81,7 +83,7 @@ def attention(ends: Ends, score: int, numbers: Numbers, tensors: Tensors) -> tup
     """(out, attention) of the forward operator."""
     dtype = tensors.value.dtype
     acc = acc_type(dtype)
-    t = Tensors(*(x if x is None or not x.is_floating_point() else x.to(acc) for x in tensors))
+    t = Tensors._make(x if x is None or not x.is_floating_point() else x.to(acc) for x in tensors)
     options = dict(
         negative_slope=numbers.negative_slope, edge_bias=t.edge_bias, edge_gate=t.edge_gate,
         edge_mask=t.edge_mask, edge_weight=t.edge_weight, edge_feat=t.edge_feat, out_bias=t.out_bias,
@@ -89,12 +91,12 @@ def attention(ends: Ends, score: int, numbers: Numbers, tensors: Tensors) -> tup
     )  # fmt: skip
     bias_after = bool(numbers.flags & BIAS_AFTER)
     if score == SCORES["additive"]:
-        out, weights = reference.gat_attention(ends, t.value, t.src, t.dst, bias_after=bias_after, **options)
+        out, weights = _reference.gat_attention(ends, t.value, t.src, t.dst, bias_after=bias_after, **options)
     elif score == SCORES["additive_v2"]:
-        out, weights = reference.gatv2_attention(ends, t.value, t.dst, t.attn, **options)
+        out, weights = _reference.gatv2_attention(ends, t.value, t.dst, t.attn, **options)
     else:
         feat_in = _FEAT_IN[numbers.flags & (FEAT_IN_KEY | FEAT_IN_VALUE)]
-        out, weights = reference.dot_attention(
+        out, weights = _reference.dot_attention(
             ends, t.dst, t.src, t.value, scale=numbers.scale, edge_feat_in=feat_in, bias_after=bias_after,
             **options,
         )  # fmt: skip
@@ -102,23 +104,29 @@ def attention(ends: Ends, score: int, numbers: Numbers, tensors: Tensors) -> tup
 
 
 def backward_of_backward(
-    ends: Ends, score: int, numbers: Numbers, primals: dict[str, Tensor | None], grads: BackwardResults
+    ends: Ends,
+    score: int,
+    numbers: Numbers,
+    primals: dict[str, Any],
+    grads: dict[str, Tensor | None],
 ) -> dict[str, Tensor]:
     """Gradients, by name, of what the backward operator takes: grad_out, grad_attention and the tensors.
 
-    grads: those of its results, None where there is none.
+    primals: tensors, or None.  grads: of its results, None where there is none.
     """
     acc = acc_type(primals["value"].dtype)
     heads = primals["value"].shape[1]
     constants = {n: x for n, x in primals.items() if x is None or not x.is_floating_point()}
     primals = {n: x for n, x in primals.items() if n not in constants}
     given = {}
-    for name, grad in grads._asdict().items():
-        wanted = grad is not None and _GRADIENTS[name] in primals
-        if wanted and name == "grad_attn":  # partial sums, which are added up behind the operator
-            wanted, grad = len(grad) > 0, grad[:1].squeeze(0)
-        if wanted:
-            given[_GRADIENTS[name]] = grad.to(acc)
+    for name, grad in grads.items():
+        if grad is None or _GRADIENTS[name] not in primals:
+            continue
+        if name == "grad_attn":  # partial sums, which are added up behind the operator
+            if len(grad) == 0:
+                continue
+            grad = grad[0]
+        given[_GRADIENTS[name]] = grad.to(acc)
     if not given:
         return {}
 
@@ -133,20 +141,21 @@ def backward_of_backward(
             out, weights = attention(ends, score, numbers, Tensors(**{**merged, **wanted}))
             return out.to(acc), weights
 
-        (out, weights), pull = torch.func.vjp(forward, {n: merged[n].to(acc) for n in given})
+        inputs = {n: merged[n].to(acc) for n in given}
+        (out, weights), pull = torch.func.vjp(forward, inputs)
         if grad_attention is None:
             grad_attention = torch.zeros_like(weights)
         return pull((grad_out.to(out.dtype), grad_attention.to(weights.dtype)))[0]
 
-    _, pull = torch.func.vjp(first, primals)
+    _, pull = torch.func.vjp(first, primals)  # type: ignore[misc]
     return pull(given)[0]
 
 
 def sddmm(ends: Ends, rows: Tensor, feat: Tensor) -> Tensor:
     acc = acc_type(feat.dtype)
-    return reference.sddmm(ends, rows.to(acc), feat.to(acc)).to(feat.dtype)
+    return _reference.sddmm(ends, rows.to(acc), feat.to(acc)).to(feat.dtype)
 
 
 def spmm(ends: Ends, weight: Tensor, feat: Tensor) -> Tensor:
     acc = acc_type(feat.dtype)
-    return reference.spmm(ends, weight.to(acc), feat.to(acc)).to(feat.dtype)
+    return _reference.spmm(ends, weight.to(acc), feat.to(acc)).to(feat.dtype)

@@ -88,8 +88,7 @@ def gat_attention(
             drawn from torch's generator of the device, the edge and the head; it is never stored.
         return_attention: also return w m softmax(s), [E, H] in feat's dtype and the given edge order.
         schedule: "auto", or a name from ``dfgnn.schedule.SCHEDULES``, which may carry bounds, as in
-            "natural<=512 heads<=2" (see there). On "tiles", which "auto" takes for float16 and bfloat16 where
-            rows share neighbours, a feature that is not finite reaches rows around its neighbours, too.
+            "natural<=512 heads<=2" (see there).
 
     Returns:
         out [num_dst, H, D], or (out, attention).

@@ -5,6 +5,8 @@ import re
 
 os.environ.setdefault("DGLBACKEND", "pytorch")
 
+from sphinx.pycode import ModuleAnalyzer
+
 import dfgnn
 
 project = "dfgnn"
@@ -46,6 +48,19 @@ def _outside(app, name, source):
 def _public(app, what, name, obj, options, signature, returns):
     """Signatures without arguments for the tests."""
     return signature and re.sub(r", _\w+: [^,)]*", "", signature), returns
+
+
+def _one_signature(analyze):
+    """Without overloads: a function is shown once, with what it accepts and returns in all."""
+
+    def analyze_without_overloads(self):
+        analyze(self)
+        self.overloads = {}
+
+    return analyze_without_overloads
+
+
+ModuleAnalyzer.analyze = _one_signature(ModuleAnalyzer.analyze)
 
 
 def setup(app):

@@ -48,7 +48,7 @@ def measure_candidates(work: Workload, mode: str, chosen: dict, budget: float) -
     measured = {plan: t for plan, t in found.items() if "failed" not in t}
     kind = "kernels" if all("median" in t.get("kernels", {}) for t in measured.values()) else "eager"
     ms = {plan: t[kind]["median"] for plan, t in measured.items()}
-    best = min(ms, key=ms.get)
+    best = min(ms, key=ms.__getitem__)
     return {
         "candidates": {plan: {"ms": ms[plan]} if plan in ms else t for plan, t in found.items()},
         "kind": kind,

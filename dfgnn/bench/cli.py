@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -52,10 +53,11 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def _shapes(text: str) -> tuple[tuple[int, int], ...]:
-    shapes = tuple(_sizes(shape.replace("x", ",")) for shape in text.split(","))
-    if any(len(shape) != 2 for shape in shapes):
-        raise ValueError(text)
-    return shapes
+    shapes = []
+    for shape in text.split(","):
+        heads, dim = _sizes(shape.replace("x", ","))  # or ValueError
+        shapes.append((heads, dim))
+    return tuple(shapes)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -148,7 +150,7 @@ def _default_graphs(device: torch.device, quick: bool) -> tuple[str, ...]:
 
 def _run(names, device, options: Options, args) -> int:
     names = [each for name in names for each in twins.expand(name)]
-    results = {
+    results: dict[str, Any] = {
         "environment": report.environment(device, args.commit),
         "options": vars(options),
         "copy_gb_s": copy_bandwidth(device, options.budget),

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity
@@ -21,7 +22,7 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def milliseconds(fn: Callable, device: torch.device) -> tuple[float, object]:
+def milliseconds(fn: Callable, device: torch.device) -> tuple[float, Any]:
     """Wall-clock time of one call that may wait for the device, and its result."""
     synchronize(device)
     start = time.perf_counter()

@@ -15,7 +15,9 @@ import argparse
 import json
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -55,7 +57,8 @@ def draw(results: dict, folder: Path) -> list[str]:
     """Writes every picture as a PNG and returns a line for each: its path, or why it is not there."""
     folder.mkdir(parents=True, exist_ok=True)
     cases = dict.fromkeys(tuple(row[key] for key in _CASE) for row in results["rows"])
-    jobs = [("bars-{}-{}x{}-{}-{}".format(*case), bars, case) for case in cases]
+    jobs: list[tuple[str, Callable, Any]] = []
+    jobs += [("bars-{}-{}x{}-{}-{}".format(*case), bars, case) for case in cases]
     jobs += [(f"degrees-{graph['name']}", degrees, graph["name"]) for graph in results["graphs"]]
     kinds = dict.fromkeys((row["heads"] * row["head_dim"], row["dtype"]) for row in results["rows"])
     jobs += [(f"roofline-{width}-{dtype}", roofline, (width, dtype)) for width, dtype in kinds]
@@ -81,7 +84,7 @@ def bars(results: dict, case: tuple):
     kind = "kernels"
     if any(row.get("peers") or "kernels" not in row.get("x_floor", {"kernels": 0}) for row in rows):
         kind = "eager"
-    series = {}
+    series: dict[str, dict[str, float | None]] = {}
     for row in rows:
         ratio = row.get("x_floor", {}).get(kind)
         name = "dfgnn" if row["schedule"] == "auto" else f"dfgnn {row['schedule']}"
@@ -125,7 +128,7 @@ def degrees(results: dict, name: str):
     graph = next(graph for graph in results["graphs"] if graph["name"] == name)
     if "degrees" not in graph:
         raise LookupError(graph.get("unavailable", "the file holds no degrees: it is of an earlier version"))
-    plans = {}
+    plans: dict[str, dict] = {}
     for row in results["rows"]:
         for direction, plan in row.get("plan", {}).items() if row["graph"] == name else ():
             plans.setdefault(f"{direction}: {plan_text({direction: plan})}", plan)

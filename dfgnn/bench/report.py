@@ -5,6 +5,7 @@ import math
 import platform
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -24,7 +25,7 @@ def environment(device: torch.device, commit: str | None) -> dict:
     """Commit (of the source tree unless given), date, hardware, versions."""
     root = Path(__file__).parents[2]
     changes = _output("git", "-C", str(root), "status", "--porcelain") if (root / ".git").exists() else None
-    info = {
+    info: dict[str, Any] = {
         "commit": commit or _output("git", "-C", str(root), "rev-parse", "HEAD"),
         "uncommitted_changes": None if commit or changes is None else bool(changes),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -85,7 +86,7 @@ def means(rows: list[dict]) -> list[dict]:
     x_floor and worst: times passes x floor. speedups: over each peer. oracle: chosen / best plan, with the
     number of graphs that have several candidates.
     """
-    groups = {}
+    groups: dict[tuple, list[dict]] = {}
     for row in rows:
         if "failed" not in row:
             groups.setdefault(tuple(row[k] for k in _CASE), []).append(row)
@@ -94,13 +95,13 @@ def means(rows: list[dict]) -> list[dict]:
         record = dict(zip(_CASE, key))
         ratios = {row["graph"]: r for row in group if (r := ratio(row)) is not None}
         if ratios:
-            worst = max(ratios, key=ratios.get)
+            worst = max(ratios, key=ratios.__getitem__)
             record |= {
                 "graphs": len(ratios),
                 "x_floor": geometric_mean(ratios.values()),
                 "worst": {"graph": worst, "x_floor": ratios[worst]},
             }
-        speedups = {}
+        speedups: dict[str, list[float]] = {}
         for row in group:
             for name, peer in row["peers"].items():
                 if "speedup" in peer:

@@ -2,8 +2,10 @@
 
 import gc
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -43,7 +45,7 @@ def measure_graph(name: str, graph: Graph, options: Options, emit, graphs: int =
 
     A row that could not be measured has ``failed`` with the reason instead of numbers.
     """
-    result = {"graph": _describe(name, graph, options, graphs), "yardsticks": [], "rows": []}
+    result: dict[str, Any] = {"graph": _describe(name, graph, options, graphs), "yardsticks": [], "rows": []}
     emit("graph", result["graph"])
     floors = {}
     for dtype in options.dtypes:
@@ -115,7 +117,7 @@ def _preprocessing(graph: Graph, heads: int, dim: int, dtype: torch.dtype) -> di
         csr_ms, fresh = measure.milliseconds(
             lambda: Graph.from_coo(src, dst, num_src=graph.num_src, num_dst=graph.num_dst), graph.device
         )
-        steps = [fresh.reverse_csr]
+        steps: list[Callable] = [fresh.reverse_csr]
         steps += [partial(fresh.plan, heads, dim, dtype, reverse=reverse) for reverse in (False, True)]
         times.append([csr_ms, *(measure.milliseconds(step, graph.device)[0] for step in steps)])
     names = ("csr", "reverse_csr", "plan", "reverse_plan")
@@ -180,7 +182,7 @@ class _Check:
 
 def _measure_row(work: Workload, mode, schedule, floor, check: _Check, options) -> dict:
     graph, device = work.graph, work.graph.device
-    row = {"plan": describe(work.plans(mode, schedule))}
+    row: dict[str, Any] = {"plan": describe(work.plans(mode, schedule))}
     call = work.call(partial(work.layer.attention, graph, schedule=schedule), mode)
     results = call()
     row["error"] = check.errors(work, results)

@@ -237,4 +237,7 @@ def make(name: str, device="cpu"):
         function, graphs = _TWINS[name]
         return function(device=device), graphs
     sizes = re.fullmatch(r"er-([1-9]\d*)-([1-9]\d*)", name)
-    return (erdos_renyi(*map(int, sizes.groups()), device=device), 1) if sizes else None
+    if sizes is None:
+        return None
+    nodes, degree = map(int, sizes.groups())
+    return erdos_renyi(nodes, degree, device=device), 1

@@ -63,7 +63,7 @@ class Workload:
     """A layer's inputs on a graph, by name, and the gradient of its output."""
 
     layer: Layer
-    graph: object
+    graph: Graph
     heads: int
     head_dim: int
     dtype: torch.dtype

@@ -6,6 +6,7 @@ chip.
 
 import warnings
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -49,7 +50,7 @@ def measure_floor(graph, width: int, dtype: torch.dtype, budget: float) -> dict:
     dense = torch.randn(graph.num_src, padded, generator=generator, device=graph.device).to(dtype)
     exact = dense[:, :width].contiguous()
 
-    result = {"width": width, "dtype": str(dtype).removeprefix("torch.")}
+    result: dict[str, Any] = {"width": width, "dtype": str(dtype).removeprefix("torch.")}
     with torch.no_grad():
         call = sparse_sum(graph, dtype)
         try:

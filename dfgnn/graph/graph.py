@@ -38,9 +38,10 @@ class Graph:
     **Waiting for the device.** Constructors wait once, to check the values (ValueError), to find sizes that
     were not given and to see whether a sort or an edge permutation can be dropped. ``validate=False`` skips
     the checks that read values; where sizes are given it does not wait, and wrong values then are undefined
-    behaviour. Later only `has_zero_in_degree`, `degree_stats`, `plan` and
-    ``add_self_loops(remove_existing=True)`` wait; the first three once per graph, `plan` not at all for a
-    `one_shot` graph.
+    behaviour. (On the CPU edges are sorted by an operator that checks them on the way, so that only
+    constructors from a CSR or a sparse matrix skip anything.) Later only `has_zero_in_degree`,
+    `degree_stats`, `plan` and ``add_self_loops(remove_existing=True)`` wait; the first three once per graph,
+    `plan` not at all for a `one_shot` graph.
 
     Everything derived is cached, and building it twice from two threads is harmless. Equality is identity.
     Pickling and copying keep both CSRs and drop plans.
@@ -455,9 +456,10 @@ class Graph:
                 where, names, src, dst, self.num_src, self.num_dst, False, with_loops=remove_existing
             )
             graph = Graph._from_edges(edges)
-        if not return_edge_map:
-            return graph
-        return graph, edges.edge_map if remove_existing else edge_map
+        if remove_existing:
+            edge_map = edges.edge_map
+        assert edge_map is not None  # loops came to both
+        return (graph, edge_map) if return_edge_map else graph
 
     @staticmethod
     @not_compiled

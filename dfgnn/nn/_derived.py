@@ -9,7 +9,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..graph import Graph
 
-_of_graphs = weakref.WeakKeyDictionary()
+_of_graphs: weakref.WeakKeyDictionary[Graph, dict] = weakref.WeakKeyDictionary()
 _of_tensors = WeakTensorKeyDictionary()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -24,6 +24,8 @@ class FusedLayer(nn.Module):
     So it is constructed by ``nn.Module.__init__(self)``: ``super()`` would be DGL's. It has the attributes
     that DGL gives its own, and an instance of either becomes the other by assigning ``__class__``.
     """
+
+    attention: Callable[..., Any]  # what computes it, of `functional` or `reference`
 
     #: Sub-modules that the engine computes without calling them -> the classes that it knows.
     _in_engine: dict[str, tuple[type, ...]] = {}
@@ -95,7 +97,7 @@ class AttentionLayer(GraphLayer):
         else:
             self.fc = nn.Linear(in_feats, width, bias=False)
 
-    def _projections(self) -> tuple[nn.Module, nn.Module]:
+    def _projections(self) -> tuple[nn.Linear, nn.Linear]:
         return (self.fc, self.fc) if hasattr(self, "fc") else (self.fc_src, self.fc_dst)
 
     def _heads(self, x: Tensor) -> Tensor:

@@ -47,5 +47,6 @@ def folded_terms(linear: nn.Module, x: Tensor, *vectors: Tensor) -> tuple[Tensor
     """<W x, a> per head as <W^T a, x>, for each a of ``vectors [1, H, D]``: ``[N, *, H]`` each, without
     N x H x D in between. x: ``[N, *, F]``."""
     stacked = torch.cat(vectors)
-    folded = torch.einsum("khd,hdf->khf", stacked, linear.weight.unflatten(0, stacked.shape[1:]))
+    weight: Tensor = linear.weight  # type: ignore[assignment]
+    folded = torch.einsum("khd,hdf->khf", stacked, weight.unflatten(0, stacked.shape[1:]))
     return F.linear(x, folded.flatten(0, 1)).unflatten(-1, folded.shape[:2]).unbind(-2)

@@ -121,8 +121,8 @@ def _check_range(groups: list[Group], num_types: int, name: str) -> None:
 def _groups(present: list[int], counts: list[int], order: Tensor | None) -> list[Group]:
     groups, begin = [], 0
     for kind, count in zip(present, counts):
-        rows = slice(begin, begin + count)
-        rows = rows if order is None else order[rows]
+        place = slice(begin, begin + count)
+        rows: Rows = place if order is None else order[place]
         groups.append(Group(kind, rows, rows))
         begin += count
     return groups

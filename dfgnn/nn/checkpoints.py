@@ -72,24 +72,27 @@ def convert_state_dict(state_dict: Mapping[str, Any], to: str) -> OrderedDict[st
     layers: dict[str, dict[str, Any]] = {prefix: {} for prefix in kinds}
     owners = {key: _owner(key, kinds) for key in state_dict}
     for key, value in state_dict.items():
-        if owners[key] is not None:
-            layers[owners[key]][key.removeprefix(owners[key])] = value
-    converted = OrderedDict()
+        prefix = owners[key]
+        if prefix is not None:
+            layers[prefix][key.removeprefix(prefix)] = value
+    converted: OrderedDict[str, Any] = OrderedDict()
     for key, value in state_dict.items():
         prefix = owners[key]
         if prefix is None:
             converted[key] = value
         elif prefix in layers:  # at its first key
-            state = kinds[prefix].convert(prefix, layers.pop(prefix))
+            convert = kinds[prefix].convert
+            assert convert is not None  # or _find had raised
+            state = convert(prefix, layers.pop(prefix))
             converted.update({prefix + name: x for name, x in state.items()})
     if hasattr(state_dict, "_metadata"):
-        converted._metadata = state_dict._metadata
+        converted._metadata = state_dict._metadata  # type: ignore[attr-defined]
     return converted
 
 
 def _find(state_dict: Mapping[str, Any], kinds: list[_Kind]) -> dict[str, _Kind]:
     """The layers, by the prefix of their names."""
-    found = {}
+    found: dict[str, _Kind] = {}
     for key in state_dict:
         for kind in kinds:
             prefix = key.removesuffix(kind.signs[0])

@@ -38,7 +38,7 @@ class GraphTransformerConv(AttentionLayer):
     """
 
     #: What computes the attention; ``reference.dot_attention`` makes it the same layer on plain PyTorch.
-    attention = staticmethod(functional.dot_attention)
+    attention: Callable[..., Any] = staticmethod(functional.dot_attention)
 
     _in_engine = {"attn_drop": (nn.Dropout, nn.Identity)}
 
@@ -188,7 +188,7 @@ class GraphTransformerLayer(nn.Module):
         """Draw the parameters anew, as their modules do."""
         for module in self.children():
             if hasattr(module, "reset_parameters"):
-                module.reset_parameters()
+                module.reset_parameters()  # type: ignore[operator]
 
     def set_allow_zero_in_degree(self, set_value: bool) -> None:
         self.conv.set_allow_zero_in_degree(set_value)
@@ -229,7 +229,7 @@ class GraphTransformerLayer(nn.Module):
         edge_bias = None if edge_bias is None else self._edge_bias(edge_bias, h.shape[1:-1])
         x = self._norm(self.norm1, h) if self.norm_first else h
         result = self.conv(graph, x, edge_bias, get_attention=get_attention)
-        attended, attention = result if get_attention else (result, None)
+        attended = result[0] if get_attention else result
         h = self._add(h[: len(attended)], self.fc_out(attended.flatten(-2)))
         if not self.norm_first:
             h = self._norm(self.norm1, h)
@@ -237,7 +237,7 @@ class GraphTransformerLayer(nn.Module):
         h = self._add(h, self.ffn2(self.dropout(self.activation(self.ffn1(x)))))
         if not self.norm_first:
             h = self._norm(self.norm2, h)
-        return (_swapped(h), _swapped(attention.squeeze(-1))) if get_attention else _swapped(h)
+        return (_swapped(h), _swapped(result[1].squeeze(-1))) if get_attention else _swapped(h)
 
     def _add(self, h: Tensor, update: Tensor) -> Tensor:
         update = self.dropout(update)

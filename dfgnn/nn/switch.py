@@ -224,7 +224,7 @@ class _Names:
                 self._rebound.append((module, name, cls))
         for cls in self._layers.keys() - self._constructors.keys():
             self._constructors[cls] = vars(cls)["__init__"], _telling(cls)
-            cls.__init__ = self._constructors[cls][1]
+            cls.__init__ = self._constructors[cls][1]  # type: ignore[misc]
 
     def take_back(self) -> None:
         """Undo it: all over the library, which may have loaded more since; elsewhere what was changed."""
@@ -237,7 +237,7 @@ class _Names:
                 setattr(module, name, cls)
         for cls, (before, meanwhile) in self._constructors.items():
             if vars(cls)["__init__"] is meanwhile:
-                cls.__init__ = before
+                cls.__init__ = before  # type: ignore[misc]
 
     def _where(self, classes: Iterable[type]) -> list[tuple[bool, ModuleType, str, type]]:
         """(in the library?, module, name, class) in all loaded modules but those that define a class."""
@@ -258,13 +258,14 @@ class _Names:
 
 def _telling(cls: type) -> Callable[..., None]:
     """The constructor of a library's class, which says once that one of it was made while patched."""
-    construct, told = cls.__init__, []
+    construct, told = vars(cls)["__init__"], False
 
     @functools.wraps(construct)
     def __init__(self, *args, **kwargs):
+        nonlocal told
         construct(self, *args, **kwargs)
         if type(self) is cls and not told:
-            told.append(True)
+            told = True
             warnings.warn(
                 f"{_path(cls)} was constructed although dfgnn.patch is active: by a name that it does not "
                 "reach. Import the layer inside the patch, or call dfgnn.accelerate(model)",
@@ -275,7 +276,7 @@ def _telling(cls: type) -> Callable[..., None]:
     return __init__
 
 
-def _why_not(module: nn.Module, layers: dict[type, type], unsupported: dict[str, str]) -> str | None:
+def _why_not(module: nn.Module, layers: dict[type, Any], unsupported: dict[str, str]) -> str | None:
     """Why a layer of a library keeps its class; None for one that does not, and for other modules."""
     cls = type(module)
     if cls in layers:

@@ -31,6 +31,13 @@ bench
 SEES = {"core": "", "cpu": "core", "cuda": "core", "torch": "core cpu/engine.h cpu/structure.h cuda/engine.h"}
 
 
+def test_the_page_has_these_rooms():
+    text = (ROOT / "docs" / "architecture.md").read_text().partition("## Rooms and rules")[2]
+    lines = text.partition("```text\n")[2].partition("```")[0].splitlines()
+    rooms = [name.rstrip("/") for line in lines for name in line.partition("  ")[0].split()]
+    assert [{"dfgnn": "__init__"}.get(name, name) for name in rooms] == FLOORS.split()
+
+
 def imports() -> dict[str, set[str]]:
     """Modules of dfgnn and the modules that they import, at any place, as paths from dfgnn/."""
     package = ROOT / "dfgnn"
@@ -109,7 +116,7 @@ def test_the_rules_notice(broken, tmp_path, monkeypatch):
     else:
         (tmp_path / "dfgnn/schedule/a.py").write_text("from .b import x\n")
         (tmp_path / "dfgnn/schedule/b.py").write_text("def f():\n    from dfgnn.schedule import a\n")
-    monkeypatch.setattr("test_layers.ROOT", tmp_path)
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
     found = imports()
     if broken == "reads_up":
         assert found["_ops"] == {"_csr"}

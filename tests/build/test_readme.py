@@ -91,6 +91,13 @@ def test_links_lead_somewhere(page):
             assert anchor in anchors(found), f"{name_of(page)}: {target}: no such heading"
 
 
+@pytest.mark.parametrize("page", [p for p in PAGES if p.name != "performance-log.md"], ids=name_of)
+def test_named_files_are_there(page):
+    named = r"`((?:benchmarks|csrc|dfgnn|docs|examples|scripts|tests)/[\w./*-]+)`"
+    missing = [path for path in re.findall(named, page.read_text()) if not any(ROOT.glob(path))]
+    assert not missing
+
+
 def test_the_chart_and_the_figures_beside_it_are_the_results(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(ROOT / "scripts")
     import readme_chart

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ class AGNNConv(GraphLayer):
     """
 
     #: What computes the attention; ``reference.agnn_attention`` makes it the same layer on plain PyTorch.
-    attention = staticmethod(functional.agnn_attention)
+    attention: Callable[..., Any] = staticmethod(functional.agnn_attention)
 
     def __init__(self, init_beta: float = 1.0, learn_beta: bool = True, allow_zero_in_degree: bool = False):
         nn.Module.__init__(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -32,7 +33,7 @@ class DotGatConv(AttentionLayer):
     """
 
     #: What computes the attention; ``reference.dot_attention`` makes it the same layer on plain PyTorch.
-    attention = staticmethod(functional.dot_attention)
+    attention: Callable[..., Any] = staticmethod(functional.dot_attention)
 
     def __init__(
         self,

@@ -81,7 +81,7 @@ class EdgeGATConv(AdditiveConv):
     def reset_parameters(self) -> None:
         """Xavier normal with gain sqrt(2) for projections and attention vectors, zero for the bias."""
         xavier(*self._weights(), self.fc_edge.weight, self.attn_edge)
-        if self.res_fc is not None:
+        if isinstance(self.res_fc, nn.Linear):
             xavier(self.res_fc.weight)
         if self.bias is not None:
             nn.init.zeros_(self.bias)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ class EGATConv(GraphLayer):
     """
 
     #: What computes the attention; ``reference.gat_attention`` makes it the same layer on plain PyTorch.
-    attention = staticmethod(functional.gat_attention)
+    attention: Callable[..., Any] = staticmethod(functional.gat_attention)
 
     # DGL's layer has no such attribute, and never allows it.
     _allow_zero_in_degree = False

@@ -22,7 +22,10 @@ class AdditiveConv(LeakyLayer):
     """
 
     #: What computes the attention; ``reference.gat_attention`` makes it the same layer on plain PyTorch.
-    attention = staticmethod(functional.gat_attention)
+    attention: Callable[..., Any] = staticmethod(functional.gat_attention)
+    res_fc: nn.Module | None
+    bias: Tensor | None
+    activation: Callable[[Tensor], Tensor] | None
 
     def __init__(
         self,
@@ -48,28 +51,30 @@ class AdditiveConv(LeakyLayer):
 
     def _attend(
         self, graph: Graph, h_src: Tensor, h_dst: Tensor, shared: bool, get_attention: bool, **edge_args
-    ) -> tuple[Tensor, Tensor | None]:
-        """out ``[N_dst, *, H, D]`` with the bias, but not the residual, and attention ``[E, *, H, 1]``.
+    ) -> tuple[Tensor, Any]:
+        """out ``[N_dst, *, H, D]`` with the bias but not the residual; attention ``[E, *, H, 1]`` or None.
 
         shared: the destinations are the first sources. edge_args: edge arguments of the engine.
         """
         prefix = h_src.shape[1:-1]
         feat_src, alpha_src, alpha_dst = self._project(h_src, h_dst, shared)
         bias = None if self.bias is None else self._heads(self.bias)
-        fuse_bias = bias is not None and bias.dtype == feat_src.dtype
+        fused_bias = None
+        if bias is not None and bias.dtype == feat_src.dtype:
+            fused_bias, bias = bias.expand(*prefix, -1, -1).flatten(0, -2), None
         result = self.attention(
             graph,
             feat_src.flatten(1, -2),
             alpha_src.flatten(1),
             alpha_dst.flatten(1),
             negative_slope=self.negative_slope,
-            out_bias=bias.expand(*prefix, -1, -1).flatten(0, -2) if fuse_bias else None,
+            out_bias=fused_bias,
             dropout_p=dropout_p(self.attn_drop),
             return_attention=get_attention,
             **edge_args,
         )
         out, attention = self._unpack(result, prefix)
-        return (out if fuse_bias or bias is None else out + bias), attention
+        return (out if bias is None else out + bias), attention
 
     def _finish(self, out: Tensor, h_dst: Tensor) -> Tensor:
         if self.res_fc is not None:
@@ -86,7 +91,8 @@ class AdditiveConv(LeakyLayer):
                 alpha_src, alpha_dst = folded_terms(fc_src, h_src, self.attn_l, self.attn_r)
                 return feat_src, alpha_src, alpha_dst[: len(h_dst)]
             (alpha_src,) = folded_terms(fc_src, h_src, self.attn_l)
-            return feat_src, alpha_src, *folded_terms(fc_dst, h_dst, self.attn_r)
+            (alpha_dst,) = folded_terms(fc_dst, h_dst, self.attn_r)
+            return feat_src, alpha_src, alpha_dst
         feat_dst = feat_src[: len(h_dst)] if shared else self._heads(fc_dst(h_dst))
         return feat_src, (feat_src * self.attn_l).sum(-1), (feat_dst * self.attn_r).sum(-1)
 

@@ -44,7 +44,7 @@ class GATv2Conv(LeakyLayer):
     """
 
     #: What computes the attention; ``reference.gatv2_attention`` makes it the same layer on plain PyTorch.
-    attention = staticmethod(functional.gatv2_attention)
+    attention: Callable[..., Any] = staticmethod(functional.gatv2_attention)
 
     def __init__(
         self,

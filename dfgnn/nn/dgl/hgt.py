@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ class HGTConv(FusedLayer):
     """
 
     #: What computes the attention; ``reference.dot_attention`` makes it the same layer on plain PyTorch.
-    attention = staticmethod(functional.dot_attention)
+    attention: Callable[..., Any] = staticmethod(functional.dot_attention)
 
     def __init__(
         self,
@@ -101,7 +102,7 @@ class HGTConv(FusedLayer):
         """Uniform in ±1/sqrt(input size) for typed maps, Xavier uniform for ``residual_w``, else 1."""
         for module in self.modules():
             if module is not self and hasattr(module, "reset_parameters"):
-                module.reset_parameters()
+                module.reset_parameters()  # type: ignore[operator]
         for ones in (*self.relation_pri, self.skip):
             nn.init.ones_(ones)
         if hasattr(self, "residual_w"):
@@ -162,4 +163,4 @@ class HGTConv(FusedLayer):
 
 def _stack(maps: nn.ModuleList) -> Tensor:
     """``[T, H, D, D]``."""
-    return torch.stack([typed.W for typed in maps], 1)
+    return torch.stack([typed.W for typed in maps], 1)  # type: ignore[misc]

@@ -29,11 +29,11 @@ except ModuleNotFoundError as error:
 
 def _check_version(found: str) -> tuple[int, int]:
     """(major, minor); raises ImportError where that is not supported."""
-    version = tuple(map(int, re.findall(r"\d+", found)[:2]))
-    if not SUPPORTED[0] <= version < SUPPORTED[1]:
+    major, minor = map(int, re.findall(r"\d+", found)[:2])
+    if not SUPPORTED[0] <= (major, minor) < SUPPORTED[1]:
         low, high = (".".join(map(str, end)) for end in SUPPORTED)
         raise ImportError(f"dfgnn.nn.pyg: expected torch_geometric >= {low}, < {high}, got {found}")
-    return version
+    return major, minor
 
 
 VERSION = _check_version(_library.__version__)

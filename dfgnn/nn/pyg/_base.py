@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -59,6 +60,17 @@ class FusedConv:
     assigning ``__class__``.
     """
 
+    if TYPE_CHECKING:  # TorchScript reads a class's annotations
+        attention: Callable[..., Any]
+        add_self_loops: bool
+        bias: Tensor | None
+        concat: bool
+        dropout: float
+        heads: int
+        out_channels: int
+        training: bool
+        _methods_of_library: ClassVar[dict[str, Any]]
+
     # An instance's first creation compiles these for its class and keeps what it found as the way for
     # explanations; that must not be what was compiled for torch_geometric's class.
     propagate = MessagePassing.propagate
@@ -87,24 +99,26 @@ class FusedConv:
 
     def _attend(self, edge_index, graph, inputs, options, dtype, residual, want_attention: bool):
         """``self.attention`` in a layer with concat, residual, bias and self loops, and what that returns."""
-        fuse_bias = self.concat and self.bias is not None and self.bias.dtype == inputs[0].dtype
+        bias, fused_bias = self.bias, None
+        if self.concat and bias is not None and bias.dtype == inputs[0].dtype:
+            fused_bias, bias = self._heads(bias), None
         result = self.attention(
             graph,
             *inputs,
             **options,
-            out_bias=self._heads(self.bias) if fuse_bias else None,
+            out_bias=fused_bias,
             dropout_p=self.dropout if self.training else 0.0,
             return_attention=want_attention,
         )
-        out, attention = result if want_attention else (result, None)
+        out = result[0] if want_attention else result
         out = (out.flatten(1) if self.concat else out.mean(1)).to(dtype)
         if residual is not None:
             out = out + residual
-        if self.bias is not None and not fuse_bias:
-            out = out + self.bias
+        if bias is not None:
+            out = out + bias
         if not want_attention:
             return out
-        return out, attention_result(edge_index, attention.to(dtype), graph, self.add_self_loops)
+        return out, attention_result(edge_index, result[1].to(dtype), graph, self.add_self_loops)
 
     def __prepare_scriptable__(self):
         # torch.jit.script asks for what it shall compile, and put, in place of the module.
@@ -121,7 +135,7 @@ class FusedConv:
         return plain
 
 
-def fusable(module: MessagePassing, cls: type | None = None) -> str | None:
+def fusable(module: MessagePassing, cls: Any = None) -> str | None:
     """None if the fused path does what this module is set up for, else the reason why it does not.
 
     cls: the fused class that it has, or is to get instead of torch_geometric's.
@@ -153,12 +167,12 @@ def fusable(module: MessagePassing, cls: type | None = None) -> str | None:
     return None
 
 
-def _upstream(cls: type) -> type:
+def _upstream(cls: type) -> Any:
     """The class that FusedConv was mixed into."""
     return cls.__mro__[cls.__mro__.index(FusedConv) + 1]
 
 
-def _is_changed(module: MessagePassing, name: str, cls: type) -> bool:
+def _is_changed(module: MessagePassing, name: str, cls: Any) -> bool:
     method = module.__dict__.get(name)
     method = getattr(cls, name) if method is None else getattr(method, "__func__", method)
     if method is cls._methods_of_library[name] or method is _METHODS_OF_BASE[name]:

@@ -117,8 +117,9 @@ def declared_sizes(edge_index: Any, size: tuple[int, int] | None = None) -> tupl
     """What ``edge_index`` itself, or else ``size``, says of (num_src, num_dst); None where it does not."""
     if isinstance(edge_index, Tensor) and edge_index.layout == torch.strided:
         if hasattr(edge_index, "sparse_size"):  # EdgeIndex
-            return tuple(edge_index.sparse_size())
-        return (None, None) if size is None else tuple(size)
+            num_src, num_dst = edge_index.sparse_size()
+            return num_src, num_dst
+        return (None, None) if size is None else (size[0], size[1])
     if not isinstance(edge_index, Tensor) and not hasattr(edge_index, "sparse_sizes"):
         raise TypeError(
             "edge_index: expected a [2, E] tensor, an EdgeIndex, a SparseTensor or a torch.sparse tensor, "
@@ -191,7 +192,8 @@ def _build(edge_index, num_src: int, num_dst: int, self_loops: bool) -> tuple[Gr
         return Graph.from_pyg(edge_index, num_src=num_src, num_dst=num_dst), None
     _csr.as_size(_WHERE, "number of edges", edge_index.shape[1] + min(num_src, num_dst))
     names = "edge_index[0]", "edge_index[1]"
-    edges = _csr.from_edges(_WHERE, names, *edge_index, num_src, num_dst, with_loops=True)
+    src, dst = edge_index
+    edges = _csr.from_edges(_WHERE, names, src, dst, num_src, num_dst, with_loops=True)
     return Graph._from_edges(edges), edges.edge_map
 
 

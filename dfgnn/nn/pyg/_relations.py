@@ -98,7 +98,8 @@ def relations_of(
         TypeError, ValueError: shapes, dtypes, devices or values are not as described.
     """
     parts = _parts(edge_index)
-    key, more_state = ("relations_of", num_src, num_dst, num_relations, within, per_edge), ()
+    key: tuple = "relations_of", num_src, num_dst, num_relations, within, per_edge
+    more_state: tuple = ()
     is_own = edge_type is None
     if is_own:
         edge_type = _values(edge_index)

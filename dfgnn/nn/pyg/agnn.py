@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ class AGNNConv(FusedConv, torch_geometric.nn.AGNNConv):
     # torch_geometric reads this line; it keeps sources by name, and finds only ours under this one.
 
     #: What computes the attention; ``reference.agnn_attention`` makes it the same layer on plain PyTorch.
-    attention = staticmethod(functional.agnn_attention)
+    attention: Callable[..., Any] = staticmethod(functional.agnn_attention)
 
     def forward(self, x: Tensor, edge_index: Any) -> Tensor:
         """Apply the layer.

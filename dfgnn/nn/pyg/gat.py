@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
     # torch_geometric reads these two lines; it keeps sources by name, and finds only ours under this one.
 
     #: What computes the attention; ``reference.gat_attention`` makes it the same layer on plain PyTorch.
-    attention = staticmethod(functional.gat_attention)
+    attention: Callable[..., Any] = staticmethod(functional.gat_attention)
 
     def forward(
         self,
@@ -84,11 +85,13 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         lin_src, lin_dst = (self.lin_src, self.lin_dst) if self.lin is None else (self.lin, self.lin)
         feat = self._heads(lin_src(x_src))
         if lin_src is lin_dst and x_src is x_dst:
-            return feat, *self._terms(lin_src, x_src, feat, self.att_src, self.att_dst)
+            alpha_src, alpha_dst = self._terms(lin_src, x_src, feat, self.att_src, self.att_dst)
+            return feat, alpha_src, alpha_dst
         (alpha_src,) = self._terms(lin_src, x_src, feat, self.att_src)
         if x_dst is None:
             return feat, alpha_src, None
-        return feat, alpha_src, *self._terms(lin_dst, x_dst, None, self.att_dst)
+        (alpha_dst,) = self._terms(lin_dst, x_dst, None, self.att_dst)
+        return feat, alpha_src, alpha_dst
 
     def _terms(self, lin: nn.Module, x: Tensor, feat: Tensor | None, *vectors: Tensor) -> tuple[Tensor, ...]:
         """<lin(x), a> per head for each of the vectors; feat: lin(x) where it is there already."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
     # torch_geometric reads these two lines; it keeps sources by name, and finds only ours under this one.
 
     #: What computes the attention; ``reference.gatv2_attention`` makes it the same layer on plain PyTorch.
-    attention = staticmethod(functional.gatv2_attention)
+    attention: Callable[..., Any] = staticmethod(functional.gatv2_attention)
 
     def forward(
         self,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 import torch_geometric.nn
-from torch import Tensor, nn
+from torch import Tensor
 from torch_geometric.nn.dense import HeteroLinear
 
 from ... import functional
@@ -40,10 +41,10 @@ class HGTConv(FusedConv, torch_geometric.nn.HGTConv):
     # torch_geometric reads this line, or else the call of propagate, which our source does not have.
 
     #: What computes the attention; ``reference.dot_attention`` makes it the same layer on plain PyTorch.
-    attention = staticmethod(functional.dot_attention)
+    attention: Callable[..., Any] = staticmethod(functional.dot_attention)
 
     @classmethod
-    def why_not(cls, layer: nn.Module) -> str | None:
+    def why_not(cls, layer: Any) -> str | None:
         for lin in (layer.k_rel, layer.v_rel):  # their weights are used without calling them
             if type(lin) is not HeteroLinear or lin.bias is not None or not is_untouched(lin):
                 return "k_rel or v_rel was replaced or has hooks"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch_geometric.nn
@@ -38,7 +39,7 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
     # torch_geometric reads this line; it keeps sources by name, and finds only ours under this one.
 
     #: What computes the attention; ``reference.gat_attention`` makes it the same layer on plain PyTorch.
-    attention = staticmethod(functional.gat_attention)
+    attention: Callable[..., Any] = staticmethod(functional.gat_attention)
 
     def forward(
         self,
@@ -83,8 +84,8 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
         value, scores = self._scores(relations, x_src, x_dst, edge_attr)
         asked = isinstance(return_attention_weights, bool)
         bias = self.bias
-        fuse_bias = bias is not None and self.concat and not within and self.mod not in _MODS
-        if fuse_bias and bias.dtype == value.dtype:  # they differ under autocast
+        fuse_bias = self.concat and not within and self.mod not in _MODS
+        if bias is not None and fuse_bias and bias.dtype == value.dtype:  # they differ under autocast
             scores["out_bias"], bias = bias.view(value.shape[1:]), None
         out, alpha = self._aggregate(relations.graph, value, scores, asked)
         if within:
@@ -150,12 +151,13 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
 
     def _aggregate(
         self, graph: Graph, value: Tensor, scores: dict[str, Any], asked: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """The weighted sums, and where asked for the attention without dropout."""
+    ) -> tuple[Tensor, Any]:
+        """The weighted sums, and the attention without dropout, which is None unless asked for."""
         dropout_p = self.dropout if self.training and self.mod not in _MODS else 0.0
         wanted = self.mod == "f-additive" or (asked and dropout_p == 0)
         result = self.attention(graph, value, **scores, dropout_p=dropout_p, return_attention=wanted)
-        out, alpha = result if wanted else (result, None)
+        out: Tensor = result[0] if wanted else result
+        alpha: Any = result[1] if wanted else None
         if self.mod == "additive":
             out = out + self.w * functional.spmm(graph, value.new_ones(graph.num_edges), value)
         elif self.mod == "f-additive":

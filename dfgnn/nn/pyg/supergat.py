@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -38,8 +39,8 @@ class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
     # torch_geometric reads this line; it keeps sources by name, and finds only ours under this one.
 
     #: What computes MX and SD attention; those of ``reference`` make it the same layer on plain PyTorch.
-    attention = staticmethod(functional.gat_attention)
-    dot_attention = staticmethod(functional.dot_attention)
+    attention: Callable[..., Any] = staticmethod(functional.gat_attention)
+    dot_attention: Callable[..., Any] = staticmethod(functional.dot_attention)
 
     def forward(
         self,
@@ -71,11 +72,12 @@ class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
         if self.training and neg_edge_index is not None:
             negatives = _graph_of_samples("neg_edge_index", neg_edge_index, len(x))
         feat = self._heads(self.lin(x))
-        bias = self.bias
-        fuse_bias = self.concat and bias is not None and bias.dtype == feat.dtype
+        bias, fused_bias = self.bias, None
+        if self.concat and bias is not None and bias.dtype == feat.dtype:
+            fused_bias, bias = self._heads(bias), None
         options = {
             "negative_slope": self.negative_slope,
-            "out_bias": self._heads(bias) if fuse_bias else None,
+            "out_bias": fused_bias,
             "dropout_p": self.dropout if self.training else 0.0,
         }
         logits = None
@@ -88,7 +90,7 @@ class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
         if self.training:
             self._keep_logits(feat, graph, logits, negatives, batch)
         out = out.flatten(1) if self.concat else out.mean(1)
-        return out if bias is None or fuse_bias else out + bias
+        return out if bias is None else out + bias
 
     @property
     def _scale(self) -> float:
@@ -101,7 +103,8 @@ class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
     def _score_terms(self, x: Tensor, feat: Tensor) -> tuple[Tensor, Tensor]:
         """Both ends' ``[N, H]``."""
         if folds(self.lin, x, self.heads * self.out_channels):
-            return folded_terms(self.lin, x, self.att_l, self.att_r)
+            left, right = folded_terms(self.lin, x, self.att_l, self.att_r)
+            return left, right
         return (feat * self.att_l).sum(-1), (feat * self.att_r).sum(-1)
 
     @torch.compiler.disable  # samples in Python
@@ -120,9 +123,9 @@ class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
         edge_index, num_nodes = graph.edge_index, len(feat)
         positives = self.positive_sampling(edge_index)
         if negatives is None:
-            negatives = self.negative_sampling(edge_index, num_nodes, batch)
-            negatives = negatives.to(torch.int64)  # no samples come as float32
-            negatives = _graph_of_samples("negative_sampling", negatives, num_nodes)
+            samples = self.negative_sampling(edge_index, num_nodes, batch)
+            samples = samples.to(torch.int64)  # no samples come as float32
+            negatives = _graph_of_samples("negative_sampling", samples, num_nodes)
         if positives is not edge_index:
             logits = self._logits(_graph_of_samples("positive_sampling", positives, num_nodes), feat)
         elif logits is None:

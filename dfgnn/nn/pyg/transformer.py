@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
     # torch_geometric reads this line; it keeps sources by name, and finds only ours under this one.
 
     #: What computes the attention; ``reference.dot_attention`` makes it the same layer on plain PyTorch.
-    attention = staticmethod(functional.dot_attention)
+    attention: Callable[..., Any] = staticmethod(functional.dot_attention)
 
     def forward(
         self,
