@@ -387,6 +387,5 @@ class HGTConv(Subject):
         return typed_features(in_channels, dtype, sizes), given
 
 
-SUBJECTS = [
-    layer() for layer in (GATConv, GATv2Conv, TransformerConv, AGNNConv, SuperGATConv, RGATConv, HGTConv)
-]
+LAYERS = GATConv, GATv2Conv, TransformerConv, AGNNConv, SuperGATConv, RGATConv, HGTConv
+SUBJECTS = [layer() for layer in LAYERS]

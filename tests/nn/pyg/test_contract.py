@@ -1,6 +1,6 @@
 """What every layer of dfgnn.nn.pyg keeps of torch_geometric's layer with the same parameters.
 
-pyg_layers.py says which options and inputs a layer takes. What is particular to a layer stands in its own file.
+pyg_layers.py says which options and inputs a layer takes. What is particular to one stands in its own file.
 """
 
 import copy
@@ -17,7 +17,7 @@ from dfgnn.nn.pyg import FallbackWarning
 
 
 def each(items, where=lambda subject: True):
-    """Parametrises over the subjects and, for each, over what ``items`` gives of it: pairs of id and value."""
+    """Parametrises over the subjects and, for each, over ``items`` of it: pairs of id and value."""
     return pytest.mark.parametrize(
         ("subject", "item"),
         [
@@ -37,7 +37,6 @@ def kinds(subject):
     return subject.kinds.items()
 
 
-every = pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
 of_dropout = each(kinds, lambda subject: subject.has_dropout)
 
 
@@ -210,7 +209,7 @@ def test_pickle_and_deepcopy(subject, item):
 @pytest.mark.parametrize("concat", [True, False])
 @of_dropout
 def test_injected_mask(monkeypatch, subject, item, concat):
-    """Attention that is returned is before or after dropout as torch_geometric's is, and so is its gradient."""
+    """Attention is returned before or after dropout as torch_geometric's is, with its gradient."""
     layers = subject.pair(dropout=0.4, concat=concat, **item)
     subject.inject_dropout(monkeypatch, layers[1])
     inputs = subject.inputs(**item)
@@ -260,34 +259,34 @@ def test_changes_of_a_projection_take_effect(subject, item, change):
     subject.check(layers, subject.inputs(in_channels=args[0], **options), asked=False)
 
 
-@every
-def test_fallback(monkeypatch, subject):
-    """With the hook on messages torch_geometric's own forward runs, and says so."""
+@each(lambda s: [("hook", {})] + ([] if s.name == "HGTConv" else [("aggr", {"aggr": "max"})]))
+def test_fallback(monkeypatch, subject, item):
+    """torch_geometric's own forward runs, and says so: with a hook on messages, and for another reduction."""
     monkeypatch.setattr(_fallback, "_warned", set())
-    layers = subject.pair()
-    for layer in layers:
-        layer.register_message_forward_hook(lambda module, args, out: 2 * out)
+    layers = subject.pair(**item)
+    if not item:
+        for layer in layers:
+            layer.register_message_forward_hook(lambda module, args, out: 2 * out)
     theirs, ours = map(subject.wrapped, layers)
     inputs = subject.inputs()
-    with pytest.warns(FallbackWarning, match=f"{subject.name} .*hooks"):
-        found = run(ours, *inputs)
-    assert_same(found, run(theirs, *inputs), 1e-12)
+    asked = {"return_attention_weights": True} if subject.has_attention else {}
+    with pytest.warns(FallbackWarning, match=f"{subject.name} .*{'aggr' if item else 'hooks'}"):
+        found = run(ours, *inputs, **asked)
+    assert_same(found, run(theirs, *inputs, **asked), 1e-12)
 
 
 # Precision and memory
 
 
+def low_precision(subject):
+    for name, options in subject.low.items():
+        yield name, options
+        if subject.has_concat:
+            yield f"{name} mean", options | {"concat": False}
+
+
 @pytest.mark.parametrize("dtype", ["autocast", torch.float16, torch.bfloat16], ids=str)
-@each(
-    lambda s: [
-        (
-            f"{name}{' mean' if concat is False else ''}",
-            options | ({} if concat is None else {"concat": concat}),
-        )
-        for name, options in s.low.items()
-        for concat in ((True, False) if s.has_concat else (None,))
-    ]
-)
+@each(low_precision)
 def test_low_precision(subject, item, dtype):
     layers = subject.pair(*subject.low_args, dtype=torch.float32, **item)
     in_channels = _first(subject.low_args)

@@ -5,14 +5,13 @@ import weakref
 
 import pytest
 import torch
-from pyg_compare import assert_same, compare, edges, run, sparse_forms
+from pyg_compare import compare, edges, sparse_forms
 from pyg_layers import MECHANISMS, NUM_RELATIONS
 from pyg_layers import RGATConv as Subject
 from pyg_layers import edge_types as types
 
 from dfgnn import reference
-from dfgnn.nn import _fallback
-from dfgnn.nn.pyg import FallbackWarning, RGATConv
+from dfgnn.nn.pyg import RGATConv
 from dfgnn.nn.pyg._relations import relations_of
 
 N, R = 50, NUM_RELATIONS  # nodes of the graph "random", relations
@@ -132,15 +131,6 @@ def test_relations_are_kept_with_their_tensors():
     edge_type = edge_type.clone()
     gc.collect()
     assert watched() is None
-
-
-def test_fallback(monkeypatch):
-    monkeypatch.setattr(_fallback, "_warned", set())
-    theirs, ours = pair(6, 5, R, aggr="mean")
-    x = torch.randn(N, 6, dtype=torch.float64)
-    with pytest.warns(FallbackWarning, match="RGATConv .* aggr='mean'"):
-        found = run(ours, x, edges(), types(400), return_attention_weights=True)
-    assert_same(found, run(theirs, x, edges(), types(400), return_attention_weights=True), 0)
 
 
 def test_no_dropout_with_a_mod():

@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from pyg_compare import assert_same, compare, edges, pair, run, sparse_forms, torch_geometric
+from pyg_compare import assert_same, compare, edges, pair, sparse_forms, torch_geometric
 from pyg_layers import SuperGATConv as Subject
 from pyg_layers import WithLoss
 
 from dfgnn import reference
-from dfgnn.nn import _fallback
-from dfgnn.nn.pyg import FallbackWarning, SuperGATConv
+from dfgnn.nn.pyg import SuperGATConv
 
 PyGConv = torch_geometric.nn.SuperGATConv
 N = 50  # nodes of the graph "random"
@@ -100,15 +99,6 @@ def test_samples_of_no_edges(attention_type, num_nodes):
 def test_errors(change, error, match):
     with pytest.raises(error, match=match):
         SuperGATConv(9, 5, 2)(*change(torch.randn(N, 9), edges()))
-
-
-def test_fallback(monkeypatch):
-    monkeypatch.setattr(_fallback, "_warned", set())
-    theirs, ours = pair(PyGConv, SuperGATConv, 9, 5, 2, aggr="max")
-    x = torch.randn(N, 9, dtype=torch.float64)
-    with pytest.warns(FallbackWarning, match="SuperGATConv .* aggr='max'"):
-        found = run(WithLoss(ours), x, edges())
-    assert_same(found, run(WithLoss(theirs), x, edges()), 0)
 
 
 def test_attention_can_be_replaced():
