@@ -26,7 +26,7 @@ from dfgnn.nn.pyg._base import fusable
 BOTH = True, False
 DTYPES = torch.float32, torch.float64
 SPARSE = "coo", "csr"
-FORMS = "int32", *SPARSE, "EdgeIndex", "EdgeIndex by row", "EdgeIndex by col"
+EDGE_INDEX = "EdgeIndex", "EdgeIndex by row", "EdgeIndex by col"
 SIZES = {"random": 50, "complete": 24, "no edges": 4, "no nodes": 0}
 BIPARTITE = {"fewer_sources": (30, 80), "fewer_destinations": (80, 30)}
 
@@ -49,7 +49,7 @@ def in_form(edge_index, num_src, num_dst, form, values=None):
         edge_index = torch_geometric.EdgeIndex(edge_index, sparse_size=(num_src, num_dst))
         _, _, order = form.partition(" by ")
         return edge_index.sort_by(order).values if order else edge_index
-    return edge_index.to(getattr(torch, form))
+    return edge_index
 
 
 class Subject:
@@ -83,7 +83,7 @@ class Subject:
         return theirs, ours
 
     def inputs(
-        self, graph="random", form="int64", dtype=torch.float64, in_channels=None, edge_dim=None, **options
+        self, graph="random", form="tensor", dtype=torch.float64, in_channels=None, edge_dim=None, **options
     ):
         """Arguments of forward; the edges are distinct where ``form`` is a sparse matrix."""
         edge_index, num_src, num_dst = graph_edges(graph, form in SPARSE)
@@ -99,6 +99,12 @@ class Subject:
     def edge_arguments(self, edge_index, num_src, num_dst, form, attr):
         given = in_form(edge_index, num_src, num_dst, form, attr)
         return (given,) if attr is None or form in SPARSE else (given, attr)
+
+    def forms(self):
+        """Each sparse form with every kind; each of the others with one kind of the layer."""
+        kinds = list(self.kinds)
+        pairs = [(form, kind) for form in SPARSE for kind in kinds]
+        return pairs + [(form, kinds[k % len(kinds)]) for k, form in enumerate(EDGE_INDEX)]
 
     def check(self, layers, inputs, ours=None, asked=True, tolerance=None):
         """Outputs, gradients and, where it can be had, attention. ours: the same inputs in another form."""
@@ -299,9 +305,13 @@ class RGATConv(Subject):
         for decomposition in ({}, {"num_bases": 2}, {"num_blocks": 2})
     ]
     low = {
-        f"{name} {mod}": kind | {"mod": mod, "edge_dim": 8}
-        for name, kind in kinds.items()
-        for mod in (None, "additive", "scaled", "f-additive")
+        "-".join(map(str, options.values())): options | {"edge_dim": 8}
+        for options in covering(
+            attention_mode=tuple(MODES.values()),
+            attention_mechanism=tuple(MECHANISMS.values()),
+            mod=(None, "additive", "scaled", "f-additive"),
+            concat=BOTH,
+        )
     }
     large = (16, 32, NUM_RELATIONS), {"heads": 8}
     projections = [("lin_edge", args, {"edge_dim": 3})]
@@ -375,7 +385,7 @@ class HGTConv(Subject):
         ours.load_state_dict(theirs.state_dict())
         return theirs, ours
 
-    def inputs(self, graph="random", form="int64", dtype=torch.float64, in_channels=8, **options):
+    def inputs(self, graph="random", form="tensor", dtype=torch.float64, in_channels=8, **options):
         if not isinstance(in_channels, dict) and in_channels < 0:
             in_channels = WIDTHS
         sizes = dict.fromkeys(NODES, 0) if graph == "no nodes" else NODES

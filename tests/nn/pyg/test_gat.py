@@ -85,7 +85,7 @@ def test_sparse_sources_alone():
 
 
 def test_attention_is_returned_with_edges_as_they_were_given():
-    edge_index, x = torch.unique(edges(), dim=1), torch.randn(N, 9)
+    edge_index, x = torch.unique(edges(), dim=1).contiguous(), torch.randn(N, 9)
     layer = GATConv(9, 5, 2, edge_dim=3)
     attr = torch.randn(edge_index.shape[1], 3)
     given = torch_geometric.EdgeIndex(edge_index, sparse_size=(N, N))
