@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from attention import DTYPES, SCORES, check, function, make_inputs, run
+from covering import covering
 from graphs import make_graph
 
 from dfgnn import Graph, functional
@@ -55,8 +56,8 @@ def test_results_do_not_depend_on_the_number_of_threads(threads, score, name, dt
 @pytest.mark.parametrize("score", SCORES)
 def test_every_instruction_set(monkeypatch, score, isa, dtype):
     use(monkeypatch, isa)
-    graph = make_graph("mixed_degrees")
-    for heads, dim in ((1, 7), (3, 8), (8, 33)):
+    for name, heads, dim in (("mixed_degrees", 1, 7), ("mixed_degrees", 3, 8), ("random", 8, 33)):
+        graph = make_graph(name)
         inputs = make_inputs(score, graph, heads, dim, dtype, edge_bias=True, edge_weight="H")
         seed = torch.tensor([5])
         check(score, graph, inputs, note=f"H={heads} D={dim}: ", dropout_p=0.2, _seed=seed)
@@ -86,11 +87,13 @@ def on_grid(score, graph, dim, shift, dtype):
     return inputs, options
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shift", [0, 1e4, 1e6, 1e7, -1e9, "lowest"])
-@pytest.mark.parametrize("score", SCORES)
-def test_softmax_is_exact_at_any_shift(monkeypatch, score, shift, dtype, isa):
+@pytest.mark.parametrize(
+    "case",
+    covering(score=tuple(SCORES), shift=(0, 1e4, 1e6, 1e7, -1e9, "lowest"), dtype=DTYPES, isa=ISAS),
+    ids=lambda case: "-".join(map(str, case.values())),
+)
+def test_softmax_is_exact_at_any_shift(monkeypatch, case):
+    score, shift, dtype, isa = case.values()
     use(monkeypatch, isa)
     for name in ("random", "mixed_degrees", "super_row"):
         graph = make_graph(name)

@@ -20,6 +20,6 @@ _COMMON = dict(
         HealthCheck.differing_executors,
     ],
 )
-settings.register_profile("short", max_examples=40, derandomize=True, **_COMMON)
+settings.register_profile("short", max_examples=25, derandomize=True, **_COMMON)
 settings.register_profile("long", max_examples=100, **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "short"))

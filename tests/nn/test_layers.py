@@ -98,7 +98,7 @@ import sys
 sys.modules["dgl"] = None
 import torch
 from graphs import make_graph
-from test_nn_layers import NAMES, make_inputs, make_layer
+from test_layers import NAMES, make_inputs, make_layer
 from dfgnn.nn import ZeroInDegreeError
 for name in NAMES:
     layer = make_layer(name).double()

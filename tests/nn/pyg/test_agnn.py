@@ -1,0 +1,52 @@
+"""pyg.AGNNConv beside torch_geometric's with the same parameter: outputs and all gradients."""
+
+import pytest
+import torch
+from pyg_compare import compare, compare_low_precision, edges, pair, torch_geometric
+
+from dfgnn.nn.pyg import AGNNConv
+
+PyGConv = torch_geometric.nn.AGNNConv
+N = 50  # nodes of the graph "random"
+
+
+def features(*shape, dtype=torch.float64):
+    return torch.randn(*shape, dtype=dtype)
+
+
+def agnn_pair(beta=1.7, dtype=torch.float64, **options):
+    layers = pair(PyGConv, AGNNConv, dtype=dtype, **options)
+    for layer in layers:
+        layer.beta.data.fill_(beta)
+    return layers
+
+
+@pytest.mark.parametrize("beta", [0.0, -2.0])
+def test_beta(beta):
+    compare(*agnn_pair(beta), features(N, 9), edges())
+
+
+def test_a_row_of_zeros():
+    x = features(N, 9)
+    x[3] = 0
+    theirs, ours = agnn_pair()
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x, edges()), theirs(x, edges()), rtol=1e-10, atol=1e-10)
+
+
+def test_errors():
+    with pytest.raises(ValueError, match=r"x: expected shape \[N, F\], got \[2, 50, 9\]"):
+        AGNNConv()(torch.randn(2, N, 9), edges())
+    with pytest.raises(TypeError, match=r"x: expected a tensor \[N, F\], got tuple"):
+        AGNNConv()((torch.randn(N, 9), torch.randn(N, 9)), edges())
+
+
+def test_beta_is_a_parameter_where_it_is_learnt():
+    for requires_grad in (True, False):
+        assert isinstance(AGNNConv(requires_grad).beta, torch.nn.Parameter) == requires_grad
+
+
+def test_low_precision_features_under_autocast():
+    """A layer before this one gives bfloat16 under autocast; beta stays float32, and so is the result."""
+    args = torch.randn(N, 9).bfloat16(), edges()
+    compare_low_precision(*agnn_pair(dtype=torch.float32), *args, autocast=True)

@@ -1,0 +1,38 @@
+"""pyg.GATv2Conv beside torch_geometric's with the same parameters: outputs, attention, all gradients."""
+
+import pytest
+import torch
+from pyg_compare import compare, edges, pair, torch_geometric
+
+from dfgnn.nn.pyg import GATv2Conv
+
+PyGConv = torch_geometric.nn.GATv2Conv
+N = 50  # nodes of the graph "random"
+
+
+def features(*shape, dtype=torch.float64):
+    return torch.randn(*shape, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    "fill_value", ["mean", "add", "min", "max", "mul", 0.5, torch.tensor([0.5, -1.0, 2.0])], ids=str
+)
+def test_fill_value(fill_value):
+    theirs, ours = pair(PyGConv, GATv2Conv, 7, 5, 2, edge_dim=3, fill_value=fill_value)
+    compare(theirs, ours, features(53, 7), edges("isolated"), features(90, 3))
+
+
+def test_one_attribute_for_each_edge():
+    theirs, ours = pair(PyGConv, GATv2Conv, 7, 5, 2, edge_dim=1)
+    compare(theirs, ours, features(N, 7), edges(), features(400))
+    compare(theirs, ours, features(N, 7), edges())  # edge attributes may be left out
+
+
+def test_errors():
+    layer, x = GATv2Conv(9, 5, 2).double(), features(N, 9)
+    with pytest.raises(ValueError, match=r"got None for x\[1\]"):
+        layer((x, None), edges())
+    with pytest.raises(ValueError, match="edge_attr: expected None in a layer without edge_dim"):
+        layer(x, edges(), features(400, 3))
+    with pytest.raises(ValueError, match=r"edge_attr: expected shape \[400\]"):
+        GATv2Conv(9, 5, 2, edge_dim=3).double()(x, edges(), features(399, 3))

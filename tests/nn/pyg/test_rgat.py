@@ -1,0 +1,153 @@
+"""pyg.RGATConv beside torch_geometric's with the same parameters: outputs, attention, all gradients."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from pyg_compare import compare, edges, sparse_forms
+from pyg_layers import MECHANISMS, NUM_RELATIONS
+from pyg_layers import RGATConv as Subject
+from pyg_layers import edge_types as types
+
+from dfgnn import reference
+from dfgnn.nn.pyg import RGATConv
+from dfgnn.nn.pyg._relations import relations_of
+
+N, R = 50, NUM_RELATIONS  # nodes of the graph "random", relations
+KIND = pytest.mark.parametrize("kind", Subject.kinds.values(), ids=Subject.kinds)
+
+
+def pair(*args, **kwargs):
+    return Subject().pair(*args, **{"heads": 1} | kwargs)
+
+
+@KIND
+@pytest.mark.parametrize("num_src, num_dst", [(30, 80), (80, 30)])
+def test_size(kind, num_src, num_dst):
+    theirs, ours = pair(6, 5, R, heads=2, mod="scaled", **kind)
+    edge_index = edges("fewer_sources" if num_src == 30 else "fewer_destinations")
+    x = torch.randn(num_src, 6, dtype=torch.float64), torch.randn(num_dst, 6, dtype=torch.float64)
+    compare(theirs, ours, x, edge_index, types(400), size=(num_src, num_dst), return_attention_weights=True)
+
+
+@KIND
+@pytest.mark.parametrize("layout", ["coo", "csr"])
+def test_types_of_a_sparse_adjacency(kind, layout):
+    edge_index = torch.unique(edges(), dim=1)
+    num_edges = edge_index.shape[1]
+    x = torch.randn(N, 6, dtype=torch.float64)
+    theirs, ours = pair(6, 5, R, heads=2, **kind)
+    adjacency = sparse_forms(edge_index, N, N, types(num_edges))[layout]
+    for asked in (None, True):
+        # torch_geometric documents that types may be the values, and fails where they are
+        compare(
+            theirs, ours, x, adjacency, adjacency.values(), return_attention_weights=asked,
+            our_args=(x, adjacency),
+        )  # fmt: skip
+
+
+def test_values_of_a_sparse_adjacency_are_read_again():
+    edge_index = torch.unique(edges(), dim=1)
+    theirs, ours = pair(6, 5, R)
+    x = torch.randn(N, 6, dtype=torch.float64)
+    adjacency = sparse_forms(edge_index, N, N, types(edge_index.shape[1]))["coo"]
+    before = ours(x, adjacency)
+    adjacency.values().fill_(2)
+    compare(theirs, ours, x, adjacency, adjacency.values(), our_args=(x, adjacency))
+    assert not torch.allclose(ours(x, adjacency), before)
+
+
+@KIND
+def test_forms_of_edge_attr(kind):
+    x = torch.randn(N, 6, dtype=torch.float64)
+    theirs, ours = pair(6, 5, R, heads=2, edge_dim=1, **kind)
+    compare(theirs, ours, x, edges(), types(400), torch.randn(400, dtype=torch.float64))
+    compare(theirs, ours, x, edges(), types(400), torch.randn(1, 1, dtype=torch.float64))
+    compare(theirs, ours, x, edges(), types(400))  # they may be left out
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "match"),
+    [
+        (lambda x, e, t, a: ((x, None), e, t, a), ValueError, "x: expected features of the destinations"),
+        (lambda x, e, t, a: (x, e, None, a), ValueError, "edge_type: expected a tensor"),
+        (lambda x, e, t, a: (x, e, t.tolist(), a), TypeError, "edge_type: expected a torch.Tensor, got list"),
+        (lambda x, e, t, a: (x, e, t.double(), a), TypeError, "edge_type: expected dtype"),
+        (lambda x, e, t, a: (x, e, t[1:], a), ValueError, r"edge_type: expected shape \[400\], got \[399\]"),
+        (lambda x, e, t, a: (x, e, t[:, None], a), ValueError, "edge_type: expected shape"),
+        (lambda x, e, t, a: (x, e, t + 2, a), ValueError, r"edge_type: expected values in .*=6\), got 6"),
+        (lambda x, e, t, a: (x, e, t - 1, a), ValueError, "got -1"),
+        (lambda x, e, t, a: (x, e, t, a[1:]), ValueError, r"edge_attr: expected shape \[400, 3\], got \[399"),
+        (lambda x, e, t, a: (x, e, t, a[:, 1:]), ValueError, "edge_attr: expected shape"),
+        (lambda x, e, t, a: (x, e, t, a[:, 0]), ValueError, "edge_attr: expected shape"),
+        (lambda x, e, t, a: (x, e, t, 3.0), TypeError, "edge_attr: expected a tensor, got float"),
+        (lambda x, e, t, a: (x, e, t, a, (N, N + 1)), ValueError, "x: expected 51 destination rows"),
+    ],
+)
+def test_errors(change, error, match):
+    x, attr = torch.randn(N, 6), torch.randn(400, 3)
+    with pytest.raises(error, match=match):
+        RGATConv(6, 5, R, edge_dim=3)(*change(x, edges(), types(400), attr))
+    with pytest.raises(ValueError, match="edge_attr: expected None"):
+        RGATConv(6, 5, R)(x, edges(), types(400), attr)
+
+
+# Rows and caches
+
+
+@KIND
+def test_features_are_made_per_pair(kind):
+    """The engine gets a row for each (source, relation) pair, once, however many edges come from it."""
+    ours = RGATConv(6, 5, R, heads=2, **kind)
+    edge_index, edge_type, seen = edges("super_source"), types(9000), []
+
+    def attention(graph, feat, *args, **kwargs):
+        seen.append((graph.num_src, graph.num_dst, feat.shape))
+        return reference.gat_attention(graph, feat, *args, **kwargs)
+
+    ours.attention = attention
+    ours(torch.randn(300, 6), edge_index, edge_type)
+    num_dst = 300 if kind["attention_mechanism"] == MECHANISMS["across"] else 300 * 3 + 3
+    pairs = torch.stack([edge_index[1], edge_type]).unique(dim=1).shape[1]
+    assert seen == [(4, 300 if num_dst == 300 else pairs, (4, 2, 5))]
+
+
+def test_relations_are_kept_with_their_tensors():
+    edge_index, edge_type = edges(), types(400)
+
+    def relations(**options):
+        options = {"within": False, "per_edge": True} | options
+        return relations_of(edge_index, edge_type, N, N, R, **options)
+
+    first = relations()
+    assert relations() is first and relations(within=True) is not first
+    edge_type[0] = 5
+    second = relations()
+    assert second is not first and second.src.sizes[5] == 1
+    watched = weakref.ref(second.graph)
+    del first, second
+    assert watched() is not None
+    edge_type = edge_type.clone()
+    gc.collect()
+    assert watched() is None
+
+
+def test_no_dropout_with_a_mod():
+    """An attribute that was set later, for the constructor refuses both."""
+    theirs, ours = pair(6, 5, R, mod="f-scaled")
+    theirs.dropout = ours.dropout = 0.5
+    compare(theirs, ours, torch.randn(N, 6, dtype=torch.float64), edges(), types(400))
+
+
+def test_attention_that_underflows():
+    """f-additive adds one to weights above zero, and not to those that are zero in the given precision."""
+    theirs, ours = pair(6, 5, R, mod="f-additive", dtype=torch.float32)
+    with torch.no_grad():
+        theirs.k.mul_(1e3), ours.k.mul_(1e3)
+    x = torch.randn(N, 6)
+    _, (_, alpha) = theirs(x, edges(), types(400), return_attention_weights=True)
+    assert 0.1 < (alpha == 0).float().mean().item() < 0.9
+    torch.testing.assert_close(
+        ours(x, edges(), types(400)), theirs(x, edges(), types(400)), rtol=1e-3, atol=1e-3
+    )
