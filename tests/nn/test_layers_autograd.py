@@ -120,7 +120,9 @@ def test_in_place(device, build, modify):
     torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("activation", [nn.ReLU(True), nn.ELU(inplace=True), F.relu_], ids=["ReLU", "ELU", "relu_"])
+@pytest.mark.parametrize(
+    "activation", [nn.ReLU(True), nn.ELU(inplace=True), F.relu_], ids=["ReLU", "ELU", "relu_"]
+)
 @pytest.mark.parametrize("make", [dgl_like.GATConv, dgl_like.GATv2Conv])
 def test_activation_in_place(device, make, activation):
     outside = {nn.ReLU: F.relu, nn.ELU: F.elu}.get(type(activation), F.relu)
