@@ -154,7 +154,8 @@ def _register(op, forward, backward_op, graph_fields) -> None:
         if grad_out is None:
             grad_out = torch.zeros_like(saved[0])
         arguments = (
-            grad_out, grad_attention, a.score, *tensors, *saved, None if grad_attention is None else attention,
+            grad_out, grad_attention, a.score, *tensors, *saved,
+            None if grad_attention is None else attention,
             *(getattr(a, name) for name in (*graph_fields, *Numbers._fields)), _need_bits(need),
         )  # fmt: skip
         # Under create_graph it is recorded, so that a derivative of it is refused.

@@ -1,4 +1,4 @@
-"""Graphs of edges that a compiler records: operators that take an ``edge_index`` and make the graph when they run.
+"""Graphs while a compiler records: operators that take an ``edge_index`` and find the graph when they run.
 
 What a graph derives of its edges (sorted ends, plans) depends on their values, and while torch.compile or
 torch.export records there are none. So there an `EdgeList` stands for the graph. The attention becomes one
@@ -233,9 +233,7 @@ def _backward_of_spmm(ctx, grad):
     )
 
 
-library.register_autograd(
-    "dfgnn::edge_sddmm", _backward_of_sddmm, setup_context=_setup_product, lib=_library
-)
+library.register_autograd("dfgnn::edge_sddmm", _backward_of_sddmm, setup_context=_setup_product, lib=_library)
 library.register_autograd("dfgnn::edge_spmm", _backward_of_spmm, setup_context=_setup_product, lib=_library)
 
 

@@ -1,4 +1,4 @@
-"""The dfgnn.Graph of an ``edge_index``, or of what else torch_geometric takes for edges: made once per tensor."""
+"""The Graph of an ``edge_index``, or of what else torch_geometric takes for edges: made once per tensor."""
 
 from __future__ import annotations
 

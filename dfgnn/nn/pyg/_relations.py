@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ... import _csr, functional
-from ...graph import Graph
 from ..._kept import once, parts_of, state_of
+from ...graph import Graph
 
 
 class Lift:

@@ -9,10 +9,9 @@ import torch
 from graphs import GRAPHS
 from pyg_compare import compare, edges, pair, sparse_forms, torch_geometric
 
-from dfgnn import Graph, functional
-from dfgnn.nn import pyg
-from dfgnn import _kept
+from dfgnn import Graph, _kept, functional
 from dfgnn._kept import once
+from dfgnn.nn import pyg
 from dfgnn.nn.pyg._graph import graph_of, sizes_of
 
 
@@ -227,21 +226,19 @@ def test_mini_batches_do_not_leak():
         edge_index = torch.randint(20, (2, 40), generator=torch.Generator().manual_seed(k))
         for self_loops in (False, True):
             graph, _ = graph_of(edge_index, 20, 20, self_loops)
-            assert torch.equal(graph.edge_index[:, :5], _kept(edge_index, self_loops)[:, :5])
+            assert torch.equal(graph.edge_index[:, :5], _without_loops(edge_index, self_loops)[:, :5])
         (entry,) = _kept._cache.values()
         assert len(entry.values) == 2
 
 
-def _kept(edge_index, self_loops):
+def _without_loops(edge_index, self_loops):
     return edge_index[:, edge_index[0] != edge_index[1]] if self_loops else edge_index
 
 
 def test_any_number_of_tensors_is_kept(monkeypatch):
     """Graphs that a program goes through again and again are not built again, however many."""
     built = []
-    monkeypatch.setattr(
-        _kept, "_build", lambda *args, build=_kept._build: built.append(None) or build(*args)
-    )
+    monkeypatch.setattr(_kept, "_build", lambda *args, build=_kept._build: built.append(None) or build(*args))
     tensors = [torch.randint(20, (2, 40)) for _ in range(200)]
     graphs = [graph_of(tensor, 20, 20)[0] for tensor in tensors]
     for _ in range(2):
