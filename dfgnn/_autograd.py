@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, library
 from torch.autograd import forward_ad
 
-from . import _ops, _plain
+from . import _edges, _ops, _plain
 from ._arguments import (
     BIAS_AFTER,
     FEAT_IN_KEY,
@@ -129,36 +129,42 @@ def _per_edge(x, grad):
 # ---- the formula registered with the operators -----------------------------------------------------------
 
 
-def _setup(ctx, inputs, output):
-    a, r = Forward(*inputs), ForwardResults(*output)
-    ctx.set_materialize_grads(False)
-    ctx.arguments = a._replace(**dict.fromkeys(Tensors._fields))  # tensors are saved, not kept here
-    ctx.save_for_backward(
-        *(getattr(a, name) for name in Tensors._fields),
-        r.out,
-        r.stats,
-        r.positive if a.save_positive else None,
-        r.positive_mass if a.save_positive else None,
-        r.attention if a.return_attention else None,
-    )
-    constant = () if a.return_attention else (r.attention,)
-    ctx.mark_non_differentiable(r.stats, r.positive, r.positive_mass, *constant)
+def _register(op, forward, backward_op, graph_fields) -> None:
+    """The formula of an operator whose arguments are ``forward``; graph_fields: those that are a graph's."""
 
+    def setup(ctx, inputs, output):
+        a, r = forward(*inputs), ForwardResults(*output)
+        ctx.set_materialize_grads(False)
+        ctx.arguments = a._replace(**dict.fromkeys(Tensors._fields))  # tensors are saved, not kept here
+        ctx.save_for_backward(
+            *(getattr(a, name) for name in Tensors._fields),
+            r.out,
+            r.stats,
+            r.positive if a.save_positive else None,
+            r.positive_mass if a.save_positive else None,
+            r.attention if a.return_attention else None,
+        )
+        constant = () if a.return_attention else (r.attention,)
+        ctx.mark_non_differentiable(r.stats, r.positive, r.positive_mass, *constant)
 
-def _backward(ctx, grad_out, grad_stats, grad_positive, grad_mass, grad_attention):
-    a = ctx.arguments
-    tensors, (*saved, attention) = _split(ctx.saved_tensors)
-    need = Tensors(*Forward(*ctx.needs_input_grad)[1 : _NUM_TENSORS + 1])
-    if grad_out is None:
-        grad_out = torch.zeros_like(saved[0])
-    arguments = (
-        grad_out, grad_attention, a.score, *tensors, *saved, None if grad_attention is None else attention,
-        *(getattr(a, name) for name in (*GraphArgs._fields, *Numbers._fields)), _need_bits(need),
-    )  # fmt: skip
-    # Under create_graph it is recorded, so that a derivative of it is refused.
-    results = _backward_op(*arguments) if torch.is_grad_enabled() else _ops.call(_backward_op, *arguments)
-    grads = dict(zip(Tensors._fields, _gradients(need, tensors, grad_out, results)))
-    return tuple(grads.get(name) for name in Forward._fields)
+    def backward(ctx, grad_out, grad_stats, grad_positive, grad_mass, grad_attention):
+        a = ctx.arguments
+        tensors, (*saved, attention) = _split(ctx.saved_tensors)
+        need = Tensors(*forward(*ctx.needs_input_grad)[1 : _NUM_TENSORS + 1])
+        if grad_out is None:
+            grad_out = torch.zeros_like(saved[0])
+        arguments = (
+            grad_out, grad_attention, a.score, *tensors, *saved,
+            None if grad_attention is None else attention,
+            *(getattr(a, name) for name in (*graph_fields, *Numbers._fields)), _need_bits(need),
+        )  # fmt: skip
+        # Under create_graph it is recorded, so that a derivative of it is refused.
+        results = backward_op(*arguments) if torch.is_grad_enabled() else _ops.call(backward_op, *arguments)
+        grads = dict(zip(Tensors._fields, _gradients(need, tensors, grad_out, results)))
+        return tuple(grads.get(name) for name in forward._fields)
+
+    library.register_autograd(op, backward, setup_context=setup)
+    library.register_autograd(backward_op, _no_second_order)
 
 
 def _split(saved):
@@ -172,8 +178,13 @@ def _no_second_order(ctx, *grads):
     )
 
 
-library.register_autograd("dfgnn::attention_forward", _backward, setup_context=_setup)
-library.register_autograd("dfgnn::attention_backward", _no_second_order)
+_register(_forward_op, Forward, _backward_op, GraphArgs._fields)
+_register(
+    _edges.edge_attention_forward,
+    _edges.EdgeForward,
+    _edges.edge_attention_backward,
+    _edges.EdgeListArgs._fields,
+)
 
 
 # ---- eager -----------------------------------------------------------------------------------------------
@@ -399,6 +410,11 @@ def attention(
         in_transform or any(x is not None and x.requires_grad for x in tensors)
     )
     with_positive = score == "additive" and backward and dst is not None and edge.edge_gate is None
+    if isinstance(graph, _edges.EdgeList):
+        out, _, _, _, attention = _edges.attention(
+            graph, score, tensors, numbers, return_attention, with_positive and dst.requires_grad, schedule
+        )
+        return (out.clone(), attention.clone()) if backward else (out, attention)  # see below
     if in_transform:
         with _plain.untransformed():
             args = _graph_args(graph, score, value, edge, return_attention, backward, schedule)
@@ -477,6 +493,8 @@ class _Spmm(torch.autograd.Function):
 
 def sddmm(graph, rows, feat, reverse: bool = False):
     """<rows[i], feat[j]> of each edge [E, H]; rows are destinations, or with ``reverse`` sources."""
+    if isinstance(graph, _edges.EdgeList):
+        return _edges.sddmm(graph, rows, feat, reverse)
     if transformed(rows, feat):
         return _plain.sddmm(_plain.ends_of(graph, reverse), rows, feat)
     return _Sddmm.apply(rows, feat, graph, reverse)
@@ -484,6 +502,8 @@ def sddmm(graph, rows, feat, reverse: bool = False):
 
 def spmm(graph, weight, feat, reverse: bool = False):
     """sum_j weight_ij feat[j] of each row i: a destination, or with ``reverse`` a source."""
+    if isinstance(graph, _edges.EdgeList):
+        return _edges.spmm(graph, weight, feat, reverse)
     if transformed(weight, feat):
         return _plain.spmm(_plain.ends_of(graph, reverse), weight, feat)
     return _Spmm.apply(weight, feat, graph, reverse)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from . import _library
 from ._arguments import EdgeArgs
+from ._edges import EdgeList
 from .graph import Graph
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -19,7 +20,7 @@ class Checker:
 
     def __init__(self, function: str, graph, first: str, features):
         self.function = function
-        if not isinstance(graph, Graph):
+        if not isinstance(graph, (Graph, EdgeList)):
             raise TypeError(f"{function}: graph: expected a dfgnn.Graph, got {type(graph).__name__}")
         if not isinstance(features, Tensor):
             raise TypeError(f"{function}: {first}: expected a tensor, got {type(features).__name__}")
@@ -30,7 +31,7 @@ class Checker:
         self.dtype = features.dtype
         self.acc = torch.float64 if features.dtype == torch.float64 else torch.float32
         self.device = graph.device
-        self.num_edges = graph.num_edges
+        self.graph = graph
 
     def error(self, kind, argument: str, expected: str, got) -> Exception:
         return kind(f"{self.function}: {argument}: expected {expected}, got {got}")
@@ -53,8 +54,21 @@ class Checker:
 
     def options(self, heads, bias, gate, mask, weight, feat, feat_dim, out_bias, dim, dropout_p, seed):
         """Checks what all scores share; returns the operator's edge arguments, [E] tensors with a column."""
+        if not (bias is None and gate is None and mask is None and weight is None and feat is None):
+            self._edge_tensors(heads, bias, gate, mask, weight, feat, feat_dim)
+        if out_bias is not None:
+            self.tensor("out_bias", out_bias, [(heads, dim)])
+        if not 0 <= dropout_p <= 1:
+            raise self.error(ValueError, "dropout_p", "a probability in [0, 1]", dropout_p)
+        if dropout_p > 0 and seed is None:
+            seed = torch.randint(0, 2**62, (1,), device=self.device)
+        seed = seed if dropout_p > 0 else None
+        return EdgeArgs(bias, _column(gate), _column(mask), _column(weight), feat, seed)
+
+    def _edge_tensors(self, heads, bias, gate, mask, weight, feat, feat_dim) -> None:
         allowed = (self.dtype, self.acc)
-        per_edge, per_head = (self.num_edges,), (self.num_edges, heads)
+        num_edges = self.graph.num_edges
+        per_edge, per_head = (num_edges,), (num_edges, heads)
         if bias is not None:
             self.tensor("edge_bias", bias, [per_head], allowed)
         if gate is not None:
@@ -65,14 +79,6 @@ class Checker:
             self.tensor("edge_weight", weight, [per_edge, per_head], allowed)
         if feat is not None:
             self.tensor("edge_feat", feat, [(*per_head, feat_dim)])
-        if out_bias is not None:
-            self.tensor("out_bias", out_bias, [(heads, dim)])
-        if not 0 <= dropout_p <= 1:
-            raise self.error(ValueError, "dropout_p", "a probability in [0, 1]", dropout_p)
-        if dropout_p > 0 and seed is None:
-            seed = torch.randint(0, 2**62, (1,), device=self.device)
-        seed = seed if dropout_p > 0 else None
-        return EdgeArgs(bias, _column(gate), _column(mask), _column(weight), feat, seed)
 
 
 def _size_fits(size: int, wanted: int | None) -> bool:

@@ -75,6 +75,11 @@ def _optional(like: torch.Tensor, shape, dtype: torch.dtype, wanted: bool) -> to
 @library.register_fake("dfgnn::attention_forward")
 def _(*args):
     a = Forward(*args)
+    return forward_fake(a, a.indices.shape[0])
+
+
+def forward_fake(a, num_edges: int):
+    """a: arguments by name, a graph's or an edge list's."""
     value, rows = a.value, (a.num_dst, a.value.shape[1])
     acc = acc_type(value.dtype)
     return (
@@ -82,23 +87,28 @@ def _(*args):
         value.new_empty(*rows, 2, dtype=acc),
         _optional(value, (*rows, value.shape[2]), value.dtype, a.save_positive),
         _optional(value, rows, acc, a.save_positive),
-        _optional(value, (a.indices.shape[0], rows[1]), acc, a.return_attention),
+        _optional(value, (num_edges, rows[1]), acc, a.return_attention),
     )
 
 
 @library.register_fake("dfgnn::attention_backward")
 def _(*args):
     a = Backward(*args)
+    # How many partial sums of attn's gradient there are, only the kernels know.
+    parts = library.get_ctx().new_dynamic_size() if a.attn is not None else 0
+    return backward_fake(a, a.indices.shape[0], parts)
+
+
+def backward_fake(a, num_edges: int, parts: int):
+    """parts: the number of partial sums of attn's gradient."""
     value, additive = a.value, a.score == SCORES["additive"]
-    acc, edge_heads = acc_type(value.dtype), (a.indices.shape[0], value.shape[1])
+    acc, edge_heads = acc_type(value.dtype), (num_edges, value.shape[1])
 
     def edge(x, bit):
         return _optional(value, edge_heads, acc, x is not None and bool(a.need & bit))
 
     need_dst = a.dst is not None and (not additive or bool(a.need & NEED_DST))
     need_feat = a.edge_feat is not None and bool(a.need & NEED_FEAT)
-    # How many partial sums of attn's gradient there are, only the kernels know.
-    parts = library.get_ctx().new_dynamic_size() if a.attn is not None else 0
     return (
         torch.empty_like(value),
         torch.empty_like(a.src) if a.src is not None else value.new_empty(0),

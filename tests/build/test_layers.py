@@ -17,9 +17,11 @@ _csr
 _structure
 schedule
 graph
-_checks reference
+reference
 _plain
-_autograd
+_kept
+_edges
+_checks _autograd
 _flex
 functional
 nn

@@ -21,6 +21,7 @@ from torch_geometric.utils import (
 )
 from torch_geometric.utils.sparse import set_sparse_value
 
+from ..._edges import EdgeList
 from ...graph import Graph
 from .._fallback import is_from, warn
 from .._terms import LINEAR, all_hooked, is_untouched
@@ -223,6 +224,8 @@ def edge_attributes(
     a reduction, that of the edges into their node. A sparse tensor's values are attributes where an edge has
     several of them, and else say only that the edge exists, as in message passing.
     """
+    if isinstance(graph, EdgeList):
+        edge_map = graph.edge_map
     if edge_map is not None and not isinstance(edge_index, Tensor):
         raise NotImplementedError(
             "edge_index: expected a tensor in a layer with edge_dim and add_self_loops, got a SparseTensor"
@@ -240,9 +243,10 @@ def edge_attributes(
 
 
 def _with_loops(edge_attr: Tensor, graph: Graph, edge_map: Tensor, fill_value) -> Tensor:
-    num_loops = min(graph.num_src, graph.num_dst)
+    traced = isinstance(graph, EdgeList)
+    num_loops = graph.num_loops if traced else min(graph.num_src, graph.num_dst)
     num_kept = graph.num_edges - num_loops
-    if num_kept < len(edge_attr):
+    if traced or num_kept < len(edge_attr):
         edge_attr = edge_attr.index_select(0, edge_map[:num_kept])
     shape = num_loops, *edge_attr.shape[1:]
     if isinstance(fill_value, str):
@@ -277,6 +281,8 @@ def attention_result(edge_index: Any, alpha: Tensor, graph: Graph, self_loops: b
 
     ``alpha [E', H]`` is in the graph's edge order, where loops are last. Sparse tensors hold theirs by rows.
     """
+    if isinstance(graph, EdgeList):
+        return graph.edge_index, alpha
     is_tensor = isinstance(edge_index, Tensor)
     if is_tensor and edge_index.layout == torch.strided:
         if self_loops:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ... import _csr, functional
+from ..._kept import once, parts_of, state_of
 from ...graph import Graph
-from ._graph import _parts, _state, once
 
 
 class Lift:
@@ -97,7 +97,7 @@ def relations_of(
     Raises:
         TypeError, ValueError: shapes, dtypes, devices or values are not as described.
     """
-    parts = _parts(edge_index)
+    parts = parts_of(edge_index)
     key: tuple = "relations_of", num_src, num_dst, num_relations, within, per_edge
     more_state: tuple = ()
     is_own = edge_type is None
@@ -108,7 +108,7 @@ def relations_of(
     edge_type = _csr.as_index("RGATConv", "edge_type", edge_type)
     if is_own and isinstance(edge_index, Tensor):
         # Its values are another object each time that one asks for them.
-        key, more_state = (*key, "own types"), _state(edge_type)
+        key, more_state = (*key, "own types"), state_of(edge_type)
     else:
         parts = *parts, edge_type
 
@@ -180,7 +180,7 @@ def join(
     Raises:
         TypeError, ValueError: edges are not as described, or a node is out of range.
     """
-    parts = tuple(part for edge_index in edge_index_dict.values() for part in _parts(edge_index))
+    parts = tuple(part for edge_index in edge_index_dict.values() for part in parts_of(edge_index))
     key = "join", *edge_index_dict, *num_src.items(), *num_dst.items()
 
     def build() -> Joined:

@@ -9,15 +9,15 @@ import torch
 from graphs import GRAPHS
 from pyg_compare import compare, edges, pair, sparse_forms, torch_geometric
 
-from dfgnn import Graph, functional
+from dfgnn import Graph, _kept, functional
+from dfgnn._kept import once
 from dfgnn.nn import pyg
-from dfgnn.nn.pyg import _graph
-from dfgnn.nn.pyg._graph import graph_of, once, sizes_of
+from dfgnn.nn.pyg._graph import graph_of, sizes_of
 
 
 @pytest.fixture(autouse=True)
 def _empty_cache():
-    _graph._cache.clear()
+    _kept._cache.clear()
 
 
 class SparseTensor:
@@ -129,7 +129,7 @@ def test_errors(self_loops):
     ]:
         with pytest.raises(error, match=match):
             graph_of(wrong, 50, 50, self_loops)
-    assert not _graph._cache
+    assert not _kept._cache
 
 
 def test_sizes():
@@ -214,10 +214,10 @@ def test_a_graph_dies_with_its_tensor(form, self_loops):
     kept = weakref.ref(graph)
     del graph
     gc.collect()
-    assert kept() is not None and len(_graph._cache) == 1
+    assert kept() is not None and len(_kept._cache) == 1
     del edge_index
     gc.collect()
-    assert kept() is None and not _graph._cache
+    assert kept() is None and not _kept._cache
 
 
 def test_mini_batches_do_not_leak():
@@ -226,38 +226,36 @@ def test_mini_batches_do_not_leak():
         edge_index = torch.randint(20, (2, 40), generator=torch.Generator().manual_seed(k))
         for self_loops in (False, True):
             graph, _ = graph_of(edge_index, 20, 20, self_loops)
-            assert torch.equal(graph.edge_index[:, :5], _kept(edge_index, self_loops)[:, :5])
-        (entry,) = _graph._cache.values()
+            assert torch.equal(graph.edge_index[:, :5], _without_loops(edge_index, self_loops)[:, :5])
+        (entry,) = _kept._cache.values()
         assert len(entry.values) == 2
 
 
-def _kept(edge_index, self_loops):
+def _without_loops(edge_index, self_loops):
     return edge_index[:, edge_index[0] != edge_index[1]] if self_loops else edge_index
 
 
 def test_any_number_of_tensors_is_kept(monkeypatch):
     """Graphs that a program goes through again and again are not built again, however many."""
     built = []
-    monkeypatch.setattr(
-        _graph, "_build", lambda *args, build=_graph._build: built.append(None) or build(*args)
-    )
+    monkeypatch.setattr(_kept, "_build", lambda *args, build=_kept._build: built.append(None) or build(*args))
     tensors = [torch.randint(20, (2, 40)) for _ in range(200)]
     graphs = [graph_of(tensor, 20, 20)[0] for tensor in tensors]
     for _ in range(2):
         assert all(graph_of(tensor, 20, 20)[0] is graph for tensor, graph in zip(tensors, graphs))
-    assert len(built) == len(_graph._cache) == 200
+    assert len(built) == len(_kept._cache) == 200
     del tensors[50:]
-    assert len(_graph._cache) == 50
+    assert len(_kept._cache) == 50
 
 
 def test_no_more_than_a_bound_is_kept_of_one_tensor():
-    edge_index, bound = edges(), _graph._LIMIT
+    edge_index, bound = edges(), _kept._LIMIT
     graphs = [graph_of(edge_index, 50 + k, 50)[0] for k in range(bound)]
     assert graph_of(edge_index, 50, 50)[0] is graphs[0]  # now the one used last
     graph_of(edge_index, 50 + bound, 50)
     assert graph_of(edge_index, 50, 50)[0] is graphs[0]
     assert graph_of(edge_index, 51, 50)[0] is not graphs[1]
-    (entry,) = _graph._cache.values()
+    (entry,) = _kept._cache.values()
     assert len(entry.values) == bound
 
 
@@ -267,7 +265,7 @@ def test_a_write_forgets_every_value():
     stale = [graph_of(edge_index, 50, 50, self_loops)[0] for self_loops in (False, True)]
     edge_index[0, 0] = (edge_index[0, 0] + 1) % 50
     assert graph_of(edge_index, 50, 50)[0] is not stale[0]
-    (entry,) = _graph._cache.values()
+    (entry,) = _kept._cache.values()
     assert len(entry.values) == 1
 
 
@@ -279,7 +277,7 @@ def test_inference_tensors():
         first, _ = graph_of(edge_index, 50, 50)
         edge_index[0, 0] = 3
         assert graph_of(edge_index, 50, 50)[0].edge_index[0, 0] == 3
-        assert not _graph._cache and first.num_edges == 400
+        assert not _kept._cache and first.num_edges == 400
         graph, edge_map = graph_of(plain, 50, 50, self_loops=True)
     assert not edge_map.is_inference()
     x = torch.randn(50, 1, 4, requires_grad=True)
@@ -306,7 +304,7 @@ def test_threads():
         thread.start()
     for thread in threads:
         thread.join()
-    assert not failures and len(_graph._cache) == 3
+    assert not failures and len(_kept._cache) == 3
 
 
 def test_several_tensors():
@@ -322,17 +320,17 @@ def test_several_tensors():
     b += 1
     assert once((a, b), ("sum",), build) == once((a, b), ("sum",), build) == 4
     del a
-    assert not _graph._cache
+    assert not _kept._cache
     with pytest.raises(ZeroDivisionError):
         once((b,), (), lambda: 1 / 0)
-    assert not _graph._cache
+    assert not _kept._cache
 
 
 def test_an_entry_of_a_dead_tensor_is_not_taken():
     """Were an id used again before its entry went."""
     edge_index, other = edges(), edges("complete")
     graph, _ = graph_of(edge_index, 50, 50)
-    (entry,) = _graph._cache.values()
-    _graph._cache[(id(other),)] = entry._replace(state=(_graph._state(other),))
+    (entry,) = _kept._cache.values()
+    _kept._cache[(id(other),)] = entry._replace(state=(_kept.state_of(other),))
     assert graph_of(other, 50, 50)[0].num_edges == 576
     assert isinstance(graph, Graph)

@@ -1,0 +1,270 @@
+"""Graphs while a compiler records: operators that take an ``edge_index`` and find the graph when they run.
+
+What a graph derives of its edges (sorted ends, plans) depends on their values, and while torch.compile or
+torch.export records there are none. So there an `EdgeList` stands for the graph. The attention becomes one
+operator, opaque to the compiler, that looks the graph up where eager calls do (`_kept`) and runs the engine's
+operator; likewise its gradient. Layers that share an ``edge_index`` and backward find the graph made already.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, library
+from torch._subclasses.fake_tensor import FakeTensor
+
+from . import _ops
+from ._arguments import SCORES, Backward, BackwardResults, Forward, GraphArgs, Numbers, Tensors, ops
+from ._kept import graph_of
+
+__all__ = ["EdgeBackward", "EdgeForward", "EdgeList", "EdgeListArgs", "is_traced"]
+
+
+def is_traced(edge_index: Any) -> bool:
+    """Whether a compiler or a FakeTensorMode is at work on a dense ``edge_index``."""
+    if not torch.compiler.is_compiling() and type(edge_index) is not FakeTensor:
+        return False
+    is_dense = isinstance(edge_index, Tensor) and edge_index.layout == torch.strided
+    return is_dense and not hasattr(edge_index, "sparse_size")  # no EdgeIndex
+
+
+class EdgeListArgs(NamedTuple):
+    """An `EdgeList` as the operators take it."""
+
+    edge_index: Tensor
+    num_src: int
+    num_dst: int
+    self_loops: bool
+    num_edges: int  # of the graph; 0 where no result has that size
+    edges: bool  # whether there are edge tensors, dropout or returned attention
+    schedule: str
+
+
+class EdgeList:
+    """What a Graph is to the functions while a compiler records.
+
+    edge_index: int32 or int64 ``[2, E]``. num_src, num_dst: may be symbolic. self_loops: of the graph, the
+    loops among the edges are removed, and one for each node in 0 .. min(num_src, num_dst) - 1 appended.
+    """
+
+    def __init__(self, edge_index: Tensor, num_src: int, num_dst: int, self_loops: bool = False):
+        if edge_index.dtype not in (torch.int32, torch.int64):
+            raise TypeError(
+                f"Graph.from_pyg: edge_index: expected an int32 or int64 tensor, got {edge_index.dtype}"
+            )
+        if edge_index.dim() != 2 or edge_index.shape[0] != 2:
+            raise ValueError(
+                f"Graph.from_pyg: edge_index: expected shape [2, E], got {list(edge_index.shape)}"
+            )
+        self.given, self.num_src, self.num_dst, self.self_loops = edge_index, num_src, num_dst, self_loops
+        self.device = edge_index.device
+        self._with_loops: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def num_loops(self) -> int:
+        """The number of appended loops."""
+        return torch.sym_min(self.num_src, self.num_dst) if self.self_loops else 0
+
+    @property
+    def num_edges(self) -> int:
+        return self.edge_index.shape[1]
+
+    @property
+    def edge_index(self) -> Tensor:
+        """[2, num_edges], in the graph's edge order, in the dtype given."""
+        return self._appended()[0] if self.self_loops else self.given
+
+    @property
+    def edge_map(self) -> Tensor | None:
+        """With ``self_loops``, int64 [num_edges]: where each edge was, -1 for an appended loop; else None."""
+        return self._appended()[1] if self.self_loops else None
+
+    def _appended(self) -> tuple[Tensor, Tensor]:
+        if self._with_loops is None:
+            edge_index = self.given
+            kept = (edge_index[0] != edge_index[1]).nonzero().squeeze(1)
+            loops = torch.arange(self.num_loops, dtype=edge_index.dtype, device=self.device)
+            appended = torch.cat([edge_index.index_select(1, kept), loops.expand(2, -1)], dim=1)
+            self._with_loops = appended, torch.cat([kept, kept.new_full(loops.shape, -1)])
+        return self._with_loops
+
+
+# ---- operators -------------------------------------------------------------------------------------------
+
+_LAYERS = {SCORES["additive"]: "gat", SCORES["dot"]: "dot", SCORES["additive_v2"]: "gatv2"}
+_EDGES = "Tensor edge_index, SymInt num_src, SymInt num_dst, bool self_loops, SymInt num_edges"
+# Graphs wait for the device where they are made, so that no CUDA graph can have these in it.
+_TAGS = torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe
+_library = library.Library("dfgnn", "FRAGMENT")
+
+
+def _define(name: str, schema: str, kernel, fake) -> Any:
+    _library.define(f"{name}{schema}", tags=_TAGS)
+    _library.impl(name, kernel, "CompositeExplicitAutograd")
+    library.register_fake(f"dfgnn::{name}", fake, lib=_library)
+    return getattr(ops, name).default
+
+
+def _of_edges(op) -> tuple[str, list[str]]:
+    """The schema of an engine's operator with EdgeListArgs in place of a graph, and its arguments' names."""
+    arguments, results = str(op._schema).partition("(")[2].rsplit(" -> ", 1)
+    kept = []
+    for argument in arguments.removesuffix(")").split(", "):
+        name = argument.split()[-1]
+        if name == GraphArgs._fields[0]:
+            kept.append(f"{_EDGES}, bool edges, str schedule")
+        elif name not in (*GraphArgs._fields, "num_dst"):
+            kept.append(argument)
+    text = ", ".join(kept)
+    return f"({text}) -> {results}", [argument.split()[-1] for argument in text.split(", ")]
+
+
+def _graph(a):
+    graph, _ = graph_of(a.edge_index, a.num_src, a.num_dst, a.self_loops)
+    if a.num_edges not in (0, graph.num_edges):
+        raise ValueError(f"num_edges: expected {graph.num_edges}, the graph's, got {a.num_edges}")
+    return graph
+
+
+def _graph_args(a, backward: bool) -> GraphArgs:
+    _, num_heads, head_dim = a.value.shape
+    return _graph(a)._planner.arguments(
+        num_heads, head_dim, a.value.dtype, _LAYERS[a.score],
+        schedule=a.schedule, edges=a.edges, backward=backward,
+    )  # fmt: skip
+
+
+def _forward(*args):
+    a = EdgeForward(*args)
+    merged = {**a._asdict(), **_graph_args(a, backward=False)._asdict()}
+    return _ops.call(ops.attention_forward.default, *(merged[name] for name in Forward._fields))
+
+
+def _forward_fake(*args):
+    a = EdgeForward(*args)
+    return _ops.forward_fake(a, a.num_edges)
+
+
+def _backward(*args):
+    a = EdgeBackward(*args)
+    merged = {**a._asdict(), **_graph_args(a, backward=True)._asdict()}
+    results = BackwardResults(
+        *_ops.call(ops.attention_backward.default, *(merged[name] for name in Backward._fields))
+    )
+    if a.attn is None:
+        return tuple(results)
+    return tuple(results._replace(grad_attn=results.grad_attn.sum(0, keepdim=True)))
+
+
+def _backward_fake(*args):
+    a = EdgeBackward(*args)
+    return _ops.backward_fake(a, a.num_edges, 0 if a.attn is None else 1)
+
+
+_schema, _names = _of_edges(ops.attention_forward.default)
+EdgeForward = namedtuple("EdgeForward", _names)  # type: ignore[misc]
+edge_attention_forward = _define("edge_attention_forward", _schema, _forward, _forward_fake)
+_schema, _names = _of_edges(ops.attention_backward.default)
+EdgeBackward = namedtuple("EdgeBackward", _names)  # type: ignore[misc]
+edge_attention_backward = _define("edge_attention_backward", _schema, _backward, _backward_fake)
+
+
+class _Edges(NamedTuple):
+    edge_index: Tensor
+    num_src: int
+    num_dst: int
+    self_loops: bool
+    num_edges: int
+
+
+def _sddmm(rows, feat, *rest):
+    *edges, reverse = rest
+    args = _ops.product_args(_graph(_Edges(*edges)), feat, reverse)
+    return _ops.call(ops.sddmm.default, rows, feat, *args)
+
+
+def _spmm(weight, feat, *rest):
+    *edges, reverse = rest
+    graph = _graph(_Edges(*edges))
+    num_rows = graph.num_src if reverse else graph.num_dst
+    return _ops.call(ops.spmm.default, weight, feat, *_ops.product_args(graph, feat, reverse), num_rows)
+
+
+def _sddmm_fake(rows, feat, edge_index, num_src, num_dst, self_loops, num_edges, reverse):
+    return feat.new_empty(num_edges, feat.shape[1])
+
+
+def _spmm_fake(weight, feat, edge_index, num_src, num_dst, self_loops, num_edges, reverse):
+    return feat.new_empty(num_src if reverse else num_dst, *feat.shape[1:])
+
+
+_sddmm_op = _define(
+    "edge_sddmm", f"(Tensor rows, Tensor feat, {_EDGES}, bool reverse) -> Tensor", _sddmm, _sddmm_fake
+)
+_spmm_op = _define(
+    "edge_spmm", f"(Tensor weight, Tensor feat, {_EDGES}, bool reverse) -> Tensor", _spmm, _spmm_fake
+)
+
+
+def _setup_product(ctx, inputs, output):
+    first, feat, *ctx.rest, ctx.reverse = inputs
+    ctx.save_for_backward(first, feat)
+
+
+def _backward_of_sddmm(ctx, grad):
+    (rows, feat), rest = ctx.saved_tensors, ctx.rest
+    need_rows, need_feat = ctx.needs_input_grad[:2]
+    return (
+        _spmm_op(grad, feat, *rest, ctx.reverse) if need_rows else None,
+        _spmm_op(grad, rows, *rest, not ctx.reverse) if need_feat else None,
+        *[None] * 6,
+    )
+
+
+def _backward_of_spmm(ctx, grad):
+    (weight, feat), rest = ctx.saved_tensors, ctx.rest
+    need_weight, need_feat = ctx.needs_input_grad[:2]
+    return (
+        _sddmm_op(grad, feat, *rest, ctx.reverse) if need_weight else None,
+        _spmm_op(weight, grad, *rest, not ctx.reverse) if need_feat else None,
+        *[None] * 6,
+    )
+
+
+library.register_autograd("dfgnn::edge_sddmm", _backward_of_sddmm, setup_context=_setup_product, lib=_library)
+library.register_autograd("dfgnn::edge_spmm", _backward_of_spmm, setup_context=_setup_product, lib=_library)
+
+
+def _arguments(edges: EdgeList, sized: bool = True) -> _Edges:
+    """sized: a result has the number of edges, which with loops must be counted."""
+    num_edges = edges.num_edges if sized else 0
+    return _Edges(edges.given, edges.num_src, edges.num_dst, edges.self_loops, num_edges)
+
+
+def sddmm(edges: EdgeList, rows: Tensor, feat: Tensor, reverse: bool) -> Tensor:
+    return _sddmm_op(rows, feat, *_arguments(edges), reverse)
+
+
+def spmm(edges: EdgeList, weight: Tensor, feat: Tensor, reverse: bool) -> Tensor:
+    return _spmm_op(weight, feat, *_arguments(edges), reverse)
+
+
+def attention(
+    edges: EdgeList,
+    score: str,
+    tensors: tuple[Tensor | None, ...],
+    numbers: Numbers,
+    return_attention: bool,
+    save_positive: bool,
+    schedule: str,
+) -> tuple[Tensor, ...]:
+    """ForwardResults, as a plain tuple."""
+    t = Tensors(*tensors)
+    sized = return_attention or not (t.edge_bias is None and t.edge_gate is None and t.edge_weight is None)
+    any_edges = sized or not (t.edge_mask is None and t.edge_feat is None and t.seed is None)
+    return edge_attention_forward(
+        SCORES[score], *tensors, *_arguments(edges, sized), any_edges, schedule, *numbers,
+        return_attention, save_positive,
+    )  # fmt: skip

@@ -1,0 +1,233 @@
+"""Layers that a compiler records together with their edges: torch.compile, torch.export, AOTInductor."""
+
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import Dim
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from dfgnn import _kept
+from dfgnn.nn.pyg import AGNNConv, GATConv, GATv2Conv, SuperGATConv, TransformerConv
+
+LAYERS = {
+    "gat": lambda: GATConv(9, 4, heads=3),
+    "gat_edges": lambda: GATConv(9, 4, heads=3, edge_dim=5, residual=True, fill_value="mean"),
+    "gatv2": lambda: GATv2Conv(9, 4, heads=3, concat=False),
+    "gatv2_edges": lambda: GATv2Conv(9, 4, heads=3, edge_dim=5, fill_value=0.5),
+    "transformer": lambda: TransformerConv(9, 4, heads=3, beta=True),
+    "transformer_edges": lambda: TransformerConv(9, 4, heads=3, edge_dim=5),
+    "agnn": lambda: AGNNConv(),
+    "supergat": lambda: SuperGATConv(9, 4, heads=3).eval(),  # in training it samples edges in Python
+    "supergat_sd": lambda: SuperGATConv(9, 4, heads=3, attention_type="SD").eval(),
+}
+layers = pytest.mark.parametrize("name", LAYERS)
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def make(name, device="cpu"):
+    torch.manual_seed(3)
+    return LAYERS[name]().to(device)
+
+
+def batch(name, seed, device="cpu") -> tuple[torch.Tensor, ...]:
+    """Another graph, of another size, for each seed; with loops and repeated edges."""
+    generator = torch.Generator().manual_seed(seed)
+    num_nodes, num_edges = 30 + 7 * seed, 90 + 31 * seed
+    x = torch.randn(num_nodes, 9, generator=generator)
+    edge_index = torch.randint(num_nodes, (2, num_edges), generator=generator)
+    edge_attr = [torch.randn(num_edges, 5, generator=generator)] if name.endswith("_edges") else []
+    return tuple(t.to(device) for t in (x, edge_index, *edge_attr))
+
+
+def step(run, layer, inputs):
+    """What a step of training gives: the output and all gradients."""
+    inputs = [t.clone().requires_grad_() if t.is_floating_point() else t for t in inputs]
+    out = run(*inputs)
+    wanted = [t for t in (*inputs, *layer.parameters()) if t.requires_grad]
+    return out, *torch.autograd.grad(out.sin().sum(), wanted, allow_unused=True)
+
+
+def export(layer, inputs, **options):
+    num_nodes, num_edges = Dim("num_nodes"), Dim("num_edges")
+    shapes = {0: num_nodes}, {1: num_edges}, {0: num_edges}
+    return torch.export.export(layer, inputs, dynamic_shapes=shapes[: len(inputs)], **options)
+
+
+# ---- torch.compile ---------------------------------------------------------------------------------------
+
+
+@layers
+def test_training_without_a_break(name, device):
+    """Batches of changing sizes, cold: one recording for the first, one for all others."""
+    layer = make(name, device)
+    backend = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(layer, fullgraph=True, backend=backend)
+    for seed in range(5):
+        inputs = batch(name, seed, device)
+        torch.testing.assert_close(step(compiled, layer, inputs), step(layer, layer, inputs))
+    assert backend.frame_count <= 2
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_sizes_that_are_said_to_change_or_not(dynamic, device):
+    layer = make("gatv2", device)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for seed in range(2):
+        inputs = batch("gatv2", seed, device)
+        torch.testing.assert_close(step(compiled, layer, inputs), step(layer, layer, inputs))
+
+
+def test_inductor(device):
+    """A model with loops, edge attributes and dropout in training, and not a warning."""
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = GATConv(9, 4, heads=3, edge_dim=5)
+            self.second = GATv2Conv(12, 4, heads=2)
+
+        def forward(self, x, edge_index, edge_attr):
+            return self.second(self.first(x, edge_index, edge_attr).relu(), edge_index)
+
+    model = Model().to(device)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", module=r"dfgnn")
+        compiled = torch.compile(model, fullgraph=True, dynamic=True)
+        for seed in range(3):
+            inputs = batch("_edges", seed, device)
+            torch.testing.assert_close(step(compiled, model, inputs), step(model, model, inputs))
+
+
+def test_fifty_batches():
+    layer = make("gat")
+    backend = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(layer, fullgraph=True, backend=backend)
+    for seed in range(50):
+        inputs = batch("gat", seed)
+        torch.testing.assert_close(compiled(*inputs), layer(*inputs))
+    assert backend.frame_count <= 3  # two recompilations
+
+
+def test_dropout(device):
+    layer = GATConv(9, 4, heads=3, dropout=0.5).to(device)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    inputs = batch("gat", 0, device)
+    results = []
+    for run in (compiled, layer):
+        torch.manual_seed(7)
+        results.append(step(run, layer, inputs))
+    torch.testing.assert_close(*results)
+
+
+def test_attention_is_returned_and_differentiable(device):
+    layer = make("gat_edges", device)
+
+    def weighted(*inputs):
+        out, (edge_index, alpha) = layer(*inputs, return_attention_weights=True)
+        return torch.cat([out.flatten(), alpha.sin().flatten(), edge_index.flatten()])
+
+    compiled = torch.compile(weighted, fullgraph=True, backend="aot_eager")
+    for seed in range(3):
+        inputs = batch("gat_edges", seed, device)
+        torch.testing.assert_close(step(compiled, layer, inputs), step(weighted, layer, inputs))
+
+
+def test_the_graph_is_made_once(monkeypatch, device):
+    """By layers that share the edges, by forward and backward, by compiled and eager calls."""
+    built = []
+    build = _kept._build
+    monkeypatch.setattr(_kept, "_build", lambda *args: built.append(None) or build(*args))
+    first, second = GATConv(9, 9).to(device), AGNNConv().to(device)
+    model = torch.nn.Sequential(first, second)
+
+    def run(x, edge_index):
+        return second(first(x, edge_index), edge_index)
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    inputs = batch("gat", 0, device)
+    for _ in range(3):
+        step(compiled, model, inputs)
+    step(run, model, inputs)
+    assert len(built) == 1
+
+
+def test_edges_out_of_range_are_refused():
+    layer = make("gat")
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    x, edge_index = batch("gat", 0)
+    compiled(x, edge_index)
+    edge_index[1, 3] = len(x)
+    with pytest.raises(ValueError, match=rf"Graph\.from_pyg: edge_index\[1\].*{len(x)}"):
+        compiled(x, edge_index)
+
+
+def test_two_kinds_of_nodes():
+    layer = GATConv((9, 9), 4, heads=3, add_self_loops=False)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
+    for num_src, num_dst in ((20, 30), (31, 17)):
+        x = torch.randn(num_src, 9), torch.randn(num_dst, 9)
+        edge_index = torch.stack([torch.randint(num_src, (80,)), torch.randint(num_dst, (80,))])
+        torch.testing.assert_close(compiled(x, edge_index), layer(x, edge_index))
+
+
+# ---- torch.export ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@layers
+def test_export(name, strict, device):
+    layer = make(name, device).eval()
+    module = export(layer, batch(name, 0, device), strict=strict).module()
+    for seed in range(3):
+        inputs = batch(name, seed, device)
+        torch.testing.assert_close(module(*inputs), layer(*inputs))
+
+
+def test_an_exported_layer_is_saved_and_loaded(tmp_path):
+    layer = make("gat_edges").eval()
+    torch.export.save(export(layer, batch("gat_edges", 0)), tmp_path / "layer.pt2")
+    module = torch.export.load(tmp_path / "layer.pt2").module()
+    inputs = batch("gat_edges", 4)
+    torch.testing.assert_close(module(*inputs), layer(*inputs))
+
+
+def test_aot_inductor(tmp_path, device):
+    """The package runs in a process that knows dfgnn alone, without the layers' library."""
+    layer = make("gatv2_edges", device).eval()
+    with torch.no_grad():
+        program = export(layer, batch("gatv2_edges", 0, device))
+    package, data = tmp_path / "layer.pt2", tmp_path / "data.pt"
+    torch._inductor.aoti_compile_and_package(program, package_path=str(package))
+    inputs = [batch("gatv2_edges", seed, device) for seed in range(3)]
+    torch.save([(given, layer(*given).detach()) for given in inputs], data)
+    code = (
+        "import sys, torch, dfgnn\n"
+        f"run = torch._inductor.aoti_load_package({str(package)!r})\n"
+        f"for given, expected in torch.load({str(data)!r}):\n"
+        "    torch.testing.assert_close(run(*given), expected)\n"
+        "assert 'torch_geometric' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@layers
+def test_fake_tensors(name):
+    """They give one of the right shape, and leave nothing of theirs behind."""
+    layer = make(name)
+    inputs = batch(name, 0)
+    with FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv()) as mode:
+        out = layer(*(mode.from_tensor(t, static_shapes=True) for t in inputs))
+    assert out.shape == layer(*inputs).shape
+    torch.testing.assert_close(layer(*inputs), make(name)(*inputs))
