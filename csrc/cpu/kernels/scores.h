@@ -2,6 +2,7 @@
 // other; forward and backward differ in which end that is.
 //   fix(row)        the row whose edges follow
 //   raw(block, z)   what the family computes; EdgeBlock::transform makes z of it
+//   raw(block, group, z)   the same for a group of rows, without fix()
 //   activate(z)     LeakyReLU;  slope(z): its derivative
 // Scores of feature rows also give backward's sums over a row's edges, with `a` and `a2` packed:
 //   accumulate(block, draw, a, a2, first)   a += terms of the gradient of the fixed row, all but a factor
@@ -9,6 +10,7 @@
 //   scatter_feat(...)                       the gradient of the edges' features
 #pragma once
 
+#include "columns.h"
 #include "gathered.h"
 
 namespace dfgnn::cpu::DFGNN_ISA {
@@ -33,21 +35,16 @@ class AdditiveScore : public Activation<T> {
  public:
   using A = Acc<T>;
   using V = Vec<A, kLanes<A>>;
-  static constexpr bool kGathersValues = false;
+  static constexpr bool kGathersValues = false, kGrouped = true;
 
-  // gathered: alpha of node j and head h at j * stride + h * step. fixed: [N, H] or null: 0.
-  AdditiveScore(const A* gathered, int64_t stride, int step, const A* fixed, int heads, A negative_slope)
-      : Activation<T>(negative_slope),
-        gathered_(gathered),
-        stride_(stride),
-        step_(step),
-        fixed_(fixed),
-        heads_(heads) {}
+  // gathered: alpha of node j and head h at j * stride + h. fixed: [N, H] or null: 0.
+  AdditiveScore(const A* gathered, int64_t stride, const A* fixed, int heads, A negative_slope)
+      : Activation<T>(negative_slope), gathered_(gathered), stride_(stride), fixed_(fixed), heads_(heads) {}
 
   void fix(int64_t row) { row_ = row * heads_; }
 
   void raw(const EdgeBlock<T>& block, A* z) const {
-    gather(gathered_, block.index, block.n, block.limit, heads_, stride_, step_, z);
+    gather<HeadMajor>(gathered_, block.index, block.n, block.limit, heads_, stride_, z);
     if (!fixed_) return;
     for (int h = 0; h < heads_; ++h) {
       const A fixed = fixed_[row_ + h];
@@ -55,10 +52,25 @@ class AdditiveScore : public Activation<T> {
     }
   }
 
+  void raw(const EdgeBlock<T, EdgeMajor>& block, const Group& group, A* z) const {
+    for_heads<A>(heads_, [&](auto width, int h) {
+      constexpr int W = width.value;
+      using Heads = Vec<A, W>;
+      group.each([&](int r, int begin, int end) {
+        const Heads fixed = fixed_ ? load_vector<Heads>(fixed_ + (group.row + r) * heads_ + h) : Heads{};
+        for (int e = begin; e < end; ++e) {
+          if (e + kTableAhead < block.limit)
+            __builtin_prefetch(gathered_ + block.index[e + kTableAhead] * stride_ + h);
+          const A* from = gathered_ + block.index[e] * stride_ + h;
+          store_vector(z + e * heads_ + h, load_vector<Heads>(from) + fixed);
+        }
+      });
+    });
+  }
+
  private:
   const A* gathered_;
   int64_t stride_;
-  int step_;
   const A* fixed_;
   int heads_;
   int64_t row_ = 0;
@@ -71,7 +83,7 @@ class DotScore : public Activation<T> {
   using A = Acc<T>;
   using V = Vec<A, kLanes<A>>;
   using Feat = typename Gathered<T>::Feat;
-  static constexpr bool kGathersValues = false;
+  static constexpr bool kGathersValues = false, kGrouped = false;
 
   // feat: added to the keys, which are the gathered or the fixed rows; or null.
   DotScore(const void* gathered, const void* fixed, const RowShape& shape, const void* feat, Feat side,
@@ -120,6 +132,7 @@ class AdditiveV2Score : public Activation<T> {
  public:
   using A = Acc<T>;
   using Feat = typename Gathered<T>::Feat;
+  static constexpr bool kGrouped = false;
   static constexpr bool kGathersValues = true;  // where the destinations are fixed
 
   AdditiveV2Score(const void* gathered, const void* fixed, const RowShape& shape, const void* feat,
