@@ -74,11 +74,11 @@ def test_groups_of_short_rows(monkeypatch, score, name, isa):
 
 
 @pytest.mark.parametrize("heads", [1, 3, 8])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("score", SCORES)
 def test_options_of_grouped_rows(monkeypatch, score, dtype, heads):
     monkeypatch.setenv("DFGNN_CPU_ROWS", "grouped")
-    for name in ("random", "isolated", "sorted", "mixed_degrees"):
+    for name in ("isolated", "sorted"):
         graph = make_graph(name)
         for per_head in (1, "H"):
             options = {"edge_bias": True, "edge_weight": per_head, "edge_gate": per_head}

@@ -234,7 +234,9 @@ class FeatureRows {
         row_(values_.shape().packed_size()),
         score_sum_(score.shape().packed_size()),
         value_sum_(values_.shape().packed_size()),
-        attn_sum_(kKeyIsValue ? score.shape().packed_size() : 0) {}
+        attn_sum_(kKeyIsValue ? score.shape().packed_size() : 0) {
+    if (kKeyIsValue) attn_sum_.clear(score.shape().packed_size());
+  }
 
   void operator()(const Item& item) {
     score_.fix(item.row);
@@ -257,11 +259,11 @@ class FeatureRows {
     write_sum<T>(item, values_.shape(), value_sum_, p_.grad_value, p_.partial_value);
   }
 
-  // Items [first, last), and their part of grad_attn.
-  void part(int64_t k, int64_t first, int64_t last) {
-    attn_sum_.clear(score_.shape().packed_size());
-    for (int64_t i = first; i < last; ++i) (*this)(p_.csr.items[i]);
-    unpack(score_.shape(), attn_sum_, nullptr, static_cast<A*>(p_.grad_attn) + k * score_.shape().size());
+  // attn [H, D] += what the items so far contribute to grad_attn
+  void add_attn(A* attn) {
+    Buffer<A> sum(score_.shape().size());
+    unpack(score_.shape(), attn_sum_, nullptr, static_cast<A*>(sum));
+    for (int64_t d = 0; d < score_.shape().size(); ++d) attn[d] += sum[d];
   }
 
  private:
@@ -297,35 +299,45 @@ class FeatureRows {
   Buffer<A> row_, score_sum_, value_sum_, attn_sum_;  // packed
 };
 
-// make_score(over_rows): the score of one direction
-template <class T, class MakeScore>
+// make_score(over_rows): the score of one direction; make_group_score(over_rows): for groups
+template <class T, class MakeScore, class MakeGroupScore>
 void run_feature_rows(const BackwardParams& p, const Arrays<T>& a, const Parallel& parallel,
-                      const MakeScore& make_score) {
+                      const MakeScore& make_score, const MakeGroupScore& make_group_score) {
+  using A = Acc<T>;
   const Shape& shape = p.shape;
-  const auto with_pass = [&](bool over_rows, const auto& f) {
-    auto score = make_score(over_rows);
-    FeatureRows<T, decltype(score)> pass(p, a, score, over_rows);
-    f(pass);
-  };
-  const auto run_items = [&](bool over_rows) {
+  // Items [first, last) of a direction; attn: their part of grad_attn, or null.
+  const auto run_items = [&](bool over_rows, int64_t first, int64_t last, A* attn) {
     const Csr& csr = over_rows ? p.csr : p.reverse;
-    parallel_items(parallel, csr, [&](int64_t first, int64_t last) {
-      with_pass(over_rows, [&](auto& pass) {
-        for (int64_t k = first; k < last; ++k) pass(csr.items[k]);
-      });
-    });
+    const Grouping grouping = Grouping::of<A>(p, csr, parallel.way);
+    grouping.walk(
+        csr, first, last,
+        [&](auto each) {
+          auto score = make_group_score(over_rows);
+          each(FeatureGroups<T, decltype(score)>(p, a, grouping, score, over_rows, attn));
+        },
+        [&](auto each) {
+          auto score = make_score(over_rows);
+          FeatureRows<T, decltype(score)> pass(p, a, score, over_rows);
+          each(pass);
+          if (attn) pass.add_attn(attn);
+        });
   };
   if (p.grad_attn) {
     const Chunks parts(p.csr, kMostParts);
+    const int64_t size = int64_t(shape.heads) * shape.dim;
     parallel_range(parallel, parts.count(), 1, [&](int64_t first, int64_t last) {
-      with_pass(true, [&](auto& pass) {
-        for (int64_t k = first; k < last; ++k) pass.part(k, parts.boundary(k), parts.boundary(k + 1));
-      });
+      for (int64_t k = first; k < last; ++k) {
+        A* attn = static_cast<A*>(p.grad_attn) + k * size;
+        for (int64_t d = 0; d < size; ++d) attn[d] = 0;
+        run_items(true, parts.boundary(k), parts.boundary(k + 1), attn);
+      }
     });
   } else {
-    run_items(true);
+    parallel_items(parallel, p.csr,
+                   [&](int64_t first, int64_t last) { run_items(true, first, last, nullptr); });
   }
-  run_items(false);
+  parallel_items(parallel, p.reverse,
+                 [&](int64_t first, int64_t last) { run_items(false, first, last, nullptr); });
   merge_splits<T>(p.csr, parallel, shape.heads, shape.dim, p.partial_query, p.grad_query);
   if (p.grad_key) merge_splits<T>(p.reverse, parallel, shape.heads, shape.dim, p.partial_key, p.grad_key);
 }
@@ -342,12 +354,12 @@ void backward_as(const BackwardParams& p, const Parallel& parallel) {
   node_stats(p, a, parallel);
   switch (p.score) {
     case Score::additive: {
-      const bool possible = !AdditiveSources<T>::per_edge(p, a);
-      const Grouping grouping(p.reverse, p.shape.num_edges, shape.size(), parallel.way, possible);
+      const Grouping grouping =
+          Grouping::of<A>(p, p.reverse, parallel.way, !AdditiveSources<T>::per_edge(p, a));
       parallel_items(parallel, p.reverse, [&](int64_t first, int64_t last) {
         grouping.walk(
-            p.reverse, first, last, [&] { return AdditiveGroups<T>(p, a, grouping); },
-            [&] { return AdditiveSources<T>(p, a); });
+            p.reverse, first, last, [&](auto each) { each(AdditiveGroups<T>(p, a, grouping)); },
+            [&](auto each) { each(AdditiveSources<T>(p, a)); });
       });
       merge_splits<A>(p.reverse, parallel, heads, 1, p.partial_alpha, p.grad_alpha_src);
       if (a.grad_raw)
@@ -356,16 +368,28 @@ void backward_as(const BackwardParams& p, const Parallel& parallel) {
       break;
     }
     case Score::dot:
-      run_feature_rows(p, a, parallel, [&](bool over_rows) {
-        return DotScore<T>(over_rows ? p.key : p.query, over_rows ? p.query : p.key, shape, feat,
-                           over_rows ? Feat::gathered : Feat::fixed, A(p.scale), slope);
-      });
+      run_feature_rows<T>(
+          p, a, parallel,
+          [&](bool over_rows) {
+            return DotScore<T>(over_rows ? p.key : p.query, over_rows ? p.query : p.key, shape, feat,
+                               over_rows ? Feat::gathered : Feat::fixed, A(p.scale), slope);
+          },
+          [&](bool over_rows) {
+            return DotGroupScore<T>(over_rows ? p.key : p.query, over_rows ? p.query : p.key, heads,
+                                    p.shape.dim, A(p.scale), slope);
+          });
       break;
     case Score::additive_v2:
-      run_feature_rows(p, a, parallel, [&](bool over_rows) {
-        return AdditiveV2Score<T>(over_rows ? p.value : p.query, over_rows ? p.query : p.value, shape, feat,
-                                  p.attn, slope);
-      });
+      run_feature_rows<T>(
+          p, a, parallel,
+          [&](bool over_rows) {
+            return AdditiveV2Score<T>(over_rows ? p.value : p.query, over_rows ? p.query : p.value, shape,
+                                      feat, p.attn, slope);
+          },
+          [&](bool over_rows) {
+            return AdditiveV2GroupScore<T>(over_rows ? p.value : p.query, over_rows ? p.query : p.value,
+                                           heads, p.shape.dim, p.attn, slope);
+          });
       break;
   }
   merge_splits<T>(p.reverse, parallel, heads, p.shape.value_dim, p.partial_value, p.grad_value);

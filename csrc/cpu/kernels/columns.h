@@ -58,15 +58,34 @@ class Columns {
   int64_t size() const { return size_; }
   const T* row(int64_t k) const { return data_ + k * size_; }
 
+  // `limit` below: so many indices may be read, to prefetch; 0 if the rows are in cache already. Rows of the
+  // group's ends, [rows, C], are `fixed`.
+
   // a[r] = sum of w[e] x[index_e] over the edges e of row r; a2 likewise, with w2, unless that is null.
-  // `limit` indices may be read, to prefetch; 0 if the rows are in cache already.
   void aggregate(const Group& group, const int32_t* index, int64_t limit, const A* w, const A* w2, A* a,
                  A* a2) const;
+  // With u_e = x[index_e] + fixed[r]: a[r] = sum of w[e] L'(u_e), a2[r] = sum of w[e] L(u_e) unless it is
+  // null.
+  void leaky_aggregate(const Group& group, const int32_t* index, const T* fixed, A slope, const A* w, A* a,
+                       A* a2) const;
+
+  // s[e, h] = x[index_e, h] . fixed[r, h], rounded as by Rows::dots: backward may find a score the other way.
+  // For head sizes that has_dots() tells.
+  void dots(const Group& group, const int32_t* index, int64_t limit, const T* fixed, A* s);
+  // s[e, h] = attn[h] . L(u_e[h])
+  void leaky_dots(const Group& group, const int32_t* index, int64_t limit, const T* fixed, const A* attn,
+                  A slope, A* s);
 
  private:
-  template <int W, int V, bool two, bool wide>
-  void aggregate_tile(int vector, const Group& group, const int32_t* index, int64_t limit, const A* w,
-                      const A* w2, A* a, A* a2) const;
+  template <int W, int V, class Terms>
+  void aggregate_tile(int vector, const Group& group, const int32_t* index, int64_t limit, const Terms& terms,
+                      A* a, A* a2) const;
+  template <class MakeTerms>
+  void aggregate_all(const Group& group, const int32_t* index, int64_t limit, const MakeTerms& make_terms,
+                     A* a, A* a2) const;
+  template <class Term>
+  void dots_all(const Group& group, const int32_t* index, int64_t limit, const T* fixed, const Term& term,
+                A* s);
 
   const T* data_;
   int heads_, dim_;
@@ -74,6 +93,7 @@ class Columns {
   RowShape shape_;          // of one head of C columns
   Buffer<int32_t> head_;    // per vector: the head of its first column
   Buffer<Bits<A>> offset_;  // per vector and lane: the column's head, counted from there
+  Buffer<A> products_;
 };
 
 }  // namespace dfgnn::cpu::DFGNN_ISA

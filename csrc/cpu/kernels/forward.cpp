@@ -74,7 +74,6 @@ class Worker {
         a_(values_.shape().packed_size()),
         a2_(values_.shape().packed_size()) {}
 
-  void operator()(const Group&) {}
   void operator()(const Item& item) {
     softmax_.reset();
     score_.fix(item.row);
@@ -216,22 +215,19 @@ void finish_attention(const ForwardParams& p, const Outputs<T>& o, const Groupin
   }
 }
 
-template <class T, class MakeScore>
-void run(const ForwardParams& p, const Parallel& parallel, const MakeScore& make_score) {
-  using MadeScore = decltype(make_score());
+// make_score(), make_group_score(): the same score for a row alone and for groups
+template <class T, class MakeScore, class MakeGroupScore>
+void run(const ForwardParams& p, const Parallel& parallel, const MakeScore& make_score,
+         const MakeGroupScore& make_group_score) {
   const Outputs<T> o(p);
-  const Shape& shape = p.shape;
-  const int64_t columns = int64_t(shape.heads) * (shape.dim > shape.value_dim ? shape.dim : shape.value_dim);
-  const Grouping grouping(p.csr, shape.num_edges, columns, parallel.way, MadeScore::kGrouped && !p.edge.feat);
+  const Grouping grouping = Grouping::of<Acc<T>>(p, p.csr, parallel.way);
   parallel_items(parallel, p.csr, [&](int64_t first, int64_t last) {
-    const auto alone = [&] { return Worker<T, MadeScore>(p, o, make_score); };
-    const auto grouped = [&] {
-      if constexpr (MadeScore::kGrouped)
-        return GroupWorker<T, MadeScore>(p, o, grouping, make_score);
-      else
-        return alone();
-    };
-    grouping.walk(p.csr, first, last, grouped, alone);
+    grouping.walk(
+        p.csr, first, last,
+        [&](auto each) {
+          each(GroupWorker<T, decltype(make_group_score())>(p, o, grouping, make_group_score));
+        },
+        [&](auto each) { each(Worker<T, decltype(make_score())>(p, o, make_score)); });
   });
   parallel_range(parallel, p.csr.num_splits, 1,
                  [&](int64_t first, int64_t last) { merge_splits<T>(p, o, first, last); });
@@ -243,23 +239,25 @@ void run(const ForwardParams& p, const Parallel& parallel, const MakeScore& make
 template <class T>
 void forward_as(const ForwardParams& p, const Parallel& parallel) {
   using A = Acc<T>;
-  const int heads = p.shape.heads;
-  const RowShape shape = row_shape<A>(heads, p.shape.dim);
-  const A slope = A(p.negative_slope);
+  const int heads = p.shape.heads, dim = p.shape.dim;
+  const RowShape shape = row_shape<A>(heads, dim);
+  const A slope = A(p.negative_slope), scale = A(p.scale);
   const void* feat = p.edge.feat_in_key ? p.edge.feat : nullptr;
+  const auto side = Gathered<T>::Feat::gathered;
+  const A *src = static_cast<const A*>(p.alpha_src), *dst = static_cast<const A*>(p.alpha_dst);
   switch (p.score) {
     case Score::additive:
-      return run<T>(p, parallel, [&] {
-        return AdditiveScore<T>(static_cast<const A*>(p.alpha_src), heads, static_cast<const A*>(p.alpha_dst),
-                                heads, slope);
-      });
+      return run<T>(
+          p, parallel, [&] { return AdditiveScore<T>(src, heads, dst, heads, slope); },
+          [&] { return AdditiveGroupScore<T>(src, heads, dst, heads, slope); });
     case Score::dot:
-      return run<T>(p, parallel, [&] {
-        return DotScore<T>(p.key, p.query, shape, feat, Gathered<T>::Feat::gathered, A(p.scale), slope);
-      });
+      return run<T>(
+          p, parallel, [&] { return DotScore<T>(p.key, p.query, shape, feat, side, scale, slope); },
+          [&] { return DotGroupScore<T>(p.key, p.query, heads, dim, scale, slope); });
     case Score::additive_v2:
-      return run<T>(p, parallel,
-                    [&] { return AdditiveV2Score<T>(p.value, p.query, shape, feat, p.attn, slope); });
+      return run<T>(
+          p, parallel, [&] { return AdditiveV2Score<T>(p.value, p.query, shape, feat, p.attn, slope); },
+          [&] { return AdditiveV2GroupScore<T>(p.value, p.query, heads, dim, p.attn, slope); });
   }
 }
 

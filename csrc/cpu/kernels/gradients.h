@@ -1,6 +1,7 @@
 // The gradients of a block's edges, from the scores and g . v.
 #pragma once
 
+#include "groups.h"
 #include "scores.h"
 
 namespace dfgnn::cpu::DFGNN_ISA {
@@ -92,6 +93,18 @@ class EdgeGradients {
       });
   }
 
+  void stats_of_rows(const Group& group) {
+    A* const to[] = {largest(), log_sum(), delta()};
+    for_heads<A>(heads_, [&](auto width, int h) {
+      using W = Vec<A, width.value>;
+      for (int k = 0; k < 3; ++k)
+        group.each([&](int r, int begin, int end) {
+          const W x = load_vector<W>(a_.node_stats + ((group.row + r) * kNodeStats + k + 1) * heads_ + h);
+          for (int e = begin; e < end; ++e) store_vector(to[k] + e * heads_ + h, x);
+        });
+    });
+  }
+
   // Of the edges from i on, with the z of start().
   template <class Score>
   V alpha(const Score& score, const EdgeBlock<T, Order>& block, V z, int i) const {
@@ -99,9 +112,10 @@ class EdgeGradients {
     return exp<A, kLanes<A>>((s - load_vector<V>(largest() + i)) - load_vector<V>(log_sum() + i));
   }
 
-  template <class Score>
-  void start(Score& score, EdgeBlock<T, Order>& block) {
-    score.raw(block, z());
+  // rows: what Score::raw takes beside the block.
+  template <class Score, class... Rows>
+  void start(Score& score, EdgeBlock<T, Order>& block, const Rows&... rows) {
+    score.raw(block, rows..., z());
     if (writes_gate_) __builtin_memcpy(raw(), z(), size_ * sizeof(A));
     block.transform(z());
   }

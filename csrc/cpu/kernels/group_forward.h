@@ -1,8 +1,7 @@
 // Forward of a group of short rows.
 #pragma once
 
-#include "columns.h"
-#include "scores.h"
+#include "group_scores.h"
 
 namespace dfgnn::cpu::DFGNN_ISA {
 

@@ -34,44 +34,55 @@ struct Group {
 constexpr int64_t kGroupedDegree = 32;
 constexpr int kMostRows = 64;
 
+// Whether heads are whole vectors, or vectors whole heads.
+template <class A>
+static inline bool has_dots(int dim) {
+  const RowShape shape = row_shape<A>(1, dim);
+  return dim == 1 || (shape.width > 1 && dim % shape.width == 0 && shape.vectors <= kRun);
+}
+
 // Which items of a plan are grouped, and how many at most.
 class Grouping {
  public:
-  // columns: of the widest row that is gathered or written
-  Grouping(const Csr& csr, int64_t num_edges, int64_t columns, RowWay way, bool possible) {
-    const bool short_rows = num_edges < kGroupedDegree * csr.num_items;
-    on_ = possible && (way == RowWay::grouped || (way == RowWay::automatic && short_rows));
+  // The way of a call's rows in one direction; p: ForwardParams or BackwardParams. A: accumulators.
+  template <class A, class Params>
+  static Grouping of(const Params& p, const Csr& csr, RowWay way, bool possible = true) {
+    const Shape& s = p.shape;
+    const int64_t columns = int64_t(s.heads) * (s.dim > s.value_dim ? s.dim : s.value_dim);
+    const bool dots = p.score == Score::additive || (has_dots<A>(s.dim) && has_dots<A>(s.value_dim));
+    const bool short_rows = s.num_edges < kGroupedDegree * csr.num_items;
+    const bool on = possible && dots && columns > 0 && !p.edge.feat &&
+                    (way == RowWay::grouped || (way == RowWay::automatic && short_rows));
     const int64_t fit = 4096 / (columns > 0 ? columns : 1);
-    most_rows_ = int(fit < 1 ? 1 : fit > kMostRows ? kMostRows : fit);
+    return {on, int(fit < 1 ? 1 : fit > kMostRows ? kMostRows : fit)};
   }
 
   int most_rows() const { return most_rows_; }
   bool takes(const Item& item) const { return on_ && item.slot < 0 && item.end - item.begin <= kBlock; }
 
-  // Calls grouped(Group) for the groups of items [first, last), then alone(Item) for the other items.
-  // make_... give these functions, and are called only if there is something to do.
-  template <class MakeGrouped, class MakeAlone>
-  void walk(const Csr& csr, int64_t first, int64_t last, const MakeGrouped& make_grouped,
-            const MakeAlone& make_alone) const {
+  // Calls grouped(each) and alone(each) for items [first, last) where they have something to do: each(f)
+  // calls f(Group) for all groups, or f(Item) for all other items.
+  template <class Grouped, class Alone>
+  void walk(const Csr& csr, int64_t first, int64_t last, const Grouped& grouped, const Alone& alone) const {
     int64_t taken = 0;
     for (int64_t k = first; k < last; ++k) taken += takes(csr.items[k]);
-    if (taken > 0) {
-      auto&& grouped = make_grouped();
-      for (int64_t k = first; k < last;) {
-        if (!takes(csr.items[k])) {
-          ++k;
-          continue;
+    if (taken > 0)
+      grouped([&](auto&& f) {
+        for (int64_t k = first; k < last;) {
+          if (!takes(csr.items[k])) {
+            ++k;
+            continue;
+          }
+          const Group group = from(csr.items + k, last - k);
+          f(group);
+          k += group.rows;
         }
-        const Group group = from(csr.items + k, last - k);
-        grouped(group);
-        k += group.rows;
-      }
-    }
-    if (taken < last - first) {
-      auto&& alone = make_alone();
-      for (int64_t k = first; k < last; ++k)
-        if (!takes(csr.items[k])) alone(csr.items[k]);
-    }
+      });
+    if (taken < last - first)
+      alone([&](auto&& f) {
+        for (int64_t k = first; k < last; ++k)
+          if (!takes(csr.items[k])) f(csr.items[k]);
+      });
   }
 
  private:
@@ -84,6 +95,8 @@ class Grouping {
       ++rows;
     return {items, rows, items[rows - 1].end - items[0].begin, items[0].row, items[0].begin};
   }
+
+  Grouping(bool on, int most_rows) : on_(on), most_rows_(most_rows) {}
 
   bool on_;
   int most_rows_;

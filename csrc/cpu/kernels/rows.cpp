@@ -100,9 +100,6 @@ void aggregate_all(const Rows<T>& rows, const Ahead& ahead, int n, const Terms& 
   }
 }
 
-// Vectors of a head that a dot product sums one after another; then come sums of sums, which round less.
-constexpr int kRun = 32;
-
 // What a dot product adds per edge and vector. `feature`, `packed`: the vector's place in a row and in a
 // packed one; last: it is the last of its head.
 template <class T, int W>

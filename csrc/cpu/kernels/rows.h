@@ -17,6 +17,8 @@
 namespace dfgnn::cpu::DFGNN_ISA {
 
 constexpr int kBlock = 64;
+// Vectors of a head that a dot product sums one after another; then come sums of sums, which round less.
+constexpr int kRun = 32;
 
 struct RowShape {
   int heads, dim;

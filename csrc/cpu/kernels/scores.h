@@ -2,7 +2,6 @@
 // other; forward and backward differ in which end that is.
 //   fix(row)        the row whose edges follow
 //   raw(block, z)   what the family computes; EdgeBlock::transform makes z of it
-//   raw(block, group, z)   the same for a group of rows, without fix()
 //   activate(z)     LeakyReLU;  slope(z): its derivative
 // Scores of feature rows also give backward's sums over a row's edges, with `a` and `a2` packed:
 //   accumulate(block, draw, a, a2, first)   a += terms of the gradient of the fixed row, all but a factor
@@ -10,7 +9,6 @@
 //   scatter_feat(...)                       the gradient of the edges' features
 #pragma once
 
-#include "columns.h"
 #include "gathered.h"
 
 namespace dfgnn::cpu::DFGNN_ISA {
@@ -35,7 +33,7 @@ class AdditiveScore : public Activation<T> {
  public:
   using A = Acc<T>;
   using V = Vec<A, kLanes<A>>;
-  static constexpr bool kGathersValues = false, kGrouped = true;
+  static constexpr bool kGathersValues = false;
 
   // gathered: alpha of node j and head h at j * stride + h. fixed: [N, H] or null: 0.
   AdditiveScore(const A* gathered, int64_t stride, const A* fixed, int heads, A negative_slope)
@@ -50,22 +48,6 @@ class AdditiveScore : public Activation<T> {
       const A fixed = fixed_[row_ + h];
       for_edges<A>(h, block.n, [&](int i, auto) { store_vector(z + i, load_vector<V>(z + i) + fixed); });
     }
-  }
-
-  void raw(const EdgeBlock<T, EdgeMajor>& block, const Group& group, A* z) const {
-    for_heads<A>(heads_, [&](auto width, int h) {
-      constexpr int W = width.value;
-      using Heads = Vec<A, W>;
-      group.each([&](int r, int begin, int end) {
-        const Heads fixed = fixed_ ? load_vector<Heads>(fixed_ + (group.row + r) * heads_ + h) : Heads{};
-        for (int e = begin; e < end; ++e) {
-          if (e + kTableAhead < block.limit)
-            __builtin_prefetch(gathered_ + block.index[e + kTableAhead] * stride_ + h);
-          const A* from = gathered_ + block.index[e] * stride_ + h;
-          store_vector(z + e * heads_ + h, load_vector<Heads>(from) + fixed);
-        }
-      });
-    });
   }
 
  private:
@@ -83,7 +65,7 @@ class DotScore : public Activation<T> {
   using A = Acc<T>;
   using V = Vec<A, kLanes<A>>;
   using Feat = typename Gathered<T>::Feat;
-  static constexpr bool kGathersValues = false, kGrouped = false;
+  static constexpr bool kGathersValues = false;
 
   // feat: added to the keys, which are the gathered or the fixed rows; or null.
   DotScore(const void* gathered, const void* fixed, const RowShape& shape, const void* feat, Feat side,
@@ -132,7 +114,6 @@ class AdditiveV2Score : public Activation<T> {
  public:
   using A = Acc<T>;
   using Feat = typename Gathered<T>::Feat;
-  static constexpr bool kGrouped = false;
   static constexpr bool kGathersValues = true;  // where the destinations are fixed
 
   AdditiveV2Score(const void* gathered, const void* fixed, const RowShape& shape, const void* feat,
