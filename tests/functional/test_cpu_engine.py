@@ -113,6 +113,25 @@ def test_numbers_that_are_not_finite_reach_their_rows_only(monkeypatch, score, w
         assert (masked[touched] == 0).all() and masked.isfinite().all()
 
 
+@pytest.mark.parametrize("dim", [4, 8, 16, 32, 96])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("score", ["gatv2", "dot"])
+def test_both_ways_find_the_same_scores(monkeypatch, score, isa, dtype, dim):
+    """Large scores, nearly equal in a row: attention shows how they were rounded."""
+    use(monkeypatch, isa)
+    graph = make_graph("random")
+    inputs = make_inputs(score, graph, 3, dim, dtype)
+    near = inputs["key" if score == "dot" else "x_src"]
+    near.copy_(3e3 * (near[:1] + 1e-3 * near))
+    attention = []
+    for way in WAYS:
+        monkeypatch.setenv("DFGNN_CPU_ROWS", way)
+        attention.append(function(score)(graph, **inputs, return_attention=True)[1])
+    assert attention[0].std() > 0.1
+    torch.testing.assert_close(*attention, rtol=32 * torch.finfo(dtype).eps, atol=0)
+
+
 def test_unknown_way_of_rows(monkeypatch):
     monkeypatch.setenv("DFGNN_CPU_ROWS", "several")
     graph = make_graph("random")
