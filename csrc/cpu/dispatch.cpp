@@ -68,6 +68,16 @@ const Kernels& kernels() {
                            std::string(forced) + "'");
 }
 
+Parallel with_way(Parallel parallel) {
+  const char* forced = std::getenv("DFGNN_CPU_ROWS");
+  if (!forced || !*forced) return parallel;
+  const std::string way = forced;
+  if (way != "grouped" && way != "single")
+    throw std::runtime_error("DFGNN_CPU_ROWS: expected grouped or single, got '" + way + "'");
+  parallel.way = way == "grouped" ? RowWay::grouped : RowWay::single;
+  return parallel;
+}
+
 }  // namespace
 
 void forward(const ForwardParams& p, const Parallel& parallel) {
@@ -75,7 +85,7 @@ void forward(const ForwardParams& p, const Parallel& parallel) {
   use_huge_pages(p.out, p.shape.num_dst * p.shape.value_dim * of_head);
   use_huge_pages(p.positive, p.shape.num_dst * p.shape.value_dim * of_head);
   use_huge_pages(p.attention, p.shape.num_edges * p.shape.heads * size_of_acc(p.dtype));
-  kernels().forward(p, parallel);
+  kernels().forward(p, with_way(parallel));
 }
 
 void backward(const BackwardParams& p, const Parallel& parallel) {
@@ -86,7 +96,7 @@ void backward(const BackwardParams& p, const Parallel& parallel) {
   use_huge_pages(p.grad_feat, p.shape.num_edges * p.shape.dim * of_head);
   const int64_t edge_heads = p.shape.num_edges * p.shape.heads * size_of_acc(p.dtype);
   for (void* edges : {p.grad_bias, p.grad_gate, p.grad_weight, p.grad_raw}) use_huge_pages(edges, edge_heads);
-  kernels().backward(p, parallel);
+  kernels().backward(p, with_way(parallel));
 }
 
 void sddmm(const ProductParams& p, const Parallel& parallel) {

@@ -12,11 +12,15 @@ namespace dfgnn::cpu {
 
 // run(begin, end, grain, fn, ctx) calls fn on disjoint ranges that cover [begin, end), in parallel.
 using RangeFn = void (*)(int64_t begin, int64_t end, void* ctx);
+// Whether short rows are worked on in groups (kernels/groups.h); automatic: by the plan and the shape.
+enum class RowWay { automatic, grouped, single };
 struct Parallel {
   void (*run)(int64_t begin, int64_t end, int64_t grain, RangeFn fn, void* ctx);
   int num_threads;
+  RowWay way = RowWay::automatic;
 };
 
+// The environment variable DFGNN_CPU_ROWS, "grouped" or "single", decides the way of rows instead, for tests.
 // Items of a plan come in natural order: rows ascending, `begin` never decreasing.
 void forward(const ForwardParams&, const Parallel&);
 void backward(const BackwardParams&, const Parallel&);

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from attention import DTYPES, SCORES, check, function, make_inputs, run
+from attention import DTYPES, SCORES, VALUES, check, function, make_inputs, run
 from covering import covering
-from graphs import make_graph
+from graphs import GRAPHS, make_graph
 
 from dfgnn import Graph, functional
 
@@ -35,10 +35,15 @@ def threads():
     torch.set_num_threads(before)
 
 
+WAYS = ("grouped", "single")  # of rows
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["super_row", "super_source", "mixed_degrees", "power_law"])
 @pytest.mark.parametrize("score", SCORES)
-def test_results_do_not_depend_on_the_number_of_threads(threads, score, name, dtype):
+def test_results_do_not_depend_on_the_number_of_threads(monkeypatch, threads, score, name, dtype, way):
+    monkeypatch.setenv("DFGNN_CPU_ROWS", way)
     graph = make_graph(name)
     inputs = make_inputs(score, graph, 3, 8, dtype, edge_bias=True, edge_weight=1)
     seed = torch.tensor([5])
@@ -49,6 +54,90 @@ def test_results_do_not_depend_on_the_number_of_threads(threads, score, name, dt
     for other in results[1:]:
         for key, x in results[0].items():
             assert torch.equal(x, other[key]), key
+
+
+# Numbers of heads and head sizes that fill vectors, do not, and overlap.
+GROUPED_SHAPES = [(1, 1), (1, 7), (1, 64), (3, 8), (3, 1), (8, 8), (4, 16), (16, 8), (12, 7), (8, 33), (16, 16)]
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("name", [name for name in GRAPHS if name != "super_row"])
+@pytest.mark.parametrize("score", SCORES)
+def test_groups_of_short_rows(monkeypatch, score, name, isa):
+    use(monkeypatch, isa)
+    monkeypatch.setenv("DFGNN_CPU_ROWS", "grouped")
+    graph = make_graph(name)
+    for turn, (heads, dim) in enumerate(GROUPED_SHAPES):
+        if name != "random" and turn % 3 != len(name) % 3:
+            continue
+        dtype = DTYPES[turn % 4]
+        check(score, graph, make_inputs(score, graph, heads, dim, dtype), note=f"H={heads} D={dim} {dtype}: ")
+
+
+@pytest.mark.parametrize("heads", [1, 3, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("score", SCORES)
+def test_options_of_grouped_rows(monkeypatch, score, dtype, heads):
+    monkeypatch.setenv("DFGNN_CPU_ROWS", "grouped")
+    for name in ("isolated", "sorted"):
+        graph = make_graph(name)
+        for per_head in (1, "H"):
+            options = {"edge_bias": True, "edge_weight": per_head, "edge_gate": per_head}
+            inputs = make_inputs(score, graph, heads, 8, dtype, **options)
+            mask = torch.rand((graph.num_edges, heads) if per_head == "H" else (graph.num_edges,)) < 0.7
+            seed = torch.tensor([5])
+            check(score, graph, inputs, note=f"{name}: ", edge_mask=mask, dropout_p=0.2, _seed=seed)
+            check(score, graph, inputs, note=f"{name}: ", edge_mask=mask, return_attention=True)
+            del inputs["edge_gate"]
+            check(score, graph, inputs, note=f"{name}, no gate: ", dropout_p=0.2, _seed=seed)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("score", SCORES)
+def test_numbers_that_are_not_finite_reach_their_rows_only(monkeypatch, score, way):
+    monkeypatch.setenv("DFGNN_CPU_ROWS", way)
+    graph = make_graph("isolated")
+    src, dst = graph.edge_index
+    inputs = make_inputs(score, graph, 3, 8)
+    clean = function(score)(graph, **inputs)
+    for bad in (math.nan, math.inf):
+        inputs[VALUES[score]][3, 1, 5] = bad
+        out = function(score)(graph, **inputs)
+        touched = torch.zeros(graph.num_dst, dtype=torch.bool)
+        touched[dst[src == 3]] = True
+        assert touched.any() and not touched.all()
+        assert not out[touched, 1, 5].isfinite().any()
+        assert torch.equal(out[~touched], clean[~touched])
+        assert torch.equal(out[:, [0, 2]], clean[:, [0, 2]])
+        # Nothing comes of a value that all of its rows mask.
+        masked = function(score)(graph, **inputs, edge_mask=(src != 3) & ~touched[dst])
+        assert (masked[touched] == 0).all() and masked.isfinite().all()
+
+
+@pytest.mark.parametrize("dim", [4, 8, 16, 32, 96])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("score", ["gatv2", "dot"])
+def test_both_ways_find_the_same_scores(monkeypatch, score, isa, dtype, dim):
+    """Large scores, nearly equal in a row: attention shows how they were rounded."""
+    use(monkeypatch, isa)
+    graph = make_graph("random")
+    inputs = make_inputs(score, graph, 3, dim, dtype)
+    near = inputs["key" if score == "dot" else "x_src"]
+    near.copy_(3e3 * (near[:1] + 1e-3 * near))
+    attention = []
+    for way in WAYS:
+        monkeypatch.setenv("DFGNN_CPU_ROWS", way)
+        attention.append(function(score)(graph, **inputs, return_attention=True)[1])
+    assert attention[0].std() > 0.1
+    torch.testing.assert_close(*attention, rtol=32 * torch.finfo(dtype).eps, atol=0)
+
+
+def test_unknown_way_of_rows(monkeypatch):
+    monkeypatch.setenv("DFGNN_CPU_ROWS", "several")
+    graph = make_graph("random")
+    with pytest.raises(RuntimeError, match="DFGNN_CPU_ROWS.*several"):
+        function("gat")(graph, **make_inputs("gat", graph, 1, 4))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -1,6 +1,6 @@
 // Backward: a streaming pass over the destinations for delta, then gathers. Additive: one gather of
 // grad_out over the sources. Dot and additive_v2: gathers over the rows and over the sources.
-#include "gradients.h"
+#include "group_backward.h"
 #include "kernels.h"
 #include "merge.h"
 
@@ -27,51 +27,71 @@ void sum_rows(const Csr& csr, const Parallel& parallel, int heads, A* partial, A
   merge_splits<A>(csr, parallel, heads, 1, partial, sums);
 }
 
-// node_stats of one destination, and grad_alpha_dst from the sums over edges with z > 0.
+// node_stats of destinations, and grad_alpha_dst from the sums over edges with z > 0. Some rows at a time,
+// whose columns and heads are worked on without regard to where a row ends.
 template <class T>
 class Stats {
  public:
   using A = Acc<T>;
+  using V = Vec<A, kLanes<A>>;
   Stats(const BackwardParams& p, const Arrays<T>& a)
       : p_(p),
         a_(a),
-        shape_(row_shape<A>(p.shape.heads, p.shape.value_dim)),
-        grad_(shape_.packed_size()),
-        row_(shape_.packed_size()),
-        bias_(p.out_bias ? shape_.packed_size() : 0),
-        delta_(shape_.heads),
-        plus_(shape_.heads) {
-    if (p.out_bias) pack(shape_, static_cast<const T*>(p.out_bias), bias_);
-  }
+        heads_(p.shape.heads),
+        size_(int64_t(heads_) * p.shape.value_dim),
+        rows_(size_ < kColumnsAtOnce / 2 ? kColumnsAtOnce / (size_ > 0 ? size_ : 1) : 1),
+        products_(rows_ * size_),
+        delta_(rows_ * heads_),
+        plus_(rows_ * heads_) {}
 
-  void operator()(int64_t i) {
-    const int heads = shape_.heads;
-    pack(shape_, a_.grad_out + i * shape_.size(), grad_);
-    pack(shape_, a_.out + i * shape_.size(), row_);
-    for (int k = 0; p_.out_bias && k < int(shape_.packed_size()); ++k) row_[k] -= bias_[k];
-    head_dots<A>(shape_, grad_, row_, delta_);
-    for (int h = 0; a_.grad_attention && h < heads; ++h) delta_[h] += a_.row_sums[i * heads + h];
-    const bool additive = p_.score == Score::additive;
-    if (additive && a_.from_positive()) {
-      pack(shape_, a_.positive + i * shape_.size(), row_);
-      head_dots<A>(shape_, grad_, row_, plus_);
-      for (int h = 0; h < heads; ++h)
-        a_.grad_alpha_dst[i * heads + h] =
-            (1 - A(p_.negative_slope)) * (plus_[h] - delta_[h] * a_.positive_mass[i * heads + h]);
-    }
-    for (int h = 0; h < heads; ++h) {
-      const int64_t at = i * heads + h;
-      A* s = a_.node_stats + at * kNodeStats;
-      s[0] = additive && a_.alpha_dst ? a_.alpha_dst[at] : A(0);
-      s[1] = a_.stats[at * 2], s[2] = a_.stats[at * 2 + 1], s[3] = delta_[h];
-    }
+  void operator()(int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; i += rows_) some(i, i + rows_ < last ? rows_ : last - i);
   }
 
  private:
+  // sums[row, h] = grad_out . (x - bias)
+  void dots(int64_t i, int64_t rows, const void* x, const void* bias, A* sums) {
+    const T *g = a_.grad_out + i * size_, *y = static_cast<const T*>(x) + i * size_;
+    if (bias)
+      for (int64_t r = 0; r < rows; ++r)
+        multiply(g + r * size_, y + r * size_, static_cast<const T*>(bias), size_, products_ + r * size_);
+    else
+      multiply(g, y, static_cast<const T*>(nullptr), rows * size_, products_);
+    sum_heads<A>(products_, rows * heads_, p_.shape.value_dim, sums);
+  }
+
+  void some(int64_t i, int64_t rows) {
+    const int64_t at = i * heads_, entries = rows * heads_;
+    dots(i, rows, p_.out, p_.out_bias, delta_);
+    if (a_.grad_attention)
+      for (int64_t k = 0; k < entries; ++k) delta_[k] += a_.row_sums[at + k];
+    const bool additive = p_.score == Score::additive;
+    if (additive && a_.from_positive()) {
+      dots(i, rows, p_.positive, nullptr, plus_);
+      for (int64_t k = 0; k < entries; ++k)
+        a_.grad_alpha_dst[at + k] =
+            (1 - A(p_.negative_slope)) * (plus_[k] - delta_[k] * a_.positive_mass[at + k]);
+    }
+    const A* alpha = additive ? a_.alpha_dst : nullptr;
+    for (int64_t r = 0; r < rows; ++r)
+      for_heads<A>(heads_, [&](auto width, int h) {
+        using W = Vec<A, width.value>;
+        const int64_t k = r * heads_ + h;
+        A* s = a_.node_stats + (i + r) * heads_ * kNodeStats + h;
+        store_vector(s, alpha ? load_vector<W>(alpha + at + k) : W{});
+        for (int l = 0; l < width.value; ++l) {
+          s[heads_ + l] = a_.stats[(at + k + l) * 2];
+          s[2 * heads_ + l] = a_.stats[(at + k + l) * 2 + 1];
+        }
+        store_vector(s + 3 * heads_, load_vector<W>(delta_ + k));
+      });
+  }
+
   const BackwardParams& p_;
   const Arrays<T>& a_;
-  RowShape shape_;
-  Buffer<A> grad_, row_, bias_, delta_, plus_;
+  int heads_;
+  int64_t size_, rows_;
+  Buffer<A> products_, delta_, plus_;
 };
 
 template <class T>
@@ -79,10 +99,8 @@ void node_stats(const BackwardParams& p, const Arrays<T>& a, const Parallel& par
   if (a.grad_attention)
     sum_rows(p.csr, parallel, p.shape.heads, a.partial_sums, a.row_sums,
              [&](int64_t e) { return a.attention[e] * a.grad_attention[e]; });
-  parallel_range(parallel, p.shape.num_dst, kRowsPerThread, [&](int64_t first, int64_t last) {
-    Stats<T> stats(p, a);
-    for (int64_t i = first; i < last; ++i) stats(i);
-  });
+  parallel_range(parallel, p.shape.num_dst, kRowsPerThread,
+                 [&](int64_t first, int64_t last) { Stats<T>(p, a)(first, last); });
 }
 
 // grad_value and grad_alpha_src by one gather of grad_out. Without a gate and per-edge results the products
@@ -98,10 +116,9 @@ class AdditiveSources {
   AdditiveSources(const BackwardParams& p, const Arrays<T>& a)
       : p_(p),
         a_(a),
-        per_edge_(a.per_edge() || p.edge.gate || p.edge.feat),
+        per_edge_(per_edge(p, a)),
         heads_(p.shape.heads),
-        score_(a.node_stats, int64_t(heads_) * kNodeStats, kNodeStats, a.alpha_src, heads_,
-               A(p.negative_slope)),
+        score_(a.node_stats, int64_t(heads_) * kNodeStats, a.alpha_src, heads_, A(p.negative_slope)),
         grads_(a.grad_out, row_shape<A>(heads_, p.shape.value_dim), p.edge.feat, Gathered<T>::Feat::fixed),
         block_(p.reverse, p.edge, p.shape.num_edges, heads_),
         edges_(a, heads_, true),
@@ -113,6 +130,11 @@ class AdditiveSources {
         value_(grads_.shape().packed_size()),
         sum_(grads_.shape().packed_size()),
         sum2_(grads_.shape().packed_size()) {}
+
+  // Whether g . v is needed for each edge.
+  static bool per_edge(const BackwardParams& p, const Arrays<T>& a) {
+    return a.per_edge() || p.edge.gate || p.edge.feat;
+  }
 
   void operator()(const Item& item) {
     const RowShape& shape = grads_.shape();
@@ -212,7 +234,9 @@ class FeatureRows {
         row_(values_.shape().packed_size()),
         score_sum_(score.shape().packed_size()),
         value_sum_(values_.shape().packed_size()),
-        attn_sum_(kKeyIsValue ? score.shape().packed_size() : 0) {}
+        attn_sum_(kKeyIsValue ? score.shape().packed_size() : 0) {
+    if (kKeyIsValue) attn_sum_.clear(score.shape().packed_size());
+  }
 
   void operator()(const Item& item) {
     score_.fix(item.row);
@@ -235,11 +259,11 @@ class FeatureRows {
     write_sum<T>(item, values_.shape(), value_sum_, p_.grad_value, p_.partial_value);
   }
 
-  // Items [first, last), and their part of grad_attn.
-  void part(int64_t k, int64_t first, int64_t last) {
-    attn_sum_.clear(score_.shape().packed_size());
-    for (int64_t i = first; i < last; ++i) (*this)(p_.csr.items[i]);
-    unpack(score_.shape(), attn_sum_, nullptr, static_cast<A*>(p_.grad_attn) + k * score_.shape().size());
+  // attn [H, D] += what the items so far contribute to grad_attn
+  void add_attn(A* attn) {
+    Buffer<A> sum(score_.shape().size());
+    unpack(score_.shape(), attn_sum_, nullptr, static_cast<A*>(sum));
+    for (int64_t d = 0; d < score_.shape().size(); ++d) attn[d] += sum[d];
   }
 
  private:
@@ -275,35 +299,45 @@ class FeatureRows {
   Buffer<A> row_, score_sum_, value_sum_, attn_sum_;  // packed
 };
 
-// make_score(over_rows): the score of one direction
-template <class T, class MakeScore>
+// make_score(over_rows): the score of one direction; make_group_score(over_rows): for groups
+template <class T, class MakeScore, class MakeGroupScore>
 void run_feature_rows(const BackwardParams& p, const Arrays<T>& a, const Parallel& parallel,
-                      const MakeScore& make_score) {
+                      const MakeScore& make_score, const MakeGroupScore& make_group_score) {
+  using A = Acc<T>;
   const Shape& shape = p.shape;
-  const auto with_pass = [&](bool over_rows, const auto& f) {
-    auto score = make_score(over_rows);
-    FeatureRows<T, decltype(score)> pass(p, a, score, over_rows);
-    f(pass);
-  };
-  const auto run_items = [&](bool over_rows) {
+  // Items [first, last) of a direction; attn: their part of grad_attn, or null.
+  const auto run_items = [&](bool over_rows, int64_t first, int64_t last, A* attn) {
     const Csr& csr = over_rows ? p.csr : p.reverse;
-    parallel_items(parallel, csr, [&](int64_t first, int64_t last) {
-      with_pass(over_rows, [&](auto& pass) {
-        for (int64_t k = first; k < last; ++k) pass(csr.items[k]);
-      });
-    });
+    const Grouping grouping = Grouping::of<A>(p, csr, parallel.way);
+    grouping.walk(
+        csr, first, last,
+        [&](auto each) {
+          auto score = make_group_score(over_rows);
+          each(FeatureGroups<T, decltype(score)>(p, a, grouping, score, over_rows, attn));
+        },
+        [&](auto each) {
+          auto score = make_score(over_rows);
+          FeatureRows<T, decltype(score)> pass(p, a, score, over_rows);
+          each(pass);
+          if (attn) pass.add_attn(attn);
+        });
   };
   if (p.grad_attn) {
     const Chunks parts(p.csr, kMostParts);
+    const int64_t size = int64_t(shape.heads) * shape.dim;
     parallel_range(parallel, parts.count(), 1, [&](int64_t first, int64_t last) {
-      with_pass(true, [&](auto& pass) {
-        for (int64_t k = first; k < last; ++k) pass.part(k, parts.boundary(k), parts.boundary(k + 1));
-      });
+      for (int64_t k = first; k < last; ++k) {
+        A* attn = static_cast<A*>(p.grad_attn) + k * size;
+        for (int64_t d = 0; d < size; ++d) attn[d] = 0;
+        run_items(true, parts.boundary(k), parts.boundary(k + 1), attn);
+      }
     });
   } else {
-    run_items(true);
+    parallel_items(parallel, p.csr,
+                   [&](int64_t first, int64_t last) { run_items(true, first, last, nullptr); });
   }
-  run_items(false);
+  parallel_items(parallel, p.reverse,
+                 [&](int64_t first, int64_t last) { run_items(false, first, last, nullptr); });
   merge_splits<T>(p.csr, parallel, shape.heads, shape.dim, p.partial_query, p.grad_query);
   if (p.grad_key) merge_splits<T>(p.reverse, parallel, shape.heads, shape.dim, p.partial_key, p.grad_key);
 }
@@ -319,27 +353,43 @@ void backward_as(const BackwardParams& p, const Parallel& parallel) {
   const A slope = A(p.negative_slope);
   node_stats(p, a, parallel);
   switch (p.score) {
-    case Score::additive:
+    case Score::additive: {
+      const Grouping grouping =
+          Grouping::of<A>(p, p.reverse, parallel.way, !AdditiveSources<T>::per_edge(p, a));
       parallel_items(parallel, p.reverse, [&](int64_t first, int64_t last) {
-        AdditiveSources<T> work(p, a);
-        for (int64_t k = first; k < last; ++k) work(p.reverse.items[k]);
+        grouping.walk(
+            p.reverse, first, last, [&](auto each) { each(AdditiveGroups<T>(p, a, grouping)); },
+            [&](auto each) { each(AdditiveSources<T>(p, a)); });
       });
       merge_splits<A>(p.reverse, parallel, heads, 1, p.partial_alpha, p.grad_alpha_src);
       if (a.grad_raw)
         sum_rows(p.csr, parallel, heads, a.partial_sums, a.grad_alpha_dst,
                  [&](int64_t e) { return a.grad_raw[e]; });
       break;
+    }
     case Score::dot:
-      run_feature_rows(p, a, parallel, [&](bool over_rows) {
-        return DotScore<T>(over_rows ? p.key : p.query, over_rows ? p.query : p.key, shape, feat,
-                           over_rows ? Feat::gathered : Feat::fixed, A(p.scale), slope);
-      });
+      run_feature_rows<T>(
+          p, a, parallel,
+          [&](bool over_rows) {
+            return DotScore<T>(over_rows ? p.key : p.query, over_rows ? p.query : p.key, shape, feat,
+                               over_rows ? Feat::gathered : Feat::fixed, A(p.scale), slope);
+          },
+          [&](bool over_rows) {
+            return DotGroupScore<T>(over_rows ? p.key : p.query, over_rows ? p.query : p.key, heads,
+                                    p.shape.dim, A(p.scale), slope);
+          });
       break;
     case Score::additive_v2:
-      run_feature_rows(p, a, parallel, [&](bool over_rows) {
-        return AdditiveV2Score<T>(over_rows ? p.value : p.query, over_rows ? p.query : p.value, shape, feat,
-                                  p.attn, slope);
-      });
+      run_feature_rows<T>(
+          p, a, parallel,
+          [&](bool over_rows) {
+            return AdditiveV2Score<T>(over_rows ? p.value : p.query, over_rows ? p.query : p.value, shape,
+                                      feat, p.attn, slope);
+          },
+          [&](bool over_rows) {
+            return AdditiveV2GroupScore<T>(over_rows ? p.value : p.query, over_rows ? p.query : p.value,
+                                           heads, p.shape.dim, p.attn, slope);
+          });
       break;
   }
   merge_splits<T>(p.reverse, parallel, heads, p.shape.value_dim, p.partial_value, p.grad_value);

@@ -1,5 +1,5 @@
-// Per-edge data of a block of at most kBlock edges, as head-major arrays (entry (h, e) at
-// h * kBlock + e; the lanes behind the block's edges hold anything).
+// Per-edge data of a block of edges, as arrays with an entry per edge and head in one of two orders. What is
+// done entry by entry is the same code in both; lanes behind the last entry hold anything.
 #pragma once
 
 #include "rows.h"
@@ -9,29 +9,81 @@ namespace dfgnn::cpu::DFGNN_ISA {
 // Edges between the fetch of a table's row and its use.
 constexpr int kTableAhead = 32;
 
-// out[h][e] = table[index_e][h * step]; a table row has `stride` entries. `limit` indices from `index` on may
-// be read, to prefetch; 0 for none.
-template <class S, class A>
-static inline void gather(const S* table, const int32_t* index, int n, int64_t limit, int heads,
-                          int64_t stride, int step, A* out) {
-  const auto copy = [&](auto heads, auto step) {
-    for (int e = 0; e < n; ++e) {
-      if (e + kTableAhead < limit) __builtin_prefetch(table + index[e + kTableAhead] * stride);
-      const S* row = table + index[e] * stride;
-      for (int h = 0; h < heads; ++h) out[h * kBlock + e] = load<S, 1>(row + h * step);
-    }
-  };
-  using std::integral_constant;
-  if (heads == 4 && step == 1)
-    copy(integral_constant<int, 4>(), integral_constant<int, 1>());
+// Edges of one row, entry (h, e) at h * kBlock + e: a vector is a head's next edges.
+struct HeadMajor {
+  static constexpr int kEdges = kBlock;
+  static constexpr int at(int, int h, int e) { return h * kBlock + e; }
+  // Calls f(i) for vectors of W entries that cover those of n edges.
+  template <int W, class F>
+  [[gnu::always_inline]] static inline void each(int heads, int n, const F& f) {
+    for (int h = 0; h < heads; ++h)
+      for (int e = 0; e < n; e += W) f(h * kBlock + e);
+  }
+};
+
+// Edges of several rows, entry (h, e) at e * H + h, without gaps: a vector goes on over heads, edges and
+// rows.
+struct EdgeMajor {
+  static constexpr int kEdges = 2 * kBlock;
+  static constexpr int at(int heads, int h, int e) { return e * heads + h; }
+  template <int W, class F>
+  [[gnu::always_inline]] static inline void each(int heads, int n, const F& f) {
+    for (int i = 0; i < n * heads; i += W) f(i);
+  }
+};
+
+// W entries of a table of features, accumulators or flags.
+template <class A, int W, class S>
+static inline Vec<A, W> load_as(const S* p) {
+  if constexpr (sizeof(S) > 1)
+    return load<S, W>(p);
+  else if constexpr (W > 1)
+    return __builtin_convertvector(load_vector<Vec<S, W>>(p), Vec<A, W>);
   else
-    copy(heads, step);
+    return *p;
 }
 
-template <class S, class A>
+// out(h, e) = table[index_e][h]; a table row has `stride` entries. `limit` indices from `index` on may be
+// read, to prefetch; 0 for none.
+template <class Order, class S, class A>
+static inline void gather(const S* table, const int32_t* index, int n, int64_t limit, int heads,
+                          int64_t stride, A* out) {
+  const auto row = [&](int e) __attribute__((always_inline)) {
+    if (e + kTableAhead < limit) __builtin_prefetch(table + index[e + kTableAhead] * stride);
+    return table + index[e] * stride;
+  };
+  if constexpr (std::is_same_v<Order, EdgeMajor>) {
+    const RowShape shape = row_shape<A>(1, heads);
+    with_width<A>(shape.width, [&](auto width) {
+      constexpr int W = width.value;
+      for (int e = 0; e < n; ++e) {
+        const S* from = row(e);
+        for (int v = 0; v < shape.vectors; ++v) {
+          const int h = feature(shape, v, W);
+          store_vector(out + e * heads + h, load_as<A, W>(from + h));
+        }
+      }
+    });
+  } else {
+    const auto copy = [&](auto heads) {
+      for (int e = 0; e < n; ++e) {
+        const S* from = row(e);
+        for (int h = 0; h < heads; ++h) out[h * kBlock + e] = load<S, 1>(from + h);
+      }
+    };
+    if (heads == 4)
+      copy(std::integral_constant<int, 4>());
+    else
+      copy(heads);
+  }
+}
+
+// table[index_e][h] = in(h, e)
+template <class Order, class A, class S>
 static inline void scatter(const A* in, const int32_t* index, int n, int heads, S* table) {
   for (int e = 0; e < n; ++e)
-    for (int h = 0; h < heads; ++h) store<S, 1>(table + int64_t(index[e]) * heads + h, in[h * kBlock + e]);
+    for (int h = 0; h < heads; ++h)
+      store<S, 1>(table + int64_t(index[e]) * heads + h, in[Order::at(heads, h, e)]);
 }
 
 // Calls f(begin, end, whether these are the first) on an item's edges, at most kBlock at a time.
@@ -63,13 +115,13 @@ static inline Vec<uint64_t, W> multiply_low(Vec<uint64_t, W> a, uint64_t b) {
 
 // Kept-or-dropped factors 0 or `scale` of edges: dropout_bits of core/math.h with an edge per lane
 // and four heads per call. The upper halves of the lanes hold leftovers.
-template <class A>
+template <class Order, class A>
 static void dropout_mask(const EdgeOptions& options, int heads, const int32_t* eid, int n, A* out) {
   constexpr int W = kLanes<uint64_t>;
   using U = Vec<uint64_t, W>;
   const uint64_t seed = uint64_t(*options.seed);
   const A scale = A(options.dropout_scale);
-  uint32_t bits[4][kBlock];
+  uint32_t bits[4][Order::kEdges];
   for (int head = 0; head < heads; head += 4) {
     for (int e = 0; e < n; e += W) {
       U c0 = __builtin_convertvector(load_vector<Vec<uint32_t, W>>(eid + e), U), c1{}, c2 = U{} + head / 4,
@@ -90,12 +142,12 @@ static void dropout_mask(const EdgeOptions& options, int heads, const int32_t* e
     }
     for (int k = 0; k < 4 && head + k < heads; ++k)
       for (int e = 0; e < n; ++e)
-        out[(head + k) * kBlock + e] = bits[k][e] < options.dropout_threshold ? 0 : scale;
+        out[Order::at(heads, head + k, e)] = bits[k][e] < options.dropout_threshold ? 0 : scale;
   }
 }
 
 // The edges of a block and their options.
-template <class T>
+template <class T, class Order = HeadMajor>
 class EdgeBlock {
  public:
   using A = Acc<T>;
@@ -106,14 +158,14 @@ class EdgeBlock {
         options_(options),
         num_edges_(num_edges),
         heads_(heads),
-        values_(int64_t(5) * heads * kBlock) {}
+        values_(int64_t(5) * heads * Order::kEdges) {}
 
-  int n;                 // edges
-  const int32_t* index;  // their gathered rows
-  int64_t limit;         // indices that may be read from `index` on
-  int32_t eid[kBlock];   // positions in the user's order; set by load() when asked
+  int n;                       // edges
+  const int32_t* index;        // their gathered rows
+  int64_t limit;               // indices that may be read from `index` on
+  int32_t eid[Order::kEdges];  // positions in the user's order; set by load() when asked
 
-  // Arrays [H][kBlock], or null when they are 1: dropout, weight times dropout; set by transform(): gate.
+  // Arrays, or null when they are 1: dropout, weight times dropout; set by transform(): gate.
   const A *dropout, *factor, *gate;
 
   // Edges [begin, end) of the CSR. With `eids`, or with any option, also their positions.
@@ -123,7 +175,7 @@ class EdgeBlock {
       for (int e = 0; e < n; ++e) eid[e] = csr_.eids ? csr_.eids[begin + e] : int32_t(begin) + e;
     dropout = factor = nullptr;
     if (options_.seed) {
-      dropout_mask<A>(options_, heads_, eid, n, array(0));
+      dropout_mask<Order>(options_, heads_, eid, n, array(0));
       dropout = factor = array(0);
     }
     if (options_.weight) {
@@ -162,21 +214,32 @@ class EdgeBlock {
 
   bool bias_after() const { return options_.bias_after; }
 
-  // x = f(x, index) of all heads
+  // Calls f(i) for vectors that cover the entries.
+  template <class F>
+  [[gnu::always_inline]] void each(const F& f) const {
+    Order::template each<kLanes<A>>(heads_, n, f);
+  }
+
+  // x = f(x, index) of all entries
   template <class F>
   [[gnu::always_inline]] void update(A* x, const F& f) const {
-    for (int h = 0; h < heads_; ++h)
-      for_edges<A>(h, n, [&](int i, auto) { store_vector(x + i, f(load_vector<V>(x + i), i)); });
+    each([&](int i) __attribute__((always_inline)) { store_vector(x + i, f(load_vector<V>(x + i), i)); });
   }
 
  private:
-  A* array(int k) { return values_ + int64_t(k) * heads_ * kBlock; }
+  A* array(int k) { return values_ + int64_t(k) * heads_ * Order::kEdges; }
 
   // Entries of a table [E, heads], repeated if there is one for all heads.
   template <class S>
   const A* read(const S* table, int heads, A* out) {
-    gather(table, eid, n, 0, heads, heads, 1, out);
-    for (int h = heads; h < heads_; ++h) __builtin_memcpy(out + h * kBlock, out, n * sizeof(A));
+    if (heads == heads_) {
+      gather<Order>(table, eid, n, 0, heads, heads, out);
+    } else {
+      for (int e = 0; e < n; ++e) {
+        const A x = load_as<A, 1>(table + eid[e]);
+        for (int h = 0; h < heads_; ++h) out[Order::at(heads_, h, e)] = x;
+      }
+    }
     return out;
   }
   const A* read(const void* table, bool is_acc, int heads, A* out) {

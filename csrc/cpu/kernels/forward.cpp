@@ -1,30 +1,12 @@
-// Forward: one pass over the rows' items. Per block of edges the scores of all heads, an online
-// softmax, and the weighted sum of the gathered values; then split rows are merged.
+// Forward: one pass over the rows' items. Short rows go in groups (group_forward.h), the others alone: per
+// block of edges the scores of all heads, an online softmax, and the weighted sum of the gathered values;
+// then split rows are merged.
+#include "group_forward.h"
 #include "kernels.h"
 #include "merge.h"
-#include "scores.h"
 
 namespace dfgnn::cpu::DFGNN_ISA {
 namespace {
-
-template <class T>
-struct Outputs {
-  using A = Acc<T>;
-  T *out, *positive;
-  A *stats, *positive_mass, *attention;
-  A *partial_out, *partial_positive, *partial_stats;
-  const T* bias;
-  explicit Outputs(const ForwardParams& p)
-      : out(static_cast<T*>(p.out)),
-        positive(static_cast<T*>(p.positive)),
-        stats(static_cast<A*>(p.stats)),
-        positive_mass(static_cast<A*>(p.positive_mass)),
-        attention(static_cast<A*>(p.attention)),
-        partial_out(static_cast<A*>(p.partial_out)),
-        partial_positive(static_cast<A*>(p.partial_positive)),
-        partial_stats(static_cast<A*>(p.partial_stats)),
-        bias(static_cast<const T*>(p.out_bias)) {}
-};
 
 // Softmax state of a row or item, per head: largest score, sum of exp(score - largest), the part of
 // it with z > 0.
@@ -38,9 +20,6 @@ struct Softmax {
   void reset() {
     for (int h = 0; h < heads; ++h) largest[h] = -kInfinity<A>, sum[h] = positive[h] = 0;
   }
-
-  // What exponents are taken relative to: 0 rather than -inf, so that exp(-inf) = 0 and not nan.
-  static A origin(A largest) { return largest == -kInfinity<A> ? A(0) : largest; }
 };
 
 template <class T>
@@ -82,11 +61,12 @@ class Worker {
   using A = Acc<T>;
   using V = Vec<A, kLanes<A>>;
 
-  Worker(const ForwardParams& p, const Outputs<T>& o, Score&& score)
+  template <class MakeScore>
+  Worker(const ForwardParams& p, const Outputs<T>& o, const MakeScore& make_score)
       : o_(o),
         values_(p.value, row_shape<A>(p.shape.heads, p.shape.value_dim),
                 p.edge.feat_in_value ? p.edge.feat : nullptr, Gathered<T>::Feat::gathered),
-        score_(score),
+        score_(make_score()),
         block_(p.csr, p.edge, p.shape.num_edges, p.shape.heads),
         softmax_(p.shape.heads),
         write_(o, values_.shape()),
@@ -124,7 +104,7 @@ class Worker {
     values_.load(block_, !Score::kGathersValues);
     values_.aggregate(block_, w, o_.positive ? w2 : nullptr, a_, a2_, first);
     // Raw scores for now: the row's sum is not known before the row ends.
-    if (o_.attention) scatter(s, block_.eid, n, heads, o_.attention);
+    if (o_.attention) scatter<HeadMajor>(s, block_.eid, n, heads, o_.attention);
   }
 
   // One head's softmax step; true if what was summed before must be rescaled.
@@ -137,7 +117,7 @@ class Worker {
       top = score > top ? score : top;
     });
     const A largest = larger(softmax_.largest[h], max<A, kLanes<A>>(top));
-    const A origin = Softmax<A>::origin(largest);
+    const A origin = origin_of<A>(largest);
     V total{}, positive{};
     for_edges<A>(h, n, [&](int i, auto) {
       const V p = exp<A, kLanes<A>>(load_vector<V>(s + i) - origin);
@@ -171,7 +151,7 @@ class Worker {
 
   const Outputs<T>& o_;
   Gathered<T> values_;
-  Score& score_;
+  Score score_;
   EdgeBlock<T> block_;
   Softmax<A> softmax_;
   RowWriter<T> write_;
@@ -196,7 +176,7 @@ void merge_splits(const ForwardParams& p, const Outputs<T>& o, int64_t first, in
     for (int64_t slot = split.slot_begin; slot < split.slot_end; ++slot) {
       for (int h = 0; h < heads; ++h) {
         const A* stats = o.partial_stats + (slot * heads + h) * 3;
-        const A factor = exp1(stats[0] - Softmax<A>::origin(total.largest[h]));
+        const A factor = exp1(stats[0] - origin_of<A>(total.largest[h]));
         total.rescale[h] = factor;
         total.sum[h] += stats[1] * factor;
         total.positive[h] += stats[2] * factor;
@@ -208,9 +188,10 @@ void merge_splits(const ForwardParams& p, const Outputs<T>& o, int64_t first, in
   }
 }
 
-// The attention array holds scores; now the rows' statistics are known.
+// The attention array holds the scores of rows that are not grouped; now the rows' statistics are known.
 template <class T>
-void finish_attention(const ForwardParams& p, const Outputs<T>& o, int64_t first, int64_t last) {
+void finish_attention(const ForwardParams& p, const Outputs<T>& o, const Grouping& grouping, int64_t first,
+                      int64_t last) {
   using A = Acc<T>;
   using V = Vec<A, kLanes<A>>;
   const int heads = p.shape.heads;
@@ -218,9 +199,10 @@ void finish_attention(const ForwardParams& p, const Outputs<T>& o, int64_t first
   Buffer<A> s(heads * kBlock);
   for (int64_t k = first; k < last; ++k) {
     const Item& item = p.csr.items[k];
+    if (grouping.takes(item)) continue;
     for_blocks(item, [&](int64_t begin, int64_t end, bool) {
       block.load(begin, end, true);
-      gather(o.attention, block.eid, block.n, 0, heads, heads, 1, static_cast<A*>(s));
+      gather<HeadMajor>(o.attention, block.eid, block.n, 0, heads, heads, static_cast<A*>(s));
       for (int h = 0; h < heads; ++h) {
         const A* stats = o.stats + (int64_t(item.row) * heads + h) * 2;
         for_edges<A>(h, block.n, [&](int i, auto) {
@@ -228,46 +210,54 @@ void finish_attention(const ForwardParams& p, const Outputs<T>& o, int64_t first
           store_vector(s + i, block.factor ? alpha * load_vector<V>(block.factor + i) : alpha);
         });
       }
-      scatter<A, A>(s, block.eid, block.n, heads, o.attention);
+      scatter<HeadMajor, A>(s, block.eid, block.n, heads, o.attention);
     });
   }
 }
 
-template <class T, class MakeScore>
-void run(const ForwardParams& p, const Parallel& parallel, const MakeScore& make_score) {
+// make_score(), make_group_score(): the same score for a row alone and for groups
+template <class T, class MakeScore, class MakeGroupScore>
+void run(const ForwardParams& p, const Parallel& parallel, const MakeScore& make_score,
+         const MakeGroupScore& make_group_score) {
   const Outputs<T> o(p);
+  const Grouping grouping = Grouping::of<Acc<T>>(p, p.csr, parallel.way);
   parallel_items(parallel, p.csr, [&](int64_t first, int64_t last) {
-    auto score = make_score();
-    Worker<T, decltype(score)> work(p, o, static_cast<decltype(score)&&>(score));
-    for (int64_t k = first; k < last; ++k) work(p.csr.items[k]);
+    grouping.walk(
+        p.csr, first, last,
+        [&](auto each) {
+          each(GroupWorker<T, decltype(make_group_score())>(p, o, grouping, make_group_score));
+        },
+        [&](auto each) { each(Worker<T, decltype(make_score())>(p, o, make_score)); });
   });
   parallel_range(parallel, p.csr.num_splits, 1,
                  [&](int64_t first, int64_t last) { merge_splits<T>(p, o, first, last); });
   if (o.attention)
     parallel_items(parallel, p.csr,
-                   [&](int64_t first, int64_t last) { finish_attention<T>(p, o, first, last); });
+                   [&](int64_t first, int64_t last) { finish_attention<T>(p, o, grouping, first, last); });
 }
 
 template <class T>
 void forward_as(const ForwardParams& p, const Parallel& parallel) {
   using A = Acc<T>;
-  const int heads = p.shape.heads;
-  const RowShape shape = row_shape<A>(heads, p.shape.dim);
-  const A slope = A(p.negative_slope);
+  const int heads = p.shape.heads, dim = p.shape.dim;
+  const RowShape shape = row_shape<A>(heads, dim);
+  const A slope = A(p.negative_slope), scale = A(p.scale);
   const void* feat = p.edge.feat_in_key ? p.edge.feat : nullptr;
+  const auto side = Gathered<T>::Feat::gathered;
+  const A *src = static_cast<const A*>(p.alpha_src), *dst = static_cast<const A*>(p.alpha_dst);
   switch (p.score) {
     case Score::additive:
-      return run<T>(p, parallel, [&] {
-        return AdditiveScore<T>(static_cast<const A*>(p.alpha_src), heads, 1,
-                                static_cast<const A*>(p.alpha_dst), heads, slope);
-      });
+      return run<T>(
+          p, parallel, [&] { return AdditiveScore<T>(src, heads, dst, heads, slope); },
+          [&] { return AdditiveGroupScore<T>(src, heads, dst, heads, slope); });
     case Score::dot:
-      return run<T>(p, parallel, [&] {
-        return DotScore<T>(p.key, p.query, shape, feat, Gathered<T>::Feat::gathered, A(p.scale), slope);
-      });
+      return run<T>(
+          p, parallel, [&] { return DotScore<T>(p.key, p.query, shape, feat, side, scale, slope); },
+          [&] { return DotGroupScore<T>(p.key, p.query, heads, dim, scale, slope); });
     case Score::additive_v2:
-      return run<T>(p, parallel,
-                    [&] { return AdditiveV2Score<T>(p.value, p.query, shape, feat, p.attn, slope); });
+      return run<T>(
+          p, parallel, [&] { return AdditiveV2Score<T>(p.value, p.query, shape, feat, p.attn, slope); },
+          [&] { return AdditiveV2GroupScore<T>(p.value, p.query, heads, dim, p.attn, slope); });
   }
 }
 

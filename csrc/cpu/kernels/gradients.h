@@ -1,11 +1,13 @@
 // The gradients of a block's edges, from the scores and g . v.
 #pragma once
 
+#include "groups.h"
 #include "scores.h"
 
 namespace dfgnn::cpu::DFGNN_ISA {
 
-// Numbers per destination and head in node_stats.
+// Numbers per destination and head in node_stats, which is [N_dst, 4, H] here: an edge reads all of one kind
+// with one load.
 constexpr int kNodeStats = 4;
 
 // The arrays of BackwardParams with their types.
@@ -46,7 +48,7 @@ struct Arrays {
   }
 };
 
-template <class T>
+template <class T, class Order = HeadMajor>
 class EdgeGradients {
  public:
   using A = Acc<T>;
@@ -56,7 +58,7 @@ class EdgeGradients {
   EdgeGradients(const Arrays<T>& a, int heads, bool writes)
       : a_(a),
         heads_(heads),
-        size_(heads * kBlock),
+        size_(heads * Order::kEdges),
         writes_bias_(writes && a.grad_bias),
         writes_gate_(writes && a.grad_gate),
         writes_weight_(writes && a.grad_weight),
@@ -73,73 +75,74 @@ class EdgeGradients {
   A* draw() const { return array(6); }
 
   // The statistics of the destinations of the block's edges, or of one row for every block of its item.
-  void stats_of_edges(const EdgeBlock<T>& block) {
+  void stats_of_edges(const EdgeBlock<T, Order>& block) {
     const int64_t stride = int64_t(heads_) * kNodeStats;
-    const auto copy = [&](auto heads) {
-      for (int e = 0; e < block.n; ++e) {
-        if (e + kTableAhead < block.limit)
-          __builtin_prefetch(a_.node_stats + block.index[e + kTableAhead] * stride);
-        const A* s = a_.node_stats + block.index[e] * stride;
-        for (int h = 0; h < heads; ++h, s += kNodeStats) {
-          const int i = h * kBlock + e;
-          largest()[i] = s[1], log_sum()[i] = s[2], delta()[i] = s[3];
-        }
-      }
-    };
-    if (heads_ == 4)
-      copy(std::integral_constant<int, 4>());
-    else
-      copy(heads_);
+    A* const to[] = {largest(), log_sum(), delta()};
+    for (int k = 0; k < 3; ++k)
+      gather<Order>(a_.node_stats + (k + 1) * heads_, block.index, block.n, k ? 0 : block.limit, heads_,
+                    stride, to[k]);
   }
   void stats_of_row(const Item& item) {
     const A* s = a_.node_stats + int64_t(item.row) * heads_ * kNodeStats;
     const int n = item.end - item.begin < kBlock ? item.end - item.begin : kBlock;
-    for (int h = 0; h < heads_; ++h, s += kNodeStats)
+    for (int h = 0; h < heads_; ++h, ++s)
       for_edges<A>(h, n, [&](int i, auto) {
-        store_vector(largest() + i, splat<A, kLanes<A>>(s[1]));
-        store_vector(log_sum() + i, splat<A, kLanes<A>>(s[2]));
-        store_vector(delta() + i, splat<A, kLanes<A>>(s[3]));
+        store_vector(largest() + i, splat<A, kLanes<A>>(s[heads_]));
+        store_vector(log_sum() + i, splat<A, kLanes<A>>(s[2 * heads_]));
+        store_vector(delta() + i, splat<A, kLanes<A>>(s[3 * heads_]));
       });
+  }
+
+  void stats_of_rows(const Group& group) {
+    A* const to[] = {largest(), log_sum(), delta()};
+    for_heads<A>(heads_, [&](auto width, int h) {
+      using W = Vec<A, width.value>;
+      for (int k = 0; k < 3; ++k)
+        group.each([&](int r, int begin, int end) {
+          const W x = load_vector<W>(a_.node_stats + ((group.row + r) * kNodeStats + k + 1) * heads_ + h);
+          for (int e = begin; e < end; ++e) store_vector(to[k] + e * heads_ + h, x);
+        });
+    });
   }
 
   // Of the edges from i on, with the z of start().
   template <class Score>
-  V alpha(const Score& score, const EdgeBlock<T>& block, V z, int i) const {
+  V alpha(const Score& score, const EdgeBlock<T, Order>& block, V z, int i) const {
     const V s = block.score(score.activate(z), i);
     return exp<A, kLanes<A>>((s - load_vector<V>(largest() + i)) - load_vector<V>(log_sum() + i));
   }
 
-  template <class Score>
-  void start(Score& score, EdgeBlock<T>& block) {
-    score.raw(block, z());
+  // rows: what Score::raw takes beside the block.
+  template <class Score, class... Rows>
+  void start(Score& score, EdgeBlock<T, Order>& block, const Rows&... rows) {
+    score.raw(block, rows..., z());
     if (writes_gate_) __builtin_memcpy(raw(), z(), size_ * sizeof(A));
     block.transform(z());
   }
 
   template <class Score>
-  void solve(const Score& score, const EdgeBlock<T>& block) {
+  void solve(const Score& score, const EdgeBlock<T, Order>& block) {
     if (a_.grad_attention) {
-      gather(a_.grad_attention, block.eid, block.n, 0, heads_, heads_, 1, gamma());
+      gather<Order>(a_.grad_attention, block.eid, block.n, 0, heads_, heads_, gamma());
       block.update(t(), [&](V t, int i) { return t + load_vector<V>(gamma() + i); });
     }
-    for (int h = 0; h < heads_; ++h)
-      for_edges<A>(h, block.n, [&](int i, auto) {
-        const V z = load_vector<V>(this->z() + i), t = load_vector<V>(this->t() + i);
-        const V alpha = this->alpha(score, block, z, i);
-        const V value = block.factor ? alpha * load_vector<V>(block.factor + i) : alpha;
-        const V ds = value * t - alpha * load_vector<V>(delta() + i), dz = ds * score.slope(z);
-        store_vector(weight() + i, value);
-        store_vector(draw() + i, block.gate ? dz * load_vector<V>(block.gate + i) : dz);
-        if (writes_bias_) store_vector(grad_bias() + i, block.bias_after() ? ds : dz);
-        if (writes_gate_) store_vector(raw() + i, dz * load_vector<V>(raw() + i));
-        if (writes_weight_)
-          store_vector(grad_weight() + i,
-                       (block.dropout ? alpha * load_vector<V>(block.dropout + i) : alpha) * t);
-      });
+    block.each([&](int i) {
+      const V z = load_vector<V>(this->z() + i), t = load_vector<V>(this->t() + i);
+      const V alpha = this->alpha(score, block, z, i);
+      const V value = block.factor ? alpha * load_vector<V>(block.factor + i) : alpha;
+      const V ds = value * t - alpha * load_vector<V>(delta() + i), dz = ds * score.slope(z);
+      store_vector(weight() + i, value);
+      store_vector(draw() + i, block.gate ? dz * load_vector<V>(block.gate + i) : dz);
+      if (writes_bias_) store_vector(grad_bias() + i, block.bias_after() ? ds : dz);
+      if (writes_gate_) store_vector(raw() + i, dz * load_vector<V>(raw() + i));
+      if (writes_weight_)
+        store_vector(grad_weight() + i,
+                     (block.dropout ? alpha * load_vector<V>(block.dropout + i) : alpha) * t);
+    });
   }
 
   // sums[h] += the gradients of raw
-  void add_draw(const EdgeBlock<T>& block, A* sums) const {
+  void add_draw(const EdgeBlock<T, Order>& block, A* sums) const {
     for (int h = 0; h < heads_; ++h) {
       V total{};
       for_edges<A>(h, block.n,
@@ -149,9 +152,9 @@ class EdgeGradients {
   }
 
   // Writes the gradients of the edges' options that are wanted.
-  void scatter_options(const EdgeBlock<T>& block) const {
+  void scatter_options(const EdgeBlock<T, Order>& block) const {
     const auto write = [&](const A* from, A* to) {
-      if (to) scatter(from, block.eid, block.n, heads_, to);
+      if (to) scatter<Order>(from, block.eid, block.n, heads_, to);
     };
     write(grad_bias(), a_.grad_bias);
     write(raw(), a_.grad_gate);

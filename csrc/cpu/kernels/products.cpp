@@ -21,7 +21,7 @@ void sddmm_as(const ProductParams& p, const Parallel& parallel) {
       for_blocks(item, [&](int64_t begin, int64_t end, bool) {
         block.load(begin, end, true);
         rows.dots(block.index, block.n, block.limit, row, s);
-        scatter<T, A>(s, block.eid, block.n, heads, static_cast<T*>(p.edge_out));
+        scatter<HeadMajor, A>(s, block.eid, block.n, heads, static_cast<T*>(p.edge_out));
       });
     }
   });

@@ -1,59 +1,7 @@
-#include "rows.h"
+#include "ahead.h"
 
 namespace dfgnn::cpu::DFGNN_ISA {
 namespace {
-
-constexpr int kLine = 64;  // bytes of a cache line
-// How far ahead rows are fetched: this many bytes, but at least kMinAhead rows.
-constexpr int kAheadBytes = 6144;
-// Into the second level of cache: it takes more misses at a time than the first.
-constexpr int kLevel = 2;
-constexpr int kMinAhead = 2, kMaxAhead = 32;
-
-// Index of the row to prefetch while edge e is at work.
-struct Ahead {
-  const int32_t* index;
-  int64_t limit;
-  int distance;
-  template <class T>
-  Ahead(const Rows<T>& rows, const int32_t* index, int64_t limit) : index(index), limit(limit) {
-    const int64_t bytes = rows.shape.size() * int64_t(sizeof(T));
-    const int64_t d = kAheadBytes / (bytes > 0 ? bytes : 1);
-    distance = int(d < kMinAhead ? kMinAhead : d > kMaxAhead ? kMaxAhead : d);
-  }
-  int32_t operator()(int e) const { return index[e + distance < limit ? e + distance : e]; }
-};
-
-template <int bytes>
-[[gnu::always_inline]] inline void prefetch(const void* p) {
-  const char* c = static_cast<const char*>(p);
-#pragma GCC unroll 16
-  for (int line = 0; line < bytes; line += kLine) __builtin_prefetch(c + line, 0, kLevel);
-  __builtin_prefetch(c + bytes - 1, 0, kLevel);
-}
-
-inline void prefetch(const void* p, int64_t bytes) {
-  const char* c = static_cast<const char*>(p);
-  for (int64_t line = 0; line < bytes; line += kLine) __builtin_prefetch(c + line, 0, kLevel);
-  __builtin_prefetch(c + bytes - 1, 0, kLevel);
-}
-
-// Calls f(integral constant width) with the vector width of the shape.
-template <class A, int W = kLanes<A>, class F>
-[[gnu::always_inline]] inline void with_width(int width, const F& f) {
-  if constexpr (W == 1) {
-    f(std::integral_constant<int, 1>());
-  } else if (width == W) {
-    f(std::integral_constant<int, W>());
-  } else {
-    with_width<A, (W / 2 * sizeof(A) < 16 ? 1 : W / 2)>(width, f);
-  }
-}
-
-// Position in the row of vector v of a head.
-inline int feature(const RowShape& shape, int v, int width) {
-  return v == shape.vectors - 1 ? shape.last : v * width;
-}
 
 // What an aggregation adds per edge and vector, to a tile that starts at `head` and at `at` of a packed row;
 // h and v count from there.
@@ -151,9 +99,6 @@ void aggregate_all(const Rows<T>& rows, const Ahead& ahead, int n, const Terms& 
     if (v < vectors) tile(one, one, head, v);
   }
 }
-
-// Vectors of a head that a dot product sums one after another; then come sums of sums, which round less.
-constexpr int kRun = 32;
 
 // What a dot product adds per edge and vector. `feature`, `packed`: the vector's place in a row and in a
 // packed one; last: it is the last of its head.

@@ -17,6 +17,8 @@
 namespace dfgnn::cpu::DFGNN_ISA {
 
 constexpr int kBlock = 64;
+// Vectors of a head that a dot product sums one after another; then come sums of sums, which round less.
+constexpr int kRun = 32;
 
 struct RowShape {
   int heads, dim;
@@ -35,6 +37,23 @@ static inline RowShape row_shape(int heads, int dim) {
   while (width > 1 && (width > dim || width * sizeof(A) < 16)) width /= 2;
   const int vectors = (dim + width - 1) / width;
   return {heads, dim, width, vectors, dim - width, vectors * width};
+}
+
+// Calls f(integral constant width) with the vector width of the shape.
+template <class A, int W = kLanes<A>, class F>
+[[gnu::always_inline]] static inline void with_width(int width, const F& f) {
+  if constexpr (W == 1) {
+    f(std::integral_constant<int, 1>());
+  } else if (width == W) {
+    f(std::integral_constant<int, W>());
+  } else {
+    with_width<A, (W / 2 * sizeof(A) < 16 ? 1 : W / 2)>(width, f);
+  }
+}
+
+// Position in the row of vector v of a head.
+static inline int feature(const RowShape& shape, int v, int width) {
+  return v == shape.vectors - 1 ? shape.last : v * width;
 }
 
 // A gathered matrix [N, H, D].

@@ -35,19 +35,14 @@ class AdditiveScore : public Activation<T> {
   using V = Vec<A, kLanes<A>>;
   static constexpr bool kGathersValues = false;
 
-  // gathered: alpha of node j and head h at j * stride + h * step. fixed: [N, H] or null: 0.
-  AdditiveScore(const A* gathered, int64_t stride, int step, const A* fixed, int heads, A negative_slope)
-      : Activation<T>(negative_slope),
-        gathered_(gathered),
-        stride_(stride),
-        step_(step),
-        fixed_(fixed),
-        heads_(heads) {}
+  // gathered: alpha of node j and head h at j * stride + h. fixed: [N, H] or null: 0.
+  AdditiveScore(const A* gathered, int64_t stride, const A* fixed, int heads, A negative_slope)
+      : Activation<T>(negative_slope), gathered_(gathered), stride_(stride), fixed_(fixed), heads_(heads) {}
 
   void fix(int64_t row) { row_ = row * heads_; }
 
   void raw(const EdgeBlock<T>& block, A* z) const {
-    gather(gathered_, block.index, block.n, block.limit, heads_, stride_, step_, z);
+    gather<HeadMajor>(gathered_, block.index, block.n, block.limit, heads_, stride_, z);
     if (!fixed_) return;
     for (int h = 0; h < heads_; ++h) {
       const A fixed = fixed_[row_ + h];
@@ -58,7 +53,6 @@ class AdditiveScore : public Activation<T> {
  private:
   const A* gathered_;
   int64_t stride_;
-  int step_;
   const A* fixed_;
   int heads_;
   int64_t row_ = 0;

@@ -1,0 +1,43 @@
+// Which gathered row to fetch while another is at work.
+#pragma once
+
+#include "rows.h"
+
+namespace dfgnn::cpu::DFGNN_ISA {
+
+constexpr int kLine = 64;  // bytes of a cache line
+// How far ahead rows are fetched: this many bytes, but at least kMinAhead rows.
+constexpr int kAheadBytes = 6144;
+// Into the second level of cache: it takes more misses at a time than the first.
+constexpr int kLevel = 2;
+constexpr int kMinAhead = 2, kMaxAhead = 32;
+
+// Index of the row to prefetch while edge e is at work.
+struct Ahead {
+  const int32_t* index;
+  int64_t limit;
+  int distance;
+  template <class T>
+  Ahead(const Rows<T>& rows, const int32_t* index, int64_t limit) : index(index), limit(limit) {
+    const int64_t bytes = rows.shape.size() * int64_t(sizeof(T));
+    const int64_t d = kAheadBytes / (bytes > 0 ? bytes : 1);
+    distance = int(d < kMinAhead ? kMinAhead : d > kMaxAhead ? kMaxAhead : d);
+  }
+  int32_t operator()(int e) const { return index[e + distance < limit ? e + distance : e]; }
+};
+
+template <int bytes>
+[[gnu::always_inline]] static inline void prefetch(const void* p) {
+  const char* c = static_cast<const char*>(p);
+#pragma GCC unroll 16
+  for (int line = 0; line < bytes; line += kLine) __builtin_prefetch(c + line, 0, kLevel);
+  __builtin_prefetch(c + bytes - 1, 0, kLevel);
+}
+
+static inline void prefetch(const void* p, int64_t bytes) {
+  const char* c = static_cast<const char*>(p);
+  for (int64_t line = 0; line < bytes; line += kLine) __builtin_prefetch(c + line, 0, kLevel);
+  __builtin_prefetch(c + bytes - 1, 0, kLevel);
+}
+
+}  // namespace dfgnn::cpu::DFGNN_ISA

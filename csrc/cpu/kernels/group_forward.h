@@ -1,0 +1,150 @@
+// Forward of a group of short rows.
+#pragma once
+
+#include "group_scores.h"
+
+namespace dfgnn::cpu::DFGNN_ISA {
+
+template <class T>
+struct Outputs {
+  using A = Acc<T>;
+  T *out, *positive;
+  A *stats, *positive_mass, *attention;
+  A *partial_out, *partial_positive, *partial_stats;
+  const T* bias;
+  explicit Outputs(const ForwardParams& p)
+      : out(static_cast<T*>(p.out)),
+        positive(static_cast<T*>(p.positive)),
+        stats(static_cast<A*>(p.stats)),
+        positive_mass(static_cast<A*>(p.positive_mass)),
+        attention(static_cast<A*>(p.attention)),
+        partial_out(static_cast<A*>(p.partial_out)),
+        partial_positive(static_cast<A*>(p.partial_positive)),
+        partial_stats(static_cast<A*>(p.partial_stats)),
+        bias(static_cast<const T*>(p.out_bias)) {}
+};
+
+// What exponents are taken relative to: 0 rather than -inf, so that exp(-inf) = 0 and not nan.
+template <class A, class V>
+[[gnu::always_inline]] static inline V origin_of(V largest) {
+  return largest == -kInfinity<A> ? V{} : largest;
+}
+
+template <class T, class Score>
+class GroupWorker {
+ public:
+  using A = Acc<T>;
+  using V = Vec<A, kLanes<A>>;
+
+  template <class MakeScore>
+  GroupWorker(const ForwardParams& p, const Outputs<T>& o, const Grouping& grouping,
+              const MakeScore& make_score)
+      : o_(o),
+        heads_(p.shape.heads),
+        dim_(p.shape.value_dim),
+        values_(p.value, heads_, dim_),
+        score_(make_score()),
+        block_(p.csr, p.edge, p.shape.num_edges, heads_),
+        edges_(int64_t(4) * heads_ * EdgeMajor::kEdges),
+        rows_(int64_t(4) * heads_ * grouping.most_rows()),
+        a_(values_.size() * grouping.most_rows()),
+        a2_(o.positive ? values_.size() * grouping.most_rows() : 0) {}
+
+  void operator()(const Group& group) {
+    const int64_t size = int64_t(heads_) * EdgeMajor::kEdges;
+    A *z = edges_, *s = z + size, *w = s + size, *w2 = w + size;
+    block_.load(group.begin, group.begin + group.n, o_.attention != nullptr);
+    score_.raw(block_, group, z);
+    block_.transform(z);
+    block_.each([&](int i) { store_vector(s + i, block_.score(score_.activate(load_vector<V>(z + i)), i)); });
+    softmax(group, z, s, w, w2);
+    if (o_.attention) scatter<EdgeMajor>(w, block_.eid, block_.n, heads_, o_.attention);
+    values_.aggregate(group, block_.index, Score::kGathersValues ? 0 : block_.limit, w,
+                      o_.positive ? w2 : nullptr, a_, a2_);
+    write(group);
+  }
+
+ private:
+  // Scores s to weights w, and w2 where z > 0; the statistics of the rows.
+  void softmax(const Group& group, const A* z, A* s, A* w, A* w2) {
+    const int heads = heads_, entries = group.rows * heads;
+    A *largest = rows_, *sum = largest + entries,
+      *positive = o_.positive ? o_.positive_mass + group.row * heads : nullptr;
+    for_heads<A>(heads, [&](auto width, int h) {
+      using W = Vec<A, width.value>;
+      group.each([&](int r, int begin, int end) {
+        W top = splat<A, width.value>(-kInfinity<A>);
+        for (int e = begin; e < end; ++e) {
+          const W score = load_vector<W>(s + e * heads + h);
+          top = score > top ? score : top;
+        }
+        store_vector(largest + r * heads + h, top);
+        top = origin_of<A>(top);
+        for (int e = begin; e < end; ++e)
+          store_vector(w + e * heads + h, load_vector<W>(s + e * heads + h) - top);
+      });
+    });
+    block_.each([&](int i) { store_vector(s + i, exp<A, kLanes<A>>(load_vector<V>(w + i))); });
+    for_heads<A>(heads, [&](auto width, int h) {
+      using W = Vec<A, width.value>;
+      group.each([&](int r, int begin, int end) {
+        W total{}, plus{};
+        for (int e = begin; e < end; ++e) {
+          const W p = load_vector<W>(s + e * heads + h);
+          total += p;
+          if (o_.positive)  // a nan is no z <= 0: it shows up in both sums
+            plus += load_vector<W>(z + e * heads + h) <= 0 ? W{} : p;
+        }
+        store_vector(sum + r * heads + h, total);
+        // No mass: no edges, or all scores -inf; never with a nan.
+        const W factor = total == 0 ? W{} : 1 / total;
+        if (o_.positive) store_vector(positive + r * heads + h, plus * factor);
+        for (int e = begin; e < end; ++e)
+          store_vector(w + e * heads + h, load_vector<W>(s + e * heads + h) * factor);
+      });
+    });
+    if (block_.factor) block_.update(w, [&](V w, int i) { return w * load_vector<V>(block_.factor + i); });
+    if (o_.positive)
+      block_.each(
+          [&](int i) { store_vector(w2 + i, load_vector<V>(z + i) <= 0 ? V{} : load_vector<V>(w + i)); });
+    A *logs = sum + entries, *stats = o_.stats + group.row * heads * 2;
+    for (int i = 0; i < entries; i += kLanes<A>)
+      store_vector(logs + i, log<A, kLanes<A>>(load_vector<V>(sum + i)));
+    for (int i = 0; i < entries; ++i) {
+      stats[2 * i] = sum[i] == 0 ? kInfinity<A> : largest[i];
+      stats[2 * i + 1] = sum[i] == 0 ? A(0) : logs[i];
+    }
+  }
+
+  void write(const Group& group) {
+    const int heads = heads_;
+    const int64_t size = values_.size();
+    const A* sum = rows_ + group.rows * heads;
+    for (int i = 0; i < group.rows * heads; ++i)
+      if (sum[i] == 0) {  // 0 times a value that is not finite
+        for (int64_t d = int64_t(i) * dim_; d < (int64_t(i) + 1) * dim_; ++d) {
+          a_[d] = 0;
+          if (o_.positive) a2_[d] = 0;
+        }
+      }
+    if (o_.bias) {
+      for (int r = 0; r < group.rows; ++r)
+        convert(a_ + r * size, size, o_.bias, o_.out + (group.row + r) * size);
+    } else {
+      convert(a_, group.rows * size, static_cast<const T*>(nullptr), o_.out + group.row * size);
+    }
+    if (o_.positive)
+      convert(a2_, group.rows * size, static_cast<const T*>(nullptr), o_.positive + group.row * size);
+  }
+
+  const Outputs<T>& o_;
+  int heads_, dim_;
+  Columns<T> values_;
+  Score score_;
+  EdgeBlock<T, EdgeMajor> block_;
+  Buffer<A> edges_;   // raw scores; scores, then exponentials; weights; weights with z > 0
+  Buffer<A> rows_;    // largest score, sum of exponentials, its logarithm
+  Buffer<A> a_, a2_;  // rows of out and positive
+};
+
+}  // namespace dfgnn::cpu::DFGNN_ISA
