@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(
   const void* rows_d = SOURCES ? p.grad_out : p.value;
   const PairScore<C, SCORE> pair(me, p.attn, A(p.negative_slope));
   A slope = V2 ? A(1) : A(p.negative_slope);
-  if constexpr (!V2) keep(slope);
+  keep(slope);
   const A in_key = FEAT && p.edge.feat_in_key, in_value = FEAT && p.edge.feat_in_value;
   const Rows<C> source_c = me.rows(rows_c), source_d = me.rows(rows_d);
   const Rows<C> feats = me.rows(FEAT ? p.edge.feat : nullptr);
@@ -222,7 +222,8 @@ __global__ void __launch_bounds__(
       const A delta = SOURCES ? stats[s].delta : row_delta;
       A raw = 0;
       if constexpr (SOURCES && !DOT) raw = row_term + stats[s].term;
-      if constexpr (PAIR) raw = DOT ? part_s[s] * A(p.scale) : LINEAR ? part_s[s] : fma(1 - pair.slope, part_s[s], raw);
+      if constexpr (PAIR)
+        raw = DOT ? part_s[s] * A(p.scale) : LINEAR ? part_s[s] : fma(1 - pair.slope, part_s[s], raw);
       A dot_gv = part_t[s], mask = 1, factor = 1;
       int64_t at = 0;
       int eid = 0;

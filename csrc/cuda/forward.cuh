@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, EDGES == Edges::featur
   const PairScore<C, SCORE> pair(me, p.attn, A(p.negative_slope));
   const Terms<A> alpha_src = me.template terms<A>(p.alpha_src);
   A slope = V2 ? A(1) : A(p.negative_slope);
-  if constexpr (!V2) keep(slope);
+  keep(slope);
   const void* key = V2 ? p.value : p.key;
   const Rows<C> values = me.rows(p.value), keys = me.rows(key), feats = me.rows(FEAT ? p.edge.feat : nullptr);
   const A in_key = FEAT && p.edge.feat_in_key, in_value = FEAT && p.edge.feat_in_value;

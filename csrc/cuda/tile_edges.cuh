@@ -41,17 +41,17 @@ struct TileParams {
 // The item's results for the 16 rows of a warp, as tile_kernel's but in float32 and edge by edge. deltas: of
 // the window's rows (destinations).
 template <typename T, int D, Score SCORE, Pass PASS, bool POSITIVE>
-__device__ __noinline__ void tile_rows_by_edges(const TileParams& p, Item item, int head, int warp,
-                                                int lane, const float* deltas) {
+__device__ __noinline__ void tile_rows_by_edges(const TileParams& p, Item item, int head, int warp, int lane,
+                                                const float* deltas) {
   constexpr bool DOT = SCORE == Score::dot, FORWARD = PASS == Pass::forward, SOURCES = PASS == Pass::sources;
   constexpr bool HAS_B = !FORWARD, OUT_C = DOT && !FORWARD, OUT_D = PASS != Pass::destinations;
   constexpr int LANES = D < 32 ? D : 32, V = D / LANES;  // of a row
   const int heads = p.heads, at = lane % LANES * V;
-  const auto load = [&](const void* x, int64_t node, float(&to)[V]) {
+  const auto load = [&](const void* x, int64_t node, float (&to)[V]) {
     const T* from = static_cast<const T*>(x) + (node * heads + head) * D + at;
     repeat<V>([&](int k) { to[k] = float(from[k]); });
   };
-  const auto product = [&](const float(&x)[V], const float(&y)[V]) {
+  const auto product = [&](const float (&x)[V], const float (&y)[V]) {
     float sum = 0;
     repeat<V>([&](int k) { sum += x[k] * y[k]; });
     return reduce_sum<LANES>(sum);
@@ -60,8 +60,9 @@ __device__ __noinline__ void tile_rows_by_edges(const TileParams& p, Item item, 
   for (int place = warp * 16; place < warp * 16 + 16; ++place) {
     const int row = item.row + place;
     if (row >= p.num_rows) return;
-    const int64_t row_head = int64_t(row) * heads + head, slot_head = int64_t(item.slot + place) * heads + head;
-    const auto store = [&](const float(&x)[V], float factor, void* out, float* part) {
+    const int64_t row_head = int64_t(row) * heads + head,
+                  slot_head = int64_t(item.slot + place) * heads + head;
+    const auto store = [&](const float (&x)[V], float factor, void* out, float* part) {
       if (lane >= LANES) return;
       repeat<V>([&](int k) {
         if (item.slot < 0) {
@@ -88,7 +89,8 @@ __device__ __noinline__ void tile_rows_by_edges(const TileParams& p, Item item, 
           const int64_t node = tile[__ffs(int(left)) - 1];
           [[maybe_unused]] const int64_t node_head = node * heads + head;
           NodeStats<float> of = {};
-          if constexpr (SOURCES) of = load_stats(static_cast<const NodeStats<float>*>(p.col_stats) + node_head);
+          if constexpr (SOURCES)
+            of = load_stats(static_cast<const NodeStats<float>*>(p.col_stats) + node_head);
           if constexpr (FORWARD && !DOT) of.term = static_cast<const float*>(p.col_stats)[node_head];
           if constexpr (DOT) load(p.c, node, c);
           load(p.d, node, d);
@@ -120,8 +122,7 @@ __device__ __noinline__ void tile_rows_by_edges(const TileParams& p, Item item, 
       if (item.slot >= 0) {
         const float factor = exponential(offset);
         repeat<V>([&](int k) { acc_d[k] *= factor, acc_positive[k] *= factor; });
-        if (lane == 0)
-          p.part_stats[slot_head] = {top, softmax.mass * factor, softmax.positive * factor};
+        if (lane == 0) p.part_stats[slot_head] = {top, softmax.mass * factor, softmax.positive * factor};
       } else if (lane == 0) {
         const RowStats<float> stats = softmax.stats();
         p.stats[row_head] = {softmax.mass == 0 ? stats.max : top, offset + stats.log_sum};

@@ -11,9 +11,9 @@
 // copies, in 16-byte pieces that are swizzled so that ldmatrix has no bank conflicts. Accumulators in
 // registers (m16n8k16 layout: lane = 4 g + t holds rows g, g + 8 and columns 8 n + 2 t, + 1).
 // For 16-bit features, head sizes 16 to 128, no options on edges and no edge twice: a mask has no place for
-// them. A weight of 0 times a number that is not finite is NaN, which stays in the sums: 16 rows in whose sums
-// there is one in the end are worked on again edge by edge (tile_edges.cuh), so that such a number reaches its
-// neighbours only.
+// them. A weight of 0 times a number that is not finite is NaN, which stays in the sums: 16 rows in whose
+// sums there is one in the end are worked on again edge by edge (tile_edges.cuh), so that such a number
+// reaches its neighbours only.
 #pragma once
 
 #include "mma.cuh"
@@ -76,8 +76,9 @@ struct RowOperand {
   __device__ __forceinline__ void negate() {
     repeat<STEPS, 4>([&](int k, int i) { kept[k][i] ^= 0x80008000u; });
   }
-  __device__ __forceinline__ void times(float (&s)[kTileCols / 8][4], uint32_t columns, int warp,
-                                        int lane) const {
+  template <int M>
+  __device__ __forceinline__ void times(float (&s)[M][4], uint32_t columns, int warp, int lane,
+                                        int first = 0) const {
 #pragma unroll
     for (int k = 0; k < STEPS; ++k) {
       uint32_t a[4];
@@ -88,10 +89,10 @@ struct RowOperand {
         load_matrices(a, address(base, warp, lane, k));
       }
 #pragma unroll
-      for (int n = 0; n < kTileCols / 8; n += 2) {
+      for (int n = 0; n < M; n += 2) {
         uint32_t b[4];
-        load_matrices(b,
-                      columns + piece_at<D>((n + (lane >> 4)) * 8 + (lane & 7), 2 * k + ((lane >> 3) & 1)));
+        load_matrices(
+            b, columns + piece_at<D>((first + n + (lane >> 4)) * 8 + (lane & 7), 2 * k + ((lane >> 3) & 1)));
         multiply<T>(s[n], a, b[0], b[1]);
         multiply<T>(s[n + 1], a, b[2], b[3]);
       }
@@ -100,17 +101,17 @@ struct RowOperand {
 };
 
 // The warp's 16 x 32 weights, from the layout of the scores to an operand in 16 bits.
-template <typename T>
+template <typename T, int M>
 struct Packed {
-  uint32_t a[kTileCols / 16][4];
-  __device__ __forceinline__ explicit Packed(const float (&w)[kTileCols / 8][4]) {
-    repeat<kTileCols / 16, 4>([&](int k, int i) {
+  uint32_t a[M / 2][4];
+  __device__ __forceinline__ explicit Packed(const float (&w)[M][4]) {
+    repeat<M / 2, 4>([&](int k, int i) {
       a[k][i] = pack_two<T>(w[2 * k + i / 2][i % 2 * 2], w[2 * k + i / 2][i % 2 * 2 + 1]);
     });
   }
   // Of weights w[n][e] only those with bit 4 n + e, else 0.
   __device__ __forceinline__ void keep_only(uint32_t bits) {
-    repeat<kTileCols / 16, 4>([&](int k, int i) {
+    repeat<M / 2, 4>([&](int k, int i) {
       const uint32_t two = bits >> (8 * k + 2 * i);
       a[k][i] &= (two & 1 ? 0x0000ffffu : 0) | (two & 2 ? 0xffff0000u : 0);
     });
@@ -118,15 +119,15 @@ struct Packed {
 };
 
 // acc += w x columns for the warp's 16 rows.
-template <typename T, int D>
-__device__ __forceinline__ void add_columns(float (&acc)[D / 8][4], const Packed<T>& w, uint32_t columns,
-                                            int lane) {
+template <typename T, int D, int M>
+__device__ __forceinline__ void add_columns(float (&acc)[D / 8][4], const Packed<T, M>& w, uint32_t columns,
+                                            int lane, int first = 0) {
 #pragma unroll
-  for (int k = 0; k < kTileCols / 16; ++k) {
+  for (int k = 0; k < M / 2; ++k) {
 #pragma unroll
     for (int n = 0; n < D / 8; n += 2) {
       uint32_t b[4];
-      load_transposed(b, columns + piece_at<D>(k * 16 + (lane & 15), n + (lane >> 4)));
+      load_transposed(b, columns + piece_at<D>((first + 2 * k) * 8 + (lane & 15), n + (lane >> 4)));
       multiply<T>(acc[n], w.a[k], b[0], b[1]);
       multiply<T>(acc[n + 1], w.a[k], b[2], b[3]);
     }
@@ -134,10 +135,10 @@ __device__ __forceinline__ void add_columns(float (&acc)[D / 8][4], const Packed
 }
 
 // sum += the rows' sums of w, as it is rounded for the products; in entries 0 (row g) and 2 (row g + 8).
-template <typename T>
-__device__ __forceinline__ void add_weights(float (&sum)[4], const Packed<T>& w) {
+template <typename T, int M>
+__device__ __forceinline__ void add_weights(float (&sum)[4], const Packed<T, M>& w) {
   const uint32_t ones = pack_two<T>(1, 1);
-  repeat<kTileCols / 16>([&](int k) { multiply<T>(sum, w.a[k], ones, ones); });
+  repeat<M / 2>([&](int k) { multiply<T>(sum, w.a[k], ones, ones); });
 }
 
 __device__ __forceinline__ float quad_sum(float x) { return reduce_sum<4>(x); }
@@ -164,6 +165,7 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<D, kTileSums<SCORE,
   constexpr bool OUT_C = DOT && !FORWARD, OUT_D = PASS != Pass::destinations;
   constexpr bool KEEP = D <= 64 || FORWARD;
   constexpr int C = D / 8, N = kTileCols / 8;
+  constexpr int SOME = D <= 32 ? N / 2 : N;  // of the N, that backward has in registers at a time
   constexpr int COPIES = (kTileCols * C + kTileThreads - 1) / kTileThreads;
   // Bytes of statistics of a column.
   constexpr int STAT = FORWARD ? (DOT ? 0 : 4) : SOURCES ? int(sizeof(NodeStats<float>)) : 0;
@@ -312,7 +314,7 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<D, kTileSums<SCORE,
     // Scores of all pairs.
     float s[N][4] = {};
     [[maybe_unused]] uint32_t positive = 0;  // forward: bit 4 n + e: z > 0
-    if constexpr (DOT) {
+    if constexpr (DOT && FORWARD) {
       a.times(s, columns_c, warp, lane);  // not scaled yet
     } else if constexpr (FORWARD) {
 #pragma unroll
@@ -358,41 +360,46 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<D, kTileSums<SCORE,
         const float x = DOT ? fmaf(s[n][e], factor, -reference[e >> 1]) : minus(s[n][e], reference[e >> 1]);
         s[n][e] = exp2_fast(x * kLog2E);
       });
-      Packed<T> weights(s);
-      add_weights<T>(mass, weights);
+      Packed<T, N> weights(s);
+      add_weights(mass, weights);
       add_columns<T, D>(acc_d, weights, columns_d, lane);
       if constexpr (POSITIVE) {
         weights.keep_only(positive);
-        add_weights<T>(mass_positive, weights);
+        add_weights(mass_positive, weights);
         add_columns<T, D>(acc_positive, weights, columns_d, lane);
       }
     } else {
-      // alpha, and the gradient of the score.
-      float grad[N][4] = {};
-      b.times(grad, columns_d, warp, lane);
-      repeat<N, 4>([&](int n, int e) {
-        RowStats<float> row = {top[e >> 1], log_sum[e >> 1]};
-        float o = delta[e >> 1], slope = 1;
-        if constexpr (SOURCES) {
-          const float4 of = reinterpret_cast<const float4*>(stats)[8 * n + 2 * t + (e & 1)];  // NodeStats
-          row = {of.y, of.z * kLog2E}, o = of.w;
-          if constexpr (!DOT) {
-            const float z = of.x + row_term[e >> 1];
-            slope = leaky_relu_grad(z, p.slope);
-            s[n][e] = z * slope;
+      // Some columns at a time, so that registers suffice: alpha, and the gradient of the score.
+#pragma unroll
+      for (int first = 0; first < N; first += SOME) {
+        float s[SOME][4] = {}, grad[SOME][4] = {};
+        if constexpr (DOT) a.times(s, columns_c, warp, lane, first);
+        b.times(grad, columns_d, warp, lane, first);
+        repeat<SOME, 4>([&](int m, int e) {
+          const int n = first + m;
+          RowStats<float> row = {top[e >> 1], log_sum[e >> 1]};
+          float o = delta[e >> 1], slope = 1;
+          if constexpr (SOURCES) {
+            const float4 of = reinterpret_cast<const float4*>(stats)[8 * n + 2 * t + (e & 1)];  // NodeStats
+            row = {of.y, of.z * kLog2E}, o = of.w;
+            if constexpr (!DOT) {
+              const float z = of.x + row_term[e >> 1];
+              slope = leaky_relu_grad(z, p.slope);
+              s[m][e] = z * slope;
+            }
           }
-        }
-        const float x = DOT ? fmaf(s[n][e], p.scale, -row.max) : minus(s[n][e], row.max);
-        const float w = exists(n, e) ? exp2_fast(fmaf(x, kLog2E, -row.log_sum)) : 0.f;
-        const float ds = w * (grad[n][e] - o);
-        s[n][e] = w;
-        grad[n][e] = ds;
-        if constexpr (!DOT) row_sum[e >> 1] += ds * slope;
-      });
-      // The sums of columns.
-      const Packed<T> weights(s), grads(grad);
-      if constexpr (OUT_D) add_columns<T, D>(acc_d, weights, columns_d, lane);
-      if constexpr (OUT_C) add_columns<T, D>(acc_c, grads, columns_c, lane);
+          const float x = DOT ? fmaf(s[m][e], p.scale, -row.max) : minus(s[m][e], row.max);
+          const float w = exists(n, e) ? exp2_fast(fmaf(x, kLog2E, -row.log_sum)) : 0.f;
+          const float ds = w * (grad[m][e] - o);
+          s[m][e] = w;
+          grad[m][e] = ds;
+          if constexpr (!DOT) row_sum[e >> 1] += ds * slope;
+        });
+        // The sums of columns.
+        const Packed<T, SOME> weights(s), grads(grad);
+        if constexpr (OUT_D) add_columns<T, D>(acc_d, weights, columns_d, lane, first);
+        if constexpr (OUT_C) add_columns<T, D>(acc_c, grads, columns_c, lane, first);
+      }
     }
   }
   wait_copies<0>();
