@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(
         part_t[u] += SOURCES ? me.far_dot(t, rows_d, j, rows_b, row, in_d, eid)
                              : me.far_dot(t, rows_b, row, rows_d, j, in_d, eid);
       }
-      part_s[u] = pair.join(sum);
+      part_s[u] = LINEAR ? pair.join(sum) : sum.positive;
     }
     if constexpr (PAIR) reduce_scatter<B, LPH>(part_s, me.hl);
     reduce_scatter<B, LPH>(part_t, me.hl);
@@ -222,7 +222,8 @@ __global__ void __launch_bounds__(
       const A delta = SOURCES ? stats[s].delta : row_delta;
       A raw = 0;
       if constexpr (SOURCES && !DOT) raw = row_term + stats[s].term;
-      if constexpr (PAIR) raw = DOT ? part_s[s] * A(p.scale) : LINEAR ? part_s[s] : raw + part_s[s];
+      if constexpr (PAIR)
+        raw = DOT ? part_s[s] * A(p.scale) : LINEAR ? part_s[s] : fma(1 - pair.slope, part_s[s], raw);
       A dot_gv = part_t[s], mask = 1, factor = 1;
       int64_t at = 0;
       int eid = 0;

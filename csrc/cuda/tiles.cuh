@@ -11,53 +11,28 @@
 // copies, in 16-byte pieces that are swizzled so that ldmatrix has no bank conflicts. Accumulators in
 // registers (m16n8k16 layout: lane = 4 g + t holds rows g, g + 8 and columns 8 n + 2 t, + 1).
 // For 16-bit features, head sizes 16 to 128, no options on edges and no edge twice: a mask has no place for
-// them. A weight of 0 times a number that is not finite is NaN. So that such a number reaches its neighbours
-// only, scores of what is no edge are selected away, and a chunk whose columns hold one is added up edge by
-// edge.
+// them. A weight of 0 times a number that is not finite is NaN, which stays in the sums: 16 rows in whose
+// sums there is one in the end are worked on again edge by edge (tile_edges.cuh), so that such a number
+// reaches its neighbours only.
 #pragma once
 
-#include "lanes.cuh"
 #include "mma.cuh"
-#include "stats.cuh"
+#include "tile_edges.cuh"
 
 namespace dfgnn::cuda {
 
 inline constexpr int kTileWarps = kTileRows / 16, kTileThreads = 32 * kTileWarps;
 
-enum class Pass { forward, destinations, sources };
-
-// Row operands a, b and column operands c, d; S = scores from (a, c) or the terms, P = softmax, f the pass's
-// derivative:
-//   forward                 a = q, c = k, d = v:                out_d = P d (positive: over z > 0)
-//   destinations (dot)      a = q, b = g, c = k, d = v:         out_c = scale dS c
-//   sources (dot)           a = k, b = v, c = q, d = g:         out_c = scale dS c, out_d = P d
-//   sources (additive)      b = v, d = g:                       out_d = P d, row_sum = sum of dS L'
-// with dS = P (b . d - delta). All arrays [nodes, H, D] T or [nodes, H] float.
-struct TileParams {
-  const Item* items;     // row: the window's first; begin, end: chunks; slot: of the first row, or < 0
-  const int32_t* tiles;  // [chunks, kTileInts]: columns, row masks
-  int64_t num_items;
-  int32_t num_rows, heads;
-  const void *a, *b, *c, *d;
-  const float* row_term;                              // additive: alpha of the row's side, or null: 0
-  const void* col_stats;                              // forward: alpha_src (additive); sources: NodeStats
-  const RowStats<float>* row_stats;                   // destinations
-  const void* out;                                    // destinations: delta = g . (out - out_bias)
-  const void* out_bias;                               // [H, D] or null
-  NodeStats<float>* node_stats;                       // destinations write them for the pass over sources
-  float slope, scale;                                 // scale: of the score; out_c is scaled by it too
-  void *out_c, *out_d;                                // T
-  void* positive;                                     // T
-  RowStats<float>* stats;                             // forward
-  float* mass;                                        // forward: positive_mass
-  float* row_sum;                                     // sources (additive): grad_alpha_src
-  float *part_c, *part_d, *part_positive, *part_sum;  // of split windows
-  Softmax<float, true>* part_stats;
-};
-
 // The running maximum may lag behind by this much, so that accumulators are seldom rescaled: weights up to
 // 2^8 are as exact as those up to 1.
 inline constexpr float kLag = 8 * kLn2;
+
+// Scores of products are exact: a largest one is rounded, and so weights relative to it are common factors of
+// e^(rounding) off, which the mass has, too. Beyond this score the rounding may exceed 1.
+inline constexpr float kLargeScore = 0x1p24f, kLeastNormal = 0x1p-126f;
+__device__ __forceinline__ bool is_large(float top) {
+  return abs(top) > kLargeScore && top != -infinity<float>();
+}
 
 // ---- layout ----------------------------------------------------------------------------------------
 
@@ -98,8 +73,12 @@ struct RowOperand {
       for (int k = 0; k < STEPS; ++k) load_matrices(kept[k], address(at, warp, lane, k));
     }
   }
-  __device__ __forceinline__ void times(float (&s)[kTileCols / 8][4], uint32_t columns, int warp,
-                                        int lane) const {
+  __device__ __forceinline__ void negate() {
+    repeat<STEPS, 4>([&](int k, int i) { kept[k][i] ^= 0x80008000u; });
+  }
+  template <int M>
+  __device__ __forceinline__ void times(float (&s)[M][4], uint32_t columns, int warp, int lane,
+                                        int first = 0) const {
 #pragma unroll
     for (int k = 0; k < STEPS; ++k) {
       uint32_t a[4];
@@ -110,10 +89,10 @@ struct RowOperand {
         load_matrices(a, address(base, warp, lane, k));
       }
 #pragma unroll
-      for (int n = 0; n < kTileCols / 8; n += 2) {
+      for (int n = 0; n < M; n += 2) {
         uint32_t b[4];
-        load_matrices(b,
-                      columns + piece_at<D>((n + (lane >> 4)) * 8 + (lane & 7), 2 * k + ((lane >> 3) & 1)));
+        load_matrices(
+            b, columns + piece_at<D>((first + n + (lane >> 4)) * 8 + (lane & 7), 2 * k + ((lane >> 3) & 1)));
         multiply<T>(s[n], a, b[0], b[1]);
         multiply<T>(s[n + 1], a, b[2], b[3]);
       }
@@ -122,17 +101,17 @@ struct RowOperand {
 };
 
 // The warp's 16 x 32 weights, from the layout of the scores to an operand in 16 bits.
-template <typename T>
+template <typename T, int M>
 struct Packed {
-  uint32_t a[kTileCols / 16][4];
-  __device__ __forceinline__ explicit Packed(const float (&w)[kTileCols / 8][4]) {
-    repeat<kTileCols / 16, 4>([&](int k, int i) {
+  uint32_t a[M / 2][4];
+  __device__ __forceinline__ explicit Packed(const float (&w)[M][4]) {
+    repeat<M / 2, 4>([&](int k, int i) {
       a[k][i] = pack_two<T>(w[2 * k + i / 2][i % 2 * 2], w[2 * k + i / 2][i % 2 * 2 + 1]);
     });
   }
   // Of weights w[n][e] only those with bit 4 n + e, else 0.
   __device__ __forceinline__ void keep_only(uint32_t bits) {
-    repeat<kTileCols / 16, 4>([&](int k, int i) {
+    repeat<M / 2, 4>([&](int k, int i) {
       const uint32_t two = bits >> (8 * k + 2 * i);
       a[k][i] &= (two & 1 ? 0x0000ffffu : 0) | (two & 2 ? 0xffff0000u : 0);
     });
@@ -140,51 +119,26 @@ struct Packed {
 };
 
 // acc += w x columns for the warp's 16 rows.
-template <typename T, int D>
-__device__ __forceinline__ void add_columns(float (&acc)[D / 8][4], const Packed<T>& w, uint32_t columns,
-                                            int lane) {
+template <typename T, int D, int M>
+__device__ __forceinline__ void add_columns(float (&acc)[D / 8][4], const Packed<T, M>& w, uint32_t columns,
+                                            int lane, int first = 0) {
 #pragma unroll
-  for (int k = 0; k < kTileCols / 16; ++k) {
+  for (int k = 0; k < M / 2; ++k) {
 #pragma unroll
     for (int n = 0; n < D / 8; n += 2) {
       uint32_t b[4];
-      load_transposed(b, columns + piece_at<D>(k * 16 + (lane & 15), n + (lane >> 4)));
+      load_transposed(b, columns + piece_at<D>((first + 2 * k) * 8 + (lane & 15), n + (lane >> 4)));
       multiply<T>(acc[n], w.a[k], b[0], b[1]);
       multiply<T>(acc[n + 1], w.a[k], b[2], b[3]);
     }
   }
 }
 
-// The same edge by edge, for chunks with numbers that are not finite. masks: of this lane's row g, and 8
-// further on of row g + 8; among: a bit 4 n + e for each of its weights that counts.
-template <typename T, int D>
-__device__ __forceinline__ void add_columns_apart(float (&acc)[D / 8][4], const Packed<T>& w,
-                                                  const int32_t* masks, uint32_t among, const char* columns,
-                                                  int lane) {
-  repeat<kTileCols / 8>([&](int m) {
-#pragma unroll 1
-    for (int c = 0; c < 8; ++c) {  // column 8 m + c, whose weights lane c / 2 of the four has
-      const uint32_t counts = __shfl_sync(kAll, among, c / 2, 4) >> (4 * m + (c & 1));
-      const bool first = __ldg(masks) >> (8 * m + c) & counts & 1;
-      const bool second = __ldg(masks + 8) >> (8 * m + c) & counts >> 2 & 1;
-      const float2 of_first = unpack_two<T>(__shfl_sync(kAll, w.a[m / 2][m % 2 * 2], c / 2, 4));
-      const float2 of_second = unpack_two<T>(__shfl_sync(kAll, w.a[m / 2][m % 2 * 2 + 1], c / 2, 4));
-      const float w1 = c & 1 ? of_first.y : of_first.x, w2 = c & 1 ? of_second.y : of_second.x;
-      repeat<D / 8>([&](int n) {
-        const float2 x = unpack_two<T>(
-            *reinterpret_cast<const uint32_t*>(columns + piece_at<D>(8 * m + c, n) + 4 * (lane & 3)));
-        if (first) acc[n][0] += w1 * x.x, acc[n][1] += w1 * x.y;
-        if (second) acc[n][2] += w2 * x.x, acc[n][3] += w2 * x.y;
-      });
-    }
-  });
-}
-
 // sum += the rows' sums of w, as it is rounded for the products; in entries 0 (row g) and 2 (row g + 8).
-template <typename T>
-__device__ __forceinline__ void add_weights(float (&sum)[4], const Packed<T>& w) {
+template <typename T, int M>
+__device__ __forceinline__ void add_weights(float (&sum)[4], const Packed<T, M>& w) {
   const uint32_t ones = pack_two<T>(1, 1);
-  repeat<kTileCols / 16>([&](int k) { multiply<T>(sum, w.a[k], ones, ones); });
+  repeat<M / 2>([&](int k) { multiply<T>(sum, w.a[k], ones, ones); });
 }
 
 __device__ __forceinline__ float quad_sum(float x) { return reduce_sum<4>(x); }
@@ -204,13 +158,14 @@ inline constexpr int kTileBlocks = (D <= 32   ? 7
 
 template <typename T, int D, Score SCORE, Pass PASS, bool POSITIVE>
 __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<D, kTileSums<SCORE, PASS, POSITIVE>>))
-    tile_kernel(const TileParams p) {
+    tile_kernel(const __grid_constant__ TileParams p) {
   using L = TileLayout<D>;
   constexpr bool DOT = SCORE == Score::dot, FORWARD = PASS == Pass::forward, SOURCES = PASS == Pass::sources;
   constexpr bool HAS_A = DOT, HAS_B = !FORWARD, HAS_C = DOT;
   constexpr bool OUT_C = DOT && !FORWARD, OUT_D = PASS != Pass::destinations;
   constexpr bool KEEP = D <= 64 || FORWARD;
   constexpr int C = D / 8, N = kTileCols / 8;
+  constexpr int SOME = D <= 32 ? N / 2 : N;  // of the N, that backward has in registers at a time
   constexpr int COPIES = (kTileCols * C + kTileThreads - 1) / kTileThreads;
   // Bytes of statistics of a column.
   constexpr int STAT = FORWARD ? (DOT ? 0 : 4) : SOURCES ? int(sizeof(NodeStats<float>)) : 0;
@@ -262,21 +217,6 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<D, kTileSums<SCORE,
     }
     commit_copies();
   };
-  // Whether what this thread copied, and what weights are multiplied with, is all finite.
-  const auto finite = [&](int chunk) {
-    const char* stage = shared + stage_of(chunk);
-    uint32_t found = 0;
-#pragma unroll
-    for (int i = 0; i < COPIES; ++i) {
-      const int at = thread + i * kTileThreads;
-      if (kTileCols * C % kTileThreads && at >= kTileCols * C) break;
-      const char* piece = stage + piece_at<D>(at / C, at % C);
-      if constexpr (OUT_C) find_infinite<T>(*reinterpret_cast<const uint4*>(piece), found);
-      if constexpr (OUT_D) find_infinite<T>(*reinterpret_cast<const uint4*>(piece + L::COLS), found);
-    }
-    return found == 0;
-  };
-
   // The first chunks and the row operands are on their way.
   Ids next;
   {
@@ -337,6 +277,12 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<D, kTileSums<SCORE,
   __syncthreads();
   RowOperand<T, D, KEEP> a, b;
   if constexpr (HAS_A) a.init(smem + L::A, warp, lane);
+  // Forward, the largest score is that of the largest product: of a scale below 0 the rows take the sign, and
+  // none is 0, which -inf must not be multiplied by.
+  [[maybe_unused]] const float factor = max(abs(p.scale), kLeastNormal);
+  if constexpr (FORWARD && DOT) {
+    if (p.scale < 0) a.negate();
+  }
   if constexpr (HAS_B) b.init(smem + L::B, warp, lane);
 
   float acc_c[OUT_C ? C : 2][4] = {}, acc_d[OUT_D ? C : 2][4] = {}, acc_positive[POSITIVE ? C : 2][4] = {};
@@ -356,7 +302,7 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<D, kTileSums<SCORE,
     const uint32_t mask[2] = {next_mask[0] >> (2 * t), next_mask[1] >> (2 * t)};
     const bool any = __any_sync(kAll, (next_mask[0] | next_mask[1]) != 0);
     wait_copies<L::STAGES - 2>();
-    const bool apart = __syncthreads_or(!finite(chunk));
+    __syncthreads();
     copy_chunk(next, chunk + L::STAGES - 1);
     fetch_ids(next, chunk + L::STAGES);
     fetch_masks(chunk + 1);
@@ -365,22 +311,11 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<D, kTileSums<SCORE,
     const uint32_t columns_c = smem + stage_of(chunk), columns_d = columns_c + L::COLS;
     const char* stats = shared + stage_of(chunk) + 2 * L::COLS;
     const auto exists = [&](int n, int e) { return (mask[e >> 1] >> (8 * n + (e & 1))) & 1; };
-    // acc += w x columns at `offset` of the stage, over the edges, or those of them that `among` has.
-    const auto add = [&](float (&acc)[C][4], const Packed<T>& w, int offset, uint32_t among = ~0u) {
-      if (!apart) {
-        add_columns<T, D>(acc, w, smem + stage_of(chunk) + offset, lane);
-      } else {
-        add_columns_apart<T, D>(acc, w, masks + int64_t(again(chunk)) * kTileInts, among,
-                                shared + again(stage_of(chunk) + offset), int(again(lane)));
-      }
-    };
-
     // Scores of all pairs.
     float s[N][4] = {};
     [[maybe_unused]] uint32_t positive = 0;  // forward: bit 4 n + e: z > 0
-    if constexpr (DOT) {
-      a.times(s, columns_c, warp, lane);
-      scale(s, p.scale);
+    if constexpr (DOT && FORWARD) {
+      a.times(s, columns_c, warp, lane);  // not scaled yet
     } else if constexpr (FORWARD) {
 #pragma unroll
       for (int n = 0; n < N; ++n) {
@@ -388,7 +323,7 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<D, kTileSums<SCORE,
         repeat<4>([&](int e) {
           const float z = (e & 1 ? term.y : term.x) + row_term[e >> 1];
           if (POSITIVE && z > 0) positive |= 1u << (4 * n + e);
-          s[n][e] = leaky_relu(z, p.slope);
+          s[n][e] = z * leaky_relu_grad(z, p.slope);
         });
       }
     }
@@ -400,7 +335,7 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<D, kTileSums<SCORE,
         s[n][e] = exists(n, e) ? s[n][e] : -infinity<float>();
         peak[e >> 1] = max(peak[e >> 1], s[n][e]);
       });
-      peak[0] = quad_max(peak[0]), peak[1] = quad_max(peak[1]);
+      repeat<2>([&](int i) { peak[i] = quad_max(peak[i]) * (DOT ? factor : 1.f); });
       const bool rises[2] = {peak[0] > top[0] + kLag, peak[1] > top[1] + kLag};
       if (__any_sync(kAll, rises[0] || rises[1])) {
         float shrink[2];
@@ -421,46 +356,71 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<D, kTileSums<SCORE,
       // Weights, their sums and those of the columns.
       const float reference[2] = {top[0] == -infinity<float>() ? 0.f : top[0],
                                   top[1] == -infinity<float>() ? 0.f : top[1]};
-      repeat<N, 4>([&](int n, int e) { s[n][e] = exp2_fast(minus(s[n][e], reference[e >> 1]) * kLog2E); });
-      Packed<T> weights(s);
-      add_weights<T>(mass, weights);
-      add(acc_d, weights, L::COLS);
+      repeat<N, 4>([&](int n, int e) {
+        const float x = DOT ? fmaf(s[n][e], factor, -reference[e >> 1]) : minus(s[n][e], reference[e >> 1]);
+        s[n][e] = exp2_fast(x * kLog2E);
+      });
+      Packed<T, N> weights(s);
+      add_weights(mass, weights);
+      add_columns<T, D>(acc_d, weights, columns_d, lane);
       if constexpr (POSITIVE) {
         weights.keep_only(positive);
-        add_weights<T>(mass_positive, weights);
-        add(acc_positive, weights, L::COLS, positive);
+        add_weights(mass_positive, weights);
+        add_columns<T, D>(acc_positive, weights, columns_d, lane);
       }
     } else {
-      // alpha, and the gradient of the score.
-      float grad[N][4] = {};
-      b.times(grad, columns_d, warp, lane);
-      repeat<N, 4>([&](int n, int e) {
-        RowStats<float> row = {top[e >> 1], log_sum[e >> 1]};
-        float o = delta[e >> 1], slope = 1;
-        if constexpr (SOURCES) {
-          const float4 of = reinterpret_cast<const float4*>(stats)[8 * n + 2 * t + (e & 1)];  // NodeStats
-          row = {of.y, of.z * kLog2E}, o = of.w;
-          if constexpr (!DOT) {
-            const float z = of.x + row_term[e >> 1];
-            slope = leaky_relu_grad(z, p.slope);
-            s[n][e] = leaky_relu(z, p.slope);
+      // Some columns at a time, so that registers suffice: alpha, and the gradient of the score.
+#pragma unroll
+      for (int first = 0; first < N; first += SOME) {
+        float s[SOME][4] = {}, grad[SOME][4] = {};
+        if constexpr (DOT) a.times(s, columns_c, warp, lane, first);
+        b.times(grad, columns_d, warp, lane, first);
+        repeat<SOME, 4>([&](int m, int e) {
+          const int n = first + m;
+          RowStats<float> row = {top[e >> 1], log_sum[e >> 1]};
+          float o = delta[e >> 1], slope = 1;
+          if constexpr (SOURCES) {
+            const float4 of = reinterpret_cast<const float4*>(stats)[8 * n + 2 * t + (e & 1)];  // NodeStats
+            row = {of.y, of.z * kLog2E}, o = of.w;
+            if constexpr (!DOT) {
+              const float z = of.x + row_term[e >> 1];
+              slope = leaky_relu_grad(z, p.slope);
+              s[m][e] = z * slope;
+            }
           }
-        }
-        const float w = exp2_fast(minus(s[n][e], row.max) * kLog2E - row.log_sum);
-        const float ds = exists(n, e) ? w * (grad[n][e] - o) : 0.f;
-        s[n][e] = exists(n, e) ? w : 0.f;
-        grad[n][e] = ds;
-        if constexpr (!DOT) row_sum[e >> 1] += ds * slope;
-      });
-      // The sums of columns.
-      const Packed<T> weights(s), grads(grad);
-      if constexpr (OUT_D) add(acc_d, weights, L::COLS);
-      if constexpr (OUT_C) add(acc_c, grads, 0);
+          const float x = DOT ? fmaf(s[m][e], p.scale, -row.max) : minus(s[m][e], row.max);
+          const float w = exists(n, e) ? exp2_fast(fmaf(x, kLog2E, -row.log_sum)) : 0.f;
+          const float ds = w * (grad[m][e] - o);
+          s[m][e] = w;
+          grad[m][e] = ds;
+          if constexpr (!DOT) row_sum[e >> 1] += ds * slope;
+        });
+        // The sums of columns.
+        const Packed<T, SOME> weights(s), grads(grad);
+        if constexpr (OUT_D) add_columns<T, D>(acc_d, weights, columns_d, lane, first);
+        if constexpr (OUT_C) add_columns<T, D>(acc_c, grads, columns_c, lane, first);
+      }
     }
+  }
+  wait_copies<0>();
+
+  // Numbers that are not finite, and scores of which the rounding of the largest is no small number: again.
+  float probe = 0;
+  const auto look_at = [&](const auto& sums) {
+    for (const auto& of_columns : sums) repeat<4>([&](int e) { probe = fmaf(of_columns[e], 0.f, probe); });
+  };
+  if constexpr (OUT_C) look_at(acc_c);
+  if constexpr (OUT_D) look_at(acc_d);
+  if constexpr (POSITIVE) look_at(acc_positive);
+  bool again = probe + row_sum[0] * 0.f + row_sum[1] * 0.f != 0;
+  if constexpr (FORWARD && DOT) again |= is_large(top[0]) || is_large(top[1]);
+  if (__any_sync(kAll, again)) {
+    tile_rows_by_edges<T, D, SCORE, PASS, POSITIVE>(p, item, head, warp, lane,
+                                                    reinterpret_cast<const float*>(shared + L::DELTA));
+    return;
   }
 
   // Results, through the warp's own rows of shared memory so that they leave in 16-byte pieces.
-  wait_copies<0>();
   __syncwarp();
   const auto store = [&](const float (&acc)[C][4], const float (&factor)[2], void* out, float* part) {
     if (item.slot < 0) {

@@ -214,6 +214,15 @@ def test_large_scores(score):
     check(score, graph, large, schedule="tiles", extra=0.02)
 
 
+@gpu
+@pytest.mark.parametrize("scale", [-0.3, 0.0])
+def test_scales(scale):
+    """The largest score is that of the smallest product; and all are alike."""
+    graph = without_duplicates(*cliques(), "cuda")
+    inputs = make_inputs("dot", graph, 2, 32, torch.bfloat16)
+    check("dot", graph, {**inputs, "query": inputs["query"] * 8}, schedule="tiles", scale=scale)
+
+
 def neighbours_share():
     """64 groups of 64 nodes, of which each has edges from most of its group and none from elsewhere."""
     n = torch.arange(4096)
