@@ -57,10 +57,7 @@ def test_results_do_not_depend_on_the_number_of_threads(monkeypatch, threads, sc
 
 
 # Numbers of heads and head sizes that fill vectors, do not, and overlap.
-GROUPED_SHAPES = [
-    *((1, 1), (1, 7), (1, 64), (3, 8), (3, 1), (8, 8)),
-    *((4, 16), (16, 8), (12, 7), (8, 33), (16, 16)),
-]
+GROUPED_SHAPES = ((1, 1), (1, 7), (1, 64), (3, 8), (3, 1), (8, 8), (4, 16), (16, 8), (12, 7), (8, 33))
 
 
 @pytest.mark.parametrize("isa", ISAS)

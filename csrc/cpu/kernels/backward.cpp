@@ -308,7 +308,7 @@ void run_feature_rows(const BackwardParams& p, const Arrays<T>& a, const Paralle
   // Items [first, last) of a direction; attn: their part of grad_attn, or null.
   const auto run_items = [&](bool over_rows, int64_t first, int64_t last, A* attn) {
     const Csr& csr = over_rows ? p.csr : p.reverse;
-    const Grouping grouping = Grouping::of<A>(p, csr, parallel.way);
+    const Grouping grouping = Grouping::of<A>(p, csr, parallel.way, backward_degree(p.shape.heads));
     grouping.walk(
         csr, first, last,
         [&](auto each) {
@@ -354,8 +354,8 @@ void backward_as(const BackwardParams& p, const Parallel& parallel) {
   node_stats(p, a, parallel);
   switch (p.score) {
     case Score::additive: {
-      const Grouping grouping =
-          Grouping::of<A>(p, p.reverse, parallel.way, !AdditiveSources<T>::per_edge(p, a));
+      const Grouping grouping = Grouping::of<A>(p, p.reverse, parallel.way, backward_degree(heads),
+                                                !AdditiveSources<T>::per_edge(p, a));
       parallel_items(parallel, p.reverse, [&](int64_t first, int64_t last) {
         grouping.walk(
             p.reverse, first, last, [&](auto each) { each(AdditiveGroups<T>(p, a, grouping)); },

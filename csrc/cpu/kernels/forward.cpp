@@ -220,7 +220,7 @@ template <class T, class MakeScore, class MakeGroupScore>
 void run(const ForwardParams& p, const Parallel& parallel, const MakeScore& make_score,
          const MakeGroupScore& make_group_score) {
   const Outputs<T> o(p);
-  const Grouping grouping = Grouping::of<Acc<T>>(p, p.csr, parallel.way);
+  const Grouping grouping = Grouping::of<Acc<T>>(p, p.csr, parallel.way, forward_degree(p.shape.heads));
   parallel_items(parallel, p.csr, [&](int64_t first, int64_t last) {
     grouping.walk(
         p.csr, first, last,

@@ -30,8 +30,10 @@ struct Group {
   }
 };
 
-// Mean degree of a plan's items below which short rows are grouped.
-constexpr int64_t kGroupedDegree = 32;
+// Mean degree of a plan's items below which short rows are grouped, as measured: alone, a row costs most
+// where it has many heads.
+constexpr int64_t forward_degree(int heads) { return 24 + 8 * heads; }
+constexpr int64_t backward_degree(int heads) { return 2 + 6 * heads; }
 constexpr int kMostRows = 64;
 
 // Whether heads are whole vectors, or vectors whole heads.
@@ -44,13 +46,14 @@ static inline bool has_dots(int dim) {
 // Which items of a plan are grouped, and how many at most.
 class Grouping {
  public:
-  // The way of a call's rows in one direction; p: ForwardParams or BackwardParams. A: accumulators.
+  // The way of a call's rows in one direction; p: ForwardParams or BackwardParams. A: accumulators;
+  // degree: grouped below.
   template <class A, class Params>
-  static Grouping of(const Params& p, const Csr& csr, RowWay way, bool possible = true) {
+  static Grouping of(const Params& p, const Csr& csr, RowWay way, int64_t degree, bool possible = true) {
     const Shape& s = p.shape;
     const int64_t columns = int64_t(s.heads) * (s.dim > s.value_dim ? s.dim : s.value_dim);
     const bool dots = p.score == Score::additive || (has_dots<A>(s.dim) && has_dots<A>(s.value_dim));
-    const bool short_rows = s.num_edges < kGroupedDegree * csr.num_items;
+    const bool short_rows = s.num_edges < degree * csr.num_items;
     const bool on = possible && dots && columns > 0 && !p.edge.feat &&
                     (way == RowWay::grouped || (way == RowWay::automatic && short_rows));
     const int64_t fit = 4096 / (columns > 0 ? columns : 1);
