@@ -210,6 +210,7 @@ def test_injected_mask(monkeypatch, subject, item):
     inputs = subject.inputs(**item)
     subject.check(layers, inputs, asked=False)
     subject.check(layers, inputs)
+    subject.check([layer.eval() for layer in layers], inputs)
 
 
 @pytest.mark.parametrize("subject", [s for s in SUBJECTS if s.has_dropout], ids=lambda s: s.name)
