@@ -179,6 +179,7 @@ def test_assigning_the_class(subject, item):
     theirs, _ = subject.pair(**item)
     layer, inputs = copy.deepcopy(theirs), subject.inputs(**item)
     layer.__class__ = subject.ours
+    assert type(pickle.loads(pickle.dumps(layer))) is subject.ours
     subject.check((theirs, layer), inputs)
     theirs.eval(), layer.eval()
     layer.__class__ = subject.theirs
