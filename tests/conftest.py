@@ -1,7 +1,15 @@
+import gc
+
 import pytest
 import torch
 
 torch.set_num_threads(2)
+
+
+def pytest_collection_finish():
+    """What was imported and collected stays: the garbage collector need not walk through it in every test."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

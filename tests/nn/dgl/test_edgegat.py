@@ -1,9 +1,8 @@
 """EdgeGATConv beside dgl.nn.EdgeGATConv."""
 
-import itertools
-
 import pytest
 import torch
+from covering import covering
 from dgl_compare import DropoutContract, compare, dgl_graph
 
 from dfgnn.nn import EdgeGATConv
@@ -11,12 +10,12 @@ from dfgnn.nn import EdgeGATConv
 
 class EdgeGATContract(DropoutContract):
     layer = EdgeGATConv
-    options = [
-        dict(zip(("residual", "bias", "activation", "negative_slope"), values))
-        for values in itertools.product(
-            (False, True), (False, True), (None, torch.nn.functional.elu), (0.2, 0.05)
-        )
-    ]
+    options = covering(
+        residual=(False, True),
+        bias=(False, True),
+        activation=(None, torch.nn.functional.elu),
+        negative_slope=(0.2, 0.05),
+    )
     edge_feats: int
 
     def arguments(self, in_feats):

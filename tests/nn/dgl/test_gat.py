@@ -1,12 +1,12 @@
 """GATConv beside dgl.nn.GATConv with the same parameters: outputs, attention, every gradient, every quirk."""
 
 import gc
-import itertools
 import math
 import weakref
 
 import pytest
 import torch
+from covering import covering
 from dgl_compare import DropoutContract, compare, dgl, dgl_graph
 from torch.nn.utils import parametrizations
 
@@ -16,12 +16,12 @@ from dfgnn.nn import _graph as nn_graph
 
 class TestGATConv(DropoutContract):
     layer = GATConv
-    options = [
-        dict(zip(("residual", "bias", "activation", "negative_slope"), values))
-        for values in itertools.product(
-            (False, True), (False, True), (None, torch.nn.functional.elu), (0.2, 0.05)
-        )
-    ]
+    options = covering(
+        residual=(False, True),
+        bias=(False, True),
+        activation=(None, torch.nn.functional.elu),
+        negative_slope=(0.2, 0.05),
+    )
 
     def more_inputs(self, g, dtype, prefix=()):
         return (torch.rand(g.num_edges(), dtype=dtype),)

@@ -1,9 +1,8 @@
 """GATv2Conv beside dgl.nn.GATv2Conv."""
 
-import itertools
-
 import pytest
 import torch
+from covering import covering
 from dgl_compare import DropoutContract, compare, dgl, dgl_graph
 
 from dfgnn.nn import GATv2Conv
@@ -11,12 +10,13 @@ from dfgnn.nn import GATv2Conv
 
 class TestGATv2Conv(DropoutContract):
     layer = GATv2Conv
-    options = [
-        dict(zip(("residual", "bias", "share_weights", "activation", "negative_slope"), values))
-        for values in itertools.product(
-            (False, True), (False, True), (False, True), (None, torch.nn.functional.elu), (0.2, 0.05)
-        )
-    ]
+    options = covering(
+        residual=(False, True),
+        bias=(False, True),
+        share_weights=(False, True),
+        activation=(None, torch.nn.functional.elu),
+        negative_slope=(0.2, 0.05),
+    )
 
 
 def test_shared_weights_are_one_module():

@@ -179,6 +179,7 @@ def test_assigning_the_class(subject, item):
     theirs, _ = subject.pair(**item)
     layer, inputs = copy.deepcopy(theirs), subject.inputs(**item)
     layer.__class__ = subject.ours
+    assert type(pickle.loads(pickle.dumps(layer))) is subject.ours
     subject.check((theirs, layer), inputs)
     theirs.eval(), layer.eval()
     layer.__class__ = subject.theirs
@@ -210,6 +211,7 @@ def test_injected_mask(monkeypatch, subject, item):
     inputs = subject.inputs(**item)
     subject.check(layers, inputs, asked=False)
     subject.check(layers, inputs)
+    subject.check([layer.eval() for layer in layers], inputs)
 
 
 @pytest.mark.parametrize("subject", [s for s in SUBJECTS if s.has_dropout], ids=lambda s: s.name)

@@ -67,6 +67,17 @@ def test_forms_of_edge_attr(kind):
     compare(theirs, ours, x, edges(), types(400))  # they may be left out
 
 
+@KIND
+@pytest.mark.parametrize(
+    "options", [{"mod": "additive", "num_bases": 2}, {"mod": "scaled", "num_blocks": 2}], ids=str
+)
+def test_no_edges_of_composed_weights(kind, options):
+    theirs, ours = pair(6, 4, R, heads=2, edge_dim=3, **kind, **options)
+    edge_index, edge_type = torch.zeros(2, 0, dtype=torch.long), torch.zeros(0, dtype=torch.long)
+    x, attr = torch.randn(4, 6, dtype=torch.float64), torch.zeros(0, 3, dtype=torch.float64)
+    compare(theirs, ours, x, edge_index, edge_type, attr, return_attention_weights=True)
+
+
 @pytest.mark.parametrize(
     ("change", "error", "match"),
     [
