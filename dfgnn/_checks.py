@@ -44,7 +44,8 @@ class Checker:
             raise self.error(TypeError, name, " or ".join(str(d) for d in dict.fromkeys(dtypes)), x.dtype)
         if x.device != self.device:
             raise self.error(ValueError, name, f"device {self.device} (the graph's)", x.device)
-
+        if x.layout != torch.strided:
+            raise self.error(TypeError, name, "a dense tensor", f"layout {x.layout}")
         if x.shape not in shapes and not any(_fits(x.shape, shape) for shape in shapes):
             text = " or ".join(
                 "[" + ", ".join("any" if n is None else str(n) for n in shape) + "]" for shape in shapes
@@ -67,6 +68,8 @@ class Checker:
             self.tensor("edge_feat", feat, [(*per_head, feat_dim)])
         if out_bias is not None:
             self.tensor("out_bias", out_bias, [(heads, dim)])
+        if isinstance(dropout_p, (str, bytes)) or dropout_p is None:
+            raise self.error(TypeError, "dropout_p", "a number", type(dropout_p).__name__)
         if not 0 <= dropout_p <= 1:
             raise self.error(ValueError, "dropout_p", "a probability in [0, 1]", dropout_p)
         if dropout_p > 0 and seed is None:

@@ -5,6 +5,7 @@ function has a plain-PyTorch twin of the same name in :mod:`dfgnn.reference`.
 """
 
 import math
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Literal, overload
 
@@ -60,6 +61,7 @@ def gat_attention(
     return_attention: bool = False,
     schedule: str = "auto",
     _seed: Tensor | None = None,
+    _caller: str = "gat_attention",
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""Additive attention of GAT (Veličković et al., ICLR 2018, arXiv 1710.10903).
 
@@ -106,7 +108,7 @@ def gat_attention(
         TypeError, ValueError: an argument of the wrong type, dtype, device, shape or range.
         RuntimeError: CUDA tensors without CUDA support in this installation.
     """
-    check = Checker("gat_attention", graph, "feat", feat)
+    check = Checker(_caller, graph, "feat", feat)
     check.tensor("feat", feat, [(graph.num_src, None, None)])
     heads, dim = feat.shape[1:]
     alpha_types = (check.dtype, check.acc)
@@ -258,6 +260,7 @@ def dot_attention(
     return_attention: bool = False,
     schedule: str = "auto",
     _seed: Tensor | None = None,
+    _caller: str = "dot_attention",
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""Dot-product attention over a graph (Graph Transformer: Dwivedi and Bresson 2020, arXiv 2012.09699).
 
@@ -288,7 +291,7 @@ def dot_attention(
     Differentiable, deterministic, and without edge-sized tensors beyond those passed in or asked for, like
     :func:`gat_attention`; raises as it does.
     """
-    check = Checker("dot_attention", graph, "query", query)
+    check = Checker(_caller, graph, "query", query)
     check.tensor("query", query, [(graph.num_dst, None, None)])
     heads, dim = query.shape[1:]
     check.tensor("key", key, [(graph.num_src, heads, dim)])
@@ -369,6 +372,13 @@ def agnn_attention(
         raise check.error(ValueError, "x_dst", f"a tensor, as num_dst = {graph.num_dst} is not num_src", None)
     if x_dst is not None:
         check.tensor("x_dst", x_dst, [(graph.num_dst, *x_src.shape[1:])])
+    if not isinstance(beta, (Tensor, numbers.Real)):
+        raise check.error(TypeError, "beta", "a number or a tensor", type(beta).__name__)
+    wanted = (graph.num_dst, *x_src.shape[1:])
+    if isinstance(beta, Tensor) and not _broadcasts(beta.shape, wanted):
+        raise check.error(
+            ValueError, "beta", f"a shape that broadcasts against {list(wanted)}", list(beta.shape)
+        )
     # Under autocast on a GPU normalize returns float32.
     key = torch.nn.functional.normalize(x_src, dim=-1).to(x_src.dtype)
     query = key if x_dst is None else torch.nn.functional.normalize(x_dst, dim=-1).to(x_src.dtype)
@@ -376,7 +386,13 @@ def agnn_attention(
     return dot_attention(  # type: ignore[call-overload]
         graph, query, key, x_src, scale=1.0, edge_mask=edge_mask, edge_weight=edge_weight,
         dropout_p=dropout_p, return_attention=return_attention, schedule=schedule, _seed=_seed,
+        _caller="agnn_attention",
     )  # fmt: skip
+
+
+def _broadcasts(shape, wanted) -> bool:
+    """Whether a tensor of this shape expands to the wanted one."""
+    return len(shape) <= len(wanted) and all(n in (1, m) for n, m in zip(reversed(shape), reversed(wanted)))
 
 
 def edge_softmax(graph: Graph, score: Tensor, *, schedule: str = "auto") -> Tensor:
@@ -390,6 +406,7 @@ def edge_softmax(graph: Graph, score: Tensor, *, schedule: str = "auto") -> Tens
     check = Checker("edge_softmax", graph, "score", score)
     if score.dim() == 0 or score.shape[0] != graph.num_edges:
         raise check.error(ValueError, "score", f"shape [{graph.num_edges}, ...]", list(score.shape))
+    check.tensor("score", score, [score.shape])
     flat = score.reshape(graph.num_edges, math.prod(score.shape[1:]))
     if flat.shape[1] == 0:
         return score.clone()
@@ -523,6 +540,8 @@ def flex_attention(
     for k, x in enumerate(params):
         if not isinstance(x, Tensor):
             raise check.error(TypeError, f"params[{k}]", "a tensor", type(x).__name__)
+    if chunk_edges is not None and not isinstance(chunk_edges, int):
+        raise check.error(TypeError, "chunk_edges", "an integer", type(chunk_edges).__name__)
     if chunk_edges is not None and chunk_edges < 1:
         raise check.error(ValueError, "chunk_edges", "a number >= 1", chunk_edges)
     _flex.try_out(check.error, score_fn, query, key, edge_feat, params)
@@ -532,5 +551,5 @@ def flex_attention(
     return gat_attention(  # type: ignore[call-overload]
         graph, value, ends, None, negative_slope=1.0, edge_bias=score, edge_mask=edge_mask,
         edge_weight=edge_weight, out_bias=out_bias, dropout_p=dropout_p, return_attention=return_attention,
-        schedule=schedule, _seed=_seed,
+        schedule=schedule, _seed=_seed, _caller="flex_attention",
     )  # fmt: skip

@@ -90,7 +90,7 @@ def _function_case(function, argument, wrong, error, *words, **changes):
     def call():
         return getattr(functional, function)(**{**arguments(function), **changes})
 
-    return Case(f"functional.{function}", argument, wrong, error, (argument, *words), call)
+    return Case(f"functional.{function}", argument, wrong, error, (f"{function}: {argument}: ", *words), call)
 
 
 def _tensor_cases(function):
@@ -111,8 +111,8 @@ def _tensor_cases(function):
         yield case("a number", ValueError, "[]", right.flatten()[0])
         if argument != "score" and shape != (EDGES,) and function != "flex_attention":
             yield case("one dimension more", ValueError, "", right[..., None].expand(*shape, 2))
-        if argument != "score":
-            yield case("on another device", ValueError, "meta", right.to("meta"), "expected device cpu")
+        yield case("sparse", TypeError, "layout torch.sparse_coo", right.to_sparse())
+        yield case("on another device", ValueError, "meta", right.to("meta"), "expected device cpu")
         if argument not in (next(iter(tensors)), "edge_mask"):
             yield case("of another dtype", TypeError, "torch.float64", right.double())
 
@@ -131,6 +131,9 @@ def _function_cases():
             yield _function_case(
                 function, "dropout_p", wrong, ValueError, "a probability in [0, 1]", f"got {p}", dropout_p=p
             )
+        yield _function_case(
+            function, "dropout_p", "a string", TypeError, "a number", "got str", dropout_p="0.5"
+        )
         first = next(iter(FUNCTIONS[function]))
         shape = FUNCTIONS[function][first]
         for wrong, size in (("no heads", (shape[0], 0, DIM)), ("heads of size 0", (shape[0], HEADS, 0))):
@@ -166,15 +169,23 @@ def _function_cases():
     for wrong, error, function, got in (
         ("a result of another shape", ValueError, lambda q, k, e: (q * k).sum(-1)[:, :1], "got [edges, 1]"),
         ("no result", TypeError, lambda q, k, e: None, "got NoneType"),
+        ("a result of integers", TypeError, lambda q, k, e: (q * k).sum(-1).long(), "got torch.int64"),
         ("captures a parameter", ValueError, lambda q, k, e: (q * k).sum(-1) * _PARAMETER, "captures"),
     ):
         yield _function_case("flex_attention", "score_fn", wrong, error, got, score_fn=function)
     yield _function_case(
         "flex_attention", "params[0]", "a number", TypeError, "expected a tensor, got float", params=(0.5,)
     )
-    yield _function_case(
-        "flex_attention", "chunk_edges", "zero", ValueError, "expected", "got 0", chunk_edges=0
-    )
+    for wrong, error, got, chunk in (
+        ("zero", ValueError, "got 0", 0),
+        ("a float", TypeError, "got float", 2.5),
+    ):
+        yield _function_case("flex_attention", "chunk_edges", wrong, error, got, chunk_edges=chunk)
+    for wrong, error, words, beta in (
+        ("a string", TypeError, "got str", "1"),
+        ("of another shape", ValueError, "got [5]", rand(5)),
+    ):
+        yield _function_case("agnn_attention", "beta", wrong, error, "expected", words, beta=beta)
 
 
 _PARAMETER = torch.ones((), requires_grad=True)
