@@ -52,6 +52,11 @@ class Checker:
             )
             raise self.error(ValueError, name, f"shape {text}", list(x.shape))
 
+    def number(self, name: str, x) -> None:
+        """Torch's operators take strings for numbers."""
+        if isinstance(x, (str, bytes)) or x is None:
+            raise self.error(TypeError, name, "a number", type(x).__name__)
+
     def options(self, heads, bias, gate, mask, weight, feat, feat_dim, out_bias, dim, dropout_p, seed):
         """Checks what all scores share; returns the operator's edge arguments, [E] tensors with a column."""
         allowed = (self.dtype, self.acc)
@@ -68,8 +73,7 @@ class Checker:
             self.tensor("edge_feat", feat, [(*per_head, feat_dim)])
         if out_bias is not None:
             self.tensor("out_bias", out_bias, [(heads, dim)])
-        if isinstance(dropout_p, (str, bytes)) or dropout_p is None:
-            raise self.error(TypeError, "dropout_p", "a number", type(dropout_p).__name__)
+        self.number("dropout_p", dropout_p)
         if not 0 <= dropout_p <= 1:
             raise self.error(ValueError, "dropout_p", "a probability in [0, 1]", dropout_p)
         if dropout_p > 0 and seed is None:

@@ -81,7 +81,8 @@ def gat_attention(
         edge_bias: b [E, H], in the order in which the graph's edges were given; in feat's dtype or float32.
         bias_after: add b after LeakyReLU instead of before it.
         edge_gate: c [E] or [E, H], same order and dtypes; multiplies what the two ends give.
-        edge_mask: bool [E] or [E, H], same order; where it is False there is no edge.
+        edge_mask: bool [E] or [E, H], same order; where it is False there is no edge, as with an edge_bias
+            of -inf. Its weight is 0, which makes NaN of a source value that is not finite.
         edge_weight: w [E] or [E, H], same order and dtypes; multiplies after softmax and is not renormalised.
         edge_feat: e [E, H, D] in feat's dtype, same order; added to the value, as in EdgeGAT.
         out_bias: [H, D] in feat's dtype, added to every row of out: the bias of a layer, without a second
@@ -110,6 +111,7 @@ def gat_attention(
     """
     check = Checker(_caller, graph, "feat", feat)
     check.tensor("feat", feat, [(graph.num_src, None, None)])
+    check.number("negative_slope", negative_slope)
     heads, dim = feat.shape[1:]
     alpha_types = (check.dtype, check.acc)
     check.tensor("alpha_src", alpha_src, [(graph.num_src, heads)], alpha_types)
@@ -201,6 +203,7 @@ def gatv2_attention(
     heads, dim = x_src.shape[1:]
     check.tensor("x_dst", x_dst, [(graph.num_dst, heads, dim)])
     check.tensor("attn", attn, [(heads, dim)])
+    check.number("negative_slope", negative_slope)
     edge = check.options(
         heads, edge_bias, edge_gate, edge_mask, edge_weight, edge_feat, dim, out_bias, dim, dropout_p, _seed
     )
@@ -295,6 +298,9 @@ def dot_attention(
     check.tensor("query", query, [(graph.num_dst, None, None)])
     heads, dim = query.shape[1:]
     check.tensor("key", key, [(graph.num_src, heads, dim)])
+    scale = 1 / math.sqrt(dim) if scale is None else scale
+    check.number("scale", scale)
+    check.number("negative_slope", negative_slope)
     if edge_feat_in not in ("key", "value", "both"):
         raise check.error(ValueError, "edge_feat_in", "'key', 'value' or 'both'", repr(edge_feat_in))
     in_key, in_value = edge_feat_in != "value", edge_feat_in != "key"
@@ -308,7 +314,7 @@ def dot_attention(
     dst, src, values, edge_feat, out_bias = for_device(check, query, key, value, edge.edge_feat, out_bias)
     out, attention = _autograd.attention(
         graph, "dot", values, src, dst, None, with_feat(edge, edge_feat), out_bias, slope=negative_slope,
-        scale=1 / math.sqrt(dim) if scale is None else scale, bias_after=bias_after, feat_in_key=in_key,
+        scale=scale, bias_after=bias_after, feat_in_key=in_key,
         feat_in_value=in_value, dropout_p=dropout_p, return_attention=return_attention, schedule=schedule,
     )  # fmt: skip
     out = without_padding(out, value_dim)
@@ -430,6 +436,7 @@ def sddmm(graph: Graph, query: Tensor, key: Tensor, *, scale: float = 1.0) -> Te
     check = Checker("sddmm", graph, "query", query)
     check.tensor("query", query, [(graph.num_dst, None, None)])
     check.tensor("key", key, [(graph.num_src, *query.shape[1:])])
+    check.number("scale", scale)
     out = _autograd.sddmm(graph, *for_device(check, query, key))
     return out if scale == 1 else out * scale
 

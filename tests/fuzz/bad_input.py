@@ -69,6 +69,11 @@ FUNCTIONS = {
     "sddmm": {"query": _DST, "key": _SRC},
     "spmm": {"feat": _SRC, "edge_weight": (EDGES, HEADS)},
 }  # fmt: skip
+_NUMBERS = {
+    "gat_attention": ["negative_slope"],
+    "gatv2_attention": ["negative_slope"],
+    "dot_attention": ["negative_slope", "scale"],
+}
 _ATTENTION = [name for name in FUNCTIONS if name.endswith("attention")]
 
 
@@ -134,6 +139,10 @@ def _function_cases():
         yield _function_case(
             function, "dropout_p", "a string", TypeError, "a number", "got str", dropout_p="0.5"
         )
+        for argument in _NUMBERS.get(function, ()):
+            yield _function_case(
+                function, argument, "a string", TypeError, "a number", "got str", **{argument: "0.5"}
+            )
         first = next(iter(FUNCTIONS[function]))
         shape = FUNCTIONS[function][first]
         for wrong, size in (("no heads", (shape[0], 0, DIM)), ("heads of size 0", (shape[0], HEADS, 0))):
@@ -150,6 +159,7 @@ def _function_cases():
         ):
             case = _function_case(function, "schedule", wrong, error, *words, schedule=schedule)
             yield dataclasses.replace(case, words=("schedule", *words))
+    yield _function_case("sddmm", "scale", "a string", TypeError, "a number", "got str", scale="0.5")
     yield _function_case(
         "dot_attention", "edge_feat_in", "unknown", ValueError, "'key', 'value' or 'both'", "got 'query'",
         edge_feat_in="query",
@@ -235,6 +245,7 @@ def _graph_cases():
     for argument, wrong, error, words, sizes in (
         ("num_src", "negative", ValueError, "got -1", dict(num_src=-1)),
         ("num_src", "a float", TypeError, "got float", dict(num_src=2.0)),
+        ("num_src", "a bool", TypeError, "got bool", dict(num_src=True)),
         ("num_dst", "2**31", ValueError, "got 2147483648", dict(num_dst=2**31)),
         ("num_nodes", "beside num_src", TypeError, "got both", dict(num_nodes=2, num_src=2)),
         ("src", "beyond num_src", ValueError, ("num_src=1", "got 1"), dict(num_src=1)),
@@ -276,6 +287,10 @@ def _graph_cases():
     for argument, wrong, error, words, options in (
         ("layer", "unknown", ValueError, "got 'gcn'", dict(layer="gcn")),
         ("schedule", "unknown", ValueError, "got 'best'", dict(schedule="best")),
+        ("num_heads", "zero", ValueError, "got 0", dict(num_heads=0)),
+        ("num_heads", "a string", ValueError, "got '4'", dict(num_heads="4")),
+        ("head_dim", "negative", ValueError, "got -4", dict(head_dim=-4)),
+        ("dtype", "of integers", ValueError, "got torch.int64", dict(dtype=torch.int64)),
     ):
         yield Case("Graph.plan", argument, wrong, error, (argument, words), lambda o=options: graph.plan(**o))
     for argument, wrong, error, words, options in (
@@ -287,6 +302,12 @@ def _graph_cases():
         yield case(
             "autotune", argument, wrong, error, words, lambda options=options: graph.autotune(**options)
         )
+    for wrong, error, words, device in (
+        ("unknown", ValueError, "got 'nowhere'", "nowhere"),
+        ("None", TypeError, "got None", None),
+        ("a float", TypeError, "got 1.5", 1.5),
+    ):
+        yield case("to", "device", wrong, error, words, lambda device=device: graph.to(device))
     for argument, wrong, error, words, value in (
         ("method", "unknown", ValueError, "got 'random'", "random"),
         ("method", "None", ValueError, "got NoneType", None),
