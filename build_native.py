@@ -10,6 +10,7 @@ Environment:
     CXX, CXXFLAGS         the C++17 compiler (also nvcc's host compiler) and additional flags
     DFGNN_SANITIZE        sanitizers of GCC, e.g. "address,undefined": the CPU library alone, into
                           build/sanitized (make sanitize, scripts/sanitize_cpu.py)
+    DFGNN_CPU_ISAS        base: the CPU kernels for the basic instruction set alone; unset: for all of them
     MAX_JOBS              compilations at once (default: the number of usable cores)
 """
 
@@ -167,13 +168,17 @@ def add_cpu(ninja: NinjaFile, cxx: list[str], torch: Path, extra: list[str]) -> 
     sanitizers = sanitizer_flags()
     flags = COMMON + HOST + CPU + (["-O1", "-g", "-fno-omit-frame-pointer"] if sanitizers else []) + extra
     flags += sanitizers
-    objects = [ninja.compile("cpu", source, cxx, flags) for source in sources("cpu/*.cpp")]
+    chosen = os.environ.get("DFGNN_CPU_ISAS", "")
+    if chosen not in ("", "base"):
+        raise BuildError(f'DFGNN_CPU_ISAS: expected "base" or nothing, got "{chosen}"')
+    alone = bool(chosen) or platform.machine().lower() not in ("x86_64", "amd64")
+    dispatch = [*flags, "-DDFGNN_BASE_ONLY"] if alone else flags
+    objects = [ninja.compile("cpu", source, cxx, dispatch) for source in sources("cpu/*.cpp")]
     for source in sources("torch/cpu*.cpp"):
         objects.append(ninja.compile("cpu", source, cxx, flags + torch_flags(torch)))
     # After these and base first: the linker keeps the first copy of an inline function, and every processor
     # must be able to run it.
-    isas = ISAS if platform.machine().lower() in ("x86_64", "amd64") else {"base": []}
-    for isa, options in isas.items():
+    for isa, options in ({"base": []} if alone else ISAS).items():
         for source in sources("cpu/kernels/*.cpp"):
             objects.append(ninja.compile(isa, source, cxx, [*flags, f"-DDFGNN_ISA={isa}", *options]))
     inputs = [*objects, torch / "lib" / "libtorch_cpu.so"]

@@ -45,12 +45,18 @@ class Checker:
             raise self.error(TypeError, name, " or ".join(str(d) for d in dict.fromkeys(dtypes)), x.dtype)
         if x.device != self.device:
             raise self.error(ValueError, name, f"device {self.device} (the graph's)", x.device)
-
+        if x.layout != torch.strided:
+            raise self.error(TypeError, name, "a dense tensor", f"layout {x.layout}")
         if x.shape not in shapes and not any(_fits(x.shape, shape) for shape in shapes):
             text = " or ".join(
                 "[" + ", ".join("any" if n is None else str(n) for n in shape) + "]" for shape in shapes
             )
             raise self.error(ValueError, name, f"shape {text}", list(x.shape))
+
+    def number(self, name: str, x) -> None:
+        """Torch's operators take strings for numbers."""
+        if isinstance(x, (str, bytes)) or x is None:
+            raise self.error(TypeError, name, "a number", type(x).__name__)
 
     def options(self, heads, bias, gate, mask, weight, feat, feat_dim, out_bias, dim, dropout_p, seed):
         """Checks what all scores share; returns the operator's edge arguments, [E] tensors with a column."""
@@ -58,6 +64,7 @@ class Checker:
             self._edge_tensors(heads, bias, gate, mask, weight, feat, feat_dim)
         if out_bias is not None:
             self.tensor("out_bias", out_bias, [(heads, dim)])
+        self.number("dropout_p", dropout_p)
         if not 0 <= dropout_p <= 1:
             raise self.error(ValueError, "dropout_p", "a probability in [0, 1]", dropout_p)
         if dropout_p > 0 and seed is None:

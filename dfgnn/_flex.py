@@ -153,6 +153,8 @@ def try_out(error: Callable, score_fn: Callable, query, key, edge_feat, params) 
         scores = score_fn(*rows, *(p.detach() for p in params))
     if not isinstance(scores, Tensor):
         raise error(TypeError, "score_fn", "a function that returns a tensor", type(scores).__name__)
+    if not scores.is_floating_point():
+        raise error(TypeError, "score_fn", "a result of floating-point numbers", scores.dtype)
     if scores.shape != (0, query.shape[1]):
         got = "[edges, " + ", ".join(str(n) for n in scores.shape[1:]) + "]"
         raise error(ValueError, "score_fn", f"a result of shape [edges, {query.shape[1]}]", got)

@@ -5,6 +5,7 @@ function has a plain-PyTorch twin of the same name in :mod:`dfgnn.reference`.
 """
 
 import math
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Literal, overload
 
@@ -60,6 +61,7 @@ def gat_attention(
     return_attention: bool = False,
     schedule: str = "auto",
     _seed: Tensor | None = None,
+    _caller: str = "gat_attention",
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""Additive attention of GAT (Veličković et al., ICLR 2018, arXiv 1710.10903).
 
@@ -79,7 +81,8 @@ def gat_attention(
         edge_bias: b [E, H], in the order in which the graph's edges were given; in feat's dtype or float32.
         bias_after: add b after LeakyReLU instead of before it.
         edge_gate: c [E] or [E, H], same order and dtypes; multiplies what the two ends give.
-        edge_mask: bool [E] or [E, H], same order; where it is False there is no edge.
+        edge_mask: bool [E] or [E, H], same order; where it is False there is no edge, as with an edge_bias
+            of -inf. Its weight is 0, which makes NaN of a source value that is not finite.
         edge_weight: w [E] or [E, H], same order and dtypes; multiplies after softmax and is not renormalised.
         edge_feat: e [E, H, D] in feat's dtype, same order; added to the value, as in EdgeGAT.
         out_bias: [H, D] in feat's dtype, added to every row of out: the bias of a layer, without a second
@@ -105,8 +108,9 @@ def gat_attention(
         TypeError, ValueError: an argument of the wrong type, dtype, device, shape or range.
         RuntimeError: CUDA tensors without CUDA support in this installation.
     """
-    check = Checker("gat_attention", graph, "feat", feat)
+    check = Checker(_caller, graph, "feat", feat)
     check.tensor("feat", feat, [(graph.num_src, None, None)])
+    check.number("negative_slope", negative_slope)
     heads, dim = feat.shape[1:]
     alpha_types = (check.dtype, check.acc)
     check.tensor("alpha_src", alpha_src, [(graph.num_src, heads)], alpha_types)
@@ -198,6 +202,7 @@ def gatv2_attention(
     heads, dim = x_src.shape[1:]
     check.tensor("x_dst", x_dst, [(graph.num_dst, heads, dim)])
     check.tensor("attn", attn, [(heads, dim)])
+    check.number("negative_slope", negative_slope)
     edge = check.options(
         heads, edge_bias, edge_gate, edge_mask, edge_weight, edge_feat, dim, out_bias, dim, dropout_p, _seed
     )
@@ -257,6 +262,7 @@ def dot_attention(
     return_attention: bool = False,
     schedule: str = "auto",
     _seed: Tensor | None = None,
+    _caller: str = "dot_attention",
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""Dot-product attention over a graph (Graph Transformer: Dwivedi and Bresson 2020, arXiv 2012.09699).
 
@@ -287,10 +293,13 @@ def dot_attention(
     Differentiable, deterministic, and without edge-sized tensors beyond those passed in or asked for, like
     :func:`gat_attention`; raises as it does.
     """
-    check = Checker("dot_attention", graph, "query", query)
+    check = Checker(_caller, graph, "query", query)
     check.tensor("query", query, [(graph.num_dst, None, None)])
     heads, dim = query.shape[1:]
     check.tensor("key", key, [(graph.num_src, heads, dim)])
+    scale = 1 / math.sqrt(dim) if scale is None else scale
+    check.number("scale", scale)
+    check.number("negative_slope", negative_slope)
     if edge_feat_in not in ("key", "value", "both"):
         raise check.error(ValueError, "edge_feat_in", "'key', 'value' or 'both'", repr(edge_feat_in))
     in_key, in_value = edge_feat_in != "value", edge_feat_in != "key"
@@ -304,7 +313,7 @@ def dot_attention(
     dst, src, values, edge_feat, out_bias = for_device(check, query, key, value, edge.edge_feat, out_bias)
     out, attention = _autograd.attention(
         graph, "dot", values, src, dst, None, with_feat(edge, edge_feat), out_bias, slope=negative_slope,
-        scale=1 / math.sqrt(dim) if scale is None else scale, bias_after=bias_after, feat_in_key=in_key,
+        scale=scale, bias_after=bias_after, feat_in_key=in_key,
         feat_in_value=in_value, dropout_p=dropout_p, return_attention=return_attention, schedule=schedule,
     )  # fmt: skip
     out = without_padding(out, value_dim)
@@ -368,6 +377,13 @@ def agnn_attention(
         raise check.error(ValueError, "x_dst", f"a tensor, as num_dst = {graph.num_dst} is not num_src", None)
     if x_dst is not None:
         check.tensor("x_dst", x_dst, [(graph.num_dst, *x_src.shape[1:])])
+    if not isinstance(beta, (Tensor, numbers.Real)):
+        raise check.error(TypeError, "beta", "a number or a tensor", type(beta).__name__)
+    wanted = (graph.num_dst, *x_src.shape[1:])
+    if isinstance(beta, Tensor) and not _broadcasts(beta.shape, wanted):
+        raise check.error(
+            ValueError, "beta", f"a shape that broadcasts against {list(wanted)}", list(beta.shape)
+        )
     # Under autocast on a GPU normalize returns float32.
     key = torch.nn.functional.normalize(x_src, dim=-1).to(x_src.dtype)
     query = key if x_dst is None else torch.nn.functional.normalize(x_dst, dim=-1).to(x_src.dtype)
@@ -375,7 +391,13 @@ def agnn_attention(
     return dot_attention(  # type: ignore[call-overload]
         graph, query, key, x_src, scale=1.0, edge_mask=edge_mask, edge_weight=edge_weight,
         dropout_p=dropout_p, return_attention=return_attention, schedule=schedule, _seed=_seed,
+        _caller="agnn_attention",
     )  # fmt: skip
+
+
+def _broadcasts(shape, wanted) -> bool:
+    """Whether a tensor of this shape expands to the wanted one."""
+    return len(shape) <= len(wanted) and all(n in (1, m) for n, m in zip(reversed(shape), reversed(wanted)))
 
 
 def edge_softmax(graph: Graph, score: Tensor, *, schedule: str = "auto") -> Tensor:
@@ -389,6 +411,7 @@ def edge_softmax(graph: Graph, score: Tensor, *, schedule: str = "auto") -> Tens
     check = Checker("edge_softmax", graph, "score", score)
     if score.dim() == 0 or score.shape[0] != graph.num_edges:
         raise check.error(ValueError, "score", f"shape [{graph.num_edges}, ...]", list(score.shape))
+    check.tensor("score", score, [score.shape])
     flat = score.reshape(graph.num_edges, math.prod(score.shape[1:]))
     if flat.shape[1] == 0:
         return score.clone()
@@ -412,6 +435,7 @@ def sddmm(graph: Graph, query: Tensor, key: Tensor, *, scale: float = 1.0) -> Te
     check = Checker("sddmm", graph, "query", query)
     check.tensor("query", query, [(graph.num_dst, None, None)])
     check.tensor("key", key, [(graph.num_src, *query.shape[1:])])
+    check.number("scale", scale)
     out = _autograd.sddmm(graph, *for_device(check, query, key))
     return out if scale == 1 else out * scale
 
@@ -522,6 +546,8 @@ def flex_attention(
     for k, x in enumerate(params):
         if not isinstance(x, Tensor):
             raise check.error(TypeError, f"params[{k}]", "a tensor", type(x).__name__)
+    if chunk_edges is not None and not isinstance(chunk_edges, int):
+        raise check.error(TypeError, "chunk_edges", "an integer", type(chunk_edges).__name__)
     if chunk_edges is not None and chunk_edges < 1:
         raise check.error(ValueError, "chunk_edges", "a number >= 1", chunk_edges)
     _flex.try_out(check.error, score_fn, query, key, edge_feat, params)
@@ -531,5 +557,5 @@ def flex_attention(
     return gat_attention(  # type: ignore[call-overload]
         graph, value, ends, None, negative_slope=1.0, edge_bias=score, edge_mask=edge_mask,
         edge_weight=edge_weight, out_bias=out_bias, dropout_p=dropout_p, return_attention=return_attention,
-        schedule=schedule, _seed=_seed,
+        schedule=schedule, _seed=_seed, _caller="flex_attention",
     )  # fmt: skip

@@ -8,7 +8,7 @@
 
 namespace dfgnn::cpu {
 
-#if defined(__x86_64__)
+#if !defined(DFGNN_BASE_ONLY)
 #define DFGNN_ISAS(apply) apply(avx512) apply(avx2) apply(base)
 #else
 #define DFGNN_ISAS(apply) apply(base)
@@ -28,7 +28,7 @@ DFGNN_ISAS(DFGNN_DECLARE)
 namespace {
 
 bool has_base() { return true; }
-#if defined(__x86_64__)
+#if !defined(DFGNN_BASE_ONLY)
 bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }

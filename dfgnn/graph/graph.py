@@ -15,6 +15,7 @@ from .._compile import not_compiled, untraced, without_gradient
 from .._csr import CSR, DegreeStats
 from .._structure import Side, Structure
 from ..schedule import Plan, Planner, Shape
+from ..schedule.plans import check_shape
 from ..schedule.tuning import Tuning, autotune
 from . import convert
 from .reorder import Reordering, reorder
@@ -339,7 +340,11 @@ class Graph:
         "natural<=512" also its bound on the edges of an item. layer: "gat", "gatv2" or "dot", or None for
         the plain products. edges: the call has edge tensors or dropout, or returns attention. After
         `autotune`, "auto" is what it found for the layer.
+
+        Raises ValueError (sizes, dtype, an unknown schedule or layer, a schedule that is not to be had here)
+        and TypeError (a schedule that is no string).
         """
+        check_shape("Graph.plan", num_heads, head_dim, dtype)
         shape = Shape(index(num_heads), index(head_dim), dtype, layer)  # also of symbolic sizes
         return self._planner.plan(shape, reverse, schedule, edges)
 
@@ -375,7 +380,15 @@ class Graph:
     # ---- derived graphs --------------------------------------------------------------------------
 
     def to(self, device: torch.device | str | int, non_blocking: bool = False) -> Graph:
-        """This graph on another device, with all that has been built except plans; itself if it is there."""
+        """This graph on another device, with all that has been built except plans; itself if it is there.
+
+        Raises ValueError (a string that names no device) and TypeError (nothing that can name one).
+        """
+        try:
+            torch.device(device)
+        except (RuntimeError, TypeError):
+            kind = ValueError if isinstance(device, str) else TypeError
+            raise kind(f"Graph.to: device: expected one such as 'cpu' or 'cuda:0', got {device!r}") from None
         device = torch.empty(0, device=device).device  # "cuda" becomes the current GPU
         if device == self._device:
             return self

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .._csr import DegreeStats, degree_stats
 
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 # Of these the plain products have the first three.
 ROW_SCHEDULES = ("natural", "longest_first", "packed")
 SCHEDULES = (*ROW_SCHEDULES, "tiles")
@@ -27,6 +28,15 @@ class Shape(NamedTuple):
     dim: int
     dtype: torch.dtype
     layer: str | None = "gat"
+
+
+def check_shape(where: str, num_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+    """Raises ValueError for features that no kernel takes."""
+    for name, size in (("num_heads", num_heads), ("head_dim", head_dim)):
+        if isinstance(size, bool) or not hasattr(size, "__index__") or size < 1:
+            raise ValueError(f"{where}: {name}: expected a positive integer, got {size!r}")
+    if dtype not in DTYPES:
+        raise ValueError(f"{where}: dtype: expected one of {', '.join(map(str, DTYPES))}, got {dtype!r}")
 
 
 def padded(head_dim: int, dtype: torch.dtype, device: torch.device) -> int:

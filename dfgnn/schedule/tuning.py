@@ -19,12 +19,11 @@ from torch import Tensor
 from .._arguments import NEED_DST, SCORES, Backward, Forward, ForwardResults, ops
 from .._timing import timings
 from .planner import Planner
-from .plans import Shape, padded
+from .plans import Shape, check_shape, padded
 
 __all__ = ["Tuning", "autotune"]
 
 _WHERE = "Graph.autotune"
-_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 # Of the layers, as operators name them.
 _SCORES = {"gat": "additive", "gatv2": "additive_v2", "dot": "dot"}
 # A candidate has to beat the estimate's choice by this factor: less is noise.
@@ -71,11 +70,7 @@ def autotune(
     """See `Graph.autotune`."""
     if layer not in _SCORES:
         raise ValueError(f"{_WHERE}: layer: expected one of {', '.join(_SCORES)}, got {layer!r}")
-    for name, size in (("num_heads", num_heads), ("head_dim", head_dim)):
-        if not isinstance(size, int) or size < 1:
-            raise ValueError(f"{_WHERE}: {name}: expected a positive integer, got {size!r}")
-    if dtype not in _DTYPES:
-        raise ValueError(f"{_WHERE}: dtype: expected one of {', '.join(map(str, _DTYPES))}, got {dtype!r}")
+    check_shape(_WHERE, num_heads, head_dim, dtype)
     if seconds <= 0:
         raise ValueError(f"{_WHERE}: seconds: expected a positive number, got {seconds!r}")
     path = None if file is None else Path(file)

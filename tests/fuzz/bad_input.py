@@ -69,6 +69,11 @@ FUNCTIONS = {
     "sddmm": {"query": _DST, "key": _SRC},
     "spmm": {"feat": _SRC, "edge_weight": (EDGES, HEADS)},
 }  # fmt: skip
+_NUMBERS = {
+    "gat_attention": ["negative_slope"],
+    "gatv2_attention": ["negative_slope"],
+    "dot_attention": ["negative_slope", "scale"],
+}
 _ATTENTION = [name for name in FUNCTIONS if name.endswith("attention")]
 
 
@@ -90,7 +95,7 @@ def _function_case(function, argument, wrong, error, *words, **changes):
     def call():
         return getattr(functional, function)(**{**arguments(function), **changes})
 
-    return Case(f"functional.{function}", argument, wrong, error, (argument, *words), call)
+    return Case(f"functional.{function}", argument, wrong, error, (f"{function}: {argument}: ", *words), call)
 
 
 def _tensor_cases(function):
@@ -111,8 +116,8 @@ def _tensor_cases(function):
         yield case("a number", ValueError, "[]", right.flatten()[0])
         if argument != "score" and shape != (EDGES,) and function != "flex_attention":
             yield case("one dimension more", ValueError, "", right[..., None].expand(*shape, 2))
-        if argument != "score":
-            yield case("on another device", ValueError, "meta", right.to("meta"), "expected device cpu")
+        yield case("sparse", TypeError, "layout torch.sparse_coo", right.to_sparse())
+        yield case("on another device", ValueError, "meta", right.to("meta"), "expected device cpu")
         if argument not in (next(iter(tensors)), "edge_mask"):
             yield case("of another dtype", TypeError, "torch.float64", right.double())
 
@@ -131,6 +136,13 @@ def _function_cases():
             yield _function_case(
                 function, "dropout_p", wrong, ValueError, "a probability in [0, 1]", f"got {p}", dropout_p=p
             )
+        yield _function_case(
+            function, "dropout_p", "a string", TypeError, "a number", "got str", dropout_p="0.5"
+        )
+        for argument in _NUMBERS.get(function, ()):
+            yield _function_case(
+                function, argument, "a string", TypeError, "a number", "got str", **{argument: "0.5"}
+            )
         first = next(iter(FUNCTIONS[function]))
         shape = FUNCTIONS[function][first]
         for wrong, size in (("no heads", (shape[0], 0, DIM)), ("heads of size 0", (shape[0], HEADS, 0))):
@@ -147,6 +159,7 @@ def _function_cases():
         ):
             case = _function_case(function, "schedule", wrong, error, *words, schedule=schedule)
             yield dataclasses.replace(case, words=("schedule", *words))
+    yield _function_case("sddmm", "scale", "a string", TypeError, "a number", "got str", scale="0.5")
     yield _function_case(
         "dot_attention", "edge_feat_in", "unknown", ValueError, "'key', 'value' or 'both'", "got 'query'",
         edge_feat_in="query",
@@ -166,15 +179,23 @@ def _function_cases():
     for wrong, error, function, got in (
         ("a result of another shape", ValueError, lambda q, k, e: (q * k).sum(-1)[:, :1], "got [edges, 1]"),
         ("no result", TypeError, lambda q, k, e: None, "got NoneType"),
+        ("a result of integers", TypeError, lambda q, k, e: (q * k).sum(-1).long(), "got torch.int64"),
         ("captures a parameter", ValueError, lambda q, k, e: (q * k).sum(-1) * _PARAMETER, "captures"),
     ):
         yield _function_case("flex_attention", "score_fn", wrong, error, got, score_fn=function)
     yield _function_case(
         "flex_attention", "params[0]", "a number", TypeError, "expected a tensor, got float", params=(0.5,)
     )
-    yield _function_case(
-        "flex_attention", "chunk_edges", "zero", ValueError, "expected", "got 0", chunk_edges=0
-    )
+    for wrong, error, got, chunk in (
+        ("zero", ValueError, "got 0", 0),
+        ("a float", TypeError, "got float", 2.5),
+    ):
+        yield _function_case("flex_attention", "chunk_edges", wrong, error, got, chunk_edges=chunk)
+    for wrong, error, words, beta in (
+        ("a string", TypeError, "got str", "1"),
+        ("of another shape", ValueError, "got [5]", rand(5)),
+    ):
+        yield _function_case("agnn_attention", "beta", wrong, error, "expected", words, beta=beta)
 
 
 _PARAMETER = torch.ones((), requires_grad=True)
@@ -224,6 +245,7 @@ def _graph_cases():
     for argument, wrong, error, words, sizes in (
         ("num_src", "negative", ValueError, "got -1", dict(num_src=-1)),
         ("num_src", "a float", TypeError, "got float", dict(num_src=2.0)),
+        ("num_src", "a bool", TypeError, "got bool", dict(num_src=True)),
         ("num_dst", "2**31", ValueError, "got 2147483648", dict(num_dst=2**31)),
         ("num_nodes", "beside num_src", TypeError, "got both", dict(num_nodes=2, num_src=2)),
         ("src", "beyond num_src", ValueError, ("num_src=1", "got 1"), dict(num_src=1)),
@@ -265,6 +287,10 @@ def _graph_cases():
     for argument, wrong, error, words, options in (
         ("layer", "unknown", ValueError, "got 'gcn'", dict(layer="gcn")),
         ("schedule", "unknown", ValueError, "got 'best'", dict(schedule="best")),
+        ("num_heads", "zero", ValueError, "got 0", dict(num_heads=0)),
+        ("num_heads", "a string", ValueError, "got '4'", dict(num_heads="4")),
+        ("head_dim", "negative", ValueError, "got -4", dict(head_dim=-4)),
+        ("dtype", "of integers", ValueError, "got torch.int64", dict(dtype=torch.int64)),
     ):
         yield Case("Graph.plan", argument, wrong, error, (argument, words), lambda o=options: graph.plan(**o))
     for argument, wrong, error, words, options in (
@@ -276,6 +302,12 @@ def _graph_cases():
         yield case(
             "autotune", argument, wrong, error, words, lambda options=options: graph.autotune(**options)
         )
+    for wrong, error, words, device in (
+        ("unknown", ValueError, "got 'nowhere'", "nowhere"),
+        ("None", TypeError, "got None", None),
+        ("a float", TypeError, "got 1.5", 1.5),
+    ):
+        yield case("to", "device", wrong, error, words, lambda device=device: graph.to(device))
     for argument, wrong, error, words, value in (
         ("method", "unknown", ValueError, "got 'random'", "random"),
         ("method", "None", ValueError, "got NoneType", None),

@@ -1,0 +1,111 @@
+"""Nothing is kept of calls, graphs and failures: memory stays where it is over two hundred steps."""
+
+import collections
+import ctypes
+import gc
+import importlib.util
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from dfgnn import nn
+from dfgnn.nn import _derived, _graph
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def soak():
+    spec = importlib.util.spec_from_file_location("soak", ROOT / "scripts" / "soak.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class _Malloc(ctypes.Structure):
+    """struct mallinfo2 of glibc."""
+
+    _names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = [(name, ctypes.c_size_t) for name in _names.split()]
+
+
+def bytes_in_use(device):
+    """What C++ and Python have allocated and not freed, on the host (0 without glibc; not
+    what it maps for large arrays, as the lists below are) and the device."""
+    host, mallinfo2 = 0, getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if mallinfo2 is not None:
+        mallinfo2.restype = _Malloc
+        host = mallinfo2().uordblks
+    return host, torch.cuda.memory_allocated() if device == "cuda" else 0
+
+
+def live():
+    """How many objects of each type there are, and entries of the layers' caches."""
+    gc.collect()
+    found = collections.Counter(type(x).__qualname__ for x in gc.get_objects())
+    caches = _graph._from_dgl, _graph._of_frame, _derived._of_graphs, _derived._of_tensors
+    counted = "Tensor", "Graph", "Structure", "Side", "Planner", "Direction", "Plan", "_Call", "traceback"
+    contexts = [name for name in found if name.endswith("Backward")]
+    return {name: found[name] for name in (*counted, *contexts)}, [len(cache) for cache in caches]
+
+
+def run(soak, device, steps, seed, step=None):
+    """Steps of scripts/soak.py, each with a graph of its own; some raise."""
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    layers = {
+        name: getattr(nn, name)(*(() if name == "AGNNConv" else (16, 8, 2))).to(device)
+        for name in soak.LAYERS
+    }
+    for _ in range(steps):
+        graph = soak.random_graph(rng, device)
+        try:
+            (step or soak.step)(rng, graph, layers)
+        except soak.Interrupted:
+            pass
+
+
+@pytest.fixture(autouse=True)
+def _plain_torch(monkeypatch):
+    """One thread, as steps are small, and no oneDNN, which keeps code for every shape (see soak.py)."""
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def grown(soak, device, step=None):
+    """Over 200 steps: bytes of the host and the device; objects and entries before and after."""
+    run(soak, device, 60, seed=1, step=step)
+    gc.collect()
+    before, used = live(), bytes_in_use(device)
+    run(soak, device, 200, seed=2, step=step)
+    after = live()
+    return [b - a for a, b in zip(used, bytes_in_use(device))], before, after
+
+
+def test_steps_leave_nothing(soak, device):
+    (host, on_device), before, after = grown(soak, device)
+    assert after == before
+    assert host < (1 << 20 if device == "cpu" else 16 << 20)
+    assert on_device <= 0
+
+
+def test_a_leak_is_seen(soak):
+    """Of a graph in every tenth step, or of memory that Python does not know of."""
+    kept, blocks, libc = [], [], ctypes.CDLL(None)
+    libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+
+    def keeps(rng, graph, layers):
+        if rng.random() < 0.1:
+            kept.append(graph)
+            blocks.append(libc.malloc(ctypes.c_size_t(100_000)))
+
+    (host, _), before, after = grown(soak, "cpu", keeps)
+    assert after[0]["Graph"] > before[0]["Graph"]
+    assert host > 1 << 20 or not hasattr(libc, "mallinfo2")
+    for block in blocks:
+        libc.free(block)
