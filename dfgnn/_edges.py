@@ -63,11 +63,6 @@ class EdgeList:
         self._with_loops: tuple[Tensor, Tensor] | None = None
 
     @property
-    def num_loops(self) -> int:
-        """The number of appended loops."""
-        return torch.sym_min(self.num_src, self.num_dst) if self.self_loops else 0
-
-    @property
     def num_edges(self) -> int:
         return self.edge_index.shape[1]
 
@@ -85,7 +80,8 @@ class EdgeList:
         if self._with_loops is None:
             edge_index = self.given
             kept = (edge_index[0] != edge_index[1]).nonzero().squeeze(1)
-            loops = torch.arange(self.num_loops, dtype=edge_index.dtype, device=self.device)
+            num_loops = torch.sym_min(self.num_src, self.num_dst)
+            loops = torch.arange(num_loops, dtype=edge_index.dtype, device=self.device)
             appended = torch.cat([edge_index.index_select(1, kept), loops.expand(2, -1)], dim=1)
             self._with_loops = appended, torch.cat([kept, kept.new_full(loops.shape, -1)])
         return self._with_loops
@@ -254,7 +250,7 @@ def spmm(edges: EdgeList, weight: Tensor, feat: Tensor, reverse: bool) -> Tensor
 def attention(
     edges: EdgeList,
     score: str,
-    tensors: tuple[Tensor | None, ...],
+    tensors: tuple,
     numbers: Numbers,
     return_attention: bool,
     save_positive: bool,

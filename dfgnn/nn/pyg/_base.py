@@ -244,7 +244,8 @@ def edge_attributes(
 
 def _with_loops(edge_attr: Tensor, graph: Graph, edge_map: Tensor, fill_value) -> Tensor:
     traced = isinstance(graph, EdgeList)
-    num_loops = graph.num_loops if traced else min(graph.num_src, graph.num_dst)
+    least = torch.sym_min if traced else min
+    num_loops = least(graph.num_src, graph.num_dst)
     num_kept = graph.num_edges - num_loops
     if traced or num_kept < len(edge_attr):
         edge_attr = edge_attr.index_select(0, edge_map[:num_kept])

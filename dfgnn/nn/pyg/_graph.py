@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -15,10 +15,11 @@ from ...graph import Graph
 
 def graph_of(
     edge_index: Any, num_src: int, num_dst: int, self_loops: bool = False
-) -> tuple[Graph | EdgeList, Tensor | None]:
-    """`_kept.graph_of`, or while a compiler records the layer, what stands for the graph and has the map."""
+) -> tuple[Graph, Tensor | None]:
+    """`_kept.graph_of`; while a compiler records the layer, an EdgeList that stands for the graph and has the
+    map."""
     if is_traced(edge_index):
-        return EdgeList(edge_index, num_src, num_dst, self_loops), None
+        return cast(Graph, EdgeList(edge_index, num_src, num_dst, self_loops)), None
     return _kept.graph_of(edge_index, num_src, num_dst, self_loops)
 
 
