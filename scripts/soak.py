@@ -32,9 +32,9 @@ from dfgnn import Graph, functional, nn
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 FUNCTIONS = ("gat", "gatv2", "dot", "agnn", "flex", "softmax", "products")
 LAYERS = ("GATConv", "GATv2Conv", "DotGatConv", "AGNNConv", "GraphTransformerConv")
-# What is called growth: both halves of the run are judged by medians of samples, so that a peak does not count.
-# On the CPU 1,000 steps with --fresh move the host's median by 0.1 MiB; with a GPU, kernels are loaded at their
-# first use and cuBLAS keeps what it found for a shape.
+# What is called growth: both halves of the run are judged by medians of samples, so that a peak does not
+# count. On the CPU 1,000 steps with --fresh move the host's median by 0.1 MiB; with a GPU, kernels are loaded
+# at their first use and cuBLAS keeps what it found for a shape.
 HOST_SLACK = {"cpu": 4 << 20, "cuda": 16 << 20}
 DEVICE_SLACK, RESERVED_SLACK = 4 << 20, 16 << 20
 
