@@ -11,7 +11,9 @@ SECONDS ?= 600
 VENV := .venv
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install --disable-pip-version-check --constraint constraints.txt
-ENGINE_TESTS = tests/functional/test_edge_options.py tests/functional/test_products.py
+# Every score, dtype, lane layout and edge tensor once; not all combinations, which make test runs.
+ENGINE_TESTS = tests/functional/test_edge_options.py tests/functional/test_products.py \
+  -k "edge_features or wide_heads or gate or mask or edge_softmax or agnn or one_weight"
 CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu')
 
 # DGL would otherwise ask for its backend and write the answer to the home directory.

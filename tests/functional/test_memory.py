@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import contextlib
 import ctypes
 import gc
 import importlib.util
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dfgnn import nn
+from dfgnn import _kept, nn
 from dfgnn.nn import _derived, _graph
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +47,7 @@ def live():
     """How many objects of each type there are, and entries of the layers' caches."""
     gc.collect()
     found = collections.Counter(type(x).__qualname__ for x in gc.get_objects())
-    caches = _graph._from_dgl, _graph._of_frame, _derived._of_graphs, _derived._of_tensors
+    caches = _graph._from_dgl, _graph._of_frame, _derived._of_graphs, _derived._of_tensors, _kept._cache
     counted = "Tensor", "Graph", "Structure", "Side", "Planner", "Direction", "Plan", "_Call", "traceback"
     contexts = [name for name in found if name.endswith("Backward")]
     return {name: found[name] for name in (*counted, *contexts)}, [len(cache) for cache in caches]
