@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import contextlib
 import ctypes
 import gc
 import importlib.util
