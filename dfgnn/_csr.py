@@ -65,7 +65,9 @@ class DegreeStats:
 def as_size(where: str, name: str, value) -> int:
     """A number of nodes or edges as a python int in [0, 2**31)."""
     try:
-        number = operator.index(None if isinstance(value, bool) else value)
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)
     except TypeError:
         raise TypeError(f"{where}: {name}: expected an integer, got {type(value).__name__}") from None
     if not 0 <= number < LIMIT:
