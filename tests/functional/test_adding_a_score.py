@@ -60,7 +60,8 @@ def test_flex_attention(device, name, dtype):
         # Where everything cancels, errors are measured against what does: |q - k|^2 of every edge.
         floor = 3 * (graph.num_edges / max(exact.shape[0], 1)) ** 0.5 * exact.numel() ** 0.5
         error, allowed = (relative_error(x, exact.double(), floor) for x in (ours, plain))
-        assert error <= 3 * allowed + 8 * rounding_band(dtype)
+        # Gradients of params add up all edges; where rows have one, each is 0 but for the rounding of delta.
+        assert error <= 3 * allowed + 12 * rounding_band(dtype)
 
 
 def test_gradients(device):

@@ -447,4 +447,5 @@ def test_both_modules_have_the_same_signatures():
         ours, theirs = (
             list(inspect.signature(getattr(m, name)).parameters.values()) for m in (functional, reference)
         )
+        ours = [p for p in ours if p.name != "_caller"]  # whom errors name
         assert [(p.name, p.kind, p.default) for p in ours] == [(p.name, p.kind, p.default) for p in theirs]

@@ -1,4 +1,4 @@
-"""Nothing is kept of calls, graphs and failures: memory stays where it is over two hundred steps."""
+"""Nothing is kept of calls, graphs and failures: memory stays where it is over hundreds of steps."""
 
 import collections
 import contextlib
@@ -77,19 +77,24 @@ def _plain_torch(monkeypatch):
 
 
 def grown(soak, device, step=None):
-    """Over 200 steps: bytes of the host and the device; objects and entries before and after."""
+    """Over 100 steps: bytes of the host and the device; objects and entries before and after.
+
+    Bytes are the fewest of three runs: a library's own buffer comes once, a leak every time.
+    """
     run(soak, device, 60, seed=1, step=step)
-    gc.collect()
-    before, used = live(), bytes_in_use(device)
-    run(soak, device, 200, seed=2, step=step)
-    after = live()
-    return [b - a for a, b in zip(used, bytes_in_use(device))], before, after
+    before, bytes_ = live(), []
+    for seed in (2, 3, 4):
+        used = bytes_in_use(device)
+        run(soak, device, 100, seed=seed, step=step)
+        after = live()
+        bytes_.append([b - a for a, b in zip(used, bytes_in_use(device))])
+    return [min(column) for column in zip(*bytes_)], before, after
 
 
 def test_steps_leave_nothing(soak, device):
     (host, on_device), before, after = grown(soak, device)
     assert after == before
-    assert host < (1 << 20 if device == "cpu" else 16 << 20)
+    assert host < (1 << 19 if device == "cpu" else 16 << 20)
     assert on_device <= 0
 
 
@@ -105,6 +110,6 @@ def test_a_leak_is_seen(soak):
 
     (host, _), before, after = grown(soak, "cpu", keeps)
     assert after[0]["Graph"] > before[0]["Graph"]
-    assert host > 1 << 20 or not hasattr(libc, "mallinfo2")
+    assert host > 1 << 19 or not hasattr(libc, "mallinfo2")
     for block in blocks:
         libc.free(block)
