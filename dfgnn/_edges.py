@@ -80,14 +80,14 @@ class EdgeList:
         if self._with_loops is None:
             edge_index = self.given
             kept = (edge_index[0] != edge_index[1]).nonzero().squeeze(1)
-            num_loops = _smaller(self.num_src, self.num_dst)
+            num_loops = smaller(self.num_src, self.num_dst)
             loops = torch.arange(num_loops, dtype=edge_index.dtype, device=self.device)
             appended = torch.cat([edge_index.index_select(1, kept), loops.expand(2, -1)], dim=1)
             self._with_loops = appended, torch.cat([kept, kept.new_full(loops.shape, -1)])
         return self._with_loops
 
 
-def _smaller(a: int, b: int) -> int:
+def smaller(a: int, b: int) -> int:
     # Dynamo knows min of its own sizes, and older ones no sym_min; min of a SymInt would ask which it is.
     return min(a, b) if isinstance(a, int) and isinstance(b, int) else torch.sym_min(a, b)
 

@@ -21,7 +21,7 @@ from torch_geometric.utils import (
 )
 from torch_geometric.utils.sparse import set_sparse_value
 
-from ..._edges import EdgeList
+from ..._edges import EdgeList, smaller
 from ...graph import Graph
 from .._fallback import is_from, warn
 from .._terms import LINEAR, all_hooked, is_untouched
@@ -244,8 +244,7 @@ def edge_attributes(
 
 def _with_loops(edge_attr: Tensor, graph: Graph, edge_map: Tensor, fill_value) -> Tensor:
     traced = isinstance(graph, EdgeList)
-    least = torch.sym_min if traced else min
-    num_loops = least(graph.num_src, graph.num_dst)
+    num_loops = smaller(graph.num_src, graph.num_dst)
     num_kept = graph.num_edges - num_loops
     if traced or num_kept < len(edge_attr):
         edge_attr = edge_attr.index_select(0, edge_map[:num_kept])
