@@ -1,4 +1,5 @@
 // CUDA backend of the operators. The schemas come with the CPU library, which is loaded first.
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/headeronly/util/shim_utils.h>
 
