@@ -1,5 +1,7 @@
 // CUDA backend of the operators. The schemas come with the CPU library, which is loaded first.
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
+#include <torch/headeronly/util/shim_utils.h>
 
 #include "../cuda/engine.h"
 #include "attention.h"
@@ -30,7 +32,7 @@ struct CudaBackend {
 
   static void* stream(const Tensor& t) {
     void* s = nullptr;
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(t.get_device_index(), &s));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(t.get_device_index(), &s));
     return s;
   }
   static void launched(const char* error) {

@@ -174,7 +174,7 @@ def _run(names, device, options: Options, args) -> int:
             results["graphs"].append({"name": label, "unavailable": measure.reason(error)})
             emit("graph", results["graphs"][-1])
             continue
-        found = measure_graph(label, graph, options, emit, count)
+        found = measure_graph(label, graph, options, emit, count, results["copy_gb_s"])
         results["graphs"].append(found["graph"])
         results["yardsticks"] += found["yardsticks"]
         results["rows"] += found["rows"]

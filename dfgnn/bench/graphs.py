@@ -1,7 +1,8 @@
 """Benchmark graphs: synthetic ones, real ones from a data folder, files, and data sets of other libraries.
 
-Every graph is symmetrised and gets self loops, like the inputs of an attention layer. Synthetic graphs are in
-``twins``, data sets by library in ``datasets``, what no library has in ``sources``. The names of real graphs
+Every graph is symmetrised and gets self loops, like the inputs of an attention layer, but for those of
+``blocks``. Synthetic graphs are in ``twins``, data sets by library in ``datasets``, what no library has in
+``sources``. The names of real graphs
 stand for one of these (``ALIASES``) and are downloaded; where the environment variable ``DFGNN_DATA`` names a
 folder that has a copy, that is read instead. Files:
 
@@ -12,13 +13,14 @@ folder that has a copy, that is read instead. Files:
 
 import gzip
 import os
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from ..graph import Graph
-from . import datasets, sources, twins
+from . import blocks, datasets, sources, twins
 
 # The real graphs that a library publishes, and which of theirs they are.
 ALIASES = {
@@ -29,7 +31,7 @@ ALIASES = {
     "collab": "pyg:TUDataset/COLLAB@256",
 }
 _REAL = (*ALIASES, *sources.SOURCES)
-NAMES = (*_REAL, *twins.NAMES)
+NAMES = (*_REAL, *twins.NAMES, *blocks.NAMES, blocks.SAMPLED + "ogbn-arxiv")
 # Copies in the folder DFGNN_DATA: the file, and how many graphs of a batch are taken. Other copies: _copy.
 _COPIES = {
     "ogbn-arxiv": ("graphs/ogbn-arxiv.npz", None),
@@ -71,6 +73,10 @@ def read(name: str, device="cpu", root: Path = ROOT) -> tuple[Graph, int]:
     Raises ValueError for an unknown name or a file or data set without a graph, ImportError without the
     library, OSError (also FileNotFoundError) without the data.
     """
+    if (block := blocks.make(name, partial(_csr, root=root))) is not None:
+        src, dst = (torch.from_numpy(np.ascontiguousarray(ends, dtype=np.int32)) for ends in block[:2])
+        num_src, num_dst = block[2:]
+        return Graph.from_coo(src.to(device), dst.to(device), num_src=num_src, num_dst=num_dst), 1
     (src, dst, n), graphs = twins.make(name, device) or _read(name, root)
     loop = torch.arange(n, dtype=torch.int32, device=device)
     src, dst = src.to(device, torch.int32), dst.to(device, torch.int32)
@@ -78,6 +84,11 @@ def read(name: str, device="cpu", root: Path = ROOT) -> tuple[Graph, int]:
     # Neighbours of a row in rising order, as libraries keep them: the transposed graph's reverse CSR.
     csr = Graph.from_coo(dst, src, num_nodes=n, validate=False).reverse_csr()
     return Graph.from_csr(csr.indptr, csr.indices, num_src=n, validate=False), graphs
+
+
+def _csr(name: str, root: Path) -> tuple[np.ndarray, np.ndarray]:
+    csr = load(name, root=root).csr()
+    return csr.indptr.numpy(), csr.indices.numpy()
 
 
 def _read(name: str, root: Path):

@@ -16,8 +16,8 @@ _SHORT = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "
 _CASE = ("layer", "heads", "head_dim", "dtype", "mode", "schedule")
 _COLUMNS = (
     ("layer", 6), ("H x D", 8), ("type", 5), ("mode", 8), ("schedule", 14), ("eager ms", 10),
-    ("p20 - p80", 18), ("x floor", 8), ("kernels ms", 11), ("x floor", 8), ("GB/s", 7), ("err out", 9),
-    ("err grad", 9), ("extra MB", 9), ("E*H MB", 8), ("plan", 0),
+    ("p20 - p80", 18), ("x floor", 8), ("kernels ms", 11), ("x floor", 8), ("x bound", 8), ("GB/s", 7),
+    ("err out", 9), ("err grad", 9), ("extra MB", 9), ("E*H MB", 8), ("plan", 0),
 )  # fmt: skip
 
 
@@ -65,6 +65,12 @@ def ratio(row: dict) -> float | None:
     return found.get("kernels", found.get("eager"))
 
 
+def times_bound(row: dict) -> float | None:
+    """Times the byte bound, by kernels where they were timed alone. Earlier results have none."""
+    found = row.get("x_bound", {})
+    return found.get("kernels", found.get("eager"))
+
+
 def plan_text(plans: dict) -> str:
     """The plans of a row's directions, in short."""
 
@@ -83,8 +89,8 @@ def plan_text(plans: dict) -> str:
 def means(rows: list[dict]) -> list[dict]:
     """Geometric means over the graphs, per layer, shape, dtype, mode and schedule.
 
-    x_floor and worst: times passes x floor. speedups: over each peer. oracle: chosen / best plan, with the
-    number of graphs that have several candidates.
+    x_floor and worst: times passes x floor; x_bound: times the byte bound. speedups: over each peer. oracle:
+    chosen / best plan, with the number of graphs that have several candidates.
     """
     groups: dict[tuple, list[dict]] = {}
     for row in rows:
@@ -100,6 +106,13 @@ def means(rows: list[dict]) -> list[dict]:
                 "graphs": len(ratios),
                 "x_floor": geometric_mean(ratios.values()),
                 "worst": {"graph": worst, "x_floor": ratios[worst]},
+            }
+        bound = {row["graph"]: b for row in group if (b := times_bound(row)) is not None}
+        if bound:
+            worst = max(bound, key=bound.__getitem__)
+            record["x_bound"] = {
+                "mean": geometric_mean(bound.values()),
+                "worst": {"graph": worst, "x_bound": bound[worst]},
             }
         speedups: dict[str, list[float]] = {}
         for row in group:
@@ -186,7 +199,8 @@ def row_lines(row: dict) -> str:
     error = row["error"]
     cells += [
         _ms(row, "eager"), f"{eager['p20']:.4g} - {eager['p80']:.4g}", _number(times.get("eager"), ".2f"),
-        _ms(row, "kernels"), _number(times.get("kernels"), ".2f"), f"{row['gathered_gb_s']:.0f}",
+        _ms(row, "kernels"), _number(times.get("kernels"), ".2f"), _number(times_bound(row), ".2f"),
+        f"{row['gathered_gb_s']:.0f}",
         _number(error.get("out"), ".1e"), _number(error.get("gradients"), ".1e"),
         _number(row.get("extra_mb"), ".1f"), f"{row['edge_tensor_mb']:.1f}",
         plan_text(row["plan"]),
@@ -231,6 +245,10 @@ def mean_line(record: dict) -> str:
         )
     else:
         text += "no floor"
+    if "x_bound" in record:
+        found = record["x_bound"]
+        worst = found["worst"]
+        text += f"; {found['mean']:.2f} x byte bound, worst {worst['x_bound']:.2f} on {worst['graph']}"
     for name, s in record["speedups"].items():
         text += f"; {s['mean']:.2f} x faster than {name} on {s['graphs']}, least {s['least']:.2f}"
     if "oracle" in record:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..graph import Graph
-from . import measure, peers
+from . import bounds, measure, peers
 from .candidates import describe, measure_candidates
 from .measure import timings
 from .workloads import LAYERS, Workload, sample_rows
@@ -38,10 +38,12 @@ class Options:
     oracle: bool = False
 
 
-def measure_graph(name: str, graph: Graph, options: Options, emit, graphs: int = 1) -> dict:
+def measure_graph(
+    name: str, graph: Graph, options: Options, emit, graphs: int = 1, copy_gb_s: float | None = None
+) -> dict:
     """{"graph", "yardsticks", "rows"} of one graph; ``emit(kind, record)`` gets each record when it is there.
 
-    graphs: how many small graphs it holds.
+    graphs: how many small graphs it holds. copy_gb_s: of copying memory on this device, for the byte bound.
 
     A row that could not be measured has ``failed`` with the reason instead of numbers.
     """
@@ -53,6 +55,7 @@ def measure_graph(name: str, graph: Graph, options: Options, emit, graphs: int =
             key = heads * dim, dtype
             if key not in floors:
                 floors[key] = measure_floor(graph, heads * dim, getattr(torch, dtype), options.budget)
+                floors[key]["copy_gb_s"] = copy_gb_s
                 result["yardsticks"].append({"graph": name, **floors[key]})
                 emit("yardstick", floors[key])
             for layer in options.layers:
@@ -196,11 +199,26 @@ def _measure_row(work: Workload, mode, schedule, floor, check: _Check, options) 
         for kind, ms in floor["floor"].items()
         if "median" in row[kind]
     }
+    row["x_bound"] = _times_bound(work, mode, row, floor)
     best = row.get("kernels", {}).get("median", row["eager"]["median"])
     row["gathered_gb_s"] = passes * graph.num_edges * width * work.dtype.itemsize / best / 1e6
     row["edge_tensor_mb"] = graph.num_edges * work.heads * 4 / 1e6
     row["extra_mb"] = measure.peak_extra(call, kept, device) / 1e6
     return row
+
+
+def _times_bound(work: Workload, mode: str, row: dict, floor: dict) -> dict[str, float]:
+    """Times the byte bound, by kind of timing."""
+    if floor.get("copy_gb_s") is None:
+        return {}
+    graph, cuda = work.graph, work.graph.device.type == "cuda"
+    sizes = graph.num_src, graph.num_dst, graph.num_edges, work.heads, work.head_dim, work.dtype.itemsize
+    size, copy = bounds.Size(*sizes), floor["copy_gb_s"]
+    return {
+        kind: row[kind]["median"] / bounds.byte_bound(work.layer.name, mode, size, ms, copy, launches=cuda)
+        for kind, ms in floor["floor"].items()
+        if "median" in row[kind]
+    }
 
 
 def _measure_peers(work: Workload, layer: str, mode: str, check: _Check, options) -> dict:

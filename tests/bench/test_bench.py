@@ -220,6 +220,8 @@ def test_command_measures_every_case(tiny, tmp_path, capsys, monkeypatch):
             row["eager"]["median"] / floor["float32"]["eager"] / passes[row["layer"]][row["mode"] == "train"]
         )
         assert row["x_floor"]["eager"] == pytest.approx(expected)
+        assert row["x_bound"]["eager"] > 0
+    assert all("x_bound" in mean for mean in results["means"] if mean["dtype"] == "float32")
     assert results["environment"]["device"] == "cpu" and results["copy_gb_s"] > 0
     # Node 3 has 30 edges, its neighbours on the path and the path's ends 3, the others 4.
     graph = results["graphs"][0]

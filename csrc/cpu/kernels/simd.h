@@ -347,7 +347,9 @@ static inline Vec<A, W> log(Vec<A, W> x) {
   constexpr bool single = sizeof(A) == 4;
   constexpr int mantissa = single ? 23 : 52;
   using B = Vec<Bits<A>, W>;
-  const B from_root = bit_cast<B>(x) - bit_cast<Bits<A>>(A(0x1.6a09e667f3bcdp-1));
+  using Unsigned = std::make_unsigned_t<Bits<A>>;  // lanes that nobody reads hold any bits
+  const B from_root =
+      bit_cast<B>(bit_cast<Vec<Unsigned, W>>(x) - bit_cast<Unsigned>(A(0x1.6a09e667f3bcdp-1)));
   const B n = from_root >> mantissa;
   const Vec<A, W> m = bit_cast<Vec<A, W>>(bit_cast<B>(x) - (n << mantissa));
   const Vec<A, W> r = (m - 1) / (m + 1), square = r * r;

@@ -1,0 +1,90 @@
+"""The byte bound: what the kernels of a layer have to move, at the bandwidths measured on this very graph.
+
+    kernel   max((E (rows of a neighbour + 4 + sectors of statistics) + streams) / BW_graph, streams / copy)
+    step     the sum over its kernels, and 1.5 us for each launch on a GPU
+
+Unlike passes x floor it counts the arrays that are read or written once and the statistics, so that it
+holds for short rows, too. BW_graph is that of the floor kernel: all of its bytes by its time, thus with what
+this graph's order and degrees do to the caches.
+"""
+
+from dataclasses import dataclass
+
+SECTOR = 32  # bytes that memory delivers at least
+LAUNCH_MS = 1.5e-3
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What one kernel moves.
+
+    rows: neighbour rows gathered per edge; stats: float32 numbers gathered per edge and head; dst, src:
+    arrays [N, H, D] in the features' dtype that are read or written once, by the side whose rows they have;
+    dst_terms, src_terms: the same of float32 numbers [N, H].
+    """
+
+    rows: int = 0
+    stats: int = 0
+    dst: int = 0
+    src: int = 0
+    dst_terms: int = 0
+    src_terms: int = 0
+
+    def milliseconds(self, size: "Size", graph_gb_s: float, copy_gb_s: float) -> float:
+        row = size.heads * size.head_dim * size.itemsize
+        term = size.heads * 4
+        streams = (size.num_dst * self.dst + size.num_src * self.src) * row
+        streams += (size.num_dst * self.dst_terms + size.num_src * self.src_terms) * term
+        per_edge = self.rows * row + 4 + -(-self.stats * term // SECTOR) * SECTOR if self.rows else 0
+        return max((size.num_edges * per_edge + streams) / graph_gb_s, streams / copy_gb_s) / 1e6
+
+
+@dataclass(frozen=True)
+class Size:
+    num_src: int
+    num_dst: int
+    num_edges: int
+    heads: int
+    head_dim: int
+    itemsize: int
+
+    def floor_bytes(self) -> int:
+        """Of a plain neighbour sum: gathered rows, indices, the result."""
+        row = self.heads * self.head_dim * self.itemsize
+        return self.num_edges * (row + 4) + self.num_dst * (row + 4)
+
+
+# By layer and mode, as csrc/cuda has them. A statistic is term, max, log_sum, delta.
+_GATHERED_STATS = 4
+_DOT_FORWARD = Kernel(rows=2, dst=2)
+_V2_FORWARD = Kernel(rows=1, dst=2)
+KERNELS = {
+    ("gat", "forward"): (Kernel(rows=1, stats=1, dst=1, dst_terms=1),),
+    ("gat", "train"): (
+        Kernel(rows=1, stats=1, dst=2, dst_terms=4),  # out and its positive part; alpha_dst, stats, mass
+        # delta and grad_alpha_dst from g, out and its positive part
+        Kernel(dst=3, dst_terms=2 + 1 + _GATHERED_STATS + 1),
+        Kernel(rows=1, stats=_GATHERED_STATS, src=2, src_terms=2),
+    ),
+    ("dot", "forward"): (_DOT_FORWARD,),
+    ("dot", "train"): (
+        Kernel(rows=2, dst=2, dst_terms=2),
+        Kernel(rows=2, dst=4, dst_terms=2 + _GATHERED_STATS),  # q, g, out; grad_q
+        Kernel(rows=2, stats=_GATHERED_STATS, src=4),  # k, v and their gradients
+    ),
+    ("gatv2", "forward"): (_V2_FORWARD,),
+    ("gatv2", "train"): (
+        Kernel(rows=1, dst=2, dst_terms=2),
+        Kernel(rows=1, dst=4, dst_terms=2 + _GATHERED_STATS),  # x_dst, g, out; grad_x_dst
+        Kernel(rows=2, stats=_GATHERED_STATS, src=2),
+    ),
+}
+
+
+def byte_bound(layer: str, mode: str, size: Size, floor_ms: float, copy_gb_s: float, launches: bool) -> float:
+    """Milliseconds. floor_ms: of the floor kernel on this graph, at the same width and dtype; launches: count
+    those of a GPU."""
+    graph_gb_s = size.floor_bytes() / floor_ms / 1e6
+    kernels = KERNELS[layer, mode]
+    total = sum(kernel.milliseconds(size, graph_gb_s, copy_gb_s) for kernel in kernels)
+    return total + (LAUNCH_MS * len(kernels) if launches else 0)
