@@ -118,7 +118,7 @@ class _ShortCall(_Call):
         try:
             with _BelowAutograd():
                 out, kept, attention = _attend(
-                    self.graph_args.number, SCORES[self.score], *tensors, *numbers, self.return_attention,
+                    self.graph_args.number, 0, SCORES[self.score], *tensors, *numbers, self.return_attention,
                     self.save_positive,
                 )  # fmt: skip
         except RuntimeError as error:
@@ -129,7 +129,7 @@ class _ShortCall(_Call):
         try:
             with _BelowAutograd():
                 return _attend_backward(
-                    self.graph_args.number, *grads, SCORES[self.score], *tensors, out, *kept,
+                    self.graph_args.number, 0, *grads, SCORES[self.score], *tensors, out, *kept,
                     self.save_positive, attention, *self.numbers, need,
                 )  # fmt: skip
         except RuntimeError as error:

@@ -118,13 +118,39 @@ struct Planned : Attention<Backend> {
     all.place(const_cast<void*>(memory.const_data_ptr()));  // which backward only reads
   }
 
+  // Rows [n, heads * size] of a layer as [n, heads, size], and back; heads = 0: they are [n, heads, size].
+  static void split(const Checker& check, OptTensor& t, int64_t heads) {
+    if (!heads || !t) return;
+    check.require(heads > 0 && t->dim() == 2 && t->size(1) % heads == 0,
+                  "heads: expected tensors of two dimensions, and of a multiple of ", heads, " columns");
+    t = reshaped(dense(*t), {t->size(0), heads, t->size(1) / heads});
+  }
+  static void split(const Checker& check, Tensor& t, int64_t heads) {
+    OptTensor some = t;
+    split(check, some, heads);
+    t = *some;
+  }
+  static OptTensor joined(const OptTensor& t, int64_t heads) {
+    if (!heads || !t || t->dim() < 3) return t;
+    return reshaped(*t, {t->size(0), t->size(1) * t->size(2)});
+  }
+  // A vector per head, whatever its shape.
+  static OptTensor by_head(const Checker& check, const char* name, const OptTensor& t, int64_t heads) {
+    if (!heads || !t) return t;
+    check.require(t->numel() % heads == 0, name, ": expected a multiple of ", heads, " elements");
+    return reshaped(dense(*t), {heads, t->numel() / heads});
+  }
+
   static std::tuple<Tensor, Tensor, OptTensor> attend(
-      int64_t number, int64_t score, Tensor value, OptTensor src, OptTensor dst, OptTensor attn,
+      int64_t number, int64_t heads, int64_t score, Tensor value, OptTensor src, OptTensor dst, OptTensor attn,
       OptTensor edge_bias, OptTensor edge_gate, OptTensor edge_mask, OptTensor edge_weight,
       OptTensor edge_feat, OptTensor seed, OptTensor out_bias, double negative_slope, double scale,
       double dropout_p, int64_t flags, bool return_attention, bool save_positive) {
     const typename Backend::Scope scope(value);
     const Checker check("dfgnn::attend", value);
+    split(check, value, heads);
+    if (Score(score) != Score::additive) split(check, src, heads), split(check, dst, heads);
+    attn = by_head(check, "attn", attn, heads), out_bias = by_head(check, "out_bias", out_bias, heads);
     const auto graph = graph_of(check, number, value, false);
     Inputs in{score,           value,          src,         dst,       attn, edge_bias,
               edge_gate,       edge_mask,      edge_weight, edge_feat, seed, out_bias,
@@ -135,17 +161,20 @@ struct Planned : Attention<Backend> {
     check.require(!save_positive || p.score == Score::additive, "save_positive: additive only");
     const OptTensor memory = kept(p, in, save_positive).make(value);
     const Outputs made = Base::run_forward(check, in, p, return_attention);
-    return {made.out, *memory, made.attention};
+    return {*joined(made.out, heads), *memory, made.attention};
   }
 
   static std::tuple<Tensor, OptTensor, OptTensor, OptTensor, OptTensor, OptTensor, OptTensor, OptTensor>
-  attend_backward(int64_t number, Tensor grad_out, OptTensor grad_attention, int64_t score, Tensor value,
-                  OptTensor src, OptTensor dst, OptTensor attn, OptTensor edge_bias, OptTensor edge_gate,
-                  OptTensor edge_mask, OptTensor edge_weight, OptTensor edge_feat, OptTensor seed,
-                  OptTensor out_bias, Tensor out, Tensor memory, bool has_positive, OptTensor attention,
+  attend_backward(int64_t number, int64_t heads, Tensor grad_out, OptTensor grad_attention, int64_t score,
+                  Tensor value, OptTensor src, OptTensor dst, OptTensor attn, OptTensor edge_bias,
+                  OptTensor edge_gate, OptTensor edge_mask, OptTensor edge_weight, OptTensor edge_feat,
+                  OptTensor seed, OptTensor out_bias, Tensor out, Tensor memory, bool has_positive, OptTensor attention,
                   double negative_slope, double scale, double dropout_p, int64_t flags, int64_t need) {
     const typename Backend::Scope scope(value);
     const Checker check("dfgnn::attend_backward", value);
+    split(check, value, heads), split(check, grad_out, heads), split(check, out, heads);
+    if (Score(score) != Score::additive) split(check, src, heads), split(check, dst, heads);
+    attn = by_head(check, "attn", attn, heads), out_bias = by_head(check, "out_bias", out_bias, heads);
     const auto graph = graph_of(check, number, value, true);
     Base::check_need(check, need);
     Inputs in{score,           value,          src,         dst,       attn, edge_bias,
@@ -160,7 +189,8 @@ struct Planned : Attention<Backend> {
     if (!way.from_positive) p.positive = p.positive_mass = nullptr;
     p.csr = graph->csr, p.reverse = graph->reverse;
     const Gradients g = Base::run_backward(check, in, p, way, need);
-    return {g.value, g.src, g.dst, g.attn, g.bias, g.gate, g.weight, g.feat};
+    return {*joined(g.value, heads), joined(g.src, heads), joined(g.dst, heads), g.attn,
+            g.bias,                  g.gate,               g.weight,             g.feat};
   }
 
   // ---- additive attention of projected features ------------------------------------------------

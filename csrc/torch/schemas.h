@@ -43,12 +43,12 @@ inline constexpr const char* kBackward =
 // that library. kept: what backward needs beside out. score_terms: the sums over the last dimension of feat
 // [N, H, D] times attn [.., H, D]; gat: additive attention with these terms, where the destinations are the
 // first rows of feat. Either takes feat, grad_out, out and out_bias with heads and columns in one dimension,
-// too.
+// too; attend, if heads is not 0, takes and gives all features so.
 inline constexpr const char* kPlanned[] = {
     "graph_handle(" DFGNN_GRAPH ", " DFGNN_REVERSE ", " DFGNN_TILES ") -> int",
-    "attend(int graph, " DFGNN_ENDS ", " DFGNN_EDGE ", " DFGNN_NUMBERS
+    "attend(int graph, int heads, " DFGNN_ENDS ", " DFGNN_EDGE ", " DFGNN_NUMBERS
     ", bool return_attention, bool save_positive) -> (Tensor out, Tensor kept, Tensor? attention)",
-    "attend_backward(int graph, Tensor grad_out, Tensor? grad_attention, " DFGNN_ENDS ", " DFGNN_EDGE
+    "attend_backward(int graph, int heads, Tensor grad_out, Tensor? grad_attention, " DFGNN_ENDS ", " DFGNN_EDGE
     ", Tensor out, Tensor kept, bool has_positive, Tensor? attention, " DFGNN_NUMBERS
     ", int need)"
     " -> (Tensor grad_value, Tensor? grad_src, Tensor? grad_dst, Tensor? grad_attn, Tensor? grad_bias, "
