@@ -1,8 +1,9 @@
 """Attention and products with their derivatives: eagerly, compiled, under torch.func and in forward mode.
 
-Eager calls take `_Attention`, with operators of few arguments (`_ShortCall`); compiled ones and direct callers
-of ``torch.ops.dfgnn`` the formula that is registered here. Under torch.func `_Forward` and `_Backward` do the same in torch's slower form, which
-transforms see through. Second derivatives and forward mode are plain tensor operations (`_plain`).
+Eager calls take `_Attention`, with operators of few arguments (`_ShortCall`); compiled ones and direct
+callers of ``torch.ops.dfgnn`` the formula that is registered here. Under torch.func `_Forward` and
+`_Backward` do the same in torch's slower form, which transforms see through. Second derivatives and forward
+mode are plain tensor operations (`_plain`).
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ from ._arguments import (
     Forward,
     ForwardResults,
     GraphArgs,
-    GraphHandle,
     Numbers,
     Tensors,
     ops,
@@ -484,8 +484,8 @@ _PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 def is_eager(x: Tensor) -> bool:
     """Whether x is computed with at once, by itself: no compiler, transform or mode is at work."""
     return (
-        type(x) in _PLAIN_TYPES
-        and not torch.compiler.is_compiling()
+        not torch.compiler.is_compiling()
+        and type(x) in _PLAIN_TYPES
         and not _transforms_active()
         and forward_ad._current_level < 0
         and not _num_dispatch_modes()

@@ -70,7 +70,14 @@ class Checker:
         if dropout_p > 0 and seed is None:
             seed = torch.randint(0, 2**62, (1,), device=self.device)
         seed = seed if dropout_p > 0 else None
-        if seed is None and bias is None and gate is None and mask is None and weight is None and feat is None:
+        if (
+            seed is None
+            and bias is None
+            and gate is None
+            and mask is None
+            and weight is None
+            and feat is None
+        ):
             return NO_EDGES
         return EdgeArgs(bias, _column(gate), _column(mask), _column(weight), feat, seed)
 

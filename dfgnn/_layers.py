@@ -34,8 +34,8 @@ def can_fuse(graph: Any, x: Tensor, weight: Tensor) -> bool:
     computed with at once, of one dtype and on the graph's device. All else has a way of its own, with its own
     errors."""
     return (
-        type(graph) is Graph
-        and is_eager(x)
+        is_eager(x)
+        and type(graph) is Graph
         and x.dim() == 2
         and x.shape[1] == weight.shape[1]
         and x.dtype is weight.dtype
@@ -68,7 +68,15 @@ class _Gat(NamedTuple):
         try:
             with _BelowAutograd():
                 return _gat(
-                    self.handle.number, feat, attn_src, attn_dst, seed, bias, self.slope, self.dropout_p, train
+                    self.handle.number,
+                    feat,
+                    attn_src,
+                    attn_dst,
+                    seed,
+                    bias,
+                    self.slope,
+                    self.dropout_p,
+                    train,
                 )
         except RuntimeError as error:
             raise _ops.typed(error) from None
@@ -182,8 +190,8 @@ def gat_layer(
     negative_slope: float,
     dropout_p: float,
 ) -> Tensor:
-    """GAT: features [num_src, F], of which the first num_dst rows are the destinations', projected, attended to
-    and biased: [num_dst, H * D].
+    """GAT: features [num_src, F], of which the first num_dst rows are the destinations', projected, attended
+    to and biased: [num_dst, H * D].
 
     Of checked arguments: `can_fuse`, weight [H * D, F]; attn_src, attn_dst [.., H, D] both in its dtype or
     float32; bias [H * D] in its dtype.
@@ -197,9 +205,7 @@ def gat_layer(
         or (bias is not None and bias.requires_grad)
     )
     padding = _padding(x, size)
-    handle = graph._planner.handle(
-        heads, size + padding, x.dtype, "gat", "auto", dropout_p > 0, train
-    )
+    handle = graph._planner.handle(heads, size + padding, x.dtype, "gat", "auto", dropout_p > 0, train)
     call = _Gat(graph, handle, heads, size, padding, float(negative_slope), float(dropout_p))
     seed = _seed(graph, dropout_p)
     if train:
@@ -212,8 +218,9 @@ def gat_layer(
 
 
 class PairTensors(NamedTuple):
-    """The tensors of a layer with a score of pairs; of dot products query (dst), key (src) and value have a
-    projection each, of additive_v2 dst and value, or both one."""
+    """The tensors of a layer with a score of pairs. Value, src (the key of dot products) and dst (the query)
+    have a projection each, but additive_v2 no src; without a projection of its own src or dst is what value
+    is."""
 
     x: Tensor  # [num_src, F]
     x_dst: Tensor | None  # [num_dst, F_dst]; None: x
@@ -221,7 +228,7 @@ class PairTensors(NamedTuple):
     value_bias: Tensor | None  # [H * D]
     src_weight: Tensor | None
     src_bias: Tensor | None
-    dst_weight: Tensor | None  # None: what value is is dst, too
+    dst_weight: Tensor | None
     dst_bias: Tensor | None
     attn: Tensor | None  # additive_v2: [.., H, D]
     out_bias: Tensor | None  # [H * D]
@@ -265,7 +272,9 @@ class _Pair(NamedTuple):
     def ends(self, t):
         """value, src and dst as the operator takes them."""
         value = self.pad(_linear(t.x, t.value_weight, t.value_bias))
-        src = None if t.src_weight is None else self.pad(_linear(t.x, t.src_weight, t.src_bias))
+        src = value if self.score == "dot" else None
+        if t.src_weight is not None:
+            src = self.pad(_linear(t.x, t.src_weight, t.src_bias))
         if t.dst_weight is None:
             return value, src, value[: self.graph.num_dst]
         end = t.x if t.x_dst is None else t.x_dst
@@ -313,8 +322,9 @@ class _Pair(NamedTuple):
                 self.graph, value, dst, t.attn.view(heads), negative_slope=self.slope, **options
             )
         else:
-            assert t.src_weight is not None
-            src = F.linear(t.x, t.src_weight, t.src_bias).unflatten(1, heads)
+            src = value
+            if t.src_weight is not None:
+                src = F.linear(t.x, t.src_weight, t.src_bias).unflatten(1, heads)
             out = functional.dot_attention(self.graph, dst, src, value, scale=self.scale, **options)
         out = out.flatten(1)
         return out if t.skip_weight is None else out + F.linear(end, t.skip_weight, t.skip_bias)
@@ -352,14 +362,17 @@ class _PairLayer(torch.autograd.Function):
         value, src, dst, attn = call.run_backward(t, call.pad(grad), *ends, out, kept)
         value, src, dst = call.cut(value), call.cut(src), call.cut(dst)
         found: list[Tensor | None] = [None] * count
+        if t.src_weight is None and src is not None:
+            value += src
         if t.dst_weight is None:
             value[: len(dst)] += dst
-        sides = [("value", t.x, "x", value), ("src", t.x, "x", src)]
         end, end_name = (t.x, "x") if t.x_dst is None else (t.x_dst, "x_dst")
-        if t.dst_weight is not None:
-            sides.append(("dst", end, end_name, dst))
-        if t.skip_weight is not None:
-            sides.append(("skip", end, end_name, grad))
+        sides = (
+            ("value", t.x, "x", value),
+            ("src", t.x, "x", src),
+            ("dst", end, end_name, dst),
+            ("skip", end, end_name, grad),
+        )
         for name, x, x_name, g in sides:
             at = _AT[name + "_weight"]
             if t[at] is None:
@@ -373,7 +386,9 @@ class _PairLayer(torch.autograd.Function):
                 before = found[at_x]
                 found[at_x] = g.mm(t[at]) if before is None else before.addmm_(g, t[at])
         if need[_AT["attn"]]:
-            found[_AT["attn"]] = _ops.as_type(call.cut(attn.sum(0).flatten()), t.attn.dtype).view(t.attn.shape)
+            found[_AT["attn"]] = _ops.as_type(call.cut(attn.sum(0).flatten()), t.attn.dtype).view(
+                t.attn.shape
+            )
         if need[_AT["out_bias"]]:
             found[_AT["out_bias"]] = grad.sum(0)
         return None, *found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -35,7 +37,7 @@ def is_plain(linear: nn.Module) -> bool:
     return plain is not None and plain[1] is None
 
 
-def plain_linear(linear: nn.Module | None) -> tuple[Tensor, Tensor | None] | None:
+def plain_linear(linear: Any) -> tuple[Tensor, Tensor | None] | None:
     """The weight and the bias of which the output of ``linear`` is x W^T + b, as `is_plain`; or None."""
     if type(linear) not in LINEAR or not is_untouched(linear) or all_hooked():
         return None
@@ -47,26 +49,6 @@ def plain_linear(linear: nn.Module | None) -> tuple[Tensor, Tensor | None] | Non
     if bias is None:
         bias = linear.bias
     return None if type(bias) not in (nn.Parameter, Tensor, type(None)) else (weight, bias)
-
-
-def under_autocast(x: Tensor, *weights: Tensor | None) -> tuple[Tensor | None, ...]:
-    """x and weights as a linear layer takes them here: under autocast in its dtype."""
-    kind = x.device.type
-    if not torch.is_autocast_enabled(kind) or x.dtype == torch.float64:
-        return (x, *weights)
-    dtype = torch.get_autocast_dtype(kind)
-    return tuple(t if t is None or t.dtype is dtype else t.to(dtype) for t in (x, *weights))
-
-
-def are_plain(x: Tensor, tensors: tuple[Tensor | None, ...], dtypes: tuple[torch.dtype, ...]) -> bool:
-    """Whether these parameters are ordinary tensors of one of the types, on the device of x."""
-    device = x.device
-    return all(
-        t is None or type(t) in _PLAIN and t.dtype in dtypes and t.device == device for t in tensors
-    )
-
-
-_PLAIN = (nn.Parameter, Tensor)
 
 
 def folds(linear: nn.Module, x: Tensor, width: int) -> bool:

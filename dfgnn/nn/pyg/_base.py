@@ -63,7 +63,7 @@ class FusedConv:
     """
 
     # What a class's methods were when they were found to be the library's.
-    _methods_found = ()
+    _methods_found: ClassVar[Any] = ()
 
     if TYPE_CHECKING:  # TorchScript reads a class's annotations
         attention: Callable[..., Any]
@@ -74,7 +74,6 @@ class FusedConv:
         heads: int
         out_channels: int
         training: bool
-        _methods_found: tuple[Any, ...]
         _methods_of_library: ClassVar[dict[str, Any]]
 
     # An instance's first creation compiles these for its class and keeps what it found as the way for
@@ -159,7 +158,7 @@ def fusable(module: MessagePassing, cls: Any = None) -> str | None:
 
     cls: the fused class that it has, or is to get instead of torch_geometric's.
     """
-    if _is_as_made(module, cls):
+    if not torch.compiler.is_compiling() and _is_as_made(module, cls):
         return None
     if type(module.aggr_module) is not SumAggregation:
         # aggr is what the layer was made with, aggr_module what it has now.

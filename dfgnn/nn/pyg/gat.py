@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from ... import functional
 from ..._layers import can_fuse, gat_layer
 from ...graph import Graph
-from .._terms import are_plain, folded_terms, folds, is_plain, plain_linear, under_autocast
-from ._base import FusedConv, edge_attributes, ends, wants_attention
+from .._at_once import are_plain, under_autocast
+from .._terms import folded_terms, folds, is_plain, plain_linear
+from ._base import FusedConv, edge_attributes, ends, given_attributes, wants_attention
 from ._graph import graph_of, sizes_of
 
 
@@ -72,7 +73,7 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         # In torch_geometric's order, in which lazy parameters draw their first values.
         res = None if self.res is None or x_dst is None else self.res(x_dst)
         if x_src is x_dst and not wants_attention(return_attention_weights):
-            out = self._at_once(graph, x_src, edge_attr)
+            out = self._at_once(edge_index, graph, x_src, edge_attr)
             if out is not None:
                 return out if res is None else out + res
         feat, alpha_src, alpha_dst = self._project(x_src, x_dst)
@@ -86,9 +87,14 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         wanted = wants_attention(return_attention_weights)
         return self._attend(edge_index, graph, inputs, options, dtype, res, wanted)
 
-    def _at_once(self, graph: Graph, x: Tensor, edge_attr: Tensor | None) -> Tensor | None:
+    def _at_once(self, edge_index: Any, graph: Graph, x: Tensor, edge_attr: Tensor | None) -> Tensor | None:
         """The result but for the residual, where `gat_layer` gives it; else None."""
-        if self.attention is not functional.gat_attention or edge_attr is not None and self.lin_edge is not None:
+        if (
+            torch.compiler.is_compiling()
+            or self.attention is not functional.gat_attention
+            or self.lin_edge is not None
+            and given_attributes(edge_index, edge_attr)[1] is not None
+        ):
             return None
         plain = plain_linear(self.lin)
         if plain is None or plain[1] is not None:

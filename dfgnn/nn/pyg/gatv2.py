@@ -12,7 +12,8 @@ from torch import Tensor
 from ... import functional
 from ..._layers import PairTensors, can_fuse, pair_layer
 from ...graph import Graph
-from .._terms import are_plain, plain_linear, under_autocast
+from .._at_once import are_plain, under_autocast
+from .._terms import plain_linear
 from ._base import FusedConv, edge_attributes, ends, given_attributes, wants_attention
 from ._graph import graph_of, sizes_of
 
@@ -87,7 +88,11 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
 
     def _at_once(self, edge_index, graph: Graph, x_src: Tensor, x_dst: Tensor, edge_attr) -> Tensor | None:
         """The result but for the residual, where `pair_layer` gives it; else None."""
-        if self.attention is not functional.gatv2_attention or given_attributes(edge_index, edge_attr)[1] is not None:
+        if (
+            torch.compiler.is_compiling()
+            or self.attention is not functional.gatv2_attention
+            or given_attributes(edge_index, edge_attr)[1] is not None
+        ):
             return None
         left, right = plain_linear(self.lin_l), plain_linear(self.lin_r)
         shared = self.lin_l is self.lin_r and x_src is x_dst

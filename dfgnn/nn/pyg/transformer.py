@@ -13,7 +13,8 @@ from torch import Tensor
 from ... import functional
 from ..._layers import PairTensors, can_fuse, pair_layer
 from ...graph import Graph
-from .._terms import are_plain, plain_linear, under_autocast
+from .._at_once import are_plain, under_autocast
+from .._terms import plain_linear
 from ._base import FusedConv, edge_attributes, ends, given_attributes
 from ._graph import graph_of, sizes_of
 
@@ -114,18 +115,25 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
     def _at_once(self, edge_index, graph: Graph, x_src: Tensor, x_dst: Tensor, edge_attr) -> Tensor | None:
         """The result, where `pair_layer` gives it; else None."""
         if (
-            self.attention is not functional.dot_attention
+            torch.compiler.is_compiling()
+            or self.attention is not functional.dot_attention
             or self.lin_edge is not None
             or self.lin_beta is not None
             or given_attributes(edge_index, edge_attr)[1] is not None
         ):
             return None
-        linears = [plain_linear(lin) for lin in (self.lin_value, self.lin_key, self.lin_query)]
-        linears.append(plain_linear(self.lin_skip) if self.root_weight else (None, None))
-        if None in linears:
-            return None
-        ends = x_src, None if x_dst is x_src else x_dst
-        x, other, *parameters = under_autocast(*ends, *(t for linear in linears for t in linear))
+        parameters: list[Any] = []
+        for linear in (
+            self.lin_value,
+            self.lin_key,
+            self.lin_query,
+            self.lin_skip if self.root_weight else None,
+        ):
+            found = (None, None) if linear is None else plain_linear(linear)
+            if found is None:
+                return None
+            parameters += found
+        x, other, *parameters = under_autocast(x_src, None if x_dst is x_src else x_dst, *parameters)
         value, value_bias, key, key_bias, query, query_bias, skip, skip_bias = parameters
         end = x if other is None else other
         if not (
