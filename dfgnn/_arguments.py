@@ -1,11 +1,12 @@
 """The operators' arguments by name, in the order of their schemas (csrc/torch/schemas.h)."""
 
 from collections import namedtuple
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
-from . import _library  # noqa: F401  (loads the operators)
+from . import _library  # loads the operators
 
 ops = torch.ops.dfgnn
 
@@ -27,6 +28,26 @@ class GraphArgs(NamedTuple):
     rev_tiles: torch.Tensor | None
 
 
+_droppers: dict[str, Callable[[int], None]] = {}
+
+
+class GraphHandle:
+    """GraphArgs, checked and kept by the library under a number, as long as this lives."""
+
+    __slots__ = ("_drop", "args", "number")
+
+    def __init__(self, args: GraphArgs):
+        kind = args.indices.device.type
+        if kind not in _droppers:
+            _droppers[kind] = _library.graph_dropper(kind)
+        self._drop, self.args = _droppers[kind], args
+        self.number: int = ops.graph_handle(*args)
+
+    def __del__(self):
+        if hasattr(self, "number"):
+            self._drop(self.number)
+
+
 class EdgeArgs(NamedTuple):
     """The options on edges; each None, or in the user's edge order."""
 
@@ -36,6 +57,9 @@ class EdgeArgs(NamedTuple):
     edge_weight: torch.Tensor | None  # [E, 1 or H]
     edge_feat: torch.Tensor | None  # [E, H, D]
     seed: torch.Tensor | None  # int64 [1], of dropout
+
+
+NO_EDGES = EdgeArgs(None, None, None, None, None, None)
 
 
 class Tensors(NamedTuple):

@@ -1,8 +1,9 @@
 """Attention and products with their derivatives: eagerly, compiled, under torch.func and in forward mode.
 
-Eager calls take `_Attention`, compiled ones and direct callers of ``torch.ops.dfgnn`` the formula that is
-registered here. Under torch.func `_Forward` and `_Backward` do the same in torch's slower form, which
-transforms see through. Second derivatives and forward mode are plain tensor operations (`_plain`).
+Eager calls take `_Attention`, with operators of few arguments (`_ShortCall`); compiled ones and direct
+callers of ``torch.ops.dfgnn`` the formula that is registered here. Under torch.func `_Forward` and
+`_Backward` do the same in torch's slower form, which transforms see through. Second derivatives and forward
+mode are plain tensor operations (`_plain`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from ._arguments import (
     NEED_FEAT,
     NEED_GATE,
     NEED_WEIGHT,
+    NO_EDGES,
     SCORES,
     Backward,
     BackwardResults,
@@ -39,7 +41,10 @@ from ._arguments import (
 _top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 _retains_graph = torch._C._autograd._get_current_graph_task_keep_graph
 _transforms_active = torch._C._are_functorch_transforms_active
+_num_dispatch_modes = torch._C._len_torch_dispatch_stack
+_BelowAutograd = torch._C._AutoDispatchBelowAutograd
 
+_attend, _attend_backward = ops.attend.default, ops.attend_backward.default
 _forward_op = ops.attention_forward.default
 _backward_op = ops.attention_backward.default
 _LAYERS = {"additive": "gat", "dot": "dot", "additive_v2": "gatv2"}  # as plans name them
@@ -69,6 +74,20 @@ class _Call:
             self.return_attention, self.save_positive,
         )  # fmt: skip
 
+    def run(self, tensors):
+        """out, attention, and as a tuple what backward takes beside them."""
+        out, stats, positive, positive_mass, attention = self.forward(tensors)
+        if not self.save_positive:
+            positive = positive_mass = None
+        return out, attention if self.return_attention else None, (stats, positive, positive_mass)
+
+    def run_backward(self, grads, tensors, out, attention, kept, need: int):
+        return self.backward(grads, tensors, (out, *kept, attention), need)
+
+    def differentiable(self, tensors, kept):
+        """The call, and what it kept, as `_Backward` takes them."""
+        return self, kept
+
     def of_heads(self, tensors: dict[str, Tensor | None]) -> _Call:
         """This call with tensors of another number of heads."""
         edge = EdgeArgs(*(tensors[name] for name in EdgeArgs._fields))
@@ -84,6 +103,43 @@ class _Call:
         return _ops.call(
             _backward_op, *grads, SCORES[self.score], *tensors, *saved, *self.graph_args, *self.numbers, need
         )
+
+
+class _ShortCall(_Call):
+    """The same by the operators of eager calls, which know the graph by a number (csrc/torch/planned.h).
+
+    graph_args: a GraphHandle.
+    """
+
+    __slots__ = ()
+
+    def run(self, tensors):
+        numbers = self.numbers
+        try:
+            with _BelowAutograd():
+                out, kept, attention = _attend(
+                    self.graph_args.number, 0, SCORES[self.score], *tensors, *numbers, self.return_attention,
+                    self.save_positive,
+                )  # fmt: skip
+        except RuntimeError as error:
+            raise _ops.typed(error) from None
+        return out, attention, (kept,)
+
+    def run_backward(self, grads, tensors, out, attention, kept, need: int):
+        try:
+            with _BelowAutograd():
+                return _attend_backward(
+                    self.graph_args.number, 0, *grads, SCORES[self.score], *tensors, out, *kept,
+                    self.save_positive, attention, *self.numbers, need,
+                )  # fmt: skip
+        except RuntimeError as error:
+            raise _ops.typed(error) from None
+
+    def differentiable(self, tensors, kept):
+        args = self.graph_args.args
+        call = _Call(self.graph, args, self.score, self.numbers, self.return_attention, self.save_positive)
+        with torch.no_grad():
+            return call, call.run(tensors)[2]
 
 
 def _need_bits(need: Any) -> int:
@@ -200,25 +256,10 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, call, *tensors):
-        out, stats, positive, positive_mass, attention = call.forward(tensors)
-        if not call.return_attention:
-            attention = None
-        if _top_hooks(True) is None:
-            # Detached: a result that its own node holds would never be freed.
-            ctx.kept = out.detach(), None if attention is None else attention.detach()
-            saved = ()
-        else:
-            ctx.kept, saved = None, (out, attention)
-        ctx.set_materialize_grads(False)
+        out, attention, kept = call.run(tensors)
         ctx.call = call
-        ctx.versions = out._version, 0 if attention is None else attention._version
-        ctx.save_for_backward(
-            *tensors,
-            stats,
-            positive if call.save_positive else None,
-            positive_mass if call.save_positive else None,
-            *saved,
-        )
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, *kept, *keep_aside(ctx, out, attention))
         return out, attention
 
     @staticmethod
@@ -226,26 +267,50 @@ class _Attention(torch.autograd.Function):
         call = ctx.call
         saved = ctx.saved_tensors
         tensors = Tensors(*saved[:_NUM_TENSORS])
-        stats, positive, positive_mass, *kept = saved[_NUM_TENSORS:]
-        out, attention = kept or ctx.kept
-        if not _retains_graph():
-            ctx.kept = None
+        results, kept = taken_back(ctx, saved[_NUM_TENSORS:])
+        if results is None:  # they were modified
+            with torch.no_grad():
+                out, attention, _ = call.run(tensors)
+        else:
+            out, attention = results
         if grad_attention is None:
             attention = None
-        if out._version != ctx.versions[0] or attention is not None and attention._version != ctx.versions[1]:
-            with torch.no_grad():
-                out, _, _, _, again = call.forward(tensors)
-            attention = None if attention is None else again
         if grad_out is None:
             grad_out = torch.zeros_like(out)
         need = Tensors(*ctx.needs_input_grad[1:])
         grads = grad_out, grad_attention
-        saved = out, stats, positive, positive_mass, attention
         if torch.is_grad_enabled():  # create_graph
-            results = _Backward.apply(call, _need_bits(need), *grads, *tensors, *saved)
+            call, kept = call.differentiable(tensors, kept)
+            found = _Backward.apply(call, _need_bits(need), *grads, *tensors, out, *kept, attention)
         else:
-            results = call.backward(grads, tensors, saved, _need_bits(need))
-        return None, *_gradients(need, tensors, grad_out, results)
+            found = call.run_backward(grads, tensors, out, attention, kept, _need_bits(need))
+        return None, *_gradients(need, tensors, grad_out, found)
+
+
+def keep_aside(ctx, *results: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Keeps results that backward reads where a user may modify them: see `_Attention`. Returns what is to be
+    saved of them, as the last of all."""
+    ctx.versions = [None if x is None else x._version for x in results]
+    if _top_hooks(True) is not None:
+        ctx.kept = None
+        return results
+    # Detached: a result that its own node holds would never be freed.
+    ctx.kept = [None if x is None else x.detach() for x in results]
+    return ()
+
+
+def taken_back(ctx, saved: tuple) -> tuple[Any, tuple]:
+    """The results of `keep_aside`, or None where one was modified; and what else was saved."""
+    results = ctx.kept
+    if results is None:
+        count = len(ctx.versions)
+        saved, results = saved[:-count], saved[-count:]
+    elif not _retains_graph():
+        ctx.kept = None
+    for x, version in zip(results, ctx.versions):
+        if x is not None and x._version != version:
+            return None, saved
+    return results, saved
 
 
 # ---- under torch.func, and second derivatives ------------------------------------------------------------
@@ -397,12 +462,43 @@ def attention(
 ):
     """(out, attention) of checked arguments; attention means nothing unless asked for."""
     tensors = value, src, dst, attn, *edge, out_bias
+    flags = BIAS_AFTER * bias_after + FEAT_IN_KEY * feat_in_key + FEAT_IN_VALUE * feat_in_value
+    numbers = Numbers(float(slope), float(scale), float(dropout_p), flags)
+    if is_eager(value):
+        edges = return_attention or edge is not NO_EDGES and any(x is not None for x in edge)
+        backward = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+        positive = (
+            backward and score == "additive" and dst is not None and edge.edge_gate is None
+            and dst.requires_grad
+        )  # fmt: skip
+        _, heads, dim = value.shape
+        handle = graph._planner.handle(heads, dim, value.dtype, _LAYERS[score], schedule, edges, backward)
+        call = _ShortCall(graph, handle, score, numbers, return_attention, positive)
+        return _Attention.apply(call, *tensors) if backward else call.run(tensors)[:2]
+    return _slow_attention(graph, score, tensors, edge, numbers, return_attention, schedule)
+
+
+_PLAIN_TYPES = (Tensor, torch.nn.Parameter)
+
+
+def is_eager(x: Tensor) -> bool:
+    """Whether x is computed with at once, by itself: no compiler, transform or mode is at work."""
+    return (
+        not torch.compiler.is_compiling()
+        and type(x) in _PLAIN_TYPES
+        and not _transforms_active()
+        and forward_ad._current_level < 0
+        and not _num_dispatch_modes()
+        and not torch._is_functional_tensor(x)
+    )
+
+
+def _slow_attention(graph, score, tensors, edge, numbers, return_attention, schedule):
+    value, _, dst = tensors[:3]
     compiling = torch.compiler.is_compiling()
     in_transform = False
     if not compiling and (_transforms_active() or forward_ad._current_level >= 0):
         in_transform = transformed(*tensors)
-    flags = BIAS_AFTER * bias_after + FEAT_IN_KEY * feat_in_key + FEAT_IN_VALUE * feat_in_value
-    numbers = Numbers(float(slope), float(scale), float(dropout_p), flags)
     if in_transform and forward_ad._current_level >= 0:
         return _plain.attention(_plain.ends_of(graph), SCORES[score], numbers, Tensors(*tensors))
     # What torch.func differentiates by cannot be seen from within.

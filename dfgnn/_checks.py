@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from . import _library
-from ._arguments import EdgeArgs
+from ._arguments import NO_EDGES, EdgeArgs
 from ._edges import EdgeList
 from .graph import Graph
 
@@ -70,6 +70,15 @@ class Checker:
         if dropout_p > 0 and seed is None:
             seed = torch.randint(0, 2**62, (1,), device=self.device)
         seed = seed if dropout_p > 0 else None
+        if (
+            seed is None
+            and bias is None
+            and gate is None
+            and mask is None
+            and weight is None
+            and feat is None
+        ):
+            return NO_EDGES
         return EdgeArgs(bias, _column(gate), _column(mask), _column(weight), feat, seed)
 
     def _edge_tensors(self, heads, bias, gate, mask, weight, feat, feat_dim) -> None:

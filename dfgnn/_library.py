@@ -5,7 +5,9 @@ where it was built and torch has CUDA, even without a GPU; what keeps it from be
 :func:`require_cuda_library`, the first time that a CUDA tensor arrives.
 """
 
+import ctypes
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -54,6 +56,16 @@ _cuda_problem = _load_cuda()
 
 def has_cuda_library() -> bool:
     return _cuda_problem is None
+
+
+def graph_dropper(device_type: str) -> Callable[[int], None]:
+    """What frees a graph of ``torch.ops.dfgnn.graph_handle`` in the library of this kind of device."""
+    # Called past the dispatcher: garbage is collected under any mode.
+    drop = getattr(
+        ctypes.CDLL(str(DIRECTORY / f"libdfgnn_{device_type}.so")), f"dfgnn_drop_graph_{device_type}"
+    )
+    drop.argtypes, drop.restype = [ctypes.c_int64], None
+    return drop
 
 
 def require_cuda_library() -> None:

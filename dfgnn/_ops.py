@@ -56,10 +56,10 @@ def call(op, *args):
         with torch._C._AutoDispatchBelowAutograd():
             return op(*args)
     except RuntimeError as error:
-        raise _typed(error) from None
+        raise typed(error) from None
 
 
-def _typed(error: RuntimeError) -> RuntimeError:
+def typed(error: RuntimeError) -> RuntimeError:
     """The stable ABI, through which kernels allocate, hands on no types of errors (csrc/torch/checks.h)."""
     text = str(error)
     return torch.OutOfMemoryError(text) if "CUDA" in text and "out of memory" in text else error

@@ -1,10 +1,12 @@
 // Picks the kernels of the best instruction set that this processor has.
+#include <algorithm>
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
 
 #include "engine.h"
 #include "pages.h"
+#include "terms.h"
 
 namespace dfgnn::cpu {
 
@@ -14,18 +16,23 @@ namespace dfgnn::cpu {
 #define DFGNN_ISAS(apply) apply(base)
 #endif
 
-#define DFGNN_DECLARE(name)                              \
-  namespace name {                                       \
-  void forward(const ForwardParams&, const Parallel&);   \
-  void backward(const BackwardParams&, const Parallel&); \
-  void sddmm(const ProductParams&, const Parallel&);     \
-  void spmm(const ProductParams&, const Parallel&);      \
-  int64_t attention_parts(const Csr&);                   \
+#define DFGNN_DECLARE(name)                                         \
+  namespace name {                                                  \
+  void forward(const ForwardParams&, const Parallel&);              \
+  void backward(const BackwardParams&, const Parallel&);            \
+  void sddmm(const ProductParams&, const Parallel&);                \
+  void spmm(const ProductParams&, const Parallel&);                 \
+  int64_t attention_parts(const Csr&);                              \
+  void terms(const TermsParams&, const Parallel&);                  \
+  void terms_backward(const TermsBackwardParams&, const Parallel&); \
   }
 DFGNN_ISAS(DFGNN_DECLARE)
 #undef DFGNN_DECLARE
 
 namespace {
+
+// Rows that are worth a partial sum of their own.
+constexpr int64_t kTermsRows = 256;
 
 bool has_base() { return true; }
 #if !defined(DFGNN_BASE_ONLY)
@@ -46,12 +53,15 @@ struct Kernels {
   void (*sddmm)(const ProductParams&, const Parallel&);
   void (*spmm)(const ProductParams&, const Parallel&);
   int64_t (*attention_parts)(const Csr&);
+  void (*terms)(const TermsParams&, const Parallel&);
+  void (*terms_backward)(const TermsBackwardParams&, const Parallel&);
 };
 
 // Best first.
 constexpr Kernels kKernels[] = {
-#define DFGNN_ENTRY(name) \
-  {#name, has_##name, name::forward, name::backward, name::sddmm, name::spmm, name::attention_parts},
+#define DFGNN_ENTRY(name)                                                                                  \
+  {#name,      has_##name,           name::forward, name::backward,      name::sddmm,                      \
+   name::spmm, name::attention_parts, name::terms,   name::terms_backward},
     DFGNN_ISAS(DFGNN_ENTRY)
 #undef DFGNN_ENTRY
 };
@@ -120,6 +130,14 @@ bool in_range(const Csr& csr, int64_t num_edges) {
             (split.slot_begin <= split.slot_end) & (split.slot_end <= csr.num_slots);
   }
   return good;
+}
+
+void terms(const TermsParams& p, const Parallel& parallel) { kernels().terms(p, parallel); }
+void terms_backward(const TermsBackwardParams& p, const Parallel& parallel) {
+  kernels().terms_backward(p, parallel);
+}
+int64_t terms_parts(const TermsParams& p) {
+  return std::min<int64_t>((p.num_rows[0] + kTermsRows - 1) / kTermsRows, kMostTermsParts / 8);
 }
 
 int64_t attention_parts(const Csr& csr) { return kernels().attention_parts(csr); }

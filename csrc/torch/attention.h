@@ -20,9 +20,10 @@ struct PlanArgs {
 template <class Backend>
 struct Attention {
   static PlanArgs plan_args(const Checker& check, const Sizes& plan) {
-    check.require(plan.size() == sizeof(PlanArgs) / sizeof(int64_t),
-                  "plan: expected [num_slots, packed, heads_per_tile, num_rows, num_cols, num_edges], got ",
-                  to_string(plan));
+    if (plan.size() != sizeof(PlanArgs) / sizeof(int64_t))
+      check.require(false,
+                    "plan: expected [num_slots, packed, heads_per_tile, num_rows, num_cols, num_edges], got ",
+                    to_string(plan));
     for (int64_t number : plan) check.count("plan", number);
     return {plan[0], plan[1], plan[2], plan[3], plan[4], plan[5]};
   }
@@ -117,21 +118,20 @@ struct Attention {
   };
 
   // Checks them, makes them dense, and fills what ForwardParams and BackwardParams have in common.
+  // own_terms: of the additive score, whoever calls computes src and dst.
   template <class Params>
-  static void fill(const Checker& check, Inputs& in, Params& p, const Tensor& indices) {
+  static void fill(const Checker& check, Inputs& in, Params& p, int64_t edges, bool own_terms = false) {
     const ScalarType type = in.type(), acc = in.acc();
     check.require(in.score >= 0 && in.score <= 2, "score: expected 0 (additive), 1 (dot) or 2 (additive_v2)");
     check.count("num_dst", in.num_dst);
     check.require(in.flags >= 0 && in.flags < 2 * kFeatInValue, "flags: unknown ones: ", in.flags);
     check.tensor("value", in.value, {-1, -1, -1}, {type});
     for (int k = 0; k < 3; ++k) check.count("value: sizes", in.value.size(k));
-    check.tensor("indices", indices, {-1}, {ScalarType::Int});
-    const int64_t n = in.num_src(), m = in.num_dst, h = in.heads(), dv = in.value_dim(),
-                  edges = indices.size(0);
+    const int64_t n = in.num_src(), m = in.num_dst, h = in.heads(), dv = in.value_dim();
     p.score = Score(in.score);
     p.dtype = dtype_of(check.op(), in.value);
     if (p.score == Score::additive) {
-      check.require(in.src && !in.attn, "additive: expected src and dst terms only");
+      check.require((in.src || own_terms) && !in.attn, "additive: expected src and dst terms only");
       check.tensor("src", in.src, {n, h}, {acc});
       check.tensor("dst", in.dst, {m, h}, {acc});
     } else if (p.score == Score::dot) {
@@ -201,6 +201,33 @@ struct Attention {
     return e;
   }
 
+  // Launches forward, once `p` has its inputs, its plan and the places of what backward needs.
+  struct Outputs {
+    Tensor out;
+    OptTensor attention;
+  };
+  static Outputs run_forward(const Checker& check, const Inputs& in, ForwardParams& p,
+                             bool return_attention) {
+    check_tiles(check, p, p.csr);
+    check.require(!p.csr.tiles || !return_attention, "tiles: expected no returned attention");
+    const Tensor& value = in.value;
+    const ScalarType type = in.type(), acc = in.acc();
+    const int64_t h = in.heads(), dv = in.value_dim(), slots = p.csr.num_slots;
+    Tensor out = make(value, {in.num_dst, h, dv}, type);
+    OptTensor attention = optional(p.attention, return_attention, value, {p.shape.num_edges, h}, acc);
+    p.out = out.mutable_data_ptr(), p.out_bias = data(in.out_bias);
+    Workspace scratch;
+    scratch.add(p.partial_out, slots, {slots, h, dv}, acc);
+    scratch.add(p.partial_stats, slots, {slots, h, 3}, acc);
+    scratch.add(p.partial_positive, slots && p.positive, {slots, h, dv}, acc);
+    const OptTensor memory = scratch.make(value);
+    Backend::forward(p, value);
+    if (in.out_bias && !Backend::kAddsBias)
+      out =
+          allocate(out, sizes_of(out), type, [&] { return torch::stable::subtract(out, *in.out_bias, -1); });
+    return {out, attention};
+  }
+
   static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
       int64_t score, Tensor value, OptTensor src, OptTensor dst, OptTensor attn, OptTensor edge_bias,
       OptTensor edge_gate, OptTensor edge_mask, OptTensor edge_weight, OptTensor edge_feat, OptTensor seed,
@@ -214,28 +241,107 @@ struct Attention {
               edge_gate, edge_mask,      edge_weight, edge_feat, seed, out_bias,
               num_dst,   negative_slope, scale,       dropout_p, flags};
     ForwardParams p{};
-    fill(check, in, p, indices);
+    check.tensor("indices", indices, {-1}, {ScalarType::Int});
+    fill(check, in, p, indices.size(0));
     p.csr = csr(check, "indices", indices, eids, items, splits, plan, tiles, num_dst, in.num_src());
-    check_tiles(check, p, p.csr);
-    check.require(!tiles || !return_attention, "tiles: expected no returned attention");
     check.require(!save_positive || p.score == Score::additive, "save_positive: additive only");
 
     const ScalarType type = in.type(), acc = in.acc();
-    const int64_t h = in.heads(), dv = in.value_dim(), slots = p.csr.num_slots;
-    Tensor out = make(value, {num_dst, h, dv}, type), stats = make(value, {num_dst, h, 2}, acc);
-    Tensor positive = optional(p.positive, save_positive, value, {num_dst, h, dv}, type);
-    Tensor mass = optional(p.positive_mass, save_positive, value, {num_dst, h}, acc);
-    Tensor attention = optional(p.attention, return_attention, value, {indices.size(0), h}, acc);
-    p.out = out.mutable_data_ptr(), p.stats = stats.mutable_data_ptr(), p.out_bias = data(in.out_bias);
-    const OptTensor partial_out = scratch(p.partial_out, slots, value, {slots, h, dv}, acc);
-    const OptTensor partial_stats = scratch(p.partial_stats, slots, value, {slots, h, 3}, acc);
-    const OptTensor partial_positive =
-        scratch(p.partial_positive, slots && save_positive, value, {slots, h, dv}, acc);
-    Backend::forward(p, value);
-    if (out_bias && !Backend::kAddsBias)
-      out =
-          allocate(out, sizes_of(out), type, [&] { return torch::stable::subtract(out, *in.out_bias, -1); });
-    return {out, stats, positive, mass, attention};
+    const int64_t h = in.heads(), dv = in.value_dim();
+    Tensor stats = make(value, {num_dst, h, 2}, acc);
+    p.stats = stats.mutable_data_ptr();
+    const OptTensor positive = optional(p.positive, save_positive, value, {num_dst, h, dv}, type);
+    const OptTensor mass = optional(p.positive_mass, save_positive, value, {num_dst, h}, acc);
+    const Outputs made = run_forward(check, in, p, return_attention);
+    return {made.out, stats, or_empty(positive, value, type), or_empty(mass, value, acc),
+            or_empty(made.attention, value, acc)};
+  }
+
+  // The gradients that were asked for.
+  struct Gradients {
+    Tensor value;
+    OptTensor src, dst, attn, bias, gate, weight, feat;
+  };
+  // How backward gets the gradient of dst, of the additive score: from what forward kept of edges with z > 0,
+  // or from a sum over the edges of each row.
+  struct WayOfDst {
+    bool need, sum_rows, from_positive;
+  };
+  static WayOfDst way_of_dst(const Inputs& in, bool grad_attention, int64_t bits) {
+    const bool additive = Score(in.score) == Score::additive;
+    const bool need = !additive || (in.dst && (bits & kNeedDst));
+    const bool sum_rows = additive && need && (grad_attention || in.gate);
+    return {need, sum_rows, additive && need && !sum_rows};
+  }
+
+  // Checks what backward gets beside the inputs, and fills it in.
+  static void fill_backward(const Checker& check, const Inputs& in, BackwardParams& p, Tensor& grad_out,
+                            Tensor& out, OptTensor& grad_attention, OptTensor& attention) {
+    const ScalarType type = in.type(), acc = in.acc();
+    const int64_t m = in.num_dst, h = in.heads(), dv = in.value_dim(), edges = p.shape.num_edges;
+    check.tensor("grad_out", grad_out, {m, h, dv}, {type});
+    check.tensor("out", out, {m, h, dv}, {type});
+    check.tensor("grad_attention", grad_attention, {edges, h}, {acc});
+    check.require(!grad_attention || attention, "attention: needed with grad_attention");
+    if (grad_attention) check.tensor("attention", attention, {edges, h}, {acc});
+    out = dense(out), grad_out = dense(grad_out);
+    p.out = data(out), p.out_bias = data(in.out_bias), p.grad_out = data(grad_out);
+    if (grad_attention) {
+      attention = dense(attention), grad_attention = dense(grad_attention);
+      p.attention = data(attention), p.grad_attention = data(grad_attention);
+    }
+  }
+
+  // Launches backward, once `p` has its inputs, its plans and what forward kept.
+  static Gradients run_backward(const Checker& check, const Inputs& in, BackwardParams& p,
+                                const WayOfDst& way, int64_t need) {
+    check_tiles(check, p, p.csr);
+    check_tiles(check, p, p.reverse);
+    const bool tiles = p.csr.tiles || p.reverse.tiles, gamma = p.grad_attention;
+    check.require(!tiles || !gamma, "tiles: expected no gradient of the attention");
+    const Tensor& value = in.value;
+    const ScalarType type = in.type(), acc = in.acc();
+    const int64_t n = in.num_src(), m = in.num_dst, h = in.heads(), d = in.dim(), dv = in.value_dim(),
+                  edges = p.shape.num_edges;
+    const bool additive = p.score == Score::additive, dot = p.score == Score::dot;
+
+    p.attn_parts = dot || additive || !edges ? 0 : Backend::attention_parts(p);
+    Gradients g{make(value, {n, h, dv}, type)};
+    p.grad_value = g.value.mutable_data_ptr();
+    const Sizes src_size = additive ? Sizes{n, h} : Sizes{n, h, d},
+                dst_size = additive ? Sizes{m, h} : Sizes{m, h, d};
+    const ScalarType ends = additive ? acc : type;
+    g.src = optional(additive ? p.grad_alpha_src : p.grad_key, additive || dot, value, src_size, ends);
+    g.dst = optional(additive ? p.grad_alpha_dst : p.grad_query, way.need, value, dst_size, ends);
+    g.attn = optional(p.grad_attn, p.score == Score::additive_v2, value, {p.attn_parts, h, dv}, acc);
+    const bool fold = Backend::kSumsAttention && p.attn_parts;
+    OptTensor attn_sums = optional(p.attn_sums, fold, value, {kAttnSums, h, dv}, acc);
+    g.bias = optional(p.grad_bias, in.bias && (need & kNeedBias), value, {edges, h}, acc);
+    g.gate = optional(p.grad_gate, in.gate && (need & kNeedGate), value, {edges, h}, acc);
+    g.weight = optional(p.grad_weight, in.weight && (need & kNeedWeight), value, {edges, h}, acc);
+    const bool need_feat = in.feat && (need & kNeedFeat);
+    g.feat = optional(p.grad_feat, need_feat, value, need_feat ? sizes_of(*in.feat) : Sizes{}, type);
+    if (edges == 0) {
+      g.value = torch::stable::zero_(g.value);
+      for (OptTensor* t : {&g.src, &g.dst})
+        if (*t) *t = torch::stable::zero_(**t);
+      return g;
+    }
+
+    const int64_t slots = p.csr.num_slots, rev_slots = p.reverse.num_slots;
+    Workspace scratch;
+    scratch.add(p.node_stats, true, {m, h, 4}, acc);
+    scratch.add(p.grad_raw, way.sum_rows, {edges, h}, acc);
+    scratch.add(p.row_sums, gamma, {m, h}, acc);
+    scratch.add(p.partial_sums, gamma || way.sum_rows, {slots, h}, acc);
+    scratch.add(p.partial_query, slots && !additive, {slots, h, d}, acc);
+    scratch.add(p.partial_key, rev_slots && dot, {rev_slots, h, d}, acc);
+    scratch.add(p.partial_value, rev_slots, {rev_slots, h, dv}, acc);
+    scratch.add(p.partial_alpha, rev_slots && additive, {rev_slots, h}, acc);
+    const OptTensor memory = scratch.make(value);
+    Backend::backward(p, value);
+    if (fold) g.attn = attn_sums;
+    return g;
   }
 
   static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
@@ -249,85 +355,45 @@ struct Attention {
     const typename Backend::Scope scope(value);
     const Checker check("dfgnn::attention_backward", value);
     check.tensor("grad_out", grad_out, {-1, -1, -1}, {value.scalar_type()});
-    const int64_t m = grad_out.size(0), edges = indices.size(0);
-    check.require(need >= 0 && need < 2 * kNeedFeat, "need: unknown bits: ", need);
+    check.tensor("indices", indices, {-1}, {ScalarType::Int});
+    const int64_t m = grad_out.size(0);
+    check_need(check, need);
     Inputs in{score,     value, src,      dst, attn,           edge_bias, edge_gate, edge_mask, edge_weight,
               edge_feat, seed,  out_bias, m,   negative_slope, scale,     dropout_p, flags};
     BackwardParams p{};
-    fill(check, in, p, indices);
+    fill(check, in, p, indices.size(0));
+    fill_backward(check, in, p, grad_out, out, grad_attention, attention);
     const ScalarType type = in.type(), acc = in.acc();
-    const int64_t n = in.num_src(), h = in.heads(), d = in.dim(), dv = in.value_dim();
-    check.tensor("grad_out", grad_out, {m, h, dv}, {type});
-    check.tensor("out", out, {m, h, dv}, {type});
+    const int64_t h = in.heads(), dv = in.value_dim();
     check.tensor("stats", stats, {m, h, 2}, {acc});
-    check.tensor("grad_attention", grad_attention, {edges, h}, {acc});
-    check.require(!grad_attention || attention, "attention: needed with grad_attention");
-    if (grad_attention) check.tensor("attention", attention, {edges, h}, {acc});
-    const bool additive = p.score == Score::additive, dot = p.score == Score::dot;
-    const bool need_dst = !additive || (dst && (need & kNeedDst));
-    const bool sum_rows = additive && need_dst && (grad_attention || edge_gate);
-    const bool from_positive = additive && need_dst && !sum_rows;
-    check.require(!from_positive || (positive && positive_mass), "positive: needed for the gradient of dst");
-    if (from_positive) {
+    stats = dense(stats), p.stats = data(stats);
+    const WayOfDst way = way_of_dst(in, grad_attention.has_value(), need);
+    check.require(!way.from_positive || (positive && positive_mass),
+                  "positive: needed for the gradient of dst");
+    if (way.from_positive) {
       check.tensor("positive", positive, {m, h, dv}, {type});
       check.tensor("positive_mass", positive_mass, {m, h}, {acc});
-    }
-    p.csr = csr(check, "indices", indices, eids, items, splits, plan, tiles, m, n);
-    p.reverse =
-        reverse_csr(check, rev_indices, rev_eids, rev_items, rev_splits, rev_plan, rev_tiles, p.shape);
-    check_tiles(check, p, p.csr);
-    check_tiles(check, p, p.reverse);
-    check.require(!(tiles || rev_tiles) || !grad_attention, "tiles: expected no gradient of the attention");
-    out = dense(out), stats = dense(stats), grad_out = dense(grad_out);
-    p.out = data(out), p.out_bias = data(in.out_bias), p.stats = data(stats), p.grad_out = data(grad_out);
-    if (from_positive) {
       positive = dense(positive), positive_mass = dense(positive_mass);
       p.positive = data(positive), p.positive_mass = data(positive_mass);
     }
-    if (grad_attention) {
-      attention = dense(attention), grad_attention = dense(grad_attention);
-      p.attention = data(attention), p.grad_attention = data(grad_attention);
-    }
+    p.csr = csr(check, "indices", indices, eids, items, splits, plan, tiles, m, in.num_src());
+    p.reverse =
+        reverse_csr(check, rev_indices, rev_eids, rev_items, rev_splits, rev_plan, rev_tiles, p.shape);
+    const Gradients g = run_backward(check, in, p, way, need);
+    const bool additive = p.score == Score::additive;
+    const OptTensor attn_parts = g.attn ? g.attn : OptTensor(make(value, {0, h, dv}, acc));
+    return {g.value,
+            or_empty(g.src, value, type),
+            or_empty(g.dst, value, additive ? acc : type),
+            *attn_parts,
+            or_empty(g.bias, value, acc),
+            or_empty(g.gate, value, acc),
+            or_empty(g.weight, value, acc),
+            or_empty(g.feat, value, type)};
+  }
 
-    p.attn_parts = dot || additive || !edges ? 0 : Backend::attention_parts(p);
-    Tensor grad_value = make(value, {n, h, dv}, type);
-    p.grad_value = grad_value.mutable_data_ptr();
-    const Sizes src_size = additive ? Sizes{n, h} : Sizes{n, h, d},
-                dst_size = additive ? Sizes{m, h} : Sizes{m, h, d};
-    Tensor grad_src = optional(additive ? p.grad_alpha_src : p.grad_key, additive || dot, value, src_size,
-                               additive ? acc : type);
-    Tensor grad_dst = optional(additive ? p.grad_alpha_dst : p.grad_query, need_dst, value, dst_size,
-                               additive ? acc : type);
-    Tensor grad_attn = make(value, {p.attn_parts, h, dv}, acc);
-    p.grad_attn = grad_attn.mutable_data_ptr();
-    const bool fold = Backend::kSumsAttention && p.attn_parts;
-    Tensor attn_sums = optional(p.attn_sums, fold, value, {kAttnSums, h, dv}, acc);
-    Tensor grad_bias = optional(p.grad_bias, edge_bias && (need & kNeedBias), value, {edges, h}, acc);
-    Tensor grad_gate = optional(p.grad_gate, edge_gate && (need & kNeedGate), value, {edges, h}, acc);
-    Tensor grad_weight = optional(p.grad_weight, edge_weight && (need & kNeedWeight), value, {edges, h}, acc);
-    const Sizes feat_size = edge_feat ? sizes_of(*edge_feat) : Sizes{0};
-    Tensor grad_feat = optional(p.grad_feat, edge_feat && (need & kNeedFeat), value, feat_size, type);
-    if (edges == 0) {
-      for (Tensor* t : {&grad_value, &grad_src, &grad_dst})
-        if (t->numel()) *t = torch::stable::zero_(*t);
-      return {grad_value, grad_src, grad_dst, grad_attn, grad_bias, grad_gate, grad_weight, grad_feat};
-    }
-
-    const OptTensor grad_raw = scratch(p.grad_raw, sum_rows, value, {edges, h}, acc);
-    const Tensor node_stats = make(value, {m, h, 4}, acc);
-    p.node_stats = node_stats.mutable_data_ptr();
-    const bool sums = grad_attention.has_value() || sum_rows;
-    const OptTensor row_sums = scratch(p.row_sums, grad_attention.has_value(), value, {m, h}, acc);
-    const OptTensor partial_sums = scratch(p.partial_sums, sums, value, {p.csr.num_slots, h}, acc);
-    const int64_t slots = p.csr.num_slots, rev_slots = p.reverse.num_slots;
-    const OptTensor partial_query = scratch(p.partial_query, slots && !additive, value, {slots, h, d}, acc);
-    const OptTensor partial_key = scratch(p.partial_key, rev_slots && dot, value, {rev_slots, h, d}, acc);
-    const OptTensor partial_value = scratch(p.partial_value, rev_slots, value, {rev_slots, h, dv}, acc);
-    const OptTensor partial_alpha =
-        scratch(p.partial_alpha, rev_slots && additive, value, {rev_slots, h}, acc);
-    Backend::backward(p, value);
-    if (fold) grad_attn = attn_sums;
-    return {grad_value, grad_src, grad_dst, grad_attn, grad_bias, grad_gate, grad_weight, grad_feat};
+  static void check_need(const Checker& check, int64_t need) {
+    check.require(need >= 0 && need < 2 * kNeedFeat, "need: unknown bits: ", need);
   }
 
   static ProductParams product(const Checker& check, const Tensor& feat, int64_t num_rows,
@@ -373,8 +439,8 @@ struct Attention {
     check.tensor("weight", weight, {indices.size(0), feat.size(1)}, {feat.scalar_type()});
     Tensor out = make(feat, {num_rows, feat.size(1), feat.size(2)}, feat.scalar_type());
     const int64_t slots = p.csr.num_slots;
-    const OptTensor partial = scratch(p.partial_out, slots, feat, {slots, feat.size(1), feat.size(2)},
-                                      acc_type(feat.scalar_type()));
+    const OptTensor partial = optional(p.partial_out, slots, feat, {slots, feat.size(1), feat.size(2)},
+                                       acc_type(feat.scalar_type()));
     p.weight = data(weight), p.out = out.mutable_data_ptr();
     Backend::spmm(p, feat);
     return out;

@@ -1,8 +1,9 @@
 // Schemas of all operators, and their CPU backend.
 #include "../core/layout.h"
 #include "../cpu/engine.h"
-#include "attention.h"
+#include "../cpu/terms.h"
 #include "parallel.h"
+#include "planned.h"
 #include "schemas.h"
 
 namespace dfgnn {
@@ -25,6 +26,11 @@ struct CpuBackend {
   static constexpr bool kSumsAttention = false;
   static constexpr bool kAddsBias = true;
   static int64_t attention_parts(const BackwardParams& p) { return cpu::attention_parts(p.csr); }
+  static void terms(const TermsParams& p, const Tensor&) { cpu::terms(p, parallel()); }
+  static void terms_backward(const TermsBackwardParams& p, const Tensor&) {
+    cpu::terms_backward(p, parallel());
+  }
+  static int64_t terms_parts(const TermsParams& p) { return cpu::terms_parts(p); }
   static void sddmm(const ProductParams& p, const Tensor&) { cpu::sddmm(p, parallel()); }
   static void spmm(const ProductParams& p, const Tensor&) { cpu::spmm(p, parallel()); }
 };
@@ -70,6 +76,7 @@ STABLE_TORCH_LIBRARY(dfgnn, m) {
        {dfgnn::kForward, dfgnn::kBackward, dfgnn::kSddmm, dfgnn::kSpmm, dfgnn::kGatherSum, dfgnn::kConstants})
     m.def(schema);
   for (const char* schema : dfgnn::kPlanning) m.def(schema);
+  for (const char* schema : dfgnn::kPlanned) m.def(schema);
 }
 
 // No tensor says which backend is meant.
@@ -77,4 +84,8 @@ STABLE_TORCH_LIBRARY_IMPL(dfgnn, CompositeExplicitAutograd, m) {
   m.impl("constants", TORCH_BOX(&dfgnn::constants));
 }
 
-STABLE_TORCH_LIBRARY_IMPL(dfgnn, CPU, m) { dfgnn::Attention<dfgnn::CpuBackend>::register_ops(m); }
+STABLE_TORCH_LIBRARY_IMPL(dfgnn, CPU, m) { dfgnn::Planned<dfgnn::CpuBackend>::register_ops(m); }
+
+extern "C" __attribute__((visibility("default"))) void dfgnn_drop_graph_cpu(int64_t number) {
+  dfgnn::Planned<dfgnn::CpuBackend>::drop_graph(number);
+}

@@ -4,7 +4,8 @@
 #include <torch/headeronly/util/shim_utils.h>
 
 #include "../cuda/engine.h"
-#include "attention.h"
+#include "../cuda/terms.h"
+#include "planned.h"
 
 namespace dfgnn {
 namespace {
@@ -44,6 +45,11 @@ struct CudaBackend {
   static constexpr bool kSumsAttention = true;
   static constexpr bool kAddsBias = false;
   static int64_t attention_parts(const BackwardParams& p) { return cuda::attention_parts(p); }
+  static void terms(const TermsParams& p, const Tensor& t) { launched(cuda::terms(p, stream(t))); }
+  static void terms_backward(const TermsBackwardParams& p, const Tensor& t) {
+    launched(cuda::terms_backward(p, stream(t)));
+  }
+  static int64_t terms_parts(const TermsParams& p) { return cuda::terms_parts(p); }
   static void sddmm(const ProductParams& p, const Tensor& t) { launched(cuda::sddmm(p, stream(t))); }
   static void spmm(const ProductParams& p, const Tensor& t) { launched(cuda::spmm(p, stream(t))); }
 
@@ -205,7 +211,7 @@ struct CudaBackend {
 }  // namespace dfgnn
 
 STABLE_TORCH_LIBRARY_IMPL(dfgnn, CUDA, m) {
-  dfgnn::Attention<dfgnn::CudaBackend>::register_ops(m);
+  dfgnn::Planned<dfgnn::CudaBackend>::register_ops(m);
   m.impl("gather_sum", TORCH_BOX(&dfgnn::CudaBackend::gather_sum));
   m.impl("plan_rows", TORCH_BOX(&dfgnn::CudaBackend::plan_rows));
   m.impl("plan_windows", TORCH_BOX(&dfgnn::CudaBackend::plan_windows));
@@ -214,4 +220,8 @@ STABLE_TORCH_LIBRARY_IMPL(dfgnn, CUDA, m) {
   m.impl("sharing", TORCH_BOX(&dfgnn::CudaBackend::sharing));
   m.impl("tile_counts", TORCH_BOX(&dfgnn::CudaBackend::tile_counts));
   m.impl("tiles", TORCH_BOX(&dfgnn::CudaBackend::tiles));
+}
+
+extern "C" __attribute__((visibility("default"))) void dfgnn_drop_graph_cuda(int64_t number) {
+  dfgnn::Planned<dfgnn::CudaBackend>::drop_graph(number);
 }

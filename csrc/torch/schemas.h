@@ -39,6 +39,30 @@ inline constexpr const char* kBackward =
     " -> (Tensor grad_value, Tensor grad_src, Tensor grad_dst, Tensor grad_attn, Tensor grad_bias, "
     "Tensor grad_gate, Tensor grad_weight, Tensor grad_feat)";
 
+// Of eager calls (planned.h). graph: the number of a graph that graph_handle gave, until dfgnn_drop_graph_... of
+// that library. kept: what backward needs beside out. score_terms: the sums over the last dimension of feat
+// [N, H, D] times attn [.., H, D]; gat: additive attention with these terms, where the destinations are the
+// first rows of feat. Either takes feat, grad_out, out and out_bias with heads and columns in one dimension,
+// too; attend, if heads is not 0, takes and gives all features so.
+inline constexpr const char* kPlanned[] = {
+    "graph_handle(" DFGNN_GRAPH ", " DFGNN_REVERSE ", " DFGNN_TILES ") -> int",
+    "attend(int graph, int heads, " DFGNN_ENDS ", " DFGNN_EDGE ", " DFGNN_NUMBERS
+    ", bool return_attention, bool save_positive) -> (Tensor out, Tensor kept, Tensor? attention)",
+    "attend_backward(int graph, int heads, Tensor grad_out, Tensor? grad_attention, " DFGNN_ENDS ", " DFGNN_EDGE
+    ", Tensor out, Tensor kept, bool has_positive, Tensor? attention, " DFGNN_NUMBERS
+    ", int need)"
+    " -> (Tensor grad_value, Tensor? grad_src, Tensor? grad_dst, Tensor? grad_attn, Tensor? grad_bias, "
+    "Tensor? grad_gate, Tensor? grad_weight, Tensor? grad_feat)",
+    "score_terms(Tensor feat, Tensor attn_src, Tensor attn_dst, SymInt num_dst) -> (Tensor src, Tensor dst)",
+    "score_terms_backward(Tensor grad_src, Tensor grad_dst, Tensor feat, Tensor attn_src, Tensor attn_dst)"
+    " -> (Tensor grad_feat, Tensor grad_attn_src, Tensor grad_attn_dst)",
+    "gat(int graph, Tensor feat, Tensor attn_src, Tensor attn_dst, Tensor? seed, Tensor? out_bias, "
+    "float negative_slope, float dropout_p, bool train) -> (Tensor out, Tensor kept)",
+    "gat_backward(int graph, Tensor grad_out, Tensor feat, Tensor attn_src, Tensor attn_dst, Tensor? seed, "
+    "Tensor? out_bias, Tensor out, Tensor kept, float negative_slope, float dropout_p)"
+    " -> (Tensor grad_feat, Tensor grad_attn_src, Tensor grad_attn_dst, Tensor? grad_bias)",
+};
+
 inline constexpr const char* kSddmm = "sddmm(Tensor row_feat, Tensor feat, " DFGNN_GRAPH ") -> Tensor";
 inline constexpr const char* kSpmm =
     "spmm(Tensor weight, Tensor feat, " DFGNN_GRAPH ", int num_rows) -> Tensor";

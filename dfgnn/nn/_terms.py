@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -31,9 +33,22 @@ def all_hooked() -> bool:
 def is_plain(linear: nn.Module) -> bool:
     """Whether the output of ``linear`` is x W^T with an ordinary tensor W: nothing hangs on it, it has no
     parametrization and no bias, and its weight is no subclass of Tensor (quantised, say)."""
-    if type(linear) not in LINEAR or linear.bias is not None or not is_untouched(linear) or all_hooked():
-        return False
-    return type(linear.weight) in (nn.Parameter, Tensor)
+    plain = plain_linear(linear)
+    return plain is not None and plain[1] is None
+
+
+def plain_linear(linear: Any) -> tuple[Tensor, Tensor | None] | None:
+    """The weight and the bias of which the output of ``linear`` is x W^T + b, as `is_plain`; or None."""
+    if type(linear) not in LINEAR or not is_untouched(linear) or all_hooked():
+        return None
+    parameters = linear._parameters
+    weight, bias = parameters.get("weight"), parameters.get("bias")
+    # No parameter: a parametrization, or a plain tensor in its place.
+    if type(weight) is not nn.Parameter and type(weight := linear.weight) is not Tensor:
+        return None
+    if bias is None:
+        bias = linear.bias
+    return None if type(bias) not in (nn.Parameter, Tensor, type(None)) else (weight, bias)
 
 
 def folds(linear: nn.Module, x: Tensor, width: int) -> bool:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import functional
+from ._at_once import dot_at_once
 from ._graph import split_ends
 from ._layer import AttentionLayer, dropout_p
 
@@ -99,6 +100,14 @@ class GraphTransformerConv(AttentionLayer):
         self.falls_back(graph)  # raises where attn_drop is more than a Dropout
         fused = self._graph(graph)
         h_src, h_dst = split_ends(fused, feat, self.feat_drop)
+        no_edges = edge_bias is None and edge_weight is None
+        if no_edges and not get_attention and self.attention is functional.dot_attention:
+            out = dot_at_once(
+                fused, h_src, None if h_dst is h_src else h_dst, self.fc_value, self.fc_key, self.fc_query,
+                self, dropout_p(self.attn_drop),
+            )  # fmt: skip
+            if out is not None:
+                return self._heads(out)
         prefix = h_src.shape[1:-1]
         ends = (self.fc_query, h_dst), (self.fc_key, h_src), (self.fc_value, h_src)
         result = self.attention(

@@ -9,7 +9,7 @@ from operator import index
 
 import torch
 
-from .._arguments import GraphArgs
+from .._arguments import GraphArgs, GraphHandle
 from .._compile import not_compiled, untraced
 from .._structure import Structure
 from . import choose
@@ -31,6 +31,8 @@ class Planner:
         self._directions: dict[bool, Direction] = {}
         self._plans: dict[tuple[Shape, bool, str, bool], Plan] = {}
         self._arguments: dict[tuple[Shape, str, bool, bool], GraphArgs] = {}
+        # By heads, dim, dtype, layer, schedule, edges and backward.
+        self.handles: dict[tuple[int, int, torch.dtype, str, str, bool, bool], GraphHandle] = {}
 
     def plan(self, shape: Shape, reverse: bool = False, schedule: str = "auto", edges: bool = False) -> Plan:
         """reverse: over sources, as backward walks. schedule, edges: see `choose.plan`."""
@@ -72,6 +74,27 @@ class Planner:
         found = self._arguments.get((shape, schedule, edges, backward))
         return self._make_arguments(shape, schedule, edges, backward) if found is None else found
 
+    def handle(
+        self, num_heads: int, head_dim: int, dtype: torch.dtype, layer: str, schedule: str, edges: bool,
+        backward: bool,
+    ) -> GraphHandle:  # fmt: skip
+        """`arguments` as the operators of eager calls take them."""
+        found = self.handles.get((num_heads, head_dim, dtype, layer, schedule, edges, backward))
+        if found is not None:
+            return found
+        return self._make_handle(num_heads, head_dim, dtype, layer, schedule, edges, backward)
+
+    @not_compiled
+    def _make_handle(self, num_heads, head_dim, dtype, layer, schedule, edges, backward) -> GraphHandle:
+        kept = self.handles  # as below
+        args = self.arguments(
+            num_heads, head_dim, dtype, layer, schedule=schedule, edges=edges, backward=backward
+        )
+        with untraced(self.structure.indices):
+            found = GraphHandle(args)
+        kept[num_heads, head_dim, dtype, layer, schedule, edges, backward] = found
+        return found
+
     @not_compiled
     def _make_arguments(self, shape: Shape, schedule: str, edges: bool, backward: bool) -> GraphArgs:
         kept = self._arguments  # before the plans are looked up: see `adopt`
@@ -99,7 +122,7 @@ class Planner:
         plan = replace(self.plan(shape, reverse, schedule), why=why)
         for edges in (False,) if plan.tiles is not None else (False, True):
             self._plans[shape, reverse, "auto", edges] = plan
-        self._arguments = {}  # a new one: who is at it in another thread may still fill the old one
+        self._arguments, self.handles = {}, {}  # new ones: other threads may still fill the old ones
         return plan
 
     @contextmanager
@@ -111,7 +134,7 @@ class Planner:
         try:
             yield
         finally:
-            self._plans, self._directions, self._arguments = plans, directions, {}
+            self._plans, self._directions, self._arguments, self.handles = plans, directions, {}, {}
 
 
 def plan(

@@ -24,13 +24,14 @@ _edges
 _checks _autograd
 _flex
 functional
+_layers
 nn
 __init__
 env
 bench
 """
 # Folders of csrc/, and what each may include beside itself and the standard library.
-SEES = {"core": "", "cpu": "core", "cuda": "core", "torch": "core cpu/engine.h cpu/structure.h cuda/engine.h"}
+SEES = {"core": "", "cpu": "core", "cuda": "core", "torch": "core cpu/engine.h cpu/structure.h cpu/terms.h cuda/engine.h cuda/terms.h"}
 
 
 def test_the_page_has_these_rooms():

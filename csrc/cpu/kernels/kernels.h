@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpu/engine.h"
+#include "cpu/terms.h"
 
 namespace dfgnn::cpu::DFGNN_ISA {
 
@@ -10,5 +11,7 @@ void backward(const BackwardParams&, const Parallel&);
 void sddmm(const ProductParams&, const Parallel&);
 void spmm(const ProductParams&, const Parallel&);
 int64_t attention_parts(const Csr&);
+void terms(const TermsParams&, const Parallel&);
+void terms_backward(const TermsBackwardParams&, const Parallel&);
 
 }  // namespace dfgnn::cpu::DFGNN_ISA

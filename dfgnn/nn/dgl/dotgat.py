@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ... import functional
+from .._at_once import dot_at_once
 from .._graph import split_ends
 from .._layer import AttentionLayer
 
@@ -74,11 +75,15 @@ class DotGatConv(AttentionLayer):
         h_src, h_dst = split_ends(fused, feat, nn.Identity())
         prefix = h_src.shape[1:-1]
         fc_src, fc_dst = self._projections()
+        one = fc_src is fc_dst and not isinstance(feat, tuple)
+        if not get_attention and self.attention is functional.dot_attention:
+            out = dot_at_once(
+                fused, h_src, None if one else h_dst, fc_src, None, None if one else fc_dst, self
+            )
+            if out is not None:
+                return self._heads(out)
         feat_src = self._heads(fc_src(h_src)).flatten(1, -2)
-        if fc_src is fc_dst and not isinstance(feat, tuple):
-            feat_dst = feat_src[: fused.num_dst]
-        else:
-            feat_dst = self._heads(fc_dst(h_dst)).flatten(1, -2)
+        feat_dst = feat_src[: fused.num_dst] if one else self._heads(fc_dst(h_dst)).flatten(1, -2)
         result = self.attention(fused, feat_dst, feat_src, feat_src, return_attention=get_attention)
         out, attention = self._unpack(result, prefix)
         return (out, attention) if get_attention else out

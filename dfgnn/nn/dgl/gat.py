@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from ... import functional
+from ..._layers import can_fuse, gat_layer
 from ...graph import Graph
+from .._at_once import are_plain, under_autocast
 from .._graph import split_ends
 from .._layer import LeakyLayer, dropout_p, xavier
-from .._terms import folded_terms, folds
+from .._terms import folded_terms, folds, plain_linear
 
 
 class AdditiveConv(LeakyLayer):
@@ -75,6 +77,24 @@ class AdditiveConv(LeakyLayer):
         )
         out, attention = self._unpack(result, prefix)
         return (out if bias is None else out + bias), attention
+
+    def _at_once(self, graph: Graph, x: Tensor) -> Tensor | None:
+        """out ``[N_dst, H, D]`` with the bias, where `gat_layer` gives it; else None."""
+        if torch.compiler.is_compiling() or self.attention is not functional.gat_attention:
+            return None
+        plain = plain_linear(self._projections()[0])
+        if plain is None or plain[1] is not None:
+            return None
+        vectors, bias = (self.attn_l, self.attn_r), self.bias
+        x, weight = under_autocast(x, plain[0])
+        if not (can_fuse(graph, x, weight) and are_plain(x, (*vectors, bias), (x.dtype, torch.float32))):
+            return None
+        inner = bias if bias is not None and bias.dtype is x.dtype else None
+        out = gat_layer(
+            graph, x, weight, *vectors, inner, negative_slope=self.negative_slope,
+            dropout_p=dropout_p(self.attn_drop),
+        )  # fmt: skip
+        return self._heads(out if bias is None or inner is bias else out + bias)
 
     def _finish(self, out: Tensor, h_dst: Tensor) -> Tensor:
         if self.res_fc is not None:
@@ -197,6 +217,10 @@ class GATConv(AdditiveConv):
         fused = self._graph(graph)
         h_src, h_dst = split_ends(fused, feat, self.feat_drop)
         shared = not isinstance(feat, tuple)
+        if shared and edge_weight is None and not get_attention:
+            at_once = self._at_once(fused, h_src)
+            if at_once is not None:
+                return self._finish(at_once, h_dst)
         out, attention = self._attend(fused, h_src, h_dst, shared, get_attention, edge_weight=edge_weight)
         out = self._finish(out, h_dst)
         return (out, attention) if get_attention else out

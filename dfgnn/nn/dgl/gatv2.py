@@ -9,8 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from ... import functional
+from ..._layers import PairTensors, can_fuse, pair_layer
+from ...graph import Graph
+from .._at_once import are_plain, under_autocast
 from .._graph import split_ends
 from .._layer import LeakyLayer, dropout_p, xavier
+from .._terms import plain_linear
 
 
 class GATv2Conv(LeakyLayer):
@@ -114,9 +118,14 @@ class GATv2Conv(LeakyLayer):
             return super().forward(graph, feat, get_attention)
         fused = self._graph(graph)
         h_src, h_dst = split_ends(fused, feat, self.feat_drop)
+        shared = not isinstance(feat, tuple)
+        if not get_attention:
+            out = self._at_once(fused, h_src, None if shared else h_dst)
+            if out is not None:
+                return self._finish(out, h_dst)
         prefix = h_src.shape[1:-1]
         x_src = self._heads(self.fc_src(h_src)).flatten(1, -2)
-        if self.share_weights and not isinstance(feat, tuple):
+        if self.share_weights and shared:
             x_dst = x_src[: fused.num_dst]
         else:
             x_dst = self._heads(self.fc_dst(h_dst)).flatten(1, -2)
@@ -130,8 +139,38 @@ class GATv2Conv(LeakyLayer):
             return_attention=get_attention,
         )
         out, attention = self._unpack(result, prefix)
+        out = self._finish(out, h_dst)
+        return (out, attention) if get_attention else out
+
+    def _finish(self, out: Tensor, h_dst: Tensor) -> Tensor:
         if self.res_fc is not None:
             out = out + self._heads(self.res_fc(h_dst))
-        if self.activation is not None:
-            out = self.activation(out)
-        return (out, attention) if get_attention else out
+        return out if self.activation is None else self.activation(out)
+
+    def _at_once(self, graph: Graph, x: Tensor, x_dst: Tensor | None) -> Tensor | None:
+        """out ``[N_dst, H, D]``, where `pair_layer` gives it; else None. x_dst: None for the first rows of x,
+        where all of them are destinations or the weights are shared."""
+        if torch.compiler.is_compiling() or self.attention is not functional.gatv2_attention:
+            return None
+        one = self.share_weights and x_dst is None
+        if x_dst is None and not one and graph.num_dst != graph.num_src:
+            return None
+        src, dst = plain_linear(self.fc_src), plain_linear(self.fc_dst)
+        if src is None or dst is None:
+            return None
+        tensors = under_autocast(x, x_dst, *src, *((None, None) if one else dst), self.attn)
+        x, x_dst, weight, weight_bias, dst_weight, dst_bias, attn = tensors
+        if not (
+            can_fuse(graph, x, weight)
+            and (dst_weight is None or can_fuse(graph, x if x_dst is None else x_dst, dst_weight))
+            and are_plain(x, (weight_bias, dst_bias, attn), (x.dtype,))
+        ):
+            return None
+        out = pair_layer(
+            graph, "additive_v2",
+            PairTensors(
+                x, x_dst, weight, weight_bias, None, None, dst_weight, dst_bias, attn, None, None, None
+            ),
+            self.num_heads, negative_slope=self.negative_slope, dropout_p=dropout_p(self.attn_drop),
+        )  # fmt: skip
+        return self._heads(out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -61,6 +62,9 @@ class FusedConv:
     assigning ``__class__``.
     """
 
+    # What a class's methods were when they were found to be the library's.
+    _methods_found: ClassVar[Any] = ()
+
     if TYPE_CHECKING:  # TorchScript reads a class's annotations
         attention: Callable[..., Any]
         add_self_loops: bool
@@ -97,6 +101,19 @@ class FusedConv:
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.reshape(*x.shape[:-1], self.heads, self.out_channels)
+
+    def _bias_within(self, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+        """The bias where it can be added to the rows of all heads, before anything is done with them."""
+        within = bias is not None and bias.dtype is dtype and (self.concat or self.heads == 1)
+        return bias if within else None
+
+    def _finished(self, out: Tensor, dtype: torch.dtype, bias: Tensor | None) -> Tensor:
+        """The layer's result of the rows ``[N, H * C]`` of all heads, in this dtype."""
+        if not self.concat and self.heads > 1:
+            out = self._heads(out).mean(1)
+        if bias is not None:
+            out = out + bias  # under autocast of a wider type: one operation instead of two
+        return out if out.dtype is dtype else out.to(dtype)
 
     def _attend(self, edge_index, graph, inputs, options, dtype, residual, want_attention: bool):
         """``self.attention`` in a layer with concat, residual, bias and self loops, and what that returns."""
@@ -141,6 +158,8 @@ def fusable(module: MessagePassing, cls: Any = None) -> str | None:
 
     cls: the fused class that it has, or is to get instead of torch_geometric's.
     """
+    if not torch.compiler.is_compiling() and _is_as_made(module, cls):
+        return None
     if type(module.aggr_module) is not SumAggregation:
         # aggr is what the layer was made with, aggr_module what it has now.
         named = module.aggr in ("add", "sum")
@@ -166,6 +185,37 @@ def fusable(module: MessagePassing, cls: Any = None) -> str | None:
     if torch.jit.is_scripting() or torch.jit.is_tracing():
         return "TorchScript"
     return None
+
+
+_methods_of = attrgetter(*_METHODS)
+
+
+def _is_as_made(module: MessagePassing, cls: Any) -> bool:
+    """Whether `fusable` would find nothing, as of almost all layers at almost all times; at a fraction of its
+    cost, which counts for small graphs."""
+    cls = type(module) if cls is None else cls
+    state = module.__dict__
+    aggr = state["_modules"].get("aggr_module")
+    if (
+        type(aggr) is not SumAggregation
+        or not is_untouched(aggr)
+        or all_hooked()
+        or module.flow != "source_to_target"
+        or module.decomposed_layers > 1
+        or module.explain
+        or any(map(state.__getitem__, _HOOKS))
+        or not state.keys().isdisjoint(_METHODS)
+        or torch._C._get_tracing_state() is not None
+        or torch.jit.is_scripting()
+    ):
+        return False
+    methods = (*_methods_of(cls), _upstream(cls).forward)
+    if cls._methods_found == methods:
+        return True
+    known = cls._methods_of_library["forward"] is methods[-1]
+    if known and not any(_is_changed(module, name, cls) for name in _METHODS):
+        cls._methods_found = methods
+    return False
 
 
 def _upstream(cls: type) -> Any:

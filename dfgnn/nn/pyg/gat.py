@@ -10,8 +10,11 @@ import torch_geometric.nn
 from torch import Tensor, nn
 
 from ... import functional
-from .._terms import folded_terms, folds, is_plain
-from ._base import FusedConv, edge_attributes, ends, wants_attention
+from ..._layers import can_fuse, gat_layer
+from ...graph import Graph
+from .._at_once import are_plain, under_autocast
+from .._terms import folded_terms, folds, is_plain, plain_linear
+from ._base import FusedConv, edge_attributes, ends, given_attributes, wants_attention
 from ._graph import graph_of, sizes_of
 
 
@@ -69,6 +72,10 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         graph, edge_map = graph_of(edge_index, *sizes_of(edge_index, x_src, x_dst, size), self.add_self_loops)
         # In torch_geometric's order, in which lazy parameters draw their first values.
         res = None if self.res is None or x_dst is None else self.res(x_dst)
+        if x_src is x_dst and not wants_attention(return_attention_weights):
+            out = self._at_once(edge_index, graph, x_src, edge_attr)
+            if out is not None:
+                return out if res is None else out + res
         feat, alpha_src, alpha_dst = self._project(x_src, x_dst)
         edge_bias = None
         if self.lin_edge is not None:
@@ -79,6 +86,30 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         options = {"negative_slope": self.negative_slope, "edge_bias": edge_bias}
         wanted = wants_attention(return_attention_weights)
         return self._attend(edge_index, graph, inputs, options, dtype, res, wanted)
+
+    def _at_once(self, edge_index: Any, graph: Graph, x: Tensor, edge_attr: Tensor | None) -> Tensor | None:
+        """The result but for the residual, where `gat_layer` gives it; else None."""
+        if (
+            torch.compiler.is_compiling()
+            or self.attention is not functional.gat_attention
+            or self.lin_edge is not None
+            and given_attributes(edge_index, edge_attr)[1] is not None
+        ):
+            return None
+        plain = plain_linear(self.lin)
+        if plain is None or plain[1] is not None:
+            return None
+        vectors, bias = (self.att_src, self.att_dst), self.bias
+        x, weight = under_autocast(x, plain[0])
+        if not (can_fuse(graph, x, weight) and are_plain(x, (*vectors, bias), (x.dtype, torch.float32))):
+            return None
+        inner = self._bias_within(bias, x.dtype)
+        out = gat_layer(
+            graph, x, weight, *vectors, inner, negative_slope=self.negative_slope,
+            dropout_p=self.dropout if self.training else 0.0,
+        )  # fmt: skip
+        dtype = torch.promote_types(x.dtype, vectors[0].dtype)
+        return self._finished(out, dtype, None if inner is bias else bias)
 
     def _project(self, x_src: Tensor, x_dst: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Projected sources ``[N_src, H, C]`` and both score terms ``[N, H]``."""

@@ -10,7 +10,10 @@ import torch_geometric.nn
 from torch import Tensor
 
 from ... import functional
+from ..._layers import PairTensors, can_fuse, pair_layer
 from ...graph import Graph
+from .._at_once import are_plain, under_autocast
+from .._terms import plain_linear
 from ._base import FusedConv, edge_attributes, ends, given_attributes, wants_attention
 from ._graph import graph_of, sizes_of
 
@@ -69,6 +72,11 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
         graph, edge_map = graph_of(edge_index, *sizes_of(edge_index, x_src, x_dst), self.add_self_loops)
         # In torch_geometric's order, in which lazy parameters draw their first values.
         res = None if self.res is None else self.res(x_dst)
+        wanted = wants_attention(return_attention_weights)
+        if not wanted and (edge_attr is None or self.lin_edge is None):
+            out = self._at_once(edge_index, graph, x_src, x_dst, edge_attr)
+            if out is not None:
+                return out if res is None else out + res
         feat = self._heads(self.lin_l(x_src))
         shared = self.lin_l is self.lin_r and x_src is x_dst
         feat_dst = feat if shared else self._heads(self.lin_r(x_dst))
@@ -76,8 +84,40 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
         dtype = torch.promote_types(feat.dtype, self.att.dtype)  # they differ under autocast
         inputs = feat, feat_dst, self.att[0].to(feat.dtype)
         options = {"negative_slope": self.negative_slope, "edge_feat": edge_feat}
-        wanted = wants_attention(return_attention_weights)
         return self._attend(edge_index, graph, inputs, options, dtype, res, wanted)
+
+    def _at_once(self, edge_index, graph: Graph, x_src: Tensor, x_dst: Tensor, edge_attr) -> Tensor | None:
+        """The result but for the residual, where `pair_layer` gives it; else None."""
+        if (
+            torch.compiler.is_compiling()
+            or self.attention is not functional.gatv2_attention
+            or given_attributes(edge_index, edge_attr)[1] is not None
+        ):
+            return None
+        left, right = plain_linear(self.lin_l), plain_linear(self.lin_r)
+        shared = self.lin_l is self.lin_r and x_src is x_dst
+        if left is None or right is None:
+            return None
+        tensors = under_autocast(x_src, None if x_dst is x_src else x_dst, *left, *right, self.att)
+        x, other, weight, weight_bias, dst_weight, dst_bias, attn = tensors
+        inner = self._bias_within(self.bias, x.dtype)
+        if not (
+            can_fuse(graph, x, weight)
+            and can_fuse(graph, x if other is None else other, dst_weight)
+            and are_plain(x, (weight_bias, dst_bias, attn), (x.dtype,))
+        ):
+            return None
+        if shared:
+            dst_weight = dst_bias = None
+        out = pair_layer(
+            graph, "additive_v2",
+            PairTensors(
+                x, other, weight, weight_bias, None, None, dst_weight, dst_bias, attn, inner, None, None
+            ),
+            self.heads, negative_slope=self.negative_slope, dropout_p=self.dropout if self.training else 0.0,
+        )  # fmt: skip
+        dtype = torch.promote_types(x.dtype, self.att.dtype)
+        return self._finished(out, dtype, None if inner is self.bias else self.bias)
 
     def _edge_feat(self, edge_index: Any, edge_attr: Tensor | None, graph: Graph, edge_map: Tensor | None):
         """``[E', H, C]``, or None."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,10 @@ import torch_geometric.nn
 from torch import Tensor
 
 from ... import functional
+from ..._layers import PairTensors, can_fuse, pair_layer
 from ...graph import Graph
+from .._at_once import are_plain, under_autocast
+from .._terms import plain_linear
 from ._base import FusedConv, edge_attributes, ends, given_attributes
 from ._graph import graph_of, sizes_of
 
@@ -66,6 +70,10 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
         if x_dst is None:
             raise ValueError("x: expected features of the destinations, too, got None for x[1]")
         graph, _ = graph_of(edge_index, *sizes_of(edge_index, x_src, x_dst))
+        if return_attention_weights is None or not isinstance(return_attention_weights, bool):
+            out = self._at_once(edge_index, graph, x_src, x_dst, edge_attr)
+            if out is not None:
+                return out
         # In torch_geometric's order, in which lazy parameters draw their first values.
         query, key, value = (
             self._heads(lin(end))
@@ -103,6 +111,52 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
         if isinstance(edge_index, Tensor):
             return out, (edge_index, attention)
         return out, edge_index.set_value(attention, layout="coo")
+
+    def _at_once(self, edge_index, graph: Graph, x_src: Tensor, x_dst: Tensor, edge_attr) -> Tensor | None:
+        """The result, where `pair_layer` gives it; else None."""
+        if (
+            torch.compiler.is_compiling()
+            or self.attention is not functional.dot_attention
+            or self.lin_edge is not None
+            or self.lin_beta is not None
+            or given_attributes(edge_index, edge_attr)[1] is not None
+        ):
+            return None
+        parameters: list[Any] = []
+        for linear in (
+            self.lin_value,
+            self.lin_key,
+            self.lin_query,
+            self.lin_skip if self.root_weight else None,
+        ):
+            found = (None, None) if linear is None else plain_linear(linear)
+            if found is None:
+                return None
+            parameters += found
+        x, other, *parameters = under_autocast(x_src, None if x_dst is x_src else x_dst, *parameters)
+        value, value_bias, key, key_bias, query, query_bias, skip, skip_bias = parameters
+        end = x if other is None else other
+        if not (
+            can_fuse(graph, x, value)
+            and key.shape == value.shape
+            and can_fuse(graph, end, query)
+            and are_plain(x, (value_bias, key, key_bias, query_bias, skip, skip_bias), (x.dtype,))
+        ):
+            return None
+        if x_src.device.type == "cuda" and torch.is_autocast_enabled("cuda"):
+            return None
+        inside = skip is None or self.concat or self.heads == 1
+        out = pair_layer(
+            graph, "dot",
+            PairTensors(
+                x, other, value, value_bias, key, key_bias, query, query_bias, None, None,
+                *((skip, skip_bias) if inside else (None, None)),
+            ),
+            self.heads, scale=1 / math.sqrt(self.out_channels),
+            dropout_p=self.dropout if self.training else 0.0,
+        )  # fmt: skip
+        out = self._finished(out, out.dtype, None)
+        return out if inside else out + self.lin_skip(x_dst)
 
     def _edge_feat(self, edge_index: Any, edge_attr: Tensor | None, graph: Graph) -> Tensor | None:
         """``[E, H, C]``, or None."""
