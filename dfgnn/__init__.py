@@ -3,13 +3,14 @@
 ``Graph`` holds the edges, ``functional`` the attention functions, ``nn`` the layers with DGL's arguments,
 ``nn.pyg`` those with torch_geometric's, and ``reference`` the same functions in plain PyTorch. ``accelerate``
 and ``patch`` bring the layers into code that was written for DGL or torch_geometric, ``convert_state_dict``
-takes weights from one to the other.
+takes weights from one to the other. ``profile`` says where the time of a training step goes.
 """
 
 from dfgnn import functional, nn, reference
 from dfgnn.graph import Graph
 from dfgnn.nn.checkpoints import convert_state_dict
 from dfgnn.nn.switch import accelerate, patch, restore
+from dfgnn.profiling import profile
 
 __version__ = "0.1.0"
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "functional",
     "nn",
     "patch",
+    "profile",
     "reference",
     "restore",
 ]

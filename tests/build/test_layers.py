@@ -25,6 +25,7 @@ _checks _autograd
 _flex
 functional
 nn
+profiling capturing
 __init__
 env
 bench
