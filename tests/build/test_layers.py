@@ -15,6 +15,7 @@ _arguments
 _ops
 _csr
 _structure
+_fixed
 schedule
 graph
 reference
