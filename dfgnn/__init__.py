@@ -3,10 +3,12 @@
 ``Graph`` holds the edges, ``functional`` the attention functions, ``nn`` the layers with DGL's arguments,
 ``nn.pyg`` those with torch_geometric's, and ``reference`` the same functions in plain PyTorch. ``accelerate``
 and ``patch`` bring the layers into code that was written for DGL or torch_geometric, ``convert_state_dict``
-takes weights from one to the other. ``profile`` says where the time of a training step goes.
+takes weights from one to the other. ``profile`` says where the time of a training step goes,
+and ``capture`` replays it as a CUDA graph.
 """
 
 from dfgnn import functional, nn, reference
+from dfgnn.capturing import capture
 from dfgnn.graph import Graph
 from dfgnn.nn.checkpoints import convert_state_dict
 from dfgnn.nn.switch import accelerate, patch, restore
@@ -16,6 +18,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Graph",
     "accelerate",
+    "capture",
     "convert_state_dict",
     "functional",
     "nn",

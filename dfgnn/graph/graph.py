@@ -236,8 +236,18 @@ class Graph:
 
         Raises TypeError (no integers) and ValueError (2**31 nodes or edges, edges without nodes).
         """
-        graph = cls._of(capacity.make(num_nodes, num_edges, device))
-        capacity.OF_BUFFER[graph.edge_index] = weakref.ref(graph)
+        return cls._of_buffer(capacity.make(num_nodes, num_edges, device))
+
+    @classmethod
+    def _over(cls, edges: Tensor, counts: Tensor, num_nodes: int) -> Graph:
+        """Of fixed capacity, with buffers that somebody else writes to: see `FixedStructure`, whose ``renew``
+        has to follow."""
+        return cls._of_buffer(FixedStructure(edges, counts, num_nodes, num_nodes))
+
+    @classmethod
+    def _of_buffer(cls, structure: FixedStructure) -> Graph:
+        graph = cls._of(structure)
+        capacity.OF_BUFFER[structure.edges] = weakref.ref(graph)
         return graph
 
     def copy_(
