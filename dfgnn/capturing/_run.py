@@ -117,8 +117,8 @@ def _no_waiting() -> Iterator[None]:
         if "synchronizing" not in str(error):
             raise
         raise RuntimeError(
-            "dfgnn.capture: the step waits for the device, which a CUDA graph cannot hold: look at the line of "
-            "loss_fn or before_step above. Shapes that depend on values (x[mask], unique, nonzero), .item(), "
+            "dfgnn.capture: the step waits for the device, which a CUDA graph cannot hold: look at the line "
+            "of loss_fn or before_step above. Shapes that depend on values (x[mask], unique), .item(), "
             "prints and tensors made from numbers on the host do that"
         ) from error
     finally:
@@ -256,6 +256,6 @@ def _refuse(place: int, body: Body, a: Tensor, b: Tensor) -> None:
         f"{float(a):.6g} and {float(b):.6g}" if a.numel() == 1 else f"norm {a.norm():.6g} and {b.norm():.6g}"
     )
     raise ValueError(
-        f"dfgnn.capture: {what} is another one with padding ({values}): something mixes rows that are not in use "
-        "into others. Leave them out by batch.node_mask, edge_mask or graph_mask, or pass check=False"
+        f"dfgnn.capture: {what} is another one with padding ({values}): something mixes rows that are not in "
+        "use into others. Leave them out by batch.node_mask, edge_mask or graph_mask, or pass check=False"
     )

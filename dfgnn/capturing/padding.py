@@ -1,10 +1,10 @@
 """What rows that are not in use would disturb, and how they do not: while a padded step runs, the functions
 of torch that mix rows see this mode.
 
-``F.batch_norm`` in training, the mean or sum over all rows of what has a row per node, edge or graph, and the
-losses of ``torch.nn.functional`` leave out what is not in use. The largest value of an index (``int(batch.max())
-+ 1``, as pooling asks) is that of the capacity, which nobody has to wait for. ``x[mask]`` with a mask of a
-batch that never changes is a selection of rows that are known.
+``F.batch_norm`` in training, the mean or sum over all rows of what has a row per node, edge or graph, and
+the losses of ``torch.nn.functional`` leave out what is not in use. The largest value of an index
+(``int(batch.max()) + 1``, as pooling asks) is that of the capacity, which nobody has to wait for. ``x[mask]``
+with a mask of a batch that never changes is a selection of rows that are known.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def capture(
 
     .. code-block:: python
 
-        step = dfgnn.capture(lambda b: F.cross_entropy(model(b.x, b.edge_index, b.batch), b.y), model, optimizer)
+        step = dfgnn.capture(lambda b: F.cross_entropy(model(b), b.y), model, optimizer)
         for batch in loader:
             loss = step(batch)
 
@@ -53,10 +53,10 @@ def capture(
     part of it. Nothing waits for the device. Dropout draws from torch's generator of the device at every
     replay.
 
-    **A batch** is a torch_geometric Data or Batch, a dict of tensors with ``x`` and ``edge_index``, or tensors
-    ``step(x, edge_index, y, batch)``, as many as ``loss_fn`` takes; on the host or the device. ``loss_fn``
-    gets the like of it. Its attention layers are those of `dfgnn.nn.pyg`, or torch_geometric's after
-    `accelerate` or `patch`; self loops are theirs to add.
+    **A batch** is a torch_geometric Data or Batch, a dict of tensors with ``x`` and ``edge_index``, or
+    tensors ``step(x, edge_index, y, batch)``, as many as ``loss_fn`` takes; on the host or the device.
+    ``loss_fn`` gets the like of it. Its attention layers are those of `dfgnn.nn.pyg`, or torch_geometric's
+    after `accelerate` or `patch`; self loops are theirs to add.
 
     **Padding.** What ``loss_fn`` sees has rows that are not in use: nodes without edges that belong to an
     additional graph, edges between the last node and itself, features of 0. They do not count in batch
@@ -77,8 +77,8 @@ def capture(
         loss_fn: called with the batch; returns the loss, or a tuple of it and other tensors; without an
             optimizer any tensors.
         model: what is trained; its device is the step's. On a CPU steps run eagerly, after one warning.
-        optimizer: one of torch.optim with ``capturable``, which is set, or SGD. Learning rates become tensors;
-            schedulers go on working.
+        optimizer: one of torch.optim with ``capturable``, which is set, or SGD. Learning rates become
+            tensors; schedulers go on working.
         capacities: (nodes, edges) or (nodes, edges, graphs) of the buffers; a batch takes the smallest that
             fits, with one node and graph to spare. Default: made from the batches, a quarter larger than the
             first one that finds none. A batch that fits none runs eagerly, after one warning.

@@ -260,9 +260,10 @@ class Graph:
     ) -> Graph:
         """Puts other edges into a graph made by `with_capacity`; returns it.
 
-        edge_index: int32 or int64 [2, E'] on any device, E' <= E. num_nodes: how many are in use, or (sources,
-        destinations); default all. num_edges: how many of the columns are; default all. Both may be tensors on
-        the graph's device (num_nodes then [2] or []), which a CUDA graph reads anew at every replay.
+        edge_index: int32 or int64 [2, E'] on any device, E' <= E. num_nodes: how many are in use, or
+        (sources, destinations); default all. num_edges: how many of the columns are; default all. Both may be
+        tensors on the graph's device (num_nodes then [2] or []), which a CUDA graph reads anew at every
+        replay.
 
         Values are checked where they are on the CPU, else with ``validate``, which waits for the device.
         Unchecked, an edge with an end that is not in use is left out.
@@ -284,7 +285,7 @@ class Graph:
 
     @property
     def edge_mask(self) -> Tensor | None:
-        """bool [num_edges], in the user's order: the edges in use, in a graph of fixed capacity; else None."""
+        """bool [num_edges], in the user's order: the edges in use of a graph of fixed capacity; else None."""
         structure = self._structure
         return structure.valid if isinstance(structure, FixedStructure) else None
 

@@ -288,7 +288,7 @@ def test_too_large_a_batch_runs_eagerly_with_one_warning(device):
     too_large = 2 * sum(b.num_nodes == most[0] for b in data)
     mine = [w for w in seen if w.category is CaptureWarning]
     assert len(mine) == 1 and "does not fit" in str(mine[0].message)
-    assert 0 < too_large and step.eager_steps in (too_large, too_large + 1)
+    assert too_large > 0 and step.eager_steps in (too_large, too_large + 1)
     assert step.replays == 8 - step.eager_steps > 0
     assert [c[:2] for c in step.capacities] == [most]
 
