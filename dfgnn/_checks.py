@@ -73,7 +73,7 @@ class Checker:
         seed = seed if dropout_p > 0 else None
         return EdgeArgs(bias, _column(gate), _column(mask), _column(weight), feat, seed)
 
-    def in_use(self, x: Tensor | None) -> Tensor | None:
+    def in_use(self, x: Any) -> Any:
         """An edge tensor, which in a graph of fixed capacity is 0, with its gradient, where no edge is:
         kernels neither read nor write there."""
         mask = None if x is None or isinstance(self.graph, EdgeList) else self.graph.edge_mask

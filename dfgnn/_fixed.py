@@ -110,6 +110,8 @@ class FixedStructure(Structure):
         """int32 sources and destinations in the user's order, and which of them are in use."""
         src, dst = self.edges.to(torch.int32)
         device = src.device
+        num_src: Tensor | int
+        num_dst: Tensor | int
         if self.counts is None:
             num_src, num_dst, in_use = self.src.num_rows, self.dst.num_rows, None
         else:

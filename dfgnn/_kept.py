@@ -15,6 +15,7 @@ from torch import Tensor
 
 from . import _csr, _plain
 from ._compile import not_compiled
+from ._fixed import FixedStructure
 from .graph import Graph
 from .graph.capacity import OF_BUFFER
 
@@ -86,7 +87,9 @@ def _of_buffer(
     looped = _with_loops.get(graph)
     if looped is None:
         looped = _with_loops[graph] = graph.add_self_loops(remove_existing=True)
-    return looped, looped._structure.edge_map
+    structure = looped._structure
+    assert isinstance(structure, FixedStructure)
+    return looped, structure.edge_map
 
 
 def once(parts: tuple[Tensor, ...], key: tuple, build: Callable[[], Any], more_state: tuple = ()) -> Any:

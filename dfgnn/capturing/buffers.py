@@ -113,13 +113,13 @@ class Buffers:
 
     def derive(self) -> None:
         """What follows from the numbers in use; part of the step."""
-        self.graph._structure.renew()
+        self.graph._renew()
         for mask, count, places in zip(self.masks.values(), self.numbers[1:], self._counting):
             torch.lt(places, count, out=mask)
 
     def forget(self) -> None:
         """What was derived within a CUDA graph is nobody else's."""
-        self.graph._structure.renew()
+        self.graph._renew()
 
     def row_masks(self) -> dict[int, Tensor]:
         return dict(zip(self.capacity, self.masks.values()))

@@ -119,7 +119,7 @@ def _largest(mode: Padding, func, args, kwargs):
 def _total(mode: Padding, func, args, kwargs):
     found = _bound(_total_of, args, kwargs)
     mask = None if found is None else mode.mask_of(found["input"])
-    if mask is None or found["dim"] not in (None, 0, (0,), [0]):
+    if found is None or mask is None or found["dim"] not in (None, 0, (0,), [0]):
         return func(*args, **kwargs)
     x = found["input"]
     if x.dtype == torch.bool or not (x.is_floating_point() or _TOTALS[func] == "sum"):

@@ -240,8 +240,8 @@ class Graph:
 
     @classmethod
     def _over(cls, edges: Tensor, counts: Tensor, num_nodes: int) -> Graph:
-        """Of fixed capacity, with buffers that somebody else writes to: see `FixedStructure`, whose ``renew``
-        has to follow."""
+        """Of fixed capacity, with buffers that somebody else writes to: see `FixedStructure`; ``_renew`` has
+        to follow."""
         return cls._of_buffer(FixedStructure(edges, counts, num_nodes, num_nodes))
 
     @classmethod
@@ -282,6 +282,11 @@ class Graph:
             raise TypeError("Graph.copy_: expected the graph without loops, of which this one is made")
         capacity.fill(structure, edge_index, num_nodes, num_edges, validate)
         return self
+
+    def _renew(self) -> None:
+        """The buffers of a graph of fixed capacity were written to."""
+        assert isinstance(self._structure, FixedStructure)
+        self._structure.renew()
 
     @property
     def edge_mask(self) -> Tensor | None:

@@ -63,8 +63,8 @@ class Profile:
         """What to do about it."""
         found = []
         if not self.on_gpu:
-            top = ", ".join(o.name for o in self.by_operator[:3])
-            return [f"the step runs on the CPU; most of its time is in {top}"]
+            names = ", ".join(o.name for o in self.by_operator[:3])
+            return [f"the step runs on the CPU; most of its time is in {names}"]
         if self.verdict == "launch-bound":
             idle = 1 - min(self.device_ms / self.step_ms, 1.0)
             found.append(

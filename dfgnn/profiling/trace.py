@@ -90,8 +90,8 @@ def _step(window, host: list[dict], device: list[dict], launches: dict[Any, dict
 
     spans = []
     for event in host:
-        waits = event["name"] in _WAITS
-        kind = "operator" if event["cat"] == "cpu_op" else "wait" if waits else "launch"
+        kind = "operator" if event["cat"] == "cpu_op" else "launch"
+        kind = "wait" if event["name"] in _WAITS else kind
         spans.append(span(kind, event))
     waits = [s for s in spans if s.kind == "wait"]
     on_device = sorted((span(_ON_DEVICE[e["cat"]], e) for e in device), key=lambda s: s.begin)

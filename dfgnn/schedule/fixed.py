@@ -17,10 +17,19 @@ class FixedPlanner(Planner):
         super().__init__(structure, once=True)
         self._made_for = structure.generation
 
+    @property
+    def handles(self):
+        self._renew()
+        return self._handles
+
+    @handles.setter
+    def handles(self, found) -> None:
+        self._handles = found
+
     def _renew(self) -> None:
         if self._made_for != self.structure.generation:
             self._made_for = self.structure.generation
-            self._directions, self._plans, self._arguments = {}, {}, {}
+            self._directions, self._plans, self._arguments, self._handles = {}, {}, {}, {}
 
     def plan(self, shape: Shape, reverse: bool = False, schedule: str = "auto", edges: bool = False) -> Plan:
         self._renew()
