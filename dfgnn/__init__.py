@@ -3,22 +3,27 @@
 ``Graph`` holds the edges, ``functional`` the attention functions, ``nn`` the layers with DGL's arguments,
 ``nn.pyg`` those with torch_geometric's, and ``reference`` the same functions in plain PyTorch. ``accelerate``
 and ``patch`` bring the layers into code that was written for DGL or torch_geometric, ``convert_state_dict``
-takes weights from one to the other.
+takes weights from one to the other. ``profile`` says where the time of a training step goes,
+and ``capture`` replays it as a CUDA graph.
 """
 
 from dfgnn import functional, nn, reference
+from dfgnn.capturing import capture
 from dfgnn.graph import Graph
 from dfgnn.nn.checkpoints import convert_state_dict
 from dfgnn.nn.switch import accelerate, patch, restore
+from dfgnn.profiling import profile
 
 __version__ = "0.1.0"
 __all__ = [
     "Graph",
     "accelerate",
+    "capture",
     "convert_state_dict",
     "functional",
     "nn",
     "patch",
+    "profile",
     "reference",
     "restore",
 ]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _library
+from . import _edges, _library
 from ._arguments import NO_EDGES, EdgeArgs
 from ._edges import EdgeList
 from .graph import Graph
@@ -62,6 +62,7 @@ class Checker:
         """Checks what all scores share; returns the operator's edge arguments, [E] tensors with a column."""
         if not (bias is None and gate is None and mask is None and weight is None and feat is None):
             self._edge_tensors(heads, bias, gate, mask, weight, feat, feat_dim)
+            bias, gate, weight, feat = map(self.in_use, (bias, gate, weight, feat))
         if out_bias is not None:
             self.tensor("out_bias", out_bias, [(heads, dim)])
         self.number("dropout_p", dropout_p)
@@ -80,6 +81,12 @@ class Checker:
         ):
             return NO_EDGES
         return EdgeArgs(bias, _column(gate), _column(mask), _column(weight), feat, seed)
+
+    def in_use(self, x: Any) -> Any:
+        """An edge tensor, which in a graph of fixed capacity is 0, with its gradient, where no edge is:
+        kernels neither read nor write there."""
+        mask = None if x is None or isinstance(self.graph, EdgeList) else self.graph.edge_mask
+        return x if x is None or mask is None else _edges.in_use(mask, x)
 
     def _edge_tensors(self, heads, bias, gate, mask, weight, feat, feat_dim) -> None:
         allowed = (self.dtype, self.acc)

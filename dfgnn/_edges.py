@@ -16,7 +16,17 @@ from torch import Tensor, library
 from torch._subclasses.fake_tensor import FakeTensor
 
 from . import _ops
-from ._arguments import SCORES, Backward, BackwardResults, Forward, GraphArgs, Numbers, Tensors, ops
+from ._arguments import (
+    SCORES,
+    Backward,
+    BackwardResults,
+    Forward,
+    ForwardResults,
+    GraphArgs,
+    Numbers,
+    Tensors,
+    ops,
+)
 from ._kept import graph_of
 
 __all__ = ["EdgeBackward", "EdgeForward", "EdgeList", "EdgeListArgs", "is_traced"]
@@ -61,6 +71,7 @@ class EdgeList:
         self.given, self.num_src, self.num_dst, self.self_loops = edge_index, num_src, num_dst, self_loops
         self.device = edge_index.device
         self._with_loops: tuple[Tensor, Tensor] | None = None
+        self.edge_mask = None
 
     @property
     def num_edges(self) -> int:
@@ -137,10 +148,25 @@ def _graph_args(a, backward: bool) -> GraphArgs:
     )  # fmt: skip
 
 
+def in_use(mask: Tensor, x: Tensor) -> Tensor:
+    """x ``[E, ...]``, 0 where mask ``[E]`` is False."""
+    return torch.where(mask.view(-1, *[1] * (x.dim() - 1)), x, 0)
+
+
+def _in_use(a, results, *names: str):
+    """The results of a graph of fixed capacity, whose kernels leave out what is no edge."""
+    mask = _graph(a).edge_mask
+    if mask is None:
+        return results
+    found = {name: getattr(results, name) for name in names}
+    return results._replace(**{name: in_use(mask, x) for name, x in found.items() if len(x) == len(mask)})
+
+
 def _forward(*args):
     a = EdgeForward(*args)
     merged = {**a._asdict(), **_graph_args(a, backward=False)._asdict()}
-    return _ops.call(ops.attention_forward.default, *(merged[name] for name in Forward._fields))
+    results = _ops.call(ops.attention_forward.default, *(merged[name] for name in Forward._fields))
+    return tuple(_in_use(a, ForwardResults(*results), "attention")) if a.return_attention else results
 
 
 def _forward_fake(*args):
@@ -154,6 +180,7 @@ def _backward(*args):
     results = BackwardResults(
         *_ops.call(ops.attention_backward.default, *(merged[name] for name in Backward._fields))
     )
+    results = _in_use(a, results, "grad_bias", "grad_gate", "grad_weight", "grad_feat")
     if a.attn is None:
         return tuple(results)
     return tuple(results._replace(grad_attn=results.grad_attn.sum(0, keepdim=True)))

@@ -22,7 +22,7 @@ def edge_scores(graph, score_fn: Callable, chunk: int, query, key, edge_feat, pa
     """score_fn of all edges [E, H], differentiable in query, key, edge_feat and params."""
     tensors = query, key, edge_feat, *params
     if _autograd.transformed(*tensors):
-        return _all_scores(_plain.ends_of(graph).edge_index, score_fn, query.dtype, tensors)
+        return _all_scores(_plain.ends_of(graph, all_in_use=False).edge_index, score_fn, query.dtype, tensors)
     return _EdgeScores.apply(graph, score_fn, chunk, *tensors)
 
 
@@ -131,7 +131,7 @@ def _first_order(ctx, inputs, need, grad):
 
 def _second_order(ctx, inputs, need, grad):
     """The same, differentiable, with all edges at a time."""
-    edge_index = _plain.ends_of(ctx.graph).edge_index
+    edge_index = _plain.ends_of(ctx.graph, all_in_use=False).edge_index
     if ctx.surroundings.generators is not None and ctx.graph.num_edges > ctx.chunk:
         raise NotImplementedError(
             "flex_attention: second derivatives of a random score_fn need chunk_edges >= the number of edges"

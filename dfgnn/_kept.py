@@ -8,13 +8,16 @@ from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from . import _csr, _plain
 from ._compile import not_compiled
+from ._fixed import FixedStructure
 from .graph import Graph
+from .graph.capacity import OF_BUFFER
 
 # What one set of tensors has beside each other: with and without loops, a few sizes. The bound is for a
 # program that gives the same edges another number of nodes each time.
@@ -30,6 +33,7 @@ class _Entry(NamedTuple):
     values: OrderedDict[tuple, Any]
 
 
+_with_loops: WeakKeyDictionary[Graph, Graph] = WeakKeyDictionary()  # of graphs of fixed capacity
 _cache: dict[tuple[int, ...], _Entry] = {}
 _lock = threading.RLock()  # re-entrant: a tensor's death may come while its own thread holds it
 
@@ -57,8 +61,35 @@ def graph_of(
         TypeError: ``edge_index`` is none of these, or of another dtype.
         ValueError: a wrong shape, sizes that contradict a sparse tensor's, or a node out of range.
     """
+    if OF_BUFFER:
+        graph = _of_buffer(edge_index, num_src, num_dst, self_loops)
+        if graph is not None:
+            return graph
     key = "graph_of", num_src, num_dst, self_loops
     return once(parts_of(edge_index), key, lambda: _build(edge_index, num_src, num_dst, self_loops))
+
+
+def _of_buffer(
+    edge_index: Any, num_src: int, num_dst: int, self_loops: bool
+) -> tuple[Graph, Tensor | None] | None:
+    """The graph of fixed capacity whose buffer ``edge_index`` is."""
+    found = OF_BUFFER.get(edge_index) if isinstance(edge_index, Tensor) else None
+    graph = None if found is None else found()
+    if graph is None:
+        return None
+    if (graph.num_src, graph.num_dst) != (num_src, num_dst):
+        raise ValueError(
+            f"edge_index: expected {graph.num_src} source and {graph.num_dst} destination rows, the graph's "
+            f"capacity, got {num_src} and {num_dst}"
+        )
+    if not self_loops:
+        return graph, None
+    looped = _with_loops.get(graph)
+    if looped is None:
+        looped = _with_loops[graph] = graph.add_self_loops(remove_existing=True)
+    structure = looped._structure
+    assert isinstance(structure, FixedStructure)
+    return looped, structure.edge_map
 
 
 def once(parts: tuple[Tensor, ...], key: tuple, build: Callable[[], Any], more_state: tuple = ()) -> Any:

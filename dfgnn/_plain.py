@@ -73,7 +73,12 @@ def unwrapped(x: Tensor) -> Tensor:
     return x
 
 
-def ends_of(graph, reverse: bool = False) -> Ends:
+def ends_of(graph, reverse: bool = False, all_in_use: bool = True) -> Ends:
+    """all_in_use: what follows has no way to leave edges out."""
+    if all_in_use and graph.edge_mask is not None:
+        raise NotImplementedError(
+            "a graph of fixed capacity has first derivatives only, and no reference functions"
+        )
     with untransformed():
         edge_index = graph.edge_index
         return Ends(edge_index.flip(0), graph.num_src) if reverse else Ends(edge_index, graph.num_dst)

@@ -63,6 +63,13 @@ class Structure:
     def __init__(self, dst: Side, src: Side) -> None:
         self.dst, self.src = dst, src
 
+    def to(self, device: torch.device, non_blocking: bool) -> Structure:
+        return Structure(self.dst.to(device, non_blocking), self.src.to(device, non_blocking))
+
+    def reversed(self) -> Structure:
+        """Shares everything that either builds."""
+        return Structure(self.src, self.dst)
+
     def _known(self) -> list[tuple[Side, CSR]]:
         """The sides with edge ids, at least one."""
         return [(side, side.built[0]) for side in (self.dst, self.src) if side.built and side.built[1]]

@@ -128,7 +128,7 @@ def gat_attention(
         return_attention=return_attention, schedule=schedule,
     )  # fmt: skip
     out = without_padding(out, dim)
-    return (out, _ops.as_type(attention, feat.dtype)) if return_attention else out
+    return (out, _ops.as_type(check.in_use(attention), feat.dtype)) if return_attention else out
 
 
 # fmt: off
@@ -213,7 +213,7 @@ def gatv2_attention(
         schedule=schedule,
     )  # fmt: skip
     out = without_padding(out, dim)
-    return (out, _ops.as_type(attention, x_src.dtype)) if return_attention else out
+    return (out, _ops.as_type(check.in_use(attention), x_src.dtype)) if return_attention else out
 
 
 # fmt: off
@@ -317,7 +317,7 @@ def dot_attention(
         feat_in_value=in_value, dropout_p=dropout_p, return_attention=return_attention, schedule=schedule,
     )  # fmt: skip
     out = without_padding(out, value_dim)
-    return (out, _ops.as_type(attention, query.dtype)) if return_attention else out
+    return (out, _ops.as_type(check.in_use(attention), query.dtype)) if return_attention else out
 
 
 # fmt: off
@@ -436,7 +436,7 @@ def sddmm(graph: Graph, query: Tensor, key: Tensor, *, scale: float = 1.0) -> Te
     check.tensor("query", query, [(graph.num_dst, None, None)])
     check.tensor("key", key, [(graph.num_src, *query.shape[1:])])
     check.number("scale", scale)
-    out = _autograd.sddmm(graph, *for_device(check, query, key))
+    out = check.in_use(_autograd.sddmm(graph, *for_device(check, query, key)))
     return out if scale == 1 else out * scale
 
 
@@ -455,7 +455,7 @@ def spmm(graph: Graph, edge_weight: Tensor, feat: Tensor) -> Tensor:
     if edge_weight.dim() == 1:
         edge_weight = edge_weight.unsqueeze(1).expand(-1, heads)
     (values,) = for_device(check, feat)
-    return without_padding(_autograd.spmm(graph, edge_weight, values), dim)
+    return without_padding(_autograd.spmm(graph, check.in_use(edge_weight), values), dim)
 
 
 # fmt: off

@@ -26,6 +26,12 @@ from .graph import Graph
 _MASK32 = 0xFFFFFFFF
 
 
+def _edge_index(graph: Graph) -> Tensor:
+    if getattr(graph, "edge_mask", None) is not None:
+        raise NotImplementedError("reference: graph: expected an exact one, got one of fixed capacity")
+    return graph.edge_index
+
+
 def gat_attention(
     graph: Graph,
     feat: Tensor,
@@ -49,7 +55,7 @@ def gat_attention(
 
     ``schedule`` is accepted for symmetry and has no meaning here.
     """
-    src, dst = graph.edge_index
+    src, dst = _edge_index(graph)
     raw = alpha_src[src]
     if alpha_dst is not None:
         raw = raw + alpha_dst[dst]
@@ -80,7 +86,7 @@ def gatv2_attention(
 
     ``schedule`` is accepted for symmetry and has no meaning here.
     """
-    src, dst = graph.edge_index
+    src, dst = _edge_index(graph)
     z = x_src[src] + x_dst[dst]
     if edge_feat is not None:
         z = z + edge_feat
@@ -114,7 +120,7 @@ def dot_attention(
 
     ``schedule`` is accepted for symmetry and has no meaning here.
     """
-    src, dst = graph.edge_index
+    src, dst = _edge_index(graph)
     if scale is None:
         scale = 1.0 / math.sqrt(query.shape[-1])
     keys, values = key[src], value[src]
@@ -168,7 +174,7 @@ def flex_attention(
     _seed: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention with any score; arguments and result as in :func:`dfgnn.functional.flex_attention`."""
-    src, dst = graph.edge_index
+    src, dst = _edge_index(graph)
     score = _score(score_fn(query[dst], key[src], edge_feat, *params), 1.0, None, False, None, edge_mask)
     return _aggregate(graph, score, value[src], edge_weight, out_bias, dropout_p, return_attention, _seed)
 
@@ -176,18 +182,18 @@ def flex_attention(
 def edge_softmax(graph: Graph, score: Tensor, *, schedule: str = "auto") -> Tensor:
     """Softmax over the edges into each destination; as :func:`dfgnn.functional.edge_softmax`."""
     flat = score.reshape(score.shape[0], math.prod(score.shape[1:]))
-    return softmax_by(flat, graph.edge_index[1], graph.num_dst).view_as(score)
+    return softmax_by(flat, _edge_index(graph)[1], graph.num_dst).view_as(score)
 
 
 def sddmm(graph: Graph, query: Tensor, key: Tensor, *, scale: float = 1.0) -> Tensor:
     """scale <q_i, k_j> per edge and head; as :func:`dfgnn.functional.sddmm`."""
-    src, dst = graph.edge_index
+    src, dst = _edge_index(graph)
     return (query[dst] * key[src]).sum(-1) * scale
 
 
 def spmm(graph: Graph, edge_weight: Tensor, feat: Tensor) -> Tensor:
     """Sum of w_ij x_j over the edges into i; as :func:`dfgnn.functional.spmm`."""
-    src, dst = graph.edge_index
+    src, dst = _edge_index(graph)
     weight = edge_weight if edge_weight.dim() == 2 else edge_weight[:, None]
     out = feat.new_zeros(graph.num_dst, *feat.shape[1:])
     return out.index_add(0, dst, weight[:, :, None].to(feat.dtype) * feat[src])
@@ -261,7 +267,7 @@ def _per_head(x: Tensor) -> Tensor:
 
 def _aggregate(graph, score, value, edge_weight, out_bias, dropout_p, return_attention, seed):
     """value: [E, H, D], what each edge brings."""
-    _, dst = graph.edge_index
+    _, dst = _edge_index(graph)
     attention = softmax_by(score, dst, graph.num_dst)
     if dropout_p > 0:
         if seed is None:

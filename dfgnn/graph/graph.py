@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Sequence
 from operator import index
 from typing import Literal, overload
@@ -13,11 +14,13 @@ from torch import Tensor
 from .. import _csr
 from .._compile import not_compiled, untraced, without_gradient
 from .._csr import CSR, DegreeStats
+from .._fixed import FixedStructure
 from .._structure import Side, Structure
 from ..schedule import Plan, Planner, Shape
+from ..schedule.fixed import FixedPlanner
 from ..schedule.plans import check_shape
 from ..schedule.tuning import Tuning, autotune
-from . import convert
+from . import capacity, convert
 from .reorder import Reordering, reorder
 
 __all__ = ["CSR", "DegreeStats", "Graph"]
@@ -62,17 +65,21 @@ class Graph:
 
     @classmethod
     def _make(cls, dst: Side, src: Side, once: bool = False) -> Graph:
+        return cls._of(Structure(dst, src), once)
+
+    @classmethod
+    def _of(cls, structure: Structure, once: bool = True) -> Graph:
         self = object.__new__(cls)
-        self.__setstate__((dst, src, once))
+        self.__setstate__((structure, once))
         return self
 
     def __getstate__(self):
-        return self._structure.dst, self._structure.src, self._planner.once
+        return self._structure, self._planner.once
 
     def __setstate__(self, state):
-        dst, src, once = state
-        structure = Structure(dst, src)
-        indices, planner = structure.indices, Planner(structure, once)
+        structure, once = state
+        fixed = isinstance(structure, FixedStructure)
+        indices, planner = structure.indices, FixedPlanner(structure) if fixed else Planner(structure, once)
         values = (indices.device, indices.numel(), planner, structure)
         for name, value in zip(("_device", "_num_edges", "_planner", "_structure"), values):
             object.__setattr__(self, name, value)
@@ -200,6 +207,92 @@ class Graph:
         tensor).
         """
         return convert.from_pyg(cls, data, num_nodes, num_src, num_dst, validate)
+
+    @classmethod
+    def with_capacity(
+        cls,
+        num_nodes: int | tuple[int, int],
+        num_edges: int,
+        *,
+        device: torch.device | str | None = None,
+    ) -> Graph:
+        """A graph of fixed size, into which `copy_` puts the edges of one batch after the other.
+
+        Its shapes, and those of all that is derived from it, follow from the capacity; how much is in use is
+        known to the device alone. CSRs and plans are made by kernels, without waiting for it, so that a CUDA
+        graph can hold a whole step: `copy_`, forward and backward. Features have ``num_nodes`` rows, edge
+        tensors ``num_edges``. A node that is not in use has no edges: its output is 0 (or the layer's bias)
+        and gets no gradient from its neighbours. An edge that is not in use is nowhere: its attention is 0,
+        and so are the gradients of what is given for it.
+
+        num_nodes: the most nodes, or (sources, destinations).  num_edges: the most edges.  device: default
+        torch's.
+
+        `edge_index` is the buffer itself, int64 [2, num_edges]; torch_geometric's layers that are given it
+        find this graph, also with loops. On a GPU there is one plan, that of a `one_shot` graph. What is new:
+        `edge_mask`, the edges in use. What waits or is refused: second derivatives and forward mode
+        (NotImplementedError), `degree_stats`, `has_zero_in_degree`. `to`, `reverse` and pickling copy the
+        edges that are in it.
+
+        Raises TypeError (no integers) and ValueError (2**31 nodes or edges, edges without nodes).
+        """
+        return cls._of_buffer(capacity.make(num_nodes, num_edges, device))
+
+    @classmethod
+    def _over(cls, edges: Tensor, counts: Tensor, num_nodes: int) -> Graph:
+        """Of fixed capacity, with buffers that somebody else writes to: see `FixedStructure`; ``_renew`` has
+        to follow."""
+        return cls._of_buffer(FixedStructure(edges, counts, num_nodes, num_nodes))
+
+    @classmethod
+    def _of_buffer(cls, structure: FixedStructure) -> Graph:
+        graph = cls._of(structure)
+        capacity.OF_BUFFER[structure.edges] = weakref.ref(graph)
+        return graph
+
+    def copy_(
+        self,
+        edge_index: Tensor,
+        num_nodes: int | tuple[int, int] | Tensor | None = None,
+        num_edges: int | Tensor | None = None,
+        *,
+        validate: bool = False,
+    ) -> Graph:
+        """Puts other edges into a graph made by `with_capacity`; returns it.
+
+        edge_index: int32 or int64 [2, E'] on any device, E' <= E. num_nodes: how many are in use, or
+        (sources, destinations); default all. num_edges: how many of the columns are; default all. Both may be
+        tensors on the graph's device (num_nodes then [2] or []), which a CUDA graph reads anew at every
+        replay.
+
+        Values are checked where they are on the CPU, else with ``validate``, which waits for the device.
+        Unchecked, an edge with an end that is not in use is left out.
+
+        In a CUDA graph: call it in the captured region with buffers, or before each replay. What a step
+        derives from the edges is to be made within the captured region: a call of `copy_` before capturing
+        sees to that.
+
+        Raises TypeError (a graph of another kind, no index tensor) and ValueError (more than the capacity,
+        shape, ids out of range where they are checked).
+        """
+        structure = self._structure
+        if not isinstance(structure, FixedStructure):
+            raise TypeError("Graph.copy_: expected a graph made by Graph.with_capacity, got another one")
+        if structure.num_loops:
+            raise TypeError("Graph.copy_: expected the graph without loops, of which this one is made")
+        capacity.fill(structure, edge_index, num_nodes, num_edges, validate)
+        return self
+
+    def _renew(self) -> None:
+        """The buffers of a graph of fixed capacity were written to."""
+        assert isinstance(self._structure, FixedStructure)
+        self._structure.renew()
+
+    @property
+    def edge_mask(self) -> Tensor | None:
+        """bool [num_edges], in the user's order: the edges in use of a graph of fixed capacity; else None."""
+        structure = self._structure
+        return structure.valid if isinstance(structure, FixedStructure) else None
 
     @classmethod
     @not_compiled
@@ -394,12 +487,11 @@ class Graph:
             return self
         structure = self._structure
         with untraced(structure.indices):
-            dst, src = (side.to(device, non_blocking) for side in (structure.dst, structure.src))
-        return Graph._make(dst, src, self.is_one_shot)
+            return Graph._of(structure.to(device, non_blocking), self.is_one_shot)
 
     def reverse(self) -> Graph:
         """Every edge turned round, in the same order. Shares everything that either graph builds."""
-        return Graph._make(self._structure.src, self._structure.dst, self.is_one_shot)
+        return Graph._of(self._structure.reversed(), self.is_one_shot)
 
     def one_shot(self) -> Graph:
         """This graph for one step of training, as a sampled mini-batch is; shares what either builds.
@@ -407,7 +499,7 @@ class Graph:
         Its plans are made without degree statistics, so that nothing waits for the device: on a GPU "auto" is
         "packed" or, where features do not allow it, "natural". A graph made of a DGL block is one already.
         """
-        return Graph._make(self._structure.dst, self._structure.src, True)
+        return Graph._of(self._structure, True)
 
     @property
     def is_one_shot(self) -> bool:
@@ -457,6 +549,13 @@ class Graph:
 
         return_edge_map: also returns int64 [new E]: where each edge was before, -1 for an appended loop.
         """
+        if isinstance(self._structure, FixedStructure):
+            if not remove_existing:
+                raise NotImplementedError(
+                    "Graph.add_self_loops: remove_existing: expected True for a graph of fixed capacity"
+                )
+            looped = self._structure.with_loops()
+            return (Graph._of(looped), looped.edge_map) if return_edge_map else Graph._of(looped)
         where, names = "Graph.add_self_loops", ("src", "dst")
         num_loops = min(self.num_src, self.num_dst)
         _csr.as_size(where, "number of edges", self.num_edges + num_loops)

@@ -63,7 +63,7 @@ def _of_relation(graph: Any) -> Graph:
 
 def check_in_degrees(graph: Any, converted: Graph) -> None:
     """Raise DGLError for a DGL graph, ZeroInDegreeError for ours, when a destination has no in-edges."""
-    if not converted.has_zero_in_degree:
+    if converted.edge_mask is not None or not converted.has_zero_in_degree:  # fixed capacity: would wait
         return
     message = (
         "the graph has destinations without in-edges, whose aggregate would be 0. Add self-loops "

@@ -142,7 +142,7 @@ def _plan_on_cpu(direction: Direction, name: str, bound: int | None, heads: int)
 def _plan_once(direction: Direction, shape: Shape) -> Plan:
     """Without statistics."""
     packed = cost.sub_warps(shape.heads, shape.dim, shape.dtype) > 1
-    found = items.of_rows_once(direction.csr, fixed_order=shape.layer == "gatv2")
+    found = direction.items_once(fixed_order=shape.layer == "gatv2")
     name, why = "packed" if packed else "natural", "a graph for one step"
     return Plan(name, items.ONCE_BOUND, *found, direction.size, packed, why, None, ())
 

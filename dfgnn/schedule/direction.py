@@ -20,11 +20,12 @@ class Direction:
         self.reverse, self.device = reverse, device
         self._structure = structure
         self._items: dict[tuple[int, bool, int, bool], Items] = {}
+        self._items_once: dict[bool, Items] = {}
 
     def copy(self) -> Direction:
         """One that has what this one has, and keeps what it makes to itself."""
         twin = copy(self)
-        twin._items = dict(self._items)
+        twin._items, twin._items_once = dict(self._items), dict(self._items_once)
         return twin
 
     @property
@@ -67,4 +68,11 @@ class Direction:
         found = self._items.get(key)
         if found is None:
             found = self._items[key] = items.of_rows(self.csr, self.num_cols, *key)
+        return found
+
+    def items_once(self, fixed_order: bool) -> Items:
+        """Of a graph for one step: see `items.of_rows_once`."""
+        found = self._items_once.get(fixed_order)
+        if found is None:
+            found = self._items_once[fixed_order] = items.of_rows_once(self.csr, fixed_order)
         return found

@@ -79,7 +79,8 @@ def cut(begin: Tensor, end: Tensor, max_edges: int, longest_first: bool) -> Item
 
 def cut_on_cpu(csr: CSR, max_edges: int) -> Items:
     """`cut` in row order, in one call."""
-    items, splits, counts = _plan_rows(csr.indptr, csr.indices, 0, 1, max_edges, False)
+    indices = csr.indices[: csr.indptr[-1]]  # a graph of fixed capacity has more places than edges
+    items, splits, counts = _plan_rows(csr.indptr, indices, 0, 1, max_edges, False)
     return Items(items, splits, int(counts[1]) if len(splits) else 0)
 
 

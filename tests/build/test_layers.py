@@ -15,6 +15,7 @@ _arguments
 _ops
 _csr
 _structure
+_fixed
 schedule
 graph
 reference
@@ -26,6 +27,7 @@ _flex
 functional
 _layers
 nn
+profiling capturing
 __init__
 env
 bench

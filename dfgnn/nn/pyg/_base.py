@@ -300,8 +300,10 @@ def _with_loops(edge_attr: Tensor, graph: Graph, edge_map: Tensor, fill_value) -
         edge_attr = edge_attr.index_select(0, edge_map[:num_kept])
     shape = num_loops, *edge_attr.shape[1:]
     if isinstance(fill_value, str):
-        dst = graph.edge_index[1, :num_kept]
-        loops = scatter(edge_attr, dst, 0, graph.num_dst, fill_value)[:num_loops]
+        dst, num_dst, mask = graph.edge_index[1, :num_kept], graph.num_dst, graph.edge_mask
+        if mask is not None:  # those that are not in use go to a row of their own
+            dst, num_dst = torch.where(mask[:num_kept], dst, num_dst), num_dst + 1
+        loops = scatter(edge_attr, dst, 0, num_dst, fill_value)[:num_loops]
     elif isinstance(fill_value, Tensor):
         loops = fill_value.to(edge_attr).expand(shape)
     else:
@@ -331,7 +333,7 @@ def attention_result(edge_index: Any, alpha: Tensor, graph: Graph, self_loops: b
 
     ``alpha [E', H]`` is in the graph's edge order, where loops are last. Sparse tensors hold theirs by rows.
     """
-    if isinstance(graph, EdgeList):
+    if isinstance(graph, EdgeList) or graph.edge_mask is not None:
         return graph.edge_index, alpha
     is_tensor = isinstance(edge_index, Tensor)
     if is_tensor and edge_index.layout == torch.strided:

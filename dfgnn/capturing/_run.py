@@ -1,0 +1,261 @@
+"""Running a step: eagerly, padded, and as a CUDA graph that is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map
+
+from . import samples
+from .buffers import Buffers
+from .padding import KnownMasks, Padding, WithoutDropout
+from .samples import Sample, Sizes
+from .state import Snapshot, without_dropout
+
+# Padding that counts changes a loss by about its share, a fifth; rounding, in 16 bits, by far less.
+_LOSS, _GRADIENT, _NOTHING = 1e-2, 5e-2, 1e-4
+_MASKS = "node_mask", "edge_mask", "graph_mask"
+
+
+class Body:
+    """What is done with a batch."""
+
+    def __init__(
+        self,
+        loss_fn: Callable[..., Any],
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        before_step: Callable[[], Any] | None,
+        device: torch.device,
+        check: bool,
+        debug: bool,
+    ):
+        self.loss_fn, self.model, self.optimizer, self.before_step = loss_fn, model, optimizer, before_step
+        self.device, self.check, self.debug = device, check, debug
+        self._stream: torch.cuda.Stream | None = None
+        self._pool: Any = None
+
+    def given(self, sample: Sample) -> tuple[Any, ...]:
+        """loss_fn's arguments: the batch on the device, everything in use."""
+        masks = [torch.ones(n, dtype=torch.bool, device=self.device) for n in sample.sizes]
+        tensors = samples.to_device(sample, self.device) | dict(zip(_MASKS, masks))
+        return _arguments(sample.rebuild(tensors, sample.sizes))
+
+    def step(self, args: tuple[Any, ...]) -> Any:
+        if self.optimizer is None:
+            with torch.no_grad():
+                return self.loss_fn(*args)
+        self.clear()
+        out = self.backward(args)
+        if self.before_step is not None:
+            self.before_step()
+        self.optimizer.step()
+        return _detached(out)
+
+    def backward(self, args: tuple[Any, ...]) -> Any:
+        out = self.loss_fn(*args)
+        loss = out[0] if isinstance(out, (tuple, list)) and out else out
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            got = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            raise TypeError(f"dfgnn.capture: loss_fn: expected it to return a loss of one element, got {got}")
+        loss.backward()
+        return out
+
+    def clear(self) -> None:
+        if self.optimizer is not None:
+            self.optimizer.zero_grad(set_to_none=True)
+        for x in self.model.parameters():
+            x.grad = None
+
+    def eager(self, sample: Sample) -> Any:
+        return self.step(self.given(sample))
+
+    def capture(self, run: Callable[[], Any]) -> tuple[Any, Any]:
+        """A CUDA graph of ``run`` and what it returns. Leaves no other trace."""
+        if self._stream is None:
+            self._stream, self._pool = torch.cuda.Stream(self.device), torch.cuda.graph_pool_handle()
+        snapshot = Snapshot(self.model, self.optimizer, self.device)
+        current = torch.cuda.current_stream(self.device)
+        self._stream.wait_stream(current)
+        try:
+            with torch.cuda.stream(self._stream):
+                run()
+                self._stream.synchronize()
+                with _no_waiting():
+                    run()
+        finally:
+            current.wait_stream(self._stream)
+            snapshot.restore()
+            self.clear()
+        graph = torch.cuda.CUDAGraph()
+        # Of this thread alone: a loader may pin memory in another one meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            out = run()
+        self.clear()  # gradients are in the graph's own memory
+        return graph, out
+
+
+def _arguments(batch: Any) -> tuple[Any, ...]:
+    return batch if isinstance(batch, tuple) else (batch,)
+
+
+def _detached(out: Any) -> Any:
+    return tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, out)
+
+
+@contextmanager
+def _no_waiting() -> Iterator[None]:
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    except RuntimeError as error:
+        if "synchronizing" not in str(error):
+            raise
+        raise RuntimeError(
+            "dfgnn.capture: the step waits for the device, which a CUDA graph cannot hold: look at the line "
+            "of loss_fn or before_step above. Shapes that depend on values (x[mask], unique), .item(), "
+            "prints and tensors made from numbers on the host do that"
+        ) from error
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+class Captured:
+    """A step for all batches that fit into some buffers."""
+
+    def __init__(self, body: Body, buffers: Buffers, sample: Sample):
+        self._body, self._buffers = body, buffers
+        tensors = buffers.tensors | buffers.masks
+        self._args = _arguments(sample.rebuild(tensors, buffers.capacity))
+        self._bounds = bounds_of(buffers.tensors, buffers.levels, buffers.capacity)
+        buffers.load(sample)
+        if body.check:
+            _compare(body, lambda: body.given(sample), self._padded, lambda x: buffers.cut(x, sample.sizes))
+        self._graph, self._out = None, None
+        if not body.debug:
+            self._graph, self._out = body.capture(self._step)
+        buffers.forget()
+
+    def _padded(self, run: Callable[[tuple[Any, ...]], Any]) -> Any:
+        self._buffers.derive()
+        with Padding(self._buffers.row_masks(), self._bounds):
+            return run(self._args)
+
+    def _step(self) -> Any:
+        return self._padded(self._body.step)
+
+    def __call__(self, sample: Sample) -> Any:
+        self._buffers.load(sample)
+        if self._graph is None:
+            out = self._step()
+            self._buffers.forget()
+        else:
+            self._graph.replay()
+            out = self._out
+        return _copies(out, lambda x: self._buffers.cut(x, sample.sizes))
+
+
+class Replay:
+    """A step for one batch that stays as it is."""
+
+    def __init__(self, body: Body, sample: Sample):
+        self._body, self._given = body, list(sample.tensors.values())
+        self._state = self._now()
+        self._args = body.given(sample)
+        found = samples.take_apart(self._args).tensors
+        masks = [x for x in found.values() if x.dtype == torch.bool and x.dim() == 1]
+        self._known = KnownMasks(masks)
+        self._bounds = bounds_of(found, samples.levels_of(sample), sample.sizes)
+        self._graph, self._out = None, None
+        if not body.debug:
+            self._graph, self._out = body.capture(self._step)
+
+    def _now(self) -> list[tuple[int, int]]:
+        return [(x._version, x.data_ptr()) for x in self._given]
+
+    def is_current(self) -> bool:
+        """Whether the batch has not been written to."""
+        return self._state == self._now()
+
+    def _step(self) -> Any:
+        with Padding({}, self._bounds), self._known:
+            return self._body.step(self._args)
+
+    def __call__(self) -> Any:
+        if self._graph is None:
+            return self._step()
+        self._graph.replay()
+        return _copies(self._out, lambda x: x)
+
+
+def bounds_of(tensors: dict[str, Tensor], levels: dict[str, str], sizes: Sizes) -> list[tuple[int, int, int]]:
+    """Of the tensors of ids: (begin, end) of their addresses, and how many values there are."""
+    counts = {samples.INDEX: sizes.nodes, samples.GRAPH_OF: sizes.graphs}
+    return [
+        (x.data_ptr(), x.data_ptr() + x.nbytes, counts[levels[name]])
+        for name, x in tensors.items()
+        if levels.get(name) in counts
+    ]
+
+
+def _copies(out: Any, cut: Callable[[Any], Any]) -> Any:
+    """The next replay writes to the same memory."""
+    return tree_map(lambda x: cut(x).detach().clone() if isinstance(x, Tensor) else x, out)
+
+
+# ---- with and without padding ----------------------------------------------------------------------------
+
+
+def _compare(body: Body, given: Callable[[], tuple], padded: Callable, cut: Callable[[Any], Any]) -> None:
+    """Raises ValueError where a step is another one with padding. Leaves no trace."""
+    snapshot = Snapshot(body.model, body.optimizer, body.device)
+
+    def run(args: tuple[Any, ...]) -> list[Tensor]:
+        body.clear()
+        if body.optimizer is None:
+            with torch.no_grad():
+                out = body.loss_fn(*args)
+        else:
+            out = _detached(body.backward(args))
+        results = [x for x in tree_flatten(out)[0] if isinstance(x, Tensor)]
+        return [*map(cut, results), *(x.grad for x in body.model.parameters() if x.grad is not None)]
+
+    try:
+        with without_dropout(body.model), WithoutDropout():
+            exact = run(given())
+            if snapshot.drew():
+                return  # of what is random by other means, two runs cannot be compared
+            snapshot.restore()
+            with_padding = padded(run)
+    finally:
+        snapshot.restore()
+        body.clear()
+    if [x.shape for x in exact] != [x.shape for x in with_padding]:
+        raise ValueError(
+            "dfgnn.capture: loss_fn: expected results of a row per node, edge or graph, or of one size, got "
+            f"{[list(x.shape) for x in exact]}, and with padding {[list(x.shape) for x in with_padding]}"
+        )
+    floating = [(a, b) for a, b in zip(exact, with_padding) if a.is_floating_point()]
+    for k, (a, b) in enumerate(floating):
+        allowed = _LOSS if k == 0 or body.optimizer is None else _GRADIENT
+        difference, size = float((a - b).norm()), float(a.norm())
+        if difference > allowed * size + _NOTHING * (1 + sum(float(x.norm()) for x, _ in floating[1:])):
+            _refuse(k, body, a, b)
+        if difference != difference and size == size:
+            _refuse(k, body, a, b)
+
+
+def _refuse(place: int, body: Body, a: Tensor, b: Tensor) -> None:
+    what = "the loss" if place == 0 and body.optimizer is not None else "a result or gradient"
+    values = (
+        f"{float(a):.6g} and {float(b):.6g}" if a.numel() == 1 else f"norm {a.norm():.6g} and {b.norm():.6g}"
+    )
+    raise ValueError(
+        f"dfgnn.capture: {what} is another one with padding ({values}): something mixes rows that are not in "
+        "use into others. Leave them out by batch.node_mask, edge_mask or graph_mask, or pass check=False"
+    )

@@ -1,0 +1,150 @@
+"""The buffers of one capacity: a padded batch at addresses that do not change, and its graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..graph import Graph
+from . import samples
+from .samples import FIXED, GRAPH_OF, INDEX, OFFSETS, Sample, Sizes
+
+_ALIGN = 256  # bytes
+_RING = 3  # staging buffers on the host, so that a copy may still be on its way
+_NUMBERS = "sizes in use"
+
+
+class Buffers:
+    """All tensors of a batch, as views of one block of memory, so that a batch of the host is one copy.
+
+    Beyond the batch, node ids are those of the last node, which is never in use, graph ids of the last graph,
+    and everything else is 0.
+    """
+
+    def __init__(self, sample: Sample, levels: dict[str, str], capacity: Sizes, device: torch.device):
+        self.capacity, self.levels, self.device = capacity, levels, device
+        self._layout: dict[str, tuple[int, torch.Size, torch.dtype]] = {}
+        at = 0
+        shapes = {name: self._shape(name, x) for name, x in sample.tensors.items()}
+        for name, (shape, dtype) in {**shapes, _NUMBERS: (torch.Size([4]), torch.int64)}.items():
+            self._layout[name] = at, shape, dtype
+            at += -(-shape.numel() * dtype.itemsize // _ALIGN) * _ALIGN
+        self._bytes = at
+        self._block = torch.empty(at, dtype=torch.uint8, device=device)
+        self.tensors = self._views(self._block)
+        self.numbers = self.tensors.pop(_NUMBERS)  # sources, destinations, edges; graphs
+        self._staging: list[tuple[Tensor, dict[str, Tensor], Any]] = []
+        self._turn = 0
+        self._fill(self.tensors, Sizes(0, 0, 0))
+        edges = self.tensors["edge_index"]
+        self.graph = Graph._over(edges, self.numbers[:3], capacity.nodes)
+        self.masks = {
+            name: torch.zeros(size, dtype=torch.bool, device=device)
+            for name, size in zip(("node_mask", "edge_mask", "graph_mask"), capacity)
+        }
+        self._counting = [torch.arange(size, device=device) for size in capacity]
+
+    def _shape(self, name: str, x: Tensor) -> tuple[torch.Size, torch.dtype]:
+        level, shape = self.levels[name], list(x.shape)
+        if level != FIXED:
+            shape[1 if level == INDEX else 0] = samples.rows_of(level, self.capacity)
+        return torch.Size(shape), x.dtype
+
+    def _views(self, block: Tensor) -> dict[str, Tensor]:
+        return {
+            name: block[at : at + shape.numel() * dtype.itemsize].view(dtype).view(shape)
+            for name, (at, shape, dtype) in self._layout.items()
+        }
+
+    # ---- what goes in ----------------------------------------------------------------------------
+
+    def load(self, sample: Sample) -> None:
+        """Copies a batch in; nothing waits for the device."""
+        sizes = sample.sizes
+        numbers = torch.tensor([sizes.nodes, sizes.nodes, sizes.edges, sizes.graphs])
+        if self.device.type == "cuda" and all(x.device.type == "cpu" for x in sample.tensors.values()):
+            block, views, event = self._next_staging()
+            self._write(views, sample)
+            views[_NUMBERS].copy_(numbers)
+            self._block.copy_(block, non_blocking=True)
+            event.record()
+        else:
+            self._write(self.tensors, sample)
+            self.numbers.copy_(numbers, non_blocking=True)
+
+    def _next_staging(self) -> tuple[Tensor, dict[str, Tensor], Any]:
+        if len(self._staging) < _RING:
+            block = torch.zeros(self._bytes, dtype=torch.uint8, pin_memory=True)
+            self._staging.append((block, self._views(block), torch.cuda.Event()))
+        found = self._staging[self._turn % len(self._staging)]
+        self._turn += 1
+        found[2].synchronize()  # its last copy, some batches ago
+        return found
+
+    def _write(self, views: dict[str, Tensor], sample: Sample) -> None:
+        for name, x in sample.tensors.items():
+            level, view = self.levels[name], views[name]
+            if level == FIXED:
+                view.copy_(x, non_blocking=True)
+            elif level == INDEX:
+                for row, values in zip(view, x):
+                    row[: x.shape[1]].copy_(values, non_blocking=True)
+            else:
+                view[: len(x)].copy_(x, non_blocking=True)
+        self._fill(views, sample.sizes)
+
+    def _fill(self, views: dict[str, Tensor], used: Sizes) -> None:
+        """Everything behind what is used."""
+        for name, level in self.levels.items():
+            view, begin = views[name], samples.rows_of(level, used)
+            if level == INDEX:
+                view[:, begin:].fill_(self.capacity.nodes - 1)
+            elif level == GRAPH_OF:
+                view[begin:].fill_(self.capacity.graphs - 1)
+            elif level == OFFSETS:
+                view[begin:].fill_(used.nodes)
+                view[-1:].fill_(self.capacity.nodes)
+            elif level != FIXED:
+                view[begin:].zero_()
+
+    # ---- what a step sees ------------------------------------------------------------------------
+
+    def derive(self) -> None:
+        """What follows from the numbers in use; part of the step."""
+        self.graph._renew()
+        for mask, count, places in zip(self.masks.values(), self.numbers[1:], self._counting):
+            torch.lt(places, count, out=mask)
+
+    def forget(self) -> None:
+        """What was derived within a CUDA graph is nobody else's."""
+        self.graph._renew()
+
+    def row_masks(self) -> dict[int, Tensor]:
+        return dict(zip(self.capacity, self.masks.values()))
+
+    def cut(self, out: Any, sizes: Sizes) -> Any:
+        """An output without the rows that are not in use."""
+        if not isinstance(out, Tensor) or not out.dim():
+            return out
+        used = dict(zip(self.capacity, sizes)).get(out.shape[0])
+        return out if used is None else out[:used]
+
+
+def capacity_for(sizes: Sizes, room: float, multiple: int = 64) -> Sizes:
+    """Sizes with some room, none of them alike nor a usual size of features."""
+    nodes, edges = (
+        -(-int(size * room + 1) // multiple) * multiple + 1 for size in (sizes.nodes, sizes.edges)
+    )
+    return distinct(Sizes(nodes, edges, sizes.graphs + 1))
+
+
+def distinct(sizes: Sizes) -> Sizes:
+    """Rows are told apart by their number."""
+    nodes, edges, graphs = sizes
+    while edges == nodes:
+        edges += 1
+    while graphs in (nodes, edges):
+        graphs += 1
+    return Sizes(nodes, edges, graphs)

@@ -1,0 +1,238 @@
+"""What rows that are not in use would disturb, and how they do not: while a padded step runs, the functions
+of torch that mix rows see this mode.
+
+``F.batch_norm`` in training, the mean or sum over all rows of what has a row per node, edge or graph, and
+the losses of ``torch.nn.functional`` leave out what is not in use. The largest value of an index
+(``int(batch.max()) + 1``, as pooling asks) is that of the capacity, which nobody has to wait for. ``x[mask]``
+with a mask of a batch that never changes is a selection of rows that are known.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+_LOSSES = (
+    F.binary_cross_entropy,
+    F.binary_cross_entropy_with_logits,
+    F.cross_entropy,
+    F.gaussian_nll_loss,
+    F.hinge_embedding_loss,
+    F.huber_loss,
+    F.kl_div,
+    F.l1_loss,
+    F.mse_loss,
+    F.multilabel_soft_margin_loss,
+    F.nll_loss,
+    F.poisson_nll_loss,
+    F.smooth_l1_loss,
+    F.soft_margin_loss,
+)
+_TOTALS = {Tensor.mean: "mean", torch.mean: "mean", Tensor.sum: "sum", torch.sum: "sum"}
+_LARGEST = (Tensor.max, torch.max, Tensor.amax, torch.amax)
+
+
+class Padding(TorchFunctionMode):
+    """masks: bool ``[capacity]`` by that capacity, which rows are in use. bounds: of indices, (begin, end) of
+    their addresses and how many values they can have."""
+
+    def __init__(self, masks: dict[int, Tensor], bounds: list[tuple[int, int, int]]):
+        super().__init__()
+        self.masks, self.bounds = masks, bounds
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        rule = _RULES.get(func)
+        if rule is None:
+            return func(*args, **kwargs)
+        return rule(self, func, args, kwargs)
+
+    def bound_of(self, x: Tensor) -> int | None:
+        if x.is_floating_point() or not x.numel():
+            return None
+        place = x.data_ptr()
+        return next((count for begin, end, count in self.bounds if begin <= place < end), None)
+
+    def mask_of(self, x: Any) -> Tensor | None:
+        return self.masks.get(x.shape[0]) if isinstance(x, Tensor) and x.dim() else None
+
+
+class KnownMasks(TorchFunctionMode):
+    """places: of a bool tensor, by its identity, where it is True."""
+
+    def __init__(self, masks: list[Tensor]):
+        super().__init__()
+        self._places = {id(mask): (mask, mask.nonzero().squeeze(1)) for mask in masks}
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is Tensor.__getitem__ and len(args) == 2 and isinstance(args[1], Tensor):
+            found = self._places.get(id(args[1]))
+            if found is not None:
+                return args[0].index_select(0, found[1])
+        return func(*args, **(kwargs or {}))
+
+
+class WithoutDropout(TorchFunctionMode):
+    """For a comparison of two runs whose masks would differ."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in _DROPOUTS:
+            return args[0] if args else (kwargs or {})["input"]
+        return func(*args, **(kwargs or {}))
+
+
+_DROPOUTS = (
+    F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout,
+    torch.dropout, torch.alpha_dropout, torch.feature_dropout,
+)  # fmt: skip
+
+
+# ---- rules -----------------------------------------------------------------------------------------------
+
+
+def _rows(mask: Tensor, x: Tensor) -> Tensor:
+    """mask, as wide as x."""
+    return mask.view(-1, *[1] * (x.dim() - 1))
+
+
+def in_use(mask: Tensor, x: Tensor) -> Tensor:
+    """x, 0 in the rows that are not in use, whatever was there."""
+    return torch.where(_rows(mask, x), x, 0)
+
+
+def _largest(mode: Padding, func, args, kwargs):
+    x = args[0] if args else kwargs.get("input")
+    if len(args) == 1 and not kwargs and isinstance(x, Tensor):
+        bound = mode.bound_of(x)
+        if bound is not None:
+            return torch.tensor(bound - 1)  # on the host, where it is asked for
+    return func(*args, **kwargs)
+
+
+def _total(mode: Padding, func, args, kwargs):
+    found = _bound(_total_of, args, kwargs)
+    mask = None if found is None else mode.mask_of(found["input"])
+    if found is None or mask is None or found["dim"] not in (None, 0, (0,), [0]):
+        return func(*args, **kwargs)
+    x = found["input"]
+    if x.dtype == torch.bool or not (x.is_floating_point() or _TOTALS[func] == "sum"):
+        return func(*args, **kwargs)
+    axes = None if found["dim"] is None else 0
+    total = torch.sum(in_use(mask, x), axes, keepdim=found["keepdim"], dtype=found["dtype"])
+    if _TOTALS[func] == "sum":
+        return total
+    return total / (mask.sum() * (1 if axes == 0 else x[0].numel()))
+
+
+def _total_of(input, dim=None, keepdim=False, *, dtype=None, axis=None): ...
+
+
+def _loss(mode: Padding, func, args, kwargs):
+    found = _bound(func, args, kwargs)
+    mask = None if found is None else mode.mask_of(found["input"])
+    if found is None or mask is None or found["reduction"] == "none":
+        return func(*args, **kwargs)
+    if any(found.get(name) is not None for name in ("size_average", "reduce")):
+        return func(*args, **kwargs)
+    target = found["target"]
+    if func in (F.cross_entropy, F.nll_loss) and not target.is_floating_point():
+        found["target"] = torch.where(_rows(mask, target), target, found["ignore_index"])
+        return func(**found)
+    reduction, found["reduction"] = found["reduction"], "none"
+    each = in_use(mask, func(**found))
+    if reduction == "sum":
+        return each.sum()
+    return each.sum() / (mask.sum() * (1 if reduction == "batchmean" else each[0].numel()))
+
+
+def _batch_norm(mode: Padding, func, args, kwargs):
+    found = _bound(func, args, kwargs)
+    mask = None if found is None else mode.mask_of(found["input"])
+    if found is None or mask is None or not found["training"]:
+        return func(*args, **kwargs)
+    x, mean, var = found["input"], found["running_mean"], found["running_var"]
+    y, batch_mean, batch_var, count = _MaskedBatchNorm.apply(
+        x, found["weight"], found["bias"], mask, found["eps"]
+    )
+    if mean is not None:
+        with torch.no_grad():
+            unbiased = batch_var * (count / (count - 1).clamp(min=1))
+            mean.lerp_(batch_mean.to(mean.dtype), found["momentum"])
+            var.lerp_(unbiased.to(var.dtype), found["momentum"])
+    return y
+
+
+class _MaskedBatchNorm(torch.autograd.Function):
+    """Batch normalisation of ``[N, C, ...]`` over the rows in use; those that are not become 0.
+
+    (y, mean, biased variance, number of elements of a channel).
+    """
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, mask, eps):
+        axes = [0, *range(2, x.dim())]
+        shape = 1, -1, *[1] * (x.dim() - 2)
+        rows = _rows(mask, x)
+        values = torch.where(rows, x, 0).to(torch.promote_types(x.dtype, torch.float32))
+        count = mask.sum() * (x[0, 0].numel() if x.dim() > 2 else 1)
+        mean = values.sum(axes) / count
+        centred = torch.where(rows, values - mean.view(shape), 0)
+        var = centred.square().sum(axes) / count
+        scale = (var + eps).rsqrt()
+        factor = scale if weight is None else scale * weight
+        y = centred * factor.view(shape)
+        if bias is not None:
+            y = torch.where(rows, y + bias.view(shape), 0)
+        ctx.save_for_backward(centred, weight, mask, scale, factor, count)
+        ctx.has_bias, ctx.dtype = bias is not None, x.dtype
+        ctx.mark_non_differentiable(mean, var, count)
+        return y.to(x.dtype), mean, var, count
+
+    @staticmethod
+    def backward(ctx, grad, *_):
+        centred, weight, mask, scale, factor, count = ctx.saved_tensors
+        axes = [0, *range(2, grad.dim())]
+        shape = 1, -1, *[1] * (grad.dim() - 2)
+        rows = _rows(mask, grad)
+        grad = torch.where(rows, grad, 0).to(centred.dtype)
+        total = grad.sum(axes)
+        along = (grad * centred).sum(axes) * scale
+        inner = grad - (total / count).view(shape) - centred * (along * scale / count).view(shape)
+        grad_x = torch.where(rows, inner * factor.view(shape), 0).to(ctx.dtype)
+        return (
+            grad_x,
+            along.to(weight.dtype) if weight is not None else None,
+            total if ctx.has_bias else None,
+            None,
+            None,
+        )
+
+
+@cache
+def _signature(func: Callable) -> inspect.Signature:
+    return inspect.signature(func)
+
+
+def _bound(func: Callable, args: tuple, kwargs: dict) -> dict[str, Any] | None:
+    """The arguments by name, defaults included; None where they are not as the signature says."""
+    try:
+        bound = _signature(func).bind(*args, **kwargs)
+    except TypeError:
+        return None
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+
+_RULES: dict[Any, Callable] = {
+    F.batch_norm: _batch_norm,
+    **dict.fromkeys(_LOSSES, _loss),
+    **dict.fromkeys(_TOTALS, _total),
+    **dict.fromkeys(_LARGEST, _largest),
+}

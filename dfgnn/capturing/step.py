@@ -1,0 +1,259 @@
+"""``dfgnn.capture``: a training step replayed as a CUDA graph, whatever the sizes of its batches."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import samples
+from ._run import Body, Captured, Replay
+from .buffers import Buffers, capacity_for, distinct
+from .samples import Sample, Sizes
+from .state import prepare
+
+__all__ = ["CaptureWarning", "CapturedStep", "capture"]
+
+# Room for the batches after the one that a capacity is made for, and how much larger than a batch one may be.
+_ROOM, _MOST = 1.25, 4.0
+
+
+class CaptureWarning(UserWarning):
+    """A step runs eagerly instead of from a CUDA graph."""
+
+
+def capture(
+    loss_fn: Callable[..., Any],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    capacities: Iterable[tuple[int, ...]] | None = None,
+    max_graphs: int = 8,
+    before_step: Callable[[], Any] | None = None,
+    check: bool = True,
+    debug: bool = False,
+) -> CapturedStep:
+    """A training step as a CUDA graph: forward, backward and optimizer in one launch, for every batch.
+
+    .. code-block:: python
+
+        step = dfgnn.capture(lambda b: F.cross_entropy(model(b), b.y), model, optimizer)
+        for batch in loader:
+            loss = step(batch)
+
+    The step that is called does what this does: ``optimizer.zero_grad()``, ``loss = loss_fn(batch)``,
+    ``loss.backward()``, ``optimizer.step()``; without an optimizer only ``loss_fn`` without gradients, as in
+    an evaluation. The first batch, whatever it is, runs eagerly: it makes the optimizer's state and lazy
+    parameters. From then on a batch is copied into buffers of a *capacity*, padded, and a CUDA graph of that
+    capacity is replayed. It is made once: warm-up on a stream of its own, whose traces (parameters, buffers,
+    optimizer, generators) are taken back, then the capture. The graph of the edges, its CSRs and plans are
+    part of it. Nothing waits for the device. Dropout draws from torch's generator of the device at every
+    replay.
+
+    **A batch** is a torch_geometric Data or Batch, a dict of tensors with ``x`` and ``edge_index``, or
+    tensors ``step(x, edge_index, y, batch)``, as many as ``loss_fn`` takes; on the host or the device.
+    ``loss_fn`` gets the like of it. Its attention layers are those of `dfgnn.nn.pyg`, or torch_geometric's
+    after `accelerate` or `patch`; self loops are theirs to add.
+
+    **Padding.** What ``loss_fn`` sees has rows that are not in use: nodes without edges that belong to an
+    additional graph, edges between the last node and itself, features of 0. They do not count in batch
+    normalisation, in the losses of ``torch.nn.functional`` and in means and sums over all rows (`Padding`);
+    pooling gives the additional graph a row of its own, which the loss leaves out. A Data or dict also has
+    ``node_mask``, ``edge_mask`` and ``graph_mask``, bool: which rows are in use. What else mixes rows needs
+    them. When a capacity is captured, loss and gradients of the batch are compared with and without padding.
+
+    **A graph that stays the same**: where a step is called with the very object of the call before, its
+    tensors are captured as they are, without padding, and selections by its masks (``out[data.train_mask]``)
+    are known. It must not be modified afterwards.
+
+    **Not to be had**: shapes that depend on values (``x[x > 0]``, ``unique``), ``.item()`` and prints: an
+    error says where. Typed layers (RGAT, HGT) with edges that change. GradScaler, whose steps wait: use
+    bfloat16. ``.grad`` is None after a step: use ``before_step``.
+
+    Args:
+        loss_fn: called with the batch; returns the loss, or a tuple of it and other tensors; without an
+            optimizer any tensors.
+        model: what is trained; its device is the step's. On a CPU steps run eagerly, after one warning.
+        optimizer: one of torch.optim with ``capturable``, which is set, or SGD. Learning rates become
+            tensors; schedulers go on working.
+        capacities: (nodes, edges) or (nodes, edges, graphs) of the buffers; a batch takes the smallest that
+            fits, with one node and graph to spare. Default: made from the batches, a quarter larger than the
+            first one that finds none. A batch that fits none runs eagerly, after one warning.
+        max_graphs: how many CUDA graphs are kept at most.
+        before_step: called between backward and the optimizer's step, as for
+            ``torch.nn.utils.clip_grad_norm_``.
+        check: compare with and without padding.
+        debug: runs padded steps eagerly, on any device: the same computation, for a debugger.
+
+    Returns:
+        The step, which returns what ``loss_fn`` does, detached, without rows that are not in use.
+
+    Raises:
+        TypeError: an argument or a batch is not as described.
+        ValueError: with ``check``, the loss or a gradient is another one with padding.
+        RuntimeError: the step does something that a CUDA graph cannot hold.
+    """
+    return CapturedStep(
+        loss_fn, model, optimizer, capacities, max_graphs, before_step, check=check, debug=debug
+    )
+
+
+class CapturedStep:
+    """What `capture` returns. ``replays``, ``eager_steps`` and ``captures`` count its calls; ``capacities``
+    are the sizes of its buffers."""
+
+    def __init__(
+        self,
+        loss_fn: Callable[..., Any],
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        capacities: Iterable[tuple[int, ...]] | None,
+        max_graphs: int,
+        before_step: Callable[[], Any] | None,
+        *,
+        check: bool,
+        debug: bool,
+    ):
+        _check(callable(loss_fn), "loss_fn", "a function", loss_fn)
+        _check(isinstance(model, nn.Module), "model", "a torch.nn.Module", model)
+        _check(
+            optimizer is None or isinstance(optimizer, torch.optim.Optimizer),
+            "optimizer", "one of torch.optim", optimizer,
+        )  # fmt: skip
+        _check(before_step is None or callable(before_step), "before_step", "a function", before_step)
+        if isinstance(max_graphs, bool) or not isinstance(max_graphs, int) or max_graphs < 1:
+            raise ValueError(f"dfgnn.capture: max_graphs: expected a number >= 1, got {max_graphs!r}")
+        self._wanted = None if capacities is None else _capacities(capacities)
+        self._max_graphs = max_graphs
+        self.device = next((x.device for x in model.parameters()), torch.device("cpu"))
+        self._debug = debug
+        self._replays_anything = debug or self.device.type == "cuda"
+        if optimizer is not None and self.device.type == "cuda":
+            prepare(optimizer, self.device)
+        self._body = Body(loss_fn, model, optimizer, before_step, self.device, check, debug)
+        self._captured: dict[tuple[Sizes, bool], Captured] = {}
+        self._same: dict[bool, tuple[Any, Replay]] = {}  # by whether the model is in training
+        self._last: Any = None
+        self._levels: dict[str, str] = {}
+        self._shapes: dict[str, tuple] = {}
+        self._warned: set[str] = set()
+        self._most = 0  # graphs of a batch so far: the last one of an epoch has fewer
+        self.replays = self.eager_steps = self.captures = 0
+
+    @property
+    def capacities(self) -> list[Sizes]:
+        return sorted({sizes for sizes, _ in self._captured})
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{n:,} nodes / {e:,} edges / {g:,} graphs" for n, e, g in self.capacities)
+        return (
+            f"CapturedStep on {self.device}: {self.replays} replays, {self.eager_steps} eager steps, "
+            f"{self.captures} captures; capacities: {sizes or 'none'}"
+        )
+
+    def __call__(self, *batch: Any) -> Any:
+        if not self._replays_anything:
+            self._warn("the model is on a CPU, which has no CUDA graphs: steps run eagerly")
+            return self._eagerly(samples.take_apart(batch))
+        same = self._same.get(self._body.model.training)
+        if same is not None and _is_same(same[0], batch) and same[1].is_current():
+            self.replays += 1
+            return same[1]()
+        sample = samples.take_apart(batch)
+        self._most = max(self._most, sample.sizes.graphs)
+        if not self._levels:  # the first one
+            self._levels = samples.levels_of(sample)
+            self._shapes = {name: (tuple(x.shape), x.dtype) for name, x in sample.tensors.items()}
+            self._last = batch
+            return self._eagerly(sample)
+        if _is_same(self._last, batch):
+            return self._as_it_is(batch, sample)
+        self._last = batch
+        misfit = samples.misfit(sample, self._levels, self._shapes)
+        if misfit is not None:
+            self._warn(f"a batch is not like the first one ({misfit}): it runs eagerly")
+            return self._eagerly(sample)
+        found = self._find(sample)
+        if found is None:
+            self._warn(
+                f"a batch of {sample.sizes.nodes} nodes, {sample.sizes.edges} edges and "
+                f"{sample.sizes.graphs} graphs does not fit into a capacity ({self!r}): it runs eagerly"
+            )
+            return self._eagerly(sample)
+        self.replays += 1
+        return found(sample)
+
+    def _eagerly(self, sample: Sample) -> Any:
+        self.eager_steps += 1
+        return self._body.eager(sample)
+
+    def _warn(self, text: str) -> None:
+        kind = text.split()[1]
+        if kind not in self._warned:
+            self._warned.add(kind)
+            warnings.warn(f"dfgnn.capture: {text}", CaptureWarning, stacklevel=3)
+
+    def _as_it_is(self, batch: Any, sample: Sample) -> Any:
+        self.captures += not self._debug
+        found = Replay(self._body, sample)
+        self._same[self._body.model.training] = batch, found
+        self.replays += 1
+        return found()
+
+    def _find(self, sample: Sample) -> Captured | None:
+        """The graph of the smallest capacity that fits; made where there is none."""
+        training = self._body.model.training
+        sizes = sample.sizes
+        # A node and a graph to spare, to which belongs what is not in use.
+        need = Sizes(sizes.nodes + 1, sizes.edges, sizes.graphs + 1)
+        most = self._most + 1
+        if self._wanted is not None:
+            fitting = [c._replace(graphs=c.graphs or most) for c in self._wanted]
+            known = {k for k, _ in self._captured if k.fits(need)}
+            fitting = sorted([*known, *(c for c in fitting if c.fits(need))])
+        else:
+            fitting = sorted(k for k, _ in self._captured if k.fits(need))
+            if (
+                not fitting
+                or fitting[0].nodes > _MOST * need.nodes
+                and len(self._captured) < self._max_graphs
+            ):
+                fitting = [capacity_for(sizes._replace(graphs=self._most), _ROOM)]
+        if not fitting:
+            return None
+        key = distinct(fitting[0]), training
+        if key not in self._captured:
+            if len(self._captured) >= self._max_graphs:
+                return None
+            buffers = Buffers(sample, self._levels, key[0], self.device)
+            made = Captured(self._body, buffers, sample)
+            self._captured[key] = made
+            self.captures += not self._debug
+        return self._captured[key]
+
+
+def _check(ok: bool, name: str, expected: str, got: Any) -> None:
+    if not ok:
+        raise TypeError(f"dfgnn.capture: {name}: expected {expected}, got {type(got).__name__}")
+
+
+def _capacities(given: Iterable[tuple[int, ...]]) -> list[Sizes]:
+    found = []
+    for sizes in given:
+        numbers = tuple(sizes)
+        if len(numbers) not in (2, 3) or not all(isinstance(n, int) and n > 0 for n in numbers):
+            raise ValueError(
+                "dfgnn.capture: capacities: expected (nodes, edges) or (nodes, edges, graphs), all of them "
+                f"positive, got {sizes!r}"
+            )
+        found.append(Sizes(*numbers, *([0] if len(numbers) == 2 else [])))
+    if not found:
+        raise ValueError("dfgnn.capture: capacities: expected at least one, got none")
+    return sorted(found)
+
+
+def _is_same(before: Any, batch: tuple[Any, ...]) -> bool:
+    return before is not None and len(before) == len(batch) and all(x is y for x, y in zip(before, batch))

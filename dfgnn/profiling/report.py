@@ -1,0 +1,232 @@
+"""What was measured of a step, as text and as a picture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .trace import Step
+
+_ROWS = 12  # of kernels or operators in a table
+_COLOURS = {
+    "operator": "#4c78a8",
+    "launch": "#f58518",
+    "wait": "#e45756",
+    "kernel": "#54a24b",
+    "copy": "#b279a2",
+    "set": "#9d9d9d",
+}
+_LANES = {"operator": "operators", "launch": "launches", "wait": "launches"}
+# An eager step that launches so few kernels and is still bound by the host does something else there.
+_FEW = 10
+
+
+class Operator(NamedTuple):
+    """An operator, or a kernel: what it takes of a step without what it calls, and how often it is called."""
+
+    name: str
+    ms: float
+    calls: float
+
+
+@dataclass(frozen=True, repr=False)
+class Profile:
+    """Of one step; see `dfgnn.profile`. Its text is a table."""
+
+    name: str
+    device: str
+    on_gpu: bool
+    step_ms: float
+    host_ms: float
+    device_ms: float
+    tklqt_ms: float
+    kernels: int
+    launches: int  # calls that launch kernels: a CUDA graph has many kernels and one launch
+    copies: int  # between host and device, and settings of memory
+    waits: int  # calls that wait for the device
+    waits_ms: float
+    peak_bytes: int | None
+    by_kernel: list[Operator] = field(default_factory=list)
+    by_operator: list[Operator] = field(default_factory=list)
+    timeline: Step | None = None
+
+    @property
+    def verdict(self) -> str:
+        """ "launch-bound", "bandwidth-bound", or on the CPU "host"."""
+        if not self.on_gpu:
+            return "host"
+        return "launch-bound" if self.host_ms > self.device_ms else "bandwidth-bound"
+
+    @property
+    def advice(self) -> list[str]:
+        """What to do about it."""
+        found = []
+        if not self.on_gpu:
+            names = ", ".join(o.name for o in self.by_operator[:3])
+            return [f"the step runs on the CPU; most of its time is in {names}"]
+        if self.verdict == "launch-bound":
+            idle = 1 - min(self.device_ms / self.step_ms, 1.0)
+            found.append(
+                f"the device is idle for {idle:.0%} of a step: faster kernels change nothing, fewer do"
+            )
+            if self.launches > _FEW:
+                found.append(
+                    f"dfgnn.capture replays the {self.launches} launches as one CUDA graph; "
+                    "torch.compile fuses what lies between attentions"
+                )
+            else:
+                found.append("there are few launches left: look at the loader and at what else the host does")
+        else:
+            top = self.by_kernel[0] if self.by_kernel else None
+            share = "" if top is None else f"; {top.ms / self.device_ms:.0%} of it is {_short(top.name, 48)}"
+            found.append(f"the device is at work for {self.device_ms:.3f} ms of the step{share}")
+            found.append(
+                "bfloat16 autocast halves what is read, Graph.autotune and Graph.reorder change how; "
+                "capture will not help much"
+            )
+        if self.waits:
+            found.append(
+                f"the host waits {self.waits} times for the device in each step ({self.waits_ms:.3f} ms): "
+                "look for .item(), .cpu(), boolean indexing and prints"
+            )
+        return found
+
+    def __repr__(self) -> str:
+        lines = [f"{self.name} on {self.device}: {self.verdict}"]
+        lines += [f"  {label:<36}{value}" for label, value in self._numbers()]
+        lines += _table("kernel", self.by_kernel) if self.on_gpu else []
+        lines += _table("host time by operator", self.by_operator)
+        return "\n".join([*lines, *(f"  -> {text}" for text in self.advice)])
+
+    def _numbers(self) -> list[tuple[str, str]]:
+        rows = [("time per step", f"{self.step_ms:.3f} ms"), ("host time", f"{self.host_ms:.3f} ms")]
+        if self.on_gpu:
+            copied = f", {self.copies} copies and settings" if self.copies else ""
+            rows += [
+                ("device time", f"{self.device_ms:.3f} ms"),
+                ("kernels", f"{self.kernels} in {self.launches} launches{copied}"),
+                ("kernel launch and queueing (TKLQT)", f"{self.tklqt_ms:.3f} ms"),
+                ("waits for the device", f"{self.waits} ({self.waits_ms:.3f} ms)"),
+            ]
+        if self.peak_bytes is not None:
+            rows.append(("peak memory", f"{self.peak_bytes / 2**20:.1f} MiB"))
+        return rows
+
+    def as_dict(self) -> dict[str, Any]:
+        """The numbers and tables, for a JSON file."""
+        skipped = ("by_kernel", "by_operator", "timeline")
+        numbers = {key: value for key, value in vars(self).items() if key not in skipped}
+        return numbers | {
+            "verdict": self.verdict,
+            "by_kernel": [o._asdict() for o in self.by_kernel],
+            "by_operator": [o._asdict() for o in self.by_operator],
+        }
+
+    def compare(self, after: Profile) -> Comparison:
+        """This profile beside that of the same step after a change, such as `dfgnn.accelerate`."""
+        return Comparison(self, after)
+
+    def plot(self, path: str | Path) -> None:
+        """Draws one step as a timeline of host and device to a file, whose name says the format.
+
+        Raises ImportError where matplotlib is not installed.
+        """
+        _draw([self], path)
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """Two profiles of a step; see `Profile.compare`. Its text is a table."""
+
+    before: Profile
+    after: Profile
+
+    @property
+    def speedup(self) -> float:
+        """Time per step before, over that after."""
+        return self.before.step_ms / self.after.step_ms
+
+    def __repr__(self) -> str:
+        before, after = self.before, self.after
+        rows: list[tuple[str, float | None, float | None, str]] = [
+            ("time per step, ms", before.step_ms, after.step_ms, ".3f"),
+            ("host time, ms", before.host_ms, after.host_ms, ".3f"),
+        ]
+        if before.on_gpu and after.on_gpu:
+            rows += [
+                ("device time, ms", before.device_ms, after.device_ms, ".3f"),
+                ("kernels", before.kernels, after.kernels, "d"),
+                ("launches", before.launches, after.launches, "d"),
+                ("TKLQT, ms", before.tklqt_ms, after.tklqt_ms, ".3f"),
+                ("waits for the device", before.waits, after.waits, "d"),
+            ]
+        if before.peak_bytes is not None and after.peak_bytes is not None:
+            rows.append(("peak memory, MiB", before.peak_bytes / 2**20, after.peak_bytes / 2**20, ".1f"))
+        lines = [f"{'':<24}{_short(before.name, 15):>16}{_short(after.name, 15):>16}{'ratio':>10}"]
+        for label, x, y, form in rows:
+            ratio = f"{x / y:.2f} x" if x and y else "-"
+            lines.append(f"{label:<24}{format(x, form):>16}{format(y, form):>16}{ratio:>10}")
+        lines.append(f"{'verdict':<24}{before.verdict:>16}{after.verdict:>16}")
+        return "\n".join([*lines, *(f"  -> {text}" for text in after.advice)])
+
+    def plot(self, path: str | Path) -> None:
+        """Draws a step of each as in `Profile.plot`, on one scale."""
+        _draw([self.before, self.after], path)
+
+
+def _short(name: str, width: int) -> str:
+    return name if len(name) <= width else name[: width - 1] + "…"
+
+
+def _table(title: str, rows: list[Operator]) -> list[str]:
+    if not rows:
+        return []
+    total = sum(row.ms for row in rows)
+    lines = [f"  {'ms':>9} {'share':>6} {'calls':>7}  {title}"]
+    for row in rows[:_ROWS]:
+        lines.append(f"  {row.ms:>9.4f} {row.ms / total:>6.1%} {row.calls:>7g}  {_short(row.name, 88)}")
+    rest = rows[_ROWS:]
+    if rest:
+        ms = sum(row.ms for row in rest)
+        calls = sum(row.calls for row in rest)
+        lines.append(f"  {ms:>9.4f} {ms / total:>6.1%} {calls:>7g}  {len(rest)} more")
+    return lines
+
+
+def _draw(profiles: list[Profile], path: str | Path) -> None:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+        from matplotlib.patches import Patch
+    except ImportError as error:
+        raise ImportError(f"a timeline needs matplotlib: pip install matplotlib ({error})") from error
+    figure = Figure(figsize=(12, 0.8 + 1.7 * len(profiles)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(profiles), 1, sharex=True, squeeze=False)[:, 0]
+    used = set()
+    for axis, profile in zip(axes, profiles):
+        step = profile.timeline
+        lanes = ["device", "launches", "operators"] if profile.on_gpu else ["operators"]
+        for span in [*step.host, *step.device] if step is not None else []:
+            lane = {"operator": "operators", "launch": "launches", "wait": "launches"}.get(
+                span.kind, "device"
+            )
+            if lane not in lanes:
+                continue
+            used.add(span.kind)
+            axis.broken_barh(
+                [(span.begin / 1e3, (span.end - span.begin) / 1e3)],
+                (lanes.index(lane) - 0.4, 0.8),
+                facecolor=_COLOURS[span.kind],
+                edgecolor="white" if span.kind == "operator" else "none",
+                linewidth=0.2,
+            )
+        axis.set_yticks(range(len(lanes)), lanes)
+        axis.set_title(
+            f"{profile.name}: {profile.step_ms:.3f} ms per step, {profile.verdict}", loc="left", fontsize=10
+        )
+    axes[-1].set_xlabel("ms, under the profiler, which lengthens the host's part")
+    handles = [Patch(color=_COLOURS[kind], label=kind) for kind in _COLOURS if kind in used]
+    figure.legend(handles=handles, loc="outside upper right", ncols=len(handles), fontsize=8)
+    figure.savefig(path, dpi=150)

@@ -1,0 +1,148 @@
+"""Running a step under torch.profiler, and beside it for the times that a profiler would lengthen."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, record_function
+from torch.profiler import profile as torch_profile
+
+from ..nn.switch import accelerate, restore
+from . import trace
+from .report import Comparison, Operator, Profile
+
+__all__ = ["profile", "profile_accelerated"]
+
+
+def profile(
+    step: Callable[..., Any],
+    *args: Any,
+    steps: int = 10,
+    warmup: int = 5,
+    device: torch.device | str | None = None,
+    name: str = "step",
+) -> Profile:
+    """Where the time of ``step(*args)`` goes, as a `Profile`: print it, ``plot`` it, ``compare`` two of them.
+
+    The step runs warmup + 3 * steps times, with all that it does to its model. First alone: its own time and
+    the host's. Then under torch.profiler, from which comes the rest; there the device is idle when a step
+    begins.
+
+    ``host_ms``    time of the host thread in a call, from an idle device, less what it waited for the device
+    ``device_ms``  time in which the device was at work for the step
+    ``step_ms``    time per step of steps back to back
+    ``tklqt_ms``   total kernel launch and queueing time: the sum over kernels of the time from the call that
+                   launched it to its start
+
+    A step can take no less than the longer one of host and device. So it is *launch-bound* where the host
+    takes longer, and else *bandwidth-bound*: attention on graphs reads more than it computes.
+
+    Args:
+        step: a whole training step, or anything else that can be called again and again.
+        args: its arguments.
+        steps, warmup: how often it is measured (each way), and called before.
+        device: what to measure; default the current GPU if there is one, else the CPU. On the CPU there are
+            no kernels: host time by operator remains.
+        name: a heading.
+
+    Raises:
+        TypeError: ``step`` cannot be called.
+        ValueError: ``steps`` below 1, or ``warmup`` below 0.
+
+    Source: TKLQT is that of "SKIP: System-Aware Kernel Inference Profiler" (Vellaisamy et al., 2025).
+    """
+    if not callable(step):
+        raise TypeError(f"dfgnn.profile: step: expected a function, got {type(step).__name__}")
+    if steps < 1 or warmup < 0:
+        raise ValueError(f"dfgnn.profile: steps, warmup: expected at least 1 and 0, got {steps} and {warmup}")
+    chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    on_gpu = chosen.type == "cuda"
+
+    def wait() -> None:
+        if on_gpu:
+            torch.cuda.synchronize(chosen)
+
+    for _ in range(warmup):
+        step(*args)
+    wait()
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(chosen)
+    begin = time.perf_counter()
+    for _ in range(steps):
+        step(*args)
+    wait()
+    step_ms = (time.perf_counter() - begin) / steps * 1e3
+    calls = []
+    for _ in range(steps):
+        begin = time.perf_counter()
+        step(*args)
+        calls.append((time.perf_counter() - begin) * 1e3)
+        wait()
+    peak = torch.cuda.max_memory_allocated(chosen) if on_gpu else None
+
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    with torch_profile(activities=activities, profile_memory=not on_gpu) as profiler:
+        for _ in range(steps):
+            with record_function(trace.STEP):
+                step(*args)
+            wait()
+    events = trace.events_of(profiler)
+    found = trace.steps_of(events)
+    middle = sorted(found, key=lambda s: s.host[-1].end if s.host else 0.0)[len(found) // 2]
+    operators = [
+        Operator(o.key, o.self_cpu_time_total / steps / 1e3, o.count / steps)
+        for o in profiler.key_averages()
+        if o.key != trace.STEP and o.self_cpu_time_total and not o.key.startswith("cuda")
+    ]
+    kernels = [
+        Operator(key, sum(s.by_kernel[key] for s in found) / steps, sum(s.counts[key] for s in found) / steps)
+        for key in dict.fromkeys(key for s in found for key in s.by_kernel)
+    ]
+    waits_ms = median(s.waits_ms for s in found)
+    call_ms = median(calls)
+    return Profile(
+        name=name,
+        device=torch.cuda.get_device_name(chosen) if on_gpu else "CPU",
+        on_gpu=on_gpu,
+        step_ms=step_ms,
+        host_ms=max(call_ms - waits_ms, 0.0),
+        device_ms=median(s.device_ms for s in found),
+        tklqt_ms=median(s.tklqt_ms for s in found),
+        kernels=round(median(s.kernels for s in found)),
+        launches=round(median(s.launches for s in found)),
+        copies=round(median(s.copies for s in found)),
+        waits=round(median(s.waits for s in found)),
+        waits_ms=waits_ms,
+        peak_bytes=_peak(events) if peak is None else peak,
+        by_kernel=sorted(kernels, key=lambda o: -o.ms),
+        by_operator=sorted(operators, key=lambda o: -o.ms),
+        timeline=middle,
+    )
+
+
+def profile_accelerated(
+    step: Callable[..., Any], model: torch.nn.Module, *args: Any, **options: Any
+) -> Comparison:
+    """`profile` of ``step(*args)`` before and after `dfgnn.accelerate` of the model that it trains, which is
+    restored at the end. options: as in `profile`, but for ``name``."""
+    before = profile(step, *args, name="before", **options)
+    accelerate(model)
+    try:
+        after = profile(step, *args, name="accelerated", **options)
+    finally:
+        restore(model)
+    return before.compare(after)
+
+
+def _peak(events: list[dict[str, Any]]) -> int | None:
+    """The most bytes that tensors took during the steps, of what the profiler saw of the CPU's allocator."""
+    seen = [
+        event["args"]["Total Allocated"]
+        for event in events
+        if event.get("name") == "[memory]" and event["args"].get("Device Type") == 0
+    ]
+    return int(max(seen) - min(0, *seen)) if seen else None

@@ -1,0 +1,260 @@
+"""Graphs of fixed capacity beside exact ones: what is in use is the same, what is not is 0."""
+
+import copy
+import gc
+import pickle
+
+import pytest
+import torch
+
+from dfgnn import Graph, functional, reference
+
+NODES, EDGES = 50, 700
+# Nodes and edges of batches, one after the other: none, few, all; more edges than an item takes.
+BATCHES = [(37, 120), (NODES, EDGES), (3, 0), (20, EDGES - 1), (1, 600), (0, 0), (NODES, 1)]
+
+
+def edges_of(num_nodes, num_edges, device="cpu"):
+    generator = torch.Generator().manual_seed(num_edges)
+    return torch.randint(max(num_nodes, 1), (2, num_edges), generator=generator).to(device)
+
+
+def padded(x, size, value):
+    return torch.cat([x, x.new_full((size - len(x), *x.shape[1:]), value)]).requires_grad_()
+
+
+def results(graph, num_nodes, num_edges, in_use):
+    """Outputs and gradients of every kind of tensor, with what is not in use filled: NaN on edges."""
+    torch.manual_seed(num_nodes)
+    device = graph.device
+    x, q = torch.randn(2, num_nodes, 2, 8).to(device)
+    bias, feat = torch.randn(num_edges, 2).to(device), torch.randn(num_edges, 2, 8).to(device)
+    nan = float("nan")
+    x, q = padded(x, graph.num_nodes, 3.0), padded(q, graph.num_nodes, -2.0)
+    bias, feat = padded(bias, graph.num_edges, nan), padded(feat, graph.num_edges, nan)
+    attn = torch.randn(2, 8).to(device).requires_grad_()
+    seed = torch.tensor([7], device=device)
+    outs = [
+        functional.gat_attention(graph, x, x.sum(-1), q.sum(-1), dropout_p=0.3, _seed=seed),
+        *functional.gat_attention(graph, x, x.sum(-1), None, edge_bias=bias, return_attention=True),
+        functional.gatv2_attention(graph, x, q, attn, edge_feat=feat),
+        functional.gatv2_attention(graph, x, q, attn),
+        functional.dot_attention(graph, q, x, x, edge_weight=bias),
+        functional.dot_attention(graph, q, x, x),
+        functional.spmm(graph, bias, x),
+        functional.sddmm(graph, q, x),
+    ]
+    loss = sum(out[: num_edges if k in (2, 8) else num_nodes].square().sum() for k, out in enumerate(outs))
+    loss.backward()
+    on_edges = [outs[2], outs[8], bias.grad, feat.grad]
+    on_nodes = [*outs[:2], *outs[3:8], x.grad, q.grad]
+    if not in_use:
+        for values, used in [(v, num_edges) for v in on_edges] + [(v, num_nodes) for v in on_nodes]:
+            assert not values[used:].any()
+    return [v[:num_edges] for v in on_edges] + [v[:num_nodes] for v in on_nodes] + [attn.grad]
+
+
+@pytest.mark.parametrize("where", ["device", "cpu"])
+def test_functions_on_one_batch_after_the_other(device, where):
+    graph = Graph.with_capacity(NODES, EDGES, device=device)
+    for num_nodes, num_edges in BATCHES:
+        edge_index = edges_of(num_nodes, num_edges, device)
+        assert graph.copy_(edge_index if where == "device" else edge_index.cpu(), num_nodes) is graph
+        exact = Graph.from_edge_index(edge_index, num_nodes).one_shot()
+        for got, want in zip(
+            results(graph, num_nodes, num_edges, False), results(exact, num_nodes, num_edges, True)
+        ):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_structure(device):
+    graph = Graph.with_capacity((9, 5), 12, device=device)
+    assert (graph.num_src, graph.num_dst, graph.num_edges) == (9, 5, 12)
+    assert graph.device.type == device
+    assert not graph.edge_mask.any() and graph.csr().indptr.tolist() == [0] * 6
+    edges = torch.tensor([[7, 0, 3], [1, 1, 0]], device=device)
+    graph.copy_(edges, (8, 2))
+    assert graph.edge_mask.tolist() == [True] * 3 + [False] * 9
+    assert graph.csr().indptr.tolist() == [0, 1, 3, 3, 3, 3]
+    assert graph.csr().indices[:3].tolist() == [3, 7, 0]
+    assert graph.csr().eids[:3].tolist() == [2, 0, 1]
+    assert graph.reverse_csr().indices[:3].tolist() == [1, 0, 1]
+    assert graph.edge_index[:, :3].equal(edges) and (torch.tensor([8, 4]) == graph.edge_index[:, 3:].T).all()
+    assert graph.in_degrees().tolist() == [1, 2, 0, 0, 0]
+    assert not graph.has_zero_in_degree
+    assert graph.copy_(edges, (8, 3)).has_zero_in_degree
+    assert Graph.from_edge_index(edges).edge_mask is None
+    for twin in (copy.deepcopy(graph), pickle.loads(pickle.dumps(graph)), graph.to("cpu"), graph.one_shot()):
+        assert twin.csr().indptr.tolist() == [0, 1, 3, 3, 3, 3] and twin.edge_mask.sum() == 3
+    back = graph.reverse()
+    assert (back.num_src, back.num_dst) == (5, 9) and back.csr().indices[:3].tolist() == [1, 0, 1]
+
+
+def test_sizes_on_the_device(device):
+    graph = Graph.with_capacity(6, 8, device=device)
+    edges = torch.tensor([[0, 1, 2, 5], [1, 2, 9, 3]], device=device)
+    graph.copy_(edges, torch.tensor(5, device=device), torch.tensor(3, device=device))
+    assert graph.edge_mask.tolist() == [True, True] + [False] * 6  # 9 is no node, the fourth not in use
+    with_pair = graph.copy_(edges, torch.tensor([6, 6], device=device), torch.tensor(4, device=device))
+    assert with_pair.edge_mask.tolist() == [True, True, False, True] + [False] * 4
+
+
+def test_results_before_outlive_a_copy(device):
+    """Backward of one batch after the next one has been put in."""
+    graph = Graph.with_capacity(NODES, EDGES, device=device)
+    gradients = []
+    for late in (False, True):
+        x = torch.linspace(-1, 1, NODES * 8, device=device).view(NODES, 1, 8).requires_grad_()
+        out = functional.dot_attention(graph.copy_(edges_of(30, 90, device)), x, x, x)
+        if late:
+            graph.copy_(edges_of(40, 500, device)).csr()
+        out.square().sum().backward()
+        gradients.append(x.grad)
+    assert gradients[0].abs().sum() > 0 and gradients[0].equal(gradients[1])
+
+
+def pyg_layers():
+    pytest.importorskip("torch_geometric")
+    from dfgnn.nn import pyg
+
+    return {
+        "gat": pyg.GATConv(8, 4, heads=2),
+        "gat_edges": pyg.GATConv(8, 4, heads=2, edge_dim=3),
+        "gatv2": pyg.GATv2Conv(8, 4, heads=2, edge_dim=3, fill_value="max"),
+        "transformer": pyg.TransformerConv(8, 4, heads=2, edge_dim=3),
+        "agnn": pyg.AGNNConv(),
+    }
+
+
+@pytest.mark.parametrize(
+    "name, compiled",
+    [
+        *((name, False) for name in ("gat", "gat_edges", "gatv2", "transformer", "agnn")),
+        # Compiled, edge attributes of a layer with loops are rearranged by what the edges are.
+        *((name, True) for name in ("gat", "transformer", "agnn")),
+    ],
+)
+def test_layers_of_pyg_find_it_by_its_edge_index(device, name, compiled):
+    """With loops among the edges, which the layers replace, and edge attributes that are filled in."""
+    layer = pyg_layers()[name].to(device)
+    call = torch.compile(layer, backend="aot_eager", fullgraph=True) if compiled else layer
+    with_edges = name not in ("gat", "agnn")
+    graph = Graph.with_capacity(NODES, EDGES, device=device)
+    for num_nodes, num_edges in BATCHES[:2] if compiled else BATCHES[:4]:
+        edge_index = edges_of(num_nodes, num_edges, device)
+        edge_index[:, : num_edges // 4] = edge_index[0, : num_edges // 4]  # loops
+        x = torch.randn(num_nodes, 8, device=device)
+        attr = torch.randn(num_edges, 3, device=device)
+        found = []
+        for fixed in (True, False):
+            layer.zero_grad()
+            if fixed:
+                graph.copy_(edge_index, num_nodes)
+                inputs, edges = padded(x, NODES, 1.0), graph.edge_index
+                attributes = padded(attr, EDGES, 0.0)
+            else:
+                inputs, edges = x.clone().requires_grad_(), edge_index
+                attributes = attr.clone().requires_grad_()
+            out = (call if fixed else layer)(inputs, edges, *([attributes] if with_edges else []))
+            out[:num_nodes].square().sum().backward()
+            rest = [attributes.grad[:num_edges]] if with_edges else []
+            found.append(
+                [out[:num_nodes], inputs.grad[:num_nodes], *rest, *(p.grad for p in layer.parameters())]
+            )
+        for got, want in zip(*found):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_the_buffer_keeps_no_graph_alive():
+    graph = Graph.with_capacity(5, 5)
+    edges = graph.edge_index
+    from dfgnn.graph.capacity import OF_BUFFER
+
+    assert OF_BUFFER[edges]() is graph
+    del graph
+    gc.collect()
+    assert OF_BUFFER[edges]() is None
+    del edges
+    gc.collect()
+
+
+def test_what_it_does_not_do(device):
+    graph = Graph.with_capacity(4, 4, device=device).copy_(torch.tensor([[0, 1], [1, 2]]))
+    x = torch.randn(4, 1, 8, device=device, requires_grad=True)
+    out = functional.dot_attention(graph, x, x, x)
+    (grad,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="first derivatives only"):
+        grad.sum().backward()
+    with pytest.raises(NotImplementedError, match="expected an exact one"):
+        reference.dot_attention(graph, x, x, x)
+    with pytest.raises(NotImplementedError, match="remove_existing"):
+        graph.add_self_loops()
+    with pytest.raises(ValueError, match="expected 'auto' or 'natural' for a graph of fixed capacity"):
+        graph.plan(schedule="longest_first")
+    with pytest.raises(ValueError, match="expected 4 source and 4 destination rows"):
+        from dfgnn._kept import graph_of
+
+        graph_of(graph.edge_index, 5, 5)
+
+
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (lambda g: g.copy_(torch.zeros(2, 5, dtype=torch.long)), ValueError, "at most 4 edges, the capacity"),
+        (lambda g: g.copy_(torch.zeros(2, 1, dtype=torch.long), 4), ValueError, "at most 3 sources"),
+        (lambda g: g.copy_(torch.zeros(2, 1, dtype=torch.long), (3, 4)), ValueError, "at most 3 destinat"),
+        (lambda g: g.copy_(torch.zeros(2, 1, dtype=torch.long), 3, 2), ValueError, "at most 1, those given"),
+        (lambda g: g.copy_(torch.tensor([[0], [3]])), ValueError, r"edge_index\[1\]: expected values in \[0"),
+        (lambda g: g.copy_(torch.tensor([[2], [0]]), 2), ValueError, r"edge_index\[0\]: expected values in"),
+        (lambda g: g.copy_(torch.zeros(2, 1)), TypeError, "int32 or torch.int64"),
+        (lambda g: g.copy_(torch.zeros(3, 1, dtype=torch.long)), ValueError, "shape"),
+        (lambda g: g.add_self_loops(True).copy_(torch.tensor([[0], [0]])), TypeError, "without loops"),
+        (lambda g: Graph.from_edge_index(torch.tensor([[0], [0]])).copy_(None), TypeError, "with_capacity"),
+        (lambda g: Graph.with_capacity(0, 3), ValueError, "expected nodes for 3 edges"),
+        (lambda g: Graph.with_capacity(3.0, 3), TypeError, "num_nodes: expected an integer, got float"),
+        (lambda g: Graph.with_capacity(2**31, 3), ValueError, "num_nodes"),
+    ],
+)
+def test_bad_input(call, error, message):
+    graph = Graph.with_capacity(3, 4)
+    with pytest.raises(error, match=message):
+        call(graph)
+
+
+@pytest.mark.gpu
+def test_in_a_cuda_graph():
+    """One captured step replayed on every batch, copy and plans included."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA GPU")
+    edges = torch.zeros(2, EDGES, dtype=torch.long, device="cuda")
+    sizes = torch.zeros(2, dtype=torch.long, device="cuda")
+    graph = Graph.with_capacity(NODES, EDGES, device="cuda")
+    x = torch.randn(NODES, 2, 8, device="cuda", requires_grad=True)
+    attn = torch.randn(2, 8, device="cuda")
+
+    def step():
+        graph.copy_(edges, sizes[0], sizes[1])
+        x.grad = None
+        out = functional.gatv2_attention(graph, x, x, attn)
+        (out + functional.dot_attention(graph, x, x, x)).square().sum().backward()
+        return out
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.synchronize()
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        out = step()
+    for num_nodes, num_edges in BATCHES:
+        edge_index = edges_of(num_nodes, num_edges, "cuda")
+        edges[:, :num_edges] = edge_index
+        sizes.copy_(torch.tensor([num_nodes, num_edges]))
+        captured.replay()
+        y = x.detach()[:num_nodes].clone().requires_grad_()
+        exact = Graph.from_edge_index(edge_index, num_nodes).one_shot()
+        want = functional.gatv2_attention(exact, y, y, attn)
+        (want + functional.dot_attention(exact, y, y, y)).square().sum().backward()
+        torch.testing.assert_close(out[:num_nodes], want, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(x.grad[:num_nodes], y.grad, rtol=1e-4, atol=1e-4)
+        assert not out[num_nodes:].any() and not x.grad[num_nodes:].any()

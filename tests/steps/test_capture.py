@@ -1,0 +1,502 @@
+"""dfgnn.capture: steps on padded batches beside plain ones; as CUDA graphs where there is a GPU.
+
+``debug=True`` is what a replay computes, eagerly, so that most of it is tested on the CPU, too.
+"""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import dfgnn
+from dfgnn.capturing import CaptureWarning, padding
+
+pyg = pytest.importorskip("torch_geometric.nn")
+from torch_geometric.data import Batch, Data  # noqa: E402
+
+import dfgnn.nn.pyg as fused  # noqa: E402
+
+
+def graphs(count, seed=0, low=3, high=20):
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for n in torch.randint(low, high, (count,), generator=generator).tolist():
+        edge_index = torch.randint(n, (2, 2 * n), generator=generator)
+        found.append(
+            Data(
+                x=torch.randn(n, 6, generator=generator),
+                edge_index=edge_index,
+                edge_attr=torch.randn(2 * n, 2, generator=generator),
+                y=torch.randint(3, (1,), generator=generator),
+                node_y=torch.randint(3, (n,), generator=generator),
+            )
+        )
+    return found
+
+
+def batches(count, size=8, seed=0):
+    """Of changing sizes, the last one of a few graphs."""
+    found = graphs(count * size - size // 2, seed)
+    return [Batch.from_data_list(found[k : k + size]) for k in range(0, len(found), size)]
+
+
+class Net(nn.Module):
+    """Convolutions with edge attributes and loops, a norm, and pooling that asks for the largest id."""
+
+    def __init__(self, conv="gat", norm=None, pool=pyg.global_mean_pool, dropout=0.0):
+        super().__init__()
+        make = {
+            "gat": lambda a, b: fused.GATConv(a, b, heads=2, edge_dim=2, dropout=dropout),
+            "gatv2": lambda a, b: fused.GATv2Conv(a, b, heads=2, edge_dim=2, dropout=dropout),
+            "transformer": lambda a, b: fused.TransformerConv(a, b, heads=2, edge_dim=2, dropout=dropout),
+        }[conv]
+        self.first, self.second = make(6, 8), make(16, 8)
+        self.norm, self.pool, self.dropout = norm or nn.BatchNorm1d(16), pool, dropout
+        self.out = nn.Linear(16, 3)
+
+    def forward(self, batch):
+        h = self.first(batch.x, batch.edge_index, batch.edge_attr)
+        takes_batch = isinstance(
+            self.norm, (pyg.GraphNorm, pyg.InstanceNorm, pyg.LayerNorm, pyg.GraphSizeNorm)
+        )
+        h = self.norm(h, batch.batch) if takes_batch else self.norm(h)
+        h = F.dropout(h.relu(), self.dropout, self.training)
+        h = self.second(h, batch.edge_index, batch.edge_attr)
+        return self.out(h if self.pool is None else self.pool(h, batch.batch))
+
+
+def graph_loss(model):
+    return lambda batch: F.cross_entropy(model(batch), batch.y)
+
+
+def trained(data, device, make_net, make_loss=graph_loss, epochs=2, captured=True, **options):
+    """Losses and the model."""
+    torch.manual_seed(0)
+    model = make_net().to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, capturable=device == "cuda")
+    loss_fn = make_loss(model)
+    if captured:
+        step = dfgnn.capture(loss_fn, model, optimizer, debug=device == "cpu", **options)
+    else:
+
+        def step(batch):
+            optimizer.zero_grad()
+            loss = loss_fn(batch.to(device))
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+    losses = torch.stack([step(batch) for _ in range(epochs) for batch in data]).cpu()
+    return losses, model, step
+
+
+def assert_same_training(data, device, make_net, make_loss=graph_loss, epochs=2, **options):
+    options["epochs"] = epochs
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CaptureWarning)
+        got, model, step = trained(data, device, make_net, make_loss, **options)
+    want, exact, _ = trained(data, device, make_net, make_loss, epochs, captured=False)
+    torch.testing.assert_close(got, want, rtol=2e-4, atol=2e-5)
+    assert step.replays == len(got) - 1 and step.eager_steps == 1
+    for name, value in model.named_buffers():
+        if "running_var" in name or "tracked" in name:
+            torch.testing.assert_close(value, exact.get_buffer(name), rtol=1e-3, atol=1e-4)
+    return model, step
+
+
+@pytest.mark.parametrize("conv", ["gat", "gatv2", "transformer"])
+def test_the_loss_curve_is_that_of_plain_training(device, conv):
+    _, step = assert_same_training(batches(6), device, lambda: Net(conv))
+    assert step.captures == (len(step.capacities) if device == "cuda" else 0)
+    assert "replays" in repr(step)
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        lambda: nn.BatchNorm1d(16, affine=False),
+        lambda: nn.BatchNorm1d(16, track_running_stats=False),
+        lambda: nn.LayerNorm(16),
+        lambda: pyg.BatchNorm(16),
+        lambda: pyg.GraphNorm(16),
+        lambda: pyg.InstanceNorm(16),
+        lambda: pyg.LayerNorm(16, mode="graph"),
+        lambda: pyg.MeanSubtractionNorm(),
+    ],
+    ids=["batch_plain", "batch_untracked", "layer", "pyg_batch", "graph", "instance", "pyg_layer", "mean"],
+)
+def test_norms(device, norm):
+    assert_same_training(batches(4), device, lambda: Net(norm=norm()))
+
+
+@pytest.mark.parametrize("pool", [pyg.global_add_pool, pyg.global_max_pool, pyg.SumAggregation()])
+def test_pooling(device, pool):
+    assert_same_training(batches(4), device, lambda: Net(pool=pool))
+
+
+def node_losses():
+    return {
+        "cross_entropy": lambda out, y: F.cross_entropy(out, y),
+        "module": lambda out, y: nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 0.5]).to(out))(out, y),
+        "nll": lambda out, y: F.nll_loss(out.log_softmax(-1), y, reduction="sum"),
+        "soft": lambda out, y: F.cross_entropy(out, F.one_hot(y, 3).to(out.dtype)),
+        "bce": lambda out, y: F.binary_cross_entropy_with_logits(out, F.one_hot(y, 3).to(out.dtype)),
+        "mse": lambda out, y: F.mse_loss(out, F.one_hot(y, 3).to(out.dtype)),
+        "kl": lambda out, y: F.kl_div(
+            out.log_softmax(-1), out.detach().softmax(-1) + 0.1, reduction="batchmean"
+        ),
+        "written": lambda out, y: (out - F.one_hot(y, 3)).abs().mean() + (out**2).sum(0).mean(),
+        "masked": None,
+    }
+
+
+@pytest.mark.parametrize("name", list(node_losses()))
+def test_losses_over_nodes(device, name):
+    def make_loss(model):
+        if name == "masked":
+
+            def loss(b):
+                mask = b.node_mask if "node_mask" in b else torch.ones_like(b.batch, dtype=torch.bool)
+                return (model(b).logsumexp(-1) * mask).max()
+
+            return loss
+        return lambda b: node_losses()[name](model(b), b.node_y)
+
+    # Sums make large gradients, which Adam turns into the same steps.
+    assert_same_training(batches(3), device, lambda: Net(pool=None), make_loss, epochs=1)
+
+
+def test_what_the_norm_and_its_gradient_are():
+    torch.manual_seed(0)
+    mask = torch.rand(40) < 0.6
+    x = torch.randn(40, 5, dtype=torch.float64)
+    x[~mask] = float("nan")
+    weight, bias = torch.randn(2, 5, dtype=torch.float64)
+    found = []
+    for masked in (True, False):
+        mean, var = torch.zeros(5, dtype=torch.float64), torch.ones(5, dtype=torch.float64)
+        inputs = [t.clone().requires_grad_() for t in (x if masked else x[mask], weight, bias)]
+        with padding.Padding({40: mask} if masked else {}, []):
+            y = F.batch_norm(inputs[0], mean, var, inputs[1], inputs[2], True, 0.3)
+        y = y[mask] if masked else y
+        (y * torch.arange(1, 6)).square().sum().backward()
+        grad = inputs[0].grad
+        if masked:
+            assert not grad[~mask].any()
+            grad = grad[mask]
+        found.append([y, mean, var, grad, inputs[1].grad, inputs[2].grad])
+    for got, want in zip(*found):
+        torch.testing.assert_close(got, want)
+
+
+def test_other_forms_of_a_batch(device):
+    """Tensors, and a dict, with int32 edges, on the device."""
+    data = [b.to(device) for b in batches(4)]
+    model = fused.GATConv(6, 3).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+    def loss(x, edge_index, y, batch):
+        return F.cross_entropy(pyg.global_mean_pool(model(x, edge_index), batch), y)
+
+    step = dfgnn.capture(loss, model, optimizer, debug=device == "cpu")
+    results = [step(b.x, b.edge_index, b.y, b.batch) for b in data]
+    torch.manual_seed(0)
+    twin = fused.GATConv(6, 3).to(device)
+    model.load_state_dict(twin.state_dict())
+    again = torch.optim.SGD(twin.parameters(), 0.1, momentum=0.9)
+    optimizer.load_state_dict(again.state_dict())
+    by_name = dfgnn.capture(
+        lambda d: F.cross_entropy(pyg.global_mean_pool(twin(d["x"], d["edge_index"]), d["batch"]), d["y"]),
+        twin,
+        again,
+        debug=device == "cpu",
+    )
+    more = [
+        by_name(dict(x=b.x, edge_index=b.edge_index.int(), y=b.y, batch=b.batch, name="kept")) for b in data
+    ]
+    assert step.replays == by_name.replays == 3
+    assert torch.isfinite(torch.stack(results)).all()
+    want = []
+    torch.manual_seed(0)
+    plain = fused.GATConv(6, 3).to(device)
+    third = torch.optim.SGD(plain.parameters(), 0.1, momentum=0.9)
+    for b in data:
+        third.zero_grad()
+        value = F.cross_entropy(pyg.global_mean_pool(plain(b.x, b.edge_index), b.batch), b.y)
+        value.backward()
+        third.step()
+        want.append(value.detach())
+    torch.testing.assert_close(torch.stack(more), torch.stack(want), rtol=1e-4, atol=1e-5)
+
+
+def test_evaluation_gives_the_rows_in_use(device):
+    model = Net().to(device).eval()
+    step = dfgnn.capture(lambda b: (model(b), b.x + 1), model, debug=device == "cpu")
+    for batch in batches(3):
+        out, x = step(batch)
+        with torch.no_grad():
+            torch.testing.assert_close(out, model(batch.to(device)), rtol=1e-4, atol=1e-5)
+        assert x.shape == (batch.num_nodes, 6) and not out.requires_grad
+    assert step.replays == 2
+
+
+def full_graph(device):
+    data = Batch.from_data_list(graphs(20)).to(device)
+    del data.batch, data.ptr
+    data = Data(**data.to_dict())
+    data.train_mask = torch.arange(data.num_nodes, device=device) % 3 == 0
+    return data
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_a_graph_that_stays_the_same(device, dropout):
+    """Selections by its masks; on a GPU the very dropout of eager training."""
+    data = full_graph(device)
+
+    def make_loss(model):
+        return lambda b: F.cross_entropy(model(b)[b.train_mask], b.node_y[b.train_mask])
+
+    def make_net():
+        return Net(pool=None, dropout=dropout)
+
+    got, _, step = trained([data] * 6, device, make_net, make_loss)
+    want, _, _ = trained([data] * 6, device, make_net, make_loss, captured=False)
+    torch.testing.assert_close(got, want, rtol=2e-4, atol=2e-5)
+    assert step.replays == 11 and not step.capacities
+    data.x.mul_(2)  # another graph now
+    captures = step.captures
+    before = step(data)
+    assert step.captures == captures + (device == "cuda")
+    assert torch.isfinite(before)
+
+
+def test_too_large_a_batch_runs_eagerly_with_one_warning(device):
+    data = batches(4)
+    most = max(b.num_nodes for b in data), max(b.num_edges for b in data)
+    model = Net().to(device)
+    optimizer = torch.optim.Adam(model.parameters())
+    step = dfgnn.capture(
+        graph_loss(model), model, optimizer, capacities=[(most[0], most[1])], debug=device == "cpu"
+    )
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for batch in [*data, *data]:
+            assert torch.isfinite(step(batch))
+    # A node to spare is needed, so the largest one does not fit.
+    too_large = 2 * sum(b.num_nodes == most[0] for b in data)
+    mine = [w for w in seen if w.category is CaptureWarning]
+    assert len(mine) == 1 and "does not fit" in str(mine[0].message)
+    assert too_large > 0 and step.eager_steps in (too_large, too_large + 1)
+    assert step.replays == 8 - step.eager_steps > 0
+    assert [c[:2] for c in step.capacities] == [most]
+
+
+def test_capacities_grow(device):
+    sizes = [4, 4, 8, 16, 4, 8, 16]
+    data = [Batch.from_data_list(graphs(k, seed=k)) for k in sizes]
+    model = Net().to(device)
+    step = dfgnn.capture(
+        graph_loss(model), model, torch.optim.Adam(model.parameters()), debug=device == "cpu"
+    )
+    for batch in data:
+        step(batch)
+    assert step.replays == 6 and 2 <= len(step.capacities) <= 3
+    few = dfgnn.capture(
+        graph_loss(model), model, torch.optim.Adam(model.parameters()), max_graphs=1, debug=device == "cpu"
+    )
+    with pytest.warns(CaptureWarning, match="does not fit"):
+        for batch in data:
+            few(batch)
+    assert len(few.capacities) == 1 and few.eager_steps > 1
+
+
+def test_what_padding_would_change_is_refused(device):
+    """And leaves no trace of the attempt."""
+    data = batches(3)
+    model = Net().to(device)
+    optimizer = torch.optim.Adam(model.parameters())
+    step = dfgnn.capture(
+        lambda b: F.cross_entropy(model(b), b.y) + torch.logsumexp(b.x + 3, 0).sum(),
+        model,
+        optimizer,
+        debug=device == "cpu",
+    )
+    step(data[0])
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    with pytest.raises(ValueError, match="the loss is another one with padding .*node_mask"):
+        step(data[1])
+    assert all(x.equal(before[name]) for name, x in model.state_dict().items())
+
+
+def test_before_step_and_a_scheduler(device):
+    data, device_ = batches(4), device
+    found = []
+    for captured in (True, False):
+        torch.manual_seed(0)
+        model = Net().to(device_)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, capturable=device_ == "cuda")
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+        def clip(model=model):
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+
+        losses = []
+        if captured:
+            step = dfgnn.capture(
+                graph_loss(model), model, optimizer, before_step=clip, debug=device_ == "cpu"
+            )
+        for batch in [*data, *data]:
+            if captured:
+                losses.append(step(batch))
+            else:
+                optimizer.zero_grad()
+                loss = graph_loss(model)(batch.to(device_))
+                loss.backward()
+                clip()
+                optimizer.step()
+                losses.append(loss.detach())
+            scheduler.step()
+        found.append(torch.stack(losses))
+    torch.testing.assert_close(*found, rtol=2e-4, atol=2e-5)
+
+
+def test_on_a_cpu_steps_run_eagerly_after_one_warning():
+    model = Net()
+    step = dfgnn.capture(graph_loss(model), model, torch.optim.Adam(model.parameters()))
+    with pytest.warns(CaptureWarning, match="CPU") as seen:
+        for batch in batches(3):
+            step(batch)
+    assert len([w for w in seen if w.category is CaptureWarning]) == 1
+    assert step.eager_steps == 3 and step.replays == 0
+
+
+def test_bad_input():
+    model = Net()
+    optimizer = torch.optim.Adam(model.parameters())
+    for args, options, message in [
+        ((3, model), {}, "loss_fn: expected a function, got int"),
+        ((len, 3), {}, "model: expected a torch.nn.Module, got int"),
+        ((len, model, 3), {}, "optimizer: expected one of torch.optim, got int"),
+        ((len, model), {"before_step": 3}, "before_step: expected a function"),
+    ]:
+        with pytest.raises(TypeError, match=message):
+            dfgnn.capture(*args, **options)
+    for options, message in [
+        ({"max_graphs": 0}, "max_graphs: expected a number >= 1, got 0"),
+        ({"capacities": [(3,)]}, r"capacities: expected \(nodes, edges\)"),
+        ({"capacities": []}, "capacities: expected at least one, got none"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            dfgnn.capture(len, model, **options)
+    step = dfgnn.capture(lambda b: b.x, model, optimizer, debug=True)
+    with pytest.raises(TypeError, match=r"step: expected a torch_geometric Data .* got \(int\)"):
+        step(3)
+    with pytest.raises(TypeError, match="loss_fn: expected it to return a loss of one element"):
+        step(batches(1)[0])
+    with pytest.raises(TypeError, match="tensors x and edge_index"):
+        step({"x": torch.ones(1)})
+
+
+def test_a_batch_of_another_kind_runs_eagerly():
+    model, data = Net(), batches(3)
+    step = dfgnn.capture(graph_loss(model), model, torch.optim.Adam(model.parameters()), debug=True)
+    step(data[0])
+    data[1].more = torch.ones(3)
+    with pytest.warns(CaptureWarning, match="not like the first one"):
+        step(data[1])
+    step(data[2])
+    assert (step.eager_steps, step.replays) == (2, 1)
+
+
+# ---- on a GPU alone --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gpu():
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA GPU")
+    return "cuda"
+
+
+@pytest.mark.gpu
+def test_dropout_advances_and_repeats_with_the_seed(gpu):
+    data = batches(2)
+    curves = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        model = Net(dropout=0.5).to(gpu)
+        step = dfgnn.capture(graph_loss(model), model, torch.optim.SGD(model.parameters(), 0.0))
+        curves.append(torch.stack([step(data[k % 2]) for k in range(9)]))
+    assert curves[0].equal(curves[1])
+    assert len(curves[0].unique()) == 9  # nothing is learnt: only masks differ
+
+
+@pytest.mark.gpu
+def test_a_wait_is_an_error_that_leaves_no_trace(gpu):
+    data = batches(3)
+    model = Net().to(gpu)
+    step = dfgnn.capture(
+        lambda b: F.cross_entropy(model(b), b.y) * (1 + 0 * b.x.abs().sum().item()),
+        model,
+        torch.optim.Adam(model.parameters()),
+        check=False,
+    )
+    step(data[0])
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    with pytest.raises(RuntimeError, match="the step waits for the device"):
+        step(data[1])
+    assert all(x.equal(before[name]) for name, x in model.state_dict().items())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("workers", [0, 1])
+def test_with_a_loader_that_pins_memory(gpu, workers):
+    from torch_geometric.loader import DataLoader
+
+    loader = DataLoader(graphs(60), batch_size=8, shuffle=True, pin_memory=True, num_workers=workers)
+    model = Net().to(gpu)
+    step = dfgnn.capture(graph_loss(model), model, torch.optim.Adam(model.parameters()))
+    assert all(torch.isfinite(step(batch)) for _ in range(2) for batch in loader)
+    assert step.eager_steps == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("conv", ["gat", "gatv2", "transformer"])
+def test_a_fixed_graph_under_torchs_own_captures(gpu, conv):
+    """torch.cuda.make_graphed_callables, and torch.compile(mode="reduce-overhead")."""
+    data = full_graph(gpu)
+    make = {"gat": fused.GATConv, "gatv2": fused.GATv2Conv, "transformer": fused.TransformerConv}[conv]
+    torch.manual_seed(0)
+    layer = make(6, 8, heads=2).to(gpu)
+
+    def gradients(call):
+        found = []
+        for k in range(4):
+            layer.zero_grad()
+            x = (data.x * (k + 1)).requires_grad_()
+            out = call(x)
+            out.square().sum().backward()
+            found += [out.detach().clone(), x.grad.clone(), *(p.grad.clone() for p in layer.parameters())]
+        return found
+
+    want = gradients(lambda x: layer(x, data.edge_index))
+    graphed = torch.cuda.make_graphed_callables(
+        _WithEdges(layer, data.edge_index), (data.x.clone().requires_grad_(),)
+    )
+    for got, value in zip(gradients(graphed), want):
+        torch.testing.assert_close(got, value, rtol=1e-4, atol=1e-5)
+    compiled = torch.compile(_WithEdges(layer, data.edge_index), mode="reduce-overhead")
+    for got, value in zip(gradients(compiled), want):
+        torch.testing.assert_close(got, value, rtol=1e-4, atol=1e-5)
+
+
+class _WithEdges(nn.Module):
+    def __init__(self, layer, edge_index):
+        super().__init__()
+        self.layer = layer
+        self.register_buffer("edge_index", edge_index)
+
+    def forward(self, x):
+        return self.layer(x, self.edge_index)
