@@ -87,6 +87,27 @@ class Checker:
         if feat is not None:
             self.tensor("edge_feat", feat, [(*per_head, feat_dim)])
 
+    def projection(self, heads, size, attr, proj, proj_bias, feat, bias_after):
+        """(attr [E, d], proj [H, D, d]) of features that are projected; None where there are none."""
+        if attr is None:
+            for name, x in (("edge_proj", proj), ("edge_proj_bias", proj_bias)):
+                if x is not None:
+                    raise self.error(ValueError, name, "None without edge_attr", type(x).__name__)
+            return None
+        self.tensor("edge_attr", attr, [(self.graph.num_edges, None)])
+        if proj is None:
+            raise self.error(ValueError, "edge_proj", "a tensor, the projection of edge_attr", None)
+        self.tensor("edge_proj", proj, [(heads * size, attr.shape[1])])
+        if feat is not None:
+            raise self.error(ValueError, "edge_feat", "None with edge_attr", "both")
+        if bias_after:
+            raise self.error(ValueError, "bias_after", "False with edge_attr", bias_after)
+        if proj_bias is not None:  # one more feature, which is 1
+            self.tensor("edge_proj_bias", proj_bias, [(heads * size,)])
+            attr = torch.cat([attr, attr.new_ones(attr.shape[0], 1)], dim=1)
+            proj = torch.cat([proj, proj_bias.unsqueeze(1)], dim=1)
+        return attr, proj.view(heads, size, attr.shape[1])
+
 
 def _size_fits(size: int, wanted: int | None) -> bool:
     return size >= 1 if wanted is None else size == wanted

@@ -3,6 +3,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "edge_terms.h"
 #include "engine.h"
 #include "pages.h"
 
@@ -14,13 +15,16 @@ namespace dfgnn::cpu {
 #define DFGNN_ISAS(apply) apply(base)
 #endif
 
-#define DFGNN_DECLARE(name)                              \
-  namespace name {                                       \
-  void forward(const ForwardParams&, const Parallel&);   \
-  void backward(const BackwardParams&, const Parallel&); \
-  void sddmm(const ProductParams&, const Parallel&);     \
-  void spmm(const ProductParams&, const Parallel&);      \
-  int64_t attention_parts(const Csr&);                   \
+#define DFGNN_DECLARE(name)                                \
+  namespace name {                                         \
+  void forward(const ForwardParams&, const Parallel&);     \
+  void backward(const BackwardParams&, const Parallel&);   \
+  void sddmm(const ProductParams&, const Parallel&);       \
+  void spmm(const ProductParams&, const Parallel&);        \
+  void edge_dot(const EdgeTermParams&, const Parallel&);   \
+  void edge_sum(const EdgeTermParams&, const Parallel&);   \
+  void edge_outer(const EdgeTermParams&, const Parallel&); \
+  int64_t attention_parts(const Csr&);                     \
   }
 DFGNN_ISAS(DFGNN_DECLARE)
 #undef DFGNN_DECLARE
@@ -45,13 +49,17 @@ struct Kernels {
   void (*backward)(const BackwardParams&, const Parallel&);
   void (*sddmm)(const ProductParams&, const Parallel&);
   void (*spmm)(const ProductParams&, const Parallel&);
+  void (*edge_dot)(const EdgeTermParams&, const Parallel&);
+  void (*edge_sum)(const EdgeTermParams&, const Parallel&);
+  void (*edge_outer)(const EdgeTermParams&, const Parallel&);
   int64_t (*attention_parts)(const Csr&);
 };
 
 // Best first.
 constexpr Kernels kKernels[] = {
-#define DFGNN_ENTRY(name) \
-  {#name, has_##name, name::forward, name::backward, name::sddmm, name::spmm, name::attention_parts},
+#define DFGNN_ENTRY(name)                                                     \
+  {#name,      has_##name,     name::forward,  name::backward,   name::sddmm, \
+   name::spmm, name::edge_dot, name::edge_sum, name::edge_outer, name::attention_parts},
     DFGNN_ISAS(DFGNN_ENTRY)
 #undef DFGNN_ENTRY
 };
@@ -106,6 +114,18 @@ void sddmm(const ProductParams& p, const Parallel& parallel) {
 void spmm(const ProductParams& p, const Parallel& parallel) {
   use_huge_pages(p.out, p.shape.num_dst * p.shape.value_dim * p.shape.heads * size_of(p.dtype));
   kernels().spmm(p, parallel);
+}
+void edge_dot(const EdgeTermParams& p, const Parallel& parallel) {
+  use_huge_pages(p.edge_out, p.num_edges * p.heads * size_of_acc(p.dtype));
+  kernels().edge_dot(p, parallel);
+}
+void edge_sum(const EdgeTermParams& p, const Parallel& parallel) {
+  use_huge_pages(p.out, p.num_rows * p.heads * p.width * size_of(p.dtype));
+  kernels().edge_sum(p, parallel);
+}
+void edge_outer(const EdgeTermParams& p, const Parallel& parallel) {
+  use_huge_pages(p.edge_out, p.num_edges * p.dim * size_of(p.dtype));
+  kernels().edge_outer(p, parallel);
 }
 bool in_range(const Csr& csr, int64_t num_edges) {
   bool good = true;  // without branches: the compiler takes several at a time

@@ -261,8 +261,8 @@ struct Attention {
     check.tensor("out", out, {m, h, dv}, {type});
     check.tensor("stats", stats, {m, h, 2}, {acc});
     check.tensor("grad_attention", grad_attention, {edges, h}, {acc});
-    check.require(!grad_attention || attention, "attention: needed with grad_attention");
-    if (grad_attention) check.tensor("attention", attention, {edges, h}, {acc});
+    check.tensor("attention", attention, {edges, h}, {acc});
+    check.require(!attention || grad_attention, "attention: expected only with grad_attention");
     const bool additive = p.score == Score::additive, dot = p.score == Score::dot;
     const bool need_dst = !additive || (dst && (need & kNeedDst));
     const bool sum_rows = additive && need_dst && (grad_attention || edge_gate);
@@ -284,10 +284,8 @@ struct Attention {
       positive = dense(positive), positive_mass = dense(positive_mass);
       p.positive = data(positive), p.positive_mass = data(positive_mass);
     }
-    if (grad_attention) {
-      attention = dense(attention), grad_attention = dense(grad_attention);
-      p.attention = data(attention), p.grad_attention = data(grad_attention);
-    }
+    attention = dense(attention), grad_attention = dense(grad_attention);
+    p.attention = data(attention), p.grad_attention = data(grad_attention);
 
     p.attn_parts = dot || additive || !edges ? 0 : Backend::attention_parts(p);
     Tensor grad_value = make(value, {n, h, dv}, type);
@@ -316,8 +314,8 @@ struct Attention {
     const OptTensor grad_raw = scratch(p.grad_raw, sum_rows, value, {edges, h}, acc);
     const Tensor node_stats = make(value, {m, h, 4}, acc);
     p.node_stats = node_stats.mutable_data_ptr();
-    const bool sums = grad_attention.has_value() || sum_rows;
-    const OptTensor row_sums = scratch(p.row_sums, grad_attention.has_value(), value, {m, h}, acc);
+    const bool sums = attention.has_value() || sum_rows;
+    const OptTensor row_sums = scratch(p.row_sums, attention.has_value(), value, {m, h}, acc);
     const OptTensor partial_sums = scratch(p.partial_sums, sums, value, {p.csr.num_slots, h}, acc);
     const int64_t slots = p.csr.num_slots, rev_slots = p.reverse.num_slots;
     const OptTensor partial_query = scratch(p.partial_query, slots && !additive, value, {slots, h, d}, acc);

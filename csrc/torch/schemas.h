@@ -42,6 +42,13 @@ inline constexpr const char* kBackward =
 inline constexpr const char* kSddmm = "sddmm(Tensor row_feat, Tensor feat, " DFGNN_GRAPH ") -> Tensor";
 inline constexpr const char* kSpmm =
     "spmm(Tensor weight, Tensor feat, " DFGNN_GRAPH ", int num_rows) -> Tensor";
+// core/edge_terms.h; rows: those of the graph, which are not gathered.
+inline constexpr const char* kEdgeDot =
+    "edge_dot(Tensor rows, Tensor attr, " DFGNN_GRAPH ", float scale) -> Tensor";
+inline constexpr const char* kEdgeSum =
+    "edge_sum(Tensor weight, Tensor attr, " DFGNN_GRAPH ", int num_rows, int width) -> Tensor";
+inline constexpr const char* kEdgeOuter =
+    "edge_outer(Tensor weight, Tensor rows, " DFGNN_GRAPH ", int dim, float scale) -> Tensor";
 inline constexpr const char* kGatherSum =
     "gather_sum(Tensor feat, Tensor indices, Tensor items, Tensor splits, int[] plan, int num_dst) -> Tensor";
 // Numbers that Python mirrors, as "name=value;name=value;": tests/functional/test_constants.py compares them.

@@ -22,7 +22,7 @@ _plain
 _kept
 _edges
 _checks _autograd
-_flex
+_edge_terms _flex
 functional
 nn
 __init__
@@ -30,7 +30,7 @@ env
 bench
 """
 # Folders of csrc/, and what each may include beside itself and the standard library.
-SEES = {"core": "", "cpu": "core", "cuda": "core", "torch": "core cpu/engine.h cpu/structure.h cuda/engine.h"}
+SEES = {"core": "", "cpu": "core", "cuda": "core", "torch": "core cpu/engine.h cpu/edge_terms.h cpu/structure.h cuda/engine.h cuda/edge_terms.h"}
 
 
 def test_the_page_has_these_rooms():
