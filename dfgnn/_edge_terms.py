@@ -1,4 +1,4 @@
-"""Dot attention whose edge features are projections of few numbers, e_ij = W x_ij, without an E x H x D tensor.
+"""Dot attention whose edge features are projections of few numbers, e_ij = W x_ij: no E x H x D tensor.
 
 A projection is linear, and so can change places with the products of attention:
 
@@ -17,6 +17,7 @@ g . out is all of delta, and backward needs neither the attention nor the output
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -318,7 +319,7 @@ def attention(
     dropout_p: float,
     return_attention: bool,
     schedule: str,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, Any]:
     """(out, attention) of checked arguments; attention means nothing unless asked for. proj: [H, D, d]; the
     features may have been padded."""
     size = (query if in_key else value).shape[2]

@@ -326,8 +326,9 @@ def dot_attention(
     )
     dst, src, values, edge_feat, out_bias = for_device(check, query, key, value, edge.edge_feat, out_bias)
     if projected is not None:
+        attr, proj = projected
         out, attention = _edge_terms.attention(
-            graph, dst, src, values, *projected, edge, out_bias, slope=negative_slope, scale=scale,
+            graph, dst, src, values, attr, proj, edge, out_bias, slope=negative_slope, scale=scale,
             in_key=in_key, in_value=in_value, dropout_p=dropout_p, return_attention=return_attention,
             schedule=schedule,
         )  # fmt: skip

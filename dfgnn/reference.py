@@ -122,6 +122,7 @@ def dot_attention(
         scale = 1.0 / math.sqrt(query.shape[-1])
     keys, values = key[src], value[src]
     if edge_attr is not None:
+        assert edge_proj is not None
         edge_feat = F.linear(edge_attr, edge_proj, edge_proj_bias).unflatten(1, (query.shape[1], -1))
     if edge_feat is not None and edge_feat_in in ("key", "both"):
         keys = keys + edge_feat

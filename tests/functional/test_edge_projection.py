@@ -1,4 +1,4 @@
-"""Projected edge features: dot_attention(edge_attr=..., edge_proj=...), and the products that it is made of."""
+"""Projected edge features: dot_attention(edge_attr=..., edge_proj=...), and the products behind it."""
 
 import pytest
 import torch

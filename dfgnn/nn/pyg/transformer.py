@@ -108,8 +108,8 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
     def _edges(
         self, edge_index: Any, edge_attr: Tensor | None, graph: Graph, dtype: torch.dtype
     ) -> dict[str, Tensor | None]:
-        """What the attention gets of the edges: the attributes with their projection where they are fewer than
-        the channels of a head, else features ``[E, H, C]``; or nothing."""
+        """What the attention gets of the edges: the attributes with their projection where they are fewer
+        than the channels of a head, else features ``[E, H, C]``; or nothing."""
         if self.lin_edge is not None:
             edge_attr = edge_attributes(edge_index, edge_attr, graph)
             if edge_attr is None:
