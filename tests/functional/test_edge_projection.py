@@ -6,7 +6,8 @@ from attention import DTYPES, check, make_inputs, relative_error, rounding_band,
 from graphs import GRAPHS, make_graph, tiny_graph
 from torch.func import grad, jvp, vmap
 
-from dfgnn import Graph, _edge_terms, functional, reference
+from dfgnn import Graph, _edge_terms, _ops, functional, reference
+from dfgnn._arguments import ops
 
 SIZES = [(h, d) for d in (1, 7, 11, 33, 300) for h in (1, 3, 8, 16)]
 
@@ -83,6 +84,21 @@ def test_products_of_any_order(device, heads):
     ):
         assert torch.autograd.gradcheck(call, inputs, check_forward_ad=True)
         assert torch.autograd.gradgradcheck(call, inputs)
+
+
+def test_fake_kernels(device):
+    """Shapes and types that compilers are told are those that come."""
+    graph = make_graph("mixed_degrees", device)
+    rows = torch.randn(graph.num_dst, 3, 8, device=device, dtype=torch.float16)
+    attr = torch.randn(graph.num_edges, 5, device=device, dtype=torch.float16)
+    weight = torch.randn(graph.num_edges, 3, device=device)
+    args = _ops.edge_term_args(graph, 3, 8, torch.float16)
+    for op, given in (
+        (ops.edge_dot, (rows, attr, *args, 0.5)),
+        (ops.edge_sum, (weight, attr, *args, graph.num_dst, 8)),
+        (ops.edge_outer, (weight, rows, *args, 5, 0.5)),
+    ):
+        torch.library.opcheck(op.default, given, test_utils=("test_schema", "test_faketensor"))
 
 
 def test_products_do_not_depend_on_threads():
