@@ -223,7 +223,8 @@ def dot_attention(
     negative_slope: float = ..., edge_bias: Tensor | None = ..., bias_after: bool = ...,
     edge_gate: Tensor | None = ..., edge_mask: Tensor | None = ..., edge_weight: Tensor | None = ...,
     edge_feat: Tensor | None = ..., edge_feat_in: str = ..., edge_attr: Tensor | None = ...,
-    edge_proj: Tensor | None = ..., edge_proj_bias: Tensor | None = ..., out_bias: Tensor | None = ...,
+    edge_proj: Tensor | None = ..., edge_proj_bias: Tensor | None = ..., edge_type: Tensor | None = ...,
+    edge_table: Tensor | None = ..., out_bias: Tensor | None = ...,
     dropout_p: float = ..., return_attention: Literal[False] = ..., schedule: str = ...,
 ) -> Tensor: ...
 @overload
@@ -232,7 +233,8 @@ def dot_attention(
     negative_slope: float = ..., edge_bias: Tensor | None = ..., bias_after: bool = ...,
     edge_gate: Tensor | None = ..., edge_mask: Tensor | None = ..., edge_weight: Tensor | None = ...,
     edge_feat: Tensor | None = ..., edge_feat_in: str = ..., edge_attr: Tensor | None = ...,
-    edge_proj: Tensor | None = ..., edge_proj_bias: Tensor | None = ..., out_bias: Tensor | None = ...,
+    edge_proj: Tensor | None = ..., edge_proj_bias: Tensor | None = ..., edge_type: Tensor | None = ...,
+    edge_table: Tensor | None = ..., out_bias: Tensor | None = ...,
     dropout_p: float = ..., return_attention: Literal[True], schedule: str = ...,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
@@ -241,7 +243,8 @@ def dot_attention(
     negative_slope: float = ..., edge_bias: Tensor | None = ..., bias_after: bool = ...,
     edge_gate: Tensor | None = ..., edge_mask: Tensor | None = ..., edge_weight: Tensor | None = ...,
     edge_feat: Tensor | None = ..., edge_feat_in: str = ..., edge_attr: Tensor | None = ...,
-    edge_proj: Tensor | None = ..., edge_proj_bias: Tensor | None = ..., out_bias: Tensor | None = ...,
+    edge_proj: Tensor | None = ..., edge_proj_bias: Tensor | None = ..., edge_type: Tensor | None = ...,
+    edge_table: Tensor | None = ..., out_bias: Tensor | None = ...,
     dropout_p: float = ..., return_attention: bool, schedule: str = ...,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 # fmt: on
@@ -263,6 +266,8 @@ def dot_attention(
     edge_attr: Tensor | None = None,
     edge_proj: Tensor | None = None,
     edge_proj_bias: Tensor | None = None,
+    edge_type: Tensor | None = None,
+    edge_table: Tensor | None = None,
     out_bias: Tensor | None = None,
     dropout_p: float = 0.0,
     return_attention: bool = False,
@@ -295,6 +300,10 @@ def dot_attention(
             of edge size are [E, H] scores and weights, and their gradients. Made for d below D.
         edge_proj: [H D, d], same dtype, as the weight of a Linear layer; with edge_feat_in="value" [H Dv, d].
         edge_proj_bias: [H D] likewise, or None.
+        edge_type: int64 or int32 [E], same order, of edges of T kinds: e_ij = edge_table[edge_type_ij], for T
+            below D, and likewise folded. A tensor is read at its first use, and unit vectors [E, T] are kept
+            as long as it lives.
+        edge_table: [T, H, D], same dtype.
         edge_bias, bias_after, edge_gate, edge_mask, edge_weight: as in :func:`gat_attention`.
         out_bias, dropout_p, return_attention, schedule: likewise.
 
@@ -314,7 +323,8 @@ def dot_attention(
     if edge_feat_in not in ("key", "value", "both"):
         raise check.error(ValueError, "edge_feat_in", "'key', 'value' or 'both'", repr(edge_feat_in))
     in_key, in_value = edge_feat_in != "value", edge_feat_in != "key"
-    fixed = dim if edge_feat_in == "both" and not (edge_feat is None and edge_attr is None) else None
+    has_feat = not (edge_feat is None and edge_attr is None and edge_type is None)
+    fixed = dim if edge_feat_in == "both" and has_feat else None
     check.tensor("value", value, [(graph.num_src, heads, fixed)])
     value_dim = value.shape[2]
     edge = check.options(
@@ -322,8 +332,9 @@ def dot_attention(
         out_bias, value_dim, dropout_p, _seed,
     )  # fmt: skip
     projected = check.projection(
-        heads, dim if in_key else value_dim, edge_attr, edge_proj, edge_proj_bias, edge_feat, bias_after
-    )
+        heads, dim if in_key else value_dim, edge_attr, edge_proj, edge_proj_bias, edge_type, edge_table,
+        edge_feat, bias_after,
+    )  # fmt: skip
     dst, src, values, edge_feat, out_bias = for_device(check, query, key, value, edge.edge_feat, out_bias)
     if projected is not None:
         attr, proj = projected

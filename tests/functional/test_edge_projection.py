@@ -182,6 +182,36 @@ def test_without_a_projection_of_edges_it_is_the_same(device):
         torch.testing.assert_close(found[name], x, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.parametrize("where", ["key", "value", "both"])
+@pytest.mark.parametrize("kinds", [1, 4, 21])
+def test_types_of_edges(device, kinds, where):
+    for name in ("mixed_degrees", "no_edges"):
+        graph = make_graph(name, device)
+        edge_type = torch.randint(kinds, (graph.num_edges,), device=device)
+        for dtype in (torch.float32, torch.float16):
+            inputs = make_inputs("dot", graph, 3, 8, dtype)
+            inputs["edge_table"] = torch.randn(kinds, 3, 8).to(device, dtype)
+            check("dot", graph, inputs, edge_type=edge_type, edge_feat_in=where)
+            check("dot", graph, inputs, edge_type=edge_type.int(), edge_feat_in=where, return_attention=True)
+
+
+def test_types_that_change(device):
+    """What is kept of a tensor of types is made anew when it was written to."""
+    graph = make_graph("random", device)
+    inputs = make_inputs("dot", graph, 2, 8)
+    table = torch.randn(3, 2, 8, device=device)
+    edge_type = torch.zeros(graph.num_edges, dtype=torch.int64, device=device)
+    for kind in (0, 2, 1):
+        edge_type.fill_(kind)
+        found = functional.dot_attention(graph, **inputs, edge_type=edge_type, edge_table=table)
+        expected = reference.dot_attention(graph, **inputs, edge_type=edge_type, edge_table=table)
+        torch.testing.assert_close(found, expected)
+    for wrong in (3, -1):
+        edge_type[7] = wrong
+        with pytest.raises(ValueError, match=rf"edge_type: expected types in \[0, 3\), got {wrong}"):
+            functional.dot_attention(graph, **inputs, edge_type=edge_type, edge_table=table)
+
+
 def test_only_some_gradients(device):
     """Each alone as together with the others."""
     graph = make_graph("random", device)
