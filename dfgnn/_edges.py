@@ -265,6 +265,102 @@ library.register_autograd("dfgnn::edge_sddmm", _backward_of_sddmm, setup_context
 library.register_autograd("dfgnn::edge_spmm", _backward_of_spmm, setup_context=_setup_product, lib=_library)
 
 
+# ---- products with low-dimensional edge features (`_edge_terms`) -----------------------------------------
+
+
+def _dot(rows, attr, *rest):
+    *edges, scale = rest
+    return _ops.edge_dot(_graph(_Edges(*edges)), rows, attr, scale)
+
+
+def _sum(weight, attr, *rest):
+    *edges, width = rest
+    return _ops.edge_sum(_graph(_Edges(*edges)), weight, attr, width)
+
+
+def _outer(weight, rows, *rest):
+    *edges, dim, scale = rest
+    return _ops.edge_outer(_graph(_Edges(*edges)), weight, rows, dim, scale)
+
+
+def _dot_fake(rows, attr, edge_index, num_src, num_dst, self_loops, num_edges, scale):
+    return _ops.edge_dot_fake(rows, num_edges)
+
+
+def _sum_fake(weight, attr, edge_index, num_src, num_dst, self_loops, num_edges, width):
+    return attr.new_empty(num_dst, weight.shape[1], width)
+
+
+def _outer_fake(weight, rows, edge_index, num_src, num_dst, self_loops, num_edges, dim, scale):
+    return rows.new_empty(num_edges, dim)
+
+
+_dot_op = _define(
+    "edge_list_dot", f"(Tensor rows, Tensor attr, {_EDGES}, float scale) -> Tensor", _dot, _dot_fake
+)
+_sum_op = _define(
+    "edge_list_sum", f"(Tensor weight, Tensor attr, {_EDGES}, SymInt width) -> Tensor", _sum, _sum_fake
+)
+_outer_op = _define(
+    "edge_list_outer",
+    f"(Tensor weight, Tensor rows, {_EDGES}, SymInt dim, float scale) -> Tensor",
+    _outer,
+    _outer_fake,
+)
+
+
+def _setup_term(ctx, inputs, output):
+    first, second, *rest = inputs
+    ctx.edges, ctx.rest = rest[:5], rest[5:]
+    ctx.save_for_backward(first, second)
+
+
+def _backward_of_dot(ctx, grad):
+    (rows, attr), edges, (scale,) = ctx.saved_tensors, ctx.edges, ctx.rest
+    need_rows, need_attr = ctx.needs_input_grad[:2]
+    return (
+        _sum_op(grad, attr, *edges, rows.shape[2]) * scale if need_rows else None,
+        _outer_op(grad, rows, *edges, attr.shape[1], scale) if need_attr else None,
+        *[None] * 6,
+    )
+
+
+def _backward_of_sum(ctx, grad):
+    (weight, attr), edges = ctx.saved_tensors, ctx.edges
+    need_weight, need_attr = ctx.needs_input_grad[:2]
+    return (
+        _dot_op(grad, attr, *edges, 1.0) if need_weight else None,
+        _outer_op(weight, grad, *edges, attr.shape[1], 1.0) if need_attr else None,
+        *[None] * 6,
+    )
+
+
+def _backward_of_outer(ctx, grad):
+    (weight, rows), edges, (_, scale) = ctx.saved_tensors, ctx.edges, ctx.rest
+    need_weight, need_rows = ctx.needs_input_grad[:2]
+    return (
+        _dot_op(rows, grad, *edges, scale) if need_weight else None,
+        _sum_op(weight, grad, *edges, rows.shape[2]) * scale if need_rows else None,
+        *[None] * 7,
+    )
+
+
+for _name, _formula in (("dot", _backward_of_dot), ("sum", _backward_of_sum), ("outer", _backward_of_outer)):
+    library.register_autograd(f"dfgnn::edge_list_{_name}", _formula, setup_context=_setup_term, lib=_library)
+
+
+def edge_dot(edges: EdgeList, rows: Tensor, attr: Tensor, scale: float) -> Tensor:
+    return _dot_op(rows, attr, *_arguments(edges), scale)
+
+
+def edge_sum(edges: EdgeList, weight: Tensor, attr: Tensor, width: int) -> Tensor:
+    return _sum_op(weight, attr, *_arguments(edges), width)
+
+
+def edge_outer(edges: EdgeList, weight: Tensor, rows: Tensor, dim: int, scale: float) -> Tensor:
+    return _outer_op(weight, rows, *_arguments(edges), dim, scale)
+
+
 def _arguments(edges: EdgeList, sized: bool = True) -> _Edges:
     """sized: a result has the number of edges, which with loops must be counted."""
     num_edges = edges.num_edges if sized else 0

@@ -37,6 +37,30 @@ def product_args(graph, feat, reverse: bool):
     return csr.indices, csr.eids, plan.items, plan.splits, plan.launch
 
 
+def edge_term_args(graph, heads: int, width: int, dtype: torch.dtype):
+    """The graph arguments of `edge_dot`, `edge_sum` and `edge_outer`, which gather no rows: their order is
+    all that matters."""
+    schedule = "auto" if graph._planner.once else "natural sources/1"
+    plan = graph.plan(num_heads=heads, head_dim=width, dtype=dtype, layer=None, schedule=schedule)
+    csr = graph.csr()
+    return csr.indices, csr.eids, plan.items, plan.splits, plan.launch
+
+
+def edge_dot(graph, rows, attr, scale: float):
+    args = edge_term_args(graph, rows.shape[1], rows.shape[2], rows.dtype)
+    return call(ops.edge_dot.default, rows, attr, *args, scale)
+
+
+def edge_sum(graph, weight, attr, width: int):
+    args = edge_term_args(graph, weight.shape[1], width, attr.dtype)
+    return call(ops.edge_sum.default, weight, attr, *args, graph.num_dst, width)
+
+
+def edge_outer(graph, weight, rows, dim: int, scale: float):
+    args = edge_term_args(graph, rows.shape[1], rows.shape[2], rows.dtype)
+    return call(ops.edge_outer.default, weight, rows, *args, dim, scale)
+
+
 def as_type(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """``x.to(dtype)``, of which the call costs a small graph something even where it does nothing."""
     return x if x.dtype == dtype else x.to(dtype)
@@ -134,3 +158,22 @@ def _(weight, feat, indices, eids, items, splits, plan, num_rows):
 @library.register_fake("dfgnn::gather_sum")
 def _(feat, indices, items, splits, plan, num_dst):
     return feat.new_empty(num_dst, feat.shape[1])
+
+
+@library.register_fake("dfgnn::edge_dot")
+def _(rows, attr, indices, *rest):
+    return edge_dot_fake(rows, indices.shape[0])
+
+
+@library.register_fake("dfgnn::edge_sum")
+def _(weight, attr, indices, eids, items, splits, plan, num_rows, width):
+    return attr.new_empty(num_rows, weight.shape[1], width)
+
+
+@library.register_fake("dfgnn::edge_outer")
+def _(weight, rows, indices, eids, items, splits, plan, dim, scale):
+    return rows.new_empty(indices.shape[0], dim)
+
+
+def edge_dot_fake(rows, num_edges: int):
+    return rows.new_empty(num_edges, rows.shape[1], dtype=acc_type(rows.dtype))

@@ -12,7 +12,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from . import _autograd, _flex, _ops
+from . import _autograd, _edge_terms, _flex, _ops
 from ._checks import Checker, for_device, with_feat, without_padding
 from .graph import Graph
 
@@ -222,7 +222,9 @@ def dot_attention(
     graph: Graph, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None = ...,
     negative_slope: float = ..., edge_bias: Tensor | None = ..., bias_after: bool = ...,
     edge_gate: Tensor | None = ..., edge_mask: Tensor | None = ..., edge_weight: Tensor | None = ...,
-    edge_feat: Tensor | None = ..., edge_feat_in: str = ..., out_bias: Tensor | None = ...,
+    edge_feat: Tensor | None = ..., edge_feat_in: str = ..., edge_attr: Tensor | None = ...,
+    edge_proj: Tensor | None = ..., edge_proj_bias: Tensor | None = ..., edge_type: Tensor | None = ...,
+    edge_table: Tensor | None = ..., out_bias: Tensor | None = ...,
     dropout_p: float = ..., return_attention: Literal[False] = ..., schedule: str = ...,
 ) -> Tensor: ...
 @overload
@@ -230,7 +232,9 @@ def dot_attention(
     graph: Graph, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None = ...,
     negative_slope: float = ..., edge_bias: Tensor | None = ..., bias_after: bool = ...,
     edge_gate: Tensor | None = ..., edge_mask: Tensor | None = ..., edge_weight: Tensor | None = ...,
-    edge_feat: Tensor | None = ..., edge_feat_in: str = ..., out_bias: Tensor | None = ...,
+    edge_feat: Tensor | None = ..., edge_feat_in: str = ..., edge_attr: Tensor | None = ...,
+    edge_proj: Tensor | None = ..., edge_proj_bias: Tensor | None = ..., edge_type: Tensor | None = ...,
+    edge_table: Tensor | None = ..., out_bias: Tensor | None = ...,
     dropout_p: float = ..., return_attention: Literal[True], schedule: str = ...,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
@@ -238,7 +242,9 @@ def dot_attention(
     graph: Graph, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None = ...,
     negative_slope: float = ..., edge_bias: Tensor | None = ..., bias_after: bool = ...,
     edge_gate: Tensor | None = ..., edge_mask: Tensor | None = ..., edge_weight: Tensor | None = ...,
-    edge_feat: Tensor | None = ..., edge_feat_in: str = ..., out_bias: Tensor | None = ...,
+    edge_feat: Tensor | None = ..., edge_feat_in: str = ..., edge_attr: Tensor | None = ...,
+    edge_proj: Tensor | None = ..., edge_proj_bias: Tensor | None = ..., edge_type: Tensor | None = ...,
+    edge_table: Tensor | None = ..., out_bias: Tensor | None = ...,
     dropout_p: float = ..., return_attention: bool, schedule: str = ...,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 # fmt: on
@@ -257,6 +263,11 @@ def dot_attention(
     edge_weight: Tensor | None = None,
     edge_feat: Tensor | None = None,
     edge_feat_in: str = "both",
+    edge_attr: Tensor | None = None,
+    edge_proj: Tensor | None = None,
+    edge_proj_bias: Tensor | None = None,
+    edge_type: Tensor | None = None,
+    edge_table: Tensor | None = None,
     out_bias: Tensor | None = None,
     dropout_p: float = 0.0,
     return_attention: bool = False,
@@ -284,6 +295,15 @@ def dot_attention(
         edge_feat: e [E, H, D], same dtype, in the order in which the graph's edges were given.
         edge_feat_in: what e is added to: "key", "value" or "both" (TransformerConv). The value then is of
             size D, or e of size Dv where it is added to the value alone.
+        edge_attr: x [E, d], same dtype, same order, instead of edge_feat: e_ij = edge_proj x_ij +
+            edge_proj_bias. The projection is folded into the attention, so that no E x H x D tensor exists:
+            of edge size are [E, H] scores and weights, and their gradients. Made for d below D.
+        edge_proj: [H D, d], same dtype, as the weight of a Linear layer; with edge_feat_in="value" [H Dv, d].
+        edge_proj_bias: [H D] likewise, or None.
+        edge_type: int64 or int32 [E], same order, of edges of T kinds: e_ij = edge_table[edge_type_ij], for T
+            below D, and likewise folded. A tensor is read at its first use, and unit vectors [E, T] are kept
+            as long as it lives.
+        edge_table: [T, H, D], same dtype.
         edge_bias, bias_after, edge_gate, edge_mask, edge_weight: as in :func:`gat_attention`.
         out_bias, dropout_p, return_attention, schedule: likewise.
 
@@ -303,19 +323,32 @@ def dot_attention(
     if edge_feat_in not in ("key", "value", "both"):
         raise check.error(ValueError, "edge_feat_in", "'key', 'value' or 'both'", repr(edge_feat_in))
     in_key, in_value = edge_feat_in != "value", edge_feat_in != "key"
-    fixed = dim if edge_feat is not None and edge_feat_in == "both" else None
+    has_feat = not (edge_feat is None and edge_attr is None and edge_type is None)
+    fixed = dim if edge_feat_in == "both" and has_feat else None
     check.tensor("value", value, [(graph.num_src, heads, fixed)])
     value_dim = value.shape[2]
     edge = check.options(
         heads, edge_bias, edge_gate, edge_mask, edge_weight, edge_feat, dim if in_key else value_dim,
         out_bias, value_dim, dropout_p, _seed,
     )  # fmt: skip
-    dst, src, values, edge_feat, out_bias = for_device(check, query, key, value, edge.edge_feat, out_bias)
-    out, attention = _autograd.attention(
-        graph, "dot", values, src, dst, None, with_feat(edge, edge_feat), out_bias, slope=negative_slope,
-        scale=scale, bias_after=bias_after, feat_in_key=in_key,
-        feat_in_value=in_value, dropout_p=dropout_p, return_attention=return_attention, schedule=schedule,
+    projected = check.projection(
+        heads, dim if in_key else value_dim, edge_attr, edge_proj, edge_proj_bias, edge_type, edge_table,
+        edge_feat, bias_after,
     )  # fmt: skip
+    dst, src, values, edge_feat, out_bias = for_device(check, query, key, value, edge.edge_feat, out_bias)
+    if projected is not None:
+        attr, proj = projected
+        out, attention = _edge_terms.attention(
+            graph, dst, src, values, attr, proj, edge, out_bias, slope=negative_slope, scale=scale,
+            in_key=in_key, in_value=in_value, dropout_p=dropout_p, return_attention=return_attention,
+            schedule=schedule,
+        )  # fmt: skip
+    else:
+        out, attention = _autograd.attention(
+            graph, "dot", values, src, dst, None, with_feat(edge, edge_feat), out_bias, slope=negative_slope,
+            scale=scale, bias_after=bias_after, feat_in_key=in_key, feat_in_value=in_value,
+            dropout_p=dropout_p, return_attention=return_attention, schedule=schedule,
+        )  # fmt: skip
     out = without_padding(out, value_dim)
     return (out, _ops.as_type(check.in_use(attention), query.dtype)) if return_attention else out
 

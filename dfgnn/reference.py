@@ -110,6 +110,11 @@ def dot_attention(
     edge_weight: Tensor | None = None,
     edge_feat: Tensor | None = None,
     edge_feat_in: str = "both",
+    edge_attr: Tensor | None = None,
+    edge_proj: Tensor | None = None,
+    edge_proj_bias: Tensor | None = None,
+    edge_type: Tensor | None = None,
+    edge_table: Tensor | None = None,
     out_bias: Tensor | None = None,
     dropout_p: float = 0.0,
     return_attention: bool = False,
@@ -124,6 +129,11 @@ def dot_attention(
     if scale is None:
         scale = 1.0 / math.sqrt(query.shape[-1])
     keys, values = key[src], value[src]
+    if edge_attr is not None:
+        assert edge_proj is not None
+        edge_feat = F.linear(edge_attr, edge_proj, edge_proj_bias).unflatten(1, (query.shape[1], -1))
+    if edge_table is not None:
+        edge_feat = edge_table[edge_type]
     if edge_feat is not None and edge_feat_in in ("key", "both"):
         keys = keys + edge_feat
     if edge_feat is not None and edge_feat_in in ("value", "both"):

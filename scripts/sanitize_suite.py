@@ -46,6 +46,8 @@ CASES = (
     ("dot", {"feat", "mask"}),
     ("dot", {"grad", "feat", "edge grad", "out bias"}),
     ("dot", {"grad", "gate", "feat", "bias", "weight", "dropout", "edge grad", "attention"}),
+    ("dot", {"projected"}),
+    ("dot", {"grad", "projected", "edge grad", "dropout", "out bias"}),
 )
 
 
@@ -102,6 +104,9 @@ def call(graph, score, options, heads, dim, dtype, schedule):
         keywords["edge_mask"] = torch.rand(graph.num_edges, device=graph.device) < 0.7
     if "feat" in options:
         keywords["edge_feat"] = tensor(graph.num_edges, heads, dim, grad=edge_grad)
+    if "projected" in options:  # of sizes that are no whole loads
+        keywords["edge_attr"] = tensor(graph.num_edges, dim % 13 + 1, grad=edge_grad)
+        keywords["edge_proj"] = tensor(heads * dim, dim % 13 + 1)
     if "out bias" in options:
         keywords["out_bias"] = tensor(heads, dim)
     if "dropout" in options:

@@ -116,7 +116,8 @@ struct ForwardParams {
 inline constexpr int kAttnSums = 256;
 
 // With g = grad_out, gamma = grad_attention, f_ij = w_ij m_ij, L' the derivative of LeakyReLU:
-//   delta_i = g_i . (out_i - out_bias) + sum_j attention_ij gamma_ij      (the sum only with grad_attention)
+//   delta_i = g_i . (out_i - out_bias) + sum_j attention_ij gamma_ij      (the sum only with attention: without
+//        it, out contains all that the weights went into, which got the gradient g, too)
 //   dalpha_ij = f_ij (g_i . (v_j + e_ij) + gamma_ij)
 //   ds_ij = alpha_ij (dalpha_ij - delta_i)      dz_ij = ds_ij L'(z_ij)      draw_ij = gate_ij dz_ij
 //   grad_value[j] = sum_i f alpha g_i
@@ -154,7 +155,7 @@ struct BackwardParams {
   const void* stats;     // [N_dst, H, 2] acc, of forward
   const void* positive;  // additive, when grad_alpha_dst is wanted without grad_attention and gate
   const void* positive_mass;
-  const void* attention;       // [E, H] acc, with grad_attention
+  const void* attention;       // [E, H] acc, or null; only with grad_attention
   const void* grad_out;        // [N_dst, H, Dv] T
   const void* grad_attention;  // [E, H] acc, or null
 
@@ -179,8 +180,8 @@ struct BackwardParams {
   void* partial_key;    // dot: [reverse.num_slots, H, D] acc
   void* partial_value;  // [reverse.num_slots, H, Dv] acc
   void* partial_alpha;  // additive: [reverse.num_slots, H] acc
-  void* row_sums;       // [N_dst, H] acc, with grad_attention: sum_j attention_ij gamma_ij
-  void* partial_sums;   // [csr.num_slots, H] acc, with grad_attention or grad_raw
+  void* row_sums;       // [N_dst, H] acc, with attention: sum_j attention_ij gamma_ij
+  void* partial_sums;   // [csr.num_slots, H] acc, with attention or grad_raw
 };
 
 // sddmm: edge_[eid, h] = row_feat[i, h] . feat[j, h];  spmm: out[i, h] = sum_j edge_[eid, h] feat[j, h], over

@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "edge_terms.h"
 #include "engine.h"
 #include "pages.h"
 #include "terms.h"
@@ -22,6 +23,9 @@ namespace dfgnn::cpu {
   void backward(const BackwardParams&, const Parallel&);            \
   void sddmm(const ProductParams&, const Parallel&);                \
   void spmm(const ProductParams&, const Parallel&);                 \
+  void edge_dot(const EdgeTermParams&, const Parallel&);            \
+  void edge_sum(const EdgeTermParams&, const Parallel&);            \
+  void edge_outer(const EdgeTermParams&, const Parallel&);          \
   int64_t attention_parts(const Csr&);                              \
   void terms(const TermsParams&, const Parallel&);                  \
   void terms_backward(const TermsBackwardParams&, const Parallel&); \
@@ -52,6 +56,9 @@ struct Kernels {
   void (*backward)(const BackwardParams&, const Parallel&);
   void (*sddmm)(const ProductParams&, const Parallel&);
   void (*spmm)(const ProductParams&, const Parallel&);
+  void (*edge_dot)(const EdgeTermParams&, const Parallel&);
+  void (*edge_sum)(const EdgeTermParams&, const Parallel&);
+  void (*edge_outer)(const EdgeTermParams&, const Parallel&);
   int64_t (*attention_parts)(const Csr&);
   void (*terms)(const TermsParams&, const Parallel&);
   void (*terms_backward)(const TermsBackwardParams&, const Parallel&);
@@ -59,9 +66,10 @@ struct Kernels {
 
 // Best first.
 constexpr Kernels kKernels[] = {
-#define DFGNN_ENTRY(name)                                                                                  \
-  {#name,      has_##name,           name::forward, name::backward,      name::sddmm,                      \
-   name::spmm, name::attention_parts, name::terms,   name::terms_backward},
+#define DFGNN_ENTRY(name)                                                                     \
+  {#name,       has_##name,          name::forward,  name::backward,   name::sddmm,           \
+   name::spmm,  name::edge_dot,      name::edge_sum, name::edge_outer, name::attention_parts, \
+   name::terms, name::terms_backward},
     DFGNN_ISAS(DFGNN_ENTRY)
 #undef DFGNN_ENTRY
 };
@@ -116,6 +124,18 @@ void sddmm(const ProductParams& p, const Parallel& parallel) {
 void spmm(const ProductParams& p, const Parallel& parallel) {
   use_huge_pages(p.out, p.shape.num_dst * p.shape.value_dim * p.shape.heads * size_of(p.dtype));
   kernels().spmm(p, parallel);
+}
+void edge_dot(const EdgeTermParams& p, const Parallel& parallel) {
+  use_huge_pages(p.edge_out, p.num_edges * p.heads * size_of_acc(p.dtype));
+  kernels().edge_dot(p, parallel);
+}
+void edge_sum(const EdgeTermParams& p, const Parallel& parallel) {
+  use_huge_pages(p.out, p.num_rows * p.heads * p.width * size_of(p.dtype));
+  kernels().edge_sum(p, parallel);
+}
+void edge_outer(const EdgeTermParams& p, const Parallel& parallel) {
+  use_huge_pages(p.edge_out, p.num_edges * p.dim * size_of(p.dtype));
+  kernels().edge_outer(p, parallel);
 }
 bool in_range(const Csr& csr, int64_t num_edges) {
   bool good = true;  // without branches: the compiler takes several at a time

@@ -40,7 +40,7 @@ template <typename T>
 const char* additive_backward(const BackwardParams& p, cudaStream_t stream) {
   using A = Acc<T>;
   const int heads = p.shape.heads, dim = p.shape.value_dim;
-  if (p.grad_attention)
+  if (p.row_sums)
     row_sums<A>(p.csr, heads, p.attention, p.grad_attention, p.row_sums, p.partial_sums, stream);
   with_config<T>(dim, [&](auto config) {
     using C = decltype(config);

@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kThreads) prepare_additive_kernel(const Backwa
     delta[k] = reduce_sum<LPH>(delta[k]);
     dot_positive[k] = reduce_sum<LPH>(dot_positive[k]);
     if (pair >= total || hl) continue;
-    if (p.grad_attention) delta[k] += static_cast<const A*>(p.row_sums)[pair];
+    if (p.row_sums) delta[k] += static_cast<const A*>(p.row_sums)[pair];
     static_cast<NodeStats<A>*>(p.node_stats)[pair] = {
         p.alpha_dst ? static_cast<const A*>(p.alpha_dst)[pair] : A(0),
         load_stats(static_cast<const RowStats<A>*>(p.stats) + pair), delta[k]};

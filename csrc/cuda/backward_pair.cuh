@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(
         if (p.out_bias) far -= me.far_dot(t, p.grad_out, row, p.out_bias, 0);
         row_delta += reduce_sum<LPH>(far);
       }
-      if (p.grad_attention) row_delta += *me.template at<A>(p.row_sums, row);
+      if (p.row_sums) row_delta += *me.template at<A>(p.row_sums, row);
       if (writes && me.hl == 0 && me.chunk == 0)
         *me.template at<NodeStats<A>>(p.node_stats, row) = {row_term, row_stats, row_delta};
     }

@@ -37,7 +37,7 @@ const char* pair_backward(const BackwardParams& p, cudaStream_t stream) {
   using A = Acc<T>;
   constexpr bool V2 = SCORE == Score::additive_v2;
   const int heads = p.shape.heads, dim = p.shape.value_dim;
-  if (p.grad_attention)
+  if (p.row_sums)
     row_sums<A>(p.csr, heads, p.attention, p.grad_attention, p.row_sums, p.partial_sums, stream);
   const Edges edges = edges_of(p.edge, p.grad_attention);
   with_config<T>(dim, [&](auto config) {

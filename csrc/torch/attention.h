@@ -282,14 +282,12 @@ struct Attention {
     check.tensor("grad_out", grad_out, {m, h, dv}, {type});
     check.tensor("out", out, {m, h, dv}, {type});
     check.tensor("grad_attention", grad_attention, {edges, h}, {acc});
-    check.require(!grad_attention || attention, "attention: needed with grad_attention");
-    if (grad_attention) check.tensor("attention", attention, {edges, h}, {acc});
+    check.tensor("attention", attention, {edges, h}, {acc});
+    check.require(!attention || grad_attention, "attention: expected only with grad_attention");
     out = dense(out), grad_out = dense(grad_out);
     p.out = data(out), p.out_bias = data(in.out_bias), p.grad_out = data(grad_out);
-    if (grad_attention) {
-      attention = dense(attention), grad_attention = dense(grad_attention);
-      p.attention = data(attention), p.grad_attention = data(grad_attention);
-    }
+    attention = dense(attention), grad_attention = dense(grad_attention);
+    p.attention = data(attention), p.grad_attention = data(grad_attention);
   }
 
   // Launches backward, once `p` has its inputs, its plans and what forward kept.
@@ -297,8 +295,8 @@ struct Attention {
                                 const WayOfDst& way, int64_t need) {
     check_tiles(check, p, p.csr);
     check_tiles(check, p, p.reverse);
-    const bool tiles = p.csr.tiles || p.reverse.tiles, gamma = p.grad_attention;
-    check.require(!tiles || !gamma, "tiles: expected no gradient of the attention");
+    const bool tiles = p.csr.tiles || p.reverse.tiles, sums = p.attention;
+    check.require(!tiles || !p.grad_attention, "tiles: expected no gradient of the attention");
     const Tensor& value = in.value;
     const ScalarType type = in.type(), acc = in.acc();
     const int64_t n = in.num_src(), m = in.num_dst, h = in.heads(), d = in.dim(), dv = in.value_dim(),
@@ -332,8 +330,8 @@ struct Attention {
     Workspace scratch;
     scratch.add(p.node_stats, true, {m, h, 4}, acc);
     scratch.add(p.grad_raw, way.sum_rows, {edges, h}, acc);
-    scratch.add(p.row_sums, gamma, {m, h}, acc);
-    scratch.add(p.partial_sums, gamma || way.sum_rows, {slots, h}, acc);
+    scratch.add(p.row_sums, sums, {m, h}, acc);
+    scratch.add(p.partial_sums, sums || way.sum_rows, {slots, h}, acc);
     scratch.add(p.partial_query, slots && !additive, {slots, h, d}, acc);
     scratch.add(p.partial_key, rev_slots && dot, {rev_slots, h, d}, acc);
     scratch.add(p.partial_value, rev_slots, {rev_slots, h, dv}, acc);

@@ -1,7 +1,9 @@
 // Schemas of all operators, and their CPU backend.
 #include "../core/layout.h"
+#include "../cpu/edge_terms.h"
 #include "../cpu/engine.h"
 #include "../cpu/terms.h"
+#include "edge_terms.h"
 #include "parallel.h"
 #include "planned.h"
 #include "schemas.h"
@@ -33,6 +35,11 @@ struct CpuBackend {
   static int64_t terms_parts(const TermsParams& p) { return cpu::terms_parts(p); }
   static void sddmm(const ProductParams& p, const Tensor&) { cpu::sddmm(p, parallel()); }
   static void spmm(const ProductParams& p, const Tensor&) { cpu::spmm(p, parallel()); }
+
+  static constexpr int64_t kRowBytes = 1;
+  static void edge_dot(const EdgeTermParams& p, const Tensor&) { cpu::edge_dot(p, parallel()); }
+  static void edge_sum(const EdgeTermParams& p, const Tensor&) { cpu::edge_sum(p, parallel()); }
+  static void edge_outer(const EdgeTermParams& p, const Tensor&) { cpu::edge_outer(p, parallel()); }
 };
 
 std::string constants() {
@@ -72,8 +79,8 @@ std::string constants() {
 }  // namespace dfgnn
 
 STABLE_TORCH_LIBRARY(dfgnn, m) {
-  for (const char* schema :
-       {dfgnn::kForward, dfgnn::kBackward, dfgnn::kSddmm, dfgnn::kSpmm, dfgnn::kGatherSum, dfgnn::kConstants})
+  for (const char* schema : {dfgnn::kForward, dfgnn::kBackward, dfgnn::kSddmm, dfgnn::kSpmm, dfgnn::kEdgeDot,
+                             dfgnn::kEdgeSum, dfgnn::kEdgeOuter, dfgnn::kGatherSum, dfgnn::kConstants})
     m.def(schema);
   for (const char* schema : dfgnn::kPlanning) m.def(schema);
   for (const char* schema : dfgnn::kPlanned) m.def(schema);
@@ -84,7 +91,10 @@ STABLE_TORCH_LIBRARY_IMPL(dfgnn, CompositeExplicitAutograd, m) {
   m.impl("constants", TORCH_BOX(&dfgnn::constants));
 }
 
-STABLE_TORCH_LIBRARY_IMPL(dfgnn, CPU, m) { dfgnn::Planned<dfgnn::CpuBackend>::register_ops(m); }
+STABLE_TORCH_LIBRARY_IMPL(dfgnn, CPU, m) {
+  dfgnn::Planned<dfgnn::CpuBackend>::register_ops(m);
+  dfgnn::EdgeTerms<dfgnn::CpuBackend>::register_ops(m);
+}
 
 extern "C" __attribute__((visibility("default"))) void dfgnn_drop_graph_cpu(int64_t number) {
   dfgnn::Planned<dfgnn::CpuBackend>::drop_graph(number);

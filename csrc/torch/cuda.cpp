@@ -3,8 +3,10 @@
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/headeronly/util/shim_utils.h>
 
+#include "../cuda/edge_terms.h"
 #include "../cuda/engine.h"
 #include "../cuda/terms.h"
+#include "edge_terms.h"
 #include "planned.h"
 
 namespace dfgnn {
@@ -52,6 +54,13 @@ struct CudaBackend {
   static int64_t terms_parts(const TermsParams& p) { return cuda::terms_parts(p); }
   static void sddmm(const ProductParams& p, const Tensor& t) { launched(cuda::sddmm(p, stream(t))); }
   static void spmm(const ProductParams& p, const Tensor& t) { launched(cuda::spmm(p, stream(t))); }
+
+  static constexpr int64_t kRowBytes = 16;
+  static void edge_dot(const EdgeTermParams& p, const Tensor& t) { launched(cuda::edge_dot(p, stream(t))); }
+  static void edge_sum(const EdgeTermParams& p, const Tensor& t) { launched(cuda::edge_sum(p, stream(t))); }
+  static void edge_outer(const EdgeTermParams& p, const Tensor& t) {
+    launched(cuda::edge_outer(p, stream(t)));
+  }
 
   // Plain neighbour sum, the yardstick of the benchmarks.
   static Tensor gather_sum(Tensor feat, Tensor indices, Tensor items, Tensor splits, Sizes plan,
@@ -212,6 +221,7 @@ struct CudaBackend {
 
 STABLE_TORCH_LIBRARY_IMPL(dfgnn, CUDA, m) {
   dfgnn::Planned<dfgnn::CudaBackend>::register_ops(m);
+  dfgnn::EdgeTerms<dfgnn::CudaBackend>::register_ops(m);
   m.impl("gather_sum", TORCH_BOX(&dfgnn::CudaBackend::gather_sum));
   m.impl("plan_rows", TORCH_BOX(&dfgnn::CudaBackend::plan_rows));
   m.impl("plan_windows", TORCH_BOX(&dfgnn::CudaBackend::plan_windows));

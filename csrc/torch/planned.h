@@ -48,15 +48,19 @@ struct Planned : Attention<Backend> {
                               OptTensor rev_splits, Sizes rev_plan, OptTensor tiles, OptTensor rev_tiles) {
     const Checker check("dfgnn::graph_handle", indices);
     const PlanArgs args = Base::plan_args(check, plan);
-    auto graph = std::make_shared<Graph>(Graph{
-        {args.num_rows, args.num_cols, args.num_edges}, indices.device(), {}, {}, rev_indices.has_value(), {}});
-    graph->csr = Base::csr(check, "indices", indices, eids, items, splits, plan, tiles, args.num_rows,
-                           args.num_cols);
+    auto graph = std::make_shared<Graph>(Graph{{args.num_rows, args.num_cols, args.num_edges},
+                                               indices.device(),
+                                               {},
+                                               {},
+                                               rev_indices.has_value(),
+                                               {}});
+    graph->csr =
+        Base::csr(check, "indices", indices, eids, items, splits, plan, tiles, args.num_rows, args.num_cols);
     if (graph->has_reverse) {
       Shape shape{};
       shape.num_dst = args.num_rows, shape.num_src = args.num_cols, shape.num_edges = args.num_edges;
-      graph->reverse = Base::reverse_csr(check, rev_indices, rev_eids, rev_items, rev_splits, rev_plan,
-                                         rev_tiles, shape);
+      graph->reverse =
+          Base::reverse_csr(check, rev_indices, rev_eids, rev_items, rev_splits, rev_plan, rev_tiles, shape);
     }
     graph->held = {indices, items, splits};
     for (const OptTensor* t : {&eids, &rev_indices, &rev_eids, &rev_items, &rev_splits, &tiles, &rev_tiles})
@@ -142,8 +146,8 @@ struct Planned : Attention<Backend> {
   }
 
   static std::tuple<Tensor, Tensor, OptTensor> attend(
-      int64_t number, int64_t heads, int64_t score, Tensor value, OptTensor src, OptTensor dst, OptTensor attn,
-      OptTensor edge_bias, OptTensor edge_gate, OptTensor edge_mask, OptTensor edge_weight,
+      int64_t number, int64_t heads, int64_t score, Tensor value, OptTensor src, OptTensor dst,
+      OptTensor attn, OptTensor edge_bias, OptTensor edge_gate, OptTensor edge_mask, OptTensor edge_weight,
       OptTensor edge_feat, OptTensor seed, OptTensor out_bias, double negative_slope, double scale,
       double dropout_p, int64_t flags, bool return_attention, bool save_positive) {
     const typename Backend::Scope scope(value);
@@ -168,8 +172,9 @@ struct Planned : Attention<Backend> {
   attend_backward(int64_t number, int64_t heads, Tensor grad_out, OptTensor grad_attention, int64_t score,
                   Tensor value, OptTensor src, OptTensor dst, OptTensor attn, OptTensor edge_bias,
                   OptTensor edge_gate, OptTensor edge_mask, OptTensor edge_weight, OptTensor edge_feat,
-                  OptTensor seed, OptTensor out_bias, Tensor out, Tensor memory, bool has_positive, OptTensor attention,
-                  double negative_slope, double scale, double dropout_p, int64_t flags, int64_t need) {
+                  OptTensor seed, OptTensor out_bias, Tensor out, Tensor memory, bool has_positive,
+                  OptTensor attention, double negative_slope, double scale, double dropout_p, int64_t flags,
+                  int64_t need) {
     const typename Backend::Scope scope(value);
     const Checker check("dfgnn::attend_backward", value);
     split(check, value, heads), split(check, grad_out, heads), split(check, out, heads);
@@ -189,8 +194,14 @@ struct Planned : Attention<Backend> {
     if (!way.from_positive) p.positive = p.positive_mass = nullptr;
     p.csr = graph->csr, p.reverse = graph->reverse;
     const Gradients g = Base::run_backward(check, in, p, way, need);
-    return {*joined(g.value, heads), joined(g.src, heads), joined(g.dst, heads), g.attn,
-            g.bias,                  g.gate,               g.weight,             g.feat};
+    return {*joined(g.value, heads),
+            joined(g.src, heads),
+            joined(g.dst, heads),
+            g.attn,
+            g.bias,
+            g.gate,
+            g.weight,
+            g.feat};
   }
 
   // ---- additive attention of projected features ------------------------------------------------
@@ -216,9 +227,9 @@ struct Planned : Attention<Backend> {
     const int64_t heads = feat.size(1), size = attn_src.size(attn_src.dim() - 1);
     check.require(vectors == type || vectors == acc, "attn_src: expected feat's dtype or the type of sums");
     for (const Tensor* attn : {&attn_src, &attn_dst})
-      check.require(attn->numel() == heads * size && attn->scalar_type() == vectors &&
-                        attn->device() == feat.device(),
-                    "attn_src, attn_dst: expected [", heads, ", ", size, "] of one dtype on feat's device");
+      check.require(
+          attn->numel() == heads * size && attn->scalar_type() == vectors && attn->device() == feat.device(),
+          "attn_src, attn_dst: expected [", heads, ", ", size, "] of one dtype on feat's device");
     check.require(size <= feat.size(2), "attn_src: expected vectors no longer than feat's heads");
     check.require(num_dst >= 0 && num_dst <= feat.size(0), "num_dst: expected no more than feat's rows");
     check.require(heads * feat.size(2) < kMostIds, "feat: expected rows of less than 2**31 elements");
@@ -257,7 +268,8 @@ struct Planned : Attention<Backend> {
     const TermsParams& p = q.of;
     const ScalarType vectors = attn_src.scalar_type();
     VectorGradients g{make(feat, sizes_of(attn_src), vectors), make(feat, sizes_of(attn_dst), vectors), {}};
-    g.bias = optional(q.sums[2], bias.has_value(), feat, bias ? sizes_of(*bias) : Sizes{}, feat.scalar_type());
+    g.bias =
+        optional(q.sums[2], bias.has_value(), feat, bias ? sizes_of(*bias) : Sizes{}, feat.scalar_type());
     q.sums[0] = g.src.mutable_data_ptr(), q.sums[1] = g.dst.mutable_data_ptr();
     q.parts = Backend::terms_parts(p);
     const Tensor partial =

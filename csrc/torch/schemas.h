@@ -39,17 +39,17 @@ inline constexpr const char* kBackward =
     " -> (Tensor grad_value, Tensor grad_src, Tensor grad_dst, Tensor grad_attn, Tensor grad_bias, "
     "Tensor grad_gate, Tensor grad_weight, Tensor grad_feat)";
 
-// Of eager calls (planned.h). graph: the number of a graph that graph_handle gave, until dfgnn_drop_graph_... of
-// that library. kept: what backward needs beside out. score_terms: the sums over the last dimension of feat
-// [N, H, D] times attn [.., H, D]; gat: additive attention with these terms, where the destinations are the
-// first rows of feat. Either takes feat, grad_out, out and out_bias with heads and columns in one dimension,
-// too; attend, if heads is not 0, takes and gives all features so.
+// Of eager calls (planned.h). graph: the number of a graph that graph_handle gave, until dfgnn_drop_graph_...
+// of that library. kept: what backward needs beside out. score_terms: the sums over the last dimension of
+// feat [N, H, D] times attn [.., H, D]; gat: additive attention with these terms, where the destinations are
+// the first rows of feat. Either takes feat, grad_out, out and out_bias with heads and columns in one
+// dimension, too; attend, if heads is not 0, takes and gives all features so.
 inline constexpr const char* kPlanned[] = {
     "graph_handle(" DFGNN_GRAPH ", " DFGNN_REVERSE ", " DFGNN_TILES ") -> int",
     "attend(int graph, int heads, " DFGNN_ENDS ", " DFGNN_EDGE ", " DFGNN_NUMBERS
     ", bool return_attention, bool save_positive) -> (Tensor out, Tensor kept, Tensor? attention)",
-    "attend_backward(int graph, int heads, Tensor grad_out, Tensor? grad_attention, " DFGNN_ENDS ", " DFGNN_EDGE
-    ", Tensor out, Tensor kept, bool has_positive, Tensor? attention, " DFGNN_NUMBERS
+    "attend_backward(int graph, int heads, Tensor grad_out, Tensor? grad_attention, " DFGNN_ENDS
+    ", " DFGNN_EDGE ", Tensor out, Tensor kept, bool has_positive, Tensor? attention, " DFGNN_NUMBERS
     ", int need)"
     " -> (Tensor grad_value, Tensor? grad_src, Tensor? grad_dst, Tensor? grad_attn, Tensor? grad_bias, "
     "Tensor? grad_gate, Tensor? grad_weight, Tensor? grad_feat)",
@@ -66,6 +66,13 @@ inline constexpr const char* kPlanned[] = {
 inline constexpr const char* kSddmm = "sddmm(Tensor row_feat, Tensor feat, " DFGNN_GRAPH ") -> Tensor";
 inline constexpr const char* kSpmm =
     "spmm(Tensor weight, Tensor feat, " DFGNN_GRAPH ", int num_rows) -> Tensor";
+// core/edge_terms.h; rows: those of the graph, which are not gathered.
+inline constexpr const char* kEdgeDot =
+    "edge_dot(Tensor rows, Tensor attr, " DFGNN_GRAPH ", float scale) -> Tensor";
+inline constexpr const char* kEdgeSum =
+    "edge_sum(Tensor weight, Tensor attr, " DFGNN_GRAPH ", int num_rows, int width) -> Tensor";
+inline constexpr const char* kEdgeOuter =
+    "edge_outer(Tensor weight, Tensor rows, " DFGNN_GRAPH ", int dim, float scale) -> Tensor";
 inline constexpr const char* kGatherSum =
     "gather_sum(Tensor feat, Tensor indices, Tensor items, Tensor splits, int[] plan, int num_dst) -> Tensor";
 // Numbers that Python mirrors, as "name=value;name=value;": tests/functional/test_constants.py compares them.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -12,6 +13,7 @@ from .. import functional
 from ._at_once import dot_at_once
 from ._graph import split_ends
 from ._layer import AttentionLayer, dropout_p
+from ._terms import is_plain
 
 _NORMS = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm, None: nn.Identity}
 
@@ -24,7 +26,9 @@ class GraphTransformerConv(AttentionLayer):
         h_i' = \sum_j \alpha_{ij} V h_j, \qquad
         \alpha_{ij} = \mathrm{softmax}_j(\langle Q h_i, K h_j \rangle / \sqrt{D} + b_{ij})
 
-    per head, over the edges j -> i.
+    per head, over the edges j -> i. With ``edge_feats``, W x_ij of the edges' features x is added to K h_j
+    and to V h_j (as in Shi et al., "Masked Label Prediction", IJCAI 2021); where they are fewer than D,
+    without a tensor of E x H x D.
 
     Args:
         in_feats: size of the input features, or a pair for sources (keys, values) and destinations (queries).
@@ -34,8 +38,10 @@ class GraphTransformerConv(AttentionLayer):
         attn_drop: dropout of the attention weights.
         bias: let the three projections have a bias.
         allow_zero_in_degree: let destinations without in-edges through; their output is 0.
+        edge_feats: size of the edges' features; None: there are none.
 
-    Differentiable any number of times, with respect to features, parameters, edge biases and edge weights.
+    Differentiable any number of times, with respect to all features, parameters, edge biases and edge
+    weights.
     """
 
     #: What computes the attention; ``reference.dot_attention`` makes it the same layer on plain PyTorch.
@@ -52,6 +58,7 @@ class GraphTransformerConv(AttentionLayer):
         attn_drop: float = 0.0,
         bias: bool = True,
         allow_zero_in_degree: bool = False,
+        edge_feats: int | None = None,
     ):
         super().__init__()
         self._set_sizes(in_feats, out_feats, num_heads)
@@ -60,16 +67,21 @@ class GraphTransformerConv(AttentionLayer):
         self.fc_query = nn.Linear(dst_feats, num_heads * out_feats, bias=bias)
         self.fc_key = nn.Linear(src_feats, num_heads * out_feats, bias=bias)
         self.fc_value = nn.Linear(src_feats, num_heads * out_feats, bias=bias)
+        self.edge_feats = edge_feats
+        self.fc_edge = (
+            None if edge_feats is None else nn.Linear(edge_feats, num_heads * out_feats, bias=False)
+        )
         self.feat_drop = nn.Dropout(feat_drop)
         self.attn_drop = nn.Dropout(attn_drop)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Xavier uniform for the projections, zero for their biases."""
-        for fc in (self.fc_query, self.fc_key, self.fc_value):
-            nn.init.xavier_uniform_(fc.weight)
-            if fc.bias is not None:
-                nn.init.zeros_(fc.bias)
+        for fc in (self.fc_query, self.fc_key, self.fc_value, self.fc_edge):
+            if fc is not None:
+                nn.init.xavier_uniform_(fc.weight)
+                if fc.bias is not None:
+                    nn.init.zeros_(fc.bias)
 
     def forward(
         self,
@@ -78,6 +90,7 @@ class GraphTransformerConv(AttentionLayer):
         edge_bias: Tensor | None = None,
         edge_weight: Tensor | None = None,
         get_attention: bool = False,
+        edge_attr: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Apply the layer.
 
@@ -89,6 +102,8 @@ class GraphTransformerConv(AttentionLayer):
             edge_weight: ``[E]`` or ``[E, H]``, multiplied into the attention weights after softmax and
                 dropout; or None.
             get_attention: also return the attention weights.
+            edge_attr: ``[E, edge_feats]``, in edge-id order, alike for all of ``*``; in a layer with
+                ``edge_feats``.
 
         Returns:
             ``[N_dst, *, H, D]``, and with ``get_attention`` also ``[E, *, H, 1]``, in edge-id order.
@@ -115,11 +130,28 @@ class GraphTransformerConv(AttentionLayer):
             *(self._heads(fc(h)).flatten(1, -2) for fc, h in ends),
             edge_bias=edge_bias,
             edge_weight=edge_weight,
+            **self._edges(fused, edge_attr, prefix.numel()),
             dropout_p=dropout_p(self.attn_drop),
             return_attention=get_attention,
         )
         out, attention = self._unpack(result, prefix)
         return (out, attention) if get_attention else out
+
+    def _edges(self, graph: Any, edge_attr: Tensor | None, sets: int) -> dict[str, Tensor]:
+        """What the attention gets of the edges; sets: sets of features, whose heads lie set after set."""
+        if self.fc_edge is None and edge_attr is None:
+            return {}
+        expected = None if self.fc_edge is None else [graph.num_edges, self.edge_feats]
+        got = None if edge_attr is None else list(edge_attr.shape)
+        if self.fc_edge is None or edge_attr is None or got != expected:
+            raise ValueError(f"edge_attr: expected {expected or 'None without edge_feats'}, got {got}")
+        if edge_attr.shape[1] < self.out_feats and is_plain(self.fc_edge):
+            proj = self.fc_edge.weight
+            if torch.is_autocast_enabled(edge_attr.device.type):  # as the projection would take them
+                dtype = torch.get_autocast_dtype(edge_attr.device.type)
+                edge_attr, proj = edge_attr.to(dtype), proj.to(dtype)
+            return {"edge_attr": edge_attr, "edge_proj": proj.repeat(sets, 1)}
+        return {"edge_feat": self._heads(self.fc_edge(edge_attr)).repeat(1, sets, 1)}
 
     def extra_repr(self) -> str:
         return f"out_feats={self.out_feats}, num_heads={self.num_heads}"
@@ -151,8 +183,10 @@ class GraphTransformerLayer(nn.Module):
         bias: let queries, keys and values have a bias; the other projections have one.
         activation: the network's.
         allow_zero_in_degree: let destinations without in-edges through, whose attention is 0.
+        edge_dim: size of the edges' features, of which a projection is added to keys and values (see
+            :class:`GraphTransformerConv`); None: there are none.
 
-    Differentiable any number of times, with respect to features, parameters and edge biases.
+    Differentiable any number of times, with respect to all features, parameters and edge biases.
 
     Raises:
         ValueError: ``feats`` is not a multiple of ``num_heads``, or ``norm`` is none of the above.
@@ -171,6 +205,7 @@ class GraphTransformerLayer(nn.Module):
         bias: bool = False,
         activation: Callable[[Tensor], Tensor] = F.relu,
         allow_zero_in_degree: bool = False,
+        edge_dim: int | None = None,
     ):
         super().__init__()
         if num_heads < 1 or feats % num_heads:
@@ -185,7 +220,7 @@ class GraphTransformerLayer(nn.Module):
         self.activation = activation
         self.conv = GraphTransformerConv(
             feats, feats // num_heads, num_heads, attn_drop=attn_drop, bias=bias,
-            allow_zero_in_degree=allow_zero_in_degree,
+            allow_zero_in_degree=allow_zero_in_degree, edge_feats=edge_dim,
         )  # fmt: skip
         self.fc_out = nn.Linear(feats, feats)
         self.ffn1 = nn.Linear(feats, 2 * feats if ffn_feats is None else ffn_feats)
@@ -208,6 +243,7 @@ class GraphTransformerLayer(nn.Module):
         feat: Tensor,
         edge_bias: Tensor | None = None,
         get_attention: bool = False,
+        edge_attr: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Apply the layer.
 
@@ -219,6 +255,7 @@ class GraphTransformerLayer(nn.Module):
             edge_bias: ``[E, H]``, or ``[B, E, H]`` for each set its own, added to the scores before softmax
                 (-inf masks an edge); or None.
             get_attention: also return the attention weights.
+            edge_attr: ``[E, edge_dim]``, in edge-id order, alike for all sets; in a layer with ``edge_dim``.
 
         Returns:
             ``[N_dst, F]`` or ``[B, N_dst, F]``, and with ``get_attention`` also ``[E, H]`` or ``[B, E, H]``,
@@ -237,7 +274,7 @@ class GraphTransformerLayer(nn.Module):
         h = _swapped(feat).contiguous()
         edge_bias = None if edge_bias is None else self._edge_bias(edge_bias, h.shape[1:-1])
         x = self._norm(self.norm1, h) if self.norm_first else h
-        result = self.conv(graph, x, edge_bias, get_attention=get_attention)
+        result = self.conv(graph, x, edge_bias, get_attention=get_attention, edge_attr=edge_attr)
         attended = result[0] if get_attention else result
         h = self._add(h[: len(attended)], self.fc_out(attended.flatten(-2)))
         if not self.norm_first:

@@ -164,6 +164,43 @@ def _function_cases():
         "dot_attention", "edge_feat_in", "unknown", ValueError, "'key', 'value' or 'both'", "got 'query'",
         edge_feat_in="query",
     )  # fmt: skip
+    attr, proj, proj_bias = rand(EDGES, 3), rand(HEADS * DIM, 3), rand(HEADS * DIM)
+    projected = dict(edge_feat=None, edge_attr=attr, edge_proj=proj, edge_proj_bias=proj_bias)
+    for argument, wrong, error, words, changes in (
+        ("edge_attr", "a list", TypeError, "got list", dict(edge_attr=attr.tolist())),
+        ("edge_attr", "of integers", TypeError, "got torch.int64", dict(edge_attr=attr.long())),
+        (
+            "edge_attr",
+            "one row too many",
+            ValueError,
+            "got [6, 3]",
+            dict(edge_attr=torch.cat([attr, attr[:1]])),
+        ),
+        ("edge_attr", "without features", ValueError, "got [5, 0]", dict(edge_attr=attr[:, :0])),
+        ("edge_attr", "of another dtype", TypeError, "got torch.float64", dict(edge_attr=attr.double())),
+        ("edge_proj", "None", ValueError, "got None", dict(edge_proj=None)),
+        ("edge_proj", "transposed", ValueError, "shape [16, 3], got [3, 16]", dict(edge_proj=proj.T)),
+        ("edge_proj", "without edge_attr", ValueError, "None without edge_attr", dict(edge_attr=None)),
+        ("edge_proj_bias", "a matrix", ValueError, "got [16, 1]", dict(edge_proj_bias=proj_bias[:, None])),
+        ("edge_feat", "beside edge_attr", ValueError, "got both", dict(edge_feat=rand(EDGES, HEADS, DIM))),
+        ("bias_after", "with edge_attr", ValueError, "expected False", dict(bias_after=True)),
+    ):
+        changes = projected | changes
+        yield _function_case("dot_attention", argument, wrong, error, "expected", words, **changes)
+    kinds, table = torch.zeros(EDGES, dtype=torch.int64), rand(2, HEADS, DIM)
+    typed = dict(edge_feat=None, edge_type=kinds, edge_table=table)
+    for argument, wrong, error, words, changes in (
+        ("edge_type", "of floats", TypeError, "got torch.float32", dict(edge_type=kinds.float())),
+        ("edge_type", "too short", ValueError, "got [4]", dict(edge_type=kinds[1:])),
+        ("edge_type", "too large", ValueError, "types in [0, 2), got 2", dict(edge_type=kinds + 2)),
+        ("edge_type", "negative", ValueError, "types in [0, 2), got -1", dict(edge_type=kinds - 1)),
+        ("edge_type", "None", ValueError, "got None", dict(edge_type=None)),
+        ("edge_table", "None", ValueError, "got None", dict(edge_table=None)),
+        ("edge_table", "of one head", ValueError, "got [2, 1, 8]", dict(edge_table=table[:, :1])),
+        ("edge_attr", "beside edge_type", ValueError, "got all", dict(edge_attr=attr, edge_proj=proj)),
+    ):
+        changes = typed | changes
+        yield _function_case("dot_attention", argument, wrong, error, "expected", words, **changes)
     yield _function_case(
         "agnn_attention",
         "x_dst",

@@ -323,7 +323,15 @@ def calls(draw, spec, functions=FUNCTIONS, dtypes=DTYPES, dropout=True, extremes
                 if where == "both":
                     value_dim = dim
                     shapes["value"] = src
-                shapes["edge_feat"] = (*edges, value_dim if where == "value" else dim)
+                size = value_dim if where == "value" else dim
+                if where and draw(st.booleans()):
+                    width = draw(st.sampled_from((1, 3, 11)))
+                    shapes["edge_attr"], shapes["edge_proj"] = (num_edges, width), (heads * size, width)
+                    if draw(st.booleans()):
+                        shapes["edge_proj_bias"] = (heads * size,)
+                    options.pop("bias_after", None)
+                else:
+                    shapes["edge_feat"] = (*edges, size)
             options["negative_slope"] = draw(st.sampled_from((0.2, 0.0, 1.0, 0.7)))
             if function == "dot_attention" and _maybe(draw):
                 options["scale"] = 0.3

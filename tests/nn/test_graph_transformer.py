@@ -310,3 +310,25 @@ def test_errors():
         layer(torch.zeros(2, 3), feat)
     with pytest.raises(ValueError, match="feat"):
         layer(make_graph("fewer_sources"), torch.randn(30, FEATS))
+
+
+@pytest.mark.parametrize("edge_dim", [2, 6])
+def test_edge_features(edge_dim):
+    """Those of the attention, for one set of features and for several."""
+    graph = make_graph("random")
+    layer = make_layer(edge_dim=edge_dim)
+    feat = torch.randn(2, 50, FEATS, dtype=torch.float64)
+    attr = torch.randn(400, edge_dim, dtype=torch.float64)
+    plain = make_layer()
+    plain.load_state_dict({k: x for k, x in layer.state_dict().items() if "fc_edge" not in k})
+    edge_feat = (attr @ layer.conv.fc_edge.weight.T).view(400, HEADS, -1)
+    plain.conv.attention = lambda *a, **o: reference.dot_attention(*a, **o, edge_feat=edge_feat)
+    expected = torch.stack([plain.eval()(graph, x) for x in feat])
+    found = layer.eval()(graph, feat, edge_attr=attr)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(layer(graph, feat[0], edge_attr=attr), expected[0])
+    out, attention = layer(graph, feat, edge_attr=attr, get_attention=True)
+    torch.testing.assert_close(out, expected)
+    assert attention.shape == (2, 400, HEADS)
+    with pytest.raises(ValueError, match="edge_attr: expected"):
+        layer(graph, feat)

@@ -87,6 +87,56 @@ def test_one_tensor_holds_both_ends(device, name):
         layer(make_graph("fewer_sources", device), feat[:30])
 
 
+@pytest.mark.parametrize("edge_feats", [2, 7])  # fewer than a head has, and more
+@pytest.mark.parametrize("name", ["mixed_degrees", "fewer_sources", "no_edges"])
+def test_edge_features(device, name, edge_feats):
+    graph = make_graph(name, device)
+    layer = GraphTransformerConv(6, 5, 3, allow_zero_in_degree=True, edge_feats=edge_feats)
+    layer = layer.to(device, torch.float64)
+    double = dict(dtype=torch.float64, device=device)
+    inputs = {
+        "h_src": torch.randn(graph.num_src, 6, **double),
+        "h_dst": torch.randn(graph.num_dst, 6, **double),
+        "edge_attr": torch.randn(graph.num_edges, edge_feats, **double),
+    }
+    inputs = {k: x.requires_grad_() for k, x in inputs.items()}
+    h_src, h_dst, edge_attr = inputs.values()
+    result = layer(graph, (h_src, h_dst), edge_attr=edge_attr, get_attention=True)
+    edge_feat = (edge_attr @ layer.fc_edge.weight.T).view(-1, 3, 5)
+    expected = expected_of(layer, graph, h_src, h_dst, edge_feat=edge_feat, return_attention=True)
+    expected = expected[0], expected[1][..., None]
+    torch.testing.assert_close(result, expected)
+    found, wanted = (gradients(layer, list(x), inputs) for x in (result, expected))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-10)
+    torch.testing.assert_close(layer(graph, (h_src, h_dst), edge_attr=edge_attr), expected[0])
+
+
+@pytest.mark.parametrize("edge_feats", [2, 7])
+def test_edge_features_of_several_sets(device, edge_feats):
+    graph = make_graph("random", device)
+    layer = GraphTransformerConv(6, 5, 3, edge_feats=edge_feats, allow_zero_in_degree=True).to(device)
+    feat, attr = torch.randn(50, 4, 6, device=device), torch.randn(400, edge_feats, device=device)
+    out = layer(graph, feat, edge_attr=attr)
+    for i in range(4):
+        torch.testing.assert_close(out[:, i], layer(graph, feat[:, i], edge_attr=attr))
+    with torch.autocast(device, dtype=torch.bfloat16):
+        assert layer(graph, feat, edge_attr=attr).dtype == torch.bfloat16
+
+
+def test_wrong_edge_features():
+    graph, feat = make_graph("random"), torch.randn(50, 6)
+    plain = GraphTransformerConv(6, 5, 3, allow_zero_in_degree=True)
+    layer = GraphTransformerConv(6, 5, 3, edge_feats=2, allow_zero_in_degree=True)
+    for conv, attr, words in (
+        (plain, torch.randn(400, 2), "None without edge_feats, got \\[400, 2\\]"),
+        (layer, None, "\\[400, 2\\], got None"),
+        (layer, torch.randn(400, 3), "\\[400, 2\\], got \\[400, 3\\]"),
+        (layer, torch.randn(399, 2), "\\[400, 2\\], got \\[399, 2\\]"),
+    ):
+        with pytest.raises(ValueError, match=f"edge_attr: expected {words}"):
+            conv(graph, feat, edge_attr=attr)
+
+
 def test_leading_dimensions_are_independent(device):
     graph = make_graph("self_loops", device)
     layer = GraphTransformerConv(6, 5, 3).to(device)

@@ -63,7 +63,7 @@ class Stats {
   void some(int64_t i, int64_t rows) {
     const int64_t at = i * heads_, entries = rows * heads_;
     dots(i, rows, p_.out, p_.out_bias, delta_);
-    if (a_.grad_attention)
+    if (a_.attention)
       for (int64_t k = 0; k < entries; ++k) delta_[k] += a_.row_sums[at + k];
     const bool additive = p_.score == Score::additive;
     if (additive && a_.from_positive()) {
@@ -96,7 +96,7 @@ class Stats {
 
 template <class T>
 void node_stats(const BackwardParams& p, const Arrays<T>& a, const Parallel& parallel) {
-  if (a.grad_attention)
+  if (a.attention)
     sum_rows(p.csr, parallel, p.shape.heads, a.partial_sums, a.row_sums,
              [&](int64_t e) { return a.attention[e] * a.grad_attention[e]; });
   parallel_range(parallel, p.shape.num_dst, kRowsPerThread,

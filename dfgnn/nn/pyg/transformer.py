@@ -14,7 +14,7 @@ from ... import functional
 from ..._layers import PairTensors, can_fuse, pair_layer
 from ...graph import Graph
 from .._at_once import are_plain, under_autocast
-from .._terms import plain_linear
+from .._terms import is_plain, plain_linear
 from ._base import FusedConv, edge_attributes, ends, given_attributes
 from ._graph import graph_of, sizes_of
 
@@ -29,7 +29,8 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
 
     per head, over the edges j -> i; with ``beta`` a learned gate weighs the two terms. A drop-in for
     ``torch_geometric.nn.TransformerConv``: its subclass, with the same arguments, parameters, state_dict and
-    results. Edge attributes are projected to ``[E, H, C]``; there is no other tensor of edge size.
+    results. With fewer edge attributes than channels, their projection is folded into the attention, and only
+    ``[E, H]`` is of edge size; else they are projected to ``[E, H, C]``.
 
     Differentiable any number of times, with respect to features, parameters and edge attributes.
     """
@@ -79,20 +80,19 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
             self._heads(lin(end))
             for lin, end in ((self.lin_query, x_dst), (self.lin_key, x_src), (self.lin_value, x_src))
         )
-        edge_feat = self._edge_feat(edge_index, edge_attr, graph)
-        edge_feat_in = "value" if self.lin_edge is None else "both"
+        edges = self._edges(edge_index, edge_attr, graph, query.dtype)
         want_attention = isinstance(return_attention_weights, bool)
         dropout_p = self.dropout if self.training else 0.0
         result = self.attention(
-            graph, query, key, value, edge_feat=edge_feat, edge_feat_in=edge_feat_in, dropout_p=dropout_p,
-            return_attention=want_attention and dropout_p == 0,
+            graph, query, key, value, edge_feat_in="value" if self.lin_edge is None else "both", **edges,
+            dropout_p=dropout_p, return_attention=want_attention and dropout_p == 0,
         )  # fmt: skip
         out, attention = result if isinstance(result, tuple) else (result, None)
         if want_attention and attention is None:
             nothing = key.new_zeros(len(key), self.heads, 1)
-            key_feat = None if self.lin_edge is None else edge_feat
+            in_key = {} if self.lin_edge is None else edges
             _, attention = self.attention(
-                graph, query, key, nothing, edge_feat=key_feat, edge_feat_in="key", return_attention=True
+                graph, query, key, nothing, edge_feat_in="key", **in_key, return_attention=True
             )
         dtype = query.dtype
         if x_src.device.type == "cuda" and torch.is_autocast_enabled("cuda"):
@@ -158,21 +158,29 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
         out = self._finished(out, out.dtype, None)
         return out if inside else out + self.lin_skip(x_dst)
 
-    def _edge_feat(self, edge_index: Any, edge_attr: Tensor | None, graph: Graph) -> Tensor | None:
-        """``[E, H, C]``, or None."""
+    def _edges(
+        self, edge_index: Any, edge_attr: Tensor | None, graph: Graph, dtype: torch.dtype
+    ) -> dict[str, Tensor | None]:
+        """What the attention gets of the edges: the attributes with their projection where they are fewer
+        than the channels of a head, else features ``[E, H, C]``; or nothing."""
         if self.lin_edge is not None:
             edge_attr = edge_attributes(edge_index, edge_attr, graph)
             if edge_attr is None:
                 raise ValueError(
                     f"edge_attr: expected [E, {self.edge_dim}] in a layer with edge_dim, got None"
                 )
-            return self._heads(self.lin_edge(edge_attr))
+            if edge_attr.shape[1] < self.out_channels and is_plain(self.lin_edge):
+                proj = self.lin_edge.weight
+                if torch.is_autocast_enabled(edge_attr.device.type):  # as the projection would take them
+                    edge_attr, proj = edge_attr.to(dtype), proj.to(dtype)
+                return {"edge_attr": edge_attr, "edge_proj": proj}
+            return {"edge_feat": self._heads(self.lin_edge(edge_attr))}
         num_edges, edge_attr = given_attributes(edge_index, edge_attr)
         if edge_attr is None:
-            return None
+            return {}
         heads, channels = self.heads, self.out_channels
         try:
-            return edge_attr.expand(num_edges, heads, channels)
+            return {"edge_feat": edge_attr.expand(num_edges, heads, channels)}
         except RuntimeError:
             raise ValueError(
                 "edge_attr: expected None in a layer without edge_dim, or a tensor that broadcasts to "

@@ -1,0 +1,29 @@
+// Low-dimensional features of edges against rows of nodes: what folded edge projections are made of. With
+// x [E, K] per edge in the user's edge order, d <= width features per edge, rows r [N, H, width] of the
+// nodes that aggregate, and T, acc, E, H as in params.h:
+//   edge_dot:    s[e, h] = scale sum_c r[row(e), h, c] attr[e, c]
+//   edge_sum:    r[i, h, c] = sum over the row's edges e of w[e, h] attr[e, c]; 0 for c >= d
+//   edge_outer:  attr[e, c] = scale sum_h w[e, h] r[row(e), h, c]
+// Each is linear in both arguments, and the gradients of one are the other two.
+#pragma once
+
+#include "params.h"
+
+namespace dfgnn {
+
+struct EdgeTermParams {
+  DType dtype;
+  int64_t num_rows, num_edges;
+  int32_t heads, dim, width;
+  Csr csr;
+  double scale;
+  const void* attr;    // [E, d] T
+  const void* weight;  // [E, H] acc
+  const void* rows;    // [N, H, width] T, entry (i, h, c) at i * row_stride + h * head_stride + c
+  int64_t row_stride, head_stride;
+  void* edge_out;     // edge_dot: [E, H] acc; edge_outer: [E, d] T
+  void* out;          // edge_sum: [N, H, width] T
+  void* partial_out;  // edge_sum: [num_slots, H, width] acc
+};
+
+}  // namespace dfgnn

@@ -1,0 +1,149 @@
+// Low-dimensional edge features against rows (core/edge_terms.h). Mapping: a sub-warp of 2^k lanes per item;
+// its lanes take pairs of an edge and a head (edge_dot) or column (edge_outer), heads and columns together
+// contiguous in memory, or, where edges are summed (edge_sum), a head and 16 bytes of columns each, over all
+// edges of the item. No shared memory; what the lanes of an item read alike comes from the first level of
+// cache. Split rows of edge_sum are merged by merge_rows_kernel.
+#include "edge_terms.h"
+#include "tail_launch.cuh"
+
+namespace dfgnn::cuda {
+namespace {
+
+struct Lane {
+  Item item;
+  int index, lanes;
+  bool ok;
+  __device__ __forceinline__ Lane(const Csr& csr, int lanes_log2) : lanes(1 << lanes_log2) {
+    const int64_t thread = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+    index = int(thread & (lanes - 1));
+    ok = (thread >> lanes_log2) < csr.num_items;
+    if (!ok) return;
+    const int4 raw = __ldg(reinterpret_cast<const int4*>(csr.items) + (thread >> lanes_log2));
+    item = {raw.x, raw.y, raw.z, raw.w};
+    ok = item.row >= 0;
+  }
+};
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads) edge_dot_kernel(const EdgeTermParams p, const int lanes_log2) {
+  using A = Acc<T>;
+  constexpr int V = kVec<T>;
+  const Lane me(p.csr, lanes_log2);
+  if (!me.ok) return;
+  const T* row = static_cast<const T*>(p.rows) + me.item.row * p.row_stride;
+  const int64_t work = int64_t(me.item.end - me.item.begin) * p.heads;
+  for (int64_t k = me.index; k < work; k += me.lanes) {
+    const int at = int(k / p.heads), head = int(k - int64_t(at) * p.heads);
+    const int64_t eid = edge_id(p.csr, me.item.begin + at);
+    const T *r = row + head * p.head_stride, *x = static_cast<const T*>(p.attr) + eid * p.dim;
+    A sum = 0;
+    for (int c = 0; c < p.dim; c += V) {
+      A f[V];
+      Pack<T>::unpack(load_raw(r + c), f);
+      repeat<V>([&](int v) {
+        if (c + v < p.dim) sum += f[v] * A(x[c + v]);
+      });
+    }
+    static_cast<A*>(p.edge_out)[eid * p.heads + head] = sum * A(p.scale);
+  }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads) edge_outer_kernel(const EdgeTermParams p, const int lanes_log2) {
+  using A = Acc<T>;
+  const Lane me(p.csr, lanes_log2);
+  if (!me.ok) return;
+  const T* row = static_cast<const T*>(p.rows) + me.item.row * p.row_stride;
+  const int64_t work = int64_t(me.item.end - me.item.begin) * p.dim;
+  for (int64_t k = me.index; k < work; k += me.lanes) {
+    const int at = int(k / p.dim), c = int(k - int64_t(at) * p.dim);
+    const int64_t eid = edge_id(p.csr, me.item.begin + at);
+    const A* w = static_cast<const A*>(p.weight) + eid * p.heads;
+    A sum = 0;
+#pragma unroll 4
+    for (int h = 0; h < p.heads; ++h) sum += w[h] * A(row[h * p.head_stride + c]);
+    static_cast<T*>(p.edge_out)[eid * p.dim + c] = T(sum * A(p.scale));
+  }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads) edge_sum_kernel(const EdgeTermParams p, const int lanes_log2) {
+  using A = Acc<T>;
+  constexpr int V = kVec<T>;
+  const Lane me(p.csr, lanes_log2);
+  if (!me.ok) return;
+  const int work = p.heads * (p.width / V);
+  for (int k = me.index; k < work; k += me.lanes) {
+    const int head = k % p.heads, first = k / p.heads * V;
+    A sum[V] = {};
+#pragma unroll 2
+    for (int at = me.item.begin; at < me.item.end; ++at) {
+      const int64_t eid = edge_id(p.csr, at);
+      const A w = static_cast<const A*>(p.weight)[eid * p.heads + head];
+      const T* x = static_cast<const T*>(p.attr) + eid * p.dim + first;
+      repeat<V>([&](int v) {
+        if (first + v < p.dim) sum[v] += w * A(x[v]);
+      });
+    }
+    const int64_t column = int64_t(head) * p.width + first, size = int64_t(p.heads) * p.width;
+    if (me.item.slot < 0) {
+      store_raw(static_cast<T*>(p.out) + me.item.row * size + column, Pack<T>::pack(sum));
+    } else {
+      A* to = static_cast<A*>(p.partial_out) + me.item.slot * size + column;
+      repeat<V>([&](int v) { to[v] = sum[v]; });
+    }
+  }
+}
+
+// Lanes per item for so much work of the average item, in sub-warps.
+int lanes_log2(double work) {
+  int log2 = 0;
+  while (log2 < 5 && double(1 << log2) < work) ++log2;
+  return log2;
+}
+
+template <class Launch>
+const char* launch(const EdgeTermParams& p, double work, const Launch& kernel) {
+  if (p.csr.num_items == 0) return nullptr;
+  const int log2 = lanes_log2(work);
+  kernel(blocks_of(p.csr.num_items << log2, kThreads), log2);
+  return last_error();
+}
+
+double edges_per_item(const EdgeTermParams& p) { return double(p.num_edges) / double(p.csr.num_items); }
+
+}  // namespace
+
+const char* edge_dot(const EdgeTermParams& p, void* stream) {
+  const auto s = static_cast<cudaStream_t>(stream);
+  return with_type(p.dtype, [&](auto type) {
+    using T = decltype(type);
+    // A lane takes four pairs or more: what they share is read once.
+    return launch(p, edges_per_item(p) * p.heads / 4,
+                  [&](dim3 grid, int lanes) { edge_dot_kernel<T><<<grid, kThreads, 0, s>>>(p, lanes); });
+  });
+}
+
+const char* edge_outer(const EdgeTermParams& p, void* stream) {
+  const auto s = static_cast<cudaStream_t>(stream);
+  return with_type(p.dtype, [&](auto type) {
+    using T = decltype(type);
+    return launch(p, edges_per_item(p) * p.dim / 2,
+                  [&](dim3 grid, int lanes) { edge_outer_kernel<T><<<grid, kThreads, 0, s>>>(p, lanes); });
+  });
+}
+
+const char* edge_sum(const EdgeTermParams& p, void* stream) {
+  const auto s = static_cast<cudaStream_t>(stream);
+  return with_type(p.dtype, [&](auto type) {
+    using T = decltype(type);
+    const char* error = launch(p, p.heads * (p.width / kVec<T>), [&](dim3 grid, int lanes) {
+      edge_sum_kernel<T><<<grid, kThreads, 0, s>>>(p, lanes);
+    });
+    const Shape shape{p.num_rows, p.num_rows, p.num_edges, p.heads, p.width, p.width};
+    merge_rows<T>(p.csr, shape, p.width, p.partial_out, p.out, 1, s);
+    return error ? error : last_error();
+  });
+}
+
+}  // namespace dfgnn::cuda

@@ -1,0 +1,13 @@
+// Launchers of core/edge_terms.h; see engine.h. The width of rows is whole loads of 16 bytes, at which each
+// row of a head begins.
+#pragma once
+
+#include "../core/edge_terms.h"
+
+namespace dfgnn::cuda {
+
+const char* edge_dot(const EdgeTermParams& params, void* stream);
+const char* edge_sum(const EdgeTermParams& params, void* stream);
+const char* edge_outer(const EdgeTermParams& params, void* stream);
+
+}  // namespace dfgnn::cuda

@@ -1,0 +1,106 @@
+// The operators edge_dot, edge_sum and edge_outer, once for all backends: core/edge_terms.h. Backend as in
+// attention.h, with `kRowBytes`, of which the width of rows is a multiple.
+#pragma once
+
+#include "../core/edge_terms.h"
+#include "attention.h"
+
+namespace dfgnn {
+
+template <class Backend>
+struct EdgeTerms {
+  // rows: num_rows of them; width: their last size.
+  static EdgeTermParams fill(const Checker& check, ScalarType type, DType dtype, int64_t num_rows,
+                             int64_t heads, int64_t dim, int64_t width, const Tensor& indices,
+                             const OptTensor& eids, const Tensor& items, const Tensor& splits,
+                             const Sizes& plan) {
+    check.tensor("indices", indices, {-1}, {ScalarType::Int});
+    check.count("num_rows", num_rows);
+    check.count("heads", heads);
+    check.count("width", width);
+    check.require(dim >= 0 && dim <= width, "edge features: expected at most the ", width,
+                  " columns of a row, got ", dim);
+    check.require(heads > 0 && width > 0 && dim > 0, "expected at least one head and one feature");
+    check.require(width * bytes_of(type) % Backend::kRowBytes == 0, "width: expected a multiple of ",
+                  Backend::kRowBytes, " bytes, got ", width, " elements");
+    EdgeTermParams p{};
+    p.dtype = dtype;
+    p.num_rows = num_rows, p.num_edges = indices.size(0);
+    p.heads = int32_t(heads), p.dim = int32_t(dim), p.width = int32_t(width), p.scale = 1;
+    // The columns are nodes that these operators never look at.
+    const PlanArgs args = Attention<Backend>::plan_args(check, plan);
+    p.csr = Attention<Backend>::csr(check, "indices", indices, eids, items, splits, plan, {}, num_rows,
+                                    args.num_cols);
+    return p;
+  }
+
+  // A view of rows with unit stride along the last dimension is taken as it is.
+  static Tensor set_rows(EdgeTermParams& p, const Tensor& given) {
+    const int64_t grid = Backend::kRowBytes / bytes_of(given.scalar_type());
+    const auto fits = [&](int64_t k) { return given.stride(k) % grid == 0 && given.stride(k) >= 0; };
+    const bool as_is = given.stride(2) == 1 && fits(0) && fits(1) &&
+                       reinterpret_cast<uintptr_t>(given.const_data_ptr()) % 16 == 0;
+    const Tensor rows = as_is ? given : dense(given);
+    p.rows = data(rows), p.row_stride = rows.stride(0), p.head_stride = rows.stride(1);
+    return rows;
+  }
+
+  static Tensor dot(Tensor rows, Tensor attr, Tensor indices, OptTensor eids, Tensor items, Tensor splits,
+                    Sizes plan, double scale) {
+    const typename Backend::Scope scope(rows);
+    const Checker check("dfgnn::edge_dot", rows);
+    const ScalarType type = rows.scalar_type();
+    check.tensor("rows", rows, {-1, -1, -1}, {type});
+    check.tensor("attr", attr, {indices.size(0), -1}, {type});
+    EdgeTermParams p = fill(check, type, dtype_of(check.op(), rows), rows.size(0), rows.size(1), attr.size(1),
+                            rows.size(2), indices, eids, items, splits, plan);
+    attr = dense(attr), rows = set_rows(p, rows);
+    Tensor out = make(rows, {indices.size(0), rows.size(1)}, acc_type(type));
+    p.attr = data(attr), p.edge_out = out.mutable_data_ptr(), p.scale = scale;
+    if (p.num_edges) Backend::edge_dot(p, rows);
+    return out;
+  }
+
+  static Tensor sum(Tensor weight, Tensor attr, Tensor indices, OptTensor eids, Tensor items, Tensor splits,
+                    Sizes plan, int64_t num_rows, int64_t width) {
+    const typename Backend::Scope scope(attr);
+    const Checker check("dfgnn::edge_sum", attr);
+    const ScalarType type = attr.scalar_type(), acc = acc_type(type);
+    check.tensor("weight", weight, {indices.size(0), -1}, {acc});
+    check.tensor("attr", attr, {indices.size(0), -1}, {type});
+    const int64_t heads = weight.size(1);
+    EdgeTermParams p = fill(check, type, dtype_of(check.op(), attr), num_rows, heads, attr.size(1), width,
+                            indices, eids, items, splits, plan);
+    attr = dense(attr), weight = dense(weight);
+    Tensor out = make(attr, {num_rows, heads, width}, type);
+    const int64_t slots = p.csr.num_slots;
+    const OptTensor partial = scratch(p.partial_out, slots, attr, {slots, heads, width}, acc);
+    p.attr = data(attr), p.weight = data(weight), p.out = out.mutable_data_ptr();
+    Backend::edge_sum(p, attr);
+    return out;
+  }
+
+  static Tensor outer(Tensor weight, Tensor rows, Tensor indices, OptTensor eids, Tensor items, Tensor splits,
+                      Sizes plan, int64_t dim, double scale) {
+    const typename Backend::Scope scope(rows);
+    const Checker check("dfgnn::edge_outer", rows);
+    const ScalarType type = rows.scalar_type();
+    check.tensor("rows", rows, {-1, -1, -1}, {type});
+    check.tensor("weight", weight, {indices.size(0), rows.size(1)}, {acc_type(type)});
+    EdgeTermParams p = fill(check, type, dtype_of(check.op(), rows), rows.size(0), rows.size(1), dim,
+                            rows.size(2), indices, eids, items, splits, plan);
+    weight = dense(weight), rows = set_rows(p, rows);
+    Tensor out = make(rows, {indices.size(0), dim}, type);
+    p.weight = data(weight), p.edge_out = out.mutable_data_ptr(), p.scale = scale;
+    if (p.num_edges) Backend::edge_outer(p, rows);
+    return out;
+  }
+
+  static void register_ops(torch::stable::detail::StableLibrary& m) {
+    m.impl("edge_dot", TORCH_BOX(&dot));
+    m.impl("edge_sum", TORCH_BOX(&sum));
+    m.impl("edge_outer", TORCH_BOX(&outer));
+  }
+};
+
+}  // namespace dfgnn

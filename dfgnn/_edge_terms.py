@@ -1,0 +1,349 @@
+"""Dot attention whose edge features are projections of few numbers, e_ij = W x_ij: no E x H x D tensor.
+
+A projection is linear, and so can change places with the products of attention:
+
+    q_i . (k_j + W x_ij) = q_i . k_j + (W^T q_i) . x_ij
+    sum_j alpha_ij (v_j + W x_ij) = sum_j alpha_ij v_j + W sum_j alpha_ij x_ij
+
+What remains per edge are products of d numbers per head, an edge bias, and the weighted sum of the edge's own
+features; per node there are rows [H, d]. Three operators (csrc/core/edge_terms.h) do that: `edge_dot`,
+`edge_sum` and `edge_outer`, each linear in both arguments, with the other two as gradients.
+
+There are two ways. `_composed` puts these together under autograd, for every option and to any order.
+`_Projected` is training with less memory and fewer passes. Its output contains the edges' part, so that
+g . out is all of delta, and backward needs neither the attention nor the output without that part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _autograd, _edges, _ops, _plain
+from ._arguments import NEED_BIAS, NEED_WEIGHT, EdgeArgs, Numbers, Tensors
+
+# A sum over more rows than this is taken in chunks: a product [H, D, N] x [H, N, d] by itself keeps a block
+# per head busy on a GPU.
+_CHUNKS, _CHUNK_ROWS = 128, 64
+
+
+# ---- the operators with their derivatives ----------------------------------------------------------------
+
+
+class _EdgeDot(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, rows, attr, graph, scale):
+        ctx.save_for_backward(rows, attr)
+        ctx.graph, ctx.scale = graph, scale
+        return _ops.edge_dot(graph, rows, attr, scale)
+
+    @staticmethod
+    def backward(ctx, grad):
+        rows, attr = ctx.saved_tensors
+        need_rows, need_attr = ctx.needs_input_grad[:2]
+        return (
+            edge_sum(ctx.graph, grad, attr, rows.shape[2]) * ctx.scale if need_rows else None,
+            edge_outer(ctx.graph, grad, rows, attr.shape[1], ctx.scale) if need_attr else None,
+            None,
+            None,
+        )
+
+
+class _EdgeSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, weight, attr, graph, width):
+        ctx.save_for_backward(weight, attr)
+        ctx.graph = graph
+        return _ops.edge_sum(graph, weight, attr, width)
+
+    @staticmethod
+    def backward(ctx, grad):
+        weight, attr = ctx.saved_tensors
+        need_weight, need_attr = ctx.needs_input_grad[:2]
+        return (
+            edge_dot(ctx.graph, grad, attr) if need_weight else None,
+            edge_outer(ctx.graph, weight, grad, attr.shape[1]) if need_attr else None,
+            None,
+            None,
+        )
+
+
+class _EdgeOuter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, weight, rows, graph, dim, scale):
+        ctx.save_for_backward(weight, rows)
+        ctx.graph, ctx.scale = graph, scale
+        return _ops.edge_outer(graph, weight, rows, dim, scale)
+
+    @staticmethod
+    def backward(ctx, grad):
+        weight, rows = ctx.saved_tensors
+        need_weight, need_rows = ctx.needs_input_grad[:2]
+        return (
+            edge_dot(ctx.graph, rows, grad, ctx.scale) if need_weight else None,
+            edge_sum(ctx.graph, weight, grad, rows.shape[2]) * ctx.scale if need_rows else None,
+            None,
+            None,
+            None,
+        )
+
+
+def edge_dot(graph, rows: Tensor, attr: Tensor, scale: float = 1.0) -> Tensor:
+    """[E, H] acc: scale rows[i, h] . attr[e] of each edge e into i. rows: [N, H, width]; attr: [E, d]. What
+    rows have behind the first d is not looked at, here and below."""
+    if isinstance(graph, _edges.EdgeList):
+        return _edges.edge_dot(graph, rows, attr, scale)
+    if _autograd.transformed(rows, attr):
+        acc = _ops.acc_type(rows.dtype)
+        ends = rows[:, :, : attr.shape[1]].to(acc)[_plain.ends_of(graph).edge_index[1]]
+        return torch.einsum("ehc,ec->eh", ends, attr.to(acc)) * scale
+    return _EdgeDot.apply(rows, attr, graph, scale)
+
+
+def edge_sum(graph, weight: Tensor, attr: Tensor, width: int) -> Tensor:
+    """[N, H, width]: the sum of weight[e, h] attr[e] over the edges e into i; zeros behind d. weight: acc."""
+    if isinstance(graph, _edges.EdgeList):
+        return _edges.edge_sum(graph, weight, attr, width)
+    if _autograd.transformed(weight, attr):
+        terms = torch.einsum("eh,ec->ehc", weight, attr.to(weight.dtype))
+        terms = torch.nn.functional.pad(terms, (0, width - attr.shape[1]))
+        found = terms.new_zeros(graph.num_dst, *terms.shape[1:])
+        return found.index_add(0, _plain.ends_of(graph).edge_index[1], terms).to(attr.dtype)
+    return _EdgeSum.apply(weight, attr, graph, width)
+
+
+def edge_outer(graph, weight: Tensor, rows: Tensor, dim: int, scale: float = 1.0) -> Tensor:
+    """[E, d]: scale sum_h weight[e, h] rows[i, h] of each edge e into i. weight: acc."""
+    if isinstance(graph, _edges.EdgeList):
+        return _edges.edge_outer(graph, weight, rows, dim, scale)
+    if _autograd.transformed(weight, rows):
+        ends = rows[:, :, :dim].to(weight.dtype)[_plain.ends_of(graph).edge_index[1]]
+        return (torch.einsum("eh,ehc->ec", weight, ends) * scale).to(rows.dtype)
+    return _EdgeOuter.apply(weight, rows, graph, dim, scale)
+
+
+# ---- products per node -----------------------------------------------------------------------------------
+
+
+def _onto_features(x: Tensor, proj: Tensor) -> Tensor:
+    """W^T x: [N, H, D] x [H, D, width] -> [N, H, width], a view whose heads may lie apart."""
+    return torch.bmm(x.transpose(0, 1), proj).transpose(0, 1)
+
+
+def _project(x: Tensor, proj: Tensor) -> Tensor:
+    """W x: [N, H, width] x [H, D, width] -> [N, H, D], likewise."""
+    return torch.bmm(x.transpose(0, 1), proj.transpose(1, 2)).transpose(0, 1)
+
+
+def _add_projection(out: Tensor, x: Tensor, proj: Tensor, factor: float = 1.0) -> None:
+    """out += factor W x, in place."""
+    out.transpose(0, 1).baddbmm_(x.transpose(0, 1), proj.transpose(1, 2), alpha=factor)
+
+
+def _sum_of_products(x: Tensor, y: Tensor) -> Tensor:
+    """sum_i x_i y_i^T: [N, H, D] x [N, H, width] -> [H, D, width] acc."""
+    acc, length = _ops.acc_type(x.dtype), len(x) // _CHUNKS
+    if not x.is_cuda or length < _CHUNK_ROWS:
+        return torch.bmm(x.permute(1, 2, 0), y.transpose(0, 1)).to(acc)
+    whole = length * _CHUNKS
+    found = torch.stack(
+        [
+            torch.bmm(
+                x[:whole, h].unflatten(0, (_CHUNKS, length)).transpose(1, 2),
+                y[:whole, h].unflatten(0, (_CHUNKS, length)),
+            ).sum(0, dtype=acc)
+            for h in range(x.shape[1])
+        ]
+    )
+    if whole < len(x):
+        found += torch.bmm(x[whole:].permute(1, 2, 0), y[whole:].transpose(0, 1))
+    return found
+
+
+def _without_autocast(device: torch.device):
+    """All tensors have one type by now, and autocast would give the products another."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return contextlib.nullcontext()
+
+
+# ---- attention -------------------------------------------------------------------------------------------
+
+
+class _Call:
+    """What of an attention is no tensor to differentiate by."""
+
+    __slots__ = ("graph", "in_key", "in_value", "numbers", "schedule")
+
+    def __init__(self, graph, numbers: Numbers, schedule: str, in_key: bool, in_value: bool):
+        self.graph, self.numbers, self.schedule = graph, numbers, schedule
+        self.in_key, self.in_value = in_key, in_value
+
+    def engine(self, value: Tensor, backward: bool) -> _autograd._Call:
+        """The engine's attention, which returns the weights."""
+        args = self.graph._planner.arguments(
+            *value.shape[1:], value.dtype, "dot", schedule=self.schedule, edges=True, backward=backward
+        )
+        return _autograd._Call(self.graph, args, "dot", self.numbers, True, False)
+
+
+def _composed(call: _Call, query, key, value, attr, proj, edge: EdgeArgs, out_bias, return_attention: bool):
+    """(out, attention or None)"""
+    graph, numbers, bias = call.graph, call.numbers, edge.edge_bias
+    with _without_autocast(query.device):
+        if call.in_key:
+            score = edge_dot(graph, _onto_features(query, proj), attr, numbers.scale)
+            if edge.edge_gate is not None:
+                score = score * edge.edge_gate
+            bias = score if bias is None else score + bias
+        out, attention = _autograd.attention(
+            graph, "dot", value, key, query, None, edge._replace(edge_bias=bias), out_bias,
+            slope=numbers.negative_slope, scale=numbers.scale, dropout_p=numbers.dropout_p,
+            return_attention=return_attention or call.in_value, schedule=call.schedule,
+        )  # fmt: skip
+        if call.in_value:
+            out = out + _project(edge_sum(graph, attention, attr, proj.shape[2]), proj)
+    return out, attention
+
+
+_NAMES = "query", "key", "value", "attr", "proj", "edge_bias", "edge_mask", "edge_weight", "seed", "out_bias"
+
+
+class _Projected(torch.autograd.Function):
+    """The output of an eager training step, without a gate, with features in key and value.
+
+    It may be modified in place, as in `_autograd._Attention`: backward then computes it again.
+    """
+
+    @staticmethod
+    def forward(ctx, call: _Call, *given):
+        out, bias, stats, sums, attention = _Projected.compute(call, given)
+        ctx.call = call
+        ctx.kept = out.detach() if _autograd._top_hooks(True) is None else None
+        ctx.version = out._version
+        need_attr = ctx.needs_input_grad[1 + _NAMES.index("attr")]
+        ctx.save_for_backward(
+            *given, bias, stats, sums, attention if need_attr else None, out if ctx.kept is None else None
+        )
+        return out
+
+    @staticmethod
+    def compute(call: _Call, given):
+        """out, the scores' part of the edges with edge_bias, stats, the sums of features, attention."""
+        query, key, value, attr, proj, edge_bias, mask, weight, seed, out_bias = given
+        with _without_autocast(query.device):
+            bias = _ops.edge_dot(call.graph, _onto_features(query, proj), attr, call.numbers.scale)
+            if edge_bias is not None:
+                bias = bias + edge_bias
+            tensors = Tensors(value, key, query, None, bias, None, mask, weight, None, seed, out_bias)
+            out, stats, _, _, attention = call.engine(value, True).forward(tensors)
+            sums = _ops.edge_sum(call.graph, attention, attr, proj.shape[2])
+            _add_projection(out, sums, proj)
+        return out, bias, stats, sums, attention
+
+    @staticmethod
+    def backward(ctx, grad):
+        call, saved = ctx.call, ctx.saved_tensors
+        given, (bias, stats, sums, attention, out) = saved[: len(_NAMES)], saved[len(_NAMES) :]
+        need = dict(zip(_NAMES, ctx.needs_input_grad[1:]))
+        if torch.is_grad_enabled():  # create_graph
+            return None, *_Projected.differentiable(call, given, need, grad)
+        query, key, value, attr, proj, edge_bias, mask, weight, seed, out_bias = given
+        if out is None:
+            out = ctx.kept
+            if not _autograd._retains_graph():
+                ctx.kept = None
+        if out._version != ctx.version:
+            out = _Projected.compute(call, given)[0]
+        graph, scale = call.graph, call.numbers.scale
+        with _without_autocast(query.device):
+            grad = grad.contiguous()
+            grad_rows = _onto_features(grad, proj)
+            gamma = _ops.edge_dot(graph, grad_rows, attr, 1.0)
+            tensors = Tensors(value, key, query, None, bias, None, mask, weight, None, seed, out_bias)
+            bits = NEED_BIAS | (NEED_WEIGHT if need["edge_weight"] else 0)
+            grads = call.engine(value, True).backward(
+                (grad, gamma), tensors, (out, stats, None, None, None), bits
+            )
+            grad_value, grad_key, grad_query, _, grad_score, _, grad_weight, _ = grads
+            score_sums = _ops.edge_sum(graph, grad_score, attr, proj.shape[2])
+            found = dict(value=grad_value, key=grad_key)
+            if need["query"]:
+                _add_projection(grad_query, score_sums, proj, scale)
+                found["query"] = grad_query
+            if need["proj"]:
+                products = _sum_of_products(query, score_sums).mul_(scale)
+                found["proj"] = products.add_(_sum_of_products(grad, sums)).to(proj.dtype)
+            if need["attr"]:
+                rows, dim = _onto_features(query, proj), attr.shape[1]
+                found["attr"] = _ops.edge_outer(graph, grad_score, rows, dim, scale)
+                found["attr"] += _ops.edge_outer(graph, attention, grad_rows, dim, 1.0)
+            if need["edge_bias"]:
+                found["edge_bias"] = _ops.as_type(grad_score, edge_bias.dtype)
+            if need["edge_weight"]:
+                found["edge_weight"] = _autograd._per_edge(weight, grad_weight)
+            if need["out_bias"]:
+                found["out_bias"] = grad.sum(0)
+        return None, *(found.get(name) if need[name] else None for name in _NAMES)
+
+    @staticmethod
+    def differentiable(call: _Call, given, need, grad):
+        """The gradients by the other way, which may be differentiated again."""
+        # Views: a tensor that was given twice has two gradients here.
+        given = [x.view_as(x) if needed else x for x, needed in zip(given, need.values())]
+        query, key, value, attr, proj, bias, mask, weight, seed, out_bias = given
+        edge = EdgeArgs(bias, None, mask, weight, None, seed)
+        out, _ = _composed(call, query, key, value, attr, proj, edge, out_bias, False)
+        wanted = [x for x, needed in zip(given, need.values()) if needed]
+        grads = iter(torch.autograd.grad(out, wanted, grad, create_graph=True, allow_unused=True))
+        return [next(grads) if needed else None for needed in need.values()]
+
+
+def attention(
+    graph,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attr: Tensor,
+    proj: Tensor,
+    edge: EdgeArgs,
+    out_bias: Tensor | None,
+    *,
+    slope: float,
+    scale: float,
+    in_key: bool,
+    in_value: bool,
+    dropout_p: float,
+    return_attention: bool,
+    schedule: str,
+) -> tuple[Tensor, Any]:
+    """(out, attention) of checked arguments; attention means nothing unless asked for. proj: [H, D, d]; the
+    features may have been padded."""
+    size = (query if in_key else value).shape[2]
+    # CUDA's kernels load 16 bytes of a row.
+    step = 16 // proj.dtype.itemsize if proj.is_cuda else 1
+    width = -(-proj.shape[2] // step) * step
+    if (size, width) != proj.shape[1:]:
+        proj = torch.nn.functional.pad(proj, (0, width - proj.shape[2], 0, size - proj.shape[1]))
+    call = _Call(graph, Numbers(float(slope), float(scale), float(dropout_p), 0), schedule, in_key, in_value)
+    given = (
+        query,
+        key,
+        value,
+        attr,
+        proj,
+        edge.edge_bias,
+        edge.edge_mask,
+        edge.edge_weight,
+        edge.seed,
+        out_bias,
+    )
+    plain = return_attention or edge.edge_gate is not None or not (in_key and in_value)
+    if plain or torch.compiler.is_compiling() or _autograd.transformed(*given):
+        return _composed(call, query, key, value, attr, proj, edge, out_bias, return_attention)
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given):
+        return _Projected.apply(call, *given), None
+    return _Projected.compute(call, given)[0], None

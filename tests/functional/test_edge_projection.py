@@ -1,0 +1,369 @@
+"""Projected edge features: dot_attention(edge_attr=..., edge_proj=...), and the products behind it."""
+
+import pytest
+import torch
+from attention import DTYPES, check, make_inputs, relative_error, rounding_band, run
+from graphs import GRAPHS, make_graph, tiny_graph
+from torch.func import grad, jvp, vmap
+
+from dfgnn import Graph, _edge_terms, _ops, functional, reference
+from dfgnn._arguments import ops
+
+SIZES = [(h, d) for d in (1, 7, 11, 33, 300) for h in (1, 3, 8, 16)]
+
+
+def name_of(value):
+    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else None
+
+
+def with_projection(inputs, graph, features, bias=False, where="both"):
+    _, heads, dim = inputs["value" if where == "value" else "query"].shape
+    like = inputs["query"]
+    inputs["edge_attr"] = torch.randn(graph.num_edges, features).to(like)
+    inputs["edge_proj"] = (torch.randn(heads * dim, features) / features**0.5).to(like)
+    if bias:
+        inputs["edge_proj_bias"] = torch.randn(heads * dim).to(like)
+    return inputs
+
+
+# ---- the products ----------------------------------------------------------------------------------------
+
+
+def plain_products(graph, rows, attr, weight):
+    dst = graph.edge_index[1]
+    dim = attr.shape[1]
+    terms = weight[:, :, None] * attr[:, None]
+    return {
+        "dot": (rows[dst, :, :dim] * attr[:, None]).sum(-1),
+        "sum": torch.zeros_like(rows[:, :, :dim]).index_add(0, dst, terms),
+        "outer": (weight[:, :, None] * rows[dst, :, :dim]).sum(1),
+    }
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_products(device, name, dtype):
+    graph = make_graph(name, device)
+    turn = list(GRAPHS).index(name) * len(DTYPES) + DTYPES.index(dtype)
+    for heads, dim in SIZES if device != "cpu" else (SIZES[turn % 20], SIZES[(7 * turn + 3) % 20]):
+        step = 16 // dtype.itemsize
+        width = -(-dim // step) * step if device != "cpu" else dim
+        # Heads outermost, as a batched product leaves them, in a wider row.
+        rows = torch.randn(heads, graph.num_dst, width).to(device, dtype).transpose(0, 1)
+        attr = torch.randn(graph.num_edges, dim).to(device, dtype)
+        acc = torch.float64 if dtype == torch.float64 else torch.float32
+        weight = torch.randn(graph.num_edges, heads).to(device, acc)
+        expected = plain_products(graph, rows.double(), attr.double(), weight.double())
+        low = plain_products(graph, rows.to(acc), attr.to(acc), weight)
+        found = {
+            "dot": _edge_terms.edge_dot(graph, rows, attr, 0.5) * 2,
+            "sum": _edge_terms.edge_sum(graph, weight, attr, width),
+            "outer": _edge_terms.edge_outer(graph, weight, rows, dim, 0.5) * 2,
+        }
+        assert found["dot"].dtype == acc and found["sum"].dtype == found["outer"].dtype == dtype
+        assert not found["sum"][:, :, dim:].any()
+        found["sum"] = found["sum"][:, :, :dim]
+        for what, x in found.items():
+            assert x.shape == expected[what].shape
+            error = relative_error(x, expected[what])
+            limit = 2 * relative_error(low[what], expected[what]) + rounding_band(x.dtype)
+            assert error <= limit, f"{what} H={heads} d={dim}: error {error:.3g} > {limit:.3g}"
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+def test_products_of_any_order(device, heads):
+    graph = tiny_graph(device)
+    double = dict(dtype=torch.float64, device=device)
+    rows, attr, weight = (
+        torch.randn(n, **double, requires_grad=True) for n in ((4, heads, 2), (10, 2), (10, heads))
+    )
+    for call, inputs in (
+        (lambda r, x: _edge_terms.edge_dot(graph, r, x, 0.3), (rows, attr)),
+        (lambda w, x: _edge_terms.edge_sum(graph, w, x, 2), (weight, attr)),
+        (lambda w, r: _edge_terms.edge_outer(graph, w, r, 2, 0.3), (weight, rows)),
+    ):
+        assert torch.autograd.gradcheck(call, inputs, check_forward_ad=True)
+        assert torch.autograd.gradgradcheck(call, inputs)
+
+
+def test_fake_kernels(device):
+    """Shapes and types that compilers are told are those that come."""
+    graph = make_graph("mixed_degrees", device)
+    rows = torch.randn(graph.num_dst, 3, 8, device=device, dtype=torch.float16)
+    attr = torch.randn(graph.num_edges, 5, device=device, dtype=torch.float16)
+    weight = torch.randn(graph.num_edges, 3, device=device)
+    args = _ops.edge_term_args(graph, 3, 8, torch.float16)
+    for op, given in (
+        (ops.edge_dot, (rows, attr, *args, 0.5)),
+        (ops.edge_sum, (weight, attr, *args, graph.num_dst, 8)),
+        (ops.edge_outer, (weight, rows, *args, 5, 0.5)),
+    ):
+        torch.library.opcheck(op.default, given, test_utils=("test_schema", "test_faketensor"))
+
+
+def test_products_do_not_depend_on_threads():
+    graph = make_graph("super_row")
+    rows, attr = torch.randn(graph.num_dst, 3, 5), torch.randn(graph.num_edges, 5)
+    weight = torch.randn(graph.num_edges, 3)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(
+                [_edge_terms.edge_dot(graph, rows, attr), _edge_terms.edge_sum(graph, weight, attr, 5)]
+            )
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(x, y) for other in found[1:] for x, y in zip(found[0], other))
+
+
+# ---- attention -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_attention(device, name, dtype):
+    graph = make_graph(name, device)
+    turn = list(GRAPHS).index(name) * len(DTYPES) + DTYPES.index(dtype)
+    heads, features = SIZES[(3 * turn) % 20]
+    dim = (8, 5, 16, 32, 3)[turn % 5]
+    if graph.num_edges * heads * max(dim, features) > 5_000_000:
+        heads, features = 2, 7
+    inputs = make_inputs("dot", graph, heads, dim, dtype)
+    with_projection(inputs, graph, features, bias=turn % 2 == 1)
+    note = f"H={heads} D={dim} d={features}: "
+    check("dot", graph, inputs, note)
+    check("dot", graph, inputs, note + "attention ", return_attention=True)
+
+
+OPTIONS = {
+    "dropout": dict(dropout_p=0.4),
+    "dropout and attention": dict(dropout_p=0.4, return_attention=True),
+    "activation": dict(negative_slope=0.2),
+    "key": dict(edge_feat_in="key"),
+    "value": dict(edge_feat_in="value"),
+    "scale": dict(scale=2.5),
+}
+EDGES = {
+    "none": {},
+    "bias and weight": dict(edge_bias=True, edge_weight="H"),
+    "one weight": dict(edge_weight=1),
+    "gate": dict(edge_gate="H", edge_bias=True),
+    "one gate": dict(edge_gate=1),
+}
+
+
+@pytest.mark.parametrize("edges", EDGES.values(), ids=EDGES)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_options(device, options, edges):
+    graph = make_graph("mixed_degrees", device)
+    where = options.get("edge_feat_in", "both")
+    for dtype in (torch.float64, torch.float32):
+        inputs = make_inputs("dot", graph, 3, 8, dtype, value_dim=8 if where == "both" else 5, **edges)
+        with_projection(inputs, graph, 4, bias=True, where=where)
+        inputs["out_bias"] = torch.randn(3, inputs["value"].shape[2]).to(device, dtype)
+        mask = torch.rand(graph.num_edges, 3, device=device) < 0.8
+        more = dict(edge_mask=mask, _seed=torch.tensor([11], device=device))
+        # The gradient of the bias sums what cancels in all rows, times the query and the scale.
+        check("dot", graph, inputs, extra=32 * torch.finfo(dtype).eps, **options, **more)
+
+
+def test_without_a_projection_of_edges_it_is_the_same(device):
+    """What is exactly 0 adds nothing, to the bit."""
+    graph = make_graph("mixed_degrees", device)
+    inputs = make_inputs("dot", graph, 3, 8, torch.float64)
+    plain = run(functional.dot_attention, graph, inputs)
+    inputs |= dict(
+        edge_attr=torch.zeros(graph.num_edges, 4).to(inputs["query"]),
+        edge_proj=torch.randn(24, 4).to(inputs["query"]),
+    )
+    found = run(functional.dot_attention, graph, inputs)
+    for name, x in plain.items():
+        torch.testing.assert_close(found[name], x, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("where", ["key", "value", "both"])
+@pytest.mark.parametrize("kinds", [1, 4, 21])
+def test_types_of_edges(device, kinds, where):
+    for name in ("mixed_degrees", "no_edges"):
+        graph = make_graph(name, device)
+        edge_type = torch.randint(kinds, (graph.num_edges,), device=device)
+        for dtype in (torch.float32, torch.float16):
+            inputs = make_inputs("dot", graph, 3, 8, dtype)
+            inputs["edge_table"] = torch.randn(kinds, 3, 8).to(device, dtype)
+            check("dot", graph, inputs, edge_type=edge_type, edge_feat_in=where)
+            check("dot", graph, inputs, edge_type=edge_type.int(), edge_feat_in=where, return_attention=True)
+
+
+def test_types_that_change(device):
+    """What is kept of a tensor of types is made anew when it was written to."""
+    graph = make_graph("random", device)
+    inputs = make_inputs("dot", graph, 2, 8)
+    table = torch.randn(3, 2, 8, device=device)
+    edge_type = torch.zeros(graph.num_edges, dtype=torch.int64, device=device)
+    for kind in (0, 2, 1):
+        edge_type.fill_(kind)
+        found = functional.dot_attention(graph, **inputs, edge_type=edge_type, edge_table=table)
+        expected = reference.dot_attention(graph, **inputs, edge_type=edge_type, edge_table=table)
+        torch.testing.assert_close(found, expected)
+    for wrong in (3, -1):
+        edge_type[7] = wrong
+        with pytest.raises(ValueError, match=rf"edge_type: expected types in \[0, 3\), got {wrong}"):
+            functional.dot_attention(graph, **inputs, edge_type=edge_type, edge_table=table)
+
+
+def test_only_some_gradients(device):
+    """Each alone as together with the others."""
+    graph = make_graph("random", device)
+    inputs = with_projection(make_inputs("dot", graph, 2, 8, torch.float64, edge_bias=True), graph, 3)
+    everything = run(functional.dot_attention, graph, inputs)
+    for name, x in inputs.items():
+        leaf = x.clone().requires_grad_()
+        out = functional.dot_attention(graph, **{**inputs, name: leaf})
+        generator = torch.Generator().manual_seed(1)
+        (found,) = torch.autograd.grad(out, leaf, torch.randn(out.shape, generator=generator).to(out))
+        torch.testing.assert_close(found, everything["grad_" + name], msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_second_derivatives(device):
+    graph = tiny_graph(device)
+    inputs = with_projection(make_inputs("dot", graph, 2, 2, torch.float64), graph, 3)
+    leaves = [x.requires_grad_() for x in inputs.values()]
+
+    def call(*tensors, **options):
+        return functional.dot_attention(graph, **dict(zip(inputs, tensors)), **options)
+
+    assert torch.autograd.gradcheck(call, leaves)
+    assert torch.autograd.gradgradcheck(call, leaves)
+    # One tensor in two places has two gradients.
+    x = inputs["query"].detach().clone().requires_grad_()
+    args = inputs["value"].detach(), inputs["edge_attr"].detach(), inputs["edge_proj"].detach()
+
+    def twice(x, value, attr, proj):
+        y = torch.cat([x, x[:1]])  # num_src = num_dst + 1
+        return functional.dot_attention(graph, x, y, value, edge_attr=attr, edge_proj=proj)
+
+    assert torch.autograd.gradgradcheck(lambda x: twice(x, *args), x)
+
+
+def test_transforms(device):
+    graph = tiny_graph(device)
+    inputs = with_projection(make_inputs("dot", graph, 2, 2, torch.float64), graph, 3)
+    x, batch = tuple(inputs.values()), [torch.randn(3, *x.shape).to(x) for x in inputs.values()]
+    found = []
+    for module in (functional, reference):
+
+        def f(*tensors, module=module):
+            return module.dot_attention(graph, **dict(zip(inputs, tensors)))
+
+        found.append(
+            [
+                grad(lambda *t: f(*t).square().sum(), tuple(range(len(x))))(*x),
+                jvp(f, x, tuple(torch.ones_like(t) for t in x)),
+                vmap(f)(*batch),
+                vmap(grad(lambda *t: f(*t).square().sum(), (0, 3, 4)))(*batch),
+            ]
+        )
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("hooks", [False, True])
+def test_the_result_may_be_modified(device, hooks):
+    graph = make_graph("random", device)
+    inputs = with_projection(make_inputs("dot", graph, 2, 4, torch.float64), graph, 3)
+    found = []
+    for modify in (lambda x: x.tanh_(), lambda x: x.clone().tanh_()):
+        leaves = [x.clone().requires_grad_() for x in inputs.values()]
+
+        def forward(*tensors, modify=modify):
+            return modify(functional.dot_attention(graph, **dict(zip(inputs, tensors))))
+
+        if hooks:
+            out = torch.utils.checkpoint.checkpoint(forward, *leaves, use_reentrant=False)
+        else:
+            out = forward(*leaves)
+        loss = out.square().sum()
+        found.append([out, *torch.autograd.grad(loss, leaves, retain_graph=True)])
+        again = torch.autograd.grad(loss, leaves)
+        assert all(torch.equal(a, b) for a, b in zip(again, found[-1][1:]))
+    torch.testing.assert_close(*found)
+
+
+def test_autocast(device):
+    """The tensors' type is what counts."""
+    graph = make_graph("random", device)
+    inputs = with_projection(make_inputs("dot", graph, 2, 8), graph, 3)
+    expected = run(functional.dot_attention, graph, inputs)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        found = run(functional.dot_attention, graph, inputs)
+    for name, x in expected.items():
+        assert torch.equal(found[name], x), name
+
+
+def test_no_tensor_of_edges_and_channels(device):
+    """Nor one that is as large: neither forward nor backward."""
+    graph = Graph.from_coo(*torch.randint(50, (2, 4000)), num_src=50, num_dst=50).to(device)
+    inputs = with_projection(make_inputs("dot", graph, 2, 64), graph, 3)
+    leaves = {n: x.requires_grad_() for n, x in inputs.items()}
+    most = 4000 * 2 * 64
+
+    class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
+        largest = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            for x in result if isinstance(result, (tuple, list)) else (result,):
+                if isinstance(x, torch.Tensor):
+                    Sizes.largest = max(Sizes.largest, x.numel())
+            return result
+
+    with Sizes():
+        out = functional.dot_attention(graph, **leaves)
+        out.sum().backward()
+    assert 4000 * 3 <= Sizes.largest < most / 8
+    with Sizes():  # one that has it is noticed
+        functional.sddmm(graph, leaves["query"], leaves["key"]).unsqueeze(2).expand(-1, -1, 64).clone()
+    assert Sizes.largest == most
+
+
+def test_compiled(device):
+    """Through an edge_index, with gradients, in one graph."""
+    from dfgnn._edges import EdgeList
+
+    edge_index = torch.randint(20, (2, 90), device=device)
+    graph = Graph.from_edge_index(edge_index, num_nodes=20)
+    inputs = with_projection(make_inputs("dot", graph, 2, 8), graph, 3)
+
+    def plain(edge_index, *tensors):
+        edges = EdgeList(edge_index, 20, 20)
+        return functional.dot_attention(edges, **dict(zip(inputs, tensors)))
+
+    torch._dynamo.reset()
+    compiled = torch.compile(plain, fullgraph=True, backend="aot_eager")
+    found = []
+    for call in (compiled, lambda edge_index, *t: functional.dot_attention(graph, **dict(zip(inputs, t)))):
+        leaves = [x.clone().requires_grad_() for x in inputs.values()]
+        out = call(edge_index, *leaves)
+        found.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+    torch.testing.assert_close(*found)
+
+
+def test_wrong_arguments():
+    graph = make_graph("random")
+    inputs = with_projection(make_inputs("dot", graph, 3, 8), graph, 4, bias=True)
+    attr, proj, edges = inputs["edge_attr"], inputs["edge_proj"], graph.num_edges
+    for change, kind, message in (
+        (dict(edge_attr=attr[1:]), ValueError, "edge_attr: expected shape"),
+        (dict(edge_attr=attr.double()), TypeError, "edge_attr: expected torch.float32, got torch.float64"),
+        (dict(edge_attr=attr[:, :0], edge_proj=proj[:, :0]), ValueError, "edge_attr: expected shape"),
+        (dict(edge_proj=proj[:, 1:]), ValueError, r"edge_proj: expected shape \[24, 4\], got \[24, 3\]"),
+        (dict(edge_proj=None), ValueError, "edge_proj: expected a tensor"),
+        (dict(edge_proj_bias=proj), ValueError, r"edge_proj_bias: expected shape \[24\]"),
+        (dict(edge_attr=None), ValueError, "edge_proj: expected None without edge_attr"),
+        (dict(edge_attr=None, edge_proj=None), ValueError, "edge_proj_bias: expected None without edge_attr"),
+        (dict(edge_feat=torch.ones(edges, 3, 8)), ValueError, "edge_feat: expected None with edge_attr"),
+        (dict(bias_after=True), ValueError, "bias_after: expected False with edge_attr"),
+        (dict(value=inputs["value"][:, :, :4]), ValueError, "value: expected shape"),
+    ):
+        with pytest.raises(kind, match="dot_attention: " + message):
+            functional.dot_attention(graph, **{**inputs, **change})
