@@ -7,6 +7,7 @@
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <exception>
 #include <initializer_list>
@@ -191,7 +192,7 @@ class Workspace {
     if (!wanted) return;
     int64_t bytes = bytes_of(dtype);
     for (int64_t size : sizes) bytes *= size;
-    arrays_[count_++] = {&where, bytes_};
+    arrays_.at(count_++) = {&where, bytes_};
     bytes_ += (bytes + kAlign - 1) / kAlign * kAlign;
   }
   int64_t bytes() const { return bytes_; }
@@ -211,7 +212,7 @@ class Workspace {
     void** where;
     int64_t offset;
   };
-  Array arrays_[8];
+  std::array<Array, 8> arrays_;
   int count_ = 0;
   int64_t bytes_ = 0;
 };
