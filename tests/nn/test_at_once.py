@@ -205,7 +205,8 @@ def test_hooks_of_saved_tensors_and_checkpoints(device):
         packed: list = []
         with torch.autograd.graph.saved_tensors_hooks(keeping(packed), lambda x: x):
             again = run(*tensors)
-        assert any(x is not None and x.data_ptr() == again.data_ptr() for x in packed)
+        shared = any(x.data_ptr() == again.data_ptr() for x in packed)
+        assert shared or len(packed) > 3 + sum(x is not None for x in tensors)  # with a skip `out` is inner
         assert_close(gradients(again, tensors), expected, torch.float64)
         out = checkpoint(run, *tensors, use_reentrant=False)
         assert_close(gradients(out, tensors), expected, torch.float64)
