@@ -74,7 +74,7 @@ struct EdgeTerms {
     attr = dense(attr), weight = dense(weight);
     Tensor out = make(attr, {num_rows, heads, width}, type);
     const int64_t slots = p.csr.num_slots;
-    const OptTensor partial = scratch(p.partial_out, slots, attr, {slots, heads, width}, acc);
+    const OptTensor partial = optional(p.partial_out, slots, attr, {slots, heads, width}, acc);
     p.attr = data(attr), p.weight = data(weight), p.out = out.mutable_data_ptr();
     Backend::edge_sum(p, attr);
     return out;
