@@ -1,0 +1,217 @@
+"""The operators of eager calls give what those of the long schemas give, and refuse what they must."""
+
+import gc
+
+import pytest
+import torch
+from attention import SCORES, make_inputs
+from graphs import make_graph
+
+from dfgnn import _autograd
+from dfgnn._arguments import SCORES as NUMBERS
+from dfgnn._arguments import EdgeArgs, Numbers, ops
+
+NAMES = {"gat": "additive", "gatv2": "additive_v2", "dot": "dot"}
+OPTIONS = {
+    "plain": {},
+    "bias": {"edge_bias": True},
+    "gate": {"edge_gate": "H"},
+    "weight": {"edge_weight": 1},
+    "feat": {"edge_feat": True},
+    "attention": {"attention": True},
+    "dropout": {"dropout": 0.3},
+    "all": {"edge_bias": True, "edge_gate": 1, "edge_weight": "H", "attention": True, "dropout": 0.3},
+}
+
+
+def make_call(score, options, device, graph="super_row", short=True, dtype=torch.float32):
+    options = dict(options)
+    attention, dropout = options.pop("attention", False), options.pop("dropout", 0.0)
+    graph = make_graph(graph, device)
+    x = make_inputs(score, graph, 2, 8, dtype, **options)
+    columns = {n: t.unsqueeze(1) if t.dim() == 1 else t for n, t in x.items() if n.startswith("edge_")}
+    seed = torch.tensor([5], device=device) if dropout else None
+    ends = {
+        "gat": lambda: (x["feat"], x["alpha_src"], x["alpha_dst"], None),
+        "gatv2": lambda: (x["x_src"], None, x["x_dst"], x["attn"]),
+        "dot": lambda: (x["value"], x["key"], x["query"], None),
+    }[score]()
+    if score == "gat":
+        ends = ends[0], ends[1].to(_acc(dtype)), ends[2].to(_acc(dtype)), None
+    edge = EdgeArgs(*(columns.get(name) for name in EdgeArgs._fields[:-1]), seed)
+    out_bias = torch.randn(2, 8).to(device, dtype)
+    flags = {"gat": 4, "gatv2": 2, "dot": 6}[score]
+    numbers = Numbers(0.2, 0.7, dropout, flags)
+    edges = attention or any(t is not None for t in edge)
+    handle = graph._planner.handle(2, 8, dtype, score, "auto", edges, True)
+    positive = score == "gat" and edge.edge_gate is None
+    make = _autograd._ShortCall if short else _autograd._Call
+    args = handle if short else handle.args
+    call = make(graph, args, NAMES[score], numbers, attention, positive)
+    return call, (*ends, *edge, out_bias), graph
+
+
+def _acc(dtype):
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("score", SCORES)
+def test_equal_to_the_long_operators(device, score, options, dtype):
+    if score == "gatv2" and options.get("edge_feat") and dtype == torch.bfloat16:
+        options = {"edge_feat": True}
+    results = []
+    for short in (True, False):
+        torch.manual_seed(0)
+        call, tensors, _ = make_call(score, options, device, short=short, dtype=dtype)
+        out, attention, kept = call.run(tensors)
+        torch.manual_seed(1)
+        grad = torch.randn(out.shape).to(device, dtype)
+        gamma = None if attention is None else torch.randn(attention.shape).to(attention)
+        found = call.run_backward((grad, gamma), tensors, out, attention, kept, 31)
+        results.append([out, attention, *found])
+    short, long = results
+    for x, y in zip(short, long, strict=True):
+        if x is None:
+            assert y is None or y.numel() == 0
+        else:
+            assert x.dtype == y.dtype and torch.equal(x, y)
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_rows_of_a_layer(device, score):
+    """With `heads`, features come and go in two dimensions."""
+    call, (value, src, dst, attn, *rest), _ = make_call(score, {}, device)
+
+    def flat(x):
+        return None if x is None or x.dim() < 3 else x.flatten(1)
+
+    tensors = value, src, dst, attn, *rest
+    out, _, (kept,) = call.run(tensors)
+    grad = torch.randn_like(out)
+    expected = call.run_backward((grad, None), tensors, out, None, (kept,), 1)
+    ends = (src, dst) if score == "gat" else (flat(src), flat(dst))
+    args = (NUMBERS[NAMES[score]], flat(value), *ends, None if attn is None else attn[None])
+    number, options = call.graph_args.number, (*rest[:-1], rest[-1].flatten())
+    rows, kept, _ = ops.attend(number, 2, *args, *options, *call.numbers, False, call.save_positive)
+    assert torch.equal(rows, out.flatten(1))
+    found = ops.attend_backward(
+        number, 2, grad.flatten(1), None, *args, *options, rows, kept, call.save_positive, None,
+        *call.numbers, 1,
+    )  # fmt: skip
+    for x, y in zip(found, expected, strict=True):
+        assert (x is None) == (y is None)
+        if x is not None:
+            assert x.dim() < 3 or x.shape[0] != value.shape[0] or score == "gatv2"
+            assert torch.equal(x.flatten(), y.flatten())
+
+
+def test_a_handle_ends_with_its_object(device):
+    graph = make_graph("random", device)
+    handle = graph._planner.handle(2, 8, torch.float32, "gat", "auto", False, True)
+    number = handle.number
+    assert graph._planner.handle(2, 8, torch.float32, "gat", "auto", False, True) is handle
+    feat, vector = torch.randn(graph.num_src, 16, device=device), torch.randn(1, 2, 8, device=device)
+    ops.gat(number, feat, vector, vector, None, None, 0.2, 0.0, False)
+    graph._planner.handles.clear()
+    del handle
+    gc.collect()
+    with pytest.raises(RuntimeError, match=r"dfgnn::gat: graph: expected a number that graph_handle gave"):
+        ops.gat(number, feat, vector, vector, None, None, 0.2, 0.0, False)
+
+
+def test_backward_may_outlive_the_graph(device):
+    call, tensors, graph = make_call("gat", {}, device)
+    value = tensors[0].requires_grad_()
+    out, _ = _autograd._Attention.apply(call, value, *tensors[1:])
+    graph._planner.handles.clear()
+    del call, graph
+    gc.collect()
+    out.sum().backward()
+    assert value.grad.isfinite().all()
+
+
+WRONG = {
+    "rows": (lambda a: {"feat": a["feat"][:-1]}, r"value: expected shape \[\d+, heads, size\]"),
+    "columns": (lambda a: {"feat": a["feat"][:, :-1]}, "feat: expected rows of 2 heads"),
+    "dtype": (lambda a: {"feat": a["feat"].int()}, "expected float32, float64, float16 or bfloat16"),
+    "vector": (lambda a: {"attn_src": a["attn_src"][..., :-1]}, r"attn_src, attn_dst: expected \[2, 7\]"),
+    "long vectors": (
+        lambda a: {k: torch.randn(1, 2, 9, device=a["feat"].device) for k in ("attn_src", "attn_dst")},
+        "attn_src: expected vectors no longer than",
+    ),
+    "vector dtype": (lambda a: {"attn_src": a["attn_src"].half()}, "attn_src: expected feat's dtype"),
+    "bias": (
+        lambda a: {"out_bias": torch.randn(3, device=a["feat"].device)},
+        "out_bias: expected 16 elements",
+    ),
+    "seed": (lambda a: {"dropout_p": 0.5}, "seed: needed when dropout_p > 0"),
+    "probability": (lambda a: {"dropout_p": 2.0}, "dropout_p: expected a probability"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_refusals(device, name):
+    change, message = WRONG[name]
+    graph = make_graph("random", device)
+    number = graph._planner.handle(2, 8, torch.float32, "gat", "auto", False, True).number
+    a = {
+        "feat": torch.randn(graph.num_src, 16, device=device),
+        "attn_src": torch.randn(1, 2, 8, device=device),
+        "attn_dst": torch.randn(1, 2, 8, device=device),
+        "seed": None,
+        "out_bias": None,
+        "negative_slope": 0.2,
+        "dropout_p": 0.0,
+        "train": True,
+    }
+    a |= change(a)
+    with pytest.raises(RuntimeError, match=message):
+        ops.gat(number, *a.values())
+
+
+def test_backward_refuses_what_it_did_not_keep(device):
+    call, tensors, _ = make_call("gat", {}, device)
+    out, _, (kept,) = call.run(tensors)
+    for bad in (kept[:-16], kept.float()):
+        with pytest.raises(RuntimeError, match="kept: "):
+            call.run_backward((torch.randn_like(out), None), tensors, out, None, (bad,), 1)
+    forward_only = make_graph("super_row", device)._planner.handle(
+        2, 8, torch.float32, "gat", "auto", False, False
+    )
+    call.graph_args = forward_only
+    with pytest.raises(RuntimeError, match="graph: expected one with its reverse CSR"):
+        call.run_backward((torch.randn_like(out), None), tensors, out, None, (kept,), 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_score_terms(device, dtype):
+    for rows, num_dst, heads, size, used in (
+        (1000, 700, 3, 8, 8),
+        (5, 5, 1, 16, 9),
+        (300, 0, 2, 72, 72),
+        (0, 0, 1, 8, 8),
+    ):
+        feat = torch.randn(rows, heads, size).to(device, dtype)
+        vectors = [torch.randn(heads, used, device=device).to(_acc(dtype)) for _ in range(2)]
+        src, dst = ops.score_terms(feat, *vectors, num_dst)
+        wide = feat.double()[..., :used]
+        for found, vector, n in ((src, vectors[0], rows), (dst, vectors[1], num_dst)):
+            expected = (wide * vector.double()).sum(-1)[:n]
+            torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+        grads = (
+            torch.randn(rows, heads, device=device).to(src),
+            torch.randn(num_dst, heads, device=device).to(src),
+        )
+        feat_grad, *vector_grads = ops.score_terms_backward(*grads, feat, *vectors)
+        expected = grads[0].double()[..., None] * vectors[0].double()
+        expected[:num_dst] += grads[1].double()[..., None] * vectors[1].double()
+        eps = 1e-5 if dtype in (torch.float32, torch.float64) else 2e-2
+        torch.testing.assert_close(feat_grad[..., :used].double(), expected, rtol=eps, atol=eps)
+        assert not feat_grad[..., used:].any()
+        for found, grad, n in zip(vector_grads, grads, (rows, num_dst), strict=True):
+            expected = (grad.double()[..., None] * wide[:n]).sum(0)
+            torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-3)
+        again = ops.score_terms_backward(*grads, feat, *vectors)
+        assert all(torch.equal(x, y) for x, y in zip(again, (feat_grad, *vector_grads), strict=True))

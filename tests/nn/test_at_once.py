@@ -1,0 +1,316 @@
+"""Layers as one autograd function (`dfgnn._layers`): what they compute is what their operations compute."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from graphs import make_graph
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from dfgnn import _layers
+from dfgnn import nn as layers
+from dfgnn._layers import PairTensors, gat_layer, pair_layer
+
+IN = 6
+# (heads, size): on CUDA some are padded.
+SHAPES = [(1, 8), (2, 4), (3, 5), (1, 7)]
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1.5e-2, torch.bfloat16: 0.12}
+
+
+def make_gat(graph, heads, size, dtype, bias=True, vectors=None):
+    def random(*shape, dtype=dtype):
+        return (torch.randn(shape) / 2).to(graph.device, dtype).requires_grad_()
+
+    vectors = vectors or dtype
+    return [
+        random(graph.num_src, IN),
+        random(heads * size, IN),
+        random(1, heads, size, dtype=vectors),
+        random(1, heads, size, dtype=vectors),
+        random(heads * size) if bias else None,
+    ]
+
+
+def make_pair(graph, score, heads, size, dtype, two_ends=False, skip=True, shared=(), bias=True):
+    def random(*shape):
+        return (torch.randn(shape) / 2).to(graph.device, dtype).requires_grad_()
+
+    width = heads * size
+
+    def linear(name):
+        return (None, None) if name in shared else (random(width, IN), random(width) if bias else None)
+
+    v2 = score == "additive_v2"
+    return PairTensors(
+        random(graph.num_src, IN),
+        random(graph.num_dst, IN) if two_ends else None,
+        *linear("value"),
+        *((None, None) if v2 else linear("src")),
+        *linear("dst"),
+        random(1, heads, size) if v2 else None,
+        random(width) if bias else None,
+        *(linear("skip") if skip else (None, None)),
+    )
+
+
+def run_gat(graph, tensors, dropout_p=0.0):
+    return gat_layer(graph, *tensors, negative_slope=0.2, dropout_p=dropout_p)
+
+
+def run_pair(graph, tensors, score, heads, dropout_p=0.0):
+    return pair_layer(
+        graph, score, PairTensors(*tensors), heads, negative_slope=0.2 if score == "additive_v2" else 1.0,
+        scale=0.5, dropout_p=dropout_p,
+    )  # fmt: skip
+
+
+def formula_of(monkeypatch, run, *args, **kwargs):
+    """The same call, operation by operation."""
+    with monkeypatch.context() as patch:
+        for cls in (_layers._GatLayer, _layers._PairLayer):
+            patch.setattr(cls, "apply", staticmethod(lambda call, *tensors: call.formula(*tensors)))
+        return run(*args, **kwargs)
+
+
+def gradients(out, tensors, **kwargs):
+    loss = (out * torch.linspace(-1, 1, out.numel(), device=out.device).view_as(out)).sum()
+    wanted = [x for x in tensors if x is not None and x.requires_grad]
+    return torch.autograd.grad(loss, wanted, **kwargs)
+
+
+def assert_close(found, expected, dtype):
+    for x, y in zip(found, expected, strict=True):
+        assert x.dtype == y.dtype and x.shape == y.shape
+        scale = max(y.abs().max().item(), 1) if y.numel() else 1
+        torch.testing.assert_close(x, y, rtol=0, atol=TOLERANCE[dtype] * scale)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("name", ["random", "isolated", "super_row", "no_edges", "duplicates"])
+def test_gat(device, monkeypatch, name, bias, shape, dtype):
+    graph = make_graph(name, device)
+    if graph.num_dst > graph.num_src:
+        pytest.skip("destinations are the first sources")
+    tensors = make_gat(graph, *shape, dtype, bias)
+    out = run_gat(graph, tensors)
+    expected = formula_of(monkeypatch, run_gat, graph, tensors)
+    assert_close([out, *gradients(out, tensors)], [expected, *gradients(expected, tensors)], dtype)
+    with torch.no_grad():
+        assert torch.equal(run_gat(graph, tensors), out)
+
+
+def test_gat_with_vectors_in_float32(device, monkeypatch):
+    graph = make_graph("random", device)
+    tensors = make_gat(graph, 2, 8, torch.bfloat16, vectors=torch.float32)
+    out = run_gat(graph, tensors)
+    expected = formula_of(monkeypatch, run_gat, graph, tensors)
+    assert_close([out, *gradients(out, tensors)], [expected, *gradients(expected, tensors)], torch.bfloat16)
+
+
+PAIRS = {
+    "v2": ("additive_v2", {"skip": False}),
+    "v2 one projection": ("additive_v2", {"skip": False, "shared": ("dst",)}),
+    "v2 two ends": ("additive_v2", {"skip": False, "two_ends": True}),
+    "dot": ("dot", {}),
+    "dot no bias, no skip": ("dot", {"skip": False, "bias": False}),
+    "dot two ends": ("dot", {"two_ends": True}),
+    "dot one projection": ("dot", {"skip": False, "shared": ("src", "dst"), "bias": False}),
+    "dot key is value": ("dot", {"skip": False, "shared": ("src",)}),
+}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("case", PAIRS)
+def test_pairs(device, monkeypatch, case, shape, dtype):
+    score, options = PAIRS[case]
+    for name in ("random", "isolated", "super_row"):
+        graph = make_graph(name, device)
+        if graph.num_dst != graph.num_src and not (
+            options.get("two_ends") or "dst" in options.get("shared", ())
+        ):
+            continue
+        tensors = make_pair(graph, score, *shape, dtype, **options)
+        out = run_pair(graph, tensors, score, shape[0])
+        expected = formula_of(monkeypatch, run_pair, graph, tensors, score, shape[0])
+        assert_close([out, *gradients(out, tensors)], [expected, *gradients(expected, tensors)], dtype)
+        with torch.no_grad():
+            assert torch.equal(run_pair(graph, tensors, score, shape[0]), out)
+
+
+def calls(device, shape=(2, 4), dtype=torch.float64, dropout_p=0.0):
+    graph = make_graph("random", device)
+    gat = make_gat(graph, *shape, dtype)
+    yield lambda *tensors: run_gat(graph, tensors, dropout_p), gat
+    for score, options in PAIRS.values():
+        pair = make_pair(graph, score, *shape, dtype, **options)
+
+        def run(*tensors, score=score):
+            return run_pair(graph, tensors, score, shape[0], dropout_p)
+
+        yield run, pair
+
+
+def test_dropout_is_that_of_the_functions(device, monkeypatch):
+    for run, tensors in calls(device, dropout_p=0.4):
+        torch.manual_seed(3)
+        out = run(*tensors)
+        torch.manual_seed(3)
+        expected = formula_of(monkeypatch, run, *tensors)
+        assert_close([out, *gradients(out, tensors)], [expected, *gradients(expected, tensors)], out.dtype)
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (1, 7)])
+@pytest.mark.parametrize(
+    "modify",
+    [F.elu_, lambda x: x.mul_(2), lambda x: x.view(-1, 1).relu_().view_as(x)],
+    ids=["elu", "mul", "view"],
+)
+def test_results_may_be_modified(device, modify, shape):
+    for run, tensors in calls(device, shape):
+        found = gradients(modify(run(*tensors)), tensors)
+        expected = gradients(modify(run(*tensors).clone()), tensors)
+        assert_close(found, expected, torch.float64)
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (1, 7)])
+def test_second_derivatives(device, monkeypatch, shape):
+    for run, tensors in calls(device, shape):
+
+        def twice(out, tensors=tensors):
+            first = gradients(out, tensors, create_graph=True)
+            return gradients(sum(g.square().sum() for g in first), tensors, allow_unused=True)
+
+        found, expected = twice(run(*tensors)), twice(formula_of(monkeypatch, run, *tensors))
+        for x, y in zip(found, expected, strict=True):
+            assert (x is None) == (y is None)
+            if x is not None:
+                assert_close([x], [y], torch.float64)
+
+
+def keeping(to):
+    return lambda x: to.append(x) or x
+
+
+def test_hooks_of_saved_tensors_and_checkpoints(device):
+    for run, tensors in calls(device):
+        out = run(*tensors)
+        expected = gradients(out, tensors)
+        packed: list = []
+        with torch.autograd.graph.saved_tensors_hooks(keeping(packed), lambda x: x):
+            again = run(*tensors)
+        shared = any(x.data_ptr() == again.data_ptr() for x in packed)
+        assert shared or len(packed) > 3 + sum(x is not None for x in tensors)  # with a skip `out` is inner
+        assert_close(gradients(again, tensors), expected, torch.float64)
+        out = checkpoint(run, *tensors, use_reentrant=False)
+        assert_close(gradients(out, tensors), expected, torch.float64)
+
+
+def test_backward_twice_and_frozen_parameters(device):
+    for run, tensors in calls(device):
+        out = run(*tensors)
+        expected = gradients(out, tensors, retain_graph=True)
+        assert_close(gradients(out, tensors), expected, torch.float64)
+        for k, x in enumerate(tensors):
+            if x is None:
+                continue
+            some = [t if t is None or j == k else t.detach() for j, t in enumerate(tensors)]
+            (found,) = gradients(run(*some), some)
+            wanted = [t for t in tensors if t is not None]
+            at = next(j for j, t in enumerate(wanted) if t is x)
+            assert_close([found], [expected[at]], torch.float64)
+
+
+def test_nothing_outlives_the_result(device):
+    for run, tensors in calls(device):
+        out = run(*tensors)
+        node = weakref.ref(out.grad_fn)
+        gc.disable()
+        try:
+            del out
+            assert node() is None
+        finally:
+            gc.enable()
+
+
+class Operators(TorchDispatchMode):
+    """The names of the operators that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def profile(fn):
+    with torch.profiler.profile() as found:
+        fn()
+    return [event.key for event in found.events() if event.name.startswith("dfgnn::")]
+
+
+MODULES = {
+    "GATConv": lambda: layers.GATConv(IN, 4, 2, allow_zero_in_degree=True),
+    "GATv2Conv": lambda: layers.GATv2Conv(IN, 4, 2, allow_zero_in_degree=True),
+    "DotGatConv": lambda: layers.DotGatConv(IN, 4, 2, allow_zero_in_degree=True),
+    "GraphTransformerConv": lambda: layers.GraphTransformerConv(IN, 4, 2, allow_zero_in_degree=True),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_take_it_where_they_can(monkeypatch, name):
+    graph, module = make_graph("random"), MODULES[name]()
+    x = torch.randn(graph.num_src, IN, requires_grad=True)
+    calls = []
+    for function in (_layers._GatLayer, _layers._PairLayer):
+        apply = function.apply
+        monkeypatch.setattr(
+            function, "apply", staticmethod(lambda *args, apply=apply: calls.append(1) or apply(*args))
+        )
+    plain = module(graph, x)
+    assert len(calls) == 1
+    # A hook on a projection must run, and a mode see every operation.
+    linear = next(m for m in module.modules() if isinstance(m, nn.Linear))
+    seen = []
+    handle = linear.register_forward_hook(lambda *args: seen.append(1))
+    torch.testing.assert_close(module(graph, x), plain)
+    handle.remove()
+    with Operators() as modes:
+        torch.testing.assert_close(module(graph, x), plain)
+    assert len(calls) == 1 and seen and any("mm" in op for op in modes.names)
+    # Other results or inputs than such a layer has.
+    module(graph, x, get_attention=True)
+    module(graph, torch.randn(graph.num_src, 2, IN))
+    torch.func.grad(lambda x: module(graph, x).sum())(x)
+    assert len(calls) == 1
+    module.double()(graph, x.double())
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", MODULES)
+def test_autocast(device, monkeypatch, name, dtype):
+    graph, module = make_graph("random", device), MODULES[name]().to(device)
+    x = torch.randn(graph.num_src, IN, device=device, requires_grad=True)
+    tensors = [x, *module.parameters()]
+
+    def run():
+        with torch.autocast(device, dtype):
+            return module(graph, x)
+
+    out = run()
+    found = [out, *gradients(out, tensors)]
+    module_of = type(module).__module__
+    with monkeypatch.context() as patch:
+        patch.setattr(f"{module_of}.can_fuse", lambda *args: False, raising=False)
+        patch.setattr("dfgnn.nn._at_once.can_fuse", lambda *args: False)
+        out = run()
+    assert_close(found, [out, *gradients(out, tensors)], torch.bfloat16)
