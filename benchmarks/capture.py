@@ -1,14 +1,14 @@
 """Training steps as CUDA graphs: torch_geometric eager, dfgnn eager, and dfgnn.capture, on one GPU.
 
-    python benchmarks/capture.py [--data FOLDER] [--json benchmarks/results/h100-capture.json] [--only SET ...]
+    python benchmarks/capture.py [--data FOLDER] [--json benchmarks/results/h100-capture.json]
 
 ``full``         2 layers of GAT, GATv2 and TransformerConv on Cora, PubMed and one batch of 64 molecules
 ``molhiv``       an epoch of ogbg-molhiv, shuffled, in batches of 32 and of 512: 4 layers of GATConv with batch
-                 normalisation, mean pooling. With torch_geometric's DataLoader, and captured also with a
-                 loader that gathers the tensors of the whole data set; the loaders alone beside them
+                 norms and mean pooling. With the DataLoader of torch_geometric, and captured also with a loader
+                 that gathers the tensors of the whole data set; the loaders alone beside them
 ``minesweeper``  15 layers of GATConv with residuals, normalisation and dropout, as tunedGNN trains
 
-A step is loss, backward and a fused Adam. Contestants take turns; times are medians of rounds. The loss curves
+A step is loss, backward and a fused Adam. Contestants take turns; times are medians of rounds. Loss curves
 of the first steps, from the same weights and without dropout, are compared. ``--data`` has the files of
 Planetoid (planetoid/), OGB (ogb/ogbg_molhiv/raw) and nodes/minesweeper.npz.
 """
@@ -83,9 +83,7 @@ class Molecules:
         self.num_nodes, self.num_edges = nodes, edges
         self.first_node = nodes.cumsum(0) - nodes
         self.first_edge = edges.cumsum(0) - edges
-        train = gzip.open(root / "ogb" / "ogbg_molhiv" / "split" / "scaffold" / "train.csv.gz", "rt")
-        with train as file:
-            self.train = torch.from_numpy(np.loadtxt(file, dtype=np.int64))
+        self.train = torch.from_numpy(table(raw.parent / "split" / "scaffold" / "train.csv.gz")).view(-1)
 
     def graphs(self, ids: Tensor) -> list[Data]:
         found = []
