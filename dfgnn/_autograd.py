@@ -235,12 +235,13 @@ def _no_second_order(ctx, *grads):
 
 
 _register(_forward_op, Forward, _backward_op, GraphArgs._fields)
-_register(
-    _edges.edge_attention_forward,
-    _edges.EdgeForward,
-    _edges.edge_attention_backward,
-    _edges.EdgeListArgs._fields,
-)
+for _family in (_edges.OF_EDGES, _edges.OF_GRAPHS):
+    _register(
+        _family.attention_forward,
+        _edges.EdgeForward,
+        _family.attention_backward,
+        _edges.EdgeListArgs._fields,
+    )
 
 
 # ---- eager -----------------------------------------------------------------------------------------------
@@ -506,6 +507,7 @@ def _slow_attention(graph, score, tensors, edge, numbers, return_attention, sche
         in_transform or any(x is not None and x.requires_grad for x in tensors)
     )
     with_positive = score == "additive" and backward and dst is not None and edge.edge_gate is None
+    graph = _edges.stand_in(graph) if compiling else graph
     if isinstance(graph, _edges.EdgeList):
         out, _, _, _, attention = _edges.attention(
             graph, score, tensors, numbers, return_attention, with_positive and dst.requires_grad, schedule
@@ -589,6 +591,7 @@ class _Spmm(torch.autograd.Function):
 
 def sddmm(graph, rows, feat, reverse: bool = False):
     """<rows[i], feat[j]> of each edge [E, H]; rows are destinations, or with ``reverse`` sources."""
+    graph = _edges.stand_in(graph)
     if isinstance(graph, _edges.EdgeList):
         return _edges.sddmm(graph, rows, feat, reverse)
     if transformed(rows, feat):
@@ -598,6 +601,7 @@ def sddmm(graph, rows, feat, reverse: bool = False):
 
 def spmm(graph, weight, feat, reverse: bool = False):
     """sum_j weight_ij feat[j] of each row i: a destination, or with ``reverse`` a source."""
+    graph = _edges.stand_in(graph)
     if isinstance(graph, _edges.EdgeList):
         return _edges.spmm(graph, weight, feat, reverse)
     if transformed(weight, feat):

@@ -1,9 +1,11 @@
-"""Graphs while a compiler records: operators that take an ``edge_index`` and find the graph when they run.
+"""Graphs while a compiler records: operators that take an ``edge_index``, or a Graph's number, and find the
+graph when they run.
 
 What a graph derives of its edges (sorted ends, plans) depends on their values, and while torch.compile or
 torch.export records there are none. So there an `EdgeList` stands for the graph. The attention becomes one
 operator, opaque to the compiler, that looks the graph up where eager calls do (`_kept`) and runs the engine's
 operator; likewise its gradient. Layers that share an ``edge_index`` and backward find the graph made already.
+For a Graph stands its number, so that what is compiled for one serves all.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ from ._arguments import (
     ops,
 )
 from ._kept import graph_of
+from .graph import Graph
+from .graph.graph import OF_NUMBER
 
 __all__ = ["EdgeBackward", "EdgeForward", "EdgeList", "EdgeListArgs", "is_traced"]
 
@@ -41,9 +45,10 @@ def is_traced(edge_index: Any) -> bool:
 
 
 class EdgeListArgs(NamedTuple):
-    """An `EdgeList` as the operators take it."""
+    """An `EdgeList` or `NumberedGraph` as the operators take it."""
 
-    edge_index: Tensor
+    edge_index: Tensor | None
+    number: int  # of a Graph, where there is no edge_index
     num_src: int
     num_dst: int
     self_loops: bool
@@ -59,6 +64,9 @@ class EdgeList:
     loops among the edges are removed, and one for each node in 0 .. min(num_src, num_dst) - 1 appended.
     """
 
+    number = -1
+    edge_mask = None  # operators leave out what is not in use
+
     def __init__(self, edge_index: Tensor, num_src: int, num_dst: int, self_loops: bool = False):
         if edge_index.dtype not in (torch.int32, torch.int64):
             raise TypeError(
@@ -71,7 +79,6 @@ class EdgeList:
         self.given, self.num_src, self.num_dst, self.self_loops = edge_index, num_src, num_dst, self_loops
         self.device = edge_index.device
         self._with_loops: tuple[Tensor, Tensor] | None = None
-        self.edge_mask = None
 
     @property
     def num_edges(self) -> int:
@@ -98,6 +105,32 @@ class EdgeList:
         return self._with_loops
 
 
+class NumberedGraph(EdgeList):
+    """What a Graph is to the functions while torch.compile records: it is looked up when the operators run.
+    It must live until then; backward finds it by what forward saved."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.given, self.number, self.self_loops = None, graph._number, False
+        self.num_src, self.num_dst, self.device = graph.num_src, graph.num_dst, graph.device
+        self._num_edges = graph.num_edges
+
+    @property
+    def num_edges(self) -> int:
+        return self._num_edges
+
+
+def stand_in(graph: Any) -> Any:
+    """What a Graph is to be while torch.compile records. An exported program has no graphs to find, and keeps
+    the tensors."""
+    if (
+        isinstance(graph, EdgeList)
+        or torch.compiler.is_exporting()
+        or not torch.compiler.is_dynamo_compiling()
+    ):
+        return graph
+    return NumberedGraph(graph)
+
+
 def smaller(a: int, b: int) -> int:
     # Dynamo knows min of its own sizes, and older ones no sym_min; min of a SymInt would ask which it is.
     return min(a, b) if isinstance(a, int) and isinstance(b, int) else torch.sym_min(a, b)
@@ -105,15 +138,17 @@ def smaller(a: int, b: int) -> int:
 
 # ---- operators -------------------------------------------------------------------------------------------
 
+# What the statistics, which backward gets, keep alive.
+_GRAPH = "_dfgnn_graph"
 _LAYERS = {SCORES["additive"]: "gat", SCORES["dot"]: "dot", SCORES["additive_v2"]: "gatv2"}
-_EDGES = "Tensor edge_index, SymInt num_src, SymInt num_dst, bool self_loops, SymInt num_edges"
-# Graphs wait for the device where they are made, so that no CUDA graph can have these in it.
-_TAGS = torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe
+_EDGES = (
+    "Tensor? edge_index, SymInt number, SymInt num_src, SymInt num_dst, bool self_loops, SymInt num_edges"
+)
 _library = library.Library("dfgnn", "FRAGMENT")
 
 
-def _define(name: str, schema: str, kernel, fake) -> Any:
-    _library.define(f"{name}{schema}", tags=_TAGS)
+def _define(name: str, schema: str, kernel, fake, tags) -> Any:
+    _library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag, *tags))
     _library.impl(name, kernel, "CompositeExplicitAutograd")
     library.register_fake(f"dfgnn::{name}", fake, lib=_library)
     return getattr(ops, name).default
@@ -134,6 +169,11 @@ def _of_edges(op) -> tuple[str, list[str]]:
 
 
 def _graph(a):
+    if a.edge_index is None:
+        graph = OF_NUMBER.get(a.number) or getattr(getattr(a, "stats", None), _GRAPH, None)
+        if graph is None:
+            raise RuntimeError("dfgnn: a Graph that a compiled function was given has to live until backward")
+        return graph
     graph, _ = graph_of(a.edge_index, a.num_src, a.num_dst, a.self_loops)
     if a.num_edges not in (0, graph.num_edges):
         raise ValueError(f"num_edges: expected {graph.num_edges}, the graph's, got {a.num_edges}")
@@ -166,6 +206,8 @@ def _forward(*args):
     a = EdgeForward(*args)
     merged = {**a._asdict(), **_graph_args(a, backward=False)._asdict()}
     results = _ops.call(ops.attention_forward.default, *(merged[name] for name in Forward._fields))
+    if a.edge_index is None:
+        setattr(results[1], _GRAPH, _graph(a))
     return tuple(_in_use(a, ForwardResults(*results), "attention")) if a.return_attention else results
 
 
@@ -191,16 +233,15 @@ def _backward_fake(*args):
     return _ops.backward_fake(a, a.num_edges, 0 if a.attn is None else 1)
 
 
-_schema, _names = _of_edges(ops.attention_forward.default)
+_forward_schema, _names = _of_edges(ops.attention_forward.default)
 EdgeForward = namedtuple("EdgeForward", _names)  # type: ignore[misc]
-edge_attention_forward = _define("edge_attention_forward", _schema, _forward, _forward_fake)
-_schema, _names = _of_edges(ops.attention_backward.default)
+_backward_schema, _names = _of_edges(ops.attention_backward.default)
 EdgeBackward = namedtuple("EdgeBackward", _names)  # type: ignore[misc]
-edge_attention_backward = _define("edge_attention_backward", _schema, _backward, _backward_fake)
 
 
 class _Edges(NamedTuple):
-    edge_index: Tensor
+    edge_index: Tensor | None
+    number: int
     num_src: int
     num_dst: int
     self_loops: bool
@@ -220,49 +261,70 @@ def _spmm(weight, feat, *rest):
     return _ops.call(ops.spmm.default, weight, feat, *_ops.product_args(graph, feat, reverse), num_rows)
 
 
-def _sddmm_fake(rows, feat, edge_index, num_src, num_dst, self_loops, num_edges, reverse):
-    return feat.new_empty(num_edges, feat.shape[1])
+def _sddmm_fake(rows, feat, *rest):
+    *edges, _ = rest
+    return feat.new_empty(_Edges(*edges).num_edges, feat.shape[1])
 
 
-def _spmm_fake(weight, feat, edge_index, num_src, num_dst, self_loops, num_edges, reverse):
-    return feat.new_empty(num_src if reverse else num_dst, *feat.shape[1:])
+def _spmm_fake(weight, feat, *rest):
+    *edges, reverse = rest
+    e = _Edges(*edges)
+    return feat.new_empty(e.num_src if reverse else e.num_dst, *feat.shape[1:])
 
 
-_sddmm_op = _define(
-    "edge_sddmm", f"(Tensor rows, Tensor feat, {_EDGES}, bool reverse) -> Tensor", _sddmm, _sddmm_fake
-)
-_spmm_op = _define(
-    "edge_spmm", f"(Tensor weight, Tensor feat, {_EDGES}, bool reverse) -> Tensor", _spmm, _spmm_fake
-)
+class Family(NamedTuple):
+    """The operators of one kind of stand-in."""
+
+    attention_forward: Any
+    attention_backward: Any
+    sddmm: Any
+    spmm: Any
 
 
-def _setup_product(ctx, inputs, output):
-    first, feat, *ctx.rest, ctx.reverse = inputs
-    ctx.save_for_backward(first, feat)
-
-
-def _backward_of_sddmm(ctx, grad):
-    (rows, feat), rest = ctx.saved_tensors, ctx.rest
-    need_rows, need_feat = ctx.needs_input_grad[:2]
-    return (
-        _spmm_op(grad, feat, *rest, ctx.reverse) if need_rows else None,
-        _spmm_op(grad, rows, *rest, not ctx.reverse) if need_feat else None,
-        *[None] * 6,
+def _family(prefix: str, *tags) -> Family:
+    product = f"{_EDGES}, bool reverse) -> Tensor"
+    found = Family(
+        _define(f"{prefix}_attention_forward", _forward_schema, _forward, _forward_fake, tags),
+        _define(f"{prefix}_attention_backward", _backward_schema, _backward, _backward_fake, tags),
+        _define(f"{prefix}_sddmm", f"(Tensor rows, Tensor feat, {product}", _sddmm, _sddmm_fake, tags),
+        _define(f"{prefix}_spmm", f"(Tensor weight, Tensor feat, {product}", _spmm, _spmm_fake, tags),
     )
 
+    def setup(ctx, inputs, output):
+        first, feat, *ctx.rest, ctx.reverse = inputs
+        ctx.save_for_backward(first, feat)
 
-def _backward_of_spmm(ctx, grad):
-    (weight, feat), rest = ctx.saved_tensors, ctx.rest
-    need_weight, need_feat = ctx.needs_input_grad[:2]
-    return (
-        _sddmm_op(grad, feat, *rest, ctx.reverse) if need_weight else None,
-        _spmm_op(weight, grad, *rest, not ctx.reverse) if need_feat else None,
-        *[None] * 6,
-    )
+    def backward_of_sddmm(ctx, grad):
+        (rows, feat), rest = ctx.saved_tensors, ctx.rest
+        need_rows, need_feat = ctx.needs_input_grad[:2]
+        return (
+            found.spmm(grad, feat, *rest, ctx.reverse) if need_rows else None,
+            found.spmm(grad, rows, *rest, not ctx.reverse) if need_feat else None,
+            *[None] * (len(rest) + 1),
+        )
+
+    def backward_of_spmm(ctx, grad):
+        (weight, feat), rest = ctx.saved_tensors, ctx.rest
+        need_weight, need_feat = ctx.needs_input_grad[:2]
+        return (
+            found.sddmm(grad, feat, *rest, ctx.reverse) if need_weight else None,
+            found.spmm(weight, grad, *rest, not ctx.reverse) if need_feat else None,
+            *[None] * (len(rest) + 1),
+        )
+
+    for op, backward in ((found.sddmm, backward_of_sddmm), (found.spmm, backward_of_spmm)):
+        library.register_autograd(op, backward, setup_context=setup, lib=_library)
+    return found
 
 
-library.register_autograd("dfgnn::edge_sddmm", _backward_of_sddmm, setup_context=_setup_product, lib=_library)
-library.register_autograd("dfgnn::edge_spmm", _backward_of_spmm, setup_context=_setup_product, lib=_library)
+# Graphs wait for the device where they are made, so that no CUDA graph can have the first ones in it. A Graph
+# that was used before waits for nothing, and for another number torch's CUDA graphs are others.
+OF_EDGES = _family("edge", torch.Tag.cudagraph_unsafe)
+OF_GRAPHS = _family("graph")
+
+
+def _operators(edges: EdgeList) -> Family:
+    return OF_EDGES if edges.given is not None else OF_GRAPHS
 
 
 # ---- products with low-dimensional edge features (`_edge_terms`) -----------------------------------------
@@ -364,15 +426,15 @@ def edge_outer(edges: EdgeList, weight: Tensor, rows: Tensor, dim: int, scale: f
 def _arguments(edges: EdgeList, sized: bool = True) -> _Edges:
     """sized: a result has the number of edges, which with loops must be counted."""
     num_edges = edges.num_edges if sized else 0
-    return _Edges(edges.given, edges.num_src, edges.num_dst, edges.self_loops, num_edges)
+    return _Edges(edges.given, edges.number, edges.num_src, edges.num_dst, edges.self_loops, num_edges)
 
 
 def sddmm(edges: EdgeList, rows: Tensor, feat: Tensor, reverse: bool) -> Tensor:
-    return _sddmm_op(rows, feat, *_arguments(edges), reverse)
+    return _operators(edges).sddmm(rows, feat, *_arguments(edges), reverse)
 
 
 def spmm(edges: EdgeList, weight: Tensor, feat: Tensor, reverse: bool) -> Tensor:
-    return _spmm_op(weight, feat, *_arguments(edges), reverse)
+    return _operators(edges).spmm(weight, feat, *_arguments(edges), reverse)
 
 
 def attention(
@@ -388,7 +450,7 @@ def attention(
     t = Tensors(*tensors)
     sized = return_attention or not (t.edge_bias is None and t.edge_gate is None and t.edge_weight is None)
     any_edges = sized or not (t.edge_mask is None and t.edge_feat is None and t.seed is None)
-    return edge_attention_forward(
+    return _operators(edges).attention_forward(
         SCORES[score], *tensors, *_arguments(edges, sized), any_edges, schedule, *numbers,
         return_attention, save_positive,
     )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Sequence
+from itertools import count
 from operator import index
 from typing import Literal, overload
 
@@ -24,6 +25,10 @@ from . import capacity, convert
 from .reorder import Reordering, reorder
 
 __all__ = ["CSR", "DegreeStats", "Graph"]
+
+# Graphs by a number that no other one has had: so compiled code knows them.
+OF_NUMBER: weakref.WeakValueDictionary[int, Graph] = weakref.WeakValueDictionary()
+_numbers = count()
 
 
 class Graph:
@@ -51,9 +56,10 @@ class Graph:
     Pickling and copying keep both CSRs and drop plans.
     """
 
-    __slots__ = ("__weakref__", "_device", "_num_edges", "_planner", "_structure")
+    __slots__ = ("__weakref__", "_device", "_num_edges", "_number", "_planner", "_structure")
     _device: torch.device
     _num_edges: int
+    _number: int
     _planner: Planner
     _structure: Structure
 
@@ -80,9 +86,11 @@ class Graph:
         structure, once = state
         fixed = isinstance(structure, FixedStructure)
         indices, planner = structure.indices, FixedPlanner(structure) if fixed else Planner(structure, once)
-        values = (indices.device, indices.numel(), planner, structure)
-        for name, value in zip(("_device", "_num_edges", "_planner", "_structure"), values):
+        number = next(_numbers)
+        values = (indices.device, indices.numel(), number, planner, structure)
+        for name, value in zip(self.__slots__[1:], values):
             object.__setattr__(self, name, value)
+        OF_NUMBER[number] = self
 
     def __setattr__(self, name, value):
         raise AttributeError(f"Graph is immutable: cannot set {name}")

@@ -6,10 +6,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, library
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ..graph import Graph
+from ..graph.graph import OF_NUMBER
 
 # Graphs made from DGL's, by DGL's immutable index of a graph, which it replaces when edges change. Keys go by
 # identity: the index of DGL 1.1 cannot be hashed. What is kept refers to no key, so an entry lives as long as
@@ -63,6 +65,9 @@ def _of_relation(graph: Any) -> Graph:
 
 def check_in_degrees(graph: Any, converted: Graph) -> None:
     """Raise DGLError for a DGL graph, ZeroInDegreeError for ours, when a destination has no in-edges."""
+    if not is_dgl(graph) and torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
+        torch.ops.dfgnn.check_in_degrees(converted._number)  # once the compiled code runs
+        return
     if converted.edge_mask is not None or not converted.has_zero_in_degree:  # fixed capacity: would wait
         return
     message = (
@@ -70,6 +75,17 @@ def check_in_degrees(graph: Any, converted: Graph) -> None:
         "(dgl.add_self_loop(g), Graph.add_self_loops()), or pass allow_zero_in_degree=True to accept that."
     )
     raise (sys.modules["dgl"].DGLError if is_dgl(graph) else ZeroInDegreeError)(message)
+
+
+def _check_in_degrees(number: int) -> None:
+    graph = OF_NUMBER[number]
+    check_in_degrees(graph, graph)
+
+
+library.define("dfgnn::check_in_degrees", "(SymInt number) -> ()", tags=torch.Tag.pt2_compliant_tag)
+library.impl("dfgnn::check_in_degrees", "CompositeExplicitAutograd", _check_in_degrees)
+library.register_fake("dfgnn::check_in_degrees", lambda number: None)
+torch.fx.node.has_side_effect(torch.ops.dfgnn.check_in_degrees.default)
 
 
 def split_ends(

@@ -1,0 +1,186 @@
+"""Functions and layers of Graphs under torch.compile: never a break, and one compiled function for all."""
+
+import gc
+import logging
+import warnings
+
+import pytest
+import torch
+import torch._dynamo.utils
+
+from dfgnn import Graph, functional, nn
+
+FUNCTIONS = {
+    "gat": lambda g, x, y: functional.gat_attention(g, x, x.sum(-1), y.sum(-1)),
+    "gatv2": lambda g, x, y: functional.gatv2_attention(g, x, y, x.new_ones(x.shape[1:])),
+    "dot": lambda g, x, y: functional.dot_attention(g, y, x, x),
+    "agnn": lambda g, x, y: functional.agnn_attention(g, x),
+    "attention": lambda g, x, y: functional.gat_attention(g, x, x.sum(-1), None, return_attention=True)[1],
+    "edges": lambda g, x, y: functional.dot_attention(g, y, x, x, edge_bias=x.new_ones(g.num_edges, 2)),
+    "spmm": lambda g, x, y: functional.spmm(g, x.new_ones(g.num_edges, 2), x),
+    "sddmm": lambda g, x, y: functional.sddmm(g, y, x),
+}
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
+def compiled_graphs() -> int:
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+def make(k, device, loops=False):
+    generator = torch.Generator().manual_seed(k)
+    graph = Graph.from_edge_index(torch.randint(40 + k, (2, 200 + 7 * k), generator=generator), 40 + k)
+    return (graph.add_self_loops() if loops else graph).to(device)
+
+
+def run(function, graph, k, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(k)
+    inputs = [torch.randn(graph.num_nodes, 2, 8, generator=generator) for _ in range(2)]
+    inputs = [x.to(graph.device, dtype).requires_grad_() for x in inputs]
+    out = function(graph, *inputs)
+    return [out, *torch.autograd.grad(out.square().sum(), inputs, allow_unused=True)]
+
+
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("name", list(FUNCTIONS))
+def test_functions(device, name, warm):
+    function = FUNCTIONS[name]
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    for k in range(5):
+        graph = make(k, device)
+        if warm:
+            run(function, graph, k)
+        got, want = run(compiled, graph, k), run(function, make(k, device), k)
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    assert compiled_graphs() <= 2
+
+
+@pytest.mark.parametrize("dynamic", [False, True, None])
+def test_with_sizes_that_change_or_not(device, dynamic):
+    compiled = torch.compile(FUNCTIONS["gat"], fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for k in range(3):
+        want = run(FUNCTIONS["gat"], make(k, device), k)
+        torch.testing.assert_close(run(compiled, make(k, device), k), want, rtol=1e-4, atol=1e-4)
+    assert compiled_graphs() == {False: 3, True: 1, None: 2}[dynamic]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gat", "gatv2", "dot"])
+def test_inductor_without_a_word(device, name, caplog):
+    function = FUNCTIONS[name]
+    compiled = torch.compile(function, fullgraph=True)
+    with warnings.catch_warnings(), caplog.at_level(logging.WARNING):
+        warnings.simplefilter("error", UserWarning)
+        for k in range(3):
+            got = run(compiled, make(k, device), k)
+            torch.testing.assert_close(got, run(function, make(k, device), k), rtol=1e-4, atol=1e-4)
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
+    assert compiled_graphs() <= 2
+
+
+def test_fifty_graphs(device):
+    compiled = torch.compile(FUNCTIONS["dot"], fullgraph=True, backend="aot_eager")
+    for k in range(50):
+        run(compiled, make(k, device), k)
+    assert compiled_graphs() <= 3
+
+
+def test_dropout_follows_the_seed(device):
+    def function(graph, x, y):
+        return functional.dot_attention(graph, y, x, x, dropout_p=0.5)
+
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    graph, found = make(0, device), []
+    for call in (compiled, compiled, function):
+        torch.manual_seed(5)
+        found.append(run(call, graph, 0))
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+    torch.testing.assert_close(found[0], found[2], rtol=1e-4, atol=1e-4)
+    assert not torch.equal(run(compiled, graph, 0)[0], found[0][0])
+
+
+def test_autocast_inside(device):
+    linear = torch.nn.Linear(16, 16).to(device)
+
+    def function(graph, x, y):
+        with torch.autocast(graph.device.type, torch.bfloat16):
+            x = linear(x.flatten(1)).unflatten(1, (2, 8))
+            return functional.dot_attention(graph, x, x, x)
+
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    for k in range(3):
+        got, want = run(compiled, make(k, device), k), run(function, make(k, device), k)
+        assert got[0].dtype == torch.bfloat16
+        torch.testing.assert_close(got[:2], want[:2], rtol=2e-2, atol=2e-2)
+
+
+def test_attention_keeps_its_graph_until_backward(device):
+    """And products say that theirs is gone."""
+    x = torch.randn(40, 2, 8, device=device, requires_grad=True)
+    want = run(FUNCTIONS["dot"], make(0, device), 0)
+    torch.manual_seed(0)
+    for name in ("dot", "spmm"):
+        compiled = torch.compile(FUNCTIONS[name], fullgraph=True, backend="aot_eager")
+        graph = make(0, device)
+        out = compiled(graph, x, x)
+        del graph
+        gc.collect()
+        if name == "dot":
+            out.square().sum().backward()
+            assert x.grad.abs().sum() > 0 and x.grad.shape == want[1].shape
+        else:
+            with pytest.raises(RuntimeError, match="has to live until backward"):
+                out.sum().backward()
+
+
+LAYERS = {
+    "GATConv": lambda: nn.GATConv(8, 4, 2),
+    "GATv2Conv": lambda: nn.GATv2Conv(8, 4, 2),
+    "AGNNConv": lambda: nn.AGNNConv(),
+    "DotGatConv": lambda: nn.DotGatConv(8, 4, 2),
+    "GraphTransformerConv": lambda: nn.GraphTransformerConv(8, 4, 2),
+}
+
+
+@pytest.mark.parametrize("name", list(LAYERS))
+def test_layers(device, name):
+    layer = LAYERS[name]().to(device)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for k in range(4):
+        x = torch.randn(40 + k, 8, device=device)
+        found = []
+        for call in (compiled, layer):
+            layer.zero_grad()
+            out = call(make(k, device, loops=True), x)
+            out.square().sum().backward()
+            found.append([out, *(p.grad for p in layer.parameters())])
+        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+    assert compiled_graphs() <= 2
+
+
+def test_destinations_without_edges_are_refused_when_it_runs(device):
+    compiled = torch.compile(LAYERS["GATConv"]().to(device), fullgraph=True, backend="aot_eager")
+    x = torch.randn(40, 8, device=device)
+    assert compiled(make(0, device, loops=True), x).isfinite().all()
+    alone = Graph.from_edge_index(torch.tensor([[0], [1]], device=device), 40)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="destinations without in-edges"):
+            compiled(alone, x)
+
+
+def test_a_graph_of_fixed_capacity(device):
+    """What is not in use is left out by the operators, and 0."""
+    compiled = torch.compile(FUNCTIONS["attention"], fullgraph=True, backend="aot_eager")
+    graph = Graph.with_capacity(40, 300, device=device)
+    for k in range(3):
+        edges = torch.randint(40, (2, 50 * k + 50), device=device)
+        graph.copy_(edges)
+        got = run(compiled, graph, k)
+        want = run(FUNCTIONS["attention"], Graph.from_edge_index(edges, 40), k)
+        torch.testing.assert_close([got[0][: edges.shape[1]], got[1]], want[:2], rtol=1e-4, atol=1e-4)
+        assert not got[0][edges.shape[1] :].any()
