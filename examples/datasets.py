@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import dfgnn
+
 
 SPLITS = ("train", "valid", "test")
 
@@ -236,13 +238,13 @@ def structural_features(edge_index: Tensor, num_nodes: int, dim: int = 128, seed
     """[N, dim], from the edges alone: random vectors averaged over 1, 2 and 3 steps of random walks (FastRP,
     Chen et al., CIKM 2019), and the logarithm of the degree as the last column."""
     generator = torch.Generator().manual_seed(seed)
-    src, dst = edge_index
+    dst = edge_index[1]
     degree = torch.bincount(dst, minlength=num_nodes).float().clamp(min=1)
-    walk = torch.sparse_coo_tensor(edge_index.flip(0), (1 / degree)[dst], (num_nodes, num_nodes)).to_sparse_csr()
+    graph, weight_of = dfgnn.Graph.from_edge_index(edge_index, num_nodes), (1 / degree)[dst]
     x = torch.randn(num_nodes, dim - 1, generator=generator) / degree.sqrt().unsqueeze(1)
     parts = []
     for weight in (0.5, 1.0, 1.0):
-        x = walk @ x
+        x = dfgnn.functional.spmm(graph, weight_of, x.unsqueeze(1)).squeeze(1)
         parts.append(weight * torch.nn.functional.normalize(x))
     total = torch.stack(parts).sum(0)
     total = (total - total.mean(0)) / total.std(0)

@@ -50,7 +50,13 @@ class DGLLayer(nn.Module):
         self.concat, self.add_self_loops = concat, add_self_loops
 
     def forward(self, x, edge_index):
-        out = self.layer(self._graph(edge_index, len(x)), x)
+        if isinstance(x, tuple):
+            import dgl
+
+            graph = dgl.create_block(tuple(edge_index), *map(len, x))
+        else:
+            graph = self._graph(edge_index, len(x))
+        out = self.layer(graph, x)
         return out.flatten(1) if self.concat else out.mean(1)
 
     def _graph(self, edge_index: torch.Tensor, num_nodes: int):
