@@ -93,7 +93,9 @@ def _patch_all() -> dict[str, str]:
             try:
                 patch(library)
             except Exception as error:  # a library that was built for another torch fails in many ways
-                failed[package] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+                failed[package] = (
+                    f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+                )
     return failed
 
 

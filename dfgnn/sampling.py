@@ -71,7 +71,9 @@ class NeighborSampler:
                 f"NeighborSampler: graph: expected as many sources as destinations, got {graph.num_src} and "
                 f"{graph.num_dst}"
             )
-        if not fanouts or any(isinstance(k, bool) or not isinstance(k, int) or k < -1 or k == 0 for k in fanouts):
+        if not fanouts or any(
+            isinstance(k, bool) or not isinstance(k, int) or k < -1 or k == 0 for k in fanouts
+        ):
             raise ValueError(f"NeighborSampler: fanouts: expected integers >= 1 or -1, got {fanouts!r}")
         self.graph, self.fanouts = graph, tuple(fanouts)
         self._csr = graph.csr()
@@ -115,7 +117,9 @@ class NeighborSampler:
             low, high = seeds.aminmax()
             bad = (low < 0) | (high >= n)
             # One wait for both.
-            out_of_range, different = torch.stack([bad.long(), seeds.unique().numel() * torch.ones_like(low)]).tolist()
+            out_of_range, different = torch.stack(
+                [bad.long(), seeds.unique().numel() * torch.ones_like(low)]
+            ).tolist()
             if out_of_range:
                 raise ValueError(f"{where} nodes in 0 .. {n - 1}, got {int(low)} .. {int(high)}")
             if different < len(seeds):
@@ -172,7 +176,9 @@ def host_rows(x: Tensor) -> Tensor:
     Raises TypeError (no CPU tensor), ValueError (not contiguous) and RuntimeError (no CUDA device).
     """
     if not isinstance(x, Tensor) or x.device.type != "cpu":
-        raise TypeError(f"host_rows: x: expected a tensor on the CPU, got {getattr(x, 'device', type(x).__name__)}")
+        raise TypeError(
+            f"host_rows: x: expected a tensor on the CPU, got {getattr(x, 'device', type(x).__name__)}"
+        )
     if not x.is_contiguous():
         raise ValueError("host_rows: x: expected a contiguous tensor")
     if not torch.cuda.is_available():

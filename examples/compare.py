@@ -83,7 +83,14 @@ def lone_runs(plan: list[dict], out: Path, common: list[str]) -> None:
             continue
         for variant in row.get("alone_variants", row.get("variants", VARIANTS)):
             path = file_of(out, "alone", row, variant)
-            more = [*common, *row.get("alone", "--epochs 30").split(), "--json", str(path), "--profile", "--quiet"]
+            more = [
+                *common,
+                *row.get("alone", "--epochs 30").split(),
+                "--json",
+                str(path),
+                "--profile",
+                "--quiet",
+            ]
             sys.argv = command(row, variant, more)
             print(row["name"], label(variant), flush=True)
             try:
@@ -120,7 +127,15 @@ def collect(plan: list[dict], out: Path) -> list[dict]:
                     "curves": [[[round(x, 5) for x in h[1:]] for h in thin(run["history"])] for run in runs.values()],
                 }  # fmt: skip
             for run in read(file_of(out, "alone", row, variant)):
-                keys = ("seconds_per_epoch", "steps", "peak_memory", "profile", "stages", "failed", "versions")
+                keys = (
+                    "seconds_per_epoch",
+                    "steps",
+                    "peak_memory",
+                    "profile",
+                    "stages",
+                    "failed",
+                    "versions",
+                )
                 found |= {key: run[key] for key in keys if key in run}
                 if "history" in run and len(run["history"]) > 8:
                     # With the scores after each epoch, without the first epochs, which have what happens once.
@@ -221,17 +236,23 @@ def pictures(rows: list[dict], out: Path) -> None:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder for everything that is written")
     parser.add_argument("--plan", type=Path, help="a plan; instead of a script")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these rows of the plan")
     parser.add_argument("--processes", type=int, default=1, help="runs at the same time")
-    parser.add_argument("--variants", nargs="+", help='arguments that are compared, as in "--impl dfgnn --capture"')
+    parser.add_argument(
+        "--variants", nargs="+", help='arguments that are compared, as in "--impl dfgnn --capture"'
+    )
     parser.add_argument("--limit", type=float, help="seconds for the runs in parallel processes")
     parser.add_argument("--common", default="", help="arguments of all runs, as in '--root data'")
     parser.add_argument("--no-scores", action="store_true", help="only the short runs")
     parser.add_argument("--no-alone", action="store_true", help="without the short runs")
-    parser.add_argument("--report", action="store_true", help="run nothing: table and pictures of what is there")
+    parser.add_argument(
+        "--report", action="store_true", help="run nothing: table and pictures of what is there"
+    )
     args, script = parser.parse_known_args()
     if script:
         found = argparse.ArgumentParser(add_help=False)

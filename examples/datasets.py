@@ -140,7 +140,7 @@ class GraphSet:
     """Many small graphs, kept on one device as one; a batch is gathered there.
 
     Tensors of nodes (``x``, ...) and of edges (``edge_index`` with each graph's own numbers, ...) lie one
-    graph after another. ``batch(ids)`` has the fields that torch_geometric's loaders give.
+    graph after another.
     """
 
     def __init__(self, num_nodes, num_edges, edge_index, node: dict, edge: dict, graph: dict, device="cpu"):
@@ -155,30 +155,30 @@ class GraphSet:
     def __len__(self) -> int:
         return len(self.num_nodes)
 
-    def batch(self, ids: Tensor) -> SimpleNamespace:
-        """The graphs with these numbers (on the CPU), side by side."""
-        nodes, node_graph, node_start, sizes = self._rows(0, self.num_nodes, ids)
-        edges, edge_graph, *_ = self._rows(1, self.num_edges, ids)
+    def batch(self, ids: Tensor):
+        """The graphs with these numbers (on the CPU), side by side, as torch_geometric's loaders give them."""
+        from torch_geometric.data import Data
+
+        nodes, node_graph, node_start = self._rows(0, self.num_nodes, ids)
+        edges, edge_graph, _ = self._rows(1, self.num_edges, ids)
         # int32 halves what is read; layers and index operations take int64.
         edge_index = self.edge_index[:, edges].long() + node_start[edge_graph]
-        return SimpleNamespace(
+        return Data(
             edge_index=edge_index,
             batch=node_graph,
-            sizes=sizes,
-            num_graphs=len(ids),
             **{k: x[nodes] for k, x in self.node.items()},
             **{k: x[edges] for k, x in self.edge.items()},
             **{k: x[ids.to(self.device)] for k, x in self.graph.items()},
         )
 
     def _rows(self, kind: int, sizes: Tensor, ids: Tensor):
-        """Rows of these graphs, the place in ``ids`` that each is of, where each graph begins, and sizes."""
+        """Rows of these graphs, the place in ``ids`` that each is of, and where each graph begins."""
         size, first = sizes[ids], self._first[kind][ids]
         total, start = int(size.sum()), size.cumsum(0) - size
         # One copy to the device, and no wait: the sizes are known on the CPU.
         size, shift, start = torch.stack([size, first - start, start]).to(self.device, non_blocking=True)
         owner = torch.repeat_interleave(torch.arange(len(ids), device=self.device), size, output_size=total)
-        return torch.arange(total, device=self.device) + shift[owner], owner, start, size
+        return torch.arange(total, device=self.device) + shift[owner], owner, start
 
     def batches(self, ids: Tensor, batch_size: int, shuffle: bool = False):
         """Batches of these graphs, in an order that torch's generator draws."""
@@ -206,8 +206,7 @@ def molhiv(root, device="cpu") -> tuple[GraphSet, dict[str, Tensor]]:
         {"edge_attr": edge_attr.repeat_interleave(2, 0)}, {"y": y.float()}, device,
     )  # fmt: skip
     split = {
-        k: torch.from_numpy(read_csv(folder / "split" / "scaffold" / f"{k}.csv.gz")[:, 0])
-        for k in SPLITS
+        k: torch.from_numpy(read_csv(folder / "split" / "scaffold" / f"{k}.csv.gz")[:, 0]) for k in SPLITS
     }
     return data, split
 
@@ -225,10 +224,7 @@ def arxiv(root) -> Nodes:
     y = torch.from_numpy(read_csv(folder / "raw" / "node-label.csv.gz")[:, 0])
     edges = torch.from_numpy(read_csv(folder / "raw" / "edge.csv.gz")).t()
     edges = add_self_loops(to_undirected(edges, num_nodes=len(y)), num_nodes=len(y))[0]
-    split = {
-        k: torch.from_numpy(read_csv(folder / "split" / "time" / f"{k}.csv.gz")[:, 0])
-        for k in SPLITS
-    }
+    split = {k: torch.from_numpy(read_csv(folder / "split" / "time" / f"{k}.csv.gz")[:, 0]) for k in SPLITS}
     features = folder / "raw" / "node-feat.csv.gz"
     x = torch.from_numpy(read_csv(features, np.float32)) if features.is_file() else None
     return Nodes(x=x, edge_index=edges, y=y, splits=[split])

@@ -97,7 +97,6 @@ class Task:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     scheduler = None
-    static = False  # whether every step has the same tensors, so that CUDA graphs can replay it
     metric = "accuracy"
 
     def __init__(self, args, seed: int):
@@ -113,6 +112,10 @@ class Task:
     def scores(self) -> dict[str, float]:
         """Of the model as it is: at least "valid" and "test"."""
         raise NotImplementedError
+
+    def can_capture(self) -> bool:
+        """Whether ``--capture`` can be had."""
+        return False
 
     def after_epoch(self, scores: dict) -> None:
         """Called with the scores of every epoch, for schedules."""
@@ -170,6 +173,15 @@ class Replayed:
                 self.out = self.fn()
         self.graph.replay()
         return self.out
+
+
+def capture(loss_of, model: nn.Module, optimizer):
+    """``dfgnn.capture``: a step for batches of changing sizes, from CUDA graphs."""
+    import dfgnn
+
+    if not hasattr(dfgnn, "capture"):
+        sys.exit("--capture: this dfgnn has no dfgnn.capture, which steps of changing sizes need")
+    return dfgnn.capture(loss_of, model, optimizer)
 
 
 def set_seed(seed: int) -> None:
@@ -265,9 +277,8 @@ def run(args, make_task, seed: int) -> dict:
         torch.cuda.reset_peak_memory_stats(device)
     begin = time.perf_counter()
     task = make_task(args, seed)
-    if args.capture and not (task.static and device.type == "cuda"):
-        why = "needs a GPU" if task.static else "steps of changing sizes cannot be replayed"
-        sys.exit(f"--capture: {why}")
+    if args.capture and not task.can_capture():
+        sys.exit("--capture: not with this script, implementation or --amp fp16")
     path = None if args.checkpoint is None else args.checkpoint / f"seed-{seed}.pt"
     progress = {"history": [], "seconds": [], "total": time.perf_counter() - begin, "done": False}
     if args.resume and path is not None and path.exists():
@@ -355,6 +366,8 @@ def main(args, make_task) -> list[dict]:
     """Train with every seed and print the test score over them, at the epochs that validation chooses."""
     if args.resume and args.checkpoint is None:
         sys.exit("--resume: needs --checkpoint DIR")
+    if args.capture and torch.device(args.device).type != "cuda":
+        sys.exit(f"--capture: needs a GPU, got --device {args.device}")
     records = []
     for seed in range(args.first_seed, args.first_seed + args.seeds):
         record = run(args, make_task, seed)

@@ -44,7 +44,9 @@ class DGLLayer(nn.Module):
         import dgl.nn
 
         if name not in ("GATConv", "GATv2Conv") or edge_dim is not None:
-            raise SystemExit(f"--impl dgl: DGL has no {name}" + " with edge features" * (edge_dim is not None))
+            raise SystemExit(
+                f"--impl dgl: DGL has no {name}" + " with edge features" * (edge_dim is not None)
+            )
         options = {"attn_drop": dropout, "allow_zero_in_degree": True, "bias": bias}
         self.layer = getattr(dgl.nn, name)(in_channels, out_channels, heads, **options)
         self.concat, self.add_self_loops = concat, add_self_loops

@@ -8,14 +8,15 @@ from harness import Task
 class FullGraph(Task):
     """``model(*inputs)`` gives logits ``[N, classes]``; ``split`` has the nodes of train, valid and test."""
 
-    static = True
-
     def __init__(self, args, seed, model, inputs, labels, split, metric: str = "accuracy"):
         super().__init__(args, seed)
         self.model, self.inputs, self.labels, self.split, self.metric = model, inputs, labels, split, metric
         self.targets = labels[split["train"]]
         self.step = self.replayed(lambda: self.optimize(self.loss))
         self.predict = self.replayed(self.logits)
+
+    def can_capture(self):
+        return self.args.amp != "fp16"  # the scaler of gradients waits for the device
 
     def loss(self):
         return F.cross_entropy(self.model(*self.inputs)[self.split["train"]].float(), self.targets)

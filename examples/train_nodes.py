@@ -58,7 +58,15 @@ class Nodes(FullGraph):
         )]  # fmt: skip
         hidden, layers, lr, dropout, weight_decay, norm, residual = settings
         network = Network(
-            args.impl, args.model, data.x.shape[1], hidden, layers, int(data.y.max()) + 1, dropout, norm, residual
+            args.impl,
+            args.model,
+            data.x.shape[1],
+            hidden,
+            layers,
+            int(data.y.max()) + 1,
+            dropout,
+            norm,
+            residual,
         )
         model = prepare(network, args)
         metric = "ROC-AUC" if args.dataset in ("minesweeper", "tolokers") else "accuracy"

@@ -57,8 +57,6 @@ class Network(nn.Module):
 class Sampled(FullGraph):
     """Trains on sampled neighbourhoods; scores are those of the full graph."""
 
-    static = False
-
     def __init__(self, args, seed, model, data):
         # The full graph is used for scores; training reads features where they are.
         super().__init__(args, seed, model, (data.x, data.edge_index), data.y, data.splits[0])
@@ -71,11 +69,16 @@ class Sampled(FullGraph):
             from torch_geometric.data import Data
             from torch_geometric.loader import NeighborLoader
 
-            graph = Data(edge_index=data.edge_index.cpu(), num_nodes=len(data.y), n_id=torch.arange(len(data.y)))
+            graph = Data(
+                edge_index=data.edge_index.cpu(), num_nodes=len(data.y), n_id=torch.arange(len(data.y))
+            )
             self.loader = NeighborLoader(
                 graph, args.fanouts[::-1], train.cpu(), batch_size=args.batch_size, shuffle=True,
                 num_workers=args.workers, persistent_workers=args.workers > 0,
             )  # fmt: skip
+
+    def can_capture(self):
+        return False
 
     def batches(self):
         """(x of the sampled nodes, edges of the layers, the seeds' labels)."""
@@ -155,11 +158,15 @@ def main():
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--sampled", action="store_true")
     parser.add_argument("--loader", choices=["dfgnn", "pyg"], default="dfgnn")
-    parser.add_argument("--fanouts", type=int, nargs="+", default=[5, 10, 15], help="in the order of the layers")
+    parser.add_argument(
+        "--fanouts", type=int, nargs="+", default=[5, 10, 15], help="in the order of the layers"
+    )
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--workers", type=int, default=0, help="processes of torch_geometric's loader")
     parser.add_argument("--max-steps", type=int, help="steps per epoch at most")
-    parser.add_argument("--host-features", action="store_true", help="gather features from pinned host memory")
+    parser.add_argument(
+        "--host-features", action="store_true", help="gather features from pinned host memory"
+    )
     args = parser.parse_args()
     harness.set_seed(0)
     data = load(args)

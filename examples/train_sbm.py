@@ -80,7 +80,7 @@ class Blocks(GraphBatches):
 
     def weighted_loss(self, logits, labels):
         counts = F.one_hot(labels, self.classes).sum(0)
-        weights = (len(labels) - counts) / len(labels) * (counts > 0)
+        weights = (1 - counts / counts.sum()) * (counts > 0)
         return F.cross_entropy(logits.float(), labels, weight=weights)
 
     def loss_of(self, batch):
