@@ -133,8 +133,8 @@ def once(parts: tuple[Tensor, ...], key: tuple, build: Callable[[], Any], more_s
 
 
 def keep(edge_index: Tensor, graph: Graph) -> None:
-    """Let ``graph_of(edge_index, graph.num_src, graph.num_dst)`` give this graph, whose edges they are, in this
-    order; not to be called for a tensor that holds the graph's memory."""
+    """Let ``graph_of(edge_index, graph.num_src, graph.num_dst)`` give this graph, whose edges they are, in
+    this order; not to be called for a tensor that holds the graph's memory."""
     once(parts_of(edge_index), ("graph_of", graph.num_src, graph.num_dst, False), lambda: (graph, None))
 
 

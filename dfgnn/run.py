@@ -1,10 +1,10 @@
 """Run a script of yours with dfgnn's layers, unchanged: ``python -m dfgnn.run script.py arguments...``
 
 While the script runs, the names of DGL's and torch_geometric's attention layers stand for dfgnn's
-(:func:`dfgnn.patch`). At its end a report goes to standard error: which layers were constructed as dfgnn's, which
-of these ran their library's own code and why, which layers of the libraries dfgnn does not have, the time, and
-the peak of memory. With ``--impl pyg`` or ``--impl dgl`` nothing is replaced and the report is the same, for
-comparison.
+(:func:`dfgnn.patch`). At its end a report goes to standard error: which layers were constructed as dfgnn's,
+which of these ran their library's own code and why, which layers of the libraries dfgnn does not have, the
+time, and the peak of memory. With ``--impl pyg`` or ``--impl dgl`` nothing is replaced and the report is
+the same, for comparison.
 """
 
 from __future__ import annotations
@@ -74,8 +74,9 @@ def text(report: dict[str, Any]) -> str:
     lines = [f"dfgnn.run --impl {report['impl']} {report['script']}"]
     for row in report["layers"]:
         kind = "dfgnn" if row["fused"] else "not replaced"
-        reasons = "".join(f"\n      {'ran its own forward' if row['fused'] else 'why'}: {reason}"
-                          for reason in row["fell_back"] if row["fused"] or report["impl"] == "dfgnn")  # fmt: skip
+        what = "ran its own forward" if row["fused"] else "why"
+        shown = row["fell_back"] if row["fused"] or report["impl"] == "dfgnn" else []
+        reasons = "".join(f"\n          {what}: {reason}" for reason in shown)
         lines.append(f"  {row['constructed']:5} x {row['layer']}: {kind}{reasons}")
     if not report["layers"]:
         lines.append("  no layer of DGL or torch_geometric was constructed")

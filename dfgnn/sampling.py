@@ -1,8 +1,8 @@
 """Mini-batches of sampled neighbourhoods, made on the device where the graph is.
 
-``NeighborSampler`` draws neighbours and gives blocks that are sorted already, so that no layer sorts or checks
-them again; ``prefetch`` makes the next batch while the current one is trained on; ``host_rows`` lets a GPU
-gather rows of features that stay in the host's memory.
+``NeighborSampler`` draws neighbours and gives blocks that are sorted already, so that no layer sorts or
+checks them again; ``prefetch`` makes the next batch while the current one is trained on; ``host_rows`` lets
+a GPU gather rows of features that stay in the host's memory.
 """
 
 from __future__ import annotations
@@ -169,9 +169,9 @@ class NeighborSampler:
 def host_rows(x: Tensor) -> Tensor:
     """A tensor on the GPU whose memory is that of ``x``, in the host's pinned memory.
 
-    Indexing it (``host_rows(x)[nodes]``, ``index_select``) lets the GPU read just these rows over the bus, for
-    features that do not fit into its own memory. ``x`` is pinned (a copy, if it is not yet); it lives as long
-    as the view. Elementwise operations on the whole would read all of it.
+    Indexing it (``host_rows(x)[nodes]``, ``index_select``) lets the GPU read just these rows over the bus,
+    for features that do not fit into its own memory. ``x`` is pinned (a copy, if it is not yet); it lives
+    as long as the view. Elementwise operations on the whole would read all of it.
 
     Raises TypeError (no CPU tensor), ValueError (not contiguous) and RuntimeError (no CUDA device).
     """
@@ -207,9 +207,10 @@ def prefetch(
     """``make(item)`` for each of the items, in their order, up to ``depth`` of them ahead of the caller.
 
     A thread calls ``make``, on a GPU on a stream of its own; the caller's stream waits for what it made.
-    Tensors in the results (in tuples, lists, dictionaries, samples and what has ``tensors()``) are safe to use
-    until the caller drops them. An exception in ``make`` is raised here. Random numbers are those that ``make``
-    draws, from a generator that only it uses, so that they do not depend on the speed of either side.
+    Tensors in the results (in tuples, lists, dictionaries, samples and what has ``tensors()``) are safe to
+    use until the caller drops them. An exception in ``make`` is raised here. Random numbers are those that
+    ``make`` draws, from a generator that only it uses, so that they do not depend on the speed of either
+    side.
     """
     device = torch.device(device)
     if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:

@@ -4,10 +4,11 @@
     python examples/compare.py --out results --plan benchmarks/training.json --processes 16
     python examples/compare.py --out results --report
 
-Scores come from runs in parallel processes; time, memory and kernels from short runs afterwards, one at a time,
-in one process. A plan is a JSON list of rows, each with "name", "script", "arguments", and as needed "seeds",
-"per_process" (seeds of a process, default all), "variants" (arguments that are compared), "alone" (arguments of
-the short runs; null: none), "alone_variants" (default: the same), "published" (a text). Ends with results.json, table.md and pictures in --out.
+Scores come from runs in parallel processes; time, memory and kernels from short runs afterwards, one at a
+time, in one process. A plan is a JSON list of rows, each with "name", "script", "arguments", and as needed
+"seeds", "per_process" (seeds of a process, default all), "variants" (arguments that are compared), "alone"
+(arguments of the short runs; null: none), "alone_variants" (default: the same), "published" (a text). Ends
+with results.json, table.md and pictures in --out.
 """
 
 import argparse
@@ -122,9 +123,10 @@ def collect(plan: list[dict], out: Path) -> list[dict]:
             if tests:
                 found |= {
                     "metric": next(iter(runs.values()))["metric"], "seeds": sorted(runs), "tests": tests,
-                    "mean": statistics.mean(tests), "deviation": statistics.stdev(tests) if tests[1:] else None,
+                    "mean": statistics.mean(tests),
+                    "deviation": statistics.stdev(tests) if tests[1:] else None,
                     "epochs": statistics.mean(run["epochs"] for run in runs.values()),
-                    "curves": [[[round(x, 5) for x in h[1:]] for h in thin(run["history"])] for run in runs.values()],
+                    "curves": [[[*h[1:]] for h in thin(run["history"])] for run in runs.values()],
                 }  # fmt: skip
             for run in read(file_of(out, "alone", row, variant)):
                 keys = (
@@ -138,7 +140,7 @@ def collect(plan: list[dict], out: Path) -> list[dict]:
                 )
                 found |= {key: run[key] for key in keys if key in run}
                 if "history" in run and len(run["history"]) > 8:
-                    # With the scores after each epoch, without the first epochs, which have what happens once.
+                    # Scores after each epoch included, the first epochs not, which have what happens once.
                     times = [h[0] for h in run["history"]]
                     found["seconds_with_scores"] = (times[-1] - times[7]) / (len(times) - 8)
             rows.append(found)
@@ -152,7 +154,7 @@ def thin(history: list, most: int = 200) -> list:
 def table(rows: list[dict]) -> str:
     """Markdown; ratios are those to torch_geometric's layers."""
     lines = [
-        "| data, model | | test score | published | ms per epoch | with scores | peak memory, MiB | kernels | GPU idle |",
+        "| data, model | | test score | published | ms per epoch | with scores | MiB | kernels | GPU idle |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     base = {row["row"]: row for row in rows if row["variant"] == "pyg"}

@@ -16,7 +16,6 @@ from torch import Tensor
 
 import dfgnn
 
-
 SPLITS = ("train", "valid", "test")
 
 
@@ -156,7 +155,8 @@ class GraphSet:
         return len(self.num_nodes)
 
     def batch(self, ids: Tensor):
-        """The graphs with these numbers (on the CPU), side by side, as torch_geometric's loaders give them."""
+        """The graphs with these numbers (on the CPU), side by side, as torch_geometric's loaders give
+        them."""
         from torch_geometric.data import Data
 
         nodes, node_graph, node_start = self._rows(0, self.num_nodes, ids)
@@ -212,7 +212,8 @@ def molhiv(root, device="cpu") -> tuple[GraphSet, dict[str, Tensor]]:
 
 
 def arxiv(root) -> Nodes:
-    """ogbn-arxiv: edges in both directions and self loops, the split by time; x only if OGB's file is there."""
+    """ogbn-arxiv: edges in both directions and self loops, the split by time; x only if OGB's file is
+    there."""
     from torch_geometric.utils import add_self_loops, to_undirected
 
     def download(place):
@@ -249,7 +250,8 @@ def structural_features(edge_index: Tensor, num_nodes: int, dim: int = 128, seed
 
 
 def ddi(root) -> dict[str, Tensor]:
-    """ogbl-ddi: "train" [2, E] (each pair once), and pairs [2, n] "valid", "valid_neg", "test", "test_neg"."""
+    """ogbl-ddi: "train" [2, E] (each pair once), and pairs [2, n] "valid", "valid_neg", "test",
+    "test_neg"."""
 
     def download(place):
         from ogb.linkproppred import LinkPropPredDataset

@@ -1,8 +1,8 @@
 """What the training scripts share: arguments, seeds, precision, timing, checkpoints, results.
 
-A script defines a :class:`Task` (model, optimizer, an epoch, scores) and calls ``main(parser, make_task)``. The
-same script runs on torch_geometric's layers (``--impl pyg``), on dfgnn's in their place (``--impl dfgnn``) and,
-where the script says so, on DGL's (``--impl dgl``).
+A script defines a :class:`Task` (model, optimizer, an epoch, scores) and calls ``main(parser, make_task)``.
+The same script runs on torch_geometric's layers (``--impl pyg``), on dfgnn's in their place (``--impl
+dfgnn``) and, where the script says so, on DGL's (``--impl dgl``).
 """
 
 import argparse
@@ -373,7 +373,7 @@ def main(args, make_task) -> list[dict]:
         record = run(args, make_task, seed)
         records.append(record)
         print(
-            f"seed {seed}: test {record['metric']} {100 * record['test']:.2f} % after {record['epochs']} epochs, "
+            f"seed {seed}: test {record['metric']} {100 * record['test']:.2f} %, {record['epochs']} epochs, "
             f"{1e3 * record['seconds_per_epoch']:.2f} ms per epoch, {record['seconds']:.1f} s in all, "
             f"peak memory {record['peak_memory'] / 2**20:.0f} MiB",
             flush=True,

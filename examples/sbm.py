@@ -1,10 +1,10 @@
 """PATTERN and CLUSTER of "Benchmarking Graph Neural Networks" (arXiv 2003.00982), by their published recipes,
 with the first eigenvectors of each graph's Laplacian as positions.
 
-PATTERN: a stochastic block model of 5 communities of 5 to 35 nodes, edge probability 0.5 within a community and
-0.35 between two, and one more community of 20 nodes, the pattern, with 0.5 and 0.5. Features are 0, 1 or 2 at
-random; those of a pattern are one of 100 fixed ones. The class of a node is whether it is in the pattern. For
-CLUSTER see cluster.py.
+PATTERN: a stochastic block model of 5 communities of 5 to 35 nodes, edge probability 0.5 within a community
+and 0.35 between two, and one more community of 20 nodes, the pattern, with 0.5 and 0.5. Features are 0, 1
+or 2 at random; those of a pattern are one of 100 fixed ones. The class of a node is whether it is in the
+pattern. For CLUSTER see cluster.py.
 """
 
 import os

@@ -3,9 +3,9 @@
     python examples/train_ogbg_molhiv.py --model gat --seeds 3
 
 The protocol is that of "Do We Need Anisotropic Graph Neural Networks?" (Tailor et al., ICLR 2022, arXiv
-2104.01481): 4 layers, 8 heads and one in the last, batch norm, ReLU, residuals, mean over the atoms, a network
-of three layers; at most 100 epochs, patience 20. ``--bonds`` has the bonds' features in the attention, which
-the Graph Transformer (with a feed-forward network in every layer) always has.
+2104.01481): 4 layers, 8 heads and one in the last, batch norm, ReLU, residuals, mean over the atoms, a
+network of three layers; at most 100 epochs, patience 20. ``--bonds`` has the bonds' features in the
+attention, which the Graph Transformer (with a feed-forward network in every layer) always has.
 """
 
 import datasets

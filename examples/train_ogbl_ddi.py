@@ -1,4 +1,5 @@
-"""Predict interactions of drugs on ogbl-ddi (Hu et al., NeurIPS 2020) with a GAT or a Graph Transformer; Hits@20.
+"""Predict interactions of drugs on ogbl-ddi (Hu et al., NeurIPS 2020) with a GAT or a Graph Transformer;
+Hits@20.
 
     python examples/train_ogbl_ddi.py --model gat --seeds 3
 

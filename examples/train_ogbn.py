@@ -5,13 +5,14 @@
     python examples/train_ogbn.py --dataset reddit~ --impl pyg --amp bf16 --epochs 20
 
 ogbn-arxiv has OGB's features where its file is there, and else features of the structure alone (averages of
-random vectors along random walks). A name with ~ is a random graph with the size and about the degrees of that
-data set (python -m dfgnn.bench --help has them), with random features and labels, for time and memory; reddit~/8
-has an eighth of its edges.
+random vectors along random walks). A name with ~ is a random graph with the size and about the degrees of
+that data set (python -m dfgnn.bench --help has them), with random features and labels, for time and memory;
+reddit~/8 has an eighth of its edges.
 
-Three layers of 4 heads and 128 numbers, x = relu(norm(attention(x) + linear(x))), dropout, a linear head. Sampled:
-``--fanouts`` neighbours per layer; ``--loader dfgnn`` samples on the device, ``pyg`` with torch_geometric's
-NeighborLoader, which needs pyg-lib or torch-sparse. ``--host-features`` leaves features in pinned host memory.
+Three layers of 4 heads and 128 numbers, x = relu(norm(attention(x) + linear(x))), dropout, a linear head.
+Sampled: ``--fanouts`` neighbours per layer; ``--loader dfgnn`` samples on the device, ``pyg`` with
+torch_geometric's NeighborLoader, which needs pyg-lib or torch-sparse. ``--host-features`` leaves features
+in pinned host memory.
 """
 
 import datasets
@@ -42,7 +43,8 @@ class Network(nn.Module):
         self.dropout = args.dropout
 
     def forward(self, x, edges):
-        """edges: an edge_index for all layers, or a list with (edge_index, number of destinations) for each."""
+        """edges: an edge_index for all layers, or a list with (edge_index, number of destinations) for
+        each."""
         for k, (layer, lin, norm) in enumerate(zip(self.convs, self.lins, self.norms)):
             if isinstance(edges, list):
                 edge_index, num_dst = edges[k]
@@ -107,13 +109,15 @@ class Sampled(FullGraph):
         with self.stages("gather"):
             return self.features[nodes]
 
+    def loss_of(self, x, edges, labels):
+        return F.cross_entropy(self.model(x, edges)[: len(labels)].float(), labels)
+
     def epoch(self):
         total = torch.zeros((), device=self.device)
         for step, (x, edges, labels) in enumerate(self.batches()):
             if step == self.steps:
                 break
-            logits = lambda x=x, edges=edges, n=len(labels): self.model(x, edges)[:n].float()  # noqa: E731
-            total += self.optimize(lambda logits=logits, labels=labels: F.cross_entropy(logits(), labels))
+            total += self.optimize(lambda batch=(x, edges, labels): self.loss_of(*batch))
         return total / self.steps
 
 

@@ -1,4 +1,5 @@
-"""Train GAT, GATv2 or a Graph Transformer on Cora, CiteSeer or PubMed as the GAT paper does (arXiv 1710.10903).
+"""Train GAT, GATv2 or a Graph Transformer on Cora, CiteSeer or PubMed as the GAT paper does (arXiv
+1710.10903).
 
     python examples/train_planetoid.py --dataset Cora --model gat --seeds 10
 

@@ -101,20 +101,31 @@ def test_layers_find_the_block(device, monkeypatch):
     torch.testing.assert_close(conv((x, x[:6]), hop.edge_index), want)
 
 
+def of_seeds(*seeds, dtype=None):
+    return lambda graph: NeighborSampler(graph, (3,)).sample(torch.tensor(*seeds, dtype=dtype))
+
+
+def of_fanouts(*fanouts):
+    return lambda graph: NeighborSampler(graph, fanouts)
+
+
+def of_a_block(graph):
+    return NeighborSampler(Graph.from_coo(*torch.zeros(2, 1, dtype=torch.int64), num_src=3, num_dst=1), (1,))
+
+
 @pytest.mark.parametrize("bad, error, message", [
     (lambda g: NeighborSampler("graph", (3,)), TypeError, "graph: expected a dfgnn.Graph, got str"),
-    (lambda g: NeighborSampler(g, ()), ValueError, "fanouts: expected integers"),
-    (lambda g: NeighborSampler(g, (3, 0)), ValueError, "fanouts: expected integers"),
-    (lambda g: NeighborSampler(g, (True,)), ValueError, "fanouts: expected integers"),
-    (lambda g: NeighborSampler(Graph.from_coo(torch.tensor([0]), torch.tensor([0]), num_src=3, num_dst=1), (1,)),
-     ValueError, "as many sources as destinations, got 3 and 1"),
+    (of_fanouts(), ValueError, "fanouts: expected integers"),
+    (of_fanouts(3, 0), ValueError, "fanouts: expected integers"),
+    (of_fanouts(True), ValueError, "fanouts: expected integers"),
+    (of_a_block, ValueError, "as many sources as destinations, got 3 and 1"),
     (lambda g: NeighborSampler(g, (3,)).sample([1]), TypeError, "seeds: expected an int64 tensor, got list"),
-    (lambda g: NeighborSampler(g, (3,)).sample(torch.tensor([1.0])), TypeError, "got torch.float32"),
-    (lambda g: NeighborSampler(g, (3,)).sample(torch.tensor([[1]])), ValueError, r"shape \[n\] on cpu, got \[1, 1\]"),
-    (lambda g: NeighborSampler(g, (3,)).sample(torch.tensor([1, 60])), ValueError, "in 0 .. 59, got 1 .. 60"),
-    (lambda g: NeighborSampler(g, (3,)).sample(torch.tensor([-1])), ValueError, "in 0 .. 59, got -1 .. -1"),
-    (lambda g: NeighborSampler(g, (3,)).sample(torch.tensor([2, 4, 2])), ValueError, "at most once, got 1 repeated"),
-    (lambda g: next(sampling.prefetch(int, [1], "cpu", depth=0)), ValueError, "depth: expected an integer >= 1, got 0"),
+    (of_seeds([1.0]), TypeError, "got torch.float32"),
+    (of_seeds([[1]]), ValueError, r"shape \[n\] on cpu, got \[1, 1\]"),
+    (of_seeds([1, 60]), ValueError, "in 0 .. 59, got 1 .. 60"),
+    (of_seeds([-1]), ValueError, "in 0 .. 59, got -1 .. -1"),
+    (of_seeds([2, 4, 2]), ValueError, "at most once, got 1 repeated"),
+    (lambda g: next(sampling.prefetch(int, [1], "cpu", depth=0)), ValueError, "depth: expected an integer"),
     (lambda g: sampling.host_rows([1]), TypeError, "host_rows: x: expected a tensor on the CPU, got list"),
     (lambda g: sampling.host_rows(torch.zeros(3, 4).T), ValueError, "contiguous"),
 ])  # fmt: skip
