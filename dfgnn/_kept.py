@@ -132,6 +132,12 @@ def once(parts: tuple[Tensor, ...], key: tuple, build: Callable[[], Any], more_s
     return value
 
 
+def keep(edge_index: Tensor, graph: Graph) -> None:
+    """Let ``graph_of(edge_index, graph.num_src, graph.num_dst)`` give this graph, whose edges they are, in
+    this order; not to be called for a tensor that holds the graph's memory."""
+    once(parts_of(edge_index), ("graph_of", graph.num_src, graph.num_dst, False), lambda: (graph, None))
+
+
 def _entry(place: tuple[int, ...], parts: tuple[Tensor, ...], state: tuple) -> _Entry | None:
     """What is kept for these tensors as they are now."""
     entry = _cache.get(place)

@@ -26,6 +26,11 @@ def warn(cls: type, library: str, reason: str) -> None:
         )
 
 
+def warned() -> frozenset[tuple[type, str]]:
+    """The classes that have run their library's own forward so far, and why."""
+    return frozenset(_warned)
+
+
 def upstream(cls: type, package: str) -> type | None:
     """The class of this package that ``cls`` is, or is derived from."""
     return next((base for base in cls.__mro__ if base.__module__.startswith(f"{package}.")), None)

@@ -90,7 +90,7 @@ def accelerate(model: nn.Module) -> Report:
     unsupported: dict[str, str] = {}  # package -> why it is not
     for library, package in LIBRARIES.items():
         try:
-            layers |= _layers(library)
+            layers |= layers_of(library)
         except ImportError as error:
             unsupported[package] = str(error)
     replaced, kept = [], []
@@ -195,7 +195,7 @@ def patch(library: str) -> Patch:
     return Patch(library)
 
 
-def _layers(library: str) -> dict[type, type]:
+def layers_of(library: str) -> dict[type, type]:
     """The library's classes and dfgnn's subclasses of them; none while the library is not loaded."""
     package = LIBRARIES[library]
     if f"{package}.nn" not in sys.modules:
@@ -212,7 +212,7 @@ class _Names:
     def __init__(self, library: str):
         self.holders = 0
         self._package = LIBRARIES[library]
-        self._layers = _layers(library)
+        self._layers = layers_of(library)
         self._rebound: list[tuple[ModuleType, str, type]] = []  # in modules that are not the library's
         self._constructors: dict[type, tuple[Any, Any]] = {}  # theirs, and what is there meanwhile
 
@@ -289,11 +289,12 @@ def _why_not(module: nn.Module, layers: dict[type, Any], unsupported: dict[str, 
     base = next((base for base in cls.__mro__ if base in layers), None)
     if base is not None:
         return f"a subclass of {base.__name__}, which may change what it computes"
-    library = next((base.__module__.split(".")[0] for base in cls.__mro__ if _is_convolution(base)), None)
+    library = next((base.__module__.split(".")[0] for base in cls.__mro__ if is_convolution(base)), None)
     return None if library is None else unsupported.get(library, "no such layer in dfgnn")
 
 
-def _is_convolution(cls: type) -> bool:
+def is_convolution(cls: type) -> bool:
+    """Whether a class is DGL's or torch_geometric's base of layers, or a layer of DGL's."""
     in_dgl = cls.__module__.startswith("dgl.nn.pytorch.conv.")
     return in_dgl or cls.__module__ == "torch_geometric.nn.conv.message_passing"
 

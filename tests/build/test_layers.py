@@ -25,11 +25,11 @@ _edges
 _checks _autograd
 _edge_terms _flex
 functional
-_layers
+_layers ops sampling
 nn
 profiling capturing
 __init__
-env
+env run
 bench
 """
 # Folders of csrc/, and what each may include beside itself and the standard library.

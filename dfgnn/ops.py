@@ -1,0 +1,346 @@
+"""The operators of ``dgl.ops``, by its names, on a :class:`dfgnn.Graph`; DGL is not needed.
+
+An edge leads from its source u to its destination v. There are
+
+- ``{u,v,e}_{add,sub,mul,div,dot}_{u,v,e}(graph, x, y)`` for two different ends: a row for every edge, from
+  features of sources (u), destinations (v) or edges (e); ``dot`` sums over the last dimension and keeps it
+  as 1;
+- ``copy_u(graph, x)`` and ``copy_v(graph, x)``: an end's features for every edge;
+- ``u_{add,sub,mul,div}_e_{sum,mean,max,min}(graph, x, y)``, ``copy_u_{sum,...}(graph, x)`` and
+  ``copy_e_{sum,...}(graph, y)``: what the edges bring, reduced over the edges into each destination;
+- ``gsddmm`` and ``gspmm``, which they all are; ``edge_softmax``; ``segment_reduce``, ``segment_softmax``,
+  ``segment_mm``, ``gather_mm``.
+
+Features are ``[rows, ...]``, of any number of dimensions, which broadcast as in NumPy; float32, float64,
+float16 or bfloat16, one type in a call. Edge tensors are in the graph's order of edges. A destination
+without edges gets 0 from sum and mean, -inf from max and inf from min, as with ``dgl.ops``. ``u_dot_v``,
+``v_dot_u``, sums and means of ``copy_u``, ``u_mul_e``, ``u_div_e``, ``u_add_e`` and ``u_sub_e`` make no
+tensor with a row of features for every edge (:func:`dfgnn.functional.sddmm`,
+:func:`~dfgnn.functional.spmm`), unless two operands of ``mul`` and ``div`` both broadcast. Differentiable;
+sums are deterministic, forward and backward.
+
+Raises TypeError and ValueError for arguments that are not as described.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import permutations
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from . import functional
+from ._checks import DTYPES
+from .graph import Graph
+
+BINARY = ("add", "sub", "mul", "div")
+REDUCERS = ("sum", "mean", "max", "min")
+_ENDS = {"u": "source", "v": "destination", "e": "edge"}
+__all__ = ["copy_e", "copy_u", "copy_v", "edge_softmax", "gather_mm", "gsddmm", "gspmm", "segment_mm",
+           "segment_reduce", "segment_softmax"]  # fmt: skip
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Callable[..., Tensor]: ...
+
+
+def gsddmm(
+    graph: Graph,
+    op: str,
+    lhs_data: Tensor | None,
+    rhs_data: Tensor | None,
+    lhs_target: str = "u",
+    rhs_target: str = "v",
+    *,
+    _caller: str = "gsddmm",
+) -> Tensor:
+    """A row for every edge, ``[E, ...]``: op of the features of two of its ends.
+
+    op: "add", "sub", "mul", "div", "dot", "copy_lhs" or "copy_rhs".  lhs_target, rhs_target: "u", "v" or "e".
+    """
+    if op not in (*BINARY, "dot", "copy_lhs", "copy_rhs"):
+        raise ValueError(f"{_caller}: op: expected one of {', '.join((*BINARY, 'dot'))}, got {op!r}")
+    for name, target in (("lhs_target", lhs_target), ("rhs_target", rhs_target)):
+        if target not in _ENDS:
+            raise ValueError(f"{_caller}: {name}: expected 'u', 'v' or 'e', got {target!r}")
+    if op == "copy_lhs":
+        _check(_caller, graph, "x", lhs_data, lhs_target)
+        return _on_edges(graph, lhs_data, lhs_target)
+    if op == "copy_rhs":
+        _check(_caller, graph, "x", rhs_data, rhs_target)
+        return _on_edges(graph, rhs_data, rhs_target)
+    _check(_caller, graph, "x", lhs_data, lhs_target)
+    _check(_caller, graph, "y", rhs_data, rhs_target)
+    x, y = _alike(_caller, lhs_data, rhs_data)
+    if op == "dot" and {lhs_target, rhs_target} == {"u", "v"} and x.dim() > 1:
+        shape = torch.broadcast_shapes(x.shape[1:], y.shape[1:])
+        if math.prod(shape):
+            heads = math.prod(shape[:-1])
+            x, y = (z.expand(-1, *shape).reshape(len(z), heads, shape[-1]) for z in (x, y))
+            query, key = (x, y) if lhs_target == "v" else (y, x)
+            return functional.sddmm(graph, query, key).view(graph.num_edges, *shape[:-1], 1)
+    x, y = _on_edges(graph, x, lhs_target), _on_edges(graph, y, rhs_target)
+    if op == "dot":
+        return (x * y).sum(-1, keepdim=True) if x.dim() > 1 else x * y
+    return _BINARY[op](x, y)
+
+
+def gspmm(
+    graph: Graph,
+    op: str,
+    reduce_op: str,
+    lhs_data: Tensor | None,
+    rhs_data: Tensor | None,
+    *,
+    _caller: str = "gspmm",
+) -> Tensor:
+    """A row for every destination, ``[num_dst, ...]``: what its edges bring, reduced.
+
+    op: of the source's features (lhs) and the edge's (rhs): "add", "sub", "mul", "div", "copy_lhs" or
+    "copy_rhs".  reduce_op: "sum", "mean", "max" or "min".
+    """
+    if op not in (*BINARY, "copy_lhs", "copy_rhs"):
+        names = ", ".join((*BINARY, "copy_lhs", "copy_rhs"))
+        raise ValueError(f"{_caller}: op: expected one of {names}, got {op!r}")
+    if reduce_op not in REDUCERS:
+        raise ValueError(f"{_caller}: reduce_op: expected one of {', '.join(REDUCERS)}, got {reduce_op!r}")
+    x, y = lhs_data, rhs_data
+    if op != "copy_rhs":
+        _check(_caller, graph, "x", x, "u")
+    if op != "copy_lhs":
+        _check(_caller, graph, "y", y, "e")
+    if op in BINARY:
+        x, y = _alike(_caller, x, y)
+    if reduce_op in ("max", "min"):
+        return _extreme(graph, _message(graph, op, x, y), reduce_op)
+    out = _sum(graph, op, x, y)
+    if reduce_op == "mean":
+        degree = graph.in_degrees().clamp(min=1).to(out.dtype)
+        out = out / degree.view(-1, *[1] * (out.dim() - 1))
+    return out
+
+
+_BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div
+}  # fmt: skip
+
+
+def _message(graph: Graph, op: str, x: Any, y: Any) -> Tensor:
+    if op == "copy_lhs":
+        return _on_edges(graph, x, "u")
+    return y if op == "copy_rhs" else _BINARY[op](_on_edges(graph, x, "u"), y)
+
+
+def _sum(graph: Graph, op: str, x: Any, y: Any) -> Tensor:
+    if op == "copy_lhs":
+        return _sum_sources(graph, x)
+    if op == "copy_rhs":
+        return _sum_edges(graph, y)
+    if op in ("add", "sub"):  # a sum of sums
+        return _BINARY[op](_sum_sources(graph, x), _sum_edges(graph, y))
+    # Weights of heads: where y has dimensions of 1 behind those that it shares with x.
+    lead = next((k for k in range(x.dim(), 1, -1) if y.shape[k - 1] != 1), 1)
+    shared = x.shape[1:lead]
+    if y.shape[1:lead] != shared or 0 in x.shape:
+        return _sum_edges(graph, _message(graph, op, x, y))
+    weight = y.reshape(len(y), math.prod(shared))
+    feat = x.reshape(len(x), math.prod(shared), math.prod(x.shape[lead:]))
+    out = functional.spmm(graph, weight if op == "mul" else 1 / weight, feat)
+    return out.view(graph.num_dst, *x.shape[1:])
+
+
+def _sum_sources(graph: Graph, x: Tensor) -> Tensor:
+    size = math.prod(x.shape[1:])
+    if size == 0:
+        return x.new_zeros(graph.num_dst, *x.shape[1:])
+    out = functional.spmm(graph, x.new_ones(graph.num_edges), x.reshape(len(x), 1, size))
+    return out.view(graph.num_dst, *x.shape[1:])
+
+
+def _sum_edges(graph: Graph, y: Tensor) -> Tensor:
+    size = math.prod(y.shape[1:])
+    if size == 0:
+        return y.new_zeros(graph.num_dst, *y.shape[1:])
+    # Each column is a head, with features of 1.
+    out = functional.spmm(graph, y.reshape(len(y), size), y.new_ones(graph.num_src, size, 1))
+    return out.view(graph.num_dst, *y.shape[1:])
+
+
+def _extreme(graph: Graph, message: Tensor, kind: str) -> Tensor:
+    csr = graph.csr()
+    rows = message if csr.eids is None else message.index_select(0, csr.eids)
+    empty = -math.inf if kind == "max" else math.inf
+    return torch.segment_reduce(rows, kind, offsets=csr.indptr, initial=empty, unsafe=True)
+
+
+class _Gather(torch.autograd.Function):
+    """x[ends], whose gradient is a sum over edges in a fixed order."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, graph: Graph, by_source: bool) -> Tensor:
+        ctx.graph = graph.reverse() if by_source else graph
+        return x.index_select(0, graph.edge_index[0 if by_source else 1])
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        return _sum_edges(ctx.graph, grad), None, None
+
+
+def _on_edges(graph: Graph, x: Any, target: str) -> Tensor:
+    return x if target == "e" else _Gather.apply(x, graph, target == "u")
+
+
+def _check(caller: str, graph: Any, name: str, x: Any, target: str) -> None:
+    if not isinstance(graph, Graph):
+        raise TypeError(f"{caller}: graph: expected a dfgnn.Graph, got {type(graph).__name__}")
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{caller}: {name}: expected a tensor, got {type(x).__name__}")
+    if x.dtype not in DTYPES:
+        raise TypeError(f"{caller}: {name}: expected float32, float64, float16 or bfloat16, got {x.dtype}")
+    rows = {"u": graph.num_src, "v": graph.num_dst, "e": graph.num_edges}[target]
+    if x.dim() == 0 or len(x) != rows:
+        raise ValueError(
+            f"{caller}: {name}: expected shape [{rows}, ...], a row per {_ENDS[target]}, got {list(x.shape)}"
+        )
+    if x.device != graph.device:
+        raise ValueError(f"{caller}: {name}: expected device {graph.device} (the graph's), got {x.device}")
+
+
+def _alike(caller: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
+    """Both with the same number of dimensions, the first of which are rows."""
+    if x.dtype != y.dtype:
+        raise TypeError(f"{caller}: y: expected {x.dtype} like x, got {y.dtype}")
+    dims = max(x.dim(), y.dim())
+    x, y = (z.view(len(z), *[1] * (dims - z.dim()), *z.shape[1:]) for z in (x, y))
+    if any(a != b and 1 not in (a, b) for a, b in zip(x.shape[1:], y.shape[1:])):
+        raise ValueError(
+            f"{caller}: y: expected a shape that broadcasts against {list(x.shape[1:])}, "
+            f"got {list(y.shape[1:])}"
+        )
+    return x, y
+
+
+def copy_u(graph: Graph, x: Tensor) -> Tensor:
+    """``[E, ...]``: the features x of every edge's source."""
+    return gsddmm(graph, "copy_lhs", x, None, _caller="copy_u")
+
+
+def copy_v(graph: Graph, x: Tensor) -> Tensor:
+    """``[E, ...]``: the features x of every edge's destination."""
+    return gsddmm(graph, "copy_rhs", None, x, _caller="copy_v")
+
+
+def copy_e(graph: Graph, x: Tensor) -> Tensor:
+    """x itself, ``[E, ...]``."""
+    _check("copy_e", graph, "x", x, "e")
+    return x
+
+
+def edge_softmax(graph: Graph, logits: Tensor, eids: Tensor | None = None, norm_by: str = "dst") -> Tensor:
+    """Softmax of ``logits [E, ...]`` over the edges into each destination, or with norm_by="src" out of each
+    source; with ``eids`` of these edges only, whose logits are given in that order."""
+    if norm_by not in ("src", "dst"):
+        raise ValueError(f"edge_softmax: norm_by: expected 'src' or 'dst', got {norm_by!r}")
+    if not isinstance(graph, Graph):
+        raise TypeError(f"edge_softmax: graph: expected a dfgnn.Graph, got {type(graph).__name__}")
+    graph = graph if norm_by == "dst" else graph.reverse()
+    if eids is None:
+        return functional.edge_softmax(graph, logits)
+    if not isinstance(eids, Tensor) or eids.dim() != 1 or len(eids) != len(logits):
+        raise ValueError("edge_softmax: eids: expected a vector, the number of an edge for each of logits")
+    full = logits.new_full((graph.num_edges, *logits.shape[1:]), -math.inf)
+    return functional.edge_softmax(graph, full.index_copy(0, eids.long(), logits)).index_select(0, eids)
+
+
+def segment_reduce(seglen: Tensor, value: Tensor, reducer: str = "sum") -> Tensor:
+    """``[len(seglen), ...]``: rows of value that follow each other, reduced; 0 for a segment without rows."""
+    if reducer not in REDUCERS:
+        raise ValueError(f"segment_reduce: reducer: expected one of {', '.join(REDUCERS)}, got {reducer!r}")
+    return _segments(seglen, value, reducer, "segment_reduce")
+
+
+def _segments(seglen: Tensor, value: Tensor, reducer: str, caller: str) -> Tensor:
+    if not isinstance(seglen, Tensor) or seglen.dim() != 1 or int(seglen.sum()) != len(value):
+        raise ValueError(f"{caller}: seglen: expected lengths that add up to {len(value)}, the rows of value")
+    out = torch.segment_reduce(value, reducer, lengths=seglen.long(), unsafe=True)
+    return torch.where((seglen == 0).view(-1, *[1] * (out.dim() - 1)), torch.zeros_like(out), out)
+
+
+def segment_softmax(seglen: Tensor, value: Tensor) -> Tensor:
+    """Softmax over rows of value that follow each other."""
+    high = _segments(seglen, value.detach(), "max", "segment_softmax")
+    exp = (value - high.repeat_interleave(seglen, 0)).exp()
+    total = _segments(seglen, exp, "sum", "segment_softmax")
+    return exp / total.repeat_interleave(seglen, 0)
+
+
+def segment_mm(a: Tensor, b: Tensor, seglen_a: Tensor) -> Tensor:
+    """``[N, D2]``: rows of ``a [N, D1]`` that follow each other times a matrix of ``b [R, D1, D2]`` each."""
+    if seglen_a.dim() != 1 or len(seglen_a) != len(b) or int(seglen_a.sum()) != len(a):
+        raise ValueError(f"segment_mm: seglen_a: expected {len(b)} lengths that add up to {len(a)}")
+    return torch.cat([rows @ matrix for rows, matrix in zip(a.split(seglen_a.tolist()), b)])
+
+
+def gather_mm(a: Tensor, b: Tensor, *, idx_b: Tensor) -> Tensor:
+    """``[N, D2]``: row i of ``a [N, D1]`` times ``b[idx_b[i]]``, of ``b [R, D1, D2]``."""
+    if idx_b.dim() != 1 or len(idx_b) != len(a):
+        got = list(idx_b.shape)
+        raise ValueError(f"gather_mm: idx_b: expected {len(a)} numbers, one per row of a, got {got}")
+    order = idx_b.argsort(stable=True)
+    out = segment_mm(a[order], b, torch.bincount(idx_b, minlength=len(b)))
+    return torch.empty_like(out).index_copy(0, order, out)
+
+
+def _public(name: str, function: Callable[..., Tensor], doc: str) -> None:
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = doc
+    globals()[name] = function
+    __all__.append(name)
+
+
+def _edge_function(lhs: str, op: str, rhs: str) -> None:
+    name = f"{lhs}_{op}_{rhs}"
+
+    def function(graph: Graph, x: Tensor, y: Tensor) -> Tensor:
+        return gsddmm(graph, op, x, y, lhs, rhs, _caller=name)
+
+    shape = "[E, ..., 1]" if op == "dot" else "[E, ...]"
+    _public(name, function, f"``{shape}``: {op} of x of every edge's {_ENDS[lhs]} and y of its {_ENDS[rhs]}.")
+
+
+def _reduce_function(op: str, reducer: str) -> None:
+    name = f"u_{op}_e_{reducer}"
+
+    def function(graph: Graph, x: Tensor, y: Tensor) -> Tensor:
+        return gspmm(graph, op, reducer, x, y, _caller=name)
+
+    what = f"{reducer} over edges of {op} of their source's x and their y"
+    _public(name, function, f"``[num_dst, ...]``: {what}.")
+
+
+def _copy_function(end: str, reducer: str) -> None:
+    name = f"copy_{end}_{reducer}"
+
+    def of_sources(graph: Graph, x: Tensor) -> Tensor:
+        return gspmm(graph, "copy_lhs", reducer, x, None, _caller=name)
+
+    def of_edges(graph: Graph, x: Tensor) -> Tensor:
+        return gspmm(graph, "copy_rhs", reducer, None, x, _caller=name)
+
+    function = of_sources if end == "u" else of_edges
+    whose = "sources'" if end == "u" else "own"
+    _public(name, function, f"``[num_dst, ...]``: {reducer} over edges of their {whose} features x.")
+
+
+for _lhs, _rhs in permutations("uve", 2):
+    for _op in (*BINARY, "dot"):
+        _edge_function(_lhs, _op, _rhs)
+for _reducer in REDUCERS:
+    for _op in BINARY:
+        _reduce_function(_op, _reducer)
+    _copy_function("u", _reducer)
+    _copy_function("e", _reducer)
+__all__.sort()

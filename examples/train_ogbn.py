@@ -1,0 +1,189 @@
+"""Node classification on a large graph: full graph, or ``--sampled`` neighbourhoods.
+
+    python examples/train_ogbn.py --dataset ogbn-arxiv
+    python examples/train_ogbn.py --dataset ogbn-arxiv --sampled --stages
+    python examples/train_ogbn.py --dataset reddit~ --impl pyg --amp bf16 --epochs 20
+
+ogbn-arxiv has OGB's features where its file is there, and else features of the structure alone (averages of
+random vectors along random walks). A name with ~ is a random graph with the size and about the degrees of
+that data set (python -m dfgnn.bench --help has them), with random features and labels, for time and memory;
+reddit~/8 has an eighth of its edges.
+
+Three layers of 4 heads and 128 numbers, x = relu(norm(attention(x) + linear(x))), dropout, a linear head.
+Sampled: ``--fanouts`` neighbours per layer; ``--loader dfgnn`` samples on the device, ``pyg`` with
+torch_geometric's NeighborLoader, which needs pyg-lib or torch-sparse. ``--host-features`` leaves features
+in pinned host memory.
+"""
+
+import datasets
+import harness
+import torch
+import torch.nn.functional as F
+from layers import conv, prepare
+from node_classification import FullGraph
+from torch import nn
+
+from dfgnn import Graph, sampling
+
+LAYERS = {"gat": "GATConv", "gatv2": "GATv2Conv", "gt": "TransformerConv"}
+
+
+class Network(nn.Module):
+    def __init__(self, args, in_channels, classes):
+        super().__init__()
+        options = {"root_weight": False} if args.model == "gt" else {"add_self_loops": False}
+        width, heads = args.width, args.heads
+        sizes = [in_channels] + [width] * (args.layers - 1)
+        self.convs = nn.ModuleList(
+            conv(args.impl, LAYERS[args.model], size, width // heads, heads, **options) for size in sizes
+        )
+        self.lins = nn.ModuleList(nn.Linear(size, width) for size in sizes)
+        self.norms = nn.ModuleList(nn.BatchNorm1d(width) for _ in sizes)
+        self.head = nn.Linear(width, classes)
+        self.dropout = args.dropout
+
+    def forward(self, x, edges):
+        """edges: an edge_index for all layers, or a list with (edge_index, number of destinations) for
+        each."""
+        for k, (layer, lin, norm) in enumerate(zip(self.convs, self.lins, self.norms)):
+            if isinstance(edges, list):
+                edge_index, num_dst = edges[k]
+                target = x[:num_dst]
+                h = layer((x, target), edge_index) + lin(target)
+            else:
+                h = layer(x, edges) + lin(x)
+            x = F.dropout(F.relu(norm(h)), self.dropout, self.training)
+        return self.head(x)
+
+
+class Sampled(FullGraph):
+    """Trains on sampled neighbourhoods; scores are those of the full graph."""
+
+    def __init__(self, args, seed, model, data):
+        # The full graph is used for scores; training reads features where they are.
+        super().__init__(args, seed, model, (data.x, data.edge_index), data.y, data.splits[0])
+        self.graph = Graph.from_edge_index(data.edge_index, len(data.y))
+        self.sampler = sampling.NeighborSampler(self.graph, args.fanouts)
+        self.features = data.rows
+        train = self.split["train"]
+        self.steps = min(-(-len(train) // args.batch_size), args.max_steps or len(train))
+        if args.loader == "pyg":
+            from torch_geometric.data import Data
+            from torch_geometric.loader import NeighborLoader
+
+            graph = Data(
+                edge_index=data.edge_index.cpu(), num_nodes=len(data.y), n_id=torch.arange(len(data.y))
+            )
+            self.loader = NeighborLoader(
+                graph, args.fanouts[::-1], train.cpu(), batch_size=args.batch_size, shuffle=True,
+                num_workers=args.workers, persistent_workers=args.workers > 0,
+            )  # fmt: skip
+
+    def can_capture(self):
+        return False
+
+    def batches(self):
+        """(x of the sampled nodes, edges of the layers, the seeds' labels)."""
+        if self.args.loader == "pyg":
+            for batch in self.loader:
+                nodes = batch.n_id.to(self.device, non_blocking=True)
+                edges = batch.edge_index.to(self.device, non_blocking=True)
+                yield self.gather(nodes), edges, self.labels[nodes[: batch.batch_size]]
+            return
+        train = self.split["train"]
+        order = train[torch.randperm(len(train)).to(train.device)]
+        generator = torch.Generator(self.device).manual_seed(int(torch.randint(2**62, ())))
+        # The sampling thread is ahead by two batches, on a stream of its own.
+        for sample, x in sampling.prefetch(
+            lambda seeds: self.draw(seeds, generator), order.split(self.args.batch_size), self.device
+        ):
+            edges = [(hop.edge_index, hop.num_dst) for hop in sample.hops]
+            yield x, edges, self.labels[sample.nodes[: sample.hops[-1].num_dst]]
+
+    def draw(self, seeds, generator):
+        with self.stages("sample"):
+            sample = self.sampler.sample(seeds, generator)
+        return sample, self.gather(sample.nodes)
+
+    def gather(self, nodes):
+        with self.stages("gather"):
+            return self.features[nodes]
+
+    def loss_of(self, x, edges, labels):
+        return F.cross_entropy(self.model(x, edges)[: len(labels)].float(), labels)
+
+    def epoch(self):
+        total = torch.zeros((), device=self.device)
+        for step, (x, edges, labels) in enumerate(self.batches()):
+            if step == self.steps:
+                break
+            total += self.optimize(lambda batch=(x, edges, labels): self.loss_of(*batch))
+        return total / self.steps
+
+
+class Full(FullGraph):
+    def scores(self):
+        # On a random graph there is nothing to learn: no time is spent on evaluation.
+        return {"valid": 0.0, "test": 0.0} if "~" in self.args.dataset else super().scores()
+
+
+def load(args):
+    """The data, on the device but for features that are to stay on the host."""
+    if "~" in args.dataset:
+        from dfgnn.bench.graphs import load as load_twin
+
+        name, _, part = args.dataset.partition("/")
+        graph = load_twin(name, args.device)  # has self loops
+        edge_index, n = graph.edge_index, graph.num_nodes
+        if part:
+            edge_index = edge_index[:, torch.rand(edge_index.shape[1], device=args.device) < 1 / int(part)]
+        x, y = torch.randn(n, args.width, device=args.device), torch.randint(40, (n,), device=args.device)
+        split = {k: torch.arange(i, n, 3, device=args.device) for i, k in enumerate(datasets.SPLITS)}
+        data = datasets.Nodes(x=x, edge_index=edge_index.contiguous(), y=y, splits=[split])
+    else:
+        data = datasets.arxiv(args.root)
+        if data.x is None:
+            data.x = datasets.structural_features(data.edge_index, len(data.y))
+    host = data.x
+    data = data.to(args.device)
+    on_host = args.host_features and torch.device(args.device).type == "cuda"
+    data.rows = sampling.host_rows(host.cpu().contiguous()) if on_host else data.x
+    return data
+
+
+def main():
+    parser = harness.parser(__doc__, epochs=500)
+    parser.add_argument("--dataset", default="ogbn-arxiv")
+    parser.add_argument("--model", choices=LAYERS, default="gat")
+    parser.add_argument("--layers", type=int, default=3)
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--dropout", type=float, default=0.5)
+    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--sampled", action="store_true")
+    parser.add_argument("--loader", choices=["dfgnn", "pyg"], default="dfgnn")
+    parser.add_argument(
+        "--fanouts", type=int, nargs="+", default=[5, 10, 15], help="in the order of the layers"
+    )
+    parser.add_argument("--batch-size", type=int, default=1024)
+    parser.add_argument("--workers", type=int, default=0, help="processes of torch_geometric's loader")
+    parser.add_argument("--max-steps", type=int, help="steps per epoch at most")
+    parser.add_argument(
+        "--host-features", action="store_true", help="gather features from pinned host memory"
+    )
+    args = parser.parse_args()
+    harness.set_seed(0)
+    data = load(args)
+
+    def make(args, seed):
+        model = prepare(Network(args, data.x.shape[1], int(data.y.max()) + 1), args)
+        inputs = (data.x, data.edge_index), data.y, data.splits[0]
+        task = Sampled(args, seed, model, data) if args.sampled else Full(args, seed, model, *inputs)
+        task.optimizer = task.adam(args.lr)
+        return task
+
+    harness.main(args, make)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""dfgnn.ops beside dgl.ops: every name, results and gradients, on multigraphs, blocks and empty rows."""
+
+import itertools
+
+import pytest
+import torch
+
+from dfgnn import Graph, ops
+
+try:
+    import dgl
+except Exception:  # not installed, or built for another torch
+    dgl = None
+
+SIZES = {"square": (7, 7, 30), "block": (9, 5, 24), "no edges": (4, 3, 0)}
+SHAPES = [
+    ((), ()), ((3,), (3,)), ((2, 4), (2, 1)), ((2, 1), (1, 4)), ((2, 4), (2, 4)), ((4,), (2, 1)),
+    ((1, 4), (2, 4)),
+]  # fmt: skip
+BINARY = [name for name in ops.__all__ if len(name.split("_")) == 3 and not name.startswith(("copy", "seg"))]
+REDUCE = [name for name in ops.__all__ if name.split("_")[-1] in ops.REDUCERS]
+
+
+def graphs(kind, device="cpu"):
+    num_src, num_dst, num_edges = SIZES[kind]
+    src, dst = torch.randint(num_src, (num_edges,)), torch.randint(max(num_dst - 1, 1), (num_edges,))
+    ours = Graph.from_coo(src.to(device), dst.to(device), num_src=num_src, num_dst=num_dst)
+    if dgl is None:
+        return ours, None
+    make = dgl.graph((src, dst), num_nodes=num_src) if num_src == num_dst else None
+    theirs = make if make is not None else dgl.create_block((src, dst), num_src, num_dst)
+    return ours, theirs
+
+
+def rows(graph, target):
+    return {"u": graph.num_src, "v": graph.num_dst, "e": graph.num_edges}[target]
+
+
+def grads(out, inputs):
+    finite = torch.where(torch.isfinite(out), out, torch.zeros_like(out))
+    weight = torch.linspace(0.5, 2, out.numel(), dtype=out.dtype).view(out.shape)
+    return torch.autograd.grad((finite * weight).sum(), inputs, allow_unused=True)
+
+
+def compare(name, kind, arguments):
+    """The same numbers from both, and the same gradients."""
+    ours, theirs = graphs(kind)
+    inputs = [torch.rand(rows(ours, t), *shape, dtype=torch.float64) + 0.5 for t, shape in arguments]
+    inputs = [x.requires_grad_() for x in inputs]
+    out = getattr(ops, name)(ours, *inputs)
+    want = getattr(dgl.ops, name)(theirs, *inputs)
+    assert out.shape == want.shape and out.dtype == want.dtype
+    torch.testing.assert_close(out, want)
+    if want.requires_grad:
+        for a, b in zip(grads(out, inputs), grads(want, inputs)):
+            torch.testing.assert_close(a, b)
+
+
+needs_dgl = pytest.mark.skipif(
+    dgl is None, reason="dgl is not installed (dgl==1.1.3 supports Python <= 3.11)"
+)
+
+
+def test_every_name_is_there():
+    assert len(BINARY) == 30 and len(REDUCE) == 24
+    if dgl is not None:
+        theirs = [n for n in dir(dgl.ops) if not n.startswith("_") and callable(getattr(dgl.ops, n))]
+        assert set(theirs) <= set(ops.__all__)
+
+
+@needs_dgl
+@pytest.mark.parametrize("kind", SIZES)
+@pytest.mark.parametrize("name", BINARY)
+def test_edges(name, kind):
+    lhs, op, rhs = name.split("_")
+    for x, y in SHAPES:
+        if op == "dot" and (not x or x[-1] != y[-1]):
+            continue
+        compare(name, kind, [(lhs, x), (rhs, y)])
+
+
+@needs_dgl
+@pytest.mark.parametrize("kind", ["square", "block"])
+@pytest.mark.parametrize("name", REDUCE)
+def test_reductions(name, kind):
+    first, *_, reducer = name.split("_")
+    if first == "copy":
+        for x, _ in SHAPES:
+            compare(name, kind, [(name.split("_")[1], x)])
+        return
+    for x, y in SHAPES:
+        compare(name, kind, [("u", x), ("e", y)])
+
+
+@needs_dgl
+@pytest.mark.parametrize("name", ["copy_u", "copy_v", "copy_e"])
+def test_copies(name):
+    for (shape, _), kind in itertools.product(SHAPES, SIZES):
+        compare(name, kind, [(name[-1], shape)])
+
+
+@needs_dgl
+@pytest.mark.parametrize("norm_by", ["dst", "src"])
+def test_edge_softmax(norm_by):
+    ours, theirs = graphs("square")
+    logits = torch.randn(30, 2, 1, dtype=torch.float64)
+    want = dgl.ops.edge_softmax(theirs, logits, norm_by=norm_by)
+    torch.testing.assert_close(ops.edge_softmax(ours, logits, norm_by=norm_by), want)
+    eids = torch.randperm(30)[:11]
+    want = dgl.ops.edge_softmax(theirs, logits[:11], eids=eids, norm_by=norm_by)
+    # DGL returns them sorted by nothing: in the order of eids, like ours.
+    torch.testing.assert_close(ops.edge_softmax(ours, logits[:11], eids, norm_by), want)
+
+
+@needs_dgl
+def test_segments():
+    lengths, value = torch.tensor([3, 0, 2, 5]), torch.randn(10, 4)
+    for reducer in ops.REDUCERS:
+        want = dgl.ops.segment_reduce(lengths, value, reducer)
+        torch.testing.assert_close(ops.segment_reduce(lengths, value, reducer), want)
+    torch.testing.assert_close(ops.segment_softmax(lengths, value), dgl.ops.segment_softmax(lengths, value))
+    weight, index = torch.randn(4, 4, 6), torch.randint(4, (10,))
+    want = dgl.ops.segment_mm(value, weight, lengths)
+    torch.testing.assert_close(ops.segment_mm(value, weight, lengths), want)
+    want = dgl.ops.gather_mm(value, weight, idx_b=index)
+    torch.testing.assert_close(ops.gather_mm(value, weight, idx_b=index), want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_types_and_devices(dtype, device):
+    """Against plain operations."""
+    graph, _ = graphs("block", device)
+    x = torch.randn(9, 2, 3, device=device, dtype=dtype, requires_grad=True)
+    e = torch.randn(24, 2, 1, device=device, dtype=dtype, requires_grad=True)
+    out = ops.u_mul_e_sum(graph, x, e)
+    message = x.double()[graph.edge_index[0]] * e.double()
+    want = torch.zeros(5, 2, 3, device=device, dtype=torch.float64).index_add(0, graph.edge_index[1], message)
+    tolerance = {"rtol": 0.02, "atol": 0.03} if dtype == torch.bfloat16 else {}
+    torch.testing.assert_close(out, want.to(dtype), **tolerance)
+    found, wanted = (torch.autograd.grad(o.double().square().sum(), [x, e]) for o in (out, want))
+    loose = {"rtol": 0.1, "atol": 0.3} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-4}
+    for a, b in zip(found, wanted):
+        torch.testing.assert_close(a, b, **loose)
+    high = ops.copy_e_max(graph, e)
+    assert torch.equal(high[-1], torch.full_like(high[-1], -torch.inf))
+    assert torch.equal(ops.copy_u(graph, x), x[graph.edge_index[0]])
+
+
+def test_gradients_are_checked(device):
+    graph, _ = graphs("block", device)
+    x = torch.randn(9, 2, dtype=torch.float64, device=device, requires_grad=True)
+    v = torch.randn(5, 2, dtype=torch.float64, device=device, requires_grad=True)
+    e = torch.rand(24, 2, dtype=torch.float64, device=device) + 0.5
+    e.requires_grad_()
+    for function in (ops.u_add_v, ops.u_dot_v, ops.v_sub_u):
+        first = v if function is ops.v_sub_u else x
+        second = x if function is ops.v_sub_u else v
+        assert torch.autograd.gradcheck(lambda a, b, f=function: f(graph, a, b), (first, second))
+    for function in (ops.u_mul_e_mean, ops.u_div_e_sum):
+        inputs = (x, e)
+        assert torch.autograd.gradcheck(lambda a, b, f=function: f(graph, a, b), inputs)
+        assert torch.autograd.gradgradcheck(lambda a, b, f=function: f(graph, a, b), inputs)
+
+
+@pytest.mark.parametrize("call, error, message", [
+    (lambda g, x, e: ops.u_add_v("g", x, x), TypeError, "u_add_v: graph: expected a dfgnn.Graph, got str"),
+    (lambda g, x, e: ops.u_add_v(g, [1], x), TypeError, "u_add_v: x: expected a tensor, got list"),
+    (lambda g, x, e: ops.u_add_v(g, x.int(), x), TypeError, "u_add_v: x: expected float32.*got torch.int32"),
+    (lambda g, x, e: ops.u_add_v(g, x, x.double()), TypeError, "u_add_v: y: expected torch.float32 like x"),
+    (lambda g, x, e: ops.u_add_v(g, x[:3], x),
+     ValueError, r"u_add_v: x: expected shape \[7, ...\], a row per source"),
+    (lambda g, x, e: ops.u_add_e_sum(g, x, x),
+     ValueError, r"u_add_e_sum: y: expected shape \[30, ...\], a row per edge"),
+    (lambda g, x, e: ops.u_mul_e_max(g, x, e[:, :2]),
+     ValueError, "y: expected a shape that broadcasts against .3., got .2."),
+    (lambda g, x, e: ops.gspmm(g, "pow", "sum", x, e), ValueError, "gspmm: op: expected one of add"),
+    (lambda g, x, e: ops.gspmm(g, "mul", "prod", x, e), ValueError, "gspmm: reduce_op: expected one of sum"),
+    (lambda g, x, e: ops.gsddmm(g, "pow", x, x), ValueError, "gsddmm: op: expected one of add"),
+    (lambda g, x, e: ops.gsddmm(g, "add", x, x, "w"),
+     ValueError, "gsddmm: lhs_target: expected 'u', 'v' or 'e', got 'w'"),
+    (lambda g, x, e: ops.edge_softmax(g, e, norm_by="both"),
+     ValueError, "norm_by: expected 'src' or 'dst', got 'both'"),
+    (lambda g, x, e: ops.edge_softmax(g, e, torch.arange(3)),
+     ValueError, "edge_softmax: eids: expected a vector"),
+    (lambda g, x, e: ops.segment_reduce(torch.tensor([1]), x),
+     ValueError, "seglen: expected lengths that add up to 7"),
+])  # fmt: skip
+def test_bad_input(call, error, message):
+    graph, _ = graphs("square")
+    with pytest.raises(error, match=message):
+        call(graph, torch.randn(7, 3), torch.randn(30, 3))

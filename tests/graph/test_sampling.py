@@ -1,0 +1,204 @@
+"""Sampled neighbourhoods: what is drawn, the blocks, and batches that are made ahead."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+from dfgnn import Graph, sampling
+from dfgnn import functional as F
+from dfgnn.sampling import NeighborSampler
+
+
+def random_graph(num_nodes=60, num_edges=400, device="cpu", seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    edge_index = torch.randint(num_nodes, (2, num_edges), generator=generator)
+    edge_index[1, : num_edges // 4] = 3  # one node with many in-edges
+    return Graph.from_edge_index(edge_index.to(device), num_nodes)
+
+
+@pytest.mark.parametrize("fanouts", [(3,), (2, 4), (5, 1, 3), (-1, 2)])
+def test_blocks(fanouts, device):
+    """Every hop has the edges that were drawn, from the sampled graph, into its first nodes."""
+    graph = random_graph(device=device)
+    src, dst = graph.edge_index
+    seeds = torch.tensor([3, 59, 0, 17], device=device)
+    sample = NeighborSampler(graph, fanouts).sample(seeds)
+    assert torch.equal(sample.nodes[: len(seeds)], seeds)
+    assert len(sample.nodes.unique()) == len(sample.nodes) == sample.hops[0].graph.num_src
+    for k, (hop, fanout) in enumerate(zip(sample.hops, fanouts)):
+        assert torch.equal(hop.graph.edge_index, hop.edge_index)
+        assert hop.num_dst == (sample.hops[k + 1].graph.num_src if k + 1 < len(fanouts) else len(seeds))
+        # In the ids of the whole graph these are the edges that edge_ids names, each at most once.
+        ends = sample.nodes[hop.edge_index]
+        assert torch.equal(ends, torch.stack([src[hop.edge_ids], dst[hop.edge_ids]]))
+        assert len(hop.edge_ids.unique()) == len(hop.edge_ids)
+        degrees = graph.in_degrees()[sample.nodes[: hop.num_dst]]
+        wanted = degrees if fanout == -1 else degrees.clamp(max=fanout)
+        assert torch.equal(hop.graph.in_degrees(), wanted)
+
+
+def test_all_neighbours_are_the_full_graph(device):
+    """With all neighbours, two layers of attention on a sample are those on the graph."""
+    graph = random_graph(device=device)
+    x = torch.randn(60, 2, 4, device=device)
+    seeds = torch.tensor([3, 8, 21], device=device)
+    sample = NeighborSampler(graph, (-1, -1)).sample(seeds)
+    h = x[sample.nodes]
+    for hop in sample.hops:
+        h = F.dot_attention(hop.graph, h[: hop.num_dst], h, h)
+    want = F.dot_attention(graph, x, x, x)
+    want = F.dot_attention(graph, want, want, want)[seeds]
+    torch.testing.assert_close(h, want, rtol=1e-4, atol=1e-5)
+
+
+def test_every_neighbour_is_as_likely():
+    """4 of 9 neighbours: each in 4 / 9 of the samples, each pair in 4 * 3 / (9 * 8)."""
+    graph = Graph.from_coo(torch.arange(9), torch.full((9,), 9), num_nodes=10)
+    sampler, count = NeighborSampler(graph, (4,)), 4000
+    found = torch.zeros(count, 9)
+    for k in range(count):
+        found[k, sampler.sample(torch.tensor([9])).hops[0].edge_ids] = 1
+    assert (found.sum(1) == 4).all()
+    pairs = found.T @ found / count
+    assert (pairs.diagonal() - 4 / 9).abs().max() < 0.04
+    off = pairs[~torch.eye(9, dtype=torch.bool)]
+    assert (off - 12 / 72).abs().max() < 0.03
+
+
+def test_equal_generators_give_equal_samples(device):
+    graph = random_graph(device=device)
+    sampler, seeds = NeighborSampler(graph, (3, 3)), torch.arange(5, device=device)
+
+    def draw(seed):
+        return sampler.sample(seeds, torch.Generator(device).manual_seed(seed))
+
+    one, same, other = draw(1), draw(1), draw(2)
+    assert all(torch.equal(a, b) for a, b in zip(one.tensors(), same.tensors(), strict=True))
+    assert not torch.equal(one.hops[0].edge_ids, other.hops[0].edge_ids)
+
+
+@pytest.mark.parametrize("seeds, num_edges", [([], 400), ([5], 0), ([0, 1, 2], 1)])
+def test_nothing_to_draw(seeds, num_edges, device):
+    graph = Graph.from_coo(*torch.zeros(2, num_edges, dtype=torch.int64, device=device), num_nodes=60)
+    sample = NeighborSampler(graph, (3, 2)).sample(torch.tensor(seeds, dtype=torch.int64, device=device))
+    assert sample.nodes.tolist() == seeds + ([0] if num_edges and 0 not in seeds and seeds else [])
+
+
+def test_layers_find_the_block(device, monkeypatch):
+    """PyG's contract takes hop.edge_index, and neither sorts nor checks it."""
+    nn = pytest.importorskip("dfgnn.nn.pyg", reason="torch_geometric is not installed")
+    graph = random_graph(device=device)
+    sample = NeighborSampler(graph, (3,)).sample(torch.arange(6, device=device))
+    (hop,) = sample.hops
+    x = torch.randn(len(sample.nodes), 8, device=device)
+    conv = nn.GATConv(8, 4, heads=2, add_self_loops=False).to(device)
+    want = conv((x, x[:6]), hop.edge_index.clone())
+    from dfgnn import _kept
+
+    monkeypatch.setattr(_kept, "_build", lambda *_: pytest.fail("the graph was made anew"))
+    torch.testing.assert_close(conv((x, x[:6]), hop.edge_index), want)
+
+
+def of_seeds(*seeds, dtype=None):
+    return lambda graph: NeighborSampler(graph, (3,)).sample(torch.tensor(*seeds, dtype=dtype))
+
+
+def of_fanouts(*fanouts):
+    return lambda graph: NeighborSampler(graph, fanouts)
+
+
+def of_a_block(graph):
+    return NeighborSampler(Graph.from_coo(*torch.zeros(2, 1, dtype=torch.int64), num_src=3, num_dst=1), (1,))
+
+
+@pytest.mark.parametrize("bad, error, message", [
+    (lambda g: NeighborSampler("graph", (3,)), TypeError, "graph: expected a dfgnn.Graph, got str"),
+    (of_fanouts(), ValueError, "fanouts: expected integers"),
+    (of_fanouts(3, 0), ValueError, "fanouts: expected integers"),
+    (of_fanouts(True), ValueError, "fanouts: expected integers"),
+    (of_a_block, ValueError, "as many sources as destinations, got 3 and 1"),
+    (lambda g: NeighborSampler(g, (3,)).sample([1]), TypeError, "seeds: expected an int64 tensor, got list"),
+    (of_seeds([1.0]), TypeError, "got torch.float32"),
+    (of_seeds([[1]]), ValueError, r"shape \[n\] on cpu, got \[1, 1\]"),
+    (of_seeds([1, 60]), ValueError, "in 0 .. 59, got 1 .. 60"),
+    (of_seeds([-1]), ValueError, "in 0 .. 59, got -1 .. -1"),
+    (of_seeds([2, 4, 2]), ValueError, "at most once, got 1 repeated"),
+    (lambda g: next(sampling.prefetch(int, [1], "cpu", depth=0)), ValueError, "depth: expected an integer"),
+    (lambda g: sampling.host_rows([1]), TypeError, "host_rows: x: expected a tensor on the CPU, got list"),
+    (lambda g: sampling.host_rows(torch.zeros(3, 4).T), ValueError, "contiguous"),
+])  # fmt: skip
+def test_bad_input(bad, error, message):
+    with pytest.raises(error, match=message):
+        bad(random_graph())
+
+
+def test_prefetch_is_ahead_and_in_order(device):
+    made = []
+
+    def make(k):
+        made.append(k)
+        return {"x": torch.full((3,), k, device=device)}
+
+    found = []
+    for value in sampling.prefetch(make, range(8), device, depth=2):
+        if not found:
+            deadline = time.monotonic() + 10
+            while len(made) < 3 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert 3 <= len(made) <= 4  # this one, two that wait, and one in the hands of the thread
+        found.append(int(value["x"][0]))
+    assert found == list(range(8))
+
+
+def test_prefetch_ends_with_its_caller_and_hands_errors_on():
+    def make(k):
+        return 1 // (k - 5)
+
+    before = threading.active_count()
+    batches = sampling.prefetch(make, range(100), "cpu")
+    assert next(batches) == -1
+    batches.close()
+    assert threading.active_count() == before
+    with pytest.raises(ZeroDivisionError):
+        list(sampling.prefetch(make, range(100), "cpu"))
+    assert threading.active_count() == before
+
+
+@pytest.mark.gpu
+def test_prefetched_tensors_are_not_overwritten():
+    """Memory of a batch is not given to a later one while the caller's stream reads it."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA GPU, or a torch without CUDA")
+
+    def make(k):
+        return torch.full((1 << 20,), k, device="cuda")
+
+    for k, x in enumerate(sampling.prefetch(make, range(50), "cuda")):
+        torch.cuda._sleep(2_000_000)
+        y = x + 1
+        del x
+        assert (y == k + 1).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_host_rows(dtype):
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA GPU, or a torch without CUDA")
+    x = torch.randint(100, (1000, 33)).to(dtype)
+    before = torch.cuda.memory_allocated()
+    view = sampling.host_rows(x)
+    assert view.is_cuda and view.shape == x.shape and view.dtype == dtype
+    assert torch.cuda.memory_allocated() == before
+    rows = torch.randint(1000, (77,))
+    assert torch.equal(view[rows.cuda()].cpu(), x[rows])
+    assert torch.equal(view.index_select(0, rows.cuda()).cpu(), x[rows])
+
+
+def test_host_rows_without_a_gpu():
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(RuntimeError, match="expected a CUDA device"):
+        sampling.host_rows(torch.zeros(3, 4))
