@@ -1,0 +1,421 @@
+"""DistributedGraph: one process's part of a graph, and the way to the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .. import _autograd, _csr, reference
+from .._arguments import BIAS_AFTER, FEAT_IN_KEY, FEAT_IN_VALUE, EdgeArgs, Numbers, Tensors
+from .._csr import CSR
+from .._ops import acc_type
+from .._structure import Side
+from ..graph import Graph, GraphPart
+from . import _agree, parts
+from ._attention import Attention, Pair
+from ._exchange import Exchange, Gather
+from ._watch import named
+from .parts import Part, Partition
+
+__all__ = ["DistributedGraph"]
+
+_WIRES = (None, torch.float16, torch.bfloat16)
+_MASK_EDGES = 2**20  # of which a dropout mask is made at a time
+
+
+class DistributedGraph(GraphPart):
+    """A graph that the processes of a group share; each holds a part: some destinations with all of their
+    in-edges, and the features of some sources (of a square graph: of the same nodes).
+
+    The functions of :mod:`dfgnn.functional` and the layers take it in place of a graph, in all processes at
+    once, with the rows of the part: ``feat [num_src, ...]`` of ``src_ids``, results ``[num_dst, ...]`` of
+    ``dst_ids``, tensors on edges ``[num_edges, ...]`` of ``edge_ids``. Results and gradients are those of
+    one process with the whole graph, up to the order of sums, dropout included: its mask depends on the ids
+    of the whole graph's edges, and its seed is rank 0's. Gradients of parameters are those of the part's rows
+    and are to be summed over the processes, as DistributedDataParallel does (which takes the mean: multiply
+    the loss by the number of processes).
+
+    Rows that a part's edges need of other sources, its halo, are fetched by one all-to-all for each tensor,
+    while the attention over the part's own sources runs; the two are merged exactly. Gradients go back in the
+    same way. A backward is an exchange, too: all processes must run it.
+
+    overlap: compute while rows travel; else wait for them, and attend once over all. Calls with
+    ``return_attention`` always do the latter.  wire: float16 or bfloat16, as which rows ``[*, H, D]`` of wider
+    types travel in both directions; None: as they are.
+
+    First derivatives only; torch.func, forward mode, torch.compile and layers over typed edges raise
+    NotImplementedError.
+    """
+
+    def __init__(self, *args, **kwargs):
+        raise TypeError(
+            "DistributedGraph: expected DistributedGraph.from_edge_index or from_partition, got a direct call"
+        )
+
+    # ---- constructors ----------------------------------------------------------------------------
+
+    @classmethod
+    def from_edge_index(
+        cls,
+        edge_index: Tensor,
+        num_nodes: int | None = None,
+        partition: Partition = "contiguous",
+        group: Any = None,
+        *,
+        num_src: int | None = None,
+        num_dst: int | None = None,
+        overlap: bool = True,
+        wire: torch.dtype | None = None,
+    ) -> DistributedGraph:
+        """Every process of the group calls it with the whole graph, and keeps its part.
+
+        edge_index: int32 or int64 [2, E], [0] the sources and [1] the destinations, on the device that the
+        part shall be on.  num_nodes: of a square graph; else num_src and num_dst, whose nodes are divided
+        each for themselves.  group: default, that of all processes; one process needs no group.
+
+        partition: "contiguous", ranges of nodes with about equally many in-edges; "metis", parts with few
+        edges between them (needs pymetis; it runs on the CPU in every process: large graphs are better
+        divided once, by ``python -m dfgnn.distributed.partition``); or an integer tensor [num_nodes] with
+        each node's rank, of a bipartite graph a pair of them.
+
+        Raises as :meth:`dfgnn.Graph.from_edge_index`; ValueError also for an unknown partition, and in all
+        processes where they differ in the graph, its partition or the options.
+        """
+        where = "DistributedGraph.from_edge_index"
+        src, dst = _csr.ends_of(where, edge_index)
+        if num_nodes is not None:
+            if num_src is not None or num_dst is not None:
+                raise TypeError(f"{where}: expected either num_nodes or num_src and num_dst, got both")
+            num_src = num_dst = num_nodes
+        elif num_src is None or num_dst is None:
+            raise TypeError(f"{where}: expected num_nodes, or num_src and num_dst, got neither")
+        num_src = _csr.as_size(where, "num_src", num_src)
+        num_dst = _csr.as_size(where, "num_dst", num_dst)
+        for name, ends, size in (("edge_index[0]", src, num_src), ("edge_index[1]", dst, num_dst)):
+            if len(ends) and not 0 <= int(ends.min()) <= int(ends.max()) < size:
+                got = f"{int(ends.min())} .. {int(ends.max())}"
+                raise ValueError(f"{where}: {name}: expected ids in 0 .. {size - 1}, got {got}")
+        rank, count = _rank(group), _size(group)
+        square = num_nodes is not None
+        owner = parts.owners(where, partition, torch.stack([src, dst]), num_src, num_dst, square, count)
+        part = parts.cut(torch.stack([src, dst]).to(torch.int64), owner, rank, count)
+        return cls._from_part(where, part, group, overlap, wire)
+
+    @classmethod
+    def from_partition(
+        cls,
+        folder: str | Path,
+        group: Any = None,
+        *,
+        device: torch.device | str = "cpu",
+        overlap: bool = True,
+        wire: torch.dtype | None = None,
+    ) -> DistributedGraph:
+        """Every process reads its part of a graph that ``python -m dfgnn.distributed.partition`` divided;
+        none ever holds the whole.
+
+        folder: what that program wrote, for as many parts as the group has processes.  device: where the part
+        shall be.  The rest as in :meth:`from_edge_index`.
+
+        Raises FileNotFoundError (no such parts), and ValueError in all processes where the number of parts is
+        not that of processes, or parts belong to different graphs.
+        """
+        from . import partition
+
+        rank, count = _rank(group), _size(group)
+        part = partition.load(folder, rank, count, torch.device(device))
+        return cls._from_part("DistributedGraph.from_partition", part, group, overlap, wire)
+
+    @classmethod
+    def _from_part(cls, where: str, part: Part, group: Any, overlap: bool, wire) -> DistributedGraph:
+        if wire not in _WIRES:
+            raise ValueError(f"{where}: wire: expected None, torch.float16 or torch.bfloat16, got {wire}")
+        self = object.__new__(cls)
+        self._group = None if part.count == 1 else group or dist.group.WORLD
+        self._part, self.overlap = part, bool(overlap)
+        self.rank, self.world_size = part.number, part.count
+        src_nodes, dst_nodes = part.src_nodes, part.dst_nodes
+        self.device = part.dst.device
+        self.num_src, self.num_dst, self.num_edges = len(src_nodes.ids), len(dst_nodes.ids), len(part.dst)
+        for name in ("num_src", "num_dst", "num_edges"):
+            _csr.as_size(where, name, getattr(self, name))
+        has_empty = bool((_csr.count(part.dst, self.num_dst) == 0).any())
+        _agree.require_same(
+            where, self._group, fingerprint=part.fingerprint, num_edges=part.num_edges,
+            num_src=src_nodes.offsets[-1], num_dst=dst_nodes.offsets[-1], parts=part.count,
+            square=src_nodes is dst_nodes, overlap=self.overlap, wire=wire, device=self.device.type,
+        )  # fmt: skip
+        self.has_zero_in_degree = any(_agree.gather(has_empty, self._group))
+
+        first, end = src_nodes.offsets[part.number : part.number + 2]
+        is_own = (part.src >= first) & (part.src < end)
+        own, others = is_own.nonzero().squeeze(1), (~is_own).nonzero().squeeze(1)
+        #: int64 [num_edges]: the place in the whole graph of each edge; those from own sources come first.
+        self.edge_ids = torch.cat([part.edge_ids[own], part.edge_ids[others]])
+        self._num_own_edges = len(own)
+        self._halo_places, halo_src = part.src[others].unique(return_inverse=True)
+        self._src = torch.cat([part.src[own] - first, halo_src + self.num_src])
+        self._dst = torch.cat([part.dst[own], part.dst[others]])
+        self._exchange = self._make_exchange(first, wire)
+        self._graphs: dict[tuple[str, bool], Graph] = {}
+        self._with_loops: DistributedGraph | None = None
+        self._agreed: set[tuple] = set()
+        return self
+
+    def _make_exchange(self, first: int, wire) -> Exchange:
+        """Tells the others which of their sources are wanted here."""
+        offsets = torch.tensor(self._part.src_nodes.offsets[1:], device=self.device)
+        below = torch.searchsorted(self._halo_places, offsets).tolist()
+        recv_counts = torch.tensor([0, *below]).diff().tolist()
+        if self._group is None:
+            exchange = Exchange(None, self._halo_places, [0], [0])
+        else:
+            send_counts = [counts[self.rank] for counts in _agree.gather(recv_counts, self._group)]
+            asked = self._halo_places.new_empty(sum(send_counts))
+            with named(self._group):
+                dist.all_to_all_single(
+                    asked, self._halo_places, send_counts, recv_counts, group=self._group
+                )
+            exchange = Exchange(self._group, asked - first, send_counts, recv_counts)
+        exchange.wire = wire
+        return exchange
+
+    # ---- what it holds ---------------------------------------------------------------------------
+
+    @property
+    def group(self) -> Any:
+        """The process group; None of one process."""
+        return self._group
+
+    @property
+    def src_ids(self) -> Tensor:
+        """int64 [num_src]: ids of this part's sources in the whole graph, rising."""
+        return self._part.src_nodes.ids
+
+    @property
+    def dst_ids(self) -> Tensor:
+        """int64 [num_dst]: ids of this part's destinations, rising; of a square graph those of its
+        sources."""
+        return self._part.dst_nodes.ids
+
+    @property
+    def num_nodes(self) -> int:
+        """Of this part of a square graph."""
+        if self._part.src_nodes is not self._part.dst_nodes:
+            raise AttributeError("DistributedGraph.num_nodes: expected a square graph; ask for num_src or num_dst")
+        return self.num_src
+
+    @property
+    def num_halo(self) -> int:
+        """Sources of other parts that this part's edges need."""
+        return self._exchange.num_halo
+
+    @property
+    def total(self) -> tuple[int, int, int]:
+        """(num_src, num_dst, num_edges) of the whole graph."""
+        return self._part.src_nodes.offsets[-1], self._part.dst_nodes.offsets[-1], self._part.num_edges
+
+    def __repr__(self) -> str:
+        src, dst, edges = self.total
+        return (
+            f"DistributedGraph(part {self.rank} of {self.world_size}: num_src={self.num_src} of {src}, "
+            f"num_dst={self.num_dst} of {dst}, num_edges={self.num_edges} of {edges}, "
+            f"num_halo={self.num_halo}, device='{self.device}')"
+        )
+
+    def scatter(self, x: Tensor, of: str = "dst") -> Tensor:
+        """This part's rows of x, which every process has as a whole: [num_dst, ...] of [all nodes, ...], on
+        the part's device. of: "dst", "src" or "edges"."""
+        ids, total = self._side("scatter", of)
+        if x.dim() == 0 or len(x) != total:
+            raise ValueError(f"DistributedGraph.scatter: x: expected {total} rows, got shape {list(x.shape)}")
+        return x[ids.to(x.device)].to(self.device)
+
+    def gather(self, x: Tensor, of: str = "dst") -> Tensor:
+        """The whole of which each process has its part's rows x, in all processes; not differentiable."""
+        ids, total = self._side("gather", of)
+        if x.dim() == 0 or len(x) != len(ids):
+            raise ValueError(
+                f"DistributedGraph.gather: x: expected {len(ids)} rows, got shape {list(x.shape)}"
+            )
+        x = x.detach().contiguous()
+        whole = x.new_empty(total, *x.shape[1:])
+        if self._group is None:
+            whole[ids] = x
+            return whole
+        sizes = _agree.gather(len(ids), self._group)
+        most = max(sizes)
+
+        def padded(t: Tensor) -> list[Tensor]:
+            mine = t.new_zeros(most, *t.shape[1:])
+            mine[: len(t)] = t
+            found = [torch.empty_like(mine) for _ in sizes]
+            with named(self._group):
+                dist.all_gather(found, mine, group=self._group)
+            return found
+
+        for size, place, rows in zip(sizes, padded(ids), padded(x)):
+            whole[place[:size]] = rows[:size]
+        return whole
+
+    def _side(self, where: str, of: str) -> tuple[Tensor, int]:
+        sides = dict(zip(("src", "dst", "edges"), zip((self.src_ids, self.dst_ids, self.edge_ids), self.total)))
+        if of not in sides:
+            raise ValueError(f"DistributedGraph.{where}: of: expected 'dst', 'src' or 'edges', got {of!r}")
+        return sides[of]
+
+    # ---- the graphs that the engine sees -----------------------------------------------------------
+
+    def _graph(self, which: str, by_id: bool) -> Graph:
+        """Edges from "own" or "halo" sources, or the "whole". by_id: edge ids, which dropout depends on, are
+        those of the whole graph (they wrap at 2**32), and tensors on edges cannot be had."""
+        found = self._graphs.get((which, by_id))
+        if found is None:
+            found = self._graphs[which, by_id] = self._make_graph(which, by_id)
+        return found
+
+    def _make_graph(self, which: str, by_id: bool) -> Graph:
+        edges = {
+            "own": slice(0, self._num_own_edges),
+            "halo": slice(self._num_own_edges, None),
+            "whole": slice(None),
+        }[which]
+        if by_id:
+            csr = self._graph(which, False).csr()
+            ids = self.edge_ids[edges].to(torch.int32)
+            csr = CSR(csr.indptr, csr.indices, ids if csr.eids is None else ids[csr.eids])
+            num_src = self._graph(which, False).num_src
+            return Graph._make(Side(self.num_dst, (csr, True)), Side(num_src))
+        src = self._src[edges]
+        sizes = {"own": self.num_src, "halo": self.num_halo, "whole": self.num_src + self.num_halo}
+        if which == "halo":
+            src = src - self.num_src
+        return Graph.from_coo(
+            src, self._dst[edges], num_src=sizes[which], num_dst=self.num_dst, validate=False
+        )
+
+    def gathered(self, *tensors: Tensor) -> tuple[Graph, list[Tensor]]:
+        return self._graph("whole", False), [Gather.apply(self._exchange, x) for x in tensors]
+
+    def with_self_loops(self) -> DistributedGraph:
+        """The graph with its loops removed and one for each node appended, as torch_geometric's layers have
+        it; all processes make it at once, and it is kept.
+
+        Raises NotImplementedError of a bipartite graph.
+        """
+        if self._with_loops is None:
+            self._with_loops = self._add_loops()
+        return self._with_loops
+
+    def _add_loops(self) -> DistributedGraph:
+        part = self._part
+        if part.src_nodes is not part.dst_nodes:
+            raise NotImplementedError(
+                "DistributedGraph.with_self_loops: expected a square graph; give a bipartite one its loops "
+                "before it is divided"
+            )
+        first = part.dst_nodes.offsets[part.number]
+        is_loop = part.src == part.dst + first
+        removed = torch.cat(_agree.gather(part.edge_ids[is_loop].cpu(), self._group)).sort().values
+        removed = removed.to(self.device)
+        kept = (~is_loop).nonzero().squeeze(1)
+        num_kept, total = part.num_edges - len(removed), part.dst_nodes.offsets[-1]
+        ids = part.edge_ids[kept]
+        loops = torch.arange(self.num_dst, device=self.device)
+        part = part._replace(
+            src=torch.cat([part.src[kept], loops + first]),
+            dst=torch.cat([part.dst[kept], loops]),
+            edge_ids=torch.cat([ids - torch.searchsorted(removed, ids), num_kept + self.dst_ids]),
+            num_edges=num_kept + total,
+        )
+        where = "DistributedGraph.with_self_loops"
+        return self._from_part(where, part, self._group, self.overlap, self._exchange.wire)
+
+    # ---- attention -------------------------------------------------------------------------------
+
+    def attention(
+        self, score: str, tensors: Tensors, numbers: Numbers, return_attention: bool, schedule: str
+    ) -> tuple[Tensor, Tensor | None]:
+        backward = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+        self._agree_on(score, tensors, numbers, return_attention, backward)
+        edges = EdgeArgs(*(getattr(tensors, name) for name in EdgeArgs._fields))
+        has_edges = any(x is not None for x in edges._replace(seed=None))
+        if edges.seed is not None:
+            tensors = tensors._replace(seed=self._shared(edges.seed))
+            if has_edges or return_attention:  # which go by places, and the mask by ids
+                tensors, numbers = self._with_mask(tensors, numbers)
+                has_edges = True
+        by_id = not (has_edges or return_attention)
+        edges = EdgeArgs(*(getattr(tensors, name) for name in EdgeArgs._fields))
+        if return_attention or not self.overlap or self._group is None:
+            return self._at_once(score, tensors, numbers, edges, by_id, return_attention, schedule)
+
+        with_positive = score == "additive" and backward and edges.edge_gate is None
+        save_positive = with_positive and tensors.dst is not None and tensors.dst.requires_grad
+        calls = []
+        for which in ("own", "halo"):
+            graph = self._graph(which, by_id)
+            args = _autograd._graph_args(graph, score, tensors.value, edges, False, backward, schedule)
+            calls.append(_autograd._Call(graph, args, score, numbers, False, save_positive))
+        pair = Pair(calls[0], calls[1], self._exchange, self._num_own_edges)
+        if backward:
+            return Attention.apply(pair, *tensors), None
+        return pair.forward(tensors, pair.fetch(tensors))[0].out, None
+
+    def _at_once(self, score, t, numbers, edges, by_id, return_attention, schedule):
+        """Over all sources, when all are here."""
+        value, src = (None if x is None else Gather.apply(self._exchange, x) for x in (t.value, t.src))
+        return _autograd.attention(
+            self._graph("whole", by_id), score, value, src, t.dst, t.attn, edges, t.out_bias,
+            slope=numbers.negative_slope, scale=numbers.scale, dropout_p=numbers.dropout_p,
+            bias_after=bool(numbers.flags & BIAS_AFTER), feat_in_key=bool(numbers.flags & FEAT_IN_KEY),
+            feat_in_value=bool(numbers.flags & FEAT_IN_VALUE), return_attention=return_attention,
+            schedule=schedule,
+        )  # fmt: skip
+
+    def _agree_on(self, score, tensors: Tensors, numbers: Numbers, return_attention, backward) -> None:
+        """What is exchanged must be alike; it is compared at the first call of each kind."""
+        said = {
+            name: None if x is None else (str(x.dtype), list(x.shape[1:]), backward and x.requires_grad)
+            for name, x in tensors._asdict().items()
+        }
+        key = score, *numbers, return_attention, *map(str, said.values())
+        if self._group is None or key in self._agreed:
+            return
+        _agree.require_same(
+            f"{score} attention", self._group, score=score, return_attention=return_attention,
+            **numbers._asdict(), **said,
+        )  # fmt: skip
+        self._agreed.add(key)
+
+    def _shared(self, seed: Tensor) -> Tensor:
+        """Rank 0's."""
+        if self._group is not None:
+            seed = seed.clone()
+            with named(self._group):
+                dist.broadcast(seed, dist.get_global_rank(self._group, 0), group=self._group)
+        return seed
+
+    def _with_mask(self, tensors: Tensors, numbers: Numbers) -> tuple[Tensors, Numbers]:
+        """Dropout as weights of the edges."""
+        heads, dtype = tensors.value.shape[1], acc_type(tensors.value.dtype)
+        masks = [
+            reference.dropout_mask(tensors.seed, ids, heads, numbers.dropout_p).to(dtype)
+            for ids in self.edge_ids.split(_MASK_EDGES)
+        ]
+        weight = torch.cat(masks)
+        if tensors.edge_weight is not None:
+            weight = weight * tensors.edge_weight
+        return tensors._replace(seed=None, edge_weight=weight), numbers._replace(dropout_p=0.0)
+
+
+def _rank(group: Any) -> int:
+    return dist.get_rank(group) if dist.is_initialized() else 0
+
+
+def _size(group: Any) -> int:
+    return dist.get_world_size(group) if dist.is_initialized() else 1
