@@ -19,6 +19,7 @@ from . import _agree, parts
 from ._attention import Attention, Pair
 from ._exchange import Exchange, Gather
 from ._watch import named
+from .partition import load
 from .parts import Part, Partition
 
 __all__ = ["DistributedGraph"]
@@ -124,10 +125,8 @@ class DistributedGraph(GraphPart):
         Raises FileNotFoundError (no such parts), and ValueError in all processes where the number of parts is
         not that of processes, or parts belong to different graphs.
         """
-        from . import partition
-
         rank, count = _rank(group), _size(group)
-        part = partition.load(folder, rank, count, torch.device(device))
+        part = load(folder, rank, count, torch.device(device))
         return cls._from_part("DistributedGraph.from_partition", part, group, overlap, wire)
 
     @classmethod

@@ -148,13 +148,7 @@ def cut(edge_index: Tensor, owner: tuple[Tensor, Tensor], number: int, count: in
     dst_nodes = src_nodes if dst_places is src_places else dst_places.part(number)
     src, dst = edge_index
     edge_ids = (dst_owner[dst] == number).nonzero().squeeze(1)
-    fingerprint = combine(
-        fingerprint_of(src, dst),
-        fingerprint_of(src_places.place, src_places.order),
-        fingerprint_of(dst_places.place, dst_places.order),
-        *src_places.offsets,
-        *dst_places.offsets,
-    )
+    fingerprint = print_of(fingerprint_of(src, dst), src_places, dst_places)
     return Part(
         number, src_nodes, dst_nodes, src_places.place[src[edge_ids]],
         dst_places.place[dst[edge_ids]] - dst_nodes.offsets[number], edge_ids, edge_index.shape[1],
@@ -179,6 +173,12 @@ def fingerprint_of(a: Tensor, b: Tensor, first: int = 0) -> int:
             number = (number ^ (number >> 29)) * _MIX[2]
         total += int(number.sum())
     return total % 2**64
+
+
+def print_of(edges: int, src: Places, dst: Places) -> int:
+    """The fingerprint of a graph and its partition, from that of its edges."""
+    sides = (fingerprint_of(side.place, side.order) for side in (src, dst))
+    return combine(edges, *sides, *src.offsets, *dst.offsets)
 
 
 def combine(*numbers: int) -> int:
