@@ -135,9 +135,9 @@ class DistributedGraph(GraphPart):
             raise ValueError(f"{where}: wire: expected None, torch.float16 or torch.bfloat16, got {wire}")
         self = object.__new__(cls)
         self._group = None if part.count == 1 else group or dist.group.WORLD
-        self._part, self.overlap = part, bool(overlap)
-        self.rank, self.world_size = part.number, part.count
-        src_nodes, dst_nodes = part.src_nodes, part.dst_nodes
+        self.overlap, self.rank, self.world_size = bool(overlap), part.number, part.count
+        self._src_nodes, self._dst_nodes = src_nodes, dst_nodes = part.src_nodes, part.dst_nodes
+        self._total_edges, self._fingerprint = part.num_edges, part.fingerprint
         self.device = part.dst.device
         self.num_src, self.num_dst, self.num_edges = len(src_nodes.ids), len(dst_nodes.ids), len(part.dst)
         for name in ("num_src", "num_dst", "num_edges"):
@@ -149,25 +149,41 @@ class DistributedGraph(GraphPart):
             square=src_nodes is dst_nodes, overlap=self.overlap, wire=wire, device=self.device.type,
         )  # fmt: skip
         self.has_zero_in_degree = any(_agree.gather(has_empty, self._group))
-
-        first, end = src_nodes.offsets[part.number : part.number + 2]
-        is_own = (part.src >= first) & (part.src < end)
-        own, others = is_own.nonzero().squeeze(1), (~is_own).nonzero().squeeze(1)
-        #: int64 [num_edges]: the place in the whole graph of each edge; those from own sources come first.
-        self.edge_ids = torch.cat([part.edge_ids[own], part.edge_ids[others]])
-        self._num_own_edges = len(own)
-        self._halo_places, halo_src = part.src[others].unique(return_inverse=True)
-        self._src = torch.cat([part.src[own] - first, halo_src + self.num_src])
-        self._dst = torch.cat([part.dst[own], part.dst[others]])
-        self._exchange = self._make_exchange(first, wire)
-        self._graphs: dict[tuple[str, bool], Graph] = {}
+        self._divide(part)
+        self._exchange = self._make_exchange(wire)
         self._with_loops: DistributedGraph | None = None
         self._agreed: set[tuple] = set()
         return self
 
-    def _make_exchange(self, first: int, wire) -> Exchange:
+    def _divide(self, part: Part) -> None:
+        """Edges from own sources, and edges from others' with these in the order of places. Of large graphs
+        each tensor of edge size counts, so none lives longer than it must."""
+        first, end = part.src_nodes.offsets[self.rank : self.rank + 2]
+        is_own = (part.src >= first) & (part.src < end)
+        own, others = is_own.nonzero().squeeze(1), is_own.logical_not_().nonzero().squeeze(1)
+        self._num_own_edges = len(own)
+        self._edge_ids = torch.cat([part.edge_ids[own], part.edge_ids[others]])
+        if part.num_edges < _csr.LIMIT:
+            self._edge_ids = self._edge_ids.to(torch.int32)
+        src = part.src[others]
+        is_halo = torch.zeros(part.src_nodes.offsets[-1], dtype=torch.bool, device=self.device)
+        is_halo[src.to(torch.int64)] = True
+        self._halo_places = is_halo.nonzero().squeeze(1)
+        number = is_halo.cumsum(0, dtype=torch.int32).sub_(1)
+        halo = number[src.to(torch.int64)], part.dst[others], len(self._halo_places)
+        ends = {"own": (part.src[own] - first, part.dst[own], self.num_src), "halo": halo}
+        del src, is_halo, number, halo, own, others, is_own
+        self._graphs = {}
+        for which in ("own", "halo"):
+            src, dst, num_src = ends.pop(which)
+            self._graphs[which, False] = Graph.from_coo(
+                src, dst, num_src=num_src, num_dst=self.num_dst, validate=False
+            )
+
+    def _make_exchange(self, wire) -> Exchange:
         """Tells the others which of their sources are wanted here."""
-        offsets = torch.tensor(self._part.src_nodes.offsets[1:], device=self.device)
+        first = self._src_nodes.offsets[self.rank]
+        offsets = torch.tensor(self._src_nodes.offsets[1:], device=self.device)
         below = torch.searchsorted(self._halo_places, offsets).tolist()
         recv_counts = torch.tensor([0, *below]).diff().tolist()
         if self._group is None:
@@ -193,18 +209,24 @@ class DistributedGraph(GraphPart):
     @property
     def src_ids(self) -> Tensor:
         """int64 [num_src]: ids of this part's sources in the whole graph, rising."""
-        return self._part.src_nodes.ids
+        return self._src_nodes.ids
 
     @property
     def dst_ids(self) -> Tensor:
         """int64 [num_dst]: ids of this part's destinations, rising; of a square graph those of its
         sources."""
-        return self._part.dst_nodes.ids
+        return self._dst_nodes.ids
+
+    @property
+    def edge_ids(self) -> Tensor:
+        """int64 [num_edges]: the place in the whole graph of each of this part's edges. Those from own
+        sources come first, then those from others', each in rising order."""
+        return self._edge_ids.to(torch.int64)
 
     @property
     def num_nodes(self) -> int:
         """Of this part of a square graph."""
-        if self._part.src_nodes is not self._part.dst_nodes:
+        if self._src_nodes is not self._dst_nodes:
             raise AttributeError("DistributedGraph.num_nodes: expected a square graph; ask for num_src or num_dst")
         return self.num_src
 
@@ -216,7 +238,7 @@ class DistributedGraph(GraphPart):
     @property
     def total(self) -> tuple[int, int, int]:
         """(num_src, num_dst, num_edges) of the whole graph."""
-        return self._part.src_nodes.offsets[-1], self._part.dst_nodes.offsets[-1], self._part.num_edges
+        return self._src_nodes.offsets[-1], self._dst_nodes.offsets[-1], self._total_edges
 
     def __repr__(self) -> str:
         src, dst, edges = self.total
@@ -269,33 +291,32 @@ class DistributedGraph(GraphPart):
 
     # ---- the graphs that the engine sees -----------------------------------------------------------
 
-    def _graph(self, which: str, by_id: bool) -> Graph:
-        """Edges from "own" or "halo" sources, or the "whole". by_id: edge ids, which dropout depends on, are
-        those of the whole graph (they wrap at 2**32), and tensors on edges cannot be had."""
+    def _graph(self, which: str, by_id: bool = False) -> Graph:
+        """Edges from "own" or "halo" sources, or the "whole" part. by_id: edges go by their ids in the whole
+        graph, for dropout (where they wrap at 2**32), and not by their places in tensors on edges."""
         found = self._graphs.get((which, by_id))
         if found is None:
-            found = self._graphs[which, by_id] = self._make_graph(which, by_id)
+            found = self._graphs[which, by_id] = self._by_id(which) if by_id else self._whole()
         return found
 
-    def _make_graph(self, which: str, by_id: bool) -> Graph:
-        edges = {
-            "own": slice(0, self._num_own_edges),
-            "halo": slice(self._num_own_edges, None),
-            "whole": slice(None),
-        }[which]
-        if by_id:
-            csr = self._graph(which, False).csr()
-            ids = self.edge_ids[edges].to(torch.int32)
-            csr = CSR(csr.indptr, csr.indices, ids if csr.eids is None else ids[csr.eids])
-            num_src = self._graph(which, False).num_src
-            return Graph._make(Side(self.num_dst, (csr, True)), Side(num_src))
-        src = self._src[edges]
-        sizes = {"own": self.num_src, "halo": self.num_halo, "whole": self.num_src + self.num_halo}
-        if which == "halo":
-            src = src - self.num_src
-        return Graph.from_coo(
-            src, self._dst[edges], num_src=sizes[which], num_dst=self.num_dst, validate=False
+    def _by_id(self, which: str) -> Graph:
+        graph, own = self._graph(which), self._num_own_edges
+        part = {"own": slice(0, own), "halo": slice(own, None), "whole": slice(None)}[which]
+        csr, ids = graph.csr(), self._edge_ids[part].to(torch.int32)
+        csr = CSR(csr.indptr, csr.indices, ids if csr.eids is None else ids[csr.eids])
+        return Graph._make(Side(graph.num_dst, (csr, True)), Side(graph.num_src))
+
+    def _whole(self) -> Graph:
+        src, dst = self._ends()
+        num_src = self.num_src + self.num_halo
+        return Graph.from_coo(src, dst, num_src=num_src, num_dst=self.num_dst, validate=False)
+
+    def _ends(self) -> tuple[Tensor, Tensor]:
+        """int32 [num_edges] twice: sources, of which the fetched come behind the own, and destinations."""
+        (src, dst), (halo, dst_of_halo) = (
+            self._graph(which)._structure.endpoints(torch.int32) for which in ("own", "halo")
         )
+        return torch.cat([src, halo + self.num_src]), torch.cat([dst, dst_of_halo])
 
     def gathered(self, *tensors: Tensor) -> tuple[Graph, list[Tensor]]:
         return self._graph("whole", False), [Gather.apply(self._exchange, x) for x in tensors]
@@ -311,26 +332,30 @@ class DistributedGraph(GraphPart):
         return self._with_loops
 
     def _add_loops(self) -> DistributedGraph:
-        part = self._part
-        if part.src_nodes is not part.dst_nodes:
+        nodes = self._dst_nodes
+        if self._src_nodes is not nodes:
             raise NotImplementedError(
                 "DistributedGraph.with_self_loops: expected a square graph; give a bipartite one its loops "
                 "before it is divided"
             )
-        first = part.dst_nodes.offsets[part.number]
-        is_loop = part.src == part.dst + first
-        removed = torch.cat(_agree.gather(part.edge_ids[is_loop].cpu(), self._group)).sort().values
+        first = nodes.offsets[self.rank]
+        src, dst = (ends.to(torch.int64) for ends in self._ends())
+        is_loop = src == dst
+        removed = torch.cat(_agree.gather(self.edge_ids[is_loop].cpu(), self._group)).sort().values
         removed = removed.to(self.device)
-        kept = (~is_loop).nonzero().squeeze(1)
-        num_kept, total = part.num_edges - len(removed), part.dst_nodes.offsets[-1]
-        ids = part.edge_ids[kept]
+        kept = is_loop.logical_not_().nonzero().squeeze(1)
+        num_kept, total = self._total_edges - len(removed), nodes.offsets[-1]
+        ids = self.edge_ids[kept]
         loops = torch.arange(self.num_dst, device=self.device)
-        part = part._replace(
-            src=torch.cat([part.src[kept], loops + first]),
-            dst=torch.cat([part.dst[kept], loops]),
+        own = loops + first
+        part = Part(
+            self.rank, nodes, nodes,
+            src=torch.cat([torch.cat([own, self._halo_places])[src[kept]], own]),
+            dst=torch.cat([dst[kept], loops]),
             edge_ids=torch.cat([ids - torch.searchsorted(removed, ids), num_kept + self.dst_ids]),
             num_edges=num_kept + total,
-        )
+            fingerprint=self._fingerprint,
+        )  # fmt: skip
         where = "DistributedGraph.with_self_loops"
         return self._from_part(where, part, self._group, self.overlap, self._exchange.wire)
 
@@ -342,13 +367,12 @@ class DistributedGraph(GraphPart):
         backward = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
         self._agree_on(score, tensors, numbers, return_attention, backward)
         edges = EdgeArgs(*(getattr(tensors, name) for name in EdgeArgs._fields))
-        has_edges = any(x is not None for x in edges._replace(seed=None))
         if edges.seed is not None:
             tensors = tensors._replace(seed=self._shared(edges.seed))
-            if has_edges or return_attention:  # which go by places, and the mask by ids
+            # What goes by places cannot go by ids, too.
+            if return_attention or any(x is not None for x in edges._replace(seed=None)):
                 tensors, numbers = self._with_mask(tensors, numbers)
-                has_edges = True
-        by_id = not (has_edges or return_attention)
+        by_id = tensors.seed is not None
         edges = EdgeArgs(*(getattr(tensors, name) for name in EdgeArgs._fields))
         if return_attention or not self.overlap or self._group is None:
             return self._at_once(score, tensors, numbers, edges, by_id, return_attention, schedule)

@@ -28,9 +28,9 @@ class Part(NamedTuple):
     number: int
     src_nodes: Nodes
     dst_nodes: Nodes  # the same object where sources and destinations are the same nodes
-    src: Tensor  # int64 [E]: places of the sources
-    dst: Tensor  # int64 [E]: destinations, counted within the part
-    edge_ids: Tensor  # int64 [E]: of the whole graph's edges, rising
+    src: Tensor  # int32 or int64 [E]: places of the sources
+    dst: Tensor  # int32 or int64 [E]: destinations, counted within the part
+    edge_ids: Tensor  # int32 or int64 [E]: of the whole graph's edges, rising
     num_edges: int  # of the whole graph
     fingerprint: int  # of the whole graph and how it is divided
 
