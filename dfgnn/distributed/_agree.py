@@ -1,40 +1,45 @@
-"""What all processes of a group must say alike, compared over a gloo group with a time limit of its own."""
+"""What all processes of a group must say alike, told through the store of the default process group."""
 
 from __future__ import annotations
 
-import weakref
+import pickle
+from collections import Counter
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
-from ._watch import named
+from ._watch import dead_rank, named
 
 # Of one agreement: a process that does not come is an error then.
 TIMEOUT = timedelta(seconds=60)
 
-_groups: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-
-
-def host_group(group: Any) -> Any:
-    """The gloo group of the same processes."""
-    group = group or dist.group.WORLD
-    found = _groups.get(group)
-    if found is None:
-        ranks = dist.get_process_group_ranks(group)
-        found = _groups[group] = dist.new_group(
-            ranks, timeout=TIMEOUT, backend="gloo", use_local_synchronization=True
-        )
-    return found
+_calls: Counter[str] = Counter()  # by group; the same in all of its processes
 
 
 def gather(value: Any, group: Any) -> list[Any]:
-    """Everybody's value, in the order of ranks."""
+    """Everybody's value, in the order of ranks; group: None for one process."""
     if group is None:
         return [value]
-    found: list[Any] = [None] * dist.get_world_size(group)
+    store = dist.distributed_c10d._get_default_store()
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    call = _calls[group.group_name]
+    _calls[group.group_name] += 1
+
+    def key(rank: int, call: int = call) -> str:
+        return f"dfgnn/agree/{group.group_name}/{call}/{rank}"
+
     with named(group):
-        dist.all_gather_object(found, value, group=host_group(group))
+        store.set(key(rank), pickle.dumps(value))
+        try:
+            store.wait([key(other) for other in range(size)], TIMEOUT)
+        except RuntimeError as error:
+            missing = [dist.get_global_rank(group, k) for k in range(size) if not store.check([key(k)])]
+            text = dead_rank() or f"rank {_ranks(missing)} did not come within {TIMEOUT.seconds} s"
+            raise RuntimeError(f"dfgnn.distributed: {text}; rank {dist.get_rank()} waits") from error
+        found = [pickle.loads(store.get(key(other))) for other in range(size)]
+        if call > 1:  # all have read it, or they would not have come to the call after it
+            store.delete_key(key(rank, call - 2))
     return found
 
 
@@ -43,11 +48,10 @@ def require_same(where: str, group: Any, **said: Any) -> None:
     everybody = gather(said, group)
     names = dict.fromkeys(name for one in everybody for name in one)
     for name in names:
-        texts = [repr(one.get(name)) for one in everybody]
-        if len(set(texts)) > 1:
-            by_text: dict[str, list[int]] = {}
-            for rank, text in enumerate(texts):
-                by_text.setdefault(text, []).append(rank)
+        by_text: dict[str, list[int]] = {}
+        for rank, one in enumerate(everybody):
+            by_text.setdefault(repr(one.get(name)), []).append(rank)
+        if len(by_text) > 1:
             got = "; ".join(f"{text} on rank {_ranks(ranks)}" for text, ranks in by_text.items())
             raise ValueError(f"{where}: {name}: expected the same on all ranks, got {got}")
 

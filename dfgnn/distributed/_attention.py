@@ -104,8 +104,9 @@ class Attention(torch.autograd.Function):
     def backward(ctx, grad_out):
         pair: Pair = ctx.pair
         count = len(Tensors._fields)
-        tensors = Tensors(*ctx.saved_tensors[:count])
-        value, src, stats, positive, positive_mass, *kept = ctx.saved_tensors[count:]
+        found = ctx.saved_tensors
+        tensors = Tensors(*found[:count])
+        value, src, stats, positive, positive_mass, *kept = found[count:]
         out = kept[0] if kept else ctx.kept
         if out._version != ctx.version:
             there = [None if x is None else Pending(None, x, x, x.dtype, None) for x in (value, src)]

@@ -87,6 +87,23 @@ def _width(x: Tensor) -> int:
     return width
 
 
+def rows_of_all(x: Tensor, group: Any) -> list[Tensor]:
+    """Everybody's x [any, ...], in the order of ranks."""
+    if group is None:
+        return [x]
+    size = dist.get_world_size(group)
+    count = torch.tensor([len(x)], device=x.device)
+    counts = [torch.empty_like(count) for _ in range(size)]
+    with named(group):
+        dist.all_gather(counts, count, group=group)
+        sizes = torch.cat(counts).tolist()
+        mine = x.new_zeros(max(sizes), *x.shape[1:])
+        mine[: len(x)] = x
+        found = [torch.empty_like(mine) for _ in sizes]
+        dist.all_gather(found, mine, group=group)
+    return [rows[:size] for rows, size in zip(found, sizes)]
+
+
 class Gather(torch.autograd.Function):
     """[num_src, ...] and the rows fetched from others below: [num_src + num_halo, ...]."""
 

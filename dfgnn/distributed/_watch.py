@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["DeadRankError", "named", "watch"]
+__all__ = ["DeadRankError", "dead_rank", "named", "watch"]
 
 
 class DeadRankError(RuntimeError):
@@ -63,6 +63,11 @@ def watch(timeout: float = 20.0, interval: float = 1.0) -> Iterator[None]:
         watching.stop("left")
     finally:
         _current.remove(watching)
+
+
+def dead_rank() -> str | None:
+    """Who died, as far as a watch knows."""
+    return _current[-1].dead if _current else None
 
 
 @contextmanager

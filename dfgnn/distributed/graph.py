@@ -17,7 +17,7 @@ from .._structure import Side
 from ..graph import Graph, GraphPart
 from . import _agree, parts
 from ._attention import Attention, Pair
-from ._exchange import Exchange, Gather
+from ._exchange import Exchange, Gather, rows_of_all
 from ._watch import named
 from .partition import load
 from .parts import Part, Partition
@@ -144,9 +144,9 @@ class DistributedGraph(GraphPart):
             _csr.as_size(where, name, getattr(self, name))
         has_empty = bool((_csr.count(part.dst, self.num_dst) == 0).any())
         _agree.require_same(
-            where, self._group, fingerprint=part.fingerprint, num_edges=part.num_edges,
-            num_src=src_nodes.offsets[-1], num_dst=dst_nodes.offsets[-1], parts=part.count,
-            square=src_nodes is dst_nodes, overlap=self.overlap, wire=wire, device=self.device.type,
+            where, self._group, num_src=src_nodes.offsets[-1], num_dst=dst_nodes.offsets[-1],
+            num_edges=part.num_edges, parts=part.count, square=src_nodes is dst_nodes,
+            overlap=self.overlap, wire=wire, device=self.device.type, fingerprint=part.fingerprint,
         )  # fmt: skip
         self.has_zero_in_degree = any(_agree.gather(has_empty, self._group))
         self._divide(part)
@@ -265,22 +265,8 @@ class DistributedGraph(GraphPart):
             )
         x = x.detach().contiguous()
         whole = x.new_empty(total, *x.shape[1:])
-        if self._group is None:
-            whole[ids] = x
-            return whole
-        sizes = _agree.gather(len(ids), self._group)
-        most = max(sizes)
-
-        def padded(t: Tensor) -> list[Tensor]:
-            mine = t.new_zeros(most, *t.shape[1:])
-            mine[: len(t)] = t
-            found = [torch.empty_like(mine) for _ in sizes]
-            with named(self._group):
-                dist.all_gather(found, mine, group=self._group)
-            return found
-
-        for size, place, rows in zip(sizes, padded(ids), padded(x)):
-            whole[place[:size]] = rows[:size]
+        for place, rows in zip(rows_of_all(ids, self._group), rows_of_all(x, self._group)):
+            whole[place] = rows
         return whole
 
     def _side(self, where: str, of: str) -> tuple[Tensor, int]:
@@ -341,8 +327,7 @@ class DistributedGraph(GraphPart):
         first = nodes.offsets[self.rank]
         src, dst = (ends.to(torch.int64) for ends in self._ends())
         is_loop = src == dst
-        removed = torch.cat(_agree.gather(self.edge_ids[is_loop].cpu(), self._group)).sort().values
-        removed = removed.to(self.device)
+        removed = torch.cat(rows_of_all(self.edge_ids[is_loop], self._group)).sort().values
         kept = is_loop.logical_not_().nonzero().squeeze(1)
         num_kept, total = self._total_edges - len(removed), nodes.offsets[-1]
         ids = self.edge_ids[kept]

@@ -114,7 +114,7 @@ def metis(edge_index: Tensor, num_src: int, num_dst: int, square: bool, count: i
         found = torch.zeros(num_nodes, dtype=torch.int64)
     else:
         _, parts = pymetis.part_graph(
-            count, xadj=indptr.numpy(), adjncy=neighbours.numpy(), vweights=work.numpy()
+            count, pymetis.CSRAdjacency(indptr.numpy(), neighbours.numpy()), vweights=work.numpy()
         )
         found = torch.as_tensor(parts, dtype=torch.int64)
     found = found.to(edge_index.device)
