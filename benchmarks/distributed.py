@@ -1,4 +1,4 @@
-"""Training over several processes: a whole graph, a graph that no GPU holds, small graphs, and a killed process.
+"""Training over several processes: a whole graph, one that no GPU holds, small graphs, a killed process.
 
     torchrun --nproc-per-node 2 benchmarks/distributed.py --json FILE          # GPUs, or gloo without any
     torchrun --nproc-per-node 2 benchmarks/distributed.py --graph er-2000-10 --steps 2 --molhiv none
@@ -6,14 +6,14 @@
     python benchmarks/distributed.py --sections death --processes 2
     python benchmarks/distributed.py --plot FILE --picture docs/pictures/distributed-overlap.png
 
-full     three layers of GAT and of a Graph Transformer, 4 heads x 32, on one graph: the time of a training step
-         (forward, backward, Adam) of rank 0 alone with the whole graph, and of all with their parts; halo
-         rows and bytes, the all-to-all alone, the losses of both, and where a step's kernels lie in time.
+full     three layers of GAT and of a Graph Transformer, 4 heads x 32, on one graph: the time of a training
+         step (forward, backward, Adam) of rank 0 alone with the whole graph, and of all with their parts;
+         halo rows and bytes, the all-to-all alone, the losses of both, and a step's kernels in time.
 molhiv   DistributedDataParallel on batches of ogbg-molhiv: graphs per second of one process and of all, the
          batch of each process being the same.
-papers   one layer of GAT on a graph of the size of ogbn-papers100M, 128 float32 features per node, of which
-         each process makes its part; as many hidden columns as fit (``hidden_size``).
-death    processes without a launcher, of which one is killed: how long the others take to end, and what they say.
+papers   one layer of GAT on a graph of the size of ogbn-papers100M, 128 float32 features per node, of
+         which each process makes its part; as many hidden columns as fit (``hidden_size``).
+death    processes without a launcher, of which one is killed: how soon the others end, and what they say.
 """
 
 import argparse
@@ -43,6 +43,10 @@ from dfgnn.nn import GATConv, GraphTransformerLayer
 
 HEADS, WIDTH, CLASSES, LAYERS = 4, 128, 47, 3
 PAPERS_NODES, PAPERS_EDGES, PAPERS_FEATURES, PAPERS_CLASSES = 111_059_956, 1_615_685_872, 128, 172
+
+
+COLOURS = "tab:blue", "tab:green", "0.6", "tab:red", "tab:orange"
+SECTIONS = "full", "molhiv", "papers", "death"
 
 
 class Net(nn.Module):
@@ -146,10 +150,8 @@ def full(args, device):
         "graph": args.graph, "nodes": n, "edges": whole.num_edges, "partition": args.partition,
         "divide_s": time.perf_counter() - begun, "rows": [],
     }  # fmt: skip
-    if rank:
-        whole = None
-    else:
-        whole = Graph.from_csr(*whole.csr()[:2], validate=False)  # without its edge_index
+    # Without its edge_index.
+    whole = None if rank else Graph.from_csr(*whole.csr()[:2], validate=False)
     del edge_index
     mine = [part.scatter(t) for t in (x, labels, mask)]
     record["parts"] = gathered({"edges": part.num_edges, "nodes": part.num_dst, "halo": part.num_halo})
@@ -327,6 +329,7 @@ def molhiv(args, device):
     """Graphs per second."""
     rank, world = dist.get_rank(), dist.get_world_size()
     batches = Batches(args.molhiv, device, rank)
+    at_a_time = 20 if device.type == "cuda" else 2
     rows = []
     for size in args.batch:
         row = {"batch_per_process": size}
@@ -348,8 +351,9 @@ def molhiv(args, device):
                     loss.backward()
                     optimizer.step()
 
-            at_a_time = 20 if device.type == "cuda" else 2
-            found = step_times(lambda: steps(at_a_time), max(3, args.steps), device, together=shared)
+            found = step_times(
+                lambda steps=steps: steps(at_a_time), max(3, args.steps), device, together=shared
+            )
             ms = found["median"] / at_a_time
             per_s = size * (world if shared else 1) / ms * 1e3
             row["all" if shared else "one"] = {"step_ms": ms, "graphs_per_s": per_s}
@@ -486,6 +490,11 @@ def victim(rank, count, port, on_gpu, folder, timeout):
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
+def last_words(path):
+    lines = path.read_text().splitlines()
+    return next((line for line in lines if "no sign of life" in line), None)
+
+
 def death(args):
     on_gpu = torch.cuda.is_available()
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -504,10 +513,7 @@ def death(args):
             "timeout": args.timeout,
             "seconds": ended - float((Path(folder) / "killed").read_text()),
             "exit_codes": [process.exitcode for process in processes],
-            "said": [
-                [line for line in (Path(folder) / f"stderr-{r}").read_text().splitlines() if "no sign of life" in line][:1]
-                for r in range(args.processes)
-            ],
+            "said": [last_words(Path(folder) / f"stderr-{r}") for r in range(args.processes)],
         }  # fmt: skip
         for process in processes:
             process.kill()
@@ -527,7 +533,7 @@ def plot(path, picture):
 
     result = json.loads(Path(path).read_text())
     rows = [row for row in result["full"]["rows"] if "timeline" in row]
-    kinds = {"attention": "tab:blue", "products": "tab:green", "other": "0.6", "exchange": "tab:red", "all-reduce": "tab:orange"}  # fmt: skip
+    kinds = dict(zip(("attention", "products", "other", "exchange", "all-reduce"), COLOURS))
     figure, axes = plt.subplots(len(rows), 1, figsize=(11, 1.6 * len(rows) + 0.8), squeeze=False)
     for axis, row in zip(axes[:, 0], rows):
         for place, (kind, colour) in enumerate(kinds.items()):
@@ -547,7 +553,7 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--sections", nargs="+", default=["full", "molhiv"], choices=["full", "molhiv", "papers", "death"])  # fmt: skip
+    parser.add_argument("--sections", nargs="+", default=["full", "molhiv"], choices=SECTIONS)
     parser.add_argument("--graph", default="products~")
     parser.add_argument("--partition", default="contiguous")
     parser.add_argument("--models", nargs="+", default=["gat", "gt"])

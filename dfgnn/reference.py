@@ -225,8 +225,9 @@ def dropout_mask(
 ) -> Tensor:
     """The mask that the kernels use: ``[E, H]`` float64, 0 where dropped, else 1 / (1 - p).
 
-    edges: how many there are, on ``device``; or which, int64 [E]. Edge ``e`` (in the user's order) and head ``h`` are dropped when word ``h % 4`` of
-    ``philox(seed, counter=(e, 0, h // 4, 0))`` is below ``p * 2**32``; ``p = 1`` drops every edge.
+    edges: how many there are, on ``device``; or which, int64 [E]. Edge ``e`` (in the user's order) and head
+    ``h`` are dropped when word ``h % 4`` of ``philox(seed, counter=(e, 0, h // 4, 0))`` is below
+    ``p * 2**32``; ``p = 1`` drops every edge.
     """
     ids = torch.arange(edges, device=device) if isinstance(edges, int) else edges
     if p >= 1:

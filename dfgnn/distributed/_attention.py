@@ -43,7 +43,7 @@ class Pair(NamedTuple):
         """Those of the own call, or with the rows that were fetched, of the other."""
         edges = self.edges(tensors, value is not None)
         ends = {} if value is None else {"value": value, "src": src}
-        return tensors._replace(**ends, **edges)
+        return Tensors(**{**tensors._asdict(), **ends, **edges})
 
     def fetch(self, tensors: Tensors) -> list[Pending | None]:
         return [None if x is None else self.exchange.fetch(x) for x in (tensors.value, tensors.src)]
@@ -53,6 +53,7 @@ class Pair(NamedTuple):
         without_bias = tensors._replace(out_bias=None)
         own = ForwardResults(*self.own.forward(self.tensors(without_bias)))
         value, src = (None if x is None else x.wait() for x in pending)
+        assert value is not None
         if len(value):
             own = merged(own, ForwardResults(*self.halo.forward(self.tensors(without_bias, value, src))))
         if tensors.out_bias is not None:
@@ -91,9 +92,9 @@ class Attention(torch.autograd.Function):
         results, halo = pair.forward(named, pair.fetch(named))
         out = results.out
         if _top_hooks(True) is None:
-            ctx.kept, saved = out.detach(), ()
+            ctx.kept, saved = out.detach(), []
         else:
-            ctx.kept, saved = None, (out,)
+            ctx.kept, saved = None, [out]
         ctx.pair, ctx.version = pair, out._version
         positive = (results.positive, results.positive_mass) if pair.own.save_positive else (None, None)
         ctx.save_for_backward(*tensors, *halo, results.stats, *positive, *saved)

@@ -20,7 +20,7 @@ from ._attention import Attention, Pair
 from ._exchange import Exchange, Gather, rows_of_all
 from ._watch import named
 from .partition import load
-from .parts import Part, Partition
+from .parts import Nodes, Part, Partition
 
 __all__ = ["DistributedGraph"]
 
@@ -51,6 +51,22 @@ class DistributedGraph(GraphPart):
     First derivatives only; torch.func, forward mode, torch.compile and layers over typed edges raise
     NotImplementedError.
     """
+
+    _group: Any
+    _src_nodes: Nodes
+    _dst_nodes: Nodes
+    _total_edges: int
+    _fingerprint: int
+    _num_own_edges: int
+    _edge_ids: Tensor  # int32 where they fit
+    _halo_places: Tensor
+    _graphs: dict[tuple[str, bool], Graph]
+    _exchange: Exchange
+    _with_loops: DistributedGraph | None
+    _agreed: set[tuple]
+    overlap: bool
+    rank: int
+    world_size: int
 
     def __init__(self, *args, **kwargs):
         raise TypeError(
@@ -151,8 +167,7 @@ class DistributedGraph(GraphPart):
         self.has_zero_in_degree = any(_agree.gather(has_empty, self._group))
         self._divide(part)
         self._exchange = self._make_exchange(wire)
-        self._with_loops: DistributedGraph | None = None
-        self._agreed: set[tuple] = set()
+        self._with_loops, self._agreed = None, set()
         return self
 
     def _divide(self, part: Part) -> None:
@@ -192,9 +207,7 @@ class DistributedGraph(GraphPart):
             send_counts = [counts[self.rank] for counts in _agree.gather(recv_counts, self._group)]
             asked = self._halo_places.new_empty(sum(send_counts))
             with named(self._group):
-                dist.all_to_all_single(
-                    asked, self._halo_places, send_counts, recv_counts, group=self._group
-                )
+                dist.all_to_all_single(asked, self._halo_places, send_counts, recv_counts, group=self._group)
             exchange = Exchange(self._group, asked - first, send_counts, recv_counts)
         exchange.wire = wire
         return exchange
@@ -227,7 +240,9 @@ class DistributedGraph(GraphPart):
     def num_nodes(self) -> int:
         """Of this part of a square graph."""
         if self._src_nodes is not self._dst_nodes:
-            raise AttributeError("DistributedGraph.num_nodes: expected a square graph; ask for num_src or num_dst")
+            raise AttributeError(
+                "DistributedGraph.num_nodes: expected a square graph; ask for num_src or num_dst"
+            )
         return self.num_src
 
     @property
@@ -270,7 +285,9 @@ class DistributedGraph(GraphPart):
         return whole
 
     def _side(self, where: str, of: str) -> tuple[Tensor, int]:
-        sides = dict(zip(("src", "dst", "edges"), zip((self.src_ids, self.dst_ids, self.edge_ids), self.total)))
+        sides = dict(
+            zip(("src", "dst", "edges"), zip((self.src_ids, self.dst_ids, self.edge_ids), self.total))
+        )
         if of not in sides:
             raise ValueError(f"DistributedGraph.{where}: of: expected 'dst', 'src' or 'edges', got {of!r}")
         return sides[of]
@@ -411,8 +428,10 @@ class DistributedGraph(GraphPart):
     def _with_mask(self, tensors: Tensors, numbers: Numbers) -> tuple[Tensors, Numbers]:
         """Dropout as weights of the edges."""
         heads, dtype = tensors.value.shape[1], acc_type(tensors.value.dtype)
+        assert tensors.seed is not None
+        seed = tensors.seed
         masks = [
-            reference.dropout_mask(tensors.seed, ids, heads, numbers.dropout_p).to(dtype)
+            reference.dropout_mask(seed, ids, heads, numbers.dropout_p).to(dtype)
             for ids in self.edge_ids.split(_MASK_EDGES)
         ]
         weight = torch.cat(masks)

@@ -35,7 +35,7 @@ class Part(NamedTuple):
     fingerprint: int  # of the whole graph and how it is divided
 
     @property
-    def count(self) -> int:
+    def num_parts(self) -> int:
         return len(self.dst_nodes.offsets) - 1
 
 
@@ -92,7 +92,7 @@ def contiguous(degrees: Tensor, count: int) -> Tensor:
     return torch.searchsorted(bounds, work - (degrees + 1), right=True)
 
 
-def metis(edge_index: Tensor, num_src: int, num_dst: int, square: bool, count: int) -> Tensor | tuple:
+def metis(edge_index: Tensor, num_src: int, num_dst: int, square: bool, count: int) -> tuple[Tensor, Tensor]:
     """METIS's k-way partition (Karypis and Kumar, SIAM J. Sci. Comput. 1998): few edges between parts, and in
     each about the same number of edges and nodes together. Made on the CPU."""
     try:

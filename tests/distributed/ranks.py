@@ -97,7 +97,7 @@ SIDE_OF = {name: side for side, names in SIDES.items() for name in names}
 
 
 def a_partition(kind, num_src, num_dst, count):
-    """"contiguous", or nodes given at random to all ranks but the first, which gets none."""
+    """ "contiguous", or nodes given at random to all ranks but the first, which gets none."""
     if kind == "contiguous":
         return kind
     generator = torch.Generator().manual_seed(count)
@@ -169,7 +169,9 @@ def compare_attention(group, graph_name, kind, dtype, limit, cases):
             if plain in SCORE_INPUTS:  # where terms of this size cancel, for each of a source's destinations
                 scale = max(scale, 3 * 7**0.5 * graph.num_dst / max(graph.num_src, 1))
             error = (x - y).abs().max().item() / scale if x.numel() else 0.0
-            assert error <= limit, f"{graph_name} {score} {edges} {options} overlap={overlap}: {name}: {error}"
+            assert error <= limit, (
+                f"{graph_name} {score} {edges} {options} overlap={overlap}: {name}: {error}"
+            )
             worst = max(worst, error)
     return worst
 
