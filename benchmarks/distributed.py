@@ -188,9 +188,8 @@ def full(args, device):
                     for name in ("overlapped", "at_once")
                 )
                 one = row["one"]
-                print(
-                    f"{kind} {row['dtype']}: one {one['median']:.1f} ms, loss {one['loss']:.5f}; {world}: {times}"
-                )
+                print(f"{kind} {row['dtype']}: one {one['median']:.1f} ms, loss {one['loss']:.5f}")
+                print(f"  {world}: {times}")
     return record
 
 

@@ -30,7 +30,7 @@ def gather(value: Any, group: Any) -> list[Any]:
         return f"dfgnn/agree/{group.group_name}/{call}/{rank}"
 
     with named(group):
-        store.set(key(rank), pickle.dumps(value))  # type: ignore[arg-type]  (bytes are taken)
+        store.set(key(rank), pickle.dumps(value))  # type: ignore[arg-type]
         try:
             store.wait([key(other) for other in range(size)], TIMEOUT)
         except RuntimeError as error:

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -107,10 +107,8 @@ class _Watch:
     def stop(self, word: str) -> None:
         self.stopped.set()
         self.thread.join(self.timeout)
-        try:
+        with suppress(RuntimeError):  # the store's host is gone, and nobody is left to be told
             self.store.set(f"{self.prefix}/{self.rank}", f"{word}\n{self._who()}")
-        except RuntimeError:  # the store's host is gone, and nobody is left to be told
-            pass
 
     def _who(self) -> str:
         return f"{socket.gethostname()}, process {os.getpid()}"
@@ -154,7 +152,5 @@ class _Watch:
 
     def _tell(self, text: str) -> None:
         self.dead = text
-        try:
+        with suppress(RuntimeError):  # they see for themselves that the store is gone
             self.store.set(f"{self.prefix}/dead", text)
-        except RuntimeError:
-            pass  # they see for themselves that the store is gone

@@ -45,8 +45,8 @@ class DistributedGraph(GraphPart):
     same way. A backward is an exchange, too: all processes must run it.
 
     overlap: compute while rows travel; else wait for them, and attend once over all. Calls with
-    ``return_attention`` always do the latter.  wire: float16 or bfloat16, as which rows ``[*, H, D]`` of wider
-    types travel in both directions; None: as they are.
+    ``return_attention`` always do the latter.  wire: float16 or bfloat16, as which rows ``[*, H, D]`` of
+    wider types travel in both directions; None: as they are.
 
     First derivatives only; torch.func, forward mode, torch.compile and layers over typed edges raise
     NotImplementedError.
@@ -150,8 +150,8 @@ class DistributedGraph(GraphPart):
         if wire not in _WIRES:
             raise ValueError(f"{where}: wire: expected None, torch.float16 or torch.bfloat16, got {wire}")
         self = object.__new__(cls)
-        self._group = None if part.count == 1 else group or dist.group.WORLD
-        self.overlap, self.rank, self.world_size = bool(overlap), part.number, part.count
+        self._group = None if part.num_parts == 1 else group or dist.group.WORLD
+        self.overlap, self.rank, self.world_size = bool(overlap), part.number, part.num_parts
         self._src_nodes, self._dst_nodes = src_nodes, dst_nodes = part.src_nodes, part.dst_nodes
         self._total_edges, self._fingerprint = part.num_edges, part.fingerprint
         self.device = part.dst.device
@@ -161,7 +161,7 @@ class DistributedGraph(GraphPart):
         has_empty = bool((_csr.count(part.dst, self.num_dst) == 0).any())
         _agree.require_same(
             where, self._group, num_src=src_nodes.offsets[-1], num_dst=dst_nodes.offsets[-1],
-            num_edges=part.num_edges, parts=part.count, square=src_nodes is dst_nodes,
+            num_edges=part.num_edges, parts=part.num_parts, square=src_nodes is dst_nodes,
             overlap=self.overlap, wire=wire, device=self.device.type, fingerprint=part.fingerprint,
         )  # fmt: skip
         self.has_zero_in_degree = any(_agree.gather(has_empty, self._group))

@@ -7,8 +7,8 @@ edges.npy: int32 or int64 [2, E], sources and destinations. It is mapped, read p
 the parts' files, so that "contiguous" takes memory for the nodes and one part alone; "metis" takes the whole
 graph. ``--nodes NAME=FILE`` divides an array [num_nodes, ...] along with its nodes (``load_nodes``).
 
-The folder gets ``part-<number>.pt`` and ``<name>-<number>.npy``. Prints one line of JSON: how many nodes, edges and halo
-sources the parts have, and the share of edges between parts.
+The folder gets ``part-<number>.pt`` and ``<name>-<number>.npy``. Prints one line of JSON: how many nodes,
+edges and halo sources the parts have, and the share of edges between parts.
 """
 
 from __future__ import annotations
@@ -166,8 +166,8 @@ def load(folder: str | Path, number: int, count: int, device: torch.device | str
             f"{len(found['offsets']) - 1}"
         )
     nodes = Nodes(found["ids"].to(device), found["offsets"])
-    edges = (found[name].to(device, copy=True) for name in ("src", "dst", "edge_ids"))
-    return Part(found["number"], nodes, nodes, *edges, found["num_edges"], found["fingerprint"])
+    src, dst, edge_ids = (found[name].to(device, copy=True) for name in ("src", "dst", "edge_ids"))
+    return Part(found["number"], nodes, nodes, src, dst, edge_ids, found["num_edges"], found["fingerprint"])
 
 
 def load_nodes(folder: str | Path, name: str, number: int) -> Tensor:

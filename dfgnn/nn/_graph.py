@@ -26,7 +26,8 @@ class ZeroInDegreeError(ValueError):
 
 
 def as_graph(graph: Any) -> Graph:
-    """``graph`` itself, if it is ours (a part of a shared one, too), or the Graph of a DGLGraph or block, converted once and kept as long as DGL keeps it.
+    """``graph`` itself, if it is ours (or a part of one that processes share); or the Graph of a DGLGraph or
+    block, converted once and kept as long as DGL keeps it.
 
     The structure is checked first, for DGL itself reads past the end of what it is given. A relation
     ``g[etype]`` of a heterograph is converted once for ``g``, however often it is taken; taken inside
