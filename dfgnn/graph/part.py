@@ -43,7 +43,7 @@ class GraphPart(ABC):
         # Ends of edges and plans belong to graphs that one process holds.
         if not name.startswith("__") and hasattr(Graph, name):
             raise NotImplementedError(
-                f"{type(self).__name__}: {name} is not to be had of a graph that several processes share, nor are "
-                "layers that use it"
+                f"{type(self).__name__}: {name} is not to be had of a graph that several processes share, "
+                "nor are layers that use it"
             )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")

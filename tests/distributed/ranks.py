@@ -19,7 +19,7 @@ GROUPS = ((1, 3), (0, 2, 3))  # beside that of all: ranks in them are not those 
 def start(target, rank, size, port, *args):
     """A process that calls target(rank, size, port, *args). What it imports, the fork server has already."""
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "dfgnn.distributed", "pytest", "torch._dynamo"])
+    context.set_forkserver_preload(["dfgnn.distributed", "dfgnn.nn.pyg", "dgl", "pytest", "torch._dynamo"])
     process = context.Process(target=target, args=(rank, size, port, *args), daemon=True)
     process.start()
     return process
