@@ -321,8 +321,11 @@ class DistributedGraph(GraphPart):
         )
         return torch.cat([src, halo + self.num_src]), torch.cat([dst, dst_of_halo])
 
+    def as_one(self) -> Graph:
+        return self._graph("whole")
+
     def gathered(self, *tensors: Tensor) -> tuple[Graph, list[Tensor]]:
-        return self._graph("whole", False), [Gather.apply(self._exchange, x) for x in tensors]
+        return self.as_one(), [Gather.apply(self._exchange, x) for x in tensors]
 
     def with_self_loops(self) -> DistributedGraph:
         """The graph with its loops removed and one for each node appended, as torch_geometric's layers have

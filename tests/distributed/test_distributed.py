@@ -109,6 +109,9 @@ def _compare_functions(group):
             functional.spmm(graph, weight, rows),
             functional.agnn_attention(graph, rows, beta=2.0),
             functional.flex_attention(graph, score, rows, rows, rows),
+            functional.dot_attention(
+                graph, rows, rows, rows, edge_feat=weight, edge_proj=rows[:2].sum(0).unsqueeze(2).expand(2, 4, 2)
+            ),
         ]
         sum(x.square().sum() for x in found).backward()
         return [x.detach() for x in found], rows.grad, weight.grad
