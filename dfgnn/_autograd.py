@@ -36,6 +36,7 @@ from ._arguments import (
     Tensors,
     ops,
 )
+from .graph import GraphPart
 
 # Cheap enough to be asked at every call.
 _top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
@@ -465,6 +466,9 @@ def attention(
     tensors = value, src, dst, attn, *edge, out_bias
     flags = BIAS_AFTER * bias_after + FEAT_IN_KEY * feat_in_key + FEAT_IN_VALUE * feat_in_value
     numbers = Numbers(float(slope), float(scale), float(dropout_p), flags)
+    if isinstance(graph, GraphPart):
+        not_compiled_or_transformed(*tensors)
+        return graph.attention(score, Tensors(*tensors), numbers, return_attention, schedule)
     if is_eager(value):
         edges = return_attention or edge is not NO_EDGES and any(x is not None for x in edge)
         backward = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
@@ -537,6 +541,14 @@ def _slow_attention(graph, score, tensors, edge, numbers, return_attention, sche
     return out, attention
 
 
+def not_compiled_or_transformed(*tensors: Tensor | None) -> None:
+    """Raises NotImplementedError where a graph that several processes share is not to be had."""
+    in_transform = transformed(*tensors)
+    if in_transform or torch.compiler.is_compiling():
+        what = "torch.func and forward mode" if in_transform else "compilers"
+        raise NotImplementedError(f"{what} do not know graphs that several processes share")
+
+
 def _graph_args(graph, score, value, edge, return_attention, backward, schedule) -> GraphArgs:
     _, num_heads, head_dim = value.shape
     return graph._planner.arguments(
@@ -591,6 +603,9 @@ class _Spmm(torch.autograd.Function):
 
 def sddmm(graph, rows, feat, reverse: bool = False):
     """<rows[i], feat[j]> of each edge [E, H]; rows are destinations, or with ``reverse`` sources."""
+    if isinstance(graph, GraphPart):
+        not_compiled_or_transformed(rows, feat)
+        graph, (feat,) = graph.gathered(feat)
     graph = _edges.stand_in(graph)
     if isinstance(graph, _edges.EdgeList):
         return _edges.sddmm(graph, rows, feat, reverse)
@@ -601,6 +616,9 @@ def sddmm(graph, rows, feat, reverse: bool = False):
 
 def spmm(graph, weight, feat, reverse: bool = False):
     """sum_j weight_ij feat[j] of each row i: a destination, or with ``reverse`` a source."""
+    if isinstance(graph, GraphPart):
+        not_compiled_or_transformed(weight, feat)
+        graph, (feat,) = graph.gathered(feat)
     graph = _edges.stand_in(graph)
     if isinstance(graph, _edges.EdgeList):
         return _edges.spmm(graph, weight, feat, reverse)

@@ -10,7 +10,7 @@ from torch import Tensor
 from . import _edges, _kept, _library, _plain
 from ._arguments import NO_EDGES, EdgeArgs
 from ._edges import EdgeList
-from .graph import Graph
+from .graph import Graph, GraphPart
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -20,7 +20,7 @@ class Checker:
 
     def __init__(self, function: str, graph, first: str, features):
         self.function = function
-        if not isinstance(graph, (Graph, EdgeList)):
+        if not isinstance(graph, (Graph, EdgeList, GraphPart)):
             raise TypeError(f"{function}: graph: expected a dfgnn.Graph, got {type(graph).__name__}")
         if not isinstance(features, Tensor):
             raise TypeError(f"{function}: {first}: expected a tensor, got {type(features).__name__}")

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from . import _autograd, _edges, _ops, _plain
 from ._arguments import NEED_BIAS, NEED_WEIGHT, EdgeArgs, Numbers, Tensors
+from .graph import GraphPart
 
 # A sum over more rows than this is taken in chunks: a product [H, D, N] x [H, N, d] by itself keeps a block
 # per head busy on a GPU.
@@ -91,9 +92,15 @@ class _EdgeOuter(torch.autograd.Function):
         )
 
 
+def _as_one(graph):
+    """Of destinations and edges alone: sources need not be fetched."""
+    return graph.as_one() if isinstance(graph, GraphPart) else graph
+
+
 def edge_dot(graph, rows: Tensor, attr: Tensor, scale: float = 1.0) -> Tensor:
     """[E, H] acc: scale rows[i, h] . attr[e] of each edge e into i. rows: [N, H, width]; attr: [E, d]. What
     rows have behind the first d is not looked at, here and below."""
+    graph = _as_one(graph)
     if isinstance(graph, _edges.EdgeList):
         return _edges.edge_dot(graph, rows, attr, scale)
     if _autograd.transformed(rows, attr):
@@ -105,6 +112,7 @@ def edge_dot(graph, rows: Tensor, attr: Tensor, scale: float = 1.0) -> Tensor:
 
 def edge_sum(graph, weight: Tensor, attr: Tensor, width: int) -> Tensor:
     """[N, H, width]: the sum of weight[e, h] attr[e] over the edges e into i; zeros behind d. weight: acc."""
+    graph = _as_one(graph)
     if isinstance(graph, _edges.EdgeList):
         return _edges.edge_sum(graph, weight, attr, width)
     if _autograd.transformed(weight, attr):
@@ -117,6 +125,7 @@ def edge_sum(graph, weight: Tensor, attr: Tensor, width: int) -> Tensor:
 
 def edge_outer(graph, weight: Tensor, rows: Tensor, dim: int, scale: float = 1.0) -> Tensor:
     """[E, d]: scale sum_h weight[e, h] rows[i, h] of each edge e into i. weight: acc."""
+    graph = _as_one(graph)
     if isinstance(graph, _edges.EdgeList):
         return _edges.edge_outer(graph, weight, rows, dim, scale)
     if _autograd.transformed(weight, rows):
@@ -342,6 +351,7 @@ def attention(
         out_bias,
     )
     plain = return_attention or edge.edge_gate is not None or not (in_key and in_value)
+    plain = plain or isinstance(graph, GraphPart)
     if plain or torch.compiler.is_compiling() or _autograd.transformed(*given):
         return _composed(call, query, key, value, attr, proj, edge, out_bias, return_attention)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from . import _autograd, _plain
+from .graph import GraphPart
 
 # Bytes of what is gathered for one chunk of edges, by default.
 _CHUNK_BYTES = 2**27
@@ -20,6 +21,8 @@ def chunk_size(query: Tensor, key: Tensor) -> int:
 
 def edge_scores(graph, score_fn: Callable, chunk: int, query, key, edge_feat, params) -> Tensor:
     """score_fn of all edges [E, H], differentiable in query, key, edge_feat and params."""
+    if isinstance(graph, GraphPart):
+        graph, (key,) = graph.gathered(key)
     tensors = query, key, edge_feat, *params
     if _autograd.transformed(*tensors):
         return _all_scores(_plain.ends_of(graph, all_in_use=False).edge_index, score_fn, query.dtype, tensors)

@@ -221,17 +221,19 @@ def softmax_by(score: Tensor, dst: Tensor, num_dst: int) -> Tensor:
 
 
 def dropout_mask(
-    seed: int | Tensor, num_edges: int, num_heads: int, p: float, device: torch.device | str = "cpu"
+    seed: int | Tensor, edges: int | Tensor, num_heads: int, p: float, device: torch.device | str = "cpu"
 ) -> Tensor:
     """The mask that the kernels use: ``[E, H]`` float64, 0 where dropped, else 1 / (1 - p).
 
-    Edge ``e`` (in the user's order) and head ``h`` are dropped when word ``h % 4`` of
-    ``philox(seed, counter=(e, 0, h // 4, 0))`` is below ``p * 2**32``; ``p = 1`` drops every edge.
+    edges: how many there are, on ``device``; or which, int64 [E]. Edge ``e`` (in the user's order) and head
+    ``h`` are dropped when word ``h % 4`` of ``philox(seed, counter=(e, 0, h // 4, 0))`` is below
+    ``p * 2**32``; ``p = 1`` drops every edge.
     """
+    ids = torch.arange(edges, device=device) if isinstance(edges, int) else edges
     if p >= 1:
-        return torch.zeros(num_edges, num_heads, dtype=torch.float64, device=device)
-    edge = torch.arange(num_edges, device=device)[:, None]
-    group = torch.arange((num_heads + 3) // 4, device=device)[None, :]
+        return torch.zeros(len(ids), num_heads, dtype=torch.float64, device=ids.device)
+    edge = (ids & _MASK32)[:, None]
+    group = torch.arange((num_heads + 3) // 4, device=ids.device)[None, :]
     words = philox(seed, edge, torch.zeros_like(edge), group, torch.zeros_like(edge))
     bits = torch.stack(words, dim=-1).flatten(1)[:, :num_heads]
     return (bits >= math.floor(p * 2**32)).to(torch.float64) / (1 - p)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, library
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..graph import Graph
+from ..graph import Graph, GraphPart
 from ..graph.graph import OF_NUMBER
 
 # Graphs made from DGL's, by DGL's immutable index of a graph, which it replaces when edges change. Keys go by
@@ -28,7 +28,8 @@ class ZeroInDegreeError(ValueError):
 
 
 def as_graph(graph: Any) -> Graph:
-    """``graph`` itself, or the Graph of a DGLGraph or block, converted once and kept as long as DGL keeps it.
+    """``graph`` itself, if it is ours (or a part of one that processes share); or the Graph of a DGLGraph or
+    block, converted once and kept as long as DGL keeps it.
 
     The structure is checked first, for DGL itself reads past the end of what it is given. A relation
     ``g[etype]`` of a heterograph is converted once for ``g``, however often it is taken; taken inside
@@ -36,8 +37,8 @@ def as_graph(graph: Any) -> Graph:
 
     Raises TypeError for anything else, and ValueError for several edge types or malformed structure.
     """
-    if isinstance(graph, Graph):
-        return graph
+    if isinstance(graph, (Graph, GraphPart)):
+        return cast(Graph, graph)
     if not is_dgl(graph):
         raise TypeError(f"graph: expected a dfgnn.Graph or a DGLGraph, got {type(graph).__name__}")
     found = _from_dgl.get(graph._graph)

@@ -26,6 +26,7 @@ _checks _autograd
 _edge_terms _flex
 functional
 _layers ops sampling
+distributed
 nn
 profiling capturing
 __init__

@@ -23,7 +23,7 @@ from torch_geometric.utils import (
 from torch_geometric.utils.sparse import set_sparse_value
 
 from ..._edges import EdgeList, smaller
-from ...graph import Graph
+from ...graph import Graph, GraphPart
 from .._fallback import is_from, warn
 from .._terms import LINEAR, all_hooked, is_untouched
 from . import VERSION
@@ -283,6 +283,11 @@ def edge_attributes(
     num_edges, edge_attr = given_attributes(edge_index, edge_attr)
     if edge_attr is None:
         return None
+    if isinstance(edge_index, GraphPart) and edge_index is not graph:
+        raise NotImplementedError(
+            "edge_attr: expected None for a graph that several processes share, in a layer with "
+            "add_self_loops: append the loops and their attributes before it is divided"
+        )
     if edge_attr.dim() not in (1, 2) or edge_attr.shape[0] != num_edges:
         raise ValueError(
             f"edge_attr: expected shape [{num_edges}] or [{num_edges}, F], got {list(edge_attr.shape)}"
@@ -314,7 +319,9 @@ def _with_loops(edge_attr: Tensor, graph: Graph, edge_map: Tensor, fill_value) -
 def given_attributes(edge_index: Any, edge_attr: Tensor | None) -> tuple[int, Tensor | None]:
     """The number of edges, and the attributes given for them: ``edge_attr``, or a sparse tensor's own."""
     values = None
-    if not isinstance(edge_index, Tensor):
+    if isinstance(edge_index, GraphPart):
+        num_edges = edge_index.num_edges
+    elif not isinstance(edge_index, Tensor):
         num_edges, values = edge_index.nnz(), edge_index.storage.value()
     elif edge_index.layout == torch.strided:
         num_edges = edge_index.shape[1]
@@ -335,6 +342,8 @@ def attention_result(edge_index: Any, alpha: Tensor, graph: Graph, self_loops: b
     """
     if isinstance(graph, EdgeList) or graph.edge_mask is not None:
         return graph.edge_index, alpha
+    if isinstance(graph, GraphPart):
+        return graph, alpha
     is_tensor = isinstance(edge_index, Tensor)
     if is_tensor and edge_index.layout == torch.strided:
         if self_loops:

@@ -10,7 +10,7 @@ from torch import Tensor
 from ... import _kept
 from ..._edges import EdgeList, is_traced
 from ..._kept import check_type
-from ...graph import Graph
+from ...graph import Graph, GraphPart
 
 
 def graph_of(
@@ -18,6 +18,8 @@ def graph_of(
 ) -> tuple[Graph, Tensor | None]:
     """`_kept.graph_of`; while a compiler records the layer, an EdgeList that stands for the graph and has the
     map."""
+    if isinstance(edge_index, GraphPart):
+        return cast(Graph, edge_index.with_self_loops() if self_loops else edge_index), None
     if is_traced(edge_index):
         return cast(Graph, EdgeList(edge_index, num_src, num_dst, self_loops)), None
     return _kept.graph_of(edge_index, num_src, num_dst, self_loops)
@@ -25,6 +27,8 @@ def graph_of(
 
 def declared_sizes(edge_index: Any, size: tuple[int, int] | None = None) -> tuple[int | None, int | None]:
     """What ``edge_index`` itself, or else ``size``, says of (num_src, num_dst); None where it does not."""
+    if isinstance(edge_index, GraphPart):
+        return edge_index.num_src, edge_index.num_dst
     if isinstance(edge_index, Tensor) and edge_index.layout == torch.strided:
         if hasattr(edge_index, "sparse_size"):  # EdgeIndex
             num_src, num_dst = edge_index.sparse_size()

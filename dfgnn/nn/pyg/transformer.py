@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ... import functional
 from ..._layers import PairTensors, can_fuse, pair_layer
-from ...graph import Graph
+from ...graph import Graph, GraphPart
 from .._at_once import are_plain, under_autocast
 from .._terms import is_plain, plain_linear
 from ._base import FusedConv, edge_attributes, ends, given_attributes
@@ -108,7 +108,7 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
         if not want_attention:
             return out
         attention = attention.to(dtype)
-        if isinstance(edge_index, Tensor):
+        if isinstance(edge_index, (Tensor, GraphPart)):
             return out, (edge_index, attention)
         return out, edge_index.set_value(attention, layout="coo")
 

@@ -1,0 +1,599 @@
+"""Training over several processes: a whole graph, one that no GPU holds, small graphs, a killed process.
+
+    torchrun --nproc-per-node 2 benchmarks/distributed.py --json FILE          # GPUs, or gloo without any
+    torchrun --nproc-per-node 2 benchmarks/distributed.py --graph er-2000-10 --steps 2 --molhiv none
+    torchrun --nproc-per-node 2 benchmarks/distributed.py --sections papers --scale 10000
+    python benchmarks/distributed.py --sections death --processes 2
+    python benchmarks/distributed.py --plot FILE --picture docs/pictures/distributed-overlap.png
+
+full     three layers of GAT and of a Graph Transformer, 4 heads x 32, on one graph: the time of a training
+         step (forward, backward, Adam) of rank 0 alone with the whole graph, and of all with their parts;
+         halo rows and bytes, the all-to-all alone, the losses of both, and a step's kernels in time.
+molhiv   DistributedDataParallel on batches of ogbg-molhiv: graphs per second of one process and of all, the
+         batch of each process being the same.
+papers   one layer of GAT on a graph of the size of ogbn-papers100M, 128 float32 features per node, of
+         which each process makes its part; as many hidden columns as fit (``hidden_size``).
+death    processes without a launcher, of which one is killed: how soon the others end, and what they say.
+"""
+
+import argparse
+import contextlib
+import json
+import math
+import multiprocessing
+import os
+import signal
+import statistics
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from dfgnn import Graph
+from dfgnn.bench import graphs, report
+from dfgnn.distributed import DistributedGraph, watch
+from dfgnn.distributed.parts import Nodes, Part
+from dfgnn.nn import GATConv, GraphTransformerLayer
+
+HEADS, WIDTH, CLASSES, LAYERS = 4, 128, 47, 3
+PAPERS_NODES, PAPERS_EDGES, PAPERS_FEATURES, PAPERS_CLASSES = 111_059_956, 1_615_685_872, 128, 172
+
+
+COLOURS = "tab:blue", "tab:green", "0.6", "tab:red", "tab:orange"
+SECTIONS = "full", "molhiv", "papers", "death"
+
+
+class Net(nn.Module):
+    """Layers of one kind and a linear classifier."""
+
+    def __init__(self, kind, width=WIDTH):
+        super().__init__()
+        self.kind = kind
+        make = {
+            "gat": lambda: GATConv(width, width // HEADS, HEADS, allow_zero_in_degree=True),
+            "gt": lambda: GraphTransformerLayer(width, HEADS, norm="layer", allow_zero_in_degree=True),
+        }[kind]
+        self.layers = nn.ModuleList(make() for _ in range(LAYERS))
+        self.head = nn.Linear(width, CLASSES)
+
+    def forward(self, graph, x):
+        for layer in self.layers:
+            x = F.elu(layer(graph, x).flatten(1)) if self.kind == "gat" else layer(graph, x)
+        return self.head(x)
+
+
+def wait(device):
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def barrier(device):
+    if dist.is_initialized():
+        dist.barrier(device_ids=[device.index] if device.type == "cuda" else None)
+    wait(device)
+
+
+def step_times(step, steps, device, together):
+    """Milliseconds of each step; of all ranks the slowest. Two more warm up."""
+    times = []
+    for k in range(steps + 2):
+        barrier(device) if together else wait(device)
+        begun = time.perf_counter()
+        step()
+        wait(device)
+        if k >= 2:
+            times.append((time.perf_counter() - begun) * 1e3)
+    if together:
+        every = torch.tensor(times, device=device)
+        dist.all_reduce(every, dist.ReduceOp.MAX)
+        times = every.tolist()
+    return {"median": statistics.median(times), "min": min(times), "max": max(times), "steps": steps}
+
+
+def reset_memory(device):
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def peak_gb(device):
+    return torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else None
+
+
+# ---- the whole graph -------------------------------------------------------------------------------------
+
+
+def trainer(kind, dtype, graph, rows, device, shared):
+    """A training step on these rows (features, labels, mask, number of all labelled nodes); gives the loss.
+
+    shared: gradients are the mean over the processes, so that each loss counts as many times as there are."""
+    torch.manual_seed(0)
+    net = Net(kind).to(device, dtype)
+    times = dist.get_world_size() if shared else 1
+    if shared:
+        net = DistributedDataParallel(net, device_ids=[device.index] if device.type == "cuda" else None)
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+    x, labels, mask, count = rows
+
+    def step():
+        optimizer.zero_grad(set_to_none=True)
+        logits = net(graph, x)[mask]
+        loss = F.cross_entropy(logits.float(), labels[mask], reduction="sum") / count
+        (loss * times).backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def full(args, device):
+    """Times of one process and of all, for each model and dtype."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    whole = graphs.load(args.graph, device)
+    n = whole.num_nodes
+    generator = torch.Generator(device).manual_seed(1)
+    x = torch.randn(n, WIDTH, generator=generator, device=device)
+    labels = torch.randint(CLASSES, (n,), generator=generator, device=device)
+    mask = torch.rand(n, generator=generator, device=device) < 0.1
+    count = int(mask.sum())
+    edge_index = whole.edge_index
+    begun = time.perf_counter()
+    part = DistributedGraph.from_edge_index(edge_index, n, args.partition)
+    wait(device)
+    record = {
+        "graph": args.graph, "nodes": n, "edges": whole.num_edges, "partition": args.partition,
+        "divide_s": time.perf_counter() - begun, "rows": [],
+    }  # fmt: skip
+    # Without its edge_index.
+    whole = None if rank else Graph.from_csr(*whole.csr()[:2], validate=False)
+    del edge_index
+    mine = [part.scatter(t) for t in (x, labels, mask)]
+    record["parts"] = gathered({"edges": part.num_edges, "nodes": part.num_dst, "halo": part.num_halo})
+    for dtype in (torch.float32, torch.bfloat16):
+        record[f"exchange_{dtype}"] = exchange(part, dtype, args.steps, device)
+    for kind in args.models:
+        for dtype in (torch.float32, torch.bfloat16):
+            row = {"model": kind, "dtype": str(dtype).removeprefix("torch.")}
+            reset_memory(device)
+            if rank == 0:
+                row["one"] = alone(kind, dtype, whole, (x.to(dtype), labels, mask, count), args.steps, device)
+            barrier(device)
+            for overlap in (True, False):
+                reset_memory(device)
+                part.overlap = overlap
+                rows = mine[0].to(dtype), *mine[1:], count
+                step = trainer(kind, dtype, part, rows, device, shared=True)
+                loss = step()
+                dist.all_reduce(loss)
+                name = "overlapped" if overlap else "at_once"
+                row[name] = step_times(step, args.steps, device, together=True)
+                row[name]["peak_gb"] = peak_gb(device)
+                if rank == 0:
+                    row[name]["loss"] = float(loss)
+                    row[name]["speedup"] = row["one"]["median"] / row[name]["median"]
+                if overlap and device.type == "cuda":
+                    row["timeline"] = timeline(step)
+                del step, rows
+            record["rows"].append(row)
+            if rank == 0:
+                times = ", ".join(
+                    f"{name} {row[name]['median']:.1f} ms ({row[name]['speedup']:.2f} x), loss "
+                    f"{row[name]['loss']:.5f}"
+                    for name in ("overlapped", "at_once")
+                )
+                one = row["one"]
+                print(f"{kind} {row['dtype']}: one {one['median']:.1f} ms, loss {one['loss']:.5f}")
+                print(f"  {world}: {times}")
+    return record
+
+
+def alone(kind, dtype, graph, rows, steps, device):
+    """Of one process; NaN where it does not fit."""
+    try:
+        step = trainer(kind, dtype, graph, rows, device, shared=False)
+        loss = float(step())
+        return {"loss": loss, **step_times(step, steps, device, together=False), "peak_gb": peak_gb(device)}
+    except torch.OutOfMemoryError as error:
+        return {"failed": str(error)[:200], "median": math.nan, "loss": math.nan}
+
+
+def gathered(value):
+    """Everybody's."""
+    found = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return found
+
+
+def exchange(part, dtype, steps, device):
+    """The all-to-all of a layer's rows alone, there and back."""
+    x = torch.randn(part.num_src, HEADS, WIDTH // HEADS, device=device).to(dtype)
+    back = torch.zeros(part.num_halo, HEADS, WIDTH // HEADS, dtype=dtype, device=device)
+    size = x[:1].nbytes if len(x) else 0
+    there = step_times(lambda: part._exchange.fetch(x).wait(), steps, device, together=True)
+    again = step_times(lambda: part._exchange.give_back(back).wait(), steps, device, together=True)
+    sent, received = (len(part._exchange.send) * size, part.num_halo * size)
+    return {
+        "fetch": there, "give_back": again, "bytes_sent": sent, "bytes_received": received,
+        "gb_per_s": received / there["median"] / 1e6,
+    }  # fmt: skip
+
+
+def timeline(step):
+    """Kernels of one step: [[what, begin, length], ...] in microseconds; and how much of the all-to-all lies
+    under other kernels."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        step()
+        torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profile.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    kernels = [e for e in events if e.get("cat") == "kernel"]
+    begin = min(float(e["ts"]) for e in kernels)
+    found = sorted([kind_of(e["name"]), float(e["ts"]) - begin, float(e["dur"])] for e in kernels)
+    found.sort(key=lambda event: event[1])
+    others = [(b, b + d) for kind, b, d in found if kind not in ("exchange", "all-reduce")]
+    exchanges = [(b, b + d) for kind, b, d in found if kind == "exchange"]
+    total = sum(b - a for a, b in exchanges)
+    hidden = sum(max(0.0, min(b, d) - max(a, c)) for a, b in exchanges for c, d in others if c < b and a < d)
+    return {
+        "events": [[kind, round(b, 1), round(d, 1)] for kind, b, d in found if d >= 5],
+        "exchange_us": total,
+        "under_others": hidden / total if total else None,
+    }
+
+
+def kind_of(kernel):
+    name = kernel.lower()
+    if "nccl" in name:
+        return "all-reduce" if "allreduce" in name else "exchange"
+    if "dfgnn" in name:
+        return "attention"
+    return "products" if any(word in name for word in ("gemm", "cutlass", "cublas", "nvjet")) else "other"
+
+
+# ---- batches of small graphs -----------------------------------------------------------------------------
+
+
+class Batches:
+    """Random batches of a set of graphs that lies on the device."""
+
+    def __init__(self, name, device, seed):
+        path = graphs.data_folder() / "ogb" / "ogbg_molhiv" / "raw" if name == "ogbg-molhiv" else None
+        if path is not None:
+            counts = [graphs._rows(path / f"num-{what}-list.csv.gz")[:, 0] for what in ("node", "edge")]
+            self.nodes, self.num_edges = (torch.from_numpy(c) for c in counts)
+            ends = torch.from_numpy(graphs._rows(path / "edge.csv.gz")).T.contiguous()
+        else:  # rings, for a run without data
+            self.nodes = self.num_edges = torch.full((2000,), 25)
+            place = torch.arange(25).repeat(2000)
+            ends = torch.stack([place, (place + 1) % 25])
+        self.ends = torch.cat([ends, ends.flip(0)], 1).to(device)  # the second half: the other direction
+        self.half = ends.shape[1]
+        self.node_start = self.nodes.cumsum(0) - self.nodes
+        self.edge_start = self.num_edges.cumsum(0) - self.num_edges
+        self.device, self.generator = device, torch.Generator().manual_seed(seed)
+        generator = torch.Generator(device).manual_seed(0)
+        total = int(self.nodes.sum())
+        self.x = torch.randint(100, (total,), generator=generator, device=device)
+        self.labels = (torch.rand(len(self.nodes), generator=generator, device=device) < 0.04).float()
+
+    def draw(self, size):
+        """(graph with loops, node features, graph of each node, labels)."""
+        ids = torch.randint(len(self.nodes), (size,), generator=self.generator)
+        nodes, edges = self.nodes[ids], self.num_edges[ids]
+        n, e = int(nodes.sum()), int(edges.sum())
+        host = torch.stack([ids, nodes, edges, self.node_start[ids], self.edge_start[ids]])
+        ids, nodes, edges, node_start, edge_start = host.to(self.device, non_blocking=True)
+        of_node = torch.repeat_interleave(torch.arange(size, device=self.device), nodes, output_size=n)
+        of_edge = torch.repeat_interleave(torch.arange(size, device=self.device), edges, output_size=e)
+        first_node, first_edge = nodes.cumsum(0) - nodes, edges.cumsum(0) - edges
+        rows = torch.arange(n, device=self.device) + (node_start - first_node)[of_node]
+        place = torch.arange(e, device=self.device) + (edge_start - first_edge)[of_edge]
+        both = torch.cat([place, place + self.half])
+        ends = self.ends[:, both] + first_node[torch.cat([of_edge, of_edge])]
+        loops = torch.arange(n, device=self.device).expand(2, -1)
+        index = torch.cat([ends, loops], 1)
+        graph = Graph.from_edge_index(index, num_src=n, num_dst=n, validate=False).one_shot()
+        return graph, self.x[rows], of_node, self.labels[ids]
+
+
+class GraphNet(nn.Module):
+    """Embedding, four GAT layers 8 x 30 with residuals and batch norms, the mean over nodes, a classifier."""
+
+    def __init__(self, width=240):
+        super().__init__()
+        self.embedding = nn.Embedding(100, width)
+        self.layers = nn.ModuleList(GATConv(width, width // 8, 8) for _ in range(4))
+        self.norms = nn.ModuleList(nn.BatchNorm1d(width) for _ in range(4))
+        self.head = nn.Linear(width, 1)
+
+    def forward(self, graph, x, of_node, size):
+        x = self.embedding(x)
+        for layer, norm in zip(self.layers, self.norms):
+            layer.allow_zero_in_degree = True  # asking would wait for the device
+            x = x + F.elu(norm(layer(graph, x).flatten(1)))
+        sums = x.new_zeros(size, x.shape[1]).index_add(0, of_node, x)
+        counts = x.new_zeros(size).index_add(0, of_node, x.new_ones(len(x)))
+        return self.head(sums / counts.unsqueeze(1)).squeeze(1)
+
+
+def molhiv(args, device):
+    """Graphs per second."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    batches = Batches(args.molhiv, device, rank)
+    at_a_time = 20 if device.type == "cuda" else 2
+    rows = []
+    for size in args.batch:
+        row = {"batch_per_process": size}
+        for shared in (False, True):
+            if not shared and rank:
+                continue
+            torch.manual_seed(0)
+            net = GraphNet().to(device)
+            if shared:
+                ids = [device.index] if device.type == "cuda" else None
+                net = DistributedDataParallel(net, device_ids=ids, gradient_as_bucket_view=True)
+            optimizer = torch.optim.Adam(net.parameters(), lr=3e-4, fused=device.type == "cuda")
+
+            def steps(count, net=net, optimizer=optimizer, size=size):
+                for _ in range(count):
+                    graph, x, of_node, labels = batches.draw(size)
+                    optimizer.zero_grad(set_to_none=True)
+                    loss = F.binary_cross_entropy_with_logits(net(graph, x, of_node, size), labels)
+                    loss.backward()
+                    optimizer.step()
+
+            found = step_times(
+                lambda steps=steps: steps(at_a_time), max(3, args.steps), device, together=shared
+            )
+            ms = found["median"] / at_a_time
+            per_s = size * (world if shared else 1) / ms * 1e3
+            row["all" if shared else "one"] = {"step_ms": ms, "graphs_per_s": per_s}
+        barrier(device)
+        if rank == 0:
+            row["speedup"] = row["all"]["graphs_per_s"] / row["one"]["graphs_per_s"]
+            print(f"{args.molhiv}, {size} graphs per process: {row}")
+        rows.append(row)
+    return {"data": args.molhiv, "rows": rows}
+
+
+# ---- a graph that no GPU holds ---------------------------------------------------------------------------
+
+
+def power_law_part(rank, count, num_nodes, num_edges, device):
+    """Part of a graph whose in- and out-degrees fall with a node's rank as (rank + r0)^(-1/2), about as
+    ``papers100m.py`` has it: the in-edges of the nodes of one of ``count`` ranges, in the order of
+    destinations. Every process draws its own edges."""
+    offsets = [num_nodes * k // count for k in range(count + 1)]
+    first, end = offsets[rank : rank + 2]
+    half = num_edges / (2 * 100_000 * (num_nodes / PAPERS_NODES) ** 0.5)
+    r0 = half * half / max(num_nodes - 2 * half, 1)
+    start, span = math.sqrt(r0), math.sqrt(num_nodes + r0) - math.sqrt(r0)
+    common = torch.Generator(device).manual_seed(0)
+    order = torch.randperm(num_nodes, generator=common, device=device, dtype=torch.int32)
+    own = torch.Generator(device).manual_seed(1 + rank)
+    # Every count-th of the sorted degrees, in an order of its own.
+    shares = torch.arange(rank, num_nodes + 1, count, dtype=torch.float64, device=device)[: end - first]
+    degrees = (shares + r0 + 1).sqrt_().sub_((shares + r0).sqrt_()).mul_(num_edges / span).round_().long()
+    degrees = degrees[torch.randperm(len(degrees), generator=own, device=device)]
+    degrees = F.pad(degrees, (0, end - first - len(degrees)))
+    total = int(degrees.sum())
+    nodes = torch.arange(end - first, dtype=torch.int32, device=device)
+    dst = torch.repeat_interleave(nodes, degrees, output_size=total)
+    src = torch.empty(total, dtype=torch.int32, device=device)
+    for begin in range(0, total, 2**26):
+        piece = src[begin : begin + 2**26]
+        share = torch.rand(len(piece), dtype=torch.float64, generator=own, device=device)
+        place = share.mul_(span).add_(start).square_().sub_(r0).long().clamp_(0, num_nodes - 1)
+        piece.copy_(order[place])
+    del order
+    totals = gathered(total)
+    before = sum(totals[:rank])
+    ids = torch.arange(before, before + total, dtype=torch.int32, device=device)
+    mine = Nodes(torch.arange(first, end, device=device), offsets)
+    return Part(rank, mine, mine, src, dst, ids, sum(totals), num_nodes ^ num_edges)
+
+
+def hidden_size(part, device):
+    """The largest of 64, 32, 16, 8 columns whose float32 rows fit: of own nodes about 5.5 times (values, two
+    partial results, two more for the gradient of the destinations' term or two gradients), of the halo 3.2
+    times (values, gradients, and one of them on its way)."""
+    if device.type != "cuda":
+        return 64
+    free = torch.cuda.get_device_properties(device).total_memory * 0.9
+    fixed = part.num_dst * PAPERS_FEATURES * 4 + 20 * part.num_edges + 64 * (part.num_dst + part.num_halo)
+    rows = 5.5 * part.num_dst + 1.6 * (part.num_halo + len(part._exchange.send))
+    fits = [d for d in (64, 32, 16, 8) if fixed + rows * d * 4 < free]
+    return min(gathered(fits[0] if fits else 8))
+
+
+def papers(args, device):
+    """Steps of one GAT layer."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    n, edges = int(PAPERS_NODES / args.scale), int(PAPERS_EDGES / args.scale)
+    reset_memory(device)
+    begun = time.perf_counter()
+    part = DistributedGraph._from_part(
+        "papers", power_law_part(rank, world, n, edges, device), None, not args.at_once, None
+    )
+    wait(device)
+    record = {"scale": args.scale, "total": part.total, "divide_s": time.perf_counter() - begun}
+    record["divide_peak_gb"] = peak_gb(device)
+    reset_memory(device)
+    hidden = hidden_size(part, device)
+    record |= {"features": PAPERS_FEATURES, "hidden": hidden, "dtype": "float32"}
+    record["parts"] = gathered({"nodes": part.num_dst, "edges": part.num_edges, "halo": part.num_halo})
+    if rank == 0:
+        print(f"papers100M / {args.scale:g}: {part}, {hidden} hidden columns, {record['divide_s']:.1f} s")
+    torch.manual_seed(0)
+    layer = GATConv(PAPERS_FEATURES, hidden, 1, allow_zero_in_degree=True).to(device)
+    head = nn.Linear(hidden, PAPERS_CLASSES).to(device)
+    parameters = [*layer.parameters(), *head.parameters()]
+    optimizer = torch.optim.Adam(parameters, lr=1e-3)
+    generator = torch.Generator(device).manual_seed(rank)
+    x = torch.randn(part.num_src, PAPERS_FEATURES, generator=generator, device=device)
+    train = torch.randperm(part.num_dst, generator=generator, device=device)[: part.num_dst // 90 + 1]
+    labels = torch.randint(PAPERS_CLASSES, train.shape, generator=generator, device=device)
+    losses = []
+
+    def step():
+        optimizer.zero_grad(set_to_none=True)
+        logits = head(layer(part, x).squeeze(1)[train])
+        loss = F.cross_entropy(logits, labels) / world
+        loss.backward()
+        for p in parameters:
+            dist.all_reduce(p.grad)
+        optimizer.step()
+        dist.all_reduce(loss.detach_())
+        losses.append(loss)
+
+    record["step"] = step_times(step, min(args.steps, 5), device, together=True)
+    record["losses"] = [float(loss) for loss in losses]
+    record["peak_gb"] = gathered(peak_gb(device))
+    if rank == 0:
+        print(
+            f"  a step {record['step']['median']:.0f} ms, losses {record['losses']}, {record['peak_gb']} GB"
+        )
+    return record
+
+
+# ---- a killed process ------------------------------------------------------------------------------------
+
+
+def victim(rank, count, port, on_gpu, folder, timeout):
+    device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    log = os.open(Path(folder) / f"stderr-{rank}", os.O_CREAT | os.O_WRONLY)
+    os.dup2(log, 2)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    backend = "nccl" if on_gpu else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=count)
+    with watch(timeout=timeout):
+        edge_index = torch.randint(1000, (2, 20000), generator=torch.Generator().manual_seed(0))
+        part = DistributedGraph.from_edge_index(edge_index.to(device), 1000)
+        x = torch.randn(part.num_src, WIDTH, device=device)
+        net = DistributedDataParallel(Net("gat").to(device), device_ids=[rank] if on_gpu else None)
+        for step in range(10**6):
+            net(part, x).sum().backward()
+            wait(device)
+            if rank == count - 1 and step == 5:
+                (Path(folder) / "killed").write_text(str(time.time()))
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def last_words(path):
+    lines = path.read_text().splitlines()
+    return next((line for line in lines if "no sign of life" in line), None)
+
+
+def death(args):
+    on_gpu = torch.cuda.is_available()
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = (args.processes, store.port, on_gpu, folder, args.timeout)
+        processes = [context.Process(target=victim, args=(r, *arguments)) for r in range(args.processes)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(120)
+        ended = time.time()
+        record = {
+            "processes": args.processes,
+            "backend": "nccl" if on_gpu else "gloo",
+            "timeout": args.timeout,
+            "seconds": ended - float((Path(folder) / "killed").read_text()),
+            "exit_codes": [process.exitcode for process in processes],
+            "said": [last_words(Path(folder) / f"stderr-{r}") for r in range(args.processes)],
+        }  # fmt: skip
+        for process in processes:
+            process.kill()
+    print(json.dumps(record))
+    return record
+
+
+# ---- the picture -----------------------------------------------------------------------------------------
+
+
+def plot(path, picture):
+    """What a step's kernels do, by kind, over time: one band per model and dtype."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    result = json.loads(Path(path).read_text())
+    rows = [row for row in result["full"]["rows"] if "timeline" in row]
+    kinds = dict(zip(("attention", "products", "other", "exchange", "all-reduce"), COLOURS))
+    figure, axes = plt.subplots(len(rows), 1, figsize=(11, 1.6 * len(rows) + 0.8), squeeze=False)
+    for axis, row in zip(axes[:, 0], rows):
+        for place, (kind, colour) in enumerate(kinds.items()):
+            bars = [(b / 1e3, d / 1e3) for k, b, d in row["timeline"]["events"] if k == kind]
+            axis.broken_barh(bars, (-place - 0.4, 0.8), facecolors=colour)
+        axis.set_yticks([-k for k in range(len(kinds))], list(kinds))
+        share = row["timeline"]["under_others"]
+        axis.set_title(
+            f"{row['model']} {row['dtype']}: {share:.0%} of the all-to-all beside other kernels", fontsize=9
+        )
+    axes[-1, 0].set_xlabel("ms of a training step on one of the GPUs")
+    figure.tight_layout()
+    figure.savefig(picture, dpi=110)
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sections", nargs="+", default=["full", "molhiv"], choices=SECTIONS)
+    parser.add_argument("--graph", default="products~")
+    parser.add_argument("--partition", default="contiguous")
+    parser.add_argument("--models", nargs="+", default=["gat", "gt"])
+    parser.add_argument("--molhiv", default="ogbg-molhiv", help="or none: rings of the same size")
+    parser.add_argument("--batch", nargs="+", type=int, default=[32, 512], help="graphs per process")
+    parser.add_argument("--steps", type=int, default=7, help="measured; two more warm up")
+    parser.add_argument("--scale", type=float, default=1.0, help="divides the nodes and edges of papers")
+    parser.add_argument("--at-once", action="store_true", help="papers without overlap")
+    parser.add_argument("--processes", type=int, default=2, help="of death")
+    parser.add_argument("--timeout", type=float, default=20.0, help="of death's watch")
+    parser.add_argument("--commit", help="recorded; default: that of the working tree")
+    parser.add_argument("--json", type=Path, help="write the results here")
+    parser.add_argument("--plot", type=Path, help="draw the timelines of these results instead")
+    parser.add_argument("--picture", type=Path, default=Path("overlap.png"))
+    args = parser.parse_args()
+    if args.plot:
+        return plot(args.plot, args.picture)
+    if args.sections == ["death"]:
+        result = {"death": death(args)}
+        rank = 0
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    else:
+        rank = int(os.environ["RANK"])
+        device = torch.device("cpu")
+        if torch.cuda.is_available():
+            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            torch.cuda.set_device(device)
+        ids = {"device_id": device} if device.type == "cuda" else {}
+        dist.init_process_group("nccl" if ids else "gloo", timeout=timedelta(seconds=120), **ids)
+        result = {"processes": dist.get_world_size()}
+        with watch(timeout=30):
+            for section in args.sections:
+                result[section] = {"full": full, "molhiv": molhiv, "papers": papers}[section](args, device)
+        dist.destroy_process_group()
+    result = {"environment": report.environment(device, args.commit), **result}
+    if rank == 0 and args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    return None
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError):
+        main()

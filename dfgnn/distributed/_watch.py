@@ -1,0 +1,156 @@
+"""A process that died, named to those that wait for it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["DeadRankError", "dead_rank", "named", "watch"]
+
+
+class DeadRankError(RuntimeError):
+    """Another process died, or failed; the text says which one."""
+
+
+_GRACE = 5.0  # seconds that the main thread has to fail by itself
+_current: list[_Watch] = []
+_started = 0
+
+
+@contextmanager
+def watch(timeout: float = 20.0, interval: float = 1.0) -> Iterator[None]:
+    """While its block runs, every process sees that the others live: a death ends all of them, by name.
+
+    A thread writes a sign of life to the store of the default process group (torchrun's, or rank 0's) each
+    ``interval`` seconds and reads that of the next rank. A rank without one for ``timeout`` seconds, or that
+    left its block by an exception, is told to all. Then what waits for it, an exchange of this package or
+    what fails within the block, raises :class:`DeadRankError`. A process that waits where nothing can be
+    raised, as in NCCL, is ended 5 seconds later, with the same text on stderr and exit code 1. With the
+    default all of that takes less than 60 seconds.
+
+    Does nothing for one process. All processes enter it together, and leave it when their work is done. A
+    thread that holds Python's lock for ``timeout`` seconds looks dead to the others.
+
+    Raises ValueError (timeout not above twice the interval).
+    """
+    if not timeout > 2 * interval > 0:
+        raise ValueError(f"watch: timeout: expected more than twice interval={interval}, got {timeout}")
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        yield
+        return
+    watching = _Watch(timeout, interval)
+    _current.append(watching)
+    try:
+        yield
+    except BaseException as error:
+        # Who lost a connection need not be at fault: give the others time to name who is.
+        victim = isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError)
+        dead = watching.wait_for_dead() if victim else watching.dead
+        watching.stop(f"failed with {type(error).__name__}: {str(error)[:200]}" if dead is None else "left")
+        if dead is not None and not isinstance(error, DeadRankError):
+            raise DeadRankError(dead) from error
+        raise
+    else:
+        watching.stop("left")
+    finally:
+        _current.remove(watching)
+
+
+def dead_rank() -> str | None:
+    """Who died, as far as a watch knows."""
+    return _current[-1].dead if _current else None
+
+
+@contextmanager
+def named(group: Any) -> Iterator[None]:
+    """An error of communication within becomes one that names the dead process, if there is a watch."""
+    try:
+        yield
+    except RuntimeError as error:
+        dead = _current[-1].wait_for_dead() if _current else None
+        if dead is None:
+            raise
+        raise DeadRankError(dead) from error
+
+
+class _Watch:
+    def __init__(self, timeout: float, interval: float):
+        global _started
+        _started += 1
+        self.timeout, self.interval = timeout, interval
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        store: Any = dist.distributed_c10d._get_default_store()
+        # A connection of its own: the main thread may wait in the other.
+        self.store = store.clone() if hasattr(store, "clone") else store
+        self.prefix = f"dfgnn/watch/{_started}"
+        self.dead: str | None = None
+        self.known, self.stopped = threading.Event(), threading.Event()
+        self.beats = 0
+        self._beat()
+        self.thread = threading.Thread(target=self._run, name="dfgnn.distributed.watch", daemon=True)
+        self.thread.start()
+
+    def wait_for_dead(self) -> str | None:
+        """Who died, as soon as it is known; None if nobody does for as long as that takes."""
+        self.known.wait(self.timeout + 2 * self.interval)
+        return self.dead
+
+    def stop(self, word: str) -> None:
+        self.stopped.set()
+        self.thread.join(self.timeout)
+        with suppress(RuntimeError):  # the store's host is gone, and nobody is left to be told
+            self.store.set(f"{self.prefix}/{self.rank}", f"{word}\n{self._who()}")
+
+    def _who(self) -> str:
+        return f"{socket.gethostname()}, process {os.getpid()}"
+
+    def _beat(self) -> None:
+        self.beats += 1
+        self.store.set(f"{self.prefix}/{self.rank}", f"{self.beats}\n{self._who()}")
+
+    def _run(self) -> None:
+        watched, last, since = (self.rank + 1) % self.size, "", time.monotonic()
+        while self.dead is None:
+            if self.stopped.wait(self.interval):
+                return
+            try:
+                self._beat()
+                if self.store.check([f"{self.prefix}/dead"]):
+                    self.dead = self.store.get(f"{self.prefix}/dead").decode()
+                    break
+                key = f"{self.prefix}/{watched}"
+                seen = self.store.get(key).decode() if self.store.check([key]) else ""
+            except RuntimeError as error:
+                self.dead = f"the store of the process group (torchrun, or rank 0) is gone: {error}"
+                break
+            word, _, who = seen.partition("\n")
+            if word == "left":
+                watched = (watched + 1) % self.size
+                if watched == self.rank:
+                    return
+                last, since = "", time.monotonic()
+            elif word.startswith("failed"):
+                self._tell(f"rank {watched} ({who}) {word}")
+            elif seen != last:
+                last, since = seen, time.monotonic()
+            elif time.monotonic() - since > self.timeout:
+                who = f" ({who})" if who else ""
+                self._tell(f"rank {watched}{who} died: no sign of life for {self.timeout:g} s")
+        self.known.set()
+        print(f"dfgnn.distributed: rank {self.rank}: {self.dead}", file=sys.stderr, flush=True)
+        if not self.stopped.wait(_GRACE):
+            os._exit(1)
+
+    def _tell(self, text: str) -> None:
+        self.dead = text
+        with suppress(RuntimeError):  # they see for themselves that the store is gone
+            self.store.set(f"{self.prefix}/dead", text)

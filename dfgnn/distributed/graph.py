@@ -1,0 +1,451 @@
+"""DistributedGraph: one process's part of a graph, and the way to the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .. import _autograd, _csr, reference
+from .._arguments import BIAS_AFTER, FEAT_IN_KEY, FEAT_IN_VALUE, EdgeArgs, Numbers, Tensors
+from .._csr import CSR
+from .._ops import acc_type
+from .._structure import Side
+from ..graph import Graph, GraphPart
+from . import _agree, parts
+from ._attention import Attention, Pair
+from ._exchange import Exchange, Gather, rows_of_all
+from ._watch import named
+from .partition import load
+from .parts import Nodes, Part, Partition
+
+__all__ = ["DistributedGraph"]
+
+_WIRES = (None, torch.float16, torch.bfloat16)
+_MASK_EDGES = 2**20  # of which a dropout mask is made at a time
+
+
+class DistributedGraph(GraphPart):
+    """A graph that the processes of a group share; each holds a part: some destinations with all of their
+    in-edges, and the features of some sources (of a square graph: of the same nodes).
+
+    The functions of :mod:`dfgnn.functional` and the layers take it in place of a graph, in all processes at
+    once, with the rows of the part: ``feat [num_src, ...]`` of ``src_ids``, results ``[num_dst, ...]`` of
+    ``dst_ids``, tensors on edges ``[num_edges, ...]`` of ``edge_ids``. Results and gradients are those of
+    one process with the whole graph, up to the order of sums, dropout included: its mask depends on the ids
+    of the whole graph's edges, and its seed is rank 0's. Gradients of parameters are those of the part's rows
+    and are to be summed over the processes, as DistributedDataParallel does (which takes the mean: multiply
+    the loss by the number of processes).
+
+    Rows that a part's edges need of other sources, its halo, are fetched by one all-to-all for each tensor,
+    while the attention over the part's own sources runs; the two are merged exactly. Gradients go back in the
+    same way. A backward is an exchange, too: all processes must run it.
+
+    overlap: compute while rows travel; else wait for them, and attend once over all. Calls with
+    ``return_attention`` always do the latter.  wire: float16 or bfloat16, as which rows ``[*, H, D]`` of
+    wider types travel in both directions; None: as they are.
+
+    First derivatives only; torch.func, forward mode, torch.compile and layers over typed edges raise
+    NotImplementedError.
+    """
+
+    _group: Any
+    _src_nodes: Nodes
+    _dst_nodes: Nodes
+    _total_edges: int
+    _fingerprint: int
+    _num_own_edges: int
+    _edge_ids: Tensor  # int32 where they fit
+    _halo_places: Tensor
+    _graphs: dict[tuple[str, bool], Graph]
+    _exchange: Exchange
+    _with_loops: DistributedGraph | None
+    _agreed: set[tuple]
+    overlap: bool
+    rank: int
+    world_size: int
+
+    def __init__(self, *args, **kwargs):
+        raise TypeError(
+            "DistributedGraph: expected DistributedGraph.from_edge_index or from_partition, got a direct call"
+        )
+
+    # ---- constructors ----------------------------------------------------------------------------
+
+    @classmethod
+    def from_edge_index(
+        cls,
+        edge_index: Tensor,
+        num_nodes: int | None = None,
+        partition: Partition = "contiguous",
+        group: Any = None,
+        *,
+        num_src: int | None = None,
+        num_dst: int | None = None,
+        overlap: bool = True,
+        wire: torch.dtype | None = None,
+    ) -> DistributedGraph:
+        """Every process of the group calls it with the whole graph, and keeps its part.
+
+        edge_index: int32 or int64 [2, E], [0] the sources and [1] the destinations, on the device that the
+        part shall be on.  num_nodes: of a square graph; else num_src and num_dst, whose nodes are divided
+        each for themselves.  group: default, that of all processes; one process needs no group.
+
+        partition: "contiguous", ranges of nodes with about equally many in-edges; "metis", parts with few
+        edges between them (needs pymetis; it runs on the CPU in every process: large graphs are better
+        divided once, by ``python -m dfgnn.distributed.partition``); or an integer tensor [num_nodes] with
+        each node's rank, of a bipartite graph a pair of them.
+
+        Raises as :meth:`dfgnn.Graph.from_edge_index`; ValueError also for an unknown partition, and in all
+        processes where they differ in the graph, its partition or the options.
+        """
+        where = "DistributedGraph.from_edge_index"
+        src, dst = _csr.ends_of(where, edge_index)
+        if num_nodes is not None:
+            if num_src is not None or num_dst is not None:
+                raise TypeError(f"{where}: expected either num_nodes or num_src and num_dst, got both")
+            num_src = num_dst = num_nodes
+        elif num_src is None or num_dst is None:
+            raise TypeError(f"{where}: expected num_nodes, or num_src and num_dst, got neither")
+        num_src = _csr.as_size(where, "num_src", num_src)
+        num_dst = _csr.as_size(where, "num_dst", num_dst)
+        for name, ends, size in (("edge_index[0]", src, num_src), ("edge_index[1]", dst, num_dst)):
+            if len(ends) and not 0 <= int(ends.min()) <= int(ends.max()) < size:
+                got = f"{int(ends.min())} .. {int(ends.max())}"
+                raise ValueError(f"{where}: {name}: expected ids in 0 .. {size - 1}, got {got}")
+        rank, count = _rank(group), _size(group)
+        square = num_nodes is not None
+        owner = parts.owners(where, partition, torch.stack([src, dst]), num_src, num_dst, square, count)
+        part = parts.cut(torch.stack([src, dst]).to(torch.int64), owner, rank, count)
+        return cls._from_part(where, part, group, overlap, wire)
+
+    @classmethod
+    def from_partition(
+        cls,
+        folder: str | Path,
+        group: Any = None,
+        *,
+        device: torch.device | str = "cpu",
+        overlap: bool = True,
+        wire: torch.dtype | None = None,
+    ) -> DistributedGraph:
+        """Every process reads its part of a graph that ``python -m dfgnn.distributed.partition`` divided;
+        none ever holds the whole.
+
+        folder: what that program wrote, for as many parts as the group has processes.  device: where the part
+        shall be.  The rest as in :meth:`from_edge_index`.
+
+        Raises FileNotFoundError (no such parts), and ValueError in all processes where the number of parts is
+        not that of processes, or parts belong to different graphs.
+        """
+        rank, count = _rank(group), _size(group)
+        part = load(folder, rank, count, torch.device(device))
+        return cls._from_part("DistributedGraph.from_partition", part, group, overlap, wire)
+
+    @classmethod
+    def _from_part(cls, where: str, part: Part, group: Any, overlap: bool, wire) -> DistributedGraph:
+        if wire not in _WIRES:
+            raise ValueError(f"{where}: wire: expected None, torch.float16 or torch.bfloat16, got {wire}")
+        self = object.__new__(cls)
+        self._group = None if part.num_parts == 1 else group or dist.group.WORLD
+        self.overlap, self.rank, self.world_size = bool(overlap), part.number, part.num_parts
+        self._src_nodes, self._dst_nodes = src_nodes, dst_nodes = part.src_nodes, part.dst_nodes
+        self._total_edges, self._fingerprint = part.num_edges, part.fingerprint
+        self.device = part.dst.device
+        self.num_src, self.num_dst, self.num_edges = len(src_nodes.ids), len(dst_nodes.ids), len(part.dst)
+        for name in ("num_src", "num_dst", "num_edges"):
+            _csr.as_size(where, name, getattr(self, name))
+        has_empty = bool((_csr.count(part.dst, self.num_dst) == 0).any())
+        _agree.require_same(
+            where, self._group, num_src=src_nodes.offsets[-1], num_dst=dst_nodes.offsets[-1],
+            num_edges=part.num_edges, parts=part.num_parts, square=src_nodes is dst_nodes,
+            overlap=self.overlap, wire=wire, device=self.device.type, fingerprint=part.fingerprint,
+        )  # fmt: skip
+        self.has_zero_in_degree = any(_agree.gather(has_empty, self._group))
+        self._divide(part)
+        self._exchange = self._make_exchange(wire)
+        self._with_loops, self._agreed = None, set()
+        return self
+
+    def _divide(self, part: Part) -> None:
+        """Edges from own sources, and edges from others' with these in the order of places. Of large graphs
+        each tensor of edge size counts, so none lives longer than it must."""
+        first, end = part.src_nodes.offsets[self.rank : self.rank + 2]
+        is_own = (part.src >= first) & (part.src < end)
+        own, others = is_own.nonzero().squeeze(1), is_own.logical_not_().nonzero().squeeze(1)
+        self._num_own_edges = len(own)
+        self._edge_ids = torch.cat([part.edge_ids[own], part.edge_ids[others]])
+        if part.num_edges < _csr.LIMIT:
+            self._edge_ids = self._edge_ids.to(torch.int32)
+        src = part.src[others]
+        is_halo = torch.zeros(part.src_nodes.offsets[-1], dtype=torch.bool, device=self.device)
+        is_halo[src.to(torch.int64)] = True
+        self._halo_places = is_halo.nonzero().squeeze(1)
+        number = is_halo.cumsum(0, dtype=torch.int32).sub_(1)
+        halo = number[src.to(torch.int64)], part.dst[others], len(self._halo_places)
+        ends = {"own": (part.src[own] - first, part.dst[own], self.num_src), "halo": halo}
+        del src, is_halo, number, halo, own, others, is_own
+        self._graphs = {}
+        for which in ("own", "halo"):
+            src, dst, num_src = ends.pop(which)
+            self._graphs[which, False] = Graph.from_coo(
+                src, dst, num_src=num_src, num_dst=self.num_dst, validate=False
+            )
+
+    def _make_exchange(self, wire) -> Exchange:
+        """Tells the others which of their sources are wanted here."""
+        first = self._src_nodes.offsets[self.rank]
+        offsets = torch.tensor(self._src_nodes.offsets[1:], device=self.device)
+        below = torch.searchsorted(self._halo_places, offsets).tolist()
+        recv_counts = torch.tensor([0, *below]).diff().tolist()
+        if self._group is None:
+            exchange = Exchange(None, self._halo_places, [0], [0])
+        else:
+            send_counts = [counts[self.rank] for counts in _agree.gather(recv_counts, self._group)]
+            asked = self._halo_places.new_empty(sum(send_counts))
+            with named(self._group):
+                dist.all_to_all_single(asked, self._halo_places, send_counts, recv_counts, group=self._group)
+            exchange = Exchange(self._group, asked - first, send_counts, recv_counts)
+        exchange.wire = wire
+        return exchange
+
+    # ---- what it holds ---------------------------------------------------------------------------
+
+    @property
+    def group(self) -> Any:
+        """The process group; None of one process."""
+        return self._group
+
+    @property
+    def src_ids(self) -> Tensor:
+        """int64 [num_src]: ids of this part's sources in the whole graph, rising."""
+        return self._src_nodes.ids
+
+    @property
+    def dst_ids(self) -> Tensor:
+        """int64 [num_dst]: ids of this part's destinations, rising; of a square graph those of its
+        sources."""
+        return self._dst_nodes.ids
+
+    @property
+    def edge_ids(self) -> Tensor:
+        """int64 [num_edges]: the place in the whole graph of each of this part's edges. Those from own
+        sources come first, then those from others', each in rising order."""
+        return self._edge_ids.to(torch.int64)
+
+    @property
+    def num_nodes(self) -> int:
+        """Of this part of a square graph."""
+        if self._src_nodes is not self._dst_nodes:
+            raise AttributeError(
+                "DistributedGraph.num_nodes: expected a square graph; ask for num_src or num_dst"
+            )
+        return self.num_src
+
+    @property
+    def num_halo(self) -> int:
+        """Sources of other parts that this part's edges need."""
+        return self._exchange.num_halo
+
+    @property
+    def total(self) -> tuple[int, int, int]:
+        """(num_src, num_dst, num_edges) of the whole graph."""
+        return self._src_nodes.offsets[-1], self._dst_nodes.offsets[-1], self._total_edges
+
+    def __repr__(self) -> str:
+        src, dst, edges = self.total
+        return (
+            f"DistributedGraph(part {self.rank} of {self.world_size}: num_src={self.num_src} of {src}, "
+            f"num_dst={self.num_dst} of {dst}, num_edges={self.num_edges} of {edges}, "
+            f"num_halo={self.num_halo}, device='{self.device}')"
+        )
+
+    def scatter(self, x: Tensor, of: str = "dst") -> Tensor:
+        """This part's rows of x, which every process has as a whole: [num_dst, ...] of [all nodes, ...], on
+        the part's device. of: "dst", "src" or "edges"."""
+        ids, total = self._side("scatter", of)
+        if x.dim() == 0 or len(x) != total:
+            raise ValueError(f"DistributedGraph.scatter: x: expected {total} rows, got shape {list(x.shape)}")
+        return x[ids.to(x.device)].to(self.device)
+
+    def gather(self, x: Tensor, of: str = "dst") -> Tensor:
+        """The whole of which each process has its part's rows x, in all processes; not differentiable."""
+        ids, total = self._side("gather", of)
+        if x.dim() == 0 or len(x) != len(ids):
+            raise ValueError(
+                f"DistributedGraph.gather: x: expected {len(ids)} rows, got shape {list(x.shape)}"
+            )
+        x = x.detach().contiguous()
+        whole = x.new_empty(total, *x.shape[1:])
+        for place, rows in zip(rows_of_all(ids, self._group), rows_of_all(x, self._group)):
+            whole[place] = rows
+        return whole
+
+    def _side(self, where: str, of: str) -> tuple[Tensor, int]:
+        sides = dict(
+            zip(("src", "dst", "edges"), zip((self.src_ids, self.dst_ids, self.edge_ids), self.total))
+        )
+        if of not in sides:
+            raise ValueError(f"DistributedGraph.{where}: of: expected 'dst', 'src' or 'edges', got {of!r}")
+        return sides[of]
+
+    # ---- the graphs that the engine sees -----------------------------------------------------------
+
+    def _graph(self, which: str, by_id: bool = False) -> Graph:
+        """Edges from "own" or "halo" sources, or the "whole" part. by_id: edges go by their ids in the whole
+        graph, for dropout (where they wrap at 2**32), and not by their places in tensors on edges."""
+        found = self._graphs.get((which, by_id))
+        if found is None:
+            found = self._graphs[which, by_id] = self._by_id(which) if by_id else self._whole()
+        return found
+
+    def _by_id(self, which: str) -> Graph:
+        graph, own = self._graph(which), self._num_own_edges
+        part = {"own": slice(0, own), "halo": slice(own, None), "whole": slice(None)}[which]
+        csr, ids = graph.csr(), self._edge_ids[part].to(torch.int32)
+        csr = CSR(csr.indptr, csr.indices, ids if csr.eids is None else ids[csr.eids])
+        return Graph._make(Side(graph.num_dst, (csr, True)), Side(graph.num_src))
+
+    def _whole(self) -> Graph:
+        src, dst = self._ends()
+        num_src = self.num_src + self.num_halo
+        return Graph.from_coo(src, dst, num_src=num_src, num_dst=self.num_dst, validate=False)
+
+    def _ends(self) -> tuple[Tensor, Tensor]:
+        """int32 [num_edges] twice: sources, of which the fetched come behind the own, and destinations."""
+        (src, dst), (halo, dst_of_halo) = (
+            self._graph(which)._structure.endpoints(torch.int32) for which in ("own", "halo")
+        )
+        return torch.cat([src, halo + self.num_src]), torch.cat([dst, dst_of_halo])
+
+    def as_one(self) -> Graph:
+        return self._graph("whole")
+
+    def gathered(self, *tensors: Tensor) -> tuple[Graph, list[Tensor]]:
+        return self.as_one(), [Gather.apply(self._exchange, x) for x in tensors]
+
+    def with_self_loops(self) -> DistributedGraph:
+        """The graph with its loops removed and one for each node appended, as torch_geometric's layers have
+        it; all processes make it at once, and it is kept.
+
+        Raises NotImplementedError of a bipartite graph.
+        """
+        if self._with_loops is None:
+            self._with_loops = self._add_loops()
+        return self._with_loops
+
+    def _add_loops(self) -> DistributedGraph:
+        nodes = self._dst_nodes
+        if self._src_nodes is not nodes:
+            raise NotImplementedError(
+                "DistributedGraph.with_self_loops: expected a square graph; give a bipartite one its loops "
+                "before it is divided"
+            )
+        first = nodes.offsets[self.rank]
+        src, dst = (ends.to(torch.int64) for ends in self._ends())
+        is_loop = src == dst
+        removed = torch.cat(rows_of_all(self.edge_ids[is_loop], self._group)).sort().values
+        kept = is_loop.logical_not_().nonzero().squeeze(1)
+        num_kept, total = self._total_edges - len(removed), nodes.offsets[-1]
+        ids = self.edge_ids[kept]
+        loops = torch.arange(self.num_dst, device=self.device)
+        own = loops + first
+        part = Part(
+            self.rank, nodes, nodes,
+            src=torch.cat([torch.cat([own, self._halo_places])[src[kept]], own]),
+            dst=torch.cat([dst[kept], loops]),
+            edge_ids=torch.cat([ids - torch.searchsorted(removed, ids), num_kept + self.dst_ids]),
+            num_edges=num_kept + total,
+            fingerprint=self._fingerprint,
+        )  # fmt: skip
+        where = "DistributedGraph.with_self_loops"
+        return self._from_part(where, part, self._group, self.overlap, self._exchange.wire)
+
+    # ---- attention -------------------------------------------------------------------------------
+
+    def attention(
+        self, score: str, tensors: Tensors, numbers: Numbers, return_attention: bool, schedule: str
+    ) -> tuple[Tensor, Tensor | None]:
+        backward = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+        self._agree_on(score, tensors, numbers, return_attention, backward)
+        edges = EdgeArgs(*(getattr(tensors, name) for name in EdgeArgs._fields))
+        if edges.seed is not None:
+            tensors = tensors._replace(seed=self._shared(edges.seed))
+            # What goes by places cannot go by ids, too.
+            if return_attention or any(x is not None for x in edges._replace(seed=None)):
+                tensors, numbers = self._with_mask(tensors, numbers)
+        by_id = tensors.seed is not None
+        edges = EdgeArgs(*(getattr(tensors, name) for name in EdgeArgs._fields))
+        if return_attention or not self.overlap or self._group is None:
+            return self._at_once(score, tensors, numbers, edges, by_id, return_attention, schedule)
+
+        with_positive = score == "additive" and backward and edges.edge_gate is None
+        save_positive = with_positive and tensors.dst is not None and tensors.dst.requires_grad
+        calls = []
+        for which in ("own", "halo"):
+            graph = self._graph(which, by_id)
+            args = _autograd._graph_args(graph, score, tensors.value, edges, False, backward, schedule)
+            calls.append(_autograd._Call(graph, args, score, numbers, False, save_positive))
+        pair = Pair(calls[0], calls[1], self._exchange, self._num_own_edges)
+        if backward:
+            return Attention.apply(pair, *tensors), None
+        return pair.forward(tensors, pair.fetch(tensors))[0].out, None
+
+    def _at_once(self, score, t, numbers, edges, by_id, return_attention, schedule):
+        """Over all sources, when all are here."""
+        value, src = (None if x is None else Gather.apply(self._exchange, x) for x in (t.value, t.src))
+        return _autograd.attention(
+            self._graph("whole", by_id), score, value, src, t.dst, t.attn, edges, t.out_bias,
+            slope=numbers.negative_slope, scale=numbers.scale, dropout_p=numbers.dropout_p,
+            bias_after=bool(numbers.flags & BIAS_AFTER), feat_in_key=bool(numbers.flags & FEAT_IN_KEY),
+            feat_in_value=bool(numbers.flags & FEAT_IN_VALUE), return_attention=return_attention,
+            schedule=schedule,
+        )  # fmt: skip
+
+    def _agree_on(self, score, tensors: Tensors, numbers: Numbers, return_attention, backward) -> None:
+        """What is exchanged must be alike; it is compared at the first call of each kind."""
+        said = {
+            name: None if x is None else (str(x.dtype), list(x.shape[1:]), backward and x.requires_grad)
+            for name, x in tensors._asdict().items()
+        }
+        key = score, *numbers, return_attention, *map(str, said.values())
+        if self._group is None or key in self._agreed:
+            return
+        _agree.require_same(
+            f"{score} attention", self._group, score=score, return_attention=return_attention,
+            **numbers._asdict(), **said,
+        )  # fmt: skip
+        self._agreed.add(key)
+
+    def _shared(self, seed: Tensor) -> Tensor:
+        """Rank 0's."""
+        if self._group is not None:
+            seed = seed.clone()
+            with named(self._group):
+                dist.broadcast(seed, dist.get_global_rank(self._group, 0), group=self._group)
+        return seed
+
+    def _with_mask(self, tensors: Tensors, numbers: Numbers) -> tuple[Tensors, Numbers]:
+        """Dropout as weights of the edges."""
+        heads, dtype = tensors.value.shape[1], acc_type(tensors.value.dtype)
+        assert tensors.seed is not None
+        seed = tensors.seed
+        masks = [
+            reference.dropout_mask(seed, ids, heads, numbers.dropout_p).to(dtype)
+            for ids in self.edge_ids.split(_MASK_EDGES)
+        ]
+        weight = torch.cat(masks)
+        if tensors.edge_weight is not None:
+            weight = weight * tensors.edge_weight
+        return tensors._replace(seed=None, edge_weight=weight), numbers._replace(dropout_p=0.0)
+
+
+def _rank(group: Any) -> int:
+    return dist.get_rank(group) if dist.is_initialized() else 0
+
+
+def _size(group: Any) -> int:
+    return dist.get_world_size(group) if dist.is_initialized() else 1

@@ -1,0 +1,205 @@
+"""Divides a graph into parts, one file each, that DistributedGraph.from_partition reads.
+
+    python -m dfgnn.distributed.partition edges.npy parts/ --parts 4 --num-nodes 2449029
+    python -m dfgnn.distributed.partition edges.npy parts/ --parts 4 --method metis --nodes x=features.npy
+
+edges.npy: int32 or int64 [2, E], sources and destinations. It is mapped, read piece by piece and sorted into
+the parts' files, so that "contiguous" takes memory for the nodes and one part alone; "metis" takes the whole
+graph. ``--nodes NAME=FILE`` divides an array [num_nodes, ...] along with its nodes (``load_nodes``).
+
+The folder gets ``part-<number>.pt`` and ``<name>-<number>.npy``. Prints one line of JSON: how many nodes,
+edges and halo sources the parts have, and the share of edges between parts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _csr
+from . import parts
+from .parts import Nodes, Part, Places
+
+__all__ = ["load", "load_nodes", "write"]
+
+_PIECE = 2**23  # edges read at a time
+_VERSION = 1
+
+
+def write(
+    edge_index: Any,
+    folder: str | Path,
+    count: int,
+    num_nodes: int,
+    method: str | Tensor = "contiguous",
+    nodes: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Divides a square graph; see the module's text. Returns what the program prints.
+
+    edge_index: int32 or int64 [2, E], a NumPy array (mapped from a file, as a rule) or a tensor.  method:
+    "contiguous", "metis", or int [num_nodes] with each node's part.  nodes: arrays [num_nodes, ...] by name.
+
+    Raises ValueError (shape, ids out of range, unknown method), TypeError (not integers) and FileExistsError
+    (the folder holds something).
+    """
+    import numpy as np
+
+    where = "partition.write"
+    if len(edge_index.shape) != 2 or edge_index.shape[0] != 2:
+        raise ValueError(f"{where}: edge_index: expected shape [2, E], got {list(edge_index.shape)}")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        raise FileExistsError(f"{where}: folder: expected an empty one, got {folder}")
+    if count < 1:
+        raise ValueError(f"{where}: count: expected at least 1 part, got {count}")
+    num_edges = edge_index.shape[1]
+
+    def pieces():
+        for begin in range(0, num_edges, _PIECE):
+            piece = edge_index[:, begin : begin + _PIECE]
+            piece = piece if isinstance(piece, Tensor) else torch.from_numpy(np.array(piece))
+            yield begin, _csr.as_index(where, "edge_index", piece, (2, None)).to(torch.int64)
+
+    degrees = torch.zeros(num_nodes, dtype=torch.int64)
+    for _, piece in pieces():
+        if not 0 <= int(piece.min()) <= int(piece.max()) < num_nodes:
+            got = f"{int(piece.min())} .. {int(piece.max())}"
+            raise ValueError(f"{where}: edge_index: expected ids in 0 .. {num_nodes - 1}, got {got}")
+        degrees += _csr.count(piece[1], num_nodes)
+    if isinstance(method, str) and method == "contiguous":
+        owner = parts.contiguous(degrees, count)
+    else:
+        whole = edge_index if isinstance(edge_index, Tensor) else torch.from_numpy(np.array(edge_index))
+        owner, _ = parts.owners(where, method, whole, num_nodes, num_nodes, True, count)
+    places = parts.places(owner, count)
+
+    fingerprint = 0
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        files = [open(Path(scratch) / str(number), "w+b") for number in range(count)]  # noqa: SIM115
+        try:
+            for begin, (src, dst) in pieces():
+                fingerprint += parts.fingerprint_of(src, dst, begin)
+                to = owner[dst]
+                order = torch.argsort(to, stable=True)
+                rows = torch.stack([src, dst, torch.arange(begin, begin + len(src))], 1)[order]
+                for file, mine in zip(files, rows.split(torch.bincount(to, minlength=count).tolist())):
+                    mine.numpy().tofile(file)
+            whole_print = parts.print_of(fingerprint, places, places)
+            halos = []
+            for number, file in enumerate(files):
+                file.flush()
+                rows = torch.from_numpy(np.fromfile(Path(scratch) / str(number), np.int64)).view(-1, 3)
+                part = _part(number, rows, places, num_edges, whole_print)
+                halos.append(_save(folder, part))
+        finally:
+            for file in files:
+                file.close()
+    for name, array in (nodes or {}).items():
+        if len(array) != num_nodes:
+            raise ValueError(f"{where}: nodes: expected {num_nodes} rows of {name!r}, got {len(array)}")
+        for number in range(count):
+            ids = places.part(number).ids.numpy()
+            np.save(folder / f"{name}-{number}.npy", np.asarray(array[ids]))
+    between = sum(halo["edges_from_halo"] for halo in halos)
+    return {
+        "nodes": num_nodes,
+        "edges": num_edges,
+        "edges_between_parts": between / max(num_edges, 1),
+        "parts": halos,
+    }
+
+
+def _part(number: int, rows: Tensor, places: Places, num_edges: int, fingerprint: int) -> Part:
+    src, dst, ids = rows.unbind(1)
+    nodes = places.part(number)
+    return Part(
+        number, nodes, nodes, places.place[src], places.place[dst] - nodes.offsets[number], ids.clone(),
+        num_edges, fingerprint,
+    )  # fmt: skip
+
+
+def _save(folder: Path, part: Part) -> dict[str, int]:
+    first, end = part.dst_nodes.offsets[part.number : part.number + 2]
+    from_halo = (part.src < first) | (part.src >= end)
+    torch.save(
+        {
+            "version": _VERSION,
+            "number": part.number,
+            "ids": part.dst_nodes.ids,
+            "offsets": part.dst_nodes.offsets,
+            "src": part.src,
+            "dst": part.dst,
+            "edge_ids": part.edge_ids,
+            "num_edges": part.num_edges,
+            "fingerprint": part.fingerprint,
+        },
+        folder / f"part-{part.number}.pt",
+    )
+    return {
+        "nodes": end - first,
+        "edges": len(part.dst),
+        "edges_from_halo": int(from_halo.sum()),
+        "halo": len(part.src[from_halo].unique()),
+    }
+
+
+def load(folder: str | Path, number: int, count: int, device: torch.device | str = "cpu") -> Part:
+    """One part that `write` wrote, for one of ``count`` processes."""
+    path = Path(folder) / f"part-{number}.pt"
+    if not path.is_file():
+        raise FileNotFoundError(f"from_partition: folder: expected a file {path}, which is not there")
+    found = torch.load(path, weights_only=True, mmap=True)
+    if found.get("version") != _VERSION:
+        raise ValueError(
+            f"from_partition: {path}: expected version {_VERSION} of the format, got {found.get('version')}"
+        )
+    if len(found["offsets"]) - 1 != count:
+        raise ValueError(
+            f"from_partition: {path}: expected one of {count} parts, as there are processes, got one of "
+            f"{len(found['offsets']) - 1}"
+        )
+    nodes = Nodes(found["ids"].to(device), found["offsets"])
+    src, dst, edge_ids = (found[name].to(device, copy=True) for name in ("src", "dst", "edge_ids"))
+    return Part(found["number"], nodes, nodes, src, dst, edge_ids, found["num_edges"], found["fingerprint"])
+
+
+def load_nodes(folder: str | Path, name: str, number: int) -> Tensor:
+    """The rows of a part's nodes, of an array that was divided along with them."""
+    import numpy as np
+
+    return torch.from_numpy(np.load(Path(folder) / f"{name}-{number}.npy"))
+
+
+def main(argv: list[str] | None = None) -> None:
+    import numpy as np
+
+    parser = argparse.ArgumentParser(
+        prog="python -m dfgnn.distributed.partition",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("edges", help="a .npy file, int32 or int64 [2, E]")
+    parser.add_argument("folder", help="where the parts are written: an empty folder, or none yet")
+    parser.add_argument("--parts", type=int, required=True)
+    parser.add_argument("--num-nodes", type=int, help="default: the largest id + 1")
+    parser.add_argument("--method", choices=parts.METHODS, default="contiguous")
+    parser.add_argument("--nodes", action="append", default=[], metavar="NAME=FILE", help="a .npy file")
+    args = parser.parse_args(argv)
+    edge_index = np.load(args.edges, mmap_mode="r")
+    num_nodes = args.num_nodes
+    if num_nodes is None:
+        num_nodes = int(edge_index.max()) + 1 if edge_index.size else 0
+    arrays = dict(given.split("=", 1) for given in args.nodes)
+    nodes = {name: np.load(path, mmap_mode="r") for name, path in arrays.items()}
+    print(json.dumps(write(edge_index, args.folder, args.parts, num_nodes, args.method, nodes)))
+
+
+if __name__ == "__main__":
+    main()

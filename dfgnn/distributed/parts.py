@@ -1,0 +1,189 @@
+"""How a graph is divided: who owns which nodes, and what one process then holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import _csr
+
+METHODS = ("contiguous", "metis")
+Partition = str | Tensor | tuple[Tensor, Tensor]
+
+
+class Nodes(NamedTuple):
+    """One side of the graph. A node's place is its number when the nodes of part 0 come first, then those of
+    part 1, and so on, each in rising order of their ids."""
+
+    ids: Tensor  # int64: of this part's nodes, rising
+    offsets: list[int]  # [parts + 1]: places of part p are offsets[p] .. offsets[p + 1] - 1
+
+
+class Part(NamedTuple):
+    """What one process holds, before it has spoken to the others."""
+
+    number: int
+    src_nodes: Nodes
+    dst_nodes: Nodes  # the same object where sources and destinations are the same nodes
+    src: Tensor  # int32 or int64 [E]: places of the sources
+    dst: Tensor  # int32 or int64 [E]: destinations, counted within the part
+    edge_ids: Tensor  # int32 or int64 [E]: of the whole graph's edges, rising
+    num_edges: int  # of the whole graph
+    fingerprint: int  # of the whole graph and how it is divided
+
+    @property
+    def num_parts(self) -> int:
+        return len(self.dst_nodes.offsets) - 1
+
+
+class Places(NamedTuple):
+    """One side of the graph as the whole of it is seen."""
+
+    order: Tensor  # int64 [N]: ids in the order of places
+    place: Tensor  # int64 [N]: of each id
+    offsets: list[int]
+
+    def part(self, number: int) -> Nodes:
+        begin, end = self.offsets[number : number + 2]
+        return Nodes(self.order[begin:end].clone(), self.offsets)
+
+
+# ---- who owns which nodes --------------------------------------------------------------------------------
+
+
+def owners(
+    where: str, partition: Partition, edge_index: Tensor, num_src: int, num_dst: int, square: bool, count: int
+) -> tuple[Tensor, Tensor]:
+    """int64 [num_src] and [num_dst]: the part of each source and destination; one tensor where square."""
+    if isinstance(partition, str):
+        if partition not in METHODS:
+            raise ValueError(
+                f"{where}: partition: expected one of {', '.join(METHODS)}, or a tensor, got {partition!r}"
+            )
+        if partition == "metis":
+            return metis(edge_index, num_src, num_dst, square, count)
+        dst = contiguous(_csr.count(edge_index[1], num_dst), count)
+        return (dst, dst) if square else (contiguous(_csr.count(edge_index[0], num_src), count), dst)
+    given = (partition,) if isinstance(partition, Tensor) else partition
+    sizes = (num_dst,) if square else (num_src, num_dst)
+    if not isinstance(given, tuple) or len(given) != len(sizes):
+        expected = "a tensor" if square else "a pair of tensors, of the sources and of the destinations"
+        raise TypeError(f"{where}: partition: expected {expected} or a name, got {type(partition).__name__}")
+    found = [_given(where, x, size, count, edge_index.device) for x, size in zip(given, sizes)]
+    return found[0], found[-1]
+
+
+def _given(where: str, x: Tensor, size: int, count: int, device: torch.device) -> Tensor:
+    x = _csr.as_index(where, "partition", x, (size,)).to(device, torch.int64)
+    if size and not 0 <= int(x.min()) <= int(x.max()) < count:
+        got = f"{int(x.min())} .. {int(x.max())}"
+        raise ValueError(f"{where}: partition: expected numbers of parts in 0 .. {count - 1}, got {got}")
+    return x
+
+
+def contiguous(degrees: Tensor, count: int) -> Tensor:
+    """Ranges of nodes with about the same work each: edges, and one for the node itself."""
+    work = (degrees + 1).cumsum(0)
+    total = int(work[-1]) if len(work) else 0
+    bounds = torch.arange(1, count, device=degrees.device) * total // max(count, 1)
+    return torch.searchsorted(bounds, work - (degrees + 1), right=True)
+
+
+def metis(edge_index: Tensor, num_src: int, num_dst: int, square: bool, count: int) -> tuple[Tensor, Tensor]:
+    """METIS's k-way partition (Karypis and Kumar, SIAM J. Sci. Comput. 1998): few edges between parts, and in
+    each about the same number of edges and nodes together. Made on the CPU."""
+    try:
+        import pymetis
+    except ImportError as error:
+        raise ImportError("partition='metis' needs pymetis: pip install dfgnn[distributed]") from error
+    src, dst = edge_index.cpu().to(torch.int64)
+    num_nodes = num_dst if square else num_src + num_dst
+    work = _csr.count(dst, num_nodes) + 1
+    if not square:
+        src = src + num_dst  # a graph of both sides
+    both = torch.stack([torch.cat([src, dst]), torch.cat([dst, src])])
+    both = both[:, both[0] != both[1]]
+    keys = (both[0] * num_nodes + both[1]).unique()
+    rows, neighbours = keys // max(num_nodes, 1), keys % max(num_nodes, 1)
+    indptr = _csr.count(rows, num_nodes).cumsum(0)
+    indptr = torch.cat([indptr.new_zeros(1), indptr])
+    if count == 1 or num_nodes == 0:
+        found = torch.zeros(num_nodes, dtype=torch.int64)
+    else:
+        _, parts = pymetis.part_graph(
+            count, pymetis.CSRAdjacency(indptr.numpy(), neighbours.numpy()), vweights=work.numpy()
+        )
+        found = torch.as_tensor(parts, dtype=torch.int64)
+    found = found.to(edge_index.device)
+    return (found, found) if square else (found[num_dst:], found[:num_dst])
+
+
+def places(owner: Tensor, count: int) -> Places:
+    order = torch.argsort(owner, stable=True)
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(order), device=order.device)
+    sizes = torch.bincount(owner, minlength=count).tolist()
+    return Places(order, place, offsets_of(sizes))
+
+
+def offsets_of(sizes: Sequence[int]) -> list[int]:
+    found = [0]
+    for size in sizes:
+        found.append(found[-1] + size)
+    return found
+
+
+# ---- what one process holds ------------------------------------------------------------------------------
+
+
+def cut(edge_index: Tensor, owner: tuple[Tensor, Tensor], number: int, count: int) -> Part:
+    """The part of that number of a graph that is here as a whole."""
+    src_owner, dst_owner = owner
+    src_places = places(src_owner, count)
+    dst_places = src_places if dst_owner is src_owner else places(dst_owner, count)
+    src_nodes = src_places.part(number)
+    dst_nodes = src_nodes if dst_places is src_places else dst_places.part(number)
+    src, dst = edge_index
+    edge_ids = (dst_owner[dst] == number).nonzero().squeeze(1)
+    fingerprint = print_of(fingerprint_of(src, dst), src_places, dst_places)
+    return Part(
+        number, src_nodes, dst_nodes, src_places.place[src[edge_ids]],
+        dst_places.place[dst[edge_ids]] - dst_nodes.offsets[number], edge_ids, edge_index.shape[1],
+        fingerprint,
+    )  # fmt: skip
+
+
+_MIX = (0x9E3779B97F4A7C15 - 2**64, 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)  # of splitmix64
+_CHUNK = 2**24
+
+
+def fingerprint_of(a: Tensor, b: Tensor, first: int = 0) -> int:
+    """64 bits of two columns and the order of their rows, which are counted from ``first``: additive over
+    pieces."""
+    total = 0
+    for begin in range(0, len(a), _CHUNK):
+        x, y = (t[begin : begin + _CHUNK].to(torch.int64) for t in (a, b))
+        number = torch.arange(first + begin, first + begin + len(x), device=x.device)
+        for values in (x, y):
+            number = (number + values + 1) * _MIX[0]
+            number = (number ^ (number >> 31)) * _MIX[1]
+            number = (number ^ (number >> 29)) * _MIX[2]
+        total += int(number.sum())
+    return total % 2**64
+
+
+def print_of(edges: int, src: Places, dst: Places) -> int:
+    """The fingerprint of a graph and its partition, from that of its edges."""
+    sides = (fingerprint_of(side.place, side.order) for side in (src, dst))
+    return combine(edges, *sides, *src.offsets, *dst.offsets)
+
+
+def combine(*numbers: int) -> int:
+    total = 0
+    for number in numbers:
+        total = (total ^ number % 2**64) * 0x100000001B3 % 2**64
+        total ^= total >> 29
+    return total
