@@ -40,11 +40,16 @@ VERSION = _check_version(_library.__version__)
 
 _HOME = {
     "AGNNConv": "agnn",
+    "AttentionalAggregation": "aggregation",
     "FallbackWarning": "._fallback",
     "GATConv": "gat",
+    "GATEConv": "gate",
     "GATv2Conv": "gatv2",
+    "GENConv": "gen",
+    "HANConv": "han",
     "HGTConv": "hgt",
     "RGATConv": "rgat",
+    "SoftmaxAggregation": "aggregation",
     "SuperGATConv": "supergat",
     "TransformerConv": "transformer",
 }
