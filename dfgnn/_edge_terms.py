@@ -134,6 +134,19 @@ def edge_outer(graph, weight: Tensor, rows: Tensor, dim: int, scale: float = 1.0
     return _EdgeOuter.apply(weight, rows, graph, dim, scale)
 
 
+def sum_of_features(graph, attention: Tensor, attr: Tensor) -> Tensor:
+    """[N, H, d]: the sum of attention[e, h] attr[e] over the edges e into i, of attention in any type."""
+    width = _width(attr.shape[1], attr)
+    found = edge_sum(graph, _ops.as_type(attention, _ops.acc_type(attr.dtype)), attr, width)
+    return found[:, :, : attr.shape[1]] if width > attr.shape[1] else found
+
+
+def _width(size: int, x: Tensor) -> int:
+    """Columns of a row for so many features: CUDA's kernels load 16 bytes at a time."""
+    step = 16 // x.dtype.itemsize if x.is_cuda else 1
+    return -(-size // step) * step
+
+
 # ---- products per node -----------------------------------------------------------------------------------
 
 
@@ -332,9 +345,7 @@ def attention(
     """(out, attention) of checked arguments; attention means nothing unless asked for. proj: [H, D, d]; the
     features may have been padded."""
     size = (query if in_key else value).shape[2]
-    # CUDA's kernels load 16 bytes of a row.
-    step = 16 // proj.dtype.itemsize if proj.is_cuda else 1
-    width = -(-proj.shape[2] // step) * step
+    width = _width(proj.shape[2], proj)
     if (size, width) != proj.shape[1:]:
         proj = torch.nn.functional.pad(proj, (0, width - proj.shape[2], 0, size - proj.shape[1]))
     call = _Call(graph, Numbers(float(slope), float(scale), float(dropout_p), 0), schedule, in_key, in_value)

@@ -115,11 +115,11 @@ def once(parts: tuple[Tensor, ...], key: tuple, build: Callable[[], Any], more_s
                 return value
     value = build()
 
-    def forget(ref):
-        with _lock:
-            entry = _cache.get(place)
+    def forget(ref, lock=_lock, cache=_cache):  # the module's own may be gone when Python ends
+        with lock:
+            entry = cache.get(place)
             if entry is not None and any(ref is other for other in entry.refs):
-                del _cache[place]
+                del cache[place]
 
     with _lock:
         entry = _entry(place, parts, state)

@@ -20,7 +20,7 @@ from .graph import Graph
 # fmt: off
 @overload
 def gat_attention(
-    graph: Graph, feat: Tensor, alpha_src: Tensor, alpha_dst: Tensor | None, *,
+    graph: Graph, feat: Tensor, alpha_src: Tensor | None, alpha_dst: Tensor | None, *,
     negative_slope: float = ..., edge_bias: Tensor | None = ..., bias_after: bool = ...,
     edge_gate: Tensor | None = ..., edge_mask: Tensor | None = ..., edge_weight: Tensor | None = ...,
     edge_feat: Tensor | None = ..., out_bias: Tensor | None = ..., dropout_p: float = ...,
@@ -28,7 +28,7 @@ def gat_attention(
 ) -> Tensor: ...
 @overload
 def gat_attention(
-    graph: Graph, feat: Tensor, alpha_src: Tensor, alpha_dst: Tensor | None, *,
+    graph: Graph, feat: Tensor, alpha_src: Tensor | None, alpha_dst: Tensor | None, *,
     negative_slope: float = ..., edge_bias: Tensor | None = ..., bias_after: bool = ...,
     edge_gate: Tensor | None = ..., edge_mask: Tensor | None = ..., edge_weight: Tensor | None = ...,
     edge_feat: Tensor | None = ..., out_bias: Tensor | None = ..., dropout_p: float = ...,
@@ -36,7 +36,7 @@ def gat_attention(
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def gat_attention(
-    graph: Graph, feat: Tensor, alpha_src: Tensor, alpha_dst: Tensor | None, *,
+    graph: Graph, feat: Tensor, alpha_src: Tensor | None, alpha_dst: Tensor | None, *,
     negative_slope: float = ..., edge_bias: Tensor | None = ..., bias_after: bool = ...,
     edge_gate: Tensor | None = ..., edge_mask: Tensor | None = ..., edge_weight: Tensor | None = ...,
     edge_feat: Tensor | None = ..., out_bias: Tensor | None = ..., dropout_p: float = ...,
@@ -46,7 +46,7 @@ def gat_attention(
 def gat_attention(
     graph: Graph,
     feat: Tensor,
-    alpha_src: Tensor,
+    alpha_src: Tensor | None,
     alpha_dst: Tensor | None,
     *,
     negative_slope: float = 0.2,
@@ -75,8 +75,8 @@ def gat_attention(
         graph: the edges, on the device of the tensors.
         feat: values [num_src, H, D]; float32, float64, float16 or bfloat16. Sums run in float32 (float64 for
             float64). On CUDA fastest where D is a multiple of 16 bytes; other sizes are padded.
-        alpha_src: source term [num_src, H], in feat's dtype or float32.
-        alpha_dst: destination term [num_dst, H], likewise; None for 0.
+        alpha_src: source term [num_src, H], in feat's dtype or float32; None for 0.
+        alpha_dst: destination term [num_dst, H], likewise.
         negative_slope: of LeakyReLU.
         edge_bias: b [E, H], in the order in which the graph's edges were given; in feat's dtype or float32.
         bias_after: add b after LeakyReLU instead of before it.
@@ -113,8 +113,11 @@ def gat_attention(
     check.number("negative_slope", negative_slope)
     heads, dim = feat.shape[1:]
     alpha_types = (check.dtype, check.acc)
-    check.tensor("alpha_src", alpha_src, [(graph.num_src, heads)], alpha_types)
-    alpha_src = _ops.as_type(alpha_src, check.acc)
+    if alpha_src is None:
+        alpha_src = feat.new_zeros(graph.num_src, heads, dtype=check.acc)
+    else:
+        check.tensor("alpha_src", alpha_src, [(graph.num_src, heads)], alpha_types)
+        alpha_src = _ops.as_type(alpha_src, check.acc)
     if alpha_dst is not None:
         check.tensor("alpha_dst", alpha_dst, [(graph.num_dst, heads)], alpha_types)
         alpha_dst = _ops.as_type(alpha_dst, check.acc)

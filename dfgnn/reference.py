@@ -35,7 +35,7 @@ def _edge_index(graph: Graph) -> Tensor:
 def gat_attention(
     graph: Graph,
     feat: Tensor,
-    alpha_src: Tensor,
+    alpha_src: Tensor | None,
     alpha_dst: Tensor | None,
     *,
     negative_slope: float = 0.2,
@@ -56,7 +56,7 @@ def gat_attention(
     ``schedule`` is accepted for symmetry and has no meaning here.
     """
     src, dst = _edge_index(graph)
-    raw = alpha_src[src]
+    raw = feat.new_zeros(len(src), feat.shape[1]) if alpha_src is None else alpha_src[src]
     if alpha_dst is not None:
         raw = raw + alpha_dst[dst]
     value = feat[src] if edge_feat is None else feat[src] + edge_feat

@@ -6,32 +6,12 @@ import torch
 from torch import Tensor
 
 from ... import _autograd, _plain, functional
-from ..._compile import not_compiled
 from ...graph import Graph
-from .._derived import of_graph
+from .._edge_rows import edges_as_sources, sum_of_edges
 
 # Gathered elements of one step of add_ends: on the CPU they stay in cache, where memory for all edges at once
 # takes several times as long; a GPU wants enough to fill it.
 _STEP = {"cpu": 1 << 20, "cuda": 1 << 24}
-
-
-@not_compiled
-@torch.inference_mode(False)
-@_plain.untransformed()
-def edges_as_sources(graph: Graph, reverse: bool = False) -> Graph:
-    """The graph that leads from each edge of ``graph`` to its destination (reverse: to its source).
-
-    Its spmm sums rows of edges over the nodes. Shares the structure of ``graph``.
-    """
-    kept = of_graph(graph)
-    key = ("edges_as_sources", reverse)
-    if key not in kept:
-        csr = graph.reverse_csr(need_eids=True) if reverse else graph.csr()
-        edges = csr.eids
-        if edges is None:
-            edges = torch.arange(graph.num_edges, dtype=torch.int32, device=graph.device)
-        kept[key] = Graph.from_csr(csr.indptr, edges, graph.num_edges, eids=csr.eids, validate=False)
-    return kept[key]
 
 
 def sums_per_head(graph: Graph, weight: Tensor, rows: Tensor) -> list[Tensor]:
@@ -71,12 +51,7 @@ class _AddEnds(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         sums = [
-            _sum(edges_as_sources(ctx.graph, reverse), grad) if needed else None
+            sum_of_edges(ctx.graph, grad, reverse) if needed else None
             for needed, reverse in zip(ctx.needs_input_grad[1:3], (True, False))
         ]
         return grad, *sums, None
-
-
-def _sum(edges: Graph, rows: Tensor) -> Tensor:
-    one = rows.new_ones(1).expand(len(rows))
-    return functional.spmm(edges, one, rows.unsqueeze(1)).squeeze(1)

@@ -40,11 +40,19 @@ VERSION = _check_version(_library.__version__)
 
 _HOME = {
     "AGNNConv": "agnn",
+    "AttentionalAggregation": "aggregation",
+    "FAConv": "fa",
     "FallbackWarning": "._fallback",
     "GATConv": "gat",
+    "GATEConv": "gate",
     "GATv2Conv": "gatv2",
+    "GENConv": "gen",
+    "GeneralConv": "general",
+    "HANConv": "han",
+    "HEATConv": "heat",
     "HGTConv": "hgt",
     "RGATConv": "rgat",
+    "SoftmaxAggregation": "aggregation",
     "SuperGATConv": "supergat",
     "TransformerConv": "transformer",
 }

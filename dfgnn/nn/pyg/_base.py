@@ -153,14 +153,14 @@ class FusedConv:
         return plain
 
 
-def fusable(module: MessagePassing, cls: Any = None) -> str | None:
+def fusable(module: MessagePassing, cls: Any = None, aggregation: Any = SumAggregation) -> str | None:
     """None if the fused path does what this module is set up for, else the reason why it does not.
 
-    cls: the fused class that it has, or is to get instead of torch_geometric's.
+    cls: the fused class that it has, or is to get instead of torch_geometric's. aggregation: what it does.
     """
     if not torch.compiler.is_compiling() and _is_as_made(module, cls):
         return None
-    if type(module.aggr_module) is not SumAggregation:
+    if type(module.aggr_module) is not aggregation:
         # aggr is what the layer was made with, aggr_module what it has now.
         named = module.aggr in ("add", "sum")
         return f"aggr_module={type(module.aggr_module).__name__}" if named else f"aggr={module.aggr!r}"

@@ -157,9 +157,7 @@ def compare(theirs, ours, *args, our_args=None, tolerance=None, **kwargs):
 
     our_args: other positional arguments for ours, of the same meaning.
     """
-    from dfgnn.nn.pyg._base import fusable
-
-    assert fusable(ours) is None
+    assert ours.why_not(ours) is None
     expected = run(theirs, *args, **kwargs)
     actual = run(ours, *(args if our_args is None else our_args), **kwargs)
     dtype = _dtype(theirs)

@@ -1,0 +1,138 @@
+"""Aggregations by a softmax with torch_geometric's contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch_geometric.nn
+from torch import Tensor
+
+from ... import _kept, functional
+from ...graph import Graph
+from .._fallback import warn
+from ._base import LIBRARY
+
+
+def graph_of_groups(x: Tensor, index: Tensor | None, ptr: Tensor | None, num_groups: int | None) -> Graph:
+    """The graph that leads from each row of x to its group; kept as long as the tensor that tells the groups.
+
+    index: int64 ``[E]``, the group of each row, or ptr: int64 ``[groups + 1]``, of sorted rows.
+    """
+    told = index if ptr is None else ptr
+    assert told is not None
+
+    def build() -> Graph:
+        rows = torch.arange(len(x), device=x.device)
+        if ptr is not None:
+            return Graph.from_csr(ptr, rows, len(x))
+        groups = num_groups
+        if groups is None:
+            groups = int(told.max()) + 1 if told.numel() else 0
+        return Graph.from_coo(rows, told, num_src=len(x), num_dst=groups)
+
+    return _kept.once((told,), ("groups", len(x), num_groups, ptr is None), build)
+
+
+class FusedAggregation:
+    """Mixin: a sum over the rows of a group with weights that a softmax makes of scores."""
+
+    #: What computes the attention; ``reference.gat_attention`` makes it the same module on plain PyTorch.
+    attention: Callable[..., Any] = staticmethod(functional.gat_attention)
+
+    @classmethod
+    def why_not(cls, layer: Any) -> str | None:
+        return None
+
+    def _falls_back(self, x: Tensor, index: Tensor | None, ptr: Tensor | None, dim: int) -> bool:
+        reason = None
+        if x.dim() != 2 or dim not in (0, -2):
+            reason = f"groups along dimension {dim} of {x.dim()}"
+        elif index is None and ptr is None:
+            reason = "one group for all"
+        elif torch.compiler.is_compiling() or torch.jit.is_scripting() or torch.jit.is_tracing():
+            reason = "the groups are not known while a compiler records"
+        if reason is not None and not torch.compiler.is_compiling():
+            warn(type(self), LIBRARY, reason)
+        return reason is not None
+
+    def _aggregate(self, graph: Graph, x: Tensor, score: Tensor) -> Tensor:
+        """x: ``[E, F]``.  score: ``[E, 1]``, or ``[E, F]`` for a softmax of each column."""
+        heads = score.shape[1]
+        out = self.attention(graph, x.view(len(x), heads, -1), score, None, negative_slope=1.0)
+        return out.flatten(1)
+
+
+class SoftmaxAggregation(FusedAggregation, torch_geometric.nn.aggr.SoftmaxAggregation):
+    r"""Softmax aggregation (Li et al., "DeeperGCN: All You Need to Train Deeper GCNs", 2020).
+
+    .. math::
+        \mathrm{out}_i = \sum_n \mathrm{softmax}_n(t \, x_n) \circ x_n
+
+    A drop-in for ``torch_geometric.nn.aggr.SoftmaxAggregation``: its subclass, with the same arguments,
+    parameters and results, and without other tensors of the size of x than t x. Groups along the rows of a
+    matrix; for others torch_geometric's own forward runs.
+    """
+
+    def forward(
+        self,
+        x: Tensor,
+        index: Tensor | None = None,
+        ptr: Tensor | None = None,
+        dim_size: int | None = None,
+        dim: int = -2,
+    ) -> Tensor:
+        """x: ``[E, F]``; index, ptr: the groups of its rows. Returns ``[groups, F]``."""
+        if self._falls_back(x, index, ptr, dim):
+            return super().forward(x, index, ptr, dim_size, dim)
+        if self.channels != 1:
+            self.assert_two_dimensional_input(x, dim)
+        return self._aggregate(graph_of_groups(x, index, ptr, dim_size), x, self.scores(x))
+
+    def scores(self, x: Tensor) -> Tensor:
+        return scores_of(self, x)
+
+
+def scores_of(module: Any, x: Tensor) -> Tensor:
+    """t x, of a SoftmaxAggregation; without a gradient where it has half of it."""
+    score = x * module.t
+    return score.detach() if module.semi_grad and not module.learn else score
+
+
+class AttentionalAggregation(FusedAggregation, torch_geometric.nn.aggr.AttentionalAggregation):
+    r"""Aggregation by a gate (Li et al., "Graph Matching Networks for Learning the Similarity of Graph
+    Structured Objects", ICML 2019).
+
+    .. math::
+        \mathrm{out}_i = \sum_n \mathrm{softmax}_n(\mathrm{gate}(x_n)) \circ \mathrm{nn}(x_n)
+
+    A drop-in for ``torch_geometric.nn.aggr.AttentionalAggregation``: its subclass, with the same arguments,
+    parameters and results. Groups along the rows of a matrix; for others torch_geometric's own forward runs.
+    """
+
+    def forward(
+        self,
+        x: Tensor,
+        index: Tensor | None = None,
+        ptr: Tensor | None = None,
+        dim_size: int | None = None,
+        dim: int = -2,
+    ) -> Tensor:
+        """x: ``[N, F]``; index, ptr: the groups of its rows. Returns ``[groups, F']``."""
+        if self._falls_back(x, index, ptr, dim):
+            return super().forward(x, index, ptr, dim_size, dim)
+        graph = graph_of_groups(x, index, ptr, dim_size)
+        gate = (
+            self.gate_nn(x) if self.gate_mlp is None else self.gate_mlp(x, batch=index, batch_size=dim_size)
+        )
+        if self.mlp is not None:
+            x = self.mlp(x, batch=index, batch_size=dim_size)
+        elif self.nn is not None:
+            x = self.nn(x)
+        if gate.shape not in ((len(x), 1), x.shape):
+            raise ValueError(
+                f"gate_nn: expected [{len(x)}, 1] or {list(x.shape)}, a gate for each row or element, "
+                f"got {list(gate.shape)}"
+            )
+        return self._aggregate(graph, x, gate.to(x.dtype))

@@ -1,0 +1,102 @@
+"""FAConv with torch_geometric's contract."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import torch_geometric.nn
+from torch import Tensor
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+
+from ... import _kept, functional
+from .._edge_rows import rows_of_destinations, rows_of_sources
+from .._fallback import warn
+from ._base import LIBRARY, FusedConv, check_rows
+from ._graph import graph_of, sizes_of
+
+
+class FAConv(FusedConv, torch_geometric.nn.FAConv):
+    r"""Frequency adaptive convolution (Bo et al., "Beyond Low-Frequency Information in Graph Convolutional
+    Networks", AAAI 2021), whose scores are not normalised.
+
+    .. math::
+        x_i' = \epsilon x_i^{(0)} + \sum_j \frac{\tanh(a_l^T x_j + a_r^T x_i)}{\sqrt{d_i d_j}} x_j
+
+    A drop-in for ``torch_geometric.nn.FAConv``: its subclass, with the same arguments, parameters, state_dict
+    and results. Of edge size are the scores. The edges with their loops and weights are kept as long as an
+    ``edge_index`` tensor lives. Sparse tensors, and compilers, take torch_geometric's own forward.
+
+    Differentiable any number of times, with respect to features and parameters.
+    """
+
+    # propagate_type: (x: Tensor, alpha: PairTensor, edge_weight: OptTensor)
+    # torch_geometric reads this line; it keeps sources by name, and finds only ours under this one.
+
+    def forward(
+        self,
+        x: Tensor,
+        x_0: Tensor,
+        edge_index: Any,
+        edge_weight: Tensor | None = None,
+        return_attention_weights: bool | None = None,
+    ) -> Any:
+        """Apply the layer.
+
+        Args:
+            x, x_0: ``[N, channels]``, now and before the first layer.
+            edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex.
+            edge_weight: ``[E]`` in a layer with ``normalize=False``, else None.
+            return_attention_weights: a bool, whichever, also returns the edges and tanh of their scores.
+
+        Returns:
+            ``[N, channels]``; and where it is asked for, a pair of the edges and ``[E']``.
+
+        Raises:
+            TypeError, ValueError: an argument is not as described, or sizes differ.
+        """
+        if self.falls_back() or self._is_sparse(edge_index) or torch.compiler.is_compiling():
+            return super().forward(x, x_0, edge_index, edge_weight, return_attention_weights)
+        check_rows("x", x)
+        if self.normalize:
+            if edge_weight is not None:
+                raise ValueError("edge_weight: expected None in a layer with normalize=True, got a tensor")
+            edge_index, edge_weight = self._normalized(edge_index, x)
+        elif edge_weight is None:
+            raise ValueError("edge_weight: expected a tensor [E] in a layer with normalize=False, got None")
+        graph, _ = graph_of(edge_index, *sizes_of(edge_index, x, x))
+        sources, destinations = (
+            rows_of_sources(graph, self.att_l(x)),
+            rows_of_destinations(graph, self.att_r(x)),
+        )
+        alpha = (sources + destinations).tanh().squeeze(-1)
+        weight = F.dropout(alpha, p=self.dropout, training=self.training) * edge_weight
+        out = functional.spmm(graph, weight.to(x.dtype), x.unsqueeze(1)).squeeze(1)
+        if self.eps != 0.0:
+            out = out + self.eps * x_0
+        return (out, (edge_index, alpha)) if isinstance(return_attention_weights, bool) else out
+
+    def _is_sparse(self, edge_index: Any) -> bool:
+        sparse = not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided
+        if sparse:
+            warn(type(self), LIBRARY, "a sparse tensor as edges")
+        return sparse
+
+    def _normalized(self, edge_index: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The edges with loops, and 1 / sqrt(d_i d_j) of each."""
+        kept: Any = vars(self)["_cached_edge_index"]
+        if kept is not None:
+            return kept
+
+        def build() -> tuple[Tensor, Tensor]:
+            edges, weight = gcn_norm(
+                edge_index, None, len(x), False, self.add_self_loops, self.flow, dtype=x.dtype
+            )
+            return (edges.clone() if edges is edge_index else edges), weight
+
+        key = "gcn_norm", len(x), self.add_self_loops, x.dtype
+        found = _kept.once(_kept.parts_of(edge_index), key, build)
+        if self.cached:
+            self._cached_edge_index = found
+        return found

@@ -1,0 +1,76 @@
+"""GATEConv, the layer inside AttentiveFP, with torch_geometric's contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.nn.functional as F
+import torch_geometric.nn.models.attentive_fp
+from torch import Tensor
+
+from ... import functional
+from .._edge_rows import rows_of_sources
+from .._terms import is_plain
+from ._base import FusedConv, check_rows, edge_attributes
+from ._graph import graph_of, sizes_of
+
+
+class GATEConv(FusedConv, torch_geometric.nn.models.attentive_fp.GATEConv):
+    r"""The attention with edge features of AttentiveFP (Xiong et al., "Pushing the Boundaries of Molecular
+    Representation for Drug Discovery with the Graph Attention Mechanism", 2020).
+
+    .. math::
+        x_i' = \sum_j \alpha_{ij} W_2 x_j + b, \qquad \alpha_{ij} = \mathrm{softmax}_j(\mathrm{LeakyReLU}(
+            a_l^T \mathrm{LeakyReLU}(W_1 [x_j \Vert e_{ij}]) + a_r^T x_i))
+
+    A drop-in for ``torch_geometric.nn.models.attentive_fp.GATEConv``: its subclass, with the same arguments,
+    parameters, state_dict and results. One tensor ``[E, C]`` exists, inside the inner LeakyReLU.
+
+    Differentiable any number of times, with respect to features, parameters and edge attributes.
+    """
+
+    # propagate_type: (x: Tensor, alpha: Tensor)
+    # edge_updater_type: (x: Tensor, edge_attr: Tensor)
+    # torch_geometric reads these two lines; it keeps sources by name, and finds only ours under this one.
+
+    #: What computes the attention; ``reference.gat_attention`` makes it the same layer on plain PyTorch.
+    attention: Callable[..., Any] = staticmethod(functional.gat_attention)
+
+    @classmethod
+    def why_not(cls, layer: Any) -> str | None:
+        if not is_plain(layer.lin1):  # whose weight is used without calling it
+            return "lin1 was replaced or has hooks"
+        return super().why_not(layer)
+
+    def forward(self, x: Tensor, edge_index: Any, edge_attr: Tensor) -> Tensor:
+        """Apply the layer.
+
+        Args:
+            x: ``[N, F]``.
+            edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex; or SparseTensor or torch.sparse tensor,
+                transposed.
+            edge_attr: ``[E, edge_dim]``.
+
+        Returns:
+            ``[N, out_channels]``.
+
+        Raises:
+            TypeError, ValueError: an argument is not as described, or sizes differ.
+        """
+        if self.falls_back():
+            return super().forward(x, edge_index, edge_attr)
+        check_rows("x", x)
+        graph, _ = graph_of(edge_index, *sizes_of(edge_index, x, x))
+        attr = edge_attributes(edge_index, edge_attr, graph)
+        if attr is None:
+            raise ValueError("edge_attr: expected [E, edge_dim], got None")
+        of_nodes, of_edges = self.lin1.weight.split([x.shape[1], self.lin1.weight.shape[1] - x.shape[1]], 1)
+        rows = rows_of_sources(graph, F.linear(x, of_nodes)) + F.linear(attr, of_edges)
+        score = F.leaky_relu(rows) @ self.att_l.t()
+        feat = self.lin2(x).unsqueeze(1)
+        out = self.attention(
+            graph, feat, None, x @ self.att_r.t(), edge_bias=score, negative_slope=0.01,
+            dropout_p=self.dropout if self.training else 0.0,
+        )  # fmt: skip
+        return out.squeeze(1) + self.bias

@@ -1,0 +1,95 @@
+"""GENConv with torch_geometric's contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch_geometric.nn
+from torch import Tensor
+
+from ... import functional
+from .._edge_rows import by_edges, rows_of_sources
+from .._terms import is_untouched
+from ._base import FusedConv, edge_attributes, ends, fusable
+from ._graph import graph_of, sizes_of
+from .aggregation import SoftmaxAggregation, scores_of
+
+
+class GENConv(FusedConv, torch_geometric.nn.GENConv):
+    r"""Generalised graph convolution with a softmax over each channel (Li et al., "DeeperGCN: All You Need to
+    Train Deeper GCNs", 2020).
+
+    .. math::
+        x_i' = \mathrm{MLP}(x_i + \sum_j \mathrm{softmax}_j(t \, m_{ij}) \circ m_{ij}), \qquad
+        m_{ij} = \mathrm{ReLU}(x_j + W e_{ij}) + \epsilon
+
+    A drop-in for ``torch_geometric.nn.GENConv`` with ``aggr="softmax"`` or ``"softmax_sg"``: its subclass,
+    with the same arguments, parameters, state_dict and results. Without edge attributes a message is that of
+    its source, and there is no tensor of edge size; with them there are the messages ``[E, F]``.
+
+    Differentiable any number of times, with respect to features, parameters and edge attributes.
+    """
+
+    # propagate_type: (x: OptPairTensor, edge_attr: OptTensor)
+    # torch_geometric reads this line; it keeps sources by name, and finds only ours under this one.
+
+    #: What computes the attention; ``reference.gat_attention`` makes it the same layer on plain PyTorch.
+    attention: Callable[..., Any] = staticmethod(functional.gat_attention)
+
+    @classmethod
+    def why_not(cls, layer: Any) -> str | None:
+        aggr = layer.aggr_module
+        if type(aggr) not in (torch_geometric.nn.aggr.SoftmaxAggregation, SoftmaxAggregation):
+            return f"aggr={layer.aggr!r}"
+        if not is_untouched(aggr):
+            return "aggr_module has hooks or a forward of its own"
+        return fusable(layer, cls, aggregation=type(aggr))
+
+    def forward(
+        self,
+        x: Tensor | tuple[Tensor, Tensor | None],
+        edge_index: Any,
+        edge_attr: Tensor | None = None,
+        size: tuple[int, int] | None = None,
+    ) -> Tensor:
+        """Apply the layer.
+
+        Args:
+            x: ``[N, F]``, or a pair ``([N_src, F_src], [N_dst, F_dst] or None)``.
+            edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex; or SparseTensor or torch.sparse tensor,
+                transposed.
+            edge_attr: ``[E, edge_dim]``, or ``[E, out_channels]`` in a layer without ``edge_dim``; or None.
+            size: (N_src, N_dst); needed where there are no destination features and N_dst differs.
+
+        Returns:
+            ``[N_dst, out_channels]``.
+
+        Raises:
+            TypeError, ValueError: an argument is not as described, or sizes differ.
+        """
+        if self.falls_back():
+            return super().forward(x, edge_index, edge_attr, size)
+        x_src, x_dst = ends(x)
+        graph, _ = graph_of(edge_index, *sizes_of(edge_index, x_src, x_dst, size))
+        if hasattr(self, "lin_src"):
+            x_src = self.lin_src(x_src)
+        attr = edge_attributes(edge_index, edge_attr, graph)
+        if attr is None:
+            message = x_src.relu() + self.eps
+        else:
+            attr = self.lin_edge(attr) if hasattr(self, "lin_edge") else attr
+            if attr.shape[1] != x_src.shape[1]:
+                raise ValueError(
+                    f"edge_attr: expected {x_src.shape[1]} columns in a layer without edge_dim, "
+                    f"got {list(attr.shape)}"
+                )
+            message = (rows_of_sources(graph, x_src) + attr).relu() + self.eps
+            graph = by_edges(graph)
+        score = scores_of(self.aggr_module, message)
+        out = self.attention(graph, message.unsqueeze(2), score, None, negative_slope=1.0).squeeze(2)
+        if hasattr(self, "msg_norm"):
+            out = self.msg_norm(x_src if x_dst is None else x_dst, out)
+        if x_dst is not None:
+            out = out + (self.lin_dst(x_dst) if hasattr(self, "lin_dst") else x_dst)
+        return self.mlp(out)

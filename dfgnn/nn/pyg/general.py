@@ -1,0 +1,123 @@
+"""GeneralConv with attention, with torch_geometric's contract."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+import torch_geometric.nn
+from torch import Tensor
+
+from ... import functional
+from ..._edge_terms import sum_of_features
+from .._terms import LINEAR, is_untouched
+from ._base import FusedConv, edge_attributes, ends
+from ._graph import graph_of, sizes_of
+
+_SLOPE = 0.2  # of the LeakyReLU around the scores
+
+
+class GeneralConv(FusedConv, torch_geometric.nn.GeneralConv):
+    r"""The layer of a design space (You et al., "Design Space for Graph Neural Networks", NeurIPS 2020), with
+    ``attention=True``.
+
+    .. math::
+        x_i' = \frac{1}{H} \sum_h \sum_j \alpha_{ij} m_{ij} + W_s x_i, \qquad
+        m_{ij} = W x_j + W_e e_{ij} \;(+ W_i x_i), \qquad
+        \alpha_{ij} = \mathrm{softmax}_j(\mathrm{LeakyReLU}(a^T m_{ij}))
+        \;\mathrm{or}\; \mathrm{softmax}_j(\mathrm{LeakyReLU}(m_{ij}^T m_{ji} / \sqrt{C}))
+
+    A drop-in for ``torch_geometric.nn.GeneralConv``: its subclass, with the same arguments, parameters,
+    state_dict and results. The edges' part of the messages is projected per node: of edge size is ``[E, H]``.
+    Without attention, and with that of dot products where messages have a part of the edge or of both ends,
+    torch_geometric's own forward runs.
+
+    Differentiable any number of times, with respect to features, parameters and edge attributes.
+    """
+
+    # propagate_type: (x: OptPairTensor, edge_attr: OptTensor)
+    # torch_geometric reads this line; it keeps sources by name, and finds only ours under this one.
+
+    @classmethod
+    def why_not(cls, layer: Any) -> str | None:
+        if not layer.attention:
+            return "attention=False"
+        factors = layer.directed_msg and layer.in_edge_channels is None
+        if layer.attention_type != "additive" and not factors:
+            return "attention_type='dot_product' with edge features or directed_msg=False"
+        lin = getattr(layer, "lin_edge", None)  # whose weight is used without calling it
+        if lin is not None and (type(lin) not in LINEAR or not is_untouched(lin)):
+            return "lin_edge was replaced or has hooks"
+        return super().why_not(layer)
+
+    def forward(
+        self,
+        x: Tensor | tuple[Tensor, Tensor],
+        edge_index: Any,
+        edge_attr: Tensor | None = None,
+        size: tuple[int, int] | None = None,
+    ) -> Tensor:
+        """Apply the layer.
+
+        Args:
+            x: ``[N, F]``, or a pair ``([N_src, F_src], [N_dst, F_dst])``.
+            edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex; or SparseTensor or torch.sparse tensor,
+                transposed.
+            edge_attr: ``[E, in_edge_channels]``, or None.
+            size: (N_src, N_dst), checked.
+
+        Returns:
+            ``[N_dst, out_channels]``.
+
+        Raises:
+            TypeError, ValueError: an argument is not as described, or sizes differ.
+        """
+        if self.falls_back():
+            return super().forward(x, edge_index, edge_attr, size)
+        x_src, x_dst = ends(x)
+        if x_dst is None:
+            raise ValueError("x: expected features of the destinations, too, got None for x[1]")
+        graph, _ = graph_of(edge_index, *sizes_of(edge_index, x_src, x_dst, size))
+        attr = edge_attributes(edge_index, edge_attr, graph)
+        if attr is not None and self.in_edge_channels is None:
+            raise ValueError("edge_attr: expected None in a layer without in_edge_channels, got a tensor")
+        feat = self._heads(self.lin_msg(x_src))
+        if self.attention_type != "additive":
+            query = self._heads(self.lin_msg(x_dst))
+            scale = 1 / float(self.scaler)
+            out = functional.dot_attention(graph, query, feat, feat, scale=scale, negative_slope=_SLOPE)
+        else:
+            out = self._additive(graph, feat, x_dst, attr)
+        out = out.mean(1) + self.lin_self(x_dst)
+        return F.normalize(out, p=2, dim=-1) if self.normalize_l2 else out
+
+    def _additive(self, graph: Any, feat: Tensor, x_dst: Tensor, attr: Tensor | None) -> Tensor:
+        alpha_src = (feat * self.att_msg).sum(-1)
+        alpha_dst = bias = None
+        # What messages have of their destination, or alike for all, comes out as it is, where there are any.
+        constant: Tensor | None = None
+        if not self.directed_msg:
+            constant = self._heads(self.lin_msg_i(x_dst))
+            alpha_dst = (constant * self.att_msg).sum(-1)
+        if attr is not None:
+            weight, offset = self._heads(self.lin_edge.weight.t()), self.lin_edge.bias  # [d, H, C]
+            bias = F.linear(attr, (weight * self.att_msg).sum(-1).t())
+            if offset is not None:
+                offset = self._heads(offset)
+                bias = bias + (offset * self.att_msg[0]).sum(-1)
+                constant = offset if constant is None else constant + offset
+        result: Any = functional.gat_attention(
+            graph, feat, alpha_src, alpha_dst, edge_bias=bias, negative_slope=_SLOPE,
+            return_attention=attr is not None,
+        )  # fmt: skip
+        out: Tensor
+        if attr is None:
+            out = result
+        else:
+            out, attention = result
+            sums = sum_of_features(graph, attention, attr.to(feat.dtype))
+            out = out + (sums.transpose(0, 1) @ weight.transpose(0, 1)).transpose(0, 1)
+        if constant is not None:
+            has_edges = (graph.in_degrees() > 0).to(out.dtype).view(-1, 1, 1)
+            out = out + has_edges * constant
+        return out

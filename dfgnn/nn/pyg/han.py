@@ -1,0 +1,80 @@
+"""HANConv with torch_geometric's contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import torch_geometric.nn
+from torch import Tensor
+from torch_geometric.nn.conv.han_conv import group
+
+from ... import functional
+from ._base import FusedConv, check_rows
+from ._graph import graph_of, sizes_of
+
+
+class HANConv(FusedConv, torch_geometric.nn.HANConv):
+    r"""Heterogeneous graph attention (Wang et al., "Heterogeneous Graph Attention Network", WWW 2019).
+
+    GAT over the edges of each type, then an attention over the types of edges into a type of nodes. A drop-in
+    for ``torch_geometric.nn.HANConv``: its subclass, with the same arguments, parameters, state_dict and
+    results, without tensors of edge size.
+
+    Differentiable any number of times, with respect to features and parameters.
+    """
+
+    # propagate_type: (x: PairTensor, alpha: PairTensor)
+    # torch_geometric reads this line, or else the call of propagate, which our source does not have.
+
+    #: What computes the attention; ``reference.gat_attention`` makes it the same layer on plain PyTorch.
+    attention: Callable[..., Any] = staticmethod(functional.gat_attention)
+
+    def forward(
+        self,
+        x_dict: dict[str, Tensor],
+        edge_index_dict: dict[tuple[str, str, str], Any],
+        return_semantic_attention_weights: bool = False,
+    ) -> Any:
+        """Apply the layer.
+
+        Args:
+            x_dict: ``[N, F]`` of each node type.
+            edge_index_dict: the edges of each edge type: int32 or int64 ``[2, E]`` tensor or EdgeIndex; or
+                SparseTensor or torch.sparse tensor, transposed.
+            return_semantic_attention_weights: also return the weights of the edge types.
+
+        Returns:
+            ``[N, out_channels]`` of each node type, None where no edges lead to it; and where they are asked
+            for, the weights ``[number of edge types]`` likewise.
+
+        Raises:
+            TypeError, ValueError: an argument is not as described, or sizes differ.
+        """
+        if self.falls_back():
+            return super().forward(x_dict, edge_index_dict, return_semantic_attention_weights)
+        feats: dict[str, Tensor] = {}
+        outs: dict[str, list[Tensor]] = {}
+        for node_type, x in x_dict.items():
+            check_rows(f"x_dict[{node_type!r}]", x)
+            feats[node_type] = self.proj[node_type](x).unflatten(1, (self.heads, -1))
+            outs[node_type] = []
+        for edge_type, edge_index in edge_index_dict.items():
+            src, _, dst = edge_type
+            name = "__".join(edge_type)
+            graph, _ = graph_of(edge_index, *sizes_of(edge_index, x_dict[src], x_dict[dst]))
+            alpha_src = (feats[src] * self.lin_src[name]).sum(-1)
+            alpha_dst = (feats[dst] * self.lin_dst[name]).sum(-1)
+            out = self.attention(
+                graph, feats[src], alpha_src, alpha_dst, negative_slope=self.negative_slope,
+                dropout_p=self.dropout if self.training else 0.0,
+            )  # fmt: skip
+            dtype = torch.promote_types(out.dtype, alpha_src.dtype)  # they differ under autocast
+            outs[dst].append(F.relu(out.flatten(1).to(dtype)))
+        found = {node_type: group(xs, self.q, self.k_lin) for node_type, xs in outs.items()}
+        out_dict = {node_type: out for node_type, (out, _) in found.items()}
+        if not return_semantic_attention_weights:
+            return out_dict
+        return out_dict, {node_type: weights for node_type, (_, weights) in found.items()}

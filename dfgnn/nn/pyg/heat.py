@@ -1,0 +1,102 @@
+"""HEATConv with torch_geometric's contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import torch_geometric.nn
+from torch import Tensor
+
+from ... import functional
+from ..._edge_terms import sum_of_features
+from .._terms import LINEAR, is_untouched
+from ._base import FusedConv, check_rows, edge_attributes
+from ._graph import graph_of, sizes_of
+
+
+class HEATConv(FusedConv, torch_geometric.nn.HEATConv):
+    r"""Heterogeneous edge-enhanced attention (Mo et al., "Heterogeneous Edge-Enhanced Graph Attention Network
+    for Multi-Agent Trajectory Prediction", 2021).
+
+    .. math::
+        x_i' = \sum_j \alpha_{ij} W [H x_j \Vert e_{ij}], \qquad
+        \alpha_{ij} = \mathrm{softmax}_j(\mathrm{LeakyReLU}(
+            a^T [H x_i \Vert H x_j \Vert t_{ij} \Vert e_{ij}]))
+
+    with H of a node's type and embeddings t of an edge's type and e of its attributes. A drop-in for
+    ``torch_geometric.nn.HEATConv``: its subclass, with the same arguments, parameters, state_dict and
+    results. The edges' part of the messages is projected per node: of edge size are e and ``[E, H]``.
+
+    Differentiable any number of times, with respect to features, parameters and edge attributes.
+    """
+
+    # propagate_type: (x: Tensor, edge_type_emb: Tensor, edge_attr: OptTensor)
+    # torch_geometric reads this line; it keeps sources by name, and finds only ours under this one.
+
+    #: What computes the attention; ``reference.gat_attention`` makes it the same layer on plain PyTorch.
+    attention: Callable[..., Any] = staticmethod(functional.gat_attention)
+
+    @classmethod
+    def why_not(cls, layer: Any) -> str | None:
+        for lin in (layer.att, layer.lin):  # whose weights are used without calling them
+            if type(lin) not in LINEAR or not is_untouched(lin):
+                return "att or lin was replaced or has hooks"
+        if type(layer.edge_type_emb) is not torch.nn.Embedding or not is_untouched(layer.edge_type_emb):
+            return "edge_type_emb was replaced or has hooks"
+        return super().why_not(layer)
+
+    def forward(
+        self,
+        x: Tensor,
+        edge_index: Any,
+        node_type: Tensor,
+        edge_type: Tensor,
+        edge_attr: Tensor | None = None,
+    ) -> Tensor:
+        """Apply the layer.
+
+        Args:
+            x: ``[N, F]``.
+            edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex; or SparseTensor or torch.sparse tensor,
+                transposed.
+            node_type: ``[N]``.
+            edge_type: ``[E]``.
+            edge_attr: ``[E, edge_dim]``.
+
+        Returns:
+            ``[N, H * C]``, or ``[N, C]`` with ``concat=False``.
+
+        Raises:
+            TypeError, ValueError: an argument is not as described, or sizes differ.
+        """
+        if self.falls_back():
+            return super().forward(x, edge_index, node_type, edge_type, edge_attr)
+        check_rows("x", x)
+        graph, _ = graph_of(edge_index, *sizes_of(edge_index, x, x))
+        attr = edge_attributes(edge_index, edge_attr, graph)
+        if attr is None:
+            raise ValueError("edge_attr: expected [E, edge_dim], got None")
+        x = self.hetero_lin(x, node_type)
+        attr = F.leaky_relu(self.edge_attr_emb(attr), self.negative_slope)
+        channels, kinds = self.out_channels, self.edge_type_emb
+        sizes = [channels, channels, kinds.embedding_dim, attr.shape[1]]
+        of_dst, of_src, of_type, of_attr = self.att.weight.split(sizes, dim=1)
+        # A row for each type, not for each edge; an embedding's gradient is as of its rows' lookup.
+        types = F.linear(F.leaky_relu(kinds.weight, self.negative_slope), of_type)
+        score = F.linear(attr, of_attr) + F.embedding(edge_type, types)
+        of_nodes, of_edges = self.lin.weight.split(sizes[1::2], dim=1)
+        feat = F.linear(x, of_nodes, self.lin.bias).unsqueeze(1).expand(-1, self.heads, -1)
+        out, attention = self.attention(
+            graph, feat, F.linear(x, of_src), F.linear(x, of_dst), edge_bias=score.to(feat.dtype),
+            negative_slope=self.negative_slope, dropout_p=self.dropout if self.training else 0.0,
+            return_attention=True,
+        )  # fmt: skip
+        out = out + F.linear(sum_of_features(graph, attention, attr.to(feat.dtype)), of_edges)
+        if not self.concat:
+            out = out.mean(1)
+        if self.root_weight:
+            out = out + (x.unsqueeze(1) if self.concat else x)
+        return out.flatten(1)
