@@ -20,7 +20,7 @@ namespace dfgnn::cpu {
 #define DFGNN_DECLARE(name)                                         \
   namespace name {                                                  \
   void forward(const ForwardParams&, const Parallel&);              \
-  void backward(const BackwardParams&, const Parallel&);            \
+  void backward(const BackwardParams&, const Parallel&, void*);     \
   void sddmm(const ProductParams&, const Parallel&);                \
   void spmm(const ProductParams&, const Parallel&);                 \
   void edge_dot(const EdgeTermParams&, const Parallel&);            \
@@ -53,7 +53,7 @@ struct Kernels {
   const char* isa;
   bool (*supported)();
   void (*forward)(const ForwardParams&, const Parallel&);
-  void (*backward)(const BackwardParams&, const Parallel&);
+  void (*backward)(const BackwardParams&, const Parallel&, void*);
   void (*sddmm)(const ProductParams&, const Parallel&);
   void (*spmm)(const ProductParams&, const Parallel&);
   void (*edge_dot)(const EdgeTermParams&, const Parallel&);
@@ -106,15 +106,25 @@ void forward(const ForwardParams& p, const Parallel& parallel) {
   kernels().forward(p, with_way(parallel));
 }
 
-void backward(const BackwardParams& p, const Parallel& parallel) {
+int64_t edge_scratch(const BackwardParams& p) {
+  if (p.score == Score::additive || (!p.csr.eids && !p.reverse.eids)) return 0;  // without ids: not given
+  const Shape& s = p.shape;
+  const int64_t src_columns = p.score == Score::dot ? int64_t(s.dim) + s.value_dim : s.value_dim,
+                numbers = 2 * s.num_edges, columns = s.num_src * src_columns + s.num_dst * s.dim;
+  return numbers * size_of_acc(p.dtype) <= columns * size_of(p.dtype) ? numbers * s.heads : 0;
+}
+
+void backward(const BackwardParams& p, const Parallel& parallel, void* edges) {
   const int64_t of_head = p.shape.heads * size_of(p.dtype);
   use_huge_pages(p.grad_value, p.shape.num_src * p.shape.value_dim * of_head);
   use_huge_pages(p.grad_query, p.shape.num_dst * p.shape.dim * of_head);
   use_huge_pages(p.grad_key, p.shape.num_src * p.shape.dim * of_head);
   use_huge_pages(p.grad_feat, p.shape.num_edges * p.shape.dim * of_head);
   const int64_t edge_heads = p.shape.num_edges * p.shape.heads * size_of_acc(p.dtype);
-  for (void* edges : {p.grad_bias, p.grad_gate, p.grad_weight, p.grad_raw}) use_huge_pages(edges, edge_heads);
-  kernels().backward(p, with_way(parallel));
+  for (void* of_edges : {p.grad_bias, p.grad_gate, p.grad_weight, p.grad_raw})
+    use_huge_pages(of_edges, edge_heads);
+  use_huge_pages(edges, 2 * edge_heads);
+  kernels().backward(p, with_way(parallel), edges);
 }
 
 void sddmm(const ProductParams& p, const Parallel& parallel) {

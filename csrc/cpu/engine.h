@@ -23,9 +23,15 @@ struct Parallel {
 // The environment variable DFGNN_CPU_ROWS, "grouped" or "single", decides the way of rows instead, for tests.
 // Items of a plan come in natural order: rows ascending, `begin` never decreasing.
 void forward(const ForwardParams&, const Parallel&);
-void backward(const BackwardParams&, const Parallel&);
+// edges: scratch of edge_scratch() numbers of the accumulators' type, or null.
+void backward(const BackwardParams&, const Parallel&, void* edges);
 void sddmm(const ProductParams&, const Parallel&);
 void spmm(const ProductParams&, const Parallel&);
+
+// How much memory of edges, [E, 2, H], keeps the pass over the sources from computing again what the one over
+// the destinations did: weight and gradient of every edge and head. 0 where it would exceed the gradients of
+// the nodes' features, is of no use, or the edges' ids are not given.
+int64_t edge_scratch(const BackwardParams&);
 
 // Whether items and splits name rows, edges and slots that there are.
 bool in_range(const Csr&, int64_t num_edges);

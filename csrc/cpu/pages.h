@@ -19,7 +19,7 @@ inline int64_t size_of_acc(DType dtype) { return dtype == DType::f64 ? 8 : 4; }
 // inside the array are meant, so no memory is lost; where the advice is not taken nothing changes.
 inline void use_huge_pages(void* data, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
-  constexpr int64_t kLarge = int64_t(8) << 20;
+  constexpr int64_t kLarge = int64_t(4) << 20;
   constexpr uintptr_t kPage = uintptr_t(2) << 20;
   if (!data || bytes < kLarge) return;
   const uintptr_t begin = (uintptr_t(data) + kPage - 1) / kPage * kPage;

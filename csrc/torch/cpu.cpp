@@ -23,7 +23,10 @@ struct CpuBackend {
   }
 
   static void forward(const ForwardParams& p, const Tensor&) { cpu::forward(p, parallel()); }
-  static void backward(const BackwardParams& p, const Tensor&) { cpu::backward(p, parallel()); }
+  static void backward(const BackwardParams& p, const Tensor& like) {
+    Tensor edges = make(like, {cpu::edge_scratch(p)}, acc_type(like.scalar_type()));
+    cpu::backward(p, parallel(), edges.numel() ? edges.mutable_data_ptr() : nullptr);
+  }
   static bool has_tiles(Score, DType, const Shape&) { return false; }
   static constexpr bool kSumsAttention = false;
   static constexpr bool kAddsBias = true;

@@ -99,10 +99,12 @@ class Planner:
     def _make_arguments(self, shape: Shape, schedule: str, edges: bool, backward: bool) -> GraphArgs:
         kept = self._arguments  # before the plans are looked up: see `adopt`
         plan, csr = self.plan(shape, False, schedule, edges), self.structure.csr()
-        forward = (csr.indices, csr.eids if edges else None, plan.items, plan.splits, plan.launch)
+        # On the CPU one pass of backward leaves numbers of the edges to the other.
+        ids = edges or (backward and shape.layer != "gat" and csr.indices.device.type == "cpu")
+        forward = (csr.indices, csr.eids if ids else None, plan.items, plan.splits, plan.launch)
         if backward:
             plan_back = self.plan(shape, True, schedule, edges)
-            back = self.structure.reverse_csr(need_eids=edges)
+            back = self.structure.reverse_csr(need_eids=ids)
             reverse = (back.indices, back.eids, plan_back.items, plan_back.splits, plan_back.launch)
             found = GraphArgs(*forward, *reverse, plan.tiles, plan_back.tiles)
         else:

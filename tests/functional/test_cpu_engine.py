@@ -12,6 +12,7 @@ from covering import covering
 from graphs import GRAPHS, make_graph
 
 from dfgnn import Graph, functional
+from dfgnn.bench.measure import peak_extra
 
 ISAS = ("base", "avx2", "avx512") if platform.machine() in ("x86_64", "AMD64") else ("base",)
 
@@ -259,3 +260,21 @@ def test_large_results_ask_for_huge_pages():
     assert "hg" in mapping_flags(out.data_ptr() + out.nbytes // 2)
     for gradient in torch.autograd.grad(out, (q, k, v), torch.ones_like(out)):
         assert "hg" in mapping_flags(gradient.data_ptr() + gradient.nbytes // 2)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("score", ["gatv2", "dot"])
+def test_backward_keeps_numbers_of_edges_where_they_are_few(monkeypatch, score, way):
+    """[E, 2, H] of them, no larger than the gradients of the nodes' features."""
+    monkeypatch.setenv("DFGNN_CPU_ROWS", way)
+    heads, dim = 2, 16
+    for edges, kept in ((400, True), (40_000, False)):
+        torch.manual_seed(0)
+        graph = Graph.from_coo(*torch.randint(100, (2, edges)), num_nodes=100)
+        inputs = make_inputs(score, graph, heads, dim)
+        check(score, graph, inputs, note=f"{edges} edges: ")
+        leaves = {name: x.detach().requires_grad_() for name, x in inputs.items()}
+        out = function(score)(graph, **leaves)
+        grad = torch.ones_like(out)
+        extra = peak_extra(lambda: torch.autograd.grad(out, tuple(leaves.values()), grad), 0, out.device)  # noqa: B023
+        assert (extra > 4 * 2 * heads * edges) == kept

@@ -34,7 +34,8 @@ template <int bytes>
   __builtin_prefetch(c + bytes - 1, 0, kLevel);
 }
 
-static inline void prefetch(const void* p, int64_t bytes) {
+// Inlined, or else gcc takes it for a function without effect and leaves it out.
+[[gnu::always_inline]] static inline void prefetch(const void* p, int64_t bytes) {
   const char* c = static_cast<const char*>(p);
   for (int64_t line = 0; line < bytes; line += kLine) __builtin_prefetch(c + line, 0, kLevel);
   __builtin_prefetch(c + bytes - 1, 0, kLevel);

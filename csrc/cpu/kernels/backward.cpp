@@ -40,7 +40,7 @@ class Stats {
         heads_(p.shape.heads),
         size_(int64_t(heads_) * p.shape.value_dim),
         rows_(size_ < kColumnsAtOnce / 2 ? kColumnsAtOnce / (size_ > 0 ? size_ : 1) : 1),
-        products_(rows_ * size_),
+        sums_(heads_, p.shape.value_dim),
         delta_(rows_ * heads_),
         plus_(rows_ * heads_) {}
 
@@ -51,13 +51,19 @@ class Stats {
  private:
   // sums[row, h] = grad_out . (x - bias)
   void dots(int64_t i, int64_t rows, const void* x, const void* bias, A* sums) {
-    const T *g = a_.grad_out + i * size_, *y = static_cast<const T*>(x) + i * size_;
-    if (bias)
-      for (int64_t r = 0; r < rows; ++r)
-        multiply(g + r * size_, y + r * size_, static_cast<const T*>(bias), size_, products_ + r * size_);
-    else
-      multiply(g, y, static_cast<const T*>(nullptr), rows * size_, products_);
-    sum_heads<A>(products_, rows * heads_, p_.shape.value_dim, sums);
+    const T *g = a_.grad_out + i * size_, *y = static_cast<const T*>(x) + i * size_,
+            *b = static_cast<const T*>(bias);
+    sums_(
+        [&](const auto& add) __attribute__((always_inline)) {
+          for (int64_t r = 0; r < rows; ++r, g += size_, y += size_)
+            add([&](auto width, int at, const auto& own, auto total) __attribute__((always_inline)) {
+              constexpr int W = width.value;
+              auto x = load<T, W>(y + at);
+              if (b) x -= load<T, W>(b + at);
+              return total + own(load<T, W>(g + at)) * x;
+            });
+        },
+        sums);
   }
 
   void some(int64_t i, int64_t rows) {
@@ -91,7 +97,8 @@ class Stats {
   const Arrays<T>& a_;
   int heads_;
   int64_t size_, rows_;
-  Buffer<A> products_, delta_, plus_;
+  HeadSums<A> sums_;
+  Buffer<A> delta_, plus_;
 };
 
 template <class T>
@@ -120,7 +127,7 @@ class AdditiveSources {
         heads_(p.shape.heads),
         score_(a.node_stats, int64_t(heads_) * kNodeStats, a.alpha_src, heads_, A(p.negative_slope)),
         grads_(a.grad_out, row_shape<A>(heads_, p.shape.value_dim), p.edge.feat, Gathered<T>::Feat::fixed),
-        block_(p.reverse, p.edge, p.shape.num_edges, heads_),
+        block_(p.reverse, p.edge, p.shape),
         edges_(a, heads_, true),
         weights_(int64_t(2) * heads_ * kBlock),
         tail_(heads_),
@@ -224,12 +231,13 @@ class FeatureRows {
       : p_(p),
         a_(a),
         over_rows_(over_rows),
+        given_(!over_rows && a.edges),
         heads_(p.shape.heads),
         score_(score),
         values_(over_rows ? a.value : a.grad_out, row_shape<A>(heads_, p.shape.value_dim),
                 p.edge.feat_in_value ? p.edge.feat : nullptr, over_rows ? Feat::gathered : Feat::fixed),
         fixed_(over_rows ? a.grad_out : a.value),
-        block_(over_rows ? p.csr : p.reverse, p.edge, p.shape.num_edges, heads_),
+        block_(over_rows ? p.csr : p.reverse, given_ ? kNoOptions : p.edge, p.shape),
         edges_(a, heads_, over_rows),
         row_(values_.shape().packed_size()),
         score_sum_(score.shape().packed_size()),
@@ -268,17 +276,24 @@ class FeatureRows {
 
  private:
   void block(int64_t begin, int64_t end, bool first) {
-    block_.load(begin, end, a_.per_edge());
-    edges_.start(score_, block_);
-    values_.load(block_, !(kKeyIsValue && over_rows_));
-    values_.dots(block_, row_, edges_.t());
-    if (!over_rows_) edges_.stats_of_edges(block_);
-    edges_.solve(score_, block_);
+    block_.load(begin, end, a_.per_edge() || a_.edges);
+    if (given_) {
+      edges_.find(block_);
+      score_.load(block_);
+      values_.load(block_, true);
+    } else {
+      edges_.start(score_, block_);
+      values_.load(block_, !(kKeyIsValue && over_rows_));
+      values_.dots(block_, row_, edges_.t());
+      if (!over_rows_) edges_.stats_of_edges(block_);
+      edges_.solve(score_, block_);
+    }
     A* attn_sum = p_.grad_attn && over_rows_ ? static_cast<A*>(attn_sum_) : nullptr;
     score_.accumulate(block_, edges_.draw(), score_sum_, attn_sum, first);
     if (!over_rows_) {
       values_.aggregate(block_, edges_.weight(), nullptr, value_sum_, nullptr, first);
     } else {
+      if (a_.edges) edges_.keep(block_);
       edges_.scatter_options(block_);
       if (a_.grad_feat)
         score_.scatter_feat(block_, p_.edge.feat_in_key ? edges_.draw() : nullptr,
@@ -289,7 +304,7 @@ class FeatureRows {
 
   const BackwardParams& p_;
   const Arrays<T>& a_;
-  bool over_rows_;
+  bool over_rows_, given_;  // given: weights and gradients of the edges are there
   int heads_;
   Score& score_;
   Gathered<T> values_;
@@ -343,10 +358,10 @@ void run_feature_rows(const BackwardParams& p, const Arrays<T>& a, const Paralle
 }
 
 template <class T>
-void backward_as(const BackwardParams& p, const Parallel& parallel) {
+void backward_as(const BackwardParams& p, const Parallel& parallel, void* edges) {
   using A = Acc<T>;
   using Feat = typename Gathered<T>::Feat;
-  const Arrays<T> a(p);
+  const Arrays<T> a(p, edges);
   const int heads = p.shape.heads;
   const RowShape shape = row_shape<A>(heads, p.shape.dim);
   const void* feat = p.edge.feat_in_key ? p.edge.feat : nullptr;
@@ -397,8 +412,8 @@ void backward_as(const BackwardParams& p, const Parallel& parallel) {
 
 }  // namespace
 
-void backward(const BackwardParams& p, const Parallel& parallel) {
-  with_type(p.dtype, [&](auto type) { backward_as<decltype(type)>(p, parallel); });
+void backward(const BackwardParams& p, const Parallel& parallel, void* edges) {
+  with_type(p.dtype, [&](auto type) { backward_as<decltype(type)>(p, parallel, edges); });
 }
 
 int64_t attention_parts(const Csr& csr) { return Chunks(csr, kMostParts).count(); }

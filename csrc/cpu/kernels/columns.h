@@ -6,15 +6,9 @@
 #pragma once
 
 #include "groups.h"
+#include "head_sums.h"
 
 namespace dfgnn::cpu::DFGNN_ISA {
-
-// Numbers that a step works on at a time, so that they stay in the first level of cache.
-constexpr int kColumnsAtOnce = 2048;
-
-// sums[h] = sum of x[h * dim + d] over d < dim, for `count` heads; x is overwritten.
-template <class A>
-void sum_heads(A* x, int64_t count, int dim, A* sums);
 
 // Calls f(integral constant width, i) for vectors of numbers 0 ... n - 1 and then for the rest one by one.
 template <class A, class F>
@@ -35,18 +29,6 @@ static inline void convert(const Acc<T>* a, int64_t n, const T* bias, T* out) {
   });
 }
 
-// out[i] = x[i] (y[i] - bias[i]), i < n; bias null: 0.
-template <class T>
-static inline void multiply(const T* x, const T* y, const T* bias, int64_t n, Acc<T>* out) {
-  using A = Acc<T>;
-  for_columns<A>(n, [&](auto width, int64_t i) {
-    constexpr int W = width.value;
-    Vec<A, W> z = load<T, W>(y + i);
-    if (bias) z -= load<T, W>(bias + i);
-    store_vector(out + i, load<T, W>(x + i) * z);
-  });
-}
-
 template <class T>
 class Columns {
  public:
@@ -61,16 +43,16 @@ class Columns {
   // `limit` below: so many indices may be read, to prefetch; 0 if the rows are in cache already. Rows of the
   // group's ends, [rows, C], are `fixed`.
 
-  // a[r] = sum of w[e] x[index_e] over the edges e of row r; a2 likewise, with w2, unless that is null.
-  void aggregate(const Group& group, const int32_t* index, int64_t limit, const A* w, const A* w2, A* a,
-                 A* a2) const;
+  // a[r] = factor[r] times the sum of w[e] x[index_e] over the edges e of row r; a2 likewise, with w2, unless
+  // that is null. factor: [rows, H], or null: 1.
+  void aggregate(const Group& group, const int32_t* index, int64_t limit, const A* w, const A* w2,
+                 const A* factor, A* a, A* a2) const;
   // With u_e = x[index_e] + fixed[r]: a[r] = sum of w[e] L'(u_e), a2[r] = sum of w[e] L(u_e) unless it is
   // null.
-  void leaky_aggregate(const Group& group, const int32_t* index, const T* fixed, A slope, const A* w, A* a,
-                       A* a2) const;
+  void leaky_aggregate(const Group& group, const int32_t* index, int64_t limit, const T* fixed, A slope,
+                       const A* w, A* a, A* a2) const;
 
   // s[e, h] = x[index_e, h] . fixed[r, h], rounded as by Rows::dots: backward may find a score the other way.
-  // For head sizes that has_dots() tells.
   void dots(const Group& group, const int32_t* index, int64_t limit, const T* fixed, A* s);
   // s[e, h] = attn[h] . L(u_e[h])
   void leaky_dots(const Group& group, const int32_t* index, int64_t limit, const T* fixed, const A* attn,
@@ -93,7 +75,7 @@ class Columns {
   RowShape shape_;          // of one head of C columns
   Buffer<int32_t> head_;    // per vector: the head of its first column
   Buffer<Bits<A>> offset_;  // per vector and lane: the column's head, counted from there
-  Buffer<A> products_;
+  HeadSums<A> sums_;
 };
 
 }  // namespace dfgnn::cpu::DFGNN_ISA

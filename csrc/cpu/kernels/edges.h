@@ -6,6 +6,8 @@
 
 namespace dfgnn::cpu::DFGNN_ISA {
 
+// Bytes of features that are not prefetched.
+constexpr int64_t kNear = 1 << 20;
 // Edges between the fetch of a table's row and its use.
 constexpr int kTableAhead = 32;
 
@@ -43,11 +45,11 @@ static inline Vec<A, W> load_as(const S* p) {
     return *p;
 }
 
-// out(h, e) = table[index_e][h]; a table row has `stride` entries. `limit` indices from `index` on may be
-// read, to prefetch; 0 for none.
-template <class Order, class S, class A>
+// out_k(h, e) = table[index_e][k * H + h] of K arrays, `next` apart; a table row has `stride` entries.
+// `limit` indices from `index` on may be read, to prefetch; 0 for none.
+template <class Order, int K = 1, class S, class A>
 static inline void gather(const S* table, const int32_t* index, int n, int64_t limit, int heads,
-                          int64_t stride, A* out) {
+                          int64_t stride, A* out, int64_t next) {
   const auto row = [&](int e) __attribute__((always_inline)) {
     if (e + kTableAhead < limit) __builtin_prefetch(table + index[e + kTableAhead] * stride);
     return table + index[e] * stride;
@@ -60,7 +62,9 @@ static inline void gather(const S* table, const int32_t* index, int n, int64_t l
         const S* from = row(e);
         for (int v = 0; v < shape.vectors; ++v) {
           const int h = feature(shape, v, W);
-          store_vector(out + e * heads + h, load_as<A, W>(from + h));
+#pragma GCC unroll 4
+          for (int k = 0; k < K; ++k)
+            store_vector(out + k * next + e * heads + h, load_as<A, W>(from + k * heads + h));
         }
       }
     });
@@ -68,22 +72,42 @@ static inline void gather(const S* table, const int32_t* index, int n, int64_t l
     const auto copy = [&](auto heads) {
       for (int e = 0; e < n; ++e) {
         const S* from = row(e);
-        for (int h = 0; h < heads; ++h) out[h * kBlock + e] = load<S, 1>(from + h);
+        for (int k = 0; k < K; ++k)
+          for (int h = 0; h < heads; ++h) out[k * next + h * kBlock + e] = load<S, 1>(from + k * heads + h);
       }
     };
-    if (heads == 4)
+    if (heads == 1)
+      copy(std::integral_constant<int, 1>());
+    else if (heads == 4)
       copy(std::integral_constant<int, 4>());
     else
       copy(heads);
   }
 }
 
-// table[index_e][h] = in(h, e)
-template <class Order, class A, class S>
-static inline void scatter(const A* in, const int32_t* index, int n, int heads, S* table) {
-  for (int e = 0; e < n; ++e)
-    for (int h = 0; h < heads; ++h)
-      store<S, 1>(table + int64_t(index[e]) * heads + h, in[Order::at(heads, h, e)]);
+// table[index_e][k * H + h] = in_k(h, e)
+template <class Order, int K = 1, class A, class S>
+static inline void scatter(const A* in, int64_t next, const int32_t* index, int n, int heads, S* table) {
+  const int64_t stride = int64_t(K) * heads;
+  if constexpr (std::is_same_v<Order, EdgeMajor>) {
+    const RowShape shape = row_shape<A>(1, heads);
+    with_width<A>(shape.width, [&](auto width) {
+      constexpr int W = width.value;
+      for (int e = 0; e < n; ++e)
+        for (int v = 0; v < shape.vectors; ++v) {
+          const int h = feature(shape, v, W);
+#pragma GCC unroll 4
+          for (int k = 0; k < K; ++k)
+            store<S, W>(table + index[e] * stride + k * heads + h,
+                        load_vector<Vec<A, W>>(in + k * next + e * heads + h));
+        }
+    });
+  } else {
+    for (int e = 0; e < n; ++e)
+      for (int k = 0; k < K; ++k)
+        for (int h = 0; h < heads; ++h)
+          store<S, 1>(table + index[e] * stride + k * heads + h, in[k * next + h * kBlock + e]);
+  }
 }
 
 // Calls f(begin, end, whether these are the first) on an item's edges, at most kBlock at a time.
@@ -146,6 +170,8 @@ static void dropout_mask(const EdgeOptions& options, int heads, const int32_t* e
   }
 }
 
+constexpr EdgeOptions kNoOptions{};
+
 // The edges of a block and their options.
 template <class T, class Order = HeadMajor>
 class EdgeBlock {
@@ -153,16 +179,16 @@ class EdgeBlock {
   using A = Acc<T>;
   using V = Vec<A, kLanes<A>>;
 
-  EdgeBlock(const Csr& csr, const EdgeOptions& options, int64_t num_edges, int heads)
+  EdgeBlock(const Csr& csr, const EdgeOptions& options, const Shape& shape)
       : csr_(csr),
         options_(options),
-        num_edges_(num_edges),
-        heads_(heads),
-        values_(int64_t(5) * heads * Order::kEdges) {}
+        ahead_(far(shape) ? shape.num_edges : 0),
+        heads_(shape.heads),
+        values_(int64_t(5) * heads_ * Order::kEdges) {}
 
   int n;                       // edges
   const int32_t* index;        // their gathered rows
-  int64_t limit;               // indices that may be read from `index` on
+  int64_t limit;               // indices that may be read from `index` on, to prefetch; or 0
   int32_t eid[Order::kEdges];  // positions in the user's order; set by load() when asked
 
   // Arrays, or null when they are 1: dropout, weight times dropout; set by transform(): gate.
@@ -170,7 +196,7 @@ class EdgeBlock {
 
   // Edges [begin, end) of the CSR. With `eids`, or with any option, also their positions.
   void load(int64_t begin, int64_t end, bool eids) {
-    n = int(end - begin), index = csr_.indices + begin, limit = num_edges_ - begin;
+    n = int(end - begin), index = csr_.indices + begin, limit = ahead_ ? ahead_ - begin : 0;
     if (eids || options_.any())
       for (int e = 0; e < n; ++e) eid[e] = csr_.eids ? csr_.eids[begin + e] : int32_t(begin) + e;
     dropout = factor = nullptr;
@@ -227,13 +253,19 @@ class EdgeBlock {
   }
 
  private:
+  // Whether features are too many for the second level of cache.
+  static bool far(const Shape& s) {
+    const int64_t nodes = s.num_src > s.num_dst ? s.num_src : s.num_dst;
+    return nodes * s.heads * (s.dim > s.value_dim ? s.dim : s.value_dim) * int64_t(sizeof(T)) > kNear;
+  }
+
   A* array(int k) { return values_ + int64_t(k) * heads_ * Order::kEdges; }
 
   // Entries of a table [E, heads], repeated if there is one for all heads.
   template <class S>
   const A* read(const S* table, int heads, A* out) {
     if (heads == heads_) {
-      gather<Order>(table, eid, n, 0, heads, heads, out);
+      gather<Order>(table, eid, n, 0, heads, heads, out, 0);
     } else {
       for (int e = 0; e < n; ++e) {
         const A x = load_as<A, 1>(table + eid[e]);
@@ -249,7 +281,7 @@ class EdgeBlock {
 
   const Csr& csr_;
   const EdgeOptions& options_;
-  int64_t num_edges_;
+  int64_t ahead_;  // edges, or 0: nothing is to be prefetched
   int heads_;
   Buffer<A> values_;  // dropout, weight, gate, bias, mask
   const A *late_bias_, *present_;

@@ -67,7 +67,7 @@ class Worker {
         values_(p.value, row_shape<A>(p.shape.heads, p.shape.value_dim),
                 p.edge.feat_in_value ? p.edge.feat : nullptr, Gathered<T>::Feat::gathered),
         score_(make_score()),
-        block_(p.csr, p.edge, p.shape.num_edges, p.shape.heads),
+        block_(p.csr, p.edge, p.shape),
         softmax_(p.shape.heads),
         write_(o, values_.shape()),
         edges_(int64_t(4) * p.shape.heads * kBlock),
@@ -104,7 +104,7 @@ class Worker {
     values_.load(block_, !Score::kGathersValues);
     values_.aggregate(block_, w, o_.positive ? w2 : nullptr, a_, a2_, first);
     // Raw scores for now: the row's sum is not known before the row ends.
-    if (o_.attention) scatter<HeadMajor>(s, block_.eid, n, heads, o_.attention);
+    if (o_.attention) scatter<HeadMajor>(s, 0, block_.eid, n, heads, o_.attention);
   }
 
   // One head's softmax step; true if what was summed before must be rescaled.
@@ -195,14 +195,14 @@ void finish_attention(const ForwardParams& p, const Outputs<T>& o, const Groupin
   using A = Acc<T>;
   using V = Vec<A, kLanes<A>>;
   const int heads = p.shape.heads;
-  EdgeBlock<T> block(p.csr, p.edge, p.shape.num_edges, heads);
+  EdgeBlock<T> block(p.csr, p.edge, p.shape);
   Buffer<A> s(heads * kBlock);
   for (int64_t k = first; k < last; ++k) {
     const Item& item = p.csr.items[k];
     if (grouping.takes(item)) continue;
     for_blocks(item, [&](int64_t begin, int64_t end, bool) {
       block.load(begin, end, true);
-      gather<HeadMajor>(o.attention, block.eid, block.n, 0, heads, heads, static_cast<A*>(s));
+      gather<HeadMajor>(o.attention, block.eid, block.n, 0, heads, heads, static_cast<A*>(s), 0);
       for (int h = 0; h < heads; ++h) {
         const A* stats = o.stats + (int64_t(item.row) * heads + h) * 2;
         for_edges<A>(h, block.n, [&](int i, auto) {
@@ -210,7 +210,7 @@ void finish_attention(const ForwardParams& p, const Outputs<T>& o, const Groupin
           store_vector(s + i, block.factor ? alpha * load_vector<V>(block.factor + i) : alpha);
         });
       }
-      scatter<HeadMajor, A>(s, block.eid, block.n, heads, o.attention);
+      scatter<HeadMajor, 1, A>(s, 0, block.eid, block.n, heads, o.attention);
     });
   }
 }

@@ -57,7 +57,7 @@ class Gathered {
   void leaky_aggregate(const EdgeBlock<T>& block, const A* r, A slope, const A* w, A* a, A* a2,
                        bool first) const {
     with_rows(block, [&](const auto& rows, const int32_t* index) {
-      rows.leaky_aggregate(index, block.n, r, slope, w, a, a2, first);
+      rows.leaky_aggregate(index, block.n, limit_, r, slope, w, a, a2, first);
     });
   }
 

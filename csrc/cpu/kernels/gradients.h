@@ -19,7 +19,8 @@ struct Arrays {
   A *grad_alpha_src, *grad_alpha_dst, *grad_bias, *grad_gate, *grad_weight, *grad_raw, *node_stats,
       *partial_alpha, *row_sums, *partial_sums;
   T* grad_feat;
-  explicit Arrays(const BackwardParams& p)
+  A* edges;  // [E, 2, H]: weight, draw; user's edge order; or null
+  Arrays(const BackwardParams& p, void* edges)
       : value(static_cast<const T*>(p.value)),
         out(static_cast<const T*>(p.out)),
         positive(static_cast<const T*>(p.positive)),
@@ -40,7 +41,8 @@ struct Arrays {
         partial_alpha(static_cast<A*>(p.partial_alpha)),
         row_sums(static_cast<A*>(p.row_sums)),
         partial_sums(static_cast<A*>(p.partial_sums)),
-        grad_feat(static_cast<T*>(p.grad_feat)) {}
+        grad_feat(static_cast<T*>(p.grad_feat)),
+        edges(static_cast<A*>(edges)) {}
   bool from_positive() const { return grad_alpha_dst && !grad_raw; }
   // Edge tensors beyond EdgeOptions, read or written.
   bool per_edge() const {
@@ -64,12 +66,12 @@ class EdgeGradients {
         writes_weight_(writes && a.grad_weight),
         arrays_(int64_t(11) * size_) {}
 
-  // What a pass provides: t = g . (v + e), and the destination's statistics.
+  // What a pass provides: t = g . (v + e), and the destination's statistics, in this order.
   A* t() const { return array(0); }
   A* largest() const { return array(1); }
   A* log_sum() const { return array(2); }
   A* delta() const { return array(3); }
-  // What start() gives: z. What solve() gives: f alpha, the gradient of raw.
+  // What start() gives: z. What solve() gives: f alpha, the gradient of raw, in this order.
   A* z() const { return array(4); }
   A* weight() const { return array(5); }
   A* draw() const { return array(6); }
@@ -77,10 +79,8 @@ class EdgeGradients {
   // The statistics of the destinations of the block's edges, or of one row for every block of its item.
   void stats_of_edges(const EdgeBlock<T, Order>& block) {
     const int64_t stride = int64_t(heads_) * kNodeStats;
-    A* const to[] = {largest(), log_sum(), delta()};
-    for (int k = 0; k < 3; ++k)
-      gather<Order>(a_.node_stats + (k + 1) * heads_, block.index, block.n, k ? 0 : block.limit, heads_,
-                    stride, to[k]);
+    gather<Order, 3>(a_.node_stats + heads_, block.index, block.n, block.limit, heads_, stride, largest(),
+                     size_);
   }
   void stats_of_row(const Item& item) {
     const A* s = a_.node_stats + int64_t(item.row) * heads_ * kNodeStats;
@@ -123,7 +123,7 @@ class EdgeGradients {
   template <class Score>
   void solve(const Score& score, const EdgeBlock<T, Order>& block) {
     if (a_.grad_attention) {
-      gather<Order>(a_.grad_attention, block.eid, block.n, 0, heads_, heads_, gamma());
+      gather<Order>(a_.grad_attention, block.eid, block.n, 0, heads_, heads_, gamma(), 0);
       block.update(t(), [&](V t, int i) { return t + load_vector<V>(gamma() + i); });
     }
     block.each([&](int i) {
@@ -151,10 +151,19 @@ class EdgeGradients {
     }
   }
 
+  // What solve() gave, for the pass over the sources, and there.
+  void keep(const EdgeBlock<T, Order>& block) const {
+    scatter<Order, 2>(weight(), size_, block.eid, block.n, heads_, a_.edges);
+  }
+  void find(const EdgeBlock<T, Order>& block) const {
+    const int32_t* eid = block.eids_ahead();
+    gather<Order, 2>(a_.edges, eid, block.n, block.eids_limit(), heads_, 2 * heads_, weight(), size_);
+  }
+
   // Writes the gradients of the edges' options that are wanted.
   void scatter_options(const EdgeBlock<T, Order>& block) const {
     const auto write = [&](const A* from, A* to) {
-      if (to) scatter<Order>(from, block.eid, block.n, heads_, to);
+      if (to) scatter<Order>(from, 0, block.eid, block.n, heads_, to);
     };
     write(grad_bias(), a_.grad_bias);
     write(raw(), a_.grad_gate);

@@ -6,7 +6,8 @@
 
 namespace dfgnn::cpu::DFGNN_ISA {
 
-// AdditiveSources (backward.cpp) without products per edge.
+// AdditiveSources (backward.cpp) without products per edge: with S and S' the sums of f alpha g and
+// f alpha g L'(z), grad_value = S and grad_alpha_src = v . S' - sum of alpha delta L'(z).
 template <class T>
 class AdditiveGroups {
  public:
@@ -17,15 +18,16 @@ class AdditiveGroups {
       : p_(p),
         a_(a),
         heads_(p.shape.heads),
-        slope_(A(p.negative_slope)),
-        score_(a.node_stats, int64_t(heads_) * kNodeStats, a.alpha_src, heads_, slope_),
+        score_(a.node_stats, int64_t(heads_) * kNodeStats, a.alpha_src, heads_, A(p.negative_slope)),
         grads_(a.grad_out, heads_, p.shape.value_dim),
-        block_(p.reverse, p.edge, p.shape.num_edges, heads_),
+        block_(p.reverse, p.edge, p.shape),
         edges_(a, heads_, false),
         weights_(int64_t(3) * heads_ * EdgeMajor::kEdges),
         tails_(int64_t(heads_) * grouping.most_rows()),
+        products_(int64_t(heads_) * grouping.most_rows()),
         sum_(grads_.size() * grouping.most_rows()),
-        sum2_(grads_.size() * grouping.most_rows()) {}
+        sum2_(grads_.size() * grouping.most_rows()),
+        head_sums_(heads_, p.shape.value_dim) {}
 
   void operator()(const Group& group) {
     const int heads = heads_;
@@ -38,53 +40,51 @@ class AdditiveGroups {
       const V z = load_vector<V>(edges_.z() + i), delta = load_vector<V>(edges_.delta() + i);
       const V alpha = edges_.alpha(score_, block_, z, i);
       const V value = block_.factor ? alpha * load_vector<V>(block_.factor + i) : alpha;
-      const auto positive = z > 0;
-      store_vector(w + i, positive ? value : V{});
-      store_vector(w2 + i, positive ? V{} : value);
-      store_vector(part + i, alpha * delta);
+      const V slope = score_.slope(z);
+      store_vector(w + i, value);
+      store_vector(w2 + i, value * slope);
+      store_vector(part + i, alpha * delta * slope);
     });
-    // tail + slope tail2: sums of alpha delta over edges with z > 0, and over the others
     for_heads<A>(heads, [&](auto width, int h) {
       using W = Vec<A, width.value>;
       group.each([&](int r, int begin, int end) {
-        W tail{}, tail2{};
-        for (int e = begin; e < end; ++e) {
-          const auto positive = load_vector<W>(edges_.z() + e * heads + h) > 0;
-          const W x = load_vector<W>(part + e * heads + h);
-          tail += positive ? x : W{};
-          tail2 += positive ? W{} : x;
-        }
-        store_vector(tails_ + r * heads + h, tail + slope_ * tail2);
+        W tail{};
+        for (int e = begin; e < end; ++e) tail += load_vector<W>(part + e * heads + h);
+        store_vector(tails_ + r * heads + h, tail);
       });
     });
-    grads_.aggregate(group, block_.index, block_.limit, w, w2, sum_, sum2_);
+    grads_.aggregate(group, block_.index, block_.limit, w, w2, nullptr, sum_, sum2_);
 
-    const int64_t first = group.row * grads_.size(), columns = group.rows * grads_.size();
-    T* const grad_value = static_cast<T*>(p_.grad_value) + first;
-    for_columns<A>(columns, [&](auto width, int64_t i) {
-      constexpr int W = width.value;
-      using Columns = Vec<A, W>;
-      const Columns plus = load_vector<Columns>(sum_ + i), rest = load_vector<Columns>(sum2_ + i);
-      store<T, W>(grad_value + i, plus + rest);
-      store_vector(sum_ + i, load<T, W>(a_.value + first + i) * (plus + slope_ * rest));
-    });
+    const int64_t columns = grads_.size(), first = group.row * columns;
+    convert(sum_, group.rows * columns, static_cast<const T*>(nullptr),
+            static_cast<T*>(p_.grad_value) + first);
+    head_sums_(
+        [&](const auto& add) __attribute__((always_inline)) {
+          const T* value = a_.value + first;
+          const A* sum = sum2_;
+          for (int r = 0; r < group.rows; ++r, value += columns, sum += columns)
+            add([&](auto width, int at, const auto& own, auto total) __attribute__((always_inline)) {
+              constexpr int W = width.value;
+              return total + own(load<T, W>(value + at)) * load_vector<Vec<A, W>>(sum + at);
+            });
+        },
+        products_);
     A* const grad_alpha = a_.grad_alpha_src + group.row * heads;
-    sum_heads<A>(sum_, int64_t(group.rows) * heads, p_.shape.value_dim, grad_alpha);
-    for (int i = 0; i < group.rows * heads; ++i) grad_alpha[i] -= tails_[i];
+    for (int i = 0; i < group.rows * heads; ++i) grad_alpha[i] = products_[i] - tails_[i];
   }
 
  private:
   const BackwardParams& p_;
   const Arrays<T>& a_;
   int heads_;
-  A slope_;
   AdditiveGroupScore<T> score_;
   Columns<T> grads_;
   EdgeBlock<T, EdgeMajor> block_;
   EdgeGradients<T, EdgeMajor> edges_;
-  Buffer<A> weights_;  // of sum_, of sum2_; alpha delta
-  Buffer<A> tails_;
-  Buffer<A> sum_, sum2_;  // rows, over edges with z > 0 and over the others
+  Buffer<A> weights_;  // of sum_; of sum2_, times the slope; alpha delta slope
+  Buffer<A> tails_, products_;
+  Buffer<A> sum_, sum2_;  // rows
+  HeadSums<A> head_sums_;
 };
 
 // FeatureRows (backward.cpp).
@@ -100,32 +100,40 @@ class FeatureGroups {
       : p_(p),
         a_(a),
         over_rows_(over_rows),
+        given_(!over_rows && a.edges),
         heads_(p.shape.heads),
         attn_(attn),
         score_(score),
         values_(over_rows ? a.value : a.grad_out, heads_, p.shape.value_dim),
         fixed_(over_rows ? a.grad_out : a.value),
-        block_(over_rows ? p.csr : p.reverse, p.edge, p.shape.num_edges, heads_),
+        block_(over_rows ? p.csr : p.reverse, given_ ? kNoOptions : p.edge, p.shape),
         edges_(a, heads_, over_rows),
         score_sum_(score.size() * grouping.most_rows()),
         value_sum_(values_.size() * grouping.most_rows()),
         attn_sum_(attn ? score.size() * grouping.most_rows() : 0) {}
 
   void operator()(const Group& group) {
-    block_.load(group.begin, group.begin + group.n, a_.per_edge());
-    edges_.start(score_, block_, group);
-    values_.dots(group, block_.index, kKeyIsValue && over_rows_ ? 0 : block_.limit,
-                 fixed_ + group.row * values_.size(), edges_.t());
-    over_rows_ ? edges_.stats_of_rows(group) : edges_.stats_of_edges(block_);
-    edges_.solve(score_, block_);
-    score_.accumulate(block_, group, edges_.draw(), score_sum_, attn_ ? static_cast<A*>(attn_sum_) : nullptr);
+    block_.load(group.begin, group.begin + group.n, a_.per_edge() || a_.edges);
+    if (given_) {
+      edges_.find(block_);
+    } else {
+      edges_.start(score_, block_, group);
+      values_.dots(group, block_.index, kKeyIsValue && over_rows_ ? 0 : block_.limit,
+                   fixed_ + group.row * values_.size(), edges_.t());
+      over_rows_ ? edges_.stats_of_rows(group) : edges_.stats_of_edges(block_);
+      edges_.solve(score_, block_);
+    }
+    const int64_t limit = given_ ? block_.limit : 0;
+    score_.accumulate(block_, group, limit, edges_.draw(), score_sum_,
+                      attn_ ? static_cast<A*>(attn_sum_) : nullptr);
     score_.finish(group, score_sum_);
     if (over_rows_) {
+      if (a_.edges) edges_.keep(block_);
       edges_.scatter_options(block_);
       add_attn(group);
       return write(group, score_.size(), score_sum_, p_.grad_query);
     }
-    values_.aggregate(group, block_.index, 0, edges_.weight(), nullptr, value_sum_, nullptr);
+    values_.aggregate(group, block_.index, limit, edges_.weight(), nullptr, nullptr, value_sum_, nullptr);
     if (kKeyIsValue)
       for (int64_t d = 0; d < group.rows * values_.size(); ++d) value_sum_[d] += score_sum_[d];
     else
@@ -148,7 +156,7 @@ class FeatureGroups {
 
   const BackwardParams& p_;
   const Arrays<T>& a_;
-  bool over_rows_;
+  bool over_rows_, given_;  // given: weights and gradients of the edges are there
   int heads_;
   A* attn_;
   Score& score_;

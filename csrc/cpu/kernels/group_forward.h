@@ -44,7 +44,7 @@ class GroupWorker {
         dim_(p.shape.value_dim),
         values_(p.value, heads_, dim_),
         score_(make_score()),
-        block_(p.csr, p.edge, p.shape.num_edges, heads_),
+        block_(p.csr, p.edge, p.shape),
         edges_(int64_t(4) * heads_ * EdgeMajor::kEdges),
         rows_(int64_t(4) * heads_ * grouping.most_rows()),
         a_(values_.size() * grouping.most_rows()),
@@ -58,17 +58,22 @@ class GroupWorker {
     block_.transform(z);
     block_.each([&](int i) { store_vector(s + i, block_.score(score_.activate(load_vector<V>(z + i)), i)); });
     softmax(group, z, s, w, w2);
-    if (o_.attention) scatter<EdgeMajor>(w, block_.eid, block_.n, heads_, o_.attention);
+    if (!block_.factor) w = s;
+    if (o_.attention) write_attention(group, w, z);
     values_.aggregate(group, block_.index, Score::kGathersValues ? 0 : block_.limit, w,
-                      o_.positive ? w2 : nullptr, a_, a2_);
+                      o_.positive ? w2 : nullptr, factors(group), a_, a2_);
     write(group);
   }
 
  private:
-  // Scores s to weights w, and w2 where z > 0; the statistics of the rows.
+  A* sums(const Group& group) const { return rows_ + group.rows * heads_; }
+  A* factors(const Group& group) const { return rows_ + 2 * group.rows * heads_; }
+
+  // Scores s to exponentials, with edge weights w (without: s), and w2 where z > 0; the statistics of the
+  // rows.
   void softmax(const Group& group, const A* z, A* s, A* w, A* w2) {
     const int heads = heads_, entries = group.rows * heads;
-    A *largest = rows_, *sum = largest + entries,
+    A *largest = rows_, *sum = sums(group), *factor = factors(group),
       *positive = o_.positive ? o_.positive_mass + group.row * heads : nullptr;
     for_heads<A>(heads, [&](auto width, int h) {
       using W = Vec<A, width.value>;
@@ -84,7 +89,13 @@ class GroupWorker {
           store_vector(w + e * heads + h, load_vector<W>(s + e * heads + h) - top);
       });
     });
-    block_.each([&](int i) { store_vector(s + i, exp<A, kLanes<A>>(load_vector<V>(w + i))); });
+    block_.each([&](int i) {
+      const V p = exp<A, kLanes<A>>(load_vector<V>(w + i));
+      const V weight = block_.factor ? p * load_vector<V>(block_.factor + i) : p;
+      store_vector(s + i, p);
+      if (block_.factor) store_vector(w + i, weight);
+      if (o_.positive) store_vector(w2 + i, load_vector<V>(z + i) <= 0 ? V{} : weight);
+    });
     for_heads<A>(heads, [&](auto width, int h) {
       using W = Vec<A, width.value>;
       group.each([&](int r, int begin, int end) {
@@ -97,17 +108,12 @@ class GroupWorker {
         }
         store_vector(sum + r * heads + h, total);
         // No mass: no edges, or all scores -inf; never with a nan.
-        const W factor = total == 0 ? W{} : 1 / total;
-        if (o_.positive) store_vector(positive + r * heads + h, plus * factor);
-        for (int e = begin; e < end; ++e)
-          store_vector(w + e * heads + h, load_vector<W>(s + e * heads + h) * factor);
+        const W inverse = total == 0 ? W{} : 1 / total;
+        store_vector(factor + r * heads + h, inverse);
+        if (o_.positive) store_vector(positive + r * heads + h, plus * inverse);
       });
     });
-    if (block_.factor) block_.update(w, [&](V w, int i) { return w * load_vector<V>(block_.factor + i); });
-    if (o_.positive)
-      block_.each(
-          [&](int i) { store_vector(w2 + i, load_vector<V>(z + i) <= 0 ? V{} : load_vector<V>(w + i)); });
-    A *logs = sum + entries, *stats = o_.stats + group.row * heads * 2;
+    A *logs = factor + entries, *stats = o_.stats + group.row * heads * 2;
     for (int i = 0; i < entries; i += kLanes<A>)
       store_vector(logs + i, log<A, kLanes<A>>(load_vector<V>(sum + i)));
     for (int i = 0; i < entries; ++i) {
@@ -116,10 +122,23 @@ class GroupWorker {
     }
   }
 
+  // w: weights but for the factors of rows; attention: scratch.
+  void write_attention(const Group& group, const A* w, A* attention) const {
+    for_heads<A>(heads_, [&](auto width, int h) {
+      using W = Vec<A, width.value>;
+      group.each([&](int r, int begin, int end) {
+        const W factor = load_vector<W>(factors(group) + r * heads_ + h);
+        for (int e = begin; e < end; ++e)
+          store_vector(attention + e * heads_ + h, load_vector<W>(w + e * heads_ + h) * factor);
+      });
+    });
+    scatter<EdgeMajor>(attention, 0, block_.eid, block_.n, heads_, o_.attention);
+  }
+
   void write(const Group& group) {
     const int heads = heads_;
     const int64_t size = values_.size();
-    const A* sum = rows_ + group.rows * heads;
+    const A* sum = sums(group);
     for (int i = 0; i < group.rows * heads; ++i)
       if (sum[i] == 0) {  // 0 times a value that is not finite
         for (int64_t d = int64_t(i) * dim_; d < (int64_t(i) + 1) * dim_; ++d) {
@@ -143,7 +162,7 @@ class GroupWorker {
   Score score_;
   EdgeBlock<T, EdgeMajor> block_;
   Buffer<A> edges_;   // raw scores; scores, then exponentials; weights; weights with z > 0
-  Buffer<A> rows_;    // largest score, sum of exponentials, its logarithm
+  Buffer<A> rows_;    // largest score, sum of exponentials, its inverse, its logarithm
   Buffer<A> a_, a2_;  // rows of out and positive
 };
 

@@ -1,7 +1,8 @@
 // The scores of scores.h for groups of short rows: no row is fixed, all arrays are edge-major.
 //   raw(block, group, z)                    what the family computes
-//   accumulate(block, group, draw, a, a2)   a[r] = terms of the gradient of row r, all but a factor;
-//                                           a2[r], unless it is null: of attn
+//   accumulate(block, group, limit, draw, a, a2)
+//                                           a[r] = terms of the gradient of row r, all but a factor;
+//                                           a2[r], unless it is null: of attn. limit: as in columns.h
 //   finish(group, a)                        a times this factor
 #pragma once
 
@@ -63,8 +64,8 @@ class DotGroupScore : public Activation<T> {
     gathered_.dots(group, block.index, block.limit, fixed_ + group.row * size(), z);
     block.update(z, [&](V v, int) { return v * scale_; });
   }
-  void accumulate(const Block& block, const Group& group, const A* draw, A* a, A*) const {
-    gathered_.aggregate(group, block.index, 0, draw, nullptr, a, nullptr);
+  void accumulate(const Block& block, const Group& group, int64_t limit, const A* draw, A* a, A*) const {
+    gathered_.aggregate(group, block.index, limit, draw, nullptr, nullptr, a, nullptr);
   }
   void finish(const Group& group, A* a) const {
     for (int64_t d = 0; d < group.rows * size(); ++d) a[d] *= scale_;
@@ -98,8 +99,8 @@ class AdditiveV2GroupScore : public Activation<T> {
   void raw(const Block& block, const Group& group, A* z) {
     gathered_.leaky_dots(group, block.index, block.limit, fixed_ + group.row * size(), attn_, slope_, z);
   }
-  void accumulate(const Block& block, const Group& group, const A* draw, A* a, A* a2) const {
-    gathered_.leaky_aggregate(group, block.index, fixed_ + group.row * size(), slope_, draw, a, a2);
+  void accumulate(const Block& block, const Group& group, int64_t limit, const A* draw, A* a, A* a2) const {
+    gathered_.leaky_aggregate(group, block.index, limit, fixed_ + group.row * size(), slope_, draw, a, a2);
   }
   void finish(const Group& group, A* a) const {
     for (int r = 0; r < group.rows; ++r, a += size())

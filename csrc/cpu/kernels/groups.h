@@ -36,11 +36,10 @@ constexpr int64_t forward_degree(int heads) { return 24 + 8 * heads; }
 constexpr int64_t backward_degree(int heads) { return 2 + 6 * heads; }
 constexpr int kMostRows = 64;
 
-// Whether heads are whole vectors, or vectors whole heads.
+// Whether HeadSums adds up products as Rows::dots does.
 template <class A>
 static inline bool has_dots(int dim) {
-  const RowShape shape = row_shape<A>(1, dim);
-  return dim == 1 || (shape.width > 1 && dim % shape.width == 0 && shape.vectors <= kRun);
+  return dim > 0 && row_shape<A>(1, dim).vectors <= kRun;
 }
 
 // Which items of a plan are grouped, and how many at most.

@@ -7,7 +7,7 @@
 namespace dfgnn::cpu::DFGNN_ISA {
 
 void forward(const ForwardParams&, const Parallel&);
-void backward(const BackwardParams&, const Parallel&);
+void backward(const BackwardParams&, const Parallel&, void*);
 void sddmm(const ProductParams&, const Parallel&);
 void spmm(const ProductParams&, const Parallel&);
 int64_t attention_parts(const Csr&);

@@ -13,7 +13,7 @@ void sddmm_as(const ProductParams& p, const Parallel& parallel) {
   const EdgeOptions none{};
   parallel_items(parallel, p.csr, [&](int64_t first, int64_t last) {
     const Rows<T> rows{static_cast<const T*>(p.feat), row_shape<A>(heads, p.shape.dim)};
-    EdgeBlock<T> block(p.csr, none, p.shape.num_edges, heads);
+    EdgeBlock<T> block(p.csr, none, p.shape);
     Buffer<A> row(rows.shape.packed_size()), s(int64_t(heads) * kBlock);
     for (int64_t k = first; k < last; ++k) {
       const Item& item = p.csr.items[k];
@@ -21,7 +21,7 @@ void sddmm_as(const ProductParams& p, const Parallel& parallel) {
       for_blocks(item, [&](int64_t begin, int64_t end, bool) {
         block.load(begin, end, true);
         rows.dots(block.index, block.n, block.limit, row, s);
-        scatter<HeadMajor, A>(s, block.eid, block.n, heads, static_cast<T*>(p.edge_out));
+        scatter<HeadMajor, 1, A>(s, 0, block.eid, block.n, heads, static_cast<T*>(p.edge_out));
       });
     }
   });
@@ -35,7 +35,7 @@ void spmm_as(const ProductParams& p, const Parallel& parallel) {
   weighted.weight = p.weight, weighted.weight_heads = heads;
   parallel_items(parallel, p.csr, [&](int64_t first, int64_t last) {
     const Rows<T> rows{static_cast<const T*>(p.feat), row_shape<A>(heads, p.shape.dim)};
-    EdgeBlock<T> block(p.csr, weighted, p.shape.num_edges, heads);
+    EdgeBlock<T> block(p.csr, weighted, p.shape);
     Buffer<A> sum(rows.shape.packed_size());
     for (int64_t k = first; k < last; ++k) {
       const Item& item = p.csr.items[k];

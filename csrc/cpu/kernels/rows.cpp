@@ -237,9 +237,9 @@ void Rows<T>::aggregate(const int32_t* index, int n, int64_t limit, const A* w, 
 }
 
 template <class T>
-void Rows<T>::leaky_aggregate(const int32_t* index, int n, const A* r, A slope, const A* w, A* a, A* a2,
-                              bool fresh) const {
-  const Ahead ahead(*this, index, 0);
+void Rows<T>::leaky_aggregate(const int32_t* index, int n, int64_t limit, const A* r, A slope, const A* w,
+                              A* a, A* a2, bool fresh) const {
+  const Ahead ahead(*this, index, limit);
   with_width<A>(shape.width, [&](auto width) {
     constexpr int W = width.value;
     if (a2)

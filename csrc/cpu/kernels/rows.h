@@ -72,8 +72,8 @@ struct Rows {
   void aggregate(const int32_t* index, int n, int64_t limit, const A* w, const A* w2, A* a, A* a2,
                  bool fresh) const;
   // a2: or null; never starts from 0. fresh: a does.
-  void leaky_aggregate(const int32_t* index, int n, const A* r, A slope, const A* w, A* a, A* a2,
-                       bool fresh) const;
+  void leaky_aggregate(const int32_t* index, int n, int64_t limit, const A* r, A slope, const A* w, A* a,
+                       A* a2, bool fresh) const;
 
   // s[h][e] = x[index_e, h] . (r[h] + y[y_index_e, h]), rounded as if y were added to the other row
   void pair_dots(const int32_t* index, int n, int64_t limit, const A* r, const Rows& y,

@@ -4,6 +4,7 @@
 //   raw(block, z)   what the family computes; EdgeBlock::transform makes z of it
 //   activate(z)     LeakyReLU;  slope(z): its derivative
 // Scores of feature rows also give backward's sums over a row's edges, with `a` and `a2` packed:
+//   load(block)                             what raw() does first: to be called for blocks without it
 //   accumulate(block, draw, a, a2, first)   a += terms of the gradient of the fixed row, all but a factor
 //   finish(a)                               a times this factor
 //   scatter_feat(...)                       the gradient of the edges' features
@@ -42,7 +43,7 @@ class AdditiveScore : public Activation<T> {
   void fix(int64_t row) { row_ = row * heads_; }
 
   void raw(const EdgeBlock<T>& block, A* z) const {
-    gather<HeadMajor>(gathered_, block.index, block.n, block.limit, heads_, stride_, z);
+    gather<HeadMajor>(gathered_, block.index, block.n, block.limit, heads_, stride_, z, 0);
     if (!fixed_) return;
     for (int h = 0; h < heads_; ++h) {
       const A fixed = fixed_[row_ + h];
@@ -80,8 +81,9 @@ class DotScore : public Activation<T> {
 
   void fix(int64_t row) { pack(shape(), fixed_ + row * shape().size(), row_); }
 
+  void load(const EdgeBlock<T>& block) { gathered_.load(block, true); }
   void raw(const EdgeBlock<T>& block, A* z) {
-    gathered_.load(block, true);
+    load(block);
     gathered_.dots(block, row_, z);
     block.update(z, [&](V v, int) { return v * scale_; });
   }
@@ -131,8 +133,9 @@ class AdditiveV2Score : public Activation<T> {
 
   void fix(int64_t row) { pack(shape(), fixed_ + row * shape().size(), row_); }
 
+  void load(const EdgeBlock<T>& block) { gathered_.load(block, true); }
   void raw(const EdgeBlock<T>& block, A* z) {
-    gathered_.load(block, true);
+    load(block);
     gathered_.leaky_dots(block, row_, attn_, slope_, z);
   }
 

@@ -319,7 +319,7 @@ static inline Vec<A, W> scale_by_power(Vec<A, W> p, Vec<Bits<A>, W> n) {
 // e^x: x = n log 2 + r with |r| <= log(2) / 2, Taylor's polynomial in r, then 2^n. Its remainder is
 // below 2^-27 (float) and 2^-57 (double). exp(-inf) = 0, exp(+inf) = inf, exp(nan) = nan.
 template <class A, int W>
-static inline Vec<A, W> exp(Vec<A, W> x) {
+[[gnu::always_inline]] static inline Vec<A, W> exp(Vec<A, W> x) {
   constexpr bool single = sizeof(A) == 4;
   constexpr A low = single ? A(-110) : A(-760), high = single ? A(90) : A(720);
   constexpr A round = single ? A(0x1.8p23) : A(0x1.8p52);  // adding it leaves an integer in the mantissa

@@ -1,0 +1,143 @@
+// Sums over the columns of every head of some rows, [count, H], of terms that the caller gives a vector at a
+// time. The order is that of Rows::dots: backward may find a score the other way.
+#pragma once
+
+#include "rows.h"
+
+namespace dfgnn::cpu::DFGNN_ISA {
+
+// Numbers that a step works on at a time, so that they stay in the first level of cache.
+constexpr int kColumnsAtOnce = 2048;
+
+// Of vectors of heads of 2 * L lanes each, first those of a, then those of b: lanes are added that are L or,
+// as neighbours, 1 apart.
+template <class A, int L, bool neighbours, int... I>
+[[gnu::always_inline]] static inline Vec<A, kLanes<A>> add_lanes(Vec<A, kLanes<A>> a, Vec<A, kLanes<A>> b,
+                                                                 std::integer_sequence<int, I...>) {
+  if constexpr (neighbours)
+    return __builtin_shufflevector(a, b, (2 * I)...) + __builtin_shufflevector(a, b, (2 * I + 1)...);
+  else
+    return __builtin_shufflevector(a, b, (I / L * 2 * L + I % L)...) +
+           __builtin_shufflevector(a, b, (I / L * 2 * L + I % L + L)...);
+}
+
+// Heads of D lanes from x on, with L lanes left of each; in the order of sum4.
+template <class A, int L, int D>
+[[gnu::always_inline]] static inline Vec<A, kLanes<A>> folded(const A* x) {
+  constexpr int W = kLanes<A>;
+  if constexpr (L == D)
+    return load_vector<Vec<A, W>>(x);
+  else
+    return add_lanes<A, L, (L < D / 4)>(folded<A, 2 * L, D>(x), folded<A, 2 * L, D>(x + W * D / (2 * L)),
+                                        std::make_integer_sequence<int, W>());
+}
+
+// sums[k] = sum of the lanes [k * width, (k + 1) * width) of x. Reads and writes on behind the last as far as
+// a vector of sums goes.
+template <class A, int W = kLanes<A>>
+static inline void sum_lanes(const A* x, int64_t count, int width, A* sums) {
+  if constexpr (W == 1) {
+    __builtin_memcpy(sums, x, std::size_t(count) * sizeof(A));
+  } else {
+    if (width < W) return sum_lanes<A, W / 2>(x, count, width, sums);
+    for (int64_t k = 0; k < count; k += kLanes<A>) store_vector(sums + k, folded<A, 1, W>(x + k * W));
+  }
+}
+
+template <class A>
+class HeadSums {
+ public:
+  HeadSums(int heads, int dim)
+      : heads_(heads),
+        row_(row_shape<A>(1, heads * dim)),
+        head_(row_shape<A>(1, dim)),
+        lanes_(heads * head_.width),
+        most_(lanes_ < kColumnsAtOnce ? kColumnsAtOnce / (lanes_ > 0 ? lanes_ : 1) : 1),
+        products_(int64_t(most_) * lanes_ + kLanes<A> * kLanes<A>) {}
+
+  // each(add) calls add(term) for row after row; total + what the columns from `at` on contribute is
+  // term(width, at, own, total), where own(x) is a factor x of it with 0 in columns of the vector before.
+  // `sums` may be written behind its last entry, less than a vector.
+  template <class Each>
+  [[gnu::always_inline]] void operator()(const Each& each, A* sums) const {
+    const auto run = [&](const auto& products) __attribute__((always_inline)) {
+      A *to = products_, *const full = to + int64_t(most_) * lanes_;
+      const auto sum = [&] {
+        const int64_t count = (to - products_) / (head_.width > 0 ? head_.width : 1);
+        sum_lanes<A>(products_, count, head_.width, sums);
+        sums += count, to = products_;
+      };
+      each([&](const auto& term) __attribute__((always_inline)) {
+        products(term, to);
+        to += lanes_;
+        if (to == full) sum();
+      });
+      if (to > products_) sum();
+    };
+    constexpr int W = kLanes<A>;
+    if (head_.dim == head_.width) {  // vectors of whole heads
+      if (row_.width == W && row_.dim % (4 * W) == 0)
+        run([&](const auto& term, A* to) __attribute__((always_inline)) { of_rows<W, 4>(term, to); });
+      else
+        with_width<A>(row_.width, [&](auto width) {
+          run([&](const auto& term, A* to)
+                  __attribute__((always_inline)) { of_rows<width.value, 1>(term, to); });
+        });
+    } else if (head_.dim == 2 * W) {
+      run([&](const auto& term, A* to) __attribute__((always_inline)) { of_heads<W, 2>(term, to); });
+    } else {
+      with_width<A>(head_.width, [&](auto width) {
+        run([&](const auto& term, A* to)
+                __attribute__((always_inline)) { of_heads<width.value, 0>(term, to); });
+      });
+    }
+  }
+
+ private:
+  struct All {
+    template <class X>
+    X operator()(X x) const {
+      return x;
+    }
+  };
+
+  // V vectors at a time, whatever heads they belong to.
+  template <int W, int V, class Term>
+  [[gnu::always_inline]] void of_rows(const Term& term, A* to) const {
+    constexpr std::integral_constant<int, W> width;
+    for (int v = 0; v < row_.vectors; v += V)
+#pragma GCC unroll 4
+      for (int k = 0; k < V; ++k) {
+        const int at = V > 1 ? (v + k) * W : feature(row_, v, W);
+        store_vector(to + at, term(width, at, All(), Vec<A, W>{}));
+      }
+  }
+
+  // Head after head, of V vectors; 0: of any number, the last of which may overlap the one before.
+  template <int W, int V, class Term>
+  [[gnu::always_inline]] void of_heads(const Term& term, A* to) const {
+    constexpr std::integral_constant<int, W> width;
+    using Vector = Vec<A, W>;
+    for (int h = 0, at = 0; h < heads_; ++h, at += head_.dim) {
+      Vector total{};
+      if constexpr (V > 0) {
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) total = term(width, at + v * W, All(), total);
+      } else {
+        for (int v = 0; v < head_.vectors - 1; ++v) total = term(width, at + v * W, All(), total);
+        const auto overlap = before<A, W>(0, head_.packed - head_.dim);
+        total = term(
+            width, at + head_.last,
+            [&](Vector x) __attribute__((always_inline)) { return overlap ? Vector{} : x; }, total);
+      }
+      store_vector(to + h * W, total);
+    }
+  }
+
+  int heads_;
+  RowShape row_, head_;
+  int lanes_, most_;
+  Buffer<A> products_;
+};
+
+}  // namespace dfgnn::cpu::DFGNN_ISA
