@@ -1,0 +1,316 @@
+"""What the host costs: whole training steps of PyG's models and dfgnn's, on the sizes that most people train.
+
+    python benchmarks/host.py --device cuda --json benchmarks/results/h200-host.json
+    python benchmarks/host.py --device cpu --graphs cora molecules-64 --seconds 1
+
+A step is forward, loss, backward and one step of Adam (fused on CUDA). Contestants: PyG's layers eagerly and
+under torch.compile, dfgnn's likewise, both under bf16 autocast, both with a new edge_index tensor at every
+step, and dfgnn's step captured in a CUDA graph (``dfgnn.capture``). They take turns step by step, so that
+what disturbs one disturbs all; times are medians by the clock, of steps that each wait for the device.
+``kernels`` counts what a step launches. ``function`` is a training step of ``dfgnn.functional.gat_attention``
+alone: host time, without waiting for the device. ``fresh`` has single layers with a new edge_index each time.
+
+Structure and sizes are of the data sets that DFGNN_DATA or a download has, else of random graphs of the same
+numbers of nodes and edges (``random`` in the results); features and labels are random.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+import torch_geometric.nn as theirs
+from torch import nn
+
+import dfgnn
+from dfgnn.bench import report
+from dfgnn.nn import pyg as ours
+
+# name: nodes, directed edges with loops left to the layers, features, classes
+SIZES = {
+    "cora": (2_708, 10_556, 1_433, 7),
+    "citeseer": (3_327, 9_104, 3_703, 6),
+    "pubmed": (19_717, 88_648, 500, 3),
+    "molecules-64": (1_632, 3_504, 32, 2),
+    "molecules-1024": (26_000, 56_000, 32, 2),
+    "minesweeper": (10_000, 78_804, 64, 2),
+    "arxiv": (169_343, 2_315_598, 128, 40),
+}
+PLANETOID = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
+# graph: (conv, layers, heads, size of a head)
+MODELS = (
+    ("cora", "GATConv", 2, 8, 8),
+    ("cora", "GATv2Conv", 2, 8, 8),
+    ("cora", "TransformerConv", 2, 8, 8),
+    ("pubmed", "GATConv", 2, 8, 8),
+    ("pubmed", "GATv2Conv", 2, 8, 8),
+    ("pubmed", "TransformerConv", 2, 8, 8),
+    ("molecules-64", "GATConv", 4, 4, 32),
+    ("molecules-64", "GATv2Conv", 4, 4, 32),
+    ("molecules-64", "TransformerConv", 4, 4, 32),
+    ("arxiv", "GATConv", 3, 4, 32),
+    ("arxiv", "GATv2Conv", 3, 4, 32),
+    ("arxiv", "TransformerConv", 3, 4, 32),
+    ("citeseer", "GATConv", 2, 1, 64),
+    ("molecules-1024", "GATConv", 4, 4, 32),
+    ("minesweeper", "GATConv", 15, 1, 64),
+)
+FRESH = ((50, 200), (2_000, 5_000), (20_000, 100_000))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--graphs", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--convs", nargs="+", default=["GATConv", "GATv2Conv", "TransformerConv"])
+    parser.add_argument("--seconds", type=float, default=2.0, help="to measure a model for, at most")
+    parser.add_argument(
+        "--no-compile", action="store_true", help="leave torch.compile out, which takes minutes"
+    )
+    parser.add_argument("--only", nargs="+", choices=["models", "fresh", "function"], default=None)
+    parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--commit", help="to write into the JSON; default: that of the source tree")
+    parser.add_argument("--json", type=Path, help="write the results here")
+    return parser.parse_args()
+
+
+def edges_of(name: str, device: str) -> tuple[torch.Tensor, bool]:
+    """edge_index, and whether it is random."""
+    nodes, edges, *_ = SIZES[name]
+    folder = os.environ.get("DFGNN_DATA")
+    try:
+        if name in PLANETOID:
+            from torch_geometric.io import read_planetoid_data
+
+            raw = Path(folder or "") / "planetoid" / PLANETOID[name] / "raw"
+            return read_planetoid_data(str(raw), PLANETOID[name].lower()).edge_index.to(device), False
+        if name.startswith("molecules"):
+            graph = dfgnn.bench.graphs.load("molhiv")
+            src, dst = graph.edge_index
+            keep = (src < nodes) & (dst < nodes) & (src != dst)
+            return graph.edge_index[:, keep].to(device), False
+        if name == "arxiv":
+            src, dst = dfgnn.bench.graphs.load("ogbn-arxiv").edge_index
+            return torch.stack([src, dst])[:, src != dst].to(device), False
+        import numpy
+
+        with numpy.load(Path(folder or "") / "nodes" / "minesweeper.npz") as file:
+            edge_index = torch.from_numpy(file["edges"]).long()
+        return torch.cat([edge_index, edge_index.flip(0)], 1).to(device), False
+    except (OSError, ImportError, ValueError, KeyError):
+        generator = torch.Generator().manual_seed(0)
+        return torch.randint(nodes, (2, edges), generator=generator).to(device), True
+
+
+class Model(nn.Module):
+    """Layers with heads side by side and an ELU between them; the last one has one head per class set."""
+
+    def __init__(self, library, conv, layers, features, heads, size, classes):
+        super().__init__()
+        make = getattr(library, conv)
+        self.convs = nn.ModuleList()
+        for k in range(layers):
+            last = k == layers - 1
+            self.convs.append(
+                make(
+                    features if k == 0 else heads * size,
+                    classes if last else size,
+                    heads=1 if last else heads,
+                )
+            )
+
+    def forward(self, x, edge_index):
+        for conv in self.convs[:-1]:
+            x = F.elu(conv(x, edge_index))
+        return self.convs[-1](x, edge_index)
+
+
+class Training:
+    """A model with its data, and a step of it."""
+
+    def __init__(self, library, spec, edge_index, device, *, compiled=False, autocast=False, fresh=False):
+        name, conv, layers, heads, size = spec
+        nodes, _, features, classes = SIZES[name]
+        torch.manual_seed(0)
+        self.x = torch.randn(nodes, features, device=device)
+        self.y = torch.randint(classes, (nodes,), device=device)
+        self.model = Model(library, conv, layers, features, heads, size, classes).to(device)
+        self.call = torch.compile(self.model) if compiled else self.model
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3, fused=True)
+        self.edge_index, self.fresh, self.device, self.autocast = edge_index, fresh, device, autocast
+
+    def loss(self, *_):
+        edge_index = self.edge_index.clone() if self.fresh else self.edge_index
+        if self.autocast:
+            with torch.autocast(self.device, torch.bfloat16):
+                return F.cross_entropy(self.call(self.x, edge_index), self.y)
+        return F.cross_entropy(self.call(self.x, edge_index), self.y)
+
+    def step(self):
+        self.optimizer.zero_grad()
+        loss = self.loss()
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+
+def contestants(spec, edge_index, device, with_compiled) -> dict:
+    """name: a step, or why there is none."""
+
+    def train(*args, **kwargs):
+        return lambda: Training(*args, spec, edge_index, device, **kwargs).step
+
+    makers = {"PyG": train(theirs), "dfgnn": train(ours)}
+    if with_compiled:
+        makers |= {"PyG compiled": train(theirs, compiled=True), "dfgnn compiled": train(ours, compiled=True)}
+    makers |= {
+        "PyG bf16": train(theirs, autocast=True),
+        "dfgnn bf16": train(ours, autocast=True),
+        "PyG fresh": train(theirs, fresh=True),
+        "dfgnn fresh": train(ours, fresh=True),
+    }
+    if device == "cuda" and hasattr(dfgnn, "capture"):
+
+        def captured():
+            training = Training(ours, spec, edge_index, device)
+            step = dfgnn.capture(training.loss, training.model, training.optimizer)
+            return lambda batch=edge_index: step(batch)
+
+        makers["dfgnn captured"] = captured
+    found = {}
+    for name, make in makers.items():
+        try:
+            found[name] = make()
+            for _ in range(3):
+                found[name]()
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
+    return found
+
+
+def synchronize(device):
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def alternate(steps: dict, seconds: float, device: str) -> dict[str, list[float]]:
+    """Milliseconds of each step, taken in turns, of runs of a few steps that wait for the device once."""
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or min(map(len, times.values())) < 5:
+        for name, step in steps.items():
+            synchronize(device)
+            start = time.perf_counter()
+            for _ in range(3):
+                step()
+            synchronize(device)
+            times[name].append((time.perf_counter() - start) / 3 * 1e3)
+    return times
+
+
+def kernels(step, device) -> int | None:
+    """Kernels, copies and fills that a step launches; None on the CPU."""
+    if device != "cuda":
+        return None
+    step(), torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        step()
+        torch.cuda.synchronize()
+    return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events())
+
+
+def run_models(args, results):
+    for spec in MODELS:
+        name, conv, layers, heads, size = spec
+        if name not in args.graphs or conv not in args.convs:
+            continue
+        torch._dynamo.reset()
+        edge_index, is_random = edges_of(name, args.device)
+        found = contestants(spec, edge_index, args.device, not args.no_compile)
+        steps = {key: step for key, step in found.items() if callable(step)}
+        times = alternate(steps, args.seconds, args.device)
+        row = {
+            "graph": name, "random": is_random, "nodes": SIZES[name][0], "edges": edge_index.shape[1],
+            "model": f"{conv} x {layers}, {heads} x {size}",
+            "ms": {key: round(statistics.median(values), 4) for key, values in times.items()},
+            "least_ms": {key: round(min(values), 4) for key, values in times.items()},
+            "kernels": {key: kernels(step, args.device) for key, step in steps.items()},
+            "failed": {key: why for key, why in found.items() if not callable(why)},
+        }  # fmt: skip
+        results["models"].append(row)
+        text = "  ".join(f"{key} {value:.3f}" for key, value in row["ms"].items())
+        print(f"{name:15} {row['model']:26} {text}", flush=True)
+        for key, why in row["failed"].items():
+            print(f"{'':15} {key}: {why}", flush=True)
+
+
+def run_fresh(args, results):
+    for nodes, edges in FRESH:
+        edge_index = torch.randint(nodes, (2, edges), device=args.device)
+        x = torch.randn(nodes, 64, device=args.device, requires_grad=True)
+        for conv in args.convs:
+            steps = {}
+            for key, library in (("PyG", theirs), ("dfgnn", ours)):
+                layer = getattr(library, conv)(64, 16, heads=4).to(args.device)
+
+                def step(layer=layer, fresh=True):
+                    out = layer(x, edge_index.clone() if fresh else edge_index)
+                    torch.autograd.grad(out.sum(), (x, *layer.parameters()))
+
+                steps[key] = step
+            steps["dfgnn, same graph"] = lambda step=steps["dfgnn"]: step(fresh=False)
+            for step in steps.values():
+                step()
+            times = alternate(steps, args.seconds / 2, args.device)
+            row = {"nodes": nodes, "edges": edges, "layer": conv}
+            row["ms"] = {key: round(statistics.median(values), 4) for key, values in times.items()}
+            row["speedup"] = round(row["ms"]["PyG"] / row["ms"]["dfgnn"], 2)
+            results["fresh"].append(row)
+            print(f"fresh {nodes:7,} {edges:8,} {conv:16} {row['ms']}  {row['speedup']:.2f} x", flush=True)
+
+
+def run_function(args, results):
+    from dfgnn.functional import gat_attention
+
+    for name, heads, size in (("molecules-1024", 4, 32), ("molecules-64", 4, 32), ("cora", 8, 8)):
+        nodes = SIZES[name][0]
+        graph = dfgnn.Graph.from_edge_index(edges_of(name, args.device)[0], nodes)
+        feat = torch.randn(nodes, heads, size, device=args.device, requires_grad=True)
+        terms = [torch.randn(nodes, heads, device=args.device, requires_grad=True) for _ in range(2)]
+        grad = torch.randn_like(feat)
+        times = []
+        for k in range(300):
+            synchronize(args.device)
+            start = time.perf_counter()
+            torch.autograd.grad(gat_attention(graph, feat, *terms), (feat, *terms), grad)
+            took = time.perf_counter() - start  # on CUDA: until the last kernel is launched
+            if k >= 20:
+                times.append(took * 1e6)
+        row = {"graph": name, "heads": heads, "size": size, "us": round(statistics.median(times), 1)}
+        results["function"].append(row | {"least_us": round(min(times), 1)})
+        print(f"function gat_attention {name:15} {heads} x {size}: {row['us']} us of the host", flush=True)
+
+
+def main() -> None:
+    args = arguments()
+    warnings.filterwarnings("ignore")
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    environment = report.environment(torch.device(args.device), args.commit)
+    environment["torch_geometric"] = theirs.__package__ and sys.modules["torch_geometric"].__version__
+    results: dict = {"environment": environment, "function": [], "fresh": [], "models": []}
+    for part, run in (("function", run_function), ("fresh", run_fresh), ("models", run_models)):
+        if args.only is None or part in args.only:
+            run(args, results)
+            if args.json:
+                args.json.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
