@@ -16,8 +16,7 @@ float16 or bfloat16, one type in a call. Edge tensors are in the graph's order o
 without edges gets 0 from sum and mean, -inf from max and inf from min, as with ``dgl.ops``. ``u_dot_v``,
 ``v_dot_u``, sums and means of ``copy_u``, ``u_mul_e``, ``u_div_e``, ``u_add_e`` and ``u_sub_e`` make no
 tensor with a row of features for every edge (:func:`dfgnn.functional.sddmm`,
-:func:`~dfgnn.functional.spmm`), unless two operands of ``mul`` and ``div`` both broadcast. Differentiable;
-sums are deterministic, forward and backward.
+:func:`~dfgnn.functional.spmm`). Differentiable; sums are deterministic, forward and backward.
 
 Raises TypeError and ValueError for arguments that are not as described.
 """
@@ -61,6 +60,7 @@ def gsddmm(
 
     op: "add", "sub", "mul", "div", "dot", "copy_lhs" or "copy_rhs".  lhs_target, rhs_target: "u", "v" or "e".
     """
+    graph = _fused(graph)
     if op not in (*BINARY, "dot", "copy_lhs", "copy_rhs"):
         raise ValueError(f"{_caller}: op: expected one of {', '.join((*BINARY, 'dot'))}, got {op!r}")
     for name, target in (("lhs_target", lhs_target), ("rhs_target", rhs_target)):
@@ -102,6 +102,7 @@ def gspmm(
     op: of the source's features (lhs) and the edge's (rhs): "add", "sub", "mul", "div", "copy_lhs" or
     "copy_rhs".  reduce_op: "sum", "mean", "max" or "min".
     """
+    graph = _fused(graph)
     if op not in (*BINARY, "copy_lhs", "copy_rhs"):
         names = ", ".join((*BINARY, "copy_lhs", "copy_rhs"))
         raise ValueError(f"{_caller}: op: expected one of {names}, got {op!r}")
@@ -141,15 +142,19 @@ def _sum(graph: Graph, op: str, x: Any, y: Any) -> Tensor:
         return _sum_edges(graph, y)
     if op in ("add", "sub"):  # a sum of sums
         return _BINARY[op](_sum_sources(graph, x), _sum_edges(graph, y))
-    # Weights of heads: where y has dimensions of 1 behind those that it shares with x.
-    lead = next((k for k in range(x.dim(), 1, -1) if y.shape[k - 1] != 1), 1)
-    shared = x.shape[1:lead]
-    if y.shape[1:lead] != shared or 0 in x.shape:
-        return _sum_edges(graph, _message(graph, op, x, y))
-    weight = y.reshape(len(y), math.prod(shared))
-    feat = x.reshape(len(x), math.prod(shared), math.prod(x.shape[lead:]))
+    # The dimensions that y has are those of heads, whose weights y are; the others are features.
+    shape = torch.broadcast_shapes(x.shape[1:], y.shape[1:])
+    heads = [k for k in range(1, x.dim()) if y.shape[k] != 1]
+    order = [0, *heads, *(k for k in range(1, x.dim()) if k not in heads)]
+    x = x.expand(-1, *shape).permute(order)
+    sizes, count = x.shape[1:], math.prod(x.shape[1 : len(heads) + 1])
+    if math.prod(sizes) == 0:
+        return x.new_zeros(graph.num_dst, *shape)
+    weight = y.reshape(len(y), count)
+    feat = x.reshape(len(x), count, math.prod(sizes[len(heads) :]))
     out = functional.spmm(graph, weight if op == "mul" else 1 / weight, feat)
-    return out.view(graph.num_dst, *x.shape[1:])
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return out.view(graph.num_dst, *sizes).permute(back)
 
 
 def _sum_sources(graph: Graph, x: Tensor) -> Tensor:
@@ -191,6 +196,11 @@ class _Gather(torch.autograd.Function):
 
 def _on_edges(graph: Graph, x: Any, target: str) -> Tensor:
     return x if target == "e" else _Gather.apply(x, graph, target == "u")
+
+
+def _fused(graph: Any) -> Graph:
+    """The Graph of a :class:`dfgnn.compat.DGLGraph`; what else is given as it is."""
+    return getattr(graph, "dfgnn_graph", graph)
 
 
 def _check(caller: str, graph: Any, name: str, x: Any, target: str) -> None:
@@ -235,13 +245,14 @@ def copy_v(graph: Graph, x: Tensor) -> Tensor:
 
 def copy_e(graph: Graph, x: Tensor) -> Tensor:
     """x itself, ``[E, ...]``."""
-    _check("copy_e", graph, "x", x, "e")
+    _check("copy_e", _fused(graph), "x", x, "e")
     return x
 
 
 def edge_softmax(graph: Graph, logits: Tensor, eids: Tensor | None = None, norm_by: str = "dst") -> Tensor:
     """Softmax of ``logits [E, ...]`` over the edges into each destination, or with norm_by="src" out of each
     source; with ``eids`` of these edges only, whose logits are given in that order."""
+    graph = _fused(graph)
     if norm_by not in ("src", "dst"):
         raise ValueError(f"edge_softmax: norm_by: expected 'src' or 'dst', got {norm_by!r}")
     if not isinstance(graph, Graph):

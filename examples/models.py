@@ -1,41 +1,10 @@
-"""The networks of the examples, made of dfgnn's layers."""
+"""The networks of demo_cluster.py, made of dfgnn's layers."""
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from dfgnn.nn import GATConv, GraphTransformerConv
-
-
-class CitationGAT(nn.Module):
-    """The transductive network of the GAT paper: 8 heads x 8, ELU, then output heads that are averaged."""
-
-    def __init__(self, in_feats, classes, heads=8, hidden=8, out_heads=1, dropout=0.6):
-        super().__init__()
-        self.hidden = GATConv(in_feats, hidden, heads, feat_drop=dropout, attn_drop=dropout)
-        self.out = GATConv(heads * hidden, classes, out_heads, feat_drop=dropout, attn_drop=dropout)
-
-    def forward(self, graph, x):
-        x = F.elu(self.hidden(graph, x).flatten(1))
-        return self.out(graph, x).mean(1)
-
-
-class CitationGT(nn.Module):
-    """The same with dot-product attention, and each layer's own input added by a projection."""
-
-    def __init__(self, in_feats, classes, heads=8, hidden=8, out_heads=1, dropout=0.6):
-        super().__init__()
-        self.dropout = dropout
-        self.hidden = GraphTransformerConv(in_feats, hidden, heads, attn_drop=dropout)
-        self.hidden_skip = nn.Linear(in_feats, heads * hidden)
-        self.out = GraphTransformerConv(heads * hidden, classes, out_heads, attn_drop=dropout)
-        self.out_skip = nn.Linear(heads * hidden, classes)
-
-    def forward(self, graph, x):
-        x = F.dropout(x, self.dropout, self.training)
-        x = F.elu(self.hidden(graph, x).flatten(1) + self.hidden_skip(x))
-        x = F.dropout(x, self.dropout, self.training)
-        return self.out(graph, x).mean(1) + self.out_skip(x)
 
 
 class GATBlock(nn.Module):

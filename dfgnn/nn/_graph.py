@@ -39,6 +39,9 @@ def as_graph(graph: Any) -> Graph:
     """
     if isinstance(graph, (Graph, GraphPart)):
         return cast(Graph, graph)
+    ours = getattr(graph, "dfgnn_graph", None)  # of dfgnn.compat's DGLGraph
+    if isinstance(ours, Graph):
+        return ours
     if not is_dgl(graph):
         raise TypeError(f"graph: expected a dfgnn.Graph or a DGLGraph, got {type(graph).__name__}")
     found = _from_dgl.get(graph._graph)

@@ -90,6 +90,6 @@ def test_planetoid_prints_the_accuracy_last(model):
     before = processed.exists()
     arguments = ["--dataset", "Cora", "--model", model, "--root", DATA / "planetoid", "--device", "cpu"]
     last = run_example("train_planetoid.py", *arguments, "--seeds", 2, "--epochs", 60).splitlines()[-1]
-    match = re.fullmatch(r"test accuracy: (\d+\.\d) ± (\d+\.\d) %", last)
+    match = re.fullmatch(r"test accuracy: (\d+\.\d\d) ± (\d+\.\d\d) %", last)
     assert match and float(match[1]) > 70
     assert processed.exists() == before, "the loader's files were left beside raw/"

@@ -15,7 +15,7 @@ except Exception:  # not installed, or built for another torch
 SIZES = {"square": (7, 7, 30), "block": (9, 5, 24), "no edges": (4, 3, 0)}
 SHAPES = [
     ((), ()), ((3,), (3,)), ((2, 4), (2, 1)), ((2, 1), (1, 4)), ((2, 4), (2, 4)), ((4,), (2, 1)),
-    ((1, 4), (2, 4)),
+    ((1, 4), (2, 4)), ((5, 2), (2,)), ((2, 3, 4), (3, 1)),
 ]  # fmt: skip
 BINARY = [name for name in ops.__all__ if len(name.split("_")) == 3 and not name.startswith(("copy", "seg"))]
 REDUCE = [name for name in ops.__all__ if name.split("_")[-1] in ops.REDUCERS]

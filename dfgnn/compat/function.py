@@ -1,0 +1,78 @@
+"""DGL's built-in message and reduce functions: ``u_add_v``, ``copy_u``, ``u_mul_e``, ``sum``, ``mean``, ...
+
+A message function names the features it takes and the one it makes, ``fn.u_mul_e("h", "a", "m")``; a reduce
+function what it reduces and makes, ``fn.sum("m", "h")``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import permutations
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..ops import BINARY
+
+
+class Message(NamedTuple):
+    """What edges carry: ``op`` of features of two of u, v and e, or of one."""
+
+    op: str
+    lhs: str
+    rhs: str | None
+    lhs_field: str
+    rhs_field: str | None
+    out: str
+
+
+class Reduce(NamedTuple):
+    """How what edges carry becomes a feature of their destination."""
+
+    op: str
+    message: str
+    out: str
+
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Callable[..., Message]: ...
+
+
+def sum(msg: str, out: str) -> Reduce:  # noqa: A001 - DGL's name
+    return Reduce("sum", msg, out)
+
+
+def mean(msg: str, out: str) -> Reduce:
+    return Reduce("mean", msg, out)
+
+
+def max(msg: str, out: str) -> Reduce:  # noqa: A001
+    return Reduce("max", msg, out)
+
+
+def min(msg: str, out: str) -> Reduce:  # noqa: A001
+    return Reduce("min", msg, out)
+
+
+def copy_u(u: str, out: str) -> Message:
+    return Message("copy", "u", None, u, None, out)
+
+
+def copy_v(v: str, out: str) -> Message:
+    return Message("copy", "v", None, v, None, out)
+
+
+def copy_e(e: str, out: str) -> Message:
+    return Message("copy", "e", None, e, None, out)
+
+
+def _binary(lhs: str, op: str, rhs: str) -> Callable[[str, str, str], Message]:
+    def message(lhs_field: str, rhs_field: str, out: str) -> Message:
+        return Message(op, lhs, rhs, lhs_field, rhs_field, out)
+
+    message.__name__ = message.__qualname__ = f"{lhs}_{op}_{rhs}"
+    return message
+
+
+for _lhs, _rhs in permutations("uve", 2):
+    for _op in (*BINARY, "dot"):
+        globals()[f"{_lhs}_{_op}_{_rhs}"] = _binary(_lhs, _op, _rhs)
