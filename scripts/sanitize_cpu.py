@@ -45,8 +45,8 @@ def main(arguments: list[str]) -> int:
     build = os.environ | {"DFGNN_SANITIZE": ",".join(SANITIZERS), "DFGNN_CPU_ISAS": "" if whole else "base"}
     subprocess.run([sys.executable, "setup.py", "--quiet", "build_native"], cwd=ROOT, env=build, check=True)
     rest = [word for word in arguments if word != "--all"]
-    # --capture=sys: a sanitizer's report goes to the file descriptor, and the process ends before pytest would
-    # show what it captured there.
+    # --capture=sys: a sanitizer's report goes to the file descriptor, and the process ends before pytest
+    # would show what it captured there.
     options = ["-q", "--capture=sys", "-m", "not gpu"]
     command = [sys.executable, "-m", "pytest", *options, *(ALL if whole else SHORT), *rest]
     for isa in ("base", "avx2", "avx512") if whole else ("base",):
