@@ -113,7 +113,11 @@ def many_graphs(args, device, rank, world):
                 data = graphs.batch(part)
                 graph = Graph.from_edge_index(data.edge_index, len(data.x), validate=False).one_shot()
                 labels = data.y.view(-1).long()
-                yield (graph, data.x, data.batch, len(part)), labels, torch.ones_like(labels, dtype=torch.bool)
+                yield (
+                    (graph, data.x, data.batch, len(part)),
+                    labels,
+                    torch.ones_like(labels, dtype=torch.bool),
+                )
 
         return Net(Atoms(args.width), args.width, 2), molecules
     import cluster
@@ -149,9 +153,7 @@ def resume(folder, model, optimizer, rank, device):
         return 0
     state = state_of(model, optimizer, 0, rank, device)
     dcp.load(state, checkpoint_id=folder / str(max(there)))
-    set_state_dict(
-        model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
-    )
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     own = state[f"generators-{rank}"]
     torch.set_rng_state(own["cpu"])
     if device.type == "cuda":
@@ -191,7 +193,9 @@ def train(args, device):
         if rank == 0:
             print(f"epoch {epoch}: loss {loss / count:.6f} accuracy {100 * right / count:.1f} %", flush=True)
         if args.checkpoint:
-            dcp.save(state_of(model, optimizer, epoch, rank, device), checkpoint_id=args.checkpoint / str(epoch))
+            dcp.save(
+                state_of(model, optimizer, epoch, rank, device), checkpoint_id=args.checkpoint / str(epoch)
+            )
     return loss / count
 
 
@@ -202,7 +206,9 @@ def main(argv=None):
     parser.add_argument("mode", choices=["graph", "batches"])
     parser.add_argument("--parts", type=Path, help="graph: the parts' folder")
     parser.add_argument("--partition", default="contiguous", choices=["contiguous", "metis"])
-    parser.add_argument("--nodes", type=int, default=20_000, help="of a random graph; CLUSTER has 1 batch per 1000")
+    parser.add_argument(
+        "--nodes", type=int, default=20_000, help="of a random graph; CLUSTER has 1 batch per 1000"
+    )
     parser.add_argument("--data", choices=["cluster", "molhiv"], default="cluster", help="batches of what")
     parser.add_argument("--root", default="data", help="folder of data sets")
     parser.add_argument("--batch", type=int, default=32, help="graphs per process and step")

@@ -96,6 +96,7 @@ def _compare_functions(group):
     graph, part = both(group, "random", "random")
     rows = torch.randn(50, 2, 4, dtype=torch.float64)
     weight = torch.randn(graph.num_edges, 2, dtype=torch.float64)
+    proj = torch.randn(8, 2, dtype=torch.float64)
 
     def run(graph, rows, weight):
         rows, weight = rows.clone().requires_grad_(), weight.clone().requires_grad_()
@@ -109,16 +110,14 @@ def _compare_functions(group):
             functional.spmm(graph, weight, rows),
             functional.agnn_attention(graph, rows, beta=2.0),
             functional.flex_attention(graph, score, rows, rows, rows),
-            functional.dot_attention(
-                graph, rows, rows, rows, edge_feat=weight, edge_proj=rows[:2].sum(0).unsqueeze(2).expand(2, 4, 2)
-            ),
+            functional.dot_attention(graph, rows, rows, rows, edge_attr=weight, edge_proj=proj),
         ]
         sum(x.square().sum() for x in found).backward()
         return [x.detach() for x in found], rows.grad, weight.grad
 
     expected, grad_rows, grad_weight = run(graph, rows, weight)
     found, mine_rows, mine_weight = run(part, part.scatter(rows), part.scatter(weight, "edges"))
-    for x, y, of in zip(expected, found, ("edges", "edges", "dst", "dst", "dst")):
+    for x, y, of in zip(expected, found, ("edges", "edges", "dst", "dst", "dst", "dst")):
         torch.testing.assert_close(y, part.scatter(x, of), rtol=0, atol=1e-11)
     torch.testing.assert_close(mine_rows, part.scatter(grad_rows), rtol=0, atol=1e-10)
     torch.testing.assert_close(mine_weight, part.scatter(grad_weight, "edges"), rtol=0, atol=1e-10)

@@ -1,0 +1,168 @@
+"""How much travels when a graph is divided, and what the cost model of docs/scaling.md makes of it.
+
+    python benchmarks/scaling.py --json benchmarks/results/scaling.json
+    python benchmarks/scaling.py --graphs ogbn-arxiv --parts 2 4 --methods random
+
+Divides real graphs into 2 to 64 parts on the CPU, at random, into contiguous ranges, and by METIS, and counts
+for each part what `DistributedGraph` would hold and fetch: nodes, edges, and halo rows, sources that its edges
+need and others own. The halo of a random partition is compared with its expectation,
+
+    sum of all parts' halo rows = sum_j (P - 1) (1 - (1 - 1 / P)^d_j),    d_j: out-degree
+
+because each of the P - 1 parts that do not own j misses it only if none of its d_j edges ends there. Then
+the model: a layer of forward and backward takes, of the slowest part,
+
+    compute = time of one process x largest share of the edges (nodes for dense products: their share)
+    travel  = 2 x (largest of rows sent and rows received) x bytes of a row / bandwidth + 2 (P - 1) latency
+    step    = compute of halo edges + max(compute of own edges, travel)
+
+which prints as the speedup of each number of parts.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+
+from dfgnn.bench import graphs, report
+from dfgnn.distributed import parts
+
+# GB/s of each GPU and direction, and seconds per message.
+LINKS = {"nvlink": (300.0, 5e-6), "infiniband": (45.0, 10e-6)}
+# Gathered bytes per second and GPU of a layer's passes, from benchmarks/results (products~, 4 x 32, fp32: 2
+# passes of 126.2M edges x 512 bytes in 40 ms), and of dense products and pointwise work on nodes.
+GATHER, POINTWISE = 3.2e12, 2.0e12
+WIDTH, BYTES, PASSES, NODE_PASSES = 128, 4, 2, 12
+
+
+def divide(name, edge_index, num_nodes, method, count):
+    """What the parts hold."""
+    begun = time.perf_counter()
+    if method == "random":
+        owner = torch.randint(count, (num_nodes,), generator=torch.Generator().manual_seed(count))
+    else:
+        owner, _ = parts.owners("scaling", method, edge_index, num_nodes, num_nodes, True, count)
+    seconds = time.perf_counter() - begun
+    src, dst = edge_index
+    to, of = owner[dst], owner[src]
+    between = to != of
+    # (source, part that needs it), each once.
+    pairs = (src[between] * count + to[between]).unique()
+    received = torch.bincount(pairs % count, minlength=count)
+    sent = torch.bincount(owner[pairs // count], minlength=count)
+    edges = torch.bincount(to, minlength=count)
+    own = torch.bincount(to[~between], minlength=count)
+    return {
+        "graph": name, "method": method, "parts": count, "seconds": seconds,
+        "edges_between": float(between.double().mean()),
+        "nodes_most": int(torch.bincount(owner, minlength=count).max()),
+        "edges_most": int(edges.max()), "own_edges_least": int(own.min()),
+        "halo": int(received.sum()), "halo_most": int(received.max()), "sent_most": int(sent.max()),
+    }  # fmt: skip
+
+
+def expected_halo(out_degrees, count):
+    return float(((count - 1) * (1 - (1 - 1 / count) ** out_degrees.double())).sum())
+
+
+def model(num_nodes, num_edges, row, link, passes=PASSES):
+    """Seconds of a layer, forward and backward, and the speedup over one process."""
+    bandwidth, latency = LINKS[link]
+    size = WIDTH * BYTES
+
+    def compute(edges, nodes):
+        return passes * edges * size / GATHER + NODE_PASSES * nodes * size / POINTWISE
+
+    one = compute(num_edges, num_nodes)
+    own = row["own_edges_least"] if "own_edges_least" in row else 0
+    all_edges = compute(row["edges_most"], row["nodes_most"])
+    own_edges = passes * own * size / GATHER
+    rows = max(row["halo_most"], row["sent_most"])
+    travel = 2 * (rows * size / (bandwidth * 1e9) + (row["parts"] - 1) * latency)
+    step = all_edges - own_edges + max(own_edges, travel)
+    return {"travel_s": travel, "compute_s": all_edges, "step_s": step, "speedup": one / step}
+
+
+def published(args):
+    """The same for sizes that no machine here holds: a power law as of products~ and papers100M, at random."""
+    rows = []
+    for name, nodes, edges in (
+        ("products~", 2_449_029, 126_200_000),
+        ("papers100M~", 111_059_956, 3_228_124_712),
+    ):
+        rank = (torch.arange(1, min(nodes, 2_000_000) + 1, dtype=torch.float64) - 0.5) * (
+            nodes / min(nodes, 2_000_000)
+        )
+        degrees = rank.rsqrt()
+        degrees = degrees * (edges / nodes / degrees.mean())
+        for count in (2, 4, 8, 64, 1024):
+            halo = expected_halo(degrees, count) * nodes / len(degrees)
+            row = {
+                "graph": name, "method": "random", "parts": count, "edges_most": edges / count,
+                "nodes_most": nodes / count, "own_edges_least": edges / count**2, "halo": halo,
+                "halo_most": halo / count, "sent_most": halo / count,
+            }  # fmt: skip
+            for fraction, label in ((1.0, "random"), (args.locality, f"{args.locality:g} of it")):
+                scaled = {**row, "method": label}
+                for key in ("halo", "halo_most", "sent_most"):
+                    scaled[key] = row[key] * fraction
+                scaled["own_edges_least"] = edges / count * (1 - fraction * (1 - 1 / count))
+                for link in LINKS:
+                    rows.append({**scaled, "link": link, **model(nodes, edges, scaled, link)})
+    return rows
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--graphs", nargs="+", default=["ogbn-arxiv", "debian-deps", "github", "ogbl-ddi"])
+    parser.add_argument("--parts", nargs="+", type=int, default=[2, 4, 8, 16, 32, 64])
+    parser.add_argument("--methods", nargs="+", default=["random", "contiguous", "metis"])
+    parser.add_argument(
+        "--locality", type=float, default=0.2, help="halo of a good partition to a random one"
+    )
+    parser.add_argument("--commit", help="recorded; default: that of the working tree")
+    parser.add_argument("--json", type=Path, help="write the results here")
+    args = parser.parse_args(argv)
+    rows, worst = [], 0.0
+    for name in args.graphs:
+        graph = graphs.load(name)
+        edge_index, degrees = graph.edge_index, graph.out_degrees()
+        for method in args.methods:
+            for count in args.parts:
+                row = divide(name, edge_index, graph.num_nodes, method, count)
+                row["edges"], row["nodes"] = graph.num_edges, graph.num_nodes
+                row["halo_to_expected"] = row["halo"] / expected_halo(degrees, count)
+                if method == "random":
+                    worst = max(worst, abs(row["halo_to_expected"] - 1))
+                for link in LINKS:
+                    row[link] = model(graph.num_nodes, graph.num_edges, row, link)
+                rows.append(row)
+                print(
+                    f"{name:12} {method:10} {count:3} parts: {row['edges_between']:6.1%} of edges between, halo "
+                    f"{row['halo'] / graph.num_nodes:5.2f} x nodes ({row['halo_to_expected']:.2f} of a random "
+                    f"one's), most edges {row['edges_most'] * count / graph.num_edges:.2f} x mean, speedup "
+                    f"{row['nvlink']['speedup']:.1f} / {row['infiniband']['speedup']:.1f}",
+                    flush=True,
+                )
+    print(f"random partitions: halo within {worst:.2%} of what is expected")
+    sizes = published(args)
+    for row in sizes:
+        print(
+            f"{row['graph']:12} {row['parts']:5} GPUs, {row['method']:12} {row['link']:10}: halo "
+            f"{row['halo_most'] / row['nodes_most']:5.2f} x own nodes, travel {row['travel_s'] * 1e3:7.2f} ms, compute "
+            f"{row['compute_s'] * 1e3:7.2f} ms, speedup {row['speedup']:.1f}"
+        )
+    if args.json:
+        result = {"environment": report.environment(torch.device("cpu"), args.commit), "links": LINKS,
+                  "rows": rows, "random_halo_error": worst, "published_sizes": sizes}  # fmt: skip
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    return worst
+
+
+if __name__ == "__main__":
+    main()
