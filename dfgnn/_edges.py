@@ -147,7 +147,7 @@ _EDGES = (
 _library = library.Library("dfgnn", "FRAGMENT")
 
 
-def _define(name: str, schema: str, kernel, fake, tags) -> Any:
+def _define(name: str, schema: str, kernel, fake, tags=()) -> Any:
     _library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag, *tags))
     _library.impl(name, kernel, "CompositeExplicitAutograd")
     library.register_fake(f"dfgnn::{name}", fake, lib=_library)
