@@ -128,7 +128,7 @@ class Checker:
             self.tensor("edge_proj_bias", proj_bias, [(heads * size,)])
             attr = torch.cat([attr, attr.new_ones(attr.shape[0], 1)], dim=1)
             proj = torch.cat([proj, proj_bias.unsqueeze(1)], dim=1)
-        return attr, proj.reshape(heads, size, attr.shape[1])
+        return self.in_use(attr), proj.reshape(heads, size, attr.shape[1])
 
     def _one_hot(self, heads, size, kinds, table):
         """(attr [E, T], proj [H D, T]): the table is the projection of the types' unit vectors."""

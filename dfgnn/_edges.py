@@ -272,6 +272,43 @@ def _spmm_fake(weight, feat, *rest):
     return feat.new_empty(e.num_src if reverse else e.num_dst, *feat.shape[1:])
 
 
+# ---- products with low-dimensional edge features (`_edge_terms`)
+
+
+def _dot(rows, attr, *rest):
+    *edges, scale = rest
+    graph = _graph(_Edges(*edges))
+    found = _ops.edge_dot(graph, rows, attr, scale)
+    return found if graph.edge_mask is None else in_use(graph.edge_mask, found)
+
+
+def _sum(weight, attr, *rest):
+    *edges, width = rest
+    return _ops.edge_sum(_graph(_Edges(*edges)), weight, attr, width)
+
+
+def _outer(weight, rows, *rest):
+    *edges, dim, scale = rest
+    graph = _graph(_Edges(*edges))
+    found = _ops.edge_outer(graph, weight, rows, dim, scale)
+    return found if graph.edge_mask is None else in_use(graph.edge_mask, found)
+
+
+def _dot_fake(rows, attr, *rest):
+    *edges, _ = rest
+    return _ops.edge_dot_fake(rows, _Edges(*edges).num_edges)
+
+
+def _sum_fake(weight, attr, *rest):
+    *edges, width = rest
+    return attr.new_empty(_Edges(*edges).num_dst, weight.shape[1], width)
+
+
+def _outer_fake(weight, rows, *rest):
+    *edges, dim, _ = rest
+    return rows.new_empty(_Edges(*edges).num_edges, dim)
+
+
 class Family(NamedTuple):
     """The operators of one kind of stand-in."""
 
@@ -279,6 +316,9 @@ class Family(NamedTuple):
     attention_backward: Any
     sddmm: Any
     spmm: Any
+    edge_dot: Any
+    edge_sum: Any
+    edge_outer: Any
 
 
 def _family(prefix: str, *tags) -> Family:
@@ -288,6 +328,7 @@ def _family(prefix: str, *tags) -> Family:
         _define(f"{prefix}_attention_backward", _backward_schema, _backward, _backward_fake, tags),
         _define(f"{prefix}_sddmm", f"(Tensor rows, Tensor feat, {product}", _sddmm, _sddmm_fake, tags),
         _define(f"{prefix}_spmm", f"(Tensor weight, Tensor feat, {product}", _spmm, _spmm_fake, tags),
+        *_edge_terms(prefix, tags),
     )
 
     def setup(ctx, inputs, output):
@@ -317,6 +358,51 @@ def _family(prefix: str, *tags) -> Family:
     return found
 
 
+def _edge_terms(prefix: str, tags) -> tuple[Any, Any, Any]:
+    """edge_dot, edge_sum and edge_outer of a family."""
+    rows, weight = f"(Tensor rows, Tensor attr, {_EDGES}", f"(Tensor weight, Tensor attr, {_EDGES}"
+    dot = _define(f"{prefix}_edge_dot", f"{rows}, float scale) -> Tensor", _dot, _dot_fake, tags)
+    sums = _define(f"{prefix}_edge_sum", f"{weight}, SymInt width) -> Tensor", _sum, _sum_fake, tags)
+    schema = f"(Tensor weight, Tensor rows, {_EDGES}, SymInt dim, float scale) -> Tensor"
+    outer = _define(f"{prefix}_edge_outer", schema, _outer, _outer_fake, tags)
+
+    def setup(ctx, inputs, output):
+        first, second, *rest = inputs
+        ctx.edges, ctx.rest = rest[: len(_Edges._fields)], rest[len(_Edges._fields) :]
+        ctx.save_for_backward(first, second)
+
+    def register(op, first, second):
+        """first, second: the gradients, of (both inputs, the output's gradient, edges, *rest)."""
+
+        def backward(ctx, grad):
+            saved, (need_first, need_second) = ctx.saved_tensors, ctx.needs_input_grad[:2]
+            given = *saved, grad, ctx.edges, *ctx.rest
+            return (
+                first(*given) if need_first else None,
+                second(*given) if need_second else None,
+                *[None] * (len(ctx.edges) + len(ctx.rest)),
+            )
+
+        library.register_autograd(op, backward, setup_context=setup, lib=_library)
+
+    register(
+        dot,
+        lambda rows, attr, grad, edges, scale: sums(grad, attr, *edges, rows.shape[2]) * scale,
+        lambda rows, attr, grad, edges, scale: outer(grad, rows, *edges, attr.shape[1], scale),
+    )
+    register(
+        sums,
+        lambda weight, attr, grad, edges, width: dot(grad, attr, *edges, 1.0),
+        lambda weight, attr, grad, edges, width: outer(weight, grad, *edges, attr.shape[1], 1.0),
+    )
+    register(
+        outer,
+        lambda weight, rows, grad, edges, dim, scale: dot(rows, grad, *edges, scale),
+        lambda weight, rows, grad, edges, dim, scale: sums(weight, grad, *edges, rows.shape[2]) * scale,
+    )
+    return dot, sums, outer
+
+
 # Graphs wait for the device where they are made, so that no CUDA graph can have the first ones in it. A Graph
 # that was used before waits for nothing, and for another number torch's CUDA graphs are others.
 OF_EDGES = _family("edge", torch.Tag.cudagraph_unsafe)
@@ -327,100 +413,16 @@ def _operators(edges: EdgeList) -> Family:
     return OF_EDGES if edges.given is not None else OF_GRAPHS
 
 
-# ---- products with low-dimensional edge features (`_edge_terms`) -----------------------------------------
-
-
-def _dot(rows, attr, *rest):
-    *edges, scale = rest
-    return _ops.edge_dot(_graph(_Edges(*edges)), rows, attr, scale)
-
-
-def _sum(weight, attr, *rest):
-    *edges, width = rest
-    return _ops.edge_sum(_graph(_Edges(*edges)), weight, attr, width)
-
-
-def _outer(weight, rows, *rest):
-    *edges, dim, scale = rest
-    return _ops.edge_outer(_graph(_Edges(*edges)), weight, rows, dim, scale)
-
-
-def _dot_fake(rows, attr, edge_index, num_src, num_dst, self_loops, num_edges, scale):
-    return _ops.edge_dot_fake(rows, num_edges)
-
-
-def _sum_fake(weight, attr, edge_index, num_src, num_dst, self_loops, num_edges, width):
-    return attr.new_empty(num_dst, weight.shape[1], width)
-
-
-def _outer_fake(weight, rows, edge_index, num_src, num_dst, self_loops, num_edges, dim, scale):
-    return rows.new_empty(num_edges, dim)
-
-
-_dot_op = _define(
-    "edge_list_dot", f"(Tensor rows, Tensor attr, {_EDGES}, float scale) -> Tensor", _dot, _dot_fake
-)
-_sum_op = _define(
-    "edge_list_sum", f"(Tensor weight, Tensor attr, {_EDGES}, SymInt width) -> Tensor", _sum, _sum_fake
-)
-_outer_op = _define(
-    "edge_list_outer",
-    f"(Tensor weight, Tensor rows, {_EDGES}, SymInt dim, float scale) -> Tensor",
-    _outer,
-    _outer_fake,
-)
-
-
-def _setup_term(ctx, inputs, output):
-    first, second, *rest = inputs
-    ctx.edges, ctx.rest = rest[:5], rest[5:]
-    ctx.save_for_backward(first, second)
-
-
-def _backward_of_dot(ctx, grad):
-    (rows, attr), edges, (scale,) = ctx.saved_tensors, ctx.edges, ctx.rest
-    need_rows, need_attr = ctx.needs_input_grad[:2]
-    return (
-        _sum_op(grad, attr, *edges, rows.shape[2]) * scale if need_rows else None,
-        _outer_op(grad, rows, *edges, attr.shape[1], scale) if need_attr else None,
-        *[None] * 6,
-    )
-
-
-def _backward_of_sum(ctx, grad):
-    (weight, attr), edges = ctx.saved_tensors, ctx.edges
-    need_weight, need_attr = ctx.needs_input_grad[:2]
-    return (
-        _dot_op(grad, attr, *edges, 1.0) if need_weight else None,
-        _outer_op(weight, grad, *edges, attr.shape[1], 1.0) if need_attr else None,
-        *[None] * 6,
-    )
-
-
-def _backward_of_outer(ctx, grad):
-    (weight, rows), edges, (_, scale) = ctx.saved_tensors, ctx.edges, ctx.rest
-    need_weight, need_rows = ctx.needs_input_grad[:2]
-    return (
-        _dot_op(rows, grad, *edges, scale) if need_weight else None,
-        _sum_op(weight, grad, *edges, rows.shape[2]) * scale if need_rows else None,
-        *[None] * 7,
-    )
-
-
-for _name, _formula in (("dot", _backward_of_dot), ("sum", _backward_of_sum), ("outer", _backward_of_outer)):
-    library.register_autograd(f"dfgnn::edge_list_{_name}", _formula, setup_context=_setup_term, lib=_library)
-
-
 def edge_dot(edges: EdgeList, rows: Tensor, attr: Tensor, scale: float) -> Tensor:
-    return _dot_op(rows, attr, *_arguments(edges), scale)
+    return _operators(edges).edge_dot(rows, attr, *_arguments(edges), scale)
 
 
 def edge_sum(edges: EdgeList, weight: Tensor, attr: Tensor, width: int) -> Tensor:
-    return _sum_op(weight, attr, *_arguments(edges), width)
+    return _operators(edges).edge_sum(weight, attr, *_arguments(edges), width)
 
 
 def edge_outer(edges: EdgeList, weight: Tensor, rows: Tensor, dim: int, scale: float) -> Tensor:
-    return _outer_op(weight, rows, *_arguments(edges), dim, scale)
+    return _operators(edges).edge_outer(weight, rows, *_arguments(edges), dim, scale)
 
 
 def _arguments(edges: EdgeList, sized: bool = True) -> _Edges:

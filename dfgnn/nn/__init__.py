@@ -1,7 +1,7 @@
 """Layers on fused attention for a DGLGraph, a block or a dfgnn.Graph.
 
-All but GraphTransformerConv and GraphTransformerLayer have the contracts of the layers of the same names in
-``dgl.nn``, and are subclasses of them where DGL is installed (``dgl``, which makes them at their first use).
+All but the Graph Transformers have the contracts of the layers of the same names in ``dgl.nn``, and are
+subclasses of them where DGL is installed (``dgl``, which makes them at their first use).
 ``pyg`` holds the layers of torch_geometric.
 """
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from . import dgl
 from ._fallback import FallbackWarning
 from ._graph import ZeroInDegreeError
+from .edge_transformer import EdgeGraphTransformerConv, EdgeGraphTransformerLayer
 from .graph_transformer import GraphTransformerConv, GraphTransformerLayer
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ __all__ = [
     "DotGatConv",
     "EGATConv",
     "EdgeGATConv",
+    "EdgeGraphTransformerConv",
+    "EdgeGraphTransformerLayer",
     "FallbackWarning",
     "GATConv",
     "GATv2Conv",

@@ -15,7 +15,8 @@ from ._graph import split_ends
 from ._layer import AttentionLayer, dropout_p
 from ._terms import is_plain
 
-_NORMS = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm, None: nn.Identity}
+#: What ``norm`` names.
+NORMS = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm, None: nn.Identity}
 
 
 class GraphTransformerConv(AttentionLayer):
@@ -212,7 +213,7 @@ class GraphTransformerLayer(nn.Module):
             raise ValueError(
                 f"GraphTransformerLayer: feats: expected a multiple of num_heads={num_heads}, got {feats}"
             )
-        if norm not in _NORMS:
+        if norm not in NORMS:
             raise ValueError(f"GraphTransformerLayer: norm: expected 'batch', 'layer' or None, got {norm!r}")
         self.feats = feats
         self.norm_first = norm_first
@@ -225,7 +226,7 @@ class GraphTransformerLayer(nn.Module):
         self.fc_out = nn.Linear(feats, feats)
         self.ffn1 = nn.Linear(feats, 2 * feats if ffn_feats is None else ffn_feats)
         self.ffn2 = nn.Linear(self.ffn1.out_features, feats)
-        self.norm1, self.norm2 = _NORMS[norm](feats), _NORMS[norm](feats)
+        self.norm1, self.norm2 = NORMS[norm](feats), NORMS[norm](feats)
         self.dropout = nn.Dropout(dropout)
 
     def reset_parameters(self) -> None:

@@ -32,6 +32,8 @@ def results(graph, num_nodes, num_edges, in_use):
     nan = float("nan")
     x, q = padded(x, graph.num_nodes, 3.0), padded(q, graph.num_nodes, -2.0)
     bias, feat = padded(bias, graph.num_edges, nan), padded(feat, graph.num_edges, nan)
+    attr = padded(torch.randn(num_edges, 3).to(device), graph.num_edges, nan)
+    proj = torch.randn(16, 3).to(device).requires_grad_()
     attn = torch.randn(2, 8).to(device).requires_grad_()
     seed = torch.tensor([7], device=device)
     outs = [
@@ -43,15 +45,16 @@ def results(graph, num_nodes, num_edges, in_use):
         functional.dot_attention(graph, q, x, x),
         functional.spmm(graph, bias, x),
         functional.sddmm(graph, q, x),
+        functional.dot_attention(graph, q, x, x, edge_attr=attr, edge_proj=proj),
     ]
     loss = sum(out[: num_edges if k in (2, 8) else num_nodes].square().sum() for k, out in enumerate(outs))
     loss.backward()
-    on_edges = [outs[2], outs[8], bias.grad, feat.grad]
-    on_nodes = [*outs[:2], *outs[3:8], x.grad, q.grad]
+    on_edges = [outs[2], outs[8], bias.grad, feat.grad, attr.grad]
+    on_nodes = [*outs[:2], *outs[3:8], outs[9], x.grad, q.grad]
     if not in_use:
         for values, used in [(v, num_edges) for v in on_edges] + [(v, num_nodes) for v in on_nodes]:
             assert not values[used:].any()
-    return [v[:num_edges] for v in on_edges] + [v[:num_nodes] for v in on_nodes] + [attn.grad]
+    return [v[:num_edges] for v in on_edges] + [v[:num_nodes] for v in on_nodes] + [attn.grad, proj.grad]
 
 
 @pytest.mark.parametrize("where", ["device", "cpu"])

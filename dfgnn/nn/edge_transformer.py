@@ -1,0 +1,267 @@
+"""A Graph Transformer whose edges multiply, with a stream of their own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .. import functional
+from ._edge_rows import rows_of_destinations, rows_of_sources
+from ._graph import split_ends
+from ._layer import AttentionLayer, check_edge_rows, dropout_p
+from .graph_transformer import NORMS
+
+
+class EdgeGraphTransformerConv(AttentionLayer):
+    r"""Attention whose scores are products with the edges' features (Dwivedi and Bresson, "A Generalization
+    of Transformer Networks to Graphs", 2020, equations 11 and 12; SAN and Exphormer score likewise).
+
+    .. math::
+        w_{ij} = Q h_i \circ K h_j \circ E e_{ij} / \sqrt{D}, \qquad
+        \alpha_{ij} = \mathrm{softmax}_j(\mathrm{clamp}(\textstyle\sum_d w_{ij,d}, \pm c)), \qquad
+        h_i' = \sum_j \alpha_{ij} V h_j
+
+    per head, over the edges j -> i. The published code adds 1e-6 to the softmax's sum; here it is exact.
+
+    Args:
+        in_feats: size of the nodes' features.
+        edge_feats: size of the edges' features.
+        out_feats: size of the output per head (D).
+        num_heads: number of heads (H).
+        attn_drop: dropout of the attention weights.
+        bias: let the projections have a bias.
+        clamp: c; None: scores are not clamped.
+        edge_out: also return w. Without it there is no tensor of E x H x D but E e (``flex_attention``).
+        allow_zero_in_degree: let destinations without in-edges through; their output is 0.
+
+    Differentiable any number of times, with respect to all features and parameters.
+    """
+
+    #: What computes the attention of given scores; ``reference.gat_attention`` is the same on plain PyTorch.
+    attention: Callable[..., Any] = staticmethod(functional.gat_attention)
+
+    _in_engine = {"attn_drop": (nn.Dropout, nn.Identity)}
+
+    def __init__(
+        self,
+        in_feats: int,
+        edge_feats: int,
+        out_feats: int,
+        num_heads: int,
+        attn_drop: float = 0.0,
+        bias: bool = False,
+        clamp: float | None = 5.0,
+        edge_out: bool = True,
+        allow_zero_in_degree: bool = False,
+    ):
+        super().__init__()
+        self._set_sizes(in_feats, out_feats, num_heads)
+        self.allow_zero_in_degree = allow_zero_in_degree
+        self.edge_feats, self.clamp, self.edge_out = edge_feats, clamp, edge_out
+        width = num_heads * out_feats
+        self.fc_query, self.fc_key, self.fc_value = (nn.Linear(in_feats, width, bias=bias) for _ in range(3))
+        self.fc_edge = nn.Linear(edge_feats, width, bias=bias)
+        self.attn_drop = nn.Dropout(attn_drop)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Xavier uniform for the projections, zero for their biases."""
+        for fc in (self.fc_query, self.fc_key, self.fc_value, self.fc_edge):
+            nn.init.xavier_uniform_(fc.weight)
+            if fc.bias is not None:
+                nn.init.zeros_(fc.bias)
+
+    def forward(
+        self,
+        graph: Any,
+        feat: Tensor | tuple[Tensor, Tensor],
+        edge_attr: Tensor,
+        get_attention: bool = False,
+    ) -> Tensor | tuple[Tensor, ...]:
+        """Apply the layer.
+
+        Args:
+            graph: a dfgnn.Graph, DGLGraph or block.
+            feat: ``[N, F]``, of which the first ``num_dst`` rows are the destinations where the graph has
+                fewer destinations than sources; or a pair ``([N_src, F], [N_dst, F])``.
+            edge_attr: ``[E, edge_feats]``, in edge-id order.
+            get_attention: also return the attention weights.
+
+        Returns:
+            ``[N_dst, H, D]``; with ``edge_out`` then w ``[E, H, D]``; with ``get_attention`` then ``[E, H]``;
+            both in edge-id order.
+
+        Raises:
+            DGLError (for a DGL graph), ZeroInDegreeError: a destination has no in-edges, unless allowed.
+            TypeError, ValueError: ``graph`` or a tensor is not as described.
+        """
+        self.falls_back(graph)  # raises where attn_drop is more than a Dropout
+        fused = self._graph(graph)
+        h_src, h_dst = split_ends(fused, feat, nn.Identity())
+        check_edge_rows("edge_attr", edge_attr, fused, h_src.shape[1:-1])
+        query, key, value = self.fc_query(h_dst), self.fc_key(h_src), self._heads(self.fc_value(h_src))
+        edge = self.fc_edge(edge_attr)
+        options: dict[str, Any] = dict(dropout_p=dropout_p(self.attn_drop), return_attention=get_attention)
+        scale, clamp = 1 / math.sqrt(self.out_feats), self.clamp
+        products = None
+        if self.edge_out:
+            products = rows_of_destinations(fused, query) * rows_of_sources(fused, key) * edge
+            products = self._heads(products * scale)
+            score = products.sum(-1)
+            score = score if clamp is None else score.clamp(-clamp, clamp)
+            score = score.to(value.dtype)
+            result = self.attention(fused, value, None, None, negative_slope=1.0, edge_bias=score, **options)
+        else:
+
+            def score_fn(q, k, e):
+                score = (q * k * e).sum(-1) * scale
+                return score if clamp is None else score.clamp(-clamp, clamp)
+
+            query, key, edge = self._heads(query), self._heads(key), self._heads(edge)
+            result = functional.flex_attention(fused, score_fn, query, key, value, edge, **options)
+        out, attention = result if get_attention else (result, None)
+        results = [x for x in (out, products, attention) if x is not None]
+        return tuple(results) if len(results) > 1 else out
+
+    def extra_repr(self) -> str:
+        return f"out_feats={self.out_feats}, num_heads={self.num_heads}, clamp={self.clamp}"
+
+
+class EdgeGraphTransformerLayer(nn.Module):
+    r"""A layer of a Graph Transformer with edge features, which it also gives on (Dwivedi and Bresson, "A
+    Generalization of Transformer Networks to Graphs", 2020, section 2.3).
+
+    .. math::
+        \hat h_i = \mathrm{norm}(h_i + O_h \, \Vert_k \sum_j \alpha^k_{ij} V^k h_j), \qquad
+        \hat e_{ij} = \mathrm{norm}(e_{ij} + O_e \, \Vert_k w^k_{ij}), \qquad
+        x' = \mathrm{norm}(\hat x + W_2 \, \sigma(W_1 \hat x))
+
+    with w and alpha of :class:`EdgeGraphTransformerConv`, x being h and e, and dropout before each residual
+    and inside the feed-forward networks.
+
+    Args:
+        feats: size of the nodes' features, in and out (F); a multiple of ``num_heads``.
+        num_heads: number of heads (H), each of size D = F / H.
+        edge_dim: size of the edges' features, in and out; None: F.
+        edge_out: give the edges' features on; False for a last layer, or edges that stay as they are.
+        clamp: of the scores; None: none.
+        ffn_feats: size inside the nodes' feed-forward network; None: 2 F. The edges' has 2 ``edge_dim``.
+        norm: "batch", "layer" or None.
+        dropout: of what is added to a residual and of the networks' inner features.
+        attn_drop: dropout of the attention weights.
+        residual: add the residuals.
+        bias: let queries, keys, values and edges have a bias; the other projections have one.
+        activation: the networks'.
+        allow_zero_in_degree: let destinations without in-edges through, whose attention is 0.
+
+    Differentiable any number of times, with respect to all features and parameters.
+
+    Raises:
+        ValueError: ``feats`` is not a multiple of ``num_heads``, or ``norm`` is none of the above.
+    """
+
+    def __init__(
+        self,
+        feats: int,
+        num_heads: int,
+        edge_dim: int | None = None,
+        edge_out: bool = True,
+        clamp: float | None = 5.0,
+        ffn_feats: int | None = None,
+        norm: str | None = "batch",
+        dropout: float = 0.0,
+        attn_drop: float = 0.0,
+        residual: bool = True,
+        bias: bool = False,
+        activation: Callable[[Tensor], Tensor] = F.relu,
+        allow_zero_in_degree: bool = False,
+    ):
+        super().__init__()
+        if num_heads < 1 or feats % num_heads:
+            raise ValueError(
+                f"EdgeGraphTransformerLayer: feats: expected a multiple of num_heads={num_heads}, got {feats}"
+            )
+        if norm not in NORMS:
+            raise ValueError(
+                f"EdgeGraphTransformerLayer: norm: expected 'batch', 'layer' or None, got {norm!r}"
+            )
+        edge_dim = feats if edge_dim is None else edge_dim
+        self.feats, self.edge_dim = feats, edge_dim
+        self.conv = EdgeGraphTransformerConv(
+            feats, edge_dim, feats // num_heads, num_heads, attn_drop=attn_drop, bias=bias, clamp=clamp,
+            edge_out=edge_out, allow_zero_in_degree=allow_zero_in_degree,
+        )  # fmt: skip
+        inner = 2 * feats if ffn_feats is None else ffn_feats
+        self.node = _Block(feats, feats, inner, norm, dropout, residual, activation)
+        self.edge = (
+            _Block(feats, edge_dim, 2 * edge_dim, norm, dropout, residual, activation) if edge_out else None
+        )
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters anew, as their modules do."""
+        for module in self.modules():
+            if module is not self and hasattr(module, "reset_parameters"):
+                module.reset_parameters()  # type: ignore[operator]
+
+    def set_allow_zero_in_degree(self, set_value: bool) -> None:
+        self.conv.set_allow_zero_in_degree(set_value)
+
+    def forward(
+        self, graph: Any, feat: Tensor, edge_attr: Tensor, get_attention: bool = False
+    ) -> tuple[Tensor, ...]:
+        """Apply the layer.
+
+        Args:
+            graph: a dfgnn.Graph, DGLGraph or block.
+            feat: ``[N, F]``. The first ``num_dst`` of N are the destinations where the graph has fewer
+                destinations than sources.
+            edge_attr: ``[E, edge_dim]``, in edge-id order.
+            get_attention: also return the attention weights.
+
+        Returns:
+            ``[N_dst, F]``; ``[E, edge_dim]``, which without ``edge_out`` is ``edge_attr``; and with
+            ``get_attention`` ``[E, H]``.
+
+        Raises:
+            DGLError (for a DGL graph), ZeroInDegreeError: a destination has no in-edges, unless allowed.
+            TypeError, ValueError: ``graph`` or a tensor is not as described.
+        """
+        if feat.dim() != 2 or feat.shape[1] != self.feats:
+            raise ValueError(f"feat: expected shape [N, {self.feats}], got {list(feat.shape)}")
+        if edge_attr.dim() != 2 or edge_attr.shape[1] != self.edge_dim:
+            raise ValueError(f"edge_attr: expected shape [E, {self.edge_dim}], got {list(edge_attr.shape)}")
+        found: Any = self.conv(graph, feat, edge_attr, get_attention)
+        attended, *more = found if isinstance(found, tuple) else (found,)
+        h = self.node(feat[: len(attended)], attended.flatten(1))
+        if self.edge is not None:
+            products, *more = more
+            edge_attr = self.edge(edge_attr, products.flatten(1))
+        return (h, edge_attr, *more)
+
+    def extra_repr(self) -> str:
+        return f"feats={self.feats}, edge_dim={self.edge_dim}"
+
+
+class _Block(nn.Module):
+    """x -> norm(x + O update) =: y -> norm(y + W2 act(W1 y))"""
+
+    def __init__(self, update_feats, feats, inner, norm, dropout, residual, activation):
+        super().__init__()
+        self.residual, self.activation = residual, activation
+        self.fc_out = nn.Linear(update_feats, feats)
+        self.ffn1, self.ffn2 = nn.Linear(feats, inner), nn.Linear(inner, feats)
+        self.norm1, self.norm2 = NORMS[norm](feats), NORMS[norm](feats)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, update: Tensor) -> Tensor:
+        x = self.norm1(self._add(x, self.fc_out(update)))
+        inner = self.dropout(self.activation(self.ffn1(x)))
+        return self.norm2(self._add(x, self.ffn2(inner)))
+
+    def _add(self, x: Tensor, update: Tensor) -> Tensor:
+        update = self.dropout(update)
+        return x + update if self.residual else update
