@@ -116,7 +116,7 @@ class GraphTransformerConv(AttentionLayer):
         self.falls_back(graph)  # raises where attn_drop is more than a Dropout
         fused = self._graph(graph)
         h_src, h_dst = split_ends(fused, feat, self.feat_drop)
-        no_edges = edge_bias is None and edge_weight is None
+        no_edges = edge_bias is None and edge_weight is None and edge_attr is None and self.fc_edge is None
         if no_edges and not get_attention and self.attention is functional.dot_attention:
             out = dot_at_once(
                 fused, h_src, None if h_dst is h_src else h_dst, self.fc_value, self.fc_key, self.fc_query,
