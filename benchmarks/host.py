@@ -29,6 +29,7 @@ import torch_geometric.nn as theirs
 from torch import nn
 
 import dfgnn
+import dfgnn.bench.graphs
 from dfgnn.bench import report
 from dfgnn.nn import pyg as ours
 
