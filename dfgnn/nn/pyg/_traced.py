@@ -1,7 +1,7 @@
-"""Graphs of several relations while a compiler records: every (node, relation) pair, whether it occurs or not.
+"""Graphs of several relations while a compiler records: every (node, relation) pair, occurring or not.
 
-Which pairs occur depends on values. So the edges' sources are numbered relation by relation over all nodes, in
-tensor operations, and an `EdgeList` of these stands for the graph.
+Which pairs occur depends on values. So the edges' sources are numbered relation by relation over all nodes,
+in tensor operations, and an `EdgeList` of these stands for the graph.
 """
 
 from __future__ import annotations
