@@ -9,8 +9,10 @@ import torch_geometric.nn
 from torch import Tensor
 
 from ... import functional
+from ..._edges import is_traced
 from ...graph import Graph
 from .._terms import is_plain
+from . import _traced
 from ._base import FusedConv, attention_result, ends, given_attributes
 from ._graph import sizes_of
 from ._relations import Relations, relations_of
@@ -77,7 +79,8 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
         num_src, num_dst = sizes_of(edge_index, x_src, x_dst, size)
         edge_attr = self._edge_attributes(edge_index, edge_attr)
         within = self.attention_mechanism == "within-relation"
-        relations = relations_of(
+        traced = is_traced(edge_index)
+        relations = (_traced.relations_of if traced else relations_of)(
             edge_index, edge_type, num_src, num_dst, self.num_relations,
             within=within, per_edge=not (within and self._is_additive),
         )  # fmt: skip
@@ -94,7 +97,11 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
         out = out.flatten(1) if self.concat else out.unflatten(1, (self.heads, -1)).mean(1).flatten(1)
         if bias is not None:
             out = out + bias
-        return (out, attention_result(edge_index, alpha, relations.graph, False)) if asked else out
+        if not asked:
+            return out
+        if traced:
+            return out, (edge_index, alpha)
+        return out, attention_result(edge_index, alpha, relations.graph, False)
 
     def _edge_attributes(self, edge_index: Any, edge_attr: Tensor | None) -> Tensor | None:
         """``[E, edge_dim]`` or ``[1, edge_dim]``; from a sparse tensor's values where they are not given."""

@@ -12,7 +12,7 @@ from torch.export import Dim
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from dfgnn import _kept
-from dfgnn.nn.pyg import AGNNConv, GATConv, GATv2Conv, SuperGATConv, TransformerConv
+from dfgnn.nn.pyg import AGNNConv, GATConv, GATv2Conv, HGTConv, RGATConv, SuperGATConv, TransformerConv
 
 LAYERS = {
     "gat": lambda: GATConv(9, 4, heads=3),
@@ -24,7 +24,20 @@ LAYERS = {
     "agnn": lambda: AGNNConv(),
     "supergat": lambda: SuperGATConv(9, 4, heads=3).eval(),  # in training it samples edges in Python
     "supergat_sd": lambda: SuperGATConv(9, 4, heads=3, attention_type="SD").eval(),
+    "rgat": lambda: rgat("additive", "across", mod="scaled"),
+    "rgat_within": lambda: rgat("additive", "within", num_blocks=3),
+    "rgat_multiplicative": lambda: rgat("multiplicative", "across", num_bases=2, mod="f-additive"),
+    "rgat_multiplicative_within": lambda: rgat("multiplicative", "within"),
 }
+
+
+def rgat(mode, mechanism, **options):
+    return RGATConv(
+        9, 6, num_relations=4, heads=2, attention_mode=f"{mode}-self-attention",
+        attention_mechanism=f"{mechanism}-relation", **options,
+    )  # fmt: skip
+
+
 layers = pytest.mark.parametrize("name", LAYERS)
 
 
@@ -47,7 +60,8 @@ def batch(name, seed, device="cpu") -> tuple[torch.Tensor, ...]:
     x = torch.randn(num_nodes, 9, generator=generator)
     edge_index = torch.randint(num_nodes, (2, num_edges), generator=generator)
     edge_attr = [torch.randn(num_edges, 5, generator=generator)] if name.endswith("_edges") else []
-    return tuple(t.to(device) for t in (x, edge_index, *edge_attr))
+    edge_type = [torch.randint(4, (num_edges,), generator=generator)] if name.startswith("rgat") else []
+    return tuple(t.to(device) for t in (x, edge_index, *edge_attr, *edge_type))
 
 
 def step(run, layer, inputs):
@@ -119,14 +133,52 @@ def test_a_layer_that_samples_breaks_and_goes_on(device):
     layer.get_attention_loss().backward()
 
 
-def test_fifty_batches():
-    layer = make("gat")
+@layers
+def test_fifty_batches(name):
+    layer = make(name)
     backend = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(layer, fullgraph=True, backend=backend)
     for seed in range(50):
-        inputs = batch("gat", seed)
-        torch.testing.assert_close(compiled(*inputs), layer(*inputs))
+        inputs = batch(name, seed)
+        torch.testing.assert_close(compiled(*inputs), layer(*inputs), rtol=1e-4, atol=1e-5)
     assert backend.frame_count <= 3  # two recompilations
+
+
+def hetero(seed, device="cpu"):
+    generator = torch.Generator().manual_seed(seed)
+    sizes = {"a": 20 + 3 * seed, "b": 30 + 5 * seed}
+    x = {kind: torch.randn(size, 8, generator=generator).to(device) for kind, size in sizes.items()}
+    edges = {}
+    for k, (src, name, dst) in enumerate((("a", "x", "b"), ("b", "y", "a"), ("a", "z", "a"))):
+        ends = [torch.randint(sizes[kind], (40 + k + 7 * seed,), generator=generator) for kind in (src, dst)]
+        edges[src, name, dst] = torch.stack(ends).to(device)
+    return x, edges
+
+
+def test_hgt(device):
+    torch.manual_seed(3)
+    layer = HGTConv(8, 8, (["a", "b"], list(hetero(0)[1])), heads=2).to(device)
+    backend = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(layer, fullgraph=True, backend=backend)
+    for seed in range(6):
+        found = []
+        for call in (compiled, layer):
+            layer.zero_grad()
+            out = call(*hetero(seed, device))
+            sum(o.square().sum() for o in out.values()).backward()
+            found.append([*out.values(), *(p.grad for p in layer.parameters())])
+        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+    assert backend.frame_count <= 3
+    module = torch.export.export(layer.eval(), hetero(0, device), strict=False).module()
+    torch.testing.assert_close(module(*hetero(0, device)), layer(*hetero(0, device)), rtol=1e-4, atol=1e-5)
+
+
+def test_types_out_of_range_are_refused():
+    compiled = torch.compile(make("rgat"), fullgraph=True, backend="aot_eager")
+    x, edge_index, edge_type = batch("rgat", 0)
+    compiled(x, edge_index, edge_type)
+    with pytest.raises(ValueError, match="expected values in"):
+        compiled(x, edge_index, torch.full_like(edge_type, 4))
 
 
 def test_dropout(device):
