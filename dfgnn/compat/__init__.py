@@ -14,7 +14,6 @@ functions run on :mod:`dfgnn.ops`. Not here: reduce functions written in Python,
 (:mod:`dfgnn.sampling` has one) and what changes a graph in place.
 """
 
-from ..ops import segment_reduce
 from . import function
 from .graph import (
     DGLGraph,
@@ -54,7 +53,6 @@ __all__ = [
     "heterograph",
     "remove_self_loop",
     "reverse",
-    "segment_reduce",
     "to_bidirected",
     "to_homogeneous",
 ]

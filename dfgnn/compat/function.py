@@ -57,10 +57,6 @@ def copy_u(u: str, out: str) -> Message:
     return Message("copy", "u", None, u, None, out)
 
 
-def copy_v(v: str, out: str) -> Message:
-    return Message("copy", "v", None, v, None, out)
-
-
 def copy_e(e: str, out: str) -> Message:
     return Message("copy", "e", None, e, None, out)
 

@@ -199,7 +199,9 @@ class DGLGraph:
     def multi_update_all(self, etype_dict: Mapping[Any, tuple], cross_reducer: str = "sum") -> None:
         """``update_all`` of several relations; what reaches a type of nodes from several is reduced again."""
         if cross_reducer not in _CROSS:
-            raise ValueError(f"DGLGraph: cross_reducer: expected one of {list(_CROSS)}, got {cross_reducer!r}")
+            raise ValueError(
+                f"DGLGraph: cross_reducer: expected one of {list(_CROSS)}, got {cross_reducer!r}"
+            )
         found: dict[tuple[str, str], list[Tensor]] = {}
         for etype, (message, reducer, *_) in etype_dict.items():
             relation = self.to_canonical_etype(etype)

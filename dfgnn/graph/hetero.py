@@ -40,7 +40,9 @@ def heterograph(
         raise TypeError(f"heterograph: edges: expected a dictionary, got {type(edges).__name__}")
     sizes = dict(num_nodes) if num_nodes is not None else {}
     for relation, ends in edges.items():
-        if not (isinstance(relation, tuple) and len(relation) == 3 and all(isinstance(x, str) for x in relation)):
+        if not (
+            isinstance(relation, tuple) and len(relation) == 3 and all(isinstance(x, str) for x in relation)
+        ):
             raise TypeError(
                 f"heterograph: edges: expected keys (source type, name, destination type), got {relation!r}"
             )
@@ -50,7 +52,9 @@ def heterograph(
             if num_nodes is None:
                 sizes[kind] = max(sizes.get(kind, 0), int(x.max()) + 1 if len(x) else 0)
             elif kind not in sizes:
-                raise ValueError(f"heterograph: num_nodes: expected a number for {kind!r}, got {sorted(sizes)}")
+                raise ValueError(
+                    f"heterograph: num_nodes: expected a number for {kind!r}, got {sorted(sizes)}"
+                )
     return {
         relation: Graph.from_coo(*ends, num_src=sizes[relation[0]], num_dst=sizes[relation[2]])
         for relation, ends in edges.items()

@@ -28,7 +28,7 @@ functional
 _layers ops sampling
 distributed
 nn
-profiling capturing
+compat profiling capturing
 __init__
 env run
 bench
