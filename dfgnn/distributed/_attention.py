@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .._arguments import NEED_DST, BackwardResults, EdgeArgs, ForwardResults, Tensors
+from .._arguments import BackwardResults, EdgeArgs, ForwardResults, Tensors
 from .._autograd import _Call, _gradients, _need_bits, _top_hooks
 from ._exchange import Exchange, Pending
 
@@ -48,39 +48,44 @@ class Pair(NamedTuple):
     def fetch(self, tensors: Tensors) -> list[Pending | None]:
         return [None if x is None else self.exchange.fetch(x) for x in (tensors.value, tensors.src)]
 
-    def forward(self, tensors: Tensors, pending: list[Pending | None]) -> tuple[ForwardResults, list]:
-        """The merged results, and the rows that were fetched."""
-        without_bias = tensors._replace(out_bias=None)
-        own = ForwardResults(*self.own.forward(self.tensors(without_bias)))
+    def forward(self, tensors: Tensors, pending: list[Pending | None]) -> tuple[Merged, list]:
+        """The merged results, and the rows that were fetched. Both calls add the bias, which the merge leaves
+        as it is."""
+        own = ForwardResults(*self.own.forward(self.tensors(tensors)))
         value, src = (None if x is None else x.wait() for x in pending)
         assert value is not None
-        if len(value):
-            own = merged(own, ForwardResults(*self.halo.forward(self.tensors(without_bias, value, src))))
-        if tensors.out_bias is not None:
-            own.out.add_(tensors.out_bias)
-        return own, [value, src]
+        if not len(value):
+            return Merged(own.out, own.stats, None, [own]), [value, src]
+        halo = ForwardResults(*self.halo.forward(self.tensors(tensors, value, src)))
+        return merged(own, halo), [value, src]
 
 
-def merged(a: ForwardResults, b: ForwardResults) -> ForwardResults:
-    """Of two parts of each row, written over the first. A row without mass has max = inf and log_sum = 0."""
-    empty_a, empty_b = (x.stats[..., 0] == torch.inf for x in (a, b))
-    empty_a, empty_b = (e & (x.stats[..., 1] == 0) for e, x in ((empty_a, a), (empty_b, b)))
-    max_a = a.stats[..., 0].masked_fill(empty_a, -torch.inf)
-    max_b = b.stats[..., 0].masked_fill(empty_b, -torch.inf)
-    top = torch.maximum(max_a, max_b)
-    mass_a = (max_a - top + a.stats[..., 1]).exp().masked_fill(empty_a, 0)
-    mass_b = (max_b - top + b.stats[..., 1]).exp().masked_fill(empty_b, 0)
-    mass = mass_a + mass_b
-    empty = empty_a & empty_b
+class Merged(NamedTuple):
+    out: Tensor
+    stats: Tensor
+    weight: Tensor | None  # [N_dst, H] acc: the fetched rows' share of each row's mass; None without any
+    parts: list[ForwardResults]
+
+    def positive(self, save: bool) -> list[Tensor | None]:
+        """What backward wants of each part: positive, positive_mass."""
+        return [x if save else None for part in self.parts for x in (part.positive, part.positive_mass)]
+
+
+def merged(own: ForwardResults, halo: ForwardResults) -> Merged:
+    """Of two parts of each row. A row without mass has max = inf and log_sum = 0."""
+    (max_own, sum_own), (max_halo, sum_halo) = own.stats.unbind(-1), halo.stats.unbind(-1)
+    no_own = (max_own == torch.inf) & (sum_own == 0)
+    no_halo = (max_halo == torch.inf) & (sum_halo == 0)
+    max_own, max_halo = max_own.masked_fill(no_own, -torch.inf), max_halo.masked_fill(no_halo, -torch.inf)
+    top = torch.maximum(max_own, max_halo)
+    mass_own = (max_own - top + sum_own).exp().masked_fill(no_own, 0)
+    mass_halo = (max_halo - top + sum_halo).exp().masked_fill(no_halo, 0)
+    mass, empty = mass_own + mass_halo, no_own & no_halo
     stats = torch.stack([top.masked_fill(empty, torch.inf), mass.log().masked_fill(empty, 0)], -1)
-    mass = mass.masked_fill(empty, 1)
-    weight_a, weight_b = (mass_a / mass).unsqueeze(-1), (mass_b / mass).unsqueeze(-1)
-    out = a.out.mul_(weight_a).addcmul_(b.out, weight_b)
-    positive, positive_mass = a.positive, a.positive_mass
-    if positive.dim() > 1:
-        positive.mul_(weight_a).addcmul_(b.positive, weight_b)
-        positive_mass.mul_(weight_a[..., 0]).addcmul_(b.positive_mass, weight_b[..., 0])
-    return ForwardResults(out, stats, positive, positive_mass, a.attention)
+    weight = mass_halo / mass.masked_fill(empty, 1)
+    # One pass, and the ends are exact. A weight is rounded to the features' type, as out itself is.
+    out = torch.lerp(own.out, halo.out, weight.to(own.out.dtype).unsqueeze(-1))
+    return Merged(out, stats, weight, [own, halo])
 
 
 class Attention(torch.autograd.Function):
@@ -96,8 +101,8 @@ class Attention(torch.autograd.Function):
         else:
             ctx.kept, saved = None, [out]
         ctx.pair, ctx.version = pair, out._version
-        positive = (results.positive, results.positive_mass) if pair.own.save_positive else (None, None)
-        ctx.save_for_backward(*tensors, *halo, results.stats, *positive, *saved)
+        positive = results.positive(pair.own.save_positive)
+        ctx.save_for_backward(*tensors, *halo, results.stats, results.weight, *saved, *positive)
         return out
 
     @staticmethod
@@ -107,46 +112,38 @@ class Attention(torch.autograd.Function):
         count = len(Tensors._fields)
         found = ctx.saved_tensors
         tensors = Tensors(*found[:count])
-        value, src, stats, positive, positive_mass, *kept = found[count:]
-        out = kept[0] if kept else ctx.kept
+        value, src, stats, weight, *rest = found[count:]
+        out, positive = (rest[0], rest[1:]) if ctx.kept is None else (ctx.kept, rest)
         if out._version != ctx.version:
-            there = [None if x is None else Pending(None, x, x, x.dtype, None) for x in (value, src)]
+            there = [None if x is None else Pending(None, x, [], x.dtype, None) for x in (value, src)]
             out = pair.forward(tensors, there)[0].out
         need = Tensors(*ctx.needs_input_grad[1:])
         bits = _need_bits(need)
         grad_out = grad_out.contiguous()
         grads = grad_out, None
-        own_saved = halo_saved = out, stats, positive, positive_mass, None
-        own_bits = halo_bits = bits
-        if positive is not None:
-            # It stands for a sum over the whole row, so that one call takes it; without edges it would not.
-            without = out, stats, None, None, None
-            if pair.num_own_edges:
-                halo_saved, halo_bits = without, bits & ~NEED_DST
-            else:
-                own_saved, own_bits = without, bits & ~NEED_DST
         there = pair.tensors(tensors, value, src)
         halo, pending = None, []
         if len(value):
-            halo = BackwardResults(*pair.halo.backward(grads, there, halo_saved, halo_bits))
+            halo = BackwardResults(
+                *pair.halo.backward(grads, there, (out, stats, *positive[2:], None), bits)
+            )
         if need.value:
             pending.append((0, pair.exchange.give_back(value if halo is None else halo.grad_value)))
         if need.src:
             pending.append((1, pair.exchange.give_back(src if halo is None else halo.grad_src)))
         here = pair.tensors(tensors)
-        own = BackwardResults(*pair.own.backward(grads, here, own_saved, own_bits))
+        own = BackwardResults(*pair.own.backward(grads, here, (out, stats, *positive[:2], None), bits))
         for place, rows in pending:
             pair.exchange.add(own[place], rows.wait())
         found = Tensors(*_gradients(need, here, grad_out, own))
         if halo is not None:
             more = Tensors(*_gradients(need._replace(out_bias=False), there, grad_out, halo))
-            found = _joined(found, more, own_bits, halo_bits)
-        elif need.dst and own_bits != bits:  # a part without edges
-            found = found._replace(dst=torch.zeros_like(tensors.dst))
+            # positive is normalised within its part, and what comes of it.
+            found = _joined(found, more, weight if pair.own.save_positive else None)
         return None, *found
 
 
-def _joined(own: Tensors, halo: Tensors, own_bits: int, halo_bits: int) -> Tensors:
+def _joined(own: Tensors, halo: Tensors, weight: Tensor | None) -> Tensors:
     """The gradients of both calls: those of sources have gone to their owners, those of edges lie end to
     end."""
     found = own._asdict()
@@ -155,8 +152,9 @@ def _joined(own: Tensors, halo: Tensors, own_bits: int, halo_bits: int) -> Tenso
             found[name] = torch.cat([found[name], getattr(halo, name)])
     if found["attn"] is not None:
         found["attn"] = found["attn"].add_(halo.attn)
-    if own_bits != halo_bits:
-        found["dst"] = halo.dst if halo_bits & NEED_DST else own.dst
-    elif found["dst"] is not None:
-        found["dst"] = found["dst"].add_(halo.dst)
+    if found["dst"] is not None:
+        if weight is None:
+            found["dst"] = found["dst"].add_(halo.dst)
+        else:
+            found["dst"] = torch.lerp(found["dst"], halo.dst, weight)
     return Tensors(**found)

@@ -17,7 +17,7 @@ class Pending(NamedTuple):
 
     work: Any
     received: Tensor
-    sent: Tensor
+    sent: list[Tensor]
     dtype: torch.dtype
     group: Any
 
@@ -31,47 +31,73 @@ class Pending(NamedTuple):
 class Exchange:
     """Which of its sources this process sends to whom, and how many it gets from whom.
 
-    send: int64 [S], places among this process's sources, those for rank 0 first, rising for each rank.
-    send_counts, recv_counts: rows for and from each rank. wire: float16 or bfloat16, as which rows [*, H, D]
+    send: int64 [S], places among this process's num_src sources, those for rank 0 first, rising for each
+    rank; who asks for all of them gets them as they lie. wire: float16 or bfloat16, as which rows [*, H, D]
     of wider types travel; score terms [*, H] always go as they are. group: None for one process.
     """
 
-    def __init__(self, group: Any, send: Tensor, send_counts: list[int], recv_counts: list[int]):
-        self.group, self.send = group, send
+    def __init__(
+        self, group: Any, num_src: int, send: Tensor, send_counts: list[int], recv_counts: list[int]
+    ):
+        self.group, self.wire = group, None
         self.send_counts, self.recv_counts = send_counts, recv_counts
-        self.num_halo = sum(recv_counts)
-        self.wire: torch.dtype | None = None
+        self.num_halo, self.num_sent = sum(recv_counts), sum(send_counts)
+        pieces = send.split(send_counts)
+        # Places for each rank, None for all.
+        self._send = [None if count == num_src else piece for count, piece in zip(send_counts, pieces)]
+        some = [piece for piece in self._send if piece is not None]
+        self._some = torch.cat(some) if some else send[:0]
+
+    wire: torch.dtype | None
 
     def fetch(self, x: Tensor, into: Tensor | None = None) -> Pending:
         """Starts to fetch the rows [num_halo, ...] of x [num_src, ...] that others own."""
-        return self._start(x.index_select(0, self.send), self.send_counts, self.recv_counts, into)
+        wire, x = x.dtype, self._narrow(x)
+        counts = [count for count, piece in zip(self.send_counts, self._send) if piece is not None]
+        some = iter(x.index_select(0, self._some).split(counts) if sum(counts) else [x[:0]] * len(counts))
+        rows = [x if piece is None else next(some) for piece in self._send]
+        return self._start(rows, self.recv_counts, wire, into)
 
     def give_back(self, grad: Tensor) -> Pending:
         """Starts to send gradients [num_halo, ...] of fetched rows to those who own them."""
-        return self._start(grad, self.recv_counts, self.send_counts)
+        rows = self._narrow(grad).split(self.recv_counts)
+        return self._start(list(rows), self.send_counts, grad.dtype)
 
     def add(self, grad: Tensor, received: Tensor) -> None:
         """grad[owned row] += what was given back, in place; in the order of ranks, none twice at a time, so
         that the sum is the same at every run."""
-        begin = 0
-        for count in self.send_counts:
-            if count:
-                grad.index_add_(0, self.send[begin : begin + count], received[begin : begin + count])
-            begin += count
+        for place, rows in zip(self._send, received.split(self.send_counts)):
+            if place is None:
+                grad.add_(rows)
+            elif len(rows):
+                grad.index_add_(0, place, rows)
 
-    def _start(self, rows: Tensor, out: list[int], back: list[int], into: Tensor | None = None) -> Pending:
-        dtype = rows.dtype
-        if self.wire is not None and rows.dim() > 2 and self.wire.itemsize < dtype.itemsize:
-            rows, into = rows.to(self.wire), None
-        rows = rows.contiguous()
-        if into is None:
-            into = rows.new_empty(sum(back), *rows.shape[1:])
+    def _narrow(self, rows: Tensor) -> Tensor:
+        if self.wire is None or rows.dim() < 3 or self.wire.itemsize >= rows.dtype.itemsize:
+            return rows.contiguous()
+        return rows.to(self.wire).contiguous()
+
+    def _start(
+        self, rows: list[Tensor], back: list[int], dtype: torch.dtype, into: Tensor | None = None
+    ) -> Pending:
+        """rows: for each rank. back: how many come from each."""
+        if into is None or rows[0].dtype != dtype:
+            into = rows[0].new_empty(sum(back), *rows[0].shape[1:])
         if self.group is None:
             return Pending(None, into, rows, dtype, None)
         with named(self.group):
-            work = dist.all_to_all_single(
-                _bytes(into), _bytes(rows), back, out, group=self.group, async_op=True
-            )
+            if into.is_cuda:  # NCCL sends each rank's rows from where they lie
+                work = dist.all_to_all(
+                    list(_bytes(into).split(back)), [_bytes(x) for x in rows], self.group, async_op=True
+                )
+            else:
+                there = [x for x in rows if len(x)]
+                sent = there[0] if len(there) == 1 else torch.cat(rows)
+                counts = [len(x) for x in rows]
+                work = dist.all_to_all_single(
+                    _bytes(into), _bytes(sent), back, counts, group=self.group, async_op=True
+                )
+                rows = [sent]
         return Pending(work, into, rows, dtype, self.group)
 
 
@@ -124,6 +150,7 @@ class Gather(torch.autograd.Function):
     def backward(ctx, grad):
         exchange = ctx.exchange
         num_src = len(grad) - exchange.num_halo
+        grad = grad.contiguous()
         pending = exchange.give_back(grad[num_src:])
         own = grad[:num_src].clone()
         exchange.add(own, pending.wait())

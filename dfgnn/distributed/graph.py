@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from .parts import Nodes, Part, Partition
 __all__ = ["DistributedGraph"]
 
 _WIRES = (None, torch.float16, torch.bfloat16)
+_ALMOST_ALL = 0.9
 _MASK_EDGES = 2**20  # of which a dropout mask is made at a time
 
 
@@ -183,6 +185,11 @@ class DistributedGraph(GraphPart):
         src = part.src[others]
         is_halo = torch.zeros(part.src_nodes.offsets[-1], dtype=torch.bool, device=self.device)
         is_halo[src.to(torch.int64)] = True
+        # Of whom almost all rows are needed, all are sent: they need not be picked out.
+        for begin, stop in itertools.pairwise(part.src_nodes.offsets):
+            rows = is_halo[begin:stop]
+            if begin != first and int(rows.sum()) > _ALMOST_ALL * (stop - begin):
+                rows.fill_(True)
         self._halo_places = is_halo.nonzero().squeeze(1)
         number = is_halo.cumsum(0, dtype=torch.int32).sub_(1)
         halo = number[src.to(torch.int64)], part.dst[others], len(self._halo_places)
@@ -202,13 +209,13 @@ class DistributedGraph(GraphPart):
         below = torch.searchsorted(self._halo_places, offsets).tolist()
         recv_counts = torch.tensor([0, *below]).diff().tolist()
         if self._group is None:
-            exchange = Exchange(None, self._halo_places, [0], [0])
+            exchange = Exchange(None, self.num_src, self._halo_places, [0], [0])
         else:
             send_counts = [counts[self.rank] for counts in _agree.gather(recv_counts, self._group)]
             asked = self._halo_places.new_empty(sum(send_counts))
             with named(self._group):
                 dist.all_to_all_single(asked, self._halo_places, send_counts, recv_counts, group=self._group)
-            exchange = Exchange(self._group, asked - first, send_counts, recv_counts)
+            exchange = Exchange(self._group, self.num_src, asked - first, send_counts, recv_counts)
         exchange.wire = wire
         return exchange
 
@@ -247,7 +254,8 @@ class DistributedGraph(GraphPart):
 
     @property
     def num_halo(self) -> int:
-        """Sources of other parts that this part's edges need."""
+        """Sources of other parts that are fetched: those that this part's edges need, and all of a part of which
+        that is more than nine in ten."""
         return self._exchange.num_halo
 
     @property
