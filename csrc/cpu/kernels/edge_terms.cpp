@@ -12,8 +12,8 @@ void edge_outer(const EdgeTermParams&, const Parallel&);
 
 namespace {
 
-constexpr int kTogether = 4;    // edges that share a load of the matrix
-constexpr int kEdgesAhead = 8;  // between the fetch of an edge's row and its use
+constexpr int kTogether = 4;  // edges that share a load of the matrix
+constexpr int kAhead = 12;    // edges between the fetch of a row and its use
 
 // Lanes of the vectors that cover n numbers with the least padding, the widest of those.
 template <class A>
@@ -53,8 +53,7 @@ struct Together {
 template <class X>
 void fetch_ahead(const Csr& csr, const X* table, int64_t size, int64_t position, int64_t limit) {
   for (int k = 0; k < kTogether; ++k)
-    if (position + kEdgesAhead + k < limit)
-      __builtin_prefetch(table + edge_of(csr, position + kEdgesAhead + k) * size);
+    if (position + kAhead + k < limit) __builtin_prefetch(table + edge_of(csr, position + kAhead + k) * size);
 }
 
 // y[e, l] = sum_k x[e, k] matrix(row(e), k, l), k < inner, l < outer, for all edges.
@@ -69,8 +68,7 @@ void multiply_edges(const EdgeTermParams& p, const Parallel& parallel, const X* 
     using V = Vec<A, W>;
     const int vectors = (outer + W - 1) / W, padded = vectors * W;
     parallel_items(parallel, p.csr, [&](int64_t first, int64_t last) {
-      Buffer<A> matrix(int64_t(inner) * padded), space(int64_t(kTogether) * (inner + 1)),
-          result(int64_t(kTogether) * padded);
+      Buffer<A> matrix(int64_t(inner) * padded), space(int64_t(kTogether) * (inner + 1));
       matrix.clear(int64_t(inner) * padded);
       const int64_t limit = p.csr.items[last - 1].end;
       for (int64_t i = first; i < last; ++i) {
@@ -87,11 +85,11 @@ void multiply_edges(const EdgeTermParams& p, const Parallel& parallel, const X* 
           for (int k = 0; k < kTogether; ++k)
             from[k] = as_accumulators(x + edges.eid[k] * inner, inner, space + k * inner);
           for (int v = 0; v < vectors; ++v) {
+            const A *x0 = from[0], *x1 = from[1], *x2 = from[2], *x3 = from[3], *m = matrix + v * W;
             V sum[kTogether] = {};
-            for (int c = 0; c < inner; ++c) {
-              const V m = load_vector<V>(matrix + c * padded + v * W);
-#pragma GCC unroll 4
-              for (int k = 0; k < kTogether; ++k) sum[k] += from[k][c] * m;
+            for (int c = 0; c < inner; ++c, m += padded) {
+              const V y = load_vector<V>(m);
+              sum[0] += x0[c] * y, sum[1] += x1[c] * y, sum[2] += x2[c] * y, sum[3] += x3[c] * y;
             }
             const int left = outer - v * W;
             for (int k = 0; k < edges.n; ++k) {
@@ -109,25 +107,123 @@ void multiply_edges(const EdgeTermParams& p, const Parallel& parallel, const X* 
   });
 }
 
-template <class T>
-void edge_dot_as(const EdgeTermParams& p, const Parallel& parallel) {
-  multiply_edges<T, Acc<T>, T>(p, parallel, static_cast<const T*>(p.attr), static_cast<Acc<T>*>(p.edge_out),
-                               p.dim, p.heads, 1, p.head_stride);
+// Whether features lie in the lanes, instead of heads: by the vector operations of an edge. Products over
+// lanes are added up by a tree for four heads at a time, sums over edges are not.
+template <class A>
+bool features_in_lanes(int heads, int dim, bool products) {
+  const auto vectors = [](int n) {
+    const int width = lanes_for<A>(n);
+    return (n + width - 1) / width;
+  };
+  const int tree = products ? (heads + 3) / 4 * 9 : 0;
+  return heads * vectors(dim) + tree < 2 * dim * vectors(heads);
 }
 
+// A row of n numbers as whole vectors, which may reach behind it: where that is not memory of the table, of a
+// copy with zeros. What lanes behind n hold means nothing.
 template <class T>
-void edge_outer_as(const EdgeTermParams& p, const Parallel& parallel) {
-  multiply_edges<Acc<T>, T, T>(p, parallel, static_cast<const Acc<T>*>(p.weight), static_cast<T*>(p.edge_out),
-                               p.heads, p.dim, p.head_stride, 1);
+class WholeRows {
+ public:
+  WholeRows(const T* table, int64_t size, int n, int padded)
+      : table_(table), end_(table + size), n_(n), padded_(padded), space_(padded) {
+    __builtin_memset(space_, 0, std::size_t(padded) * sizeof(T));
+  }
+  const T* operator()(int64_t at) {
+    const T* row = table_ + at;
+    if (end_ - row >= padded_) return row;
+    __builtin_memcpy(space_, row, std::size_t(n_) * sizeof(T));
+    return space_;
+  }
+
+ private:
+  const T *table_, *end_;
+  int n_, padded_;
+  Buffer<T> space_;
+};
+
+// The vector at v of a row that ends at n, 0 behind it.
+template <class T, int W>
+Vec<Acc<T>, W> within(const T* row, int v, int n) {
+  const auto x = load<T, W>(row + v);
+  if constexpr (W == 1)
+    return x;
+  else
+    return v + W <= n ? x : before<Acc<T>, W>(v, n) ? x : Vec<Acc<T>, W>{};
 }
 
+// edge_dot with features in the lanes.
 template <class T>
-void edge_sum_as(const EdgeTermParams& p, const Parallel& parallel) {
+void dot_of_lanes(const EdgeTermParams& p, const Parallel& parallel) {
+  using A = Acc<T>;
+  const T *rows = static_cast<const T*>(p.rows), *attr = static_cast<const T*>(p.attr);
+  const int heads = p.heads, dim = p.dim;
+  const A scale = A(p.scale);
+  with_width<A>(lanes_for<A>(dim), [&](auto width) {
+    constexpr int W = width.value;
+    using V = Vec<A, W>;
+    const int vectors = (dim + W - 1) / W, padded = vectors * W, fours = heads / 4 * 4;
+    parallel_items(parallel, p.csr, [&](int64_t first, int64_t last) {
+      Buffer<A> matrix(int64_t(heads) * padded);
+      WholeRows<T> row(rows, (p.num_rows - 1) * p.row_stride + (heads - 1) * p.head_stride + p.width, dim,
+                       padded),
+          features(attr, p.num_edges * dim, dim, padded);
+      const int64_t limit = p.csr.items[last - 1].end;
+      for (int64_t i = first; i < last; ++i) {
+        const Item& item = p.csr.items[i];
+        if (item.begin == item.end) continue;
+        for (int h = 0; h < heads; ++h) {
+          const T* from = row(item.row * p.row_stride + h * p.head_stride);
+          for (int v = 0; v < padded; v += W)
+            store_vector(matrix + h * padded + v, within<T, W>(from, v, dim) * scale);
+        }
+        for (int64_t e = item.begin; e < item.end; ++e) {
+          if (e + kAhead < limit) __builtin_prefetch(attr + edge_of(p.csr, e + kAhead) * dim);
+          const int64_t eid = edge_of(p.csr, e);
+          const T* x = features(eid * dim);
+          A* to = static_cast<A*>(p.edge_out) + eid * heads;
+          for (int h = 0; h < fours; h += 4) {
+            V sum[4] = {};
+            for (int v = 0; v < padded; v += W) {
+              const V y = within<T, W>(x, v, dim);
+#pragma GCC unroll 4
+              for (int k = 0; k < 4; ++k) sum[k] += y * load_vector<V>(matrix + (h + k) * padded + v);
+            }
+            sum4<A, W>(sum, to + h);
+          }
+          for (int h = fours; h < heads; ++h) {
+            V one{};
+            for (int v = 0; v < padded; v += W)
+              one += within<T, W>(x, v, dim) * load_vector<V>(matrix + h * padded + v);
+            to[h] = sum<A, W>(one);
+          }
+        }
+      }
+    });
+  });
+}
+
+// The sums [H, width] of an item, at(h, c), go to its row or slot.
+template <class T, class At>
+void write_sums(const EdgeTermParams& p, const Item& item, const At& at) {
+  const int64_t size = int64_t(p.heads) * p.width;
+  const auto write = [&](auto* to) {
+    using To = std::remove_pointer_t<decltype(to)>;
+    for (int h = 0; h < p.heads; ++h)
+      for (int c = 0; c < p.width; ++c) store<To, 1>(to + h * p.width + c, c < p.dim ? at(h, c) : Acc<T>(0));
+  };
+  if (item.slot < 0)
+    write(static_cast<T*>(p.out) + item.row * size);
+  else
+    write(static_cast<Acc<T>*>(p.partial_out) + item.slot * size);
+}
+
+// edge_sum with heads in the lanes.
+template <class T>
+void sum_of_heads(const EdgeTermParams& p, const Parallel& parallel) {
   using A = Acc<T>;
   const T* attr = static_cast<const T*>(p.attr);
   const A* weight = static_cast<const A*>(p.weight);
   const int heads = p.heads, dim = p.dim;
-  const int64_t size = int64_t(heads) * p.width;
   with_width<A>(lanes_for<A>(heads), [&](auto width) {
     constexpr int W = width.value;
     using V = Vec<A, W>;
@@ -153,29 +249,89 @@ void edge_sum_as(const EdgeTermParams& p, const Parallel& parallel) {
           for (int v = 0; v < vectors; ++v) {
             V w[kTogether];
             for (int k = 0; k < kTogether; ++k) w[k] = load_vector<V>(weights + k * padded + v * W);
-            for (int c = 0; c < dim; ++c) {
-              A* at = sums + c * padded + v * W;
-              V sum = load_vector<V>(at);
-#pragma GCC unroll 4
-              for (int k = 0; k < kTogether; ++k) sum += from[k][c] * w[k];
-              store_vector(at, sum);
-            }
+            const A *x0 = from[0], *x1 = from[1], *x2 = from[2], *x3 = from[3];
+            A* at = sums + v * W;
+            for (int c = 0; c < dim; ++c, at += padded)
+              store_vector(at,
+                           load_vector<V>(at) + (x0[c] * w[0] + x1[c] * w[1] + x2[c] * w[2] + x3[c] * w[3]));
           }
         }
-        const auto write = [&](auto* to) {
-          using To = std::remove_pointer_t<decltype(to)>;
-          for (int h = 0; h < heads; ++h)
-            for (int c = 0; c < p.width; ++c)
-              store<To, 1>(to + h * p.width + c, c < dim ? sums[c * padded + h] : A(0));
-        };
-        if (item.slot < 0)
-          write(static_cast<T*>(p.out) + item.row * size);
-        else
-          write(static_cast<A*>(p.partial_out) + item.slot * size);
+        write_sums<T>(p, item, [&](int h, int c) { return sums[c * padded + h]; });
       }
     });
   });
-  merge_splits<T>(p.csr, parallel, heads, p.width, p.partial_out, p.out);
+}
+
+// edge_sum with features in the lanes.
+template <class T>
+void sum_of_lanes(const EdgeTermParams& p, const Parallel& parallel) {
+  using A = Acc<T>;
+  const T* attr = static_cast<const T*>(p.attr);
+  const A* weight = static_cast<const A*>(p.weight);
+  const int heads = p.heads, dim = p.dim;
+  with_width<A>(lanes_for<A>(dim), [&](auto width) {
+    constexpr int W = width.value;
+    using V = Vec<A, W>;
+    const int padded = (dim + W - 1) / W * W;
+    parallel_items(parallel, p.csr, [&](int64_t first, int64_t last) {
+      Buffer<A> sums(int64_t(heads) * padded);
+      WholeRows<T> features(attr, p.num_edges * dim, dim, padded);
+      const int64_t limit = p.csr.items[last - 1].end;
+      for (int64_t i = first; i < last; ++i) {
+        const Item& item = p.csr.items[i];
+        sums.clear(int64_t(heads) * padded);
+        for (int64_t e = item.begin; e < item.end; ++e) {
+          if (e + kAhead < limit) {
+            const int64_t next = edge_of(p.csr, e + kAhead);
+            __builtin_prefetch(attr + next * dim);
+            __builtin_prefetch(weight + next * heads);
+          }
+          const int64_t eid = edge_of(p.csr, e);
+          const T* x = features(eid * dim);
+          const A* w = weight + eid * heads;
+          for (int v = 0; v < padded; v += W) {
+            const V y = load<T, W>(x + v);
+            for (int h = 0; h < heads; ++h) {
+              A* at = sums + h * padded + v;
+              store_vector(at, load_vector<V>(at) + w[h] * y);
+            }
+          }
+        }
+        if (dim == p.width && item.slot < 0 && dim >= 4 && sizeof(A) == 4) {
+          for (int h = 0; h < heads; ++h) {
+            T* to = static_cast<T*>(p.out) + (item.row * heads + h) * dim;
+            const A* from = sums + h * padded;
+            for (int c = 0; c < dim - 4; c += 4) store<T, 4>(to + c, load_vector<Vec<A, 4>>(from + c));
+            store<T, 4>(to + dim - 4, load_vector<Vec<A, 4>>(from + dim - 4));
+          }
+          continue;
+        }
+        write_sums<T>(p, item, [&](int h, int c) { return sums[h * padded + c]; });
+      }
+    });
+  });
+}
+
+template <class T>
+void edge_dot_as(const EdgeTermParams& p, const Parallel& parallel) {
+  if (features_in_lanes<Acc<T>>(p.heads, p.dim, true)) return dot_of_lanes<T>(p, parallel);
+  multiply_edges<T, Acc<T>, T>(p, parallel, static_cast<const T*>(p.attr), static_cast<Acc<T>*>(p.edge_out),
+                               p.dim, p.heads, 1, p.head_stride);
+}
+
+template <class T>
+void edge_outer_as(const EdgeTermParams& p, const Parallel& parallel) {
+  multiply_edges<Acc<T>, T, T>(p, parallel, static_cast<const Acc<T>*>(p.weight), static_cast<T*>(p.edge_out),
+                               p.heads, p.dim, p.head_stride, 1);
+}
+
+template <class T>
+void edge_sum_as(const EdgeTermParams& p, const Parallel& parallel) {
+  if (features_in_lanes<Acc<T>>(p.heads, p.dim, false))
+    sum_of_lanes<T>(p, parallel);
+  else
+    sum_of_heads<T>(p, parallel);
+  merge_splits<T>(p.csr, parallel, p.heads, p.width, p.partial_out, p.out);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..._edge_terms import sum_of_features
 from ...graph import Graph
 from .._graph import split_ends
 from .._layer import check_edge_rows, xavier
@@ -134,6 +135,10 @@ class EdgeGATConv(AdditiveConv):
 
     def _edge_message(self, graph: Graph, attention: Tensor, edge_feat: Tensor) -> Tensor:
         """sum_j alpha_ij W_e e_ij as W_e (sum_j alpha_ij e_ij): no E x H x D tensor exists."""
-        sums = sums_per_head(graph, attention, edge_feat)
+        if edge_feat.dim() == 2:
+            sums = sum_of_features(graph, attention, edge_feat)
+            heads = self._heads(self.fc_edge.weight.t())  # [F_e, H, D]
+            return torch.bmm(sums.transpose(0, 1), heads.transpose(0, 1)).transpose(0, 1)
+        per_head = sums_per_head(graph, attention, edge_feat)
         weights = self.fc_edge.weight.split(self.out_feats)
-        return torch.stack([F.linear(x, weight) for x, weight in zip(sums, weights)], -2)
+        return torch.stack([F.linear(x, weight) for x, weight in zip(per_head, weights)], -2)
