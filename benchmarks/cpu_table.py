@@ -20,6 +20,8 @@ others pay as well; the rest is the host and everything else. Real graphs come f
 import argparse
 import copy
 import gzip
+import importlib.metadata
+import importlib.util
 import itertools
 import json
 import os
@@ -50,7 +52,7 @@ SHAPES = (
     ("minesweeper", 1, 64, 64),
 )
 FRESH = ((50, 200), (2_000, 5_000), (8_000, 12_672), (20_000, 100_000))
-LIBRARIES = ("dgl", "pyg")
+LIBRARIES = {"dgl": "dgl", "pyg": "torch_geometric"}
 LAYERS = {
     "GAT": ("GATConv", "GATConv"),
     "GATv2": ("GATv2Conv", "GATv2Conv"),
@@ -105,7 +107,7 @@ def load(name: str):
 
 
 def layer_of(library: str, kind: str, in_feats: int, heads: int, dim: int):
-    name = LAYERS[kind][LIBRARIES.index(library)]
+    name = LAYERS[kind][list(LIBRARIES).index(library)]
     if library == "dgl":
         from dgl import nn
 
@@ -420,7 +422,8 @@ def summary(rows: list[dict]) -> list[dict]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--libraries", nargs="+", choices=LIBRARIES, default=LIBRARIES)
+    installed = [name for name, module in LIBRARIES.items() if importlib.util.find_spec(module)]
+    parser.add_argument("--libraries", nargs="+", choices=LIBRARIES, default=installed)
     parser.add_argument("--layers", nargs="+", choices=LAYERS, default=tuple(LAYERS))
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--seconds", type=float, default=0.6, help="per comparison of one layer")
@@ -452,11 +455,8 @@ def main() -> None:
         )
     if args.json:
         environment = report.environment(torch.device("cpu"), args.commit)
-        for library in ("dgl", *(["torch_geometric"] if "pyg" in args.libraries else [])):
-            try:
-                environment[library] = __import__(library).__version__
-            except ImportError:
-                environment[library] = None
+        for name in args.libraries:
+            environment[LIBRARIES[name]] = importlib.metadata.version(LIBRARIES[name])
         results = {"environment": environment, "summary": means, "runs": rows}
         args.json.write_text(json.dumps(results, indent=1) + "\n")
 
