@@ -66,6 +66,10 @@ std::string constants() {
       {"load_bytes", kLoadBytes},
       {"degree_bins", kDegreeBins},
       {"most_ids", kMostIds},
+      {"group_forward_1", cpu::forward_degree(1)},
+      {"group_forward_8", cpu::forward_degree(8)},
+      {"group_backward_1", cpu::backward_degree(1)},
+      {"group_backward_8", cpu::backward_degree(8)},
   };
   std::string text;
   const auto add = [&](const std::string& name, int64_t value) {

@@ -81,7 +81,7 @@ def plan(
     if once and name == "auto" and device.kind == "cuda":
         return _plan_once(direction, shape)
     if device.kind == "cpu" and name in ("auto", "natural") and parts in (None, 1):
-        return _plan_on_cpu(direction, name, bound, heads if heads and heads < shape.heads else 0)
+        return _plan_on_cpu(direction, shape, name, bound, heads if heads and heads < shape.heads else 0)
     stats = direction.stats
     fit = (0, 1) if name == "tiles" else cost.cache_split(direction, shape)
     heads = fit[0] if heads is None else heads if heads < shape.heads else 0
@@ -129,14 +129,15 @@ def plan(
     return Plan(chosen, bound, *found, direction.size, packed, why, stats, candidates, None, heads, parts)
 
 
-def _plan_on_cpu(direction: Direction, name: str, bound: int | None, heads: int) -> Plan:
-    """Nothing to choose, and so without statistics: they would take longer than the rest, which a graph that
-    is used once pays at every step."""
+def _plan_on_cpu(direction: Direction, shape: Shape, name: str, bound: int | None, heads: int) -> Plan:
+    """Without statistics: they would take longer than the rest, which a graph that is used once pays at every
+    step. The kernels choose whether short rows go in groups; the plan says so."""
     bound = bound or cost.CPU_BOUND
     found = direction.items(bound, False, 1, fixed_order=False)
     why = "cheapest estimate" if name == "auto" else "asked for by name"
     size = direction.size
-    return Plan("natural", bound, *found, size, False, why, None, cost.on_cpu(size[2]), None, heads)
+    candidates = cost.on_cpu(size[2], len(found.items), shape, direction.reverse)
+    return Plan("natural", bound, *found, size, False, why, None, candidates, None, heads)
 
 
 def _plan_once(direction: Direction, shape: Shape) -> Plan:

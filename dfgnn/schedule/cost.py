@@ -94,14 +94,32 @@ def max_columns(num_chunks: int, num_heads: int, device: Device) -> int:
 # ---- schedules -------------------------------------------------------------------------------------
 
 
-def on_cpu(num_edges: int) -> tuple[Candidate, ...]:
-    return (Candidate("natural", float(num_edges), "threads take equal numbers of edges"),)
+_ON_CPU = "threads take equal numbers of edges"
+
+
+def grouped_below(heads: int, backward: bool) -> int:
+    """The mean degree of items below which the CPU takes short rows in groups (csrc/cpu/engine.h)."""
+    return 2 + 6 * heads if backward else 24 + 8 * heads
+
+
+def on_cpu(num_edges: int, num_items: int, shape: Shape, reverse: bool) -> tuple[Candidate, ...]:
+    note = _ON_CPU
+    if shape.layer is not None:
+        # Which passes walk this direction: forward not the reverse one, GAT's backward only that.
+        walks = [False] * (not reverse) + [True] * (reverse or shape.layer != "gat")
+        names = [
+            "backward" if backward else "forward"
+            for backward in walks
+            if num_edges < grouped_below(shape.heads, backward) * num_items
+        ]
+        note += f"; short rows {'in groups: ' + ', '.join(names) if names else 'alone'}"
+    return (Candidate("natural", float(num_edges), note),)
 
 
 def on_rows(stats: DegreeStats, packable: int, device: Device) -> tuple[Candidate, ...]:
     """packable: sub-warps of a warp, for the heads that are worked on at a time."""
     if device.kind != "cuda":
-        return on_cpu(stats.num_edges)
+        return (Candidate("natural", float(stats.num_edges), _ON_CPU),)
     longest = {s: min(stats.max, max_edges(stats, s, device)) for s in ROW_SCHEDULES}
     alike = stats.cv < ALIKE
 

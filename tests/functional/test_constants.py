@@ -39,4 +39,9 @@ def test_every_mirror(constants):
         "load_bytes": 16,
         "degree_bins": _csr._DEGREE_BINS,
         "most_ids": _csr.LIMIT,
+        **{
+            f"group_{name}_{heads}": cost.grouped_below(heads, name == "backward")
+            for name in ("forward", "backward")
+            for heads in (1, 8)
+        },
     }

@@ -8,8 +8,13 @@ namespace dfgnn::cpu::DFGNN_ISA {
 constexpr int kLine = 64;  // bytes of a cache line
 // How far ahead rows are fetched: this many bytes, but at least kMinAhead rows.
 constexpr int kAheadBytes = 6144;
-// Into the second level of cache: it takes more misses at a time than the first.
-constexpr int kLevel = 2;
+// Into which level of cache: the second takes more misses at a time than the first, but on Intel's processors
+// it slows down what comes from the third.
+#if defined(__x86_64__)
+static const bool kIntoFirst = __builtin_cpu_is("intel");
+#else
+constexpr bool kIntoFirst = false;
+#endif
 constexpr int kMinAhead = 2, kMaxAhead = 32;
 
 // Index of the row to prefetch while edge e is at work.
@@ -26,19 +31,21 @@ struct Ahead {
   int32_t operator()(int e) const { return index[e + distance < limit ? e + distance : e]; }
 };
 
-template <int bytes>
-[[gnu::always_inline]] static inline void prefetch(const void* p) {
-  const char* c = static_cast<const char*>(p);
+template <int level>
+[[gnu::always_inline]] static inline void prefetch_into(const char* p, int64_t bytes) {
 #pragma GCC unroll 16
-  for (int line = 0; line < bytes; line += kLine) __builtin_prefetch(c + line, 0, kLevel);
-  __builtin_prefetch(c + bytes - 1, 0, kLevel);
+  for (int64_t line = 0; line < bytes; line += kLine) __builtin_prefetch(p + line, 0, level);
+  __builtin_prefetch(p + bytes - 1, 0, level);
 }
 
 // Inlined, or else gcc takes it for a function without effect and leaves it out.
 [[gnu::always_inline]] static inline void prefetch(const void* p, int64_t bytes) {
   const char* c = static_cast<const char*>(p);
-  for (int64_t line = 0; line < bytes; line += kLine) __builtin_prefetch(c + line, 0, kLevel);
-  __builtin_prefetch(c + bytes - 1, 0, kLevel);
+  kIntoFirst ? prefetch_into<3>(c, bytes) : prefetch_into<2>(c, bytes);
+}
+template <int bytes>
+[[gnu::always_inline]] static inline void prefetch(const void* p) {
+  prefetch(p, bytes);
 }
 
 }  // namespace dfgnn::cpu::DFGNN_ISA

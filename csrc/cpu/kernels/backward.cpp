@@ -314,7 +314,7 @@ class FeatureRows {
   Buffer<A> row_, score_sum_, value_sum_, attn_sum_;  // packed
 };
 
-// make_score(over_rows): the score of one direction; make_group_score(over_rows): for groups
+// make_score(over_rows): the score of one direction; make_group_score(over_rows, most rows): for groups
 template <class T, class MakeScore, class MakeGroupScore>
 void run_feature_rows(const BackwardParams& p, const Arrays<T>& a, const Parallel& parallel,
                       const MakeScore& make_score, const MakeGroupScore& make_group_score) {
@@ -327,7 +327,7 @@ void run_feature_rows(const BackwardParams& p, const Arrays<T>& a, const Paralle
     grouping.walk(
         csr, first, last,
         [&](auto each) {
-          auto score = make_group_score(over_rows);
+          auto score = make_group_score(over_rows, grouping.most_rows());
           each(FeatureGroups<T, decltype(score)>(p, a, grouping, score, over_rows, attn));
         },
         [&](auto each) {
@@ -389,9 +389,9 @@ void backward_as(const BackwardParams& p, const Parallel& parallel, void* edges)
             return DotScore<T>(over_rows ? p.key : p.query, over_rows ? p.query : p.key, shape, feat,
                                over_rows ? Feat::gathered : Feat::fixed, A(p.scale), slope);
           },
-          [&](bool over_rows) {
+          [&](bool over_rows, int rows) {
             return DotGroupScore<T>(over_rows ? p.key : p.query, over_rows ? p.query : p.key, heads,
-                                    p.shape.dim, A(p.scale), slope);
+                                    p.shape.dim, A(p.scale), slope, rows);
           });
       break;
     case Score::additive_v2:
@@ -401,9 +401,9 @@ void backward_as(const BackwardParams& p, const Parallel& parallel, void* edges)
             return AdditiveV2Score<T>(over_rows ? p.value : p.query, over_rows ? p.query : p.value, shape,
                                       feat, p.attn, slope);
           },
-          [&](bool over_rows) {
+          [&](bool over_rows, int rows) {
             return AdditiveV2GroupScore<T>(over_rows ? p.value : p.query, over_rows ? p.query : p.value,
-                                           heads, p.shape.dim, p.attn, slope);
+                                           heads, p.shape.dim, p.attn, slope, rows);
           });
       break;
   }

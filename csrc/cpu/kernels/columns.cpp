@@ -40,7 +40,7 @@ Columns<T>::Columns(const void* data, int heads, int dim)
 template <class T>
 template <int W, int V, class Terms>
 void Columns<T>::aggregate_tile(int vector, const Group& group, const int32_t* index, int64_t limit,
-                                const Terms& all_terms, A* a, A* a2) const {
+                                const Terms& all_terms, SumRows<T> a, SumRows<T> a2) const {
   using Vector = Vec<A, W>;
   using Lanes = Vec<Bits<A>, W>;
   constexpr bool two = Terms::kTwo;
@@ -64,7 +64,7 @@ void Columns<T>::aggregate_tile(int vector, const Group& group, const int32_t* i
     if constexpr (Terms::kLeaky)
 #pragma GCC unroll 8
       for (int v = 0; v < V; ++v)
-        fixed[v] = load<T, W>(all_terms.fixed + r * size + first + (v == V - 1 ? last : v * W));
+        fixed[v] = load_vector<Vector>(all_terms.fixed + r * size + first + (v == V - 1 ? last : v * W));
     for (int e = begin; e < end; ++e) {
       if (limit) prefetch<V * W* int(sizeof(T))>(base + size * ahead(e));
       const T* row = base + size * index[e];
@@ -82,19 +82,28 @@ void Columns<T>::aggregate_tile(int vector, const Group& group, const int32_t* i
         }
       }
     }
-    if constexpr (!Terms::kLeaky)
-      if (all_terms.factor)
+    const auto write = [&](const SumRows<T>& to, int64_t at, Vector x) __attribute__((always_inline)) {
+      if (to.rows)
+        store<T, W>(to.rows + r * size + at, x);
+      else
+        store_vector(to.sums + r * size + at, x);
+    };
 #pragma GCC unroll 8
-        for (int v = 0; v < V; ++v) {
+    for (int v = 0; v < V; ++v) {
+      const int64_t at = first + (v == V - 1 ? last : v * W);
+      if constexpr (Terms::kLeaky) {
+        sum[v] *= load_vector<Vector>(all_terms.attn + at);
+      } else {
+        if (all_terms.factor) {
           const Vector factor = weight(all_terms.factor + r * heads, v);
           sum[v] *= factor;
           if (two) sum2[v] *= factor;
         }
-#pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) {
-      const int64_t at = r * size + first + (v == V - 1 ? last : v * W);
-      store_vector(a + at, sum[v]);
-      if (two) store_vector(a2 + at, sum2[v]);
+        if (all_terms.plus)
+          sum[v] += load_vector<Vector>(all_terms.plus + r * all_terms.plus_stride + at);
+      }
+      write(a, at, sum[v]);
+      if (two) write(a2, at, sum2[v]);
     }
   });
 }
@@ -105,13 +114,13 @@ namespace {
 template <class T, bool two, bool wide>
 struct Weighted {
   static constexpr bool kTwo = two, kWide = wide, kLeaky = false;
-  const Acc<T>*w, *w2, *factor;
+  const Acc<T>*w, *w2, *factor, *plus;
+  int64_t plus_stride;
 };
 template <class T, bool two, bool wide>
 struct LeakyWeighted {
   static constexpr bool kTwo = two, kWide = wide, kLeaky = true;
-  const Acc<T>* w;
-  const T* fixed;
+  const Acc<T>*w, *fixed, *attn;
   Acc<T> slope;
 };
 
@@ -120,7 +129,7 @@ struct LeakyWeighted {
 template <class T>
 template <class MakeTerms>
 void Columns<T>::aggregate_all(const Group& group, const int32_t* index, int64_t limit,
-                               const MakeTerms& make_terms, A* a, A* a2) const {
+                               const MakeTerms& make_terms, SumRows<T> a, SumRows<T> a2) const {
   with_width<A>(shape_.width, [&](auto width) {
     constexpr int W = width.value;
     const auto run = [&](auto two, auto wide) {
@@ -153,31 +162,37 @@ void Columns<T>::aggregate_all(const Group& group, const int32_t* index, int64_t
 
 template <class T>
 void Columns<T>::aggregate(const Group& group, const int32_t* index, int64_t limit, const A* w, const A* w2,
-                           const A* factor, A* a, A* a2) const {
+                           const A* factor, const A* plus, int64_t plus_stride, SumRows<T> a,
+                           SumRows<T> a2) const {
   aggregate_all(
       group, index, limit,
-      [&](auto two, auto wide) { return Weighted<T, two.value, wide.value>{w, w2, factor}; }, a,
-      w2 ? a2 : nullptr);
+      [&](auto two, auto wide) {
+        return Weighted<T, two.value, wide.value>{w, w2, factor, plus, plus_stride};
+      },
+      a, a2);
 }
 
 template <class T>
-void Columns<T>::leaky_aggregate(const Group& group, const int32_t* index, int64_t limit, const T* fixed,
-                                 A slope, const A* w, A* a, A* a2) const {
+void Columns<T>::leaky_aggregate(const Group& group, const int32_t* index, int64_t limit, const A* fixed,
+                                 const A* attn, A slope, const A* w, SumRows<T> a, SumRows<T> a2) const {
   aggregate_all(
       group, index, limit,
-      [&](auto two, auto wide) { return LeakyWeighted<T, two.value, wide.value>{w, fixed, slope}; }, a, a2);
+      [&](auto two, auto wide) {
+        return LeakyWeighted<T, two.value, wide.value>{w, fixed, attn, slope};
+      },
+      a, a2);
 }
 
 template <class T>
 template <class Term>
-void Columns<T>::dots_all(const Group& group, const int32_t* index, int64_t limit, const T* fixed,
+void Columns<T>::dots_all(const Group& group, const int32_t* index, int64_t limit, const A* fixed,
                           const Term& term, A* s) {
   const int64_t size = size_;
   const Ahead ahead(Rows<T>{data_, shape_}, index, limit);
   sums_(
       [&](const auto& add) __attribute__((always_inline)) {
         group.each([&](int r, int begin, int end) __attribute__((always_inline)) {
-          const T* row = fixed + r * size;
+          const A* row = fixed + r * size;
           for (int e = begin; e < end; ++e) {
             if (limit) prefetch(data_ + size * ahead(e), size * int64_t(sizeof(T)));
             const T* x = data_ + size * index[e];
@@ -190,24 +205,24 @@ void Columns<T>::dots_all(const Group& group, const int32_t* index, int64_t limi
 }
 
 template <class T>
-void Columns<T>::dots(const Group& group, const int32_t* index, int64_t limit, const T* fixed, A* s) {
+void Columns<T>::dots(const Group& group, const int32_t* index, int64_t limit, const A* fixed, A* s) {
   dots_all(
       group, index, limit, fixed,
-      [](auto width, const T* x, const T* r, int, const auto& own, auto total) __attribute__((
-          always_inline)) { return total + own(load<T, width.value>(x)) * load<T, width.value>(r); },
+      [](auto width, const T* x, const A* r, int, const auto& own, auto total) __attribute__((
+          always_inline)) { return total + own(load<T, width.value>(x)) * load_vector<Vec<A, width.value>>(r); },
       s);
 }
 
 template <class T>
-void Columns<T>::leaky_dots(const Group& group, const int32_t* index, int64_t limit, const T* fixed,
+void Columns<T>::leaky_dots(const Group& group, const int32_t* index, int64_t limit, const A* fixed,
                             const A* attn, A slope, A* s) {
   dots_all(
       group, index, limit, fixed,
-      [=](auto width, const T* x, const T* r, int at, const auto& own, auto total)
+      [=](auto width, const T* x, const A* r, int at, const auto& own, auto total)
           __attribute__((always_inline)) {
             constexpr int W = width.value;
             return total +
-                   own(load_vector<Vec<A, W>>(attn + at)) * leaky_relu(load<T, W>(x) + load<T, W>(r), slope);
+                   own(load_vector<Vec<A, W>>(attn + at)) * leaky_relu(load<T, W>(x) + load_vector<Vec<A, W>>(r), slope);
           },
       s);
 }

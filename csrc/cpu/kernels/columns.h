@@ -18,16 +18,41 @@ template <class A, class F>
   for (; i < n; ++i) f(std::integral_constant<int, 1>(), i);
 }
 
-// out[i] = a[i] + bias[i], i < n; bias null: 0.
+// Rows of the fixed ends of a group's edges, [rows, C], as accumulators.
 template <class T>
-static inline void convert(const Acc<T>* a, int64_t n, const T* bias, T* out) {
+class FixedRows {
+ public:
   using A = Acc<T>;
-  for_columns<A>(n, [&](auto width, int64_t i) {
-    constexpr int W = width.value;
-    const Vec<A, W> x = load_vector<Vec<A, W>>(a + i);
-    store<T, W>(out + i, bias ? x + load<T, W>(bias + i) : x);
-  });
-}
+  FixedRows(const void* data, int64_t size, int most_rows)
+      : data_(static_cast<const T*>(data)),
+        size_(size),
+        rows_(std::is_same_v<T, A> ? 0 : size * most_rows) {}
+
+  const A* of(const Group& group) const {
+    const T* rows = data_ + group.row * size_;
+    if constexpr (std::is_same_v<T, A>) {
+      return rows;
+    } else {
+      for_columns<A>(group.rows * size_, [&](auto width, int64_t i) {
+        store_vector(rows_ + i, load<T, width.value>(rows + i));
+      });
+      return rows_;
+    }
+  }
+
+ private:
+  const T* data_;
+  int64_t size_;
+  Buffer<A> rows_;
+};
+
+// Where rows of sums go: rows of the features' type, or of accumulators.
+template <class T>
+struct SumRows {
+  T* rows = nullptr;
+  Acc<T>* sums = nullptr;
+  operator bool() const { return rows || sums; }
+};
 
 template <class T>
 class Columns {
@@ -43,30 +68,34 @@ class Columns {
   // `limit` below: so many indices may be read, to prefetch; 0 if the rows are in cache already. Rows of the
   // group's ends, [rows, C], are `fixed`.
 
-  // a[r] = factor[r] times the sum of w[e] x[index_e] over the edges e of row r; a2 likewise, with w2, unless
-  // that is null. factor: [rows, H], or null: 1.
+  // a[r] = factor[r] times the sum of w[e] x[index_e] over the edges e of row r, plus plus[r * plus_stride];
+  // a2 likewise, with w2, without plus, unless there is none. factor: [rows, H], or null: 1; plus: or null.
   void aggregate(const Group& group, const int32_t* index, int64_t limit, const A* w, const A* w2,
-                 const A* factor, A* a, A* a2) const;
-  // With u_e = x[index_e] + fixed[r]: a[r] = sum of w[e] L'(u_e), a2[r] = sum of w[e] L(u_e) unless it is
-  // null.
-  void leaky_aggregate(const Group& group, const int32_t* index, int64_t limit, const T* fixed, A slope,
-                       const A* w, A* a, A* a2) const;
+                 const A* factor, const A* plus, int64_t plus_stride, SumRows<T> a, SumRows<T> a2) const;
+  // The plain sum.
+  void aggregate(const Group& group, const int32_t* index, int64_t limit, const A* w, SumRows<T> a) const {
+    aggregate(group, index, limit, w, nullptr, nullptr, nullptr, 0, a, {});
+  }
+  // With u_e = x[index_e] + fixed[r]: a[r] = attn times the sum of w[e] L'(u_e), a2[r] = sum of w[e] L(u_e),
+  // unless there is none.
+  void leaky_aggregate(const Group& group, const int32_t* index, int64_t limit, const A* fixed, const A* attn,
+                       A slope, const A* w, SumRows<T> a, SumRows<T> a2) const;
 
   // s[e, h] = x[index_e, h] . fixed[r, h], rounded as by Rows::dots: backward may find a score the other way.
-  void dots(const Group& group, const int32_t* index, int64_t limit, const T* fixed, A* s);
+  void dots(const Group& group, const int32_t* index, int64_t limit, const A* fixed, A* s);
   // s[e, h] = attn[h] . L(u_e[h])
-  void leaky_dots(const Group& group, const int32_t* index, int64_t limit, const T* fixed, const A* attn,
+  void leaky_dots(const Group& group, const int32_t* index, int64_t limit, const A* fixed, const A* attn,
                   A slope, A* s);
 
  private:
   template <int W, int V, class Terms>
   void aggregate_tile(int vector, const Group& group, const int32_t* index, int64_t limit, const Terms& terms,
-                      A* a, A* a2) const;
+                      SumRows<T> a, SumRows<T> a2) const;
   template <class MakeTerms>
   void aggregate_all(const Group& group, const int32_t* index, int64_t limit, const MakeTerms& make_terms,
-                     A* a, A* a2) const;
+                     SumRows<T> a, SumRows<T> a2) const;
   template <class Term>
-  void dots_all(const Group& group, const int32_t* index, int64_t limit, const T* fixed, const Term& term,
+  void dots_all(const Group& group, const int32_t* index, int64_t limit, const A* fixed, const Term& term,
                 A* s);
 
   const T* data_;

@@ -215,7 +215,7 @@ void finish_attention(const ForwardParams& p, const Outputs<T>& o, const Groupin
   }
 }
 
-// make_score(), make_group_score(): the same score for a row alone and for groups
+// make_score(), make_group_score(most rows): the same score for a row alone and for groups
 template <class T, class MakeScore, class MakeGroupScore>
 void run(const ForwardParams& p, const Parallel& parallel, const MakeScore& make_score,
          const MakeGroupScore& make_group_score) {
@@ -225,7 +225,7 @@ void run(const ForwardParams& p, const Parallel& parallel, const MakeScore& make
     grouping.walk(
         p.csr, first, last,
         [&](auto each) {
-          each(GroupWorker<T, decltype(make_group_score())>(p, o, grouping, make_group_score));
+          each(GroupWorker<T, decltype(make_group_score(1))>(p, o, grouping, make_group_score));
         },
         [&](auto each) { each(Worker<T, decltype(make_score())>(p, o, make_score)); });
   });
@@ -249,15 +249,17 @@ void forward_as(const ForwardParams& p, const Parallel& parallel) {
     case Score::additive:
       return run<T>(
           p, parallel, [&] { return AdditiveScore<T>(src, heads, dst, heads, slope); },
-          [&] { return AdditiveGroupScore<T>(src, heads, dst, heads, slope); });
+          [&](int) { return AdditiveGroupScore<T>(src, heads, dst, heads, slope); });
     case Score::dot:
       return run<T>(
           p, parallel, [&] { return DotScore<T>(p.key, p.query, shape, feat, side, scale, slope); },
-          [&] { return DotGroupScore<T>(p.key, p.query, heads, dim, scale, slope); });
+          [&](int rows) { return DotGroupScore<T>(p.key, p.query, heads, dim, scale, slope, rows); });
     case Score::additive_v2:
       return run<T>(
           p, parallel, [&] { return AdditiveV2Score<T>(p.value, p.query, shape, feat, p.attn, slope); },
-          [&] { return AdditiveV2GroupScore<T>(p.value, p.query, heads, dim, p.attn, slope); });
+          [&](int rows) {
+            return AdditiveV2GroupScore<T>(p.value, p.query, heads, dim, p.attn, slope, rows);
+          });
   }
 }
 

@@ -25,7 +25,6 @@ class AdditiveGroups {
         weights_(int64_t(3) * heads_ * EdgeMajor::kEdges),
         tails_(int64_t(heads_) * grouping.most_rows()),
         products_(int64_t(heads_) * grouping.most_rows()),
-        sum_(grads_.size() * grouping.most_rows()),
         sum2_(grads_.size() * grouping.most_rows()),
         head_sums_(heads_, p.shape.value_dim) {}
 
@@ -53,11 +52,10 @@ class AdditiveGroups {
         store_vector(tails_ + r * heads + h, tail);
       });
     });
-    grads_.aggregate(group, block_.index, block_.limit, w, w2, nullptr, sum_, sum2_);
-
     const int64_t columns = grads_.size(), first = group.row * columns;
-    convert(sum_, group.rows * columns, static_cast<const T*>(nullptr),
-            static_cast<T*>(p_.grad_value) + first);
+    grads_.aggregate(group, block_.index, block_.limit, w, w2, nullptr, nullptr, 0,
+                     {static_cast<T*>(p_.grad_value) + first}, {nullptr, sum2_});
+
     head_sums_(
         [&](const auto& add) __attribute__((always_inline)) {
           const T* value = a_.value + first;
@@ -81,9 +79,9 @@ class AdditiveGroups {
   Columns<T> grads_;
   EdgeBlock<T, EdgeMajor> block_;
   EdgeGradients<T, EdgeMajor> edges_;
-  Buffer<A> weights_;  // of sum_; of sum2_, times the slope; alpha delta slope
+  Buffer<A> weights_;  // of S; of S', times the slope; alpha delta slope
   Buffer<A> tails_, products_;
-  Buffer<A> sum_, sum2_;  // rows
+  Buffer<A> sum2_;  // rows of S'
   HeadSums<A> head_sums_;
 };
 
@@ -105,11 +103,10 @@ class FeatureGroups {
         attn_(attn),
         score_(score),
         values_(over_rows ? a.value : a.grad_out, heads_, p.shape.value_dim),
-        fixed_(over_rows ? a.grad_out : a.value),
+        fixed_(over_rows ? a.grad_out : a.value, values_.size(), grouping.most_rows()),
         block_(over_rows ? p.csr : p.reverse, given_ ? kNoOptions : p.edge, p.shape),
         edges_(a, heads_, over_rows),
-        score_sum_(score.size() * grouping.most_rows()),
-        value_sum_(values_.size() * grouping.most_rows()),
+        key_sum_(kKeyIsValue && !over_rows ? score.size() * grouping.most_rows() : 0),
         attn_sum_(attn ? score.size() * grouping.most_rows() : 0) {}
 
   void operator()(const Group& group) {
@@ -119,32 +116,32 @@ class FeatureGroups {
     } else {
       edges_.start(score_, block_, group);
       values_.dots(group, block_.index, kKeyIsValue && over_rows_ ? 0 : block_.limit,
-                   fixed_ + group.row * values_.size(), edges_.t());
+                   fixed_.of(group), edges_.t());
       over_rows_ ? edges_.stats_of_rows(group) : edges_.stats_of_edges(block_);
       edges_.solve(score_, block_);
     }
     const int64_t limit = given_ ? block_.limit : 0;
-    score_.accumulate(block_, group, limit, edges_.draw(), score_sum_,
-                      attn_ ? static_cast<A*>(attn_sum_) : nullptr);
-    score_.finish(group, score_sum_);
     if (over_rows_) {
       if (a_.edges) edges_.keep(block_);
       edges_.scatter_options(block_);
-      add_attn(group);
-      return write(group, score_.size(), score_sum_, p_.grad_query);
+      score_.accumulate(block_, group, limit, edges_.draw(), rows(group, score_.size(), p_.grad_query),
+                        {nullptr, attn_ ? static_cast<A*>(attn_sum_) : nullptr});
+      return add_attn(group);
     }
-    values_.aggregate(group, block_.index, limit, edges_.weight(), nullptr, nullptr, value_sum_, nullptr);
-    if (kKeyIsValue)
-      for (int64_t d = 0; d < group.rows * values_.size(); ++d) value_sum_[d] += score_sum_[d];
-    else
-      write(group, score_.size(), score_sum_, p_.grad_key);
-    write(group, values_.size(), value_sum_, p_.grad_value);
+    const SumRows<T> to = rows(group, values_.size(), p_.grad_value);
+    if (kKeyIsValue) {
+      score_.accumulate(block_, group, limit, edges_.draw(), {nullptr, key_sum_}, {});
+      values_.aggregate(group, block_.index, limit, edges_.weight(), nullptr, nullptr, key_sum_,
+                        values_.size(), to, {});
+    } else {
+      score_.accumulate(block_, group, limit, edges_.draw(), rows(group, score_.size(), p_.grad_key), {});
+      values_.aggregate(group, block_.index, limit, edges_.weight(), to);
+    }
   }
 
  private:
-  void write(const Group& group, int64_t size, const A* sum, void* result) const {
-    convert(sum, group.rows * size, static_cast<const T*>(nullptr),
-            static_cast<T*>(result) + group.row * size);
+  static SumRows<T> rows(const Group& group, int64_t size, void* result) {
+    return {static_cast<T*>(result) + group.row * size};
   }
 
   void add_attn(const Group& group) const {
@@ -161,10 +158,10 @@ class FeatureGroups {
   A* attn_;
   Score& score_;
   Columns<T> values_;
-  const T* fixed_;
+  FixedRows<T> fixed_;
   EdgeBlock<T, EdgeMajor> block_;
   EdgeGradients<T, EdgeMajor> edges_;
-  Buffer<A> score_sum_, value_sum_, attn_sum_;  // rows
+  Buffer<A> key_sum_, attn_sum_;  // rows
 };
 
 }  // namespace dfgnn::cpu::DFGNN_ISA

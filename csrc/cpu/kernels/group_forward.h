@@ -43,12 +43,13 @@ class GroupWorker {
         heads_(p.shape.heads),
         dim_(p.shape.value_dim),
         values_(p.value, heads_, dim_),
-        score_(make_score()),
+        score_(make_score(grouping.most_rows())),
         block_(p.csr, p.edge, p.shape),
         edges_(int64_t(4) * heads_ * EdgeMajor::kEdges),
         rows_(int64_t(4) * heads_ * grouping.most_rows()),
-        a_(values_.size() * grouping.most_rows()),
-        a2_(o.positive ? values_.size() * grouping.most_rows() : 0) {}
+        bias_(o.bias ? values_.size() : 0) {
+    for (int64_t d = 0; o.bias && d < values_.size(); ++d) bias_[d] = load<T, 1>(o.bias + d);
+  }
 
   void operator()(const Group& group) {
     const int64_t size = int64_t(heads_) * EdgeMajor::kEdges;
@@ -60,9 +61,11 @@ class GroupWorker {
     softmax(group, z, s, w, w2);
     if (!block_.factor) w = s;
     if (o_.attention) write_attention(group, w, z);
-    values_.aggregate(group, block_.index, Score::kGathersValues ? 0 : block_.limit, w,
-                      o_.positive ? w2 : nullptr, factors(group), a_, a2_);
-    write(group);
+    const int64_t size_of_row = values_.size(), first = group.row * size_of_row;
+    T *const out = o_.out + first, *const positive = o_.positive ? o_.positive + first : nullptr;
+    values_.aggregate(group, block_.index, Score::kGathersValues ? 0 : block_.limit, w, w2, factors(group),
+                      o_.bias ? static_cast<A*>(bias_) : nullptr, 0, {out}, {positive});
+    clear(group, out, positive);
   }
 
  private:
@@ -135,25 +138,17 @@ class GroupWorker {
     scatter<EdgeMajor>(attention, 0, block_.eid, block_.n, heads_, o_.attention);
   }
 
-  void write(const Group& group) {
-    const int heads = heads_;
-    const int64_t size = values_.size();
+  // Rows and heads without mass, where a value that is not finite made 0 times it a nan.
+  void clear(const Group& group, T* out, T* positive) const {
     const A* sum = sums(group);
-    for (int i = 0; i < group.rows * heads; ++i)
-      if (sum[i] == 0) {  // 0 times a value that is not finite
-        for (int64_t d = int64_t(i) * dim_; d < (int64_t(i) + 1) * dim_; ++d) {
-          a_[d] = 0;
-          if (o_.positive) a2_[d] = 0;
+    for (int r = 0, i = 0; r < group.rows; ++r)
+      for (int h = 0; h < heads_; ++h, ++i) {
+        if (sum[i] != 0) continue;
+        for (int d = h * dim_; d < (h + 1) * dim_; ++d) {
+          store<T, 1>(out + r * values_.size() + d, o_.bias ? bias_[d] : A(0));
+          if (positive) store<T, 1>(positive + r * values_.size() + d, A(0));
         }
       }
-    if (o_.bias) {
-      for (int r = 0; r < group.rows; ++r)
-        convert(a_ + r * size, size, o_.bias, o_.out + (group.row + r) * size);
-    } else {
-      convert(a_, group.rows * size, static_cast<const T*>(nullptr), o_.out + group.row * size);
-    }
-    if (o_.positive)
-      convert(a2_, group.rows * size, static_cast<const T*>(nullptr), o_.positive + group.row * size);
   }
 
   const Outputs<T>& o_;
@@ -163,7 +158,7 @@ class GroupWorker {
   EdgeBlock<T, EdgeMajor> block_;
   Buffer<A> edges_;   // raw scores; scores, then exponentials; weights; weights with z > 0
   Buffer<A> rows_;    // largest score, sum of exponentials, its inverse, its logarithm
-  Buffer<A> a_, a2_;  // rows of out and positive
+  Buffer<A> bias_;
 };
 
 }  // namespace dfgnn::cpu::DFGNN_ISA

@@ -1,9 +1,8 @@
 // The scores of scores.h for groups of short rows: no row is fixed, all arrays are edge-major.
 //   raw(block, group, z)                    what the family computes
 //   accumulate(block, group, limit, draw, a, a2)
-//                                           a[r] = terms of the gradient of row r, all but a factor;
-//                                           a2[r], unless it is null: of attn. limit: as in columns.h
-//   finish(group, a)                        a times this factor
+//                                           a[r] = the gradient of row r; a2[r], unless there is none: of attn;
+//                                           limit: as in columns.h; draw is overwritten
 #pragma once
 
 #include "columns.h"
@@ -52,28 +51,28 @@ class DotGroupScore : public Activation<T> {
   using Block = EdgeBlock<T, EdgeMajor>;
   static constexpr bool kGathersValues = false;
 
-  DotGroupScore(const void* gathered, const void* fixed, int heads, int dim, A scale, A negative_slope)
+  DotGroupScore(const void* gathered, const void* fixed, int heads, int dim, A scale, A negative_slope,
+                int most_rows)
       : Activation<T>(negative_slope),
         gathered_(gathered, heads, dim),
-        fixed_(static_cast<const T*>(fixed)),
+        fixed_(fixed, gathered_.size(), most_rows),
         scale_(scale) {}
 
   int64_t size() const { return gathered_.size(); }
 
   void raw(const Block& block, const Group& group, A* z) {
-    gathered_.dots(group, block.index, block.limit, fixed_ + group.row * size(), z);
+    gathered_.dots(group, block.index, block.limit, fixed_.of(group), z);
     block.update(z, [&](V v, int) { return v * scale_; });
   }
-  void accumulate(const Block& block, const Group& group, int64_t limit, const A* draw, A* a, A*) const {
-    gathered_.aggregate(group, block.index, limit, draw, nullptr, nullptr, a, nullptr);
-  }
-  void finish(const Group& group, A* a) const {
-    for (int64_t d = 0; d < group.rows * size(); ++d) a[d] *= scale_;
+  void accumulate(const Block& block, const Group& group, int64_t limit, A* draw, SumRows<T> a,
+                  SumRows<T>) const {
+    block.update(draw, [&](V v, int) { return v * scale_; });
+    gathered_.aggregate(group, block.index, limit, draw, a);
   }
 
  private:
   Columns<T> gathered_;
-  const T* fixed_;
+  FixedRows<T> fixed_;
   A scale_;
 };
 
@@ -85,10 +84,10 @@ class AdditiveV2GroupScore : public Activation<T> {
   static constexpr bool kGathersValues = true;
 
   AdditiveV2GroupScore(const void* gathered, const void* fixed, int heads, int dim, const void* attn,
-                       A negative_slope)
+                       A negative_slope, int most_rows)
       : Activation<T>(A(1)),
         gathered_(gathered, heads, dim),
-        fixed_(static_cast<const T*>(fixed)),
+        fixed_(fixed, gathered_.size(), most_rows),
         slope_(negative_slope),
         attn_(gathered_.size()) {
     for (int64_t d = 0; d < size(); ++d) attn_[d] = load<T, 1>(static_cast<const T*>(attn) + d);
@@ -97,19 +96,16 @@ class AdditiveV2GroupScore : public Activation<T> {
   int64_t size() const { return gathered_.size(); }
 
   void raw(const Block& block, const Group& group, A* z) {
-    gathered_.leaky_dots(group, block.index, block.limit, fixed_ + group.row * size(), attn_, slope_, z);
+    gathered_.leaky_dots(group, block.index, block.limit, fixed_.of(group), attn_, slope_, z);
   }
-  void accumulate(const Block& block, const Group& group, int64_t limit, const A* draw, A* a, A* a2) const {
-    gathered_.leaky_aggregate(group, block.index, limit, fixed_ + group.row * size(), slope_, draw, a, a2);
-  }
-  void finish(const Group& group, A* a) const {
-    for (int r = 0; r < group.rows; ++r, a += size())
-      for (int64_t d = 0; d < size(); ++d) a[d] *= attn_[d];
+  void accumulate(const Block& block, const Group& group, int64_t limit, A* draw, SumRows<T> a,
+                  SumRows<T> a2) const {
+    gathered_.leaky_aggregate(group, block.index, limit, fixed_.of(group), attn_, slope_, draw, a, a2);
   }
 
  private:
   Columns<T> gathered_;
-  const T* fixed_;
+  FixedRows<T> fixed_;
   A slope_;
   Buffer<A> attn_;
 };

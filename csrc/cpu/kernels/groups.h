@@ -30,10 +30,6 @@ struct Group {
   }
 };
 
-// Mean degree of a plan's items below which short rows are grouped, as measured: alone, a row costs most
-// where it has many heads.
-constexpr int64_t forward_degree(int heads) { return 24 + 8 * heads; }
-constexpr int64_t backward_degree(int heads) { return 2 + 6 * heads; }
 constexpr int kMostRows = 64;
 
 // Whether HeadSums adds up products as Rows::dots does.
