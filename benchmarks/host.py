@@ -179,9 +179,16 @@ def contestants(spec, edge_index, device, with_compiled) -> dict:
     if device == "cuda" and hasattr(dfgnn, "capture"):
 
         def captured():
+            from torch_geometric.data import Data
+
             training = Training(ours, spec, edge_index, device)
-            step = dfgnn.capture(training.loss, training.model, training.optimizer)
-            return lambda batch=edge_index: step(batch)
+            data = Data(x=training.x, edge_index=edge_index, y=training.y)
+
+            def loss(batch):
+                return F.cross_entropy(training.model(batch.x, batch.edge_index), batch.y)
+
+            step = dfgnn.capture(loss, training.model, training.optimizer)
+            return lambda: step(data)
 
         makers["dfgnn captured"] = captured
     found = {}
@@ -260,7 +267,7 @@ def run_fresh(args, results):
             for key, library in (("PyG", theirs), ("dfgnn", ours)):
                 layer = getattr(library, conv)(64, 16, heads=4).to(args.device)
 
-                def step(layer=layer, fresh=True):
+                def step(layer=layer, fresh=True, x=x, edge_index=edge_index):
                     out = layer(x, edge_index.clone() if fresh else edge_index)
                     torch.autograd.grad(out.sum(), (x, *layer.parameters()))
 

@@ -66,6 +66,9 @@ def graph_of(
         if graph is not None:
             return graph
     key = "graph_of", num_src, num_dst, self_loops
+    found = _of_dense(edge_index, key)
+    if found is not None:
+        return found
     return once(parts_of(edge_index), key, lambda: _build(edge_index, num_src, num_dst, self_loops))
 
 
@@ -90,6 +93,20 @@ def _of_buffer(
     structure = looped._structure
     assert isinstance(structure, FixedStructure)
     return looped, structure.edge_map
+
+
+def _of_dense(x: Any, key: tuple) -> Any:
+    """What `once` would find for an ordinary tensor; None where it has to build, or to look closer. A model
+    asks this once per layer and step, which a small graph waits for."""
+    if type(x) is not Tensor:
+        return None
+    entry = _cache.get((id(x),))
+    if entry is None or entry.refs[0]() is not x:
+        return None
+    found = entry.values.get(key)
+    if found is None or found[0] or (state_of(x),) != entry.state:
+        return None
+    return found[1]
 
 
 def once(parts: tuple[Tensor, ...], key: tuple, build: Callable[[], Any], more_state: tuple = ()) -> Any:

@@ -51,6 +51,14 @@ def _padding(x: Tensor, size: int) -> int:
     return -size % (16 // x.element_size()) if x.is_cuda else 0
 
 
+def _cut(x: Tensor, heads: int, size: int, padding: int) -> Tensor:
+    """Rows of padded heads without the padding. A new tensor and no view: autograd refuses to have a view that
+    was made within a function modified in place."""
+    cut = x.new_empty(len(x), heads * size)
+    cut.view(-1, heads, size).copy_(x.view(-1, heads, size + padding)[..., :size])
+    return cut
+
+
 class _Gat(NamedTuple):
     """What is no tensor of an additive layer."""
 
@@ -90,10 +98,8 @@ class _Gat(NamedTuple):
 
     def cut(self, out, bias):
         """Without the padding, but with the bias; a tensor of its own."""
-        out = out.unflatten(1, (self.heads, self.size + self.padding))[..., : self.size]
-        if bias is None:
-            return out.clone(memory_format=torch.contiguous_format).flatten(1)
-        return (out + bias.view(self.heads, self.size)).flatten(1)
+        cut = _cut(out, self.heads, self.size, self.padding)
+        return cut if bias is None else cut.add_(bias)
 
     def formula(self, x, weight, attn_src, attn_dst, bias, seed):
         heads = self.heads, self.size
@@ -266,8 +272,7 @@ class _Pair(NamedTuple):
     def cut(self, x):
         if not self.padding or x is None:
             return x
-        by_head = x.unflatten(-1, (self.heads, self.size + self.padding))[..., : self.size]
-        return by_head.clone(memory_format=torch.contiguous_format).flatten(-2)
+        return _cut(x, self.heads, self.size, self.padding)
 
     def ends(self, t):
         """value, src and dst as the operator takes them."""
@@ -386,7 +391,7 @@ class _PairLayer(torch.autograd.Function):
                 before = found[at_x]
                 found[at_x] = g.mm(t[at]) if before is None else before.addmm_(g, t[at])
         if need[_AT["attn"]]:
-            found[_AT["attn"]] = _ops.as_type(call.cut(attn.sum(0).flatten()), t.attn.dtype).view(
+            found[_AT["attn"]] = _ops.as_type(call.cut(attn.sum(0).view(1, -1)), t.attn.dtype).view(
                 t.attn.shape
             )
         if need[_AT["out_bias"]]:

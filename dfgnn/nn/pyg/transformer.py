@@ -143,9 +143,8 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
             and are_plain(x, (value_bias, key, key_bias, query_bias, skip, skip_bias), (x.dtype,))
         ):
             return None
-        if x_src.device.type == "cuda" and torch.is_autocast_enabled("cuda"):
-            return None
-        inside = skip is None or self.concat or self.heads == 1
+        wide = x.is_cuda and torch.is_autocast_enabled("cuda")  # as in forward
+        inside = skip is None or not wide and (self.concat or self.heads == 1)
         out = pair_layer(
             graph, "dot",
             PairTensors(
@@ -155,8 +154,9 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
             self.heads, scale=1 / math.sqrt(self.out_channels),
             dropout_p=self.dropout if self.training else 0.0,
         )  # fmt: skip
-        out = self._finished(out, out.dtype, None)
-        return out if inside else out + self.lin_skip(x_dst)
+        dtype = torch.promote_types(out.dtype, torch.float32) if wide else out.dtype
+        out = self._finished(out, dtype, None)
+        return out if inside else out + torch.nn.functional.linear(end, skip, skip_bias)
 
     def _edges(
         self, edge_index: Any, edge_attr: Tensor | None, graph: Graph, dtype: torch.dtype
