@@ -168,8 +168,7 @@ class Replay:
         self._state = self._now()
         self._args = body.given(sample)
         found = samples.take_apart(self._args).tensors
-        masks = [x for x in found.values() if x.dtype == torch.bool and x.dim() == 1]
-        self._known = KnownMasks(masks)
+        self._known = KnownMasks()
         self._bounds = bounds_of(found, samples.levels_of(sample), sample.sizes)
         self._graph, self._out = None, None
         if not body.debug:
@@ -184,7 +183,9 @@ class Replay:
 
     def _step(self) -> Any:
         with Padding({}, self._bounds), self._known:
-            return self._body.step(self._args)
+            out = self._body.step(self._args)
+        self._known.learns = False  # what the first warm-up has seen
+        return out
 
     def __call__(self) -> Any:
         if self._graph is None:

@@ -65,17 +65,22 @@ class Padding(TorchFunctionMode):
 
 
 class KnownMasks(TorchFunctionMode):
-    """places: of a bool tensor, by its identity, where it is True."""
+    """``x[mask]`` with masks that were seen while ``learns``: by their identity, where they are True."""
 
-    def __init__(self, masks: list[Tensor]):
+    def __init__(self) -> None:
         super().__init__()
-        self._places = {id(mask): (mask, mask.nonzero().squeeze(1)) for mask in masks}
+        self.learns = True
+        self._places: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is Tensor.__getitem__ and len(args) == 2 and isinstance(args[1], Tensor):
-            found = self._places.get(id(args[1]))
-            if found is not None:
-                return args[0].index_select(0, found[1])
+            x, mask = args
+            if mask.dtype == torch.bool and mask.dim() == 1 and len(x) == len(mask):
+                if self.learns and id(mask) not in self._places:
+                    self._places[id(mask)] = mask, mask.nonzero().squeeze(1)
+                found = self._places.get(id(mask))
+                if found is not None:
+                    return x.index_select(0, found[1])
         return func(*args, **(kwargs or {}))
 
 

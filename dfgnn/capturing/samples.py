@@ -39,7 +39,10 @@ class Sample(NamedTuple):
 
 
 def take_apart(args: tuple[Any, ...]) -> Sample:
-    """What a step was called with: one torch_geometric Data or Batch, one dict, or tensors as in `NAMES`."""
+    """What a step was called with: one torch_geometric Data or Batch, one dict, tensors as in `NAMES`, or
+    nothing."""
+    if not args:
+        return Sample({}, Sizes(0, 0, 0), args, lambda found, sizes: args)
     if len(args) == 1 and hasattr(args[0], "edge_index") and hasattr(args[0], "keys"):
         return _of_data(args[0])
     if len(args) == 1 and isinstance(args[0], dict):

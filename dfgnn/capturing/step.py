@@ -65,9 +65,9 @@ def capture(
     ``node_mask``, ``edge_mask`` and ``graph_mask``, bool: which rows are in use. What else mixes rows needs
     them. When a capacity is captured, loss and gradients of the batch are compared with and without padding.
 
-    **A graph that stays the same**: where a step is called with the very object of the call before, its
-    tensors are captured as they are, without padding, and selections by its masks (``out[data.train_mask]``)
-    are known. It must not be modified afterwards.
+    **A graph that stays the same**: where a step is called with the very object of the call before, or with
+    nothing, what it reads is captured as it is, without padding, and selections by masks that stay
+    (``out[data.train_mask]``) are known. Neither must be modified afterwards.
 
     **Not to be had**: shapes that depend on values (``x[x > 0]``, ``unique``), ``.item()`` and prints: an
     error says where. Typed layers (RGAT, HGT) with edges that change. GradScaler, whose steps wait: use
@@ -164,7 +164,7 @@ class CapturedStep:
             return same[1]()
         sample = samples.take_apart(batch)
         self._most = max(self._most, sample.sizes.graphs)
-        if not self._levels:  # the first one
+        if self._last is None:  # the first one
             self._levels = samples.levels_of(sample)
             self._shapes = {name: (tuple(x.shape), x.dtype) for name, x in sample.tensors.items()}
             self._last = batch

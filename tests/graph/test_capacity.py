@@ -82,7 +82,10 @@ def test_structure(device):
     assert graph.csr().indices[:3].tolist() == [3, 7, 0]
     assert graph.csr().eids[:3].tolist() == [2, 0, 1]
     assert graph.reverse_csr().indices[:3].tolist() == [1, 0, 1]
-    assert graph.edge_index[:, :3].equal(edges) and (torch.tensor([8, 4]) == graph.edge_index[:, 3:].T).all()
+    assert (
+        graph.edge_index[:, :3].equal(edges)
+        and (torch.tensor([8, 4], device=device) == graph.edge_index[:, 3:].T).all()
+    )
     assert graph.in_degrees().tolist() == [1, 2, 0, 0, 0]
     assert not graph.has_zero_in_degree
     assert graph.copy_(edges, (8, 3)).has_zero_in_degree

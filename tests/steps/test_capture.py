@@ -3,6 +3,7 @@
 ``debug=True`` is what a replay computes, eagerly, so that most of it is tested on the CPU, too.
 """
 
+import gc
 import warnings
 
 import pytest
@@ -139,7 +140,9 @@ def test_pooling(device, pool):
 def node_losses():
     return {
         "cross_entropy": lambda out, y: F.cross_entropy(out, y),
-        "module": lambda out, y: nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 0.5]).to(out))(out, y),
+        "module": lambda out, y: nn.CrossEntropyLoss(weight=1 / (1 + torch.arange(3, device=out.device)))(
+            out, y
+        ),
         "nll": lambda out, y: F.nll_loss(out.log_softmax(-1), y, reduction="sum"),
         "soft": lambda out, y: F.cross_entropy(out, F.one_hot(y, 3).to(out.dtype)),
         "bce": lambda out, y: F.binary_cross_entropy_with_logits(out, F.one_hot(y, 3).to(out.dtype)),
@@ -270,6 +273,33 @@ def test_a_graph_that_stays_the_same(device, dropout):
     before = step(data)
     assert step.captures == captures + (device == "cuda")
     assert torch.isfinite(before)
+
+
+def test_a_step_without_arguments(device):
+    data = full_graph(device)
+    found = []
+    for captured in (True, False):
+        torch.manual_seed(0)
+        model = Net(pool=None).to(device)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01, capturable=device == "cuda")
+
+        def loss_fn(model=model):
+            return F.cross_entropy(model(data)[data.train_mask], data.node_y[data.train_mask])
+
+        if captured:
+            step = dfgnn.capture(loss_fn, model, optimizer, debug=device == "cpu")
+            losses = [step() for _ in range(6)]
+            assert (step.eager_steps, step.replays) == (1, 5)
+        else:
+            losses = []
+            for _ in range(6):
+                optimizer.zero_grad()
+                loss = loss_fn()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.detach())
+        found.append(torch.stack(losses))
+    torch.testing.assert_close(*found, rtol=2e-4, atol=2e-5)
 
 
 def test_too_large_a_batch_runs_eagerly_with_one_warning(device):
@@ -429,7 +459,7 @@ def test_dropout_advances_and_repeats_with_the_seed(gpu):
         model = Net(dropout=0.5).to(gpu)
         step = dfgnn.capture(graph_loss(model), model, torch.optim.SGD(model.parameters(), 0.0))
         curves.append(torch.stack([step(data[k % 2]) for k in range(9)]))
-    assert curves[0].equal(curves[1])
+    torch.testing.assert_close(curves[0], curves[1])  # pooling adds up by atomics
     assert len(curves[0].unique()) == 9  # nothing is learnt: only masks differ
 
 
@@ -455,6 +485,7 @@ def test_a_wait_is_an_error_that_leaves_no_trace(gpu):
 def test_with_a_loader_that_pins_memory(gpu, workers):
     from torch_geometric.loader import DataLoader
 
+    gc.collect()  # what is left of other tests must not end in a forked worker, which has no CUDA
     loader = DataLoader(graphs(60), batch_size=8, shuffle=True, pin_memory=True, num_workers=workers)
     model = Net().to(gpu)
     step = dfgnn.capture(graph_loss(model), model, torch.optim.Adam(model.parameters()))
@@ -486,10 +517,10 @@ def test_a_fixed_graph_under_torchs_own_captures(gpu, conv):
         _WithEdges(layer, data.edge_index), (data.x.clone().requires_grad_(),)
     )
     for got, value in zip(gradients(graphed), want):
-        torch.testing.assert_close(got, value, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(got, value, rtol=1e-4, atol=1e-3)
     compiled = torch.compile(_WithEdges(layer, data.edge_index), mode="reduce-overhead")
     for got, value in zip(gradients(compiled), want):
-        torch.testing.assert_close(got, value, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(got, value, rtol=1e-4, atol=1e-3)
 
 
 class _WithEdges(nn.Module):

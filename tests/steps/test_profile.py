@@ -137,7 +137,8 @@ def test_on_a_gpu(tmp_path):
         # No kernel starts before its launch returns to the driver, some microseconds each.
         assert found.tklqt_ms > found.kernels * 1e-3
         assert 0 < found.device_ms < found.step_ms
-        assert found.by_kernel and found.waits == 0
+        assert found.by_kernel
+    assert compared.before.waits >= 1 and compared.after.waits == 0  # PyG drops loops by a mask
     assert compared.after.kernels < compared.before.kernels
     x = torch.randn(4096, 4096, device="cuda")
     heavy = dfgnn.profile(lambda: (x @ x @ x).sum(), steps=3)
