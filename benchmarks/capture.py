@@ -3,9 +3,10 @@
     python benchmarks/capture.py [--data FOLDER] [--json benchmarks/results/h100-capture.json]
 
 ``full``         2 layers of GAT, GATv2 and TransformerConv on Cora, PubMed and one batch of 64 molecules
-``molhiv``       an epoch of ogbg-molhiv, shuffled, in batches of 32 and of 512: 4 layers of GATConv with batch
-                 norms and mean pooling. With the DataLoader of torch_geometric, and captured also with a loader
-                 that gathers the tensors of the whole data set; the loaders alone beside them
+``molhiv``       an epoch of ogbg-molhiv, shuffled, in batches of 32 and of 512: 4 layers of GATConv with
+batch
+                 norms and mean pooling. With the DataLoader of torch_geometric, and captured also with a
+                 loader that gathers the tensors of the whole data set; the loaders alone beside them
 ``minesweeper``  15 layers of GATConv with residuals, normalisation and dropout, as tunedGNN trains
 
 A step is loss, backward and a fused Adam. Contestants take turns; times are medians of rounds. Loss curves

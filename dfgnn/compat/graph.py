@@ -28,7 +28,8 @@ _CROSS: dict[str, Callable[[list[Tensor]], Tensor]] = {
 
 
 class DGLGraph:
-    """A graph, or one per relation, with features of nodes and edges, as DGL's class of that name offers them.
+    """A graph, or one per relation, with features of nodes and edges, as DGL's class of that name offers
+    them.
 
     Layers and :mod:`dfgnn.ops` take it where it has one relation. ``fused`` is its :class:`dfgnn.Graph`, and
     ``graphs`` are those of all relations, by (type of sources, name, type of destinations). Structure is
