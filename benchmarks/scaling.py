@@ -3,9 +3,9 @@
     python benchmarks/scaling.py --json benchmarks/results/scaling.json
     python benchmarks/scaling.py --graphs ogbn-arxiv --parts 2 4 --methods random
 
-Divides real graphs into 2 to 64 parts on the CPU, at random, into contiguous ranges, and by METIS, and counts
-for each part what `DistributedGraph` would hold and fetch: nodes, edges, and halo rows, sources that its edges
-need and others own. The halo of a random partition is compared with its expectation,
+Divides real graphs into 2 to 64 parts on the CPU, at random, into contiguous ranges, and by METIS, and
+counts for each part what `DistributedGraph` would hold and fetch: nodes, edges, and halo rows, sources that
+its edges need and others own. The halo of a random partition is compared with its expectation,
 
     sum of all parts' halo rows = sum_j (P - 1) (1 - (1 - 1 / P)^d_j),    d_j: out-degree
 
@@ -86,7 +86,8 @@ def model(num_nodes, num_edges, row, link, passes=PASSES):
 
 
 def published(args):
-    """The same for sizes that no machine here holds: a power law as of products~ and papers100M, at random."""
+    """The same for sizes that no machine here holds: a power law as of products~ and papers100M, at
+    random."""
     rows = []
     for name, nodes, edges in (
         ("products~", 2_449_029, 126_200_000),

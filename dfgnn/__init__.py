@@ -1,10 +1,10 @@
 """dfgnn: attention GNN layers as one kernel per direction, on CPU and CUDA.
 
 ``Graph`` holds the edges, ``functional`` the attention functions, ``nn`` the layers with DGL's arguments,
-``nn.pyg`` those with torch_geometric's, ``ops`` DGL's operators, ``sampling`` mini-batches, and ``reference``
-the attention functions in plain PyTorch. ``accelerate`` and ``patch`` bring the layers into code that was
-written for DGL or torch_geometric, ``convert_state_dict`` takes weights from one to the other. ``profile`` says
-where the time of a training step goes, and ``capture`` replays it as a CUDA graph.
+``nn.pyg`` those with torch_geometric's, ``ops`` DGL's operators, ``sampling`` mini-batches, and
+``reference`` the attention functions in plain PyTorch. ``accelerate`` and ``patch`` bring the layers into
+code that was written for DGL or torch_geometric, ``convert_state_dict`` takes weights from one to the
+other. ``profile`` says where the time of a training step goes, and ``capture`` replays it as a CUDA graph.
 """
 
 from dfgnn import functional, nn, ops, reference, sampling

@@ -15,6 +15,7 @@ import argparse
 import gc
 import json
 import os
+import re
 import runpy
 import statistics
 import subprocess
@@ -34,7 +35,8 @@ def label(variant: str) -> str:
 
 
 def file_of(out: Path, kind: str, row: dict, variant: str) -> Path:
-    return out / kind / f"{row['name']} {label(variant)}.jsonl".replace(" ", "_").replace("~", "-twin")
+    name = re.sub(r"[^\w.-]+", "_", f"{row['name']} {label(variant)}")
+    return out / kind / f"{name}.jsonl"
 
 
 def command(row: dict, variant: str, more: list[str]) -> list[str]:
@@ -97,7 +99,8 @@ def lone_runs(plan: list[dict], out: Path, common: list[str]) -> None:
             try:
                 runpy.run_path(sys.argv[0], run_name="__main__")
             except (Exception, SystemExit) as error:
-                reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:300]
+                first = str(error).partition("\n")[0].partition(". GPU 0")[0]  # of an error of CUDA's
+                reason = f"{type(error).__name__}: {first}"[:200]
                 print(" ", reason, flush=True)
                 with path.open("a") as file:
                     file.write(json.dumps({"failed": reason}) + "\n")
@@ -139,6 +142,10 @@ def collect(plan: list[dict], out: Path) -> list[dict]:
                     "versions",
                 )
                 found |= {key: run[key] for key in keys if key in run}
+                if "seconds_per_epoch" in run:
+                    found["seconds_per_step"] = run["seconds_per_epoch"] / run["steps"]
+                if "kernels" in run.get("profile", {}):
+                    found["kernels_per_step"] = round(run["profile"]["kernels"] / run["steps"])
                 if "history" in run and len(run["history"]) > 8:
                     # Scores after each epoch included, the first epochs not, which have what happens once.
                     times = [h[0] for h in run["history"]]
@@ -154,7 +161,7 @@ def thin(history: list, most: int = 200) -> list:
 def table(rows: list[dict]) -> str:
     """Markdown; ratios are those to torch_geometric's layers."""
     lines = [
-        "| data, model | | test score | published | ms per epoch | with scores | MiB | kernels | GPU idle |",
+        "| data, model | | test score | published | ms per step | with scores | MiB | kernels | GPU idle |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     base = {row["row"]: row for row in rows if row["variant"] == "pyg"}
@@ -174,9 +181,9 @@ def table(rows: list[dict]) -> str:
         idle = f"{100 * profile['gpu_idle']:.0f} %" if "gpu_idle" in profile else ""
         cells = [
             row["row"], row["variant"], score, row["published"],
-            "fails: " + row["failed"] if "failed" in row else ratio(row, "seconds_per_epoch", ",.2f", 1e3),
+            "fails: " + row["failed"] if "failed" in row else ratio(row, "seconds_per_step", ",.2f", 1e3),
             ratio(row, "seconds_with_scores", ",.2f", 1e3), ratio(row, "peak_memory", ",.0f", 2**-20),
-            str(profile.get("kernels", "")), idle,
+            str(row.get("kernels_per_step", "")), idle,
         ]  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
@@ -216,9 +223,9 @@ def pictures(rows: list[dict], out: Path) -> None:
         figure.savefig(out / "scores.png", dpi=120)
         plt.close(figure)
     kinds = {
-        "ms per epoch": lambda r: 1e3 * r["seconds_per_epoch"] if r.get("seconds_per_epoch") else None,
+        "ms per step": lambda r: 1e3 * r["seconds_per_step"] if r.get("seconds_per_step") else None,
         "peak memory, MiB": lambda r: r["peak_memory"] / 2**20 if r.get("peak_memory") else None,
-        "kernels per epoch": lambda r: r.get("profile", {}).get("kernels"),
+        "kernels per step": lambda r: r.get("kernels_per_step"),
     }
     figure, axes = plt.subplots(1, 3, figsize=(11, 0.5 + 0.17 * len(names) * len(variants)), sharey=True)
     for axis, (title, value) in zip(axes, kinds.items()):

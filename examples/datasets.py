@@ -157,19 +157,21 @@ class GraphSet:
     def batch(self, ids: Tensor):
         """The graphs with these numbers (on the CPU), side by side, as torch_geometric's loaders give
         them."""
-        from torch_geometric.data import Data
+        from torch_geometric.data import Batch
 
         nodes, node_graph, node_start = self._rows(0, self.num_nodes, ids)
         edges, edge_graph, _ = self._rows(1, self.num_edges, ids)
         # int32 halves what is read; layers and index operations take int64.
         edge_index = self.edge_index[:, edges].long() + node_start[edge_graph]
-        return Data(
+        batch = Batch(
             edge_index=edge_index,
             batch=node_graph,
             **{k: x[nodes] for k, x in self.node.items()},
             **{k: x[edges] for k, x in self.edge.items()},
             **{k: x[ids.to(self.device)] for k, x in self.graph.items()},
         )
+        batch._num_graphs = len(ids)
+        return batch
 
     def _rows(self, kind: int, sizes: Tensor, ids: Tensor):
         """Rows of these graphs, the place in ``ids`` that each is of, and where each graph begins."""

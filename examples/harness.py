@@ -284,7 +284,7 @@ def run(args, make_task, seed: int) -> dict:
     if args.resume and path is not None and path.exists():
         progress = load(path, task)
     begin = time.perf_counter() - progress["total"]
-    history, first = progress["history"], len(progress["history"])
+    history, first, ended = progress["history"], len(progress["history"]), "epochs"
     epochs = range(first, 0 if progress["done"] else args.epochs)
     board = None
     if args.logdir is not None:
@@ -314,6 +314,7 @@ def run(args, make_task, seed: int) -> dict:
             late = args.max_seconds is not None and progress["total"] > args.max_seconds
             progress["done"] = not go_on
             last = not go_on or late or epoch + 1 == args.epochs
+            ended = "patience" if not go_on else "time" if late else "epochs"
             if path is not None and (last or (epoch + 1) % args.checkpoint_every == 0):
                 save(path, task, progress)
             if board is not None:
@@ -333,6 +334,7 @@ def run(args, make_task, seed: int) -> dict:
         "metric": task.metric,
         **{k: v for k, v in (task.best.scores or {}).items()},
         "epochs": len(history),
+        "ended": ended,
         "steps": getattr(task, "steps", 1),
         # The first epochs have what happens once: plans, compilation, capture.
         "seconds_per_epoch": statistics.median(seconds[min(4, len(seconds) - 1) :]) if seconds else None,

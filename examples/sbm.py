@@ -7,6 +7,7 @@ or 2 at random; those of a pattern are one of 100 fixed ones. The class of a nod
 pattern. For CLUSTER see cluster.py.
 """
 
+import contextlib
 import os
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -79,9 +80,10 @@ def load(name: str, counts, root, device="cpu") -> tuple[GraphSet, dict[str, tor
             "y": torch.from_numpy(joined[3]),
             "positions": torch.from_numpy(joined[4]),
         }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(parts, path.with_suffix(f".{os.getpid()}"))
-        path.with_suffix(f".{os.getpid()}").replace(path)
+        with contextlib.suppress(OSError):  # where it may not be written they are made again
+            path.parent.mkdir(parents=True, exist_ok=True)
+            torch.save(parts, path.with_suffix(f".{os.getpid()}"))
+            path.with_suffix(f".{os.getpid()}").replace(path)
     node = {k: parts[k] for k in ("x", "y", "positions")}
     data = GraphSet(parts["num_nodes"], parts["num_edges"], parts["edge_index"], node, {}, {}, device)
     split = dict(zip(("train", "valid", "test"), torch.arange(sum(counts)).split(list(counts))))

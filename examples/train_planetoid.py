@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from layers import conv, prepare
 from node_classification import FullGraph
 from torch import nn
+from torch_geometric.utils import add_self_loops, remove_self_loops
 
 LAYERS = {"gat": "GATConv", "gatv2": "GATv2Conv", "gt": "TransformerConv"}
 
@@ -22,7 +23,7 @@ class Network(nn.Module):
     def __init__(self, impl, model, in_channels, classes, out_heads, heads=8, hidden=8, dropout=0.6):
         super().__init__()
         self.dropout = dropout
-        options = {"dropout": dropout} if model == "gt" else {"dropout": dropout, "add_self_loops": True}
+        options = {"dropout": dropout} if model == "gt" else {"dropout": dropout, "add_self_loops": False}
         self.hidden = conv(impl, LAYERS[model], in_channels, hidden, heads, **options)
         self.out = conv(impl, LAYERS[model], heads * hidden, classes, out_heads, concat=False, **options)
 
@@ -73,6 +74,7 @@ def main():
     parser.add_argument("--patience", type=int, default=100, help="epochs without a better validation result")
     args = parser.parse_args()
     data = datasets.planetoid(args.dataset, args.root).to(args.device)
+    data.edge_index = add_self_loops(remove_self_loops(data.edge_index)[0], num_nodes=len(data.y))[0]
     harness.main(args, lambda args, seed: Planetoid(args, seed, data))
 
 

@@ -1,13 +1,14 @@
 """DGL's names for scripts that are to run without DGL: change the imports, keep the rest.
 
-========================================================= =====================================================
-``import dgl``                                            ``import dfgnn.compat as dgl``
-``import dgl.function as fn``                             ``import dfgnn.compat.function as fn``
-``from dgl import ops``                                   ``from dfgnn import ops``
-``from dgl.nn.functional import edge_softmax``            ``from dfgnn.ops import edge_softmax``
-``import dgl.nn as dglnn``, ``from dgl.nn import GATConv`` ``import dfgnn.nn as dglnn``, ``from dfgnn.nn import GATConv``
-``from dgl.data import CoraGraphDataset``                 ``from dfgnn.compat.data import CoraGraphDataset``
-========================================================= =====================================================
+============================================== =======================================================
+``import dgl``                                 ``import dfgnn.compat as dgl``
+``import dgl.function as fn``                  ``import dfgnn.compat.function as fn``
+``from dgl import ops``                        ``from dfgnn import ops``
+``from dgl.nn.functional import edge_softmax`` ``from dfgnn.ops import edge_softmax``
+``import dgl.nn as dglnn``                     ``import dfgnn.nn as dglnn``
+``from dgl.nn import GATConv``                 ``from dfgnn.nn import GATConv``
+``from dgl.data import CoraGraphDataset``      ``from dfgnn.compat.data import CoraGraphDataset``
+============================================== =======================================================
 
 :class:`DGLGraph` is a graph with features, of one or several types of nodes and edges; built-in message
 functions run on :mod:`dfgnn.ops`. Not here: reduce functions written in Python, subgraphs, samplers

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     def __getattr__(name: str) -> Callable[..., Message]: ...
 
 
-def sum(msg: str, out: str) -> Reduce:  # noqa: A001 - DGL's name
+def sum(msg: str, out: str) -> Reduce:
     return Reduce("sum", msg, out)
 
 
@@ -45,11 +45,11 @@ def mean(msg: str, out: str) -> Reduce:
     return Reduce("mean", msg, out)
 
 
-def max(msg: str, out: str) -> Reduce:  # noqa: A001
+def max(msg: str, out: str) -> Reduce:
     return Reduce("max", msg, out)
 
 
-def min(msg: str, out: str) -> Reduce:  # noqa: A001
+def min(msg: str, out: str) -> Reduce:
     return Reduce("min", msg, out)
 
 

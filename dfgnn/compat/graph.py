@@ -28,7 +28,8 @@ _CROSS: dict[str, Callable[[list[Tensor]], Tensor]] = {
 
 
 class DGLGraph:
-    """A graph, or one per relation, with features of nodes and edges, as DGL's class of that name offers them.
+    """A graph, or one per relation, with features of nodes and edges, as DGL's class of that name offers
+    them.
 
     Layers and :mod:`dfgnn.ops` take it where it has one relation. ``fused`` is its :class:`dfgnn.Graph`, and
     ``graphs`` are those of all relations, by (type of sources, name, type of destinations). Structure is
@@ -339,7 +340,10 @@ def heterograph(
 ) -> DGLGraph:
     """From (sources, destinations) by (type of sources, name, type of destinations)."""
     # DGL orders types by name.
-    ends = {r: tuple(torch.as_tensor(x, device=device) for x in data_dict[r]) for r in sorted(data_dict)}
+    ends: dict[Relation, tuple[Tensor, Tensor]] = {}
+    for relation in sorted(data_dict):
+        src, dst = (torch.as_tensor(x, device=device) for x in data_dict[relation])
+        ends[relation] = src, dst
     graphs = graphs_of(ends, num_nodes_dict)
     sizes = dict(num_nodes_dict or {})
     for relation, found in graphs.items():

@@ -1,5 +1,5 @@
-"""Graph, what it is made of (``convert``), other orders of its nodes (``reorder``), several types of nodes and
-edges (``hetero``), and parts of a graph that several processes share (``part``)."""
+"""Graph, what it is made of (``convert``), other orders of its nodes (``reorder``), several types of nodes
+and edges (``hetero``), and parts of a graph that several processes share (``part``)."""
 
 from .graph import CSR, DegreeStats, Graph
 from .hetero import Homogeneous, heterograph, to_homogeneous
