@@ -355,7 +355,11 @@ def molhiv(args, device):
             if shared:
                 ids = [device.index] if device.type == "cuda" else None
                 net = DistributedDataParallel(
-                    net, device_ids=ids, gradient_as_bucket_view=True, broadcast_buffers=False, static_graph=True
+                    net,
+                    device_ids=ids,
+                    gradient_as_bucket_view=True,
+                    broadcast_buffers=False,
+                    static_graph=True,
                 )
             optimizer = torch.optim.Adam(net.parameters(), lr=3e-4, fused=device.type == "cuda")
 

@@ -37,10 +37,10 @@ class Net(nn.Module):
     """GAT layers with residuals and layer norms, and a linear classifier of nodes, or of graphs by their
     mean."""
 
-    def __init__(self, embedding, width, classes, layers=3, heads=4, dropout=0.1):
+    def __init__(self, embedding, args, classes, layers=3, heads=4):
         super().__init__()
         self.embedding = embedding
-        options = {"attn_drop": dropout, "allow_zero_in_degree": True}
+        width, options = args.width, {"attn_drop": args.dropout, "allow_zero_in_degree": True}
         self.layers = nn.ModuleList(GATConv(width, width // heads, heads, **options) for _ in range(layers))
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(layers))
         self.head = nn.Linear(width, classes)
@@ -94,7 +94,7 @@ def one_graph(args, device, rank, world):
         x, labels, train = (graph.scatter(t) for t in (whole, labels, train))
     print(graph)
     batch = (graph, x), labels, train
-    return Net(nn.Linear(x.shape[1], args.width), args.width, classes), lambda epoch: [batch]
+    return Net(nn.Linear(x.shape[1], args.width), args, classes), lambda epoch: [batch]
 
 
 def many_graphs(args, device, rank, world):
@@ -119,7 +119,7 @@ def many_graphs(args, device, rank, world):
                     torch.ones_like(labels, dtype=torch.bool),
                 )
 
-        return Net(Atoms(args.width), args.width, 2), molecules
+        return Net(Atoms(args.width), args, 2), molecules
     import cluster
 
     made = cluster.make_batches(args.batch * args.nodes // 1000, args.batch, seed=0)
@@ -131,7 +131,7 @@ def many_graphs(args, device, rank, world):
             graph, x, labels = made[k]
             yield (graph, x), labels, torch.ones_like(labels, dtype=torch.bool)
 
-    return Net(nn.Embedding(7, args.width), args.width, 6), communities
+    return Net(nn.Embedding(7, args.width), args, 6), communities
 
 
 # ---- training --------------------------------------------------------------------------------------------
@@ -213,6 +213,7 @@ def main(argv=None):
     parser.add_argument("--root", default="data", help="folder of data sets")
     parser.add_argument("--batch", type=int, default=32, help="graphs per process and step")
     parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--dropout", type=float, default=0.1, help="of the attention")
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--shard", action="store_true", help="FSDP2 instead of DistributedDataParallel")

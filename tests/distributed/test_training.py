@@ -1,0 +1,57 @@
+"""The example: that of a whole graph and that of batches, on several processes, stopped and gone on with."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dfgnn.distributed import partition
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+SMALL = "--nodes 300 --width 16"
+
+
+def _losses(group, runs):
+    """Of ``main`` with each of these arguments."""
+    sys.path.insert(0, str(EXAMPLES))
+    import train_distributed
+
+    return [train_distributed.main(line.split()) for line in runs]
+
+
+@pytest.mark.parametrize("shard", ["", "--shard"])
+def test_resume_is_an_uninterrupted_run(four, tmp_path, shard):
+    """With dropout, of which the generators' states are part of a checkpoint."""
+    stopped = f"graph {SMALL} {shard} --checkpoint {tmp_path}"
+    runs = f"graph {SMALL} {shard} --epochs 3", f"{stopped} --epochs 2", f"{stopped} --epochs 3 --resume"
+    for whole, first, resumed in four.run(_losses, runs):
+        assert whole == resumed != first
+        assert torch.tensor([whole, first]).isfinite().all()
+
+
+def test_processes_train_what_one_trains(four, tmp_path, monkeypatch):
+    """Without dropout the loss does not depend on how many share the graph, nor on where its parts come
+    from."""
+    generator = np.random.default_rng(0)
+    np.save(tmp_path / "edges.npy", generator.integers(0, 200, (2, 2000)))
+    nodes = {
+        "x": generator.standard_normal((200, 8)).astype(np.float32),
+        "y": generator.integers(0, 4, 200),
+        "train": generator.random(200) < 0.5,
+    }
+    edges = np.load(tmp_path / "edges.npy")
+    for count in (1, 4):
+        partition.write(edges, tmp_path / str(count), count, 200, nodes=nodes)
+    line = "graph --width 16 --epochs 3 --dropout 0 --parts {}".format
+    found = four.run(_losses, [line(tmp_path / "4")])
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    (alone,) = _losses(None, [line(tmp_path / "1")])
+    for (loss,) in found:
+        assert loss == pytest.approx(alone, rel=1e-5)
+
+
+def test_batches(four):
+    losses = four.run(_losses, ["batches --nodes 4000 --batch 1 --epochs 2 --width 16 --lr 0.01"])
+    assert len({loss for (loss,) in losses}) == 1 and losses[0][0] < 1.9  # log 6 = 1.79
