@@ -26,9 +26,8 @@ from . import _autograd, _edges, _ops, _plain
 from ._arguments import NEED_BIAS, NEED_WEIGHT, EdgeArgs, Numbers, Tensors
 from .graph import GraphPart
 
-# A sum over more rows than this is taken in chunks: a product [H, D, N] x [H, N, d] by itself keeps a block
-# per head busy on a GPU.
-_CHUNKS, _CHUNK_ROWS = 128, 64
+# Of rows, in products that sum over them: one product [H, D, N] x [H, N, d] keeps a block per head busy.
+_CHUNKS = 16
 
 
 # ---- the operators with their derivatives ----------------------------------------------------------------
@@ -167,22 +166,28 @@ def _add_projection(out: Tensor, x: Tensor, proj: Tensor, factor: float = 1.0) -
 
 def _sum_of_products(x: Tensor, y: Tensor) -> Tensor:
     """sum_i x_i y_i^T: [N, H, D] x [N, H, width] -> [H, D, width] acc."""
-    acc, length = _ops.acc_type(x.dtype), len(x) // _CHUNKS
-    if not x.is_cuda or length < _CHUNK_ROWS:
-        return torch.bmm(x.permute(1, 2, 0), y.transpose(0, 1)).to(acc)
-    whole = length * _CHUNKS
-    found = torch.stack(
-        [
-            torch.bmm(
-                x[:whole, h].unflatten(0, (_CHUNKS, length)).transpose(1, 2),
-                y[:whole, h].unflatten(0, (_CHUNKS, length)),
-            ).sum(0, dtype=acc)
-            for h in range(x.shape[1])
-        ]
-    )
+    if not x.is_cuda or len(x) < 2 * _CHUNKS:
+        return torch.bmm(x.permute(1, 2, 0), y.transpose(0, 1)).to(_ops.acc_type(x.dtype))
+    # Tensor cores multiply what is thrown away for nothing.
+    return products_in_chunks(x, y, _CHUNKS, x.shape[1] if x.dtype.itemsize == 2 else 4)
+
+
+def products_in_chunks(x: Tensor, y: Tensor, chunks: int, group: int) -> Tensor:
+    """`_sum_of_products` as few products that keep a GPU busy: of a chunk of rows and ``group`` heads at a
+    time, all with all, of which the diagonal is taken."""
+    heads, length = x.shape[1], len(x) // chunks
+    whole, acc = length * chunks, _ops.acc_type(x.dtype)
+    found = []
+    for h in range(0, heads, group):
+        a, b = (t[:whole, h : h + group].flatten(1).unflatten(0, (chunks, length)) for t in (x, y))
+        total = torch.bmm(a.transpose(1, 2), b).sum(0, dtype=acc)
+        count = min(group, heads - h)
+        blocks = total.view(count, x.shape[2], count, y.shape[2])
+        found.append(blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1))
+    result = torch.cat(found)
     if whole < len(x):
-        found += torch.bmm(x[whole:].permute(1, 2, 0), y[whole:].transpose(0, 1))
-    return found
+        result += torch.bmm(x[whole:].permute(1, 2, 0), y[whole:].transpose(0, 1))
+    return result
 
 
 def _without_autocast(device: torch.device):

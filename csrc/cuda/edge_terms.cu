@@ -24,6 +24,17 @@ struct Lane {
   }
 };
 
+// The pairs (edge of the item, one of n) of a lane, without a division each.
+struct Pairs {
+  int at, k, step_at, step, n;
+  __device__ __forceinline__ Pairs(const Lane& me, int n_)
+      : at(me.index / n_), k(me.index % n_), step_at(me.lanes / n_), step(me.lanes % n_), n(n_) {}
+  __device__ __forceinline__ void next() {
+    at += step_at, k += step;
+    if (k >= n) k -= n, ++at;
+  }
+};
+
 template <typename T>
 __global__ void __launch_bounds__(kThreads) edge_dot_kernel(const EdgeTermParams p, const int lanes_log2) {
   using A = Acc<T>;
@@ -31,10 +42,10 @@ __global__ void __launch_bounds__(kThreads) edge_dot_kernel(const EdgeTermParams
   const Lane me(p.csr, lanes_log2);
   if (!me.ok) return;
   const T* row = static_cast<const T*>(p.rows) + me.item.row * p.row_stride;
-  const int64_t work = int64_t(me.item.end - me.item.begin) * p.heads;
-  for (int64_t k = me.index; k < work; k += me.lanes) {
-    const int at = int(k / p.heads), head = int(k - int64_t(at) * p.heads);
-    const int64_t eid = edge_id(p.csr, me.item.begin + at);
+  const int edges = me.item.end - me.item.begin;
+  for (Pairs pair(me, p.heads); pair.at < edges; pair.next()) {
+    const int head = pair.k;
+    const int64_t eid = edge_id(p.csr, me.item.begin + pair.at);
     const T *r = row + head * p.head_stride, *x = static_cast<const T*>(p.attr) + eid * p.dim;
     A sum = 0;
     for (int c = 0; c < p.dim; c += V) {
@@ -54,10 +65,10 @@ __global__ void __launch_bounds__(kThreads) edge_outer_kernel(const EdgeTermPara
   const Lane me(p.csr, lanes_log2);
   if (!me.ok) return;
   const T* row = static_cast<const T*>(p.rows) + me.item.row * p.row_stride;
-  const int64_t work = int64_t(me.item.end - me.item.begin) * p.dim;
-  for (int64_t k = me.index; k < work; k += me.lanes) {
-    const int at = int(k / p.dim), c = int(k - int64_t(at) * p.dim);
-    const int64_t eid = edge_id(p.csr, me.item.begin + at);
+  const int edges = me.item.end - me.item.begin;
+  for (Pairs pair(me, p.dim); pair.at < edges; pair.next()) {
+    const int c = pair.k;
+    const int64_t eid = edge_id(p.csr, me.item.begin + pair.at);
     const A* w = static_cast<const A*>(p.weight) + eid * p.heads;
     A sum = 0;
 #pragma unroll 4

@@ -212,6 +212,15 @@ def test_types_that_change(device):
             functional.dot_attention(graph, **inputs, edge_type=edge_type, edge_table=table)
 
 
+@pytest.mark.parametrize("rows", [32, 37, 100])
+@pytest.mark.parametrize("group", [1, 2, 4, 5])
+def test_products_of_rows_in_chunks(device, rows, group):
+    x = torch.randn(rows, 3, 5, 6, dtype=torch.float64, device=device)[:, 1]  # rows with a stride
+    y = torch.randn(rows, 5, 4, dtype=torch.float64, device=device)
+    found = _edge_terms.products_in_chunks(x, y, 16, group)
+    torch.testing.assert_close(found, torch.einsum("nhd,nhc->hdc", x, y))
+
+
 def test_only_some_gradients(device):
     """Each alone as together with the others."""
     graph = make_graph("random", device)
@@ -332,7 +341,7 @@ def test_compiled(device):
 
     edge_index = torch.randint(20, (2, 90), device=device)
     graph = Graph.from_edge_index(edge_index, num_nodes=20)
-    inputs = with_projection(make_inputs("dot", graph, 2, 8), graph, 3)
+    inputs = with_projection(make_inputs("dot", graph, 2, 8, torch.float64), graph, 3)
 
     def plain(edge_index, *tensors):
         edges = EdgeList(edge_index, 20, 20)
