@@ -11,6 +11,7 @@ import time
 import torch
 
 from dfgnn import Graph, functional
+from dfgnn._layers import gat_layer
 from dfgnn.schedule import ROW_SCHEDULES
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -194,6 +195,27 @@ def products(graph, heads, dim, dtype):
         assert x.detach().cpu().isfinite().all(), (heads, dim, dtype)
 
 
+def layers(graph, heads, dim, dtype):
+    """GAT as one operator, with its score terms."""
+    x = torch.randn(graph.num_src, 6).to(graph.device, dtype).requires_grad_()
+    sizes = (heads * dim, 6), (heads, dim), (heads, dim), (heads * dim,)
+    weights = [torch.randn(size).to(graph.device, dtype).requires_grad_() for size in sizes]
+    out = gat_layer(graph, x, *weights, negative_slope=0.2, dropout_p=0.3)
+    for result in (out, *torch.autograd.grad(out.square().sum(), (x, *weights))):
+        assert result.detach().cpu().isfinite().all(), (heads, dim, dtype)
+
+
+def of_capacity(graph) -> int:
+    """A buffer that holds these edges, and then fewer; the number of calls."""
+    capacity = graph.num_src + 9, graph.num_dst + 9
+    buffer = Graph.with_capacity(capacity, graph.num_edges + 33, device=graph.device)
+    for edges in (graph.edge_index, graph.edge_index[:, : graph.num_edges // 2]):
+        buffer.copy_(edges, (graph.num_src, graph.num_dst))
+        for score in ("gat", "gatv2", "dot"):
+            call(buffer, score, {"grad", "bias", "weight", "edge grad"}, 3, 8, torch.float32, "auto")
+    return 6
+
+
 def schedules(graph, heads, dim, dtype) -> list[str]:
     vector = 16 // dtype.itemsize
     padded = -(-dim // vector) * vector
@@ -220,12 +242,14 @@ def run(device="cuda", dims=DIMS) -> int:
             used.add(schedule)
             calls += 1
         products(on, HEADS[calls % len(HEADS)], dim, dtype)
+        if on.num_dst <= on.num_src:  # destinations are the first of the sources
+            layers(on, HEADS[calls % len(HEADS)], dim, dtype)
         vector = 16 // dtype.itemsize
         if device == "cuda" and dtype != torch.float64 and dim % vector == 0:
             for schedule in schedules(on, 1, dim, dtype):
                 gather_sum(on, dim, dtype, schedule)
                 calls += 1
-    calls += forced(local(device))
+    calls += forced(local(device)) + of_capacity(bipartite(device))
     if device == "cuda":
         calls += not_finite(local(device))
         torch.cuda.synchronize()
