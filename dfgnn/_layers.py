@@ -52,8 +52,8 @@ def _padding(x: Tensor, size: int) -> int:
 
 
 def _cut(x: Tensor, heads: int, size: int, padding: int) -> Tensor:
-    """Rows of padded heads without the padding. A new tensor and no view: autograd refuses to have a view that
-    was made within a function modified in place."""
+    """Rows of padded heads without the padding. A new tensor and no view: autograd refuses to have a view
+    modified in place that was made within a function."""
     cut = x.new_empty(len(x), heads * size)
     cut.view(-1, heads, size).copy_(x.view(-1, heads, size + padding)[..., :size])
     return cut
