@@ -52,8 +52,8 @@ def _padding(x: Tensor, size: int) -> int:
 
 
 def _cut(x: Tensor, heads: int, size: int, padding: int, bias: Tensor | None = None) -> Tensor:
-    """Rows of padded heads without the padding, with a bias. A new tensor and no view: autograd refuses to have
-    a view modified in place that was made within a function."""
+    """Rows of padded heads without the padding, with a bias. A new tensor and no view: autograd refuses
+    to have a view modified in place that was made within a function."""
     cut = x.new_empty(len(x), heads * size)
     to, rows = cut.view(-1, heads, size), x.view(-1, heads, size + padding)[..., :size]
     if bias is None:
