@@ -105,7 +105,7 @@ def _of_dense(x: Any, key: tuple) -> Any:
         if entry is None or entry.refs[0]() is not x:
             return None
         found = entry.values.get(key)
-        if found is None or found[0] or (state_of(x),) != entry.state:
+        if found is None or found[0] or (state_of(x),) != entry.state:  # type: ignore[arg-type]
             return None
         entry.values.move_to_end(key)
     return found[1]
