@@ -100,12 +100,14 @@ def _of_dense(x: Any, key: tuple) -> Any:
     asks this once per layer and step, which a small graph waits for."""
     if type(x) is not Tensor:
         return None
-    entry = _cache.get((id(x),))
-    if entry is None or entry.refs[0]() is not x:
-        return None
-    found = entry.values.get(key)
-    if found is None or found[0] or (state_of(x),) != entry.state:
-        return None
+    with _lock:
+        entry = _cache.get((id(x),))
+        if entry is None or entry.refs[0]() is not x:
+            return None
+        found = entry.values.get(key)
+        if found is None or found[0] or (state_of(x),) != entry.state:  # type: ignore[arg-type]
+            return None
+        entry.values.move_to_end(key)
     return found[1]
 
 

@@ -51,11 +51,15 @@ def _padding(x: Tensor, size: int) -> int:
     return -size % (16 // x.element_size()) if x.is_cuda else 0
 
 
-def _cut(x: Tensor, heads: int, size: int, padding: int) -> Tensor:
-    """Rows of padded heads without the padding. A new tensor and no view: autograd refuses to have a view that
-    was made within a function modified in place."""
+def _cut(x: Tensor, heads: int, size: int, padding: int, bias: Tensor | None = None) -> Tensor:
+    """Rows of padded heads without the padding, with a bias. A new tensor and no view: autograd refuses
+    to have a view modified in place that was made within a function."""
     cut = x.new_empty(len(x), heads * size)
-    cut.view(-1, heads, size).copy_(x.view(-1, heads, size + padding)[..., :size])
+    to, rows = cut.view(-1, heads, size), x.view(-1, heads, size + padding)[..., :size]
+    if bias is None:
+        to.copy_(rows)
+    else:
+        torch.add(rows, bias.view(heads, size), out=to)
     return cut
 
 
@@ -98,8 +102,7 @@ class _Gat(NamedTuple):
 
     def cut(self, out, bias):
         """Without the padding, but with the bias; a tensor of its own."""
-        cut = _cut(out, self.heads, self.size, self.padding)
-        return cut if bias is None else cut.add_(bias)
+        return _cut(out, self.heads, self.size, self.padding, bias)
 
     def formula(self, x, weight, attn_src, attn_dst, bias, seed):
         heads = self.heads, self.size

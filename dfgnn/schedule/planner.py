@@ -103,8 +103,8 @@ class Planner:
         ids = edges or (backward and shape.layer != "gat" and csr.indices.device.type == "cpu")
         forward = (csr.indices, csr.eids if ids else None, plan.items, plan.splits, plan.launch)
         if backward:
+            back = self.structure.reverse_csr(need_eids=ids)  # before the plan, which asks for it without ids
             plan_back = self.plan(shape, True, schedule, edges)
-            back = self.structure.reverse_csr(need_eids=ids)
             reverse = (back.indices, back.eids, plan_back.items, plan_back.splits, plan_back.launch)
             found = GraphArgs(*forward, *reverse, plan.tiles, plan_back.tiles)
         else:

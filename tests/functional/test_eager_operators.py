@@ -7,7 +7,7 @@ import torch
 from attention import SCORES, make_inputs
 from graphs import make_graph
 
-from dfgnn import _autograd
+from dfgnn import _autograd, _csr
 from dfgnn._arguments import SCORES as NUMBERS
 from dfgnn._arguments import EdgeArgs, Numbers, ops
 
@@ -215,3 +215,14 @@ def test_score_terms(device, dtype):
             torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-3)
         again = ops.score_terms_backward(*grads, feat, *vectors)
         assert all(torch.equal(x, y) for x, y in zip(again, (feat_grad, *vector_grads), strict=True))
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("edges", [False, True])
+def test_the_reverse_csr_is_made_once(monkeypatch, score, edges):
+    """With edge ids from the start where backward needs them."""
+    graph, calls = make_graph("random"), []
+    transpose = _csr.transpose
+    monkeypatch.setattr(_csr, "transpose", lambda *args: calls.append(args) or transpose(*args))
+    graph._planner.handle(2, 8, torch.float32, score, "auto", edges, True)
+    assert len(calls) == 1
