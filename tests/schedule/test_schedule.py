@@ -221,3 +221,17 @@ def test_kernels_plan_what_tensors_do(name, parts):
                 whole = made[:, 3] < 0  # to a quarter of an octave, but 2 and 3 alike
                 length, part = (made[:, 2] - made[:, 1])[whole], part[whole]
                 assert ((2 * length[1:] <= 3 * length[:-1]) | (part[1:] > part[:-1])).all()
+
+
+def test_plans_on_the_cpu_say_which_passes_take_short_rows_in_groups():
+    src = torch.arange(100).repeat(12)
+    graph = Graph.from_coo(src, (src + torch.arange(12).repeat_interleave(100)) % 100, num_nodes=100)
+
+    def note(reverse, **options):
+        return repr(graph.plan(reverse=reverse, head_dim=8, **options))
+
+    assert "rows in groups: forward, backward\n" in note(False, num_heads=8, layer="dot")
+    assert "rows in groups: forward\n" in note(False, num_heads=8, layer="gat")  # which walks sources alone
+    assert "rows in groups: backward\n" in note(True, num_heads=8, layer="gat")
+    assert "rows in groups: forward\n" in note(False, num_heads=1, layer="dot")
+    assert "rows alone\n" in note(True, num_heads=1, layer="dot")

@@ -99,8 +99,7 @@ void Columns<T>::aggregate_tile(int vector, const Group& group, const int32_t* i
           sum[v] *= factor;
           if (two) sum2[v] *= factor;
         }
-        if (all_terms.plus)
-          sum[v] += load_vector<Vector>(all_terms.plus + r * all_terms.plus_stride + at);
+        if (all_terms.plus) sum[v] += load_vector<Vector>(all_terms.plus + r * all_terms.plus_stride + at);
       }
       write(a, at, sum[v]);
       if (two) write(a2, at, sum2[v]);
@@ -177,10 +176,8 @@ void Columns<T>::leaky_aggregate(const Group& group, const int32_t* index, int64
                                  const A* attn, A slope, const A* w, SumRows<T> a, SumRows<T> a2) const {
   aggregate_all(
       group, index, limit,
-      [&](auto two, auto wide) {
-        return LeakyWeighted<T, two.value, wide.value>{w, fixed, attn, slope};
-      },
-      a, a2);
+      [&](auto two, auto wide) { return LeakyWeighted<T, two.value, wide.value>{w, fixed, attn, slope}; }, a,
+      a2);
 }
 
 template <class T>
@@ -208,8 +205,10 @@ template <class T>
 void Columns<T>::dots(const Group& group, const int32_t* index, int64_t limit, const A* fixed, A* s) {
   dots_all(
       group, index, limit, fixed,
-      [](auto width, const T* x, const A* r, int, const auto& own, auto total) __attribute__((
-          always_inline)) { return total + own(load<T, width.value>(x)) * load_vector<Vec<A, width.value>>(r); },
+      [](auto width, const T* x, const A* r, int, const auto& own, auto total)
+          __attribute__((always_inline)) {
+            return total + own(load<T, width.value>(x)) * load_vector<Vec<A, width.value>>(r);
+          },
       s);
 }
 
@@ -221,8 +220,8 @@ void Columns<T>::leaky_dots(const Group& group, const int32_t* index, int64_t li
       [=](auto width, const T* x, const A* r, int at, const auto& own, auto total)
           __attribute__((always_inline)) {
             constexpr int W = width.value;
-            return total +
-                   own(load_vector<Vec<A, W>>(attn + at)) * leaky_relu(load<T, W>(x) + load_vector<Vec<A, W>>(r), slope);
+            return total + own(load_vector<Vec<A, W>>(attn + at)) *
+                               leaky_relu(load<T, W>(x) + load_vector<Vec<A, W>>(r), slope);
           },
       s);
 }

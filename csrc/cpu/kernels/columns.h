@@ -24,18 +24,15 @@ class FixedRows {
  public:
   using A = Acc<T>;
   FixedRows(const void* data, int64_t size, int most_rows)
-      : data_(static_cast<const T*>(data)),
-        size_(size),
-        rows_(std::is_same_v<T, A> ? 0 : size * most_rows) {}
+      : data_(static_cast<const T*>(data)), size_(size), rows_(std::is_same_v<T, A> ? 0 : size * most_rows) {}
 
   const A* of(const Group& group) const {
     const T* rows = data_ + group.row * size_;
     if constexpr (std::is_same_v<T, A>) {
       return rows;
     } else {
-      for_columns<A>(group.rows * size_, [&](auto width, int64_t i) {
-        store_vector(rows_ + i, load<T, width.value>(rows + i));
-      });
+      for_columns<A>(group.rows * size_,
+                     [&](auto width, int64_t i) { store_vector(rows_ + i, load<T, width.value>(rows + i)); });
       return rows_;
     }
   }

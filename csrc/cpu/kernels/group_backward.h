@@ -115,8 +115,8 @@ class FeatureGroups {
       edges_.find(block_);
     } else {
       edges_.start(score_, block_, group);
-      values_.dots(group, block_.index, kKeyIsValue && over_rows_ ? 0 : block_.limit,
-                   fixed_.of(group), edges_.t());
+      values_.dots(group, block_.index, kKeyIsValue && over_rows_ ? 0 : block_.limit, fixed_.of(group),
+                   edges_.t());
       over_rows_ ? edges_.stats_of_rows(group) : edges_.stats_of_edges(block_);
       edges_.solve(score_, block_);
     }

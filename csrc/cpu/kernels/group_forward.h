@@ -156,8 +156,8 @@ class GroupWorker {
   Columns<T> values_;
   Score score_;
   EdgeBlock<T, EdgeMajor> block_;
-  Buffer<A> edges_;   // raw scores; scores, then exponentials; weights; weights with z > 0
-  Buffer<A> rows_;    // largest score, sum of exponentials, its inverse, its logarithm
+  Buffer<A> edges_;  // raw scores; scores, then exponentials; weights; weights with z > 0
+  Buffer<A> rows_;   // largest score, sum of exponentials, its inverse, its logarithm
   Buffer<A> bias_;
 };
 
