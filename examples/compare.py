@@ -61,7 +61,8 @@ def score_runs(plan: list[dict], out: Path, common: list[str], processes: int, l
                 env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=left,
             )  # fmt: skip
         except subprocess.TimeoutExpired as stop:
-            return f"{row['name']} {label(variant)} seed {first}: stopped, out of time\n{stop.output or ''}"
+            said = stop.output.decode() if isinstance(stop.output, bytes) else stop.output or ""
+            return f"{row['name']} {label(variant)} seed {first}: stopped, out of time\n{said}"
         lines = done.stdout.strip().splitlines()
         shown = lines[-1:] if done.returncode == 0 else lines[-12:]
         return "\n".join([f"{row['name']} {label(variant)} seeds {first}..{first + count - 1}:", *shown])

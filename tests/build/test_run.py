@@ -53,7 +53,9 @@ def test_report(tmp_path):
     theirs, plain = run(tmp_path, "--impl", "pyg", tmp_path / "script.py", "a", "--flag")
     assert ours.returncode == theirs.returncode == 0, ours.stderr
     # The script sees its own arguments and neighbours, and computes the same.
-    assert ours.stdout == theirs.stdout and ours.stdout.startswith("__main__ ['a', '--flag'] beside the script")
+    assert ours.stdout == theirs.stdout and ours.stdout.startswith(
+        "__main__ ['a', '--flag'] beside the script"
+    )
     rows = {row["layer"]: row for row in report["layers"]}
     assert rows["dfgnn.nn.pyg.gat.GATConv"]["constructed"] == 4
     assert rows["dfgnn.nn.pyg.gat.GATConv"]["fell_back"] == ["aggr='max'"]
