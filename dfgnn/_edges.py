@@ -66,6 +66,7 @@ class EdgeList:
 
     number = -1
     edge_mask = None  # operators leave out what is not in use
+    given: Any  # None of a `NumberedGraph`
 
     def __init__(self, edge_index: Tensor, num_src: int, num_dst: int, self_loops: bool = False):
         if edge_index.dtype not in (torch.int32, torch.int64):

@@ -148,6 +148,8 @@ def _plain_matmul(x: Tensor, weight: Tensor, groups: list[Group], num_rows: int)
     parts = [torch.matmul(_take(x, g.read).transpose(0, 1), weight[g.type]).transpose(0, 1) for g in groups]
     if not parts:
         return x.new_zeros(num_rows, weight.shape[1], weight.shape[3])
+    if len(parts) == 1 and isinstance(groups[0].write, slice):  # all rows
+        return parts[0]
     rows = torch.arange(num_rows, device=x.device)
     place = torch.empty_like(rows)
     place[torch.cat([rows[g.write] for g in groups])] = rows

@@ -6,7 +6,6 @@ in tensor operations, and an `EdgeList` of these stands for the graph.
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -57,7 +56,8 @@ def relations_of(
     graph = EdgeList(torch.stack([relation * num_src + src, ends]), num_relations * num_src, num_rows)
     degrees = dst.new_zeros(num_dst).index_add(0, dst, torch.ones_like(dst))
     pairs: Any = AllPairs(num_relations)
-    to_edges: Any = _Select(pair) if per_edge else None
+    # Of a type that there is not, the graph says so; what comes before it must not read out of bounds.
+    to_edges: Any = _Select(pair.clamp(0, num_relations * num_dst - 1)) if per_edge else None
     return Relations(graph, pairs, pairs, to_edges, degrees)  # type: ignore[arg-type]
 
 
@@ -73,11 +73,13 @@ def join(
     edge_index_dict: dict[tuple[str, str, str], Tensor], num_src: dict[str, int], num_dst: dict[str, int]
 ) -> Joined:
     """As `_relations.join`, with all nodes of a type as the sources of each of its relations."""
-    starts = dict(zip(num_dst, accumulate(num_dst.values(), initial=0)))
+    starts, num_rows = {}, 0  # accumulate would make constants of the sizes
+    for kind, count in num_dst.items():
+        starts[kind], num_rows = num_rows, num_rows + count
     ends, total = [], 0
     for (src_type, _, dst_type), edge_index in edge_index_dict.items():
         src, dst = edge_index.to(torch.int64)
         ends.append(torch.stack([src + total, dst + starts[dst_type]]))
         total = total + num_src[src_type]
-    graph = EdgeList(torch.cat(ends, 1), total, sum(num_dst.values()))
+    graph = EdgeList(torch.cat(ends, 1), total, num_rows)
     return Joined(graph, (None,) * len(edge_index_dict))  # type: ignore[arg-type]

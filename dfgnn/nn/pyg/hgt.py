@@ -71,7 +71,7 @@ class HGTConv(FusedConv, torch_geometric.nn.HGTConv):
         if self.falls_back():
             return super().forward(x_dict, edge_index_dict)
         self._check_inputs(x_dict, edge_index_dict)
-        sizes = {node_type: len(x) for node_type, x in x_dict.items()}
+        sizes = {node_type: x.shape[0] for node_type, x in x_dict.items()}
         kqv_dict = {
             node_type: kqv.unflatten(1, (3, self.heads, -1)).unbind(1)  # [N, H, D] each
             for node_type, kqv in self.kqv_lin(x_dict).items()
@@ -118,8 +118,8 @@ class HGTConv(FusedConv, torch_geometric.nn.HGTConv):
             number = self.edge_types_map[edge_type]
             prior = self.p_rel["__".join(edge_type)].view(-1, 1, 1)
             key, _, value = kqv_dict[edge_type[0]]
-            count = len(key) if nodes is None else len(nodes)
-            group = Group(0, slice(None) if nodes is None else nodes, slice(0, count))
+            count = key.shape[0] if nodes is None else len(nodes)
+            group = Group(0, slice(None) if nodes is None else nodes, slice(None))
             # Of the prior and a weight the product is small, and so it is taken before the features come in.
             keys.append(typed_matmul(key, (prior * weights[0][:, number])[None], [group], count))
             values.append(typed_matmul(value, weights[1][:, number][None], [group], count))
