@@ -124,9 +124,7 @@ class Attention(torch.autograd.Function):
         there = pair.tensors(tensors, value, src)
         halo, pending = None, []
         if len(value):
-            halo = BackwardResults(
-                *pair.halo.backward(grads, there, (out, stats, *positive[2:], None), bits)
-            )
+            halo = BackwardResults(*pair.halo.backward(grads, there, (out, stats, *positive[2:], None), bits))
         if need.value:
             pending.append((0, pair.exchange.give_back(value if halo is None else halo.grad_value)))
         if need.src:

@@ -254,8 +254,8 @@ class DistributedGraph(GraphPart):
 
     @property
     def num_halo(self) -> int:
-        """Sources of other parts that are fetched: those that this part's edges need, and all of a part of which
-        that is more than nine in ten."""
+        """Sources of other parts that are fetched: those that this part's edges need, and all of a part of
+        which that is more than nine in ten."""
         return self._exchange.num_halo
 
     @property
