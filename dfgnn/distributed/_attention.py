@@ -148,11 +148,8 @@ def _joined(own: Tensors, halo: Tensors, weight: Tensor | None) -> Tensors:
     for name in EdgeArgs._fields:
         if found[name] is not None:
             found[name] = torch.cat([found[name], getattr(halo, name)])
-    if found["attn"] is not None:
-        found["attn"] = found["attn"].add_(halo.attn)
-    if found["dst"] is not None:
-        if weight is None:
-            found["dst"] = found["dst"].add_(halo.dst)
-        else:
-            found["dst"] = torch.lerp(found["dst"], halo.dst, weight)
+    if own.attn is not None and halo.attn is not None:
+        found["attn"] = own.attn.add_(halo.attn)
+    if own.dst is not None and halo.dst is not None:
+        found["dst"] = own.dst.add_(halo.dst) if weight is None else torch.lerp(own.dst, halo.dst, weight)
     return Tensors(**found)
