@@ -4,17 +4,17 @@
     python benchmarks/scaling.py --graphs ogbn-arxiv --parts 2 4 --methods random
 
 Divides real graphs into 2 to 64 parts on the CPU, at random, into contiguous ranges, and by METIS, and
-counts for each part what `DistributedGraph` would hold and fetch: nodes, edges, and halo rows, sources that
-its edges need and others own. The halo of a random partition is compared with its expectation,
+counts for each part what `DistributedGraph` would hold and fetch: nodes, edges, and halo rows, sources that its edges
+need and others own. The halo of a random partition is compared with its expectation,
 
-    sum of all parts' halo rows = sum_j (P - 1) (1 - (1 - 1 / P)^d_j),    d_j: out-degree
+    sum of all parts' halo rows = sum_j (P - 1) (1 - (1 - 1 / P)^d_j),    d_j: out-degree, without loops
 
 because each of the P - 1 parts that do not own j misses it only if none of its d_j edges ends there. Then
 the model: a layer of forward and backward takes, of the slowest part,
 
-    compute = time of one process x largest share of the edges (nodes for dense products: their share)
+    compute = edges x passes x bytes of a row / gather rate + nodes x passes x bytes of a row / memory rate
     travel  = 2 x (largest of rows sent and rows received) x bytes of a row / bandwidth + 2 (P - 1) latency
-    step    = compute of halo edges + max(compute of own edges, travel)
+    step    = compute - compute of own edges + max(compute of own edges, travel)
 
 which prints as the speedup of each number of parts.
 """
@@ -31,10 +31,12 @@ from dfgnn.distributed import parts
 
 # GB/s of each GPU and direction, and seconds per message.
 LINKS = {"nvlink": (300.0, 5e-6), "infiniband": (45.0, 10e-6)}
-# Gathered bytes per second and GPU of a layer's passes, from benchmarks/results (products~, 4 x 32, fp32: 2
-# passes of 126.2M edges x 512 bytes in 40 ms), and of dense products and pointwise work on nodes.
-GATHER, POINTWISE = 3.2e12, 2.0e12
-WIDTH, BYTES, PASSES, NODE_PASSES = 128, 4, 2, 12
+# Bytes per second of an H100, from benchmarks/results/h100-distributed-2.json (products~, GAT 4 x 32, fp32):
+# the attention's two passes over 126.2M edges of 512 bytes take 55 ms, and what a layer does on nodes 12 ms,
+# as 25 passes over them would. A part has more to do: it merges (5 passes over its nodes), packs and adds (5
+# over what it fetches).
+GATHER, POINTWISE = 2.4e12, 2.6e12
+WIDTH, BYTES, PASSES, NODE_PASSES, MERGE_PASSES, PACK_PASSES = 128, 4, 2, 25, 5, 5
 
 
 def divide(name, edge_index, num_nodes, method, count):
@@ -67,27 +69,28 @@ def expected_halo(out_degrees, count):
     return float(((count - 1) * (1 - (1 - 1 / count) ** out_degrees.double())).sum())
 
 
-def model(num_nodes, num_edges, row, link, passes=PASSES):
+def model(num_nodes, num_edges, row, link):
     """Seconds of a layer, forward and backward, and the speedup over one process."""
     bandwidth, latency = LINKS[link]
     size = WIDTH * BYTES
 
     def compute(edges, nodes):
-        return passes * edges * size / GATHER + NODE_PASSES * nodes * size / POINTWISE
+        return PASSES * edges * size / GATHER + NODE_PASSES * nodes * size / POINTWISE
 
-    one = compute(num_edges, num_nodes)
-    own = row["own_edges_least"] if "own_edges_least" in row else 0
-    all_edges = compute(row["edges_most"], row["nodes_most"])
-    own_edges = passes * own * size / GATHER
     rows = max(row["halo_most"], row["sent_most"])
+    more = (MERGE_PASSES * row["nodes_most"] + PACK_PASSES * rows) * size / POINTWISE
+    whole = compute(row["edges_most"], row["nodes_most"]) + more
+    own = PASSES * row["own_edges_least"] * size / GATHER  # what runs while rows travel
     travel = 2 * (rows * size / (bandwidth * 1e9) + (row["parts"] - 1) * latency)
-    step = all_edges - own_edges + max(own_edges, travel)
-    return {"travel_s": travel, "compute_s": all_edges, "step_s": step, "speedup": one / step}
+    step = whole - own + max(own, travel)
+    return {
+        "travel_s": travel, "compute_s": whole, "step_s": step,
+        "speedup": compute(num_edges, num_nodes) / step,
+    }  # fmt: skip
 
 
 def published(args):
-    """The same for sizes that no machine here holds: a power law as of products~ and papers100M, at
-    random."""
+    """The same for larger graphs and more GPUs: power laws of the sizes of ogbn-products and papers100M."""
     rows = []
     for name, nodes, edges in (
         ("products~", 2_449_029, 126_200_000),
@@ -131,7 +134,9 @@ def main(argv=None):
     rows, worst = [], 0.0
     for name in args.graphs:
         graph = graphs.load(name)
-        edge_index, degrees = graph.edge_index, graph.out_degrees()
+        edge_index = graph.edge_index
+        src, dst = edge_index
+        degrees = torch.bincount(src[src != dst], minlength=graph.num_nodes)  # a loop crosses nothing
         for method in args.methods:
             for count in args.parts:
                 row = divide(name, edge_index, graph.num_nodes, method, count)
@@ -142,20 +147,22 @@ def main(argv=None):
                 for link in LINKS:
                     row[link] = model(graph.num_nodes, graph.num_edges, row, link)
                 rows.append(row)
+                halo, most = row["halo"] / graph.num_nodes, row["edges_most"] * count / graph.num_edges
                 print(
-                    f"{name:12} {method:10} {count:3} parts: {row['edges_between']:6.1%} of edges between, halo "
-                    f"{row['halo'] / graph.num_nodes:5.2f} x nodes ({row['halo_to_expected']:.2f} of a random "
-                    f"one's), most edges {row['edges_most'] * count / graph.num_edges:.2f} x mean, speedup "
-                    f"{row['nvlink']['speedup']:.1f} / {row['infiniband']['speedup']:.1f}",
+                    f"{name:12} {method:10} {count:3} parts: {row['edges_between']:6.1%} of edges between, "
+                    f"halo {halo:5.2f} x nodes ({row['halo_to_expected']:.2f} of a random one's), most edges "
+                    f"{most:.2f} x mean, speedup {row['nvlink']['speedup']:.1f} / "
+                    f"{row['infiniband']['speedup']:.1f}",
                     flush=True,
                 )
     print(f"random partitions: halo within {worst:.2%} of what is expected")
     sizes = published(args)
     for row in sizes:
+        ratio, travel = row["halo_most"] / row["nodes_most"], row["travel_s"] * 1e3
         print(
-            f"{row['graph']:12} {row['parts']:5} GPUs, {row['method']:12} {row['link']:10}: halo "
-            f"{row['halo_most'] / row['nodes_most']:5.2f} x own nodes, travel {row['travel_s'] * 1e3:7.2f} ms, compute "
-            f"{row['compute_s'] * 1e3:7.2f} ms, speedup {row['speedup']:.1f}"
+            f"{row['graph']:12} {row['parts']:5} GPUs, {row['method']:12} {row['link']:10}: halo {ratio:5.2f} x "
+            f"own nodes, travel {travel:7.2f} ms, compute {row['compute_s'] * 1e3:7.2f} ms, speedup "
+            f"{row['speedup']:.1f}"
         )
     if args.json:
         result = {"environment": report.environment(torch.device("cpu"), args.commit), "links": LINKS,

@@ -5,18 +5,18 @@
     torchrun --nproc-per-node 2 examples/train_distributed.py batches --data molhiv --root data
     torchrun --nproc-per-node 2 examples/train_distributed.py batches --shard       # FSDP2
 
-graph     Each process has a part of the graph and of its features; what edges need of other parts is fetched
-          in each layer. Default: a random graph of communities, which are to be found; --parts: a folder that
-          ``python -m dfgnn.distributed.partition`` wrote with --nodes x=... y=... train=... (bool).
+graph     Each process has a part of the graph and of its features. Default: a random graph of communities,
+          which are to be found; --parts: a folder that ``python -m dfgnn.distributed.partition`` wrote with
+          --nodes x=... y=... train=... (bool).
 batches   Data-parallel training on CLUSTER, generated, or on ogbg-molhiv.
 
-Gradients are averaged by DistributedDataParallel, or with --shard parameters and optimizer are divided by
-fully_shard (FSDP2). --checkpoint DIR writes the state after every epoch, with the generators of each process;
---resume goes on from the last one, to the result that an uninterrupted run has. Prints the loss and the
-accuracy of each epoch. GPUs are used where there are any (NCCL), else the CPU (gloo).
+Gradients are averaged by DistributedDataParallel; --shard: FSDP2. --checkpoint DIR writes the state after
+every epoch, and --resume goes on from the last one, to the result of an uninterrupted run. Prints the loss
+and accuracy of each epoch. On GPUs (NCCL) where there are any, else on the CPU (gloo).
 """
 
 import argparse
+import math
 import os
 from pathlib import Path
 
@@ -29,13 +29,13 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from dfgnn import Graph
 from dfgnn.distributed import DistributedGraph, partition, watch
 from dfgnn.nn import GATConv
 
 
 class Net(nn.Module):
-    """GAT layers with residuals and layer norms, and a linear classifier of nodes, or of graphs by their
-    mean."""
+    """GAT layers with residuals and norms, and a linear classifier of nodes, or of graphs by their mean."""
 
     def __init__(self, embedding, args, classes, layers=3, heads=4):
         super().__init__()
@@ -55,17 +55,6 @@ class Net(nn.Module):
         return self.head(x)
 
 
-class Atoms(nn.Module):
-    """The sum of the embeddings of molhiv's nine integers."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.tables = nn.ModuleList(nn.Embedding(120, width) for _ in range(9))
-
-    def forward(self, x):
-        return sum(table(x[:, k]) for k, table in enumerate(self.tables))
-
-
 # ---- data: a model, and an epoch's batches (inputs of the model, labels, which are trained on) -----------
 
 
@@ -73,12 +62,11 @@ def one_graph(args, device, rank, world):
     """The same part in every epoch."""
     if args.parts:
         graph = DistributedGraph.from_partition(args.parts, device=device)
-        x, labels, train = (
-            partition.load_nodes(args.parts, name, rank).to(device) for name in ("x", "y", "train")
-        )
-        classes = labels.max() + 1 if len(labels) else labels.new_zeros(())
-        dist.all_reduce(classes, dist.ReduceOp.MAX)
-        classes = int(classes)
+        arrays = (partition.load_nodes(args.parts, name, rank) for name in ("x", "y", "train"))
+        x, labels, train = (array.to(device) for array in arrays)
+        most = labels.max() if len(labels) else labels.new_zeros(())
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        classes = int(most) + 1
     else:
         n, classes = args.nodes, 8
         generator = torch.Generator().manual_seed(0)
@@ -87,7 +75,7 @@ def one_graph(args, device, rank, world):
         kept = (labels[src] == labels[dst]) | (torch.rand(len(src), generator=generator) < 0.1)
         edges = torch.stack([torch.cat([src[kept], dst[kept]]), torch.cat([dst[kept], src[kept]])])
         graph = DistributedGraph.from_edge_index(edges.to(device), n, args.partition)
-        # One node in ten shows its class among the features.
+        # One node in ten shows its class.
         shown = (torch.rand(n, 1, generator=generator) < 0.1) * F.one_hot(labels, classes)
         whole = shown + 0.1 * torch.randn(n, classes, generator=generator)
         train = torch.rand(n, generator=generator) < 0.5
@@ -99,65 +87,58 @@ def one_graph(args, device, rank, world):
 
 def many_graphs(args, device, rank, world):
     """Each process its share of an epoch's batches, in an order that all know."""
+
+    def share(ids, epoch):
+        order = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(epoch))]
+        return order[rank::world][: len(ids) // world]
+
     if args.data == "molhiv":
         from datasets import molhiv  # beside this file
 
-        from dfgnn import Graph
-
         graphs, split = molhiv(args.root, device)
-        ids, size = split["train"], args.batch
 
-        def molecules(epoch):
-            order = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(epoch))]
-            for part in order[rank::world].split(size)[: len(ids) // world // size]:
-                data = graphs.batch(part)
+        def batches(epoch):
+            for ids in share(split["train"], epoch).split(args.batch):
+                data = graphs.batch(ids)
                 graph = Graph.from_edge_index(data.edge_index, len(data.x), validate=False).one_shot()
-                labels = data.y.view(-1).long()
-                yield (
-                    (graph, data.x, data.batch, len(part)),
-                    labels,
-                    torch.ones_like(labels, dtype=torch.bool),
-                )
+                atoms = data.x + 120 * torch.arange(9, device=device)
+                yield (graph, atoms, data.batch, len(ids)), data.y.view(-1).long(), slice(None)
 
-        return Net(Atoms(args.width), args, 2), molecules
+        return Net(nn.EmbeddingBag(9 * 120, args.width, mode="sum"), args, 2), batches
     import cluster
 
-    made = cluster.make_batches(args.batch * args.nodes // 1000, args.batch, seed=0)
-    made = [(g.to(device), x.to(device), y.to(device)) for g, x, y in made]
+    made = cluster.make_batches(args.batch * args.nodes // 1000, args.batch, seed=0, device=device)
 
-    def communities(epoch):
-        order = torch.randperm(len(made), generator=torch.Generator().manual_seed(epoch))
-        for k in order[rank::world][: len(made) // world].tolist():
-            graph, x, labels = made[k]
-            yield (graph, x), labels, torch.ones_like(labels, dtype=torch.bool)
+    def batches(epoch):
+        chosen = (made[k] for k in share(torch.arange(len(made)), epoch).tolist())
+        return (((graph, x), labels, slice(None)) for graph, x, labels in chosen)
 
-    return Net(nn.Embedding(7, args.width), args, 6), communities
+    return Net(nn.Embedding(7, args.width), args, 6), batches
 
 
 # ---- training --------------------------------------------------------------------------------------------
 
 
-def state_of(model, optimizer, epoch, rank, device):
-    """What the rest of the run depends on, for torch.distributed.checkpoint."""
+def state_of(model, optimizer, epoch, rank):
+    """What the rest of the run depends on."""
     parameters, moments = get_state_dict(model, optimizer)
-    own = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        own["cuda"] = torch.cuda.get_rng_state(device)
-    return {"model": parameters, "optimizer": moments, "epoch": epoch, f"generators-{rank}": own}
+    cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else torch.empty(0)
+    own = {f"generators-{rank}": [torch.get_rng_state(), cuda]}
+    return {"model": parameters, "optimizer": moments, "epoch": epoch, **own}
 
 
-def resume(folder, model, optimizer, rank, device):
+def resume(folder, model, optimizer, rank):
     """The epoch to go on with."""
     there = [int(path.parent.name) for path in folder.glob("*/.metadata")]  # complete ones
     if not there:
         return 0
-    state = state_of(model, optimizer, 0, rank, device)
+    state = state_of(model, optimizer, 0, rank)
     dcp.load(state, checkpoint_id=folder / str(max(there)))
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-    own = state[f"generators-{rank}"]
-    torch.set_rng_state(own["cpu"])
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(own["cuda"], device)
+    cpu, cuda = state[f"generators-{rank}"]
+    torch.set_rng_state(cpu)
+    if len(cuda):
+        torch.cuda.set_rng_state(cuda)
     return state["epoch"] + 1
 
 
@@ -167,14 +148,14 @@ def train(args, device):
     model, batches = (one_graph if args.mode == "graph" else many_graphs)(args, device, rank, world)
     model = model.to(device)
     if args.shard:
-        for layer in model.layers:
-            fully_shard(layer)
-        fully_shard(model)
+        for module in (*model.layers, model):
+            fully_shard(module)
     else:
         model = DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
     torch.manual_seed(1 + rank)
-    first = resume(args.checkpoint, model, optimizer, rank, device) if args.resume else 0
+    loss = count = math.nan
+    first = resume(args.checkpoint, model, optimizer, rank) if args.resume else 0
     for epoch in range(first, args.epochs):
         model.train()
         sums = torch.zeros(3, dtype=torch.float64, device=device)
@@ -193,32 +174,28 @@ def train(args, device):
         if rank == 0:
             print(f"epoch {epoch}: loss {loss / count:.6f} accuracy {100 * right / count:.1f} %", flush=True)
         if args.checkpoint:
-            dcp.save(
-                state_of(model, optimizer, epoch, rank, device), checkpoint_id=args.checkpoint / str(epoch)
-            )
+            state = state_of(model, optimizer, epoch, rank)
+            dcp.save(state, checkpoint_id=args.checkpoint / str(epoch))
     return loss / count
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("mode", choices=["graph", "batches"])
-    parser.add_argument("--parts", type=Path, help="graph: the parts' folder")
-    parser.add_argument("--partition", default="contiguous", choices=["contiguous", "metis"])
-    parser.add_argument(
-        "--nodes", type=int, default=20_000, help="of a random graph; CLUSTER has 1 batch per 1000"
-    )
-    parser.add_argument("--data", choices=["cluster", "molhiv"], default="cluster", help="batches of what")
-    parser.add_argument("--root", default="data", help="folder of data sets")
-    parser.add_argument("--batch", type=int, default=32, help="graphs per process and step")
-    parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--dropout", type=float, default=0.1, help="of the attention")
-    parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--shard", action="store_true", help="FSDP2 instead of DistributedDataParallel")
-    parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="one folder per epoch is written here")
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("mode", choices=["graph", "batches"])
+    add("--parts", type=Path, help="graph: the parts' folder")
+    add("--partition", default="contiguous", choices=["contiguous", "metis"])
+    add("--nodes", type=int, default=20_000, help="of the random graph; of CLUSTER one batch per 1000")
+    add("--data", choices=["cluster", "molhiv"], default="cluster", help="batches of what")
+    add("--root", default="data", help="folder of data sets")
+    add("--batch", type=int, default=32, help="graphs per process and step")
+    add("--width", type=int, default=64)
+    add("--dropout", type=float, default=0.1, help="of the attention")
+    add("--lr", type=float, default=3e-3)
+    add("--epochs", type=int, default=20)
+    add("--shard", action="store_true", help="FSDP2 instead of DistributedDataParallel")
+    add("--checkpoint", type=Path, metavar="DIR", help="one folder per epoch is written here")
+    add("--resume", action="store_true", help="go on from the last checkpoint")
     args = parser.parse_args(argv)
     device = torch.device("cpu")
     if torch.cuda.is_available():

@@ -124,9 +124,7 @@ class Attention(torch.autograd.Function):
         there = pair.tensors(tensors, value, src)
         halo, pending = None, []
         if len(value):
-            halo = BackwardResults(
-                *pair.halo.backward(grads, there, (out, stats, *positive[2:], None), bits)
-            )
+            halo = BackwardResults(*pair.halo.backward(grads, there, (out, stats, *positive[2:], None), bits))
         if need.value:
             pending.append((0, pair.exchange.give_back(value if halo is None else halo.grad_value)))
         if need.src:
@@ -150,11 +148,8 @@ def _joined(own: Tensors, halo: Tensors, weight: Tensor | None) -> Tensors:
     for name in EdgeArgs._fields:
         if found[name] is not None:
             found[name] = torch.cat([found[name], getattr(halo, name)])
-    if found["attn"] is not None:
-        found["attn"] = found["attn"].add_(halo.attn)
-    if found["dst"] is not None:
-        if weight is None:
-            found["dst"] = found["dst"].add_(halo.dst)
-        else:
-            found["dst"] = torch.lerp(found["dst"], halo.dst, weight)
+    if own.attn is not None and halo.attn is not None:
+        found["attn"] = own.attn.add_(halo.attn)
+    if own.dst is not None and halo.dst is not None:
+        found["dst"] = own.dst.add_(halo.dst) if weight is None else torch.lerp(own.dst, halo.dst, weight)
     return Tensors(**found)

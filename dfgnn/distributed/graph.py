@@ -254,8 +254,8 @@ class DistributedGraph(GraphPart):
 
     @property
     def num_halo(self) -> int:
-        """Sources of other parts that are fetched: those that this part's edges need, and all of a part of which
-        that is more than nine in ten."""
+        """Sources of other parts that are fetched: those that this part's edges need, and all of a part of
+        which that is more than nine in ten."""
         return self._exchange.num_halo
 
     @property
@@ -382,8 +382,9 @@ class DistributedGraph(GraphPart):
         edges = EdgeArgs(*(getattr(tensors, name) for name in EdgeArgs._fields))
         if edges.seed is not None:
             tensors = tensors._replace(seed=self._shared(edges.seed))
-            # What goes by places cannot go by ids, too.
-            if return_attention or any(x is not None for x in edges._replace(seed=None)):
+            # What goes by places cannot go by ids, too: tensors on edges, and what the CPU's backward keeps.
+            by_place = return_attention or any(x is not None for x in edges._replace(seed=None))
+            if by_place or self.device.type == "cpu":
                 tensors, numbers = self._with_mask(tensors, numbers)
         by_id = tensors.seed is not None
         edges = EdgeArgs(*(getattr(tensors, name) for name in EdgeArgs._fields))
