@@ -365,7 +365,6 @@ ERRORS = {
     "alpha_src rows": ("gat", _drop("alpha_src"), ValueError, "alpha_src"),
     "alpha_src heads": ("gat", _heads("alpha_src"), ValueError, "alpha_src"),
     "alpha_src dtype": ("gat", _cast("alpha_src", torch.float64), TypeError, "alpha_src"),
-    "alpha_src None": ("gat", _set("alpha_src", None), TypeError, "alpha_src"),
     "alpha_dst rows": ("gat", _drop("alpha_dst"), ValueError, "alpha_dst"),
     "alpha_dst heads": ("gat", _heads("alpha_dst"), ValueError, "alpha_dst"),
     "alpha_dst 3-D": (

@@ -16,7 +16,10 @@ from dfgnn import Graph, functional
 FAMILIES = ("gat_attention", "gatv2_attention", "dot_attention")
 SOURCES = ("feat", "alpha_src", "x_src", "key", "value")
 DESTINATIONS = ("alpha_dst", "x_dst", "query")
-PER_EDGE = ("edge_bias", "edge_gate", "edge_weight", "edge_mask", "edge_feat", "score")
+PER_EDGE = (
+    *("edge_bias", "edge_gate", "edge_weight", "edge_mask", "edge_feat", "score"),
+    *("edge_attr", "edge_type"),
+)
 EXACT = (torch.float32, torch.float64)
 
 
@@ -68,6 +71,10 @@ def test_heads_by_themselves(device, case, data):
     def part(name, x, h):
         if name in ("attn", "out_bias"):
             return x[h : h + 1]
+        if name in ("edge_proj", "edge_proj_bias"):
+            return x.unflatten(0, (heads, -1))[h]
+        if name == "edge_attr":
+            return x
         return x[:, h : h + 1] if x.dim() > 1 else x
 
     for h in {0, heads - 1}:
