@@ -161,8 +161,8 @@ def main(argv=None):
         ratio, travel = row["halo_most"] / row["nodes_most"], row["travel_s"] * 1e3
         print(
             f"{row['graph']:12} {row['parts']:5} GPUs, {row['method']:12} {row['link']:10}: halo "
-            f"{ratio:5.2f} x own nodes, travel {travel:7.2f} ms, compute {row['compute_s'] * 1e3:7.2f} ms, speedup "
-            f"{row['speedup']:.1f}"
+            f"{ratio:5.2f} x own nodes, travel {travel:7.2f} ms, compute {row['compute_s'] * 1e3:7.2f} ms, "
+            f"speedup {row['speedup']:.1f}"
         )
     if args.json:
         result = {"environment": report.environment(torch.device("cpu"), args.commit), "links": LINKS,
