@@ -4,8 +4,8 @@
     python benchmarks/scaling.py --graphs ogbn-arxiv --parts 2 4 --methods random
 
 Divides real graphs into 2 to 64 parts on the CPU, at random, into contiguous ranges, and by METIS, and
-counts for each part what `DistributedGraph` would hold and fetch: nodes, edges, and halo rows, sources that its edges
-need and others own. The halo of a random partition is compared with its expectation,
+counts for each part what `DistributedGraph` would hold and fetch: nodes, edges, and halo rows, sources that
+its edges need and others own. The halo of a random partition is compared with its expectation,
 
     sum of all parts' halo rows = sum_j (P - 1) (1 - (1 - 1 / P)^d_j),    d_j: out-degree, without loops
 
@@ -160,9 +160,9 @@ def main(argv=None):
     for row in sizes:
         ratio, travel = row["halo_most"] / row["nodes_most"], row["travel_s"] * 1e3
         print(
-            f"{row['graph']:12} {row['parts']:5} GPUs, {row['method']:12} {row['link']:10}: halo {ratio:5.2f} x "
-            f"own nodes, travel {travel:7.2f} ms, compute {row['compute_s'] * 1e3:7.2f} ms, speedup "
-            f"{row['speedup']:.1f}"
+            f"{row['graph']:12} {row['parts']:5} GPUs, {row['method']:12} {row['link']:10}: halo "
+            f"{ratio:5.2f} x own nodes, travel {travel:7.2f} ms, compute {row['compute_s'] * 1e3:7.2f} ms, "
+            f"speedup {row['speedup']:.1f}"
         )
     if args.json:
         result = {"environment": report.environment(torch.device("cpu"), args.commit), "links": LINKS,
