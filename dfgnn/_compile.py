@@ -19,7 +19,7 @@ from torch._C._dynamo.eval_frame import get_eval_frame_callback
 # Not torch.compiler.disable: that one imports the compiler when it is applied, this one at the first call.
 from torch._compile import _disable_dynamo
 
-__all__ = ["is_plain", "not_compiled", "untraced", "without_gradient"]
+__all__ = ["is_exporting", "is_plain", "not_compiled", "untraced", "without_gradient"]
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -37,6 +37,11 @@ def not_compiled(fn: F) -> F:
         return fn(*args, **kwargs)
 
     return call  # type: ignore[return-value]
+
+
+def is_exporting() -> bool:
+    """torch.compiler.is_exporting, which up to torch 2.11 is True of whatever Dynamo records."""
+    return torch.compiler._is_exporting_flag
 
 
 def is_plain(x: Tensor) -> bool:

@@ -29,6 +29,7 @@ from ._arguments import (
     Tensors,
     ops,
 )
+from ._compile import is_exporting
 from ._kept import graph_of
 from .graph import Graph
 from .graph.graph import OF_NUMBER
@@ -123,11 +124,7 @@ class NumberedGraph(EdgeList):
 def stand_in(graph: Any) -> Any:
     """What a Graph is to be while torch.compile records. An exported program has no graphs to find, and keeps
     the tensors."""
-    if (
-        isinstance(graph, EdgeList)
-        or torch.compiler.is_exporting()
-        or not torch.compiler.is_dynamo_compiling()
-    ):
+    if isinstance(graph, EdgeList) or is_exporting() or not torch.compiler.is_dynamo_compiling():
         return graph
     return NumberedGraph(graph)
 

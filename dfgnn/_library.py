@@ -60,9 +60,10 @@ def has_cuda_library() -> bool:
 
 def graph_dropper(device_type: str) -> Callable[[int], None]:
     """What frees a graph of ``torch.ops.dfgnn.graph_handle`` in the library of this kind of device."""
-    # Called past the dispatcher: garbage is collected under any mode.
+    # Called past the dispatcher: garbage is collected under any mode. The interpreter stays locked, so that
+    # no other thread looks at the tensors while they go.
     drop = getattr(
-        ctypes.CDLL(str(DIRECTORY / f"libdfgnn_{device_type}.so")), f"dfgnn_drop_graph_{device_type}"
+        ctypes.PyDLL(str(DIRECTORY / f"libdfgnn_{device_type}.so")), f"dfgnn_drop_graph_{device_type}"
     )
     drop.argtypes, drop.restype = [ctypes.c_int64], None
     return drop

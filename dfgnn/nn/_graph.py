@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, library
 from torch.utils.weak import WeakIdKeyDictionary
 
+from .._compile import is_exporting
 from ..graph import Graph, GraphPart
 from ..graph.graph import OF_NUMBER
 
@@ -69,7 +70,7 @@ def _of_relation(graph: Any) -> Graph:
 
 def check_in_degrees(graph: Any, converted: Graph) -> None:
     """Raise DGLError for a DGL graph, ZeroInDegreeError for ours, when a destination has no in-edges."""
-    if not is_dgl(graph) and torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
+    if not is_dgl(graph) and torch.compiler.is_dynamo_compiling() and not is_exporting():
         torch.ops.dfgnn.check_in_degrees(converted._number)  # once the compiled code runs
         return
     if converted.edge_mask is not None or not converted.has_zero_in_degree:  # fixed capacity: would wait
