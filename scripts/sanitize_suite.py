@@ -188,7 +188,7 @@ def not_finite(graph) -> int:
 
 def products(graph, heads, dim, dtype):
     """sddmm, spmm and the gradients of both, which are each other."""
-    rows = torch.randn(graph.num_dst, heads, dim).to(graph.device, dtype).requires_grad_()
+    rows = (torch.randn(graph.num_dst, heads, dim) / dim**0.5).to(graph.device, dtype).requires_grad_()
     feat = torch.randn(graph.num_src, heads, dim).to(graph.device, dtype).requires_grad_()
     out = functional.spmm(graph, functional.sddmm(graph, rows, feat), feat)
     for x in (out, *torch.autograd.grad(out.sum(), (rows, feat))):

@@ -138,7 +138,8 @@ def test_a_tool_is_run_on_the_suite(tmp_path, monkeypatch, capfd):
 def test_the_suite_runs():
     suite = load_script("sanitize_suite")
     calls = 5 * len(suite.DTYPES) + 2 * 2 * len(suite.CASES)
-    assert suite.run("cpu", dims=(7,)) == calls + suite.forced(suite.local("cpu"))
+    others = suite.forced(suite.local("cpu")) + suite.of_capacity(suite.bipartite("cpu"))
+    assert suite.run("cpu", dims=(7,)) == calls + others
 
 
 def test_resume_keeps_clean_tools_of_the_same_library_only(tmp_path):

@@ -102,7 +102,7 @@ class HGTConv(FusedConv, torch_geometric.nn.HGTConv):
                 raise ValueError(
                     f"edge_index_dict: expected edge types of the metadata {self.edge_types}, got {edge_type}"
                 )
-            missing = {edge_type[0], edge_type[-1]} - x_dict.keys()
+            missing = {edge_type[0], edge_type[-1]} - set(x_dict)
             if missing:
                 raise ValueError(f"x_dict: expected features of {missing}, as there are edges {edge_type}")
             sizes_of(edge_index, x_dict[edge_type[0]], x_dict[edge_type[-1]])
