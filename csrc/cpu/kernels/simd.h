@@ -348,10 +348,9 @@ static inline Vec<A, W> log(Vec<A, W> x) {
   constexpr int mantissa = single ? 23 : 52;
   using B = Vec<Bits<A>, W>;
   using Unsigned = std::make_unsigned_t<Bits<A>>;  // lanes that nobody reads hold any bits
-  const B from_root =
-      bit_cast<B>(bit_cast<Vec<Unsigned, W>>(x) - bit_cast<Unsigned>(A(0x1.6a09e667f3bcdp-1)));
-  const B n = from_root >> mantissa;
-  const Vec<A, W> m = bit_cast<Vec<A, W>>(bit_cast<B>(x) - (n << mantissa));
+  const auto bits = bit_cast<Vec<Unsigned, W>>(x);
+  const B n = bit_cast<B>(bits - bit_cast<Unsigned>(A(0x1.6a09e667f3bcdp-1))) >> mantissa;
+  const Vec<A, W> m = bit_cast<Vec<A, W>>(bits - bit_cast<Vec<Unsigned, W>>(n << mantissa));
   const Vec<A, W> r = (m - 1) / (m + 1), square = r * r;
   constexpr int terms = single ? 5 : 11;
   Vec<A, W> p = splat<A, W>(A(1. / (2 * terms - 1)));
