@@ -116,7 +116,8 @@ struct ForwardParams {
 inline constexpr int kAttnSums = 256;
 
 // With g = grad_out, gamma = grad_attention, f_ij = w_ij m_ij, L' the derivative of LeakyReLU:
-//   delta_i = g_i . (out_i - out_bias) + sum_j attention_ij gamma_ij      (the sum only with attention: without
+//   delta_i = g_i . (out_i - out_bias) + sum_j attention_ij gamma_ij      (the sum only with attention:
+//   without
 //        it, out contains all that the weights went into, which got the gradient g, too)
 //   dalpha_ij = f_ij (g_i . (v_j + e_ij) + gamma_ij)
 //   ds_ij = alpha_ij (dalpha_ij - delta_i)      dz_ij = ds_ij L'(z_ij)      draw_ij = gate_ij dz_ij

@@ -12,12 +12,12 @@ struct TermsParams {
   DType dtype;          // T, of feat
   int64_t num_rows[2];  // num_rows[1] <= num_rows[0]
   int32_t heads;
-  int32_t dim;               // of a head of feat, as it lies in memory
-  int32_t vector_dim;        // of a head of the vectors: <= dim, the columns behind it are padding
-  int32_t vectors_are_acc;   // else T
-  const void* feat;          // [num_rows[0], H, dim] T
-  const void* vectors[2];    // [H, vector_dim] T or acc
-  void* terms[2];            // [num_rows[k], H] acc
+  int32_t dim;              // of a head of feat, as it lies in memory
+  int32_t vector_dim;       // of a head of the vectors: <= dim, the columns behind it are padding
+  int32_t vectors_are_acc;  // else T
+  const void* feat;         // [num_rows[0], H, dim] T
+  const void* vectors[2];   // [H, vector_dim] T or acc
+  void* terms[2];           // [num_rows[k], H] acc
 };
 
 inline constexpr int kTermsSums = 3, kMostTermsParts = 512;
@@ -29,9 +29,9 @@ struct TermsBackwardParams {
   const void* grad_terms[2];  // [num_rows[k], H] acc
   const void* grad_out;       // [num_rows[1], H, dim] T, or null
   void* grad_feat;            // [num_rows[0], H, dim] T
-  void* sums[kTermsSums];     // [H, vector_dim] in the type of the vectors; the last in T, null without grad_out
-  void* partial;              // [parts, kTermsSums, H, dim] acc: in a fixed order
-  int64_t parts;              // terms_parts of the backend
+  void* sums[kTermsSums];  // [H, vector_dim] in the type of the vectors; the last in T, null without grad_out
+  void* partial;           // [parts, kTermsSums, H, dim] acc: in a fixed order
+  int64_t parts;           // terms_parts of the backend
 };
 
 }  // namespace dfgnn

@@ -5,9 +5,8 @@
 // Backward: a thread owns 16 bytes of a row's columns and walks over rows a block's row threads apart; the
 // block adds its sums in shared memory, a second kernel those of the blocks, in a fixed order. Reads feat,
 // grad_out and grad_feat once, writes grad_feat.
-#include "terms.h"
-
 #include "launch.cuh"
+#include "terms.h"
 
 namespace dfgnn::cuda {
 namespace {
@@ -77,7 +76,8 @@ __global__ void __launch_bounds__(kTermsThreads) terms_backward_kernel(const Ter
   A vectors[2][V], sums[kTermsSums][V] = {};
 #pragma unroll
   for (int k = 0; k < 2; ++k)
-    repeat<V>([&](int c) { vectors[k][c] = inside ? vector_at<T>(p, k, head, column - head * p.dim + c) : A(0); });
+    repeat<V>(
+        [&](int c) { vectors[k][c] = inside ? vector_at<T>(p, k, head, column - head * p.dim + c) : A(0); });
   if (inside)
     for (int64_t n = int64_t(blockIdx.x) * blockDim.y + threadIdx.y; n < p.num_rows[0];
          n += int64_t(gridDim.x) * blockDim.y) {

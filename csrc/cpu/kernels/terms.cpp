@@ -74,8 +74,8 @@ void some_rows(const TermsBackwardParams& q, const Acc<T>* vectors, int64_t firs
         const int64_t c = int64_t(h) * p.dim + d, at = n * size + c;
         T* grad = static_cast<T*>(q.grad_feat) + at;
         const X x = load<T, N>(static_cast<const T*>(p.feat) + at);
-        store<T, N>(grad, load<T, N>(grad) + (u * load_vector<X>(vectors + c) +
-                                              w * load_vector<X>(vectors + size + c)));
+        store<T, N>(grad, load<T, N>(grad) +
+                              (u * load_vector<X>(vectors + c) + w * load_vector<X>(vectors + size + c)));
         store_vector(sums + c, load_vector<X>(sums + c) + u * x);
         store_vector(sums + size + c, load_vector<X>(sums + size + c) + w * x);
         if (q.grad_out && both)
