@@ -32,11 +32,11 @@ def profile(
     the host's. Then under torch.profiler, from which comes the rest; there the device is idle when a step
     begins.
 
-    ``host_ms``    time of the host thread in a call, from an idle device, less what it waited for the device
-    ``device_ms``  time in which the device was at work for the step
-    ``step_ms``    time per step of steps back to back
-    ``tklqt_ms``   total kernel launch and queueing time: the sum over kernels of the time from the call that
-                   launched it to its start
+    - ``host_ms``: time of the host thread in a call, from an idle device, less what it waited for the device
+    - ``device_ms``: time in which the device was at work for the step
+    - ``step_ms``: time per step of steps back to back
+    - ``tklqt_ms``: total kernel launch and queueing time, the sum over kernels of the time from the call that
+      launched it to its start
 
     A step can take no less than the longer one of host and device. So it is *launch-bound* where the host
     takes longer, and else *bandwidth-bound*: attention on graphs reads more than it computes.
