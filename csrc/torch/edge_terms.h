@@ -2,6 +2,8 @@
 // attention.h, with `kRowBytes`, of which the width of rows is a multiple.
 #pragma once
 
+#include <algorithm>
+
 #include "../core/edge_terms.h"
 #include "attention.h"
 
@@ -36,7 +38,7 @@ struct EdgeTerms {
 
   // A view of rows with unit stride along the last dimension is taken as it is.
   static Tensor set_rows(EdgeTermParams& p, const Tensor& given) {
-    const int64_t grid = Backend::kRowBytes / bytes_of(given.scalar_type());
+    const int64_t grid = std::max<int64_t>(Backend::kRowBytes / bytes_of(given.scalar_type()), 1);
     const auto fits = [&](int64_t k) { return given.stride(k) % grid == 0 && given.stride(k) >= 0; };
     const bool as_is = given.stride(2) == 1 && fits(0) && fits(1) &&
                        reinterpret_cast<uintptr_t>(given.const_data_ptr()) % 16 == 0;
