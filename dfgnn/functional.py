@@ -12,7 +12,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from . import _autograd, _edge_terms, _flex, _ops
+from . import _autograd, _edge_terms, _flex, _ops, _products
 from ._checks import Checker, for_device, with_feat, without_padding
 from .graph import Graph
 
@@ -472,7 +472,7 @@ def sddmm(graph: Graph, query: Tensor, key: Tensor, *, scale: float = 1.0) -> Te
     check.tensor("query", query, [(graph.num_dst, None, None)])
     check.tensor("key", key, [(graph.num_src, *query.shape[1:])])
     check.number("scale", scale)
-    out = check.in_use(_autograd.sddmm(graph, *for_device(check, query, key)))
+    out = check.in_use(_products.sddmm(graph, *for_device(check, query, key)))
     return out if scale == 1 else out * scale
 
 
@@ -491,7 +491,7 @@ def spmm(graph: Graph, edge_weight: Tensor, feat: Tensor) -> Tensor:
     if edge_weight.dim() == 1:
         edge_weight = edge_weight.unsqueeze(1).expand(-1, heads)
     (values,) = for_device(check, feat)
-    return without_padding(_autograd.spmm(graph, check.in_use(edge_weight), values), dim)
+    return without_padding(_products.spmm(graph, check.in_use(edge_weight), values), dim)
 
 
 # fmt: off

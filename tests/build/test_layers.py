@@ -23,7 +23,7 @@ _plain
 _kept
 _edges
 _checks _autograd
-_edge_terms _flex
+_products _edge_terms _flex
 functional
 _layers ops sampling
 distributed
