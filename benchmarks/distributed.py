@@ -9,8 +9,8 @@
 full     three layers of GAT and of a Graph Transformer, 4 heads x 32, on one graph: the time of a training
          step (forward, backward, Adam) of rank 0 alone with the whole graph, and of all with their parts;
          halo rows and bytes, the all-to-all alone, the losses of both, and a step's kernels in time.
-molhiv   DistributedDataParallel on batches of ogbg-molhiv: graphs per second of one process and of all, the
-         batch of each process being the same.
+molhiv   Data parallelism on batches of ogbg-molhiv: graphs per second of one process and of all, the batch of
+         each process being the same; by DistributedDataParallel, and captured as a CUDA graph.
 papers   one layer of GAT on a graph of the size of ogbn-papers100M, 128 float32 features per node, of
          which each process makes its part; as many hidden columns as fit (``hidden_size``).
 death    processes without a launcher, of which one is killed: how soon the others end, and what they say.
@@ -35,11 +35,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dfgnn import Graph
+from dfgnn import Graph, capture
 from dfgnn.bench import graphs, report
-from dfgnn.distributed import DistributedGraph, watch
+from dfgnn.distributed import DistributedGraph, average_gradients, watch
 from dfgnn.distributed.parts import Nodes, Part
-from dfgnn.nn import GATConv, GraphTransformerLayer
+from dfgnn.nn import GATConv, GraphTransformerLayer, pyg
 
 HEADS, WIDTH, CLASSES, LAYERS = 4, 128, 47, 3
 PAPERS_NODES, PAPERS_EDGES, PAPERS_FEATURES, PAPERS_CLASSES = 111_059_956, 1_615_685_872, 128, 172
@@ -298,7 +298,7 @@ class Batches:
         self.labels = (torch.rand(len(self.nodes), generator=generator, device=device) < 0.04).float()
 
     def draw(self, size):
-        """(graph with loops, node features, graph of each node, labels)."""
+        """(edge_index without loops, node features, graph of each node, labels)."""
         ids = torch.randint(len(self.nodes), (size,), generator=self.generator)
         nodes, edges = self.nodes[ids], self.num_edges[ids]
         n, e = int(nodes.sum()), int(edges.sum())
@@ -313,10 +313,15 @@ class Batches:
         place = torch.arange(e, device=self.device) + (edge_start - first_edge)[of_edge]
         both = torch.cat([place, place + self.half])
         ends = self.ends[:, both] + first_node[torch.cat([of_edge, of_edge])]
-        loops = torch.arange(n, device=self.device).expand(2, -1)
-        index = torch.cat([ends, loops], 1)
-        graph = Graph.from_edge_index(index, num_src=n, num_dst=n, validate=False).one_shot()
-        return graph, self.x[rows], of_node, self.labels[ids]
+        return ends, self.x[rows], of_node, self.labels[ids]
+
+    def most(self, size):
+        """(nodes, edges, graphs) that hold any batch, but for a chance of 1e-9: mean + 6 deviations."""
+        sums = [
+            size * x.mean() + 6 * size**0.5 * x.std()
+            for x in (self.nodes.double(), 2 * self.num_edges.double())
+        ]
+        return *(int(x) + 64 for x in sums), size + 1
 
 
 class GraphNet(nn.Module):
@@ -325,18 +330,59 @@ class GraphNet(nn.Module):
     def __init__(self, width=240):
         super().__init__()
         self.embedding = nn.Embedding(100, width)
-        self.layers = nn.ModuleList(GATConv(width, width // 8, 8) for _ in range(4))
+        self.layers = nn.ModuleList(pyg.GATConv(width, width // 8, 8) for _ in range(4))
         self.norms = nn.ModuleList(nn.BatchNorm1d(width) for _ in range(4))
         self.head = nn.Linear(width, 1)
 
-    def forward(self, graph, x, of_node, size):
+    def forward(self, edge_index, x, of_node, size):
         x = self.embedding(x)
         for layer, norm in zip(self.layers, self.norms):
-            layer.allow_zero_in_degree = True  # asking would wait for the device
-            x = x + F.elu(norm(layer(graph, x).flatten(1)))
+            x = x + F.elu(norm(layer(x, edge_index)))
         sums = x.new_zeros(size, x.shape[1]).index_add(0, of_node, x)
         counts = x.new_zeros(size).index_add(0, of_node, x.new_ones(len(x)))
-        return self.head(sums / counts.unsqueeze(1)).squeeze(1)
+        return self.head(sums / counts.clamp(min=1).unsqueeze(1)).squeeze(1)
+
+
+def graph_trainer(args, batches, size, how, device):
+    """steps(count): that many training steps on batches of this size. how: "one", "all" (the wrapper
+    DistributedDataParallel), "one captured" or "all captured" (one all-reduce in the CUDA graph)."""
+    torch.manual_seed(0)
+    net = GraphNet().to(device)
+    optimizer = torch.optim.Adam(net.parameters(), lr=3e-4, fused=device.type == "cuda")
+    if how == "all":
+        net = DistributedDataParallel(
+            net,
+            device_ids=[device.index] if device.type == "cuda" else None,
+            gradient_as_bucket_view=True,
+            broadcast_buffers=False,
+            static_graph=True,
+        )
+
+    def loss_of(edge_index, x, of_node, labels):
+        return F.binary_cross_entropy_with_logits(net(edge_index, x, of_node, len(labels)), labels)
+
+    def eager(*batch):
+        optimizer.zero_grad(set_to_none=True)
+        loss_of(*batch).backward()
+        optimizer.step()
+
+    step = eager
+    if "captured" in how:
+        average = {"before_step": lambda: average_gradients(net)} if "all" in how else {}
+
+        def loss_of_dict(b):
+            return loss_of(b["edge_index"], b["x"], b["batch"], b["y"])
+
+        captured = capture(loss_of_dict, net, optimizer, capacities=[batches.most(size)], **average)
+
+        def step(*batch):
+            captured(dict(zip(("edge_index", "x", "batch", "y"), batch)))
+
+    def steps(count):
+        for _ in range(count):
+            step(*batches.draw(size))
+
+    return steps
 
 
 def molhiv(args, device):
@@ -347,39 +393,24 @@ def molhiv(args, device):
     rows = []
     for size in args.batch:
         row = {"batch_per_process": size}
-        for shared in (False, True):
-            if not shared and rank:
+        for how in ("one", "all", "one captured", "all captured"):
+            if "captured" in how and device.type != "cuda":
                 continue
-            torch.manual_seed(0)
-            net = GraphNet().to(device)
-            if shared:
-                ids = [device.index] if device.type == "cuda" else None
-                net = DistributedDataParallel(
-                    net,
-                    device_ids=ids,
-                    gradient_as_bucket_view=True,
-                    broadcast_buffers=False,
-                    static_graph=True,
-                )
-            optimizer = torch.optim.Adam(net.parameters(), lr=3e-4, fused=device.type == "cuda")
-
-            def steps(count, net=net, optimizer=optimizer, size=size):
-                for _ in range(count):
-                    graph, x, of_node, labels = batches.draw(size)
-                    optimizer.zero_grad(set_to_none=True)
-                    loss = F.binary_cross_entropy_with_logits(net(graph, x, of_node, size), labels)
-                    loss.backward()
-                    optimizer.step()
-
+            if "one" in how and rank:
+                continue
+            steps = graph_trainer(args, batches, size, how, device)
             found = step_times(
-                lambda steps=steps: steps(at_a_time), max(3, args.steps), device, together=shared
+                lambda steps=steps: steps(at_a_time), max(3, args.steps), device, together="all" in how
             )
             ms = found["median"] / at_a_time
-            per_s = size * (world if shared else 1) / ms * 1e3
-            row["all" if shared else "one"] = {"step_ms": ms, "graphs_per_s": per_s}
+            row[how] = {"step_ms": ms, "graphs_per_s": size * (world if "all" in how else 1) / ms * 1e3}
         barrier(device)
         if rank == 0:
-            row["speedup"] = row["all"]["graphs_per_s"] / row["one"]["graphs_per_s"]
+            for kind in ("", " captured"):
+                if "all" + kind in row:
+                    row["speedup" + kind] = (
+                        row["all" + kind]["graphs_per_s"] / row["one" + kind]["graphs_per_s"]
+                    )
             print(f"{args.molhiv}, {size} graphs per process: {row}")
         rows.append(row)
     return {"data": args.molhiv, "rows": rows}

@@ -50,7 +50,8 @@ def planetoid(name: str, root) -> Nodes:
         warnings.simplefilter("ignore")  # about the age of the pickled files
         data = Planetoid(place, name)[0]
     split = {k: mask.nonzero().squeeze(1) for k, mask in _masks(data)}
-    x = data.x / data.x.sum(1, keepdim=True).clamp(min=1)
+    total = data.x.sum(1, keepdim=True)
+    x = data.x / torch.where(total > 0, total, 1)
     return Nodes(x=x, edge_index=data.edge_index, y=data.y, splits=[split])
 
 

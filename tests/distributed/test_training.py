@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from dfgnn.distributed import partition
+from dfgnn.distributed import average_gradients, partition
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SMALL = "--nodes 300 --width 16"
@@ -55,3 +56,42 @@ def test_processes_train_what_one_trains(four, tmp_path, monkeypatch):
 def test_batches(four):
     losses = four.run(_losses, ["batches --nodes 4000 --batch 1 --epochs 2 --width 16 --lr 0.01"])
     assert len({loss for (loss,) in losses}) == 1 and losses[0][0] < 1.9  # log 6 = 1.79
+
+
+def _averaged(group):
+    """Gradients of data parallelism in both ways; the last layer is used by rank 0 alone."""
+    rank = torch.distributed.get_rank(group)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3).double(), nn.Linear(3, 1), nn.Linear(2, 2))
+    net[2].weight.requires_grad_(False)
+    x = torch.randn(6, 5, generator=torch.Generator().manual_seed(rank))
+    hidden = net[1](net[0](x).double()).float()
+    loss = net[2](hidden).square().sum()
+    if rank == 0:
+        loss = loss + net[3].weight.sum()
+    loss.backward()
+    own = [None if p.grad is None else p.grad.clone() for p in net.parameters()]
+    average_gradients(net, group)
+    return own, [None if p.grad is None else p.grad.clone() for p in net.parameters()]
+
+
+def test_averaged_gradients(four):
+    found = four.run(_averaged)
+    for k, first in enumerate(found[0][1]):
+        own = [grads[k] for grads, _ in found]
+        if first is None:  # does not require one
+            assert all(grad is None for grad in own)
+            continue
+        expected = sum(grad for grad in own if grad is not None) / 4
+        for _, means in found:
+            torch.testing.assert_close(means[k], expected if torch.is_tensor(expected) else first * 0)
+
+
+def test_averaged_gradients_alone():
+    net = nn.Linear(2, 1)
+    net(torch.ones(3, 2)).sum().backward()
+    before = net.weight.grad.clone()
+    average_gradients(net)
+    assert torch.equal(net.weight.grad, before)
+    with pytest.raises(TypeError, match="model: expected a torch.nn.Module, got Tensor"):
+        average_gradients(torch.ones(2))
