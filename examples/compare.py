@@ -13,6 +13,7 @@ with results.json, table.md and pictures in --out.
 
 import argparse
 import gc
+import itertools
 import json
 import os
 import re
@@ -199,7 +200,7 @@ def pictures(rows: list[dict], out: Path) -> None:
 
     names = list(dict.fromkeys(row["row"] for row in rows))
     variants = list(dict.fromkeys(row["variant"] for row in rows))
-    color = dict(zip(variants, COLORS))
+    color = dict(zip(variants, itertools.cycle(COLORS)))
     drawn = [n for n in names if any(r["row"] == n and "curves" in r for r in rows)]
     if drawn:
         columns = min(3, len(drawn))
