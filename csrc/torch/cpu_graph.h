@@ -1,4 +1,5 @@
-// Graphs of the CPU under a number: cpu_structure.cpp makes them, cpu.cpp keeps them beside those of graph_handle.
+// Graphs of the CPU under a number: cpu_structure.cpp makes them, cpu.cpp keeps them beside those of
+// graph_handle.
 #pragma once
 
 #include "checks.h"

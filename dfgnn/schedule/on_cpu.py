@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from .._arguments import GraphArgs, GraphHandle, ops
 from .._csr import CSR
 from .._structure import Structure
@@ -12,15 +14,15 @@ _NONE = None, None, None
 
 
 def handle(structure: Structure, backward: bool) -> GraphHandle:
-    """Of the schedule "auto", which is the same for all shapes there; with edge ids, whether a call needs them
-    or not. A graph that is used once is planned at every step, which a small one waits for."""
+    """Of the schedule "auto", which is the same for all shapes there; with edge ids, whether a call needs
+    them or not. A graph that is used once is planned at every step, which a small one waits for."""
     dst, src = structure.dst, structure.src
     if dst.built is not None and not dst.built[1]:
         structure.csr()
     if backward and src.built is not None and not src.built[1]:
         structure.reverse_csr(need_eids=True)
-    forward = _NONE if dst.built is None else dst.built[0]
-    reverse = _NONE if src.built is None or not src.built[1] else src.built[0]
+    forward: Any = _NONE if dst.built is None else dst.built[0]
+    reverse: Any = _NONE if src.built is None or not src.built[1] else src.built[0]
     number, slots, rev_slots, *made, items, splits, rev_items, rev_splits = _plan_graph(
         *forward, *reverse, dst.num_rows, src.num_rows, CPU_BOUND, backward
     )
