@@ -32,16 +32,19 @@ _droppers: dict[str, Callable[[int], None]] = {}
 
 
 class GraphHandle:
-    """GraphArgs, checked and kept by the library under a number, as long as this lives."""
+    """GraphArgs, checked and kept by the library under a number, as long as this lives.
+
+    number: one that the library has for them already.
+    """
 
     __slots__ = ("_drop", "args", "number")
 
-    def __init__(self, args: GraphArgs):
+    def __init__(self, args: GraphArgs, number: int | None = None):
         kind = args.indices.device.type
         if kind not in _droppers:
             _droppers[kind] = _library.graph_dropper(kind)
         self._drop, self.args = _droppers[kind], args
-        self.number: int = ops.graph_handle(*args)
+        self.number: int = ops.graph_handle(*args) if number is None else number
 
     def __del__(self):
         if hasattr(self, "number"):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from . import _csr, _plain
-from ._compile import not_compiled
+from ._compile import not_compiled, untraced
 from ._fixed import FixedStructure
 from .graph import Graph
 from .graph.capacity import OF_BUFFER
@@ -22,7 +22,7 @@ from .graph.capacity import OF_BUFFER
 # What one set of tensors has beside each other: with and without loops, a few sizes. The bound is for a
 # program that gives the same edges another number of nodes each time.
 _LIMIT = 16
-_WHERE = "Graph.from_pyg"
+_WHERE, _ROWS = "Graph.from_pyg", ("edge_index[0]", "edge_index[1]")
 
 
 class _Entry(NamedTuple):
@@ -120,7 +120,8 @@ def once(parts: tuple[Tensor, ...], key: tuple, build: Callable[[], Any], more_s
     NumPy) is not noticed. Inference tensors do not count their modifications: nothing is kept for them. The
     value must not hold the tensors, and may be built twice by two threads.
     """
-    build = partial(_outside_inference, build)
+    if torch.is_inference_mode_enabled():
+        build = partial(_outside_inference, build)
     if any(part.is_inference() for part in parts):
         return build()
     place = tuple(map(id, parts))
@@ -204,29 +205,30 @@ def _indices(matrix: Tensor) -> tuple[Tensor, ...]:
     return (matrix._indices(),)
 
 
-@_plain.untransformed()
 def _build(edge_index, num_src: int, num_dst: int, self_loops: bool) -> tuple[Graph, Tensor | None]:
-    is_sparse = not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided
-    if is_sparse:
-        graph = _from_sparse(edge_index)
-        if (graph.num_src, graph.num_dst) != (num_src, num_dst):
-            raise ValueError(
-                f"edge_index: expected a sparse tensor [num_dst={num_dst}, num_src={num_src}], "
-                f"got [{graph.num_dst}, {graph.num_src}]"
-            )
-        return (
-            graph.add_self_loops(remove_existing=True, return_edge_map=True) if self_loops else (graph, None)
-        )
+    if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
+        return _build_of_sparse(edge_index, num_src, num_dst, self_loops)
     edge_index = _csr.as_index(_WHERE, "edge_index", edge_index, (2, None))
-    if not self_loops:
-        # Of int32 indices the graph would take a view: keep the tensor alive, and follow its changes.
-        edge_index = edge_index.clone() if edge_index.dtype == torch.int32 else edge_index
-        return Graph.from_pyg(edge_index, num_src=num_src, num_dst=num_dst), None
-    _csr.as_size(_WHERE, "number of edges", edge_index.shape[1] + min(num_src, num_dst))
-    names = "edge_index[0]", "edge_index[1]"
-    src, dst = edge_index
-    edges = _csr.from_edges(_WHERE, names, src, dst, num_src, num_dst, with_loops=True)
-    return Graph._from_edges(edges), edges.edge_map
+    num_loops = min(num_src, num_dst) if self_loops else 0
+    _csr.as_size(_WHERE, "number of edges", edge_index.shape[1] + num_loops)
+    with untraced(edge_index):
+        if not self_loops and edge_index.dtype == torch.int32:
+            # The graph would take a view of it: keep the tensor alive, and follow its changes.
+            edge_index = edge_index.clone()
+        src, dst = edge_index.unbind()
+        edges = _csr.from_edges(_WHERE, _ROWS, src, dst, num_src, num_dst, with_loops=self_loops)
+        return Graph._from_edges(edges), edges.edge_map
+
+
+@_plain.untransformed()
+def _build_of_sparse(matrix, num_src: int, num_dst: int, self_loops: bool) -> tuple[Graph, Tensor | None]:
+    graph = _from_sparse(matrix)
+    if (graph.num_src, graph.num_dst) != (num_src, num_dst):
+        raise ValueError(
+            f"edge_index: expected a sparse tensor [num_dst={num_dst}, num_src={num_src}], "
+            f"got [{graph.num_dst}, {graph.num_src}]"
+        )
+    return graph.add_self_loops(remove_existing=True, return_edge_map=True) if self_loops else (graph, None)
 
 
 def _from_sparse(matrix) -> Graph:

@@ -3,6 +3,7 @@
 #include "../cpu/edge_terms.h"
 #include "../cpu/engine.h"
 #include "../cpu/terms.h"
+#include "cpu_graph.h"
 #include "edge_terms.h"
 #include "parallel.h"
 #include "planned.h"
@@ -83,6 +84,17 @@ std::string constants() {
 }
 
 }  // namespace
+
+int64_t keep_on_cpu(const CpuGraph& made) {
+  using P = Planned<CpuBackend>;
+  return P::keep(std::make_shared<P::Graph>(P::Graph{{made.csr.num_rows, made.num_src, made.num_edges},
+                                                     made.held.front().device(),
+                                                     made.csr,
+                                                     made.reverse,
+                                                     made.has_reverse,
+                                                     made.held}));
+}
+
 }  // namespace dfgnn
 
 STABLE_TORCH_LIBRARY(dfgnn, m) {

@@ -3,7 +3,7 @@
 #include <tuple>
 
 #include "../cpu/structure.h"
-#include "checks.h"
+#include "cpu_graph.h"
 #include "parallel.h"
 
 namespace dfgnn {
@@ -91,48 +91,115 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> coo_to_csr(Tensor src, Tensor
   return {numbers, indptr, indices, eids, edge_map};
 }
 
+// One direction of a graph and its plan, while it is put together.
+struct Direction {
+  OptTensor indptr, indices, eids, items, splits;
+  int64_t num_slots = 0;
+};
+
 // The other direction of a CSR, with edge ids if wanted.
+Direction transposed(const Checker& check, const Direction& of, int64_t num_cols, bool need_eids) {
+  cpu::Transposition p{};
+  p.indptr = offsets(check, *of.indptr), p.indices = columns(check, *of.indices);
+  p.num_rows = of.indptr->size(0) - 1, p.num_cols = num_cols, p.num_edges = of.indices->size(0);
+  check.require(num_cols >= 0 && num_cols < kLimit, "num_cols: expected a number in [0, 2**31)");
+  check.tensor("eids", of.eids, {p.num_edges}, {ScalarType::Int});
+  check.require(!of.eids || of.eids->is_contiguous(), "eids: expected contiguous ones");
+  p.eids = static_cast<const int32_t*>(data(of.eids));
+  Direction made;
+  made.indptr = make(*of.indptr, {num_cols + 1}, ScalarType::Long);
+  made.indices = make(*of.indptr, {p.num_edges}, ScalarType::Int);
+  made.eids = make(*of.indptr, {need_eids ? p.num_edges : 0}, ScalarType::Int);
+  p.new_indptr = longs(*made.indptr), p.new_indices = ints(*made.indices);
+  p.new_eids = need_eids ? ints(*made.eids) : nullptr;
+  const char* error = cpu::transpose(p, parallel());
+  check.require(!error, error);
+  return made;
+}
+
 std::tuple<Tensor, Tensor, Tensor> transpose_csr(Tensor indptr, Tensor indices, OptTensor eids,
                                                  int64_t num_cols, bool need_eids) {
   const Checker check("dfgnn::transpose_csr", indptr);
-  cpu::Transposition p{};
-  p.indptr = offsets(check, indptr), p.indices = columns(check, indices);
-  p.num_rows = indptr.size(0) - 1, p.num_cols = num_cols, p.num_edges = indices.size(0);
-  check.require(num_cols >= 0 && num_cols < kLimit, "num_cols: expected a number in [0, 2**31)");
-  check.tensor("eids", eids, {p.num_edges}, {ScalarType::Int});
-  check.require(!eids || eids->is_contiguous(), "eids: expected contiguous ones");
-  p.eids = static_cast<const int32_t*>(data(eids));
-  Tensor new_indptr = make(indptr, {num_cols + 1}, ScalarType::Long);
-  Tensor new_indices = make(indptr, {p.num_edges}, ScalarType::Int);
-  Tensor new_eids = make(indptr, {need_eids ? p.num_edges : 0}, ScalarType::Int);
-  p.new_indptr = longs(new_indptr), p.new_indices = ints(new_indices);
-  p.new_eids = need_eids ? ints(new_eids) : nullptr;
-  const char* error = cpu::transpose(p, parallel());
-  check.require(!error, error);
-  return {new_indptr, new_indices, new_eids};
+  const Direction made = transposed(check, {indptr, indices, eids, {}, {}}, num_cols, need_eids);
+  return {*made.indptr, *made.indices, *made.eids};
 }
 
-// Items and splits in the order of the rows, just as many as there are. counts: items beyond one per row,
-// slots, splits.
-std::tuple<Tensor, Tensor, Tensor> plan_rows(Tensor indptr, Tensor indices, int64_t, int64_t parts,
-                                             int64_t max_edges, bool by_length) {
-  const Checker check("dfgnn::plan_rows", indptr);
+// Items and splits in the order of the rows, just as many as there are.
+cpu::RowPlan plan(const Checker& check, Direction& of, int64_t max_edges) {
+  const Tensor& indptr = *of.indptr;
   const int64_t* begin = offsets(check, indptr);
-  columns(check, indices);
-  check.require(parts == 1 && !by_length, "parts, by_length: expected the order of the rows on the CPU");
+  columns(check, *of.indices);
   check.require(max_edges > 0 && max_edges < kLimit, "max_edges: expected a bound below 2**31");
   const int64_t num_rows = indptr.size(0) - 1;
   check.require(num_rows < kLimit, "indptr: expected fewer than 2**31 rows");
-  const cpu::RowPlan plan = cpu::count_items(begin, num_rows, indices.size(0), max_edges);
+  const cpu::RowPlan plan = cpu::count_items(begin, num_rows, of.indices->size(0), max_edges);
   check.require(plan.num_items >= 0, "indptr: expected values that rise from 0 to the number of edges");
-  Tensor items = make(indptr, {plan.num_items, 4}, ScalarType::Int);
-  Tensor splits = make(indptr, {plan.num_splits, 4}, ScalarType::Int);
+  of.items = make(indptr, {plan.num_items, 4}, ScalarType::Int);
+  of.splits = make(indptr, {plan.num_splits, 4}, ScalarType::Int);
+  of.num_slots = plan.num_slots;
+  cpu::make_items(begin, num_rows, max_edges, plan, static_cast<Item*>(of.items->mutable_data_ptr()),
+                  static_cast<Split*>(of.splits->mutable_data_ptr()), parallel());
+  return plan;
+}
+
+// counts: items beyond one per row, slots, splits.
+std::tuple<Tensor, Tensor, Tensor> plan_rows(Tensor indptr, Tensor indices, int64_t, int64_t parts,
+                                             int64_t max_edges, bool by_length) {
+  const Checker check("dfgnn::plan_rows", indptr);
+  check.require(parts == 1 && !by_length, "parts, by_length: expected the order of the rows on the CPU");
+  Direction of{indptr, indices, {}, {}, {}};
+  const cpu::RowPlan made = plan(check, of, max_edges);
   Tensor counts = make(indptr, {3}, ScalarType::Int);
-  cpu::make_items(begin, num_rows, max_edges, plan, static_cast<Item*>(items.mutable_data_ptr()),
-                  static_cast<Split*>(splits.mutable_data_ptr()), parallel());
-  const int64_t found[] = {plan.num_items - num_rows, plan.num_slots, plan.num_splits};
+  const int64_t found[] = {made.num_items - (indptr.size(0) - 1), made.num_slots, made.num_splits};
   std::copy(std::begin(found), std::end(found), ints(counts));
-  return {items, splits, counts};
+  return {*of.items, *of.splits, counts};
+}
+
+Csr csr_of(const Direction& of) {
+  Csr c{};
+  c.indices = static_cast<const int32_t*>(data(*of.indices));
+  c.eids = static_cast<const int32_t*>(data(of.eids));
+  c.items = static_cast<const Item*>(data(*of.items));
+  c.splits = static_cast<const Split*>(data(*of.splits));
+  c.num_items = of.items->size(0), c.num_splits = of.splits->size(0), c.num_slots = of.num_slots;
+  c.num_rows = of.indptr->size(0) - 1;
+  return c;
+}
+
+// A graph as eager calls take it (graph_handle), in one call: the direction that is missing, with its edge
+// ids, and the plans. Of a direction that is given without edge ids they are the identity.
+//
+// Returns its number, the numbers of slots, the direction that was made, and the items and splits of both;
+// those of the reverse only for backward.
+std::tuple<int64_t, int64_t, int64_t, OptTensor, OptTensor, OptTensor, Tensor, Tensor, OptTensor, OptTensor>
+plan_graph(OptTensor indptr, OptTensor indices, OptTensor eids, OptTensor rev_indptr, OptTensor rev_indices,
+           OptTensor rev_eids, int64_t num_dst, int64_t num_src, int64_t max_edges, bool backward) {
+  const char* const op = "dfgnn::plan_graph";
+  STD_TORCH_CHECK(bool(indptr) == bool(indices) && bool(rev_indptr) == bool(rev_indices) &&
+                      (indptr || rev_indptr) && (indptr || !eids) && (rev_indptr || !rev_eids),
+                  op, ": indptr, indices: expected both of a direction, and a direction");
+  const Checker check(op, indptr ? *indptr : *rev_indptr);
+  Direction both[2] = {{indptr, indices, eids, {}, {}}, {rev_indptr, rev_indices, rev_eids, {}, {}}}, made;
+  const int64_t rows[2] = {num_dst, num_src};
+  for (int k = 0; k < 2; ++k) {
+    if (!both[k].indptr) continue;
+    check.tensor(k ? "rev_indptr" : "indptr", both[k].indptr, {rows[k] + 1}, {ScalarType::Long});
+    check.tensor(k ? "rev_eids" : "eids", both[k].eids, {both[k].indices->size(0)}, {ScalarType::Int});
+    check.require(!both[k].eids || both[k].eids->is_contiguous(), "eids: expected contiguous ones");
+  }
+  check.require(!(indptr && rev_indptr) || indices->size(0) == rev_indices->size(0),
+                "rev_indices: expected as many as indices");
+  for (int k = 0; k < (backward ? 2 : 1); ++k) {
+    if (!both[k].indptr) made = both[k] = transposed(check, both[1 - k], rows[k], true);
+    plan(check, both[k], max_edges);
+  }
+  CpuGraph graph{num_src, both[0].indices->size(0), csr_of(both[0]), {}, backward, {}};
+  if (backward) graph.reverse = csr_of(both[1]);
+  for (int k = 0; k < (backward ? 2 : 1); ++k)
+    for (const OptTensor* t : {&both[k].indices, &both[k].eids, &both[k].items, &both[k].splits})
+      if (*t) graph.held.push_back(**t);
+  return {keep_on_cpu(graph), both[0].num_slots, both[1].num_slots, made.indptr,   made.indices,
+          made.eids,          *both[0].items,    *both[0].splits,   both[1].items, both[1].splits};
 }
 
 }  // namespace
@@ -142,4 +209,5 @@ STABLE_TORCH_LIBRARY_IMPL(dfgnn, CPU, m) {
   m.impl("coo_to_csr", TORCH_BOX(&dfgnn::coo_to_csr));
   m.impl("transpose_csr", TORCH_BOX(&dfgnn::transpose_csr));
   m.impl("plan_rows", TORCH_BOX(&dfgnn::plan_rows));
+  m.impl("plan_graph", TORCH_BOX(&dfgnn::plan_graph));
 }

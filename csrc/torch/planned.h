@@ -65,6 +65,10 @@ struct Planned : Attention<Backend> {
     graph->held = {indices, items, splits};
     for (const OptTensor* t : {&eids, &rev_indices, &rev_eids, &rev_items, &rev_splits, &tiles, &rev_tiles})
       if (*t) graph->held.push_back(**t);
+    return keep(std::move(graph));
+  }
+
+  static int64_t keep(std::shared_ptr<const Graph> graph) {
     Graphs& graphs = Graphs::get();
     const std::lock_guard<std::mutex> lock(graphs.mutex);
     graphs.all.emplace(++graphs.last, std::move(graph));

@@ -85,6 +85,11 @@ inline constexpr const char* kCooToCsr =
 inline constexpr const char* kTransposeCsr =
     "transpose_csr(Tensor indptr, Tensor indices, Tensor? eids, int num_cols, bool need_eids)"
     " -> (Tensor indptr, Tensor indices, Tensor eids)";
+inline constexpr const char* kPlanGraph =
+    "plan_graph(Tensor? indptr, Tensor? indices, Tensor? eids, Tensor? rev_indptr, Tensor? rev_indices, "
+    "Tensor? rev_eids, int num_dst, int num_src, int max_edges, bool backward)"
+    " -> (int graph, int num_slots, int rev_num_slots, Tensor? made_indptr, Tensor? made_indices, "
+    "Tensor? made_eids, Tensor items, Tensor splits, Tensor? rev_items, Tensor? rev_splits)";
 // Planning; params.h and engine.h say what comes. CUDA only but for plan_rows, which both have.
 inline constexpr const char* kPlanRows =
     "plan_rows(Tensor indptr, Tensor indices, int num_cols, int parts, int max_edges, bool by_length)"
@@ -99,7 +104,7 @@ inline constexpr const char* kSharing =
 inline constexpr const char* kTileCounts = "tile_counts(Tensor indptr, Tensor indices) -> Tensor";
 inline constexpr const char* kTiles =
     "tiles(Tensor indptr, Tensor indices, Tensor offsets, int num_chunks) -> (Tensor chunks, Tensor twice)";
-inline constexpr const char* kPlanning[] = {kCooToCsr, kTransposeCsr, kPlanRows,   kPlanWindows, kDegrees,
-                                            kFalls,    kSharing,      kTileCounts, kTiles};
+inline constexpr const char* kPlanning[] = {kCooToCsr, kTransposeCsr, kPlanGraph, kPlanRows,   kPlanWindows,
+                                            kDegrees,  kFalls,        kSharing,   kTileCounts, kTiles};
 
 }  // namespace dfgnn

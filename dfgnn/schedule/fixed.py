@@ -15,6 +15,7 @@ class FixedPlanner(Planner):
 
     def __init__(self, structure: FixedStructure) -> None:
         super().__init__(structure, once=True)
+        self._of_all = None  # its CSRs have more places than edges
         self._made_for = structure.generation
 
     @property

@@ -12,7 +12,7 @@ import torch
 from .._arguments import GraphArgs, GraphHandle
 from .._compile import not_compiled, untraced
 from .._structure import Structure
-from . import choose
+from . import choose, on_cpu
 from . import device as devices
 from .device import Device
 from .direction import Direction
@@ -33,6 +33,9 @@ class Planner:
         self._arguments: dict[tuple[Shape, str, bool, bool], GraphArgs] = {}
         # By heads, dim, dtype, layer, schedule, edges and backward.
         self.handles: dict[tuple[int, int, torch.dtype, str, str, bool, bool], GraphHandle] = {}
+        # On the CPU, of all shapes: by backward. None: of each shape its own.
+        on_cpu = device is None and structure.indices.device.type == "cpu"
+        self._of_all: dict[bool, GraphHandle] | None = {} if on_cpu else None
 
     def plan(self, shape: Shape, reverse: bool = False, schedule: str = "auto", edges: bool = False) -> Plan:
         """reverse: over sources, as backward walks. schedule, edges: see `choose.plan`."""
@@ -87,17 +90,34 @@ class Planner:
     @not_compiled
     def _make_handle(self, num_heads, head_dim, dtype, layer, schedule, edges, backward) -> GraphHandle:
         kept = self.handles  # as below
-        args = self.arguments(
-            num_heads, head_dim, dtype, layer, schedule=schedule, edges=edges, backward=backward
-        )
-        with untraced(self.structure.indices):
-            found = GraphHandle(args)
+        found = self._handle_of_all(schedule, backward)
+        if found is None:
+            args = self.arguments(
+                num_heads, head_dim, dtype, layer, schedule=schedule, edges=edges, backward=backward
+            )
+            with untraced(self.structure.indices):
+                found = GraphHandle(args)
         kept[num_heads, head_dim, dtype, layer, schedule, edges, backward] = found
+        return found
+
+    def _handle_of_all(self, schedule: str, backward: bool) -> GraphHandle | None:
+        """The one that serves all shapes, if there is one."""
+        kept = self._of_all
+        if kept is None or schedule != "auto":
+            return None
+        found = kept.get(backward)
+        if found is None:
+            with untraced(self.structure.indices):
+                found = kept[backward] = on_cpu.handle(self.structure, backward)
         return found
 
     @not_compiled
     def _make_arguments(self, shape: Shape, schedule: str, edges: bool, backward: bool) -> GraphArgs:
         kept = self._arguments  # before the plans are looked up: see `adopt`
+        of_all = self._handle_of_all(schedule, backward)
+        if of_all is not None:
+            kept[shape, schedule, edges, backward] = of_all.args
+            return of_all.args
         plan, csr = self.plan(shape, False, schedule, edges), self.structure.csr()
         # On the CPU one pass of backward leaves numbers of the edges to the other.
         ids = edges or (backward and shape.layer != "gat" and csr.indices.device.type == "cpu")
@@ -124,6 +144,7 @@ class Planner:
         plan = replace(self.plan(shape, reverse, schedule), why=why)
         for edges in (False,) if plan.tiles is not None else (False, True):
             self._plans[shape, reverse, "auto", edges] = plan
+        self._of_all = None
         self._arguments, self.handles = {}, {}  # new ones: other threads may still fill the old ones
         return plan
 

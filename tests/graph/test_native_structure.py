@@ -6,7 +6,7 @@ from graphs import GRAPHS
 
 from dfgnn import Graph, _csr
 from dfgnn._csr import CSR
-from dfgnn.schedule import items
+from dfgnn.schedule import Shape, items
 
 HERE = "here", ("src", "dst")
 PAIRS = [
@@ -152,6 +152,43 @@ def test_items(name, bound):
     assert_same(found, items.cut(*items.by_source(csr, num_cols, 1), bound, longest_first=False))
 
 
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("known", ["one side", "no ids", "both"])
+def test_a_graph_at_once(name, known):
+    """The direction that is missing, items and splits: those of the operators one by one."""
+    src, dst, num_src, num_dst = CASES[name]()
+    for left, right in orders(src, dst):
+        for backward in (False, True):
+            graph = Graph.from_coo(left, right, num_src=num_src, num_dst=num_dst)
+            if known != "one side":
+                graph.reverse_csr(need_eids=known == "both")
+            args = graph._planner.handle(2, 4, torch.float32, "dot", "auto", True, backward).args
+            # What the handle was made of is what the graph has from now on.
+            assert args.indices is graph.csr().indices and args.eids is graph.csr().eids
+            sides = [(graph.csr(), num_src, args[:5])]
+            if backward:
+                back = graph.reverse_csr(need_eids=True)
+                assert args.rev_indices is back.indices and args.rev_eids is back.eids
+                assert_same(back, Graph.from_coo(left, right, None, num_src, num_dst).reverse_csr(True))
+                sides.append((back, num_dst, args[5:10]))
+            else:
+                assert args[5:] == (None, None, None, None, [], None, None)
+            for csr, num_cols, (_, _, rows, splits, plan) in sides:
+                expected = items.cut(*items.by_source(csr, num_cols, 1), 4096, longest_first=False)
+                assert_same(items.Items(rows, splits, plan[0]), expected)
+                assert plan[1:] == [0, 0, len(csr.indptr) - 1, num_cols, len(src)]
+
+
+def test_a_graph_at_once_is_that_of_all_shapes():
+    graph = Graph.from_coo(*(torch.tensor([0, 1, 2, 2]), torch.tensor([2, 1, 0, 1])))
+    first = graph._planner.handle(1, 4, torch.float32, "gat", "auto", False, True)
+    assert graph._planner.handle(2, 8, torch.float64, "dot", "auto", True, True) is first
+    given = graph._planner.arguments(1, 2, torch.float16, "gatv2", schedule="auto", edges=True, backward=True)
+    assert given is first.args
+    graph._planner.adopt(Shape(1, 4, torch.float32), False, "natural<=32", "tuned")
+    assert graph._planner.handle(1, 4, torch.float32, "gat", "auto", False, True) is not first
+
+
 BAD = [
     ([0, 7, 1], [0, 1, 1], (4, 4)),
     ([0, 1, 1], [0, 4, 1], (4, 4)),
@@ -192,15 +229,27 @@ def test_a_csr_that_is_none_is_refused_before_it_is_followed():
             ops.transpose_csr(torch.tensor(bad), indices, no_ids, 2, False)
         with pytest.raises(RuntimeError, match="indptr: expected values that rise"):
             ops.plan_rows(torch.tensor(bad), indices, 2, 1, 32, False)
+        for given in (
+            ((torch.tensor(bad), indices, None), 3 * [None]),
+            (3 * [None], (torch.tensor(bad), indices, None)),
+        ):
+            with pytest.raises(RuntimeError, match="indptr: expected values that rise"):
+                ops.plan_graph(*given[0], *given[1], 2, 2, 32, True)
     for bad in (-1, 2, 2**31 - 1, -(2**31)):
         values = torch.tensor([0, bad, 0]).int()
         for need_eids in (False, True):
             with pytest.raises(RuntimeError, match=r"indices: expected values in \[0, num_cols\)"):
                 ops.transpose_csr(indptr, values, no_ids, 2, need_eids)
+        with pytest.raises(RuntimeError, match=r"indices: expected values in \[0, num_cols\)"):
+            ops.plan_graph(indptr, values, None, None, None, None, 2, 2, 32, True)
     many = torch.arange(3000).repeat(100).int()  # on several threads
     many[-1] = 3000
     with pytest.raises(RuntimeError, match="indices: expected values in"):
         ops.transpose_csr(torch.tensor([0, len(many)]), many, no_ids, 3000, True)
+
+
+def whole(ops, indptr, indices, eids, rev_indptr=None, rev_indices=None, max_edges=32):
+    return ops.plan_graph(indptr, indices, eids, rev_indptr, rev_indices, None, 2, 2, max_edges, True)
 
 
 @pytest.mark.parametrize(
@@ -215,6 +264,14 @@ def test_a_csr_that_is_none_is_refused_before_it_is_followed():
         (lambda ops, x: ops.plan_rows(x, x.int(), 3, 2, 32, False), "expected the order of the rows"),
         (lambda ops, x: ops.plan_rows(x, x.int(), 3, 1, 32, True), "expected the order of the rows"),
         (lambda ops, x: ops.plan_rows(x, x.int(), 3, 1, 0, False), "max_edges: expected a bound"),
+        (lambda ops, x: whole(ops, x, None, None), "indptr, indices: expected both of a direction"),
+        (lambda ops, x: whole(ops, x[:2], x.int(), None), "indptr: expected shape"),
+        (lambda ops, x: whole(ops, x, x, None), "indices: unexpected dtype"),
+        (lambda ops, x: whole(ops, x, x.int(), x[:1].int()), "eids: expected shape"),
+        (lambda ops, x: whole(ops, x, x.int(), x), "eids: unexpected dtype"),
+        (lambda ops, x: whole(ops, x, x.int(), x.int().repeat(2)[::2]), "eids: expected contiguous"),
+        (lambda ops, x: whole(ops, x, x.int(), None, x, x[:2].int()), "rev_indices: expected as many"),
+        (lambda ops, x: whole(ops, x, x.int(), None, max_edges=0), "max_edges: expected a bound"),
     ],
 )
 def test_operators_check(call, message):
