@@ -91,15 +91,15 @@ class _EdgeOuter(torch.autograd.Function):
         )
 
 
-def _as_one(graph):
+def _operand(graph):
     """Of destinations and edges alone: sources need not be fetched."""
-    return graph.as_one() if isinstance(graph, GraphPart) else graph
+    return graph.as_one() if isinstance(graph, GraphPart) else _edges.stand_in(graph)
 
 
 def edge_dot(graph, rows: Tensor, attr: Tensor, scale: float = 1.0) -> Tensor:
     """[E, H] acc: scale rows[i, h] . attr[e] of each edge e into i. rows: [N, H, width]; attr: [E, d]. What
     rows have behind the first d is not looked at, here and below."""
-    graph = _as_one(graph)
+    graph = _operand(graph)
     if isinstance(graph, _edges.EdgeList):
         return _edges.edge_dot(graph, rows, attr, scale)
     if _autograd.transformed(rows, attr):
@@ -111,7 +111,7 @@ def edge_dot(graph, rows: Tensor, attr: Tensor, scale: float = 1.0) -> Tensor:
 
 def edge_sum(graph, weight: Tensor, attr: Tensor, width: int) -> Tensor:
     """[N, H, width]: the sum of weight[e, h] attr[e] over the edges e into i; zeros behind d. weight: acc."""
-    graph = _as_one(graph)
+    graph = _operand(graph)
     if isinstance(graph, _edges.EdgeList):
         return _edges.edge_sum(graph, weight, attr, width)
     if _autograd.transformed(weight, attr):
@@ -124,7 +124,7 @@ def edge_sum(graph, weight: Tensor, attr: Tensor, width: int) -> Tensor:
 
 def edge_outer(graph, weight: Tensor, rows: Tensor, dim: int, scale: float = 1.0) -> Tensor:
     """[E, d]: scale sum_h weight[e, h] rows[i, h] of each edge e into i. weight: acc."""
-    graph = _as_one(graph)
+    graph = _operand(graph)
     if isinstance(graph, _edges.EdgeList):
         return _edges.edge_outer(graph, weight, rows, dim, scale)
     if _autograd.transformed(weight, rows):

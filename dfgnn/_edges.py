@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import namedtuple
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, library
@@ -30,7 +31,7 @@ from ._arguments import (
     ops,
 )
 from ._compile import is_exporting
-from ._kept import graph_of
+from ._kept import graph_of, once
 from .graph import Graph
 from .graph.graph import OF_NUMBER
 
@@ -46,10 +47,10 @@ def is_traced(edge_index: Any) -> bool:
 
 
 class EdgeListArgs(NamedTuple):
-    """An `EdgeList` or `NumberedGraph` as the operators take it."""
+    """An `EdgeList`, `NumberedGraph` or `TypedGraph` as the operators take it."""
 
-    edge_index: Tensor | None
-    number: int  # of a Graph, where there is no edge_index
+    edge_index: Tensor | None  # of a TypedGraph its types
+    number: int  # of a Graph, else -1
     num_src: int
     num_dst: int
     self_loops: bool
@@ -121,6 +122,18 @@ class NumberedGraph(EdgeList):
         return self._num_edges
 
 
+class TypedGraph(NumberedGraph):
+    """The same of the graph whose sources are all pairs of a type and a source, pair t num_src + j being that
+    of the source j of an edge of type t: its keys and values may differ by the type of the edge.
+
+    types: integers ``[E]`` in the user's edge order.
+    """
+
+    def __init__(self, graph: Graph, types: Tensor, num_types: int) -> None:
+        super().__init__(graph)
+        self.given, self.num_src = types, num_types * graph.num_src
+
+
 def stand_in(graph: Any) -> Any:
     """What a Graph is to be while torch.compile records. An exported program has no graphs to find, and keeps
     the tensors."""
@@ -166,16 +179,37 @@ def _of_edges(op) -> tuple[str, list[str]]:
     return f"({text}) -> {results}", [argument.split()[-1] for argument in text.split(", ")]
 
 
-def _graph(a):
-    if a.edge_index is None:
-        graph = OF_NUMBER.get(a.number) or getattr(getattr(a, "stats", None), _GRAPH, None)
-        if graph is None:
-            raise RuntimeError("dfgnn: a Graph that a compiled function was given has to live until backward")
-        return graph
+def _numbered(a) -> Graph:
+    graph = OF_NUMBER.get(a.number) or getattr(getattr(a, "stats", None), _GRAPH, None)
+    if graph is None:
+        raise RuntimeError("dfgnn: a Graph that a compiled function was given has to live until backward")
+    return graph
+
+
+def _graph(a) -> Graph:
+    if a.number >= 0:
+        graph = _numbered(a)
+        return graph if a.edge_index is None else _typed(graph, a.edge_index, a.num_src)
     graph, _ = graph_of(a.edge_index, a.num_src, a.num_dst, a.self_loops)
     if a.num_edges not in (0, graph.num_edges):
         raise ValueError(f"num_edges: expected {graph.num_edges}, the graph's, got {a.num_edges}")
     return graph
+
+
+def _typed(graph: Graph, types: Tensor, num_pairs: int) -> Graph:
+    """The graph that a `TypedGraph` stands for, kept as long as ``graph`` and ``types``."""
+    kept: Any = once((types,), ("typed", num_pairs), WeakKeyDictionary)
+    if graph not in kept:
+        csr, num_src = graph.csr(), max(graph.num_src, 1)
+        if types.numel():
+            low, high = torch.stack(types.aminmax()).tolist()
+            if low < 0 or high >= num_pairs // num_src:
+                wrong = low if low < 0 else high
+                raise ValueError(f"etype: expected types in [0, {num_pairs // num_src}), got {wrong}")
+        in_order = types if csr.eids is None else types[csr.eids]
+        pairs = in_order.to(torch.int64) * graph.num_src + csr.indices
+        kept[graph] = Graph.from_csr(csr.indptr, pairs, num_pairs, eids=csr.eids, validate=False)
+    return kept[graph]
 
 
 def _graph_args(a, backward: bool) -> GraphArgs:
@@ -204,8 +238,8 @@ def _forward(*args):
     a = EdgeForward(*args)
     merged = {**a._asdict(), **_graph_args(a, backward=False)._asdict()}
     results = _ops.call(ops.attention_forward.default, *(merged[name] for name in Forward._fields))
-    if a.edge_index is None:
-        setattr(results[1], _GRAPH, _graph(a))
+    if a.number >= 0:
+        setattr(results[1], _GRAPH, _numbered(a))
     return tuple(_in_use(a, ForwardResults(*results), "attention")) if a.return_attention else results
 
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from . import _autograd, _plain
+from . import _autograd, _edges, _plain
+from ._edge_rows import rows_of_destinations, rows_of_sources
 from .graph import GraphPart
 
 # Bytes of what is gathered for one chunk of edges, by default.
@@ -23,6 +24,11 @@ def edge_scores(graph, score_fn: Callable, chunk: int, query, key, edge_feat, pa
     """score_fn of all edges [E, H], differentiable in query, key, edge_feat and params."""
     if isinstance(graph, GraphPart):
         graph, (key,) = graph.gathered(key)
+    if isinstance(_edges.stand_in(graph), _edges.EdgeList):
+        # Compiled the score is fused, but the ends' rows exist for all edges at a time.
+        q = rows_of_destinations(graph, query.flatten(1)).unflatten(1, query.shape[1:])
+        k = rows_of_sources(graph, key.flatten(1)).unflatten(1, key.shape[1:])
+        return score_fn(q, k, edge_feat, *params).to(query.dtype)
     tensors = query, key, edge_feat, *params
     if _autograd.transformed(*tensors):
         return _all_scores(_plain.ends_of(graph, all_in_use=False).edge_index, score_fn, query.dtype, tensors)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import weakref
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, library, nn
 
 from .. import _autograd, _plain
-from .._compile import not_compiled
+from .._compile import is_exporting, not_compiled
 from ..graph import Graph
 from ._derived import of_tensor
 
@@ -134,13 +134,18 @@ def typed_matmul(x: Tensor, weight: Tensor, groups: list[Group], num_rows: int) 
     x: [N, H, D_in].  weight: [T, H, D_in, D_out].  Returns [num_rows, H, D_out]. Gathered rows exist for one
     group at a time, in backward too. Differentiable any number of times; deterministic.
     """
-    if torch.is_autocast_enabled(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
-        x, weight = x.to(dtype), weight.to(dtype)
+    x, weight = _under_autocast(x, weight)
     # Compilers, too: tracing the function below, they take its backward for one that is differentiated.
     if torch.compiler.is_compiling() or _autograd.transformed(x, weight):
         return _plain_matmul(x, weight, groups, num_rows)
     return _TypedMatmul.apply(x, weight, groups, num_rows)
+
+
+def _under_autocast(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, weight = x.to(dtype), weight.to(dtype)
+    return x, weight
 
 
 def _plain_matmul(x: Tensor, weight: Tensor, groups: list[Group], num_rows: int) -> Tensor:
@@ -216,6 +221,78 @@ def _take(x: Tensor, rows: Rows) -> Tensor:
     return x[rows] if isinstance(rows, slice) else x.index_select(0, rows)
 
 
+# ---- while torch.compile records -------------------------------------------------------------------------
+# Which rows are of which type is found out when the operators run, as in eager calls.
+
+
+def is_recorded() -> bool:
+    """Whether torch.compile records. An exporter has the types' values, as it has a graph's."""
+    return torch.compiler.is_dynamo_compiling() and not is_exporting()
+
+
+def rows_of_pairs(x: Tensor, weight: Tensor) -> Tensor:
+    """x[j] weight[t] of all pairs (t, j), which are the sources of a `TypedGraph`.
+
+    x: [N, H, D_in].  weight: [T, H, D_in, D_out].  Returns [T N, H, D_out].
+    """
+    return torch.matmul(x.transpose(0, 1), weight).transpose(1, 2).flatten(0, 1)
+
+
+def _matmul_of_types(x: Tensor, weight: Tensor, types: Tensor) -> Tensor:
+    groups = groups_of(types, len(weight))
+    return _TypedMatmul.apply(x.unsqueeze(1), weight.unsqueeze(1), groups, len(x)).squeeze(1)
+
+
+def _outer_of_types(x: Tensor, y: Tensor, types: Tensor, num_types: int) -> Tensor:
+    found = x.new_zeros(num_types, x.shape[1], y.shape[1])
+    for kind, rows, _ in groups_of(types, num_types):
+        found[kind] = _outer_sum(_take(x, rows).unsqueeze(1), _take(y, rows).unsqueeze(0)).squeeze(0)
+    return found
+
+
+_library = library.Library("dfgnn", "FRAGMENT")
+
+
+def _define(name: str, arguments: str, kernel, fake) -> Any:
+    tags = torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe  # it waits for types that are new
+    _library.define(f"{name}({arguments}) -> Tensor", tags=tags)
+    _library.impl(name, kernel, "CompositeExplicitAutograd")
+    library.register_fake(f"dfgnn::{name}", fake, lib=_library)
+    return getattr(torch.ops.dfgnn, name).default
+
+
+_matmul = _define(
+    "typed_matmul",
+    "Tensor x, Tensor weight, Tensor types",
+    _matmul_of_types,
+    lambda x, weight, types: x.new_empty(x.shape[0], weight.shape[2]),
+)
+_outer = _define(
+    "typed_outer",
+    "Tensor x, Tensor y, Tensor types, SymInt num_types",
+    _outer_of_types,
+    lambda x, y, types, num_types: x.new_empty(num_types, x.shape[1], y.shape[1]),
+)
+
+
+def _save(ctx, inputs, output):
+    first, second, ctx.types, *_ = inputs
+    ctx.save_for_backward(first, second)
+
+
+def _backward_of_matmul(ctx, grad):
+    x, weight = ctx.saved_tensors
+    need_x, need_weight = ctx.needs_input_grad[:2]
+    return (
+        _matmul(grad, weight.mT, ctx.types) if need_x else None,
+        _outer(x, grad, ctx.types, len(weight)) if need_weight else None,
+        None,
+    )
+
+
+library.register_autograd(_matmul, _backward_of_matmul, setup_context=_save, lib=_library)
+
+
 class TypedLinear(nn.Module):
     r"""x W_t for a row x of type t: ``dgl.nn.TypedLinear`` without regularizer.
 
@@ -253,6 +330,9 @@ class TypedLinear(nn.Module):
             TypeError, ValueError: ``x_type`` is not as described.
         """
         check_types(x_type, "x_type", len(x))
+        if is_recorded():
+            x, weight = _under_autocast(x, self.W)
+            return _matmul(x, weight, x_type)
         groups = groups_of(x_type, self.num_types, "x_type")
         return typed_matmul(x.unsqueeze(1), self.W.unsqueeze(1), groups, len(x)).squeeze(1)
 

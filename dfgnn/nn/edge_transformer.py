@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import functional
-from ._edge_rows import rows_of_destinations, rows_of_sources
+from .._edge_rows import rows_of_destinations, rows_of_sources
 from ._graph import split_ends
 from ._layer import AttentionLayer, check_edge_rows, dropout_p
-from .graph_transformer import NORMS
+from .graph_transformer import NORMS, check_heads_and_norm
 
 
 class EdgeGraphTransformerConv(AttentionLayer):
@@ -181,14 +181,7 @@ class EdgeGraphTransformerLayer(nn.Module):
         allow_zero_in_degree: bool = False,
     ):
         super().__init__()
-        if num_heads < 1 or feats % num_heads:
-            raise ValueError(
-                f"EdgeGraphTransformerLayer: feats: expected a multiple of num_heads={num_heads}, got {feats}"
-            )
-        if norm not in NORMS:
-            raise ValueError(
-                f"EdgeGraphTransformerLayer: norm: expected 'batch', 'layer' or None, got {norm!r}"
-            )
+        check_heads_and_norm(type(self).__name__, feats, num_heads, norm)
         edge_dim = feats if edge_dim is None else edge_dim
         self.feats, self.edge_dim = feats, edge_dim
         self.conv = EdgeGraphTransformerConv(

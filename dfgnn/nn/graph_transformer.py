@@ -19,6 +19,14 @@ from ._terms import is_plain
 NORMS = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm, None: nn.Identity}
 
 
+def check_heads_and_norm(layer: str, feats: int, num_heads: int, norm: str | None) -> None:
+    """Raise ValueError unless ``feats`` is a multiple of ``num_heads`` and ``norm`` one of `NORMS`."""
+    if num_heads < 1 or feats % num_heads:
+        raise ValueError(f"{layer}: feats: expected a multiple of num_heads={num_heads}, got {feats}")
+    if norm not in NORMS:
+        raise ValueError(f"{layer}: norm: expected 'batch', 'layer' or None, got {norm!r}")
+
+
 class GraphTransformerConv(AttentionLayer):
     r"""The attention of a Graph Transformer, without its residual, normalisation and feed-forward parts
     (Dwivedi and Bresson, "A Generalization of Transformer Networks to Graphs", 2020).
@@ -209,12 +217,7 @@ class GraphTransformerLayer(nn.Module):
         edge_dim: int | None = None,
     ):
         super().__init__()
-        if num_heads < 1 or feats % num_heads:
-            raise ValueError(
-                f"GraphTransformerLayer: feats: expected a multiple of num_heads={num_heads}, got {feats}"
-            )
-        if norm not in NORMS:
-            raise ValueError(f"GraphTransformerLayer: norm: expected 'batch', 'layer' or None, got {norm!r}")
+        check_heads_and_norm(type(self).__name__, feats, num_heads, norm)
         self.feats = feats
         self.norm_first = norm_first
         self.residual = residual

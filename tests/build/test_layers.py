@@ -23,7 +23,9 @@ _plain
 _kept
 _edges
 _checks _autograd
-_products _edge_terms _flex
+_products _edge_terms
+_edge_rows
+_flex
 functional
 _layers ops sampling
 distributed

@@ -138,33 +138,126 @@ def test_attention_keeps_its_graph_until_backward(device):
                 out.sum().backward()
 
 
+def _of_edges(size):
+    """Features of edges, as a layer's second argument."""
+    return lambda graph: (torch.randn(graph.num_edges, size, device=graph.device),)
+
+
+def _of_types(graph):
+    def types(count, rows):
+        return torch.arange(rows, device=graph.device) * 7 % 11 % count
+
+    return types(3, graph.num_src), types(4, graph.num_edges)
+
+
+def _nothing(graph):
+    return ()
+
+
+# Layers, and what they take beside a graph and features [N, 8].
 LAYERS = {
-    "GATConv": lambda: nn.GATConv(8, 4, 2),
-    "GATv2Conv": lambda: nn.GATv2Conv(8, 4, 2),
-    "AGNNConv": lambda: nn.AGNNConv(),
-    "DotGatConv": lambda: nn.DotGatConv(8, 4, 2),
-    "GraphTransformerConv": lambda: nn.GraphTransformerConv(8, 4, 2),
+    "GATConv": (lambda: nn.GATConv(8, 4, 2), _nothing),
+    "GATv2Conv": (lambda: nn.GATv2Conv(8, 4, 2), _nothing),
+    "AGNNConv": (lambda: nn.AGNNConv(), _nothing),
+    "DotGatConv": (lambda: nn.DotGatConv(8, 4, 2), _nothing),
+    "EGATConv": (lambda: nn.EGATConv(8, 3, 4, 5, 2), _of_edges(3)),
+    "EdgeGATConv": (lambda: nn.EdgeGATConv(8, 3, 4, 2), _of_edges(3)),
+    "EdgeGATConv wide": (lambda: nn.EdgeGATConv(8, 9, 4, 2), _of_edges(9)),
+    "HGTConv": (lambda: nn.HGTConv(8, 4, 2, 3, 4, dropout=0.0), _of_types),
+    "HGTConv norm": (lambda: nn.HGTConv(8, 3, 2, 3, 4, dropout=0.0, use_norm=True), _of_types),
+    "GraphTransformerConv": (lambda: nn.GraphTransformerConv(8, 4, 2), _nothing),
+    "GraphTransformerLayer": (lambda: nn.GraphTransformerLayer(8, 2), _nothing),
+    "EdgeGraphTransformerConv": (lambda: nn.EdgeGraphTransformerConv(8, 3, 4, 2), _of_edges(3)),
+    "EdgeGraphTransformerConv flex": (
+        lambda: nn.EdgeGraphTransformerConv(8, 3, 4, 2, edge_out=False),
+        _of_edges(3),
+    ),
+    "EdgeGraphTransformerLayer": (lambda: nn.EdgeGraphTransformerLayer(8, 2, 3), _of_edges(3)),
 }
 
 
-@pytest.mark.parametrize("name", list(LAYERS))
-def test_layers(device, name):
-    layer = LAYERS[name]().to(device)
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    for k in range(4):
-        x = torch.randn(40 + k, 8, device=device)
-        found = []
-        for call in (compiled, layer):
-            layer.zero_grad()
-            out = call(make(k, device, loops=True), x)
-            out.square().sum().backward()
-            found.append([out, *(p.grad for p in layer.parameters())])
+def train(call, layer, graph, x, *more):
+    """What a step of training gives: the results and all gradients."""
+    layer.zero_grad()
+    x = x.clone().requires_grad_()
+    more = [t.clone().requires_grad_() if t.is_floating_point() else t for t in more]
+    out = call(graph, x, *more)
+    out = out if isinstance(out, tuple) else (out,)
+    sum(o.sin().sum() for o in out).backward()
+    inputs = [x, *(t for t in more if t.is_floating_point())]
+    return [*out, *(t.grad for t in inputs), *(p.grad for p in layer.parameters())]
+
+
+@pytest.mark.parametrize(
+    "name, dynamic",
+    [
+        *((name, None) for name in LAYERS),
+        *((name, said) for name in ("EGATConv", "EdgeGATConv", "HGTConv") for said in (True, False)),
+    ],
+)
+def test_layers(device, name, dynamic):
+    make_layer, more = LAYERS[name]
+    layer = make_layer().to(device)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for k in range(2 if dynamic is False else 4):
+        graph = make(k, device, loops=True)
+        inputs = torch.randn(40 + k, 8, device=device), *more(graph)
+        found = [train(call, layer, graph, *inputs) for call in (compiled, layer)]
         torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
-    assert compiled_graphs() <= 2
+    assert compiled_graphs() <= {None: 2, True: 1, False: 2}[dynamic]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["EGATConv", "EdgeGATConv", "HGTConv", "EdgeGraphTransformerConv flex"])
+def test_inductor_takes_layers(device, name):
+    make_layer, more = LAYERS[name]
+    layer = make_layer().to(device)
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True)
+    for k in range(2):
+        graph = make(k, device, loops=True)
+        inputs = torch.randn(40 + k, 8, device=device), *more(graph)
+        found = [train(call, layer, graph, *inputs) for call in (compiled, layer)]
+        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["EGATConv", "EdgeGATConv", "GATConv", "DotGatConv"])
+def test_layers_with_a_batch_of_features(device, name):
+    make_layer, more = LAYERS[name]
+    layer = make_layer().to(device)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for k in range(3):
+        graph = make(k, device, loops=True)
+        batch = [torch.stack([x, 2 * x], 1) for x in (torch.randn(40 + k, 8, device=device), *more(graph))]
+        found = [train(call, layer, graph, *batch) for call in (compiled, layer)]
+        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
+def test_types_out_of_range_are_refused_when_it_runs(device):
+    make_layer, more = LAYERS["HGTConv"]
+    compiled = torch.compile(make_layer().to(device), fullgraph=True, backend="aot_eager")
+    graph = make(0, device)
+    x, (ntype, etype) = torch.randn(40, 8, device=device), more(graph)
+    assert compiled(graph, x, ntype, etype).isfinite().all()
+    with pytest.raises(ValueError, match=r"etype: expected types in \[0, 4\), got 4"):
+        compiled(graph, x, ntype, etype + 1)
+    with pytest.raises(ValueError, match=r"types: expected types in \[0, 3\), got 3"):
+        compiled(graph, x, ntype + 1, etype)
+
+
+def test_types_that_are_written_to(device):
+    make_layer, more = LAYERS["HGTConv"]
+    layer = make_layer().to(device)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    graph = make(0, device)
+    x, (ntype, etype) = torch.randn(40, 8, device=device), more(graph)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(graph, x, ntype, etype), layer(graph, x, ntype, etype))
+        etype.copy_((etype + 1) % 4)
+        ntype.copy_((ntype + 1) % 3)
 
 
 def test_destinations_without_edges_are_refused_when_it_runs(device):
-    compiled = torch.compile(LAYERS["GATConv"]().to(device), fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(LAYERS["GATConv"][0]().to(device), fullgraph=True, backend="aot_eager")
     x = torch.randn(40, 8, device=device)
     assert compiled(make(0, device, loops=True), x).isfinite().all()
     alone = Graph.from_edge_index(torch.tensor([[0], [1]], device=device), 40)

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from ... import _autograd, _plain, functional
+from ..._compile import is_exporting
+from ..._edge_rows import edges_as_sources, rows_of_destinations, rows_of_sources, sum_of_edges
 from ...graph import Graph
-from .._edge_rows import edges_as_sources, sum_of_edges
 
 # Gathered elements of one step of add_ends: on the CPU they stay in cache, where memory for all edges at once
 # takes several times as long; a GPU wants enough to fill it.
@@ -19,7 +20,12 @@ def sums_per_head(graph: Graph, weight: Tensor, rows: Tensor) -> list[Tensor]:
 
     weight: [E, *, H].  rows: [E, *, D].  Returns H tensors [N_dst, *, D], without a tensor of E x H x D.
     """
-    edges, prefix = edges_as_sources(graph), rows.shape[1:-1]
+    prefix = rows.shape[1:-1]
+    if torch.compiler.is_dynamo_compiling() and not is_exporting():
+        terms = (w.unsqueeze(-1) * rows for w in weight.to(rows.dtype).unbind(-1))
+        sums = (sum_of_edges(graph, x.flatten(1)) for x in terms)
+        return [x.view(graph.num_dst, *prefix, rows.shape[-1]) for x in sums]
+    edges = edges_as_sources(graph)
     flat = rows.reshape(len(rows), prefix.numel(), rows.shape[-1])
     per_head = weight.reshape(*flat.shape[:2], weight.shape[-1]).unbind(-1)
     sums = (functional.spmm(edges, w.contiguous(), flat) for w in per_head)
@@ -31,6 +37,8 @@ def add_ends(graph: Graph, rows: Tensor, src: Tensor, dst: Tensor) -> Tensor:
 
     rows: [E, D].  src: [N_src, D].  dst: [N_dst, D]. Deterministic, unlike the backward of indexing.
     """
+    if torch.compiler.is_compiling():  # which puts the additions into what follows
+        return rows + rows_of_sources(graph, src) + rows_of_destinations(graph, dst)
     if _autograd.transformed(rows, src, dst):
         j, i = _plain.ends_of(graph).edge_index
         return rows + src[j] + dst[i]

@@ -5,16 +5,27 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from ... import functional
+from ..._edges import TypedGraph
+from ...graph import Graph
 from .._graph import as_graph, split_ends
 from .._layer import FusedLayer
 from .._terms import is_untouched
-from .._typed import TypedLinear, check_types, first_types, groups_of, relations_of, typed_matmul
+from .._typed import (
+    TypedLinear,
+    check_types,
+    first_types,
+    groups_of,
+    is_recorded,
+    relations_of,
+    rows_of_pairs,
+    typed_matmul,
+)
 
 
 class HGTConv(FusedLayer):
@@ -135,23 +146,27 @@ class HGTConv(FusedLayer):
             expected = f"[{fused.num_src}, {self.in_size}]"
             raise ValueError(f"x: expected shape {expected}, got {list(x.shape)}")
         check_types(ntype, "ntype", fused.num_src)
-        groups_of(ntype, self.linear_k.num_types, "ntype")
-        relations = relations_of(fused, etype, self.num_etypes)
-        dst_type = first_types(ntype, fused.num_dst)
-
-        def per_relation(linear: TypedLinear, weight: Tensor) -> Tensor:
-            rows = self._heads(linear(x_src, ntype))
-            return typed_matmul(rows, weight, relations.groups, relations.graph.num_src)
-
+        if not is_recorded():
+            groups_of(ntype, self.linear_k.num_types, "ntype")
         # [T, H]: the priors and 1 / sqrt(D) scale the keys' maps.
         scale = torch.stack(tuple(self.relation_pri), 1) / math.sqrt(self.head_size)
-        h = self.attention(
-            relations.graph,
-            self._heads(self.linear_q(x_dst, dst_type)),
-            per_relation(self.linear_k, _stack(self.relation_att) * scale[:, :, None, None]),
-            per_relation(self.linear_v, _stack(self.relation_msg)),
-            scale=1.0,
-        )
+        of_keys, of_values = _stack(self.relation_att) * scale[:, :, None, None], _stack(self.relation_msg)
+        key, value = (self._heads(linear(x_src, ntype)) for linear in (self.linear_k, self.linear_v))
+        if is_recorded():
+            check_types(etype, "etype", fused.num_edges)
+            dst_type = ntype if fused.num_dst == fused.num_src else ntype[: fused.num_dst]
+            lifted = cast(Graph, TypedGraph(fused, etype, self.num_etypes))
+            key, value = rows_of_pairs(key, of_keys), rows_of_pairs(value, of_values)
+        else:
+            dst_type = first_types(ntype, fused.num_dst)
+            relations = relations_of(fused, etype, self.num_etypes)
+            lifted = relations.graph
+            key, value = (
+                typed_matmul(rows, weight, relations.groups, lifted.num_src)
+                for rows, weight in ((key, of_keys), (value, of_values))
+            )
+        query = self._heads(self.linear_q(x_dst, dst_type))
+        h = self.attention(lifted, query, key, value, scale=1.0)
         h = self.drop(self.linear_a(h.flatten(1), dst_type))
         residual = x_dst @ self.residual_w if hasattr(self, "residual_w") else x_dst
         h = residual + torch.sigmoid(self.skip[dst_type]).unsqueeze(-1) * (h - residual)

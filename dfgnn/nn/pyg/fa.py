@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from ... import _kept, functional
-from .._edge_rows import rows_of_destinations, rows_of_sources
+from ..._edge_rows import rows_of_destinations, rows_of_sources
 from .._fallback import warn
 from ._base import LIBRARY, FusedConv, check_rows
 from ._graph import graph_of, sizes_of

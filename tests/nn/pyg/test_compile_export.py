@@ -10,6 +10,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch_geometric import EdgeIndex
 
 from dfgnn import _kept
 from dfgnn.nn.pyg import AGNNConv, GATConv, GATv2Conv, HGTConv, RGATConv, SuperGATConv, TransformerConv
@@ -243,6 +244,48 @@ def test_two_kinds_of_nodes():
         x = torch.randn(num_src, 9), torch.randn(num_dst, 9)
         edge_index = torch.stack([torch.randint(num_src, (80,)), torch.randint(num_dst, (80,))])
         torch.testing.assert_close(compiled(x, edge_index), layer(x, edge_index))
+
+
+@pytest.mark.parametrize("sizes", [True, False])
+@pytest.mark.parametrize("name", ["gat", "gatv2_edges"])
+def test_an_edge_index_of_torch_geometric(name, sizes, monkeypatch, device):
+    """A subclass of Tensor, of which the graph is kept. Where it says its sizes, they are constants to
+    torch.compile."""
+    built = []
+    build = _kept._build
+    monkeypatch.setattr(_kept, "_build", lambda *args: built.append(None) or build(*args))
+    layer = make(name, device)
+    backend = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(layer, fullgraph=True, backend=backend)
+    for seed in range(3):
+        x, edge_index, *more = batch(name, seed, device)
+        edge_index = edge_index[:, edge_index[1].argsort(stable=True)]
+        size = (len(x), len(x)) if sizes else None
+        given = EdgeIndex(edge_index, sparse_size=size, sort_order="col")
+        for run in (compiled, compiled, layer):
+            found = run(x, given, *more)
+        assert len(built) == seed + 1
+        torch.testing.assert_close(compiled(x, given, *more), found)
+    assert backend.frame_count <= 3
+
+
+@pytest.mark.parametrize("form", ["coo", "csr", "csc"])
+@pytest.mark.filterwarnings("ignore:Sparse CS. tensor support")
+def test_sparse_tensors_break_and_go_on(form, device):
+    """torch.compile takes none, whatever is done with it."""
+    layer = make("transformer", device)
+    compiled = torch.compile(layer, backend="aot_eager")
+    for seed in range(3):
+        x, edge_index = batch("transformer", seed, device)
+        ones = torch.ones(edge_index.shape[1], device=device)
+        edges = torch.sparse_coo_tensor(edge_index.flip(0), ones, (len(x), len(x))).coalesce()
+        edges = {"coo": edges.clone, "csr": edges.to_sparse_csr, "csc": edges.to_sparse_csc}[form]()
+        found = []
+        for run in (compiled, layer):
+            leaf = x.clone().requires_grad_()
+            out = run(leaf, edges)
+            found.append([out, *torch.autograd.grad(out.sin().sum(), [leaf, *layer.parameters()])])
+        torch.testing.assert_close(*found)
 
 
 # ---- torch.export ----------------------------------------------------------------------------------------

@@ -1,0 +1,143 @@
+"""Between nodes and edges: the rows of edges' ends, and sums of edges' rows over nodes."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, library
+
+from . import _autograd, _edges, _plain, _products
+from ._checks import Checker, for_device, without_padding
+from ._compile import not_compiled
+from ._edges import EdgeList
+from .graph import Graph
+
+_as_sources: weakref.WeakKeyDictionary[Graph, dict[bool, Graph]] = weakref.WeakKeyDictionary()
+
+
+@not_compiled
+@torch.inference_mode(False)
+@_plain.untransformed()
+def edges_as_sources(graph: Graph, reverse: bool = False) -> Graph:
+    """The graph that leads from each edge of ``graph`` to its destination (reverse: to its source).
+
+    Its spmm sums rows of edges over the nodes. Shares the structure of ``graph``.
+    """
+    kept = _as_sources.setdefault(graph, {})
+    if reverse not in kept:
+        csr = graph.reverse_csr(need_eids=True) if reverse else graph.csr()
+        edges = csr.eids
+        if edges is None:
+            edges = torch.arange(graph.num_edges, dtype=torch.int32, device=graph.device)
+        kept[reverse] = Graph.from_csr(csr.indptr, edges, graph.num_edges, eids=csr.eids, validate=False)
+    return kept[reverse]
+
+
+def by_edges(graph: Graph) -> Graph:
+    """``edges_as_sources``, also while a compiler records."""
+    if not isinstance(graph, EdgeList):
+        return edges_as_sources(graph)
+    dst = graph.edge_index[1]
+    edges = torch.stack([torch.arange(len(dst), dtype=dst.dtype, device=dst.device), dst])
+    return cast(Graph, EdgeList(edges, len(dst), graph.num_dst))
+
+
+# ---- rows of ends, and their sums -----------------------------------------------------------------------
+
+
+def sum_of_edges(graph: Graph, rows: Tensor, reverse: bool = False) -> Tensor:
+    """The sums of edges' rows ``[E, D]`` over the edges into each node (reverse: out of each): ``[N, D]``."""
+    stand_in = _edges.stand_in(graph)
+    if isinstance(stand_in, EdgeList):
+        return _operators(stand_in).sum(rows, *_edges._arguments(stand_in), reverse)
+    (values,) = for_device(Checker("sum_of_edges", graph, "rows", rows), rows.unsqueeze(1))
+    one = rows.new_ones(1, 1).expand(len(rows), 1)
+    sums = _products.spmm(edges_as_sources(graph, reverse), one, values)
+    return without_padding(sums, rows.shape[1]).squeeze(1)
+
+
+def rows_of_sources(graph: Graph, x: Tensor) -> Tensor:
+    """x[j] for every edge j -> i: ``[N_src, D]`` -> ``[E, D]``. Deterministic, unlike indexing."""
+    return _rows(graph, x, True)
+
+
+def rows_of_destinations(graph: Graph, x: Tensor) -> Tensor:
+    """x[i] for every edge j -> i: ``[N_dst, D]`` -> ``[E, D]``; as :func:`rows_of_sources`."""
+    return _rows(graph, x, False)
+
+
+def _rows(graph: Graph, x: Tensor, sources: bool) -> Tensor:
+    stand_in = _edges.stand_in(graph)
+    if isinstance(stand_in, EdgeList):
+        return _operators(stand_in).rows(x, *_edges._arguments(stand_in), sources)
+    if _autograd.transformed(x):
+        return x[_plain.ends_of(graph).edge_index[0 if sources else 1]]
+    return _Rows.apply(x, graph, sources)
+
+
+class _Rows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, graph, sources):
+        ctx.graph, ctx.sources = graph, sources
+        return x.index_select(0, graph.edge_index[0 if sources else 1])
+
+    @staticmethod
+    def backward(ctx, grad):
+        return sum_of_edges(ctx.graph, grad.contiguous(), reverse=ctx.sources), None, None
+
+
+# ---- the same while a compiler records -------------------------------------------------------------------
+
+
+class _Family(NamedTuple):
+    """The operators of one kind of stand-in; each is the gradient of the other."""
+
+    rows: Any
+    sum: Any
+
+
+def _family(prefix: str, *tags) -> _Family:
+    def rows(x, *rest):
+        *edges, sources = rest
+        ends = _edges._graph(_edges._Edges(*edges)).edge_index
+        return x.index_select(0, ends[0 if sources else 1])
+
+    def rows_fake(x, *rest):
+        return x.new_empty(_edges._Edges(*rest[:-1]).num_edges, x.shape[1])
+
+    def total(x, *rest):
+        *edges, reverse = rest
+        with torch._C._AutoDispatchBelowAutograd():
+            return sum_of_edges(_edges._graph(_edges._Edges(*edges)), x.contiguous(), reverse)
+
+    def total_fake(x, *rest):
+        *edges, reverse = rest
+        e = _edges._Edges(*edges)
+        return x.new_empty(e.num_src if reverse else e.num_dst, x.shape[1])
+
+    given = f"(Tensor x, {_edges._EDGES}, bool"
+    found = _Family(
+        _edges._define(f"{prefix}_edge_rows", f"{given} sources) -> Tensor", rows, rows_fake, tags),
+        _edges._define(f"{prefix}_edge_rows_sum", f"{given} reverse) -> Tensor", total, total_fake, tags),
+    )
+
+    def setup(ctx, inputs, output):
+        ctx.rest = inputs[1:]
+
+    for op, adjoint in ((found.rows, found.sum), (found.sum, found.rows)):
+
+        def backward(ctx, grad, adjoint=adjoint):
+            return adjoint(grad, *ctx.rest), *[None] * len(ctx.rest)
+
+        library.register_autograd(op, backward, setup_context=setup, lib=_edges._library)
+    return found
+
+
+_OF_EDGES = _family("edge", torch.Tag.cudagraph_unsafe)
+_OF_GRAPHS = _family("graph")
+
+
+def _operators(edges: EdgeList) -> _Family:
+    return _OF_EDGES if edges.given is not None else _OF_GRAPHS
