@@ -1,6 +1,7 @@
 """CSR structure in plain tensor operations: checking what the user gives, sorting, transposing, batching.
 
-Nothing here waits for the device except ``check_*``, ``probe`` and ``degree_stats*``.
+Nothing here waits for the device except ``check_*``, ``probe``, ``degree*`` and, where it is to validate or
+to append loops, ``from_edges``.
 """
 
 from __future__ import annotations
@@ -24,8 +25,12 @@ LIMIT = 2**31
 INDEX_DTYPES = (torch.int32, torch.int64)
 _coo_to_csr = ops.coo_to_csr.default
 _transpose_csr = ops.transpose_csr.default
-# As in csrc/core/params.h.
-_DEGREE_BINS = 2048
+_structure = ops.structure.default
+# As in csrc/core/params.h and csrc/cuda/structure.h.
+_DEGREE_BINS, _LEAST_CUT, _EDGE_NUMBERS = 2048, 32, 7
+# Edges of which a GPU sorts both directions at once. Of more the second one is sorted when it is needed, as
+# memory is what counts.
+_MOST_AT_ONCE = 2**22
 
 
 class CSR(NamedTuple):
@@ -57,6 +62,13 @@ class DegreeStats:
     p99: int
     num_empty: int
     cv: float
+
+
+class Degrees(NamedTuple):
+    """What a GPU tells of the rows of a CSR in one reading."""
+
+    stats: DegreeStats | None  # None: some are beyond its histogram
+    cuts: dict[int, tuple[int, int]]  # of some bounds of items: items beyond one per row, and split rows
 
 
 # ---- what the user gives -------------------------------------------------------------------------
@@ -248,6 +260,8 @@ class Edges(NamedTuple):
     csr: CSR
     by_src: bool
     edge_map: Tensor | None  # with loops: int64 [E'], where each edge was, -1 for a loop that was appended
+    other: CSR | None = None  # the other direction with its edge ids, where that was made, too
+    degrees: tuple[Degrees, Degrees] | None = None  # of destinations and of sources
 
 
 def from_edges(
@@ -268,10 +282,13 @@ def from_edges(
     where the values are not read. with_loops: sizes are known; edges from a node to itself are dropped, and
     i -> i for i < min(num_src, num_dst) appended.
 
-    On the CPU one call of an operator, which reads the values whether it is to validate them or not.
+    On the CPU one call of an operator, which reads the values whether it is to validate them or not. On a GPU
+    one that makes both directions, if there are not too many edges.
     """
     if src.device.type == "cpu":
         return _from_edges_on_cpu(where, names, src, dst, num_src, num_dst, with_loops)
+    if src.numel() <= _MOST_AT_ONCE and _ops.on_device(src) and (validate or sort_order is None):
+        return _from_edges_on_gpu(where, names, src, dst, num_src, num_dst, validate, with_loops)
     square = num_src is None and num_dst is None
     num_src, num_dst, src_sorted, dst_sorted = check_coo(
         where, names, src, dst, num_src, num_dst, square, validate
@@ -302,6 +319,36 @@ def _from_edges_on_cpu(where, names, src, dst, num_src, num_dst, with_loops) -> 
         indices = canonical(dst if by_src else src, torch.int32)
     csr = CSR(indptr, indices, None if is_sorted else eids)
     return Edges(num_src, num_dst, csr, bool(by_src), edge_map if with_loops else None)
+
+
+def _from_edges_on_gpu(where, names, src, dst, num_src, num_dst, validate, with_loops) -> Edges:
+    if num_src is None or num_dst is None:
+        square = num_src is None and num_dst is None
+        num_src, num_dst, _, _ = check_coo(where, names, src, dst, num_src, num_dst, square, validate)
+    numbers, *made, edge_map, rev_indptr, rev_indices, rev_eids = _structure(
+        src, dst, num_src, num_dst, with_loops
+    )
+    csr, other = CSR(*made), CSR(rev_indptr, rev_indices, rev_eids)
+    if not (validate or with_loops):
+        return Edges(num_src, num_dst, csr, False, None, other)
+    found = numbers.tolist()
+    *ranges, num_edges, src_falls, dst_falls = found[:_EDGE_NUMBERS]
+    if validate:
+        _sizes(where, names, src, dst, num_src, num_dst, False, True, ranges)
+    if with_loops:
+        num_edges += min(num_src, num_dst)
+        if num_edges < src.numel() + min(num_src, num_dst):  # there were loops
+            csr, other = (CSR(x.indptr, x.indices[:num_edges], x.eids[:num_edges]) for x in (csr, other))
+            edge_map = edge_map[:num_edges]
+    else:
+        csr = csr._replace(eids=csr.eids if dst_falls else None)
+        other = other._replace(eids=other.eids if src_falls else None)
+    middle = (len(found) + _EDGE_NUMBERS) // 2
+    degrees = (
+        _degrees(num_dst, num_edges, found[_EDGE_NUMBERS:middle]),
+        _degrees(num_src, num_edges, found[middle:]),
+    )
+    return Edges(num_src, num_dst, csr, False, edge_map, other, degrees)
 
 
 def append_loops(
@@ -431,12 +478,25 @@ def _stats(
     return DegreeStats(n, num_edges, largest, num_edges / n, p50, p99, num_empty, cv)
 
 
-def degree_stats_of(csr: CSR) -> DegreeStats:
-    """`degree_stats` of the rows; on a GPU from a histogram, in one launch and one wait."""
-    indptr, num_edges = csr.indptr, csr.indices.numel()
+def _degrees(n: int, num_edges: int, found: list[int]) -> Degrees:
+    """found: what the operators `structure` and `degrees` tell of n rows."""
+    p50, p99, num_empty, largest, squares, *counts = found
+    cuts = {_LEAST_CUT << k: (counts[2 * k], counts[2 * k + 1]) for k in range(len(counts) // 2)}
+    if n == 0 or p99 >= _DEGREE_BINS:
+        return Degrees(DegreeStats(0, 0, 0, 0.0, 0, 0, 0, 0.0) if n == 0 else None, cuts)
+    return Degrees(_stats(n, num_edges, largest, p50, p99, num_empty, squares), cuts)
+
+
+def degrees_of(csr: CSR) -> tuple[DegreeStats, dict[int, tuple[int, int]]]:
+    """`Degrees` of the rows, in one wait; on a GPU from a histogram, in one launch, elsewhere without cuts."""
+    indptr, num_edges, cuts = csr.indptr, csr.indices.numel(), {}
     n = indptr.numel() - 1
     if n and _ops.on_device(indptr):
-        p50, p99, num_empty, largest, squares = ops.degrees(indptr).tolist()
-        if p99 < _DEGREE_BINS:
-            return _stats(n, num_edges, largest, p50, p99, num_empty, squares)
-    return degree_stats(indptr.diff(), num_edges)
+        stats, cuts = _degrees(n, num_edges, ops.degrees(indptr).tolist())
+        if stats is not None:
+            return stats, cuts
+    return degree_stats(indptr.diff(), num_edges), cuts
+
+
+def degree_stats_of(csr: CSR) -> DegreeStats:
+    return degrees_of(csr)[0]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from . import _csr
 from ._compile import not_compiled, untraced
-from ._csr import CSR, DegreeStats
+from ._csr import CSR, Degrees, DegreeStats
 
 __all__ = ["Side", "Structure"]
 
@@ -22,7 +22,7 @@ class Side:
     is what `_csr.transpose` gives, so that eids found later fit it.
     """
 
-    __slots__ = ("built", "edge_index", "has_empty", "num_rows", "stats")
+    __slots__ = ("built", "cuts", "edge_index", "has_empty", "num_rows", "stats")
 
     def __init__(self, num_rows: int, built: tuple[CSR, bool] | None = None) -> None:
         self.num_rows = num_rows
@@ -30,13 +30,18 @@ class Side:
         self.edge_index: Tensor | None = None  # [other side's node; this side's node], user's order
         self.has_empty: bool | None = None
         self.stats: DegreeStats | None = None
+        self.cuts: dict[int, tuple[int, int]] = {}  # see `_csr.Degrees`
+
+    def know(self, degrees: Degrees) -> None:
+        self.stats, self.cuts = degrees
+        self.has_empty = None if self.stats is None else self.stats.num_empty > 0
 
     def __getstate__(self) -> tuple[Any, ...]:  # without edge_index: two int64 per edge, and quickly made
         return self.num_rows, self.built, self.has_empty, self.stats
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self.num_rows, self.built, self.has_empty, self.stats = state
-        self.edge_index = None
+        self.edge_index, self.cuts = None, {}
 
     def to(self, device: torch.device, non_blocking: bool) -> Side:
         side = Side(self.num_rows)
@@ -153,8 +158,16 @@ class Structure:
         side = self.src if reverse else self.dst
         with self._untraced():
             if side.built is not None:
-                stats = _csr.degree_stats_of(side.built[0])
+                stats, side.cuts = _csr.degrees_of(side.built[0])
             else:
                 stats = _csr.degree_stats(self.degrees(reverse), self.indices.numel())
         side.stats, side.has_empty = stats, stats.num_empty > 0
         return stats
+
+    def cut(self, reverse: bool, max_edges: int) -> tuple[int, int] | None:
+        """The items beyond one per row that there are with this bound, and the split rows; None if that is not
+        known without waiting."""
+        side = self.src if reverse else self.dst
+        if side.stats is not None and side.stats.max <= max_edges:
+            return 0, 0
+        return side.cuts.get(max_edges)

@@ -199,9 +199,11 @@ struct ProductParams {
   void* partial_out;     // spmm: [num_slots, H, D] acc
 };
 
-// Items and splits of a plan, made on the device: as many as there can be, those that are not needed with row
-// < 0 and without slots. Items are in row order behind `front`, with the pieces of split rows before it,
-// filled from its end; or, by falling length or with several parts, from 0 on, part after part.
+// Items and splits of a plan, made on the device. In row order: the pieces of split rows, but for each row's
+// first one, then all rows; or by falling length, and with several parts, part after part. The order follows
+// from the rows alone. There is room for as many as there can be: items that are not needed have row < 0 and
+// lie ahead of all others in row order, else behind them; splits that are not needed have no slots. exact: as
+// many as there are.
 struct PlanParams {
   const int64_t* indptr;  // [num_rows + 1]
   int64_t num_rows;
@@ -212,17 +214,17 @@ struct PlanParams {
   int64_t num_cols;
   int32_t stride;    // 1; kTileRows: a row of indptr is a window of so many rows, and its edges are chunks
   int64_t last_row;  // rows there are, windows in full or not
-  Item* items;       // [num_items]: num_rows + front
+  int32_t exact;
+  Item* items;  // [num_items]: num_rows + front
   int64_t num_items;
   int64_t front;  // >= items beyond one per row
   Split* splits;  // [num_splits]
   int64_t num_splits;
-  int32_t* counts;  // [num_counts]: items beyond one per row, slots and splits, in strides; then scratch
-  int64_t num_counts;
+  int32_t* counts;  // [plan_counts]: items beyond one per row, slots and splits, in strides; then scratch
 };
 inline constexpr int kPlanBuckets = 128;
 
-// Degrees that are counted one by one (DegreeStats in dfgnn/_csr.py), and scratch for it.
-inline constexpr int kDegreeBins = 2048, kDegreeScratch = kDegreeBins + 4;
+// Degrees that are counted one by one (DegreeStats in dfgnn/_csr.py).
+inline constexpr int kDegreeBins = 2048;
 
 }  // namespace dfgnn

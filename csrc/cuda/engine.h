@@ -16,9 +16,8 @@ const char* sddmm(const ProductParams& params, void* stream);
 const char* spmm(const ProductParams& params, void* stream);
 
 const char* plan_rows(const PlanParams& params, void* stream);
-// scratch: [kDegreeScratch]. found: [5]: the smallest degree that half (99 %) of the rows do not exceed, or
-// kDegreeBins if that is not below it; empty rows, the largest degree, the sum of squares.
-const char* degrees(const int64_t* indptr, int64_t num_rows, int64_t* scratch, int64_t* found, void* stream);
+// Of params.counts.
+int64_t plan_counts(const PlanParams& params);
 // count: [1]: edges whose column is below that of the edge before it in the row.
 const char* falls(const int64_t* indptr, const int32_t* indices, int64_t num_rows, int64_t num_edges,
                   int64_t* count, void* stream);

@@ -1,36 +1,56 @@
 // What a schedule is chosen by, on the device: degrees and their quantiles, whether rows rise. As the tensor
 // operations of dfgnn/schedule do on the CPU, in a few launches and without waiting.
 #include "scan.cuh"
+#include "structure.h"
 
 namespace dfgnn::cuda {
 namespace {
 
 // Scratch: degrees below kDegreeBins one by one, then those above together; the largest degree, the sum of
-// squares, and how many blocks are done. The last one finds the quantiles.
+// squares, how many blocks are done, and per bound the items beyond one per row, and split rows. The last
+// block finds the quantiles.
 constexpr int kLargest = kDegreeBins + 1, kSquares = kDegreeBins + 2, kDone = kDegreeBins + 3;
-static_assert(kDegreeScratch == kDone + 1);
+constexpr int kCuts = kDone + 1;
+static_assert(kDegreeScratch == kCuts + 2 * kCutBounds);
 
-__global__ void __launch_bounds__(kPlanThreads)
-    degrees_kernel(const int64_t* indptr, int64_t num_rows, unsigned long long* scratch, int64_t* found) {
+struct Both {
+  Degrees of[2];
+};
+
+// blockIdx.y: the direction.
+__global__ void __launch_bounds__(kPlanThreads) degrees_kernel(const Both both) {
+  const Degrees& p = both.of[blockIdx.y];
+  auto* scratch = reinterpret_cast<unsigned long long*>(p.scratch);
   __shared__ int bins[kDegreeBins + 1];
   __shared__ bool last;
   for (int b = threadIdx.x; b <= kDegreeBins; b += kPlanThreads) bins[b] = 0;
   __syncthreads();
-  unsigned long long largest = 0, squares = 0;
-  for (int64_t row = int64_t(blockIdx.x) * kPlanThreads + threadIdx.x; row < num_rows;
+  unsigned long long largest = 0, squares = 0, more[kCutBounds] = {}, splits[kCutBounds] = {};
+  for (int64_t row = int64_t(blockIdx.x) * kPlanThreads + threadIdx.x; row < p.num_rows;
        row += int64_t(gridDim.x) * kPlanThreads) {
-    const unsigned long long degree = indptr[row + 1] - indptr[row];
+    const unsigned long long degree = p.indptr[row + 1] - p.indptr[row];
     largest = max(largest, degree);
     squares += degree * degree;
     atomicAdd(&bins[degree < kDegreeBins ? int(degree) : kDegreeBins], 1);
+#pragma unroll
+    for (int k = 0; k < kCutBounds; ++k) {
+      const unsigned long long beyond = degree ? (degree - 1) / (kLeastCut << k) : 0;
+      more[k] += beyond, splits[k] += beyond > 0;
+    }
   }
-  for (int o = 16; o > 0; o /= 2) {
-    largest = max(largest, __shfl_xor_sync(kAll, largest, o));
-    squares += __shfl_xor_sync(kAll, squares, o);
-  }
-  if ((threadIdx.x & 31) == 0) {
-    atomicMax(&scratch[kLargest], largest);
-    atomicAdd(&scratch[kSquares], squares);
+  const auto sum = [](unsigned long long x) {
+    for (int o = 16; o > 0; o /= 2) x += __shfl_xor_sync(kAll, x, o);
+    return x;
+  };
+  for (int o = 16; o > 0; o /= 2) largest = max(largest, __shfl_xor_sync(kAll, largest, o));
+  squares = sum(squares);
+  const bool first = (threadIdx.x & 31) == 0;
+  if (first) atomicMax(&scratch[kLargest], largest), atomicAdd(&scratch[kSquares], squares);
+#pragma unroll
+  for (int k = 0; k < kCutBounds; ++k) {
+    if (!__any_sync(kAll, more[k] > 0)) break;  // nor beyond larger bounds
+    const unsigned long long items = sum(more[k]), rows = sum(splits[k]);
+    if (first) atomicAdd(&scratch[kCuts + 2 * k], items), atomicAdd(&scratch[kCuts + 2 * k + 1], rows);
   }
   __syncthreads();
   for (int b = threadIdx.x; b <= kDegreeBins; b += kPlanThreads)
@@ -47,7 +67,8 @@ __global__ void __launch_bounds__(kPlanThreads)
   unsigned long long count[kEach], own = 0, total;
   for (int k = 0; k < kEach; ++k) own += count[k] = __ldcg(&scratch[threadIdx.x * kEach + k]);
   unsigned long long below = sum_before(own, total);
-  const unsigned long long half = (num_rows + 1) / 2, most = (num_rows * 99 + 99) / 100;
+  const unsigned long long half = (p.num_rows + 1) / 2, most = (p.num_rows * 99 + 99) / 100;
+  int64_t* found = p.found;
   if (threadIdx.x == 0) {
     found[0] = half > total ? kDegreeBins : 0;
     found[1] = most > total ? kDegreeBins : 0;
@@ -55,6 +76,7 @@ __global__ void __launch_bounds__(kPlanThreads)
     found[3] = int64_t(__ldcg(&scratch[kLargest]));
     found[4] = int64_t(__ldcg(&scratch[kSquares]));
   }
+  if (threadIdx.x < 2 * kCutBounds) found[5 + threadIdx.x] = int64_t(__ldcg(&scratch[kCuts + threadIdx.x]));
   __syncthreads();
   for (int k = 0; k < kEach; ++k) {
     const unsigned long long upto = below + count[k];
@@ -89,11 +111,15 @@ dim3 few_blocks(int64_t work) {
 
 }  // namespace
 
-const char* degrees(const int64_t* indptr, int64_t num_rows, int64_t* scratch, int64_t* found, void* stream) {
+const char* degrees(const Degrees* directions, int count, bool zeroed, void* stream) {
   const auto s = static_cast<cudaStream_t>(stream);
-  cudaMemsetAsync(scratch, 0, kDegreeScratch * sizeof(int64_t), s);
-  degrees_kernel<<<few_blocks(num_rows), kPlanThreads, 0, s>>>(
-      indptr, num_rows, reinterpret_cast<unsigned long long*>(scratch), found);
+  Both both;
+  int64_t rows = 0;
+  for (int k = 0; k < count; ++k) {
+    both.of[k] = directions[k], rows = std::max(rows, directions[k].num_rows);
+    if (!zeroed) cudaMemsetAsync(directions[k].scratch, 0, kDegreeScratch * sizeof(int64_t), s);
+  }
+  degrees_kernel<<<dim3(few_blocks(rows).x, unsigned(count)), kPlanThreads, 0, s>>>(both);
   return last_error();
 }
 

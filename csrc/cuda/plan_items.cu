@@ -1,5 +1,6 @@
-// Items and splits, on the device: what dfgnn/schedule does with tensors on the CPU. Where atomics decide
-// places, these are places of items, splits and slots in memory.
+// Items and splits, on the device: what dfgnn/schedule does with tensors on the CPU. Every block counts what
+// its rows have, the counts of all blocks are added up, and every block puts its own behind those before it:
+// no place depends on which block comes first.
 #include "scan.cuh"
 
 namespace dfgnn::cuda {
@@ -56,108 +57,179 @@ struct Cursor {
   }
 };
 
-// Per part: how many items each bucket has, and how many of their places are taken.
-__device__ __forceinline__ int32_t* bucket_counts(const PlanParams& p, int part) {
-  return p.counts + 3 + int64_t(part) * 2 * kBuckets;
+__device__ __host__ __forceinline__ bool in_row_order(const PlanParams& p) {
+  return !p.by_length && p.parts == 1;
 }
 
-__global__ void __launch_bounds__(kPlanThreads) lengths_kernel(const PlanParams p) {
+// What is counted: slots and split rows, and where items are ordered, per part and bucket those in it. In
+// scratch lie, behind the three results, the totals, and then of each count the blocks' one by one, which
+// become sums over the blocks before.
+enum { kSlots, kSplits, kFirstBucket };
+__device__ __host__ __forceinline__ int64_t num_counted(const PlanParams& p) {
+  return kFirstBucket + (in_row_order(p) ? 0 : int64_t(p.parts) * kBuckets);
+}
+__device__ __forceinline__ int32_t* totals(const PlanParams& p) { return p.counts + 3; }
+__device__ __forceinline__ int32_t* of_blocks(const PlanParams& p, int64_t which, int64_t blocks) {
+  return totals(p) + num_counted(p) + which * blocks;
+}
+__device__ __forceinline__ int64_t bucket_number(int part, int bucket) {
+  return kFirstBucket + int64_t(part) * kBuckets + bucket;
+}
+
+__global__ void __launch_bounds__(kPlanThreads) count_kernel(const PlanParams p) {
   __shared__ int buckets[kBuckets];
   const int64_t row = int64_t(blockIdx.x) * kPlanThreads + threadIdx.x;
   const bool ok = row < p.num_rows;
   Cursor cursor(p, ok ? row : 0);
+  int pieces = 0;
   for (int part = 0; part < p.parts; ++part) {
+    const Pieces own = cursor.next(p, part);
+    if (ok) pieces += own.count;
+    if (in_row_order(p)) break;
     if (threadIdx.x < kBuckets) buckets[threadIdx.x] = 0;
     __syncthreads();
-    const Pieces pieces = cursor.next(p, part);
-    if (ok && pieces.count) atomicAdd(&buckets[p.by_length ? bucket_of(pieces.length) : 0], pieces.count);
+    if (ok && own.count) atomicAdd(&buckets[p.by_length ? bucket_of(own.length) : 0], own.count);
     __syncthreads();
-    if (threadIdx.x < kBuckets && buckets[threadIdx.x])
-      atomicAdd(&bucket_counts(p, part)[threadIdx.x], buckets[threadIdx.x]);
+    if (threadIdx.x < kBuckets)
+      of_blocks(p, bucket_number(part, threadIdx.x), gridDim.x)[blockIdx.x] = buckets[threadIdx.x];
     __syncthreads();
+  }
+  int slots, splits;
+  sum_before(pieces > 1 ? pieces : 0, slots), sum_before(int(pieces > 1), splits);
+  if (threadIdx.x == 0) {
+    of_blocks(p, kSlots, gridDim.x)[blockIdx.x] = slots;
+    of_blocks(p, kSplits, gridDim.x)[blockIdx.x] = splits;
   }
 }
 
-// Slots and the split of a row of several pieces: the first slot, -1 for one piece.
-__device__ __forceinline__ int split(const PlanParams& p, int row, int pieces) {
-  if (pieces == 1) return -1;
-  atomicAdd(&p.counts[0], pieces - 1);
-  const int slot = atomicAdd(&p.counts[1], pieces);
-  Split* splits = p.splits + int64_t(atomicAdd(&p.counts[2], 1)) * p.stride;
-  for (int r = 0; r < p.stride && row * p.stride + r < p.last_row; ++r)
-    splits[r] = {row * p.stride + r, slot * p.stride + r, (slot + pieces) * p.stride, p.stride};
-  return slot;
+// A block per count.
+__global__ void __launch_bounds__(kPlanThreads) add_up_kernel(const PlanParams p, int64_t blocks) {
+  int32_t* values = of_blocks(p, blockIdx.x, blocks);
+  int before = 0, total;
+  for (int64_t first = 0; first < blocks; first += kPlanThreads, before += total) {
+    const int64_t at = first + threadIdx.x;
+    const int sum = before + sum_before(at < blocks ? values[at] : 0, total);
+    if (at < blocks) values[at] = sum;
+  }
+  if (threadIdx.x == 0) totals(p)[blockIdx.x] = before;
 }
 
-__device__ __forceinline__ Item item_of(const PlanParams& p, const Pieces& pieces, int row, int k, int slot) {
-  return pieces.item(row * p.stride, k, slot < 0 ? -1 : slot * p.stride);
+// Where a row's slots and its split are, among all.
+struct Cut {
+  int slot, split;
+  // All threads of a block call it; pieces: 0 for a row that there is not.
+  __device__ __forceinline__ Cut(const PlanParams& p, int64_t row, int pieces) {
+    int total;
+    slot = of_blocks(p, kSlots, gridDim.x)[blockIdx.x] + sum_before(pieces > 1 ? pieces : 0, total);
+    split = of_blocks(p, kSplits, gridDim.x)[blockIdx.x] + sum_before(int(pieces > 1), total);
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+      p.counts[0] = totals(p)[kSlots] - totals(p)[kSplits];
+      p.counts[1] = totals(p)[kSlots], p.counts[2] = totals(p)[kSplits];
+    }
+    if (pieces <= 1 || int64_t(split + 1) * p.stride > p.num_splits) return;
+    Split* splits = p.splits + int64_t(split) * p.stride;
+    const int first = int(row) * p.stride;
+    for (int r = 0; r < p.stride && first + r < p.last_row; ++r)
+      splits[r] = {first + r, slot * p.stride + r, (slot + pieces) * p.stride, p.stride};
+  }
+};
+
+__device__ __forceinline__ void put(const PlanParams& p, int64_t at, const Pieces& pieces, int64_t row, int k,
+                                    int slot) {
+  if (at >= 0 && at < p.num_items)
+    p.items[at] = pieces.item(int(row) * p.stride, k, slot < 0 ? -1 : slot * p.stride);
 }
 
-// In row order, a split row's pieces but the first in front.
+// SPLITS: there may be some.
+template <bool SPLITS>
 __global__ void __launch_bounds__(kPlanThreads) natural_kernel(const PlanParams p) {
   const int64_t row = int64_t(blockIdx.x) * kPlanThreads + threadIdx.x;
-  if (row >= p.num_rows) return;
-  const Pieces pieces = Cursor(p, row).next(p, 0);
-  const int slot = split(p, int(row), pieces.count);
-  p.items[p.front + row] = item_of(p, pieces, int(row), 0, slot);
-  if (slot < 0) return;
-  // One fewer than slots per split row: their places are taken from the end of the front.
-  const int64_t end = p.front - atomicAdd(&p.counts[3], pieces.count - 1);
-  for (int k = 1; k < pieces.count; ++k) p.items[end - k] = item_of(p, pieces, int(row), k, slot + k);
+  const bool ok = row < p.num_rows;
+  const Pieces pieces = Cursor(p, ok ? row : 0).next(p, 0);
+  if constexpr (SPLITS) {
+    const Cut cut(p, row, ok ? pieces.count : 0);
+    if (!ok) return;
+    const bool split = pieces.count > 1;
+    put(p, p.front + row, pieces, row, 0, split ? cut.slot : -1);
+    // One fewer than slots per split row; at the end of the front.
+    const int64_t begin = p.front - (totals(p)[kSlots] - totals(p)[kSplits]) + cut.slot - cut.split;
+    for (int k = 1; k < pieces.count; ++k) put(p, begin + k - 1, pieces, row, k, cut.slot + k);
+  } else {
+    if (ok) put(p, p.front + row, pieces, row, 0, -1);
+  }
 }
 
-// Part by part; in a part by falling length, or the rows of a block together.
+// Part by part; in a part by falling length, or as the rows are.
 __global__ void __launch_bounds__(kPlanThreads) ordered_kernel(const PlanParams p) {
-  __shared__ int start[kBuckets], taken[kBuckets];
+  constexpr int kRanks = kPlanThreads / 32;
+  __shared__ int start[kBuckets], counts[kRanks][kBuckets];
   const int64_t row = int64_t(blockIdx.x) * kPlanThreads + threadIdx.x;
   const bool ok = row < p.num_rows;
-  int slot = -1;
+  const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+  int all = 0;
   if (ok) {
-    Cursor all(p, row);
-    int pieces = 0;
-    for (int part = 0; part < p.parts; ++part) pieces += all.next(p, part).count;
-    slot = split(p, int(row), pieces);
+    Cursor cursor(p, row);
+    for (int part = 0; part < p.parts; ++part) all += cursor.next(p, part).count;
   }
+  const Cut cut(p, row, all);
+  int slot = all > 1 ? cut.slot : -1;
+
   Cursor cursor(p, ok ? row : 0);
   const int own = kBuckets - 1 - int(threadIdx.x);  // this thread's bucket, the longest first
   int before = 0;
   for (int part = 0; part < p.parts; ++part) {
-    int32_t* counts = bucket_counts(p, part);
     int total;
-    const int begin = before + sum_before(own >= 0 ? counts[own] : 0, total);
-    if (own >= 0) start[own] = begin, taken[own] = 0;
+    const int begin = before + sum_before(own >= 0 ? totals(p)[bucket_number(part, own)] : 0, total);
+    if (own >= 0) {
+      start[own] = begin + of_blocks(p, bucket_number(part, own), gridDim.x)[blockIdx.x];
+      for (int w = 0; w < kRanks; ++w) counts[w][own] = 0;
+    }
     __syncthreads();
     const Pieces pieces = cursor.next(p, part);
-    const int bucket = p.by_length ? bucket_of(pieces.length) : 0;
-    int rank = 0;
-    if (ok && pieces.count) rank = atomicAdd(&taken[bucket], pieces.count);
-    __syncthreads();
-    if (own >= 0 && taken[own]) start[own] += atomicAdd(&counts[kBuckets + own], taken[own]);
-    __syncthreads();
-    if (ok) {
-      for (int k = 0; k < pieces.count; ++k)
-        p.items[int64_t(start[bucket]) + rank + k] =
-            item_of(p, pieces, int(row), k, slot < 0 ? -1 : slot + k);
-      if (slot >= 0) slot += pieces.count;
+    const int bucket = p.by_length ? bucket_of(pieces.length) : 0, count = ok ? pieces.count : 0;
+    int rank = 0, of_warp = 0;
+#pragma unroll 8
+    for (int o = 0; o < 32; ++o) {
+      const int others = __shfl_sync(kAll, count, o), place = __shfl_sync(kAll, bucket, o);
+      if (place != bucket) continue;
+      of_warp += others;
+      if (o < lane) rank += others;
     }
+    counts[warp][bucket] = of_warp;
+    __syncthreads();
+    for (int w = 0; w < warp; ++w) rank += counts[w][bucket];
+    for (int k = 0; k < count; ++k)
+      put(p, int64_t(start[bucket]) + rank + k, pieces, row, k, slot < 0 ? -1 : slot + k);
+    if (slot >= 0) slot += count;
     before += total;
   }
 }
 
 }  // namespace
 
+int64_t plan_counts(const PlanParams& p) {
+  return 3 + num_counted(p) * (1 + int64_t(blocks_of(p.num_rows, kPlanThreads).x));
+}
+
 const char* plan_rows(const PlanParams& p, void* stream) {
   const auto s = static_cast<cudaStream_t>(stream);
-  cudaMemsetAsync(p.items, 0xff, p.num_items * sizeof(Item), s);
-  cudaMemsetAsync(p.splits, 0, p.num_splits * sizeof(Split), s);
-  cudaMemsetAsync(p.counts, 0, p.num_counts * sizeof(int32_t), s);
+  if (!p.exact) {
+    cudaMemsetAsync(p.items, 0xff, p.num_items * sizeof(Item), s);
+    cudaMemsetAsync(p.splits, 0, p.num_splits * sizeof(Split), s);
+    if (p.num_rows == 0) cudaMemsetAsync(p.counts, 0, 3 * sizeof(int32_t), s);
+  }
   if (p.num_rows == 0) return last_error();
   const dim3 grid = blocks_of(p.num_rows, kPlanThreads);
-  if (p.by_length || p.parts > 1) {
-    lengths_kernel<<<grid, kPlanThreads, 0, s>>>(p);
-    ordered_kernel<<<grid, kPlanThreads, 0, s>>>(p);
+  if (p.exact && p.num_splits == 0 && in_row_order(p)) {
+    natural_kernel<false><<<grid, kPlanThreads, 0, s>>>(p);
+    return last_error();
+  }
+  count_kernel<<<grid, kPlanThreads, 0, s>>>(p);
+  add_up_kernel<<<unsigned(num_counted(p)), kPlanThreads, 0, s>>>(p, grid.x);
+  if (in_row_order(p)) {
+    natural_kernel<true><<<grid, kPlanThreads, 0, s>>>(p);
   } else {
-    natural_kernel<<<grid, kPlanThreads, 0, s>>>(p);
+    ordered_kernel<<<grid, kPlanThreads, 0, s>>>(p);
   }
   return last_error();
 }

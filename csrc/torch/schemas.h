@@ -90,10 +90,19 @@ inline constexpr const char* kPlanGraph =
     "Tensor? rev_eids, int num_dst, int num_src, int max_edges, bool backward)"
     " -> (int graph, int num_slots, int rev_num_slots, Tensor? made_indptr, Tensor? made_indices, "
     "Tensor? made_eids, Tensor items, Tensor splits, Tensor? rev_items, Tensor? rev_splits)";
+// CUDA: cuda_planning.cpp, cuda/structure.h.
+inline constexpr const char* kStructure =
+    "structure(Tensor src, Tensor dst, int num_src, int num_dst, bool with_loops)"
+    " -> (Tensor numbers, Tensor indptr, Tensor indices, Tensor eids, Tensor? edge_map, "
+    "Tensor rev_indptr, Tensor rev_indices, Tensor rev_eids)";
 // Planning; params.h and engine.h say what comes. CUDA only but for plan_rows, which both have.
 inline constexpr const char* kPlanRows =
     "plan_rows(Tensor indptr, Tensor indices, int num_cols, int parts, int max_edges, bool by_length)"
     " -> (Tensor items, Tensor splits, Tensor counts)";
+// CUDA; with the numbers of items beyond one per row and of splits that `degrees` gives.
+inline constexpr const char* kCutRows =
+    "cut_rows(Tensor indptr, Tensor indices, int max_edges, bool by_length, int more, int num_splits)"
+    " -> (Tensor items, Tensor splits)";
 inline constexpr const char* kPlanWindows =
     "plan_windows(Tensor offsets, int num_chunks, int num_rows, int max_chunks)"
     " -> (Tensor items, Tensor splits, Tensor counts)";
@@ -104,7 +113,8 @@ inline constexpr const char* kSharing =
 inline constexpr const char* kTileCounts = "tile_counts(Tensor indptr, Tensor indices) -> Tensor";
 inline constexpr const char* kTiles =
     "tiles(Tensor indptr, Tensor indices, Tensor offsets, int num_chunks) -> (Tensor chunks, Tensor twice)";
-inline constexpr const char* kPlanning[] = {kCooToCsr, kTransposeCsr, kPlanGraph, kPlanRows,   kPlanWindows,
-                                            kDegrees,  kFalls,        kSharing,   kTileCounts, kTiles};
+inline constexpr const char* kPlanning[] = {kCooToCsr,    kTransposeCsr, kPlanGraph, kPlanRows,
+                                            kPlanWindows, kDegrees,      kFalls,     kSharing,
+                                            kTileCounts,  kTiles,        kStructure, kCutRows};
 
 }  // namespace dfgnn

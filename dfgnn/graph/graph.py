@@ -353,11 +353,14 @@ class Graph:
 
     @classmethod
     def _from_edges(cls, edges: _csr.Edges) -> Graph:
-        built = edges.csr, True
-        return cls._make(
-            Side(edges.num_dst, None if edges.by_src else built),
-            Side(edges.num_src, built if edges.by_src else None),
-        )
+        dst, src = Side(edges.num_dst), Side(edges.num_src)
+        given, other = (src, dst) if edges.by_src else (dst, src)
+        given.built = edges.csr, True
+        if edges.other is not None:
+            other.built = edges.other, True
+        if edges.degrees is not None:
+            dst.know(edges.degrees[0]), src.know(edges.degrees[1])
+        return cls._make(dst, src)
 
     # ---- structure -------------------------------------------------------------------------------
 

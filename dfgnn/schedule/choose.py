@@ -124,7 +124,7 @@ def plan(
         return Plan("tiles", bound, *found, direction.size, False, why, stats, candidates, built.chunks)
     bound = bound or cost.max_edges(stats, chosen, device)
     longest_first = chosen == "longest_first" or (chosen == "packed" and stats.cv >= cost.ALIKE)
-    found = direction.items(bound, longest_first, parts, fixed_order=shape.layer == "gatv2")
+    found = direction.items(bound, longest_first, parts)
     packed = chosen == "packed"
     return Plan(chosen, bound, *found, direction.size, packed, why, stats, candidates, None, heads, parts)
 
@@ -133,7 +133,7 @@ def _plan_on_cpu(direction: Direction, shape: Shape, name: str, bound: int | Non
     """Without statistics: they would take longer than the rest, which a graph that is used once pays at every
     step. The kernels choose whether short rows go in groups; the plan says so."""
     bound = bound or cost.CPU_BOUND
-    found = direction.items(bound, False, 1, fixed_order=False)
+    found = direction.items(bound, False, 1)
     why = "cheapest estimate" if name == "auto" else "asked for by name"
     size = direction.size
     candidates = cost.on_cpu(size[2], len(found.items), shape, direction.reverse)
@@ -143,7 +143,7 @@ def _plan_on_cpu(direction: Direction, shape: Shape, name: str, bound: int | Non
 def _plan_once(direction: Direction, shape: Shape) -> Plan:
     """Without statistics."""
     packed = cost.sub_warps(shape.heads, shape.dim, shape.dtype) > 1
-    found = direction.items_once(fixed_order=shape.layer == "gatv2")
+    found = direction.items_once
     name, why = "packed" if packed else "natural", "a graph for one step"
     return Plan(name, items.ONCE_BOUND, *found, direction.size, packed, why, None, ())
 

@@ -19,13 +19,12 @@ class Direction:
     def __init__(self, structure: Structure, reverse: bool, device: Device) -> None:
         self.reverse, self.device = reverse, device
         self._structure = structure
-        self._items: dict[tuple[int, bool, int, bool], Items] = {}
-        self._items_once: dict[bool, Items] = {}
+        self._items: dict[tuple[int, bool, int], Items] = {}
 
     def copy(self) -> Direction:
         """One that has what this one has, and keeps what it makes to itself."""
         twin = copy(self)
-        twin._items, twin._items_once = dict(self._items), dict(self._items_once)
+        twin._items = dict(self._items)
         return twin
 
     @property
@@ -62,17 +61,16 @@ class Direction:
         """None where an edge is there twice. Waits for the device."""
         return tiles.build(self.csr, self.num_cols)
 
-    def items(self, max_edges: int, longest_first: bool, parts: int, fixed_order: bool) -> Items:
+    def items(self, max_edges: int, longest_first: bool, parts: int) -> Items:
         """The same tensors for every feature shape that has the same ones."""
-        key = (max_edges, longest_first, parts, fixed_order)
+        key = (max_edges, longest_first, parts)
         found = self._items.get(key)
         if found is None:
-            found = self._items[key] = items.of_rows(self.csr, self.num_cols, *key)
+            known = self._structure.cut(self.reverse, max_edges)
+            found = self._items[key] = items.of_rows(self.csr, self.num_cols, *key, known)
         return found
 
-    def items_once(self, fixed_order: bool) -> Items:
+    @cached_property
+    def items_once(self) -> Items:
         """Of a graph for one step: see `items.of_rows_once`."""
-        found = self._items_once.get(fixed_order)
-        if found is None:
-            found = self._items_once[fixed_order] = items.of_rows_once(self.csr, fixed_order)
-        return found
+        return items.of_rows_once(self.csr)

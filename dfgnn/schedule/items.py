@@ -10,33 +10,35 @@ from .._arguments import ops
 from .._csr import CSR
 from .plans import Items
 
-_plan_rows = ops.plan_rows.default
+_plan_rows, _cut_rows = ops.plan_rows.default, ops.cut_rows.default
 # Bound of an item where degrees are not known.
 ONCE_BOUND = 256
 
 
 def of_rows(
-    csr: CSR, num_cols: int, max_edges: int, longest_first: bool, parts: int, fixed_order: bool
+    csr: CSR,
+    num_cols: int,
+    max_edges: int,
+    longest_first: bool,
+    parts: int,
+    known: tuple[int, int] | None = None,
 ) -> Items:
-    """Part by part of the sources, in row order or with the longest first. fixed_order: one that follows from
-    the graph alone, which on a GPU costs a sort.
+    """Part by part of the sources, in row order or with the longest first, in an order that follows from the
+    rows alone. known: the items beyond one per row that there will be, and the split rows; where it is None a
+    GPU has to be waited for.
     """
     if not _ops.on_device(csr.indptr):
         if csr.indptr.device.type == "cpu" and parts == 1 and not longest_first:
             return cut_on_cpu(csr, max_edges)
         return cut(*by_source(csr, num_cols, parts), max_edges, longest_first)
-    found = cut_on_gpu(csr, num_cols, max_edges, longest_first, parts)
-    if fixed_order:
-        items = in_fixed_order(found.items, csr, num_cols, longest_first, parts)
-        found = found._replace(items=items)
-    return found
+    if known is None or parts > 1:
+        return cut_on_gpu(csr, num_cols, max_edges, longest_first, parts)
+    return Items(*_cut_rows(csr.indptr, csr.indices, max_edges, longest_first, *known), sum(known))
 
 
-def of_rows_once(csr: CSR, fixed_order: bool) -> Items:
+def of_rows_once(csr: CSR) -> Items:
     """On a GPU, in row order, and nobody waits for it: the tensors are as long as they might have to be."""
     items, splits, _ = ops.plan_rows(csr.indptr, csr.indices, 0, 1, ONCE_BOUND, False)
-    if fixed_order:
-        items = in_fixed_order(items, csr, 0, False, 1)
     return Items(items, splits, 2 * len(splits))
 
 
@@ -111,27 +113,6 @@ def cut_on_gpu(csr: CSR, num_cols: int, max_edges: int, longest_first: bool, par
     num_rows = csr.indptr.numel() - 1
     begin = 0 if longest_first or parts > 1 else len(items) - num_rows - more
     return Items(items[begin : begin + num_rows + more], splits[:num_splits], num_slots)
-
-
-def in_fixed_order(items: Tensor, csr: CSR, num_cols: int, longest_first: bool, parts: int) -> Tensor:
-    """The items that a kernel made, in an order that follows from the graph alone. Kernels take places by
-    atomics, and one result, GATv2's gradient of attn, is a sum in the order of the items.
-    """
-    place = items[:, 0].long() * 2**31 + items[:, 1]
-    if not longest_first and parts == 1:  # rows have their places: it is the pieces in front of them
-        front = len(items) - (csr.indptr.numel() - 1)
-        return torch.cat([items[:front][place[:front].argsort()], items[front:]])
-    items = items[place.argsort()]
-    length = items[:, 2] - items[:, 1]
-    rank = torch.zeros_like(length, dtype=torch.int64)
-    if parts > 1 and csr.indices.numel():
-        ends = [-(-num_cols * p // parts) for p in range(1, parts)]
-        bounds = torch.tensor(ends, dtype=csr.indices.dtype, device=items.device)
-        source = csr.indices[items[:, 1].clamp(max=csr.indices.numel() - 1)]
-        rank = torch.where(length > 0, torch.bucketize(source, bounds, right=True), 0) * 2**31
-    if longest_first:
-        rank = rank - length
-    return items[rank.argsort(stable=True)]
 
 
 def falls(indptr: Tensor, indices: Tensor) -> Tensor:

@@ -126,29 +126,6 @@ def skewed(device="cpu") -> CSR:
     return graph.to(device).csr()
 
 
-@pytest.mark.parametrize("parts", [1, 2, 3])
-@pytest.mark.parametrize("longest_first", [False, True])
-def test_a_fixed_order_follows_from_the_items_alone(longest_first, parts):
-    """Kernels fill places in any order within a length, or in front of the rows."""
-    csr = skewed()
-    made = items.cut(*items.by_source(csr, 4000, parts), 64, longest_first).items
-    if not longest_first and parts == 1:
-        pieces = made[:, 1] > csr.indptr[made[:, 0].long()]
-        made = torch.cat([made[pieces], made[~pieces]])
-        front = int(pieces.sum())
-    else:
-        front = len(made)
-    assert front > 100
-    for seed in range(3):
-        mixed = torch.randperm(front, generator=torch.Generator().manual_seed(seed))
-        given = torch.cat([made[:front][mixed], made[front:]])
-        assert not torch.equal(given, made)
-        assert torch.equal(items.in_fixed_order(given, csr, 4000, longest_first, parts), made)
-    none = torch.empty(0, 4, dtype=torch.int32)
-    empty = CSR(torch.zeros(1, dtype=torch.int64), torch.empty(0, dtype=torch.int32), None)
-    assert items.in_fixed_order(none, empty, 0, longest_first, parts).shape == (0, 4)
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU, or a torch without CUDA")
 @pytest.mark.parametrize("schedule_name", ["natural<=64", "longest_first<=64", "packed<=64", "one shot"])

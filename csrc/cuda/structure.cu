@@ -1,0 +1,213 @@
+// Both CSRs of a graph from its edges: one reading that finds ranges and counts what is kept, one that gives
+// every kept edge its id, one stable sort of both directions, and what follows from the sorted keys.
+#include <climits>
+#include <cub/device/device_radix_sort.cuh>
+
+#include "scan.cuh"
+#include "structure.h"
+
+namespace dfgnn::cuda {
+namespace {
+
+enum { kSrcLow, kSrcHigh, kDstLow, kDstHigh, kKept, kSrcFalls, kDstFalls };
+static_assert(kDstFalls + 1 == kEdgeNumbers);
+
+__device__ __forceinline__ int64_t load(const Ids& ids, int64_t e) {
+  const int64_t at = e * ids.stride;
+  return ids.is_int64 ? static_cast<const int64_t*>(ids.data)[at] : static_cast<const int32_t*>(ids.data)[at];
+}
+
+__device__ __forceinline__ bool is_kept(const StructureParams& p, int64_t src, int64_t dst) {
+  const bool inside = src >= 0 && src < p.num_src && dst >= 0 && dst < p.num_dst;
+  return inside && !(p.with_loops && src == dst);
+}
+
+// What one of the numbers of two sets of edges is of both.
+__device__ __forceinline__ int64_t joined(int which, int64_t a, int64_t b) {
+  if (which == kSrcLow || which == kDstLow) return min(a, b);
+  if (which == kSrcHigh || which == kDstHigh) return max(a, b);
+  return a + b;
+}
+__device__ __forceinline__ int64_t of_no_edges(int which) {
+  if (which == kSrcLow || which == kDstLow) return LLONG_MAX;
+  if (which == kSrcHigh || which == kDstHigh) return LLONG_MIN;
+  return 0;
+}
+
+// The numbers of all threads' edges; valid in thread 0.
+__device__ __forceinline__ void join_block(int64_t (&own)[kEdgeNumbers]) {
+  __shared__ int64_t warps[kPlanThreads / 32][kEdgeNumbers];
+#pragma unroll
+  for (int k = 0; k < kEdgeNumbers; ++k) {
+    for (int o = 16; o > 0; o /= 2)
+      own[k] = joined(k, own[k], int64_t(__shfl_xor_sync(kAll, (long long)own[k], o)));
+    if ((threadIdx.x & 31) == 0) warps[threadIdx.x / 32][k] = own[k];
+  }
+  __syncthreads();
+  if (threadIdx.x == 0)
+    for (int w = 1; w < kPlanThreads / 32; ++w)
+      for (int k = 0; k < kEdgeNumbers; ++k) own[k] = joined(k, own[k], warps[w][k]);
+}
+
+// The edges of a block.
+struct Run {
+  int64_t begin, end;
+  __device__ __forceinline__ Run(const StructureParams& p) {
+    const int64_t each = (p.num_given + gridDim.x - 1) / gridDim.x;
+    begin = min(blockIdx.x * each, p.num_given), end = min(begin + each, p.num_given);
+  }
+};
+
+__global__ void __launch_bounds__(kPlanThreads) read_kernel(const StructureParams p) {
+  int64_t own[kEdgeNumbers];
+  for (int k = 0; k < kEdgeNumbers; ++k) own[k] = of_no_edges(k);
+  const Run run(p);
+  for (int64_t e = run.begin + threadIdx.x; e < run.end; e += kPlanThreads) {
+    const int64_t src = load(p.src, e), dst = load(p.dst, e);
+    own[kSrcLow] = min(own[kSrcLow], src), own[kSrcHigh] = max(own[kSrcHigh], src);
+    own[kDstLow] = min(own[kDstLow], dst), own[kDstHigh] = max(own[kDstHigh], dst);
+    own[kKept] += is_kept(p, src, dst);
+    if (e > 0) own[kSrcFalls] += src < load(p.src, e - 1), own[kDstFalls] += dst < load(p.dst, e - 1);
+  }
+  join_block(own);
+  if (threadIdx.x == 0)
+    for (int k = 0; k < kEdgeNumbers; ++k)
+      static_cast<int64_t*>(p.parts)[blockIdx.x * kEdgeNumbers + k] = own[k];
+}
+
+// An edge with its id, to be sorted in either direction: rows by destination, behind the last of them what is
+// not kept, and then rows by source likewise.
+__device__ __forceinline__ void put(const StructureParams& p, int64_t id, int64_t src, int64_t dst) {
+  auto* keys = static_cast<uint32_t*>(p.keys[0]);
+  auto* places = static_cast<int32_t*>(p.places[0]);
+  auto* ends = static_cast<int32_t*>(p.ends);
+  const int64_t room = p.room;
+  keys[id] = uint32_t(dst), keys[room + id] = uint32_t(p.num_dst + 1 + src);
+  places[id] = places[room + id] = int32_t(id);
+  ends[id] = int32_t(src), ends[room + id] = int32_t(dst);
+}
+
+__global__ void __launch_bounds__(kPlanThreads) number_kernel(const StructureParams p) {
+  const auto* parts = static_cast<const int64_t*>(p.parts);
+  int64_t mine = 0, kept = 0;
+  for (int64_t b = threadIdx.x; b < gridDim.x; b += kPlanThreads) {
+    const int64_t found = parts[b * kEdgeNumbers + kKept];
+    kept += found;
+    if (b < blockIdx.x) mine += found;
+  }
+  int64_t before, num_kept;
+  sum_before(mine, before), sum_before(kept, num_kept);
+
+  const Run run(p);
+  for (int64_t first = run.begin; first < run.end; first += kPlanThreads) {
+    const int64_t e = first + threadIdx.x;
+    int64_t src = 0, dst = 0;
+    bool keep = false;
+    if (e < run.end) src = load(p.src, e), dst = load(p.dst, e), keep = is_kept(p, src, dst);
+    int total;
+    const int64_t id = before + sum_before(int(keep), total);
+    if (keep) {
+      put(p, id, src, dst);
+      if (p.edge_map) p.edge_map[id] = e;
+    } else if (e < run.end) {
+      put(p, p.room - 1 - (e - id), p.num_src, p.num_dst);  // behind all others
+    }
+    before += total;
+  }
+  const int64_t first = int64_t(blockIdx.x) * kPlanThreads + threadIdx.x;
+  const int64_t step = int64_t(gridDim.x) * kPlanThreads;
+  for (int64_t i = first; i < p.num_loops; i += step) {
+    put(p, num_kept + i, i, i);
+    if (p.edge_map) p.edge_map[num_kept + i] = -1;
+  }
+  for (int64_t k = first; k < 2 * kDegreeScratch; k += step) static_cast<int64_t*>(p.degrees)[k] = 0;
+
+  if (blockIdx.x > 0) return;
+  int64_t own[kEdgeNumbers];
+  for (int k = 0; k < kEdgeNumbers; ++k) {
+    own[k] = of_no_edges(k);
+    for (int64_t b = threadIdx.x; b < gridDim.x; b += kPlanThreads)
+      own[k] = joined(k, own[k], parts[b * kEdgeNumbers + k]);
+  }
+  join_block(own);
+  if (threadIdx.x == 0)
+    for (int k = 0; k < kEdgeNumbers; ++k)
+      p.numbers[k] = p.num_given || k > kDstHigh ? own[k] : k == kSrcLow || k == kDstLow ? 0 : -1;
+}
+
+// How many of the sorted keys [0, count) are below `key`.
+__device__ __forceinline__ int64_t below(const uint32_t* keys, int64_t count, uint32_t key) {
+  int64_t low = 0, high = count;
+  while (low < high) {
+    const int64_t middle = (low + high) / 2;
+    if (keys[middle] < key)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+// blockIdx.y: the direction.
+__global__ void __launch_bounds__(kPlanThreads) rows_kernel(const StructureParams p) {
+  const int side = blockIdx.y;
+  const int64_t room = p.room, num_rows = side ? p.num_src : p.num_dst;
+  const auto* keys = static_cast<const uint32_t*>(p.keys[1]) + side * room;
+  const auto* places = static_cast<const int32_t*>(p.places[1]) + side * room;
+  const auto* ends = static_cast<const int32_t*>(p.ends) + side * room;
+  const int64_t at = int64_t(blockIdx.x) * kPlanThreads + threadIdx.x;
+  const int64_t num_cols = side ? p.num_dst : p.num_src;
+  if (at < room) {
+    const int32_t id = places[at];
+    p.eids[side][at] = id;
+    // No row has what is not kept, but a kernel may load what lies ahead.
+    p.indices[side][at] = min(ends[id], max(int32_t(num_cols) - 1, 0));
+  }
+  if (at <= num_rows) p.indptr[side][at] = below(keys, room, uint32_t(side ? p.num_dst + 1 + at : at));
+}
+
+int bits_of(const StructureParams& p) {
+  const uint64_t largest = uint64_t(p.num_dst) + 1 + uint64_t(p.num_src);
+  int bits = 1;
+  while (bits < 32 && largest >> bits) ++bits;
+  return bits;
+}
+
+cudaError_t sort(const StructureParams& p, void* memory, size_t& bytes, cudaStream_t stream) {
+  return cub::DeviceRadixSort::SortPairs(
+      memory, bytes, static_cast<const uint32_t*>(p.keys[0]), static_cast<uint32_t*>(p.keys[1]),
+      static_cast<const int32_t*>(p.places[0]), static_cast<int32_t*>(p.places[1]),
+      static_cast<uint32_t>(2 * p.room), 0, bits_of(p), stream);
+}
+
+const char* text_of(cudaError_t error) { return error == cudaSuccess ? nullptr : cudaGetErrorString(error); }
+
+}  // namespace
+
+const char* sorting_bytes(const StructureParams& p, size_t& bytes) {
+  bytes = 0;
+  return text_of(sort(p, nullptr, bytes, nullptr));
+}
+
+const char* structure(const StructureParams& p, void* stream) {
+  const auto s = static_cast<cudaStream_t>(stream);
+  constexpr int64_t kEach = 4 * kPlanThreads;  // edges that a block is worth
+  const int64_t work = std::max(p.room, int64_t(2 * kDegreeScratch));
+  const auto blocks = unsigned(std::clamp<int64_t>((work + kEach - 1) / kEach, 1, kMostEdgeBlocks));
+  read_kernel<<<blocks, kPlanThreads, 0, s>>>(p);
+  number_kernel<<<blocks, kPlanThreads, 0, s>>>(p);
+  if (p.room > 0) {
+    size_t bytes = p.sorting_bytes;
+    if (const char* error = text_of(sort(p, p.sorting, bytes, s))) return error;
+  }
+  const int64_t most = std::max(p.room, std::max(p.num_src, p.num_dst) + 1);
+  rows_kernel<<<dim3(blocks_of(most, kPlanThreads).x, 2), kPlanThreads, 0, s>>>(p);
+  Degrees both[2];
+  for (int side = 0; side < 2; ++side)
+    both[side] = {p.indptr[side], side ? p.num_src : p.num_dst,
+                  static_cast<int64_t*>(p.degrees) + side * kDegreeScratch,
+                  p.numbers + kEdgeNumbers + side * kDegreeNumbers};
+  return degrees(both, 2, true, stream);
+}
+
+}  // namespace dfgnn::cuda
