@@ -31,12 +31,9 @@ def handle(structure: Structure, backward: bool) -> GraphHandle:
         side.built = CSR(*made), True
         forward, reverse = (made, reverse) if side is dst else (forward, made)
     size = dst.num_rows, src.num_rows, len(forward[1])
-    plan = [slots, 0, 0, *size]
-    if not backward:
-        args = GraphArgs(*forward[1:], items, splits, plan, None, None, None, None, [], None, None)
+    args: list[Any] = [*forward[1:], items, splits, [slots, 0, 0, *size]]
+    if backward:
+        args += *reverse[1:], rev_items, rev_splits, [rev_slots, 0, 0, size[1], size[0], size[2]]
     else:
-        rev_plan = [rev_slots, 0, 0, size[1], size[0], size[2]]
-        args = GraphArgs(
-            *forward[1:], items, splits, plan, *reverse[1:], rev_items, rev_splits, rev_plan, None, None
-        )
-    return GraphHandle(args, number)
+        args += *_NONE, None, []
+    return GraphHandle(GraphArgs._make([*args, None, None]), number)

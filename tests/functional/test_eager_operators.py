@@ -218,9 +218,15 @@ def test_score_terms(device, dtype):
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("edges", [False, True])
 def test_the_reverse_csr_is_made_once(monkeypatch, score, edges):
-    """With edge ids from the start where backward needs them."""
+    """Together with the plans, with edge ids from the start."""
     graph, calls = make_graph("random"), []
     transpose = _csr.transpose
     monkeypatch.setattr(_csr, "transpose", lambda *args: calls.append(args) or transpose(*args))
-    graph._planner.handle(2, 8, torch.float32, score, "auto", edges, True)
-    assert len(calls) == 1
+    args = graph._planner.handle(2, 8, torch.float32, score, "auto", edges, True).args
+    assert graph.reverse_csr(need_eids=True)[1:] == (args.rev_indices, args.rev_eids)
+    assert not calls
+    assert (
+        graph._planner.handle(2, 8, torch.float32, score, "natural", edges, True).args.rev_indices
+        is args.rev_indices
+    )
+    assert not calls
