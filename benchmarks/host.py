@@ -278,9 +278,13 @@ def run_fresh(args, results):
             times = alternate(steps, args.seconds / 2, args.device)
             row = {"nodes": nodes, "edges": edges, "layer": conv}
             row["ms"] = {key: round(statistics.median(values), 4) for key, values in times.items()}
+            row["kernels"] = {key: kernels(step, args.device) for key, step in steps.items()}
             row["speedup"] = round(row["ms"]["PyG"] / row["ms"]["dfgnn"], 2)
             results["fresh"].append(row)
-            print(f"fresh {nodes:7,} {edges:8,} {conv:16} {row['ms']}  {row['speedup']:.2f} x", flush=True)
+            print(
+                f"fresh {nodes:7,} {edges:8,} {conv:16} {row['ms']} {row['kernels']}  {row['speedup']:.2f} x",
+                flush=True,
+            )
 
 
 def run_function(args, results):

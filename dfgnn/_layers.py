@@ -29,16 +29,16 @@ _gat, _gat_backward = ops.gat.default, ops.gat_backward.default
 _attend, _attend_backward = ops.attend.default, ops.attend_backward.default
 
 
-def can_fuse(graph: Any, x: Tensor, weight: Tensor) -> bool:
+def can_fuse(graph: Any, x: Tensor, weight: Tensor, autocast: bool = False) -> bool:
     """Whether a layer's features and one of its weights are such as these functions take: tensors that are
     computed with at once, of one dtype and on the graph's device. All else has a way of its own, with its own
-    errors."""
+    errors. autocast: x has been brought to the dtype of autocast, to which the weight is then brought here."""
     return (
         is_eager(x)
         and type(graph) is Graph
         and x.dim() == 2
         and x.shape[1] == weight.shape[1]
-        and x.dtype is weight.dtype
+        and (x.dtype is weight.dtype or autocast and weight.is_floating_point())
         and x.dtype in DTYPES
         and x.layout is torch.strided
         and x.device == graph._device == weight.device
@@ -51,16 +51,35 @@ def _padding(x: Tensor, size: int) -> int:
     return -size % (16 // x.element_size()) if x.is_cuda else 0
 
 
-def _cut(x: Tensor, heads: int, size: int, padding: int, bias: Tensor | None = None) -> Tensor:
-    """Rows of padded heads without the padding, with a bias. A new tensor and no view: autograd refuses
-    to have a view modified in place that was made within a function."""
-    cut = x.new_empty(len(x), heads * size)
+def _cut(
+    x: Tensor,
+    heads: int,
+    size: int,
+    padding: int,
+    more: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Rows of padded heads without the padding, in this dtype, with `more` added: rows, or one for all. A new
+    tensor and no view: autograd refuses to have a view modified in place that was made within a function."""
+    cut = x.new_empty(len(x), heads * size, dtype=dtype)
     to, rows = cut.view(-1, heads, size), x.view(-1, heads, size + padding)[..., :size]
-    if bias is None:
+    if more is None:
         to.copy_(rows)
     else:
-        torch.add(rows, bias.view(heads, size), out=to)
+        torch.add(rows, more.view(-1, heads, size), out=to)
     return cut
+
+
+def _cast(tensors: list[Tensor | None], dtype: torch.dtype) -> list[Tensor | None]:
+    """Parameters of one dtype in another one, in two launches however many there are."""
+    given = [x for x in tensors if x is not None]
+    if all(x.dtype is dtype for x in given):
+        return tensors
+    if len(given) == 1 or any(x.dtype is not given[0].dtype for x in given):
+        return [None if x is None else _ops.as_type(x, dtype) for x in tensors]
+    flat = torch.cat([x.reshape(-1) for x in given]).to(dtype)
+    parts = iter(flat.split([x.numel() for x in given]))
+    return [None if x is None else next(parts).view(x.shape) for x in tensors]
 
 
 class _Gat(NamedTuple):
@@ -73,60 +92,55 @@ class _Gat(NamedTuple):
     padding: int
     slope: float
     dropout_p: float
+    dtype: torch.dtype  # of the result
+    is_out: bool  # the result is what the operator gives, bias and all
 
     def run(self, feat, attn_src, attn_dst, bias, seed, train: bool):
-        """out [num_dst, H * padded size], without the bias where there is padding; and what it keeps."""
-        bias = None if self.padding else bias
+        """out [num_dst, H * padded size], with the bias where `is_out`; and what it keeps."""
         try:
             with _BelowAutograd():
                 return _gat(
-                    self.handle.number,
-                    feat,
-                    attn_src,
-                    attn_dst,
-                    seed,
-                    bias,
-                    self.slope,
-                    self.dropout_p,
-                    train,
-                )
+                    self.handle.number, feat, attn_src, attn_dst, seed, bias if self.is_out else None,
+                    self.slope, self.dropout_p, train,
+                )  # fmt: skip
         except RuntimeError as error:
             raise _ops.typed(error) from None
 
-    def padded(self, weight):
-        """A projection whose result is padded."""
+    def projection(self, weight, dtype):
+        """The weight in this dtype, such that what it gives is padded."""
+        weight = _ops.as_type(weight, dtype)
         if not self.padding:
             return weight
         by_head = weight.unflatten(0, (self.heads, self.size))
         return F.pad(by_head, (0, 0, 0, self.padding)).flatten(0, 1)
 
-    def cut(self, out, bias):
-        """Without the padding, but with the bias; a tensor of its own."""
-        return _cut(out, self.heads, self.size, self.padding, bias)
+    def finish(self, out, bias):
+        """The result where it is not what the operator gave: a tensor of its own."""
+        return _cut(out, self.heads, self.size, self.padding, bias, self.dtype)
 
     def formula(self, x, weight, attn_src, attn_dst, bias, seed):
         heads = self.heads, self.size
-        feat = F.linear(x, weight).unflatten(1, heads)
+        feat = F.linear(x, weight.to(x.dtype)).unflatten(1, heads)
         terms = [(feat * attn.view(heads)).sum(-1) for attn in (attn_src, attn_dst)]
         out = functional.gat_attention(
             self.graph, feat, terms[0], terms[1][: self.graph.num_dst], negative_slope=self.slope,
-            out_bias=None if bias is None else bias.view(heads), dropout_p=self.dropout_p, _seed=seed,
-        )  # fmt: skip
-        return out.flatten(1)
+            dropout_p=self.dropout_p, _seed=seed,
+        ).flatten(1)  # fmt: skip
+        return (out if bias is None else out + bias).to(self.dtype)
 
 
 class _GatLayer(torch.autograd.Function):
     @staticmethod
     def forward(ctx, call, x, weight, attn_src, attn_dst, bias, seed):
-        padded = call.padded(weight)
-        feat = _linear(x, padded)
+        used = call.projection(weight, x.dtype)
+        feat = _linear(x, used)
         out, kept = call.run(feat, attn_src, attn_dst, bias, seed, True)
         ctx.call = call
         ctx.set_materialize_grads(False)
-        saved = x, weight, attn_src, attn_dst, bias, seed, padded if call.padding else None, feat, kept
-        if call.padding:  # nobody else sees `out`
+        saved = x, weight, attn_src, attn_dst, bias, seed, None if used is weight else used, feat, kept
+        if not call.is_out:  # nobody else sees `out`
             ctx.save_for_backward(*saved, out)
-            return call.cut(out, bias)
+            return call.finish(out, bias)
         ctx.save_for_backward(*saved, *keep_aside(ctx, out))
         return out
 
@@ -136,37 +150,39 @@ class _GatLayer(torch.autograd.Function):
             return (None,) * 7
         call, need = ctx.call, ctx.needs_input_grad
         saved = ctx.saved_tensors
-        x, weight, attn_src, attn_dst, bias, seed, padded, feat, kept = saved[:9]
+        x, weight, attn_src, attn_dst, bias, seed, used, feat, kept = saved[:9]
         if torch.is_grad_enabled():  # create_graph
             return None, *_derived(call.formula, grad, saved[:6], need[1:])
-        padding, inner = call.padding, None if call.padding else bias
-        if padding:
-            (out,) = saved[9:]
-            outer = grad
-            grad = F.pad(grad.reshape(-1, call.heads, call.size), (0, padding)).flatten(1)
-        else:
+        outer = grad
+        if call.is_out:
             results, _ = taken_back(ctx, saved[9:])
             out = call.run(feat, attn_src, attn_dst, bias, seed, True)[0] if results is None else results[0]
-            padded = weight
+        else:
+            (out,) = saved[9:]
+            grad = _ops.as_type(grad, x.dtype)
+            if call.padding:
+                grad = F.pad(grad.reshape(-1, call.heads, call.size), (0, call.padding)).flatten(1)
+        used = weight if used is None else used
         try:
             with _BelowAutograd():
                 grad_feat, grad_src, grad_attn_dst, grad_bias = _gat_backward(
-                    call.handle.number, grad, feat, attn_src, attn_dst, seed, inner, out, kept, call.slope,
-                    call.dropout_p,
+                    call.handle.number, grad, feat, attn_src, attn_dst, seed, bias if call.is_out else None,
+                    out, kept, call.slope, call.dropout_p,
                 )  # fmt: skip
         except RuntimeError as error:
             raise _ops.typed(error) from None
         grad_weight = None
         if need[2]:
             grad_weight = grad_feat.t().mm(x)
-            if padding:
-                grad_weight = grad_weight.unflatten(0, (call.heads, call.size + padding))
+            if call.padding:
+                grad_weight = grad_weight.unflatten(0, (call.heads, call.size + call.padding))
                 grad_weight = grad_weight[:, : call.size].flatten(0, 1)
-        if padding and bias is not None and need[5]:
-            grad_bias = outer.sum(0)
+            grad_weight = _ops.as_type(grad_weight, weight.dtype)
+        if not call.is_out and bias is not None and need[5]:
+            grad_bias = outer.sum(0, dtype=bias.dtype)
         return (
             None,
-            grad_feat.mm(padded) if need[1] else None,
+            grad_feat.mm(used) if need[1] else None,
             grad_weight,
             grad_src if need[3] else None,
             grad_attn_dst if need[4] else None,
@@ -198,12 +214,13 @@ def gat_layer(
     *,
     negative_slope: float,
     dropout_p: float,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """GAT: features [num_src, F], of which the first num_dst rows are the destinations', projected, attended
     to and biased: [num_dst, H * D].
 
-    Of checked arguments: `can_fuse`, weight [H * D, F]; attn_src, attn_dst [.., H, D] both in its dtype or
-    float32; bias [H * D] in its dtype.
+    Of checked arguments: `can_fuse`, weight [H * D, F]; attn_src, attn_dst [.., H, D] both in x's dtype or
+    float32; bias [H * D], in either. dtype: of the result; default x's.
     """
     heads, size = attn_src.shape[-2:]
     train = torch.is_grad_enabled() and (
@@ -213,14 +230,17 @@ def gat_layer(
         or attn_dst.requires_grad
         or (bias is not None and bias.requires_grad)
     )
-    padding = _padding(x, size)
+    padding, dtype = _padding(x, size), x.dtype if dtype is None else dtype
+    is_out = not padding and dtype is x.dtype and (bias is None or bias.dtype is dtype)
     handle = graph._planner.handle(heads, size + padding, x.dtype, "gat", "auto", dropout_p > 0, train)
-    call = _Gat(graph, handle, heads, size, padding, float(negative_slope), float(dropout_p))
+    call = _Gat(
+        graph, handle, heads, size, padding, float(negative_slope), float(dropout_p), dtype, is_out
+    )  # fmt: skip
     seed = _seed(graph, dropout_p)
     if train:
         return _GatLayer.apply(call, x, weight, attn_src, attn_dst, bias, seed)
-    out, _ = call.run(_linear(x, call.padded(weight)), attn_src, attn_dst, bias, seed, False)
-    return call.cut(out, bias) if padding else out
+    out, _ = call.run(_linear(x, call.projection(weight, x.dtype)), attn_src, attn_dst, bias, seed, False)
+    return out if is_out else call.finish(out, bias)
 
 
 # ---- scores of pairs: GATv2 and dot products -----------------------------------------------------------
@@ -252,6 +272,24 @@ _LAYERS = {"dot": "dot", "additive_v2": "gatv2"}
 _NO_EDGES = (None,) * 5
 
 
+# Elements of a projection's gradient up to which those of all projections are copied side by side, for one
+# product in place of several: launches are what a small graph waits for, memory what a large one does.
+_MOST_JOINED = 2**22
+_PARAMETERS = slice(2, -1)
+
+
+class _Projection(NamedTuple):
+    """One of a layer's: its name, and whose features it projects."""
+
+    name: str
+    end: str
+
+    @property
+    def at(self) -> int:
+        """The place of its weight in PairTensors; its bias follows."""
+        return _AT[self.name + "_weight"]
+
+
 class _Pair(NamedTuple):
     """What is no tensor of it."""
 
@@ -264,6 +302,8 @@ class _Pair(NamedTuple):
     slope: float
     scale: float
     dropout_p: float
+    dtype: torch.dtype  # of the result
+    is_out: bool  # the result is what the operator gives, bias and all
 
     def pad(self, x):
         """[n, H * size] with the padding; None stays."""
@@ -285,12 +325,11 @@ class _Pair(NamedTuple):
             src = self.pad(_linear(t.x, t.src_weight, t.src_bias))
         if t.dst_weight is None:
             return value, src, value[: self.graph.num_dst]
-        end = t.x if t.x_dst is None else t.x_dst
-        return value, src, self.pad(_linear(end, t.dst_weight, t.dst_bias))
+        return value, src, self.pad(_linear(_end(t), t.dst_weight, t.dst_bias))
 
     def run(self, t, value, src, dst):
-        """out and what it keeps; out_bias is in out."""
-        attn, bias = self.pad(t.attn), self.pad(t.out_bias)
+        """out and what it keeps; out has the bias where `is_out`."""
+        attn, bias = self.pad(t.attn), t.out_bias if self.is_out else None
         try:
             with _BelowAutograd():
                 out, kept, _ = _attend(
@@ -302,7 +341,7 @@ class _Pair(NamedTuple):
         return out, kept
 
     def run_backward(self, t, grad, value, src, dst, out, kept):
-        attn, bias = self.pad(t.attn), self.pad(t.out_bias)
+        attn, bias = self.pad(t.attn), t.out_bias if self.is_out else None
         try:
             with _BelowAutograd():
                 return _attend_backward(
@@ -313,18 +352,27 @@ class _Pair(NamedTuple):
         except RuntimeError as error:
             raise _ops.typed(error) from None
 
+    def finish(self, t, out):
+        """The result where it is not what the operator gave: a tensor of its own."""
+        more = t.out_bias
+        if t.skip_weight is not None:
+            skipped = _linear(_end(t), t.skip_weight, t.skip_bias)
+            if not self.padding and self.dtype is out.dtype and more is None:
+                return skipped.add_(out)
+            more = skipped if more is None else skipped.add_(more)
+        return _cut(out, self.heads, self.size, self.padding, more, self.dtype)
+
     def formula(self, *tensors):
         t = PairTensors(*tensors)
-        heads = self.heads, self.size
-        end = t.x if t.x_dst is None else t.x_dst
+        dtype, bias = t.x.dtype, t.out_bias
+        t = PairTensors(*t[:2], *(None if x is None else x.to(dtype) for x in t[_PARAMETERS]), t.seed)
+        heads, end = (self.heads, self.size), _end(t)
         value = F.linear(t.x, t.value_weight, t.value_bias).unflatten(1, heads)
         if t.dst_weight is None:
             dst = value[: self.graph.num_dst]
         else:
             dst = F.linear(end, t.dst_weight, t.dst_bias).unflatten(1, heads)
         options: dict[str, Any] = {"dropout_p": self.dropout_p, "_seed": t.seed}
-        if t.out_bias is not None:
-            options["out_bias"] = t.out_bias.view(heads)
         if t.attn is not None:
             out = functional.gatv2_attention(
                 self.graph, value, dst, t.attn.view(heads), negative_slope=self.slope, **options
@@ -334,23 +382,44 @@ class _Pair(NamedTuple):
             if t.src_weight is not None:
                 src = F.linear(t.x, t.src_weight, t.src_bias).unflatten(1, heads)
             out = functional.dot_attention(self.graph, dst, src, value, scale=self.scale, **options)
-        out = out.flatten(1)
+        out = out.flatten(1).to(self.dtype)
+        if bias is not None:
+            out = (out + bias).to(self.dtype)
         return out if t.skip_weight is None else out + F.linear(end, t.skip_weight, t.skip_bias)
+
+
+def _end(t: PairTensors) -> Tensor:
+    """The features of the destinations."""
+    return t.x if t.x_dst is None else t.x_dst
+
+
+def _in_dtype(t: PairTensors, is_out: bool) -> PairTensors:
+    """The parameters in x's dtype; the bias of the result is added in its own, unless within."""
+    dtype = t.x.dtype
+    if all(x is None or x.dtype is dtype for x in t[_PARAMETERS]):
+        return t
+    names = [name for name in _FIELDS[_PARAMETERS] if is_out or name != "out_bias"]
+    cast = _cast([getattr(t, name) for name in names], dtype)
+    return t._replace(**dict(zip(names, cast)))
 
 
 class _PairLayer(torch.autograd.Function):
     @staticmethod
     def forward(ctx, call, *tensors):
-        t = PairTensors(*tensors)
+        given = PairTensors(*tensors)
+        t = _in_dtype(given, call.is_out)
         ends = call.ends(t)
         out, kept = call.run(t, *ends)
         ctx.call = call
         ctx.set_materialize_grads(False)
-        if t.skip_weight is None and not call.padding:
-            ctx.save_for_backward(*tensors, *ends, kept, *keep_aside(ctx, out))
+        cast = [None if x is y else y for x, y in zip(given[_PARAMETERS], t[_PARAMETERS])]
+        ctx.num_cast = len(cast) if any(x is not None for x in cast) else 0
+        saved = *tensors, *cast[: ctx.num_cast], *ends, kept
+        if call.is_out:
+            ctx.save_for_backward(*saved, *keep_aside(ctx, out))
             return out
-        ctx.save_for_backward(*tensors, *ends, kept, out)
-        return finish(call, t, out)
+        ctx.save_for_backward(*saved, out)
+        return call.finish(t, out)
 
     @staticmethod
     def backward(ctx, grad):
@@ -359,55 +428,79 @@ class _PairLayer(torch.autograd.Function):
         call, need = ctx.call, ctx.needs_input_grad[1:]
         saved = ctx.saved_tensors
         count = len(_FIELDS)
-        t, ends, kept = PairTensors(*saved[:count]), saved[count : count + 3], saved[count + 3]
+        given, cast, saved = PairTensors(*saved[:count]), saved[count : count + ctx.num_cast], saved[count:]
+        *ends, kept = saved[ctx.num_cast : ctx.num_cast + 4]
+        saved = saved[ctx.num_cast + 4 :]
         if torch.is_grad_enabled():  # create_graph
-            return None, *_derived(call.formula, grad, t, need)
-        if t.skip_weight is None and not call.padding:
-            results, _ = taken_back(ctx, saved[count + 4 :])
+            return None, *_derived(call.formula, grad, given, need)
+        t = given
+        if cast:
+            used = (x if y is None else y for x, y in zip(given[_PARAMETERS], cast))
+            t = PairTensors(given.x, given.x_dst, *used, given.seed)
+        if call.is_out:
+            results, _ = taken_back(ctx, saved)
             out = call.run(t, *ends)[0] if results is None else results[0]
         else:
-            out = saved[count + 4]
+            (out,) = saved
+        found: list[Tensor | None] = [None] * count
+        if t.out_bias is not None and need[_AT["out_bias"]]:
+            found[_AT["out_bias"]] = grad.sum(0, dtype=given.out_bias.dtype)
+        grad = _ops.as_type(grad, t.x.dtype)
         value, src, dst, attn = call.run_backward(t, call.pad(grad), *ends, out, kept)
         value, src, dst = call.cut(value), call.cut(src), call.cut(dst)
-        found: list[Tensor | None] = [None] * count
         if t.src_weight is None and src is not None:
             value += src
         if t.dst_weight is None:
             value[: len(dst)] += dst
-        end, end_name = (t.x, "x") if t.x_dst is None else (t.x_dst, "x_dst")
-        sides = (
-            ("value", t.x, "x", value),
-            ("src", t.x, "x", src),
-            ("dst", end, end_name, dst),
-            ("skip", end, end_name, grad),
-        )
-        for name, x, x_name, g in sides:
-            at = _AT[name + "_weight"]
-            if t[at] is None:
-                continue
-            if need[at]:
-                found[at] = g.t().mm(x)
-            if need[at + 1]:
-                found[at + 1] = g.sum(0)
-            at_x = _AT[x_name]
-            if need[at_x]:
-                before = found[at_x]
-                found[at_x] = g.mm(t[at]) if before is None else before.addmm_(g, t[at])
         if need[_AT["attn"]]:
-            found[_AT["attn"]] = _ops.as_type(call.cut(attn.sum(0).view(1, -1)), t.attn.dtype).view(
+            found[_AT["attn"]] = _ops.as_type(call.cut(attn.sum(0).view(1, -1)), given.attn.dtype).view(
                 t.attn.shape
             )
-        if need[_AT["out_bias"]]:
-            found[_AT["out_bias"]] = grad.sum(0)
+        end = "x" if t.x_dst is None else "x_dst"
+        sides = [
+            (_Projection(name, of), g)
+            for name, of, g in (
+                ("value", "x", value),
+                ("src", "x", src),
+                ("dst", end, dst),
+                ("skip", end, grad),
+            )
+            if t[_AT[name + "_weight"]] is not None
+        ]
+        for group in _joined(t, sides):
+            _project_back(given, t, group, need, found)
         return None, *found
 
 
-def finish(call: _Pair, t: PairTensors, out: Tensor) -> Tensor:
-    """The result where it is not what the operator gave: a tensor of its own."""
-    if t.skip_weight is None:
-        return call.cut(out)
-    end = t.x if t.x_dst is None else t.x_dst
-    return _linear(end, t.skip_weight, t.skip_bias).add_(call.cut(out))
+def _joined(t: PairTensors, sides: list) -> list[list]:
+    """The projections whose gradients are computed together: of the same features, while they are few."""
+    groups: dict[tuple, list] = {}
+    for projection, g in sides:
+        alone = None if g.numel() <= _MOST_JOINED else projection.name
+        has_bias = t[projection.at + 1] is not None
+        groups.setdefault((projection.end, has_bias, alone), []).append((projection, g))
+    return list(groups.values())
+
+
+def _project_back(given: PairTensors, t: PairTensors, group: list, need, found: list) -> None:
+    """The gradients of projections of the same features, into `found`."""
+    places, grads = [projection.at for projection, _ in group], [g for _, g in group]
+    end = group[0][0].end
+    x, at_x = getattr(t, end), _AT[end]
+    g = grads[0] if len(grads) == 1 else torch.cat(grads, 1)
+    sizes = [part.shape[1] for part in grads]
+    if any(need[at] for at in places):
+        weights = _ops.as_type(g.t().mm(x), given[places[0]].dtype).split(sizes)
+        for at, part in zip(places, weights):
+            found[at] = part if need[at] else None
+    if any(need[at + 1] for at in places):
+        biases = g.sum(0, dtype=given[places[0] + 1].dtype).split(sizes)
+        for at, part in zip(places, biases):
+            found[at + 1] = part if need[at + 1] else None
+    if need[at_x]:
+        weight = t[places[0]] if len(places) == 1 else torch.cat([t[at] for at in places])
+        before = found[at_x]
+        found[at_x] = g.mm(weight) if before is None else before.addmm_(g, weight)
 
 
 def pair_layer(
@@ -419,24 +512,29 @@ def pair_layer(
     negative_slope: float = 1.0,
     scale: float = 1.0,
     dropout_p: float,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """GATv2 (score "additive_v2") or attention by dot products ("dot"): features projected, attended to, with
     a skip connection and a bias: [num_dst, H * D].
 
-    Of checked arguments: `can_fuse` of each end with its weights, and all tensors of one dtype.
+    Of checked arguments: `can_fuse` of each end with its weights, which are brought to x's dtype here. dtype:
+    of the result; default x's.
     """
     size = tensors.value_weight.shape[0] // heads
     train = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
-    padding = _padding(tensors.x, size)
+    padding, dtype = _padding(tensors.x, size), tensors.x.dtype if dtype is None else dtype
     handle = graph._planner.handle(
         heads, size + padding, tensors.x.dtype, _LAYERS[score], "auto", dropout_p > 0, train
     )
+    is_out = not padding and dtype is tensors.x.dtype and tensors.skip_weight is None
     call = _Pair(
-        graph, handle, score, heads, size, padding, float(negative_slope), float(scale), float(dropout_p)
-    )
+        graph, handle, score, heads, size, padding, float(negative_slope), float(scale), float(dropout_p),
+        dtype, is_out,
+    )  # fmt: skip
     if dropout_p > 0:
         tensors = tensors._replace(seed=_seed(graph, dropout_p))
     if train:
         return _PairLayer.apply(call, *tensors)
+    tensors = _in_dtype(tensors, is_out)
     out, _ = call.run(tensors, *call.ends(tensors))
-    return finish(call, tensors, out) if padding or tensors.skip_weight is not None else out
+    return out if is_out else call.finish(tensors, out)

@@ -1,34 +1,158 @@
-"""When a layer can be computed at once (`dfgnn._layers`), and what it then hands over."""
+"""When a layer can be computed at once (`dfgnn._layers`), which is decided here alone.
+
+A layer says what it consists of: its projections, vectors and numbers. It is computed at once if these are
+all that it is (`knows_all_of`), if nothing hangs on them, and if the tensors are such as the functions take.
+All else takes the way of single operations, which knows every option.
+"""
 
 from __future__ import annotations
 
+import inspect
 import math
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .._layers import PairTensors, can_fuse, pair_layer
+from .. import functional
+from .._layers import PairTensors, can_fuse, gat_layer, pair_layer
 from ._terms import plain_linear
 
-__all__ = ["are_plain", "dot_at_once", "under_autocast"]
+__all__ = ["dot_at_once", "gat_at_once", "knows_all_of", "pair_at_once"]
 
 _PLAIN = (nn.Parameter, Tensor)
+_NONE = None, None
 
 
-def under_autocast(x: Tensor, *weights: Tensor | None) -> tuple[Any, ...]:
-    """x and weights as a linear layer takes them here: under autocast in its dtype."""
+@cache
+def knows_all_of(cls: type) -> bool:
+    """Whether the options that a layer is made with are those that its class names in ``AT_ONCE``: what is
+    given at once takes care of these. A class without that name is not computed at once, nor one whose
+    constructor has learnt more since, as a library's layers do."""
+    owner = next((c for c in cls.__mro__ if "AT_ONCE" in vars(c)), None)
+    if owner is None:
+        return False
+    options = inspect.signature(owner.__init__).parameters.values()
+    named = {x.name for x in options if x.kind is not inspect.Parameter.VAR_KEYWORD}
+    return named <= {"self", *vars(owner)["AT_ONCE"].split()}
+
+
+def _applies(layer: nn.Module, attention: Callable[..., Any]) -> bool:
+    return (
+        not torch.compiler.is_compiling()
+        and getattr(layer, "attention", attention) is attention
+        and knows_all_of(type(layer))
+    )
+
+
+def _in_autocast(x: Tensor, x_dst: Tensor | None) -> tuple[Tensor, Tensor | None, bool]:
+    """Features as a linear layer takes them here; and whether that is the dtype of autocast."""
     kind = x.device.type
     if not torch.is_autocast_enabled(kind) or x.dtype == torch.float64:
-        return (x, *weights)
+        return x, x_dst, False
     dtype = torch.get_autocast_dtype(kind)
-    return tuple(t if t is None or t.dtype is dtype else t.to(dtype) for t in (x, *weights))
+    x, x_dst = (t if t is None or t.dtype is dtype else t.to(dtype) for t in (x, x_dst))
+    return x, x_dst, True
 
 
-def are_plain(x: Tensor, tensors: tuple[Tensor | None, ...], dtypes: tuple[torch.dtype, ...]) -> bool:
+def _are_plain(x: Tensor, tensors: tuple[Tensor | None, ...], dtypes: tuple[torch.dtype, ...]) -> bool:
     """Whether these parameters are ordinary tensors of one of the types, on the device of x."""
     device = x.device
     return all(t is None or type(t) in _PLAIN and t.dtype in dtypes and t.device == device for t in tensors)
+
+
+def _result(x: Tensor, wide: Any) -> torch.dtype:
+    """The dtype of the result: x's, or what it becomes with `wide`, a tensor or a dtype."""
+    if wide is None:
+        return x.dtype
+    return torch.promote_types(x.dtype, wide.dtype if isinstance(wide, Tensor) else wide)
+
+
+def gat_at_once(
+    layer: Any,
+    graph: Any,
+    x: Tensor,
+    linear: Any,
+    attn_src: Tensor,
+    attn_dst: Tensor,
+    bias: Tensor | None,
+    *,
+    dropout_p: float,
+    wide: Tensor | None = None,
+) -> Tensor | None:
+    """``[N_dst, H * D]`` of an additive layer with its bias, in the dtype of features and ``wide`` together,
+    where `gat_layer` gives it; else None."""
+    if not _applies(layer, functional.gat_attention):
+        return None
+    plain = plain_linear(linear)
+    if plain is None or plain[1] is not None:
+        return None
+    x, _, autocast = _in_autocast(x, None)
+    known = (x.dtype, torch.float32)
+    if not (
+        can_fuse(graph, x, plain[0], autocast) and _are_plain(x, (attn_src, attn_dst, bias, plain[0]), known)
+    ):
+        return None
+    return gat_layer(
+        graph, x, plain[0], attn_src, attn_dst, bias, negative_slope=layer.negative_slope,
+        dropout_p=dropout_p, dtype=_result(x, wide),
+    )  # fmt: skip
+
+
+def pair_at_once(
+    layer: Any,
+    graph: Any,
+    score: str,
+    x: Tensor,
+    x_dst: Tensor | None,
+    value: Any,
+    key: Any,
+    query: Any,
+    *,
+    heads: int,
+    skip: Any = None,
+    attn: Tensor | None = None,
+    bias: Tensor | None = None,
+    negative_slope: float = 1.0,
+    scale: float = 1.0,
+    dropout_p: float = 0.0,
+    wide: Any = None,
+) -> Tensor | None:
+    """``[N_dst, H * D]`` of a layer with a score of pairs and these projections, in the dtype of features and
+    ``wide`` together, where `pair_layer` gives it; else None.
+
+    key, query, skip: None for what ``value`` gives, or none. x_dst: None for x, or its first rows where
+    ``value`` projects the query, too.
+    """
+    function = functional.dot_attention if score == "dot" else functional.gatv2_attention
+    if not _applies(layer, function):
+        return None
+    parameters: list[Any] = []
+    for linear in (value, key, query, skip):
+        found = _NONE if linear is None else plain_linear(linear)
+        if found is None:
+            return None
+        parameters += found
+    x, x_dst, autocast = _in_autocast(x, x_dst)
+    known = (x.dtype, torch.float32) if autocast else (x.dtype,)
+    weight, key_weight = parameters[0], parameters[2]
+    if not (
+        can_fuse(graph, x, weight, autocast)
+        and (key is None or key_weight.shape == weight.shape)
+        and all(
+            w is None or can_fuse(graph, x if x_dst is None else x_dst, w, autocast)
+            for w in (parameters[4], parameters[6])
+        )
+        and _are_plain(x, (*parameters, attn, bias), known)
+    ):
+        return None
+    tensors = PairTensors._make([x, x_dst, *parameters[:6], attn, bias, *parameters[6:], None])
+    return pair_layer(
+        graph, score, tensors, heads, negative_slope=negative_slope, scale=scale, dropout_p=dropout_p,
+        dtype=_result(x, wide),
+    )  # fmt: skip
 
 
 def dot_at_once(
@@ -41,25 +165,8 @@ def dot_at_once(
     layer: Any,
     dropout_p: float = 0.0,
 ) -> Tensor | None:
-    """``[N_dst, H * D]`` of a layer of dot products with these projections, where `pair_layer` gives it; else
-    None. key, query: None for what ``value`` gives. x_dst: None for x, or its first rows where ``value``
-    projects the query, too."""
-    if torch.compiler.is_compiling():
-        return None
-    parameters: list[Any] = []
-    for linear in (value, key, query):
-        found = (None, None) if linear is None else plain_linear(linear)
-        if found is None:
-            return None
-        parameters += found
-    x, x_dst, *parameters = under_autocast(x, x_dst, *parameters)
-    if not (
-        can_fuse(graph, x, parameters[0])
-        and (query is None or can_fuse(graph, x if x_dst is None else x_dst, parameters[4]))
-        and are_plain(x, tuple(parameters), (x.dtype,))
-    ):
-        return None
-    tensors = PairTensors._make([x, x_dst, *parameters, None, None, None, None, None])
-    return pair_layer(
-        graph, "dot", tensors, layer.num_heads, scale=1 / math.sqrt(layer.out_feats), dropout_p=dropout_p
-    )
+    """`pair_at_once` of a layer of dot products with DGL's contract."""
+    return pair_at_once(
+        layer, graph, "dot", x, x_dst, value, key, query, heads=layer.num_heads,
+        scale=1 / math.sqrt(layer.out_feats), dropout_p=dropout_p,
+    )  # fmt: skip

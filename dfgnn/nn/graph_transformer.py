@@ -58,6 +58,8 @@ class GraphTransformerConv(AttentionLayer):
 
     _in_engine = {"attn_drop": (nn.Dropout, nn.Identity)}
 
+    AT_ONCE = "in_feats out_feats num_heads feat_drop attn_drop bias allow_zero_in_degree edge_feats"
+
     def __init__(
         self,
         in_feats: int | tuple[int, int],
@@ -125,7 +127,7 @@ class GraphTransformerConv(AttentionLayer):
         fused = self._graph(graph)
         h_src, h_dst = split_ends(fused, feat, self.feat_drop)
         no_edges = edge_bias is None and edge_weight is None and edge_attr is None and self.fc_edge is None
-        if no_edges and not get_attention and self.attention is functional.dot_attention:
+        if no_edges and not get_attention:
             out = dot_at_once(
                 fused, h_src, None if h_dst is h_src else h_dst, self.fc_value, self.fc_key, self.fc_query,
                 self, dropout_p(self.attn_drop),

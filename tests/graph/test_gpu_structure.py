@@ -221,9 +221,7 @@ def test_items_without_waiting_are_those_that_were_counted(schedule):
     for reverse in (False, True):
         plan = graph._planner.plan(Shape(2, 16, torch.float32, "gat"), reverse, schedule)
         csr = graph.reverse_csr() if reverse else graph.csr()
-        counted = items.cut_on_gpu(
-            CSR(*csr), sizes[reverse], bound, "natural" not in schedule, 1
-        )
+        counted = items.cut_on_gpu(CSR(*csr), sizes[reverse], bound, "natural" not in schedule, 1)
         assert plan.num_slots == counted.num_slots > 0
         assert torch.equal(plan.items, counted.items) and torch.equal(plan.splits, counted.splits)
 

@@ -36,6 +36,8 @@ class DotGatConv(AttentionLayer):
     #: What computes the attention; ``reference.dot_attention`` makes it the same layer on plain PyTorch.
     attention: Callable[..., Any] = staticmethod(functional.dot_attention)
 
+    AT_ONCE = "in_feats out_feats num_heads allow_zero_in_degree"
+
     def __init__(
         self,
         in_feats: int | tuple[int, int],
@@ -76,7 +78,7 @@ class DotGatConv(AttentionLayer):
         prefix = h_src.shape[1:-1]
         fc_src, fc_dst = self._projections()
         one = fc_src is fc_dst and not isinstance(feat, tuple)
-        if not get_attention and self.attention is functional.dot_attention:
+        if not get_attention:
             out = dot_at_once(
                 fused, h_src, None if one else h_dst, fc_src, None, None if one else fc_dst, self
             )

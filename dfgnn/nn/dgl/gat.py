@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from ... import functional
-from ..._layers import can_fuse, gat_layer
 from ...graph import Graph
-from .._at_once import are_plain, under_autocast
+from .._at_once import gat_at_once
 from .._graph import split_ends
 from .._layer import LeakyLayer, dropout_p, xavier
-from .._terms import folded_terms, folds, plain_linear
+from .._terms import folded_terms, folds
 
 
 class AdditiveConv(LeakyLayer):
@@ -79,22 +78,12 @@ class AdditiveConv(LeakyLayer):
         return (out if bias is None else out + bias), attention
 
     def _at_once(self, graph: Graph, x: Tensor) -> Tensor | None:
-        """out ``[N_dst, H, D]`` with the bias, where `gat_layer` gives it; else None."""
-        if torch.compiler.is_compiling() or self.attention is not functional.gat_attention:
-            return None
-        plain = plain_linear(self._projections()[0])
-        if plain is None or plain[1] is not None:
-            return None
-        vectors, bias = (self.attn_l, self.attn_r), self.bias
-        x, weight = under_autocast(x, plain[0])
-        if not (can_fuse(graph, x, weight) and are_plain(x, (*vectors, bias), (x.dtype, torch.float32))):
-            return None
-        inner = bias if bias is not None and bias.dtype is x.dtype else None
-        out = gat_layer(
-            graph, x, weight, *vectors, inner, negative_slope=self.negative_slope,
-            dropout_p=dropout_p(self.attn_drop),
+        """out ``[N_dst, H, D]`` with the bias, where it can be had at once; else None."""
+        out = gat_at_once(
+            self, graph, x, self._projections()[0], self.attn_l, self.attn_r, self.bias,
+            dropout_p=dropout_p(self.attn_drop), wide=self.bias,
         )  # fmt: skip
-        return self._heads(out if bias is None or inner is bias else out + bias)
+        return out if out is None else self._heads(out)
 
     def _finish(self, out: Tensor, h_dst: Tensor) -> Tensor:
         if self.res_fc is not None:
@@ -144,6 +133,11 @@ class GATConv(AdditiveConv):
 
     Differentiable any number of times, with respect to features, parameters and edge weights.
     """
+
+    AT_ONCE = (
+        "in_feats out_feats num_heads feat_drop attn_drop negative_slope residual activation "
+        "allow_zero_in_degree bias"
+    )
 
     def __init__(
         self,

@@ -9,12 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from ... import functional
-from ..._layers import PairTensors, can_fuse, pair_layer
 from ...graph import Graph
-from .._at_once import are_plain, under_autocast
+from .._at_once import pair_at_once
 from .._graph import split_ends
 from .._layer import LeakyLayer, dropout_p, xavier
-from .._terms import plain_linear
 
 
 class GATv2Conv(LeakyLayer):
@@ -49,6 +47,11 @@ class GATv2Conv(LeakyLayer):
 
     #: What computes the attention; ``reference.gatv2_attention`` makes it the same layer on plain PyTorch.
     attention: Callable[..., Any] = staticmethod(functional.gatv2_attention)
+
+    AT_ONCE = (
+        "in_feats out_feats num_heads feat_drop attn_drop negative_slope residual activation "
+        "allow_zero_in_degree bias share_weights"
+    )
 
     def __init__(
         self,
@@ -148,29 +151,14 @@ class GATv2Conv(LeakyLayer):
         return out if self.activation is None else self.activation(out)
 
     def _at_once(self, graph: Graph, x: Tensor, x_dst: Tensor | None) -> Tensor | None:
-        """out ``[N_dst, H, D]``, where `pair_layer` gives it; else None. x_dst: None for the first rows of x,
+        """out ``[N_dst, H, D]``, where it can be had at once; else None. x_dst: None for the first rows of x,
         where all of them are destinations or the weights are shared."""
-        if torch.compiler.is_compiling() or self.attention is not functional.gatv2_attention:
-            return None
         one = self.share_weights and x_dst is None
         if x_dst is None and not one and graph.num_dst != graph.num_src:
             return None
-        src, dst = plain_linear(self.fc_src), plain_linear(self.fc_dst)
-        if src is None or dst is None:
-            return None
-        tensors = under_autocast(x, x_dst, *src, *((None, None) if one else dst), self.attn)
-        x, x_dst, weight, weight_bias, dst_weight, dst_bias, attn = tensors
-        if not (
-            can_fuse(graph, x, weight)
-            and (dst_weight is None or can_fuse(graph, x if x_dst is None else x_dst, dst_weight))
-            and are_plain(x, (weight_bias, dst_bias, attn), (x.dtype,))
-        ):
-            return None
-        out = pair_layer(
-            graph, "additive_v2",
-            PairTensors(
-                x, x_dst, weight, weight_bias, None, None, dst_weight, dst_bias, attn, None, None, None
-            ),
-            self.num_heads, negative_slope=self.negative_slope, dropout_p=dropout_p(self.attn_drop),
+        out = pair_at_once(
+            self, graph, "additive_v2", x, x_dst, self.fc_src, None, None if one else self.fc_dst,
+            heads=self.num_heads, attn=self.attn, negative_slope=self.negative_slope,
+            dropout_p=dropout_p(self.attn_drop),
         )  # fmt: skip
-        return self._heads(out)
+        return out if out is None else self._heads(out)

@@ -102,18 +102,11 @@ class FusedConv:
     def _heads(self, x: Tensor) -> Tensor:
         return x.reshape(*x.shape[:-1], self.heads, self.out_channels)
 
-    def _bias_within(self, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-        """The bias where it can be added to the rows of all heads, before anything is done with them."""
-        within = bias is not None and bias.dtype is dtype and (self.concat or self.heads == 1)
-        return bias if within else None
-
-    def _finished(self, out: Tensor, dtype: torch.dtype, bias: Tensor | None) -> Tensor:
-        """The layer's result of the rows ``[N, H * C]`` of all heads, in this dtype."""
+    def _finished(self, out: Tensor, bias: Tensor | None) -> Tensor:
+        """The layer's result of the rows ``[N, H * C]`` of all heads."""
         if not self.concat and self.heads > 1:
             out = self._heads(out).mean(1)
-        if bias is not None:
-            out = out + bias  # under autocast of a wider type: one operation instead of two
-        return out if out.dtype is dtype else out.to(dtype)
+        return out if bias is None else out + bias
 
     def _attend(self, edge_index, graph, inputs, options, dtype, residual, want_attention: bool):
         """``self.attention`` in a layer with concat, residual, bias and self loops, and what that returns."""

@@ -10,10 +10,9 @@ import torch_geometric.nn
 from torch import Tensor, nn
 
 from ... import functional
-from ..._layers import can_fuse, gat_layer
 from ...graph import Graph
-from .._at_once import are_plain, under_autocast
-from .._terms import folded_terms, folds, is_plain, plain_linear
+from .._at_once import gat_at_once
+from .._terms import folded_terms, folds, is_plain
 from ._base import FusedConv, edge_attributes, ends, given_attributes, wants_attention
 from ._graph import graph_of, sizes_of
 
@@ -36,6 +35,11 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
     # propagate_type: (x: OptPairTensor, alpha: Tensor)
     # edge_updater_type: (alpha: OptPairTensor, edge_attr: OptTensor)
     # torch_geometric reads these two lines; it keeps sources by name, and finds only ours under this one.
+
+    AT_ONCE = (
+        "in_channels out_channels heads concat negative_slope dropout add_self_loops edge_dim fill_value bias "
+        "residual"
+    )
 
     #: What computes the attention; ``reference.gat_attention`` makes it the same layer on plain PyTorch.
     attention: Callable[..., Any] = staticmethod(functional.gat_attention)
@@ -88,28 +92,15 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         return self._attend(edge_index, graph, inputs, options, dtype, res, wanted)
 
     def _at_once(self, edge_index: Any, graph: Graph, x: Tensor, edge_attr: Tensor | None) -> Tensor | None:
-        """The result but for the residual, where `gat_layer` gives it; else None."""
-        if (
-            torch.compiler.is_compiling()
-            or self.attention is not functional.gat_attention
-            or self.lin_edge is not None
-            and given_attributes(edge_index, edge_attr)[1] is not None
-        ):
+        """The result but for the residual, where it can be had at once; else None."""
+        if self.lin_edge is not None and given_attributes(edge_index, edge_attr)[1] is not None:
             return None
-        plain = plain_linear(self.lin)
-        if plain is None or plain[1] is not None:
-            return None
-        vectors, bias = (self.att_src, self.att_dst), self.bias
-        x, weight = under_autocast(x, plain[0])
-        if not (can_fuse(graph, x, weight) and are_plain(x, (*vectors, bias), (x.dtype, torch.float32))):
-            return None
-        inner = self._bias_within(bias, x.dtype)
-        out = gat_layer(
-            graph, x, weight, *vectors, inner, negative_slope=self.negative_slope,
-            dropout_p=self.dropout if self.training else 0.0,
+        within = self.bias if self.concat or self.heads == 1 else None
+        out = gat_at_once(
+            self, graph, x, self.lin, self.att_src, self.att_dst, within,
+            dropout_p=self.dropout if self.training else 0.0, wide=self.att_src,
         )  # fmt: skip
-        dtype = torch.promote_types(x.dtype, vectors[0].dtype)
-        return self._finished(out, dtype, None if inner is bias else bias)
+        return out if out is None else self._finished(out, None if within is self.bias else self.bias)
 
     def _project(self, x_src: Tensor, x_dst: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Projected sources ``[N_src, H, C]`` and both score terms ``[N, H]``."""

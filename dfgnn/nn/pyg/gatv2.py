@@ -10,10 +10,8 @@ import torch_geometric.nn
 from torch import Tensor
 
 from ... import functional
-from ..._layers import PairTensors, can_fuse, pair_layer
 from ...graph import Graph
-from .._at_once import are_plain, under_autocast
-from .._terms import plain_linear
+from .._at_once import pair_at_once
 from ._base import FusedConv, edge_attributes, ends, given_attributes, wants_attention
 from ._graph import graph_of, sizes_of
 
@@ -36,6 +34,11 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
     # propagate_type: (x: PairTensor, alpha: Tensor)
     # edge_updater_type: (x: PairTensor, edge_attr: OptTensor)
     # torch_geometric reads these two lines; it keeps sources by name, and finds only ours under this one.
+
+    AT_ONCE = (
+        "in_channels out_channels heads concat negative_slope dropout add_self_loops edge_dim fill_value bias "
+        "share_weights residual"
+    )
 
     #: What computes the attention; ``reference.gatv2_attention`` makes it the same layer on plain PyTorch.
     attention: Callable[..., Any] = staticmethod(functional.gatv2_attention)
@@ -87,37 +90,18 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
         return self._attend(edge_index, graph, inputs, options, dtype, res, wanted)
 
     def _at_once(self, edge_index, graph: Graph, x_src: Tensor, x_dst: Tensor, edge_attr) -> Tensor | None:
-        """The result but for the residual, where `pair_layer` gives it; else None."""
-        if (
-            torch.compiler.is_compiling()
-            or self.attention is not functional.gatv2_attention
-            or given_attributes(edge_index, edge_attr)[1] is not None
-        ):
+        """The result but for the residual, where it can be had at once; else None."""
+        if given_attributes(edge_index, edge_attr)[1] is not None:
             return None
-        left, right = plain_linear(self.lin_l), plain_linear(self.lin_r)
         shared = self.lin_l is self.lin_r and x_src is x_dst
-        if left is None or right is None:
-            return None
-        tensors = under_autocast(x_src, None if x_dst is x_src else x_dst, *left, *right, self.att)
-        x, other, weight, weight_bias, dst_weight, dst_bias, attn = tensors
-        inner = self._bias_within(self.bias, x.dtype)
-        if not (
-            can_fuse(graph, x, weight)
-            and can_fuse(graph, x if other is None else other, dst_weight)
-            and are_plain(x, (weight_bias, dst_bias, attn), (x.dtype,))
-        ):
-            return None
-        if shared:
-            dst_weight = dst_bias = None
-        out = pair_layer(
-            graph, "additive_v2",
-            PairTensors(
-                x, other, weight, weight_bias, None, None, dst_weight, dst_bias, attn, inner, None, None
-            ),
-            self.heads, negative_slope=self.negative_slope, dropout_p=self.dropout if self.training else 0.0,
+        within = self.bias if self.concat or self.heads == 1 else None
+        out = pair_at_once(
+            self, graph, "additive_v2", x_src, None if x_dst is x_src else x_dst, self.lin_l, None,
+            None if shared else self.lin_r, heads=self.heads, attn=self.att, bias=within,
+            negative_slope=self.negative_slope, dropout_p=self.dropout if self.training else 0.0,
+            wide=self.att,
         )  # fmt: skip
-        dtype = torch.promote_types(x.dtype, self.att.dtype)
-        return self._finished(out, dtype, None if inner is self.bias else self.bias)
+        return out if out is None else self._finished(out, None if within is self.bias else self.bias)
 
     def _edge_feat(self, edge_index: Any, edge_attr: Tensor | None, graph: Graph, edge_map: Tensor | None):
         """``[E', H, C]``, or None."""

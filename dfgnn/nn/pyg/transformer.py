@@ -11,10 +11,9 @@ import torch_geometric.nn
 from torch import Tensor
 
 from ... import functional
-from ..._layers import PairTensors, can_fuse, pair_layer
 from ...graph import Graph, GraphPart
-from .._at_once import are_plain, under_autocast
-from .._terms import is_plain, plain_linear
+from .._at_once import pair_at_once
+from .._terms import is_plain
 from ._base import FusedConv, edge_attributes, ends, given_attributes
 from ._graph import graph_of, sizes_of
 
@@ -37,6 +36,8 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
 
     # propagate_type: (query: Tensor, key: Tensor, value: Tensor, edge_attr: OptTensor)
     # torch_geometric reads this line; it keeps sources by name, and finds only ours under this one.
+
+    AT_ONCE = "in_channels out_channels heads concat beta dropout edge_dim bias root_weight"
 
     #: What computes the attention; ``reference.dot_attention`` makes it the same layer on plain PyTorch.
     attention: Callable[..., Any] = staticmethod(functional.dot_attention)
@@ -113,50 +114,25 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
         return out, edge_index.set_value(attention, layout="coo")
 
     def _at_once(self, edge_index, graph: Graph, x_src: Tensor, x_dst: Tensor, edge_attr) -> Tensor | None:
-        """The result, where `pair_layer` gives it; else None."""
+        """The result, where it can be had at once; else None."""
         if (
-            torch.compiler.is_compiling()
-            or self.attention is not functional.dot_attention
-            or self.lin_edge is not None
+            self.lin_edge is not None
             or self.lin_beta is not None
             or given_attributes(edge_index, edge_attr)[1] is not None
         ):
             return None
-        parameters: list[Any] = []
-        for linear in (
-            self.lin_value,
-            self.lin_key,
-            self.lin_query,
-            self.lin_skip if self.root_weight else None,
-        ):
-            found = (None, None) if linear is None else plain_linear(linear)
-            if found is None:
-                return None
-            parameters += found
-        x, other, *parameters = under_autocast(x_src, None if x_dst is x_src else x_dst, *parameters)
-        value, value_bias, key, key_bias, query, query_bias, skip, skip_bias = parameters
-        end = x if other is None else other
-        if not (
-            can_fuse(graph, x, value)
-            and key.shape == value.shape
-            and can_fuse(graph, end, query)
-            and are_plain(x, (value_bias, key, key_bias, query_bias, skip, skip_bias), (x.dtype,))
-        ):
-            return None
-        wide = x.is_cuda and torch.is_autocast_enabled("cuda")  # as in forward
-        inside = skip is None or not wide and (self.concat or self.heads == 1)
-        out = pair_layer(
-            graph, "dot",
-            PairTensors(
-                x, other, value, value_bias, key, key_bias, query, query_bias, None, None,
-                *((skip, skip_bias) if inside else (None, None)),
-            ),
-            self.heads, scale=1 / math.sqrt(self.out_channels),
-            dropout_p=self.dropout if self.training else 0.0,
+        wide = x_src.is_cuda and torch.is_autocast_enabled("cuda")  # as in forward
+        joined = self.concat or self.heads == 1
+        out = pair_at_once(
+            self, graph, "dot", x_src, None if x_dst is x_src else x_dst, self.lin_value, self.lin_key,
+            self.lin_query, skip=self.lin_skip if self.root_weight and joined else None, heads=self.heads,
+            scale=1 / math.sqrt(self.out_channels), dropout_p=self.dropout if self.training else 0.0,
+            wide=torch.float32 if wide else None,
         )  # fmt: skip
-        dtype = torch.promote_types(out.dtype, torch.float32) if wide else out.dtype
-        out = self._finished(out, dtype, None)
-        return out if inside else out + torch.nn.functional.linear(end, skip, skip_bias)
+        if out is None or joined:
+            return out
+        out = self._finished(out, None)
+        return out + self.lin_skip(x_dst) if self.root_weight else out
 
     def _edges(
         self, edge_index: Any, edge_attr: Tensor | None, graph: Graph, dtype: torch.dtype
