@@ -1,13 +1,14 @@
 """How exact gradients are where a softmax's gradient cancels: writes the table of docs/numerics.md.
 
-    python scripts/gradient_errors.py                  # print it
-    python scripts/gradient_errors.py --page docs/numerics.md
-    python scripts/gradient_errors.py --device cuda    # a column for each schedule that there is
+    python scripts/gradient_errors.py  # print it
+    python scripts/gradient_errors.py --device cuda --json gpu.json  # a column for each schedule
+    python scripts/gradient_errors.py --page docs/numerics.md --add gpu.json
 
 Reference: ``dfgnn.reference`` in float64 with the same, already rounded inputs. *Plain* is
 ``dfgnn.reference`` in the tested type: the operations of PyTorch. A cell is the largest relative error (norm
 of the difference by norm) of a gradient that passes through the softmax; where that is 0 by theory, in rows
-of one edge, the largest number found in its place.
+of one edge, the largest number found in its place. Of 15 layers, h + attention(layer norm of h), it is the
+gradient of all weights that lead to scores only.
 """
 
 import argparse
@@ -32,15 +33,23 @@ CASES = {
     "a common part, 3 + 0.1 ε": {"common": True},
     "sharp scores": {"sharp": 8.0},
     "sharp scores and a common part": {"sharp": 8.0, "common": True},
+    "a common part in the keys, too": {"common": True, "common_key": True},
     "rows of one edge": {"single": True, "common": True},
+    "rows of one edge, weights and dropout": {
+        "single": True,
+        "common": True,
+        "weight": True,
+        "dropout_p": 0.6,
+    },
     "edge weights": {"weight": True, "common": True},
     "dropout 0.5": {"dropout_p": 0.5, "common": True},
+    "15 layers": {"layers": 15},
 }
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BEGIN, END = "<!-- gradient errors: begin -->", "<!-- gradient errors: end -->"
 
 
-def inputs_of(name, generator, sharp=1.0, common=False, weight=False, **_):
+def inputs_of(name, generator, edges, sharp=1.0, common=False, common_key=False, weight=False, **_):
     """Arguments by name, float32."""
 
     def normal(*shape):
@@ -58,12 +67,49 @@ def inputs_of(name, generator, sharp=1.0, common=False, weight=False, **_):
         found = {"x_src": features(), "x_dst": normal(NODES, HEADS, DIM) - (3 if common else 0)}
         found["attn"] = sharp * normal(HEADS, DIM) / DIM**0.5
     else:
-        # Queries and keys are projections: without a common part of their own.
+        # Queries and keys are projections: without a common part of their own, unless asked for.
         found = {"query": sharp * normal(NODES, HEADS, DIM), "key": normal(NODES, HEADS, DIM)}
         found["value"] = features()
+        if common_key:
+            found["key"] += 3
     if weight:
-        found["edge_weight"] = torch.rand(EDGES, generator=generator)
+        found["edge_weight"] = torch.rand(edges, generator=generator)
     return found
+
+
+def cases_of(name) -> list[str]:
+    """Only dot has keys of its own."""
+    return [case for case, options in CASES.items() if name == "dot" or "common_key" not in options]
+
+
+def weights_of(name, generator, layers):
+    """Of the layers of `stack`, float32."""
+
+    def normal(*shape):
+        return torch.randn(shape, generator=generator)
+
+    ends = {"GAT": 1, "GATv2": 2, "dot": 3}[name]
+    found = {f"proj{k}": normal(ends, HEADS * DIM, HEADS * DIM) / (HEADS * DIM) ** 0.5 for k in range(layers)}
+    if name != "dot":
+        found |= {f"attn{k}": normal(2, HEADS, DIM) / DIM**0.5 for k in range(layers)}
+    return found
+
+
+def stack(module, name, graph, x, weights, layers, options):
+    """h + attention(layer norm of h), for every layer."""
+    function = getattr(module, FUNCTIONS[name])
+    for k in range(layers):
+        h = torch.nn.functional.layer_norm(x, x.shape[1:])
+        feats = [(h @ proj).unflatten(1, (HEADS, DIM)) for proj in weights[f"proj{k}"]]
+        if name == "GAT":
+            terms = [(feats[0] * attn).sum(2) for attn in weights[f"attn{k}"]]
+            out = function(graph, feats[0], *terms, **options)
+        elif name == "GATv2":
+            out = function(graph, *feats, weights[f"attn{k}"][0], **options)
+        else:
+            out = function(graph, *feats, **options)
+        x = x + out.flatten(1)
+    return x
 
 
 def graph_of(single, generator, device):
@@ -73,13 +119,26 @@ def graph_of(single, generator, device):
 
 
 def gradients(module, name, graph, inputs, grad, dtype, options):
-    leaves = {n: x.to(dtype).requires_grad_() for n, x in inputs.items()}
-    out = getattr(module, FUNCTIONS[name])(graph, **leaves, **options)
+    options = dict(options)
+    layers = options.pop("layers", 0)
+    leaves = {n: x.detach().to(dtype).requires_grad_() for n, x in inputs.items()}
+    if layers:
+        weights = {n: x for n, x in leaves.items() if n != "x"}
+        out = stack(module, name, graph, leaves["x"], weights, layers, options)
+        grad = grad.flatten(1)
+    else:
+        out = getattr(module, FUNCTIONS[name])(graph, **leaves, **options)
     return dict(zip(leaves, torch.autograd.grad(out, list(leaves.values()), grad.to(dtype))))
 
 
 def error(name, found, exact, single):
     worst = 0.0
+    if "x" in exact:  # layers: all that leads to scores
+        names = [n for n in exact if n != "x" and (name == "dot" or n.startswith("attn"))]
+        if name == "dot":  # without the projections of values
+            found, exact = ({n: x[n][:2] for n in names} for x in (found, exact))
+        found, exact = (torch.cat([x[n].double().flatten() for n in names]) for x in (found, exact))
+        return ((found - exact).norm() / exact.norm()).item()
     for key in SCORES[name]:
         difference = (found[key].double() - exact[key]).norm().item()
         worst = max(worst, found[key].abs().max().item() if single else difference / exact[key].norm().item())
@@ -92,11 +151,17 @@ def measure(name, case, dtype, device) -> dict[str, float]:
     generator = torch.Generator().manual_seed(0)
     single = options.get("single", False)
     graph = graph_of(single, generator, device)
-    inputs = {n: x.to(dtype).to(device) for n, x in inputs_of(name, generator, **options).items()}
+    layers = options.get("layers", 0)
+    if layers:
+        x = torch.randn(NODES, HEADS * DIM, generator=generator)
+        inputs = {"x": x, **weights_of(name, generator, layers)}
+    else:
+        inputs = inputs_of(name, generator, graph.num_edges, **options)
+    inputs = {n: x.to(dtype).to(device) for n, x in inputs.items()}
     grad = torch.randn(NODES, HEADS, DIM, generator=generator).to(device, dtype)
-    more = {}
+    more = {"layers": layers} if layers else {}
     if "dropout_p" in options:
-        more = dict(dropout_p=options["dropout_p"], _seed=torch.tensor([5], device=device))
+        more |= dict(dropout_p=options["dropout_p"], _seed=torch.tensor([5], device=device))
     exact = gradients(reference, name, graph, inputs, grad, torch.float64, more)
     errors = {
         "plain": error(name, gradients(reference, name, graph, inputs, grad, dtype, more), exact, single)
@@ -110,20 +175,31 @@ def measure(name, case, dtype, device) -> dict[str, float]:
     return errors
 
 
-def table(device) -> tuple[list[str], list[dict]]:
-    columns = ["plain", *(SCHEDULES if device == "cuda" else ["CPU"])]
+def measure_all(device) -> list[dict]:
+    return [
+        {"function": name, "case": case, "dtype": str(dtype).removeprefix("torch."),
+         "errors": measure(name, case, dtype, device)}
+        for name in FUNCTIONS for case in cases_of(name) for dtype in DTYPES
+    ]  # fmt: skip
+
+
+def lines_of(rows) -> list[str]:
+    columns = ["plain", *(c for c in ("CPU", *SCHEDULES) if any(c in row["errors"] for row in rows))]
     names = ["plain PyTorch", *(f"dfgnn, {c}" for c in columns[1:])]
     lines = [f"| function | case | type | {' | '.join(names)} |", "|---|---|---|" + "---|" * len(columns)]
-    rows = []
-    for name in FUNCTIONS:
-        for case in CASES:
-            for dtype in DTYPES:
-                errors = measure(name, case, dtype, device)
-                kind = str(dtype).removeprefix("torch.")
-                rows.append({"function": name, "case": case, "dtype": kind, "errors": errors})
-                cells = (f"{errors[c]:.1e}" if errors.get(c) else "0" if c in errors else "" for c in columns)
-                lines.append(f"| {name} | {case} | {kind} | {' | '.join(cells)} |")
-    return lines, rows
+    for row in rows:
+        errors = row["errors"]
+        cells = (f"{errors[c]:.1e}" if errors.get(c) else "0" if c in errors else "" for c in columns)
+        lines.append(f"| {row['function']} | {row['case']} | {row['dtype']} | {' | '.join(cells)} |")
+    return lines
+
+
+def add(rows, others) -> None:
+    """The columns of another device's rows."""
+    for row in rows:
+        same = [o for o in others if all(o[k] == row[k] for k in ("function", "case", "dtype"))]
+        for other in same:
+            row["errors"] = {**other["errors"], **row["errors"]}
 
 
 def main() -> None:
@@ -131,8 +207,12 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--page", type=Path, help="put the table into this file, between its two marks")
     parser.add_argument("--json", type=Path, help="write the errors here")
+    parser.add_argument("--add", type=Path, help="a file of --json, whose columns the table gets, too")
     args = parser.parse_args()
-    lines, rows = table(args.device)
+    rows = measure_all(args.device)
+    if args.add:
+        add(rows, json.loads(args.add.read_text())["rows"])
+    lines = lines_of(rows)
     if args.json:
         args.json.write_text(
             json.dumps({"device": args.device, "torch": torch.__version__, "rows": rows}, indent=1) + "\n"

@@ -154,6 +154,7 @@ struct BackwardParams {
   const void* out;       // [N_dst, H, Dv] T
   const void* out_bias;  // [H, Dv] T, which out contains; or null
   const void* stats;     // [N_dst, H, 2] acc, of forward
+  int32_t part_of_rows;  // csr has but some edges of the rows that out and stats are of
   const void* positive;  // additive, when grad_alpha_dst is wanted without grad_attention and gate
   const void* positive_mass;
   const void* attention;       // [E, H] acc, or null; only with grad_attention

@@ -44,12 +44,13 @@ __global__ void __launch_bounds__(kThreads) prepare_additive_kernel(const Backwa
     dot_positive[k] = reduce_sum<LPH>(dot_positive[k]);
     if (pair >= total || hl) continue;
     if (p.row_sums) delta[k] += static_cast<const A*>(p.row_sums)[pair];
+    const RowStats<A> row = load_stats(static_cast<const RowStats<A>*>(p.stats) + pair);
     static_cast<NodeStats<A>*>(p.node_stats)[pair] = {
-        p.alpha_dst ? static_cast<const A*>(p.alpha_dst)[pair] : A(0),
-        load_stats(static_cast<const RowStats<A>*>(p.stats) + pair), delta[k]};
+        p.alpha_dst ? static_cast<const A*>(p.alpha_dst)[pair] : A(0), row, delta[k]};
+    // 0 where one edge has all the weight.
     if (p.positive)
       static_cast<A*>(p.grad_alpha_dst)[pair] =
-          (1 - A(p.negative_slope)) *
+          (row.log_sum == 0 ? A(0) : 1 - A(p.negative_slope)) *
           (dot_positive[k] - delta[k] * static_cast<const A*>(p.positive_mass)[pair]);
   }
 }
@@ -57,7 +58,8 @@ __global__ void __launch_bounds__(kThreads) prepare_additive_kernel(const Backwa
 // Over sources, when no gradient of an edge tensor is wanted and no option makes the value or LeakyReLU'
 // differ by edge: one gather of g and no reduction per edge. With c_ij = f alpha LeakyReLU'(z):
 //   sum_i c_ij (g_i . v_j) = v_j . (slope * sum_i f alpha g_i + (1 - slope) * sum_{z > 0} f alpha g_i)
-// so the same two weighted sums as in forward are all that the loop computes.
+// so the same two weighted sums as in forward are all that the loop computes. Where each edge has all of its
+// destination's weight, the difference of the sums is 0 but for rounding, and is made 0.
 template <class C, bool EDGE, int B>
 __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Load::one_row>)
     additive_sources_kernel(const BackwardParams p, const Tiling t) {
@@ -86,12 +88,12 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Load::one_row>)
 
   // The state of a row.
   Raw value_row[NV];
-  A acc[NV][VEC], acc_positive[NV][VEC], sum_delta;
+  A acc[NV][VEC], acc_positive[NV][VEC], sum_delta, shared_weight;
   const auto begin = [&](int row, int) {
     me.load_row(p.value, value_row, row);
     zero(acc);
     zero(acc_positive);
-    sum_delta = 0;
+    sum_delta = shared_weight = 0;
   };
 
   const auto step = [&](const int done, const int left) {
@@ -109,6 +111,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Load::one_row>)
       const EdgeScore<T, EDGE> z(edge, alpha_src + stats[s].term, slope, eid);
       const A alpha = valid ? stats[s].row.alpha(z.score) : A(0);
       sum_delta += valid ? alpha * z.slope * stats[s].delta : A(0);
+      shared_weight += valid ? 1 - alpha : A(0);
       weights.set(s, alpha * factor, z.positive);
     }
     // The two sums of rows.
@@ -123,6 +126,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Load::one_row>)
       me.across(acc, t);
       me.across(acc_positive, t);
       sum_delta = me.across(sum_delta, t);
+      shared_weight = me.across(shared_weight, t);
     }
 
     // grad_alpha_src is linear in the two sums.
@@ -132,6 +136,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Load::one_row>)
       grad_alpha += value[k][c] * (slope * acc[k][c] + (1 - slope) * acc_positive[k][c]);
     });
     grad_alpha = reduce_sum<LPH>(grad_alpha);
+    if (reduce_sum<LPH>(shared_weight) == 0) grad_alpha *= 0;
     me.store_row(p.grad_value, p.partial_value, acc, A(1), row, slot);
     if (me.writes && slot != me.kNoItem && me.hl == 0) {
       if (slot < 0) {

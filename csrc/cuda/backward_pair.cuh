@@ -13,12 +13,19 @@ namespace dfgnn::cuda {
 //                          grad_query += draw attn L'(u)
 //   sources (v2):          a = b = v_j;  c = x_i, d = g_i;  grad_value += draw attn L'(u) + w d
 //   sources (additive):    b = v_j;  d = g_i;  grad_alpha_src += draw, grad_value += w d
-// Edge features join c, u, d or b, whichever is the key or the value. Gradients of edge tensors are written
-// by the pass over destinations, for additive by that over sources.
-// Two partial dots per edge, scatter-reduced over the lanes of a head.
+// Edge features join c, u, d or b, whichever is the key or the value. Two partial dots per edge,
+// scatter-reduced over the lanes of a head.
+//
+// delta. g . out is known before a row's edges are, but out is rounded: the destinations take it for the first
+// guess delta0 and add up, with x = dalpha - delta0, what is left of it: rest = sum alpha x. As
+//   sum alpha (x - rest) y = sum alpha x y - rest sum alpha y
+// their gradient is right with a second sum of rows, and the pass over sources, which also writes the
+// gradients of edge tensors, reads delta0 + rest. Rows in pieces keep delta0.
 template <class C, Score SCORE, bool SOURCES, Edges EDGES, int B>
 __global__ void __launch_bounds__(
-    kThreads, kMinBlocks<C, EDGES == Edges::features ||
+    kThreads, kMinBlocks<C, EDGES == Edges::features && SCORE == Score::additive_v2 && SOURCES
+                                ? Load::most_rows
+                            : EDGES == Edges::features ||
                                     (SCORE == Score::additive_v2 && (SOURCES || sizeof(typename C::T) > 2))
                                 ? Load::many_rows
                                 : Load::two_rows>) pair_kernel(const BackwardParams p, const Tiling t) {
@@ -31,7 +38,7 @@ __global__ void __launch_bounds__(
   constexpr bool LINEAR = !(V2 && SOURCES) || FEAT;  // else the statistics bring the linear part of the score
   constexpr bool EARLY = !PAIR;  // registers suffice for rows in flight while results are written
   constexpr int CHUNK = B, PERIOD = CHUNK < LPH ? CHUNK : LPH, SLOTS = CHUNK / PERIOD;
-  constexpr bool EDGE_GRADS = EDGE && (PAIR != SOURCES);
+  constexpr bool EDGE_GRADS = EDGE && SOURCES, CENTRED = !SOURCES;
 
   const Csr& csr = SOURCES ? p.reverse : p.csr;
   Place<C> me(t, p.shape, p.shape.value_dim, csr);
@@ -77,15 +84,16 @@ __global__ void __launch_bounds__(
   int row;
   bool writes;
   A a[PAIR ? NV : 1][VEC], b[NV][VEC], row_delta;
-  A acc_c[PAIR ? NV : 1][VEC], acc_d[SOURCES ? NV : 1][VEC], acc_attn[V2 && FEAT && !SOURCES ? NV : 1][VEC];
-  A sum_raw;
+  A acc_c[PAIR ? NV : 1][VEC], acc_d[SOURCES ? NV : 1][VEC], acc_attn[V2 && FEAT && SOURCES ? NV : 1][VEC];
+  A acc_mass[CENTRED ? NV : 1][VEC];  // as acc_c, but of the weights
+  A sum_raw, rest, sum_mass;
   const auto begin = [&](const int at, const int n) {
     row = at;
     writes = me.writes && me.slot_of(n) != me.kNoItem;
     if constexpr (PAIR) me.unpack_row(row_a, a, A(1));
     me.unpack_row(row_b, b, A(1));
     if constexpr (V2) row_term = pair.linear(me, t, p.attn, a, rows_a, row);
-    if constexpr (!SOURCES) {  // delta_i, which the pass over sources reads later
+    if constexpr (!SOURCES) {
       row_delta = 0;
       const Rows<C> bias = me.rows(p.out_bias);
       repeat<NV>([&](int k) {
@@ -99,13 +107,12 @@ __global__ void __launch_bounds__(
         row_delta += reduce_sum<LPH>(far);
       }
       if (p.row_sums) row_delta += *me.template at<A>(p.row_sums, row);
-      if (writes && me.hl == 0 && me.chunk == 0)
-        *me.template at<NodeStats<A>>(p.node_stats, row) = {row_term, row_stats, row_delta};
     }
     zero(acc_c);
     zero(acc_d);
     zero(acc_attn);
-    sum_raw = 0;
+    zero(acc_mass);
+    sum_raw = rest = sum_mass = 0;
   };
 
   // What an edge brings to the score's columns: c, with the edge's features where they are in the key.
@@ -114,9 +121,10 @@ __global__ void __launch_bounds__(
     if constexpr (FEAT && (V2 || !SOURCES)) axpy<T>(y, in_key, e[FEAT ? u : 0][k]);
   };
 
-  // Gradients by edge and column that features of the edges, or additive_v2, take; `draw` and `w` of the
-  // edge.
-  [[maybe_unused]] const auto add_edge = [&](const int u, const A draw, const A w, const int eid) {
+  // Gradients by edge and column that features of the edges, or additive_v2, take; `draw`, `mass` and `w` of
+  // the edge.
+  [[maybe_unused]] const auto add_edge = [&](const int u, const A draw, const A mass, const A w,
+                                             const int eid) {
     [[maybe_unused]] const A draw_negative = draw * pair.slope;
 #pragma unroll
     for (int k = 0; k < NV; ++k) {
@@ -125,9 +133,13 @@ __global__ void __launch_bounds__(
       repeat<VEC>([&](int v) {
         if constexpr (DOT) {
           acc_c[k][v] += draw * y[v];
+          if constexpr (CENTRED) acc_mass[k][v] += mass * y[v];
         } else if constexpr (V2) {
           const bool positive = a[k][v] + y[v] > 0;
           if (positive) acc_c[k][v] += draw;
+          if constexpr (CENTRED) {
+            if (positive) acc_mass[k][v] += mass;
+          }
           if constexpr (FEAT && EDGE_GRADS) grad_feat[v] = positive ? draw : draw_negative;
         }
       });
@@ -138,12 +150,12 @@ __global__ void __launch_bounds__(
       }
       if constexpr (FEAT && EDGE_GRADS) {
         if (p.grad_feat) {
-          if constexpr (!PAIR) Pack<T>::unpack(d[u][k], grad_feat);
+          if constexpr (!V2) Pack<T>::unpack(d[u][k], grad_feat);
           repeat<VEC>([&](int v) {
             if constexpr (V2) {
               grad_feat[v] *= pair.attn[V2 ? k : 0][v];
             } else if constexpr (DOT) {
-              grad_feat[v] = in_key * A(p.scale) * draw * a[k][v] + in_value * w * b[k][v];
+              grad_feat[v] = in_key * A(p.scale) * draw * y[v] + in_value * w * grad_feat[v];
             } else {
               grad_feat[v] *= w;
             }
@@ -214,7 +226,8 @@ __global__ void __launch_bounds__(
     reduce_scatter<B, LPH>(part_t, me.hl);
 
     // alpha again, and the gradients of the edge and head.
-    Weights<A, SLOTS, false, true> weights, grad_scores;
+    Weights<A, SLOTS, false, true> weights;
+    Weights<A, SLOTS, CENTRED, true> grad_scores;  // and, over destinations, what `rest` takes from them
 #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
       const bool valid = s * LPH + own < left;
@@ -238,11 +251,19 @@ __global__ void __launch_bounds__(
       }
       const EdgeScore<T, EDGE> z(edge, raw, slope, eid);
       const A alpha = valid ? softmax.alpha(z.score) : A(0);
-      const A grad_score = valid ? alpha * (factor * dot_gv - delta) : A(0);
+      // An edge with all of its row's weight has no gradient, and rounding must not give it one.
+      const A dalpha = times(factor, dot_gv);
+      const A grad_score = valid ? alpha * (dalpha - (alpha == 1 ? dalpha : delta)) : A(0);
       const A grad_z = grad_score * z.slope, grad_raw = grad_z * z.gate;
       weights.set(s, alpha * factor, true);
       grad_scores.set(s, grad_raw, true);
       sum_raw += grad_raw;
+      if constexpr (CENTRED) {
+        const A mass = alpha * z.slope * z.gate;
+        grad_scores.positive[s] = mass;
+        rest += grad_score;
+        sum_mass += mass;
+      }
       if constexpr (EDGE_GRADS) {
         if (valid && me.head_ok && me.hl < PERIOD && me.chunk == 0) {
           if (p.grad_bias) static_cast<A*>(p.grad_bias)[at] = p.edge.bias_after ? grad_score : grad_z;
@@ -257,18 +278,18 @@ __global__ void __launch_bounds__(
     whole_or_not<CHUNK>(left, [&](auto whole) {
       constexpr bool FULL = decltype(whole)::value;
       if constexpr (SOURCES) add_rows<C, FULL, false, B>(0, left, weights, d, acc_d, acc_d);
-      if constexpr (DOT && !FEAT) add_rows<C, FULL, false, B>(0, left, grad_scores, c, acc_c, acc_c);
+      if constexpr (DOT && !FEAT) add_rows<C, FULL, CENTRED, B>(0, left, grad_scores, c, acc_c, acc_mass);
       if constexpr (V2 || FEAT) {
 #pragma unroll
         for (int u = 0; u < B; ++u) {
-          [[maybe_unused]] A draw, w = 0, unused;
-          grad_scores.template get<LPH>(u, draw, unused);
+          [[maybe_unused]] A draw, mass = 0, w = 0, unused;
+          grad_scores.template get<LPH>(u, draw, mass);
           [[maybe_unused]] int eid = 0;
           if constexpr (FEAT && EDGE_GRADS) {
             weights.template get<LPH>(u, w, unused);
             if (p.grad_feat) eid = edge_of<C>(me, csr, done + u);
           }
-          if (FULL || u < left) add_edge(u, draw, w, eid);
+          if (FULL || u < left) add_edge(u, draw, mass, w, eid);
         }
       }
     });
@@ -280,6 +301,20 @@ __global__ void __launch_bounds__(
       if constexpr (PAIR) me.across(acc_c, t);
       if constexpr (SOURCES) me.across(acc_d, t);
       if constexpr (!DOT) sum_raw = me.across(sum_raw, t);
+    }
+    if constexpr (CENTRED) {
+      rest = reduce_sum<PERIOD>(rest);
+      if constexpr (V2) sum_mass = reduce_sum<PERIOD>(sum_mass);
+      if (me.shared()) {
+        me.across(acc_mass, t);
+        rest = me.across(rest, t);
+        if constexpr (V2) sum_mass = me.across(sum_mass, t);
+      }
+      if (slot >= 0 || p.part_of_rows) rest = 0;
+      sum_raw -= rest * sum_mass;
+      repeat<NV, VEC>([&](int k, int v) { acc_c[k][v] -= rest * acc_mass[k][v]; });
+      if (writes && me.hl == 0 && me.chunk == 0)
+        *me.template at<NodeStats<A>>(p.node_stats, row) = {row_term, row_stats, row_delta + rest};
     }
     if constexpr (V2) {
       // sum draw L'(u) = slope sum draw + (1 - slope) sum_{u > 0} draw. As L(u) = u L'(u), grad_attn is the

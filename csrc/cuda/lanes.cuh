@@ -74,12 +74,13 @@ struct Config {
 };
 
 // How many rows' worth of registers a kernel needs beside those in flight.
-enum class Load { one_row, two_rows, many_rows };
+enum class Load { one_row, two_rows, many_rows, most_rows };
 
 // Blocks that a multiprocessor must hold: caps registers where the layout has few, because occupancy hides
 // latency better than registers do.
 template <class C, Load LOAD>
 inline constexpr int kMinBlocks = C::NV > 1 || sizeof(typename C::T) == 8 ? 1
+                                  : LOAD == Load::most_rows               ? 3
                                   : sizeof(typename C::T) == 4            ? (LOAD == Load::many_rows ? 5 : 8)
                                   : LOAD == Load::one_row                 ? 7
                                   : LOAD == Load::two_rows                ? 5

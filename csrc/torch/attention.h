@@ -97,7 +97,7 @@ struct Attention {
   }
 
   // Positions in `flags` and `need` of the schemas.
-  enum Flag : int64_t { kBiasAfter = 1, kFeatInKey = 2, kFeatInValue = 4 };
+  enum Flag : int64_t { kBiasAfter = 1, kFeatInKey = 2, kFeatInValue = 4, kPartOfRows = 8 };
   enum Need : int64_t { kNeedDst = 1, kNeedBias = 2, kNeedGate = 4, kNeedWeight = 8, kNeedFeat = 16 };
 
   // The arguments that forward and backward share, in the order of the schemas.
@@ -124,7 +124,7 @@ struct Attention {
     const ScalarType type = in.type(), acc = in.acc();
     check.require(in.score >= 0 && in.score <= 2, "score: expected 0 (additive), 1 (dot) or 2 (additive_v2)");
     check.count("num_dst", in.num_dst);
-    check.require(in.flags >= 0 && in.flags < 2 * kFeatInValue, "flags: unknown ones: ", in.flags);
+    check.require(in.flags >= 0 && in.flags < 2 * kPartOfRows, "flags: unknown ones: ", in.flags);
     check.tensor("value", in.value, {-1, -1, -1}, {type});
     for (int k = 0; k < 3; ++k) check.count("value: sizes", in.value.size(k));
     const int64_t n = in.num_src(), m = in.num_dst, h = in.heads(), dv = in.value_dim();
@@ -285,6 +285,7 @@ struct Attention {
     check.tensor("attention", attention, {edges, h}, {acc});
     check.require(!attention || grad_attention, "attention: expected only with grad_attention");
     out = dense(out), grad_out = dense(grad_out);
+    p.part_of_rows = bool(in.flags & kPartOfRows);
     p.out = data(out), p.out_bias = data(in.out_bias), p.grad_out = data(grad_out);
     attention = dense(attention), grad_attention = dense(grad_attention);
     p.attention = data(attention), p.grad_attention = data(grad_attention);

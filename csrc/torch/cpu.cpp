@@ -55,6 +55,7 @@ std::string constants() {
       {"flag_bias_after", A::kBiasAfter},
       {"flag_feat_in_key", A::kFeatInKey},
       {"flag_feat_in_value", A::kFeatInValue},
+      {"flag_part_of_rows", A::kPartOfRows},
       {"need_dst", A::kNeedDst},
       {"need_bias", A::kNeedBias},
       {"need_gate", A::kNeedGate},

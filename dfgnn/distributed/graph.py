@@ -11,7 +11,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import _autograd, _csr, reference
-from .._arguments import BIAS_AFTER, FEAT_IN_KEY, FEAT_IN_VALUE, EdgeArgs, Numbers, Tensors
+from .._arguments import (
+    BIAS_AFTER,
+    FEAT_IN_KEY,
+    FEAT_IN_VALUE,
+    PART_OF_ROWS,
+    EdgeArgs,
+    Numbers,
+    Tensors,
+)
 from .._csr import CSR
 from .._ops import acc_type
 from .._structure import Side
@@ -393,6 +401,7 @@ class DistributedGraph(GraphPart):
 
         with_positive = score == "additive" and backward and edges.edge_gate is None
         save_positive = with_positive and tensors.dst is not None and tensors.dst.requires_grad
+        numbers = numbers._replace(flags=numbers.flags | PART_OF_ROWS)
         calls = []
         for which in ("own", "halo"):
             graph = self._graph(which, by_id)

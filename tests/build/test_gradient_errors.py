@@ -17,23 +17,57 @@ def program():
     return module
 
 
-@pytest.mark.parametrize("case", ["a common part, 3 + 0.1 ε", "sharp scores", "edge weights", "dropout 0.5"])
+CASES = (
+    *("a common part, 3 + 0.1 ε", "a common part in the keys, too", "sharp scores"),
+    *("sharp scores and a common part", "edge weights", "dropout 0.5", "15 layers"),
+)
+
+
+def errors_of(program, name, case, dtype, device):
+    """plain, and the others by name."""
+    if case not in program.cases_of(name):
+        pytest.skip("of dot alone")
+    errors = program.measure(name, case, dtype, device)
+    return errors.pop("plain"), errors
+
+
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["GAT", "GATv2", "dot"])
-def test_at_most_twice_the_error_of_plain_operations(program, name, dtype, case):
-    errors = program.measure(name, case, dtype, "cpu")
-    assert 0 < errors["plain"] < 10 and errors["CPU"] <= 2 * errors["plain"]
+def test_at_most_the_error_of_plain_operations(program, device, name, dtype, case):
+    """In 16 bits; in float32 GAT's, whose delta is g . out, comes out even, up to chance."""
+    plain, errors = errors_of(program, name, case, dtype, device)
+    bound = 1.5 if name == "GAT" or case == "15 layers" else 1.1
+    assert 0 < plain < 10 and errors
+    for schedule, error in errors.items():
+        assert error <= (bound if dtype == torch.float32 else 1) * plain, schedule
 
 
-def test_rows_of_one_edge(program):
-    """Nothing to distribute: the gradients of the scores are 0, or rounding of numbers around 100."""
-    for name in program.FUNCTIONS:
-        assert program.measure(name, "rows of one edge", torch.bfloat16, "cpu")["CPU"] < 1e-4
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", ["GATv2", "dot"])
+def test_16_bits_lose_no_more_than_their_results_are_rounded(program, device, name, case):
+    """Rows that are in one piece: delta is summed in float32, so that a common part cancels."""
+    if case == "15 layers":
+        pytest.skip("whose features are rounded between the layers")
+    _, errors = errors_of(program, name, case, torch.bfloat16, device)
+    for schedule, error in errors.items():
+        assert error < 4e-3 or schedule == "tiles", schedule
+
+
+@pytest.mark.parametrize("case", ["rows of one edge", "rows of one edge, weights and dropout"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ["GAT", "GATv2", "dot"])
+def test_rows_of_one_edge(program, device, name, dtype, case):
+    """Nothing to distribute: the gradients of the scores are 0. Tiles round each on its own."""
+    for schedule, largest in program.measure(name, case, dtype, device).items():
+        assert largest <= (1e-4 if schedule == "tiles" else 0), schedule
 
 
 def test_the_page_has_the_table(program):
     table = (ROOT / "docs" / "numerics.md").read_text().partition(program.BEGIN)[2].partition(program.END)[0]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.strip().splitlines()]
     kinds = [str(dtype).removeprefix("torch.") for dtype in program.DTYPES]
-    expected = [[f, c, k] for f in program.FUNCTIONS for c in program.CASES for k in kinds]
-    assert [row[:3] for row in rows[2:]] == expected and all(len(row) == 5 and row[4] for row in rows[2:])
+    expected = [[f, c, k] for f in program.FUNCTIONS for c in program.cases_of(f) for k in kinds]
+    assert [row[:3] for row in rows[2:]] == expected and all(
+        len(row) == len(rows[0]) and row[4] for row in rows[2:]
+    )

@@ -74,9 +74,10 @@ class Stats {
     const bool additive = p_.score == Score::additive;
     if (additive && a_.from_positive()) {
       dots(i, rows, p_.positive, nullptr, plus_);
-      for (int64_t k = 0; k < entries; ++k)
+      for (int64_t k = 0; k < entries; ++k)  // 0 where one edge has all the weight
         a_.grad_alpha_dst[at + k] =
-            (1 - A(p_.negative_slope)) * (plus_[k] - delta_[k] * a_.positive_mass[at + k]);
+            (a_.stats[(at + k) * 2 + 1] == 0 ? A(0) : 1 - A(p_.negative_slope)) *
+            (plus_[k] - delta_[k] * a_.positive_mass[at + k]);
     }
     const A* alpha = additive ? a_.alpha_dst : nullptr;
     for (int64_t r = 0; r < rows; ++r)
@@ -114,6 +115,7 @@ void node_stats(const BackwardParams& p, const Arrays<T>& a, const Parallel& par
 // g . v are not taken edge by edge. With P and N the sums of f alpha g over edges with z > 0 and the others:
 //   grad_value = P + N
 //   grad_alpha_src = (v . P - sum of alpha delta, z > 0) + slope (v . N - sum of alpha delta, others)
+// Where each edge has all of its destination's weight, that is 0 but for rounding, and is made 0.
 template <class T>
 class AdditiveSources {
  public:
@@ -132,6 +134,7 @@ class AdditiveSources {
         weights_(int64_t(2) * heads_ * kBlock),
         tail_(heads_),
         tail2_(heads_),
+        shared_(heads_),
         dots_(heads_),
         dots2_(heads_),
         value_(grads_.shape().packed_size()),
@@ -147,7 +150,7 @@ class AdditiveSources {
     const RowShape& shape = grads_.shape();
     score_.fix(item.row);
     pack(shape, a_.value + item.row * shape.size(), value_);
-    tail_.clear(heads_), tail2_.clear(heads_);
+    tail_.clear(heads_), tail2_.clear(heads_), shared_.clear(heads_);
     if (item.begin == item.end) sum_.clear(shape.packed_size()), sum2_.clear(shape.packed_size());
     for_blocks(item, [&](int64_t begin, int64_t end, bool first) {
       block_.load(begin, end, a_.per_edge());
@@ -165,7 +168,8 @@ class AdditiveSources {
       head_dots<A>(shape, value_, sum_, dots_);
       head_dots<A>(shape, value_, sum2_, dots2_);
       for (int h = 0; h < heads_; ++h)
-        grad_alpha[h] = (dots_[h] - tail_[h]) + A(p_.negative_slope) * (dots2_[h] - tail2_[h]);
+        grad_alpha[h] = (shared_[h] == 0 ? A(0) : A(1)) *
+                        ((dots_[h] - tail_[h]) + A(p_.negative_slope) * (dots2_[h] - tail2_[h]));
       for (int64_t d = 0; d < shape.packed_size(); ++d) sum_[d] += sum2_[d];
     }
     write_sum<T>(item, shape, sum_, p_.grad_value, p_.partial_value);
@@ -185,7 +189,7 @@ class AdditiveSources {
   void at_once(bool first) {
     A *w = weights_, *w2 = w + heads_ * kBlock;
     for (int h = 0; h < heads_; ++h) {
-      V tail{}, tail2{};
+      V tail{}, tail2{}, shared{};
       for_edges<A>(h, block_.n, [&](int i, auto inside) {
         const V z = load_vector<V>(edges_.z() + i), delta = load_vector<V>(edges_.delta() + i);
         const V alpha = edges_.alpha(score_, block_, z, i);
@@ -196,9 +200,11 @@ class AdditiveSources {
         store_vector(w2 + i, positive ? V{} : value);
         tail += positive ? part : V{};
         tail2 += positive ? V{} : part;
+        shared += inside ? 1 - alpha : V{};
       });
       tail_[h] += sum<A, kLanes<A>>(tail);
       tail2_[h] += sum<A, kLanes<A>>(tail2);
+      shared_[h] += sum<A, kLanes<A>>(shared);
     }
     grads_.aggregate(block_, w, w2, sum_, sum2_, first);
   }
@@ -213,6 +219,7 @@ class AdditiveSources {
   EdgeGradients<T> edges_;
   Buffer<A> weights_;       // weights of sum_ and of sum2_
   Buffer<A> tail_, tail2_;  // sums of alpha delta (or of the gradient of z), of its z <= 0 part
+  Buffer<A> shared_;        // sums of 1 - alpha
   Buffer<A> dots_, dots2_;
   Buffer<A> value_, sum_, sum2_;  // packed
 };
@@ -254,7 +261,7 @@ class FeatureRows {
       score_sum_.clear(score_.shape().packed_size());
       value_sum_.clear(values_.shape().packed_size());
     }
-    for_blocks(item, [&](int64_t begin, int64_t end, bool first) { block(begin, end, first); });
+    for_blocks(item, [&](int64_t begin, int64_t end, bool first) { block(item, begin, end, first); });
     score_.finish(score_sum_);
     if (over_rows_) {
       write_sum<T>(item, score_.shape(), score_sum_, p_.grad_query, p_.partial_query);
@@ -275,7 +282,7 @@ class FeatureRows {
   }
 
  private:
-  void block(int64_t begin, int64_t end, bool first) {
+  void block(const Item& item, int64_t begin, int64_t end, bool first) {
     block_.load(begin, end, a_.per_edge() || a_.edges);
     if (given_) {
       edges_.find(block_);
@@ -286,7 +293,11 @@ class FeatureRows {
       values_.load(block_, !(kKeyIsValue && over_rows_));
       values_.dots(block_, row_, edges_.t());
       if (!over_rows_) edges_.stats_of_edges(block_);
-      edges_.solve(score_, block_);
+      if (over_rows_ && a_.whole_rows && item.slot < 0 && block_.n == item.end - item.begin) {
+        edges_.solve_rows(score_, block_, item);
+      } else {
+        edges_.solve(score_, block_);
+      }
     }
     A* attn_sum = p_.grad_attn && over_rows_ ? static_cast<A*>(attn_sum_) : nullptr;
     score_.accumulate(block_, edges_.draw(), score_sum_, attn_sum, first);

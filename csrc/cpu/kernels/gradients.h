@@ -15,6 +15,7 @@ template <class T>
 struct Arrays {
   using A = Acc<T>;
   const T *value, *out, *positive, *grad_out;
+  bool whole_rows;
   const A *alpha_src, *alpha_dst, *stats, *positive_mass, *attention, *grad_attention;
   A *grad_alpha_src, *grad_alpha_dst, *grad_bias, *grad_gate, *grad_weight, *grad_raw, *node_stats,
       *partial_alpha, *row_sums, *partial_sums;
@@ -25,6 +26,7 @@ struct Arrays {
         out(static_cast<const T*>(p.out)),
         positive(static_cast<const T*>(p.positive)),
         grad_out(static_cast<const T*>(p.grad_out)),
+        whole_rows(!p.part_of_rows),
         alpha_src(static_cast<const A*>(p.alpha_src)),
         alpha_dst(static_cast<const A*>(p.alpha_dst)),
         stats(static_cast<const A*>(p.stats)),
@@ -64,7 +66,7 @@ class EdgeGradients {
         writes_bias_(writes && a.grad_bias),
         writes_gate_(writes && a.grad_gate),
         writes_weight_(writes && a.grad_weight),
-        arrays_(int64_t(11) * size_) {}
+        arrays_(int64_t(13) * size_) {}
 
   // What a pass provides: t = g . (v + e), and the destination's statistics, in this order.
   A* t() const { return array(0); }
@@ -122,22 +124,28 @@ class EdgeGradients {
 
   template <class Score>
   void solve(const Score& score, const EdgeBlock<T, Order>& block) {
-    if (a_.grad_attention) {
-      gather<Order>(a_.grad_attention, block.eid, block.n, 0, heads_, heads_, gamma(), 0);
-      block.update(t(), [&](V t, int i) { return t + load_vector<V>(gamma() + i); });
-    }
+    add_gamma(block);
     block.each([&](int i) {
-      const V z = load_vector<V>(this->z() + i), t = load_vector<V>(this->t() + i);
-      const V alpha = this->alpha(score, block, z, i);
-      const V value = block.factor ? alpha * load_vector<V>(block.factor + i) : alpha;
-      const V ds = value * t - alpha * load_vector<V>(delta() + i), dz = ds * score.slope(z);
-      store_vector(weight() + i, value);
-      store_vector(draw() + i, block.gate ? dz * load_vector<V>(block.gate + i) : dz);
-      if (writes_bias_) store_vector(grad_bias() + i, block.bias_after() ? ds : dz);
-      if (writes_gate_) store_vector(raw() + i, dz * load_vector<V>(raw() + i));
-      if (writes_weight_)
-        store_vector(grad_weight() + i,
-                     (block.dropout ? alpha * load_vector<V>(block.dropout + i) : alpha) * t);
+      const V alpha = this->alpha(score, block, load_vector<V>(z() + i), i);
+      finish(score, block, i, alpha, grad_score(block, i, alpha));
+    });
+  }
+
+  // The same of rows whose edges are all here; rows: an Item or a Group. g . out is delta as far as out is
+  // exact: what is left of the gradients' sum over a row is taken from them, and from delta for the pass over
+  // sources.
+  template <class Score, class Rows>
+  void solve_rows(const Score& score, const EdgeBlock<T, Order>& block, const Rows& rows) {
+    add_gamma(block);
+    block.each([&](int i) {
+      const V alpha = this->alpha(score, block, load_vector<V>(z() + i), i);
+      store_vector(this->alpha() + i, alpha);
+      store_vector(draw() + i, grad_score(block, i, alpha));
+    });
+    sum_rows(block, rows);
+    block.each([&](int i) {
+      const V alpha = load_vector<V>(this->alpha() + i);
+      finish(score, block, i, alpha, load_vector<V>(draw() + i) - alpha * load_vector<V>(rest() + i));
     });
   }
 
@@ -172,11 +180,66 @@ class EdgeGradients {
   }
 
  private:
+  void add_gamma(const EdgeBlock<T, Order>& block) {
+    if (!a_.grad_attention) return;
+    gather<Order>(a_.grad_attention, block.eid, block.n, 0, heads_, heads_, gamma(), 0);
+    block.update(t(), [&](V t, int i) { return t + load_vector<V>(gamma() + i); });
+  }
+
+  // An edge with all of its row's weight has no gradient, and rounding must not give it one.
+  V grad_score(const EdgeBlock<T, Order>& block, int i, V alpha) const {
+    const V t = load_vector<V>(this->t() + i);
+    const V dalpha = block.factor ? load_vector<V>(block.factor + i) * t : t;
+    return alpha * (alpha == 1 ? dalpha * 0 : dalpha - load_vector<V>(delta() + i));
+  }
+
+  // From alpha and the gradient of the score to the others.
+  template <class Score>
+  void finish(const Score& score, const EdgeBlock<T, Order>& block, int i, V alpha, V ds) {
+    const V dz = ds * score.slope(load_vector<V>(z() + i));
+    store_vector(weight() + i, block.factor ? alpha * load_vector<V>(block.factor + i) : alpha);
+    store_vector(draw() + i, block.gate ? dz * load_vector<V>(block.gate + i) : dz);
+    if (writes_bias_) store_vector(grad_bias() + i, block.bias_after() ? ds : dz);
+    if (writes_gate_) store_vector(raw() + i, dz * load_vector<V>(raw() + i));
+    if (writes_weight_)
+      store_vector(grad_weight() + i, (block.dropout ? alpha * load_vector<V>(block.dropout + i) : alpha) *
+                                          load_vector<V>(t() + i));
+  }
+
+  // rest() = the sums of draw() over rows, which delta in node_stats gets, too.
+  void sum_rows(const EdgeBlock<T, Order>& block, const Item& item) {
+    A* s = a_.node_stats + (int64_t(item.row) * kNodeStats + 3) * heads_;
+    for (int h = 0; h < heads_; ++h) {
+      V total{};
+      for_edges<A>(h, block.n,
+                   [&](int i, auto inside) { total += inside ? load_vector<V>(draw() + i) : V{}; });
+      const A rest = sum<A, kLanes<A>>(total);
+      for_edges<A>(h, block.n,
+                   [&](int i, auto) { store_vector(this->rest() + i, splat<A, kLanes<A>>(rest)); });
+      s[h] += rest;
+    }
+  }
+  void sum_rows(const EdgeBlock<T, Order>&, const Group& group) {
+    for_heads<A>(heads_, [&](auto width, int h) {
+      using W = Vec<A, width.value>;
+      group.each([&](int r, int begin, int end) {
+        if (begin == end) return;
+        W rest{};
+        for (int e = begin; e < end; ++e) rest += load_vector<W>(draw() + e * heads_ + h);
+        for (int e = begin; e < end; ++e) store_vector(this->rest() + e * heads_ + h, rest);
+        store_vector(a_.node_stats + ((group.row + r) * kNodeStats + 3) * heads_ + h,
+                     load_vector<W>(delta() + begin * heads_ + h) + rest);
+      });
+    });
+  }
+
   A* array(int k) const { return arrays_ + int64_t(k) * size_; }
   A* gamma() const { return array(7); }
   A* raw() const { return array(8); }  // then the gradient of the gate
   A* grad_bias() const { return array(9); }
   A* grad_weight() const { return array(10); }
+  A* alpha() const { return array(11); }
+  A* rest() const { return array(12); }
 
   const Arrays<T>& a_;
   int heads_, size_;

@@ -22,8 +22,9 @@ class AdditiveGroups {
         grads_(a.grad_out, heads_, p.shape.value_dim),
         block_(p.reverse, p.edge, p.shape),
         edges_(a, heads_, false),
-        weights_(int64_t(3) * heads_ * EdgeMajor::kEdges),
+        weights_(int64_t(4) * heads_ * EdgeMajor::kEdges),
         tails_(int64_t(heads_) * grouping.most_rows()),
+        shared_(int64_t(heads_) * grouping.most_rows()),
         products_(int64_t(heads_) * grouping.most_rows()),
         sum2_(grads_.size() * grouping.most_rows()),
         head_sums_(heads_, p.shape.value_dim) {}
@@ -31,7 +32,7 @@ class AdditiveGroups {
   void operator()(const Group& group) {
     const int heads = heads_;
     const int64_t size = int64_t(heads) * EdgeMajor::kEdges;
-    A *w = weights_, *w2 = w + size, *part = w2 + size;
+    A *w = weights_, *w2 = w + size, *part = w2 + size, *others = part + size;
     block_.load(group.begin, group.begin + group.n, false);
     edges_.start(score_, block_, group);
     edges_.stats_of_edges(block_);
@@ -43,13 +44,18 @@ class AdditiveGroups {
       store_vector(w + i, value);
       store_vector(w2 + i, value * slope);
       store_vector(part + i, alpha * delta * slope);
+      store_vector(others + i, 1 - alpha);
     });
     for_heads<A>(heads, [&](auto width, int h) {
       using W = Vec<A, width.value>;
       group.each([&](int r, int begin, int end) {
-        W tail{};
-        for (int e = begin; e < end; ++e) tail += load_vector<W>(part + e * heads + h);
+        W tail{}, shared{};
+        for (int e = begin; e < end; ++e) {
+          tail += load_vector<W>(part + e * heads + h);
+          shared += load_vector<W>(others + e * heads + h);
+        }
         store_vector(tails_ + r * heads + h, tail);
+        store_vector(shared_ + r * heads + h, shared);
       });
     });
     const int64_t columns = grads_.size(), first = group.row * columns;
@@ -68,7 +74,8 @@ class AdditiveGroups {
         },
         products_);
     A* const grad_alpha = a_.grad_alpha_src + group.row * heads;
-    for (int i = 0; i < group.rows * heads; ++i) grad_alpha[i] = products_[i] - tails_[i];
+    for (int i = 0; i < group.rows * heads; ++i)
+      grad_alpha[i] = (shared_[i] == 0 ? A(0) : A(1)) * (products_[i] - tails_[i]);
   }
 
  private:
@@ -79,8 +86,8 @@ class AdditiveGroups {
   Columns<T> grads_;
   EdgeBlock<T, EdgeMajor> block_;
   EdgeGradients<T, EdgeMajor> edges_;
-  Buffer<A> weights_;  // of S; of S', times the slope; alpha delta slope
-  Buffer<A> tails_, products_;
+  Buffer<A> weights_;  // of S; of S', times the slope; alpha delta slope; 1 - alpha
+  Buffer<A> tails_, shared_, products_;
   Buffer<A> sum2_;  // rows of S'
   HeadSums<A> head_sums_;
 };
@@ -118,7 +125,11 @@ class FeatureGroups {
       values_.dots(group, block_.index, kKeyIsValue && over_rows_ ? 0 : block_.limit, fixed_.of(group),
                    edges_.t());
       over_rows_ ? edges_.stats_of_rows(group) : edges_.stats_of_edges(block_);
-      edges_.solve(score_, block_);
+      if (over_rows_ && a_.whole_rows) {
+        edges_.solve_rows(score_, block_, group);
+      } else {
+        edges_.solve(score_, block_);
+      }
     }
     const int64_t limit = given_ ? block_.limit : 0;
     if (over_rows_) {
