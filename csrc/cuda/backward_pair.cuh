@@ -251,9 +251,11 @@ __global__ void __launch_bounds__(
       }
       const EdgeScore<T, EDGE> z(edge, raw, slope, eid);
       const A alpha = valid ? softmax.alpha(z.score) : A(0);
-      // An edge with all of its row's weight has no gradient, and rounding must not give it one.
+      // An edge with all of its row's weight has no gradient, and rounding must not give it one. (alpha is 1 but
+      // for the rounding of scores that are joined of two parts.)
       const A dalpha = times(factor, dot_gv);
-      const A grad_score = valid ? alpha * (dalpha - (alpha == 1 ? dalpha : delta)) : A(0);
+      const bool alone = softmax.log_sum == 0 && alpha > A(0.5);
+      const A grad_score = valid ? alpha * (dalpha - (alone ? dalpha : delta)) : A(0);
       const A grad_z = grad_score * z.slope, grad_raw = grad_z * z.gate;
       weights.set(s, alpha * factor, true);
       grad_scores.set(s, grad_raw, true);
