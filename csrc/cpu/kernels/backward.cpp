@@ -75,9 +75,8 @@ class Stats {
     if (additive && a_.from_positive()) {
       dots(i, rows, p_.positive, nullptr, plus_);
       for (int64_t k = 0; k < entries; ++k)  // 0 where one edge has all the weight
-        a_.grad_alpha_dst[at + k] =
-            (a_.stats[(at + k) * 2 + 1] == 0 ? A(0) : 1 - A(p_.negative_slope)) *
-            (plus_[k] - delta_[k] * a_.positive_mass[at + k]);
+        a_.grad_alpha_dst[at + k] = (a_.stats[(at + k) * 2 + 1] == 0 ? A(0) : 1 - A(p_.negative_slope)) *
+                                    (plus_[k] - delta_[k] * a_.positive_mass[at + k]);
     }
     const A* alpha = additive ? a_.alpha_dst : nullptr;
     for (int64_t r = 0; r < rows; ++r)
