@@ -472,7 +472,8 @@ def attention(
             return attention(
                 graph, score, x.value, x.src, x.dst, x.attn, EdgeArgs(*x[4:-1]), x.out_bias,
                 slope=slope, scale=scale, dropout_p=dropout_p, return_attention=return_attention,
-                schedule=schedule, bias_after=bias_after, feat_in_key=feat_in_key, feat_in_value=feat_in_value,
+                schedule=schedule, bias_after=bias_after, feat_in_key=feat_in_key,
+                feat_in_value=feat_in_value,
             )  # fmt: skip
 
         return graph.by_ranges(of_range, Tensors(*tensors), return_attention)

@@ -37,8 +37,8 @@ class Graph:
 
     An edge src -> dst lets dst attend to src. Duplicates and self loops are kept. Structure is held as CSR by
     destination (`csr`) and, from the first use on, CSR by source (`reverse_csr`): indptr int64, indices and
-    edge ids int32, so nodes and edges must each be fewer than 2**31. Of more edges, `from_csr`, `from_coo` and
-    `from_edge_index` make a `dfgnn.graph.RangedGraph`, which functions and layers take like this one.
+    edge ids int32, so nodes and edges must each be fewer than 2**31. Of more edges, `from_csr`, `from_coo`
+    and `from_edge_index` make a `dfgnn.graph.RangedGraph`, which functions and layers take like this one.
 
     **Edge order.** Tensors with an edge dimension (edge_bias, edge_weight, returned attention) are always in
     the user's order, which each constructor states; `edge_index` gives the ends of the edges in that order.

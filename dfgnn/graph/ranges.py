@@ -30,10 +30,11 @@ class Range(NamedTuple):
 class RangedGraph(GraphPart):
     """A graph of 2**31 edges or more, which `Graph.from_csr`, `from_coo` and `from_edge_index` return for it.
 
-    It consists of `Graph`\\ s of consecutive destinations, each of fewer edges. Functions and layers work on one
+    It consists of graphs of consecutive destinations, each of fewer edges. Functions and layers work on one
     after the other: outputs lie end to end, gradients of sources are added up, in the features' dtype. Edge
-    tensors are in the user's order, indexed in 64 bits; those that are not sorted by destination are copied.
-    The dropout mask of an edge depends on its place within its range.
+    tensors are in the user's order, indexed in 64 bits, and copied where that is not sorted by destination.
+    The dropout mask of an edge depends on its place within its range. Products, projected edge features and
+    compilers do not know it (NotImplementedError).
 
     Attributes: num_src, num_dst, num_edges, device, ranges (a tuple of `Range`).
     """

@@ -49,6 +49,7 @@ def chosen(which: DegreeStats, packable: int, device: Device = H200) -> str:
         (ARXIV, 4, "packed"),  # four sub-warps would find too few edges in a row
         (PATTERN, 4, "packed"),
         (DDI, 4, "longest_first"),
+        (REDDIT, 4, "packed"),
     ],
 )
 def test_order(which, packable, expected):
