@@ -35,8 +35,9 @@ CHUNK_COST: dict[str | None, float] = {"gat": 420.0, "dot": 185.0}
 # None: the plain products.
 GATHERED: dict[str | None, tuple[int, int]] = {"gat": (1, 1), "gatv2": (1, 2), "dot": (2, 2), None: (1, 1)}
 _MOST_PARTS = 8
-# Of the L2 cache, that the rows of a part may take: what is streamed takes the rest.
-_PART_OF_CACHE = 2 / 3
+# Of the L2 cache, that the rows of a part may take: what is streamed takes the rest. Heads are halved until
+# theirs fit, or exceed it by little.
+_PART_OF_CACHE, _HEADS_OF_CACHE = 2 / 3, 1.25
 # Lanes that a neighbour's row needs to be worth an instruction; edges of a row to be worth a visit per group
 # of heads.
 _LEAST_LANES = 8
@@ -218,7 +219,7 @@ def cache_split(direction: Direction, shape: Shape) -> tuple[int, int]:
         return 0, parts
     while heads > 1 and heads * row_bytes > device.l2_bytes and heads // 2 * lanes >= _LEAST_LANES:
         heads //= 2
-    return (heads, 1) if heads < most and heads * row_bytes <= device.l2_bytes else (0, 1)
+    return (heads, 1) if heads < most and heads * row_bytes <= _HEADS_OF_CACHE * device.l2_bytes else (0, 1)
 
 
 def cache_splits(direction: Direction, shape: Shape) -> list[tuple[int, int]]:
