@@ -36,7 +36,7 @@ from ._arguments import (
     Tensors,
     ops,
 )
-from .graph import GraphPart
+from .graph import GraphPart, RangedGraph
 
 # Cheap enough to be asked at every call.
 _top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
@@ -466,6 +466,17 @@ def attention(
     tensors = value, src, dst, attn, *edge, out_bias
     flags = BIAS_AFTER * bias_after + FEAT_IN_KEY * feat_in_key + FEAT_IN_VALUE * feat_in_value
     numbers = Numbers(float(slope), float(scale), float(dropout_p), flags)
+    if isinstance(graph, RangedGraph):
+
+        def of_range(graph, x: Tensors):
+            return attention(
+                graph, score, x.value, x.src, x.dst, x.attn, EdgeArgs(*x[4:-1]), x.out_bias,
+                slope=slope, scale=scale, dropout_p=dropout_p, return_attention=return_attention,
+                schedule=schedule, bias_after=bias_after, feat_in_key=feat_in_key,
+                feat_in_value=feat_in_value,
+            )  # fmt: skip
+
+        return graph.by_ranges(of_range, Tensors(*tensors), return_attention)
     if isinstance(graph, GraphPart):
         not_compiled_or_transformed(*tensors)
         return graph.attention(score, Tensors(*tensors), numbers, return_attention, schedule)

@@ -22,6 +22,8 @@ from ._compile import not_compiled, untraced, without_gradient
 
 # Node ids, edge positions and edge counts are int32 in the kernels.
 LIMIT = 2**31
+# Edges of one CSR are fewer: beyond it a graph is several (graph/ranges.py).
+MOST_EDGES = 2**31
 INDEX_DTYPES = (torch.int32, torch.int64)
 _coo_to_csr = ops.coo_to_csr.default
 _transpose_csr = ops.transpose_csr.default

@@ -13,11 +13,17 @@ namespace dfgnn {
 enum class Score : int { additive, dot, additive_v2 };
 enum class DType : int { f32, f64, f16, bf16 };
 
-// A bounded piece of one row: edges [begin, end) of the CSR. slot < 0: the item is the whole row.
-// slot >= 0: the row is split and the item writes its partial result to this slot.
+// A bounded piece of one row: edges [begin, end) of the CSR. slot = kWhole: the item is the whole row, or the
+// first piece of a row whose others join it. slot >= 0: the row is split and the item writes its partial
+// result to this slot.
 struct Item {
   int32_t row, begin, end, slot;
 };
+// kJoins: the item's result is added to what an earlier part of the items (Csr) left in the row.
+inline constexpr int32_t kWhole = -1, kJoins = -2;
+inline constexpr int kMostParts = 16;
+// Bytes of a head that a warp holds at most: wider ones are worked on in chunks, where no item joins a row.
+inline constexpr int kWideBytes = 2048;
 
 // A split row and its partial results, every stride-th of the slots [slot_begin, slot_end), merged in this
 // order.
@@ -32,7 +38,7 @@ inline constexpr int kTileRows = 64, kTileCols = 32, kTileInts = kTileCols + kTi
 
 // One direction of the graph with its plan. Forward: rows are destinations, indices are sources.
 // Reverse: rows are sources, indices are destinations. Every row occurs in exactly one item with
-// slot < 0, or in one Split; a row without edges has an item with begin == end.
+// slot = kWhole, or in one Split; a row without edges has an item with begin == end.
 struct Csr {
   const int32_t* indices;  // [E]
   const int32_t* eids;     // [E] position of each edge in the user's order, or null: identity
@@ -47,6 +53,10 @@ struct Csr {
   int32_t packed;  // CUDA: give each sub-warp its own row instead of a whole warp per row
   int32_t
       heads_per_tile;  // CUDA: at most so many heads at a time, over all rows; 0: as many as a warp has lanes
+  // CUDA: parts of the items, one launch each, in this order; 0: all items are one part. Of a row with items
+  // that join it a part has one item.
+  int32_t num_parts;
+  int32_t part_items[kMostParts];
 };
 
 // Options on edges, all in the user's edge order. From what the family computes (raw) to the score:

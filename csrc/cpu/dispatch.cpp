@@ -148,11 +148,11 @@ void edge_outer(const EdgeTermParams& p, const Parallel& parallel) {
   kernels().edge_outer(p, parallel);
 }
 bool in_range(const Csr& csr, int64_t num_edges) {
-  bool good = true;  // without branches: the compiler takes several at a time
+  bool good = csr.num_parts == 0;  // without branches: the compiler takes several at a time
   for (int64_t k = 0; k < csr.num_items; ++k) {
     const Item& item = csr.items[k];
     good &= (item.row >= 0) & (item.row < csr.num_rows) & (item.begin >= 0) & (item.begin <= item.end) &
-            (item.end <= num_edges) & (item.slot < csr.num_slots);
+            (item.end <= num_edges) & (item.slot >= kWhole) & (item.slot < csr.num_slots);
   }
   for (int64_t k = 0; k < csr.num_splits; ++k) {
     const Split& split = csr.splits[k];

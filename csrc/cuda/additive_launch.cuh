@@ -19,18 +19,22 @@ const char* additive_forward(const ForwardParams& p, cudaStream_t stream) {
     }
   }
   const Edges edges = edges_of(p.edge, p.attention);
-  with_config<T>(p.shape.value_dim, [&](auto config) {
+  with_config<T>(p.shape.heads, p.shape.value_dim, [&](auto config) {
     using C = decltype(config);
-    const Launch<C> launch(p.shape, p.shape.value_dim, p.csr);
     const auto choose = [&](auto positive) {
       constexpr bool P = decltype(positive)::value;
-      constexpr int B = kRowsInFlight<C>;
+      constexpr int B = C::B;
       return edges == Edges::none      ? forward_kernel<C, Score::additive, Edges::none, P, B>
              : edges == Edges::scalars ? forward_kernel<C, Score::additive, Edges::scalars, P, B>
                                        : forward_kernel<C, Score::additive, Edges::features, P, B>;
     };
     const auto kernel = p.positive ? choose(std::true_type{}) : choose(std::false_type{});
-    kernel<<<launch.grid, kThreads, launch.shared, stream>>>(p, launch.tiling);
+    for_each_part(p.csr, [&](const Csr& part) {
+      ForwardParams q = p;
+      q.csr = part;
+      const Launch<C> way(p.shape, p.shape.value_dim, part);
+      launch(stream, way.grid, kThreads, way.shared, kernel, q, way.tiling);
+    });
   });
   finish_forward<T>(p, stream);
   return last_error();
@@ -42,26 +46,31 @@ const char* additive_backward(const BackwardParams& p, cudaStream_t stream) {
   const int heads = p.shape.heads, dim = p.shape.value_dim;
   if (p.row_sums)
     row_sums<A>(p.csr, heads, p.attention, p.grad_attention, p.row_sums, p.partial_sums, stream);
-  with_config<T>(dim, [&](auto config) {
+  with_config<T>(heads, dim, [&](auto config) {
     using C = decltype(config);
+    constexpr int kLanes = std::min(C::LPH * C::NV, 32);
     if (p.shape.num_dst)
-      prepare_additive_kernel<T, C::LPH>
-          <<<blocks_of(p.shape.num_dst * heads * C::LPH, kThreads * kPairs), kThreads, 0, stream>>>(p);
+      launch(stream, blocks_of(p.shape.num_dst * heads * kLanes, kThreads * kPairs), kThreads, 0,
+             prepare_additive_kernel<T, kLanes>, p);
     if (p.reverse.num_items == 0) return;
     if constexpr (kHasTiles<T, Score::additive>) {
       if (p.reverse.tiles) return tile_sources<T, Score::additive>(p, stream);
     }
-    const Launch<C> launch(p.shape, dim, p.reverse);
-    constexpr int B = kRowsInFlight<C>;
+    constexpr int B = C::B;
     // The linear kernel knows only its own columns, takes a LeakyReLU' with two values and returns no
     // gradients of edge tensors.
-    const bool pairs = p.edge.gate || p.edge.feat || p.grad_bias || p.grad_weight || p.grad_attention ||
-                       launch.tiling.chunks > 1;
+    const bool pairs =
+        p.edge.gate || p.edge.feat || p.grad_bias || p.grad_weight || p.grad_attention || dim > C::COLS;
     const auto kernel = p.edge.feat    ? pair_kernel<C, Score::additive, true, Edges::features, B>
                         : pairs        ? pair_kernel<C, Score::additive, true, Edges::scalars, B>
                         : p.edge.any() ? additive_sources_kernel<C, true, B>
                                        : additive_sources_kernel<C, false, B>;
-    kernel<<<launch.grid, kThreads, launch.shared, stream>>>(p, launch.tiling);
+    for_each_part(p.reverse, [&](const Csr& part) {
+      BackwardParams q = p;
+      q.reverse = part;
+      const Launch<C> way(p.shape, dim, part);
+      launch(stream, way.grid, kThreads, way.shared, kernel, q, way.tiling);
+    });
   });
   merge_rows<T>(p.reverse, p.shape, dim, p.partial_value, p.grad_value, 1, stream);
   merge_scalars<A>(p.reverse, heads, p.partial_alpha, p.grad_alpha_src, stream);

@@ -140,7 +140,8 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Load::one_row>)
     me.store_row(p.grad_value, p.partial_value, acc, A(1), row, slot);
     if (me.writes && slot != me.kNoItem && me.hl == 0) {
       if (slot < 0) {
-        *me.template at<A>(p.grad_alpha_src, row) = grad_alpha;
+        A* total = me.template at<A>(p.grad_alpha_src, row);
+        *total = grad_alpha + (me.joins(slot) ? read_number(total) : A(0));
       } else {
         *me.template at<A>(p.partial_alpha, slot) = grad_alpha;
       }

@@ -336,7 +336,8 @@ __global__ void __launch_bounds__(
     if constexpr (!PAIR) {
       if (writes && me.hl == 0 && me.chunk == 0) {
         if (slot < 0) {
-          *me.template at<A>(p.grad_alpha_src, row) = sum_raw;
+          A* total = me.template at<A>(p.grad_alpha_src, row);
+          *total = sum_raw + (me.joins(slot) ? read_number(total) : A(0));
         } else {
           *me.template at<A>(p.partial_alpha, slot) = sum_raw;
         }

@@ -36,10 +36,12 @@ const char* backward(const BackwardParams& p, void* stream) {
 int64_t attention_parts(const BackwardParams& p) {
   return with_type(p.dtype, [&](auto t) {
     int64_t parts = 0;
-    with_config<decltype(t)>(p.shape.value_dim, [&](auto config) {
+    with_config<decltype(t)>(p.shape.heads, p.shape.value_dim, [&](auto config) {
       using L = Launch<decltype(config)>;
       const int dim = p.shape.value_dim;
-      parts = int64_t(L(p.shape, dim, p.csr, kItemsV2).grid.x) + L(p.shape, dim, p.reverse, kItemsV2).grid.x;
+      const auto count = [&](const Csr& part) { parts += L(p.shape, dim, part, kItemsV2).grid.x; };
+      for_each_part(p.csr, count);
+      for_each_part(p.reverse, count);
     });
     return parts;
   });

@@ -176,13 +176,22 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, EDGES == Edges::featur
       }
     }
 
+    const bool joins = me.joins(slot);
+    A before = 0, ours = 1;  // factors of what an earlier part left in the row, and of these sums
+    if (joins) before = softmax.join(read_stats(me.template at<RowStats<A>>(p.stats, row)), ours);
+    if constexpr (sizeof(A) == sizeof(T)) __syncwarp();  // all lanes have read it
     const A norm = softmax.norm();
-    me.store_row(p.out, p.partial_out, acc, norm, row, slot);
-    if constexpr (POSITIVE) me.store_row(p.positive, p.partial_positive, acc_positive, norm, row, slot);
+    before *= norm, ours *= norm;
+    me.store_row(p.out, p.partial_out, acc, ours, row, slot, before);
+    if constexpr (POSITIVE)
+      me.store_row(p.positive, p.partial_positive, acc_positive, ours, row, slot, before);
     if (me.writes && slot != me.kNoItem && me.hl == 0 && me.chunk == 0) {
       if (slot < 0) {
         *me.template at<RowStats<A>>(p.stats, row) = softmax.stats();
-        if constexpr (POSITIVE) *me.template at<A>(p.positive_mass, row) = softmax.positive * norm;
+        if constexpr (POSITIVE) {
+          A* mass = me.template at<A>(p.positive_mass, row);
+          *mass = softmax.positive * norm + (joins ? read_number(mass) * before : A(0));
+        }
       } else {
         *me.template at<Softmax<A, true>>(p.partial_stats, slot) = {softmax.top, softmax.mass,
                                                                     softmax.positive};

@@ -25,10 +25,10 @@ struct Weights {
   }
   template <int LPH>
   __device__ __forceinline__ void get(int u, A& w, A& w_positive) const {
-    w = __shfl_sync(kAll, all[u / LPH], u % LPH, LPH);
+    w = of_lane<LPH>(all[u / LPH], u % LPH);
     if constexpr (!POSITIVE) return;
     if constexpr (SIGNED) {
-      w_positive = __shfl_sync(kAll, positive[u / LPH], u % LPH, LPH);
+      w_positive = of_lane<LPH>(positive[u / LPH], u % LPH);
     } else {
       w_positive = max(w, A(0));
       w = abs(w);
@@ -41,7 +41,7 @@ template <class C, int B, int S>
 __device__ __forceinline__ void load_rows(const Rows<C>& source, const int u0, const int (&index)[S],
                                           Raw (&rows)[B][C::NV]) {
   repeat<B>([&](int u) {
-    const int j = __shfl_sync(kAll, index[(u0 + u) / C::LPH], (u0 + u) % C::LPH, C::LPH);
+    const int j = of_lane<C::LPH>(index[(u0 + u) / C::LPH], (u0 + u) % C::LPH);
     repeat<C::NV>([&](int k) { rows[u][k] = source.load(j, k); });
   });
 }

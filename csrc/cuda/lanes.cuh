@@ -65,12 +65,18 @@ __device__ __forceinline__ P* at_row(P* base, uint32_t row, uint32_t bytes) {
   return base + product;
 }
 
-template <typename T_, int LPH_, int NV_>
+// B: neighbour rows in flight per sub-warp. More cost occupancy, which hides latency better
+// (docs/performance-log.md).
+template <typename T_, int LPH_, int NV_,
+          int B_ = NV_ == 1   ? 4
+                   : NV_ == 2 ? 2
+                              : 1>
 struct Config {
   using T = T_;
   using A = Acc<T>;
-  static constexpr int LPH = LPH_, NV = NV_, VEC = kVec<T>, COLS = LPH * NV * VEC;
+  static constexpr int LPH = LPH_, NV = NV_, B = B_, VEC = kVec<T>, COLS = LPH * NV * VEC;
   static constexpr bool WIDE = LPH == 32 && NV == 4;  // the only layout with more than one chunk
+  static_assert(!WIDE || LPH * NV * 16 == kWideBytes);
 };
 
 // How many rows' worth of registers a kernel needs beside those in flight.
@@ -81,10 +87,14 @@ enum class Load { one_row, two_rows, many_rows, most_rows };
 template <class C, Load LOAD>
 inline constexpr int kMinBlocks = C::NV > 1 || sizeof(typename C::T) == 8 ? 1
                                   : LOAD == Load::most_rows               ? 3
-                                  : sizeof(typename C::T) == 4            ? (LOAD == Load::many_rows ? 5 : 8)
-                                  : LOAD == Load::one_row                 ? 7
-                                  : LOAD == Load::two_rows                ? 5
-                                                                          : 4;
+                                  // Alone with its edges, a lane has a score and statistics for each.
+                                  : C::LPH == 1                ? (LOAD == Load::one_row    ? 5
+                                                                  : LOAD == Load::two_rows ? 4
+                                                                                           : 3)
+                                  : sizeof(typename C::T) == 4 ? (LOAD == Load::many_rows ? 5 : 8)
+                                  : LOAD == Load::one_row      ? 7
+                                  : LOAD == Load::two_rows     ? 5
+                                                               : 4;
 
 // Scatter-reduces v over the LPH lanes of a head. Afterwards v[s] holds the total of entry
 // s * LPH + hl (N >= LPH), or v[0] that of entry hl % N (N < LPH). log2 steps, N - 1 shuffles
@@ -111,6 +121,13 @@ __device__ __forceinline__ void reduce_scatter(A (&v)[N], int hl) {
 #pragma unroll
     for (int s = 0; s < S; ++s) v[s] += __shfl_xor_sync(kAll, v[s], o);
   }
+}
+
+// v of the lane-th of the LPH lanes of a head.
+template <int LPH, typename A>
+__device__ __forceinline__ A of_lane(A v, int lane) {
+  if constexpr (LPH == 1) return v;
+  return __shfl_sync(kAll, v, lane, LPH);
 }
 
 template <int WIDTH, typename A>
@@ -168,7 +185,7 @@ struct Place : Range {
   int sub_log2;
   bool packed;
   uint32_t records;                   // in shared memory: begin, length, row, slot
-  static constexpr int kNoItem = -2;  // in place of a slot
+  static constexpr int kNoItem = -3;  // in place of a slot
 
   __device__ __forceinline__ Place(const Tiling& t, const Shape& s, int dim_, const Csr& csr) {
     const int lane = threadIdx.x & 31;
@@ -270,9 +287,12 @@ struct Place : Range {
     repeat<C::NV>([&](int k) { Pack<T>::unpack(raw[k], x[k]); });
     repeat<C::NV, C::VEC>([&](int k, int c) { x[k][c] = inside(k) ? x[k][c] * factor : A(0); });
   }
-  // Stores factor * x as row `row` of T, or where there is a slot x as that slot of the partials in A.
+  // Whether an item of this slot adds to what is in its row: not in 16 bits, which would round it each time.
+  static __device__ __forceinline__ bool joins(int slot) { return sizeof(A) == sizeof(T) && slot == kJoins; }
+  // Stores factor * x as row `row` of T, if it joins the row + before * what is there, or where there is a
+  // slot x as that slot of the partials in A.
   __device__ __forceinline__ void store_row(void* array, void* partial, const A (&x)[C::NV][C::VEC], A factor,
-                                            int row, int slot) const {
+                                            int row, int slot, A before = 1) const {
     if (!writes || slot == kNoItem) return;
 #pragma unroll
     for (int k = 0; k < C::NV; ++k) {
@@ -280,6 +300,11 @@ struct Place : Range {
       if (slot < 0) {
         A y[C::VEC];
         repeat<C::VEC>([&](int c) { y[c] = x[k][c] * factor; });
+        if (joins(slot)) {
+          A old[C::VEC];
+          Pack<T>::unpack(read_raw(address(array, row, k)), old);
+          repeat<C::VEC>([&](int c) { y[c] += before * old[c]; });
+        }
         store_raw(address(array, row, k), Pack<T>::pack(y));
       } else {
         constexpr int WIDER = sizeof(A) / sizeof(T);

@@ -13,6 +13,22 @@
 
 namespace dfgnn::cuda {
 
+template <class... P, class... X>
+void launch(cudaStream_t stream, dim3 grid, int threads, int shared, void (*kernel)(P...), X... args) {
+  kernel<<<grid, threads, shared, stream>>>(args...);
+}
+
+// f(part) for the parts of the items, in their order.
+template <class F>
+void for_each_part(Csr csr, F f) {
+  if (csr.num_parts == 0) return f(csr);
+  for (int part = 0; part < csr.num_parts; ++part) {
+    csr.num_items = csr.part_items[part];
+    if (csr.num_items) f(csr);
+    csr.items += csr.num_items;
+  }
+}
+
 // Instantiated in instances/.
 template <typename T>
 const char* additive_forward(const ForwardParams& p, cudaStream_t stream);
@@ -60,14 +76,15 @@ inline dim3 blocks_of(int64_t work, int64_t per_block) {
   return dim3(unsigned((work + per_block - 1) / per_block));
 }
 
-// Calls f(Config) with the smallest layout that holds a head of `dim` elements.
+// Calls f(Config) with the smallest layout that holds one of `heads` heads of `dim` elements.
 template <typename T, class F>
-void with_config(int dim, F f) {
-  const int lanes = lanes_per_head(dim, sizeof(T)), loads = (dim + kVec<T> - 1) / kVec<T>;
+void with_config(int heads, int dim, F f) {
+  const int lanes = lanes_per_head(heads, dim, sizeof(T)), loads = (dim + kVec<T> - 1) / kVec<T>;
   if constexpr (sizeof(T) == 8) {
     if (lanes == 4) return f(Config<T, 4, 1>{});
     if (loads <= 32) return f(Config<T, 32, 1>{});
   } else {
+    if (lanes == 1) return f(Config<T, 1, 1>{});
     if (lanes == 2) return f(Config<T, 2, 1>{});
     if (lanes == 4) return f(Config<T, 4, 1>{});
     if (lanes == 8) return f(Config<T, 8, 1>{});
@@ -90,7 +107,7 @@ struct Launch {
   dim3 grid;
   int shared;  // bytes
   Launch(const Shape& s, int dim, const Csr& csr, int most_items = kItems) {
-    int heads = 1;
+    int heads = C::LPH == 1 ? 2 : 1;  // a sub-warp has two lanes at least
     const int most = csr.heads_per_tile ? std::min(csr.heads_per_tile, s.heads) : s.heads;
     while (heads < most && heads * C::LPH < 32) heads *= 2;
     int lanes_log2 = 0;
@@ -110,12 +127,5 @@ struct Launch {
     grid.z = tiling.chunks;
   }
 };
-
-// Neighbour rows in flight per sub-warp: more cost occupancy, which hides latency better
-// (docs/performance-log.md).
-template <class C>
-inline constexpr int kRowsInFlight = C::NV == 1   ? 4
-                                     : C::NV == 2 ? 2
-                                                  : 1;
 
 }  // namespace dfgnn::cuda

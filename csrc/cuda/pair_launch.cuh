@@ -19,14 +19,18 @@ const char* pair_forward(const ForwardParams& p, cudaStream_t stream) {
     }
   }
   const Edges edges = edges_of(p.edge, p.attention);
-  with_config<T>(p.shape.value_dim, [&](auto config) {
+  with_config<T>(p.shape.heads, p.shape.value_dim, [&](auto config) {
     using C = decltype(config);
-    const Launch<C> launch(p.shape, p.shape.value_dim, p.csr);
-    constexpr int B = kRowsInFlight<C>;
+    constexpr int B = C::B;
     const auto kernel = edges == Edges::none      ? forward_kernel<C, SCORE, Edges::none, false, B>
                         : edges == Edges::scalars ? forward_kernel<C, SCORE, Edges::scalars, false, B>
                                                   : forward_kernel<C, SCORE, Edges::features, false, B>;
-    kernel<<<launch.grid, kThreads, launch.shared, stream>>>(p, launch.tiling);
+    for_each_part(p.csr, [&](const Csr& part) {
+      ForwardParams q = p;
+      q.csr = part;
+      const Launch<C> way(p.shape, p.shape.value_dim, part);
+      launch(stream, way.grid, kThreads, way.shared, kernel, q, way.tiling);
+    });
   });
   finish_forward<T>(p, stream);
   return last_error();
@@ -40,40 +44,48 @@ const char* pair_backward(const BackwardParams& p, cudaStream_t stream) {
   if (p.row_sums)
     row_sums<A>(p.csr, heads, p.attention, p.grad_attention, p.row_sums, p.partial_sums, stream);
   const Edges edges = edges_of(p.edge, p.grad_attention);
-  with_config<T>(dim, [&](auto config) {
+  with_config<T>(heads, dim, [&](auto config) {
     using C = decltype(config);
-    constexpr int B = kRowsInFlight<C>;
+    constexpr int B = C::B, kMostItems = V2 ? kItemsV2 : kItems;
+    int64_t attn_parts = 0;  // partial sums of grad_attn that the launches so far write
+    const auto launch_part = [&](const auto kernel, BackwardParams q, const Csr& part) {
+      const Launch<C> way(p.shape, dim, part, kMostItems);
+      if (V2) q.grad_attn = static_cast<A*>(p.grad_attn) + attn_parts * heads * dim;
+      attn_parts += way.grid.x;
+      launch(stream, way.grid, kThreads, way.shared, kernel, q, way.tiling);
+    };
     const auto destinations = [&] {
       if constexpr (kHasTiles<T, SCORE>) {
         if (p.csr.tiles) return tile_destinations<T>(p, stream);
       }
-      const Launch<C> launch(p.shape, dim, p.csr, V2 ? kItemsV2 : kItems);
       const auto kernel = edges == Edges::none      ? pair_kernel<C, SCORE, false, Edges::none, B>
                           : edges == Edges::scalars ? pair_kernel<C, SCORE, false, Edges::scalars, B>
                                                     : pair_kernel<C, SCORE, false, Edges::features, B>;
-      kernel<<<launch.grid, kThreads, launch.shared, stream>>>(p, launch.tiling);
+      for_each_part(p.csr, [&](const Csr& part) {
+        BackwardParams q = p;
+        q.csr = part;
+        launch_part(kernel, q, part);
+      });
     };
     const auto sources = [&] {
       if constexpr (kHasTiles<T, SCORE>) {
         if (p.reverse.tiles) return tile_sources<T, SCORE>(p, stream);
       }
-      const Launch<C> launch(p.shape, dim, p.reverse, V2 ? kItemsV2 : kItems);
-      BackwardParams q = p;  // its partial sums of grad_attn follow those of the pass over destinations
-      if (V2) {
-        const int64_t parts = Launch<C>(p.shape, dim, p.csr, kItemsV2).grid.x;
-        q.grad_attn = static_cast<A*>(p.grad_attn) + parts * heads * dim;
-      }
       const auto kernel = edges == Edges::none      ? pair_kernel<C, SCORE, true, Edges::none, B>
                           : edges == Edges::scalars ? pair_kernel<C, SCORE, true, Edges::scalars, B>
                                                     : pair_kernel<C, SCORE, true, Edges::features, B>;
-      kernel<<<launch.grid, kThreads, launch.shared, stream>>>(q, launch.tiling);
+      for_each_part(p.reverse, [&](const Csr& part) {
+        BackwardParams q = p;
+        q.reverse = part;
+        launch_part(kernel, q, part);
+      });
     };
     if (p.csr.num_items) destinations();
     if (p.reverse.num_items) sources();
   });
   if (V2)
-    sum_parts_kernel<A><<<dim3(kAttnSums, (heads * dim + kThreads - 1) / kThreads), kThreads, 0, stream>>>(
-        static_cast<const A*>(p.grad_attn), p.attn_parts, heads * dim, static_cast<A*>(p.attn_sums));
+    launch(stream, dim3(kAttnSums, (heads * dim + kThreads - 1) / kThreads), kThreads, 0, sum_parts_kernel<A>,
+           static_cast<const A*>(p.grad_attn), p.attn_parts, heads * dim, static_cast<A*>(p.attn_sums));
   merge_rows<T>(p.csr, p.shape, dim, p.partial_query, p.grad_query, V2 ? 1 : p.scale, stream);
   if (!V2) merge_rows<T>(p.reverse, p.shape, dim, p.partial_key, p.grad_key, p.scale, stream);
   merge_rows<T>(p.reverse, p.shape, dim, p.partial_value, p.grad_value, 1, stream);

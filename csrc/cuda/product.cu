@@ -95,12 +95,15 @@ const char* spmm(const ProductParams& p, void* stream) {
   if (p.csr.num_items == 0) return nullptr;
   return with_type(p.dtype, [&](auto type) {
     using T = decltype(type);
-    with_config<T>(p.shape.value_dim, [&](auto config) {
+    with_config<T>(p.shape.heads, p.shape.value_dim, [&](auto config) {
       using C = decltype(config);
-      const Launch<C> launch(p.shape, p.shape.value_dim, p.csr);
-      const auto kernel =
-          p.weight ? spmm_kernel<C, true, kRowsInFlight<C>> : spmm_kernel<C, false, kRowsInFlight<C>>;
-      kernel<<<launch.grid, kThreads, launch.shared, s>>>(p, launch.tiling);
+      const auto kernel = p.weight ? spmm_kernel<C, true, C::B> : spmm_kernel<C, false, C::B>;
+      for_each_part(p.csr, [&](const Csr& part) {
+        ProductParams q = p;
+        q.csr = part;
+        const Launch<C> way(p.shape, p.shape.value_dim, part);
+        launch(s, way.grid, kThreads, way.shared, kernel, q, way.tiling);
+      });
     });
     merge_rows<T>(p.csr, p.shape, p.shape.value_dim, p.partial_out, p.out, 1, s);
     return last_error();
@@ -111,11 +114,11 @@ const char* sddmm(const ProductParams& p, void* stream) {
   if (p.csr.num_items == 0) return nullptr;
   return with_type(p.dtype, [&](auto type) {
     using T = decltype(type);
-    with_config<T>(p.shape.value_dim, [&](auto config) {
+    with_config<T>(p.shape.heads, p.shape.value_dim, [&](auto config) {
       using C = decltype(config);
-      const Launch<C> launch(p.shape, p.shape.value_dim, p.csr);
-      sddmm_kernel<C, kRowsInFlight<C>>
-          <<<launch.grid, kThreads, launch.shared, static_cast<cudaStream_t>(stream)>>>(p, launch.tiling);
+      const Launch<C> way(p.shape, p.shape.value_dim, p.csr);
+      launch(static_cast<cudaStream_t>(stream), way.grid, kThreads, way.shared, sddmm_kernel<C, C::B>, p,
+             way.tiling);
     });
     return last_error();
   });

@@ -43,6 +43,12 @@ __device__ __forceinline__ RowStats<double> load_stats(const RowStats<double>* a
   return {v.x, v.y};
 }
 
+// What the launch before wrote (read_raw).
+template <typename A>
+__device__ __forceinline__ RowStats<A> read_stats(const RowStats<A>* at) {
+  return {read_number(&at->max), read_number(&at->log_sum)};
+}
+
 // Online softmax of a row, or of a part of it: the largest score so far and the sum of exponentials relative
 // to it; POSITIVE: also the sum over edges with z > 0. Two of them merge exactly. Whoever adds up rows with
 // these weights scales his sums along, by what `raise` returns.
@@ -67,6 +73,15 @@ struct Softmax {
     mass += other.mass * theirs;
     if constexpr (POSITIVE) positive += other.positive * theirs;
     return ours;
+  }
+  // Adds a part of the row that was finished: what comes back is the factor of its normalised values, as that
+  // of our sums is `ours`.
+  __device__ __forceinline__ A join(const RowStats<A>& before, A& ours) {
+    if (before.max == infinity<A>()) return ours = 1, A(0);
+    const Softmax other{before.max, exponential(before.log_sum), A(0)};
+    A theirs;
+    ours = merge(other, theirs);
+    return other.mass * theirs;
   }
   // What scores are subtracted from: not infinite before there is one.
   __device__ __forceinline__ A reference() const { return top == -infinity<A>() ? A(0) : top; }

@@ -12,23 +12,25 @@ void merge_rows(const Csr& csr, const Shape& shape, int dim, const void* partial
   if (csr.num_splits == 0) return;
   const int per_block = 32 * MergePlace<Acc<T>>::VA;
   const dim3 grid(unsigned(csr.num_splits), (shape.heads * dim + per_block - 1) / per_block);
-  merge_rows_kernel<T><<<grid, 32 * kMergeWarps, 0, stream>>>(csr, shape, dim, partial, rows, factor);
+  launch(stream, grid, 32 * kMergeWarps, 0, merge_rows_kernel<T>, csr, shape, dim, partial, rows, factor);
 }
 
 template <typename A>
 void merge_scalars(const Csr& csr, int heads, const void* partial, void* out, cudaStream_t stream) {
   if (csr.num_splits == 0) return;
-  merge_scalars_kernel<A><<<blocks_of(csr.num_splits * heads * 32, kThreads), kThreads, 0, stream>>>(
-      csr, heads, static_cast<const A*>(partial), static_cast<A*>(out));
+  launch(stream, blocks_of(csr.num_splits * heads * 32, kThreads), kThreads, 0, merge_scalars_kernel<A>, csr,
+         heads, static_cast<const A*>(partial), static_cast<A*>(out));
 }
 
 template <typename A>
 void row_sums(const Csr& csr, int heads, const void* x, const void* y, void* out, void* partial,
               cudaStream_t stream) {
   if (csr.num_items == 0) return;
-  row_sums_kernel<A><<<blocks_of(csr.num_items, kWarps), kThreads, 0, stream>>>(
-      csr, heads, static_cast<const A*>(x), static_cast<const A*>(y), static_cast<A*>(out),
-      static_cast<A*>(partial));
+  for_each_part(csr, [&](const Csr& part) {
+    launch(stream, blocks_of(part.num_items, kWarps), kThreads, 0, row_sums_kernel<A>, part, heads,
+           static_cast<const A*>(x), static_cast<const A*>(y), static_cast<A*>(out),
+           static_cast<A*>(partial));
+  });
   merge_scalars<A>(csr, heads, partial, out, stream);
 }
 
@@ -39,9 +41,9 @@ void finish_forward(const ForwardParams& p, cudaStream_t stream) {
     const int per_block = 32 * MergePlace<Acc<T>>::VA;
     const dim3 grid(unsigned(p.csr.num_splits),
                     (p.shape.heads * p.shape.value_dim + per_block - 1) / per_block);
-    merge_forward_kernel<T><<<grid, 32 * kMergeWarps, 0, stream>>>(p);
+    launch(stream, grid, 32 * kMergeWarps, 0, merge_forward_kernel<T>, p);
   }
-  if (p.attention) attention_kernel<T><<<blocks_of(p.csr.num_items, kWarps), kThreads, 0, stream>>>(p);
+  if (p.attention) launch(stream, blocks_of(p.csr.num_items, kWarps), kThreads, 0, attention_kernel<T>, p);
 }
 
 }  // namespace dfgnn::cuda

@@ -145,8 +145,11 @@ __global__ void __launch_bounds__(kThreads)
       sum += y ? x[at] * y[at] : x[at];
     }
     sum = reduce_sum<32>(sum);
-    if (lane == 0)
-      (item.slot < 0 ? out + int64_t(item.row) * heads : partial + int64_t(item.slot) * heads)[head] = sum;
+    if (lane == 0) {
+      A& total =
+          (item.slot < 0 ? out + int64_t(item.row) * heads : partial + int64_t(item.slot) * heads)[head];
+      total = item.slot == kJoins ? read_number(&total) + sum : sum;
+    }
   }
 }
 

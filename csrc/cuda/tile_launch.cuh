@@ -12,7 +12,8 @@ void launch_tiles(const TileParams& p, int dim, cudaStream_t stream) {
     constexpr int D = decltype(size)::value;
     const auto kernel = tile_kernel<T, D, SCORE, PASS, POSITIVE>;
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, TileLayout<D>::BYTES);
-    kernel<<<dim3(unsigned(p.num_items), unsigned(p.heads)), kTileThreads, TileLayout<D>::BYTES, stream>>>(p);
+    cuda::launch(stream, dim3(unsigned(p.num_items), unsigned(p.heads)), kTileThreads, TileLayout<D>::BYTES,
+                 kernel, p);
   };
   switch (dim) {
     case 16:

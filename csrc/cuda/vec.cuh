@@ -33,6 +33,14 @@ __device__ __forceinline__ Raw load_raw(const void* p) {
   const uint4 v = __ldg(static_cast<const uint4*>(p));
   return {{v.x, v.y, v.z, v.w}};
 }
+// What the launch before wrote, of memory that this one writes, too: past the first level of cache, where it
+// may be as another row of its sector found it.
+__device__ __forceinline__ Raw read_raw(const void* p) {
+  const uint4 v = __ldcg(static_cast<const uint4*>(p));
+  return {{v.x, v.y, v.z, v.w}};
+}
+__device__ __forceinline__ float read_number(const float* p) { return __ldcg(p); }
+__device__ __forceinline__ double read_number(const double* p) { return __ldcg(p); }
 __device__ __forceinline__ void store_raw(void* p, const Raw& r) {
   *static_cast<uint4*>(p) = make_uint4(r.x[0], r.x[1], r.x[2], r.x[3]);
 }

@@ -12,18 +12,20 @@
 
 namespace dfgnn {
 
-// The list `plan` of the schemas.
+// The list `plan` of the schemas; behind it the items of each part, where items join rows (Csr).
 struct PlanArgs {
   int64_t num_slots, packed, heads_per_tile, num_rows, num_cols, num_edges;
 };
+inline constexpr size_t kPlanArgs = sizeof(PlanArgs) / sizeof(int64_t);
 
 template <class Backend>
 struct Attention {
   static PlanArgs plan_args(const Checker& check, const Sizes& plan) {
-    if (plan.size() != sizeof(PlanArgs) / sizeof(int64_t))
+    if (plan.size() < kPlanArgs || plan.size() > kPlanArgs + kMostParts)
       check.require(false,
-                    "plan: expected [num_slots, packed, heads_per_tile, num_rows, num_cols, num_edges], got ",
-                    to_string(plan));
+                    "plan: expected [num_slots, packed, heads_per_tile, num_rows, num_cols, num_edges] and "
+                    "items of at most ",
+                    kMostParts, " parts, got ", to_string(plan));
     for (int64_t number : plan) check.count("plan", number);
     return {plan[0], plan[1], plan[2], plan[3], plan[4], plan[5]};
   }
@@ -71,6 +73,13 @@ struct Attention {
     c.num_rows = num_rows;
     c.packed = static_cast<int32_t>(args.packed);
     c.heads_per_tile = static_cast<int32_t>(args.heads_per_tile);
+    int64_t in_parts = 0;
+    for (size_t k = kPlanArgs; k < plan.size(); ++k) {
+      c.part_items[c.num_parts++] = static_cast<int32_t>(plan[k]);
+      in_parts += plan[k];
+    }
+    check.require(c.num_parts == 0 || (in_parts == num_items && !tiles), "plan: expected parts of ",
+                  num_items, " items, got ", in_parts);
     Backend::check(check, c, num_edges);
     return c;
   }
@@ -86,9 +95,17 @@ struct Attention {
     return c;
   }
 
+  // Whether the call can take items that join rows: sums are kept in the rows themselves.
+  static void check_parts(const Checker& check, const Csr& csr, DType dtype, const Shape& shape) {
+    const int bytes = dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 0;
+    check.require(csr.num_parts == 0 || (bytes && shape.value_dim * bytes <= kWideBytes),
+                  "plan: expected parts only of float32 and float64 and heads of at most ", kWideBytes,
+                  " bytes");
+  }
   // Whether the call can take the tiles that its plan has.
   template <class Params>
-  static void check_tiles(const Checker& check, const Params& p, const Csr& csr) {
+  static void check_plan(const Checker& check, const Params& p, const Csr& csr) {
+    check_parts(check, csr, p.dtype, p.shape);
     if (!csr.tiles) return;
     check.require(
         Backend::has_tiles(p.score, p.dtype, p.shape),
@@ -208,7 +225,7 @@ struct Attention {
   };
   static Outputs run_forward(const Checker& check, const Inputs& in, ForwardParams& p,
                              bool return_attention) {
-    check_tiles(check, p, p.csr);
+    check_plan(check, p, p.csr);
     check.require(!p.csr.tiles || !return_attention, "tiles: expected no returned attention");
     const Tensor& value = in.value;
     const ScalarType type = in.type(), acc = in.acc();
@@ -294,8 +311,8 @@ struct Attention {
   // Launches backward, once `p` has its inputs, its plans and what forward kept.
   static Gradients run_backward(const Checker& check, const Inputs& in, BackwardParams& p,
                                 const WayOfDst& way, int64_t need) {
-    check_tiles(check, p, p.csr);
-    check_tiles(check, p, p.reverse);
+    check_plan(check, p, p.csr);
+    check_plan(check, p, p.reverse);
     const bool tiles = p.csr.tiles || p.reverse.tiles, sums = p.attention;
     check.require(!tiles || !p.grad_attention, "tiles: expected no gradient of the attention");
     const Tensor& value = in.value;
@@ -412,6 +429,7 @@ struct Attention {
                int32_t(feat.size(2))};
     Backend::check(check, p.shape, p.dtype);
     p.csr = csr(check, "indices", indices, eids, items, splits, plan, {}, num_rows, feat.size(0));
+    check_parts(check, p.csr, p.dtype, p.shape);
     p.feat = data(feat);
     return p;
   }

@@ -68,6 +68,9 @@ std::string constants() {
       {"load_bytes", kLoadBytes},
       {"degree_bins", kDegreeBins},
       {"most_ids", kMostIds},
+      {"joins", kJoins},
+      {"most_parts", kMostParts},
+      {"wide_bytes", kWideBytes},
       {"group_forward_1", cpu::forward_degree(1)},
       {"group_forward_8", cpu::forward_degree(8)},
       {"group_backward_1", cpu::backward_degree(1)},
@@ -78,9 +81,11 @@ std::string constants() {
     text += name + "=" + std::to_string(value) + ";";
   };
   for (const auto& [name, value] : all) add(name, value);
-  for (int bytes : {2, 4, 8})
-    for (int dim = 1; dim <= 1024; dim *= 2)
-      add("lanes_" + std::to_string(bytes) + "_" + std::to_string(dim), lanes_per_head(dim, bytes));
+  for (int heads : {1, 2})
+    for (int bytes : {2, 4, 8})
+      for (int dim = 1; dim <= 1024; dim *= 2)
+        add("lanes_" + std::to_string(heads) + "_" + std::to_string(bytes) + "_" + std::to_string(dim),
+            lanes_per_head(heads, dim, bytes));
   return text;
 }
 

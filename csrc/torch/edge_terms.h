@@ -33,6 +33,7 @@ struct EdgeTerms {
     const PlanArgs args = Attention<Backend>::plan_args(check, plan);
     p.csr = Attention<Backend>::csr(check, "indices", indices, eids, items, splits, plan, {}, num_rows,
                                     args.num_cols);
+    check.require(p.csr.num_parts == 0, "plan: expected items in one part");
     return p;
   }
 

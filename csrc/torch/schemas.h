@@ -1,7 +1,8 @@
 // The operators' schemas. GRAPH is the forward CSR and its plan; REVERSE the same by source, which
 // only backward needs: forward takes it along for autograd. TILES: of either, where its plan has them. PLAN =
 // [num_slots, packed, heads_per_tile, num_rows, num_cols, num_edges]: the last three are what it was made
-// for, and are compared with all other sizes. ENDS: what a score takes of the two ends of an edge (`Inputs`
+// for, and are compared with all other sizes. Where items join rows (Csr in params.h), the items of each part
+// follow. ENDS: what a score takes of the two ends of an edge (`Inputs`
 // in attention.h):
 //   score 0 (additive): src, dst = alpha_src, alpha_dst;  1 (dot): key, query;  2 (additive_v2): none, x_dst
 // flags and need: the enums in attention.h.

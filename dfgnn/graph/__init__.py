@@ -1,9 +1,11 @@
 """Graph, what it is made of (``convert``), other orders of its nodes (``reorder``), several types of nodes
-and edges (``hetero``), and parts of a graph that several processes share (``part``)."""
+and edges (``hetero``), parts of a graph that several processes share (``part``), and graphs of 2**31 edges or
+more (``ranges``)."""
 
 from .graph import CSR, DegreeStats, Graph
 from .hetero import Homogeneous, heterograph, to_homogeneous
 from .part import GraphPart
+from .ranges import RangedGraph
 from .reorder import METHODS, Reordering
 
 __all__ = [
@@ -13,6 +15,7 @@ __all__ = [
     "Graph",
     "GraphPart",
     "Homogeneous",
+    "RangedGraph",
     "Reordering",
     "heterograph",
     "to_homogeneous",

@@ -21,7 +21,8 @@ from ..schedule import Plan, Planner, Shape
 from ..schedule.fixed import FixedPlanner
 from ..schedule.plans import check_shape
 from ..schedule.tuning import Tuning, autotune
-from . import capacity, convert
+from . import capacity, convert, ranges
+from .part import GraphPart
 from .reorder import Reordering, reorder
 
 __all__ = ["CSR", "DegreeStats", "Graph"]
@@ -36,7 +37,8 @@ class Graph:
 
     An edge src -> dst lets dst attend to src. Duplicates and self loops are kept. Structure is held as CSR by
     destination (`csr`) and, from the first use on, CSR by source (`reverse_csr`): indptr int64, indices and
-    edge ids int32, so nodes and edges must each be fewer than 2**31.
+    edge ids int32, so nodes and edges must each be fewer than 2**31. Of more edges, `from_csr`, `from_coo`
+    and `from_edge_index` make a `dfgnn.graph.RangedGraph`, which functions and layers take like this one.
 
     **Edge order.** Tensors with an edge dimension (edge_bias, edge_weight, returned attention) are always in
     the user's order, which each constructor states; `edge_index` gives the ends of the edges in that order.
@@ -116,8 +118,8 @@ class Graph:
         int32 or int64 [E], the place of each CSR edge in the user's order, a permutation; without it that
         order is the CSR's own.
 
-        Raises TypeError (not an int32 or int64 tensor) and ValueError (shape, device, 2**31 nodes or edges,
-        indptr that does not rise from 0 to E, indices or eids out of range, repeated eids).
+        Raises TypeError (not an int32 or int64 tensor) and ValueError (shape, device, 2**31 nodes, or edges
+        into one, indptr that does not rise from 0 to E, indices or eids out of range, repeated eids).
         """
         return cls._from_csr("Graph.from_csr", indptr, indices, num_src, eids, validate)
 
@@ -137,7 +139,7 @@ class Graph:
         sort by destination is skipped where the edges are sorted already.
 
         Raises TypeError (not an int32 or int64 tensor, num_nodes beside num_src or num_dst) and ValueError
-        (shape, 2**31 nodes or edges, ids out of range).
+        (shape, 2**31 nodes, or edges into one, ids out of range).
         """
         where = "Graph.from_edge_index"
         src, dst = _csr.ends_of(where, edge_index)
@@ -314,10 +316,13 @@ class Graph:
         num_rows = _csr.as_size(where, f"num_{rows}", indptr.numel() - 1)
         cols_name = "num_src" if rows == "dst" else "num_dst"
         num_cols = num_rows if num_cols is None else _csr.as_size(where, cols_name, num_cols)
-        num_edges = _csr.as_size(where, "number of edges", indices.numel())
+        num_edges = indices.numel()
         if eids is not None:
             eids = _csr.as_index(where, "eids", eids, (num_edges,))
             _csr.same_device(where, "eids", eids, "indptr", indptr)
+        if num_edges >= _csr.MOST_EDGES and rows == "dst":
+            return ranges.from_csr(cls.from_csr, where, indptr, indices, num_cols, eids, validate)
+        _csr.as_size(where, "number of edges", num_edges)
         with untraced(indptr, indices, eids):
             if validate:
                 identity = _csr.check_csr(where, indptr, indices, eids, cols_name, num_cols)
@@ -344,8 +349,9 @@ class Graph:
             num_src = num_dst = num_nodes
         num_src = None if num_src is None else _csr.as_size(where, "num_src", num_src)
         num_dst = None if num_dst is None else _csr.as_size(where, "num_dst", num_dst)
-        _csr.as_size(where, "number of edges", src.numel())
         _csr.same_device(where, names[1], dst, names[0], src)
+        if src.numel() >= _csr.MOST_EDGES:
+            return ranges.from_coo(cls.from_coo, where, names, src, dst, num_src, num_dst, validate)
         with untraced(src, dst):
             return cls._from_edges(
                 _csr.from_edges(where, names, src, dst, num_src, num_dst, validate, sort_order)
@@ -619,3 +625,6 @@ class Graph:
                     f"zero {stats.num_empty}"
                 )
         return text + ")"
+
+
+GraphPart.of_graphs = frozenset(dir(Graph))

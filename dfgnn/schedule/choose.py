@@ -56,6 +56,10 @@ def parse(schedule: str) -> tuple[str, int | None, int | None, int | None]:
         )
     if bound and not cost.LEAST_BOUND <= int(bound) < 2**31:
         raise ValueError(f"schedule: expected a bound from {cost.LEAST_BOUND} to 2**31 - 1, got {schedule!r}")
+    if parts and int(parts) > cost.MOST_PARTS:
+        raise ValueError(
+            f"schedule: expected at most {cost.MOST_PARTS} parts of the sources, got {schedule!r}"
+        )
     if name == "tiles" and (heads or parts):
         raise ValueError(
             f"schedule: expected no heads or parts of tiles, which share neighbours, got {schedule!r}"
@@ -122,11 +126,22 @@ def plan(
         bound = bound or cost.max_columns(len(built.chunks), shape.heads, device)
         found = tiles.items(built, stats.num_rows, max(bound // tiles.COLUMNS, 1))
         return Plan("tiles", bound, *found, direction.size, False, why, stats, candidates, built.chunks)
+    by_name = bound is not None
     bound = bound or cost.max_edges(stats, chosen, device)
     longest_first = chosen == "longest_first" or (chosen == "packed" and stats.cv >= cost.ALIKE)
-    found = direction.items(bound, longest_first, parts)
-    packed = chosen == "packed"
-    return Plan(chosen, bound, *found, direction.size, packed, why, stats, candidates, None, heads, parts)
+    joins = parts > 1 and device.kind == "cuda" and cost.joins(shape)
+    as_asked = by_name or (parts > 1 and not joins)
+    while True:
+        key = bound, longest_first, parts
+        found, part_items = direction.joined(*key) if joins else (direction.items(*key), ())
+        partial = cost.partial_bytes(shape, direction.reverse, found.num_slots)
+        if as_asked or partial <= cost.most_partial_bytes(shape, direction):
+            break
+        bound *= 2
+    return Plan(
+        chosen, bound, *found, direction.size, chosen == "packed", why, stats, candidates, None, heads, parts,
+        part_items, partial,
+    )  # fmt: skip
 
 
 def _plan_on_cpu(direction: Direction, shape: Shape, name: str, bound: int | None, heads: int) -> Plan:

@@ -27,14 +27,17 @@ _ITEM_COST = 10.0
 _UNEVEN_LOSS = 1.15
 # slow-down of another order where rows are alike, as in batches of small graphs: neighbours lose their cache;
 _LOCALITY_LOSS = 1.4
-# slow-down of sub-warps with a row each, whose steps are not the same.
+# slow-down of two sub-warps with a row each, whose steps are not the same; more of them make up for it.
 _PACKING_LOSS = 1.03
 # A chunk of tiles, in edges of the layer on rows.
 CHUNK_COST: dict[str | None, float] = {"gat": 420.0, "dot": 185.0}
 # Rows gathered per edge forward or over destinations, and over sources: arrays that the cache has to hold.
 # None: the plain products.
 GATHERED: dict[str | None, tuple[int, int]] = {"gat": (1, 1), "gatv2": (1, 2), "dot": (2, 2), None: (1, 1)}
-_MOST_PARTS = 4
+_MOST_PARTS = 8
+# Of the L2 cache, that the rows of a part may take: what is streamed takes the rest. Heads are halved until
+# theirs fit, or exceed it by little.
+_PART_OF_CACHE, _HEADS_OF_CACHE = 2 / 3, 1.25
 # Lanes that a neighbour's row needs to be worth an instruction; edges of a row to be worth a visit per group
 # of heads.
 _LEAST_LANES = 8
@@ -46,8 +49,10 @@ ALIKE = 0.5
 # ---- lanes, as in csrc/cuda/launch.cuh -------------------------------------------------------------
 
 
-def lanes_per_head(head_dim: int, dtype: torch.dtype) -> int:
+def lanes_per_head(num_heads: int, head_dim: int, dtype: torch.dtype) -> int:
     loads = -(-head_dim // (16 // dtype.itemsize))
+    if loads == 1 and num_heads > 1 and dtype.itemsize < 8:
+        return 1
     sizes = (4, 32) if dtype.itemsize == 8 else (2, 4, 8, 16, 32)
     return next((size for size in sizes if loads <= size), _WARP)
 
@@ -62,7 +67,7 @@ def tile_heads(num_heads: int, lanes: int) -> int:
 
 def sub_warps(num_heads: int, head_dim: int, dtype: torch.dtype) -> int:
     """Sub-warps of a CUDA warp for this feature shape."""
-    lanes = lanes_per_head(head_dim, dtype)
+    lanes = lanes_per_head(num_heads, head_dim, dtype)
     return _WARP // (tile_heads(num_heads, lanes) * lanes)
 
 
@@ -89,6 +94,41 @@ def max_columns(num_chunks: int, num_heads: int, device: Device) -> int:
     """Bound of an item of tiles: windows whole where there are enough of them for every head's blocks."""
     enough = num_chunks * tiles.COLUMNS * num_heads / device.resident_blocks
     return min(max(_power_of_two_below(enough), 4 * tiles.COLUMNS), 4096)
+
+
+# ---- partial rows ----------------------------------------------------------------------------------
+
+# Arrays that forward and the pass over sources sum up: partial rows of each for split rows. (The pass over
+# destinations has one.)
+_SUMS: dict[str | None, tuple[int, int]] = {"gat": (2, 1), "gatv2": (1, 1), "dot": (1, 2), None: (1, 1)}
+# Partial rows may take this share of a feature array for each of these sums, so that a training step takes
+# less than three arrays beyond its inputs, results and gradients; or these bytes.
+_PARTIAL_SHARE, _PARTIAL_BYTES = 0.85, 2**24
+# Parts of the sources that can be asked for, and bytes of a head that a warp holds, as in csrc/core/params.h.
+MOST_PARTS = 16
+_WIDE_BYTES = 2048
+
+
+def joins(shape: Shape) -> bool:
+    """Whether a row's items of several parts of the sources are added up in the row itself. In 16 bits they
+    are not, as it would be rounded each time, and where a head is worked on in chunks of columns they cannot
+    be.
+    """
+    return shape.dtype.itemsize >= 4 and shape.dim * shape.dtype.itemsize <= _WIDE_BYTES
+
+
+def sums(shape: Shape, reverse: bool) -> int:
+    return _SUMS[shape.layer][reverse]
+
+
+def partial_bytes(shape: Shape, reverse: bool, num_slots: int) -> int:
+    """Of the partial rows that a pass writes, in the type of sums, for so many pieces of split rows."""
+    return num_slots * shape.heads * shape.dim * max(shape.dtype.itemsize, 4) * sums(shape, reverse)
+
+
+def most_partial_bytes(shape: Shape, direction: Direction) -> int:
+    of_array = direction.size[0] * shape.heads * shape.dim * shape.dtype.itemsize
+    return max(int(_PARTIAL_SHARE * of_array) * sums(shape, direction.reverse), _PARTIAL_BYTES)
 
 
 # ---- schedules -------------------------------------------------------------------------------------
@@ -141,7 +181,8 @@ def on_rows(stats: DegreeStats, packable: int, device: Device) -> tuple[Candidat
     ]
     if packable > 1:
         # A row that would have had all sub-warps has one, and those of a warp wait for the longest.
-        cost = share(_ITEM_COST / packable) * _PACKING_LOSS + longest["packed"] / 2 * (packable - 1)
+        loss = _PACKING_LOSS if packable == 2 else 1
+        cost = share(_ITEM_COST / packable) * loss + longest["packed"] / 2 * (packable - 1)
         found.append(Candidate("packed", cost, f"{packable} rows per warp"))
     return tuple(found)
 
@@ -159,37 +200,37 @@ def on_tiles(direction: Direction, shape: Shape) -> Candidate:
 
 
 def cache_split(direction: Direction, shape: Shape) -> tuple[int, int]:
-    """(heads at a time, parts of the sources): parts, or where rows do not rise or too many are needed heads,
-    such that the rows that a pass gathers fit into the L2 cache. (0, 1) where they fit as they are, or
-    cannot, or rows are short, or instructions are what binds (GATv2 in 16 bits).
+    """(heads at a time, parts of the sources): parts, or where rows do not rise, cannot be joined or too many
+    parts are needed heads, such that the rows that a pass gathers fit into the L2 cache. (0, 1) where they
+    fit as they are, or cannot, or rows are short, or instructions are what binds (GATv2 in 16 bits).
     """
     stats, device, itemsize = direction.stats, direction.device, shape.dtype.itemsize
     if device.kind != "cuda" or stats.mean < _LEAST_MEAN or (shape.layer == "gatv2" and itemsize == 2):
         return 0, 1
-    lanes = lanes_per_head(shape.dim, shape.dtype)
+    lanes = lanes_per_head(shape.heads, shape.dim, shape.dtype)
     most = heads = min(tile_heads(shape.heads, lanes), shape.heads)
     rows = direction.num_cols * GATHERED[shape.layer][direction.reverse]
     row_bytes = rows * shape.dim * itemsize  # of one head
 
-    parts = math.ceil(most * row_bytes / device.l2_bytes)
-    if parts <= 1:
+    if most * row_bytes <= device.l2_bytes:
         return 0, 1
-    if parts <= _MOST_PARTS and stats.mean / parts >= _LEAST_MEAN and direction.rises:
+    parts = math.ceil(most * row_bytes / (_PART_OF_CACHE * device.l2_bytes))
+    if joins(shape) and parts <= _MOST_PARTS and stats.mean / parts >= _LEAST_MEAN and direction.rises:
         return 0, parts
     while heads > 1 and heads * row_bytes > device.l2_bytes and heads // 2 * lanes >= _LEAST_LANES:
         heads //= 2
-    return (heads, 1) if heads < most and heads * row_bytes <= device.l2_bytes else (0, 1)
+    return (heads, 1) if heads < most and heads * row_bytes <= _HEADS_OF_CACHE * device.l2_bytes else (0, 1)
 
 
 def cache_splits(direction: Direction, shape: Shape) -> list[tuple[int, int]]:
     """Pairs of heads at a time and parts of the sources that might be worth it: more than one where the
     neighbours' rows exceed half of the cache."""
-    lanes = lanes_per_head(shape.dim, shape.dtype)
+    lanes = lanes_per_head(shape.heads, shape.dim, shape.dtype)
     found = [(shape.heads, 1)]
     row_bytes = shape.heads * shape.dim * shape.dtype.itemsize
     if direction.device.kind == "cuda" and direction.num_cols * row_bytes > direction.device.l2_bytes / 2:
         most = tile_heads(shape.heads, lanes)
         found += [(n, 1) for n in (4, 2, 1) if n < most and n * lanes >= _LEAST_LANES]
         if direction.stats.mean >= _LEAST_MEAN and direction.rises:
-            found += [(shape.heads, parts) for parts in range(2, _MOST_PARTS + 1)]
+            found += [(shape.heads, parts) for parts in (2, 3, 4, 6)]
     return found

@@ -20,11 +20,12 @@ class Direction:
         self.reverse, self.device = reverse, device
         self._structure = structure
         self._items: dict[tuple[int, bool, int], Items] = {}
+        self._joined: dict[tuple[int, bool, int], tuple[Items, tuple[int, ...]]] = {}
 
     def copy(self) -> Direction:
         """One that has what this one has, and keeps what it makes to itself."""
         twin = copy(self)
-        twin._items = dict(self._items)
+        twin._items, twin._joined = dict(self._items), dict(self._joined)
         return twin
 
     @property
@@ -68,6 +69,15 @@ class Direction:
         if found is None:
             known = self._structure.cut(self.reverse, max_edges)
             found = self._items[key] = items.of_rows(self.csr, self.num_cols, *key, known)
+        return found
+
+    def joined(self, max_edges: int, longest_first: bool, parts: int) -> tuple[Items, tuple[int, ...]]:
+        """`items` whose rows are joined part by part, and the items of each part: see `items.join`."""
+        key = (max_edges, longest_first, parts)
+        found = self._joined.get(key)
+        if found is None:
+            made = items.of_rows(self.csr, self.num_cols, *key)
+            found = self._joined[key] = items.join(made, self.csr, self.num_cols, parts)
         return found
 
     @cached_property

@@ -11,6 +11,8 @@ from .._csr import CSR
 from .plans import Items
 
 _plan_rows, _cut_rows = ops.plan_rows.default, ops.cut_rows.default
+# In place of a slot: the item adds to what an earlier part left in the row (csrc/core/params.h).
+JOINS = -2
 # Bound of an item where degrees are not known.
 ONCE_BOUND = 256
 
@@ -113,6 +115,43 @@ def cut_on_gpu(csr: CSR, num_cols: int, max_edges: int, longest_first: bool, par
     num_rows = csr.indptr.numel() - 1
     begin = 0 if longest_first or parts > 1 else len(items) - num_rows - more
     return Items(items[begin : begin + num_rows + more], splits[:num_splits], num_slots)
+
+
+def join(found: Items, csr: CSR, num_cols: int, parts: int) -> tuple[Items, tuple[int, ...]]:
+    """Rows that are cut by their sources alone, into one item per part, without slots: the first item writes
+    the row (slot -1), and those of later parts, which run after it, add to it (`JOINS`). Also returns how
+    many items each part has.
+    """
+    slot = found.items[:, 3].long()
+    part = _part_of(found.items, csr, num_cols, parts)
+    sizes = tuple(torch.bincount(part, minlength=parts).tolist())
+    row, first, last, _ = found.splits.long().unbind(1)
+    of_slot = part.new_zeros(found.num_slots)
+    of_slot[slot[slot >= 0]] = part[slot >= 0]
+    # A row with two pieces in one part keeps its slots, which are consecutive and in the order of the parts.
+    repeats = torch.cat([part.new_zeros(1), (of_slot[1:] == of_slot[:-1]).cumsum(0)])
+    keeps = repeats[last - 1] > repeats[first] if len(row) else row.bool()
+    count = (last - first) * keeps
+    begin = count.cumsum(0) - count
+    order = first.argsort()
+    split = torch.repeat_interleave(order, (last - first)[order], output_size=found.num_slots)
+    old = torch.arange(found.num_slots, device=slot.device)
+    joined = torch.where(old == first[split], -1, JOINS)
+    new = torch.where(keeps[split], begin[split] + old - first[split], joined)
+    items = found.items.clone()
+    items[:, 3] = torch.cat([new, new.new_full((1,), -1)])[slot].int()
+    splits = torch.stack([row, begin, begin + count, torch.ones_like(row)], 1)[keeps].int()
+    return Items(items, splits, int(count.sum())), sizes
+
+
+def _part_of(items: Tensor, csr: CSR, num_cols: int, parts: int) -> Tensor:
+    """The part of the sources of each item's first edge; an item without edges is in the first."""
+    if not csr.indices.numel():
+        return items[:, 0].long() * 0
+    ends = [-(-num_cols * p // parts) for p in range(1, parts)]
+    bounds = torch.tensor(ends, dtype=csr.indices.dtype, device=items.device)
+    source = csr.indices[items[:, 1].clamp(max=csr.indices.numel() - 1)]
+    return torch.where(items[:, 2] > items[:, 1], torch.bucketize(source, bounds, right=True), 0)
 
 
 def falls(indptr: Tensor, indices: Tensor) -> Tensor:

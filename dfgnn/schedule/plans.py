@@ -48,7 +48,7 @@ def padded(head_dim: int, dtype: torch.dtype, device: torch.device) -> int:
 class Items(NamedTuple):
     """Pieces of rows, and which of them are merged."""
 
-    items: Tensor  # int32 [num_items, 4]: row, begin, end, slot (-1: the whole row)
+    items: Tensor  # int32 [num_items, 4]: row, begin, end, slot (-1: the whole row, -2: joins it)
     splits: Tensor  # int32 [num_splits, 4]: row, slot_begin, slot_end, stride
     num_slots: int
 
@@ -79,11 +79,13 @@ class Plan:
     tiles: Tensor | None = None  # int32 [num_chunks, 96]: dfgnn/schedule/tiles.py
     heads_per_tile: int = 0  # at most so many heads at a time; 0: as many as a warp has lanes for
     source_parts: int = 1  # rows are cut where their sources pass from one part of all to the next
+    part_items: tuple[int, ...] = ()  # where items join rows: how many each part has
+    partial_bytes: int = 0  # of the partial rows that a pass writes for split rows
 
     @property
     def launch(self) -> list[int]:
         """What the operators take of a plan beside its tensors."""
-        return [self.num_slots, int(self.packed), self.heads_per_tile, *self.size]
+        return [self.num_slots, int(self.packed), self.heads_per_tile, *self.size, *self.part_items]
 
     def __repr__(self) -> str:
         if not self.candidates:
@@ -97,6 +99,7 @@ class Plan:
         lines = [
             f"Plan {self.schedule}: {len(self.items):,} items of at most {self.max_edges} {held}, "
             f"{len(self.splits):,} split rows in {self.num_slots:,} pieces"
+            + (f" ({self.partial_bytes / 1e6:.1f} MB)" if self.partial_bytes else "")
             + (f", {self.heads_per_tile} heads at a time" if self.heads_per_tile else "")
             + (f", sources in {self.source_parts} parts" if self.source_parts > 1 else ""),
             f"  rows {s.num_rows:,}, edges {s.num_edges:,}, degree mean {s.mean:.1f}, p50 {s.p50:g}, "

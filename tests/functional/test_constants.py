@@ -5,7 +5,7 @@ import torch
 from graphs import make_graph
 
 from dfgnn import _arguments, _csr
-from dfgnn.schedule import cost, tiles
+from dfgnn.schedule import cost, items, tiles
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +16,8 @@ def constants():
 
 def test_every_mirror(constants):
     lanes = {
-        f"lanes_{dtype.itemsize}_{2**k}": cost.lanes_per_head(2**k, dtype)
+        f"lanes_{heads}_{dtype.itemsize}_{2**k}": cost.lanes_per_head(heads, 2**k, dtype)
+        for heads in (1, 2)
         for dtype in (torch.float16, torch.float32, torch.float64)
         for k in range(11)
     }
@@ -40,6 +41,9 @@ def test_every_mirror(constants):
         "load_bytes": 16,
         "degree_bins": _csr._DEGREE_BINS,
         "most_ids": _csr.LIMIT,
+        "joins": items.JOINS,
+        "most_parts": cost.MOST_PARTS,
+        "wide_bytes": cost._WIDE_BYTES,
         **{
             f"group_{name}_{heads}": cost.grouped_below(heads, name == "backward")
             for name in ("forward", "backward")

@@ -29,11 +29,11 @@ def test_what_runs_at_a_time():
 @pytest.mark.parametrize(
     ("layer", "dtype", "reverse", "splits"),
     [  # (heads at a time, parts of the sources) on an A100, H100, H200, L40S, B200
-        ("gat", FLOAT, False, [(0, 3), (0, 3), (0, 2), (0, 2), (0, 1)]),
-        ("dot", BF16, False, [(0, 3), (0, 3), (0, 2), (0, 2), (0, 1)]),
-        ("gat", BF16, False, [(0, 2), (0, 2), (0, 1), (0, 1), (0, 1)]),
-        ("gatv2", FLOAT, True, [(0, 1), (0, 1), (0, 4), (0, 3), (0, 2)]),
-        ("dot", FLOAT, False, [(0, 1), (0, 1), (0, 4), (0, 3), (0, 2)]),
+        ("gat", FLOAT, False, [(0, 5), (0, 4), (0, 3), (0, 2), (0, 1)]),
+        ("dot", BF16, False, [(0, 1), (2, 1), (2, 1), (2, 1), (0, 1)]),
+        ("gat", BF16, False, [(2, 1), (2, 1), (0, 1), (0, 1), (0, 1)]),
+        ("gatv2", FLOAT, True, [(0, 1), (0, 7), (0, 6), (0, 4), (0, 3)]),
+        ("dot", FLOAT, False, [(0, 1), (0, 7), (0, 6), (0, 4), (0, 3)]),
     ],
 )
 def test_less_at_a_time_where_the_cache_is_smaller(layer, dtype, reverse, splits):

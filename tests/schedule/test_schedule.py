@@ -49,6 +49,7 @@ def chosen(which: DegreeStats, packable: int, device: Device = H200) -> str:
         (ARXIV, 4, "packed"),  # four sub-warps would find too few edges in a row
         (PATTERN, 4, "packed"),
         (DDI, 4, "longest_first"),
+        (REDDIT, 4, "packed"),
     ],
 )
 def test_order(which, packable, expected):
@@ -65,21 +66,26 @@ def split(which: DegreeStats, layer, dtype, heads=4, dim=32, reverse=False, rise
 @pytest.mark.parametrize(
     ("layer", "dtype", "reverse", "parts", "heads"),
     [
-        ("gat", FLOAT, False, 2, 2),
-        ("gat", FLOAT, True, 2, 2),
-        ("dot", FLOAT, False, 4, 1),
-        ("gatv2", FLOAT, False, 2, 2),
-        ("gatv2", FLOAT, True, 4, 1),  # x and g
-        ("dot", BF16, False, 2, 2),
+        ("gat", FLOAT, False, 3, 2),  # a part takes two thirds of the cache
+        ("gat", FLOAT, True, 3, 2),
+        ("dot", FLOAT, False, 6, 1),
+        ("gatv2", FLOAT, False, 3, 2),
+        ("gatv2", FLOAT, True, 6, 1),  # x and g
         ("gat", BF16, False, 1, 0),  # fits
         ("gatv2", BF16, True, 1, 0),  # bound by instructions
-        (None, FLOAT, False, 2, 2),
+        (None, FLOAT, False, 3, 2),
     ],
 )
 def test_less_at_a_time_where_a_large_graph_exceeds_the_cache(layer, dtype, reverse, parts, heads):
     """Parts of the sources where rows rise, else heads."""
     assert split(REDDIT, layer, dtype, reverse=reverse) == (0, parts)
     assert split(REDDIT, layer, dtype, reverse=reverse, rises=False) == (heads, 1)
+
+
+def test_heads_where_a_row_of_several_parts_would_be_rounded_or_has_no_place():
+    assert split(REDDIT, "dot", BF16) == split(REDDIT, "dot", torch.float16) == (2, 1)
+    assert split(REDDIT, "gat", FLOAT, heads=1, dim=768) == (0, 1)
+    assert split(REDDIT, "gat", FLOAT, heads=1, dim=256) == (0, 6)
 
 
 def test_all_at_once_where_less_would_not_pay():

@@ -278,7 +278,7 @@ def edge_attributes(
         return None
     if isinstance(edge_index, GraphPart) and edge_index is not graph:
         raise NotImplementedError(
-            "edge_attr: expected None for a graph that several processes share, in a layer with "
+            f"edge_attr: expected None for {edge_index.kind}, in a layer with "
             "add_self_loops: append the loops and their attributes before it is divided"
         )
     if edge_attr.dim() not in (1, 2) or edge_attr.shape[0] != num_edges:

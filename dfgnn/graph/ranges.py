@@ -1,0 +1,223 @@
+"""Graphs of more edges than kernels count: as graphs of consecutive destinations, each of fewer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import _csr
+from .part import GraphPart
+
+__all__ = ["Range", "RangedGraph"]
+
+# Values at a time where torch's operations count in 32 bits.
+_CHUNK = 2**30
+
+
+class Range(NamedTuple):
+    """A graph of all sources and the destinations from ``first`` on; its edges are those at ``place`` in the
+    user's order."""
+
+    graph: Any  # Graph
+    first: int
+    place: slice | Tensor
+
+
+class RangedGraph(GraphPart):
+    """A graph of 2**31 edges or more, which `Graph.from_csr`, `from_coo` and `from_edge_index` return for it.
+
+    It consists of graphs of consecutive destinations, each of fewer edges. Functions and layers work on one
+    after the other: outputs lie end to end, gradients of sources are added up, in the features' dtype. Edge
+    tensors are in the user's order, indexed in 64 bits, and copied where that is not sorted by destination.
+    The dropout mask of an edge depends on its place within its range. Products, projected edge features and
+    compilers do not know it (NotImplementedError).
+
+    Attributes: num_src, num_dst, num_edges, device, ranges (a tuple of `Range`).
+    """
+
+    kind = "a graph of 2**31 edges or more"
+
+    def __init__(self, num_src: int, num_dst: int, ranges: list[Range]) -> None:
+        self.num_src, self.num_dst, self.ranges = num_src, num_dst, tuple(ranges)
+        self.num_edges = sum(part.graph.num_edges for part in ranges)
+        self.device = ranges[0].graph.device
+
+    @property
+    def has_zero_in_degree(self) -> bool:  # type: ignore[override]
+        """Whether some destination has no edge. Waits for the device the first time."""
+        return any(part.graph.has_zero_in_degree for part in self.ranges)
+
+    def in_degrees(self) -> Tensor:
+        """int64 [num_dst]: the number of edges into each destination."""
+        return torch.cat([part.graph.in_degrees() for part in self.ranges])
+
+    def out_degrees(self) -> Tensor:
+        """int64 [num_src]: the number of edges out of each source."""
+        return torch.stack([part.graph.out_degrees() for part in self.ranges]).sum(0)
+
+    def ends(self) -> tuple[Tensor, Tensor]:
+        """The sources and destinations of all edges, int32 [E], in the user's order."""
+        src, dst = (torch.empty(self.num_edges, dtype=torch.int32, device=self.device) for _ in range(2))
+        for graph, first, place in self.ranges:
+            src[place], local = graph._structure.endpoints(torch.int32)
+            dst[place] = local + first
+        return src, dst
+
+    def to(self, device: torch.device | str | int, non_blocking: bool = False) -> RangedGraph:
+        """This graph on another device; itself if it is there."""
+        graphs = [part.graph.to(device, non_blocking) for part in self.ranges]
+        if graphs[0] is self.ranges[0].graph:
+            return self
+        places = [p.place if isinstance(p.place, slice) else p.place.to(device) for p in self.ranges]
+        moved = [Range(g, part.first, place) for g, part, place in zip(graphs, self.ranges, places)]
+        return RangedGraph(self.num_src, self.num_dst, moved)
+
+    def reverse(self) -> Any:
+        """Every edge turned round, in the same order."""
+        src, dst = self.ends()
+        return self._like(dst, src, self.num_dst, self.num_src)
+
+    def with_self_loops(self) -> Any:
+        """The graph with every loop removed and one for each node appended, as in PyG's layers."""
+        src, dst = self.ends()
+        kept = [a != b for a, b in zip(src.split(_CHUNK), dst.split(_CHUNK))]
+        loops = torch.arange(min(self.num_src, self.num_dst), dtype=torch.int32, device=self.device)
+        src, dst = (torch.cat([*(c[k] for c, k in zip(x.split(_CHUNK), kept)), loops]) for x in (src, dst))
+        return self._like(src, dst, self.num_src, self.num_dst)
+
+    def _like(self, src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> Any:
+        make = type(self.ranges[0].graph).from_coo
+        return make(src, dst, num_src=num_src, num_dst=num_dst, validate=False)
+
+    def by_ranges(
+        self, call: Callable[[Any, Any], tuple[Tensor, Tensor]], tensors: Any, want_attention: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """(out, attention) of ``call(graph, tensors)`` for each range; tensors: `_arguments.Tensors`."""
+        if torch.compiler.is_compiling():
+            raise NotImplementedError(f"compilers do not know {self.kind}")
+        outs, weights = [], []
+        for k, (graph, first, place) in enumerate(self.ranges):
+            own = {
+                name: x[place] for name, x in tensors._asdict().items() if name in _OF_EDGES and x is not None
+            }
+            if tensors.dst is not None:
+                own["dst"] = tensors.dst[first : first + graph.num_dst]
+            if tensors.seed is not None:
+                own["seed"] = tensors.seed + k
+            out, weight = call(graph, tensors._replace(**own))
+            outs.append(out)
+            weights.append(weight)
+        attention = None
+        if want_attention:
+            attention = weights[0].new_empty(self.num_edges, weights[0].shape[1])
+            for part, weight in zip(self.ranges, weights):
+                place = part.place
+                if isinstance(place, slice):
+                    attention = attention.slice_scatter(weight, 0, place.start, place.stop)
+                else:
+                    attention = attention.index_copy(0, place, weight)
+        return torch.cat(outs), attention
+
+    def attention(self, score, tensors, numbers, return_attention, schedule):
+        raise AssertionError("by_ranges is what attention takes")
+
+    def as_one(self):
+        raise NotImplementedError(f"products and projected edge features do not know {self.kind}")
+
+    def gathered(self, *tensors):
+        return self.as_one()
+
+    def __repr__(self) -> str:
+        return (
+            f"RangedGraph(num_src={self.num_src}, num_dst={self.num_dst}, num_edges={self.num_edges}, "
+            f"{len(self.ranges)} ranges of destinations, device='{self.device}')"
+        )
+
+
+_OF_EDGES = ("edge_bias", "edge_gate", "edge_mask", "edge_weight", "edge_feat")
+
+
+def from_csr(make: Callable, where: str, indptr, indices, num_src: int, eids, validate: bool) -> RangedGraph:
+    """make: `Graph.from_csr`; eids: int64 or int32, or None."""
+    num_dst = indptr.numel() - 1
+    indptr = indptr.long()
+    ends = indptr[0].item(), indptr[-1].item()
+    if ends != (0, indices.numel()) or (validate and (indptr.diff() < 0).any()):
+        raise ValueError(
+            f"{where}: indptr: expected values that rise from 0 to the number of edges, {indices.numel()}, "
+            f"got {ends[0]} to {ends[1]}"
+        )
+    if validate and eids is not None:
+        _check_permutation(where, eids)
+    ranges = []
+    for first, last in pairwise(_bounds(where, indptr)):
+        begin, end = indptr[first].item(), indptr[last].item()
+        graph = make(
+            indptr[first : last + 1] - begin, indices[begin:end].contiguous(), num_src, validate=validate
+        )
+        place = slice(begin, end) if eids is None else eids[begin:end].long()
+        ranges.append(Range(graph, first, place))
+    return RangedGraph(num_src, num_dst, ranges)
+
+
+def from_coo(
+    make: Callable, where: str, names, src: Tensor, dst: Tensor, num_src, num_dst, validate: bool
+) -> RangedGraph:
+    """make: `Graph.from_coo`; names: of src and dst in errors."""
+    sizes = [int(torch.stack([c.max() for c in x.split(_CHUNK)]).max()) + 1 for x in (src, dst)]
+    least = [int(torch.stack([c.min() for c in x.split(_CHUNK)]).min()) for x in (src, dst)]
+    if num_src is None and num_dst is None:
+        num_src = num_dst = max(sizes)
+    num_src = sizes[0] if num_src is None else num_src
+    num_dst = sizes[1] if num_dst is None else num_dst
+    for name, low, size, label, number in zip(
+        names, least, sizes, ("num_src", "num_dst"), (num_src, num_dst)
+    ):
+        if low < 0 or size > _csr.as_size(where, label, number):
+            found = low if low < 0 else size - 1
+            raise ValueError(f"{where}: {name}: expected values in [0, {label}={number}), got {found}")
+    degree = dst.new_zeros(num_dst, dtype=torch.int64)
+    for chunk in dst.split(_CHUNK):
+        degree += torch.bincount(chunk, minlength=num_dst)
+    indptr = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
+    ranges = []
+    for first, last in pairwise(_bounds(where, indptr)):
+        place = torch.cat(list(_within(dst, first, last)))
+        at: slice | Tensor = place
+        if place[-1] - place[0] + 1 == len(place):  # in one run
+            at = slice(int(place[0]), int(place[-1]) + 1)
+        graph = make(src[at], dst[at] - first, num_src=num_src, num_dst=last - first, validate=validate)
+        ranges.append(Range(graph, first, at))
+    return RangedGraph(num_src, num_dst, ranges)
+
+
+def _within(ids: Tensor, first: int, last: int) -> Iterator[Tensor]:
+    for k, chunk in enumerate(ids.split(_CHUNK)):
+        yield ((chunk >= first) & (chunk < last)).nonzero().squeeze(1) + k * _CHUNK
+
+
+def _bounds(where: str, indptr: Tensor) -> list[int]:
+    """First destinations of ranges of fewer than `MOST_EDGES` edges each, as few as there can be; and behind
+    the last."""
+    bounds, num_dst = [0], indptr.numel() - 1
+    while bounds[-1] < num_dst:
+        first = bounds[-1]
+        last = int(torch.searchsorted(indptr, indptr[first] + _csr.MOST_EDGES - 1, right=True)) - 1
+        if last <= first:
+            raise ValueError(f"{where}: destination {first}: expected fewer than 2**31 edges into it")
+        bounds.append(last)
+    return bounds
+
+
+def _check_permutation(where: str, eids: Tensor) -> None:
+    seen = torch.zeros(eids.numel(), dtype=torch.bool, device=eids.device)
+    for chunk in eids.split(_CHUNK):
+        if ((chunk < 0) | (chunk >= eids.numel())).any():
+            raise ValueError(f"{where}: eids: expected values in [0, {eids.numel()})")
+        seen[chunk.long()] = True
+    if not all(chunk.all() for chunk in seen.split(_CHUNK)):
+        raise ValueError(f"{where}: eids: expected each edge once")
