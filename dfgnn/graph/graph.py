@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Sequence
 from itertools import count
 from operator import index
-from typing import Literal, overload
+from typing import Literal, cast, overload
 
 import torch
 from torch import Tensor
@@ -321,7 +321,8 @@ class Graph:
             eids = _csr.as_index(where, "eids", eids, (num_edges,))
             _csr.same_device(where, "eids", eids, "indptr", indptr)
         if num_edges >= _csr.MOST_EDGES and rows == "dst":
-            return ranges.from_csr(cls.from_csr, where, indptr, indices, num_cols, eids, validate)
+            ranged = ranges.from_csr(cls.from_csr, where, indptr, indices, num_cols, eids, validate)
+            return cast(Graph, ranged)
         _csr.as_size(where, "number of edges", num_edges)
         with untraced(indptr, indices, eids):
             if validate:
@@ -351,7 +352,8 @@ class Graph:
         num_dst = None if num_dst is None else _csr.as_size(where, "num_dst", num_dst)
         _csr.same_device(where, names[1], dst, names[0], src)
         if src.numel() >= _csr.MOST_EDGES:
-            return ranges.from_coo(cls.from_coo, where, names, src, dst, num_src, num_dst, validate)
+            ranged = ranges.from_coo(cls.from_coo, where, names, src, dst, num_src, num_dst, validate)
+            return cast(Graph, ranged)
         with untraced(src, dst):
             return cls._from_edges(
                 _csr.from_edges(where, names, src, dst, num_src, num_dst, validate, sort_order)
