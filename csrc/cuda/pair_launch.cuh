@@ -64,6 +64,7 @@ const char* pair_backward(const BackwardParams& p, cudaStream_t stream) {
       for_each_part(p.csr, [&](const Csr& part) {
         BackwardParams q = p;
         q.csr = part;
+        q.part_of_rows |= part.num_parts > 0;
         launch_part(kernel, q, part);
       });
     };
