@@ -167,6 +167,27 @@ bool rises(const int64_t* indptr, int64_t num_rows, int64_t num_edges) {
   return !falls;
 }
 
+// The row of edge p of a CSR: of the last item that begins at it or before it.
+int32_t row_of(const Csr& csr, int64_t p) {
+  const Item* end = csr.items + csr.num_items;
+  const auto begins_after = [](int64_t edge, const Item& item) { return edge < item.begin; };
+  const Item* found = std::upper_bound(csr.items, end, p, begins_after);
+  return found == csr.items ? -1 : (found - 1)->row;
+}
+
+// Edges of `a`, by their ids, are those of `b` at that place.
+bool same_edges(const Csr& a, const Csr& b, int64_t num_edges) {
+  // A graph of fixed capacity has more places.
+  const int64_t in_rows = a.num_items ? std::min<int64_t>(a.items[a.num_items - 1].end, num_edges) : 0;
+  const int64_t count = std::min<int64_t>(in_rows, 16);
+  for (int64_t k = 0; k < count; ++k) {
+    const int64_t p = in_rows / count * k, id = a.eids ? a.eids[p] : p;
+    if (id < 0 || id >= num_edges || b.indices[id] != row_of(a, p) || a.indices[p] != row_of(b, id))
+      return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 Coo read_coo(const Ids& src, const Ids& dst, int64_t num_edges, bool with_loops) {
@@ -237,6 +258,13 @@ const char* transpose(const Transposition& p, const Parallel& parallel) {
                    parallel))
     return "indices: expected values in [0, num_cols)";
   return nullptr;
+}
+
+bool same_edges(const BackwardParams& p, bool uses_ids) {
+  uses_ids |= p.edge.any() || p.grad_attention;
+  if (!uses_ids || (p.csr.eids && p.reverse.eids)) return true;
+  return p.reverse.eids ? same_edges(p.reverse, p.csr, p.shape.num_edges)
+                        : same_edges(p.csr, p.reverse, p.shape.num_edges);
 }
 
 RowPlan count_items(const int64_t* indptr, int64_t num_rows, int64_t num_edges, int64_t max_edges) {

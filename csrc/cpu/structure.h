@@ -59,6 +59,10 @@ struct Transposition {
 // Null, or what is wrong with the CSR.
 const char* transpose(const Transposition&, const Parallel&);
 
+// Whether some edges, all of fewer than 16, are the same in both directions of a call that uses their ids,
+// where one direction has none and so claims that they are the identity.
+bool same_edges(const BackwardParams&, bool uses_ids);
+
 // Items and splits of rows cut into equal pieces of at most max_edges edges, in the order of the rows.
 struct RowPlan {
   int64_t num_items, num_splits, num_slots;

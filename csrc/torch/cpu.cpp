@@ -2,6 +2,7 @@
 #include "../core/layout.h"
 #include "../cpu/edge_terms.h"
 #include "../cpu/engine.h"
+#include "../cpu/structure.h"
 #include "../cpu/terms.h"
 #include "cpu_graph.h"
 #include "edge_terms.h"
@@ -26,6 +27,10 @@ struct CpuBackend {
   static void forward(const ForwardParams& p, const Tensor&) { cpu::forward(p, parallel()); }
   static void backward(const BackwardParams& p, const Tensor& like) {
     Tensor edges = make(like, {cpu::edge_scratch(p)}, acc_type(like.scalar_type()));
+    STD_TORCH_CHECK(
+        cpu::same_edges(p, edges.numel() > 0),
+        "dfgnn::attention_backward: eids, rev_eids: expected those of both directions, or none only of "
+        "one whose edges are in the user's order, got different edges under one number");
     cpu::backward(p, parallel(), edges.numel() ? edges.mutable_data_ptr() : nullptr);
   }
   static bool has_tiles(Score, DType, const Shape&) { return false; }

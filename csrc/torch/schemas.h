@@ -11,8 +11,8 @@
 // slots that there are. Trusted are, as they come from a Graph, which has checked them: the values in indices
 // (neighbours below num_cols) and eids (a permutation); on CUDA, where they cannot be seen without waiting,
 // also those in items, splits and tiles; and that together these cover every row once. eids that are missing
-// are the identity, or those of both directions are not given, which calls without edge tensors may do. For
-// the operators that plan: the values in indptr and offsets.
+// are the identity (backward on the CPU looks at some edges), or those of both directions are not given,
+// which calls without edge tensors may do. For the operators that plan: the values in indptr and offsets.
 #pragma once
 
 #define DFGNN_GRAPH "Tensor indices, Tensor? eids, Tensor items, Tensor splits, int[] plan"

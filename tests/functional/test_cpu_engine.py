@@ -12,6 +12,7 @@ from covering import covering
 from graphs import GRAPHS, make_graph
 
 from dfgnn import Graph, functional
+from dfgnn._arguments import ops
 from dfgnn.bench.measure import peak_extra
 
 ISAS = ("base", "avx2", "avx512") if platform.machine() in ("x86_64", "AMD64") else ("base",)
@@ -278,3 +279,32 @@ def test_backward_keeps_numbers_of_edges_where_they_are_few(monkeypatch, score, 
         grad = torch.ones_like(out)
         extra = peak_extra(lambda: torch.autograd.grad(out, tuple(leaves.values()), grad), 0, out.device)  # noqa: B023
         assert (extra > 4 * 2 * heads * edges) == kept
+
+
+@pytest.mark.parametrize("missing", ["eids", "rev_eids"])
+@pytest.mark.parametrize("edges", ["permuted", "by source", "by destination"])
+def test_edge_ids_of_one_direction_alone(missing, edges):
+    """Without them the numbers of the edges are their places, which must be true."""
+    src, dst = torch.tensor([[3, 0, 2, 1, 0, 2], [1, 2, 0, 2, 0, 1]])
+    order = {"permuted": torch.arange(6), "by source": src.argsort(), "by destination": dst.argsort()}[edges]
+    graph = Graph.from_coo(src[order], dst[order], num_nodes=4)
+    args = graph._planner.arguments(2, 4, torch.float32, "dot", schedule="auto", edges=True, backward=True)
+    q, k, v, grad = torch.randn(4, 4, 2, 4)
+    options = (torch.randn(6, 2), *5 * [None], None)
+
+    def backward(args):
+        out, stats, *_ = ops.attention_forward(
+            1, v, k, q, None, *options, *args, 4, 1.0, 0.5, 0.0, 0, False, False
+        )
+        return ops.attention_backward(
+            grad, None, 1, v, k, q, None, *options, out, stats, None, None, None, *args, 1.0, 0.5, 0.0, 0, 3
+        )
+
+    expected = backward(args)
+    wrong = args._replace(**{missing: None})
+    if getattr(args, missing) is None:  # these are the places
+        assert edges == ("by source" if missing == "rev_eids" else "by destination")
+        assert all(torch.equal(x, y) for x, y in zip(expected, backward(wrong), strict=True))
+        return
+    with pytest.raises(RuntimeError, match="attention_backward: eids, rev_eids: expected those of both"):
+        backward(wrong)
