@@ -16,19 +16,19 @@ namespace dfgnn::cuda {
 // Edge features join c, u, d or b, whichever is the key or the value. Two partial dots per edge,
 // scatter-reduced over the lanes of a head.
 //
-// delta. g . out is known before a row's edges are, but out is rounded: the destinations take it for the first
-// guess delta0 and add up, with x = dalpha - delta0, what is left of it: rest = sum alpha x. As
+// delta. g . out is known before a row's edges are, but out is rounded: the destinations take it for the
+// first guess delta0 and add up, with x = dalpha - delta0, what is left of it: rest = sum alpha x. As
 //   sum alpha (x - rest) y = sum alpha x y - rest sum alpha y
 // their gradient is right with a second sum of rows, and the pass over sources, which also writes the
 // gradients of edge tensors, reads delta0 + rest. Rows in pieces keep delta0.
 template <class C, Score SCORE, bool SOURCES, Edges EDGES, int B>
 __global__ void __launch_bounds__(
-    kThreads, kMinBlocks<C, EDGES == Edges::features && SCORE == Score::additive_v2 && SOURCES
-                                ? Load::most_rows
-                            : EDGES == Edges::features ||
-                                    (SCORE == Score::additive_v2 && (SOURCES || sizeof(typename C::T) > 2))
-                                ? Load::many_rows
-                                : Load::two_rows>) pair_kernel(const BackwardParams p, const Tiling t) {
+    kThreads,
+    kMinBlocks<C, EDGES == Edges::features && SCORE == Score::additive_v2 && SOURCES ? Load::most_rows
+                  : EDGES == Edges::features ||
+                          (SCORE == Score::additive_v2 && (SOURCES || sizeof(typename C::T) > 2))
+                      ? Load::many_rows
+                      : Load::two_rows>) pair_kernel(const BackwardParams p, const Tiling t) {
   using T = typename C::T;
   using A = typename C::A;
   constexpr int LPH = C::LPH, NV = C::NV, VEC = C::VEC;
@@ -251,8 +251,8 @@ __global__ void __launch_bounds__(
       }
       const EdgeScore<T, EDGE> z(edge, raw, slope, eid);
       const A alpha = valid ? softmax.alpha(z.score) : A(0);
-      // An edge with all of its row's weight has no gradient, and rounding must not give it one. (alpha is 1 but
-      // for the rounding of scores that are joined of two parts.)
+      // An edge with all of its row's weight has no gradient, and rounding must not give it one. (alpha is 1
+      // but for the rounding of scores that are joined of two parts.)
       const A dalpha = times(factor, dot_gv);
       const bool alone = softmax.log_sum == 0 && alpha > A(0.5);
       const A grad_score = valid ? alpha * (dalpha - (alone ? dalpha : delta)) : A(0);
