@@ -490,7 +490,7 @@ def _degrees(n: int, num_edges: int, found: list[int]) -> Degrees:
 
 
 def degrees_of(csr: CSR) -> tuple[DegreeStats, dict[int, tuple[int, int]]]:
-    """`Degrees` of the rows, in one wait; on a GPU from a histogram, in one launch, elsewhere without cuts."""
+    """`Degrees` of the rows, in one wait; on a GPU from a histogram, elsewhere without cuts."""
     indptr, num_edges, cuts = csr.indptr, csr.indices.numel(), {}
     n = indptr.numel() - 1
     if n and _ops.on_device(indptr):

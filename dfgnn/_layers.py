@@ -32,7 +32,7 @@ _attend, _attend_backward = ops.attend.default, ops.attend_backward.default
 def can_fuse(graph: Any, x: Tensor, weight: Tensor, autocast: bool = False) -> bool:
     """Whether a layer's features and one of its weights are such as these functions take: tensors that are
     computed with at once, of one dtype and on the graph's device. All else has a way of its own, with its own
-    errors. autocast: x has been brought to the dtype of autocast, to which the weight is then brought here."""
+    errors. autocast: x has been brought to the dtype of autocast, to which the weight is brought here."""
     return (
         is_eager(x)
         and type(graph) is Graph
@@ -59,27 +59,18 @@ def _cut(
     more: Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Rows of padded heads without the padding, in this dtype, with `more` added: rows, or one for all. A new
-    tensor and no view: autograd refuses to have a view modified in place that was made within a function."""
+    """Rows of padded heads without the padding, in this dtype, with `more` added: such rows, padded or not,
+    or one for all. A new tensor and no view: autograd refuses to have a view modified in place that was made
+    within a function.
+    """
     cut = x.new_empty(len(x), heads * size, dtype=dtype)
     to, rows = cut.view(-1, heads, size), x.view(-1, heads, size + padding)[..., :size]
     if more is None:
         to.copy_(rows)
     else:
-        torch.add(rows, more.view(-1, heads, size), out=to)
+        width = size if more.shape[-1] == heads * size else size + padding
+        torch.add(rows, more.view(-1, heads, width)[..., :size], out=to)
     return cut
-
-
-def _cast(tensors: list[Tensor | None], dtype: torch.dtype) -> list[Tensor | None]:
-    """Parameters of one dtype in another one, in two launches however many there are."""
-    given = [x for x in tensors if x is not None]
-    if all(x.dtype is dtype for x in given):
-        return tensors
-    if len(given) == 1 or any(x.dtype is not given[0].dtype for x in given):
-        return [None if x is None else _ops.as_type(x, dtype) for x in tensors]
-    flat = torch.cat([x.reshape(-1) for x in given]).to(dtype)
-    parts = iter(flat.split([x.numel() for x in given]))
-    return [None if x is None else next(parts).view(x.shape) for x in tensors]
 
 
 class _Gat(NamedTuple):
@@ -272,22 +263,13 @@ _LAYERS = {"dot": "dot", "additive_v2": "gatv2"}
 _NO_EDGES = (None,) * 5
 
 
-# Elements of a projection's gradient up to which those of all projections are copied side by side, for one
-# product in place of several: launches are what a small graph waits for, memory what a large one does.
+# Elements of what a projection gives up to which those of the same features are one product: launches are
+# what a small graph on a GPU waits for. Of a large one the gradients would be copied for that.
 _MOST_JOINED = 2**22
-_PARAMETERS = slice(2, -1)
 
 
-class _Projection(NamedTuple):
-    """One of a layer's: its name, and whose features it projects."""
-
-    name: str
-    end: str
-
-    @property
-    def at(self) -> int:
-        """The place of its weight in PairTensors; its bias follows."""
-        return _AT[self.name + "_weight"]
+def _joins(x: Tensor, width: int) -> bool:
+    return x.is_cuda and len(x) * width <= _MOST_JOINED
 
 
 class _Pair(NamedTuple):
@@ -312,80 +294,126 @@ class _Pair(NamedTuple):
         by_head = x.reshape(-1, self.heads, self.size)
         return F.pad(by_head, (0, self.padding)).flatten(1)
 
-    def cut(self, x):
+    def pad_rows(self, x):
+        """Of a weight [H * size, F] or bias [H * size] of some projections, likewise."""
         if not self.padding or x is None:
             return x
-        return _cut(x, self.heads, self.size, self.padding)
+        by_head = x.view(-1, self.size, *x.shape[1:])
+        return F.pad(by_head, (0, 0) * (x.dim() - 1) + (0, self.padding)).flatten(0, 1)
 
-    def ends(self, t):
-        """value, src and dst as the operator takes them."""
-        value = self.pad(_linear(t.x, t.value_weight, t.value_bias))
-        src = value if self.score == "dot" else None
-        if t.src_weight is not None:
-            src = self.pad(_linear(t.x, t.src_weight, t.src_bias))
-        if t.dst_weight is None:
-            return value, src, value[: self.graph.num_dst]
-        return value, src, self.pad(_linear(_end(t), t.dst_weight, t.dst_bias))
+    def cut_rows(self, x):
+        """The gradient of `pad_rows`."""
+        if not self.padding:
+            return x
+        return x.unflatten(0, (-1, self.size + self.padding))[:, : self.size].flatten(0, 1)
 
-    def run(self, t, value, src, dst):
+    def attn(self, t):
+        """The vectors of additive_v2 as the operator takes them."""
+        return None if t.attn is None else self.pad(_ops.as_type(t.attn, t.x.dtype))
+
+    def groups(self, t) -> list[tuple[str, list[str]]]:
+        """The projections that are one product: whose features they take, and their names."""
+        end = "x" if t.x_dst is None else "x_dst"
+        found: dict[Any, tuple[str, list[str]]] = {}
+        for name, of in (("value", "x"), ("src", "x"), ("dst", end), ("skip", end)):
+            weight = t[_AT[name + "_weight"]]
+            if weight is None:
+                continue
+            x = getattr(t, of)
+            joined = _joins(x, len(weight))
+            key = (of, t[_AT[name + "_bias"]] is None) if joined else name
+            found.setdefault(key, (of, []))[1].append(name)
+        return list(found.values())
+
+    def project(self, t):
+        """value, src, dst as the operator takes them, and the skip connection or None, all with padding; and
+        of each group the weights as they were used."""
+        given: dict[str, Tensor] = {}
+        used = []
+        for end, names in self.groups(t):
+            x = getattr(t, end)
+            weights, biases = ([t[_AT[n + kind]] for n in names] for kind in ("_weight", "_bias"))
+            bias = None if biases[0] is None else biases[0] if len(biases) == 1 else torch.cat(biases)
+            weight = weights[0] if len(names) == 1 else torch.cat(weights)
+            weight, bias = (
+                None if w is None else self.pad_rows(_ops.as_type(w, x.dtype)) for w in (weight, bias)
+            )
+            used.append(weight)
+            if len(names) == 1:
+                given[names[0]] = _linear(x, weight, bias)
+                continue
+            # A result behind the other, as kernels take rows without gaps.
+            by_name = weight.view(len(names), -1, x.shape[1]).transpose(1, 2)
+            same = x.expand(len(names), *x.shape)
+            if bias is None:
+                results = torch.bmm(same, by_name)
+            else:
+                results = torch.baddbmm(bias.view(len(names), 1, -1), same, by_name)
+            given.update(zip(names, results.unbind()))
+        value = given["value"]
+        src = given.get("src", value) if self.score == "dot" else None
+        dst = given["dst"] if "dst" in given else value[: self.graph.num_dst]
+        return (value, src, dst), given.get("skip"), used
+
+    def run(self, t, attn, value, src, dst):
         """out and what it keeps; out has the bias where `is_out`."""
-        attn, bias = self.pad(t.attn), t.out_bias if self.is_out else None
         try:
             with _BelowAutograd():
                 out, kept, _ = _attend(
                     self.handle.number, self.heads, SCORES[self.score], value, src, dst, attn, *_NO_EDGES,
-                    t.seed, bias, self.slope, self.scale, self.dropout_p, 0, False, False,
+                    t.seed, t.out_bias if self.is_out else None, self.slope, self.scale, self.dropout_p, 0,
+                    False, False,
                 )  # fmt: skip
         except RuntimeError as error:
             raise _ops.typed(error) from None
         return out, kept
 
-    def run_backward(self, t, grad, value, src, dst, out, kept):
-        attn, bias = self.pad(t.attn), t.out_bias if self.is_out else None
+    def run_backward(self, t, grad, attn, value, src, dst, out, kept):
         try:
             with _BelowAutograd():
                 return _attend_backward(
                     self.handle.number, self.heads, grad, None, SCORES[self.score], value, src, dst, attn,
-                    *_NO_EDGES, t.seed, bias, out, kept, False, None, self.slope, self.scale,
-                    self.dropout_p, 0, NEED_DST,
+                    *_NO_EDGES, t.seed, t.out_bias if self.is_out else None, out, kept, False, None,
+                    self.slope, self.scale, self.dropout_p, 0, NEED_DST,
                 )[:4]  # fmt: skip
         except RuntimeError as error:
             raise _ops.typed(error) from None
 
-    def finish(self, t, out):
+    def finish(self, t, out, skipped):
         """The result where it is not what the operator gave: a tensor of its own."""
         more = t.out_bias
-        if t.skip_weight is not None:
-            skipped = _linear(_end(t), t.skip_weight, t.skip_bias)
-            if not self.padding and self.dtype is out.dtype and more is None:
-                return skipped.add_(out)
-            more = skipped if more is None else skipped.add_(more)
+        if skipped is not None:
+            if more is not None:
+                skipped = skipped + self.pad(more)
+            elif not self.padding and self.dtype is out.dtype:
+                return skipped + out if skipped._is_view() else skipped.add_(out)
+            more = skipped
         return _cut(out, self.heads, self.size, self.padding, more, self.dtype)
 
     def formula(self, *tensors):
         t = PairTensors(*tensors)
-        dtype, bias = t.x.dtype, t.out_bias
-        t = PairTensors(*t[:2], *(None if x is None else x.to(dtype) for x in t[_PARAMETERS]), t.seed)
-        heads, end = (self.heads, self.size), _end(t)
-        value = F.linear(t.x, t.value_weight, t.value_bias).unflatten(1, heads)
-        if t.dst_weight is None:
-            dst = value[: self.graph.num_dst]
-        else:
-            dst = F.linear(end, t.dst_weight, t.dst_bias).unflatten(1, heads)
+        dtype, heads, end = t.x.dtype, (self.heads, self.size), _end(t)
+
+        def project(x, name):
+            weight, bias = (t[_AT[name + kind]] for kind in ("_weight", "_bias"))
+            return F.linear(x, weight.to(dtype), None if bias is None else bias.to(dtype))
+
+        value = project(t.x, "value").unflatten(1, heads)
+        dst = value[: self.graph.num_dst]
+        if t.dst_weight is not None:
+            dst = project(end, "dst").unflatten(1, heads)
         options: dict[str, Any] = {"dropout_p": self.dropout_p, "_seed": t.seed}
         if t.attn is not None:
             out = functional.gatv2_attention(
-                self.graph, value, dst, t.attn.view(heads), negative_slope=self.slope, **options
+                self.graph, value, dst, t.attn.view(heads).to(dtype), negative_slope=self.slope, **options
             )
         else:
-            src = value
-            if t.src_weight is not None:
-                src = F.linear(t.x, t.src_weight, t.src_bias).unflatten(1, heads)
+            src = value if t.src_weight is None else project(t.x, "src").unflatten(1, heads)
             out = functional.dot_attention(self.graph, dst, src, value, scale=self.scale, **options)
-        out = out.flatten(1).to(self.dtype)
-        if bias is not None:
-            out = (out + bias).to(self.dtype)
-        return out if t.skip_weight is None else out + F.linear(end, t.skip_weight, t.skip_bias)
+        out = out.flatten(1)
+        if t.out_bias is not None:
+            out = out + t.out_bias
+        return (out if t.skip_weight is None else out + project(end, "skip")).to(self.dtype)
 
 
 def _end(t: PairTensors) -> Tensor:
@@ -393,33 +421,21 @@ def _end(t: PairTensors) -> Tensor:
     return t.x if t.x_dst is None else t.x_dst
 
 
-def _in_dtype(t: PairTensors, is_out: bool) -> PairTensors:
-    """The parameters in x's dtype; the bias of the result is added in its own, unless within."""
-    dtype = t.x.dtype
-    if all(x is None or x.dtype is dtype for x in t[_PARAMETERS]):
-        return t
-    names = [name for name in _FIELDS[_PARAMETERS] if is_out or name != "out_bias"]
-    cast = _cast([getattr(t, name) for name in names], dtype)
-    return t._replace(**dict(zip(names, cast)))
-
-
 class _PairLayer(torch.autograd.Function):
     @staticmethod
     def forward(ctx, call, *tensors):
-        given = PairTensors(*tensors)
-        t = _in_dtype(given, call.is_out)
-        ends = call.ends(t)
-        out, kept = call.run(t, *ends)
+        t = PairTensors(*tensors)
+        attn = call.attn(t)
+        ends, skipped, used = call.project(t)
+        out, kept = call.run(t, attn, *ends)
         ctx.call = call
         ctx.set_materialize_grads(False)
-        cast = [None if x is y else y for x, y in zip(given[_PARAMETERS], t[_PARAMETERS])]
-        ctx.num_cast = len(cast) if any(x is not None for x in cast) else 0
-        saved = *tensors, *cast[: ctx.num_cast], *ends, kept
+        saved = *tensors, *ends, attn, kept, *used
         if call.is_out:
             ctx.save_for_backward(*saved, *keep_aside(ctx, out))
             return out
         ctx.save_for_backward(*saved, out)
-        return call.finish(t, out)
+        return call.finish(t, out, skipped)
 
     @staticmethod
     def backward(ctx, grad):
@@ -428,77 +444,49 @@ class _PairLayer(torch.autograd.Function):
         call, need = ctx.call, ctx.needs_input_grad[1:]
         saved = ctx.saved_tensors
         count = len(_FIELDS)
-        given, cast, saved = PairTensors(*saved[:count]), saved[count : count + ctx.num_cast], saved[count:]
-        *ends, kept = saved[ctx.num_cast : ctx.num_cast + 4]
-        saved = saved[ctx.num_cast + 4 :]
+        t = PairTensors(*saved[:count])
         if torch.is_grad_enabled():  # create_graph
-            return None, *_derived(call.formula, grad, given, need)
-        t = given
-        if cast:
-            used = (x if y is None else y for x, y in zip(given[_PARAMETERS], cast))
-            t = PairTensors(given.x, given.x_dst, *used, given.seed)
+            return None, *_derived(call.formula, grad, t, need)
+        *ends, attn, kept = saved[count : count + 5]
+        groups = call.groups(t)
+        used, saved = saved[count + 5 : count + 5 + len(groups)], saved[count + 5 + len(groups) :]
         if call.is_out:
             results, _ = taken_back(ctx, saved)
-            out = call.run(t, *ends)[0] if results is None else results[0]
+            out = call.run(t, attn, *ends)[0] if results is None else results[0]
         else:
             (out,) = saved
         found: list[Tensor | None] = [None] * count
         if t.out_bias is not None and need[_AT["out_bias"]]:
-            found[_AT["out_bias"]] = grad.sum(0, dtype=given.out_bias.dtype)
-        grad = _ops.as_type(grad, t.x.dtype)
-        value, src, dst, attn = call.run_backward(t, call.pad(grad), *ends, out, kept)
-        value, src, dst = call.cut(value), call.cut(src), call.cut(dst)
+            found[_AT["out_bias"]] = grad.sum(0, dtype=t.out_bias.dtype)
+        grad = call.pad(_ops.as_type(grad, t.x.dtype))
+        value, src, dst, grad_attn = call.run_backward(t, grad, attn, *ends, out, kept)
         if t.src_weight is None and src is not None:
             value += src
         if t.dst_weight is None:
             value[: len(dst)] += dst
-        if need[_AT["attn"]]:
-            found[_AT["attn"]] = _ops.as_type(call.cut(attn.sum(0).view(1, -1)), given.attn.dtype).view(
-                t.attn.shape
-            )
-        end = "x" if t.x_dst is None else "x_dst"
-        sides = [
-            (_Projection(name, of), g)
-            for name, of, g in (
-                ("value", "x", value),
-                ("src", "x", src),
-                ("dst", end, dst),
-                ("skip", end, grad),
-            )
-            if t[_AT[name + "_weight"]] is not None
-        ]
-        for group in _joined(t, sides):
-            _project_back(given, t, group, need, found)
+        if t.attn is not None and need[_AT["attn"]]:
+            grad_attn = _ops.as_type(grad_attn.sum(0), t.attn.dtype)
+            found[_AT["attn"]] = grad_attn[:, : call.size].reshape(t.attn.shape)
+        grads = {"value": value, "src": src, "dst": dst, "skip": grad}
+        for (end, names), weight in zip(groups, used):
+            _project_back(call, t, end, names, weight, [grads[name] for name in names], need, found)
         return None, *found
 
 
-def _joined(t: PairTensors, sides: list) -> list[list]:
-    """The projections whose gradients are computed together: of the same features, while they are few."""
-    groups: dict[tuple, list] = {}
-    for projection, g in sides:
-        alone = None if g.numel() <= _MOST_JOINED else projection.name
-        has_bias = t[projection.at + 1] is not None
-        groups.setdefault((projection.end, has_bias, alone), []).append((projection, g))
-    return list(groups.values())
-
-
-def _project_back(given: PairTensors, t: PairTensors, group: list, need, found: list) -> None:
-    """The gradients of projections of the same features, into `found`."""
-    places, grads = [projection.at for projection, _ in group], [g for _, g in group]
-    end = group[0][0].end
-    x, at_x = getattr(t, end), _AT[end]
+def _project_back(call, t, end: str, names: list[str], weight: Tensor, grads: list, need, found) -> None:
+    """The gradients of projections that were one product, into `found`."""
+    x, at_x, places = getattr(t, end), _AT[end], [_AT[name + "_weight"] for name in names]
     g = grads[0] if len(grads) == 1 else torch.cat(grads, 1)
-    sizes = [part.shape[1] for part in grads]
+    width = call.heads * call.size
     if any(need[at] for at in places):
-        weights = _ops.as_type(g.t().mm(x), given[places[0]].dtype).split(sizes)
-        for at, part in zip(places, weights):
+        whole = _ops.as_type(call.cut_rows(g.t().mm(x)), t[places[0]].dtype)
+        for at, part in zip(places, whole.split(width)):
             found[at] = part if need[at] else None
     if any(need[at + 1] for at in places):
-        biases = g.sum(0, dtype=given[places[0] + 1].dtype).split(sizes)
-        for at, part in zip(places, biases):
+        whole = call.cut_rows(g.sum(0, dtype=t[places[0] + 1].dtype))
+        for at, part in zip(places, whole.split(width)):
             found[at + 1] = part if need[at + 1] else None
     if need[at_x]:
-        weight = t[places[0]] if len(places) == 1 else torch.cat([t[at] for at in places])
         before = found[at_x]
         found[at_x] = g.mm(weight) if before is None else before.addmm_(g, weight)
 
@@ -526,7 +514,9 @@ def pair_layer(
     handle = graph._planner.handle(
         heads, size + padding, tensors.x.dtype, _LAYERS[score], "auto", dropout_p > 0, train
     )
-    is_out = not padding and dtype is tensors.x.dtype and tensors.skip_weight is None
+    bias = tensors.out_bias
+    is_out = not padding and tensors.skip_weight is None and dtype is tensors.x.dtype
+    is_out = is_out and (bias is None or bias.dtype is dtype)
     call = _Pair(
         graph, handle, score, heads, size, padding, float(negative_slope), float(scale), float(dropout_p),
         dtype, is_out,
@@ -535,6 +525,6 @@ def pair_layer(
         tensors = tensors._replace(seed=_seed(graph, dropout_p))
     if train:
         return _PairLayer.apply(call, *tensors)
-    tensors = _in_dtype(tensors, is_out)
-    out, _ = call.run(tensors, *call.ends(tensors))
-    return out if is_out else call.finish(tensors, out)
+    ends, skipped, _ = call.project(tensors)
+    out, _ = call.run(tensors, call.attn(tensors), *ends)
+    return out if is_out else call.finish(tensors, out, skipped)

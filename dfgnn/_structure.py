@@ -165,8 +165,8 @@ class Structure:
         return stats
 
     def cut(self, reverse: bool, max_edges: int) -> tuple[int, int] | None:
-        """The items beyond one per row that there are with this bound, and the split rows; None if that is not
-        known without waiting."""
+        """The items beyond one per row that there are with this bound, and the split rows; None if nobody
+        knows without waiting."""
         side = self.src if reverse else self.dst
         if side.stats is not None and side.stats.max <= max_edges:
             return 0, 0

@@ -142,7 +142,7 @@ def pair_at_once(
         can_fuse(graph, x, weight, autocast)
         and (key is None or key_weight.shape == weight.shape)
         and all(
-            w is None or can_fuse(graph, x if x_dst is None else x_dst, w, autocast)
+            w is None or len(w) == len(weight) and can_fuse(graph, x if x_dst is None else x_dst, w, autocast)
             for w in (parameters[4], parameters[6])
         )
         and _are_plain(x, (*parameters, attn, bias), known)

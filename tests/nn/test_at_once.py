@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from dfgnn import _layers
 from dfgnn import nn as layers
 from dfgnn._layers import PairTensors, gat_layer, pair_layer
+from dfgnn.nn import _at_once
 
 IN = 6
 # (heads, size): on CUDA some are padded.
@@ -21,13 +22,17 @@ SHAPES = [(1, 8), (2, 4), (3, 5), (1, 7)]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1.5e-2, torch.bfloat16: 0.12}
 
 
-@pytest.fixture(autouse=True, params=["as on the device", "padded"])
-def _padding(request, monkeypatch):
-    """The CPU takes padded heads, too, of which it needs none."""
-    if request.param == "padded":
-        if "device" not in request.fixturenames or request.getfixturevalue("device") != "cpu":
-            pytest.skip("for the CPU")
+@pytest.fixture(autouse=True, params=["as on the device", "padded", "joined", "joined and padded"])
+def _as_on_a_gpu(request, monkeypatch):
+    """The CPU takes padded heads and projections as one product, too, of which it needs none."""
+    if request.param == "as on the device":
+        return
+    if "device" not in request.fixturenames or request.getfixturevalue("device") != "cpu":
+        pytest.skip("for the CPU")
+    if "padded" in request.param:
         monkeypatch.setattr(_layers, "_padding", lambda x, size: -size % (16 // x.element_size()))
+    if "joined" in request.param:
+        monkeypatch.setattr(_layers, "_joins", lambda x, width: True)
 
 
 def make_gat(graph, heads, size, dtype, bias=True, vectors=None):
@@ -302,6 +307,30 @@ def test_modules_take_it_where_they_can(monkeypatch, name):
     assert len(calls) == 1
     module.double()(graph, x.double())
     assert len(calls) == 2
+
+
+def test_a_layer_that_has_learnt_more_takes_the_long_way():
+    """An option that nobody told the short one of."""
+
+    class Louder(layers.GATConv):
+        AT_ONCE = layers.GATConv.AT_ONCE
+
+        def __init__(self, *args, volume=1.0, in_feats=IN, out_feats=4, num_heads=2):
+            super().__init__(in_feats, out_feats, num_heads, allow_zero_in_degree=True)
+
+    class Renamed(layers.GATConv):
+        """What a user adds beneath the layer's own constructor is the user's to compute."""
+
+        def __init__(self, size):
+            super().__init__(IN, size, 2, allow_zero_in_degree=True)
+
+    assert _at_once.knows_all_of(layers.GATConv) and _at_once.knows_all_of(Renamed)
+    assert not _at_once.knows_all_of(Louder) and not _at_once.knows_all_of(nn.Linear)
+    graph = make_graph("random")
+    x = torch.randn(graph.num_src, IN, requires_grad=True)
+    short, long = Renamed(4)(graph, x), Louder()(graph, x)
+    assert "_GatLayer" in str(short.grad_fn.next_functions[0][0]) or "_GatLayer" in short.grad_fn.name()
+    assert "_GatLayer" not in long.grad_fn.name()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

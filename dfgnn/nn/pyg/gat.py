@@ -37,8 +37,8 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
     # torch_geometric reads these two lines; it keeps sources by name, and finds only ours under this one.
 
     AT_ONCE = (
-        "in_channels out_channels heads concat negative_slope dropout add_self_loops edge_dim fill_value bias "
-        "residual"
+        "in_channels out_channels heads concat negative_slope dropout add_self_loops edge_dim fill_value "
+        "bias residual"
     )
 
     #: What computes the attention; ``reference.gat_attention`` makes it the same layer on plain PyTorch.

@@ -36,8 +36,8 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
     # torch_geometric reads these two lines; it keeps sources by name, and finds only ours under this one.
 
     AT_ONCE = (
-        "in_channels out_channels heads concat negative_slope dropout add_self_loops edge_dim fill_value bias "
-        "share_weights residual"
+        "in_channels out_channels heads concat negative_slope dropout add_self_loops edge_dim fill_value "
+        "bias share_weights residual"
     )
 
     #: What computes the attention; ``reference.gatv2_attention`` makes it the same layer on plain PyTorch.
