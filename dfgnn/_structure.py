@@ -85,7 +85,10 @@ class Structure:
     @property
     def indices(self) -> Tensor:
         """Of the direction that was built first; in its length and device both are alike."""
-        return self._known()[0][1].indices
+        for side in (self.dst, self.src):
+            if side.built is not None and side.built[1]:
+                return side.built[0].indices
+        raise AssertionError("a graph without edge ids")
 
     def csr(self) -> CSR:
         return self._built(self.dst, True)

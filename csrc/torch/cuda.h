@@ -5,9 +5,15 @@
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/headeronly/util/shim_utils.h>
 
+#include <tuple>
+
 #include "checks.h"
 
 namespace dfgnn {
+
+// cuda_planning.cpp
+std::tuple<Tensor, Tensor> cut_rows(Tensor indptr, Tensor indices, int64_t max_edges, bool by_length,
+                                    int64_t more, int64_t num_splits);
 
 struct CudaScope {
   explicit CudaScope(const Tensor& t) : guard(t.get_device_index()) {}

@@ -118,20 +118,6 @@ std::tuple<Tensor, Tensor, Tensor> plan_rows(Tensor indptr, Tensor indices, int6
   return plan(check, indptr, p, max_edges, more + cuts, parts > 1 ? std::min(p.last_row, edges) : more);
 }
 
-// plan_rows of one part without waiting for how many there are: more, num_splits as `degrees` counts them.
-std::tuple<Tensor, Tensor> cut_rows(Tensor indptr, Tensor indices, int64_t max_edges, bool by_length,
-                                    int64_t more, int64_t num_splits) {
-  const CudaScope scope(indptr);
-  const Checker check("dfgnn::cut_rows", indptr);
-  PlanParams p{};
-  p.indptr = offsets(check, "indptr", indptr), p.indices = columns(check, indices, indptr);
-  p.parts = 1, p.by_length = by_length, p.stride = 1, p.last_row = indptr.size(0) - 1, p.exact = true;
-  check.require(more >= 0 && more <= indices.size(0) && num_splits >= 0 && num_splits <= more,
-                "more, num_splits: expected no more than edges, got ", more, " and ", num_splits);
-  const auto [items, splits, counts] = plan(check, indptr, p, max_edges, more, num_splits);
-  return {items, splits};
-}
-
 std::tuple<Tensor, Tensor, Tensor> plan_windows(Tensor chunks, int64_t num_chunks, int64_t num_rows,
                                                 int64_t max_chunks) {
   const CudaScope scope(chunks);
@@ -212,6 +198,21 @@ std::tuple<Tensor, Tensor> tiles(Tensor indptr, Tensor indices, Tensor first, in
 }
 
 }  // namespace
+
+// plan_rows of one part without waiting for how many there are: more, num_splits as `degrees` counts them.
+std::tuple<Tensor, Tensor> cut_rows(Tensor indptr, Tensor indices, int64_t max_edges, bool by_length,
+                                    int64_t more, int64_t num_splits) {
+  const CudaScope scope(indptr);
+  const Checker check("dfgnn::cut_rows", indptr);
+  PlanParams p{};
+  p.indptr = offsets(check, "indptr", indptr), p.indices = columns(check, indices, indptr);
+  p.parts = 1, p.by_length = by_length, p.stride = 1, p.last_row = indptr.size(0) - 1, p.exact = true;
+  check.require(more >= 0 && more <= indices.size(0) && num_splits >= 0 && num_splits <= more,
+                "more, num_splits: expected no more than edges, got ", more, " and ", num_splits);
+  const auto [items, splits, counts] = plan(check, indptr, p, max_edges, more, num_splits);
+  return {items, splits};
+}
+
 }  // namespace dfgnn
 
 STABLE_TORCH_LIBRARY_IMPL(dfgnn, CUDA, m) {

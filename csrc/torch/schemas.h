@@ -104,6 +104,10 @@ inline constexpr const char* kPlanRows =
 inline constexpr const char* kCutRows =
     "cut_rows(Tensor indptr, Tensor indices, int max_edges, bool by_length, int more, int num_splits)"
     " -> (Tensor items, Tensor splits)";
+inline constexpr const char* kCutGraph =
+    "cut_graph(Tensor indptr, Tensor indices, Tensor? eids, int[] how, Tensor? rev_indptr, "
+    "Tensor? rev_indices, Tensor? rev_eids, int[] rev_how)"
+    " -> (int graph, Tensor items, Tensor splits, Tensor? rev_items, Tensor? rev_splits)";
 inline constexpr const char* kPlanWindows =
     "plan_windows(Tensor offsets, int num_chunks, int num_rows, int max_chunks)"
     " -> (Tensor items, Tensor splits, Tensor counts)";
@@ -114,8 +118,8 @@ inline constexpr const char* kSharing =
 inline constexpr const char* kTileCounts = "tile_counts(Tensor indptr, Tensor indices) -> Tensor";
 inline constexpr const char* kTiles =
     "tiles(Tensor indptr, Tensor indices, Tensor offsets, int num_chunks) -> (Tensor chunks, Tensor twice)";
-inline constexpr const char* kPlanning[] = {kCooToCsr,    kTransposeCsr, kPlanGraph, kPlanRows,
-                                            kPlanWindows, kDegrees,      kFalls,     kSharing,
-                                            kTileCounts,  kTiles,        kStructure, kCutRows};
+inline constexpr const char* kPlanning[] = {kCooToCsr,  kTransposeCsr, kPlanGraph, kPlanRows,   kPlanWindows,
+                                            kDegrees,   kFalls,        kSharing,   kTileCounts, kTiles,
+                                            kStructure, kCutRows,      kCutGraph};
 
 }  // namespace dfgnn

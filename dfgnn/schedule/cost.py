@@ -14,7 +14,7 @@ from .._csr import DegreeStats
 from . import tiles
 from .device import Device
 from .direction import Direction
-from .plans import ROW_SCHEDULES, Candidate, Shape
+from .plans import Candidate, Shape
 
 _WARP = 32
 # The least bound of an item: a warp's edges. Partial results stay below 1/32 of a tensor of edges.
@@ -156,35 +156,35 @@ def on_cpu(num_edges: int, num_items: int, shape: Shape, reverse: bool) -> tuple
     return (Candidate("natural", float(num_edges), note),)
 
 
-def on_rows(stats: DegreeStats, packable: int, device: Device) -> tuple[Candidate, ...]:
+def costs_on_rows(stats: DegreeStats, packable: int, device: Device) -> dict[str, float]:
     """packable: sub-warps of a warp, for the heads that are worked on at a time."""
     if device.kind != "cuda":
-        return (Candidate("natural", float(stats.num_edges), _ON_CPU),)
-    longest = {s: min(stats.max, max_edges(stats, s, device)) for s in ROW_SCHEDULES}
-    alike = stats.cv < ALIKE
-
-    def share(item_cost: float) -> float:
-        return (stats.num_edges + item_cost * stats.num_rows) / device.resident_warps
-
-    whole = share(_ITEM_COST * max(packable / 2, 1))
-    found = [
-        Candidate(
-            "natural",
-            whole if alike else whole * _UNEVEN_LOSS + longest["natural"],
-            "neighbouring rows run together",
-        ),
-        Candidate(
-            "longest_first",
-            whole * (_LOCALITY_LOSS if alike else 1) + min(stats.mean, longest["longest_first"]),
-            "no long item is left for the end",
-        ),
-    ]
+        return {"natural": float(stats.num_edges)}
+    alike, warps = stats.cv < ALIKE, device.resident_warps
+    longest = min(stats.max, max_edges(stats, "natural", device))  # of longest_first, too
+    item_cost = _ITEM_COST * max(packable / 2, 1)
+    whole = (stats.num_edges + item_cost * stats.num_rows) / warps
+    found = {
+        "natural": whole if alike else whole * _UNEVEN_LOSS + longest,
+        "longest_first": whole * (_LOCALITY_LOSS if alike else 1) + min(stats.mean, longest),
+    }
     if packable > 1:
         # A row that would have had all sub-warps has one, and those of a warp wait for the longest.
         loss = _PACKING_LOSS if packable == 2 else 1
-        cost = share(_ITEM_COST / packable) * loss + longest["packed"] / 2 * (packable - 1)
-        found.append(Candidate("packed", cost, f"{packable} rows per warp"))
-    return tuple(found)
+        share = (stats.num_edges + _ITEM_COST / packable * stats.num_rows) / warps
+        longest = min(stats.max, max_edges(stats, "packed", device))
+        found["packed"] = share * loss + longest / 2 * (packable - 1)
+    return found
+
+
+def on_rows(stats: DegreeStats, packable: int, device: Device) -> tuple[Candidate, ...]:
+    notes = {
+        "natural": "neighbouring rows run together" if device.kind == "cuda" else _ON_CPU,
+        "longest_first": "no long item is left for the end",
+        "packed": f"{packable} rows per warp",
+    }
+    costs = costs_on_rows(stats, packable, device)
+    return tuple(Candidate(name, cost, notes[name]) for name, cost in costs.items())
 
 
 def on_tiles(direction: Direction, shape: Shape) -> Candidate:

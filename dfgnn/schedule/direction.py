@@ -42,6 +42,18 @@ class Direction:
         rows = (self._structure.src if self.reverse else self._structure.dst).num_rows
         return rows, self.num_cols, self._structure.indices.numel()
 
+    def csr_with_ids(self, need_eids: bool) -> CSR:
+        return self._structure.reverse_csr(need_eids) if self.reverse else self._structure.csr()
+
+    @property
+    def known_stats(self) -> DegreeStats | None:
+        """`stats` where that needs no waiting."""
+        return (self._structure.src if self.reverse else self._structure.dst).stats
+
+    def cut(self, max_edges: int) -> tuple[int, int] | None:
+        """The items beyond one per row that there are with this bound, and the split rows, where known."""
+        return self._structure.cut(self.reverse, max_edges)
+
     @property
     def stats(self) -> DegreeStats:
         return self._structure.degree_stats(self.reverse)
@@ -67,9 +79,16 @@ class Direction:
         key = (max_edges, longest_first, parts)
         found = self._items.get(key)
         if found is None:
-            known = self._structure.cut(self.reverse, max_edges)
-            found = self._items[key] = items.of_rows(self.csr, self.num_cols, *key, known)
+            found = self._items[key] = items.of_rows(self.csr, self.num_cols, *key, self.cut(max_edges))
         return found
+
+    def has_items(self, *key) -> bool:
+        return key in self._items
+
+    def keep_items(self, max_edges: int, longest_first: bool, parts: int, made: Items) -> Items:
+        """What `items` is to give."""
+        self._items[max_edges, longest_first, parts] = made
+        return made
 
     def joined(self, max_edges: int, longest_first: bool, parts: int) -> tuple[Items, tuple[int, ...]]:
         """`items` whose rows are joined part by part, and the items of each part: see `items.join`."""

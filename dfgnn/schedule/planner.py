@@ -9,10 +9,11 @@ from operator import index
 
 import torch
 
+from .. import _ops
 from .._arguments import GraphArgs, GraphHandle
 from .._compile import not_compiled, untraced
 from .._structure import Structure
-from . import choose, on_cpu
+from . import choose, on_cpu, on_gpu
 from . import device as devices
 from .device import Device
 from .direction import Direction
@@ -91,6 +92,8 @@ class Planner:
     def _make_handle(self, num_heads, head_dim, dtype, layer, schedule, edges, backward) -> GraphHandle:
         kept = self.handles  # as below
         found = self._handle_of_all(schedule, backward)
+        if found is None and schedule == "auto" and not self.once:
+            found = self._handle_at_once(Shape(num_heads, head_dim, dtype, layer), edges, backward)
         if found is None:
             args = self.arguments(
                 num_heads, head_dim, dtype, layer, schedule=schedule, edges=edges, backward=backward
@@ -110,6 +113,14 @@ class Planner:
             with untraced(self.structure.indices):
                 found = kept[backward] = on_cpu.handle(self.structure, backward)
         return found
+
+    def _handle_at_once(self, shape: Shape, edges: bool, backward: bool) -> GraphHandle | None:
+        """With the items of both directions, where they are not there and nothing has to be waited for."""
+        structure = self.structure
+        if structure.dst.stats is None or not _ops.on_device(structure.indices) or self._plans:
+            return None
+        with untraced(structure.indices):
+            return on_gpu.handle(self._direction(False), self._direction(True), shape, edges, backward)
 
     @not_compiled
     def _make_arguments(self, shape: Shape, schedule: str, edges: bool, backward: bool) -> GraphArgs:

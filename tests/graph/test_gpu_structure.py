@@ -213,6 +213,25 @@ def test_a_fresh_graph_waits_once(self_loops, layer):
 
 @pytest.mark.gpu
 @on_a_gpu
+@pytest.mark.parametrize("name", [*GRAPHS, "60000 edges"])
+@pytest.mark.parametrize("edges", [False, True])
+def test_a_handle_in_one_call_is_that_of_several(name, edges):
+    src, dst, num_src, num_dst = given(name, "cuda")
+    for layer, backward in (("gat", True), ("gatv2", True), ("dot", False)):
+        fresh, known = (Graph.from_coo(src, dst, num_src=num_src, num_dst=num_dst) for _ in range(2))
+        args = (4, 16, torch.float32, layer)
+        known.plan(*args[:3], layer=layer, edges=edges)
+        expected = known._planner.arguments(*args, schedule="auto", edges=edges, backward=backward)
+        found = fresh._planner.handle(*args, "auto", edges, backward).args
+        assert len(found) == len(expected)
+        for a, b in zip(found, expected):
+            assert torch.equal(a, b) if isinstance(b, torch.Tensor) else a == b
+        plan = fresh.plan(*args[:3], layer=layer, edges=edges)  # of the same items
+        assert plan.items.data_ptr() == found.items.data_ptr()
+
+
+@pytest.mark.gpu
+@on_a_gpu
 @pytest.mark.parametrize("schedule", ["natural<=32", "natural<=64", "longest_first<=64", "packed<=128"])
 def test_items_without_waiting_are_those_that_were_counted(schedule):
     src, dst, *sizes = given("mixed_degrees", "cuda")

@@ -10,8 +10,9 @@ from graphs import GRAPHS
 from dfgnn import Graph, _csr, functional
 from dfgnn._arguments import ops
 from dfgnn._csr import CSR, DegreeStats
-from dfgnn.schedule import Shape, cost, items
+from dfgnn.schedule import Shape, choose, cost, items, on_gpu
 from dfgnn.schedule.device import Device
+from dfgnn.schedule.direction import Direction
 
 FLOAT, BF16 = torch.float32, torch.bfloat16
 
@@ -151,6 +152,41 @@ def test_two_graphs_of_the_same_edges_give_the_same_bits(schedule_name):
     first = step()
     for _ in range(5):
         assert all(torch.equal(a, b) for a, b in zip(first, step()))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_short_way_chooses_what_the_long_one_does(seed):
+    """Of degrees alone, which a GPU's graphs bring along."""
+    generator = torch.Generator().manual_seed(seed)
+    num_rows = int(10 ** (1 + 3 * torch.rand((), generator=generator)))
+    degree = (torch.rand(num_rows, generator=generator) ** -(0.2 + seed / 12)).long().clamp(max=4000)
+    dst = torch.repeat_interleave(degree)
+    src = torch.randint(num_rows, dst.shape, generator=generator)
+    structure = Graph.from_coo(src, dst, num_rows)._structure
+    for reverse in (False, True):
+        direction = Direction(structure, reverse, H200)
+        shapes = [
+            Shape(heads, dim, dtype, layer)
+            for heads, dim in ((1, 8), (4, 16), (8, 8), (3, 128))
+            for dtype, layer in ((FLOAT, "gat"), (FLOAT, "dot"), (FLOAT, "gatv2"), (BF16, "gatv2"))
+        ]
+        assert on_gpu.chosen(direction, shapes[0], False) is None  # nobody has asked for them yet
+        side = structure.src if reverse else structure.dst
+        cuts = {}
+        for bound in (2**k for k in range(5, 11)):
+            found = direction.items(bound, False, 1)
+            cuts[bound] = len(found.items) - num_rows, len(found.splits)
+        side.know(_csr.Degrees(direction.stats, cuts))
+        for shape in shapes:
+            plan = choose.plan(direction, shape)
+            name, bound, by_length, cut = on_gpu.chosen(direction, shape, False)
+            assert (name, bound, sum(cut)) == (plan.schedule, plan.max_edges, plan.num_slots)
+            length = plan.items[:, 2] - plan.items[:, 1]
+            assert by_length or name == "natural" or plan.stats.cv < cost.ALIKE
+            assert not by_length or (length[1:] <= length[:-1]).all()
+            assert plan.heads_per_tile == 0 and plan.source_parts == 1
+    assert on_gpu.chosen(direction, Shape(4, 32, BF16, "dot"), False) is None  # there may be tiles
+    assert on_gpu.chosen(direction, Shape(4, 32, BF16, "dot"), True) is not None
 
 
 def long_degrees(device="cpu") -> CSR:
