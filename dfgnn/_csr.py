@@ -340,7 +340,7 @@ def _from_edges_on_gpu(where, names, src, dst, num_src, num_dst, validate, with_
     if with_loops:
         num_edges += min(num_src, num_dst)
         if num_edges < src.numel() + min(num_src, num_dst):  # there were loops
-            csr, other = (CSR(x.indptr, x.indices[:num_edges], x.eids[:num_edges]) for x in (csr, other))
+            csr, other = _first(csr, num_edges), _first(other, num_edges)
             edge_map = edge_map[:num_edges]
     else:
         csr = csr._replace(eids=csr.eids if dst_falls else None)
@@ -351,6 +351,11 @@ def _from_edges_on_gpu(where, names, src, dst, num_src, num_dst, validate, with_
         _degrees(num_src, num_edges, found[middle:]),
     )
     return Edges(num_src, num_dst, csr, False, edge_map, other, degrees)
+
+
+def _first(csr: CSR, num_edges: int) -> CSR:
+    indptr, indices, eids = csr
+    return CSR(indptr, indices[:num_edges], None if eids is None else eids[:num_edges])
 
 
 def append_loops(
@@ -491,7 +496,8 @@ def _degrees(n: int, num_edges: int, found: list[int]) -> Degrees:
 
 def degrees_of(csr: CSR) -> tuple[DegreeStats, dict[int, tuple[int, int]]]:
     """`Degrees` of the rows, in one wait; on a GPU from a histogram, elsewhere without cuts."""
-    indptr, num_edges, cuts = csr.indptr, csr.indices.numel(), {}
+    indptr, num_edges = csr.indptr, csr.indices.numel()
+    cuts: dict[int, tuple[int, int]] = {}
     n = indptr.numel() - 1
     if n and _ops.on_device(indptr):
         stats, cuts = _degrees(n, num_edges, ops.degrees(indptr).tolist())

@@ -367,7 +367,8 @@ class Graph:
         if edges.other is not None:
             other.built = edges.other, True
         if edges.degrees is not None:
-            dst.know(edges.degrees[0]), src.know(edges.degrees[1])
+            for side, found in zip((dst, src), edges.degrees):
+                side.know(found)
         return cls._make(dst, src)
 
     # ---- structure -------------------------------------------------------------------------------

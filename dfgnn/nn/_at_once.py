@@ -34,7 +34,7 @@ def knows_all_of(cls: type) -> bool:
     owner = next((c for c in cls.__mro__ if "AT_ONCE" in vars(c)), None)
     if owner is None:
         return False
-    options = inspect.signature(owner.__init__).parameters.values()
+    options = inspect.signature(owner.__init__).parameters.values()  # type: ignore[misc]
     named = {x.name for x in options if x.kind is not inspect.Parameter.VAR_KEYWORD}
     return named <= {"self", *vars(owner)["AT_ONCE"].split()}
 
@@ -43,7 +43,7 @@ def _applies(layer: nn.Module, attention: Callable[..., Any]) -> bool:
     return (
         not torch.compiler.is_compiling()
         and getattr(layer, "attention", attention) is attention
-        and knows_all_of(type(layer))
+        and knows_all_of(type(layer))  # type: ignore[arg-type]
     )
 
 
@@ -53,8 +53,9 @@ def _in_autocast(x: Tensor, x_dst: Tensor | None) -> tuple[Tensor, Tensor | None
     if not torch.is_autocast_enabled(kind) or x.dtype == torch.float64:
         return x, x_dst, False
     dtype = torch.get_autocast_dtype(kind)
-    x, x_dst = (t if t is None or t.dtype is dtype else t.to(dtype) for t in (x, x_dst))
-    return x, x_dst, True
+    if x_dst is not None and x_dst.dtype is not dtype:
+        x_dst = x_dst.to(dtype)
+    return x if x.dtype is dtype else x.to(dtype), x_dst, True
 
 
 def _are_plain(x: Tensor, tensors: tuple[Tensor | None, ...], dtypes: tuple[torch.dtype, ...]) -> bool:

@@ -35,7 +35,8 @@ def of_rows(
         return cut(*by_source(csr, num_cols, parts), max_edges, longest_first)
     if known is None or parts > 1:
         return cut_on_gpu(csr, num_cols, max_edges, longest_first, parts)
-    return Items(*_cut_rows(csr.indptr, csr.indices, max_edges, longest_first, *known), sum(known))
+    items, splits = _cut_rows(csr.indptr, csr.indices, max_edges, longest_first, *known)
+    return Items(items, splits, sum(known))
 
 
 def of_rows_once(csr: CSR) -> Items:

@@ -43,28 +43,24 @@ def handle(
     forward: Direction, reverse: Direction, shape: Shape, edges: bool, backward: bool
 ) -> GraphHandle | None:
     """None where this is not the way, or some of it is there already."""
-    found = []
+    found: list[tuple[str, int, bool, tuple[int, int]]] = []
     for direction in (forward, reverse) if backward else (forward,):
-        how = chosen(direction, shape, edges)
-        if how is None or direction.has_items(how[1], how[2], 1):
+        way = chosen(direction, shape, edges)
+        if way is None or direction.has_items(way[1], way[2], 1):
             return None
-        found.append(how)
-    directions = forward, reverse
-    csrs: list[Any] = []
-    for k, direction in enumerate(directions):
-        if k == len(found):
-            csrs += *_NONE, [direction.size[0]]
-            continue
-        name, bound, by_length, (more, num_splits) = found[k]
+        found.append(way)
+    given: list[Any] = []
+    for direction, (name, bound, by_length, cut) in zip((forward, reverse), found):
         indptr, indices, eids = direction.csr_with_ids(edges)
-        how = [bound, by_length, more, num_splits, name == "packed"]
-        csrs += indptr, indices, eids if edges else None, how
-    number, *made = _cut_graph(*csrs)
+        given += indptr, indices, eids if edges else None, [bound, by_length, *cut, name == "packed"]
+    if not backward:
+        given += *_NONE, [reverse.size[0]]
+    number, *made = _cut_graph(*given)
     args: list[Any] = []
-    for k, (name, bound, by_length, cut) in enumerate(found):
-        items = directions[k].keep_items(bound, by_length, 1, Items(made[2 * k], made[2 * k + 1], sum(cut)))
-        plan = [items.num_slots, int(name == "packed"), 0, *directions[k].size]
-        args += *csrs[4 * k + 1 : 4 * k + 3], items.items, items.splits, plan
+    for k, (direction, (name, bound, by_length, cut)) in enumerate(zip((forward, reverse), found)):
+        items = direction.keep_items(bound, by_length, 1, Items(made[2 * k], made[2 * k + 1], sum(cut)))
+        plan = [items.num_slots, int(name == "packed"), 0, *direction.size]
+        args += *given[4 * k + 1 : 4 * k + 3], items.items, items.splits, plan
     if not backward:
         args += *_NONE, None, []
     return GraphHandle(GraphArgs._make([*args, None, None]), number)
