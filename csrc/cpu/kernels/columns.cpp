@@ -151,7 +151,7 @@ void Columns<T>::aggregate_all(const Group& group, const int32_t* index, int64_t
     };
     constexpr std::true_type yes;
     constexpr std::false_type no;
-    const bool wide = W == 1 || dim_ % W == 0;
+    const bool wide = heads_ == 1 || dim_ % W == 0;
     if constexpr (W > 1) {
       if (!wide) return a2 ? run(yes, no) : run(no, no);
     }

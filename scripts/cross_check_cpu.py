@@ -1,0 +1,34 @@
+"""Compile the CPU engine for another processor and run it under an emulator beside plain loops.
+
+    scripts/cross_check_cpu.py [aarch64]
+
+Needs Debian's g++-aarch64-linux-gnu and qemu-user. The engine alone, its base path, without torch
+(engine_check.cpp); "native" takes this machine's compiler and no emulator.
+"""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+import build_native  # noqa: E402
+
+TARGETS = {"aarch64": (["aarch64-linux-gnu-g++", "-static"], ["qemu-aarch64"]), "native": (["g++"], [])}
+
+
+def main(target: str = "aarch64") -> int:
+    compiler, emulator = TARGETS[target]
+    csrc = ROOT / "csrc"
+    sources = [*sorted((csrc / "cpu").glob("**/*.cpp")), ROOT / "scripts/engine_check.cpp"]
+    flags = [*build_native.COMMON, *build_native.HOST, *build_native.CPU, f"-I{csrc}"]
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder) / "engine_check"
+        command = [*compiler, *flags, "-DDFGNN_BASE_ONLY", "-DDFGNN_ISA=base", *sources, "-o", program]
+        subprocess.run(command, check=True, cwd=ROOT)
+        return subprocess.run([*emulator, program], check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
