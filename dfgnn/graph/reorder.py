@@ -243,7 +243,6 @@ def reorder(graph: Any, method: str | Tensor | tuple[Tensor, Tensor]) -> Reorder
         old_src, old_dst = graph._structure.endpoints(torch.int32)
         new_src, new_dst = src.rank.to(torch.int32)[old_src], dst.rank.to(torch.int32)[old_dst]
         # By source first: the CSR by destination is derived from that one, and its indices rise then.
-        reverse = type(graph).from_coo(
-            new_dst, new_src, num_src=graph.num_dst, num_dst=graph.num_src, validate=False
-        )
-        return Reordering(reverse.reverse(), src, dst)
+        by_src = _csr.from_coo(new_dst, new_src, graph.num_src, rows_sorted=False)
+        found = _csr.Edges(graph.num_src, graph.num_dst, by_src, True, None)
+        return Reordering(type(graph)._from_edges(found), src, dst)
