@@ -309,6 +309,20 @@ def test_modules_take_it_where_they_can(monkeypatch, name):
     assert len(calls) == 2
 
 
+@pytest.mark.parametrize("two_ends", [False, True])
+def test_projections_of_the_same_features_are_one_product(monkeypatch, two_ends):
+    """Forward, and for the gradients of weights and of features one each."""
+    monkeypatch.setattr(_layers, "_joins", lambda x, width: True)
+    graph = make_graph("random")
+    tensors = make_pair(graph, "dot", 2, 4, torch.float32, two_ends=two_ends)
+    with torch.profiler.profile() as found:
+        out = run_pair(graph, tensors, "dot", 2)
+        gradients(out, tensors)
+    products = {"aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm"}
+    names = [event.name for event in found.events() if event.name in products]
+    assert len(names) == (6 if two_ends else 3), names
+
+
 def test_a_layer_that_has_learnt_more_takes_the_long_way():
     """An option that nobody told the short one of."""
 
