@@ -188,14 +188,12 @@ void Columns<T>::dots_all(const Group& group, const int32_t* index, int64_t limi
   const Ahead ahead(Rows<T>{data_, shape_}, index, limit);
   sums_(
       [&](const auto& add) __attribute__((always_inline)) {
-        group.each([&](int r, int begin, int end) __attribute__((always_inline)) {
+        group.each_edge([&](int r, int e) __attribute__((always_inline)) {
+          if (limit) prefetch(data_ + size * ahead(e), size * int64_t(sizeof(T)));
+          const T* x = data_ + size * index[e];
           const A* row = fixed + r * size;
-          for (int e = begin; e < end; ++e) {
-            if (limit) prefetch(data_ + size * ahead(e), size * int64_t(sizeof(T)));
-            const T* x = data_ + size * index[e];
-            add([&](auto width, int at, const auto& own, auto total)
-                    __attribute__((always_inline)) { return term(width, x + at, row + at, at, own, total); });
-          }
+          add([&](auto width, int at, const auto& own, auto total)
+                  __attribute__((always_inline)) { return term(width, x + at, row + at, at, own, total); });
         });
       },
       s);

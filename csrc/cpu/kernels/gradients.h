@@ -99,11 +99,12 @@ class EdgeGradients {
     A* const to[] = {largest(), log_sum(), delta()};
     for_heads<A>(heads_, [&](auto width, int h) {
       using W = Vec<A, width.value>;
-      for (int k = 0; k < 3; ++k)
-        group.each([&](int r, int begin, int end) {
-          const W x = load_vector<W>(a_.node_stats + ((group.row + r) * kNodeStats + k + 1) * heads_ + h);
-          for (int e = begin; e < end; ++e) store_vector(to[k] + e * heads_ + h, x);
-        });
+      const A* from = a_.node_stats + (group.row * kNodeStats + 1) * heads_ + h;
+      group.each_edge([&](int r, int e) {
+#pragma GCC unroll 3
+        for (int k = 0; k < 3; ++k)
+          store_vector(to[k] + e * heads_ + h, load_vector<W>(from + (r * kNodeStats + k) * heads_));
+      });
     });
   }
 

@@ -87,9 +87,11 @@ class GroupWorker {
           top = score > top ? score : top;
         }
         store_vector(largest + r * heads + h, top);
-        top = origin_of<A>(top);
-        for (int e = begin; e < end; ++e)
-          store_vector(w + e * heads + h, load_vector<W>(s + e * heads + h) - top);
+        store_vector(factor + r * heads + h, origin_of<A>(top));
+      });
+      group.each_edge([&](int r, int e) {
+        store_vector(w + e * heads + h,
+                     load_vector<W>(s + e * heads + h) - load_vector<W>(factor + r * heads + h));
       });
     });
     block_.each([&](int i) {

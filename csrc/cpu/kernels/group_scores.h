@@ -24,14 +24,13 @@ class AdditiveGroupScore : public Activation<T> {
   void raw(const Block& block, const Group& group, A* z) const {
     for_heads<A>(heads_, [&](auto width, int h) {
       using Heads = Vec<A, width.value>;
-      group.each([&](int r, int begin, int end) {
-        const Heads fixed = fixed_ ? load_vector<Heads>(fixed_ + (group.row + r) * heads_ + h) : Heads{};
-        for (int e = begin; e < end; ++e) {
-          if (e + kTableAhead < block.limit)
-            __builtin_prefetch(gathered_ + block.index[e + kTableAhead] * stride_ + h);
-          const A* from = gathered_ + block.index[e] * stride_ + h;
-          store_vector(z + e * heads_ + h, load_vector<Heads>(from) + fixed);
-        }
+      const A* fixed = fixed_ ? fixed_ + group.row * heads_ + h : nullptr;
+      group.each_edge([&](int r, int e) {
+        if (e + kTableAhead < block.limit)
+          __builtin_prefetch(gathered_ + block.index[e + kTableAhead] * stride_ + h);
+        Heads score = load_vector<Heads>(gathered_ + block.index[e] * stride_ + h);
+        if (fixed) score += load_vector<Heads>(fixed + r * heads_);
+        store_vector(z + e * heads_ + h, score);
       });
     });
   }
