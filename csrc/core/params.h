@@ -109,7 +109,7 @@ struct ForwardParams {
   double negative_slope;  // of the LeakyReLU; 1: none
   double scale;           // dot
 
-  const void* out_bias;  // [H, Dv] T, added to out by backends that do it (kAddsBias); or null
+  const void* out_bias;  // [H, Dv] T, added to out; or null
 
   void* out;            // [N_dst, H, Dv] T
   void* stats;          // [N_dst, H, 2] acc: max, log_sum

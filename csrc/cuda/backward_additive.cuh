@@ -15,6 +15,7 @@ inline constexpr int kPairs = 2;
 template <typename T, int LPH>
 __global__ void __launch_bounds__(kThreads) prepare_additive_kernel(const BackwardParams p) {
   using A = Acc<T>;
+  follow();
   const int64_t total = p.shape.num_dst * p.shape.heads;
   const int64_t group = (int64_t(blockIdx.x) * kThreads + threadIdx.x) / LPH;
   const int64_t groups = int64_t(gridDim.x) * kThreads / LPH;

@@ -374,6 +374,7 @@ __global__ void __launch_bounds__(
 template <typename A>
 __global__ void __launch_bounds__(kThreads)
     sum_parts_kernel(const A* parts, int64_t num_parts, int width, A* sums) {
+  follow();
   const int column = blockIdx.y * kThreads + threadIdx.x;
   if (column >= width) return;
   const int64_t first = num_parts * blockIdx.x / kAttnSums, last = num_parts * (blockIdx.x + 1) / kAttnSums;

@@ -14,9 +14,12 @@ Device ask(int ordinal) {
     cudaDeviceGetAttribute(&value, name, ordinal);
     return value > 0 ? value : 1;
   };
-  return {attribute(cudaDevAttrMultiProcessorCount), attribute(cudaDevAttrMaxThreadsPerMultiProcessor),
+  return {attribute(cudaDevAttrMultiProcessorCount),
+          attribute(cudaDevAttrMaxThreadsPerMultiProcessor),
           attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor),
-          attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin), attribute(cudaDevAttrL2CacheSize)};
+          attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin),
+          attribute(cudaDevAttrL2CacheSize),
+          attribute(cudaDevAttrComputeCapabilityMajor) >= 9};
 }
 
 }  // namespace

@@ -11,6 +11,7 @@ struct Device {
   int shared_bytes;      // shared memory of a multiprocessor
   int shared_per_block;  // of which a block may ask for so much
   int64_t l2_bytes;
+  bool follows;  // a kernel's blocks may be launched while those of the one before end
 };
 
 // Of the current device. Where it cannot be asked, the launch that follows returns the error.

@@ -39,7 +39,7 @@ int64_t attention_parts(const BackwardParams& p) {
     with_config<decltype(t)>(p.shape.heads, p.shape.value_dim, [&](auto config) {
       using L = Launch<decltype(config)>;
       const int dim = p.shape.value_dim;
-      const auto count = [&](const Csr& part) { parts += L(p.shape, dim, part, kItemsV2).grid.x; };
+      const auto count = [&](const Csr& part) { parts += L(p.shape, dim, part, items_v2(part)).grid.x; };
       for_each_part(p.csr, count);
       for_each_part(p.reverse, count);
     });

@@ -182,7 +182,16 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, EDGES == Edges::featur
     if constexpr (sizeof(A) == sizeof(T)) __syncwarp();  // all lanes have read it
     const A norm = softmax.norm();
     before *= norm, ours *= norm;
-    me.store_row(p.out, p.partial_out, acc, ours, row, slot, before);
+    const bool adds_bias = p.out_bias && slot < 0;
+    if (adds_bias) {  // what an earlier part left in the row has it, too
+      const Rows<C> biases = me.rows(p.out_bias);
+      repeat<NV>([&](int k) {
+        A bias[VEC];
+        Pack<T>::unpack(biases.load(0, k), bias);
+        repeat<VEC>([&](int c) { acc[k][c] = acc[k][c] * ours + (1 - before) * bias[c]; });
+      });
+    }
+    me.store_row(p.out, p.partial_out, acc, adds_bias ? A(1) : ours, row, slot, before);
     if constexpr (POSITIVE)
       me.store_row(p.positive, p.partial_positive, acc_positive, ours, row, slot, before);
     if (me.writes && slot != me.kNoItem && me.hl == 0 && me.chunk == 0) {

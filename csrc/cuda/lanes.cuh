@@ -123,6 +123,14 @@ __device__ __forceinline__ void reduce_scatter(A (&v)[N], int hl) {
   }
 }
 
+// A kernel may be launched while the one before it in the stream ends (launch.cuh). It begins with this: what
+// was written before is there then, and the kernel behind it may come.
+__device__ __forceinline__ void follow() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // v of the lane-th of the LPH lanes of a head.
 template <int LPH, typename A>
 __device__ __forceinline__ A of_lane(A v, int lane) {
@@ -188,6 +196,7 @@ struct Place : Range {
   static constexpr int kNoItem = -3;  // in place of a slot
 
   __device__ __forceinline__ Place(const Tiling& t, const Shape& s, int dim_, const Csr& csr) {
+    follow();
     const int lane = threadIdx.x & 31;
     sub_log2 = 5 - t.lanes_log2;
     dim = dim_;

@@ -13,9 +13,16 @@
 
 namespace dfgnn::cuda {
 
+// Launches a kernel that begins with `follow`: its blocks may come while those of the kernel before it end.
 template <class... P, class... X>
 void launch(cudaStream_t stream, dim3 grid, int threads, int shared, void (*kernel)(P...), X... args) {
-  kernel<<<grid, threads, shared, stream>>>(args...);
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid, config.blockDim = dim3(threads), config.dynamicSmemBytes = shared;
+  config.stream = stream, config.attrs = &early, config.numAttrs = device().follows;
+  cudaLaunchKernelEx(&config, kernel, P(args)...);
 }
 
 // f(part) for the parts of the items, in their order.
@@ -100,6 +107,8 @@ void with_config(int heads, int dim, F f) {
 // multiprocessor, windows of a grid at least, for balance.
 inline constexpr int kItems = 4, kItemsPacked = 2, kItemsV2 = 1, kWarpEdges = 256, kWindowBlocks = 8;
 inline constexpr unsigned kLeastWindows = 4;
+// With rows in parts there are many items, and each block has a partial sum.
+inline int items_v2(const Csr& csr) { return csr.num_parts ? kItems : kItemsV2; }
 
 template <class C>
 struct Launch {

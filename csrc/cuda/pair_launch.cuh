@@ -46,10 +46,10 @@ const char* pair_backward(const BackwardParams& p, cudaStream_t stream) {
   const Edges edges = edges_of(p.edge, p.grad_attention);
   with_config<T>(heads, dim, [&](auto config) {
     using C = decltype(config);
-    constexpr int B = C::B, kMostItems = V2 ? kItemsV2 : kItems;
+    constexpr int B = C::B;
     int64_t attn_parts = 0;  // partial sums of grad_attn that the launches so far write
     const auto launch_part = [&](const auto kernel, BackwardParams q, const Csr& part) {
-      const Launch<C> way(p.shape, dim, part, kMostItems);
+      const Launch<C> way(p.shape, dim, part, V2 ? items_v2(part) : kItems);
       if (V2) q.grad_attn = static_cast<A*>(p.grad_attn) + attn_parts * heads * dim;
       attn_parts += way.grid.x;
       launch(stream, way.grid, kThreads, way.shared, kernel, q, way.tiling);

@@ -38,6 +38,7 @@ __global__ void merge_forward_kernel(const ForwardParams p) {
   using State = Softmax<A, true>;
   constexpr int VA = MergePlace<A>::VA;
   __shared__ A shared[kMergeWarps][3 + 2 * VA][32];
+  follow();
   const MergePlace<A> me(p.shape, p.shape.value_dim);
   const Split split = p.csr.splits[blockIdx.x];
   if (split.slot_begin == split.slot_end) return;  // a place that the plan did not need
@@ -76,7 +77,11 @@ __global__ void merge_forward_kernel(const ForwardParams p) {
     add({from[0][me.lane], from[1][me.lane], from[2][me.lane]}, x, x_positive);
   }
   const A norm = softmax.norm();
-  me.template store<T>(p.out, split.row, acc, norm);
+  repeat<VA>([&](int k) {
+    acc[k] *= norm;
+    if (p.out_bias) acc[k] += A(static_cast<const T*>(p.out_bias)[me.column + k]);
+  });
+  me.template store<T>(p.out, split.row, acc, A(1));
   if (p.positive) me.template store<T>(p.positive, split.row, acc_positive, norm);
   if (me.column % p.shape.value_dim == 0) {
     const int64_t at = int64_t(split.row) * p.shape.heads + me.head;
@@ -92,6 +97,7 @@ __global__ void merge_rows_kernel(const Csr csr, const Shape shape, int dim, con
   using A = Acc<T>;
   constexpr int VA = MergePlace<A>::VA;
   __shared__ A shared[kMergeWarps][VA][32];
+  follow();
   const MergePlace<A> me(shape, dim);
   const Split split = csr.splits[blockIdx.x];
   if (split.slot_begin == split.slot_end) return;
@@ -115,6 +121,7 @@ __global__ void merge_rows_kernel(const Csr csr, const Shape shape, int dim, con
 // out[row, h] = sum of partial[slot, h]; a warp per (split, head).
 template <typename A>
 __global__ void merge_scalars_kernel(const Csr csr, int heads, const A* partial, A* out) {
+  follow();
   const int64_t pair = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
   if (pair >= csr.num_splits * heads) return;
   const Split split = csr.splits[pair / heads];
@@ -132,6 +139,7 @@ __global__ void merge_scalars_kernel(const Csr csr, int heads, const A* partial,
 template <typename A>
 __global__ void __launch_bounds__(kThreads)
     row_sums_kernel(const Csr csr, int heads, const A* x, const A* y, A* out, A* partial) {
+  follow();
   const int64_t index = int64_t(blockIdx.x) * kWarps + (threadIdx.x >> 5);
   if (index >= csr.num_items) return;
   const int4 raw = __ldg(reinterpret_cast<const int4*>(csr.items) + index);
@@ -157,6 +165,7 @@ __global__ void __launch_bounds__(kThreads)
 template <typename T>
 __global__ void __launch_bounds__(kThreads) attention_kernel(const ForwardParams p) {
   using A = Acc<T>;
+  follow();
   const int64_t index = int64_t(blockIdx.x) * kWarps + (threadIdx.x >> 5);
   if (index >= p.csr.num_items) return;
   const int4 raw = __ldg(reinterpret_cast<const int4*>(p.csr.items) + index);

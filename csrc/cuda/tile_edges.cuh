@@ -26,7 +26,7 @@ struct TileParams {
   const void* col_stats;                              // forward: alpha_src (additive); sources: NodeStats
   const RowStats<float>* row_stats;                   // destinations
   const void* out;                                    // destinations: delta = g . (out - out_bias)
-  const void* out_bias;                               // [H, D] or null
+  const void* out_bias;                               // [H, D] or null; forward adds it
   NodeStats<float>* node_stats;                       // destinations write them for the pass over sources
   float slope, scale;                                 // scale: of the score; out_c is scaled by it too
   void *out_c, *out_d;                                // T
@@ -128,7 +128,13 @@ __device__ __noinline__ void tile_rows_by_edges(const TileParams& p, Item item, 
         p.stats[row_head] = {softmax.mass == 0 ? stats.max : top, offset + stats.log_sum};
         if constexpr (POSITIVE) p.mass[row_head] = softmax.positive * norm;
       }
-      store(acc_d, norm, p.out_d, p.part_d);
+      if (p.out_bias && item.slot < 0) {
+        load(p.out_bias, 0, d);
+        repeat<V>([&](int k) { acc_d[k] = acc_d[k] * norm + d[k]; });
+        store(acc_d, 1, p.out_d, p.part_d);
+      } else {
+        store(acc_d, norm, p.out_d, p.part_d);
+      }
       if constexpr (POSITIVE) store(acc_positive, norm, p.positive, p.part_positive);
     } else {
       RowStats<float> stats = {};

@@ -40,7 +40,7 @@ void tile_forward(const ForwardParams& f, cudaStream_t stream) {
   p.a = f.query, p.c = f.key, p.d = f.value;
   p.row_term = static_cast<const float*>(f.alpha_dst), p.col_stats = f.alpha_src;
   p.slope = float(f.negative_slope), p.scale = float(f.scale);
-  p.out_d = f.out, p.positive = f.positive;
+  p.out_d = f.out, p.positive = f.positive, p.out_bias = f.out_bias;
   p.stats = static_cast<RowStats<float>*>(f.stats), p.mass = static_cast<float*>(f.positive_mass);
   p.part_d = static_cast<float*>(f.partial_out), p.part_positive = static_cast<float*>(f.partial_positive);
   p.part_stats = static_cast<Softmax<float, true>*>(f.partial_stats);

@@ -170,6 +170,7 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<D, kTileSums<SCORE,
   // Bytes of statistics of a column.
   constexpr int STAT = FORWARD ? (DOT ? 0 : 4) : SOURCES ? int(sizeof(NodeStats<float>)) : 0;
 
+  follow();
   extern __shared__ __align__(128) char shared[];
   const uint32_t smem = shared_address(shared);
   const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5, g = lane >> 2, t = lane & 3;
@@ -466,7 +467,15 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<D, kTileSums<SCORE,
         if constexpr (POSITIVE) p.mass[row_head[i]] = mass_positive[2 * i] * norm[i];
       }
     }
-    store(acc_d, norm, p.out_d, p.part_d);
+    if (p.out_bias && item.slot < 0) {
+      const T* bias = static_cast<const T*>(p.out_bias) + head * D + 2 * t;
+      repeat<C, 4>(
+          [&](int n, int e) { acc_d[n][e] = acc_d[n][e] * norm[e >> 1] + float(bias[8 * n + (e & 1)]); });
+      const float one[2] = {1.f, 1.f};
+      store(acc_d, one, p.out_d, p.part_d);
+    } else {
+      store(acc_d, norm, p.out_d, p.part_d);
+    }
     if constexpr (POSITIVE) store(acc_positive, norm, p.positive, p.part_positive);
   } else {
     const float scale[2] = {p.scale, p.scale}, one[2] = {1.f, 1.f};

@@ -1,8 +1,7 @@
 // The operators, once for all backends: check, allocate, fill the parameter struct, launch.
 // Backend offers `Scope(tensor)` (device guard), `check(checker, shape)` for layouts that it does not
 // take, `check(checker, csr, num_edges)` for what it can tell of a plan, `has_tiles(score, dtype, shape)`,
-// whether its forward adds the bias (`kAddsBias`), and `forward(params, tensor)` / `backward(params,
-// tensor)`.
+// `forward(params, tensor)` / `backward(params, tensor)`.
 #pragma once
 
 #include <cmath>
@@ -239,9 +238,6 @@ struct Attention {
     scratch.add(p.partial_positive, slots && p.positive, {slots, h, dv}, acc);
     const OptTensor memory = scratch.make(value);
     Backend::forward(p, value);
-    if (in.out_bias && !Backend::kAddsBias)
-      out =
-          allocate(out, sizes_of(out), type, [&] { return torch::stable::subtract(out, *in.out_bias, -1); });
     return {out, attention};
   }
 

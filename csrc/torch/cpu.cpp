@@ -35,7 +35,6 @@ struct CpuBackend {
   }
   static bool has_tiles(Score, DType, const Shape&) { return false; }
   static constexpr bool kSumsAttention = false;
-  static constexpr bool kAddsBias = true;
   static int64_t attention_parts(const BackwardParams& p) { return cpu::attention_parts(p.csr); }
   static void terms(const TermsParams& p, const Tensor&) { cpu::terms(p, parallel()); }
   static void terms_backward(const TermsBackwardParams& p, const Tensor&) {

@@ -33,7 +33,6 @@ struct CudaBackend {
     launched(cuda::backward(p, stream_of(t)));
   }
   static constexpr bool kSumsAttention = true;
-  static constexpr bool kAddsBias = false;
   static int64_t attention_parts(const BackwardParams& p) { return cuda::attention_parts(p); }
   static void terms(const TermsParams& p, const Tensor& t) { launched(cuda::terms(p, stream_of(t))); }
   static void terms_backward(const TermsBackwardParams& p, const Tensor& t) {
