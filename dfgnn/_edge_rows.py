@@ -110,7 +110,8 @@ def _family(prefix: str, *tags) -> _Family:
     def total(x, *rest):
         *edges, reverse = rest
         with torch._C._AutoDispatchBelowAutograd():
-            return sum_of_edges(_edges._graph(_edges._Edges(*edges)), x.contiguous(), reverse)
+            sums = sum_of_edges(_edges._graph(_edges._Edges(*edges)), x.contiguous(), reverse)
+        return sums.contiguous()  # as total_fake has it, without the padding that kernels may want
 
     def total_fake(x, *rest):
         *edges, reverse = rest
