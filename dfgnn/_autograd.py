@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, library
 from torch.autograd import forward_ad
 
-from . import _edges, _ops, _plain
+from . import _batches, _edges, _ops, _plain
 from ._arguments import (
     BIAS_AFTER,
     FEAT_IN_KEY,
@@ -390,9 +390,13 @@ class _Backward(torch.autograd.Function):
 
 
 def _vmap(function, batch: int, call: _Call, more: tuple, names, tensors, dims):
-    """A batch is further heads; with dropout, whose mask depends on the head, it is done one by one."""
+    """A batch is further heads. Where dropout, whose mask depends on the head, is to be the same in all, it
+    is done one by one."""
     named = dict(zip(names, zip(tensors, dims)))
-    if named["seed"][0] is not None:
+    seed, of_each = named["seed"]
+    if seed is not None and of_each is not None:  # vmap's randomness="different": as heads have it
+        named["seed"] = seed.select(of_each, 0), None
+    elif seed is not None:
         each = [
             function.apply(call, *more, *(x if d is None else x.select(d, k) for x, d in zip(tensors, dims)))
             for k in range(batch)
@@ -416,18 +420,11 @@ def _is_empty(result: Tensor) -> bool:
 
 
 def _fold(name: str, x: Tensor | None, dim: int | None, batch: int, heads: int) -> Tensor | None:
-    if x is None:
-        return None
-    at = 0 if name in ("attn", "out_bias") else 1  # of the heads
-    if dim is None:
-        if name in ("edge_gate", "edge_mask", "edge_weight") and x.shape[1] == 1:
-            return x
-        x = x.unsqueeze(at).expand(*x.shape[:at], batch, *x.shape[at:])
-    else:
-        x = x.movedim(dim, at)
-        if x.shape[at + 1] != heads:
-            x = x.expand(*x.shape[: at + 1], heads, *x.shape[at + 2 :])
-    return x.flatten(at, at + 1)
+    if x is None or name == "seed":
+        return x
+    if dim is None and name in ("edge_gate", "edge_mask", "edge_weight") and x.shape[1] == 1:
+        return x
+    return _batches.fold(x, dim, 0 if name in ("attn", "out_bias") else 1, batch, heads)
 
 
 # ---- the way in ------------------------------------------------------------------------------------------

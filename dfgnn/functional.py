@@ -2,6 +2,13 @@
 
 Notation: j -> i is an edge from source j to destination i; H heads; softmax runs over the in-edges of i. Each
 function has a plain-PyTorch twin of the same name in :mod:`dfgnn.reference`.
+
+**Batches on one graph.** All but :func:`edge_softmax` take B sets of features at a time: features of nodes
+with a dimension in front, ``[B, N, H, D]``, which the results have, too. The sets are further heads of one
+call, so that the graph is walked once. Other tensors have it, ``[B, N, H]`` or ``[B, E, H]`` say, or are
+alike for all sets; numbers of edges with a batch have three dimensions, and ``edge_attr``, ``edge_type`` and
+their projections are alike for all. (:func:`edge_softmax` takes any dimensions behind the edges.) Sets that
+lie behind the nodes, ``[N, B, H, D]``, are heads as they are: ``flatten(1, 2)``.
 """
 
 import math
@@ -13,6 +20,7 @@ import torch
 from torch import Tensor
 
 from . import _autograd, _edge_terms, _flex, _ops, _products
+from ._batches import batched
 from ._checks import Checker, for_device, with_feat, without_padding
 from .graph import Graph
 
@@ -43,6 +51,7 @@ def gat_attention(
     return_attention: bool, schedule: str = ...,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 # fmt: on
+@batched("feat")
 def gat_attention(
     graph: Graph,
     feat: Tensor,
@@ -157,6 +166,7 @@ def gatv2_attention(
     dropout_p: float = ..., return_attention: bool, schedule: str = ...,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 # fmt: on
+@batched("x_src")
 def gatv2_attention(
     graph: Graph,
     x_src: Tensor,
@@ -251,6 +261,7 @@ def dot_attention(
     dropout_p: float = ..., return_attention: bool, schedule: str = ...,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 # fmt: on
+@batched("query")
 def dot_attention(
     graph: Graph,
     query: Tensor,
@@ -376,6 +387,7 @@ def agnn_attention(
     return_attention: bool, schedule: str = ...,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 # fmt: on
+@batched("x_src")
 def agnn_attention(
     graph: Graph,
     x_src: Tensor,
@@ -460,6 +472,7 @@ def edge_softmax(graph: Graph, score: Tensor, *, schedule: str = "auto") -> Tens
     return attention.view(score.shape)
 
 
+@batched("query")
 def sddmm(graph: Graph, query: Tensor, key: Tensor, *, scale: float = 1.0) -> Tensor:
     r"""Sampled dense-dense product: scale q_i . k_j for every edge j -> i and head.
 
@@ -476,6 +489,7 @@ def sddmm(graph: Graph, query: Tensor, key: Tensor, *, scale: float = 1.0) -> Te
     return out if scale == 1 else out * scale
 
 
+@batched("feat")
 def spmm(graph: Graph, edge_weight: Tensor, feat: Tensor) -> Tensor:
     r"""Weighted neighbour sum: out_i = sum_j w_ij feat_j, the weights as they are given, without a softmax.
 
@@ -517,6 +531,7 @@ def flex_attention(
     return_attention: bool, chunk_edges: int | None = ..., schedule: str = ...,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 # fmt: on
+@batched("value")
 def flex_attention(
     graph: Graph,
     score_fn: Callable[..., Tensor],

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ._batches import batched
 from .graph import Graph
 
 _MASK32 = 0xFFFFFFFF
@@ -32,6 +33,7 @@ def _edge_index(graph: Graph) -> Tensor:
     return graph.edge_index
 
 
+@batched("feat")
 def gat_attention(
     graph: Graph,
     feat: Tensor,
@@ -64,6 +66,7 @@ def gat_attention(
     return _aggregate(graph, score, value, edge_weight, out_bias, dropout_p, return_attention, _seed)
 
 
+@batched("x_src")
 def gatv2_attention(
     graph: Graph,
     x_src: Tensor,
@@ -95,6 +98,7 @@ def gatv2_attention(
     return _aggregate(graph, score, x_src[src], edge_weight, out_bias, dropout_p, return_attention, _seed)
 
 
+@batched("query")
 def dot_attention(
     graph: Graph,
     query: Tensor,
@@ -143,6 +147,7 @@ def dot_attention(
     return _aggregate(graph, score, values, edge_weight, out_bias, dropout_p, return_attention, _seed)
 
 
+@batched("x_src")
 def agnn_attention(
     graph: Graph,
     x_src: Tensor,
@@ -165,6 +170,7 @@ def agnn_attention(
     )  # fmt: skip
 
 
+@batched("value")
 def flex_attention(
     graph: Graph,
     score_fn,
@@ -195,12 +201,14 @@ def edge_softmax(graph: Graph, score: Tensor, *, schedule: str = "auto") -> Tens
     return softmax_by(flat, _edge_index(graph)[1], graph.num_dst).view_as(score)
 
 
+@batched("query")
 def sddmm(graph: Graph, query: Tensor, key: Tensor, *, scale: float = 1.0) -> Tensor:
     """scale <q_i, k_j> per edge and head; as :func:`dfgnn.functional.sddmm`."""
     src, dst = _edge_index(graph)
     return (query[dst] * key[src]).sum(-1) * scale
 
 
+@batched("feat")
 def spmm(graph: Graph, edge_weight: Tensor, feat: Tensor) -> Tensor:
     """Sum of w_ij x_j over the edges into i; as :func:`dfgnn.functional.spmm`."""
     src, dst = _edge_index(graph)

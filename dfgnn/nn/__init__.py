@@ -14,7 +14,16 @@ from .edge_transformer import EdgeGraphTransformerConv, EdgeGraphTransformerLaye
 from .graph_transformer import GraphTransformerConv, GraphTransformerLayer
 
 if TYPE_CHECKING:
-    from .dgl import AGNNConv, DotGatConv, EdgeGATConv, EGATConv, GATConv, GATv2Conv, HGTConv
+    from .dgl import (
+        AGNNConv,
+        DotGatConv,
+        EdgeGATConv,
+        EGATConv,
+        GATConv,
+        GATv2Conv,
+        GlobalAttentionPooling,
+        HGTConv,
+    )
 
 __all__ = [
     "AGNNConv",
@@ -26,6 +35,7 @@ __all__ = [
     "FallbackWarning",
     "GATConv",
     "GATv2Conv",
+    "GlobalAttentionPooling",
     "GraphTransformerConv",
     "GraphTransformerLayer",
     "HGTConv",

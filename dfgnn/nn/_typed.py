@@ -319,22 +319,28 @@ class TypedLinear(nn.Module):
         """Apply the map.
 
         Args:
-            x: ``[N, in_size]``.
+            x: ``[N, *, in_size]``.
             x_type: integers ``[N]``.
             sorted_by_type: has no meaning here; whether the types are sorted is found out once per tensor.
 
         Returns:
-            ``[N, out_size]``.
+            ``[N, *, out_size]``.
 
         Raises:
             TypeError, ValueError: ``x_type`` is not as described.
         """
         check_types(x_type, "x_type", len(x))
+        sets = x.shape[1:-1].numel()
         if is_recorded():
             x, weight = _under_autocast(x, self.W)
-            return _matmul(x, weight, x_type)
+            parts = [
+                _matmul(part, weight, x_type) for part in x.reshape(x.shape[0], sets, x.shape[-1]).unbind(1)
+            ]
+            return torch.stack(parts, 1).view(*x.shape[:-1], self.out_size)
         groups = groups_of(x_type, self.num_types, "x_type")
-        return typed_matmul(x.unsqueeze(1), self.W.unsqueeze(1), groups, len(x)).squeeze(1)
+        weight = self.W.unsqueeze(1).expand(-1, sets, -1, -1)
+        out = typed_matmul(x.reshape(len(x), sets, x.shape[-1]), weight, groups, len(x))
+        return out.view(*x.shape[:-1], self.out_size)
 
     def extra_repr(self) -> str:
         return f"in_size={self.in_size}, out_size={self.out_size}, num_types={self.num_types}"

@@ -13,7 +13,7 @@ from .. import functional
 from .._edge_rows import rows_of_destinations, rows_of_sources
 from ._graph import split_ends
 from ._layer import AttentionLayer, check_edge_rows, dropout_p
-from .graph_transformer import NORMS, check_heads_and_norm
+from .graph_transformer import NORMS, check_heads_and_norm, normalized, swapped
 
 
 class EdgeGraphTransformerConv(AttentionLayer):
@@ -86,14 +86,14 @@ class EdgeGraphTransformerConv(AttentionLayer):
 
         Args:
             graph: a dfgnn.Graph, DGLGraph or block.
-            feat: ``[N, F]``, of which the first ``num_dst`` rows are the destinations where the graph has
-                fewer destinations than sources; or a pair ``([N_src, F], [N_dst, F])``.
-            edge_attr: ``[E, edge_feats]``, in edge-id order.
+            feat: ``[N, *, F]``, of which the first ``num_dst`` rows are the destinations where the graph has
+                fewer destinations than sources; or a pair ``([N_src, *, F], [N_dst, *, F])``.
+            edge_attr: ``[E, *, edge_feats]``, in edge-id order.
             get_attention: also return the attention weights.
 
         Returns:
-            ``[N_dst, H, D]``; with ``edge_out`` then w ``[E, H, D]``; with ``get_attention`` then ``[E, H]``;
-            both in edge-id order.
+            ``[N_dst, *, H, D]``; with ``edge_out`` then w ``[E, *, H, D]``; with ``get_attention`` then
+            ``[E, *, H]``; both in edge-id order.
 
         Raises:
             DGLError (for a DGL graph), ZeroInDegreeError: a destination has no in-edges, unless allowed.
@@ -103,14 +103,16 @@ class EdgeGraphTransformerConv(AttentionLayer):
         fused = self._graph(graph)
         h_src, h_dst = split_ends(fused, feat, nn.Identity())
         check_edge_rows("edge_attr", edge_attr, fused, h_src.shape[1:-1])
-        query, key, value = self.fc_query(h_dst), self.fc_key(h_src), self._heads(self.fc_value(h_src))
-        edge = self.fc_edge(edge_attr)
+        prefix = h_src.shape[1:-1]  # of which every set has heads of its own
+        ends = (self.fc_query, h_dst), (self.fc_key, h_src), (self.fc_value, h_src), (self.fc_edge, edge_attr)
+        query, key, value, edge = (fc(x).flatten(1) for fc, x in ends)
+        value = self._rows(value)
         options: dict[str, Any] = dict(dropout_p=dropout_p(self.attn_drop), return_attention=get_attention)
         scale, clamp = 1 / math.sqrt(self.out_feats), self.clamp
         products = None
         if self.edge_out:
             products = rows_of_destinations(fused, query) * rows_of_sources(fused, key) * edge
-            products = self._heads(products * scale)
+            products = self._rows(products * scale)
             score = products.sum(-1)
             score = score if clamp is None else score.clamp(-clamp, clamp)
             score = score.to(value.dtype)
@@ -121,11 +123,16 @@ class EdgeGraphTransformerConv(AttentionLayer):
                 score = (q * k * e).sum(-1) * scale
                 return score if clamp is None else score.clamp(-clamp, clamp)
 
-            query, key, edge = self._heads(query), self._heads(key), self._heads(edge)
+            query, key, edge = map(self._rows, (query, key, edge))
             result = functional.flex_attention(fused, score_fn, query, key, value, edge, **options)
         out, attention = result if get_attention else (result, None)
-        results = [x for x in (out, products, attention) if x is not None]
-        return tuple(results) if len(results) > 1 else out
+        heads = (*prefix, self.num_heads)
+        results = [x.unflatten(1, heads) for x in (out, products, attention) if x is not None]
+        return tuple(results) if len(results) > 1 else results[0]
+
+    def _rows(self, x: Tensor) -> Tensor:
+        """``[N, * H, D]`` of ``[N, * H D]``."""
+        return x.unflatten(1, (-1, self.out_feats))
 
     def extra_repr(self) -> str:
         return f"out_feats={self.out_feats}, num_heads={self.num_heads}, clamp={self.clamp}"
@@ -210,30 +217,38 @@ class EdgeGraphTransformerLayer(nn.Module):
 
         Args:
             graph: a dfgnn.Graph, DGLGraph or block.
-            feat: ``[N, F]``. The first ``num_dst`` of N are the destinations where the graph has fewer
-                destinations than sources.
-            edge_attr: ``[E, edge_dim]``, in edge-id order.
+            feat: ``[N, F]``, or ``[B, N, F]``: B sets of features on the same graph. The first ``num_dst`` of
+                N are the destinations where the graph has fewer destinations than sources. "batch" normalises
+                over all B N rows.
+            edge_attr: ``[E, edge_dim]``, or ``[B, E, edge_dim]``, in edge-id order.
             get_attention: also return the attention weights.
 
         Returns:
             ``[N_dst, F]``; ``[E, edge_dim]``, which without ``edge_out`` is ``edge_attr``; and with
-            ``get_attention`` ``[E, H]``.
+            ``get_attention`` ``[E, H]``; of sets of features with B in front.
 
         Raises:
             DGLError (for a DGL graph), ZeroInDegreeError: a destination has no in-edges, unless allowed.
             TypeError, ValueError: ``graph`` or a tensor is not as described.
         """
-        if feat.dim() != 2 or feat.shape[1] != self.feats:
-            raise ValueError(f"feat: expected shape [N, {self.feats}], got {list(feat.shape)}")
-        if edge_attr.dim() != 2 or edge_attr.shape[1] != self.edge_dim:
-            raise ValueError(f"edge_attr: expected shape [E, {self.edge_dim}], got {list(edge_attr.shape)}")
-        found: Any = self.conv(graph, feat, edge_attr, get_attention)
+        if feat.dim() not in (2, 3) or feat.shape[-1] != self.feats or 0 in feat.shape[:-2]:
+            raise ValueError(
+                f"feat: expected shape [N, {self.feats}] or [B, N, {self.feats}] with B > 0, "
+                f"got {list(feat.shape)}"
+            )
+        batch = feat.shape[:-2]
+        if edge_attr.shape[:-2] != batch or edge_attr.dim() < 2 or edge_attr.shape[-1] != self.edge_dim:
+            sizes = ", ".join(map(str, (*batch, "E", self.edge_dim)))
+            raise ValueError(f"edge_attr: expected shape [{sizes}], got {list(edge_attr.shape)}")
+        # Nodes and edges first: then the sets are heads to the engine.
+        h, e = swapped(feat).contiguous(), swapped(edge_attr).contiguous()
+        found: Any = self.conv(graph, h, e, get_attention)
         attended, *more = found if isinstance(found, tuple) else (found,)
-        h = self.node(feat[: len(attended)], attended.flatten(1))
+        h = self.node(h[: len(attended)], attended.flatten(-2))
         if self.edge is not None:
             products, *more = more
-            edge_attr = self.edge(edge_attr, products.flatten(1))
-        return (h, edge_attr, *more)
+            e = self.edge(e, products.flatten(-2))
+        return tuple(map(swapped, (h, e, *more)))
 
     def extra_repr(self) -> str:
         return f"feats={self.feats}, edge_dim={self.edge_dim}"
@@ -251,9 +266,9 @@ class _Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, update: Tensor) -> Tensor:
-        x = self.norm1(self._add(x, self.fc_out(update)))
+        x = normalized(self.norm1, self._add(x, self.fc_out(update)))
         inner = self.dropout(self.activation(self.ffn1(x)))
-        return self.norm2(self._add(x, self.ffn2(inner)))
+        return normalized(self.norm2, self._add(x, self.ffn2(inner)))
 
     def _add(self, x: Tensor, update: Tensor) -> Tensor:
         update = self.dropout(update)

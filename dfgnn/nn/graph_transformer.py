@@ -277,27 +277,23 @@ class GraphTransformerLayer(nn.Module):
                 f"got {list(feat.shape)}"
             )
         # Nodes first: then the sets are heads to the engine, and every linear layer has one matrix to read.
-        h = _swapped(feat).contiguous()
+        h = swapped(feat).contiguous()
         edge_bias = None if edge_bias is None else self._edge_bias(edge_bias, h.shape[1:-1])
-        x = self._norm(self.norm1, h) if self.norm_first else h
+        x = normalized(self.norm1, h) if self.norm_first else h
         result = self.conv(graph, x, edge_bias, get_attention=get_attention, edge_attr=edge_attr)
         attended = result[0] if get_attention else result
         h = self._add(h[: len(attended)], self.fc_out(attended.flatten(-2)))
         if not self.norm_first:
-            h = self._norm(self.norm1, h)
-        x = self._norm(self.norm2, h) if self.norm_first else h
+            h = normalized(self.norm1, h)
+        x = normalized(self.norm2, h) if self.norm_first else h
         h = self._add(h, self.ffn2(self.dropout(self.activation(self.ffn1(x)))))
         if not self.norm_first:
-            h = self._norm(self.norm2, h)
-        return (_swapped(h), _swapped(result[1].squeeze(-1))) if get_attention else _swapped(h)
+            h = normalized(self.norm2, h)
+        return (swapped(h), swapped(result[1].squeeze(-1))) if get_attention else swapped(h)
 
     def _add(self, h: Tensor, update: Tensor) -> Tensor:
         update = self.dropout(update)
         return h + update if self.residual else update
-
-    @staticmethod
-    def _norm(norm: nn.Module, h: Tensor) -> Tensor:
-        return norm(h.flatten(0, -2)).view_as(h)
 
     def _edge_bias(self, edge_bias: Tensor, batch: tuple[int, ...]) -> Tensor:
         """``[E, B * H]``, in the order in which the sets are heads."""
@@ -315,6 +311,11 @@ class GraphTransformerLayer(nn.Module):
         return f"feats={self.feats}, norm_first={self.norm_first}, residual={self.residual}"
 
 
-def _swapped(x: Tensor) -> Tensor:
+def swapped(x: Tensor) -> Tensor:
     """``[B, N, F]`` <-> ``[N, B, F]``; a single set stays ``[N, F]``."""
     return x.transpose(0, 1) if x.dim() == 3 else x
+
+
+def normalized(norm: nn.Module, h: Tensor) -> Tensor:
+    """``[N, *, F]``, as so many rows."""
+    return norm(h.flatten(0, -2)).view_as(h)

@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[2]
 # Rooms of dfgnn/, bottom up; those of a line do not see each other.
 FLOORS = """
 _library _compile _timing
+_batches
 _arguments
 _ops
 _csr

@@ -23,15 +23,26 @@ if TYPE_CHECKING:
     from .gat import GATConv
     from .gatv2 import GATv2Conv
     from .hgt import HGTConv
+    from .pooling import GlobalAttentionPooling
 
-__all__ = ["AGNNConv", "DotGatConv", "EGATConv", "EdgeGATConv", "GATConv", "GATv2Conv", "HGTConv"]
+__all__ = [
+    "AGNNConv",
+    "DotGatConv",
+    "EGATConv",
+    "EdgeGATConv",
+    "GATConv",
+    "GATv2Conv",
+    "GlobalAttentionPooling",
+    "HGTConv",
+]
 _lock = threading.RLock()
 
 
 def __getattr__(name: str) -> type:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    ours = getattr(importlib.import_module(f".{name.removesuffix('Conv').lower()}", __name__), name)
+    home = name.removesuffix("Conv").lower() if name.endswith("Conv") else "pooling"
+    ours = getattr(importlib.import_module(f".{home}", __name__), name)
     with _lock:
         if name not in globals():
             theirs = getattr(_dgl_layers(), name, None)  # an older DGL lacks some

@@ -124,8 +124,8 @@ class HGTConv(FusedLayer):
 
         Args:
             g: a dfgnn.Graph, DGLGraph or block, without types of its own.
-            x: ``[N, in_size]``, of which the first ``num_dst`` rows are the destinations where the graph has
-                fewer destinations than sources.
+            x: ``[N, *, in_size]``, of which the first ``num_dst`` rows are the destinations where the graph
+                has fewer destinations than sources.
             ntype: the type of each row of ``x``, integers ``[N]``.
             etype: the type of each edge, integers ``[E]``, in edge-id order. Both may have any order. What
                 follows from them is found out once and kept as long as the tensor, so pass the same one again
@@ -133,7 +133,7 @@ class HGTConv(FusedLayer):
             presorted: has no meaning here; DGL's layer is faster where both tensors are sorted.
 
         Returns:
-            ``[N_dst, H * D]``.
+            ``[N_dst, *, H * D]``.
 
         Raises:
             TypeError, ValueError: ``g`` or a tensor is not as described.
@@ -142,8 +142,8 @@ class HGTConv(FusedLayer):
             return super().forward(g, x, ntype, etype, presorted=presorted)
         fused = as_graph(g)
         x_src, x_dst = split_ends(fused, x, nn.Identity(), "x")
-        if x.shape != (fused.num_src, self.in_size):
-            expected = f"[{fused.num_src}, {self.in_size}]"
+        if x.shape[0] != fused.num_src or x.shape[-1] != self.in_size:
+            expected = f"[{fused.num_src}, *, {self.in_size}]"
             raise ValueError(f"x: expected shape {expected}, got {list(x.shape)}")
         check_types(ntype, "ntype", fused.num_src)
         if not is_recorded():
@@ -151,6 +151,9 @@ class HGTConv(FusedLayer):
         # [T, H]: the priors and 1 / sqrt(D) scale the keys' maps.
         scale = torch.stack(tuple(self.relation_pri), 1) / math.sqrt(self.head_size)
         of_keys, of_values = _stack(self.relation_att) * scale[:, :, None, None], _stack(self.relation_msg)
+        prefix = x_src.shape[1:-1]  # of which every set has heads of its own
+        if prefix.numel() != 1:
+            of_keys, of_values = (w.repeat(1, prefix.numel(), 1, 1) for w in (of_keys, of_values))
         key, value = (self._heads(linear(x_src, ntype)) for linear in (self.linear_k, self.linear_v))
         if is_recorded():
             check_types(etype, "etype", fused.num_edges)
@@ -167,13 +170,16 @@ class HGTConv(FusedLayer):
             )
         query = self._heads(self.linear_q(x_dst, dst_type))
         h = self.attention(lifted, query, key, value, scale=1.0)
-        h = self.drop(self.linear_a(h.flatten(1), dst_type))
+        h = h.unflatten(1, (*prefix, self.num_heads)).flatten(-2)
+        h = self.drop(self.linear_a(h, dst_type))
         residual = x_dst @ self.residual_w if hasattr(self, "residual_w") else x_dst
-        h = residual + torch.sigmoid(self.skip[dst_type]).unsqueeze(-1) * (h - residual)
+        gate = torch.sigmoid(self.skip[dst_type]).view(-1, *[1] * (h.dim() - 1))
+        h = residual + gate * (h - residual)
         return self.norm(h) if self.use_norm else h
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.num_heads, self.head_size))
+        """``[N, * H, D]`` of ``[N, *, H D]``."""
+        return x.unflatten(-1, (self.num_heads, self.head_size)).flatten(1, -2)
 
 
 def _stack(maps: nn.ModuleList) -> Tensor:

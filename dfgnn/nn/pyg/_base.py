@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.nn.dense.linear import Linear
@@ -105,7 +106,7 @@ class FusedConv:
     def _finished(self, out: Tensor, bias: Tensor | None) -> Tensor:
         """The layer's result of the rows ``[N, H * C]`` of all heads."""
         if not self.concat and self.heads > 1:
-            out = self._heads(out).mean(1)
+            out = self._heads(out).mean(-2)
         return out if bias is None else out + bias
 
     def _attend(self, edge_index, graph, inputs, options, dtype, residual, want_attention: bool):
@@ -122,7 +123,7 @@ class FusedConv:
             return_attention=want_attention,
         )
         out = result[0] if want_attention else result
-        out = (out.flatten(1) if self.concat else out.mean(1)).to(dtype)
+        out = (out.flatten(-2) if self.concat else out.mean(-2)).to(dtype)
         if residual is not None:
             out = out + residual
         if bias is not None:
@@ -233,22 +234,42 @@ def wants_attention(return_attention_weights: bool | None) -> bool:
 
 
 def ends(x: Any) -> tuple[Tensor, Tensor | None]:
-    """Source and destination features ``[N, F]``; both are x where it is one tensor."""
+    """Source and destination features ``[N, F]`` or ``[B, N, F]``; both are x where it is one tensor."""
     if not isinstance(x, (Tensor, tuple, list)) or not isinstance(x, Tensor) and len(x) != 2:
         raise TypeError(f"x: expected a tensor [N, F] or a pair of them, got {type(x).__name__}")
     x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
     check_rows("x" if x_src is x else "x[0]", x_src)
     if x_dst is not None:
         check_rows("x[1]", x_dst)
+        if x_src.shape[:-2] != x_dst.shape[:-2]:
+            raise ValueError(
+                f"x[1]: expected a batch as x[0], {list(x_src.shape[:-2])}, got {list(x_dst.shape[:-2])}"
+            )
     return x_src, x_dst
 
 
 def check_rows(name: str, x: Any) -> None:
-    """Features ``[N, F]``."""
+    """Features ``[N, F]``, or ``[B, N, F]``: B sets on the same graph."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: expected a tensor [N, F], got {type(x).__name__}")
-    if x.dim() != 2:
-        raise ValueError(f"{name}: expected shape [N, F], got {list(x.shape)}")
+    if x.dim() not in (2, 3):
+        raise ValueError(f"{name}: expected shape [N, F] or [B, N, F], got {list(x.shape)}")
+
+
+def is_batch(x: Any) -> bool:
+    """Whether features are such sets, of which a layer is to compute one with `over_batch`."""
+    x = x[0] if isinstance(x, (tuple, list)) else x
+    return isinstance(x, Tensor) and x.dim() == 3
+
+
+def over_batch(layer: Callable[..., Any], *features: Any) -> Any:
+    """``layer(*features)``, a function of features ``[N, F]`` (or pairs or dicts of them), of sets of them.
+    Their attention is that of more heads (`dfgnn._autograd`), its dropout another in each set.
+
+    What it returns are tensors, and dicts and tuples of them.
+    """
+    dims = tree_map(lambda x: 0 if is_batch(x) else None, features)
+    return torch.func.vmap(layer, in_dims=dims, randomness="different")(*features)
 
 
 # ---- edges -----------------------------------------------------------------------------------------------
@@ -335,6 +356,8 @@ def attention_result(edge_index: Any, alpha: Tensor, graph: Graph, self_loops: b
     """
     if isinstance(graph, EdgeList) or graph.edge_mask is not None:
         return graph.edge_index, alpha
+    if alpha.dim() == 3 and not (isinstance(edge_index, Tensor) and edge_index.layout == torch.strided):
+        raise NotImplementedError("edge_index: expected a dense tensor for the attention of a batch")
     if isinstance(graph, GraphPart):
         return graph, alpha
     is_tensor = isinstance(edge_index, Tensor)

@@ -48,8 +48,8 @@ def sizes_of(
     """
     sizes = declared_sizes(edge_index, size)
     for name, x, want in zip(("source", "destination"), (x_src, x_dst), sizes):
-        if x is not None and want is not None and x.shape[0] != want:
-            raise ValueError(f"x: expected {want} {name} rows, as edge_index or size says, got {x.shape[0]}")
+        if x is not None and want is not None and x.shape[-2] != want:
+            raise ValueError(f"x: expected {want} {name} rows, as edge_index or size says, got {x.shape[-2]}")
     if x_dst is not None:
-        return x_src.shape[0], x_dst.shape[0]
-    return x_src.shape[0], x_src.shape[0] if sizes[1] is None else sizes[1]
+        return x_src.shape[-2], x_dst.shape[-2]
+    return x_src.shape[-2], x_src.shape[-2] if sizes[1] is None else sizes[1]

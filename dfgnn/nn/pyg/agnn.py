@@ -52,5 +52,5 @@ class AGNNConv(FusedConv, torch_geometric.nn.AGNNConv):
         check_rows("x", x)
         graph, _ = graph_of(edge_index, *sizes_of(edge_index, x, x), self.add_self_loops)
         with torch.autocast(x.device.type, enabled=False):  # a norm would come as float32
-            out = self.attention(graph, x.unsqueeze(1), beta=self.beta).squeeze(1)
+            out = self.attention(graph, x.unsqueeze(-2), beta=self.beta).squeeze(-2)
         return out.to(torch.promote_types(x.dtype, self.beta.dtype))  # they differ under autocast

@@ -13,7 +13,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from ... import _kept, functional
 from ..._edge_rows import rows_of_destinations, rows_of_sources
 from .._fallback import warn
-from ._base import LIBRARY, FusedConv, check_rows
+from ._base import LIBRARY, FusedConv, check_rows, is_batch, over_batch
 from ._graph import graph_of, sizes_of
 
 
@@ -59,6 +59,8 @@ class FAConv(FusedConv, torch_geometric.nn.FAConv):
         if self.falls_back() or self._is_sparse(edge_index) or torch.compiler.is_compiling():
             return super().forward(x, x_0, edge_index, edge_weight, return_attention_weights)
         check_rows("x", x)
+        if is_batch(x):
+            return self._over_batch(x, x_0, edge_index, edge_weight, return_attention_weights)
         if self.normalize:
             if edge_weight is not None:
                 raise ValueError("edge_weight: expected None in a layer with normalize=True, got a tensor")
@@ -76,6 +78,21 @@ class FAConv(FusedConv, torch_geometric.nn.FAConv):
         if self.eps != 0.0:
             out = out + self.eps * x_0
         return (out, (edge_index, alpha)) if isinstance(return_attention_weights, bool) else out
+
+    def _over_batch(self, x: Tensor, x_0: Tensor, edge_index: Any, *more: Any) -> Any:
+        if x_0.shape[:-2] != x.shape[:-2]:
+            raise ValueError(f"x_0: expected a batch as x, {list(x.shape[:-2])}, got {list(x_0.shape[:-2])}")
+        if more[-1] is None:
+            return over_batch(lambda x, x_0: self.forward(x, x_0, edge_index, *more), x, x_0)
+        edges: Any = None
+
+        def call(x, x_0):
+            nonlocal edges
+            out, (edges, alpha) = self.forward(x, x_0, edge_index, *more)
+            return out, alpha
+
+        out, alpha = over_batch(call, x, x_0)
+        return out, (edges, alpha)
 
     def _is_sparse(self, edge_index: Any) -> bool:
         sparse = not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided

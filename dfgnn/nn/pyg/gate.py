@@ -12,7 +12,7 @@ from torch import Tensor
 from ... import functional
 from ..._edge_rows import rows_of_sources
 from .._terms import is_plain
-from ._base import FusedConv, check_rows, edge_attributes
+from ._base import FusedConv, check_rows, edge_attributes, is_batch, over_batch
 from ._graph import graph_of, sizes_of
 
 
@@ -61,6 +61,8 @@ class GATEConv(FusedConv, torch_geometric.nn.models.attentive_fp.GATEConv):
         if self.falls_back():
             return super().forward(x, edge_index, edge_attr)
         check_rows("x", x)
+        if is_batch(x):
+            return over_batch(lambda x: self.forward(x, edge_index, edge_attr), x)
         graph, _ = graph_of(edge_index, *sizes_of(edge_index, x, x))
         attr = edge_attributes(edge_index, edge_attr, graph)
         if attr is None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from ... import functional
 from ..._edge_rows import by_edges, rows_of_sources
 from .._terms import is_untouched
-from ._base import FusedConv, edge_attributes, ends, fusable
+from ._base import FusedConv, edge_attributes, ends, fusable, is_batch, over_batch
 from ._graph import graph_of, sizes_of
 from .aggregation import SoftmaxAggregation, scores_of
 
@@ -71,6 +71,8 @@ class GENConv(FusedConv, torch_geometric.nn.GENConv):
         if self.falls_back():
             return super().forward(x, edge_index, edge_attr, size)
         x_src, x_dst = ends(x)
+        if is_batch(x):
+            return over_batch(lambda x: self.forward(x, edge_index, edge_attr, size), x)
         graph, _ = graph_of(edge_index, *sizes_of(edge_index, x_src, x_dst, size))
         if hasattr(self, "lin_src"):
             x_src = self.lin_src(x_src)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_geometric.nn.conv.han_conv import group
 
 from ... import functional
-from ._base import FusedConv, check_rows
+from ._base import FusedConv, check_rows, is_batch, over_batch
 from ._graph import graph_of, sizes_of
 
 
@@ -55,6 +55,8 @@ class HANConv(FusedConv, torch_geometric.nn.HANConv):
         """
         if self.falls_back():
             return super().forward(x_dict, edge_index_dict, return_semantic_attention_weights)
+        if any(map(is_batch, x_dict.values())):
+            return self._over_batch(x_dict, edge_index_dict, return_semantic_attention_weights)
         feats: dict[str, Tensor] = {}
         outs: dict[str, list[Tensor]] = {}
         for node_type, x in x_dict.items():
@@ -78,3 +80,15 @@ class HANConv(FusedConv, torch_geometric.nn.HANConv):
         if not return_semantic_attention_weights:
             return out_dict
         return out_dict, {node_type: weights for node_type, (_, weights) in found.items()}
+
+    def _over_batch(self, x_dict: dict[str, Tensor], edge_index_dict: dict, weighted: bool) -> Any:
+        ends = {dst for _, _, dst in edge_index_dict}
+
+        def call(xs):
+            return tuple(
+                {t: x for t, x in found.items() if t in ends}
+                for found in self.forward(xs, edge_index_dict, True)
+            )
+
+        outs, weights = ({t: found.get(t) for t in x_dict} for found in over_batch(call, x_dict))
+        return (outs, weights) if weighted else outs

@@ -13,7 +13,7 @@ from torch import Tensor
 from ... import functional
 from ..._edge_terms import sum_of_features
 from .._terms import LINEAR, is_untouched
-from ._base import FusedConv, check_rows, edge_attributes
+from ._base import FusedConv, check_rows, edge_attributes, is_batch, over_batch
 from ._graph import graph_of, sizes_of
 
 
@@ -75,6 +75,8 @@ class HEATConv(FusedConv, torch_geometric.nn.HEATConv):
         if self.falls_back():
             return super().forward(x, edge_index, node_type, edge_type, edge_attr)
         check_rows("x", x)
+        if is_batch(x):
+            return over_batch(lambda x: self.forward(x, edge_index, node_type, edge_type, edge_attr), x)
         graph, _ = graph_of(edge_index, *sizes_of(edge_index, x, x))
         attr = edge_attributes(edge_index, edge_attr, graph)
         if attr is None:

@@ -17,7 +17,7 @@ from ..._edges import is_traced
 from .._terms import is_untouched
 from .._typed import Group, typed_matmul
 from . import _traced
-from ._base import FusedConv, check_rows
+from ._base import FusedConv, check_rows, is_batch, over_batch
 from ._graph import sizes_of
 from ._relations import join
 
@@ -71,6 +71,8 @@ class HGTConv(FusedConv, torch_geometric.nn.HGTConv):
         if self.falls_back():
             return super().forward(x_dict, edge_index_dict)
         self._check_inputs(x_dict, edge_index_dict)
+        if any(map(is_batch, x_dict.values())):
+            return over_batch(lambda xs: self.forward(xs, edge_index_dict), x_dict)
         sizes = {node_type: x.shape[0] for node_type, x in x_dict.items()}
         kqv_dict = {
             node_type: kqv.unflatten(1, (3, self.heads, -1)).unbind(1)  # [N, H, D] each

@@ -13,7 +13,7 @@ from ..._edges import is_traced
 from ...graph import Graph
 from .._terms import is_plain
 from . import _traced
-from ._base import FusedConv, attention_result, ends, given_attributes
+from ._base import FusedConv, attention_result, ends, given_attributes, is_batch, over_batch
 from ._graph import sizes_of
 from ._relations import Relations, relations_of
 
@@ -76,6 +76,8 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
         x_src, x_dst = ends(x)
         if x_dst is None:
             raise ValueError("x: expected features of the destinations, too, got None for x[1]")
+        if is_batch(x):
+            return self._over_batch(x, edge_index, edge_type, edge_attr, size, return_attention_weights)
         num_src, num_dst = sizes_of(edge_index, x_src, x_dst, size)
         edge_attr = self._edge_attributes(edge_index, edge_attr)
         within = self.attention_mechanism == "within-relation"
@@ -102,6 +104,17 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
         if traced:
             return out, (edge_index, alpha)
         return out, attention_result(edge_index, alpha, relations.graph, False)
+
+    def _over_batch(self, x: Any, edge_index: Any, *more: Any) -> Any:
+        if more[-1] is None:
+            return over_batch(lambda x: self.forward(x, edge_index, *more), x)
+
+        def call(x):
+            out, (_, alpha) = self.forward(x, edge_index, *more)
+            return out, alpha
+
+        out, alpha = over_batch(call, x)
+        return out, (edge_index, alpha)
 
     def _edge_attributes(self, edge_index: Any, edge_attr: Tensor | None) -> Tensor | None:
         """``[E, edge_dim]`` or ``[1, edge_dim]``; from a sparse tensor's values where they are not given."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from ... import _csr, functional
 from ...graph import Graph
 from .._terms import folded_terms, folds
-from ._base import FusedConv, check_rows
+from ._base import FusedConv, check_rows, is_batch, over_batch
 from ._graph import graph_of, sizes_of
 
 
@@ -67,6 +67,12 @@ class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
         if self.falls_back():
             return super().forward(x, edge_index, neg_edge_index, batch)
         check_rows("x", x)
+        if is_batch(x):
+            if self.training:
+                raise NotImplementedError(
+                    "x: expected [N, F] in training, where logits of samples are kept, got [B, N, F]"
+                )
+            return over_batch(lambda x: self.forward(x, edge_index, neg_edge_index, batch), x)
         graph, _ = graph_of(edge_index, *sizes_of(edge_index, x, x), self.add_self_loops)
         negatives = None
         if self.training and neg_edge_index is not None:

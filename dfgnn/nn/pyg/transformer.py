@@ -90,7 +90,7 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
         )  # fmt: skip
         out, attention = result if isinstance(result, tuple) else (result, None)
         if want_attention and attention is None:
-            nothing = key.new_zeros(len(key), self.heads, 1)
+            nothing = key.new_zeros(*key.shape[:-1], 1)
             in_key = {} if self.lin_edge is None else edges
             _, attention = self.attention(
                 graph, query, key, nothing, edge_feat_in="key", **in_key, return_attention=True
@@ -98,7 +98,7 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
         dtype = query.dtype
         if x_src.device.type == "cuda" and torch.is_autocast_enabled("cuda"):
             dtype = torch.promote_types(dtype, torch.float32)  # of the sum over C and softmax there
-        out = (out.flatten(1) if self.concat else out.mean(1)).to(dtype)
+        out = (out.flatten(-2) if self.concat else out.mean(-2)).to(dtype)
         if self.root_weight:
             skip = self.lin_skip(x_dst)
             if self.lin_beta is None:
@@ -111,6 +111,8 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
         attention = attention.to(dtype)
         if isinstance(edge_index, (Tensor, GraphPart)):
             return out, (edge_index, attention)
+        if attention.dim() == 3:
+            raise NotImplementedError("edge_index: expected a dense tensor for the attention of a batch")
         return out, edge_index.set_value(attention, layout="coo")
 
     def _at_once(self, edge_index, graph: Graph, x_src: Tensor, x_dst: Tensor, edge_attr) -> Tensor | None:

@@ -108,7 +108,7 @@ def test_no_edges(subject, item, graph):
 @pytest.mark.parametrize(
     ("position", "change", "error", "match"),
     [
-        (0, lambda x: x[:, None], ValueError, r"x: expected shape \[N, F\]"),
+        (0, lambda x: x[None, None], ValueError, r"x: expected shape \[N, F\] or \[B, N, F\]"),
         (0, lambda x: None, TypeError, "x: expected a tensor"),
         (0, lambda x: x[:10], ValueError, r"edge_index\[0\]: expected values in"),
         (1, lambda e: e[:1], ValueError, r"edge_index: expected shape \[2, \*\]"),

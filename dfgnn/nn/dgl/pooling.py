@@ -1,0 +1,98 @@
+"""GlobalAttentionPooling with DGL's contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ... import _kept, functional
+from ...graph import Graph
+from .._layer import FusedLayer
+
+
+class GlobalAttentionPooling(FusedLayer):
+    r"""A sum over the nodes of each graph of a batch, weighted by a softmax of a gate (Li et al., "Gated Graph
+    Sequence Neural Networks", ICLR 2016).
+
+    .. math::
+        r = \sum_k \mathrm{softmax}_k(\mathrm{gate}(x_k)) \, \mathrm{feat}(x_k)
+
+    A drop-in for ``dgl.nn.GlobalAttentionPooling``: same arguments, state_dict and results.
+
+    Args:
+        gate_nn: a module that makes ``[N, 1]`` of the features.
+        feat_nn: a module for the features; None: they are taken as they are.
+
+    Differentiable any number of times, with respect to features and parameters.
+    """
+
+    #: What computes the attention; ``reference.gat_attention`` makes it the same layer on plain PyTorch.
+    attention: Callable[..., Any] = staticmethod(functional.gat_attention)
+
+    def __init__(self, gate_nn: nn.Module, feat_nn: nn.Module | None = None):
+        nn.Module.__init__(self)
+        self.gate_nn = gate_nn
+        self.feat_nn = feat_nn
+
+    def forward(
+        self, graph: Any, feat: Tensor, get_attention: bool = False
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Apply the layer.
+
+        Args:
+            graph: a DGLGraph or a batch of them; or a dfgnn.Graph, which is one graph.
+            feat: ``[N, F]``.
+            get_attention: also return the weights.
+
+        Returns:
+            ``[B, F']`` for the B graphs of the batch, and with ``get_attention`` also ``[N, 1]``. A graph
+            without nodes gets 0.
+
+        Raises:
+            TypeError, ValueError: ``graph`` or a tensor is not as described.
+        """
+        sizes = _sizes(graph, feat)
+        gate = self.gate_nn(feat)
+        if gate.shape != (len(feat), 1):
+            raise ValueError(f"gate_nn: expected a result of [{len(feat)}, 1], got {list(gate.shape)}")
+        values = feat if self.feat_nn is None else self.feat_nn(feat)
+        if values.dim() != 2 or len(values) != len(feat):
+            raise ValueError(f"feat_nn: expected a result of [{len(feat)}, any], got {list(values.shape)}")
+        result = self.attention(
+            _nodes_to_graphs(sizes, len(feat)), values.unsqueeze(1), gate.to(values.dtype), None, negative_slope=1.0,
+            return_attention=get_attention,
+        )  # fmt: skip
+        if get_attention:
+            return result[0].squeeze(1), result[1]
+        return result.squeeze(1)
+
+
+def _sizes(graph: Any, feat: Tensor) -> Tensor:
+    """The number of nodes of each graph."""
+    if isinstance(graph, Graph):
+        sizes = torch.tensor([graph.num_nodes], device=feat.device)
+    elif hasattr(graph, "batch_num_nodes"):
+        sizes = graph.batch_num_nodes()
+    else:
+        raise TypeError(f"graph: expected a DGLGraph or a dfgnn.Graph, got {type(graph).__name__}")
+    if not isinstance(feat, Tensor) or feat.dim() != 2:
+        got = list(feat.shape) if isinstance(feat, Tensor) else type(feat).__name__
+        raise ValueError(f"feat: expected a tensor [N, F], got {got}")
+    num_nodes = graph.num_nodes if isinstance(graph, Graph) else graph.num_nodes()
+    if len(feat) != num_nodes:
+        raise ValueError(f"feat: expected {num_nodes} rows, one per node, got {len(feat)}")
+    return sizes
+
+
+def _nodes_to_graphs(sizes: Tensor, num_nodes: int) -> Graph:
+    """The graph that leads from each node to its graph; kept as long as the tensor, which a batch keeps."""
+
+    def build() -> Graph:
+        indptr = torch.nn.functional.pad(sizes.to(torch.int64).cumsum(0), (1, 0))
+        nodes = torch.arange(num_nodes, device=sizes.device)
+        return Graph.from_csr(indptr, nodes, len(nodes), validate=False)
+
+    return _kept.once((sizes,), ("nodes_to_graphs",), build)

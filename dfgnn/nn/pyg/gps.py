@@ -1,0 +1,114 @@
+"""GPSConv with torch_geometric's contract."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import torch_geometric.nn
+from torch import Tensor, nn
+
+from ... import _kept, functional
+from ...graph import Graph
+from .._fallback import warn
+from .._terms import is_untouched
+from ._base import LIBRARY
+
+
+class GPSConv(torch_geometric.nn.GPSConv):
+    r"""Local message passing and global attention (Rampášek et al., "Recipe for a General, Powerful, Scalable
+    Graph Transformer", NeurIPS 2022).
+
+    .. math::
+        x' = \mathrm{MLP}(\mathrm{conv}(x, \mathrm{edges}) + \mathrm{attention}(x))
+
+    with residuals and normalisations. A drop-in for ``torch_geometric.nn.GPSConv``: its subclass, with the
+    same arguments, parameters, state_dict and results. The attention among all nodes of each graph of a batch
+    is that over a graph with all their pairs, which is kept as long as the tensor ``batch``: nothing is
+    padded to the largest graph, and of edge size are the pairs' indices alone. A single graph
+    (``batch=None``), Performer attention and compilers take torch_geometric's own forward.
+
+    Differentiable any number of times, with respect to features and parameters.
+    """
+
+    #: What computes the attention; ``reference.dot_attention`` makes it the same layer on plain PyTorch.
+    attention: Callable[..., Any] = staticmethod(functional.dot_attention)
+
+    @classmethod
+    def why_not(cls, layer: Any) -> str | None:
+        """What ``layer`` is set up for that the fused forward does not do."""
+        attn = layer.attn
+        if type(attn) is not nn.MultiheadAttention:
+            return f"attn is {type(attn).__name__}"
+        if not (is_untouched(attn) and is_untouched(attn.out_proj)):
+            return "attn has hooks or a forward of its own"
+        if attn.bias_k is not None or attn.add_zero_attn or type(attn.in_proj_weight) is not nn.Parameter:
+            return "attn has options of its own"
+        return None
+
+    def forward(self, x: Tensor, edge_index: Any, batch: Tensor | None = None, **kwargs: Any) -> Tensor:
+        """Apply the layer.
+
+        Args:
+            x: ``[N, channels]``.
+            edge_index: what ``conv`` takes.
+            batch: int64 ``[N]``, sorted: the graph that each node belongs to.
+            kwargs: handed to ``conv``.
+
+        Returns:
+            ``[N, channels]``.
+
+        Raises:
+            ValueError: ``batch`` is not as described.
+        """
+        reason = self.why_not(self)
+        if reason is not None:
+            warn(type(self), LIBRARY, reason)
+        if reason is not None or batch is None or torch.compiler.is_compiling():
+            return super().forward(x, edge_index, batch, **kwargs)
+        out = self._with_residual(self.norm2, self._among_all(x, batch), x, batch)
+        if self.conv is not None:
+            out = self._with_residual(self.norm1, self.conv(x, edge_index, **kwargs), x, batch) + out
+        return self._normalized(self.norm3, out + self.mlp(out), batch)
+
+    def _among_all(self, x: Tensor, batch: Tensor) -> Tensor:
+        attn = self.attn
+        rows = F.linear(x, attn.in_proj_weight, attn.in_proj_bias)
+        query, key, value = rows.unflatten(1, (3, attn.num_heads, attn.head_dim)).unbind(1)
+        out = self.attention(
+            all_pairs(x, batch), query, key, value, scale=1 / math.sqrt(attn.head_dim),
+            dropout_p=attn.dropout if attn.training else 0.0,
+        )  # fmt: skip
+        return F.linear(out.flatten(1), attn.out_proj.weight, attn.out_proj.bias)
+
+    def _with_residual(self, norm: Any, h: Tensor, x: Tensor, batch: Tensor) -> Tensor:
+        return self._normalized(norm, F.dropout(h, p=self.dropout, training=self.training) + x, batch)
+
+    def _normalized(self, norm: Any, h: Tensor, batch: Tensor) -> Tensor:
+        if norm is None:
+            return h
+        return norm(h, batch=batch) if self.norm_with_batch else norm(h)
+
+
+def all_pairs(x: Tensor, batch: Tensor) -> Graph:
+    """The graph in which the nodes of each graph of a batch are all each other's neighbours, and their own."""
+    if batch.dim() != 1 or len(batch) != len(x) or batch.device != x.device:
+        raise ValueError(
+            f"batch: expected shape [{len(x)}] on {x.device}, got {list(batch.shape)} on {batch.device}"
+        )
+
+    def build() -> Graph:
+        if bool((batch[1:] < batch[:-1]).any()):
+            raise ValueError("batch: expected sorted values, got others")
+        _, inverse, sizes = torch.unique_consecutive(batch, return_inverse=True, return_counts=True)
+        degrees = sizes[inverse]
+        indptr = F.pad(degrees.cumsum(0), (1, 0))
+        node = torch.repeat_interleave(torch.arange(len(batch), device=batch.device), degrees)
+        within = torch.arange(len(node), device=batch.device) - indptr[node]
+        first = (sizes.cumsum(0) - sizes)[inverse]
+        return Graph.from_csr(indptr, first[node] + within, len(batch), validate=False)
+
+    return _kept.once((batch,), ("all_pairs",), build)

@@ -1,0 +1,114 @@
+"""GPSConv beside torch_geometric's."""
+
+import copy
+
+import pytest
+import torch
+from pyg_compare import compare, torch_geometric
+
+import dfgnn
+from dfgnn.nn import pyg
+from dfgnn.nn.pyg.gps import all_pairs
+
+PyG = torch_geometric.nn
+BATCHES = {
+    "mixed": [7, 1, 12, 5],
+    "alike": [6, 6, 6],
+    "one": [20],
+    "missing": [4, 0, 9],
+}
+
+
+def inputs(sizes):
+    batch = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    x = torch.randn(len(batch), 8, dtype=torch.float64)
+    return x, torch.randint(len(batch), (2, 40)), batch
+
+
+def layers(**options):
+    torch.manual_seed(1)
+    conv = options.pop("conv", PyG.GCNConv(8, 8))
+    theirs = PyG.GPSConv(8, conv, heads=2, **options).double()
+    ours = copy.deepcopy(theirs)
+    report = dfgnn.accelerate(ours)
+    assert type(ours) is pyg.GPSConv and report.replaced[0].after is pyg.GPSConv
+    return theirs, ours
+
+
+@pytest.mark.parametrize("norm", ["batch_norm", "layer_norm", "graph_norm", None])
+@pytest.mark.parametrize("name", BATCHES)
+def test_same_as_theirs(name, norm):
+    theirs, ours = layers(norm=norm)
+    x, edge_index, batch = inputs(BATCHES[name])
+    compare(theirs, ours, x, edge_index, batch)
+    compare(theirs.eval(), ours.eval(), x, edge_index, batch)
+
+
+def test_without_local_attention_and_biases():
+    theirs, ours = layers(conv=None, attn_kwargs={"bias": False})
+    compare(theirs, ours, *inputs(BATCHES["mixed"]))
+
+
+def test_a_conv_with_more_arguments():
+    torch.manual_seed(1)
+    conv = PyG.GATConv(8, 4, heads=2, edge_dim=3)
+    theirs = PyG.GPSConv(8, conv, heads=2).double()
+    ours = copy.deepcopy(theirs)
+    assert len(dfgnn.accelerate(ours).replaced) == 2  # the conv, too
+    x, edge_index, batch = inputs(BATCHES["mixed"])
+    edge_attr = torch.randn(40, 3, dtype=torch.float64)
+    found = [layer(x, edge_index, batch, edge_attr=edge_attr) for layer in (theirs, ours)]
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("options", [{}, {"attn_type": "performer"}])
+def test_their_own_forward(options, recwarn):
+    """Of a single graph, and with another attention, which is said."""
+    torch.manual_seed(1)
+    theirs = PyG.GPSConv(8, PyG.GCNConv(8, 8), heads=2, **options).double().eval()
+    ours = pyg.GPSConv(8, PyG.GCNConv(8, 8), heads=2, **options).double().eval()
+    ours.load_state_dict(theirs.state_dict())
+    x, edge_index, batch = inputs(BATCHES["mixed"])
+    given = (x, edge_index, batch) if options else (x, edge_index)
+    torch.testing.assert_close(ours(*given), theirs(*given))
+    said = [w for w in recwarn if issubclass(w.category, dfgnn.nn.FallbackWarning)]
+    assert bool(said) == bool(options)
+    (kept,) = [k for k in dfgnn.accelerate(theirs).kept if k.cls is PyG.GPSConv] or [None]
+    assert (kept is not None) == bool(options)
+
+
+def test_hooks_are_honoured():
+    theirs, ours = layers(norm=None)
+    for layer in (theirs, ours):
+        layer.attn.register_forward_hook(lambda module, args, out: (2 * out[0], out[1]))
+    given = inputs(BATCHES["mixed"])
+    with pytest.warns(dfgnn.nn.FallbackWarning, match="attn has hooks"):
+        found = ours(*given)
+    torch.testing.assert_close(found, theirs(*given))
+
+
+def test_dropout():
+    _, ours = layers(dropout=0.0, norm=None, attn_kwargs={"dropout": 0.5})
+    given = inputs(BATCHES["alike"])
+    assert not torch.equal(ours(*given), ours(*given))
+    assert torch.equal(ours.eval()(*given), ours(*given))
+
+
+def test_the_pairs_are_kept():
+    x, _, batch = inputs(BATCHES["missing"])
+    graph = all_pairs(x, batch)
+    assert graph is all_pairs(x, batch)
+    src, dst = graph.edge_index
+    expected = (batch[:, None] == batch[None, :]).nonzero()
+    assert torch.equal(torch.stack([dst, src], 1), expected)
+    with pytest.raises(ValueError, match="batch: expected sorted values"):
+        all_pairs(x, batch.flip(0))
+    with pytest.raises(ValueError, match=r"batch: expected shape \[13\]"):
+        all_pairs(x, batch[1:])
+
+
+def test_patch():
+    with dfgnn.patch("pyg"):
+        from torch_geometric.nn import GPSConv
+
+        assert GPSConv is pyg.GPSConv
