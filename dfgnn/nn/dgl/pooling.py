@@ -14,8 +14,8 @@ from .._layer import FusedLayer
 
 
 class GlobalAttentionPooling(FusedLayer):
-    r"""A sum over the nodes of each graph of a batch, weighted by a softmax of a gate (Li et al., "Gated Graph
-    Sequence Neural Networks", ICLR 2016).
+    r"""A sum over the nodes of each graph of a batch, weighted by a softmax of a gate (Li et al., "Gated
+    Graph Sequence Neural Networks", ICLR 2016).
 
     .. math::
         r = \sum_k \mathrm{softmax}_k(\mathrm{gate}(x_k)) \, \mathrm{feat}(x_k)
@@ -62,8 +62,8 @@ class GlobalAttentionPooling(FusedLayer):
         if values.dim() != 2 or len(values) != len(feat):
             raise ValueError(f"feat_nn: expected a result of [{len(feat)}, any], got {list(values.shape)}")
         result = self.attention(
-            _nodes_to_graphs(sizes, len(feat)), values.unsqueeze(1), gate.to(values.dtype), None, negative_slope=1.0,
-            return_attention=get_attention,
+            _nodes_to_graphs(sizes, len(feat)), values.unsqueeze(1), gate.to(values.dtype), None,
+            negative_slope=1.0, return_attention=get_attention,
         )  # fmt: skip
         if get_attention:
             return result[0].squeeze(1), result[1]

@@ -94,7 +94,7 @@ class GPSConv(torch_geometric.nn.GPSConv):
 
 
 def all_pairs(x: Tensor, batch: Tensor) -> Graph:
-    """The graph in which the nodes of each graph of a batch are all each other's neighbours, and their own."""
+    """The graph in which all nodes of a graph of a batch are neighbours of each, itself among them."""
     if batch.dim() != 1 or len(batch) != len(x) or batch.device != x.device:
         raise ValueError(
             f"batch: expected shape [{len(x)}] on {x.device}, got {list(batch.shape)} on {batch.device}"
