@@ -12,8 +12,8 @@ features; per node there are rows [H, d]. Three operators (csrc/core/edge_terms.
 There are three ways. `_composed` puts these together under autograd, for every option and to any order.
 `_Projected` is training with less memory and fewer passes. Its output contains the edges' part, so that
 g . out is all of delta, and backward needs neither the attention nor the output without that part. `_InOne`
-is the same with the products per edge in the attention's own kernels, on CUDA, for heads whose lanes can
-share the features: of edge size are these, and in backward two numbers per edge and head.
+is the same with the products per edge in the attention's own kernels, on CUDA in 16 bits, for heads whose
+lanes can share the features: of edge size are these, and in backward two numbers per edge and head.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ def _handle(call: _Call, value: Tensor, attr: Tensor, backward: bool):
     """The graph as `_InOne` takes it, or None where it cannot be (`kProjects` in csrc/cuda/lanes.cuh)."""
     heads, dim = value.shape[1:]
     lanes, size = lanes_per_head(heads, dim, value.dtype), dim * value.dtype.itemsize
-    fits = value.is_cuda and value.dtype.itemsize <= 4 and 32 < size <= 16 * lanes
+    fits = value.is_cuda and value.dtype.itemsize == 2 and 32 < size <= 16 * lanes
     if not fits or attr.shape[1] > max(2 * lanes, 16) or call.numbers.negative_slope != 1:
         return None
     return call.graph._planner.handle(heads, dim, value.dtype, "dot", call.schedule, True, backward)

@@ -77,9 +77,9 @@ struct EdgeOptions {
   bool any() const { return bias || gate || mask || weight || feat || seed; }
 };
 
-// Features x_ij of the edges in a score and an output that know their projections (dot, on CUDA): with W
-// moved to the destinations, raw_ij = scale (q_i . k_j + r_i . x_ij), r_i = W^T q_i, and the output lacks W
-// a_i, where a_i = sum_j w m alpha x_ij. Backward has it in out, and with s_i = W^T g_i
+// Features x_ij of the edges in a score and an output that know their projections (dot, on CUDA in 16 bits):
+// with W moved to the destinations, raw_ij = scale (q_i . k_j + r_i . x_ij), r_i = W^T q_i, and the output
+// lacks W a_i, where a_i = sum_j w m alpha x_ij. Backward has it in out, and with s_i = W^T g_i
 //   dalpha_ij = f_ij (g_i . v_j + s_i . x_ij)      gradient of r_i, over scale: sum_j draw_ij x_ij
 struct EdgeAttr {
   const void* x;  // [E, dim] T, user's order; or null

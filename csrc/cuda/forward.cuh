@@ -13,12 +13,9 @@
 namespace dfgnn::cuda {
 
 template <class C, Score SCORE, Edges EDGES, bool POSITIVE, int B>
-__global__ void __launch_bounds__(
-    kThreads,
-    kMinBlocks<C, EDGES == Edges::features || (EDGES == Edges::projected && sizeof(typename C::T) > 2)
-                      ? Load::many_rows
-                  : SCORE == Score::additive ? Load::one_row
-                                             : Load::two_rows>)
+__global__ void __launch_bounds__(kThreads, kMinBlocks<C, EDGES == Edges::features   ? Load::many_rows
+                                                          : SCORE == Score::additive ? Load::one_row
+                                                                                     : Load::two_rows>)
     forward_kernel(const ForwardParams p, const Tiling t) {
   using T = typename C::T;
   using A = typename C::A;

@@ -80,9 +80,9 @@ struct Config {
   static constexpr int FEATS = LPH < 8 ? 16 / LPH : 2;  // features of an edge that a lane has (edge_attr.cuh)
 };
 
-// Layouts that take EdgeAttr.
+// Layouts that take EdgeAttr; in float32 it is no faster (docs/performance-log.md).
 template <class C>
-inline constexpr bool kProjects = C::NV == 1 && C::LPH >= 4 && sizeof(typename C::T) <= 4;
+inline constexpr bool kProjects = C::NV == 1 && C::LPH >= 4 && sizeof(typename C::T) == 2;
 
 // How many rows' worth of registers a kernel needs beside those in flight.
 enum class Load { one_row, two_rows, many_rows, most_rows };
