@@ -9,9 +9,11 @@ What remains per edge are products of d numbers per head, an edge bias, and the 
 features; per node there are rows [H, d]. Three operators (csrc/core/edge_terms.h) do that: `edge_dot`,
 `edge_sum` and `edge_outer`, each linear in both arguments, with the other two as gradients.
 
-There are two ways. `_composed` puts these together under autograd, for every option and to any order.
+There are three ways. `_composed` puts these together under autograd, for every option and to any order.
 `_Projected` is training with less memory and fewer passes. Its output contains the edges' part, so that
-g . out is all of delta, and backward needs neither the attention nor the output without that part.
+g . out is all of delta, and backward needs neither the attention nor the output without that part. `_InOne`
+is the same with the products per edge in the attention's own kernels, on CUDA in 16 bits, for heads whose
+lanes can share the features: of edge size are these, and in backward two numbers per edge and head.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from torch import Tensor
 from . import _autograd, _edges, _ops, _plain
 from ._arguments import NEED_BIAS, NEED_WEIGHT, EdgeArgs, Numbers, Tensors
 from .graph import GraphPart
+from .schedule.cost import lanes_per_head
 
 # Of rows, in products that sum over them: one product [H, D, N] x [H, N, d] keeps a block per head busy.
 _CHUNKS = 16
@@ -236,6 +239,35 @@ def _composed(call: _Call, query, key, value, attr, proj, edge: EdgeArgs, out_bi
     return out, attention
 
 
+def _handle(call: _Call, value: Tensor, attr: Tensor, backward: bool):
+    """The graph as `_InOne` takes it, or None where it cannot be (`kProjects` in csrc/cuda/lanes.cuh)."""
+    heads, dim = value.shape[1:]
+    lanes, size = lanes_per_head(heads, dim, value.dtype), dim * value.dtype.itemsize
+    fits = value.is_cuda and value.dtype.itemsize == 2 and 32 < size <= 16 * lanes
+    if not fits or attr.shape[1] > max(2 * lanes, 16) or call.numbers.negative_slope != 1:
+        return None
+    return call.graph._planner.handle(heads, dim, value.dtype, "dot", call.schedule, True, backward)
+
+
+def _join(call: _Call, given, need, grad, found, score_sums, sums) -> None:
+    """Adds to the gradients `found`, by name, what follows from the sums of features, times the gradients of
+    scores and times the weights."""
+    query, _, _, _, proj, *_ = given
+    if need["query"]:
+        _add_projection(found["query"], score_sums, proj, call.numbers.scale)
+    if need["proj"]:
+        products = _sum_of_products(query, score_sums).mul_(call.numbers.scale)
+        found["proj"] = products.add_(_sum_of_products(grad, sums)).to(proj.dtype)
+    if need["out_bias"]:
+        found["out_bias"] = grad.sum(0)
+
+
+def _grad_attr(call: _Call, attr, rows, grad_rows, grad_score, attention) -> Tensor:
+    dim = attr.shape[1]
+    found = _ops.edge_outer(call.graph, grad_score, rows, dim, call.numbers.scale)
+    return found.add_(_ops.edge_outer(call.graph, attention, grad_rows, dim, 1.0))
+
+
 _NAMES = "query", "key", "value", "attr", "proj", "edge_bias", "edge_mask", "edge_weight", "seed", "out_bias"
 
 
@@ -277,7 +309,7 @@ class _Projected(torch.autograd.Function):
         given, (bias, stats, sums, attention, out) = saved[: len(_NAMES)], saved[len(_NAMES) :]
         need = dict(zip(_NAMES, ctx.needs_input_grad[1:]))
         if torch.is_grad_enabled():  # create_graph
-            return None, *_Projected.differentiable(call, given, need, grad)
+            return None, *_differentiable(call, given, need, grad)
         query, key, value, attr, proj, edge_bias, mask, weight, seed, out_bias = given
         if out is None:
             out = ctx.kept
@@ -285,7 +317,7 @@ class _Projected(torch.autograd.Function):
                 ctx.kept = None
         if out._version != ctx.version:
             out = _Projected.compute(call, given)[0]
-        graph, scale = call.graph, call.numbers.scale
+        graph = call.graph
         with _without_autocast(query.device):
             grad = grad.contiguous()
             grad_rows = _onto_features(grad, proj)
@@ -297,36 +329,78 @@ class _Projected(torch.autograd.Function):
             )
             grad_value, grad_key, grad_query, _, grad_score, _, grad_weight, _ = grads
             score_sums = _ops.edge_sum(graph, grad_score, attr, proj.shape[2])
-            found = dict(value=grad_value, key=grad_key)
-            if need["query"]:
-                _add_projection(grad_query, score_sums, proj, scale)
-                found["query"] = grad_query
-            if need["proj"]:
-                products = _sum_of_products(query, score_sums).mul_(scale)
-                found["proj"] = products.add_(_sum_of_products(grad, sums)).to(proj.dtype)
+            found = dict(value=grad_value, key=grad_key, query=grad_query)
+            _join(call, given, need, grad, found, score_sums, sums)
             if need["attr"]:
-                rows, dim = _onto_features(query, proj), attr.shape[1]
-                found["attr"] = _ops.edge_outer(graph, grad_score, rows, dim, scale)
-                found["attr"] += _ops.edge_outer(graph, attention, grad_rows, dim, 1.0)
+                rows = _onto_features(query, proj)
+                found["attr"] = _grad_attr(call, attr, rows, grad_rows, grad_score, attention)
             if need["edge_bias"]:
                 found["edge_bias"] = _ops.as_type(grad_score, edge_bias.dtype)
             if need["edge_weight"]:
                 found["edge_weight"] = _autograd._per_edge(weight, grad_weight)
-            if need["out_bias"]:
-                found["out_bias"] = grad.sum(0)
         return None, *(found.get(name) if need[name] else None for name in _NAMES)
 
+
+class _InOne(torch.autograd.Function):
+    """`_Projected` without gradients of edge_bias and edge_weight, by kernels that know features of edges."""
+
     @staticmethod
-    def differentiable(call: _Call, given, need, grad):
-        """The gradients by the other way, which may be differentiated again."""
-        # Views: a tensor that was given twice has two gradients here.
-        given = [x.view_as(x) if needed else x for x, needed in zip(given, need.values())]
-        query, key, value, attr, proj, bias, mask, weight, seed, out_bias = given
-        edge = EdgeArgs(bias, None, mask, weight, None, seed)
-        out, _ = _composed(call, query, key, value, attr, proj, edge, out_bias, False)
-        wanted = [x for x, needed in zip(given, need.values()) if needed]
-        grads = iter(torch.autograd.grad(out, wanted, grad, create_graph=True, allow_unused=True))
-        return [next(grads) if needed else None for needed in need.values()]
+    def forward(ctx, call: _Call, handle, *given):
+        out, kept, rows, sums = _InOne.compute(call, handle, given)
+        ctx.call, ctx.handle = call, handle
+        ctx.kept = out.detach() if _autograd._top_hooks(True) is None else None
+        ctx.version = out._version
+        ctx.save_for_backward(*given, kept, rows, sums, out if ctx.kept is None else None)
+        return out
+
+    @staticmethod
+    def compute(call: _Call, handle, given):
+        """out, what its backward wants, queries onto features, sums of features."""
+        query, _, _, _, proj, *options = given
+        with _without_autocast(query.device):
+            rows = _onto_features(query, proj)
+            out, kept, sums = _ops.attend_projected(handle, *given[:4], rows, *options, call.numbers)
+            _add_projection(out, sums, proj)
+        return out, kept, rows, sums
+
+    @staticmethod
+    def backward(ctx, grad):
+        call, handle, saved = ctx.call, ctx.handle, ctx.saved_tensors
+        given, (kept, rows, sums, out) = saved[: len(_NAMES)], saved[len(_NAMES) :]
+        need = dict(zip(_NAMES, ctx.needs_input_grad[2:]))
+        if torch.is_grad_enabled():  # create_graph
+            return None, None, *_differentiable(call, given, need, grad)
+        query, _, _, attr, proj, *options = given
+        if out is None:
+            out = ctx.kept
+            if not _autograd._retains_graph():
+                ctx.kept = None
+        if out._version != ctx.version:
+            out = _InOne.compute(call, handle, given)[0]
+        with _without_autocast(query.device):
+            grad = grad.contiguous()
+            grad_rows = _onto_features(grad, proj)
+            *grads, score_sums, edges = _ops.attend_projected_backward(
+                handle, grad, grad_rows, *given[:4], rows, *options, out, kept, call.numbers, need["attr"]
+            )
+            found = dict(zip(("value", "key", "query"), grads))
+            _join(call, given, need, grad, found, score_sums, sums)
+            if need["attr"]:
+                attention, grad_score = edges.unbind(-1)
+                found["attr"] = _grad_attr(call, attr, rows, grad_rows, grad_score, attention)
+        return None, None, *(found.get(name) if need[name] else None for name in _NAMES)
+
+
+def _differentiable(call: _Call, given, need, grad):
+    """The gradients by the composed way, which may be differentiated again."""
+    # Views: a tensor that was given twice has two gradients here.
+    given = [x.view_as(x) if needed else x for x, needed in zip(given, need.values())]
+    query, key, value, attr, proj, bias, mask, weight, seed, out_bias = given
+    edge = EdgeArgs(bias, None, mask, weight, None, seed)
+    out, _ = _composed(call, query, key, value, attr, proj, edge, out_bias, False)
+    wanted = [x for x, needed in zip(given, need.values()) if needed]
+    grads = iter(torch.autograd.grad(out, wanted, grad, create_graph=True, allow_unused=True))
+    return [next(grads) if needed else None for needed in need.values()]
 
 
 def attention(
@@ -370,6 +444,13 @@ def attention(
     plain = plain or isinstance(graph, GraphPart)
     if plain or torch.compiler.is_compiling() or _autograd.transformed(*given):
         return _composed(call, query, key, value, attr, proj, edge, out_bias, return_attention)
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given):
+    train = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
+    edges_learn = any(x is not None and x.requires_grad for x in (edge.edge_bias, edge.edge_weight))
+    handle = None if train and edges_learn else _handle(call, value, attr, train)
+    if handle is not None:
+        if train:
+            return _InOne.apply(call, handle, *given), None
+        return _InOne.compute(call, handle, given)[0], None
+    if train:
         return _Projected.apply(call, *given), None
     return _Projected.compute(call, given)[0], None

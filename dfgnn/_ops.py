@@ -61,6 +61,23 @@ def edge_outer(graph, weight, rows, dim: int, scale: float):
     return call(ops.edge_outer.default, weight, rows, *args, dim, scale)
 
 
+def attend_projected(handle, *tensors_and_numbers):
+    *tensors, numbers = tensors_and_numbers
+    return call(ops.attend_projected.default, handle.number, *tensors, numbers.scale, numbers.dropout_p)
+
+
+def attend_projected_backward(handle, *tensors_and_numbers):
+    *tensors, numbers, keep_edges = tensors_and_numbers
+    return call(
+        ops.attend_projected_backward.default,
+        handle.number,
+        *tensors,
+        numbers.scale,
+        numbers.dropout_p,
+        keep_edges,
+    )
+
+
 def as_type(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """``x.to(dtype)``, of which the call costs a small graph something even where it does nothing."""
     return x if x.dtype == dtype else x.to(dtype)

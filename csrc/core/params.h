@@ -77,6 +77,22 @@ struct EdgeOptions {
   bool any() const { return bias || gate || mask || weight || feat || seed; }
 };
 
+// Features x_ij of the edges in a score and an output that know their projections (dot, on CUDA in 16 bits):
+// with W moved to the destinations, raw_ij = scale (q_i . k_j + r_i . x_ij), r_i = W^T q_i, and the output
+// lacks W a_i, where a_i = sum_j w m alpha x_ij. Backward has it in out, and with s_i = W^T g_i
+//   dalpha_ij = f_ij (g_i . v_j + s_i . x_ij)      gradient of r_i, over scale: sum_j draw_ij x_ij
+struct EdgeAttr {
+  const void* x;  // [E, dim] T, user's order; or null
+  int32_t dim, width;
+  int64_t row_stride, head_stride;  // of rows and grad_rows, in elements
+  const void* rows;                 // r: [N_dst, H, dim] T
+  const void* grad_rows;            // s: likewise
+  void* sums;                       // a, or in backward the sums of draw x: [N_dst, H, width] T, 0 behind dim
+  void* partial;                    // [csr.num_slots, H, width] acc
+  void* edges;         // backward: [E, H, 2] acc, user's order: alpha and draw from one pass to the other,
+  int32_t keep_edges;  // which then leaves f alpha and draw there
+};
+
 struct Shape {
   int64_t num_dst, num_src, num_edges;
   int32_t heads;      // H
@@ -121,6 +137,8 @@ struct ForwardParams {
   void* partial_out;       // [num_slots, H, Dv] acc
   void* partial_positive;  // [num_slots, H, Dv] acc, or null like positive
   void* partial_stats;     // [num_slots, H, 3] acc: max, sum, positive mass
+
+  EdgeAttr attr;
 };
 
 inline constexpr int kAttnSums = 256;
@@ -194,6 +212,8 @@ struct BackwardParams {
   void* partial_alpha;  // additive: [reverse.num_slots, H] acc
   void* row_sums;       // [N_dst, H] acc, with attention: sum_j attention_ij gamma_ij
   void* partial_sums;   // [csr.num_slots, H] acc, with attention or grad_raw
+
+  EdgeAttr attr;
 };
 
 // sddmm: edge_[eid, h] = row_feat[i, h] . feat[j, h];  spmm: out[i, h] = sum_j edge_[eid, h] feat[j, h], over

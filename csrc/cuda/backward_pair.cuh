@@ -1,6 +1,7 @@
 // Backward that needs g . v of every edge. See params.h for the formulas.
 #pragma once
 
+#include "edge_attr.cuh"
 #include "scores.cuh"
 #include "stats.cuh"
 
@@ -25,7 +26,7 @@ template <class C, Score SCORE, bool SOURCES, Edges EDGES, int B>
 __global__ void __launch_bounds__(
     kThreads,
     kMinBlocks<C, EDGES == Edges::features && SCORE == Score::additive_v2 && SOURCES ? Load::most_rows
-                  : EDGES == Edges::features ||
+                  : EDGES == Edges::features || (EDGES == Edges::projected && !SOURCES) ||
                           (SCORE == Score::additive_v2 && (SOURCES || sizeof(typename C::T) > 2))
                       ? Load::many_rows
                       : Load::two_rows>) pair_kernel(const BackwardParams p, const Tiling t) {
@@ -34,11 +35,13 @@ __global__ void __launch_bounds__(
   constexpr int LPH = C::LPH, NV = C::NV, VEC = C::VEC;
   constexpr bool DOT = SCORE == Score::dot, V2 = SCORE == Score::additive_v2, PAIR = DOT || V2;
   constexpr bool EDGE = EDGES != Edges::none, FEAT = EDGES == Edges::features;
+  constexpr bool PROJ = EDGES == Edges::projected;
+  constexpr bool GIVEN = PROJ && SOURCES;            // alpha and draw of the edges are there
   constexpr bool ONE = V2 && !SOURCES;               // c and d are one row
   constexpr bool LINEAR = !(V2 && SOURCES) || FEAT;  // else the statistics bring the linear part of the score
   constexpr bool EARLY = !PAIR;  // registers suffice for rows in flight while results are written
   constexpr int CHUNK = B, PERIOD = CHUNK < LPH ? CHUNK : LPH, SLOTS = CHUNK / PERIOD;
-  constexpr bool EDGE_GRADS = EDGE && SOURCES, CENTRED = !SOURCES;
+  constexpr bool EDGE_GRADS = EDGE && SOURCES && !PROJ, CENTRED = !SOURCES;
 
   const Csr& csr = SOURCES ? p.reverse : p.csr;
   Place<C> me(t, p.shape, p.shape.value_dim, csr);
@@ -56,6 +59,11 @@ __global__ void __launch_bounds__(
   const Rows<C> source_c = me.rows(rows_c), source_d = me.rows(rows_d);
   const Rows<C> feats = me.rows(FEAT ? p.edge.feat : nullptr);
   const Terms<NodeStats<A>> node_stats = me.template terms<NodeStats<A>>(p.node_stats);
+  const AttrLanes<C, PROJ && !SOURCES> attr(me, p.attr);
+  constexpr int F = PROJ && !SOURCES ? C::FEATS : 1;
+  [[maybe_unused]] const auto numbers_of = [&](int eid) {
+    return me.template at<EdgeNumbers<A>>(p.attr.edges, eid);
+  };
   A share[V2 ? NV : 1][VEC] = {};  // of grad_attn
 
   // What an item and a step of it need first.
@@ -65,7 +73,9 @@ __global__ void __launch_bounds__(
   NodeStats<A> stats[SLOTS];
   int index[SLOTS] = {};
   Raw c[PAIR && !ONE ? B : 1][NV], d[B][NV], e[FEAT ? B : 1][NV];
+  T attrs[F > 1 ? B : 1][C::FEATS];
   const auto load_item = [&] {
+    if constexpr (GIVEN) return;
     if constexpr (PAIR) me.load_row(rows_a, row_a, me.row);
     me.load_row(rows_b, row_b, me.row);
     if constexpr (!PAIR) row_term = *me.template at<A>(p.alpha_src, me.row);
@@ -75,7 +85,11 @@ __global__ void __launch_bounds__(
     }
   };
   const auto load_step = [&] {
-    if constexpr (SOURCES) repeat<SLOTS>([&](int s) { stats[s] = load_stats(node_stats.at(index[s])); });
+    if constexpr (GIVEN) {
+      repeat<SLOTS>([&](int s) { stats[s].term = __ldg(&node_stats.at(index[s])->term); });
+    } else if constexpr (SOURCES) {
+      repeat<SLOTS>([&](int s) { stats[s] = load_stats(node_stats.at(index[s])); });
+    }
     if constexpr (PAIR && !ONE) load_rows<C, B>(source_c, 0, index, c);
     load_rows<C, B>(source_d, 0, index, d);
   };
@@ -87,11 +101,16 @@ __global__ void __launch_bounds__(
   A acc_c[PAIR ? NV : 1][VEC], acc_d[SOURCES ? NV : 1][VEC], acc_attn[V2 && FEAT && SOURCES ? NV : 1][VEC];
   A acc_mass[CENTRED ? NV : 1][VEC];  // as acc_c, but of the weights
   A sum_raw, rest, sum_mass;
+  A query_attr[C::FEATS], grad_attr[C::FEATS], acc_attr[1][C::FEATS], mass_attr[1][C::FEATS];
   const auto begin = [&](const int at, const int n) {
     row = at;
     writes = me.writes && me.slot_of(n) != me.kNoItem;
-    if constexpr (PAIR) me.unpack_row(row_a, a, A(1));
-    me.unpack_row(row_b, b, A(1));
+    if constexpr (PAIR && !GIVEN) me.unpack_row(row_a, a, A(1));
+    if constexpr (!GIVEN) me.unpack_row(row_b, b, A(1));
+    if constexpr (PROJ && !SOURCES) {
+      attr.load_row(me, p.attr.rows, row, query_attr);
+      attr.load_row(me, p.attr.grad_rows, row, grad_attr);
+    }
     if constexpr (V2) row_term = pair.linear(me, t, p.attn, a, rows_a, row);
     if constexpr (!SOURCES) {
       row_delta = 0;
@@ -112,6 +131,8 @@ __global__ void __launch_bounds__(
     zero(acc_d);
     zero(acc_attn);
     zero(acc_mass);
+    zero(acc_attr);
+    zero(mass_attr);
     sum_raw = rest = sum_mass = 0;
   };
 
@@ -172,11 +193,17 @@ __global__ void __launch_bounds__(
       repeat<SLOTS>([&](int s) { eids[s] = fetch_eid<C, CHUNK>(me, csr, done, s); });
       load_rows<C, B>(feats, 0, eids, e);
     }
+    if constexpr (PROJ && !SOURCES) {
+      int eids[SLOTS];
+      repeat<SLOTS>([&](int s) { eids[s] = fetch_eid<C, CHUNK>(me, csr, done, s); });
+      attr.load(eids, attrs);
+    }
 
     // Two sums over columns for every edge, the score's and g . v, brought to the lanes that own the edges.
     A part_s[B], part_t[B];
 #pragma unroll
     for (int u = 0; u < B; ++u) {
+      if constexpr (GIVEN) break;
       part_t[u] = 0;
       typename PairScore<C, SCORE>::Sum sum;
 #pragma unroll
@@ -220,10 +247,14 @@ __global__ void __launch_bounds__(
         part_t[u] += SOURCES ? me.far_dot(t, rows_d, j, rows_b, row, in_d, eid)
                              : me.far_dot(t, rows_b, row, rows_d, j, in_d, eid);
       }
+      if constexpr (PROJ) {
+        sum.linear = attr.dot(query_attr, attrs[F > 1 ? u : 0], sum.linear);
+        part_t[u] = attr.dot(grad_attr, attrs[F > 1 ? u : 0], part_t[u]);
+      }
       part_s[u] = LINEAR ? pair.join(sum) : sum.positive;
     }
-    if constexpr (PAIR) reduce_scatter<B, LPH>(part_s, me.hl);
-    reduce_scatter<B, LPH>(part_t, me.hl);
+    if constexpr (PAIR && !GIVEN) reduce_scatter<B, LPH>(part_s, me.hl);
+    if constexpr (!GIVEN) reduce_scatter<B, LPH>(part_t, me.hl);
 
     // alpha again, and the gradients of the edge and head.
     Weights<A, SLOTS, false, true> weights;
@@ -231,6 +262,23 @@ __global__ void __launch_bounds__(
 #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
       const bool valid = s * LPH + own < left;
+      if constexpr (GIVEN) {
+        EdgeNumbers<A> now = {};
+        int eid = 0;
+        if (valid) {
+          eid = edge_id(csr, me.first + (done + s * LPH + own) * me.stride);
+          now = *numbers_of(eid);
+          now.draw -= stats[s].term * now.alpha;
+          now.alpha *= edge.mask(eid) * edge.weight(eid);
+        }
+        weights.set(s, now.alpha, true);
+        grad_scores.set(s, now.draw, true);
+        if (p.attr.keep_edges) {
+          __syncwarp();  // several lanes have read it
+          if (valid && me.head_ok && me.hl < PERIOD) *numbers_of(eid) = now;
+        }
+        continue;
+      }
       const RowStats<A> softmax = SOURCES ? stats[s].row : row_stats;
       const A delta = SOURCES ? stats[s].delta : row_delta;
       A raw = 0;
@@ -265,6 +313,9 @@ __global__ void __launch_bounds__(
         grad_scores.positive[s] = mass;
         rest += grad_score;
         sum_mass += mass;
+        if constexpr (PROJ) {
+          if (valid && me.head_ok && me.hl < PERIOD && me.chunk == 0) *numbers_of(eid) = {alpha, grad_raw};
+        }
       }
       if constexpr (EDGE_GRADS) {
         if (valid && me.head_ok && me.hl < PERIOD && me.chunk == 0) {
@@ -280,7 +331,14 @@ __global__ void __launch_bounds__(
     whole_or_not<CHUNK>(left, [&](auto whole) {
       constexpr bool FULL = decltype(whole)::value;
       if constexpr (SOURCES) add_rows<C, FULL, false, B>(0, left, weights, d, acc_d, acc_d);
-      if constexpr (DOT && !FEAT) add_rows<C, FULL, CENTRED, B>(0, left, grad_scores, c, acc_c, acc_mass);
+      if constexpr (DOT && PROJ && !SOURCES) {
+        add_rows<C, FULL, CENTRED, B>(0, left, grad_scores, c, acc_c, acc_mass, [&](int u, A draw, A mass) {
+          attr.axpy(acc_attr[0], draw, attrs[F > 1 ? u : 0]);
+          attr.axpy(mass_attr[0], mass, attrs[F > 1 ? u : 0]);
+        });
+      } else if constexpr (DOT && !FEAT) {
+        add_rows<C, FULL, CENTRED, B>(0, left, grad_scores, c, acc_c, acc_mass);
+      }
       if constexpr (V2 || FEAT) {
 #pragma unroll
         for (int u = 0; u < B; ++u) {
@@ -315,6 +373,17 @@ __global__ void __launch_bounds__(
       if (slot >= 0 || p.part_of_rows) rest = 0;
       sum_raw -= rest * sum_mass;
       repeat<NV, VEC>([&](int k, int v) { acc_c[k][v] -= rest * acc_mass[k][v]; });
+      if constexpr (PROJ) {
+        row_term = rest;
+        repeat<F>([&](int f) {
+          if (me.shared()) {
+            acc_attr[0][f] = me.across(acc_attr[0][f], t);
+            mass_attr[0][f] = me.across(mass_attr[0][f], t);
+          }
+          acc_attr[0][f] -= rest * mass_attr[0][f];
+        });
+        attr.store_row(me, acc_attr[0], A(1), row, slot);
+      }
       if (writes && me.hl == 0 && me.chunk == 0)
         *me.template at<NodeStats<A>>(p.node_stats, row) = {row_term, row_stats, row_delta + rest};
     }

@@ -7,8 +7,9 @@
 
 namespace dfgnn::cuda {
 
-// Which options on edges a kernel is compiled for: none, those with a number per edge, or edge features too.
-enum class Edges { none, scalars, features };
+// Which options on edges a kernel is compiled for: none, those with a number per edge, or also edge features,
+// or projected ones (EdgeAttr).
+enum class Edges { none, scalars, features, projected };
 
 // The options of one edge and head.
 template <typename T>

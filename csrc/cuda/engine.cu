@@ -33,6 +33,17 @@ const char* backward(const BackwardParams& p, void* stream) {
   });
 }
 
+bool projects(DType dtype, const Shape& shape, int64_t features) {
+  return with_type(dtype, [&](auto t) {
+    bool found = false;
+    with_config<decltype(t)>(shape.heads, shape.value_dim, [&](auto config) {
+      using C = decltype(config);
+      found = kProjects<C> && features > 0 && features <= C::LPH * C::FEATS;
+    });
+    return found;
+  });
+}
+
 int64_t attention_parts(const BackwardParams& p) {
   return with_type(p.dtype, [&](auto t) {
     int64_t parts = 0;

@@ -8,6 +8,8 @@ namespace dfgnn::cuda {
 
 const char* forward(const ForwardParams& params, void* stream);
 const char* backward(const BackwardParams& params, void* stream);
+// Whether dot attention takes EdgeAttr with so many features.
+bool projects(DType dtype, const Shape& shape, int64_t features);
 // Partial sums of grad_attn: one per block of the two passes.
 int64_t attention_parts(const BackwardParams& params);
 

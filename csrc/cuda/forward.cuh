@@ -6,6 +6,7 @@
 // partial per slot. B is the number of rows in flight.
 #pragma once
 
+#include "edge_attr.cuh"
 #include "scores.cuh"
 #include "stats.cuh"
 
@@ -21,6 +22,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, EDGES == Edges::featur
   constexpr int LPH = C::LPH, NV = C::NV, VEC = C::VEC;
   constexpr bool DOT = SCORE == Score::dot, V2 = SCORE == Score::additive_v2, PAIR = DOT || V2;
   constexpr bool EDGE = EDGES != Edges::none, FEAT = EDGES == Edges::features;
+  constexpr bool PROJ = EDGES == Edges::projected;
   constexpr bool EARLY = !DOT;  // registers suffice for rows in flight while results are written
   constexpr int CHUNK = PAIR || FEAT || B > LPH ? B : LPH;  // edges per sub-warp and step
   constexpr int PERIOD = CHUNK < LPH ? CHUNK : LPH;         // lanes of a head that own different edges
@@ -36,12 +38,15 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, EDGES == Edges::featur
   const void* key = V2 ? p.value : p.key;
   const Rows<C> values = me.rows(p.value), keys = me.rows(key), feats = me.rows(FEAT ? p.edge.feat : nullptr);
   const A in_key = FEAT && p.edge.feat_in_key, in_value = FEAT && p.edge.feat_in_value;
+  const AttrLanes<C, PROJ> attr(me, p.attr);
+  constexpr int F = PROJ ? C::FEATS : 1;
 
   // What an item and a step of it need first.
   Raw query_row[NV];
   A alpha_dst = 0, raw_score[SLOTS];
   int index[SLOTS] = {};
   Raw rows[B][NV], key_rows[DOT ? B : 1][NV], feat_rows[FEAT ? B : 1][NV];
+  T attrs[PROJ ? B : 1][C::FEATS];
   const auto load_item = [&] {
     if constexpr (PAIR) {
       me.load_row(p.query, query_row, me.row);
@@ -58,13 +63,16 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, EDGES == Edges::featur
   // The state of a row.
   int row;
   A query[PAIR ? NV : 1][VEC], acc[NV][VEC], acc_positive[POSITIVE ? NV : 1][VEC];
+  A query_attr[C::FEATS], acc_attr[1][C::FEATS];
   Softmax<A, POSITIVE> softmax;
   const auto begin = [&](int at, int) {
     row = at;
     if constexpr (PAIR) me.unpack_row(query_row, query, A(1));
+    if constexpr (PROJ) attr.load_row(me, p.attr.rows, row, query_attr);
     softmax = {};
     zero(acc);
     zero(acc_positive);
+    zero(acc_attr);
   };
 
   const auto step = [&](const int done, const int left) {
@@ -72,6 +80,11 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, EDGES == Edges::featur
       int eids[SLOTS];
       repeat<SLOTS>([&](int s) { eids[s] = fetch_eid<C, CHUNK>(me, p.csr, done, s); });
       load_rows<C, B>(feats, 0, eids, feat_rows);
+    }
+    if constexpr (PROJ) {
+      int eids[SLOTS];
+      repeat<SLOTS>([&](int s) { eids[s] = fetch_eid<C, CHUNK>(me, p.csr, done, s); });
+      attr.load(eids, attrs);
     }
 
     // What the family computes: sums over columns, brought to the lanes that own the edges, or two terms.
@@ -95,6 +108,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, EDGES == Edges::featur
           if constexpr (FEAT) eid = edge_of<C>(me, p.csr, done + u);
           pair.add_far(me, t, p.attn, p.query, row, key, j, in_key != 0 ? p.edge.feat : nullptr, eid, sum);
         }
+        if constexpr (PROJ) sum.linear = attr.dot(query_attr, attrs[u], sum.linear);
         part[u] = pair.join(sum);
       }
       reduce_scatter<CHUNK, LPH>(part, me.hl);
@@ -134,6 +148,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, EDGES == Edges::featur
       const A shrink = softmax.raise(peak);
       scale(acc, shrink);
       if constexpr (POSITIVE) scale(acc_positive, shrink);
+      if constexpr (PROJ) scale(acc_attr, shrink);
     }
 
     // Weights relative to the largest score, and the rows that they belong to.
@@ -148,7 +163,10 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, EDGES == Edges::featur
     }
     whole_or_not<CHUNK>(left, [&](auto whole) {
       constexpr bool FULL = decltype(whole)::value;
-      if constexpr (PAIR || FEAT) {
+      if constexpr (PROJ) {
+        add_rows<C, FULL, false, B>(0, left, weights, rows, acc, acc,
+                                    [&](int u, A w, A) { attr.axpy(acc_attr[0], w, attrs[u]); });
+      } else if constexpr (PAIR || FEAT) {
         add_rows<C, FULL, POSITIVE, B>(0, left, weights, rows, acc, acc_positive);
         if constexpr (FEAT) {
           if (in_value != 0) add_rows<C, FULL, POSITIVE, B>(0, left, weights, feat_rows, acc, acc_positive);
@@ -169,6 +187,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, EDGES == Edges::featur
       softmax.mass = me.across(softmax.mass, t);
       scale(acc, shrink);
       if constexpr (POSITIVE) scale(acc_positive, shrink);
+      if constexpr (PROJ) repeat<F>([&](int f) { acc_attr[0][f] = me.across(acc_attr[0][f] * shrink, t); });
       me.across(acc, t);
       if constexpr (POSITIVE) {
         softmax.positive = me.across(softmax.positive, t);
@@ -192,6 +211,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, EDGES == Edges::featur
       });
     }
     me.store_row(p.out, p.partial_out, acc, adds_bias ? A(1) : ours, row, slot, before);
+    if constexpr (PROJ) attr.store_row(me, acc_attr[0], ours, row, slot, before);
     if constexpr (POSITIVE)
       me.store_row(p.positive, p.partial_positive, acc_positive, ours, row, slot, before);
     if (me.writes && slot != me.kNoItem && me.hl == 0 && me.chunk == 0) {

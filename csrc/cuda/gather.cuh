@@ -47,21 +47,28 @@ __device__ __forceinline__ void load_rows(const Rows<C>& source, const int u0, c
 }
 
 // acc += w_u rows_u for the edges u0 .. u0 + B of a chunk that has `left` edges, and the same over z > 0.
-// FULL: all sub-warps have all these edges. ONES: all weights are 1.
-template <class C, bool FULL, bool POSITIVE, int B, bool ONES = false, class W, int NV2>
+// FULL: all sub-warps have all these edges. ONES: all weights are 1. more(u, w_u, that over z > 0): what else
+// is added.
+struct NoMore {
+  template <class... X>
+  __device__ __forceinline__ void operator()(const X&...) const {}
+};
+template <class C, bool FULL, bool POSITIVE, int B, bool ONES = false, class W, int NV2, class More = NoMore>
 __device__ __forceinline__ void add_rows(const int u0, int left, const W& weights,
                                          const Raw (&rows)[B][C::NV], typename C::A (&acc)[C::NV][C::VEC],
-                                         typename C::A (&acc_positive)[NV2][C::VEC]) {
+                                         typename C::A (&acc_positive)[NV2][C::VEC],
+                                         const More& more = More()) {
 #pragma unroll
   for (int u = 0; u < B; ++u) {
     if (!FULL && !__any_sync(kAll, u0 + u < left)) break;
-    typename C::A w = 1, w_positive;
+    typename C::A w = 1, w_positive = 0;
     if constexpr (!ONES) weights.template get<C::LPH>(u0 + u, w, w_positive);
     if (FULL || u0 + u < left) {
       repeat<C::NV>([&](int k) {
         axpy<typename C::T>(acc[k], w, rows[u][k]);
         if constexpr (POSITIVE) axpy<typename C::T>(acc_positive[k], w_positive, rows[u][k]);
       });
+      more(u, w, w_positive);
     }
   }
 }

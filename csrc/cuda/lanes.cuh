@@ -77,7 +77,12 @@ struct Config {
   static constexpr int LPH = LPH_, NV = NV_, B = B_, VEC = kVec<T>, COLS = LPH * NV * VEC;
   static constexpr bool WIDE = LPH == 32 && NV == 4;  // the only layout with more than one chunk
   static_assert(!WIDE || LPH * NV * 16 == kWideBytes);
+  static constexpr int FEATS = LPH < 8 ? 16 / LPH : 2;  // features of an edge that a lane has (edge_attr.cuh)
 };
+
+// Layouts that take EdgeAttr; in float32 it is no faster (docs/performance-log.md).
+template <class C>
+inline constexpr bool kProjects = C::NV == 1 && C::LPH >= 4 && sizeof(typename C::T) == 2;
 
 // How many rows' worth of registers a kernel needs beside those in flight.
 enum class Load { one_row, two_rows, many_rows, most_rows };

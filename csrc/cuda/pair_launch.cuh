@@ -22,9 +22,12 @@ const char* pair_forward(const ForwardParams& p, cudaStream_t stream) {
   with_config<T>(p.shape.heads, p.shape.value_dim, [&](auto config) {
     using C = decltype(config);
     constexpr int B = C::B;
-    const auto kernel = edges == Edges::none      ? forward_kernel<C, SCORE, Edges::none, false, B>
-                        : edges == Edges::scalars ? forward_kernel<C, SCORE, Edges::scalars, false, B>
-                                                  : forward_kernel<C, SCORE, Edges::features, false, B>;
+    auto kernel = edges == Edges::none      ? forward_kernel<C, SCORE, Edges::none, false, B>
+                  : edges == Edges::scalars ? forward_kernel<C, SCORE, Edges::scalars, false, B>
+                                            : forward_kernel<C, SCORE, Edges::features, false, B>;
+    if constexpr (SCORE == Score::dot && kProjects<C>) {
+      if (p.attr.x) kernel = forward_kernel<C, SCORE, Edges::projected, false, B>;
+    }
     for_each_part(p.csr, [&](const Csr& part) {
       ForwardParams q = p;
       q.csr = part;
@@ -33,6 +36,12 @@ const char* pair_forward(const ForwardParams& p, cudaStream_t stream) {
     });
   });
   finish_forward<T>(p, stream);
+  if (p.attr.x) {  // the sums of features of split rows, with the same statistics
+    ForwardParams q = p;
+    q.shape.value_dim = p.attr.width;
+    q.out = p.attr.sums, q.partial_out = p.attr.partial, q.out_bias = nullptr;
+    finish_forward<T>(q, stream);
+  }
   return last_error();
 }
 
@@ -58,9 +67,12 @@ const char* pair_backward(const BackwardParams& p, cudaStream_t stream) {
       if constexpr (kHasTiles<T, SCORE>) {
         if (p.csr.tiles) return tile_destinations<T>(p, stream);
       }
-      const auto kernel = edges == Edges::none      ? pair_kernel<C, SCORE, false, Edges::none, B>
-                          : edges == Edges::scalars ? pair_kernel<C, SCORE, false, Edges::scalars, B>
-                                                    : pair_kernel<C, SCORE, false, Edges::features, B>;
+      auto kernel = edges == Edges::none      ? pair_kernel<C, SCORE, false, Edges::none, B>
+                    : edges == Edges::scalars ? pair_kernel<C, SCORE, false, Edges::scalars, B>
+                                              : pair_kernel<C, SCORE, false, Edges::features, B>;
+      if constexpr (SCORE == Score::dot && kProjects<C>) {
+        if (p.attr.x) kernel = pair_kernel<C, SCORE, false, Edges::projected, B>;
+      }
       for_each_part(p.csr, [&](const Csr& part) {
         BackwardParams q = p;
         q.csr = part;
@@ -72,9 +84,12 @@ const char* pair_backward(const BackwardParams& p, cudaStream_t stream) {
       if constexpr (kHasTiles<T, SCORE>) {
         if (p.reverse.tiles) return tile_sources<T, SCORE>(p, stream);
       }
-      const auto kernel = edges == Edges::none      ? pair_kernel<C, SCORE, true, Edges::none, B>
-                          : edges == Edges::scalars ? pair_kernel<C, SCORE, true, Edges::scalars, B>
-                                                    : pair_kernel<C, SCORE, true, Edges::features, B>;
+      auto kernel = edges == Edges::none      ? pair_kernel<C, SCORE, true, Edges::none, B>
+                    : edges == Edges::scalars ? pair_kernel<C, SCORE, true, Edges::scalars, B>
+                                              : pair_kernel<C, SCORE, true, Edges::features, B>;
+      if constexpr (SCORE == Score::dot && kProjects<C>) {
+        if (p.attr.x) kernel = pair_kernel<C, SCORE, true, Edges::projected, B>;
+      }
       for_each_part(p.reverse, [&](const Csr& part) {
         BackwardParams q = p;
         q.reverse = part;
@@ -88,6 +103,7 @@ const char* pair_backward(const BackwardParams& p, cudaStream_t stream) {
     launch(stream, dim3(kAttnSums, (heads * dim + kThreads - 1) / kThreads), kThreads, 0, sum_parts_kernel<A>,
            static_cast<const A*>(p.grad_attn), p.attn_parts, heads * dim, static_cast<A*>(p.attn_sums));
   merge_rows<T>(p.csr, p.shape, dim, p.partial_query, p.grad_query, V2 ? 1 : p.scale, stream);
+  if (p.attr.x) merge_rows<T>(p.csr, p.shape, p.attr.width, p.attr.partial, p.attr.sums, 1, stream);
   if (!V2) merge_rows<T>(p.reverse, p.shape, dim, p.partial_key, p.grad_key, p.scale, stream);
   merge_rows<T>(p.reverse, p.shape, dim, p.partial_value, p.grad_value, 1, stream);
   return last_error();

@@ -235,6 +235,7 @@ struct Attention {
     Workspace scratch;
     scratch.add(p.partial_out, slots, {slots, h, dv}, acc);
     scratch.add(p.partial_stats, slots, {slots, h, 3}, acc);
+    scratch.add(p.attr.partial, slots && p.attr.x, {slots, h, p.attr.width}, acc);
     scratch.add(p.partial_positive, slots && p.positive, {slots, h, dv}, acc);
     const OptTensor memory = scratch.make(value);
     Backend::forward(p, value);
@@ -350,6 +351,7 @@ struct Attention {
     scratch.add(p.partial_key, rev_slots && dot, {rev_slots, h, d}, acc);
     scratch.add(p.partial_value, rev_slots, {rev_slots, h, dv}, acc);
     scratch.add(p.partial_alpha, rev_slots && additive, {rev_slots, h}, acc);
+    scratch.add(p.attr.partial, slots && p.attr.x, {slots, h, p.attr.width}, acc);
     const OptTensor memory = scratch.make(value);
     Backend::backward(p, value);
     if (fold) g.attn = attn_sums;

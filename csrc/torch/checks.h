@@ -212,7 +212,7 @@ class Workspace {
     void** where;
     int64_t offset;
   };
-  std::array<Array, 8> arrays_;
+  std::array<Array, 9> arrays_;
   int count_ = 0;
   int64_t bytes_ = 0;
 };

@@ -34,6 +34,7 @@ struct CpuBackend {
     cpu::backward(p, parallel(), edges.numel() ? edges.mutable_data_ptr() : nullptr);
   }
   static bool has_tiles(Score, DType, const Shape&) { return false; }
+  static bool projects(DType, const Shape&, int64_t) { return false; }
   static constexpr bool kSumsAttention = false;
   static int64_t attention_parts(const BackwardParams& p) { return cpu::attention_parts(p.csr); }
   static void terms(const TermsParams& p, const Tensor&) { cpu::terms(p, parallel()); }

@@ -28,6 +28,8 @@ struct CudaBackend {
            (s.dim == 16 || s.dim == 32 || s.dim == 64 || s.dim == 128);
   }
 
+  static bool projects(DType dtype, const Shape& s, int64_t dim) { return cuda::projects(dtype, s, dim); }
+
   static void forward(const ForwardParams& p, const Tensor& t) { launched(cuda::forward(p, stream_of(t))); }
   static void backward(const BackwardParams& p, const Tensor& t) {
     launched(cuda::backward(p, stream_of(t)));

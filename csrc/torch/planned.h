@@ -1,7 +1,7 @@
 // The operators of eager calls: those of attention.h on a graph that was checked once and goes by a number,
 // with what forward keeps for backward in one tensor; and additive attention with its score terms, as a layer
 // has it. Backend offers, beside what attention.h names, `terms(params, tensor)`, `terms_backward(params,
-// tensor)` and `terms_parts(params)`.
+// tensor)` and `terms_parts(params)`, and `projects(dtype, shape, features)`, whether it takes EdgeAttr.
 #pragma once
 
 #include <memory>
@@ -208,6 +208,92 @@ struct Planned : Attention<Backend> {
             g.feat};
   }
 
+  // ---- dot attention with features of edges that are projected at the nodes ---------------------
+
+  // What the two operators share. Holds what `p` points to.
+  struct Projected {
+    Inputs in;
+    std::shared_ptr<const Graph> graph;
+    Tensor attr, rows;
+  };
+  template <class Params>
+  static Projected projected(const Checker& check, Params& p, int64_t number, const Tensor& query,
+                             const Tensor& key, const Tensor& value, const Tensor& attr, const Tensor& rows,
+                             const OptTensor& edge_bias, const OptTensor& edge_mask,
+                             const OptTensor& edge_weight, const OptTensor& seed, const OptTensor& out_bias,
+                             double scale, double dropout_p, bool backward) {
+    Projected call{{}, graph_of(check, number, value, backward), dense(attr), {}};
+    Inputs& in = call.in;
+    in.score = int64_t(Score::dot), in.value = value, in.src = key, in.dst = query;
+    in.bias = edge_bias, in.mask = edge_mask, in.weight = edge_weight, in.seed = seed, in.out_bias = out_bias;
+    in.num_dst = call.graph->sizes[0], in.negative_slope = 1, in.scale = scale, in.dropout_p = dropout_p;
+    Base::fill(check, in, p, call.graph->sizes[2]);
+    p.csr = call.graph->csr;
+    const ScalarType type = in.type();
+    check.tensor("attr", call.attr, {call.graph->sizes[2], -1}, {type});
+    const int64_t dim = call.attr.size(1);
+    check.tensor("rows", rows, {in.num_dst, in.heads(), -1}, {type});
+    check.require(Backend::projects(p.dtype, p.shape, dim) && rows.size(2) >= dim,
+                  "attr: expected features that a head's lanes can share, and rows of as many, got ", dim,
+                  " features, rows of ", rows.size(2), " and heads of ", in.dim());
+    p.attr.x = data(call.attr), p.attr.dim = int32_t(dim), p.attr.width = int32_t(rows.size(2));
+    call.rows = rows.stride(2) == 1 ? rows : dense(rows);
+    p.attr.rows = data(call.rows), p.attr.row_stride = call.rows.stride(0),
+    p.attr.head_stride = call.rows.stride(1);
+    return call;
+  }
+
+  static std::tuple<Tensor, Tensor, Tensor> attend_projected(int64_t number, Tensor query, Tensor key,
+                                                             Tensor value, Tensor attr, Tensor rows,
+                                                             OptTensor edge_bias, OptTensor edge_mask,
+                                                             OptTensor edge_weight, OptTensor seed,
+                                                             OptTensor out_bias, double scale,
+                                                             double dropout_p) {
+    const typename Backend::Scope scope(value);
+    const Checker check("dfgnn::attend_projected", value);
+    ForwardParams p{};
+    const Projected call = projected(check, p, number, query, key, value, attr, rows, edge_bias, edge_mask,
+                                     edge_weight, seed, out_bias, scale, dropout_p, false);
+    const Inputs& in = call.in;
+    Tensor sums = make(value, {in.num_dst, in.heads(), p.attr.width}, in.type());
+    p.attr.sums = sums.mutable_data_ptr();
+    const OptTensor memory = kept(p, in, false).make(value);
+    const Outputs made = Base::run_forward(check, in, p, false);
+    return {made.out, *memory, sums};
+  }
+
+  static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attend_projected_backward(
+      int64_t number, Tensor grad_out, Tensor grad_rows, Tensor query, Tensor key, Tensor value, Tensor attr,
+      Tensor rows, OptTensor edge_bias, OptTensor edge_mask, OptTensor edge_weight, OptTensor seed,
+      OptTensor out_bias, Tensor out, Tensor memory, double scale, double dropout_p, bool keep_edges) {
+    const typename Backend::Scope scope(value);
+    const Checker check("dfgnn::attend_projected_backward", value);
+    BackwardParams p{};
+    Projected call = projected(check, p, number, query, key, value, attr, rows, edge_bias, edge_mask,
+                               edge_weight, seed, out_bias, scale, dropout_p, true);
+    const Inputs& in = call.in;
+    OptTensor none;
+    Base::fill_backward(check, in, p, grad_out, out, none, none);
+    read(check, kept(p, in, false), memory);
+    p.reverse = call.graph->reverse;
+    check.tensor("grad_rows", grad_rows, {in.num_dst, in.heads(), p.attr.width}, {in.type()});
+    if (grad_rows.stride(2) != 1 || grad_rows.stride(0) != p.attr.row_stride ||
+        grad_rows.stride(1) != p.attr.head_stride) {
+      call.rows = dense(call.rows), grad_rows = dense(grad_rows);
+      p.attr.rows = data(call.rows), p.attr.row_stride = call.rows.stride(0),
+      p.attr.head_stride = call.rows.stride(1);
+    }
+    p.attr.grad_rows = data(grad_rows);
+    Tensor sums = make(value, {in.num_dst, in.heads(), p.attr.width}, in.type());
+    Tensor edges = make(value, {p.shape.num_edges, in.heads(), 2}, in.acc());
+    p.attr.sums = sums.mutable_data_ptr(), p.attr.edges = edges.mutable_data_ptr();
+    p.attr.keep_edges = keep_edges;
+    const WayOfDst way = Base::way_of_dst(in, false, Base::kNeedDst);
+    Gradients g = Base::run_backward(check, in, p, way, Base::kNeedDst);
+    if (p.shape.num_edges == 0) sums = torch::stable::zero_(sums);
+    return {g.value, *g.src, *g.dst, sums, edges};
+  }
+
   // ---- additive attention of projected features ------------------------------------------------
 
   // feat as [rows, heads, size], attn [.., heads, vector size]: feat may be a layer's [rows, heads * size].
@@ -382,6 +468,8 @@ struct Planned : Attention<Backend> {
     m.impl("graph_handle", TORCH_BOX(&graph_handle));
     m.impl("attend", TORCH_BOX(&attend));
     m.impl("attend_backward", TORCH_BOX(&attend_backward));
+    m.impl("attend_projected", TORCH_BOX(&attend_projected));
+    m.impl("attend_projected_backward", TORCH_BOX(&attend_projected_backward));
     m.impl("score_terms", TORCH_BOX(&score_terms));
     m.impl("score_terms_backward", TORCH_BOX(&score_terms_backward));
     m.impl("gat", TORCH_BOX(&gat));

@@ -44,7 +44,9 @@ inline constexpr const char* kBackward =
 // Of eager calls (planned.h). graph: the number of a graph that graph_handle gave, until dfgnn_drop_graph_...
 // of that library. kept: what backward needs beside out. score_terms: the sums over the last dimension of
 // feat [N, H, D] times attn [.., H, D]; gat: additive attention with these terms, where the destinations are
-// the first rows of feat. Either takes feat, grad_out, out and out_bias with heads and columns in one
+// the first rows of feat. attend_projected: dot attention with EdgeAttr (params.h), whose out, out_bias
+// included, lacks the projected sums; backward takes it with them. edges: f alpha and draw if keep_edges. The
+// others take feat, grad_out, out and out_bias with heads and columns in one
 // dimension, too; attend, if heads is not 0, takes and gives all features so.
 inline constexpr const char* kPlanned[] = {
     "graph_handle(" DFGNN_GRAPH ", " DFGNN_REVERSE ", " DFGNN_TILES ") -> int",
@@ -55,6 +57,13 @@ inline constexpr const char* kPlanned[] = {
     ", int need)"
     " -> (Tensor grad_value, Tensor? grad_src, Tensor? grad_dst, Tensor? grad_attn, Tensor? grad_bias, "
     "Tensor? grad_gate, Tensor? grad_weight, Tensor? grad_feat)",
+    "attend_projected(int graph, Tensor query, Tensor key, Tensor value, Tensor attr, Tensor rows, "
+    "Tensor? edge_bias, Tensor? edge_mask, Tensor? edge_weight, Tensor? seed, Tensor? out_bias, float scale, "
+    "float dropout_p) -> (Tensor out, Tensor kept, Tensor sums)",
+    "attend_projected_backward(int graph, Tensor grad_out, Tensor grad_rows, Tensor query, Tensor key, "
+    "Tensor value, Tensor attr, Tensor rows, Tensor? edge_bias, Tensor? edge_mask, Tensor? edge_weight, "
+    "Tensor? seed, Tensor? out_bias, Tensor out, Tensor kept, float scale, float dropout_p, bool keep_edges)"
+    " -> (Tensor grad_value, Tensor grad_key, Tensor grad_query, Tensor grad_sums, Tensor edges)",
     "score_terms(Tensor feat, Tensor attn_src, Tensor attn_dst, SymInt num_dst) -> (Tensor src, Tensor dst)",
     "score_terms_backward(Tensor grad_src, Tensor grad_dst, Tensor feat, Tensor attn_src, Tensor attn_dst)"
     " -> (Tensor grad_feat, Tensor grad_attn_src, Tensor grad_attn_dst)",

@@ -8,6 +8,7 @@ from torch.func import grad, jvp, vmap
 
 from dfgnn import Graph, _edge_terms, _ops, functional, reference
 from dfgnn._arguments import ops
+from dfgnn.schedule.cost import lanes_per_head
 
 SIZES = [(h, d) for d in (1, 7, 11, 33, 300) for h in (1, 3, 8, 16)]
 
@@ -376,3 +377,87 @@ def test_wrong_arguments():
     ):
         with pytest.raises(kind, match="dot_attention: " + message):
             functional.dot_attention(graph, **{**inputs, **change})
+
+
+# ---- the attention's own kernels -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gpu():
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA GPU, or a torch without CUDA")
+    return "cuda"
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """How often the kernels that know features of edges ran, forward and backward."""
+    count = []
+    for name in ("attend_projected", "attend_projected_backward"):
+        call = getattr(_ops, name)
+        monkeypatch.setattr(_ops, name, lambda *args, call=call: count.append(1) or call(*args))
+    return count
+
+
+IN_ONE = {
+    torch.float16: ((32, 16), (64, 11), (40, 3), (256, 64), (128, 32)),
+    torch.bfloat16: ((32, 5), (64, 16), (200, 7)),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("schedule", ["auto", "natural<=32", "longest_first", "packed"])
+@pytest.mark.parametrize("dtype", IN_ONE, ids=name_of)
+@pytest.mark.parametrize(
+    "name", ["one_edge", "mixed_degrees", "super_source", "super_row", "power_law", "random"]
+)
+def test_in_one(gpu, passes, name, dtype, schedule):
+    graph = make_graph(name, gpu)
+    for turn, (dim, features) in enumerate(IN_ONE[dtype]):
+        heads = (1, 3, 4, 16)[turn % 4]
+        if graph.num_edges * heads * max(dim, features) > 5_000_000:
+            heads, dim, features = 2, 32, 7
+        if schedule == "packed":
+            heads = 1
+            if lanes_per_head(1, dim, dtype) == 32:
+                continue
+        passes.clear()
+        inputs = with_projection(make_inputs("dot", graph, heads, dim, dtype), graph, features)
+        check("dot", graph, inputs, f"H={heads} D={dim} d={features}: ", schedule=schedule)
+        assert len(passes) == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("learned", [False, True], ids=["", "learned features"])
+@pytest.mark.parametrize("dtype", IN_ONE, ids=name_of)
+def test_options_in_one(gpu, passes, dtype, learned):
+    """Against the composed way, with the same dropout."""
+    graph = make_graph("mixed_degrees", gpu)
+    heads, dim, features = 3, 64, 11
+    inputs = with_projection(make_inputs("dot", graph, heads, dim, dtype), graph, features)
+    more = dict(
+        edge_bias=torch.randn(graph.num_edges, heads, device=gpu),
+        edge_weight=torch.rand(graph.num_edges, device=gpu),
+        edge_mask=torch.rand(graph.num_edges, heads, device=gpu) < 0.8,
+        out_bias=torch.randn(heads, dim).to(gpu, dtype),
+        _seed=torch.tensor([11], device=gpu),
+    )
+    names = [name for name in inputs if learned or name != "edge_attr"]
+
+    def results(module, kind):
+        given = {n: x.to(kind) if x.is_floating_point() else x for n, x in {**inputs, **more}.items()}
+        leaves = [given[n].requires_grad_() for n in names]
+        options = dict(dropout_p=0.4, scale=0.2)
+        out = module.dot_attention(graph, **given, **options)
+        grad = torch.linspace(-1, 1, out.numel(), device=gpu).view_as(out).to(kind)
+        return dict(zip(("out", *names), (out, *torch.autograd.grad(out, leaves, grad))))
+
+    found, exact, low = (
+        results(functional, dtype), results(reference, torch.float64), results(reference, dtype),
+    )  # fmt: skip
+    assert len(passes) == 2
+    for name, x in exact.items():
+        error, limit = relative_error(found[name], x), 2 * relative_error(low[name], x) + rounding_band(dtype)
+        assert error <= limit, f"{name}: error {error:.3g} > {limit:.3g}"
+    again = results(functional, dtype)
+    assert all(torch.equal(x, again[name]) for name, x in found.items())
