@@ -286,6 +286,7 @@ class _Pair(NamedTuple):
     dropout_p: float
     dtype: torch.dtype  # of the result
     is_out: bool  # the result is what the operator gives, bias and all
+    groups: list[tuple[str, list[str]]]  # projections that are one product: of which features, and names
 
     def pad(self, x):
         """[n, H * size] with the padding; None stays."""
@@ -311,26 +312,12 @@ class _Pair(NamedTuple):
         """The vectors of additive_v2 as the operator takes them."""
         return None if t.attn is None else self.pad(_ops.as_type(t.attn, t.x.dtype))
 
-    def groups(self, t) -> list[tuple[str, list[str]]]:
-        """The projections that are one product: whose features they take, and their names."""
-        end = "x" if t.x_dst is None else "x_dst"
-        found: dict[Any, tuple[str, list[str]]] = {}
-        for name, of in (("value", "x"), ("src", "x"), ("dst", end), ("skip", end)):
-            weight = t[_AT[name + "_weight"]]
-            if weight is None:
-                continue
-            x = getattr(t, of)
-            joined = _joins(x, len(weight))
-            key = (of, t[_AT[name + "_bias"]] is None) if joined else name
-            found.setdefault(key, (of, []))[1].append(name)
-        return list(found.values())
-
     def project(self, t):
         """value, src, dst as the operator takes them, and the skip connection or None, all with padding; and
         of each group the weights as they were used."""
         given: dict[str, Tensor] = {}
         used = []
-        for end, names in self.groups(t):
+        for end, names in self.groups:
             x = getattr(t, end)
             weights, biases = ([t[_AT[n + kind]] for n in names] for kind in ("_weight", "_bias"))
             bias = None if biases[0] is None else biases[0] if len(biases) == 1 else torch.cat(biases)
@@ -416,6 +403,19 @@ class _Pair(NamedTuple):
         return (out if t.skip_weight is None else out + project(end, "skip")).to(self.dtype)
 
 
+def _groups(t: PairTensors) -> list[tuple[str, list[str]]]:
+    end = "x" if t.x_dst is None else "x_dst"
+    found: dict[Any, tuple[str, list[str]]] = {}
+    for name, of in (("value", "x"), ("src", "x"), ("dst", end), ("skip", end)):
+        weight = t[_AT[name + "_weight"]]
+        if weight is None:
+            continue
+        joined = _joins(getattr(t, of), len(weight))
+        key = (of, t[_AT[name + "_bias"]] is None) if joined else name
+        found.setdefault(key, (of, []))[1].append(name)
+    return list(found.values())
+
+
 def _end(t: PairTensors) -> Tensor:
     """The features of the destinations."""
     return t.x if t.x_dst is None else t.x_dst
@@ -448,7 +448,7 @@ class _PairLayer(torch.autograd.Function):
         if torch.is_grad_enabled():  # create_graph
             return None, *_derived(call.formula, grad, t, need)
         *ends, attn, kept = saved[count : count + 5]
-        groups = call.groups(t)
+        groups = call.groups
         used, saved = saved[count + 5 : count + 5 + len(groups)], saved[count + 5 + len(groups) :]
         if call.is_out:
             results, _ = taken_back(ctx, saved)
@@ -519,7 +519,7 @@ def pair_layer(
     is_out = is_out and (bias is None or bias.dtype is dtype)
     call = _Pair(
         graph, handle, score, heads, size, padding, float(negative_slope), float(scale), float(dropout_p),
-        dtype, is_out,
+        dtype, is_out, _groups(tensors),
     )  # fmt: skip
     if dropout_p > 0:
         tensors = tensors._replace(seed=_seed(graph, dropout_p))

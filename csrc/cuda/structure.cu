@@ -75,14 +75,28 @@ __global__ void __launch_bounds__(kPlanThreads) read_kernel(const StructureParam
       static_cast<int64_t*>(p.parts)[blockIdx.x * kEdgeNumbers + k] = own[k];
 }
 
+// Bits of a key that hold a destination, or the number behind the last one.
+__device__ __host__ __forceinline__ int dst_bits(const StructureParams& p) {
+  int bits = 1;
+  while (p.num_dst >> bits) ++bits;
+  return bits;
+}
+
+// The key of a row's first edge, by source or by destination.
+__device__ __forceinline__ uint64_t row_key(const StructureParams& p, bool by_src, int64_t row) {
+  return by_src ? uint64_t(row + 1) << dst_bits(p) : uint64_t(row);
+}
+
 // An edge with its id, to be sorted in either direction: rows by destination, behind the last of them what is
-// not kept, and then rows by source likewise.
-__device__ __forceinline__ void put(const StructureParams& p, int64_t id, int64_t src, int64_t dst) {
-  auto* keys = static_cast<uint32_t*>(p.keys[0]);
+// not kept, and then rows by source likewise. Those are in the order of the others, so that their neighbours
+// rise, or as_given.
+__device__ __forceinline__ void put(const StructureParams& p, bool as_given, int64_t id, int64_t src,
+                                    int64_t dst) {
+  auto* keys = static_cast<uint64_t*>(p.keys[0]);
   auto* places = static_cast<int32_t*>(p.places[0]);
   auto* ends = static_cast<int32_t*>(p.ends);
   const int64_t room = p.room;
-  keys[id] = uint32_t(dst), keys[room + id] = uint32_t(p.num_dst + 1 + src);
+  keys[id] = row_key(p, false, dst), keys[room + id] = row_key(p, true, src) | uint64_t(as_given ? 0 : dst);
   places[id] = places[room + id] = int32_t(id);
   ends[id] = int32_t(src), ends[room + id] = int32_t(dst);
 }
@@ -90,11 +104,15 @@ __device__ __forceinline__ void put(const StructureParams& p, int64_t id, int64_
 __global__ void __launch_bounds__(kPlanThreads) number_kernel(const StructureParams p) {
   const auto* parts = static_cast<const int64_t*>(p.parts);
   int64_t mine = 0, kept = 0;
+  bool src_falls = false, dst_falls = false;
   for (int64_t b = threadIdx.x; b < gridDim.x; b += kPlanThreads) {
     const int64_t found = parts[b * kEdgeNumbers + kKept];
     kept += found;
     if (b < blockIdx.x) mine += found;
+    src_falls = src_falls || parts[b * kEdgeNumbers + kSrcFalls];
+    dst_falls = dst_falls || parts[b * kEdgeNumbers + kDstFalls];
   }
+  const bool as_given = !__syncthreads_or(src_falls) && __syncthreads_or(dst_falls) && !p.with_loops;
   int64_t before, num_kept;
   sum_before(mine, before), sum_before(kept, num_kept);
 
@@ -107,17 +125,17 @@ __global__ void __launch_bounds__(kPlanThreads) number_kernel(const StructurePar
     int total;
     const int64_t id = before + sum_before(int(keep), total);
     if (keep) {
-      put(p, id, src, dst);
+      put(p, as_given, id, src, dst);
       if (p.edge_map) p.edge_map[id] = e;
     } else if (e < run.end) {
-      put(p, p.room - 1 - (e - id), p.num_src, p.num_dst);  // behind all others
+      put(p, as_given, p.room - 1 - (e - id), p.num_src, p.num_dst);  // behind all others
     }
     before += total;
   }
   const int64_t first = int64_t(blockIdx.x) * kPlanThreads + threadIdx.x;
   const int64_t step = int64_t(gridDim.x) * kPlanThreads;
   for (int64_t i = first; i < p.num_loops; i += step) {
-    put(p, num_kept + i, i, i);
+    put(p, as_given, num_kept + i, i, i);
     if (p.edge_map) p.edge_map[num_kept + i] = -1;
   }
   for (int64_t k = first; k < 2 * kDegreeScratch; k += step) static_cast<int64_t*>(p.degrees)[k] = 0;
@@ -136,7 +154,7 @@ __global__ void __launch_bounds__(kPlanThreads) number_kernel(const StructurePar
 }
 
 // How many of the sorted keys [0, count) are below `key`.
-__device__ __forceinline__ int64_t below(const uint32_t* keys, int64_t count, uint32_t key) {
+__device__ __forceinline__ int64_t below(const uint64_t* keys, int64_t count, uint64_t key) {
   int64_t low = 0, high = count;
   while (low < high) {
     const int64_t middle = (low + high) / 2;
@@ -152,7 +170,7 @@ __device__ __forceinline__ int64_t below(const uint32_t* keys, int64_t count, ui
 __global__ void __launch_bounds__(kPlanThreads) rows_kernel(const StructureParams p) {
   const int side = blockIdx.y;
   const int64_t room = p.room, num_rows = side ? p.num_src : p.num_dst;
-  const auto* keys = static_cast<const uint32_t*>(p.keys[1]) + side * room;
+  const auto* keys = static_cast<const uint64_t*>(p.keys[1]) + side * room;
   const auto* places = static_cast<const int32_t*>(p.places[1]) + side * room;
   const auto* ends = static_cast<const int32_t*>(p.ends) + side * room;
   const int64_t at = int64_t(blockIdx.x) * kPlanThreads + threadIdx.x;
@@ -163,21 +181,16 @@ __global__ void __launch_bounds__(kPlanThreads) rows_kernel(const StructureParam
     // No row has what is not kept, but a kernel may load what lies ahead.
     p.indices[side][at] = min(ends[id], max(int32_t(num_cols) - 1, 0));
   }
-  if (at <= num_rows) p.indptr[side][at] = below(keys, room, uint32_t(side ? p.num_dst + 1 + at : at));
-}
-
-int bits_of(const StructureParams& p) {
-  const uint64_t largest = uint64_t(p.num_dst) + 1 + uint64_t(p.num_src);
-  int bits = 1;
-  while (bits < 32 && largest >> bits) ++bits;
-  return bits;
+  if (at <= num_rows) p.indptr[side][at] = below(keys, room, row_key(p, side, at));
 }
 
 cudaError_t sort(const StructureParams& p, void* memory, size_t& bytes, cudaStream_t stream) {
+  int bits = dst_bits(p);
+  for (int64_t rest = p.num_src + 1; rest; rest /= 2) ++bits;
   return cub::DeviceRadixSort::SortPairs(
-      memory, bytes, static_cast<const uint32_t*>(p.keys[0]), static_cast<uint32_t*>(p.keys[1]),
+      memory, bytes, static_cast<const uint64_t*>(p.keys[0]), static_cast<uint64_t*>(p.keys[1]),
       static_cast<const int32_t*>(p.places[0]), static_cast<int32_t*>(p.places[1]),
-      static_cast<uint32_t>(2 * p.room), 0, bits_of(p), stream);
+      static_cast<uint32_t>(2 * p.room), 0, bits, stream);
 }
 
 const char* text_of(cudaError_t error) { return error == cudaSuccess ? nullptr : cudaGetErrorString(error); }

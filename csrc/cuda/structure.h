@@ -39,10 +39,11 @@ const char* degrees(const Degrees* directions, int count, bool zeroed, void* str
 inline constexpr int kEdgeNumbers = 7, kStructureNumbers = kEdgeNumbers + 2 * kDegreeNumbers;
 inline constexpr int kMostEdgeBlocks = 1024;
 
-// Edges src -> dst, sorted by destination and by source, both stable. An edge with an end that is out of
-// range is dropped. with_loops: so are edges from a node to itself, and i -> i for i < num_loops follows the
-// others. An edge's id is its place among those that are kept. There is room for num_given + num_loops edges;
-// what lies behind the kept ones is in no row.
+// Edges src -> dst, sorted by destination, stable, and by source in the order of that, so that neighbours
+// rise; or as given, where sources rise and destinations do not. An edge with an end that is out of range is
+// dropped. with_loops: so are edges from a node to itself, and i -> i for i < num_loops follows the others.
+// An edge's id is its place among those that are kept. There is room for num_given + num_loops edges; what
+// lies behind the kept ones is in no row.
 struct StructureParams {
   Ids src, dst;
   int64_t num_given, num_loops, num_src, num_dst;
@@ -56,7 +57,7 @@ struct StructureParams {
   int64_t* edge_map;    // [room]: of an id the place in src and dst, -1 of an appended loop; or null
 
   // Scratch.
-  void* keys[2];    // [2 room] uint32
+  void* keys[2];    // [2 room] uint64
   void* places[2];  // [2 room] int32
   void* ends;       // [2 room] int32: sources, then destinations, by id
   void* parts;      // [kMostEdgeBlocks, kEdgeNumbers] int64

@@ -70,7 +70,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, OptTensor, Tensor, Tensor, Tensor> st
   launched(cuda::sorting_bytes(p, p.sorting_bytes));
   Workspace scratch;
   for (int k = 0; k < 2; ++k) {
-    scratch.add(p.keys[k], true, {2 * room}, i32);
+    scratch.add(p.keys[k], true, {2 * room}, i64);
     scratch.add(p.places[k], true, {2 * room}, i32);
   }
   scratch.add(p.ends, true, {2 * room}, i32);

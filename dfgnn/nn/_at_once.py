@@ -138,14 +138,13 @@ def pair_at_once(
         parameters += found
     x, x_dst, autocast = _in_autocast(x, x_dst)
     known = (x.dtype, torch.float32) if autocast else (x.dtype,)
-    weight, key_weight = parameters[0], parameters[2]
+    weight, at_dst = parameters[0], [w for w in parameters[4::2] if w is not None]
+    shape = weight.shape if x_dst is None else (len(weight), x_dst.shape[-1])
     if not (
         can_fuse(graph, x, weight, autocast)
-        and (key is None or key_weight.shape == weight.shape)
-        and all(
-            w is None or len(w) == len(weight) and can_fuse(graph, x if x_dst is None else x_dst, w, autocast)
-            for w in (parameters[4], parameters[6])
-        )
+        and (key is None or parameters[2].shape == weight.shape)
+        and all(w.shape == shape for w in at_dst)
+        and (x_dst is None or not at_dst or can_fuse(graph, x_dst, at_dst[0], autocast))
         and _are_plain(x, (*parameters, attn, bias), known)
     ):
         return None

@@ -54,8 +54,8 @@ def plain_linear(linear: Any) -> tuple[Tensor, Tensor | None] | None:
 def folds(linear: nn.Module, x: Tensor, width: int) -> bool:
     """Whether :func:`folded_terms` is right for ``linear``, whose output has this width, and pays."""
     # Wide inputs cost more to read a second time than N x H x D does, and under autocast the sum over D is
-    # taken in float32 only when it is written out. A compiler makes one kernel of the product and its sum, but
-    # calls six matrix products more for what is folded and its gradients.
+    # taken in float32 only when it is written out. Compiled, the sum is one kernel, and what is folded takes
+    # six more calls of matrix products with its gradients.
     if torch.compiler.is_compiling():
         return False
     return is_plain(linear) and x.shape[-1] <= 2 * width and not torch.is_autocast_enabled(x.device.type)

@@ -64,9 +64,11 @@ def structure(src, dst, num_src, num_dst, with_loops):
         loops = torch.arange(min(num_src, num_dst))
         ends = [torch.cat([x, loops]) for x in ends]
         edge_map = torch.cat([edge_map, torch.full_like(loops, -1)])
-    made = []
+    made, as_given = [], not with_loops and not falls[0] and falls[1]
+    order = torch.arange(ends[0].numel())
     for rows, cols, n in ((ends[1], ends[0], num_dst), (ends[0], ends[1], num_src)):
-        ordered, eids = torch.sort(rows, stable=True)
+        eids = order[torch.sort(rows[order], stable=True).indices]
+        order, ordered = order if as_given else eids, rows[eids]
         indptr = torch.searchsorted(ordered, torch.arange(n + 1))
         room = torch.zeros(dropped, dtype=INT32)
         made += [indptr, torch.cat([cols[eids].int(), room]), torch.cat([eids.int(), room])]
