@@ -7,7 +7,7 @@ import torch
 from . import _edges, _ops, _plain
 from ._arguments import ops
 from ._autograd import not_compiled_or_transformed, transformed
-from .graph import GraphPart
+from .graph import GraphPart, RangedGraph
 
 
 class _Sddmm(torch.autograd.Function):
@@ -51,6 +51,8 @@ class _Spmm(torch.autograd.Function):
 
 def sddmm(graph, rows, feat, reverse: bool = False):
     """<rows[i], feat[j]> of each edge [E, H]; rows are destinations, or with ``reverse`` sources."""
+    if isinstance(graph, RangedGraph):
+        return graph.sddmm(sddmm, rows, feat, reverse)
     if isinstance(graph, GraphPart):
         not_compiled_or_transformed(rows, feat)
         graph, (feat,) = graph.gathered(feat)
@@ -64,6 +66,8 @@ def sddmm(graph, rows, feat, reverse: bool = False):
 
 def spmm(graph, weight, feat, reverse: bool = False):
     """sum_j weight_ij feat[j] of each row i: a destination, or with ``reverse`` a source."""
+    if isinstance(graph, RangedGraph):
+        return graph.spmm(spmm, weight, feat, reverse)
     if isinstance(graph, GraphPart):
         not_compiled_or_transformed(weight, feat)
         graph, (feat,) = graph.gathered(feat)

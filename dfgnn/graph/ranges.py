@@ -33,8 +33,8 @@ class RangedGraph(GraphPart):
     It consists of graphs of consecutive destinations, each of fewer edges. Functions and layers work on one
     after the other: outputs lie end to end, gradients of sources are added up, in the features' dtype. Edge
     tensors are in the user's order, indexed in 64 bits, and copied where that is not sorted by destination.
-    The dropout mask of an edge depends on its place within its range. Products, projected edge features and
-    compilers do not know it (NotImplementedError).
+    The dropout mask of an edge depends on its place within its range. Projected edge features, flex_attention
+    and compilers do not know it (NotImplementedError).
 
     Attributes: num_src, num_dst, num_edges, device, ranges (a tuple of `Range`).
     """
@@ -111,22 +111,39 @@ class RangedGraph(GraphPart):
             out, weight = call(graph, tensors._replace(**own))
             outs.append(out)
             weights.append(weight)
-        attention = None
-        if want_attention:
-            attention = weights[0].new_empty(self.num_edges, weights[0].shape[1])
-            for part, weight in zip(self.ranges, weights):
-                place = part.place
-                if isinstance(place, slice):
-                    attention = attention.slice_scatter(weight, 0, place.start, place.stop)
-                else:
-                    attention = attention.index_copy(0, place, weight)
-        return torch.cat(outs), attention
+        return torch.cat(outs), self._of_edges(weights) if want_attention else None
+
+    def sddmm(self, product: Callable, rows: Tensor, feat: Tensor, reverse: bool) -> Tensor:
+        """``product(graph, rows, feat, reverse)`` of all ranges, [E, H]; see `_products.sddmm`."""
+        found = []
+        for graph, first, _ in self.ranges:
+            own = slice(first, first + graph.num_dst)
+            found.append(product(graph, *((rows, feat[own]) if reverse else (rows[own], feat)), reverse))
+        return self._of_edges(found)
+
+    def spmm(self, product: Callable, weight: Tensor, feat: Tensor, reverse: bool) -> Tensor:
+        """``product(graph, weight, feat, reverse)`` of all ranges; see `_products.spmm`."""
+        found = []
+        for graph, first, place in self.ranges:
+            own = feat[first : first + graph.num_dst] if reverse else feat
+            found.append(product(graph, weight[place], own, reverse))
+        return sum(found[1:], found[0]) if reverse else torch.cat(found)
+
+    def _of_edges(self, parts: list[Tensor]) -> Tensor:
+        """Rows of the edges of each range, in the user's order."""
+        result = parts[0].new_empty(self.num_edges, *parts[0].shape[1:])
+        for (_, _, place), part in zip(self.ranges, parts):
+            if isinstance(place, slice):
+                result = result.slice_scatter(part, 0, place.start, place.stop)
+            else:
+                result = result.index_copy(0, place, part)
+        return result
 
     def attention(self, score, tensors, numbers, return_attention, schedule):
         raise AssertionError("by_ranges is what attention takes")
 
     def as_one(self):
-        raise NotImplementedError(f"products and projected edge features do not know {self.kind}")
+        raise NotImplementedError(f"projected edge features and flex_attention do not know {self.kind}")
 
     def gathered(self, *tensors):
         return self.as_one()

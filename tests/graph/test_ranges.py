@@ -7,7 +7,7 @@ import torch
 from attention import SCORES, function, make_inputs, relative_error, run
 from graphs import GRAPHS
 
-from dfgnn import Graph, _csr, functional, nn
+from dfgnn import Graph, _csr, _products, functional, nn
 from dfgnn.graph import RangedGraph, ranges
 
 MOST = 97
@@ -56,6 +56,22 @@ def test_results_are_those_of_the_whole_graph(few, device, order, score):
             expected = run(function(score), whole, inputs, **options)
             for name, x in run(function(score), graph, inputs, **options).items():
                 assert relative_error(x, expected[name], 1.0) < 1e-12, name
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("order", ["sorted", "mixed"])
+def test_products(few, device, order, reverse):
+    whole, graph = both(order, device)
+    sizes = (40, 60) if reverse else (60, 40)
+    rows, feat = (torch.randn(n, 2, 8, dtype=torch.float64, device=device) for n in sizes)
+    weight = torch.randn(700, 2, dtype=torch.float64, device=device)
+    for product, inputs in ((_products.sddmm, (rows, feat)), (_products.spmm, (weight, feat))):
+        inputs = [x.requires_grad_() for x in inputs]
+        found, expected = (product(g, *inputs, reverse) for g in (graph, whole))
+        torch.testing.assert_close(found, expected)
+        grad = torch.randn_like(expected)
+        for x, y in zip(*(torch.autograd.grad(r, inputs, grad) for r in (found, expected))):
+            torch.testing.assert_close(x, y)
 
 
 def test_masks_biases_and_missing_terms(few, device):
@@ -190,8 +206,11 @@ def test_errors(few):
         with pytest.raises(ValueError, match=message):
             call()
     graph = Graph.from_coo(src, dst, num_src=num_src, num_dst=num_dst)
+    table, kinds = torch.randn(2, 1, 4), torch.zeros(700, dtype=torch.int64)
     with pytest.raises(NotImplementedError, match=r"2\*\*31 edges or more"):
-        functional.spmm(graph, torch.randn(700, 1), torch.randn(40, 1, 4))
+        functional.dot_attention(
+            graph, torch.randn(60, 1, 4), *torch.randn(2, 40, 1, 4), edge_type=kinds, edge_table=table
+        )
     with pytest.raises(NotImplementedError, match=r"RangedGraph: csr is not to be had of a graph of 2\*\*31"):
         graph.csr()
 
