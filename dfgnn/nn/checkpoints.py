@@ -204,6 +204,11 @@ _KINDS = {
         _Kind("AGNNConv", ("beta",), lambda prefix, layer: layer),
     ],
     "dgl": [
+        _Kind("GATEConv", ("att_l", "att_r", "lin1.weight", "lin2.weight")),
+        _Kind("FAConv", ("att_l.weight", "att_r.weight")),
+        _Kind("GeneralConv", ("att_msg", "lin_msg.weight")),
+        _Kind("HANConv", ("q", "k_lin.weight")),
+        _Kind("HEATConv", ("edge_type_emb.weight", "att.weight")),
         _Kind("SuperGATConv", ("att_l", "att_r")),
         _Kind("TransformerConv", ("lin_key.weight", "lin_query.weight")),
         _Kind("RGATConv", ("q", "k", "l1", "b1")),

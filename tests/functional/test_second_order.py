@@ -93,3 +93,55 @@ def test_create_graph_does_not_change_the_gradient(device):
     one = torch.autograd.grad(loss, list(inputs.values()), create_graph=True)
     two = torch.autograd.grad(loss, list(inputs.values()))
     assert all(torch.equal(a, b) for a, b in zip(one, two))
+
+
+OTHERS = {
+    "agnn": lambda m, g, x, y, b: m.agnn_attention(g, x, y, beta=b),
+    "edge_softmax": lambda m, g, x, y, b: m.edge_softmax(g, b * x.sum(-1)[g.edge_index[0]]),
+    "edge_type": lambda m, g, x, y, b: m.dot_attention(
+        g, y, x, x, edge_type=torch.arange(g.num_edges, device=x.device) % 2, edge_table=b * y[:2]
+    ),
+    "flex": lambda m, g, x, y, b: m.flex_attention(
+        g, lambda q, k, e, b: (b * (q - k)).square().sum(-1).neg(), y, x, x, params=(b,)
+    ),
+    "batch": lambda m, g, x, y, b: m.dot_attention(g, torch.stack([y, b * y]), torch.stack([x, x]), x),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_gradgradcheck_of_other_functions(device, name):
+    graph = tiny_graph(device)
+    sizes = (graph.num_src, 2, 2), (graph.num_dst, 2, 2), (1,)
+    leaves = [torch.rand(s, dtype=torch.float64, device=device, requires_grad=True) for s in sizes]
+    assert torch.autograd.gradgradcheck(lambda *x: OTHERS[name](functional, graph, *x), leaves)
+
+
+@pytest.mark.parametrize("kind", ["bias", "attr"])
+def test_forces(device, kind):
+    """An energy of distances, forces as its derivative by the positions, and a loss on the forces."""
+    graph = make_graph("complete", device)
+    generator = torch.Generator().manual_seed(0)
+    sizes = (graph.num_src, 3), (4, 2), (graph.num_src, 2, 4), (8, 4), (graph.num_src, 3)
+    made = [torch.randn(s, dtype=torch.float64, generator=generator).to(device) for s in sizes]
+    position, weight, feat, proj, target = made
+    weight, proj = weight.requires_grad_(), proj.requires_grad_()
+
+    def loss(module):
+        x = position.clone().requires_grad_()
+        src, dst = graph.edge_index
+        length = (x[src] - x[dst]).square().sum(1, keepdim=True)
+        basis = torch.exp(-length * torch.arange(1, 5, device=device))  # [E, 4]
+        if kind == "bias":
+            out = module.dot_attention(graph, feat, feat, feat, edge_bias=basis @ weight)
+        elif module is functional:
+            out = module.dot_attention(graph, feat, feat, feat, edge_attr=basis, edge_proj=proj)
+        else:
+            edge_feat = (basis @ proj.t()).unflatten(1, (2, 4))
+            out = module.dot_attention(graph, feat, feat, feat, edge_feat=edge_feat)
+        (slope,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+        return (slope + target).square().sum()
+
+    wanted = weight if kind == "bias" else proj
+    found, expected = (torch.autograd.grad(loss(module), wanted)[0] for module in (functional, reference))
+    assert expected.abs().max() > 0.01
+    torch.testing.assert_close(found, expected)

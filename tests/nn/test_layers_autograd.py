@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from graphs import make_graph
 from torch import nn
 
+import dfgnn
 from dfgnn.nn import dgl as dgl_like
 from dfgnn.nn import pyg as pyg_like
 from dfgnn.nn._typed import TypedLinear
@@ -84,6 +85,50 @@ LAYERS = {
         lambda: pyg_like.RGATConv(6, 4, 2, heads=2), edge_type=lambda device: _types(2, EDGES, device)
     ),
 }
+
+
+def _attr(size):
+    return lambda device: torch.linspace(-1, 1, EDGES * size, dtype=torch.float64, device=device).view(
+        -1, size
+    )
+
+
+# Of these second derivatives alone are looked at.
+MORE = {
+    "pyg GATConv edges": _pyg(lambda: pyg_like.GATConv(6, 4, 2, edge_dim=3), edge_attr=_attr(3)),
+    "pyg GATv2Conv edges": _pyg(lambda: pyg_like.GATv2Conv(6, 4, 2, edge_dim=3), edge_attr=_attr(3)),
+    "pyg TransformerConv edges": _pyg(
+        lambda: pyg_like.TransformerConv(6, 4, 2, edge_dim=3), edge_attr=_attr(3)
+    ),
+    "pyg GATEConv": _pyg(lambda: pyg_like.GATEConv(6, 6, 3), edge_attr=_attr(3)),
+    "pyg GENConv": _pyg(lambda: pyg_like.GENConv(6, 4, edge_dim=3, norm="layer"), edge_attr=_attr(3)),
+    "pyg GeneralConv": _pyg(
+        lambda: pyg_like.GeneralConv(6, 4, 3, attention=True, heads=2), edge_attr=_attr(3)
+    ),
+    "pyg HEATConv": _pyg(
+        lambda: pyg_like.HEATConv(6, 4, 2, 2, 3, 3, 3, heads=2),
+        node_type=lambda device: _types(2, NODES, device),
+        edge_type=lambda device: _types(2, EDGES, device),
+        edge_attr=_attr(3),
+    ),
+    "pyg GPSConv": _pyg(
+        lambda: pyg_like.GPSConv(6, pyg_like.GATConv(6, 3, 2), heads=2, act="tanh", norm=None),
+        batch=lambda device: _types(3, NODES, device).sort().values,
+    ),
+    "GraphTransformerConv edges": _dgl(
+        lambda: dfgnn.nn.GraphTransformerConv(6, 4, 2, edge_feats=3),
+        lambda graph, device: None,
+        lambda graph, device: None,
+        lambda graph, device: False,
+        _edge_features,
+    ),
+    "EdgeGraphTransformerConv": _dgl(
+        lambda: First(dfgnn.nn.EdgeGraphTransformerConv(6, 3, 4, 2)), _edge_features
+    ),
+    "EdgeGraphTransformerConv flex": _dgl(
+        lambda: dfgnn.nn.EdgeGraphTransformerConv(6, 3, 4, 2, edge_out=False), _edge_features
+    ),
+}
 MODIFY = {
     "relu_": lambda x: x.relu_(),
     "elu_": F.elu_,
@@ -144,7 +189,7 @@ def _numeric(function, x, step=1e-6):
     return (high - low) / (2 * step), direction
 
 
-@pytest.mark.parametrize("build", LAYERS.values(), ids=LAYERS)
+@pytest.mark.parametrize("build", {**LAYERS, **MORE}.values(), ids={**LAYERS, **MORE})
 def test_gradient_penalty(device, build):
     """The gradient of |dL/dx|^2, against differences of dL/dx. L is linear, so that dL/dout is constant."""
     layer, x, call = build(device)
