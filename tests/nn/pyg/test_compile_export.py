@@ -6,6 +6,8 @@ import warnings
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim
@@ -206,6 +208,24 @@ def test_attention_is_returned_and_differentiable(device):
     for seed in range(3):
         inputs = batch("gat_edges", seed, device)
         torch.testing.assert_close(step(compiled, layer, inputs), step(weighted, layer, inputs))
+
+
+def test_score_terms_are_no_products_of_their_own():
+    """To call a product costs a small graph more than the product; the compiler sums within a kernel."""
+    products = []
+
+    def count(module, _):
+        names = [node.target.__name__ for node in module.graph.nodes if node.op == "call_function"]
+        products.extend(name for name in names if "mm" in name.partition(".")[0])
+        return make_boxed_func(module.forward)
+
+    layer = make("gat")
+    compiled = torch.compile(
+        layer, fullgraph=True, backend=aot_autograd(fw_compiler=count, bw_compiler=count)
+    )
+    inputs = batch("gat", 0)
+    torch.testing.assert_close(step(compiled, layer, inputs), step(layer, layer, inputs))
+    assert products == ["mm.default"] * 3
 
 
 def test_the_graph_is_made_once(monkeypatch, device):
