@@ -68,8 +68,8 @@ struct Array {
   std::vector<unsigned char> memory;
 };
 
-const cpu::Parallel kAlone{[](int64_t begin, int64_t end, int64_t, cpu::RangeFn fn, void* ctx) { fn(begin, end, ctx); },
-                           1};
+const cpu::Parallel kAlone{
+    [](int64_t begin, int64_t end, int64_t, cpu::RangeFn fn, void* ctx) { fn(begin, end, ctx); }, 1};
 
 // One direction of a graph and its plan.
 struct Side {
@@ -84,7 +84,8 @@ struct Side {
     cpu::make_items(indptr.data(), n, 32, plan, items.data(), splits.data(), kAlone);
     Csr c{};
     c.indices = indices.data(), c.eids = eids.data(), c.items = items.data(), c.splits = splits.data();
-    c.num_items = plan.num_items, c.num_splits = plan.num_splits, c.num_slots = plan.num_slots, c.num_rows = n;
+    c.num_items = plan.num_items, c.num_splits = plan.num_splits, c.num_slots = plan.num_slots,
+    c.num_rows = n;
     return c;
   }
 };
@@ -107,11 +108,20 @@ void check(Score score, DType type, int heads, int dim) {
   const int64_t num_src = 61, num_dst = 53, E = 500, C = int64_t(heads) * dim;
   const double slope = score == Score::dot ? 1 : 0.25, scale = score == Score::dot ? 0.125 : 1;
   std::vector<int64_t> src(E), dst(E);
-  for (int64_t e = 0; e < E; ++e) src[e] = generator() % num_src, dst[e] = e < 90 ? 7 : generator() % (num_dst - 2);
+  for (int64_t e = 0; e < E; ++e)
+    src[e] = generator() % num_src, dst[e] = e < 90 ? 7 : generator() % (num_dst - 2);
   Side forward, reverse;
   forward.indptr.resize(num_dst + 1), forward.indices.resize(E), forward.eids.resize(E);
-  cpu::sort_coo({{dst.data(), 1, true}, {src.data(), 1, true}, E, 0, num_dst, false, nullptr, forward.indptr.data(),
-                 forward.indices.data(), forward.eids.data()},
+  cpu::sort_coo({{dst.data(), 1, true},
+                 {src.data(), 1, true},
+                 E,
+                 0,
+                 num_dst,
+                 false,
+                 nullptr,
+                 forward.indptr.data(),
+                 forward.indices.data(),
+                 forward.eids.data()},
                 kAlone);
   reverse.indptr.resize(num_src + 1), reverse.indices.resize(E), reverse.eids.resize(E);
   if (cpu::transpose({forward.indptr.data(), forward.indices.data(), forward.eids.data(), num_dst, num_src, E,
@@ -136,14 +146,17 @@ void check(Score score, DType type, int heads, int dim) {
       double s = score == Score::additive ? as[j * heads + h] + ad[i * heads + h] : 0;
       for (int d = 0; d < dim && score != Score::additive; ++d) {
         const int64_t at = h * dim + d;
-        s += score == Score::dot ? scale * q[i * C + at] * k[j * C + at] : a[at] * leaky(v[j * C + at] + q[i * C + at]);
+        s += score == Score::dot ? scale * q[i * C + at] * k[j * C + at]
+                                 : a[at] * leaky(v[j * C + at] + q[i * C + at]);
       }
       z[e * heads + h] = s, top[i] = std::max(top[i], activate(s));
     }
-    for (int64_t e = 0; e < E; ++e) sum[dst[e]] += alpha[e * heads + h] = std::exp(activate(z[e * heads + h]) - top[dst[e]]);
+    for (int64_t e = 0; e < E; ++e)
+      sum[dst[e]] += alpha[e * heads + h] = std::exp(activate(z[e * heads + h]) - top[dst[e]]);
     for (int64_t e = 0; e < E; ++e) {
       alpha[e * heads + h] /= sum[dst[e]];
-      for (int d = 0; d < dim; ++d) out[dst[e] * C + h * dim + d] += alpha[e * heads + h] * v[src[e] * C + h * dim + d];
+      for (int d = 0; d < dim; ++d)
+        out[dst[e] * C + h * dim + d] += alpha[e * heads + h] * v[src[e] * C + h * dim + d];
     }
     for (int64_t i = 0; i < num_dst; ++i)
       for (int d = 0; d < dim; ++d) delta[i] += g[i * C + h * dim + d] * out[i * C + h * dim + d];
@@ -160,7 +173,8 @@ void check(Score score, DType type, int heads, int dim) {
       for (int d = 0; d < dim; ++d) {
         const int64_t at = h * dim + d;
         gv[j * C + at] += w * g[i * C + at];
-        if (score == Score::dot) gq[i * C + at] += scale * draw * k[j * C + at], gk[j * C + at] += scale * draw * q[i * C + at];
+        if (score == Score::dot)
+          gq[i * C + at] += scale * draw * k[j * C + at], gk[j * C + at] += scale * draw * q[i * C + at];
         if (score != Score::additive_v2) continue;
         const double u = v[j * C + at] + q[i * C + at], term = draw * a[at] * (u > 0 ? 1 : slope);
         gq[i * C + at] += term, gv[j * C + at] += term, ga[at] += draw * leaky(u);
@@ -209,7 +223,10 @@ void check(Score score, DType type, int heads, int dim) {
   const char* const scores[] = {"additive", "dot", "additive_v2"};
   const char* const types[] = {"f32", "f64", "f16", "bf16"};
   std::snprintf(name, sizeof name, "%s %s %dx%d", scores[int(score)], types[int(type)], heads, dim);
-  const double bound = type == DType::f64 ? 1e-12 : type == DType::f32 ? 2e-6 : type == DType::f16 ? 2e-3 : 1.5e-2;
+  const double bound = type == DType::f64   ? 1e-12
+                       : type == DType::f32 ? 2e-6
+                       : type == DType::f16 ? 2e-3
+                                            : 1.5e-2;
   compare(name, "out", result, out, bound);
   compare(name, "attention", attention, alpha, bound);
   compare(name, "grad_value", grad_value, gv, bound);
@@ -234,7 +251,8 @@ int main() {
   int count = 0;
   for (const auto& shape : shapes)
     for (Score score : {Score::additive, Score::dot, Score::additive_v2})
-      for (DType type : {DType::f32, DType::f64, DType::f16, DType::bf16}) check(score, type, shape[0], shape[1]), ++count;
+      for (DType type : {DType::f32, DType::f64, DType::f16, DType::bf16})
+        check(score, type, shape[0], shape[1]), ++count;
   std::printf("%s: %d cases, %d wrong\n", cpu::isa(), count, failures);
   return failures > 0;
 }
