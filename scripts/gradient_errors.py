@@ -113,11 +113,8 @@ def stack(module, name, graph, x, weights, layers, options):
 
 
 def graph_of(single, generator, device):
-    if single:
-        src, dst = torch.randint(NODES, (NODES,), generator=generator), torch.arange(NODES)
-    else:  # no edge twice: tiles have no place for it
-        edges = torch.randperm(NODES * NODES, generator=generator)[:EDGES]
-        src, dst = edges // NODES, edges % NODES
+    dst = torch.arange(NODES) if single else torch.randint(NODES, (EDGES,), generator=generator)
+    src = torch.randint(NODES, dst.shape, generator=generator)
     return Graph.from_coo(src.to(device), dst.to(device), num_nodes=NODES)
 
 
