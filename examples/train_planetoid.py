@@ -9,6 +9,7 @@ validation set chooses.
 """
 
 import math
+
 import datasets
 import harness
 import torch.nn.functional as F

@@ -35,8 +35,8 @@ def errors_of(program, name, case, dtype, device):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["GAT", "GATv2", "dot"])
 def test_at_most_the_error_of_plain_operations(program, device, name, dtype, case):
-    """Of 15 layers, twice that. In float32 what is no sum over a row comes out even, up to chance: GAT's delta,
-    and on a GPU GATv2's gradient of attn, which is joined of two passes."""
+    """Of 15 layers, twice that. In float32 what is no sum over a row comes out even, up to chance: GAT's
+    delta, and on a GPU GATv2's gradient of attn, which is joined of two passes."""
     plain, errors = errors_of(program, name, case, dtype, device)
     even = dtype == torch.float32 and (name == "GAT" or (name == "GATv2" and device == "cuda"))
     bound = 2 if case == "15 layers" or even else 1.1
