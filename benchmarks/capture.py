@@ -16,7 +16,6 @@ Planetoid (planetoid/), OGB (ogb/ogbg_molhiv/raw) and nodes/minesweeper.npz.
 import argparse
 import copy
 import gzip
-import json
 import os
 import statistics
 import sys
@@ -370,7 +369,7 @@ def main() -> None:
     if "minesweeper" in only:
         rows += minesweeper(args)
     if args.json:
-        args.json.write_text(json.dumps({"environment": environment, "rows": rows}, indent=1) + "\n")
+        report.write_json(args.json, {"environment": environment, "rows": rows})
         print(f"written: {args.json}", file=sys.stderr)
 
 

@@ -460,7 +460,7 @@ def main() -> None:
         for name in args.libraries:
             environment[LIBRARIES[name]] = importlib.metadata.version(LIBRARIES[name])
         results = {"environment": environment, "summary": means, "runs": rows}
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
+        report.write_json(args.json, results)
 
 
 if __name__ == "__main__":

@@ -641,8 +641,7 @@ def main():
         dist.destroy_process_group()
     result = {"environment": report.environment(device, args.commit), **result}
     if rank == 0 and args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+        report.write_json(args.json, result)
     return None
 
 

@@ -15,7 +15,6 @@ numbers of nodes and edges (``random`` in the results); features and labels are 
 """
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -318,8 +317,7 @@ def main() -> None:
     for part, run in (("function", run_function), ("fresh", run_fresh), ("models", run_models)):
         if args.only is None or part in args.only:
             run(args, results)
-            if args.json:
-                args.json.write_text(json.dumps(results, indent=1) + "\n")
+            report.write_json(args.json, results)
 
 
 if __name__ == "__main__":

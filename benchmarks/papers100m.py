@@ -34,7 +34,6 @@ together. Exits with 1 if an error exceeds its bound.
 
 import argparse
 import gc
-import json
 import math
 from pathlib import Path
 
@@ -357,9 +356,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     result = run(args)
     print(text(result))
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    report.write_json(args.json, result)
     return 1 if result["check"]["wrong"] else 0
 
 

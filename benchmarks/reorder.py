@@ -17,7 +17,6 @@ to the largest value.
 """
 
 import argparse
-import json
 import math
 import statistics
 from dataclasses import replace
@@ -175,9 +174,7 @@ def main() -> None:
     for name in args.graphs.split(","):
         results["graphs"].append(measure_graph(name, device, args))
         print(text(results["graphs"][-1]), flush=True)
-        if args.json:
-            args.json.parent.mkdir(parents=True, exist_ok=True)
-            args.json.write_text(json.dumps(results, indent=1) + "\n")
+        report.write_json(args.json, results)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ which prints as the speedup of each number of parts.
 """
 
 import argparse
-import json
 import time
 from pathlib import Path
 
@@ -167,8 +166,7 @@ def main(argv=None):
     if args.json:
         result = {"environment": report.environment(torch.device("cpu"), args.commit), "links": LINKS,
                   "rows": rows, "random_halo_error": worst, "published_sizes": sizes}  # fmt: skip
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+        report.write_json(args.json, result)
     return worst
 
 

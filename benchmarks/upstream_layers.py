@@ -14,7 +14,6 @@ evaluation mode: in training nearly all of its time is the sampling of negative 
 import argparse
 import copy
 import gc
-import json
 import os
 from pathlib import Path
 
@@ -207,9 +206,7 @@ def main() -> None:
                 continue
             rows[layer] = compare(make, arguments, device, args)
             print(text(layer, rows[layer]), flush=True)
-            if args.json:
-                args.json.parent.mkdir(parents=True, exist_ok=True)
-                args.json.write_text(json.dumps(results, indent=1) + "\n")
+            report.write_json(args.json, results)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ PyG's TransformerConv after ``dfgnn.accelerate``, with and without ``edge_dim``.
 
 import argparse
 import importlib.util
-import json
 from pathlib import Path
 
 import numpy as np
@@ -227,7 +226,7 @@ def main() -> None:
             rows.append(row)
     if args.json:
         result = {"environment": environment, "heads": HEADS, "head_dim": HEAD_DIM, "features": FEATURES}
-        args.json.write_text(json.dumps(result | {"rows": rows}, indent=1) + "\n")
+        report.write_json(args.json, result | {"rows": rows})
 
 
 if __name__ == "__main__":

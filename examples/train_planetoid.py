@@ -9,6 +9,7 @@ validation set chooses.
 """
 
 import math
+
 import datasets
 import harness
 import torch.nn.functional as F
@@ -22,8 +23,17 @@ LAYERS = {"gat": "GATConv", "gatv2": "GATv2Conv", "gt": "TransformerConv"}
 
 class Network(nn.Module):
     def __init__(
-        self, impl, model, in_channels, classes, out_heads, heads=8, hidden=8, dropout=0.6, drop_projected=False,
-        paper_init=False
+        self,
+        impl,
+        model,
+        in_channels,
+        classes,
+        out_heads,
+        heads=8,
+        hidden=8,
+        dropout=0.6,
+        drop_projected=False,
+        paper_init=False,
     ):
         super().__init__()
         self.dropout = dropout
@@ -71,8 +81,13 @@ class Planetoid(FullGraph):
         out_heads = 8 if args.dataset == "PubMed" and args.model != "gt" else 1
         classes = int(data.y.max()) + 1
         network = Network(
-            args.impl, args.model, data.x.shape[1], classes, out_heads, drop_projected=args.drop_projected,
-            paper_init=args.paper_init
+            args.impl,
+            args.model,
+            data.x.shape[1],
+            classes,
+            out_heads,
+            drop_projected=args.drop_projected,
+            paper_init=args.paper_init,
         )
         model = prepare(network, args)
         super().__init__(args, seed, model, (data.x, data.edge_index), data.y, data.splits[0])

@@ -2,8 +2,6 @@
 
 import argparse
 import gc
-import json
-import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -179,15 +177,13 @@ def _run(names, device, options: Options, args) -> int:
         results["yardsticks"] += found["yardsticks"]
         results["rows"] += found["rows"]
         results["means"] = report.means(results["rows"])
-        if args.json:
-            _write(args.json, results)
+        report.write_json(args.json, results)
         del graph, found
         gc.collect()
     print("\ngeometric means over the graphs")
     for record in results["means"]:
         print(report.mean_line(record))
-    if args.json:
-        _write(args.json, results)
+    report.write_json(args.json, results)
     if args.plot:
         for line in plots.draw(results, args.plot):
             print(line)
@@ -196,17 +192,3 @@ def _run(names, device, options: Options, args) -> int:
     if missing:
         print(f"{len(missing)} graphs or rows were not measured")
     return 1 if missing else 0
-
-
-def _write(path: Path, results: dict) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(_finite(results), indent=1, allow_nan=False) + "\n")
-
-
-def _finite(value):
-    """NaN and infinity as text: JSON has neither."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {key: _finite(v) for key, v in value.items()}
-    return [_finite(v) for v in value] if isinstance(value, list | tuple) else value

@@ -1,6 +1,7 @@
 """Tables, geometric means, and where and when the numbers were taken."""
 
 import datetime
+import json
 import math
 import platform
 import subprocess
@@ -44,6 +45,22 @@ def environment(device: torch.device, commit: str | None) -> dict:
     else:
         info |= {"cpu": env.cpu_name(), "threads": torch.get_num_threads()}
     return info
+
+
+def write_json(path: Path | None, results: Any) -> None:
+    """Results as a file, in folders that need not exist; nothing without a path."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(_finite(results), indent=1, allow_nan=False) + "\n")
+
+
+def _finite(value):
+    """NaN and infinity as text: JSON has neither."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _finite(v) for key, v in value.items()}
+    return [_finite(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 def _output(*command: str) -> str | None:

@@ -37,7 +37,13 @@ env run
 bench
 """
 # Folders of csrc/, and what each may include beside itself and the standard library.
-SEES = {"core": "", "cpu": "core", "cuda": "core", "torch": "core cpu/engine.h cpu/edge_terms.h cpu/structure.h cpu/terms.h cuda/engine.h cuda/edge_terms.h cuda/structure.h cuda/terms.h"}
+SEES = {
+    "core": "",
+    "cpu": "core",
+    "cuda": "core",
+    "torch": "core cpu/engine.h cpu/edge_terms.h cpu/structure.h cpu/terms.h "
+    "cuda/engine.h cuda/edge_terms.h cuda/structure.h cuda/terms.h",
+}
 
 
 def test_the_page_has_these_rooms():

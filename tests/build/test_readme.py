@@ -1,8 +1,9 @@
-"""README.md and the pages of docs/ are followed literally: every block of Python runs, every link leads somewhere.
+"""README.md and the pages of docs/ are followed literally: every block of Python runs, every link leads
+somewhere.
 
-A page's blocks share one namespace, in their order. A block that needs a library which is not installed is left
-out, as are blocks that need its names; the reason of the skip names them. ``docs/adding_a_score.md`` is run, and
-its results are checked, by ``test_adding_a_score.py``.
+A page's blocks share one namespace, in their order. A block that needs a library which is not installed is
+left out, as are blocks that need its names; the reason of the skip names them. ``docs/adding_a_score.md`` is
+run, and its results are checked, by ``test_adding_a_score.py``.
 """
 
 import importlib
@@ -18,7 +19,12 @@ import dfgnn
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
-OPTIONAL = {"dgl": "dgl", "torch_geometric": "torch_geometric", "scipy": "scipy", "sknetwork": "scikit-network"}
+OPTIONAL = {
+    "dgl": "dgl",
+    "torch_geometric": "torch_geometric",
+    "scipy": "scipy",
+    "sknetwork": "scikit-network",
+}
 
 
 def blocks(page: Path):
@@ -104,7 +110,10 @@ def test_the_chart_and_the_figures_beside_it_are_the_results(monkeypatch, tmp_pa
 
     times = readme_chart.gpu(readme_chart.read("h200-peers.json"))
     text = (ROOT / "README.md").read_text().partition("![")[0].replace("\n", " ")
-    assert f"takes {times['GAT']['dfgnn']:.2f} ms, where PyG's operations take {times['GAT']['PyG']:.1f} ms" in text
+    assert (
+        f"takes {times['GAT']['dfgnn']:.2f} ms, where PyG's operations take {times['GAT']['PyG']:.1f} ms"
+        in text
+    )
     assert "turbo-gnn" in times["GATv2"]
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     assert readme_chart.main([str(tmp_path / "chart.png")]) == 0

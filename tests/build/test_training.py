@@ -1,5 +1,5 @@
-"""The training scripts of examples/: each trains for a few steps, resumes to the same bits, and gives the same
-with either library's layers. Data sets are small ones in the published formats, made here."""
+"""The training scripts of examples/: each trains for a few steps, resumes to the same bits, and gives the
+same with either library's layers. Data sets are small ones in the published formats, made here."""
 
 import gzip
 import importlib
@@ -45,8 +45,12 @@ def write_csv(path: Path, rows) -> None:
 def as_csr(name: str, dense) -> dict:
     rows, columns = np.nonzero(dense)
     indptr = np.searchsorted(rows, np.arange(len(dense) + 1)).astype(np.int32)
-    return {f"{name}_indptr": indptr, f"{name}_indices": columns.astype(np.int16),
-            f"{name}_data": dense[rows, columns].astype(np.uint8), f"{name}_shape": np.array(dense.shape)}  # fmt: skip
+    return {
+        f"{name}_indptr": indptr,
+        f"{name}_indices": columns.astype(np.int16),
+        f"{name}_data": dense[rows, columns].astype(np.uint8),
+        f"{name}_shape": np.array(dense.shape),
+    }
 
 
 @pytest.fixture(scope="session")
@@ -75,7 +79,8 @@ def data(tmp_path_factory):
     np.savez(
         root / "nodes" / "dblp.npz", **as_csr("a", rng.integers(2, size=(20, 6))),
         **as_csr("p", rng.integers(2, size=(30, 9))), t=rng.normal(size=(15, 5)).astype(np.float16), **pairs,
-        y=(np.arange(20) % 4).astype(np.int8), train=np.arange(8), val=np.arange(8, 14), test=np.arange(14, 20),
+        y=(np.arange(20) % 4).astype(np.int8), train=np.arange(8), val=np.arange(8, 14),
+        test=np.arange(14, 20),
     )  # fmt: skip
 
     folder = root / "ogb" / "ogbg_molhiv"
@@ -261,7 +266,8 @@ def test_compare(data, tmp_path):
     """Two variants of a script: scores, short runs, table and pictures."""
     import subprocess
 
-    arguments = [ROOT / "examples" / "compare.py", "--out", tmp_path, "--common", f"--root {data} --epochs 3 --device cpu",
+    arguments = [ROOT / "examples" / "compare.py", "--out", tmp_path, "--common",
+                 f"--root {data} --epochs 3 --device cpu",
                  ROOT / "examples" / "train_nodes.py", "--dataset", "minesweeper", "--seeds", 2]  # fmt: skip
     done = subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

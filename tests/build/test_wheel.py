@@ -1,4 +1,5 @@
-"""The wheel: its tag and contents, and that it computes where it is installed; the sdist: that it can be tested."""
+"""The wheel: its tag and contents, and that it computes where it is installed; the sdist: that it can be
+tested."""
 
 import os
 import subprocess

@@ -57,11 +57,26 @@ class FusedAggregation:
             warn(type(self), LIBRARY, reason)
         return reason is not None
 
-    def _aggregate(self, graph: Graph, x: Tensor, score: Tensor) -> Tensor:
-        """x: ``[E, F]``.  score: ``[E, 1]``, or ``[E, F]`` for a softmax of each column."""
+    def forward(
+        self,
+        x: Tensor,
+        index: Tensor | None = None,
+        ptr: Tensor | None = None,
+        dim_size: int | None = None,
+        dim: int = -2,
+    ) -> Tensor:
+        """x: ``[E, F]``; index, ptr: the groups of its rows. Returns ``[groups, F']``."""
+        if self._falls_back(x, index, ptr, dim):
+            return super().forward(x, index, ptr, dim_size, dim)  # type: ignore[misc]
+        graph = graph_of_groups(x, index, ptr, dim_size)
+        values, score = self._terms(x, index, dim_size)
         heads = score.shape[1]
-        out = self.attention(graph, x.view(len(x), heads, -1), score, None, negative_slope=1.0)
+        out = self.attention(graph, values.view(len(x), heads, -1), score, None, negative_slope=1.0)
         return out.flatten(1)
+
+    def _terms(self, x: Tensor, index: Tensor | None, dim_size: int | None) -> tuple[Tensor, Tensor]:
+        """Values ``[E, F']``, and their scores: ``[E, 1]``, or ``[E, F']`` for a softmax of each column."""
+        raise NotImplementedError
 
 
 class SoftmaxAggregation(FusedAggregation, torch_geometric.nn.aggr.SoftmaxAggregation):
@@ -75,20 +90,10 @@ class SoftmaxAggregation(FusedAggregation, torch_geometric.nn.aggr.SoftmaxAggreg
     matrix; for others torch_geometric's own forward runs.
     """
 
-    def forward(
-        self,
-        x: Tensor,
-        index: Tensor | None = None,
-        ptr: Tensor | None = None,
-        dim_size: int | None = None,
-        dim: int = -2,
-    ) -> Tensor:
-        """x: ``[E, F]``; index, ptr: the groups of its rows. Returns ``[groups, F]``."""
-        if self._falls_back(x, index, ptr, dim):
-            return super().forward(x, index, ptr, dim_size, dim)
+    def _terms(self, x: Tensor, index: Tensor | None, dim_size: int | None) -> tuple[Tensor, Tensor]:
         if self.channels != 1:
-            self.assert_two_dimensional_input(x, dim)
-        return self._aggregate(graph_of_groups(x, index, ptr, dim_size), x, self.scores(x))
+            self.assert_two_dimensional_input(x, 0)
+        return x, self.scores(x)
 
     def scores(self, x: Tensor) -> Tensor:
         return scores_of(self, x)
@@ -111,18 +116,7 @@ class AttentionalAggregation(FusedAggregation, torch_geometric.nn.aggr.Attention
     parameters and results. Groups along the rows of a matrix; for others torch_geometric's own forward runs.
     """
 
-    def forward(
-        self,
-        x: Tensor,
-        index: Tensor | None = None,
-        ptr: Tensor | None = None,
-        dim_size: int | None = None,
-        dim: int = -2,
-    ) -> Tensor:
-        """x: ``[N, F]``; index, ptr: the groups of its rows. Returns ``[groups, F']``."""
-        if self._falls_back(x, index, ptr, dim):
-            return super().forward(x, index, ptr, dim_size, dim)
-        graph = graph_of_groups(x, index, ptr, dim_size)
+    def _terms(self, x: Tensor, index: Tensor | None, dim_size: int | None) -> tuple[Tensor, Tensor]:
         gate = (
             self.gate_nn(x) if self.gate_mlp is None else self.gate_mlp(x, batch=index, batch_size=dim_size)
         )
@@ -135,4 +129,4 @@ class AttentionalAggregation(FusedAggregation, torch_geometric.nn.aggr.Attention
                 f"gate_nn: expected [{len(x)}, 1] or {list(x.shape)}, a gate for each row or element, "
                 f"got {list(gate.shape)}"
             )
-        return self._aggregate(graph, x, gate.to(x.dtype))
+        return x, gate.to(x.dtype)
