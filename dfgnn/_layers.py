@@ -478,13 +478,17 @@ def _project_back(call, t, end: str, names: list[str], weight: Tensor, grads: li
     x, at_x, places = getattr(t, end), _AT[end], [_AT[name + "_weight"] for name in names]
     g = grads[0] if len(grads) == 1 else torch.cat(grads, 1)
     width = call.heads * call.size
+
+    def parts(x):  # of one projection no view: a small graph waits for each
+        return (x,) if len(places) == 1 else x.split(width)
+
     if any(need[at] for at in places):
         whole = _ops.as_type(call.cut_rows(g.t().mm(x)), t[places[0]].dtype)
-        for at, part in zip(places, whole.split(width)):
+        for at, part in zip(places, parts(whole)):
             found[at] = part if need[at] else None
     if any(need[at + 1] for at in places):
         whole = call.cut_rows(g.sum(0, dtype=t[places[0] + 1].dtype))
-        for at, part in zip(places, whole.split(width)):
+        for at, part in zip(places, parts(whole)):
             found[at + 1] = part if need[at + 1] else None
     if need[at_x]:
         before = found[at_x]
