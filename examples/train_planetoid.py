@@ -8,8 +8,6 @@ split. The last line printed is the test accuracy over the seeds, at the epoch t
 validation set chooses.
 """
 
-import math
-
 import datasets
 import harness
 import torch.nn.functional as F
@@ -22,35 +20,12 @@ LAYERS = {"gat": "GATConv", "gatv2": "GATv2Conv", "gt": "TransformerConv"}
 
 
 class Network(nn.Module):
-    def __init__(
-        self,
-        impl,
-        model,
-        in_channels,
-        classes,
-        out_heads,
-        heads=8,
-        hidden=8,
-        dropout=0.6,
-        drop_projected=False,
-        paper_init=False,
-    ):
+    def __init__(self, impl, model, in_channels, classes, out_heads, heads=8, hidden=8, dropout=0.6):
         super().__init__()
         self.dropout = dropout
         options = {"dropout": dropout} if model == "gt" else {"dropout": dropout, "add_self_loops": False}
         self.hidden = conv(impl, LAYERS[model], in_channels, hidden, heads, **options)
         self.out = conv(impl, LAYERS[model], heads * hidden, classes, out_heads, concat=False, **options)
-        if drop_projected:
-            for layer in (self.hidden, self.out):
-                layer.lin.register_forward_hook(lambda lin, _, out: F.dropout(out, dropout, lin.training))
-        if paper_init:
-            for layer in (self.hidden, self.out):
-                channels = layer.out_channels
-                bound = math.sqrt(6 / (layer.in_channels + channels))
-                nn.init.uniform_(layer.lin.weight, -bound, bound)
-                for attn in (layer.att_src, layer.att_dst):
-                    bound = math.sqrt(6 / (channels + 1))
-                    nn.init.uniform_(attn, -bound, bound)
 
     def forward(self, x, edge_index):
         x = F.dropout(x, self.dropout, self.training)
@@ -79,16 +54,7 @@ class PaperStopping(harness.Best):
 class Planetoid(FullGraph):
     def __init__(self, args, seed, data):
         out_heads = 8 if args.dataset == "PubMed" and args.model != "gt" else 1
-        classes = int(data.y.max()) + 1
-        network = Network(
-            args.impl,
-            args.model,
-            data.x.shape[1],
-            classes,
-            out_heads,
-            drop_projected=args.drop_projected,
-            paper_init=args.paper_init,
-        )
+        network = Network(args.impl, args.model, data.x.shape[1], int(data.y.max()) + 1, out_heads)
         model = prepare(network, args)
         super().__init__(args, seed, model, (data.x, data.edge_index), data.y, data.splits[0])
         large = args.dataset == "PubMed"
@@ -106,10 +72,6 @@ def main():
     parser.add_argument("--dataset", choices=["Cora", "CiteSeer", "PubMed"], default="Cora")
     parser.add_argument("--model", choices=LAYERS, default="gat")
     parser.add_argument("--patience", type=int, default=100, help="epochs without a better validation result")
-    parser.add_argument(
-        "--drop-projected", action="store_true", help="GAT: dropout of the projected features, too"
-    )
-    parser.add_argument("--paper-init", action="store_true")
     args = parser.parse_args()
     data = datasets.planetoid(args.dataset, args.root).to(args.device)
     data.edge_index = add_self_loops(remove_self_loops(data.edge_index)[0], num_nodes=len(data.y))[0]
