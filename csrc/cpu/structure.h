@@ -59,7 +59,7 @@ struct Transposition {
 // Null, or what is wrong with the CSR.
 const char* transpose(const Transposition&, const Parallel&);
 
-// Whether some edges, all of fewer than 16, are the same in both directions of a call that uses their ids,
+// Whether the first edges of up to 16 items are the same in both directions of a call that uses their ids,
 // where one direction has none and so claims that they are the identity.
 bool same_edges(const BackwardParams&, bool uses_ids);
 
