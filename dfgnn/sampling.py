@@ -43,8 +43,9 @@ class Sample(NamedTuple):
         """What lies on the device."""
         found = [self.nodes]
         for hop in self.hops:
-            csr = hop.graph.csr()
-            found += [hop.edge_index, hop.edge_ids, csr.indptr, csr.indices]
+            found += [hop.edge_index, hop.edge_ids]
+            for csr in (hop.graph.csr(), hop.graph.reverse_csr(need_eids=True)):
+                found += [x for x in csr if x is not None]
         return found
 
 
@@ -53,7 +54,8 @@ class NeighborSampler:
 
     A node's neighbours are the sources of the edges into it; where it has no more than the fanout, all are
     taken. It runs on the graph's device, a GPU or the CPU, by tensor operations; on a GPU it waits for the
-    device twice per hop, for the numbers of edges and nodes. Keep the graph in the memory of the GPU.
+    device three times per hop, for the numbers of edges and nodes and for degrees. Keep the graph in the
+    memory of the GPU.
 
     Args:
         graph: as many sources as destinations.
@@ -142,24 +144,36 @@ class NeighborSampler:
 
     @staticmethod
     def _without_repetition(degree: Tensor, count: int, generator) -> Tensor:
-        """[n, count]: ``count`` different numbers below each degree that is larger (R. Floyd's algorithm: the
-        t-th is drawn from 0 .. degree - count + t, and replaced by that bound where it is there already)."""
+        """[n, count]: ``count`` different numbers below each degree that is larger.
+
+        R. Floyd's algorithm: the t-th is drawn from 0 .. bound_t = degree - count + t, and replaced by
+        bound_t where it is there already: drawn before, or the bound of a draw s < t that was replaced.
+        All t at once: who was replaced follows from s by doubling the steps.
+        """
+        step = torch.arange(count, device=degree.device)
+        first = (degree - count)[:, None]  # bound_0
+        bound = first + step
         draws = torch.rand(len(degree), count, device=degree.device, generator=generator, dtype=torch.float64)
-        chosen = torch.empty_like(draws, dtype=torch.int64)
-        for t in range(count):
-            bound = degree - count + t
-            drawn = torch.minimum((draws[:, t] * (bound + 1)).long(), bound)
-            again = (chosen[:, :t] == drawn[:, None]).any(1)
-            chosen[:, t] = torch.where(again, bound, drawn)
-        return chosen.sort(1).values
+        drawn = torch.minimum((draws * (bound + 1)).long(), bound)
+        ordered, at = drawn.sort(dim=1, stable=True)
+        replaced = torch.zeros_like(drawn, dtype=torch.bool)
+        replaced.scatter_(1, at[:, 1:], ordered[:, 1:] == ordered[:, :-1])
+        follows = drawn - first
+        follows = torch.where(follows < 0, step, follows)  # itself: of no other
+        for _ in range((count - 1).bit_length()):
+            replaced |= replaced.gather(1, follows)
+            follows = follows.gather(1, follows)
+        return torch.where(replaced, bound, drawn).sort(1).values
 
     def _hop(self, indptr: Tensor, sources: Tensor, edges: Tensor, num_src: int) -> Hop:
-        graph = Graph.from_csr(indptr, sources.int(), num_src, validate=False).one_shot()
         num_dst = len(indptr) - 1
         rows = torch.repeat_interleave(
             torch.arange(num_dst, device=edges.device), indptr.diff(), output_size=len(edges)
         )
         edge_index = torch.stack([sources, rows])
+        graph = Graph.from_edge_index(edge_index, num_src=num_src, num_dst=num_dst)
+        if graph.device.type == "cuda":  # here, so that no layer makes it or waits for it
+            graph.reverse_csr(need_eids=True)
         # Layers with torch_geometric's contract find the graph by this tensor, instead of sorting it.
         _kept.keep(edge_index, graph)
         eids = self._csr.eids

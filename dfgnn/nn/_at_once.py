@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from .. import functional
+from .._autograd import is_eager
 from .._layers import PairTensors, can_fuse, gat_layer, pair_layer
 from ._terms import plain_linear
 
-__all__ = ["dot_at_once", "gat_at_once", "knows_all_of", "pair_at_once"]
+__all__ = ["dot_at_once", "gat_at_once", "is_first_rows", "knows_all_of", "pair_at_once"]
 
 _PLAIN = (nn.Parameter, Tensor)
 _NONE = None, None
@@ -45,6 +46,30 @@ def _applies(layer: nn.Module, attention: Callable[..., Any]) -> bool:
         and getattr(layer, "attention", attention) is attention
         and knows_all_of(type(layer))  # type: ignore[arg-type]
     )
+
+
+def is_first_rows(x_dst: Tensor, x: Tensor) -> bool:
+    """Whether these are the first rows of x, or x itself, for autograd, too: as samplers give a block's
+    destinations, ``x[:num_dst]``. Who has the gradient of x then needs none of theirs."""
+    if x_dst is x:
+        return True
+    if (
+        not is_eager(x)
+        or not is_eager(x_dst)
+        or x.layout is not torch.strided
+        or x_dst.layout is not torch.strided
+        or x_dst.data_ptr() != x.data_ptr()
+        or (x_dst.dtype, x_dst.device, x_dst.dim()) != (x.dtype, x.device, x.dim())
+        or (x_dst.stride(), x_dst.shape[1:]) != (x.stride(), x.shape[1:])
+        or len(x_dst) > len(x)
+    ):
+        return False
+    if not torch.is_grad_enabled() or not (x.requires_grad or x_dst.requires_grad):
+        return True
+    node = x_dst.grad_fn
+    if node is None or node.name() != "SliceBackward0" or x_dst._backward_hooks or x_dst.retains_grad:
+        return False
+    return x.requires_grad and node.next_functions[0] == tuple(torch.autograd.graph.get_gradient_edge(x))[:2]
 
 
 def _in_autocast(x: Tensor, x_dst: Tensor | None) -> tuple[Tensor, Tensor | None, bool]:

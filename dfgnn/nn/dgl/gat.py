@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ... import functional
 from ...graph import Graph
-from .._at_once import gat_at_once
+from .._at_once import gat_at_once, is_first_rows
 from .._graph import split_ends
 from .._layer import LeakyLayer, dropout_p, xavier
 from .._terms import folded_terms, folds
@@ -211,7 +211,9 @@ class GATConv(AdditiveConv):
         fused = self._graph(graph)
         h_src, h_dst = split_ends(fused, feat, self.feat_drop)
         shared = not isinstance(feat, tuple)
-        if shared and edge_weight is None and not get_attention:
+        fc_src, fc_dst = self._projections()
+        whole = edge_weight is None and not get_attention and fc_src is fc_dst
+        if whole and (shared or is_first_rows(h_dst, h_src)):
             at_once = self._at_once(fused, h_src)
             if at_once is not None:
                 return self._finish(at_once, h_dst)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ... import functional
 from ...graph import Graph
-from .._at_once import gat_at_once
+from .._at_once import gat_at_once, is_first_rows
 from .._terms import folded_terms, folds, is_plain
 from ._base import FusedConv, edge_attributes, ends, given_attributes, wants_attention
 from ._graph import graph_of, sizes_of
@@ -76,7 +76,8 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         graph, edge_map = graph_of(edge_index, *sizes_of(edge_index, x_src, x_dst, size), self.add_self_loops)
         # In torch_geometric's order, in which lazy parameters draw their first values.
         res = None if self.res is None or x_dst is None else self.res(x_dst)
-        if x_src is x_dst and not wants_attention(return_attention_weights):
+        shared = x_dst is not None and self.lin is not None and is_first_rows(x_dst, x_src)
+        if shared and not wants_attention(return_attention_weights):
             out = self._at_once(edge_index, graph, x_src, edge_attr)
             if out is not None:
                 return out if res is None else out + res
