@@ -239,7 +239,7 @@ def pictures(rows: list[dict], out: Path) -> None:
         axis.set_title(title, fontsize=9)
         axis.tick_params(labelsize=7)
     axes[0].set_yticks([k + 0.4 - 0.4 / len(variants) for k in range(len(names))], names, fontsize=7)
-    axes[0].invert_yaxis()
+    axes[0].set_ylim(len(names) - 0.1, -0.3)
     axes[-1].legend(fontsize=7)
     figure.tight_layout()
     figure.savefig(out / "costs.png", dpi=120)

@@ -1,7 +1,7 @@
 """Check the CUDA kernels on a GPU and record the result: GPU tests, then compute-sanitizer on a small suite.
 
-    scripts/gpu_check.sh [--no-sanitizer] [--resume] [--jobs N] [--sanitizer PATH] [--pytest-args "-k gat"]
-        [--commit H]
+    scripts/gpu_check.sh [--no-sanitizer] [--resume] [--jobs N] [--parts N] [--sanitizer PATH]
+        [--pytest-args "-k gat"] [--commit H]
 
 The record names the sources that it is about by a hash, so that tests/test_gpu_check.py can tell when it is
 out of date. It is written after every step: a tool that is missing from it has not run. The exit status is 0
@@ -105,15 +105,28 @@ def run_tests(arguments: str, jobs: int = 1) -> dict:
         return {**read_junit(junit), "exit_code": code, "arguments": arguments}
 
 
-def run_tool(sanitizer: str, tool: str) -> dict:
+def run_tool(sanitizer: str, tool: str, parts: int = 1) -> dict:
+    """Errors and exit code over all parts of the suite, processes beside each other."""
     suite = str(ROOT / "scripts" / "sanitize_suite.py")
     command = [sanitizer, "--tool", tool, *TOOLS[tool], sys.executable, suite]
-    # Without torch's cache every tensor is an allocation of its own, whose ends memcheck knows.
-    code, output = _run(command, capture=True, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
-    result = {"errors": count_errors(output), "exit_code": code}
-    if failures({"sanitizer": {tool: result}}):
-        print("\n".join(output.splitlines()[:60] + ["..."] + output.splitlines()[-20:]))
-    return result
+
+    def run(part: int) -> dict:
+        # Without torch's cache every tensor is an allocation of its own, whose ends memcheck knows.
+        which = [f"{part}/{parts}"]
+        code, output = _run([*command, *which], capture=True, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
+        result = {"errors": count_errors(output), "exit_code": code}
+        if failures({"sanitizer": {tool: result}}):
+            print("\n".join(output.splitlines()[:60] + ["..."] + output.splitlines()[-20:]))
+        return result
+
+    with ThreadPoolExecutor(parts) as pool:
+        return together(list(pool.map(run, range(1, parts + 1))))
+
+
+def together(results: list[dict]) -> dict:
+    errors = [result["errors"] for result in results]
+    code = next((result["exit_code"] for result in results if result["exit_code"]), 0)
+    return {"errors": None if None in errors else sum(errors), "exit_code": code}
 
 
 def _run(command: list[str], capture: bool, **variables: str) -> tuple[int, str]:
@@ -184,6 +197,12 @@ def main() -> int:
         default=1,
         help="processes of the tests (needs pytest-xdist); above 1 the tools run beside them, too",
     )
+    parser.add_argument(
+        "--parts",
+        type=int,
+        default=1,
+        help="processes of each tool, which share the suite (each a GPU context)",
+    )
     parser.add_argument("--pytest-args", default="", help="further arguments of pytest, in one string")
     parser.add_argument("--commit", help="recorded where git does not know it")
     parser.add_argument("--output", type=Path, default=ROOT / RECORD)
@@ -215,7 +234,7 @@ def main() -> int:
     with ThreadPoolExecutor(1 if args.jobs == 1 else 1 + len(TOOLS)) as pool:
         steps = {pool.submit(run_tests, args.pytest_args, args.jobs): "tests"}
         if sanitizer:
-            steps |= {pool.submit(run_tool, sanitizer, t): t for t in TOOLS if t not in kept}
+            steps |= {pool.submit(run_tool, sanitizer, t, args.parts): t for t in TOOLS if t not in kept}
         for step in as_completed(steps):
             name = steps[step]
             (record if name == "tests" else record["sanitizer"])[name] = step.result()

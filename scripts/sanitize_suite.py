@@ -1,12 +1,16 @@
 """Every CUDA kernel on small graphs, for compute-sanitizer (scripts/gpu_check.py runs it):
 
-    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python scripts/sanitize_suite.py
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python scripts/sanitize_suite.py [K/N]
 
+K/N: every N-th call from the K-th on, for processes beside each other.
 Results only have to be finite: whether they are right is what the tests tell. They are copied to the host, so
 that initcheck sees a result that was not written in full.
 """
 
+import itertools
+import sys
 import time
+from functools import wraps
 
 import torch
 
@@ -52,6 +56,20 @@ CASES = (
 )
 
 
+_mine = itertools.repeat(True)  # of the calls: those that this process makes
+
+
+def shared(function):
+    """A call that is one process's."""
+
+    @wraps(function)
+    def turn(*args):
+        if next(_mine):
+            function(*args)
+
+    return turn
+
+
 def skewed(device) -> Graph:
     """Super nodes in both directions, rows without edges, duplicates; edges in no order: with edge ids."""
     generator = torch.Generator().manual_seed(0)
@@ -86,6 +104,7 @@ def edgeless(device) -> Graph:
     return Graph.from_coo(none, none, num_src=5, num_dst=7)
 
 
+@shared
 def call(graph, score, options, heads, dim, dtype, schedule):
     def tensor(*shape, grad="grad" in options, dtype=dtype):
         return torch.randn(shape).to(graph.device, dtype).requires_grad_(grad)
@@ -134,6 +153,7 @@ def call(graph, score, options, heads, dim, dtype, schedule):
         assert x.detach().cpu().isfinite().all(), (score, options, heads, dim, dtype, schedule)
 
 
+@shared
 def gather_sum(graph, width, dtype, schedule):
     csr, plan = graph.csr(), graph.plan(1, width, dtype, schedule=schedule)
     feat = torch.randn(graph.num_src, width).to(graph.device, dtype)
@@ -175,17 +195,23 @@ def not_finite(graph) -> int:
                 (functional.gat_attention, ((dim,), (), ())),
                 (functional.dot_attention, ((dim,), (dim,), (dim,))),
             ):
-                inputs = [torch.randn(graph.num_src, 2, *shape).to(graph.device, dtype) for shape in shapes]
-                for spoilt in inputs:
-                    spoilt[1] = torch.inf
-                inputs = [x.requires_grad_() for x in inputs]
-                out = attention(graph, *inputs, schedule="tiles")
-                results = (out, *torch.autograd.grad(out.sum(), inputs))
-                assert not all(x.detach().cpu().isfinite().all() for x in results), (dtype, dim)
+                spoilt(graph, attention, shapes, dtype)
                 calls += 1
     return calls
 
 
+@shared
+def spoilt(graph, attention, shapes, dtype):
+    inputs = [torch.randn(graph.num_src, 2, *shape).to(graph.device, dtype) for shape in shapes]
+    for x in inputs:
+        x[1] = torch.inf
+    inputs = [x.requires_grad_() for x in inputs]
+    out = attention(graph, *inputs, schedule="tiles")
+    results = (out, *torch.autograd.grad(out.sum(), inputs))
+    assert not all(x.detach().cpu().isfinite().all() for x in results), (dtype, shapes)
+
+
+@shared
 def products(graph, heads, dim, dtype):
     """sddmm, spmm and the gradients of both, which are each other."""
     rows = (torch.randn(graph.num_dst, heads, dim) / dim**0.5).to(graph.device, dtype).requires_grad_()
@@ -195,6 +221,7 @@ def products(graph, heads, dim, dtype):
         assert x.detach().cpu().isfinite().all(), (heads, dim, dtype)
 
 
+@shared
 def layers(graph, heads, dim, dtype):
     """GAT as one operator, with its score terms."""
     x = torch.randn(graph.num_src, 6).to(graph.device, dtype).requires_grad_()
@@ -259,5 +286,8 @@ def run(device="cuda", dims=DIMS) -> int:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        part, parts = map(int, sys.argv[1].split("/"))
+        _mine = itertools.cycle([k == part - 1 for k in range(parts)])
     start = time.perf_counter()
     print(f"{run()} calls in {time.perf_counter() - start:.1f} s")

@@ -1,6 +1,7 @@
 """The record of the last check on a GPU, and the scripts that make it."""
 
 import importlib.util
+import itertools
 import json
 import shutil
 import sys
@@ -132,7 +133,29 @@ def test_a_tool_is_run_on_the_suite(tmp_path, monkeypatch, capfd):
     fake.chmod(0o755)
     assert gpu_check.run_tool(str(fake), "initcheck") == {"errors": 4, "exit_code": 0}
     suite = ROOT / "scripts" / "sanitize_suite.py"
-    assert f"--tool initcheck {sys.executable} {suite} 1" in capfd.readouterr().out
+    said = f"--tool initcheck {sys.executable} {suite}"
+    assert f"{said} 1/1 1" in capfd.readouterr().out
+    assert gpu_check.run_tool(str(fake), "initcheck", 3) == {"errors": 12, "exit_code": 0}
+    out = capfd.readouterr().out
+    assert all(f"{said} {k}/3 1" in out for k in (1, 2, 3))
+
+
+def test_parts_of_a_tool_together():
+    clean, bad = {"errors": 0, "exit_code": 0}, {"errors": None, "exit_code": 124}
+    assert gpu_check.together([clean, clean]) == clean
+    assert gpu_check.together([clean, bad, {"errors": 3, "exit_code": 1}]) == bad
+    assert gpu_check.together([clean, {"errors": 3, "exit_code": 1}]) == {"errors": 3, "exit_code": 1}
+
+
+def test_the_parts_of_the_suite_are_all_of_it(monkeypatch):
+    suite = load_script("sanitize_suite")
+    made = []
+    take = suite.shared(lambda number: made.append(number))
+    for part in range(3):
+        monkeypatch.setattr(suite, "_mine", itertools.cycle([k == part for k in range(3)]))
+        for number in range(10):
+            take(number)
+    assert sorted(made) == list(range(10))
 
 
 def test_the_suite_runs():
