@@ -1,8 +1,8 @@
 """Mini-batches of sampled neighbourhoods, made on the device where the graph is.
 
 ``NeighborSampler`` draws neighbours and gives blocks that are sorted already, so that no layer sorts or
-checks them again; ``prefetch`` makes the next batch while the current one is trained on; ``host_rows`` lets
-a GPU gather rows of features that stay in the host's memory.
+checks them again, or one graph for all layers; ``prefetch`` makes the next batch while the current one is
+trained on; ``host_rows`` lets a GPU gather rows of features that stay in the host's memory.
 """
 
 from __future__ import annotations
@@ -47,6 +47,18 @@ class Sample(NamedTuple):
             for csr in (hop.graph.csr(), hop.graph.reverse_csr(need_eids=True)):
                 found += [x for x in csr if x is not None]
         return found
+
+
+class Subgraph(NamedTuple):
+    """One graph for all layers around some seeds, as torch_geometric's NeighborLoader gives them."""
+
+    nodes: Tensor  # int64 [n]: the seeds first
+    edge_index: Tensor  # int64 [2, E]: between places in ``nodes``
+    edge_ids: Tensor  # int64 [E]: where these edges are in the sampled graph's own order
+
+    def tensors(self) -> list[Tensor]:
+        """What lies on the device."""
+        return list(self)
 
 
 class NeighborSampler:
@@ -104,6 +116,33 @@ class NeighborSampler:
             nodes = torch.cat([nodes, new])
             hops.append(self._hop(indptr, place[sources], edges, len(nodes)))
         return Sample(nodes, hops[::-1])
+
+    def subgraph(self, seeds: Tensor, generator: torch.Generator | None = None) -> Subgraph:
+        """The sampled neighbourhood of ``seeds`` as one graph: a node's neighbours are drawn once, in the hop
+        after the one that found it, by the last fanout for the seeds. Batches of it are what
+        :func:`dfgnn.capture` replays. Arguments and errors as in :meth:`sample`.
+        """
+        self._check(seeds)
+        place = seeds.new_full((self.graph.num_nodes,), -1)
+        place[seeds] = torch.arange(len(seeds), device=seeds.device)
+        nodes, frontier = seeds, seeds
+        sources, rows, ids = [], [], []
+        for fanout in reversed(self.fanouts):
+            indptr, edges = self._draw(frontier, fanout, generator)
+            of = self._csr.indices[edges].long()
+            new = of[place[of] < 0].unique()
+            place[new] = torch.arange(len(nodes), len(nodes) + len(new), device=seeds.device)
+            own = torch.arange(len(nodes) - len(frontier), len(nodes), device=seeds.device)
+            sources.append(place[of])
+            rows.append(torch.repeat_interleave(own, indptr.diff(), output_size=len(edges)))
+            ids.append(self._ids(edges))
+            nodes, frontier = torch.cat([nodes, new]), new
+        return Subgraph(nodes, torch.stack([torch.cat(sources), torch.cat(rows)]), torch.cat(ids))
+
+    def _ids(self, edges: Tensor) -> Tensor:
+        """The ids of edges of the CSR."""
+        eids = self._csr.eids
+        return edges if eids is None else eids[edges].long()
 
     def _check(self, seeds: Any) -> None:
         where = "NeighborSampler.sample: seeds: expected"
@@ -176,8 +215,7 @@ class NeighborSampler:
             graph.reverse_csr(need_eids=True)
         # Layers with torch_geometric's contract find the graph by this tensor, instead of sorting it.
         _kept.keep(edge_index, graph)
-        eids = self._csr.eids
-        return Hop(graph, edge_index, edges if eids is None else eids[edges].long())
+        return Hop(graph, edge_index, self._ids(edges))
 
 
 def host_rows(x: Tensor) -> Tensor:

@@ -10,9 +10,10 @@ that data set (python -m dfgnn.bench --help has them), with random features and 
 reddit~/8 has an eighth of its edges.
 
 Three layers of 4 heads and 128 numbers, x = relu(norm(attention(x) + linear(x))), dropout, a linear head.
-Sampled: ``--fanouts`` neighbours per layer; ``--loader dfgnn`` samples on the device, ``pyg`` with
-torch_geometric's NeighborLoader, which needs pyg-lib or torch-sparse. ``--host-features`` leaves features
-in pinned host memory.
+Sampled: ``--fanouts`` neighbours per layer; ``--loader dfgnn`` samples on the device, a block for each layer,
+``subgraph`` one graph for all layers, whose steps ``--capture`` replays, and ``pyg`` such graphs with
+torch_geometric's NeighborLoader, which needs pyg-lib or torch-sparse. ``--host-features`` leaves features in
+pinned host memory.
 """
 
 import datasets
@@ -43,8 +44,7 @@ class Network(nn.Module):
         self.dropout = args.dropout
 
     def forward(self, x, edges):
-        """edges: an edge_index for all layers, or a list with (edge_index, number of destinations) for
-        each."""
+        """edges: an edge_index for all layers, or a list of (edge_index, number of destinations)."""
         for k, (layer, lin, norm) in enumerate(zip(self.convs, self.lins, self.norms)):
             if isinstance(edges, list):
                 edge_index, num_dst = edges[k]
@@ -57,68 +57,79 @@ class Network(nn.Module):
 
 
 class Sampled(FullGraph):
-    """Trains on sampled neighbourhoods; scores are those of the full graph."""
+    """Trains on sampled neighbourhoods, made two batches ahead; scores are those of the full graph."""
 
     def __init__(self, args, seed, model, data):
-        # The full graph is used for scores; training reads features where they are.
         super().__init__(args, seed, model, (data.x, data.edge_index), data.y, data.splits[0])
         self.graph = Graph.from_edge_index(data.edge_index, len(data.y))
         self.sampler = sampling.NeighborSampler(self.graph, args.fanouts)
         self.features = data.rows
-        train = self.split["train"]
+        train, self.captured = self.split["train"], None
         self.steps = min(-(-len(train) // args.batch_size), args.max_steps or len(train))
         if args.loader == "pyg":
             from torch_geometric.data import Data
             from torch_geometric.loader import NeighborLoader
 
-            graph = Data(
-                edge_index=data.edge_index.cpu(), num_nodes=len(data.y), n_id=torch.arange(len(data.y))
-            )
+            graph = Data(edge_index=data.edge_index.cpu(), num_nodes=len(data.y))
             self.loader = NeighborLoader(
                 graph, args.fanouts[::-1], train.cpu(), batch_size=args.batch_size, shuffle=True,
                 num_workers=args.workers, persistent_workers=args.workers > 0,
             )  # fmt: skip
 
     def can_capture(self):
-        return False
+        return self.args.loader == "subgraph" and self.args.impl == "dfgnn" and self.args.amp != "fp16"
 
     def batches(self):
-        """(x of the sampled nodes, edges of the layers, the seeds' labels)."""
+        """x of the sampled nodes, edges of the layers, labels: of the seeds, or of all (-100: none)."""
         if self.args.loader == "pyg":
             for batch in self.loader:
-                nodes = batch.n_id.to(self.device, non_blocking=True)
-                edges = batch.edge_index.to(self.device, non_blocking=True)
-                yield self.gather(nodes), edges, self.labels[nodes[: batch.batch_size]]
+                batch = batch.to(self.device, non_blocking=True)
+                y = self.of_seeds(batch.n_id, batch.batch_size)
+                yield {"x": self.gather(batch.n_id), "edge_index": batch.edge_index, "y": y}
             return
         train = self.split["train"]
         order = train[torch.randperm(len(train)).to(train.device)]
         generator = torch.Generator(self.device).manual_seed(int(torch.randint(2**62, ())))
-        # The sampling thread is ahead by two batches, on a stream of its own.
-        for sample, x in sampling.prefetch(
+        yield from sampling.prefetch(
             lambda seeds: self.draw(seeds, generator), order.split(self.args.batch_size), self.device
-        ):
-            edges = [(hop.edge_index, hop.num_dst) for hop in sample.hops]
-            yield x, edges, self.labels[sample.nodes[: sample.hops[-1].num_dst]]
+        )
 
     def draw(self, seeds, generator):
+        blocks = self.args.loader == "dfgnn"
         with self.stages("sample"):
-            sample = self.sampler.sample(seeds, generator)
-        return sample, self.gather(sample.nodes)
+            sample = (self.sampler.sample if blocks else self.sampler.subgraph)(seeds, generator)
+        found = {"sample": sample, "x": self.gather(sample.nodes)}
+        if blocks:
+            edges = [(hop.edge_index, hop.num_dst) for hop in sample.hops]
+            return found | {"edge_index": edges, "y": self.labels[seeds]}
+        return found | {"edge_index": sample.edge_index, "y": self.of_seeds(sample.nodes, len(seeds))}
+
+    def of_seeds(self, nodes, count):
+        return self.labels[nodes].index_fill(0, torch.arange(count, len(nodes), device=nodes.device), -100)
 
     def gather(self, nodes):
         with self.stages("gather"):
             return self.features[nodes]
 
-    def loss_of(self, x, edges, labels):
-        return F.cross_entropy(self.model(x, edges)[: len(labels)].float(), labels)
+    def loss_of(self, batch):
+        return F.cross_entropy(self.model(batch["x"], batch["edge_index"]).float(), batch["y"])
+
+    def loss_under_amp(self, batch):
+        with self.autocast():
+            return self.loss_of(batch)
 
     def epoch(self):
         total = torch.zeros((), device=self.device)
-        for step, (x, edges, labels) in enumerate(self.batches()):
-            if step == self.steps:
-                break
-            total += self.optimize(lambda batch=(x, edges, labels): self.loss_of(*batch))
+        for _, batch in zip(range(self.steps), self.batches()):
+            total += self.train_on(batch)
         return total / self.steps
+
+    def train_on(self, batch):
+        if not self.args.capture:
+            return self.optimize(lambda: self.loss_of(batch))
+        if self.captured is None:
+            self.captured = harness.capture(self.loss_under_amp, self.model, self.optimizer)
+        return self.captured(batch)
 
 
 class Full(FullGraph):
@@ -161,7 +172,7 @@ def main():
     parser.add_argument("--dropout", type=float, default=0.5)
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--sampled", action="store_true")
-    parser.add_argument("--loader", choices=["dfgnn", "pyg"], default="dfgnn")
+    parser.add_argument("--loader", choices=["dfgnn", "subgraph", "pyg"], default="dfgnn")
     parser.add_argument(
         "--fanouts", type=int, nargs="+", default=[5, 10, 15], help="in the order of the layers"
     )

@@ -39,6 +39,26 @@ def test_blocks(fanouts, device):
         assert torch.equal(hop.graph.in_degrees(), wanted)
 
 
+@pytest.mark.parametrize("fanouts", [(3,), (2, 4), (5, 1, 3), (-1, 2)])
+def test_subgraph(fanouts, device):
+    """Each node's neighbours are drawn once: by the last fanout those of the seeds, and so on outwards."""
+    graph = random_graph(device=device)
+    src, dst = graph.edge_index
+    seeds = torch.tensor([3, 59, 0, 17], device=device)
+    nodes, edge_index, edge_ids = NeighborSampler(graph, fanouts).subgraph(seeds)
+    assert torch.equal(nodes[: len(seeds)], seeds) and len(nodes.unique()) == len(nodes)
+    assert torch.equal(nodes[edge_index], torch.stack([src[edge_ids], dst[edge_ids]]))
+    assert len(edge_ids.unique()) == len(edge_ids)
+    degrees, found = graph.in_degrees()[nodes], edge_index[1].bincount(minlength=len(nodes))
+    begin, end = 0, len(seeds)
+    for fanout in reversed(fanouts):
+        wanted = degrees[begin:end] if fanout == -1 else degrees[begin:end].clamp(max=fanout)
+        assert torch.equal(found[begin:end], wanted)
+        into = (edge_index[1] >= begin) & (edge_index[1] < end)
+        begin, end = end, max([end, *(edge_index[0][into] + 1).tolist()])
+    assert end == len(nodes) and not found[begin:].any()
+
+
 def test_all_neighbours_are_the_full_graph(device):
     """With all neighbours, two layers of attention on a sample are those on the graph."""
     graph = random_graph(device=device)
@@ -77,6 +97,23 @@ def test_equal_generators_give_equal_samples(device):
     one, same, other = draw(1), draw(1), draw(2)
     assert all(torch.equal(a, b) for a, b in zip(one.tensors(), same.tensors(), strict=True))
     assert not torch.equal(one.hops[0].edge_ids, other.hops[0].edge_ids)
+    draws = [sampler.subgraph(seeds, torch.Generator(device).manual_seed(s)).edge_ids for s in (1, 1, 2)]
+    assert torch.equal(draws[0], draws[1]) and not torch.equal(draws[0], draws[2])
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 16, 33])
+def test_draws_are_those_of_floyds_algorithm(count):
+    """One number after the other, as it is written."""
+    degree = torch.arange(count + 1, count + 60)
+    found = NeighborSampler._without_repetition(degree, count, torch.Generator().manual_seed(count))
+    generator = torch.Generator().manual_seed(count)
+    draws = torch.rand(len(degree), count, generator=generator, dtype=torch.float64)
+    for row, n, draw in zip(found.tolist(), degree.tolist(), draws.tolist()):
+        chosen = []
+        for t, u in enumerate(draw):
+            drawn = min(int(u * (n - count + t + 1)), n - count + t)
+            chosen.append(n - count + t if drawn in chosen else drawn)
+        assert row == sorted(chosen)
 
 
 @pytest.mark.parametrize("seeds, num_edges", [([], 400), ([5], 0), ([0, 1, 2], 1)])
