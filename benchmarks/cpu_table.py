@@ -169,7 +169,7 @@ def parts_of(step, steps: int = 10) -> dict:
     for event in profile.key_averages():
         if event.key.startswith("dfgnn::") and event.key.removeprefix("dfgnn::") not in STRUCTURE:
             spent["kernel"] += event.self_cpu_time_total
-        elif event.key in ("aten::mm", "aten::addmm", "aten::bmm"):
+        elif event.key in ("aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm"):
             spent["matmul"] += event.self_cpu_time_total
     return {name: round(us / 1e3 / steps, 4) for name, us in spent.items()}
 

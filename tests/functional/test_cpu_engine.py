@@ -116,8 +116,25 @@ def test_numbers_that_are_not_finite_reach_their_rows_only(monkeypatch, score, w
         assert (masked[touched] == 0).all() and masked.isfinite().all()
 
 
+# bfloat16 has heads of whole pairs of vectors: none, one, or several, by the instruction set.
+PAIRED_SHAPES = ((2, 8), (3, 16), (2, 32), (1, 64), (3, 96), (8, 4), (32, 2))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("score", SCORES)
+def test_pairs_of_vectors(monkeypatch, score, isa, way):
+    use(monkeypatch, isa)
+    monkeypatch.setenv("DFGNN_CPU_ROWS", way)
+    for turn, (heads, dim) in enumerate(PAIRED_SHAPES):
+        graph = make_graph(("random", "isolated", "mixed_degrees", "super_source")[turn % 4])
+        inputs = make_inputs(score, graph, heads, dim, torch.bfloat16, edge_weight="H")
+        inputs["out_bias"] = torch.randn(heads, dim).bfloat16()
+        check(score, graph, inputs, note=f"H={heads} D={dim}: ", dropout_p=0.2, _seed=torch.tensor([5]))
+
+
 @pytest.mark.parametrize("dim", [4, 8, 16, 32, 96])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("score", ["gatv2", "dot"])
 def test_both_ways_find_the_same_scores(monkeypatch, score, isa, dtype, dim):
@@ -132,7 +149,7 @@ def test_both_ways_find_the_same_scores(monkeypatch, score, isa, dtype, dim):
         monkeypatch.setenv("DFGNN_CPU_ROWS", way)
         attention.append(function(score)(graph, **inputs, return_attention=True)[1])
     assert attention[0].std() > 0.1
-    torch.testing.assert_close(*attention, rtol=32 * torch.finfo(dtype).eps, atol=0)
+    torch.testing.assert_close(*attention, rtol=32 * torch.finfo(attention[0].dtype).eps, atol=0)
 
 
 def test_unknown_way_of_rows(monkeypatch):

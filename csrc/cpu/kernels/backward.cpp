@@ -127,7 +127,7 @@ class AdditiveSources {
         per_edge_(per_edge(p, a)),
         heads_(p.shape.heads),
         score_(a.node_stats, int64_t(heads_) * kNodeStats, a.alpha_src, heads_, A(p.negative_slope)),
-        grads_(a.grad_out, row_shape<A>(heads_, p.shape.value_dim), p.edge.feat, Gathered<T>::Feat::fixed),
+        grads_(a.grad_out, matrix_shape<T>(heads_, p.shape.value_dim, !p.edge.feat), p.edge.feat, Gathered<T>::Feat::fixed),
         block_(p.reverse, p.edge, p.shape),
         edges_(a, heads_, true),
         weights_(int64_t(2) * heads_ * kBlock),
@@ -240,7 +240,7 @@ class FeatureRows {
         given_(!over_rows && a.edges),
         heads_(p.shape.heads),
         score_(score),
-        values_(over_rows ? a.value : a.grad_out, row_shape<A>(heads_, p.shape.value_dim),
+        values_(over_rows ? a.value : a.grad_out, matrix_shape<T>(heads_, p.shape.value_dim, !p.edge.feat),
                 p.edge.feat_in_value ? p.edge.feat : nullptr, over_rows ? Feat::gathered : Feat::fixed),
         fixed_(over_rows ? a.grad_out : a.value),
         block_(over_rows ? p.csr : p.reverse, given_ ? kNoOptions : p.edge, p.shape),
@@ -373,7 +373,7 @@ void backward_as(const BackwardParams& p, const Parallel& parallel, void* edges)
   using Feat = typename Gathered<T>::Feat;
   const Arrays<T> a(p, edges);
   const int heads = p.shape.heads;
-  const RowShape shape = row_shape<A>(heads, p.shape.dim);
+  const RowShape shape = matrix_shape<T>(heads, p.shape.dim, !p.edge.feat);
   const void* feat = p.edge.feat_in_key ? p.edge.feat : nullptr;
   const A slope = A(p.negative_slope);
   node_stats(p, a, parallel);

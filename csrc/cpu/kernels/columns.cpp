@@ -25,20 +25,22 @@ Columns<T>::Columns(const void* data, int heads, int dim)
       heads_(heads),
       dim_(dim),
       size_(int64_t(heads) * dim),
-      shape_(row_shape<A>(1, int(size_))),
+      paired_(matrix_shape<T>(heads, dim).paired),
+      shape_(matrix_shape<T>(1, int(size_), dim > 1)),
       head_(shape_.vectors),
       offset_(shape_.packed),
       sums_(heads, dim) {
   for (int v = 0; v < shape_.vectors; ++v) {
-    const int column = feature(shape_, v, shape_.width);
+    const int W = shape_.width, step = shape_.paired ? 2 : 1;
+    const int column = shape_.paired ? v / 2 * 2 * W + v % 2 : feature(shape_, v, W);
     head_[v] = column / dim;
-    for (int l = 0; l < shape_.width; ++l) offset_[v * shape_.width + l] = (column + l) / dim - head_[v];
+    for (int l = 0; l < W; ++l) offset_[v * W + l] = (column + l * step) / dim - head_[v];
   }
 }
 
 // V vectors of columns from `vector` on, in registers over a row's edges.
 template <class T>
-template <int W, int V, class Terms>
+template <int W, bool pairs, int V, class Terms>
 void Columns<T>::aggregate_tile(int vector, const Group& group, const int32_t* index, int64_t limit,
                                 const Terms& all_terms, SumRows<T> a, SumRows<T> a2) const {
   using Vector = Vec<A, W>;
@@ -59,19 +61,38 @@ void Columns<T>::aggregate_tile(int vector, const Group& group, const int32_t* i
     else
       return spread<A, W>(w + head[v], lane[v]);
   };
+  // f(x, v) of the vectors of a row x of any type
+  const auto each_of = [&](const auto* x, const auto& f) __attribute__((always_inline)) {
+    using X = std::remove_const_t<std::remove_pointer_t<decltype(x)>>;
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) {
+      if constexpr (pairs) {
+        const auto pair = load_pair<X, W>(x + v * W);
+        f(pair.even, v), ++v, f(pair.odd, v);
+      } else {
+        f(load<X, W>(x + (v == V - 1 ? last : v * W)), v);
+      }
+    }
+  };
+  // Of one in the order of fixed rows.
+  const auto each_of_fixed = [&](const A* x, const auto& f) __attribute__((always_inline)) {
+    if constexpr (pairs && Terms::kWide) {
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) f(load_vector<Vector>(x + v * W), v);
+    } else {
+      each_of(x, f);
+    }
+  };
   group.each([&](int r, int begin, int end) {
     Vector sum[V] = {}, sum2[V] = {}, fixed[V] = {};
     if constexpr (Terms::kLeaky)
-#pragma GCC unroll 8
-      for (int v = 0; v < V; ++v)
-        fixed[v] = load_vector<Vector>(all_terms.fixed + r * size + first + (v == V - 1 ? last : v * W));
+      each_of_fixed(all_terms.fixed + r * size + first,
+                    [&](Vector x, int v) __attribute__((always_inline)) { fixed[v] = x; });
     for (int e = begin; e < end; ++e) {
       if (limit) prefetch<V * W* int(sizeof(T))>(base + size * ahead(e));
       const T* row = base + size * index[e];
-#pragma GCC unroll 8
-      for (int v = 0; v < V; ++v) {
-        const Vector x = load<T, W>(row + (v == V - 1 ? last : v * W)),
-                     w = weight(all_terms.w + e * heads, v);
+      each_of(row, [&](Vector x, int v) __attribute__((always_inline)) {
+        const Vector w = weight(all_terms.w + e * heads, v);
         if constexpr (Terms::kLeaky) {
           const Vector u = x + fixed[v], term = w * leaky_slope(u, all_terms.slope);
           sum[v] += term;
@@ -80,30 +101,39 @@ void Columns<T>::aggregate_tile(int vector, const Group& group, const int32_t* i
           sum[v] += w * x;
           if (two) sum2[v] += weight(all_terms.w2 + e * heads, v) * x;
         }
-      }
+      });
     }
-    const auto write = [&](const SumRows<T>& to, int64_t at, Vector x) __attribute__((always_inline)) {
-      if (to.rows)
-        store<T, W>(to.rows + r * size + at, x);
-      else
-        store_vector(to.sums + r * size + at, x);
-    };
+    if constexpr (Terms::kLeaky) {
+      each_of_fixed(all_terms.attn + first,
+                    [&](Vector x, int v) __attribute__((always_inline)) { sum[v] *= x; });
+    } else {
+      if (all_terms.factor)
 #pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) {
-      const int64_t at = first + (v == V - 1 ? last : v * W);
-      if constexpr (Terms::kLeaky) {
-        sum[v] *= load_vector<Vector>(all_terms.attn + at);
-      } else {
-        if (all_terms.factor) {
+        for (int v = 0; v < V; ++v) {
           const Vector factor = weight(all_terms.factor + r * heads, v);
           sum[v] *= factor;
           if (two) sum2[v] *= factor;
         }
-        if (all_terms.plus) sum[v] += load_vector<Vector>(all_terms.plus + r * all_terms.plus_stride + at);
-      }
-      write(a, at, sum[v]);
-      if (two) write(a2, at, sum2[v]);
+      if (all_terms.plus)
+        each_of(all_terms.plus + r * all_terms.plus_stride + first,
+                [&](Vector x, int v) __attribute__((always_inline)) { sum[v] += x; });
     }
+    const auto write_to = [&](auto* to, const Vector* x) __attribute__((always_inline)) {
+      using X = std::remove_pointer_t<decltype(to)>;
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) {
+        if constexpr (pairs) {
+          store_pair<X, W>(to + v * W, {x[v], x[v + 1]}), ++v;
+        } else {
+          store<X, W>(to + (v == V - 1 ? last : v * W), x[v]);
+        }
+      }
+    };
+    const auto write = [&](const SumRows<T>& to, const Vector* x) __attribute__((always_inline)) {
+      to.rows ? write_to(to.rows + r * size + first, x) : write_to(to.sums + r * size + first, x);
+    };
+    write(a, sum);
+    if (two) write(a2, sum2);
   });
 }
 
@@ -129,8 +159,9 @@ template <class T>
 template <class MakeTerms>
 void Columns<T>::aggregate_all(const Group& group, const int32_t* index, int64_t limit,
                                const MakeTerms& make_terms, SumRows<T> a, SumRows<T> a2) const {
-  with_width<A>(shape_.width, [&](auto width) {
+  with_layout<T>(shape_, [&](auto width, auto in_pairs) {
     constexpr int W = width.value;
+    constexpr bool pairs = in_pairs.value;
     const auto run = [&](auto two, auto wide) {
       const auto terms = make_terms(two, wide);
       // Accumulators and what spreads the weights: up to 24 of 32 registers with AVX-512, 12 of 16 otherwise.
@@ -140,7 +171,8 @@ void Columns<T>::aggregate_all(const Group& group, const int32_t* index, int64_t
                            : many               ? 2
                                                 : 4;
       const auto tile = [&](auto vectors, int v) {
-        aggregate_tile<W, vectors.value>(v, group, index, limit, terms, a, a2);
+        if constexpr (!pairs || vectors.value > 1)
+          aggregate_tile<W, pairs, vectors.value>(v, group, index, limit, terms, a, a2);
       };
       int v = 0;
       for (; v + most <= shape_.vectors; v += most) tile(std::integral_constant<int, most>(), v);
@@ -151,7 +183,7 @@ void Columns<T>::aggregate_all(const Group& group, const int32_t* index, int64_t
     };
     constexpr std::true_type yes;
     constexpr std::false_type no;
-    const bool wide = heads_ == 1 || dim_ % W == 0;
+    const bool wide = heads_ == 1 || dim_ % (pairs ? 2 * W : W) == 0;
     if constexpr (W > 1) {
       if (!wide) return a2 ? run(yes, no) : run(no, no);
     }
@@ -186,8 +218,7 @@ void Columns<T>::dots_all(const Group& group, const int32_t* index, int64_t limi
                           const Term& term, A* s) {
   const int64_t size = size_;
   const Ahead ahead(Rows<T>{data_, shape_}, index, limit);
-  sums_(
-      [&](const auto& add) __attribute__((always_inline)) {
+  const auto run = [&](const auto& add) __attribute__((always_inline)) {
         group.each_edge([&](int r, int e) __attribute__((always_inline)) {
           if (limit) prefetch(data_ + size * ahead(e), size * int64_t(sizeof(T)));
           const T* x = data_ + size * index[e];
@@ -195,8 +226,10 @@ void Columns<T>::dots_all(const Group& group, const int32_t* index, int64_t limi
           add([&](auto width, int at, const auto& own, auto total)
                   __attribute__((always_inline)) { return term(width, x + at, row + at, at, own, total); });
         });
-      },
-      s);
+      };
+  if constexpr (kInPairs<T>)
+    if (paired_) return sums_.template operator()<true>(run, s);
+  sums_(run, s);
 }
 
 template <class T>
@@ -205,7 +238,15 @@ void Columns<T>::dots(const Group& group, const int32_t* index, int64_t limit, c
       group, index, limit, fixed,
       [](auto width, const T* x, const A* r, int, const auto& own, auto total)
           __attribute__((always_inline)) {
-            return total + own(load<T, width.value>(x)) * load_vector<Vec<A, width.value>>(r);
+            using Vector = decltype(total);
+            if constexpr (width.value > kLanes<A>) {
+              constexpr int W = kLanes<A>;
+              const auto pair = load_pair<T, W>(x);
+              total += pair.even * load_vector<Vector>(r);
+              return total + pair.odd * load_vector<Vector>(r + W);
+            } else {
+              return total + own(load<T, width.value>(x)) * load_vector<Vector>(r);
+            }
           },
       s);
 }
@@ -217,9 +258,19 @@ void Columns<T>::leaky_dots(const Group& group, const int32_t* index, int64_t li
       group, index, limit, fixed,
       [=](auto width, const T* x, const A* r, int at, const auto& own, auto total)
           __attribute__((always_inline)) {
-            constexpr int W = width.value;
-            return total + own(load_vector<Vec<A, W>>(attn + at)) *
-                               leaky_relu(load<T, W>(x) + load_vector<Vec<A, W>>(r), slope);
+            using Vector = decltype(total);
+            const auto term = [&](Vector x, int k) __attribute__((always_inline)) {
+              return own(load_vector<Vector>(attn + at + k)) *
+                     leaky_relu(x + load_vector<Vector>(r + k), slope);
+            };
+            if constexpr (width.value > kLanes<A>) {
+              constexpr int W = kLanes<A>;
+              const auto pair = load_pair<T, W>(x);
+              total += term(pair.even, 0);
+              return total + term(pair.odd, W);
+            } else {
+              return total + term(load<T, width.value>(x), 0);
+            }
           },
       s);
 }

@@ -18,21 +18,37 @@ template <class A, class F>
   for (; i < n; ++i) f(std::integral_constant<int, 1>(), i);
 }
 
-// Rows of the fixed ends of a group's edges, [rows, C], as accumulators.
+// x[n] of T as accumulators; in_pairs: in the order of pairs of vectors (simd.h).
+template <class T>
+static inline void to_accumulators(const T* x, int64_t n, bool in_pairs, Acc<T>* out) {
+  using A = Acc<T>;
+  constexpr int W = kLanes<A>;
+  if (kInPairs<T> && in_pairs)
+    for (int64_t i = 0; i < n; i += 2 * W) {
+      const auto pair = load_pair<T, W>(x + i);
+      store_vector(out + i, pair.even), store_vector(out + i + W, pair.odd);
+    }
+  else
+    for_columns<A>(n, [&](auto width, int64_t i) { store_vector(out + i, load<T, width.value>(x + i)); });
+}
+
+// Rows of the fixed ends of a group's edges, [rows, C], as Columns takes them.
 template <class T>
 class FixedRows {
  public:
   using A = Acc<T>;
-  FixedRows(const void* data, int64_t size, int most_rows)
-      : data_(static_cast<const T*>(data)), size_(size), rows_(std::is_same_v<T, A> ? 0 : size * most_rows) {}
+  FixedRows(const void* data, int heads, int dim, int most_rows)
+      : data_(static_cast<const T*>(data)),
+        size_(int64_t(heads) * dim),
+        in_pairs_(matrix_shape<T>(heads, dim).paired),
+        rows_(std::is_same_v<T, A> ? 0 : size_ * most_rows) {}
 
   const A* of(const Group& group) const {
     const T* rows = data_ + group.row * size_;
     if constexpr (std::is_same_v<T, A>) {
       return rows;
     } else {
-      for_columns<A>(group.rows * size_,
-                     [&](auto width, int64_t i) { store_vector(rows_ + i, load<T, width.value>(rows + i)); });
+      to_accumulators(rows, group.rows * size_, in_pairs_, rows_);
       return rows_;
     }
   }
@@ -40,6 +56,7 @@ class FixedRows {
  private:
   const T* data_;
   int64_t size_;
+  bool in_pairs_;
   Buffer<A> rows_;
 };
 
@@ -63,7 +80,8 @@ class Columns {
   const T* row(int64_t k) const { return data_ + k * size_; }
 
   // `limit` below: so many indices may be read, to prefetch; 0 if the rows are in cache already. Rows of the
-  // group's ends, [rows, C], are `fixed`.
+  // group's ends, [rows, C], are `fixed`; they and `attn` are in the order of pairs where heads are paired().
+  bool paired() const { return paired_; }
 
   // a[r] = factor[r] times the sum of w[e] x[index_e] over the edges e of row r, plus plus[r * plus_stride];
   // a2 likewise, with w2, without plus, unless there is none. factor: [rows, H], or null: 1; plus: or null.
@@ -85,7 +103,7 @@ class Columns {
                   A slope, A* s);
 
  private:
-  template <int W, int V, class Terms>
+  template <int W, bool pairs, int V, class Terms>
   void aggregate_tile(int vector, const Group& group, const int32_t* index, int64_t limit, const Terms& terms,
                       SumRows<T> a, SumRows<T> a2) const;
   template <class MakeTerms>
@@ -98,7 +116,8 @@ class Columns {
   const T* data_;
   int heads_, dim_;
   int64_t size_;
-  RowShape shape_;          // of one head of C columns
+  bool paired_;             // pairs of vectors fill a head
+  RowShape shape_;          // of one head of C columns; aggregated in pairs if these fill a row
   Buffer<int32_t> head_;    // per vector: the head of its first column
   Buffer<Bits<A>> offset_;  // per vector and lane: the column's head, counted from there
   HeadSums<A> sums_;

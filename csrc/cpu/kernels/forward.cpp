@@ -64,7 +64,7 @@ class Worker {
   template <class MakeScore>
   Worker(const ForwardParams& p, const Outputs<T>& o, const MakeScore& make_score)
       : o_(o),
-        values_(p.value, row_shape<A>(p.shape.heads, p.shape.value_dim),
+        values_(p.value, matrix_shape<T>(p.shape.heads, p.shape.value_dim, !p.edge.feat),
                 p.edge.feat_in_value ? p.edge.feat : nullptr, Gathered<T>::Feat::gathered),
         score_(make_score()),
         block_(p.csr, p.edge, p.shape),
@@ -240,7 +240,7 @@ template <class T>
 void forward_as(const ForwardParams& p, const Parallel& parallel) {
   using A = Acc<T>;
   const int heads = p.shape.heads, dim = p.shape.dim;
-  const RowShape shape = row_shape<A>(heads, dim);
+  const RowShape shape = matrix_shape<T>(heads, dim, !p.edge.feat);
   const A slope = A(p.negative_slope), scale = A(p.scale);
   const void* feat = p.edge.feat_in_key ? p.edge.feat : nullptr;
   const auto side = Gathered<T>::Feat::gathered;

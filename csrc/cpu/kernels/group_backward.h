@@ -110,7 +110,7 @@ class FeatureGroups {
         attn_(attn),
         score_(score),
         values_(over_rows ? a.value : a.grad_out, heads_, p.shape.value_dim),
-        fixed_(over_rows ? a.grad_out : a.value, values_.size(), grouping.most_rows()),
+        fixed_(over_rows ? a.grad_out : a.value, heads_, p.shape.value_dim, grouping.most_rows()),
         block_(over_rows ? p.csr : p.reverse, given_ ? kNoOptions : p.edge, p.shape),
         edges_(a, heads_, over_rows),
         key_sum_(kKeyIsValue && !over_rows ? score.size() * grouping.most_rows() : 0),

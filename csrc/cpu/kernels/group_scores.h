@@ -54,7 +54,7 @@ class DotGroupScore : public Activation<T> {
                 int most_rows)
       : Activation<T>(negative_slope),
         gathered_(gathered, heads, dim),
-        fixed_(fixed, gathered_.size(), most_rows),
+        fixed_(fixed, heads, dim, most_rows),
         scale_(scale) {}
 
   int64_t size() const { return gathered_.size(); }
@@ -86,10 +86,10 @@ class AdditiveV2GroupScore : public Activation<T> {
                        A negative_slope, int most_rows)
       : Activation<T>(A(1)),
         gathered_(gathered, heads, dim),
-        fixed_(fixed, gathered_.size(), most_rows),
+        fixed_(fixed, heads, dim, most_rows),
         slope_(negative_slope),
         attn_(gathered_.size()) {
-    for (int64_t d = 0; d < size(); ++d) attn_[d] = load<T, 1>(static_cast<const T*>(attn) + d);
+    to_accumulators(static_cast<const T*>(attn), size(), gathered_.paired(), attn_);
   }
 
   int64_t size() const { return gathered_.size(); }

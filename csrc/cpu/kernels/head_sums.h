@@ -57,8 +57,9 @@ class HeadSums {
 
   // each(add) calls add(term) for row after row; total + what the columns from `at` on contribute is
   // term(width, at, own, total), where own(x) is a factor x of it with 0 in columns of the vector before.
-  // `sums` may be written behind its last entry, less than a vector.
-  template <class Each>
+  // `sums` may be written behind its last entry, less than a vector. paired: of heads of whole pairs (simd.h),
+  // terms are of two vectors of columns at a time.
+  template <bool paired = false, class Each>
   [[gnu::always_inline]] void operator()(const Each& each, A* sums) const {
     const auto run = [&](const auto& products) __attribute__((always_inline)) {
       A *to = products_, *const full = to + int64_t(most_) * lanes_;
@@ -75,7 +76,12 @@ class HeadSums {
       if (to > products_) sum();
     };
     constexpr int W = kLanes<A>;
-    if (head_.dim == head_.width) {  // vectors of whole heads
+    if constexpr (paired) {
+      if (head_.dim == 2 * W)
+        run([&](const auto& term, A* to) __attribute__((always_inline)) { of_pairs<1>(term, to); });
+      else
+        run([&](const auto& term, A* to) __attribute__((always_inline)) { of_pairs<0>(term, to); });
+    } else if (head_.dim == head_.width) {  // vectors of whole heads
       if (row_.width == W && row_.dim % (4 * W) == 0)
         run([&](const auto& term, A* to) __attribute__((always_inline)) { of_rows<W, 4>(term, to); });
       else
@@ -130,6 +136,19 @@ class HeadSums {
             width, at + head_.last,
             [&](Vector x) __attribute__((always_inline)) { return overlap ? Vector{} : x; }, total);
       }
+      store_vector(to + h * W, total);
+    }
+  }
+
+  // Head after head, of P pairs; 0: of any number.
+  template <int P, class Term>
+  [[gnu::always_inline]] void of_pairs(const Term& term, A* to) const {
+    constexpr int W = kLanes<A>;
+    constexpr std::integral_constant<int, 2 * W> width;
+    const int pairs = P > 0 ? P : head_.vectors / 2;
+    for (int h = 0, at = 0; h < heads_; ++h) {
+      Vec<A, W> total{};
+      for (int p = 0; p < pairs; ++p, at += 2 * W) total = term(width, at, All(), total);
       store_vector(to + h * W, total);
     }
   }

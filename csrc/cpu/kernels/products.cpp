@@ -12,7 +12,7 @@ void sddmm_as(const ProductParams& p, const Parallel& parallel) {
   const int heads = p.shape.heads;
   const EdgeOptions none{};
   parallel_items(parallel, p.csr, [&](int64_t first, int64_t last) {
-    const Rows<T> rows{static_cast<const T*>(p.feat), row_shape<A>(heads, p.shape.dim)};
+    const Rows<T> rows{static_cast<const T*>(p.feat), matrix_shape<T>(heads, p.shape.dim)};
     EdgeBlock<T> block(p.csr, none, p.shape);
     Buffer<A> row(rows.shape.packed_size()), s(int64_t(heads) * kBlock);
     for (int64_t k = first; k < last; ++k) {
@@ -34,7 +34,7 @@ void spmm_as(const ProductParams& p, const Parallel& parallel) {
   EdgeOptions weighted{};
   weighted.weight = p.weight, weighted.weight_heads = heads;
   parallel_items(parallel, p.csr, [&](int64_t first, int64_t last) {
-    const Rows<T> rows{static_cast<const T*>(p.feat), row_shape<A>(heads, p.shape.dim)};
+    const Rows<T> rows{static_cast<const T*>(p.feat), matrix_shape<T>(heads, p.shape.dim)};
     EdgeBlock<T> block(p.csr, weighted, p.shape);
     Buffer<A> sum(rows.shape.packed_size());
     for (int64_t k = first; k < last; ++k) {

@@ -34,7 +34,7 @@ struct LeakyWeighted {
 
 // `H` heads from `head`, `V` vectors of each from `vector`, over all edges of the block: their
 // accumulators stay in registers. They start from 0 in every block: sums of sums round less.
-template <class T, int W, int H, int V, class Terms>
+template <class T, int W, bool paired, int H, int V, class Terms>
 void aggregate_tile(const Rows<T>& rows, const Ahead& ahead, int head, int vector, int n,
                     const Terms& all_terms, Acc<T>* a, Acc<T>* a2, bool fresh, bool fresh2) {
   using A = Acc<T>;
@@ -54,8 +54,14 @@ void aggregate_tile(const Rows<T>& rows, const Ahead& ahead, int head, int vecto
     for (int h = 0; h < H; ++h)
 #pragma GCC unroll 8
       for (int v = 0; v < V; ++v) {
-        const Vector x = load<T, W>(row + h * dim + (v == V - 1 ? last : v * W));
-        terms(x, e, h, h * packed + v * W, sum[h][v], sum2[h][v]);
+        if constexpr (!paired) {
+          const Vector x = load<T, W>(row + h * dim + (v == V - 1 ? last : v * W));
+          terms(x, e, h, h * packed + v * W, sum[h][v], sum2[h][v]);
+        } else {
+          const auto x = load_pair<T, W>(row + h * dim + v * W);
+          terms(x.even, e, h, h * packed + v * W, sum[h][v], sum2[h][v]), ++v;
+          terms(x.odd, e, h, h * packed + v * W, sum[h][v], sum2[h][v]);
+        }
       }
   }
 #pragma GCC unroll 8
@@ -68,14 +74,15 @@ void aggregate_tile(const Rows<T>& rows, const Ahead& ahead, int head, int vecto
     }
 }
 
-template <class T, int W, class Terms>
+template <class T, int W, bool paired, class Terms>
 void aggregate_all(const Rows<T>& rows, const Ahead& ahead, int n, const Terms& terms, Acc<T>* a, Acc<T>* a2,
                    bool fresh, bool fresh2) {
   // Accumulators: 8 or 16 of the 16 registers (32 with AVX-512).
   constexpr int most = Terms::kTwo && kVectorBytes < 64 ? 4 : 8;
   const int heads = rows.shape.heads, vectors = rows.shape.vectors;
   const auto tile = [&](auto h, auto v, int head, int vector) {
-    aggregate_tile<T, W, h.value, v.value>(rows, ahead, head, vector, n, terms, a, a2, fresh, fresh2);
+    if constexpr (!paired || v.value % 2 == 0)
+      aggregate_tile<T, W, paired, h.value, v.value>(rows, ahead, head, vector, n, terms, a, a2, fresh, fresh2);
   };
   using std::integral_constant;
   constexpr integral_constant<int, 1> one;
@@ -139,7 +146,7 @@ struct PairTerm {
 };
 
 // Four edges at a time: the row's vectors are loaded once for all, and their lanes are summed together.
-template <class T, int W, class Terms>
+template <class T, int W, bool paired, class Terms>
 void dots_all(const Rows<T>& rows, const Ahead& ahead, int n, const Terms& terms, Acc<T>* s) {
   using A = Acc<T>;
   using Vector = Vec<A, W>;
@@ -161,21 +168,29 @@ void dots_all(const Rows<T>& rows, const Ahead& ahead, int n, const Terms& terms
       const auto add = [&](Vector* sum, int64_t at, int64_t vector,
                            bool last) __attribute__((always_inline)) {
 #pragma GCC unroll 4
-        for (int i = 0; i < E; ++i)
-          sum[i] +=
-              terms(load<T, W>(row[i] + h * dim + at), edge[i], h * dim + at, h * packed + vector * W, last);
+        for (int i = 0; i < E; ++i) {
+          const int64_t from = h * dim + at, place = h * packed + vector * W;
+          if constexpr (!paired) {
+            sum[i] += terms(load<T, W>(row[i] + from), edge[i], from, place, last);
+          } else {
+            const auto x = load_pair<T, W>(row[i] + from);
+            sum[i] += terms(x.even, edge[i], from, place, last);
+            sum[i] += terms(x.odd, edge[i], from, place + W, last);
+          }
+        }
       };
-      const int most = shape.vectors - 1;
+      const int most = paired ? shape.vectors : shape.vectors - 1;
+      constexpr int step = paired ? 2 : 1;
       Vector total[E] = {};
       int v = 0;
-      for (; v < most && v < kRun; ++v) add(total, v * W, v, false);
+      for (; v < most && v < kRun; v += step) add(total, v * W, v, false);
       while (v < most) {
         Vector run[E] = {};
-        for (const int end = v + kRun; v < most && v < end; ++v) add(run, v * W, v, false);
+        for (const int end = v + kRun; v < most && v < end; v += step) add(run, v * W, v, false);
 #pragma GCC unroll 4
         for (int i = 0; i < E; ++i) total[i] += run[i];
       }
-      if (most >= 0) add(total, shape.last, most, true);  // heads may be empty
+      if (!paired && most >= 0) add(total, shape.last, most, true);  // heads may be empty
       A sums[E];
       sum4<A, W>(total, sums);
 #pragma GCC unroll 4
@@ -201,16 +216,17 @@ void write_rows(const RowShape& shape, int n, const int32_t* y_index, T* y, cons
 template <class T>
 void Rows<T>::dots(const int32_t* index, int n, int64_t limit, const A* r, A* s) const {
   const Ahead ahead(*this, index, limit);
-  with_width<A>(shape.width,
-                [&](auto w) { dots_all<T, w.value>(*this, ahead, n, RowTerm<T, w.value>{r}, s); });
+  with_layout<T>(shape, [&](auto w, auto paired) {
+    dots_all<T, w.value, paired.value>(*this, ahead, n, RowTerm<T, w.value>{r}, s);
+  });
 }
 
 template <class T>
 void Rows<T>::leaky_dots(const int32_t* index, int n, int64_t limit, const A* r, const A* attn, A slope,
                          A* s) const {
   const Ahead ahead(*this, index, limit);
-  with_width<A>(shape.width, [&](auto w) {
-    dots_all<T, w.value>(*this, ahead, n, LeakyTerm<T, w.value>{r, attn, slope}, s);
+  with_layout<T>(shape, [&](auto w, auto paired) {
+    dots_all<T, w.value, paired.value>(*this, ahead, n, LeakyTerm<T, w.value>{r, attn, slope}, s);
   });
 }
 
@@ -219,7 +235,7 @@ void Rows<T>::pair_dots(const int32_t* index, int n, int64_t limit, const A* r, 
                         const int32_t* y_index, int64_t y_limit, A* s) const {
   const Ahead ahead(*this, index, limit);
   with_width<A>(shape.width, [&](auto w) {
-    dots_all<T, w.value>(*this, ahead, n, PairTerm<T, w.value>{r, y, Ahead(y, y_index, y_limit)}, s);
+    dots_all<T, w.value, false>(*this, ahead, n, PairTerm<T, w.value>{r, y, Ahead(y, y_index, y_limit)}, s);
   });
 }
 
@@ -227,12 +243,12 @@ template <class T>
 void Rows<T>::aggregate(const int32_t* index, int n, int64_t limit, const A* w, const A* w2, A* a, A* a2,
                         bool fresh) const {
   const Ahead ahead(*this, index, limit);
-  with_width<A>(shape.width, [&](auto width) {
+  with_layout<T>(shape, [&](auto width, auto paired) {
     constexpr int W = width.value;
     if (w2)
-      aggregate_all<T, W>(*this, ahead, n, Weighted<T, W, true>{w, w2}, a, a2, fresh, fresh);
+      aggregate_all<T, W, paired.value>(*this, ahead, n, Weighted<T, W, true>{w, w2}, a, a2, fresh, fresh);
     else
-      aggregate_all<T, W>(*this, ahead, n, Weighted<T, W, false>{w, w2}, a, a2, fresh, fresh);
+      aggregate_all<T, W, paired.value>(*this, ahead, n, Weighted<T, W, false>{w, w2}, a, a2, fresh, fresh);
   });
 }
 
@@ -240,12 +256,15 @@ template <class T>
 void Rows<T>::leaky_aggregate(const int32_t* index, int n, int64_t limit, const A* r, A slope, const A* w,
                               A* a, A* a2, bool fresh) const {
   const Ahead ahead(*this, index, limit);
-  with_width<A>(shape.width, [&](auto width) {
+  with_layout<T>(shape, [&](auto width, auto paired) {
     constexpr int W = width.value;
+    constexpr bool in_pairs = paired.value;
     if (a2)
-      aggregate_all<T, W>(*this, ahead, n, LeakyWeighted<T, W, true>{w, r, slope}, a, a2, fresh, false);
+      aggregate_all<T, W, in_pairs>(*this, ahead, n, LeakyWeighted<T, W, true>{w, r, slope}, a, a2, fresh,
+                                    false);
     else
-      aggregate_all<T, W>(*this, ahead, n, LeakyWeighted<T, W, false>{w, r, slope}, a, a2, fresh, false);
+      aggregate_all<T, W, in_pairs>(*this, ahead, n, LeakyWeighted<T, W, false>{w, r, slope}, a, a2, fresh,
+                                    false);
   });
 }
 
@@ -310,6 +329,14 @@ void scatter_leaky(const RowShape& shape, const Acc<T>* x, int n, const Acc<T>* 
 template <class T>
 void pack(const RowShape& shape, const T* row, Acc<T>* packed) {
   using A = Acc<T>;
+  if (shape.paired) {
+    constexpr int W = kLanes<A>;
+    for (int64_t d = 0; d < shape.size(); d += 2 * W) {
+      const auto x = load_pair<T, W>(row + d);
+      store_vector(packed + d, x.even), store_vector(packed + d + W, x.odd);
+    }
+    return;
+  }
   with_width<A>(shape.width, [&](auto width) {
     constexpr int W = width.value;
     const int copies = shape.packed - shape.dim;
@@ -324,6 +351,18 @@ void pack(const RowShape& shape, const T* row, Acc<T>* packed) {
 template <class T>
 void unpack(const RowShape& shape, const Acc<T>* a, const Acc<T>* factor, T* row, const Acc<T>* bias) {
   using A = Acc<T>;
+  if (shape.paired) {
+    constexpr int W = kLanes<A>;
+    for (int64_t d = 0; d < shape.size(); d += 2 * W) {
+      const A f = factor ? factor[d / shape.dim] : A(1);
+      const auto part = [&](int64_t at) {
+        const Vec<A, W> x = load_vector<Vec<A, W>>(a + at) * f;
+        return bias ? x + load_vector<Vec<A, W>>(bias + at) : x;
+      };
+      store_pair<T, W>(row + d, {part(d), part(d + W)});
+    }
+    return;
+  }
   with_width<A>(shape.width, [&](auto width) {
     constexpr int W = width.value;
     using Vector = Vec<A, W>;

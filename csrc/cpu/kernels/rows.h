@@ -9,7 +9,7 @@
 // A row kept in accumulators (r and a above) is "packed": per head it takes whole vectors. The last
 // vector of a head covers its last `width` features and so overlaps the one before when the width
 // does not divide the dimension: no masks, no reads past a row. `a` simply holds such features
-// twice; in `r` and `attn` their second copy is 0.
+// twice; in `r` and `attn` their second copy is 0. In a paired shape vectors come in pairs (simd.h).
 #pragma once
 
 #include "simd.h"
@@ -26,6 +26,7 @@ struct RowShape {
   int vectors;  // vectors per head
   int last;     // first feature of a head's last vector
   int packed;   // vectors * width
+  bool paired;  // only where the widest vectors fill a head in pairs
   int64_t size() const { return int64_t(heads) * dim; }
   int64_t packed_size() const { return int64_t(heads) * packed; }
 };
@@ -36,7 +37,15 @@ static inline RowShape row_shape(int heads, int dim) {
   int width = kLanes<A>;
   while (width > 1 && (width > dim || width * sizeof(A) < 16)) width /= 2;
   const int vectors = (dim + width - 1) / width;
-  return {heads, dim, width, vectors, dim - width, vectors * width};
+  return {heads, dim, width, vectors, dim - width, vectors * width, false};
+}
+
+// Of a matrix of T, in pairs where there may be.
+template <class T>
+static inline RowShape matrix_shape(int heads, int dim, bool may_pair = true) {
+  RowShape shape = row_shape<Acc<T>>(heads, dim);
+  shape.paired = kInPairs<T> && may_pair && dim > 0 && dim % (2 * kLanes<Acc<T>>) == 0;
+  return shape;
 }
 
 // Calls f(integral constant width) with the vector width of the shape.
@@ -49,6 +58,14 @@ template <class A, int W = kLanes<A>, class F>
   } else {
     with_width<A, (W / 2 * sizeof(A) < 16 ? 1 : W / 2)>(width, f);
   }
+}
+
+// Calls f(integral constant width, true_type if the shape is paired) for a matrix of T.
+template <class T, class F>
+[[gnu::always_inline]] static inline void with_layout(const RowShape& shape, const F& f) {
+  if constexpr (kInPairs<T>)
+    if (shape.paired) return f(std::integral_constant<int, kLanes<Acc<T>>>(), std::true_type());
+  with_width<Acc<T>>(shape.width, [&](auto width) { f(width, std::false_type()); });
 }
 
 // Position in the row of vector v of a head.

@@ -207,6 +207,44 @@ static inline void store(T* p, Vec<Acc<T>, W> v) {
   }
 }
 
+// Pairs: 2 W numbers as two vectors, of the even and of the odd ones. Of bfloat16 that takes one operation per
+// vector, where a vector of neighbours takes two.
+template <class T>
+constexpr bool kInPairs = std::is_same_v<T, BFloat16>;
+
+template <class A, int W>
+struct Pair {
+  Vec<A, W> even, odd;
+};
+
+template <class T, int W, int... I>
+static inline Pair<Acc<T>, W> load_pair(const T* p, std::integer_sequence<int, I...>) {
+  using U = Vec<uint32_t, W>;
+  using V = Vec<Acc<T>, W>;
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    const U u = load_vector<U>(p);
+    return {bit_cast<V>(u << 16), bit_cast<V>(u & 0xffff0000u)};
+  } else {
+    const V a = load<T, W>(p), b = load<T, W>(p + W);
+    return {__builtin_shufflevector(a, b, (2 * I)...), __builtin_shufflevector(a, b, (2 * I + 1)...)};
+  }
+}
+template <class T, int W>
+static inline Pair<Acc<T>, W> load_pair(const T* p) {
+  return load_pair<T, W>(p, std::make_integer_sequence<int, W>());
+}
+
+template <class T, int W, int... I>
+static inline void store_pair(T* p, Pair<Acc<T>, W> x, std::integer_sequence<int, I...>) {
+  const auto low = __builtin_shufflevector(x.even, x.odd, (I % 2 * W + I / 2)...);
+  const auto high = __builtin_shufflevector(x.even, x.odd, (I % 2 * W + I / 2 + W / 2)...);
+  store<T, W>(p, low), store<T, W>(p + W, high);
+}
+template <class T, int W>
+static inline void store_pair(T* p, Pair<Acc<T>, W> x) {
+  store_pair<T, W>(p, x, std::make_integer_sequence<int, W>());
+}
+
 template <class A>
 constexpr A kInfinity = A(__builtin_inf());
 
