@@ -26,7 +26,7 @@ Columns<T>::Columns(const void* data, int heads, int dim)
       dim_(dim),
       size_(int64_t(heads) * dim),
       paired_(matrix_shape<T>(heads, dim).paired),
-      shape_(matrix_shape<T>(1, int(size_), dim > 1)),
+      shape_(matrix_shape<T>(1, int(size_), dim % 2 == 0)),
       head_(shape_.vectors),
       offset_(shape_.packed),
       sums_(heads, dim) {
@@ -41,7 +41,7 @@ Columns<T>::Columns(const void* data, int heads, int dim)
 // V vectors of columns from `vector` on, in registers over a row's edges.
 template <class T>
 template <int W, bool pairs, int V, class Terms>
-void Columns<T>::aggregate_tile(int vector, const Group& group, const int32_t* index, int64_t limit,
+void Columns<T>::aggregate_tile(int vector, const Group& group, const int32_t* index, Fetch fetch,
                                 const Terms& all_terms, SumRows<T> a, SumRows<T> a2) const {
   using Vector = Vec<A, W>;
   using Lanes = Vec<Bits<A>, W>;
@@ -50,12 +50,13 @@ void Columns<T>::aggregate_tile(int vector, const Group& group, const int32_t* i
   const int64_t size = size_, first = feature(shape_, vector, W),
                 last = feature(shape_, vector + V - 1, W) - first;
   const T* base = data_ + first;
-  const Ahead ahead(Rows<T>{data_, shape_}, index, limit);
+  const Ahead ahead(Rows<T>{data_, shape_}, index, fetch.limit);
   const int32_t* const head = head_ + vector;
   Lanes lane[V];
 #pragma GCC unroll 8
   for (int v = 0; v < V; ++v) lane[v] = load_vector<Lanes>(offset_ + (vector + v) * W);
   const auto weight = [&](const A* w, int v) __attribute__((always_inline)) -> Vector {
+    if constexpr (pairs) v = v / 2 * 2;  // both of a pair are of the same heads
     if constexpr (Terms::kWide)
       return splat<A, W>(w[head[v]]);
     else
@@ -89,7 +90,10 @@ void Columns<T>::aggregate_tile(int vector, const Group& group, const int32_t* i
       each_of_fixed(all_terms.fixed + r * size + first,
                     [&](Vector x, int v) __attribute__((always_inline)) { fixed[v] = x; });
     for (int e = begin; e < end; ++e) {
-      if (limit) prefetch<V * W* int(sizeof(T))>(base + size * ahead(e));
+      if (fetch.hot)
+        __builtin_prefetch(base + size * index[e + group.n < fetch.limit ? e + group.n : e], 0, 2);
+      else if (fetch.limit)
+        prefetch<V * W* int(sizeof(T))>(base + size * ahead(e));
       const T* row = base + size * index[e];
       each_of(row, [&](Vector x, int v) __attribute__((always_inline)) {
         const Vector w = weight(all_terms.w + e * heads, v);
@@ -157,7 +161,7 @@ struct LeakyWeighted {
 
 template <class T>
 template <class MakeTerms>
-void Columns<T>::aggregate_all(const Group& group, const int32_t* index, int64_t limit,
+void Columns<T>::aggregate_all(const Group& group, const int32_t* index, Fetch fetch,
                                const MakeTerms& make_terms, SumRows<T> a, SumRows<T> a2) const {
   with_layout<T>(shape_, [&](auto width, auto in_pairs) {
     constexpr int W = width.value;
@@ -167,12 +171,12 @@ void Columns<T>::aggregate_all(const Group& group, const int32_t* index, int64_t
       // Accumulators and what spreads the weights: up to 24 of 32 registers with AVX-512, 12 of 16 otherwise.
       constexpr bool many = two.value || decltype(terms)::kLeaky;
       constexpr int most = W < kLanes<A>        ? 2
-                           : kVectorBytes == 64 ? (decltype(terms)::kLeaky ? 4 : 8)
+                           : kVectorBytes == 64 ? (decltype(terms)::kLeaky && !wide.value ? 4 : 8)
                            : many               ? 2
                                                 : 4;
       const auto tile = [&](auto vectors, int v) {
         if constexpr (!pairs || vectors.value > 1)
-          aggregate_tile<W, pairs, vectors.value>(v, group, index, limit, terms, a, a2);
+          aggregate_tile<W, pairs, vectors.value>(v, group, index, fetch, terms, a, a2);
       };
       int v = 0;
       for (; v + most <= shape_.vectors; v += most) tile(std::integral_constant<int, most>(), v);
@@ -192,11 +196,11 @@ void Columns<T>::aggregate_all(const Group& group, const int32_t* index, int64_t
 }
 
 template <class T>
-void Columns<T>::aggregate(const Group& group, const int32_t* index, int64_t limit, const A* w, const A* w2,
+void Columns<T>::aggregate(const Group& group, const int32_t* index, Fetch fetch, const A* w, const A* w2,
                            const A* factor, const A* plus, int64_t plus_stride, SumRows<T> a,
                            SumRows<T> a2) const {
   aggregate_all(
-      group, index, limit,
+      group, index, fetch,
       [&](auto two, auto wide) {
         return Weighted<T, two.value, wide.value>{w, w2, factor, plus, plus_stride};
       },
@@ -204,10 +208,10 @@ void Columns<T>::aggregate(const Group& group, const int32_t* index, int64_t lim
 }
 
 template <class T>
-void Columns<T>::leaky_aggregate(const Group& group, const int32_t* index, int64_t limit, const A* fixed,
+void Columns<T>::leaky_aggregate(const Group& group, const int32_t* index, Fetch fetch, const A* fixed,
                                  const A* attn, A slope, const A* w, SumRows<T> a, SumRows<T> a2) const {
   aggregate_all(
-      group, index, limit,
+      group, index, fetch,
       [&](auto two, auto wide) { return LeakyWeighted<T, two.value, wide.value>{w, fixed, attn, slope}; }, a,
       a2);
 }
@@ -219,14 +223,14 @@ void Columns<T>::dots_all(const Group& group, const int32_t* index, int64_t limi
   const int64_t size = size_;
   const Ahead ahead(Rows<T>{data_, shape_}, index, limit);
   const auto run = [&](const auto& add) __attribute__((always_inline)) {
-        group.each_edge([&](int r, int e) __attribute__((always_inline)) {
-          if (limit) prefetch(data_ + size * ahead(e), size * int64_t(sizeof(T)));
-          const T* x = data_ + size * index[e];
-          const A* row = fixed + r * size;
-          add([&](auto width, int at, const auto& own, auto total)
-                  __attribute__((always_inline)) { return term(width, x + at, row + at, at, own, total); });
-        });
-      };
+    group.each_edge([&](int r, int e) __attribute__((always_inline)) {
+      if (limit) prefetch(data_ + size * ahead(e), size * int64_t(sizeof(T)));
+      const T* x = data_ + size * index[e];
+      const A* row = fixed + r * size;
+      add([&](auto width, int at, const auto& own, auto total)
+              __attribute__((always_inline)) { return term(width, x + at, row + at, at, own, total); });
+    });
+  };
   if constexpr (kInPairs<T>)
     if (paired_) return sums_.template operator()<true>(run, s);
   sums_(run, s);
@@ -256,22 +260,21 @@ void Columns<T>::leaky_dots(const Group& group, const int32_t* index, int64_t li
                             const A* attn, A slope, A* s) {
   dots_all(
       group, index, limit, fixed,
-      [=](auto width, const T* x, const A* r, int at, const auto& own, auto total)
-          __attribute__((always_inline)) {
-            using Vector = decltype(total);
-            const auto term = [&](Vector x, int k) __attribute__((always_inline)) {
-              return own(load_vector<Vector>(attn + at + k)) *
-                     leaky_relu(x + load_vector<Vector>(r + k), slope);
-            };
-            if constexpr (width.value > kLanes<A>) {
-              constexpr int W = kLanes<A>;
-              const auto pair = load_pair<T, W>(x);
-              total += term(pair.even, 0);
-              return total + term(pair.odd, W);
-            } else {
-              return total + term(load<T, width.value>(x), 0);
-            }
-          },
+      [=](auto width, const T* x, const A* r, int at, const auto& own,
+          auto total) __attribute__((always_inline)) {
+        using Vector = decltype(total);
+        const auto term = [&](Vector x, int k) __attribute__((always_inline)) {
+          return own(load_vector<Vector>(attn + at + k)) * leaky_relu(x + load_vector<Vector>(r + k), slope);
+        };
+        if constexpr (width.value > kLanes<A>) {
+          constexpr int W = kLanes<A>;
+          const auto pair = load_pair<T, W>(x);
+          total += term(pair.even, 0);
+          return total + term(pair.odd, W);
+        } else {
+          return total + term(load<T, width.value>(x), 0);
+        }
+      },
       s);
 }
 

@@ -68,6 +68,15 @@ struct SumRows {
   operator bool() const { return rows || sums; }
 };
 
+// What an aggregation fetches. limit: so many indices may be read; 0: nothing. hot: its own rows are in cache
+// already, and it fetches one line of each row of the next group, so that their pages are looked up while
+// there is something else to do.
+struct Fetch {
+  int64_t limit;
+  bool hot;
+  Fetch(int64_t limit, bool hot = false) : limit(limit), hot(hot && limit > 0) {}
+};
+
 template <class T>
 class Columns {
  public:
@@ -79,21 +88,21 @@ class Columns {
   int64_t size() const { return size_; }
   const T* row(int64_t k) const { return data_ + k * size_; }
 
-  // `limit` below: so many indices may be read, to prefetch; 0 if the rows are in cache already. Rows of the
+  // `limit` below: so many indices may be read, to prefetch; 0: nothing is to be fetched. Rows of the
   // group's ends, [rows, C], are `fixed`; they and `attn` are in the order of pairs where heads are paired().
   bool paired() const { return paired_; }
 
   // a[r] = factor[r] times the sum of w[e] x[index_e] over the edges e of row r, plus plus[r * plus_stride];
   // a2 likewise, with w2, without plus, unless there is none. factor: [rows, H], or null: 1; plus: or null.
-  void aggregate(const Group& group, const int32_t* index, int64_t limit, const A* w, const A* w2,
+  void aggregate(const Group& group, const int32_t* index, Fetch fetch, const A* w, const A* w2,
                  const A* factor, const A* plus, int64_t plus_stride, SumRows<T> a, SumRows<T> a2) const;
   // The plain sum.
-  void aggregate(const Group& group, const int32_t* index, int64_t limit, const A* w, SumRows<T> a) const {
-    aggregate(group, index, limit, w, nullptr, nullptr, nullptr, 0, a, {});
+  void aggregate(const Group& group, const int32_t* index, Fetch fetch, const A* w, SumRows<T> a) const {
+    aggregate(group, index, fetch, w, nullptr, nullptr, nullptr, 0, a, {});
   }
   // With u_e = x[index_e] + fixed[r]: a[r] = attn times the sum of w[e] L'(u_e), a2[r] = sum of w[e] L(u_e),
   // unless there is none.
-  void leaky_aggregate(const Group& group, const int32_t* index, int64_t limit, const A* fixed, const A* attn,
+  void leaky_aggregate(const Group& group, const int32_t* index, Fetch fetch, const A* fixed, const A* attn,
                        A slope, const A* w, SumRows<T> a, SumRows<T> a2) const;
 
   // s[e, h] = x[index_e, h] . fixed[r, h], rounded as by Rows::dots: backward may find a score the other way.
@@ -104,10 +113,10 @@ class Columns {
 
  private:
   template <int W, bool pairs, int V, class Terms>
-  void aggregate_tile(int vector, const Group& group, const int32_t* index, int64_t limit, const Terms& terms,
+  void aggregate_tile(int vector, const Group& group, const int32_t* index, Fetch fetch, const Terms& terms,
                       SumRows<T> a, SumRows<T> a2) const;
   template <class MakeTerms>
-  void aggregate_all(const Group& group, const int32_t* index, int64_t limit, const MakeTerms& make_terms,
+  void aggregate_all(const Group& group, const int32_t* index, Fetch fetch, const MakeTerms& make_terms,
                      SumRows<T> a, SumRows<T> a2) const;
   template <class Term>
   void dots_all(const Group& group, const int32_t* index, int64_t limit, const A* fixed, const Term& term,

@@ -135,7 +135,8 @@ class FeatureGroups {
     if (over_rows_) {
       if (a_.edges) edges_.keep(block_);
       edges_.scatter_options(block_);
-      score_.accumulate(block_, group, limit, edges_.draw(), rows(group, score_.size(), p_.grad_query),
+      score_.accumulate(block_, group, Fetch(block_.limit, true), edges_.draw(),
+                        rows(group, score_.size(), p_.grad_query),
                         {nullptr, attn_ ? static_cast<A*>(attn_sum_) : nullptr});
       return add_attn(group);
     }

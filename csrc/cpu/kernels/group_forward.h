@@ -63,7 +63,7 @@ class GroupWorker {
     if (o_.attention) write_attention(group, w, z);
     const int64_t size_of_row = values_.size(), first = group.row * size_of_row;
     T *const out = o_.out + first, *const positive = o_.positive ? o_.positive + first : nullptr;
-    values_.aggregate(group, block_.index, Score::kGathersValues ? 0 : block_.limit, w, w2, factors(group),
+    values_.aggregate(group, block_.index, Fetch(block_.limit, Score::kGathersValues), w, w2, factors(group),
                       o_.bias ? static_cast<A*>(bias_) : nullptr, 0, {out}, {positive});
     clear(group, out, positive);
   }

@@ -1,8 +1,8 @@
 // The scores of scores.h for groups of short rows: no row is fixed, all arrays are edge-major.
 //   raw(block, group, z)                    what the family computes
-//   accumulate(block, group, limit, draw, a, a2)
+//   accumulate(block, group, fetch, draw, a, a2)
 //                                           a[r] = the gradient of row r; a2[r], unless there is none: of
-//                                           attn; limit: as in columns.h; draw is overwritten
+//                                           attn; fetch: as in columns.h; draw is overwritten
 #pragma once
 
 #include "columns.h"
@@ -63,10 +63,10 @@ class DotGroupScore : public Activation<T> {
     gathered_.dots(group, block.index, block.limit, fixed_.of(group), z);
     block.update(z, [&](V v, int) { return v * scale_; });
   }
-  void accumulate(const Block& block, const Group& group, int64_t limit, A* draw, SumRows<T> a,
+  void accumulate(const Block& block, const Group& group, Fetch fetch, A* draw, SumRows<T> a,
                   SumRows<T>) const {
     block.update(draw, [&](V v, int) { return v * scale_; });
-    gathered_.aggregate(group, block.index, limit, draw, a);
+    gathered_.aggregate(group, block.index, fetch, draw, a);
   }
 
  private:
@@ -97,9 +97,9 @@ class AdditiveV2GroupScore : public Activation<T> {
   void raw(const Block& block, const Group& group, A* z) {
     gathered_.leaky_dots(group, block.index, block.limit, fixed_.of(group), attn_, slope_, z);
   }
-  void accumulate(const Block& block, const Group& group, int64_t limit, A* draw, SumRows<T> a,
+  void accumulate(const Block& block, const Group& group, Fetch fetch, A* draw, SumRows<T> a,
                   SumRows<T> a2) const {
-    gathered_.leaky_aggregate(group, block.index, limit, fixed_.of(group), attn_, slope_, draw, a, a2);
+    gathered_.leaky_aggregate(group, block.index, fetch, fixed_.of(group), attn_, slope_, draw, a, a2);
   }
 
  private:

@@ -57,8 +57,8 @@ class HeadSums {
 
   // each(add) calls add(term) for row after row; total + what the columns from `at` on contribute is
   // term(width, at, own, total), where own(x) is a factor x of it with 0 in columns of the vector before.
-  // `sums` may be written behind its last entry, less than a vector. paired: of heads of whole pairs (simd.h),
-  // terms are of two vectors of columns at a time.
+  // `sums` may be written behind its last entry, less than a vector. paired: of heads of whole pairs
+  // (simd.h), terms are of two vectors of columns at a time.
   template <bool paired = false, class Each>
   [[gnu::always_inline]] void operator()(const Each& each, A* sums) const {
     const auto run = [&](const auto& products) __attribute__((always_inline)) {

@@ -82,7 +82,8 @@ void aggregate_all(const Rows<T>& rows, const Ahead& ahead, int n, const Terms& 
   const int heads = rows.shape.heads, vectors = rows.shape.vectors;
   const auto tile = [&](auto h, auto v, int head, int vector) {
     if constexpr (!paired || v.value % 2 == 0)
-      aggregate_tile<T, W, paired, h.value, v.value>(rows, ahead, head, vector, n, terms, a, a2, fresh, fresh2);
+      aggregate_tile<T, W, paired, h.value, v.value>(rows, ahead, head, vector, n, terms, a, a2, fresh,
+                                                     fresh2);
   };
   using std::integral_constant;
   constexpr integral_constant<int, 1> one;
@@ -165,20 +166,20 @@ void dots_all(const Rows<T>& rows, const Ahead& ahead, int n, const Terms& terms
       terms.start(edge[i]);
     }
     for (int h = 0; h < shape.heads; ++h) {
-      const auto add = [&](Vector* sum, int64_t at, int64_t vector,
-                           bool last) __attribute__((always_inline)) {
+      const auto add = [&](Vector* sum, int64_t at, int64_t vector, bool last)
+                           __attribute__((always_inline)) {
 #pragma GCC unroll 4
-        for (int i = 0; i < E; ++i) {
-          const int64_t from = h * dim + at, place = h * packed + vector * W;
-          if constexpr (!paired) {
-            sum[i] += terms(load<T, W>(row[i] + from), edge[i], from, place, last);
-          } else {
-            const auto x = load_pair<T, W>(row[i] + from);
-            sum[i] += terms(x.even, edge[i], from, place, last);
-            sum[i] += terms(x.odd, edge[i], from, place + W, last);
-          }
-        }
-      };
+                             for (int i = 0; i < E; ++i) {
+                               const int64_t from = h * dim + at, place = h * packed + vector * W;
+                               if constexpr (!paired) {
+                                 sum[i] += terms(load<T, W>(row[i] + from), edge[i], from, place, last);
+                               } else {
+                                 const auto x = load_pair<T, W>(row[i] + from);
+                                 sum[i] += terms(x.even, edge[i], from, place, last);
+                                 sum[i] += terms(x.odd, edge[i], from, place + W, last);
+                               }
+                             }
+                           };
       const int most = paired ? shape.vectors : shape.vectors - 1;
       constexpr int step = paired ? 2 : 1;
       Vector total[E] = {};

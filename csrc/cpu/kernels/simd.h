@@ -207,8 +207,8 @@ static inline void store(T* p, Vec<Acc<T>, W> v) {
   }
 }
 
-// Pairs: 2 W numbers as two vectors, of the even and of the odd ones. Of bfloat16 that takes one operation per
-// vector, where a vector of neighbours takes two.
+// Pairs: 2 W numbers as two vectors, of the even and of the odd ones. Of bfloat16 that takes one operation
+// per vector, where a vector of neighbours takes two.
 template <class T>
 constexpr bool kInPairs = std::is_same_v<T, BFloat16>;
 
