@@ -98,7 +98,7 @@ void Columns<T>::aggregate_tile(int vector, const Group& group, const int32_t* i
       each_of(row, [&](Vector x, int v) __attribute__((always_inline)) {
         const Vector w = weight(all_terms.w + e * heads, v);
         if constexpr (Terms::kLeaky) {
-          const Vector u = x + fixed[v], term = w * leaky_slope(u, all_terms.slope);
+          const Vector u = x + fixed[v], leaking = w * all_terms.slope, term = u > 0 ? w : leaking;
           sum[v] += term;
           if (two) sum2[v] += term * u;
         } else {
