@@ -86,7 +86,10 @@ def _in_autocast(x: Tensor, x_dst: Tensor | None) -> tuple[Tensor, Tensor | None
 def _are_plain(x: Tensor, tensors: tuple[Tensor | None, ...], dtypes: tuple[torch.dtype, ...]) -> bool:
     """Whether these parameters are ordinary tensors of one of the types, on the device of x."""
     device = x.device
-    return all(t is None or type(t) in _PLAIN and t.dtype in dtypes and t.device == device for t in tensors)
+    for t in tensors:
+        if t is not None and not (type(t) in _PLAIN and t.dtype in dtypes and t.device == device):
+            return False
+    return True
 
 
 def _result(x: Tensor, wide: Any) -> torch.dtype:

@@ -86,7 +86,7 @@ def formula_of(monkeypatch, run, *args, **kwargs):
     """The same call, operation by operation."""
     with monkeypatch.context() as patch:
         for cls in (_layers._GatLayer, _layers._PairLayer):
-            patch.setattr(cls, "apply", staticmethod(lambda call, *tensors: call.formula(*tensors)))
+            patch.setattr(cls, "at_once", staticmethod(lambda call, *tensors: call.formula(*tensors)))
         return run(*args, **kwargs)
 
 
@@ -285,9 +285,9 @@ def test_modules_take_it_where_they_can(monkeypatch, name):
     x = torch.randn(graph.num_src, IN, requires_grad=True)
     calls = []
     for function in (_layers._GatLayer, _layers._PairLayer):
-        apply = function.apply
+        apply = function.at_once
         monkeypatch.setattr(
-            function, "apply", staticmethod(lambda *args, apply=apply: calls.append(1) or apply(*args))
+            function, "at_once", staticmethod(lambda *args, apply=apply: calls.append(1) or apply(*args))
         )
     plain = module(graph, x)
     assert len(calls) == 1

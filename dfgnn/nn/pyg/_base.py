@@ -235,10 +235,13 @@ def wants_attention(return_attention_weights: bool | None) -> bool:
 
 def ends(x: Any) -> tuple[Tensor, Tensor | None]:
     """Source and destination features ``[N, F]`` or ``[B, N, F]``; both are x where it is one tensor."""
-    if not isinstance(x, (Tensor, tuple, list)) or not isinstance(x, Tensor) and len(x) != 2:
+    if isinstance(x, Tensor):
+        check_rows("x", x)
+        return x, x
+    if not isinstance(x, (tuple, list)) or len(x) != 2:
         raise TypeError(f"x: expected a tensor [N, F] or a pair of them, got {type(x).__name__}")
-    x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
-    check_rows("x" if x_src is x else "x[0]", x_src)
+    x_src, x_dst = x
+    check_rows("x[0]", x_src)
     if x_dst is not None:
         check_rows("x[1]", x_dst)
         if x_src.shape[:-2] != x_dst.shape[:-2]:
