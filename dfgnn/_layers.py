@@ -22,10 +22,9 @@ from ._autograd import EagerFunction, is_eager, keep_aside, taken_back
 from ._checks import DTYPES
 from .graph import Graph
 
-__all__ = ["can_fuse", "gat_layer", "pair_layer"]
+__all__ = ["can_fuse", "pair_layer"]
 
 _linear = torch._C._nn.linear
-_gat, _gat_backward = ops.gat.default, ops.gat_backward.default
 _attend, _attend_backward = ops.attend.default, ops.attend_backward.default
 
 
@@ -46,12 +45,12 @@ def can_fuse(graph: Any, x: Tensor, weight: Tensor, autocast: bool = False) -> b
     )
 
 
-def _padding(x: Tensor, size: int) -> int:
+def padding_of(x: Tensor, size: int) -> int:
     """Columns that CUDA's kernels want behind a head's: they load 16 bytes at a time."""
     return -size % (16 // x.element_size()) if x.is_cuda else 0
 
 
-def _cut(
+def cut(
     x: Tensor,
     heads: int,
     size: int,
@@ -75,116 +74,14 @@ def _cut(
     return cut
 
 
-class _Gat(NamedTuple):
-    """What is no tensor of an additive layer."""
-
-    graph: Graph
-    handle: GraphHandle
-    heads: int
-    size: int  # of a head
-    padding: int
-    slope: float
-    dropout_p: float
-    dtype: torch.dtype  # of the result
-    is_out: bool  # the result is what the operator gives, bias and all
-
-    def run(self, feat, attn_src, attn_dst, bias, seed, train: bool):
-        """out [num_dst, H * padded size], with the bias where `is_out`; and what it keeps."""
-        return _gat(
-            self.handle.number, feat, attn_src, attn_dst, seed, bias if self.is_out else None, self.slope,
-            self.dropout_p, train,
-        )  # fmt: skip
-
-    def forward(self, x, weight, attn_src, attn_dst, bias, seed, train: bool):
-        """The result, and what backward takes beside the inputs: the weight as it was used if that is another
-        one, features, what the operator keeps and gave."""
-        used = self.projection(weight, x.dtype)
-        feat = _linear(x, used)
-        out, kept = self.run(feat, attn_src, attn_dst, bias, seed, train)
-        result = out if self.is_out else _cut(out, self.heads, self.size, self.padding, bias, self.dtype)
-        return result, (None if used is weight else used, feat, kept), out
-
-    def backward(self, grad, inputs, made, out, need):
-        """The gradients of the inputs."""
-        x, weight, attn_src, attn_dst, bias, seed = inputs
-        used, feat, kept = made
-        outer = grad
-        if not self.is_out:
-            grad = _ops.as_type(grad, x.dtype)
-            if self.padding:
-                grad = F.pad(grad.reshape(-1, self.heads, self.size), (0, self.padding)).flatten(1)
-        grad_feat, grad_src, grad_dst, grad_bias = _gat_backward(
-            self.handle.number, grad, feat, attn_src, attn_dst, seed, bias if self.is_out else None, out, kept,
-            self.slope, self.dropout_p,
-        )  # fmt: skip
-        grad_weight = None
-        if need[1]:
-            grad_weight = _product(grad_feat.t(), x, weight.dtype)
-            if self.padding:
-                grad_weight = grad_weight.unflatten(0, (self.heads, self.size + self.padding))
-                grad_weight = grad_weight[:, : self.size].flatten(0, 1)
-        if not self.is_out and bias is not None and need[4]:
-            grad_bias = outer.sum(0, dtype=bias.dtype)
-        return (
-            grad_feat.mm(weight if used is None else used) if need[0] else None,
-            grad_weight,
-            grad_src if need[2] else None,
-            grad_dst if need[3] else None,
-            grad_bias if need[4] else None,
-            None,
-        )
-
-    def projection(self, weight, dtype):
-        """The weight in this dtype, such that what it gives is padded."""
-        weight = _ops.as_type(weight, dtype)
-        if not self.padding:
-            return weight
-        by_head = weight.unflatten(0, (self.heads, self.size))
-        return F.pad(by_head, (0, 0, 0, self.padding)).flatten(0, 1)
-
-    def formula(self, x, weight, attn_src, attn_dst, bias, seed):
-        heads = self.heads, self.size
-        feat = F.linear(x, weight.to(x.dtype)).unflatten(1, heads)
-        terms = [(feat * attn.view(heads)).sum(-1) for attn in (attn_src, attn_dst)]
-        out = functional.gat_attention(
-            self.graph, feat, terms[0], terms[1][: self.graph.num_dst], negative_slope=self.slope,
-            dropout_p=self.dropout_p, _seed=seed,
-        ).flatten(1)  # fmt: skip
-        return (out if bias is None else out + bias).to(self.dtype)
-
-
-class _GatLayer(EagerFunction):
-    @staticmethod
-    def forward(ctx, call, *inputs):
-        result, made, out = _ops.call(call.forward, *inputs, True)
-        ctx.call = call
-        ctx.set_materialize_grads(False)
-        # Unless it is the result, nobody else sees `out`.
-        ctx.save_for_backward(*inputs, *made, *(keep_aside(ctx, out) if call.is_out else (out,)))
-        return result
-
-    @staticmethod
-    def backward(ctx, grad):
-        if grad is None:
-            return (None,) * 7
-        call, saved, need = ctx.call, ctx.saved_tensors, ctx.needs_input_grad[1:]
-        inputs, made, last = saved[:6], saved[6:9], saved[9:]
-        if torch.is_grad_enabled():  # create_graph
-            return None, *_derived(call.formula, grad, inputs, need)
-        if call.is_out:
-            last, _ = taken_back(ctx, last)
-        out = _ops.call(call.run, made[1], *inputs[2:], True)[0] if last is None else last[0]
-        return None, *_ops.call(call.backward, grad, inputs, made, out, need)
-
-
-def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """a b in this dtype; on a GPU in one launch."""
     if a.is_cuda and a.dtype.itemsize == 2 and dtype is torch.float32:
         return torch.mm(a, b, out_dtype=dtype)
     return _ops.as_type(a.mm(b), dtype)
 
 
-def _derived(formula, grad, inputs, need) -> tuple[Tensor | None, ...]:
+def derived(formula, grad, inputs, need) -> tuple[Tensor | None, ...]:
     """The gradients of the formula, with derivatives of their own."""
     wanted = [x for x, needed in zip(inputs, need) if needed]
     with torch.enable_grad():
@@ -193,46 +90,8 @@ def _derived(formula, grad, inputs, need) -> tuple[Tensor | None, ...]:
     return tuple(next(found) if needed else None for needed in need)
 
 
-def _seed(graph: Graph, dropout_p: float) -> Tensor | None:
+def seed_of(graph: Graph, dropout_p: float) -> Tensor | None:
     return torch.randint(0, 2**62, (1,), device=graph._device) if dropout_p > 0 else None
-
-
-def gat_layer(
-    graph: Graph,
-    x: Tensor,
-    weight: Tensor,
-    attn_src: Tensor,
-    attn_dst: Tensor,
-    bias: Tensor | None,
-    *,
-    negative_slope: float,
-    dropout_p: float,
-    dtype: torch.dtype | None = None,
-) -> Tensor:
-    """GAT: features [num_src, F], of which the first num_dst rows are the destinations', projected, attended
-    to and biased: [num_dst, H * D].
-
-    Of checked arguments: `can_fuse`, weight [H * D, F]; attn_src, attn_dst [.., H, D] both in x's dtype or
-    float32; bias [H * D], in either. dtype: of the result; default x's.
-    """
-    heads, size = attn_src.shape[-2:]
-    train = torch.is_grad_enabled() and (
-        x.requires_grad
-        or weight.requires_grad
-        or attn_src.requires_grad
-        or attn_dst.requires_grad
-        or (bias is not None and bias.requires_grad)
-    )
-    padding, dtype = _padding(x, size), x.dtype if dtype is None else dtype
-    is_out = not padding and dtype is x.dtype and (bias is None or bias.dtype is dtype)
-    handle = graph._planner.handle(heads, size + padding, x.dtype, "gat", "auto", dropout_p > 0, train)
-    call = _Gat(
-        graph, handle, heads, size, padding, float(negative_slope), float(dropout_p), dtype, is_out
-    )  # fmt: skip
-    seed = _seed(graph, dropout_p)
-    if train:
-        return _GatLayer.at_once(call, x, weight, attn_src, attn_dst, bias, seed)
-    return _ops.call(call.forward, x, weight, attn_src, attn_dst, bias, seed, False)[0]
 
 
 # ---- scores of pairs: GATv2 and dot products -----------------------------------------------------------
@@ -385,7 +244,7 @@ class _Pair(NamedTuple):
                 joined = any(len(places) > 1 and _SKIP in places for _, places in self.groups)
                 return skipped + out if joined else skipped.add_(out)
             more = skipped
-        return _cut(out, self.heads, self.size, self.padding, more, self.dtype)
+        return cut(out, self.heads, self.size, self.padding, more, self.dtype)
 
     def backward(self, t, grad, made, out, need):
         """The gradients of the inputs."""
@@ -422,7 +281,7 @@ class _Pair(NamedTuple):
         g = grads[0] if len(grads) == 1 else torch.cat(grads, 1)
         wanted = [at for at in places if need[at]]
         if wanted:
-            whole = self.cut_rows(_product(g.t(), x, t[wanted[0]].dtype))
+            whole = self.cut_rows(product(g.t(), x, t[wanted[0]].dtype))
             self.give(whole, places, wanted, found)
         wanted = [at + 1 for at in places if need[at + 1]]
         if wanted:
@@ -503,7 +362,7 @@ class _PairLayer(EagerFunction):
         end = count + 5 + len(call.groups)
         t, made, last = PairTensors(*saved[:count]), saved[count:end], saved[end:]
         if torch.is_grad_enabled():  # create_graph
-            return None, *_derived(call.formula, grad, t, need)
+            return None, *derived(call.formula, grad, t, need)
         if call.is_out:
             last, _ = taken_back(ctx, last)
         value, src, dst, attn, *_ = made
@@ -530,7 +389,7 @@ def pair_layer(
     """
     size = tensors.value_weight.shape[0] // heads
     train = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
-    padding, dtype = _padding(tensors.x, size), tensors.x.dtype if dtype is None else dtype
+    padding, dtype = padding_of(tensors.x, size), tensors.x.dtype if dtype is None else dtype
     handle = graph._planner.handle(
         heads, size + padding, tensors.x.dtype, _LAYERS[score], "auto", dropout_p > 0, train
     )
@@ -542,5 +401,5 @@ def pair_layer(
         dtype, is_out, _groups(tensors),
     )  # fmt: skip
     if dropout_p > 0:
-        tensors = tensors._replace(seed=_seed(graph, dropout_p))
+        tensors = tensors._replace(seed=seed_of(graph, dropout_p))
     return _PairLayer.at_once(call, *tensors) if train else _ops.call(call.forward, tensors)[0]

@@ -88,14 +88,22 @@ def acc_type(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
+    torch._C.DispatchKey.AutocastCUDA
+)
+
+
 def call(op, *args):
-    """Below autograd, unless a compiler records: the registered formula is Python and costs more than a small
-    graph's kernels."""
+    """Below autograd and autocast, unless a compiler records: the registered formula is Python and costs more
+    than a small graph's kernels. op: an operator, or a function of several."""
     if torch.compiler.is_compiling():
         return op(*args)
     try:
         with torch._C._AutoDispatchBelowAutograd():
-            return op(*args)
+            if not torch._C._is_any_autocast_enabled():
+                return op(*args)
+            with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+                return op(*args)
     except RuntimeError as error:
         raise typed(error) from None
 

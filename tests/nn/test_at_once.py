@@ -11,9 +11,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from dfgnn import _layers
+from dfgnn import _gat_layer, _layers
 from dfgnn import nn as layers
-from dfgnn._layers import PairTensors, gat_layer, pair_layer
+from dfgnn._gat_layer import Edges, gat_layer
+from dfgnn._layers import PairTensors, pair_layer
 from dfgnn.nn import _at_once
 
 IN = 6
@@ -30,7 +31,7 @@ def _as_on_a_gpu(request, monkeypatch):
     if "device" not in request.fixturenames or request.getfixturevalue("device") != "cpu":
         pytest.skip("for the CPU")
     if "padded" in request.param:
-        monkeypatch.setattr(_layers, "_padding", lambda x, size: -size % (16 // x.element_size()))
+        monkeypatch.setattr(_layers, "padding_of", lambda x, size: -size % (16 // x.element_size()))
     if "joined" in request.param:
         monkeypatch.setattr(_layers, "_joins", lambda x, width: True)
 
@@ -85,7 +86,7 @@ def run_pair(graph, tensors, score, heads, dropout_p=0.0):
 def formula_of(monkeypatch, run, *args, **kwargs):
     """The same call, operation by operation."""
     with monkeypatch.context() as patch:
-        for cls in (_layers._GatLayer, _layers._PairLayer):
+        for cls in (_gat_layer._GatLayer, _layers._PairLayer):
             patch.setattr(cls, "at_once", staticmethod(lambda call, *tensors: call.formula(*tensors)))
         return run(*args, **kwargs)
 
@@ -117,6 +118,35 @@ def test_gat(device, monkeypatch, name, bias, shape, dtype):
     assert_close([out, *gradients(out, tensors)], [expected, *gradients(expected, tensors)], dtype)
     with torch.no_grad():
         assert torch.equal(run_gat(graph, tensors), out)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", ["random", "isolated", "super_row", "no_edges"])
+def test_gat_with_attributes_of_edges(device, monkeypatch, name, shape, dtype):
+    graph = make_graph(name, device)
+    if graph.num_dst > graph.num_src:
+        pytest.skip("destinations are the first sources")
+    heads, size = shape
+    tensors = make_gat(graph, heads, size, dtype)
+    sizes = (graph.num_edges, 3), (heads * size, 3), (1, heads, size)
+    edges = [(torch.randn(n) / 2).to(graph.device, dtype).requires_grad_() for n in sizes]
+
+    def run(edges):
+        return gat_layer(graph, *tensors, negative_slope=0.2, dropout_p=0.0, edges=Edges(*edges))
+
+    out, expected = run(edges), formula_of(monkeypatch, run, edges)
+    wanted = [*tensors, *edges]
+    right = gradients(expected, wanted)
+    assert_close([out, *gradients(out, wanted)], [expected, *right], dtype)
+    # The vector's gradient alone, and none of the edges'.
+    frozen = [x.detach() for x in edges[:2]] + edges[2:]
+    (found,) = gradients(run(frozen), frozen)
+    assert_close([found], right[-1:], dtype)
+    out = run([x.detach() for x in edges])
+    assert_close(gradients(out, tensors), right[: len(tensors)], dtype)
+    with torch.no_grad():
+        assert torch.equal(run(edges), out)
 
 
 def test_gat_with_vectors_in_float32(device, monkeypatch):
@@ -284,7 +314,7 @@ def test_modules_take_it_where_they_can(monkeypatch, name):
     graph, module = make_graph("random"), MODULES[name]()
     x = torch.randn(graph.num_src, IN, requires_grad=True)
     calls = []
-    for function in (_layers._GatLayer, _layers._PairLayer):
+    for function in (_gat_layer._GatLayer, _layers._PairLayer):
         apply = function.at_once
         monkeypatch.setattr(
             function, "at_once", staticmethod(lambda *args, apply=apply: calls.append(1) or apply(*args))

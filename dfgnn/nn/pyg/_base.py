@@ -23,6 +23,8 @@ from torch_geometric.utils import (
 )
 from torch_geometric.utils.sparse import set_sparse_value
 
+from ... import _kept
+from ..._autograd import is_eager
 from ..._edges import EdgeList, smaller
 from ...graph import Graph, GraphPart
 from .._fallback import is_from, warn
@@ -310,8 +312,27 @@ def edge_attributes(
             f"edge_attr: expected shape [{num_edges}] or [{num_edges}, F], got {list(edge_attr.shape)}"
         )
     if edge_map is not None:
-        edge_attr = _with_loops(edge_attr, graph, edge_map, fill_value)
+        edge_attr = _kept_with_loops(edge_attr, graph, edge_map, fill_value)
     return edge_attr.unsqueeze(1) if edge_attr.dim() == 1 else edge_attr
+
+
+# Elements up to which attributes with those of the loops are kept for the next step: to make them takes as
+# many launches as a layer, which a small graph waits for.
+_MOST_KEPT = 2**20
+
+
+def _kept_with_loops(edge_attr: Tensor, graph: Graph, edge_map: Tensor, fill_value) -> Tensor:
+    if (
+        isinstance(graph, EdgeList)
+        or graph.edge_mask is not None  # its edges change
+        or isinstance(fill_value, Tensor)
+        or edge_attr.requires_grad
+        or edge_attr.numel() > _MOST_KEPT
+        or not is_eager(edge_attr)
+    ):
+        return _with_loops(edge_attr, graph, edge_map, fill_value)
+    key = "with_loops", graph._number, fill_value
+    return _kept.once((edge_attr,), key, lambda: _with_loops(edge_attr, graph, edge_map, fill_value))
 
 
 def _with_loops(edge_attr: Tensor, graph: Graph, edge_map: Tensor, fill_value) -> Tensor:
