@@ -45,14 +45,15 @@ class _Gat(NamedTuple):
 
     def run(self, feat, inputs, train: bool):
         """out [num_dst, H * padded size], with the bias where `is_out`; and what backward takes of it."""
-        attn_src, attn_dst, bias, seed, *edges = inputs[2:]
-        bias = bias if self.is_out else None
-        if not edges:
-            out, *kept = _gat(
+        _, _, attn_src, attn_dst, bias, seed = inputs[:6]
+        if not self.is_out:
+            bias = None
+        if len(inputs) == 6:
+            out, kept = _gat(
                 self.handle.number, feat, attn_src, attn_dst, seed, bias, self.slope, self.dropout_p, train
             )
-            return out, kept
-        attr, weight, attn = edges
+            return out, (kept,)
+        attr, weight, attn = inputs[6:]
         src, dst = _score_terms(feat, attn_src, attn_dst, self.graph.num_dst)
         folded = torch.bmm(attn.view(self.heads, 1, -1), weight.view(self.heads, self.size, -1)).squeeze(1)
         scores = attr.mm(folded.t())
@@ -64,14 +65,15 @@ class _Gat(NamedTuple):
 
     def run_backward(self, grad, inputs, feat, kept, out, need):
         """Of `run`: the gradients of feat, the vectors, the bias, and of each of the edges' tensors."""
-        attn_src, attn_dst, bias, seed, *edges = inputs[2:]
-        bias = bias if self.is_out else None
-        if not edges:
+        _, _, attn_src, attn_dst, bias, seed = inputs[:6]
+        if not self.is_out:
+            bias = None
+        if len(inputs) == 6:
             return _gat_backward(
                 self.handle.number, grad, feat, attn_src, attn_dst, seed, bias, out, *kept, self.slope,
                 self.dropout_p,
             )  # fmt: skip
-        attr, weight, attn = edges
+        attr, weight, attn = inputs[6:]
         need_edges = need[6:]
         kept, src, dst, scores, folded = kept
         value, src, dst, _, scores, *_ = _attend_backward(
@@ -206,7 +208,9 @@ def gat_layer(
     """
     heads, size = attn_src.shape[-2:]
     inputs = x, weight, attn_src, attn_dst, bias, _layers.seed_of(graph, dropout_p), *(edges or ())
-    train = torch.is_grad_enabled() and any([t is not None and t.requires_grad for t in inputs])
+    train = torch.is_grad_enabled() and (
+        weight.requires_grad or any([t is not None and t.requires_grad for t in inputs])
+    )
     padding, dtype = _layers.padding_of(x, size), x.dtype if dtype is None else dtype
     is_out = not padding and dtype is x.dtype and (bias is None or bias.dtype is dtype)
     of_edges = dropout_p > 0 or edges is not None

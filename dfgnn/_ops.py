@@ -40,10 +40,7 @@ def product_args(graph, feat, reverse: bool):
 def edge_term_args(graph, heads: int, width: int, dtype: torch.dtype):
     """The graph arguments of `edge_dot`, `edge_sum` and `edge_outer`, which gather no rows: their order is
     all that matters."""
-    schedule = "auto" if graph._planner.once else "natural sources/1"
-    plan = graph.plan(num_heads=heads, head_dim=width, dtype=dtype, layer=None, schedule=schedule)
-    csr = graph.csr()
-    return csr.indices, csr.eids, plan.items, plan.splits, plan.launch
+    return graph._planner.edge_terms(heads, width, dtype)
 
 
 def edge_dot(graph, rows, attr, scale: float):

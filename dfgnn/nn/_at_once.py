@@ -20,6 +20,7 @@ from .. import functional
 from .._autograd import is_eager
 from .._gat_layer import Edges, gat_layer
 from .._layers import PairTensors, can_fuse, pair_layer
+from ..graph import Graph
 from ._terms import plain_linear
 
 __all__ = ["dot_at_once", "gat_at_once", "is_first_rows", "knows_all_of", "pair_at_once"]
@@ -144,7 +145,7 @@ def gat_at_once(
         return None
     edges = None
     if of_edges is not None:
-        edges = _edges(x, known, *of_edges)
+        edges = _edges(graph, x, known, *of_edges)
         if edges is None:
             return None
     return gat_layer(
@@ -153,9 +154,13 @@ def gat_at_once(
     )  # fmt: skip
 
 
-def _edges(x: Tensor, dtypes: tuple[torch.dtype, ...], attr: Tensor, linear: Any, attn: Tensor) -> Edges | None:
+def _edges(
+    graph: Graph, x: Tensor, dtypes: tuple[torch.dtype, ...], attr: Tensor, linear: Any, attn: Tensor
+) -> Edges | None:
     plain = plain_linear(linear)
     if plain is None or plain[1] is not None or not is_eager(attr) or attr.dim() != 2:
+        return None
+    if graph.edge_mask is not None:  # fixed capacity: gradients of edges that are not in use are not written
         return None
     weight = plain[0]
     if attr.shape[1] != weight.shape[1] or not _are_plain(x, (weight, attn), dtypes):

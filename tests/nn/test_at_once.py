@@ -377,22 +377,50 @@ def test_a_layer_that_has_learnt_more_takes_the_long_way():
     assert "_GatLayer" not in long.grad_fn.name()
 
 
+@pytest.mark.parametrize("small", [True, False], ids=["small", "large"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", MODULES)
-def test_autocast(device, monkeypatch, name, dtype):
+def test_autocast(device, monkeypatch, name, dtype, small):
     graph, module = make_graph("random", device), MODULES[name]().to(device)
     x = torch.randn(graph.num_src, IN, device=device, requires_grad=True)
     tensors = [x, *module.parameters()]
+    monkeypatch.setattr(_at_once, "_is_small", lambda *args: small)
 
-    def run():
-        with torch.autocast(device, dtype):
+    def run(autocast=True):
+        with torch.autocast(device, dtype, enabled=autocast):
             return module(graph, x)
 
     out = run()
     found = [out, *gradients(out, tensors)]
+    # A small layer's numbers are those of float32 until they are rounded.
+    wide = run(autocast=False)
+    assert torch.equal(out, wide.to(out.dtype)) == small
     module_of = type(module).__module__
     with monkeypatch.context() as patch:
         patch.setattr(f"{module_of}.can_fuse", lambda *args: False, raising=False)
         patch.setattr("dfgnn.nn._at_once.can_fuse", lambda *args: False)
         out = run()
     assert_close(found, [out, *gradients(out, tensors)], torch.bfloat16)
+
+
+def test_small_under_autocast(monkeypatch):
+    """What is large decides by products and by elements that are gathered; 16-bit features stay such."""
+    graph = make_graph("random")
+    x, weight = torch.randn(graph.num_src, IN), torch.randn(8, IN)
+
+    def computed_in(x, weight=weight, x_dst=None):
+        with torch.autocast("cpu", torch.bfloat16):
+            return _at_once._in_autocast(graph, x, x_dst, weight)[0].dtype
+
+    assert computed_in(x) == torch.float32
+    assert computed_in(x.bfloat16()) == computed_in(x, weight.bfloat16()) == torch.bfloat16
+    assert computed_in(x, x_dst=x.bfloat16()) == torch.bfloat16
+    for name, most in (
+        ("_MOST_PRODUCTS", len(x) * weight.numel()),
+        ("_MOST_GATHERED", graph.num_edges * len(weight)),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(_at_once, name, most)
+            assert computed_in(x) == torch.float32
+            patch.setattr(_at_once, name, most - 1)
+            assert computed_in(x) == torch.bfloat16
