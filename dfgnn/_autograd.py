@@ -471,7 +471,7 @@ def attention(
     feat_in_value: bool = False,
 ):
     """(out, attention) of checked arguments; attention means nothing unless asked for."""
-    tensors = value, src, dst, attn, *edge, out_bias
+    tensors: tuple[Any, ...] = value, src, dst, attn, *edge, out_bias
     flags = BIAS_AFTER * bias_after + FEAT_IN_KEY * feat_in_key + FEAT_IN_VALUE * feat_in_value
     numbers = Numbers(float(slope), float(scale), float(dropout_p), flags)
     if isinstance(graph, RangedGraph):

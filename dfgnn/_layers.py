@@ -320,7 +320,7 @@ class _Pair(NamedTuple):
 def _groups(t: PairTensors) -> Groups:
     end = 0 if t.x_dst is None else 1
     width = len(t.value_weight)
-    joins = _joins(t.x, width), end == 1 and _joins(t.x_dst, width)
+    joins = _joins(t.x, width), t.x_dst is not None and _joins(t.x_dst, width)
     return _grouped(end, joins, tuple([None if t[k] is None else t[k + 1] is None for k in _PROJECTIONS]))
 
 

@@ -74,9 +74,9 @@ def is_first_rows(x_dst: Tensor, x: Tensor) -> bool:
     return x.requires_grad and node.next_functions[0] == tuple(torch.autograd.graph.get_gradient_edge(x))[:2]
 
 
-# Up to so many products in a projection, and elements that are gathered along edges, a layer of 32-bit features
-# is computed as such under autocast, too: each cast is a launch, and kernels are not what a small graph waits
-# for. Dtypes of results are those of autocast.
+# Up to so many products in a projection, and elements that are gathered along edges, a layer of 32-bit
+# features is computed as such under autocast, too: each cast is a launch, and kernels are not what a small
+# graph waits for. Dtypes of results are those of autocast.
 _MOST_PRODUCTS, _MOST_GATHERED = 2**30, 2**24
 
 
