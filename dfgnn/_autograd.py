@@ -42,6 +42,7 @@ from .graph import GraphPart, RangedGraph
 _top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 _retains_graph = torch._C._autograd._get_current_graph_task_keep_graph
 _transforms_active = torch._C._are_functorch_transforms_active
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _num_dispatch_modes = torch._C._len_torch_dispatch_stack
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd
 
@@ -50,6 +51,7 @@ _forward_op = ops.attention_forward.default
 _backward_op = ops.attention_backward.default
 _LAYERS = {"additive": "gat", "dot": "dot", "additive_v2": "gatv2"}  # as plans name them
 _NUM_TENSORS = len(Tensors._fields)
+_NONE = (None,) * _NUM_TENSORS
 
 
 class _Call:
@@ -119,8 +121,8 @@ class _ShortCall(_Call):
         try:
             with _BelowAutograd():
                 out, kept, attention = _attend(
-                    self.graph_args.number, 0, SCORES[self.score], *tensors, *numbers, self.return_attention,
-                    self.save_positive,
+                    self.graph_args.number, 0, SCORES[self.score], *tensors, *_NONE[len(tensors) :], *numbers,
+                    self.return_attention, self.save_positive,
                 )  # fmt: skip
         except RuntimeError as error:
             raise _ops.typed(error) from None
@@ -248,7 +250,14 @@ for _family in (_edges.OF_EDGES, _edges.OF_GRAPHS):
 # ---- eager -----------------------------------------------------------------------------------------------
 
 
-class _Attention(torch.autograd.Function):
+class EagerFunction(torch.autograd.Function):
+    """One that ``at_once`` applies where `is_eager` holds: without what ``apply`` does for torch.func in
+    Python at every call."""
+
+    at_once = torch._C._FunctionBase.__dict__["apply"]
+
+
+class _Attention(EagerFunction):
     """(out, attention or None) of an eager call.
 
     Its results may be modified in place, although backward reads them: they are kept aside, where autograd
@@ -258,6 +267,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, call, *tensors):
+        """tensors: the first of `Tensors`, with all that are not None."""
         out, attention, kept = call.run(tensors)
         ctx.call = call
         ctx.set_materialize_grads(False)
@@ -267,9 +277,11 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_out, grad_attention):
         call = ctx.call
-        saved = ctx.saved_tensors
-        tensors = Tensors(*saved[:_NUM_TENSORS])
-        results, kept = taken_back(ctx, saved[_NUM_TENSORS:])
+        saved, need = ctx.saved_tensors, ctx.needs_input_grad[1:]
+        count = len(need)
+        missing = _NONE[count:]
+        tensors, need = Tensors(*saved[:count], *missing), Tensors(*need, *missing)
+        results, kept = taken_back(ctx, saved[count:])
         if results is None:  # they were modified
             with torch.no_grad():
                 out, attention, _ = call.run(tensors)
@@ -279,14 +291,13 @@ class _Attention(torch.autograd.Function):
             attention = None
         if grad_out is None:
             grad_out = torch.zeros_like(out)
-        need = Tensors(*ctx.needs_input_grad[1:])
         grads = grad_out, grad_attention
         if torch.is_grad_enabled():  # create_graph
             call, kept = call.differentiable(tensors, kept)
             found = _Backward.apply(call, _need_bits(need), *grads, *tensors, out, *kept, attention)
         else:
             found = call.run_backward(grads, tensors, out, attention, kept, _need_bits(need))
-        return None, *_gradients(need, tensors, grad_out, found)
+        return None, *_gradients(need, tensors, grad_out, found)[:count]
 
 
 def keep_aside(ctx, *results: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -460,7 +471,7 @@ def attention(
     feat_in_value: bool = False,
 ):
     """(out, attention) of checked arguments; attention means nothing unless asked for."""
-    tensors = value, src, dst, attn, *edge, out_bias
+    tensors: tuple[Any, ...] = value, src, dst, attn, *edge, out_bias
     flags = BIAS_AFTER * bias_after + FEAT_IN_KEY * feat_in_key + FEAT_IN_VALUE * feat_in_value
     numbers = Numbers(float(slope), float(scale), float(dropout_p), flags)
     if isinstance(graph, RangedGraph):
@@ -478,7 +489,10 @@ def attention(
         not_compiled_or_transformed(*tensors)
         return graph.attention(score, Tensors(*tensors), numbers, return_attention, schedule)
     if is_eager(value):
-        edges = return_attention or edge is not NO_EDGES and any(x is not None for x in edge)
+        plain = edge is NO_EDGES and out_bias is None
+        if plain:
+            tensors = tensors[:4]
+        edges = return_attention or not plain and any(x is not None for x in edge)
         backward = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
         positive = (
             backward and score == "additive" and dst is not None and edge.edge_gate is None
@@ -487,7 +501,7 @@ def attention(
         _, heads, dim = value.shape
         handle = graph._planner.handle(heads, dim, value.dtype, _LAYERS[score], schedule, edges, backward)
         call = _ShortCall(graph, handle, score, numbers, return_attention, positive)
-        return _Attention.apply(call, *tensors) if backward else call.run(tensors)[:2]
+        return _Attention.at_once(call, *tensors) if backward else call.run(tensors)[:2]
     return _slow_attention(graph, score, tensors, edge, numbers, return_attention, schedule)
 
 
@@ -503,6 +517,7 @@ def is_eager(x: Tensor) -> bool:
         and forward_ad._current_level < 0
         and not _num_dispatch_modes()
         and not torch._is_functional_tensor(x)
+        and not _is_wrapped(x)  # by a transform that has ended
     )
 
 

@@ -65,10 +65,10 @@ def graph_of(
         graph = _of_buffer(edge_index, num_src, num_dst, self_loops)
         if graph is not None:
             return graph
-    key = "graph_of", num_src, num_dst, self_loops
-    found = _of_dense(edge_index, key)
+    found = known(edge_index, num_src, num_dst, self_loops)
     if found is not None:
         return found
+    key = "graph_of", num_src, num_dst, self_loops
     return once(parts_of(edge_index), key, lambda: _build(edge_index, num_src, num_dst, self_loops))
 
 
@@ -95,11 +95,12 @@ def _of_buffer(
     return looped, structure.edge_map
 
 
-def _of_dense(x: Any, key: tuple) -> Any:
-    """What `once` would find for an ordinary tensor; None where it has to build, or to look closer. A model
-    asks this once per layer and step, which a small graph waits for."""
-    if type(x) is not Tensor:
+def known(x: Any, num_src: int, num_dst: int, self_loops: bool) -> tuple[Graph, Tensor | None] | None:
+    """What `graph_of` would find for an ordinary tensor; None where it has to build, or to look closer. A
+    model asks this once per layer and step, which a small graph waits for."""
+    if type(x) is not Tensor or OF_BUFFER.data:
         return None
+    key = "graph_of", num_src, num_dst, self_loops
     with _lock:
         entry = _cache.get((id(x),))
         if entry is None or entry.refs[0]() is not x:

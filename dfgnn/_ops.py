@@ -40,10 +40,7 @@ def product_args(graph, feat, reverse: bool):
 def edge_term_args(graph, heads: int, width: int, dtype: torch.dtype):
     """The graph arguments of `edge_dot`, `edge_sum` and `edge_outer`, which gather no rows: their order is
     all that matters."""
-    schedule = "auto" if graph._planner.once else "natural sources/1"
-    plan = graph.plan(num_heads=heads, head_dim=width, dtype=dtype, layer=None, schedule=schedule)
-    csr = graph.csr()
-    return csr.indices, csr.eids, plan.items, plan.splits, plan.launch
+    return graph._planner.edge_terms(heads, width, dtype)
 
 
 def edge_dot(graph, rows, attr, scale: float):
@@ -88,14 +85,22 @@ def acc_type(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
+    torch._C.DispatchKey.AutocastCUDA
+)
+
+
 def call(op, *args):
-    """Below autograd, unless a compiler records: the registered formula is Python and costs more than a small
-    graph's kernels."""
+    """Below autograd and autocast, unless a compiler records: the registered formula is Python and costs more
+    than a small graph's kernels. op: an operator, or a function of several."""
     if torch.compiler.is_compiling():
         return op(*args)
     try:
         with torch._C._AutoDispatchBelowAutograd():
-            return op(*args)
+            if not torch._C._is_any_autocast_enabled():
+                return op(*args)
+            with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+                return op(*args)
     except RuntimeError as error:
         raise typed(error) from None
 

@@ -18,7 +18,9 @@ from torch import Tensor, nn
 
 from .. import functional
 from .._autograd import is_eager
-from .._layers import PairTensors, can_fuse, gat_layer, pair_layer
+from .._gat_layer import Edges, gat_layer
+from .._layers import PairTensors, can_fuse, pair_layer
+from ..graph import Graph
 from ._terms import plain_linear
 
 __all__ = ["dot_at_once", "gat_at_once", "is_first_rows", "knows_all_of", "pair_at_once"]
@@ -72,28 +74,47 @@ def is_first_rows(x_dst: Tensor, x: Tensor) -> bool:
     return x.requires_grad and node.next_functions[0] == tuple(torch.autograd.graph.get_gradient_edge(x))[:2]
 
 
-def _in_autocast(x: Tensor, x_dst: Tensor | None) -> tuple[Tensor, Tensor | None, bool]:
-    """Features as a linear layer takes them here; and whether that is the dtype of autocast."""
+# Up to so many products in a projection, and elements that are gathered along edges, a layer of 32-bit
+# features is computed as such under autocast, too: each cast is a launch, and kernels are not what a small
+# graph waits for. Dtypes of results are those of autocast.
+_MOST_PRODUCTS, _MOST_GATHERED = 2**30, 2**24
+
+
+def _is_small(graph: Any, x: Tensor, weight: Tensor) -> bool:
+    return len(x) * weight.numel() <= _MOST_PRODUCTS and graph.num_edges * len(weight) <= _MOST_GATHERED
+
+
+def _in_autocast(
+    graph: Any, x: Tensor, x_dst: Tensor | None, weight: Tensor
+) -> tuple[Tensor, Tensor | None, bool, torch.dtype]:
+    """Features as the layer is computed in here; whether that is the dtype of autocast; and what a linear
+    layer would give."""
     kind = x.device.type
     if not torch.is_autocast_enabled(kind) or x.dtype == torch.float64:
-        return x, x_dst, False
+        return x, x_dst, False, x.dtype
     dtype = torch.get_autocast_dtype(kind)
+    all_wide = x.dtype is weight.dtype is torch.float32 and (x_dst is None or x_dst.dtype is torch.float32)
+    if all_wide and _is_small(graph, x, weight):
+        return x, x_dst, False, dtype
     if x_dst is not None and x_dst.dtype is not dtype:
         x_dst = x_dst.to(dtype)
-    return x if x.dtype is dtype else x.to(dtype), x_dst, True
+    return x if x.dtype is dtype else x.to(dtype), x_dst, True, dtype
 
 
 def _are_plain(x: Tensor, tensors: tuple[Tensor | None, ...], dtypes: tuple[torch.dtype, ...]) -> bool:
     """Whether these parameters are ordinary tensors of one of the types, on the device of x."""
     device = x.device
-    return all(t is None or type(t) in _PLAIN and t.dtype in dtypes and t.device == device for t in tensors)
+    for t in tensors:
+        if t is not None and not (type(t) in _PLAIN and t.dtype in dtypes and t.device == device):
+            return False
+    return True
 
 
-def _result(x: Tensor, wide: Any) -> torch.dtype:
-    """The dtype of the result: x's, or what it becomes with `wide`, a tensor or a dtype."""
+def _result(dtype: torch.dtype, wide: Any) -> torch.dtype:
+    """The dtype of the result: that of features, or what it becomes with `wide`, a tensor or a dtype."""
     if wide is None:
-        return x.dtype
-    return torch.promote_types(x.dtype, wide.dtype if isinstance(wide, Tensor) else wide)
+        return dtype
+    return torch.promote_types(dtype, wide.dtype if isinstance(wide, Tensor) else wide)
 
 
 def gat_at_once(
@@ -107,24 +128,48 @@ def gat_at_once(
     *,
     dropout_p: float,
     wide: Tensor | None = None,
+    of_edges: tuple[Tensor, Any, Tensor] | None = None,
 ) -> Tensor | None:
     """``[N_dst, H * D]`` of an additive layer with its bias, in the dtype of features and ``wide`` together,
-    where `gat_layer` gives it; else None."""
+    where `gat_layer` gives it; else None. of_edges: attributes, their projection and their vector."""
     if not _applies(layer, functional.gat_attention):
         return None
     plain = plain_linear(linear)
     if plain is None or plain[1] is not None:
         return None
-    x, _, autocast = _in_autocast(x, None)
+    x, _, autocast, dtype = _in_autocast(graph, x, None, plain[0])
     known = (x.dtype, torch.float32)
     if not (
         can_fuse(graph, x, plain[0], autocast) and _are_plain(x, (attn_src, attn_dst, bias, plain[0]), known)
     ):
         return None
+    edges = None
+    if of_edges is not None:
+        edges = _edges(graph, x, known, *of_edges)
+        if edges is None:
+            return None
     return gat_layer(
         graph, x, plain[0], attn_src, attn_dst, bias, negative_slope=layer.negative_slope,
-        dropout_p=dropout_p, dtype=_result(x, wide),
+        dropout_p=dropout_p, dtype=_result(dtype, wide), edges=edges,
     )  # fmt: skip
+
+
+def _edges(
+    graph: Graph, x: Tensor, dtypes: tuple[torch.dtype, ...], attr: Tensor, linear: Any, attn: Tensor
+) -> Edges | None:
+    plain = plain_linear(linear)
+    if plain is None or plain[1] is not None or not is_eager(attr) or attr.dim() != 2:
+        return None
+    if graph.edge_mask is not None:  # fixed capacity: gradients of edges that are not in use are not written
+        return None
+    weight = plain[0]
+    if attr.shape[1] != weight.shape[1] or not _are_plain(x, (weight, attn), dtypes):
+        return None
+    if torch.is_autocast_enabled(x.device.type) and attr.is_floating_point():
+        attr = attr.to(weight.dtype)
+    if not attr.dtype == weight.dtype == attn.dtype or attr.device != x.device:
+        return None
+    return Edges(attr, weight, attn)
 
 
 def pair_at_once(
@@ -161,9 +206,9 @@ def pair_at_once(
         if found is None:
             return None
         parameters += found
-    x, x_dst, autocast = _in_autocast(x, x_dst)
-    known = (x.dtype, torch.float32) if autocast else (x.dtype,)
     weight, at_dst = parameters[0], [w for w in parameters[4::2] if w is not None]
+    x, x_dst, autocast, dtype = _in_autocast(graph, x, x_dst, weight)
+    known = (x.dtype, torch.float32) if autocast else (x.dtype,)
     shape = weight.shape if x_dst is None else (len(weight), x_dst.shape[-1])
     if not (
         can_fuse(graph, x, weight, autocast)
@@ -176,7 +221,7 @@ def pair_at_once(
     tensors = PairTensors._make([x, x_dst, *parameters[:6], attn, bias, *parameters[6:], None])
     return pair_layer(
         graph, score, tensors, heads, negative_slope=negative_slope, scale=scale, dropout_p=dropout_p,
-        dtype=_result(x, wide),
+        dtype=_result(dtype, wide),
     )  # fmt: skip
 
 

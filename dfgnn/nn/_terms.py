@@ -16,13 +16,14 @@ LINEAR: list[type] = [nn.Linear]
 def is_untouched(module: nn.Module) -> bool:
     """Whether a call of ``module`` is its class's forward: no hooks on it and no other forward. Hooks on all
     modules are another question, :func:`all_hooked`."""
-    hooks = (
-        module._forward_hooks,
-        module._forward_pre_hooks,
-        module._backward_hooks,
-        module._backward_pre_hooks,
+    own = module.__dict__
+    return not (
+        own["_forward_hooks"]
+        or own["_forward_pre_hooks"]
+        or own["_backward_hooks"]
+        or own["_backward_pre_hooks"]
+        or "forward" in own
     )
-    return not any(hooks) and "forward" not in vars(module)
 
 
 def all_hooked() -> bool:

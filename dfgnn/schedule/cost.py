@@ -7,6 +7,7 @@ plus the tail that is left at the end.
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import torch
 
@@ -65,6 +66,7 @@ def tile_heads(num_heads: int, lanes: int) -> int:
     return heads
 
 
+@cache
 def sub_warps(num_heads: int, head_dim: int, dtype: torch.dtype) -> int:
     """Sub-warps of a CUDA warp for this feature shape."""
     lanes = lanes_per_head(num_heads, head_dim, dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 import torch
 
@@ -27,12 +27,12 @@ class Device:
     shared_per_sm: int = 0  # bytes
     l2_bytes: int = 0
 
-    @property
+    @cached_property
     def resident_warps(self) -> int:
         """Warps of the kernels on rows that run at a time."""
         return self.num_sms * min(_WARPS, self.warps_per_sm)
 
-    @property
+    @cached_property
     def resident_blocks(self) -> int:
         """Blocks of the kernels on tiles that run at a time."""
         return self.num_sms * max(min(_BLOCKS, self.shared_per_sm // _BLOCK_BYTES), 1)

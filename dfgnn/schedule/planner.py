@@ -32,6 +32,7 @@ class Planner:
         self._directions: dict[bool, Direction] = {}
         self._plans: dict[tuple[Shape, bool, str, bool], Plan] = {}
         self._arguments: dict[tuple[Shape, str, bool, bool], GraphArgs] = {}
+        self._edge_terms: dict[Shape, tuple] = {}
         # By heads, dim, dtype, layer, schedule, edges and backward.
         self.handles: dict[tuple[int, int, torch.dtype, str, str, bool, bool], GraphHandle] = {}
         # On the CPU, of all shapes: by backward. None: of each shape its own.
@@ -77,6 +78,17 @@ class Planner:
         shape = Shape(index(num_heads), index(head_dim), dtype, layer)  # also of symbolic sizes
         found = self._arguments.get((shape, schedule, edges, backward))
         return self._make_arguments(shape, schedule, edges, backward) if found is None else found
+
+    def edge_terms(self, num_heads: int, width: int, dtype: torch.dtype) -> tuple:
+        """What the operators on terms of edges take, which gather no rows."""
+        shape = Shape(index(num_heads), index(width), dtype, None)
+        found = self._edge_terms.get(shape)
+        if found is None or self.once:  # a graph of fixed capacity gets others
+            plan = self.plan(shape, schedule="auto" if self.once else "natural sources/1")
+            csr = self.structure.csr()
+            found = csr.indices, csr.eids, plan.items, plan.splits, plan.launch
+            self._edge_terms[shape] = found
+        return found
 
     def handle(
         self, num_heads: int, head_dim: int, dtype: torch.dtype, layer: str, schedule: str, edges: bool,

@@ -8,6 +8,7 @@ kernels (csrc/cuda/tiles.cuh) compute a dense ROWS x COLUMNS block of scores per
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -34,6 +35,7 @@ class Tiles(NamedTuple):
     offsets: Tensor  # int64 [num_windows + 1]: the chunks of window w are offsets[w] .. offsets[w + 1] - 1
 
 
+@cache
 def refusal(head_dim: int, dtype: torch.dtype, device: str) -> str | None:
     """Why there are no tiles for such features on such a device, or None."""
     if device != "cuda":

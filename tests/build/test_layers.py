@@ -29,6 +29,7 @@ _edge_rows
 _flex
 functional
 _layers ops sampling
+_gat_layer
 distributed
 nn
 compat profiling capturing

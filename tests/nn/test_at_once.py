@@ -11,9 +11,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from dfgnn import _layers
+from dfgnn import _gat_layer, _layers
 from dfgnn import nn as layers
-from dfgnn._layers import PairTensors, gat_layer, pair_layer
+from dfgnn._gat_layer import Edges, gat_layer
+from dfgnn._layers import PairTensors, pair_layer
 from dfgnn.nn import _at_once
 
 IN = 6
@@ -30,7 +31,7 @@ def _as_on_a_gpu(request, monkeypatch):
     if "device" not in request.fixturenames or request.getfixturevalue("device") != "cpu":
         pytest.skip("for the CPU")
     if "padded" in request.param:
-        monkeypatch.setattr(_layers, "_padding", lambda x, size: -size % (16 // x.element_size()))
+        monkeypatch.setattr(_layers, "padding_of", lambda x, size: -size % (16 // x.element_size()))
     if "joined" in request.param:
         monkeypatch.setattr(_layers, "_joins", lambda x, width: True)
 
@@ -85,8 +86,8 @@ def run_pair(graph, tensors, score, heads, dropout_p=0.0):
 def formula_of(monkeypatch, run, *args, **kwargs):
     """The same call, operation by operation."""
     with monkeypatch.context() as patch:
-        for cls in (_layers._GatLayer, _layers._PairLayer):
-            patch.setattr(cls, "apply", staticmethod(lambda call, *tensors: call.formula(*tensors)))
+        for cls in (_gat_layer._GatLayer, _layers._PairLayer):
+            patch.setattr(cls, "at_once", staticmethod(lambda call, *tensors: call.formula(*tensors)))
         return run(*args, **kwargs)
 
 
@@ -117,6 +118,35 @@ def test_gat(device, monkeypatch, name, bias, shape, dtype):
     assert_close([out, *gradients(out, tensors)], [expected, *gradients(expected, tensors)], dtype)
     with torch.no_grad():
         assert torch.equal(run_gat(graph, tensors), out)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", ["random", "isolated", "super_row", "no_edges"])
+def test_gat_with_attributes_of_edges(device, monkeypatch, name, shape, dtype):
+    graph = make_graph(name, device)
+    if graph.num_dst > graph.num_src:
+        pytest.skip("destinations are the first sources")
+    heads, size = shape
+    tensors = make_gat(graph, heads, size, dtype)
+    sizes = (graph.num_edges, 3), (heads * size, 3), (1, heads, size)
+    edges = [(torch.randn(n) / 2).to(graph.device, dtype).requires_grad_() for n in sizes]
+
+    def run(edges):
+        return gat_layer(graph, *tensors, negative_slope=0.2, dropout_p=0.0, edges=Edges(*edges))
+
+    out, expected = run(edges), formula_of(monkeypatch, run, edges)
+    wanted = [*tensors, *edges]
+    right = gradients(expected, wanted)
+    assert_close([out, *gradients(out, wanted)], [expected, *right], dtype)
+    # The vector's gradient alone, and none of the edges'.
+    frozen = [x.detach() for x in edges[:2]] + edges[2:]
+    (found,) = gradients(run(frozen), frozen)
+    assert_close([found], right[-1:], dtype)
+    out = run([x.detach() for x in edges])
+    assert_close(gradients(out, tensors), right[: len(tensors)], dtype)
+    with torch.no_grad():
+        assert torch.equal(run(edges), out)
 
 
 def test_gat_with_vectors_in_float32(device, monkeypatch):
@@ -284,10 +314,10 @@ def test_modules_take_it_where_they_can(monkeypatch, name):
     graph, module = make_graph("random"), MODULES[name]()
     x = torch.randn(graph.num_src, IN, requires_grad=True)
     calls = []
-    for function in (_layers._GatLayer, _layers._PairLayer):
-        apply = function.apply
+    for function in (_gat_layer._GatLayer, _layers._PairLayer):
+        apply = function.at_once
         monkeypatch.setattr(
-            function, "apply", staticmethod(lambda *args, apply=apply: calls.append(1) or apply(*args))
+            function, "at_once", staticmethod(lambda *args, apply=apply: calls.append(1) or apply(*args))
         )
     plain = module(graph, x)
     assert len(calls) == 1
@@ -347,22 +377,50 @@ def test_a_layer_that_has_learnt_more_takes_the_long_way():
     assert "_GatLayer" not in long.grad_fn.name()
 
 
+@pytest.mark.parametrize("small", [True, False], ids=["small", "large"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", MODULES)
-def test_autocast(device, monkeypatch, name, dtype):
+def test_autocast(device, monkeypatch, name, dtype, small):
     graph, module = make_graph("random", device), MODULES[name]().to(device)
     x = torch.randn(graph.num_src, IN, device=device, requires_grad=True)
     tensors = [x, *module.parameters()]
+    monkeypatch.setattr(_at_once, "_is_small", lambda *args: small)
 
-    def run():
-        with torch.autocast(device, dtype):
+    def run(autocast=True):
+        with torch.autocast(device, dtype, enabled=autocast):
             return module(graph, x)
 
     out = run()
     found = [out, *gradients(out, tensors)]
+    # A small layer's numbers are those of float32 until they are rounded.
+    wide = run(autocast=False)
+    assert torch.equal(out, wide.to(out.dtype)) == small
     module_of = type(module).__module__
     with monkeypatch.context() as patch:
         patch.setattr(f"{module_of}.can_fuse", lambda *args: False, raising=False)
         patch.setattr("dfgnn.nn._at_once.can_fuse", lambda *args: False)
         out = run()
     assert_close(found, [out, *gradients(out, tensors)], torch.bfloat16)
+
+
+def test_small_under_autocast(monkeypatch):
+    """What is large decides by products and by elements that are gathered; 16-bit features stay such."""
+    graph = make_graph("random")
+    x, weight = torch.randn(graph.num_src, IN), torch.randn(8, IN)
+
+    def computed_in(x, weight=weight, x_dst=None):
+        with torch.autocast("cpu", torch.bfloat16):
+            return _at_once._in_autocast(graph, x, x_dst, weight)[0].dtype
+
+    assert computed_in(x) == torch.float32
+    assert computed_in(x.bfloat16()) == computed_in(x, weight.bfloat16()) == torch.bfloat16
+    assert computed_in(x, x_dst=x.bfloat16()) == torch.bfloat16
+    for name, most in (
+        ("_MOST_PRODUCTS", len(x) * weight.numel()),
+        ("_MOST_GATHERED", graph.num_edges * len(weight)),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(_at_once, name, most)
+            assert computed_in(x) == torch.float32
+            patch.setattr(_at_once, name, most - 1)
+            assert computed_in(x) == torch.bfloat16

@@ -23,6 +23,8 @@ from torch_geometric.utils import (
 )
 from torch_geometric.utils.sparse import set_sparse_value
 
+from ... import _kept
+from ..._autograd import is_eager
 from ..._edges import EdgeList, smaller
 from ...graph import Graph, GraphPart
 from .._fallback import is_from, warn
@@ -235,10 +237,13 @@ def wants_attention(return_attention_weights: bool | None) -> bool:
 
 def ends(x: Any) -> tuple[Tensor, Tensor | None]:
     """Source and destination features ``[N, F]`` or ``[B, N, F]``; both are x where it is one tensor."""
-    if not isinstance(x, (Tensor, tuple, list)) or not isinstance(x, Tensor) and len(x) != 2:
+    if isinstance(x, Tensor):
+        check_rows("x", x)
+        return x, x
+    if not isinstance(x, (tuple, list)) or len(x) != 2:
         raise TypeError(f"x: expected a tensor [N, F] or a pair of them, got {type(x).__name__}")
-    x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
-    check_rows("x" if x_src is x else "x[0]", x_src)
+    x_src, x_dst = x
+    check_rows("x[0]", x_src)
     if x_dst is not None:
         check_rows("x[1]", x_dst)
         if x_src.shape[:-2] != x_dst.shape[:-2]:
@@ -307,8 +312,27 @@ def edge_attributes(
             f"edge_attr: expected shape [{num_edges}] or [{num_edges}, F], got {list(edge_attr.shape)}"
         )
     if edge_map is not None:
-        edge_attr = _with_loops(edge_attr, graph, edge_map, fill_value)
+        edge_attr = _kept_with_loops(edge_attr, graph, edge_map, fill_value)
     return edge_attr.unsqueeze(1) if edge_attr.dim() == 1 else edge_attr
+
+
+# Elements up to which attributes with those of the loops are kept for the next step: to make them takes as
+# many launches as a layer, which a small graph waits for.
+_MOST_KEPT = 2**20
+
+
+def _kept_with_loops(edge_attr: Tensor, graph: Graph, edge_map: Tensor, fill_value) -> Tensor:
+    if (
+        isinstance(graph, EdgeList)
+        or graph.edge_mask is not None  # its edges change
+        or isinstance(fill_value, Tensor)
+        or edge_attr.requires_grad
+        or edge_attr.numel() > _MOST_KEPT
+        or not is_eager(edge_attr)
+    ):
+        return _with_loops(edge_attr, graph, edge_map, fill_value)
+    key = "with_loops", graph._number, fill_value
+    return _kept.once((edge_attr,), key, lambda: _with_loops(edge_attr, graph, edge_map, fill_value))
 
 
 def _with_loops(edge_attr: Tensor, graph: Graph, edge_map: Tensor, fill_value) -> Tensor:

@@ -18,6 +18,10 @@ def graph_of(
 ) -> tuple[Graph, Tensor | None]:
     """`_kept.graph_of`; while a compiler records the layer, an EdgeList that stands for the graph and has the
     map."""
+    if type(edge_index) is Tensor and not torch.compiler.is_compiling():
+        found = _kept.known(edge_index, num_src, num_dst, self_loops)
+        if found is not None:
+            return found
     if isinstance(edge_index, GraphPart):
         return cast(Graph, edge_index.with_self_loops() if self_loops else edge_index), None
     if is_traced(edge_index):
@@ -30,7 +34,7 @@ def declared_sizes(edge_index: Any, size: tuple[int, int] | None = None) -> tupl
     if isinstance(edge_index, GraphPart):
         return edge_index.num_src, edge_index.num_dst
     if isinstance(edge_index, Tensor) and edge_index.layout == torch.strided:
-        if hasattr(edge_index, "sparse_size"):  # EdgeIndex
+        if type(edge_index) is not Tensor and hasattr(edge_index, "sparse_size"):  # EdgeIndex
             num_src, num_dst = edge_index.sparse_size()
             return num_src, num_dst
         return (None, None) if size is None else (size[0], size[1])

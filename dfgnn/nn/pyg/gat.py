@@ -13,7 +13,7 @@ from ... import functional
 from ...graph import Graph
 from .._at_once import gat_at_once, is_first_rows
 from .._terms import folded_terms, folds, is_plain
-from ._base import FusedConv, edge_attributes, ends, given_attributes, wants_attention
+from ._base import FusedConv, edge_attributes, ends, wants_attention
 from ._graph import graph_of, sizes_of
 
 
@@ -76,30 +76,30 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         graph, edge_map = graph_of(edge_index, *sizes_of(edge_index, x_src, x_dst, size), self.add_self_loops)
         # In torch_geometric's order, in which lazy parameters draw their first values.
         res = None if self.res is None or x_dst is None else self.res(x_dst)
+        if self.lin_edge is not None:
+            edge_attr = edge_attributes(edge_index, edge_attr, graph, edge_map, self.fill_value)
+        else:
+            edge_attr = None
         shared = x_dst is not None and self.lin is not None and is_first_rows(x_dst, x_src)
         if shared and not wants_attention(return_attention_weights):
-            out = self._at_once(edge_index, graph, x_src, edge_attr)
+            out = self._at_once(graph, x_src, edge_attr)
             if out is not None:
                 return out if res is None else out + res
         feat, alpha_src, alpha_dst = self._project(x_src, x_dst)
-        edge_bias = None
-        if self.lin_edge is not None:
-            edge_attr = edge_attributes(edge_index, edge_attr, graph, edge_map, self.fill_value)
-            edge_bias = None if edge_attr is None else self._edge_term(edge_attr)
+        edge_bias = None if edge_attr is None else self._edge_term(edge_attr)
         dtype = torch.promote_types(feat.dtype, self.att_src.dtype)  # they differ under autocast
         inputs = feat, alpha_src, alpha_dst
         options = {"negative_slope": self.negative_slope, "edge_bias": edge_bias}
         wanted = wants_attention(return_attention_weights)
         return self._attend(edge_index, graph, inputs, options, dtype, res, wanted)
 
-    def _at_once(self, edge_index: Any, graph: Graph, x: Tensor, edge_attr: Tensor | None) -> Tensor | None:
+    def _at_once(self, graph: Graph, x: Tensor, edge_attr: Tensor | None) -> Tensor | None:
         """The result but for the residual, where it can be had at once; else None."""
-        if self.lin_edge is not None and given_attributes(edge_index, edge_attr)[1] is not None:
-            return None
         within = self.bias if self.concat or self.heads == 1 else None
         out = gat_at_once(
             self, graph, x, self.lin, self.att_src, self.att_dst, within,
             dropout_p=self.dropout if self.training else 0.0, wide=self.att_src,
+            of_edges=None if edge_attr is None else (edge_attr, self.lin_edge, self.att_edge),
         )  # fmt: skip
         return out if out is None else self._finished(out, None if within is self.bias else self.bias)
 
