@@ -29,8 +29,8 @@ _UNEVEN_LOSS = 1.15
 _LOCALITY_LOSS = 1.4
 # slow-down of two sub-warps with a row each, whose steps are not the same; more of them make up for it.
 _PACKING_LOSS = 1.03
-# A chunk of tiles, in edges of the layer on rows: with heads of 8 elements, which take few instructions there,
-# and with larger ones.
+# A chunk of tiles, in edges of the layer on rows: with heads of 8 elements, for which rows take few
+# instructions, and with larger ones.
 CHUNK_COST: dict[str | None, tuple[float, float]] = {"gat": (660.0, 420.0), "dot": (400.0, 185.0)}
 # Rows gathered per edge forward or over destinations, and over sources: arrays that the cache has to hold.
 # None: the plain products.
