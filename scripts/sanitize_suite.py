@@ -165,7 +165,7 @@ def forced(graph) -> int:
     """Schedules that "auto" does not take here; the number of calls."""
     on_gpu, calls = graph.device.type == "cuda", 0
     for dtype in DTYPES[:3]:
-        for dim in (16, 32, 64, 128):
+        for dim in (8, 16, 32, 64, 128):
             names = ["natural<=32 heads<=1 sources/3", "longest_first<=64 sources/2"] if on_gpu else []
             has_tiles = on_gpu and dtype.itemsize == 2
             names += ["tiles", "tiles<=64"] if has_tiles else ["natural<=32 heads<=1 sources/3"]
@@ -190,7 +190,7 @@ def not_finite(graph) -> int:
     """Tiles with a number that is not finite, which other code adds up; the number of calls."""
     calls = 0
     for dtype in (torch.bfloat16, torch.float16):
-        for dim in (16, 32, 64, 128):
+        for dim in (8, 16, 32, 64, 128):
             for attention, shapes in (
                 (functional.gat_attention, ((dim,), (), ())),
                 (functional.dot_attention, ((dim,), (dim,), (dim,))),

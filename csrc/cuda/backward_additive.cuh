@@ -110,7 +110,8 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Load::one_row>)
         factor = edge.weight(eid) * edge.mask(eid);
       }
       const EdgeScore<T, EDGE> z(edge, alpha_src + stats[s].term, slope, eid);
-      const A alpha = valid ? stats[s].row.alpha(z.score) : A(0);
+      A alpha = stats[s].row.alpha(z.score);
+      alpha = valid ? alpha : A(0);  // without a branch: several edges' exponentials overlap
       sum_delta += valid ? alpha * z.slope * stats[s].delta : A(0);
       shared_weight += valid ? 1 - alpha : A(0);
       weights.set(s, alpha * factor, z.positive);

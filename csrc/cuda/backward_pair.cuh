@@ -27,7 +27,8 @@ __global__ void __launch_bounds__(
     kThreads,
     kMinBlocks<C, EDGES == Edges::features && SCORE == Score::additive_v2 && SOURCES ? Load::most_rows
                   : EDGES == Edges::features || (EDGES == Edges::projected && !SOURCES) ||
-                          (SCORE == Score::additive_v2 && (SOURCES || sizeof(typename C::T) > 2))
+                          (SCORE == Score::additive_v2 && (SOURCES || sizeof(typename C::T) > 2)) ||
+                          (SCORE == Score::dot && SOURCES && C::LPH == 1)
                       ? Load::many_rows
                       : Load::two_rows>) pair_kernel(const BackwardParams p, const Tiling t) {
   using T = typename C::T;
@@ -208,7 +209,7 @@ __global__ void __launch_bounds__(
       typename PairScore<C, SCORE>::Sum sum;
 #pragma unroll
       for (int k = 0; k < NV; ++k) {
-        if (!V2 && !me.inside(k)) continue;  // attn is 0 there
+        if (!V2 && LPH > 1 && !me.inside(k)) continue;  // attn is 0 there
         if constexpr (PAIR) {
           A y[VEC];
           load_key(u, k, y);
@@ -298,7 +299,9 @@ __global__ void __launch_bounds__(
         }
       }
       const EdgeScore<T, EDGE> z(edge, raw, slope, eid);
-      const A alpha = valid ? softmax.alpha(z.score) : A(0);
+      // Without a branch where a lane has several edges: their exponentials overlap.
+      A alpha = SLOTS > 1 || valid ? softmax.alpha(z.score) : A(0);
+      alpha = valid ? alpha : A(0);
       // An edge with all of its row's weight has no gradient, and rounding must not give it one. (alpha is 1
       // but for the rounding of scores that are joined of two parts.)
       const A dalpha = times(factor, dot_gv);

@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, EDGES == Edges::featur
         typename PairScore<C, SCORE>::Sum sum;
 #pragma unroll
         for (int k = 0; k < NV; ++k) {
-          if (!V2 && !me.inside(k)) continue;  // attn is 0 there
+          if (!V2 && LPH > 1 && !me.inside(k)) continue;  // attn is 0 there
           A y[VEC];
           Pack<T>::unpack(DOT ? key_rows[DOT ? u : 0][k] : rows[u][k], y);
           if constexpr (FEAT) axpy<T>(y, in_key, feat_rows[u][k]);

@@ -140,22 +140,36 @@ __device__ __forceinline__ void put(const PlanParams& p, int64_t at, const Piece
     p.items[at] = pieces.item(int(row) * p.stride, k, slot < 0 ? -1 : slot * p.stride);
 }
 
+// In row order, but kNear rows at a time by falling length: packed warps wait for the longest of their rows.
 // SPLITS: there may be some.
+constexpr int kNear = 64;
+static_assert(kPlanThreads % kNear == 0);
 template <bool SPLITS>
 __global__ void __launch_bounds__(kPlanThreads) natural_kernel(const PlanParams p) {
   const int64_t row = int64_t(blockIdx.x) * kPlanThreads + threadIdx.x;
   const bool ok = row < p.num_rows;
   const Pieces pieces = Cursor(p, ok ? row : 0).next(p, 0);
+  int64_t place = row;
+  if (p.stride == 1) {
+    __shared__ int lengths[kPlanThreads];
+    const int own = ok ? pieces.length : -1, me = int(threadIdx.x), first = me / kNear * kNear;
+    lengths[me] = own;
+    __syncthreads();
+    place -= me - first;
+#pragma unroll 8
+    for (int other = first; other < first + kNear; ++other)
+      place += lengths[other] > own || (lengths[other] == own && other < me);
+  }
   if constexpr (SPLITS) {
     const Cut cut(p, row, ok ? pieces.count : 0);
     if (!ok) return;
     const bool split = pieces.count > 1;
-    put(p, p.front + row, pieces, row, 0, split ? cut.slot : -1);
+    put(p, p.front + place, pieces, row, 0, split ? cut.slot : -1);
     // One fewer than slots per split row; at the end of the front.
     const int64_t begin = p.front - (totals(p)[kSlots] - totals(p)[kSplits]) + cut.slot - cut.split;
     for (int k = 1; k < pieces.count; ++k) put(p, begin + k - 1, pieces, row, k, cut.slot + k);
   } else {
-    if (ok) put(p, p.front + row, pieces, row, 0, -1);
+    if (ok) put(p, p.front + place, pieces, row, 0, -1);
   }
 }
 

@@ -16,6 +16,8 @@ void launch_tiles(const TileParams& p, int dim, cudaStream_t stream) {
                  kernel, p);
   };
   switch (dim) {
+    case 8:
+      return launch(std::integral_constant<int, 8>{});
     case 16:
       return launch(std::integral_constant<int, 16>{});
     case 32:

@@ -10,7 +10,7 @@
 // rows. Memory: the rows' operands and STAGES chunks of columns in shared memory, filled by asynchronous
 // copies, in 16-byte pieces that are swizzled so that ldmatrix has no bank conflicts. Accumulators in
 // registers (m16n8k16 layout: lane = 4 g + t holds rows g, g + 8 and columns 8 n + 2 t, + 1).
-// For 16-bit features, head sizes 16 to 128, no options on edges and no edge twice: a mask has no place for
+// For 16-bit features, head sizes 8 to 128, no options on edges and no edge twice: a mask has no place for
 // them. A weight of 0 times a number that is not finite is NaN, which stays in the sums: 16 rows in whose
 // sums there is one in the end are worked on again edge by edge (tile_edges.cuh), so that such a number
 // reaches its neighbours only.
@@ -58,13 +58,13 @@ struct TileLayout {
 // s[n] += rows x columns^T for the warp's 16 rows and the chunk's 32 columns.
 template <typename T, int D, bool IN_REGISTERS>
 struct RowOperand {
-  static constexpr int STEPS = D / 16;
+  static constexpr int STEPS = D < 16 ? 1 : D / 16;
   uint32_t base;
   uint32_t kept[IN_REGISTERS ? STEPS : 1][4];
 
   __device__ __forceinline__ static uint32_t address(uint32_t base, int warp, int lane, int step) {
     const int row = warp * 16 + (lane & 15), piece = 2 * step + (lane >> 4);
-    return base + piece_at<D>(row, piece);
+    return base + piece_at<D>(row, D < 16 ? 0 : piece);
   }
   __device__ __forceinline__ void init(uint32_t at, int warp, int lane) {
     base = at;
@@ -91,8 +91,9 @@ struct RowOperand {
 #pragma unroll
       for (int n = 0; n < M; n += 2) {
         uint32_t b[4];
-        load_matrices(
-            b, columns + piece_at<D>((first + n + (lane >> 4)) * 8 + (lane & 7), 2 * k + ((lane >> 3) & 1)));
+        load_matrices(b, columns + piece_at<D>((first + n + (lane >> 4)) * 8 + (lane & 7),
+                                               D < 16 ? 0 : 2 * k + ((lane >> 3) & 1)));
+        if constexpr (D < 16) a[2] = a[3] = b[1] = b[3] = 0;  // half of a product is enough
         multiply<T>(s[n], a, b[0], b[1]);
         multiply<T>(s[n + 1], a, b[2], b[3]);
       }
@@ -127,9 +128,10 @@ __device__ __forceinline__ void add_columns(float (&acc)[D / 8][4], const Packed
 #pragma unroll
     for (int n = 0; n < D / 8; n += 2) {
       uint32_t b[4];
-      load_transposed(b, columns + piece_at<D>((first + 2 * k) * 8 + (lane & 15), n + (lane >> 4)));
+      load_transposed(b,
+                      columns + piece_at<D>((first + 2 * k) * 8 + (lane & 15), D < 16 ? 0 : n + (lane >> 4)));
       multiply<T>(acc[n], w.a[k], b[0], b[1]);
-      multiply<T>(acc[n + 1], w.a[k], b[2], b[3]);
+      if constexpr (D >= 16) multiply<T>(acc[n + 1], w.a[k], b[2], b[3]);
     }
   }
 }

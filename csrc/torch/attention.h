@@ -108,7 +108,7 @@ struct Attention {
     if (!csr.tiles) return;
     check.require(
         Backend::has_tiles(p.score, p.dtype, p.shape),
-        "tiles: expected additive or dot attention in 16 bits on CUDA, with heads of 16, 32, 64 or 128");
+        "tiles: expected additive or dot attention in 16 bits on CUDA, with heads of 8, 16, 32, 64 or 128");
     check.require(!p.edge.any(), "tiles: expected no edge tensors and no dropout");
   }
 

@@ -25,7 +25,7 @@ struct CudaBackend {
 
   static bool has_tiles(Score score, DType dtype, const Shape& s) {
     return score != Score::additive_v2 && (dtype == DType::f16 || dtype == DType::bf16) &&
-           (s.dim == 16 || s.dim == 32 || s.dim == 64 || s.dim == 128);
+           (s.dim == 8 || s.dim == 16 || s.dim == 32 || s.dim == 64 || s.dim == 128);
   }
 
   static bool projects(DType dtype, const Shape& s, int64_t dim) { return cuda::projects(dtype, s, dim); }

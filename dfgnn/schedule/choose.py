@@ -11,8 +11,8 @@ how many rows a warp takes:
                    alike. Needs feature rows of at most 256 bytes per tile of heads, so that a warp has
                    several sub-warps.
 ``tiles``          windows of 64 rows as dense blocks with masks, on tensor cores (``tiles``): what rows
-                   of a window have in common is loaded once. Float16 and bfloat16, heads of 16, 32, 64 or 128
-                   elements, additive and dot attention without edge tensors, dropout or returned
+                   of a window have in common is loaded once. Float16 and bfloat16, heads of 8, 16, 32, 64 or
+                   128 elements, additive and dot attention without edge tensors, dropout or returned
                    attention, no edge twice.
 
 On the CPU, threads take equal numbers of edges of the natural order, so ``natural`` is the only schedule

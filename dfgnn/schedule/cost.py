@@ -30,8 +30,9 @@ _UNEVEN_LOSS = 1.15
 _LOCALITY_LOSS = 1.4
 # slow-down of two sub-warps with a row each, whose steps are not the same; more of them make up for it.
 _PACKING_LOSS = 1.03
-# A chunk of tiles, in edges of the layer on rows.
-CHUNK_COST: dict[str | None, float] = {"gat": 420.0, "dot": 185.0}
+# A chunk of tiles, in edges of the layer on rows: with heads of 8 elements, for which rows take few
+# instructions, and with larger ones.
+CHUNK_COST: dict[str | None, tuple[float, float]] = {"gat": (660.0, 420.0), "dot": (400.0, 185.0)}
 # Rows gathered per edge forward or over destinations, and over sources: arrays that the cache has to hold.
 # None: the plain products.
 GATHERED: dict[str | None, tuple[int, int]] = {"gat": (1, 1), "gatv2": (1, 2), "dot": (2, 2), None: (1, 1)}
@@ -194,7 +195,7 @@ def on_tiles(direction: Direction, shape: Shape) -> Candidate:
     stats, shared = direction.stats, direction.sharing
     windows = stats.num_rows / tiles.ROWS
     chunks = stats.num_edges / max(shared, 1) / tiles.COLUMNS + windows / 2
-    cost = chunks * CHUNK_COST[shape.layer] / direction.device.resident_warps
+    cost = chunks * CHUNK_COST[shape.layer][shape.dim > 8] / direction.device.resident_warps
     return Candidate("tiles", cost, f"{shared:.1f} rows of a window share a neighbour")
 
 

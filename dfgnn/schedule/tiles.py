@@ -22,7 +22,7 @@ from .plans import Items
 
 # As in csrc/core/params.h.
 ROWS = 64
-HEAD_DIMS = (16, 32, 64, 128)
+HEAD_DIMS = (8, 16, 32, 64, 128)
 DTYPES = (torch.float16, torch.bfloat16)
 # Windows that `sharing` looks at (up to twice as many), and edges of each of their rows.
 _SAMPLE, _SAMPLE_EDGES = 128, 4096

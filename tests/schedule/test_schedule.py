@@ -236,6 +236,12 @@ def test_kernels_plan_what_tensors_do(name, parts):
             part = torch.searchsorted(bounds, csr.indices[made[:, 1]].long(), right=True)
             if parts > 1:
                 assert (part[1:] >= part[:-1]).all()
+            elif not longest_first:  # 64 rows at a time by falling length, behind all other pieces
+                rows = found[0][len(found[0]) - csr.indptr.numel() + 1 :].long().cpu()
+                near, length = rows[:, 0] // 64, rows[:, 2] - rows[:, 1]
+                assert (
+                    (near[1:] > near[:-1]) | ((near[1:] == near[:-1]) & (length[1:] <= length[:-1]))
+                ).all()
             if longest_first:
                 whole = made[:, 3] < 0  # to a quarter of an octave, but 2 and 3 alike
                 length, part = (made[:, 2] - made[:, 1])[whole], part[whole]

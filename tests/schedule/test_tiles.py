@@ -287,7 +287,7 @@ def test_refusals():
     cases = [
         ("an edge twice", twice, make_inputs("gat", twice, 2, 32, torch.bfloat16), {}),
         ("float16 or bfloat16, got torch.float32", graph, make_inputs("gat", graph, 2, 32), {}),
-        ("heads of 16, 32, 64, 128", graph, make_inputs("gat", graph, 2, 40, torch.bfloat16), {}),
+        ("heads of 8, 16, 32, 64, 128", graph, make_inputs("gat", graph, 2, 40, torch.bfloat16), {}),
         ("edge tensors", graph, inputs, {"return_attention": True}),
         ("edge tensors", graph, inputs, {"dropout_p": 0.5}),
         ("edge tensors", graph, inputs, {"edge_weight": torch.ones(graph.num_edges).cuda().bfloat16()}),
