@@ -12,8 +12,9 @@ features; per node there are rows [H, d]. Three operators (csrc/core/edge_terms.
 There are three ways. `_composed` puts these together under autograd, for every option and to any order.
 `_Projected` is training with less memory and fewer passes. Its output contains the edges' part, so that
 g . out is all of delta, and backward needs neither the attention nor the output without that part. `_InOne`
-is the same with the products per edge in the attention's own kernels, on CUDA in 16 bits, for heads whose
-lanes can share the features: of edge size are these, and in backward two numbers per edge and head.
+is the same with all products but the gradient of x in the attention's own kernels, on CUDA in 16 bits,
+for heads whose lanes can share the features: of edge size are these, and in backward two numbers per edge and
+head.
 """
 
 from __future__ import annotations
@@ -28,10 +29,6 @@ from . import _autograd, _edges, _ops, _plain
 from ._arguments import NEED_BIAS, NEED_WEIGHT, EdgeArgs, Numbers, Tensors
 from .graph import GraphPart
 from .schedule.cost import lanes_per_head
-
-# Of rows, in products that sum over them: one product [H, D, N] x [H, N, d] keeps a block per head busy.
-_CHUNKS = 16
-
 
 # ---- the operators with their derivatives ----------------------------------------------------------------
 
@@ -167,30 +164,28 @@ def _add_projection(out: Tensor, x: Tensor, proj: Tensor, factor: float = 1.0) -
     out.transpose(0, 1).baddbmm_(x.transpose(0, 1), proj.transpose(1, 2), alpha=factor)
 
 
-def _sum_of_products(x: Tensor, y: Tensor) -> Tensor:
-    """sum_i x_i y_i^T: [N, H, D] x [N, H, width] -> [H, D, width] acc."""
-    if not x.is_cuda or len(x) < 2 * _CHUNKS:
-        return torch.bmm(x.permute(1, 2, 0), y.transpose(0, 1)).to(_ops.acc_type(x.dtype))
-    # Tensor cores multiply what is thrown away for nothing.
-    return products_in_chunks(x, y, _CHUNKS, x.shape[1] if x.dtype.itemsize == 2 else 4)
+def _factors(proj: Tensor, lanes: int) -> tuple[Tensor, Tensor]:
+    """W [H, D, width] in the two orders in which a warp whose lanes share a head takes it (EdgeAttr in
+    csrc/core/params.h), [H, steps, elements]."""
+    heads, size, width = proj.shape
+    columns, steps = 8 * lanes, -(-width // 16)
+    group = min(columns, 64)
+    full = torch.nn.functional.pad(proj, (0, 16 * steps - width, 0, columns - size))
+    onto = full.reshape(heads, columns // 32, 4, 2, 2, 2, steps, 2, 8).permute(0, 6, 1, 3, 8, 2, 4, 7, 5)
+    back = full.reshape(heads, columns // group, 8, group // 16, 2, steps, 4, 2, 2)
+    back = back.permute(0, 1, 5, 3, 2, 6, 7, 4, 8)
+    return onto.reshape(heads, steps, -1), back.reshape(heads, steps, -1)
 
 
-def products_in_chunks(x: Tensor, y: Tensor, chunks: int, group: int) -> Tensor:
-    """`_sum_of_products` as few products that keep a GPU busy: of a chunk of rows and ``group`` heads at a
-    time, all with all, of which the diagonal is taken."""
-    heads, length = x.shape[1], len(x) // chunks
-    whole, acc = length * chunks, _ops.acc_type(x.dtype)
-    found = []
-    for h in range(0, heads, group):
-        a, b = (t[:whole, h : h + group].flatten(1).unflatten(0, (chunks, length)) for t in (x, y))
-        total = torch.bmm(a.transpose(1, 2), b).sum(0, dtype=acc)
-        count = min(group, heads - h)
-        blocks = total.view(count, x.shape[2], count, y.shape[2])
-        found.append(blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1))
-    result = torch.cat(found)
-    if whole < len(x):
-        result += torch.bmm(x[whole:].permute(1, 2, 0), y[whole:].transpose(0, 1))
-    return result
+def _grad_proj(query: Tensor, query_sums: Tensor, grad: Tensor, grad_sums: Tensor, scale: float) -> Tensor:
+    """sum_i scale query_i query_sums_i^T + grad_i grad_sums_i^T, [H, D, width]; sums: [N, H, width]."""
+    if query.is_cuda and query.dtype != torch.float64 and len(query):
+        return _ops.projection_grad(query, query_sums, grad, grad_sums, scale)
+    products = (
+        torch.bmm(x.permute(1, 2, 0), y.transpose(0, 1)) for x, y in ((query, query_sums), (grad, grad_sums))
+    )
+    acc = _ops.acc_type(query.dtype)
+    return next(products).to(acc).mul_(scale).add_(next(products)).to(query.dtype)
 
 
 def _without_autocast(device: torch.device):
@@ -247,19 +242,6 @@ def _handle(call: _Call, value: Tensor, attr: Tensor, backward: bool):
     if not fits or attr.shape[1] > max(2 * lanes, 16) or call.numbers.negative_slope != 1:
         return None
     return call.graph._planner.handle(heads, dim, value.dtype, "dot", call.schedule, True, backward)
-
-
-def _join(call: _Call, given, need, grad, found, score_sums, sums) -> None:
-    """Adds to the gradients `found`, by name, what follows from the sums of features, times the gradients of
-    scores and times the weights."""
-    query, _, _, _, proj, *_ = given
-    if need["query"]:
-        _add_projection(found["query"], score_sums, proj, call.numbers.scale)
-    if need["proj"]:
-        products = _sum_of_products(query, score_sums).mul_(call.numbers.scale)
-        found["proj"] = products.add_(_sum_of_products(grad, sums)).to(proj.dtype)
-    if need["out_bias"]:
-        found["out_bias"] = grad.sum(0)
 
 
 def _grad_attr(call: _Call, attr, rows, grad_rows, grad_score, attention) -> Tensor:
@@ -330,7 +312,12 @@ class _Projected(torch.autograd.Function):
             grad_value, grad_key, grad_query, _, grad_score, _, grad_weight, _ = grads
             score_sums = _ops.edge_sum(graph, grad_score, attr, proj.shape[2])
             found = dict(value=grad_value, key=grad_key, query=grad_query)
-            _join(call, given, need, grad, found, score_sums, sums)
+            if need["query"]:
+                _add_projection(grad_query, score_sums, proj, call.numbers.scale)
+            if need["proj"]:
+                found["proj"] = _grad_proj(query, score_sums, grad, sums, call.numbers.scale)
+            if need["out_bias"]:
+                found["out_bias"] = grad.sum(0)
             if need["attr"]:
                 rows = _onto_features(query, proj)
                 found["attr"] = _grad_attr(call, attr, rows, grad_rows, grad_score, attention)
@@ -346,27 +333,27 @@ class _InOne(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, call: _Call, handle, *given):
-        out, kept, rows, sums = _InOne.compute(call, handle, given)
+        out, kept, factors, sums = _InOne.compute(call, handle, given)
         ctx.call, ctx.handle = call, handle
         ctx.kept = out.detach() if _autograd._top_hooks(True) is None else None
         ctx.version = out._version
-        ctx.save_for_backward(*given, kept, rows, sums, out if ctx.kept is None else None)
+        ctx.save_for_backward(*given, kept, *factors, sums, out if ctx.kept is None else None)
         return out
 
     @staticmethod
     def compute(call: _Call, handle, given):
-        """out, what its backward wants, queries onto features, sums of features."""
-        query, _, _, _, proj, *options = given
+        """out, what its backward wants, the factors of proj, sums of features."""
+        query, _, value, _, proj, *options = given
+        heads, size = value.shape[1:]
         with _without_autocast(query.device):
-            rows = _onto_features(query, proj)
-            out, kept, sums = _ops.attend_projected(handle, *given[:4], rows, *options, call.numbers)
-            _add_projection(out, sums, proj)
-        return out, kept, rows, sums
+            factors = _factors(proj, lanes_per_head(heads, size, value.dtype))
+            out, kept, sums = _ops.attend_projected(handle, *given[:4], *factors, *options, call.numbers)
+        return out, kept, factors, sums
 
     @staticmethod
     def backward(ctx, grad):
         call, handle, saved = ctx.call, ctx.handle, ctx.saved_tensors
-        given, (kept, rows, sums, out) = saved[: len(_NAMES)], saved[len(_NAMES) :]
+        given, (kept, *factors, sums, out) = saved[: len(_NAMES)], saved[len(_NAMES) :]
         need = dict(zip(_NAMES, ctx.needs_input_grad[2:]))
         if torch.is_grad_enabled():  # create_graph
             return None, None, *_differentiable(call, given, need, grad)
@@ -379,14 +366,17 @@ class _InOne(torch.autograd.Function):
             out = _InOne.compute(call, handle, given)[0]
         with _without_autocast(query.device):
             grad = grad.contiguous()
-            grad_rows = _onto_features(grad, proj)
             *grads, score_sums, edges = _ops.attend_projected_backward(
-                handle, grad, grad_rows, *given[:4], rows, *options, out, kept, call.numbers, need["attr"]
+                handle, grad, *given[:4], *factors, *options, out, kept, call.numbers, need["attr"]
             )
             found = dict(zip(("value", "key", "query"), grads))
-            _join(call, given, need, grad, found, score_sums, sums)
+            if need["proj"]:
+                found["proj"] = _grad_proj(query, score_sums, grad, sums, call.numbers.scale)
+            if need["out_bias"]:
+                found["out_bias"] = grad.sum(0)
             if need["attr"]:
                 attention, grad_score = edges.unbind(-1)
+                rows, grad_rows = _onto_features(query, proj), _onto_features(grad, proj)
                 found["attr"] = _grad_attr(call, attr, rows, grad_rows, grad_score, attention)
         return None, None, *(found.get(name) if need[name] else None for name in _NAMES)
 

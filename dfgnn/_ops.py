@@ -75,6 +75,10 @@ def attend_projected_backward(handle, *tensors_and_numbers):
     )
 
 
+def projection_grad(query, query_sums, grad, grad_sums, scale: float):
+    return call(ops.projection_grad.default, query, query_sums, grad, grad_sums, scale)
+
+
 def as_type(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """``x.to(dtype)``, of which the call costs a small graph something even where it does nothing."""
     return x if x.dtype == dtype else x.to(dtype)

@@ -26,4 +26,18 @@ struct EdgeTermParams {
   void* partial_out;  // edge_sum: [num_slots, H, width] acc
 };
 
+// The gradient of a projection W [H, D, width] that was moved to the nodes (EdgeAttr in params.h), with
+// rows x_k [N, H, D] and sums of features y_k [N, H, width]:
+//   grad_proj[h] = sum_i scale x_0[i, h] y_0[i, h]^T + x_1[i, h] y_1[i, h]^T
+struct ProjectionGradParams {
+  DType dtype;  // not f64
+  int64_t num_rows;
+  int32_t heads, dim, width;  // dim and width: whole loads of 16 bytes
+  double scale;
+  const void *rows[2], *sums[2];
+  void* partial;  // [parts, H, D, width] acc: in a fixed order
+  int64_t parts;  // projection_parts of the backend
+  void* out;      // [H, D, width] T
+};
+
 }  // namespace dfgnn

@@ -77,19 +77,23 @@ struct EdgeOptions {
   bool any() const { return bias || gate || mask || weight || feat || seed; }
 };
 
-// Features x_ij of the edges in a score and an output that know their projections (dot, on CUDA in 16 bits):
-// with W moved to the destinations, raw_ij = scale (q_i . k_j + r_i . x_ij), r_i = W^T q_i, and the output
-// lacks W a_i, where a_i = sum_j w m alpha x_ij. Backward has it in out, and with s_i = W^T g_i
-//   dalpha_ij = f_ij (g_i . v_j + s_i . x_ij)      gradient of r_i, over scale: sum_j draw_ij x_ij
+// Features x_ij of the edges that are projected at the nodes (dot, on CUDA in 16 bits), e_ij = W x_ij:
+//   raw_ij = scale (q_i . k_j + r_i . x_ij), r_i = W^T q_i      out_i += W a_i, a_i = sum_j w m alpha x_ij
+// Backward, with s_i = W^T g_i:
+//   dalpha_ij = f_ij (g_i . v_j + s_i . x_ij)      grad_query_i += scale W b_i, b_i = sum_j draw_ij x_ij
 struct EdgeAttr {
   const void* x;  // [E, dim] T, user's order; or null
   int32_t dim, width;
-  int64_t row_stride, head_stride;  // of rows and grad_rows, in elements
-  const void* rows;                 // r: [N_dst, H, dim] T
-  const void* grad_rows;            // s: likewise
-  void* sums;                       // a, or in backward the sums of draw x: [N_dst, H, width] T, 0 behind dim
-  void* partial;                    // [csr.num_slots, H, width] acc
-  void* edges;         // backward: [E, H, 2] acc, user's order: alpha and draw from one pass to the other,
+  // W [H, cols, feats] T, filled up with zeros to the columns that a head's lanes have and to a multiple of
+  // 16 features, in the order in which registers take it (dfgnn/_edge_terms.py):
+  const void* onto;  // column = (block, t 4, s 2, j 2, e 2), feature = (step, i 2, g 8):
+                     //   [H, step, block, s, g, t, j, i, e]
+  const void* back;  // column = (group, g 8, word, i 2), feature = (step, t 4, j 2, e 2):
+                     //   [H, group, step, word, g, t, j, i, e]
+  void* sums;        // a, or in backward b: [N_dst, H, width] T, 0 behind dim; or null
+  void* partial;     // [csr.num_slots, H, width] acc
+  // Backward:
+  void* edges;         // [E, H, 2] acc, user's order: alpha and draw from one pass to the other,
   int32_t keep_edges;  // which then leaves f alpha and draw there
 };
 

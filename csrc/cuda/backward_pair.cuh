@@ -26,7 +26,7 @@ template <class C, Score SCORE, bool SOURCES, Edges EDGES, int B>
 __global__ void __launch_bounds__(
     kThreads,
     kMinBlocks<C, EDGES == Edges::features && SCORE == Score::additive_v2 && SOURCES ? Load::most_rows
-                  : EDGES == Edges::features || (EDGES == Edges::projected && !SOURCES) ||
+                  : EDGES == Edges::features || (projects(EDGES) && !SOURCES) ||
                           (SCORE == Score::additive_v2 && (SOURCES || sizeof(typename C::T) > 2)) ||
                           (SCORE == Score::dot && SOURCES && C::LPH == 1)
                       ? Load::many_rows
@@ -35,8 +35,8 @@ __global__ void __launch_bounds__(
   using A = typename C::A;
   constexpr int LPH = C::LPH, NV = C::NV, VEC = C::VEC;
   constexpr bool DOT = SCORE == Score::dot, V2 = SCORE == Score::additive_v2, PAIR = DOT || V2;
-  constexpr bool EDGE = EDGES != Edges::none, FEAT = EDGES == Edges::features;
-  constexpr bool PROJ = EDGES == Edges::projected;
+  constexpr bool EDGE = has_options(EDGES), FEAT = EDGES == Edges::features;
+  constexpr bool PROJ = projects(EDGES);
   constexpr bool GIVEN = PROJ && SOURCES;            // alpha and draw of the edges are there
   constexpr bool ONE = V2 && !SOURCES;               // c and d are one row
   constexpr bool LINEAR = !(V2 && SOURCES) || FEAT;  // else the statistics bring the linear part of the score
@@ -66,15 +66,25 @@ __global__ void __launch_bounds__(
     return me.template at<EdgeNumbers<A>>(p.attr.edges, eid);
   };
   A share[V2 ? NV : 1][VEC] = {};  // of grad_attn
+  ItemFeatures<C> features;        // W^T q and then the sum of draw x; W^T g
+  if constexpr (PROJ && !SOURCES) {
+    const NodeProducts<C> products(me, t, p.shape, p.attr);
+    float* const to = products.template shared<2>();
+    products.onto(p.query, to);
+    products.onto(p.grad_out, to + products.size());
+    features = {me, products, to};
+    __syncwarp();
+  }
 
   // What an item and a step of it need first.
   Raw row_a[NV], row_b[NV], row_out[NV];
   A row_term = 0;
   RowStats<A> row_stats = {};
   NodeStats<A> stats[SLOTS];
-  int index[SLOTS] = {};
+  int index[PROJ ? 2 * SLOTS : SLOTS] = {};  // neighbours, and with PROJ the edges' ids
   Raw c[PAIR && !ONE ? B : 1][NV], d[B][NV], e[FEAT ? B : 1][NV];
   T attrs[F > 1 ? B : 1][C::FEATS];
+  EdgeNumbers<A> numbers[GIVEN ? SLOTS : 1];
   const auto load_item = [&] {
     if constexpr (GIVEN) return;
     if constexpr (PAIR) me.load_row(rows_a, row_a, me.row);
@@ -87,16 +97,20 @@ __global__ void __launch_bounds__(
   };
   const auto load_step = [&] {
     if constexpr (GIVEN) {
-      repeat<SLOTS>([&](int s) { stats[s].term = __ldg(&node_stats.at(index[s])->term); });
+      repeat<SLOTS>([&](int s) {
+        stats[s].term = __ldg(&node_stats.at(index[s])->term);
+        numbers[s] = *numbers_of(index[SLOTS + s]);
+      });
     } else if constexpr (SOURCES) {
       repeat<SLOTS>([&](int s) { stats[s] = load_stats(node_stats.at(index[s])); });
     }
     if constexpr (PAIR && !ONE) load_rows<C, B>(source_c, 0, index, c);
     load_rows<C, B>(source_d, 0, index, d);
+    if constexpr (PROJ && !SOURCES) attr.load(index, attrs);
   };
 
   // The state of a row.
-  int row;
+  int row, item;
   bool writes;
   A a[PAIR ? NV : 1][VEC], b[NV][VEC], row_delta;
   A acc_c[PAIR ? NV : 1][VEC], acc_d[SOURCES ? NV : 1][VEC], acc_attn[V2 && FEAT && SOURCES ? NV : 1][VEC];
@@ -104,13 +118,13 @@ __global__ void __launch_bounds__(
   A sum_raw, rest, sum_mass;
   A query_attr[C::FEATS], grad_attr[C::FEATS], acc_attr[1][C::FEATS], mass_attr[1][C::FEATS];
   const auto begin = [&](const int at, const int n) {
-    row = at;
+    row = at, item = n;
     writes = me.writes && me.slot_of(n) != me.kNoItem;
     if constexpr (PAIR && !GIVEN) me.unpack_row(row_a, a, A(1));
     if constexpr (!GIVEN) me.unpack_row(row_b, b, A(1));
     if constexpr (PROJ && !SOURCES) {
-      attr.load_row(me, p.attr.rows, row, query_attr);
-      attr.load_row(me, p.attr.grad_rows, row, grad_attr);
+      attr.load_row(features.row(n), query_attr);
+      attr.load_row(features.row(n, 1), grad_attr);
     }
     if constexpr (V2) row_term = pair.linear(me, t, p.attn, a, rows_a, row);
     if constexpr (!SOURCES) {
@@ -194,11 +208,6 @@ __global__ void __launch_bounds__(
       repeat<SLOTS>([&](int s) { eids[s] = fetch_eid<C, CHUNK>(me, csr, done, s); });
       load_rows<C, B>(feats, 0, eids, e);
     }
-    if constexpr (PROJ && !SOURCES) {
-      int eids[SLOTS];
-      repeat<SLOTS>([&](int s) { eids[s] = fetch_eid<C, CHUNK>(me, csr, done, s); });
-      attr.load(eids, attrs);
-    }
 
     // Two sums over columns for every edge, the score's and g . v, brought to the lanes that own the edges.
     A part_s[B], part_t[B];
@@ -267,10 +276,10 @@ __global__ void __launch_bounds__(
         EdgeNumbers<A> now = {};
         int eid = 0;
         if (valid) {
-          eid = edge_id(csr, me.first + (done + s * LPH + own) * me.stride);
-          now = *numbers_of(eid);
+          eid = index[SLOTS + s];
+          now = numbers[s];
           now.draw -= stats[s].term * now.alpha;
-          now.alpha *= edge.mask(eid) * edge.weight(eid);
+          if constexpr (EDGE) now.alpha *= edge.mask(eid) * edge.weight(eid);
         }
         weights.set(s, now.alpha, true);
         grad_scores.set(s, now.draw, true);
@@ -289,9 +298,10 @@ __global__ void __launch_bounds__(
       A dot_gv = part_t[s], mask = 1, factor = 1;
       int64_t at = 0;
       int eid = 0;
+      if constexpr (PROJ) eid = index[SLOTS + s];
       if constexpr (EDGE) {
         if (valid) {
-          eid = edge_id(csr, me.first + (done + s * LPH + own) * me.stride);
+          if constexpr (!PROJ) eid = edge_id(csr, me.first + (done + s * LPH + own) * me.stride);
           at = int64_t(eid) * me.heads + me.head;
           mask = edge.mask(eid);
           factor = mask * edge.weight(eid);
@@ -385,7 +395,7 @@ __global__ void __launch_bounds__(
           }
           acc_attr[0][f] -= rest * mass_attr[0][f];
         });
-        attr.store_row(me, acc_attr[0], A(1), row, slot);
+        attr.store_row(me, acc_attr[0], A(1), slot, features.row(item));
       }
       if (writes && me.hl == 0 && me.chunk == 0)
         *me.template at<NodeStats<A>>(p.node_stats, row) = {row_term, row_stats, row_delta + rest};
@@ -416,7 +426,12 @@ __global__ void __launch_bounds__(
       }
     }
   };
-  walk<CHUNK, EARLY>(me, csr, t.items, index, load_item, load_step, begin, step, finish);
+  walk<CHUNK, EARLY, PROJ>(me, csr, t.items, index, load_item, load_step, begin, step, finish);
+  if constexpr (PROJ && !SOURCES) {
+    __syncwarp();
+    const NodeProducts<C> products(me, t, p.shape, p.attr);
+    products.back(products.template shared<2>(), p.grad_query, float(p.scale), p.attr.sums);
+  }
 
   // This block's share of grad_attn.
   if constexpr (V2) {

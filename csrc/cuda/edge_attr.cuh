@@ -3,6 +3,7 @@
 // two more per lane before it is reduced, and a sum as many.
 #pragma once
 
+#include "mma.cuh"
 #include "walk.cuh"
 
 namespace dfgnn::cuda {
@@ -30,21 +31,20 @@ struct AttrLanes {
     repeat<F>([&](int f) { shift[f] = hl + f * C::LPH < attr.dim ? f * C::LPH * uint32_t(sizeof(T)) : 0; });
   }
 
-  // Of the edges that lanes own, all of the step's.
+  // Of a step's edges, whose ids are behind the neighbours (fetch in walk.cuh).
   template <int B, int S>
-  __device__ __forceinline__ void load(const int (&eids)[S], T (&x)[B][F]) const {
+  __device__ __forceinline__ void load(const int (&index)[S], T (&x)[B][F]) const {
     repeat<B>([&](int u) {
-      const int eid = __shfl_sync(kAll, eids[u / C::LPH], u % C::LPH, C::LPH);
+      const int eid = of_lane<C::LPH>(index[S / 2 + u / C::LPH], u % C::LPH);
       const char* row = at_row(base, eid, row_bytes);
-      repeat<F>([&](int f) { x[u][f] = *reinterpret_cast<const T*>(row + (f ? shift[f] : 0)); });
+      repeat<F>([&](int f) { x[u][f] = __ldg(reinterpret_cast<const T*>(row + (f ? shift[f] : 0))); });
     });
   }
-  // Of a row of [N, H, width]; 0 behind its end.
-  __device__ __forceinline__ void load_row(const Place<C>& me, const void* rows, int row, A (&x)[F]) const {
-    const T* from = static_cast<const T*>(rows) + int64_t(row) * p.row_stride + me.head * p.head_stride;
+  // Of a row in shared memory (NodeProducts).
+  __device__ __forceinline__ void load_row(const float* row, A (&x)[F]) const {
     repeat<F>([&](int f) {
       const int c = hl + f * C::LPH;
-      x[f] = c < p.dim ? A(from[c]) : A(0);
+      x[f] = F * C::LPH <= 16 || c < p.dim ? A(row[c]) : A(0);  // rows have 16 features and zeros at least
     });
   }
   __device__ __forceinline__ A dot(const A (&rows)[F], const T (&x)[F], A sum) const {
@@ -54,24 +54,249 @@ struct AttrLanes {
   __device__ __forceinline__ void axpy(A (&sum)[F], A w, const T (&x)[F]) const {
     repeat<F>([&](int f) { sum[f] += w * A(x[f]); });
   }
-  // As Place::store_row, into rows [N, H, width] whose end is filled with zeros.
-  __device__ __forceinline__ void store_row(const Place<C>& me, const A (&x)[F], A factor, int row, int slot,
-                                            A before = 1) const {
-    if (!me.writes || slot == me.kNoItem || me.chunk != 0) return;
-    const int64_t first = (int64_t(slot < 0 ? row : slot) * me.heads + me.head) * p.width;
+  // The sums of an item's row, into its row in shared memory; of a piece of a row, into its slot.
+  __device__ __forceinline__ void store_row(const Place<C>& me, const A (&x)[F], A factor, int slot,
+                                            float* shared_row) const {
+    __syncwarp();  // other sub-warps have read the row's features
+    if (!me.writes || slot == me.kNoItem) return;
+    if (slot < 0) {
+      repeat<F>([&](int f) {
+        if (hl + f * C::LPH < p.dim) shared_row[hl + f * C::LPH] = x[f] * factor;
+      });
+      return;
+    }
+    A* const to = static_cast<A*>(p.partial) + (int64_t(slot) * me.heads + me.head) * p.width;
     repeat<F>([&](int f) {
       const int c = hl + f * C::LPH;
-      if (c >= p.width) return;
-      const A y = c < p.dim ? x[f] : A(0);
-      if (slot < 0) {
-        T* to = static_cast<T*>(p.sums) + first + c;
-        *to = T(y * factor + (me.joins(slot) ? before * A(*to) : A(0)));
-      } else {
-        static_cast<A*>(p.partial)[first + c] = y;
-      }
+      if (c < p.width) to[c] = c < p.dim ? x[f] : A(0);
     });
   }
 };
+
+// Products of W with the rows of a warp's items, on tensor cores, eight rows at a time: W^T x before its
+// edges, W a behind them. W is the first factor of m16n8k16, in the order of its registers (EdgeAttr), rows
+// are the second one's columns. Which column of a head or which feature an index of the product stands for is
+// chosen so that lanes load and store 16 (8) bytes. A lane is 4 g + t.
+inline constexpr int kProductRows = 8, kProductFeats = 16;
+__host__ __device__ constexpr int product_width(int dim) {
+  return (dim + kProductFeats - 1) / kProductFeats * kProductFeats;
+}
+
+template <class C>
+struct NodeProducts {
+  using T = typename C::T;
+  static constexpr int HEADS = 32 / C::LPH;                  // of a warp, at most
+  static constexpr int BLOCKS = C::COLS / 32;                // of a head's columns, for W^T x
+  static constexpr int GROUP = C::COLS < 64 ? C::COLS : 64;  // of a head's columns, for W a
+  static constexpr int GROUPS = C::COLS / GROUP, WORDS = GROUP / 16;
+
+  const EdgeAttr& p;
+  const int4* records;  // of the warp's items, as in Place
+  int items, rows, heads, first_head, all_heads, dim, width;
+  int lane, g, t;
+
+  __device__ __forceinline__ NodeProducts(const EdgeAttr& attr, const Shape& s, const int4* records_,
+                                          int items_, int rows_, int heads_)
+      : p(attr),
+        records(records_),
+        items(items_),
+        rows(rows_),
+        heads(heads_),
+        first_head(blockIdx.y * heads_),
+        all_heads(s.heads),
+        dim(s.value_dim),
+        width(product_width(attr.dim)),
+        lane(threadIdx.x & 31),
+        g(lane / 4),
+        t(lane % 4) {}
+
+  // Of the items of this warp.
+  __device__ __forceinline__ NodeProducts(const Place<C>& me, const Tiling& tiling, const Shape& s,
+                                          const EdgeAttr& attr)
+      : NodeProducts(attr, s, &me.record(0) - (me.packed ? me.sub * (tiling.items + 1) : 0), tiling.items,
+                     tiling.items * (me.packed ? me.num_sub : 1), tiling.heads_per_tile) {}
+
+  // This warp's share of shared memory, behind the records, for so many arrays [rows, heads, width].
+  template <int ARRAYS>
+  __device__ __forceinline__ float* shared() const {
+    extern __shared__ int4 item_records[];
+    return reinterpret_cast<float*>(item_records + kWarps * (rows + rows / items)) +
+           (threadIdx.x >> 5) * ARRAYS * size();
+  }
+  // Elements of an array.
+  __device__ __forceinline__ int size() const { return rows * heads * width; }
+
+  struct Row {
+    int row, slot;
+    bool there;
+  };
+  __device__ __forceinline__ Row row_of(int m) const {
+    const int at = min(m, rows - 1), sub = at / items;
+    const int4 record = records[at + sub];  // a sub-warp has one more
+    return {record.z, record.w, m < rows && record.w != Place<C>::kNoItem};
+  }
+  __device__ __forceinline__ bool has(int head) const {
+    return head < heads && first_head + head < all_heads;
+  }
+  static __device__ __forceinline__ void load_factor(const void* w, int at, int lane, uint32_t (&a)[4]) {
+    const Raw raw = load_raw(static_cast<const uint4*>(w) + (at * 32 + lane));
+    repeat<4>([&](int k) { a[k] = raw.x[k]; });
+  }
+
+  // to = W^T x of the rows of x, [N, H, D]
+  __device__ __forceinline__ void onto(const void* x, float* to) const {
+    const int steps = width / kProductFeats;
+#pragma unroll 1
+    for (int m0 = 0; m0 < rows; m0 += kProductRows) {
+      const Row mine = row_of(m0 + g);
+      const T* from = static_cast<const T*>(x) + (int64_t(mine.row) * all_heads + first_head) * dim;
+      Raw raw[HEADS][BLOCKS];
+      repeat<HEADS, BLOCKS>([&](int h, int b) {
+        const int column = b * 32 + t * 8;
+        raw[h][b] = {};
+        if (mine.there && has(h) && column < dim) raw[h][b] = load_raw(from + h * dim + column);
+      });
+#pragma unroll 1
+      for (int step = 0; step < steps; ++step) {
+        repeat<HEADS>([&](int h) {
+          if (!has(h)) return;
+          float c[4] = {};
+          const int first = ((first_head + h) * steps + step) * BLOCKS;
+          repeat<BLOCKS, 2>([&](int b, int s) {
+            uint32_t w[4];
+            load_factor(p.onto, (first + b) * 2 + s, lane, w);
+            multiply<T>(c, w, raw[h][b].x[2 * s], raw[h][b].x[2 * s + 1]);
+          });
+          repeat<4>([&](int k) {
+            const int m = m0 + 2 * t + k % 2;
+            if (m < rows) to[(m * heads + h) * width + step * kProductFeats + k / 2 * 8 + g] = c[k];
+          });
+        });
+      }
+    }
+  }
+
+  // The rows of y [N, H, D], but not of pieces, += factor W a, of a in shared memory, which goes to sums [N,
+  // H, p.width], too, or null. What y holds was written by this warp, or by a launch before.
+  __device__ __forceinline__ void back(const float* from, void* y, float factor, void* sums) const {
+    const int steps = width / kProductFeats;
+#pragma unroll 1
+    for (int m0 = 0; m0 < rows; m0 += kProductRows) {
+      uint32_t old[HEADS][GROUPS][2][WORDS] = {};
+      uint32_t* to[2];
+      bool there[2];
+      const Row mine = row_of(m0 + g);
+      const bool keeps = sums && mine.there && mine.slot < 0;
+      T* const kept = static_cast<T*>(sums) + (int64_t(mine.row) * all_heads + first_head) * p.width + 4 * t;
+      repeat<2>([&](int j) {
+        const Row row = row_of(m0 + 2 * t + j);
+        there[j] = row.there && row.slot < 0;
+        to[j] = reinterpret_cast<uint32_t*>(static_cast<T*>(y) +
+                                            (int64_t(row.row) * all_heads + first_head) * dim);
+      });
+      const auto each = [&](auto f) {
+        repeat<HEADS, GROUPS>([&](int h, int n) {
+          repeat<2>([&](int j) {
+            const int column = n * GROUP + g * (2 * WORDS);
+            if (there[j] && has(h) && column < dim) f(h, n, j, to[j] + (h * dim + column) / 2);
+          });
+        });
+      };
+      each([&](int h, int n, int j, const uint32_t* at) {
+        if constexpr (WORDS == 4) {
+          const Raw raw = read_raw(at);
+          repeat<4>([&](int k) { old[h][n][j][k] = raw.x[k]; });
+        } else {
+          const uint2 raw = __ldcg(reinterpret_cast<const uint2*>(at));
+          old[h][n][j][0] = raw.x, old[h][n][j][1] = raw.y;
+        }
+      });
+      repeat<HEADS, GROUPS>([&](int h, int n) {
+        if (!has(h)) return;
+        float c[WORDS][4];
+        repeat<WORDS, 2>([&](int k, int j) {
+          const float2 before = unpack_two<T>(old[h][n][j][k]);
+          c[k][j] = before.x, c[k][2 + j] = before.y;
+        });
+        const float* a = from + (min(m0 + g, rows - 1) * heads + h) * width + 4 * t;
+#pragma unroll 1
+        for (int step = 0; step < steps; ++step) {
+          const float4 v = *reinterpret_cast<const float4*>(a + step * kProductFeats);
+          const int feat = step * kProductFeats;
+          if (n == 0 && keeps && feat + 4 * t < p.width)
+            *reinterpret_cast<uint2*>(kept + h * p.width + feat) =
+                make_uint2(pack_two<T>(v.x, v.y), pack_two<T>(v.z, v.w));
+          const uint32_t b0 = pack_two<T>(factor * v.x, factor * v.y);
+          const uint32_t b1 = pack_two<T>(factor * v.z, factor * v.w);
+          const int first = (((first_head + h) * GROUPS + n) * steps + step) * WORDS;
+          repeat<WORDS>([&](int k) {
+            uint32_t w[4];
+            load_factor(p.back, first + k, lane, w);
+            multiply<T>(c[k], w, b0, b1);
+          });
+        }
+        repeat<WORDS, 2>([&](int k, int j) { old[h][n][j][k] = pack_two<T>(c[k][j], c[k][2 + j]); });
+      });
+      each([&](int h, int n, int j, uint32_t* at) {
+        if constexpr (WORDS == 4) {
+          store_raw(at, {{old[h][n][j][0], old[h][n][j][1], old[h][n][j][2], old[h][n][j][3]}});
+        } else {
+          *reinterpret_cast<uint2*>(at) = make_uint2(old[h][n][j][0], old[h][n][j][1]);
+        }
+      });
+    }
+  }
+};
+
+// In such arrays the rows of a lane's items and head: what of NodeProducts is kept in registers.
+template <class C>
+struct ItemFeatures {
+  uint32_t first = 0, stride = 0, array = 0;  // bytes
+  ItemFeatures() = default;
+  __device__ __forceinline__ ItemFeatures(const Place<C>& me, const NodeProducts<C>& products,
+                                          const float* at)
+      : stride(products.heads * products.width * uint32_t(sizeof(float))),
+        array(products.size() * uint32_t(sizeof(float))) {
+    const int skipped = me.packed ? me.sub * products.items * products.heads : 0;
+    first = shared_address(at + (skipped + me.head - products.first_head) * products.width);
+    keep(first);
+  }
+  __device__ __forceinline__ float* row(int n, int k = 0) const {
+    return static_cast<float*>(__cvta_shared_to_generic(first + n * stride + k * array));
+  }
+};
+
+// rows of y [N, H, D] += factor W a, a of `sums`, of split rows after they were merged. grid (8 splits per
+// warp, heads)
+template <class C>
+__global__ void __launch_bounds__(kThreads)
+    project_splits_kernel(const EdgeAttr p, const Shape shape, const Csr csr, int heads, void* y,
+                          double factor) {
+  follow();
+  using T = typename C::T;
+  extern __shared__ int4 item_records[];
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  int4* const records = item_records + warp * (kProductRows + 1);
+  const int64_t split = (int64_t(blockIdx.x) * kWarps + warp) * kProductRows + lane;
+  if (lane < kProductRows) {
+    const bool there = split < csr.num_splits && csr.splits[split].slot_begin < csr.splits[split].slot_end;
+    records[lane] = make_int4(0, 0, there ? csr.splits[split].row : 0, there ? kWhole : Place<C>::kNoItem);
+  }
+  __syncwarp();
+  const NodeProducts<C> products(p, shape, records, kProductRows, kProductRows, heads);
+  float* const a =
+      reinterpret_cast<float*>(item_records + kWarps * (kProductRows + 1)) + warp * products.size();
+  const T* const sums = static_cast<const T*>(p.sums);
+  for (int k = lane; k < products.size(); k += 32) {
+    const int c = k % products.width, head = k / products.width % heads;
+    const auto row = products.row_of(k / products.width / heads);
+    a[k] = row.there && products.has(head) && c < p.width
+               ? float(sums[(int64_t(row.row) * shape.heads + products.first_head + head) * p.width + c])
+               : 0.0f;
+  }
+  __syncwarp();
+  products.back(a, y, float(factor), nullptr);
+}
 
 // What the pass over destinations leaves of an edge and head for the one over sources.
 template <typename A>

@@ -9,5 +9,7 @@ namespace dfgnn::cuda {
 const char* edge_dot(const EdgeTermParams& params, void* stream);
 const char* edge_sum(const EdgeTermParams& params, void* stream);
 const char* edge_outer(const EdgeTermParams& params, void* stream);
+const char* projection_grad(const ProjectionGradParams& params, void* stream);
+int64_t projection_parts(const ProjectionGradParams& params);
 
 }  // namespace dfgnn::cuda

@@ -8,8 +8,10 @@
 namespace dfgnn::cuda {
 
 // Which options on edges a kernel is compiled for: none, those with a number per edge, or also edge features,
-// or projected ones (EdgeAttr).
-enum class Edges { none, scalars, features, projected };
+// or projected ones (EdgeAttr), without or with those.
+enum class Edges { none, scalars, features, projected, projected_scalars };
+constexpr bool projects(Edges edges) { return edges >= Edges::projected; }
+constexpr bool has_options(Edges edges) { return edges != Edges::none && edges != Edges::projected; }
 
 // The options of one edge and head.
 template <typename T>

@@ -21,8 +21,8 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, EDGES == Edges::featur
   using A = typename C::A;
   constexpr int LPH = C::LPH, NV = C::NV, VEC = C::VEC;
   constexpr bool DOT = SCORE == Score::dot, V2 = SCORE == Score::additive_v2, PAIR = DOT || V2;
-  constexpr bool EDGE = EDGES != Edges::none, FEAT = EDGES == Edges::features;
-  constexpr bool PROJ = EDGES == Edges::projected;
+  constexpr bool EDGE = has_options(EDGES), FEAT = EDGES == Edges::features;
+  constexpr bool PROJ = projects(EDGES);
   constexpr bool EARLY = !DOT;  // registers suffice for rows in flight while results are written
   constexpr int CHUNK = PAIR || FEAT || B > LPH ? B : LPH;  // edges per sub-warp and step
   constexpr int PERIOD = CHUNK < LPH ? CHUNK : LPH;         // lanes of a head that own different edges
@@ -40,11 +40,18 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, EDGES == Edges::featur
   const A in_key = FEAT && p.edge.feat_in_key, in_value = FEAT && p.edge.feat_in_value;
   const AttrLanes<C, PROJ> attr(me, p.attr);
   constexpr int F = PROJ ? C::FEATS : 1;
+  ItemFeatures<C> features;  // W^T q and then a
+  if constexpr (PROJ) {
+    const NodeProducts<C> products(me, t, p.shape, p.attr);
+    products.onto(p.query, products.template shared<1>());
+    features = {me, products, products.template shared<1>()};
+    __syncwarp();
+  }
 
   // What an item and a step of it need first.
   Raw query_row[NV];
   A alpha_dst = 0, raw_score[SLOTS];
-  int index[SLOTS] = {};
+  int index[PROJ ? 2 * SLOTS : SLOTS] = {};  // neighbours, and with PROJ the edges' ids
   Raw rows[B][NV], key_rows[DOT ? B : 1][NV], feat_rows[FEAT ? B : 1][NV];
   T attrs[PROJ ? B : 1][C::FEATS];
   const auto load_item = [&] {
@@ -58,17 +65,18 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, EDGES == Edges::featur
     if constexpr (!PAIR) repeat<SLOTS>([&](int s) { raw_score[s] = __ldg(alpha_src.at(index[s])); });
     if constexpr (DOT) load_rows<C, B>(keys, 0, index, key_rows);
     load_rows<C, B>(values, 0, index, rows);  // they travel while the scores are computed
+    if constexpr (PROJ) attr.load(index, attrs);
   };
 
   // The state of a row.
-  int row;
+  int row, item;
   A query[PAIR ? NV : 1][VEC], acc[NV][VEC], acc_positive[POSITIVE ? NV : 1][VEC];
   A query_attr[C::FEATS], acc_attr[1][C::FEATS];
   Softmax<A, POSITIVE> softmax;
-  const auto begin = [&](int at, int) {
-    row = at;
+  const auto begin = [&](int at, int n) {
+    row = at, item = n;
     if constexpr (PAIR) me.unpack_row(query_row, query, A(1));
-    if constexpr (PROJ) attr.load_row(me, p.attr.rows, row, query_attr);
+    if constexpr (PROJ) attr.load_row(features.row(n), query_attr);
     softmax = {};
     zero(acc);
     zero(acc_positive);
@@ -80,11 +88,6 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, EDGES == Edges::featur
       int eids[SLOTS];
       repeat<SLOTS>([&](int s) { eids[s] = fetch_eid<C, CHUNK>(me, p.csr, done, s); });
       load_rows<C, B>(feats, 0, eids, feat_rows);
-    }
-    if constexpr (PROJ) {
-      int eids[SLOTS];
-      repeat<SLOTS>([&](int s) { eids[s] = fetch_eid<C, CHUNK>(me, p.csr, done, s); });
-      attr.load(eids, attrs);
     }
 
     // What the family computes: sums over columns, brought to the lanes that own the edges, or two terms.
@@ -125,7 +128,11 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, EDGES == Edges::featur
       const bool valid = s * LPH + own < left;
       int eid = 0;
       if constexpr (EDGE) {
-        if (valid) eid = edge_id(p.csr, me.first + (done + s * LPH + own) * me.stride);
+        if constexpr (PROJ) {
+          eid = index[SLOTS + s];
+        } else if (valid) {
+          eid = edge_id(p.csr, me.first + (done + s * LPH + own) * me.stride);
+        }
       }
       // Past the end, eid 0 exists: there are edges, or this loop would not run.
       const EdgeScore<T, EDGE> z(edge, score[s], slope, eid);
@@ -211,7 +218,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, EDGES == Edges::featur
       });
     }
     me.store_row(p.out, p.partial_out, acc, adds_bias ? A(1) : ours, row, slot, before);
-    if constexpr (PROJ) attr.store_row(me, acc_attr[0], ours, row, slot, before);
+    if constexpr (PROJ) attr.store_row(me, acc_attr[0], ours, slot, features.row(item));
     if constexpr (POSITIVE)
       me.store_row(p.positive, p.partial_positive, acc_positive, ours, row, slot, before);
     if (me.writes && slot != me.kNoItem && me.hl == 0 && me.chunk == 0) {
@@ -227,7 +234,12 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, EDGES == Edges::featur
       }
     }
   };
-  walk<CHUNK, EARLY>(me, p.csr, t.items, index, load_item, load_step, begin, step, finish);
+  walk<CHUNK, EARLY, PROJ>(me, p.csr, t.items, index, load_item, load_step, begin, step, finish);
+  if constexpr (PROJ) {
+    __syncwarp();
+    const NodeProducts<C> products(me, t, p.shape, p.attr);
+    products.back(products.template shared<1>(), p.out, 1, p.attr.sums);
+  }
 }
 
 }  // namespace dfgnn::cuda

@@ -103,9 +103,11 @@ void with_config(int heads, int dim, F f) {
 }
 
 // Items of a warp: at most so many (packed, each waits for the longest of its warp; in backward of
-// additive_v2 they would share a partial sum of grad_attn), and about so many edges. Blocks of a window per
-// multiprocessor, windows of a grid at least, for balance.
-inline constexpr int kItems = 4, kItemsPacked = 2, kItemsV2 = 1, kWarpEdges = 256, kWindowBlocks = 8;
+// additive_v2 they would share a partial sum of grad_attn; projected, tensor cores take eight rows at a
+// time), and about so many edges. Blocks of a window per multiprocessor, windows of a grid at least, for
+// balance.
+inline constexpr int kItems = 4, kItemsProjected = 8, kItemsPacked = 2, kItemsV2 = 1, kWarpEdges = 256,
+                     kWindowBlocks = 8;
 inline constexpr unsigned kLeastWindows = 4;
 // With rows in parts there are many items, and each block has a partial sum.
 inline int items_v2(const Csr& csr) { return csr.num_parts ? kItems : kItemsV2; }

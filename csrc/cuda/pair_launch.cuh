@@ -8,6 +8,31 @@
 
 namespace dfgnn::cuda {
 
+// Bytes of shared memory for features of the rows of a block (NodeProducts).
+template <class C>
+int product_bytes(const Launch<C>& way, const Csr& csr, const EdgeAttr& attr, int arrays) {
+  const Tiling& t = way.tiling;
+  const int rows = t.items * (csr.packed ? 32 / t.lanes() : 1);
+  return kWarps * rows * t.heads_per_tile * product_width(attr.dim) * arrays * int(sizeof(float));
+}
+// y += factor W sums in the split rows.
+template <typename T>
+void project_splits(const Csr& csr, const Shape& shape, const EdgeAttr& attr, void* y, double factor,
+                    cudaStream_t stream) {
+  if (csr.num_splits == 0) return;
+  with_config<T>(shape.heads, shape.value_dim, [&](auto config) {
+    using C = decltype(config);
+    if constexpr (kProjects<C>) {
+      const Launch<C> way(shape, shape.value_dim, csr);
+      const int heads = way.tiling.heads_per_tile, rows = kWarps * kProductRows;
+      const int shared = kWarps * (kProductRows + 1) * int(sizeof(int4)) +
+                         rows * heads * product_width(attr.dim) * int(sizeof(float));
+      launch(stream, dim3(blocks_of(csr.num_splits, rows).x, way.grid.y), kThreads, shared,
+             project_splits_kernel<C>, attr, shape, csr, heads, y, factor);
+    }
+  });
+}
+
 template <typename T, Score SCORE>
 const char* pair_forward(const ForwardParams& p, cudaStream_t stream) {
   if (p.csr.num_items == 0) return nullptr;
@@ -26,13 +51,16 @@ const char* pair_forward(const ForwardParams& p, cudaStream_t stream) {
                   : edges == Edges::scalars ? forward_kernel<C, SCORE, Edges::scalars, false, B>
                                             : forward_kernel<C, SCORE, Edges::features, false, B>;
     if constexpr (SCORE == Score::dot && kProjects<C>) {
-      if (p.attr.x) kernel = forward_kernel<C, SCORE, Edges::projected, false, B>;
+      if (p.attr.x)
+        kernel = edges == Edges::none ? forward_kernel<C, SCORE, Edges::projected, false, B>
+                                      : forward_kernel<C, SCORE, Edges::projected_scalars, false, B>;
     }
     for_each_part(p.csr, [&](const Csr& part) {
       ForwardParams q = p;
       q.csr = part;
-      const Launch<C> way(p.shape, p.shape.value_dim, part);
-      launch(stream, way.grid, kThreads, way.shared, kernel, q, way.tiling);
+      const Launch<C> way(p.shape, p.shape.value_dim, part, p.attr.x ? kItemsProjected : kItems);
+      const int shared = way.shared + (p.attr.x ? product_bytes(way, part, p.attr, 1) : 0);
+      launch(stream, way.grid, kThreads, shared, kernel, q, way.tiling);
     });
   });
   finish_forward<T>(p, stream);
@@ -41,6 +69,7 @@ const char* pair_forward(const ForwardParams& p, cudaStream_t stream) {
     q.shape.value_dim = p.attr.width;
     q.out = p.attr.sums, q.partial_out = p.attr.partial, q.out_bias = nullptr;
     finish_forward<T>(q, stream);
+    project_splits<T>(p.csr, p.shape, p.attr, p.out, 1, stream);
   }
   return last_error();
 }
@@ -57,11 +86,12 @@ const char* pair_backward(const BackwardParams& p, cudaStream_t stream) {
     using C = decltype(config);
     constexpr int B = C::B;
     int64_t attn_parts = 0;  // partial sums of grad_attn that the launches so far write
-    const auto launch_part = [&](const auto kernel, BackwardParams q, const Csr& part) {
-      const Launch<C> way(p.shape, dim, part, V2 ? items_v2(part) : kItems);
+    const auto launch_part = [&](const auto kernel, BackwardParams q, const Csr& part, bool projects) {
+      const Launch<C> way(p.shape, dim, part, projects ? kItemsProjected : V2 ? items_v2(part) : kItems);
       if (V2) q.grad_attn = static_cast<A*>(p.grad_attn) + attn_parts * heads * dim;
       attn_parts += way.grid.x;
-      launch(stream, way.grid, kThreads, way.shared, kernel, q, way.tiling);
+      const int shared = way.shared + (projects ? product_bytes(way, part, p.attr, 2) : 0);
+      launch(stream, way.grid, kThreads, shared, kernel, q, way.tiling);
     };
     const auto destinations = [&] {
       if constexpr (kHasTiles<T, SCORE>) {
@@ -71,13 +101,15 @@ const char* pair_backward(const BackwardParams& p, cudaStream_t stream) {
                     : edges == Edges::scalars ? pair_kernel<C, SCORE, false, Edges::scalars, B>
                                               : pair_kernel<C, SCORE, false, Edges::features, B>;
       if constexpr (SCORE == Score::dot && kProjects<C>) {
-        if (p.attr.x) kernel = pair_kernel<C, SCORE, false, Edges::projected, B>;
+        if (p.attr.x)
+          kernel = edges == Edges::none ? pair_kernel<C, SCORE, false, Edges::projected, B>
+                                        : pair_kernel<C, SCORE, false, Edges::projected_scalars, B>;
       }
       for_each_part(p.csr, [&](const Csr& part) {
         BackwardParams q = p;
         q.csr = part;
         q.part_of_rows |= part.num_parts > 0;
-        launch_part(kernel, q, part);
+        launch_part(kernel, q, part, p.attr.x);
       });
     };
     const auto sources = [&] {
@@ -88,12 +120,14 @@ const char* pair_backward(const BackwardParams& p, cudaStream_t stream) {
                     : edges == Edges::scalars ? pair_kernel<C, SCORE, true, Edges::scalars, B>
                                               : pair_kernel<C, SCORE, true, Edges::features, B>;
       if constexpr (SCORE == Score::dot && kProjects<C>) {
-        if (p.attr.x) kernel = pair_kernel<C, SCORE, true, Edges::projected, B>;
+        if (p.attr.x)
+          kernel = edges == Edges::none ? pair_kernel<C, SCORE, true, Edges::projected, B>
+                                        : pair_kernel<C, SCORE, true, Edges::projected_scalars, B>;
       }
       for_each_part(p.reverse, [&](const Csr& part) {
         BackwardParams q = p;
         q.reverse = part;
-        launch_part(kernel, q, part);
+        launch_part(kernel, q, part, false);
       });
     };
     if (p.csr.num_items) destinations();
@@ -103,7 +137,10 @@ const char* pair_backward(const BackwardParams& p, cudaStream_t stream) {
     launch(stream, dim3(kAttnSums, (heads * dim + kThreads - 1) / kThreads), kThreads, 0, sum_parts_kernel<A>,
            static_cast<const A*>(p.grad_attn), p.attn_parts, heads * dim, static_cast<A*>(p.attn_sums));
   merge_rows<T>(p.csr, p.shape, dim, p.partial_query, p.grad_query, V2 ? 1 : p.scale, stream);
-  if (p.attr.x) merge_rows<T>(p.csr, p.shape, p.attr.width, p.attr.partial, p.attr.sums, 1, stream);
+  if (p.attr.x) {
+    merge_rows<T>(p.csr, p.shape, p.attr.width, p.attr.partial, p.attr.sums, 1, stream);
+    project_splits<T>(p.csr, p.shape, p.attr, p.grad_query, p.scale, stream);
+  }
   if (!V2) merge_rows<T>(p.reverse, p.shape, dim, p.partial_key, p.grad_key, p.scale, stream);
   merge_rows<T>(p.reverse, p.shape, dim, p.partial_value, p.grad_value, 1, stream);
   return last_error();

@@ -18,8 +18,9 @@ __device__ __forceinline__ int position(const Place<C>& me, const Range& range, 
   const int k = min(done + s * C::LPH + me.hl % PERIOD, range.count - 1);
   return max(range.first + k * me.stride, 0);
 }
-// The neighbours of item n from edge `done` on, or if it has no more, of the next item.
-template <class C, int CHUNK, int S>
+// The neighbours of item n from edge `done` on, or if it has no more, of the next item. EIDS: and behind them
+// the ids of the edges.
+template <class C, int CHUNK, bool EIDS = false, int S>
 __device__ __forceinline__ void fetch(const Place<C>& me, const Csr& csr, int n, int done, int (&index)[S]) {
   Range range = me;
   if (!me.any(done)) {
@@ -27,7 +28,12 @@ __device__ __forceinline__ void fetch(const Place<C>& me, const Csr& csr, int n,
     done = 0;
     if (!__any_sync(kAll, range.count > 0)) return;
   }
-  repeat<S>([&](int s) { index[s] = __ldg(csr.indices + position<C, CHUNK>(me, range, done, s)); });
+  constexpr int OWN = EIDS ? S / 2 : S;
+  repeat<OWN>([&](int s) {
+    const int at = position<C, CHUNK>(me, range, done, s);
+    index[s] = __ldg(csr.indices + at);
+    if constexpr (EIDS) index[OWN + s] = edge_id(csr, at);
+  });
 }
 template <class C, int CHUNK>
 __device__ __forceinline__ int fetch_eid(const Place<C>& me, const Csr& csr, int done, int s) {
@@ -57,8 +63,8 @@ __device__ __forceinline__ void whole_or_not(int left, F f) {
 //   begin(row, n)      the n-th item begins
 //   step(done, left)   its edges done ... done + CHUNK of the sub-warp; `left` are there
 //   finish(row, slot)  the item's results are written; `me` is at the next one already
-template <int CHUNK, bool EARLY, class C, int S, class LoadItem, class LoadStep, class Begin, class Step,
-          class Finish>
+template <int CHUNK, bool EARLY, bool EIDS = false, class C, int S, class LoadItem, class LoadStep,
+          class Begin, class Step, class Finish>
 __device__ __forceinline__ void walk(Place<C>& me, const Csr& csr, int items, int (&index)[S],
                                      LoadItem load_item, LoadStep load_step, Begin begin, Step step,
                                      Finish finish) {
@@ -70,10 +76,10 @@ __device__ __forceinline__ void walk(Place<C>& me, const Csr& csr, int items, in
     }
   };
   me.take(0);
-  fetch<C, CHUNK>(me, csr, 0, 0, index);
+  fetch<C, CHUNK, EIDS>(me, csr, 0, 0, index);
   load_early();
   for (int n = 0; n < items;) {
-    fetch<C, CHUNK>(me, csr, n, CHUNK, next);
+    fetch<C, CHUNK, EIDS>(me, csr, n, CHUNK, next);
     const int row = me.row;
     if constexpr (!EARLY) load_item();
     begin(row, n);
@@ -86,7 +92,7 @@ __device__ __forceinline__ void walk(Place<C>& me, const Csr& csr, int items, in
       if (more) {
         copy(index, next);
         if constexpr (EARLY) load_step();
-        fetch<C, CHUNK>(me, csr, n, done + CHUNK, next);
+        fetch<C, CHUNK, EIDS>(me, csr, n, done + CHUNK, next);
       }
     }
     const int slot = me.slot_of(n);

@@ -109,8 +109,9 @@ int64_t keep_on_cpu(const CpuGraph& made) {
 }  // namespace dfgnn
 
 STABLE_TORCH_LIBRARY(dfgnn, m) {
-  for (const char* schema : {dfgnn::kForward, dfgnn::kBackward, dfgnn::kSddmm, dfgnn::kSpmm, dfgnn::kEdgeDot,
-                             dfgnn::kEdgeSum, dfgnn::kEdgeOuter, dfgnn::kGatherSum, dfgnn::kConstants})
+  for (const char* schema :
+       {dfgnn::kForward, dfgnn::kBackward, dfgnn::kSddmm, dfgnn::kSpmm, dfgnn::kEdgeDot, dfgnn::kEdgeSum,
+        dfgnn::kEdgeOuter, dfgnn::kProjectionGrad, dfgnn::kGatherSum, dfgnn::kConstants})
     m.def(schema);
   for (const char* schema : dfgnn::kPlanning) m.def(schema);
   for (const char* schema : dfgnn::kPlanned) m.def(schema);

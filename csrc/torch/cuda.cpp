@@ -86,6 +86,38 @@ struct CudaBackend {
     return {number, items, splits, rev_items, rev_splits};
   }
 
+  static Tensor projection_grad(Tensor query, Tensor query_sums, Tensor grad, Tensor grad_sums,
+                                double scale) {
+    const Scope scope(query);
+    const Checker check("dfgnn::projection_grad", query);
+    const ScalarType type = query.scalar_type();
+    check.tensor("query", query, {-1, -1, -1}, {ScalarType::Float, ScalarType::Half, ScalarType::BFloat16});
+    const int64_t n = query.size(0), heads = query.size(1), dim = query.size(2), width = query_sums.size(2);
+    check.tensor("grad", grad, {n, heads, dim}, {type});
+    check.tensor("query_sums", query_sums, {n, heads, -1}, {type});
+    check.tensor("grad_sums", grad_sums, {n, heads, width}, {type});
+    const int64_t load = 16 / bytes_of(type);
+    check.require(heads > 0 && dim > 0 && width > 0 && dim % load == 0 && width % load == 0,
+                  "expected heads, and rows and sums of whole loads of 16 bytes, got ", heads, ", ", dim,
+                  " and ", width, " elements");
+    check.require(heads * dim * width < kMostIds, "expected a projection of less than 2**31 elements");
+    query = dense(query), query_sums = dense(query_sums), grad = dense(grad), grad_sums = dense(grad_sums);
+    ProjectionGradParams p{dtype_of(check.op(), query),
+                           n,
+                           int32_t(heads),
+                           int32_t(dim),
+                           int32_t(width),
+                           scale,
+                           {data(query), data(grad)},
+                           {data(query_sums), data(grad_sums)}};
+    p.parts = cuda::projection_parts(p);
+    const Tensor partial = make(query, {p.parts, heads, dim, width}, acc_type(type));
+    Tensor out = make(query, {heads, dim, width}, type);
+    p.partial = partial.mutable_data_ptr(), p.out = out.mutable_data_ptr();
+    launched(cuda::projection_grad(p, stream_of(query)));
+    return out;
+  }
+
   // Plain neighbour sum, the yardstick of the benchmarks.
   static Tensor gather_sum(Tensor feat, Tensor indices, Tensor items, Tensor splits, Sizes plan,
                            int64_t num_dst) {
@@ -112,6 +144,7 @@ STABLE_TORCH_LIBRARY_IMPL(dfgnn, CUDA, m) {
   dfgnn::Planned<dfgnn::CudaBackend>::register_ops(m);
   dfgnn::EdgeTerms<dfgnn::CudaBackend>::register_ops(m);
   m.impl("cut_graph", TORCH_BOX(&dfgnn::CudaBackend::cut_graph));
+  m.impl("projection_grad", TORCH_BOX(&dfgnn::CudaBackend::projection_grad));
   m.impl("gather_sum", TORCH_BOX(&dfgnn::CudaBackend::gather_sum));
 }
 

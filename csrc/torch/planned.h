@@ -8,6 +8,7 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "../core/layout.h"
 #include "../core/terms.h"
 #include "attention.h"
 
@@ -214,15 +215,15 @@ struct Planned : Attention<Backend> {
   struct Projected {
     Inputs in;
     std::shared_ptr<const Graph> graph;
-    Tensor attr, rows;
+    Tensor attr;
   };
   template <class Params>
   static Projected projected(const Checker& check, Params& p, int64_t number, const Tensor& query,
-                             const Tensor& key, const Tensor& value, const Tensor& attr, const Tensor& rows,
-                             const OptTensor& edge_bias, const OptTensor& edge_mask,
+                             const Tensor& key, const Tensor& value, const Tensor& attr, const Tensor& onto,
+                             const Tensor& back, const OptTensor& edge_bias, const OptTensor& edge_mask,
                              const OptTensor& edge_weight, const OptTensor& seed, const OptTensor& out_bias,
                              double scale, double dropout_p, bool backward) {
-    Projected call{{}, graph_of(check, number, value, backward), dense(attr), {}};
+    Projected call{{}, graph_of(check, number, value, backward), dense(attr)};
     Inputs& in = call.in;
     in.score = int64_t(Score::dot), in.value = value, in.src = key, in.dst = query;
     in.bias = edge_bias, in.mask = edge_mask, in.weight = edge_weight, in.seed = seed, in.out_bias = out_bias;
@@ -232,58 +233,53 @@ struct Planned : Attention<Backend> {
     const ScalarType type = in.type();
     check.tensor("attr", call.attr, {call.graph->sizes[2], -1}, {type});
     const int64_t dim = call.attr.size(1);
-    check.tensor("rows", rows, {in.num_dst, in.heads(), -1}, {type});
-    check.require(Backend::projects(p.dtype, p.shape, dim) && rows.size(2) >= dim,
-                  "attr: expected features that a head's lanes can share, and rows of as many, got ", dim,
-                  " features, rows of ", rows.size(2), " and heads of ", in.dim());
-    p.attr.x = data(call.attr), p.attr.dim = int32_t(dim), p.attr.width = int32_t(rows.size(2));
-    call.rows = rows.stride(2) == 1 ? rows : dense(rows);
-    p.attr.rows = data(call.rows), p.attr.row_stride = call.rows.stride(0),
-    p.attr.head_stride = call.rows.stride(1);
+    check.require(Backend::projects(p.dtype, p.shape, dim),
+                  "attr: expected features that a head's lanes can share, got ", dim,
+                  " features and heads of ", in.dim());
+    const int lanes = lanes_per_head(int(in.heads()), int(in.dim()), 2);
+    const int64_t columns = lanes * (kLoadBytes / 2), steps = (dim + 15) / 16;
+    for (const Tensor* factor : {&onto, &back})
+      check.tensor(factor == &onto ? "onto" : "back", *factor, {in.heads(), steps, columns * 16}, {type});
+    check.require(onto.is_contiguous() && back.is_contiguous(), "onto, back: expected contiguous tensors");
+    p.attr.x = data(call.attr), p.attr.dim = int32_t(dim), p.attr.width = int32_t((dim + 7) / 8 * 8);
+    p.attr.onto = data(onto), p.attr.back = data(back);
     return call;
   }
 
   static std::tuple<Tensor, Tensor, Tensor> attend_projected(int64_t number, Tensor query, Tensor key,
-                                                             Tensor value, Tensor attr, Tensor rows,
-                                                             OptTensor edge_bias, OptTensor edge_mask,
-                                                             OptTensor edge_weight, OptTensor seed,
-                                                             OptTensor out_bias, double scale,
+                                                             Tensor value, Tensor attr, Tensor onto,
+                                                             Tensor back, OptTensor edge_bias,
+                                                             OptTensor edge_mask, OptTensor edge_weight,
+                                                             OptTensor seed, OptTensor out_bias, double scale,
                                                              double dropout_p) {
     const typename Backend::Scope scope(value);
     const Checker check("dfgnn::attend_projected", value);
     ForwardParams p{};
-    const Projected call = projected(check, p, number, query, key, value, attr, rows, edge_bias, edge_mask,
-                                     edge_weight, seed, out_bias, scale, dropout_p, false);
+    const Projected call = projected(check, p, number, query, key, value, attr, onto, back, edge_bias,
+                                     edge_mask, edge_weight, seed, out_bias, scale, dropout_p, false);
     const Inputs& in = call.in;
     Tensor sums = make(value, {in.num_dst, in.heads(), p.attr.width}, in.type());
     p.attr.sums = sums.mutable_data_ptr();
     const OptTensor memory = kept(p, in, false).make(value);
     const Outputs made = Base::run_forward(check, in, p, false);
+    if (p.shape.num_edges == 0) sums = torch::stable::zero_(sums);
     return {made.out, *memory, sums};
   }
 
   static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attend_projected_backward(
-      int64_t number, Tensor grad_out, Tensor grad_rows, Tensor query, Tensor key, Tensor value, Tensor attr,
-      Tensor rows, OptTensor edge_bias, OptTensor edge_mask, OptTensor edge_weight, OptTensor seed,
+      int64_t number, Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor attr, Tensor onto,
+      Tensor back, OptTensor edge_bias, OptTensor edge_mask, OptTensor edge_weight, OptTensor seed,
       OptTensor out_bias, Tensor out, Tensor memory, double scale, double dropout_p, bool keep_edges) {
     const typename Backend::Scope scope(value);
     const Checker check("dfgnn::attend_projected_backward", value);
     BackwardParams p{};
-    Projected call = projected(check, p, number, query, key, value, attr, rows, edge_bias, edge_mask,
-                               edge_weight, seed, out_bias, scale, dropout_p, true);
+    const Projected call = projected(check, p, number, query, key, value, attr, onto, back, edge_bias,
+                                     edge_mask, edge_weight, seed, out_bias, scale, dropout_p, true);
     const Inputs& in = call.in;
     OptTensor none;
     Base::fill_backward(check, in, p, grad_out, out, none, none);
     read(check, kept(p, in, false), memory);
     p.reverse = call.graph->reverse;
-    check.tensor("grad_rows", grad_rows, {in.num_dst, in.heads(), p.attr.width}, {in.type()});
-    if (grad_rows.stride(2) != 1 || grad_rows.stride(0) != p.attr.row_stride ||
-        grad_rows.stride(1) != p.attr.head_stride) {
-      call.rows = dense(call.rows), grad_rows = dense(grad_rows);
-      p.attr.rows = data(call.rows), p.attr.row_stride = call.rows.stride(0),
-      p.attr.head_stride = call.rows.stride(1);
-    }
-    p.attr.grad_rows = data(grad_rows);
     Tensor sums = make(value, {in.num_dst, in.heads(), p.attr.width}, in.type());
     Tensor edges = make(value, {p.shape.num_edges, in.heads(), 2}, in.acc());
     p.attr.sums = sums.mutable_data_ptr(), p.attr.edges = edges.mutable_data_ptr();

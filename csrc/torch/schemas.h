@@ -44,10 +44,10 @@ inline constexpr const char* kBackward =
 // Of eager calls (planned.h). graph: the number of a graph that graph_handle gave, until dfgnn_drop_graph_...
 // of that library. kept: what backward needs beside out. score_terms: the sums over the last dimension of
 // feat [N, H, D] times attn [.., H, D]; gat: additive attention with these terms, where the destinations are
-// the first rows of feat. attend_projected: dot attention with EdgeAttr (params.h), whose out, out_bias
-// included, lacks the projected sums; backward takes it with them. edges: f alpha and draw if keep_edges. The
-// others take feat, grad_out, out and out_bias with heads and columns in one
-// dimension, too; attend, if heads is not 0, takes and gives all features so.
+// the first rows of feat. attend_projected: dot attention with EdgeAttr (params.h): onto and back are [H,
+// steps, elements of a step]. edges: f alpha and draw if keep_edges. The others take feat, grad_out, out and
+// out_bias with heads and columns in one dimension, too; attend, if heads is not 0, takes and gives all
+// features so.
 inline constexpr const char* kPlanned[] = {
     "graph_handle(" DFGNN_GRAPH ", " DFGNN_REVERSE ", " DFGNN_TILES ") -> int",
     "attend(int graph, int heads, " DFGNN_ENDS ", " DFGNN_EDGE ", " DFGNN_NUMBERS
@@ -57,12 +57,13 @@ inline constexpr const char* kPlanned[] = {
     ", int need)"
     " -> (Tensor grad_value, Tensor? grad_src, Tensor? grad_dst, Tensor? grad_attn, Tensor? grad_bias, "
     "Tensor? grad_gate, Tensor? grad_weight, Tensor? grad_feat)",
-    "attend_projected(int graph, Tensor query, Tensor key, Tensor value, Tensor attr, Tensor rows, "
-    "Tensor? edge_bias, Tensor? edge_mask, Tensor? edge_weight, Tensor? seed, Tensor? out_bias, float scale, "
-    "float dropout_p) -> (Tensor out, Tensor kept, Tensor sums)",
-    "attend_projected_backward(int graph, Tensor grad_out, Tensor grad_rows, Tensor query, Tensor key, "
-    "Tensor value, Tensor attr, Tensor rows, Tensor? edge_bias, Tensor? edge_mask, Tensor? edge_weight, "
-    "Tensor? seed, Tensor? out_bias, Tensor out, Tensor kept, float scale, float dropout_p, bool keep_edges)"
+    "attend_projected(int graph, Tensor query, Tensor key, Tensor value, Tensor attr, Tensor onto, "
+    "Tensor back, Tensor? edge_bias, Tensor? edge_mask, Tensor? edge_weight, Tensor? seed, Tensor? out_bias, "
+    "float scale, float dropout_p) -> (Tensor out, Tensor kept, Tensor sums)",
+    "attend_projected_backward(int graph, Tensor grad_out, Tensor query, Tensor key, Tensor value, "
+    "Tensor attr, Tensor onto, Tensor back, Tensor? edge_bias, Tensor? edge_mask, Tensor? edge_weight, "
+    "Tensor? seed, Tensor? out_bias, Tensor out, Tensor kept, float scale, "
+    "float dropout_p, bool keep_edges)"
     " -> (Tensor grad_value, Tensor grad_key, Tensor grad_query, Tensor grad_sums, Tensor edges)",
     "score_terms(Tensor feat, Tensor attn_src, Tensor attn_dst, SymInt num_dst) -> (Tensor src, Tensor dst)",
     "score_terms_backward(Tensor grad_src, Tensor grad_dst, Tensor feat, Tensor attn_src, Tensor attn_dst)"
@@ -84,6 +85,9 @@ inline constexpr const char* kEdgeSum =
     "edge_sum(Tensor weight, Tensor attr, " DFGNN_GRAPH ", int num_rows, int width) -> Tensor";
 inline constexpr const char* kEdgeOuter =
     "edge_outer(Tensor weight, Tensor rows, " DFGNN_GRAPH ", int dim, float scale) -> Tensor";
+// CUDA only: grad_proj [H, D, width] of core/edge_terms.h.
+inline constexpr const char* kProjectionGrad =
+    "projection_grad(Tensor query, Tensor query_sums, Tensor grad, Tensor grad_sums, float scale) -> Tensor";
 inline constexpr const char* kGatherSum =
     "gather_sum(Tensor feat, Tensor indices, Tensor items, Tensor splits, int[] plan, int num_dst) -> Tensor";
 // Numbers that Python mirrors, as "name=value;name=value;": tests/functional/test_constants.py compares them.

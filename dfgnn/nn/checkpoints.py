@@ -14,7 +14,7 @@ class _Kind(NamedTuple):
     """A layer of one library, known by the names of its state."""
 
     name: str
-    signs: tuple[str, ...]  # names that, together, only this layer has
+    signs: tuple[str, ...]  # names that, together, only this layer has; "gate_nn.": any name that begins so
     convert: Callable[[str, dict[str, Any]], dict[str, Any]] | None = None  # None: no counterpart
 
 
@@ -35,6 +35,7 @@ def convert_state_dict(state_dict: Mapping[str, Any], to: str) -> OrderedDict[st
     GATv2Conv: ``fc_src``, ``fc_dst``, ``attn``               ``lin_l``, ``lin_r``, ``att``
     ``res_fc``                                                ``res``, ``bias``
     AGNNConv: ``beta``                                        ``beta``
+    GlobalAttentionPooling: ``gate_nn``, ``feat_nn``          AttentionalAggregation: ``gate_nn``, ``nn``
     ========================================================  =================================
 
     DGL's GATv2Conv has no bias of its output. torch_geometric gets zeros; the other way it goes where it has
@@ -95,13 +96,20 @@ def _find(state_dict: Mapping[str, Any], kinds: list[_Kind]) -> dict[str, _Kind]
     found: dict[str, _Kind] = {}
     for key in state_dict:
         for kind in kinds:
-            prefix = key.removesuffix(kind.signs[0])
-            is_sign = len(prefix) < len(key) and (prefix == "" or prefix.endswith("."))
-            if is_sign and all(prefix + sign in state_dict for sign in kind.signs):
+            prefix = _before(key, kind.signs[0])
+            if prefix is not None and all(prefix + sign in state_dict for sign in kind.signs[1:]):
                 if kind.convert is None:
                     raise _error(prefix, f"a {kind.name}", "which has no counterpart")
                 found.setdefault(prefix, kind)
     return found
+
+
+def _before(key: str, sign: str) -> str | None:
+    """The part of a name before the sign, which is at its end or, with a dot, anywhere; None without it."""
+    at = f".{key}".find(f".{sign}") if sign.endswith(".") else len(key) - len(sign)
+    if at < 0 or not key.startswith(sign, at) or (at > 0 and key[at - 1] != "."):
+        return None
+    return key[:at]
 
 
 def _owner(key: str, prefixes) -> str | None:
@@ -177,6 +185,15 @@ def _gatv2_to_dgl(prefix: str, layer: dict[str, Any]) -> dict[str, Any]:
     return _rename(prefix, "GATv2Conv", layer, names)
 
 
+def _pooling(old: str, new: str) -> Callable[[str, dict[str, Any]], dict[str, Any]]:
+    def rename(prefix: str, layer: dict[str, Any]) -> dict[str, Any]:
+        return {
+            new + name.removeprefix(old) if name.startswith(old) else name: x for name, x in layer.items()
+        }
+
+    return rename
+
+
 def _check_width(prefix: str, kind: str, layer: dict[str, Any], att: Tensor) -> None:
     for name in ("bias", "res.weight"):
         if name in layer and len(layer[name]) != att.shape[1] * att.shape[2]:
@@ -202,6 +219,7 @@ _KINDS = {
         _Kind("GATConv", ("attn_l", "attn_r"), _gat_to_pyg),
         _Kind("GATv2Conv", ("attn", "fc_src.weight", "fc_dst.weight"), _gatv2_to_pyg),
         _Kind("AGNNConv", ("beta",), lambda prefix, layer: layer),
+        _Kind("GlobalAttentionPooling", ("gate_nn.",), _pooling("feat_nn.", "nn.")),
     ],
     "dgl": [
         _Kind("GATEConv", ("att_l", "att_r", "lin1.weight", "lin2.weight")),
@@ -216,5 +234,7 @@ _KINDS = {
         _Kind("GATConv", ("att_src", "att_dst"), _gat_to_dgl),
         _Kind("GATv2Conv", ("att", "lin_l.weight", "lin_r.weight"), _gatv2_to_dgl),
         _Kind("AGNNConv", ("beta",), lambda prefix, layer: layer),
+        _Kind("AttentionalAggregation with an MLP", ("gate_mlp.",)),
+        _Kind("AttentionalAggregation", ("gate_nn.",), _pooling("nn.", "feat_nn.")),
     ],
 }

@@ -213,13 +213,25 @@ def test_types_that_change(device):
             functional.dot_attention(graph, **inputs, edge_type=edge_type, edge_table=table)
 
 
-@pytest.mark.parametrize("rows", [32, 37, 100])
-@pytest.mark.parametrize("group", [1, 2, 4, 5])
-def test_products_of_rows_in_chunks(device, rows, group):
-    x = torch.randn(rows, 3, 5, 6, dtype=torch.float64, device=device)[:, 1]  # rows with a stride
-    y = torch.randn(rows, 5, 4, dtype=torch.float64, device=device)
-    found = _edge_terms.products_in_chunks(x, y, 16, group)
-    torch.testing.assert_close(found, torch.einsum("nhd,nhc->hdc", x, y))
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 8, 8), (0, 2, 8, 8), (37, 5, 40, 16), (5000, 3, 64, 24), (300, 2, 136, 8)], ids=str
+)
+def test_gradient_of_the_projection(device, dtype, shape):
+    """Sums over nodes of products of rows: any number of rows, columns and features; rows with a stride."""
+    rows, heads, size, width = shape
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*sizes):
+        x = torch.randn(rows, 2, heads, *sizes, generator=generator, dtype=torch.float64)
+        return x.to(device, dtype)[:, 1]
+
+    x, y, u, v = draw(size), draw(width), draw(size), draw(width)
+    found = _edge_terms._grad_proj(x, y, u, v, 0.3)
+    x, y, u, v = (t.double() for t in (x, y, u, v))
+    expected = 0.3 * torch.einsum("nhd,nhc->hdc", x, y) + torch.einsum("nhd,nhc->hdc", u, v)
+    assert found.dtype == dtype and found.shape == expected.shape
+    assert relative_error(found, expected) <= 4 * rounding_band(dtype)
 
 
 def test_only_some_gradients(device):

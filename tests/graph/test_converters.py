@@ -153,6 +153,31 @@ def test_a_whole_model(to, accelerated):
     torch.testing.assert_close(one, of_pyg(x, edge_index), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("to", ["pyg", "dgl"])
+@pytest.mark.parametrize("feature_net", [False, True])
+def test_pooling(to, feature_net):
+    """Networks of any depth, in a model."""
+
+    def networks():
+        gate = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 1))
+        return gate, nn.Sequential(nn.Linear(6, 4)) if feature_net else None
+
+    of_dgl = nn.ModuleDict({"pool": with_values(dglnn.GlobalAttentionPooling(*networks()))})
+    of_pyg = nn.ModuleDict({"pool": with_values(pygnn.aggr.AttentionalAggregation(*networks()))})
+    source, target = (of_dgl, of_pyg) if to == "pyg" else (of_pyg, of_dgl)
+    target.load_state_dict(dfgnn.convert_state_dict(source.state_dict(), to))
+    feat, sizes = torch.randn(12, 6).double(), [5, 7]
+    g = dgl.batch([dgl.rand_graph(n, 2) for n in sizes])
+    index = torch.arange(2).repeat_interleave(torch.tensor(sizes))
+    torch.testing.assert_close(of_dgl["pool"](g, feat), of_pyg["pool"](feat, index))
+
+
+def test_pooling_with_an_mlp():
+    layer = pygnn.aggr.AttentionalAggregation(pygnn.MLP([6, 5, 1]))
+    with pytest.raises(ValueError, match="an? AttentionalAggregation with an MLP, which has no counterpart"):
+        dfgnn.convert_state_dict(layer.state_dict(), "dgl")
+
+
 def test_prefixes_and_order():
     """Names are found at any depth, and only whole ones."""
     layer = dglnn.GATConv(2, 3, 1)
