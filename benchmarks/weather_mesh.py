@@ -5,8 +5,9 @@
 
 The shapes are those of Anemoi (ECMWF): the *processor* is the icosahedral mesh of refinement 6 with the edges
 of all refinements, 40,962 nodes and 327,660 edges; the *encoder* leads from 542,080 grid points to the mesh,
-each to its two nearest nodes; the *decoder* back, each point from its three nearest nodes. 16 heads of 64, 11
-raw features per edge, fp16. Grid points lie on a Fibonacci lattice; edges are sorted by destination.
+each to its two nearest nodes; the *decoder* back, each point from its three nearest nodes. 16 heads of 64
+(or ``--heads``, ``--head-dim``), 11 raw features per edge, fp16. Grid points lie on a Fibonacci lattice;
+edges are sorted by destination.
 
 A training step gives the gradients of query, key, value and the projection, and of the raw features in the
 rows "+ grad" (Anemoi learns some of them). ``--peer FILE`` is a module with a function
@@ -27,7 +28,7 @@ import dfgnn
 from dfgnn import Graph, functional
 from dfgnn.bench import measure, report
 
-HEADS, HEAD_DIM, FEATURES = 16, 64, 11
+FEATURES = 11
 
 
 def icosphere(refinement: int) -> tuple[np.ndarray, np.ndarray]:
@@ -104,22 +105,22 @@ def load_peer(path: Path):
     return module.graph_transformer_attention_conv
 
 
-def contestants(edge_index, num_src, num_dst, dtype, peer) -> dict:
+def contestants(edge_index, num_src, num_dst, heads, head_dim, dtype, peer) -> dict:
     """{name: (call, leaves)}: what is differentiated beside the shared query, key and value."""
     device, num_edges = edge_index.device, edge_index.shape[1]
     graph = Graph.from_edge_index(edge_index, num_src=num_src, num_dst=num_dst)
     torch.manual_seed(0)
     query, key, value = (
-        torch.randn(n, HEADS, HEAD_DIM, device=device, dtype=dtype).requires_grad_()
+        torch.randn(n, heads, head_dim, device=device, dtype=dtype).requires_grad_()
         for n in (num_dst, num_src, num_src)
     )
     attr = torch.randn(num_edges, FEATURES, device=device, dtype=dtype)
     learned = attr.clone().requires_grad_()
-    proj = torch.randn(HEADS * HEAD_DIM, FEATURES, device=device, dtype=dtype) / FEATURES**0.5
+    proj = torch.randn(heads * head_dim, FEATURES, device=device, dtype=dtype) / FEATURES**0.5
     proj.requires_grad_()
 
     def projected(x):
-        return F.linear(x, proj).view(num_edges, HEADS, HEAD_DIM)
+        return F.linear(x, proj).view(num_edges, heads, head_dim)
 
     attend = functional.dot_attention
     calls = {
@@ -144,17 +145,17 @@ def contestants(edge_index, num_src, num_dst, dtype, peer) -> dict:
     return {name: (call, (query, key, value, *leaves)) for name, (call, leaves) in calls.items()}
 
 
-def layers(edge_index, num_src, num_dst, dtype) -> dict:
+def layers(edge_index, num_src, num_dst, heads, head_dim, dtype) -> dict:
     from torch_geometric.nn import TransformerConv
 
-    device, feats = edge_index.device, HEADS * HEAD_DIM
+    device, feats = edge_index.device, heads * head_dim
     torch.manual_seed(0)
     ends = [torch.randn(n, feats, device=device, dtype=dtype) for n in (num_src, num_dst)]
     x = tuple(ends) if num_src != num_dst else ends[0]
     attr = torch.randn(edge_index.shape[1], FEATURES, device=device, dtype=dtype)
     found = {}
     for name, edge_dim in (("layer without edges", None), ("layer", FEATURES)):
-        layer = TransformerConv(feats, HEAD_DIM, HEADS, edge_dim=edge_dim).to(device, dtype)
+        layer = TransformerConv(feats, head_dim, heads, edge_dim=edge_dim).to(device, dtype)
         assert dfgnn.accelerate(layer).replaced or type(layer).__module__.startswith("dfgnn")
         args = (x, edge_index) if edge_dim is None else (x, edge_index, attr)
         found[name] = (lambda layer=layer, args=args: layer(*args), tuple(layer.parameters()))
@@ -185,6 +186,8 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--refinement", type=int, default=6)
     parser.add_argument("--grid", type=int, default=542080, help="points of the grid")
+    parser.add_argument("--heads", type=int, default=16)
+    parser.add_argument("--head-dim", type=int, default=64)
     parser.add_argument("--shapes", default="processor,encoder,decoder")
     parser.add_argument("--dtypes", default="float16")
     parser.add_argument("--peer", type=Path, help="a module to compare with")
@@ -209,9 +212,9 @@ def main() -> None:
                 shape=name, sources=num_src, destinations=num_dst, edges=edge_index.shape[1], dtype=dtype
             )
             print(f"{name}, {num_src} -> {num_dst}, {row['edges']} edges, {dtype}")
-            calls = contestants(edge_index, num_src, num_dst, kind, peer)
+            calls = contestants(edge_index, num_src, num_dst, args.heads, args.head_dim, kind, peer)
             if args.layers:
-                calls |= layers(edge_index, num_src, num_dst, kind)
+                calls |= layers(edge_index, num_src, num_dst, args.heads, args.head_dim, kind)
             row["times"] = {}
             for what, (call, leaves) in calls.items():
                 try:
@@ -225,8 +228,8 @@ def main() -> None:
                 print(f"  {what:20} {forward:9.3f} {training:9.3f} ms {found['peak_mb']:9.0f} MB", flush=True)
             rows.append(row)
     if args.json:
-        result = {"environment": environment, "heads": HEADS, "head_dim": HEAD_DIM, "features": FEATURES}
-        report.write_json(args.json, result | {"rows": rows})
+        sizes = {"heads": args.heads, "head_dim": args.head_dim, "features": FEATURES}
+        report.write_json(args.json, {"environment": environment} | sizes | {"rows": rows})
 
 
 if __name__ == "__main__":
