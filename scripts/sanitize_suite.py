@@ -15,7 +15,7 @@ from functools import wraps
 import torch
 
 from dfgnn import Graph, functional
-from dfgnn._layers import gat_layer
+from dfgnn._gat_layer import gat_layer
 from dfgnn.schedule import ROW_SCHEDULES
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

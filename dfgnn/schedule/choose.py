@@ -101,8 +101,10 @@ def plan(
         candidates += (cost.on_tiles(direction, shape),)
     if name == "auto":
         order = sorted(candidates, key=lambda c: c.cost)
-        if order[0].schedule == "tiles" and direction.tiles is None:
-            order.pop(0)  # an edge is there twice
+        if order[0].schedule == "tiles" and (
+            direction.sharing < cost.LEAST_SHARING or direction.tiles is None
+        ):
+            order.pop(0)  # nothing is shared that tiles would load once, or an edge is there twice
         chosen, why = order[0].schedule, "cheapest estimate"
     elif name in (c.schedule for c in candidates) or (name == "tiles" and refusal is None):
         chosen, why = name, "asked for by name"

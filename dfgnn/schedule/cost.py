@@ -33,6 +33,9 @@ _PACKING_LOSS = 1.03
 # A chunk of tiles, in edges of the layer on rows: with heads of 8 elements, for which rows take few
 # instructions, and with larger ones.
 CHUNK_COST: dict[str | None, tuple[float, float]] = {"gat": (660.0, 420.0), "dot": (400.0, 185.0)}
+# Rows of a window that share a neighbour, from which on "auto" takes tiles: blocks are nearly empty below,
+# and a graph of a few edges would have their roundings for nothing.
+LEAST_SHARING = 2.0
 # Rows gathered per edge forward or over destinations, and over sources: arrays that the cache has to hold.
 # None: the plain products.
 GATHERED: dict[str | None, tuple[int, int]] = {"gat": (1, 1), "gatv2": (1, 2), "dot": (2, 2), None: (1, 1)}

@@ -229,7 +229,8 @@ def reached(graph, node, shared):
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("function", [*FAMILIES, "agnn_attention", "spmm", "sddmm"])
 def test_not_finite_stays_with_the_neighbours(device, function, value):
-    """Only destinations that have the node for a neighbour, and what they send back, may differ in a bit."""
+    """Only destinations that have the node for a neighbour, and what they send back, may see it; elsewhere
+    not a bit differs but by the roundings of tiles."""
 
     @settings(max_examples=max(settings.default.max_examples // 3, 10))
     @given(graphs(), st.data())
@@ -253,14 +254,21 @@ def test_not_finite_stays_with_the_neighbours(device, function, value):
             runs.append((results, gradients("", results, leaves)))
         (clean, clean_grads), (dirty, dirty_grads) = runs
         by_edge = function == "sddmm"
+        # Tiles work on the rows beside such a number again, edge by edge: other roundings.
+        rounding = 8 * torch.finfo(call.dtype).eps if device == "cuda" and call.dtype.itemsize == 2 else 0.0
+
+        def same(x, y):
+            size = y[y.isfinite()].abs().max().item() if y.isfinite().any() else 0.0
+            return torch.allclose(x, y, rtol=0, atol=rounding * max(size, 1), equal_nan=True)
+
         for x, y, hit in zip(dirty, clean, (hit_edges if by_edge else hit_dst, hit_edges)):
-            assert torch.equal(x[~hit], y[~hit]), "a row that is no neighbour's"
+            assert same(x[~hit], y[~hit]), "a row that is no neighbour's"
         hits = {**dict.fromkeys(SOURCES, hit_src), **dict.fromkeys(DESTINATIONS, hit_dst)}
         hits |= dict.fromkeys(PER_EDGE, hit_edges)
         for name, grad in dirty_grads.items():
             if name in hits:
                 expected = clean_grads[name]
-                assert torch.equal(grad[~hits[name]], expected[~hits[name]]), f"gradient of {name}"
+                assert same(grad[~hits[name]], expected[~hits[name]]), f"gradient of {name}"
         neighbours = graph.edge_index[1][graph.edge_index[0] == node]
         if math.isnan(value) and not by_edge and not call.masks and "dropout_p" not in call.options:
             assert dirty[0][neighbours].isnan().any(-1).all(), "a NaN that vanished"
