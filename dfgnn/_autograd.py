@@ -36,14 +36,16 @@ from ._arguments import (
     Tensors,
     ops,
 )
+from ._eager import (
+    EagerFunction,
+    is_eager,
+    keep_aside,
+    taken_back,
+    transformed,
+    transforms_active,
+)
 from .graph import GraphPart, RangedGraph
 
-# Cheap enough to be asked at every call.
-_top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
-_retains_graph = torch._C._autograd._get_current_graph_task_keep_graph
-_transforms_active = torch._C._are_functorch_transforms_active
-_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-_num_dispatch_modes = torch._C._len_torch_dispatch_stack
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd
 
 _attend, _attend_backward = ops.attend.default, ops.attend_backward.default
@@ -250,13 +252,6 @@ for _family in (_edges.OF_EDGES, _edges.OF_GRAPHS):
 # ---- eager -----------------------------------------------------------------------------------------------
 
 
-class EagerFunction(torch.autograd.Function):
-    """One that ``at_once`` applies where `is_eager` holds: without what ``apply`` does for torch.func in
-    Python at every call."""
-
-    at_once = torch._C._FunctionBase.__dict__["apply"]
-
-
 class _Attention(EagerFunction):
     """(out, attention or None) of an eager call.
 
@@ -298,32 +293,6 @@ class _Attention(EagerFunction):
         else:
             found = call.run_backward(grads, tensors, out, attention, kept, _need_bits(need))
         return None, *_gradients(need, tensors, grad_out, found)[:count]
-
-
-def keep_aside(ctx, *results: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Keeps results that backward reads where a user may modify them: see `_Attention`. Returns what is to be
-    saved of them, as the last of all."""
-    ctx.versions = [None if x is None else x._version for x in results]
-    if _top_hooks(True) is not None:
-        ctx.kept = None
-        return results
-    # Detached: a result that its own node holds would never be freed.
-    ctx.kept = [None if x is None else x.detach() for x in results]
-    return ()
-
-
-def taken_back(ctx, saved: tuple) -> tuple[Any, tuple]:
-    """The results of `keep_aside`, or None where one was modified; and what else was saved."""
-    results = ctx.kept
-    if results is None:
-        count = len(ctx.versions)
-        saved, results = saved[:-count], saved[-count:]
-    elif not _retains_graph():
-        ctx.kept = None
-    for x, version in zip(results, ctx.versions):
-        if x is not None and x._version != version:
-            return None, saved
-    return results, saved
 
 
 # ---- under torch.func, and second derivatives ------------------------------------------------------------
@@ -441,16 +410,6 @@ def _fold(name: str, x: Tensor | None, dim: int | None, batch: int, heads: int) 
 # ---- the way in ------------------------------------------------------------------------------------------
 
 
-def transformed(*tensors: Tensor | None) -> bool:
-    """Whether torch.func is at work, or forward mode on these tensors; compilers have a way of their own."""
-    if torch.compiler.is_compiling():
-        return False
-    return _transforms_active() or (
-        forward_ad._current_level >= 0
-        and any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors)
-    )
-
-
 def attention(
     graph,
     score: str,
@@ -505,27 +464,11 @@ def attention(
     return _slow_attention(graph, score, tensors, edge, numbers, return_attention, schedule)
 
 
-_PLAIN_TYPES = (Tensor, torch.nn.Parameter)
-
-
-def is_eager(x: Tensor) -> bool:
-    """Whether x is computed with at once, by itself: no compiler, transform or mode is at work."""
-    return (
-        not torch.compiler.is_compiling()
-        and type(x) in _PLAIN_TYPES
-        and not _transforms_active()
-        and forward_ad._current_level < 0
-        and not _num_dispatch_modes()
-        and not torch._is_functional_tensor(x)
-        and not _is_wrapped(x)  # by a transform that has ended
-    )
-
-
 def _slow_attention(graph, score, tensors, edge, numbers, return_attention, schedule):
     value, _, dst = tensors[:3]
     compiling = torch.compiler.is_compiling()
     in_transform = False
-    if not compiling and (_transforms_active() or forward_ad._current_level >= 0):
+    if not compiling and (transforms_active() or forward_ad._current_level >= 0):
         in_transform = transformed(*tensors)
     if in_transform and forward_ad._current_level >= 0:
         return _plain.attention(_plain.ends_of(graph), SCORES[score], numbers, Tensors(*tensors))

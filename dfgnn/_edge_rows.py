@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, library
 
-from . import _autograd, _edges, _plain, _products
+from . import _eager, _edges, _plain, _products
 from ._checks import Checker, for_device, without_padding
 from ._compile import not_compiled
 from ._edges import EdgeList
@@ -72,7 +72,7 @@ def _rows(graph: Graph, x: Tensor, sources: bool) -> Tensor:
     stand_in = _edges.stand_in(graph)
     if isinstance(stand_in, EdgeList):
         return _operators(stand_in).rows(x, *_edges._arguments(stand_in), sources)
-    if _autograd.transformed(x):
+    if _eager.transformed(x):
         return x[_plain.ends_of(graph).edge_index[0 if sources else 1]]
     return _Rows.apply(x, graph, sources)
 

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _autograd, _edges, _ops, _plain
+from . import _autograd, _eager, _edges, _ops, _plain
 from ._arguments import NEED_BIAS, NEED_WEIGHT, EdgeArgs, Numbers, Tensors
 from .graph import GraphPart
 from .schedule.cost import lanes_per_head
@@ -102,7 +102,7 @@ def edge_dot(graph, rows: Tensor, attr: Tensor, scale: float = 1.0) -> Tensor:
     graph = _operand(graph)
     if isinstance(graph, _edges.EdgeList):
         return _edges.edge_dot(graph, rows, attr, scale)
-    if _autograd.transformed(rows, attr):
+    if _eager.transformed(rows, attr):
         acc = _ops.acc_type(rows.dtype)
         ends = rows[:, :, : attr.shape[1]].to(acc)[_plain.ends_of(graph).edge_index[1]]
         return torch.einsum("ehc,ec->eh", ends, attr.to(acc)) * scale
@@ -114,7 +114,7 @@ def edge_sum(graph, weight: Tensor, attr: Tensor, width: int) -> Tensor:
     graph = _operand(graph)
     if isinstance(graph, _edges.EdgeList):
         return _edges.edge_sum(graph, weight, attr, width)
-    if _autograd.transformed(weight, attr):
+    if _eager.transformed(weight, attr):
         terms = torch.einsum("eh,ec->ehc", weight, attr.to(weight.dtype))
         terms = torch.nn.functional.pad(terms, (0, width - attr.shape[1]))
         found = terms.new_zeros(graph.num_dst, *terms.shape[1:])
@@ -127,7 +127,7 @@ def edge_outer(graph, weight: Tensor, rows: Tensor, dim: int, scale: float = 1.0
     graph = _operand(graph)
     if isinstance(graph, _edges.EdgeList):
         return _edges.edge_outer(graph, weight, rows, dim, scale)
-    if _autograd.transformed(weight, rows):
+    if _eager.transformed(weight, rows):
         ends = rows[:, :, :dim].to(weight.dtype)[_plain.ends_of(graph).edge_index[1]]
         return (torch.einsum("eh,ehc->ec", weight, ends) * scale).to(rows.dtype)
     return _EdgeOuter.apply(weight, rows, graph, dim, scale)
@@ -263,7 +263,7 @@ class _Projected(torch.autograd.Function):
     def forward(ctx, call: _Call, *given):
         out, bias, stats, sums, attention = _Projected.compute(call, given)
         ctx.call = call
-        ctx.kept = out.detach() if _autograd._top_hooks(True) is None else None
+        ctx.kept = out.detach() if _eager.top_hooks(True) is None else None
         ctx.version = out._version
         need_attr = ctx.needs_input_grad[1 + _NAMES.index("attr")]
         ctx.save_for_backward(
@@ -295,7 +295,7 @@ class _Projected(torch.autograd.Function):
         query, key, value, attr, proj, edge_bias, mask, weight, seed, out_bias = given
         if out is None:
             out = ctx.kept
-            if not _autograd._retains_graph():
+            if not _eager.retains_graph():
                 ctx.kept = None
         if out._version != ctx.version:
             out = _Projected.compute(call, given)[0]
@@ -335,7 +335,7 @@ class _InOne(torch.autograd.Function):
     def forward(ctx, call: _Call, handle, *given):
         out, kept, factors, sums = _InOne.compute(call, handle, given)
         ctx.call, ctx.handle = call, handle
-        ctx.kept = out.detach() if _autograd._top_hooks(True) is None else None
+        ctx.kept = out.detach() if _eager.top_hooks(True) is None else None
         ctx.version = out._version
         ctx.save_for_backward(*given, kept, *factors, sums, out if ctx.kept is None else None)
         return out
@@ -360,7 +360,7 @@ class _InOne(torch.autograd.Function):
         query, _, _, attr, proj, *options = given
         if out is None:
             out = ctx.kept
-            if not _autograd._retains_graph():
+            if not _eager.retains_graph():
                 ctx.kept = None
         if out._version != ctx.version:
             out = _InOne.compute(call, handle, given)[0]
@@ -432,7 +432,7 @@ def attention(
     )
     plain = return_attention or edge.edge_gate is not None or not (in_key and in_value)
     plain = plain or isinstance(graph, GraphPart)
-    if plain or torch.compiler.is_compiling() or _autograd.transformed(*given):
+    if plain or torch.compiler.is_compiling() or _eager.transformed(*given):
         return _composed(call, query, key, value, attr, proj, edge, out_bias, return_attention)
     train = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
     edges_learn = any(x is not None and x.requires_grad for x in (edge.edge_bias, edge.edge_weight))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from . import _autograd, _edges, _plain
+from . import _eager, _edges, _plain
 from ._edge_rows import rows_of_destinations, rows_of_sources
 from .graph import GraphPart
 
@@ -30,7 +30,7 @@ def edge_scores(graph, score_fn: Callable, chunk: int, query, key, edge_feat, pa
         k = rows_of_sources(graph, key.flatten(1)).unflatten(1, key.shape[1:])
         return score_fn(q, k, edge_feat, *params).to(query.dtype)
     tensors = query, key, edge_feat, *params
-    if _autograd.transformed(*tensors):
+    if _eager.transformed(*tensors):
         return _all_scores(_plain.ends_of(graph, all_in_use=False).edge_index, score_fn, query.dtype, tensors)
     return _EdgeScores.apply(graph, score_fn, chunk, *tensors)
 

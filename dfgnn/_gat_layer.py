@@ -11,7 +11,7 @@ from torch import Tensor
 
 from . import _layers, _ops, functional
 from ._arguments import NEED_BIAS, NEED_DST, SCORES, GraphHandle, ops
-from ._autograd import EagerFunction, keep_aside, taken_back
+from ._eager import EagerFunction, keep_aside, taken_back
 from .graph import Graph
 
 _linear = torch._C._nn.linear

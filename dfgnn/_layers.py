@@ -18,8 +18,8 @@ from torch import Tensor
 
 from . import _ops, functional
 from ._arguments import NEED_DST, SCORES, GraphHandle, ops
-from ._autograd import EagerFunction, is_eager, keep_aside, taken_back
 from ._checks import DTYPES
+from ._eager import EagerFunction, is_eager, keep_aside, taken_back
 from .graph import Graph
 
 __all__ = ["can_fuse", "pair_layer"]

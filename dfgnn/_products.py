@@ -6,7 +6,8 @@ import torch
 
 from . import _edges, _ops, _plain
 from ._arguments import ops
-from ._autograd import not_compiled_or_transformed, transformed
+from ._autograd import not_compiled_or_transformed
+from ._eager import transformed
 from .graph import GraphPart, RangedGraph
 
 

@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .._arguments import BackwardResults, EdgeArgs, ForwardResults, Tensors
-from .._autograd import _Call, _gradients, _need_bits, _top_hooks
+from .._autograd import _Call, _gradients, _need_bits
+from .._eager import top_hooks
 from ._exchange import Exchange, Pending
 
 
@@ -96,7 +97,7 @@ class Attention(torch.autograd.Function):
         named = Tensors(*tensors)
         results, halo = pair.forward(named, pair.fetch(named))
         out = results.out
-        if _top_hooks(True) is None:
+        if top_hooks(True) is None:
             ctx.kept, saved = out.detach(), []
         else:
             ctx.kept, saved = None, [out]

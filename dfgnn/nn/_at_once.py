@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import functional
-from .._autograd import is_eager
+from .._eager import is_eager
 from .._gat_layer import Edges, gat_layer
 from .._layers import PairTensors, can_fuse, pair_layer
 from ..graph import Graph

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, library, nn
 
-from .. import _autograd, _plain
+from .. import _eager, _plain
 from .._compile import is_exporting, not_compiled
 from ..graph import Graph
 from ._derived import of_tensor
@@ -136,7 +136,7 @@ def typed_matmul(x: Tensor, weight: Tensor, groups: list[Group], num_rows: int) 
     """
     x, weight = _under_autocast(x, weight)
     # Compilers, too: tracing the function below, they take its backward for one that is differentiated.
-    if torch.compiler.is_compiling() or _autograd.transformed(x, weight):
+    if torch.compiler.is_compiling() or _eager.transformed(x, weight):
         return _plain_matmul(x, weight, groups, num_rows)
     return _TypedMatmul.apply(x, weight, groups, num_rows)
 

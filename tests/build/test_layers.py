@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 # Rooms of dfgnn/, bottom up; those of a line do not see each other.
 FLOORS = """
-_library _compile _timing
+_library _compile _timing _eager
 _batches
 _arguments
 _ops

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ... import _autograd, _plain, functional
+from ... import _eager, _plain, functional
 from ..._compile import is_exporting
 from ..._edge_rows import edges_as_sources, rows_of_destinations, rows_of_sources, sum_of_edges
 from ...graph import Graph
@@ -39,7 +39,7 @@ def add_ends(graph: Graph, rows: Tensor, src: Tensor, dst: Tensor) -> Tensor:
     """
     if torch.compiler.is_compiling():  # which puts the additions into what follows
         return rows + rows_of_sources(graph, src) + rows_of_destinations(graph, dst)
-    if _autograd.transformed(rows, src, dst):
+    if _eager.transformed(rows, src, dst):
         j, i = _plain.ends_of(graph).edge_index
         return rows + src[j] + dst[i]
     return _AddEnds.apply(rows, src, dst, graph)

@@ -24,7 +24,7 @@ from torch_geometric.utils import (
 from torch_geometric.utils.sparse import set_sparse_value
 
 from ... import _kept
-from ..._autograd import is_eager
+from ..._eager import is_eager
 from ..._edges import EdgeList, smaller
 from ...graph import Graph, GraphPart
 from .._fallback import is_from, warn

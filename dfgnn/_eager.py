@@ -1,0 +1,75 @@
+"""What eager calls have in common: when they are such, and autograd functions with little Python around."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+# Cheap enough to be asked at every call.
+top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+retains_graph = torch._C._autograd._get_current_graph_task_keep_graph
+transforms_active = torch._C._are_functorch_transforms_active
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_num_dispatch_modes = torch._C._len_torch_dispatch_stack
+
+
+def transformed(*tensors: Tensor | None) -> bool:
+    """Whether torch.func is at work, or forward mode on these tensors; compilers have a way of their own."""
+    if torch.compiler.is_compiling():
+        return False
+    return transforms_active() or (
+        forward_ad._current_level >= 0
+        and any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors)
+    )
+
+
+_PLAIN_TYPES = (Tensor, torch.nn.Parameter)
+
+
+def is_eager(x: Tensor) -> bool:
+    """Whether x is computed with at once, by itself: no compiler, transform or mode is at work."""
+    return (
+        not torch.compiler.is_compiling()
+        and type(x) in _PLAIN_TYPES
+        and not transforms_active()
+        and forward_ad._current_level < 0
+        and not _num_dispatch_modes()
+        and not torch._is_functional_tensor(x)
+        and not _is_wrapped(x)  # by a transform that has ended
+    )
+
+
+class EagerFunction(torch.autograd.Function):
+    """One that ``at_once`` applies where `is_eager` holds: without what ``apply`` does for torch.func in
+    Python at every call."""
+
+    at_once = torch._C._FunctionBase.__dict__["apply"]
+
+
+def keep_aside(ctx, *results: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Keeps results that backward reads where a user may modify them: see `_autograd`. Returns what is to be
+    saved of them, as the last of all."""
+    ctx.versions = [None if x is None else x._version for x in results]
+    if top_hooks(True) is not None:
+        ctx.kept = None
+        return results
+    # Detached: a result that its own node holds would never be freed.
+    ctx.kept = [None if x is None else x.detach() for x in results]
+    return ()
+
+
+def taken_back(ctx, saved: tuple) -> tuple[Any, tuple]:
+    """The results of `keep_aside`, or None where one was modified; and what else was saved."""
+    results = ctx.kept
+    if results is None:
+        count = len(ctx.versions)
+        saved, results = saved[:-count], saved[-count:]
+    elif not retains_graph():
+        ctx.kept = None
+    for x, version in zip(results, ctx.versions):
+        if x is not None and x._version != version:
+            return None, saved
+    return results, saved
