@@ -171,6 +171,8 @@ class Replayed:
             self.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graph, stream=self.stream):
                 self.out = self.fn()
+            # Capturing begins with a write to the state of dropout's generator, on its stream.
+            torch.cuda.current_stream().wait_stream(self.stream)
         self.graph.replay()
         return self.out
 

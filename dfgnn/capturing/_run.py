@@ -95,6 +95,8 @@ class Body:
         # Of this thread alone: a loader may pin memory in another one meanwhile.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             out = run()
+        # Capturing begins with writing 0 to where replays find the generator's offset, on this stream.
+        current.wait_stream(self._stream)
         self.clear()  # gradients are in the graph's own memory
         return graph, out
 

@@ -276,3 +276,20 @@ def test_compare(data, tmp_path):
     assert all(row["seeds"] == [0, 1] and row["seconds_per_epoch"] > 0 for row in rows)
     assert (tmp_path / "table.md").read_text().count("\n") == 4
     assert (tmp_path / "scores.png").stat().st_size > 0 and (tmp_path / "costs.png").stat().st_size > 0
+
+
+@pytest.mark.gpu
+def test_the_first_replay_waits_for_the_capture(train, monkeypatch):
+    """Capturing writes to the state of dropout's generator, on its own stream."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA GPU, or a torch without CUDA")
+    begin = torch.cuda.CUDAGraph.capture_begin
+
+    def late(graph, *args, **kwargs):
+        torch.cuda._sleep(100_000_000)
+        begin(graph, *args, **kwargs)
+
+    (eager,) = train("nodes-gt", "--epochs", 7, device="cuda")
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", late)
+    (captured,) = train("nodes-gt", "--epochs", 7, "--capture", device="cuda")
+    np.testing.assert_allclose(curve(captured), curve(eager), rtol=1e-3, atol=1e-6)

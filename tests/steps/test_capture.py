@@ -464,6 +464,19 @@ def test_dropout_advances_and_repeats_with_the_seed(gpu):
 
 
 @pytest.mark.gpu
+def test_the_first_replay_waits_for_the_capture(gpu, monkeypatch):
+    """Capturing writes to the generator's offset, on its own stream: a replay must not overtake that."""
+    begin = torch.cuda.CUDAGraph.capture_begin
+
+    def late(graph, *args, **kwargs):
+        torch.cuda._sleep(100_000_000)
+        begin(graph, *args, **kwargs)
+
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", late)
+    test_a_graph_that_stays_the_same(gpu, 0.5)
+
+
+@pytest.mark.gpu
 def test_a_wait_is_an_error_that_leaves_no_trace(gpu):
     data = batches(3)
     model = Net().to(gpu)
