@@ -48,44 +48,45 @@ class Structure:
 
 
 class Attention(nn.Module):
-    """Published operations (``impl`` "pyg"), or dfgnn's."""
+    """``graph`` is the structure's, for dfgnn's operations; None: the published ones, with ``edge_attr``
+    [E, width]."""
 
-    def __init__(self, impl, width, heads):
+    def __init__(self, width, heads):
         super().__init__()
-        self.impl, self.heads = impl, heads
+        self.heads = heads
         self.project = nn.Linear(width, 3 * width, bias=False)
-        self.types = nn.Embedding(len(TYPES), width)
         self.edge = nn.Linear(width, width, bias=False)
 
-    def forward(self, x, structure, graph):
+    def forward(self, x, structure, types, graph, edge_attr):
         query, key, value = self.project(x).view(len(x), 3, self.heads, -1).unbind(1)
-        factor = self.edge(self.types.weight).view(len(TYPES), self.heads, -1) / query.shape[-1] ** 0.5
-        if self.impl == "dfgnn":
-            key = (key * factor[:, None]).flatten(0, 1)
-            score = functional.sddmm(graph, query, key).clamp(-5, 5)
-            value = value.repeat(len(TYPES), 1, 1)
-            # As a bias that nothing is added to, and without the leaky ReLU.
+        scale = query.shape[-1] ** -0.5
+        if graph is not None:
+            factor = self.edge(types).view(len(types), 1, self.heads, -1)
+            score = functional.sddmm(graph, query, (key * factor).flatten(0, 1), scale=scale).clamp(-5, 5)
+            value = value.repeat(len(types), 1, 1)
+            # Scores as a bias to which nothing is added, and without the leaky ReLU.
             out = functional.gat_attention(graph, value, None, None, negative_slope=1.0, edge_bias=score)
             return out.flatten(1)
         src, dst = structure.edges
-        score = (key[src] * query[dst] * factor[structure.types]).sum(-1, keepdim=True).clamp(-5, 5).exp()
+        factor = self.edge(edge_attr).view(len(src), self.heads, -1)
+        score = (key[src] * query[dst] * factor * scale).sum(-1, keepdim=True).clamp(-5, 5).exp()
         total = torch.zeros_like(score[: len(x)]).index_add(0, dst, score)
         return (torch.zeros_like(value).index_add(0, dst, value[src] * score) / (total + 1e-6)).flatten(1)
 
 
 class ExphormerLayer(nn.Module):
-    def __init__(self, impl, width, heads, dropout=0.1):
+    def __init__(self, width, heads, dropout=0.1):
         super().__init__()
-        self.local, self.attention = ResGatedGraphConv(width, width), Attention(impl, width, heads)
+        self.local, self.attention = ResGatedGraphConv(width, width, aggr="mean"), Attention(width, heads)
         self.feed_forward = nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width))
         self.norms = nn.ModuleList(nn.BatchNorm1d(width) for _ in range(3))
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x, structure, graph):
-        nodes = len(x) - structure.num_virtual  # which alone have neighbours of their own
-        local = self.dropout(torch.relu(self.local(x[:nodes], structure.own)))
-        local = torch.cat([self.norms[0](x[:nodes] + local), torch.zeros_like(x[nodes:])])
-        x = local + self.norms[1](x + self.dropout(self.attention(x, structure, graph)))
+    def forward(self, x, structure, *attention):
+        own = x[: len(x) - structure.num_virtual]  # virtual nodes have no neighbours of their own
+        local = own + self.dropout(torch.relu(self.norms[0](self.local(own, structure.own))))
+        attended = self.norms[1](x + self.dropout(self.attention(x, structure, *attention)))
+        x = attended + torch.cat([local, x[len(own) :]])
         return self.norms[2](x + self.dropout(self.feed_forward(x)))
 
 
@@ -95,13 +96,18 @@ class Exphormer(nn.Module):
     def __init__(self, impl, width, heads, layers, virtual=2):
         super().__init__()
         self.impl, self.virtual = impl, nn.Embedding(virtual, width)
-        self.layers = nn.ModuleList(ExphormerLayer(impl, width, heads) for _ in range(layers))
+        self.types = nn.Embedding(len(TYPES), width)
+        self.layers = nn.ModuleList(ExphormerLayer(width, heads) for _ in range(layers))
 
     def forward(self, x, batch):
         structure = Structure(batch, virtual=len(self.virtual.weight))
-        graph = structure.graph() if self.impl == "dfgnn" else None
+        graph = edge_attr = None
+        if self.impl == "dfgnn":
+            graph = structure.graph()
+        else:
+            edge_attr = self.types(structure.types)
         graphs = structure.num_virtual // len(self.virtual.weight)
         y = torch.cat([x, self.virtual.weight.repeat_interleave(graphs, 0)])
         for layer in self.layers:
-            y = layer(y, structure, graph)
+            y = layer(y, structure, self.types.weight, graph, edge_attr)
         return y[: len(x)]
