@@ -97,6 +97,16 @@ def test_writes_results_and_names_what_it_cannot_measure(bench, tmp_path, capsys
     assert "time / (2 passes x floor)" in capsys.readouterr().out
 
 
+def test_a_graph_of_ranges(bench, monkeypatch, tmp_path):
+    monkeypatch.setattr(dfgnn._csr, "MOST_EDGES", 100_000)
+    path = tmp_path / "results.json"
+    sizes = ["--nodes", "9000", "--edges", "210000", "--head-dim", "16"]
+    assert bench.main([*ARGUMENTS, *sizes, "--json", str(path)]) == 0
+    result = json.loads(path.read_text())
+    assert result["graph"] == {"nodes": 9000, "edges": 210_000, "ranges": 3}
+    assert result["check"]["wrong"] == [] and result["check"]["destinations"] > 32
+
+
 def test_a_wrong_kernel_fails_the_run(bench, monkeypatch, capsys):
     right = bench.functional.gat_attention
     monkeypatch.setattr(
