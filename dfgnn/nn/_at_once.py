@@ -180,7 +180,7 @@ def _edges(
 
 # Elements of projected attributes up to which they are made although they could be folded into the attention
 # (`_edge_terms`), which takes more launches and less memory.
-_MOST_UNFOLDED = 2**22
+_MOST_UNFOLDED = {"cpu": 2**16, "cuda": 2**23}
 # What autocast casts.
 _CAST = torch.float32, torch.float16, torch.bfloat16
 
@@ -199,8 +199,8 @@ def _projected_edges(
         attr.dtype is x.dtype
         and len(attr) == graph.num_edges
         and can_fuse(graph, attr, weight, len(dtypes) > 1)
-        and (attr.shape[1] * heads >= len(weight) or len(attr) * len(weight) <= _MOST_UNFOLDED)
         and _are_plain(x, (weight, bias), dtypes)
+        and (attr.shape[1] * heads >= len(weight) or len(attr) * len(weight) <= _MOST_UNFOLDED[x.device.type])
     ):
         return None
     if graph.edge_mask is not None:  # fixed capacity: what is there of edges that are not in use may be NaN
