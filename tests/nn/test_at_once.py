@@ -50,7 +50,9 @@ def make_gat(graph, heads, size, dtype, bias=True, vectors=None):
     ]
 
 
-def make_pair(graph, score, heads, size, dtype, two_ends=False, skip=True, shared=(), bias=True, attributes=0):
+def make_pair(
+    graph, score, heads, size, dtype, two_ends=False, skip=True, shared=(), bias=True, attributes=0
+):
     def random(*shape):
         return (torch.randn(shape) / 2).to(graph.device, dtype).requires_grad_()
 
@@ -169,7 +171,7 @@ PAIRS = {
     "dot one projection": ("dot", {"skip": False, "shared": ("src", "dst"), "bias": False}),
     "dot key is value": ("dot", {"skip": False, "shared": ("src",)}),
     "dot with attributes of edges": ("dot", {"attributes": 3}),
-    "dot with attributes, two ends": ("dot", {"attributes": 9, "two_ends": True, "skip": False, "bias": False}),
+    "dot with attributes, two ends": ("dot", {"attributes": 9, "two_ends": True, "bias": False}),
 }
 
 
@@ -208,6 +210,34 @@ def test_attributes_of_edges_that_learn_or_not(device, monkeypatch, name, shape,
         wanted = [x for x in tensors if x is not None and not any(x is getattr(tensors, n) for n in fixed)]
         assert_close([out], [expected], dtype)
         assert_close(gradients(out, wanted), [right[id(x)] for x in wanted], dtype)
+
+
+@pytest.mark.gpu
+def test_padding_first_used_in_a_cuda_graph():
+    """Its zero has a value only when the graph is replayed: it must not be kept for calls before that."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA GPU")
+    _layers._zeros.clear()
+    x, stream = torch.ones(5, 7, device="cuda"), torch.cuda.Stream()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        inside = _layers.extended(x, 1, 1)
+    assert not _layers._zeros
+    expected = F.pad(x, (0, 1))
+    assert torch.equal(_layers.extended(x, 1, 1), expected)
+    graph.replay()
+    assert torch.equal(inside, expected) and _layers._zeros
+
+
+def test_padding_within_inference_mode_serves_training():
+    _layers._zeros.clear()
+    x = torch.randn(5, 7, requires_grad=True)
+    with torch.inference_mode():
+        _layers.extended(x, 1, 1)
+    found = _layers.extended(x, 1, 1)
+    assert torch.equal(found, F.pad(x, (0, 1)))
+    (grad,) = torch.autograd.grad((found * found).sum(), x)
+    assert torch.equal(grad, 2 * x)
 
 
 def calls(device, shape=(2, 4), dtype=torch.float64, dropout_p=0.0):

@@ -113,8 +113,9 @@ def test_at_once_is_what_its_operations_are(monkeypatch, kind, mode, padded):
 
     for learning in (True, False)[: 1 if attr is None else 2]:
         short = results(edge_index, learning)
-        again, fresh = results(edge_index, learning), results(edge_index.clone(), learning)
-        assert len(counts) == 6 and all(map(torch.equal, short, again)) and all(map(torch.equal, short, fresh))
+        for same in (edge_index, edge_index.clone()):
+            assert all(map(torch.equal, short, results(same, learning)))
+        assert len(counts) == 6
         with monkeypatch.context() as patch:
             patch.setattr(transformer, "pair_at_once", lambda *args, **kwargs: None)
             long = results(edge_index, learning)
