@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import _ops, functional
-from ._arguments import NEED_DST, SCORES, GraphHandle, ops
+from . import _edges, _ops, functional
+from ._arguments import FEAT_IN_KEY, FEAT_IN_VALUE, NEED_DST, NEED_FEAT, SCORES, GraphHandle, ops
 from ._checks import DTYPES
 from ._eager import EagerFunction, is_eager, keep_aside, taken_back
 from .graph import Graph
@@ -48,6 +48,26 @@ def can_fuse(graph: Any, x: Tensor, weight: Tensor, autocast: bool = False) -> b
 def padding_of(x: Tensor, size: int) -> int:
     """Columns that CUDA's kernels want behind a head's: they load 16 bytes at a time."""
     return -size % (16 // x.element_size()) if x.is_cuda else 0
+
+
+_zeros: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+
+
+def _zero(dtype: torch.dtype, device: torch.device) -> Tensor:
+    found = _zeros.get((dtype, device))
+    if found is None:
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return torch.zeros((), dtype=dtype, device=device)  # which has no value yet
+        with torch.inference_mode(False):  # a copy waits: other streams may use it at once
+            found = _zeros[dtype, device] = torch.zeros((), dtype=dtype).to(device)
+    return found
+
+
+def extended(x: Tensor, dim: int, more: int) -> Tensor:
+    """x with so many zeros behind it in this dimension, in one launch, where `pad` takes two."""
+    shape = list(x.shape)
+    shape[dim] = more
+    return torch.cat([x, _zero(x.dtype, x.device).expand(shape)], dim)
 
 
 def cut(
@@ -100,7 +120,7 @@ def seed_of(graph: Graph, dropout_p: float) -> Tensor | None:
 class PairTensors(NamedTuple):
     """The tensors of a layer with a score of pairs. Value, src (the key of dot products) and dst (the query)
     have a projection each, but additive_v2 no src; without a projection of its own src or dst is what value
-    is."""
+    is. In a layer of dot products a projection of edges' attributes may be added to keys and values."""
 
     x: Tensor  # [num_src, F]
     x_dst: Tensor | None  # [num_dst, F_dst]; None: x
@@ -114,16 +134,23 @@ class PairTensors(NamedTuple):
     out_bias: Tensor | None  # [H * D]
     skip_weight: Tensor | None  # [H * D, F_dst]: a projection of x_dst that is added to the result
     skip_bias: Tensor | None
+    edge_attr: Tensor | None = None  # [E, F_e], in x's dtype
+    edge_weight: Tensor | None = None  # [H * D, F_e]
+    edge_bias: Tensor | None = None  # [H * D]
     seed: Tensor | None = None
 
 
 _FIELDS = PairTensors._fields
 # Places of weights, each with its bias behind it, and of others.
-_VALUE, _SRC, _DST, _ATTN, _OUT_BIAS, _SKIP = map(
-    _FIELDS.index, ("value_weight", "src_weight", "dst_weight", "attn", "out_bias", "skip_weight")
-)
+_VALUE, _SRC, _DST, _ATTN, _OUT_BIAS, _SKIP, _EDGE_ATTR, _EDGE = map(
+    _FIELDS.index,
+    (
+        "value_weight", "src_weight", "dst_weight", "attn", "out_bias", "skip_weight", "edge_attr",
+        "edge_weight",
+    ),
+)  # fmt: skip
 _LAYERS = {"dot": "dot", "additive_v2": "gatv2"}
-_NO_EDGES = (None,) * 5
+_NO_OPTIONS = (None,) * 4  # on edges
 
 
 # Elements of what a projection gives up to which those of the same features are one product: launches are
@@ -159,15 +186,13 @@ class _Pair(NamedTuple):
         """[n, H * size] with the padding; None stays."""
         if not self.padding or x is None:
             return x
-        by_head = x.reshape(-1, self.heads, self.size)
-        return F.pad(by_head, (0, self.padding)).flatten(1)
+        return extended(x.reshape(-1, self.heads, self.size), 2, self.padding).flatten(1)
 
     def pad_rows(self, x):
         """Of a weight [H * size, F] or bias [H * size] of some projections, likewise."""
         if not self.padding or x is None:
             return x
-        by_head = x.view(-1, self.size, *x.shape[1:])
-        return F.pad(by_head, (0, 0) * (x.dim() - 1) + (0, self.padding)).flatten(0, 1)
+        return extended(x.view(-1, self.size, *x.shape[1:]), 1, self.padding).flatten(0, 1)
 
     def cut_rows(self, x):
         """The gradient of `pad_rows`."""
@@ -180,8 +205,8 @@ class _Pair(NamedTuple):
         return None if t.attn is None else self.pad(_ops.as_type(t.attn, t.x.dtype))
 
     def project(self, t):
-        """value, src, dst as the operator takes them, and the skip connection or None, all with padding; and
-        of each group the weights as they were used."""
+        """value, src, dst and the features of edges as the operator takes them, and the skip connection or
+        None, all with padding; and of each group the weights as they were used."""
         made: dict[int, Tensor] = {}
         used = []
         for end, places in self.groups:
@@ -208,22 +233,38 @@ class _Pair(NamedTuple):
         dst = made.get(_DST)
         if dst is None:
             dst = value if len(value) == self.graph.num_dst else value[: self.graph.num_dst]
-        return (value, src, dst), made.get(_SKIP), used
+        feat = made.get(_EDGE)
+        if feat is not None:
+            feat = feat.view(-1, self.heads, self.size + self.padding)
+        return (value, src, dst, feat), made.get(_SKIP), used
 
-    def run(self, t, attn, value, src, dst):
+    def run(self, t, attn, value, src, dst, feat):
         """out and what it keeps; out has the bias where `is_out`."""
+        flags = 0 if feat is None else FEAT_IN_KEY | FEAT_IN_VALUE
         out, kept, _ = _attend(
-            self.handle.number, self.heads, SCORES[self.score], value, src, dst, attn, *_NO_EDGES, t.seed,
-            t.out_bias if self.is_out else None, self.slope, self.scale, self.dropout_p, 0, False, False,
+            self.handle.number, self.heads, SCORES[self.score], value, src, dst, attn, *_NO_OPTIONS, feat,
+            t.seed, t.out_bias if self.is_out else None, self.slope, self.scale, self.dropout_p, flags, False,
+            False,
         )  # fmt: skip
         return out, kept
 
-    def run_backward(self, t, grad, attn, value, src, dst, out, kept):
-        return _attend_backward(
+    def run_backward(self, t, grad, attn, value, src, dst, feat, out, kept, need):
+        """The gradients of value, src, dst, attn, and of feat if one of its own is needed."""
+        flags, bits = 0 if feat is None else FEAT_IN_KEY | FEAT_IN_VALUE, NEED_DST
+        need_feat = feat is not None and any(need[_EDGE_ATTR : _EDGE + 2])
+        if need_feat:
+            bits |= NEED_FEAT
+        value, src, dst, attn, *_, feat = _attend_backward(
             self.handle.number, self.heads, grad, None, SCORES[self.score], value, src, dst, attn,
-            *_NO_EDGES, t.seed, t.out_bias if self.is_out else None, out, kept, False, None, self.slope,
-            self.scale, self.dropout_p, 0, NEED_DST,
-        )[:4]  # fmt: skip
+            *_NO_OPTIONS, feat, t.seed, t.out_bias if self.is_out else None, out, kept, False, None,
+            self.slope, self.scale, self.dropout_p, flags, bits,
+        )  # fmt: skip
+        if not need_feat:
+            return value, src, dst, attn, None
+        mask = self.graph.edge_mask
+        if mask is not None:  # fixed capacity: of edges that are not in use nothing was written
+            feat = _edges.in_use(mask, feat)
+        return value, src, dst, attn, feat.flatten(1)
 
     def forward(self, t):
         """The result, what backward takes beside the inputs, and what the operator gave."""
@@ -248,12 +289,14 @@ class _Pair(NamedTuple):
 
     def backward(self, t, grad, made, out, need):
         """The gradients of the inputs."""
-        value, src, dst, attn, kept, *used = made
+        value, src, dst, feat, attn, kept, *used = made
         found: list[Tensor | None] = [None] * len(_FIELDS)
         if need[_OUT_BIAS]:
             found[_OUT_BIAS] = grad.sum(0, dtype=t.out_bias.dtype)
         grad = self.pad(_ops.as_type(grad, t.x.dtype))
-        value, src, dst, grad_attn = self.run_backward(t, grad, attn, value, src, dst, out, kept)
+        value, src, dst, grad_attn, feat = self.run_backward(
+            t, grad, attn, value, src, dst, feat, out, kept, need
+        )
         if t.src_weight is None and src is not None:
             value += src
         if t.dst_weight is None:
@@ -261,9 +304,10 @@ class _Pair(NamedTuple):
         if need[_ATTN]:
             grad_attn = _ops.as_type(grad_attn.sum(0), t.attn.dtype)
             found[_ATTN] = (grad_attn[:, : self.size] if self.padding else grad_attn).reshape(t.attn.shape)
-        grads = {_VALUE: value, _SRC: src, _DST: dst, _SKIP: grad}
+        grads = {_VALUE: value, _SRC: src, _DST: dst, _SKIP: grad, _EDGE: feat}
         for (end, places), weight in zip(self.groups, used):
-            self.project_back(t, end, places, weight, [grads[k] for k in places], need, found)
+            if grads[places[0]] is not None:
+                self.project_back(t, end, places, weight, [grads[k] for k in places], need, found)
         return found
 
     def give(self, whole, places, wanted, found) -> None:
@@ -310,6 +354,8 @@ class _Pair(NamedTuple):
             )
         else:
             src = value if t.src_weight is None else project(t.x, "src").unflatten(1, heads)
+            if t.edge_attr is not None:
+                options["edge_feat"] = project(t.edge_attr, "edge").unflatten(1, heads)
             out = functional.dot_attention(self.graph, dst, src, value, scale=self.scale, **options)
         out = out.flatten(1)
         if t.out_bias is not None:
@@ -324,16 +370,16 @@ def _groups(t: PairTensors) -> Groups:
     return _grouped(end, joins, tuple([None if t[k] is None else t[k + 1] is None for k in _PROJECTIONS]))
 
 
-_PROJECTIONS = _VALUE, _SRC, _DST, _SKIP
+_PROJECTIONS = _VALUE, _SRC, _DST, _SKIP, _EDGE
 
 
 @cache
 def _grouped(end: int, joins: tuple[bool, bool], has_no_bias: tuple[bool | None, ...]) -> Groups:
     """has_no_bias: of `_PROJECTIONS`; None for one that is not there. joins: by end."""
     found: dict[Any, tuple[int, tuple[int, ...]]] = {}
-    for place, of, no_bias in zip(_PROJECTIONS, (0, 0, end, end), has_no_bias):
+    for place, of, no_bias in zip(_PROJECTIONS, (0, 0, end, end, _EDGE_ATTR), has_no_bias):
         if no_bias is not None:
-            key = (of, no_bias) if joins[of] else place
+            key = (of, no_bias) if of != _EDGE_ATTR and joins[of] else place
             found[key] = of, (*found.get(key, (of, ()))[1], place)
     return tuple(found.values())
 
@@ -359,14 +405,14 @@ class _PairLayer(EagerFunction):
         if grad is None:
             return (None,) * (1 + count)
         call, saved, need = ctx.call, ctx.saved_tensors, ctx.needs_input_grad[1:]
-        end = count + 5 + len(call.groups)
+        end = count + 6 + len(call.groups)
         t, made, last = PairTensors(*saved[:count]), saved[count:end], saved[end:]
         if torch.is_grad_enabled():  # create_graph
             return None, *derived(call.formula, grad, t, need)
         if call.is_out:
             last, _ = taken_back(ctx, last)
-        value, src, dst, attn, *_ = made
-        out = _ops.call(call.run, t, attn, value, src, dst)[0] if last is None else last[0]
+        *ends, attn = made[:5]
+        out = _ops.call(call.run, t, attn, *ends)[0] if last is None else last[0]
         return None, *_ops.call(call.backward, t, grad, made, out, need)
 
 
@@ -384,15 +430,16 @@ def pair_layer(
     """GATv2 (score "additive_v2") or attention by dot products ("dot"): features projected, attended to, with
     a skip connection and a bias: [num_dst, H * D].
 
-    Of checked arguments: `can_fuse` of each end with its weights, which are brought to x's dtype here. dtype:
-    of the result; default x's.
+    Of checked arguments: `can_fuse` of each end, and of the edges' attributes, with its weights, which are
+    brought to x's dtype here. dtype: of the result; default x's.
     """
     size = tensors.value_weight.shape[0] // heads
     train = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
     padding, dtype = padding_of(tensors.x, size), tensors.x.dtype if dtype is None else dtype
     handle = graph._planner.handle(
-        heads, size + padding, tensors.x.dtype, _LAYERS[score], "auto", dropout_p > 0, train
-    )
+        heads, size + padding, tensors.x.dtype, _LAYERS[score], "auto",
+        dropout_p > 0 or tensors.edge_attr is not None, train,
+    )  # fmt: skip
     bias = tensors.out_bias
     is_out = not padding and tensors.skip_weight is None and dtype is tensors.x.dtype
     is_out = is_out and (bias is None or bias.dtype is dtype)

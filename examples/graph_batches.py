@@ -50,20 +50,35 @@ class GraphBatches(Task):
                 yield batch, self.model(batch).float()
 
 
+class UnitVectors(nn.Module):
+    """Integer features, each below one of ``sizes``, as unit vectors side by side: ``[N, features]`` ->
+    ``[N, sum(sizes)]``."""
+
+    def __init__(self, sizes):
+        super().__init__()
+        self.size = sum(sizes)
+        self.register_buffer("first", torch.tensor([0, *sizes]).cumsum(0)[:-1], persistent=False)
+
+    def forward(self, x):
+        return torch.zeros(len(x), self.size, device=x.device).scatter_(1, x + self.first, 1.0)
+
+
 class Embeddings(nn.Module):
-    """The sum of an embedding for each of several integer features; ``[N, features]`` -> ``[N, width]``."""
+    """The sum of an embedding for each of several integer features; ``[N, features]`` -> ``[N, width]``.
+
+    A product with unit vectors, as its gradient is another one: that of a look-up sorts the indices on a GPU.
+    """
 
     def __init__(self, sizes, width: int):
         super().__init__()
-        self.table = nn.Embedding(sum(sizes), width)
-        first = torch.tensor([0, *sizes]).cumsum(0)
-        self.register_buffer("first", first[:-1], persistent=False)
+        self.units, self.table = UnitVectors(sizes), nn.Parameter(torch.empty(sum(sizes), width))
         with torch.no_grad():
-            for part in self.table.weight.split(list(sizes)):
+            for part in self.table.split(list(sizes)):
                 nn.init.xavier_uniform_(part)
 
     def forward(self, x):
-        return self.table(x + self.first).sum(1)
+        with torch.autocast(x.device.type, enabled=False):
+            return self.units(x) @ self.table
 
 
 def mean_pool(x: torch.Tensor, batch) -> torch.Tensor:

@@ -12,7 +12,7 @@ import datasets
 import harness
 import torch
 import torch.nn.functional as F
-from graph_batches import Embeddings, GraphBatches, mean_pool
+from graph_batches import Embeddings, GraphBatches, UnitVectors, mean_pool
 from layers import conv, prepare
 from torch import nn
 from torchmetrics.functional.classification import binary_auroc
@@ -25,18 +25,16 @@ ATOM, BOND = (119, 5, 12, 12, 10, 6, 6, 2, 2), (5, 6, 2)
 class Layer(nn.Module):
     def __init__(self, args, width, heads, bonds):
         super().__init__()
-        edges = {"edge_dim": width} if bonds else {}
+        edges = {"edge_dim": sum(BOND)} if bonds else {}
         self.attention = conv(args.impl, LAYERS[args.model], width, width // heads, heads, **edges)
-        self.bonds = Embeddings(BOND, width) if bonds else None
         self.norm = nn.BatchNorm1d(width)
         self.feed_forward = None
         if args.model == "gt":
             inner = nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width)
             self.feed_forward = nn.Sequential(*inner, nn.BatchNorm1d(width))
 
-    def forward(self, x, batch):
-        edges = () if self.bonds is None else (self.bonds(batch.edge_attr),)
-        x = x + F.relu(self.norm(self.attention(x, batch.edge_index, *edges)))
+    def forward(self, x, *edges):
+        x = x + F.relu(self.norm(self.attention(x, *edges)))
         return x if self.feed_forward is None else x + self.feed_forward(x)
 
 
@@ -44,7 +42,7 @@ class Network(nn.Module):
     def __init__(self, args, width, layers=4, heads=8):
         super().__init__()
         bonds = args.bonds or args.model == "gt"
-        self.atoms = Embeddings(ATOM, width)
+        self.atoms, self.bonds = Embeddings(ATOM, width), UnitVectors(BOND) if bonds else None
         all_heads = [heads] * (layers - (args.model != "gt")) + [1] * (args.model != "gt")
         self.layers = nn.ModuleList(Layer(args, width, h, bonds) for h in all_heads)
         self.readout = nn.Sequential(
@@ -53,9 +51,11 @@ class Network(nn.Module):
         )  # fmt: skip
 
     def forward(self, batch):
-        x = self.atoms(batch.x)
+        x, edges = self.atoms(batch.x), (batch.edge_index,)
+        if self.bonds is not None:
+            edges += (self.bonds(batch.edge_attr),)
         for layer in self.layers:
-            x = layer(x, batch)
+            x = layer(x, *edges)
         return self.readout(mean_pool(x, batch)).squeeze(1)
 
 

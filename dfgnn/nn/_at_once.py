@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from .. import functional
 from .._eager import is_eager
+from .._edges import in_use
 from .._gat_layer import Edges, gat_layer
 from .._layers import PairTensors, can_fuse, pair_layer
 from ..graph import Graph
@@ -27,6 +28,7 @@ __all__ = ["dot_at_once", "gat_at_once", "is_first_rows", "knows_all_of", "pair_
 
 _PLAIN = (nn.Parameter, Tensor)
 _NONE = None, None
+_NO_EDGES = None, None, None
 
 
 @cache
@@ -80,21 +82,25 @@ def is_first_rows(x_dst: Tensor, x: Tensor) -> bool:
 _MOST_PRODUCTS, _MOST_GATHERED = 2**30, 2**24
 
 
-def _is_small(graph: Any, x: Tensor, weight: Tensor) -> bool:
-    return len(x) * weight.numel() <= _MOST_PRODUCTS and graph.num_edges * len(weight) <= _MOST_GATHERED
+def _is_small(graph: Any, x: Tensor, weight: Tensor, attr: Tensor | None) -> bool:
+    return (
+        len(x) * weight.numel() <= _MOST_PRODUCTS
+        and graph.num_edges * len(weight) <= _MOST_GATHERED
+        and (attr is None or attr.numel() * len(weight) <= _MOST_PRODUCTS)
+    )
 
 
 def _in_autocast(
-    graph: Any, x: Tensor, x_dst: Tensor | None, weight: Tensor
+    graph: Any, x: Tensor, x_dst: Tensor | None, weight: Tensor, attr: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None, bool, torch.dtype]:
     """Features as the layer is computed in here; whether that is the dtype of autocast; and what a linear
-    layer would give."""
+    layer would give. attr: of edges, which are projected, too."""
     kind = x.device.type
     if not torch.is_autocast_enabled(kind) or x.dtype == torch.float64:
         return x, x_dst, False, x.dtype
     dtype = torch.get_autocast_dtype(kind)
     all_wide = x.dtype is weight.dtype is torch.float32 and (x_dst is None or x_dst.dtype is torch.float32)
-    if all_wide and _is_small(graph, x, weight):
+    if all_wide and _is_small(graph, x, weight, attr):
         return x, x_dst, False, dtype
     if x_dst is not None and x_dst.dtype is not dtype:
         x_dst = x_dst.to(dtype)
@@ -172,6 +178,36 @@ def _edges(
     return Edges(attr, weight, attn)
 
 
+# Elements of projected attributes up to which they are made although they could be folded into the attention
+# (`_edge_terms`), which takes more launches and less memory.
+_MOST_UNFOLDED = {"cpu": 2**16, "cuda": 2**23}
+# What autocast casts.
+_CAST = torch.float32, torch.float16, torch.bfloat16
+
+
+def _projected_edges(
+    graph: Graph, x: Tensor, dtypes: tuple[torch.dtype, ...], heads: int, attr: Tensor, linear: Any
+) -> tuple[Tensor, Tensor, Tensor | None] | None:
+    """Attributes in x's dtype, and the weight and the bias of their projection."""
+    plain = plain_linear(linear)
+    if plain is None or not is_eager(attr):
+        return None
+    weight, bias = plain
+    if attr.dtype is not x.dtype and attr.dtype in _CAST and torch.is_autocast_enabled(x.device.type):
+        attr = attr.to(x.dtype)
+    if not (
+        attr.dtype is x.dtype
+        and len(attr) == graph.num_edges
+        and can_fuse(graph, attr, weight, len(dtypes) > 1)
+        and _are_plain(x, (weight, bias), dtypes)
+        and (attr.shape[1] * heads >= len(weight) or len(attr) * len(weight) <= _MOST_UNFOLDED[x.device.type])
+    ):
+        return None
+    if graph.edge_mask is not None:  # fixed capacity: what is there of edges that are not in use may be NaN
+        attr = in_use(graph.edge_mask, attr)
+    return attr, weight, bias
+
+
 def pair_at_once(
     layer: Any,
     graph: Any,
@@ -184,6 +220,7 @@ def pair_at_once(
     *,
     heads: int,
     skip: Any = None,
+    of_edges: tuple[Tensor, Any] | None = None,
     attn: Tensor | None = None,
     bias: Tensor | None = None,
     negative_slope: float = 1.0,
@@ -195,7 +232,8 @@ def pair_at_once(
     ``wide`` together, where `pair_layer` gives it; else None.
 
     key, query, skip: None for what ``value`` gives, or none. x_dst: None for x, or its first rows where
-    ``value`` projects the query, too.
+    ``value`` projects the query, too. of_edges: attributes and their projection, which is added to keys and
+    values.
     """
     function = functional.dot_attention if score == "dot" else functional.gatv2_attention
     if not _applies(layer, function):
@@ -207,7 +245,8 @@ def pair_at_once(
             return None
         parameters += found
     weight, at_dst = parameters[0], [w for w in parameters[4::2] if w is not None]
-    x, x_dst, autocast, dtype = _in_autocast(graph, x, x_dst, weight)
+    attr = None if of_edges is None else of_edges[0]
+    x, x_dst, autocast, dtype = _in_autocast(graph, x, x_dst, weight, attr)
     known = (x.dtype, torch.float32) if autocast else (x.dtype,)
     shape = weight.shape if x_dst is None else (len(weight), x_dst.shape[-1])
     if not (
@@ -218,7 +257,13 @@ def pair_at_once(
         and _are_plain(x, (*parameters, attn, bias), known)
     ):
         return None
-    tensors = PairTensors._make([x, x_dst, *parameters[:6], attn, bias, *parameters[6:], None])
+    tensors = PairTensors._make([x, x_dst, *parameters[:6], attn, bias, *parameters[6:], *_NO_EDGES, None])
+    if of_edges is not None:
+        edges = _projected_edges(graph, x, known, heads, *of_edges)
+        if edges is None:
+            return None
+        attr, edge_weight, edge_bias = edges
+        tensors = tensors._replace(edge_attr=attr, edge_weight=edge_weight, edge_bias=edge_bias)
     return pair_layer(
         graph, score, tensors, heads, negative_slope=negative_slope, scale=scale, dropout_p=dropout_p,
         dtype=_result(dtype, wide),
@@ -234,9 +279,10 @@ def dot_at_once(
     query: nn.Module | None,
     layer: Any,
     dropout_p: float = 0.0,
+    of_edges: tuple[Tensor, Any] | None = None,
 ) -> Tensor | None:
     """`pair_at_once` of a layer of dot products with DGL's contract."""
     return pair_at_once(
         layer, graph, "dot", x, x_dst, value, key, query, heads=layer.num_heads,
-        scale=1 / math.sqrt(layer.out_feats), dropout_p=dropout_p,
+        scale=1 / math.sqrt(layer.out_feats), dropout_p=dropout_p, of_edges=of_edges,
     )  # fmt: skip

@@ -36,8 +36,8 @@ class GraphTransformerConv(AttentionLayer):
         \alpha_{ij} = \mathrm{softmax}_j(\langle Q h_i, K h_j \rangle / \sqrt{D} + b_{ij})
 
     per head, over the edges j -> i. With ``edge_feats``, W x_ij of the edges' features x is added to K h_j
-    and to V h_j (as in Shi et al., "Masked Label Prediction", IJCAI 2021); where they are fewer than D,
-    without a tensor of E x H x D.
+    and to V h_j (as in Shi et al., "Masked Label Prediction", IJCAI 2021); where they are fewer than D, on
+    large graphs without a tensor of E x H x D.
 
     Args:
         in_feats: size of the input features, or a pair for sources (keys, values) and destinations (queries).
@@ -126,11 +126,11 @@ class GraphTransformerConv(AttentionLayer):
         self.falls_back(graph)  # raises where attn_drop is more than a Dropout
         fused = self._graph(graph)
         h_src, h_dst = split_ends(fused, feat, self.feat_drop)
-        no_edges = edge_bias is None and edge_weight is None and edge_attr is None and self.fc_edge is None
-        if no_edges and not get_attention:
+        self._check_edges(fused, edge_attr)
+        if edge_bias is None and edge_weight is None and not get_attention:
             out = dot_at_once(
                 fused, h_src, None if h_dst is h_src else h_dst, self.fc_value, self.fc_key, self.fc_query,
-                self, dropout_p(self.attn_drop),
+                self, dropout_p(self.attn_drop), None if edge_attr is None else (edge_attr, self.fc_edge),
             )  # fmt: skip
             if out is not None:
                 return self._heads(out)
@@ -141,21 +141,25 @@ class GraphTransformerConv(AttentionLayer):
             *(self._heads(fc(h)).flatten(1, -2) for fc, h in ends),
             edge_bias=edge_bias,
             edge_weight=edge_weight,
-            **self._edges(fused, edge_attr, prefix.numel()),
+            **self._edges(edge_attr, prefix.numel()),
             dropout_p=dropout_p(self.attn_drop),
             return_attention=get_attention,
         )
         out, attention = self._unpack(result, prefix)
         return (out, attention) if get_attention else out
 
-    def _edges(self, graph: Any, edge_attr: Tensor | None, sets: int) -> dict[str, Tensor]:
-        """What the attention gets of the edges; sets: sets of features, whose heads lie set after set."""
+    def _check_edges(self, graph: Any, edge_attr: Tensor | None) -> None:
         if self.fc_edge is None and edge_attr is None:
-            return {}
+            return
         expected = None if self.fc_edge is None else [graph.num_edges, self.edge_feats]
         got = None if edge_attr is None else list(edge_attr.shape)
         if self.fc_edge is None or edge_attr is None or got != expected:
             raise ValueError(f"edge_attr: expected {expected or 'None without edge_feats'}, got {got}")
+
+    def _edges(self, edge_attr: Tensor | None, sets: int) -> dict[str, Tensor]:
+        """What the attention gets of the edges; sets: sets of features, whose heads lie set after set."""
+        if self.fc_edge is None or edge_attr is None:
+            return {}
         if edge_attr.shape[1] < self.out_feats and is_plain(self.fc_edge):
             proj = self.fc_edge.weight
             if torch.is_autocast_enabled(edge_attr.device.type):  # as the projection would take them

@@ -144,7 +144,7 @@ def test_layers_of_pyg_find_it_by_its_edge_index(device, name, compiled):
     """With loops among the edges, which the layers replace, and edge attributes that are filled in."""
     layer = pyg_layers()[name].to(device)
     call = torch.compile(layer, backend="aot_eager", fullgraph=True) if compiled else layer
-    with_edges = name not in ("gat", "agnn")
+    with_edges, at_once = name not in ("gat", "agnn"), name == "transformer" and not compiled
     graph = Graph.with_capacity(NODES, EDGES, device=device)
     for num_nodes, num_edges in BATCHES[:2] if compiled else BATCHES[:4]:
         edge_index = edges_of(num_nodes, num_edges, device)
@@ -157,13 +157,14 @@ def test_layers_of_pyg_find_it_by_its_edge_index(device, name, compiled):
             if fixed:
                 graph.copy_(edge_index, num_nodes)
                 inputs, edges = padded(x, NODES, 1.0), graph.edge_index
-                attributes = padded(attr, EDGES, 0.0)
+                attributes = padded(attr, EDGES, float("nan") if at_once else 0.0)
             else:
                 inputs, edges = x.clone().requires_grad_(), edge_index
                 attributes = attr.clone().requires_grad_()
             out = (call if fixed else layer)(inputs, edges, *([attributes] if with_edges else []))
             out[:num_nodes].square().sum().backward()
             rest = [attributes.grad[:num_edges]] if with_edges else []
+            assert not (at_once and attributes.grad[num_edges:].any())
             found.append(
                 [out[:num_nodes], inputs.grad[:num_nodes], *rest, *(p.grad for p in layer.parameters())]
             )

@@ -50,7 +50,9 @@ def make_gat(graph, heads, size, dtype, bias=True, vectors=None):
     ]
 
 
-def make_pair(graph, score, heads, size, dtype, two_ends=False, skip=True, shared=(), bias=True):
+def make_pair(
+    graph, score, heads, size, dtype, two_ends=False, skip=True, shared=(), bias=True, attributes=0
+):
     def random(*shape):
         return (torch.randn(shape) / 2).to(graph.device, dtype).requires_grad_()
 
@@ -69,6 +71,8 @@ def make_pair(graph, score, heads, size, dtype, two_ends=False, skip=True, share
         random(1, heads, size) if v2 else None,
         random(width) if bias else None,
         *(linear("skip") if skip else (None, None)),
+        *((random(graph.num_edges, attributes), random(width, attributes)) if attributes else (None, None)),
+        random(width) if attributes and bias else None,
     )
 
 
@@ -166,6 +170,8 @@ PAIRS = {
     "dot two ends": ("dot", {"two_ends": True}),
     "dot one projection": ("dot", {"skip": False, "shared": ("src", "dst"), "bias": False}),
     "dot key is value": ("dot", {"skip": False, "shared": ("src",)}),
+    "dot with attributes of edges": ("dot", {"attributes": 3}),
+    "dot with attributes, two ends": ("dot", {"attributes": 9, "two_ends": True, "bias": False}),
 }
 
 
@@ -186,6 +192,52 @@ def test_pairs(device, monkeypatch, case, shape, dtype):
         assert_close([out, *gradients(out, tensors)], [expected, *gradients(expected, tensors)], dtype)
         with torch.no_grad():
             assert torch.equal(run_pair(graph, tensors, score, shape[0]), out)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", ["random", "no_edges", "fewer_sources"])
+def test_attributes_of_edges_that_learn_or_not(device, monkeypatch, name, shape, dtype):
+    """Any of attributes, weight and bias may want a gradient."""
+    graph = make_graph(name, device)
+    tensors = make_pair(graph, "dot", *shape, dtype, attributes=3, two_ends=graph.num_src != graph.num_dst)
+    expected = formula_of(monkeypatch, run_pair, graph, tensors, "dot", shape[0])
+    right = dict(zip([id(x) for x in tensors if x is not None], gradients(expected, tensors)))
+    names = "edge_attr", "edge_weight", "edge_bias"
+    for learning in ((), *zip(names), names[1:]):
+        fixed = {name: getattr(tensors, name).detach() for name in names if name not in learning}
+        out = run_pair(graph, tensors._replace(**fixed), "dot", shape[0])
+        wanted = [x for x in tensors if x is not None and not any(x is getattr(tensors, n) for n in fixed)]
+        assert_close([out], [expected], dtype)
+        assert_close(gradients(out, wanted), [right[id(x)] for x in wanted], dtype)
+
+
+@pytest.mark.gpu
+def test_padding_first_used_in_a_cuda_graph():
+    """Its zero has a value only when the graph is replayed: it must not be kept for calls before that."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA GPU")
+    _layers._zeros.clear()
+    x, stream = torch.ones(5, 7, device="cuda"), torch.cuda.Stream()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        inside = _layers.extended(x, 1, 1)
+    assert not _layers._zeros
+    expected = F.pad(x, (0, 1))
+    assert torch.equal(_layers.extended(x, 1, 1), expected)
+    graph.replay()
+    assert torch.equal(inside, expected) and _layers._zeros
+
+
+def test_padding_within_inference_mode_serves_training():
+    _layers._zeros.clear()
+    x = torch.randn(5, 7, requires_grad=True)
+    with torch.inference_mode():
+        _layers.extended(x, 1, 1)
+    found = _layers.extended(x, 1, 1)
+    assert torch.equal(found, F.pad(x, (0, 1)))
+    (grad,) = torch.autograd.grad((found * found).sum(), x)
+    assert torch.equal(grad, 2 * x)
 
 
 def calls(device, shape=(2, 4), dtype=torch.float64, dropout_p=0.0):
@@ -306,7 +358,19 @@ MODULES = {
     "GATv2Conv": lambda: layers.GATv2Conv(IN, 4, 2, allow_zero_in_degree=True),
     "DotGatConv": lambda: layers.DotGatConv(IN, 4, 2, allow_zero_in_degree=True),
     "GraphTransformerConv": lambda: layers.GraphTransformerConv(IN, 4, 2, allow_zero_in_degree=True),
+    "with attributes": lambda: WithAttributes(),
 }
+
+
+class WithAttributes(layers.GraphTransformerConv):
+    """A layer with edge_feats that brings them along."""
+
+    def __init__(self):
+        super().__init__(IN, 4, 2, allow_zero_in_degree=True, edge_feats=3)
+        self.edge_attr = nn.Parameter(torch.linspace(-1, 1, 1200).view(400, 3))
+
+    def forward(self, graph, feat, **options):
+        return super().forward(graph, feat, edge_attr=self.edge_attr, **options)
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -322,14 +386,15 @@ def test_modules_take_it_where_they_can(monkeypatch, name):
     plain = module(graph, x)
     assert len(calls) == 1
     # A hook on a projection must run, and a mode see every operation.
-    linear = next(m for m in module.modules() if isinstance(m, nn.Linear))
+    linears = [m for m in module.modules() if isinstance(m, nn.Linear)]
     seen = []
-    handle = linear.register_forward_hook(lambda *args: seen.append(1))
-    torch.testing.assert_close(module(graph, x), plain)
-    handle.remove()
+    for linear in linears:
+        handle = linear.register_forward_hook(lambda *args: seen.append(1))
+        torch.testing.assert_close(module(graph, x), plain)
+        handle.remove()
     with Operators() as modes:
         torch.testing.assert_close(module(graph, x), plain)
-    assert len(calls) == 1 and seen and any("mm" in op for op in modes.names)
+    assert len(calls) == 1 and len(seen) == len(linears) and any("mm" in op for op in modes.names)
     # Other results or inputs than such a layer has.
     module(graph, x, get_attention=True)
     module(graph, torch.randn(graph.num_src, 2, IN))
@@ -344,13 +409,14 @@ def test_projections_of_the_same_features_are_one_product(monkeypatch, two_ends)
     """Forward, and for the gradients of weights and of features one each."""
     monkeypatch.setattr(_layers, "_joins", lambda x, width: True)
     graph = make_graph("random")
-    tensors = make_pair(graph, "dot", 2, 4, torch.float32, two_ends=two_ends)
-    with torch.profiler.profile() as found:
-        out = run_pair(graph, tensors, "dot", 2)
-        gradients(out, tensors)
-    products = {"aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm"}
-    names = [event.name for event in found.events() if event.name in products]
-    assert len(names) == (6 if two_ends else 3), names
+    for attributes in (0, 3):  # those of edges are three more
+        tensors = make_pair(graph, "dot", 2, 4, torch.float32, two_ends=two_ends, attributes=attributes)
+        with torch.profiler.profile() as found:
+            out = run_pair(graph, tensors, "dot", 2)
+            gradients(out, tensors)
+        products = {"aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm"}
+        names = [event.name for event in found.events() if event.name in products]
+        assert len(names) == (6 if two_ends else 3) + attributes, names
 
 
 def test_a_layer_that_has_learnt_more_takes_the_long_way():

@@ -28,8 +28,8 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
 
     per head, over the edges j -> i; with ``beta`` a learned gate weighs the two terms. A drop-in for
     ``torch_geometric.nn.TransformerConv``: its subclass, with the same arguments, parameters, state_dict and
-    results. With fewer edge attributes than channels, their projection is folded into the attention, and only
-    ``[E, H]`` is of edge size; else they are projected to ``[E, H, C]``.
+    results. With fewer edge attributes than channels, their projection is folded into the attention on large
+    graphs, and only ``[E, H]`` is of edge size; else they are projected to ``[E, H, C]``.
 
     Differentiable any number of times, with respect to features, parameters and edge attributes.
     """
@@ -72,7 +72,8 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
         if x_dst is None:
             raise ValueError("x: expected features of the destinations, too, got None for x[1]")
         graph, _ = graph_of(edge_index, *sizes_of(edge_index, x_src, x_dst))
-        if return_attention_weights is None or not isinstance(return_attention_weights, bool):
+        want_attention = isinstance(return_attention_weights, bool)
+        if not want_attention:
             out = self._at_once(edge_index, graph, x_src, x_dst, edge_attr)
             if out is not None:
                 return out
@@ -82,7 +83,6 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
             for lin, end in ((self.lin_query, x_dst), (self.lin_key, x_src), (self.lin_value, x_src))
         )
         edges = self._edges(edge_index, edge_attr, graph, query.dtype)
-        want_attention = isinstance(return_attention_weights, bool)
         dropout_p = self.dropout if self.training else 0.0
         result = self.attention(
             graph, query, key, value, edge_feat_in="value" if self.lin_edge is None else "both", **edges,
@@ -98,14 +98,7 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
         dtype = query.dtype
         if x_src.device.type == "cuda" and torch.is_autocast_enabled("cuda"):
             dtype = torch.promote_types(dtype, torch.float32)  # of the sum over C and softmax there
-        out = (out.flatten(-2) if self.concat else out.mean(-2)).to(dtype)
-        if self.root_weight:
-            skip = self.lin_skip(x_dst)
-            if self.lin_beta is None:
-                out = out + skip
-            else:
-                gate = self.lin_beta(torch.cat([out, skip, out - skip], dim=-1)).sigmoid()
-                out = gate * skip + (1 - gate) * out
+        out = self._with_skip((out.flatten(-2) if self.concat else out.mean(-2)).to(dtype), x_dst)
         if not want_attention:
             return out
         attention = attention.to(dtype)
@@ -115,26 +108,35 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
             raise NotImplementedError("edge_index: expected a dense tensor for the attention of a batch")
         return out, edge_index.set_value(attention, layout="coo")
 
+    def _with_skip(self, out: Tensor, x_dst: Tensor) -> Tensor:
+        if not self.root_weight:
+            return out
+        skip = self.lin_skip(x_dst)
+        if self.lin_beta is None:
+            return out + skip
+        gate = self.lin_beta(torch.cat([out, skip, out - skip], dim=-1)).sigmoid()
+        return gate * skip + (1 - gate) * out
+
     def _at_once(self, edge_index, graph: Graph, x_src: Tensor, x_dst: Tensor, edge_attr) -> Tensor | None:
         """The result, where it can be had at once; else None."""
-        if (
-            self.lin_edge is not None
-            or self.lin_beta is not None
-            or given_attributes(edge_index, edge_attr)[1] is not None
-        ):
+        of_edges = None
+        if self.lin_edge is not None:
+            attr = edge_attributes(edge_index, edge_attr, graph)
+            if attr is None:
+                return None
+            of_edges = attr, self.lin_edge
+        elif given_attributes(edge_index, edge_attr)[1] is not None:
             return None
         wide = x_src.is_cuda and torch.is_autocast_enabled("cuda")  # as in forward
-        joined = self.concat or self.heads == 1
+        # A skip connection without a gate, and of all heads, is one of its projections.
+        joined = self.lin_beta is None and (self.concat or self.heads == 1)
         out = pair_at_once(
             self, graph, "dot", x_src, None if x_dst is x_src else x_dst, self.lin_value, self.lin_key,
-            self.lin_query, skip=self.lin_skip if self.root_weight and joined else None, heads=self.heads,
-            scale=1 / math.sqrt(self.out_channels), dropout_p=self.dropout if self.training else 0.0,
-            wide=torch.float32 if wide else None,
+            self.lin_query, skip=self.lin_skip if self.root_weight and joined else None, of_edges=of_edges,
+            heads=self.heads, scale=1 / math.sqrt(self.out_channels),
+            dropout_p=self.dropout if self.training else 0.0, wide=torch.float32 if wide else None,
         )  # fmt: skip
-        if out is None or joined:
-            return out
-        out = self._finished(out, None)
-        return out + self.lin_skip(x_dst) if self.root_weight else out
+        return out if out is None or joined else self._with_skip(self._finished(out, None), x_dst)
 
     def _edges(
         self, edge_index: Any, edge_attr: Tensor | None, graph: Graph, dtype: torch.dtype
