@@ -74,7 +74,8 @@ struct EdgeOptions {
   int32_t feat_in_key, feat_in_value;
   uint32_t dropout_threshold;  // an edge is dropped when its 32 random bits are below
   double dropout_scale;        // 1 / (1 - p); 0 when p = 1
-  bool any() const { return bias || gate || mask || weight || feat || seed; }
+  bool scalars() const { return bias || gate || mask || weight || seed; }
+  bool any() const { return feat || scalars(); }
 };
 
 // Features x_ij of the edges that are projected at the nodes (dot, on CUDA in 16 bits), e_ij = W x_ij:
@@ -93,7 +94,7 @@ struct EdgeAttr {
   void* sums;        // a, or in backward b: [N_dst, H, width] T, 0 behind dim; or null
   void* partial;     // [csr.num_slots, H, width] acc
   // Backward:
-  void* edges;         // [E, H, 2] acc, user's order: alpha and draw from one pass to the other,
+  void* edges;         // [E, H, 2] acc, user's order: alpha and ds from one pass to the other, also of feat,
   int32_t keep_edges;  // which then leaves f alpha and draw there
 };
 

@@ -26,7 +26,7 @@ const char* additive_forward(const ForwardParams& p, cudaStream_t stream) {
       constexpr int B = C::B;
       return edges == Edges::none      ? forward_kernel<C, Score::additive, Edges::none, P, B>
              : edges == Edges::scalars ? forward_kernel<C, Score::additive, Edges::scalars, P, B>
-                                       : forward_kernel<C, Score::additive, Edges::features, P, B>;
+                                       : forward_kernel<C, Score::additive, Edges::features_scalars, P, B>;
     };
     const auto kernel = p.positive ? choose(std::true_type{}) : choose(std::false_type{});
     for_each_part(p.csr, [&](const Csr& part) {
@@ -61,7 +61,7 @@ const char* additive_backward(const BackwardParams& p, cudaStream_t stream) {
     // gradients of edge tensors.
     const bool pairs =
         p.edge.gate || p.edge.feat || p.grad_bias || p.grad_weight || p.grad_attention || dim > C::COLS;
-    const auto kernel = p.edge.feat    ? pair_kernel<C, Score::additive, true, Edges::features, B>
+    const auto kernel = p.edge.feat    ? pair_kernel<C, Score::additive, true, Edges::features_scalars, B>
                         : pairs        ? pair_kernel<C, Score::additive, true, Edges::scalars, B>
                         : p.edge.any() ? additive_sources_kernel<C, true, B>
                                        : additive_sources_kernel<C, false, B>;

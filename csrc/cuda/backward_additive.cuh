@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Load::one_row>)
       }
     }
   };
-  walk<CHUNK, true>(me, p.reverse, t.items, index, load_item, load_step, begin, step, finish);
+  walk<CHUNK, Ahead::early>(me, p.reverse, t.items, index, load_item, load_step, begin, [] {}, step, finish);
 }
 
 }  // namespace dfgnn::cuda

@@ -15,7 +15,8 @@ namespace dfgnn::cuda {
 //   sources (v2):          a = b = v_j;  c = x_i, d = g_i;  grad_value += draw attn L'(u) + w d
 //   sources (additive):    b = v_j;  d = g_i;  grad_alpha_src += draw, grad_value += w d
 // Edge features join c, u, d or b, whichever is the key or the value. Two partial dots per edge,
-// scatter-reduced over the lanes of a head.
+// scatter-reduced over the lanes of a head. With features, own (dot) or projected ones, the destinations hand
+// alpha and ds of the edges over to the sources, which then take neither scores nor features.
 //
 // delta. g . out is known before a row's edges are, but out is rounded: the destinations take it for the
 // first guess delta0 and add up, with x = dalpha - delta0, what is left of it: rest = sum alpha x. As
@@ -24,25 +25,30 @@ namespace dfgnn::cuda {
 // gradients of edge tensors, reads delta0 + rest. Rows in pieces keep delta0.
 template <class C, Score SCORE, bool SOURCES, Edges EDGES, int B>
 __global__ void __launch_bounds__(
-    kThreads,
-    kMinBlocks<C, EDGES == Edges::features && SCORE == Score::additive_v2 && SOURCES ? Load::most_rows
-                  : EDGES == Edges::features || (projects(EDGES) && !SOURCES) ||
-                          (SCORE == Score::additive_v2 && (SOURCES || sizeof(typename C::T) > 2)) ||
-                          (SCORE == Score::dot && SOURCES && C::LPH == 1)
-                      ? Load::many_rows
-                      : Load::two_rows>) pair_kernel(const BackwardParams p, const Tiling t) {
+    kThreads, kMinBlocks<C, SCORE == Score::dot && SOURCES && EDGES == Edges::features      ? Load::sums
+                            : SCORE == Score::dot && SOURCES && has_features(EDGES)         ? Load::two_rows
+                            : SCORE == Score::additive_v2 && SOURCES && has_features(EDGES) ? Load::most_rows
+                            : has_features(EDGES) || (projects(EDGES) && !SOURCES) ||
+                                    (SCORE == Score::additive_v2 && (SOURCES || sizeof(typename C::T) > 2)) ||
+                                    (SCORE == Score::dot && SOURCES && C::LPH == 1)
+                                ? Load::many_rows
+                                : Load::two_rows>) pair_kernel(const BackwardParams p, const Tiling t) {
   using T = typename C::T;
   using A = typename C::A;
   constexpr int LPH = C::LPH, NV = C::NV, VEC = C::VEC;
   constexpr bool DOT = SCORE == Score::dot, V2 = SCORE == Score::additive_v2, PAIR = DOT || V2;
-  constexpr bool EDGE = has_options(EDGES), FEAT = EDGES == Edges::features;
-  constexpr bool PROJ = projects(EDGES);
-  constexpr bool GIVEN = PROJ && SOURCES;            // alpha and draw of the edges are there
+  constexpr bool EDGE = has_options(EDGES), FEAT = has_features(EDGES);
+  constexpr bool PROJ = projects(EDGES), EIDS = PROJ || FEAT;
+  constexpr bool HANDS = PROJ || (DOT && FEAT),
+                 GIVEN = HANDS && SOURCES;  // alpha and ds of the edges are there
+  constexpr bool READS = FEAT && !GIVEN, KEYS = FEAT && !SOURCES;
   constexpr bool ONE = V2 && !SOURCES;               // c and d are one row
   constexpr bool LINEAR = !(V2 && SOURCES) || FEAT;  // else the statistics bring the linear part of the score
-  constexpr bool EARLY = !PAIR;  // registers suffice for rows in flight while results are written
-  constexpr int CHUNK = B, PERIOD = CHUNK < LPH ? CHUNK : LPH, SLOTS = CHUNK / PERIOD;
-  constexpr bool EDGE_GRADS = EDGE && SOURCES && !PROJ, CENTRED = !SOURCES;
+  constexpr Ahead AHEAD = !PAIR                            ? Ahead::early
+                          : DOT && READS && sizeof(T) == 2 ? Ahead::first
+                                                           : Ahead::none;  // as in forward
+  constexpr int CHUNK = B, SHARE = share_of(CHUNK), PERIOD = period_of(CHUNK, LPH), SLOTS = SHARE / PERIOD;
+  constexpr bool EDGE_GRADS = EDGE && SOURCES && !GIVEN, CENTRED = !SOURCES;
 
   const Csr& csr = SOURCES ? p.reverse : p.csr;
   Place<C> me(t, p.shape, p.shape.value_dim, csr);
@@ -56,9 +62,12 @@ __global__ void __launch_bounds__(
   const PairScore<C, SCORE> pair(me, p.attn, A(p.negative_slope));
   A slope = V2 ? A(1) : A(p.negative_slope);
   keep(slope);
-  const A in_key = FEAT && p.edge.feat_in_key, in_value = FEAT && p.edge.feat_in_value;
+  // Over sources the scale is in the gradient of the features, too.
+  A in_key = FEAT && p.edge.feat_in_key ? (GIVEN ? A(p.scale) : A(1)) : A(0);
+  const A in_value = FEAT && p.edge.feat_in_value;
+  keep(in_key);
   const Rows<C> source_c = me.rows(rows_c), source_d = me.rows(rows_d);
-  const Rows<C> feats = me.rows(FEAT ? p.edge.feat : nullptr);
+  const Rows<C> feats = me.rows(READS ? p.edge.feat : nullptr);
   const Terms<NodeStats<A>> node_stats = me.template terms<NodeStats<A>>(p.node_stats);
   const AttrLanes<C, PROJ && !SOURCES> attr(me, p.attr);
   constexpr int F = PROJ && !SOURCES ? C::FEATS : 1;
@@ -79,10 +88,10 @@ __global__ void __launch_bounds__(
   // What an item and a step of it need first.
   Raw row_a[NV], row_b[NV], row_out[NV];
   A row_term = 0;
-  RowStats<A> row_stats = {};
+  RowStats<A> next_stats = {};
   NodeStats<A> stats[SLOTS];
-  int index[PROJ ? 2 * SLOTS : SLOTS] = {};  // neighbours, and with PROJ the edges' ids
-  Raw c[PAIR && !ONE ? B : 1][NV], d[B][NV], e[FEAT ? B : 1][NV];
+  int index[EIDS ? 2 * SLOTS : SLOTS] = {};  // neighbours, and with EIDS the edges' ids
+  Raw c[PAIR && !ONE ? B : 1][NV], d[B][NV], e[READS ? B : 1][NV];
   T attrs[F > 1 ? B : 1][C::FEATS];
   EdgeNumbers<A> numbers[GIVEN ? SLOTS : 1];
   const auto load_item = [&] {
@@ -92,10 +101,11 @@ __global__ void __launch_bounds__(
     if constexpr (!PAIR) row_term = *me.template at<A>(p.alpha_src, me.row);
     if constexpr (!SOURCES) {
       me.load_row(p.out, row_out, me.row);
-      row_stats = load_stats(me.template at<RowStats<A>>(p.stats, me.row));
+      next_stats = load_stats(me.template at<RowStats<A>>(p.stats, me.row));
     }
   };
   const auto load_step = [&] {
+    if constexpr (READS) load_rows<C, B>(feats, 0, index, e, SLOTS);
     if constexpr (GIVEN) {
       repeat<SLOTS>([&](int s) {
         stats[s].term = __ldg(&node_stats.at(index[s])->term);
@@ -112,19 +122,18 @@ __global__ void __launch_bounds__(
   // The state of a row.
   int row, item;
   bool writes;
+  RowStats<A> row_stats;
   A a[PAIR ? NV : 1][VEC], b[NV][VEC], row_delta;
   A acc_c[PAIR ? NV : 1][VEC], acc_d[SOURCES ? NV : 1][VEC], acc_attn[V2 && FEAT && SOURCES ? NV : 1][VEC];
   A acc_mass[CENTRED ? NV : 1][VEC];  // as acc_c, but of the weights
   A sum_raw, rest, sum_mass;
   A query_attr[C::FEATS], grad_attr[C::FEATS], acc_attr[1][C::FEATS], mass_attr[1][C::FEATS];
-  const auto begin = [&](const int at, const int n) {
-    row = at, item = n;
-    writes = me.writes && me.slot_of(n) != me.kNoItem;
+  const auto open = [&] {
     if constexpr (PAIR && !GIVEN) me.unpack_row(row_a, a, A(1));
     if constexpr (!GIVEN) me.unpack_row(row_b, b, A(1));
     if constexpr (PROJ && !SOURCES) {
-      attr.load_row(features.row(n), query_attr);
-      attr.load_row(features.row(n, 1), grad_attr);
+      attr.load_row(features.row(item), query_attr);
+      attr.load_row(features.row(item, 1), grad_attr);
     }
     if constexpr (V2) row_term = pair.linear(me, t, p.attn, a, rows_a, row);
     if constexpr (!SOURCES) {
@@ -142,6 +151,11 @@ __global__ void __launch_bounds__(
       }
       if (p.row_sums) row_delta += *me.template at<A>(p.row_sums, row);
     }
+  };
+  const auto begin = [&](const int at, const int n) {
+    row = at, item = n, row_stats = next_stats;
+    writes = me.writes && me.slot_of(n) != me.kNoItem;
+    row_delta = 0;
     zero(acc_c);
     zero(acc_d);
     zero(acc_attn);
@@ -154,8 +168,9 @@ __global__ void __launch_bounds__(
   // What an edge brings to the score's columns: c, with the edge's features where they are in the key.
   const auto load_key = [&](int u, int k, A(&y)[VEC]) {
     Pack<T>::unpack(ONE ? d[u][k] : c[ONE ? 0 : u][k], y);
-    if constexpr (FEAT && (V2 || !SOURCES)) axpy<T>(y, in_key, e[FEAT ? u : 0][k]);
+    if constexpr (READS) axpy<T>(y, in_key, e[READS ? u : 0][k]);
   };
+  A keys[KEYS ? B : 1][NV][VEC];  // in place of c and e, once they are added up
 
   // Gradients by edge and column that features of the edges, or additive_v2, take; `draw`, `mass` and `w` of
   // the edge.
@@ -165,7 +180,11 @@ __global__ void __launch_bounds__(
 #pragma unroll
     for (int k = 0; k < NV; ++k) {
       [[maybe_unused]] A y[VEC], grad_feat[VEC];
-      if constexpr (PAIR) load_key(u, k, y);
+      if constexpr (KEYS) {
+        copy(y, keys[u][k]);
+      } else if constexpr (PAIR) {
+        load_key(u, k, y);
+      }
       repeat<VEC>([&](int v) {
         if constexpr (DOT) {
           acc_c[k][v] += draw * y[v];
@@ -176,22 +195,23 @@ __global__ void __launch_bounds__(
           if constexpr (CENTRED) {
             if (positive) acc_mass[k][v] += mass;
           }
-          if constexpr (FEAT && EDGE_GRADS) grad_feat[v] = positive ? draw : draw_negative;
+          if constexpr (FEAT && SOURCES) grad_feat[v] = positive ? draw : draw_negative;
         }
       });
-      if constexpr (V2 && FEAT && EDGE_GRADS) {
+      if constexpr (V2 && FEAT && SOURCES) {
         A f[VEC];
         Pack<T>::unpack(e[u][k], f);
         repeat<VEC>([&](int v) { acc_attn[k][v] += grad_feat[v] * f[v]; });
       }
-      if constexpr (FEAT && EDGE_GRADS) {
+      if constexpr (FEAT && SOURCES) {
+        if constexpr (!V2) Pack<T>::unpack(d[u][k], grad_feat);
+        if constexpr (DOT) repeat<VEC>([&](int v) { acc_d[k][v] += w * grad_feat[v]; });
         if (p.grad_feat) {
-          if constexpr (!V2) Pack<T>::unpack(d[u][k], grad_feat);
           repeat<VEC>([&](int v) {
             if constexpr (V2) {
               grad_feat[v] *= pair.attn[V2 ? k : 0][v];
             } else if constexpr (DOT) {
-              grad_feat[v] = in_key * A(p.scale) * draw * y[v] + in_value * w * grad_feat[v];
+              grad_feat[v] = in_key * draw * y[v] + in_value * w * grad_feat[v];
             } else {
               grad_feat[v] *= w;
             }
@@ -202,15 +222,10 @@ __global__ void __launch_bounds__(
     }
   };
 
-  const auto step = [&](const int done, const int left) {
-    if constexpr (FEAT) {
-      int eids[SLOTS];
-      repeat<SLOTS>([&](int s) { eids[s] = fetch_eid<C, CHUNK>(me, csr, done, s); });
-      load_rows<C, B>(feats, 0, eids, e);
-    }
-
+  const auto step = [&](const int done, const int rest_of_row) {
+    const int left = SHARE > CHUNK ? min(rest_of_row, CHUNK) : rest_of_row;
     // Two sums over columns for every edge, the score's and g . v, brought to the lanes that own the edges.
-    A part_s[B], part_t[B];
+    A part_s[SHARE] = {}, part_t[SHARE] = {};
 #pragma unroll
     for (int u = 0; u < B; ++u) {
       if constexpr (GIVEN) break;
@@ -218,35 +233,35 @@ __global__ void __launch_bounds__(
       typename PairScore<C, SCORE>::Sum sum;
 #pragma unroll
       for (int k = 0; k < NV; ++k) {
-        if (!V2 && LPH > 1 && !me.inside(k)) continue;  // attn is 0 there
-        if constexpr (PAIR) {
-          A y[VEC];
-          load_key(u, k, y);
-          if constexpr (FEAT && DOT && SOURCES) {
-            A x[VEC];
-            copy(x, a[k]);
-            axpy<T>(x, in_key, e[u][k]);
-            pair.add(k, x, y, sum);
-          } else {
-            pair.template add<LINEAR>(k, a[k], y, sum);
-          }
-        }
-        part_t[u] = dot<T>(b[k], d[u][k], part_t[u]);
-        if constexpr (FEAT && !V2) {  // g . e: g is b over destinations, d over sources
-          A f[VEC];
-          Pack<T>::unpack(SOURCES ? d[u][k] : e[u][k], f);
-          repeat<VEC>([&](int v) { f[v] *= in_value; });
+        [[maybe_unused]] A y[VEC];
+        if constexpr (PAIR) load_key(u, k, y);
+        if constexpr (KEYS) copy(keys[u][k], y);
+        if (!V2 && !KEYS && LPH > 1 && !me.inside(k)) continue;  // attn is 0 there
+        const auto before = sum;
+        const A before_t = part_t[u];
+        if constexpr (PAIR) pair.template add<LINEAR>(k, a[k], y, sum);
+        if constexpr (FEAT && !V2) {  // g is b over destinations, d over sources
+          A value[VEC];
           if constexpr (SOURCES) {
-            part_t[u] = dot<T>(f, e[u][k], part_t[u]);
+            copy(value, b[k]);
           } else {
-            repeat<VEC>([&](int v) { part_t[u] += b[k][v] * f[v]; });
+            Pack<T>::unpack(d[u][k], value);
           }
+          axpy<T>(value, in_value, e[u][k]);
+          if constexpr (SOURCES) {
+            part_t[u] = dot<T>(value, d[u][k], part_t[u]);
+          } else {
+            repeat<VEC>([&](int v) { part_t[u] += b[k][v] * value[v]; });
+          }
+        } else {
+          part_t[u] = dot<T>(b[k], d[u][k], part_t[u]);
         }
+        if (DOT && KEYS && LPH > 1 && !me.inside(k)) sum = before, part_t[u] = before_t;  // without a branch
       }
       if (C::WIDE && t.chunks > 1) {
         const int j = __shfl_sync(kAll, index[u / LPH], u % LPH, LPH);
         int eid = 0;
-        if constexpr (FEAT) eid = edge_of<C>(me, csr, done + u);
+        if constexpr (READS) eid = of_lane<LPH>(index[SLOTS + u / LPH], u % LPH);
         const void* in_c = in_key != 0 ? p.edge.feat : nullptr;
         const void* in_d = in_value != 0 ? p.edge.feat : nullptr;
         if constexpr (DOT && SOURCES) {
@@ -263,8 +278,8 @@ __global__ void __launch_bounds__(
       }
       part_s[u] = LINEAR ? pair.join(sum) : sum.positive;
     }
-    if constexpr (PAIR && !GIVEN) reduce_scatter<B, LPH>(part_s, me.hl);
-    if constexpr (!GIVEN) reduce_scatter<B, LPH>(part_t, me.hl);
+    if constexpr (PAIR && !GIVEN) reduce_scatter<SHARE, LPH>(part_s, me.hl);
+    if constexpr (!GIVEN) reduce_scatter<SHARE, LPH>(part_t, me.hl);
 
     // alpha again, and the gradients of the edge and head.
     Weights<A, SLOTS, false, true> weights;
@@ -277,13 +292,23 @@ __global__ void __launch_bounds__(
         int eid = 0;
         if (valid) {
           eid = index[SLOTS + s];
-          now = numbers[s];
-          now.draw -= stats[s].term * now.alpha;
+          const bool positive = PROJ || numbers[s].alpha > 0;
+          const A alpha = abs(numbers[s].alpha), grad_score = numbers[s].grad - stats[s].term * alpha;
+          const A grad_z = positive ? grad_score : grad_score * slope;
+          now = {alpha, grad_z};
           if constexpr (EDGE) now.alpha *= edge.mask(eid) * edge.weight(eid);
+          if constexpr (EDGE && FEAT) {
+            now.grad *= edge.gate(eid);
+            if (me.head_ok && me.hl < PERIOD && me.chunk == 0) {
+              const int64_t at = int64_t(eid) * me.heads + me.head;
+              if (p.grad_bias) static_cast<A*>(p.grad_bias)[at] = p.edge.bias_after ? grad_score : grad_z;
+              if (p.grad_gate) static_cast<A*>(p.grad_gate)[at] *= grad_z;  // of what z was made
+            }
+          }
         }
         weights.set(s, now.alpha, true);
-        grad_scores.set(s, now.draw, true);
-        if (p.attr.keep_edges) {
+        grad_scores.set(s, now.grad, true);
+        if (PROJ && p.attr.keep_edges) {
           __syncwarp();  // several lanes have read it
           if (valid && me.head_ok && me.hl < PERIOD) *numbers_of(eid) = now;
         }
@@ -298,10 +323,10 @@ __global__ void __launch_bounds__(
       A dot_gv = part_t[s], mask = 1, factor = 1;
       int64_t at = 0;
       int eid = 0;
-      if constexpr (PROJ) eid = index[SLOTS + s];
+      if constexpr (EIDS) eid = index[SLOTS + s];
       if constexpr (EDGE) {
         if (valid) {
-          if constexpr (!PROJ) eid = edge_id(csr, me.first + (done + s * LPH + own) * me.stride);
+          if constexpr (!EIDS) eid = edge_id(csr, me.first + (done + s * LPH + own) * me.stride);
           at = int64_t(eid) * me.heads + me.head;
           mask = edge.mask(eid);
           factor = mask * edge.weight(eid);
@@ -326,8 +351,14 @@ __global__ void __launch_bounds__(
         grad_scores.positive[s] = mass;
         rest += grad_score;
         sum_mass += mass;
-        if constexpr (PROJ) {
-          if (valid && me.head_ok && me.hl < PERIOD && me.chunk == 0) *numbers_of(eid) = {alpha, grad_raw};
+        if constexpr (HANDS) {
+          if (valid && me.head_ok && me.hl < PERIOD && me.chunk == 0) {
+            *numbers_of(eid) = {PROJ || z.positive ? alpha : -alpha, grad_score};
+            if constexpr (EDGE && FEAT) {
+              if (p.grad_gate) static_cast<A*>(p.grad_gate)[at] = raw;
+              if (p.grad_weight) static_cast<A*>(p.grad_weight)[at] = mask * alpha * dot_gv;
+            }
+          }
         }
       }
       if constexpr (EDGE_GRADS) {
@@ -343,7 +374,7 @@ __global__ void __launch_bounds__(
     // The sums of rows, and what has no sum: gradients of the edges' features.
     whole_or_not<CHUNK>(left, [&](auto whole) {
       constexpr bool FULL = decltype(whole)::value;
-      if constexpr (SOURCES) add_rows<C, FULL, false, B>(0, left, weights, d, acc_d, acc_d);
+      if constexpr (SOURCES && !(DOT && FEAT)) add_rows<C, FULL, false, B>(0, left, weights, d, acc_d, acc_d);
       if constexpr (DOT && PROJ && !SOURCES) {
         add_rows<C, FULL, CENTRED, B>(0, left, grad_scores, c, acc_c, acc_mass, [&](int u, A draw, A mass) {
           attr.axpy(acc_attr[0], draw, attrs[F > 1 ? u : 0]);
@@ -358,9 +389,9 @@ __global__ void __launch_bounds__(
           [[maybe_unused]] A draw, mass = 0, w = 0, unused;
           grad_scores.template get<LPH>(u, draw, mass);
           [[maybe_unused]] int eid = 0;
-          if constexpr (FEAT && EDGE_GRADS) {
+          if constexpr (FEAT && SOURCES) {
             weights.template get<LPH>(u, w, unused);
-            if (p.grad_feat) eid = edge_of<C>(me, csr, done + u);
+            eid = of_lane<LPH>(index[SLOTS + u / LPH], u % LPH);
           }
           if (FULL || u < left) add_edge(u, draw, mass, w, eid);
         }
@@ -386,8 +417,8 @@ __global__ void __launch_bounds__(
       if (slot >= 0 || p.part_of_rows) rest = 0;
       sum_raw -= rest * sum_mass;
       repeat<NV, VEC>([&](int k, int v) { acc_c[k][v] -= rest * acc_mass[k][v]; });
+      if constexpr (HANDS) row_term = rest;
       if constexpr (PROJ) {
-        row_term = rest;
         repeat<F>([&](int f) {
           if (me.shared()) {
             acc_attr[0][f] = me.across(acc_attr[0][f], t);
@@ -406,7 +437,7 @@ __global__ void __launch_bounds__(
       repeat<NV, VEC>([&](int k, int v) {
         acc_c[k][v] = pair.slope * sum_raw + (1 - pair.slope) * acc_c[k][v];
         if (writes) share[k][v] += a[k][v] * acc_c[k][v];
-        if constexpr (FEAT && EDGE_GRADS) share[k][v] += acc_attn[k][v];
+        if constexpr (FEAT && SOURCES) share[k][v] += acc_attn[k][v];
         acc_c[k][v] *= pair.attn[k][v];
         if constexpr (SOURCES) acc_d[k][v] += acc_c[k][v];
       });
@@ -426,7 +457,7 @@ __global__ void __launch_bounds__(
       }
     }
   };
-  walk<CHUNK, EARLY, PROJ>(me, csr, t.items, index, load_item, load_step, begin, step, finish);
+  walk<CHUNK, AHEAD, EIDS>(me, csr, t.items, index, load_item, load_step, begin, open, step, finish);
   if constexpr (PROJ && !SOURCES) {
     __syncwarp();
     const NodeProducts<C> products(me, t, p.shape, p.attr);

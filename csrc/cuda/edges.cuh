@@ -7,11 +7,16 @@
 
 namespace dfgnn::cuda {
 
-// Which options on edges a kernel is compiled for: none, those with a number per edge, or also edge features,
-// or projected ones (EdgeAttr), without or with those.
-enum class Edges { none, scalars, features, projected, projected_scalars };
+// Which options on edges a kernel is compiled for: none, those with a number per edge, edge features, or
+// projected ones (EdgeAttr), without or with those.
+enum class Edges { none, scalars, features, features_scalars, projected, projected_scalars };
 constexpr bool projects(Edges edges) { return edges >= Edges::projected; }
-constexpr bool has_options(Edges edges) { return edges != Edges::none && edges != Edges::projected; }
+constexpr bool has_features(Edges edges) {
+  return edges == Edges::features || edges == Edges::features_scalars;
+}
+constexpr bool has_options(Edges edges) {
+  return edges != Edges::none && edges != Edges::features && edges != Edges::projected;
+}
 
 // The options of one edge and head.
 template <typename T>

@@ -12,21 +12,28 @@
 
 namespace dfgnn::cuda {
 
+// Features of edges in registers of 16 bits, and nothing else of them.
+template <class C, Score SCORE, Edges EDGES>
+inline constexpr bool kFewRows =
+    SCORE == Score::dot && EDGES == Edges::features && sizeof(typename C::T) == 2 && C::LPH > 1;
+
 template <class C, Score SCORE, Edges EDGES, bool POSITIVE, int B>
-__global__ void __launch_bounds__(kThreads, kMinBlocks<C, EDGES == Edges::features   ? Load::many_rows
-                                                          : SCORE == Score::additive ? Load::one_row
-                                                                                     : Load::two_rows>)
+__global__ void __launch_bounds__(
+    kThreads, kMinBlocks<C, has_features(EDGES) && !kFewRows<C, SCORE, EDGES> ? Load::many_rows
+                            : SCORE == Score::additive                        ? Load::one_row
+                                                                              : Load::two_rows>)
     forward_kernel(const ForwardParams p, const Tiling t) {
   using T = typename C::T;
   using A = typename C::A;
   constexpr int LPH = C::LPH, NV = C::NV, VEC = C::VEC;
   constexpr bool DOT = SCORE == Score::dot, V2 = SCORE == Score::additive_v2, PAIR = DOT || V2;
-  constexpr bool EDGE = has_options(EDGES), FEAT = EDGES == Edges::features;
-  constexpr bool PROJ = projects(EDGES);
-  constexpr bool EARLY = !DOT;  // registers suffice for rows in flight while results are written
+  constexpr bool EDGE = has_options(EDGES), FEAT = has_features(EDGES);
+  constexpr bool PROJ = projects(EDGES), EIDS = PROJ || FEAT;
+  // Registers suffice for rows in flight while results are written, or while the own row is waited for.
+  constexpr Ahead AHEAD = !DOT ? Ahead::early : FEAT ? Ahead::first : Ahead::none;
   constexpr int CHUNK = PAIR || FEAT || B > LPH ? B : LPH;  // edges per sub-warp and step
-  constexpr int PERIOD = CHUNK < LPH ? CHUNK : LPH;         // lanes of a head that own different edges
-  constexpr int SLOTS = CHUNK / PERIOD;                     // edges owned by a lane
+  constexpr int SHARE = share_of(CHUNK), PERIOD = period_of(CHUNK, LPH),
+                SLOTS = SHARE / PERIOD;  // edges owned by a lane
 
   Place<C> me(t, p.shape, p.shape.value_dim, p.csr);
   const int own = me.hl % PERIOD;
@@ -51,7 +58,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, EDGES == Edges::featur
   // What an item and a step of it need first.
   Raw query_row[NV];
   A alpha_dst = 0, raw_score[SLOTS];
-  int index[PROJ ? 2 * SLOTS : SLOTS] = {};  // neighbours, and with PROJ the edges' ids
+  int index[EIDS ? 2 * SLOTS : SLOTS] = {};  // neighbours, and with EIDS the edges' ids
   Raw rows[B][NV], key_rows[DOT ? B : 1][NV], feat_rows[FEAT ? B : 1][NV];
   T attrs[PROJ ? B : 1][C::FEATS];
   const auto load_item = [&] {
@@ -63,6 +70,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, EDGES == Edges::featur
   };
   const auto load_step = [&] {
     if constexpr (!PAIR) repeat<SLOTS>([&](int s) { raw_score[s] = __ldg(alpha_src.at(index[s])); });
+    if constexpr (FEAT) load_rows<C, B>(feats, 0, index, feat_rows, SLOTS);
     if constexpr (DOT) load_rows<C, B>(keys, 0, index, key_rows);
     load_rows<C, B>(values, 0, index, rows);  // they travel while the scores are computed
     if constexpr (PROJ) attr.load(index, attrs);
@@ -73,9 +81,11 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, EDGES == Edges::featur
   A query[PAIR ? NV : 1][VEC], acc[NV][VEC], acc_positive[POSITIVE ? NV : 1][VEC];
   A query_attr[C::FEATS], acc_attr[1][C::FEATS];
   Softmax<A, POSITIVE> softmax;
+  const auto open = [&] {
+    if constexpr (PAIR) me.unpack_row(query_row, query, A(1));
+  };
   const auto begin = [&](int at, int n) {
     row = at, item = n;
-    if constexpr (PAIR) me.unpack_row(query_row, query, A(1));
     if constexpr (PROJ) attr.load_row(features.row(n), query_attr);
     softmax = {};
     zero(acc);
@@ -83,38 +93,35 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, EDGES == Edges::featur
     zero(acc_attr);
   };
 
-  const auto step = [&](const int done, const int left) {
-    if constexpr (FEAT) {
-      int eids[SLOTS];
-      repeat<SLOTS>([&](int s) { eids[s] = fetch_eid<C, CHUNK>(me, p.csr, done, s); });
-      load_rows<C, B>(feats, 0, eids, feat_rows);
-    }
-
+  const auto step = [&](const int done, const int rest) {
+    const int left = SHARE > CHUNK ? min(rest, CHUNK) : rest;
     // What the family computes: sums over columns, brought to the lanes that own the edges, or two terms.
     A score[SLOTS];
     if constexpr (PAIR) {
-      A part[B];
+      A part[PAIR ? SHARE : 1] = {};
 #pragma unroll
       for (int u = 0; u < B; ++u) {
         typename PairScore<C, SCORE>::Sum sum;
 #pragma unroll
         for (int k = 0; k < NV; ++k) {
-          if (!V2 && LPH > 1 && !me.inside(k)) continue;  // attn is 0 there
+          if (!V2 && !FEAT && LPH > 1 && !me.inside(k)) continue;  // attn is 0 there
           A y[VEC];
           Pack<T>::unpack(DOT ? key_rows[DOT ? u : 0][k] : rows[u][k], y);
           if constexpr (FEAT) axpy<T>(y, in_key, feat_rows[u][k]);
+          const auto before = sum;
           pair.add(k, query[k], y, sum);
+          if (DOT && FEAT && LPH > 1 && !me.inside(k)) sum = before;  // without a branch
         }
         if (C::WIDE && t.chunks > 1) {
           const int j = __shfl_sync(kAll, index[u / LPH], u % LPH, LPH);
           int eid = 0;
-          if constexpr (FEAT) eid = edge_of<C>(me, p.csr, done + u);
+          if constexpr (FEAT) eid = of_lane<LPH>(index[SLOTS + u / LPH], u % LPH);
           pair.add_far(me, t, p.attn, p.query, row, key, j, in_key != 0 ? p.edge.feat : nullptr, eid, sum);
         }
         if constexpr (PROJ) sum.linear = attr.dot(query_attr, attrs[u], sum.linear);
         part[u] = pair.join(sum);
       }
-      reduce_scatter<CHUNK, LPH>(part, me.hl);
+      reduce_scatter<SHARE, LPH>(part, me.hl);
       repeat<SLOTS>([&](int s) { score[s] = DOT ? part[s] * A(p.scale) : part[s]; });
     } else {
       repeat<SLOTS>([&](int s) { score[s] = raw_score[s] + alpha_dst; });
@@ -128,7 +135,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, EDGES == Edges::featur
       const bool valid = s * LPH + own < left;
       int eid = 0;
       if constexpr (EDGE) {
-        if constexpr (PROJ) {
+        if constexpr (EIDS) {
           eid = index[SLOTS + s];
         } else if (valid) {
           eid = edge_id(p.csr, me.first + (done + s * LPH + own) * me.stride);
@@ -174,10 +181,17 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, EDGES == Edges::featur
         add_rows<C, FULL, false, B>(0, left, weights, rows, acc, acc,
                                     [&](int u, A w, A) { attr.axpy(acc_attr[0], w, attrs[u]); });
       } else if constexpr (PAIR || FEAT) {
-        add_rows<C, FULL, POSITIVE, B>(0, left, weights, rows, acc, acc_positive);
-        if constexpr (FEAT) {
-          if (in_value != 0) add_rows<C, FULL, POSITIVE, B>(0, left, weights, feat_rows, acc, acc_positive);
-        }
+        add_rows<C, FULL, POSITIVE, B>(0, left, weights, rows, acc, acc_positive,
+                                       [&](int u, A w, A w_positive) {
+                                         if constexpr (FEAT) {
+                                           if (in_value == 0) return;
+                                           repeat<NV>([&](int k) {
+                                             axpy<T>(acc[k], w, feat_rows[u][k]);
+                                             if constexpr (POSITIVE)
+                                               axpy<T>(acc_positive[k], w_positive, feat_rows[u][k]);
+                                           });
+                                         }
+                                       });
       } else {
         add_chunk<C, FULL, POSITIVE, B, CHUNK>(values, left, index, weights, rows, acc, acc_positive);
       }
@@ -234,7 +248,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, EDGES == Edges::featur
       }
     }
   };
-  walk<CHUNK, EARLY, PROJ>(me, p.csr, t.items, index, load_item, load_step, begin, step, finish);
+  walk<CHUNK, AHEAD, EIDS>(me, p.csr, t.items, index, load_item, load_step, begin, open, step, finish);
   if constexpr (PROJ) {
     __syncwarp();
     const NodeProducts<C> products(me, t, p.shape, p.attr);

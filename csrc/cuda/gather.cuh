@@ -36,12 +36,12 @@ struct Weights {
   }
 };
 
-// The rows of the edges u0 .. u0 + B of a chunk.
+// The rows of the edges u0 .. u0 + B of a chunk; first: where their numbers are among those of a lane.
 template <class C, int B, int S>
 __device__ __forceinline__ void load_rows(const Rows<C>& source, const int u0, const int (&index)[S],
-                                          Raw (&rows)[B][C::NV]) {
+                                          Raw (&rows)[B][C::NV], const int first = 0) {
   repeat<B>([&](int u) {
-    const int j = of_lane<C::LPH>(index[(u0 + u) / C::LPH], (u0 + u) % C::LPH);
+    const int j = of_lane<C::LPH>(index[first + (u0 + u) / C::LPH], (u0 + u) % C::LPH);
     repeat<C::NV>([&](int k) { rows[u][k] = source.load(j, k); });
   });
 }

@@ -85,13 +85,14 @@ template <class C>
 inline constexpr bool kProjects = C::NV == 1 && C::LPH >= 4 && sizeof(typename C::T) == 2;
 
 // How many rows' worth of registers a kernel needs beside those in flight.
-enum class Load { one_row, two_rows, many_rows, most_rows };
+enum class Load { sums, one_row, two_rows, many_rows, most_rows };
 
 // Blocks that a multiprocessor must hold: caps registers where the layout has few, because occupancy hides
 // latency better than registers do.
 template <class C, Load LOAD>
 inline constexpr int kMinBlocks = C::NV > 1 || sizeof(typename C::T) == 8 ? 1
                                   : LOAD == Load::most_rows               ? 3
+                                  : LOAD == Load::sums                    ? (C::LPH == 1 ? 4 : 6)
                                   // Alone with its edges, a lane has a score and statistics for each.
                                   : C::LPH == 1                ? (LOAD == Load::one_row    ? 5
                                                                   : LOAD == Load::two_rows ? 4
@@ -100,6 +101,15 @@ inline constexpr int kMinBlocks = C::NV > 1 || sizeof(typename C::T) == 8 ? 1
                                   : LOAD == Load::one_row      ? 7
                                   : LOAD == Load::two_rows     ? 5
                                                                : 4;
+
+// Edges that the lanes of a head share out: those of a chunk, up to the next power of two.
+constexpr int share_of(int chunk) {
+  int n = 1;
+  while (n < chunk) n *= 2;
+  return n;
+}
+// Lanes of a head that own different edges of a chunk.
+constexpr int period_of(int chunk, int lanes) { return share_of(chunk) < lanes ? share_of(chunk) : lanes; }
 
 // Scatter-reduces v over the LPH lanes of a head. Afterwards v[s] holds the total of entry
 // s * LPH + hl (N >= LPH), or v[0] that of entry hl % N (N < LPH). log2 steps, N - 1 shuffles

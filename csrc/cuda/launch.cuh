@@ -71,7 +71,9 @@ auto with_type(DType dtype, F f) {
 
 // also: something else needs the edges one by one, as returned attention does.
 inline Edges edges_of(const EdgeOptions& e, bool also) {
-  return e.feat ? Edges::features : e.any() || also ? Edges::scalars : Edges::none;
+  const bool scalars = e.scalars() || also;
+  if (e.feat) return scalars ? Edges::features_scalars : Edges::features;
+  return scalars ? Edges::scalars : Edges::none;
 }
 
 inline const char* last_error() {

@@ -33,6 +33,14 @@ void project_splits(const Csr& csr, const Shape& shape, const EdgeAttr& attr, vo
   });
 }
 
+// What features of edges alone are compiled for; with other options there is one kernel for both.
+template <Score SCORE>
+inline constexpr Edges kFeatures = SCORE == Score::dot ? Edges::features : Edges::features_scalars;
+// Rows of each kind in flight with features: three, where that leaves registers for more warps.
+template <class C, Score SCORE, bool SOURCES = false>
+inline constexpr int kFeatureRows =
+    SCORE == Score::dot && C::B > 3 && (SOURCES || sizeof(typename C::T) == 2) ? 3 : C::B;
+
 template <typename T, Score SCORE>
 const char* pair_forward(const ForwardParams& p, cudaStream_t stream) {
   if (p.csr.num_items == 0) return nullptr;
@@ -46,10 +54,11 @@ const char* pair_forward(const ForwardParams& p, cudaStream_t stream) {
   const Edges edges = edges_of(p.edge, p.attention);
   with_config<T>(p.shape.heads, p.shape.value_dim, [&](auto config) {
     using C = decltype(config);
-    constexpr int B = C::B;
-    auto kernel = edges == Edges::none      ? forward_kernel<C, SCORE, Edges::none, false, B>
-                  : edges == Edges::scalars ? forward_kernel<C, SCORE, Edges::scalars, false, B>
-                                            : forward_kernel<C, SCORE, Edges::features, false, B>;
+    constexpr int B = C::B, F = kFeatureRows<C, SCORE>;
+    auto kernel = edges == Edges::none       ? forward_kernel<C, SCORE, Edges::none, false, B>
+                  : edges == Edges::scalars  ? forward_kernel<C, SCORE, Edges::scalars, false, B>
+                  : edges == Edges::features ? forward_kernel<C, SCORE, kFeatures<SCORE>, false, F>
+                                             : forward_kernel<C, SCORE, Edges::features_scalars, false, F>;
     if constexpr (SCORE == Score::dot && kProjects<C>) {
       if (p.attr.x)
         kernel = edges == Edges::none ? forward_kernel<C, SCORE, Edges::projected, false, B>
@@ -97,9 +106,11 @@ const char* pair_backward(const BackwardParams& p, cudaStream_t stream) {
       if constexpr (kHasTiles<T, SCORE>) {
         if (p.csr.tiles) return tile_destinations<T>(p, stream);
       }
-      auto kernel = edges == Edges::none      ? pair_kernel<C, SCORE, false, Edges::none, B>
-                    : edges == Edges::scalars ? pair_kernel<C, SCORE, false, Edges::scalars, B>
-                                              : pair_kernel<C, SCORE, false, Edges::features, B>;
+      constexpr int F = kFeatureRows<C, SCORE>;
+      auto kernel = edges == Edges::none       ? pair_kernel<C, SCORE, false, Edges::none, B>
+                    : edges == Edges::scalars  ? pair_kernel<C, SCORE, false, Edges::scalars, B>
+                    : edges == Edges::features ? pair_kernel<C, SCORE, false, kFeatures<SCORE>, F>
+                                               : pair_kernel<C, SCORE, false, Edges::features_scalars, F>;
       if constexpr (SCORE == Score::dot && kProjects<C>) {
         if (p.attr.x)
           kernel = edges == Edges::none ? pair_kernel<C, SCORE, false, Edges::projected, B>
@@ -116,9 +127,11 @@ const char* pair_backward(const BackwardParams& p, cudaStream_t stream) {
       if constexpr (kHasTiles<T, SCORE>) {
         if (p.reverse.tiles) return tile_sources<T, SCORE>(p, stream);
       }
-      auto kernel = edges == Edges::none      ? pair_kernel<C, SCORE, true, Edges::none, B>
-                    : edges == Edges::scalars ? pair_kernel<C, SCORE, true, Edges::scalars, B>
-                                              : pair_kernel<C, SCORE, true, Edges::features, B>;
+      constexpr int F = kFeatureRows<C, SCORE, true>;
+      auto kernel = edges == Edges::none       ? pair_kernel<C, SCORE, true, Edges::none, B>
+                    : edges == Edges::scalars  ? pair_kernel<C, SCORE, true, Edges::scalars, B>
+                    : edges == Edges::features ? pair_kernel<C, SCORE, true, kFeatures<SCORE>, F>
+                                               : pair_kernel<C, SCORE, true, Edges::features_scalars, F>;
       if constexpr (SCORE == Score::dot && kProjects<C>) {
         if (p.attr.x)
           kernel = edges == Edges::none ? pair_kernel<C, SCORE, true, Edges::projected, B>

@@ -14,7 +14,7 @@ namespace dfgnn::cuda {
 // predicate then, and only additions are left out.
 template <class C, int CHUNK>
 __device__ __forceinline__ int position(const Place<C>& me, const Range& range, int done, int s) {
-  constexpr int PERIOD = CHUNK < C::LPH ? CHUNK : C::LPH;
+  constexpr int PERIOD = period_of(CHUNK, C::LPH);
   const int k = min(done + s * C::LPH + me.hl % PERIOD, range.count - 1);
   return max(range.first + k * me.stride, 0);
 }
@@ -40,13 +40,6 @@ __device__ __forceinline__ int fetch_eid(const Place<C>& me, const Csr& csr, int
   return edge_id(csr, position<C, CHUNK>(me, me, done, s));
 }
 
-// Edge id of this sub-warp's k-th edge, for all its lanes; past the end, of the last one.
-template <class C>
-__device__ __forceinline__ int edge_of(const Place<C>& me, const Csr& csr, int k) {
-  const int last = min(k, me.count - 1);
-  return last >= 0 ? edge_id(csr, me.first + last * me.stride) : 0;
-}
-
 // f(full): whether all sub-warps have a whole chunk of edges left, as a type.
 template <int CHUNK, class F>
 __device__ __forceinline__ void whole_or_not(int left, F f) {
@@ -57,17 +50,23 @@ __device__ __forceinline__ void whole_or_not(int left, F f) {
   }
 }
 
+// When the rows of an item's first step are loaded: after its own row was waited for, before that, or before
+// the results of the item before are written.
+enum class Ahead { none, first, early };
+
 // The pass over all items, of which a kernel says what is done:
 //   load_item()        starts the loads of the item that `me` is at
 //   load_step()        starts the loads of a step, of the neighbours `index`
 //   begin(row, n)      the n-th item begins
+//   open()             takes the item's own row; only of items with edges where it waits (AHEAD = first)
 //   step(done, left)   its edges done ... done + CHUNK of the sub-warp; `left` are there
 //   finish(row, slot)  the item's results are written; `me` is at the next one already
-template <int CHUNK, bool EARLY, bool EIDS = false, class C, int S, class LoadItem, class LoadStep,
-          class Begin, class Step, class Finish>
+template <int CHUNK, Ahead AHEAD, bool EIDS = false, class C, int S, class LoadItem, class LoadStep,
+          class Begin, class Open, class Step, class Finish>
 __device__ __forceinline__ void walk(Place<C>& me, const Csr& csr, int items, int (&index)[S],
-                                     LoadItem load_item, LoadStep load_step, Begin begin, Step step,
-                                     Finish finish) {
+                                     LoadItem load_item, LoadStep load_step, Begin begin, Open open,
+                                     Step step, Finish finish) {
+  constexpr bool EARLY = AHEAD == Ahead::early, FIRST = AHEAD == Ahead::first;
   int next[S];
   const auto load_early = [&] {
     if constexpr (EARLY) {
@@ -84,14 +83,22 @@ __device__ __forceinline__ void walk(Place<C>& me, const Csr& csr, int items, in
     if constexpr (!EARLY) load_item();
     begin(row, n);
     bool more = me.any(0);
+    if constexpr (FIRST) {
+      if (more) {  // with open() for the others, too, compilers would take it before the loads
+        load_step();
+        open();
+      }
+    } else {
+      open();
+    }
     for (int done = 0; more;) {
-      if constexpr (!EARLY) load_step();
+      if constexpr (AHEAD == Ahead::none) load_step();
       step(done, me.count - done);
       done += CHUNK;
       more = me.any(done);
       if (more) {
         copy(index, next);
-        if constexpr (EARLY) load_step();
+        if constexpr (AHEAD != Ahead::none) load_step();
         fetch<C, CHUNK, EIDS>(me, csr, n, done + CHUNK, next);
       }
     }

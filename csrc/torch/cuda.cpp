@@ -31,7 +31,11 @@ struct CudaBackend {
   static bool projects(DType dtype, const Shape& s, int64_t dim) { return cuda::projects(dtype, s, dim); }
 
   static void forward(const ForwardParams& p, const Tensor& t) { launched(cuda::forward(p, stream_of(t))); }
-  static void backward(const BackwardParams& p, const Tensor& t) {
+  static void backward(BackwardParams p, const Tensor& t) {
+    OptTensor edges;
+    if (p.score == Score::dot && p.edge.feat)
+      edges =
+          optional(p.attr.edges, true, t, {p.shape.num_edges, p.shape.heads, 2}, acc_type(t.scalar_type()));
     launched(cuda::backward(p, stream_of(t)));
   }
   static constexpr bool kSumsAttention = true;

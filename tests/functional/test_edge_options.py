@@ -150,6 +150,37 @@ def test_leaky_dot_product(device):
         check("dot", graph, inputs, negative_slope=0.2)
 
 
+@pytest.mark.parametrize("slope", [0.2, 0.0, -0.5])
+@pytest.mark.parametrize("where", ["key", "value", "both"])
+def test_leaky_dot_product_of_features(device, where, slope):
+    """Both sides of the activation, of edges in rows that are whole, split and sorted."""
+    for name, heads, dim, dtype in [
+        ("mixed_degrees", 3, 8, torch.float32),
+        ("super_row", 2, 64, torch.bfloat16),
+        ("sorted", 4, 16, torch.float64),
+    ]:
+        graph = make_graph(name, device)
+        inputs = make_inputs("dot", graph, heads, dim, dtype, edge_feat=True)
+        options = feat_options(where) | {"negative_slope": slope}
+        check("dot", graph, inputs, note=f"{name}: ", **options)
+        inputs = make_inputs(
+            "dot", graph, heads, dim, dtype, edge_feat=True, edge_bias=True, edge_gate="H", edge_weight=1
+        )
+        check("dot", graph, inputs, note=f"{name}, all: ", return_attention=True, **options)
+
+
+@pytest.mark.parametrize("frozen", ["edge_feat", "edge_gate", "edge_weight", "edge_bias"])
+def test_gradients_not_wanted(device, frozen):
+    """An edge tensor without a gradient leaves those of the others as they are."""
+    graph = make_graph("mixed_degrees", device)
+    inputs = make_inputs("dot", graph, 3, 8, edge_feat=True, edge_bias=True, edge_gate="H", edge_weight="H")
+    all_of_them = run(function("dot"), graph, inputs)
+    constant = inputs.pop(frozen)
+    others = run(function("dot"), graph, inputs, **{frozen: constant})
+    for name, found in others.items():
+        assert torch.equal(found, all_of_them[name]), name
+
+
 @pytest.mark.parametrize("score", SCORES)
 def test_wrong_edge_tensors(score):
     graph = make_graph("random")
