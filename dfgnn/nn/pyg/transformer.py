@@ -114,8 +114,9 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
         skip = self.lin_skip(x_dst)
         if self.lin_beta is None:
             return out + skip
-        gate = self.lin_beta(torch.cat([out, skip, out - skip], dim=-1)).sigmoid()
-        return gate * skip + (1 - gate) * out
+        more = out - skip
+        gate = self.lin_beta(torch.cat([out, skip, more], dim=-1)).sigmoid()
+        return out - gate * more  # gate skip + (1 - gate) out
 
     def _at_once(self, edge_index, graph: Graph, x_src: Tensor, x_dst: Tensor, edge_attr) -> Tensor | None:
         """The result, where it can be had at once; else None."""
