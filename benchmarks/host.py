@@ -7,14 +7,19 @@ A step is forward, loss, backward and one step of Adam (fused on CUDA). Contesta
 under torch.compile, dfgnn's likewise, both under bf16 autocast, both with a new edge_index tensor at every
 step, and dfgnn's step captured in a CUDA graph (``dfgnn.capture``). They take turns step by step, so that
 what disturbs one disturbs all; times are medians by the clock, of steps that each wait for the device.
-``kernels`` counts what a step launches. ``function`` is a training step of ``dfgnn.functional.gat_attention``
-alone: host time, without waiting for the device. ``fresh`` has single layers with a new edge_index each time.
+``kernels`` counts what a step launches. ``function`` is a training step of the attention function alone: host
+time, without waiting for the device. ``fresh`` has single layers with a new edge_index each time.
+
+On CUDA all that is eager is measured in both ways: with backward in PyTorch's thread for the GPU, its
+default, and, "calling thread", under ``torch.autograd.set_multithreading_enabled(False)``. ``speedup`` has
+ratios of like with like, and of dfgnn in the calling thread over PyG's default.
 
 Structure and sizes are of the data sets that DFGNN_DATA or a download has, else of random graphs of the same
 numbers of nodes and edges (``random`` in the results); features and labels are random.
 """
 
 import argparse
+import functools
 import os
 import statistics
 import sys
@@ -61,6 +66,7 @@ MODELS = (
     ("molecules-1024", "GATConv", 4, 4, 32),
     ("minesweeper", "GATConv", 15, 1, 64),
 )
+HERE = ", calling thread"
 FRESH = ((50, 200), (2_000, 5_000), (20_000, 100_000))
 
 
@@ -80,6 +86,7 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+@functools.cache
 def edges_of(name: str, device: str) -> tuple[torch.Tensor, bool]:
     """edge_index, and whether it is random."""
     nodes, edges, *_ = SIZES[name]
@@ -160,6 +167,39 @@ class Training:
         return loss
 
 
+def both_ways(steps: dict, device: str) -> dict:
+    """The steps, and on CUDA each with backward in the calling thread, too."""
+    if device != "cuda":
+        return steps
+
+    def here(step):
+        def call():
+            with torch.autograd.set_multithreading_enabled(False):
+                return step()
+
+        return call
+
+    found = {}
+    for name, step in steps.items():
+        found[name] = step
+        if "compiled" not in name and "captured" not in name:
+            found[name + HERE] = here(step) if callable(step) else step
+    return found
+
+
+def speedups(ms: dict) -> dict:
+    """By a name of dfgnn's: how many times PyG's time, of like with like and of its default thread."""
+    found = {}
+    for name, took in ms.items():
+        pairs = {name: name.replace("dfgnn", "PyG")}
+        if name.endswith(HERE):
+            pairs[f"{name} over PyG's default"] = pairs[name].removesuffix(HERE)
+        for key, other in pairs.items():
+            if name.startswith("dfgnn") and other in ms:
+                found[key] = round(ms[other] / took, 2)
+    return found
+
+
 def contestants(spec, edge_index, device, with_compiled) -> dict:
     """name: a step, or why there is none."""
 
@@ -198,7 +238,7 @@ def contestants(spec, edge_index, device, with_compiled) -> dict:
                 found[name]()
         except Exception as error:
             found[name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
-    return found
+    return both_ways(found, device)
 
 
 def synchronize(device):
@@ -247,7 +287,8 @@ def run_models(args, results):
             "model": f"{conv} x {layers}, {heads} x {size}",
             "ms": {key: round(statistics.median(values), 4) for key, values in times.items()},
             "least_ms": {key: round(min(values), 4) for key, values in times.items()},
-            "kernels": {key: kernels(step, args.device) for key, step in steps.items()},
+            "speedup": speedups({key: statistics.median(values) for key, values in times.items()}),
+            "kernels": {key: kernels(step, args.device) for key, step in steps.items() if HERE not in key},
             "failed": {key: why for key, why in found.items() if not callable(why)},
         }  # fmt: skip
         results["models"].append(row)
@@ -271,39 +312,63 @@ def run_fresh(args, results):
                     torch.autograd.grad(out.sum(), (x, *layer.parameters()))
 
                 steps[key] = step
-            steps["dfgnn, same graph"] = lambda step=steps["dfgnn"]: step(fresh=False)
+                steps[f"{key}, same graph"] = functools.partial(step, fresh=False)
+            steps = both_ways(steps, args.device)
             for step in steps.values():
                 step()
             times = alternate(steps, args.seconds / 2, args.device)
             row = {"nodes": nodes, "edges": edges, "layer": conv}
             row["ms"] = {key: round(statistics.median(values), 4) for key, values in times.items()}
-            row["kernels"] = {key: kernels(step, args.device) for key, step in steps.items()}
-            row["speedup"] = round(row["ms"]["PyG"] / row["ms"]["dfgnn"], 2)
+            default = {key: step for key, step in steps.items() if HERE not in key}
+            row["kernels"] = {key: kernels(step, args.device) for key, step in default.items()}
+            row["speedup"] = speedups(row["ms"])
             results["fresh"].append(row)
-            text = f"{row['ms']} {row['kernels']}  {row['speedup']:.2f} x"
-            print(f"fresh {nodes:7,} {edges:8,} {conv:16} {text}", flush=True)
+            print(f"fresh {nodes:7,} {edges:8,} {conv:16} {row['ms']} {row['speedup']}", flush=True)
+
+
+def function_steps(graph, heads, size, device) -> dict:
+    """A training step of each function."""
+    from dfgnn import functional
+
+    def made(*shape):
+        return torch.randn(*shape, device=device, requires_grad=True)
+
+    nodes = graph.num_dst
+    feat, grad = made(nodes, heads, size), torch.randn(nodes, heads, size, device=device)
+    arguments = {
+        "gat_attention": (feat, made(nodes, heads), made(nodes, heads)),
+        "gatv2_attention": (feat, made(nodes, heads, size), made(heads, size)),
+        "dot_attention": (feat, made(nodes, heads, size), made(nodes, heads, size)),
+    }
+
+    def step(function, tensors):
+        torch.autograd.grad(function(graph, *tensors), tensors, grad)
+
+    return {
+        name: functools.partial(step, getattr(functional, name), tensors)
+        for name, tensors in arguments.items()
+    }
 
 
 def run_function(args, results):
-    from dfgnn.functional import gat_attention
-
     for name, heads, size in (("molecules-1024", 4, 32), ("molecules-64", 4, 32), ("cora", 8, 8)):
-        nodes = SIZES[name][0]
-        graph = dfgnn.Graph.from_edge_index(edges_of(name, args.device)[0], nodes)
-        feat = torch.randn(nodes, heads, size, device=args.device, requires_grad=True)
-        terms = [torch.randn(nodes, heads, device=args.device, requires_grad=True) for _ in range(2)]
-        grad = torch.randn_like(feat)
-        times = []
-        for k in range(300):
-            synchronize(args.device)
-            start = time.perf_counter()
-            torch.autograd.grad(gat_attention(graph, feat, *terms), (feat, *terms), grad)
-            took = time.perf_counter() - start  # on CUDA: until the last kernel is launched
-            if k >= 20:
-                times.append(took * 1e6)
-        row = {"graph": name, "heads": heads, "size": size, "us": round(statistics.median(times), 1)}
-        results["function"].append(row | {"least_us": round(min(times), 1)})
-        print(f"function gat_attention {name:15} {heads} x {size}: {row['us']} us of the host", flush=True)
+        graph = dfgnn.Graph.from_edge_index(edges_of(name, args.device)[0], SIZES[name][0])
+        steps = both_ways(function_steps(graph, heads, size, args.device), args.device)
+        times: dict[str, list[float]] = {key: [] for key in steps}
+        for _ in range(10):  # in turns of 30 steps, of which the first ones warm up
+            for key, step in steps.items():
+                for k in range(30):
+                    synchronize(args.device)
+                    start = time.perf_counter()
+                    step()
+                    took = time.perf_counter() - start  # on CUDA: until the last kernel is launched
+                    if k >= 5:
+                        times[key].append(took * 1e6)
+        row = {"graph": name, "heads": heads, "size": size}
+        row["us"] = {key: round(statistics.median(values), 1) for key, values in times.items()}
+        row["least_us"] = {key: round(min(values), 1) for key, values in times.items()}
+        results["function"].append(row)
+        print(f"function {name:15} {heads} x {size}, us of the host: {row['us']}", flush=True)
 
 
 def main() -> None:

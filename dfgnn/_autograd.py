@@ -1,6 +1,6 @@
 """Attention with its derivatives: eagerly, compiled, under torch.func and in forward mode.
 
-Eager calls take `_Attention`, with operators of few arguments (`_ShortCall`); compiled ones and direct
+Eager calls take `_Attention`, with operators of few arguments (`ShortCall`); compiled ones and direct
 callers of ``torch.ops.dfgnn`` the formula that is registered here. Under torch.func `_Forward` and
 `_Backward` do the same in torch's slower form, which transforms see through. Second derivatives and forward
 mode are plain tensor operations (`_plain`).
@@ -38,6 +38,7 @@ from ._arguments import (
 )
 from ._eager import (
     EagerFunction,
+    called_directly,
     is_eager,
     keep_aside,
     taken_back,
@@ -51,7 +52,7 @@ _BelowAutograd = torch._C._AutoDispatchBelowAutograd
 _attend, _attend_backward = ops.attend.default, ops.attend_backward.default
 _forward_op = ops.attention_forward.default
 _backward_op = ops.attention_backward.default
-_LAYERS = {"additive": "gat", "dot": "dot", "additive_v2": "gatv2"}  # as plans name them
+LAYERS = {"additive": "gat", "dot": "dot", "additive_v2": "gatv2"}  # as plans name them
 _NUM_TENSORS = len(Tensors._fields)
 _NONE = (None,) * _NUM_TENSORS
 
@@ -110,7 +111,7 @@ class _Call:
         )
 
 
-class _ShortCall(_Call):
+class ShortCall(_Call):
     """The same by the operators of eager calls, which know the graph by a number (csrc/torch/planned.h).
 
     graph_args: a GraphHandle.
@@ -252,6 +253,7 @@ for _family in (_edges.OF_EDGES, _edges.OF_GRAPHS):
 # ---- eager -----------------------------------------------------------------------------------------------
 
 
+@called_directly
 class _Attention(EagerFunction):
     """(out, attention or None) of an eager call.
 
@@ -288,11 +290,16 @@ class _Attention(EagerFunction):
             grad_out = torch.zeros_like(out)
         grads = grad_out, grad_attention
         if torch.is_grad_enabled():  # create_graph
-            call, kept = call.differentiable(tensors, kept)
-            found = _Backward.apply(call, _need_bits(need), *grads, *tensors, out, *kept, attention)
-        else:
-            found = call.run_backward(grads, tensors, out, attention, kept, _need_bits(need))
+            return None, *recorded_gradients(call, grads, tensors, out, attention, kept, need)[:count]
+        found = call.run_backward(grads, tensors, out, attention, kept, _need_bits(need))
         return None, *_gradients(need, tensors, grad_out, found)[:count]
+
+
+def recorded_gradients(call, grads, tensors, out, attention, kept, need) -> tuple[Tensor | None, ...]:
+    """Those of backward with derivatives of their own. need: Tensors of bools."""
+    call, kept = call.differentiable(tensors, kept)
+    found = _Backward.apply(call, _need_bits(need), *grads, *tensors, out, *kept, attention)
+    return _gradients(need, tensors, grads[0], found)
 
 
 # ---- under torch.func, and second derivatives ------------------------------------------------------------
@@ -458,8 +465,8 @@ def attention(
             and dst.requires_grad
         )  # fmt: skip
         _, heads, dim = value.shape
-        handle = graph._planner.handle(heads, dim, value.dtype, _LAYERS[score], schedule, edges, backward)
-        call = _ShortCall(graph, handle, score, numbers, return_attention, positive)
+        handle = graph._planner.handle(heads, dim, value.dtype, LAYERS[score], schedule, edges, backward)
+        call = ShortCall(graph, handle, score, numbers, return_attention, positive)
         return _Attention.at_once(call, *tensors) if backward else call.run(tensors)[:2]
     return _slow_attention(graph, score, tensors, edge, numbers, return_attention, schedule)
 
@@ -521,7 +528,7 @@ def _graph_args(graph, score, value, edge, return_attention, backward, schedule)
         num_heads,
         head_dim,
         value.dtype,
-        _LAYERS[score],
+        LAYERS[score],
         schedule=schedule,
         edges=return_attention or any(x is not None for x in edge),
         backward=backward,

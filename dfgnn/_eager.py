@@ -26,14 +26,14 @@ def transformed(*tensors: Tensor | None) -> bool:
     )
 
 
-_PLAIN_TYPES = (Tensor, torch.nn.Parameter)
+PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 
 
 def is_eager(x: Tensor) -> bool:
     """Whether x is computed with at once, by itself: no compiler, transform or mode is at work."""
     return (
         not torch.compiler.is_compiling()
-        and type(x) in _PLAIN_TYPES
+        and type(x) in PLAIN_TYPES
         and not transforms_active()
         and forward_ad._current_level < 0
         and not _num_dispatch_modes()
@@ -49,16 +49,19 @@ class EagerFunction(torch.autograd.Function):
     at_once = torch._C._FunctionBase.__dict__["apply"]
 
 
+def called_directly(cls: type[EagerFunction]) -> type[EagerFunction]:
+    """Lets the engine call the class's backward itself, in place of what looks for it."""
+    cls._backward_cls.apply = cls.backward  # type: ignore[attr-defined]
+    return cls
+
+
 def keep_aside(ctx, *results: Tensor | None) -> tuple[Tensor | None, ...]:
     """Keeps results that backward reads where a user may modify them: see `_autograd`. Returns what is to be
     saved of them, as the last of all."""
-    ctx.versions = [None if x is None else x._version for x in results]
-    if top_hooks(True) is not None:
-        ctx.kept = None
-        return results
     # Detached: a result that its own node holds would never be freed.
-    ctx.kept = [None if x is None else x.detach() for x in results]
-    return ()
+    kept = None if top_hooks(True) is not None else [None if x is None else x.detach() for x in results]
+    ctx.kept, ctx.versions = kept, [None if x is None else x._version for x in results]
+    return results if kept is None else ()
 
 
 def taken_back(ctx, saved: tuple) -> tuple[Any, tuple]:

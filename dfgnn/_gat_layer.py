@@ -11,7 +11,7 @@ from torch import Tensor
 
 from . import _layers, _ops, functional
 from ._arguments import NEED_BIAS, NEED_DST, SCORES, GraphHandle, ops
-from ._eager import EagerFunction, keep_aside, taken_back
+from ._eager import EagerFunction, called_directly, keep_aside, taken_back
 from .graph import Graph
 
 _linear = torch._C._nn.linear
@@ -115,7 +115,7 @@ class _Gat(NamedTuple):
         if not self.is_out:
             grad = _ops.as_type(grad, x.dtype)
             if self.padding:
-                grad = F.pad(grad.reshape(-1, self.heads, self.size), (0, self.padding)).flatten(1)
+                grad = _layers.pad_columns(grad, self.heads, self.size, self.padding)
         grad_feat, grad_src, grad_dst, grad_bias, *edges = self.run_backward(
             grad, inputs, feat, kept, out, need
         )
@@ -123,8 +123,7 @@ class _Gat(NamedTuple):
         if need[1]:
             grad_weight = _layers.product(grad_feat.t(), x, weight.dtype)
             if self.padding:
-                grad_weight = grad_weight.unflatten(0, (self.heads, self.size + self.padding))
-                grad_weight = grad_weight[:, : self.size].flatten(0, 1)
+                grad_weight = _layers.cut_rows(grad_weight, self.size, self.padding)
         if not self.is_out and need[4]:
             grad_bias = outer.sum(0, dtype=bias.dtype)
         return (
@@ -140,10 +139,7 @@ class _Gat(NamedTuple):
     def projection(self, weight, dtype):
         """The weight in this dtype, such that what it gives is padded."""
         weight = _ops.as_type(weight, dtype)
-        if not self.padding:
-            return weight
-        by_head = weight.unflatten(0, (self.heads, self.size))
-        return F.pad(by_head, (0, 0, 0, self.padding)).flatten(0, 1)
+        return _layers.pad_rows(weight, self.size, self.padding) if self.padding else weight
 
     def formula(self, x, weight, attn_src, attn_dst, bias, seed, *edges):
         heads = self.heads, self.size
@@ -160,6 +156,7 @@ class _Gat(NamedTuple):
         return (out if bias is None else out + bias).to(self.dtype)
 
 
+@called_directly
 class _GatLayer(EagerFunction):
     @staticmethod
     def forward(ctx, call, *inputs):

@@ -19,7 +19,7 @@ from torch import Tensor
 from . import _edges, _ops, functional
 from ._arguments import FEAT_IN_KEY, FEAT_IN_VALUE, NEED_DST, NEED_FEAT, SCORES, GraphHandle, ops
 from ._checks import DTYPES
-from ._eager import EagerFunction, is_eager, keep_aside, taken_back
+from ._eager import EagerFunction, called_directly, is_eager, keep_aside, taken_back
 from .graph import Graph
 
 __all__ = ["can_fuse", "pair_layer"]
@@ -84,6 +84,10 @@ def cut(
     """
     if not padding:
         return x.to(dtype) if more is None else torch.add(x, more, out=x.new_empty(x.shape, dtype=dtype))
+    if heads == 1:
+        rows = x[:, :size]
+        rows = rows.clone() if more is None else torch.add(rows, more[..., :size])
+        return _ops.as_type(rows, x.dtype if dtype is None else dtype)
     cut = x.new_empty(len(x), heads * size, dtype=dtype)
     to, rows = cut.view(-1, heads, size), x.view(-1, heads, size + padding)[..., :size]
     if more is None:
@@ -92,6 +96,28 @@ def cut(
         width = size if more.shape[-1] == heads * size else size + padding
         torch.add(rows, more.view(-1, heads, width)[..., :size], out=to)
     return cut
+
+
+def pad_columns(x: Tensor, heads: int, size: int, padding: int) -> Tensor:
+    """Rows [n, heads * size] with padding behind each head. One head, as last layers have it, is not taken
+    apart and put together, for each of which a small graph waits; nor below."""
+    if heads == 1:
+        return extended(x, x.dim() - 1, padding)
+    return extended(x.reshape(-1, heads, size), 2, padding).flatten(1)
+
+
+def pad_rows(x: Tensor, size: int, padding: int) -> Tensor:
+    """A weight [heads * size, F], or bias, that gives rows with the padding."""
+    if x.shape[0] == size:
+        return extended(x, 0, padding)
+    return extended(x.view(-1, size, *x.shape[1:]), 1, padding).flatten(0, 1)
+
+
+def cut_rows(x: Tensor, size: int, padding: int) -> Tensor:
+    """The gradient of `pad_rows`."""
+    if x.shape[0] == size + padding:
+        return x[:size]
+    return x.unflatten(0, (-1, size + padding))[:, :size].flatten(0, 1)
 
 
 def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
@@ -141,6 +167,7 @@ class PairTensors(NamedTuple):
 
 
 _FIELDS = PairTensors._fields
+_new = tuple.__new__  # of a tuple of all fields, without the frame of a named tuple's own
 # Places of weights, each with its bias behind it, and of others.
 _VALUE, _SRC, _DST, _ATTN, _OUT_BIAS, _SKIP, _EDGE_ATTR, _EDGE = map(
     _FIELDS.index,
@@ -159,7 +186,7 @@ _MOST_JOINED = 2**22
 
 
 def _joins(x: Tensor, width: int) -> bool:
-    return x.is_cuda and len(x) * width <= _MOST_JOINED
+    return x.is_cuda and x.shape[0] * width <= _MOST_JOINED
 
 
 # Projections that are one product: the place of their features, and those of their weights.
@@ -184,42 +211,48 @@ class _Pair(NamedTuple):
 
     def pad(self, x):
         """[n, H * size] with the padding; None stays."""
-        if not self.padding or x is None:
-            return x
-        return extended(x.reshape(-1, self.heads, self.size), 2, self.padding).flatten(1)
+        return x if not self.padding or x is None else pad_columns(x, self.heads, self.size, self.padding)
 
     def pad_rows(self, x):
         """Of a weight [H * size, F] or bias [H * size] of some projections, likewise."""
-        if not self.padding or x is None:
-            return x
-        return extended(x.view(-1, self.size, *x.shape[1:]), 1, self.padding).flatten(0, 1)
+        return x if not self.padding or x is None else pad_rows(x, self.size, self.padding)
 
     def cut_rows(self, x):
         """The gradient of `pad_rows`."""
-        if not self.padding:
-            return x
-        return x.unflatten(0, (-1, self.size + self.padding))[:, : self.size].flatten(0, 1)
+        return cut_rows(x, self.size, self.padding) if self.padding else x
 
     def attn(self, t):
         """The vectors of additive_v2 as the operator takes them."""
         return None if t.attn is None else self.pad(_ops.as_type(t.attn, t.x.dtype))
 
+    def joined(self, t, x, places):
+        """Weights or biases, one behind the other, as they are used for x; None where there are none."""
+        found = t[places[0]]
+        if found is None:
+            return None
+        if len(places) > 1:
+            found = torch.cat([t[at] for at in places])
+        return self.pad_rows(_ops.as_type(found, x.dtype))
+
     def project(self, t):
         """value, src, dst and the features of edges as the operator takes them, and the skip connection or
-        None, all with padding; and of each group the weights as they were used."""
+        None, all with padding; and of each group the weights as they were used, None for two of them."""
         made: dict[int, Tensor] = {}
-        used = []
+        used: list[Tensor | None] = []
         for end, places in self.groups:
-            x, weight, bias = t[end], t[places[0]], t[places[0] + 1]
-            if len(places) > 1:
-                weight = torch.cat([t[k] for k in places])
-                bias = None if bias is None else torch.cat([t[k + 1] for k in places])
-            weight = self.pad_rows(_ops.as_type(weight, x.dtype))
-            bias = None if bias is None else self.pad_rows(_ops.as_type(bias, x.dtype))
-            used.append(weight)
-            if len(places) == 1:
-                made[places[0]] = _linear(x, weight, bias)
+            x = t[end]
+            if len(places) <= 2:  # two products take less than what makes one of them
+                for at in places:
+                    weight, bias = t[at], t[at + 1]
+                    as_they_are = weight.dtype is x.dtype and (bias is None or bias.dtype is x.dtype)
+                    if self.padding or not as_they_are:
+                        weight, bias = self.joined(t, x, (at,)), self.joined(t, x, (at + 1,))
+                    made[at] = _linear(x, weight, bias)
+                used.append(weight if len(places) == 1 else None)
                 continue
+            weight = self.joined(t, x, places)
+            bias = self.joined(t, x, [at + 1 for at in places])
+            used.append(weight)
             # A result behind the other, as kernels take rows without gaps.
             by_place = weight.view(len(places), -1, x.shape[1]).transpose(1, 2)
             same = x.expand(len(places), *x.shape)
@@ -232,7 +265,8 @@ class _Pair(NamedTuple):
         src = made.get(_SRC, value) if self.score == "dot" else None
         dst = made.get(_DST)
         if dst is None:
-            dst = value if len(value) == self.graph.num_dst else value[: self.graph.num_dst]
+            num_dst = self.graph.num_dst
+            dst = value if value.shape[0] == num_dst else value[:num_dst]
         feat = made.get(_EDGE)
         if feat is not None:
             feat = feat.view(-1, self.heads, self.size + self.padding)
@@ -282,8 +316,8 @@ class _Pair(NamedTuple):
                 skipped = skipped + self.pad(more)
             elif not self.padding and self.dtype is out.dtype:
                 # One of several results would keep the others alive.
-                joined = any(len(places) > 1 and _SKIP in places for _, places in self.groups)
-                return skipped + out if joined else skipped.add_(out)
+                of_several = any(len(places) > 2 and _SKIP in places for _, places in self.groups)
+                return skipped + out if of_several else skipped.add_(out)
             more = skipped
         return cut(out, self.heads, self.size, self.padding, more, self.dtype)
 
@@ -291,7 +325,8 @@ class _Pair(NamedTuple):
         """The gradients of the inputs."""
         value, src, dst, feat, attn, kept, *used = made
         found: list[Tensor | None] = [None] * len(_FIELDS)
-        if need[_OUT_BIAS]:
+        biased = self.sums_with_bias(t, grad) if need[_OUT_BIAS] else None
+        if need[_OUT_BIAS] and biased is None:
             found[_OUT_BIAS] = grad.sum(0, dtype=t.out_bias.dtype)
         grad = self.pad(_ops.as_type(grad, t.x.dtype))
         value, src, dst, grad_attn, feat = self.run_backward(
@@ -300,40 +335,72 @@ class _Pair(NamedTuple):
         if t.src_weight is None and src is not None:
             value += src
         if t.dst_weight is None:
-            value[: len(dst)] += dst
+            value[: dst.shape[0]] += dst
         if need[_ATTN]:
             grad_attn = _ops.as_type(grad_attn.sum(0), t.attn.dtype)
             found[_ATTN] = (grad_attn[:, : self.size] if self.padding else grad_attn).reshape(t.attn.shape)
         grads = {_VALUE: value, _SRC: src, _DST: dst, _SKIP: grad, _EDGE: feat}
-        for (end, places), weight in zip(self.groups, used):
-            if grads[places[0]] is not None:
-                self.project_back(t, end, places, weight, [grads[k] for k in places], need, found)
+        for group, weight in zip(self.groups, used):
+            of_group = [grads[k] for k in group[1]]
+            if of_group[0] is not None:
+                of_bias = grad if group is biased else None
+                self.project_back(t, *group, weight, of_group, of_bias, need, found)
         return found
 
-    def give(self, whole, places, wanted, found) -> None:
-        """The parts of a gradient, each to its place."""
-        if len(places) == 1:  # no view: a small graph waits for each
-            found[places[0]] = whole
-            return
-        for at, part in zip(places, whole.chunk(len(places))):
-            if at in wanted:
-                found[at] = part
+    def sums_with_bias(self, t, grad):
+        """The group whose biases' gradients are a sum together with that of the bias of the result."""
+        if self.padding or grad.dtype is not t.x.dtype:
+            return None
+        for group in self.groups:
+            end, places = group
+            if len(places) == 1 or t[end].shape[0] != grad.shape[0]:
+                continue
+            bias = t[places[0] + 1]
+            if bias is not None and bias.dtype is t.out_bias.dtype:
+                return group
+        return None
 
-    def project_back(self, t, end: int, places, weight: Tensor, grads: list, need, found) -> None:
-        """The gradients of projections that were one product, into `found`."""
+    def give(self, whole, places, need, found) -> None:
+        """The parts of a gradient, each to its place."""
+        width = whole.shape[0] // len(places)
+        for k, at in enumerate(places):
+            if need[at]:
+                found[at] = whole[k * width : (k + 1) * width]
+
+    def project_back(self, t, end: int, places, weight, grads: list, of_bias, need, found) -> None:
+        """The gradients of projections that were one product, into `found`. of_bias: the gradient of the
+        result, where that of its bias is to be summed with those of the projections' biases."""
         x = t[end]
-        g = grads[0] if len(grads) == 1 else torch.cat(grads, 1)
-        wanted = [at for at in places if need[at]]
-        if wanted:
-            whole = self.cut_rows(product(g.t(), x, t[wanted[0]].dtype))
-            self.give(whole, places, wanted, found)
-        wanted = [at + 1 for at in places if need[at + 1]]
-        if wanted:
-            whole = self.cut_rows(g.sum(0, dtype=t[wanted[0]].dtype))
-            self.give(whole, [at + 1 for at in places], wanted, found)
+        if len(places) == 1:  # no view of anything: a small graph waits for each
+            (at,), (g,) = places, grads
+            if need[at]:
+                found[at] = self.cut_rows(product(g.t(), x, t[at].dtype))
+            if need[at + 1]:
+                found[at + 1] = self.cut_rows(g.sum(0, dtype=t[at + 1].dtype))
+        else:
+            g = self.projections_back(t, x, places, grads, of_bias, need, found)
         if need[end]:
+            weight = self.joined(t, x, places) if weight is None else weight
             before = found[end]
             found[end] = g.mm(weight) if before is None else before.addmm_(g, weight)
+
+    def projections_back(self, t, x, places, grads: list, of_bias, need, found):
+        """The gradients of several weights and biases, into `found`; returns those of what they gave."""
+        biases = [at + 1 for at in places]
+        if of_bias is not None:
+            together = torch.cat([*grads, of_bias], 1)
+            biases.append(_OUT_BIAS)
+            g = together[:, : -of_bias.shape[1]]
+        else:
+            together = g = torch.cat(grads, 1)
+        wanted = [t[at] for at in places if need[at]]
+        if wanted:
+            whole = self.cut_rows(product(g.t(), x, wanted[0].dtype))
+            self.give(whole, places, need, found)
+        wanted = [t[at] for at in biases if need[at]]
+        if wanted:
+            self.give(self.cut_rows(together.sum(0, dtype=wanted[0].dtype)), biases, need, found)
+        return g
 
     def formula(self, *tensors):
         t = PairTensors(*tensors)
@@ -365,7 +432,7 @@ class _Pair(NamedTuple):
 
 def _groups(t: PairTensors) -> Groups:
     end = 0 if t.x_dst is None else 1
-    width = len(t.value_weight)
+    width = t.value_weight.shape[0]
     joins = _joins(t.x, width), t.x_dst is not None and _joins(t.x_dst, width)
     return _grouped(end, joins, tuple([None if t[k] is None else t[k + 1] is None for k in _PROJECTIONS]))
 
@@ -389,10 +456,11 @@ def _end(t: PairTensors) -> Tensor:
     return t.x if t.x_dst is None else t.x_dst
 
 
+@called_directly
 class _PairLayer(EagerFunction):
     @staticmethod
     def forward(ctx, call, *tensors):
-        result, made, out = _ops.call(call.forward, PairTensors(*tensors))
+        result, made, out = _ops.call(call.forward, _new(PairTensors, tensors))
         ctx.call = call
         ctx.set_materialize_grads(False)
         # Unless it is the result, nobody else sees `out`.
@@ -406,7 +474,7 @@ class _PairLayer(EagerFunction):
             return (None,) * (1 + count)
         call, saved, need = ctx.call, ctx.saved_tensors, ctx.needs_input_grad[1:]
         end = count + 6 + len(call.groups)
-        t, made, last = PairTensors(*saved[:count]), saved[count:end], saved[end:]
+        t, made, last = _new(PairTensors, saved[:count]), saved[count:end], saved[end:]
         if torch.is_grad_enabled():  # create_graph
             return None, *derived(call.formula, grad, t, need)
         if call.is_out:
@@ -434,7 +502,7 @@ def pair_layer(
     brought to x's dtype here. dtype: of the result; default x's.
     """
     size = tensors.value_weight.shape[0] // heads
-    train = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    train = torch.is_grad_enabled() and any([x is not None and x.requires_grad for x in tensors])
     padding, dtype = padding_of(tensors.x, size), tensors.x.dtype if dtype is None else dtype
     handle = graph._planner.handle(
         heads, size + padding, tensors.x.dtype, _LAYERS[score], "auto",

@@ -19,7 +19,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from . import _autograd, _edge_terms, _flex, _ops, _products
+from . import _autograd, _edge_terms, _flex, _ops, _products, _short
 from ._batches import batched
 from ._checks import Checker, for_device, with_feat, without_padding
 from .graph import Graph
@@ -117,6 +117,18 @@ def gat_attention(
         TypeError, ValueError: an argument of the wrong type, dtype, device, shape or range.
         RuntimeError: CUDA tensors without CUDA support in this installation.
     """
+    if (
+        edge_bias is edge_gate is edge_mask is edge_weight is edge_feat is out_bias is _seed is None
+        and schedule == "auto"
+        and not return_attention
+        and alpha_src is not None
+        and alpha_dst is not None
+    ):
+        short = _short.attention(
+            graph, "additive", feat, alpha_src, alpha_dst, None, slope=negative_slope, dropout_p=dropout_p
+        )
+        if short is not None:
+            return short
     check = Checker(_caller, graph, "feat", feat)
     check.tensor("feat", feat, [(graph.num_src, None, None)])
     check.number("negative_slope", negative_slope)
@@ -210,6 +222,16 @@ def gatv2_attention(
     order, too. No edge-sized tensors beyond those passed in or asked for; raises as
     :func:`gat_attention` does.
     """
+    if (
+        edge_bias is edge_gate is edge_mask is edge_weight is edge_feat is out_bias is _seed is None
+        and schedule == "auto"
+        and not return_attention
+    ):
+        short = _short.attention(
+            graph, "additive_v2", x_src, None, x_dst, attn, slope=negative_slope, dropout_p=dropout_p
+        )
+        if short is not None:
+            return short
     check = Checker("gatv2_attention", graph, "x_src", x_src)
     check.tensor("x_src", x_src, [(graph.num_src, None, None)])
     heads, dim = x_src.shape[1:]
@@ -327,6 +349,18 @@ def dot_attention(
     Differentiable, deterministic, and without edge-sized tensors beyond those passed in or asked for, like
     :func:`gat_attention`; raises as it does.
     """
+    if (
+        edge_bias is edge_gate is edge_mask is edge_weight is edge_feat is out_bias is _seed is None
+        and edge_attr is edge_proj is edge_proj_bias is edge_type is edge_table is None
+        and schedule == "auto"
+        and edge_feat_in == "both"
+        and not return_attention
+    ):
+        short = _short.attention(
+            graph, "dot", value, key, query, None, slope=negative_slope, scale=scale, dropout_p=dropout_p
+        )
+        if short is not None:
+            return short
     check = Checker(_caller, graph, "query", query)
     check.tensor("query", query, [(graph.num_dst, None, None)])
     heads, dim = query.shape[1:]

@@ -5,6 +5,10 @@ While the script runs, the names of DGL's and torch_geometric's attention layers
 which of these ran their library's own code and why, which layers of the libraries dfgnn does not have, the
 time, and the peak of memory. With ``--impl pyg`` or ``--impl dgl`` nothing is replaced and the report is
 the same, for comparison.
+
+With either, where the process sees one GPU, the script's main thread computes backward itself
+(``torch.autograd.set_multithreading_enabled(False)``), as PyTorch always does on the CPU: to hand over to the
+GPU's thread of PyTorch's and back takes longer than a small layer. ``--backward-thread`` leaves it as it is.
 """
 
 from __future__ import annotations
@@ -83,6 +87,8 @@ def text(report: dict[str, Any]) -> str:
     lines += [f"  {name}: not patched, {why}" for name, why in report["not_patched"].items()]
     memory = ", ".join(f"{name} {size / 2**20:,.0f} MiB" for name, size in report["peak_memory"].items())
     lines.append(f"  {report['seconds']:.1f} s, peak memory: {memory}")
+    if report["backward_in_calling_thread"]:
+        lines.append("  backward ran in the thread that asked for it; --backward-thread: in PyTorch's")
     return "\n".join(lines)
 
 
@@ -109,11 +115,20 @@ def _peak_memory() -> dict[str, int]:
     return sizes
 
 
+def _backward_in_calling_thread(args: argparse.Namespace) -> bool:
+    """Whether backward is computed in the calling thread. A thread for each of several GPUs keeps all of them
+    busy. (Counting them does not initialize CUDA, so that the script may fork.)"""
+    return not args.backward_thread and torch.cuda.device_count() == 1
+
+
 def main(argv: list[str] | None = None) -> int:
     """The program; returns what the script exited with."""
     parser = argparse.ArgumentParser(prog="python -m dfgnn.run", description=__doc__.partition("\n")[0])
     parser.add_argument("--impl", choices=["dfgnn", *LIBRARIES], default="dfgnn", help="whose layers run")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there, too")
+    parser.add_argument(
+        "--backward-thread", action="store_true", help="leave backward to PyTorch's thread for the GPU"
+    )
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
     parser.add_argument("script", help="the script, or with -m the module")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
@@ -127,8 +142,9 @@ def main(argv: list[str] | None = None) -> int:
     # As python script.py and python -m module do.
     sys.path[0] = os.getcwd() if args.module else str(Path(args.script).resolve().parent)
     code: Any = 0
+    in_calling_thread = _backward_in_calling_thread(args)
     begin = time.perf_counter()
-    with constructions() as made:
+    with constructions() as made, torch.autograd.set_multithreading_enabled(not in_calling_thread):
         try:
             if args.module:
                 runpy.run_module(args.script, run_name="__main__", alter_sys=True)
@@ -142,6 +158,7 @@ def main(argv: list[str] | None = None) -> int:
             report = {
                 "impl": args.impl, "script": args.script, "arguments": args.arguments,
                 "layers": describe(made), "not_patched": not_patched,
+                "backward_in_calling_thread": in_calling_thread,
                 "seconds": time.perf_counter() - begin, "peak_memory": _peak_memory(),
             }  # fmt: skip
             print(text(report), file=sys.stderr)

@@ -374,7 +374,10 @@ def main(args, make_task) -> list[dict]:
         sys.exit(f"--capture: needs a GPU, got --device {args.device}")
     records = []
     for seed in range(args.first_seed, args.first_seed + args.seeds):
-        record = run(args, make_task, seed)
+        # Backward in the thread that asks for it, as always on the CPU. PyTorch's thread for each GPU keeps
+        # several busy; with one, to hand over to it and back takes longer than a small layer.
+        with torch.autograd.set_multithreading_enabled(False):
+            record = run(args, make_task, seed)
         records.append(record)
         print(
             f"seed {seed}: test {record['metric']} {100 * record['test']:.2f} %, {record['epochs']} epochs, "

@@ -106,9 +106,9 @@ def main():
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
 
     seconds, memory = [], PeakMemory(args.device)
-    with tqdm(
-        total=args.epochs * len(train), desc=f"{args.model} {args.attention:7}", unit="step"
-    ) as progress:
+    bar = tqdm(total=args.epochs * len(train), desc=f"{args.model} {args.attention:7}", unit="step")
+    # Backward in this thread: one GPU gains nothing from one of its own, which small graphs wait for.
+    with torch.autograd.set_multithreading_enabled(False), bar as progress:
         for _ in range(args.epochs):
             start = time.perf_counter()
             loss = train_epoch(model, optimizer, train, progress)  # its item() waits for the device

@@ -205,7 +205,8 @@ def main(argv=None):
     if started:
         alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", **alone)
-    with watch():
+    # Backward in this thread: a process has one GPU, so that nothing is gained from one of its own.
+    with watch(), torch.autograd.set_multithreading_enabled(False):
         loss = train(args, device)
     if started:
         dist.destroy_process_group()

@@ -83,10 +83,11 @@ _MOST_PRODUCTS, _MOST_GATHERED = 2**30, 2**24
 
 
 def _is_small(graph: Any, x: Tensor, weight: Tensor, attr: Tensor | None) -> bool:
+    width = weight.shape[0]
     return (
-        len(x) * weight.numel() <= _MOST_PRODUCTS
-        and graph.num_edges * len(weight) <= _MOST_GATHERED
-        and (attr is None or attr.numel() * len(weight) <= _MOST_PRODUCTS)
+        x.shape[0] * weight.numel() <= _MOST_PRODUCTS
+        and graph.num_edges * width <= _MOST_GATHERED
+        and (attr is None or attr.numel() * width <= _MOST_PRODUCTS)
     )
 
 
@@ -120,7 +121,8 @@ def _result(dtype: torch.dtype, wide: Any) -> torch.dtype:
     """The dtype of the result: that of features, or what it becomes with `wide`, a tensor or a dtype."""
     if wide is None:
         return dtype
-    return torch.promote_types(dtype, wide.dtype if isinstance(wide, Tensor) else wide)
+    wide = wide.dtype if isinstance(wide, Tensor) else wide
+    return dtype if wide is dtype else torch.promote_types(dtype, wide)
 
 
 def gat_at_once(
@@ -248,7 +250,7 @@ def pair_at_once(
     attr = None if of_edges is None else of_edges[0]
     x, x_dst, autocast, dtype = _in_autocast(graph, x, x_dst, weight, attr)
     known = (x.dtype, torch.float32) if autocast else (x.dtype,)
-    shape = weight.shape if x_dst is None else (len(weight), x_dst.shape[-1])
+    shape = weight.shape if x_dst is None else (weight.shape[0], x_dst.shape[-1])
     if not (
         can_fuse(graph, x, weight, autocast)
         and (key is None or parameters[2].shape == weight.shape)

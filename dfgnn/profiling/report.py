@@ -11,15 +11,23 @@ from .trace import Step
 _ROWS = 12  # of kernels or operators in a table
 _COLOURS = {
     "operator": "#4c78a8",
+    "other thread": "#72b7b2",
     "launch": "#f58518",
     "wait": "#e45756",
     "kernel": "#54a24b",
     "copy": "#b279a2",
     "set": "#9d9d9d",
 }
-_LANES = {"operator": "operators", "launch": "launches", "wait": "launches"}
+_LANES = {
+    "operator": "operators",
+    "other thread": "other threads",
+    "launch": "launches",
+    "wait": "launches",
+}
 # An eager step that launches so few kernels and is still bound by the host does something else there.
 _FEW = 10
+# Of a step's time: a gain that is worth a line.
+_GAIN = 0.05
 
 
 class Operator(NamedTuple):
@@ -47,6 +55,7 @@ class Profile:
     waits: int  # calls that wait for the device
     waits_ms: float
     peak_bytes: int | None
+    calling_thread_ms: float | None = None  # a step with backward in its own thread, where it ran in another
     by_kernel: list[Operator] = field(default_factory=list)
     by_operator: list[Operator] = field(default_factory=list)
     timeline: Step | None = None
@@ -77,6 +86,12 @@ class Profile:
                 )
             else:
                 found.append("there are few launches left: look at the loader and at what else the host does")
+            if self.calling_thread_ms is not None and self.calling_thread_ms < (1 - _GAIN) * self.step_ms:
+                found.append(
+                    "backward runs in a thread of PyTorch's: in the calling one, with "
+                    "torch.autograd.set_multithreading_enabled(False), which one GPU is enough for, a step "
+                    f"takes {self.calling_thread_ms:.3f} ms"
+                )
         else:
             top = self.by_kernel[0] if self.by_kernel else None
             share = "" if top is None else f"; {top.ms / self.device_ms:.0%} of it is {_short(top.name, 48)}"
@@ -101,6 +116,8 @@ class Profile:
 
     def _numbers(self) -> list[tuple[str, str]]:
         rows = [("time per step", f"{self.step_ms:.3f} ms"), ("host time", f"{self.host_ms:.3f} ms")]
+        if self.calling_thread_ms is not None:
+            rows.insert(1, ("  backward in the calling thread", f"{self.calling_thread_ms:.3f} ms"))
         if self.on_gpu:
             copied = f", {self.copies} copies and settings" if self.copies else ""
             rows += [
@@ -153,6 +170,9 @@ class Comparison:
             ("time per step, ms", before.step_ms, after.step_ms, ".3f"),
             ("host time, ms", before.host_ms, after.host_ms, ".3f"),
         ]
+        in_calling_thread = before.calling_thread_ms, after.calling_thread_ms
+        if None not in in_calling_thread:
+            rows.insert(1, ("  in the calling thread", *in_calling_thread, ".3f"))
         if before.on_gpu and after.on_gpu:
             rows += [
                 ("device time, ms", before.device_ms, after.device_ms, ".3f"),
@@ -207,11 +227,12 @@ def _draw(profiles: list[Profile], path: str | Path) -> None:
     used = set()
     for axis, profile in zip(axes, profiles):
         step = profile.timeline
+        spans = [*step.host, *step.device] if step is not None else []
         lanes = ["device", "launches", "operators"] if profile.on_gpu else ["operators"]
-        for span in [*step.host, *step.device] if step is not None else []:
-            lane = {"operator": "operators", "launch": "launches", "wait": "launches"}.get(
-                span.kind, "device"
-            )
+        if any(span.kind == "other thread" for span in spans):  # backward, as a rule
+            lanes.insert(-1, "other threads")
+        for span in spans:
+            lane = _LANES.get(span.kind, "device")
             if lane not in lanes:
                 continue
             used.add(span.kind)

@@ -28,15 +28,17 @@ def profile(
 ) -> Profile:
     """Where the time of ``step(*args)`` goes, as a `Profile`: print it, ``plot`` it, ``compare`` two of them.
 
-    The step runs warmup + 3 * steps times, with all that it does to its model. First alone: its own time and
-    the host's. Then under torch.profiler, from which comes the rest; there the device is idle when a step
-    begins.
+    The step runs warmup + 3 * steps times, with all that it does to its model; on a GPU steps + 1 times more.
+    First alone: its own time and the host's. Then under torch.profiler, from which comes the rest; there the
+    device is idle when a step begins.
 
     - ``host_ms``: time of the host thread in a call, from an idle device, less what it waited for the device
     - ``device_ms``: time in which the device was at work for the step
     - ``step_ms``: time per step of steps back to back
     - ``tklqt_ms``: total kernel launch and queueing time, the sum over kernels of the time from the call that
       launched it to its start
+    - ``calling_thread_ms``: ``step_ms`` under ``torch.autograd.set_multithreading_enabled(False)``, where
+      backward ran in PyTorch's thread for the GPU; else None
 
     A step can take no less than the longer one of host and device. So it is *launch-bound* where the host
     takes longer, and else *bandwidth-bound*: attention on graphs reads more than it computes.
@@ -71,11 +73,20 @@ def profile(
     wait()
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(chosen)
-    begin = time.perf_counter()
-    for _ in range(steps):
-        step(*args)
-    wait()
-    step_ms = (time.perf_counter() - begin) / steps * 1e3
+
+    def back_to_back() -> float:
+        begin = time.perf_counter()
+        for _ in range(steps):
+            step(*args)
+        wait()
+        return (time.perf_counter() - begin) / steps * 1e3
+
+    step_ms, in_calling_thread = back_to_back(), None
+    if on_gpu and torch._C._is_multithreading_enabled():
+        with torch.autograd.set_multithreading_enabled(False):
+            step(*args)
+            wait()
+            in_calling_thread = back_to_back()
     calls = []
     for _ in range(steps):
         begin = time.perf_counter()
@@ -112,6 +123,7 @@ def profile(
         host_ms=max(call_ms - waits_ms, 0.0),
         device_ms=median(s.device_ms for s in found),
         tklqt_ms=median(s.tklqt_ms for s in found),
+        calling_thread_ms=in_calling_thread if any(s.backward_elsewhere for s in found) else None,
         kernels=round(median(s.kernels for s in found)),
         launches=round(median(s.launches for s in found)),
         copies=round(median(s.copies for s in found)),

@@ -13,12 +13,14 @@ _ON_DEVICE = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "set"}
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
 # Calls that return when the device has done what was asked of it.
 _WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
+# What autograd's engine calls its work.
+_BACKWARD = "autograd::engine"
 
 
 class Span(NamedTuple):
     """Something that took time, microseconds from the beginning of its step."""
 
-    kind: str  # "operator", "launch", "wait"; on the device "kernel", "copy", "set"
+    kind: str  # "operator", "other thread" (operators there), "launch", "wait"; "kernel", "copy", "set"
     name: str
     begin: float
     end: float
@@ -38,6 +40,7 @@ class Step(NamedTuple):
     waits_ms: float
     by_kernel: Counter[str]  # milliseconds
     counts: Counter[str]
+    backward_elsewhere: bool  # in another thread than the step
 
 
 def events_of(profiler: Any) -> list[dict[str, Any]]:
@@ -82,16 +85,21 @@ def _window(windows, time: float) -> int | None:
 
 
 def _step(window, host: list[dict], device: list[dict], launches: dict[Any, dict]) -> Step:
-    start = window[0]
+    start, _, thread = window
 
     def span(kind: str, event: dict) -> Span:
         begin = event["ts"] - start
         return Span(kind, event["name"], begin, begin + event["dur"])
 
-    spans = []
+    spans, backward_elsewhere = [], False
     for event in host:
-        kind = "operator" if event["cat"] == "cpu_op" else "launch"
-        kind = "wait" if event["name"] in _WAITS else kind
+        kind = "launch"
+        if event["name"] in _WAITS:
+            kind = "wait"
+        elif event["cat"] == "cpu_op":
+            kind = "operator" if event.get("tid") == thread else "other thread"
+            if kind == "other thread" and event["name"].startswith(_BACKWARD):
+                backward_elsewhere = True
         spans.append(span(kind, event))
     waits = [s for s in spans if s.kind == "wait"]
     on_device = sorted((span(_ON_DEVICE[e["cat"]], e) for e in device), key=lambda s: s.begin)
@@ -114,6 +122,7 @@ def _step(window, host: list[dict], device: list[dict], launches: dict[Any, dict
         sum(s.end - s.begin for s in waits) / 1e3,
         by_kernel,
         counts,
+        backward_elsewhere,
     )
 
 

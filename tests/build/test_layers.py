@@ -24,7 +24,7 @@ _plain
 _kept
 _edges
 _checks _autograd
-_products _edge_terms
+_products _edge_terms _short
 _edge_rows
 _flex
 functional

@@ -73,6 +73,28 @@ def test_a_script_that_fails(how, said, tmp_path):
     assert report["layers"]
 
 
+@pytest.mark.parametrize("gpus, options, enabled", [(1, [], False), (1, ["--backward-thread"], True),
+                                                    (2, [], True), (0, [], True)])  # fmt: skip
+def test_backward_in_the_calling_thread(gpus, options, enabled, tmp_path, monkeypatch, capsys):
+    """Where one GPU is seen, and as long as the script runs."""
+    import torch
+
+    import dfgnn.run
+
+    script = tmp_path / "script.py"
+    script.write_text("import torch\nprint('enabled:', torch._C._is_multithreading_enabled())")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    path = tmp_path / "report.json"
+    assert dfgnn.run.main(["--impl", "pyg", *options, "--json", str(path), str(script)]) == 0
+    printed = capsys.readouterr()
+    assert f"enabled: {enabled}" in printed.out
+    assert ("backward ran in the thread" in printed.err) == (not enabled)
+    assert json.loads(path.read_text())["backward_in_calling_thread"] == (not enabled)
+    assert torch._C._is_multithreading_enabled()
+
+
 def test_module_and_missing_script(tmp_path):
     done, report = run(tmp_path, "-m", "script", "b")
     assert done.returncode == 0 and "__main__ ['b']" in done.stdout and report["layers"][0]["fused"]

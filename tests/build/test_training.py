@@ -163,6 +163,26 @@ def test_resumed_is_uninterrupted_bitwise(name, train, tmp_path, device):
     assert a["best"] == b["best"]
 
 
+def test_backward_runs_in_the_calling_thread(train, monkeypatch):
+    """In every script, whatever the implementation, and no longer than it trains."""
+    for impl in ("dfgnn", "pyg"):
+        seen = []
+        monkeypatch.setattr(
+            "harness.Task.optimize", spy(seen, importlib.import_module("harness").Task.optimize)
+        )
+        train("nodes", "--impl", impl, "--epochs", 1)
+        assert seen and not any(seen)
+    assert torch._C._is_multithreading_enabled()
+
+
+def spy(seen, optimize):
+    def spied(self, loss_of):
+        seen.append(torch._C._is_multithreading_enabled())
+        return optimize(self, loss_of)
+
+    return spied
+
+
 @pytest.mark.parametrize("name", EXACT)
 def test_the_same_as_torch_geometric(name, train, device):
     options = ["--dropout", 0] if name.startswith("nodes") else []

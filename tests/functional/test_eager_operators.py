@@ -45,7 +45,7 @@ def make_call(score, options, device, graph="super_row", short=True, dtype=torch
     edges = attention or any(t is not None for t in edge)
     handle = graph._planner.handle(2, 8, dtype, score, "auto", edges, True)
     positive = score == "gat" and edge.edge_gate is None
-    make = _autograd._ShortCall if short else _autograd._Call
+    make = _autograd.ShortCall if short else _autograd._Call
     args = handle if short else handle.args
     call = make(graph, args, NAMES[score], numbers, attention, positive)
     return call, (*ends, *edge, out_bias), graph

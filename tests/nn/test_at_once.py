@@ -406,7 +406,7 @@ def test_modules_take_it_where_they_can(monkeypatch, name):
 
 @pytest.mark.parametrize("two_ends", [False, True])
 def test_projections_of_the_same_features_are_one_product(monkeypatch, two_ends):
-    """Forward, and for the gradients of weights and of features one each."""
+    """Forward, unless there are but two, and for the gradients of weights and of features one each."""
     monkeypatch.setattr(_layers, "_joins", lambda x, width: True)
     graph = make_graph("random")
     for attributes in (0, 3):  # those of edges are three more
@@ -416,7 +416,7 @@ def test_projections_of_the_same_features_are_one_product(monkeypatch, two_ends)
             gradients(out, tensors)
         products = {"aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm"}
         names = [event.name for event in found.events() if event.name in products]
-        assert len(names) == (6 if two_ends else 3) + attributes, names
+        assert len(names) == (8 if two_ends else 3) + attributes, names
 
 
 def test_a_layer_that_has_learnt_more_takes_the_long_way():
@@ -493,3 +493,23 @@ def test_small_under_autocast(monkeypatch):
             assert computed_in(x) == torch.float32
             patch.setattr(_at_once, name, most - 1)
             assert computed_in(x) == torch.bfloat16
+
+
+def test_a_small_pair_launches_little(monkeypatch):
+    """On a GPU small projections are one product backward, and their biases' gradients one sum with that of
+    the bias of the result; forward two products are as they are, and more are one."""
+    monkeypatch.setattr(_layers, "_joins", lambda x, width: True)
+    graph = make_graph("random", "cpu")
+    for score, forward in (("additive_v2", "aten::addmm"), ("dot", "aten::baddbmm")):
+        tensors = make_pair(graph, score, 2, 4, torch.float32, skip=False)
+        with torch.profiler.profile() as profiler:
+            out = run_pair(graph, tensors, score, 2)
+        calls = {o.key: o.count for o in profiler.key_averages()}
+        assert calls.get(forward) == (2 if score == "additive_v2" else 1)
+        assert calls.get("aten::cat", 0) == (0 if score == "additive_v2" else 2)
+        with torch.profiler.profile() as profiler:
+            out.backward(torch.ones_like(out))
+        calls = {o.key: o.count for o in profiler.key_averages()}
+        assert calls["aten::mm"] == 2
+        assert calls["aten::sum"] == (2 if score == "additive_v2" else 1)  # the vectors have one of their own
+        assert calls["aten::cat"] == (2 if score == "additive_v2" else 1)  # gradients, weights

@@ -22,6 +22,7 @@ def a_trace():
     return [
         event("user_annotation", trace.STEP, 1000, 100),
         event("cpu_op", "aten::mm", 1005, 30),
+        event("cpu_op", "aten::randperm", 1005, 30) | {"tid": 2},
         event("cuda_runtime", "cudaLaunchKernel", 1010, 5, 1),
         event("cuda_runtime", "cudaLaunchKernel", 1020, 5, 2),
         event("cuda_runtime", "cudaStreamSynchronize", 1040, 40, 3),
@@ -29,6 +30,7 @@ def a_trace():
         event("kernel", "fast", 1050, 10, 2),
         event("gpu_memcpy", "Memcpy DtoH", 1055, 15, 2),
         event("user_annotation", trace.STEP, 2000, 100),
+        event("cpu_op", "autograd::engine::evaluate_function: MmBackward0", 2005, 30) | {"tid": 3},
         event("cuda_runtime", "cudaGraphLaunch", 2010, 5, 4),
         event("kernel", "slow", 2020, 30, 4),
         event("kernel", "slow", 2060, 30, 4),
@@ -48,8 +50,9 @@ def test_numbers_of_a_trace():
     assert (second.kernels, second.launches, second.waits) == (2, 1, 0)
     assert second.tklqt_ms == pytest.approx((10 + 50) / 1e3)
     assert second.counts == {"slow": 2}
-    assert [s.kind for s in first.host] == ["operator", "launch", "launch", "wait"]
+    assert [s.kind for s in first.host] == ["operator", "other thread", "launch", "launch", "wait"]
     assert first.host[0].begin == 5
+    assert (first.backward_elsewhere, second.backward_elsewhere) == (False, True)  # a loader's is none
 
 
 def made(**changes):
@@ -69,6 +72,12 @@ def test_verdict_and_advice():
     busy = made(host_ms=0.2, device_ms=1.9)
     assert busy.verdict == "bandwidth-bound" and "dfgnn.capture" not in " ".join(busy.advice)
     assert "waits 3 times" in made(waits=3).advice[-1]
+    in_a_thread = made(calling_thread_ms=1.25)
+    for words in ("set_multithreading_enabled(False)", "1.250 ms"):
+        assert words in in_a_thread.advice[2]
+    assert "backward in the calling thread    1.250 ms" in str(in_a_thread)
+    for found in (slow, made(calling_thread_ms=1.95), made(calling_thread_ms=0.1, host_ms=0.2)):
+        assert "set_multithreading_enabled" not in " ".join(found.advice)
     text = str(slow)
     assert "launch-bound" in text and "TKLQT" in text and "0.500 ms" in text
     assert max(map(len, text.splitlines())) < 120
@@ -76,7 +85,8 @@ def test_verdict_and_advice():
 
 def test_comparison():
     compared = made().compare(made(name="b", step_ms=0.5, kernels=70))
-    assert compared.speedup == 4.0
+    assert compared.speedup == 4.0 and "calling thread" not in str(compared)
+    assert "calling thread" in str(made(calling_thread_ms=1.0).compare(made(calling_thread_ms=0.5)))
     assert "4.00 x" in str(compared) and "150" in str(compared) and "70" in str(compared)
 
 
@@ -104,6 +114,7 @@ def test_on_the_cpu(tmp_path):
     assert fused == {"dfgnn::gat": 1, "dfgnn::gat_backward": 1}
     assert before.verdict == "host" and before.kernels == 0 and before.peak_bytes > 0
     assert after.host_ms > 0
+    assert {span.kind for span in after.timeline.host} == {"operator"} and after.calling_thread_ms is None
     assert "host time by operator" in str(before) and "TKLQT" not in str(before)
     json.dumps(before.as_dict())
     pytest.importorskip("matplotlib")
@@ -138,6 +149,14 @@ def test_on_a_gpu(tmp_path):
         assert found.tklqt_ms > found.kernels * 1e-3
         assert 0 < found.device_ms < found.step_ms
         assert found.by_kernel
+        assert 0 < found.calling_thread_ms < 2 * found.step_ms
+        kinds = {span.kind for span in found.timeline.host}
+        assert {"operator", "other thread", "launch"} <= kinds
+    with torch.autograd.set_multithreading_enabled(False):
+        found = dfgnn.profile(step, steps=3)
+        assert found.calling_thread_ms is None
+        assert "other thread" not in {span.kind for span in found.timeline.host}
+    assert torch._C._is_multithreading_enabled()
     assert compared.before.waits >= 1 and compared.after.waits == 0  # PyG drops loops by a mask
     assert compared.after.kernels < compared.before.kernels
     x = torch.randn(4096, 4096, device="cuda")

@@ -75,7 +75,8 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         x_src, x_dst = ends(x)
         graph, edge_map = graph_of(edge_index, *sizes_of(edge_index, x_src, x_dst, size), self.add_self_loops)
         # In torch_geometric's order, in which lazy parameters draw their first values.
-        res = None if self.res is None or x_dst is None else self.res(x_dst)
+        res = self.res
+        res = None if res is None or x_dst is None else res(x_dst)
         if self.lin_edge is not None:
             edge_attr = edge_attributes(edge_index, edge_attr, graph, edge_map, self.fill_value)
         else:
@@ -95,13 +96,15 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
 
     def _at_once(self, graph: Graph, x: Tensor, edge_attr: Tensor | None) -> Tensor | None:
         """The result but for the residual, where it can be had at once; else None."""
-        within = self.bias if self.concat or self.heads == 1 else None
+        # Each once: to ask a module for what it holds is a call.
+        attn_src, bias = self.att_src, self.bias
+        within = bias if self.concat or self.heads == 1 else None
         out = gat_at_once(
-            self, graph, x, self.lin, self.att_src, self.att_dst, within,
-            dropout_p=self.dropout if self.training else 0.0, wide=self.att_src,
+            self, graph, x, self.lin, attn_src, self.att_dst, within,
+            dropout_p=self.dropout if self.training else 0.0, wide=attn_src,
             of_edges=None if edge_attr is None else (edge_attr, self.lin_edge, self.att_edge),
         )  # fmt: skip
-        return out if out is None else self._finished(out, None if within is self.bias else self.bias)
+        return out if out is None else self._finished(out, None if within is bias else bias)
 
     def _project(self, x_src: Tensor, x_dst: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Projected sources ``[N_src, H, C]`` and both score terms ``[N, H]``."""

@@ -74,7 +74,8 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
             raise ValueError("x: expected features of the destinations, too, got None for x[1]")
         graph, edge_map = graph_of(edge_index, *sizes_of(edge_index, x_src, x_dst), self.add_self_loops)
         # In torch_geometric's order, in which lazy parameters draw their first values.
-        res = None if self.res is None else self.res(x_dst)
+        res = self.res
+        res = None if res is None else res(x_dst)
         wanted = wants_attention(return_attention_weights)
         if not wanted and (edge_attr is None or self.lin_edge is None):
             out = self._at_once(edge_index, graph, x_src, x_dst, edge_attr)
@@ -93,15 +94,17 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
         """The result but for the residual, where it can be had at once; else None."""
         if given_attributes(edge_index, edge_attr)[1] is not None:
             return None
-        shared = self.lin_l is self.lin_r and x_src is x_dst
-        within = self.bias if self.concat or self.heads == 1 else None
+        # Each once: to ask a module for what it holds is a call.
+        lin_l, lin_r, attn, bias = self.lin_l, self.lin_r, self.att, self.bias
+        shared = lin_l is lin_r and x_src is x_dst
+        within = bias if self.concat or self.heads == 1 else None
         out = pair_at_once(
-            self, graph, "additive_v2", x_src, None if x_dst is x_src else x_dst, self.lin_l, None,
-            None if shared else self.lin_r, heads=self.heads, attn=self.att, bias=within,
+            self, graph, "additive_v2", x_src, None if x_dst is x_src else x_dst, lin_l, None,
+            None if shared else lin_r, heads=self.heads, attn=attn, bias=within,
             negative_slope=self.negative_slope, dropout_p=self.dropout if self.training else 0.0,
-            wide=self.att,
+            wide=attn,
         )  # fmt: skip
-        return out if out is None else self._finished(out, None if within is self.bias else self.bias)
+        return out if out is None else self._finished(out, None if within is bias else bias)
 
     def _edge_feat(self, edge_index: Any, edge_attr: Tensor | None, graph: Graph, edge_map: Tensor | None):
         """``[E', H, C]``, or None."""

@@ -1,0 +1,131 @@
+"""Attention without options, called eagerly: the same operators as in `_autograd`, with less Python around
+them, for which a small graph waits.
+
+Only what the operators cannot know is looked at here. What they refuse, and all that is not of this kind,
+goes the longer way, which has every option and names what is wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._arguments import NEED_DST, SCORES, Numbers, Tensors, ops
+from ._autograd import LAYERS, ShortCall, recorded_gradients
+from ._eager import PLAIN_TYPES, EagerFunction, called_directly, is_eager, retains_graph, top_hooks
+from .graph import Graph
+
+_BelowAutograd = torch._C._AutoDispatchBelowAutograd
+_attend, _attend_backward = ops.attend.default, ops.attend_backward.default
+_NO_EDGES = (None,) * 5
+_DTYPES = torch.float32, torch.float64  # in which sums are, too
+_NUMBERS = float, int
+
+
+def attention(
+    graph: Any,
+    score: str,
+    value: Any,
+    src: Any,
+    dst: Any,
+    attn: Any,
+    *,
+    slope: Any = 1.0,
+    scale: Any = 1.0,
+    dropout_p: Any,
+) -> Tensor | None:
+    """`_autograd.attention` of arguments that nobody has looked at yet; None where they are not such as this
+    is for."""
+    if type(graph) is not Graph or type(value) not in PLAIN_TYPES or type(dst) not in PLAIN_TYPES:
+        return None
+    if not is_eager(value) or value.dim() != 3:
+        return None
+    dtype, (_, heads, dim) = value.dtype, value.shape
+    if dtype not in _DTYPES or not heads or not dim or value.is_cuda and dim * dtype.itemsize % 16:
+        return None
+    train = torch.is_grad_enabled()
+    wanted = train and value.requires_grad
+    for x in (src, dst, attn):
+        if x is not None:
+            if type(x) not in PLAIN_TYPES or x.dtype is not dtype:
+                return None
+            wanted = wanted or (train and x.requires_grad)
+    additive = score == "additive"
+    if not additive and dst.shape[2:] != value.shape[2:]:
+        return None
+    if scale is None:
+        scale = 1 / math.sqrt(dim)
+    for number in (slope, scale, dropout_p):
+        if type(number) not in _NUMBERS:
+            return None
+    seed = None
+    if dropout_p:
+        if not 0 < dropout_p <= 1:
+            return None
+        seed = torch.randint(0, 2**62, (1,), device=graph._device)
+    handle = graph._planner.handle(heads, dim, dtype, LAYERS[score], "auto", seed is not None, wanted)
+    positive = additive and wanted and dst.requires_grad
+    call = graph, handle, score, seed, slope, scale, dropout_p, positive
+    try:
+        if wanted:
+            return _Attention.at_once(call, value, src, dst, attn)
+        return _run(call, value, src, dst, attn)[0]
+    except RuntimeError:
+        return None
+
+
+def _run(call, value, src, dst, attn):
+    _, handle, score, seed, slope, scale, dropout_p, positive = call
+    with _BelowAutograd():
+        out, kept, _ = _attend(
+            handle.number, 0, SCORES[score], value, src, dst, attn, None, None, None, None, None, seed, None,
+            slope, scale, dropout_p, 0, False, positive,
+        )  # fmt: skip
+    return out, kept
+
+
+@called_directly
+class _Attention(EagerFunction):
+    """Of its result there is a second one for backward, as in `_autograd._Attention`."""
+
+    @staticmethod
+    def forward(ctx, call, *tensors):
+        out, kept = _run(call, *tensors)
+        ctx.call, ctx.version = call, out._version
+        if top_hooks(True) is None:
+            ctx.kept = out.detach()
+            ctx.save_for_backward(*tensors, kept)
+        else:
+            ctx.kept = None
+            ctx.save_for_backward(*tensors, kept, out)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        call, out = ctx.call, ctx.kept
+        value, src, dst, attn, kept, *saved = ctx.saved_tensors
+        if out is None:
+            (out,) = saved
+        elif not retains_graph():
+            ctx.kept = None
+        if out._version != ctx.version:  # modified
+            with torch.no_grad():
+                out, _ = _run(call, value, src, dst, attn)
+        graph, handle, score, seed, slope, scale, dropout_p, positive = call
+        need = ctx.needs_input_grad
+        if torch.is_grad_enabled():  # create_graph
+            tensors = Tensors(value, src, dst, attn, *_NO_EDGES, seed, None)
+            wanted = Tensors(*need[1:], *_NO_EDGES, None, None)
+            longer = ShortCall(graph, handle, score, Numbers(slope, scale, dropout_p, 0), False, positive)
+            grads = recorded_gradients(longer, (grad, None), tensors, out, None, (kept,), wanted)
+            return None, *grads[:4]
+        with _BelowAutograd():
+            value, src, dst, attn, *_ = _attend_backward(
+                handle.number, 0, grad, None, SCORES[score], value, src, dst, attn, None, None, None, None,
+                None, seed, None, out, kept, positive, None, slope, scale, dropout_p, 0,
+                NEED_DST if need[3] else 0,
+            )  # fmt: skip
+        return None, value, src, dst, attn.sum(0) if need[4] else None

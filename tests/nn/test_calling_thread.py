@@ -1,0 +1,186 @@
+"""Backward in the thread that calls for it (torch.autograd.set_multithreading_enabled), as the examples,
+``dfgnn.run`` and ``dfgnn.profile`` have it: the same bits as in PyTorch's thread for the GPU, with all that
+runs within backward. On the CPU both are one."""
+
+import threading
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import dfgnn
+
+pytest.importorskip("torch_geometric", reason="torch_geometric is not installed")
+from dfgnn.nn import pyg
+
+LAYERS = ["GATConv", "GATv2Conv", "TransformerConv", "AGNNConv"]
+
+
+def model_and_data(name, device):
+    torch.manual_seed(0)
+    make = getattr(pyg, name)
+    layers = [make(), make()] if name == "AGNNConv" else [make(16, 4, heads=4), make(16, 4, heads=4)]
+    model = torch.nn.Sequential(*layers).to(device)
+    x = torch.randn(60, 16, device=device, requires_grad=True)
+    return model, x, torch.randint(60, (2, 300), device=device)
+
+
+def plain(model, x, edge_index):
+    for layer in model:
+        x = torch.nn.functional.elu(layer(x, edge_index))
+    return x
+
+
+def with_checkpoints(reentrant):
+    def forward(model, x, edge_index):
+        for layer in model:
+            x = checkpoint(layer, x, edge_index, use_reentrant=reentrant)
+        return x
+
+    return forward
+
+
+def under_autocast(model, x, edge_index):
+    with torch.autocast(x.device.type, torch.bfloat16):
+        return plain(model, x, edge_index)
+
+
+def with_inner_gradient(model, x, edge_index):
+    """A gradient penalty: backward of backward."""
+    out = plain(model, x, edge_index)
+    (grad,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+    return out + grad
+
+
+def compiled(model, x, edge_index):
+    return torch.compile(plain, backend="aot_eager")(model, x, edge_index)
+
+
+FORWARDS = {
+    "plain": plain,
+    "reentrant checkpoints": with_checkpoints(True),
+    "checkpoints": with_checkpoints(False),
+    "autocast": under_autocast,
+    "double backward": with_inner_gradient,
+    "compiled": compiled,
+}
+
+
+def gradients(forward, model, x, edge_index):
+    model.zero_grad()
+    x.grad = None
+    forward(model, x, edge_index).float().square().sum().backward()
+    return [x.grad, *(p.grad for p in model.parameters())]
+
+
+@pytest.mark.parametrize("how", FORWARDS)
+@pytest.mark.parametrize("name", LAYERS)
+def test_same_bits(name, how, device):
+    found = model_and_data(name, device)
+    # Some of PyTorch's own kernels add up in any order: of second derivatives.
+    exact = how != "double backward" or device == "cpu"
+    want = gradients(FORWARDS[how], *found)
+    with torch.autograd.set_multithreading_enabled(False):
+        got = gradients(FORWARDS[how], *found)
+    for a, b in zip(got, want):
+        assert torch.equal(a, b) if exact else torch.allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_hooks_run_in_that_thread(name, device):
+    """Of tensors, modules and saved tensors; on a GPU they run in another thread otherwise."""
+    model, x, edge_index = model_and_data(name, device)
+    threads = []
+
+    def seen(*args):
+        threads.append(threading.get_ident())
+
+    model[0].register_full_backward_hook(seen)
+
+    def unpack(x):
+        seen()
+        return x
+
+    def step():
+        threads.clear()
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: x, unpack):
+            out = plain(model, x, edge_index)
+            out.register_hook(seen)
+        out.sum().backward()
+        return set(threads)
+
+    with torch.autograd.set_multithreading_enabled(False):
+        assert step() == {threading.get_ident()} and len(threads) > 2
+    if device == "cuda":
+        assert threading.get_ident() not in step()
+
+
+def test_anomaly_mode_names_the_operation(device):
+    model, x, edge_index = model_and_data("GATConv", device)
+    with (
+        torch.autograd.set_multithreading_enabled(False),
+        torch.autograd.detect_anomaly(check_nan=True),
+        pytest.warns(UserWarning, match="Traceback of forward call"),
+        pytest.raises(RuntimeError, match="returned nan values"),
+    ):
+        (plain(model, x, edge_index) * 0).sqrt().sum().backward()
+
+
+def test_from_a_thread_of_the_user(device):
+    """Each thread has the setting of its own."""
+    found = model_and_data("GATv2Conv", device)
+    want, got = gradients(plain, *found), []
+
+    def work():
+        with torch.autograd.set_multithreading_enabled(False):
+            got.extend(gradients(plain, *found))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert all(map(torch.equal, got, want)) and len(got) == len(want)
+    assert torch._C._is_multithreading_enabled()
+
+
+def test_capture(device):
+    """A CUDA graph that was recorded so gives what eager steps give; on the CPU they are eager."""
+    from torch_geometric.data import Data
+
+    def losses(in_calling_thread):
+        model, x, edge_index = model_and_data("TransformerConv", device)
+        optimizer = torch.optim.Adam(model.parameters(), capturable=device == "cuda")
+        with torch.autograd.set_multithreading_enabled(not in_calling_thread):
+            step = dfgnn.capture(
+                lambda batch: plain(model, batch.x, batch.edge_index).square().mean(), model, optimizer
+            )
+            data = Data(x=x.detach(), edge_index=edge_index)
+            return [float(step(data)) for _ in range(5)]
+
+    assert losses(True) == losses(False)
+
+
+def test_data_parallel(device, tmp_path):
+    """One process, whose reducer hangs hooks on every parameter."""
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    model, x, edge_index = model_and_data("GATConv", device)
+    want = gradients(plain, model, x, edge_index)
+    backend = "nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+
+        class Whole(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.model = model
+
+            def forward(self, x, edge_index):
+                return plain(self.model, x, edge_index)
+
+        parallel = DistributedDataParallel(Whole())
+        with torch.autograd.set_multithreading_enabled(False):
+            got = gradients(lambda *args: parallel(*args[1:]), model, x, edge_index)
+    finally:
+        dist.destroy_process_group()
+    assert all(map(torch.equal, got, want))
