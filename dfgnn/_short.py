@@ -41,7 +41,8 @@ def attention(
     is for."""
     if type(graph) is not Graph or type(value) not in PLAIN_TYPES or type(dst) not in PLAIN_TYPES:
         return None
-    if not is_eager(value) or value.dim() != 3:
+    # Each library counts its graphs: the number of one on another device may be that of another graph.
+    if not is_eager(value) or value.dim() != 3 or value.device != graph._device:
         return None
     dtype, (_, heads, dim) = value.dtype, value.shape
     if dtype not in _DTYPES or not heads or not dim or value.is_cuda and dim * dtype.itemsize % 16:

@@ -4,10 +4,10 @@ import gc
 
 import pytest
 import torch
-from attention import SCORES, make_inputs
+from attention import SCORES, function, make_inputs
 from graphs import make_graph
 
-from dfgnn import _autograd, _csr
+from dfgnn import Graph, _autograd, _csr
 from dfgnn._arguments import SCORES as NUMBERS
 from dfgnn._arguments import EdgeArgs, Numbers, ops
 
@@ -230,3 +230,27 @@ def test_the_reverse_csr_is_made_once(monkeypatch, score, edges):
         is args.rev_indices
     )
     assert not calls
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("score", SCORES)
+def test_graphs_of_another_device_are_no_graphs_here(score, train):
+    """Graphs are counted by device: the number of one on a GPU may be that of another on the CPU."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA GPU, or a torch without CUDA")
+    kept = []
+    for seed in range(12):
+        torch.manual_seed(seed)
+        ends = torch.randint(20, (2, 60))
+        for device in ("cpu", "cuda"):
+            graph = Graph.from_edge_index(ends.to(device), num_nodes=20)
+            inputs = make_inputs(score, graph, 2, 8, torch.float32)
+            function(score)(graph, **inputs)  # which gives it its number
+            kept.append((device, graph))
+    other = {"cpu": "cuda", "cuda": "cpu"}
+    for device, graph in kept:
+        inputs = make_inputs(score, graph, 2, 8, torch.float32)
+        moved = {k: v.detach().to(other[device]).requires_grad_(train) for k, v in inputs.items()}
+        with pytest.raises(ValueError, match="device"):
+            function(score)(graph, **moved)
