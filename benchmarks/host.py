@@ -20,6 +20,7 @@ numbers of nodes and edges (``random`` in the results); features and labels are 
 
 import argparse
 import functools
+import json
 import os
 import statistics
 import sys
@@ -83,6 +84,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--commit", help="to write into the JSON; default: that of the source tree")
     parser.add_argument("--json", type=Path, help="write the results here")
+    parser.add_argument("--table", type=Path, metavar="JSON", help="print results of CUDA as tables; no run")
     return parser.parse_args()
 
 
@@ -250,7 +252,7 @@ def alternate(steps: dict, seconds: float, device: str) -> dict[str, list[float]
     """Milliseconds of each step, taken in turns, of runs of a few steps that wait for the device once."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end or min(map(len, times.values())) < 5:
+    while time.perf_counter() < end or min(map(len, times.values())) < 3:
         for name, step in steps.items():
             synchronize(device)
             start = time.perf_counter()
@@ -292,6 +294,7 @@ def run_models(args, results):
             "failed": {key: why for key, why in found.items() if not callable(why)},
         }  # fmt: skip
         results["models"].append(row)
+        report.write_json(args.json, results)  # whatever becomes of the rest
         text = "  ".join(f"{key} {value:.3f}" for key, value in row["ms"].items())
         print(f"{name:15} {row['model']:26} {text}", flush=True)
         for key, why in row["failed"].items():
@@ -371,8 +374,52 @@ def run_function(args, results):
         print(f"function {name:15} {heads} x {size}, us of the host: {row['us']}", flush=True)
 
 
+def tables(results: dict) -> str:
+    """For docs/small_graphs.md: slowest gain first, by dfgnn in the calling thread over PyG there."""
+
+    def row(*cells) -> str:
+        return f"| {' | '.join(map(str, cells))} |"
+
+    def times(of: dict, name: str, bold: bool = False) -> str:
+        text, factor = f"{of['ms'][name]:.2f}", of["speedup"].get(name)
+        text = f"**{text}**" if bold else text
+        return text if factor is None else f"{text} ({factor:.2f})"
+
+    ours, default = "dfgnn" + HERE, f"dfgnn{HERE} over PyG's default"
+    more = ["dfgnn bf16" + HERE, "PyG fresh" + HERE, "dfgnn fresh" + HERE, "dfgnn captured"]
+    heads = ["PyG", "dfgnn", "PyG" + HERE, ours, "over PyG's default"]
+    lines = [row("model", "graph", *heads, *more, "kernels PyG / dfgnn / fresh")]
+    lines.append("|---|---|" + "--:|" * (len(heads) + len(more)) + "---|")
+    for of in sorted(results["models"], key=lambda of: of["speedup"][ours]):
+        cells = [times(of, name, name == ours) for name in heads[:-1]] + [f"{of['speedup'][default]:.2f}"]
+        launched = " / ".join(str(of["kernels"][name]) for name in ("PyG", "dfgnn", "dfgnn fresh"))
+        cells += [times(of, name) if name in of["ms"] else "" for name in more]
+        lines.append(row(of["model"], of["graph"], *cells, launched))
+    same = "dfgnn, same graph"
+    lines += ["", row("layer", "nodes / edges", *heads, same + HERE, "kernels PyG / dfgnn / same")]
+    lines.append("|---|---|" + "--:|" * (len(heads) + 1) + "---|")
+    for of in sorted(results["fresh"], key=lambda of: of["speedup"][ours]):
+        cells = [times(of, name, name == ours) for name in heads[:-1]] + [f"{of['speedup'][default]:.2f}"]
+        launched = " / ".join(str(of["kernels"][name]) for name in ("PyG", "dfgnn", same))
+        size = f"{of['nodes']:,} / {of['edges']:,}"
+        lines.append(row(of["layer"], size, *cells, times(of, same + HERE), launched))
+    lines += [
+        "",
+        row("function, µs of the host", "graph", "PyTorch's thread", "calling thread"),
+        "|---|---|--:|--:|",
+    ]
+    for of in results["function"]:
+        for name in (name for name in of["us"] if HERE not in name):
+            shape = f"{of['graph']}, {of['heads']} × {of['size']}"
+            lines.append(row(name, shape, of["us"][name], of["us"][name + HERE]))
+    return "\n".join(lines)
+
+
 def main() -> None:
     args = arguments()
+    if args.table:
+        print(tables(json.loads(args.table.read_text())))
+        return
     warnings.filterwarnings("ignore")
     if args.threads:
         torch.set_num_threads(args.threads)
