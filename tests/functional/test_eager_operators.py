@@ -7,7 +7,7 @@ import torch
 from attention import SCORES, function, make_inputs
 from graphs import make_graph
 
-from dfgnn import Graph, _autograd, _csr
+from dfgnn import Graph, _autograd, _csr, _short
 from dfgnn._arguments import SCORES as NUMBERS
 from dfgnn._arguments import EdgeArgs, Numbers, ops
 
@@ -254,3 +254,32 @@ def test_graphs_of_another_device_are_no_graphs_here(score, train):
         moved = {k: v.detach().to(other[device]).requires_grad_(train) for k, v in inputs.items()}
         with pytest.raises(ValueError, match="device"):
             function(score)(graph, **moved)
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.5])
+@pytest.mark.parametrize("score", SCORES)
+def test_calls_without_options_are_short(score, dropout_p, device, monkeypatch):
+    """They do not come by `_autograd.attention`, and give the same bits as by it; all others do."""
+    graph = make_graph("random", device)
+    inputs = make_inputs(score, graph, 2, 4)
+
+    def results():
+        torch.manual_seed(1)
+        leaves = {name: x.clone().requires_grad_() for name, x in inputs.items()}
+        out = function(score)(graph, **leaves, dropout_p=dropout_p)
+        return out, *torch.autograd.grad(out.square().sum(), leaves.values())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_short, "attention", lambda *args, **kwargs: None)
+        expected = results()
+
+    def longer(*args, **kwargs):
+        raise AssertionError("the longer way")
+
+    monkeypatch.setattr(_autograd, "attention", longer)
+    assert all(map(torch.equal, results(), expected))
+    bias = torch.zeros(graph.num_edges, 2, device=device)
+    half = {name: x.bfloat16() for name, x in inputs.items()}
+    for arguments in ({**inputs, "edge_bias": bias}, {**inputs, "return_attention": True}, half):
+        with pytest.raises(AssertionError, match="the longer way"):
+            function(score)(graph, **arguments)
