@@ -16,6 +16,7 @@ from torch import Tensor
 from ._arguments import NEED_DST, SCORES, Numbers, Tensors, ops
 from ._autograd import LAYERS, ShortCall, recorded_gradients
 from ._eager import PLAIN_TYPES, EagerFunction, called_directly, is_eager, retains_graph, top_hooks
+from ._ops import typed
 from .graph import Graph
 
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd
@@ -74,7 +75,9 @@ def attention(
         if wanted:
             return _Attention.at_once(call, value, src, dst, attn)
         return _run(call, value, src, dst, attn)[0]
-    except RuntimeError:
+    except RuntimeError as error:
+        if (found := typed(error)) is not error:
+            raise found from None
         return None
 
 
@@ -112,21 +115,27 @@ class _Attention(EagerFunction):
             (out,) = saved
         elif not retains_graph():
             ctx.kept = None
-        if out._version != ctx.version:  # modified
-            with torch.no_grad():
-                out, _ = _run(call, value, src, dst, attn)
-        graph, handle, score, seed, slope, scale, dropout_p, positive = call
-        need = ctx.needs_input_grad
-        if torch.is_grad_enabled():  # create_graph
-            tensors = Tensors(value, src, dst, attn, *_NO_EDGES, seed, None)
-            wanted = Tensors(*need[1:], *_NO_EDGES, None, None)
-            longer = ShortCall(graph, handle, score, Numbers(slope, scale, dropout_p, 0), False, positive)
-            grads = recorded_gradients(longer, (grad, None), tensors, out, None, (kept,), wanted)
-            return None, *grads[:4]
-        with _BelowAutograd():
-            value, src, dst, attn, *_ = _attend_backward(
-                handle.number, 0, grad, None, SCORES[score], value, src, dst, attn, None, None, None, None,
-                None, seed, None, out, kept, positive, None, slope, scale, dropout_p, 0,
-                NEED_DST if need[3] else 0,
-            )  # fmt: skip
-        return None, value, src, dst, attn.sum(0) if need[4] else None
+        try:
+            return None, *_backward(call, grad, (value, src, dst, attn), kept, out, ctx)
+        except RuntimeError as error:
+            raise typed(error) from None
+
+
+def _backward(call, grad, given, kept, out, ctx):
+    """The gradients of value, src, dst and attn."""
+    graph, handle, score, seed, slope, scale, dropout_p, positive = call
+    if out._version != ctx.version:  # modified
+        with torch.no_grad():
+            out, _ = _run(call, *given)
+    need = ctx.needs_input_grad
+    if torch.is_grad_enabled():  # create_graph
+        tensors = Tensors(*given, *_NO_EDGES, seed, None)
+        wanted = Tensors(*need[1:], *_NO_EDGES, None, None)
+        longer = ShortCall(graph, handle, score, Numbers(slope, scale, dropout_p, 0), False, positive)
+        return recorded_gradients(longer, (grad, None), tensors, out, None, (kept,), wanted)[:4]
+    with _BelowAutograd():
+        value, src, dst, attn, *_ = _attend_backward(
+            handle.number, 0, grad, None, SCORES[score], *given, None, None, None, None, None, seed, None,
+            out, kept, positive, None, slope, scale, dropout_p, 0, NEED_DST if need[3] else 0,
+        )  # fmt: skip
+    return value, src, dst, attn.sum(0) if need[4] else None
