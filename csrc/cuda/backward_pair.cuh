@@ -7,6 +7,20 @@
 
 namespace dfgnn::cuda {
 
+template <class C, Score SCORE, bool SOURCES, Edges EDGES>
+constexpr int pair_blocks() {
+  constexpr bool DOT = SCORE == Score::dot, V2 = SCORE == Score::additive_v2, FEAT = has_features(EDGES);
+  if (kQuads<C, SCORE, EDGES>) return SOURCES ? kQuadBlocksSources : kQuadBlocksDestinations;
+  constexpr Load LOAD = DOT && SOURCES && EDGES == Edges::features     ? Load::sums
+                        : DOT && SOURCES && FEAT                       ? Load::two_rows
+                        : V2 && SOURCES && FEAT                        ? Load::most_rows
+                        : FEAT || (projects(EDGES) && !SOURCES)        ? Load::many_rows
+                        : V2 && (SOURCES || sizeof(typename C::T) > 2) ? Load::many_rows
+                        : DOT && SOURCES && C::LPH == 1                ? Load::many_rows
+                                                                       : Load::two_rows;
+  return kMinBlocks<C, LOAD>;
+}
+
 // A row holds (a, b), its neighbours bring (c, d):
 //   destinations (dot):    a = q_i, b = g_i;  c = k_j, d = v_j;  grad_query += draw c
 //   sources (dot):         a = k_j, b = v_j;  c = q_i, d = g_i;  grad_key += draw c, grad_value += w d
@@ -24,15 +38,8 @@ namespace dfgnn::cuda {
 // their gradient is right with a second sum of rows, and the pass over sources, which also writes the
 // gradients of edge tensors, reads delta0 + rest. Rows in pieces keep delta0.
 template <class C, Score SCORE, bool SOURCES, Edges EDGES, int B>
-__global__ void __launch_bounds__(
-    kThreads, kMinBlocks<C, SCORE == Score::dot && SOURCES && EDGES == Edges::features      ? Load::sums
-                            : SCORE == Score::dot && SOURCES && has_features(EDGES)         ? Load::two_rows
-                            : SCORE == Score::additive_v2 && SOURCES && has_features(EDGES) ? Load::most_rows
-                            : has_features(EDGES) || (projects(EDGES) && !SOURCES) ||
-                                    (SCORE == Score::additive_v2 && (SOURCES || sizeof(typename C::T) > 2)) ||
-                                    (SCORE == Score::dot && SOURCES && C::LPH == 1)
-                                ? Load::many_rows
-                                : Load::two_rows>) pair_kernel(const BackwardParams p, const Tiling t) {
+__global__ void __launch_bounds__(kThreads, (pair_blocks<C, SCORE, SOURCES, EDGES>()))
+    pair_kernel(const BackwardParams p, const Tiling t) {
   using T = typename C::T;
   using A = typename C::A;
   constexpr int LPH = C::LPH, NV = C::NV, VEC = C::VEC;
@@ -41,6 +48,7 @@ __global__ void __launch_bounds__(
   constexpr bool PROJ = projects(EDGES), EIDS = PROJ || FEAT;
   constexpr bool HANDS = PROJ || (DOT && FEAT),
                  GIVEN = HANDS && SOURCES;  // alpha and ds of the edges are there
+  constexpr bool QUADS = kQuads<C, SCORE, EDGES>;
   constexpr bool READS = FEAT && !GIVEN, KEYS = FEAT && !SOURCES;
   constexpr bool ONE = V2 && !SOURCES;               // c and d are one row
   constexpr bool LINEAR = !(V2 && SOURCES) || FEAT;  // else the statistics bring the linear part of the score
@@ -59,7 +67,7 @@ __global__ void __launch_bounds__(
   const void* rows_b = SOURCES ? p.value : p.grad_out;
   const void* rows_c = SOURCES ? p.query : key;
   const void* rows_d = SOURCES ? p.grad_out : p.value;
-  const PairScore<C, SCORE> pair(me, p.attn, A(p.negative_slope));
+  const PairScore<C, SCORE, QUADS> pair(me, p.attn, A(p.negative_slope));
   A slope = V2 ? A(1) : A(p.negative_slope);
   keep(slope);
   // Over sources the scale is in the gradient of the features, too.
@@ -74,8 +82,11 @@ __global__ void __launch_bounds__(
   [[maybe_unused]] const auto numbers_of = [&](int eid) {
     return me.template at<EdgeNumbers<A>>(p.attr.edges, eid);
   };
-  A share[V2 ? NV : 1][VEC] = {};  // of grad_attn
-  ItemFeatures<C> features;        // W^T q and then the sum of draw x; W^T g
+  A share[V2 && !QUADS ? NV : 1][VEC] = {};          // of grad_attn
+  __shared__ A shares[QUADS ? kWarps : 1][VEC][32];  // QUADS: in its place, for registers
+  [[maybe_unused]] const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  if constexpr (QUADS) repeat<VEC>([&](int v) { shares[warp][v][lane] = 0; });
+  ItemFeatures<C> features;  // W^T q and then the sum of draw x; W^T g
   if constexpr (PROJ && !SOURCES) {
     const NodeProducts<C> products(me, t, p.shape, p.attr);
     float* const to = products.template shared<2>();
@@ -124,6 +135,8 @@ __global__ void __launch_bounds__(
   bool writes;
   RowStats<A> row_stats;
   A a[PAIR ? NV : 1][VEC], b[NV][VEC], row_delta;
+  Raw minus_a;     // QUADS: -a
+  QuadRows quads;  // QUADS: b and attn
   A acc_c[PAIR ? NV : 1][VEC], acc_d[SOURCES ? NV : 1][VEC], acc_attn[V2 && FEAT && SOURCES ? NV : 1][VEC];
   A acc_mass[CENTRED ? NV : 1][VEC];  // as acc_c, but of the weights
   A sum_raw, rest, sum_mass;
@@ -136,6 +149,12 @@ __global__ void __launch_bounds__(
       attr.load_row(features.row(item, 1), grad_attr);
     }
     if constexpr (V2) row_term = pair.linear(me, t, p.attn, a, rows_a, row);
+    if constexpr (QUADS) {
+      minus_a = negated(row_a[0]);
+      quads.set(me.inside_or_zero(row_b[0]), pair.words);
+    } else if constexpr (V2) {
+      row_term *= pair.slope;
+    }
     if constexpr (!SOURCES) {
       row_delta = 0;
       const Rows<C> bias = me.rows(p.out_bias);
@@ -176,6 +195,16 @@ __global__ void __launch_bounds__(
   // the edge.
   [[maybe_unused]] const auto add_edge = [&](const int u, const A draw, const A mass, const A w,
                                              const int eid) {
+    if constexpr (QUADS) {
+      const Raw& key = ONE ? d[u][0] : c[ONE ? 0 : u][0];
+      A unused[VEC] = {};
+      A(&masses)[VEC] = CENTRED ? acc_mass[0] : unused;
+      repeat<4>([&](int w) {
+        add_where_greater<T>(key.x[w], minus_a.x[w], draw, acc_c[0][2 * w], acc_c[0][2 * w + 1], mass,
+                             masses[2 * w], masses[2 * w + 1]);
+      });
+      return;
+    }
     [[maybe_unused]] const A draw_negative = draw * pair.slope;
 #pragma unroll
     for (int k = 0; k < NV; ++k) {
@@ -209,7 +238,7 @@ __global__ void __launch_bounds__(
         if (p.grad_feat) {
           repeat<VEC>([&](int v) {
             if constexpr (V2) {
-              grad_feat[v] *= pair.attn[V2 ? k : 0][v];
+              grad_feat[v] *= pair.numbers[V2 ? k : 0][v];
             } else if constexpr (DOT) {
               grad_feat[v] = in_key * draw * y[v] + in_value * w * grad_feat[v];
             } else {
@@ -226,11 +255,21 @@ __global__ void __launch_bounds__(
     const int left = SHARE > CHUNK ? min(rest_of_row, CHUNK) : rest_of_row;
     // Two sums over columns for every edge, the score's and g . v, brought to the lanes that own the edges.
     A part_s[SHARE] = {}, part_t[SHARE] = {};
+    if constexpr (QUADS) {
+      float products[4][4];
+      if constexpr (ONE) {
+        part_s[0] = pair.template quad_sum<LINEAR>(quads, minus_a, d, products);
+      } else {
+        part_s[0] = pair.template quad_sum<LINEAR>(quads, minus_a, c, products);
+        repeat<4>([&](int u) { quads.template multiply_by<T>(d[u][0], products[u]); });
+      }
+      part_t[0] = first_of_own_edge<C>(products);
+    }
 #pragma unroll
     for (int u = 0; u < B; ++u) {
-      if constexpr (GIVEN) break;
+      if constexpr (GIVEN || QUADS) break;
       part_t[u] = 0;
-      typename PairScore<C, SCORE>::Sum sum;
+      typename PairScore<C, SCORE, QUADS>::Sum sum;
 #pragma unroll
       for (int k = 0; k < NV; ++k) {
         [[maybe_unused]] A y[VEC];
@@ -278,8 +317,8 @@ __global__ void __launch_bounds__(
       }
       part_s[u] = LINEAR ? pair.join(sum) : sum.positive;
     }
-    if constexpr (PAIR && !GIVEN) reduce_scatter<SHARE, LPH>(part_s, me.hl);
-    if constexpr (!GIVEN) reduce_scatter<SHARE, LPH>(part_t, me.hl);
+    if constexpr (PAIR && !GIVEN && !QUADS) reduce_scatter<SHARE, LPH>(part_s, me.hl);
+    if constexpr (!GIVEN && !QUADS) reduce_scatter<SHARE, LPH>(part_t, me.hl);
 
     // alpha again, and the gradients of the edge and head.
     Weights<A, SLOTS, false, true> weights;
@@ -319,7 +358,10 @@ __global__ void __launch_bounds__(
       A raw = 0;
       if constexpr (SOURCES && !DOT) raw = row_term + stats[s].term;
       if constexpr (PAIR)
-        raw = DOT ? part_s[s] * A(p.scale) : LINEAR ? part_s[s] : fma(1 - pair.slope, part_s[s], raw);
+        raw = DOT       ? part_s[s] * A(p.scale)
+              : !LINEAR ? fma(1 - pair.slope, part_s[s], raw)
+              : QUADS   ? row_term + part_s[s]
+                        : part_s[s];
       A dot_gv = part_t[s], mask = 1, factor = 1;
       int64_t at = 0;
       int eid = 0;
@@ -429,17 +471,28 @@ __global__ void __launch_bounds__(
         attr.store_row(me, acc_attr[0], A(1), slot, features.row(item));
       }
       if (writes && me.hl == 0 && me.chunk == 0)
-        *me.template at<NodeStats<A>>(p.node_stats, row) = {row_term, row_stats, row_delta + rest};
+        *me.template at<NodeStats<A>>(p.node_stats, row) = {QUADS ? pair.slope * row_term : row_term,
+                                                            row_stats, row_delta + rest};
     }
     if constexpr (V2) {
       // sum draw L'(u) = slope sum draw + (1 - slope) sum_{u > 0} draw. As L(u) = u L'(u), grad_attn is the
       // sum of x_i times it over destinations, v_j times it over sources and e_ij times it over edges.
-      repeat<NV, VEC>([&](int k, int v) {
-        acc_c[k][v] = pair.slope * sum_raw + (1 - pair.slope) * acc_c[k][v];
-        if (writes) share[k][v] += a[k][v] * acc_c[k][v];
-        if constexpr (FEAT && SOURCES) share[k][v] += acc_attn[k][v];
-        acc_c[k][v] *= pair.attn[k][v];
-        if constexpr (SOURCES) acc_d[k][v] += acc_c[k][v];
+      repeat<NV>([&](int k) {
+        A x[VEC], attn[VEC];
+        if constexpr (QUADS) {
+          Pack<T>::unpack(negated(minus_a), x);
+        } else {
+          copy(x, a[k]);
+        }
+        pair.attn(k, attn);
+        repeat<VEC>([&](int v) {
+          acc_c[k][v] = pair.slope * sum_raw + (1 - pair.slope) * acc_c[k][v];
+          A& sum = QUADS ? shares[warp][v][lane] : share[QUADS ? 0 : k][v];
+          if (writes) sum += x[v] * acc_c[k][v];
+          if constexpr (FEAT && SOURCES) sum += acc_attn[k][v];
+          acc_c[k][v] *= attn[v];
+          if constexpr (SOURCES) acc_d[k][v] += acc_c[k][v];
+        });
       });
     }
     const A scale = V2 ? A(1) : A(p.scale);
@@ -467,9 +520,11 @@ __global__ void __launch_bounds__(
   // This block's share of grad_attn.
   if constexpr (V2) {
     __shared__ A shared[kWarps - 1][NV * VEC][32];
-    me.across(share, t);
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    if (warp) repeat<NV * VEC>([&](int k) { shared[warp - 1][k][lane] = share[k / VEC][k % VEC]; });
+    A total[NV][VEC];
+    repeat<NV, VEC>(
+        [&](int k, int v) { total[k][v] = QUADS ? shares[warp][v][lane] : share[QUADS ? 0 : k][v]; });
+    me.across(total, t);
+    if (warp) repeat<NV * VEC>([&](int k) { shared[warp - 1][k][lane] = total[k / VEC][k % VEC]; });
     __syncthreads();
     if (warp == 0 && me.sub == 0) {
 #pragma unroll
@@ -478,7 +533,7 @@ __global__ void __launch_bounds__(
         A* out = static_cast<A*>(p.grad_attn) + (int64_t(blockIdx.x) * me.heads + me.head) * me.dim +
                  me.column + k * LPH * VEC;
         repeat<VEC>([&](int v) {
-          A sum = share[k][v];
+          A sum = total[k][v];
           repeat<kWarps - 1>([&](int w) { sum += shared[w][k * VEC + v][lane]; });
           out[v] = sum;
         });

@@ -17,18 +17,24 @@ template <class C, Score SCORE, Edges EDGES>
 inline constexpr bool kFewRows =
     SCORE == Score::dot && EDGES == Edges::features && sizeof(typename C::T) == 2 && C::LPH > 1;
 
+template <class C, Score SCORE, Edges EDGES>
+constexpr int forward_blocks() {
+  if (kQuads<C, SCORE, EDGES>) return kQuadBlocksForward;
+  constexpr Load LOAD = has_features(EDGES) && !kFewRows<C, SCORE, EDGES> ? Load::many_rows
+                        : SCORE == Score::additive                        ? Load::one_row
+                                                                          : Load::two_rows;
+  return kMinBlocks<C, LOAD>;
+}
+
 template <class C, Score SCORE, Edges EDGES, bool POSITIVE, int B>
-__global__ void __launch_bounds__(
-    kThreads, kMinBlocks<C, has_features(EDGES) && !kFewRows<C, SCORE, EDGES> ? Load::many_rows
-                            : SCORE == Score::additive                        ? Load::one_row
-                                                                              : Load::two_rows>)
+__global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
     forward_kernel(const ForwardParams p, const Tiling t) {
   using T = typename C::T;
   using A = typename C::A;
   constexpr int LPH = C::LPH, NV = C::NV, VEC = C::VEC;
   constexpr bool DOT = SCORE == Score::dot, V2 = SCORE == Score::additive_v2, PAIR = DOT || V2;
   constexpr bool EDGE = has_options(EDGES), FEAT = has_features(EDGES);
-  constexpr bool PROJ = projects(EDGES), EIDS = PROJ || FEAT;
+  constexpr bool PROJ = projects(EDGES), EIDS = PROJ || FEAT, QUADS = kQuads<C, SCORE, EDGES>;
   // Registers suffice for rows in flight while results are written, or while the own row is waited for.
   constexpr Ahead AHEAD = !DOT ? Ahead::early : FEAT ? Ahead::first : Ahead::none;
   constexpr int CHUNK = PAIR || FEAT || B > LPH ? B : LPH;  // edges per sub-warp and step
@@ -38,7 +44,7 @@ __global__ void __launch_bounds__(
   Place<C> me(t, p.shape, p.shape.value_dim, p.csr);
   const int own = me.hl % PERIOD;
   const EdgeReader<T> edge(p.edge, me.heads, me.head);
-  const PairScore<C, SCORE> pair(me, p.attn, A(p.negative_slope));
+  const PairScore<C, SCORE, QUADS> pair(me, p.attn, A(p.negative_slope));
   const Terms<A> alpha_src = me.template terms<A>(p.alpha_src);
   A slope = V2 ? A(1) : A(p.negative_slope);
   keep(slope);
@@ -78,11 +84,22 @@ __global__ void __launch_bounds__(
 
   // The state of a row.
   int row, item;
-  A query[PAIR ? NV : 1][VEC], acc[NV][VEC], acc_positive[POSITIVE ? NV : 1][VEC];
+  A query[PAIR ? NV : 1][VEC], row_term = 0, acc[NV][VEC], acc_positive[POSITIVE ? NV : 1][VEC];
   A query_attr[C::FEATS], acc_attr[1][C::FEATS];
+  Raw minus_query;
+  QuadRows quads;
+  if constexpr (QUADS) {
+    Raw turned;
+    repeat<4>([&](int w) { turned.x[w] = __shfl_xor_sync(kAll, pair.words.x[w], 8); });
+    quads.set(turned, pair.words);
+  }
   Softmax<A, POSITIVE> softmax;
   const auto open = [&] {
     if constexpr (PAIR) me.unpack_row(query_row, query, A(1));
+    if constexpr (QUADS) {
+      row_term = pair.linear(me, t, p.attn, query, p.query, row);
+      minus_query = negated(query_row[0]);
+    }
   };
   const auto begin = [&](int at, int n) {
     row = at, item = n;
@@ -97,11 +114,14 @@ __global__ void __launch_bounds__(
     const int left = SHARE > CHUNK ? min(rest, CHUNK) : rest;
     // What the family computes: sums over columns, brought to the lanes that own the edges, or two terms.
     A score[SLOTS];
-    if constexpr (PAIR) {
+    if constexpr (QUADS) {
+      float unused[4][4];
+      score[0] = row_term + pair.template quad_sum<true, true>(quads, minus_query, rows, unused);
+    } else if constexpr (PAIR) {
       A part[PAIR ? SHARE : 1] = {};
 #pragma unroll
       for (int u = 0; u < B; ++u) {
-        typename PairScore<C, SCORE>::Sum sum;
+        typename PairScore<C, SCORE, QUADS>::Sum sum;
 #pragma unroll
         for (int k = 0; k < NV; ++k) {
           if (!V2 && !FEAT && LPH > 1 && !me.inside(k)) continue;  // attn is 0 there

@@ -311,6 +311,11 @@ struct Place : Range {
     repeat<C::NV>([&](int k) { Pack<T>::unpack(raw[k], x[k]); });
     repeat<C::NV, C::VEC>([&](int k, int c) { x[k][c] = inside(k) ? x[k][c] * factor : A(0); });
   }
+  // The same in 16 bits of a layout with one load, as loaded.
+  __device__ __forceinline__ Raw inside_or_zero(Raw raw) const {
+    repeat<4>([&](int w) { raw.x[w] = inside(0) ? raw.x[w] : 0; });
+    return raw;
+  }
   // Whether an item of this slot adds to what is in its row: not in 16 bits, which would round it each time.
   static __device__ __forceinline__ bool joins(int slot) { return sizeof(A) == sizeof(T) && slot == kJoins; }
   // Stores factor * x as row `row` of T, if it joins the row + before * what is there, or where there is a

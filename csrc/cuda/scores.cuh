@@ -4,15 +4,17 @@
 #pragma once
 
 #include "gather.cuh"
+#include "quads.cuh"
 
 namespace dfgnn::cuda {
 
-template <class C, Score SCORE>
+template <class C, Score SCORE, bool QUADS = false>
 struct PairScore {
   using A = typename C::A;
   static constexpr bool V2 = SCORE == Score::additive_v2;
   static constexpr int NV = V2 ? C::NV : 1;
-  A attn[NV][C::VEC];
+  A numbers[QUADS ? 1 : NV][C::VEC];  // attn, or QUADS as it is in memory
+  Raw words;
   A slope;  // of the inner LeakyReLU
 
   __device__ __forceinline__ PairScore(const Place<C>& me, const void* attn_row, A negative_slope)
@@ -20,9 +22,21 @@ struct PairScore {
     if constexpr (V2) {
       Raw raw[NV];
       me.load_row(attn_row, raw, 0);
-      me.unpack_row(raw, attn, A(1));
+      if constexpr (QUADS) {
+        words = me.inside_or_zero(raw[0]);
+      } else {
+        me.unpack_row(raw, numbers, A(1));
+      }
     }
     keep(slope);
+  }
+  // attn in the columns of load k.
+  __device__ __forceinline__ void attn(int k, A (&x)[C::VEC]) const {
+    if constexpr (QUADS) {
+      Pack<typename C::T>::unpack(words, x);
+    } else {
+      copy(x, numbers[V2 ? k : 0]);
+    }
   }
 
   // LeakyReLU(u) = slope u + (1 - slope) max(u, 0): the two sums are added up apart and joined once per edge.
@@ -36,8 +50,8 @@ struct PairScore {
     for (int c = 0; c < C::VEC; ++c) {
       if constexpr (V2) {
         const A u = x[c] + y[c];
-        if constexpr (LINEAR) sum.linear += attn[k][c] * u;
-        sum.positive += attn[k][c] * max(u, A(0));
+        if constexpr (LINEAR) sum.linear += numbers[k][c] * u;
+        sum.positive += numbers[k][c] * max(u, A(0));
       } else {
         sum.linear += x[c] * y[c];
       }
@@ -46,14 +60,40 @@ struct PairScore {
   __device__ __forceinline__ A join(const Sum& sum) const {
     return V2 ? fma(slope, sum.linear, (1 - slope) * sum.positive) : sum.linear;
   }
-  // slope attn . x over all columns of the head, for all its lanes; x: this lane's columns of a row of
-  // `array`.
+  // QUADS: attn . LeakyReLU(o + c) - attn . o for the own edge of four neighbours c, from -o, where `quads`
+  // has attn as its second row; where LINEAR is false only the product of (1 - slope) in it. first: the
+  // products with the first rows, of c.
+  template <bool LINEAR = true, bool TURNED = false>
+  __device__ __forceinline__ A quad_sum(const QuadRows& quads, const Raw& minus, const Raw (&rows)[4][1],
+                                        float (&first)[4][4]) const {
+    using T = typename C::T;
+    float odd[4], even[4];
+    repeat<4>([&](int u) {
+      Raw larger;
+      repeat<4>([&](int w) { larger.x[w] = max_of_two<T>(minus.x[w], rows[u][0].x[w]); });
+      float sums[4];
+      quads.multiply_by<T>(larger, sums);
+      const int at = TURNED && u >= 2 ? 0 : 2;
+      even[u] = sums[at], odd[u] = sums[at + 1];
+      if constexpr (LINEAR) {
+        quads.multiply_by<T>(rows[u][0], first[u]);
+        even[u] = fma(1 - slope, even[u], slope * first[u][at]);
+        odd[u] = fma(1 - slope, odd[u], slope * first[u][at + 1]);
+      }
+    });
+    return of_own_edge<C, TURNED>(odd, even);
+  }
+  // attn . x over all columns of the head, for all its lanes; x: this lane's columns of a row of `array`.
   __device__ __forceinline__ A linear(const Place<C>& me, const Tiling& t, const void* attn_row,
                                       const A (&x)[C::NV][C::VEC], const void* array, int64_t row) const {
     A sum = 0;
-    repeat<C::NV, C::VEC>([&](int k, int c) { sum += attn[V2 ? k : 0][c] * x[k][c]; });
+    repeat<C::NV>([&](int k) {
+      A y[C::VEC];
+      attn(k, y);
+      repeat<C::VEC>([&](int c) { sum += y[c] * x[k][c]; });
+    });
     if (C::WIDE && t.chunks > 1) sum += me.far_dot(t, attn_row, 0, array, row);
-    return slope * reduce_sum<C::LPH>(sum);
+    return reduce_sum<C::LPH>(sum);
   }
   // `add` for the other chunks of a wide head; e, the edge's features in the key, may be null.
   template <bool LINEAR = true>

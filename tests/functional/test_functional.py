@@ -106,6 +106,18 @@ def test_negative_slope(device, slope):
         check(score, graph, make_inputs(score, graph, 3, 8), note=f"{score}: ", negative_slope=slope)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+def test_gatv2_on_the_bend(device, dtype):
+    """Where x_src + x_dst is 0, of zeros of either sign or of opposite numbers, LeakyReLU' is the slope."""
+    graph = make_graph("mixed_degrees", device)
+    for heads, dim in ((8, 8), (4, 32), (3, 64), (2, 250)):
+        inputs = make_inputs("gatv2", graph, heads, dim, dtype)
+        for name in ("x_src", "x_dst"):
+            values = torch.tensor([-1.0, -0.0, 0.0, 1.0])
+            inputs[name] = values[torch.randint(4, inputs[name].shape)].to(device, dtype)
+        check("gatv2", graph, inputs, note=f"H={heads} D={dim}: ")
+
+
 @pytest.mark.parametrize("scale", [None, 0.0, 1.0, -2.0])
 def test_scale(device, scale):
     graph = make_graph("mixed_degrees", device)

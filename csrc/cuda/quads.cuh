@@ -1,0 +1,108 @@
+// additive_v2 in 16 bits, two columns at a time, without rounding any. With the own row o and a neighbour c,
+// max(o + c, 0) = o + max(-o, c), so that
+//   attn . LeakyReLU(o + c) = attn . o + slope attn . c + (1 - slope) attn . max(-o, c)
+// and all operands are numbers of 16 bits as they are in memory. Tensor cores multiply them exactly and add
+// in float32. They take the registers that rows were loaded into: the columns of a product may be in any
+// order that both sides share.
+#pragma once
+
+#include "lanes.cuh"
+#include "mma.cuh"
+
+namespace dfgnn::cuda {
+
+// Layouts whose quads of lanes have one head each, and four rows in flight.
+template <class C, Score SCORE, Edges EDGES>
+inline constexpr bool kQuads = SCORE == Score::additive_v2 && !has_features(EDGES) &&
+                               sizeof(typename C::T) == 2 && C::NV == 1 && C::B == 4 && C::LPH >= 4;
+// kMinBlocks of these.
+inline constexpr int kQuadBlocksForward = 7, kQuadBlocksDestinations = 5, kQuadBlocksSources = 4;
+
+__device__ __forceinline__ Raw negated(Raw x) {
+  repeat<4>([&](int w) {
+    x.x[w] ^= 0x80008000u;
+    keep(x.x[w]);
+  });
+  return x;
+}
+template <typename T>
+__device__ __forceinline__ uint32_t max_of_two(uint32_t x, uint32_t y) {
+  uint32_t z;
+  if constexpr (std::is_same_v<T, __half>) {
+    asm("max.f16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
+  } else {
+    asm("max.bf16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
+  }
+  return z;
+}
+// low += x and high += x where the halves of a exceed those of b, for both x.
+template <typename T>
+__device__ __forceinline__ void add_where_greater(uint32_t a, uint32_t b, float x, float& low, float& high,
+                                                  float x2, float& low2, float& high2) {
+#if __CUDA_ARCH__ >= 900
+  if constexpr (std::is_same_v<T, __half>) {
+    asm("{.reg .pred p, q; setp.gt.f16x2 p|q, %4, %5; @p add.f32 %0, %0, %6; @q add.f32 %1, %1, %6; "
+        "@p add.f32 %2, %2, %7; @q add.f32 %3, %3, %7;}"
+        : "+f"(low), "+f"(high), "+f"(low2), "+f"(high2)
+        : "r"(a), "r"(b), "f"(x), "f"(x2));
+  } else {
+    asm("{.reg .pred p, q; setp.gt.bf16x2 p|q, %4, %5; @p add.f32 %0, %0, %6; @q add.f32 %1, %1, %6; "
+        "@p add.f32 %2, %2, %7; @q add.f32 %3, %3, %7;}"
+        : "+f"(low), "+f"(high), "+f"(low2), "+f"(high2)
+        : "r"(a), "r"(b), "f"(x), "f"(x2));
+  }
+#else
+  const float2 u = unpack_two<T>(a), v = unpack_two<T>(b);
+  if (u.x > v.x) low += x, low2 += x2;
+  if (u.y > v.y) high += x, high2 += x2;
+#endif
+}
+
+// The products of a neighbour's row with two rows of each quad of lanes, over the quad's columns. The quads'
+// rows are the left operand, so that neighbours are in its place as they were loaded: a result is of
+// `first`, or `second`, of one quad and of a neighbour of another, and of 8 x 8 the diagonal is what is
+// wanted.
+struct QuadRows {
+  uint32_t x[2][4];
+  __device__ __forceinline__ void set(const Raw& first, const Raw& second) {
+    repeat<2, 2>([&](int half, int k) {
+      x[half][2 * k] = first.x[2 * half + k];
+      x[half][2 * k + 1] = second.x[2 * half + k];
+    });
+  }
+  template <typename T>
+  __device__ __forceinline__ void multiply_by(const Raw& row, float (&sums)[4]) const {
+    repeat<4>([&](int k) { sums[k] = 0; });
+    repeat<2>([&](int half) { multiply<T>(sums, x[half], row.x[2 * half], row.x[2 * half + 1]); });
+  }
+};
+// Of such results of four neighbours, for quads with odd and even numbers, that of neighbour hl % 4, over all
+// columns of the head. TURNED: the last two are products with the row of quad ^ 2, so that they are in other
+// lanes than the first two, and one shuffle brings two of them.
+template <class C, bool TURNED = false>
+__device__ __forceinline__ float of_own_edge(const float (&odd)[4], const float (&even)[4]) {
+  const int lane = threadIdx.x & 31, quad = lane & 28, from = lane >> 3;
+  float x[4], sum;
+  repeat<4>([&](int e) { x[e] = lane & 4 ? odd[e] : even[e]; });
+  if constexpr (TURNED) {
+    const bool here = (lane & 3) == from;
+    const int at = (lane & 2 ? quad ^ 8 : quad) + from;
+    const float y = __shfl_sync(kAll, here ? x[0] : x[2], at), z = __shfl_sync(kAll, here ? x[1] : x[3], at);
+    sum = lane & 1 ? z : y;
+  } else {
+    repeat<4>([&](int e) { x[e] = __shfl_sync(kAll, x[e], from, 4); });
+    sum = lane & 2 ? (lane & 1 ? x[3] : x[2]) : (lane & 1 ? x[1] : x[0]);
+  }
+#pragma unroll
+  for (int o = 4; o < C::LPH; o *= 2) sum += __shfl_xor_sync(kAll, sum, o);
+  return sum;
+}
+// The same of the products with the first rows, sums[neighbour].
+template <class C>
+__device__ __forceinline__ float first_of_own_edge(const float (&sums)[4][4]) {
+  float odd[4], even[4];
+  repeat<4>([&](int e) { even[e] = sums[e][0], odd[e] = sums[e][1]; });
+  return of_own_edge<C>(odd, even);
+}
+
+}  // namespace dfgnn::cuda
