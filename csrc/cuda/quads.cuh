@@ -18,6 +18,7 @@ inline constexpr bool kQuads = SCORE == Score::additive_v2 && !has_features(EDGE
 // kMinBlocks of these.
 inline constexpr int kQuadBlocksForward = 7, kQuadBlocksDestinations = 5, kQuadBlocksSources = 4;
 
+// -x, kept: compilers would take it again for every step.
 __device__ __forceinline__ Raw negated(Raw x) {
   repeat<4>([&](int w) {
     x.x[w] ^= 0x80008000u;
