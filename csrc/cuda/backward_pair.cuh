@@ -272,10 +272,11 @@ __global__ void __launch_bounds__(kThreads, (pair_blocks<C, SCORE, SOURCES, EDGE
       typename PairScore<C, SCORE, QUADS>::Sum sum;
 #pragma unroll
       for (int k = 0; k < NV; ++k) {
+        // attn is 0 there. Before rows are unpacked, or compilers would hold all of them in float32.
+        if (!V2 && !KEYS && LPH > 1 && !me.inside(k)) continue;
         [[maybe_unused]] A y[VEC];
         if constexpr (PAIR) load_key(u, k, y);
         if constexpr (KEYS) copy(keys[u][k], y);
-        if (!V2 && !KEYS && LPH > 1 && !me.inside(k)) continue;  // attn is 0 there
         const auto before = sum;
         const A before_t = part_t[u];
         if constexpr (PAIR) pair.template add<LINEAR>(k, a[k], y, sum);
