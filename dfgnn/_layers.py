@@ -226,13 +226,13 @@ class _Pair(NamedTuple):
         return None if t.attn is None else self.pad(_ops.as_type(t.attn, t.x.dtype))
 
     def joined(self, t, x, places):
-        """Weights or biases, one behind the other, as they are used for x; None where there are none."""
+        """Weights or biases, one behind the other, in x's dtype; None where there are none."""
         found = t[places[0]]
         if found is None:
             return None
         if len(places) > 1:
             found = torch.cat([t[at] for at in places])
-        return self.pad_rows(_ops.as_type(found, x.dtype))
+        return _ops.as_type(found, x.dtype)
 
     def project(self, t):
         """value, src, dst and the features of edges as the operator takes them, and the skip connection or
@@ -241,14 +241,20 @@ class _Pair(NamedTuple):
         used: list[Tensor | None] = []
         for end, places in self.groups:
             x = t[end]
-            if len(places) <= 2:  # two products take less than what makes one of them
+            if len(places) == 1:
+                (at,) = places
+                weight = self.pad_rows(_ops.as_type(t[at], x.dtype))
+                bias = self.pad_rows(self.joined(t, x, (at + 1,)))
+                made[at] = _linear(x, weight, bias)
+                used.append(weight)
+                continue
+            # Of several, of a small graph, what they give is padded: that is one, and their gradients are cut
+            # where they are put side by side.
+            if len(places) == 2:  # two products take less than what makes one of them
                 for at in places:
-                    weight, bias = t[at], t[at + 1]
-                    as_they_are = weight.dtype is x.dtype and (bias is None or bias.dtype is x.dtype)
-                    if self.padding or not as_they_are:
-                        weight, bias = self.joined(t, x, (at,)), self.joined(t, x, (at + 1,))
-                    made[at] = _linear(x, weight, bias)
-                used.append(weight if len(places) == 1 else None)
+                    weight, bias = self.joined(t, x, (at,)), self.joined(t, x, (at + 1,))
+                    made[at] = self.pad(_linear(x, weight, bias))
+                used.append(None)
                 continue
             weight = self.joined(t, x, places)
             bias = self.joined(t, x, [at + 1 for at in places])
@@ -260,6 +266,8 @@ class _Pair(NamedTuple):
                 results = torch.bmm(same, by_place)
             else:
                 results = torch.baddbmm(bias.view(len(places), 1, -1), same, by_place)
+            if self.padding:
+                results = self.pad(results).view(len(places), x.shape[0], -1)
             made.update(zip(places, results.unbind()))
         value = made[_VALUE]
         src = made.get(_SRC, value) if self.score == "dot" else None
@@ -391,15 +399,17 @@ class _Pair(NamedTuple):
             together = torch.cat([*grads, of_bias], 1)
             biases.append(_OUT_BIAS)
             g = together[:, : -of_bias.shape[1]]
+        elif self.padding:
+            by_head = self.heads, self.size + self.padding
+            together = g = torch.cat([g.unflatten(1, by_head)[..., : self.size] for g in grads], 1).flatten(1)
         else:
             together = g = torch.cat(grads, 1)
         wanted = [t[at] for at in places if need[at]]
         if wanted:
-            whole = self.cut_rows(product(g.t(), x, wanted[0].dtype))
-            self.give(whole, places, need, found)
+            self.give(product(g.t(), x, wanted[0].dtype), places, need, found)
         wanted = [t[at] for at in biases if need[at]]
         if wanted:
-            self.give(self.cut_rows(together.sum(0, dtype=wanted[0].dtype)), biases, need, found)
+            self.give(together.sum(0, dtype=wanted[0].dtype), biases, need, found)
         return g
 
     def formula(self, *tensors):
