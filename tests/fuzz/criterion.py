@@ -140,5 +140,7 @@ def _compare(name, x, plain, expected, floor, call):
         floor = math.sqrt(max(x.numel(), 1)) + floor
     floor = 0.0 if positive else floor * (3 if softmax and not products else 1)
     error, allowed = (relative_error(y, expected, floor) for y in (x, plain))
-    limit = 2 * allowed + rounding_band(call.dtype) * (4 if softmax or positive else 1)
+    # A dot product of many columns, added up in another order, may be exact in plain PyTorch by luck.
+    bands = 4 if softmax or positive else 2 if products else 1
+    limit = 2 * allowed + rounding_band(call.dtype) * bands
     assert error <= limit, f"{name}: error {error:.3g} > {limit:.3g} (plain PyTorch: {allowed:.3g})"
