@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from attention import DTYPES, check, make_inputs, relative_error, rounding_band
-from attention import run as results_of
+from attention import DTYPES, check, make_inputs, relative_error, rounding_band, run
 from graphs import GRAPHS, make_graph, tiny_graph
+from torch import library
 from torch.func import grad, jvp, vmap
 
 from dfgnn import Graph, _edge_terms, _ops, functional, reference
@@ -100,7 +100,7 @@ def test_fake_kernels(device):
         (ops.edge_sum, (weight, attr, *args, graph.num_dst, 8)),
         (ops.edge_outer, (weight, rows, *args, 5, 0.5)),
     ):
-        torch.library.opcheck(op.default, given, test_utils=("test_schema", "test_faketensor"))
+        library.opcheck(op.default, given, test_utils=("test_schema", "test_faketensor"))
 
 
 def test_products_do_not_depend_on_threads():
@@ -174,12 +174,12 @@ def test_without_a_projection_of_edges_it_is_the_same(device):
     """What is exactly 0 adds nothing, to the bit."""
     graph = make_graph("mixed_degrees", device)
     inputs = make_inputs("dot", graph, 3, 8, torch.float64)
-    plain = results_of(functional.dot_attention, graph, inputs)
+    plain = run(functional.dot_attention, graph, inputs)
     inputs |= dict(
         edge_attr=torch.zeros(graph.num_edges, 4).to(inputs["query"]),
         edge_proj=torch.randn(24, 4).to(inputs["query"]),
     )
-    found = results_of(functional.dot_attention, graph, inputs)
+    found = run(functional.dot_attention, graph, inputs)
     for name, x in plain.items():
         torch.testing.assert_close(found[name], x, rtol=1e-12, atol=1e-13)
 
@@ -239,7 +239,7 @@ def test_only_some_gradients(device):
     """Each alone as together with the others."""
     graph = make_graph("random", device)
     inputs = with_projection(make_inputs("dot", graph, 2, 8, torch.float64, edge_bias=True), graph, 3)
-    everything = results_of(functional.dot_attention, graph, inputs)
+    everything = run(functional.dot_attention, graph, inputs)
     for name, x in inputs.items():
         leaf = x.clone().requires_grad_()
         out = functional.dot_attention(graph, **{**inputs, name: leaf})
@@ -316,9 +316,9 @@ def test_autocast(device):
     """The tensors' type is what counts."""
     graph = make_graph("random", device)
     inputs = with_projection(make_inputs("dot", graph, 2, 8), graph, 3)
-    expected = results_of(functional.dot_attention, graph, inputs)
+    expected = run(functional.dot_attention, graph, inputs)
     with torch.autocast(device, dtype=torch.bfloat16):
-        found = results_of(functional.dot_attention, graph, inputs)
+        found = run(functional.dot_attention, graph, inputs)
     for name, x in expected.items():
         assert torch.equal(found[name], x), name
 
