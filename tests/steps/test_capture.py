@@ -464,27 +464,13 @@ def test_dropout_advances_and_repeats_with_the_seed(gpu):
 
 
 @pytest.mark.gpu
-def test_the_first_replay_waits_for_the_capture(gpu, monkeypatch):
-    """Capturing writes to the generator's offset, on its own stream, and a replay reads it: here the write is
-    late, and the replay sleeps over it before dropout reads."""
-    begin = torch.cuda.CUDAGraph.capture_begin
-
-    def late(graph, *args, **kwargs):
-        torch.cuda._sleep(200_000_000)
-        begin(graph, *args, **kwargs)
+def test_the_first_replay_waits_for_the_capture(gpu, late_capture):
+    """Capturing writes to the generator's offset, on its own stream, and a replay reads it."""
 
     def make_loss(model):
-        def loss(b):
-            torch.cuda._sleep(600_000_000)
-            return F.cross_entropy(model(b)[b.train_mask], b.node_y[b.train_mask])
+        return lambda b: late_capture() or F.cross_entropy(model(b)[b.train_mask], b.node_y[b.train_mask])
 
-        return loss
-
-    def make_net():
-        return Net(pool=None, dropout=0.5)
-
-    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", late)
-    data = [full_graph(gpu)] * 2
+    data, make_net = [full_graph(gpu)] * 2, lambda: Net(pool=None, dropout=0.5)
     got, _, step = trained(data, gpu, make_net, make_loss, epochs=1)
     want, _, _ = trained(data, gpu, make_net, make_loss, epochs=1, captured=False)
     torch.testing.assert_close(got, want, rtol=2e-4, atol=2e-5)
