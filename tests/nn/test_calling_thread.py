@@ -77,13 +77,15 @@ def gradients(forward, model, x, edge_index):
 @pytest.mark.parametrize("name", LAYERS)
 def test_same_bits(name, how, device):
     found = model_and_data(name, device)
-    # Some of PyTorch's own kernels add up in any order: of second derivatives.
+    # Some of PyTorch's own kernels add up in any order: of second derivatives. A gradient that is zero but for
+    # rounding, as that of the keys' bias, has no scale of its own.
     exact = how != "double backward" or device == "cpu"
     want = gradients(FORWARDS[how], *found)
     with torch.autograd.set_multithreading_enabled(False):
         got = gradients(FORWARDS[how], *found)
+    largest = max(b.norm() for b in want)
     for a, b in zip(got, want):
-        assert torch.equal(a, b) if exact else (a - b).norm() <= 1e-4 * b.norm()
+        assert torch.equal(a, b) if exact else (a - b).norm() <= 1e-4 * b.norm() + 1e-6 * largest
 
 
 @pytest.mark.parametrize("name", LAYERS)
