@@ -245,7 +245,9 @@ def _oracle_text(oracle: dict) -> str:
     if not _has_choice(oracle):
         return f"oracle: chosen / best {oracle['ratio']:.2f}, there is one candidate only: {oracle['chosen']}"
     times = ", ".join(
-        f"{plan} " + (f"{found['ms']:.4g} ms" if "ms" in found else f"not measured: {found['failed']}")
+        f"{plan} "
+        + (f"{found['ms']:.4g} ms" if "ms" in found else f"not measured: {found['failed']}")
+        + (" (too large)" if "too_large" in found else "")
         for plan, found in oracle["candidates"].items()
     )
     return f"oracle: chosen / best {oracle['ratio']:.2f}, best {oracle['best']}; {oracle['kind']}: {times}"

@@ -30,9 +30,12 @@ _UNEVEN_LOSS = 1.15
 _LOCALITY_LOSS = 1.4
 # slow-down of two sub-warps with a row each, whose steps are not the same; more of them make up for it.
 _PACKING_LOSS = 1.03
+# What is left at the end, in edges, where the longest items go first; and of one of sub-warps, as a share of
+# the longest item for each of the others.
+_SHORT_TAIL, _PACKED_TAIL = 64.0, 1 / 4
 # A chunk of tiles, in edges of the layer on rows: with heads of 8 elements, for which rows take few
 # instructions, and with larger ones.
-CHUNK_COST: dict[str | None, tuple[float, float]] = {"gat": (660.0, 420.0), "dot": (400.0, 185.0)}
+CHUNK_COST: dict[str | None, tuple[float, float]] = {"gat": (660.0, 420.0), "dot": (400.0, 230.0)}
 # Rows of a window that share a neighbour, from which on "auto" takes tiles: blocks are nearly empty below,
 # and a graph of a few edges would have their roundings for nothing.
 LEAST_SHARING = 2.0
@@ -86,14 +89,13 @@ def _power_of_two_below(x: float) -> int:
 
 def max_edges(stats: DegreeStats, schedule: str, device: Device) -> int:
     """Bound of an item: about two items per resident warp where there are few edges, for balance; no more
-    than 1,024 where there are many, and 512 for sub-warps that work alone.
+    than 1,024 where there are many, and 512 for sub-warps that work alone, to which an item takes longer.
     """
     if device.kind != "cuda":
         return CPU_BOUND
-    edges = stats.num_edges / (1.8 * device.resident_warps)
-    if schedule == "packed":
-        return min(max(_power_of_two_below(edges), 128), 512)
-    return min(max(_power_of_two_below(edges), 64 if stats.cv >= ALIKE else 128), 1024)
+    per_warp, most = (1.9, 512) if schedule == "packed" else (1.55, 1024)
+    edges = stats.num_edges / (per_warp * device.resident_warps)
+    return min(max(_power_of_two_below(edges), 64 if stats.cv >= ALIKE else 128), most)
 
 
 def max_columns(num_chunks: int, num_heads: int, device: Device) -> int:
@@ -167,19 +169,19 @@ def costs_on_rows(stats: DegreeStats, packable: int, device: Device) -> dict[str
     if device.kind != "cuda":
         return {"natural": float(stats.num_edges)}
     alike, warps = stats.cv < ALIKE, device.resident_warps
-    longest = min(stats.max, max_edges(stats, "natural", device))  # of longest_first, too
+    longest = min(stats.max, max_edges(stats, "natural", device))
     item_cost = _ITEM_COST * max(packable / 2, 1)
     whole = (stats.num_edges + item_cost * stats.num_rows) / warps
     found = {
         "natural": whole if alike else whole * _UNEVEN_LOSS + longest,
-        "longest_first": whole * (_LOCALITY_LOSS if alike else 1) + min(stats.mean, longest),
+        "longest_first": whole * (_LOCALITY_LOSS if alike else 1) + min(stats.mean, _SHORT_TAIL),
     }
     if packable > 1:
         # A row that would have had all sub-warps has one, and those of a warp wait for the longest.
         loss = _PACKING_LOSS if packable == 2 else 1
         share = (stats.num_edges + _ITEM_COST / packable * stats.num_rows) / warps
         longest = min(stats.max, max_edges(stats, "packed", device))
-        found["packed"] = share * loss + longest / 2 * (packable - 1)
+        found["packed"] = share * loss + longest * _PACKED_TAIL * (packable - 1)
     return found
 
 

@@ -28,8 +28,10 @@ class _Work:
     graph = SimpleNamespace(device="cpu")
     layer = SimpleNamespace(attention=lambda graph, schedule: schedule)
 
-    def __init__(self, chosen):
-        self.chosen = chosen
+    most_partial_bytes = 100
+
+    def __init__(self, chosen, partial_bytes=None):
+        self.chosen, self.partial_bytes = chosen, partial_bytes or {}
 
     def plans(self, mode, schedule="auto"):
         directions = ("forward", "reverse") if mode == "train" else ("forward",)
@@ -44,6 +46,7 @@ class _Work:
                 items=[None] * 7,
                 splits=[None] * 2,
                 num_slots=5,
+                partial_bytes=self.partial_bytes.get(name, 0),
             )
         return found
 
@@ -113,6 +116,16 @@ def test_mixed_plans_are_a_candidate_and_kinds_are_not_mixed(clock):
         "failed": "RuntimeError: out of shared memory"
     }
     assert "packed <= 64 / packed <= 64 not measured: RuntimeError" in report._oracle_text(found)
+
+
+def test_what_takes_too_much_memory_is_not_the_best(clock):
+    times, _ = clock
+    times |= {"natural": {"eager": 2.0}, "packed": {"eager": 1.0}}
+    work = _Work({"forward": "longest_first"}, partial_bytes={"natural": 100, "packed": 101})
+    found = candidates.measure_candidates(work, "forward", _chosen(work, "forward", eager=3.0), 0.1)
+    assert (found["best"], found["ratio"]) == ("natural <= 512", pytest.approx(1.5))
+    assert found["candidates"]["packed <= 64"] == {"ms": 1.0, "too_large": True}
+    assert "packed <= 64 1 ms (too large)" in report._oracle_text(found)
 
 
 def _row(graph, ratio, several=True, mode="train"):
