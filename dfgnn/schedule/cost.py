@@ -30,6 +30,9 @@ _UNEVEN_LOSS = 1.15
 _LOCALITY_LOSS = 1.4
 # slow-down of two sub-warps with a row each, whose steps are not the same; more of them make up for it.
 _PACKING_LOSS = 1.03
+# Items of whole warps for each resident warp, at least; and the power of a warp's edges that an item of
+# sub-warps holds at most, of which more run at a time and take longer.
+_ITEMS_PER_WARP, _PACKED_POWER = 1.55, 0.9
 # What is left at the end, in edges, where the longest items go first; and of one of sub-warps, as a share of
 # the longest item for each of the others.
 _SHORT_TAIL, _PACKED_TAIL = 64.0, 1 / 4
@@ -93,8 +96,11 @@ def max_edges(stats: DegreeStats, schedule: str, device: Device) -> int:
     """
     if device.kind != "cuda":
         return CPU_BOUND
-    per_warp, most = (1.9, 512) if schedule == "packed" else (1.55, 1024)
-    edges = stats.num_edges / (per_warp * device.resident_warps)
+    per_warp = stats.num_edges / device.resident_warps
+    if schedule == "packed":
+        edges, most = per_warp**_PACKED_POWER, 512
+    else:
+        edges, most = per_warp / _ITEMS_PER_WARP, 1024
     return min(max(_power_of_two_below(edges), 64 if stats.cv >= ALIKE else 128), most)
 
 
