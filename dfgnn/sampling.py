@@ -7,6 +7,8 @@ trained on; ``host_rows`` lets a GPU gather rows of features that stay in the ho
 
 from __future__ import annotations
 
+import collections
+import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,9 +18,15 @@ import torch
 from torch import Tensor
 
 from . import _kept
+from ._hops import Drawn, ReplayedHops, without_repetition
 from .graph import Graph
 
 T = TypeVar("T")
+
+# Nodes of the graph per edge drawn up to which new nodes are found by marks: fewer kernels than a sort.
+_MARKS = 64
+# Room for samples with more nodes than the one that graphs are recorded with.
+_ROOM = 1.25
 
 
 class Hop(NamedTuple):
@@ -91,6 +99,38 @@ class NeighborSampler:
             raise ValueError(f"NeighborSampler: fanouts: expected integers >= 1 or -1, got {fanouts!r}")
         self.graph, self.fanouts = graph, tuple(fanouts)
         self._csr = graph.csr()
+        self._recorded: dict[bool, ReplayedHops] = {}
+
+    def capture(self, seeds: Tensor, subgraph: bool = False) -> None:
+        """Record the hops of ``sample``, or of ``subgraph``, as CUDA graphs, which samples of at most as many
+        seeds are replayed from. What is drawn stays the same; what takes the place of 40 launches a hop is
+        one. Some samples are drawn before, to find how many nodes there is to be room for: a quarter more
+        than the largest of them; one of more nodes is drawn without graphs.
+
+        seeds: as for ``sample``, of which some are drawn. Call it before there are threads that use the GPU.
+        On a CPU it does nothing. Raises ValueError where a fanout is -1.
+        """
+        if -1 in self.fanouts:
+            raise ValueError(f"NeighborSampler.capture: fanouts: expected numbers >= 1, got {self.fanouts}")
+        if seeds.is_cuda and len(seeds) and self.graph.num_edges:
+            self._record(seeds, not subgraph)
+
+    def _record(self, seeds: Tensor, blocks: bool) -> None:
+        self._recorded.pop(blocks, None)
+        generator = torch.Generator(seeds.device).manual_seed(0)
+        rows, nodes, begin = [], seeds, 0
+        place = self._places(seeds)
+        for fanout in reversed(self.fanouts):
+            rows.append(len(nodes) - begin)
+            _, edges = self._draw(nodes[begin:], fanout, generator)
+            begin = 0 if blocks else len(nodes)
+            nodes = self._grown(nodes, self._csr.indices[edges].long(), place)
+        rows, most = [rows[0], *(int(_ROOM * n) for n in rows[1:])], int(_ROOM * len(nodes))
+        self._recorded[blocks] = ReplayedHops(self._csr, self.fanouts[::-1], rows, most, blocks)
+
+    def _replayed(self, seeds: Tensor, generator, blocks: bool) -> Drawn | None:
+        recorded = self._recorded.get(blocks)
+        return None if recorded is None else recorded.draw(seeds, generator)
 
     def sample(self, seeds: Tensor, generator: torch.Generator | None = None) -> Sample:
         """The sampled neighbourhood of ``seeds``.
@@ -101,20 +141,17 @@ class NeighborSampler:
 
         Raises TypeError or ValueError: seeds of another type, shape or device, repeated or out of range.
         """
-        self._check(seeds)
-        # The place of each node in the sample; -1: it is not there. A table per sample, as several may be
-        # drawn at the same time.
-        place = seeds.new_full((self.graph.num_nodes,), -1)
-        place[seeds] = torch.arange(len(seeds), device=seeds.device)
-        nodes, hops = seeds, []
+        drawn = self._replayed(seeds, generator, blocks=True)
+        if drawn is not None:
+            sizes = zip(drawn.sizes[1:], drawn.sizes)
+            hops = [self._hop(found[:2], found[2], *size) for found, size in zip(drawn.hops, sizes)]
+            return Sample(drawn.nodes, hops[::-1])
+        place, nodes, hops = self._places(seeds), seeds, []
         for fanout in reversed(self.fanouts):
-            num_dst = len(nodes)
-            indptr, edges = self._draw(nodes, fanout, generator)
-            sources = self._csr.indices[edges].long()
-            new = sources[place[sources] < 0].unique()
-            place[new] = torch.arange(num_dst, num_dst + len(new), device=seeds.device)
-            nodes = torch.cat([nodes, new])
-            hops.append(self._hop(indptr, place[sources], edges, len(nodes)))
+            rows, edges = self._draw(nodes, fanout, generator)
+            num_dst, sources = len(nodes), self._csr.indices[edges].long()
+            nodes = self._grown(nodes, sources, place)
+            hops.append(self._hop(torch.stack([place[sources], rows]), edges, len(nodes), num_dst))
         return Sample(nodes, hops[::-1])
 
     def subgraph(self, seeds: Tensor, generator: torch.Generator | None = None) -> Subgraph:
@@ -122,29 +159,29 @@ class NeighborSampler:
         after the one that found it, by the last fanout for the seeds. Batches of it are what
         :func:`dfgnn.capture` replays. Arguments and errors as in :meth:`sample`.
         """
-        self._check(seeds)
-        place = seeds.new_full((self.graph.num_nodes,), -1)
-        place[seeds] = torch.arange(len(seeds), device=seeds.device)
-        nodes, frontier = seeds, seeds
-        sources, rows, ids = [], [], []
+        drawn = self._replayed(seeds, generator, blocks=False)
+        if drawn is not None:
+            found = torch.cat(drawn.hops, 1)
+            return Subgraph(drawn.nodes, found[:2], self._ids(found[2]))
+        place, nodes, begin = self._places(seeds), seeds, 0
+        found, drawn = [], []
         for fanout in reversed(self.fanouts):
-            indptr, edges = self._draw(frontier, fanout, generator)
-            of = self._csr.indices[edges].long()
-            new = of[place[of] < 0].unique()
-            place[new] = torch.arange(len(nodes), len(nodes) + len(new), device=seeds.device)
-            own = torch.arange(len(nodes) - len(frontier), len(nodes), device=seeds.device)
-            sources.append(place[of])
-            rows.append(torch.repeat_interleave(own, indptr.diff(), output_size=len(edges)))
-            ids.append(self._ids(edges))
-            nodes, frontier = torch.cat([nodes, new]), new
-        return Subgraph(nodes, torch.stack([torch.cat(sources), torch.cat(rows)]), torch.cat(ids))
+            rows, edges = self._draw(nodes[begin:], fanout, generator)
+            sources = self._csr.indices[edges].long()
+            rows, begin = rows + begin, len(nodes)
+            nodes = self._grown(nodes, sources, place)
+            found.append(torch.stack([place[sources], rows]))
+            drawn.append(edges)
+        return Subgraph(nodes, torch.cat(found, 1), self._ids(torch.cat(drawn)))
 
     def _ids(self, edges: Tensor) -> Tensor:
         """The ids of edges of the CSR."""
         eids = self._csr.eids
         return edges if eids is None else eids[edges].long()
 
-    def _check(self, seeds: Any) -> None:
+    def _places(self, seeds: Any) -> Tensor:
+        """int64 [N]: the place of each node in the sample, so far of the seeds; -1: it is not there. A table
+        per sample, as several may be drawn at the same time."""
         where = "NeighborSampler.sample: seeds: expected"
         if not isinstance(seeds, Tensor) or seeds.dtype != torch.int64:
             got = seeds.dtype if isinstance(seeds, Tensor) else type(seeds).__name__
@@ -153,63 +190,52 @@ class NeighborSampler:
             raise ValueError(
                 f"{where} shape [n] on {self.graph.device}, got {list(seeds.shape)} on {seeds.device}"
             )
-        n = self.graph.num_nodes
-        if len(seeds):
-            low, high = seeds.aminmax()
-            bad = (low < 0) | (high >= n)
-            # One wait for both.
-            out_of_range, different = torch.stack(
-                [bad.long(), seeds.unique().numel() * torch.ones_like(low)]
-            ).tolist()
-            if out_of_range:
-                raise ValueError(f"{where} nodes in 0 .. {n - 1}, got {int(low)} .. {int(high)}")
-            if different < len(seeds):
-                raise ValueError(f"{where} each node at most once, got {len(seeds) - different} repeated")
+        n, own = self.graph.num_nodes, torch.arange(len(seeds), device=seeds.device)
+        place = seeds.new_full((n,), -1)
+        if not len(seeds):
+            return place
+        if not n:
+            raise ValueError(f"{where} no nodes of a graph without any, got {len(seeds)}")
+        inside = seeds.clamp(0, n - 1)
+        place[inside] = own
+        if ((inside != seeds) | (place[inside] != own)).any():  # waits once for both
+            low, high = map(int, seeds.aminmax())
+            if low < 0 or high >= n:
+                raise ValueError(f"{where} nodes in 0 .. {n - 1}, got {low} .. {high}")
+            repeated = len(seeds) - len(seeds.unique())
+            raise ValueError(f"{where} each node at most once, got {repeated} repeated")
+        return place
+
+    def _grown(self, nodes: Tensor, sources: Tensor, place: Tensor) -> Tensor:
+        """The nodes and those of the sources that were not there, by their number; ``place`` knows them
+        then."""
+        fresh = place[sources] < 0
+        if len(place) <= _MARKS * len(sources):  # to sort the sources takes longer than to read marks
+            marks = torch.zeros(len(place), dtype=torch.bool, device=place.device)
+            new = marks.index_put_((sources,), fresh).nonzero().squeeze(1)
+        else:
+            new = sources[fresh].unique()
+        num_nodes = len(nodes) + len(new)
+        place[new] = torch.arange(len(nodes), num_nodes, device=place.device)
+        return torch.cat([nodes, new])
 
     def _draw(self, nodes: Tensor, fanout: int, generator) -> tuple[Tensor, Tensor]:
-        """indptr [n + 1] and the positions in the CSR of the edges drawn, by node."""
-        first = self._csr.indptr[nodes]
-        degree = self._csr.indptr[nodes + 1] - first
-        taken = degree if fanout == -1 else degree.clamp(max=fanout)
-        indptr = torch.nn.functional.pad(taken.cumsum(0), (1, 0))
+        """The place in ``nodes`` of the destination of each edge drawn, in rising order, and the edge's
+        position in the CSR."""
+        first, end = self._csr.indptr.unfold(0, 2, 1)[nodes].unbind(1)
+        degree = end - first
         if fanout == -1:
-            total = int(indptr[-1])
-            offset = torch.repeat_interleave(first - indptr[:-1], taken, output_size=total)
-            return indptr, offset + torch.arange(total, device=nodes.device)
-        column = torch.arange(fanout, device=nodes.device)
-        chosen = self._without_repetition(degree, fanout, generator)
-        chosen = torch.where((degree <= fanout)[:, None], column, chosen)
-        return indptr, (first[:, None] + chosen)[column < taken[:, None]]
-
-    @staticmethod
-    def _without_repetition(degree: Tensor, count: int, generator) -> Tensor:
-        """[n, count]: ``count`` different numbers below each degree that is larger.
-
-        R. Floyd's algorithm: the t-th is drawn from 0 .. bound_t = degree - count + t, and replaced by
-        bound_t where it is there already: drawn before, or the bound of a draw s < t that was replaced.
-        All t at once: who was replaced follows from s by doubling the steps.
-        """
-        step = torch.arange(count, device=degree.device)
-        first = (degree - count)[:, None]  # bound_0
-        bound = first + step
-        draws = torch.rand(len(degree), count, device=degree.device, generator=generator, dtype=torch.float64)
-        drawn = torch.minimum((draws * (bound + 1)).long(), bound)
-        ordered, at = drawn.sort(dim=1, stable=True)
-        replaced = torch.zeros_like(drawn, dtype=torch.bool)
-        replaced.scatter_(1, at[:, 1:], ordered[:, 1:] == ordered[:, :-1])
-        follows = drawn - first
-        follows = torch.where(follows < 0, step, follows)  # itself: of no other
-        for _ in range((count - 1).bit_length()):
-            replaced |= replaced.gather(1, follows)
-            follows = follows.gather(1, follows)
-        return torch.where(replaced, bound, drawn).sort(1).values
-
-    def _hop(self, indptr: Tensor, sources: Tensor, edges: Tensor, num_src: int) -> Hop:
-        num_dst = len(indptr) - 1
-        rows = torch.repeat_interleave(
-            torch.arange(num_dst, device=edges.device), indptr.diff(), output_size=len(edges)
+            rows = torch.repeat_interleave(degree)
+            offset = first + degree - degree.cumsum(0)
+            return rows, offset[rows] + torch.arange(len(rows), device=nodes.device)
+        draws = torch.rand(
+            len(nodes), fanout, device=nodes.device, generator=generator, dtype=torch.float64
         )
-        edge_index = torch.stack([sources, rows])
+        chosen = first[:, None] + without_repetition(degree, draws)
+        rows, columns = (torch.arange(fanout, device=nodes.device) < degree[:, None]).nonzero().unbind(1)
+        return rows, chosen[rows, columns]
+
+    def _hop(self, edge_index: Tensor, edges: Tensor, num_src: int, num_dst: int) -> Hop:
         graph = Graph.from_edge_index(edge_index, num_src=num_src, num_dst=num_dst)
         if graph.device.type == "cuda":  # here, so that no layer makes it or waits for it
             graph.reverse_csr(need_eids=True)
@@ -254,7 +280,12 @@ class _PinnedMemory:
 
 
 def prefetch(
-    make: Callable[[T], Any], items: Iterable[T], device: torch.device | str, depth: int = 2
+    make: Callable[[T], Any],
+    items: Iterable[T],
+    device: torch.device | str,
+    depth: int = 2,
+    *,
+    thread: bool = True,
 ) -> Iterator[Any]:
     """``make(item)`` for each of the items, in their order, up to ``depth`` of them ahead of the caller.
 
@@ -267,10 +298,47 @@ def prefetch(
     device = torch.device(device)
     if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
         raise ValueError(f"prefetch: depth: expected an integer >= 1, got {depth!r}")
+    # Of high priority: its small kernels need not wait until a large one of the caller has begun all blocks.
+    stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
+    if stream is not None:
+        stream.wait_stream(torch.cuda.current_stream(device))
+    for value, event in (_by_thread if thread else _in_turns)(make, items, stream, depth):
+        if event is not None:
+            current = torch.cuda.current_stream(device)
+            current.wait_event(event)
+            for tensor in _tensors(value):
+                if tensor.is_cuda:
+                    tensor.record_stream(current)
+        yield value
+
+
+def _made(make: Callable[[T], Any], items: Iterable[T], stream: Any) -> Iterator[tuple[Any, Any]]:
+    """Values and, with a stream, events behind what makes them."""
+    items = iter(items)
+    while True:
+        with torch.cuda.stream(stream):
+            try:
+                item = next(items)
+            except StopIteration:
+                return
+            value, event = make(item), None
+            if stream is not None:
+                event = torch.cuda.Event()
+                event.record(stream)
+        yield value, event
+
+
+def _in_turns(make, items, stream, depth) -> Iterator[tuple[Any, Any]]:
+    ready, made = collections.deque(), _made(make, items, stream)
+    ready.extend(itertools.islice(made, depth))
+    while ready:
+        yield ready.popleft()
+        ready.extend(itertools.islice(made, 1))
+
+
+def _by_thread(make, items, stream, depth) -> Iterator[tuple[Any, Any]]:
     ready: queue.Queue = queue.Queue(depth)
     stop = threading.Event()
-    cuda = device.type == "cuda"
-    stream = torch.cuda.Stream(device) if cuda else None
 
     def put(entry) -> bool:
         while not stop.is_set():
@@ -283,36 +351,23 @@ def prefetch(
 
     def work() -> None:
         try:
-            with torch.cuda.stream(stream):
-                for item in items:
-                    value, event = make(item), None
-                    if stream is not None:
-                        event = torch.cuda.Event()
-                        event.record(stream)
-                    if not put((value, event, None)):
-                        return
-            put((None, None, StopIteration()))
+            for found in _made(make, items, stream):
+                if not put((found, None)):
+                    return
+            put((None, StopIteration()))
         except BaseException as error:
-            put((None, None, error))
+            put((None, error))
 
-    if stream is not None:
-        stream.wait_stream(torch.cuda.current_stream(device))
     thread = threading.Thread(target=work, name="dfgnn.sampling.prefetch", daemon=True)
     thread.start()
     try:
         while True:
-            value, event, error = ready.get()
+            found, error = ready.get()
             if isinstance(error, StopIteration):
                 return
             if error is not None:
                 raise error
-            if event is not None:
-                current = torch.cuda.current_stream(device)
-                current.wait_event(event)
-                for tensor in _tensors(value):
-                    if tensor.is_cuda:
-                        tensor.record_stream(current)
-            yield value
+            yield found
     finally:
         stop.set()
         thread.join()

@@ -8,6 +8,7 @@ import torch
 
 from dfgnn import Graph, sampling
 from dfgnn import functional as F
+from dfgnn._hops import without_repetition
 from dfgnn.sampling import NeighborSampler
 
 
@@ -105,9 +106,10 @@ def test_equal_generators_give_equal_samples(device):
 def test_draws_are_those_of_floyds_algorithm(count):
     """One number after the other, as it is written."""
     degree = torch.arange(count + 1, count + 60)
-    found = NeighborSampler._without_repetition(degree, count, torch.Generator().manual_seed(count))
-    generator = torch.Generator().manual_seed(count)
-    draws = torch.rand(len(degree), count, generator=generator, dtype=torch.float64)
+    draws = torch.rand(
+        len(degree), count, generator=torch.Generator().manual_seed(count), dtype=torch.float64
+    )
+    found = without_repetition(degree, draws)
     for row, n, draw in zip(found.tolist(), degree.tolist(), draws.tolist()):
         chosen = []
         for t, u in enumerate(draw):
