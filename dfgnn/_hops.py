@@ -11,155 +11,8 @@ from torch import Tensor
 
 from ._csr import CSR
 
-
 # The fanout up to which draws are compared by pairs: fewer kernels than a sort.
 _PAIRS = 32
-
-
-class Drawn(NamedTuple):
-    """A sample's nodes and hops, in the order in which they were drawn."""
-
-    nodes: Tensor  # int64 [n]: the seeds first
-    hops: list[Tensor]  # int64 [3, E]: place of the source, of the destination, position in the CSR
-    sizes: list[int]  # nodes before the first hop, after it, ...
-
-
-class ReplayedHops:
-    """`draw`, whose hops are CUDA graphs. What it gives is what the plain operations give, to the bit: random
-    numbers are drawn outside of the graphs, as many as there are nodes.
-
-    A hop is of the nodes that the one before has found, or with ``blocks`` of all; of rows[k] nodes at most.
-    There is room for ``most`` nodes.
-    """
-
-    def __init__(self, csr: CSR, fanouts: Sequence[int], rows: Sequence[int], most: int, blocks: bool):
-        self._csr, self._blocks, self._rows, self._most = csr, blocks, tuple(rows), most
-        device, num_nodes = csr.indptr.device, csr.indptr.numel() - 1
-        whole = {"dtype": torch.int64, "device": device}
-        # Each with a place in the end for what is to be nowhere.
-        self._place = torch.full((num_nodes + 1,), -1, **whole)
-        self._nodes = torch.zeros(most + 1, **whole)
-        self._seeds = torch.zeros(rows[0], **whole)
-        self._range = torch.zeros(2, **whole)  # the rows of the next hop: places begin .. end
-        self._numbers = torch.zeros(3, **whole)  # edges, nodes; whether seeds are as they have to be
-        self._draws = [
-            torch.zeros(n, k, dtype=torch.float64, device=device) for n, k in zip(rows, fanouts)
-        ]
-        self._found = [torch.zeros(3, n * k + 1, **whole) for n, k in zip(rows, fanouts)]
-        self._lock, self._last = threading.Lock(), None
-        self._graphs: list[Any] = [None] * len(self._draws)
-        if device.type == "cuda":
-            self._capture(device)
-
-    def _capture(self, device: torch.device) -> None:
-        stream, pool = torch.cuda.Stream(device, priority=-1), torch.cuda.graph_pool_handle()
-        stream.wait_stream(torch.cuda.current_stream(device))
-        for k in range(len(self._graphs)):
-            with torch.cuda.stream(stream):
-                self._hop(k)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-                self._hop(k)
-            self._graphs[k] = graph
-        torch.cuda.current_stream(device).wait_stream(stream)
-
-    def draw(self, seeds: Tensor, generator: torch.Generator | None) -> Drawn | None:
-        """None: not to be had; wrong seeds, or more nodes than there is room for. The generator is then
-        where it was."""
-        if not isinstance(seeds, Tensor) or seeds.dtype != torch.int64 or seeds.dim() != 1:
-            return None
-        if seeds.device != self._nodes.device or not 0 < len(seeds) <= self._rows[0]:
-            return None
-        with self._lock:  # one at a time: there is one set of buffers
-            if self._last is not None:
-                torch.cuda.current_stream(seeds.device).wait_event(self._last)
-            try:
-                return self._draw(seeds, generator)
-            finally:
-                if seeds.is_cuda:
-                    self._last = torch.cuda.Event()
-                    self._last.record()
-
-    def _draw(self, seeds: Tensor, generator: torch.Generator | None) -> Drawn | None:
-        if generator is None:
-            generator = _default_generator(seeds.device)
-        before = generator.get_state()
-        self._seeds[: len(seeds)].copy_(seeds)
-        self._range[0].fill_(0)
-        self._range[1].fill_(len(seeds))
-        begin, hops, sizes = 0, [], [len(seeds)]
-        for k, (graph, rows, draws) in enumerate(zip(self._graphs, self._rows, self._draws)):
-            if sizes[-1] - begin > rows:
-                break
-            draws[: sizes[-1] - begin].uniform_(generator=generator)
-            if graph is None:
-                self._hop(k)
-            else:
-                graph.replay()
-            num_edges, num_nodes, good = self._numbers.tolist()  # waits
-            if not good or num_nodes > self._most:
-                break
-            begin = 0 if self._blocks else sizes[-1]
-            sizes.append(num_nodes)
-            hops.append(self._found[k][:, :num_edges].clone())
-        else:
-            return Drawn(self._nodes[: sizes[-1]].clone(), hops, sizes)
-        generator.set_state(before)
-        return None
-
-    def _begin(self) -> None:
-        """Of the seeds, of which the first ones are in use."""
-        last, own = len(self._place) - 1, torch.arange(self._rows[0], device=self._place.device)
-        used = own < self._range[1]
-        inside = torch.where(used, self._seeds.clamp(0, last - 1), last)
-        self._place.fill_(-1).scatter_(0, inside, own)
-        right = (inside == self._seeds) & (self._place[inside] == own)
-        self._numbers[2].copy_((right | ~used).all())
-        self._nodes[: self._rows[0]].copy_(inside)
-
-    def _hop(self, k: int) -> None:
-        """Everything that is done in a hop but for the random numbers; shapes are those of the capacity."""
-        if k == 0:
-            self._begin()
-        draws, found = self._draws[k], self._found[k]
-        nowhere, most = len(self._place) - 1, self._most
-        begin, end = self._range.unbind()
-        own = torch.arange(len(draws), device=draws.device) + begin
-        used = own < end
-        nodes = self._nodes[torch.minimum(own, end - 1)]
-        first, behind = self._csr.indptr.unfold(0, 2, 1)[nodes].unbind(1)
-        degree = (behind - first) * used
-        columns = torch.arange(draws.shape[1], device=draws.device)
-        taken = columns < degree[:, None]
-        edges = torch.where(taken, first[:, None] + without_repetition(degree, draws), 0)
-        # One that is not taken is from the node to itself, which is there already.
-        sources = torch.where(taken, self._csr.indices[edges], nodes[:, None])
-        # New ones, each once, by their number.
-        new = torch.where(self._place[sources] < 0, sources, nowhere).flatten().sort().values
-        is_first = new < nowhere
-        is_first[1:] &= new[1:] != new[:-1]
-        at = is_first.cumsum(0) + (end - 1)
-        place = torch.where(is_first, at, most).clamp_(max=most)
-        self._nodes.scatter_(0, place, new)
-        self._place.scatter_(0, torch.where(is_first, new, nowhere), place)
-        # Edges, those that are taken one after the other.
-        ends = degree.clamp(max=len(columns)).cumsum(0)
-        count = ends[-1]
-        to = torch.where(taken, (ends - degree.clamp(max=len(columns)))[:, None] + columns, found.shape[1] - 1)
-        rows = own[:, None].expand_as(edges)
-        values = torch.stack([self._place[sources], rows, edges]).flatten(1)
-        found.scatter_(1, to.flatten().expand(3, -1), values)
-        num_nodes = at[-1] + 1
-        self._numbers[:2].copy_(torch.stack([count, num_nodes]))
-        if not self._blocks:
-            self._range[0].copy_(end)
-        self._range[1].copy_(num_nodes)
-
-
-def _default_generator(device: torch.device) -> torch.Generator:
-    if device.type == "cuda":
-        return torch.cuda.default_generators[device.index]
-    return torch.default_generator
 
 
 def without_repetition(degree: Tensor, draws: Tensor) -> Tensor:
@@ -188,3 +41,135 @@ def _seen_before(x: Tensor) -> Tensor:
     ordered, at = x.sort(dim=1, stable=True)
     seen = torch.zeros_like(x, dtype=torch.bool)
     return seen.scatter_(1, at[:, 1:], ordered[:, 1:] == ordered[:, :-1])
+
+
+class Drawn(NamedTuple):
+    """A sample's nodes and hops, in the order in which they were drawn."""
+
+    nodes: Tensor  # int64 [n]: the seeds first
+    hops: list[Tensor]  # int64 [3, E]: place of the source, of the destination, position in the CSR
+    sizes: list[int]  # nodes before the first hop, after it, ...
+
+
+class ReplayedHops:
+    """`draw`, each hop in buffers, with shapes that do not change, on a GPU as a CUDA graph.
+
+    It gives what plain operations give, to the bit: random numbers are drawn outside of the graphs, as many
+    as there are nodes. A hop is of the nodes that the one before has found, or with ``blocks`` of all; there
+    is room for rows[k] of them, and for ``most`` nodes in the sample.
+    """
+
+    def __init__(self, csr: CSR, fanouts: Sequence[int], rows: Sequence[int], most: int, blocks: bool):
+        self._csr, self._blocks, self._rows, self._most = csr, blocks, tuple(rows), most
+        device, num_nodes = csr.indptr.device, csr.indptr.numel() - 1
+        whole = {"dtype": torch.int64, "device": device}
+        # These, and what is found, have a place in the end for what is to be nowhere.
+        self._place = torch.full((num_nodes + 1,), -1, **whole)  # type: ignore[call-overload]
+        self._nodes = torch.zeros(most + 1, **whole)  # type: ignore[call-overload]
+        self._seeds = torch.zeros(rows[0], **whole)  # type: ignore[call-overload]
+        self._range = torch.zeros(2, **whole)  # type: ignore[call-overload] # places that the hop is of
+        # Edges, nodes, and whether the seeds are as they have to be.
+        self._numbers = torch.zeros(3, **whole)  # type: ignore[call-overload]
+        self._draws = [torch.zeros(n, k, dtype=torch.float64, device=device) for n, k in zip(rows, fanouts)]
+        self._found = [x.new_zeros((3, x.numel() + 1), dtype=torch.int64) for x in self._draws]
+        self._lock, self._last = threading.Lock(), None
+        self._graphs: list[Any] = [None] * len(self._draws)
+        if device.type == "cuda":
+            self._capture(device)
+
+    def _capture(self, device: torch.device) -> None:
+        stream, pool = torch.cuda.Stream(device, priority=-1), torch.cuda.graph_pool_handle()
+        stream.wait_stream(torch.cuda.current_stream(device))
+        for k in range(len(self._graphs)):
+            with torch.cuda.stream(stream):
+                self._hop(k)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                self._hop(k)
+            self._graphs[k] = graph
+        torch.cuda.current_stream(device).wait_stream(stream)
+
+    def draw(self, seeds: Any, generator: torch.Generator | None) -> Drawn | None:
+        """None where the seeds are not right, or where there is no room; the generator is then as before."""
+        if not isinstance(seeds, Tensor) or seeds.dtype != torch.int64 or seeds.dim() != 1:
+            return None
+        if seeds.device != self._nodes.device or not 0 < len(seeds) <= self._rows[0]:
+            return None
+        if generator is None:
+            cuda = seeds.is_cuda
+            generator = torch.cuda.default_generators[seeds.device.index] if cuda else torch.default_generator
+        with self._lock:  # there is one set of buffers
+            before = generator.get_state()
+            if self._last is not None:
+                torch.cuda.current_stream(seeds.device).wait_event(self._last)
+            found = self._draw(seeds, generator)
+            if found is None:
+                generator.set_state(before)
+            if seeds.is_cuda:
+                self._last = torch.cuda.current_stream(seeds.device).record_event()
+            return found
+
+    def _draw(self, seeds: Tensor, generator: torch.Generator) -> Drawn | None:
+        self._seeds[: len(seeds)].copy_(seeds)
+        self._range[0].fill_(0)
+        self._range[1].fill_(len(seeds))
+        begin, hops, sizes = 0, [], [len(seeds)]
+        for k, (graph, draws) in enumerate(zip(self._graphs, self._draws)):
+            rows = sizes[-1] - begin
+            if rows > len(draws):
+                return None
+            draws[:rows].uniform_(generator=generator)
+            if graph is None:
+                self._hop(k)
+            else:
+                graph.replay()
+            num_edges, num_nodes, right = self._numbers.tolist()  # waits
+            if not right or num_nodes > self._most:
+                return None
+            begin = 0 if self._blocks else sizes[-1]
+            sizes.append(num_nodes)
+            hops.append(self._found[k][:, :num_edges].clone())
+        return Drawn(self._nodes[: sizes[-1]].clone(), hops, sizes)
+
+    def _begin(self) -> None:
+        """Takes the seeds, of which the first ones are in use."""
+        nowhere, own = len(self._place) - 1, torch.arange(len(self._seeds), device=self._seeds.device)
+        used = own < self._range[1]
+        inside = torch.where(used, self._seeds.clamp(0, nowhere - 1), nowhere)
+        self._place.fill_(-1).scatter_(0, inside, own)
+        right = (inside == self._seeds) & (self._place[inside] == own)
+        self._numbers[2].copy_((right | ~used).all())
+        self._nodes[: len(own)].copy_(inside)
+
+    def _hop(self, k: int) -> None:
+        if k == 0:
+            self._begin()
+        draws, found, nowhere = self._draws[k], self._found[k], len(self._place) - 1
+        begin, end = self._range.unbind()
+        rows = torch.arange(len(draws), device=draws.device) + begin
+        nodes = self._nodes[torch.minimum(rows, end - 1)]
+        first, behind = self._csr.indptr.unfold(0, 2, 1)[nodes].unbind(1)
+        degree = (behind - first) * (rows < end)
+        column = torch.arange(draws.shape[1], device=draws.device)
+        taken = column < degree[:, None]
+        edges = torch.where(taken, first[:, None] + without_repetition(degree, draws), 0)
+        # What is not taken counts as an edge from the node itself, which is there already.
+        sources = torch.where(taken, self._csr.indices[edges], nodes[:, None])
+        # New nodes by their number, each once.
+        new = torch.where(self._place[sources] < 0, sources, nowhere).flatten().sort().values
+        is_first = new < nowhere
+        is_first[1:] &= new[1:] != new[:-1]
+        place = is_first.cumsum(0) + (end - 1)
+        at = torch.where(is_first, place, self._most).clamp_(max=self._most)
+        self._nodes.scatter_(0, at, new)
+        self._place.scatter_(0, torch.where(is_first, new, nowhere), at)
+        # Edges that are taken, one after the other.
+        counts = degree.clamp(max=len(column))
+        ends = counts.cumsum(0)
+        to = torch.where(taken, (ends - counts)[:, None] + column, taken.numel())
+        values = torch.stack([self._place[sources], rows[:, None].expand_as(edges), edges]).flatten(1)
+        found.scatter_(1, to.flatten().expand(3, -1), values)
+        self._numbers[:2].copy_(torch.stack([ends[-1], place[-1] + 1]))
+        if not self._blocks:
+            self._range[0].copy_(end)
+        self._range[1].copy_(place[-1] + 1)

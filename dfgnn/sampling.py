@@ -8,10 +8,11 @@ trained on; ``host_rows`` lets a GPU gather rows of features that stay in the ho
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -161,18 +162,18 @@ class NeighborSampler:
         """
         drawn = self._replayed(seeds, generator, blocks=False)
         if drawn is not None:
-            found = torch.cat(drawn.hops, 1)
-            return Subgraph(drawn.nodes, found[:2], self._ids(found[2]))
+            edges = torch.cat(drawn.hops, 1)
+            return Subgraph(drawn.nodes, edges[:2], self._ids(edges[2]))
         place, nodes, begin = self._places(seeds), seeds, 0
-        found, drawn = [], []
+        ends, positions = [], []
         for fanout in reversed(self.fanouts):
             rows, edges = self._draw(nodes[begin:], fanout, generator)
             sources = self._csr.indices[edges].long()
             rows, begin = rows + begin, len(nodes)
             nodes = self._grown(nodes, sources, place)
-            found.append(torch.stack([place[sources], rows]))
-            drawn.append(edges)
-        return Subgraph(nodes, torch.cat(found, 1), self._ids(torch.cat(drawn)))
+            ends.append(torch.stack([place[sources], rows]))
+            positions.append(edges)
+        return Subgraph(nodes, torch.cat(ends, 1), self._ids(torch.cat(positions)))
 
     def _ids(self, edges: Tensor) -> Tensor:
         """The ids of edges of the CSR."""
@@ -228,9 +229,7 @@ class NeighborSampler:
             rows = torch.repeat_interleave(degree)
             offset = first + degree - degree.cumsum(0)
             return rows, offset[rows] + torch.arange(len(rows), device=nodes.device)
-        draws = torch.rand(
-            len(nodes), fanout, device=nodes.device, generator=generator, dtype=torch.float64
-        )
+        draws = torch.rand(len(nodes), fanout, device=nodes.device, generator=generator, dtype=torch.float64)
         chosen = first[:, None] + without_repetition(degree, draws)
         rows, columns = (torch.arange(fanout, device=nodes.device) < degree[:, None]).nonzero().unbind(1)
         return rows, chosen[rows, columns]
@@ -302,14 +301,15 @@ def prefetch(
     stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
     if stream is not None:
         stream.wait_stream(torch.cuda.current_stream(device))
-    for value, event in (_by_thread if thread else _in_turns)(make, items, stream, depth):
-        if event is not None:
-            current = torch.cuda.current_stream(device)
-            current.wait_event(event)
-            for tensor in _tensors(value):
-                if tensor.is_cuda:
-                    tensor.record_stream(current)
-        yield value
+    with contextlib.closing((_by_thread if thread else _in_turns)(make, items, stream, depth)) as made:
+        for value, event in made:
+            if event is not None:
+                current = torch.cuda.current_stream(device)
+                current.wait_event(event)
+                for tensor in _tensors(value):
+                    if tensor.is_cuda:
+                        tensor.record_stream(current)
+            yield value
 
 
 def _made(make: Callable[[T], Any], items: Iterable[T], stream: Any) -> Iterator[tuple[Any, Any]]:
@@ -328,15 +328,16 @@ def _made(make: Callable[[T], Any], items: Iterable[T], stream: Any) -> Iterator
         yield value, event
 
 
-def _in_turns(make, items, stream, depth) -> Iterator[tuple[Any, Any]]:
-    ready, made = collections.deque(), _made(make, items, stream)
+def _in_turns(make, items, stream, depth) -> Generator[tuple[Any, Any], None, None]:
+    made = _made(make, items, stream)
+    ready: collections.deque = collections.deque()
     ready.extend(itertools.islice(made, depth))
     while ready:
         yield ready.popleft()
         ready.extend(itertools.islice(made, 1))
 
 
-def _by_thread(make, items, stream, depth) -> Iterator[tuple[Any, Any]]:
+def _by_thread(make, items, stream, depth) -> Generator[tuple[Any, Any], None, None]:
     ready: queue.Queue = queue.Queue(depth)
     stop = threading.Event()
 

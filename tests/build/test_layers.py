@@ -15,7 +15,7 @@ _batches
 _arguments
 _ops
 _csr
-_structure
+_structure _hops
 _fixed
 schedule
 graph

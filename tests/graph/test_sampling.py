@@ -102,6 +102,61 @@ def test_equal_generators_give_equal_samples(device):
     assert torch.equal(draws[0], draws[1]) and not torch.equal(draws[0], draws[2])
 
 
+def drawn(sampler, blocks, seeds, state, device):
+    """Everything in a sample, and the next random number."""
+    generator = torch.Generator(device).manual_seed(state)
+    sample = (sampler.sample if blocks else sampler.subgraph)(seeds, generator)
+    found = [sample.nodes, *(x for hop in sample.hops for x in hop[1:])] if blocks else list(sample)
+    return [*found, torch.rand(1, generator=generator, device=device)]
+
+
+@pytest.mark.parametrize("blocks", [True, False])
+@pytest.mark.parametrize("fanouts", [(3,), (2, 4), (5, 1, 3), (2, 40)])
+def test_replayed_hops_draw_the_same(fanouts, blocks, device):
+    """Samples from buffers, on a GPU by CUDA graphs, are those of plain operations, to the bit."""
+    graph = random_graph(num_nodes=300, num_edges=2000, device=device)
+    plain, replayed = NeighborSampler(graph, fanouts), NeighborSampler(graph, fanouts)
+    order = torch.randperm(300, generator=torch.Generator().manual_seed(0)).to(device)
+    replayed._record(order[:20], blocks)
+    for k, seeds in enumerate([*order[:100].split(20), order[200:207], order[5:6], order[:20]]):
+        generator = torch.Generator(device).manual_seed(k)
+        assert replayed._replayed(seeds, generator, blocks) is not None
+        want, got = (drawn(s, blocks, seeds, k, device) for s in (plain, replayed))
+        assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(want, got, strict=True))
+
+
+@pytest.mark.parametrize("blocks", [True, False])
+def test_samples_that_graphs_have_no_room_for(blocks, device):
+    """They are drawn without: more seeds, and more nodes, in the last hop and before."""
+    edges = torch.stack([torch.arange(400), torch.arange(400) % 5])
+    graph = Graph.from_edge_index(edges.to(device), 400)  # 0 .. 4 have many neighbours, which have none
+    plain, replayed = NeighborSampler(graph, (4, 9)), NeighborSampler(graph, (4, 9))
+    replayed._record(torch.tensor([0, 10, 11, 12], device=device), blocks)
+    for seeds in (range(5), range(4), range(10, 15), [0, 1, 20]):
+        seeds = torch.tensor(list(seeds), device=device)
+        generator = torch.Generator(device).manual_seed(3)
+        assert replayed._replayed(seeds, generator, blocks) is None
+        want, got = (drawn(s, blocks, seeds, 3, device) for s in (plain, replayed))
+        assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
+    with pytest.raises(ValueError, match="in 0 .. 399, got 3 .. 400"):
+        replayed.sample(torch.tensor([3, 400], device=device))
+    with pytest.raises(ValueError, match="at most once, got 1 repeated"):
+        replayed.subgraph(torch.tensor([3, 3], device=device))
+    seeds = torch.tensor([12, 0], device=device)  # as before what it was given
+    assert replayed._replayed(seeds, torch.Generator(device), blocks) is not None
+
+
+@pytest.mark.gpu
+def test_capture_is_of_what_it_says():
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA GPU, or a torch without CUDA")
+    sampler, seeds = NeighborSampler(random_graph(device="cuda"), (3, 3)), torch.arange(9, device="cuda")
+    sampler.capture(seeds)
+    sampler.capture(seeds, subgraph=True)
+    for blocks in (True, False):
+        assert sampler._replayed(seeds, None, blocks) is not None
+
+
 @pytest.mark.parametrize("count", [1, 2, 7, 16, 33])
 def test_draws_are_those_of_floyds_algorithm(count):
     """One number after the other, as it is written."""
@@ -157,6 +212,7 @@ def of_a_block(graph):
     (of_fanouts(), ValueError, "fanouts: expected integers"),
     (of_fanouts(3, 0), ValueError, "fanouts: expected integers"),
     (of_fanouts(True), ValueError, "fanouts: expected integers"),
+    (lambda g: NeighborSampler(g, (3, -1)).capture(g), ValueError, "fanouts: expected numbers >= 1"),
     (of_a_block, ValueError, "as many sources as destinations, got 3 and 1"),
     (lambda g: NeighborSampler(g, (3,)).sample([1]), TypeError, "seeds: expected an int64 tensor, got list"),
     (of_seeds([1.0]), TypeError, "got torch.float32"),
@@ -173,7 +229,8 @@ def test_bad_input(bad, error, message):
         bad(random_graph())
 
 
-def test_prefetch_is_ahead_and_in_order(device):
+@pytest.mark.parametrize("thread", [True, False])
+def test_prefetch_is_ahead_and_in_order(thread, device):
     made = []
 
     def make(k):
@@ -181,8 +238,10 @@ def test_prefetch_is_ahead_and_in_order(device):
         return {"x": torch.full((3,), k, device=device)}
 
     found = []
-    for value in sampling.prefetch(make, range(8), device, depth=2):
-        if not found:
+    for value in sampling.prefetch(make, range(8), device, depth=2, thread=thread):
+        if not thread:
+            assert len(made) == min(len(found) + 2, 8)
+        elif not found:
             deadline = time.monotonic() + 10
             while len(made) < 3 and time.monotonic() < deadline:
                 time.sleep(0.01)
@@ -191,17 +250,18 @@ def test_prefetch_is_ahead_and_in_order(device):
     assert found == list(range(8))
 
 
-def test_prefetch_ends_with_its_caller_and_hands_errors_on():
+@pytest.mark.parametrize("thread", [True, False])
+def test_prefetch_ends_with_its_caller_and_hands_errors_on(thread):
     def make(k):
         return 1 // (k - 5)
 
     before = threading.active_count()
-    batches = sampling.prefetch(make, range(100), "cpu")
+    batches = sampling.prefetch(make, range(100), "cpu", thread=thread)
     assert next(batches) == -1
     batches.close()
     assert threading.active_count() == before
     with pytest.raises(ZeroDivisionError):
-        list(sampling.prefetch(make, range(100), "cpu"))
+        list(sampling.prefetch(make, range(100), "cpu", thread=thread))
     assert threading.active_count() == before
 
 
