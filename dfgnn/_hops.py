@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -117,19 +118,28 @@ class ReplayedHops:
         for k, (graph, draws) in enumerate(zip(self._graphs, self._draws)):
             rows = sizes[-1] - begin
             if rows > len(draws):
-                return None
+                return self._has_no_room(sizes)
             draws[:rows].uniform_(generator=generator)
             if graph is None:
                 self._hop(k)
             else:
                 graph.replay()
             num_edges, num_nodes, right = self._numbers.tolist()  # waits
-            if not right or num_nodes > self._most:
+            if not right:
                 return None
+            if num_nodes > self._most:
+                return self._has_no_room([*sizes, num_nodes])
             begin = 0 if self._blocks else sizes[-1]
             sizes.append(num_nodes)
             hops.append(self._found[k][:, :num_edges].clone())
         return Drawn(self._nodes[: sizes[-1]].clone(), hops, sizes)
+
+    def _has_no_room(self, sizes: list[int]) -> None:
+        warnings.warn(
+            f"NeighborSampler: {sizes[0]} seeds have {sizes[-1]} nodes after hop {len(sizes) - 1}: CUDA graphs "
+            f"are of {self._rows} nodes in a hop and {self._most} in all, so the sample is drawn without them",
+            stacklevel=2,
+        )
 
     def _begin(self) -> None:
         """Takes the seeds, of which the first ones are in use."""

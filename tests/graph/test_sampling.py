@@ -1,5 +1,6 @@
 """Sampled neighbourhoods: what is drawn, the blocks, and batches that are made ahead."""
 
+import contextlib
 import threading
 import time
 
@@ -125,25 +126,37 @@ def test_replayed_hops_draw_the_same(fanouts, blocks, device):
         assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(want, got, strict=True))
 
 
+@pytest.mark.parametrize("blocks, seeds, where", [
+    (True, [1, 0], "9 nodes after hop 1"), (False, [1, 0], "9 nodes after hop 1"),
+    (True, [0, 9], "8 nodes after hop 2"), (False, [0, 9], "6 nodes after hop 1"),
+    (True, [1, 2, 3], None), (False, [1, 2, 3], None),
+])  # fmt: skip
+def test_samples_that_graphs_have_no_room_for(blocks, seeds, where, device):
+    """They are drawn without, and no random number is another one."""
+    src = torch.tensor([10, 11, 12, 13, 14, 15, 20, 21, 22], device=device)
+    dst = torch.tensor([0, 0, 0, 0, 10, 10, 1, 1, 1], device=device)
+    graph = Graph.from_coo(src, dst, 30)
+    plain, replayed = NeighborSampler(graph, (4, 4)), NeighborSampler(graph, (4, 4))
+    replayed._record(torch.tensor([1, 9], device=device), blocks)
+    seeds = torch.tensor(seeds, device=device)
+    with pytest.warns(UserWarning, match=where) if where else contextlib.nullcontext():
+        got = drawn(replayed, blocks, seeds, 3, device)
+    assert all(torch.equal(a, b) for a, b in zip(drawn(plain, blocks, seeds, 3, device), got, strict=True))
+
+
 @pytest.mark.parametrize("blocks", [True, False])
-def test_samples_that_graphs_have_no_room_for(blocks, device):
-    """They are drawn without: more seeds, and more nodes, in the last hop and before."""
-    edges = torch.stack([torch.arange(400), torch.arange(400) % 5])
-    graph = Graph.from_edge_index(edges.to(device), 400)  # 0 .. 4 have many neighbours, which have none
-    plain, replayed = NeighborSampler(graph, (4, 9)), NeighborSampler(graph, (4, 9))
-    replayed._record(torch.tensor([0, 10, 11, 12], device=device), blocks)
-    for seeds in (range(5), range(4), range(10, 15), [0, 1, 20]):
-        seeds = torch.tensor(list(seeds), device=device)
-        generator = torch.Generator(device).manual_seed(3)
-        assert replayed._replayed(seeds, generator, blocks) is None
-        want, got = (drawn(s, blocks, seeds, 3, device) for s in (plain, replayed))
-        assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
-    with pytest.raises(ValueError, match="in 0 .. 399, got 3 .. 400"):
-        replayed.sample(torch.tensor([3, 400], device=device))
+def test_replayed_hops_refuse_seeds(blocks, device):
+    """As without, and those that come after are as good."""
+    sampler = NeighborSampler(random_graph(device=device), (2, 3))
+    sampler._record(torch.arange(4, device=device), blocks)
+    draw = sampler.sample if blocks else sampler.subgraph
+    with pytest.raises(ValueError, match="in 0 .. 59, got 3 .. 60"):
+        draw(torch.tensor([3, 60], device=device))
     with pytest.raises(ValueError, match="at most once, got 1 repeated"):
-        replayed.subgraph(torch.tensor([3, 3], device=device))
-    seeds = torch.tensor([12, 0], device=device)  # as before what it was given
-    assert replayed._replayed(seeds, torch.Generator(device), blocks) is not None
+        draw(torch.tensor([3, 3], device=device))
+    with pytest.raises(TypeError, match="int64"):
+        draw(torch.tensor([3], dtype=torch.int32, device=device))
+    assert draw(torch.tensor([3, 0], device=device)).nodes[:2].tolist() == [3, 0]
 
 
 @pytest.mark.gpu
