@@ -118,7 +118,8 @@ class ReplayedHops:
         for k, (graph, draws) in enumerate(zip(self._graphs, self._draws)):
             rows = sizes[-1] - begin
             if rows > len(draws):
-                return self._has_no_room(sizes)
+                self._has_no_room(sizes)
+                return None
             draws[:rows].uniform_(generator=generator)
             if graph is None:
                 self._hop(k)
@@ -128,7 +129,8 @@ class ReplayedHops:
             if not right:
                 return None
             if num_nodes > self._most:
-                return self._has_no_room([*sizes, num_nodes])
+                self._has_no_room([*sizes, num_nodes])
+                return None
             begin = 0 if self._blocks else sizes[-1]
             sizes.append(num_nodes)
             hops.append(self._found[k][:, :num_edges].clone())
@@ -136,8 +138,8 @@ class ReplayedHops:
 
     def _has_no_room(self, sizes: list[int]) -> None:
         warnings.warn(
-            f"NeighborSampler: {sizes[0]} seeds have {sizes[-1]} nodes after hop {len(sizes) - 1}: CUDA graphs "
-            f"are of {self._rows} nodes in a hop and {self._most} in all, so the sample is drawn without them",
+            f"NeighborSampler: {sizes[0]} seeds have {sizes[-1]} nodes after hop {len(sizes) - 1}, and CUDA "
+            f"graphs {self._rows} in a hop and {self._most} in all: the sample is drawn without them",
             stacklevel=2,
         )
 
