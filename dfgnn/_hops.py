@@ -90,11 +90,10 @@ class ReplayedHops:
             self._graphs[k] = graph
         torch.cuda.current_stream(device).wait_stream(stream)
 
-    def draw(self, seeds: Any, generator: torch.Generator | None) -> Drawn | None:
-        """None where the seeds are not right, or where there is no room; the generator is then as before."""
-        if not isinstance(seeds, Tensor) or seeds.dtype != torch.int64 or seeds.dim() != 1:
-            return None
-        if seeds.device != self._nodes.device or not 0 < len(seeds) <= self._rows[0]:
+    def draw(self, seeds: Tensor, generator: torch.Generator | None) -> Drawn | None:
+        """None where values of the seeds are not right, or where there is no room; the generator is then as
+        before."""
+        if not 0 < len(seeds) <= self._rows[0]:
             return None
         if generator is None:
             cuda = seeds.is_cuda

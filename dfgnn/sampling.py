@@ -102,17 +102,19 @@ class NeighborSampler:
         self._csr = graph.csr()
         self._recorded: dict[bool, ReplayedHops] = {}
 
-    def capture(self, seeds: Tensor, subgraph: bool = False) -> None:
-        """Record the hops of ``sample``, or of ``subgraph``, as CUDA graphs, which samples of at most as many
-        seeds are replayed from. What is drawn stays the same; what takes the place of 40 launches a hop is
-        one. Some samples are drawn before, to find how many nodes there is to be room for: a quarter more
-        than the largest of them; one of more nodes is drawn without graphs.
+    def capture(self, seeds: Tensor, *, subgraph: bool = False) -> None:
+        """Record the hops of :meth:`sample`, or of :meth:`subgraph`, as CUDA graphs. Samples of at most as many
+        seeds are then the same as before, to the bit, at one launch instead of forty a hop.
 
-        seeds: as for ``sample``, of which some are drawn. Call it before there are threads that use the GPU.
-        On a CPU it does nothing. Raises ValueError where a fanout is -1.
+        seeds: as for ``sample``. What is drawn for them says how many nodes there is to be room for, and a
+        quarter more; with a warning, a sample of more is drawn as before. Call it before other threads use
+        the GPU. On a CPU nothing is recorded.
+
+        Raises ValueError where a fanout is -1, and as ``sample``.
         """
         if -1 in self.fanouts:
             raise ValueError(f"NeighborSampler.capture: fanouts: expected numbers >= 1, got {self.fanouts}")
+        self._check(seeds)
         if seeds.is_cuda and len(seeds) and self.graph.num_edges:
             self._record(seeds, not subgraph)
 
@@ -142,6 +144,7 @@ class NeighborSampler:
 
         Raises TypeError or ValueError: seeds of another type, shape or device, repeated or out of range.
         """
+        self._check(seeds)
         drawn = self._replayed(seeds, generator, blocks=True)
         if drawn is not None:
             sizes = zip(drawn.sizes[1:], drawn.sizes)
@@ -160,6 +163,7 @@ class NeighborSampler:
         after the one that found it, by the last fanout for the seeds. Batches of it are what
         :func:`dfgnn.capture` replays. Arguments and errors as in :meth:`sample`.
         """
+        self._check(seeds)
         drawn = self._replayed(seeds, generator, blocks=False)
         if drawn is not None:
             edges = torch.cat(drawn.hops, 1)
@@ -180,9 +184,7 @@ class NeighborSampler:
         eids = self._csr.eids
         return edges if eids is None else eids[edges].long()
 
-    def _places(self, seeds: Any) -> Tensor:
-        """int64 [N]: the place of each node in the sample, so far of the seeds; -1: it is not there. A table
-        per sample, as several may be drawn at the same time."""
+    def _check(self, seeds: Any) -> None:
         where = "NeighborSampler.sample: seeds: expected"
         if not isinstance(seeds, Tensor) or seeds.dtype != torch.int64:
             got = seeds.dtype if isinstance(seeds, Tensor) else type(seeds).__name__
@@ -191,18 +193,22 @@ class NeighborSampler:
             raise ValueError(
                 f"{where} shape [n] on {self.graph.device}, got {list(seeds.shape)} on {seeds.device}"
             )
-        n, own = self.graph.num_nodes, torch.arange(len(seeds), device=seeds.device)
-        place = seeds.new_full((n,), -1)
+        if len(seeds) and not self.graph.num_nodes:
+            raise ValueError(f"{where} none for a graph without nodes, got {len(seeds)}")
+
+    def _places(self, seeds: Tensor) -> Tensor:
+        """int64 [N]: the place of each node in the sample, so far of the seeds; -1: it is not there. A table
+        per sample, as several may be drawn at the same time. Raises ValueError."""
+        place = seeds.new_full((self.graph.num_nodes,), -1)
         if not len(seeds):
             return place
-        if not n:
-            raise ValueError(f"{where} no nodes of a graph without any, got {len(seeds)}")
-        inside = seeds.clamp(0, n - 1)
+        last, own = len(place) - 1, torch.arange(len(seeds), device=seeds.device)
+        inside = seeds.clamp(0, last)
         place[inside] = own
         if ((inside != seeds) | (place[inside] != own)).any():  # waits once for both
-            low, high = map(int, seeds.aminmax())
-            if low < 0 or high >= n:
-                raise ValueError(f"{where} nodes in 0 .. {n - 1}, got {low} .. {high}")
+            where, (low, high) = "NeighborSampler.sample: seeds: expected", map(int, seeds.aminmax())
+            if low < 0 or high > last:
+                raise ValueError(f"{where} nodes in 0 .. {last}, got {low} .. {high}")
             repeated = len(seeds) - len(seeds.unique())
             raise ValueError(f"{where} each node at most once, got {repeated} repeated")
         return place

@@ -226,6 +226,7 @@ def of_a_block(graph):
     (of_fanouts(3, 0), ValueError, "fanouts: expected integers"),
     (of_fanouts(True), ValueError, "fanouts: expected integers"),
     (lambda g: NeighborSampler(g, (3, -1)).capture(g), ValueError, "fanouts: expected numbers >= 1"),
+    (lambda g: NeighborSampler(g, (3,)).capture([1]), TypeError, "seeds: expected an int64 tensor, got list"),
     (of_a_block, ValueError, "as many sources as destinations, got 3 and 1"),
     (lambda g: NeighborSampler(g, (3,)).sample([1]), TypeError, "seeds: expected an int64 tensor, got list"),
     (of_seeds([1.0]), TypeError, "got torch.float32"),
