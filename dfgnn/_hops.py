@@ -166,8 +166,8 @@ class ReplayedHops:
         edges = torch.where(taken, first[:, None] + without_repetition(degree, draws), 0)
         # What is not taken counts as an edge from the node itself, which is there already.
         sources = torch.where(taken, self._csr.indices[edges], nodes[:, None])
-        # New nodes by their number, each once.
-        new = torch.where(self._place[sources] < 0, sources, nowhere).flatten().sort().values
+        # New nodes by their number, each once; in 32 bits, which takes half of the passes.
+        new = torch.where(self._place[sources] < 0, sources, nowhere).flatten().int().sort().values.long()
         is_first = new < nowhere
         is_first[1:] &= new[1:] != new[:-1]
         place = is_first.cumsum(0) + (end - 1)

@@ -103,8 +103,8 @@ class NeighborSampler:
         self._recorded: dict[bool, ReplayedHops] = {}
 
     def capture(self, seeds: Tensor, *, subgraph: bool = False) -> None:
-        """Record the hops of :meth:`sample`, or of :meth:`subgraph`, as CUDA graphs. Samples of at most as many
-        seeds are then the same as before, to the bit, at one launch instead of forty a hop.
+        """Record the hops of :meth:`sample`, or of :meth:`subgraph`, as CUDA graphs. Samples of at most as
+        many seeds are then the same as before, to the bit, at one launch a hop instead of forty.
 
         seeds: as for ``sample``. What is drawn for them says how many nodes there is to be room for, and a
         quarter more; with a warning, a sample of more is drawn as before. Call it before other threads use

@@ -177,13 +177,13 @@ class Replayed:
         return self.out
 
 
-def capture(loss_of, model: nn.Module, optimizer):
+def capture(loss_of, model: nn.Module, optimizer, **options):
     """``dfgnn.capture``: a step for batches of changing sizes, from CUDA graphs."""
     import dfgnn
 
     if not hasattr(dfgnn, "capture"):
         sys.exit("--capture: this dfgnn has no dfgnn.capture, which steps of changing sizes need")
-    return dfgnn.capture(loss_of, model, optimizer)
+    return dfgnn.capture(loss_of, model, optimizer, **options)
 
 
 def set_seed(seed: int) -> None:

@@ -66,6 +66,14 @@ class Sampled(FullGraph):
         self.features = data.rows
         train, self.captured = self.split["train"], None
         self.steps = min(-(-len(train) // args.batch_size), args.max_steps or len(train))
+        some = train[:: max(len(train) // args.batch_size, 1)][: args.batch_size]
+        if self.device.type == "cuda" and args.loader != "pyg" and min(args.fanouts) > 0:
+            self.sampler.capture(some, subgraph=args.loader == "subgraph")
+        if args.capture:
+            found = self.sampler.subgraph(some, torch.Generator(self.device).manual_seed(seed))
+            sizes = len(found.nodes), len(found.edge_ids)
+            # Samples of as many seeds are alike in size, and what a capacity has beyond them takes time, too.
+            self.capacities = [tuple(int(room * n) for n in sizes) for room in (1.05, 1.5)]
         if args.loader == "pyg":
             from torch_geometric.data import Data
             from torch_geometric.loader import NeighborLoader
@@ -128,7 +136,9 @@ class Sampled(FullGraph):
         if not self.args.capture:
             return self.optimize(lambda: self.loss_of(batch))
         if self.captured is None:
-            self.captured = harness.capture(self.loss_under_amp, self.model, self.optimizer)
+            self.captured = harness.capture(
+                self.loss_under_amp, self.model, self.optimizer, capacities=self.capacities
+            )
         return self.captured(batch)
 
 
