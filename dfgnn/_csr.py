@@ -327,13 +327,29 @@ def _from_edges_on_gpu(where, names, src, dst, num_src, num_dst, validate, with_
     if num_src is None or num_dst is None:
         square = num_src is None and num_dst is None
         num_src, num_dst, _, _ = check_coo(where, names, src, dst, num_src, num_dst, square, validate)
-    numbers, *made, edge_map, rev_indptr, rev_indices, rev_eids = _structure(
-        src, dst, num_src, num_dst, with_loops
-    )
-    csr, other = CSR(*made), CSR(rev_indptr, rev_indices, rev_eids)
+    made = _structure(src, dst, num_src, num_dst, with_loops)
     if not (validate or with_loops):
-        return Edges(num_src, num_dst, csr, False, None, other)
-    found = numbers.tolist()
+        _, *csr, _, rev_indptr, rev_indices, rev_eids = made
+        return Edges(num_src, num_dst, CSR(*csr), False, None, CSR(rev_indptr, rev_indices, rev_eids))
+    return _as_read(where, names, src, dst, num_src, num_dst, validate, with_loops, made, made[0].tolist())
+
+
+def from_blocks(where: str, names: tuple[str, str], blocks: Sequence[tuple[Tensor, int, int]]) -> list[Edges]:
+    """`from_edges` of several edge_index with their sizes, on a GPU in one wait for all."""
+    if not all(_ops.on_device(x) and x.shape[1] <= _MOST_AT_ONCE for x, _, _ in blocks):
+        return [from_edges(where, names, x[0], x[1], num_src, num_dst) for x, num_src, num_dst in blocks]
+    made = [_structure(x[0], x[1], num_src, num_dst, False) for x, num_src, num_dst in blocks]
+    read = torch.stack([numbers for numbers, *_ in made]).tolist() if made else []
+    return [
+        _as_read(where, names, x[0], x[1], num_src, num_dst, True, False, tensors, found)
+        for (x, num_src, num_dst), tensors, found in zip(blocks, made, read)
+    ]
+
+
+def _as_read(where, names, src, dst, num_src, num_dst, validate, with_loops, made, found: list[int]) -> Edges:
+    """Of what the operator `structure` has made, whose numbers were found."""
+    _, *csr_made, edge_map, rev_indptr, rev_indices, rev_eids = made
+    csr, other = CSR(*csr_made), CSR(rev_indptr, rev_indices, rev_eids)
     *ranges, num_edges, src_falls, dst_falls = found[:_EDGE_NUMBERS]
     if validate:
         _sizes(where, names, src, dst, num_src, num_dst, False, True, ranges)

@@ -148,15 +148,14 @@ class NeighborSampler:
         drawn = self._replayed(seeds, generator, blocks=True)
         if drawn is not None:
             sizes = zip(drawn.sizes[1:], drawn.sizes)
-            hops = [self._hop(found[:2], found[2], *size) for found, size in zip(drawn.hops, sizes)]
-            return Sample(drawn.nodes, hops[::-1])
+            return Sample(drawn.nodes, self._hops([(x[:2], x[2], *n) for x, n in zip(drawn.hops, sizes)]))
         place, nodes, hops = self._places(seeds), seeds, []
         for fanout in reversed(self.fanouts):
             rows, edges = self._draw(nodes, fanout, generator)
             num_dst, sources = len(nodes), self._csr.indices[edges].long()
             nodes = self._grown(nodes, sources, place)
-            hops.append(self._hop(torch.stack([place[sources], rows]), edges, len(nodes), num_dst))
-        return Sample(nodes, hops[::-1])
+            hops.append((torch.stack([place[sources], rows]), edges, len(nodes), num_dst))
+        return Sample(nodes, self._hops(hops))
 
     def subgraph(self, seeds: Tensor, generator: torch.Generator | None = None) -> Subgraph:
         """The sampled neighbourhood of ``seeds`` as one graph: a node's neighbours are drawn once, in the hop
@@ -240,13 +239,19 @@ class NeighborSampler:
         rows, columns = (torch.arange(fanout, device=nodes.device) < degree[:, None]).nonzero().unbind(1)
         return rows, chosen[rows, columns]
 
-    def _hop(self, edge_index: Tensor, edges: Tensor, num_src: int, num_dst: int) -> Hop:
-        graph = Graph.from_edge_index(edge_index, num_src=num_src, num_dst=num_dst)
-        if graph.device.type == "cuda":  # here, so that no layer makes it or waits for it
-            graph.reverse_csr(need_eids=True)
-        # Layers with torch_geometric's contract find the graph by this tensor, instead of sorting it.
-        _kept.keep(edge_index, graph)
-        return Hop(graph, edge_index, self._ids(edges))
+    def _hops(self, drawn: Sequence[tuple[Tensor, Tensor, int, int]]) -> list[Hop]:
+        """Of edges, their positions in the CSR, and numbers of sources and destinations; the last one drawn
+        is the first layer's."""
+        drawn = drawn[::-1]
+        graphs = Graph._of_blocks([(edge_index, n, m) for edge_index, _, n, m in drawn])
+        hops = []
+        for graph, (edge_index, edges, *_) in zip(graphs, drawn):
+            if graph.device.type == "cuda":  # here, so that no layer makes it or waits for it
+                graph.reverse_csr(need_eids=True)
+            # Layers with torch_geometric's contract find the graph by this tensor, instead of sorting it.
+            _kept.keep(edge_index, graph)
+            hops.append(Hop(graph, edge_index, self._ids(edges)))
+        return hops
 
 
 def host_rows(x: Tensor) -> Tensor:

@@ -360,6 +360,14 @@ class Graph:
             )
 
     @classmethod
+    @not_compiled
+    def _of_blocks(cls, blocks: Sequence[tuple[Tensor, int, int]]) -> list[Graph]:
+        """`from_edge_index` of several edge_index with num_src and num_dst, in one wait for the device."""
+        where, names = "Graph.from_edge_index", ("edge_index[0]", "edge_index[1]")
+        with untraced(*(edge_index for edge_index, _, _ in blocks)):
+            return [cls._from_edges(edges) for edges in _csr.from_blocks(where, names, blocks)]
+
+    @classmethod
     def _from_edges(cls, edges: _csr.Edges) -> Graph:
         dst, src = Side(edges.num_dst), Side(edges.num_src)
         given, other = (src, dst) if edges.by_src else (dst, src)
