@@ -75,8 +75,8 @@ class NeighborSampler:
 
     A node's neighbours are the sources of the edges into it; where it has no more than the fanout, all are
     taken. It runs on the graph's device, a GPU or the CPU, by tensor operations; on a GPU it waits for the
-    device three times per hop, for the numbers of edges and nodes and for degrees. Keep the graph in the
-    memory of the GPU.
+    device twice per hop, for the numbers of edges and of nodes, after :meth:`capture` once, and once in
+    :meth:`sample` to check the blocks. Keep the graph in the memory of the GPU.
 
     Args:
         graph: as many sources as destinations.
@@ -299,11 +299,14 @@ def prefetch(
 ) -> Iterator[Any]:
     """``make(item)`` for each of the items, in their order, up to ``depth`` of them ahead of the caller.
 
-    A thread calls ``make``, on a GPU on a stream of its own; the caller's stream waits for what it made.
+    A thread calls ``make``, on a GPU on a stream of its own, of high priority; the caller's stream waits for
+    what it made. Without ``thread`` it is called in turns with the caller, whenever that asks for more: two
+    threads take turns at Python anyway, and are slower than one where neither waits for much else.
+
     Tensors in the results (in tuples, lists, dictionaries, samples and what has ``tensors()``) are safe to
     use until the caller drops them. An exception in ``make`` is raised here. Random numbers are those that
     ``make`` draws, from a generator that only it uses, so that they do not depend on the speed of either
-    side.
+    side. Raises ValueError: depth < 1.
     """
     device = torch.device(device)
     if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
