@@ -48,7 +48,7 @@ class Drawn(NamedTuple):
     """A sample's nodes and hops, in the order in which they were drawn."""
 
     nodes: Tensor  # int64 [n]: the seeds first
-    hops: list[Tensor]  # int64 [3, E]: place of the source, of the destination, position in the CSR
+    hops: list[Tensor]  # int64 [3, E]: place of the source, of the destination, the edge's id
     sizes: list[int]  # nodes before the first hop, after it, ...
 
 
@@ -178,7 +178,8 @@ class ReplayedHops:
         counts = degree.clamp(max=len(column))
         ends = counts.cumsum(0)
         to = torch.where(taken, (ends - counts)[:, None] + column, taken.numel())
-        values = torch.stack([self._place[sources], rows[:, None].expand_as(edges), edges]).flatten(1)
+        ids = edges if self._csr.eids is None else self._csr.eids[edges].long()
+        values = torch.stack([self._place[sources], rows[:, None].expand_as(ids), ids]).flatten(1)
         found.scatter_(1, to.flatten().expand(3, -1), values)
         self._numbers[:2].copy_(torch.stack([ends[-1], place[-1] + 1]))
         if not self._blocks:

@@ -154,7 +154,7 @@ class NeighborSampler:
             rows, edges = self._draw(nodes, fanout, generator)
             num_dst, sources = len(nodes), self._csr.indices[edges].long()
             nodes = self._grown(nodes, sources, place)
-            hops.append((torch.stack([place[sources], rows]), edges, len(nodes), num_dst))
+            hops.append((torch.stack([place[sources], rows]), self._ids(edges), len(nodes), num_dst))
         return Sample(nodes, self._hops(hops))
 
     def subgraph(self, seeds: Tensor, generator: torch.Generator | None = None) -> Subgraph:
@@ -166,7 +166,7 @@ class NeighborSampler:
         drawn = self._replayed(seeds, generator, blocks=False)
         if drawn is not None:
             edges = torch.cat(drawn.hops, 1)
-            return Subgraph(drawn.nodes, edges[:2], self._ids(edges[2]))
+            return Subgraph(drawn.nodes, edges[:2], edges[2])
         place, nodes, begin = self._places(seeds), seeds, 0
         ends, positions = [], []
         for fanout in reversed(self.fanouts):
@@ -240,17 +240,17 @@ class NeighborSampler:
         return rows, chosen[rows, columns]
 
     def _hops(self, drawn: Sequence[tuple[Tensor, Tensor, int, int]]) -> list[Hop]:
-        """Of edges, their positions in the CSR, and numbers of sources and destinations; the last one drawn
-        is the first layer's."""
+        """Of edges, their ids, and numbers of sources and destinations; the last one drawn is the first
+        layer's."""
         drawn = drawn[::-1]
         graphs = Graph._of_blocks([(edge_index, n, m) for edge_index, _, n, m in drawn])
         hops = []
-        for graph, (edge_index, edges, *_) in zip(graphs, drawn):
+        for graph, (edge_index, ids, *_) in zip(graphs, drawn):
             if graph.device.type == "cuda":  # here, so that no layer makes it or waits for it
                 graph.reverse_csr(need_eids=True)
             # Layers with torch_geometric's contract find the graph by this tensor, instead of sorting it.
             _kept.keep(edge_index, graph)
-            hops.append(Hop(graph, edge_index, self._ids(edges)))
+            hops.append(Hop(graph, edge_index, ids))
         return hops
 
 
