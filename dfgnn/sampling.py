@@ -26,8 +26,12 @@ T = TypeVar("T")
 
 # Nodes of the graph per edge drawn up to which new nodes are found by marks: fewer kernels than a sort.
 _MARKS = 64
-# Room for samples with more nodes than the one that graphs are recorded with.
-_ROOM = 1.25
+
+
+def _with_room(count: int) -> int:
+    """For samples with more nodes than the one that graphs are recorded with: a quarter, and in small ones
+    what chance may add."""
+    return int(1.25 * count + 4 * count**0.5)
 
 
 class Hop(NamedTuple):
@@ -128,7 +132,7 @@ class NeighborSampler:
             _, edges = self._draw(nodes[begin:], fanout, generator)
             begin = 0 if blocks else len(nodes)
             nodes = self._grown(nodes, self._csr.indices[edges].long(), place)
-        rows, most = [rows[0], *(int(_ROOM * n) for n in rows[1:])], int(_ROOM * len(nodes))
+        rows, most = [rows[0], *map(_with_room, rows[1:])], _with_room(len(nodes))
         self._recorded[blocks] = ReplayedHops(self._csr, self.fanouts[::-1], rows, most, blocks)
 
     def _replayed(self, seeds: Tensor, generator, blocks: bool) -> Drawn | None:

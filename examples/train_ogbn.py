@@ -66,14 +66,16 @@ class Sampled(FullGraph):
         self.features = data.rows
         train, self.captured = self.split["train"], None
         self.steps = min(-(-len(train) // args.batch_size), args.max_steps or len(train))
-        some = train[:: max(len(train) // args.batch_size, 1)][: args.batch_size]
+        generator = torch.Generator().manual_seed(seed)
+        some = train[torch.randperm(len(train), generator=generator)[: 4 * args.batch_size].to(train.device)]
         if self.device.type == "cuda" and args.loader != "pyg" and min(args.fanouts) > 0:
-            self.sampler.capture(some, subgraph=args.loader == "subgraph")
+            self.sampler.capture(some[: args.batch_size], subgraph=args.loader == "subgraph")
         if args.capture:
-            found = self.sampler.subgraph(some, torch.Generator(self.device).manual_seed(seed))
-            sizes = len(found.nodes), len(found.edge_ids)
+            generator = torch.Generator(self.device).manual_seed(seed)
+            found = [self.sampler.subgraph(seeds, generator) for seeds in some.split(args.batch_size)]
+            largest = [max(len(sample[k]) for sample in found) for k in (0, 2)]  # nodes, edges
             # Samples of as many seeds are alike in size, and what a capacity has beyond them takes time, too.
-            self.capacities = [tuple(int(room * n) for n in sizes) for room in (1.05, 1.5)]
+            self.capacities = [tuple(int(room * n) for n in largest) for room in (1.05, 1.5)]
         if args.loader == "pyg":
             from torch_geometric.data import Data
             from torch_geometric.loader import NeighborLoader
@@ -98,9 +100,11 @@ class Sampled(FullGraph):
         train = self.split["train"]
         order = train[torch.randperm(len(train)).to(train.device)]
         generator = torch.Generator(self.device).manual_seed(int(torch.randint(2**62, ())))
+        # In turns on a GPU, where to start kernels is what both take time for.
         yield from sampling.prefetch(
-            lambda seeds: self.draw(seeds, generator), order.split(self.args.batch_size), self.device
-        )
+            lambda seeds: self.draw(seeds, generator), order.split(self.args.batch_size), self.device,
+            thread=self.device.type == "cpu",
+        )  # fmt: skip
 
     def draw(self, seeds, generator):
         blocks = self.args.loader == "dfgnn"
