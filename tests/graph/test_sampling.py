@@ -39,6 +39,13 @@ def test_blocks(fanouts, device):
         degrees = graph.in_degrees()[sample.nodes[: hop.num_dst]]
         wanted = degrees if fanout == -1 else degrees.clamp(max=fanout)
         assert torch.equal(hop.graph.in_degrees(), wanted)
+        # With all that a graph of these edges has when it is made.
+        same = Graph.from_edge_index(hop.edge_index, num_src=hop.graph.num_src, num_dst=hop.num_dst)
+        for name in ("dst", "src"):
+            one, other = (getattr(g._structure, name) for g in (hop.graph, same))
+            assert (one.stats, one.cuts, one.built is None) == (other.stats, other.cuts, other.built is None)
+        for csr, other in zip(*((g.csr(), g.reverse_csr(True)) for g in (hop.graph, same))):
+            assert all(a is b or torch.equal(a, b) for a, b in zip(csr, other))
 
 
 @pytest.mark.parametrize("fanouts", [(3,), (2, 4), (5, 1, 3), (-1, 2)])
