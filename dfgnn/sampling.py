@@ -104,6 +104,9 @@ class NeighborSampler:
             raise ValueError(f"NeighborSampler: fanouts: expected integers >= 1 or -1, got {fanouts!r}")
         self.graph, self.fanouts = graph, tuple(fanouts)
         self._csr = graph.csr()
+        indptr = self._csr.indptr
+        # Where each node's edges begin and end, without a copy.
+        self._bounds = indptr.unfold(0, 2, 1) if graph.num_nodes else indptr.new_empty(0, 2)
         self._recorded: dict[bool, ReplayedHops] = {}
 
     def capture(self, seeds: Tensor, *, subgraph: bool = False) -> None:
@@ -232,7 +235,7 @@ class NeighborSampler:
     def _draw(self, nodes: Tensor, fanout: int, generator) -> tuple[Tensor, Tensor]:
         """The place in ``nodes`` of the destination of each edge drawn, in rising order, and the edge's
         position in the CSR."""
-        first, end = self._csr.indptr.unfold(0, 2, 1)[nodes].unbind(1)
+        first, end = self._bounds[nodes].unbind(1)
         degree = end - first
         if fanout == -1:
             rows = torch.repeat_interleave(degree)

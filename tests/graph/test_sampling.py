@@ -201,6 +201,17 @@ def test_nothing_to_draw(seeds, num_edges, device):
     assert sample.nodes.tolist() == seeds + ([0] if num_edges and 0 not in seeds and seeds else [])
 
 
+@pytest.mark.parametrize("num_nodes", [0, 1])
+def test_no_seeds(num_nodes, device):
+    nothing = torch.zeros(0, dtype=torch.int64, device=device)
+    sampler = NeighborSampler(Graph.from_coo(nothing, nothing, num_nodes=num_nodes), (3, -1))
+    assert not len(sampler.subgraph(nothing).nodes)
+    assert [hop.num_dst for hop in sampler.sample(nothing).hops] == [0, 0]
+    if not num_nodes:
+        with pytest.raises(ValueError, match="none for a graph without nodes, got 2"):
+            sampler.sample(torch.tensor([0, 1], device=device))
+
+
 def test_layers_find_the_block(device, monkeypatch):
     """PyG's contract takes hop.edge_index, and neither sorts nor checks it."""
     nn = pytest.importorskip("dfgnn.nn.pyg", reason="torch_geometric is not installed")
