@@ -77,8 +77,8 @@ def gradients(forward, model, x, edge_index):
 @pytest.mark.parametrize("name", LAYERS)
 def test_same_bits(name, how, device):
     found = model_and_data(name, device)
-    # Some of PyTorch's own kernels add up in any order: of second derivatives. A gradient that is zero but for
-    # rounding, as that of the keys' bias, has no scale of its own.
+    # Some of PyTorch's own kernels add up in any order: of second derivatives. A gradient that is zero but
+    # for rounding, as that of the keys' bias, has no scale of its own.
     exact = how != "double backward" or device == "cpu"
     want = gradients(FORWARDS[how], *found)
     with torch.autograd.set_multithreading_enabled(False):
