@@ -251,6 +251,7 @@ def profile(task: Task) -> dict:
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiler
 
+    task.model.train()  # scores have left it in evaluation
     synchronize(task.device)
     kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (task.device.type == "cuda")
     with profiler(activities=kinds) as found:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -46,6 +46,7 @@ class Padding(TorchFunctionMode):
     def __init__(self, masks: dict[int, Tensor], bounds: list[tuple[int, int, int]]):
         super().__init__()
         self.masks, self.bounds = masks, bounds
+        self._counts: dict[int, _Counts] = {}
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -62,6 +63,24 @@ class Padding(TorchFunctionMode):
 
     def mask_of(self, x: Any) -> Tensor | None:
         return self.masks.get(x.shape[0]) if isinstance(x, Tensor) and x.dim() else None
+
+    def counts_of(self, mask: Tensor) -> _Counts:
+        """Of one of the masks; found once in a step, for all that ask."""
+        if len(mask) not in self._counts:
+            used = mask.sum(dtype=torch.float32)
+            total = torch.full_like(used, len(mask))
+            self._counts[len(mask)] = _Counts(
+                torch.stack([total, used - total]), used.to(torch.int32).view(1), torch.zeros_like(used)
+            )
+        return self._counts[len(mask)]
+
+
+class _Counts(NamedTuple):
+    """merged: float32 [2], of all rows, and less than 0 of those that are to be left out. used: int32 [1]."""
+
+    merged: Tensor
+    used: Tensor
+    zero: Tensor
 
 
 class KnownMasks(TorchFunctionMode):
@@ -163,6 +182,9 @@ def _batch_norm(mode: Padding, func, args, kwargs):
     if found is None or mask is None or not found["training"]:
         return func(*args, **kwargs)
     x, mean, var = found["input"], found["running_mean"], found["running_var"]
+    if _on_device(x, mean):
+        options = mode.counts_of(mask), mean, var, found["momentum"], found["eps"]
+        return _DeviceBatchNorm.apply(x, found["weight"], found["bias"], mask, *options)
     y, batch_mean, batch_var, count = _MaskedBatchNorm.apply(
         x, found["weight"], found["bias"], mask, found["eps"]
     )
@@ -172,6 +194,50 @@ def _batch_norm(mode: Padding, func, args, kwargs):
             mean.lerp_(batch_mean.to(mean.dtype), found["momentum"])
             var.lerp_(unbiased.to(var.dtype), found["momentum"])
     return y
+
+
+# Beyond, float32 does not count rows exactly.
+_MOST_ROWS = 2**24
+
+
+def _on_device(x: Tensor, running_mean: Tensor | None) -> bool:
+    """Whether this is for `_DeviceBatchNorm`."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    known = running_mean is None or running_mean.dtype == wide
+    return x.is_cuda and x.dim() == 2 and len(x) < _MOST_ROWS and known
+
+
+class _DeviceBatchNorm(torch.autograd.Function):
+    """`_MaskedBatchNorm` of ``[N, C]`` on a GPU, where it is launches that count: by the few kernels of
+    torch.nn.SyncBatchNorm, which merge statistics of parts by their sizes.
+
+    Rows that are not in use, the last ones, become copies of the first, which always is. As a part of a
+    negative size, of that mean and no variance, they are taken out of the statistics again. What they become
+    in y is finite and has no gradient.
+    """
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, mask, counts, running_mean, running_var, momentum, eps):
+        x = torch.where(_rows(mask, x), x, x[:1]).contiguous()
+        parts = [torch.batch_norm_stats(part, eps) for part in (x, x[:1])]
+        means, invstds = map(torch.stack, zip(*parts))
+        mean, invstd = torch.batch_norm_gather_stats_with_counts(
+            means, means, invstds, running_mean, running_var, momentum, eps, counts.merged.to(means.dtype)
+        )
+        ctx.save_for_backward(x, weight, mask, mean, invstd, counts.used, counts.zero)
+        ctx.has_bias = bias is not None
+        return torch.batch_norm_elemt(x, weight, bias, mean, invstd, eps)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight, mask, mean, invstd, used, zero = ctx.saved_tensors
+        rows = _rows(mask, grad)
+        grad = torch.where(rows, grad, zero).contiguous()
+        total, along, grad_weight, grad_bias = torch.batch_norm_backward_reduce(
+            grad, x, mean, invstd, weight, True, weight is not None, ctx.has_bias
+        )
+        grad_x = torch.batch_norm_backward_elemt(grad, x, mean, invstd, weight, total, along, used)
+        return torch.where(rows, grad_x, zero), grad_weight, grad_bias, *[None] * 6
 
 
 class _MaskedBatchNorm(torch.autograd.Function):

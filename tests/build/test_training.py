@@ -250,6 +250,21 @@ def test_capture_where_it_cannot(train):
         train("nodes", "--capture")
 
 
+def test_the_profile_is_of_training(train, monkeypatch):
+    """And not of a model that the scores have left in evaluation."""
+    import train_nodes
+
+    seen, epoch = [], train_nodes.Nodes.epoch
+
+    def spied(self):
+        seen.append(self.model.training)
+        return epoch(self)
+
+    monkeypatch.setattr(train_nodes.Nodes, "epoch", spied)
+    train("nodes", "--profile", "--epochs", 2)
+    assert seen == [True] * 3
+
+
 def test_stages_profile_curves_and_compile(train, tmp_path):
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     (record,) = train(
