@@ -1,9 +1,10 @@
 """Exphormer's layer (Shirzad et al., ICML 2023, arXiv 2303.06147): attention over a graph's own edges, those
-of an expander and those of virtual nodes, beside message passing.
+of an expander and those of virtual nodes, beside message passing along its own.
 
-Scores are products of queries, keys and what belongs to the edge's type, clamped to ±5 as in the published
-code. A type's factor belongs to the key: with a source for each type and node, type * N + node, the scores
-are sampled dot products, and nothing of E x width is made.
+As in the published code scores are products of queries, keys and what belongs to the edge's type, clamped to
+±5, a virtual node becomes what it attends to, and the expander of a graph is drawn once. A type's factor
+belongs to the key: with a source for each type and node, type * N + node, the scores are sampled dot
+products, and nothing of E x width is made.
 """
 
 import torch
@@ -12,39 +13,45 @@ from torch_geometric.nn import ResGatedGraphConv
 
 from dfgnn import Graph, functional
 
-OWN, EXPANDER, TO_VIRTUAL, FROM_VIRTUAL = TYPES = range(4)
+EXPANDER, TO_VIRTUAL, FROM_VIRTUAL, OWN = TYPES = range(4)
 
 
 class Structure:
-    """The edges of all types of a batch, virtual nodes behind the others; ``cycles`` random cycles through
-    each graph's nodes, in both directions, are its expander."""
+    """The edges of all types of a batch, its virtual nodes behind the others.
 
-    def __init__(self, batch, cycles: int = 3, virtual: int = 2):
+    ``batch.cycles`` [N, k], random numbers, are k cycles through each graph's nodes in the order of these; in
+    both directions they are its expander. Of a batch that is padded, as dfgnn.capture does it, the edges in
+    use come first. Nothing waits for the device.
+    """
+
+    def __init__(self, batch, virtual: int):
         graph_of, device = batch.batch, batch.batch.device
         n, graphs = len(graph_of), batch.num_graphs
-        node = torch.arange(n, device=device)
-        first = torch.searchsorted(graph_of, torch.arange(graphs, device=device))
-        last = torch.cat([first[1:], first.new_tensor([n])]) - 1
-        following = torch.where(node == last[graph_of], first[graph_of], node + 1)
-        parts = [(batch.edge_index, OWN)]
-        for _ in range(cycles):
-            order = (graph_of + torch.rand(n, device=device, dtype=torch.float64)).argsort()
-            cycle = torch.stack([order, order[following]])
-            parts += [(cycle, EXPANDER), (cycle.flip(0), EXPANDER)]
-        for k in range(virtual):
-            ends = torch.stack([node, n + k * graphs + graph_of])
-            parts += [(ends, TO_VIRTUAL), (ends.flip(0), FROM_VIRTUAL)]
-        self.num_nodes, self.num_virtual, self.own = n + virtual * graphs, virtual * graphs, batch.edge_index
+        node, each = torch.arange(n, device=device), torch.arange(graphs, device=device)
+        first, end = (torch.searchsorted(graph_of, each, right=right) for right in (False, True))
+        following = torch.where(node == end[graph_of] - 1, first[graph_of], node + 1)
+        order = (graph_of + batch.cycles.double().t()).argsort(1)
+        cycles = torch.stack([order, order[:, following]]).flatten(1)
+        hubs = n + graph_of + graphs * torch.arange(virtual, device=device).unsqueeze(1)
+        spokes = torch.stack([node.expand_as(hubs), hubs]).flatten(1)
+        parts = [
+            (cycles, EXPANDER), (cycles.flip(0), EXPANDER),
+            (spokes, TO_VIRTUAL), (spokes.flip(0), FROM_VIRTUAL), (batch.edge_index, OWN),
+        ]  # fmt: skip
+        self.own, self.num_nodes, self.num_virtual = batch.edge_index, n + virtual * graphs, virtual * graphs
         self.edges = torch.cat([edges for edges, _ in parts], 1)
         self.types = torch.cat([edges.new_full(edges.shape[1:], kind) for edges, kind in parts])
+        unused = (~batch.edge_mask).sum() if "edge_mask" in batch else None
+        self.in_use = None if unused is None else len(self.types) - unused
 
     def graph(self) -> Graph:
         """A source for each type and node."""
-        sources = self.types * self.num_nodes + self.edges[0]
-        return Graph.from_edge_index(
-            torch.stack([sources, self.edges[1]]),
-            num_src=len(TYPES) * self.num_nodes, num_dst=self.num_nodes,
-        )  # fmt: skip
+        sizes = len(TYPES) * self.num_nodes, self.num_nodes
+        edges = torch.stack([self.types * self.num_nodes + self.edges[0], self.edges[1]])
+        if self.in_use is None:
+            graph = Graph.from_edge_index(edges, num_src=sizes[0], num_dst=sizes[1], validate=False)
+            return graph.one_shot()
+        return Graph.with_capacity(sizes, edges.shape[1], device=edges.device).copy_(edges, num_edges=self.in_use)
 
 
 class Attention(nn.Module):
@@ -61,8 +68,8 @@ class Attention(nn.Module):
         query, key, value = self.project(x).view(len(x), 3, self.heads, -1).unbind(1)
         scale = query.shape[-1] ** -0.5
         if graph is not None:
-            factor = self.edge(types).view(len(types), 1, self.heads, -1)
-            score = functional.sddmm(graph, query, (key * factor).flatten(0, 1), scale=scale).clamp(-5, 5)
+            factor = self.edge(types).view(len(types), 1, self.heads, -1) * scale
+            score = functional.sddmm(graph, query, (key * factor).flatten(0, 1)).clamp(-5, 5)
             value = value.repeat(len(types), 1, 1)
             # Scores as a bias to which nothing is added, and without the leaky ReLU.
             out = functional.gat_attention(graph, value, None, None, negative_slope=1.0, edge_bias=score)
@@ -82,16 +89,16 @@ class ExphormerLayer(nn.Module):
         self.norms = nn.ModuleList(nn.BatchNorm1d(width) for _ in range(3))
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x, structure, *attention):
-        own = x[: len(x) - structure.num_virtual]  # virtual nodes have no neighbours of their own
-        local = own + self.dropout(torch.relu(self.norms[0](self.local(own, structure.own))))
-        attended = self.norms[1](x + self.dropout(self.attention(x, structure, *attention)))
-        x = attended + torch.cat([local, x[len(own) :]])
-        return self.norms[2](x + self.dropout(self.feed_forward(x)))
+    def forward(self, x, virtual, structure, *attention):
+        local = x + self.dropout(torch.relu(self.norms[0](self.local(x, structure.own))))
+        attended = self.attention(torch.cat([x, virtual]), structure, *attention)
+        attended, virtual = attended.split([len(x), len(virtual)])
+        x = local + self.norms[1](x + self.dropout(attended))
+        return self.norms[2](x + self.dropout(self.feed_forward(x))), virtual
 
 
 class Exphormer(nn.Module):
-    """Layers on the nodes and, behind them, virtual nodes, which begin alike for all graphs."""
+    """Layers on the nodes and on virtual nodes, which begin alike for all graphs."""
 
     def __init__(self, impl, width, heads, layers, virtual=2):
         super().__init__()
@@ -100,14 +107,13 @@ class Exphormer(nn.Module):
         self.layers = nn.ModuleList(ExphormerLayer(width, heads) for _ in range(layers))
 
     def forward(self, x, batch):
-        structure = Structure(batch, virtual=len(self.virtual.weight))
+        structure = Structure(batch, len(self.virtual.weight))
         graph = edge_attr = None
         if self.impl == "dfgnn":
             graph = structure.graph()
         else:
             edge_attr = self.types(structure.types)
-        graphs = structure.num_virtual // len(self.virtual.weight)
-        y = torch.cat([x, self.virtual.weight.repeat_interleave(graphs, 0)])
+        virtual = self.virtual.weight.repeat_interleave(batch.num_graphs, 0)
         for layer in self.layers:
-            y = layer(y, structure, self.types.weight, graph, edge_attr)
-        return y[: len(x)]
+            x, virtual = layer(x, virtual, structure, self.types.weight, graph, edge_attr)
+        return x

@@ -21,7 +21,7 @@ from datasets import GraphSet
 SIZES = {"CLUSTER": (10_000, 1_000, 1_000), "PATTERN": (10_000, 2_000, 2_000)}  # train, valid, test
 CLASSES = {"CLUSTER": cluster.CLASSES, "PATTERN": 2}
 NUM_FEATURES = {"CLUSTER": cluster.NUM_FEATURES, "PATTERN": 3}
-POSITIONS = 10
+POSITIONS, CYCLES = 10, 3  # of each node: eigenvectors, and random numbers for Exphormer's expander
 PATTERNS = np.random.default_rng(20).integers(3, size=(100, 20))
 
 
@@ -85,6 +85,7 @@ def load(name: str, counts, root, device="cpu") -> tuple[GraphSet, dict[str, tor
             torch.save(parts, path.with_suffix(f".{os.getpid()}"))
             path.with_suffix(f".{os.getpid()}").replace(path)
     node = {k: parts[k] for k in ("x", "y", "positions")}
+    node["cycles"] = torch.rand(len(parts["y"]), CYCLES, generator=torch.Generator().manual_seed(0))
     data = GraphSet(parts["num_nodes"], parts["num_edges"], parts["edge_index"], node, {}, {}, device)
     split = dict(zip(("train", "valid", "test"), torch.arange(sum(counts)).split(list(counts))))
     return data, split

@@ -83,9 +83,6 @@ class Blocks(GraphBatches):
         self.optimizer = self.adam(MODELS[args.model][-1])
         self.scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(self.optimizer, factor=0.5, patience=10)
 
-    def can_capture(self):  # the edges of exphormer's structure are drawn anew in every step
-        return super().can_capture() and self.args.model != "exphormer"
-
     def weighted_loss(self, logits, labels):
         counts = F.one_hot(labels, self.classes).sum(0)
         weights = (1 - counts / counts.sum()) * (counts > 0)
