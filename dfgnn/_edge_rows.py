@@ -12,6 +12,7 @@ from . import _eager, _edges, _plain, _products
 from ._checks import Checker, for_device, without_padding
 from ._compile import not_compiled
 from ._edges import EdgeList
+from ._fixed import FixedStructure
 from .graph import Graph
 
 _as_sources: weakref.WeakKeyDictionary[Graph, dict[bool, Graph]] = weakref.WeakKeyDictionary()
@@ -25,8 +26,12 @@ def edges_as_sources(graph: Graph, reverse: bool = False) -> Graph:
 
     Its spmm sums rows of edges over the nodes. Shares the structure of ``graph``.
     """
-    kept = _as_sources.setdefault(graph, {})
-    if reverse not in kept:
+    kept, structure = _as_sources.setdefault(graph, {}), graph._structure
+    if isinstance(structure, FixedStructure):  # its edges change
+        made = structure.edges_as_sources(reverse)
+        if reverse not in kept or kept[reverse]._structure is not made:
+            kept[reverse] = Graph._of(made)
+    elif reverse not in kept:
         csr = graph.reverse_csr(need_eids=True) if reverse else graph.csr()
         edges = csr.eids
         if edges is None:

@@ -148,6 +148,18 @@ class FixedStructure(Structure):
         assert csr.eids is not None
         return CSR(_csr.indptr_of(keys, self.src.num_rows), indices, csr.eids[order])
 
+    def edges_as_sources(self, reverse: bool) -> FixedStructure:
+        """That of the graph from each edge to its destination (reverse: to its source)."""
+
+        def make() -> FixedStructure:
+            src, dst, valid = self._get("ends", self._ends)
+            rows = self.src.num_rows if reverse else self.dst.num_rows
+            ends = torch.where(valid, src if reverse else dst, rows)
+            edges = torch.stack([torch.arange(len(ends), dtype=ends.dtype, device=ends.device), ends])
+            return FixedStructure(edges, None, len(ends), rows)
+
+        return self._get(f"edges as sources {reverse}", make)
+
     # ---- as of any structure ---------------------------------------------------------------------
 
     @property

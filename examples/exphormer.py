@@ -2,16 +2,14 @@
 of an expander and those of virtual nodes, beside message passing along its own.
 
 As in the published code scores are products of queries, keys and what belongs to the edge's type, clamped to
-±5, a virtual node becomes what it attends to, and the expander of a graph is drawn once. A type's factor
-belongs to the key: with a source for each type and node, type * N + node, the scores are sampled dot
-products, and nothing of E x width is made.
+±5, a virtual node becomes what it attends to, and the expander of a graph is drawn once.
 """
 
 import torch
 from torch import nn
 from torch_geometric.nn import ResGatedGraphConv
 
-from dfgnn import Graph, functional
+from dfgnn.nn import ExphormerAttention
 
 EXPANDER, TO_VIRTUAL, FROM_VIRTUAL, OWN = TYPES = range(4)
 
@@ -38,25 +36,22 @@ class Structure:
             (cycles, EXPANDER), (cycles.flip(0), EXPANDER),
             (spokes, TO_VIRTUAL), (spokes.flip(0), FROM_VIRTUAL), (batch.edge_index, OWN),
         ]  # fmt: skip
-        self.own, self.num_nodes, self.num_virtual = batch.edge_index, n + virtual * graphs, virtual * graphs
+        self.num_nodes = n + virtual * graphs
         self.edges = torch.cat([edges for edges, _ in parts], 1)
         self.types = torch.cat([edges.new_full(edges.shape[1:], kind) for edges, kind in parts])
         unused = (~batch.edge_mask).sum() if "edge_mask" in batch else None
         self.in_use = None if unused is None else len(self.types) - unused
 
-    def graph(self) -> Graph:
-        """A source for each type and node."""
-        sizes = len(TYPES) * self.num_nodes, self.num_nodes
-        edges = torch.stack([self.types * self.num_nodes + self.edges[0], self.edges[1]])
-        if self.in_use is None:
-            graph = Graph.from_edge_index(edges, num_src=sizes[0], num_dst=sizes[1], validate=False)
-            return graph.one_shot()
-        return Graph.with_capacity(sizes, edges.shape[1], device=edges.device).copy_(edges, num_edges=self.in_use)
+    def graph(self):
+        """As dfgnn's layer takes it."""
+        sizes = self.num_nodes, len(TYPES)
+        return ExphormerAttention.typed_graph(
+            self.edges, self.types, *sizes, num_edges=self.in_use, validate=False
+        )
 
 
 class Attention(nn.Module):
-    """``graph`` is the structure's, for dfgnn's operations; None: the published ones, with ``edge_attr``
-    [E, width]."""
+    """The published operations; ``types`` [E, width] of the edges."""
 
     def __init__(self, width, heads):
         super().__init__()
@@ -64,34 +59,27 @@ class Attention(nn.Module):
         self.project = nn.Linear(width, 3 * width, bias=False)
         self.edge = nn.Linear(width, width, bias=False)
 
-    def forward(self, x, structure, types, graph, edge_attr):
+    def forward(self, edges, x, types):
         query, key, value = self.project(x).view(len(x), 3, self.heads, -1).unbind(1)
-        scale = query.shape[-1] ** -0.5
-        if graph is not None:
-            factor = self.edge(types).view(len(types), 1, self.heads, -1) * scale
-            score = functional.sddmm(graph, query, (key * factor).flatten(0, 1)).clamp(-5, 5)
-            value = value.repeat(len(types), 1, 1)
-            # Scores as a bias to which nothing is added, and without the leaky ReLU.
-            out = functional.gat_attention(graph, value, None, None, negative_slope=1.0, edge_bias=score)
-            return out.flatten(1)
-        src, dst = structure.edges
-        factor = self.edge(edge_attr).view(len(src), self.heads, -1)
-        score = (key[src] * query[dst] * factor * scale).sum(-1, keepdim=True).clamp(-5, 5).exp()
+        src, dst = edges
+        factor = self.edge(types).view(len(src), self.heads, -1) * query.shape[-1] ** -0.5
+        score = (key[src] * query[dst] * factor).sum(-1, keepdim=True).clamp(-5, 5).exp()
         total = torch.zeros_like(score[: len(x)]).index_add(0, dst, score)
         return (torch.zeros_like(value).index_add(0, dst, value[src] * score) / (total + 1e-6)).flatten(1)
 
 
 class ExphormerLayer(nn.Module):
-    def __init__(self, width, heads, dropout=0.1):
+    def __init__(self, impl, width, heads, dropout=0.1):
         super().__init__()
-        self.local, self.attention = ResGatedGraphConv(width, width, aggr="mean"), Attention(width, heads)
+        self.local = ResGatedGraphConv(width, width, aggr="mean")
+        self.attention = (ExphormerAttention if impl == "dfgnn" else Attention)(width, heads)
         self.feed_forward = nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width))
         self.norms = nn.ModuleList(nn.BatchNorm1d(width) for _ in range(3))
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x, virtual, structure, *attention):
-        local = x + self.dropout(torch.relu(self.norms[0](self.local(x, structure.own))))
-        attended = self.attention(torch.cat([x, virtual]), structure, *attention)
+    def forward(self, x, virtual, own, edges, types):
+        local = x + self.dropout(torch.relu(self.norms[0](self.local(x, own))))
+        attended = self.attention(edges, torch.cat([x, virtual]), types)
         attended, virtual = attended.split([len(x), len(virtual)])
         x = local + self.norms[1](x + self.dropout(attended))
         return self.norms[2](x + self.dropout(self.feed_forward(x))), virtual
@@ -104,16 +92,15 @@ class Exphormer(nn.Module):
         super().__init__()
         self.impl, self.virtual = impl, nn.Embedding(virtual, width)
         self.types = nn.Embedding(len(TYPES), width)
-        self.layers = nn.ModuleList(ExphormerLayer(width, heads) for _ in range(layers))
+        self.layers = nn.ModuleList(ExphormerLayer(impl, width, heads) for _ in range(layers))
 
     def forward(self, x, batch):
         structure = Structure(batch, len(self.virtual.weight))
-        graph = edge_attr = None
         if self.impl == "dfgnn":
-            graph = structure.graph()
+            edges, types = structure.graph(), self.types.weight
         else:
-            edge_attr = self.types(structure.types)
+            edges, types = structure.edges, self.types(structure.types)
         virtual = self.virtual.weight.repeat_interleave(batch.num_graphs, 0)
         for layer in self.layers:
-            x, virtual = layer(x, virtual, structure, self.types.weight, graph, edge_attr)
+            x, virtual = layer(x, virtual, batch.edge_index, edges, types)
         return x

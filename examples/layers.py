@@ -19,10 +19,10 @@ def conv(impl: str, name: str, in_channels: int, out_channels: int, heads: int =
     return DGLLayer(name, in_channels, out_channels, heads, **options)
 
 
-def prepare(model: nn.Module, args, replace: bool = True) -> nn.Module:
+def prepare(model: nn.Module, args) -> nn.Module:
     """Put the model on its device, dfgnn's layers into it, and compile it, as the arguments say."""
     model = model.to(args.device)
-    if replace and args.impl == "dfgnn":
+    if args.impl == "dfgnn":
         report = dfgnn.accelerate(model)
         if report.kept or not report.replaced:
             raise SystemExit(f"--impl dfgnn: not every attention layer was replaced\n{report}")

@@ -79,7 +79,7 @@ class Blocks(GraphBatches):
         super().__init__(args, seed, data, split)
         self.classes = sbm.CLASSES[args.dataset]
         network = Network(args, sbm.NUM_FEATURES[args.dataset], self.classes)
-        self.model = prepare(network, args, replace=args.model != "exphormer")
+        self.model = prepare(network, args)
         self.optimizer = self.adam(MODELS[args.model][-1])
         self.scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(self.optimizer, factor=0.5, patience=10)
 

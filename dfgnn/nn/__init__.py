@@ -11,6 +11,7 @@ from . import dgl
 from ._fallback import FallbackWarning
 from ._graph import ZeroInDegreeError
 from .edge_transformer import EdgeGraphTransformerConv, EdgeGraphTransformerLayer
+from .exphormer import ExphormerAttention
 from .graph_transformer import GraphTransformerConv, GraphTransformerLayer
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ __all__ = [
     "EdgeGATConv",
     "EdgeGraphTransformerConv",
     "EdgeGraphTransformerLayer",
+    "ExphormerAttention",
     "FallbackWarning",
     "GATConv",
     "GATv2Conv",

@@ -20,11 +20,12 @@ from .. import functional
 from .._eager import is_eager
 from .._edges import in_use
 from .._gat_layer import Edges, gat_layer
+from .._gated_layer import GatedTensors, gated_layer
 from .._layers import PairTensors, can_fuse, pair_layer
 from ..graph import Graph
-from ._terms import plain_linear
+from ._terms import is_untouched, plain_linear
 
-__all__ = ["dot_at_once", "gat_at_once", "is_first_rows", "knows_all_of", "pair_at_once"]
+__all__ = ["dot_at_once", "gat_at_once", "gated_at_once", "is_first_rows", "knows_all_of", "pair_at_once"]
 
 _PLAIN = (nn.Parameter, Tensor)
 _NONE = None, None
@@ -288,3 +289,33 @@ def dot_at_once(
         layer, graph, "dot", x, x_dst, value, key, query, heads=layer.num_heads,
         scale=1 / math.sqrt(layer.out_feats), dropout_p=dropout_p, of_edges=of_edges,
     )  # fmt: skip
+
+
+def gated_at_once(layer: Any, graph: Any, x: Tensor, mean: bool) -> Tensor | None:
+    """``[N, C]`` of torch_geometric's ResGatedGraphConv without attributes of edges, where `gated_layer`
+    gives it; else None."""
+    if (
+        torch.compiler.is_compiling()
+        or torch.is_autocast_enabled(x.device.type)
+        or not knows_all_of(type(layer))
+        or type(layer.act) is not nn.Sigmoid
+        or not is_untouched(layer.act)
+    ):
+        return None
+    skip = (layer.lin_skip,) if layer.root_weight else ()
+    linear = [plain_linear(lin) for lin in (layer.lin_key, layer.lin_query, layer.lin_value, *skip)]
+    if any(found is None for found in linear):
+        return None
+    weights, biases = zip(*linear)  # type: ignore[misc]
+    rows_fit = x.device.type == "cpu" or len(weights[0]) * x.element_size() % 16 == 0  # as kernels load them
+    if (
+        any(bias is None for bias in biases[:3])
+        or any(bias is not None for bias in biases[3:])
+        or not rows_fit
+        or not all(can_fuse(graph, x, weight) for weight in weights)
+        or not _are_plain(x, (*weights, *biases, layer.bias), (x.dtype,))
+        or graph.num_src != graph.num_dst
+    ):
+        return None
+    weights = (*weights, None)[:4]
+    return gated_layer(graph, GatedTensors(x, *weights, *biases[:3], layer.bias), mean)

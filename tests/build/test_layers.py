@@ -29,7 +29,7 @@ _edge_rows
 _flex
 functional
 _layers ops sampling
-_gat_layer
+_gat_layer _gated_layer _typed_layer
 distributed
 nn
 compat profiling capturing

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from dfgnn import Graph, functional, reference
+from dfgnn._edge_rows import sum_of_edges
 
 NODES, EDGES = 50, 700
 # Nodes and edges of batches, one after the other: none, few, all; more edges than an item takes.
@@ -68,6 +69,23 @@ def test_functions_on_one_batch_after_the_other(device, where):
             results(graph, num_nodes, num_edges, False), results(exact, num_nodes, num_edges, True)
         ):
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_sums_of_edges_are_of_the_last_batch(device, reverse):
+    graph = Graph.with_capacity(NODES, EDGES, device=device)
+    for num_nodes, num_edges in BATCHES:
+        edges = edges_of(num_nodes, num_edges, device)
+        graph.copy_(edges, num_nodes)
+        rows = torch.randn(EDGES, 4, device=device)
+        rows[num_edges:] = float("nan")
+        rows.requires_grad_()
+        sums, end = sum_of_edges(graph, rows, reverse), edges[0 if reverse else 1]
+        want = torch.zeros_like(sums).index_add(0, end, rows.detach()[:num_edges])
+        torch.testing.assert_close(sums, want)
+        factor = torch.randn_like(sums)
+        (sums * factor).sum().backward()
+        torch.testing.assert_close(rows.grad[:num_edges], factor[end])
 
 
 def test_structure(device):

@@ -43,6 +43,13 @@ def batches(count, size=8, seed=0):
     return [Batch.from_data_list(found[k : k + size]) for k in range(0, len(found), size)]
 
 
+class Gated(fused.ResGatedGraphConv):
+    """Without attributes, as it is computed at once."""
+
+    def forward(self, x, edge_index, edge_attr):
+        return super().forward(x, edge_index)
+
+
 class Net(nn.Module):
     """Convolutions with edge attributes and loops, a norm, and pooling that asks for the largest id."""
 
@@ -52,6 +59,9 @@ class Net(nn.Module):
             "gat": lambda a, b: fused.GATConv(a, b, heads=2, edge_dim=2, dropout=dropout),
             "gatv2": lambda a, b: fused.GATv2Conv(a, b, heads=2, edge_dim=2, dropout=dropout),
             "transformer": lambda a, b: fused.TransformerConv(a, b, heads=2, edge_dim=2, dropout=dropout),
+            "gen": lambda a, b: fused.GENConv(a, 2 * b, edge_dim=2, norm="layer"),
+            "gated": lambda a, b: fused.ResGatedGraphConv(a, 2 * b, edge_dim=2),
+            "gated_mean": lambda a, b: Gated(a, 2 * b, aggr="mean"),
         }[conv]
         self.first, self.second = make(6, 8), make(16, 8)
         self.norm, self.pool, self.dropout = norm or nn.BatchNorm1d(16), pool, dropout
@@ -107,7 +117,7 @@ def assert_same_training(data, device, make_net, make_loss=graph_loss, epochs=2,
     return model, step
 
 
-@pytest.mark.parametrize("conv", ["gat", "gatv2", "transformer"])
+@pytest.mark.parametrize("conv", ["gat", "gatv2", "transformer", "gen", "gated", "gated_mean"])
 def test_the_loss_curve_is_that_of_plain_training(device, conv):
     _, step = assert_same_training(batches(6), device, lambda: Net(conv))
     assert step.captures == (len(step.capacities) if device == "cuda" else 0)

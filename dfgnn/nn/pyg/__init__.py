@@ -55,6 +55,7 @@ _HOME = {
     "HEATConv": "heat",
     "HGTConv": "hgt",
     "RGATConv": "rgat",
+    "ResGatedGraphConv": "res_gated",
     "SoftmaxAggregation": "aggregation",
     "SuperGATConv": "supergat",
     "TransformerConv": "transformer",

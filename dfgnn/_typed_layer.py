@@ -1,0 +1,152 @@
+"""Attention whose scores are products with a factor of the edge's type, clamped, as one autograd function:
+projections, keys of each type, scores and attention. See `_layers`."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import _ops, functional
+from ._arguments import NEED_BIAS, SCORES, GraphHandle, ops
+from ._eager import EagerFunction, called_directly, keep_aside, taken_back
+from ._layers import can_fuse, cut, cut_rows, derived, pad_columns, pad_rows, padding_of
+from .graph import Graph
+
+__all__ = ["typed_layer"]
+
+_attend, _attend_backward = ops.attend.default, ops.attend_backward.default
+_hardtanh_backward = torch.ops.aten.hardtanh_backward.default
+_ADDITIVE = SCORES["additive"]
+_NO_OPTIONS = (None,) * 6  # behind the bias
+
+
+class _Typed(NamedTuple):
+    """What is no tensor of it."""
+
+    graph: Graph  # source t N + j: the node j at edges of type t
+    handle: GraphHandle | None  # None: for `formula` alone
+    heads: int
+    size: int  # of a head
+    padding: int
+    scale: float
+    clamp: float | None
+
+    def forward(self, x: Tensor, weight: Tensor, factor: Tensor):
+        """The result [N, H * size], what backward takes beside the inputs, and what the operator gave."""
+        types = len(factor)
+        if self.padding:
+            weight = pad_rows(weight, self.size, self.padding)
+            factor = pad_columns(factor, self.heads, self.size, self.padding)
+        factor = (factor * self.scale).unsqueeze(1)
+        by_kind = weight.view(3, -1, x.shape[1]).transpose(1, 2)
+        projected = torch.bmm(x.expand(3, *x.shape), by_kind)
+        query, key, value = projected.unbind()
+        keys, values = self._heads((key * factor).flatten(0, 1)), value.repeat(types, 1)
+        score = ops.sddmm.default(self._heads(query), keys, *_ops.product_args(self.graph, keys, False))
+        if self.clamp is not None:
+            score.clamp_(-self.clamp, self.clamp)
+        out, kept, _ = self._run(values, score)
+        made = weight, factor, projected, keys, values, score, kept
+        return cut(out, self.heads, self.size, self.padding) if self.padding else out, made, out
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.view(len(x), self.heads, -1)
+
+    def _tensors(self, values: Tensor, score: Tensor) -> tuple[Any, ...]:
+        """The scores are a bias to which nothing is added."""
+        ends = values.new_zeros(len(values), self.heads, dtype=_ops.acc_type(values.dtype))
+        return values, ends, None, None, score, *_NO_OPTIONS
+
+    def _run(self, values: Tensor, score: Tensor):
+        return _attend(
+            self.handle.number, self.heads, _ADDITIVE, *self._tensors(values, score), 1.0, 1.0, 0.0, 0, False,
+            False,
+        )  # fmt: skip
+
+    def backward(self, x: Tensor, grad: Tensor, made, out: Tensor | None, need):
+        weight, factor, projected, keys, values, score, kept = made
+        if out is None:  # it was modified
+            out, _, _ = self._run(values, score)
+        query, key, _ = projected.unbind()
+        n, types, width = len(x), len(factor), query.shape[1]
+        if self.padding:
+            grad = pad_columns(grad, self.heads, self.size, self.padding)
+        of_values, _, _, _, of_score, *_ = _attend_backward(
+            self.handle.number, self.heads, grad, None, _ADDITIVE, *self._tensors(values, score), out,
+            kept, False, None, 1.0, 1.0, 0.0, 0, NEED_BIAS,
+        )  # fmt: skip
+        if self.clamp is not None:
+            of_score = _hardtanh_backward(of_score, score, -self.clamp, self.clamp)
+        of_score = _ops.as_type(of_score, keys.dtype)
+        forward, reverse = (_ops.product_args(self.graph, keys, end) for end in (False, True))
+        of_query = ops.spmm.default(of_score, keys, *forward, n)
+        of_keys = ops.spmm.default(of_score, self._heads(query), *reverse, n * types).view(types, n, width)
+        found: list[Tensor | None] = [None, None, None]
+        if need[2]:
+            of_factor = (of_keys * key).sum(1).mul_(self.scale)
+            found[2] = cut(of_factor, self.heads, self.size, self.padding)
+        if need[0] or need[1]:
+            of_value, of_key = of_values.view(types, n, width).sum(0), (of_keys * factor).sum(0)
+            together = torch.cat([of_query.flatten(1), of_key, of_value], 1)
+            if need[0]:
+                found[0] = together.mm(weight)
+            if need[1]:
+                of_weight = together.t().mm(x)
+                found[1] = cut_rows(of_weight, self.size, self.padding) if self.padding else of_weight
+        return found
+
+    def formula(self, x: Tensor, weight: Tensor, factor: Tensor) -> Tensor:
+        heads = self.heads, self.size
+        query, key, value = F.linear(x, weight).unflatten(1, (3, *heads)).unbind(1)
+        by_type = factor.unflatten(1, heads).unsqueeze(1)
+        keys, values = (key * by_type).flatten(0, 1), value.repeat(len(factor), 1, 1)
+        score = functional.sddmm(self.graph, query, keys, scale=self.scale)
+        if self.clamp is not None:
+            score = score.clamp(-self.clamp, self.clamp)
+        out = functional.gat_attention(self.graph, values, None, None, negative_slope=1.0, edge_bias=score)
+        return out.flatten(1)
+
+
+@called_directly
+class _TypedLayer(EagerFunction):
+    @staticmethod
+    def forward(ctx, call, *tensors):
+        result, made, out = _ops.call(call.forward, *tensors)
+        ctx.call = call
+        # Unless it is the result, nobody else sees `out`.
+        ctx.save_for_backward(*tensors, *made, *((out,) if call.padding else keep_aside(ctx, out)))
+        return result
+
+    @staticmethod
+    def backward(ctx, grad):
+        call, saved, need = ctx.call, ctx.saved_tensors, ctx.needs_input_grad[1:]
+        inputs, made, last = saved[:3], saved[3:10], saved[10:]
+        if torch.is_grad_enabled():  # create_graph
+            return None, *derived(call.formula, grad, inputs, need)
+        if not call.padding:
+            last, _ = taken_back(ctx, last)
+        return None, *_ops.call(call.backward, inputs[0], grad, made, None if last is None else last[0], need)
+
+
+def typed_layer(
+    graph: Graph, x: Tensor, weight: Tensor, factor: Tensor, heads: int, scale: float, clamp: float | None
+) -> Tensor:
+    """[N, H * D] of checked arguments. x: [N, F]. weight: [3 H D, F], of queries, keys and values. factor:
+    [T, H D]. graph: source t N + j is the node j at edges of type t."""
+    size = factor.shape[1] // heads
+    tensors = x, weight, factor
+    if not (
+        can_fuse(graph, x, weight)
+        and can_fuse(graph, factor, factor)
+        and factor.dtype is x.dtype
+        and not torch.is_autocast_enabled(x.device.type)
+    ):
+        return _Typed(graph, None, heads, size, 0, scale, clamp).formula(*tensors)
+    padding = padding_of(x, size)
+    train = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    handle = graph._planner.handle(heads, size + padding, x.dtype, "gat", "auto", True, train)
+    call = _Typed(graph, handle, heads, size, padding, scale, clamp)
+    return _TypedLayer.at_once(call, *tensors) if train else _ops.call(call.forward, *tensors)[0]

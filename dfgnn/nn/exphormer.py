@@ -1,0 +1,139 @@
+"""Exphormer's attention."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .._typed_layer import typed_layer
+from ..graph import Graph
+
+_WHERE = "ExphormerAttention"
+
+
+class ExphormerAttention(nn.Module):
+    r"""Attention over edges of a few types (Shirzad et al., "Exphormer: Sparse Transformers for Graphs", ICML
+    2023): those of a graph, of an expander, of virtual nodes.
+
+    .. math::
+        \alpha_{ij} = \mathrm{softmax}_j\Big(\mathrm{clamp}\Big(\sum_d (Q x_i)_d (K x_j)_d (E t_{ij})_d /
+        \sqrt D, \pm c\Big)\Big), \qquad x_i' = \sum_j \alpha_{ij} V x_j
+
+    per head, t being what belongs to the type of the edge j -> i. The published code adds 1e-6 to the
+    softmax's sum; here it is exact.
+
+    The factor of a type belongs to the key. So the graph has a source for each type and node
+    (`typed_graph`), scores are sampled dot products, and of edge size are the scores ``[E, H]`` alone.
+
+    Args:
+        feats: size of the features, in and out (F); a multiple of ``num_heads``.
+        num_heads: number of heads (H), each of size D = F / H.
+        type_dim: size of t; None: F.
+        clamp: c; None: scores are not clamped.
+
+    Parameters are ``project``, of queries, keys and values one after the other, and ``edge``.
+    Differentiable any number of times, with respect to features, those of types and parameters.
+
+    Raises:
+        ValueError: ``feats`` is not a multiple of ``num_heads``, or ``clamp`` not above 0.
+    """
+
+    def __init__(
+        self, feats: int, num_heads: int, type_dim: int | None = None, clamp: float | None = 5.0
+    ) -> None:
+        super().__init__()
+        if num_heads < 1 or feats < 1 or feats % num_heads:
+            raise ValueError(f"{_WHERE}: feats: expected a multiple of num_heads = {num_heads}, got {feats}")
+        if clamp is not None and not clamp > 0:
+            raise ValueError(f"{_WHERE}: clamp: expected a number above 0 or None, got {clamp}")
+        self.feats, self.num_heads, self.clamp = feats, num_heads, clamp
+        self.type_dim = feats if type_dim is None else type_dim
+        self.project = nn.Linear(feats, 3 * feats, bias=False)
+        self.edge = nn.Linear(self.type_dim, feats, bias=False)
+
+    @staticmethod
+    def typed_graph(
+        edge_index: Tensor,
+        edge_type: Tensor,
+        num_nodes: int,
+        num_types: int,
+        *,
+        num_edges: Tensor | None = None,
+        validate: bool = True,
+    ) -> Graph:
+        """The graph that `forward` takes: source t N + j is the node j at edges of type t.
+
+        Args:
+            edge_index: int64 ``[2, E]``, sources and destinations.
+            edge_type: int64 ``[E]``, below ``num_types``.
+            num_nodes: N.
+            num_types: T.
+            num_edges: how many of the columns, the first, are edges, as a tensor on the device: for edges
+                that are padded, as `dfgnn.capture` does it. The graph then is one of fixed capacity
+                (`Graph.with_capacity`).
+            validate: check ids and types, for which the device is waited for; as in `Graph.from_edge_index`.
+                Never with ``num_edges``.
+
+        Raises:
+            ValueError: sizes differ, or an id or type is out of range.
+        """
+        shape = list(edge_index.shape)
+        if len(shape) != 2 or shape[0] != 2:
+            raise ValueError(f"{_WHERE}.typed_graph: edge_index: expected shape [2, E], got {shape}")
+        if list(edge_type.shape) != shape[1:]:
+            raise ValueError(
+                f"{_WHERE}.typed_graph: edge_type: expected shape {shape[1:]}, got {list(edge_type.shape)}"
+            )
+        src, dst = edge_index
+        if validate and num_edges is None and src.numel():
+            ends = torch.stack([*src.aminmax(), *edge_type.aminmax()]).tolist()
+            for name, found, size in (
+                ("edge_index[0]", ends[:2], num_nodes),
+                ("edge_type", ends[2:], num_types),
+            ):
+                if found[0] < 0 or found[1] >= size:
+                    raise ValueError(
+                        f"{_WHERE}.typed_graph: {name}: expected values in [0, {size}), got {found}"
+                    )
+        sizes = num_types * num_nodes, num_nodes
+        edges = torch.stack([edge_type * num_nodes + src, dst])
+        if num_edges is None:
+            return Graph.from_edge_index(edges, num_src=sizes[0], num_dst=sizes[1], validate=validate)
+        graph = Graph.with_capacity(sizes, edges.shape[1], device=edges.device)
+        return graph.copy_(edges, num_edges=num_edges)
+
+    def forward(self, graph: Any, feat: Tensor, type_feat: Tensor) -> Tensor:
+        """Apply the layer.
+
+        Args:
+            graph: as from `typed_graph`, of N nodes and T types.
+            feat: ``[N, F]``.
+            type_feat: t, ``[T, type_dim]``.
+
+        Returns:
+            ``[N, F]``; 0 for a node without in-edges.
+
+        Raises:
+            TypeError, ValueError: an argument is not as described.
+        """
+        if not isinstance(graph, Graph):
+            raise TypeError(f"{_WHERE}: graph: expected a dfgnn.Graph, got {type(graph).__name__}")
+        for name, x, size in (("feat", feat, self.feats), ("type_feat", type_feat, self.type_dim)):
+            if not isinstance(x, Tensor) or x.dim() != 2 or x.shape[1] != size:
+                got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+                raise ValueError(f"{_WHERE}: {name}: expected shape [any, {size}], got {got}")
+        sizes = len(type_feat) * len(feat), len(feat)
+        if (graph.num_src, graph.num_dst) != sizes:
+            raise ValueError(
+                f"{_WHERE}: graph: expected {sizes[0]} sources, one for each type and node, and {sizes[1]} "
+                f"destinations, got {graph.num_src} and {graph.num_dst}"
+            )
+        factor = self.edge(type_feat)
+        scale = 1 / math.sqrt(self.feats // self.num_heads)
+        return typed_layer(graph, feat, self.project.weight, factor, self.num_heads, scale, self.clamp)
+
+    def extra_repr(self) -> str:
+        return f"feats={self.feats}, num_heads={self.num_heads}, clamp={self.clamp}"

@@ -1,0 +1,118 @@
+"""ResGatedGraphConv with torch_geometric's contract."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import torch_geometric.nn
+from torch import Tensor
+from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
+
+from ..._edge_rows import rows_of_destinations, rows_of_sources, sum_of_edges
+from ..._edges import in_use
+from ...graph import GraphPart
+from .._at_once import gated_at_once
+from .._terms import plain_linear
+from ._base import FusedConv, edge_attributes, ends, fusable, is_batch, over_batch
+from ._graph import graph_of, sizes_of
+
+
+class ResGatedGraphConv(FusedConv, torch_geometric.nn.ResGatedGraphConv):
+    r"""Message passing with a gate for each channel (Bresson and Laurent, "Residual Gated Graph ConvNets",
+    2017).
+
+    .. math::
+        x_i' = W_s x_i + b + \sum_j \sigma(W_k x_i + W_q x_j) \circ W_v x_j
+
+    A drop-in for ``torch_geometric.nn.ResGatedGraphConv`` with ``aggr="add"`` or ``"mean"``: its subclass,
+    with the same arguments, parameters, state_dict and results. Attributes of edges are projected apart from
+    nodes. There are tensors ``[E, C]``, but without attributes none is kept for backward.
+
+    Deterministic, and differentiable any number of times, with respect to features, parameters and edge
+    attributes.
+    """
+
+    # propagate_type: (k: Tensor, q: Tensor, v: Tensor, edge_attr: OptTensor)
+    # torch_geometric reads this line; it keeps sources by name, and finds only ours under this one.
+
+    #: The options that `gated_at_once` knows.
+    AT_ONCE = "in_channels out_channels act edge_dim root_weight bias"
+
+    @classmethod
+    def why_not(cls, layer: Any) -> str | None:
+        if layer.edge_dim is not None:  # whose weights are used in parts
+            for name in ("lin_key", "lin_query", "lin_value"):
+                if plain_linear(getattr(layer, name)) is None:
+                    return f"{name} was replaced or has hooks"
+        mean = type(layer.aggr_module) is MeanAggregation
+        return fusable(layer, cls, aggregation=MeanAggregation if mean else SumAggregation)
+
+    def forward(
+        self, x: Tensor | tuple[Tensor, Tensor], edge_index: Any, edge_attr: Tensor | None = None
+    ) -> Tensor:
+        """Apply the layer.
+
+        Args:
+            x: ``[N, F]``, or a pair ``([N_src, F_src], [N_dst, F_dst])``.
+            edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex; or SparseTensor or torch.sparse tensor,
+                transposed.
+            edge_attr: ``[E, edge_dim]``; None in a layer without ``edge_dim``.
+
+        Returns:
+            ``[N_dst, out_channels]``.
+
+        Raises:
+            TypeError, ValueError: an argument is not as described, or sizes differ.
+            NotImplementedError: a graph that several processes share.
+        """
+        if self.falls_back():
+            return super().forward(x, edge_index, edge_attr)
+        x_src, x_dst = ends(x)
+        if is_batch(x):
+            return over_batch(lambda x: self.forward(x, edge_index, edge_attr), x)
+        if x_dst is None:
+            raise ValueError("x: expected features of the destinations, too, got None for x[1]")
+        if isinstance(edge_index, GraphPart):
+            raise NotImplementedError(f"edge_index: expected a whole graph, got {edge_index.kind}")
+        graph, _ = graph_of(edge_index, *sizes_of(edge_index, x_src, x_dst))
+        attr = edge_attributes(edge_index, edge_attr, graph)
+        if (attr is None) != (self.edge_dim is None):
+            wanted = "None in a layer without edge_dim" if attr is not None else "a tensor [E, edge_dim]"
+            got = "None" if attr is None else "a tensor"
+            raise ValueError(f"edge_attr: expected {wanted}, got {got}")
+        mean = type(self.aggr_module) is MeanAggregation
+        if attr is None and x_src is x_dst:
+            out = gated_at_once(self, graph, x_src, mean)
+            if out is not None:
+                return out
+        out = self._gated(graph, x_src, x_dst, attr, mean)
+        if self.root_weight:
+            out = out + self.lin_skip(x_dst)
+        return out if self.bias is None else out + self.bias
+
+    def _gated(self, graph: Any, x_src: Tensor, x_dst: Tensor, attr: Tensor | None, mean: bool) -> Tensor:
+        lins = (self.lin_key, x_dst), (self.lin_query, x_src), (self.lin_value, x_src)
+        if attr is None:
+            key, query, value = (lin(x) for lin, x in lins)
+            value = rows_of_sources(graph, value)
+        else:
+            if not torch.compiler.is_compiling() and graph.edge_mask is not None:  # may be NaN elsewhere
+                attr = in_use(graph.edge_mask, attr)
+            sizes = x_dst.shape[-1], x_src.shape[-1], x_src.shape[-1]
+            weights = [lin.weight.split([size, self.edge_dim], 1) for (lin, _), size in zip(lins, sizes)]
+            (key, query, value) = (
+                F.linear(x, weight, lin.bias) for (lin, x), (weight, _) in zip(lins, weights)
+            )
+            of_gate, of_value = weights[0][1] + weights[1][1], weights[2][1]
+            value = rows_of_sources(graph, value) + F.linear(attr, of_value)
+        before = rows_of_destinations(graph, key) + rows_of_sources(graph, query)
+        if attr is not None:
+            before = before + F.linear(attr, of_gate)
+        message = self.act(before) * value
+        out = sum_of_edges(graph, message)
+        if mean:
+            count = sum_of_edges(graph, torch.ones_like(message[:, :1]))
+            out = out / count.clamp(min=1)
+        return out

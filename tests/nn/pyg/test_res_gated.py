@@ -1,0 +1,162 @@
+"""ResGatedGraphConv beside torch_geometric's: gates for each channel."""
+
+import copy
+
+import pytest
+import torch
+from pyg_compare import (
+    assert_same,
+    compare,
+    compare_low_precision,
+    edges,
+    pair,
+    run,
+    sparse_forms,
+    torch_geometric,
+)
+
+import dfgnn
+from dfgnn import _gated_layer
+from dfgnn.nn import _fallback, pyg
+
+nn = torch_geometric.nn
+NAMES = "random", "isolated", "duplicates", "self_loops", "super_row", "mixed_degrees", "sorted"
+
+
+def inputs(name="random", width=9, dtype=torch.float64, edge_dim=None):
+    edge_index = edges(name)
+    x = torch.randn(int(edge_index.max()) + 2, width, dtype=dtype)
+    attr = () if edge_dim is None else (torch.randn(edge_index.shape[1], edge_dim, dtype=dtype),)
+    return x, edge_index, *attr
+
+
+def both(*args, **options):
+    return pair(nn.ResGatedGraphConv, pyg.ResGatedGraphConv, *args, **options)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How often the layer was computed at once."""
+    found, layer = [], _gated_layer._Gated.forward
+    monkeypatch.setattr(_gated_layer._Gated, "forward", lambda *args: found.append(1) or layer(*args))
+    return found
+
+
+@pytest.mark.parametrize("aggr", ["add", "mean"])
+@pytest.mark.parametrize("root_weight", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_at_once(aggr, root_weight, bias, dtype, calls):
+    theirs, ours = both(9, 5, aggr=aggr, root_weight=root_weight, bias=bias, dtype=dtype)
+    for name in NAMES:
+        compare(theirs, ours, *inputs(name, dtype=dtype))
+    assert len(calls) == len(NAMES)
+    accelerated = copy.deepcopy(theirs)
+    assert dfgnn.accelerate(accelerated).replaced
+    compare(theirs, accelerated, *inputs(dtype=dtype))
+    x, edge_index = inputs(dtype=dtype)
+    assert torch.equal(ours(x, edge_index), ours(x, edge_index))
+
+
+@pytest.mark.parametrize("aggr", ["add", "mean"])
+@pytest.mark.parametrize(
+    "options", [{"act": torch.nn.Tanh()}, {"edge_dim": 3}, {"edge_dim": 3, "bias": False}], ids=str
+)
+def test_by_single_operations(aggr, options, calls):
+    theirs, ours = both(9, 5, aggr=aggr, **options)
+    for name in NAMES:
+        compare(theirs, ours, *inputs(name, edge_dim=options.get("edge_dim")))
+    assert not calls
+
+
+@pytest.mark.parametrize("edge_dim", [None, 3])
+def test_pairs_lazy_and_sparse(edge_dim):
+    theirs, ours = both((9, 4), 5, edge_dim=edge_dim, aggr="mean")
+    (_, edge_index, *attr), sizes = inputs(edge_dim=edge_dim), (60, 70)
+    x = tuple(torch.randn(n, f, dtype=torch.float64) for n, f in zip(sizes, (9, 4)))
+    compare(theirs, ours, x, edge_index, *attr)
+    theirs, ours = both(9, 5)
+    distinct = torch.unique(edge_index, dim=1)
+    x = torch.randn(50, 9, dtype=torch.float64)
+    for matrix in sparse_forms(distinct, 50, 50).values():
+        compare(theirs, ours, x, distinct, our_args=(x, matrix))
+
+
+@pytest.mark.parametrize("autocast", [True, False])
+def test_low_precision(autocast):
+    theirs, ours = both(8, 16, aggr="mean", dtype=torch.float32)
+    compare_low_precision(theirs, ours, *inputs(width=8, dtype=torch.float32), autocast=autocast)
+
+
+def test_gradients_of_some_and_what_is_modified(calls):
+    theirs, ours = both(9, 5, aggr="mean")
+    x, edge_index = inputs()
+    for layer in (theirs, ours):
+        layer.lin_query.requires_grad_(False)
+        layer.bias.requires_grad_(False)
+    assert_same(run(ours, x, edge_index), run(theirs, x, edge_index), 1e-10)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x, edge_index), theirs(x, edge_index))
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"root_weight": False}, {"root_weight": False, "bias": False}], ids=str
+)
+def test_the_result_may_be_modified(options):
+    _, ours = both(9, 5, **options)
+    x, edge_index = inputs()
+    want = torch.autograd.grad((2 * ours(x, edge_index)).square().sum(), ours.lin_key.weight)
+    got = torch.autograd.grad(ours(x, edge_index).mul_(2).square().sum(), ours.lin_key.weight)
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("options", [{}, {"edge_dim": 2}, {"root_weight": False}], ids=str)
+def test_second_derivatives(options):
+    torch.manual_seed(1)
+    _, ours = both(3, 2, aggr="mean", **options)
+    edge_index = torch.randint(5, (2, 9))
+    attr = (torch.randn(9, 2, dtype=torch.float64),) if "edge_dim" in options else ()
+    x = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    parameters = [p for p in ours.parameters() if p.numel() > 2]
+
+    def layer(x, *parameters):
+        return ours(x, edge_index, *attr)
+
+    assert torch.autograd.gradcheck(layer, (x, *parameters))
+    assert torch.autograd.gradgradcheck(layer, (x, *parameters))
+
+
+def test_batches_of_features():
+    _, ours = both(9, 5, aggr="mean")
+    x, edge_index = inputs()
+    sets = torch.stack([x, x + 1, -x])
+    torch.testing.assert_close(ours(sets, edge_index), torch.stack([ours(s, edge_index) for s in sets]))
+
+
+def test_compiled():
+    theirs, ours = both(9, 8, aggr="mean", dtype=torch.float32)
+    x, edge_index = inputs(dtype=torch.float32)
+    compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, edge_index), theirs(x, edge_index), rtol=1e-4, atol=1e-5)
+
+
+def test_what_falls_back_and_bad_input(monkeypatch):
+    monkeypatch.setattr(_fallback, "_warned", set())
+    given, (theirs, ours) = inputs(), both(9, 5, aggr="max")
+    with pytest.warns(pyg.FallbackWarning, match="aggr"):
+        found = run(ours, *given)
+    assert_same(found, run(theirs, *given), 0)
+    theirs, ours = both(9, 5, edge_dim=3)
+    ours.lin_value.register_forward_hook(lambda *args: None)
+    with pytest.warns(pyg.FallbackWarning, match="lin_value"):
+        ours(*inputs(edge_dim=3))
+    _, ours = both(9, 5, edge_dim=3)
+    with pytest.raises(ValueError, match="edge_attr: expected a tensor"):
+        ours(*inputs())
+    _, ours = both(9, 5)
+    with pytest.raises(ValueError, match="edge_attr: expected None"):
+        ours(*inputs(edge_dim=3))
+    x, edge_index = inputs()
+    with pytest.raises(ValueError, match=r"x\[1\]|destinations"):
+        ours((x, None), edge_index)
