@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -16,6 +17,21 @@ from ._fixed import FixedStructure
 from .graph import Graph
 
 _as_sources: weakref.WeakKeyDictionary[Graph, dict[bool, Graph]] = weakref.WeakKeyDictionary()
+
+
+_derived: weakref.WeakKeyDictionary[Graph, dict[Any, Any]] = weakref.WeakKeyDictionary()
+
+
+def of_graph(graph: Graph, key: tuple, make: Callable[[Graph], Any]) -> Any:
+    """What ``make`` gives, made once; of a graph of fixed capacity once for its edges as they are."""
+    structure = graph._structure
+    fixed = isinstance(structure, FixedStructure)
+    kept: dict[Any, Any] = structure.derived() if fixed else _derived.setdefault(graph, {})  # type: ignore
+    found = kept.get(key)
+    if found is None:
+        with torch.inference_mode(False):
+            found = kept[key] = make(graph)
+    return found
 
 
 @not_compiled

@@ -1,11 +1,10 @@
 """ResGatedGraphConv without attributes of edges as one autograd function: projections, gates and their sum.
 
-Nothing of edge size is kept for backward, which makes the gates again. See `_layers`.
+Of edge size the gates are kept for backward. See `_layers`.
 """
 
 from __future__ import annotations
 
-import weakref
 from typing import Any, NamedTuple
 
 import torch
@@ -15,16 +14,14 @@ from torch import Tensor
 from . import _ops
 from ._arguments import ops
 from ._eager import EagerFunction, called_directly
-from ._edge_rows import rows_of_destinations, rows_of_sources, sum_of_edges
-from ._fixed import FixedStructure
+from ._edge_rows import of_graph, rows_of_destinations, rows_of_sources, sum_of_edges
 from ._layers import derived
 from .graph import Graph
 
-__all__ = ["GatedTensors", "gated_layer", "inverse_degrees"]
+__all__ = ["GatedTensors", "gated_layer"]
 
 _linear = torch._C._nn.linear
 _sigmoid_backward = torch.ops.aten.sigmoid_backward.default
-_inverses: weakref.WeakKeyDictionary[Graph, dict[torch.dtype, Tensor]] = weakref.WeakKeyDictionary()
 
 
 class GatedTensors(NamedTuple):
@@ -39,35 +36,45 @@ class GatedTensors(NamedTuple):
     out_bias: Tensor | None
 
 
-def inverse_degrees(graph: Graph, dtype: torch.dtype) -> Tensor:
-    """[num_dst, 1]: 1 over the number of edges into each destination, and 1 where there are none."""
+class _Edges(NamedTuple):
+    """What a graph is to it."""
 
-    def build() -> Tensor:
-        return graph.in_degrees().clamp(min=1).to(dtype).reciprocal().unsqueeze(1)
-
-    structure = graph._structure
-    if isinstance(structure, FixedStructure):
-        return structure._get(f"inverse degrees {dtype}", build)
-    kept = _inverses.setdefault(graph, {})
-    if dtype not in kept:
-        with torch.inference_mode(False):
-            kept[dtype] = build()
-    return kept[dtype]
+    src: Tensor  # int64 [E], as dst
+    dst: Tensor
+    inverse: Tensor  # [N, 1]: 1 over the number of edges into a node; 1 where there are none
+    into: tuple[Any, ...]  # the operator's arguments for sums over the edges into each node, and out of it
+    out_of: tuple[Any, ...]
 
 
-def _summed(graph: Graph, rows: Tensor, reverse: bool) -> Tensor:
-    """`sum_of_edges`, of the graph's own plan and recorded by nothing."""
+def _edges(graph: Graph, width: int, dtype: torch.dtype) -> _Edges:
+    def make(graph: Graph) -> _Edges:
+        inverse = graph.in_degrees().clamp(min=1).to(dtype).reciprocal().unsqueeze(1)
+        return _Edges(
+            *graph.edge_index, inverse, *(_sum_args(graph, width, dtype, end) for end in (False, True))
+        )
+
+    return of_graph(graph, ("gated", width, dtype), make)
+
+
+def _sum_args(graph: Graph, width: int, dtype: torch.dtype, reverse: bool) -> tuple[Any, ...]:
     csr = graph.reverse_csr(need_eids=True) if reverse else graph.csr()
-    eids = csr.eids
+    num_edges, eids = graph.num_edges, csr.eids
     if eids is None:
-        eids = torch.arange(len(rows), dtype=torch.int32, device=rows.device)
-    plan = graph.plan(1, rows.shape[1], rows.dtype, reverse, layer=None)
-    slots, packed, per_tile, num_rows, _, *of_edges = plan.launch  # their sources are the edges
-    launch = [slots, packed, per_tile, num_rows, len(rows), *of_edges]
+        eids = torch.arange(num_edges, dtype=torch.int32, device=graph.device)
+    plan = graph.plan(1, width, dtype, reverse, layer=None)
+    slots, packed, per_tile, num_rows, _, *more = plan.launch
+    launch = [slots, packed, per_tile, num_rows, num_edges, *more]  # the edges are the sources
+    args = eids, plan.items, plan.splits, launch, num_rows
+    if graph.device.type == "cuda":
+        return args
+    return torch.ones(num_edges, 1, dtype=dtype, device=graph.device), eids, *args
+
+
+def _summed(rows: Tensor, args: tuple[Any, ...]) -> Tensor:
+    """Sums of edges' rows over nodes, recorded by nothing."""
     if rows.is_cuda:
-        return ops.gather_sum.default(rows, eids, plan.items, plan.splits, launch, num_rows)
-    one = rows.new_ones(len(rows), 1)
-    args = eids, eids, plan.items, plan.splits, launch, num_rows
+        return ops.gather_sum.default(rows, *args)
+    one, *args = args
     return ops.spmm.default(one, rows.unsqueeze(1), *args).squeeze(1)
 
 
@@ -77,42 +84,39 @@ class _Gated(NamedTuple):
     graph: Graph
     mean: bool
 
-    def gates(self, projected: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """sigmoid(k_i + q_j) and v_j of each edge. projected: keys, queries and values side by side."""
-        src, dst = self.graph.edge_index
-        gate = projected[:, :width].index_select(0, dst)
-        at_src = projected[:, width : 3 * width].index_select(0, src)
-        return gate.add_(at_src[:, :width]).sigmoid_(), at_src[:, width:]
-
-    def forward(self, t: GatedTensors) -> tuple[Tensor, Tensor, Tensor]:
-        """The result, and what backward takes beside the inputs: projections and their weights."""
+    def forward(self, t: GatedTensors) -> tuple[Tensor, ...]:
+        """The result, and what backward takes beside the inputs."""
         width = len(t.key_weight)
+        edges = _edges(self.graph, width, t.x.dtype)
         weight = torch.cat([w for w in t[1:5] if w is not None])
         biases = list(t[5:8])
         if t.skip_weight is not None:
             biases.append(torch.zeros_like(t.key_bias) if t.out_bias is None else t.out_bias)
         projected = _linear(t.x, weight, torch.cat(biases))
-        gate, value = self.gates(projected, width)
-        out = _summed(self.graph, gate.mul_(value), False)
-        if self.mean:
-            out = out * inverse_degrees(self.graph, out.dtype)
-        if t.skip_weight is not None:
-            out = out + projected[:, 3 * width :]
-        elif t.out_bias is not None:
-            out = out + t.out_bias
+        gate = projected[:, :width].index_select(0, edges.dst)
+        at_src = projected[:, width : 3 * width].index_select(0, edges.src)
+        gate.add_(at_src[:, :width]).sigmoid_()
+        out = _summed(gate * at_src[:, width:], edges.into)
+        more = t.out_bias if t.skip_weight is None else projected[:, 3 * width :]
         # A tensor of its own, which may be modified in place.
-        return out.clone() if out._is_view() else out, projected, weight
+        if self.mean:
+            out = out * edges.inverse if more is None else torch.addcmul(more, out, edges.inverse)
+        elif more is not None:
+            out = out + more
+        elif out._is_view():
+            out = out.clone()
+        return out, projected, weight, gate
 
-    def backward(self, t: GatedTensors, grad: Tensor, projected: Tensor, weight: Tensor, need):
+    def backward(self, t: GatedTensors, grad: Tensor, projected: Tensor, weight: Tensor, gate: Tensor, need):
         width = len(t.key_weight)
-        gate, value = self.gates(projected, width)
-        of_sum = grad * inverse_degrees(self.graph, grad.dtype) if self.mean else grad
-        along = of_sum.index_select(0, self.graph.edge_index[1])
-        before = _sigmoid_backward(along * value, gate)
+        edges = _edges(self.graph, width, t.x.dtype)
+        of_sum = grad * edges.inverse if self.mean else grad
+        along = of_sum.index_select(0, edges.dst)
+        value = projected[:, 2 * width : 3 * width].index_select(0, edges.src)
+        before = _sigmoid_backward(value.mul_(along), gate)
         of_value = along.mul_(gate)
-        ends = (before, False), (before, True), (of_value, True)
-        grads = [_summed(self.graph, rows, reverse) for rows, reverse in ends]
-        together = torch.cat([*grads, grad], 1)
+        ends = (before, edges.into), (before, edges.out_of), (of_value, edges.out_of)
+        together = torch.cat([*(_summed(*end) for end in ends), grad], 1)
         of_projected = together[:, : weight.shape[0]]
         found: list[Tensor | None] = [None] * len(t)
         if need[0]:
@@ -134,7 +138,7 @@ class _Gated(NamedTuple):
         gate = (rows_of_destinations(self.graph, key) + rows_of_sources(self.graph, query)).sigmoid()
         out = sum_of_edges(self.graph, gate * rows_of_sources(self.graph, value))
         if self.mean:
-            out = out * inverse_degrees(self.graph, out.dtype)
+            out = out * _edges(self.graph, len(t.key_weight), out.dtype).inverse
         if t.skip_weight is not None:
             out = out + F.linear(t.x, t.skip_weight)
         return out if t.out_bias is None else out + t.out_bias
@@ -151,11 +155,11 @@ class _GatedLayer(EagerFunction):
 
     @staticmethod
     def backward(ctx, grad):
-        *tensors, projected, weight = ctx.saved_tensors
+        *tensors, projected, weight, gate = ctx.saved_tensors
         t, need = GatedTensors(*tensors), ctx.needs_input_grad[1:]
         if torch.is_grad_enabled():  # create_graph
             return None, *derived(ctx.call.formula, grad, t, need)
-        return None, *_ops.call(ctx.call.backward, t, grad, projected, weight, need)
+        return None, *_ops.call(ctx.call.backward, t, grad, projected, weight, gate, need)
 
 
 def gated_layer(graph: Graph, tensors: GatedTensors, mean: bool) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 from . import _ops, functional
 from ._arguments import NEED_BIAS, SCORES, GraphHandle, ops
 from ._eager import EagerFunction, called_directly, keep_aside, taken_back
+from ._edge_rows import of_graph
 from ._layers import can_fuse, cut, cut_rows, derived, pad_columns, pad_rows, padding_of
 from .graph import Graph
 
@@ -21,6 +22,25 @@ _attend, _attend_backward = ops.attend.default, ops.attend_backward.default
 _hardtanh_backward = torch.ops.aten.hardtanh_backward.default
 _ADDITIVE = SCORES["additive"]
 _NO_OPTIONS = (None,) * 6  # behind the bias
+
+
+class _Edges(NamedTuple):
+    """What a graph is to it."""
+
+    forward: tuple[Any, ...]  # the arguments of products, and those over sources
+    reverse: tuple[Any, ...]
+    ends: Tensor  # 0 [T N, H]: to the scores, which are a bias, nothing is added
+
+
+def _edges(graph: Graph, keys: Tensor) -> _Edges:
+    """keys: [T N, H, D]."""
+    heads, dtype = keys.shape[1], keys.dtype
+
+    def make(graph: Graph) -> _Edges:
+        ends = torch.zeros(graph.num_src, heads, dtype=_ops.acc_type(dtype), device=graph.device)
+        return _Edges(*(_ops.product_args(graph, keys, end) for end in (False, True)), ends)
+
+    return of_graph(graph, ("typed", heads, keys.shape[2], dtype), make)
 
 
 class _Typed(NamedTuple):
@@ -44,46 +64,43 @@ class _Typed(NamedTuple):
         by_kind = weight.view(3, -1, x.shape[1]).transpose(1, 2)
         projected = torch.bmm(x.expand(3, *x.shape), by_kind)
         query, key, value = projected.unbind()
-        keys, values = self._heads((key * factor).flatten(0, 1)), value.repeat(types, 1)
-        score = ops.sddmm.default(self._heads(query), keys, *_ops.product_args(self.graph, keys, False))
+        keys = (key * factor).view(-1, self.heads, self.size + self.padding)
+        values = value.expand(types, *value.shape).reshape(-1, value.shape[1])
+        score = ops.sddmm.default(self._heads(query), keys, *_edges(self.graph, keys).forward)
         if self.clamp is not None:
             score.clamp_(-self.clamp, self.clamp)
-        out, kept, _ = self._run(values, score)
+        out, kept, _ = self._run(keys, values, score)
         made = weight, factor, projected, keys, values, score, kept
         return cut(out, self.heads, self.size, self.padding) if self.padding else out, made, out
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.view(len(x), self.heads, -1)
 
-    def _tensors(self, values: Tensor, score: Tensor) -> tuple[Any, ...]:
-        """The scores are a bias to which nothing is added."""
-        ends = values.new_zeros(len(values), self.heads, dtype=_ops.acc_type(values.dtype))
-        return values, ends, None, None, score, *_NO_OPTIONS
-
-    def _run(self, values: Tensor, score: Tensor):
+    def _run(self, keys: Tensor, values: Tensor, score: Tensor):
+        ends = _edges(self.graph, keys).ends
         return _attend(
-            self.handle.number, self.heads, _ADDITIVE, *self._tensors(values, score), 1.0, 1.0, 0.0, 0, False,
-            False,
+            self.handle.number, self.heads, _ADDITIVE, values, ends, None, None, score, *_NO_OPTIONS, 1.0,
+            1.0, 0.0, 0, False, False,
         )  # fmt: skip
 
     def backward(self, x: Tensor, grad: Tensor, made, out: Tensor | None, need):
         weight, factor, projected, keys, values, score, kept = made
         if out is None:  # it was modified
-            out, _, _ = self._run(values, score)
+            out, _, _ = self._run(keys, values, score)
         query, key, _ = projected.unbind()
-        n, types, width = len(x), len(factor), query.shape[1]
+        n, types, width, edges = len(x), len(factor), query.shape[1], _edges(self.graph, keys)
         if self.padding:
             grad = pad_columns(grad, self.heads, self.size, self.padding)
         of_values, _, _, _, of_score, *_ = _attend_backward(
-            self.handle.number, self.heads, grad, None, _ADDITIVE, *self._tensors(values, score), out,
-            kept, False, None, 1.0, 1.0, 0.0, 0, NEED_BIAS,
+            self.handle.number, self.heads, grad, None, _ADDITIVE, values, edges.ends, None, None, score,
+            *_NO_OPTIONS, out, kept, False, None, 1.0, 1.0, 0.0, 0, NEED_BIAS,
         )  # fmt: skip
         if self.clamp is not None:
             of_score = _hardtanh_backward(of_score, score, -self.clamp, self.clamp)
         of_score = _ops.as_type(of_score, keys.dtype)
-        forward, reverse = (_ops.product_args(self.graph, keys, end) for end in (False, True))
-        of_query = ops.spmm.default(of_score, keys, *forward, n)
-        of_keys = ops.spmm.default(of_score, self._heads(query), *reverse, n * types).view(types, n, width)
+        of_query = ops.spmm.default(of_score, keys, *edges.forward, n)
+        of_keys = ops.spmm.default(of_score, self._heads(query), *edges.reverse, n * types)
+        of_keys = of_keys.view(types, n, width)
         found: list[Tensor | None] = [None, None, None]
         if need[2]:
             of_factor = (of_keys * key).sum(1).mul_(self.scale)

@@ -28,7 +28,7 @@ class ResGatedGraphConv(FusedConv, torch_geometric.nn.ResGatedGraphConv):
 
     A drop-in for ``torch_geometric.nn.ResGatedGraphConv`` with ``aggr="add"`` or ``"mean"``: its subclass,
     with the same arguments, parameters, state_dict and results. Attributes of edges are projected apart from
-    nodes. There are tensors ``[E, C]``, but without attributes none is kept for backward.
+    nodes. There are tensors ``[E, C]``; without attributes one of them, the gates, is kept for backward.
 
     Deterministic, and differentiable any number of times, with respect to features, parameters and edge
     attributes.
