@@ -48,10 +48,10 @@ class _Edges(NamedTuple):
 
 def _edges(graph: Graph, width: int, dtype: torch.dtype) -> _Edges:
     def make(graph: Graph) -> _Edges:
+        src, dst = graph.edge_index
         inverse = graph.in_degrees().clamp(min=1).to(dtype).reciprocal().unsqueeze(1)
-        return _Edges(
-            *graph.edge_index, inverse, *(_sum_args(graph, width, dtype, end) for end in (False, True))
-        )
+        into, out_of = (_sum_args(graph, width, dtype, reverse) for reverse in (False, True))
+        return _Edges(src, dst, inverse, into, out_of)
 
     return of_graph(graph, ("gated", width, dtype), make)
 
@@ -74,8 +74,7 @@ def _summed(rows: Tensor, args: tuple[Any, ...]) -> Tensor:
     """Sums of edges' rows over nodes, recorded by nothing."""
     if rows.is_cuda:
         return ops.gather_sum.default(rows, *args)
-    one, *args = args
-    return ops.spmm.default(one, rows.unsqueeze(1), *args).squeeze(1)
+    return ops.spmm.default(args[0], rows.unsqueeze(1), *args[1:]).squeeze(1)
 
 
 class _Gated(NamedTuple):
@@ -134,7 +133,9 @@ class _Gated(NamedTuple):
 
     def formula(self, *tensors: Any) -> Tensor:
         t = GatedTensors(*tensors)
-        key, query, value = (F.linear(t.x, t[at], t[at + 4]) for at in (1, 2, 3))
+        key = F.linear(t.x, t.key_weight, t.key_bias)
+        query = F.linear(t.x, t.query_weight, t.query_bias)
+        value = F.linear(t.x, t.value_weight, t.value_bias)
         gate = (rows_of_destinations(self.graph, key) + rows_of_sources(self.graph, query)).sigmoid()
         out = sum_of_edges(self.graph, gate * rows_of_sources(self.graph, value))
         if self.mean:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import _ops, functional
-from ._arguments import NEED_BIAS, SCORES, GraphHandle, ops
+from ._arguments import NEED_BIAS, SCORES, ops
 from ._eager import EagerFunction, called_directly, keep_aside, taken_back
 from ._edge_rows import of_graph
 from ._layers import can_fuse, cut, cut_rows, derived, pad_columns, pad_rows, padding_of
@@ -38,7 +38,8 @@ def _edges(graph: Graph, keys: Tensor) -> _Edges:
 
     def make(graph: Graph) -> _Edges:
         ends = torch.zeros(graph.num_src, heads, dtype=_ops.acc_type(dtype), device=graph.device)
-        return _Edges(*(_ops.product_args(graph, keys, end) for end in (False, True)), ends)
+        forward, reverse = (_ops.product_args(graph, keys, end) for end in (False, True))
+        return _Edges(forward, reverse, ends)
 
     return of_graph(graph, ("typed", heads, keys.shape[2], dtype), make)
 
@@ -47,7 +48,7 @@ class _Typed(NamedTuple):
     """What is no tensor of it."""
 
     graph: Graph  # source t N + j: the node j at edges of type t
-    handle: GraphHandle | None  # None: for `formula` alone
+    handle: Any  # a GraphHandle; None for `formula` alone
     heads: int
     size: int  # of a head
     padding: int

@@ -297,7 +297,7 @@ def gated_at_once(layer: Any, graph: Any, x: Tensor, mean: bool) -> Tensor | Non
     if (
         torch.compiler.is_compiling()
         or torch.is_autocast_enabled(x.device.type)
-        or not knows_all_of(type(layer))
+        or not knows_all_of(type(layer))  # type: ignore[arg-type]
         or type(layer.act) is not nn.Sigmoid
         or not is_untouched(layer.act)
     ):
@@ -317,5 +317,5 @@ def gated_at_once(layer: Any, graph: Any, x: Tensor, mean: bool) -> Tensor | Non
         or graph.num_src != graph.num_dst
     ):
         return None
-    weights = (*weights, None)[:4]
-    return gated_layer(graph, GatedTensors(x, *weights, *biases[:3], layer.bias), mean)
+    tensors = GatedTensors._make([x, *(*weights, None)[:4], *biases[:3], layer.bias])
+    return gated_layer(graph, tensors, mean)

@@ -112,6 +112,16 @@ def test_second_derivatives():
     assert torch.autograd.gradgradcheck(lambda *args: layer(graph, *args), inputs)
 
 
+def test_compiled():
+    layer, edge_index, types, x, type_feat = made("cpu", torch.float32)
+    graph = layer.typed_graph(edge_index, types, N, T)
+    want = layer(graph, x, type_feat)
+    got = torch.compile(layer, backend="aot_eager", fullgraph=True)(graph, x, type_feat)
+    torch.testing.assert_close(got, want)
+    for a, b in zip(gradients(got, layer, x, type_feat), gradients(want, layer, x, type_feat)):
+        torch.testing.assert_close(a, b)
+
+
 def test_autocast_and_half(device, calls):
     layer, edge_index, types, x, type_feat = made(device, torch.float32, 8)
     graph = layer.typed_graph(edge_index, types, N, T)
