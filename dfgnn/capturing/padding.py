@@ -237,7 +237,9 @@ class _DeviceBatchNorm(torch.autograd.Function):
             grad, x, mean, invstd, weight, True, weight is not None, ctx.has_bias
         )
         grad_x = torch.batch_norm_backward_elemt(grad, x, mean, invstd, weight, total, along, used)
-        return torch.where(rows, grad_x, zero), grad_weight, grad_bias, *[None] * 6
+        if weight is None:
+            grad_weight = None
+        return torch.where(rows, grad_x, zero), grad_weight, grad_bias if ctx.has_bias else None, *[None] * 6
 
 
 class _MaskedBatchNorm(torch.autograd.Function):
