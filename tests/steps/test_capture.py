@@ -184,18 +184,21 @@ def test_losses_over_nodes(device, name):
 @pytest.mark.parametrize("shape", [(5,), (48,), (3, 4)])
 @pytest.mark.parametrize("used", [1000, 801, 250, 2])
 @pytest.mark.parametrize("affine", [True, False])
-def test_what_the_norm_and_its_gradient_are(device, shape, used, affine):
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_what_the_norm_and_its_gradient_are(device, shape, used, affine, kind):
     """Of features far from 0, with anything in the rows that are not in use; beside float64 without these."""
     mask = torch.arange(1000, device=device) < used
     axes = [1] * (len(shape) - 1)
     x = torch.randn(1000, *shape, device=device) + 5 * torch.arange(shape[0], device=device).view(-1, *axes)
+    x, accuracy = x.to(kind), 1e-4 if kind is torch.float32 else 2e-2
     x[~mask] = float("nan")
     weight, bias, factor = torch.randn(3, shape[0], device=device)
     found = []
     for masked in (True, False):
         dtype = torch.float32 if masked else torch.float64
         mean, var = torch.zeros_like(bias, dtype=dtype), torch.ones_like(bias, dtype=dtype)
-        given = [t.to(dtype).requires_grad_() for t in (x if masked else x[mask], weight, bias)]
+        given = x if masked else x[mask].to(dtype), weight.to(dtype), bias.to(dtype)
+        given = [t.clone().requires_grad_() for t in given]
         with padding.Padding({1000: mask} if masked else {}, []):
             y = F.batch_norm(given[0], mean, var, *(given[1:] if affine else (None, None)), True, 0.3)
         y = y[mask] if masked else y
@@ -207,7 +210,7 @@ def test_what_the_norm_and_its_gradient_are(device, shape, used, affine):
         found.append([y, mean, var, *grads])
     assert len(found[0]) == (6 if affine else 4)
     for got, want in zip(*found):
-        torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-4 * float(want.abs().max()))
+        torch.testing.assert_close(got.double(), want, rtol=accuracy, atol=accuracy * float(want.abs().max()))
 
 
 @pytest.mark.gpu
