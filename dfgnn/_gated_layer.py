@@ -15,7 +15,7 @@ from . import _ops
 from ._arguments import ops
 from ._eager import EagerFunction, called_directly
 from ._edge_rows import of_graph, rows_of_destinations, rows_of_sources, sum_of_edges
-from ._layers import derived
+from ._layers import constant, derived
 from .graph import Graph
 
 __all__ = ["GatedTensors", "gated_layer"]
@@ -39,21 +39,25 @@ class GatedTensors(NamedTuple):
 class _Edges(NamedTuple):
     """What a graph is to it."""
 
+    inverse: Tensor  # [N, 1]: 1 over the number of edges into a node; 1 where there are none
     src: Tensor  # int64 [E], as dst
     dst: Tensor
-    inverse: Tensor  # [N, 1]: 1 over the number of edges into a node; 1 where there are none
-    into: tuple[Any, ...]  # the operator's arguments for sums over the edges into each node, and out of it
+    into: tuple[Any, ...]  # the operators' arguments along the edges into each node, and out of it
     out_of: tuple[Any, ...]
 
 
-def _edges(graph: Graph, width: int, dtype: torch.dtype) -> _Edges:
+def _edges(graph: Graph, width: int, dtype: torch.dtype, by_heads: bool) -> _Edges:
     def make(graph: Graph) -> _Edges:
-        src, dst = graph.edge_index
         inverse = graph.in_degrees().clamp(min=1).to(dtype).reciprocal().unsqueeze(1)
-        into, out_of = (_sum_args(graph, width, dtype, reverse) for reverse in (False, True))
-        return _Edges(src, dst, inverse, into, out_of)
+        if by_heads:
+            like = torch.empty(0, width, _SLOTS, dtype=dtype, device=graph.device)
+            into, out_of = (_ops.product_args(graph, like, reverse) for reverse in (False, True))
+        else:
+            into, out_of = (_sum_args(graph, width, dtype, reverse) for reverse in (False, True))
+        src, dst = graph.edge_index
+        return _Edges(inverse, src, dst, into, out_of)
 
-    return of_graph(graph, ("gated", width, dtype), make)
+    return of_graph(graph, ("gated", width, dtype, by_heads), make)
 
 
 def _sum_args(graph: Graph, width: int, dtype: torch.dtype, reverse: bool) -> tuple[Any, ...]:
@@ -77,50 +81,102 @@ def _summed(rows: Tensor, args: tuple[Any, ...]) -> Tensor:
     return ops.spmm.default(args[0], rows.unsqueeze(1), *args[1:]).squeeze(1)
 
 
+# On a GPU channels are heads of so many numbers, as kernels load them, and the engine's products gather: with
+# (k, 1, 0, 0) of a destination and (1, q, v, s) of a source the product is k + q, the sum with the gates as
+# weights has that of the values in its third place, and with the gradients of k + q that of k in its first.
+_SLOTS = 4
+
+
+def _by_heads(x: Tensor) -> bool:
+    return x.is_cuda and x.element_size() >= 4
+
+
 class _Gated(NamedTuple):
     """What is no tensor of it."""
 
     graph: Graph
     mean: bool
+    by_heads: bool
+
+    def edges(self, t: GatedTensors) -> _Edges:
+        return _edges(self.graph, len(t.key_weight), t.x.dtype, self.by_heads)
 
     def forward(self, t: GatedTensors) -> tuple[Tensor, ...]:
-        """The result, and what backward takes beside the inputs."""
-        width = len(t.key_weight)
-        edges = _edges(self.graph, width, t.x.dtype)
-        weight = torch.cat([w for w in t[1:5] if w is not None])
-        biases = list(t[5:8])
-        if t.skip_weight is not None:
-            biases.append(torch.zeros_like(t.key_bias) if t.out_bias is None else t.out_bias)
-        projected = _linear(t.x, weight, torch.cat(biases))
-        gate = projected[:, :width].index_select(0, edges.dst)
-        at_src = projected[:, width : 3 * width].index_select(0, edges.src)
-        gate.add_(at_src[:, :width]).sigmoid_()
-        out = _summed(gate * at_src[:, width:], edges.into)
-        more = t.out_bias if t.skip_weight is None else projected[:, 3 * width :]
+        """The result, and what backward takes beside the inputs: tables of the ends, and the gates."""
+        edges, n = self.edges(t), len(t.x)
+        if self.by_heads:
+            dst, src = self.tables(t)
+            gate = ops.sddmm.default(dst, src, *edges.into).sigmoid_()
+            out = ops.spmm.default(gate, src, *edges.into, n)[..., 2]
+            skip = src[..., 3]
+        else:
+            width = len(t.key_weight)
+            weight = torch.cat([w for w in t[1:5] if w is not None])
+            biases = list(t[5:8])
+            if t.skip_weight is not None:
+                biases.append(torch.zeros_like(t.key_bias) if t.out_bias is None else t.out_bias)
+            projected = _linear(t.x, weight, torch.cat(biases))
+            dst, src, skip = projected[:, :width], projected[:, width : 3 * width], projected[:, 3 * width :]
+            gate, at_src = dst.index_select(0, edges.dst), src.index_select(0, edges.src)
+            gate.add_(at_src[:, :width]).sigmoid_()
+            out = _summed(gate * at_src[:, width:], edges.into)
+        more = t.out_bias if t.skip_weight is None else skip
         # A tensor of its own, which may be modified in place.
         if self.mean:
             out = out * edges.inverse if more is None else torch.addcmul(more, out, edges.inverse)
-        elif more is not None:
-            out = out + more
-        elif out._is_view():
-            out = out.clone()
-        return out, projected, weight, gate
+        else:
+            out = out.clone() if more is None else out + more
+        return out, dst, src, gate
 
-    def backward(self, t: GatedTensors, grad: Tensor, projected: Tensor, weight: Tensor, gate: Tensor, need):
-        width = len(t.key_weight)
-        edges = _edges(self.graph, width, t.x.dtype)
-        of_sum = grad * edges.inverse if self.mean else grad
-        along = of_sum.index_select(0, edges.dst)
-        value = projected[:, 2 * width : 3 * width].index_select(0, edges.src)
+    def tables(self, t: GatedTensors) -> tuple[Tensor, Tensor]:
+        """[N, C, 4] of destinations and of sources."""
+        like = t.key_weight.dtype, t.x.device
+        zero, one = (constant(value, *like) for value in (0, 1))
+        no_weight, no_bias, ones = (
+            zero.expand_as(t.key_weight),
+            *(c.expand_as(t.key_bias) for c in (zero, one)),
+        )
+        skip = (no_weight, no_bias) if t.skip_weight is None else (t.skip_weight, t.out_bias)
+        weights = [t.key_weight, *[no_weight] * 3], [no_weight, t.query_weight, t.value_weight, skip[0]]
+        biases = (
+            [t.key_bias, ones, no_bias, no_bias],
+            [ones, t.query_bias, t.value_bias, no_bias if skip[1] is None else skip[1]],
+        )
+        dst, src = (
+            _linear(t.x, torch.stack(w, 1).flatten(0, 1), torch.stack(b, 1).flatten())
+            for w, b in zip(weights, biases)
+        )
+        return dst.view(len(t.x), -1, _SLOTS), src.view(len(t.x), -1, _SLOTS)
+
+    def sums_back(
+        self, t: GatedTensors, grad: Tensor, dst: Tensor, src: Tensor, gate: Tensor
+    ) -> list[Tensor]:
+        """The gradients of keys, queries and values of that of the sums."""
+        edges, n, width = self.edges(t), len(t.x), len(t.key_weight)
+        scale = edges.inverse if self.mean else constant(1, grad.dtype, grad.device)
+        if self.by_heads:
+            of_sum = torch.zeros_like(dst)
+            torch.mul(grad, scale, out=of_sum[..., 2])
+            before = _sigmoid_backward(ops.sddmm.default(of_sum, src, *edges.into), gate)
+            return [
+                ops.spmm.default(before, src, *edges.into, n)[..., 0],
+                ops.spmm.default(before, dst, *edges.out_of, n)[..., 1],
+                ops.spmm.default(gate, of_sum, *edges.out_of, n)[..., 2],
+            ]
+        along = (grad * scale if self.mean else grad).index_select(0, edges.dst)
+        value = src[:, width:].index_select(0, edges.src)
         before = _sigmoid_backward(value.mul_(along), gate)
-        of_value = along.mul_(gate)
-        ends = (before, edges.into), (before, edges.out_of), (of_value, edges.out_of)
-        together = torch.cat([*(_summed(*end) for end in ends), grad], 1)
-        of_projected = together[:, : weight.shape[0]]
+        ends = (before, edges.into), (before, edges.out_of), (along.mul_(gate), edges.out_of)
+        return [_summed(*end) for end in ends]
+
+    def backward(self, t: GatedTensors, grad: Tensor, dst: Tensor, src: Tensor, gate: Tensor, need):
+        width = len(t.key_weight)
+        together = torch.cat([*self.sums_back(t, grad, dst, src, gate), grad], 1)
+        places = [1, 2, 3] if t.skip_weight is None else [1, 2, 3, 4]
+        of_projected = together[:, : len(places) * width]
         found: list[Tensor | None] = [None] * len(t)
         if need[0]:
-            found[0] = of_projected.mm(weight)
-        places = [1, 2, 3] if t.skip_weight is None else [1, 2, 3, 4]
+            found[0] = of_projected.mm(torch.cat([t[at] for at in places]))  # type: ignore[misc]
         if any(need[at] for at in places):
             of_weight = of_projected.t().mm(t.x)
             for k, at in enumerate(places):
@@ -139,7 +195,7 @@ class _Gated(NamedTuple):
         gate = (rows_of_destinations(self.graph, key) + rows_of_sources(self.graph, query)).sigmoid()
         out = sum_of_edges(self.graph, gate * rows_of_sources(self.graph, value))
         if self.mean:
-            out = out * _edges(self.graph, len(t.key_weight), out.dtype).inverse
+            out = out * self.edges(t).inverse
         if t.skip_weight is not None:
             out = out + F.linear(t.x, t.skip_weight)
         return out if t.out_bias is None else out + t.out_bias
@@ -156,16 +212,16 @@ class _GatedLayer(EagerFunction):
 
     @staticmethod
     def backward(ctx, grad):
-        *tensors, projected, weight, gate = ctx.saved_tensors
+        *tensors, dst, src, gate = ctx.saved_tensors
         t, need = GatedTensors(*tensors), ctx.needs_input_grad[1:]
         if torch.is_grad_enabled():  # create_graph
             return None, *derived(ctx.call.formula, grad, t, need)
-        return None, *_ops.call(ctx.call.backward, t, grad, projected, weight, gate, need)
+        return None, *_ops.call(ctx.call.backward, t, grad, dst, src, gate, need)
 
 
 def gated_layer(graph: Graph, tensors: GatedTensors, mean: bool) -> Tensor:
     """[N, C] of checked arguments: `_layers.can_fuse` of x and each weight, all of one dtype."""
-    call = _Gated(graph, mean)
+    call = _Gated(graph, mean, _by_heads(tensors.x))
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
         return _GatedLayer.at_once(call, *tensors)
     return _ops.call(call.forward, tensors)[0]

@@ -50,16 +50,17 @@ def padding_of(x: Tensor, size: int) -> int:
     return -size % (16 // x.element_size()) if x.is_cuda else 0
 
 
-_zeros: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+_constants: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
 
 
-def _zero(dtype: torch.dtype, device: torch.device) -> Tensor:
-    found = _zeros.get((dtype, device))
+def constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of one number, which is kept."""
+    found = _constants.get((value, dtype, device))
     if found is None:
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return torch.zeros((), dtype=dtype, device=device)  # which has no value yet
+            return torch.full((), value, dtype=dtype, device=device)  # which has no value yet
         with torch.inference_mode(False):  # a copy waits: other streams may use it at once
-            found = _zeros[dtype, device] = torch.zeros((), dtype=dtype).to(device)
+            found = _constants[value, dtype, device] = torch.full((), value, dtype=dtype).to(device)
     return found
 
 
@@ -67,7 +68,7 @@ def extended(x: Tensor, dim: int, more: int) -> Tensor:
     """x with so many zeros behind it in this dimension, in one launch, where `pad` takes two."""
     shape = list(x.shape)
     shape[dim] = more
-    return torch.cat([x, _zero(x.dtype, x.device).expand(shape)], dim)
+    return torch.cat([x, constant(0, x.dtype, x.device).expand(shape)], dim)
 
 
 def cut(

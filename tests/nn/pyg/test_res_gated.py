@@ -34,9 +34,10 @@ def both(*args, **options):
     return pair(nn.ResGatedGraphConv, pyg.ResGatedGraphConv, *args, **options)
 
 
-@pytest.fixture
-def calls(monkeypatch):
-    """How often the layer was computed at once."""
+@pytest.fixture(params=[False, True], ids=["by rows", "by heads"])
+def calls(request, monkeypatch):
+    """How often the layer was computed at once, in both ways of doing so: as on a CPU and on a GPU."""
+    monkeypatch.setattr(_gated_layer, "_by_heads", lambda x: request.param)
     found, layer = [], _gated_layer._Gated.forward
     monkeypatch.setattr(_gated_layer._Gated, "forward", lambda *args: found.append(1) or layer(*args))
     return found
@@ -80,6 +81,19 @@ def test_pairs_lazy_and_sparse(edge_dim):
     x = torch.randn(50, 9, dtype=torch.float64)
     for matrix in sparse_forms(distinct, 50, 50).values():
         compare(theirs, ours, x, distinct, our_args=(x, matrix))
+
+
+def test_a_graph_of_fixed_capacity(calls):
+    _, ours = both(9, 5, aggr="mean")
+    graph = dfgnn.Graph.with_capacity(60, 500)
+    for count in (400, 300):
+        x, edge_index = inputs()
+        x = torch.cat([x[:50], torch.full((10, 9), 3.0, dtype=x.dtype)])
+        edge_index = edge_index[:, :count] % 50
+        graph.copy_(edge_index, num_nodes=50)
+        found = [run(ours, x, edges) for edges in (graph.edge_index, edge_index)]
+        assert_same(*found, 1e-10)
+    assert len(calls) == 4
 
 
 @pytest.mark.parametrize("autocast", [True, False])
