@@ -18,8 +18,8 @@ class Structure:
     """The edges of all types of a batch, its virtual nodes behind the others.
 
     ``batch.cycles`` [N, k], random numbers, are k cycles through each graph's nodes in the order of these; in
-    both directions they are its expander. Of a batch that is padded, as dfgnn.capture does it, the edges in
-    use come first. Nothing waits for the device.
+    both directions they are its expander. ``mask``, of a batch that is padded, as dfgnn.capture does it: the
+    edges in use. Nothing waits for the device.
     """
 
     def __init__(self, batch, virtual: int):
@@ -39,14 +39,16 @@ class Structure:
         self.num_nodes = n + virtual * graphs
         self.edges = torch.cat([edges for edges, _ in parts], 1)
         self.types = torch.cat([edges.new_full(edges.shape[1:], kind) for edges, kind in parts])
-        unused = (~batch.edge_mask).sum() if "edge_mask" in batch else None
-        self.in_use = None if unused is None else len(self.types) - unused
+        self.mask = None
+        if "edge_mask" in batch:
+            of_nodes = batch.node_mask.expand(2 * (len(order) + virtual), n)
+            self.mask = torch.cat([of_nodes.flatten(), batch.edge_mask])
 
     def graph(self):
         """As dfgnn's layer takes it."""
         sizes = self.num_nodes, len(TYPES)
         return ExphormerAttention.typed_graph(
-            self.edges, self.types, *sizes, num_edges=self.in_use, validate=False
+            self.edges, self.types, *sizes, edge_mask=self.mask, validate=False
         )
 
 

@@ -212,8 +212,9 @@ class _DeviceBatchNorm(torch.autograd.Function):
     torch.nn.SyncBatchNorm, which merge statistics of parts by their sizes.
 
     Rows that are not in use, the last ones, become copies of the first, which always is. As a part of a
-    negative size, of that mean and no variance, they are taken out of the statistics again. What they become
-    in y is finite and has no gradient.
+    negative size, of that mean and no variance, they are taken out of the statistics again: of means that are
+    many deviations from 0 that takes digits, the more the fewer rows are in use. What they become in y is
+    finite and has no gradient.
     """
 
     @staticmethod

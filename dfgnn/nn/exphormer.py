@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._fixed import FixedStructure
 from .._typed_layer import typed_layer
 from ..graph import Graph
 
@@ -61,7 +62,7 @@ class ExphormerAttention(nn.Module):
         num_nodes: int,
         num_types: int,
         *,
-        num_edges: Tensor | None = None,
+        edge_mask: Tensor | None = None,
         validate: bool = True,
     ) -> Graph:
         """The graph that `forward` takes: source t N + j is the node j at edges of type t.
@@ -71,11 +72,11 @@ class ExphormerAttention(nn.Module):
             edge_type: int64 ``[E]``, below ``num_types``.
             num_nodes: N.
             num_types: T.
-            num_edges: how many of the columns, the first, are edges, as a tensor on the device: for edges
-                that are padded, as `dfgnn.capture` does it. The graph then is one of fixed capacity
-                (`Graph.with_capacity`).
+            edge_mask: bool ``[E]``, which of the columns are edges: for edges that are padded, as
+                `dfgnn.capture` does it. Then nothing is waited for, and the graph is one of fixed capacity,
+                as from `Graph.with_capacity`.
             validate: check ids and types, for which the device is waited for; as in `Graph.from_edge_index`.
-                Never with ``num_edges``.
+                Never with ``edge_mask``.
 
         Raises:
             ValueError: sizes differ, or an id or type is out of range.
@@ -88,7 +89,7 @@ class ExphormerAttention(nn.Module):
                 f"{_WHERE}.typed_graph: edge_type: expected shape {shape[1:]}, got {list(edge_type.shape)}"
             )
         src, dst = edge_index
-        if validate and num_edges is None and src.numel():
+        if validate and edge_mask is None and src.numel():
             ends = torch.stack([*src.aminmax(), *edge_type.aminmax()]).tolist()
             for name, found, size in (
                 ("edge_index[0]", ends[:2], num_nodes),
@@ -100,10 +101,15 @@ class ExphormerAttention(nn.Module):
                     )
         sizes = num_types * num_nodes, num_nodes
         edges = torch.stack([edge_type * num_nodes + src, dst])
-        if num_edges is None:
+        if edge_mask is None:
             return Graph.from_edge_index(edges, num_src=sizes[0], num_dst=sizes[1], validate=validate)
-        graph = Graph.with_capacity(sizes, edges.shape[1], device=edges.device)
-        return graph.copy_(edges, num_edges=num_edges)
+        if edge_mask.dtype != torch.bool or edge_mask.shape != edge_type.shape:
+            raise ValueError(
+                f"{_WHERE}.typed_graph: edge_mask: expected bool {shape[1:]}, got {edge_mask.dtype} "
+                f"{list(edge_mask.shape)}"
+            )
+        # Columns without such a node are left out.
+        return Graph._of(FixedStructure(torch.where(edge_mask, edges, -1), None, *sizes))
 
     def forward(self, graph: Any, feat: Tensor, type_feat: Tensor) -> Tensor:
         """Apply the layer.

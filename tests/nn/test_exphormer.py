@@ -71,8 +71,8 @@ def test_heads_that_kernels_want_padded(monkeypatch, fixed):
     """As on a GPU, where they load 16 bytes at a time."""
     monkeypatch.setattr(_typed_layer, "padding_of", lambda x, size: 3)
     layer, edge_index, types, x, type_feat = made("cpu", heads=3)
-    count = torch.tensor(E) if fixed else None
-    out = layer(layer.typed_graph(edge_index, types, N, T, num_edges=count), x, type_feat)
+    mask = torch.ones(E, dtype=torch.bool) if fixed else None
+    out = layer(layer.typed_graph(edge_index, types, N, T, edge_mask=mask), x, type_feat)
     want = plain(layer, edge_index, types, x, type_feat)
     torch.testing.assert_close(out, want)
     for got, wanted in zip(gradients(out, layer, x, type_feat), gradients(want, layer, x, type_feat)):
@@ -82,9 +82,11 @@ def test_heads_that_kernels_want_padded(monkeypatch, fixed):
 def test_a_graph_of_fixed_capacity(device):
     layer, edge_index, types, x, type_feat = made(device)
     want = layer(layer.typed_graph(edge_index, types, N, T), x, type_feat)
-    padded = torch.cat([edge_index, edge_index.new_full((2, 50), N - 1)], 1)
-    kinds = torch.cat([types, types.new_zeros(50)])
-    graph = layer.typed_graph(padded, kinds, N, T, num_edges=torch.tensor(E, device=device))
+    padded = torch.cat([edge_index[:, :100], edge_index.new_full((2, 50), N - 1), edge_index[:, 100:]], 1)
+    kinds = torch.cat([types[:100], types.new_zeros(50), types[100:]])
+    mask = torch.ones(E + 50, dtype=torch.bool, device=device)
+    mask[100:150] = False
+    graph = layer.typed_graph(padded, kinds, N, T, edge_mask=mask)
     got = layer(graph, x, type_feat)
     torch.testing.assert_close(got, want)
     for a, b in zip(gradients(got, layer, x, type_feat), gradients(want, layer, x, type_feat)):
@@ -154,4 +156,6 @@ def test_bad_input():
         layer.typed_graph(edge_index, types, N, 2)
     with pytest.raises(ValueError, match=r"edge_index\[0\]: expected values in \[0, 30\)"):
         layer.typed_graph(edge_index, types, 30, T)
+    with pytest.raises(ValueError, match=r"edge_mask: expected bool \[300\], got torch.int64 \[300\]"):
+        layer.typed_graph(edge_index, types, N, T, edge_mask=types)
     assert isinstance(graph, Graph) and "num_heads=2" in repr(layer)
