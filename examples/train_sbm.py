@@ -1,4 +1,4 @@
-"""Train a Graph Transformer, a GAT or Exphormer on CLUSTER or PATTERN (arXiv 2003.00982), which are generated.
+"""Train Graph Transformers or a GAT on CLUSTER or PATTERN (arXiv 2003.00982); the data sets are generated.
 
     python examples/train_sbm.py --dataset CLUSTER --model gt --root data/sbm
 
