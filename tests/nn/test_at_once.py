@@ -217,20 +217,20 @@ def test_padding_first_used_in_a_cuda_graph():
     """Its zero has a value only when the graph is replayed: it must not be kept for calls before that."""
     if not torch.cuda.is_available():
         pytest.skip("no CUDA GPU")
-    _layers._zeros.clear()
+    _layers._constants.clear()
     x, stream = torch.ones(5, 7, device="cuda"), torch.cuda.Stream()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
         inside = _layers.extended(x, 1, 1)
-    assert not _layers._zeros
+    assert not _layers._constants
     expected = F.pad(x, (0, 1))
     assert torch.equal(_layers.extended(x, 1, 1), expected)
     graph.replay()
-    assert torch.equal(inside, expected) and _layers._zeros
+    assert torch.equal(inside, expected) and _layers._constants
 
 
 def test_padding_within_inference_mode_serves_training():
-    _layers._zeros.clear()
+    _layers._constants.clear()
     x = torch.randn(5, 7, requires_grad=True)
     with torch.inference_mode():
         _layers.extended(x, 1, 1)
