@@ -14,16 +14,11 @@ import torch
 from torch import Tensor, library
 from torch.autograd import forward_ad
 
-from . import _batches, _edges, _ops, _plain
+from . import _batches, _edge_attention, _edges, _ops, _plain
 from ._arguments import (
     BIAS_AFTER,
     FEAT_IN_KEY,
     FEAT_IN_VALUE,
-    NEED_BIAS,
-    NEED_DST,
-    NEED_FEAT,
-    NEED_GATE,
-    NEED_WEIGHT,
     NO_EDGES,
     SCORES,
     Backward,
@@ -148,46 +143,6 @@ class ShortCall(_Call):
             return call, call.run(tensors)[2]
 
 
-def _need_bits(need: Any) -> int:
-    """need: Tensors of bools."""
-    bits = NEED_DST if need.dst else 0
-    if need.edge_bias:
-        bits |= NEED_BIAS
-    if need.edge_gate:
-        bits |= NEED_GATE
-    if need.edge_weight:
-        bits |= NEED_WEIGHT
-    if need.edge_feat:
-        bits |= NEED_FEAT
-    return bits
-
-
-def _gradients(need: Any, tensors: Any, grad_out: Tensor, results) -> tuple[Tensor | None, ...]:
-    """What autograd wants of the backward operator's results, in the order of Tensors.
-
-    need, tensors: Tensors, of bools and as the operator got them.
-    """
-    value, src, dst, attn, bias, gate, weight, feat = results
-    return (
-        value,
-        src if tensors.src is not None else None,
-        dst if need.dst else None,
-        _ops.as_type(attn.sum(0), tensors.attn.dtype) if need.attn else None,
-        _ops.as_type(bias, tensors.edge_bias.dtype) if need.edge_bias else None,
-        _per_edge(tensors.edge_gate, gate) if need.edge_gate else None,
-        None,  # edge_mask
-        _per_edge(tensors.edge_weight, weight) if need.edge_weight else None,
-        feat if need.edge_feat else None,
-        None,  # seed
-        grad_out.sum(0) if need.out_bias else None,
-    )
-
-
-def _per_edge(x, grad):
-    """The kernels return [E, H]; a tensor shared by the heads sums it."""
-    return _ops.as_type(grad.sum(1, keepdim=True) if x.shape[1] == 1 else grad, x.dtype)
-
-
 # ---- the formula registered with the operators -----------------------------------------------------------
 
 
@@ -218,11 +173,11 @@ def _register(op, forward, backward_op, graph_fields) -> None:
         arguments = (
             grad_out, grad_attention, a.score, *tensors, *saved,
             None if grad_attention is None else attention,
-            *(getattr(a, name) for name in (*graph_fields, *Numbers._fields)), _need_bits(need),
+            *(getattr(a, name) for name in (*graph_fields, *Numbers._fields)), _ops.need_bits(need),
         )  # fmt: skip
         # Under create_graph it is recorded, so that a derivative of it is refused.
         results = backward_op(*arguments) if torch.is_grad_enabled() else _ops.call(backward_op, *arguments)
-        grads = dict(zip(Tensors._fields, _gradients(need, tensors, grad_out, results)))
+        grads = dict(zip(Tensors._fields, _ops.gradients(need, tensors, grad_out, results)))
         return tuple(grads.get(name) for name in forward._fields)
 
     library.register_autograd(op, backward, setup_context=setup)
@@ -241,13 +196,6 @@ def _no_second_order(ctx, *grads):
 
 
 _register(_forward_op, Forward, _backward_op, GraphArgs._fields)
-for _family in (_edges.OF_EDGES, _edges.OF_GRAPHS):
-    _register(
-        _family.attention_forward,
-        _edges.EdgeForward,
-        _family.attention_backward,
-        _edges.EdgeListArgs._fields,
-    )
 
 
 # ---- eager -----------------------------------------------------------------------------------------------
@@ -291,15 +239,15 @@ class _Attention(EagerFunction):
         grads = grad_out, grad_attention
         if torch.is_grad_enabled():  # create_graph
             return None, *recorded_gradients(call, grads, tensors, out, attention, kept, need)[:count]
-        found = call.run_backward(grads, tensors, out, attention, kept, _need_bits(need))
-        return None, *_gradients(need, tensors, grad_out, found)[:count]
+        found = call.run_backward(grads, tensors, out, attention, kept, _ops.need_bits(need))
+        return None, *_ops.gradients(need, tensors, grad_out, found)[:count]
 
 
 def recorded_gradients(call, grads, tensors, out, attention, kept, need) -> tuple[Tensor | None, ...]:
     """Those of backward with derivatives of their own. need: Tensors of bools."""
     call, kept = call.differentiable(tensors, kept)
-    found = _Backward.apply(call, _need_bits(need), *grads, *tensors, out, *kept, attention)
-    return _gradients(need, tensors, grads[0], found)
+    found = _Backward.apply(call, _ops.need_bits(need), *grads, *tensors, out, *kept, attention)
+    return _ops.gradients(need, tensors, grads[0], found)
 
 
 # ---- under torch.func, and second derivatives ------------------------------------------------------------
@@ -330,11 +278,11 @@ class _Forward(torch.autograd.Function):
             grad_out = torch.zeros_like(out)
         need = Tensors(*ctx.needs_input_grad[1:])
         results = _Backward.apply(
-            call, _need_bits(need), grad_out, grad_attention, *tensors, out, stats,
+            call, _ops.need_bits(need), grad_out, grad_attention, *tensors, out, stats,
             *((positive, positive_mass) if call.save_positive else (None, None)),
             None if grad_attention is None else attention,
         )  # fmt: skip
-        return None, *_gradients(need, tensors, grad_out, results)
+        return None, *_ops.gradients(need, tensors, grad_out, results)
 
     @staticmethod
     def vmap(info, in_dims, call, *tensors):
@@ -486,10 +434,13 @@ def _slow_attention(graph, score, tensors, edge, numbers, return_attention, sche
     with_positive = score == "additive" and backward and dst is not None and edge.edge_gate is None
     graph = _edges.stand_in(graph) if compiling else graph
     if isinstance(graph, _edges.EdgeList):
-        out, _, _, _, attention = _edges.attention(
-            graph, score, tensors, numbers, return_attention, with_positive and dst.requires_grad, schedule
-        )
-        return (out.clone(), attention.clone()) if backward else (out, attention)  # see below
+        out, attention = _edge_attention.attention(
+            graph, score, tensors, numbers, return_attention, with_positive and dst.requires_grad, backward,
+            schedule,
+        )  # fmt: skip
+        if not backward:
+            return out, attention
+        return out.clone(), attention if attention is None else attention.clone()  # see below
     if in_transform:
         with _plain.untransformed():
             args = _graph_args(graph, score, value, edge, return_attention, backward, schedule)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor, library
+from torch import Tensor
 
 from . import _eager, _edges, _plain, _products
 from ._checks import Checker, for_device, without_padding
@@ -122,7 +122,7 @@ class _Family(NamedTuple):
 def _family(prefix: str, *tags) -> _Family:
     def rows(x, *rest):
         *edges, sources = rest
-        ends = _edges._graph(_edges._Edges(*edges)).edge_index
+        ends = _edges.find(*edges).edge_index
         return x.index_select(0, ends[0 if sources else 1])
 
     def rows_fake(x, *rest):
@@ -131,7 +131,7 @@ def _family(prefix: str, *tags) -> _Family:
     def total(x, *rest):
         *edges, reverse = rest
         with torch._C._AutoDispatchBelowAutograd():
-            sums = sum_of_edges(_edges._graph(_edges._Edges(*edges)), x.contiguous(), reverse)
+            sums = sum_of_edges(_edges.find(*edges), x.contiguous(), reverse)
         return sums.contiguous()  # as total_fake has it, without the padding that kernels may want
 
     def total_fake(x, *rest):
@@ -140,20 +140,22 @@ def _family(prefix: str, *tags) -> _Family:
         return x.new_empty(e.num_src if reverse else e.num_dst, x.shape[1])
 
     given = f"(Tensor x, {_edges._EDGES}, bool"
-    found = _Family(
-        _edges._define(f"{prefix}_edge_rows", f"{given} sources) -> Tensor", rows, rows_fake, tags),
-        _edges._define(f"{prefix}_edge_rows_sum", f"{given} reverse) -> Tensor", total, total_fake, tags),
-    )
+    run_rows = _edges._define(f"{prefix}_edge_rows_run", f"{given} sources) -> Tensor", rows, rows_fake, tags)
+    name = f"{prefix}_edge_rows_sum"
+    run_total = _edges._define(f"{name}_run", f"{given} reverse) -> Tensor", total, total_fake, tags)
 
     def setup(ctx, inputs, output):
         ctx.rest = inputs[1:]
 
-    for op, adjoint in ((found.rows, found.sum), (found.sum, found.rows)):
+    def differentiable(name, run, adjoint):
+        def backward(ctx, grad):
+            return getattr(found, adjoint)(grad, *ctx.rest), *[None] * len(ctx.rest)
 
-        def backward(ctx, grad, adjoint=adjoint):
-            return adjoint(grad, *ctx.rest), *[None] * len(ctx.rest)
+        return _edges._differentiable(name, run, setup, backward)
 
-        library.register_autograd(op, backward, setup_context=setup, lib=_edges._library)
+    found = _Family(
+        differentiable(f"{prefix}_edge_rows", run_rows, "sum"), differentiable(name, run_total, "rows")
+    )
     return found
 
 

@@ -324,7 +324,7 @@ class _Projected(torch.autograd.Function):
             if need["edge_bias"]:
                 found["edge_bias"] = _ops.as_type(grad_score, edge_bias.dtype)
             if need["edge_weight"]:
-                found["edge_weight"] = _autograd._per_edge(weight, grad_weight)
+                found["edge_weight"] = _ops.per_edge(weight, grad_weight)
         return None, *(found.get(name) if need[name] else None for name in _NAMES)
 
 

@@ -10,32 +10,22 @@ For a Graph stands its number, so that what is compiled for one serves all.
 
 from __future__ import annotations
 
-from collections import namedtuple
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, library
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.function import once_differentiable
 
 from . import _ops
-from ._arguments import (
-    SCORES,
-    Backward,
-    BackwardResults,
-    Forward,
-    ForwardResults,
-    GraphArgs,
-    Numbers,
-    Tensors,
-    ops,
-)
+from ._arguments import ops
 from ._compile import is_exporting
-from ._kept import graph_of, once
+from ._kept import graph_of, known, once
 from .graph import Graph
 from .graph.graph import OF_NUMBER
 
-__all__ = ["EdgeBackward", "EdgeForward", "EdgeList", "EdgeListArgs", "is_traced"]
+__all__ = ["EdgeList", "is_traced"]
 
 
 def is_traced(edge_index: Any) -> bool:
@@ -44,19 +34,6 @@ def is_traced(edge_index: Any) -> bool:
         return False
     is_dense = isinstance(edge_index, Tensor) and edge_index.layout == torch.strided
     return is_dense and not hasattr(edge_index, "sparse_size")  # no EdgeIndex
-
-
-class EdgeListArgs(NamedTuple):
-    """An `EdgeList`, `NumberedGraph` or `TypedGraph` as the operators take it."""
-
-    edge_index: Tensor | None  # of a TypedGraph its types
-    number: int  # of a Graph, else -1
-    num_src: int
-    num_dst: int
-    self_loops: bool
-    num_edges: int  # of the graph; 0 where no result has that size
-    edges: bool  # whether there are edge tensors, dropout or returned attention
-    schedule: str
 
 
 class EdgeList:
@@ -149,9 +126,6 @@ def smaller(a: int, b: int) -> int:
 
 # ---- operators -------------------------------------------------------------------------------------------
 
-# What the statistics, which backward gets, keep alive.
-_GRAPH = "_dfgnn_graph"
-_LAYERS = {SCORES["additive"]: "gat", SCORES["dot"]: "dot", SCORES["additive_v2"]: "gatv2"}
 _EDGES = (
     "Tensor? edge_index, SymInt number, SymInt num_src, SymInt num_dst, bool self_loops, SymInt num_edges"
 )
@@ -161,38 +135,52 @@ _library = library.Library("dfgnn", "FRAGMENT")
 def _define(name: str, schema: str, kernel, fake, tags=()) -> Any:
     _library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag, *tags))
     _library.impl(name, kernel, "CompositeExplicitAutograd")
+    _library.impl(name, library.fallthrough_kernel, "Autograd")
     library.register_fake(f"dfgnn::{name}", fake, lib=_library)
     return getattr(ops, name).default
 
 
-def _of_edges(op) -> tuple[str, list[str]]:
-    """The schema of an engine's operator with EdgeListArgs in place of a graph, and its arguments' names."""
-    arguments, results = str(op._schema).partition("(")[2].rsplit(" -> ", 1)
-    kept = []
-    for argument in arguments.removesuffix(")").split(", "):
-        name = argument.split()[-1]
-        if name == GraphArgs._fields[0]:
-            kept.append(f"{_EDGES}, bool edges, str schedule")
-        elif name not in (*GraphArgs._fields, "num_dst"):
-            kept.append(argument)
-    text = ", ".join(kept)
-    return f"({text}) -> {results}", [argument.split()[-1] for argument in text.split(", ")]
+def _differentiable(name: str, run, setup, backward, once: bool = False) -> Any:
+    """``run`` with a formula for its gradient, as an operator of its own: it decomposes when gradients are
+    recorded, so that compiled code calls ``run`` alone, with no Python of autograd around it. once: the
+    gradient has none."""
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *args):
+            output = run(*args)
+            output = tuple(output) if isinstance(output, list) else output
+            setup(ctx, args, output)
+            return output
+
+    Function.backward = once_differentiable(backward) if once else staticmethod(backward)
+
+    def call(*args):
+        if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args):
+            output = Function.apply(*args)
+            return list(output) if isinstance(output, tuple) else output
+        return run(*args)
+
+    schema = str(run._schema).partition("(")[2]
+    _library.define(f"{name}({schema}", tags=torch.Tag.pt2_compliant_tag)
+    _library.impl(name, call, "CompositeImplicitAutograd")
+    return getattr(ops, name).default
 
 
-def _numbered(a) -> Graph:
-    graph = OF_NUMBER.get(a.number) or getattr(getattr(a, "stats", None), _GRAPH, None)
-    if graph is None:
-        raise RuntimeError("dfgnn: a Graph that a compiled function was given has to live until backward")
-    return graph
-
-
-def _graph(a) -> Graph:
-    if a.number >= 0:
-        graph = _numbered(a)
-        return graph if a.edge_index is None else _typed(graph, a.edge_index, a.num_src)
-    graph, _ = graph_of(a.edge_index, a.num_src, a.num_dst, a.self_loops)
-    if a.num_edges not in (0, graph.num_edges):
-        raise ValueError(f"num_edges: expected {graph.num_edges}, the graph's, got {a.num_edges}")
+def find(
+    edge_index: Tensor | None, number: int, num_src: int, num_dst: int, self_loops: bool, num_edges: int
+) -> Graph:
+    """The graph that a stand-in is for, given as the operators take it."""
+    if number >= 0:
+        graph = OF_NUMBER.get(number)
+        if graph is None:
+            raise RuntimeError("dfgnn: a Graph that a compiled function was given has to live until backward")
+        return graph if edge_index is None else _typed(graph, edge_index, num_src)
+    assert edge_index is not None
+    kept = known(edge_index, num_src, num_dst, self_loops)
+    graph, _ = graph_of(edge_index, num_src, num_dst, self_loops) if kept is None else kept
+    if num_edges not in (0, graph.num_edges):
+        raise ValueError(f"num_edges: expected {graph.num_edges}, the graph's, got {num_edges}")
     return graph
 
 
@@ -212,63 +200,9 @@ def _typed(graph: Graph, types: Tensor, num_pairs: int) -> Graph:
     return kept[graph]
 
 
-def _graph_args(a, backward: bool) -> GraphArgs:
-    _, num_heads, head_dim = a.value.shape
-    return _graph(a)._planner.arguments(
-        num_heads, head_dim, a.value.dtype, _LAYERS[a.score],
-        schedule=a.schedule, edges=a.edges, backward=backward,
-    )  # fmt: skip
-
-
 def in_use(mask: Tensor, x: Tensor) -> Tensor:
     """x ``[E, ...]``, 0 where mask ``[E]`` is False."""
     return torch.where(mask.view(-1, *[1] * (x.dim() - 1)), x, 0)
-
-
-def _in_use(a, results, *names: str):
-    """The results of a graph of fixed capacity, whose kernels leave out what is no edge."""
-    mask = _graph(a).edge_mask
-    if mask is None:
-        return results
-    found = {name: getattr(results, name) for name in names}
-    return results._replace(**{name: in_use(mask, x) for name, x in found.items() if len(x) == len(mask)})
-
-
-def _forward(*args):
-    a = EdgeForward(*args)
-    merged = {**a._asdict(), **_graph_args(a, backward=False)._asdict()}
-    results = _ops.call(ops.attention_forward.default, *(merged[name] for name in Forward._fields))
-    if a.number >= 0:
-        setattr(results[1], _GRAPH, _numbered(a))
-    return tuple(_in_use(a, ForwardResults(*results), "attention")) if a.return_attention else results
-
-
-def _forward_fake(*args):
-    a = EdgeForward(*args)
-    return _ops.forward_fake(a, a.num_edges)
-
-
-def _backward(*args):
-    a = EdgeBackward(*args)
-    merged = {**a._asdict(), **_graph_args(a, backward=True)._asdict()}
-    results = BackwardResults(
-        *_ops.call(ops.attention_backward.default, *(merged[name] for name in Backward._fields))
-    )
-    results = _in_use(a, results, "grad_bias", "grad_gate", "grad_weight", "grad_feat")
-    if a.attn is None:
-        return tuple(results)
-    return tuple(results._replace(grad_attn=results.grad_attn.sum(0, keepdim=True)))
-
-
-def _backward_fake(*args):
-    a = EdgeBackward(*args)
-    return _ops.backward_fake(a, a.num_edges, 0 if a.attn is None else 1)
-
-
-_forward_schema, _names = _of_edges(ops.attention_forward.default)
-EdgeForward = namedtuple("EdgeForward", _names)  # type: ignore[misc]
-_backward_schema, _names = _of_edges(ops.attention_backward.default)
-EdgeBackward = namedtuple("EdgeBackward", _names)  # type: ignore[misc]
 
 
 class _Edges(NamedTuple):
@@ -282,13 +216,13 @@ class _Edges(NamedTuple):
 
 def _sddmm(rows, feat, *rest):
     *edges, reverse = rest
-    args = _ops.product_args(_graph(_Edges(*edges)), feat, reverse)
+    args = _ops.product_args(find(*edges), feat, reverse)
     return _ops.call(ops.sddmm.default, rows, feat, *args)
 
 
 def _spmm(weight, feat, *rest):
     *edges, reverse = rest
-    graph = _graph(_Edges(*edges))
+    graph = find(*edges)
     num_rows = graph.num_src if reverse else graph.num_dst
     return _ops.call(ops.spmm.default, weight, feat, *_ops.product_args(graph, feat, reverse), num_rows)
 
@@ -309,19 +243,19 @@ def _spmm_fake(weight, feat, *rest):
 
 def _dot(rows, attr, *rest):
     *edges, scale = rest
-    graph = _graph(_Edges(*edges))
+    graph = find(*edges)
     found = _ops.edge_dot(graph, rows, attr, scale)
     return found if graph.edge_mask is None else in_use(graph.edge_mask, found)
 
 
 def _sum(weight, attr, *rest):
     *edges, width = rest
-    return _ops.edge_sum(_graph(_Edges(*edges)), weight, attr, width)
+    return _ops.edge_sum(find(*edges), weight, attr, width)
 
 
 def _outer(weight, rows, *rest):
     *edges, dim, scale = rest
-    graph = _graph(_Edges(*edges))
+    graph = find(*edges)
     found = _ops.edge_outer(graph, weight, rows, dim, scale)
     return found if graph.edge_mask is None else in_use(graph.edge_mask, found)
 
@@ -344,8 +278,6 @@ def _outer_fake(weight, rows, *rest):
 class Family(NamedTuple):
     """The operators of one kind of stand-in."""
 
-    attention_forward: Any
-    attention_backward: Any
     sddmm: Any
     spmm: Any
     edge_dot: Any
@@ -355,12 +287,11 @@ class Family(NamedTuple):
 
 def _family(prefix: str, *tags) -> Family:
     product = f"{_EDGES}, bool reverse) -> Tensor"
-    found = Family(
-        _define(f"{prefix}_attention_forward", _forward_schema, _forward, _forward_fake, tags),
-        _define(f"{prefix}_attention_backward", _backward_schema, _backward, _backward_fake, tags),
-        _define(f"{prefix}_sddmm", f"(Tensor rows, Tensor feat, {product}", _sddmm, _sddmm_fake, tags),
-        _define(f"{prefix}_spmm", f"(Tensor weight, Tensor feat, {product}", _spmm, _spmm_fake, tags),
-        *_edge_terms(prefix, tags),
+    run_sddmm = _define(
+        f"{prefix}_sddmm_run", f"(Tensor rows, Tensor feat, {product}", _sddmm, _sddmm_fake, tags
+    )
+    run_spmm = _define(
+        f"{prefix}_spmm_run", f"(Tensor weight, Tensor feat, {product}", _spmm, _spmm_fake, tags
     )
 
     def setup(ctx, inputs, output):
@@ -371,8 +302,8 @@ def _family(prefix: str, *tags) -> Family:
         (rows, feat), rest = ctx.saved_tensors, ctx.rest
         need_rows, need_feat = ctx.needs_input_grad[:2]
         return (
-            found.spmm(grad, feat, *rest, ctx.reverse) if need_rows else None,
-            found.spmm(grad, rows, *rest, not ctx.reverse) if need_feat else None,
+            spmm(grad, feat, *rest, ctx.reverse) if need_rows else None,
+            spmm(grad, rows, *rest, not ctx.reverse) if need_feat else None,
             *[None] * (len(rest) + 1),
         )
 
@@ -380,30 +311,30 @@ def _family(prefix: str, *tags) -> Family:
         (weight, feat), rest = ctx.saved_tensors, ctx.rest
         need_weight, need_feat = ctx.needs_input_grad[:2]
         return (
-            found.sddmm(grad, feat, *rest, ctx.reverse) if need_weight else None,
-            found.spmm(weight, grad, *rest, not ctx.reverse) if need_feat else None,
+            sddmm(grad, feat, *rest, ctx.reverse) if need_weight else None,
+            spmm(weight, grad, *rest, not ctx.reverse) if need_feat else None,
             *[None] * (len(rest) + 1),
         )
 
-    for op, backward in ((found.sddmm, backward_of_sddmm), (found.spmm, backward_of_spmm)):
-        library.register_autograd(op, backward, setup_context=setup, lib=_library)
-    return found
+    sddmm = _differentiable(f"{prefix}_sddmm", run_sddmm, setup, backward_of_sddmm)
+    spmm = _differentiable(f"{prefix}_spmm", run_spmm, setup, backward_of_spmm)
+    return Family(sddmm, spmm, *_edge_terms(prefix, tags))
 
 
 def _edge_terms(prefix: str, tags) -> tuple[Any, Any, Any]:
     """edge_dot, edge_sum and edge_outer of a family."""
     rows, weight = f"(Tensor rows, Tensor attr, {_EDGES}", f"(Tensor weight, Tensor attr, {_EDGES}"
-    dot = _define(f"{prefix}_edge_dot", f"{rows}, float scale) -> Tensor", _dot, _dot_fake, tags)
-    sums = _define(f"{prefix}_edge_sum", f"{weight}, SymInt width) -> Tensor", _sum, _sum_fake, tags)
+    run_dot = _define(f"{prefix}_edge_dot_run", f"{rows}, float scale) -> Tensor", _dot, _dot_fake, tags)
+    run_sums = _define(f"{prefix}_edge_sum_run", f"{weight}, SymInt width) -> Tensor", _sum, _sum_fake, tags)
     schema = f"(Tensor weight, Tensor rows, {_EDGES}, SymInt dim, float scale) -> Tensor"
-    outer = _define(f"{prefix}_edge_outer", schema, _outer, _outer_fake, tags)
+    run_outer = _define(f"{prefix}_edge_outer_run", schema, _outer, _outer_fake, tags)
 
     def setup(ctx, inputs, output):
         first, second, *rest = inputs
         ctx.edges, ctx.rest = rest[: len(_Edges._fields)], rest[len(_Edges._fields) :]
         ctx.save_for_backward(first, second)
 
-    def register(op, first, second):
+    def differentiable(run, first, second):
         """first, second: the gradients, of (both inputs, the output's gradient, edges, *rest)."""
 
         def backward(ctx, grad):
@@ -415,20 +346,21 @@ def _edge_terms(prefix: str, tags) -> tuple[Any, Any, Any]:
                 *[None] * (len(ctx.edges) + len(ctx.rest)),
             )
 
-        library.register_autograd(op, backward, setup_context=setup, lib=_library)
+        name = run._schema.name.removeprefix("dfgnn::").removesuffix("_run")
+        return _differentiable(name, run, setup, backward)
 
-    register(
-        dot,
+    dot = differentiable(
+        run_dot,
         lambda rows, attr, grad, edges, scale: sums(grad, attr, *edges, rows.shape[2]) * scale,
         lambda rows, attr, grad, edges, scale: outer(grad, rows, *edges, attr.shape[1], scale),
     )
-    register(
-        sums,
+    sums = differentiable(
+        run_sums,
         lambda weight, attr, grad, edges, width: dot(grad, attr, *edges, 1.0),
         lambda weight, attr, grad, edges, width: outer(weight, grad, *edges, attr.shape[1], 1.0),
     )
-    register(
-        outer,
+    outer = differentiable(
+        run_outer,
         lambda weight, rows, grad, edges, dim, scale: dot(rows, grad, *edges, scale),
         lambda weight, rows, grad, edges, dim, scale: sums(weight, grad, *edges, rows.shape[2]) * scale,
     )
@@ -469,22 +401,3 @@ def sddmm(edges: EdgeList, rows: Tensor, feat: Tensor, reverse: bool) -> Tensor:
 
 def spmm(edges: EdgeList, weight: Tensor, feat: Tensor, reverse: bool) -> Tensor:
     return _operators(edges).spmm(weight, feat, *_arguments(edges), reverse)
-
-
-def attention(
-    edges: EdgeList,
-    score: str,
-    tensors: tuple,
-    numbers: Numbers,
-    return_attention: bool,
-    save_positive: bool,
-    schedule: str,
-) -> tuple[Tensor, ...]:
-    """ForwardResults, as a plain tuple."""
-    t = Tensors(*tensors)
-    sized = return_attention or not (t.edge_bias is None and t.edge_gate is None and t.edge_weight is None)
-    any_edges = sized or not (t.edge_mask is None and t.edge_feat is None and t.seed is None)
-    return _operators(edges).attention_forward(
-        SCORES[score], *tensors, *_arguments(edges, sized), any_edges, schedule, *numbers,
-        return_attention, save_positive,
-    )  # fmt: skip

@@ -6,6 +6,8 @@ score. The forward operator returns what its backward needs (``stats``, and for 
 It takes the reverse CSR along for backward, which gathers over it. Autograd is in `_autograd.py`.
 """
 
+from typing import Any
+
 import torch
 from torch import library
 
@@ -113,6 +115,46 @@ def typed(error: RuntimeError) -> RuntimeError:
     """The stable ABI, through which kernels allocate, hands on no types of errors (csrc/torch/checks.h)."""
     text = str(error)
     return torch.OutOfMemoryError(text) if "CUDA" in text and "out of memory" in text else error
+
+
+def need_bits(need: Any) -> int:
+    """need: Tensors of bools."""
+    bits = NEED_DST if need.dst else 0
+    if need.edge_bias:
+        bits |= NEED_BIAS
+    if need.edge_gate:
+        bits |= NEED_GATE
+    if need.edge_weight:
+        bits |= NEED_WEIGHT
+    if need.edge_feat:
+        bits |= NEED_FEAT
+    return bits
+
+
+def gradients(need: Any, tensors: Any, grad_out: torch.Tensor, results) -> tuple[torch.Tensor | None, ...]:
+    """What autograd wants of the backward operator's results, in the order of Tensors.
+
+    need, tensors: Tensors, of bools and as the operator got them.
+    """
+    value, src, dst, attn, bias, gate, weight, feat = results
+    return (
+        value,
+        src if tensors.src is not None else None,
+        dst if need.dst else None,
+        as_type(attn.sum(0), tensors.attn.dtype) if need.attn else None,
+        as_type(bias, tensors.edge_bias.dtype) if need.edge_bias else None,
+        per_edge(tensors.edge_gate, gate) if need.edge_gate else None,
+        None,  # edge_mask
+        per_edge(tensors.edge_weight, weight) if need.edge_weight else None,
+        feat if need.edge_feat else None,
+        None,  # seed
+        grad_out.sum(0) if need.out_bias else None,
+    )
+
+
+def per_edge(x, grad):
+    """The kernels return [E, H]; a tensor shared by the heads sums it."""
+    return as_type(grad.sum(1, keepdim=True) if x.shape[1] == 1 else grad, x.dtype)
 
 
 # ---- fake kernels ----------------------------------------------------------------------------------------

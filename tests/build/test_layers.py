@@ -23,7 +23,8 @@ reference
 _plain
 _kept
 _edges
-_checks _autograd
+_checks _edge_attention
+_autograd
 _products _edge_terms _short
 _edge_rows
 _flex
