@@ -4,8 +4,7 @@
     python benchmarks/compiled.py --device cpu --graphs cora --convs GATConv
 
 Models, graphs and steps are those of host.py. "compiled" is ``torch.compile(model)``, "reduce-overhead" the
-mode of that name (CUDA graphs), "Graph" the same with a ``dfgnn.Graph`` as an input in place of edge_index.
-``said`` is what was written to the log or warned of while a contestant compiled and ran, ``skipped`` how
+mode of that name (CUDA graphs). ``said`` is what was written to the log or warned of while a contestant compiled and ran, ``skipped`` how
 often CUDA graphs were given up. ``--prepare`` compiles without timing, to fill the compiler's cache.
 """
 
@@ -46,6 +45,9 @@ class Said(logging.Handler):
 
     def emit(self, record):
         self.lines.append(record.getMessage()[:300])
+
+    def show(self, message, kind, *_):
+        self.lines.append(f"{kind.__name__}: {message}"[:300])
 
     def __enter__(self):
         self.lines = []

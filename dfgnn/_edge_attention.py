@@ -1,7 +1,8 @@
-"""Attention while a compiler records: operators of a graph's stand-in (`_edges`) that run those of eager calls.
+"""Attention while a compiler records: operators of a graph's stand-in (`_edges`) that run those of eager
+calls.
 
-What compiled code calls is ``..._attend_run`` and its gradient ``..._attend_backward``: they look the graph up
-and hand its number on to the operators of csrc/torch/planned.h. They return lists, of what is wanted alone.
+What compiled code calls is ``..._attend_run`` and its gradient ``..._attend_backward``: they look the graph
+up and hand its number on to the operators of csrc/torch/planned.h. They return lists, of what is wanted.
 """
 
 from __future__ import annotations

@@ -173,11 +173,12 @@ def fusable(module: MessagePassing, cls: Any = None, aggregation: Any = SumAggre
     if any(getattr(module, name) for name in _HOOKS):
         return "message passing hooks are registered"
     cls = type(module) if cls is None else cls
-    changed = next((name for name in _METHODS if _is_changed(module, name, cls)), None)
-    if changed is not None:
-        return f"{changed} is overridden"
-    if _upstream(cls).forward is not cls._methods_of_library["forward"]:
-        return "forward was replaced in torch_geometric's class"
+    for name in _METHODS:
+        if name in module.__dict__ and _is_changed(module.__dict__[name], name, cls):
+            return f"{name} is overridden"
+    reason = _changed_in_class(cls)
+    if reason is not None:
+        return reason
     if torch.jit.is_scripting() or torch.jit.is_tracing():
         return "TorchScript"
     return None
@@ -208,10 +209,24 @@ def _is_as_made(module: MessagePassing, cls: Any) -> bool:
     methods = (*_methods_of(cls), _upstream(cls).forward)
     if cls._methods_found == methods:
         return True
-    known = cls._methods_of_library["forward"] is methods[-1]
-    if known and not any(_is_changed(module, name, cls) for name in _METHODS):
+    if _changed_in_class(cls) is None:
         cls._methods_found = methods
     return False
+
+
+def _changed_in_class(cls: Any) -> str | None:
+    """`fusable` of what a class says of all its instances."""
+    changed = next((name for name in _METHODS if _is_changed(getattr(cls, name), name, cls)), None)
+    if changed is not None:
+        return f"{changed} is overridden"
+    if _upstream(cls).forward is not cls._methods_of_library["forward"]:
+        return "forward was replaced in torch_geometric's class"
+    return None
+
+
+# As torch.compiler.assume_constant_result, which imports the compiler: what is compiled checks at every call
+# all that it was recorded with, for which a small graph waits, and a class rarely changes after that.
+_changed_in_class._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _upstream(cls: type) -> Any:
@@ -219,9 +234,8 @@ def _upstream(cls: type) -> Any:
     return cls.__mro__[cls.__mro__.index(FusedConv) + 1]
 
 
-def _is_changed(module: MessagePassing, name: str, cls: Any) -> bool:
-    method = module.__dict__.get(name)
-    method = getattr(cls, name) if method is None else getattr(method, "__func__", method)
+def _is_changed(method: Any, name: str, cls: Any) -> bool:
+    method = getattr(method, "__func__", method)
     if method is cls._methods_of_library[name] or method is _METHODS_OF_BASE[name]:
         return False
     # torch_geometric compiles its own propagate and edge_updater for each class.
