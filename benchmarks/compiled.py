@@ -4,8 +4,9 @@
     python benchmarks/compiled.py --device cpu --graphs cora --convs GATConv
 
 Models, graphs and steps are those of host.py. "compiled" is ``torch.compile(model)``, "reduce-overhead" the
-mode of that name (CUDA graphs). ``said`` is what was written to the log or warned of while a contestant compiled and ran, ``skipped`` how
-often CUDA graphs were given up. ``--prepare`` compiles without timing, to fill the compiler's cache.
+mode of that name (CUDA graphs). ``said`` is what was written to the log or warned of while a contestant
+compiled and ran, ``breaks`` the graph breaks, ``skipped`` how often CUDA graphs were given up, ``parts`` into
+how many they were divided. ``--prepare`` compiles without timing, to fill the compiler's cache.
 """
 
 import argparse

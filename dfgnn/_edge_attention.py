@@ -1,8 +1,8 @@
 """Attention while a compiler records: operators of a graph's stand-in (`_edges`) that run those of eager
 calls.
 
-What compiled code calls is ``..._attend_run`` and its gradient ``..._attend_backward``: they look the graph
-up and hand its number on to the operators of csrc/torch/planned.h. They return lists, of what is wanted.
+What compiled code calls is ``..._attend_run``, ``..._gat_run`` and their gradients: they look the graph up
+and hand its number on to the operators of csrc/torch/planned.h. They return lists, of what is wanted.
 """
 
 from __future__ import annotations
@@ -28,38 +28,55 @@ from ._edges import EdgeList
 
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd
 _attend, _attend_backward = ops.attend.default, ops.attend_backward.default
+_gat, _gat_backward = ops.gat.default, ops.gat_backward.default
 _LAYERS = {SCORES["additive"]: "gat", SCORES["dot"]: "dot", SCORES["additive_v2"]: "gatv2"}
 _ALIGN = 256  # of the parts of what forward keeps (csrc/torch/checks.h)
 
-# Arguments of both operators: a stand-in as in `_edges`; whether there are edge tensors, dropout or returned
-# attention; the schedule. Then, of the backward operator, two gradients; the score; and tensors.
+# Arguments of all operators: a stand-in as in `_edges`; whether there are edge tensors, dropout or returned
+# attention; the schedule. Those of `attend` go on with the number of heads, 0 where tensors have a dimension
+# for them; two gradients, if it is the backward operator; the score; and tensors.
 _NUM_GRAPH = len(_edges._Edges._fields) + 2
-_TENSORS = slice(_NUM_GRAPH + 1, _NUM_GRAPH + 1 + len(Tensors._fields))
+_TENSORS = slice(_NUM_GRAPH + 2, _NUM_GRAPH + 2 + len(Tensors._fields))
 _TENSORS_BACK = slice(_TENSORS.start + 2, _TENSORS.stop + 2)
 
 
 def _schema(op, more: str = "") -> str:
-    """An eager operator's, with a stand-in in place of a graph's number and the number of heads."""
-    arguments = str(op._schema).partition("(int graph, int heads, ")[2].rpartition(") -> ")[0]
+    """An eager operator's, with a stand-in in place of a graph's number."""
+    arguments = str(op._schema).partition("(int graph, ")[2].rpartition(") -> ")[0]
     return f"({_edges._EDGES}, bool edges, str schedule, {arguments}{more}) -> Tensor[]"
 
 
-def _handle(given, score: int, value: Tensor, train: bool):
-    """A graph and the handle of its plan. given: `_NUM_GRAPH` arguments."""
+def _handle(given, layer: str, heads: int, value: Tensor, train: bool):
+    """A graph and the handle of its plan. given: `_NUM_GRAPH` arguments; heads: of rows without a dimension
+    for them, else 0."""
     *edges, any_edges, schedule = given
     graph = _edges.find(*edges)
-    _, heads, dim = value.shape
-    layer = _LAYERS[score]
+    if heads:
+        dim = value.shape[1] // heads
+    else:
+        _, heads, dim = value.shape
     return graph, graph._planner.handle(heads, dim, value.dtype, layer, schedule, any_edges, train)
+
+
+def _kept_bytes(num_dst, heads, dim, dtype: torch.dtype, positive: bool, num_src=None):
+    """The size of what forward keeps in one tensor. num_src: with the score terms of an additive layer."""
+    acc = _ops.acc_type(dtype).itemsize
+    sizes = [num_dst * heads * 2 * acc]
+    if positive:
+        sizes += [num_dst * heads * acc, num_dst * heads * dim * dtype.itemsize]
+    if num_src is not None:
+        sizes += [num_src * heads * acc, num_dst * heads * acc]
+    return sum((size + _ALIGN - 1) // _ALIGN * _ALIGN for size in sizes)
 
 
 def _forward(*args) -> list[Tensor]:
     """out, what backward takes beside it, and the attention if asked for."""
     *given, train = args
-    graph, handle = found = _handle(given[:_NUM_GRAPH], given[_NUM_GRAPH], given[_TENSORS.start], train)
+    heads, score, value = given[_NUM_GRAPH : _NUM_GRAPH + 3]
+    graph, handle = found = _handle(given[:_NUM_GRAPH], _LAYERS[score], heads, value, train)
     try:
         with _BelowAutograd():
-            out, kept, attention = _attend(handle.number, 0, *given[_NUM_GRAPH:])
+            out, kept, attention = _attend(handle.number, *given[_NUM_GRAPH:])
     except RuntimeError as error:
         raise _ops.typed(error) from None
     if train:
@@ -68,26 +85,28 @@ def _forward(*args) -> list[Tensor]:
 
 
 def _forward_fake(*args) -> list[Tensor]:
-    t, (num_dst, num_edges) = Tensors(*args[_TENSORS]), (args[3], args[5])
+    t, num_dst, num_edges, heads = Tensors(*args[_TENSORS]), args[3], args[5], args[_NUM_GRAPH]
     return_attention, save_positive, _ = args[-3:]
-    value, (_, heads, dim) = t.value, t.value.shape
+    value = t.value
+    shape = (num_dst, value.shape[1]) if heads else (num_dst, *value.shape[1:])
+    heads, dim = (heads, value.shape[1] // heads) if heads else value.shape[1:]
+    size = _kept_bytes(num_dst, heads, dim, value.dtype, save_positive)
+    results = [value.new_empty(shape), value.new_empty(size, dtype=torch.uint8)]
     acc = _ops.acc_type(value.dtype)
-    sizes = [num_dst * heads * 2 * acc.itemsize]
-    if save_positive:
-        sizes += [num_dst * heads * acc.itemsize, num_dst * heads * dim * value.dtype.itemsize]
-    kept = sum((size + _ALIGN - 1) // _ALIGN * _ALIGN for size in sizes)
-    results = [value.new_empty(num_dst, heads, dim), value.new_empty(kept, dtype=torch.uint8)]
     return [*results, value.new_empty(num_edges, heads, dtype=acc)] if return_attention else results
 
 
 def _backward(*args) -> list[Tensor]:
     """The gradients of value, src and those that are wanted."""
-    score, (value, *_), kept = args[_NUM_GRAPH + 2], args[_TENSORS_BACK], args[_TENSORS_BACK.stop + 1]
+    kept = args[_TENSORS_BACK.stop + 1]
     found = getattr(kept, "_dfgnn_graph", None)
-    graph, handle = _handle(args[:_NUM_GRAPH], score, value, True) if found is None else found
+    if found is None:
+        heads, _, _, score, value = args[_NUM_GRAPH : _NUM_GRAPH + 5]
+        found = _handle(args[:_NUM_GRAPH], _LAYERS[score], heads, value, True)
+    graph, handle = found
     try:
         with _BelowAutograd():
-            results = _attend_backward(handle.number, 0, *args[_NUM_GRAPH:])
+            results = _attend_backward(handle.number, *args[_NUM_GRAPH:])
     except RuntimeError as error:
         raise _ops.typed(error) from None
     of_nodes, of_edges = results[:3], results[4:]
@@ -116,19 +135,23 @@ def _wanted(args) -> tuple[bool, ...]:
 
 
 def _backward_fake(*args) -> list[Tensor]:
-    t, num_edges = Tensors(*args[_TENSORS_BACK]), args[5]
+    t, num_edges, heads = (
+        Tensors(*args[_TENSORS_BACK]),
+        args[5],
+        args[_NUM_GRAPH] or args[_NUM_GRAPH + 4].shape[1],
+    )
     acc = _ops.acc_type(t.value.dtype)
 
-    def like(x: Tensor | None, dtype: torch.dtype | None = None) -> Any:
-        return None if x is None else x.new_empty(x.shape, dtype=dtype)
+    def like(x: Tensor | None) -> Any:
+        return None if x is None else x.new_empty(x.shape)
 
-    of_edge = [t.value.new_empty(num_edges, t.value.shape[1], dtype=acc)] * 3
-    results = like(t.value), like(t.src), like(t.dst), like(t.attn, acc), *of_edge, like(t.edge_feat)
-    return [
-        torch.empty_like(x) if k in (5, 6) else x
-        for k, (x, wanted) in enumerate(zip(results, _wanted(args)))
-        if wanted
-    ]
+    def of_edges() -> Tensor:
+        return t.value.new_empty(num_edges, heads, dtype=acc)
+
+    attn = None if t.attn is None else t.attn.new_empty(heads, t.attn.numel() // heads, dtype=acc)
+    of_nodes = like(t.value), like(t.src), like(t.dst), attn
+    results = (*of_nodes, of_edges(), of_edges(), of_edges(), like(t.edge_feat))
+    return [x for x, wanted in zip(results, _wanted(args)) if wanted]
 
 
 def _family(prefix: str, *tags) -> Any:
@@ -142,7 +165,7 @@ def _family(prefix: str, *tags) -> Any:
         out, kept, *attention = output
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(kept)
-        ctx.graph, ctx.score = inputs[:_NUM_GRAPH], inputs[_NUM_GRAPH]
+        *ctx.graph, ctx.score = inputs[: _TENSORS.start]
         *ctx.numbers, _, ctx.positive, _ = inputs[_TENSORS.stop :]
         ctx.save_for_backward(*inputs[_TENSORS], *output)
 
@@ -160,15 +183,87 @@ def _family(prefix: str, *tags) -> Any:
         found = iter(run_backward(*args))
         results = [next(found) if wanted else None for wanted in _wanted(args)]
         if results[3] is not None:
-            results[3] = results[3].unsqueeze(0)
-        none = (None,) * (len(ctx.numbers) + 3)
-        return *(None,) * (_NUM_GRAPH + 1), *_ops.gradients(need, tensors, grad_out, results), *none
+            results[3] = results[3].view(1, *tensors.attn.shape)
+        gradients = _ops.gradients(need, tensors, grad_out, results)
+        if need.out_bias:
+            gradients = (*gradients[:-1], gradients[-1].view(tensors.out_bias.shape))
+        return *(None,) * _TENSORS.start, *gradients, *(None,) * (len(ctx.numbers) + 3)
 
     return _edges._differentiable(f"{prefix}_attend", run, setup, backward, once=True)
 
 
-_OF_EDGES = _family("edge", torch.Tag.cudagraph_unsafe)
-_OF_GRAPHS = _family("graph")
+# ---- additive attention with its score terms ---------------------------------------------------------------
+
+
+def _gat_forward(*args) -> list[Tensor]:
+    """out [num_dst, H * D], and what backward takes beside it."""
+    feat, attn_src, train = args[_NUM_GRAPH], args[_NUM_GRAPH + 1], args[-1]
+    found = _handle(args[:_NUM_GRAPH], "gat", attn_src.shape[-2], feat, train)
+    try:
+        with _BelowAutograd():
+            out, kept = _gat(found[1].number, *args[_NUM_GRAPH:])
+    except RuntimeError as error:
+        raise _ops.typed(error) from None
+    if train:
+        kept._dfgnn_graph = found
+    return [out, kept]
+
+
+def _gat_forward_fake(*args) -> list[Tensor]:
+    num_src, num_dst = args[2:4]
+    feat, attn_src, train = args[_NUM_GRAPH], args[_NUM_GRAPH + 1], args[-1]
+    heads, dim = attn_src.shape[-2:]
+    size = _kept_bytes(num_dst, heads, dim, feat.dtype, train, num_src)
+    return [feat.new_empty(num_dst, feat.shape[1]), feat.new_empty(size, dtype=torch.uint8)]
+
+
+def _gat_run_backward(*args) -> list[Tensor]:
+    """The gradients of feat, both vectors, and the bias if there is one."""
+    feat, attn_src, *_, kept, _, _ = args[_NUM_GRAPH + 1 :]
+    found = getattr(kept, "_dfgnn_graph", None)
+    if found is None:
+        found = _handle(args[:_NUM_GRAPH], "gat", attn_src.shape[-2], feat, True)
+    try:
+        with _BelowAutograd():
+            *results, bias = _gat_backward(found[1].number, *args[_NUM_GRAPH:])
+    except RuntimeError as error:
+        raise _ops.typed(error) from None
+    return results if bias is None else [*results, bias]
+
+
+def _gat_backward_fake(*args) -> list[Tensor]:
+    feat, attn_src, attn_dst, _, bias, *_ = args[_NUM_GRAPH + 1 :]
+    return [x.new_empty(x.shape) for x in (feat, attn_src, attn_dst, bias) if x is not None]
+
+
+def _gat_family(prefix: str, *tags) -> Any:
+    run = _edges._define(f"{prefix}_gat_run", _schema(_gat), _gat_forward, _gat_forward_fake, tags)
+    schema = _schema(_gat_backward)
+    run_backward = _edges._define(
+        f"{prefix}_gat_backward", schema, _gat_run_backward, _gat_backward_fake, tags
+    )
+
+    def setup(ctx, inputs, output):
+        ctx.mark_non_differentiable(output[1])
+        ctx.graph, (*tensors, slope, dropout_p, _) = inputs[:_NUM_GRAPH], inputs[_NUM_GRAPH:]
+        ctx.numbers = slope, dropout_p
+        ctx.save_for_backward(*tensors, *output)
+
+    def backward(ctx, grad, _):
+        found = run_backward(*ctx.graph, grad, *ctx.saved_tensors, *ctx.numbers)
+        bias = found[3] if len(found) > 3 else None
+        return *(None,) * _NUM_GRAPH, *found[:3], None, bias, None, None, None
+
+    return _edges._differentiable(f"{prefix}_gat", run, setup, backward, once=True)
+
+
+# ---- the way in --------------------------------------------------------------------------------------------
+
+# Graphs wait for the device where they are made, so that no CUDA graph can have the first ones in it. A Graph
+# that was used before waits for nothing, and for another number torch's CUDA graphs are others.
+_UNSAFE = torch.Tag.cudagraph_unsafe
+_OF_EDGES, _GAT_OF_EDGES = _family("edge", _UNSAFE), _gat_family("edge", _UNSAFE)
+_OF_GRAPHS, _GAT_OF_GRAPHS = _family("graph"), _gat_family("graph")
 
 
 def attention(
@@ -180,14 +275,36 @@ def attention(
     save_positive: bool,
     train: bool,
     schedule: str,
+    heads: int = 0,
 ) -> tuple[Tensor, Tensor | None]:
-    """(out, attention or None)."""
+    """(out, attention or None). heads: of tensors of nodes [N, H * D], which out then is, too; 0 where they
+    are [N, H, D]."""
     t = Tensors(*tensors)
     sized = return_attention or not (t.edge_bias is None and t.edge_gate is None and t.edge_weight is None)
     any_edges = sized or not (t.edge_mask is None and t.edge_feat is None and t.seed is None)
     op = _OF_EDGES if edges.given is not None else _OF_GRAPHS
     out, _, *more = op(
-        *_edges._arguments(edges, sized), any_edges, schedule, SCORES[score], *tensors, *numbers,
+        *_edges._arguments(edges, sized), any_edges, schedule, heads, SCORES[score], *tensors, *numbers,
         return_attention, save_positive, train,
     )  # fmt: skip
     return out, more[0] if more else None
+
+
+def gat(
+    edges: EdgeList,
+    feat: Tensor,
+    attn_src: Tensor,
+    attn_dst: Tensor,
+    seed: Tensor | None,
+    out_bias: Tensor | None,
+    negative_slope: float,
+    dropout_p: float,
+    train: bool,
+) -> Tensor:
+    """Additive attention of features [num_src, H * D] with vectors [.., H, D]: [num_dst, H * D]."""
+    op = _GAT_OF_EDGES if edges.given is not None else _GAT_OF_GRAPHS
+    out, _ = op(
+        *_edges._arguments(edges, False), seed is not None, "auto", feat, attn_src, attn_dst, seed, out_bias,
+        negative_slope, dropout_p, train,
+    )  # fmt: skip
+    return out

@@ -23,6 +23,7 @@ from .._gat_layer import Edges, gat_layer
 from .._gated_layer import GatedTensors, gated_layer
 from .._layers import PairTensors, can_fuse, pair_layer
 from ..graph import Graph
+from ._recorded import MOST_UNFOLDED, gat_recorded, pair_recorded
 from ._terms import is_untouched, plain_linear
 
 __all__ = ["dot_at_once", "gat_at_once", "gated_at_once", "is_first_rows", "knows_all_of", "pair_at_once"]
@@ -46,11 +47,15 @@ def knows_all_of(cls: type) -> bool:
 
 
 def _applies(layer: nn.Module, attention: Callable[..., Any]) -> bool:
-    return (
-        not torch.compiler.is_compiling()
-        and getattr(layer, "attention", attention) is attention
-        and knows_all_of(type(layer))  # type: ignore[arg-type]
-    )
+    knows_all = _known_to_compilers if torch.compiler.is_compiling() else knows_all_of
+    return getattr(layer, "attention", attention) is attention and knows_all(type(layer))
+
+
+def _known_to_compilers(cls: type) -> bool:
+    return knows_all_of(cls)
+
+
+_known_to_compilers._dynamo_marked_constant = True  # type: ignore[attr-defined]  # see `pyg._base`
 
 
 def is_first_rows(x_dst: Tensor, x: Tensor) -> bool:
@@ -143,6 +148,10 @@ def gat_at_once(
     where `gat_layer` gives it; else None. of_edges: attributes, their projection and their vector."""
     if not _applies(layer, functional.gat_attention):
         return None
+    if torch.compiler.is_compiling():
+        if of_edges is not None:
+            return None
+        return gat_recorded(layer, graph, x, linear, attn_src, attn_dst, bias, dropout_p, wide)
     plain = plain_linear(linear)
     if plain is None or plain[1] is not None:
         return None
@@ -181,9 +190,6 @@ def _edges(
     return Edges(attr, weight, attn)
 
 
-# Elements of projected attributes up to which they are made although they could be folded into the attention
-# (`_edge_terms`), which takes more launches and less memory.
-_MOST_UNFOLDED = {"cpu": 2**16, "cuda": 2**23}
 # What autocast casts.
 _CAST = torch.float32, torch.float16, torch.bfloat16
 
@@ -203,7 +209,7 @@ def _projected_edges(
         and len(attr) == graph.num_edges
         and can_fuse(graph, attr, weight, len(dtypes) > 1)
         and _are_plain(x, (weight, bias), dtypes)
-        and (attr.shape[1] * heads >= len(weight) or len(attr) * len(weight) <= _MOST_UNFOLDED[x.device.type])
+        and (attr.shape[1] * heads >= len(weight) or len(attr) * len(weight) <= MOST_UNFOLDED[x.device.type])
     ):
         return None
     if graph.edge_mask is not None:  # fixed capacity: what is there of edges that are not in use may be NaN
@@ -241,6 +247,11 @@ def pair_at_once(
     function = functional.dot_attention if score == "dot" else functional.gatv2_attention
     if not _applies(layer, function):
         return None
+    if torch.compiler.is_compiling():
+        return pair_recorded(
+            graph, score, x, x_dst, value, key, query, heads, skip, of_edges, attn, bias,
+            (negative_slope, scale, dropout_p), wide,
+        )  # fmt: skip
     parameters: list[Any] = []
     for linear in (value, key, query, skip):
         found = _NONE if linear is None else plain_linear(linear)
