@@ -72,7 +72,7 @@ def make(spec, edge_index, device, name):
     library, options = CONTESTANTS[name]
     training = host.Training(library, spec, edge_index, device)
     if options is not None:
-        training.call = torch.compile(training.model, **options)
+        training.call = torch.compile(host.apart(training.model), **options)
     return training.step
 
 
