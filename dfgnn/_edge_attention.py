@@ -212,8 +212,8 @@ def _gat_forward(*args) -> list[Tensor]:
 def _gat_forward_fake(*args) -> list[Tensor]:
     num_src, num_dst = args[2:4]
     feat, attn_src, train = args[_NUM_GRAPH], args[_NUM_GRAPH + 1], args[-1]
-    heads, dim = attn_src.shape[-2:]
-    size = _kept_bytes(num_dst, heads, dim, feat.dtype, train, num_src)
+    heads = attn_src.shape[-2]  # of vectors that may be shorter than the heads of feat
+    size = _kept_bytes(num_dst, heads, feat.shape[1] // heads, feat.dtype, train, num_src)
     return [feat.new_empty(num_dst, feat.shape[1]), feat.new_empty(size, dtype=torch.uint8)]
 
 

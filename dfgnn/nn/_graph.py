@@ -45,6 +45,10 @@ def as_graph(graph: Any) -> Graph:
         return ours
     if not is_dgl(graph):
         raise TypeError(f"graph: expected a dfgnn.Graph or a DGLGraph, got {type(graph).__name__}")
+    if torch.compiler.is_dynamo_compiling():
+        torch._dynamo.graph_break(
+            "graph: expected a dfgnn.Graph (Graph.from_dgl), as torch.compile cannot look into DGL's, got one"
+        )
     found = _from_dgl.get(graph._graph)
     if found is None:
         found = _from_dgl[graph._graph] = _of_relation(graph)

@@ -1,0 +1,205 @@
+"""What layers record under torch.compile: linear modules and one operator each, no Python of autograd."""
+
+import re
+
+import pytest
+import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
+
+from dfgnn import Graph, nn
+from dfgnn.nn import _recorded
+from dfgnn.nn.pyg import GATConv, GATv2Conv, TransformerConv
+
+LAYERS = {
+    "GATConv": lambda: GATConv(9, 5, heads=3),
+    "GATConv one head": lambda: GATConv(9, 5, bias=False),
+    "GATv2Conv": lambda: GATv2Conv(9, 5, heads=3),
+    "GATv2Conv mean": lambda: GATv2Conv(9, 5, heads=3, concat=False, share_weights=True),
+    "TransformerConv": lambda: TransformerConv(9, 5, heads=3),
+    "TransformerConv beta": lambda: TransformerConv(9, 5, heads=3, beta=True, bias=False),
+    "TransformerConv edges": lambda: TransformerConv(9, 5, heads=3, edge_dim=4),
+    "DGL GATConv": lambda: nn.GATConv(9, 5, 3),
+    "DGL GATv2Conv": lambda: nn.GATv2Conv(9, 5, 3),
+    "DGL DotGatConv": lambda: nn.DotGatConv(9, 5, 3),
+    "GraphTransformerConv": lambda: nn.GraphTransformerConv(9, 5, 3),
+}
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def given(name, device, num_src=30, num_dst=30):
+    generator = torch.Generator().manual_seed(0)
+    ends = [torch.randint(n, (100,), generator=generator) for n in (num_src, num_dst)]
+    ends = torch.cat([torch.stack(ends), torch.arange(num_dst).expand(2, -1)], 1).to(device)
+    x = torch.randn(num_src, 9, generator=generator).to(device)
+    if "DGL" in name or name.startswith("Graph"):
+        return Graph.from_edge_index(ends, num_src=num_src, num_dst=num_dst), x
+    attr = torch.randn(ends.shape[1], 4, generator=generator).to(device)
+    return (x, ends, attr) if "edges" in name else (x, ends)
+
+
+def step(call, layer, inputs):
+    """The output and all gradients."""
+    inputs = [
+        t.clone().requires_grad_() if isinstance(t, torch.Tensor) and t.is_floating_point() else t
+        for t in inputs
+    ]
+    out = call(*inputs)
+    wanted = [t for t in (*inputs, *layer.parameters()) if isinstance(t, torch.Tensor) and t.requires_grad]
+    return out, *torch.autograd.grad(out.sin().sum(), wanted)
+
+
+def recording(found):
+    """A compiler that collects dfgnn's operators."""
+
+    def compile(module, _):
+        targets = [node.target for node in module.graph.nodes if node.op == "call_function"]
+        found.append([t for t in targets if getattr(t, "namespace", "") == "dfgnn"])
+        return make_boxed_func(module.forward)
+
+    return aot_autograd(fw_compiler=compile, bw_compiler=compile)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_one_operator_each_way(name, device):
+    layer, calls = LAYERS[name]().to(device), []
+    if name.startswith("DGL G"):
+        layer.set_allow_zero_in_degree(True)
+    compiled = torch.compile(layer, fullgraph=True, backend=recording(calls))
+    inputs = given(name, device)
+    torch.testing.assert_close(*(step(call, layer, inputs) for call in (compiled, layer)))
+    forward, backward = ([op.name().removeprefix("dfgnn::") for op in ops] for ops in calls)
+    allowed = "check_in_degrees"  # of DotGatConv
+    assert [op.partition("_")[2] for op in forward if op != allowed] in (["gat_run"], ["attend_run"])
+    assert [op.partition("_")[2] for op in backward if op != allowed] in (
+        ["gat_backward"],
+        ["attend_backward"],
+    )
+    for op in (*calls[0], *calls[1]):
+        if op.name() != f"dfgnn::{allowed}":
+            assert re.search(r"Autograd\[alias\].*fallthrough", torch._C._dispatch_dump(op.name())), op
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_rows_with_padding(name, device, monkeypatch):
+    """As CUDA's kernels want them, of heads of any size; here on every device."""
+    monkeypatch.setattr(_recorded, "_rows", lambda heads, size, *_: _recorded._Rows(heads, size, 3))
+    layer = LAYERS[name]().to(device)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
+    inputs = given(name, device)
+    torch.testing.assert_close(*(step(call, layer, inputs) for call in (compiled, layer)))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_autocast(name, device):
+    layer = LAYERS[name]().to(device)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    inputs, found = given(name, device), []
+    for call in (compiled, layer):
+        with torch.autocast(device, torch.bfloat16):
+            out = call(*inputs)
+        found.append([out, *torch.autograd.grad(out.float().sin().sum(), layer.parameters())])
+    assert found[0][0].dtype == found[1][0].dtype
+    for got, want in zip(*found):
+        torch.testing.assert_close(
+            got.float(), want.float(), rtol=0.1, atol=0.02 + 0.1 * want.abs().max().item()
+        )
+
+
+@pytest.mark.parametrize("name", ["DGL GATConv", "DGL GATv2Conv", "DGL DotGatConv", "GraphTransformerConv"])
+def test_a_block(name, device):
+    """Its destinations are its first sources."""
+    layer = LAYERS[name]().to(device)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for num_dst in (12, 17):
+        inputs = given(name, device, 30, num_dst)
+        torch.testing.assert_close(*(step(call, layer, inputs) for call in (compiled, layer)))
+
+
+def test_without_gradients(device):
+    for name, make in LAYERS.items():
+        layer, inputs = make().to(device), given(name, device)
+        compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(*inputs), layer(*inputs))
+
+
+def test_hooks_on_a_projection_run(device):
+    layer = LAYERS["GATConv"]().to(device)
+    layer.lin.register_forward_hook(lambda module, args, out: 2 * out)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    inputs = given("GATConv", device)
+    torch.testing.assert_close(compiled(*inputs), layer(*inputs))
+
+
+def test_a_projection_of_edges_that_is_large_is_folded(device, monkeypatch):
+    calls = []
+    monkeypatch.setattr(_recorded, "MOST_UNFOLDED", {"cpu": 1, "cuda": 1})
+    layer = LAYERS["TransformerConv edges"]().to(device)
+    compiled = torch.compile(layer, fullgraph=True, backend=recording(calls))
+    inputs = given("edges", device)
+    torch.testing.assert_close(*(step(call, layer, inputs) for call in (compiled, layer)))
+    assert "dfgnn::edge_edge_dot_run" in [op.name() for op in calls[0]]
+
+
+SHAPES = [(0, 30, 3, 5, torch.float32), (3, 30, 3, 5, torch.float64), (1, 7, 1, 8, torch.bfloat16)]
+
+
+@pytest.mark.parametrize("heads, rows, h, d, dtype", SHAPES)
+@pytest.mark.parametrize("score", [0, 1, 2])
+def test_shapes_told_to_compilers(score, heads, rows, h, d, dtype):
+    """Of all results, also of what is kept for backward."""
+    edges, acc = torch.randint(rows, (2, 60)), torch.promote_types(dtype, torch.float32)
+    x = torch.randn(rows, h * d, dtype=dtype)
+    x = x if heads else x.view(rows, h, d)
+    terms = torch.randn(rows, h, dtype=acc)
+    src, dst = ((terms, terms), (x, x), (None, x))[score]
+    attn = torch.randn(h, d, dtype=dtype) if score == 2 else None
+    bias = torch.randn(60, h, dtype=acc)
+    graph = (edges, -1, rows, rows, False, 60, True, "auto")
+    tensors = x, src, dst, attn, bias, None, None, None, None, None, None
+    numbers = 0.2, 1.0, 0.0, 0
+    for positive in {False, score == 0}:
+        args = (*graph, heads, score, *tensors, *numbers, True, positive, True)
+        torch.library.opcheck(torch.ops.dfgnn.edge_attend_run, args, test_utils="test_faketensor")
+        out, kept, _ = torch.ops.dfgnn.edge_attend_run(*args)
+        for need in (0, 3):
+            if score == 0 and need and not positive:
+                continue
+            args = (*graph, heads, torch.ones_like(out), None, score, *tensors, out, kept, positive, None)
+            args = (*args, *numbers, need)
+            torch.library.opcheck(torch.ops.dfgnn.edge_attend_backward, args, test_utils="test_faketensor")
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("size", [5, 3], ids=["", "vectors without the padding"])
+def test_shapes_of_gat_told_to_compilers(train, bias, size):
+    graph = (torch.randint(20, (2, 60)), -1, 30, 20, False, 0, False, "auto")
+    vectors = torch.randn(1, 3, size), torch.randn(1, 3, size)
+    tensors = torch.randn(30, 15), *vectors, None, torch.randn(15) if bias else None
+    args = (*graph, *tensors, 0.2, 0.0, train)
+    torch.library.opcheck(torch.ops.dfgnn.edge_gat_run, args, test_utils="test_faketensor")
+    if train:
+        out, kept = torch.ops.dfgnn.edge_gat_run(*args)
+        args = (*graph, torch.ones_like(out), *tensors, out, kept, 0.2, 0.0)
+        torch.library.opcheck(torch.ops.dfgnn.edge_gat_backward, args, test_utils="test_faketensor")
+
+
+def test_a_graph_of_dgl_is_named_where_it_breaks():
+    dgl = pytest.importorskip("dgl")
+    graph = dgl.add_self_loop(dgl.rand_graph(20, 40))
+    layer, x = LAYERS["DGL GATConv"](), torch.randn(20, 9)
+    compiled = torch.compile(layer, backend="aot_eager")
+    torch.testing.assert_close(compiled(graph, x), layer(graph, x))
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match=r"graph: expected a dfgnn.Graph \(Graph.from_dgl\)"):
+        torch.compile(layer, fullgraph=True, backend="aot_eager")(graph, x)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(Graph.from_dgl(graph), x), layer(graph, x))
