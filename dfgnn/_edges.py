@@ -153,7 +153,7 @@ def _differentiable(name: str, run, setup, backward, once: bool = False) -> Any:
             setup(ctx, args, output)
             return output
 
-    Function.backward = once_differentiable(backward) if once else staticmethod(backward)
+    Function.backward = staticmethod(once_differentiable(backward) if once else backward)  # type: ignore
 
     def call(*args):
         if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args):
@@ -349,6 +349,9 @@ def _edge_terms(prefix: str, tags) -> tuple[Any, Any, Any]:
         name = run._schema.name.removeprefix("dfgnn::").removesuffix("_run")
         return _differentiable(name, run, setup, backward)
 
+    dot: Any
+    sums: Any
+    outer: Any
     dot = differentiable(
         run_dot,
         lambda rows, attr, grad, edges, scale: sums(grad, attr, *edges, rows.shape[2]) * scale,

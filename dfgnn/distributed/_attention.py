@@ -19,8 +19,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .._arguments import BackwardResults, EdgeArgs, ForwardResults, Tensors
-from .._autograd import _Call, _gradients, _need_bits
+from .._autograd import _Call
 from .._eager import top_hooks
+from .._ops import gradients, need_bits
 from ._exchange import Exchange, Pending
 
 
@@ -119,7 +120,7 @@ class Attention(torch.autograd.Function):
             there = [None if x is None else Pending(None, x, [], x.dtype, None) for x in (value, src)]
             out = pair.forward(tensors, there)[0].out
         need = Tensors(*ctx.needs_input_grad[1:])
-        bits = _need_bits(need)
+        bits = need_bits(need)
         grad_out = grad_out.contiguous()
         grads = grad_out, None
         there = pair.tensors(tensors, value, src)
@@ -134,9 +135,9 @@ class Attention(torch.autograd.Function):
         own = BackwardResults(*pair.own.backward(grads, here, (out, stats, *positive[:2], None), bits))
         for place, rows in pending:
             pair.exchange.add(own[place], rows.wait())
-        found = Tensors(*_gradients(need, here, grad_out, own))
+        found = Tensors(*gradients(need, here, grad_out, own))
         if halo is not None:
-            more = Tensors(*_gradients(need._replace(out_bias=False), there, grad_out, halo))
+            more = Tensors(*gradients(need._replace(out_bias=False), there, grad_out, halo))
             # positive is normalised within its part, and what comes of it.
             found = _joined(found, more, weight if pair.own.save_positive else None)
         return None, *found

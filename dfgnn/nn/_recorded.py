@@ -170,8 +170,9 @@ def pair_recorded(
     seed = _seed(numbers[2], x)
     tensors = Tensors(v, src, dst, attn, None, None, None, None, feat, seed, within)
     train = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    slope, scale, dropout_p = map(float, numbers)
     out, _ = _edge_attention.attention(
-        edges, score, tensors, Numbers(*map(float, numbers), flags), False, False, train, "auto", heads
+        edges, score, tensors, Numbers(slope, scale, dropout_p, flags), False, False, train, "auto", heads
     )
     out = _result(rows.cut(out.clone() if train else out), after, wide)  # see `_autograd`
     return out if skip is None else out + skip(end)
