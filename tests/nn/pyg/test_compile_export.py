@@ -308,6 +308,17 @@ def test_sparse_tensors_break_and_go_on(form, device):
         torch.testing.assert_close(*found)
 
 
+@pytest.mark.parametrize("form", ["coo", "csr"])
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_sparse_tensors_without_a_break_are_torchs_to_refuse(form):
+    layer = make("transformer")
+    x, edge_index = batch("transformer", 0)
+    edges = torch.sparse_coo_tensor(edge_index, torch.ones(edge_index.shape[1]), (len(x), len(x))).coalesce()
+    edges = edges if form == "coo" else edges.to_sparse_csr()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="sparse Tensor"):
+        torch.compile(layer, fullgraph=True, backend="aot_eager")(x, edges)
+
+
 # ---- torch.export ----------------------------------------------------------------------------------------
 
 
