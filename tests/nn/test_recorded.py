@@ -1,5 +1,6 @@
 """What layers record under torch.compile: linear modules and one operator each, no Python of autograd."""
 
+import logging
 import re
 
 import pytest
@@ -203,3 +204,21 @@ def test_a_graph_of_dgl_is_named_where_it_breaks():
         torch.compile(layer, fullgraph=True, backend="aot_eager")(graph, x)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(Graph.from_dgl(graph), x), layer(graph, x))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", LAYERS)
+def test_reduce_overhead_says_nothing(name, gpu, caplog):
+    """CUDA graphs are not given up, whether or not the attention is in them."""
+    counters = torch._dynamo.utils.counters["inductor"]
+    counters.clear()
+    layer = LAYERS[name]().to(gpu)
+    compiled = torch.compile(layer, fullgraph=True, mode="reduce-overhead")
+    inputs = given(name, gpu)
+    want = step(layer, layer, inputs)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(4):
+            got = [x.clone() for x in step(compiled, layer, inputs)]
+            torch.testing.assert_close(got, list(want), rtol=1e-3, atol=1e-3)
+    assert counters["cudagraph_skips"] == 0
+    assert not [r.getMessage() for r in caplog.records if "cudagraph" in r.getMessage()]
