@@ -1,0 +1,68 @@
+"""Batch normalisation without what is padded, as dfgnn.capture has it, beside float64."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dfgnn.capturing import padding
+
+
+@pytest.mark.parametrize("shape", [(5,), (48,), (3, 4)])
+@pytest.mark.parametrize("used", [1000, 801, 250, 40])
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_what_the_norm_and_its_gradient_are(device, shape, used, affine, kind):
+    """Of features that are not centred, with anything in the rows that are not in use; beside float64 without
+    these."""
+    mask = torch.arange(1000, device=device) < used
+    axes = [1] * (len(shape) - 1)
+    x = torch.randn(1000, *shape, device=device) + (torch.arange(shape[0], device=device) % 5).view(-1, *axes)
+    x, accuracy = x.to(kind), 1e-4 if kind is torch.float32 else 2e-2
+    x[~mask] = float("nan")
+    weight, bias, factor = torch.randn(3, shape[0], device=device)
+    found = []
+    for masked in (True, False):
+        dtype = torch.float32 if masked else torch.float64
+        mean, var = torch.zeros_like(bias, dtype=dtype), torch.ones_like(bias, dtype=dtype)
+        given = x if masked else x[mask].to(dtype), weight.to(dtype), bias.to(dtype)
+        given = [t.clone().requires_grad_() for t in given]
+        with padding.Padding({1000: mask} if masked else {}, []):
+            y = F.batch_norm(given[0], mean, var, *(given[1:] if affine else (None, None)), True, 0.3)
+        y = y[mask] if masked else y
+        (y.to(dtype).sin() * factor.to(dtype).view(-1, *axes)).sum().backward()
+        grads = [t.grad for t in given if t.grad is not None]
+        if masked:
+            assert not grads[0][~mask].any()
+            grads[0] = grads[0][mask]
+        found.append([y, mean, var, *grads])
+    assert len(found[0]) == (6 if affine else 4)
+    for got, want in zip(*found):
+        atol = accuracy * max(1.0, float(want.detach().abs().max()))
+        torch.testing.assert_close(got.double(), want, rtol=accuracy, atol=atol)
+
+
+@pytest.mark.gpu
+def test_the_norm_is_few_launches():
+    """A CUDA graph of many norms is as long as they have kernels; torch's own have about five."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA GPU, or a torch without CUDA")
+    from torch.profiler import ProfilerActivity, profile
+
+    norm, x = nn.BatchNorm1d(48).cuda(), torch.randn(1000, 48, device="cuda", requires_grad=True)
+    mask = torch.arange(1000, device="cuda") < 801
+
+    def step(times):
+        with padding.Padding({1000: mask}, []):
+            y = x
+            for _ in range(times):
+                y = norm(y)
+        y.square().sum().backward()
+
+    step(1)
+    counts = []
+    for times in (1, 5):
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+            step(times)
+        counts.append(sum(e.device_type == torch.autograd.DeviceType.CUDA for e in found.events()))
+    assert 0 < counts[1] - counts[0] <= 4 * 17
