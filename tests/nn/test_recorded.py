@@ -132,6 +132,22 @@ def test_without_gradients(device):
             torch.testing.assert_close(compiled(*inputs), layer(*inputs))
 
 
+def test_a_method_replaced_on_the_class_after_a_call_is_seen_after_a_reset(device):
+    """Which the guide says: classes are not checked at every call."""
+
+    class Changed(GATConv):
+        pass
+
+    layer, inputs = Changed(9, 5, heads=3).to(device), given("GATConv", device)
+    compiled = torch.compile(layer, backend="aot_eager")
+    before = compiled(*inputs)
+    Changed.message = lambda self, x_j, alpha: 0 * x_j
+    want = layer(*inputs)
+    assert not torch.allclose(before, want)
+    torch.compiler.reset()
+    torch.testing.assert_close(compiled(*inputs), want)
+
+
 def test_hooks_on_a_projection_run(device):
     layer = LAYERS["GATConv"]().to(device)
     layer.lin.register_forward_hook(lambda module, args, out: 2 * out)
