@@ -133,10 +133,10 @@ def test_large_attributes_are_folded(monkeypatch):
     for edge_dim, is_folded in ((3, True), (5, False)):
         layer, attr = TransformerConv(9, 5, 2, edge_dim=edge_dim).double(), features(400, edge_dim)
         counts = counted(monkeypatch)
-        monkeypatch.setitem(_at_once._MOST_UNFOLDED, "cpu", 400 * 10)
+        monkeypatch.setitem(_at_once.MOST_UNFOLDED, "cpu", 400 * 10)
         expected = layer(x, edge_index, attr)
         assert len(counts) == 1
-        monkeypatch.setitem(_at_once._MOST_UNFOLDED, "cpu", 400 * 10 - 1)
+        monkeypatch.setitem(_at_once.MOST_UNFOLDED, "cpu", 400 * 10 - 1)
         torch.testing.assert_close(layer(x, edge_index, attr), expected)
         assert len(counts) == (1 if is_folded else 2)
 
