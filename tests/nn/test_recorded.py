@@ -6,8 +6,8 @@ import re
 import pytest
 import torch
 from functorch.compile import make_boxed_func
+from torch import library
 from torch._dynamo.backends.common import aot_autograd
-from torch.library import opcheck
 
 from dfgnn import Graph, nn
 from dfgnn.nn import _recorded
@@ -185,14 +185,14 @@ def test_shapes_told_to_compilers(score, heads, rows, h, d, dtype):
     numbers = 0.2, 1.0, 0.0, 0
     for positive in {False, score == 0}:
         args = (*graph, heads, score, *tensors, *numbers, True, positive, True)
-        opcheck(torch.ops.dfgnn.edge_attend_run, args, test_utils="test_faketensor")
+        library.opcheck(torch.ops.dfgnn.edge_attend_run, args, test_utils="test_faketensor")
         out, kept, _ = torch.ops.dfgnn.edge_attend_run(*args)
         for need in (0, 3):
             if score == 0 and need and not positive:
                 continue
             args = (*graph, heads, torch.ones_like(out), None, score, *tensors, out, kept, positive, None)
             args = (*args, *numbers, need)
-            opcheck(torch.ops.dfgnn.edge_attend_backward, args, test_utils="test_faketensor")
+            library.opcheck(torch.ops.dfgnn.edge_attend_backward, args, test_utils="test_faketensor")
 
 
 @pytest.mark.parametrize("train", [True, False])
@@ -203,11 +203,11 @@ def test_shapes_of_gat_told_to_compilers(train, bias, size):
     vectors = torch.randn(1, 3, size), torch.randn(1, 3, size)
     tensors = torch.randn(30, 15), *vectors, None, torch.randn(15) if bias else None
     args = (*graph, *tensors, 0.2, 0.0, train)
-    opcheck(torch.ops.dfgnn.edge_gat_run, args, test_utils="test_faketensor")
+    library.opcheck(torch.ops.dfgnn.edge_gat_run, args, test_utils="test_faketensor")
     if train:
         out, kept = torch.ops.dfgnn.edge_gat_run(*args)
         args = (*graph, torch.ones_like(out), *tensors, out, kept, 0.2, 0.0)
-        opcheck(torch.ops.dfgnn.edge_gat_backward, args, test_utils="test_faketensor")
+        library.opcheck(torch.ops.dfgnn.edge_gat_backward, args, test_utils="test_faketensor")
 
 
 def test_a_graph_of_dgl_is_named_where_it_breaks():
