@@ -45,7 +45,9 @@ def measure_candidates(work: Workload, mode: str, chosen: dict, budget: float) -
             candidate = plan_text(describe(plans))
             if candidate in found:
                 continue
-            if any(plan.partial_bytes > work.most_partial_bytes for plan in plans.values()):
+            if any(
+                plan.partial_bytes > work.most_partial_bytes(direction) for direction, plan in plans.items()
+            ):
                 too_large.add(candidate)
             call = work.call(partial(work.layer.attention, work.graph, schedule=schedule), mode)
             found[candidate] = timings(call, work.graph.device, budget)

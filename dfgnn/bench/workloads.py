@@ -123,11 +123,10 @@ class Workload:
         names = (schedule.alternatives(self.graph, reverse=reverse, **shape) for reverse in directions)
         return list(dict.fromkeys(chain.from_iterable(names)))
 
-    @property
-    def most_partial_bytes(self) -> int:
-        """Of a pass's partial rows that "auto" may have: three arrays of features, or 16 MB."""
-        rows = max(self.graph.num_src, self.graph.num_dst)
-        return max(3 * rows * self.heads * self.head_dim * self.dtype.itemsize, 2**24)
+    def most_partial_bytes(self, direction: str) -> int:
+        """Of the partial rows that "auto" may have in this direction."""
+        shape = plan_shape(self.layer, self.graph, self.heads, self.head_dim, self.dtype)
+        return schedule.most_partial_bytes(self.graph, reverse=direction == "reverse", **shape)
 
     def reference(self, gradients: bool, rows: Tensor | None = None) -> dict[str, Tensor]:
         """float64 values of what ``call`` returns, by name; with ``rows``, those destinations of ``out``."""

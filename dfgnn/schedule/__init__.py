@@ -11,7 +11,7 @@
 
 from .choose import parse
 from .cost import LEAST_BOUND, sub_warps
-from .planner import Planner, alternatives, plan
+from .planner import Planner, alternatives, most_partial_bytes, plan
 from .plans import ROW_SCHEDULES, SCHEDULES, Candidate, Plan, Shape, padded
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Planner",
     "Shape",
     "alternatives",
+    "most_partial_bytes",
     "padded",
     "parse",
     "plan",

@@ -13,7 +13,7 @@ from .. import _ops
 from .._arguments import GraphArgs, GraphHandle
 from .._compile import not_compiled, untraced
 from .._structure import Structure
-from . import choose, on_cpu, on_gpu
+from . import choose, cost, on_cpu, on_gpu
 from . import device as devices
 from .device import Device
 from .direction import Direction
@@ -221,3 +221,17 @@ def alternatives(
     parts where the neighbours' rows exceed half of the L2 cache. The estimate's choice is among them.
     """
     return graph._planner.alternatives(Shape(num_heads, head_dim, dtype, layer), reverse)
+
+
+def most_partial_bytes(
+    graph,
+    *,
+    reverse: bool,
+    num_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    layer: str | None = "gat",
+) -> int:
+    """Of the partial rows that a plan which "auto" makes may write."""
+    shape = Shape(num_heads, head_dim, dtype, layer)
+    return cost.most_partial_bytes(shape, graph._planner._direction(reverse))

@@ -8,8 +8,11 @@ import pytest
 pytest.importorskip("numpy", reason="the benchmarks need numpy")
 
 import numpy as np
+import torch
 
+from dfgnn import Graph
 from dfgnn.bench import candidates, cli, report
+from dfgnn.bench.workloads import LAYERS, Workload
 
 # Of the stand-in scheduler: the bound of an item by schedule and direction.
 _BOUNDS = {
@@ -27,8 +30,6 @@ class _Work:
 
     graph = SimpleNamespace(device="cpu")
     layer = SimpleNamespace(attention=lambda graph, schedule: schedule)
-
-    most_partial_bytes = 100
 
     def __init__(self, chosen, partial_bytes=None):
         self.chosen, self.partial_bytes = chosen, partial_bytes or {}
@@ -49,6 +50,9 @@ class _Work:
                 partial_bytes=self.partial_bytes.get(name, 0),
             )
         return found
+
+    def most_partial_bytes(self, direction):
+        return 100
 
     def alternatives(self, mode):
         return ["natural", "longest_first", "packed"]
@@ -126,6 +130,16 @@ def test_what_takes_too_much_memory_is_not_the_best(clock):
     assert (found["best"], found["ratio"]) == ("natural <= 512", pytest.approx(1.5))
     assert found["candidates"]["packed <= 64"] == {"ms": 1.0, "too_large": True}
     assert "packed <= 64 1 ms (too large)" in report._oracle_text(found)
+
+
+def test_the_memory_is_that_of_auto():
+    """What the scheduler itself keeps to: a share of the arrays that a pass sums up, from 16 MB on."""
+    src, dst = torch.arange(120_000), torch.arange(120_000) % 100_000
+    graph = Graph.from_edge_index(torch.stack([src, dst]), num_src=120_000, num_dst=100_000)
+    work = Workload.make(LAYERS["dot"], graph, 4, 32, torch.float32)
+    of_array = 4 * 32 * 4
+    assert work.most_partial_bytes("forward") == int(0.85 * 100_000 * of_array)
+    assert work.most_partial_bytes("reverse") == 2 * int(0.85 * 120_000 * of_array)
 
 
 def _row(graph, ratio, several=True, mode="train"):
