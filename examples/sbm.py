@@ -17,6 +17,7 @@ import cluster
 import numpy as np
 import torch
 from datasets import GraphSet
+from threadpoolctl import threadpool_limits
 
 SIZES = {"CLUSTER": (10_000, 1_000, 1_000), "PATTERN": (10_000, 2_000, 2_000)}  # train, valid, test
 CLASSES = {"CLUSTER": cluster.CLASSES, "PATTERN": 2}
@@ -54,7 +55,8 @@ def make(name: str, seeds) -> list[tuple]:
     """A graph for each seed: (src, dst, features, labels, positions)."""
     recipe = cluster.make_graph if name == "CLUSTER" else pattern_graph
     graphs = [recipe(np.random.default_rng(seed)) for seed in seeds]
-    return [(*graph, positions(*graph[:2], len(graph[3]))) for graph in graphs]
+    with threadpool_limits(1):  # there are as many processes as cores, and matrices are small
+        return [(*graph, positions(*graph[:2], len(graph[3]))) for graph in graphs]
 
 
 def load(name: str, counts, root, device="cpu") -> tuple[GraphSet, dict[str, torch.Tensor]]:

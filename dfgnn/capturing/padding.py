@@ -212,19 +212,26 @@ class _DeviceBatchNorm(torch.autograd.Function):
     torch.nn.SyncBatchNorm, which merge statistics of parts by their sizes.
 
     Rows that are not in use, the last ones, become copies of the first, which always is. As a part of a
-    negative size, of that mean and no variance, they are taken out of the statistics again: of means that are
-    many deviations from 0 that takes digits, the more the fewer rows are in use. What they become in y is
-    finite and has no gradient.
+    negative size, of that mean and no variance, they are taken out of the statistics again. That takes digits
+    where means are many deviations from 0, so that the first row is subtracted from all; but not in 16 bits,
+    which have fewer digits than are lost and would be rounded once more. What rows that are not in use become
+    in y is finite and has no gradient.
     """
 
     @staticmethod
     def forward(ctx, x, weight, bias, mask, counts, running_mean, running_var, momentum, eps):
-        x = torch.where(_rows(mask, x), x, x[:1]).contiguous()
+        first = x[:1]
+        is_shifted = x.dtype.itemsize > 2
+        x = torch.where(_rows(mask, x), x, first).contiguous()
+        if is_shifted:
+            x = x - first
         parts = [torch.batch_norm_stats(part, eps) for part in (x, x[:1])]
         means, invstds = map(torch.stack, zip(*parts))
         mean, invstd = torch.batch_norm_gather_stats_with_counts(
             means, means, invstds, running_mean, running_var, momentum, eps, counts.merged.to(means.dtype)
         )
+        if is_shifted and running_mean is not None:
+            running_mean.add_(first[0], alpha=momentum)
         ctx.save_for_backward(x, weight, mask, mean, invstd, counts.used, counts.zero)
         ctx.has_bias = bias is not None
         return torch.batch_norm_elemt(x, weight, bias, mean, invstd, eps)
