@@ -37,13 +37,11 @@ def _with_room(count: int) -> int:
 class Hop(NamedTuple):
     """One layer's part of a sample: edges from ``num_src`` nodes to the first ``num_dst`` of them."""
 
-    graph: Graph
+    graph: Graph | None  # None where the sample was asked for without
     edge_index: Tensor  # int64 [2, E]: the graph's, for layers with torch_geometric's contract
     edge_ids: Tensor  # int64 [E]: where these edges are in the sampled graph's own order
-
-    @property
-    def num_dst(self) -> int:
-        return self.graph.num_dst
+    num_src: int
+    num_dst: int
 
 
 class Sample(NamedTuple):
@@ -57,8 +55,9 @@ class Sample(NamedTuple):
         found = [self.nodes]
         for hop in self.hops:
             found += [hop.edge_index, hop.edge_ids]
-            for csr in (hop.graph.csr(), hop.graph.reverse_csr(need_eids=True)):
-                found += [x for x in csr if x is not None]
+            if hop.graph is not None:
+                for csr in (hop.graph.csr(), hop.graph.reverse_csr(need_eids=True)):
+                    found += [x for x in csr if x is not None]
         return found
 
 
@@ -142,12 +141,15 @@ class NeighborSampler:
         recorded = self._recorded.get(blocks)
         return None if recorded is None else recorded.draw(seeds, generator)
 
-    def sample(self, seeds: Tensor, generator: torch.Generator | None = None) -> Sample:
+    def sample(
+        self, seeds: Tensor, generator: torch.Generator | None = None, *, graphs: bool = True
+    ) -> Sample:
         """The sampled neighbourhood of ``seeds``.
 
         Args:
             seeds: int64 [n] on the graph's device, each node at most once.
             generator: of the graph's device; None: torch's default one. Equal states give equal samples.
+            graphs: False: without the hops' graphs, which a step of :func:`dfgnn.capture` derives by itself.
 
         Raises TypeError or ValueError: seeds of another type, shape or device, repeated or out of range.
         """
@@ -155,14 +157,15 @@ class NeighborSampler:
         drawn = self._replayed(seeds, generator, blocks=True)
         if drawn is not None:
             sizes = zip(drawn.sizes[1:], drawn.sizes)
-            return Sample(drawn.nodes, self._hops([(x[:2], x[2], *n) for x, n in zip(drawn.hops, sizes)]))
+            found = [(x[:2], x[2], *n) for x, n in zip(drawn.hops, sizes)]
+            return Sample(drawn.nodes, self._hops(found, graphs))
         place, nodes, hops = self._places(seeds), seeds, []
         for fanout in reversed(self.fanouts):
             rows, edges = self._draw(nodes, fanout, generator)
             num_dst, sources = len(nodes), self._csr.indices[edges].long()
             nodes = self._grown(nodes, sources, place)
             hops.append((torch.stack([place[sources], rows]), self._ids(edges), len(nodes), num_dst))
-        return Sample(nodes, self._hops(hops))
+        return Sample(nodes, self._hops(hops, graphs))
 
     def subgraph(self, seeds: Tensor, generator: torch.Generator | None = None) -> Subgraph:
         """The sampled neighbourhood of ``seeds`` as one graph: a node's neighbours are drawn once, in the hop
@@ -246,18 +249,20 @@ class NeighborSampler:
         rows, columns = (torch.arange(fanout, device=nodes.device) < degree[:, None]).nonzero().unbind(1)
         return rows, chosen[rows, columns]
 
-    def _hops(self, drawn: Sequence[tuple[Tensor, Tensor, int, int]]) -> list[Hop]:
+    def _hops(self, drawn: Sequence[tuple[Tensor, Tensor, int, int]], with_graphs: bool) -> list[Hop]:
         """Of edges, their ids, and numbers of sources and destinations; the last one drawn is the first
         layer's."""
         drawn = drawn[::-1]
+        if not with_graphs:
+            return [Hop(None, *hop) for hop in drawn]
         graphs = Graph._of_blocks([(edge_index, n, m) for edge_index, _, n, m in drawn])
         hops = []
-        for graph, (edge_index, ids, *_) in zip(graphs, drawn):
+        for graph, (edge_index, ids, num_src, num_dst) in zip(graphs, drawn):
             if graph.device.type == "cuda":  # here, so that no layer makes it or waits for it
                 graph.reverse_csr(need_eids=True)
             # Layers with torch_geometric's contract find the graph by this tensor, instead of sorting it.
             _kept.keep(edge_index, graph)
-            hops.append(Hop(graph, edge_index, ids))
+            hops.append(Hop(graph, edge_index, ids, num_src, num_dst))
         return hops
 
 

@@ -11,9 +11,9 @@ reddit~/8 has an eighth of its edges.
 
 Three layers of 4 heads and 128 numbers, x = relu(norm(attention(x) + linear(x))), dropout, a linear head.
 Sampled: ``--fanouts`` neighbours per layer; ``--loader dfgnn`` samples on the device, a block for each layer,
-``subgraph`` one graph for all layers, whose steps ``--capture`` replays, and ``pyg`` such graphs with
-torch_geometric's NeighborLoader, which needs pyg-lib or torch-sparse. ``--host-features`` leaves features in
-pinned host memory.
+``subgraph`` one graph for all layers, and ``pyg`` such graphs with torch_geometric's NeighborLoader, which
+needs pyg-lib or torch-sparse. ``--capture`` replays steps on samples of the first two. ``--host-features``
+leaves features in pinned host memory.
 """
 
 import datasets
@@ -22,9 +22,10 @@ import torch
 import torch.nn.functional as F
 from layers import conv, prepare
 from node_classification import FullGraph
+from sampled_nodes import Sampled
 from torch import nn
 
-from dfgnn import Graph, sampling
+from dfgnn import sampling
 
 LAYERS = {"gat": "GATConv", "gatv2": "GATv2Conv", "gt": "TransformerConv"}
 
@@ -54,96 +55,6 @@ class Network(nn.Module):
                 h = layer(x, edges) + lin(x)
             x = F.dropout(F.relu(norm(h)), self.dropout, self.training)
         return self.head(x)
-
-
-class Sampled(FullGraph):
-    """Trains on sampled neighbourhoods, made two batches ahead; scores are those of the full graph."""
-
-    def __init__(self, args, seed, model, data):
-        super().__init__(args, seed, model, (data.x, data.edge_index), data.y, data.splits[0])
-        self.graph = Graph.from_edge_index(data.edge_index, len(data.y))
-        self.sampler = sampling.NeighborSampler(self.graph, args.fanouts)
-        self.features = data.rows
-        train, self.captured = self.split["train"], None
-        self.steps = min(-(-len(train) // args.batch_size), args.max_steps or len(train))
-        generator = torch.Generator().manual_seed(seed)
-        some = train[torch.randperm(len(train), generator=generator)[: 4 * args.batch_size].to(train.device)]
-        if self.device.type == "cuda" and args.loader != "pyg" and min(args.fanouts) > 0:
-            self.sampler.capture(some[: args.batch_size], subgraph=args.loader == "subgraph")
-        if args.capture:
-            generator = torch.Generator(self.device).manual_seed(seed)
-            found = [self.sampler.subgraph(seeds, generator) for seeds in some.split(args.batch_size)]
-            largest = [max(len(sample[k]) for sample in found) for k in (0, 2)]  # nodes, edges
-            # Samples of as many seeds are alike in size, and what a capacity has beyond them takes time, too.
-            self.capacities = [tuple(int(room * n) for n in largest) for room in (1.05, 1.5)]
-        if args.loader == "pyg":
-            from torch_geometric.data import Data
-            from torch_geometric.loader import NeighborLoader
-
-            graph = Data(edge_index=data.edge_index.cpu(), num_nodes=len(data.y))
-            self.loader = NeighborLoader(
-                graph, args.fanouts[::-1], train.cpu(), batch_size=args.batch_size, shuffle=True,
-                num_workers=args.workers, persistent_workers=args.workers > 0,
-            )  # fmt: skip
-
-    def can_capture(self):
-        return self.args.loader == "subgraph" and self.args.impl == "dfgnn" and self.args.amp != "fp16"
-
-    def batches(self):
-        """x of the sampled nodes, edges of the layers, labels: of the seeds, or of all (-100: none)."""
-        if self.args.loader == "pyg":
-            for batch in self.loader:
-                batch = batch.to(self.device, non_blocking=True)
-                y = self.of_seeds(batch.n_id, batch.batch_size)
-                yield {"x": self.gather(batch.n_id), "edge_index": batch.edge_index, "y": y}
-            return
-        train = self.split["train"]
-        order = train[torch.randperm(len(train)).to(train.device)]
-        generator = torch.Generator(self.device).manual_seed(int(torch.randint(2**62, ())))
-        # In turns on a GPU, where to start kernels is what both take time for.
-        yield from sampling.prefetch(
-            lambda seeds: self.draw(seeds, generator), order.split(self.args.batch_size), self.device,
-            thread=self.device.type == "cpu",
-        )  # fmt: skip
-
-    def draw(self, seeds, generator):
-        blocks = self.args.loader == "dfgnn"
-        with self.stages("sample"):
-            sample = (self.sampler.sample if blocks else self.sampler.subgraph)(seeds, generator)
-        found = {"sample": sample, "x": self.gather(sample.nodes)}
-        if blocks:
-            edges = [(hop.edge_index, hop.num_dst) for hop in sample.hops]
-            return found | {"edge_index": edges, "y": self.labels[seeds]}
-        return found | {"edge_index": sample.edge_index, "y": self.of_seeds(sample.nodes, len(seeds))}
-
-    def of_seeds(self, nodes, count):
-        return self.labels[nodes].index_fill(0, torch.arange(count, len(nodes), device=nodes.device), -100)
-
-    def gather(self, nodes):
-        with self.stages("gather"):
-            return self.features[nodes]
-
-    def loss_of(self, batch):
-        return F.cross_entropy(self.model(batch["x"], batch["edge_index"]).float(), batch["y"])
-
-    def loss_under_amp(self, batch):
-        with self.autocast():
-            return self.loss_of(batch)
-
-    def epoch(self):
-        total = torch.zeros((), device=self.device)
-        for _, batch in zip(range(self.steps), self.batches()):
-            total += self.train_on(batch)
-        return total / self.steps
-
-    def train_on(self, batch):
-        if not self.args.capture:
-            return self.optimize(lambda: self.loss_of(batch))
-        if self.captured is None:
-            self.captured = harness.capture(
-                self.loss_under_amp, self.model, self.optimizer, capacities=self.capacities
-            )
-        return self.captured(batch)
 
 
 class Full(FullGraph):

@@ -13,12 +13,11 @@ from torch.utils._pytree import tree_flatten, tree_map
 from . import samples
 from .buffers import Buffers
 from .padding import KnownMasks, Padding, WithoutDropout
-from .samples import Sample, Sizes
+from .samples import Level, Sample, Sizes
 from .state import Snapshot, without_dropout
 
 # Padding that counts changes a loss by about its share, a fifth; rounding, in 16 bits, by far less.
 _LOSS, _GRADIENT, _NOTHING = 1e-2, 5e-2, 1e-4
-_MASKS = "node_mask", "edge_mask", "graph_mask"
 
 
 class Body:
@@ -41,8 +40,11 @@ class Body:
 
     def given(self, sample: Sample) -> tuple[Any, ...]:
         """loss_fn's arguments: the batch on the device, everything in use."""
-        masks = [torch.ones(n, dtype=torch.bool, device=self.device) for n in sample.sizes]
-        tensors = samples.to_device(sample, self.device) | dict(zip(_MASKS, masks))
+        masks = {
+            name: torch.ones(size, dtype=torch.bool, device=self.device)
+            for name, (_, size) in sample.sizes.masks().items()
+        }
+        tensors = samples.to_device(sample, self.device) | masks
         return _arguments(sample.rebuild(tensors, sample.sizes))
 
     def step(self, args: tuple[Any, ...]) -> Any:
@@ -196,14 +198,17 @@ class Replay:
         return _copies(self._out, lambda x: x)
 
 
-def bounds_of(tensors: dict[str, Tensor], levels: dict[str, str], sizes: Sizes) -> list[tuple[int, int, int]]:
+def bounds_of(
+    tensors: dict[str, Tensor], levels: dict[str, Level], sizes: Sizes
+) -> list[tuple[int, int, int]]:
     """Of the tensors of ids: (begin, end) of their addresses, and how many values there are."""
-    counts = {samples.INDEX: sizes.nodes, samples.GRAPH_OF: sizes.graphs}
-    return [
-        (x.data_ptr(), x.data_ptr() + x.nbytes, counts[levels[name]])
-        for name, x in tensors.items()
-        if levels.get(name) in counts
-    ]
+    found = []
+    for name, x in tensors.items():
+        level = levels.get(name)
+        if level is not None and level.kind in (samples.INDEX, samples.GRAPH_OF):
+            count = sizes.graphs if level.kind == samples.GRAPH_OF else sizes.ends()[level.hop][0]
+            found.append((x.data_ptr(), x.data_ptr() + x.nbytes, count))
+    return found
 
 
 def _copies(out: Any, cut: Callable[[Any], Any]) -> Any:

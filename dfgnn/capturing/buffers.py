@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..graph import Graph
 from . import samples
-from .samples import FIXED, GRAPH_OF, INDEX, OFFSETS, Sample, Sizes
+from .samples import FIXED, GRAPH_OF, INDEX, OFFSETS, Level, Sample, Sizes
 
 _ALIGN = 256  # bytes
 _RING = 3  # staging buffers on the host, so that a copy may still be on its way
@@ -23,33 +23,39 @@ class Buffers:
     and everything else is 0.
     """
 
-    def __init__(self, sample: Sample, levels: dict[str, str], capacity: Sizes, device: torch.device):
+    def __init__(self, sample: Sample, levels: dict[str, Level], capacity: Sizes, device: torch.device):
         self.capacity, self.levels, self.device = capacity, levels, device
         self._layout: dict[str, tuple[int, torch.Size, torch.dtype]] = {}
         at = 0
         shapes = {name: self._shape(name, x) for name, x in sample.tensors.items()}
-        for name, (shape, dtype) in {**shapes, _NUMBERS: (torch.Size([4]), torch.int64)}.items():
+        numbers = torch.Size([len(capacity.numbers())]), torch.int64
+        for name, (shape, dtype) in {**shapes, _NUMBERS: numbers}.items():
             self._layout[name] = at, shape, dtype
             at += -(-shape.numel() * dtype.itemsize // _ALIGN) * _ALIGN
         self._bytes = at
         self._block = torch.empty(at, dtype=torch.uint8, device=device)
         self.tensors = self._views(self._block)
-        self.numbers = self.tensors.pop(_NUMBERS)  # sources, destinations, edges; graphs
+        self.numbers = self.tensors.pop(_NUMBERS)  # sources, destinations and edges of each graph; graphs
         self._staging: list[tuple[Tensor, dict[str, Tensor], Any]] = []
         self._turn = 0
-        self._fill(self.tensors, Sizes(0, 0, 0))
-        edges = self.tensors["edge_index"]
-        self.graph = Graph._over(edges, self.numbers[:3], capacity.nodes)
+        self._fill(self.tensors, Sizes(0, 0, 0, (0,) * len(capacity.hops)))
+        indices = [x for name, x in self.tensors.items() if name.endswith("edge_index")]
+        self.graphs = [
+            Graph._over(edges, self.numbers[3 * k : 3 * k + 3], num_src, num_dst)
+            for k, (edges, (num_src, num_dst, _)) in enumerate(zip(indices, capacity.ends()))
+        ]
+        masks = capacity.masks()
         self.masks = {
-            name: torch.zeros(size, dtype=torch.bool, device=device)
-            for name, size in zip(("node_mask", "edge_mask", "graph_mask"), capacity)
+            name: torch.zeros(size, dtype=torch.bool, device=device) for name, (_, size) in masks.items()
         }
-        self._counting = [torch.arange(size, device=device) for size in capacity]
+        self._counting = [
+            (self.numbers[place], torch.arange(size, device=device)) for place, size in masks.values()
+        ]
 
     def _shape(self, name: str, x: Tensor) -> tuple[torch.Size, torch.dtype]:
         level, shape = self.levels[name], list(x.shape)
-        if level != FIXED:
-            shape[1 if level == INDEX else 0] = samples.rows_of(level, self.capacity)
+        if level.kind != FIXED:
+            shape[1 if level.kind == INDEX else 0] = samples.rows_of(level, self.capacity)
         return torch.Size(shape), x.dtype
 
     def _views(self, block: Tensor) -> dict[str, Tensor]:
@@ -62,8 +68,7 @@ class Buffers:
 
     def load(self, sample: Sample) -> None:
         """Copies a batch in; nothing waits for the device."""
-        sizes = sample.sizes
-        numbers = torch.tensor([sizes.nodes, sizes.nodes, sizes.edges, sizes.graphs])
+        numbers = torch.tensor(sample.sizes.numbers())
         if self.device.type == "cuda" and all(x.device.type == "cpu" for x in sample.tensors.values()):
             block, views, event = self._next_staging()
             self._write(views, sample)
@@ -85,10 +90,10 @@ class Buffers:
 
     def _write(self, views: dict[str, Tensor], sample: Sample) -> None:
         for name, x in sample.tensors.items():
-            level, view = self.levels[name], views[name]
-            if level == FIXED:
+            kind, view = self.levels[name].kind, views[name]
+            if kind == FIXED:
                 view.copy_(x, non_blocking=True)
-            elif level == INDEX:
+            elif kind == INDEX:
                 for row, values in zip(view, x):
                     row[: x.shape[1]].copy_(values, non_blocking=True)
             else:
@@ -99,52 +104,65 @@ class Buffers:
         """Everything behind what is used."""
         for name, level in self.levels.items():
             view, begin = views[name], samples.rows_of(level, used)
-            if level == INDEX:
-                view[:, begin:].fill_(self.capacity.nodes - 1)
-            elif level == GRAPH_OF:
+            if level.kind == INDEX:
+                num_src, num_dst, _ = self.capacity.ends()[level.hop]
+                if num_src == num_dst:
+                    view[:, begin:].fill_(num_src - 1)
+                else:
+                    view[0, begin:].fill_(num_src - 1)
+                    view[1, begin:].fill_(num_dst - 1)
+            elif level.kind == GRAPH_OF:
                 view[begin:].fill_(self.capacity.graphs - 1)
-            elif level == OFFSETS:
+            elif level.kind == OFFSETS:
                 view[begin:].fill_(used.nodes)
                 view[-1:].fill_(self.capacity.nodes)
-            elif level != FIXED:
+            elif level.kind != FIXED:
                 view[begin:].zero_()
 
     # ---- what a step sees ------------------------------------------------------------------------
 
     def derive(self) -> None:
         """What follows from the numbers in use; part of the step."""
-        self.graph._renew()
-        for mask, count, places in zip(self.masks.values(), self.numbers[1:], self._counting):
+        self.forget()
+        for mask, (count, places) in zip(self.masks.values(), self._counting):
             torch.lt(places, count, out=mask)
 
     def forget(self) -> None:
         """What was derived within a CUDA graph is nobody else's."""
-        self.graph._renew()
+        for graph in self.graphs:
+            graph._renew()
 
     def row_masks(self) -> dict[int, Tensor]:
-        return dict(zip(self.capacity, self.masks.values()))
+        return {len(mask): mask for mask in self.masks.values()}
 
     def cut(self, out: Any, sizes: Sizes) -> Any:
         """An output without the rows that are not in use."""
         if not isinstance(out, Tensor) or not out.dim():
             return out
-        used = dict(zip(self.capacity, sizes)).get(out.shape[0])
+        numbers = sizes.numbers()
+        used = {rows: numbers[place] for place, rows in self.capacity.masks().values()}.get(out.shape[0])
         return out if used is None else out[:used]
 
 
 def capacity_for(sizes: Sizes, room: float, multiple: int = 64) -> Sizes:
     """Sizes with some room, none of them alike nor a usual size of features."""
-    nodes, edges = (
-        -(-int(size * room + 1) // multiple) * multiple + 1 for size in (sizes.nodes, sizes.edges)
-    )
-    return distinct(Sizes(nodes, edges, sizes.graphs + 1))
+    nodes, edges, *hops = (-(-int(size * room + 1) // multiple) * multiple + 1 for size in sizes.counts())
+    if hops:
+        hops[-1] = sizes.hops[-1] + 1  # all batches but the last one of an epoch have as many seeds
+    return distinct(Sizes(nodes, edges, sizes.graphs + 1, tuple(hops)))
 
 
 def distinct(sizes: Sizes) -> Sizes:
     """Rows are told apart by their number."""
-    nodes, edges, graphs = sizes
-    while edges == nodes:
-        edges += 1
-    while graphs in (nodes, edges):
-        graphs += 1
-    return Sizes(nodes, edges, graphs)
+    taken: set[int] = set()
+
+    def free(size: int) -> int:
+        while size in taken:
+            size += 1
+        taken.add(size)
+        return size
+
+    counts = list(sizes.counts())
+    for k in (*reversed(range(0, len(counts), 2)), *range(1, len(counts), 2)):  # sources are the more
+        counts[k] = free(counts[k])
+    return Sizes(counts[0], counts[1], free(sizes.graphs), tuple(counts[2:]))

@@ -9,6 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .. import sampling
+from ..graph import Graph
+from ..graph.capacity import OF_BUFFER
+
 # Positions of the arguments of ``step(x, edge_index, y, batch)``.
 NAMES = ("x", "edge_index", "y", "batch")
 # What a size is counted in. "index": node ids by edge; "graph_of": of a node; "offsets": of graphs; "fixed":
@@ -18,15 +22,61 @@ NODE, EDGE, GRAPH, INDEX, GRAPH_OF, OFFSETS, FIXED = (
 )  # fmt: skip
 
 
+class Level(NamedTuple):
+    """What a tensor has one row for. hop: whose edges; nodes are the sources of hop 0, 1, ..., and after the
+    last one its destinations."""
+
+    kind: str
+    hop: int = 0
+
+
 class Sizes(NamedTuple):
-    """Of a batch, or the most that a buffer takes."""
+    """Of a batch, or the most that a buffer takes. hops: of a sample of several, of whose first one are
+    ``nodes`` and ``edges``: destinations of the first hop, edges of the second, its destinations, ..."""
 
     nodes: int
     edges: int
     graphs: int
+    hops: tuple[int, ...] = ()
 
     def fits(self, other: Sizes) -> bool:
-        return all(a >= b for a, b in zip(self, other))
+        return all(a >= b for a, b in zip((*self[:3], *self.hops), (*other[:3], *other.hops)))
+
+    def counts(self) -> tuple[int, ...]:
+        """Nodes, edges, nodes, ... of the hops in turn."""
+        return self.nodes, self.edges, *self.hops
+
+    def ends(self) -> list[tuple[int, int, int]]:
+        """Sources, destinations and edges of each graph."""
+        if not self.hops:
+            return [(self.nodes, self.nodes, self.edges)]
+        found = self.counts()
+        return [(found[k], found[k + 2], found[k + 1]) for k in range(0, len(found) - 2, 2)]
+
+    def numbers(self) -> list[int]:
+        return [x for ends in self.ends() for x in ends] + [self.graphs]
+
+    def masks(self) -> dict[str, tuple[int, int]]:
+        """The names of masks of rows: where in ``numbers`` it says how many are in use, and their number."""
+        if not self.hops:
+            return dict(zip(("node_mask", "edge_mask", "graph_mask"), zip((0, 2, 3), self[:3])))
+        found: dict[str, tuple[int, int]] = {}
+        for k, (src, dst, edges) in enumerate(self.ends()):
+            found |= {f"node_masks.{k}": (3 * k, src), f"edge_masks.{k}": (3 * k + 2, edges)}
+            found[f"node_masks.{k + 1}"] = 3 * k + 1, dst
+        return found
+
+    def with_spare(self) -> Sizes:
+        """With a node and a graph to which belongs what is not in use."""
+        hops = tuple(size + (k % 2 == 0) for k, size in enumerate(self.hops))
+        return Sizes(self.nodes + 1, self.edges, self.graphs + 1, hops)
+
+    def __str__(self) -> str:
+        if self.hops:
+            return " / ".join(
+                f"{size:,} {'edges' if k % 2 else 'nodes'}" for k, size in enumerate(self.counts())
+            )
+        return f"{self.nodes:,} nodes / {self.edges:,} edges / {self.graphs:,} graphs"
 
 
 class Sample(NamedTuple):
@@ -79,6 +129,9 @@ def _of_data(data: Any) -> Sample:
 
 
 def _of_dict(given: dict[str, Any]) -> Sample:
+    found = [name for name, value in given.items() if isinstance(value, sampling.Sample)]
+    if found:
+        return _of_hops(given, *found)
     tensors = {key: value for key, value in given.items() if isinstance(value, Tensor)}
     missing = [name for name in NAMES[:2] if name not in tensors]
     if missing:
@@ -86,6 +139,40 @@ def _of_dict(given: dict[str, Any]) -> Sample:
             f"dfgnn.capture: step: expected tensors x and edge_index in the dict, got no {missing}"
         )
     return Sample(tensors, _sizes(tensors), given, lambda found, sizes: {**given, **found})
+
+
+def _of_hops(given: dict[str, Any], key: str, *more: str) -> Sample:
+    """With a sample of `dfgnn.sampling.NeighborSampler`, whose hops have graphs of their own."""
+    if more:
+        raise TypeError(f"dfgnn.capture: step: expected one sample in the dict, got {[key, *more]}")
+    nodes, hops = given[key]
+    tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+    tensors[f"{key}.nodes"] = nodes
+    counts = [len(nodes)]
+    for k, hop in enumerate(hops):
+        tensors |= {f"{key}.{k}.edge_index": hop.edge_index, f"{key}.{k}.edge_ids": hop.edge_ids}
+        counts += [hop.edge_index.shape[1], hop.num_dst]
+
+    def rebuild(found: dict[str, Tensor], new: Sizes) -> dict[str, Any]:
+        masks: dict[str, list[Tensor]] = {"node_masks": [], "edge_masks": []}
+        for name in new.masks():
+            masks[name.partition(".")[0]].append(found[name])
+        made = []
+        for k, (hop, (num_src, num_dst, _)) in enumerate(zip(hops, new.ends())):
+            edge_index, ids = found[f"{key}.{k}.edge_index"], found[f"{key}.{k}.edge_ids"]
+            graph = hop.graph if edge_index is hop.edge_index else _graph_of(edge_index, num_src, num_dst)
+            made.append(sampling.Hop(graph, edge_index, ids, num_src, num_dst))
+        own = {name: found[name] for name in given if name in found}
+        return {**given, **own, **masks, key: sampling.Sample(found[f"{key}.nodes"], made)}
+
+    return Sample(tensors, Sizes(counts[0], counts[1], 1, tuple(counts[2:])), given, rebuild)
+
+
+def _graph_of(edge_index: Tensor, num_src: int, num_dst: int) -> Graph:
+    """That of a buffer, or of a hop that was sampled on another device."""
+    found = OF_BUFFER.get(edge_index)
+    graph = None if found is None else found()
+    return Graph.from_edge_index(edge_index, num_src=num_src, num_dst=num_dst) if graph is None else graph
 
 
 def _sizes(tensors: dict[str, Tensor]) -> Sizes:
@@ -100,47 +187,59 @@ def _sizes(tensors: dict[str, Tensor]) -> Sizes:
     return Sizes(num_nodes, edge_index.shape[1], num_graphs)
 
 
-def levels_of(sample: Sample) -> dict[str, str]:
+def levels_of(sample: Sample) -> dict[str, Level]:
     """What each tensor has one row for."""
-    return {name: _level(name, x, sample) for name, x in sample.tensors.items()}
+    of = _level_of_hop if sample.sizes.hops else _level
+    return {name: of(name, x, sample.sizes) for name, x in sample.tensors.items()}
 
 
-def _level(name: str, x: Tensor, sample: Sample) -> str:
-    sizes, rows = sample.sizes, len(x) if x.dim() else -1
+def _level(name: str, x: Tensor, sizes: Sizes) -> Level:
+    rows = len(x) if x.dim() else -1
     if name == "edge_index":
-        return INDEX
+        return Level(INDEX)
     if name == "batch":
-        return GRAPH_OF
+        return Level(GRAPH_OF)
     if name == "ptr" and rows == sizes.graphs + 1:
-        return OFFSETS
+        return Level(OFFSETS)
     if "index" in name and x.dim() == 2 and x.shape == (2, sizes.edges):
-        return INDEX
+        return Level(INDEX)
     if rows == sizes.edges and (rows != sizes.nodes or "edge" in name):
-        return EDGE
+        return Level(EDGE)
     if rows == sizes.nodes:
-        return NODE
-    return GRAPH if rows == sizes.graphs else FIXED
+        return Level(NODE)
+    return Level(GRAPH if rows == sizes.graphs else FIXED)
 
 
-def rows_of(level: str, sizes: Sizes) -> int:
+def _level_of_hop(name: str, x: Tensor, sizes: Sizes) -> Level:
+    parts, rows = name.split("."), len(x) if x.dim() else -1
+    if len(parts) == 3:
+        return Level(INDEX if parts[2] == "edge_index" else EDGE, int(parts[1]))
+    counts = sizes.counts()
+    nodes = [Level(NODE, k) for k, size in enumerate(counts[::2]) if size == rows]
+    edges = [Level(EDGE, k) for k, size in enumerate(counts[1::2]) if size == rows]
+    if name == "y":  # of the seeds, where it can be
+        nodes.reverse()
+    return next(iter(edges + nodes if "edge" in name else nodes + edges), Level(FIXED))
+
+
+def rows_of(level: Level, sizes: Sizes) -> int:
     """How many rows (of "index" columns) a tensor of a level has."""
-    if level in (NODE, GRAPH_OF):
-        return sizes.nodes
-    if level in (EDGE, INDEX):
-        return sizes.edges
-    return sizes.graphs + (level == OFFSETS)
+    if level.kind in (NODE, GRAPH_OF):
+        return sizes.counts()[2 * level.hop]
+    if level.kind in (EDGE, INDEX):
+        return sizes.counts()[2 * level.hop + 1]
+    return sizes.graphs + (level.kind == OFFSETS)
 
 
-def misfit(sample: Sample, levels: dict[str, str], shapes: dict[str, tuple]) -> str | None:
+def misfit(sample: Sample, levels: dict[str, Level], shapes: dict[str, tuple]) -> str | None:
     """Why a batch is not like the one that levels and shapes are of."""
     if sample.tensors.keys() != levels.keys():
         return f"expected tensors {', '.join(levels)}, got {', '.join(sample.tensors)}"
     for name, x in sample.tensors.items():
         level, (shape, dtype) = levels[name], shapes[name]
-        at = 1 if level == INDEX else 0
         want = list(shape)
-        if level != FIXED:
-            want[at] = rows_of(level, sample.sizes)
+        if level.kind != FIXED:
+            want[1 if level.kind == INDEX else 0] = rows_of(level, sample.sizes)
         if list(x.shape) != want or x.dtype != dtype:
             return f"{name}: expected {dtype} {want}, got {x.dtype} {list(x.shape)}"
     return None

@@ -54,15 +54,18 @@ def capture(
     replay.
 
     **A batch** is a torch_geometric Data or Batch, a dict of tensors with ``x`` and ``edge_index``, or
-    tensors ``step(x, edge_index, y, batch)``, as many as ``loss_fn`` takes; on the host or the device.
-    ``loss_fn`` gets the like of it. Its attention layers are those of `dfgnn.nn.pyg`, or torch_geometric's
+    tensors ``step(x, edge_index, y, batch)``, as many as ``loss_fn`` takes; on the host or the device; or a
+    dict with a `dfgnn.sampling.Sample` of `NeighborSampler`, whose hops have a graph for each layer, and
+    tensors with a row for each source of the first hop, destination of one, or edge. ``loss_fn`` gets the
+    like of it. Its attention layers are those of `dfgnn.nn.pyg`, or torch_geometric's
     after `accelerate` or `patch`; self loops are theirs to add.
 
     **Padding.** What ``loss_fn`` sees has rows that are not in use: nodes without edges that belong to an
     additional graph, edges between the last node and itself, features of 0. They do not count in batch
     normalisation, in the losses of ``torch.nn.functional`` and in means and sums over all rows (`Padding`);
     pooling gives the additional graph a row of its own, which the loss leaves out. A Data or dict also has
-    ``node_mask``, ``edge_mask`` and ``graph_mask``, bool: which rows are in use. What else mixes rows needs
+    ``node_mask``, ``edge_mask`` and ``graph_mask``, bool: which rows are in use; one with a sample
+    ``node_masks`` of the sources of each hop and the seeds, and ``edge_masks``. What else mixes rows needs
     them. When a capacity is captured, loss and gradients of the batch are compared with and without padding.
 
     **A graph that stays the same**: where a step is called with the very object of the call before, or with
@@ -79,8 +82,9 @@ def capture(
         model: what is trained; its device is the step's. On a CPU steps run eagerly, after one warning.
         optimizer: one of torch.optim with ``capturable``, which is set, or SGD. Learning rates become
             tensors; schedulers go on working.
-        capacities: (nodes, edges) or (nodes, edges, graphs) of the buffers; a batch takes the smallest that
-            fits, with one node and graph to spare. Default: made from the batches, a quarter larger than the
+        capacities: (nodes, edges) or (nodes, edges, graphs) of the buffers, for samples of hops (sources,
+            edges, destinations, edges, ..., seeds); a batch takes the smallest that fits, with one node and
+            graph to spare. Default: made from the batches, a quarter larger than the
             first one that finds none. A batch that fits none runs eagerly, after one warning.
         max_graphs: how many CUDA graphs are kept at most.
         before_step: called between backward and the optimizer's step, as for
@@ -137,7 +141,7 @@ class CapturedStep:
         self._captured: dict[tuple[Sizes, bool], Captured] = {}
         self._same: dict[bool, tuple[Any, Replay]] = {}  # by whether the model is in training
         self._last: Any = None
-        self._levels: dict[str, str] = {}
+        self._levels: dict[str, samples.Level] = {}
         self._shapes: dict[str, tuple] = {}
         self._warned: set[str] = set()
         self._most = 0  # graphs of a batch so far: the last one of an epoch has fewer
@@ -148,7 +152,7 @@ class CapturedStep:
         return sorted({sizes for sizes, _ in self._captured})
 
     def __repr__(self) -> str:
-        sizes = ", ".join(f"{n:,} nodes / {e:,} edges / {g:,} graphs" for n, e, g in self.capacities)
+        sizes = ", ".join(map(str, self.capacities))
         return (
             f"CapturedStep on {self.device}: {self.replays} replays, {self.eager_steps} eager steps, "
             f"{self.captures} captures; capacities: {sizes or 'none'}"
@@ -178,10 +182,7 @@ class CapturedStep:
             return self._eagerly(sample)
         found = self._find(sample)
         if found is None:
-            self._warn(
-                f"a batch of {sample.sizes.nodes} nodes, {sample.sizes.edges} edges and "
-                f"{sample.sizes.graphs} graphs does not fit into a capacity ({self!r}): it runs eagerly"
-            )
+            self._warn(f"a batch of {sample.sizes} does not fit into a capacity ({self!r}): it runs eagerly")
             return self._eagerly(sample)
         self.replays += 1
         return found(sample)
@@ -207,11 +208,9 @@ class CapturedStep:
         """The graph of the smallest capacity that fits; made where there is none."""
         training = self._body.model.training
         sizes = sample.sizes
-        # A node and a graph to spare, to which belongs what is not in use.
-        need = Sizes(sizes.nodes + 1, sizes.edges, sizes.graphs + 1)
-        most = self._most + 1
+        need = sizes.with_spare()
         if self._wanted is not None:
-            fitting = [c._replace(graphs=c.graphs or most) for c in self._wanted]
+            fitting = [_capacity(given, sizes, self._most + 1) for given in self._wanted]
             known = {k for k, _ in self._captured if k.fits(need)}
             fitting = sorted([*known, *(c for c in fitting if c.fits(need))])
         else:
@@ -240,19 +239,30 @@ def _check(ok: bool, name: str, expected: str, got: Any) -> None:
         raise TypeError(f"dfgnn.capture: {name}: expected {expected}, got {type(got).__name__}")
 
 
-def _capacities(given: Iterable[tuple[int, ...]]) -> list[Sizes]:
-    found = []
-    for sizes in given:
-        numbers = tuple(sizes)
-        if len(numbers) not in (2, 3) or not all(isinstance(n, int) and n > 0 for n in numbers):
+def _capacities(given: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    found = [tuple(sizes) for sizes in given]
+    for numbers in found:
+        fits = len(numbers) == 2 or len(numbers) > 2 and len(numbers) % 2
+        if not fits or not all(isinstance(n, int) and n > 0 for n in numbers):
             raise ValueError(
-                "dfgnn.capture: capacities: expected (nodes, edges) or (nodes, edges, graphs), all of them "
-                f"positive, got {sizes!r}"
+                "dfgnn.capture: capacities: expected (nodes, edges) or (nodes, edges, graphs), of samples of "
+                f"hops (nodes, edges, nodes, edges, ..., seeds), all of them positive, got {numbers!r}"
             )
-        found.append(Sizes(*numbers, *([0] if len(numbers) == 2 else [])))
     if not found:
         raise ValueError("dfgnn.capture: capacities: expected at least one, got none")
     return sorted(found)
+
+
+def _capacity(given: tuple[int, ...], sizes: Sizes, most: int) -> Sizes:
+    """What was asked for, for batches such as one of these sizes. most: graphs, where it does not say."""
+    if not sizes.hops and len(given) <= 3:
+        return Sizes(given[0], given[1], given[2] if len(given) == 3 else most)
+    if sizes.hops and len(given) == 2 + len(sizes.hops):
+        return Sizes(given[0], given[1], most, given[2:])
+    expected = "(nodes, edges) or (nodes, edges, graphs)"
+    if sizes.hops:
+        expected = f"{2 + len(sizes.hops)} numbers, (nodes, edges, nodes, edges, ..., seeds),"
+    raise ValueError(f"dfgnn.capture: capacities: expected {expected} for these batches, got {given!r}")
 
 
 def _is_same(before: Any, batch: tuple[Any, ...]) -> bool:

@@ -249,10 +249,10 @@ class Graph:
         return cls._of_buffer(capacity.make(num_nodes, num_edges, device))
 
     @classmethod
-    def _over(cls, edges: Tensor, counts: Tensor, num_nodes: int) -> Graph:
+    def _over(cls, edges: Tensor, counts: Tensor, num_src: int, num_dst: int) -> Graph:
         """Of fixed capacity, with buffers that somebody else writes to: see `FixedStructure`; ``_renew`` has
         to follow."""
-        return cls._of_buffer(FixedStructure(edges, counts, num_nodes, num_nodes))
+        return cls._of_buffer(FixedStructure(edges, counts, num_src, num_dst))
 
     @classmethod
     def _of_buffer(cls, structure: FixedStructure) -> Graph:

@@ -247,6 +247,20 @@ def test_captured_batches_are_eager(name, train, device, monkeypatch):
     np.testing.assert_allclose(*losses, rtol=2e-3)
 
 
+@pytest.mark.parametrize("loader", ["dfgnn", "subgraph"])
+@pytest.mark.parametrize("amp", [(), ("--amp", "bf16")])
+@pytest.mark.gpu
+def test_captured_samples_are_eager(loader, amp, train):
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA GPU, or a torch without CUDA")
+    options = "--dropout", 0, "--loader", loader, *amp
+    (eager,), (captured,) = (
+        train("arxiv-sampled", *options, *more, device="cuda") for more in ((), ("--capture",))
+    )
+    losses = [[entry[0] for entry in curve(record)] for record in (eager, captured)]
+    np.testing.assert_allclose(*losses, rtol=2e-2 if amp else 2e-3)
+
+
 def test_capture_where_it_cannot(train):
     with pytest.raises(SystemExit, match="--capture: needs a GPU"):
         train("nodes", "--capture")

@@ -114,7 +114,7 @@ def drawn(sampler, blocks, seeds, state, device):
     """Everything in a sample, and the next random number."""
     generator = torch.Generator(device).manual_seed(state)
     sample = (sampler.sample if blocks else sampler.subgraph)(seeds, generator)
-    found = [sample.nodes, *(x for hop in sample.hops for x in hop[1:])] if blocks else list(sample)
+    found = [sample.nodes, *(x for hop in sample.hops for x in hop[1:3])] if blocks else list(sample)
     return [*found, torch.rand(1, generator=generator, device=device)]
 
 
