@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import sampling
+from .. import _kept, sampling
 from ..graph import Graph
 from ..graph.capacity import OF_BUFFER
 
@@ -160,7 +160,9 @@ def _of_hops(given: dict[str, Any], key: str, *more: str) -> Sample:
         made = []
         for k, (hop, (num_src, num_dst, _)) in enumerate(zip(hops, new.ends())):
             edge_index, ids = found[f"{key}.{k}.edge_index"], found[f"{key}.{k}.edge_ids"]
-            graph = hop.graph if edge_index is hop.edge_index else _graph_of(edge_index, num_src, num_dst)
+            graph = hop.graph if edge_index is hop.edge_index else None
+            if graph is None:
+                graph = _graph_of(edge_index, num_src, num_dst)
             made.append(sampling.Hop(graph, edge_index, ids, num_src, num_dst))
         own = {name: found[name] for name in given if name in found}
         return {**given, **own, **masks, key: sampling.Sample(found[f"{key}.nodes"], made)}
@@ -169,10 +171,13 @@ def _of_hops(given: dict[str, Any], key: str, *more: str) -> Sample:
 
 
 def _graph_of(edge_index: Tensor, num_src: int, num_dst: int) -> Graph:
-    """That of a buffer, or of a hop that was sampled on another device."""
+    """That of a buffer, or of a hop that came without one or from another device."""
     found = OF_BUFFER.get(edge_index)
     graph = None if found is None else found()
-    return Graph.from_edge_index(edge_index, num_src=num_src, num_dst=num_dst) if graph is None else graph
+    if graph is None:
+        graph = Graph.from_edge_index(edge_index, num_src=num_src, num_dst=num_dst)
+        _kept.keep(edge_index, graph)  # for layers that are given edge_index
+    return graph
 
 
 def _sizes(tensors: dict[str, Tensor]) -> Sizes:
