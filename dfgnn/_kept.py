@@ -17,6 +17,7 @@ from . import _csr, _plain
 from ._compile import not_compiled, untraced
 from ._fixed import FixedStructure
 from .graph import Graph
+from .graph.build import of_edges
 from .graph.capacity import OF_BUFFER
 
 # What one set of tensors has beside each other: with and without loops, a few sizes. The bound is for a
@@ -218,7 +219,7 @@ def _build(edge_index, num_src: int, num_dst: int, self_loops: bool) -> tuple[Gr
             edge_index = edge_index.clone()
         src, dst = edge_index.unbind()
         edges = _csr.from_edges(_WHERE, _ROWS, src, dst, num_src, num_dst, with_loops=self_loops)
-        return Graph._from_edges(edges), edges.edge_map
+        return of_edges(Graph, edges), edges.edge_map
 
 
 @_plain.untransformed()

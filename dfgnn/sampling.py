@@ -21,6 +21,7 @@ from torch import Tensor
 from . import _kept
 from ._hops import Drawn, ReplayedHops, without_repetition
 from .graph import Graph
+from .graph.build import of_blocks
 
 T = TypeVar("T")
 
@@ -255,7 +256,7 @@ class NeighborSampler:
         drawn = drawn[::-1]
         if not with_graphs:
             return [Hop(None, *hop) for hop in drawn]
-        graphs = Graph._of_blocks([(edge_index, n, m) for edge_index, _, n, m in drawn])
+        graphs = of_blocks(Graph, [(edge_index, n, m) for edge_index, _, n, m in drawn])
         hops = []
         for graph, (edge_index, ids, num_src, num_dst) in zip(graphs, drawn):
             if graph.device.type == "cuda":  # here, so that no layer makes it or waits for it

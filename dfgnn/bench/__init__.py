@@ -6,3 +6,10 @@ Needs numpy beside torch, scipy for ``.mtx`` files and matplotlib for pictures (
 ``workloads`` makes inputs, ``measure`` times calls, ``yardsticks`` gives the floor, ``accuracy`` the errors,
 ``peers`` other libraries and ``candidates`` the plans that were not chosen; ``report`` and ``plots`` show it.
 """
+
+try:
+    import numpy  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        "dfgnn.bench needs NumPy: pip install numpy (the extra 'bench' has all of it)"
+    ) from error

@@ -1,5 +1,5 @@
-"""What Graph's constructors take: graphs of other libraries, and several graphs. None of the libraries is
-imported: an object is known by what it offers.
+"""What Graph's constructors take of other libraries, none of which is imported: an object is known by what it
+offers.
 
 Each function takes the Graph class first; the docstrings of Graph's constructors say what they accept.
 """
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import _csr
+from . import build
 
 
 def from_scipy(cls, matrix, rows: str, validate: bool):
@@ -26,12 +27,12 @@ def from_scipy(cls, matrix, rows: str, validate: bool):
         compressed, num_other = (rows, num_cols) if matrix.format == "csr" else (other, num_rows)
         # A matrix may hold room for more elements than it has; nnz counts those that it has.
         indptr, indices = torch.tensor(matrix.indptr), torch.tensor(matrix.indices[: matrix.nnz])
-        return cls._from_csr(where, indptr, indices, num_other, None, validate, rows=compressed)
+        return build.from_csr(cls, where, indptr, indices, num_other, None, validate, rows=compressed)
     matrix = matrix.tocoo()
     ends = {rows: torch.tensor(matrix.row), other: torch.tensor(matrix.col)}
     sizes = {rows: num_rows, other: num_cols}
-    return cls._from_coo(
-        where, ("src", "dst"), ends["src"], ends["dst"], None, sizes["src"], sizes["dst"], validate
+    return build.from_coo(
+        cls, where, ("src", "dst"), ends["src"], ends["dst"], None, sizes["src"], sizes["dst"], validate
     )
 
 
@@ -50,12 +51,13 @@ def from_torch_sparse(cls, where: str, matrix: Tensor, validate: bool):
         )
     num_dst, num_src = matrix.shape[:2]
     if layout == torch.sparse_csr:
-        return cls._from_csr(where, matrix.crow_indices(), matrix.col_indices(), num_src, None, validate)
+        ends = matrix.crow_indices(), matrix.col_indices()
+        return build.from_csr(cls, where, *ends, num_src, None, validate)
     if layout == torch.sparse_csc:
         ends = matrix.ccol_indices(), matrix.row_indices()
-        return cls._from_csr(where, *ends, num_dst, None, validate, rows="src")
+        return build.from_csr(cls, where, *ends, num_dst, None, validate, rows="src")
     dst, src = matrix._indices()  # unlike indices() it takes uncoalesced tensors, duplicates and all
-    return cls._from_coo(where, ("columns", "rows"), src, dst, None, num_src, num_dst, validate)
+    return build.from_coo(cls, where, ("columns", "rows"), src, dst, None, num_src, num_dst, validate)
 
 
 def from_dgl(cls, graph, validate: bool):
@@ -82,10 +84,10 @@ def from_dgl(cls, graph, validate: bool):
                 f"{where}: graph: expected an indptr of {num_rows + 1} values for {num_rows} nodes, "
                 f"got {indptr.numel()}"
             )
-        found = cls._from_csr(where, indptr, indices, num_cols, eids, validate, rows=rows)
+        found = build.from_csr(cls, where, indptr, indices, num_cols, eids, validate, rows=rows)
     else:
         src, dst = graph.adj_tensors("coo")
-        found = cls._from_coo(where, ("src", "dst"), src, dst, None, num_src, num_dst, validate)
+        found = build.from_coo(cls, where, ("src", "dst"), src, dst, None, num_src, num_dst, validate)
     return found.one_shot() if graph.is_block else found
 
 
@@ -122,7 +124,7 @@ def from_pyg(cls, data, num_nodes, num_src, num_dst, validate: bool):
         )
     if not isinstance(data, Tensor):
         indptr, indices, _ = data.csr()
-        return cls._from_csr(where, indptr, indices, data.sparse_size(1), None, validate)
+        return build.from_csr(cls, where, indptr, indices, data.sparse_size(1), None, validate)
     if is_sparse:
         return from_torch_sparse(cls, where, data, validate)
 
@@ -133,21 +135,4 @@ def from_pyg(cls, data, num_nodes, num_src, num_dst, validate: bool):
             num_src, num_dst = data.sparse_size()
     src, dst = _csr.ends_of(where, data)
     names = ("edge_index[0]", "edge_index[1]")
-    return cls._from_coo(where, names, src, dst, num_nodes, num_src, num_dst, validate, sort_order)
-
-
-def batched(cls, where: str, graphs) -> list:
-    """The graphs of `Graph.batch`, checked."""
-    if isinstance(graphs, cls):
-        raise TypeError(f"{where}: graphs: expected a sequence of dfgnn.Graph, got {cls.__name__}")
-    graphs = list(graphs)
-    if not graphs:
-        raise ValueError(f"{where}: graphs: expected at least one graph, got none")
-    for i, graph in enumerate(graphs):
-        if not isinstance(graph, cls):
-            raise TypeError(f"{where}: graphs[{i}]: expected a dfgnn.Graph, got {type(graph).__name__}")
-        if graph.device != graphs[0].device:
-            raise ValueError(
-                f"{where}: graphs[{i}]: expected device {graphs[0].device} like graphs[0], got {graph.device}"
-            )
-    return graphs
+    return build.from_coo(cls, where, names, src, dst, num_nodes, num_src, num_dst, validate, sort_order)

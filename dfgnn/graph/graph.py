@@ -7,13 +7,13 @@ import weakref
 from collections.abc import Sequence
 from itertools import count
 from operator import index
-from typing import Literal, cast, overload
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
 
 from .. import _csr
-from .._compile import not_compiled, untraced, without_gradient
+from .._compile import untraced
 from .._csr import CSR, DegreeStats
 from .._fixed import FixedStructure
 from .._structure import Side, Structure
@@ -21,7 +21,7 @@ from ..schedule import Plan, Planner, Shape
 from ..schedule.fixed import FixedPlanner
 from ..schedule.plans import check_shape
 from ..schedule.tuning import Tuning, autotune
-from . import capacity, convert, ranges
+from . import build, capacity, convert
 from .part import GraphPart
 from .reorder import Reordering, reorder
 
@@ -121,7 +121,7 @@ class Graph:
         Raises TypeError (not an int32 or int64 tensor) and ValueError (shape, device, 2**31 nodes, or edges
         into one, indptr that does not rise from 0 to E, indices or eids out of range, repeated eids).
         """
-        return cls._from_csr("Graph.from_csr", indptr, indices, num_src, eids, validate)
+        return build.from_csr(cls, "Graph.from_csr", indptr, indices, num_src, eids, validate)
 
     @classmethod
     def from_edge_index(
@@ -144,7 +144,7 @@ class Graph:
         where = "Graph.from_edge_index"
         src, dst = _csr.ends_of(where, edge_index)
         names = ("edge_index[0]", "edge_index[1]")
-        return cls._from_coo(where, names, src, dst, num_nodes, num_src, num_dst, validate)
+        return build.from_coo(cls, where, names, src, dst, num_nodes, num_src, num_dst, validate)
 
     @classmethod
     def from_coo(
@@ -162,7 +162,7 @@ class Graph:
         dst = _csr.as_index(where, "dst", dst)
         if src.numel() != dst.numel():
             raise ValueError(f"{where}: dst: expected {src.numel()} values like src, got {dst.numel()}")
-        return cls._from_coo(where, ("src", "dst"), src, dst, num_nodes, num_src, num_dst, validate)
+        return build.from_coo(cls, where, ("src", "dst"), src, dst, num_nodes, num_src, num_dst, validate)
 
     @classmethod
     def from_scipy(cls, matrix, rows: str = "src", validate: bool = True) -> Graph:
@@ -303,81 +303,6 @@ class Graph:
         """bool [num_edges], in the user's order: the edges in use of a graph of fixed capacity; else None."""
         structure = self._structure
         return structure.valid if isinstance(structure, FixedStructure) else None
-
-    @classmethod
-    @not_compiled
-    def _from_csr(cls, where, indptr, indices, num_cols, eids, validate, rows="dst") -> Graph:
-        """`rows` names what the rows are. With "src" the CSR by destination is derived at its first use."""
-        indptr = _csr.as_index(where, "indptr", indptr)
-        indices = _csr.as_index(where, "indices", indices)
-        _csr.same_device(where, "indices", indices, "indptr", indptr)
-        if indptr.numel() == 0:
-            raise ValueError(f"{where}: indptr: expected at least 1 value, got 0")
-        num_rows = _csr.as_size(where, f"num_{rows}", indptr.numel() - 1)
-        cols_name = "num_src" if rows == "dst" else "num_dst"
-        num_cols = num_rows if num_cols is None else _csr.as_size(where, cols_name, num_cols)
-        num_edges = indices.numel()
-        if eids is not None:
-            eids = _csr.as_index(where, "eids", eids, (num_edges,))
-            _csr.same_device(where, "eids", eids, "indptr", indptr)
-        if num_edges >= _csr.MOST_EDGES and rows == "dst":
-            ranged = ranges.from_csr(cls.from_csr, where, indptr, indices, num_cols, eids, validate)
-            return cast(Graph, ranged)
-        _csr.as_size(where, "number of edges", num_edges)
-        with untraced(indptr, indices, eids):
-            if validate:
-                identity = _csr.check_csr(where, indptr, indices, eids, cols_name, num_cols)
-            else:
-                identity = eids is not None and eids.device.type == "cpu" and bool(_csr.is_identity(eids))
-            csr = CSR(
-                _csr.canonical(indptr, torch.int64),
-                _csr.canonical(indices, torch.int32),
-                None if eids is None or identity else _csr.canonical(eids, torch.int32),
-            )
-        sides = Side(num_rows, (csr, True)), Side(num_cols)
-        return cls._make(*sides) if rows == "dst" else cls._make(*sides[::-1])
-
-    @classmethod
-    @not_compiled
-    def _from_coo(
-        cls, where, names, src, dst, num_nodes, num_src, num_dst, validate, sort_order=None
-    ) -> Graph:
-        """sort_order: what PyG's EdgeIndex says of itself, believed where the values are not read."""
-        src, dst = without_gradient(src), without_gradient(dst)
-        if num_nodes is not None:
-            if num_src is not None or num_dst is not None:
-                raise TypeError(f"{where}: expected either num_nodes or num_src and num_dst, got both")
-            num_src = num_dst = num_nodes
-        num_src = None if num_src is None else _csr.as_size(where, "num_src", num_src)
-        num_dst = None if num_dst is None else _csr.as_size(where, "num_dst", num_dst)
-        _csr.same_device(where, names[1], dst, names[0], src)
-        if src.numel() >= _csr.MOST_EDGES:
-            ranged = ranges.from_coo(cls.from_coo, where, names, src, dst, num_src, num_dst, validate)
-            return cast(Graph, ranged)
-        with untraced(src, dst):
-            return cls._from_edges(
-                _csr.from_edges(where, names, src, dst, num_src, num_dst, validate, sort_order)
-            )
-
-    @classmethod
-    @not_compiled
-    def _of_blocks(cls, blocks: Sequence[tuple[Tensor, int, int]]) -> list[Graph]:
-        """`from_edge_index` of several edge_index with num_src and num_dst, in one wait for the device."""
-        where, names = "Graph.from_edge_index", ("edge_index[0]", "edge_index[1]")
-        with untraced(*(edge_index for edge_index, _, _ in blocks)):
-            return [cls._from_edges(edges) for edges in _csr.from_blocks(where, names, blocks)]
-
-    @classmethod
-    def _from_edges(cls, edges: _csr.Edges) -> Graph:
-        dst, src = Side(edges.num_dst), Side(edges.num_src)
-        given, other = (src, dst) if edges.by_src else (dst, src)
-        given.built = edges.csr, True
-        if edges.other is not None:
-            other.built = edges.other, True
-        if edges.degrees is not None:
-            for side, found in zip((dst, src), edges.degrees):
-                side.know(found)
-        return cls._make(dst, src)
 
     # ---- structure -------------------------------------------------------------------------------
 
@@ -565,7 +490,6 @@ class Graph:
         self, remove_existing: bool, return_edge_map: Literal[True]
     ) -> tuple[Graph, Tensor]: ...
 
-    @not_compiled
     def add_self_loops(
         self, remove_existing: bool = False, return_edge_map: bool = False
     ) -> Graph | tuple[Graph, Tensor]:
@@ -577,53 +501,17 @@ class Graph:
 
         return_edge_map: also returns int64 [new E]: where each edge was before, -1 for an appended loop.
         """
-        if isinstance(self._structure, FixedStructure):
-            if not remove_existing:
-                raise NotImplementedError(
-                    "Graph.add_self_loops: remove_existing: expected True for a graph of fixed capacity"
-                )
-            looped = self._structure.with_loops()
-            return (Graph._of(looped), looped.edge_map) if return_edge_map else Graph._of(looped)
-        where, names = "Graph.add_self_loops", ("src", "dst")
-        num_loops = min(self.num_src, self.num_dst)
-        _csr.as_size(where, "number of edges", self.num_edges + num_loops)
-        with untraced(self._structure.indices):
-            src, dst = self._structure.endpoints(torch.int32)
-            edge_map = None
-            if not remove_existing:
-                src, dst, edge_map = _csr.append_loops(src, dst, num_loops, remove_existing=False)
-            edges = _csr.from_edges(
-                where, names, src, dst, self.num_src, self.num_dst, False, with_loops=remove_existing
-            )
-            graph = Graph._from_edges(edges)
-        if remove_existing:
-            edge_map = edges.edge_map
-        assert edge_map is not None  # loops came to both
+        graph, edge_map = build.with_self_loops(self, remove_existing)
         return (graph, edge_map) if return_edge_map else graph
 
     @staticmethod
-    @not_compiled
     def batch(graphs: Sequence[Graph]) -> Graph:
         """The disjoint union: nodes and edges of the first graph come first, then those of the second, ….
 
         The reverse CSR is joined too where all graphs have it, without a sort. Raises TypeError (not graphs)
         and ValueError (none, several devices, 2**31 nodes or edges in all).
         """
-        where = "Graph.batch"
-        graphs = convert.batched(Graph, where, graphs)
-        num_src = _csr.as_size(where, "num_src", sum(g.num_src for g in graphs))
-        num_dst = _csr.as_size(where, "num_dst", sum(g.num_dst for g in graphs))
-        _csr.as_size(where, "number of edges", sum(g.num_edges for g in graphs))
-        structures = [g._structure for g in graphs]
-        with untraced(*(s.indices for s in structures)):
-            csr = _csr.batch([g.csr() for g in graphs], [g.num_src for g in graphs], True)
-            dst, src = Side(num_dst, (csr, True)), Side(num_src)
-            # All with ids, or all transposed: see `Side`.
-            built = [s.src.built for s in structures if s.src.built is not None]
-            if len(built) == len(graphs) and len({known for _, known in built}) == 1:
-                known = built[0][1]
-                src.built = _csr.batch([csr for csr, _ in built], [g.num_dst for g in graphs], known), known
-        return Graph._make(dst, src)
+        return build.batch(Graph, graphs)
 
     def __repr__(self) -> str:
         square, structure = self.num_src == self.num_dst, self._structure

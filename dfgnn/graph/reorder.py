@@ -20,6 +20,7 @@ from torch import Tensor
 
 from .. import _csr
 from .._compile import not_compiled, untraced
+from .build import of_edges
 
 __all__ = ["METHODS", "Permutation", "Reordering"]
 
@@ -245,4 +246,4 @@ def reorder(graph: Any, method: str | Tensor | tuple[Tensor, Tensor]) -> Reorder
         # By source first: the CSR by destination is derived from that one, and its indices rise then.
         by_src = _csr.from_coo(new_dst, new_src, graph.num_src, rows_sorted=False)
         found = _csr.Edges(graph.num_src, graph.num_dst, by_src, True, None)
-        return Reordering(type(graph)._from_edges(found), src, dst)
+        return Reordering(of_edges(type(graph), found), src, dst)

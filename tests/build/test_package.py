@@ -44,6 +44,13 @@ print(*set(sys.modules) - before)
     assert packages == {"dfgnn"}
 
 
+def test_the_benchmark_says_that_it_needs_numpy():
+    code = "import sys; sys.modules['numpy'] = None; import dfgnn.bench"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 1
+    assert result.stderr.rstrip().endswith("needs NumPy: pip install numpy (the extra 'bench' has all of it)")
+
+
 def test_public_names():
     assert set(dfgnn.__all__) <= set(dir(dfgnn))
     for name in dfgnn.__all__:

@@ -115,6 +115,9 @@ def test_the_chart_and_the_figures_beside_it_are_the_results(monkeypatch, tmp_pa
         in text
     )
     assert "turbo-gnn" in times["GATv2"]
+    layers = readme_chart.cpu(readme_chart.read("cpu-table.json")["runs"])
+    assert set(layers["GATConv"]) == set(layers["GATv2Conv"]) == {"dfgnn", "DGL", "PyG"}
+    assert all(min(times, key=times.get) == "dfgnn" and min(times.values()) > 0 for times in layers.values())
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     assert readme_chart.main([str(tmp_path / "chart.png")]) == 0
     assert (tmp_path / "chart.png").stat().st_size > 10_000

@@ -2,6 +2,7 @@ import copy
 import gc
 import itertools
 import pickle
+import pickletools
 import statistics
 import weakref
 
@@ -180,6 +181,26 @@ def test_copies(name, clone, device):
         twin = clone(graph)
         assert twin != graph and twin._planner._plans == {} and twin.degree_stats() == graph.degree_stats()
         check_graph(twin, src, dst, num_src, num_dst, device)
+
+
+def test_names_in_files():
+    """Graphs that were saved, also by torch.save, are found by these names: a class that moves leaves one."""
+    graph, fixed = small(), Graph.with_capacity(3, 4)
+    graph.degree_stats()
+    found = {
+        name
+        for text in (pickle.dumps(graph, protocol=2), pickle.dumps(fixed, protocol=2))
+        for opcode, name, _ in pickletools.genops(text)
+        if opcode.name == "GLOBAL" and name.startswith("dfgnn")
+    }
+    assert found == {
+        "dfgnn.graph.graph Graph",
+        "dfgnn._structure Structure",
+        "dfgnn._structure Side",
+        "dfgnn._csr CSR",
+        "dfgnn._csr DegreeStats",
+        "dfgnn._fixed FixedStructure",
+    }
 
 
 def test_deepcopy_owns_its_memory():

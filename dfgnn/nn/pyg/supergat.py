@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ... import _csr, functional
 from ...graph import Graph
+from ...graph.build import from_coo
 from .._terms import folded_terms, folds
 from ._base import FusedConv, check_rows, is_batch, over_batch
 from ._graph import graph_of, sizes_of
@@ -144,4 +145,4 @@ class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
 def _graph_of_samples(name: str, edge_index: Tensor, num_nodes: int) -> Graph:
     src, dst = _csr.as_index("SuperGATConv", name, edge_index, (2, None))
     names = f"{name}[0]", f"{name}[1]"
-    return Graph._from_coo("SuperGATConv", names, src, dst, num_nodes, None, None, validate=True)
+    return from_coo(Graph, "SuperGATConv", names, src, dst, num_nodes, None, None, validate=True)

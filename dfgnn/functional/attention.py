@@ -1,28 +1,16 @@
-"""Fused graph attention: SDDMM, edge softmax and SpMM in one pass per direction, without edge tensors.
-
-Notation: j -> i is an edge from source j to destination i; H heads; softmax runs over the in-edges of i. Each
-function has a plain-PyTorch twin of the same name in :mod:`dfgnn.reference`.
-
-**Batches on one graph.** All but :func:`edge_softmax` take B sets of features at a time: features of nodes
-with a dimension in front, ``[B, N, H, D]``, which the results have, too. The sets are further heads of one
-call, so that the graph is walked once. Other tensors have it, ``[B, N, H]`` or ``[B, E, H]`` say, or are
-alike for all sets; numbers of edges with a batch have three dimensions, and ``edge_attr``, ``edge_type`` and
-their projections are alike for all. (:func:`edge_softmax` takes any dimensions behind the edges.) Sets that
-lie behind the nodes, ``[N, B, H, D]``, are heads as they are: ``flatten(1, 2)``.
-"""
+"""Attention with the scores that the engine has."""
 
 import math
 import numbers
-from collections.abc import Callable, Sequence
 from typing import Literal, overload
 
 import torch
 from torch import Tensor
 
-from . import _autograd, _edge_terms, _flex, _ops, _products, _short
-from ._batches import batched
-from ._checks import Checker, for_device, with_feat, without_padding
-from .graph import Graph
+from .. import _autograd, _edge_terms, _ops, _short
+from .._batches import batched
+from .._checks import Checker, for_device, with_feat, without_padding
+from ..graph import Graph
 
 
 # fmt: off
@@ -480,167 +468,3 @@ def agnn_attention(
 def _broadcasts(shape, wanted) -> bool:
     """Whether a tensor of this shape expands to the wanted one."""
     return len(shape) <= len(wanted) and all(n in (1, m) for n, m in zip(reversed(shape), reversed(wanted)))
-
-
-def edge_softmax(graph: Graph, score: Tensor, *, schedule: str = "auto") -> Tensor:
-    r"""Softmax of given scores over the edges into each destination; -inf masks an edge.
-
-    score: [E, ...] in the order in which the graph's edges were given; float32, float64, float16 or bfloat16.
-    Returns a tensor like it. The twin of ``dgl.nn.functional.edge_softmax`` and
-    ``torch_geometric.utils.softmax``. Differentiable and deterministic; raises as
-    :func:`gat_attention` does.
-    """
-    check = Checker("edge_softmax", graph, "score", score)
-    if score.dim() == 0 or score.shape[0] != graph.num_edges:
-        raise check.error(ValueError, "score", f"shape [{graph.num_edges}, ...]", list(score.shape))
-    check.tensor("score", score, [score.shape])
-    flat = score.reshape(graph.num_edges, math.prod(score.shape[1:]))
-    if flat.shape[1] == 0:
-        return score.clone()
-    # The attention that gat_attention returns, with no term from either end.
-    ends = flat.new_zeros(graph.num_src, flat.shape[1])
-    _, attention = gat_attention(
-        graph, ends.unsqueeze(2), ends, None, negative_slope=1.0, edge_bias=flat, return_attention=True,
-        schedule=schedule,
-    )  # fmt: skip
-    return attention.view(score.shape)
-
-
-@batched("query")
-def sddmm(graph: Graph, query: Tensor, key: Tensor, *, scale: float = 1.0) -> Tensor:
-    r"""Sampled dense-dense product: scale q_i . k_j for every edge j -> i and head.
-
-    query: [num_dst, H, D].  key: [num_src, H, D], same dtype: float32, float64, float16 or bfloat16. Returns
-    [E, H] in the order in which the graph's edges were given. Sums run in float32 (float64 for float64).
-    Differentiable any number of times: its gradients are :func:`spmm`. Deterministic; raises as
-    :func:`gat_attention` does.
-    """
-    check = Checker("sddmm", graph, "query", query)
-    check.tensor("query", query, [(graph.num_dst, None, None)])
-    check.tensor("key", key, [(graph.num_src, *query.shape[1:])])
-    check.number("scale", scale)
-    out = check.in_use(_products.sddmm(graph, *for_device(check, query, key)))
-    return out if scale == 1 else out * scale
-
-
-@batched("feat")
-def spmm(graph: Graph, edge_weight: Tensor, feat: Tensor) -> Tensor:
-    r"""Weighted neighbour sum: out_i = sum_j w_ij feat_j, the weights as they are given, without a softmax.
-
-    edge_weight: w [E] or [E, H], in the order in which the graph's edges were given.  feat: [num_src, H, D],
-    same dtype: float32, float64, float16 or bfloat16. Returns [num_dst, H, D]. Sums run in float32 (float64
-    for float64). Differentiable any number of times: its gradients are :func:`sddmm` and itself.
-    Deterministic; raises as :func:`gat_attention` does.
-    """
-    check = Checker("spmm", graph, "feat", feat)
-    check.tensor("feat", feat, [(graph.num_src, None, None)])
-    heads, dim = feat.shape[1:]
-    check.tensor("edge_weight", edge_weight, [(graph.num_edges,), (graph.num_edges, heads)])
-    if edge_weight.dim() == 1:
-        edge_weight = edge_weight.unsqueeze(1).expand(-1, heads)
-    (values,) = for_device(check, feat)
-    return without_padding(_products.spmm(graph, check.in_use(edge_weight), values), dim)
-
-
-# fmt: off
-@overload
-def flex_attention(
-    graph: Graph, score_fn: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor,
-    edge_feat: Tensor | None = ..., *, params: Sequence[Tensor] = ..., edge_mask: Tensor | None = ...,
-    edge_weight: Tensor | None = ..., out_bias: Tensor | None = ..., dropout_p: float = ...,
-    return_attention: Literal[False] = ..., chunk_edges: int | None = ..., schedule: str = ...,
-) -> Tensor: ...
-@overload
-def flex_attention(
-    graph: Graph, score_fn: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor,
-    edge_feat: Tensor | None = ..., *, params: Sequence[Tensor] = ..., edge_mask: Tensor | None = ...,
-    edge_weight: Tensor | None = ..., out_bias: Tensor | None = ..., dropout_p: float = ...,
-    return_attention: Literal[True], chunk_edges: int | None = ..., schedule: str = ...,
-) -> tuple[Tensor, Tensor]: ...
-@overload
-def flex_attention(
-    graph: Graph, score_fn: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor,
-    edge_feat: Tensor | None = ..., *, params: Sequence[Tensor] = ..., edge_mask: Tensor | None = ...,
-    edge_weight: Tensor | None = ..., out_bias: Tensor | None = ..., dropout_p: float = ...,
-    return_attention: bool, chunk_edges: int | None = ..., schedule: str = ...,
-) -> Tensor | tuple[Tensor, Tensor]: ...
-# fmt: on
-@batched("value")
-def flex_attention(
-    graph: Graph,
-    score_fn: Callable[..., Tensor],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    edge_feat: Tensor | None = None,
-    *,
-    params: Sequence[Tensor] = (),
-    edge_mask: Tensor | None = None,
-    edge_weight: Tensor | None = None,
-    out_bias: Tensor | None = None,
-    dropout_p: float = 0.0,
-    return_attention: bool = False,
-    chunk_edges: int | None = None,
-    schedule: str = "auto",
-    _seed: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
-    r"""Attention with a score that you write in PyTorch.
-
-    .. math::
-        s_{ij} = \mathrm{score\_fn}(q_i, k_j, e_{ij}), \quad
-        \mathrm{out}_i = \sum_j w_{ij} m_{ij} \, \mathrm{softmax}_j(s_{ij}) \, v_j
-
-    The score is computed for a chunk of edges at a time, and again in backward; softmax and aggregation are
-    those of the fused engine. So no tensor of E x H x D exists, but the scores [E, H] do. Where the score is
-    one of the engine's, its own function is much faster.
-
-    Args:
-        graph: the edges, on the device of the tensors.
-        score_fn: called as ``score_fn(q, k, e, *params)`` with the rows of n edges, q and k [n, H, ...] of
-            the destinations and sources, e [n, ...] or None; returns their scores [n, H]. It sees the edges
-            in any number of pieces, none included. It may be compiled (``torch.compile(score_fn,
-            dynamic=True)``).
-        query: [num_dst, H, ...]; float32, float64, float16 or bfloat16.
-        key: [num_src, H, ...], same dtype.
-        value: [num_src, H, Dv], same dtype.
-        edge_feat: [E, ...], same dtype, in the order in which the graph's edges were given; or None.
-        params: other tensors that the score depends on. A captured tensor that requires a gradient is an
-            error.
-        chunk_edges: edges per call of score_fn; default: about 128 MB of query and key rows.
-        edge_mask, edge_weight, out_bias, dropout_p, return_attention, schedule: as in :func:`gat_attention`.
-
-    Returns:
-        out [num_dst, H, Dv], or (out, attention [E, H]).
-
-    Differentiable in query, key, value, edge_feat, params, edge_weight and out_bias. Backward computes the
-    score again, from the same random numbers and under the same autocast; a second derivative computes it of
-    all edges at a time. Deterministic on
-    the CPU; on CUDA the gradients of query and key are added up by ``index_add_``, which is deterministic
-    only under ``torch.use_deterministic_algorithms``. Raises as :func:`gat_attention` does.
-    """
-    check = Checker("flex_attention", graph, "query", query)
-    if not callable(score_fn):
-        raise check.error(TypeError, "score_fn", "a function", type(score_fn).__name__)
-    for name, x, rows in (("query", query, graph.num_dst), ("key", key, graph.num_src)):
-        trailing = x.shape[2:] if isinstance(x, Tensor) else ()
-        check.tensor(name, x, [(rows, query.shape[1] if query.dim() > 1 else None, *trailing)])
-    check.tensor("value", value, [(graph.num_src, query.shape[1], None)])
-    if edge_feat is not None:
-        trailing = edge_feat.shape[1:] if isinstance(edge_feat, Tensor) else ()
-        check.tensor("edge_feat", edge_feat, [(graph.num_edges, *trailing)])
-    for k, x in enumerate(params):
-        if not isinstance(x, Tensor):
-            raise check.error(TypeError, f"params[{k}]", "a tensor", type(x).__name__)
-    if chunk_edges is not None and not isinstance(chunk_edges, int):
-        raise check.error(TypeError, "chunk_edges", "an integer", type(chunk_edges).__name__)
-    if chunk_edges is not None and chunk_edges < 1:
-        raise check.error(ValueError, "chunk_edges", "a number >= 1", chunk_edges)
-    _flex.try_out(check.error, score_fn, query, key, edge_feat, params)
-    chunk = chunk_edges or _flex.chunk_size(query, key)
-    score = _flex.edge_scores(graph, score_fn, chunk, query, key, edge_feat, params)
-    ends = value.new_zeros(graph.num_src, value.shape[1])
-    return gat_attention(  # type: ignore[call-overload]
-        graph, value, ends, None, negative_slope=1.0, edge_bias=score, edge_mask=edge_mask,
-        edge_weight=edge_weight, out_bias=out_bias, dropout_p=dropout_p, return_attention=return_attention,
-        schedule=schedule, _seed=_seed, _caller="flex_attention",
-    )  # fmt: skip

@@ -1,0 +1,27 @@
+"""Fused graph attention: SDDMM, edge softmax and SpMM in one pass per direction, without edge tensors.
+
+Notation: j -> i is an edge from source j to destination i; H heads; softmax runs over the in-edges of i. Each
+function has a plain-PyTorch twin of the same name in :mod:`dfgnn.reference`.
+
+**Batches on one graph.** All but :func:`edge_softmax` take B sets of features at a time: features of nodes
+with a dimension in front, ``[B, N, H, D]``, which the results have, too. The sets are further heads of one
+call, so that the graph is walked once. Other tensors have it, ``[B, N, H]`` or ``[B, E, H]`` say, or are
+alike for all sets; numbers of edges with a batch have three dimensions, and ``edge_attr``, ``edge_type`` and
+their projections are alike for all. (:func:`edge_softmax` takes any dimensions behind the edges.) Sets that
+lie behind the nodes, ``[N, B, H, D]``, are heads as they are: ``flatten(1, 2)``.
+"""
+
+from .attention import agnn_attention, dot_attention, gat_attention, gatv2_attention
+from .flex import flex_attention
+from .pieces import edge_softmax, sddmm, spmm
+
+__all__ = [
+    "agnn_attention",
+    "dot_attention",
+    "edge_softmax",
+    "flex_attention",
+    "gat_attention",
+    "gatv2_attention",
+    "sddmm",
+    "spmm",
+]

@@ -1,0 +1,71 @@
+"""What attention consists of: softmax over the edges into a node, products of its ends, weighted sums."""
+
+import math
+
+from torch import Tensor
+
+from .. import _products
+from .._batches import batched
+from .._checks import Checker, for_device, without_padding
+from ..graph import Graph
+from .attention import gat_attention
+
+
+def edge_softmax(graph: Graph, score: Tensor, *, schedule: str = "auto") -> Tensor:
+    r"""Softmax of given scores over the edges into each destination; -inf masks an edge.
+
+    score: [E, ...] in the order in which the graph's edges were given; float32, float64, float16 or bfloat16.
+    Returns a tensor like it. The twin of ``dgl.nn.functional.edge_softmax`` and
+    ``torch_geometric.utils.softmax``. Differentiable and deterministic; raises as
+    :func:`gat_attention` does.
+    """
+    check = Checker("edge_softmax", graph, "score", score)
+    if score.dim() == 0 or score.shape[0] != graph.num_edges:
+        raise check.error(ValueError, "score", f"shape [{graph.num_edges}, ...]", list(score.shape))
+    check.tensor("score", score, [score.shape])
+    flat = score.reshape(graph.num_edges, math.prod(score.shape[1:]))
+    if flat.shape[1] == 0:
+        return score.clone()
+    # The attention that gat_attention returns, with no term from either end.
+    ends = flat.new_zeros(graph.num_src, flat.shape[1])
+    _, attention = gat_attention(
+        graph, ends.unsqueeze(2), ends, None, negative_slope=1.0, edge_bias=flat, return_attention=True,
+        schedule=schedule,
+    )  # fmt: skip
+    return attention.view(score.shape)
+
+
+@batched("query")
+def sddmm(graph: Graph, query: Tensor, key: Tensor, *, scale: float = 1.0) -> Tensor:
+    r"""Sampled dense-dense product: scale q_i . k_j for every edge j -> i and head.
+
+    query: [num_dst, H, D].  key: [num_src, H, D], same dtype: float32, float64, float16 or bfloat16. Returns
+    [E, H] in the order in which the graph's edges were given. Sums run in float32 (float64 for float64).
+    Differentiable any number of times: its gradients are :func:`spmm`. Deterministic; raises as
+    :func:`gat_attention` does.
+    """
+    check = Checker("sddmm", graph, "query", query)
+    check.tensor("query", query, [(graph.num_dst, None, None)])
+    check.tensor("key", key, [(graph.num_src, *query.shape[1:])])
+    check.number("scale", scale)
+    out = check.in_use(_products.sddmm(graph, *for_device(check, query, key)))
+    return out if scale == 1 else out * scale
+
+
+@batched("feat")
+def spmm(graph: Graph, edge_weight: Tensor, feat: Tensor) -> Tensor:
+    r"""Weighted neighbour sum: out_i = sum_j w_ij feat_j, the weights as they are given, without a softmax.
+
+    edge_weight: w [E] or [E, H], in the order in which the graph's edges were given.  feat: [num_src, H, D],
+    same dtype: float32, float64, float16 or bfloat16. Returns [num_dst, H, D]. Sums run in float32 (float64
+    for float64). Differentiable any number of times: its gradients are :func:`sddmm` and itself.
+    Deterministic; raises as :func:`gat_attention` does.
+    """
+    check = Checker("spmm", graph, "feat", feat)
+    check.tensor("feat", feat, [(graph.num_src, None, None)])
+    heads, dim = feat.shape[1:]
+    check.tensor("edge_weight", edge_weight, [(graph.num_edges,), (graph.num_edges, heads)])
+    if edge_weight.dim() == 1:
+        edge_weight = edge_weight.unsqueeze(1).expand(-1, heads)
+    (values,) = for_device(check, feat)
+    return without_padding(_products.spmm(graph, check.in_use(edge_weight), values), dim)
