@@ -16,7 +16,7 @@ from ._edge_rows import of_graph
 from ._layers import can_fuse, cut, cut_rows, derived, pad_columns, pad_rows, padding_of
 from .graph import Graph
 
-__all__ = ["typed_layer"]
+__all__ = ["typed_attention", "typed_layer"]
 
 _attend, _attend_backward = ops.attend.default, ops.attend_backward.default
 _hardtanh_backward = torch.ops.aten.hardtanh_backward.default
@@ -48,7 +48,7 @@ class _Typed(NamedTuple):
     """What is no tensor of it."""
 
     graph: Graph  # source t N + j: the node j at edges of type t
-    handle: Any  # a GraphHandle; None for `formula` alone
+    handle: Any  # a GraphHandle
     heads: int
     size: int  # of a head
     padding: int
@@ -117,15 +117,7 @@ class _Typed(NamedTuple):
         return found
 
     def formula(self, x: Tensor, weight: Tensor, factor: Tensor) -> Tensor:
-        heads = self.heads, self.size
-        query, key, value = F.linear(x, weight).unflatten(1, (3, *heads)).unbind(1)
-        by_type = factor.unflatten(1, heads).unsqueeze(1)
-        keys, values = (key * by_type).flatten(0, 1), value.repeat(len(factor), 1, 1)
-        score = functional.sddmm(self.graph, query, keys, scale=self.scale)
-        if self.clamp is not None:
-            score = score.clamp(-self.clamp, self.clamp)
-        out = functional.gat_attention(self.graph, values, None, None, negative_slope=1.0, edge_bias=score)
-        return out.flatten(1)
+        return typed_attention(self.graph, F.linear(x, weight), factor, self.heads, self.scale, self.clamp)
 
 
 @called_directly
@@ -162,9 +154,23 @@ def typed_layer(
         and factor.dtype is x.dtype
         and not torch.is_autocast_enabled(x.device.type)
     ):
-        return _Typed(graph, None, heads, size, 0, scale, clamp).formula(*tensors)
+        return typed_attention(graph, F.linear(x, weight), factor, heads, scale, clamp)
     padding = padding_of(x, size)
     train = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
     handle = graph._planner.handle(heads, size + padding, x.dtype, "gat", "auto", True, train)
     call = _Typed(graph, handle, heads, size, padding, scale, clamp)
     return _TypedLayer.at_once(call, *tensors) if train else _ops.call(call.forward, *tensors)[0]
+
+
+def typed_attention(
+    graph: Graph, projected: Tensor, factor: Tensor, heads: int, scale: float, clamp: float | None
+) -> Tensor:
+    """`typed_layer` of what was projected: [N, 3 H D]."""
+    query, key, value = projected.unflatten(1, (3, heads, -1)).unbind(1)
+    by_type = factor.unflatten(1, (heads, -1)).unsqueeze(1)
+    keys, values = (key * by_type).flatten(0, 1), value.repeat(len(factor), 1, 1)
+    score = functional.sddmm(graph, query, keys, scale=scale)
+    if clamp is not None:
+        score = score.clamp(-clamp, clamp)
+    out = functional.gat_attention(graph, values, None, None, negative_slope=1.0, edge_bias=score)
+    return out.flatten(1)

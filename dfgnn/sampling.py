@@ -98,8 +98,12 @@ class NeighborSampler:
                 f"NeighborSampler: graph: expected as many sources as destinations, got {graph.num_src} and "
                 f"{graph.num_dst}"
             )
-        if not fanouts or any(
-            isinstance(k, bool) or not isinstance(k, int) or k < -1 or k == 0 for k in fanouts
+        if graph.edge_mask is not None:  # copy_ would change it below the tables that are kept here
+            raise ValueError("NeighborSampler: graph: expected one that stays, got one of fixed capacity")
+        if (
+            not isinstance(fanouts, Sequence)
+            or not fanouts
+            or any(isinstance(k, bool) or not isinstance(k, int) or k < -1 or k == 0 for k in fanouts)
         ):
             raise ValueError(f"NeighborSampler: fanouts: expected integers >= 1 or -1, got {fanouts!r}")
         self.graph, self.fanouts = graph, tuple(fanouts)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from .._fixed import FixedStructure
-from .._typed_layer import typed_layer
+from .._typed_layer import typed_attention, typed_layer
 from ..graph import Graph
+from ._terms import is_plain
 
 _WHERE = "ExphormerAttention"
 
@@ -69,7 +70,7 @@ class ExphormerAttention(nn.Module):
 
         Args:
             edge_index: int64 ``[2, E]``, sources and destinations.
-            edge_type: int64 ``[E]``, below ``num_types``.
+            edge_type: integers ``[E]``, below ``num_types``.
             num_nodes: N.
             num_types: T.
             edge_mask: bool ``[E]``, which of the columns are edges: for edges that are padded, as
@@ -79,6 +80,7 @@ class ExphormerAttention(nn.Module):
                 Never with ``edge_mask``.
 
         Raises:
+            TypeError: types are no integers.
             ValueError: sizes differ, or an id or type is out of range.
         """
         shape = list(edge_index.shape)
@@ -88,6 +90,8 @@ class ExphormerAttention(nn.Module):
             raise ValueError(
                 f"{_WHERE}.typed_graph: edge_type: expected shape {shape[1:]}, got {list(edge_type.shape)}"
             )
+        if edge_type.is_floating_point() or edge_type.is_complex() or edge_type.dtype == torch.bool:
+            raise TypeError(f"{_WHERE}.typed_graph: edge_type: expected integers, got {edge_type.dtype}")
         src, dst = edge_index
         if validate and edge_mask is None and src.numel():
             ends = torch.stack([*src.aminmax(), *edge_type.aminmax()]).tolist()
@@ -100,7 +104,7 @@ class ExphormerAttention(nn.Module):
                         f"{_WHERE}.typed_graph: {name}: expected values in [0, {size}), got {found}"
                     )
         sizes = num_types * num_nodes, num_nodes
-        edges = torch.stack([edge_type * num_nodes + src, dst])
+        edges = torch.stack([edge_type.long() * num_nodes + src, dst])  # ids of types may be bytes
         if edge_mask is None:
             return Graph.from_edge_index(edges, num_src=sizes[0], num_dst=sizes[1], validate=validate)
         if edge_mask.dtype != torch.bool or edge_mask.shape != edge_type.shape:
@@ -139,7 +143,10 @@ class ExphormerAttention(nn.Module):
             )
         factor = self.edge(type_feat)
         scale = 1 / math.sqrt(self.feats // self.num_heads)
-        return typed_layer(graph, feat, self.project.weight, factor, self.num_heads, scale, self.clamp)
+        options = factor, self.num_heads, scale, self.clamp
+        if is_plain(self.project):
+            return typed_layer(graph, feat, self.project.weight, *options)
+        return typed_attention(graph, self.project(feat), *options)
 
     def extra_repr(self) -> str:
         return f"feats={self.feats}, num_heads={self.num_heads}, clamp={self.clamp}"

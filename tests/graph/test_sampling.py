@@ -239,11 +239,20 @@ def of_a_block(graph):
     return NeighborSampler(Graph.from_coo(*torch.zeros(2, 1, dtype=torch.int64), num_src=3, num_dst=1), (1,))
 
 
+def of_a_graph_that_changes(graph):
+    """Whose samples would be those of the edges it had first."""
+    fixed = Graph.with_capacity(graph.num_nodes, graph.num_edges, device="cpu")
+    return NeighborSampler(fixed, (3,))
+
+
 @pytest.mark.parametrize("bad, error, message", [
     (lambda g: NeighborSampler("graph", (3,)), TypeError, "graph: expected a dfgnn.Graph, got str"),
     (of_fanouts(), ValueError, "fanouts: expected integers"),
     (of_fanouts(3, 0), ValueError, "fanouts: expected integers"),
     (of_fanouts(True), ValueError, "fanouts: expected integers"),
+    (lambda g: NeighborSampler(g, 3), ValueError, "fanouts: expected integers >= 1 or -1, got 3"),
+    (lambda g: NeighborSampler(g, torch.tensor([3, 3])), ValueError, "fanouts: expected integers"),
+    (of_a_graph_that_changes, ValueError, "graph: expected one that stays, got one of fixed capacity"),
     (lambda g: NeighborSampler(g, (3, -1)).capture(g), ValueError, "fanouts: expected numbers >= 1"),
     (lambda g: NeighborSampler(g, (3,)).capture([1]), TypeError, "seeds: expected an int64 tensor, got list"),
     (of_a_block, ValueError, "as many sources as destinations, got 3 and 1"),

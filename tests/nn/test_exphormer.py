@@ -159,3 +159,47 @@ def test_bad_input():
     with pytest.raises(ValueError, match=r"edge_mask: expected bool \[300\], got torch.int64 \[300\]"):
         layer.typed_graph(edge_index, types, N, T, edge_mask=types)
     assert isinstance(graph, Graph) and "num_heads=2" in repr(layer)
+
+
+@pytest.mark.parametrize("hung", ["hook", "weight_norm", "bias", "replaced"])
+def test_what_hangs_on_the_projection_is_called(device, hung, calls):
+    layer, edge_index, types, x, type_feat = made(device)
+    graph, feats = layer.typed_graph(edge_index, types, N, T), layer.feats
+    want = 2 * layer.project.weight.detach()
+    if hung == "hook":
+        layer.project.register_forward_hook(lambda module, args, out: 2 * out)
+    elif hung == "weight_norm":  # which makes the weight anew in a hook before forward
+        torch.nn.utils.weight_norm(layer.project)
+        layer.project.weight_g.data.mul_(2)
+    elif hung == "bias":
+        layer.project = torch.nn.Linear(feats, 3 * feats).to(x)
+        want = layer.project.weight.detach()
+    else:
+        layer.project = torch.nn.Sequential(layer.project, torch.nn.Linear(3 * feats, 3 * feats).to(x))
+        want = layer.project[1].weight.detach() @ layer.project[0].weight.detach()
+    plain_one = ExphormerAttention(feats, layer.num_heads).to(x)
+    plain_one.edge = layer.edge
+    bias = None
+    if hung in ("bias", "replaced"):  # folded into one more feature, which is 1
+        bias = (layer.project if hung == "bias" else layer.project[1]).bias.detach()
+    for _ in range(2):  # weight_norm's tensor of the step before is gone
+        out = layer(graph, x, type_feat)
+        out.sum().backward()
+    query = x.detach() if bias is None else torch.cat([x.detach(), torch.ones_like(x[:, :1])], 1)
+    plain_one.project.weight = torch.nn.Parameter(
+        want if bias is None else torch.cat([want, bias[:, None]], 1)
+    )
+    torch.testing.assert_close(out, plain(plain_one, edge_index, types, query, type_feat))
+    assert not calls
+
+
+def test_types_in_few_bits(device):
+    layer, edge_index, types, x, type_feat = made(device)
+    edge_index, x = 10 * edge_index, x.detach().repeat_interleave(10, 0)  # ids beyond 255
+    out = [
+        layer(layer.typed_graph(edge_index, types.to(dtype), 10 * N, T), x, type_feat)
+        for dtype in (torch.int64, torch.uint8, torch.int32)
+    ]
+    assert torch.equal(out[0], out[1]) and torch.equal(out[0], out[2])
+    with pytest.raises(TypeError, match=r"edge_type: expected integers, got torch.float32"):
+        layer.typed_graph(edge_index, types.float(), 10 * N, T)

@@ -78,25 +78,30 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
         res = None if res is None else res(x_dst)
         wanted = wants_attention(return_attention_weights)
         if not wanted and (edge_attr is None or self.lin_edge is None):
-            out = self._at_once(edge_index, graph, x_src, x_dst, edge_attr)
+            out = self._at_once(edge_index, graph, x, x_src, x_dst, edge_attr)
             if out is not None:
                 return out if res is None else out + res
         feat = self._heads(self.lin_l(x_src))
-        shared = self.lin_l is self.lin_r and x_src is x_dst
-        feat_dst = feat if shared else self._heads(self.lin_r(x_dst))
+        feat_dst = feat if self._shared(x) else self._heads(self.lin_r(x_dst))
         edge_feat = self._edge_feat(edge_index, edge_attr, graph, edge_map)
         dtype = torch.promote_types(feat.dtype, self.att.dtype)  # they differ under autocast
         inputs = feat, feat_dst, self.att[0].to(feat.dtype)
         options = {"negative_slope": self.negative_slope, "edge_feat": edge_feat}
         return self._attend(edge_index, graph, inputs, options, dtype, res, wanted)
 
-    def _at_once(self, edge_index, graph: Graph, x_src: Tensor, x_dst: Tensor, edge_attr) -> Tensor | None:
+    def _shared(self, x: Tensor | tuple[Tensor, Tensor]) -> bool:
+        """Whether destinations are what ``lin_l`` gives: even where one of the two was replaced."""
+        if isinstance(x, Tensor):
+            return self.share_weights
+        return x[0] is x[1] and self.lin_l is self.lin_r
+
+    def _at_once(self, edge_index, graph: Graph, x, x_src: Tensor, x_dst: Tensor, edge_attr) -> Tensor | None:
         """The result but for the residual, where it can be had at once; else None."""
         if given_attributes(edge_index, edge_attr)[1] is not None:
             return None
         # Each once: to ask a module for what it holds is a call.
         lin_l, lin_r, attn, bias = self.lin_l, self.lin_r, self.att, self.bias
-        shared = lin_l is lin_r and x_src is x_dst
+        shared = self._shared(x)
         within = bias if self.concat or self.heads == 1 else None
         out = pair_at_once(
             self, graph, "additive_v2", x_src, None if x_dst is x_src else x_dst, lin_l, None,

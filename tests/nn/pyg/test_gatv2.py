@@ -36,3 +36,15 @@ def test_errors():
         layer(x, edges(), features(400, 3))
     with pytest.raises(ValueError, match=r"edge_attr: expected shape \[400\]"):
         GATv2Conv(9, 5, 2, edge_dim=3).double()(x, edges(), features(399, 3))
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize("name", ["lin_l", "lin_r"])
+def test_one_of_two_shared_projections_was_replaced(name, pairs):
+    """As by an adapter, which wraps a module under one of its names."""
+    theirs, ours = pair(PyGConv, GATv2Conv, 7, 5, 2, share_weights=True)
+    other = torch.nn.Linear(7, 10).double()
+    setattr(theirs, name, other)
+    setattr(ours, name, other)
+    x = features(N, 7)
+    compare(theirs, ours, (x, x) if pairs else x, edges())
