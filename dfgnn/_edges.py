@@ -10,6 +10,7 @@ For a Graph stands its number, so that what is compiled for one serves all.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -18,7 +19,7 @@ from torch import Tensor, library
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 
-from . import _ops
+from . import _ops, _replayed
 from ._arguments import ops
 from ._compile import is_exporting
 from ._kept import graph_of, known, once
@@ -126,9 +127,8 @@ def smaller(a: int, b: int) -> int:
 
 # ---- operators -------------------------------------------------------------------------------------------
 
-_EDGES = (
-    "Tensor? edge_index, SymInt number, SymInt num_src, SymInt num_dst, bool self_loops, SymInt num_edges"
-)
+# given: none of a `NumberedGraph`, an edge_index or the types of a `TypedGraph`, or what `_replayed` makes.
+_EDGES = "Tensor[] given, SymInt number, SymInt num_src, SymInt num_dst, bool self_loops, SymInt num_edges"
 _library = library.Library("dfgnn", "FRAGMENT")
 
 
@@ -155,7 +155,13 @@ def _differentiable(name: str, run, setup, backward, once: bool = False) -> Any:
 
     Function.backward = staticmethod(once_differentiable(backward) if once else backward)  # type: ignore
 
+    place = [argument.name for argument in run._schema.arguments].index("given")
+    of_graph = name.replace("edge_", "graph_", 1) if name.startswith("edge_") else None
+
     def call(*args):
+        made = None if of_graph is None else _in_cuda_graphs(*args[place : place + len(_Edges._fields)])
+        if made is not None:
+            return getattr(ops, of_graph).default(*args[:place], made, *args[place + 1 :])
         if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args):
             output = Function.apply(*args)
             return list(output) if isinstance(output, tuple) else output
@@ -167,16 +173,36 @@ def _differentiable(name: str, run, setup, backward, once: bool = False) -> Any:
     return getattr(ops, name).default
 
 
+_structure = _define(
+    "edge_structure",
+    "(Tensor edge_index, SymInt num_src, SymInt num_dst, bool self_loops) -> Tensor[]",
+    _replayed.structure,
+    _replayed.structure_fake,
+)
+
+
+def _in_cuda_graphs(given, number, num_src, num_dst, self_loops, num_edges) -> list[Tensor] | None:
+    """In place of the ``edge_index`` that is given; None where it is to be looked up, outside: also of results
+    that have the number of edges, loops among them, which nobody knows before."""
+    (edges,) = given
+    counted = self_loops and not (isinstance(num_edges, int) and num_edges == 0)
+    if edges.dim() != 2 or counted or not _replayed.is_recorded(edges):
+        return None
+    return _structure(edges, num_src, num_dst, self_loops)
+
+
 def find(
-    edge_index: Tensor | None, number: int, num_src: int, num_dst: int, self_loops: bool, num_edges: int
+    given: Sequence[Tensor], number: int, num_src: int, num_dst: int, self_loops: bool, num_edges: int
 ) -> Graph:
     """The graph that a stand-in is for, given as the operators take it."""
     if number >= 0:
         graph = OF_NUMBER.get(number)
         if graph is None:
             raise RuntimeError("dfgnn: a Graph that a compiled function was given has to live until backward")
-        return graph if edge_index is None else _typed(graph, edge_index, num_src)
-    assert edge_index is not None
+        return _typed(graph, given[0], num_src) if given else graph
+    if len(given) > 1:
+        return _replayed.graph_of(given, num_src, num_dst)
+    (edge_index,) = given
     kept = known(edge_index, num_src, num_dst, self_loops)
     graph, _ = graph_of(edge_index, num_src, num_dst, self_loops) if kept is None else kept
     if num_edges not in (0, graph.num_edges):
@@ -206,7 +232,7 @@ def in_use(mask: Tensor, x: Tensor) -> Tensor:
 
 
 class _Edges(NamedTuple):
-    edge_index: Tensor | None
+    given: Sequence[Tensor]
     number: int
     num_src: int
     num_dst: int
@@ -395,7 +421,8 @@ def edge_outer(edges: EdgeList, weight: Tensor, rows: Tensor, dim: int, scale: f
 def _arguments(edges: EdgeList, sized: bool = True) -> _Edges:
     """sized: a result has the number of edges, which with loops must be counted."""
     num_edges = edges.num_edges if sized else 0
-    return _Edges(edges.given, edges.number, edges.num_src, edges.num_dst, edges.self_loops, num_edges)
+    given = [] if edges.given is None else [edges.given]
+    return _Edges(given, edges.number, edges.num_src, edges.num_dst, edges.self_loops, num_edges)
 
 
 def sddmm(edges: EdgeList, rows: Tensor, feat: Tensor, reverse: bool) -> Tensor:

@@ -1,0 +1,105 @@
+"""Graphs within the CUDA graphs of torch.compile: sorted anew at every replay, of what an ``edge_index`` then
+holds.
+
+A graph that is looked up by its ``edge_index`` would keep the attention out of a CUDA graph, as replays run
+no Python. So there an operator yields both CSRs, and on a GPU their plans: tensors whose shapes follow from
+those of ``edge_index``, by kernels that nobody waits for. What takes these tensors makes a Graph of them while it
+is recorded, and keeps none: that would hold memory of the CUDA graph.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _csr
+from ._compile import is_plain
+from ._csr import CSR
+from ._structure import Side
+from .graph import Graph
+from .schedule import items
+from .schedule.plans import Items
+
+__all__ = ["graph_of", "is_recorded", "structure", "structure_fake"]
+
+# Edges up to which a graph is sorted at every replay. Larger ones are kept, with plans that suit their degrees,
+# and outside: there the launches of some more CUDA graphs do not count.
+MOST_EDGES = 2**18
+
+DEVICES = ("cuda",)  # whose graphs Inductor can record
+_WHERE, _ENDS = "Graph.from_pyg", ("edge_index[0]", "edge_index[1]")
+
+
+def is_recorded(edge_index: Tensor) -> bool:
+    """Whether Inductor is at work that will put what becomes of ``edge_index`` into CUDA graphs, and it is
+    not too large. A number of edges that nobody knows before is."""
+    inductor = sys.modules.get("torch._inductor.config")
+    if is_plain(edge_index) or inductor is None or not inductor.triton.cudagraphs:
+        return False
+    from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+    return edge_index.device.type in DEVICES and guard_or_false(edge_index.shape[1] <= MOST_EDGES)
+
+
+def structure(edge_index: Tensor, num_src: int, num_dst: int, self_loops: bool) -> list[Tensor]:
+    """Both CSRs with their edge ids, by destination first, and on a GPU the items and splits of either. With
+    loops they have places for all edges and loops; what is no edge is in no row."""
+    src, dst = edge_index.unbind()
+    if not edge_index.is_cuda:
+        return _structure_on_cpu(src, dst, num_src, num_dst, self_loops)
+    numbers, *by_dst, _, indptr, indices, eids = _csr.structure_on_gpu(src, dst, num_src, num_dst, self_loops)
+    if torch.cuda.is_current_stream_capturing():
+        low_src, high_src, low_dst, high_dst = numbers[:4].unbind()
+        inside = (low_src >= 0) & (high_src < num_src) & (low_dst >= 0) & (high_dst < num_dst)
+        torch._assert_async(
+            inside, f"edge_index: expected nodes below {num_src} and {num_dst}, and from 0 on"
+        )
+    else:
+        _csr.sizes(_WHERE, _ENDS, src, dst, num_src, num_dst, False, True, numbers[:4].tolist())
+    csrs = CSR(*by_dst), CSR(indptr, indices, eids)
+    plans = [tensor for csr in csrs for tensor in items.of_rows_once(csr)[:2]]
+    return [*by_dst, indptr, indices, eids, *plans]
+
+
+def _structure_on_cpu(src: Tensor, dst: Tensor, num_src: int, num_dst: int, self_loops: bool) -> list[Tensor]:
+    graph = Graph._from_edges(
+        _csr.from_edges(_WHERE, _ENDS, src, dst, num_src, num_dst, with_loops=self_loops)
+    )
+    room, made = src.numel() + (min(num_src, num_dst) if self_loops else 0), []
+    for indptr, indices, eids in (graph.csr(), graph.reverse_csr(need_eids=True)):
+        if eids is None:
+            eids = torch.arange(len(indices), dtype=torch.int32)
+        more = indices.new_zeros(room - len(indices))
+        made += [indptr.clone(), *(torch.cat([x, more]) for x in (indices, eids))]
+    return made
+
+
+def structure_fake(edge_index: Tensor, num_src: Any, num_dst: Any, self_loops: bool) -> list[Tensor]:
+    room = edge_index.shape[1] + (torch.sym_min(num_src, num_dst) if self_loops else 0)
+
+    def make(*shape, dtype=torch.int32):
+        return edge_index.new_empty(shape, dtype=dtype)
+
+    csrs, plans = [], []
+    for num_rows in (num_dst, num_src):
+        csrs += [make(num_rows + 1, dtype=torch.int64), make(room), make(room)]
+        more = room // items.ONCE_BOUND
+        plans += [make(num_rows + more, 4), make(more, 4)]
+    return [*csrs, *plans] if edge_index.is_cuda else csrs
+
+
+def graph_of(tensors: Sequence[Tensor], num_src: int, num_dst: int) -> Graph:
+    """Of what `structure` gave."""
+    csrs, plans = [CSR(*tensors[:3]), CSR(*tensors[3:6])], tensors[6:]
+    if not plans:  # the CPU's kernels want no more places than edges
+        csrs = [CSR(p, *(x[: p[-1]] for x in (indices, eids))) for p, indices, eids in csrs]
+    by_dst, by_src = csrs
+    graph = Graph._make(Side(num_dst, (by_dst, True)), Side(num_src, (by_src, True)), once=True)
+    for k in range(len(plans) // 2):
+        found = Items(plans[2 * k], plans[2 * k + 1], 2 * len(plans[2 * k + 1]))
+        graph._planner._direction(bool(k)).items_once = found
+    return graph
