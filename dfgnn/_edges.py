@@ -182,8 +182,8 @@ _structure = _define(
 
 
 def _in_cuda_graphs(given, number, num_src, num_dst, self_loops, num_edges) -> list[Tensor] | None:
-    """In place of the ``edge_index`` that is given; None where it is to be looked up, outside: also of results
-    that have the number of edges, loops among them, which nobody knows before."""
+    """In place of the ``edge_index`` that is given; None where it is to be looked up, outside: also where
+    results have the number of edges, loops among them, which nobody knows before."""
     (edges,) = given
     counted = self_loops and not (isinstance(num_edges, int) and num_edges == 0)
     if edges.dim() != 2 or counted or not _replayed.is_recorded(edges):

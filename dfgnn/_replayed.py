@@ -3,8 +3,8 @@ holds.
 
 A graph that is looked up by its ``edge_index`` would keep the attention out of a CUDA graph, as replays run
 no Python. So there an operator yields both CSRs, and on a GPU their plans: tensors whose shapes follow from
-those of ``edge_index``, by kernels that nobody waits for. What takes these tensors makes a Graph of them while it
-is recorded, and keeps none: that would hold memory of the CUDA graph.
+those of ``edge_index``, by kernels that nobody waits for. What takes these tensors makes a Graph of them
+while it is recorded, and keeps none: that would hold memory of the CUDA graph.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from .schedule.plans import Items
 
 __all__ = ["graph_of", "is_recorded", "structure", "structure_fake"]
 
-# Edges up to which a graph is sorted at every replay. Larger ones are kept, with plans that suit their degrees,
-# and outside: there the launches of some more CUDA graphs do not count.
+# Edges up to which a graph is sorted at every replay. Larger ones are kept, with plans that suit their
+# degrees, and outside: there the launches of some more CUDA graphs do not count.
 MOST_EDGES = 2**18
 
 DEVICES = ("cuda",)  # whose graphs Inductor can record
@@ -55,9 +55,7 @@ def structure(edge_index: Tensor, num_src: int, num_dst: int, self_loops: bool) 
     if torch.cuda.is_current_stream_capturing():
         low_src, high_src, low_dst, high_dst = numbers[:4].unbind()
         inside = (low_src >= 0) & (high_src < num_src) & (low_dst >= 0) & (high_dst < num_dst)
-        torch._assert_async(
-            inside, f"edge_index: expected nodes below {num_src} and {num_dst}, and from 0 on"
-        )
+        torch._assert_async(inside, f"edge_index: expected values in [0, {num_src}) and [0, {num_dst})")
     else:
         _csr.sizes(_WHERE, _ENDS, src, dst, num_src, num_dst, False, True, numbers[:4].tolist())
     csrs = CSR(*by_dst), CSR(indptr, indices, eids)
