@@ -299,7 +299,7 @@ def test_nothing_is_kept_of_a_graph(device):
     """It would hold memory that belongs to the CUDA graph."""
     _, ends = given(0, device)
     made = ops.edge_structure(ends, 40, 40, True)
-    x, vectors = torch.randn(40, 10, device=device), torch.randn(2, 1, 2, 5, device=device)
+    x, vectors = torch.randn(40, 16, device=device), torch.randn(2, 1, 2, 8, device=device)
     refs, graph_of = [], _replayed.graph_of
 
     def watched(*args):
