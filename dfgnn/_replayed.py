@@ -92,10 +92,10 @@ def structure_fake(edge_index: Tensor, num_src: Any, num_dst: Any, self_loops: b
 
 def graph_of(tensors: Sequence[Tensor], num_src: int, num_dst: int) -> Graph:
     """Of what `structure` gave."""
-    csrs, plans = [CSR(*tensors[:3]), CSR(*tensors[3:6])], tensors[6:]
+    csrs, plans = [tensors[:3], tensors[3:6]], tensors[6:]
     if not plans:  # the CPU's kernels want no more places than edges
-        csrs = [CSR(p, *(x[: p[-1]] for x in (indices, eids))) for p, indices, eids in csrs]
-    by_dst, by_src = csrs
+        csrs = [(indptr, x[: indptr[-1]], eids[: indptr[-1]]) for indptr, x, eids in csrs]
+    by_dst, by_src = (CSR(*csr) for csr in csrs)
     graph = Graph._make(Side(num_dst, (by_dst, True)), Side(num_src, (by_src, True)), once=True)
     for k in range(len(plans) // 2):
         found = Items(plans[2 * k], plans[2 * k + 1], 2 * len(plans[2 * k + 1]))
