@@ -10,7 +10,6 @@ For a Graph stands its number, so that what is compiled for one serves all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -127,8 +126,8 @@ def smaller(a: int, b: int) -> int:
 
 # ---- operators -------------------------------------------------------------------------------------------
 
-# given: none of a `NumberedGraph`, an edge_index or the types of a `TypedGraph`, or what `_replayed` makes.
-_EDGES = "Tensor[] given, SymInt number, SymInt num_src, SymInt num_dst, bool self_loops, SymInt num_edges"
+# given: an edge_index, the types of a `TypedGraph`, or what `_replayed` makes, with the places in it.
+_EDGES = "Tensor? given, SymInt number, SymInt num_src, SymInt num_dst, bool self_loops, SymInt num_edges"
 _library = library.Library("dfgnn", "FRAGMENT")
 
 
@@ -161,7 +160,7 @@ def _differentiable(name: str, run, setup, backward, once: bool = False) -> Any:
     def call(*args):
         made = None if of_graph is None else _in_cuda_graphs(*args[place : place + len(_Edges._fields)])
         if made is not None:
-            return getattr(ops, of_graph).default(*args[:place], made, *args[place + 1 :])
+            return getattr(ops, of_graph).default(*args[:place], *made, *args[place + len(made) :])
         if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args):
             output = Function.apply(*args)
             return list(output) if isinstance(output, tuple) else output
@@ -175,36 +174,42 @@ def _differentiable(name: str, run, setup, backward, once: bool = False) -> Any:
 
 _structure = _define(
     "edge_structure",
-    "(Tensor edge_index, SymInt num_src, SymInt num_dst, bool self_loops) -> Tensor[]",
+    "(Tensor edge_index, SymInt num_src, SymInt num_dst, bool self_loops) -> Tensor",
     _replayed.structure,
     _replayed.structure_fake,
 )
 
 
-def _in_cuda_graphs(given, number, num_src, num_dst, self_loops, num_edges) -> list[Tensor] | None:
+def _in_cuda_graphs(given, number, num_src, num_dst, self_loops, num_edges) -> _Edges | None:
     """In place of the ``edge_index`` that is given; None where it is to be looked up, outside: also where
     results have the number of edges, loops among them, which nobody knows before."""
-    (edges,) = given
     counted = self_loops and not (isinstance(num_edges, int) and num_edges == 0)
-    if edges.dim() != 2 or counted or not _replayed.is_recorded(edges):
+    if given.dim() != 2 or counted or not _replayed.is_recorded(given):
         return None
-    return _structure(edges, num_src, num_dst, self_loops)
+    made = _structure(given, num_src, num_dst, self_loops)
+    room = _replayed.num_places(given, num_src, num_dst, self_loops)
+    return _Edges(made, number, num_src, num_dst, self_loops, room)
+
+
+def is_made(given: Tensor | None, number: int) -> bool:
+    """Whether an operator got what `_replayed` makes, by its first arguments."""
+    return given is not None and number < 0 and given.dim() == 1
 
 
 def find(
-    given: Sequence[Tensor], number: int, num_src: int, num_dst: int, self_loops: bool, num_edges: int
+    given: Tensor | None, number: int, num_src: int, num_dst: int, self_loops: bool, num_edges: int
 ) -> Graph:
     """The graph that a stand-in is for, given as the operators take it."""
     if number >= 0:
         graph = OF_NUMBER.get(number)
         if graph is None:
             raise RuntimeError("dfgnn: a Graph that a compiled function was given has to live until backward")
-        return _typed(graph, given[0], num_src) if given else graph
-    if len(given) > 1:
-        return _replayed.graph_of(given, num_src, num_dst)
-    (edge_index,) = given
-    kept = known(edge_index, num_src, num_dst, self_loops)
-    graph, _ = graph_of(edge_index, num_src, num_dst, self_loops) if kept is None else kept
+        return graph if given is None else _typed(graph, given, num_src)
+    assert given is not None
+    if is_made(given, number):
+        return _replayed.graph_of(given, num_src, num_dst, num_edges)
+    kept = known(given, num_src, num_dst, self_loops)
+    graph, _ = graph_of(given, num_src, num_dst, self_loops) if kept is None else kept
     if num_edges not in (0, graph.num_edges):
         raise ValueError(f"num_edges: expected {graph.num_edges}, the graph's, got {num_edges}")
     return graph
@@ -232,7 +237,7 @@ def in_use(mask: Tensor, x: Tensor) -> Tensor:
 
 
 class _Edges(NamedTuple):
-    given: Sequence[Tensor]
+    given: Tensor | None
     number: int
     num_src: int
     num_dst: int
@@ -421,8 +426,7 @@ def edge_outer(edges: EdgeList, weight: Tensor, rows: Tensor, dim: int, scale: f
 def _arguments(edges: EdgeList, sized: bool = True) -> _Edges:
     """sized: a result has the number of edges, which with loops must be counted."""
     num_edges = edges.num_edges if sized else 0
-    given = [] if edges.given is None else [edges.given]
-    return _Edges(given, edges.number, edges.num_src, edges.num_dst, edges.self_loops, num_edges)
+    return _Edges(edges.given, edges.number, edges.num_src, edges.num_dst, edges.self_loops, num_edges)
 
 
 def sddmm(edges: EdgeList, rows: Tensor, feat: Tensor, reverse: bool) -> Tensor:

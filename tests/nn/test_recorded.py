@@ -180,7 +180,7 @@ def test_shapes_told_to_compilers(score, heads, rows, h, d, dtype):
     src, dst = ((terms, terms), (x, x), (None, x))[score]
     attn = torch.randn(h, d, dtype=dtype) if score == 2 else None
     bias = torch.randn(60, h, dtype=acc)
-    graph = ([edges], -1, rows, rows, False, 60, True, "auto")
+    graph = (edges, -1, rows, rows, False, 60, True, "auto")
     tensors = x, src, dst, attn, bias, None, None, None, None, None, None
     numbers = 0.2, 1.0, 0.0, 0
     for positive in {False, score == 0}:
@@ -199,7 +199,7 @@ def test_shapes_told_to_compilers(score, heads, rows, h, d, dtype):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("size", [5, 3], ids=["", "vectors without the padding"])
 def test_shapes_of_gat_told_to_compilers(train, bias, size):
-    graph = ([torch.randint(20, (2, 60))], -1, 30, 20, False, 0, False, "auto")
+    graph = (torch.randint(20, (2, 60)), -1, 30, 20, False, 0, False, "auto")
     vectors = torch.randn(1, 3, size), torch.randn(1, 3, size)
     tensors = torch.randn(30, 15), *vectors, None, torch.randn(15) if bias else None
     args = (*graph, *tensors, 0.2, 0.0, train)
