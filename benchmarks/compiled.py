@@ -6,7 +6,9 @@
 Models, graphs and steps are those of host.py. "compiled" is ``torch.compile(model)``, "reduce-overhead" the
 mode of that name (CUDA graphs). ``said`` is what was written to the log or warned of while a contestant
 compiled and ran, ``breaks`` the graph breaks, ``skipped`` how often CUDA graphs were given up, ``parts`` into
-how many they were divided. ``--prepare`` compiles without timing, to fill the compiler's cache.
+how many they were divided: 0 is one. "Graph": dfgnn.nn's layers on a Graph, which was used before.
+``--prepare`` compiles without timing, to fill the compiler's cache. An error after which the device does not
+answer ends the run, with the contestant's name.
 """
 
 import argparse
@@ -24,8 +26,39 @@ import torch_geometric
 import torch_geometric.nn as theirs
 from torch._dynamo.utils import counters
 
+import dfgnn
 from dfgnn.bench import report
 from dfgnn.nn import pyg as ours
+
+
+class Held(torch.nn.Module):
+    """dfgnn.nn's layer for a Graph, called as torch_geometric's."""
+
+    def __init__(self, layer, skip=None):
+        super().__init__()
+        self.layer, self.skip = layer, skip
+
+    def forward(self, x, graph):
+        out = self.layer(graph, x).flatten(1)
+        return out if self.skip is None else out + self.skip(x)
+
+
+class OfGraphs:
+    """torch_geometric's names of the layers that take a Graph."""
+
+    @staticmethod
+    def GATConv(size, out, heads):
+        return Held(dfgnn.nn.GATConv(size, out, heads))
+
+    @staticmethod
+    def GATv2Conv(size, out, heads):
+        return Held(dfgnn.nn.GATv2Conv(size, out, heads))
+
+    @staticmethod
+    def TransformerConv(size, out, heads):
+        layer = dfgnn.nn.GraphTransformerConv(size, out, heads, allow_zero_in_degree=True)
+        return Held(layer, torch.nn.Linear(size, heads * out))
+
 
 CONTESTANTS = {
     "PyG": (theirs, None),
@@ -33,6 +66,7 @@ CONTESTANTS = {
     "PyG compiled": (theirs, {}),
     "dfgnn compiled": (ours, {"fullgraph": True}),
     "dfgnn reduce-overhead": (ours, {"fullgraph": True, "mode": "reduce-overhead"}),
+    "dfgnn reduce-overhead, Graph": (OfGraphs, {"fullgraph": True, "mode": "reduce-overhead"}),
     "PyG reduce-overhead": (theirs, {"mode": "reduce-overhead"}),
 }
 
@@ -70,10 +104,24 @@ class Said(logging.Handler):
 
 def make(spec, edge_index, device, name):
     library, options = CONTESTANTS[name]
+    if library is OfGraphs:
+        graph = dfgnn.Graph.from_edge_index(edge_index, host.SIZES[spec[0]][0])
+        loops = spec[1] != "TransformerConv"
+        edge_index = graph.add_self_loops(remove_existing=True) if loops else graph
     training = host.Training(library, spec, edge_index, device)
+    if library is OfGraphs:
+        training.step()
     if options is not None:
         training.call = torch.compile(host.apart(training.model), **options)
     return training.step
+
+
+def check_device(name: str, error: Exception, device: str) -> None:
+    """Ends the run where the device has failed, and would fail whoever comes next."""
+    try:
+        host.synchronize(device)
+    except RuntimeError:
+        sys.exit(f"{name}: the device is lost, after {type(error).__name__}: {error}")
 
 
 def contestants(spec, edge_index, args) -> tuple[dict, dict]:
@@ -90,6 +138,7 @@ def contestants(spec, edge_index, args) -> tuple[dict, dict]:
                 steps[name] = step
             except Exception as error:
                 said.lines.append(f"{type(error).__name__}: {error}"[:300])
+                check_device(f"{spec[0]}, {spec[1]}: {name}", error, args.device)
         notes[name] = {
             "seconds": round(time.perf_counter() - start, 1),
             "said": sorted(set(said.lines)),

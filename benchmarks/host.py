@@ -271,9 +271,12 @@ def alternate(steps: dict, seconds: float, device: str) -> dict[str, list[float]
         for name, step in steps.items():
             synchronize(device)
             start = time.perf_counter()
-            for _ in range(3):
-                step()
-            synchronize(device)
+            try:
+                for _ in range(3):
+                    step()
+                synchronize(device)
+            except RuntimeError as error:
+                raise RuntimeError(f"{name}: {error}") from error
             times[name].append((time.perf_counter() - start) / 3 * 1e3)
     return times
 

@@ -27,7 +27,7 @@ MOST_EDGES = 2**31
 INDEX_DTYPES = (torch.int32, torch.int64)
 _coo_to_csr = ops.coo_to_csr.default
 _transpose_csr = ops.transpose_csr.default
-_structure = ops.structure.default
+structure_on_gpu = ops.structure.default
 # As in csrc/core/params.h and csrc/cuda/structure.h.
 _DEGREE_BINS, _LEAST_CUT, _EDGE_NUMBERS = 2048, 32, 7
 # Edges of which a GPU sorts both directions at once. Of more the second one is sorted when it is needed, as
@@ -223,11 +223,11 @@ def check_coo(
     else:
         return num_src, num_dst, False, False
     *ranges, src_sorted, dst_sorted = probe(*ends, is_sorted(src), is_sorted(dst))
-    num_src, num_dst = _sizes(where, names, src, dst, num_src, num_dst, square, validate, ranges)
+    num_src, num_dst = sizes(where, names, src, dst, num_src, num_dst, square, validate, ranges)
     return num_src, num_dst, bool(src_sorted), bool(dst_sorted)
 
 
-def _sizes(
+def sizes(
     where: str,
     names: tuple[str, str],
     src: Tensor,
@@ -316,7 +316,7 @@ def _from_edges_on_cpu(where, names, src, dst, num_src, num_dst, with_loops) -> 
     *ranges, by_src, is_sorted = numbers.tolist()
     if num_src is None or num_dst is None or not indptr.numel():
         square = num_src is None and num_dst is None
-        num_src, num_dst = _sizes(where, names, src, dst, num_src, num_dst, square, True, ranges)
+        num_src, num_dst = sizes(where, names, src, dst, num_src, num_dst, square, True, ranges)
     if is_sorted and not indices.numel():  # int32 as they are needed
         indices = canonical(dst if by_src else src, torch.int32)
     csr = CSR(indptr, indices, None if is_sorted else eids)
@@ -327,7 +327,7 @@ def _from_edges_on_gpu(where, names, src, dst, num_src, num_dst, validate, with_
     if num_src is None or num_dst is None:
         square = num_src is None and num_dst is None
         num_src, num_dst, _, _ = check_coo(where, names, src, dst, num_src, num_dst, square, validate)
-    made = _structure(src, dst, num_src, num_dst, with_loops)
+    made = structure_on_gpu(src, dst, num_src, num_dst, with_loops)
     if not (validate or with_loops):
         _, *csr, _, rev_indptr, rev_indices, rev_eids = made
         return Edges(num_src, num_dst, CSR(*csr), False, None, CSR(rev_indptr, rev_indices, rev_eids))
@@ -338,7 +338,7 @@ def from_blocks(where: str, names: tuple[str, str], blocks: Sequence[tuple[Tenso
     """`from_edges` of several edge_index with their sizes, on a GPU in one wait for all."""
     if not all(_ops.on_device(x) and x.shape[1] <= _MOST_AT_ONCE for x, _, _ in blocks):
         return [from_edges(where, names, x[0], x[1], num_src, num_dst) for x, num_src, num_dst in blocks]
-    made = [_structure(x[0], x[1], num_src, num_dst, False) for x, num_src, num_dst in blocks]
+    made = [structure_on_gpu(x[0], x[1], num_src, num_dst, False) for x, num_src, num_dst in blocks]
     read = torch.stack([numbers for numbers, *_ in made]).tolist() if made else []
     return [
         _as_read(where, names, x[0], x[1], num_src, num_dst, True, False, tensors, found)
@@ -352,7 +352,7 @@ def _as_read(where, names, src, dst, num_src, num_dst, validate, with_loops, mad
     csr, other = CSR(*csr_made), CSR(rev_indptr, rev_indices, rev_eids)
     *ranges, num_edges, src_falls, dst_falls = found[:_EDGE_NUMBERS]
     if validate:
-        _sizes(where, names, src, dst, num_src, num_dst, False, True, ranges)
+        sizes(where, names, src, dst, num_src, num_dst, False, True, ranges)
     if with_loops:
         num_edges += min(num_src, num_dst)
         if num_edges < src.numel() + min(num_src, num_dst):  # there were loops

@@ -79,7 +79,7 @@ def _forward(*args) -> list[Tensor]:
             out, kept, attention = _attend(handle.number, *given[_NUM_GRAPH:])
     except RuntimeError as error:
         raise _ops.typed(error) from None
-    if train:
+    if train and not _edges.is_made(*args[:2]):
         kept._dfgnn_graph = found  # backward need not look for it, and it lives until then
     return [out, kept] if attention is None else [out, kept, _in_use(graph.edge_mask, attention)]
 
@@ -204,7 +204,7 @@ def _gat_forward(*args) -> list[Tensor]:
             out, kept = _gat(found[1].number, *args[_NUM_GRAPH:])
     except RuntimeError as error:
         raise _ops.typed(error) from None
-    if train:
+    if train and not _edges.is_made(*args[:2]):
         kept._dfgnn_graph = found
     return [out, kept]
 

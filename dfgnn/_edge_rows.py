@@ -52,7 +52,8 @@ def edges_as_sources(graph: Graph, reverse: bool = False) -> Graph:
         edges = csr.eids
         if edges is None:
             edges = torch.arange(graph.num_edges, dtype=torch.int32, device=graph.device)
-        kept[reverse] = Graph.from_csr(csr.indptr, edges, graph.num_edges, eids=csr.eids, validate=False)
+        found = Graph.from_csr(csr.indptr, edges, graph.num_edges, eids=csr.eids, validate=False)
+        kept[reverse] = found.one_shot() if graph.is_one_shot else found
     return kept[reverse]
 
 

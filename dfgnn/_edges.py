@@ -18,7 +18,7 @@ from torch import Tensor, library
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 
-from . import _ops
+from . import _ops, _replayed
 from ._arguments import ops
 from ._compile import is_exporting
 from ._kept import graph_of, known, once
@@ -126,9 +126,8 @@ def smaller(a: int, b: int) -> int:
 
 # ---- operators -------------------------------------------------------------------------------------------
 
-_EDGES = (
-    "Tensor? edge_index, SymInt number, SymInt num_src, SymInt num_dst, bool self_loops, SymInt num_edges"
-)
+# given: an edge_index, the types of a `TypedGraph`, or what `_replayed` makes, with the places in it.
+_EDGES = "Tensor? given, SymInt number, SymInt num_src, SymInt num_dst, bool self_loops, SymInt num_edges"
 _library = library.Library("dfgnn", "FRAGMENT")
 
 
@@ -155,7 +154,13 @@ def _differentiable(name: str, run, setup, backward, once: bool = False) -> Any:
 
     Function.backward = staticmethod(once_differentiable(backward) if once else backward)  # type: ignore
 
+    place = [argument.name for argument in run._schema.arguments].index("given")
+    of_graph = name.replace("edge_", "graph_", 1) if name.startswith("edge_") else None
+
     def call(*args):
+        made = None if of_graph is None else _in_cuda_graphs(*args[place : place + len(_Edges._fields)])
+        if made is not None:
+            return getattr(ops, of_graph).default(*args[:place], *made, *args[place + len(made) :])
         if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args):
             output = Function.apply(*args)
             return list(output) if isinstance(output, tuple) else output
@@ -167,18 +172,44 @@ def _differentiable(name: str, run, setup, backward, once: bool = False) -> Any:
     return getattr(ops, name).default
 
 
+_structure = _define(
+    "edge_structure",
+    "(Tensor edge_index, SymInt num_src, SymInt num_dst, bool self_loops) -> Tensor",
+    _replayed.structure,
+    _replayed.structure_fake,
+)
+
+
+def _in_cuda_graphs(given, number, num_src, num_dst, self_loops, num_edges) -> _Edges | None:
+    """In place of the ``edge_index`` that is given; None where it is to be looked up, outside: also where
+    results have the number of edges, loops among them, which nobody knows before."""
+    counted = self_loops and not (isinstance(num_edges, int) and num_edges == 0)
+    if given.dim() != 2 or counted or not _replayed.is_recorded(given):
+        return None
+    made = _structure(given, num_src, num_dst, self_loops)
+    room = _replayed.num_places(given, num_src, num_dst, self_loops)
+    return _Edges(made, number, num_src, num_dst, self_loops, room)
+
+
+def is_made(given: Tensor | None, number: int) -> bool:
+    """Whether an operator got what `_replayed` makes, by its first arguments."""
+    return given is not None and number < 0 and given.dim() == 1
+
+
 def find(
-    edge_index: Tensor | None, number: int, num_src: int, num_dst: int, self_loops: bool, num_edges: int
+    given: Tensor | None, number: int, num_src: int, num_dst: int, self_loops: bool, num_edges: int
 ) -> Graph:
     """The graph that a stand-in is for, given as the operators take it."""
     if number >= 0:
         graph = OF_NUMBER.get(number)
         if graph is None:
             raise RuntimeError("dfgnn: a Graph that a compiled function was given has to live until backward")
-        return graph if edge_index is None else _typed(graph, edge_index, num_src)
-    assert edge_index is not None
-    kept = known(edge_index, num_src, num_dst, self_loops)
-    graph, _ = graph_of(edge_index, num_src, num_dst, self_loops) if kept is None else kept
+        return graph if given is None else _typed(graph, given, num_src)
+    assert given is not None
+    if is_made(given, number):
+        return _replayed.graph_of(given, num_src, num_dst, num_edges)
+    kept = known(given, num_src, num_dst, self_loops)
+    graph, _ = graph_of(given, num_src, num_dst, self_loops) if kept is None else kept
     if num_edges not in (0, graph.num_edges):
         raise ValueError(f"num_edges: expected {graph.num_edges}, the graph's, got {num_edges}")
     return graph
@@ -206,7 +237,7 @@ def in_use(mask: Tensor, x: Tensor) -> Tensor:
 
 
 class _Edges(NamedTuple):
-    edge_index: Tensor | None
+    given: Tensor | None
     number: int
     num_src: int
     num_dst: int

@@ -21,7 +21,7 @@ schedule
 graph
 reference
 _plain
-_kept
+_kept _replayed
 _edges
 _checks _edge_attention
 _autograd

@@ -1,0 +1,388 @@
+"""Layers on an edge_index within the CUDA graphs of torch.compile, which sort it anew at every replay.
+
+On the CPU, which has no CUDA graphs, the same operators run once Inductor's option for them is on.
+"""
+
+import gc
+import subprocess
+import sys
+import textwrap
+import weakref
+
+import pytest
+import torch
+import torch._dynamo.utils
+import torch._inductor.config
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+from torch import library, nn
+from torch._dynamo.backends.common import aot_autograd
+
+from dfgnn import _replayed
+from dfgnn.nn import _recorded, pyg
+
+ops = torch.ops.dfgnn
+COUNTERS = torch._dynamo.utils.counters
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch._dynamo.reset()
+    COUNTERS.clear()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """As if a CUDA graph were recorded on any device."""
+    monkeypatch.setattr(_replayed, "DEVICES", ("cpu", "cuda"))
+    with torch._inductor.config.patch({"triton.cudagraphs": True, "force_disable_caches": True}):
+        yield
+
+
+class Model(nn.Module):
+    """Two layers, of which the second one takes the first one's nodes."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.first, self.second = make(9), make(10)
+
+    def forward(self, x, *edges):
+        return self.second(self.first(x, *edges).relu(), *edges)
+
+
+# By name: the layer, and whether it takes features of edges.
+LAYERS = {
+    "GATConv": (lambda n: pyg.GATConv(n, 5, heads=2), False),
+    "GATConv without loops": (lambda n: pyg.GATConv(n, 10, add_self_loops=False), False),
+    "GATConv edges": (lambda n: pyg.GATConv(n, 5, heads=2, edge_dim=4, add_self_loops=False), True),
+    "GATv2Conv": (lambda n: pyg.GATv2Conv(n, 5, heads=2), False),
+    "GATv2Conv edges": (lambda n: pyg.GATv2Conv(n, 5, heads=2, edge_dim=4, add_self_loops=False), True),
+    "TransformerConv": (lambda n: pyg.TransformerConv(n, 5, heads=2), False),
+    "TransformerConv edges": (lambda n: pyg.TransformerConv(n, 5, heads=2, edge_dim=4), True),
+    "ResGatedGraphConv": (lambda n: pyg.ResGatedGraphConv(n, 10), False),
+    "ResGatedGraphConv edges": (lambda n: pyg.ResGatedGraphConv(n, 10, edge_dim=4), True),
+}
+
+
+def given(k, device, edges=False, num_src=40, num_dst=40, num_edges=200, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(k)
+    ends = torch.stack([torch.randint(n, (num_edges,), generator=generator) for n in (num_src, num_dst)])
+    x = torch.randn(num_src, 9, generator=generator, dtype=dtype)
+    more = (torch.randn(num_edges, 4, generator=generator, dtype=dtype),) if edges else ()
+    return tuple(t.to(device) for t in (x, ends, *more))
+
+
+def step(call, model, inputs):
+    """The output and all gradients."""
+    inputs = [t.clone().requires_grad_() if t.is_floating_point() else t for t in inputs]
+    out = call(*inputs)
+    wanted = [t for t in (*inputs, *model.parameters()) if t.requires_grad]
+    return [out, *torch.autograd.grad(out.sin().sum(), wanted)]
+
+
+def recording(found):
+    """A compiler that collects dfgnn's operators, forward and backward."""
+
+    def compile(module, _):
+        targets = [node.target for node in module.graph.nodes if node.op == "call_function"]
+        found.append([t.name().partition("::")[2] for t in targets if getattr(t, "namespace", "") == "dfgnn"])
+        return make_boxed_func(module.forward)
+
+    return aot_autograd(
+        fw_compiler=compile, bw_compiler=compile, partition_fn=min_cut_rematerialization_partition
+    )
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_one_structure_and_no_operator_outside(name, device, recorded):
+    make, edges = LAYERS[name]
+    model, found = Model(make).double().to(device), []
+    compiled = torch.compile(model, fullgraph=True, backend=recording(found))
+    inputs = given(0, device, edges)
+    torch.testing.assert_close(*(step(call, model, inputs) for call in (compiled, model)))
+    forward, backward = found
+    assert [op for op in forward if not op.startswith("graph_")] == ["edge_structure"]
+    assert all(op.startswith("graph_") for op in backward) and backward
+    for op in (*forward, *backward):
+        assert torch.Tag.cudagraph_unsafe not in getattr(ops, op).default.tags
+
+
+def test_folded_projections_of_edges(device, recorded, monkeypatch):
+    monkeypatch.setattr(_recorded, "MOST_UNFOLDED", {"cpu": 1, "cuda": 1})
+    model, found = Model(LAYERS["TransformerConv edges"][0]).double().to(device), []
+    compiled = torch.compile(model, fullgraph=True, backend=recording(found))
+    inputs = given(0, device, True)
+    torch.testing.assert_close(*(step(call, model, inputs) for call in (compiled, model)))
+    assert {"graph_edge_dot_run", "graph_edge_sum_run"} <= {*found[0]}
+    assert {op for op in found[0] + found[1] if op.startswith("edge_")} == {"edge_structure"}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_other_edges_and_other_sizes(name, device, recorded):
+    """Of the same shape in turns, as a replay gets them, and of others."""
+    make, edges = LAYERS[name]
+    model = Model(make).double().to(device)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    cases = [given(k, device, edges) for k in range(2)]
+    cases += [given(k, device, edges, 30 + k, 30 + k, 100 + 7 * k) for k in range(2)]
+    for case in (0, 1, 0, 1, 2, 3, 0):
+        torch.testing.assert_close(*(step(call, model, cases[case]) for call in (compiled, model)))
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(*cases[1]), model(*cases[1]))
+    assert COUNTERS["stats"]["unique_graphs"] <= 3
+
+
+@pytest.mark.parametrize("name", ["GATConv", "TransformerConv edges"])
+def test_an_edge_index_that_is_written_to(name, device, recorded):
+    """Between calls and between layers, which then have no structure in common."""
+    make, edges = LAYERS[name]
+    model = Model(make).double().to(device)
+
+    def function(x, ends, *more):
+        x = model.first(x, ends, *more).relu()
+        ends = ends.clone()
+        ends[0] = (ends[0] + 1) % 40
+        return model.second(x, ends, *more)
+
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    x, ends, *more = given(0, device, edges)
+    for _ in range(2):
+        torch.testing.assert_close(*(step(f, model, (x, ends, *more)) for f in (compiled, function)))
+        ends.copy_(ends.flip(0))
+
+
+def test_twice_before_backward(device, recorded):
+    model = Model(LAYERS["GATConv"][0]).double().to(device)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    cases = [given(k, device) for k in range(2)]
+    found = []
+    for call in (compiled, model):
+        loss = sum(call(*case).sin().sum() for case in cases)
+        found.append(torch.autograd.grad(loss, list(model.parameters())))
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("loops", [False, True])
+@pytest.mark.parametrize("sizes", [(40, 17), (17, 40)])
+def test_bipartite(device, recorded, sizes, loops):
+    layer = pyg.GATConv((9, 9), 5, heads=2, add_self_loops=loops).double().to(device)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for k in range(2):
+        x, ends = given(k, device, num_src=sizes[0], num_dst=sizes[1])
+        other = torch.randn(sizes[1], 9, dtype=x.dtype, device=device)
+        torch.testing.assert_close(compiled((x, other), ends), layer((x, other), ends))
+
+
+@pytest.mark.parametrize("name", ["GATConv", "GATv2Conv", "TransformerConv edges"])
+def test_dropout_is_that_of_eager_calls(name, device, recorded):
+    make, edges = LAYERS[name]
+    model = Model(make).double().to(device)
+    model.first.dropout = model.second.dropout = 0.5
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for k in range(2):
+        found = []
+        for call in (compiled, model):
+            torch.manual_seed(k)
+            found.append(step(call, model, given(k, device, edges)))
+        torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("name", ["GATConv", "GATv2Conv", "TransformerConv"])
+def test_autocast(name, device, recorded):
+    make, edges = LAYERS[name]
+    model = Model(make).to(device)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    found = []
+    for call in (compiled, model):
+        with torch.autocast(device, torch.bfloat16):
+            out = call(*given(0, device, edges, dtype=torch.float32))
+        found.append([out, *torch.autograd.grad(out.float().sin().sum(), model.parameters())])
+    for got, want in zip(*found):
+        assert got.dtype == want.dtype
+        torch.testing.assert_close(got, want, rtol=0.1, atol=0.02 + 0.1 * want.abs().max().item())
+
+
+@pytest.mark.slow
+def test_inductor(device, recorded):
+    """Without CUDA graphs of its own on the CPU, and with them on a GPU."""
+    for name in ("GATConv", "TransformerConv edges"):
+        make, edges = LAYERS[name]
+        model = Model(make).double().to(device)
+        compiled = torch.compile(model, fullgraph=True)
+        for k in (0, 1, 0):
+            inputs = given(k, device, edges)
+            torch.testing.assert_close(*(step(call, model, inputs) for call in (compiled, model)))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("loops", [False, True])
+def test_nodes_out_of_range_are_refused(device, recorded, dtype, loops):
+    layer = pyg.GATConv(9, 5, heads=2, add_self_loops=loops).double().to(device)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    x, ends = given(0, device)
+    ends = ends.to(dtype)
+    torch.testing.assert_close(compiled(x, ends), layer(x, ends))
+    for row, value in ((0, 40), (1, 40), (0, -1), (1, -1)):
+        wrong = ends.clone()
+        wrong[row, 7] = value
+        with pytest.raises(
+            ValueError, match=rf"edge_index\[{row}\]: expected values in .*=40\), got {value}"
+        ):
+            compiled(x, wrong)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_large_graphs_stay_outside(device, recorded, monkeypatch, dynamic):
+    monkeypatch.setattr(_replayed, "MOST_EDGES", 200)
+    model, found = Model(LAYERS["GATConv"][0]).double().to(device), []
+    compiled = torch.compile(model, fullgraph=True, backend=recording(found), dynamic=dynamic)
+    for num_edges in (200, 201, 300, 150):
+        inputs = given(0, device, num_edges=num_edges)
+        torch.testing.assert_close(*(step(call, model, inputs) for call in (compiled, model)))
+    kinds = {op.partition("_")[0] for ops in found for op in ops if op != "edge_structure"}
+    assert kinds == {"graph", "edge"}
+
+
+def test_what_has_the_number_of_edges_with_loops_stays_outside(device, recorded):
+    """Which nobody knows before."""
+    layer, found = pyg.GATConv(9, 5, heads=2, edge_dim=4).double().to(device), []
+    compiled = torch.compile(layer, fullgraph=True, backend=recording(found))
+    inputs = given(0, device, True)
+    torch.testing.assert_close(*(step(call, layer, inputs) for call in (compiled, layer)))
+    assert found and not any(op.startswith("graph") for ops in found for op in ops)
+
+
+def test_other_compilers_and_modes_take_the_graph_that_is_kept(device, monkeypatch):
+    monkeypatch.setattr(_replayed, "DEVICES", ("cpu", "cuda"))
+    found, inputs = [], given(0, device)
+    model = Model(LAYERS["GATConv"][0]).double().to(device)
+    torch.compile(model, fullgraph=True, backend=recording(found))(*inputs)
+    assert all(op.startswith("edge_gat") for op in found[0])
+    with torch._inductor.config.patch({"triton.cudagraphs": True}):
+        assert not _replayed.is_recorded(inputs[1])  # and those of eager calls
+
+
+@pytest.mark.slow
+def test_the_mode_reduce_overhead_is_seen(monkeypatch):
+    """While AOTAutograd traces; on the CPU nothing is recorded then."""
+    seen, is_recorded = set(), _replayed.is_recorded
+    monkeypatch.setattr(_replayed, "DEVICES", ("cpu",))
+    monkeypatch.setattr(_replayed, "is_recorded", lambda x: seen.add(is_recorded(x)) or is_recorded(x))
+    model, inputs = Model(LAYERS["GATConv"][0]), given(0, "cpu", dtype=torch.float32)
+    for mode, want in ((None, {False}), ("reduce-overhead", {True, False})):
+        torch._dynamo.reset()
+        seen.clear()
+        with torch._inductor.config.patch(force_disable_caches=True):
+            compiled = torch.compile(model, fullgraph=True, mode=mode)
+            torch.testing.assert_close(*(step(f, model, inputs) for f in (compiled, model)))
+        assert seen == want
+
+
+@pytest.mark.parametrize("loops", [False, True])
+@pytest.mark.parametrize("num_src, num_dst, num_edges", [(40, 17, 1000), (3, 5, 0), (17, 40, 300)])
+def test_shapes_told_to_compilers(device, loops, num_src, num_dst, num_edges):
+    _, ends = given(0, device, num_src=num_src, num_dst=num_dst, num_edges=num_edges)
+    args = ends, num_src, num_dst, loops
+    library.opcheck(ops.edge_structure, args, test_utils=("test_schema", "test_faketensor"))
+    room = num_edges + (min(num_src, num_dst) if loops else 0)
+    graph = _replayed.graph_of(ops.edge_structure(*args), num_src, num_dst, room)
+    kept = ends[:, ends[0] != ends[1]] if loops else ends
+    more = torch.arange(min(num_src, num_dst) if loops else 0, device=device)
+    want = torch.cat([kept, more.expand(2, -1)], 1)
+    indptr, indices, eids = graph.csr()
+    torch.testing.assert_close(indptr.diff(), torch.bincount(want[1], minlength=num_dst))
+    used = int(indptr[-1])
+    torch.testing.assert_close(want[0][eids[:used].long()], indices[:used].long())
+
+
+def test_nothing_is_kept_of_a_graph(device):
+    """It would hold memory that belongs to the CUDA graph."""
+    _, ends = given(0, device)
+    made = ops.edge_structure(ends, 40, 40, True)
+    x, vectors = torch.randn(40, 16, device=device), torch.randn(2, 1, 2, 8, device=device)
+    refs, graph_of = [], _replayed.graph_of
+
+    def watched(*args):
+        graph = graph_of(*args)
+        refs.append(weakref.ref(graph))
+        return graph
+
+    gc.disable()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_replayed, "graph_of", watched)
+            args = made, -1, 40, 40, True, 240
+            tensors = x, *vectors, None, None
+            out, kept = ops.graph_gat_run(*args, False, "auto", *tensors, 0.2, 0.0, True)
+            ops.graph_gat_backward(*args, False, "auto", out, *tensors, out, kept, 0.2, 0.0)
+        assert len(refs) == 2 and not any(ref() for ref in refs)
+    finally:
+        gc.enable()
+
+
+# ---- CUDA graphs ---------------------------------------------------------------------------------------
+
+
+def _needs_gpu():
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA GPU, or a torch without CUDA")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", LAYERS)
+def test_one_cuda_graph_each_way(name, caplog):
+    _needs_gpu()
+    make, edges = LAYERS[name]
+    model = Model(make).double().cuda()
+    compiled = torch.compile(model, fullgraph=True, mode="reduce-overhead")
+    cases = [given(k, "cuda", edges) for k in range(2)]
+    want = [step(model, model, case) for case in cases]
+    for k in (0, 0, 0, 1, 0, 1):
+        got = [x.clone() for x in step(compiled, model, cases[k])]
+        torch.testing.assert_close(got, want[k])
+    counters = COUNTERS["inductor"]
+    assert counters["cudagraph_skips"] == counters["cudagraph_partitions"] == 0  # not even two
+    assert not [r.getMessage() for r in caplog.records if "cudagraph" in r.getMessage()]
+
+
+@pytest.mark.gpu
+def test_cuda_graphs_twice_before_backward_and_other_sizes():
+    _needs_gpu()
+    model = Model(LAYERS["GATConv"][0]).double().cuda()
+    compiled = torch.compile(model, fullgraph=True, mode="reduce-overhead")
+    cases = [given(k, "cuda", num_edges=200 + k // 2) for k in range(4)]
+    for k in (0, 0, 0, 2, 2, 0):
+        found = []
+        for call in (model, compiled):
+            loss = sum(call(*case).sin().sum() for case in cases[k : k + 2])
+            found.append([x.clone() for x in torch.autograd.grad(loss, list(model.parameters()))])
+        torch.testing.assert_close(*found)
+
+
+@pytest.mark.gpu
+def test_a_replay_with_a_node_out_of_range_fails():
+    """On the device, which is lost then: in a process of its own."""
+    _needs_gpu()
+    code = """
+        import torch
+        from dfgnn.nn.pyg import GATConv
+        layer = GATConv(8, 4, heads=2).cuda()
+        compiled = torch.compile(layer, fullgraph=True, mode="reduce-overhead")
+        x, edges = torch.randn(40, 8, device="cuda"), torch.randint(40, (2, 200), device="cuda")
+        try:
+            compiled(x, edges + 30)
+        except ValueError as error:
+            assert "expected values in" in str(error)
+            print("refused")
+        for _ in range(3):
+            compiled(x, edges).sum().item()
+        print("replayed")
+        edges[1, 3] = 40
+        compiled(x, edges)
+        torch.cuda.synchronize()
+        print("not reached")
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
+    assert done.stdout.split() == ["refused", "replayed"], done.stderr[-2000:]
+    assert "assert" in done.stderr
