@@ -21,7 +21,7 @@ from . import _csr
 from ._compile import is_plain
 from ._csr import CSR
 from ._structure import Side
-from .graph import Graph
+from .graph import Graph, build
 from .schedule import items
 from .schedule.plans import Items
 
@@ -67,9 +67,8 @@ def structure(edge_index: Tensor, num_src: int, num_dst: int, self_loops: bool) 
 
 
 def _structure_on_cpu(src: Tensor, dst: Tensor, num_src: int, num_dst: int, self_loops: bool) -> list[Tensor]:
-    graph = Graph._from_edges(
-        _csr.from_edges(_WHERE, _ENDS, src, dst, num_src, num_dst, with_loops=self_loops)
-    )
+    edges = _csr.from_edges(_WHERE, _ENDS, src, dst, num_src, num_dst, with_loops=self_loops)
+    graph = build.of_edges(Graph, edges)
     room, made = num_places(src, num_src, num_dst, self_loops), []
     for indptr, indices, eids in (graph.csr(), graph.reverse_csr(need_eids=True)):
         if eids is None:
@@ -114,10 +113,10 @@ def structure_fake(edge_index: Tensor, num_src: Any, num_dst: Any, self_loops: b
 def graph_of(packed: Tensor, num_src: int, num_dst: int, room: int) -> Graph:
     """Of what `structure` gave, of so many places."""
     shapes = _shapes(room, num_src, num_dst, packed.is_cuda)
-    parts = packed.split_with_sizes(list(map(_size, shapes)))
-    parts = [part[: math.prod(shape)].view(shape) for part, shape in zip(parts, shapes)]
+    split = packed.split_with_sizes(list(map(_size, shapes)))
+    parts = [part[: math.prod(shape)].view(shape) for part, shape in zip(split, shapes)]
     csrs = [(parts[k].view(torch.int64).squeeze(1), *parts[k + 1 : k + 3]) for k in (0, 3)]
-    plans = [Items(*parts[k : k + 2], 2 * len(parts[k + 1])) for k in range(6, len(parts), 2)]
+    plans = [Items(parts[k], parts[k + 1], 2 * len(parts[k + 1])) for k in range(6, len(parts), 2)]
     if not plans:  # the CPU's kernels want no more places than edges
         csrs = [(indptr, x[: indptr[-1]], eids[: indptr[-1]]) for indptr, x, eids in csrs]
     by_dst, by_src = (CSR(*csr) for csr in csrs)
