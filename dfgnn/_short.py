@@ -15,14 +15,16 @@ from torch import Tensor
 
 from ._arguments import NEED_DST, SCORES, Numbers, Tensors, ops
 from ._autograd import LAYERS, ShortCall, recorded_gradients
+from ._checks import DTYPES
 from ._eager import PLAIN_TYPES, EagerFunction, called_directly, is_eager, retains_graph, top_hooks
-from ._ops import typed
+from ._ops import acc_type, as_type, typed
 from .graph import Graph
 
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd
 _attend, _attend_backward = ops.attend.default, ops.attend_backward.default
 _NO_EDGES = (None,) * 5
-_DTYPES = torch.float32, torch.float64  # in which sums are, too
+# What sums are in, as the score terms of additive attention.
+_ACC = {dtype: acc_type(dtype) for dtype in DTYPES}
 _NUMBERS = float, int
 
 
@@ -46,16 +48,16 @@ def attention(
     if not is_eager(value) or value.dim() != 3 or value.device != graph._device:
         return None
     dtype, (_, heads, dim) = value.dtype, value.shape
-    if dtype not in _DTYPES or not heads or not dim or value.is_cuda and dim * dtype.itemsize % 16:
+    if dtype not in _ACC or not heads or not dim or value.is_cuda and dim * dtype.itemsize % 16:
         return None
-    train = torch.is_grad_enabled()
+    train, additive = torch.is_grad_enabled(), score == "additive"
     wanted = train and value.requires_grad
     for x in (src, dst, attn):
         if x is not None:
-            if type(x) not in PLAIN_TYPES or x.dtype is not dtype:
+            known = type(x) in PLAIN_TYPES and (x.dtype is dtype or additive and x.dtype is _ACC[dtype])
+            if not known:
                 return None
             wanted = wanted or (train and x.requires_grad)
-    additive = score == "additive"
     if not additive and dst.shape[2:] != value.shape[2:]:
         return None
     if scale is None:
@@ -74,11 +76,19 @@ def attention(
     try:
         if wanted:
             return _Attention.at_once(call, value, src, dst, attn)
-        return _run(call, value, src, dst, attn)[0]
+        return _run(call, value, *_terms(call, value, src, dst), attn)[0]
     except RuntimeError as error:
         if (found := typed(error)) is not error:
             raise found from None
         return None
+
+
+def _terms(call, value, src, dst):
+    """src and dst as the operators take them."""
+    if call[2] != "additive":
+        return src, dst
+    acc = _ACC[value.dtype]
+    return as_type(src, acc), as_type(dst, acc)
 
 
 def _run(call, value, src, dst, attn):
@@ -97,45 +107,56 @@ class _Attention(EagerFunction):
 
     @staticmethod
     def forward(ctx, call, *tensors):
-        out, kept = _run(call, *tensors)
+        value, src, dst, attn = tensors
+        terms = _terms(call, value, src, dst)
+        out, kept = _run(call, value, *terms, attn)
         ctx.call, ctx.version = call, out._version
         if top_hooks(True) is None:
-            ctx.kept = out.detach()
+            ctx.kept, ctx.terms = out.detach(), None if terms[1] is dst else terms
             ctx.save_for_backward(*tensors, kept)
         else:
-            ctx.kept = None
+            ctx.kept = ctx.terms = None
             ctx.save_for_backward(*tensors, kept, out)
         return out
 
     @staticmethod
     def backward(ctx, grad):
-        call, out = ctx.call, ctx.kept
+        call, out, terms = ctx.call, ctx.kept, ctx.terms
         value, src, dst, attn, kept, *saved = ctx.saved_tensors
         if out is None:
             (out,) = saved
         elif not retains_graph():
-            ctx.kept = None
+            ctx.kept = ctx.terms = None
         try:
-            return None, *_backward(call, grad, (value, src, dst, attn), kept, out, ctx)
+            return None, *_backward(call, grad, (value, src, dst, attn), terms, kept, out, ctx)
         except RuntimeError as error:
             raise typed(error) from None
 
 
-def _backward(call, grad, given, kept, out, ctx):
+def _backward(call, grad, given, terms, kept, out, ctx):
     """The gradients of value, src, dst and attn."""
     graph, handle, score, seed, slope, scale, dropout_p, positive = call
+    value, *ends, attn = given
+    if terms is None or torch.is_grad_enabled():
+        terms = _terms(call, value, *ends)
     if out._version != ctx.version:  # modified
         with torch.no_grad():
-            out, _ = _run(call, *given)
+            out, _ = _run(call, value, *terms, attn)
     need = ctx.needs_input_grad
     if torch.is_grad_enabled():  # create_graph
-        tensors = Tensors(*given, *_NO_EDGES, seed, None)
+        tensors = Tensors(value, *terms, attn, *_NO_EDGES, seed, None)
         wanted = Tensors(*need[1:], *_NO_EDGES, None, None)
         longer = ShortCall(graph, handle, score, Numbers(slope, scale, dropout_p, 0), False, positive)
-        return recorded_gradients(longer, (grad, None), tensors, out, None, (kept,), wanted)[:4]
+        found = recorded_gradients(longer, (grad, None), tensors, out, None, (kept,), wanted)[:4]
+        return [g if g is None else as_type(g, x.dtype) for g, x in zip(found, given)]
     with _BelowAutograd():
-        value, src, dst, attn, *_ = _attend_backward(
-            handle.number, 0, grad, None, SCORES[score], *given, None, None, None, None, None, seed, None,
-            out, kept, positive, None, slope, scale, dropout_p, 0, NEED_DST if need[3] else 0,
+        of_value, of_src, of_dst, of_attn, *_ = _attend_backward(
+            handle.number, 0, grad, None, SCORES[score], value, *terms, attn, None, None, None, None, None,
+            seed, None, out, kept, positive, None, slope, scale, dropout_p, 0, NEED_DST if need[3] else 0,
         )  # fmt: skip
-    return value, src, dst, attn.sum(0) if need[4] else None
+        return (
+            of_value,
+            of_src if of_src is None else as_type(of_src, ends[0].dtype),
+            of_dst if of_dst is None else as_type(of_dst, ends[1].dtype),
+            as_type(of_attn.sum(0), attn.dtype) if need[4] else None,
+        )
