@@ -41,12 +41,21 @@ def _readable(folder: Path, name: str):
         yield scratch
 
 
+@contextlib.contextmanager
+def _download(name: str, root):
+    """What fails within it, fails in one line."""
+    try:
+        yield
+    except OSError as error:  # also those of urllib and aiohttp
+        raise SystemExit(f"--root: {name} is not in {root}, and to download it failed: {error}") from error
+
+
 def planetoid(name: str, root) -> Nodes:
     """Cora, CiteSeer or PubMed with the public split; rows of features add up to 1."""
     from torch_geometric.datasets import Planetoid
 
     folder = Path(root, "planetoid") if Path(root, "planetoid").is_dir() else Path(root)
-    with _readable(folder, name) as place, warnings.catch_warnings():
+    with _download(name, root), _readable(folder, name) as place, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about the age of the pickled files
         data = Planetoid(place, name)[0]
     split = {k: mask.nonzero().squeeze(1) for k, mask in _masks(data)}
@@ -96,7 +105,8 @@ def nodes(name: str, root) -> Nodes:
             ]
     elif name in DOWNLOADS:
         cls, theirs = DOWNLOADS[name]
-        data = getattr(datasets, cls)(os.path.join(root, cls), theirs)[0]
+        with _download(name, root):
+            data = getattr(datasets, cls)(os.path.join(root, cls), theirs)[0]
         x, edges, y = data.x, data.edge_index, data.y
         if "train_mask" in data:
             masks = dict(_masks(data))
@@ -132,7 +142,8 @@ def ogb_folder(name: str, root, download) -> Path:
     """The folder with OGB's raw files of a data set; ``download(root)`` has OGB fetch them."""
     places = [Path(root, "ogb", name.replace("-", "_")), Path(root, name.replace("-", "_"))]
     if not any((place / "raw").is_dir() for place in places):
-        download(str(Path(root)))
+        with _download(name, root):
+            download(str(Path(root)))
     return next(place for place in places if (place / "raw").is_dir())
 
 
@@ -278,7 +289,8 @@ def dblp(root) -> SimpleNamespace:
     if not path.is_file():
         from torch_geometric.datasets import DBLP
 
-        data = DBLP(os.path.join(root, "DBLP"))[0]
+        with _download("DBLP", root):
+            data = DBLP(os.path.join(root, "DBLP"))[0]
         split = {k: mask.nonzero().squeeze(1) for k, mask in _masks(data["author"])}
         data["conference"].x = torch.ones(data["conference"].num_nodes, 1)
         return SimpleNamespace(x=data.x_dict, edges=data.edge_index_dict, y=data["author"].y, split=split)

@@ -1,6 +1,7 @@
 """Graphs of indices: what Graph's constructors share, and graphs that are made of graphs.
 
-Functions take the Graph class first, and ``where``, the constructor's name in errors.
+Functions take the Graph class, which is not known here, or a graph of it; ``where`` is the constructor's name
+in errors.
 """
 
 from __future__ import annotations
@@ -137,6 +138,7 @@ def batch(cls, graphs: Any) -> Any:
 
 
 def _checked(cls, where: str, graphs) -> list:
+    """The graphs of `batch`: at least one, and all on one device."""
     if isinstance(graphs, cls):
         raise TypeError(f"{where}: graphs: expected a sequence of dfgnn.Graph, got {cls.__name__}")
     graphs = list(graphs)

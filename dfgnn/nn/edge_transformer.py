@@ -13,7 +13,7 @@ from .. import functional
 from .._edge_rows import rows_of_destinations, rows_of_sources
 from ._graph import split_ends
 from ._layer import AttentionLayer, check_edge_rows, dropout_p
-from .graph_transformer import NORMS, check_heads_and_norm, normalized, swapped
+from .graph_transformer import NORMS, check_heads_and_norm, check_sets, normalized, swapped
 
 
 class EdgeGraphTransformerConv(AttentionLayer):
@@ -231,11 +231,7 @@ class EdgeGraphTransformerLayer(nn.Module):
             DGLError (for a DGL graph), ZeroInDegreeError: a destination has no in-edges, unless allowed.
             TypeError, ValueError: ``graph`` or a tensor is not as described.
         """
-        if feat.dim() not in (2, 3) or feat.shape[-1] != self.feats or 0 in feat.shape[:-2]:
-            raise ValueError(
-                f"feat: expected shape [N, {self.feats}] or [B, N, {self.feats}] with B > 0, "
-                f"got {list(feat.shape)}"
-            )
+        check_sets(feat, self.feats)
         batch = feat.shape[:-2]
         if edge_attr.shape[:-2] != batch or edge_attr.dim() < 2 or edge_attr.shape[-1] != self.edge_dim:
             sizes = ", ".join(map(str, (*batch, "E", self.edge_dim)))

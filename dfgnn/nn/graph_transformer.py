@@ -275,11 +275,7 @@ class GraphTransformerLayer(nn.Module):
             DGLError (for a DGL graph), ZeroInDegreeError: a destination has no in-edges, unless allowed.
             TypeError, ValueError: ``graph`` or a tensor is not as described.
         """
-        if feat.dim() not in (2, 3) or feat.shape[-1] != self.feats or 0 in feat.shape[:-2]:
-            raise ValueError(
-                f"feat: expected shape [N, {self.feats}] or [B, N, {self.feats}] with B > 0, "
-                f"got {list(feat.shape)}"
-            )
+        check_sets(feat, self.feats)
         # Nodes first: then the sets are heads to the engine, and every linear layer has one matrix to read.
         h = swapped(feat).contiguous()
         edge_bias = None if edge_bias is None else self._edge_bias(edge_bias, h.shape[1:-1])
@@ -313,6 +309,14 @@ class GraphTransformerLayer(nn.Module):
 
     def extra_repr(self) -> str:
         return f"feats={self.feats}, norm_first={self.norm_first}, residual={self.residual}"
+
+
+def check_sets(feat: Tensor, feats: int) -> None:
+    """feat: one set of features ``[N, F]`` or several, ``[B, N, F]``; else ValueError."""
+    if feat.dim() not in (2, 3) or feat.shape[-1] != feats or 0 in feat.shape[:-2]:
+        raise ValueError(
+            f"feat: expected shape [N, {feats}] or [B, N, {feats}] with B > 0, got {list(feat.shape)}"
+        )
 
 
 def swapped(x: Tensor) -> Tensor:

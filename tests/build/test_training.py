@@ -6,6 +6,7 @@ import importlib
 import json
 import sys
 from pathlib import Path
+from urllib.error import URLError
 
 import numpy as np
 import pytest
@@ -297,6 +298,27 @@ def test_stages_profile_curves_and_compile(train, tmp_path):
     )
     assert record["stages"].keys() == {"forward", "backward", "update"} and min(record["stages"].values()) > 0
     assert record["profile"]["operators"] > 0 and list(tmp_path.glob("log/dfgnn-seed-0/events*"))
+
+
+def test_without_a_network_the_folder_is_named(monkeypatch, tmp_path):
+    import torch_geometric.datasets
+
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    datasets = importlib.import_module("datasets")
+
+    def offline(*args):
+        raise URLError("Name or service not known")
+
+    for cls in ("Planetoid", "HeterophilousGraphDataset", "DBLP"):
+        monkeypatch.setattr(torch_geometric.datasets, cls, offline)
+    for load in (
+        lambda: datasets.planetoid("Cora", tmp_path),
+        lambda: datasets.nodes("minesweeper", tmp_path),
+        lambda: datasets.dblp(tmp_path),
+        lambda: datasets.ogb_folder("ogbn-arxiv", tmp_path, offline),
+    ):
+        with pytest.raises(SystemExit, match=f"is not in {tmp_path}, .* Name or service not known"):
+            load()
 
 
 def test_scores_are_ogbs(monkeypatch):

@@ -267,6 +267,14 @@ def ends(x: Any) -> tuple[Tensor, Tensor | None]:
     return x_src, x_dst
 
 
+def both_ends(x: Any) -> tuple[Tensor, Tensor]:
+    """`ends` of a layer that reads the destinations' features, too."""
+    x_src, x_dst = ends(x)
+    if x_dst is None:
+        raise ValueError("x: expected features of the destinations, too, got None for x[1]")
+    return x_src, x_dst
+
+
 def check_rows(name: str, x: Any) -> None:
     """Features ``[N, F]``, or ``[B, N, F]``: B sets on the same graph."""
     if not isinstance(x, Tensor):

@@ -12,7 +12,7 @@ from torch import Tensor
 from ... import functional
 from ...graph import Graph
 from .._at_once import pair_at_once
-from ._base import FusedConv, edge_attributes, ends, given_attributes, wants_attention
+from ._base import FusedConv, both_ends, edge_attributes, given_attributes, wants_attention
 from ._graph import graph_of, sizes_of
 
 
@@ -69,9 +69,7 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
         """
         if self.falls_back():
             return super().forward(x, edge_index, edge_attr, return_attention_weights)
-        x_src, x_dst = ends(x)
-        if x_dst is None:
-            raise ValueError("x: expected features of the destinations, too, got None for x[1]")
+        x_src, x_dst = both_ends(x)
         graph, edge_map = graph_of(edge_index, *sizes_of(edge_index, x_src, x_dst), self.add_self_loops)
         # In torch_geometric's order, in which lazy parameters draw their first values.
         res = self.res

@@ -11,7 +11,7 @@ from torch import Tensor
 from ... import functional
 from ..._edge_terms import sum_of_features
 from .._terms import LINEAR, is_untouched
-from ._base import FusedConv, edge_attributes, ends, is_batch, over_batch
+from ._base import FusedConv, both_ends, edge_attributes, is_batch, over_batch
 from ._graph import graph_of, sizes_of
 
 _SLOPE = 0.2  # of the LeakyReLU around the scores
@@ -74,11 +74,9 @@ class GeneralConv(FusedConv, torch_geometric.nn.GeneralConv):
         """
         if self.falls_back():
             return super().forward(x, edge_index, edge_attr, size)
-        x_src, x_dst = ends(x)
+        x_src, x_dst = both_ends(x)
         if is_batch(x):
             return over_batch(lambda x: self.forward(x, edge_index, edge_attr, size), x)
-        if x_dst is None:
-            raise ValueError("x: expected features of the destinations, too, got None for x[1]")
         graph, _ = graph_of(edge_index, *sizes_of(edge_index, x_src, x_dst, size))
         attr = edge_attributes(edge_index, edge_attr, graph)
         if attr is not None and self.in_edge_channels is None:

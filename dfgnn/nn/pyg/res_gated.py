@@ -15,7 +15,7 @@ from ..._edges import in_use
 from ...graph import GraphPart
 from .._at_once import gated_at_once
 from .._terms import plain_linear
-from ._base import FusedConv, edge_attributes, ends, fusable, is_batch, over_batch
+from ._base import FusedConv, both_ends, edge_attributes, fusable, is_batch, over_batch
 from ._graph import graph_of, sizes_of
 
 
@@ -69,11 +69,9 @@ class ResGatedGraphConv(FusedConv, torch_geometric.nn.ResGatedGraphConv):
         """
         if self.falls_back():
             return super().forward(x, edge_index, edge_attr)
-        x_src, x_dst = ends(x)
+        x_src, x_dst = both_ends(x)
         if is_batch(x):
             return over_batch(lambda x: self.forward(x, edge_index, edge_attr), x)
-        if x_dst is None:
-            raise ValueError("x: expected features of the destinations, too, got None for x[1]")
         if isinstance(edge_index, GraphPart):
             raise NotImplementedError(f"edge_index: expected a whole graph, got {edge_index.kind}")
         graph, _ = graph_of(edge_index, *sizes_of(edge_index, x_src, x_dst))

@@ -13,7 +13,7 @@ from ..._edges import is_traced
 from ...graph import Graph
 from .._terms import is_plain
 from . import _traced
-from ._base import FusedConv, attention_result, ends, given_attributes, is_batch, over_batch
+from ._base import FusedConv, attention_result, both_ends, given_attributes, is_batch, over_batch
 from ._graph import sizes_of
 from ._relations import Relations, relations_of
 
@@ -73,9 +73,7 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
         """
         if self.falls_back():
             return super().forward(x, edge_index, edge_type, edge_attr, size, return_attention_weights)
-        x_src, x_dst = ends(x)
-        if x_dst is None:
-            raise ValueError("x: expected features of the destinations, too, got None for x[1]")
+        x_src, x_dst = both_ends(x)
         if is_batch(x):
             return self._over_batch(x, edge_index, edge_type, edge_attr, size, return_attention_weights)
         num_src, num_dst = sizes_of(edge_index, x_src, x_dst, size)

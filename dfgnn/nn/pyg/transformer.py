@@ -14,7 +14,7 @@ from ... import functional
 from ...graph import Graph, GraphPart
 from .._at_once import pair_at_once
 from .._terms import is_plain
-from ._base import FusedConv, edge_attributes, ends, given_attributes
+from ._base import FusedConv, both_ends, edge_attributes, given_attributes
 from ._graph import graph_of, sizes_of
 
 
@@ -68,9 +68,7 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
         """
         if self.falls_back():
             return super().forward(x, edge_index, edge_attr, return_attention_weights)
-        x_src, x_dst = ends(x)
-        if x_dst is None:
-            raise ValueError("x: expected features of the destinations, too, got None for x[1]")
+        x_src, x_dst = both_ends(x)
         graph, _ = graph_of(edge_index, *sizes_of(edge_index, x_src, x_dst))
         want_attention = isinstance(return_attention_weights, bool)
         if not want_attention:
