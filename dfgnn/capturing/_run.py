@@ -14,7 +14,7 @@ from . import samples
 from .buffers import Buffers
 from .padding import KnownMasks, Padding, WithoutDropout
 from .samples import Level, Sample, Sizes
-from .state import Snapshot, without_dropout
+from .state import Snapshot, buffers_stay, without_dropout
 
 # Padding that counts changes a loss by about its share, a fifth; rounding, in 16 bits, by far less.
 _LOSS, _GRADIENT, _NOTHING = 1e-2, 5e-2, 1e-4
@@ -48,6 +48,10 @@ class Body:
         return _arguments(sample.rebuild(tensors, sample.sizes))
 
     def step(self, args: tuple[Any, ...]) -> Any:
+        with buffers_stay(self.model):
+            return self._step(args)
+
+    def _step(self, args: tuple[Any, ...]) -> Any:
         if self.optimizer is None:
             with torch.no_grad():
                 return self.loss_fn(*args)
@@ -225,11 +229,12 @@ def _compare(body: Body, given: Callable[[], tuple], padded: Callable, cut: Call
 
     def run(args: tuple[Any, ...]) -> list[Tensor]:
         body.clear()
-        if body.optimizer is None:
-            with torch.no_grad():
-                out = body.loss_fn(*args)
-        else:
-            out = _detached(body.backward(args))
+        with buffers_stay(body.model):
+            if body.optimizer is None:
+                with torch.no_grad():
+                    out = body.loss_fn(*args)
+            else:
+                out = _detached(body.backward(args))
         results = [x for x in tree_flatten(out)[0] if isinstance(x, Tensor)]
         return [*map(cut, results), *(x.grad for x in body.model.parameters() if x.grad is not None)]
 
