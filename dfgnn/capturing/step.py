@@ -64,7 +64,8 @@ def capture(
 
     **Padding.** What ``loss_fn`` sees has rows that are not in use: nodes without edges that belong to an
     additional graph, edges between the last node and itself, features of 0. They do not count in batch
-    normalisation, in the losses of ``torch.nn.functional`` and in means and sums over all rows (`Padding`);
+    normalisation, in the losses of ``torch.nn.functional`` and in means, sums, variances and deviations over
+    all rows (`Padding`);
     pooling gives the additional graph a row of its own, which the loss leaves out. A Data or dict also has
     ``node_mask``, ``edge_mask`` and ``graph_mask``, bool: which rows are in use; one with a sample
     ``node_masks`` of the sources of each hop and the seeds, and ``edge_masks``. What else mixes rows needs
