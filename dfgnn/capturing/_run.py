@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -171,8 +172,9 @@ class Captured:
 class Replay:
     """A step for one batch that stays as it is."""
 
-    def __init__(self, body: Body, sample: Sample):
+    def __init__(self, body: Body, batch: tuple[Any, ...], sample: Sample):
         self._body, self._given = body, list(sample.tensors.values())
+        self._held = samples.held(batch)
         self._state = self._now()
         self._args = body.given(sample)
         found = samples.take_apart(self._args).tensors
@@ -185,9 +187,11 @@ class Replay:
     def _now(self) -> list[tuple[int, int]]:
         return [(x._version, x.data_ptr()) for x in self._given]
 
-    def is_current(self) -> bool:
+    def is_current(self, batch: tuple[Any, ...]) -> bool:
         """Whether the batch has not been written to."""
-        return self._state == self._now()
+        held = samples.held(batch)
+        same = len(held) == len(self._held) and all(map(operator.is_, held, self._held))
+        return same and self._state == self._now()
 
     def _step(self) -> Any:
         with Padding({}, self._bounds), self._known:

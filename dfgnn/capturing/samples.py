@@ -108,6 +108,14 @@ def take_apart(args: tuple[Any, ...]) -> Sample:
     )
 
 
+def held(args: tuple[Any, ...]) -> list[Any]:
+    """What a batch consists of now: an attribute may be assigned to the object that was given before."""
+    given: Any = args[0] if len(args) == 1 else None
+    if hasattr(given, "to_dict"):  # a Data's
+        given = given.to_dict()
+    return list(given.values()) if isinstance(given, dict) else list(args)
+
+
 def _of_data(data: Any) -> Sample:
     tensors = {key: data[key] for key in data.keys() if isinstance(data[key], Tensor)}  # noqa: SIM118
     if not isinstance(tensors.get("edge_index"), Tensor) or tensors["edge_index"].dim() != 2:

@@ -73,7 +73,8 @@ def capture(
 
     **A graph that stays the same**: where a step is called with the very object of the call before, or with
     nothing, what it reads is captured as it is, without padding, and selections by masks that stay
-    (``out[data.train_mask]``) are known. Neither must be modified afterwards.
+    (``out[data.train_mask]``) are known. It is captured anew where a tensor of it was modified or replaced,
+    which takes as long as many steps; other tensors that ``loss_fn`` reads must not be modified.
 
     **What may change between steps**: values of parameters, buffers and the optimizer's state, and learning
     rates, by a scheduler or by hand. Other settings (``train`` and ``eval`` of any module, ``requires_grad``,
@@ -176,7 +177,7 @@ class CapturedStep:
             return self._eagerly(samples.take_apart(batch))
         self._now = self._settings.now()
         same = self._same.get(self._now)
-        if same is not None and _is_same(same[0], batch) and same[1].is_current():
+        if same is not None and _is_same(same[0], batch) and same[1].is_current(batch):
             self.replays += 1
             return same[1]()
         sample = samples.take_apart(batch)
@@ -219,7 +220,7 @@ class CapturedStep:
             self._warn(f"{_CHANGES} ({self!r}): it runs eagerly")
             return self._eagerly(sample)
         self.captures += not self._debug
-        found = Replay(self._body, sample)
+        found = Replay(self._body, batch, sample)
         self._same[self._now] = batch, found
         self.replays += 1
         return found()

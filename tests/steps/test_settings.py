@@ -235,3 +235,39 @@ def test_rows_of_parameters_are_no_rows_of_a_batch(device):
             optimizer.step()
         found.append(torch.stack(losses).detach().cpu())
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("form", [dict, Batch])
+def test_a_graph_that_gets_other_tensors(device, form):
+    """Assigned to the object that the step is called with each time."""
+    found = []
+    for captured in (True, False):
+        torch.manual_seed(0)
+        batch, model = batch_of(8, 0).to(device), Net().to(device)
+        if form is dict:
+            batch = {name: batch[name] for name in ("x", "edge_index", "batch", "y")}
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+
+        def loss(batch, model=model):
+            batch = Batch(**batch) if form is dict else batch
+            return F.cross_entropy(model(batch), batch.y)
+
+        step = dfgnn.capture(loss, model, optimizer, debug=device == "cpu")
+        losses = []
+        for k in range(9):
+            if k == 3:
+                batch["x"] = 2 * batch["x"]
+            if k == 5:
+                batch["y"] = (batch["y"] + 1) % 3
+            if k == 7:
+                batch["edge_index"].copy_(batch["edge_index"].flip(0))
+            if captured:
+                losses.append(step(batch))
+                continue
+            optimizer.zero_grad()
+            losses.append(loss(batch))
+            losses[-1].backward()
+            optimizer.step()
+        assert step.replays == 8 * captured
+        found.append(torch.stack(losses).detach())
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
