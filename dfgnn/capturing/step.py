@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,7 +18,7 @@ from .state import Settings, prepare
 
 __all__ = ["CaptureWarning", "CapturedStep", "capture"]
 
-_CHANGES = "settings of the model or the optimizer change more often than max_graphs allows"
+_CHANGES = "settings of the model or the optimizer change more often than max_graphs"
 
 # Room for the batches after the one that a capacity is made for, and how much larger than a batch one may be.
 _ROOM, _MOST = 1.25, 4.0
@@ -78,8 +79,8 @@ def capture(
 
     **What may change between steps**: values of parameters, buffers and the optimizer's state, and learning
     rates, by a scheduler or by hand. Other settings (``train`` and ``eval`` of any module, ``requires_grad``,
-    shares of dropout, betas and decay, a state that was loaded) are noticed, and a CUDA graph is made for
-    each. Other Python values that ``loss_fn`` reads are those of the capture.
+    shares of dropout, betas and decay, a state that was loaded) are noticed: a step runs eagerly, and CUDA
+    graphs are made for them. Other Python values that ``loss_fn`` reads are those of the capture.
 
     **Not to be had**: shapes that depend on values (``x[x > 0]``, ``unique``), ``.item()`` and prints: an
     error says where. Typed layers (RGAT, HGT) with edges that change. GradScaler, whose steps wait: use
@@ -149,6 +150,9 @@ class CapturedStep:
         self._body = Body(loss_fn, model, optimizer, before_step, self.device, check, debug)
         self._settings = Settings(model, optimizer, self.device)
         self._now: Any = None  # what they are at this call
+        self._begun: deque[Any] = deque(maxlen=max_graphs)  # those of the last first steps
+        self._known: set[Any] = set()  # those of CUDA graphs
+        self._changes = 0
         self._captured: dict[tuple[Sizes, Any], Captured] = {}
         self._same: dict[Any, tuple[Any, Replay]] = {}  # by settings
         self._last: Any = None
@@ -175,7 +179,8 @@ class CapturedStep:
         if not self._replays_anything:
             self._warn("the model is on a CPU, which has no CUDA graphs: steps run eagerly")
             return self._eagerly(samples.take_apart(batch))
-        self._now = self._settings.now()
+        if self._last is not None:  # lazy parameters are there
+            self._now = self._settings.now()
         same = self._same.get(self._now)
         if same is not None and _is_same(same[0], batch) and same[1].is_current(batch):
             self.replays += 1
@@ -187,10 +192,14 @@ class CapturedStep:
             self._shapes = {name: (tuple(x.shape), x.dtype) for name, x in sample.tensors.items()}
             self._constants = sample.constants
             self._last = batch
+            out = self._eagerly(sample)
+            self._begun.append(self._settings.now())
+            return out
+        before, self._last = self._last, batch
+        if not self._is_begun():
             return self._eagerly(sample)
-        if _is_same(self._last, batch):
+        if _is_same(before, batch):
             return self._as_it_is(batch, sample)
-        self._last = batch
         misfit = samples.misfit(sample, self._levels, self._shapes, self._constants)
         if misfit is not None:
             self._warn(f"a batch is not like the first one ({misfit}): it runs eagerly")
@@ -204,6 +213,16 @@ class CapturedStep:
             return self._eagerly(sample)
         self.replays += 1
         return found(sample)
+
+    def _is_begun(self) -> bool:
+        """Whether there was a step with settings as they are: it makes the optimizer's state."""
+        if self._body.optimizer is None or self._now in self._begun or self._now in self._known:
+            return True
+        self._begun.append(self._now)
+        self._changes += 1
+        if self._changes > self._max_graphs:
+            self._warn(f"{_CHANGES} ({self!r}): the first steps with others run eagerly")
+        return False
 
     def _eagerly(self, sample: Sample) -> Any:
         self.eager_steps += 1
@@ -222,6 +241,7 @@ class CapturedStep:
         self.captures += not self._debug
         found = Replay(self._body, batch, sample)
         self._same[self._now] = batch, found
+        self._known.add(self._now)
         self.replays += 1
         return found()
 
@@ -252,6 +272,7 @@ class CapturedStep:
             buffers = Buffers(sample, self._levels, key[0], self.device)
             made = Captured(self._body, buffers, sample)
             self._captured[key] = made
+            self._known.add(self._now)
             self.captures += not self._debug
         return self._captured[key]
 

@@ -92,8 +92,8 @@ def one_more_group(model, optimizer):
 CHANGES = [rate, betas, decay, frozen, norm_in_eval, replaced_parameters, loaded, one_more_group]
 
 
-def losses(device, change, data, captured, whole, **options):
-    """whole: always the same batch, as of one graph."""
+def losses(device, change, data, captured, whole, often=False, **options):
+    """whole: always the same batch, as of one graph. often: changes before each step."""
     torch.manual_seed(0)
     model = Net().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-2, capturable=device == "cuda")
@@ -111,7 +111,7 @@ def losses(device, change, data, captured, whole, **options):
 
     found = []
     for k in range(12):
-        if k == 6:
+        if k == 6 or often:
             change(model, optimizer)
             if not captured and device == "cuda":
                 for group in optimizer.param_groups:
@@ -131,29 +131,58 @@ def test_a_change_between_steps(device, change, whole):
         got, step = losses(device, change, data, True, whole)
     want, _ = losses(device, change, data, False, whole)
     torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
-    assert step.eager_steps == 1
+    assert step.eager_steps == (1 if change is rate else 2)
     made = len(step._same) if whole else len({now for _, now in step._captured})
     assert made == (1 if change is rate else 2)
 
 
 def test_changes_at_every_step_run_eagerly(device):
+    """As those of betas by OneCycleLR."""
+
     def change(model, optimizer):
         group = optimizer.param_groups[0]
-        step = optimizer.step
-
-        def stepped():
-            step()
-            group["betas"] = group["betas"][0] * 0.99, 0.99
-
-        optimizer.step = stepped
+        group["betas"] = 0.99 * group["betas"][0], 0.99
 
     data = batches(3)
     for whole in (False, True):
-        with pytest.warns(CaptureWarning, match="change more often than max_graphs allows"):
-            got, step = losses(device, change, data, True, whole, max_graphs=2)
-        assert step.eager_steps > 2
-        want, _ = losses(device, change, data, False, whole)
+        with pytest.warns(CaptureWarning, match="change more often than max_graphs"):
+            got, step = losses(device, change, data, True, whole, often=True, max_graphs=2)
+        assert step.eager_steps == 12
+        want, _ = losses(device, change, data, False, whole, often=True)
         torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
+
+
+def test_settings_in_turns(device):
+    def change(model, optimizer):
+        model.norm.train(not model.norm.training)
+
+    data = batches(3)
+    got, step = losses(device, change, data, True, False, often=True)
+    want, _ = losses(device, change, data, False, False, often=True)
+    torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
+    assert step.eager_steps == 2 and step.replays == 10
+
+
+def test_lazy_parameters(device):
+    found = []
+    for captured in (True, False):
+        torch.manual_seed(0)
+        model = Net().to(device)
+        model.out = nn.LazyLinear(3, device=device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        loss, losses = graph_loss(model), []
+        step = dfgnn.capture(loss, model, optimizer, debug=device == "cpu")
+        for batch in batches(4):
+            if captured:
+                losses.append(step(batch))
+                continue
+            optimizer.zero_grad()
+            losses.append(loss(batch.to(device)))
+            losses[-1].backward()
+            optimizer.step()
+        assert step.replays == 3 * captured
+        found.append(torch.stack(losses).detach())
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
 
 
 def test_buffers_that_a_module_replaces(device):
