@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +15,7 @@ from . import samples
 from .buffers import Buffers
 from .padding import KnownMasks, Padding, WithoutDropout
 from .samples import Level, Sample, Sizes
-from .state import Snapshot, without_dropout
+from .state import Snapshot, buffers_stay, without_dropout
 
 # Padding that counts changes a loss by about its share, a fifth; rounding, in 16 bits, by far less.
 _LOSS, _GRADIENT, _NOTHING = 1e-2, 5e-2, 1e-4
@@ -48,6 +49,10 @@ class Body:
         return _arguments(sample.rebuild(tensors, sample.sizes))
 
     def step(self, args: tuple[Any, ...]) -> Any:
+        with buffers_stay(self.model):
+            return self._step(args)
+
+    def _step(self, args: tuple[Any, ...]) -> Any:
         if self.optimizer is None:
             with torch.no_grad():
                 return self.loss_fn(*args)
@@ -167,8 +172,9 @@ class Captured:
 class Replay:
     """A step for one batch that stays as it is."""
 
-    def __init__(self, body: Body, sample: Sample):
+    def __init__(self, body: Body, batch: tuple[Any, ...], sample: Sample):
         self._body, self._given = body, list(sample.tensors.values())
+        self._held = samples.held(batch)
         self._state = self._now()
         self._args = body.given(sample)
         found = samples.take_apart(self._args).tensors
@@ -181,9 +187,11 @@ class Replay:
     def _now(self) -> list[tuple[int, int]]:
         return [(x._version, x.data_ptr()) for x in self._given]
 
-    def is_current(self) -> bool:
+    def is_current(self, batch: tuple[Any, ...]) -> bool:
         """Whether the batch has not been written to."""
-        return self._state == self._now()
+        held = samples.held(batch)
+        same = len(held) == len(self._held) and all(map(operator.is_, held, self._held))
+        return same and self._state == self._now()
 
     def _step(self) -> Any:
         with Padding({}, self._bounds), self._known:
@@ -225,11 +233,12 @@ def _compare(body: Body, given: Callable[[], tuple], padded: Callable, cut: Call
 
     def run(args: tuple[Any, ...]) -> list[Tensor]:
         body.clear()
-        if body.optimizer is None:
-            with torch.no_grad():
-                out = body.loss_fn(*args)
-        else:
-            out = _detached(body.backward(args))
+        with buffers_stay(body.model):
+            if body.optimizer is None:
+                with torch.no_grad():
+                    out = body.loss_fn(*args)
+            else:
+                out = _detached(body.backward(args))
         results = [x for x in tree_flatten(out)[0] if isinstance(x, Tensor)]
         return [*map(cut, results), *(x.grad for x in body.model.parameters() if x.grad is not None)]
 

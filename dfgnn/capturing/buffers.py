@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -152,9 +153,9 @@ def capacity_for(sizes: Sizes, room: float, multiple: int = 64) -> Sizes:
     return distinct(Sizes(nodes, edges, sizes.graphs + 1, tuple(hops)))
 
 
-def distinct(sizes: Sizes) -> Sizes:
-    """Rows are told apart by their number."""
-    taken: set[int] = set()
+def distinct(sizes: Sizes, taken: Iterable[int] = ()) -> Sizes:
+    """Rows are told apart by their number, from those of other tensors, too, which are ``taken``."""
+    taken = set(taken)
 
     def free(size: int) -> int:
         while size in taken:

@@ -1,10 +1,10 @@
 """What rows that are not in use would disturb, and how they do not: while a padded step runs, the functions
 of torch that mix rows see this mode.
 
-``F.batch_norm`` in training, the mean or sum over all rows of what has a row per node, edge or graph, and
-the losses of ``torch.nn.functional`` leave out what is not in use. The largest value of an index
-(``int(batch.max()) + 1``, as pooling asks) is that of the capacity, which nobody has to wait for. ``x[mask]``
-with a mask of a batch that never changes is a selection of rows that are known.
+``F.batch_norm`` in training, the mean, sum, variance or deviation over all rows of what has a row per node,
+edge or graph, and the losses of ``torch.nn.functional`` leave out what is not in use. The largest value of an
+index (``int(batch.max()) + 1``, as pooling asks) is that of the capacity, which nobody has to wait for.
+``x[mask]`` with a mask of a batch that never changes is a selection of rows that are known.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import cache
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -36,6 +37,7 @@ _LOSSES = (
     F.soft_margin_loss,
 )
 _TOTALS = {Tensor.mean: "mean", torch.mean: "mean", Tensor.sum: "sum", torch.sum: "sum"}
+_SPREADS = {Tensor.std: "std", torch.std: "std", Tensor.var: "var", torch.var: "var"}
 _LARGEST = (Tensor.max, torch.max, Tensor.amax, torch.amax)
 
 
@@ -140,22 +142,56 @@ def _largest(mode: Padding, func, args, kwargs):
     return func(*args, **kwargs)
 
 
+def _over_rows(mode: Padding, found: dict[str, Any] | None) -> tuple[Tensor, Tensor, tuple[int, ...]] | None:
+    """x, its mask and the dimensions that are reduced, where rows are one of them."""
+    mask = None if found is None else mode.mask_of(found["input"])
+    if found is None or mask is None:
+        return None
+    x, dim = found["input"], found["axis"] if found["dim"] is None else found["dim"]
+    dims = range(x.dim()) if dim is None or dim == () else (dim,) if isinstance(dim, int) else dim
+    dims = tuple(k % x.dim() for k in dims)
+    return (x, mask, dims) if 0 in dims else None
+
+
+def _count(x: Tensor, mask: Tensor, dims: tuple[int, ...]) -> Tensor:
+    return mask.sum() * prod(x.shape[k] for k in dims if k)
+
+
 def _total(mode: Padding, func, args, kwargs):
     found = _bound(_total_of, args, kwargs)
-    mask = None if found is None else mode.mask_of(found["input"])
-    if found is None or mask is None or found["dim"] not in (None, 0, (0,), [0]):
+    over = _over_rows(mode, found)
+    if found is None or over is None:
         return func(*args, **kwargs)
-    x = found["input"]
+    x, mask, dims = over
     if x.dtype == torch.bool or not (x.is_floating_point() or _TOTALS[func] == "sum"):
         return func(*args, **kwargs)
-    axes = None if found["dim"] is None else 0
-    total = torch.sum(in_use(mask, x), axes, keepdim=found["keepdim"], dtype=found["dtype"])
-    if _TOTALS[func] == "sum":
-        return total
-    return total / (mask.sum() * (1 if axes == 0 else x[0].numel()))
+    total = torch.sum(in_use(mask, x), dims, keepdim=found["keepdim"], dtype=found["dtype"])
+    return total if _TOTALS[func] == "sum" else total / _count(x, mask, dims)
 
 
 def _total_of(input, dim=None, keepdim=False, *, dtype=None, axis=None): ...
+
+
+def _spread(mode: Padding, func, args, kwargs):
+    found = _bound(_spread_of, args, kwargs)
+    if found is not None and isinstance(found["dim"], bool):  # std(unbiased)
+        found["dim"], found["unbiased"] = None, found["dim"]
+    over = _over_rows(mode, found)
+    if found is None or over is None:
+        return func(*args, **kwargs)
+    x, mask, dims = over
+    count, keepdim = _count(x, mask, dims), found["keepdim"]
+    x = in_use(mask, x)
+    centred = in_use(mask, x - x.sum(dims, keepdim=True) / count)
+    correction = found["correction"] if found["unbiased"] is None else int(found["unbiased"])
+    degrees = (count - correction).clamp(min=0)
+    if _SPREADS[func] == "var":
+        return centred.square().sum(dims, keepdim=keepdim) / degrees
+    # Whose gradient is 0 where all rows are alike, as that of torch.std.
+    return torch.linalg.vector_norm(centred, dim=dims, keepdim=keepdim) / degrees.sqrt()
+
+
+def _spread_of(input, dim=None, unbiased=None, keepdim=False, *, correction=1, axis=None): ...
 
 
 def _loss(mode: Padding, func, args, kwargs):
@@ -315,5 +351,6 @@ _RULES: dict[Any, Callable] = {
     F.batch_norm: _batch_norm,
     **dict.fromkeys(_LOSSES, _loss),
     **dict.fromkeys(_TOTALS, _total),
+    **dict.fromkeys(_SPREADS, _spread),
     **dict.fromkeys(_LARGEST, _largest),
 }

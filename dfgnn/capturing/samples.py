@@ -86,6 +86,7 @@ class Sample(NamedTuple):
     sizes: Sizes
     given: Any  # as the loader gave it
     rebuild: Callable[[dict[str, Tensor], Sizes], Any]  # the like of it, of other tensors
+    constants: dict[str, Any] = {}  # numbers and texts, which a CUDA graph has as they were
 
 
 def take_apart(args: tuple[Any, ...]) -> Sample:
@@ -107,6 +108,14 @@ def take_apart(args: tuple[Any, ...]) -> Sample:
     )
 
 
+def held(args: tuple[Any, ...]) -> list[Any]:
+    """What a batch consists of now: an attribute may be assigned to the object that was given before."""
+    given: Any = args[0] if len(args) == 1 else None
+    if hasattr(given, "to_dict"):  # a Data's
+        given = given.to_dict()
+    return list(given.values()) if isinstance(given, dict) else list(args)
+
+
 def _of_data(data: Any) -> Sample:
     tensors = {key: data[key] for key in data.keys() if isinstance(data[key], Tensor)}  # noqa: SIM118
     if not isinstance(tensors.get("edge_index"), Tensor) or tensors["edge_index"].dim() != 2:
@@ -125,7 +134,8 @@ def _of_data(data: Any) -> Sample:
             twin.num_nodes = new.nodes
         return twin
 
-    return Sample(tensors, sizes, data, rebuild)
+    constants = {key: data[key] for key in data.keys() if key != "num_nodes"}  # noqa: SIM118
+    return Sample(tensors, sizes, data, rebuild, _constants(constants))
 
 
 def _of_dict(given: dict[str, Any]) -> Sample:
@@ -138,7 +148,7 @@ def _of_dict(given: dict[str, Any]) -> Sample:
         raise TypeError(
             f"dfgnn.capture: step: expected tensors x and edge_index in the dict, got no {missing}"
         )
-    return Sample(tensors, _sizes(tensors), given, lambda found, sizes: {**given, **found})
+    return Sample(tensors, _sizes(tensors), given, lambda found, sizes: {**given, **found}, _constants(given))
 
 
 def _of_hops(given: dict[str, Any], key: str, *more: str) -> Sample:
@@ -167,7 +177,12 @@ def _of_hops(given: dict[str, Any], key: str, *more: str) -> Sample:
         own = {name: found[name] for name in given if name in found}
         return {**given, **own, **masks, key: sampling.Sample(found[f"{key}.nodes"], made)}
 
-    return Sample(tensors, Sizes(counts[0], counts[1], 1, tuple(counts[2:])), given, rebuild)
+    sizes = Sizes(counts[0], counts[1], 1, tuple(counts[2:]))
+    return Sample(tensors, sizes, given, rebuild, _constants(given))
+
+
+def _constants(given: dict[str, Any]) -> dict[str, Any]:
+    return {key: x for key, x in given.items() if isinstance(x, (bool, int, float, complex, str))}
 
 
 def _graph_of(edge_index: Tensor, num_src: int, num_dst: int) -> Graph:
@@ -236,8 +251,10 @@ def rows_of(level: Level, sizes: Sizes) -> int:
     return sizes.graphs + (level.kind == OFFSETS)
 
 
-def misfit(sample: Sample, levels: dict[str, Level], shapes: dict[str, tuple]) -> str | None:
-    """Why a batch is not like the one that levels and shapes are of."""
+def misfit(
+    sample: Sample, levels: dict[str, Level], shapes: dict[str, tuple], constants: dict[str, Any]
+) -> str | None:
+    """Why a batch is not like the one that levels, shapes and constants are of."""
     if sample.tensors.keys() != levels.keys():
         return f"expected tensors {', '.join(levels)}, got {', '.join(sample.tensors)}"
     for name, x in sample.tensors.items():
@@ -247,6 +264,9 @@ def misfit(sample: Sample, levels: dict[str, Level], shapes: dict[str, tuple]) -
             want[1 if level.kind == INDEX else 0] = rows_of(level, sample.sizes)
         if list(x.shape) != want or x.dtype != dtype:
             return f"{name}: expected {dtype} {want}, got {x.dtype} {list(x.shape)}"
+    if sample.constants != constants:
+        other = {k for k, _ in constants.items() ^ sample.constants.items()}
+        return f"{', '.join(sorted(other))}: expected the values of then; what changes has to be a tensor"
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -13,9 +14,11 @@ from . import samples
 from ._run import Body, Captured, Replay
 from .buffers import Buffers, capacity_for, distinct
 from .samples import Sample, Sizes
-from .state import prepare
+from .state import Settings, prepare
 
 __all__ = ["CaptureWarning", "CapturedStep", "capture"]
+
+_CHANGES = "settings of the model or the optimizer change more often than max_graphs"
 
 # Room for the batches after the one that a capacity is made for, and how much larger than a batch one may be.
 _ROOM, _MOST = 1.25, 4.0
@@ -62,7 +65,8 @@ def capture(
 
     **Padding.** What ``loss_fn`` sees has rows that are not in use: nodes without edges that belong to an
     additional graph, edges between the last node and itself, features of 0. They do not count in batch
-    normalisation, in the losses of ``torch.nn.functional`` and in means and sums over all rows (`Padding`);
+    normalisation, in the losses of ``torch.nn.functional`` and in means, sums, variances and deviations over
+    all rows (`Padding`);
     pooling gives the additional graph a row of its own, which the loss leaves out. A Data or dict also has
     ``node_mask``, ``edge_mask`` and ``graph_mask``, bool: which rows are in use; one with a sample
     ``node_masks`` of the sources of each hop and the seeds, and ``edge_masks``. What else mixes rows needs
@@ -70,7 +74,13 @@ def capture(
 
     **A graph that stays the same**: where a step is called with the very object of the call before, or with
     nothing, what it reads is captured as it is, without padding, and selections by masks that stay
-    (``out[data.train_mask]``) are known. Neither must be modified afterwards.
+    (``out[data.train_mask]``) are known. It is captured anew where a tensor of it was modified or replaced,
+    which takes as long as many steps; other tensors that ``loss_fn`` reads must not be modified.
+
+    **What may change between steps**: values of parameters, buffers and the optimizer's state, and learning
+    rates, by a scheduler or by hand. Other settings (``train`` and ``eval`` of any module, ``requires_grad``,
+    shares of dropout, betas and decay, a state that was loaded) are noticed: a step runs eagerly, and CUDA
+    graphs are made for them. Other Python values that ``loss_fn`` reads are those of the capture.
 
     **Not to be had**: shapes that depend on values (``x[x > 0]``, ``unique``), ``.item()`` and prints: an
     error says where. Typed layers (RGAT, HGT) with edges that change. GradScaler, whose steps wait: use
@@ -138,12 +148,19 @@ class CapturedStep:
         if optimizer is not None and self.device.type == "cuda":
             prepare(optimizer, self.device)
         self._body = Body(loss_fn, model, optimizer, before_step, self.device, check, debug)
-        self._captured: dict[tuple[Sizes, bool], Captured] = {}
-        self._same: dict[bool, tuple[Any, Replay]] = {}  # by whether the model is in training
+        self._settings = Settings(model, optimizer, self.device)
+        self._now: Any = None  # what they are at this call
+        self._begun: deque[Any] = deque(maxlen=max_graphs)  # those of the last first steps
+        self._known: set[Any] = set()  # those of CUDA graphs
+        self._changes = 0
+        self._captured: dict[tuple[Sizes, Any], Captured] = {}
+        self._same: dict[Any, tuple[Any, Replay]] = {}  # by settings
         self._last: Any = None
         self._levels: dict[str, samples.Level] = {}
         self._shapes: dict[str, tuple] = {}
+        self._constants: dict[str, Any] = {}
         self._warned: set[str] = set()
+        self._widths: set[int] | None = None  # of parameters
         self._most = 0  # graphs of a batch so far: the last one of an epoch has fewer
         self.replays = self.eager_steps = self.captures = 0
 
@@ -162,8 +179,10 @@ class CapturedStep:
         if not self._replays_anything:
             self._warn("the model is on a CPU, which has no CUDA graphs: steps run eagerly")
             return self._eagerly(samples.take_apart(batch))
-        same = self._same.get(self._body.model.training)
-        if same is not None and _is_same(same[0], batch) and same[1].is_current():
+        if self._last is not None:  # lazy parameters are there
+            self._now = self._settings.now()
+        same = self._same.get(self._now)
+        if same is not None and _is_same(same[0], batch) and same[1].is_current(batch):
             self.replays += 1
             return same[1]()
         sample = samples.take_apart(batch)
@@ -171,21 +190,39 @@ class CapturedStep:
         if self._last is None:  # the first one
             self._levels = samples.levels_of(sample)
             self._shapes = {name: (tuple(x.shape), x.dtype) for name, x in sample.tensors.items()}
+            self._constants = sample.constants
             self._last = batch
+            out = self._eagerly(sample)
+            self._begun.append(self._settings.now())
+            return out
+        before, self._last = self._last, batch
+        if not self._is_begun():
             return self._eagerly(sample)
-        if _is_same(self._last, batch):
+        if _is_same(before, batch):
             return self._as_it_is(batch, sample)
-        self._last = batch
-        misfit = samples.misfit(sample, self._levels, self._shapes)
+        misfit = samples.misfit(sample, self._levels, self._shapes, self._constants)
         if misfit is not None:
             self._warn(f"a batch is not like the first one ({misfit}): it runs eagerly")
             return self._eagerly(sample)
         found = self._find(sample)
         if found is None:
-            self._warn(f"a batch of {sample.sizes} does not fit into a capacity ({self!r}): it runs eagerly")
+            why = f"a batch of {sample.sizes} does not fit into a capacity"
+            if any(now != self._now for _, now in self._captured):
+                why = f"{why}, or {_CHANGES}"
+            self._warn(f"{why} ({self!r}): it runs eagerly")
             return self._eagerly(sample)
         self.replays += 1
         return found(sample)
+
+    def _is_begun(self) -> bool:
+        """Whether there was a step with settings as they are: it makes the optimizer's state."""
+        if self._body.optimizer is None or self._now in self._begun or self._now in self._known:
+            return True
+        self._begun.append(self._now)
+        self._changes += 1
+        if self._changes > self._max_graphs:
+            self._warn(f"{_CHANGES} ({self!r}): the first steps with others run eagerly")
+        return False
 
     def _eagerly(self, sample: Sample) -> Any:
         self.eager_steps += 1
@@ -198,15 +235,18 @@ class CapturedStep:
             warnings.warn(f"dfgnn.capture: {text}", CaptureWarning, stacklevel=3)
 
     def _as_it_is(self, batch: Any, sample: Sample) -> Any:
+        if self._now not in self._same and len(self._same) >= self._max_graphs:
+            self._warn(f"{_CHANGES} ({self!r}): it runs eagerly")
+            return self._eagerly(sample)
         self.captures += not self._debug
-        found = Replay(self._body, sample)
-        self._same[self._body.model.training] = batch, found
+        found = Replay(self._body, batch, sample)
+        self._same[self._now] = batch, found
+        self._known.add(self._now)
         self.replays += 1
         return found()
 
     def _find(self, sample: Sample) -> Captured | None:
         """The graph of the smallest capacity that fits; made where there is none."""
-        training = self._body.model.training
         sizes = sample.sizes
         need = sizes.with_spare()
         if self._wanted is not None:
@@ -223,13 +263,16 @@ class CapturedStep:
                 fitting = [capacity_for(sizes._replace(graphs=self._most), _ROOM)]
         if not fitting:
             return None
-        key = distinct(fitting[0]), training
+        if self._widths is None:  # lazy parameters have them after the first step
+            self._widths = {n for x in self._body.model.parameters() for n in x.shape}
+        key = distinct(fitting[0], self._widths), self._now
         if key not in self._captured:
             if len(self._captured) >= self._max_graphs:
                 return None
             buffers = Buffers(sample, self._levels, key[0], self.device)
             made = Captured(self._body, buffers, sample)
             self._captured[key] = made
+            self._known.add(self._now)
             self.captures += not self._debug
         return self._captured[key]
 
