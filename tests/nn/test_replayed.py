@@ -244,9 +244,10 @@ def test_large_graphs_stay_outside(device, recorded, monkeypatch, dynamic):
     assert kinds == {"graph", "edge"}
 
 
-def test_what_has_the_number_of_edges_with_loops_stays_outside(device, recorded):
+@pytest.mark.parametrize("conv", [pyg.GATConv, pyg.GATv2Conv])
+def test_what_has_the_number_of_edges_with_loops_stays_outside(device, recorded, conv):
     """Which nobody knows before."""
-    layer, found = pyg.GATConv(9, 5, heads=2, edge_dim=4).double().to(device), []
+    layer, found = conv(9, 5, heads=2, edge_dim=4).double().to(device), []
     compiled = torch.compile(layer, fullgraph=True, backend=recording(found))
     inputs = given(0, device, True)
     torch.testing.assert_close(*(step(call, layer, inputs) for call in (compiled, layer)))
