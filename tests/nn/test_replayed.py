@@ -362,6 +362,27 @@ def test_cuda_graphs_twice_before_backward_and_other_sizes():
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("name", ["GATConv", "TransformerConv edges"])
+def test_cuda_graphs_with_dropout_and_autocast(name):
+    _needs_gpu()
+    make, edges = LAYERS[name]
+    model = Model(make).cuda()
+    inputs = given(0, "cuda", edges, dtype=torch.float32)
+
+    def function(*inputs):
+        with torch.autocast("cuda", torch.bfloat16):
+            return model(*inputs)
+
+    want = step(function, model, inputs)[0].float()
+    model.first.dropout = 0.2
+    compiled = torch.compile(function, fullgraph=True, mode="reduce-overhead")
+    outs = torch.stack([step(compiled, model, inputs)[0].float() for _ in range(300)])
+    assert COUNTERS["inductor"]["cudagraph_skips"] == COUNTERS["inductor"]["cudagraph_partitions"] == 0
+    assert len(outs.flatten(1).unique(dim=0)) == len(outs)
+    assert (outs.mean(0) - want).abs().max() < 0.2 * want.abs().max()
+
+
+@pytest.mark.gpu
 def test_a_replay_with_a_node_out_of_range_fails():
     """On the device, which is lost then: in a process of its own."""
     _needs_gpu()
