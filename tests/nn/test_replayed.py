@@ -379,7 +379,7 @@ def test_cuda_graphs_with_dropout_and_autocast(name):
     outs = torch.stack([step(compiled, model, inputs)[0].float() for _ in range(300)])
     assert COUNTERS["inductor"]["cudagraph_skips"] == COUNTERS["inductor"]["cudagraph_partitions"] == 0
     assert len(outs.flatten(1).unique(dim=0)) == len(outs)
-    assert (outs.mean(0) - want).abs().max() < 0.2 * want.abs().max()
+    assert (outs.mean(0) - want).abs().max() < 0.3 * want.abs().max()
 
 
 @pytest.mark.gpu
