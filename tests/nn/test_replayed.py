@@ -126,7 +126,8 @@ def test_other_edges_and_other_sizes(name, device, recorded):
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     cases = [given(k, device, edges) for k in range(2)]
     cases += [given(k, device, edges, 30 + k, 30 + k, 100 + 7 * k) for k in range(2)]
-    for case in (0, 1, 0, 1, 2, 3, 0):
+    cases += [given(5, device, edges, 20, 20, 2000)]  # rows that a GPU cuts
+    for case in (0, 1, 0, 1, 2, 3, 0, 4):
         torch.testing.assert_close(*(step(call, model, cases[case]) for call in (compiled, model)))
     with torch.no_grad():
         torch.testing.assert_close(compiled(*cases[1]), model(*cases[1]))
@@ -352,7 +353,7 @@ def test_cuda_graphs_twice_before_backward_and_other_sizes():
     _needs_gpu()
     model = Model(LAYERS["GATConv"][0]).double().cuda()
     compiled = torch.compile(model, fullgraph=True, mode="reduce-overhead")
-    cases = [given(k, "cuda", num_edges=200 + k // 2) for k in range(4)]
+    cases = [given(k, "cuda", num_edges=3000 + k // 2) for k in range(4)]
     for k in (0, 0, 0, 2, 2, 0):
         found = []
         for call in (model, compiled):
