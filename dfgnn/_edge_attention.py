@@ -280,8 +280,9 @@ def attention(
     """(out, attention or None). heads: of tensors of nodes [N, H * D], which out then is, too; 0 where they
     are [N, H, D]."""
     t = Tensors(*tensors)
-    sized = return_attention or not (t.edge_bias is None and t.edge_gate is None and t.edge_weight is None)
-    any_edges = sized or not (t.edge_mask is None and t.edge_feat is None and t.seed is None)
+    of_edges = t.edge_bias, t.edge_gate, t.edge_mask, t.edge_weight, t.edge_feat
+    sized = return_attention or any(x is not None for x in of_edges)
+    any_edges = sized or t.seed is not None
     op = _OF_EDGES if edges.given is not None else _OF_GRAPHS
     out, _, *more = op(
         *_edges._arguments(edges, sized), any_edges, schedule, heads, SCORES[score], *tensors, *numbers,

@@ -182,7 +182,7 @@ _structure = _define(
 
 def _in_cuda_graphs(given, number, num_src, num_dst, self_loops, num_edges) -> _Edges | None:
     """In place of the ``edge_index`` that is given; None where it is to be looked up, outside: also where
-    results have the number of edges, loops among them, which nobody knows before."""
+    tensors have the number of edges, loops among them, which nobody knows before."""
     counted = self_loops and not (isinstance(num_edges, int) and num_edges == 0)
     if given.dim() != 2 or counted or not _replayed.is_recorded(given):
         return None

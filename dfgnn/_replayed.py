@@ -32,6 +32,7 @@ __all__ = ["graph_of", "is_recorded", "num_places", "structure", "structure_fake
 MOST_EDGES = 2**18
 
 DEVICES = ("cuda",)  # whose graphs Inductor can record
+_BOUND = 64  # of an item's edges: of small graphs the longest one counts
 _STEP = 4  # numbers that CUDA's kernels load at a time
 _WHERE, _ENDS = "Graph.from_pyg", ("edge_index[0]", "edge_index[1]")
 
@@ -62,7 +63,7 @@ def structure(edge_index: Tensor, num_src: int, num_dst: int, self_loops: bool) 
     else:
         _csr.sizes(_WHERE, _ENDS, src, dst, num_src, num_dst, False, True, numbers[:4].tolist())
     csrs = CSR(*by_dst), CSR(indptr, indices, eids)
-    plans = [tensor for csr in csrs for tensor in items.of_rows_once(csr)[:2]]
+    plans = [tensor for csr in csrs for tensor in items.of_rows_once(csr, _BOUND)[:2]]
     return _packed([*by_dst, indptr, indices, eids, *plans])
 
 
@@ -85,7 +86,7 @@ def num_places(src: Tensor, num_src: Any, num_dst: Any, self_loops: bool) -> Any
 
 def _shapes(room: Any, num_src: Any, num_dst: Any, planned: bool) -> list[tuple]:
     """Of int32 parts; those of indptr are pairs."""
-    more = room // items.ONCE_BOUND
+    more = room // _BOUND
     csrs = [((num_rows + 1, 2), (room,), (room,)) for num_rows in (num_dst, num_src)]
     plans = [((num_rows + more, 4), (more, 4)) for num_rows in (num_dst, num_src)] if planned else []
     return [shape for shapes in (*csrs, *plans) for shape in shapes]

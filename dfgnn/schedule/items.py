@@ -39,9 +39,9 @@ def of_rows(
     return Items(items, splits, sum(known))
 
 
-def of_rows_once(csr: CSR) -> Items:
+def of_rows_once(csr: CSR, max_edges: int = ONCE_BOUND) -> Items:
     """On a GPU, in row order, and nobody waits for it: the tensors are as long as they might have to be."""
-    items, splits, _ = ops.plan_rows(csr.indptr, csr.indices, 0, 1, ONCE_BOUND, False)
+    items, splits, _ = ops.plan_rows(csr.indptr, csr.indices, 0, 1, max_edges, False)
     return Items(items, splits, 2 * len(splits))
 
 

@@ -126,7 +126,8 @@ def test_other_edges_and_other_sizes(name, device, recorded):
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     cases = [given(k, device, edges) for k in range(2)]
     cases += [given(k, device, edges, 30 + k, 30 + k, 100 + 7 * k) for k in range(2)]
-    for case in (0, 1, 0, 1, 2, 3, 0):
+    cases += [given(5, device, edges, 20, 20, 2000)]  # rows that a GPU cuts
+    for case in (0, 1, 0, 1, 2, 3, 0, 4):
         torch.testing.assert_close(*(step(call, model, cases[case]) for call in (compiled, model)))
     with torch.no_grad():
         torch.testing.assert_close(compiled(*cases[1]), model(*cases[1]))
@@ -244,9 +245,10 @@ def test_large_graphs_stay_outside(device, recorded, monkeypatch, dynamic):
     assert kinds == {"graph", "edge"}
 
 
-def test_what_has_the_number_of_edges_with_loops_stays_outside(device, recorded):
+@pytest.mark.parametrize("conv", [pyg.GATConv, pyg.GATv2Conv])
+def test_what_has_the_number_of_edges_with_loops_stays_outside(device, recorded, conv):
     """Which nobody knows before."""
-    layer, found = pyg.GATConv(9, 5, heads=2, edge_dim=4).double().to(device), []
+    layer, found = conv(9, 5, heads=2, edge_dim=4).double().to(device), []
     compiled = torch.compile(layer, fullgraph=True, backend=recording(found))
     inputs = given(0, device, True)
     torch.testing.assert_close(*(step(call, layer, inputs) for call in (compiled, layer)))
@@ -351,13 +353,34 @@ def test_cuda_graphs_twice_before_backward_and_other_sizes():
     _needs_gpu()
     model = Model(LAYERS["GATConv"][0]).double().cuda()
     compiled = torch.compile(model, fullgraph=True, mode="reduce-overhead")
-    cases = [given(k, "cuda", num_edges=200 + k // 2) for k in range(4)]
+    cases = [given(k, "cuda", num_edges=3000 + k // 2) for k in range(4)]
     for k in (0, 0, 0, 2, 2, 0):
         found = []
         for call in (model, compiled):
             loss = sum(call(*case).sin().sum() for case in cases[k : k + 2])
             found.append([x.clone() for x in torch.autograd.grad(loss, list(model.parameters()))])
         torch.testing.assert_close(*found)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["GATConv", "TransformerConv edges"])
+def test_cuda_graphs_with_dropout_and_autocast(name):
+    _needs_gpu()
+    make, edges = LAYERS[name]
+    model = Model(make).cuda()
+    inputs = given(0, "cuda", edges, dtype=torch.float32)
+
+    def function(*inputs):
+        with torch.autocast("cuda", torch.bfloat16):
+            return model(*inputs)
+
+    want = step(function, model, inputs)[0].float()
+    model.first.dropout = 0.2
+    compiled = torch.compile(function, fullgraph=True, mode="reduce-overhead")
+    outs = torch.stack([step(compiled, model, inputs)[0].float() for _ in range(300)])
+    assert COUNTERS["inductor"]["cudagraph_skips"] == COUNTERS["inductor"]["cudagraph_partitions"] == 0
+    assert len(outs.flatten(1).unique(dim=0)) == len(outs)
+    assert (outs.mean(0) - want).abs().max() < 0.3 * want.abs().max()
 
 
 @pytest.mark.gpu
