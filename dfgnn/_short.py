@@ -76,7 +76,8 @@ def attention(
     try:
         if wanted:
             return _Attention.at_once(call, value, src, dst, attn)
-        return _run(call, value, *_terms(call, value, src, dst), attn)[0]
+        src, dst = _terms(call, value, src, dst)
+        return _run(call, value, src, dst, attn)[0]
     except RuntimeError as error:
         if (found := typed(error)) is not error:
             raise found from None
