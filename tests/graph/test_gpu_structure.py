@@ -116,7 +116,7 @@ def check(found: _csr.Edges, src, dst, num_src, num_dst, with_loops):
 @pytest.fixture
 def in_tensors(monkeypatch):
     """The way of a GPU where there is none, with `structure` in place of the operator."""
-    monkeypatch.setattr(_csr, "_structure", structure)
+    monkeypatch.setattr(_csr, "structure_on_gpu", structure)
     monkeypatch.setattr(_csr._ops, "on_device", lambda x: True)
 
 
