@@ -22,6 +22,7 @@ from ._compile import is_plain
 from ._csr import CSR
 from ._structure import Side
 from .graph import Graph, build
+from .graph.capacity import OF_BUFFER
 from .schedule import items
 from .schedule.plans import Items
 
@@ -52,6 +53,12 @@ def structure(edge_index: Tensor, num_src: int, num_dst: int, self_loops: bool) 
     """Both CSRs with their edge ids, by destination first, and on a GPU the items and splits of either, in
     one tensor (`_shapes`), as a replay's host handles each that passes from forward to backward. With loops
     they have places for all edges and loops; what is no edge is in no row."""
+    if OF_BUFFER.get(edge_index) is not None:
+        raise NotImplementedError(
+            "edge_index: expected no buffer of a graph of fixed capacity in CUDA graphs of torch.compile, "
+            "where nobody knows which of its edges are in use; take dfgnn.capture, or a layer of dfgnn.nn "
+            "with the Graph"
+        )
     src, dst = edge_index.unbind()
     if not edge_index.is_cuda:
         return _packed(_structure_on_cpu(src, dst, num_src, num_dst, self_loops))

@@ -131,7 +131,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
     parser.add_argument("script", help="the script, or with -m the module")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    rest.required = False  # argparse would name it beside a missing script
     args = parser.parse_args(argv)
     if not args.module and not Path(args.script).is_file():
         parser.error(f"script: expected a file, got {args.script}")

@@ -98,10 +98,14 @@ def test_backward_in_the_calling_thread(gpus, options, enabled, tmp_path, monkey
 def test_module_and_missing_script(tmp_path):
     done, report = run(tmp_path, "-m", "script", "b")
     assert done.returncode == 0 and "__main__ ['b']" in done.stdout and report["layers"][0]["fused"]
-    command = [sys.executable, "-m", "dfgnn.run", "nothing.py"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path,
-                          env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
-    assert done.returncode == 2 and "script: expected a file, got nothing.py" in done.stderr
+    for arguments, error in (
+        (["nothing.py"], "error: script: expected a file, got nothing.py\n"),
+        ([], "error: the following arguments are required: script\n"),
+    ):
+        command = [sys.executable, "-m", "dfgnn.run", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path,
+                              env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
+        assert done.returncode == 2 and done.stderr.endswith(error)
 
 
 def test_a_dgl_script(tmp_path):

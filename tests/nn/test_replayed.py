@@ -17,7 +17,7 @@ from functorch.compile import make_boxed_func, min_cut_rematerialization_partiti
 from torch import library, nn
 from torch._dynamo.backends.common import aot_autograd
 
-from dfgnn import _replayed
+from dfgnn import Graph, _replayed
 from dfgnn.nn import _recorded, pyg
 
 ops = torch.ops.dfgnn
@@ -231,6 +231,17 @@ def test_nodes_out_of_range_are_refused(device, recorded, dtype, loops):
             ValueError, match=rf"edge_index\[{row}\]: expected values in .*=40\), got {value}"
         ):
             compiled(x, wrong)
+
+
+def test_the_buffer_of_a_graph_of_fixed_capacity_is_refused(device, recorded):
+    """Replays cannot know what is in use."""
+    model = Model(LAYERS["GATConv"][0]).to(device)
+    graph, (x, ends) = Graph.with_capacity(40, 300, device=device), given(0, device, dtype=torch.float32)
+    graph.copy_(ends)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with pytest.raises(NotImplementedError, match="edge_index: expected no buffer of a graph of fixed capa"):
+        compiled(x, graph.edge_index)
+    torch.testing.assert_close(compiled(x, ends), model(x, ends))
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
