@@ -11,7 +11,7 @@ from attention import DTYPES, SCORES, VALUES, check, function, make_inputs, run
 from covering import covering
 from graphs import GRAPHS, make_graph
 
-from dfgnn import Graph, functional
+from dfgnn import Graph, _ops, functional
 from dfgnn._arguments import ops
 from dfgnn.bench.measure import peak_extra
 
@@ -325,3 +325,18 @@ def test_edge_ids_of_one_direction_alone(missing, edges):
         return
     with pytest.raises(RuntimeError, match="attention_backward: eids, rev_eids: expected those of both"):
         backward(wrong)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("heads, width", [(1, 1), (1, 11), (8, 3), (2, 33)])
+def test_sums_of_edge_attributes_over_a_long_row(monkeypatch, isa, heads, width):
+    """Of equal weights, as of equal scores, and equal attributes: their roundings do not average out."""
+    use(monkeypatch, isa)
+    num_edges = 20_000
+    zeros = torch.zeros(num_edges, dtype=torch.int64)
+    graph = Graph.from_coo(zeros, zeros, num_nodes=1)
+    weight = torch.full((num_edges, heads), 1 / 7)
+    attr = torch.randn(width).expand(num_edges, width).contiguous()
+    got = _ops.edge_sum(graph, weight, attr, width)[0]
+    want = torch.einsum("eh,ec->hc", weight.double(), attr.double())
+    assert ((got - want) / want).abs().max() < 2e-6

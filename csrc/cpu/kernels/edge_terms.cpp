@@ -217,6 +217,29 @@ void write_sums(const EdgeTermParams& p, const Item& item, const At& at) {
     write(static_cast<Acc<T>*>(p.partial_out) + item.slot * size);
 }
 
+// The sums of a long row by blocks of its edges. Terms that are alike round alike, and what their roundings
+// add up to then grows with the length of a block and the number of blocks, no longer with that of the row.
+template <class A>
+class Blocks {
+ public:
+  explicit Blocks(int64_t size) : size_(size), total_(size) {}
+  // Before the edge at a place of the row, 0 the first one.
+  void before(int64_t place, A* sums) {
+    if (place == 0 || place % kBlock != 0) return;
+    if (place == kBlock) total_.clear(size_);
+    for (int64_t k = 0; k < size_; ++k) total_[k] += sums[k], sums[k] = A(0);
+  }
+  void end(int64_t length, A* sums) const {
+    if (length <= kBlock) return;
+    for (int64_t k = 0; k < size_; ++k) sums[k] += total_[k];
+  }
+
+ private:
+  static constexpr int64_t kBlock = 16 * kTogether;
+  int64_t size_;
+  Buffer<A> total_;
+};
+
 // edge_sum with heads in the lanes.
 template <class T>
 void sum_of_heads(const EdgeTermParams& p, const Parallel& parallel) {
@@ -232,11 +255,13 @@ void sum_of_heads(const EdgeTermParams& p, const Parallel& parallel) {
       Buffer<A> sums(int64_t(dim) * padded), space(int64_t(kTogether) * (dim + 1)),
           weights(int64_t(kTogether) * padded);
       weights.clear(int64_t(kTogether) * padded);
+      Blocks<A> blocks(int64_t(dim) * padded);
       const int64_t limit = p.csr.items[last - 1].end;
       for (int64_t i = first; i < last; ++i) {
         const Item& item = p.csr.items[i];
         sums.clear(int64_t(dim) * padded);
         for (int64_t e = item.begin; e < item.end; e += kTogether) {
+          blocks.before(e - item.begin, sums);
           const Together edges(p.csr, e, item.end);
           fetch_ahead(p.csr, attr, dim, e, limit);
           fetch_ahead(p.csr, weight, heads, e, limit);
@@ -256,6 +281,7 @@ void sum_of_heads(const EdgeTermParams& p, const Parallel& parallel) {
                            load_vector<V>(at) + (x0[c] * w[0] + x1[c] * w[1] + x2[c] * w[2] + x3[c] * w[3]));
           }
         }
+        blocks.end(item.end - item.begin, sums);
         write_sums<T>(p, item, [&](int h, int c) { return sums[c * padded + h]; });
       }
     });
@@ -276,11 +302,13 @@ void sum_of_lanes(const EdgeTermParams& p, const Parallel& parallel) {
     parallel_items(parallel, p.csr, [&](int64_t first, int64_t last) {
       Buffer<A> sums(int64_t(heads) * padded);
       WholeRows<T> features(attr, p.num_edges * dim, dim, padded);
+      Blocks<A> blocks(int64_t(heads) * padded);
       const int64_t limit = p.csr.items[last - 1].end;
       for (int64_t i = first; i < last; ++i) {
         const Item& item = p.csr.items[i];
         sums.clear(int64_t(heads) * padded);
         for (int64_t e = item.begin; e < item.end; ++e) {
+          blocks.before(e - item.begin, sums);
           if (e + kAhead < limit) {
             const int64_t next = edge_of(p.csr, e + kAhead);
             __builtin_prefetch(attr + next * dim);
@@ -297,6 +325,7 @@ void sum_of_lanes(const EdgeTermParams& p, const Parallel& parallel) {
             }
           }
         }
+        blocks.end(item.end - item.begin, sums);
         if (dim == p.width && item.slot < 0 && dim >= 4 && sizeof(A) == 4) {
           for (int h = 0; h < heads; ++h) {
             T* to = static_cast<T*>(p.out) + (item.row * heads + h) * dim;
