@@ -121,11 +121,13 @@ def check(spec, call, transform="eager", device="cpu"):
     names = ("out", "attention")[: len(results)]
     rows = [*zip(names, results, low, oracle)]
     rows += [("grad_" + n, grads[n], low_grads[n], oracle_grads[n]) for n in grads]
+    degrees = torch.cat([torch.bincount(ends) for ends in oracle_graph.edge_index])
+    longest = int(degrees.max()) if degrees.numel() else 0
     for name, x, plain, expected in rows:
-        _compare(name, x, plain, expected, floor, call)
+        _compare(name, x, plain, expected, floor, call, longest)
 
 
-def _compare(name, x, plain, expected, floor, call):
+def _compare(name, x, plain, expected, floor, call, longest):
     assert x is not None, f"{name}: no gradient"
     assert x.shape == expected.shape, f"{name}: shape {tuple(x.shape)}, not {tuple(expected.shape)}"
     assert x.dtype == plain.dtype, f"{name}: {x.dtype}, not {plain.dtype}"
@@ -142,5 +144,7 @@ def _compare(name, x, plain, expected, floor, call):
     error, allowed = (relative_error(y, expected, floor) for y in (x, plain))
     # A dot product of many columns, added up in another order, may be exact in plain PyTorch by luck.
     bands = 4 if softmax or positive else 2 if products else 1
+    # So may be a sum over a long row: what its roundings make of it grows with the root of its length.
+    bands *= max(1, math.sqrt(longest) / 16)
     limit = 2 * allowed + rounding_band(call.dtype) * bands
     assert error <= limit, f"{name}: error {error:.3g} > {limit:.3g} (plain PyTorch: {allowed:.3g})"
