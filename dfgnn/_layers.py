@@ -346,7 +346,7 @@ class _Pair(NamedTuple):
         if t.dst_weight is None:
             value[: dst.shape[0]] += dst
         if need[_ATTN]:
-            grad_attn = _ops.as_type(grad_attn.sum(0), t.attn.dtype)
+            grad_attn = _ops.as_type(_ops.total(grad_attn), t.attn.dtype)
             found[_ATTN] = (grad_attn[:, : self.size] if self.padding else grad_attn).reshape(t.attn.shape)
         grads = {_VALUE: value, _SRC: src, _DST: dst, _SKIP: grad, _EDGE: feat}
         for group, weight in zip(self.groups, used):

@@ -17,7 +17,7 @@ from ._arguments import NEED_DST, SCORES, Numbers, Tensors, ops
 from ._autograd import LAYERS, ShortCall, recorded_gradients
 from ._checks import DTYPES
 from ._eager import PLAIN_TYPES, EagerFunction, called_directly, is_eager, retains_graph, top_hooks
-from ._ops import acc_type, as_type, typed
+from ._ops import acc_type, as_type, total, typed
 from .graph import Graph
 
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd
@@ -159,5 +159,5 @@ def _backward(call, grad, given, terms, kept, out, ctx):
             of_value,
             of_src if of_src is None else as_type(of_src, ends[0].dtype),
             of_dst if of_dst is None else as_type(of_dst, ends[1].dtype),
-            as_type(of_attn.sum(0), attn.dtype) if need[4] else None,
+            as_type(total(of_attn), attn.dtype) if need[4] else None,
         )

@@ -87,15 +87,13 @@ struct EdgeAttr {
   int32_t dim, width;
   // W [H, cols, feats] T, filled up with zeros to the columns that a head's lanes have and to a multiple of
   // 16 features, in the order in which registers take it (dfgnn/_edge_terms.py):
-  const void* onto;  // column = (block, t 4, s 2, j 2, e 2), feature = (step, i 2, g 8):
-                     //   [H, step, block, s, g, t, j, i, e]
-  const void* back;  // column = (group, g 8, word, i 2), feature = (step, t 4, j 2, e 2):
-                     //   [H, group, step, word, g, t, j, i, e]
-  void* sums;        // a, or in backward b: [N_dst, H, width] T, 0 behind dim; or null
-  void* partial;     // [csr.num_slots, H, width] acc
-  // Backward:
-  void* edges;         // [E, H, 2] acc, user's order: alpha and ds from one pass to the other, also of feat,
-  int32_t keep_edges;  // which then leaves f alpha and draw there
+  const void* onto;    // column = (block, t 4, s 2, j 2, e 2), feature = (step, i 2, g 8):
+                       //   [H, step, block, s, g, t, j, i, e]
+  const void* back;    // column = (group, g 8, word, i 2), feature = (step, t 4, j 2, e 2):
+                       //   [H, group, step, word, g, t, j, i, e]
+  void* sums;          // a, or in backward b: [N_dst, H, width] T, 0 behind dim; or null
+  void* partial;       // [csr.num_slots, H, width] acc
+  int32_t keep_edges;  // backward leaves f alpha and draw in `handed`
 };
 
 struct Shape {
@@ -146,7 +144,8 @@ struct ForwardParams {
   EdgeAttr attr;
 };
 
-inline constexpr int kAttnSums = 256;
+// Runs that partial sums are added up in first, and how many are added up at once.
+inline constexpr int kAttnSums = 64, kAttnAtOnce = 512;
 
 // With g = grad_out, gamma = grad_attention, f_ij = w_ij m_ij, L' the derivative of LeakyReLU:
 //   delta_i = g_i . (out_i - out_bias) + sum_j attention_ij gamma_ij      (the sum only with attention:
@@ -201,7 +200,8 @@ struct BackwardParams {
   void* grad_key;        // dot: [N_src, H, D] T
   void* grad_attn;       // additive_v2: [attn_parts, H, D] acc: partial sums, in a fixed order
   int64_t attn_parts;    // attention_parts of the backend
-  void* attn_sums;       // CUDA: [kAttnSums, H, D] acc: sums of runs of consecutive parts
+  void* attn_total;      // CUDA: [H, D] acc: their sum
+  void* attn_sums;       // CUDA: [kAttnSums, H, D] acc, scratch for more than kAttnAtOnce parts
   void* grad_bias;       // [E, H] acc, user's edge order; or null
   void* grad_gate;       // [E, H] acc, user's edge order; or null
   void* grad_weight;     // [E, H] acc, user's edge order; or null
@@ -211,12 +211,16 @@ struct BackwardParams {
 
   // Scratch.
   void* node_stats;  // [N_dst, H, 4] acc: alpha_dst or slope attn . x_dst (dot: unused), max, log_sum, delta
+                     // or, with handed, [N_dst, H]: what is left of delta behind its first guess
   void* partial_query;  // dot, additive_v2: [csr.num_slots, H, D] acc
   void* partial_key;    // dot: [reverse.num_slots, H, D] acc
   void* partial_value;  // [reverse.num_slots, H, Dv] acc
   void* partial_alpha;  // additive: [reverse.num_slots, H] acc
   void* row_sums;       // [N_dst, H] acc, with attention: sum_j attention_ij gamma_ij
   void* partial_sums;   // [csr.num_slots, H] acc, with attention or grad_raw
+  // dot on CUDA: [E, H, 2] acc, user's order: alpha and ds from the pass over destinations to the one over
+  // sources; or null. node_stats is [N_dst, H] then.
+  void* handed;
 
   EdgeAttr attr;
 };

@@ -7,11 +7,12 @@
 
 namespace dfgnn::cuda {
 
-template <class C, Score SCORE, bool SOURCES, Edges EDGES>
+template <class C, Score SCORE, bool SOURCES, Edges EDGES, bool HANDED>
 constexpr int pair_blocks() {
   constexpr bool DOT = SCORE == Score::dot, V2 = SCORE == Score::additive_v2, FEAT = has_features(EDGES);
   if (kQuads<C, SCORE, EDGES>) return SOURCES ? kQuadBlocksSources : kQuadBlocksDestinations;
-  constexpr Load LOAD = DOT && SOURCES && EDGES == Edges::features     ? Load::sums
+  constexpr Load LOAD = SOURCES && HANDED                              ? Load::sums
+                        : DOT && SOURCES && EDGES == Edges::features   ? Load::sums
                         : DOT && SOURCES && FEAT                       ? Load::two_rows
                         : V2 && SOURCES && FEAT                        ? Load::most_rows
                         : FEAT || (projects(EDGES) && !SOURCES)        ? Load::many_rows
@@ -29,30 +30,33 @@ constexpr int pair_blocks() {
 //   sources (v2):          a = b = v_j;  c = x_i, d = g_i;  grad_value += draw attn L'(u) + w d
 //   sources (additive):    b = v_j;  d = g_i;  grad_alpha_src += draw, grad_value += w d
 // Edge features join c, u, d or b, whichever is the key or the value. Two partial dots per edge,
-// scatter-reduced over the lanes of a head. With features, own (dot) or projected ones, the destinations hand
-// alpha and ds of the edges over to the sources, which then take neither scores nor features.
+// scatter-reduced over the lanes of a head. HANDED (dot), or with features, own (dot) or projected ones, the
+// destinations hand alpha and ds of the edges over to the sources, which then take neither scores nor
+// features.
 //
 // delta. g . out is known before a row's edges are, but out is rounded: the destinations take it for the
 // first guess delta0 and add up, with x = dalpha - delta0, what is left of it: rest = sum alpha x. As
 //   sum alpha (x - rest) y = sum alpha x y - rest sum alpha y
 // their gradient is right with a second sum of rows, and the pass over sources, which also writes the
 // gradients of edge tensors, reads delta0 + rest. Rows in pieces keep delta0.
-template <class C, Score SCORE, bool SOURCES, Edges EDGES, int B>
-__global__ void __launch_bounds__(kThreads, (pair_blocks<C, SCORE, SOURCES, EDGES>()))
+template <class C, Score SCORE, bool SOURCES, Edges EDGES, int B, bool HANDED = false>
+__global__ void __launch_bounds__(kThreads, (pair_blocks<C, SCORE, SOURCES, EDGES, HANDED>()))
     pair_kernel(const BackwardParams p, const Tiling t) {
   using T = typename C::T;
   using A = typename C::A;
   constexpr int LPH = C::LPH, NV = C::NV, VEC = C::VEC;
   constexpr bool DOT = SCORE == Score::dot, V2 = SCORE == Score::additive_v2, PAIR = DOT || V2;
   constexpr bool EDGE = has_options(EDGES), FEAT = has_features(EDGES);
-  constexpr bool PROJ = projects(EDGES), EIDS = PROJ || FEAT;
-  constexpr bool HANDS = PROJ || (DOT && FEAT),
+  constexpr bool PROJ = projects(EDGES), EIDS = PROJ || FEAT || HANDED;
+  constexpr bool HANDS = PROJ || (DOT && FEAT) || HANDED,
                  GIVEN = HANDS && SOURCES;  // alpha and ds of the edges are there
+  static_assert(!HANDED || (DOT && !PROJ && !FEAT));
   constexpr bool QUADS = kQuads<C, SCORE, EDGES>;
   constexpr bool READS = FEAT && !GIVEN, KEYS = FEAT && !SOURCES;
   constexpr bool ONE = V2 && !SOURCES;               // c and d are one row
   constexpr bool LINEAR = !(V2 && SOURCES) || FEAT;  // else the statistics bring the linear part of the score
   constexpr Ahead AHEAD = !PAIR                            ? Ahead::early
+                          : HANDED && SOURCES              ? Ahead::early
                           : DOT && READS && sizeof(T) == 2 ? Ahead::first
                                                            : Ahead::none;  // as in forward
   constexpr int CHUNK = B, SHARE = share_of(CHUNK), PERIOD = period_of(CHUNK, LPH), SLOTS = SHARE / PERIOD;
@@ -77,10 +81,12 @@ __global__ void __launch_bounds__(kThreads, (pair_blocks<C, SCORE, SOURCES, EDGE
   const Rows<C> source_c = me.rows(rows_c), source_d = me.rows(rows_d);
   const Rows<C> feats = me.rows(READS ? p.edge.feat : nullptr);
   const Terms<NodeStats<A>> node_stats = me.template terms<NodeStats<A>>(p.node_stats);
+  const Terms<A> rests =
+      me.template terms<A>(p.node_stats);  // in its place, where alpha and ds are handed over
   const AttrLanes<C, PROJ && !SOURCES> attr(me, p.attr);
   constexpr int F = PROJ && !SOURCES ? C::FEATS : 1;
   [[maybe_unused]] const auto numbers_of = [&](int eid) {
-    return me.template at<EdgeNumbers<A>>(p.attr.edges, eid);
+    return me.template at<EdgeNumbers<A>>(p.handed, eid);
   };
   A share[V2 && !QUADS ? NV : 1][VEC] = {};          // of grad_attn
   __shared__ A shares[QUADS ? kWarps : 1][VEC][32];  // QUADS: in its place, for registers
@@ -101,6 +107,7 @@ __global__ void __launch_bounds__(kThreads, (pair_blocks<C, SCORE, SOURCES, EDGE
   A row_term = 0;
   RowStats<A> next_stats = {};
   NodeStats<A> stats[SLOTS];
+  A left_of_delta[GIVEN ? SLOTS : 1];
   int index[EIDS ? 2 * SLOTS : SLOTS] = {};  // neighbours, and with EIDS the edges' ids
   Raw c[PAIR && !ONE ? B : 1][NV], d[B][NV], e[READS ? B : 1][NV];
   T attrs[F > 1 ? B : 1][C::FEATS];
@@ -119,7 +126,7 @@ __global__ void __launch_bounds__(kThreads, (pair_blocks<C, SCORE, SOURCES, EDGE
     if constexpr (READS) load_rows<C, B>(feats, 0, index, e, SLOTS);
     if constexpr (GIVEN) {
       repeat<SLOTS>([&](int s) {
-        stats[s].term = __ldg(&node_stats.at(index[s])->term);
+        left_of_delta[s] = __ldg(rests.at(index[s]));
         numbers[s] = *numbers_of(index[SLOTS + s]);
       });
     } else if constexpr (SOURCES) {
@@ -197,11 +204,14 @@ __global__ void __launch_bounds__(kThreads, (pair_blocks<C, SCORE, SOURCES, EDGE
                                              const int eid) {
     if constexpr (QUADS) {
       const Raw& key = ONE ? d[u][0] : c[ONE ? 0 : u][0];
-      A unused[VEC] = {};
-      A(&masses)[VEC] = CENTRED ? acc_mass[0] : unused;
       repeat<4>([&](int w) {
-        add_where_greater<T>(key.x[w], minus_a.x[w], draw, acc_c[0][2 * w], acc_c[0][2 * w + 1], mass,
-                             masses[2 * w], masses[2 * w + 1]);
+        A &low = acc_c[0][2 * w], &high = acc_c[0][2 * w + 1];
+        if constexpr (CENTRED) {
+          add_where_greater<T>(key.x[w], minus_a.x[w], draw, low, high, mass, acc_mass[0][2 * w],
+                               acc_mass[0][2 * w + 1]);
+        } else {
+          add_where_greater<T>(key.x[w], minus_a.x[w], draw, low, high);
+        }
       });
       return;
     }
@@ -333,11 +343,11 @@ __global__ void __launch_bounds__(kThreads, (pair_blocks<C, SCORE, SOURCES, EDGE
         if (valid) {
           eid = index[SLOTS + s];
           const bool positive = PROJ || numbers[s].alpha > 0;
-          const A alpha = abs(numbers[s].alpha), grad_score = numbers[s].grad - stats[s].term * alpha;
+          const A alpha = abs(numbers[s].alpha), grad_score = numbers[s].grad - left_of_delta[s] * alpha;
           const A grad_z = positive ? grad_score : grad_score * slope;
           now = {alpha, grad_z};
           if constexpr (EDGE) now.alpha *= edge.mask(eid) * edge.weight(eid);
-          if constexpr (EDGE && FEAT) {
+          if constexpr (EDGE && !PROJ) {
             now.grad *= edge.gate(eid);
             if (me.head_ok && me.hl < PERIOD && me.chunk == 0) {
               const int64_t at = int64_t(eid) * me.heads + me.head;
@@ -397,7 +407,7 @@ __global__ void __launch_bounds__(kThreads, (pair_blocks<C, SCORE, SOURCES, EDGE
         if constexpr (HANDS) {
           if (valid && me.head_ok && me.hl < PERIOD && me.chunk == 0) {
             *numbers_of(eid) = {PROJ || z.positive ? alpha : -alpha, grad_score};
-            if constexpr (EDGE && FEAT) {
+            if constexpr (EDGE && !PROJ) {
               if (p.grad_gate) static_cast<A*>(p.grad_gate)[at] = raw;
               if (p.grad_weight) static_cast<A*>(p.grad_weight)[at] = mask * alpha * dot_gv;
             }
@@ -460,7 +470,6 @@ __global__ void __launch_bounds__(kThreads, (pair_blocks<C, SCORE, SOURCES, EDGE
       if (slot >= 0 || p.part_of_rows) rest = 0;
       sum_raw -= rest * sum_mass;
       repeat<NV, VEC>([&](int k, int v) { acc_c[k][v] -= rest * acc_mass[k][v]; });
-      if constexpr (HANDS) row_term = rest;
       if constexpr (PROJ) {
         repeat<F>([&](int f) {
           if (me.shared()) {
@@ -471,9 +480,14 @@ __global__ void __launch_bounds__(kThreads, (pair_blocks<C, SCORE, SOURCES, EDGE
         });
         attr.store_row(me, acc_attr[0], A(1), slot, features.row(item));
       }
-      if (writes && me.hl == 0 && me.chunk == 0)
-        *me.template at<NodeStats<A>>(p.node_stats, row) = {QUADS ? pair.slope * row_term : row_term,
-                                                            row_stats, row_delta + rest};
+      if (writes && me.hl == 0 && me.chunk == 0) {
+        if constexpr (HANDS) {
+          *me.template at<A>(p.node_stats, row) = rest;
+        } else {
+          *me.template at<NodeStats<A>>(p.node_stats, row) = {QUADS ? pair.slope * row_term : row_term,
+                                                              row_stats, row_delta + rest};
+        }
+      }
     }
     if constexpr (V2) {
       // sum draw L'(u) = slope sum draw + (1 - slope) sum_{u > 0} draw. As L(u) = u L'(u), grad_attn is the
@@ -518,44 +532,12 @@ __global__ void __launch_bounds__(kThreads, (pair_blocks<C, SCORE, SOURCES, EDGE
     products.back(products.template shared<2>(), p.grad_query, float(p.scale), p.attr.sums);
   }
 
-  // This block's share of grad_attn.
   if constexpr (V2) {
-    __shared__ A shared[kWarps - 1][NV * VEC][32];
     A total[NV][VEC];
     repeat<NV, VEC>(
         [&](int k, int v) { total[k][v] = QUADS ? shares[warp][v][lane] : share[QUADS ? 0 : k][v]; });
-    me.across(total, t);
-    if (warp) repeat<NV * VEC>([&](int k) { shared[warp - 1][k][lane] = total[k / VEC][k % VEC]; });
-    __syncthreads();
-    if (warp == 0 && me.sub == 0) {
-#pragma unroll
-      for (int k = 0; k < NV; ++k) {
-        if (!me.inside(k)) continue;
-        A* out = static_cast<A*>(p.grad_attn) + (int64_t(blockIdx.x) * me.heads + me.head) * me.dim +
-                 me.column + k * LPH * VEC;
-        repeat<VEC>([&](int v) {
-          A sum = total[k][v];
-          repeat<kWarps - 1>([&](int w) { sum += shared[w][k * VEC + v][lane]; });
-          out[v] = sum;
-        });
-      }
-    }
+    store_share_of_block(me, t, total, p.grad_attn);
   }
-}
-
-// sums[k, column] = sum of parts[i, column] over the k-th run of consecutive parts. grid (kAttnSums,
-// columns).
-template <typename A>
-__global__ void __launch_bounds__(kThreads)
-    sum_parts_kernel(const A* parts, int64_t num_parts, int width, A* sums) {
-  follow();
-  const int column = blockIdx.y * kThreads + threadIdx.x;
-  if (column >= width) return;
-  const int64_t first = num_parts * blockIdx.x / kAttnSums, last = num_parts * (blockIdx.x + 1) / kAttnSums;
-  A sum = 0;
-#pragma unroll 8
-  for (int64_t part = first; part < last; ++part) sum += parts[part * width + column];
-  sums[int64_t(blockIdx.x) * width + column] = sum;
 }
 
 }  // namespace dfgnn::cuda

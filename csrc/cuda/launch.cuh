@@ -15,12 +15,12 @@ namespace dfgnn::cuda {
 
 // Launches a kernel that begins with `follow`: its blocks may come while those of the kernel before it end.
 template <class... P, class... X>
-void launch(cudaStream_t stream, dim3 grid, int threads, int shared, void (*kernel)(P...), X... args) {
+void launch(cudaStream_t stream, dim3 grid, dim3 threads, int shared, void (*kernel)(P...), X... args) {
   cudaLaunchAttribute early{};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = grid, config.blockDim = dim3(threads), config.dynamicSmemBytes = shared;
+  config.gridDim = grid, config.blockDim = threads, config.dynamicSmemBytes = shared;
   config.stream = stream, config.attrs = &early, config.numAttrs = device().follows;
   cudaLaunchKernelEx(&config, kernel, P(args)...);
 }
@@ -105,10 +105,9 @@ void with_config(int heads, int dim, F f) {
 }
 
 // Items of a warp: at most so many (packed, each waits for the longest of its warp; in backward of
-// additive_v2 they would share a partial sum of grad_attn; projected, tensor cores take eight rows at a
-// time), and about so many edges. Blocks of a window per multiprocessor, windows of a grid at least, for
-// balance.
-inline constexpr int kItems = 4, kItemsProjected = 8, kItemsPacked = 2, kItemsV2 = 1, kWarpEdges = 256,
+// additive_v2 they share a partial sum of grad_attn; projected, tensor cores take eight rows at a time), and
+// about so many edges. Blocks of a window per multiprocessor, windows of a grid at least, for balance.
+inline constexpr int kItems = 4, kItemsProjected = 8, kItemsPacked = 2, kItemsV2 = 8, kWarpEdges = 256,
                      kWindowBlocks = 8;
 inline constexpr unsigned kLeastWindows = 4;
 // With rows in parts there are many items, and each block has a partial sum.

@@ -91,6 +91,7 @@ const char* pair_backward(const BackwardParams& p, cudaStream_t stream) {
   if (p.row_sums)
     row_sums<A>(p.csr, heads, p.attention, p.grad_attention, p.row_sums, p.partial_sums, stream);
   const Edges edges = edges_of(p.edge, p.grad_attention);
+  const bool handed = p.handed && !p.edge.feat && !p.attr.x;
   with_config<T>(heads, dim, [&](auto config) {
     using C = decltype(config);
     constexpr int B = C::B;
@@ -116,6 +117,11 @@ const char* pair_backward(const BackwardParams& p, cudaStream_t stream) {
           kernel = edges == Edges::none ? pair_kernel<C, SCORE, false, Edges::projected, B>
                                         : pair_kernel<C, SCORE, false, Edges::projected_scalars, B>;
       }
+      if constexpr (SCORE == Score::dot) {
+        if (handed)
+          kernel = edges == Edges::none ? pair_kernel<C, SCORE, false, Edges::none, B, true>
+                                        : pair_kernel<C, SCORE, false, Edges::scalars, B, true>;
+      }
       for_each_part(p.csr, [&](const Csr& part) {
         BackwardParams q = p;
         q.csr = part;
@@ -137,6 +143,11 @@ const char* pair_backward(const BackwardParams& p, cudaStream_t stream) {
           kernel = edges == Edges::none ? pair_kernel<C, SCORE, true, Edges::projected, B>
                                         : pair_kernel<C, SCORE, true, Edges::projected_scalars, B>;
       }
+      if constexpr (SCORE == Score::dot) {
+        if (handed)
+          kernel = edges == Edges::none ? pair_kernel<C, SCORE, true, Edges::none, B, true>
+                                        : pair_kernel<C, SCORE, true, Edges::scalars, B, true>;
+      }
       for_each_part(p.reverse, [&](const Csr& part) {
         BackwardParams q = p;
         q.reverse = part;
@@ -146,9 +157,7 @@ const char* pair_backward(const BackwardParams& p, cudaStream_t stream) {
     if (p.csr.num_items) destinations();
     if (p.reverse.num_items) sources();
   });
-  if (V2)
-    launch(stream, dim3(kAttnSums, (heads * dim + kThreads - 1) / kThreads), kThreads, 0, sum_parts_kernel<A>,
-           static_cast<const A*>(p.grad_attn), p.attn_parts, heads * dim, static_cast<A*>(p.attn_sums));
+  if (V2) sum_parts<A>(p.grad_attn, p.attn_parts, heads * dim, p.attn_sums, p.attn_total, stream);
   merge_rows<T>(p.csr, p.shape, dim, p.partial_query, p.grad_query, V2 ? 1 : p.scale, stream);
   if (p.attr.x) {
     merge_rows<T>(p.csr, p.shape, p.attr.width, p.attr.partial, p.attr.sums, 1, stream);

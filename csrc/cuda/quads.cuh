@@ -36,7 +36,25 @@ __device__ __forceinline__ uint32_t max_of_two(uint32_t x, uint32_t y) {
   }
   return z;
 }
-// low += x and high += x where the halves of a exceed those of b, for both x.
+// low += x and high += x where the halves of a exceed those of b; then the same for two x.
+template <typename T>
+__device__ __forceinline__ void add_where_greater(uint32_t a, uint32_t b, float x, float& low, float& high) {
+#if __CUDA_ARCH__ >= 900
+  if constexpr (std::is_same_v<T, __half>) {
+    asm("{.reg .pred p, q; setp.gt.f16x2 p|q, %2, %3; @p add.f32 %0, %0, %4; @q add.f32 %1, %1, %4;}"
+        : "+f"(low), "+f"(high)
+        : "r"(a), "r"(b), "f"(x));
+  } else {
+    asm("{.reg .pred p, q; setp.gt.bf16x2 p|q, %2, %3; @p add.f32 %0, %0, %4; @q add.f32 %1, %1, %4;}"
+        : "+f"(low), "+f"(high)
+        : "r"(a), "r"(b), "f"(x));
+  }
+#else
+  const float2 u = unpack_two<T>(a), v = unpack_two<T>(b);
+  if (u.x > v.x) low += x;
+  if (u.y > v.y) high += x;
+#endif
+}
 template <typename T>
 __device__ __forceinline__ void add_where_greater(uint32_t a, uint32_t b, float x, float& low, float& high,
                                                   float x2, float& low2, float& high2) {

@@ -18,7 +18,7 @@ struct RowStats {
 // What the passes over sources need of a destination and head, in one aligned load.
 template <typename A>
 struct alignas(16) NodeStats {
-  A term;  // additive: alpha_dst; additive_v2: slope attn . x_i; dot: what is left of delta, for EdgeAttr
+  A term;  // additive: alpha_dst; additive_v2: slope attn . x_i
   RowStats<A> row;
   A delta;
 };

@@ -34,6 +34,19 @@ void row_sums(const Csr& csr, int heads, const void* x, const void* y, void* out
   merge_scalars<A>(csr, heads, partial, out, stream);
 }
 
+// total[column] = sum of parts[i, column]; by way of `sums` where there are many.
+template <typename A>
+void sum_parts(const void* parts, int64_t num_parts, int width, void* sums, void* total,
+               cudaStream_t stream) {
+  const auto run = [&](const void* from, int64_t count, unsigned runs, void* to) {
+    const dim3 grid(runs, (width + 31) / 32), block(32, kSumRows);
+    launch(stream, grid, block, 0, sum_parts_kernel<A>, static_cast<const A*>(from), count, width,
+           static_cast<A*>(to));
+  };
+  if (sums) run(parts, num_parts, kAttnSums, sums);
+  run(sums ? sums : parts, sums ? kAttnSums : num_parts, 1, total);
+}
+
 // Merge of split rows and returned attention, after a forward kernel.
 template <typename T>
 void finish_forward(const ForwardParams& p, cudaStream_t stream) {

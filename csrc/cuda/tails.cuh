@@ -6,7 +6,7 @@
 
 namespace dfgnn::cuda {
 
-inline constexpr int kMergeWarps = 8;
+inline constexpr int kMergeWarps = 16;
 
 // One 16-byte column group of a split row per lane; the warps of a block share its slots.
 // grid (num_splits, ceil(H D / (32 VA))).
@@ -181,6 +181,29 @@ __global__ void __launch_bounds__(kThreads) attention_kernel(const ForwardParams
         load_stats(static_cast<const RowStats<A>*>(p.stats) + int64_t(item.row) * heads + head);
     *a = row.alpha(*a) * edge.weight(eid) * edge.mask(eid);
   }
+}
+
+// sums[k, column] = sum of parts[i, column] over the k-th run of consecutive parts. grid (runs, columns /
+// 32), block (32, kSumRows).
+inline constexpr int kSumRows = 32;
+template <typename A>
+__global__ void __launch_bounds__(32 * kSumRows)
+    sum_parts_kernel(const A* parts, int64_t num_parts, int width, A* sums) {
+  follow();
+  const int column = blockIdx.y * 32 + threadIdx.x;
+  const int64_t first = num_parts * blockIdx.x / gridDim.x, last = num_parts * (blockIdx.x + 1) / gridDim.x;
+  A sum = 0;
+  if (column < width) {
+#pragma unroll 4
+    for (int64_t part = first + threadIdx.y; part < last; part += kSumRows)
+      sum += parts[part * width + column];
+  }
+  __shared__ A rows[kSumRows][32];
+  rows[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y || column >= width) return;
+  repeat<kSumRows - 1>([&](int k) { sum += rows[k + 1][threadIdx.x]; });
+  sums[int64_t(blockIdx.x) * width + column] = sum;
 }
 
 }  // namespace dfgnn::cuda

@@ -326,9 +326,8 @@ struct Attention {
     const ScalarType ends = additive ? acc : type;
     g.src = optional(additive ? p.grad_alpha_src : p.grad_key, additive || dot, value, src_size, ends);
     g.dst = optional(additive ? p.grad_alpha_dst : p.grad_query, way.need, value, dst_size, ends);
-    g.attn = optional(p.grad_attn, p.score == Score::additive_v2, value, {p.attn_parts, h, dv}, acc);
-    const bool fold = Backend::kSumsAttention && p.attn_parts;
-    OptTensor attn_sums = optional(p.attn_sums, fold, value, {kAttnSums, h, dv}, acc);
+    const bool v2 = p.score == Score::additive_v2, fold = Backend::kSumsAttention && p.attn_parts;
+    g.attn = optional(fold ? p.attn_total : p.grad_attn, v2, value, {fold ? 1 : p.attn_parts, h, dv}, acc);
     g.bias = optional(p.grad_bias, in.bias && (need & kNeedBias), value, {edges, h}, acc);
     g.gate = optional(p.grad_gate, in.gate && (need & kNeedGate), value, {edges, h}, acc);
     g.weight = optional(p.grad_weight, in.weight && (need & kNeedWeight), value, {edges, h}, acc);
@@ -342,9 +341,13 @@ struct Attention {
     }
 
     const int64_t slots = p.csr.num_slots, rev_slots = p.reverse.num_slots;
+    const bool hands_over = !p.handed && Backend::hands_over(p);
     Workspace scratch;
-    scratch.add(p.node_stats, true, {m, h, 4}, acc);
+    scratch.add(p.node_stats, true, {m, h, hands_over || p.handed ? 1 : 4}, acc);
+    if (hands_over) scratch.add(p.handed, true, {edges, h, 2}, acc);
     scratch.add(p.grad_raw, way.sum_rows, {edges, h}, acc);
+    if (fold) scratch.add(p.grad_attn, true, {p.attn_parts, h, dv}, acc);
+    scratch.add(p.attn_sums, fold && p.attn_parts > kAttnAtOnce, {kAttnSums, h, dv}, acc);
     scratch.add(p.row_sums, sums, {m, h}, acc);
     scratch.add(p.partial_sums, sums || way.sum_rows, {slots, h}, acc);
     scratch.add(p.partial_query, slots && !additive, {slots, h, d}, acc);
@@ -354,7 +357,6 @@ struct Attention {
     scratch.add(p.attr.partial, slots && p.attr.x, {slots, h, p.attr.width}, acc);
     const OptTensor memory = scratch.make(value);
     Backend::backward(p, value);
-    if (fold) g.attn = attn_sums;
     return g;
   }
 

@@ -35,6 +35,7 @@ struct CpuBackend {
   }
   static bool has_tiles(Score, DType, const Shape&) { return false; }
   static bool projects(DType, const Shape&, int64_t) { return false; }
+  static bool hands_over(const BackwardParams&) { return false; }
   static constexpr bool kSumsAttention = false;
   static int64_t attention_parts(const BackwardParams& p) { return cpu::attention_parts(p.csr); }
   static void terms(const TermsParams& p, const Tensor&) { cpu::terms(p, parallel()); }

@@ -31,12 +31,24 @@ struct CudaBackend {
   static bool projects(DType dtype, const Shape& s, int64_t dim) { return cuda::projects(dtype, s, dim); }
 
   static void forward(const ForwardParams& p, const Tensor& t) { launched(cuda::forward(p, stream_of(t))); }
-  static void backward(BackwardParams p, const Tensor& t) {
-    OptTensor edges;
-    if (p.score == Score::dot && p.edge.feat)
-      edges =
-          optional(p.attr.edges, true, t, {p.shape.num_edges, p.shape.heads, 2}, acc_type(t.scalar_type()));
+  static void backward(const BackwardParams& p, const Tensor& t) {
     launched(cuda::backward(p, stream_of(t)));
+  }
+  // Whether backward has room for two numbers of each edge and head (BackwardParams::handed): with the
+  // partial rows they may take kMostScratch times what a feature of all nodes takes. Not of rows in parts,
+  // which are worked on one part after the other, nor of tiles. What takes features of the edges always has.
+  static constexpr int64_t kMostScratch = 3;
+  static bool hands_over(const BackwardParams& p) {
+    const Shape& s = p.shape;
+    if (p.score != Score::dot || p.edge.feat) return p.score == Score::dot;
+    if (!p.csr.eids && !p.reverse.eids) return false;  // not asked for
+    for (const Csr* csr : {&p.csr, &p.reverse})
+      if (csr->tiles || csr->num_parts) return false;
+    const int64_t bytes = p.dtype == DType::f64 ? 8 : p.dtype == DType::f32 ? 4 : 2;
+    const int64_t acc = std::max<int64_t>(bytes, 4), columns = int64_t(s.heads) * s.dim;
+    const int64_t rows = p.csr.num_slots + 2 * p.reverse.num_slots;
+    return s.num_edges * s.heads * 2 * acc + rows * columns * acc <=
+           kMostScratch * (s.num_dst + s.num_src) / 2 * columns * bytes;
   }
   static constexpr bool kSumsAttention = true;
   static int64_t attention_parts(const BackwardParams& p) { return cuda::attention_parts(p); }

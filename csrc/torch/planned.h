@@ -282,7 +282,7 @@ struct Planned : Attention<Backend> {
     p.reverse = call.graph->reverse;
     Tensor sums = make(value, {in.num_dst, in.heads(), p.attr.width}, in.type());
     Tensor edges = make(value, {p.shape.num_edges, in.heads(), 2}, in.acc());
-    p.attr.sums = sums.mutable_data_ptr(), p.attr.edges = edges.mutable_data_ptr();
+    p.attr.sums = sums.mutable_data_ptr(), p.handed = edges.mutable_data_ptr();
     p.attr.keep_edges = keep_edges;
     const WayOfDst way = Base::way_of_dst(in, false, Base::kNeedDst);
     Gradients g = Base::run_backward(check, in, p, way, Base::kNeedDst);

@@ -145,6 +145,25 @@ def most_partial_bytes(shape: Shape, direction: Direction) -> int:
     return max(int(_PARTIAL_SHARE * of_array) * sums(shape, direction.reverse), _PARTIAL_BYTES)
 
 
+# ---- numbers of the edges --------------------------------------------------------------------------
+
+# The scratch of backward, them included, may take so many times what a feature of all nodes takes. Partial
+# rows are not counted here: csrc/torch/cuda.cpp has the last word.
+_MOST_SCRATCH = 3
+
+
+def hands_over(shape: Shape, destinations: Direction) -> bool:
+    """Whether the pass over destinations may leave alpha and ds of the edges to the one over sources, so that
+    both need the edges' ids. The CPU's kernels do wherever there are such passes, the GPU's for dot.
+    """
+    if destinations.device.kind != "cuda":
+        return shape.layer in ("dot", "gatv2")
+    num_dst, num_src, num_edges = destinations.size
+    row = shape.heads * shape.dim * shape.dtype.itemsize
+    numbers = 2 * shape.heads * max(shape.dtype.itemsize, 4)
+    return shape.layer == "dot" and num_edges * numbers <= _MOST_SCRATCH * (num_dst + num_src) // 2 * row
+
+
 # ---- schedules -------------------------------------------------------------------------------------
 
 

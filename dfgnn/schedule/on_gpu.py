@@ -49,10 +49,11 @@ def handle(
         if way is None or direction.has_items(way[1], way[2], 1):
             return None
         found.append(way)
+    ids = edges or (backward and cost.hands_over(shape, forward))
     given: list[Any] = []
     for direction, (name, bound, by_length, cut) in zip((forward, reverse), found):
-        indptr, indices, eids = direction.csr_with_ids(edges)
-        given += indptr, indices, eids if edges else None, [bound, by_length, *cut, name == "packed"]
+        indptr, indices, eids = direction.csr_with_ids(ids)
+        given += indptr, indices, eids if ids else None, [bound, by_length, *cut, name == "packed"]
     if not backward:
         given += *_NONE, [reverse.size[0]]
     number, *made = _cut_graph(*given)

@@ -142,8 +142,7 @@ class Planner:
             kept[shape, schedule, edges, backward] = of_all.args
             return of_all.args
         plan, csr = self.plan(shape, False, schedule, edges), self.structure.csr()
-        # On the CPU one pass of backward leaves numbers of the edges to the other.
-        ids = edges or (backward and shape.layer != "gat" and csr.indices.device.type == "cpu")
+        ids = edges or (backward and plan.tiles is None and cost.hands_over(shape, self._direction(False)))
         forward = (csr.indices, csr.eids if ids else None, plan.items, plan.splits, plan.launch)
         if backward:
             back = self.structure.reverse_csr(need_eids=ids)  # before the plan, which asks for it without ids
