@@ -1,10 +1,15 @@
 // Both CSRs of a graph from its edges: one reading that finds ranges and counts what is kept, one that gives
-// every kept edge its id, one stable sort of both directions, and what follows from the sorted keys.
+// every kept edge its id, one stable sort of both directions, and what follows from the sorted keys. Of a
+// small graph all by one kernel, for which the host is what it waits for; else by one after the other.
+#include <cooperative_groups.h>
+
 #include <climits>
 #include <cub/device/device_radix_sort.cuh>
+#include <mutex>
+#include <vector>
 
-#include "scan.cuh"
-#include "structure.h"
+#include "degrees.cuh"
+#include "together.cuh"
 
 namespace dfgnn::cuda {
 namespace {
@@ -58,7 +63,7 @@ struct Run {
   }
 };
 
-__global__ void __launch_bounds__(kPlanThreads) read_kernel(const StructureParams p) {
+__device__ __forceinline__ void read(const StructureParams& p) {
   int64_t own[kEdgeNumbers];
   for (int k = 0; k < kEdgeNumbers; ++k) own[k] = of_no_edges(k);
   const Run run(p);
@@ -101,7 +106,7 @@ __device__ __forceinline__ void put(const StructureParams& p, bool as_given, int
   ends[id] = int32_t(src), ends[room + id] = int32_t(dst);
 }
 
-__global__ void __launch_bounds__(kPlanThreads) number_kernel(const StructureParams p) {
+__device__ __forceinline__ void number(const StructureParams& p) {
   const auto* parts = static_cast<const int64_t*>(p.parts);
   int64_t mine = 0, kept = 0;
   bool src_falls = false, dst_falls = false;
@@ -166,31 +171,82 @@ __device__ __forceinline__ int64_t below(const uint64_t* keys, int64_t count, ui
   return low;
 }
 
+// Of a direction, from its sorted keys; by `blocks` blocks, of which this is number `block`.
+__device__ __forceinline__ void write_rows(const StructureParams& p, int side, int sorted, int64_t block,
+                                           int64_t blocks) {
+  const int64_t room = p.room, num_rows = side ? p.num_src : p.num_dst;
+  const auto* keys = static_cast<const uint64_t*>(p.keys[sorted]) + side * room;
+  const auto* places = static_cast<const int32_t*>(p.places[sorted]) + side * room;
+  const auto* ends = static_cast<const int32_t*>(p.ends) + side * room;
+  const int64_t num_cols = side ? p.num_dst : p.num_src;
+  for (int64_t at = block * kPlanThreads + threadIdx.x; at < room || at <= num_rows;
+       at += blocks * kPlanThreads) {
+    if (at < room) {
+      const int32_t id = places[at];
+      p.eids[side][at] = id;
+      // No row has what is not kept, but a kernel may load what lies ahead.
+      p.indices[side][at] = min(ends[id], max(int32_t(num_cols) - 1, 0));
+    }
+    if (at <= num_rows) p.indptr[side][at] = below(keys, room, row_key(p, side, at));
+  }
+}
+
+__device__ __host__ __forceinline__ Degrees degrees_of(const StructureParams& p, int side) {
+  return {p.indptr[side], side ? p.num_src : p.num_dst,
+          static_cast<int64_t*>(p.degrees) + side * kDegreeScratch,
+          p.numbers + kEdgeNumbers + side * kDegreeNumbers};
+}
+
+// Bits of a key.
+int bits_of(const StructureParams& p) {
+  int bits = dst_bits(p);
+  for (int64_t rest = p.num_src + 1; rest; rest /= 2) ++bits;
+  return bits;
+}
+
+// ---- by one kernel ------------------------------------------------------------------------------------
+
+// Edges, loops included, of both directions that a block is worth; and those up to which all that may run at
+// a time are enough.
+constexpr int64_t kEachTogether = 2048, kMostTogether = int64_t(1) << 18;
+
+// An even number, half of them for each direction; 0: too many edges for this way.
+unsigned blocks_together(const StructureParams& p) {
+  if (p.room > kMostTogether) return 0;
+  const int64_t most = std::min(device().multiprocessors, kMostEdgeBlocks) / 2;
+  return 2 * unsigned(std::clamp<int64_t>((p.room + kEachTogether - 1) / kEachTogether, 1, most));
+}
+
+__global__ void __launch_bounds__(kPlanThreads) together_kernel(const StructureParams p, int bits) {
+  const auto grid = cooperative_groups::this_grid();
+  read(p);
+  grid.sync();
+  number(p);
+  grid.sync();
+  uint64_t* const keys[] = {static_cast<uint64_t*>(p.keys[0]), static_cast<uint64_t*>(p.keys[1])};
+  int32_t* const places[] = {static_cast<int32_t*>(p.places[0]), static_cast<int32_t*>(p.places[1])};
+  const int sorted = sort_together(grid, keys, places, int(2 * p.room), bits, static_cast<int*>(p.sorting));
+  const int side = blockIdx.x % 2;
+  const unsigned block = blockIdx.x / 2, blocks = gridDim.x / 2;
+  write_rows(p, side, sorted, block, blocks);
+  grid.sync();
+  count_degrees(degrees_of(p, side), block, blocks);
+}
+
+// ---- by several ---------------------------------------------------------------------------------------
+
+__global__ void __launch_bounds__(kPlanThreads) read_kernel(const StructureParams p) { read(p); }
+__global__ void __launch_bounds__(kPlanThreads) number_kernel(const StructureParams p) { number(p); }
 // blockIdx.y: the direction.
 __global__ void __launch_bounds__(kPlanThreads) rows_kernel(const StructureParams p) {
-  const int side = blockIdx.y;
-  const int64_t room = p.room, num_rows = side ? p.num_src : p.num_dst;
-  const auto* keys = static_cast<const uint64_t*>(p.keys[1]) + side * room;
-  const auto* places = static_cast<const int32_t*>(p.places[1]) + side * room;
-  const auto* ends = static_cast<const int32_t*>(p.ends) + side * room;
-  const int64_t at = int64_t(blockIdx.x) * kPlanThreads + threadIdx.x;
-  const int64_t num_cols = side ? p.num_dst : p.num_src;
-  if (at < room) {
-    const int32_t id = places[at];
-    p.eids[side][at] = id;
-    // No row has what is not kept, but a kernel may load what lies ahead.
-    p.indices[side][at] = min(ends[id], max(int32_t(num_cols) - 1, 0));
-  }
-  if (at <= num_rows) p.indptr[side][at] = below(keys, room, row_key(p, side, at));
+  write_rows(p, blockIdx.y, 1, blockIdx.x, gridDim.x);
 }
 
 cudaError_t sort(const StructureParams& p, void* memory, size_t& bytes, cudaStream_t stream) {
-  int bits = dst_bits(p);
-  for (int64_t rest = p.num_src + 1; rest; rest /= 2) ++bits;
   return cub::DeviceRadixSort::SortPairs(
       memory, bytes, static_cast<const uint64_t*>(p.keys[0]), static_cast<uint64_t*>(p.keys[1]),
       static_cast<const int32_t*>(p.places[0]), static_cast<int32_t*>(p.places[1]),
-      static_cast<uint32_t>(2 * p.room), 0, bits, stream);
+      static_cast<uint32_t>(2 * p.room), 0, bits_of(p), stream);
 }
 
 const char* text_of(cudaError_t error) { return error == cudaSuccess ? nullptr : cudaGetErrorString(error); }
@@ -198,12 +254,19 @@ const char* text_of(cudaError_t error) { return error == cudaSuccess ? nullptr :
 }  // namespace
 
 const char* sorting_bytes(const StructureParams& p, size_t& bytes) {
-  bytes = 0;
-  return text_of(sort(p, nullptr, bytes, nullptr));
+  bytes = size_t(blocks_together(p)) * kDigits * sizeof(int);
+  return bytes ? nullptr : text_of(sort(p, nullptr, bytes, nullptr));
 }
 
 const char* structure(const StructureParams& p, void* stream) {
   const auto s = static_cast<cudaStream_t>(stream);
+  if (const unsigned together = blocks_together(p)) {
+    StructureParams params = p;
+    int bits = bits_of(p);
+    void* arguments[] = {&params, &bits};
+    return text_of(
+        cudaLaunchCooperativeKernel(together_kernel, dim3(together), dim3(kPlanThreads), arguments, 0, s));
+  }
   constexpr int64_t kEach = 4 * kPlanThreads;  // edges that a block is worth
   const int64_t work = std::max(p.room, int64_t(2 * kDegreeScratch));
   const auto blocks = unsigned(std::clamp<int64_t>((work + kEach - 1) / kEach, 1, kMostEdgeBlocks));
@@ -215,12 +278,52 @@ const char* structure(const StructureParams& p, void* stream) {
   }
   const int64_t most = std::max(p.room, std::max(p.num_src, p.num_dst) + 1);
   rows_kernel<<<dim3(blocks_of(most, kPlanThreads).x, 2), kPlanThreads, 0, s>>>(p);
-  Degrees both[2];
-  for (int side = 0; side < 2; ++side)
-    both[side] = {p.indptr[side], side ? p.num_src : p.num_dst,
-                  static_cast<int64_t*>(p.degrees) + side * kDegreeScratch,
-                  p.numbers + kEdgeNumbers + side * kDegreeNumbers};
+  const Degrees both[] = {degrees_of(p, 0), degrees_of(p, 1)};
   return degrees(both, 2, true, stream);
+}
+
+// ---- numbers that are read at once --------------------------------------------------------------------
+
+// Pinned memory of kStructureNumbers, kept for the next call.
+class HostNumbers::Pool {
+ public:
+  static Pool& get() {
+    static Pool* pool = new Pool;  // never destroyed: CUDA may be gone by then
+    return *pool;
+  }
+  int64_t* take(cudaError_t& error) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (!free_.empty()) {
+        int64_t* found = free_.back();
+        free_.pop_back();
+        return found;
+      }
+    }
+    void* made = nullptr;
+    error = cudaHostAlloc(&made, kStructureNumbers * sizeof(int64_t), cudaHostAllocPortable);
+    return static_cast<int64_t*>(made);
+  }
+  void put_back(int64_t* numbers) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    free_.push_back(numbers);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<int64_t*> free_;
+};
+
+HostNumbers::HostNumbers() {
+  cudaError_t error = cudaSuccess;
+  numbers_ = Pool::get().take(error);
+  error_ = text_of(error);
+}
+HostNumbers::~HostNumbers() {
+  if (numbers_) Pool::get().put_back(numbers_);
+}
+const char* HostNumbers::wait(void* stream) {
+  return text_of(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)));
 }
 
 }  // namespace dfgnn::cuda

@@ -69,4 +69,26 @@ struct StructureParams {
 const char* sorting_bytes(const StructureParams& params, size_t& bytes);
 const char* structure(const StructureParams& params, void* stream);
 
+// `plan_rows` (engine.h) of one or two directions.
+const char* plan_directions(const PlanParams* directions, int count, void* stream);
+
+// Memory of the host, into which the device writes `StructureParams::numbers` where somebody waits for them:
+// no copy.
+class HostNumbers {
+ public:
+  HostNumbers();
+  ~HostNumbers();
+  HostNumbers(const HostNumbers&) = delete;
+  HostNumbers& operator=(const HostNumbers&) = delete;
+  const char* error() const { return error_; }  // null where there is memory
+  int64_t* get() const { return numbers_; }
+  // For what `stream` was given; null, or an error.
+  const char* wait(void* stream);
+
+ private:
+  class Pool;
+  int64_t* numbers_;
+  const char* error_;
+};
+
 }  // namespace dfgnn::cuda
