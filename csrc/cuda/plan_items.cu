@@ -2,10 +2,8 @@
 // its rows have, the counts of all blocks are added up, and every block puts its own behind those before it:
 // no place depends on which block comes first. Where the blocks fit on the device together, of two directions
 // at a time, all that is one kernel, as the host is what a small graph waits for.
-#include <cooperative_groups.h>
-
-#include "scan.cuh"
 #include "structure.h"
+#include "together.cuh"
 
 namespace dfgnn::cuda {
 namespace {
@@ -261,13 +259,14 @@ __global__ void __launch_bounds__(kPlanThreads) add_up_kernel(const Plans plans)
 __global__ void __launch_bounds__(kPlanThreads) put_kernel(const Plans plans) {
   put_all(plans.of[blockIdx.y]);
 }
+template <class Blocks>
 __global__ void __launch_bounds__(kPlanThreads) together_kernel(const Plans plans) {
-  const auto grid = cooperative_groups::this_grid();
+  const Blocks all_blocks;
   const PlanParams& p = plans.of[blockIdx.y];
   count(p);
-  grid.sync();
+  all_blocks.sync();
   add_up(p);
-  grid.sync();
+  all_blocks.sync();
   put_all(p);
 }
 
@@ -297,8 +296,11 @@ const char* plan_directions(const PlanParams* directions, int count, void* strea
   if (uncut) {
     uncut_kernel<<<grid, kPlanThreads, 0, s>>>(plans);
   } else if (blocks * count <= device().multiprocessors) {
-    void* arguments[] = {&plans};
-    cudaLaunchCooperativeKernel(together_kernel, grid, dim3(kPlanThreads), arguments, 0, s);
+    dim3 together = grid;
+    unsigned x = 1;
+    while (x < grid.x) x *= 2;
+    if (x * together.y <= kMostOfCluster) together.x = x;
+    launch_together(s, together, together_kernel<OfCluster>, together_kernel<OfGrid>, plans);
   } else {
     count_kernel<<<grid, kPlanThreads, 0, s>>>(plans);
     add_up_kernel<<<dim3(unsigned(counted), unsigned(count)), kPlanThreads, 0, s>>>(plans);

@@ -1,8 +1,6 @@
 // Both CSRs of a graph from its edges: one reading that finds ranges and counts what is kept, one that gives
 // every kept edge its id, one stable sort of both directions, and what follows from the sorted keys. Of a
 // small graph all by one kernel, for which the host is what it waits for; else by one after the other.
-#include <cooperative_groups.h>
-
 #include <climits>
 #include <cub/device/device_radix_sort.cuh>
 #include <mutex>
@@ -41,17 +39,23 @@ __device__ __forceinline__ int64_t of_no_edges(int which) {
 
 // The numbers of all threads' edges; valid in thread 0.
 __device__ __forceinline__ void join_block(int64_t (&own)[kEdgeNumbers]) {
-  __shared__ int64_t warps[kPlanThreads / 32][kEdgeNumbers];
+  constexpr int kWarps = kPlanThreads / 32;
+  __shared__ int64_t warps[kEdgeNumbers][kWarps];
+  const auto join_warp = [&](int lanes) {
 #pragma unroll
-  for (int k = 0; k < kEdgeNumbers; ++k) {
-    for (int o = 16; o > 0; o /= 2)
-      own[k] = joined(k, own[k], int64_t(__shfl_xor_sync(kAll, (long long)own[k], o)));
-    if ((threadIdx.x & 31) == 0) warps[threadIdx.x / 32][k] = own[k];
-  }
+    for (int k = 0; k < kEdgeNumbers; ++k)
+      for (int o = lanes / 2; o > 0; o /= 2)
+        own[k] = joined(k, own[k], int64_t(__shfl_xor_sync(kAll, (long long)own[k], o)));
+  };
+  join_warp(32);
+  if ((threadIdx.x & 31) == 0)
+#pragma unroll
+    for (int k = 0; k < kEdgeNumbers; ++k) warps[k][threadIdx.x / 32] = own[k];
   __syncthreads();
-  if (threadIdx.x == 0)
-    for (int w = 1; w < kPlanThreads / 32; ++w)
-      for (int k = 0; k < kEdgeNumbers; ++k) own[k] = joined(k, own[k], warps[w][k]);
+  if (threadIdx.x >= 32) return;
+#pragma unroll
+  for (int k = 0; k < kEdgeNumbers; ++k) own[k] = warps[k][threadIdx.x % kWarps];
+  join_warp(kWarps);
 }
 
 // The edges of a block.
@@ -206,30 +210,40 @@ int bits_of(const StructureParams& p) {
 
 // ---- by one kernel ------------------------------------------------------------------------------------
 
-// Edges, loops included, of both directions that a block is worth; and those up to which all that may run at
-// a time are enough.
-constexpr int64_t kEachTogether = 2048, kMostTogether = int64_t(1) << 18;
+// Edges, loops included, that a block is worth, in a cluster and of a grid; and up to which this way is worth
+// it.
+constexpr int64_t kEachOfCluster = kMostKeys / 2, kEachOfGrid = 1024, kMostTogether = int64_t(1) << 18;
 
 // An even number, half of them for each direction; 0: too many edges for this way.
 unsigned blocks_together(const StructureParams& p) {
-  if (p.room > kMostTogether) return 0;
+  for (unsigned blocks = 2; blocks <= kMostOfCluster; blocks *= 2)
+    if (p.room <= blocks * kEachOfCluster) return blocks;
   const int64_t most = std::min(device().multiprocessors, kMostEdgeBlocks) / 2;
-  return 2 * unsigned(std::clamp<int64_t>((p.room + kEachTogether - 1) / kEachTogether, 1, most));
+  if (p.room > std::min(kMostTogether, most * kMostKeys)) return 0;
+  return 2 * unsigned(std::min<int64_t>(blocks_of(p.room, 2 * kEachOfGrid).x, most));
 }
 
-__global__ void __launch_bounds__(kPlanThreads) together_kernel(const StructureParams p, int bits) {
-  const auto grid = cooperative_groups::this_grid();
+struct Together {
+  StructureParams params;
+  int bits;  // of a key
+};
+
+template <class Blocks>
+__global__ void __launch_bounds__(kPlanThreads) together_kernel(const Together of) {
+  const StructureParams& p = of.params;
+  const Blocks all_blocks;
   read(p);
-  grid.sync();
+  all_blocks.sync();
   number(p);
-  grid.sync();
+  all_blocks.sync();
   uint64_t* const keys[] = {static_cast<uint64_t*>(p.keys[0]), static_cast<uint64_t*>(p.keys[1])};
   int32_t* const places[] = {static_cast<int32_t*>(p.places[0]), static_cast<int32_t*>(p.places[1])};
-  const int sorted = sort_together(grid, keys, places, int(2 * p.room), bits, static_cast<int*>(p.sorting));
+  const int sorted =
+      sort_together(all_blocks, keys, places, int(2 * p.room), of.bits, static_cast<int*>(p.sorting));
   const int side = blockIdx.x % 2;
   const unsigned block = blockIdx.x / 2, blocks = gridDim.x / 2;
   write_rows(p, side, sorted, block, blocks);
-  grid.sync();
+  all_blocks.sync();
   count_degrees(degrees_of(p, side), block, blocks);
 }
 
@@ -261,11 +275,9 @@ const char* sorting_bytes(const StructureParams& p, size_t& bytes) {
 const char* structure(const StructureParams& p, void* stream) {
   const auto s = static_cast<cudaStream_t>(stream);
   if (const unsigned together = blocks_together(p)) {
-    StructureParams params = p;
-    int bits = bits_of(p);
-    void* arguments[] = {&params, &bits};
-    return text_of(
-        cudaLaunchCooperativeKernel(together_kernel, dim3(together), dim3(kPlanThreads), arguments, 0, s));
+    launch_together(s, dim3(together), together_kernel<OfCluster>, together_kernel<OfGrid>,
+                    Together{p, bits_of(p)});
+    return last_error();
   }
   constexpr int64_t kEach = 4 * kPlanThreads;  // edges that a block is worth
   const int64_t work = std::max(p.room, int64_t(2 * kDegreeScratch));

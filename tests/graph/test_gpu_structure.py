@@ -25,10 +25,11 @@ def sized(num_edges, num_nodes):
 
 
 # Below a block's edges, a block's, one tile of the sort and beyond it, several blocks' and passes'; the most
-# that one kernel sorts, alone and with loops, and more; keys of many bits.
+# that a cluster and a grid sort, alone and with loops, and more; keys of many bits.
 CASES = {**GRAPHS, **{f"{e} edges": sized(e, n) for e, n in ((511, 90), (2048, 300), (2500, 2000))}}
 CASES |= {f"{e} edges": sized(e, n) for e, n in ((5000, 70), (60_000, 3000), (700_000, 70_000))}
-CASES |= {f"{e} edges": sized(e, n) for e, n in ((2**18 - 5001, 5000), (2**18, 300), (333, 1_500_000))}
+CASES |= {f"{e} edges": sized(e, n) for e, n in ((2**18 - 5001, 5000), (2**18, 300), (333, 300_000))}
+CASES |= {f"{e} edges": sized(e, n) for e, n in ((4096, 999), (8000, 150), (2**14, 700), (2**14 + 1, 5000))}
 
 
 def degrees_of(degree: torch.Tensor) -> list[int]:
