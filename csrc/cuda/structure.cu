@@ -110,7 +110,8 @@ __device__ __forceinline__ void put(const StructureParams& p, bool as_given, int
   ends[id] = int32_t(src), ends[room + id] = int32_t(dst);
 }
 
-__device__ __forceinline__ void number(const StructureParams& p) {
+// counts: of each destination and of each source, or null.
+__device__ __forceinline__ void number(const StructureParams& p, int32_t* const (&counts)[2]) {
   const auto* parts = static_cast<const int64_t*>(p.parts);
   int64_t mine = 0, kept = 0;
   bool src_falls = false, dst_falls = false;
@@ -135,6 +136,7 @@ __device__ __forceinline__ void number(const StructureParams& p) {
     const int64_t id = before + sum_before(int(keep), total);
     if (keep) {
       put(p, as_given, id, src, dst);
+      if (counts[0]) atomicAdd(counts[0] + dst, 1), atomicAdd(counts[1] + src, 1);
       if (p.edge_map) p.edge_map[id] = e;
     } else if (e < run.end) {
       put(p, as_given, p.room - 1 - (e - id), p.num_src, p.num_dst);  // behind all others
@@ -145,6 +147,7 @@ __device__ __forceinline__ void number(const StructureParams& p) {
   const int64_t step = int64_t(gridDim.x) * kPlanThreads;
   for (int64_t i = first; i < p.num_loops; i += step) {
     put(p, as_given, num_kept + i, i, i);
+    if (counts[0]) atomicAdd(counts[0] + i, 1), atomicAdd(counts[1] + i, 1);
     if (p.edge_map) p.edge_map[num_kept + i] = -1;
   }
   for (int64_t k = first; k < 2 * kDegreeScratch; k += step) static_cast<int64_t*>(p.degrees)[k] = 0;
@@ -157,9 +160,12 @@ __device__ __forceinline__ void number(const StructureParams& p) {
       own[k] = joined(k, own[k], parts[b * kEdgeNumbers + k]);
   }
   join_block(own);
-  if (threadIdx.x == 0)
-    for (int k = 0; k < kEdgeNumbers; ++k)
-      p.numbers[k] = p.num_given || k > kDstHigh ? own[k] : k == kSrcLow || k == kDstLow ? 0 : -1;
+  if (threadIdx.x > 0) return;
+  for (int k = 0; k < kEdgeNumbers; ++k)
+    p.numbers[k] = p.num_given || k > kDstHigh ? own[k] : k == kSrcLow || k == kDstLow ? 0 : -1;
+  if (!p.done) return;
+  __threadfence_system();
+  *static_cast<volatile int64_t*>(p.done) = 1;
 }
 
 // How many of the sorted keys [0, count) are below `key`.
@@ -195,10 +201,14 @@ __device__ __forceinline__ void write_rows(const StructureParams& p, int side, i
   }
 }
 
-__device__ __host__ __forceinline__ Degrees degrees_of(const StructureParams& p, int side) {
-  return {p.indptr[side], side ? p.num_src : p.num_dst,
+__device__ __host__ __forceinline__ Degrees degrees_of(const StructureParams& p, int side,
+                                                       const int32_t* counts) {
+  return {p.indptr[side],
+          side ? p.num_src : p.num_dst,
           static_cast<int64_t*>(p.degrees) + side * kDegreeScratch,
-          p.numbers + kEdgeNumbers + side * kDegreeNumbers};
+          p.numbers + kEdgeNumbers + side * kDegreeNumbers,
+          counts,
+          p.done ? p.done + 1 + side : nullptr};
 }
 
 // Bits of a key.
@@ -210,17 +220,18 @@ int bits_of(const StructureParams& p) {
 
 // ---- by one kernel ------------------------------------------------------------------------------------
 
-// Edges, loops included, that a block is worth, in a cluster and of a grid; and up to which this way is worth
-// it.
+// Edges, loops included, or rows that a block is worth, in a cluster and of a grid; and up to which this way
+// is worth it.
 constexpr int64_t kEachOfCluster = kMostKeys / 2, kEachOfGrid = 1024, kMostTogether = int64_t(1) << 18;
 
-// An even number, half of them for each direction; 0: too many edges for this way.
+// An even number, half of them for each direction; 0: too many edges or rows for this way.
 unsigned blocks_together(const StructureParams& p) {
+  const int64_t work = std::max({p.room, p.num_src, p.num_dst});
   for (unsigned blocks = 2; blocks <= kMostOfCluster; blocks *= 2)
-    if (p.room <= blocks * kEachOfCluster) return blocks;
+    if (work <= blocks * kEachOfCluster) return blocks;
   const int64_t most = std::min(device().multiprocessors, kMostEdgeBlocks) / 2;
-  if (p.room > std::min(kMostTogether, most * kMostKeys)) return 0;
-  return 2 * unsigned(std::min<int64_t>(blocks_of(p.room, 2 * kEachOfGrid).x, most));
+  if (work > std::min(kMostTogether, most * kMostKeys)) return 0;
+  return 2 * unsigned(std::min<int64_t>(blocks_of(work, 2 * kEachOfGrid).x, most));
 }
 
 struct Together {
@@ -232,25 +243,32 @@ template <class Blocks>
 __global__ void __launch_bounds__(kPlanThreads) together_kernel(const Together of) {
   const StructureParams& p = of.params;
   const Blocks all_blocks;
-  read(p);
-  all_blocks.sync();
-  number(p);
-  all_blocks.sync();
-  uint64_t* const keys[] = {static_cast<uint64_t*>(p.keys[0]), static_cast<uint64_t*>(p.keys[1])};
-  int32_t* const places[] = {static_cast<int32_t*>(p.places[0]), static_cast<int32_t*>(p.places[1])};
-  const int sorted =
-      sort_together(all_blocks, keys, places, int(2 * p.room), of.bits, static_cast<int*>(p.sorting));
   const int side = blockIdx.x % 2;
   const unsigned block = blockIdx.x / 2, blocks = gridDim.x / 2;
-  write_rows(p, side, sorted, block, blocks);
+  auto* by_dst = static_cast<int32_t*>(p.sorting);
+  int32_t* const counts[] = {by_dst, by_dst + p.num_dst};
+  int32_t* digits = counts[1] + p.num_src;
+  for (int64_t k = int64_t(blockIdx.x) * kPlanThreads + threadIdx.x; k < p.num_dst + p.num_src;
+       k += int64_t(gridDim.x) * kPlanThreads)
+    by_dst[k] = 0;
+  read(p);
   all_blocks.sync();
-  count_degrees(degrees_of(p, side), block, blocks);
+  number(p, counts);
+  all_blocks.sync();
+  count_degrees(degrees_of(p, side, counts[side]), block,
+                blocks);  // what the host waits for: before the rest
+  uint64_t* const keys[] = {static_cast<uint64_t*>(p.keys[0]), static_cast<uint64_t*>(p.keys[1])};
+  int32_t* const places[] = {static_cast<int32_t*>(p.places[0]), static_cast<int32_t*>(p.places[1])};
+  const int sorted = sort_together(all_blocks, keys, places, int(2 * p.room), of.bits, digits);
+  write_rows(p, side, sorted, block, blocks);
 }
 
 // ---- by several ---------------------------------------------------------------------------------------
 
 __global__ void __launch_bounds__(kPlanThreads) read_kernel(const StructureParams p) { read(p); }
-__global__ void __launch_bounds__(kPlanThreads) number_kernel(const StructureParams p) { number(p); }
+__global__ void __launch_bounds__(kPlanThreads) number_kernel(const StructureParams p) {
+  number(p, {nullptr, nullptr});
+}
 // blockIdx.y: the direction.
 __global__ void __launch_bounds__(kPlanThreads) rows_kernel(const StructureParams p) {
   write_rows(p, blockIdx.y, 1, blockIdx.x, gridDim.x);
@@ -268,8 +286,9 @@ const char* text_of(cudaError_t error) { return error == cudaSuccess ? nullptr :
 }  // namespace
 
 const char* sorting_bytes(const StructureParams& p, size_t& bytes) {
-  bytes = size_t(blocks_together(p)) * kDigits * sizeof(int);
-  return bytes ? nullptr : text_of(sort(p, nullptr, bytes, nullptr));
+  const unsigned together = blocks_together(p);
+  bytes = together ? (size_t(p.num_dst + p.num_src) + together * kDigits) * sizeof(int32_t) : 0;
+  return together ? nullptr : text_of(sort(p, nullptr, bytes, nullptr));
 }
 
 const char* structure(const StructureParams& p, void* stream) {
@@ -290,13 +309,13 @@ const char* structure(const StructureParams& p, void* stream) {
   }
   const int64_t most = std::max(p.room, std::max(p.num_src, p.num_dst) + 1);
   rows_kernel<<<dim3(blocks_of(most, kPlanThreads).x, 2), kPlanThreads, 0, s>>>(p);
-  const Degrees both[] = {degrees_of(p, 0), degrees_of(p, 1)};
+  const Degrees both[] = {degrees_of(p, 0, nullptr), degrees_of(p, 1, nullptr)};
   return degrees(both, 2, true, stream);
 }
 
 // ---- numbers that are read at once --------------------------------------------------------------------
 
-// Pinned memory of kStructureNumbers, kept for the next call.
+// Pinned memory of the numbers and of what tells that they are there, kept for the next call.
 class HostNumbers::Pool {
  public:
   static Pool& get() {
@@ -313,7 +332,8 @@ class HostNumbers::Pool {
       }
     }
     void* made = nullptr;
-    error = cudaHostAlloc(&made, kStructureNumbers * sizeof(int64_t), cudaHostAllocPortable);
+    error =
+        cudaHostAlloc(&made, (kStructureNumbers + kStructureParts) * sizeof(int64_t), cudaHostAllocPortable);
     return static_cast<int64_t*>(made);
   }
   void put_back(int64_t* numbers) {
@@ -330,11 +350,18 @@ HostNumbers::HostNumbers() {
   cudaError_t error = cudaSuccess;
   numbers_ = Pool::get().take(error);
   error_ = text_of(error);
+  if (numbers_) std::fill_n(done(), kStructureParts, 0);
 }
 HostNumbers::~HostNumbers() {
   if (numbers_) Pool::get().put_back(numbers_);
 }
 const char* HostNumbers::wait(void* stream) {
+  // For as long as a small graph takes where nothing else is in the stream.
+  for (int spin = 0; spin < (1 << 17); ++spin) {
+    int64_t parts = 0;
+    for (int k = 0; k < kStructureParts; ++k) parts += __atomic_load_n(done() + k, __ATOMIC_ACQUIRE);
+    if (parts == kStructureParts) return nullptr;
+  }
   return text_of(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)));
 }
 

@@ -37,7 +37,7 @@ cuda::Ids ids(const Tensor& t) { return {data(t), t.stride(0), t.scalar_type() =
 // may be edges: numbers tells how many there are.
 using Sorted = std::tuple<Tensor, Tensor, Tensor, OptTensor, Tensor, Tensor, Tensor>;
 Sorted sort_edges(const Checker& check, const Tensor& src, const Tensor& dst, int64_t num_src,
-                  int64_t num_dst, bool with_loops, int64_t* found) {
+                  int64_t num_dst, bool with_loops, int64_t* found, int64_t* done) {
   check.tensor("src", src, {-1}, {ScalarType::Int, ScalarType::Long});
   const int64_t num_given = src.size(0);
   check.tensor("dst", dst, {num_given}, {ScalarType::Int, ScalarType::Long});
@@ -51,7 +51,7 @@ Sorted sort_edges(const Checker& check, const Tensor& src, const Tensor& dst, in
   check.count("src: number of edges, loops included", room);
 
   const ScalarType i32 = ScalarType::Int, i64 = ScalarType::Long;
-  p.numbers = found;
+  p.numbers = found, p.done = done;
   const int64_t rows[] = {num_dst, num_src};
   std::vector<Tensor> made;
   for (int side = 0; side < 2; ++side) {
@@ -86,7 +86,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, OptTensor, Tensor, Tensor, Tensor> st
   const Checker check("dfgnn::structure", src);
   Tensor found = make(src, {cuda::kStructureNumbers}, ScalarType::Long);
   return std::tuple_cat(std::tuple(found),
-                        sort_edges(check, src, dst, num_src, num_dst, with_loops, numbers(found)));
+                        sort_edges(check, src, dst, num_src, num_dst, with_loops, numbers(found), nullptr));
 }
 
 // The same with the numbers on the host, for which it waits.
@@ -96,10 +96,9 @@ std::tuple<Sizes, Tensor, Tensor, Tensor, OptTensor, Tensor, Tensor, Tensor> str
   const Checker check("dfgnn::structure_read", src);
   cuda::HostNumbers found;
   launched(found.error());
-  Sorted made = sort_edges(check, src, dst, num_src, num_dst, with_loops, found.get());
+  Sorted made = sort_edges(check, src, dst, num_src, num_dst, with_loops, found.numbers(), found.done());
   launched(found.wait(stream_of(src)));
-  return std::tuple_cat(std::tuple(Sizes(found.get(), found.get() + cuda::kStructureNumbers)),
-                        std::move(made));
+  return std::tuple_cat(std::tuple(Sizes(found.numbers(), found.done())), std::move(made));
 }
 
 // more: items beyond one per row that there can be.
