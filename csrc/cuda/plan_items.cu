@@ -116,6 +116,23 @@ __device__ __forceinline__ void count(const PlanParams& p) {
 __device__ __forceinline__ void add_up(const PlanParams& p) {
   if (is_uncut(p)) return;
   const int64_t blocks = num_blocks(p);
+  if (blocks <= 32) {  // a warp per count
+    constexpr int kWarps = kPlanThreads / 32;
+    const int lane = threadIdx.x & 31;
+    for (int64_t which = blockIdx.x * kWarps + threadIdx.x / 32; which < num_counted(p);
+         which += gridDim.x * kWarps) {
+      int32_t* values = of_blocks(p, which, blocks);
+      const int own = lane < blocks ? values[lane] : 0;
+      int sum = own;
+      for (int o = 1; o < 32; o *= 2) {
+        const int other = __shfl_up_sync(kAll, sum, o);
+        if (lane >= o) sum += other;
+      }
+      if (lane < blocks) values[lane] = sum - own;
+      if (lane == 31) totals(p)[which] = sum;
+    }
+    return;
+  }
   for (int64_t which = blockIdx.x; which < num_counted(p); which += gridDim.x) {
     int32_t* values = of_blocks(p, which, blocks);
     int before = 0, total;
