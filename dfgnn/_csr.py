@@ -27,7 +27,7 @@ MOST_EDGES = 2**31
 INDEX_DTYPES = (torch.int32, torch.int64)
 _coo_to_csr = ops.coo_to_csr.default
 _transpose_csr = ops.transpose_csr.default
-structure_on_gpu = ops.structure.default
+structure_on_gpu, structure_read = ops.structure.default, ops.structure_read.default
 # As in csrc/core/params.h and csrc/cuda/structure.h.
 _DEGREE_BINS, _LEAST_CUT, _EDGE_NUMBERS = 2048, 32, 7
 # Edges of which a GPU sorts both directions at once. Of more the second one is sorted when it is needed, as
@@ -327,11 +327,11 @@ def _from_edges_on_gpu(where, names, src, dst, num_src, num_dst, validate, with_
     if num_src is None or num_dst is None:
         square = num_src is None and num_dst is None
         num_src, num_dst, _, _ = check_coo(where, names, src, dst, num_src, num_dst, square, validate)
-    made = structure_on_gpu(src, dst, num_src, num_dst, with_loops)
     if not (validate or with_loops):
-        _, *csr, _, rev_indptr, rev_indices, rev_eids = made
+        _, *csr, _, rev_indptr, rev_indices, rev_eids = structure_on_gpu(src, dst, num_src, num_dst, False)
         return Edges(num_src, num_dst, CSR(*csr), False, None, CSR(rev_indptr, rev_indices, rev_eids))
-    return _as_read(where, names, src, dst, num_src, num_dst, validate, with_loops, made, made[0].tolist())
+    made = structure_read(src, dst, num_src, num_dst, with_loops)
+    return _as_read(where, names, src, dst, num_src, num_dst, validate, with_loops, made, made[0])
 
 
 def from_blocks(where: str, names: tuple[str, str], blocks: Sequence[tuple[Tensor, int, int]]) -> list[Edges]:

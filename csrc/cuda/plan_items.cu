@@ -1,7 +1,9 @@
 // Items and splits, on the device: what dfgnn/schedule does with tensors on the CPU. Every block counts what
 // its rows have, the counts of all blocks are added up, and every block puts its own behind those before it:
-// no place depends on which block comes first.
-#include "scan.cuh"
+// no place depends on which block comes first. Where the blocks fit on the device together, of two directions
+// at a time, all that is one kernel, as the host is what a small graph waits for.
+#include "structure.h"
+#include "together.cuh"
 
 namespace dfgnn::cuda {
 namespace {
@@ -72,11 +74,19 @@ __device__ __forceinline__ int32_t* totals(const PlanParams& p) { return p.count
 __device__ __forceinline__ int32_t* of_blocks(const PlanParams& p, int64_t which, int64_t blocks) {
   return totals(p) + num_counted(p) + which * blocks;
 }
+__device__ __host__ __forceinline__ int64_t num_blocks(const PlanParams& p) {
+  return (p.num_rows + kPlanThreads - 1) / kPlanThreads;
+}
+// Whether nothing has to be counted.
+__device__ __host__ __forceinline__ bool is_uncut(const PlanParams& p) {
+  return p.exact && p.num_splits == 0 && in_row_order(p);
+}
 __device__ __forceinline__ int64_t bucket_number(int part, int bucket) {
   return kFirstBucket + int64_t(part) * kBuckets + bucket;
 }
 
-__global__ void __launch_bounds__(kPlanThreads) count_kernel(const PlanParams p) {
+__device__ __forceinline__ void count(const PlanParams& p) {
+  if (is_uncut(p) || blockIdx.x >= num_blocks(p)) return;
   __shared__ int buckets[kBuckets];
   const int64_t row = int64_t(blockIdx.x) * kPlanThreads + threadIdx.x;
   const bool ok = row < p.num_rows;
@@ -91,27 +101,48 @@ __global__ void __launch_bounds__(kPlanThreads) count_kernel(const PlanParams p)
     if (ok && own.count) atomicAdd(&buckets[p.by_length ? bucket_of(own.length) : 0], own.count);
     __syncthreads();
     if (threadIdx.x < kBuckets)
-      of_blocks(p, bucket_number(part, threadIdx.x), gridDim.x)[blockIdx.x] = buckets[threadIdx.x];
+      of_blocks(p, bucket_number(part, threadIdx.x), num_blocks(p))[blockIdx.x] = buckets[threadIdx.x];
     __syncthreads();
   }
   int slots, splits;
   sum_before(pieces > 1 ? pieces : 0, slots), sum_before(int(pieces > 1), splits);
   if (threadIdx.x == 0) {
-    of_blocks(p, kSlots, gridDim.x)[blockIdx.x] = slots;
-    of_blocks(p, kSplits, gridDim.x)[blockIdx.x] = splits;
+    of_blocks(p, kSlots, num_blocks(p))[blockIdx.x] = slots;
+    of_blocks(p, kSplits, num_blocks(p))[blockIdx.x] = splits;
   }
 }
 
-// A block per count.
-__global__ void __launch_bounds__(kPlanThreads) add_up_kernel(const PlanParams p, int64_t blocks) {
-  int32_t* values = of_blocks(p, blockIdx.x, blocks);
-  int before = 0, total;
-  for (int64_t first = 0; first < blocks; first += kPlanThreads, before += total) {
-    const int64_t at = first + threadIdx.x;
-    const int sum = before + sum_before(at < blocks ? values[at] : 0, total);
-    if (at < blocks) values[at] = sum;
+// Of one count after the other.
+__device__ __forceinline__ void add_up(const PlanParams& p) {
+  if (is_uncut(p)) return;
+  const int64_t blocks = num_blocks(p);
+  if (blocks <= 32) {  // a warp per count
+    constexpr int kWarps = kPlanThreads / 32;
+    const int lane = threadIdx.x & 31;
+    for (int64_t which = blockIdx.x * kWarps + threadIdx.x / 32; which < num_counted(p);
+         which += gridDim.x * kWarps) {
+      int32_t* values = of_blocks(p, which, blocks);
+      const int own = lane < blocks ? values[lane] : 0;
+      int sum = own;
+      for (int o = 1; o < 32; o *= 2) {
+        const int other = __shfl_up_sync(kAll, sum, o);
+        if (lane >= o) sum += other;
+      }
+      if (lane < blocks) values[lane] = sum - own;
+      if (lane == 31) totals(p)[which] = sum;
+    }
+    return;
   }
-  if (threadIdx.x == 0) totals(p)[blockIdx.x] = before;
+  for (int64_t which = blockIdx.x; which < num_counted(p); which += gridDim.x) {
+    int32_t* values = of_blocks(p, which, blocks);
+    int before = 0, total;
+    for (int64_t first = 0; first < blocks; first += kPlanThreads, before += total) {
+      const int64_t at = first + threadIdx.x;
+      const int sum = before + sum_before(at < blocks ? values[at] : 0, total);
+      if (at < blocks) values[at] = sum;
+    }
+    if (threadIdx.x == 0) totals(p)[which] = before;
+  }
 }
 
 // Where a row's slots and its split are, among all.
@@ -120,8 +151,8 @@ struct Cut {
   // All threads of a block call it; pieces: 0 for a row that there is not.
   __device__ __forceinline__ Cut(const PlanParams& p, int64_t row, int pieces) {
     int total;
-    slot = of_blocks(p, kSlots, gridDim.x)[blockIdx.x] + sum_before(pieces > 1 ? pieces : 0, total);
-    split = of_blocks(p, kSplits, gridDim.x)[blockIdx.x] + sum_before(int(pieces > 1), total);
+    slot = of_blocks(p, kSlots, num_blocks(p))[blockIdx.x] + sum_before(pieces > 1 ? pieces : 0, total);
+    split = of_blocks(p, kSplits, num_blocks(p))[blockIdx.x] + sum_before(int(pieces > 1), total);
     if (blockIdx.x == 0 && threadIdx.x == 0) {
       p.counts[0] = totals(p)[kSlots] - totals(p)[kSplits];
       p.counts[1] = totals(p)[kSlots], p.counts[2] = totals(p)[kSplits];
@@ -145,7 +176,7 @@ __device__ __forceinline__ void put(const PlanParams& p, int64_t at, const Piece
 constexpr int kNear = 64;
 static_assert(kPlanThreads % kNear == 0);
 template <bool SPLITS>
-__global__ void __launch_bounds__(kPlanThreads) natural_kernel(const PlanParams p) {
+__device__ __forceinline__ void put_in_row_order(const PlanParams& p) {
   const int64_t row = int64_t(blockIdx.x) * kPlanThreads + threadIdx.x;
   const bool ok = row < p.num_rows;
   const Pieces pieces = Cursor(p, ok ? row : 0).next(p, 0);
@@ -174,7 +205,7 @@ __global__ void __launch_bounds__(kPlanThreads) natural_kernel(const PlanParams 
 }
 
 // Part by part; in a part by falling length, or as the rows are.
-__global__ void __launch_bounds__(kPlanThreads) ordered_kernel(const PlanParams p) {
+__device__ __forceinline__ void put_in_order(const PlanParams& p) {
   constexpr int kRanks = kPlanThreads / 32;
   __shared__ int start[kBuckets], counts[kRanks][kBuckets];
   const int64_t row = int64_t(blockIdx.x) * kPlanThreads + threadIdx.x;
@@ -195,7 +226,7 @@ __global__ void __launch_bounds__(kPlanThreads) ordered_kernel(const PlanParams 
     int total;
     const int begin = before + sum_before(own >= 0 ? totals(p)[bucket_number(part, own)] : 0, total);
     if (own >= 0) {
-      start[own] = begin + of_blocks(p, bucket_number(part, own), gridDim.x)[blockIdx.x];
+      start[own] = begin + of_blocks(p, bucket_number(part, own), num_blocks(p))[blockIdx.x];
       for (int w = 0; w < kRanks; ++w) counts[w][own] = 0;
     }
     __syncthreads();
@@ -219,31 +250,78 @@ __global__ void __launch_bounds__(kPlanThreads) ordered_kernel(const PlanParams 
   }
 }
 
-}  // namespace
-
-int64_t plan_counts(const PlanParams& p) {
-  return 3 + num_counted(p) * (1 + int64_t(blocks_of(p.num_rows, kPlanThreads).x));
+__device__ __forceinline__ void put_all(const PlanParams& p) {
+  if (blockIdx.x >= num_blocks(p)) return;
+  if (is_uncut(p))
+    put_in_row_order<false>(p);
+  else if (in_row_order(p))
+    put_in_row_order<true>(p);
+  else
+    put_in_order(p);
 }
 
-const char* plan_rows(const PlanParams& p, void* stream) {
+// blockIdx.y: the direction.
+struct Plans {
+  PlanParams of[2];
+};
+__global__ void __launch_bounds__(kPlanThreads) uncut_kernel(const Plans plans) {
+  if (blockIdx.x < num_blocks(plans.of[blockIdx.y])) put_in_row_order<false>(plans.of[blockIdx.y]);
+}
+__global__ void __launch_bounds__(kPlanThreads) count_kernel(const Plans plans) {
+  count(plans.of[blockIdx.y]);
+}
+__global__ void __launch_bounds__(kPlanThreads) add_up_kernel(const Plans plans) {
+  add_up(plans.of[blockIdx.y]);
+}
+__global__ void __launch_bounds__(kPlanThreads) put_kernel(const Plans plans) {
+  put_all(plans.of[blockIdx.y]);
+}
+template <class Blocks>
+__global__ void __launch_bounds__(kPlanThreads) together_kernel(const Plans plans) {
+  const Blocks all_blocks;
+  const PlanParams& p = plans.of[blockIdx.y];
+  count(p);
+  all_blocks.sync();
+  add_up(p);
+  all_blocks.sync();
+  put_all(p);
+}
+
+}  // namespace
+
+int64_t plan_counts(const PlanParams& p) { return 3 + num_counted(p) * (1 + num_blocks(p)); }
+
+const char* plan_rows(const PlanParams& p, void* stream) { return plan_directions(&p, 1, stream); }
+
+const char* plan_directions(const PlanParams* directions, int count, void* stream) {
   const auto s = static_cast<cudaStream_t>(stream);
-  if (!p.exact) {
-    cudaMemsetAsync(p.items, 0xff, p.num_items * sizeof(Item), s);
-    cudaMemsetAsync(p.splits, 0, p.num_splits * sizeof(Split), s);
-    if (p.num_rows == 0) cudaMemsetAsync(p.counts, 0, 3 * sizeof(int32_t), s);
+  Plans plans{};
+  int64_t blocks = 0, counted = 0;
+  bool uncut = true;
+  for (int k = 0; k < count; ++k) {
+    const PlanParams& p = plans.of[k] = directions[k];
+    if (!p.exact) {
+      cudaMemsetAsync(p.items, 0xff, p.num_items * sizeof(Item), s);
+      cudaMemsetAsync(p.splits, 0, p.num_splits * sizeof(Split), s);
+      if (p.num_rows == 0) cudaMemsetAsync(p.counts, 0, 3 * sizeof(int32_t), s);
+    }
+    blocks = std::max(blocks, num_blocks(p)), counted = std::max(counted, num_counted(p));
+    uncut = uncut && is_uncut(p);
   }
-  if (p.num_rows == 0) return last_error();
-  const dim3 grid = blocks_of(p.num_rows, kPlanThreads);
-  if (p.exact && p.num_splits == 0 && in_row_order(p)) {
-    natural_kernel<false><<<grid, kPlanThreads, 0, s>>>(p);
-    return last_error();
-  }
-  count_kernel<<<grid, kPlanThreads, 0, s>>>(p);
-  add_up_kernel<<<unsigned(num_counted(p)), kPlanThreads, 0, s>>>(p, grid.x);
-  if (in_row_order(p)) {
-    natural_kernel<true><<<grid, kPlanThreads, 0, s>>>(p);
+  if (blocks == 0) return last_error();
+  const dim3 grid(static_cast<unsigned>(blocks), unsigned(count));
+  if (uncut) {
+    uncut_kernel<<<grid, kPlanThreads, 0, s>>>(plans);
+  } else if (blocks * count <= device().multiprocessors) {
+    dim3 together = grid;
+    unsigned x = 1;
+    while (x < grid.x) x *= 2;
+    if (x * together.y <= kMostOfCluster) together.x = x;
+    launch_together(s, together, together_kernel<OfCluster>, together_kernel<OfGrid>, plans);
   } else {
-    ordered_kernel<<<grid, kPlanThreads, 0, s>>>(p);
+    count_kernel<<<grid, kPlanThreads, 0, s>>>(plans);
+    add_up_kernel<<<dim3(unsigned(counted), unsigned(count)), kPlanThreads, 0, s>>>(plans);
+    put_kernel<<<grid, kPlanThreads, 0, s>>>(plans);
   }
   return last_error();
 }

@@ -1,10 +1,13 @@
 // Both CSRs of a graph from its edges: one reading that finds ranges and counts what is kept, one that gives
-// every kept edge its id, one stable sort of both directions, and what follows from the sorted keys.
+// every kept edge its id, one stable sort of both directions, and what follows from the sorted keys. Of a
+// small graph all by one kernel, for which the host is what it waits for; else by one after the other.
 #include <climits>
 #include <cub/device/device_radix_sort.cuh>
+#include <mutex>
+#include <vector>
 
-#include "scan.cuh"
-#include "structure.h"
+#include "degrees.cuh"
+#include "together.cuh"
 
 namespace dfgnn::cuda {
 namespace {
@@ -36,17 +39,23 @@ __device__ __forceinline__ int64_t of_no_edges(int which) {
 
 // The numbers of all threads' edges; valid in thread 0.
 __device__ __forceinline__ void join_block(int64_t (&own)[kEdgeNumbers]) {
-  __shared__ int64_t warps[kPlanThreads / 32][kEdgeNumbers];
+  constexpr int kWarps = kPlanThreads / 32;
+  __shared__ int64_t warps[kEdgeNumbers][kWarps];
+  const auto join_warp = [&](int lanes) {
 #pragma unroll
-  for (int k = 0; k < kEdgeNumbers; ++k) {
-    for (int o = 16; o > 0; o /= 2)
-      own[k] = joined(k, own[k], int64_t(__shfl_xor_sync(kAll, (long long)own[k], o)));
-    if ((threadIdx.x & 31) == 0) warps[threadIdx.x / 32][k] = own[k];
-  }
+    for (int k = 0; k < kEdgeNumbers; ++k)
+      for (int o = lanes / 2; o > 0; o /= 2)
+        own[k] = joined(k, own[k], int64_t(__shfl_xor_sync(kAll, (long long)own[k], o)));
+  };
+  join_warp(32);
+  if ((threadIdx.x & 31) == 0)
+#pragma unroll
+    for (int k = 0; k < kEdgeNumbers; ++k) warps[k][threadIdx.x / 32] = own[k];
   __syncthreads();
-  if (threadIdx.x == 0)
-    for (int w = 1; w < kPlanThreads / 32; ++w)
-      for (int k = 0; k < kEdgeNumbers; ++k) own[k] = joined(k, own[k], warps[w][k]);
+  if (threadIdx.x >= 32) return;
+#pragma unroll
+  for (int k = 0; k < kEdgeNumbers; ++k) own[k] = warps[k][threadIdx.x % kWarps];
+  join_warp(kWarps);
 }
 
 // The edges of a block.
@@ -58,7 +67,7 @@ struct Run {
   }
 };
 
-__global__ void __launch_bounds__(kPlanThreads) read_kernel(const StructureParams p) {
+__device__ __forceinline__ void read(const StructureParams& p) {
   int64_t own[kEdgeNumbers];
   for (int k = 0; k < kEdgeNumbers; ++k) own[k] = of_no_edges(k);
   const Run run(p);
@@ -101,7 +110,8 @@ __device__ __forceinline__ void put(const StructureParams& p, bool as_given, int
   ends[id] = int32_t(src), ends[room + id] = int32_t(dst);
 }
 
-__global__ void __launch_bounds__(kPlanThreads) number_kernel(const StructureParams p) {
+// counts: of each destination and of each source, or null.
+__device__ __forceinline__ void number(const StructureParams& p, int32_t* const (&counts)[2]) {
   const auto* parts = static_cast<const int64_t*>(p.parts);
   int64_t mine = 0, kept = 0;
   bool src_falls = false, dst_falls = false;
@@ -126,6 +136,7 @@ __global__ void __launch_bounds__(kPlanThreads) number_kernel(const StructurePar
     const int64_t id = before + sum_before(int(keep), total);
     if (keep) {
       put(p, as_given, id, src, dst);
+      if (counts[0]) atomicAdd(counts[0] + dst, 1), atomicAdd(counts[1] + src, 1);
       if (p.edge_map) p.edge_map[id] = e;
     } else if (e < run.end) {
       put(p, as_given, p.room - 1 - (e - id), p.num_src, p.num_dst);  // behind all others
@@ -136,6 +147,7 @@ __global__ void __launch_bounds__(kPlanThreads) number_kernel(const StructurePar
   const int64_t step = int64_t(gridDim.x) * kPlanThreads;
   for (int64_t i = first; i < p.num_loops; i += step) {
     put(p, as_given, num_kept + i, i, i);
+    if (counts[0]) atomicAdd(counts[0] + i, 1), atomicAdd(counts[1] + i, 1);
     if (p.edge_map) p.edge_map[num_kept + i] = -1;
   }
   for (int64_t k = first; k < 2 * kDegreeScratch; k += step) static_cast<int64_t*>(p.degrees)[k] = 0;
@@ -148,9 +160,12 @@ __global__ void __launch_bounds__(kPlanThreads) number_kernel(const StructurePar
       own[k] = joined(k, own[k], parts[b * kEdgeNumbers + k]);
   }
   join_block(own);
-  if (threadIdx.x == 0)
-    for (int k = 0; k < kEdgeNumbers; ++k)
-      p.numbers[k] = p.num_given || k > kDstHigh ? own[k] : k == kSrcLow || k == kDstLow ? 0 : -1;
+  if (threadIdx.x > 0) return;
+  for (int k = 0; k < kEdgeNumbers; ++k)
+    p.numbers[k] = p.num_given || k > kDstHigh ? own[k] : k == kSrcLow || k == kDstLow ? 0 : -1;
+  if (!p.done) return;
+  __threadfence_system();
+  *static_cast<volatile int64_t*>(p.done) = 1;
 }
 
 // How many of the sorted keys [0, count) are below `key`.
@@ -166,31 +181,104 @@ __device__ __forceinline__ int64_t below(const uint64_t* keys, int64_t count, ui
   return low;
 }
 
+// Of a direction, from its sorted keys; by `blocks` blocks, of which this is number `block`.
+__device__ __forceinline__ void write_rows(const StructureParams& p, int side, int sorted, int64_t block,
+                                           int64_t blocks) {
+  const int64_t room = p.room, num_rows = side ? p.num_src : p.num_dst;
+  const auto* keys = static_cast<const uint64_t*>(p.keys[sorted]) + side * room;
+  const auto* places = static_cast<const int32_t*>(p.places[sorted]) + side * room;
+  const auto* ends = static_cast<const int32_t*>(p.ends) + side * room;
+  const int64_t num_cols = side ? p.num_dst : p.num_src;
+  for (int64_t at = block * kPlanThreads + threadIdx.x; at < room || at <= num_rows;
+       at += blocks * kPlanThreads) {
+    if (at < room) {
+      const int32_t id = places[at];
+      p.eids[side][at] = id;
+      // No row has what is not kept, but a kernel may load what lies ahead.
+      p.indices[side][at] = min(ends[id], max(int32_t(num_cols) - 1, 0));
+    }
+    if (at <= num_rows) p.indptr[side][at] = below(keys, room, row_key(p, side, at));
+  }
+}
+
+__device__ __host__ __forceinline__ Degrees degrees_of(const StructureParams& p, int side,
+                                                       const int32_t* counts) {
+  return {p.indptr[side],
+          side ? p.num_src : p.num_dst,
+          static_cast<int64_t*>(p.degrees) + side * kDegreeScratch,
+          p.numbers + kEdgeNumbers + side * kDegreeNumbers,
+          counts,
+          p.done ? p.done + 1 + side : nullptr};
+}
+
+// Bits of a key.
+int bits_of(const StructureParams& p) {
+  int bits = dst_bits(p);
+  for (int64_t rest = p.num_src + 1; rest; rest /= 2) ++bits;
+  return bits;
+}
+
+// ---- by one kernel ------------------------------------------------------------------------------------
+
+// Edges, loops included, or rows that a block is worth, in a cluster and of a grid; and up to which this way
+// is worth it.
+constexpr int64_t kEachOfCluster = kMostKeys / 2, kEachOfGrid = 1024, kMostTogether = int64_t(1) << 18;
+
+// An even number, half of them for each direction; 0: too many edges or rows for this way.
+unsigned blocks_together(const StructureParams& p) {
+  const int64_t work = std::max({p.room, p.num_src, p.num_dst});
+  for (unsigned blocks = 2; blocks <= kMostOfCluster; blocks *= 2)
+    if (work <= blocks * kEachOfCluster) return blocks;
+  const int64_t most = std::min(device().multiprocessors, kMostEdgeBlocks) / 2;
+  if (work > std::min(kMostTogether, most * kMostKeys)) return 0;
+  return 2 * unsigned(std::min<int64_t>(blocks_of(work, 2 * kEachOfGrid).x, most));
+}
+
+struct Together {
+  StructureParams params;
+  int bits;  // of a key
+};
+
+template <class Blocks>
+__global__ void __launch_bounds__(kPlanThreads) together_kernel(const Together of) {
+  const StructureParams& p = of.params;
+  const Blocks all_blocks;
+  const int side = blockIdx.x % 2;
+  const unsigned block = blockIdx.x / 2, blocks = gridDim.x / 2;
+  auto* by_dst = static_cast<int32_t*>(p.sorting);
+  int32_t* const counts[] = {by_dst, by_dst + p.num_dst};
+  int32_t* digits = counts[1] + p.num_src;
+  for (int64_t k = int64_t(blockIdx.x) * kPlanThreads + threadIdx.x; k < p.num_dst + p.num_src;
+       k += int64_t(gridDim.x) * kPlanThreads)
+    by_dst[k] = 0;
+  read(p);
+  all_blocks.sync();
+  number(p, counts);
+  all_blocks.sync();
+  count_degrees(degrees_of(p, side, counts[side]), block,
+                blocks);  // what the host waits for: before the rest
+  uint64_t* const keys[] = {static_cast<uint64_t*>(p.keys[0]), static_cast<uint64_t*>(p.keys[1])};
+  int32_t* const places[] = {static_cast<int32_t*>(p.places[0]), static_cast<int32_t*>(p.places[1])};
+  const int sorted = sort_together(all_blocks, keys, places, int(2 * p.room), of.bits, digits);
+  write_rows(p, side, sorted, block, blocks);
+}
+
+// ---- by several ---------------------------------------------------------------------------------------
+
+__global__ void __launch_bounds__(kPlanThreads) read_kernel(const StructureParams p) { read(p); }
+__global__ void __launch_bounds__(kPlanThreads) number_kernel(const StructureParams p) {
+  number(p, {nullptr, nullptr});
+}
 // blockIdx.y: the direction.
 __global__ void __launch_bounds__(kPlanThreads) rows_kernel(const StructureParams p) {
-  const int side = blockIdx.y;
-  const int64_t room = p.room, num_rows = side ? p.num_src : p.num_dst;
-  const auto* keys = static_cast<const uint64_t*>(p.keys[1]) + side * room;
-  const auto* places = static_cast<const int32_t*>(p.places[1]) + side * room;
-  const auto* ends = static_cast<const int32_t*>(p.ends) + side * room;
-  const int64_t at = int64_t(blockIdx.x) * kPlanThreads + threadIdx.x;
-  const int64_t num_cols = side ? p.num_dst : p.num_src;
-  if (at < room) {
-    const int32_t id = places[at];
-    p.eids[side][at] = id;
-    // No row has what is not kept, but a kernel may load what lies ahead.
-    p.indices[side][at] = min(ends[id], max(int32_t(num_cols) - 1, 0));
-  }
-  if (at <= num_rows) p.indptr[side][at] = below(keys, room, row_key(p, side, at));
+  write_rows(p, blockIdx.y, 1, blockIdx.x, gridDim.x);
 }
 
 cudaError_t sort(const StructureParams& p, void* memory, size_t& bytes, cudaStream_t stream) {
-  int bits = dst_bits(p);
-  for (int64_t rest = p.num_src + 1; rest; rest /= 2) ++bits;
   return cub::DeviceRadixSort::SortPairs(
       memory, bytes, static_cast<const uint64_t*>(p.keys[0]), static_cast<uint64_t*>(p.keys[1]),
       static_cast<const int32_t*>(p.places[0]), static_cast<int32_t*>(p.places[1]),
-      static_cast<uint32_t>(2 * p.room), 0, bits, stream);
+      static_cast<uint32_t>(2 * p.room), 0, bits_of(p), stream);
 }
 
 const char* text_of(cudaError_t error) { return error == cudaSuccess ? nullptr : cudaGetErrorString(error); }
@@ -198,12 +286,18 @@ const char* text_of(cudaError_t error) { return error == cudaSuccess ? nullptr :
 }  // namespace
 
 const char* sorting_bytes(const StructureParams& p, size_t& bytes) {
-  bytes = 0;
-  return text_of(sort(p, nullptr, bytes, nullptr));
+  const unsigned together = blocks_together(p);
+  bytes = together ? (size_t(p.num_dst + p.num_src) + together * kDigits) * sizeof(int32_t) : 0;
+  return together ? nullptr : text_of(sort(p, nullptr, bytes, nullptr));
 }
 
 const char* structure(const StructureParams& p, void* stream) {
   const auto s = static_cast<cudaStream_t>(stream);
+  if (const unsigned together = blocks_together(p)) {
+    launch_together(s, dim3(together), together_kernel<OfCluster>, together_kernel<OfGrid>,
+                    Together{p, bits_of(p)});
+    return last_error();
+  }
   constexpr int64_t kEach = 4 * kPlanThreads;  // edges that a block is worth
   const int64_t work = std::max(p.room, int64_t(2 * kDegreeScratch));
   const auto blocks = unsigned(std::clamp<int64_t>((work + kEach - 1) / kEach, 1, kMostEdgeBlocks));
@@ -215,12 +309,60 @@ const char* structure(const StructureParams& p, void* stream) {
   }
   const int64_t most = std::max(p.room, std::max(p.num_src, p.num_dst) + 1);
   rows_kernel<<<dim3(blocks_of(most, kPlanThreads).x, 2), kPlanThreads, 0, s>>>(p);
-  Degrees both[2];
-  for (int side = 0; side < 2; ++side)
-    both[side] = {p.indptr[side], side ? p.num_src : p.num_dst,
-                  static_cast<int64_t*>(p.degrees) + side * kDegreeScratch,
-                  p.numbers + kEdgeNumbers + side * kDegreeNumbers};
+  const Degrees both[] = {degrees_of(p, 0, nullptr), degrees_of(p, 1, nullptr)};
   return degrees(both, 2, true, stream);
+}
+
+// ---- numbers that are read at once --------------------------------------------------------------------
+
+// Pinned memory of the numbers and of what tells that they are there, kept for the next call.
+class HostNumbers::Pool {
+ public:
+  static Pool& get() {
+    static Pool* pool = new Pool;  // never destroyed: CUDA may be gone by then
+    return *pool;
+  }
+  int64_t* take(cudaError_t& error) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (!free_.empty()) {
+        int64_t* found = free_.back();
+        free_.pop_back();
+        return found;
+      }
+    }
+    void* made = nullptr;
+    error =
+        cudaHostAlloc(&made, (kStructureNumbers + kStructureParts) * sizeof(int64_t), cudaHostAllocPortable);
+    return static_cast<int64_t*>(made);
+  }
+  void put_back(int64_t* numbers) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    free_.push_back(numbers);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<int64_t*> free_;
+};
+
+HostNumbers::HostNumbers() {
+  cudaError_t error = cudaSuccess;
+  numbers_ = Pool::get().take(error);
+  error_ = text_of(error);
+  if (numbers_) std::fill_n(done(), kStructureParts, 0);
+}
+HostNumbers::~HostNumbers() {
+  if (numbers_) Pool::get().put_back(numbers_);
+}
+const char* HostNumbers::wait(void* stream) {
+  // For as long as a small graph takes where nothing else is in the stream.
+  for (int spin = 0; spin < (1 << 17); ++spin) {
+    int64_t parts = 0;
+    for (int k = 0; k < kStructureParts; ++k) parts += __atomic_load_n(done() + k, __ATOMIC_ACQUIRE);
+    if (parts == kStructureParts) return nullptr;
+  }
+  return text_of(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)));
 }
 
 }  // namespace dfgnn::cuda

@@ -27,8 +27,10 @@ inline constexpr int kDegreeScratch = kDegreeBins + 4 + 2 * kCutBounds;
 struct Degrees {
   const int64_t* indptr;
   int64_t num_rows;
-  int64_t* scratch;  // [kDegreeScratch]
-  int64_t* found;    // [kDegreeNumbers]
+  int64_t* scratch;                 // [kDegreeScratch]
+  int64_t* found;                   // [kDegreeNumbers]
+  const int32_t* counts = nullptr;  // [num_rows]: in place of what indptr tells
+  int64_t* done = nullptr;          // memory of the host: not 0 when `found` is there
 };
 // Of one or two directions. zeroed: their scratch is 0 already.
 const char* degrees(const Degrees* directions, int count, bool zeroed, void* stream);
@@ -37,6 +39,7 @@ const char* degrees(const Degrees* directions, int count, bool zeroed, void* str
 // kept, how often a source and a destination is below the one before it; then those of `Degrees` of the rows
 // by destination and by source.
 inline constexpr int kEdgeNumbers = 7, kStructureNumbers = kEdgeNumbers + 2 * kDegreeNumbers;
+inline constexpr int kStructureParts = 3;  // edges, and either direction's degrees
 inline constexpr int kMostEdgeBlocks = 1024;
 
 // Edges src -> dst, sorted by destination, stable, and by source in the order of that, so that neighbours
@@ -51,6 +54,7 @@ struct StructureParams {
   int32_t with_loops;
 
   int64_t* numbers;     // [kStructureNumbers]
+  int64_t* done;        // [kStructureParts], or null: in memory of the host, not 0 as parts of them are there
   int64_t* indptr[2];   // by destination [num_dst + 1], by source [num_src + 1]
   int32_t* indices[2];  // [room]: the other end
   int32_t* eids[2];     // [room]
@@ -68,5 +72,28 @@ struct StructureParams {
 // Null, or an error.
 const char* sorting_bytes(const StructureParams& params, size_t& bytes);
 const char* structure(const StructureParams& params, void* stream);
+
+// `plan_rows` (engine.h) of one or two directions.
+const char* plan_directions(const PlanParams* directions, int count, void* stream);
+
+// Memory of the host, into which the device writes `StructureParams::numbers` where somebody waits for them:
+// without a copy, and before edges are sorted.
+class HostNumbers {
+ public:
+  HostNumbers();
+  ~HostNumbers();
+  HostNumbers(const HostNumbers&) = delete;
+  HostNumbers& operator=(const HostNumbers&) = delete;
+  const char* error() const { return error_; }  // null where there is memory
+  int64_t* numbers() const { return numbers_; }
+  int64_t* done() const { return numbers_ + kStructureNumbers; }
+  // For all of them, which `stream` was given; null, or an error.
+  const char* wait(void* stream);
+
+ private:
+  class Pool;
+  int64_t* numbers_;
+  const char* error_;
+};
 
 }  // namespace dfgnn::cuda

@@ -76,26 +76,27 @@ struct CudaBackend {
   static std::tuple<int64_t, Tensor, Tensor, OptTensor, OptTensor> cut_graph(
       Tensor indptr, Tensor indices, OptTensor eids, Sizes how, OptTensor rev_indptr, OptTensor rev_indices,
       OptTensor rev_eids, Sizes rev_how) {
+    const Scope scope(indptr);
     const Checker check("dfgnn::cut_graph", indptr);
     const bool backward = rev_indptr && rev_indices;
     check.require(how.size() == 5 && (!backward || rev_how.size() == 5),
                   "how: expected [max_edges, by_length, more, num_splits, packed]");
-    const auto cut = [](const Tensor& begin, const Tensor& ends, const Sizes& how) {
-      return cut_rows(begin, ends, how[0], how[1] != 0, how[2], how[3]);
-    };
+    std::vector<Cuttable> directions{{indptr, indices, how[0], how[1] != 0, how[2], how[3]}};
     const int64_t rows = indptr.size(0) - 1, edges = indices.size(0);
-    const auto [items, splits] = cut(indptr, indices, how);
-    OptTensor rev_items, rev_splits;
     Sizes rev_plan;
     int64_t cols = 0;
     if (backward) {
-      std::tie(rev_items, rev_splits) = cut(*rev_indptr, *rev_indices, rev_how);
+      directions.push_back({*rev_indptr, *rev_indices, rev_how[0], rev_how[1] != 0, rev_how[2], rev_how[3]});
       cols = rev_indptr->size(0) - 1;
       rev_plan = {rev_how[2] + rev_how[3], rev_how[4], 0, cols, rows, edges};
     } else {
       check.require(rev_how.size() == 1, "rev_how: expected [num_src] without the reverse CSR");
       cols = rev_how[0];
     }
+    const std::vector<Cut> cut = cut_rows(check, directions);
+    const Tensor &items = cut[0].items, &splits = cut[0].splits;
+    OptTensor rev_items, rev_splits;
+    if (backward) rev_items = cut[1].items, rev_splits = cut[1].splits;
     const Sizes plan{how[2] + how[3], how[4], 0, rows, cols, edges};
     const int64_t number = Planned<CudaBackend>::graph_handle(
         indices, eids, items, splits, plan, rev_indices, rev_eids, rev_items, rev_splits, rev_plan, {}, {});

@@ -5,15 +5,25 @@
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/headeronly/util/shim_utils.h>
 
-#include <tuple>
+#include <vector>
 
 #include "checks.h"
 
 namespace dfgnn {
 
-// cuda_planning.cpp
-std::tuple<Tensor, Tensor> cut_rows(Tensor indptr, Tensor indices, int64_t max_edges, bool by_length,
-                                    int64_t more, int64_t num_splits);
+// A CSR to be cut as by plan_rows of one part, without waiting for how many items there are: more, num_splits
+// as `degrees` counts them.
+struct Cuttable {
+  Tensor indptr, indices;
+  int64_t max_edges;
+  bool by_length;
+  int64_t more, num_splits;
+};
+struct Cut {
+  Tensor items, splits;
+};
+// Of one or two, on the current device. cuda_planning.cpp
+std::vector<Cut> cut_rows(const Checker& check, const std::vector<Cuttable>& directions);
 
 struct CudaScope {
   explicit CudaScope(const Tensor& t) : guard(t.get_device_index()) {}

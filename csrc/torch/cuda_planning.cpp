@@ -35,10 +35,9 @@ cuda::Ids ids(const Tensor& t) { return {data(t), t.stride(0), t.scalar_type() =
 // Both CSRs of edges src -> dst, which a node that is out of range does not disturb. numbers tells of it, and
 // of what else is chosen by (cuda/structure.h). With loops, indices, eids and edge_map are as long as there
 // may be edges: numbers tells how many there are.
-std::tuple<Tensor, Tensor, Tensor, Tensor, OptTensor, Tensor, Tensor, Tensor> structure(
-    Tensor src, Tensor dst, int64_t num_src, int64_t num_dst, bool with_loops) {
-  const CudaScope scope(src);
-  const Checker check("dfgnn::structure", src);
+using Sorted = std::tuple<Tensor, Tensor, Tensor, OptTensor, Tensor, Tensor, Tensor>;
+Sorted sort_edges(const Checker& check, const Tensor& src, const Tensor& dst, int64_t num_src,
+                  int64_t num_dst, bool with_loops, int64_t* found, int64_t* done) {
   check.tensor("src", src, {-1}, {ScalarType::Int, ScalarType::Long});
   const int64_t num_given = src.size(0);
   check.tensor("dst", dst, {num_given}, {ScalarType::Int, ScalarType::Long});
@@ -52,8 +51,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, OptTensor, Tensor, Tensor, Tensor> st
   check.count("src: number of edges, loops included", room);
 
   const ScalarType i32 = ScalarType::Int, i64 = ScalarType::Long;
-  Tensor found = make(src, {cuda::kStructureNumbers}, i64);
-  p.numbers = numbers(found);
+  p.numbers = found, p.done = done;
   const int64_t rows[] = {num_dst, num_src};
   std::vector<Tensor> made;
   for (int side = 0; side < 2; ++side) {
@@ -79,25 +77,51 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, OptTensor, Tensor, Tensor, Tensor> st
   scratch.add(p.sorting, true, {int64_t(p.sorting_bytes)}, ScalarType::Byte);
   const OptTensor memory = scratch.make(src);
   launched(cuda::structure(p, stream_of(src)));
-  return {found, made[0], made[1], made[2], edge_map, made[3], made[4], made[5]};
+  return {made[0], made[1], made[2], edge_map, made[3], made[4], made[5]};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, OptTensor, Tensor, Tensor, Tensor> structure(
+    Tensor src, Tensor dst, int64_t num_src, int64_t num_dst, bool with_loops) {
+  const CudaScope scope(src);
+  const Checker check("dfgnn::structure", src);
+  Tensor found = make(src, {cuda::kStructureNumbers}, ScalarType::Long);
+  return std::tuple_cat(std::tuple(found),
+                        sort_edges(check, src, dst, num_src, num_dst, with_loops, numbers(found), nullptr));
+}
+
+// The same with the numbers on the host, for which it waits.
+std::tuple<Sizes, Tensor, Tensor, Tensor, OptTensor, Tensor, Tensor, Tensor> structure_read(
+    Tensor src, Tensor dst, int64_t num_src, int64_t num_dst, bool with_loops) {
+  const CudaScope scope(src);
+  const Checker check("dfgnn::structure_read", src);
+  cuda::HostNumbers found;
+  launched(found.error());
+  Sorted made = sort_edges(check, src, dst, num_src, num_dst, with_loops, found.numbers(), found.done());
+  launched(found.wait(stream_of(src)));
+  return std::tuple_cat(std::tuple(Sizes(found.numbers(), found.done())), std::move(made));
 }
 
 // more: items beyond one per row that there can be.
-std::tuple<Tensor, Tensor, Tensor> plan(const Checker& check, const Tensor& indptr, PlanParams p,
-                                        int64_t max_edges, int64_t more, int64_t num_splits) {
+Cut room_for(const Checker& check, const Tensor& indptr, PlanParams& p, int64_t max_edges, int64_t more,
+             int64_t num_splits) {
   check.require(max_edges > 0 && max_edges < kMostIds, "items: expected a bound in [1, 2**31), got ",
                 max_edges);
-  const ScalarType i32 = ScalarType::Int;
   check.count("items: their number", indptr.size(0) - 1 + more);
   p.num_rows = indptr.size(0) - 1, p.max_edges = int32_t(max_edges);
   p.num_items = p.num_rows + more, p.front = more, p.num_splits = num_splits;
-  Tensor items = make(indptr, {p.num_items, 4}, i32), splits = make(indptr, {num_splits, 4}, i32),
-         counts = make(indptr, {cuda::plan_counts(p)}, i32);
-  p.items = static_cast<Item*>(items.mutable_data_ptr());
-  p.splits = static_cast<Split*>(splits.mutable_data_ptr());
+  Cut made{make(indptr, {p.num_items, 4}, ScalarType::Int), make(indptr, {num_splits, 4}, ScalarType::Int)};
+  p.items = static_cast<Item*>(made.items.mutable_data_ptr());
+  p.splits = static_cast<Split*>(made.splits.mutable_data_ptr());
+  return made;
+}
+
+std::tuple<Tensor, Tensor, Tensor> plan(const Checker& check, const Tensor& indptr, PlanParams p,
+                                        int64_t max_edges, int64_t more, int64_t num_splits) {
+  const Cut made = room_for(check, indptr, p, max_edges, more, num_splits);
+  Tensor counts = make(indptr, {cuda::plan_counts(p)}, ScalarType::Int);
   p.counts = static_cast<int32_t*>(counts.mutable_data_ptr());
   launched(cuda::plan_rows(p, stream_of(indptr)));
-  return {items, splits, counts};
+  return {made.items, made.splits, counts};
 }
 
 std::tuple<Tensor, Tensor, Tensor> plan_rows(Tensor indptr, Tensor indices, int64_t num_cols, int64_t parts,
@@ -199,25 +223,49 @@ std::tuple<Tensor, Tensor> tiles(Tensor indptr, Tensor indices, Tensor first, in
 
 }  // namespace
 
-// plan_rows of one part without waiting for how many there are: more, num_splits as `degrees` counts them.
-std::tuple<Tensor, Tensor> cut_rows(Tensor indptr, Tensor indices, int64_t max_edges, bool by_length,
-                                    int64_t more, int64_t num_splits) {
-  const CudaScope scope(indptr);
-  const Checker check("dfgnn::cut_rows", indptr);
-  PlanParams p{};
-  p.indptr = offsets(check, "indptr", indptr), p.indices = columns(check, indices, indptr);
-  p.parts = 1, p.by_length = by_length, p.stride = 1, p.last_row = indptr.size(0) - 1, p.exact = true;
-  check.require(more >= 0 && more <= indices.size(0) && num_splits >= 0 && num_splits <= more,
-                "more, num_splits: expected no more than edges, got ", more, " and ", num_splits);
-  const auto [items, splits, counts] = plan(check, indptr, p, max_edges, more, num_splits);
-  return {items, splits};
+std::vector<Cut> cut_rows(const Checker& check, const std::vector<Cuttable>& directions) {
+  std::vector<PlanParams> plans;
+  std::vector<Cut> made;
+  Workspace scratch;
+  void* counts[2] = {};
+  for (const Cuttable& given : directions) {
+    PlanParams p{};
+    p.indptr = offsets(check, "indptr", given.indptr),
+    p.indices = columns(check, given.indices, given.indptr);
+    p.parts = 1, p.by_length = given.by_length, p.stride = 1, p.exact = true;
+    p.num_rows = p.last_row = given.indptr.size(0) - 1;
+    check.require(given.more >= 0 && given.more <= given.indices.size(0) && given.num_splits >= 0 &&
+                      given.num_splits <= given.more,
+                  "more, num_splits: expected no more than edges, got ", given.more, " and ",
+                  given.num_splits);
+    made.push_back(room_for(check, given.indptr, p, given.max_edges, given.more, given.num_splits));
+    scratch.add(counts[plans.size()], true, {cuda::plan_counts(p)}, ScalarType::Int);
+    plans.push_back(p);
+  }
+  const Tensor& like = directions[0].indptr;
+  const OptTensor memory = scratch.make(like);
+  for (size_t k = 0; k < plans.size(); ++k) plans[k].counts = static_cast<int32_t*>(counts[k]);
+  launched(cuda::plan_directions(plans.data(), int(plans.size()), stream_of(like)));
+  return made;
 }
 
+namespace {
+
+std::tuple<Tensor, Tensor> cut_rows_of_one(Tensor indptr, Tensor indices, int64_t max_edges, bool by_length,
+                                           int64_t more, int64_t num_splits) {
+  const CudaScope scope(indptr);
+  const Checker check("dfgnn::cut_rows", indptr);
+  const Cut made = cut_rows(check, {{indptr, indices, max_edges, by_length, more, num_splits}})[0];
+  return {made.items, made.splits};
+}
+
+}  // namespace
 }  // namespace dfgnn
 
 STABLE_TORCH_LIBRARY_IMPL(dfgnn, CUDA, m) {
   m.impl("structure", TORCH_BOX(&dfgnn::structure));
-  m.impl("cut_rows", TORCH_BOX(&dfgnn::cut_rows));
+  m.impl("structure_read", TORCH_BOX(&dfgnn::structure_read));
+  m.impl("cut_rows", TORCH_BOX(&dfgnn::cut_rows_of_one));
   m.impl("plan_rows", TORCH_BOX(&dfgnn::plan_rows));
   m.impl("plan_windows", TORCH_BOX(&dfgnn::plan_windows));
   m.impl("degrees", TORCH_BOX(&dfgnn::degrees));

@@ -109,6 +109,11 @@ inline constexpr const char* kStructure =
     "structure(Tensor src, Tensor dst, int num_src, int num_dst, bool with_loops)"
     " -> (Tensor numbers, Tensor indptr, Tensor indices, Tensor eids, Tensor? edge_map, "
     "Tensor rev_indptr, Tensor rev_indices, Tensor rev_eids)";
+// With the numbers on the host, for which it waits.
+inline constexpr const char* kStructureRead =
+    "structure_read(Tensor src, Tensor dst, int num_src, int num_dst, bool with_loops)"
+    " -> (int[] numbers, Tensor indptr, Tensor indices, Tensor eids, Tensor? edge_map, "
+    "Tensor rev_indptr, Tensor rev_indices, Tensor rev_eids)";
 // Planning; params.h and engine.h say what comes. CUDA only but for plan_rows, which both have.
 inline constexpr const char* kPlanRows =
     "plan_rows(Tensor indptr, Tensor indices, int num_cols, int parts, int max_edges, bool by_length)"
@@ -131,8 +136,8 @@ inline constexpr const char* kSharing =
 inline constexpr const char* kTileCounts = "tile_counts(Tensor indptr, Tensor indices) -> Tensor";
 inline constexpr const char* kTiles =
     "tiles(Tensor indptr, Tensor indices, Tensor offsets, int num_chunks) -> (Tensor chunks, Tensor twice)";
-inline constexpr const char* kPlanning[] = {kCooToCsr,  kTransposeCsr, kPlanGraph, kPlanRows,   kPlanWindows,
-                                            kDegrees,   kFalls,        kSharing,   kTileCounts, kTiles,
-                                            kStructure, kCutRows,      kCutGraph};
+inline constexpr const char* kPlanning[] = {kCooToCsr,  kTransposeCsr,  kPlanGraph, kPlanRows,   kPlanWindows,
+                                            kDegrees,   kFalls,         kSharing,   kTileCounts, kTiles,
+                                            kStructure, kStructureRead, kCutRows,   kCutGraph};
 
 }  // namespace dfgnn

@@ -52,7 +52,8 @@ class Graph:
     behaviour. (On the CPU edges are sorted by an operator that checks them on the way, so that only
     constructors from a CSR or a sparse matrix skip anything.) Later only `has_zero_in_degree`,
     `degree_stats`, `plan` and ``add_self_loops(remove_existing=True)`` wait; the first three once per graph,
-    `plan` not at all for a `one_shot` graph.
+    `plan` not at all for a `one_shot` graph. On a GPU what they make is there in the order of the stream,
+    like any tensor: another stream has to wait for it.
 
     Everything derived is cached, and building it twice from two threads is harmless. Equality is identity.
     Pickling and copying keep both CSRs and drop plans.

@@ -1,7 +1,5 @@
 """Both CSRs of edges by the GPU's operator, and what is chosen by, beside plain tensor operations."""
 
-import warnings
-
 import pytest
 import torch
 from graphs import GRAPHS
@@ -26,9 +24,12 @@ def sized(num_edges, num_nodes):
     return build
 
 
-# Below a block's edges, a block's, one tile of the sort and beyond it, several blocks' and passes'.
+# Below a block's edges, a block's, one tile of the sort and beyond it, several blocks' and passes'; the most
+# that a cluster and a grid sort, alone and with loops, and more; keys of many bits.
 CASES = {**GRAPHS, **{f"{e} edges": sized(e, n) for e, n in ((511, 90), (2048, 300), (2500, 2000))}}
 CASES |= {f"{e} edges": sized(e, n) for e, n in ((5000, 70), (60_000, 3000), (700_000, 70_000))}
+CASES |= {f"{e} edges": sized(e, n) for e, n in ((2**18 - 5001, 5000), (2**18, 300), (333, 200_000))}
+CASES |= {f"{e} edges": sized(e, n) for e, n in ((4096, 999), (8000, 150), (2**14, 700), (2**14 + 1, 5000))}
 
 
 def degrees_of(degree: torch.Tensor) -> list[int]:
@@ -77,6 +78,11 @@ def structure(src, dst, num_src, num_dst, with_loops):
     return torch.tensor(numbers), *made[:3], edge_map, *made[3:]
 
 
+def structure_read(*args):
+    numbers, *made = structure(*args)
+    return numbers.tolist(), *made
+
+
 def given(name, device="cpu", dtypes=(INT64, INT64)):
     src, dst, num_src, num_dst = CASES[name]()
     return src.to(device, dtypes[0]), dst.to(device, dtypes[1]), num_src, num_dst
@@ -117,6 +123,7 @@ def check(found: _csr.Edges, src, dst, num_src, num_dst, with_loops):
 def in_tensors(monkeypatch):
     """The way of a GPU where there is none, with `structure` in place of the operator."""
     monkeypatch.setattr(_csr, "structure_on_gpu", structure)
+    monkeypatch.setattr(_csr, "structure_read", structure_read)
     monkeypatch.setattr(_csr._ops, "on_device", lambda x: True)
 
 
@@ -162,9 +169,11 @@ def test_the_operator(name, with_loops, dtypes):
 @on_a_gpu
 def test_the_operator_gives_the_same_bits():
     src, dst, *sizes = given("700000 edges", "cuda")
-    first, *more = (ops.structure(src, dst, *sizes, False) for _ in range(4))
-    for found in more:
-        assert all(a is b or torch.equal(a, b) for a, b in zip(first, found))
+    for num_edges in (4096, 200_000, len(src)):
+        ends = src[:num_edges], dst[:num_edges]
+        first, *more = (ops.structure(*ends, *sizes, False) for _ in range(4))
+        for found in more:
+            assert all(a is b or torch.equal(a, b) for a, b in zip(first, found))
 
 
 @pytest.mark.gpu
@@ -190,7 +199,7 @@ def test_bad_nodes_on_the_gpu():
 @on_a_gpu
 @pytest.mark.parametrize("self_loops", [False, True])
 @pytest.mark.parametrize("layer", ["gat", "gatv2", "dot"])
-def test_a_fresh_graph_waits_once(self_loops, layer):
+def test_a_fresh_graph_waits_once(self_loops, layer, monkeypatch):
     """For both directions, their plans and all else that a step needs."""
     src, dst, num_nodes, _ = sized(9000, 700)()
     edge_index = torch.stack([src, dst]).cuda()
@@ -202,20 +211,39 @@ def test_a_fresh_graph_waits_once(self_loops, layer):
         return graph
 
     plans(edge_index.clone())
-    torch.cuda.set_sync_debug_mode("warn")
+    read, calls = _csr.structure_read, []
+    monkeypatch.setattr(_csr, "structure_read", lambda *args: calls.append(args) or read(*args))
+    torch.cuda.set_sync_debug_mode("error")  # of any other wait than that of the operator
     try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            plans(edge_index.clone())
+        plans(edge_index.clone())
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    waits = [w for w in caught if "synchroniz" in str(w.message)]
-    assert len(waits) == 1, [str(w.message) for w in caught]
+    assert len(calls) == 1
 
 
 @pytest.mark.gpu
 @on_a_gpu
-@pytest.mark.parametrize("name", [*GRAPHS, "60000 edges"])
+@pytest.mark.parametrize("with_loops", [False, True])
+def test_numbers_on_the_host_are_those_on_the_device(with_loops):
+    """On a stream of its own, behind much else, too; what is made is there in that stream's order."""
+    stream = torch.cuda.Stream()
+    for name in ("5000 edges", "700000 edges", "511 edges", "60000 edges"):
+        args = *given(name, "cuda"), with_loops
+        expected, *others = ops.structure(*args)
+        num_edges = int(expected[4]) + (min(args[2:4]) if with_loops else 0)
+        stream.wait_stream(torch.cuda.current_stream())
+        for busy in (0, 1_000_000, 50_000_000):
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(busy)
+                numbers, *made = ops.structure_read(*args)
+                assert numbers == expected.tolist()
+                for a, b in zip(made, others):
+                    assert a is b or torch.equal(a[:num_edges], b[:num_edges])
+
+
+@pytest.mark.gpu
+@on_a_gpu
+@pytest.mark.parametrize("name", [*GRAPHS, "60000 edges", "700000 edges"])
 @pytest.mark.parametrize("edges", [False, True])
 def test_a_handle_in_one_call_is_that_of_several(name, edges):
     src, dst, num_src, num_dst = given(name, "cuda")

@@ -196,6 +196,15 @@ def long_degrees(device="cpu") -> CSR:
     return CSR(indptr, torch.zeros(int(degree.sum()), dtype=torch.int32, device=device), None)
 
 
+def many_rows() -> CSR:
+    """More than a GPU works on at a time, some of which are cut."""
+    degree = torch.arange(70_000) % 3
+    degree[::1000] = 100
+    indptr = torch.cat([torch.zeros(1, dtype=torch.int64), degree.cumsum(0)])
+    place = torch.arange(int(degree.sum())) - torch.repeat_interleave(indptr[:-1], degree)
+    return CSR(indptr, (40 * place).int(), None)
+
+
 def test_falls():
     """Neighbours below the one before: at the beginning of a row they do not count."""
     indptr = torch.tensor([0, 0, 3, 3, 5, 6, 6])
@@ -205,7 +214,7 @@ def test_falls():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU, or a torch without CUDA")
-@pytest.mark.parametrize("name", [*GRAPHS, "skewed", "long_degrees"])
+@pytest.mark.parametrize("name", [*GRAPHS, "skewed", "long_degrees", "many_rows"])
 @pytest.mark.parametrize("parts", [1, 2, 7])
 def test_kernels_plan_what_tensors_do(name, parts):
     """Up to the order of items that are alike, and of splits."""
@@ -214,7 +223,8 @@ def test_kernels_plan_what_tensors_do(name, parts):
         order = (dst * num_cols + src).argsort()  # rows rise
         csr = Graph.from_coo(src[order], dst[order], num_src=num_cols, num_dst=num_rows).csr()
     else:
-        csr, num_cols = {"skewed": skewed, "long_degrees": long_degrees}[name](), 4000
+        made = {"skewed": skewed, "long_degrees": long_degrees, "many_rows": many_rows}
+        csr, num_cols = made[name](), 4000
     on_gpu = CSR(csr.indptr.cuda(), csr.indices.cuda(), None)
     assert _csr.degree_stats_of(on_gpu) == _csr.degree_stats_of(csr)
     for indices in (csr.indices, csr.indices.flip(0)):
