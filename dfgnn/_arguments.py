@@ -104,5 +104,5 @@ BackwardResults = _results("BackwardResults", ops.attention_backward.default)
 # Values of `score`, as in csrc/core/params.h.
 SCORES = {"additive": 0, "dot": 1, "additive_v2": 2}
 # Bits of `flags` and `need` (csrc/torch/attention.h).
-BIAS_AFTER, FEAT_IN_KEY, FEAT_IN_VALUE, PART_OF_ROWS = 1, 2, 4, 8
+BIAS_AFTER, FEAT_IN_KEY, FEAT_IN_VALUE, PART_OF_ROWS, IDS_ELSEWHERE = 1, 2, 4, 8, 16
 NEED_DST, NEED_BIAS, NEED_GATE, NEED_WEIGHT, NEED_FEAT = 1, 2, 4, 8, 16

@@ -383,10 +383,12 @@ def attention(
     bias_after: bool = False,
     feat_in_key: bool = False,
     feat_in_value: bool = False,
+    more_flags: int = 0,
 ):
     """(out, attention) of checked arguments; attention means nothing unless asked for."""
     tensors: tuple[Any, ...] = value, src, dst, attn, *edge, out_bias
     flags = BIAS_AFTER * bias_after + FEAT_IN_KEY * feat_in_key + FEAT_IN_VALUE * feat_in_value
+    flags |= more_flags
     numbers = Numbers(float(slope), float(scale), float(dropout_p), flags)
     if isinstance(graph, RangedGraph):
 

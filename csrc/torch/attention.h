@@ -113,7 +113,14 @@ struct Attention {
   }
 
   // Positions in `flags` and `need` of the schemas.
-  enum Flag : int64_t { kBiasAfter = 1, kFeatInKey = 2, kFeatInValue = 4, kPartOfRows = 8 };
+  // kIdsElsewhere: ids of edges are not their places in tensors on edges, which there are none of.
+  enum Flag : int64_t {
+    kBiasAfter = 1,
+    kFeatInKey = 2,
+    kFeatInValue = 4,
+    kPartOfRows = 8,
+    kIdsElsewhere = 16
+  };
   enum Need : int64_t { kNeedDst = 1, kNeedBias = 2, kNeedGate = 4, kNeedWeight = 8, kNeedFeat = 16 };
 
   // The arguments that forward and backward share, in the order of the schemas.
@@ -140,7 +147,9 @@ struct Attention {
     const ScalarType type = in.type(), acc = in.acc();
     check.require(in.score >= 0 && in.score <= 2, "score: expected 0 (additive), 1 (dot) or 2 (additive_v2)");
     check.count("num_dst", in.num_dst);
-    check.require(in.flags >= 0 && in.flags < 2 * kPartOfRows, "flags: unknown ones: ", in.flags);
+    check.require(in.flags >= 0 && in.flags < 2 * kIdsElsewhere, "flags: unknown ones: ", in.flags);
+    check.require(!(in.flags & kIdsElsewhere) || !(in.bias || in.gate || in.mask || in.weight || in.feat),
+                  "flags: expected no tensors on edges where ids are not their places");
     check.tensor("value", in.value, {-1, -1, -1}, {type});
     for (int k = 0; k < 3; ++k) check.count("value: sizes", in.value.size(k));
     const int64_t n = in.num_src(), m = in.num_dst, h = in.heads(), dv = in.value_dim();
@@ -341,7 +350,7 @@ struct Attention {
     }
 
     const int64_t slots = p.csr.num_slots, rev_slots = p.reverse.num_slots;
-    const bool hands_over = !p.handed && Backend::hands_over(p);
+    const bool hands_over = !p.handed && !(in.flags & kIdsElsewhere) && Backend::hands_over(p);
     Workspace scratch;
     scratch.add(p.node_stats, true, {m, h, hands_over || p.handed ? 1 : 4}, acc);
     if (hands_over) scratch.add(p.handed, true, {edges, h, 2}, acc);

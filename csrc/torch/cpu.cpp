@@ -62,6 +62,7 @@ std::string constants() {
       {"flag_feat_in_key", A::kFeatInKey},
       {"flag_feat_in_value", A::kFeatInValue},
       {"flag_part_of_rows", A::kPartOfRows},
+      {"flag_ids_elsewhere", A::kIdsElsewhere},
       {"need_dst", A::kNeedDst},
       {"need_bias", A::kNeedBias},
       {"need_gate", A::kNeedGate},

@@ -15,6 +15,7 @@ from .._arguments import (
     BIAS_AFTER,
     FEAT_IN_KEY,
     FEAT_IN_VALUE,
+    IDS_ELSEWHERE,
     PART_OF_ROWS,
     EdgeArgs,
     Numbers,
@@ -401,7 +402,7 @@ class DistributedGraph(GraphPart):
 
         with_positive = score == "additive" and backward and edges.edge_gate is None
         save_positive = with_positive and tensors.dst is not None and tensors.dst.requires_grad
-        numbers = numbers._replace(flags=numbers.flags | PART_OF_ROWS)
+        numbers = numbers._replace(flags=numbers.flags | PART_OF_ROWS | IDS_ELSEWHERE * by_id)
         calls = []
         for which in ("own", "halo"):
             graph = self._graph(which, by_id)
@@ -420,7 +421,7 @@ class DistributedGraph(GraphPart):
             slope=numbers.negative_slope, scale=numbers.scale, dropout_p=numbers.dropout_p,
             bias_after=bool(numbers.flags & BIAS_AFTER), feat_in_key=bool(numbers.flags & FEAT_IN_KEY),
             feat_in_value=bool(numbers.flags & FEAT_IN_VALUE), return_attention=return_attention,
-            schedule=schedule,
+            schedule=schedule, more_flags=IDS_ELSEWHERE * by_id,
         )  # fmt: skip
 
     def _agree_on(self, score, tensors: Tensors, numbers: Numbers, return_attention, backward) -> None:

@@ -29,6 +29,7 @@ def test_every_mirror(constants):
         "flag_feat_in_key": _arguments.FEAT_IN_KEY,
         "flag_feat_in_value": _arguments.FEAT_IN_VALUE,
         "flag_part_of_rows": _arguments.PART_OF_ROWS,
+        "flag_ids_elsewhere": _arguments.IDS_ELSEWHERE,
         "need_dst": _arguments.NEED_DST,
         "need_bias": _arguments.NEED_BIAS,
         "need_gate": _arguments.NEED_GATE,

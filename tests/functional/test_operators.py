@@ -1,5 +1,6 @@
 """The operators torch.ops.dfgnn with arguments that do not fit, and without memory."""
 
+import contextlib
 import gc
 import os
 import subprocess
@@ -53,6 +54,13 @@ def test_out_of_memory_on_the_cpu():
     assert works == "True"
 
 
+def until_it_is_full(size):
+    """Tensors of ``size`` bytes: what was reserved and is free, between what other tests have left."""
+    with contextlib.suppress(torch.OutOfMemoryError):
+        while True:
+            yield torch.empty(size, dtype=torch.uint8, device="cuda")
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU, or a torch without CUDA")
 @pytest.mark.parametrize("score", SCORES)
@@ -72,12 +80,14 @@ def test_out_of_memory_on_a_gpu(score):
     total = torch.cuda.get_device_properties(0).total_memory
     try:
         torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 2**22) / total)
+        filled = [x for size in (2**27, 2**24, 2**21) for x in until_it_is_full(size)]
         with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
             function(score)(wide, **large)
         with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
             out.backward(gradient)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
+    del filled
     torch.cuda.synchronize()
     after = run(function(score), graph, inputs)
     assert all(torch.equal(x, after[name]) for name, x in before.items())

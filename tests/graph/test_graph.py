@@ -412,8 +412,8 @@ def test_waits_for_the_device_only_where_documented():
     torch.cuda.set_sync_debug_mode("error")
     try:
         work()
-        with pytest.raises(RuntimeError):
-            Graph.from_coo(src, dst, num_src=num_src, num_dst=num_dst)
+        with pytest.raises(RuntimeError):  # or the mode would see nothing
+            Graph.from_csr(*csr[:2], num_src, eids=csr.eids)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     for graph in (built["coo"], built["csr"]):
