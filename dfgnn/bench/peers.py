@@ -100,3 +100,5 @@ def turbo_gnn(layer: str, graph):
 
 
 PEERS = {"dgl": dgl, "pyg": pyg, "pyg-compile": pyg_compile, "turbo-gnn": turbo_gnn}
+# What a peer's time over ours is called, by kind of timing.
+SPEEDUPS = {"eager": "speedup", "kernels": "speedup_kernels"}

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from .peers import SPEEDUPS
 from .report import geometric_mean, plan_text
 
 _CASE = ("layer", "heads", "head_dim", "dtype", "mode")
@@ -77,20 +78,21 @@ def draw(results: dict, folder: Path) -> list[str]:
 def bars(results: dict, case: tuple):
     """Times passes x floor by graph, a group of bars for each and a bar for each schedule and peer.
 
-    By kernels alone where every row has them and there are no peers, which are timed eagerly. Raises
-    LookupError if no row has a ratio.
+    By kernels alone where every row and every peer that was measured has them. Raises LookupError if no row
+    has a ratio.
     """
     rows = [row for row in results["rows"] if tuple(row[key] for key in _CASE) == case]
-    kind = "kernels"
-    if any(row.get("peers") or "kernels" not in row.get("x_floor", {"kernels": 0}) for row in rows):
-        kind = "eager"
+    times = [row["x_floor"] for row in rows if "x_floor" in row]
+    peers = [found for row in rows for found in row.get("peers", {}).values() if "speedup" in found]
+    by_kernels = all("kernels" in x for x in times) and all(SPEEDUPS["kernels"] in found for found in peers)
+    kind = "kernels" if by_kernels else "eager"
     series: dict[str, dict[str, float | None]] = {}
     for row in rows:
         ratio = row.get("x_floor", {}).get(kind)
         name = "dfgnn" if row["schedule"] == "auto" else f"dfgnn {row['schedule']}"
         series.setdefault(name, {})[row["graph"]] = ratio
         for peer, found in row.get("peers", {}).items():
-            slower = found.get("speedup")
+            slower = found.get(SPEEDUPS[kind])
             series.setdefault(peer, {})[row["graph"]] = ratio * slower if ratio and slower else None
     values = [v for by_graph in series.values() for v in by_graph.values() if v]
     if not values:

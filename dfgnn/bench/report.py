@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .. import __version__, env
+from .peers import SPEEDUPS
 
 _SHORT = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16"}
 # What a geometric mean is taken over the graphs of.
@@ -131,15 +132,7 @@ def means(rows: list[dict]) -> list[dict]:
                 "mean": geometric_mean(bound.values()),
                 "worst": {"graph": worst, "x_bound": bound[worst]},
             }
-        speedups: dict[str, list[float]] = {}
-        for row in group:
-            for name, peer in row["peers"].items():
-                if "speedup" in peer:
-                    speedups.setdefault(name, []).append(peer["speedup"])
-        record["speedups"] = {
-            name: {"graphs": len(s), "mean": geometric_mean(s), "least": min(s)}
-            for name, s in speedups.items()
-        }
+        record["speedups"] = _speedups(group)
         oracle = {row["graph"]: row["oracle"] for row in group if "oracle" in row}
         if oracle:
             worst = max(oracle, key=lambda graph: oracle[graph]["ratio"])
@@ -235,9 +228,12 @@ def row_lines(row: dict) -> str:
             lines.append(f"      {name}: not measured: {peer['unavailable']}")
             continue
         wrong = f", error {peer['error']['out']:.1e}" if "out" in peer["error"] else ""
-        lines.append(
-            f"      {name}: {_ms(peer, 'eager')} ms, dfgnn is {peer['speedup']:.2f} x as fast{wrong}"
-        )
+        text = f"      {name}: {_ms(peer, 'eager')} ms, dfgnn is {peer['speedup']:.2f} x as fast"
+        if "speedup_kernels" in peer:
+            text += f", kernels {_ms(peer, 'kernels')} ms, {peer['speedup_kernels']:.2f} x"
+        elif "unavailable" in peer.get("kernels", {}):
+            text += f", kernels not measured: {peer['kernels']['unavailable']}"
+        lines.append(text + wrong)
     return "\n".join(lines)
 
 
@@ -251,6 +247,29 @@ def _oracle_text(oracle: dict) -> str:
         for plan, found in oracle["candidates"].items()
     )
     return f"oracle: chosen / best {oracle['ratio']:.2f}, best {oracle['best']}; {oracle['kind']}: {times}"
+
+
+def _speedups(rows: list[dict]) -> dict:
+    """{peer: {"graphs", "mean", "least", "kernels"}} over the rows that have it; "kernels": the same of CUDA
+    graphs."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for row in rows:
+        for name, peer in row["peers"].items():
+            for key in SPEEDUPS.values():
+                if key in peer:
+                    found.setdefault(name, {}).setdefault(key, []).append(peer[key])
+    summary = {
+        name: {
+            key: {"graphs": len(values), "mean": geometric_mean(values), "least": min(values)}
+            for key, values in by_key.items()
+        }
+        for name, by_key in found.items()
+    }
+    eager, kernels = SPEEDUPS.values()
+    return {
+        name: of.get(eager, {}) | ({"kernels": of[kernels]} if kernels in of else {})
+        for name, of in summary.items()
+    }
 
 
 def mean_line(record: dict) -> str:
@@ -270,6 +289,9 @@ def mean_line(record: dict) -> str:
         text += f"; {found['mean']:.2f} x byte bound, worst {worst['x_bound']:.2f} on {worst['graph']}"
     for name, s in record["speedups"].items():
         text += f"; {s['mean']:.2f} x faster than {name} on {s['graphs']}, least {s['least']:.2f}"
+        if "kernels" in s:
+            k = s["kernels"]
+            text += f" (kernels {k['mean']:.2f} on {k['graphs']}, least {k['least']:.2f})"
     if "oracle" in record:
         found = record["oracle"]
         worst = f"worst {found['worst']['ratio']:.2f} on {found['worst']['graph']}"

@@ -144,9 +144,13 @@ def _measure_layer(graph, layer, heads, dim, dtype, floor, options):
         except (RuntimeError, ValueError) as error:
             yield {**key, "failed": measure.reason(error)}
             continue
-        own = measured["eager"]["median"]
         measured["peers"] = {
-            name: peer | ({"speedup": peer["eager"]["median"] / own} if "eager" in peer else {})
+            name: peer
+            | {
+                speedup: peer[kind]["median"] / measured[kind]["median"]
+                for kind, speedup in peers.SPEEDUPS.items()
+                if "median" in peer.get(kind, {}) and "median" in measured.get(kind, {})
+            }
             for name, peer in found[key["mode"]].items()
         }
         if options.oracle and key["schedule"] == "auto":
@@ -222,7 +226,7 @@ def _times_bound(work: Workload, mode: str, row: dict, floor: dict) -> dict[str,
 
 
 def _measure_peers(work: Workload, layer: str, mode: str, check: _Check, options) -> dict:
-    """{peer: {"eager", "error"} or {"unavailable": reason}}"""
+    """{peer: {"eager", "kernels", "error"} or {"unavailable": reason}}"""
     found = {}
     for name in options.peers:
         try:
@@ -236,4 +240,4 @@ def _measure_peers(work: Workload, layer: str, mode: str, check: _Check, options
 def _measure_peer(work: Workload, name, layer, mode, check: _Check, options) -> dict:
     call = work.call(peers.PEERS[name](layer, work.graph), mode)
     error = check.errors(work, call())
-    return {"eager": measure.eager(call, work.graph.device, options.budget)._asdict(), "error": error}
+    return timings(call, work.graph.device, options.budget) | {"error": error}

@@ -331,14 +331,22 @@ def _row(graph="a", ratio=1.2, mode="train", **changes):
 def test_means_are_over_graphs():
     rows = [
         _row("a", 1.0, peers={"other": {"speedup": 2.0}}),
-        _row("b", 4.0, x_floor={"eager": 9.0, "kernels": 4.0}, peers={"other": {"speedup": 8.0}}),
+        _row(
+            "b",
+            x_floor={"eager": 9.0, "kernels": 4.0},
+            peers={"other": {"speedup": 8.0, "speedup_kernels": 3.0}},
+        ),
         _row("c", mode="forward"),
         {key: value for key, value in _row("d").items() if key != "x_floor"} | {"failed": "memory"},
     ]
     train, forward = report.means(rows)
     assert (train["mode"], train["graphs"], train["x_floor"]) == ("train", 2, pytest.approx(2.0))
     assert train["worst"] == {"graph": "b", "x_floor": 4.0}
-    assert train["speedups"] == {"other": {"graphs": 2, "mean": pytest.approx(4.0), "least": 2.0}}
+    of_kernels = {"graphs": 1, "mean": pytest.approx(3.0), "least": 3.0}
+    eager = {"graphs": 2, "mean": pytest.approx(4.0), "least": 2.0}
+    assert train["speedups"] == {"other": eager | {"kernels": of_kernels}}
+    line = report.mean_line(train)
+    assert "4.00 x faster than other on 2, least 2.00 (kernels 3.00 on 1, least 3.00)" in line
     assert (forward["mode"], forward["graphs"]) == ("forward", 1)
 
 

@@ -66,6 +66,15 @@ def test_bars_are_times_passes_x_floor(results):
     assert "mean 1.58" in axes.containers[0].get_label()  # sqrt(2 x 1.25)
 
 
+def test_bars_of_peers_are_of_kernels_where_all_have_them(results):
+    first, second = results["rows"]
+    first["peers"] = {"slow": {"speedup": 10.0, "speedup_kernels": 7.0}}
+    second["peers"] = {"slow": {"unavailable": "memory"}}
+    figure = plots.bars(results, _CASE)
+    assert _bars(figure)[0] == {"dfgnn": [2.0, 1.25], "slow": [14.0]}
+    assert "kernels" in figure.axes[0].get_ylabel()
+
+
 def test_bars_of_peers_are_eager_and_gaps_are_named(results):
     first, second = results["rows"]
     first["peers"] = {"slow": {"speedup": 10.0}, "missing": {"unavailable": "ImportError"}}
