@@ -55,10 +55,11 @@ __global__ void __launch_bounds__(kThreads, (pair_blocks<C, SCORE, SOURCES, EDGE
   constexpr bool READS = FEAT && !GIVEN, KEYS = FEAT && !SOURCES;
   constexpr bool ONE = V2 && !SOURCES;               // c and d are one row
   constexpr bool LINEAR = !(V2 && SOURCES) || FEAT;  // else the statistics bring the linear part of the score
-  constexpr Ahead AHEAD = !PAIR                            ? Ahead::early
-                          : HANDED && SOURCES              ? Ahead::early
-                          : DOT && READS && sizeof(T) == 2 ? Ahead::first
-                                                           : Ahead::none;  // as in forward
+  constexpr bool NARROW = sizeof(T) == 2;
+  constexpr Ahead AHEAD = !PAIR || (HANDED && SOURCES)                   ? Ahead::early
+                          : DOT && NARROW && !GIVEN && (FEAT || SOURCES) ? Ahead::first
+                          : V2 && !FEAT && (QUADS || !NARROW)            ? Ahead::first
+                                                                         : Ahead::none;  // as in forward
   constexpr int CHUNK = B, SHARE = share_of(CHUNK), PERIOD = period_of(CHUNK, LPH), SLOTS = SHARE / PERIOD;
   constexpr bool EDGE_GRADS = EDGE && SOURCES && !GIVEN, CENTRED = !SOURCES;
 
@@ -88,8 +89,9 @@ __global__ void __launch_bounds__(kThreads, (pair_blocks<C, SCORE, SOURCES, EDGE
   [[maybe_unused]] const auto numbers_of = [&](int eid) {
     return me.template at<EdgeNumbers<A>>(p.handed, eid);
   };
-  A share[V2 && !QUADS ? NV : 1][VEC] = {};          // of grad_attn
-  __shared__ A shares[QUADS ? kWarps : 1][VEC][32];  // QUADS: in its place, for registers
+  // Of grad_attn, and those of the block; QUADS: in place of the registers.
+  A share[V2 && !QUADS ? NV : 1][VEC] = {};
+  __shared__ A shares[V2 ? kWarps : 1][NV * VEC][32];
   [[maybe_unused]] const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   if constexpr (QUADS) repeat<VEC>([&](int v) { shares[warp][v][lane] = 0; });
   ItemFeatures<C> features;  // W^T q and then the sum of draw x; W^T g
@@ -536,7 +538,7 @@ __global__ void __launch_bounds__(kThreads, (pair_blocks<C, SCORE, SOURCES, EDGE
     A total[NV][VEC];
     repeat<NV, VEC>(
         [&](int k, int v) { total[k][v] = QUADS ? shares[warp][v][lane] : share[QUADS ? 0 : k][v]; });
-    store_share_of_block(me, t, total, p.grad_attn);
+    store_share_of_block(me, t, total, shares, p.grad_attn);
   }
 }
 

@@ -14,16 +14,34 @@
 namespace dfgnn::cuda {
 
 // Launches a kernel that begins with `follow`: its blocks may come while those of the kernel before it end.
+// carveout: percent of a multiprocessor's memory that is shared memory while the kernel runs, the rest is L1;
+// -1: CUDA's choice.
 template <class... P, class... X>
-void launch(cudaStream_t stream, dim3 grid, dim3 threads, int shared, void (*kernel)(P...), X... args) {
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
+void launch_carved(int carveout, cudaStream_t stream, dim3 grid, dim3 threads, int shared,
+                   void (*kernel)(P...), X... args) {
+  cudaLaunchAttribute attributes[2]{};
   cudaLaunchConfig_t config{};
   config.gridDim = grid, config.blockDim = threads, config.dynamicSmemBytes = shared;
-  config.stream = stream, config.attrs = &early, config.numAttrs = device().follows;
+  config.stream = stream, config.attrs = attributes;
+  if (device().follows) {
+    cudaLaunchAttribute& early = attributes[config.numAttrs++];
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (carveout >= 0) {
+    cudaLaunchAttribute& split = attributes[config.numAttrs++];
+    split.id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+    split.val.sharedMemCarveout = unsigned(carveout);
+  }
   cudaLaunchKernelEx(&config, kernel, P(args)...);
 }
+template <class... P, class... X>
+void launch(cudaStream_t stream, dim3 grid, dim3 threads, int shared, void (*kernel)(P...), X... args) {
+  launch_carved(-1, stream, grid, threads, shared, kernel, args...);
+}
+// What a kernel of little shared memory asks for, where CUDA would take more from L1 than its blocks need. A
+// kernel that comes while another ends keeps that one's division, and gathers need L1.
+inline constexpr int kLittleShared = 14;
 
 // f(part) for the parts of the items, in their order.
 template <class F>

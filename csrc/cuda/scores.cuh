@@ -124,13 +124,14 @@ struct PairScore {
 // The sum of the warps' shares of grad_attn, as the block's row of `parts` [blocks, H, D].
 template <class C>
 __device__ __forceinline__ void store_share_of_block(const Place<C>& me, const Tiling& t,
-                                                     typename C::A (&share)[C::NV][C::VEC], void* parts) {
+                                                     typename C::A (&share)[C::NV][C::VEC],
+                                                     typename C::A (&shared)[kWarps][C::NV * C::VEC][32],
+                                                     void* parts) {
   using A = typename C::A;
   constexpr int NV = C::NV, VEC = C::VEC;
-  __shared__ A shared[kWarps - 1][NV * VEC][32];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   me.across(share, t);
-  if (warp) repeat<NV * VEC>([&](int k) { shared[warp - 1][k][lane] = share[k / VEC][k % VEC]; });
+  if (warp) repeat<NV * VEC>([&](int k) { shared[warp][k][lane] = share[k / VEC][k % VEC]; });
   __syncthreads();
   if (warp || me.sub) return;
 #pragma unroll
@@ -140,7 +141,7 @@ __device__ __forceinline__ void store_share_of_block(const Place<C>& me, const T
              k * C::LPH * VEC;
     repeat<VEC>([&](int v) {
       A sum = share[k][v];
-      repeat<kWarps - 1>([&](int w) { sum += shared[w][k * VEC + v][lane]; });
+      repeat<kWarps - 1>([&](int w) { sum += shared[w + 1][k * VEC + v][lane]; });
       out[v] = sum;
     });
   }

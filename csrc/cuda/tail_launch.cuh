@@ -6,13 +6,30 @@
 
 namespace dfgnn::cuda {
 
+// Blocks of column groups of split rows. Many warps are for few rows of many pieces; where rows are many, a
+// mean one has few pieces, and one warp of each should be resident at once.
+template <typename A>
+struct MergeLaunch {
+  dim3 grid;
+  int threads, shared;
+  MergeLaunch(const Csr& csr, int width, int numbers) {
+    const int per_block = 32 * MergePlace<A>::VA;
+    grid = dim3(unsigned(csr.num_splits), unsigned((width + per_block - 1) / per_block));
+    int warps = kMergeWarps;
+    const int64_t resident = int64_t(device().multiprocessors) * (device().threads / 32);
+    while (warps > 1 && int64_t(grid.x) * grid.y * warps > resident) warps /= 2;
+    threads = 32 * warps;
+    shared = warps / 2 * numbers * 32 * int(sizeof(A));
+  }
+};
+
 template <typename T>
 void merge_rows(const Csr& csr, const Shape& shape, int dim, const void* partial, void* rows, double factor,
                 cudaStream_t stream) {
   if (csr.num_splits == 0) return;
-  const int per_block = 32 * MergePlace<Acc<T>>::VA;
-  const dim3 grid(unsigned(csr.num_splits), (shape.heads * dim + per_block - 1) / per_block);
-  launch(stream, grid, 32 * kMergeWarps, 0, merge_rows_kernel<T>, csr, shape, dim, partial, rows, factor);
+  const MergeLaunch<Acc<T>> at(csr, shape.heads * dim, MergePlace<Acc<T>>::VA);
+  launch_carved(kLittleShared, stream, at.grid, at.threads, at.shared, merge_rows_kernel<T>, csr, shape, dim,
+                partial, rows, factor);
 }
 
 template <typename A>
@@ -51,10 +68,8 @@ void sum_parts(const void* parts, int64_t num_parts, int width, void* sums, void
 template <typename T>
 void finish_forward(const ForwardParams& p, cudaStream_t stream) {
   if (p.csr.num_splits) {
-    const int per_block = 32 * MergePlace<Acc<T>>::VA;
-    const dim3 grid(unsigned(p.csr.num_splits),
-                    (p.shape.heads * p.shape.value_dim + per_block - 1) / per_block);
-    launch(stream, grid, 32 * kMergeWarps, 0, merge_forward_kernel<T>, p);
+    const MergeLaunch<Acc<T>> at(p.csr, p.shape.heads * p.shape.value_dim, merge_numbers<Acc<T>>(p.positive));
+    launch_carved(kLittleShared, stream, at.grid, at.threads, at.shared, merge_forward_kernel<T>, p);
   }
   if (p.attention) launch(stream, blocks_of(p.csr.num_items, kWarps), kThreads, 0, attention_kernel<T>, p);
 }

@@ -6,17 +6,18 @@
 
 namespace dfgnn::cuda {
 
-inline constexpr int kMergeWarps = 16;
+inline constexpr int kMergeWarps = 16;  // at most
 
-// One 16-byte column group of a split row per lane; the warps of a block share its slots.
+// One 16-byte column group of a split row per lane; the warps of a block, as many as are launched, share its
+// slots.
 // grid (num_splits, ceil(H D / (32 VA))).
 template <typename A>
 struct MergePlace {
   static constexpr int VA = 16 / sizeof(A);
-  int lane, warp, column, width, head;
+  int lane, warp, warps, column, width, head;
   bool ok;
   __device__ __forceinline__ MergePlace(const Shape& s, int dim)
-      : lane(threadIdx.x & 31), warp(threadIdx.x >> 5), width(s.heads * dim) {
+      : lane(threadIdx.x & 31), warp(threadIdx.x >> 5), warps(blockDim.x >> 5), width(s.heads * dim) {
     column = (blockIdx.y * 32 + lane) * VA;
     ok = column < width;
     head = ok ? column / dim : 0;
@@ -29,7 +30,25 @@ struct MergePlace {
     T* out = static_cast<T*>(rows) + int64_t(row) * width + column;
     repeat<VA>([&](int k) { out[k] = T(x[k] * factor); });
   }
+  // The first warp gets what all have, by halves: some store `numbers` numbers per lane, as many others add
+  // them.
+  template <class Store, class Add>
+  __device__ __forceinline__ void by_halves(int numbers, Store store, Add add) const {
+    extern __shared__ int4 merge_slots[];
+    for (int half = warps / 2; half; half /= 2) {
+      A* const slot = reinterpret_cast<A*>(merge_slots) + (warp & (half - 1)) * numbers * 32 + lane;
+      if (warp >= half && warp < 2 * half) store(slot);
+      __syncthreads();
+      if (warp < half) add(slot);
+      if (half > 1) __syncthreads();
+    }
+  }
 };
+// Numbers per lane that by_halves brings to another warp.
+template <typename A>
+__host__ __device__ constexpr int merge_numbers(bool positive) {
+  return 3 + MergePlace<A>::VA * (positive ? 2 : 1);
+}
 
 // out = sum_s exp(max_s - max) partial_s / sum_s exp(max_s - max) mass_s: the exact merge of online softmax.
 template <typename T>
@@ -37,7 +56,6 @@ __global__ void merge_forward_kernel(const ForwardParams p) {
   using A = Acc<T>;
   using State = Softmax<A, true>;
   constexpr int VA = MergePlace<A>::VA;
-  __shared__ A shared[kMergeWarps][3 + 2 * VA][32];
   follow();
   const MergePlace<A> me(p.shape, p.shape.value_dim);
   const Split split = p.csr.splits[blockIdx.x];
@@ -56,7 +74,7 @@ __global__ void merge_forward_kernel(const ForwardParams p) {
   // Each warp merges some of the slots.
   if (me.ok) {
     for (int slot = split.slot_begin + me.warp * split.stride; slot < split.slot_end;
-         slot += kMergeWarps * split.stride) {
+         slot += me.warps * split.stride) {
       A x[VA], x_positive[VA] = {};
       me.load(p.partial_out, slot, x);
       if (p.positive) me.load(p.partial_positive, slot, x_positive);
@@ -64,18 +82,20 @@ __global__ void merge_forward_kernel(const ForwardParams p) {
     }
   }
 
-  // The first one merges theirs.
-  A(*mine)[32] = shared[me.warp];
-  mine[0][me.lane] = softmax.top, mine[1][me.lane] = softmax.mass, mine[2][me.lane] = softmax.positive;
-  repeat<VA>([&](int k) { mine[3 + k][me.lane] = acc[k], mine[3 + VA + k][me.lane] = acc_positive[k]; });
-  __syncthreads();
+  me.by_halves(
+      merge_numbers<A>(p.positive),
+      [&](A* to) {
+        to[0] = softmax.top, to[32] = softmax.mass, to[64] = softmax.positive;
+        repeat<VA>([&](int k) { to[(3 + k) * 32] = acc[k]; });
+        if (p.positive) repeat<VA>([&](int k) { to[(3 + VA + k) * 32] = acc_positive[k]; });
+      },
+      [&](const A* from) {
+        A x[VA], x_positive[VA] = {};
+        repeat<VA>([&](int k) { x[k] = from[(3 + k) * 32]; });
+        if (p.positive) repeat<VA>([&](int k) { x_positive[k] = from[(3 + VA + k) * 32]; });
+        add({from[0], from[32], from[64]}, x, x_positive);
+      });
   if (me.warp || !me.ok) return;
-  for (int w = 1; w < kMergeWarps; ++w) {
-    const A(*from)[32] = shared[w];
-    A x[VA], x_positive[VA];
-    repeat<VA>([&](int k) { x[k] = from[3 + k][me.lane], x_positive[k] = from[3 + VA + k][me.lane]; });
-    add({from[0][me.lane], from[1][me.lane], from[2][me.lane]}, x, x_positive);
-  }
   const A norm = softmax.norm();
   repeat<VA>([&](int k) {
     acc[k] *= norm;
@@ -96,7 +116,6 @@ __global__ void merge_rows_kernel(const Csr csr, const Shape shape, int dim, con
                                   double factor) {
   using A = Acc<T>;
   constexpr int VA = MergePlace<A>::VA;
-  __shared__ A shared[kMergeWarps][VA][32];
   follow();
   const MergePlace<A> me(shape, dim);
   const Split split = csr.splits[blockIdx.x];
@@ -105,16 +124,16 @@ __global__ void merge_rows_kernel(const Csr csr, const Shape shape, int dim, con
   if (me.ok) {
 #pragma unroll 4
     for (int slot = split.slot_begin + me.warp * split.stride; slot < split.slot_end;
-         slot += kMergeWarps * split.stride) {
+         slot += me.warps * split.stride) {
       A x[VA];
       me.load(partial, slot, x);
       repeat<VA>([&](int k) { acc[k] += x[k]; });
     }
   }
-  repeat<VA>([&](int k) { shared[me.warp][k][me.lane] = acc[k]; });
-  __syncthreads();
+  me.by_halves(
+      VA, [&](A* to) { repeat<VA>([&](int k) { to[k * 32] = acc[k]; }); },
+      [&](const A* from) { repeat<VA>([&](int k) { acc[k] += from[k * 32]; }); });
   if (me.warp || !me.ok) return;
-  for (int w = 1; w < kMergeWarps; ++w) repeat<VA>([&](int k) { acc[k] += shared[w][k][me.lane]; });
   me.template store<T>(rows, split.row, acc, A(factor));
 }
 

@@ -1,6 +1,11 @@
 // A warp's way through the edges of its items, in steps of a chunk. What comes next travels meanwhile: an
 // item's first indices are read during the last step of the one before, its first rows, where registers
 // suffice (EARLY), before the results of that one are written.
+//
+// A wait names one of a warp's six counters of loads, not a load. With the rows of a step loaded at its
+// begin (`none`), the wait for its indices, of which the first come from memory and the others from `next`,
+// also waits for those of the next step, just asked for: `first` and `early`, which load rows behind the step
+// before, do not.
 #pragma once
 
 #include <type_traits>
@@ -77,17 +82,19 @@ __device__ __forceinline__ void walk(Place<C>& me, const Csr& csr, int items, in
   me.take(0);
   fetch<C, CHUNK, EIDS>(me, csr, 0, 0, index);
   load_early();
+  const auto fetch_next = [&](int n) { fetch<C, CHUNK, EIDS>(me, csr, n, CHUNK, next); };
   for (int n = 0; n < items;) {
-    fetch<C, CHUNK, EIDS>(me, csr, n, CHUNK, next);
+    if constexpr (!FIRST) fetch_next(n);
     const int row = me.row;
     if constexpr (!EARLY) load_item();
     begin(row, n);
     bool more = me.any(0);
     if constexpr (FIRST) {
-      if (more) {  // with open() for the others, too, compilers would take it before the loads
-        load_step();
-        open();
-      }
+      // Loads share counters: what waits for the first indices would wait for the next ones, were these
+      // ahead of it. With open() for the others, too, compilers would take it before the loads.
+      if (more) load_step();
+      fetch_next(n);
+      if (more) open();
     } else {
       open();
     }

@@ -97,11 +97,11 @@ def max_edges(stats: DegreeStats, schedule: str, device: Device) -> int:
     if device.kind != "cuda":
         return CPU_BOUND
     per_warp = stats.num_edges / device.resident_warps
-    if schedule == "packed":  # where rows are alike, a bound below many of them would cut these in two
-        edges, most, least_alike = per_warp**_PACKED_POWER, 512, 256
+    if schedule == "packed":
+        edges, most = per_warp**_PACKED_POWER, 512
     else:
-        edges, most, least_alike = per_warp / _ITEMS_PER_WARP, 1024, 128
-    return min(max(_power_of_two_below(edges), 64 if stats.cv >= ALIKE else least_alike), most)
+        edges, most = per_warp / _ITEMS_PER_WARP, 1024
+    return min(max(_power_of_two_below(edges), 64 if stats.cv >= ALIKE else 128), most)
 
 
 def max_columns(num_chunks: int, num_heads: int, device: Device) -> int:
