@@ -143,8 +143,9 @@ __global__ void __launch_bounds__(kThreads, (pair_blocks<C, SCORE, SOURCES, EDGE
   int row, item;
   bool writes;
   RowStats<A> row_stats;
-  A a[PAIR ? NV : 1][VEC], b[NV][VEC], row_delta;
-  Raw minus_a;     // QUADS: -a
+  // Numbers before the first row is opened, too: one without edges is not, and its zeros are multiplied by a.
+  A a[PAIR ? NV : 1][VEC] = {}, b[NV][VEC], row_delta;
+  Raw minus_a{};   // QUADS: -a
   QuadRows quads;  // QUADS: b and attn
   A acc_c[PAIR ? NV : 1][VEC], acc_d[SOURCES ? NV : 1][VEC], acc_attn[V2 && FEAT && SOURCES ? NV : 1][VEC];
   A acc_mass[CENTRED ? NV : 1][VEC];  // as acc_c, but of the weights
