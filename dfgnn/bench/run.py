@@ -226,7 +226,7 @@ def _times_bound(work: Workload, mode: str, row: dict, floor: dict) -> dict[str,
 
 
 def _measure_peers(work: Workload, layer: str, mode: str, check: _Check, options) -> dict:
-    """{peer: {"eager", "kernels", "error"} or {"unavailable": reason}}"""
+    """{peer: {"eager", "error" and, of ``peers.CAPTURED``, "kernels"} or {"unavailable": reason}}"""
     found = {}
     for name in options.peers:
         try:
@@ -240,4 +240,6 @@ def _measure_peers(work: Workload, layer: str, mode: str, check: _Check, options
 def _measure_peer(work: Workload, name, layer, mode, check: _Check, options) -> dict:
     call = work.call(peers.PEERS[name](layer, work.graph), mode)
     error = check.errors(work, call())
-    return timings(call, work.graph.device, options.budget) | {"error": error}
+    if name in peers.CAPTURED:
+        return timings(call, work.graph.device, options.budget) | {"error": error}
+    return {"eager": measure.eager(call, work.graph.device, options.budget)._asdict(), "error": error}
