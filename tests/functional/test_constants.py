@@ -1,5 +1,8 @@
 """Numbers that C++ and Python both write down."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from graphs import make_graph
@@ -51,3 +54,10 @@ def test_every_mirror(constants):
             for heads in (1, 8)
         },
     }
+
+
+def test_scratch_of_backward():
+    """A number of the CUDA library alone, which only a GPU loads: read from its source."""
+    source = Path(__file__).resolve().parents[2] / "csrc" / "torch" / "cuda.cpp"
+    (found,) = re.findall(r"kMostScratch = (\d+);", source.read_text())
+    assert int(found) == cost._MOST_SCRATCH
