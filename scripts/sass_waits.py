@@ -1,0 +1,83 @@
+"""What a CUDA kernel's loads are waited for by: the counters in the machine code, which no profiler shows.
+
+    python scripts/sass_waits.py dfgnn/lib/libdfgnn_cuda.so pair_kernel bfloat16Li4 ScoreE2ELb1
+
+prints, for every kernel whose mangled name has all the words, the loads from memory, the branches and whatever
+waits. A warp has six counters of loads under way: ``sets 5`` is what the load is counted by, ``waits 05`` which
+counters have to be at zero before the instruction is issued, so that one load can be waited for by way of
+another (docs/performance-log.md, entries 63 and 65). For compute capability 7.0 to 9.0; needs ``cuobjdump``.
+"""
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+from typing import NamedTuple
+
+# Of the second word: bits 41 to 44 are cycles to stall, 45 is yield, then two numbers of counters and a mask.
+_SETS, _READS, _WAITS, _NONE = 46, 49, 52, 7
+_FIRST = re.compile(r"\s+/\*([0-9a-f]{4,5})\*/\s+(.*?)\s*;\s+/\* 0x[0-9a-f]{16} \*/")
+_SECOND = re.compile(r"/\* (0x[0-9a-f]{16}) \*/")
+
+
+class Instruction(NamedTuple):
+    """sets, reads: the counter of its result, and of its operands, or None. waits: counters."""
+
+    text: str
+    sets: int | None
+    reads: int | None
+    waits: tuple[int, ...]
+
+
+def instructions(listing: str) -> list[Instruction]:
+    """Of ``cuobjdump -sass``, of one kernel."""
+    found = []
+    lines = listing.splitlines()
+    for line, behind in zip(lines, lines[1:]):
+        if (first := _FIRST.match(line)) and (second := _SECOND.search(behind)):
+            word = int(second[1], 16)
+            sets, reads = (None if (k := word >> at & 7) == _NONE else k for at in (_SETS, _READS))
+            waits = tuple(k for k in range(6) if word >> _WAITS + k & 1)
+            found.append(Instruction(first[2], sets, reads, waits))
+    return found
+
+
+def kernels(text: str) -> dict[str, str]:
+    """{mangled name: listing}"""
+    return {part.partition("\n")[0].strip(): part for part in text.split("Function : ")[1:]}
+
+
+def lines(found: list[Instruction]) -> list[str]:
+    """The instructions that load from memory, branch or wait, with their places."""
+    shown = []
+    for place, at in enumerate(found):
+        if at.waits or any(word in at.text for word in ("LDG", "LDL", "BRA")):
+            sets = "" if at.sets is None else f"sets {at.sets}"
+            waits = f"waits {''.join(map(str, at.waits))}" if at.waits else ""
+            shown.append(f"{place:6} {sets:7} {waits:12} {at.text}")
+    return shown
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("binary", help="a library or an object file")
+    parser.add_argument("words", nargs="+", metavar="WORD", help="parts of a kernel's mangled name")
+    args = parser.parse_args()
+    if shutil.which("cuobjdump") is None:
+        print("sass_waits: cuobjdump was not found: it comes with the CUDA toolkit", file=sys.stderr)
+        return 2
+    done = subprocess.run(["cuobjdump", "-sass", args.binary], capture_output=True, text=True)
+    if done.returncode:
+        print(f"sass_waits: {done.stderr.strip()}", file=sys.stderr)
+        return 2
+    chosen = {name: code for name, code in kernels(done.stdout).items() if all(w in name for w in args.words)}
+    for name, code in chosen.items():
+        print(name, *lines(instructions(code)), sep="\n")
+    if not chosen:
+        print(f"sass_waits: no kernel has {' '.join(args.words)} in its name", file=sys.stderr)
+    return 0 if chosen else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
