@@ -2,10 +2,11 @@
 
     python scripts/sass_waits.py dfgnn/lib/libdfgnn_cuda.so pair_kernel bfloat16Li4 ScoreE2ELb1
 
-prints, for every kernel whose mangled name has all the words, the loads from memory, the branches and whatever
-waits. A warp has six counters of loads under way: ``sets 5`` is what the load is counted by, ``waits 05`` which
-counters have to be at zero before the instruction is issued, so that one load can be waited for by way of
-another (docs/performance-log.md, entries 63 and 65). For compute capability 7.0 to 9.0; needs ``cuobjdump``.
+prints, for every kernel whose mangled name has all the words, the loads from memory, the branches and
+whatever waits. A warp has six counters of loads under way: ``sets 5`` is what the load is counted by,
+``waits 05`` which counters have to be at zero before the instruction is issued, so that one load can be
+waited for by way of another (docs/performance-log.md, entries 63 and 65). For compute capability 7.0 to 9.0;
+needs ``cuobjdump``.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+from itertools import pairwise
 from typing import NamedTuple
 
 # Of the second word: bits 41 to 44 are cycles to stall, 45 is yield, then two numbers of counters and a mask.
@@ -34,7 +36,7 @@ def instructions(listing: str) -> list[Instruction]:
     """Of ``cuobjdump -sass``, of one kernel."""
     found = []
     lines = listing.splitlines()
-    for line, behind in zip(lines, lines[1:]):
+    for line, behind in pairwise(lines):
         if (first := _FIRST.match(line)) and (second := _SECOND.search(behind)):
             word = int(second[1], 16)
             sets, reads = (None if (k := word >> at & 7) == _NONE else k for at in (_SETS, _READS))
