@@ -5,8 +5,8 @@
 prints, for every kernel whose mangled name has all the words, the loads from memory, the branches and
 whatever waits. A warp has six counters of loads under way: ``sets 5`` is what the load is counted by,
 ``waits 05`` which counters have to be at zero before the instruction is issued, so that one load can be
-waited for by way of another (docs/performance-log.md, entries 63 and 65). For compute capability 7.0 to 9.0;
-needs ``cuobjdump``.
+waited for by way of another (docs/performance-log.md, entries 63 and 65). Tried on code for compute
+capability 9.0; needs ``cuobjdump``.
 """
 
 import argparse
