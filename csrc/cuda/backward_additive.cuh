@@ -149,7 +149,8 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Load::one_row>)
       }
     }
   };
-  walk<CHUNK, Ahead::early>(me, p.reverse, t.items, index, load_item, load_step, begin, [] {}, step, finish);
+  constexpr Ahead AHEAD = LPH >= 4 ? Ahead::none : Ahead::all;
+  walk<CHUNK, AHEAD>(me, p.reverse, t.items, index, load_item, load_step, begin, [] {}, step, finish);
 }
 
 }  // namespace dfgnn::cuda

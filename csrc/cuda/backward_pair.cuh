@@ -11,14 +11,15 @@ template <class C, Score SCORE, bool SOURCES, Edges EDGES, bool HANDED>
 constexpr int pair_blocks() {
   constexpr bool DOT = SCORE == Score::dot, V2 = SCORE == Score::additive_v2, FEAT = has_features(EDGES);
   if (kQuads<C, SCORE, EDGES>) return SOURCES ? kQuadBlocksSources : kQuadBlocksDestinations;
-  constexpr Load LOAD = SOURCES && HANDED                              ? Load::sums
-                        : DOT && SOURCES && EDGES == Edges::features   ? Load::sums
-                        : DOT && SOURCES && FEAT                       ? Load::two_rows
-                        : V2 && SOURCES && FEAT                        ? Load::most_rows
-                        : FEAT || (projects(EDGES) && !SOURCES)        ? Load::many_rows
-                        : V2 && (SOURCES || sizeof(typename C::T) > 2) ? Load::many_rows
-                        : DOT && SOURCES && C::LPH == 1                ? Load::many_rows
-                                                                       : Load::two_rows;
+  constexpr Load LOAD = SOURCES && HANDED                                ? Load::sums
+                        : DOT && SOURCES && EDGES == Edges::features     ? Load::sums
+                        : DOT && SOURCES && FEAT                         ? Load::two_rows
+                        : V2 && SOURCES && FEAT                          ? Load::most_rows
+                        : FEAT || (projects(EDGES) && !SOURCES)          ? Load::many_rows
+                        : SOURCES && (V2 || (DOT && C::LPH == 1))        ? Load::many_rows
+                        : V2 && C::LPH == 1 && sizeof(typename C::T) > 2 ? Load::many_rows
+                        : DOT || V2                                      ? Load::four_rows
+                                                                         : Load::two_rows;
   return kMinBlocks<C, LOAD>;
 }
 
@@ -56,10 +57,12 @@ __global__ void __launch_bounds__(kThreads, (pair_blocks<C, SCORE, SOURCES, EDGE
   constexpr bool ONE = V2 && !SOURCES;               // c and d are one row
   constexpr bool LINEAR = !(V2 && SOURCES) || FEAT;  // else the statistics bring the linear part of the score
   constexpr bool NARROW = sizeof(T) == 2;
-  constexpr Ahead AHEAD = !PAIR || (HANDED && SOURCES)                   ? Ahead::early
-                          : DOT && NARROW && !GIVEN && (FEAT || SOURCES) ? Ahead::first
-                          : V2 && !FEAT && (QUADS || !NARROW)            ? Ahead::first
-                                                                         : Ahead::none;  // as in forward
+  constexpr Ahead AHEAD = !PAIR || (HANDED && SOURCES)                                  ? Ahead::all
+                          : GIVEN                                                       ? Ahead::none
+                          : DOT && NARROW && (FEAT || SOURCES || (LPH == 1 && !HANDED)) ? Ahead::rows
+                          : V2 && !FEAT && (QUADS || !NARROW)                           ? Ahead::rows
+                          : DOT && SOURCES                                              ? Ahead::own
+                                                                                        : Ahead::none;
   constexpr int CHUNK = B, SHARE = share_of(CHUNK), PERIOD = period_of(CHUNK, LPH), SLOTS = SHARE / PERIOD;
   constexpr bool EDGE_GRADS = EDGE && SOURCES && !GIVEN, CENTRED = !SOURCES;
 

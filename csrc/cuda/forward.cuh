@@ -35,8 +35,7 @@ __global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
   constexpr bool DOT = SCORE == Score::dot, V2 = SCORE == Score::additive_v2, PAIR = DOT || V2;
   constexpr bool EDGE = has_options(EDGES), FEAT = has_features(EDGES);
   constexpr bool PROJ = projects(EDGES), EIDS = PROJ || FEAT, QUADS = kQuads<C, SCORE, EDGES>;
-  // Registers suffice for rows in flight while results are written, or while the own row is waited for.
-  constexpr Ahead AHEAD = !DOT ? Ahead::early : FEAT ? Ahead::first : Ahead::none;
+  constexpr Ahead AHEAD = DOT && FEAT ? Ahead::rows : DOT || (!V2 && LPH > 1) ? Ahead::own : Ahead::all;
   constexpr int CHUNK = PAIR || FEAT || B > LPH ? B : LPH;  // edges per sub-warp and step
   constexpr int SHARE = share_of(CHUNK), PERIOD = period_of(CHUNK, LPH),
                 SLOTS = SHARE / PERIOD;  // edges owned by a lane

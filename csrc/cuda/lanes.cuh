@@ -85,7 +85,7 @@ template <class C>
 inline constexpr bool kProjects = C::NV == 1 && C::LPH >= 4 && sizeof(typename C::T) == 2;
 
 // How many rows' worth of registers a kernel needs beside those in flight.
-enum class Load { sums, one_row, two_rows, many_rows, most_rows };
+enum class Load { sums, one_row, two_rows, four_rows, many_rows, most_rows };
 
 // Blocks that a multiprocessor must hold: caps registers where the layout has few, because occupancy hides
 // latency better than registers do.
@@ -94,13 +94,15 @@ inline constexpr int kMinBlocks = C::NV > 1 || sizeof(typename C::T) == 8 ? 1
                                   : LOAD == Load::most_rows               ? 3
                                   : LOAD == Load::sums                    ? (C::LPH == 1 ? 4 : 6)
                                   // Alone with its edges, a lane has a score and statistics for each.
-                                  : C::LPH == 1                ? (LOAD == Load::one_row    ? 5
-                                                                  : LOAD == Load::two_rows ? 4
-                                                                                           : 3)
-                                  : sizeof(typename C::T) == 4 ? (LOAD == Load::many_rows ? 5 : 8)
+                                  : C::LPH == 1                ? (LOAD == Load::one_row     ? 5
+                                                                  : LOAD == Load::many_rows ? 3
+                                                                                            : 4)
+                                  : sizeof(typename C::T) == 4 ? (LOAD == Load::many_rows   ? 5
+                                                                  : LOAD == Load::four_rows ? 6
+                                                                                            : 8)
                                   : LOAD == Load::one_row      ? 7
-                                  : LOAD == Load::two_rows     ? 5
-                                                               : 4;
+                                  : LOAD == Load::many_rows    ? 4
+                                                               : 5;
 
 // Edges that the lanes of a head share out: those of a chunk, up to the next power of two.
 constexpr int share_of(int chunk) {

@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kThreads) spmm_kernel(const ProductParams p, c
     if (me.shared()) me.across(acc, t);
     me.store_row(p.out, p.partial_out, acc, A(1), row, slot);
   };
-  walk<CHUNK, Ahead::early>(me, p.csr, t.items, index, load_item, load_step, begin, [] {}, step, finish);
+  walk<CHUNK, Ahead::all>(me, p.csr, t.items, index, load_item, load_step, begin, [] {}, step, finish);
 }
 
 template <class C, int B>

@@ -6,8 +6,8 @@
 
 namespace dfgnn::cuda {
 
-// Blocks of column groups of split rows. Many warps are for few rows of many pieces; where rows are many, a
-// mean one has few pieces, and one warp of each should be resident at once.
+// Blocks of column groups of split rows. Many warps are for few rows of many pieces; where rows are many, all
+// should be resident at once, or half of them where most warps have several pieces.
 template <typename A>
 struct MergeLaunch {
   dim3 grid;
@@ -17,7 +17,8 @@ struct MergeLaunch {
     grid = dim3(unsigned(csr.num_splits), unsigned((width + per_block - 1) / per_block));
     int warps = kMergeWarps;
     const int64_t resident = int64_t(device().multiprocessors) * (device().threads / 32);
-    while (warps > 1 && int64_t(grid.x) * grid.y * warps > resident) warps /= 2;
+    const auto most = [&] { return warps * csr.num_splits > 2 * csr.num_slots ? resident : 2 * resident; };
+    while (warps > 1 && int64_t(grid.x) * grid.y * warps > most()) warps /= 2;
     threads = 32 * warps;
     shared = warps / 2 * numbers * 32 * int(sizeof(A));
   }

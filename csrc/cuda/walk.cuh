@@ -1,11 +1,10 @@
-// A warp's way through the edges of its items, in steps of a chunk. What comes next travels meanwhile: an
-// item's first indices are read during the last step of the one before, its first rows, where registers
-// suffice (EARLY), before the results of that one are written.
+// A warp's way through the edges of its items, in steps of a chunk. What comes next travels meanwhile: the
+// indices of the next step, an item's first ones during the last step of the one before, and what Ahead says.
 //
-// A wait names one of a warp's six counters of loads, not a load. With the rows of a step loaded at its
-// begin (`none`), the wait for its indices, of which the first come from memory and the others from `next`,
-// also waits for those of the next step, just asked for: `first` and `early`, which load rows behind the step
-// before, do not.
+// A wait names one of a warp's six counters of loads, not a load, and loads whose results are used behind a
+// branch, or in the next turn of a loop, share one. With the rows of a step asked for behind the step before,
+// what needs the first of them waits for all, and for the next indices. With all of a step asked for at its
+// begin, scores are waited for alone. Which is better depends on registers, and was measured.
 #pragma once
 
 #include <type_traits>
@@ -55,15 +54,18 @@ __device__ __forceinline__ void whole_or_not(int left, F f) {
   }
 }
 
-// When the rows of an item's first step are loaded: after its own row was waited for, before that, or before
-// the results of the item before are written.
-enum class Ahead { none, first, early };
+// What is asked for before the results of an item, or of a step, are there.
+//   none: indices alone
+//   own: the next item's own row, before the results of the one before are written
+//   rows: a step's rows, behind the step before; of an item's first step, before its own row is waited for
+//   all: both, and an item's first rows before the results of the one before are written
+enum class Ahead { none, own, rows, all };
 
 // The pass over all items, of which a kernel says what is done:
 //   load_item()        starts the loads of the item that `me` is at
 //   load_step()        starts the loads of a step, of the neighbours `index`
 //   begin(row, n)      the n-th item begins
-//   open()             takes the item's own row; only of items with edges where it waits (AHEAD = first)
+//   open()             takes the item's own row; only of items with edges where it waits (AHEAD = rows)
 //   step(done, left)   its edges done ... done + CHUNK of the sub-warp; `left` are there
 //   finish(row, slot)  the item's results are written; `me` is at the next one already
 template <int CHUNK, Ahead AHEAD, bool EIDS = false, class C, int S, class LoadItem, class LoadStep,
@@ -71,49 +73,54 @@ template <int CHUNK, Ahead AHEAD, bool EIDS = false, class C, int S, class LoadI
 __device__ __forceinline__ void walk(Place<C>& me, const Csr& csr, int items, int (&index)[S],
                                      LoadItem load_item, LoadStep load_step, Begin begin, Open open,
                                      Step step, Finish finish) {
-  constexpr bool EARLY = AHEAD == Ahead::early, FIRST = AHEAD == Ahead::first;
-  int next[S];
-  const auto load_early = [&] {
-    if constexpr (EARLY) {
-      load_item();
+  constexpr bool ALL = AHEAD == Ahead::all, ROWS = AHEAD == Ahead::rows, OWN = AHEAD == Ahead::own || ALL;
+  constexpr bool AT_ONCE = !ALL && !ROWS;  // a step's indices are taken, the next ones and its rows asked for
+  int next[S] = {};
+  me.take(0);
+  const auto fetch_from = [&](int n, int done) { fetch<C, CHUNK, EIDS>(me, csr, n, done, next); };
+  const auto load_ahead = [&] {
+    if constexpr (OWN) load_item();
+    if constexpr (!AT_ONCE) copy(index, next);
+    if constexpr (ALL) {
       if (me.any(0)) load_step();
     }
   };
-  me.take(0);
-  fetch<C, CHUNK, EIDS>(me, csr, 0, 0, index);
-  load_early();
-  const auto fetch_next = [&](int n) { fetch<C, CHUNK, EIDS>(me, csr, n, CHUNK, next); };
+  fetch_from(0, 0);
+  load_ahead();
   for (int n = 0; n < items;) {
-    if constexpr (!FIRST) fetch_next(n);
     const int row = me.row;
-    if constexpr (!EARLY) load_item();
-    begin(row, n);
     bool more = me.any(0);
-    if constexpr (FIRST) {
-      // Loads share counters: what waits for the first indices would wait for the next ones, were these
-      // ahead of it. With open() for the others, too, compilers would take it before the loads.
+    if constexpr (ALL) fetch_from(n, CHUNK);
+    if constexpr (!OWN) load_item();
+    begin(row, n);
+    if constexpr (ROWS) {
+      // With open() for items without edges, too, compilers would take it before the loads.
       if (more) load_step();
-      fetch_next(n);
+      fetch_from(n, CHUNK);
       if (more) open();
     } else {
+      if (AT_ONCE && !more) fetch_from(n, CHUNK);
       open();
     }
     for (int done = 0; more;) {
-      if constexpr (AHEAD == Ahead::none) load_step();
+      if constexpr (AT_ONCE) {
+        copy(index, next);
+        fetch_from(n, done + CHUNK);
+        load_step();
+      }
       step(done, me.count - done);
       done += CHUNK;
       more = me.any(done);
-      if (more) {
+      if (!AT_ONCE && more) {
         copy(index, next);
-        if constexpr (AHEAD != Ahead::none) load_step();
-        fetch<C, CHUNK, EIDS>(me, csr, n, done + CHUNK, next);
+        load_step();
+        fetch_from(n, done + CHUNK);
       }
     }
     const int slot = me.slot_of(n);
     if (++n < items) {
       me.take(n);
-      copy(index, next);
-      load_early();
+      load_ahead();
     }
     finish(row, slot);
   }
