@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "params.h"
+
 #ifdef __CUDACC__
 #define DFGNN_HD __host__ __device__ __forceinline__
 #else
@@ -25,10 +27,10 @@ struct Random4 {
   uint32_t x[4];
 };
 
-// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
+// Philox4x32 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 DFGNN_HD Random4 philox(uint64_t key, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3) {
   uint32_t k0 = uint32_t(key), k1 = uint32_t(key >> 32);
-  for (int round = 0; round < 10; ++round) {
+  for (int round = 0; round < kPhiloxRounds; ++round) {
     const uint64_t a = uint64_t(0xD2511F53u) * c0;
     const uint64_t b = uint64_t(0xCD9E8D57u) * c2;
     c0 = uint32_t(b >> 32) ^ c1 ^ k0;

@@ -59,6 +59,9 @@ struct Csr {
   int32_t part_items[kMostParts];
 };
 
+// Of dropout's random numbers (math.h): the fewest that pass all tests of BigCrush.
+inline constexpr int kPhiloxRounds = 7;
+
 // Options on edges, all in the user's edge order. From what the family computes (raw) to the score:
 //   z = gate * raw (+ bias)      s = LeakyReLU(z) (+ bias)      s = -inf where mask is false
 struct EdgeOptions {

@@ -79,7 +79,8 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Load::one_row>)
   // What an item and a step of it need first.
   A alpha_src;
   NodeStats<A> stats[SLOTS];
-  int index[SLOTS] = {};
+  constexpr bool EIDS = EDGE && SLOTS == 1;
+  int index[EIDS ? 2 * SLOTS : SLOTS] = {};  // neighbours, and with EIDS the edges' ids
   Raw rows[B][NV];
   const auto load_item = [&] { alpha_src = *me.template at<A>(p.alpha_src, me.row); };
   const auto load_step = [&] {
@@ -100,14 +101,16 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Load::one_row>)
   const auto step = [&](const int done, const int left) {
     // Weights f alpha, and the sum that delta is in.
     Weights<A, SLOTS, true, EDGE> weights;
+    const auto eid_at = [&](int s) { return eid_of<C, CHUNK, EIDS>(me, p.reverse, index, done, s); };
+    const Dropout<T, EDGE, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
 #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
       const bool valid = s * LPH + me.hl < left;
       A factor = 1;
       int eid = 0;
       if constexpr (EDGE) {
-        if (valid) eid = edge_id(p.reverse, me.first + (done + s * LPH + me.hl) * me.stride);
-        factor = edge.weight(eid) * edge.mask(eid);
+        eid = eid_at(s);
+        factor = edge.weight(eid) * dropout.factor(s);
       }
       const EdgeScore<T, EDGE> z(edge, alpha_src + stats[s].term, slope, eid);
       A alpha = stats[s].row.alpha(z.score);
@@ -150,7 +153,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Load::one_row>)
     }
   };
   constexpr Ahead AHEAD = LPH >= 4 ? Ahead::none : Ahead::all;
-  walk<CHUNK, AHEAD>(me, p.reverse, t.items, index, load_item, load_step, begin, [] {}, step, finish);
+  walk<CHUNK, AHEAD, EIDS>(me, p.reverse, t.items, index, load_item, load_step, begin, [] {}, step, finish);
 }
 
 }  // namespace dfgnn::cuda

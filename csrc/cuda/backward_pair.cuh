@@ -47,8 +47,7 @@ __global__ void __launch_bounds__(kThreads, (pair_blocks<C, SCORE, SOURCES, EDGE
   using A = typename C::A;
   constexpr int LPH = C::LPH, NV = C::NV, VEC = C::VEC;
   constexpr bool DOT = SCORE == Score::dot, V2 = SCORE == Score::additive_v2, PAIR = DOT || V2;
-  constexpr bool EDGE = has_options(EDGES), FEAT = has_features(EDGES);
-  constexpr bool PROJ = projects(EDGES), EIDS = PROJ || FEAT || HANDED;
+  constexpr bool EDGE = has_options(EDGES), FEAT = has_features(EDGES), PROJ = projects(EDGES);
   constexpr bool HANDS = PROJ || (DOT && FEAT) || HANDED,
                  GIVEN = HANDS && SOURCES;  // alpha and ds of the edges are there
   static_assert(!HANDED || (DOT && !PROJ && !FEAT));
@@ -64,6 +63,7 @@ __global__ void __launch_bounds__(kThreads, (pair_blocks<C, SCORE, SOURCES, EDGE
                           : DOT && SOURCES                                              ? Ahead::own
                                                                                         : Ahead::none;
   constexpr int CHUNK = B, SHARE = share_of(CHUNK), PERIOD = period_of(CHUNK, LPH), SLOTS = SHARE / PERIOD;
+  constexpr bool EIDS = PROJ || FEAT || HANDED || (EDGE && SLOTS == 1);
   constexpr bool EDGE_GRADS = EDGE && SOURCES && !GIVEN, CENTRED = !SOURCES;
 
   const Csr& csr = SOURCES ? p.reverse : p.csr;
@@ -338,11 +338,14 @@ __global__ void __launch_bounds__(kThreads, (pair_blocks<C, SCORE, SOURCES, EDGE
     if constexpr (!GIVEN && !QUADS) reduce_scatter<SHARE, LPH>(part_t, me.hl);
 
     // alpha again, and the gradients of the edge and head.
+    const auto eid_at = [&](int s) { return eid_of<C, CHUNK, EIDS>(me, csr, index, done, s); };
+    const Dropout<T, EDGE, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
     Weights<A, SLOTS, false, true> weights;
     Weights<A, SLOTS, CENTRED, true> grad_scores;  // and, over destinations, what `rest` takes from them
 #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
       const bool valid = s * LPH + own < left;
+      const A mask = dropout.factor(s);
       if constexpr (GIVEN) {
         EdgeNumbers<A> now = {};
         int eid = 0;
@@ -352,7 +355,7 @@ __global__ void __launch_bounds__(kThreads, (pair_blocks<C, SCORE, SOURCES, EDGE
           const A alpha = abs(numbers[s].alpha), grad_score = numbers[s].grad - left_of_delta[s] * alpha;
           const A grad_z = positive ? grad_score : grad_score * slope;
           now = {alpha, grad_z};
-          if constexpr (EDGE) now.alpha *= edge.mask(eid) * edge.weight(eid);
+          if constexpr (EDGE) now.alpha *= mask * edge.weight(eid);
           if constexpr (EDGE && !PROJ) {
             now.grad *= edge.gate(eid);
             if (me.head_ok && me.hl < PERIOD && me.chunk == 0) {
@@ -379,15 +382,13 @@ __global__ void __launch_bounds__(kThreads, (pair_blocks<C, SCORE, SOURCES, EDGE
               : !LINEAR ? fma(1 - pair.slope, part_s[s], raw)
               : QUADS   ? row_term + part_s[s]
                         : part_s[s];
-      A dot_gv = part_t[s], mask = 1, factor = 1;
+      A dot_gv = part_t[s], factor = 1;
       int64_t at = 0;
       int eid = 0;
-      if constexpr (EIDS) eid = index[SLOTS + s];
+      if constexpr (EDGE || EIDS) eid = eid_at(s);
       if constexpr (EDGE) {
         if (valid) {
-          if constexpr (!EIDS) eid = edge_id(csr, me.first + (done + s * LPH + own) * me.stride);
           at = int64_t(eid) * me.heads + me.head;
-          mask = edge.mask(eid);
           factor = mask * edge.weight(eid);
           if (p.grad_attention) dot_gv += static_cast<const A*>(p.grad_attention)[at];
         }

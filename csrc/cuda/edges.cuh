@@ -57,6 +57,45 @@ __device__ __forceinline__ int edge_id(const Csr& csr, int position) {
   return csr.eids ? __ldg(csr.eids + position) : position;
 }
 
+// Dropout of a lane's SLOTS edges, in all lanes of the warp at once. A call gives the words of four heads:
+// where a lane has several edges, the lanes of four heads take these in turn and tell each other.
+template <typename T, bool EDGE, int LPH, int SLOTS>
+struct Dropout {
+  using A = Acc<T>;
+  bool together;
+  int head;
+  uint32_t dropped = 0;  // bit k: head k of four of one edge if together, else edge k
+  A kept = 1;
+  // eid_at(s): the edge of slot s
+  template <class EidAt>
+  __device__ __forceinline__ Dropout(const EdgeReader<T>& edge, int heads_per_tile, EidAt eid_at)
+      : together(SLOTS > 1 && SLOTS <= 4 && heads_per_tile >= 4), head(edge.head) {
+    if (!EDGE || !edge.o.seed) return;
+    kept = A(edge.o.dropout_scale);
+    const uint32_t threshold = edge.o.dropout_threshold;
+    if (together) {
+      const int turn = int(threadIdx.x & 31) / LPH % SLOTS;
+      const Random4 words = philox(edge.seed, uint32_t(eid_at(turn)), 0, uint32_t(head) >> 2, 0);
+      repeat<4>([&](int k) { dropped |= uint32_t(words.x[k] < threshold) << k; });
+    } else {
+      repeat<SLOTS>([&](int s) {
+        const uint32_t bits = dropout_bits(edge.seed, uint32_t(eid_at(s)), uint32_t(head));
+        dropped |= uint32_t(bits < threshold) << s;
+      });
+    }
+  }
+  // 0 or 1 / (1 - p)
+  __device__ __forceinline__ A factor(int s) const {
+    uint32_t found = dropped;
+    if constexpr (EDGE && SLOTS > 1) {
+      const int lane = threadIdx.x & 31, first = lane - lane / LPH % 4 * LPH;
+      found = __shfl_sync(0xffffffffu, dropped, together ? first + s * LPH : lane);
+      found >>= together ? head & 3 : s;
+    }
+    return found & 1 ? A(0) : kept;
+  }
+};
+
 // From what the family computes to the score (EdgeOptions in params.h), and what backward needs of it. What
 // is rounded is written out: forward and backward must get the same score.
 template <typename T, bool EDGE>

@@ -34,11 +34,12 @@ __global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
   constexpr int LPH = C::LPH, NV = C::NV, VEC = C::VEC;
   constexpr bool DOT = SCORE == Score::dot, V2 = SCORE == Score::additive_v2, PAIR = DOT || V2;
   constexpr bool EDGE = has_options(EDGES), FEAT = has_features(EDGES);
-  constexpr bool PROJ = projects(EDGES), EIDS = PROJ || FEAT, QUADS = kQuads<C, SCORE, EDGES>;
+  constexpr bool PROJ = projects(EDGES), QUADS = kQuads<C, SCORE, EDGES>;
   constexpr Ahead AHEAD = DOT && FEAT ? Ahead::rows : DOT || (!V2 && LPH > 1) ? Ahead::own : Ahead::all;
   constexpr int CHUNK = PAIR || FEAT || B > LPH ? B : LPH;  // edges per sub-warp and step
   constexpr int SHARE = share_of(CHUNK), PERIOD = period_of(CHUNK, LPH),
                 SLOTS = SHARE / PERIOD;  // edges owned by a lane
+  constexpr bool EIDS = PROJ || FEAT || (EDGE && SLOTS == 1);
 
   Place<C> me(t, p.shape, p.shape.value_dim, p.csr);
   const int own = me.hl % PERIOD;
@@ -149,23 +150,19 @@ __global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
     // Options on edges make it the score; one that is not there is -inf.
     bool positive[SLOTS] = {};
     A factor[SLOTS], peak = -infinity<A>();
+    const auto eid_at = [&](int s) { return eid_of<C, CHUNK, EIDS>(me, p.csr, index, done, s); };
+    const Dropout<T, EDGE, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
 #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
       const bool valid = s * LPH + own < left;
       int eid = 0;
-      if constexpr (EDGE) {
-        if constexpr (EIDS) {
-          eid = index[SLOTS + s];
-        } else if (valid) {
-          eid = edge_id(p.csr, me.first + (done + s * LPH + own) * me.stride);
-        }
-      }
-      // Past the end, eid 0 exists: there are edges, or this loop would not run.
+      if constexpr (EDGE) eid = eid_at(s);
       const EdgeScore<T, EDGE> z(edge, score[s], slope, eid);
       positive[s] = z.positive;
       score[s] = z.score;
       if constexpr (EDGE) {
-        factor[s] = valid ? edge.weight(eid) * edge.mask(eid) : A(0);
+        const A kept = dropout.factor(s);
+        factor[s] = valid ? edge.weight(eid) * kept : A(0);
         if (p.attention && valid && me.head_ok && me.hl < PERIOD && me.chunk == 0)
           static_cast<A*>(p.attention)[int64_t(eid) * me.heads + me.head] = score[s];
       } else {

@@ -43,6 +43,18 @@ template <class C, int CHUNK>
 __device__ __forceinline__ int fetch_eid(const Place<C>& me, const Csr& csr, int done, int s) {
   return edge_id(csr, position<C, CHUNK>(me, me, done, s));
 }
+// The id of the edge that this lane owns in slot s: EIDS, of those that came with `index`.
+template <class C, int CHUNK, bool EIDS, int S>
+__device__ __forceinline__ int eid_of(const Place<C>& me, const Csr& csr, const int (&index)[S], int done,
+                                      int s) {
+  if constexpr (EIDS) {
+    int eid = index[S / 2];
+    repeat<S / 2>([&](int k) { eid = k == s ? index[S / 2 + k] : eid; });
+    return eid;
+  } else {
+    return fetch_eid<C, CHUNK>(me, csr, done, s);
+  }
+}
 
 // f(full): whether all sub-warps have a whole chunk of edges left, as a type.
 template <int CHUNK, class F>

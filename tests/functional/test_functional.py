@@ -67,6 +67,26 @@ def test_options_in_every_combination(device, score, edge_bias, edge_weight, dro
         check(score, graph, inputs, note=f"{name}: ", **options)
 
 
+SMALL_HEADS = [(1, 8), (2, 4), (4, 8), (5, 4), (6, 16), (8, 8), (9, 8), (17, 4), (40, 8)]
+
+
+@pytest.mark.parametrize("heads, dim", SMALL_HEADS)
+@pytest.mark.parametrize("score", SCORES)
+def test_dropout_of_any_number_of_heads(device, score, heads, dim):
+    """Four heads share the words of a random number, and on a GPU small heads its computation."""
+    options = {"dropout_p": 0.4, "_seed": torch.tensor([2**33 + heads], device=device)}
+    for name, dtype in (
+        ("mixed_degrees", torch.float32),
+        ("super_row", torch.bfloat16),
+        ("mixed_degrees", torch.float16),
+    ):
+        graph = make_graph(name, device)
+        inputs = make_inputs(score, graph, heads, dim, dtype)
+        for schedule in ("natural", "packed") if device == "cuda" else ("auto",):
+            note = f"{name}, {dtype}, {schedule}: "
+            check(score, graph, inputs, note, schedule=schedule, return_attention=True, **options)
+
+
 @pytest.mark.parametrize("options", [{}, {"edge_bias": True, "edge_weight": "H"}], ids=str)
 @pytest.mark.parametrize("name", ["no_nodes", "no_edges", "no_destinations", "one_edge"])
 @pytest.mark.parametrize("score", SCORES)

@@ -132,21 +132,30 @@ def test_gradcheck(score):
     assert torch.autograd.gradcheck(call, [x.requires_grad_() for x in inputs.values()])
 
 
-# Known answers of philox4x32 with 10 rounds, as published with Random123 (kat_vectors).
+# Known answers of philox4x32, as published with Random123 (kat_vectors).
 @pytest.mark.parametrize(
-    "key, counter, expected",
+    "rounds, key, counter, expected",
     [
-        (0, (0, 0, 0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
-        (2**64 - 1, (2**32 - 1,) * 4, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+        (7, 0, (0, 0, 0, 0), (0x5F6FB709, 0x0D893F64, 0x4F121F81, 0x4F730A48)),
+        (7, 2**64 - 1, (2**32 - 1,) * 4, (0x5207DDC2, 0x45165E59, 0x4D8EE751, 0x8C52F662)),
         (
+            7,
+            0x299F31D0A4093822,
+            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+            (0x4DFCCABA, 0x190A87F0, 0xC47362BA, 0xB6B5242A),
+        ),
+        (10, 0, (0, 0, 0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+        (10, 2**64 - 1, (2**32 - 1,) * 4, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+        (
+            10,
             0x299F31D0A4093822,
             (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
             (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
         ),
     ],
 )
-def test_philox_known_answers(key, counter, expected):
-    words = reference.philox(key, *(torch.tensor([c]) for c in counter))
+def test_philox_known_answers(rounds, key, counter, expected):
+    words = reference.philox(key, *(torch.tensor([c]) for c in counter), rounds=rounds)
     assert tuple(w.item() for w in words) == expected
 
 

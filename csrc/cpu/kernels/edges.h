@@ -151,7 +151,7 @@ static void dropout_mask(const EdgeOptions& options, int heads, const int32_t* e
       U c0 = __builtin_convertvector(load_vector<Vec<uint32_t, W>>(eid + e), U), c1{}, c2 = U{} + head / 4,
         c3{};
       uint32_t k0 = uint32_t(seed), k1 = uint32_t(seed >> 32);
-      for (int round = 0; round < 10; ++round) {
+      for (int round = 0; round < kPhiloxRounds; ++round) {
         const U a = multiply_low<W>(c0, 0xD2511F53u), b = multiply_low<W>(c2, 0xCD9E8D57u);
         c0 = (b >> 32) ^ c1 ^ k0;
         c1 = b;
