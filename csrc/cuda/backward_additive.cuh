@@ -106,12 +106,8 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Load::one_row>)
 #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
       const bool valid = s * LPH + me.hl < left;
-      A factor = 1;
-      int eid = 0;
-      if constexpr (EDGE) {
-        eid = eid_at(s);
-        factor = edge.weight(eid) * dropout.factor(s);
-      }
+      const int eid = EDGE && (EIDS || edge.tensors) ? eid_at(s) : 0;
+      const A factor = dropout.factor(s) * (EDGE ? edge.weight(eid) : A(1));
       const EdgeScore<T, EDGE> z(edge, alpha_src + stats[s].term, slope, eid);
       A alpha = stats[s].row.alpha(z.score);
       alpha = valid ? alpha : A(0);  // without a branch: several edges' exponentials overlap

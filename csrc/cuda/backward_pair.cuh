@@ -384,8 +384,8 @@ __global__ void __launch_bounds__(kThreads, (pair_blocks<C, SCORE, SOURCES, EDGE
                         : part_s[s];
       A dot_gv = part_t[s], factor = 1;
       int64_t at = 0;
-      int eid = 0;
-      if constexpr (EDGE || EIDS) eid = eid_at(s);
+      const bool named = EIDS || (EDGE && (edge.tensors || p.grad_attention || p.grad_raw));
+      const int eid = named ? eid_at(s) : 0;
       if constexpr (EDGE) {
         if (valid) {
           at = int64_t(eid) * me.heads + me.head;

@@ -25,9 +25,14 @@ struct EdgeReader {
   const EdgeOptions& o;
   int heads, head;
   uint64_t seed;
+  bool tensors;  // there are any: one question in place of four for every edge
 
   __device__ __forceinline__ EdgeReader(const EdgeOptions& options, int heads_, int head_)
-      : o(options), heads(heads_), head(head_), seed(options.seed ? uint64_t(*options.seed) : 0) {}
+      : o(options),
+        heads(heads_),
+        head(head_),
+        seed(options.seed ? uint64_t(*options.seed) : 0),
+        tensors(options.bias || options.gate || options.mask || options.weight) {}
 
   static __device__ __forceinline__ A read(const void* x, int64_t at, bool is_acc) {
     return is_acc ? static_cast<const A*>(x)[at] : A(static_cast<const T*>(x)[at]);
@@ -40,7 +45,7 @@ struct EdgeReader {
     return column(o.gate, eid, o.gate_heads, o.gate_is_acc, A(1));
   }
   __device__ __forceinline__ A weight(int eid) const {
-    return column(o.weight, eid, o.weight_heads, o.weight_is_acc, A(1));
+    return tensors ? column(o.weight, eid, o.weight_heads, o.weight_is_acc, A(1)) : A(1);
   }
   __device__ __forceinline__ bool masked(int eid) const {
     return o.mask && !o.mask[int64_t(eid) * o.mask_heads + (o.mask_heads > 1 ? head : 0)];
@@ -104,9 +109,10 @@ struct EdgeScore {
   A score, slope, gate;  // slope: LeakyReLU'(z)
   bool positive;         // z > 0
   __device__ __forceinline__ EdgeScore(const EdgeReader<T>& edge, A raw, A negative_slope, int eid) {
+    const bool tensors = EDGE && edge.tensors;
     A z = raw, bias = 0;
     gate = 1;
-    if constexpr (EDGE) {
+    if (tensors) {
       gate = edge.gate(eid);
       bias = edge.bias(eid);
       z = fma(raw, gate, edge.o.bias_after ? A(0) : bias);
@@ -114,7 +120,7 @@ struct EdgeScore {
     positive = z > 0;
     slope = leaky_relu_grad(z, negative_slope);
     score = leaky_relu(z, negative_slope);
-    if constexpr (EDGE) {
+    if (tensors) {
       if (edge.o.bias_after) score = plus(score, bias);
       if (edge.masked(eid)) score = -infinity<A>();
     }

@@ -155,8 +155,7 @@ __global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
 #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
       const bool valid = s * LPH + own < left;
-      int eid = 0;
-      if constexpr (EDGE) eid = eid_at(s);
+      const int eid = EDGE && (EIDS || edge.tensors || p.attention) ? eid_at(s) : 0;
       const EdgeScore<T, EDGE> z(edge, score[s], slope, eid);
       positive[s] = z.positive;
       score[s] = z.score;

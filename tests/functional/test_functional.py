@@ -82,7 +82,7 @@ def test_dropout_of_any_number_of_heads(device, score, heads, dim):
     ):
         graph = make_graph(name, device)
         inputs = make_inputs(score, graph, heads, dim, dtype)
-        for schedule in ("natural", "packed") if device == "cuda" else ("auto",):
+        for schedule in ("natural", "packed") if device == "cuda" and heads * dim <= 64 else ("auto",):
             note = f"{name}, {dtype}, {schedule}: "
             check(score, graph, inputs, note, schedule=schedule, return_attention=True, **options)
 
