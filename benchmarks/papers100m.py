@@ -45,7 +45,7 @@ from torch import Tensor
 from dfgnn import Graph, functional
 from dfgnn.bench import accuracy, measure, report, yardsticks
 from dfgnn.bench.workloads import edges_into
-from dfgnn.schedule import ROW_SCHEDULES
+from dfgnn.plan import ROW_SCHEDULES
 
 NODES, EDGES = 111_059_956, 1_615_685_872
 # About the largest degree. It shrinks with the root of the scale, as that of a power law of exponent 3 does.

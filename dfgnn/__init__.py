@@ -10,9 +10,9 @@ other. ``profile`` says where the time of a training step goes, and ``capture`` 
 from dfgnn import functional, nn, ops, reference, sampling
 from dfgnn.capturing import capture
 from dfgnn.graph import Graph
-from dfgnn.nn.checkpoints import convert_state_dict
-from dfgnn.nn.switch import accelerate, patch, restore
 from dfgnn.profiling import profile
+from dfgnn.runtime import moved
+from dfgnn.switch import accelerate, convert_state_dict, patch, restore
 
 __version__ = "0.1.0"
 __all__ = [
@@ -29,3 +29,10 @@ __all__ = [
     "restore",
     "sampling",
 ]
+
+
+def __getattr__(name: str):
+    return moved.attribute(name)
+
+
+moved.install()

@@ -18,8 +18,9 @@ from pathlib import Path
 
 import torch
 
-from . import __version__, _library, functional
+from . import __version__, functional
 from .graph import Graph
+from .runtime import library as _library
 
 __all__ = ["cpu_name", "driver", "main", "report", "text"]
 

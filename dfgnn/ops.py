@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from . import functional
-from ._checks import DTYPES
+from .engine.checks import DTYPES
 from .graph import Graph
 
 BINARY = ("add", "sub", "mul", "div")

@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._batches import batched
 from .graph import Graph
+from .runtime.batches import batched
 
 _MASK32 = 0xFFFFFFFF
 

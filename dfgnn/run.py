@@ -32,7 +32,7 @@ import torch
 from torch import nn
 
 from .nn import _fallback
-from .nn.switch import LIBRARIES, is_convolution, layers_of, patch
+from .switch.replace import LIBRARIES, is_convolution, layers_of, patch
 
 
 @contextlib.contextmanager

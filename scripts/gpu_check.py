@@ -211,7 +211,7 @@ def main() -> int:
     sys.path.insert(0, str(ROOT))
     import torch
 
-    from dfgnn import _library
+    from dfgnn.runtime import library as _library
 
     if not torch.cuda.is_available():
         return _refuse("torch sees no CUDA GPU here")

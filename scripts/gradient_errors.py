@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from dfgnn import Graph, functional, reference
-from dfgnn.schedule import SCHEDULES
+from dfgnn.plan import SCHEDULES
 
 NODES, EDGES, HEADS, DIM = 200, 3000, 2, 32
 FUNCTIONS = {"GAT": "gat_attention", "GATv2": "gatv2_attention", "dot": "dot_attention"}

@@ -16,8 +16,8 @@ from functools import wraps
 import torch
 
 from dfgnn import Graph, functional
-from dfgnn._gat_layer import gat_layer
-from dfgnn.schedule import ROW_SCHEDULES
+from dfgnn.nn.whole.additive import gat_layer
+from dfgnn.plan import ROW_SCHEDULES
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 HEADS = (1, 3, 8)

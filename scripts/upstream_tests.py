@@ -20,7 +20,7 @@ os.environ.setdefault("DGLBACKEND", "pytorch")
 import pytest
 
 import dfgnn
-from dfgnn.nn.switch import LIBRARIES
+from dfgnn.switch.replace import LIBRARIES
 
 #: Where the tests are in a repository, and which of them are of layers that dfgnn has.
 SOURCES = {

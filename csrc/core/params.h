@@ -89,7 +89,7 @@ struct EdgeAttr {
   const void* x;  // [E, dim] T, user's order; or null
   int32_t dim, width;
   // W [H, cols, feats] T, filled up with zeros to the columns that a head's lanes have and to a multiple of
-  // 16 features, in the order in which registers take it (dfgnn/_edge_terms.py):
+  // 16 features, in the order in which registers take it (dfgnn/engine/edge_projection.py):
   const void* onto;    // column = (block, t 4, s 2, j 2, e 2), feature = (step, i 2, g 8):
                        //   [H, step, block, s, g, t, j, i, e]
   const void* back;    // column = (group, g 8, word, i 2), feature = (step, t 4, j 2, e 2):
@@ -267,7 +267,7 @@ struct PlanParams {
 };
 inline constexpr int kPlanBuckets = 128;
 
-// Degrees that are counted one by one (DegreeStats in dfgnn/_csr.py).
+// Degrees that are counted one by one (DegreeStats in dfgnn/sparse/csr.py).
 inline constexpr int kDegreeBins = 2048;
 
 }  // namespace dfgnn

@@ -15,7 +15,7 @@ using RangeFn = void (*)(int64_t begin, int64_t end, void* ctx);
 // Whether short rows are worked on in groups (kernels/groups.h); automatic: by the plan and the shape.
 enum class RowWay { automatic, grouped, single };
 // Mean degree of a plan's items below which short rows are grouped, as measured: alone, a row costs most
-// where it has many heads. Mirrored in dfgnn/schedule/cost.py, for plans that are printed.
+// where it has many heads. Mirrored in dfgnn/plan/cost.py, for plans that are printed.
 constexpr int64_t forward_degree(int64_t heads) { return 24 + 8 * heads; }
 constexpr int64_t backward_degree(int64_t heads) { return 2 + 6 * heads; }
 struct Parallel {

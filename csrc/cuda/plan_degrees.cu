@@ -1,5 +1,5 @@
 // What a schedule is chosen by, on the device: degrees and their quantiles, whether rows rise. As the tensor
-// operations of dfgnn/schedule do on the CPU, in a few launches and without waiting.
+// operations of dfgnn/plan do on the CPU, in a few launches and without waiting.
 #include "degrees.cuh"
 
 namespace dfgnn::cuda {

@@ -1,4 +1,4 @@
-// Items and splits, on the device: what dfgnn/schedule does with tensors on the CPU. Every block counts what
+// Items and splits, on the device: what dfgnn/plan does with tensors on the CPU. Every block counts what
 // its rows have, the counts of all blocks are added up, and every block puts its own behind those before it:
 // no place depends on which block comes first. Where the blocks fit on the device together, of two directions
 // at a time, all that is one kernel, as the host is what a small graph waits for.

@@ -1,4 +1,4 @@
-// Tiles, on the device: what dfgnn/schedule/tiles.py does with tensors on the CPU.
+// Tiles, on the device: what dfgnn/plan/tiles.py does with tensors on the CPU.
 #include <climits>
 
 #include "scan.cuh"

@@ -117,7 +117,7 @@ inline int64_t bytes_of(ScalarType t) {
 }
 
 // What `make` returns: a new tensor like this. The stable ABI says that it failed, not why: by the time that
-// sizes were checked, for want of memory. dfgnn/_ops.py makes torch.OutOfMemoryError of it on CUDA.
+// sizes were checked, for want of memory. dfgnn/runtime/ops.py makes torch.OutOfMemoryError of it on CUDA.
 template <class Make>
 Tensor allocate(const Tensor& like, const Sizes& sizes, ScalarType dtype, const Make& make) {
   try {

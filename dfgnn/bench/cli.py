@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from .. import _library, schedule
+from .. import plan as schedule
+from ..runtime import library as _library
 from . import compare, datasets, graphs, measure, plots, report, twins
 from .peers import PEERS
 from .run import SAMPLE, Options, measure_graph

@@ -1,4 +1,4 @@
-"""Time (``dfgnn._timing``) and memory of one call."""
+"""Time (``dfgnn.runtime.timing``) and memory of one call."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
-from .._timing import Timing, eager, kernels, reason, timings
+from ..runtime.timing import Timing, eager, kernels, reason, timings
 
 __all__ = ["Timing", "eager", "kernels", "milliseconds", "peak_extra", "reason", "synchronize", "timings"]
 

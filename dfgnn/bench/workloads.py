@@ -7,7 +7,8 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from .. import functional, schedule
+from .. import functional
+from .. import plan as schedule
 from ..graph import Graph
 from . import accuracy
 

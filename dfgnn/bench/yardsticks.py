@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from .._arguments import ops
-from ..schedule import ROW_SCHEDULES
+from ..plan import ROW_SCHEDULES
+from ..runtime.arguments import ops
 from . import accuracy, measure
 from .measure import timings
 

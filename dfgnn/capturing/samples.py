@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import _kept, sampling
+from .. import sampling
 from ..graph import Graph
+from ..graph import cache as _kept
 from ..graph.capacity import OF_BUFFER
 
 # Positions of the arguments of ``step(x, edge_index, y, batch)``.

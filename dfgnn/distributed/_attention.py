@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .._arguments import BackwardResults, EdgeArgs, ForwardResults, Tensors
-from .._autograd import _Call
-from .._eager import top_hooks
-from .._ops import gradients, need_bits
+from ..engine.autograd import _Call
+from ..runtime.arguments import BackwardResults, EdgeArgs, ForwardResults, Tensors
+from ..runtime.eager import top_hooks
+from ..runtime.ops import gradients, need_bits
 from ._exchange import Exchange, Pending
 
 

@@ -10,8 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .. import _autograd, _csr, reference
-from .._arguments import (
+from .. import reference
+from ..engine import autograd as _autograd
+from ..graph import Graph, GraphPart
+from ..runtime.arguments import (
     BIAS_AFTER,
     FEAT_IN_KEY,
     FEAT_IN_VALUE,
@@ -21,10 +23,10 @@ from .._arguments import (
     Numbers,
     Tensors,
 )
-from .._csr import CSR
-from .._ops import acc_type
-from .._structure import Side
-from ..graph import Graph, GraphPart
+from ..runtime.ops import acc_type
+from ..sparse import csr as _csr
+from ..sparse.csr import CSR
+from ..sparse.structure import Side
 from . import _agree, parts
 from ._attention import Attention, Pair
 from ._exchange import Exchange, Gather, rows_of_all

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _csr
+from ..sparse import csr as _csr
 from . import parts
 from .parts import Nodes, Part, Places
 

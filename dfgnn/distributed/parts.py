@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import _csr
+from ..sparse import csr as _csr
 
 METHODS = ("contiguous", "metis")
 Partition = str | Tensor | tuple[Tensor, Tensor]

@@ -7,10 +7,13 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from .. import _autograd, _edge_terms, _ops, _short
-from .._batches import batched
-from .._checks import Checker, for_device, with_feat, without_padding
+from ..engine import autograd as _autograd
+from ..engine import edge_projection as _edge_terms
+from ..engine import short as _short
+from ..engine.checks import Checker, for_device, with_feat, without_padding
 from ..graph import Graph
+from ..runtime import ops as _ops
+from ..runtime.batches import batched
 
 
 # fmt: off
@@ -87,7 +90,7 @@ def gat_attention(
         dropout_p: probability of dropping an attention weight. The mask is a function (Philox) of a seed
             drawn from torch's generator of the device, the edge and the head; it is never stored.
         return_attention: also return w m softmax(s), [E, H] in feat's dtype and the given edge order.
-        schedule: "auto", or a name from ``dfgnn.schedule.SCHEDULES``, which may carry bounds, as in
+        schedule: "auto", or a name from ``dfgnn.plan.SCHEDULES``, which may carry bounds, as in
             "natural<=512 heads<=2" (see there).
 
     Returns:

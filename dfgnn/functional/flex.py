@@ -5,10 +5,10 @@ from typing import Literal, overload
 
 from torch import Tensor
 
-from .. import _flex
-from .._batches import batched
-from .._checks import Checker
+from ..engine import flex as _flex
+from ..engine.checks import Checker
 from ..graph import Graph
+from ..runtime.batches import batched
 from .attention import gat_attention
 
 

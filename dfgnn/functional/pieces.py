@@ -4,10 +4,10 @@ import math
 
 from torch import Tensor
 
-from .. import _products
-from .._batches import batched
-from .._checks import Checker, for_device, without_padding
+from ..engine import products as _products
+from ..engine.checks import Checker, for_device, without_padding
 from ..graph import Graph
+from ..runtime.batches import batched
 from .attention import gat_attention
 
 

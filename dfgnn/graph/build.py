@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _csr
-from .._compile import not_compiled, untraced, without_gradient
-from .._csr import CSR
-from .._fixed import FixedStructure
-from .._structure import Side
+from ..runtime.compiling import not_compiled, untraced, without_gradient
+from ..sparse import csr as _csr
+from ..sparse.csr import CSR
+from ..sparse.fixed import FixedStructure
+from ..sparse.structure import Side
 from . import ranges
 
 

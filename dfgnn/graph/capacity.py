@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from .. import _csr
-from .._compile import not_compiled, untraced
-from .._fixed import FixedStructure
+from ..runtime.compiling import not_compiled, untraced
+from ..sparse import csr as _csr
+from ..sparse.fixed import FixedStructure
 
 # Of the edge_index that is a graph's buffer, that graph. Weak at both ends.
 OF_BUFFER = WeakIdKeyDictionary()

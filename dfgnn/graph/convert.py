@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import _csr
+from ..sparse import csr as _csr
 from . import build
 
 

@@ -12,15 +12,15 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from .. import _csr
-from .._compile import untraced
-from .._csr import CSR, DegreeStats
-from .._fixed import FixedStructure
-from .._structure import Side, Structure
-from ..schedule import Plan, Planner, Shape
-from ..schedule.fixed import FixedPlanner
-from ..schedule.plans import check_shape
-from ..schedule.tuning import Tuning, autotune
+from ..plan import Plan, Planner, Shape
+from ..plan.fixed import FixedPlanner
+from ..plan.plans import check_shape
+from ..plan.tuning import Tuning, autotune
+from ..runtime.compiling import untraced
+from ..sparse import csr as _csr
+from ..sparse.csr import CSR, DegreeStats
+from ..sparse.fixed import FixedStructure
+from ..sparse.structure import Side, Structure
 from . import build, capacity, convert
 from .part import GraphPart
 from .reorder import Reordering, reorder
@@ -381,7 +381,7 @@ class Graph:
         layer: str | None = "gat",
         edges: bool = False,
     ) -> Plan:
-        """How the kernels walk this graph: a `dfgnn.schedule.Plan`, chosen once per set of arguments, cached.
+        """How the kernels walk this graph: a `dfgnn.plan.Plan`, chosen once per set of arguments, cached.
 
         reverse: the plan over sources that backward uses. schedule: a name forces that schedule,
         "natural<=512" also its bound on the edges of an item. layer: "gat", "gatv2" or "dot", or None for
@@ -407,7 +407,7 @@ class Graph:
         file: str | os.PathLike[str] | None = None,
     ) -> Tuning:
         """Measures every plan for a layer's attention on this graph and keeps the fastest as what "auto"
-        means for this feature shape; gives a `dfgnn.schedule.tuning.Tuning`, whose text shows all times.
+        means for this feature shape; gives a `dfgnn.plan.tuning.Tuning`, whose text shows all times.
 
         layer: "gat", "gatv2" or "dot". backward: also the plan over sources. seconds: about how long to
         measure each direction. file: a JSON file, or a link to one; a choice found in it for this graph,
@@ -415,7 +415,7 @@ class Graph:
         use one file at a time. Entries that this version does not know are left alone.
 
         The choice lives as long as the graph and its plans: copies, `to` and pickling drop it. Candidates:
-        `dfgnn.schedule.alternatives`; one has to be 2 % faster than the estimate's choice. Allocates inputs,
+        `dfgnn.plan.alternatives`; one has to be 2 % faster than the estimate's choice. Allocates inputs,
         gradients and results. Results of attention do not depend on the plan but for rounding.
 
         Raises ValueError (unknown layer, sizes, dtype, a file that is no such JSON).

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import _csr
+from ..sparse import csr as _csr
 from .part import GraphPart
 
 __all__ = ["Range", "RangedGraph"]

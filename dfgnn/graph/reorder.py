@@ -18,8 +18,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from .. import _csr
-from .._compile import not_compiled, untraced
+from ..runtime.compiling import not_compiled, untraced
+from ..sparse import csr as _csr
 from .build import of_edges
 
 __all__ = ["METHODS", "Permutation", "Reordering"]

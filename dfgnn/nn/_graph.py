@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, library
 from torch.utils.weak import WeakIdKeyDictionary
 
-from .._compile import is_exporting
 from ..graph import Graph, GraphPart
 from ..graph.graph import OF_NUMBER
+from ..runtime.compiling import is_exporting
 
 # Graphs made from DGL's, by DGL's immutable index of a graph, which it replaces when edges change. Keys go by
 # identity: the index of DGL 1.1 cannot be hashed. What is kept refers to no key, so an entry lives as long as

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, library, nn
 
-from .. import _eager, _plain
-from .._compile import is_exporting, not_compiled
 from ..graph import Graph
+from ..runtime import eager as _eager
+from ..runtime import transforms
+from ..runtime.compiling import is_exporting, not_compiled
 from ._derived import of_tensor
 
 Rows = slice | Tensor  # without repetition
@@ -38,7 +39,7 @@ class Relations(NamedTuple):
 
 @not_compiled
 @torch.inference_mode(False)
-@_plain.untransformed()
+@transforms.untransformed()
 def groups_of(types: Tensor, num_types: int, name: str = "types") -> list[Group]:
     """The rows of each type that occurs; waits for the device once per tensor of types, then is kept.
 
@@ -46,7 +47,7 @@ def groups_of(types: Tensor, num_types: int, name: str = "types") -> list[Group]
     row.
     """
     check_types(types, name)
-    types = _plain.unwrapped(types)
+    types = transforms.unwrapped(types)
     kept = of_tensor(types)
     if "groups" not in kept:
         in_order = bool((types[1:] >= types[:-1]).all())
@@ -60,7 +61,7 @@ def groups_of(types: Tensor, num_types: int, name: str = "types") -> list[Group]
 
 @not_compiled
 @torch.inference_mode(False)
-@_plain.untransformed()
+@transforms.untransformed()
 def relations_of(graph: Graph, etype: Tensor, num_types: int, name: str = "etype") -> Relations:
     """What attention over edges of several types runs on: keys and values, which depend on the type of the
     edge, are made once per source and type instead of once per edge.
@@ -69,7 +70,7 @@ def relations_of(graph: Graph, etype: Tensor, num_types: int, name: str = "etype
     kept. Raises as :func:`groups_of`.
     """
     check_types(etype, name, graph.num_edges)
-    etype = _plain.unwrapped(etype)
+    etype = transforms.unwrapped(etype)
     kept = of_tensor(etype).setdefault("relations", weakref.WeakKeyDictionary())
     if graph not in kept:
         csr = graph.csr()
@@ -90,10 +91,10 @@ def relations_of(graph: Graph, etype: Tensor, num_types: int, name: str = "etype
 
 @not_compiled
 @torch.inference_mode(False)
-@_plain.untransformed()
+@transforms.untransformed()
 def first_types(types: Tensor, count: int) -> Tensor:
     """The first ``count`` types as int64, the same tensor every time, so that its groups are found again."""
-    types = _plain.unwrapped(types)
+    types = transforms.unwrapped(types)
     if count == len(types) and types.dtype == torch.int64 and not types.is_inference():
         return types
     kept = of_tensor(types).setdefault("first", {})

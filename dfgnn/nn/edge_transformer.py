@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import functional
-from .._edge_rows import rows_of_destinations, rows_of_sources
+from ..engine.edge_rows import rows_of_destinations, rows_of_sources
 from ._graph import split_ends
 from ._layer import AttentionLayer, check_edge_rows, dropout_p
 from .graph_transformer import NORMS, check_heads_and_norm, check_sets, normalized, swapped

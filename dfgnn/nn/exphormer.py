@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._fixed import FixedStructure
-from .._typed_layer import typed_attention, typed_layer
 from ..graph import Graph
+from ..sparse.fixed import FixedStructure
 from ._terms import is_plain
+from .whole.typed import typed_attention, typed_layer
 
 _WHERE = "ExphormerAttention"
 

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import functional
-from ._at_once import dot_at_once
 from ._graph import split_ends
 from ._layer import AttentionLayer, dropout_p
 from ._terms import is_plain
+from .whole.eligible import dot_at_once
 
 #: What ``norm`` names.
 NORMS = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm, None: nn.Identity}

@@ -11,7 +11,7 @@ import torch
 from torch.profiler import ProfilerActivity, record_function
 from torch.profiler import profile as torch_profile
 
-from ..nn.switch import accelerate, restore
+from ..switch.replace import accelerate, restore
 from . import trace
 from .report import Comparison, Operator, Profile
 

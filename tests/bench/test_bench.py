@@ -9,7 +9,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from dfgnn import Graph, _timing, reference
+from dfgnn import Graph, reference
+from dfgnn.runtime import timing as _timing
 
 np = pytest.importorskip("numpy", reason="the benchmarks need numpy")
 

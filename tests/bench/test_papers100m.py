@@ -98,7 +98,7 @@ def test_writes_results_and_names_what_it_cannot_measure(bench, tmp_path, capsys
 
 
 def test_a_graph_of_ranges(bench, monkeypatch, tmp_path):
-    monkeypatch.setattr(dfgnn._csr, "MOST_EDGES", 100_000)
+    monkeypatch.setattr(dfgnn.sparse.csr, "MOST_EDGES", 100_000)
     path = tmp_path / "results.json"
     sizes = ["--nodes", "9000", "--edges", "210000", "--head-dim", "16"]
     assert bench.main([*ARGUMENTS, *sizes, "--json", str(path)]) == 0

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import dfgnn
-from dfgnn import _library, env
+from dfgnn import env
+from dfgnn.runtime import library as _library
 
 
 def test_the_command_prints_text_and_json():

@@ -182,7 +182,7 @@ def test_a_record_of_kept_tools_is_written_whole(tmp_path, monkeypatch):
     path.write_text(json.dumps({**identity, **CLEAN}))
     monkeypatch.setattr(sys, "argv", ["gpu_check", "--resume", "--output", str(path)])
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("dfgnn._library.require_cuda_library", lambda: None)
+    monkeypatch.setattr("dfgnn.runtime.library.require_cuda_library", lambda: None)
     monkeypatch.setattr(gpu_check, "find_sanitizer", lambda path: "sanitizer")
     monkeypatch.setattr(gpu_check, "_output", lambda *command: "Version 1\n")
     monkeypatch.setattr(gpu_check, "describe", lambda commit: dict(identity))

@@ -10,30 +10,17 @@ import pytest
 ROOT = Path(__file__).parents[2]
 # Rooms of dfgnn/, bottom up; those of a line do not see each other.
 FLOORS = """
-_library _compile _timing _eager
-_batches
-_arguments
-_ops
-_csr
-_structure _hops
-_fixed
-schedule
+runtime
+sparse
+plan
 graph
-reference
-_plain
-_kept _replayed
-_edges
-_checks _edge_attention
-_autograd
-_products _edge_terms _short
-_edge_rows
-_flex
+reference sampling
+engine capturing
 functional
-_layers ops sampling
-_gat_layer _gated_layer _typed_layer
-distributed
+distributed ops
 nn
-compat profiling capturing
+compat switch
+profiling
 __init__
 env run
 bench
@@ -96,7 +83,11 @@ def includes() -> tuple[dict[str, set[str]], dict[str, set[str]]]:
 def test_python():
     floor = {room: i for i, rooms in enumerate(FLOORS.split("\n")) for room in rooms.split()}
     found = imports()
-    assert found["schedule/tuning"] >= {"_arguments", "_timing", "schedule/planner"}  # they are read at all
+    assert found["plan/tuning"] >= {
+        "runtime/arguments",
+        "runtime/timing",
+        "plan/planner",
+    }
     assert found["bench/workloads"] >= {"functional/__init__", "graph/__init__"}
     for name, targets in found.items():
         room = name.split("/")[0]
@@ -124,20 +115,20 @@ def test_cpp():
 @pytest.mark.parametrize("broken", ["reads_up", "circle"])
 def test_the_rules_notice(broken, tmp_path, monkeypatch):
     """A room that reads a higher one, and two modules that read each other within a function."""
-    for name in ("_ops", "_csr", "schedule/a", "schedule/b"):
+    for name in ("runtime/ops", "sparse/csr", "plan/a", "plan/b"):
         path = tmp_path / f"dfgnn/{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     if broken == "reads_up":
-        (tmp_path / "dfgnn/_ops.py").write_text("def f():\n    from ._csr import CSR\n")
+        (tmp_path / "dfgnn/runtime/ops.py").write_text("def f():\n    from ..sparse.csr import CSR\n")
     else:
-        (tmp_path / "dfgnn/schedule/a.py").write_text("from .b import x\n")
-        (tmp_path / "dfgnn/schedule/b.py").write_text("def f():\n    from dfgnn.schedule import a\n")
+        (tmp_path / "dfgnn/plan/a.py").write_text("from .b import x\n")
+        (tmp_path / "dfgnn/plan/b.py").write_text("def f():\n    from dfgnn.plan import a\n")
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
     found = imports()
     if broken == "reads_up":
-        assert found["_ops"] == {"_csr"}
+        assert found["runtime/ops"] == {"sparse/csr"}
     else:
-        assert found["schedule/a"] == {"schedule/b"} and found["schedule/b"] == {"schedule/a"}
+        assert found["plan/a"] == {"plan/b"} and found["plan/b"] == {"plan/a"}
         with pytest.raises(ValueError, match="cycle"):
             list(TopologicalSorter(found).static_order())

@@ -1,16 +1,19 @@
 """What `import dfgnn` does and does not do, and what the compiled libraries depend on."""
 
+import pickle
 import re
 import shutil
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 import torch
 
 import dfgnn
-from dfgnn import _library
+from dfgnn.runtime import library as _library
+from dfgnn.runtime.moved import MOVED
 
 LIBRARIES = sorted(_library.DIRECTORY.glob("libdfgnn_*.so"))
 
@@ -131,3 +134,33 @@ def test_cuda_library_missing_or_broken(content, problem, tmp_path, monkeypatch)
     monkeypatch.setattr(_library, "_cuda_problem", _library._load_cuda())
     with pytest.raises(RuntimeError, match=problem):
         _library.require_cuda_library()
+
+
+@pytest.mark.parametrize("old, new", MOVED.items())
+def test_modules_that_moved_keep_their_names(old, new):
+    """An old name gives the very module, with a warning that says where it is; so old pickles load."""
+    code = f"""
+import importlib, sys, warnings
+import dfgnn.{new}
+with warnings.catch_warnings(record=True) as found:
+    warnings.simplefilter("always")
+    module = importlib.import_module("dfgnn.{old}")
+text = [str(w.message) for w in found if w.category is DeprecationWarning]
+assert text == ["dfgnn.{old} has moved to dfgnn.{new}"], text
+assert module is sys.modules["dfgnn.{new}"] and module.__name__ == module.__spec__.name == "dfgnn.{new}"
+"""
+    python(code)
+
+
+def test_modules_of_a_package_that_moved():
+    imported = "import dfgnn, dfgnn.plan.cost, dfgnn.schedule.cost as old"
+    code = f"{imported}; print(old is dfgnn.plan.cost, dfgnn.schedule.Plan)"
+    assert python(code)[0] == "True"
+
+
+def test_a_graph_pickled_before_the_moves_loads():
+    """A graph of three nodes, edges 0 -> 1 and 1 -> 2, written when Structure was in dfgnn._structure."""
+    data = (Path(__file__).parent / "graph_before_moves.pickle").read_bytes()
+    assert b"dfgnn._structure" in data
+    graph = pickle.loads(data)
+    assert graph.edge_index.tolist() == [[0, 1], [1, 2]] and graph.num_nodes == 3

@@ -65,7 +65,7 @@ inputs = torch.randn(4, 2, 8, dtype=torch.float64), torch.randn(4, 2).double(), 
 out, expected = (f.gat_attention(graph, *inputs) for f in (dfgnn.functional, dfgnn.reference))
 torch.testing.assert_close(out, expected)
 
-from dfgnn._library import require_cuda_library
+from dfgnn.runtime.library import require_cuda_library
 try:
     require_cuda_library()
 except RuntimeError as error:

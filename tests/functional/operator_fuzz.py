@@ -11,7 +11,7 @@ import sys
 import torch
 
 from dfgnn import Graph
-from dfgnn._arguments import ops
+from dfgnn.runtime.arguments import ops
 
 
 def right_calls(device):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dfgnn._arguments import Backward, EdgeArgs, Forward, ForwardResults, GraphArgs, Numbers, Tensors
+from dfgnn.runtime.arguments import Backward, EdgeArgs, Forward, ForwardResults, GraphArgs, Numbers, Tensors
 
 
 @pytest.mark.parametrize("group", [EdgeArgs, GraphArgs, Numbers, Tensors])

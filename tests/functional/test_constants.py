@@ -7,8 +7,9 @@ import pytest
 import torch
 from graphs import make_graph
 
-from dfgnn import _arguments, _csr
-from dfgnn.schedule import cost, items, tiles
+from dfgnn.plan import cost, items, tiles
+from dfgnn.runtime import arguments as _arguments
+from dfgnn.sparse import csr as _csr
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,10 @@ from attention import DTYPES, SCORES, VALUES, check, function, make_inputs, run
 from covering import covering
 from graphs import GRAPHS, make_graph
 
-from dfgnn import Graph, _ops, functional
-from dfgnn._arguments import ops
+from dfgnn import Graph, functional
 from dfgnn.bench.measure import peak_extra
+from dfgnn.runtime import ops as _ops
+from dfgnn.runtime.arguments import ops
 
 ISAS = ("base", "avx2", "avx512") if platform.machine() in ("x86_64", "AMD64") else ("base",)
 

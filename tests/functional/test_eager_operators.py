@@ -7,9 +7,12 @@ import torch
 from attention import SCORES, function, make_inputs
 from graphs import make_graph
 
-from dfgnn import Graph, _autograd, _csr, _short
-from dfgnn._arguments import SCORES as NUMBERS
-from dfgnn._arguments import EdgeArgs, Numbers, ops
+from dfgnn import Graph
+from dfgnn.engine import autograd as _autograd
+from dfgnn.engine import short as _short
+from dfgnn.runtime.arguments import SCORES as NUMBERS
+from dfgnn.runtime.arguments import EdgeArgs, Numbers, ops
+from dfgnn.sparse import csr as _csr
 
 NAMES = {"gat": "additive", "gatv2": "additive_v2", "dot": "dot"}
 OPTIONS = {

@@ -7,9 +7,11 @@ from graphs import GRAPHS, make_graph, tiny_graph
 from torch import library
 from torch.func import grad, jvp, vmap
 
-from dfgnn import Graph, _edge_terms, _ops, functional, reference
-from dfgnn._arguments import ops
-from dfgnn.schedule.cost import lanes_per_head
+from dfgnn import Graph, functional, reference
+from dfgnn.engine import edge_projection as _edge_terms
+from dfgnn.plan.cost import lanes_per_head
+from dfgnn.runtime import ops as _ops
+from dfgnn.runtime.arguments import ops
 
 SIZES = [(h, d) for d in (1, 7, 11, 33, 300) for h in (1, 3, 8, 16)]
 
@@ -351,7 +353,7 @@ def test_no_tensor_of_edges_and_channels(device):
 
 def test_compiled(device):
     """Through an edge_index, with gradients, in one graph."""
-    from dfgnn._edges import EdgeList
+    from dfgnn.engine.traced_graph import EdgeList
 
     edge_index = torch.randint(20, (2, 90), device=device)
     graph = Graph.from_edge_index(edge_index, num_nodes=20)

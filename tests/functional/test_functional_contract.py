@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from dfgnn import functional, reference
-from dfgnn.schedule import SCHEDULES
+from dfgnn.plan import SCHEDULES
 
 ALL = {"edge_bias": True, "edge_weight": "H"}
 

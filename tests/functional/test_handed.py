@@ -6,10 +6,11 @@ import torch
 from attention import make_inputs, relative_error, rounding_band
 from graphs import make_graph
 
-from dfgnn import Graph, _autograd, functional
-from dfgnn._arguments import NO_EDGES, Numbers
-from dfgnn.schedule import cost
-from dfgnn.schedule.plans import Shape
+from dfgnn import Graph, functional
+from dfgnn.engine import autograd as _autograd
+from dfgnn.plan import cost
+from dfgnn.plan.plans import Shape
+from dfgnn.runtime.arguments import NO_EDGES, Numbers
 
 pytestmark = pytest.mark.gpu
 SHAPES = (4, 32), (8, 8), (1, 64), (2, 16), (1, 304), (3, 40)

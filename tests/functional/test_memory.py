@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dfgnn import _kept, nn
+from dfgnn import nn
+from dfgnn.graph import cache as _kept
 from dfgnn.nn import _derived, _graph
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dfgnn import Graph, functional, reference
-from dfgnn._edge_rows import sum_of_edges
+from dfgnn.engine.edge_rows import sum_of_edges
 
 NODES, EDGES = 50, 700
 # Nodes and edges of batches, one after the other: none, few, all; more edges than an item takes.
@@ -217,7 +217,7 @@ def test_what_it_does_not_do(device):
     with pytest.raises(ValueError, match="expected 'auto' or 'natural' for a graph of fixed capacity"):
         graph.plan(schedule="longest_first")
     with pytest.raises(ValueError, match="expected 4 source and 4 destination rows"):
-        from dfgnn._kept import graph_of
+        from dfgnn.graph.cache import graph_of
 
         graph_of(graph.edge_index, 5, 5)
 

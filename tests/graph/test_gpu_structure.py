@@ -4,10 +4,12 @@ import pytest
 import torch
 from graphs import GRAPHS
 
-from dfgnn import Graph, _csr, _kept, functional
-from dfgnn._arguments import ops
-from dfgnn._csr import CSR, Degrees
-from dfgnn.schedule import Shape, items
+from dfgnn import Graph, functional
+from dfgnn.graph import cache as _kept
+from dfgnn.plan import Shape, items
+from dfgnn.runtime.arguments import ops
+from dfgnn.sparse import csr as _csr
+from dfgnn.sparse.csr import CSR, Degrees
 
 HERE = "here", ("src", "dst")
 INT32, INT64 = torch.int32, torch.int64

@@ -12,7 +12,7 @@ from graph_checks import check_graph, edge_order, small
 from graphs import GRAPHS
 
 from dfgnn.graph import CSR, DegreeStats, Graph
-from dfgnn.schedule import Planner, Shape
+from dfgnn.plan import Planner, Shape
 
 
 def edges(name, device="cpu", dtype=torch.int64):
@@ -195,11 +195,11 @@ def test_names_in_files():
     }
     assert found == {
         "dfgnn.graph.graph Graph",
-        "dfgnn._structure Structure",
-        "dfgnn._structure Side",
-        "dfgnn._csr CSR",
-        "dfgnn._csr DegreeStats",
-        "dfgnn._fixed FixedStructure",
+        "dfgnn.sparse.structure Structure",
+        "dfgnn.sparse.structure Side",
+        "dfgnn.sparse.csr CSR",
+        "dfgnn.sparse.csr DegreeStats",
+        "dfgnn.sparse.fixed FixedStructure",
     }
 
 

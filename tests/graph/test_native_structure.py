@@ -4,9 +4,10 @@ import pytest
 import torch
 from graphs import GRAPHS
 
-from dfgnn import Graph, _csr
-from dfgnn._csr import CSR
-from dfgnn.schedule import Shape, items
+from dfgnn import Graph
+from dfgnn.plan import Shape, items
+from dfgnn.sparse import csr as _csr
+from dfgnn.sparse.csr import CSR
 
 HERE = "here", ("src", "dst")
 PAIRS = [

@@ -7,8 +7,10 @@ import torch
 from attention import SCORES, function, make_inputs, relative_error, run
 from graphs import GRAPHS
 
-from dfgnn import Graph, _csr, _products, functional, nn
+from dfgnn import Graph, functional, nn
+from dfgnn.engine import products as _products
 from dfgnn.graph import RangedGraph, ranges
+from dfgnn.sparse import csr as _csr
 
 MOST = 97
 

@@ -9,8 +9,8 @@ import torch
 
 from dfgnn import Graph, sampling
 from dfgnn import functional as F
-from dfgnn._hops import without_repetition
 from dfgnn.sampling import NeighborSampler
+from dfgnn.sparse.hops import without_repetition
 
 
 def random_graph(num_nodes=60, num_edges=400, device="cpu", seed=0):
@@ -221,7 +221,7 @@ def test_layers_find_the_block(device, monkeypatch):
     x = torch.randn(len(sample.nodes), 8, device=device)
     conv = nn.GATConv(8, 4, heads=2, add_self_loops=False).to(device)
     want = conv((x, x[:6]), hop.edge_index.clone())
-    from dfgnn import _kept
+    from dfgnn.graph import cache as _kept
 
     monkeypatch.setattr(_kept, "_build", lambda *_: pytest.fail("the graph was made anew"))
     torch.testing.assert_close(conv((x, x[:6]), hop.edge_index), want)

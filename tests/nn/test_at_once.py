@@ -1,4 +1,4 @@
-"""Layers as one autograd function (`dfgnn._layers`): what they compute is what their operations compute."""
+"""Layers as one autograd function (`dfgnn.nn.whole`): what they compute is what their operations compute."""
 
 import gc
 import weakref
@@ -11,11 +11,12 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from dfgnn import _gat_layer, _layers
 from dfgnn import nn as layers
-from dfgnn._gat_layer import Edges, gat_layer
-from dfgnn._layers import PairTensors, pair_layer
-from dfgnn.nn import _at_once
+from dfgnn.nn.whole import additive as _gat_layer
+from dfgnn.nn.whole import eligible as _at_once
+from dfgnn.nn.whole import pair as _layers
+from dfgnn.nn.whole.additive import Edges, gat_layer
+from dfgnn.nn.whole.pair import PairTensors, pair_layer
 
 IN = 6
 # (heads, size): on CUDA some are padded.
@@ -467,7 +468,7 @@ def test_autocast(device, monkeypatch, name, dtype, small):
     module_of = type(module).__module__
     with monkeypatch.context() as patch:
         patch.setattr(f"{module_of}.can_fuse", lambda *args: False, raising=False)
-        patch.setattr("dfgnn.nn._at_once.can_fuse", lambda *args: False)
+        patch.setattr("dfgnn.nn.whole.eligible.can_fuse", lambda *args: False)
         out = run()
     assert_close(found, [out, *gradients(out, tensors)], torch.bfloat16)
 

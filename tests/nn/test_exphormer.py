@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from dfgnn import Graph, _typed_layer
+from dfgnn import Graph
 from dfgnn.nn import ExphormerAttention
+from dfgnn.nn.whole import typed as _typed_layer
 
 N, E, T = 40, 300, 3
 

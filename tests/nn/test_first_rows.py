@@ -5,8 +5,8 @@ import torch
 
 from dfgnn import Graph
 from dfgnn import nn as layers
-from dfgnn.nn import _at_once
-from dfgnn.nn._at_once import is_first_rows
+from dfgnn.nn.whole import eligible as _at_once
+from dfgnn.nn.whole.eligible import is_first_rows
 
 
 def test_which_are():

@@ -10,8 +10,8 @@ from torch import library
 from torch._dynamo.backends.common import aot_autograd
 
 from dfgnn import Graph, nn
-from dfgnn.nn import _recorded
 from dfgnn.nn.pyg import GATConv, GATv2Conv, TransformerConv
+from dfgnn.nn.whole import traced as _recorded
 
 LAYERS = {
     "GATConv": lambda: GATConv(9, 5, heads=3),

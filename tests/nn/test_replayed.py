@@ -17,8 +17,10 @@ from functorch.compile import make_boxed_func, min_cut_rematerialization_partiti
 from torch import library, nn
 from torch._dynamo.backends.common import aot_autograd
 
-from dfgnn import Graph, _replayed
-from dfgnn.nn import _recorded, pyg
+from dfgnn import Graph
+from dfgnn.engine import recorded_graph as _replayed
+from dfgnn.nn import pyg
+from dfgnn.nn.whole import traced as _recorded
 
 ops = torch.ops.dfgnn
 COUNTERS = torch._dynamo.utils.counters

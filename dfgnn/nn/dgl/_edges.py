@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ... import _eager, _plain, functional
-from ..._compile import is_exporting
-from ..._edge_rows import edges_as_sources, rows_of_destinations, rows_of_sources, sum_of_edges
+from ... import functional
+from ...engine import plain as _plain
+from ...engine.edge_rows import edges_as_sources, rows_of_destinations, rows_of_sources, sum_of_edges
 from ...graph import Graph
+from ...runtime import eager as _eager
+from ...runtime.compiling import is_exporting
 
 # Gathered elements of one step of add_ends: on the CPU they stay in cache, where memory for all edges at once
 # takes several times as long; a GPU wants enough to fill it.

@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from ... import functional
-from .._at_once import dot_at_once
 from .._graph import split_ends
 from .._layer import AttentionLayer
+from ..whole.eligible import dot_at_once
 
 
 class DotGatConv(AttentionLayer):

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from ... import functional
 from ...graph import Graph
-from .._at_once import gat_at_once, is_first_rows
 from .._graph import split_ends
 from .._layer import LeakyLayer, dropout_p, xavier
 from .._terms import folded_terms, folds
+from ..whole.eligible import gat_at_once, is_first_rows
 
 
 class AdditiveConv(LeakyLayer):

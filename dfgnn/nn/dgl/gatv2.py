@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from ... import functional
 from ...graph import Graph
-from .._at_once import pair_at_once
 from .._graph import split_ends
 from .._layer import LeakyLayer, dropout_p, xavier
+from ..whole.eligible import pair_at_once
 
 
 class GATv2Conv(LeakyLayer):

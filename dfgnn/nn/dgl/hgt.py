@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import functional
-from ..._edges import TypedGraph
+from ...engine.traced_graph import TypedGraph
 from ...graph import Graph
 from .._graph import as_graph, split_ends
 from .._layer import FusedLayer

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ... import _kept, functional
+from ... import functional
 from ...graph import Graph
+from ...graph import cache as _kept
 from .._layer import FusedLayer
 
 

@@ -23,10 +23,10 @@ from torch_geometric.utils import (
 )
 from torch_geometric.utils.sparse import set_sparse_value
 
-from ... import _kept
-from ..._eager import is_eager
-from ..._edges import EdgeList, smaller
+from ...engine.traced_graph import EdgeList, smaller
 from ...graph import Graph, GraphPart
+from ...graph import cache as _kept
+from ...runtime.eager import is_eager
 from .._fallback import is_from, warn
 from .._terms import LINEAR, all_hooked, is_untouched
 from . import VERSION
@@ -291,7 +291,7 @@ def is_batch(x: Any) -> bool:
 
 def over_batch(layer: Callable[..., Any], *features: Any) -> Any:
     """``layer(*features)``, a function of features ``[N, F]`` (or pairs or dicts of them), of sets of them.
-    Their attention is that of more heads (`dfgnn._autograd`), its dropout another in each set.
+    Their attention is that of more heads (`dfgnn.engine.autograd`), its dropout another in each set.
 
     What it returns are tensors, and dicts and tuples of them.
     """

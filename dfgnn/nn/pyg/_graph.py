@@ -7,10 +7,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ... import _kept
-from ..._edges import EdgeList, is_traced
-from ..._kept import check_type
+from ...engine.traced_graph import EdgeList, is_traced
 from ...graph import Graph, GraphPart
+from ...graph import cache as _kept
+from ...graph.cache import check_type
 
 
 def graph_of(

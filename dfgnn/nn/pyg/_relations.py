@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ... import _csr, functional
-from ..._kept import once, parts_of, state_of
+from ... import functional
 from ...graph import Graph
+from ...graph.cache import once, parts_of, state_of
+from ...sparse import csr as _csr
 
 
 class Lift:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._edges import EdgeList
+from ...engine.traced_graph import EdgeList
 from ._relations import Joined, Relations
 
 

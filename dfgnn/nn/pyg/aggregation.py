@@ -9,8 +9,9 @@ import torch
 import torch_geometric.nn
 from torch import Tensor
 
-from ... import _kept, functional
+from ... import functional
 from ...graph import Graph
+from ...graph import cache as _kept
 from .._fallback import warn
 from ._base import LIBRARY
 

@@ -10,8 +10,9 @@ import torch_geometric.nn
 from torch import Tensor
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
-from ... import _kept, functional
-from ..._edge_rows import rows_of_destinations, rows_of_sources
+from ... import functional
+from ...engine.edge_rows import rows_of_destinations, rows_of_sources
+from ...graph import cache as _kept
 from .._fallback import warn
 from ._base import LIBRARY, FusedConv, check_rows, is_batch, over_batch
 from ._graph import graph_of, sizes_of

@@ -9,8 +9,9 @@ import torch
 import torch_geometric.nn
 from torch import Tensor, nn
 
-from ... import _kept, functional
+from ... import functional
 from ...graph import Graph
+from ...graph import cache as _kept
 from ._base import FusedConv, check_rows
 from ._graph import graph_of, sizes_of
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from ... import functional
 from ...graph import Graph
-from .._at_once import gat_at_once, is_first_rows
 from .._terms import folded_terms, folds, is_plain
+from ..whole.eligible import gat_at_once, is_first_rows
 from ._base import FusedConv, edge_attributes, ends, wants_attention
 from ._graph import graph_of, sizes_of
 

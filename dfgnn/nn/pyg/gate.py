@@ -10,7 +10,7 @@ import torch_geometric.nn.models.attentive_fp
 from torch import Tensor
 
 from ... import functional
-from ..._edge_rows import rows_of_sources
+from ...engine.edge_rows import rows_of_sources
 from .._terms import is_plain
 from ._base import FusedConv, check_rows, edge_attributes, is_batch, over_batch
 from ._graph import graph_of, sizes_of

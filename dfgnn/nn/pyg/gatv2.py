@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ... import functional
 from ...graph import Graph
-from .._at_once import pair_at_once
+from ..whole.eligible import pair_at_once
 from ._base import FusedConv, both_ends, edge_attributes, given_attributes, wants_attention
 from ._graph import graph_of, sizes_of
 

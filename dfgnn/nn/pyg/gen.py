@@ -9,7 +9,7 @@ import torch_geometric.nn
 from torch import Tensor
 
 from ... import functional
-from ..._edge_rows import by_edges, rows_of_sources
+from ...engine.edge_rows import by_edges, rows_of_sources
 from .._terms import is_untouched
 from ._base import FusedConv, edge_attributes, ends, fusable, is_batch, over_batch
 from ._graph import graph_of, sizes_of

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 import torch_geometric.nn
 from torch import Tensor, nn
 
-from ... import _kept, functional
+from ... import functional
 from ...graph import Graph
+from ...graph import cache as _kept
 from .._fallback import warn
 from .._terms import is_untouched
 from ._base import LIBRARY

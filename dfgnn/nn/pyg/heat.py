@@ -11,7 +11,7 @@ import torch_geometric.nn
 from torch import Tensor
 
 from ... import functional
-from ..._edge_terms import sum_of_features
+from ...engine.edge_projection import sum_of_features
 from .._terms import LINEAR, is_untouched
 from ._base import FusedConv, check_rows, edge_attributes, is_batch, over_batch
 from ._graph import graph_of, sizes_of

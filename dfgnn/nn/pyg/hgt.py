@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_geometric.nn.dense import HeteroLinear
 
 from ... import functional
-from ..._edges import is_traced
+from ...engine.traced_graph import is_traced
 from .._terms import is_untouched
 from .._typed import Group, typed_matmul
 from . import _traced

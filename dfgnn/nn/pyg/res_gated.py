@@ -10,11 +10,11 @@ import torch_geometric.nn
 from torch import Tensor
 from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 
-from ..._edge_rows import rows_of_destinations, rows_of_sources, sum_of_edges
-from ..._edges import in_use
+from ...engine.edge_rows import rows_of_destinations, rows_of_sources, sum_of_edges
+from ...engine.traced_graph import in_use
 from ...graph import GraphPart
-from .._at_once import gated_at_once
 from .._terms import plain_linear
+from ..whole.eligible import gated_at_once
 from ._base import FusedConv, both_ends, edge_attributes, fusable, is_batch, over_batch
 from ._graph import graph_of, sizes_of
 

@@ -9,7 +9,7 @@ import torch_geometric.nn
 from torch import Tensor
 
 from ... import functional
-from ..._edges import is_traced
+from ...engine.traced_graph import is_traced
 from ...graph import Graph
 from .._terms import is_plain
 from . import _traced

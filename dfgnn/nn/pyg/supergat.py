@@ -10,9 +10,10 @@ import torch
 import torch_geometric.nn
 from torch import Tensor
 
-from ... import _csr, functional
+from ... import functional
 from ...graph import Graph
 from ...graph.build import from_coo
+from ...sparse import csr as _csr
 from .._terms import folded_terms, folds
 from ._base import FusedConv, check_rows, is_batch, over_batch
 from ._graph import graph_of, sizes_of

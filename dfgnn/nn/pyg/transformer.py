@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ... import functional
 from ...graph import Graph, GraphPart
-from .._at_once import pair_at_once
 from .._terms import is_plain
+from ..whole.eligible import pair_at_once
 from ._base import FusedConv, both_ends, edge_attributes, given_attributes
 from ._graph import graph_of, sizes_of
 

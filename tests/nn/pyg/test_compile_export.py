@@ -14,7 +14,7 @@ from torch.export import Dim
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch_geometric import EdgeIndex
 
-from dfgnn import _kept
+from dfgnn.graph import cache as _kept
 from dfgnn.nn.pyg import AGNNConv, GATConv, GATv2Conv, HGTConv, RGATConv, SuperGATConv, TransformerConv
 
 LAYERS = {

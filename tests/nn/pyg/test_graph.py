@@ -9,8 +9,9 @@ import torch
 from graphs import GRAPHS
 from pyg_compare import compare, edges, pair, sparse_forms, torch_geometric
 
-from dfgnn import Graph, _kept, functional
-from dfgnn._kept import once
+from dfgnn import Graph, functional
+from dfgnn.graph import cache as _kept
+from dfgnn.graph.cache import once
 from dfgnn.nn import pyg
 from dfgnn.nn.pyg._graph import graph_of, sizes_of
 

@@ -16,8 +16,8 @@ from pyg_compare import (
 )
 
 import dfgnn
-from dfgnn import _gated_layer
 from dfgnn.nn import _fallback, pyg
+from dfgnn.nn.whole import gated as _gated_layer
 
 nn = torch_geometric.nn
 NAMES = "random", "isolated", "duplicates", "self_loops", "super_row", "mixed_degrees", "sorted"

@@ -4,9 +4,9 @@ import pytest
 import torch
 from pyg_compare import compare, edges, inject_dropout, pair, torch_geometric
 
-from dfgnn import _layers
-from dfgnn.nn import _at_once
 from dfgnn.nn.pyg import TransformerConv, transformer
+from dfgnn.nn.whole import eligible as _at_once
+from dfgnn.nn.whole import pair as _layers
 
 PyGConv = torch_geometric.nn.TransformerConv
 N = 50  # nodes of the graph "random"

@@ -1,0 +1,199 @@
+"""What the functions check of their arguments, and how tensors are made to fit the kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..graph import Graph, GraphPart
+from ..graph import cache as _kept
+from ..runtime import library as _library
+from ..runtime import transforms
+from ..runtime.arguments import NO_EDGES, EdgeArgs
+from . import traced_graph as _edges
+from .traced_graph import EdgeList
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+class Checker:
+    """Raises errors that name the function, the argument, what was expected and what came."""
+
+    def __init__(self, function: str, graph, first: str, features):
+        self.function = function
+        if not isinstance(graph, (Graph, EdgeList, GraphPart)):
+            raise TypeError(f"{function}: graph: expected a dfgnn.Graph, got {type(graph).__name__}")
+        if not isinstance(features, Tensor):
+            raise TypeError(f"{function}: {first}: expected a tensor, got {type(features).__name__}")
+        if features.dtype not in DTYPES:
+            raise TypeError(
+                f"{function}: {first}: expected float32, float64, float16 or bfloat16, got {features.dtype}"
+            )
+        self.dtype = features.dtype
+        self.acc = torch.float64 if features.dtype == torch.float64 else torch.float32
+        self.device = graph.device
+        self.graph = graph
+
+    def error(self, kind, argument: str, expected: str, got) -> Exception:
+        return kind(f"{self.function}: {argument}: expected {expected}, got {got}")
+
+    def tensor(self, name: str, x, shapes, dtypes=None) -> None:
+        """shapes: allowed shapes; None in a shape matches any size >= 1."""
+        if not isinstance(x, Tensor):
+            raise self.error(TypeError, name, "a tensor", type(x).__name__)
+        dtypes = dtypes or (self.dtype,)
+        if x.dtype not in dtypes:
+            raise self.error(TypeError, name, " or ".join(str(d) for d in dict.fromkeys(dtypes)), x.dtype)
+        if x.device != self.device:
+            raise self.error(ValueError, name, f"device {self.device} (the graph's)", x.device)
+        if x.layout != torch.strided:
+            raise self.error(TypeError, name, "a dense tensor", f"layout {x.layout}")
+        if x.shape not in shapes and not any(_fits(x.shape, shape) for shape in shapes):
+            text = " or ".join(
+                "[" + ", ".join("any" if n is None else str(n) for n in shape) + "]" for shape in shapes
+            )
+            raise self.error(ValueError, name, f"shape {text}", list(x.shape))
+
+    def number(self, name: str, x) -> None:
+        """Torch's operators take strings for numbers."""
+        if isinstance(x, (str, bytes)) or x is None:
+            raise self.error(TypeError, name, "a number", type(x).__name__)
+
+    def options(self, heads, bias, gate, mask, weight, feat, feat_dim, out_bias, dim, dropout_p, seed):
+        """Checks what all scores share; returns the operator's edge arguments, [E] tensors with a column."""
+        if not (bias is None and gate is None and mask is None and weight is None and feat is None):
+            self._edge_tensors(heads, bias, gate, mask, weight, feat, feat_dim)
+            bias, gate, weight, feat = map(self.in_use, (bias, gate, weight, feat))
+        if out_bias is not None:
+            self.tensor("out_bias", out_bias, [(heads, dim)])
+        self.number("dropout_p", dropout_p)
+        if not 0 <= dropout_p <= 1:
+            raise self.error(ValueError, "dropout_p", "a probability in [0, 1]", dropout_p)
+        if dropout_p > 0 and seed is None:
+            seed = torch.randint(0, 2**62, (1,), device=self.device)
+        seed = seed if dropout_p > 0 else None
+        if (
+            seed is None
+            and bias is None
+            and gate is None
+            and mask is None
+            and weight is None
+            and feat is None
+        ):
+            return NO_EDGES
+        return EdgeArgs(bias, _column(gate), _column(mask), _column(weight), feat, seed)
+
+    def in_use(self, x: Any) -> Any:
+        """An edge tensor, which in a graph of fixed capacity is 0, with its gradient, where no edge is:
+        kernels neither read nor write there."""
+        if x is None or torch.compiler.is_compiling():  # compiled operators do it themselves
+            return x
+        mask = self.graph.edge_mask
+        return x if mask is None else _edges.in_use(mask, x)
+
+    def _edge_tensors(self, heads, bias, gate, mask, weight, feat, feat_dim) -> None:
+        allowed = (self.dtype, self.acc)
+        num_edges = self.graph.num_edges
+        per_edge, per_head = (num_edges,), (num_edges, heads)
+        if bias is not None:
+            self.tensor("edge_bias", bias, [per_head], allowed)
+        if gate is not None:
+            self.tensor("edge_gate", gate, [per_edge, per_head], allowed)
+        if mask is not None:
+            self.tensor("edge_mask", mask, [per_edge, per_head], (torch.bool,))
+        if weight is not None:
+            self.tensor("edge_weight", weight, [per_edge, per_head], allowed)
+        if feat is not None:
+            self.tensor("edge_feat", feat, [(*per_head, feat_dim)])
+
+    def projection(self, heads, size, attr, proj, proj_bias, kinds, table, feat, bias_after):
+        """(attr [E, d], proj [H, D, d]) of features that are projected; None where there are none."""
+        if kinds is not None or table is not None:
+            if attr is not None:
+                raise self.error(ValueError, "edge_attr", "None with edge_type and edge_table", "all of them")
+            attr, proj = self._one_hot(heads, size, kinds, table)
+        if attr is None:
+            for name, x in (("edge_proj", proj), ("edge_proj_bias", proj_bias)):
+                if x is not None:
+                    raise self.error(ValueError, name, "None without edge_attr", type(x).__name__)
+            return None
+        self.tensor("edge_attr", attr, [(self.graph.num_edges, None)])
+        if proj is None:
+            raise self.error(ValueError, "edge_proj", "a tensor, the projection of edge_attr", None)
+        self.tensor("edge_proj", proj, [(heads * size, attr.shape[1])])
+        if feat is not None:
+            raise self.error(ValueError, "edge_feat", "None with edge_attr", "both")
+        if bias_after:
+            raise self.error(ValueError, "bias_after", "False with edge_attr", bias_after)
+        if proj_bias is not None:  # one more feature, which is 1
+            self.tensor("edge_proj_bias", proj_bias, [(heads * size,)])
+            attr = torch.cat([attr, attr.new_ones(attr.shape[0], 1)], dim=1)
+            proj = torch.cat([proj, proj_bias.unsqueeze(1)], dim=1)
+        return self.in_use(attr), proj.reshape(heads, size, attr.shape[1])
+
+    def _one_hot(self, heads, size, kinds, table):
+        """(attr [E, T], proj [H D, T]): the table is the projection of the types' unit vectors."""
+        for name, x, other in (("edge_type", kinds, "edge_table"), ("edge_table", table, "edge_type")):
+            if x is None:
+                raise self.error(ValueError, name, f"a tensor with {other}", None)
+        self.tensor("edge_table", table, [(None, heads, size)])
+        self.tensor("edge_type", kinds, [(self.graph.num_edges,)], (torch.int64, torch.int32))
+        num_types = table.shape[0]
+
+        def build():
+            if not torch.compiler.is_compiling() and kinds.numel():
+                low, high = (int(x) for x in kinds.aminmax())
+                if low < 0 or high >= num_types:
+                    wrong = low if low < 0 else high
+                    raise self.error(ValueError, "edge_type", f"types in [0, {num_types})", wrong)
+            return torch.nn.functional.one_hot(kinds.long(), num_types).to(table.dtype)
+
+        # Of a tensor of types, which is read once, the unit vectors are kept as long as it lives.
+        if torch.compiler.is_compiling():
+            attr = build()
+        else:
+            attr = _kept.once((transforms.unwrapped(kinds),), ("one_hot", num_types, table.dtype), build)
+        return attr, table.permute(1, 2, 0).reshape(heads * size, num_types)
+
+
+def _size_fits(size: int, wanted: int | None) -> bool:
+    return size >= 1 if wanted is None else size == wanted
+
+
+def _fits(shape, wanted) -> bool:
+    return len(shape) == len(wanted) and all(map(_size_fits, shape, wanted))
+
+
+def _column(x: Tensor | None) -> Tensor | None:
+    return x.unsqueeze(1) if x is not None and x.dim() == 1 else x
+
+
+def for_device(check: Checker, *tensors: Tensor | None) -> tuple[Any, ...]:
+    """The tensors as the device's kernels take them, if it has any. CUDA kernels load 16 bytes at a time and
+    take one head size: zero columns fill up to it."""
+    kind = check.device.type
+    if kind == "cpu":
+        return tensors
+    if kind != "cuda":
+        raise check.error(ValueError, "graph", "a graph on cpu or cuda", check.device)
+    _library.require_cuda_library()
+    step = 16 // check.dtype.itemsize
+    sizes = {t.shape[-1] for t in tensors if t is not None}
+    size = -(-max(sizes) // step) * step
+    if sizes == {size}:
+        return tensors
+    return tuple(
+        t if t is None or t.shape[-1] == size else torch.nn.functional.pad(t, (0, size - t.shape[-1]))
+        for t in tensors
+    )
+
+
+def with_feat(edge: EdgeArgs, feat: Tensor | None) -> EdgeArgs:
+    return edge if feat is edge.edge_feat else edge._replace(edge_feat=feat)
+
+
+def without_padding(out: Tensor, size: int) -> Tensor:
+    # Slicing an unpadded tensor would cost a copy of its gradient.
+    return out[..., :size] if out.shape[-1] > size else out

@@ -1,0 +1,178 @@
+"""Scores written in Python, a chunk of edges at a time: no E x H x D tensor, forward or backward."""
+
+import contextlib
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..graph import GraphPart
+from ..runtime import eager as _eager
+from . import plain as _plain
+from . import traced_graph as _edges
+from .edge_rows import rows_of_destinations, rows_of_sources
+
+# Bytes of what is gathered for one chunk of edges, by default.
+_CHUNK_BYTES = 2**27
+
+
+def chunk_size(query: Tensor, key: Tensor) -> int:
+    """Edges whose query and key rows fill a chunk."""
+    row = sum(x[:1].numel() * x.element_size() for x in (query, key))
+    return max(_CHUNK_BYTES // max(row, 1), 1)
+
+
+def edge_scores(graph, score_fn: Callable, chunk: int, query, key, edge_feat, params) -> Tensor:
+    """score_fn of all edges [E, H], differentiable in query, key, edge_feat and params."""
+    if isinstance(graph, GraphPart):
+        graph, (key,) = graph.gathered(key)
+    if isinstance(_edges.stand_in(graph), _edges.EdgeList):
+        # Compiled the score is fused, but the ends' rows exist for all edges at a time.
+        q = rows_of_destinations(graph, query.flatten(1)).unflatten(1, query.shape[1:])
+        k = rows_of_sources(graph, key.flatten(1)).unflatten(1, key.shape[1:])
+        return score_fn(q, k, edge_feat, *params).to(query.dtype)
+    tensors = query, key, edge_feat, *params
+    if _eager.transformed(*tensors):
+        return _all_scores(_plain.ends_of(graph, all_in_use=False).edge_index, score_fn, query.dtype, tensors)
+    return _EdgeScores.apply(graph, score_fn, chunk, *tensors)
+
+
+def _all_scores(edge_index, score_fn, dtype, tensors) -> Tensor:
+    """Without chunks, in operations that torch differentiates any number of times, in either mode."""
+    query, key, edge_feat, *params = tensors
+    src, dst = edge_index
+    return score_fn(query[dst], key[src], edge_feat, *params).to(dtype)
+
+
+def _chunks(graph, chunk: int):
+    src, dst = graph.edge_index
+    for begin in range(0, graph.num_edges, chunk):
+        part = slice(begin, begin + chunk)
+        yield part, src[part], dst[part]
+
+
+class _Surroundings:
+    """What a score depends on beside its arguments, to compute it again: random numbers and autocast.
+
+    While a CUDA graph is captured the generators are not to be asked; random scores then are drawn anew.
+    """
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.generators = None
+        if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+            self.generators = self._states()
+        self.autocast = [
+            (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+            for kind in dict.fromkeys(("cpu", device.type))
+        ]
+
+    def _states(self):
+        cuda = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
+        return torch.get_rng_state(), cuda
+
+    def drew_nothing(self) -> None:
+        """Forgets the generators, if nothing was drawn from them since: most scores are not random."""
+        if self.generators is not None:
+            pairs = zip(self.generators, self._states())
+            if all(then is now or torch.equal(then, now) for then, now in pairs):
+                self.generators = None
+
+    @contextlib.contextmanager
+    def again(self):
+        with contextlib.ExitStack() as stack:
+            if self.generators is not None:
+                cuda = [self.device] if self.generators[1] is not None else []
+                stack.enter_context(torch.random.fork_rng(cuda))
+                torch.set_rng_state(self.generators[0])
+                if cuda:
+                    torch.cuda.set_rng_state(self.generators[1], self.device)
+            for kind, enabled, dtype in self.autocast:
+                stack.enter_context(torch.autocast(kind, dtype, enabled=enabled, cache_enabled=False))
+            yield
+
+
+class _EdgeScores(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, graph, score_fn, chunk, query, key, edge_feat, *params):
+        ctx.save_for_backward(query, key, edge_feat, *params)
+        ctx.graph, ctx.score_fn, ctx.chunk = graph, score_fn, chunk
+        ctx.surroundings = _Surroundings(query.device)
+        scores = query.new_empty(graph.num_edges, query.shape[1])
+        for part, src, dst in _chunks(graph, chunk):
+            e = None if edge_feat is None else edge_feat[part]
+            scores[part] = score_fn(query[dst], key[src], e, *params)
+        ctx.surroundings.drew_nothing()
+        return scores
+
+    @staticmethod
+    def backward(ctx, grad):
+        inputs = ctx.saved_tensors
+        need = ctx.needs_input_grad[3:]
+        with ctx.surroundings.again():
+            gradients = _second_order if torch.is_grad_enabled() else _first_order
+            return None, None, None, *gradients(ctx, inputs, need, grad)
+
+
+def _first_order(ctx, inputs, need, grad):
+    query, key, edge_feat, *params = inputs
+    # Added up in float32 at least: a parameter collects from every chunk.
+    acc = torch.promote_types(query.dtype, torch.float32)
+    grads = [torch.zeros_like(x, dtype=acc) if n else None for x, n in zip(inputs, need)]
+    for part, src, dst in _chunks(ctx.graph, ctx.chunk):
+        rows = [query[dst], key[src], None if edge_feat is None else edge_feat[part], *params]
+        rows = [x if x is None else x.detach().requires_grad_(n) for x, n in zip(rows, need)]
+        with torch.enable_grad():
+            scores = ctx.score_fn(*rows)
+        wanted = [x for x, n in zip(rows, need) if n]
+        found = torch.autograd.grad(scores, wanted, grad[part].to(scores.dtype), allow_unused=True)
+        found = iter(found)
+        for k, n in enumerate(need):
+            g = next(found) if n else None
+            if g is None:
+                continue
+            if k < 2:
+                grads[k].index_add_(0, dst if k == 0 else src, g.to(acc))
+            elif k == 2:
+                grads[k][part] = g
+            else:
+                grads[k] += g
+    return (g if g is None else g.to(x.dtype) for g, x in zip(grads, inputs))
+
+
+def _second_order(ctx, inputs, need, grad):
+    """The same, differentiable, with all edges at a time."""
+    edge_index = _plain.ends_of(ctx.graph, all_in_use=False).edge_index
+    if ctx.surroundings.generators is not None and ctx.graph.num_edges > ctx.chunk:
+        raise NotImplementedError(
+            "flex_attention: second derivatives of a random score_fn need chunk_edges >= the number of edges"
+        )
+
+    def scores(wanted):
+        merged = [wanted.get(k, x) for k, x in enumerate(inputs)]
+        return _all_scores(edge_index, ctx.score_fn, grad.dtype, merged)
+
+    _, pull = torch.func.vjp(scores, {k: x for k, x in enumerate(inputs) if need[k]})
+    (found,) = pull(grad)
+    return (found.get(k) for k in range(len(inputs)))
+
+
+def try_out(error: Callable, score_fn: Callable, query, key, edge_feat, params) -> None:
+    """Calls score_fn on no edges; raises error(kind, argument, expected, got) if the result is not right."""
+    with torch.enable_grad():
+        rows = [None if x is None else x.detach()[:0] for x in (query, key, edge_feat)]
+        scores = score_fn(*rows, *(p.detach() for p in params))
+    if not isinstance(scores, Tensor):
+        raise error(TypeError, "score_fn", "a function that returns a tensor", type(scores).__name__)
+    if not scores.is_floating_point():
+        raise error(TypeError, "score_fn", "a result of floating-point numbers", scores.dtype)
+    if scores.shape != (0, query.shape[1]):
+        got = "[edges, " + ", ".join(str(n) for n in scores.shape[1:]) + "]"
+        raise error(ValueError, "score_fn", f"a result of shape [edges, {query.shape[1]}]", got)
+    if scores.requires_grad:
+        raise error(
+            ValueError,
+            "score_fn",
+            "every tensor that requires a gradient among its arguments (`params`)",
+            "one that it captures, of which the gradient would be lost",
+        )

@@ -1,0 +1,137 @@
+"""The operators in plain tensor operations, with E x H x D temporaries, and the derivatives that take them.
+
+The kernels give an attention and its first derivatives. Second derivatives and forward mode go through here:
+torch differentiates these any number of times, in either mode.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import reference
+from ..runtime import transforms
+from ..runtime.arguments import BIAS_AFTER, FEAT_IN_KEY, FEAT_IN_VALUE, SCORES, Numbers, Tensors
+from ..runtime.ops import acc_type
+
+_FEAT_IN = {0: "both", FEAT_IN_KEY: "key", FEAT_IN_VALUE: "value", FEAT_IN_KEY | FEAT_IN_VALUE: "both"}
+# Results of the backward operator, and the tensors of which they are the gradients.
+_GRADIENTS = {
+    "grad_value": "value",
+    "grad_src": "src",
+    "grad_dst": "dst",
+    "grad_attn": "attn",
+    "grad_bias": "edge_bias",
+    "grad_gate": "edge_gate",
+    "grad_weight": "edge_weight",
+    "grad_feat": "edge_feat",
+}
+
+
+_reference: Any = reference  # which takes Ends for a Graph
+
+
+class Ends(NamedTuple):
+    """What `reference` reads of a graph."""
+
+    edge_index: Tensor  # [2, E], user's order
+    num_dst: int
+
+    @property
+    def num_edges(self) -> int:
+        return self.edge_index.shape[1]
+
+
+def ends_of(graph, reverse: bool = False, all_in_use: bool = True) -> Ends:
+    """all_in_use: what follows has no way to leave edges out."""
+    if all_in_use and graph.edge_mask is not None:
+        raise NotImplementedError(
+            "a graph of fixed capacity has first derivatives only, and no reference functions"
+        )
+    with transforms.untransformed():
+        edge_index = graph.edge_index
+        return Ends(edge_index.flip(0), graph.num_src) if reverse else Ends(edge_index, graph.num_dst)
+
+
+def attention(ends: Ends, score: int, numbers: Numbers, tensors: Tensors) -> tuple[Tensor, Tensor]:
+    """(out, attention) of the forward operator."""
+    dtype = tensors.value.dtype
+    acc = acc_type(dtype)
+    t = Tensors._make(x if x is None or not x.is_floating_point() else x.to(acc) for x in tensors)
+    options = dict(
+        negative_slope=numbers.negative_slope, edge_bias=t.edge_bias, edge_gate=t.edge_gate,
+        edge_mask=t.edge_mask, edge_weight=t.edge_weight, edge_feat=t.edge_feat, out_bias=t.out_bias,
+        dropout_p=numbers.dropout_p, return_attention=True, _seed=t.seed,
+    )  # fmt: skip
+    bias_after = bool(numbers.flags & BIAS_AFTER)
+    if score == SCORES["additive"]:
+        out, weights = _reference.gat_attention(ends, t.value, t.src, t.dst, bias_after=bias_after, **options)
+    elif score == SCORES["additive_v2"]:
+        out, weights = _reference.gatv2_attention(ends, t.value, t.dst, t.attn, **options)
+    else:
+        feat_in = _FEAT_IN[numbers.flags & (FEAT_IN_KEY | FEAT_IN_VALUE)]
+        out, weights = _reference.dot_attention(
+            ends, t.dst, t.src, t.value, scale=numbers.scale, edge_feat_in=feat_in, bias_after=bias_after,
+            **options,
+        )  # fmt: skip
+    return out.to(dtype), weights
+
+
+def backward_of_backward(
+    ends: Ends,
+    score: int,
+    numbers: Numbers,
+    primals: dict[str, Any],
+    grads: dict[str, Tensor | None],
+) -> dict[str, Tensor]:
+    """Gradients, by name, of what the backward operator takes: grad_out, grad_attention and the tensors.
+
+    primals: tensors, or None.  grads: of its results, None where there is none.
+    """
+    acc = acc_type(primals["value"].dtype)
+    heads = primals["value"].shape[1]
+    constants = {n: x for n, x in primals.items() if x is None or not x.is_floating_point()}
+    primals = {n: x for n, x in primals.items() if n not in constants}
+    given = {}
+    for name, grad in grads.items():
+        if grad is None or _GRADIENTS[name] not in primals:
+            continue
+        if name == "grad_attn":  # partial sums, which are added up behind the operator
+            if len(grad) == 0:
+                continue
+            grad = grad[0]
+        given[_GRADIENTS[name]] = grad.to(acc)
+    if not given:
+        return {}
+
+    def first(primals):
+        merged = {**constants, **primals}
+        grad_out, grad_attention = merged.pop("grad_out"), merged.pop("grad_attention")
+        for name in ("edge_gate", "edge_weight"):  # the operator gives the gradient of every head
+            if merged[name] is not None:
+                merged[name] = merged[name].expand(-1, heads)
+
+        def forward(wanted):
+            out, weights = attention(ends, score, numbers, Tensors(**{**merged, **wanted}))
+            return out.to(acc), weights
+
+        inputs = {n: merged[n].to(acc) for n in given}
+        (out, weights), pull = torch.func.vjp(forward, inputs)
+        if grad_attention is None:
+            grad_attention = torch.zeros_like(weights)
+        return pull((grad_out.to(out.dtype), grad_attention.to(weights.dtype)))[0]
+
+    _, pull = torch.func.vjp(first, primals)  # type: ignore[misc]
+    return pull(given)[0]
+
+
+def sddmm(ends: Ends, rows: Tensor, feat: Tensor) -> Tensor:
+    acc = acc_type(feat.dtype)
+    return _reference.sddmm(ends, rows.to(acc), feat.to(acc)).to(feat.dtype)
+
+
+def spmm(ends: Ends, weight: Tensor, feat: Tensor) -> Tensor:
+    acc = acc_type(feat.dtype)
+    return _reference.spmm(ends, weight.to(acc), feat.to(acc)).to(feat.dtype)

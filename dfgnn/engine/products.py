@@ -1,0 +1,82 @@
+"""Products along edges, sddmm and spmm, with their derivatives, which are each other."""
+
+from __future__ import annotations
+
+import torch
+
+from ..graph import GraphPart, RangedGraph
+from ..runtime import ops as _ops
+from ..runtime.arguments import ops
+from ..runtime.eager import transformed
+from . import plain as _plain
+from . import traced_graph as _edges
+from .autograd import not_compiled_or_transformed
+
+
+class _Sddmm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, rows, feat, graph, reverse):
+        ctx.save_for_backward(rows, feat)
+        ctx.graph, ctx.reverse = graph, reverse
+        return _ops.call(ops.sddmm.default, rows, feat, *_ops.product_args(graph, feat, reverse))
+
+    @staticmethod
+    def backward(ctx, grad):
+        rows, feat = ctx.saved_tensors
+        need_rows, need_feat = ctx.needs_input_grad[:2]
+        return (
+            spmm(ctx.graph, grad, feat, ctx.reverse) if need_rows else None,
+            spmm(ctx.graph, grad, rows, not ctx.reverse) if need_feat else None,
+            None,
+            None,
+        )
+
+
+class _Spmm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, weight, feat, graph, reverse):
+        ctx.save_for_backward(weight, feat)
+        ctx.graph, ctx.reverse = graph, reverse
+        num_rows = graph.num_src if reverse else graph.num_dst
+        return _ops.call(ops.spmm.default, weight, feat, *_ops.product_args(graph, feat, reverse), num_rows)
+
+    @staticmethod
+    def backward(ctx, grad):
+        weight, feat = ctx.saved_tensors
+        need_weight, need_feat = ctx.needs_input_grad[:2]
+        return (
+            sddmm(ctx.graph, grad, feat, ctx.reverse) if need_weight else None,
+            spmm(ctx.graph, weight, grad, not ctx.reverse) if need_feat else None,
+            None,
+            None,
+        )
+
+
+def sddmm(graph, rows, feat, reverse: bool = False):
+    """<rows[i], feat[j]> of each edge [E, H]; rows are destinations, or with ``reverse`` sources."""
+    if isinstance(graph, RangedGraph):
+        return graph.sddmm(sddmm, rows, feat, reverse)
+    if isinstance(graph, GraphPart):
+        not_compiled_or_transformed(rows, feat)
+        graph, (feat,) = graph.gathered(feat)
+    graph = _edges.stand_in(graph)
+    if isinstance(graph, _edges.EdgeList):
+        return _edges.sddmm(graph, rows, feat, reverse)
+    if transformed(rows, feat):
+        return _plain.sddmm(_plain.ends_of(graph, reverse), rows, feat)
+    return _Sddmm.apply(rows, feat, graph, reverse)
+
+
+def spmm(graph, weight, feat, reverse: bool = False):
+    """sum_j weight_ij feat[j] of each row i: a destination, or with ``reverse`` a source."""
+    if isinstance(graph, RangedGraph):
+        return graph.spmm(spmm, weight, feat, reverse)
+    if isinstance(graph, GraphPart):
+        not_compiled_or_transformed(weight, feat)
+        graph, (feat,) = graph.gathered(feat)
+    graph = _edges.stand_in(graph)
+    if isinstance(graph, _edges.EdgeList):
+        return _edges.spmm(graph, weight, feat, reverse)
+    if transformed(weight, feat):
+        return _plain.spmm(_plain.ends_of(graph, reverse), weight, feat)
+    return _Spmm.apply(weight, feat, graph, reverse)

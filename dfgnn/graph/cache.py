@@ -1,0 +1,241 @@
+"""The Graph of an ``edge_index``, or of what else torch_geometric takes for edges: made once per tensor."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from ..runtime import transforms
+from ..runtime.compiling import not_compiled, untraced
+from ..sparse import csr as _csr
+from ..sparse.fixed import FixedStructure
+from . import Graph
+from .build import of_edges
+from .capacity import OF_BUFFER
+
+# What one set of tensors has beside each other: with and without loops, a few sizes. The bound is for a
+# program that gives the same edges another number of nodes each time.
+_LIMIT = 16
+_WHERE, _ROWS = "Graph.from_pyg", ("edge_index[0]", "edge_index[1]")
+
+
+class _Entry(NamedTuple):
+    """What is kept for a set of tensors, by their ids."""
+
+    refs: tuple[weakref.ref, ...]
+    state: tuple  # of the tensors, when it was made
+    values: OrderedDict[tuple, Any]
+
+
+_with_loops: WeakKeyDictionary[Graph, Graph] = WeakKeyDictionary()  # of graphs of fixed capacity
+_cache: dict[tuple[int, ...], _Entry] = {}
+_lock = threading.RLock()  # re-entrant: a tensor's death may come while its own thread holds it
+
+
+@not_compiled
+def graph_of(
+    edge_index: Any, num_src: int, num_dst: int, self_loops: bool = False
+) -> tuple[Graph, Tensor | None]:
+    """The graph of ``edge_index``, kept as long as that tensor lives.
+
+    A second call with the same tensor gives the same graph, without waiting for the device; the first one
+    waits, to check the indices. See :func:`once` for when it is made anew.
+
+    Args:
+        edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex; or SparseTensor or torch.sparse tensor,
+            transposed as torch_geometric takes them (rows are destinations).
+        num_src, num_dst: numbers of nodes.
+        self_loops: remove the loops and append one for each node in 0 .. min(num_src, num_dst) - 1.
+
+    Returns:
+        The graph, its edges in the order of the columns or of the sparse tensor's values; and with
+        ``self_loops`` int64 ``[E']``: where each of its edges was, -1 for an appended loop; else None.
+
+    Raises:
+        TypeError: ``edge_index`` is none of these, or of another dtype.
+        ValueError: a wrong shape, sizes that contradict a sparse tensor's, or a node out of range.
+    """
+    if OF_BUFFER:
+        graph = _of_buffer(edge_index, num_src, num_dst, self_loops)
+        if graph is not None:
+            return graph
+    found = known(edge_index, num_src, num_dst, self_loops)
+    if found is not None:
+        return found
+    key = "graph_of", num_src, num_dst, self_loops
+    return once(parts_of(edge_index), key, lambda: _build(edge_index, num_src, num_dst, self_loops))
+
+
+def _of_buffer(
+    edge_index: Any, num_src: int, num_dst: int, self_loops: bool
+) -> tuple[Graph, Tensor | None] | None:
+    """The graph of fixed capacity whose buffer ``edge_index`` is."""
+    found = OF_BUFFER.get(edge_index) if isinstance(edge_index, Tensor) else None
+    graph = None if found is None else found()
+    if graph is None:
+        return None
+    if (graph.num_src, graph.num_dst) != (num_src, num_dst):
+        raise ValueError(
+            f"edge_index: expected {graph.num_src} source and {graph.num_dst} destination rows, the graph's "
+            f"capacity, got {num_src} and {num_dst}"
+        )
+    if not self_loops:
+        return graph, None
+    looped = _with_loops.get(graph)
+    if looped is None:
+        looped = _with_loops[graph] = graph.add_self_loops(remove_existing=True)
+    structure = looped._structure
+    assert isinstance(structure, FixedStructure)
+    return looped, structure.edge_map
+
+
+def known(x: Any, num_src: int, num_dst: int, self_loops: bool) -> tuple[Graph, Tensor | None] | None:
+    """What `graph_of` would find for an ordinary tensor; None where it has to build, or to look closer. A
+    model asks this once per layer and step, which a small graph waits for."""
+    if type(x) is not Tensor or OF_BUFFER.data:
+        return None
+    key = "graph_of", num_src, num_dst, self_loops
+    with _lock:
+        entry = _cache.get((id(x),))
+        if entry is None or entry.refs[0]() is not x:
+            return None
+        found = entry.values.get(key)
+        if found is None or found[0] or (state_of(x),) != entry.state:  # type: ignore[arg-type]
+            return None
+        entry.values.move_to_end(key)
+    return found[1]
+
+
+def once(parts: tuple[Tensor, ...], key: tuple, build: Callable[[], Any], more_state: tuple = ()) -> Any:
+    """What ``build`` gives: at the first call with these tensors and this key, and then the same again.
+
+    It is kept as long as all of the tensors live, and made anew when one was modified in place or
+    ``more_state`` is another. There may be any number of sets of tensors; of one at most 16 values are kept,
+    the least recently used go first. What is written to a tensor behind PyTorch's back (through ``.data`` or
+    NumPy) is not noticed. Inference tensors do not count their modifications: nothing is kept for them. The
+    value must not hold the tensors, and may be built twice by two threads.
+    """
+    if torch.is_inference_mode_enabled():
+        build = partial(_outside_inference, build)
+    if any(part.is_inference() for part in parts):
+        return build()
+    place = tuple(map(id, parts))
+    state = tuple(map(state_of, parts))
+    with _lock:
+        entry = _entry(place, parts, state)
+        if entry is not None and key in entry.values:
+            entry.values.move_to_end(key)
+            made_for, value = entry.values[key]
+            if made_for == more_state:
+                return value
+    value = build()
+
+    def forget(ref, lock=_lock, cache=_cache):  # the module's own may be gone when Python ends
+        with lock:
+            entry = cache.get(place)
+            if entry is not None and any(ref is other for other in entry.refs):
+                del cache[place]
+
+    with _lock:
+        entry = _entry(place, parts, state)
+        if entry is None:
+            refs = tuple(weakref.ref(part, forget) for part in parts)
+            entry = _cache[place] = _Entry(refs, state, OrderedDict())
+        entry.values[key] = more_state, value
+        if len(entry.values) > _LIMIT:
+            entry.values.popitem(last=False)
+    return value
+
+
+def keep(edge_index: Tensor, graph: Graph) -> None:
+    """Let ``graph_of(edge_index, graph.num_src, graph.num_dst)`` give this graph, whose edges they are, in
+    this order; not to be called for a tensor that holds the graph's memory."""
+    once(parts_of(edge_index), ("graph_of", graph.num_src, graph.num_dst, False), lambda: (graph, None))
+
+
+def _entry(place: tuple[int, ...], parts: tuple[Tensor, ...], state: tuple) -> _Entry | None:
+    """What is kept for these tensors as they are now."""
+    entry = _cache.get(place)
+    if entry is None or entry.state != state or any(ref() is not x for ref, x in zip(entry.refs, parts)):
+        return None
+    return entry
+
+
+def _outside_inference(build: Callable[[], Any]) -> Any:
+    with torch.inference_mode(False):  # as a decorator, made anew for each graph, it takes twice the time
+        return build()
+
+
+def check_type(edge_index: Any) -> None:
+    if not isinstance(edge_index, Tensor) and not hasattr(edge_index, "sparse_sizes"):
+        raise TypeError(
+            "edge_index: expected a [2, E] tensor, an EdgeIndex, a SparseTensor or a torch.sparse tensor, "
+            f"got {type(edge_index).__name__}"
+        )
+
+
+def parts_of(edge_index: Any) -> tuple[Tensor, ...]:
+    """The tensors whose identity is that of the graph."""
+    if not isinstance(edge_index, Tensor):
+        check_type(edge_index)
+        return edge_index.csr()[:2]  # kept by the SparseTensor, shared by those with other values
+    if hasattr(edge_index, "as_tensor"):  # EdgeIndex
+        return (edge_index.as_tensor(),)
+    return (edge_index,)
+
+
+def state_of(part: Tensor) -> tuple:
+    """What changes when the tensor does, as far as that can be seen without reading it."""
+    if part.layout == torch.strided:
+        place = part.data_ptr(), part.storage_offset(), part.stride()
+        return part._version, *place, part.shape, part.dtype, part.device
+    return part.layout, part.shape, *map(state_of, _indices(part))
+
+
+def _indices(matrix: Tensor) -> tuple[Tensor, ...]:
+    if matrix.layout == torch.sparse_csr:
+        return matrix.crow_indices(), matrix.col_indices()
+    if matrix.layout == torch.sparse_csc:
+        return matrix.ccol_indices(), matrix.row_indices()
+    return (matrix._indices(),)
+
+
+def _build(edge_index, num_src: int, num_dst: int, self_loops: bool) -> tuple[Graph, Tensor | None]:
+    if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
+        return _build_of_sparse(edge_index, num_src, num_dst, self_loops)
+    edge_index = _csr.as_index(_WHERE, "edge_index", edge_index, (2, None))
+    num_loops = min(num_src, num_dst) if self_loops else 0
+    _csr.as_size(_WHERE, "number of edges", edge_index.shape[1] + num_loops)
+    with untraced(edge_index):
+        if not self_loops and edge_index.dtype == torch.int32:
+            # The graph would take a view of it: keep the tensor alive, and follow its changes.
+            edge_index = edge_index.clone()
+        src, dst = edge_index.unbind()
+        edges = _csr.from_edges(_WHERE, _ROWS, src, dst, num_src, num_dst, with_loops=self_loops)
+        return of_edges(Graph, edges), edges.edge_map
+
+
+@transforms.untransformed()
+def _build_of_sparse(matrix, num_src: int, num_dst: int, self_loops: bool) -> tuple[Graph, Tensor | None]:
+    graph = _from_sparse(matrix)
+    if (graph.num_src, graph.num_dst) != (num_src, num_dst):
+        raise ValueError(
+            f"edge_index: expected a sparse tensor [num_dst={num_dst}, num_src={num_src}], "
+            f"got [{graph.num_dst}, {graph.num_src}]"
+        )
+    return graph.add_self_loops(remove_existing=True, return_edge_map=True) if self_loops else (graph, None)
+
+
+def _from_sparse(matrix) -> Graph:
+    if isinstance(matrix, Tensor):
+        return Graph.from_pyg(matrix)
+    indptr, indices, _ = matrix.csr()
+    return Graph.from_csr(indptr.clone(), indices.clone(), matrix.size(1))

@@ -1,0 +1,169 @@
+"""Work items: rows, or pieces of rows, in the order in which they run."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..runtime import ops as _ops
+from ..runtime.arguments import ops
+from ..sparse.csr import CSR
+from .plans import Items
+
+_plan_rows, _cut_rows = ops.plan_rows.default, ops.cut_rows.default
+# In place of a slot: the item adds to what an earlier part left in the row (csrc/core/params.h).
+JOINS = -2
+# Bound of an item where degrees are not known.
+ONCE_BOUND = 256
+
+
+def of_rows(
+    csr: CSR,
+    num_cols: int,
+    max_edges: int,
+    longest_first: bool,
+    parts: int,
+    known: tuple[int, int] | None = None,
+) -> Items:
+    """Part by part of the sources, in row order or with the longest first, in an order that follows from the
+    rows alone. known: the items beyond one per row that there will be, and the split rows; where it is None a
+    GPU has to be waited for.
+    """
+    if not _ops.on_device(csr.indptr):
+        if csr.indptr.device.type == "cpu" and parts == 1 and not longest_first:
+            return cut_on_cpu(csr, max_edges)
+        return cut(*by_source(csr, num_cols, parts), max_edges, longest_first)
+    if known is None or parts > 1:
+        return cut_on_gpu(csr, num_cols, max_edges, longest_first, parts)
+    items, splits = _cut_rows(csr.indptr, csr.indices, max_edges, longest_first, *known)
+    return Items(items, splits, sum(known))
+
+
+def of_rows_once(csr: CSR, max_edges: int = ONCE_BOUND) -> Items:
+    """On a GPU, in row order, and nobody waits for it: the tensors are as long as they might have to be."""
+    items, splits, _ = ops.plan_rows(csr.indptr, csr.indices, 0, 1, max_edges, False)
+    return Items(items, splits, 2 * len(splits))
+
+
+def cut(begin: Tensor, end: Tensor, max_edges: int, longest_first: bool) -> Items:
+    """Rows as items of at most `max_edges` edges.
+
+    begin, end: int64 [parts, rows], the edges of a row whose sources lie in a part of them. Items come part
+    by part, in row order or with the longest first. A row of several items is split: their slots are
+    consecutive.
+    """
+    num_rows, device = begin.shape[1], begin.device
+    degree = end - begin
+    pieces = (degree + max_edges - 1) // max_edges
+    of_row = pieces.sum(0)
+    pieces[0] += of_row == 0  # a row without edges has an item too
+    of_row.clamp_(min=1)
+    split = of_row > 1
+    slots = torch.where(split, of_row, 0).cumsum(0)
+    first_slot = slots - torch.where(split, of_row, 0) + (pieces.cumsum(0) - pieces)  # [parts, rows]
+    length = ((degree + pieces - 1) // pieces.clamp(min=1)).flatten()
+
+    count = pieces.flatten()
+    total = int(count.sum())
+    place = torch.repeat_interleave(torch.arange(count.numel(), device=device), count, output_size=total)
+    piece = torch.arange(total, device=device) - (count.cumsum(0) - count)[place]
+    row, stop = place % max(num_rows, 1), end.flatten()[place]
+    start = torch.minimum(begin.flatten()[place] + piece * length[place], stop)
+    slot = torch.where(split[row], first_slot.flatten()[place] + piece, -1)
+    items = torch.stack([row, start, torch.minimum(start + length[place], stop), slot], 1).to(torch.int32)
+    if longest_first:
+        part = place // max(num_rows, 1)
+        order = torch.argsort(part * 2**31 - (items[:, 2] - items[:, 1]), stable=True)
+        items = items[order].contiguous()
+
+    rows = split.nonzero().squeeze(1)
+    last = slots[rows]
+    splits = torch.stack([rows, last - of_row[rows], last, torch.ones_like(rows)], 1).to(torch.int32)
+    return Items(items, splits, int(last[-1]) if len(rows) else 0)
+
+
+def cut_on_cpu(csr: CSR, max_edges: int) -> Items:
+    """`cut` in row order, in one call."""
+    indices = csr.indices[: csr.indptr[-1]]  # a graph of fixed capacity has more places than edges
+    items, splits, counts = _plan_rows(csr.indptr, indices, 0, 1, max_edges, False)
+    return Items(items, splits, int(counts[1]) if len(splits) else 0)
+
+
+def by_source(csr: CSR, num_cols: int, parts: int) -> tuple[Tensor, Tensor]:
+    """Begin and end [parts, rows] of the edges whose sources lie in equal parts of all: by bisection, as the
+    neighbours of a row rise."""
+    low, high = csr.indptr[:-1], csr.indptr[1:]
+    bounds = [low]
+    for part in range(1, parts):
+        bound = -(-num_cols * part // parts)
+        lo, hi = bounds[-1], high
+        for _ in range(csr.indices.numel().bit_length()):
+            middle = (lo + hi) // 2
+            open_ = lo < hi
+            below = open_ & (csr.indices[torch.where(open_, middle, 0)] < bound)
+            lo, hi = torch.where(below, middle + 1, lo), torch.where(open_ & ~below, middle, hi)
+        bounds.append(lo)
+    bounds.append(high)
+    return torch.stack(bounds[:-1]), torch.stack(bounds[1:])
+
+
+def cut_on_gpu(csr: CSR, num_cols: int, max_edges: int, longest_first: bool, parts: int) -> Items:
+    """`cut` by the GPU's kernels, without the places that are not needed. Lengths are ordered to a quarter of
+    an octave. Natural order has the pieces of split rows in front; with parts, it is that of blocks of rows.
+    """
+    items, splits, counts = ops.plan_rows(csr.indptr, csr.indices, num_cols, parts, max_edges, longest_first)
+    more, num_slots, num_splits = counts[:3].tolist()
+    num_rows = csr.indptr.numel() - 1
+    begin = 0 if longest_first or parts > 1 else len(items) - num_rows - more
+    return Items(items[begin : begin + num_rows + more], splits[:num_splits], num_slots)
+
+
+def join(found: Items, csr: CSR, num_cols: int, parts: int) -> tuple[Items, tuple[int, ...]]:
+    """Rows that are cut by their sources alone, into one item per part, without slots: the first item writes
+    the row (slot -1), and those of later parts, which run after it, add to it (`JOINS`). Also returns how
+    many items each part has.
+    """
+    slot = found.items[:, 3].long()
+    part = _part_of(found.items, csr, num_cols, parts)
+    sizes = tuple(torch.bincount(part, minlength=parts).tolist())
+    row, first, last, _ = found.splits.long().unbind(1)
+    of_slot = part.new_zeros(found.num_slots)
+    of_slot[slot[slot >= 0]] = part[slot >= 0]
+    # A row with two pieces in one part keeps its slots, which are consecutive and in the order of the parts.
+    repeats = torch.cat([part.new_zeros(1), (of_slot[1:] == of_slot[:-1]).cumsum(0)])
+    keeps = repeats[last - 1] > repeats[first] if len(row) else row.bool()
+    count = (last - first) * keeps
+    begin = count.cumsum(0) - count
+    order = first.argsort()
+    split = torch.repeat_interleave(order, (last - first)[order], output_size=found.num_slots)
+    old = torch.arange(found.num_slots, device=slot.device)
+    joined = torch.where(old == first[split], -1, JOINS)
+    new = torch.where(keeps[split], begin[split] + old - first[split], joined)
+    items = found.items.clone()
+    items[:, 3] = torch.cat([new, new.new_full((1,), -1)])[slot].int()
+    splits = torch.stack([row, begin, begin + count, torch.ones_like(row)], 1)[keeps].int()
+    return Items(items, splits, int(count.sum())), sizes
+
+
+def _part_of(items: Tensor, csr: CSR, num_cols: int, parts: int) -> Tensor:
+    """The part of the sources of each item's first edge; an item without edges is in the first."""
+    if not csr.indices.numel():
+        return items[:, 0].long() * 0
+    ends = [-(-num_cols * p // parts) for p in range(1, parts)]
+    bounds = torch.tensor(ends, dtype=csr.indices.dtype, device=items.device)
+    source = csr.indices[items[:, 1].clamp(max=csr.indices.numel() - 1)]
+    return torch.where(items[:, 2] > items[:, 1], torch.bucketize(source, bounds, right=True), 0)
+
+
+def falls(indptr: Tensor, indices: Tensor) -> Tensor:
+    """How many edges are below the one before them in their row."""
+    if _ops.on_device(indptr):
+        return ops.falls(indptr, indices)
+    return falls_in_tensors(indptr, indices)
+
+
+def falls_in_tensors(indptr: Tensor, indices: Tensor) -> Tensor:
+    found = indices[1:] < indices[:-1]
+    starts = indptr[1:-1]
+    found[starts[(starts > 0) & (starts < indices.numel())] - 1] = False
+    return found.sum()

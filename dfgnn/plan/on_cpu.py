@@ -1,0 +1,39 @@
+"""A graph on the CPU as eager calls take it, with all that is derived for it in one call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..runtime.arguments import GraphArgs, GraphHandle, ops
+from ..sparse.csr import CSR
+from ..sparse.structure import Structure
+from .cost import CPU_BOUND
+
+_plan_graph = ops.plan_graph.default
+_NONE = None, None, None
+
+
+def handle(structure: Structure, backward: bool) -> GraphHandle:
+    """Of the schedule "auto", which is the same for all shapes there; with edge ids, whether a call needs
+    them or not. A graph that is used once is planned at every step, which a small one waits for."""
+    dst, src = structure.dst, structure.src
+    if dst.built is not None and not dst.built[1]:
+        structure.csr()
+    if backward and src.built is not None and not src.built[1]:
+        structure.reverse_csr(need_eids=True)
+    forward: Any = _NONE if dst.built is None else dst.built[0]
+    reverse: Any = _NONE if src.built is None or not src.built[1] else src.built[0]
+    number, slots, rev_slots, *made, items, splits, rev_items, rev_splits = _plan_graph(
+        *forward, *reverse, dst.num_rows, src.num_rows, CPU_BOUND, backward
+    )
+    if made[0] is not None:
+        side = dst if dst.built is None else src
+        side.built = CSR(*made), True
+        forward, reverse = (made, reverse) if side is dst else (forward, made)
+    size = dst.num_rows, src.num_rows, len(forward[1])
+    args: list[Any] = [*forward[1:], items, splits, [slots, 0, 0, *size]]
+    if backward:
+        args += *reverse[1:], rev_items, rev_splits, [rev_slots, 0, 0, size[1], size[0], size[2]]
+    else:
+        args += *_NONE, None, []
+    return GraphHandle(GraphArgs._make([*args, None, None]), number)

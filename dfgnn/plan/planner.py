@@ -1,0 +1,236 @@
+"""The planner of a graph: its plans, and the arguments that operators get of them, each made once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from operator import index
+
+import torch
+
+from ..runtime import ops as _ops
+from ..runtime.arguments import GraphArgs, GraphHandle
+from ..runtime.compiling import not_compiled, untraced
+from ..sparse.structure import Structure
+from . import choose, cost, on_cpu, on_gpu
+from . import device as devices
+from .device import Device
+from .direction import Direction
+from .plans import Plan, Shape
+
+
+class Planner:
+    """once: the graph is for one step of training. device: what to plan for; default the graph's own.
+
+    Building something twice from two threads is harmless.
+    """
+
+    def __init__(self, structure: Structure, once: bool = False, device: Device | None = None) -> None:
+        self.structure, self.once = structure, once
+        self._device = device
+        self._directions: dict[bool, Direction] = {}
+        self._plans: dict[tuple[Shape, bool, str, bool], Plan] = {}
+        self._arguments: dict[tuple[Shape, str, bool, bool], GraphArgs] = {}
+        self._edge_terms: dict[Shape, tuple] = {}
+        # By heads, dim, dtype, layer, schedule, edges and backward.
+        self.handles: dict[tuple[int, int, torch.dtype, str, str, bool, bool], GraphHandle] = {}
+        # On the CPU, of all shapes: by backward. None: of each shape its own.
+        on_cpu = device is None and structure.indices.device.type == "cpu"
+        self._of_all: dict[bool, GraphHandle] | None = {} if on_cpu else None
+
+    def plan(self, shape: Shape, reverse: bool = False, schedule: str = "auto", edges: bool = False) -> Plan:
+        """reverse: over sources, as backward walks. schedule, edges: see `choose.plan`."""
+        found = self._plans.get((shape, reverse, schedule, edges))
+        return self._plan(shape, reverse, schedule, edges) if found is None else found
+
+    @not_compiled
+    def _plan(self, shape: Shape, reverse: bool, schedule: str, edges: bool) -> Plan:
+        plans = self._plans  # before anything is built: see `trial`
+        found = plans[shape, reverse, schedule, edges] = self.estimate(shape, reverse, schedule, edges)
+        return found
+
+    def estimate(self, shape: Shape, reverse: bool, schedule: str = "auto", edges: bool = False) -> Plan:
+        """What `plan` gives before anything was measured."""
+        with untraced(self.structure.indices):
+            return choose.plan(self._direction(reverse), shape, schedule, edges, self.once)
+
+    def _direction(self, reverse: bool) -> Direction:
+        found = self._directions.get(reverse)
+        if found is None:
+            if self._device is None:
+                self._device = devices.of(self.structure.indices.device)
+            found = self._directions[reverse] = Direction(self.structure, reverse, self._device)
+        return found
+
+    def arguments(
+        self,
+        num_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        layer: str,
+        *,
+        schedule: str,
+        edges: bool,
+        backward: bool,
+    ) -> GraphArgs:
+        """edges: edge tensors, dropout or returned attention, which need edge ids. backward: gradients."""
+        shape = Shape(index(num_heads), index(head_dim), dtype, layer)  # also of symbolic sizes
+        found = self._arguments.get((shape, schedule, edges, backward))
+        return self._make_arguments(shape, schedule, edges, backward) if found is None else found
+
+    def edge_terms(self, num_heads: int, width: int, dtype: torch.dtype) -> tuple:
+        """What the operators on terms of edges take, which gather no rows."""
+        shape = Shape(index(num_heads), index(width), dtype, None)
+        found = self._edge_terms.get(shape)
+        if found is None or self.once:  # a graph of fixed capacity gets others
+            plan = self.plan(shape, schedule="auto" if self.once else "natural sources/1")
+            csr = self.structure.csr()
+            found = csr.indices, csr.eids, plan.items, plan.splits, plan.launch
+            self._edge_terms[shape] = found
+        return found
+
+    def handle(
+        self, num_heads: int, head_dim: int, dtype: torch.dtype, layer: str, schedule: str, edges: bool,
+        backward: bool,
+    ) -> GraphHandle:  # fmt: skip
+        """`arguments` as the operators of eager calls take them."""
+        found = self.handles.get((num_heads, head_dim, dtype, layer, schedule, edges, backward))
+        if found is not None:
+            return found
+        return self._make_handle(num_heads, head_dim, dtype, layer, schedule, edges, backward)
+
+    @not_compiled
+    def _make_handle(self, num_heads, head_dim, dtype, layer, schedule, edges, backward) -> GraphHandle:
+        kept = self.handles  # as below
+        found = self._handle_of_all(schedule, backward)
+        if found is None and schedule == "auto" and not self.once:
+            found = self._handle_at_once(Shape(num_heads, head_dim, dtype, layer), edges, backward)
+        if found is None:
+            args = self.arguments(
+                num_heads, head_dim, dtype, layer, schedule=schedule, edges=edges, backward=backward
+            )
+            with untraced(self.structure.indices):
+                found = GraphHandle(args)
+        kept[num_heads, head_dim, dtype, layer, schedule, edges, backward] = found
+        return found
+
+    def _handle_of_all(self, schedule: str, backward: bool) -> GraphHandle | None:
+        """The one that serves all shapes, if there is one."""
+        kept = self._of_all
+        if kept is None or schedule != "auto":
+            return None
+        found = kept.get(backward)
+        if found is None:
+            with untraced(self.structure.indices):
+                found = kept[backward] = on_cpu.handle(self.structure, backward)
+        return found
+
+    def _handle_at_once(self, shape: Shape, edges: bool, backward: bool) -> GraphHandle | None:
+        """With the items of both directions, where they are not there and nothing has to be waited for."""
+        structure = self.structure
+        if structure.dst.stats is None or not _ops.on_device(structure.indices) or self._plans:
+            return None
+        with untraced(structure.indices):
+            return on_gpu.handle(self._direction(False), self._direction(True), shape, edges, backward)
+
+    @not_compiled
+    def _make_arguments(self, shape: Shape, schedule: str, edges: bool, backward: bool) -> GraphArgs:
+        kept = self._arguments  # before the plans are looked up: see `adopt`
+        of_all = self._handle_of_all(schedule, backward)
+        if of_all is not None:
+            kept[shape, schedule, edges, backward] = of_all.args
+            return of_all.args
+        plan, csr = self.plan(shape, False, schedule, edges), self.structure.csr()
+        ids = edges or (backward and plan.tiles is None and cost.hands_over(shape, self._direction(False)))
+        forward = (csr.indices, csr.eids if ids else None, plan.items, plan.splits, plan.launch)
+        if backward:
+            back = self.structure.reverse_csr(need_eids=ids)  # before the plan, which asks for it without ids
+            plan_back = self.plan(shape, True, schedule, edges)
+            reverse = (back.indices, back.eids, plan_back.items, plan_back.splits, plan_back.launch)
+            found = GraphArgs(*forward, *reverse, plan.tiles, plan_back.tiles)
+        else:
+            found = GraphArgs(*forward, None, None, None, None, [], plan.tiles, None)
+        kept[shape, schedule, edges, backward] = found
+        return found
+
+    # ---- tuning ----------------------------------------------------------------------------------
+
+    def alternatives(self, shape: Shape, reverse: bool) -> list[str]:
+        """See `choose.alternatives`."""
+        with untraced(self.structure.indices):
+            return choose.alternatives(self._direction(reverse), shape, self.plan(shape, reverse))
+
+    def adopt(self, shape: Shape, reverse: bool, schedule: str, why: str) -> Plan:
+        """Makes a schedule the shape's "auto": on rows for all calls, tiles for those that can take them."""
+        plan = replace(self.plan(shape, reverse, schedule), why=why)
+        for edges in (False,) if plan.tiles is not None else (False, True):
+            self._plans[shape, reverse, "auto", edges] = plan
+        self._of_all = None
+        self._arguments, self.handles = {}, {}  # new ones: other threads may still fill the old ones
+        return plan
+
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """All plans that are made or adopted within are forgotten."""
+        plans, directions = self._plans, self._directions
+        self._plans = dict(plans)
+        self._directions = {reverse: found.copy() for reverse, found in directions.items()}
+        try:
+            yield
+        finally:
+            self._plans, self._directions, self._arguments, self.handles = plans, directions, {}, {}
+
+
+def plan(
+    graph,
+    *,
+    reverse: bool = False,
+    num_heads: int = 4,
+    head_dim: int = 32,
+    dtype: torch.dtype = torch.float32,
+    schedule: str = "auto",
+    layer: str | None = "gat",
+    edges: bool = False,
+) -> Plan:
+    """The plan of one direction of a graph for a feature shape, by estimate.
+
+    graph: :class:`dfgnn.Graph`. reverse: rows are sources (backward) instead of destinations. num_heads,
+    head_dim, dtype: of the features. schedule: one of ``SCHEDULES``, alone or with a bound (see ``parse``),
+    or "auto" for the cheapest. layer: "gat", "gatv2" or "dot", whose passes it is for; None for the plain
+    products. edges: the call has edge tensors or dropout, or returns attention.
+
+    Raises ValueError for an unknown schedule, or one that this device or feature shape does not have.
+    """
+    shape = Shape(num_heads, head_dim, dtype, layer)
+    return graph._planner.estimate(shape, reverse, schedule, edges)
+
+
+def alternatives(
+    graph,
+    *,
+    reverse: bool,
+    num_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    layer: str | None = "gat",
+) -> list[str]:
+    """What could be asked for instead of "auto": every schedule that there is here, with its own bound, half
+    and twice of it where that cuts rows in other places, and with fewer heads at a time or the sources in
+    parts where the neighbours' rows exceed half of the L2 cache. The estimate's choice is among them.
+    """
+    return graph._planner.alternatives(Shape(num_heads, head_dim, dtype, layer), reverse)
+
+
+def most_partial_bytes(
+    graph,
+    *,
+    reverse: bool,
+    num_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    layer: str | None = "gat",
+) -> int:
+    """Of the partial rows that a plan which "auto" makes may write."""
+    shape = Shape(num_heads, head_dim, dtype, layer)
+    return cost.most_partial_bytes(shape, graph._planner._direction(reverse))

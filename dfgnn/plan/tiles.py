@@ -1,0 +1,158 @@
+"""Tiles: a direction of a graph as dense blocks with masks, for rows that share their neighbours.
+
+A *window* is ``ROWS`` consecutive rows of a CSR. The neighbours of its rows, each once and in rising order,
+are cut into *chunks* of ``COLUMNS`` columns. A chunk is ``COLUMNS + ROWS`` int32 numbers: its columns, filled
+up with its first one, and for every row a mask whose bit c says that the row has an edge to column c. The
+kernels (csrc/cuda/tiles.cuh) compute a dense ROWS x COLUMNS block of scores per chunk.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..runtime import ops as _ops
+from ..runtime.arguments import ops
+from ..sparse.csr import CSR
+from .plans import CHUNK_COLUMNS as COLUMNS
+from .plans import Items
+
+# As in csrc/core/params.h.
+ROWS = 64
+HEAD_DIMS = (8, 16, 32, 64, 128)
+DTYPES = (torch.float16, torch.bfloat16)
+# Windows that `sharing` looks at (up to twice as many), and edges of each of their rows.
+_SAMPLE, _SAMPLE_EDGES = 128, 4096
+# The kernels take a bitmap of 2**17 columns at a time: with more columns than this, sorting is faster.
+_MOST_COLUMNS = 2**23
+
+
+class Tiles(NamedTuple):
+    chunks: Tensor  # int32 [num_chunks, COLUMNS + ROWS]
+    offsets: Tensor  # int64 [num_windows + 1]: the chunks of window w are offsets[w] .. offsets[w + 1] - 1
+
+
+@cache
+def refusal(head_dim: int, dtype: torch.dtype, device: str) -> str | None:
+    """Why there are no tiles for such features on such a device, or None."""
+    if device != "cuda":
+        return f"it needs a GPU, got a graph on {device}"
+    if dtype not in DTYPES:
+        return f"it needs features in float16 or bfloat16, got {dtype}"
+    if head_dim not in HEAD_DIMS:
+        return f"it needs heads of {', '.join(map(str, HEAD_DIMS))} elements, got {head_dim}"
+    return None
+
+
+def sharing(csr: CSR, num_cols: int) -> float:
+    """Edges per column of a window, of some windows: how many rows share a neighbour that is loaded once.
+
+    Of every row the first 4,096 edges count, so that super nodes cost no more.
+    """
+    windows = -(-(csr.indptr.numel() - 1) // ROWS)
+    if csr.indices.numel() == 0:
+        return 0.0
+    step = max(windows // _SAMPLE, 1)
+    if _ops.on_device(csr.indptr):
+        edges, columns = ops.sharing(csr.indptr, csr.indices, step, _SAMPLE_EDGES).tolist()
+    else:
+        edges, columns = _sharing(csr, num_cols, step, _SAMPLE_EDGES)
+    return edges / columns if edges else 0.0
+
+
+def _sharing(csr: CSR, num_cols: int, step: int, most: int) -> tuple[int, int]:
+    """Edges and columns of every step-th window, of a row at most the first `most` edges."""
+    device, num_rows = csr.indptr.device, csr.indptr.numel() - 1
+    row = torch.arange(num_rows, device=device)
+    row = row[row // ROWS % step == 0]
+    begin = csr.indptr[row]
+    length = (csr.indptr[row + 1] - begin).clamp_(max=most)
+    place = torch.repeat_interleave(length)
+    edge = torch.arange(place.numel(), device=device) - (length.cumsum(0) - length)[place] + begin[place]
+    return place.numel(), (row[place] // ROWS * num_cols + csr.indices[edge]).unique().numel()
+
+
+def build(csr: CSR, num_cols: int) -> Tiles | None:
+    """None if an edge is there twice: a mask has one bit for it."""
+    device = csr.indptr.device
+    num_rows, num_edges = csr.indptr.numel() - 1, csr.indices.numel()
+    windows = -(-num_rows // ROWS)
+    if num_edges == 0:
+        none = torch.zeros(windows + 1, dtype=torch.int64, device=device)  # of one chunk, which nobody reads
+        return Tiles(torch.zeros(1, COLUMNS + ROWS, dtype=torch.int32, device=device), none)
+    if _ops.on_device(csr.indptr) and num_cols <= _MOST_COLUMNS:
+        offsets = ops.tile_counts(csr.indptr, csr.indices).cumsum(0)
+        chunks, twice = ops.tiles(csr.indptr, csr.indices, offsets, int(offsets[-1]))
+        return None if twice.item() else Tiles(chunks, offsets)
+    row = torch.repeat_interleave(
+        torch.arange(num_rows, device=device), csr.indptr.diff(), output_size=num_edges
+    )
+    # (window, column, row in the window) as one number; at most num_rows * num_cols.
+    key = ((row // ROWS * num_cols + csr.indices) * ROWS + row % ROWS).sort().values
+    del row
+    column_key = key // ROWS  # (window, column)
+    new = torch.ones(num_edges, dtype=torch.bool, device=device)
+    torch.ne(column_key[1:], column_key[:-1], out=new[1:])
+    unique = new.cumsum(0) - 1  # of each edge, among all (window, column)
+    if bool((key[1:] == key[:-1]).any()):
+        return None
+    distinct = column_key[new]
+    window = distinct // num_cols
+    columns = torch.bincount(window, minlength=windows)
+    counts = (columns + COLUMNS - 1) // COLUMNS
+    offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    num_chunks = int(offsets[-1])
+    place = torch.arange(distinct.numel(), device=device) - (columns.cumsum(0) - columns)[window]
+    chunk, bit = offsets[window] + place // COLUMNS, place % COLUMNS
+
+    chunks = torch.zeros(num_chunks, COLUMNS + ROWS, dtype=torch.int32, device=device)
+    ids = (distinct % num_cols).to(torch.int32)
+    head = bit == 0
+    chunks[chunk[head], :COLUMNS] = ids[head].unsqueeze(1)
+    chunks[chunk, bit] = ids
+    masks = torch.bitwise_left_shift(torch.ones_like(bit), bit).to(torch.int32)  # bit 31: wraps
+    flat = chunks.view(-1)
+    at = chunk[unique] * (COLUMNS + ROWS) + COLUMNS + key % ROWS
+    flat.index_add_(0, at, masks[unique])  # distinct bits: their sum is their union
+    return Tiles(chunks, offsets)
+
+
+def items(tiles: Tiles, num_rows: int, max_chunks: int) -> Items:
+    """Items (first row, chunks from, to, slot), and split rows with the slots of their parts.
+
+    A window of more chunks is cut into equal pieces; a piece has a slot for each of its rows, so that those
+    of a row are ROWS apart. On a GPU all pieces but a window's first are in front, and places of split rows
+    that there are not have no slots.
+    """
+    device = tiles.offsets.device
+    counts, windows = tiles.offsets.diff(), tiles.offsets.numel() - 1
+    if _ops.on_device(tiles.offsets):
+        found = ops.plan_windows(tiles.offsets, len(tiles.chunks), num_rows, max_chunks)
+        more, num_slots, num_splits = found[2][:3].tolist()
+        begin = len(found[0]) - windows - more
+        return Items(found[0][begin:], found[1][: num_splits * ROWS], num_slots * ROWS)
+    parts = ((counts + max_chunks - 1) // max_chunks).clamp_(min=1)
+    total = int(parts.sum()) if windows else 0
+    window = torch.repeat_interleave(torch.arange(windows, device=device), parts, output_size=total)
+    piece = torch.arange(total, device=device) - (parts.cumsum(0) - parts)[window]
+    length = ((counts + parts - 1) // parts)[window]
+    stop = tiles.offsets[window + 1]
+    begin = torch.minimum(tiles.offsets[window] + piece * length, stop)
+    end = torch.minimum(begin + length, stop)
+    split = parts[window] > 1
+    slot = torch.where(split, (split.cumsum(0) - 1) * ROWS, -1)
+    found = torch.stack([window * ROWS, begin, end, slot], 1).to(torch.int32)
+
+    cut = (parts > 1).nonzero().squeeze(1)
+    pieces = parts[cut]
+    last = pieces.cumsum(0) * ROWS
+    row = cut.unsqueeze(1) * ROWS + torch.arange(ROWS, device=device)
+    first = (last - pieces * ROWS).unsqueeze(1) + torch.arange(ROWS, device=device)
+    splits = torch.stack([row, first, last.unsqueeze(1).expand_as(row), torch.full_like(row, ROWS)], 2).view(
+        -1, 4
+    )
+    splits = splits[splits[:, 0] < num_rows].to(torch.int32)
+    return Items(found, splits, int(last[-1]) if len(cut) else 0)

@@ -1,0 +1,253 @@
+"""Autotuning: the plans of a graph by measurement instead of by estimate."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..runtime.arguments import NEED_DST, SCORES, Backward, Forward, ForwardResults, ops
+from ..runtime.timing import timings
+from .planner import Planner
+from .plans import Shape, check_shape, padded
+
+__all__ = ["Tuning", "autotune"]
+
+_WHERE = "Graph.autotune"
+# Of the layers, as operators name them.
+_SCORES = {"gat": "additive", "gatv2": "additive_v2", "dot": "dot"}
+# A candidate has to beat the estimate's choice by this factor: less is noise.
+_GAIN = 1.02
+# Places of `indices` that are summed at a time.
+_PART = 2**24
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What `Graph.autotune` kept.
+
+    forward, reverse: a schedule with its bound, "natural<=512"; reverse is None without backward.
+    milliseconds: of every candidate by direction, the plan of the estimate first; empty if the choice was
+    read from the file.
+    """
+
+    forward: str
+    reverse: str | None
+    milliseconds: dict[str, dict[str, float]]
+
+    def __str__(self) -> str:
+        lines = []
+        for direction, chosen in (("forward", self.forward), ("reverse", self.reverse)):
+            if chosen is None:
+                continue
+            times = self.milliseconds.get(direction, {})
+            text = ", ".join(f"{name} {ms:.4g} ms" for name, ms in times.items()) or "from the file"
+            lines.append(f"{direction}: {chosen} ({text})")
+        return "\n".join(lines)
+
+
+def autotune(
+    graph,
+    layer: str,
+    num_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    *,
+    backward: bool,
+    seconds: float,
+    file: str | os.PathLike | None,
+) -> Tuning:
+    """See `Graph.autotune`."""
+    if layer not in _SCORES:
+        raise ValueError(f"{_WHERE}: layer: expected one of {', '.join(_SCORES)}, got {layer!r}")
+    check_shape(_WHERE, num_heads, head_dim, dtype)
+    if seconds <= 0:
+        raise ValueError(f"{_WHERE}: seconds: expected a positive number, got {seconds!r}")
+    path = None if file is None else Path(file)
+    entries = _read(path) if path else {}
+    shape = Shape(num_heads, padded(head_dim, dtype, graph.device), dtype, layer)
+    directions = {"forward": False, "reverse": True} if backward else {"forward": False}
+    key = _key(graph, layer, num_heads, head_dim, dtype) if path else ""
+
+    known = entries.get(key, {})
+    if all(_is_possible(graph, shape, reverse, known.get(name)) for name, reverse in directions.items()):
+        for name, reverse in directions.items():
+            graph._planner.adopt(shape, reverse, known[name], "measured earlier, read from a file")
+        return Tuning(known["forward"], known["reverse"] if backward else None, {})
+
+    chosen, times = {}, {}
+    for name, reverse in directions.items():
+        chosen[name], times[name] = _tune(graph, shape, reverse, seconds)
+    if path:
+        _add(path, key, chosen)
+    return Tuning(chosen["forward"], chosen.get("reverse"), times)
+
+
+def _is_possible(graph, shape: Shape, reverse: bool, schedule: str | None) -> bool:
+    """Whether there is such a schedule here: a file may have one of another version."""
+    try:
+        graph._planner.plan(shape, reverse, schedule)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _tune(graph, shape: Shape, reverse: bool, seconds: float) -> tuple[str, dict[str, float]]:
+    """The fastest schedule of a direction, which becomes "auto", and the times in ms of all."""
+    planner: Planner = graph._planner
+    estimate = planner.estimate(shape, reverse)
+    first = f"{estimate.schedule}<={estimate.max_edges}"
+    names = [first, *(x for x in planner.alternatives(shape, reverse) if x != first)]
+    call = _call(graph, shape, backward=reverse)
+    times: dict[str, float] = {}
+    with planner.trial():
+        for name in names:
+            planner.adopt(shape, reverse, name, "a candidate")
+            found = timings(call, graph.device, seconds / len(names))
+            times[name] = found.get("kernels", {}).get("median", found["eager"]["median"])
+    best = min(times, key=times.__getitem__)
+    if times[best] * _GAIN > times[first]:
+        best = first
+    on_rows = [name for name in times if not name.startswith("tiles")]
+    for name in (min(on_rows, key=times.__getitem__), best):  # the first for calls with edge tensors
+        why = f"fastest of {len(times)} measured: {times[name]:.4g} ms, the estimate's {times[first]:.4g} ms"
+        planner.adopt(shape, reverse, name, why)
+    return best, times
+
+
+def _call(graph, shape: Shape, backward: bool) -> Callable[[], Any]:
+    """The layer's attention of standard normal inputs, the same ones at every call, with all gradients."""
+    heads, dim, dtype, layer = shape
+    assert layer is not None
+    generator = torch.Generator(graph.device).manual_seed(0)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator, device=graph.device).to(dtype)
+
+    acc = torch.promote_types(dtype, torch.float32)
+    given: dict[str, Any] = {
+        "score": SCORES[_SCORES[layer]],
+        "value": normal(graph.num_src, heads, dim),
+        "num_dst": graph.num_dst,
+        "negative_slope": 1.0 if layer == "dot" else 0.2,
+        "scale": dim**-0.5 if layer == "dot" else 1.0,
+        "dropout_p": 0.0,
+        "flags": 0,
+        "return_attention": False,
+        "save_positive": backward and layer == "gat",
+        "need": NEED_DST,
+    }
+    if layer == "gat":
+        given |= {"src": normal(graph.num_src, heads).to(acc), "dst": normal(graph.num_dst, heads).to(acc)}
+    else:
+        given["dst"] = normal(graph.num_dst, heads, dim)
+        given |= {"src": normal(graph.num_src, heads, dim)} if layer == "dot" else {}
+        given |= {"attn": normal(heads, dim) / dim**0.5} if layer == "gatv2" else {}
+    given["grad_out"] = normal(graph.num_dst, heads, dim)
+
+    def run() -> Any:
+        arguments = graph._planner.arguments(*shape, schedule="auto", edges=False, backward=backward)
+        known = given | arguments._asdict()
+        with torch.no_grad():
+            found = ForwardResults(*ops.attention_forward(*_named(Forward, known)))
+            if not backward:
+                return found
+            if not known["save_positive"]:
+                found = found._replace(positive=None, positive_mass=None)
+            known |= found._replace(attention=None)._asdict()
+            return ops.attention_backward(*_named(Backward, known))
+
+    return run
+
+
+def _named(arguments, known: dict[str, Any]) -> tuple:
+    """The arguments of an operator, those that are not known as None."""
+    return arguments(*(known.get(name) for name in arguments._fields))
+
+
+# ---- the file --------------------------------------------------------------------------------------
+
+
+def _key(graph, layer: str, num_heads: int, head_dim: int, dtype: torch.dtype) -> str:
+    """Names the graph by its degrees and a checksum of its edges, the device, and the shape."""
+    device = graph.device
+    place = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu {torch.get_num_threads()}"
+    stats = asdict(graph.degree_stats()) | {"checksum": _checksum(graph)}
+    shape = f"{layer} {num_heads}x{head_dim} {str(dtype).removeprefix('torch.')}"
+    return f"{place} | {shape} | " + " ".join(f"{name}={value:.6g}" for name, value in stats.items())
+
+
+def _checksum(graph) -> int:
+    """Of the CSR by destination, so that a reordered graph is another one."""
+    total = 0
+    for tensor in graph.csr()[:2]:
+        for begin in range(0, tensor.numel(), _PART):
+            part = tensor[begin : begin + _PART].long()
+            place = torch.arange(begin + 1, begin + 1 + part.numel(), device=part.device)
+            total += int(((part + 1) * (place * 2654435761 % 1000003)).sum())
+    return total % 10**6
+
+
+def _read(path: Path) -> dict[str, dict]:
+    """All entries, also those of other versions: what is in them is looked at where one is used."""
+    text = path.read_text() if path.exists() else ""
+    if not text:  # also between the first writer's opening the file and its writing it
+        return {}
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ValueError(
+            f"{_WHERE}: file: expected JSON of an earlier call in {path}, got {error}"
+        ) from error
+    if not isinstance(found, dict) or not all(isinstance(entry, dict) for entry in found.values()):
+        raise ValueError(f"{_WHERE}: file: expected JSON of an earlier call in {path}, got another JSON")
+    return found
+
+
+def _add(path: Path, key: str, chosen: dict[str, str]) -> None:
+    """Adds to what the file has by now. In one step, so that who reads at the same time sees the old file or
+    the new one, which has its owner and mode; one writer at a time.
+    """
+    path = Path(os.path.realpath(path))  # the file itself, not a link to it
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(path) as old:
+        entries = _read(path)
+        entries[key] = entries.get(key, {}) | chosen
+        file, name = tempfile.mkstemp(".tmp", path.name, path.parent)
+        try:
+            with os.fdopen(file, "w") as new:
+                with suppress(PermissionError):
+                    os.fchown(file, old.st_uid, old.st_gid)
+                os.fchmod(file, stat.S_IMODE(old.st_mode))
+                new.write(json.dumps(entries, indent=1) + "\n")
+            os.replace(name, path)
+        except BaseException:
+            os.unlink(name)
+            raise
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[os.stat_result]:
+    """Holds the lock of the file that is at `path`, which is made if there is none, and gives its state."""
+    while True:
+        file = os.open(path, os.O_RDONLY | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            state, current = os.fstat(file), None
+            with suppress(FileNotFoundError):
+                current = os.stat(path)
+            if current and os.path.samestat(state, current):  # else another writer has replaced it meanwhile
+                yield state
+                return
+        finally:
+            os.close(file)

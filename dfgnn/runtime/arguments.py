@@ -1,0 +1,108 @@
+"""The operators' arguments by name, in the order of their schemas (csrc/torch/schemas.h)."""
+
+from collections import namedtuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from . import library as _library  # loads the operators
+
+ops = torch.ops.dfgnn
+
+
+class GraphArgs(NamedTuple):
+    """A graph as the attention operators take it."""
+
+    indices: torch.Tensor
+    eids: torch.Tensor | None
+    items: torch.Tensor
+    splits: torch.Tensor
+    plan: list[int]
+    rev_indices: torch.Tensor | None
+    rev_eids: torch.Tensor | None
+    rev_items: torch.Tensor | None
+    rev_splits: torch.Tensor | None
+    rev_plan: list[int]
+    tiles: torch.Tensor | None
+    rev_tiles: torch.Tensor | None
+
+
+_droppers: dict[str, Callable[[int], None]] = {}
+
+
+class GraphHandle:
+    """GraphArgs, checked and kept by the library under a number, as long as this lives.
+
+    number: one that the library has for them already.
+    """
+
+    __slots__ = ("_drop", "args", "number")
+
+    def __init__(self, args: GraphArgs, number: int | None = None):
+        kind = args.indices.device.type
+        if kind not in _droppers:
+            _droppers[kind] = _library.graph_dropper(kind)
+        self._drop, self.args = _droppers[kind], args
+        self.number: int = ops.graph_handle(*args) if number is None else number
+
+    def __del__(self):
+        if hasattr(self, "number"):
+            self._drop(self.number)
+
+
+class EdgeArgs(NamedTuple):
+    """The options on edges; each None, or in the user's edge order."""
+
+    edge_bias: torch.Tensor | None  # [E, H]
+    edge_gate: torch.Tensor | None  # [E, 1 or H]
+    edge_mask: torch.Tensor | None  # bool [E, 1 or H]
+    edge_weight: torch.Tensor | None  # [E, 1 or H]
+    edge_feat: torch.Tensor | None  # [E, H, D]
+    seed: torch.Tensor | None  # int64 [1], of dropout
+
+
+NO_EDGES = EdgeArgs(None, None, None, None, None, None)
+
+
+class Tensors(NamedTuple):
+    """All tensors of an attention but the graph's; the options on edges as in EdgeArgs."""
+
+    value: torch.Tensor
+    src: torch.Tensor | None
+    dst: torch.Tensor | None
+    attn: torch.Tensor | None
+    edge_bias: torch.Tensor | None
+    edge_gate: torch.Tensor | None
+    edge_mask: torch.Tensor | None
+    edge_weight: torch.Tensor | None
+    edge_feat: torch.Tensor | None
+    seed: torch.Tensor | None
+    out_bias: torch.Tensor | None
+
+
+class Numbers(NamedTuple):
+    negative_slope: float
+    scale: float
+    dropout_p: float
+    flags: int
+
+
+def _named(name: str, op) -> Any:
+    return namedtuple(name, [argument.name for argument in op._schema.arguments])
+
+
+def _results(name: str, op) -> Any:
+    return namedtuple(name, [result.name for result in op._schema.returns])
+
+
+Forward = _named("Forward", ops.attention_forward.default)
+ForwardResults = _results("ForwardResults", ops.attention_forward.default)
+Backward = _named("Backward", ops.attention_backward.default)
+BackwardResults = _results("BackwardResults", ops.attention_backward.default)
+
+# Values of `score`, as in csrc/core/params.h.
+SCORES = {"additive": 0, "dot": 1, "additive_v2": 2}
+# Bits of `flags` and `need` (csrc/torch/attention.h).
+BIAS_AFTER, FEAT_IN_KEY, FEAT_IN_VALUE, PART_OF_ROWS, IDS_ELSEWHERE = 1, 2, 4, 8, 16
+NEED_DST, NEED_BIAS, NEED_GATE, NEED_WEIGHT, NEED_FEAT = 1, 2, 4, 8, 16

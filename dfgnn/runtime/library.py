@@ -1,0 +1,75 @@
+"""Find and load the compiled libraries, which register the operators under ``torch.ops.dfgnn``.
+
+``libdfgnn_cpu.so`` holds the schemas and the CPU kernels and is always loaded. ``libdfgnn_cuda.so`` is loaded
+where it was built and torch has CUDA, even without a GPU; what keeps it from being used is reported by
+:func:`require_cuda_library`, the first time that a CUDA tensor arrives.
+"""
+
+import ctypes
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+# DFGNN_LIBRARY_DIR: libraries built otherwise, such as those of `make sanitize`.
+DIRECTORY = Path(os.environ.get("DFGNN_LIBRARY_DIR") or Path(__file__).parents[1] / "lib")
+
+
+def _load_cpu() -> None:
+    path = DIRECTORY / "libdfgnn_cpu.so"
+    if not path.is_file():
+        raise ImportError(
+            f"dfgnn's compiled library {path} is missing. In a source tree, build it with "
+            "`python setup.py build_native`; otherwise reinstall dfgnn."
+        )
+    try:
+        torch.ops.load_library(path)
+    except OSError as error:
+        raise ImportError(
+            f"dfgnn's compiled library {path} does not load into torch {torch.__version__}; "
+            "dfgnn needs torch >= 2.10 on the platform that it was built for."
+        ) from error
+
+
+def _load_cuda() -> str | None:
+    """Load the CUDA library; returns why that is not possible, or None."""
+    path = DIRECTORY / "libdfgnn_cuda.so"
+    if torch.version.cuda is None:
+        return f"the installed torch {torch.__version__} has no CUDA support. Install a CUDA build of torch."
+    if not path.is_file():
+        return (
+            f"this installation of dfgnn was built without CUDA ({path} is missing). Install a dfgnn wheel "
+            "that was built where nvcc is present, or build from source with the CUDA toolkit: "
+            "`DFGNN_CUDA=1 pip install --no-build-isolation .`"
+        )
+    try:
+        torch.ops.load_library(path)
+    except OSError as error:
+        return f"{path} does not load into torch {torch.__version__}: {error.__cause__ or error}"
+    return None
+
+
+_load_cpu()
+_cuda_problem = _load_cuda()
+
+
+def has_cuda_library() -> bool:
+    return _cuda_problem is None
+
+
+def graph_dropper(device_type: str) -> Callable[[int], None]:
+    """What frees a graph of ``torch.ops.dfgnn.graph_handle`` in the library of this kind of device."""
+    # Called past the dispatcher: garbage is collected under any mode. The interpreter stays locked, so that
+    # no other thread looks at the tensors while they go.
+    drop = getattr(
+        ctypes.PyDLL(str(DIRECTORY / f"libdfgnn_{device_type}.so")), f"dfgnn_drop_graph_{device_type}"
+    )
+    drop.argtypes, drop.restype = [ctypes.c_int64], None
+    return drop
+
+
+def require_cuda_library() -> None:
+    """Raise RuntimeError, saying how to get CUDA support, unless the CUDA kernels can be called."""
+    if _cuda_problem is not None:
+        raise RuntimeError(f"dfgnn cannot compute on CUDA tensors: {_cuda_problem}")

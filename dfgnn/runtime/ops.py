@@ -1,0 +1,243 @@
+"""The operators ``torch.ops.dfgnn``: fake kernels, and how a graph is passed to them.
+
+Schemas and kernels are registered by the compiled libraries (csrc/torch). One pair of operators serves every
+score. The forward operator returns what its backward needs (``stats``, and for the additive score
+``positive`` and ``positive_mass``) beside ``out`` and ``attention``; only the latter two are differentiable.
+It takes the reverse CSR along for backward, which gathers over it. Autograd is in `_autograd.py`.
+"""
+
+from typing import Any
+
+import torch
+from torch import library
+
+from . import library as _library
+from .arguments import NEED_BIAS, NEED_DST, NEED_FEAT, NEED_GATE, NEED_WEIGHT, SCORES, Backward, Forward
+
+ops = torch.ops.dfgnn
+
+
+def on_device(x: torch.Tensor) -> bool:
+    """Whether the operators that only a GPU has (planning) can run on x."""
+    return x.device.type == "cuda" and _library.has_cuda_library()
+
+
+def product_args(graph, feat, reverse: bool):
+    """The graph arguments of `sddmm` and `spmm`."""
+    csr = graph.reverse_csr(need_eids=True) if reverse else graph.csr()
+    shape = dict(num_heads=feat.shape[1], head_dim=feat.shape[2], dtype=feat.dtype)
+    plan = graph.plan(**shape, reverse=reverse, layer=None)
+    return csr.indices, csr.eids, plan.items, plan.splits, plan.launch
+
+
+def edge_term_args(graph, heads: int, width: int, dtype: torch.dtype):
+    """The graph arguments of `edge_dot`, `edge_sum` and `edge_outer`, which gather no rows: their order is
+    all that matters."""
+    return graph._planner.edge_terms(heads, width, dtype)
+
+
+def edge_dot(graph, rows, attr, scale: float):
+    args = edge_term_args(graph, rows.shape[1], rows.shape[2], rows.dtype)
+    return call(ops.edge_dot.default, rows, attr, *args, scale)
+
+
+def edge_sum(graph, weight, attr, width: int):
+    args = edge_term_args(graph, weight.shape[1], width, attr.dtype)
+    return call(ops.edge_sum.default, weight, attr, *args, graph.num_dst, width)
+
+
+def edge_outer(graph, weight, rows, dim: int, scale: float):
+    args = edge_term_args(graph, rows.shape[1], rows.shape[2], rows.dtype)
+    return call(ops.edge_outer.default, weight, rows, *args, dim, scale)
+
+
+def attend_projected(handle, *tensors_and_numbers):
+    *tensors, numbers = tensors_and_numbers
+    return call(ops.attend_projected.default, handle.number, *tensors, numbers.scale, numbers.dropout_p)
+
+
+def attend_projected_backward(handle, *tensors_and_numbers):
+    *tensors, numbers, keep_edges = tensors_and_numbers
+    return call(
+        ops.attend_projected_backward.default,
+        handle.number,
+        *tensors,
+        numbers.scale,
+        numbers.dropout_p,
+        keep_edges,
+    )
+
+
+def projection_grad(query, query_sums, grad, grad_sums, scale: float):
+    return call(ops.projection_grad.default, query, query_sums, grad, grad_sums, scale)
+
+
+def total(parts: torch.Tensor) -> torch.Tensor:
+    """The sum of partial sums, of which the GPU's kernels leave one."""
+    return parts[0] if parts.shape[0] == 1 else parts.sum(0)
+
+
+def as_type(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``x.to(dtype)``, of which the call costs a small graph something even where it does nothing."""
+    return x if x.dtype == dtype else x.to(dtype)
+
+
+def acc_type(dtype: torch.dtype) -> torch.dtype:
+    """The type of sums."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
+    torch._C.DispatchKey.AutocastCUDA
+)
+
+
+def call(op, *args):
+    """Below autograd and autocast, unless a compiler records: the registered formula is Python and costs more
+    than a small graph's kernels. op: an operator, or a function of several."""
+    if torch.compiler.is_compiling():
+        return op(*args)
+    try:
+        with torch._C._AutoDispatchBelowAutograd():
+            if not torch._C._is_any_autocast_enabled():
+                return op(*args)
+            with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+                return op(*args)
+    except RuntimeError as error:
+        raise typed(error) from None
+
+
+def typed(error: RuntimeError) -> RuntimeError:
+    """The stable ABI, through which kernels allocate, hands on no types of errors (csrc/torch/checks.h)."""
+    text = str(error)
+    return torch.OutOfMemoryError(text) if "CUDA" in text and "out of memory" in text else error
+
+
+def need_bits(need: Any) -> int:
+    """need: Tensors of bools."""
+    bits = NEED_DST if need.dst else 0
+    if need.edge_bias:
+        bits |= NEED_BIAS
+    if need.edge_gate:
+        bits |= NEED_GATE
+    if need.edge_weight:
+        bits |= NEED_WEIGHT
+    if need.edge_feat:
+        bits |= NEED_FEAT
+    return bits
+
+
+def gradients(need: Any, tensors: Any, grad_out: torch.Tensor, results) -> tuple[torch.Tensor | None, ...]:
+    """What autograd wants of the backward operator's results, in the order of Tensors.
+
+    need, tensors: Tensors, of bools and as the operator got them.
+    """
+    value, src, dst, attn, bias, gate, weight, feat = results
+    return (
+        value,
+        src if tensors.src is not None else None,
+        dst if need.dst else None,
+        as_type(attn.sum(0), tensors.attn.dtype) if need.attn else None,
+        as_type(bias, tensors.edge_bias.dtype) if need.edge_bias else None,
+        per_edge(tensors.edge_gate, gate) if need.edge_gate else None,
+        None,  # edge_mask
+        per_edge(tensors.edge_weight, weight) if need.edge_weight else None,
+        feat if need.edge_feat else None,
+        None,  # seed
+        grad_out.sum(0) if need.out_bias else None,
+    )
+
+
+def per_edge(x, grad):
+    """The kernels return [E, H]; a tensor shared by the heads sums it."""
+    return as_type(grad.sum(1, keepdim=True) if x.shape[1] == 1 else grad, x.dtype)
+
+
+# ---- fake kernels ----------------------------------------------------------------------------------------
+
+
+def _optional(like: torch.Tensor, shape, dtype: torch.dtype, wanted: bool) -> torch.Tensor:
+    return like.new_empty(shape if wanted else (0,), dtype=dtype)
+
+
+@library.register_fake("dfgnn::attention_forward")
+def _(*args):
+    a = Forward(*args)
+    return forward_fake(a, a.indices.shape[0])
+
+
+def forward_fake(a, num_edges: int):
+    """a: arguments by name, a graph's or an edge list's."""
+    value, rows = a.value, (a.num_dst, a.value.shape[1])
+    acc = acc_type(value.dtype)
+    return (
+        value.new_empty(*rows, value.shape[2]),
+        value.new_empty(*rows, 2, dtype=acc),
+        _optional(value, (*rows, value.shape[2]), value.dtype, a.save_positive),
+        _optional(value, rows, acc, a.save_positive),
+        _optional(value, (num_edges, rows[1]), acc, a.return_attention),
+    )
+
+
+@library.register_fake("dfgnn::attention_backward")
+def _(*args):
+    a = Backward(*args)
+    # How many partial sums of attn's gradient there are, only the kernels know.
+    parts = library.get_ctx().new_dynamic_size() if a.attn is not None else 0
+    return backward_fake(a, a.indices.shape[0], parts)
+
+
+def backward_fake(a, num_edges: int, parts: int):
+    """parts: the number of partial sums of attn's gradient."""
+    value, additive = a.value, a.score == SCORES["additive"]
+    acc, edge_heads = acc_type(value.dtype), (num_edges, value.shape[1])
+
+    def edge(x, bit):
+        return _optional(value, edge_heads, acc, x is not None and bool(a.need & bit))
+
+    need_dst = a.dst is not None and (not additive or bool(a.need & NEED_DST))
+    need_feat = a.edge_feat is not None and bool(a.need & NEED_FEAT)
+    return (
+        torch.empty_like(value),
+        torch.empty_like(a.src) if a.src is not None else value.new_empty(0),
+        torch.empty_like(a.dst) if need_dst else value.new_empty(0, dtype=acc if additive else None),
+        value.new_empty((parts, *value.shape[1:]), dtype=acc),
+        edge(a.edge_bias, NEED_BIAS),
+        edge(a.edge_gate, NEED_GATE),
+        edge(a.edge_weight, NEED_WEIGHT),
+        torch.empty_like(a.edge_feat) if need_feat else value.new_empty(0),
+    )
+
+
+@library.register_fake("dfgnn::sddmm")
+def _(row_feat, feat, indices, *rest):
+    return feat.new_empty(indices.shape[0], feat.shape[1])
+
+
+@library.register_fake("dfgnn::spmm")
+def _(weight, feat, indices, eids, items, splits, plan, num_rows):
+    return feat.new_empty(num_rows, *feat.shape[1:])
+
+
+@library.register_fake("dfgnn::gather_sum")
+def _(feat, indices, items, splits, plan, num_dst):
+    return feat.new_empty(num_dst, feat.shape[1])
+
+
+@library.register_fake("dfgnn::edge_dot")
+def _(rows, attr, indices, *rest):
+    return edge_dot_fake(rows, indices.shape[0])
+
+
+@library.register_fake("dfgnn::edge_sum")
+def _(weight, attr, indices, eids, items, splits, plan, num_rows, width):
+    return attr.new_empty(num_rows, weight.shape[1], width)
+
+
+@library.register_fake("dfgnn::edge_outer")
+def _(weight, rows, indices, eids, items, splits, plan, dim, scale):
+    return rows.new_empty(indices.shape[0], dim)
+
+
+def edge_dot_fake(rows, num_edges: int):
+    return rows.new_empty(num_edges, rows.shape[1], dtype=acc_type(rows.dtype))

@@ -1,0 +1,526 @@
+"""CSR structure in plain tensor operations: checking what the user gives, sorting, transposing, batching.
+
+Nothing here waits for the device except ``check_*``, ``probe``, ``degree*`` and, where it is to validate or
+to append loops, ``from_edges``.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..runtime import ops as _ops
+from ..runtime.arguments import ops
+from ..runtime.compiling import not_compiled, untraced, without_gradient
+
+# Node ids, edge positions and edge counts are int32 in the kernels.
+LIMIT = 2**31
+# Edges of one CSR are fewer: beyond it a graph is several (graph/ranges.py).
+MOST_EDGES = 2**31
+INDEX_DTYPES = (torch.int32, torch.int64)
+_coo_to_csr = ops.coo_to_csr.default
+_transpose_csr = ops.transpose_csr.default
+structure_on_gpu, structure_read = ops.structure.default, ops.structure_read.default
+# As in csrc/core/params.h and csrc/cuda/structure.h.
+_DEGREE_BINS, _LEAST_CUT, _EDGE_NUMBERS = 2048, 32, 7
+# Edges of which a GPU sorts both directions at once. Of more the second one is sorted when it is needed, as
+# memory is what counts.
+_MOST_AT_ONCE = 2**22
+
+
+class CSR(NamedTuple):
+    """One direction of a graph: the edges of row r are positions ``indptr[r] .. indptr[r + 1] - 1``.
+
+    indptr: int64 [num_rows + 1].  indices: int32 [E], the node at the other end.  eids: int32 [E], the place
+    of each edge in the user's order, or None: the same place.
+    """
+
+    indptr: Tensor
+    indices: Tensor
+    eids: Tensor | None
+
+
+@dataclass(frozen=True)
+class DegreeStats:
+    """The degrees of one direction of a graph, in python numbers.
+
+    num_rows, num_edges, num_empty: rows, edges, and rows without edges.  max, mean: of the degree.  p50, p99:
+    the smallest degree that half (99 %) of the rows do not exceed.  cv: standard deviation / mean (0 without
+    edges).
+    """
+
+    num_rows: int
+    num_edges: int
+    max: int
+    mean: float
+    p50: int
+    p99: int
+    num_empty: int
+    cv: float
+
+
+class Degrees(NamedTuple):
+    """What a GPU tells of the rows of a CSR in one reading."""
+
+    stats: DegreeStats | None  # None: some are beyond its histogram
+    cuts: dict[int, tuple[int, int]]  # of some bounds of items: items beyond one per row, and split rows
+
+
+# ---- what the user gives -------------------------------------------------------------------------
+
+
+def as_size(where: str, name: str, value) -> int:
+    """A number of nodes or edges as a python int in [0, 2**31)."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{where}: {name}: expected an integer, got {type(value).__name__}") from None
+    if not 0 <= number < LIMIT:
+        raise ValueError(f"{where}: {name}: expected a number in [0, 2**31), got {number}")
+    return number
+
+
+@not_compiled
+def as_index(where: str, name: str, value, shape: tuple[int | None, ...] = (None,)) -> Tensor:
+    """`value` as a plain, strided int32 or int64 tensor of this shape (None: any length)."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{where}: {name}: expected a torch.Tensor, got {type(value).__name__}")
+    if type(value) is not Tensor and hasattr(value, "as_tensor"):  # torch_geometric.EdgeIndex and .Index
+        value = value.as_tensor()
+    value = without_gradient(value)
+    if value.layout != torch.strided:
+        raise TypeError(f"{where}: {name}: expected a dense tensor, got layout {value.layout}")
+    if value.dtype not in INDEX_DTYPES:
+        raise TypeError(f"{where}: {name}: expected dtype torch.int32 or torch.int64, got {value.dtype}")
+    if value.dim() != len(shape) or any(want not in (None, got) for want, got in zip(shape, value.shape)):
+        expected = ", ".join("*" if want is None else str(want) for want in shape)
+        raise ValueError(f"{where}: {name}: expected shape [{expected}], got {list(value.shape)}")
+    return value
+
+
+@not_compiled
+def ends_of(where: str, edge_index) -> tuple[Tensor, Tensor]:
+    """The rows of an edge_index [2, E]."""
+    edge_index = as_index(where, "edge_index", edge_index, (2, None))
+    with untraced(edge_index):
+        src, dst = edge_index.unbind()
+    return src, dst
+
+
+def same_device(where: str, name: str, value: Tensor, other_name: str, other: Tensor) -> None:
+    if value.device != other.device:
+        raise ValueError(
+            f"{where}: {name}: expected device {other.device} like {other_name}, got {value.device}"
+        )
+
+
+def canonical(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """`value` itself when it already is a contiguous tensor of `dtype`."""
+    value = value.to(dtype).contiguous()
+    # Autograd refuses to save inference tensors, and a graph outlives the inference block that built it.
+    return value.clone() if value.is_inference() else value
+
+
+def probe(*scalars: Tensor | int) -> list[int]:
+    """Scalars of one device as python ints, in a single wait for the device."""
+    device = next((s.device for s in scalars if isinstance(s, Tensor)), None)
+    if device is None:
+        return [int(s) for s in scalars]
+    return torch.stack([torch.as_tensor(s, device=device).to(torch.int64) for s in scalars]).tolist()
+
+
+def _range(values: Tensor) -> tuple[Tensor | int, Tensor | int]:
+    return torch.aminmax(values) if values.numel() else (0, -1)
+
+
+def is_sorted(values: Tensor) -> Tensor:
+    return (values[1:] >= values[:-1]).all()
+
+
+def is_identity(eids: Tensor) -> Tensor:
+    return (eids == torch.arange(eids.numel(), device=eids.device)).all()
+
+
+def _refuse_range(
+    where: str, name: str, values: Tensor, low: int, high: int, size_name: str, size: int
+) -> None:
+    """Raises when [low, high], the range of `values`, leaves [0, size)."""
+    if low >= 0 and high < size:
+        return
+    position = int(((values < 0) | (values >= size)).nonzero()[0])
+    raise ValueError(
+        f"{where}: {name}: expected values in [0, {size_name}={size}), "
+        f"got {int(values[position])} at position {position}"
+    )
+
+
+def check_csr(
+    where: str, indptr: Tensor, indices: Tensor, eids: Tensor | None, cols_name: str, num_cols: int
+) -> bool:
+    """Checks the values of a CSR in one wait for the device. Returns whether `eids` is the identity."""
+    num_edges = indices.numel()
+    flags: tuple[Tensor | int, ...] = (1, 1, 0, -1)
+    if eids is not None and num_edges:
+        seen = torch.zeros(num_edges, dtype=torch.bool, device=eids.device)
+        seen[eids.clamp(0, num_edges - 1)] = True
+        flags = is_identity(eids), seen.all(), *_range(eids)
+    first, last, rising, low, high, identity, permutation, eid_low, eid_high = probe(
+        indptr[0], indptr[-1], is_sorted(indptr), *_range(indices), *flags
+    )
+    if first != 0:
+        raise ValueError(f"{where}: indptr: expected indptr[0] == 0, got {first}")
+    if not rising:
+        position = int((indptr[1:] < indptr[:-1]).nonzero()[0])
+        before, after = indptr[position : position + 2].tolist()
+        raise ValueError(
+            f"{where}: indptr: expected values that do not decrease, "
+            f"got {before} then {after} at position {position + 1}"
+        )
+    if last != num_edges:
+        raise ValueError(f"{where}: indptr: expected indptr[-1] == len(indices) = {num_edges}, got {last}")
+    _refuse_range(where, "indices", indices, low, high, cols_name, num_cols)
+    if eids is not None:
+        _refuse_range(where, "eids", eids, eid_low, eid_high, "num_edges", num_edges)
+        if not permutation:
+            ordered = eids.sort().values
+            repeated = ordered[1:][ordered[1:] == ordered[:-1]][0]
+            raise ValueError(
+                f"{where}: eids: expected every number in [0, num_edges={num_edges}) once, "
+                f"got {int(repeated)} more than once"
+            )
+    return bool(identity)
+
+
+def check_coo(
+    where: str,
+    names: tuple[str, str],
+    src: Tensor,
+    dst: Tensor,
+    num_src: int | None,
+    num_dst: int | None,
+    square: bool,
+    validate: bool,
+) -> tuple[int, int, bool, bool]:
+    """Finds the sizes that are None, checks the ranges, and tells whether src and dst are sorted, in one
+    wait.
+
+    square: both sizes are None and become the same number. With validate=False and known sizes, CUDA tensors
+    are not read at all and count as unsorted.
+    """
+    if num_src is None or num_dst is None or validate:
+        ends = [*_range(src), *_range(dst)]
+    elif dst.device.type == "cpu":
+        ends = [0, -1, 0, -1]
+    else:
+        return num_src, num_dst, False, False
+    *ranges, src_sorted, dst_sorted = probe(*ends, is_sorted(src), is_sorted(dst))
+    num_src, num_dst = sizes(where, names, src, dst, num_src, num_dst, square, validate, ranges)
+    return num_src, num_dst, bool(src_sorted), bool(dst_sorted)
+
+
+def sizes(
+    where: str,
+    names: tuple[str, str],
+    src: Tensor,
+    dst: Tensor,
+    num_src: int | None,
+    num_dst: int | None,
+    square: bool,
+    validate: bool,
+    ranges: Sequence[int],
+) -> tuple[int, int]:
+    """The sizes, those that are None from the ranges: least and largest source, then destination. Raises
+    where these leave the sizes."""
+    src_low, src_high, dst_low, dst_high = ranges
+    if num_src is None or num_dst is None:
+        max_src = as_size(where, f"max({names[0]}) + 1", max(src_high + 1, 0))
+        max_dst = as_size(where, f"max({names[1]}) + 1", max(dst_high + 1, 0))
+        if square:
+            num_src = num_dst = max(max_src, max_dst)
+        num_src = max_src if num_src is None else num_src
+        num_dst = max_dst if num_dst is None else num_dst
+    if validate:
+        _refuse_range(where, names[0], src, src_low, src_high, "num_src", num_src)
+        _refuse_range(where, names[1], dst, dst_low, dst_high, "num_dst", num_dst)
+    return num_src, num_dst
+
+
+class Edges(NamedTuple):
+    """What `from_edges` makes of edges: a CSR by destination, or by source."""
+
+    num_src: int
+    num_dst: int
+    csr: CSR
+    by_src: bool
+    edge_map: Tensor | None  # with loops: int64 [E'], where each edge was, -1 for a loop that was appended
+    other: CSR | None = None  # the other direction with its edge ids, where that was made, too
+    degrees: tuple[Degrees, Degrees] | None = None  # of destinations and of sources
+
+
+def from_edges(
+    where: str,
+    names: tuple[str, str],
+    src: Tensor,
+    dst: Tensor,
+    num_src: int | None,
+    num_dst: int | None,
+    validate: bool = True,
+    sort_order: str | None = None,
+    with_loops: bool = False,
+) -> Edges:
+    """The CSR of edges src -> dst, by destination unless they are sorted by source: then that one is free,
+    and the other one is derived from it.
+
+    Sizes that are None are found; both: one number for both. sort_order: "row" (by source) or "col", believed
+    where the values are not read. with_loops: sizes are known; edges from a node to itself are dropped, and
+    i -> i for i < min(num_src, num_dst) appended.
+
+    On the CPU one call of an operator, which reads the values whether it is to validate them or not. On a GPU
+    one that makes both directions, if there are not too many edges.
+    """
+    if src.device.type == "cpu":
+        return _from_edges_on_cpu(where, names, src, dst, num_src, num_dst, with_loops)
+    if src.numel() <= _MOST_AT_ONCE and _ops.on_device(src) and (validate or sort_order is None):
+        return _from_edges_on_gpu(where, names, src, dst, num_src, num_dst, validate, with_loops)
+    square = num_src is None and num_dst is None
+    num_src, num_dst, src_sorted, dst_sorted = check_coo(
+        where, names, src, dst, num_src, num_dst, square, validate
+    )
+    edge_map = None
+    if with_loops:
+        src, dst, edge_map = append_loops(src, dst, min(num_src, num_dst), remove_existing=True)
+        src_sorted = dst_sorted = edge_map.numel() == min(num_src, num_dst)  # nothing but loops
+    else:
+        src, dst = canonical(src, torch.int32), canonical(dst, torch.int32)
+    by_src = (src_sorted or sort_order == "row") and not dst_sorted
+    if by_src:
+        csr = from_coo(dst, src, num_src, rows_sorted=True)
+    else:
+        csr = from_coo(src, dst, num_dst, rows_sorted=dst_sorted or sort_order == "col")
+    return Edges(num_src, num_dst, csr, by_src, edge_map)
+
+
+def _from_edges_on_cpu(where, names, src, dst, num_src, num_dst, with_loops) -> Edges:
+    numbers, indptr, indices, eids, edge_map = _coo_to_csr(
+        src, dst, -1 if num_src is None else num_src, -1 if num_dst is None else num_dst, with_loops
+    )
+    *ranges, by_src, is_sorted = numbers.tolist()
+    if num_src is None or num_dst is None or not indptr.numel():
+        square = num_src is None and num_dst is None
+        num_src, num_dst = sizes(where, names, src, dst, num_src, num_dst, square, True, ranges)
+    if is_sorted and not indices.numel():  # int32 as they are needed
+        indices = canonical(dst if by_src else src, torch.int32)
+    csr = CSR(indptr, indices, None if is_sorted else eids)
+    return Edges(num_src, num_dst, csr, bool(by_src), edge_map if with_loops else None)
+
+
+def _from_edges_on_gpu(where, names, src, dst, num_src, num_dst, validate, with_loops) -> Edges:
+    if num_src is None or num_dst is None:
+        square = num_src is None and num_dst is None
+        num_src, num_dst, _, _ = check_coo(where, names, src, dst, num_src, num_dst, square, validate)
+    if not (validate or with_loops):
+        _, *csr, _, rev_indptr, rev_indices, rev_eids = structure_on_gpu(src, dst, num_src, num_dst, False)
+        return Edges(num_src, num_dst, CSR(*csr), False, None, CSR(rev_indptr, rev_indices, rev_eids))
+    made = structure_read(src, dst, num_src, num_dst, with_loops)
+    return _as_read(where, names, src, dst, num_src, num_dst, validate, with_loops, made, made[0])
+
+
+def from_blocks(where: str, names: tuple[str, str], blocks: Sequence[tuple[Tensor, int, int]]) -> list[Edges]:
+    """`from_edges` of several edge_index with their sizes, on a GPU in one wait for all."""
+    if not all(_ops.on_device(x) and x.shape[1] <= _MOST_AT_ONCE for x, _, _ in blocks):
+        return [from_edges(where, names, x[0], x[1], num_src, num_dst) for x, num_src, num_dst in blocks]
+    made = [structure_on_gpu(x[0], x[1], num_src, num_dst, False) for x, num_src, num_dst in blocks]
+    read = torch.stack([numbers for numbers, *_ in made]).tolist() if made else []
+    return [
+        _as_read(where, names, x[0], x[1], num_src, num_dst, True, False, tensors, found)
+        for (x, num_src, num_dst), tensors, found in zip(blocks, made, read)
+    ]
+
+
+def _as_read(where, names, src, dst, num_src, num_dst, validate, with_loops, made, found: list[int]) -> Edges:
+    """Of what the operator `structure` has made, whose numbers were found."""
+    _, *csr_made, edge_map, rev_indptr, rev_indices, rev_eids = made
+    csr, other = CSR(*csr_made), CSR(rev_indptr, rev_indices, rev_eids)
+    *ranges, num_edges, src_falls, dst_falls = found[:_EDGE_NUMBERS]
+    if validate:
+        sizes(where, names, src, dst, num_src, num_dst, False, True, ranges)
+    if with_loops:
+        num_edges += min(num_src, num_dst)
+        if num_edges < src.numel() + min(num_src, num_dst):  # there were loops
+            csr, other = _first(csr, num_edges), _first(other, num_edges)
+            edge_map = edge_map[:num_edges]
+    else:
+        csr = csr._replace(eids=csr.eids if dst_falls else None)
+        other = other._replace(eids=other.eids if src_falls else None)
+    middle = (len(found) + _EDGE_NUMBERS) // 2
+    degrees = (
+        _degrees(num_dst, num_edges, found[_EDGE_NUMBERS:middle]),
+        _degrees(num_src, num_edges, found[middle:]),
+    )
+    return Edges(num_src, num_dst, csr, False, edge_map, other, degrees)
+
+
+def _first(csr: CSR, num_edges: int) -> CSR:
+    indptr, indices, eids = csr
+    return CSR(indptr, indices[:num_edges], None if eids is None else eids[:num_edges])
+
+
+def append_loops(
+    src: Tensor, dst: Tensor, num_loops: int, remove_existing: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """int32 edges with a loop i -> i appended for every i < num_loops; and int64, where each edge was before,
+    -1 for an appended loop. remove_existing: without the loops that there are; waits for the device."""
+    if remove_existing:
+        kept = (src != dst).nonzero().squeeze(1)
+        src, dst = src[kept], dst[kept]
+    else:
+        kept = torch.arange(src.numel(), device=src.device)
+    loops = torch.arange(num_loops, dtype=torch.int32, device=src.device)
+    src, dst = (torch.cat([end.to(torch.int32), loops]) for end in (src, dst))
+    return src, dst, torch.cat([kept, kept.new_full((num_loops,), -1)])
+
+
+# ---- structure -----------------------------------------------------------------------------------
+
+
+def indptr_of(rows: Tensor, num_rows: int) -> Tensor:
+    """indptr of the sorted int32 row of every edge."""
+    # Not bincount + cumsum: bincount waits for a CUDA device.
+    return torch.searchsorted(rows, torch.arange(num_rows + 1, dtype=torch.int32, device=rows.device))
+
+
+def rows_of(csr: CSR) -> Tensor:
+    """int32 [E]: the row of every edge of the CSR."""
+    rows = torch.arange(csr.indptr.numel() - 1, dtype=torch.int32, device=csr.indptr.device)
+    return torch.repeat_interleave(rows, csr.indptr.diff(), output_size=csr.indices.numel())
+
+
+def from_coo(cols: Tensor, rows: Tensor, num_rows: int, rows_sorted: bool) -> CSR:
+    """CSR of int32 edges cols[e] -> rows[e]; the edges of a row keep their order."""
+    if rows_sorted:
+        return CSR(indptr_of(rows, num_rows), cols, None)
+    rows, eids = torch.sort(rows, stable=True)
+    indptr = indptr_of(rows, num_rows)
+    del rows
+    eids = eids.to(torch.int32)
+    return CSR(indptr, cols[eids], eids)
+
+
+def transpose(csr: CSR, num_cols: int, need_eids: bool) -> CSR:
+    """The other direction; edges of a new row are in the order of `csr`, so its indices rise."""
+    if csr.indptr.device.type == "cpu":
+        indptr, indices, eids = _transpose_csr(*csr, num_cols, need_eids)
+        return CSR(indptr, indices, eids if need_eids else None)
+    return transpose_in_tensors(csr, num_cols, need_eids)
+
+
+def transpose_in_tensors(csr: CSR, num_cols: int, need_eids: bool) -> CSR:
+    # Memory, not time, limits this on a graph of 100M edges: int32 keys, and each tensor freed once used.
+    keys, perm = torch.sort(csr.indices, stable=True)
+    indptr = indptr_of(keys, num_cols)
+    del keys
+    perm = perm.to(torch.int32)
+    indices = rows_of(csr)[perm]
+    if not need_eids:
+        return CSR(indptr, indices, None)
+    return CSR(indptr, indices, perm if csr.eids is None else csr.eids[perm])
+
+
+def endpoints(csr: CSR, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """(row, col) of every edge in the user's order."""
+    rows, cols = rows_of(csr).to(dtype), csr.indices.to(dtype)
+    if csr.eids is None:
+        return rows, cols
+    user_rows, user_cols = torch.empty_like(rows), torch.empty_like(cols)
+    user_rows[csr.eids] = rows
+    user_cols[csr.eids] = cols
+    return user_rows, user_cols
+
+
+def count(values: Tensor, size: int) -> Tensor:
+    """int64 [size]: how often each number occurs. Unlike bincount it does not wait for the device."""
+    one = torch.ones(1, dtype=torch.int64, device=values.device)
+    return torch.zeros(size, dtype=torch.int64, device=values.device).index_add_(
+        0, values, one.expand(values.numel())
+    )
+
+
+def batch(csrs: Sequence[CSR], num_cols: Sequence[int], need_eids: bool) -> CSR:
+    """The block-diagonal CSR, edges of the first one first in the user's order."""
+    device = csrs[0].indptr.device
+    num_rows = [c.indptr.numel() - 1 for c in csrs]
+    num_edges = [c.indices.numel() for c in csrs]
+    total = sum(num_edges)
+
+    def offsets(sizes: Sequence[int], repeats: Sequence[int], dtype: torch.dtype) -> Tensor:
+        starts = torch.tensor([0, *accumulate(sizes)][:-1], dtype=dtype).to(device)
+        times = torch.tensor(repeats).to(device)
+        return torch.repeat_interleave(starts, times, output_size=sum(repeats))
+
+    starts = torch.cat([c.indptr[:-1] for c in csrs]) + offsets(num_edges, num_rows, torch.int64)
+    indptr = torch.cat([starts, starts.new_full((1,), total)])
+    indices = torch.cat([c.indices for c in csrs]) + offsets(num_cols, num_edges, torch.int32)
+    if not need_eids or all(c.eids is None for c in csrs):
+        return CSR(indptr, indices, None)
+    eids = [
+        torch.arange(n, dtype=torch.int32, device=device) if c.eids is None else c.eids
+        for c, n in zip(csrs, num_edges)
+    ]
+    return CSR(indptr, indices, torch.cat(eids) + offsets(num_edges, num_edges, torch.int32))
+
+
+def degree_stats(degrees: Tensor, num_edges: int) -> DegreeStats:
+    n = degrees.numel()
+    if n == 0:
+        return DegreeStats(0, 0, 0, 0.0, 0, 0, 0, 0.0)
+    ordered = degrees.sort().values
+    # Ranks and moments in integers, so that all devices agree; the sum of squares is at most E * max < 2**62.
+    p50, p99, largest, num_empty, squares = probe(
+        ordered[-(-n * 50 // 100) - 1],
+        ordered[-(-n * 99 // 100) - 1],
+        ordered[-1],
+        (ordered == 0).sum(),
+        (ordered * ordered).sum(),
+    )
+    return _stats(n, num_edges, largest, p50, p99, num_empty, squares)
+
+
+def _stats(
+    n: int, num_edges: int, largest: int, p50: int, p99: int, num_empty: int, squares: int
+) -> DegreeStats:
+    cv = math.sqrt(n * squares - num_edges**2) / num_edges if num_edges else 0.0
+    return DegreeStats(n, num_edges, largest, num_edges / n, p50, p99, num_empty, cv)
+
+
+def _degrees(n: int, num_edges: int, found: list[int]) -> Degrees:
+    """found: what the operators `structure` and `degrees` tell of n rows."""
+    p50, p99, num_empty, largest, squares, *counts = found
+    cuts = {_LEAST_CUT << k: (counts[2 * k], counts[2 * k + 1]) for k in range(len(counts) // 2)}
+    if n == 0 or p99 >= _DEGREE_BINS:
+        return Degrees(DegreeStats(0, 0, 0, 0.0, 0, 0, 0, 0.0) if n == 0 else None, cuts)
+    return Degrees(_stats(n, num_edges, largest, p50, p99, num_empty, squares), cuts)
+
+
+def degrees_of(csr: CSR) -> tuple[DegreeStats, dict[int, tuple[int, int]]]:
+    """`Degrees` of the rows, in one wait; on a GPU from a histogram, elsewhere without cuts."""
+    indptr, num_edges = csr.indptr, csr.indices.numel()
+    cuts: dict[int, tuple[int, int]] = {}
+    n = indptr.numel() - 1
+    if n and _ops.on_device(indptr):
+        stats, cuts = _degrees(n, num_edges, ops.degrees(indptr).tolist())
+        if stats is not None:
+            return stats, cuts
+    return degree_stats(indptr.diff(), num_edges), cuts
+
+
+def degree_stats_of(csr: CSR) -> DegreeStats:
+    return degrees_of(csr)[0]

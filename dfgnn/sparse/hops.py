@@ -1,0 +1,187 @@
+"""Drawing neighbours: without repetition, and whole hops in buffers of a capacity, from CUDA graphs."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .csr import CSR
+
+# The fanout up to which draws are compared by pairs: fewer kernels than a sort.
+_PAIRS = 32
+
+
+def without_repetition(degree: Tensor, draws: Tensor) -> Tensor:
+    """int64 [n, k]: k different numbers below each degree, in rising order; 0 .. k - 1 where it is no larger.
+
+    draws: float64 [n, k] in [0, 1). R. Floyd's algorithm: the t-th number is drawn from 0 .. bound_t = degree
+    - k + t, and replaced by bound_t where it is there already: drawn before, or the bound of an s < t that
+    was replaced. All t at once: each one points to the s on which it depends, to k once it is known to be
+    replaced, else to 0, which never is; the pointers are followed by doubling the steps.
+    """
+    n, k = draws.shape
+    first = (degree - k).clamp_(min=0)[:, None]  # bound_0
+    bound = first + torch.arange(k, device=degree.device)
+    drawn = (draws * (bound + 1)).long()
+    points = drawn.new_full((n, k + 1), k)
+    torch.sub(drawn, first, out=points[:, :k]).clamp_(min=0).masked_fill_(_seen_before(drawn), k)
+    for _ in range(max(k - 2, 0).bit_length()):
+        points = points.gather(1, points)
+    return torch.where(points[:, :k] == k, bound, drawn).sort(1).values
+
+
+def _seen_before(x: Tensor) -> Tensor:
+    """bool [n, k]: whether the number is in its row before."""
+    if x.shape[1] <= _PAIRS:
+        return (x[:, :, None] == x[:, None]).tril_(-1).any(2)
+    ordered, at = x.sort(dim=1, stable=True)
+    seen = torch.zeros_like(x, dtype=torch.bool)
+    return seen.scatter_(1, at[:, 1:], ordered[:, 1:] == ordered[:, :-1])
+
+
+class Drawn(NamedTuple):
+    """A sample's nodes and hops, in the order in which they were drawn."""
+
+    nodes: Tensor  # int64 [n]: the seeds first
+    hops: list[Tensor]  # int64 [3, E]: place of the source, of the destination, the edge's id
+    sizes: list[int]  # nodes before the first hop, after it, ...
+
+
+class ReplayedHops:
+    """`draw`, each hop in buffers, with shapes that do not change, on a GPU as a CUDA graph.
+
+    It gives what plain operations give, to the bit: random numbers are drawn outside of the graphs, as many
+    as there are nodes. A hop is of the nodes that the one before has found, or with ``blocks`` of all; there
+    is room for rows[k] of them, and for ``most`` nodes in the sample.
+    """
+
+    def __init__(self, csr: CSR, fanouts: Sequence[int], rows: Sequence[int], most: int, blocks: bool):
+        self._csr, self._blocks, self._rows, self._most = csr, blocks, tuple(rows), most
+        device, num_nodes = csr.indptr.device, csr.indptr.numel() - 1
+        whole = {"dtype": torch.int64, "device": device}
+        # These, and what is found, have a place in the end for what is to be nowhere.
+        self._place = torch.full((num_nodes + 1,), -1, **whole)  # type: ignore[call-overload]
+        self._nodes = torch.zeros(most + 1, **whole)  # type: ignore[call-overload]
+        self._seeds = torch.zeros(rows[0], **whole)  # type: ignore[call-overload]
+        self._range = torch.zeros(2, **whole)  # type: ignore[call-overload] # places that the hop is of
+        # Edges, nodes, and whether the seeds are as they have to be.
+        self._numbers = torch.zeros(3, **whole)  # type: ignore[call-overload]
+        self._draws = [torch.zeros(n, k, dtype=torch.float64, device=device) for n, k in zip(rows, fanouts)]
+        self._found = [x.new_zeros((3, x.numel() + 1), dtype=torch.int64) for x in self._draws]
+        self._lock, self._last = threading.Lock(), None
+        self._graphs: list[Any] = [None] * len(self._draws)
+        if device.type == "cuda":
+            self._capture(device)
+
+    def _capture(self, device: torch.device) -> None:
+        stream, pool = torch.cuda.Stream(device, priority=-1), torch.cuda.graph_pool_handle()
+        stream.wait_stream(torch.cuda.current_stream(device))
+        for k in range(len(self._graphs)):
+            with torch.cuda.stream(stream):
+                self._hop(k)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                self._hop(k)
+            self._graphs[k] = graph
+        torch.cuda.current_stream(device).wait_stream(stream)
+
+    def draw(self, seeds: Tensor, generator: torch.Generator | None) -> Drawn | None:
+        """None where values of the seeds are not right, or where there is no room; the generator is then as
+        before."""
+        if not 0 < len(seeds) <= self._rows[0]:
+            return None
+        if generator is None:
+            cuda = seeds.is_cuda
+            generator = torch.cuda.default_generators[seeds.device.index] if cuda else torch.default_generator
+        with self._lock:  # there is one set of buffers
+            before = generator.get_state()
+            if self._last is not None:
+                torch.cuda.current_stream(seeds.device).wait_event(self._last)
+            found = self._draw(seeds, generator)
+            if found is None:
+                generator.set_state(before)
+            if seeds.is_cuda:
+                self._last = torch.cuda.current_stream(seeds.device).record_event()
+            return found
+
+    def _draw(self, seeds: Tensor, generator: torch.Generator) -> Drawn | None:
+        self._seeds[: len(seeds)].copy_(seeds)
+        self._range[0].fill_(0)
+        self._range[1].fill_(len(seeds))
+        begin, hops, sizes = 0, [], [len(seeds)]
+        for k, (graph, draws) in enumerate(zip(self._graphs, self._draws)):
+            rows = sizes[-1] - begin
+            if rows > len(draws):
+                self._has_no_room(sizes)
+                return None
+            draws[:rows].uniform_(generator=generator)
+            if graph is None:
+                self._hop(k)
+            else:
+                graph.replay()
+            num_edges, num_nodes, right = self._numbers.tolist()  # waits
+            if not right:
+                return None
+            if num_nodes > self._most:
+                self._has_no_room([*sizes, num_nodes])
+                return None
+            begin = 0 if self._blocks else sizes[-1]
+            sizes.append(num_nodes)
+            hops.append(self._found[k][:, :num_edges].clone())
+        return Drawn(self._nodes[: sizes[-1]].clone(), hops, sizes)
+
+    def _has_no_room(self, sizes: list[int]) -> None:
+        warnings.warn(
+            f"NeighborSampler: {sizes[0]} seeds have {sizes[-1]} nodes after hop {len(sizes) - 1}, and CUDA "
+            f"graphs {self._rows} in a hop and {self._most} in all: the sample is drawn without them",
+            stacklevel=2,
+        )
+
+    def _begin(self) -> None:
+        """Takes the seeds, of which the first ones are in use."""
+        nowhere, own = len(self._place) - 1, torch.arange(len(self._seeds), device=self._seeds.device)
+        used = own < self._range[1]
+        inside = torch.where(used, self._seeds.clamp(0, nowhere - 1), nowhere)
+        self._place.fill_(-1).scatter_(0, inside, own)
+        right = (inside == self._seeds) & (self._place[inside] == own)
+        self._numbers[2].copy_((right | ~used).all())
+        self._nodes[: len(own)].copy_(inside)
+
+    def _hop(self, k: int) -> None:
+        if k == 0:
+            self._begin()
+        draws, found, nowhere = self._draws[k], self._found[k], len(self._place) - 1
+        begin, end = self._range.unbind()
+        rows = torch.arange(len(draws), device=draws.device) + begin
+        nodes = self._nodes[torch.minimum(rows, end - 1)]
+        first, behind = self._csr.indptr.unfold(0, 2, 1)[nodes].unbind(1)
+        degree = (behind - first) * (rows < end)
+        column = torch.arange(draws.shape[1], device=draws.device)
+        taken = column < degree[:, None]
+        edges = torch.where(taken, first[:, None] + without_repetition(degree, draws), 0)
+        # What is not taken counts as an edge from the node itself, which is there already.
+        sources = torch.where(taken, self._csr.indices[edges], nodes[:, None])
+        # New nodes by their number, each once; in 32 bits, which takes half of the passes.
+        new = torch.where(self._place[sources] < 0, sources, nowhere).flatten().int().sort().values.long()
+        is_first = new < nowhere
+        is_first[1:] &= new[1:] != new[:-1]
+        place = is_first.cumsum(0) + (end - 1)
+        at = torch.where(is_first, place, self._most).clamp_(max=self._most)
+        self._nodes.scatter_(0, at, new)
+        self._place.scatter_(0, torch.where(is_first, new, nowhere), at)
+        # Edges that are taken, one after the other.
+        counts = degree.clamp(max=len(column))
+        ends = counts.cumsum(0)
+        to = torch.where(taken, (ends - counts)[:, None] + column, taken.numel())
+        ids = edges if self._csr.eids is None else self._csr.eids[edges].long()
+        values = torch.stack([self._place[sources], rows[:, None].expand_as(ids), ids]).flatten(1)
+        found.scatter_(1, to.flatten().expand(3, -1), values)
+        self._numbers[:2].copy_(torch.stack([ends[-1], place[-1] + 1]))
+        if not self._blocks:
+            self._range[0].copy_(end)
+        self._range[1].copy_(place[-1] + 1)

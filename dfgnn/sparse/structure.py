@@ -1,0 +1,176 @@
+"""The two directions of a graph as CSR, and what is derived from them once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..runtime.compiling import not_compiled, untraced
+from . import csr as _csr
+from .csr import CSR, Degrees, DegreeStats
+
+__all__ = ["Side", "Structure"]
+
+
+class Side:
+    """One direction and what has been derived from it; a graph and its reverse share both.
+
+    built is None or (CSR, whether its eids are known); one side's always are. It is a single attribute, so
+    that a thread which derives it a second time can replace it at any moment. A side whose eids are not known
+    is what `_csr.transpose` gives, so that eids found later fit it.
+    """
+
+    __slots__ = ("built", "cuts", "edge_index", "has_empty", "num_rows", "stats")
+
+    def __init__(self, num_rows: int, built: tuple[CSR, bool] | None = None) -> None:
+        self.num_rows = num_rows
+        self.built = built
+        self.edge_index: Tensor | None = None  # [other side's node; this side's node], user's order
+        self.has_empty: bool | None = None
+        self.stats: DegreeStats | None = None
+        self.cuts: dict[int, tuple[int, int]] = {}  # see `_csr.Degrees`
+
+    def know(self, degrees: Degrees) -> None:
+        self.stats, self.cuts = degrees
+        self.has_empty = None if self.stats is None else self.stats.num_empty > 0
+
+    def __getstate__(self) -> tuple[Any, ...]:  # without edge_index: two int64 per edge, and quickly made
+        return self.num_rows, self.built, self.has_empty, self.stats
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.num_rows, self.built, self.has_empty, self.stats = state
+        self.edge_index, self.cuts = None, {}
+
+    def to(self, device: torch.device, non_blocking: bool) -> Side:
+        side = Side(self.num_rows)
+        side.has_empty, side.stats = self.has_empty, self.stats
+        if self.built is not None:
+            csr, known = self.built
+            indptr, indices, eids = csr
+            side.built = (
+                CSR(
+                    indptr.to(device, non_blocking=non_blocking),
+                    indices.to(device, non_blocking=non_blocking),
+                    None if eids is None else eids.to(device, non_blocking=non_blocking),
+                ),
+                known,
+            )
+        return side
+
+
+class Structure:
+    """Both sides of a graph; `dfgnn.Graph` documents what they have in common."""
+
+    __slots__ = ("dst", "src")
+
+    def __init__(self, dst: Side, src: Side) -> None:
+        self.dst, self.src = dst, src
+
+    def to(self, device: torch.device, non_blocking: bool) -> Structure:
+        return Structure(self.dst.to(device, non_blocking), self.src.to(device, non_blocking))
+
+    def reversed(self) -> Structure:
+        """Shares everything that either builds."""
+        return Structure(self.src, self.dst)
+
+    def _known(self) -> list[tuple[Side, CSR]]:
+        """The sides with edge ids, at least one."""
+        return [(side, side.built[0]) for side in (self.dst, self.src) if side.built and side.built[1]]
+
+    def _untraced(self):
+        return untraced(*self._known()[0][1])
+
+    @property
+    def indices(self) -> Tensor:
+        """Of the direction that was built first; in its length and device both are alike."""
+        for side in (self.dst, self.src):
+            if side.built is not None and side.built[1]:
+                return side.built[0].indices
+        raise AssertionError("a graph without edge ids")
+
+    def csr(self) -> CSR:
+        return self._built(self.dst, True)
+
+    def reverse_csr(self, need_eids: bool = False) -> CSR:
+        csr = self._built(self.src, need_eids)
+        return csr if need_eids or csr.eids is None else CSR(csr.indptr, csr.indices, None)
+
+    def _built(self, side: Side, need_eids: bool) -> CSR:
+        built = side.built
+        if built is None or (need_eids and not built[1]):
+            built = self._transposed(side, need_eids)
+        return built[0]
+
+    @not_compiled
+    def _transposed(self, side: Side, need_eids: bool) -> tuple[CSR, bool]:
+        built, (_, given) = side.built, self._known()[0]  # with its edge ids, so it is not this side
+        with self._untraced():
+            csr = _csr.transpose(given, side.num_rows, need_eids)
+        if built is not None:  # plans and callers may hold these tensors already
+            csr = built[0]._replace(eids=csr.eids)
+        side.built = csr, need_eids
+        return side.built
+
+    @not_compiled
+    def endpoints(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """(src, dst) in the user's order."""
+        # One in that order already, if any.
+        side, csr = min(self._known(), key=lambda pair: pair[1].eids is not None)
+        with self._untraced():
+            rows, cols = _csr.endpoints(csr, dtype)
+        return (cols, rows) if side is self.dst else (rows, cols)
+
+    @property
+    def edge_index(self) -> Tensor:
+        found = self.dst.edge_index
+        return self._edge_index() if found is None else found
+
+    @not_compiled
+    def _edge_index(self) -> Tensor:
+        with self._untraced():
+            self.dst.edge_index = found = torch.stack(self.endpoints(torch.int64))
+        return found
+
+    @not_compiled
+    def degrees(self, reverse: bool) -> Tensor:
+        side = self.src if reverse else self.dst
+        with self._untraced():
+            if side.built is not None:
+                return side.built[0].indptr.diff()
+            return _csr.count(self.indices, side.num_rows)
+
+    @property
+    def has_zero_in_degree(self) -> bool:
+        found = self.dst.has_empty
+        return self._has_zero_in_degree() if found is None else found
+
+    @not_compiled
+    def _has_zero_in_degree(self) -> bool:
+        with self._untraced():
+            self.dst.has_empty = found = bool((self.degrees(False) == 0).any())
+        return found
+
+    def degree_stats(self, reverse: bool) -> DegreeStats:
+        found = (self.src if reverse else self.dst).stats
+        return self._degree_stats(reverse) if found is None else found
+
+    @not_compiled
+    def _degree_stats(self, reverse: bool) -> DegreeStats:
+        side = self.src if reverse else self.dst
+        with self._untraced():
+            if side.built is not None:
+                stats, side.cuts = _csr.degrees_of(side.built[0])
+            else:
+                stats = _csr.degree_stats(self.degrees(reverse), self.indices.numel())
+        side.stats, side.has_empty = stats, stats.num_empty > 0
+        return stats
+
+    def cut(self, reverse: bool, max_edges: int) -> tuple[int, int] | None:
+        """The items beyond one per row that there are with this bound, and the split rows; None if nobody
+        knows without waiting."""
+        side = self.src if reverse else self.dst
+        if side.stats is not None and side.stats.max <= max_edges:
+            return 0, 0
+        return side.cuts.get(max_edges)

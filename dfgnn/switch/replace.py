@@ -1,0 +1,320 @@
+"""dfgnn in code that was written for DGL or torch_geometric: for a model that exists, or for a whole script.
+
+Both work with subclasses of the libraries' own layers (:mod:`dfgnn.nn.dgl`, :mod:`dfgnn.nn.pyg`) that have
+the same parameters and results. Neither library is imported before it is needed.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterable
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from ..nn._fallback import FallbackWarning, replaced_method, upstream
+
+#: Name of a library -> its package.
+LIBRARIES = {"dgl": "dgl", "pyg": "torch_geometric"}
+# Where the classes are that take the place of its layers.
+_OURS = {"dgl": "dfgnn.nn.dgl", "pyg": "dfgnn.nn.pyg"}
+
+# An accelerated module keeps the class that it had under this name.
+_BEFORE = "_class_before_dfgnn"
+
+
+class Replaced(NamedTuple):
+    """A layer that has another class now."""
+
+    name: str  # as in model.named_modules()
+    before: type
+    after: type
+
+
+class Kept(NamedTuple):
+    """A layer of DGL or torch_geometric that was left alone."""
+
+    name: str
+    cls: type
+    reason: str
+
+
+class Report:
+    """What :func:`accelerate` did: ``replaced`` and ``kept``, in the order of ``model.named_modules()``.
+
+    ``print(report)`` shows it on one screen, layers of the same fate on one line.
+    """
+
+    def __init__(self, replaced: list[Replaced], kept: list[Kept]):
+        self.replaced = replaced
+        self.kept = kept
+
+    def __repr__(self) -> str:
+        return f"Report({len(self.replaced)} replaced, {len(self.kept)} kept)"
+
+    def __str__(self) -> str:
+        if not self.replaced and not self.kept:
+            return "no layer of DGL or torch_geometric found"
+        lines = [f"{len(self.replaced)} replaced"]
+        lines += _grouped((x.name, f"{_path(x.before)} -> {_path(x.after)}") for x in self.replaced)
+        lines.append(f"{len(self.kept)} not replaced")
+        lines += _grouped((x.name, f"{_path(x.cls)}: {x.reason}") for x in self.kept)
+        return "\n".join(lines)
+
+
+def accelerate(model: nn.Module) -> Report:
+    """Let the attention layers of DGL and torch_geometric in ``model`` compute with dfgnn, in place.
+
+    A layer gets the class of the same name in :mod:`dfgnn.nn.dgl` or :mod:`dfgnn.nn.pyg`, and
+    nothing else changes: parameters, buffers, state_dict, hooks and an optimizer over them stay as they are,
+    and results are the same up to rounding. ``model`` may itself be such a layer. :func:`restore` undoes it.
+
+    A subclass of a library's layer is left alone, since what it changes is not known. So are layers that
+    dfgnn does not have, those of a class whose methods were replaced, and those that are set up for
+    something that the fused layer does not do (hooks on messages or on a LeakyReLU, another aggregation,
+    say). The report names them with the reason. Where that is set up later, the library's forward runs, with
+    a :class:`~dfgnn.nn.FallbackWarning`.
+
+    A pickled model refers to dfgnn's classes then, and loads where dfgnn is installed; a state_dict, or a
+    model pickled after :func:`restore`, loads anywhere.
+
+    Raises TypeError for anything but a module.
+    """
+    _check_module("accelerate", model)
+    layers: dict[type, type] = {}
+    unsupported: dict[str, str] = {}  # package -> why it is not
+    for library, package in LIBRARIES.items():
+        try:
+            layers |= layers_of(library)
+        except ImportError as error:
+            unsupported[package] = str(error)
+    replaced, kept = [], []
+    for name, module in model.named_modules():
+        cls = type(module)
+        reason = _why_not(module, layers, unsupported)
+        if reason is not None:
+            kept.append(Kept(name, cls, reason))
+        elif cls in layers:
+            setattr(module, _BEFORE, cls)
+            module.__class__ = layers[cls]
+            replaced.append(Replaced(name, cls, layers[cls]))
+    return Report(replaced, kept)
+
+
+def restore(model: nn.Module) -> list[str]:
+    """Undo :func:`accelerate`: the layers get back the classes that they had. Returns their names.
+
+    Works on copies and unpickled ones, too. Raises TypeError for anything but a module.
+    """
+    _check_module("restore", model)
+    names = []
+    for name, module in model.named_modules():
+        before = vars(module).pop(_BEFORE, None)
+        if before is not None:
+            module.__class__ = before
+            names.append(name)
+    return names
+
+
+_lock = threading.RLock()
+_names: dict[str, _Names] = {}  # of the libraries that are patched
+
+
+class Patch:
+    """A library whose names stand for dfgnn's layers; see :func:`patch`."""
+
+    def __init__(self, name: str):
+        self._name = name
+        self._active = True
+
+    def undo(self) -> None:
+        """Give the names back, unless another patch of the library still holds. More calls do nothing."""
+        with _lock:
+            if self._active:
+                self._active = False
+                names = _names[self._name]
+                names.holders -= 1
+                if names.holders == 0:
+                    del _names[self._name]
+                    names.take_back()
+
+    def __enter__(self) -> Patch:
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.undo()
+
+    def __repr__(self) -> str:
+        return f"<dfgnn.patch({self._name!r}), {'active' if self._active else 'undone'}>"
+
+
+def patch(library: str) -> Patch:
+    """Put dfgnn's layers in the place of a library's, for code that constructs layers from now on.
+
+    ``dfgnn.patch("dgl")`` at the top of a script is enough; ``with dfgnn.patch("dgl"):`` does it for a while,
+    as does ``.undo()`` of what is returned. Uses may be nested.
+
+    In every loaded module the names of the library's attention layers stand for subclasses of them with the
+    same arguments, parameters and results: in the library itself (``dgl.nn.GATConv``, also where its own
+    models use it), and where a layer was imported by name before (``from torch_geometric.nn import
+    GATConv``). Undoing gives back exactly these names. Only the module that defines a class keeps it, so that
+    pickles and the class itself keep working.
+
+    Where else a program holds a class (in a dictionary, a default argument, the body of a function) is not
+    found: the first time that a layer is constructed from it, a :class:`~dfgnn.nn.FallbackWarning` says so.
+    For it, and for layers that were constructed before, there is :func:`accelerate`.
+
+    Args:
+        library: "dgl" or "pyg" (torch_geometric).
+
+    Raises:
+        ValueError: another name.
+        ImportError: the library is not installed.
+    """
+    if library not in LIBRARIES:
+        names = " or ".join(repr(name) for name in LIBRARIES)
+        raise ValueError(f"patch: library: expected {names}, got {library!r}")
+    package = LIBRARIES[library]
+    try:
+        importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        raise ImportError(f"patch: library: expected {package} to be installed for {library!r}") from error
+    importlib.import_module(f"{package}.nn")
+    with _lock:
+        if library not in _names:
+            _names[library] = _Names(library)
+        _names[library].holders += 1
+        _names[library].put()
+    return Patch(library)
+
+
+def layers_of(library: str) -> dict[type, type]:
+    """The library's classes and dfgnn's subclasses of them; none while the library is not loaded."""
+    package = LIBRARIES[library]
+    if f"{package}.nn" not in sys.modules:
+        return {}
+    module = importlib.import_module(_OURS[library])
+    layers = [getattr(module, name) for name in module.__all__]
+    pairs = ((upstream(cls, package), cls) for cls in layers if issubclass(cls, nn.Module))
+    return {old: new for old, new in pairs if old is not None}
+
+
+class _Names:
+    """What stands for a library's layers while at least one patch of it holds."""
+
+    def __init__(self, library: str):
+        self.holders = 0
+        self._package = LIBRARIES[library]
+        self._layers = layers_of(library)
+        self._rebound: list[tuple[ModuleType, str, type]] = []  # in modules that are not the library's
+        self._constructors: dict[type, tuple[Any, Any]] = {}  # theirs, and what is there meanwhile
+
+    def put(self) -> None:
+        """Let names that stand for a layer stand for dfgnn's, in all modules that are loaded now."""
+        for in_library, module, name, cls in self._where(self._layers):
+            setattr(module, name, self._layers[cls])
+            if not in_library:
+                self._rebound.append((module, name, cls))
+        for cls in self._layers.keys() - self._constructors.keys():
+            self._constructors[cls] = vars(cls)["__init__"], _telling(cls)
+            cls.__init__ = self._constructors[cls][1]  # type: ignore[misc]
+
+    def take_back(self) -> None:
+        """Undo it: all over the library, which may have loaded more since; elsewhere what was changed."""
+        theirs = {ours: cls for cls, ours in self._layers.items()}
+        for in_library, module, name, ours in self._where(theirs):
+            if in_library:
+                setattr(module, name, theirs[ours])
+        for module, name, cls in self._rebound:
+            if vars(module).get(name) is self._layers[cls]:  # not bound to something else since
+                setattr(module, name, cls)
+        for cls, (before, meanwhile) in self._constructors.items():
+            if vars(cls)["__init__"] is meanwhile:
+                cls.__init__ = before  # type: ignore[misc]
+
+    def _where(self, classes: Iterable[type]) -> list[tuple[bool, ModuleType, str, type]]:
+        """(in the library?, module, name, class) in all loaded modules but those that define a class."""
+        of_id = {id(cls): cls for cls in classes}
+        found = []
+        for place, module in list(sys.modules.items()):
+            root = place.partition(".")[0]
+            if root == "dfgnn" or not isinstance(module, ModuleType):
+                continue
+            values = dict(vars(module))  # other threads may be importing
+            if not of_id.keys().isdisjoint(map(id, values.values())):
+                for name, value in values.items():
+                    cls = of_id.get(id(value))
+                    if cls is not None and cls.__module__ != place:
+                        found.append((root == self._package, module, name, cls))
+        return found
+
+
+def _telling(cls: type) -> Callable[..., None]:
+    """The constructor of a library's class, which says once that one of it was made while patched."""
+    construct, told = vars(cls)["__init__"], False
+
+    @functools.wraps(construct)
+    def __init__(self, *args, **kwargs):
+        nonlocal told
+        construct(self, *args, **kwargs)
+        if type(self) is cls and not told:
+            told = True
+            warnings.warn(
+                f"{_path(cls)} was constructed although dfgnn.patch is active: by a name that it does not "
+                "reach. Import the layer inside the patch, or call dfgnn.accelerate(model)",
+                FallbackWarning,
+                stacklevel=2,
+            )
+
+    return __init__
+
+
+def _why_not(module: nn.Module, layers: dict[type, Any], unsupported: dict[str, str]) -> str | None:
+    """Why a layer of a library keeps its class; None for one that does not, and for other modules."""
+    cls = type(module)
+    if cls in layers:
+        if "forward" in vars(module):
+            return "its forward was replaced on the instance"
+        name = replaced_method(cls, cls.__module__.split(".")[0])
+        return layers[cls].why_not(module) if name is None else f"{cls.__name__}.{name} was replaced"
+    if cls in layers.values():
+        return "is dfgnn's already"
+    base = next((base for base in cls.__mro__ if base in layers), None)
+    if base is not None:
+        return f"a subclass of {base.__name__}, which may change what it computes"
+    library = next((base.__module__.split(".")[0] for base in cls.__mro__ if is_convolution(base)), None)
+    return None if library is None else unsupported.get(library, "no such layer in dfgnn")
+
+
+def is_convolution(cls: type) -> bool:
+    """Whether a class is DGL's or torch_geometric's base of layers, or a layer of DGL's."""
+    in_dgl = cls.__module__.startswith("dgl.nn.pytorch.conv.")
+    return in_dgl or cls.__module__ == "torch_geometric.nn.conv.message_passing"
+
+
+def _check_module(function: str, model) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{function}: model: expected a torch.nn.Module, got {type(model).__name__}")
+
+
+def _path(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _grouped(named, shown: int = 6) -> list[str]:
+    """A line for each text, with the names that it applies to."""
+    groups: dict[str, list[str]] = {}
+    for name, text in named:
+        groups.setdefault(text, []).append(name or "(the model)")
+    lines = []
+    for text, names in groups.items():
+        more = f" and {len(names) - shown} more" if len(names) > shown else ""
+        lines.append(f"  {', '.join(names[:shown])}{more}: {text}")
+    return lines
