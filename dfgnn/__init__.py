@@ -4,13 +4,14 @@
 ``nn.pyg`` those with torch_geometric's, ``ops`` DGL's operators, ``sampling`` mini-batches, and
 ``reference`` the attention functions in plain PyTorch. ``accelerate`` and ``patch`` bring the layers into
 code that was written for DGL or torch_geometric, ``convert_state_dict`` takes weights from one to the
-other. ``profile`` says where the time of a training step goes, and ``capture`` replays it as a CUDA graph.
+other. ``profile`` says where the time of a training step goes, ``explain`` which path a call takes and why
+not a faster one, and ``capture`` replays a step as a CUDA graph.
 """
 
 from dfgnn import functional, nn, ops, reference, sampling
 from dfgnn.capturing import capture
 from dfgnn.graph import Graph
-from dfgnn.profiling import profile
+from dfgnn.profiling import explain, profile
 from dfgnn.runtime import moved
 from dfgnn.switch import accelerate, convert_state_dict, patch, restore
 
@@ -20,6 +21,7 @@ __all__ = [
     "accelerate",
     "capture",
     "convert_state_dict",
+    "explain",
     "functional",
     "nn",
     "ops",

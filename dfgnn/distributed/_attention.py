@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..engine.autograd import _Call
+from ..engine.autograd import DispatchedCall
 from ..runtime.arguments import BackwardResults, EdgeArgs, ForwardResults, Tensors
 from ..runtime.eager import top_hooks
 from ..runtime.ops import gradients, need_bits
@@ -28,8 +28,8 @@ from ._exchange import Exchange, Pending
 class Pair(NamedTuple):
     """The two calls of an attention."""
 
-    own: _Call
-    halo: _Call
+    own: DispatchedCall
+    halo: DispatchedCall
     exchange: Exchange
     num_own_edges: int
 
@@ -91,7 +91,7 @@ def merged(own: ForwardResults, halo: ForwardResults) -> Merged:
 
 
 class Attention(torch.autograd.Function):
-    """out of a call on both parts. As in `_autograd._Attention`, it may be modified in place."""
+    """out of a call on both parts. As in `autograd.Attention`, it may be modified in place."""
 
     @staticmethod
     def forward(ctx, pair: Pair, *tensors: Any) -> Tensor:

@@ -12,11 +12,9 @@ from torch import Tensor
 
 from .. import reference
 from ..engine import autograd as _autograd
+from ..engine.paths import AttentionInputs, attend
 from ..graph import Graph, GraphPart
 from ..runtime.arguments import (
-    BIAS_AFTER,
-    FEAT_IN_KEY,
-    FEAT_IN_VALUE,
     IDS_ELSEWHERE,
     PART_OF_ROWS,
     EdgeArgs,
@@ -400,31 +398,33 @@ class DistributedGraph(GraphPart):
         by_id = tensors.seed is not None
         edges = EdgeArgs(*(getattr(tensors, name) for name in EdgeArgs._fields))
         if return_attention or not self.overlap or self._group is None:
-            return self._at_once(score, tensors, numbers, edges, by_id, return_attention, schedule)
+            return self._with_all_sources(score, tensors, numbers, by_id, return_attention, schedule)
 
         with_positive = score == "additive" and backward and edges.edge_gate is None
         save_positive = with_positive and tensors.dst is not None and tensors.dst.requires_grad
         numbers = numbers._replace(flags=numbers.flags | PART_OF_ROWS | IDS_ELSEWHERE * by_id)
+        has_edges = any(x is not None for x in edges)
         calls = []
         for which in ("own", "halo"):
             graph = self._graph(which, by_id)
-            args = _autograd._graph_args(graph, score, tensors.value, edges, False, backward, schedule)
-            calls.append(_autograd._Call(graph, args, score, numbers, False, save_positive))
+            args = _autograd.graph_args(graph, score, tensors.value, has_edges, backward, schedule)
+            calls.append(_autograd.DispatchedCall(graph, args, score, numbers, False, save_positive))
         pair = Pair(calls[0], calls[1], self._exchange, self._num_own_edges)
         if backward:
             return Attention.apply(pair, *tensors), None
         return pair.forward(tensors, pair.fetch(tensors))[0].out, None
 
-    def _at_once(self, score, t, numbers, edges, by_id, return_attention, schedule):
-        """Over all sources, when all are here."""
-        value, src = (None if x is None else Gather.apply(self._exchange, x) for x in (t.value, t.src))
-        return _autograd.attention(
-            self._graph("whole", by_id), score, value, src, t.dst, t.attn, edges, t.out_bias,
-            slope=numbers.negative_slope, scale=numbers.scale, dropout_p=numbers.dropout_p,
-            bias_after=bool(numbers.flags & BIAS_AFTER), feat_in_key=bool(numbers.flags & FEAT_IN_KEY),
-            feat_in_value=bool(numbers.flags & FEAT_IN_VALUE), return_attention=return_attention,
-            schedule=schedule, more_flags=IDS_ELSEWHERE * by_id,
-        )  # fmt: skip
+    def _with_all_sources(self, score, t: Tensors, numbers: Numbers, by_id, return_attention, schedule):
+        """Over all sources at once, when all of their rows are here."""
+        value = Gather.apply(self._exchange, t.value)
+        src = None if t.src is None else Gather.apply(self._exchange, t.src)
+        numbers = numbers._replace(flags=numbers.flags | IDS_ELSEWHERE * by_id)
+        graph = self._graph("whole", by_id)
+        return attend(
+            AttentionInputs(
+                graph, score, t._replace(value=value, src=src), numbers, return_attention, schedule
+            )
+        )
 
     def _agree_on(self, score, tensors: Tensors, numbers: Numbers, return_attention, backward) -> None:
         """What is exchanged must be alike; it is compared at the first call of each kind."""

@@ -1,28 +1,21 @@
-"""Attention with its derivatives: eagerly, compiled, under torch.func and in forward mode.
+"""The attention operators with their derivatives, for each of the paths in `paths`.
 
-Eager calls take `_Attention`, with operators of few arguments (`ShortCall`); compiled ones and direct
-callers of ``torch.ops.dfgnn`` the formula that is registered here. Under torch.func `_Forward` and
-`_Backward` do the same in torch's slower form, which transforms see through. Second derivatives and forward
-mode are plain tensor operations (`_plain`).
+Eager calls are an `Attention` of an `EagerCall`, whose operators know the graph by a number. What goes
+through torch's dispatcher is a `DispatchedCall`: an `Attention` of one where a dispatch mode is active, and
+the formula registered here where torch.export or a direct caller of ``torch.ops.dfgnn`` differentiates.
+Under torch.func `TransformedAttention` and `TransformedBackward` are the same in the slower form that
+transforms see through. Second derivatives and forward mode are plain tensor operations (`plain`).
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, library
-from torch.autograd import forward_ad
 
-from ..graph import GraphPart, RangedGraph
 from ..runtime import batches as _batches
 from ..runtime import ops as _ops
 from ..runtime import transforms
 from ..runtime.arguments import (
-    BIAS_AFTER,
-    FEAT_IN_KEY,
-    FEAT_IN_VALUE,
-    NO_EDGES,
     SCORES,
     Backward,
     BackwardResults,
@@ -37,27 +30,23 @@ from ..runtime.arguments import (
 from ..runtime.eager import (
     EagerFunction,
     called_directly,
-    is_eager,
     keep_aside,
     taken_back,
-    transformed,
-    transforms_active,
 )
 from . import plain as _plain
-from . import traced as _edge_attention
-from . import traced_graph as _edges
 
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd
 
 _attend, _attend_backward = ops.attend.default, ops.attend_backward.default
 _forward_op = ops.attention_forward.default
 _backward_op = ops.attention_backward.default
-LAYERS = {"additive": "gat", "dot": "dot", "additive_v2": "gatv2"}  # as plans name them
+#: Score -> the name that plans have for it.
+PLAN_LAYERS = {"additive": "gat", "dot": "dot", "additive_v2": "gatv2"}
 _NUM_TENSORS = len(Tensors._fields)
 _NONE = (None,) * _NUM_TENSORS
 
 
-class _Call:
+class DispatchedCall:
     """The arguments of an attention that are no tensors to differentiate by.
 
     No tuple, which torch.func would take apart.
@@ -91,18 +80,19 @@ class _Call:
         return self.backward(grads, tensors, (out, *kept, attention), need)
 
     def differentiable(self, tensors, kept):
-        """The call, and what it kept, as `_Backward` takes them."""
+        """The call, and what it kept, as `TransformedBackward` takes them."""
         return self, kept
 
-    def of_heads(self, tensors: dict[str, Tensor | None]) -> _Call:
+    def of_heads(self, tensors: dict[str, Tensor | None]) -> DispatchedCall:
         """This call with tensors of another number of heads."""
         edge = EdgeArgs(*(tensors[name] for name in EdgeArgs._fields))
         backward = self.graph_args.rev_indices is not None
+        edges = self.return_attention or any(x is not None for x in edge)
         with transforms.untransformed():
-            args = _graph_args(
-                self.graph, self.score, tensors["value"], edge, self.return_attention, backward, "auto"
-            )
-        return _Call(self.graph, args, self.score, self.numbers, self.return_attention, self.save_positive)
+            args = graph_args(self.graph, self.score, tensors["value"], edges, backward, "auto")
+        return DispatchedCall(
+            self.graph, args, self.score, self.numbers, self.return_attention, self.save_positive
+        )
 
     def backward(self, grads, tensors, saved, need: int):
         """BackwardResults, as a plain tuple. saved: out, stats, positive, positive_mass, attention."""
@@ -111,7 +101,7 @@ class _Call:
         )
 
 
-class ShortCall(_Call):
+class EagerCall(DispatchedCall):
     """The same by the operators of eager calls, which know the graph by a number (csrc/torch/planned.h).
 
     graph_args: a GraphHandle.
@@ -143,7 +133,9 @@ class ShortCall(_Call):
 
     def differentiable(self, tensors, kept):
         args = self.graph_args.args
-        call = _Call(self.graph, args, self.score, self.numbers, self.return_attention, self.save_positive)
+        call = DispatchedCall(
+            self.graph, args, self.score, self.numbers, self.return_attention, self.save_positive
+        )
         with torch.no_grad():
             return call, call.run(tensors)[2]
 
@@ -207,7 +199,7 @@ _register(_forward_op, Forward, _backward_op, GraphArgs._fields)
 
 
 @called_directly
-class _Attention(EagerFunction):
+class Attention(EagerFunction):
     """(out, attention or None) of an eager call.
 
     Its results may be modified in place, although backward reads them: they are kept aside, where autograd
@@ -251,14 +243,14 @@ class _Attention(EagerFunction):
 def recorded_gradients(call, grads, tensors, out, attention, kept, need) -> tuple[Tensor | None, ...]:
     """Those of backward with derivatives of their own. need: Tensors of bools."""
     call, kept = call.differentiable(tensors, kept)
-    found = _Backward.apply(call, _ops.need_bits(need), *grads, *tensors, out, *kept, attention)
+    found = TransformedBackward.apply(call, _ops.need_bits(need), *grads, *tensors, out, *kept, attention)
     return _ops.gradients(need, tensors, grads[0], found)
 
 
 # ---- under torch.func, and second derivatives ------------------------------------------------------------
 
 
-class _Forward(torch.autograd.Function):
+class TransformedAttention(torch.autograd.Function):
     """The forward operator, all of its results."""
 
     @staticmethod
@@ -282,7 +274,7 @@ class _Forward(torch.autograd.Function):
         if grad_out is None:
             grad_out = torch.zeros_like(out)
         need = Tensors(*ctx.needs_input_grad[1:])
-        results = _Backward.apply(
+        results = TransformedBackward.apply(
             call, _ops.need_bits(need), grad_out, grad_attention, *tensors, out, stats,
             *((positive, positive_mass) if call.save_positive else (None, None)),
             None if grad_attention is None else attention,
@@ -291,13 +283,13 @@ class _Forward(torch.autograd.Function):
 
     @staticmethod
     def vmap(info, in_dims, call, *tensors):
-        return _vmap(_Forward, info.batch_size, call, (), Tensors._fields, tensors, in_dims[1:])
+        return _vmap(TransformedAttention, info.batch_size, call, (), Tensors._fields, tensors, in_dims[1:])
 
 
 _BACKWARD_TENSORS = (*Backward._fields[:2], *Tensors._fields, *ForwardResults._fields)
 
 
-class _Backward(torch.autograd.Function):
+class TransformedBackward(torch.autograd.Function):
     """The backward operator, with derivatives of its own."""
 
     @staticmethod
@@ -326,10 +318,12 @@ class _Backward(torch.autograd.Function):
 
     @staticmethod
     def vmap(info, in_dims, call, need, *tensors):
-        return _vmap(_Backward, info.batch_size, call, (need,), _BACKWARD_TENSORS, tensors, in_dims[2:])
+        return _vmap(
+            TransformedBackward, info.batch_size, call, (need,), _BACKWARD_TENSORS, tensors, in_dims[2:]
+        )
 
 
-def _vmap(function, batch: int, call: _Call, more: tuple, names, tensors, dims):
+def _vmap(function, batch: int, call: DispatchedCall, more: tuple, names, tensors, dims):
     """A batch is further heads. Where dropout, whose mask depends on the head, is to be the same in all, it
     is done one by one."""
     named = dict(zip(names, zip(tensors, dims)))
@@ -367,127 +361,15 @@ def _fold(name: str, x: Tensor | None, dim: int | None, batch: int, heads: int) 
     return _batches.fold(x, dim, 0 if name in ("attn", "out_bias") else 1, batch, heads)
 
 
-# ---- the way in ------------------------------------------------------------------------------------------
-
-
-def attention(
-    graph,
-    score: str,
-    value,
-    src,
-    dst,
-    attn,
-    edge: EdgeArgs,
-    out_bias,
-    *,
-    slope: float,
-    dropout_p: float,
-    return_attention: bool,
-    schedule: str,
-    scale: float = 1.0,
-    bias_after: bool = False,
-    feat_in_key: bool = False,
-    feat_in_value: bool = False,
-    more_flags: int = 0,
-):
-    """(out, attention) of checked arguments; attention means nothing unless asked for."""
-    tensors: tuple[Any, ...] = value, src, dst, attn, *edge, out_bias
-    flags = BIAS_AFTER * bias_after + FEAT_IN_KEY * feat_in_key + FEAT_IN_VALUE * feat_in_value
-    flags |= more_flags
-    numbers = Numbers(float(slope), float(scale), float(dropout_p), flags)
-    if isinstance(graph, RangedGraph):
-
-        def of_range(graph, x: Tensors):
-            return attention(
-                graph, score, x.value, x.src, x.dst, x.attn, EdgeArgs(*x[4:-1]), x.out_bias,
-                slope=slope, scale=scale, dropout_p=dropout_p, return_attention=return_attention,
-                schedule=schedule, bias_after=bias_after, feat_in_key=feat_in_key,
-                feat_in_value=feat_in_value,
-            )  # fmt: skip
-
-        return graph.by_ranges(of_range, Tensors(*tensors), return_attention)
-    if isinstance(graph, GraphPart):
-        not_compiled_or_transformed(*tensors)
-        return graph.attention(score, Tensors(*tensors), numbers, return_attention, schedule)
-    if is_eager(value):
-        plain = edge is NO_EDGES and out_bias is None
-        if plain:
-            tensors = tensors[:4]
-        edges = return_attention or not plain and any(x is not None for x in edge)
-        backward = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
-        positive = (
-            backward and score == "additive" and dst is not None and edge.edge_gate is None
-            and dst.requires_grad
-        )  # fmt: skip
-        _, heads, dim = value.shape
-        handle = graph._planner.handle(heads, dim, value.dtype, LAYERS[score], schedule, edges, backward)
-        call = ShortCall(graph, handle, score, numbers, return_attention, positive)
-        return _Attention.at_once(call, *tensors) if backward else call.run(tensors)[:2]
-    return _slow_attention(graph, score, tensors, edge, numbers, return_attention, schedule)
-
-
-def _slow_attention(graph, score, tensors, edge, numbers, return_attention, schedule):
-    value, _, dst = tensors[:3]
-    compiling = torch.compiler.is_compiling()
-    in_transform = False
-    if not compiling and (transforms_active() or forward_ad._current_level >= 0):
-        in_transform = transformed(*tensors)
-    if in_transform and forward_ad._current_level >= 0:
-        return _plain.attention(_plain.ends_of(graph), SCORES[score], numbers, Tensors(*tensors))
-    # What torch.func differentiates by cannot be seen from within.
-    backward = torch.is_grad_enabled() and (
-        in_transform or any(x is not None and x.requires_grad for x in tensors)
-    )
-    with_positive = score == "additive" and backward and dst is not None and edge.edge_gate is None
-    graph = _edges.stand_in(graph) if compiling else graph
-    if isinstance(graph, _edges.EdgeList):
-        out, attention = _edge_attention.attention(
-            graph, score, tensors, numbers, return_attention, with_positive and dst.requires_grad, backward,
-            schedule,
-        )  # fmt: skip
-        if not backward:
-            return out, attention
-        return out.clone(), attention if attention is None else attention.clone()  # see below
-    if in_transform:
-        with transforms.untransformed():
-            args = _graph_args(graph, score, value, edge, return_attention, backward, schedule)
-    else:
-        args = _graph_args(graph, score, value, edge, return_attention, backward, schedule)
-    call = _Call(
-        graph,
-        args,
-        score,
-        numbers,
-        return_attention,
-        with_positive and (in_transform or dst.requires_grad),
-    )
-    if in_transform:
-        out, _, _, _, attention = _Forward.apply(call, *tensors)
-        return out.clone(), attention.clone()  # which may be modified, as backward reads the others
-    if backward and not compiling:
-        return _Attention.apply(call, *tensors)
-    out, _, _, _, attention = call.forward(tensors)
-    if backward:  # compiled: what is modified must not be what is saved; Inductor drops idle clones
-        return out.clone(), attention.clone()
-    return out, attention
-
-
-def not_compiled_or_transformed(*tensors: Tensor | None) -> None:
-    """Raises NotImplementedError where a graph that several processes share is not to be had."""
-    in_transform = transformed(*tensors)
-    if in_transform or torch.compiler.is_compiling():
-        what = "torch.func and forward mode" if in_transform else "compilers"
-        raise NotImplementedError(f"{what} do not know graphs that several processes share")
-
-
-def _graph_args(graph, score, value, edge, return_attention, backward, schedule) -> GraphArgs:
+def graph_args(graph, score: str, value: Any, edges: bool, backward: bool, schedule: str) -> GraphArgs:
+    """The graph as the dispatched operators take it. edges: whether edges' ids are needed."""
     _, num_heads, head_dim = value.shape
     return graph._planner.arguments(
         num_heads,
         head_dim,
         value.dtype,
-        LAYERS[score],
+        PLAN_LAYERS[score],
         schedule=schedule,
-        edges=return_attention or any(x is not None for x in edge),
+        edges=edges,
         backward=backward,
     )

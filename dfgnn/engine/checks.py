@@ -12,6 +12,7 @@ from ..graph import cache as _kept
 from ..runtime import library as _library
 from ..runtime import transforms
 from ..runtime.arguments import NO_EDGES, EdgeArgs
+from ..runtime.eager import transformed
 from . import traced_graph as _edges
 from .traced_graph import EdgeList
 
@@ -197,3 +198,12 @@ def with_feat(edge: EdgeArgs, feat: Tensor | None) -> EdgeArgs:
 def without_padding(out: Tensor, size: int) -> Tensor:
     # Slicing an unpadded tensor would cost a copy of its gradient.
     return out[..., :size] if out.shape[-1] > size else out
+
+
+def refuse_transforms_of_shared_graphs(*tensors: Tensor | None) -> None:
+    """Raises NotImplementedError where torch.func, forward mode or a compiler meets a graph that several
+    processes share, whose rows they do not see."""
+    in_transform = transformed(*tensors)
+    if in_transform or torch.compiler.is_compiling():
+        what = "torch.func and forward mode" if in_transform else "compilers"
+        raise NotImplementedError(f"{what} do not know graphs that several processes share")

@@ -29,10 +29,12 @@ from ..graph import GraphPart
 from ..plan.cost import lanes_per_head
 from ..runtime import eager as _eager
 from ..runtime import ops as _ops
-from ..runtime.arguments import NEED_BIAS, NEED_WEIGHT, EdgeArgs, Numbers, Tensors
+from ..runtime.arguments import FEAT_IN_KEY, FEAT_IN_VALUE, NEED_BIAS, NEED_WEIGHT, EdgeArgs, Numbers, Tensors
 from . import autograd as _autograd
+from . import paths
 from . import plain as _plain
 from . import traced_graph as _edges
+from .paths import AttentionInputs, attend
 
 # ---- the operators with their derivatives ----------------------------------------------------------------
 
@@ -211,12 +213,12 @@ class _Call:
         self.graph, self.numbers, self.schedule = graph, numbers, schedule
         self.in_key, self.in_value = in_key, in_value
 
-    def engine(self, value: Tensor, backward: bool) -> _autograd._Call:
+    def engine(self, value: Tensor, backward: bool) -> _autograd.DispatchedCall:
         """The engine's attention, which returns the weights."""
         args = self.graph._planner.arguments(
             *value.shape[1:], value.dtype, "dot", schedule=self.schedule, edges=True, backward=backward
         )
-        return _autograd._Call(self.graph, args, "dot", self.numbers, True, False)
+        return _autograd.DispatchedCall(self.graph, args, "dot", self.numbers, True, False)
 
 
 def _composed(call: _Call, query, key, value, attr, proj, edge: EdgeArgs, out_bias, return_attention: bool):
@@ -228,11 +230,10 @@ def _composed(call: _Call, query, key, value, attr, proj, edge: EdgeArgs, out_bi
             if edge.edge_gate is not None:
                 score = score * edge.edge_gate
             bias = score if bias is None else score + bias
-        out, attention = _autograd.attention(
-            graph, "dot", value, key, query, None, edge._replace(edge_bias=bias), out_bias,
-            slope=numbers.negative_slope, scale=numbers.scale, dropout_p=numbers.dropout_p,
-            return_attention=return_attention or call.in_value, schedule=call.schedule,
-        )  # fmt: skip
+        tensors = Tensors(value, key, query, None, *edge._replace(edge_bias=bias), out_bias)
+        out, attention = attend(
+            AttentionInputs(graph, "dot", tensors, numbers, return_attention or call.in_value, call.schedule)
+        )
         if call.in_value:
             out = out + _project(edge_sum(graph, attention, attr, proj.shape[2]), proj)
     return out, attention
@@ -260,7 +261,7 @@ _NAMES = "query", "key", "value", "attr", "proj", "edge_bias", "edge_mask", "edg
 class _Projected(torch.autograd.Function):
     """The output of an eager training step, without a gate, with features in key and value.
 
-    It may be modified in place, as in `_autograd._Attention`: backward then computes it again.
+    It may be modified in place, as in `autograd.Attention`: backward then computes it again.
     """
 
     @staticmethod
@@ -397,31 +398,19 @@ def _differentiable(call: _Call, given, need, grad):
     return [next(grads) if needed else None for needed in need.values()]
 
 
-def attention(
-    graph,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attr: Tensor,
-    proj: Tensor,
-    edge: EdgeArgs,
-    out_bias: Tensor | None,
-    *,
-    slope: float,
-    scale: float,
-    in_key: bool,
-    in_value: bool,
-    dropout_p: float,
-    return_attention: bool,
-    schedule: str,
-) -> tuple[Tensor, Any]:
-    """(out, attention) of checked arguments; attention means nothing unless asked for. proj: [H, D, d]; the
-    features may have been padded."""
+def attention(inputs: AttentionInputs, attr: Tensor, proj: Tensor) -> tuple[Tensor, Any]:
+    """(out, attention) of dot attention whose edge features are proj attr; the attention means nothing unless
+    it was asked for. attr: [E, d]; proj: [H, D, d]. Heads of the inputs may have been padded."""
+    graph, _, tensors, numbers, return_attention, schedule = inputs
+    value, key, query, _, *options, out_bias = tensors
+    assert key is not None and query is not None
+    edge = EdgeArgs(*options)
+    in_key, in_value = bool(numbers.flags & FEAT_IN_KEY), bool(numbers.flags & FEAT_IN_VALUE)
     size = (query if in_key else value).shape[2]
     width = _width(proj.shape[2], proj)
     if (size, width) != proj.shape[1:]:
         proj = torch.nn.functional.pad(proj, (0, width - proj.shape[2], 0, size - proj.shape[1]))
-    call = _Call(graph, Numbers(float(slope), float(scale), float(dropout_p), 0), schedule, in_key, in_value)
+    call = _Call(graph, numbers._replace(flags=0), schedule, in_key, in_value)
     given = (
         query,
         key,
@@ -441,6 +430,8 @@ def attention(
     train = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
     edges_learn = any(x is not None and x.requires_grad for x in (edge.edge_bias, edge.edge_weight))
     handle = None if train and edges_learn else _handle(call, value, attr, train)
+    if paths.recorder is not None:
+        paths.recorder.took("edge projection", paths.describe("dot", value))
     if handle is not None:
         if train:
             return _InOne.apply(call, handle, *given), None

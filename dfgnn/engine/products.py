@@ -10,7 +10,7 @@ from ..runtime.arguments import ops
 from ..runtime.eager import transformed
 from . import plain as _plain
 from . import traced_graph as _edges
-from .autograd import not_compiled_or_transformed
+from .checks import refuse_transforms_of_shared_graphs
 
 
 class _Sddmm(torch.autograd.Function):
@@ -57,7 +57,7 @@ def sddmm(graph, rows, feat, reverse: bool = False):
     if isinstance(graph, RangedGraph):
         return graph.sddmm(sddmm, rows, feat, reverse)
     if isinstance(graph, GraphPart):
-        not_compiled_or_transformed(rows, feat)
+        refuse_transforms_of_shared_graphs(rows, feat)
         graph, (feat,) = graph.gathered(feat)
     graph = _edges.stand_in(graph)
     if isinstance(graph, _edges.EdgeList):
@@ -72,7 +72,7 @@ def spmm(graph, weight, feat, reverse: bool = False):
     if isinstance(graph, RangedGraph):
         return graph.spmm(spmm, weight, feat, reverse)
     if isinstance(graph, GraphPart):
-        not_compiled_or_transformed(weight, feat)
+        refuse_transforms_of_shared_graphs(weight, feat)
         graph, (feat,) = graph.gathered(feat)
     graph = _edges.stand_in(graph)
     if isinstance(graph, _edges.EdgeList):

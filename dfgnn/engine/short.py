@@ -15,10 +15,20 @@ from torch import Tensor
 
 from ..graph import Graph
 from ..runtime.arguments import NEED_DST, SCORES, Numbers, Tensors, ops
-from ..runtime.eager import PLAIN_TYPES, EagerFunction, called_directly, is_eager, retains_graph, top_hooks
+from ..runtime.eager import (
+    PLAIN_TYPES,
+    EagerFunction,
+    called_directly,
+    is_eager,
+    retains_graph,
+    top_hooks,
+    why_not_eager,
+)
 from ..runtime.ops import acc_type, as_type, total, typed
-from .autograd import LAYERS, ShortCall, recorded_gradients
+from . import paths
+from .autograd import PLAN_LAYERS, EagerCall, recorded_gradients
 from .checks import DTYPES
+from .paths import declined
 
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd
 _attend, _attend_backward = ops.attend.default, ops.attend_backward.default
@@ -43,45 +53,51 @@ def attention(
     """`_autograd.attention` of arguments that nobody has looked at yet; None where they are not such as this
     is for."""
     if type(graph) is not Graph or type(value) not in PLAIN_TYPES or type(dst) not in PLAIN_TYPES:
-        return None
+        return declined("short", "the graph or a tensor is of a type of its own")
     # Each library counts its graphs: the number of one on another device may be that of another graph.
-    if not is_eager(value) or value.dim() != 3 or value.device != graph._device:
-        return None
+    if not is_eager(value):
+        return declined("short", why_not_eager(value))
+    if value.dim() != 3 or value.device != graph._device:
+        return declined("short", "the values are not [N, H, D] on the graph's device")
     dtype, (_, heads, dim) = value.dtype, value.shape
     if dtype not in _ACC or not heads or not dim or value.is_cuda and dim * dtype.itemsize % 16:
-        return None
+        return declined("short", f"heads of {dim} in {dtype} are padded, or not of a dtype of the engine")
     train, additive = torch.is_grad_enabled(), score == "additive"
     wanted = train and value.requires_grad
     for x in (src, dst, attn):
         if x is not None:
             known = type(x) in PLAIN_TYPES and (x.dtype is dtype or additive and x.dtype is _ACC[dtype])
             if not known:
-                return None
+                return declined("short", "the tensors differ in dtype or are of a type of their own")
             wanted = wanted or (train and x.requires_grad)
     if not additive and dst.shape[2:] != value.shape[2:]:
-        return None
+        return declined("short", "keys and values have heads of different sizes")
     if scale is None:
         scale = 1 / math.sqrt(dim)
     for number in (slope, scale, dropout_p):
         if type(number) not in _NUMBERS:
-            return None
+            return declined("short", "a scalar argument is no Python number")
     seed = None
     if dropout_p:
         if not 0 < dropout_p <= 1:
-            return None
+            return declined("short", "dropout_p is no probability")
         seed = torch.randint(0, 2**62, (1,), device=graph._device)
-    handle = graph._planner.handle(heads, dim, dtype, LAYERS[score], "auto", seed is not None, wanted)
+    handle = graph._planner.handle(heads, dim, dtype, PLAN_LAYERS[score], "auto", seed is not None, wanted)
     positive = additive and wanted and dst.requires_grad
     call = graph, handle, score, seed, slope, scale, dropout_p, positive
     try:
         if wanted:
-            return _Attention.at_once(call, value, src, dst, attn)
-        src, dst = _terms(call, value, src, dst)
-        return _run(call, value, src, dst, attn)[0]
+            out = _Attention.at_once(call, value, src, dst, attn)
+        else:
+            src, dst = _terms(call, value, src, dst)
+            out = _run(call, value, src, dst, attn)[0]
     except RuntimeError as error:
         if (found := typed(error)) is not error:
             raise found from None
-        return None
+        return declined("short", "the operator refused an argument, which the function's own checks name")
+    if paths.recorder is not None:
+        paths.recorder.took("short", paths.describe(score, value))
+    return out
 
 
 def _terms(call, value, src, dst):
@@ -147,7 +163,7 @@ def _backward(call, grad, given, terms, kept, out, ctx):
     if torch.is_grad_enabled():  # create_graph
         tensors = Tensors(value, *terms, attn, *_NO_EDGES, seed, None)
         wanted = Tensors(*need[1:], *_NO_EDGES, None, None)
-        longer = ShortCall(graph, handle, score, Numbers(slope, scale, dropout_p, 0), False, positive)
+        longer = EagerCall(graph, handle, score, Numbers(slope, scale, dropout_p, 0), False, positive)
         found = recorded_gradients(longer, (grad, None), tensors, out, None, (kept,), wanted)[:4]
         return [g if g is None else as_type(g, x.dtype) for g, x in zip(found, given)]
     with _BelowAutograd():

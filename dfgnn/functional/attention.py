@@ -7,13 +7,17 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from ..engine import autograd as _autograd
 from ..engine import edge_projection as _edge_terms
+from ..engine import paths
 from ..engine import short as _short
 from ..engine.checks import Checker, for_device, with_feat, without_padding
+from ..engine.paths import AttentionInputs, attend
 from ..graph import Graph
 from ..runtime import ops as _ops
+from ..runtime.arguments import BIAS_AFTER, FEAT_IN_KEY, FEAT_IN_VALUE, Numbers, Tensors
 from ..runtime.batches import batched
+
+_OPTION = "an option on edges, a bias, the attention weights or a schedule was asked for"
 
 
 # fmt: off
@@ -120,6 +124,8 @@ def gat_attention(
         )
         if short is not None:
             return short
+    elif paths.recorder is not None:
+        paths.declined("short", _OPTION)
     check = Checker(_caller, graph, "feat", feat)
     check.tensor("feat", feat, [(graph.num_src, None, None)])
     check.number("negative_slope", negative_slope)
@@ -137,11 +143,10 @@ def gat_attention(
         heads, edge_bias, edge_gate, edge_mask, edge_weight, edge_feat, dim, out_bias, dim, dropout_p, _seed
     )
     values, edge_feat, out_bias = for_device(check, feat, edge.edge_feat, out_bias)
-    out, attention = _autograd.attention(
-        graph, "additive", values, alpha_src, alpha_dst, None, with_feat(edge, edge_feat), out_bias,
-        slope=negative_slope, bias_after=bias_after, feat_in_value=True, dropout_p=dropout_p,
-        return_attention=return_attention, schedule=schedule,
-    )  # fmt: skip
+    tensors = Tensors(values, alpha_src, alpha_dst, None, *with_feat(edge, edge_feat), out_bias)
+    flags = FEAT_IN_VALUE | BIAS_AFTER * bool(bias_after)
+    scalars = Numbers(float(negative_slope), 1.0, float(dropout_p), flags)
+    out, attention = attend(AttentionInputs(graph, "additive", tensors, scalars, return_attention, schedule))
     out = without_padding(out, dim)
     return (out, _ops.as_type(check.in_use(attention), feat.dtype)) if return_attention else out
 
@@ -223,6 +228,8 @@ def gatv2_attention(
         )
         if short is not None:
             return short
+    elif paths.recorder is not None:
+        paths.declined("short", _OPTION)
     check = Checker("gatv2_attention", graph, "x_src", x_src)
     check.tensor("x_src", x_src, [(graph.num_src, None, None)])
     heads, dim = x_src.shape[1:]
@@ -233,11 +240,11 @@ def gatv2_attention(
         heads, edge_bias, edge_gate, edge_mask, edge_weight, edge_feat, dim, out_bias, dim, dropout_p, _seed
     )
     src, dst, attn, edge_feat, out_bias = for_device(check, x_src, x_dst, attn, edge.edge_feat, out_bias)
-    out, attention = _autograd.attention(
-        graph, "additive_v2", src, None, dst, attn, with_feat(edge, edge_feat), out_bias,
-        slope=negative_slope, feat_in_key=True, dropout_p=dropout_p, return_attention=return_attention,
-        schedule=schedule,
-    )  # fmt: skip
+    tensors = Tensors(src, None, dst, attn, *with_feat(edge, edge_feat), out_bias)
+    scalars = Numbers(float(negative_slope), 1.0, float(dropout_p), FEAT_IN_KEY)
+    out, attention = attend(
+        AttentionInputs(graph, "additive_v2", tensors, scalars, return_attention, schedule)
+    )
     out = without_padding(out, dim)
     return (out, _ops.as_type(check.in_use(attention), x_src.dtype)) if return_attention else out
 
@@ -352,6 +359,8 @@ def dot_attention(
         )
         if short is not None:
             return short
+    elif paths.recorder is not None:
+        paths.declined("short", _OPTION)
     check = Checker(_caller, graph, "query", query)
     check.tensor("query", query, [(graph.num_dst, None, None)])
     heads, dim = query.shape[1:]
@@ -375,19 +384,15 @@ def dot_attention(
         edge_feat, bias_after,
     )  # fmt: skip
     dst, src, values, edge_feat, out_bias = for_device(check, query, key, value, edge.edge_feat, out_bias)
-    if projected is not None:
-        attr, proj = projected
-        out, attention = _edge_terms.attention(
-            graph, dst, src, values, attr, proj, edge, out_bias, slope=negative_slope, scale=scale,
-            in_key=in_key, in_value=in_value, dropout_p=dropout_p, return_attention=return_attention,
-            schedule=schedule,
-        )  # fmt: skip
-    else:
-        out, attention = _autograd.attention(
-            graph, "dot", values, src, dst, None, with_feat(edge, edge_feat), out_bias, slope=negative_slope,
-            scale=scale, bias_after=bias_after, feat_in_key=in_key, feat_in_value=in_value,
-            dropout_p=dropout_p, return_attention=return_attention, schedule=schedule,
-        )  # fmt: skip
+    flags = (
+        (FEAT_IN_KEY if in_key else 0)
+        | (FEAT_IN_VALUE if in_value else 0)
+        | (BIAS_AFTER if bias_after else 0)
+    )
+    scalars = Numbers(float(negative_slope), float(scale), float(dropout_p), flags)
+    tensors = Tensors(values, src, dst, None, *with_feat(edge, edge_feat), out_bias)
+    inputs = AttentionInputs(graph, "dot", tensors, scalars, return_attention, schedule)
+    out, attention = attend(inputs) if projected is None else _edge_terms.attention(inputs, *projected)
     out = without_padding(out, value_dim)
     return (out, _ops.as_type(check.in_use(attention), query.dtype)) if return_attention else out
 

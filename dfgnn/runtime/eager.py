@@ -42,6 +42,19 @@ def is_eager(x: Tensor) -> bool:
     )
 
 
+def why_not_eager(x: Tensor) -> str:
+    """Why `is_eager` is False of x, in words."""
+    if torch.compiler.is_compiling():
+        return "a compiler is recording"
+    if type(x) not in PLAIN_TYPES:
+        return f"the features are a {type(x).__name__}, a subclass of torch.Tensor"
+    if transforms_active() or _is_wrapped(x):
+        return "a transform of torch.func is active"
+    if forward_ad._current_level >= 0:
+        return "forward-mode differentiation is active"
+    return "a dispatch mode of torch is active"
+
+
 class EagerFunction(torch.autograd.Function):
     """One that ``at_once`` applies where `is_eager` holds: without what ``apply`` does for torch.func in
     Python at every call."""

@@ -7,6 +7,7 @@ import torch
 from attention import SCORES, function, make_inputs
 from graphs import make_graph
 
+import dfgnn
 from dfgnn import Graph
 from dfgnn.engine import autograd as _autograd
 from dfgnn.engine import short as _short
@@ -48,7 +49,7 @@ def make_call(score, options, device, graph="super_row", short=True, dtype=torch
     edges = attention or any(t is not None for t in edge)
     handle = graph._planner.handle(2, 8, dtype, score, "auto", edges, True)
     positive = score == "gat" and edge.edge_gate is None
-    make = _autograd.ShortCall if short else _autograd._Call
+    make = _autograd.EagerCall if short else _autograd.DispatchedCall
     args = handle if short else handle.args
     call = make(graph, args, NAMES[score], numbers, attention, positive)
     return call, (*ends, *edge, out_bias), graph
@@ -126,7 +127,7 @@ def test_a_handle_ends_with_its_object(device):
 def test_backward_may_outlive_the_graph(device):
     call, tensors, graph = make_call("gat", {}, device)
     value = tensors[0].requires_grad_()
-    out, _ = _autograd._Attention.apply(call, value, *tensors[1:])
+    out, _ = _autograd.Attention.apply(call, value, *tensors[1:])
     del call, graph
     gc.collect()
     out.sum().backward()
@@ -264,7 +265,7 @@ def test_graphs_of_another_device_are_no_graphs_here(score, train):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("score", SCORES)
 def test_calls_without_options_are_short(score, dtype, terms, dropout_p, device, monkeypatch):
-    """They do not come by `_autograd.attention`, and give the same bits as by it; all others do."""
+    """They take the path `short`, which gives the same bits as the path `eager`; all others take that."""
     graph = make_graph("random", device)
     inputs = {name: x.detach() for name, x in make_inputs(score, graph, 2, 8, dtype).items()}
     if terms is not None:
@@ -293,16 +294,15 @@ def test_calls_without_options_are_short(score, dtype, terms, dropout_p, device,
         patch.setattr(_short, "attention", lambda *args, **kwargs: None)
         expected = all_results()
 
-    def longer(*args, **kwargs):
-        raise AssertionError("the longer way")
+    def path(**arguments):
+        (call,) = dfgnn.explain(function(score), graph, **arguments).calls
+        return call.path
 
-    monkeypatch.setattr(_autograd, "attention", longer)
+    assert path(**inputs, dropout_p=dropout_p) == "short"
     (got, second), (want, second_want) = all_results(), expected
     assert all(map(torch.equal, got, want))
     # By plain operations, which CUDA may sum in another order.
     tolerance = {"rtol": 0, "atol": 0} if device == "cpu" else {"rtol": 3e-2, "atol": 3e-2}
     torch.testing.assert_close(second, second_want, **tolerance)
     bias = torch.zeros(graph.num_edges, 2, device=device, dtype=_acc(dtype))
-    for arguments in ({**inputs, "edge_bias": bias}, {**inputs, "return_attention": True}):
-        with pytest.raises(AssertionError, match="the longer way"):
-            function(score)(graph, **arguments)
+    assert path(**inputs, edge_bias=bias) == path(**inputs, return_attention=True) == "eager"

@@ -1,0 +1,258 @@
+"""The one way into attention: a call's inputs, the paths that can carry it out, a record of the one taken.
+
+The public functions check their arguments, put them into `AttentionInputs` and call `attend`, which asks the
+paths of `PATHS` one after the other. Each says in words why it does not take the call, or None; the first
+that says None carries it out. Two kinds of calls never come here, because their host cost would be felt on
+small graphs: eager calls without options (`short`), and layers that are one autograd function (`nn.whole`).
+They report to the same record, `recorder`, so that :func:`dfgnn.explain` shows all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from ..graph import GraphPart, RangedGraph
+from ..runtime import eager, transforms
+from ..runtime.arguments import SCORES, Numbers, Tensors
+from . import plain, traced, traced_graph
+from .autograd import PLAN_LAYERS, Attention, DispatchedCall, EagerCall, TransformedAttention, graph_args
+from .checks import refuse_transforms_of_shared_graphs
+
+
+class AttentionInputs(NamedTuple):
+    """One attention call whose arguments have been checked."""
+
+    graph: Any  # a Graph, or what stands for one: RangedGraph, GraphPart, EdgeList
+    score: str  # a name in `SCORES`
+    tensors: Tensors
+    numbers: Numbers
+    return_attention: bool = False
+    schedule: str = "auto"
+
+
+Results = tuple[Tensor, Any]  # out, and the attention, which means nothing unless it was asked for
+
+
+class Path(NamedTuple):
+    """One way to carry out a call."""
+
+    name: str
+    what: str  # in words
+    why_not: Callable[[AttentionInputs], str | None]
+    run: Callable[[AttentionInputs], Results]
+
+
+class Recorder:
+    """What happened to the attention calls while one of these was `recorder`."""
+
+    def __init__(self) -> None:
+        #: Of each call the path that it took, what was called, and (path, reason) of those that declined.
+        self.calls: list[tuple[str, str, tuple[tuple[str, str], ...]]] = []
+        self._declined: list[tuple[str, str]] = []
+
+    def declined(self, path: str, reason: str) -> None:
+        self._declined.append((path, reason))
+
+    def took(self, path: str, what: str) -> None:
+        self.calls.append((path, what, tuple(self._declined)))
+        self._declined = []
+
+
+def describe(score: str, value: Tensor) -> str:
+    """A call in words: its score, and the shape and dtype of its values."""
+    heads, dim = value.shape[-2:]
+    return f"{score} attention, {heads} heads of {dim}, {str(value.dtype).removeprefix('torch.')}"
+
+
+#: Where calls are recorded while :func:`dfgnn.explain` runs one; None, which costs nothing, at other times.
+recorder: Recorder | None = None
+
+
+def declined(path: str, reason: str) -> Any:
+    """Record why a path did not take a call; returns None, as a path that declines does."""
+    if recorder is not None:
+        recorder.declined(path, reason)
+    return None
+
+
+def attend(inputs: AttentionInputs) -> Results:
+    """(out, attention) by the first path that takes the call."""
+    for path in PATHS:
+        reason = path.why_not(inputs)
+        if reason is None:
+            if recorder is not None:
+                recorder.took(path.name, describe(inputs.score, inputs.tensors.value))
+            return path.run(inputs)
+        if recorder is not None:
+            recorder.declined(path.name, reason)
+    raise AssertionError("the last path takes every call")
+
+
+def _needs_backward(tensors: Tensors) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
+def _has_edge_tensors(inputs: AttentionInputs) -> bool:
+    """Whether a tensor with a row per edge comes or goes, or dropout, which needs the edges' ids."""
+    return inputs.return_attention or any(x is not None for x in inputs.tensors[4:-1])
+
+
+def _saves_positive(inputs: AttentionInputs, backward: bool) -> bool:
+    """Whether backward reads the sums over the edges with z > 0, which the gradient of alpha_dst takes."""
+    t = inputs.tensors
+    return backward and inputs.score == "additive" and t.dst is not None and t.edge_gate is None
+
+
+# ---- a graph of several -----------------------------------------------------------------------------------
+
+
+def _not_ranged(inputs: AttentionInputs) -> str | None:
+    return None if isinstance(inputs.graph, RangedGraph) else "the graph is one, with fewer than 2^31 edges"
+
+
+def _run_ranged(inputs: AttentionInputs) -> Results:
+    def of_range(graph, tensors: Tensors) -> Results:
+        return attend(inputs._replace(graph=graph, tensors=tensors))
+
+    return inputs.graph.by_ranges(of_range, inputs.tensors, inputs.return_attention)
+
+
+def _not_shared(inputs: AttentionInputs) -> str | None:
+    return None if isinstance(inputs.graph, GraphPart) else "the graph belongs to this process alone"
+
+
+def _run_shared(inputs: AttentionInputs) -> Results:
+    refuse_transforms_of_shared_graphs(*inputs.tensors)
+    return inputs.graph.attention(
+        inputs.score, inputs.tensors, inputs.numbers, inputs.return_attention, inputs.schedule
+    )
+
+
+# ---- eager ------------------------------------------------------------------------------------------------
+
+
+def _not_eager(inputs: AttentionInputs) -> str | None:
+    value = inputs.tensors.value
+    return None if eager.is_eager(value) else eager.why_not_eager(value)
+
+
+def _run_eager(inputs: AttentionInputs) -> Results:
+    graph, score, t, numbers, return_attention, schedule = inputs
+    tensors: tuple[Any, ...] = t
+    edges = return_attention
+    if (
+        t.edge_bias
+        is t.edge_gate
+        is t.edge_mask
+        is t.edge_weight
+        is t.edge_feat
+        is t.seed
+        is t.out_bias
+        is None
+    ):
+        tensors = t[:4]  # autograd does not handle the options that there are not
+    elif not edges:
+        edges = any(x is not None for x in t[4:-1])
+    backward = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    positive = (
+        backward and score == "additive" and t.dst is not None and t.edge_gate is None and t.dst.requires_grad
+    )
+    _, heads, dim = t.value.shape
+    handle = graph._planner.handle(heads, dim, t.value.dtype, PLAN_LAYERS[score], schedule, edges, backward)
+    call = EagerCall(graph, handle, score, numbers, return_attention, positive)
+    return Attention.at_once(call, *tensors) if backward else call.run(tensors)[:2]
+
+
+# ---- everything else ------------------------------------------------------------------------------------
+
+
+def _not_forward_mode(inputs: AttentionInputs) -> str | None:
+    active = not torch.compiler.is_compiling() and forward_ad._current_level >= 0
+    if active and eager.transformed(*inputs.tensors):
+        return None
+    return "no tensor carries a tangent of forward-mode differentiation"
+
+
+def _run_forward_mode(inputs: AttentionInputs) -> Results:
+    return plain.attention(plain.ends_of(inputs.graph), SCORES[inputs.score], inputs.numbers, inputs.tensors)
+
+
+def _not_traced(inputs: AttentionInputs) -> str | None:
+    if isinstance(_traced_graph(inputs), traced_graph.EdgeList):
+        return None
+    return "torch.compile is not recording, or an export keeps the graph's tensors in the program"
+
+
+def _traced_graph(inputs: AttentionInputs) -> Any:
+    return traced_graph.stand_in(inputs.graph) if torch.compiler.is_compiling() else inputs.graph
+
+
+def _run_traced(inputs: AttentionInputs) -> Results:
+    graph, score, tensors, numbers, return_attention, schedule = inputs
+    backward = _needs_backward(tensors)
+    positive = _saves_positive(inputs, backward) and tensors.dst.requires_grad  # type: ignore[union-attr]
+    out, attention = traced.attention(
+        _traced_graph(inputs), score, tensors, numbers, return_attention, positive, backward, schedule
+    )
+    if not backward:
+        return out, attention
+    # The caller may modify the results, which backward reads; Inductor drops the copies that nobody needs.
+    return out.clone(), attention if attention is None else attention.clone()
+
+
+def _not_transformed(inputs: AttentionInputs) -> str | None:
+    return None if eager.transformed(*inputs.tensors) else "no transform of torch.func is active"
+
+
+def _run_transformed(inputs: AttentionInputs) -> Results:
+    with transforms.untransformed():
+        args = _graph_args(inputs, torch.is_grad_enabled())
+    # What torch.func differentiates by cannot be seen from within: backward may be needed.
+    positive = _saves_positive(inputs, torch.is_grad_enabled())
+    call = DispatchedCall(inputs.graph, args, inputs.score, inputs.numbers, inputs.return_attention, positive)
+    out, _, _, _, attention = TransformedAttention.apply(call, *inputs.tensors)
+    return out.clone(), attention.clone()  # the caller may modify them, and backward reads the others
+
+
+def _never(inputs: AttentionInputs) -> str | None:
+    return None
+
+
+def _run_dispatched(inputs: AttentionInputs) -> Results:
+    backward = _needs_backward(inputs.tensors)
+    positive = _saves_positive(inputs, backward) and inputs.tensors.dst.requires_grad  # type: ignore[union-attr]
+    args = _graph_args(inputs, backward)
+    call = DispatchedCall(inputs.graph, args, inputs.score, inputs.numbers, inputs.return_attention, positive)
+    compiling = torch.compiler.is_compiling()
+    if backward and not compiling:
+        return Attention.apply(call, *inputs.tensors)
+    out, _, _, _, attention = call.forward(inputs.tensors)
+    if backward:  # as in `_run_traced`
+        return out.clone(), attention.clone()
+    return out, attention
+
+
+def _graph_args(inputs: AttentionInputs, backward: bool):
+    return graph_args(
+        inputs.graph, inputs.score, inputs.tensors.value, _has_edge_tensors(inputs), backward, inputs.schedule
+    )
+
+
+#: In the order in which they are asked.
+PATHS = (
+    Path("ranged", "a graph of 2^31 edges or more, one range of destinations after the other", _not_ranged,
+         _run_ranged),
+    Path("shared", "a graph that several processes share (dfgnn.distributed)", _not_shared, _run_shared),
+    Path("eager", "one autograd function on the fused operators", _not_eager, _run_eager),
+    Path("forward mode", "plain tensor operations, which forward mode differentiates", _not_forward_mode,
+         _run_forward_mode),
+    Path("traced", "one operator that finds the graph when the compiled code runs", _not_traced, _run_traced),
+    Path("transformed", "the fused operators under torch.func; second derivatives are plain operations",
+         _not_transformed, _run_transformed),
+    Path("dispatched", "the fused operators through torch's dispatcher", _never, _run_dispatched),
+)  # fmt: skip
