@@ -1,9 +1,26 @@
 import gc
+import os
 
 import pytest
 import torch
 
-torch.set_num_threads(2)
+# Where several processes share the tests (pytest -n), each has a core of its own.
+torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
+HAS_GPU = torch.cuda.is_available()
+
+
+def pytest_report_header():
+    return None if HAS_GPU else "tests marked gpu are left out: no CUDA GPU, or a torch without CUDA"
+
+
+def pytest_collection_modifyitems(config, items):
+    """Tests that need a GPU are left out where there is none, rather than skipped one by one."""
+    if HAS_GPU:
+        return
+    left_out = [item for item in items if item.get_closest_marker("gpu")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
 
 
 def pytest_collection_finish():
@@ -12,10 +29,8 @@ def pytest_collection_finish():
     gc.freeze()
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(params=["cpu", *([pytest.param("cuda", marks=pytest.mark.gpu)] if HAS_GPU else [])])
 def device(request):
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA GPU, or a torch without CUDA")
     return request.param
 
 
@@ -28,8 +43,6 @@ def _seed():
 def late_capture(monkeypatch):
     """Captures whose own writes, as to the state of dropout's generator, come late; what is captured has to
     sleep over them, by the function that this is, before dropout reads."""
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA GPU, or a torch without CUDA")
     begin = torch.cuda.CUDAGraph.capture_begin
 
     def late(graph, *args, **kwargs):

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ..runtime import torch_internals as internals
 from ._watch import named
 
 __all__ = ["average_gradients"]
@@ -50,4 +51,4 @@ def average_gradients(model: nn.Module, group: Any = None) -> None:
             dist.all_reduce(flat, group=group)
         flat /= dist.get_world_size(group)
         pieces = flat.split([grad.numel() for grad in grads])
-        torch._foreach_copy_(grads, [piece.view_as(grad) for piece, grad in zip(pieces, grads)])
+        internals.foreach_copy(grads, [piece.view_as(grad) for piece, grad in zip(pieces, grads)])

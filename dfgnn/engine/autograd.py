@@ -9,11 +9,14 @@ transforms see through. Second derivatives and forward mode are plain tensor ope
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, library
 
 from ..runtime import batches as _batches
 from ..runtime import ops as _ops
+from ..runtime import torch_internals as internals
 from ..runtime import transforms
 from ..runtime.arguments import (
     SCORES,
@@ -35,7 +38,7 @@ from ..runtime.eager import (
 )
 from . import plain as _plain
 
-_BelowAutograd = torch._C._AutoDispatchBelowAutograd
+_BelowAutograd = internals.BelowAutograd
 
 _attend, _attend_backward = ops.attend.default, ops.attend_backward.default
 _forward_op = ops.attention_forward.default

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..graph import Graph
 from ..runtime import eager as _eager
+from ..runtime import torch_internals as internals
 from ..runtime import transforms
 from ..runtime.compiling import not_compiled
 from ..sparse.fixed import FixedStructure
@@ -135,7 +136,7 @@ def _family(prefix: str, *tags) -> _Family:
 
     def total(x, *rest):
         *edges, reverse = rest
-        with torch._C._AutoDispatchBelowAutograd():
+        with internals.BelowAutograd():
             sums = sum_of_edges(_edges.find(*edges), x.contiguous(), reverse)
         return sums.contiguous()  # as total_fake has it, without the padding that kernels may want
 

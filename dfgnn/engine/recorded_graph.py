@@ -10,7 +10,6 @@ recorded, and keeps none: that would hold memory of the CUDA graph.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from ..graph import Graph, build
 from ..graph.capacity import OF_BUFFER
 from ..plan import items
 from ..plan.plans import Items
+from ..runtime import torch_internals as internals
 from ..runtime.compiling import is_plain
 from ..sparse import csr as _csr
 from ..sparse.csr import CSR
@@ -41,8 +41,7 @@ _WHERE, _ENDS = "Graph.from_pyg", ("edge_index[0]", "edge_index[1]")
 def is_recorded(edge_index: Tensor) -> bool:
     """Whether Inductor is at work that will put what becomes of ``edge_index`` into CUDA graphs, and it is
     not too large. A number of edges that nobody knows before is."""
-    inductor = sys.modules.get("torch._inductor.config")
-    if is_plain(edge_index) or inductor is None or not inductor.triton.cudagraphs:
+    if is_plain(edge_index) or not internals.inductor_uses_cuda_graphs():
         return False
     from torch.fx.experimental.symbolic_shapes import guard_or_false
 
@@ -66,7 +65,7 @@ def structure(edge_index: Tensor, num_src: int, num_dst: int, self_loops: bool) 
     if torch.cuda.is_current_stream_capturing():
         low_src, high_src, low_dst, high_dst = numbers[:4].unbind()
         inside = (low_src >= 0) & (high_src < num_src) & (low_dst >= 0) & (high_dst < num_dst)
-        torch._assert_async(inside, f"edge_index: expected values in [0, {num_src}) and [0, {num_dst})")
+        internals.assert_async(inside, f"edge_index: expected values in [0, {num_src}) and [0, {num_dst})")
     else:
         _csr.sizes(_WHERE, _ENDS, src, dst, num_src, num_dst, False, True, numbers[:4].tolist())
     csrs = CSR(*by_dst), CSR(indptr, indices, eids)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..graph import Graph
+from ..runtime import torch_internals as internals
 from ..runtime.arguments import NEED_DST, SCORES, Numbers, Tensors, ops
 from ..runtime.eager import (
     PLAIN_TYPES,
@@ -30,7 +31,7 @@ from .autograd import PLAN_LAYERS, EagerCall, recorded_gradients
 from .checks import DTYPES
 from .paths import declined
 
-_BelowAutograd = torch._C._AutoDispatchBelowAutograd
+_BelowAutograd = internals.BelowAutograd
 _attend, _attend_backward = ops.attend.default, ops.attend_backward.default
 _NO_EDGES = (None,) * 5
 # What sums are in, as the score terms of additive attention.

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..runtime import ops as _ops
+from ..runtime import torch_internals as internals
 from ..runtime.arguments import (
     NEED_BIAS,
     NEED_DST,
@@ -27,7 +28,7 @@ from ..runtime.arguments import (
 from . import traced_graph as _edges
 from .traced_graph import EdgeList
 
-_BelowAutograd = torch._C._AutoDispatchBelowAutograd
+_BelowAutograd = internals.BelowAutograd
 _attend, _attend_backward = ops.attend.default, ops.attend_backward.default
 _gat, _gat_backward = ops.gat.default, ops.gat_backward.default
 _LAYERS = {SCORES["additive"]: "gat", SCORES["dot"]: "dot", SCORES["additive_v2"]: "gatv2"}

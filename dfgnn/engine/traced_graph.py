@@ -15,13 +15,13 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, library
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 
 from ..graph import Graph
 from ..graph.cache import graph_of, known, once
 from ..graph.graph import OF_NUMBER
 from ..runtime import ops as _ops
+from ..runtime import torch_internals as internals
 from ..runtime.arguments import ops
 from ..runtime.compiling import is_exporting
 from . import recorded_graph as _replayed
@@ -31,7 +31,7 @@ __all__ = ["EdgeList", "is_traced"]
 
 def is_traced(edge_index: Any) -> bool:
     """Whether a compiler or a FakeTensorMode is at work on a dense ``edge_index``."""
-    if not torch.compiler.is_compiling() and type(edge_index) is not FakeTensor:
+    if not torch.compiler.is_compiling() and type(edge_index) is not internals.FakeTensor:
         return False
     is_dense = isinstance(edge_index, Tensor) and edge_index.layout == torch.strided
     return is_dense and not hasattr(edge_index, "sparse_size")  # no EdgeIndex

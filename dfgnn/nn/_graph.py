@@ -12,6 +12,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ..graph import Graph, GraphPart
 from ..graph.graph import OF_NUMBER
+from ..runtime import torch_internals as internals
 from ..runtime.compiling import is_exporting
 
 # Graphs made from DGL's, by DGL's immutable index of a graph, which it replaces when edges change. Keys go by
@@ -46,7 +47,7 @@ def as_graph(graph: Any) -> Graph:
     if not is_dgl(graph):
         raise TypeError(f"graph: expected a dfgnn.Graph or a DGLGraph, got {type(graph).__name__}")
     if torch.compiler.is_dynamo_compiling():
-        torch._dynamo.graph_break(
+        internals.graph_break(
             "graph: expected a dfgnn.Graph (Graph.from_dgl), as torch.compile cannot look into DGL's, got one"
         )
     found = _from_dgl.get(graph._graph)

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
+
+from ..runtime import torch_internals as internals
 
 #: Classes whose output is their weight's, and a bias's, alone; ``pyg`` adds torch_geometric's.
 LINEAR: list[type] = [nn.Linear]
@@ -28,7 +29,7 @@ def is_untouched(module: nn.Module) -> bool:
 
 def all_hooked() -> bool:
     """Whether there are hooks on all modules (``register_module_forward_hook`` and its like)."""
-    return _has_any_global_hook()
+    return internals.has_any_global_hook()
 
 
 def is_plain(linear: nn.Module) -> bool:

@@ -11,6 +11,7 @@ import torch
 from torch.profiler import ProfilerActivity, record_function
 from torch.profiler import profile as torch_profile
 
+from ..runtime import torch_internals as internals
 from ..switch.replace import accelerate, restore
 from . import trace
 from .report import Comparison, Operator, Profile
@@ -82,7 +83,7 @@ def profile(
         return (time.perf_counter() - begin) / steps * 1e3
 
     step_ms, in_calling_thread = back_to_back(), None
-    if on_gpu and torch._C._is_multithreading_enabled():
+    if on_gpu and internals.is_multithreading_enabled():
         with torch.autograd.set_multithreading_enabled(False):
             step(*args)
             wait()

@@ -14,10 +14,9 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
-# Not torch.compiler.disable: that one imports the compiler when it is applied, this one at the first call.
-from torch._compile import _disable_dynamo
+from . import torch_internals as internals
+from .torch_internals import is_exporting
 
 __all__ = ["is_exporting", "is_plain", "not_compiled", "untraced", "without_gradient"]
 
@@ -28,36 +27,30 @@ F = TypeVar("F", bound=Callable[..., Any])
 def not_compiled(fn: F) -> F:
     """fn, which torch.compile runs as it is. Where nothing is compiled that costs next to nothing: what is
     built for a small graph passes several of these."""
-    disabled = _disable_dynamo(fn)
+    disabled = internals.disable_dynamo(fn)
 
     @functools.wraps(fn)
     def call(*args, **kwargs):
-        if torch.compiler.is_compiling() or get_eval_frame_callback() is not None:
+        if torch.compiler.is_compiling() or internals.get_eval_frame_callback() is not None:
             return disabled(*args, **kwargs)
         return fn(*args, **kwargs)
 
     return call  # type: ignore[return-value]
 
 
-def is_exporting() -> bool:
-    """torch.compiler.is_exporting, which up to torch 2.11 is True of whatever Dynamo records."""
-    return torch.compiler._is_exporting_flag
-
-
 def is_plain(x: Tensor) -> bool:
     """Whether x holds numbers: not a fake or functional tensor, nor one that a transform has wrapped."""
     return (
         type(x) in (Tensor, torch.nn.Parameter)
-        and not torch._C._functorch.is_functorch_wrapped_tensor(x)
-        and not torch._is_functional_tensor(x)
+        and not internals.is_wrapped_by_functorch(x)
+        and not internals.is_functional_tensor(x)
     )
 
 
 def without_gradient(x: Tensor) -> Tensor:
     """What torch.func.grad, vjp or jvp has wrapped; for indices, which have no gradient."""
-    functorch = torch._C._functorch
-    while functorch.is_gradtrackingtensor(x):
-        x = functorch.get_unwrapped(x)
+    while internals.is_wrapped_for_gradients(x):
+        x = internals.unwrap_functorch(x)
     return x
 
 
@@ -68,10 +61,10 @@ def untraced(*tensors: Tensor | None) -> AbstractContextManager[None]:
     # Almost always there are none, and to leave them all takes as long as to sort a small graph.
     something = (
         torch.is_inference_mode_enabled()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-        or torch._ops._len_torch_dispatch_stack_pre_dispatch()
+        or internals.interpreter_stack_top() is not None
+        or internals.num_dispatch_modes()
+        or internals.num_function_modes()
+        or internals.num_dispatch_modes_before_dispatch()
     )
     return _aside(*tensors) if something else _NOTHING
 
@@ -84,13 +77,9 @@ def _aside(*tensors: Tensor | None) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))  # autograd refuses to save inference tensors
         if all(x is None or is_plain(x) for x in tensors):
-            if torch._C._functorch.peek_interpreter_stack() is not None:
-                from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-
-                stack.enter_context(temporarily_clear_interpreter_stack())
-            if torch._C._len_torch_dispatch_stack() or torch._ops._len_torch_dispatch_stack_pre_dispatch():
-                from torch.utils._python_dispatch import _disable_current_modes
-
-                stack.enter_context(_disable_current_modes())
-            stack.enter_context(torch._C.DisableTorchFunction())
+            if internals.interpreter_stack_top() is not None:
+                stack.enter_context(internals.temporarily_clear_interpreter_stack())
+            if internals.num_dispatch_modes() or internals.num_dispatch_modes_before_dispatch():
+                stack.enter_context(internals.disable_current_modes())
+            stack.enter_context(internals.DisableTorchFunction())
         yield

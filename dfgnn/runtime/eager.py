@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from . import torch_internals as internals
+
 # Cheap enough to be asked at every call.
-top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
-retains_graph = torch._C._autograd._get_current_graph_task_keep_graph
-transforms_active = torch._C._are_functorch_transforms_active
-_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-_num_dispatch_modes = torch._C._len_torch_dispatch_stack
+top_hooks = internals.top_saved_tensors_hooks
+retains_graph = internals.backward_keeps_graph
+transforms_active = internals.transforms_active
+_is_wrapped = internals.is_wrapped_by_functorch
+_num_dispatch_modes = internals.num_dispatch_modes
 
 
 def transformed(*tensors: Tensor | None) -> bool:
@@ -37,7 +39,7 @@ def is_eager(x: Tensor) -> bool:
         and not transforms_active()
         and forward_ad._current_level < 0
         and not _num_dispatch_modes()
-        and not torch._is_functional_tensor(x)
+        and not internals.is_functional_tensor(x)
         and not _is_wrapped(x)  # by a transform that has ended
     )
 
@@ -59,7 +61,7 @@ class EagerFunction(torch.autograd.Function):
     """One that ``at_once`` applies where `is_eager` holds: without what ``apply`` does for torch.func in
     Python at every call."""
 
-    at_once = torch._C._FunctionBase.__dict__["apply"]
+    at_once = internals.function_apply
 
 
 def called_directly(cls: type[EagerFunction]) -> type[EagerFunction]:

@@ -12,6 +12,7 @@ import torch
 from torch import library
 
 from . import library as _library
+from . import torch_internals as internals
 from .arguments import NEED_BIAS, NEED_DST, NEED_FEAT, NEED_GATE, NEED_WEIGHT, SCORES, Backward, Forward
 
 ops = torch.ops.dfgnn
@@ -87,8 +88,8 @@ def acc_type(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
-    torch._C.DispatchKey.AutocastCUDA
+_AUTOCAST = internals.DispatchKeySet(internals.DispatchKey.AutocastCPU) | internals.DispatchKeySet(
+    internals.DispatchKey.AutocastCUDA
 )
 
 
@@ -98,10 +99,10 @@ def call(op, *args):
     if torch.compiler.is_compiling():
         return op(*args)
     try:
-        with torch._C._AutoDispatchBelowAutograd():
-            if not torch._C._is_any_autocast_enabled():
+        with internals.BelowAutograd():
+            if not internals.is_any_autocast_enabled():
                 return op(*args)
-            with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+            with internals.WithoutDispatchKeys(_AUTOCAST):
                 return op(*args)
     except RuntimeError as error:
         raise typed(error) from None

@@ -2,16 +2,16 @@
 
 import contextlib
 
-import torch
 from torch import Tensor
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+from . import torch_internals as internals
 
 
 @contextlib.contextmanager
 def untransformed():
     """Where structures are made that outlive a function of torch.func: they must not get its wrappers."""
-    if torch._C._are_functorch_transforms_active():
-        with temporarily_clear_interpreter_stack():
+    if internals.transforms_active():
+        with internals.temporarily_clear_interpreter_stack():
             yield
     else:
         yield
@@ -19,10 +19,10 @@ def untransformed():
 
 def unwrapped(x: Tensor) -> Tensor:
     """A tensor that decides about structure, without torch.func's wrappers; a batch of them has none."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(x):
-        if torch._C._functorch.is_batchedtensor(x):
+    while internals.is_wrapped_by_functorch(x):
+        if internals.is_batched_by_functorch(x):
             raise NotImplementedError(
                 "torch.func.vmap: expected the same graph and types for all, got a batch"
             )
-        x = torch._C._functorch.get_unwrapped(x)
+        x = internals.unwrap_functorch(x)
     return x

@@ -26,6 +26,7 @@ from torch_geometric.utils.sparse import set_sparse_value
 from ...engine.traced_graph import EdgeList, smaller
 from ...graph import Graph, GraphPart
 from ...graph import cache as _kept
+from ...runtime import torch_internals as internals
 from ...runtime.eager import is_eager
 from .._fallback import is_from, warn
 from .._terms import LINEAR, all_hooked, is_untouched
@@ -202,7 +203,7 @@ def _is_as_made(module: MessagePassing, cls: Any) -> bool:
         or module.explain
         or any(map(state.__getitem__, _HOOKS))
         or not state.keys().isdisjoint(_METHODS)
-        or torch._C._get_tracing_state() is not None
+        or internals.tracing_state() is not None
         or torch.jit.is_scripting()
     ):
         return False

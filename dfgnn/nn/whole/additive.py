@@ -12,11 +12,12 @@ from torch import Tensor
 from ... import functional
 from ...graph import Graph
 from ...runtime import ops as _ops
+from ...runtime import torch_internals as internals
 from ...runtime.arguments import NEED_BIAS, NEED_DST, SCORES, GraphHandle, ops
 from ...runtime.eager import EagerFunction, called_directly, keep_aside, taken_back
 from . import pair as _layers
 
-_linear = torch._C._nn.linear
+_linear = internals.linear
 _gat, _gat_backward = ops.gat.default, ops.gat_backward.default
 _attend, _attend_backward = ops.attend.default, ops.attend_backward.default
 _score_terms, _score_terms_backward = ops.score_terms.default, ops.score_terms_backward.default

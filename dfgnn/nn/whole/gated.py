@@ -14,13 +14,14 @@ from torch import Tensor
 from ...engine.edge_rows import of_graph, rows_of_destinations, rows_of_sources, sum_of_edges
 from ...graph import Graph
 from ...runtime import ops as _ops
+from ...runtime import torch_internals as internals
 from ...runtime.arguments import ops
 from ...runtime.eager import EagerFunction, called_directly
 from .pair import constant, derived
 
 __all__ = ["GatedTensors", "gated_layer"]
 
-_linear = torch._C._nn.linear
+_linear = internals.linear
 _sigmoid_backward = torch.ops.aten.sigmoid_backward.default
 
 

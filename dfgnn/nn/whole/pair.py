@@ -21,12 +21,13 @@ from ...engine import traced_graph as _edges
 from ...engine.checks import DTYPES
 from ...graph import Graph
 from ...runtime import ops as _ops
+from ...runtime import torch_internals as internals
 from ...runtime.arguments import FEAT_IN_KEY, FEAT_IN_VALUE, NEED_DST, NEED_FEAT, SCORES, GraphHandle, ops
 from ...runtime.eager import EagerFunction, called_directly, is_eager, keep_aside, taken_back
 
 __all__ = ["can_fuse", "pair_layer"]
 
-_linear = torch._C._nn.linear
+_linear = internals.linear
 _attend, _attend_backward = ops.attend.default, ops.attend_backward.default
 
 

@@ -1,0 +1,90 @@
+"""Every private name of PyTorch that dfgnn uses, why it is needed, and what would take its place.
+
+A new release of PyTorch may rename or drop any of these; then this is the file to mend. All but the functions
+are the objects themselves, so that asking for them costs a small graph's call no Python frame.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
+from torch._compile import _disable_dynamo
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules.module import _has_any_global_hook
+from torch.utils._pytree import tree_flatten, tree_map
+
+__all__ = [
+    "FakeTensor",
+    "get_eval_frame_callback",
+    "temporarily_clear_interpreter_stack",
+    "tree_flatten",
+    "tree_map",
+]
+
+_functorch = torch._C._functorch
+
+# ---- calls below autograd: the engine's autograd functions call operators without recording them again.
+# Instead: a public guard for redispatch below autograd; torch.no_grad costs an operator more than the kernels
+# of a small graph take.
+BelowAutograd = torch._C._AutoDispatchBelowAutograd
+WithoutDispatchKeys = torch._C._ExcludeDispatchKeyGuard
+DispatchKeySet, DispatchKey = torch._C.DispatchKeySet, torch._C.DispatchKey
+is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+# A Function's C++ apply, without what the Python one does for torch.func. Instead: a flag of Function.
+function_apply = torch._C._FunctionBase.__dict__["apply"]
+# Instead: F.linear, which asks for overrides of Tensor in Python first.
+linear = torch._C._nn.linear
+
+# ---- what autograd is doing: results may be modified by the user, and saved tensors may have hooks. Instead:
+# public questions of the same meaning.
+top_saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+backward_keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
+is_multithreading_enabled = torch._C._is_multithreading_enabled
+has_any_global_hook = _has_any_global_hook
+
+# ---- which mode is active, asked at every call. Instead: one public question for "plain eager".
+transforms_active = torch._C._are_functorch_transforms_active
+interpreter_stack_top = _functorch.peek_interpreter_stack
+is_wrapped_by_functorch = _functorch.is_functorch_wrapped_tensor
+is_batched_by_functorch = _functorch.is_batchedtensor
+is_wrapped_for_gradients = _functorch.is_gradtrackingtensor
+unwrap_functorch = _functorch.get_unwrapped
+is_functional_tensor = torch._is_functional_tensor
+num_dispatch_modes = torch._C._len_torch_dispatch_stack
+num_function_modes = torch._C._len_torch_function_stack
+num_dispatch_modes_before_dispatch = torch._ops._len_torch_dispatch_stack_pre_dispatch
+DisableTorchFunction = torch._C.DisableTorchFunction
+tracing_state = torch._C._get_tracing_state
+# Unlike torch.compiler.disable it does not import the compiler where nothing is compiled.
+disable_dynamo = _disable_dynamo
+
+# ---- operations that are public in all but name.
+assert_async = torch._assert_async
+foreach_copy = torch._foreach_copy_
+
+
+def is_exporting() -> bool:
+    """torch.compiler.is_exporting, which up to torch 2.11 is True of whatever Dynamo records."""
+    return torch.compiler._is_exporting_flag
+
+
+def disable_current_modes() -> Any:
+    """A context without dispatch modes; its module is imported by compilers only."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    return _disable_current_modes()
+
+
+def inductor_uses_cuda_graphs() -> bool:
+    """Whether Inductor is loaded and set to put what it compiles into CUDA graphs."""
+    inductor = sys.modules.get("torch._inductor.config")
+    return inductor is not None and inductor.triton.cudagraphs
+
+
+def graph_break(reason: str) -> None:
+    """Let Dynamo end its graph here; to be called while it records."""
+    torch._dynamo.graph_break(reason)
