@@ -36,7 +36,7 @@ from ..runtime.eager import (
     keep_aside,
     taken_back,
 )
-from . import plain as _plain
+from . import second_order
 
 _BelowAutograd = internals.BelowAutograd
 
@@ -307,16 +307,15 @@ class TransformedBackward(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.call = call
         # out and the statistics are functions of the others, whose derivatives comprise theirs.
-        ctx.save_for_backward(*tensors[: 2 + _NUM_TENSORS])
+        ctx.save_for_backward(*tensors[: 2 + _NUM_TENSORS], tensors[_BACKWARD_TENSORS.index("stats")])
 
     @staticmethod
     def backward(ctx, *grads):
         call = ctx.call
-        primals = dict(zip(_BACKWARD_TENSORS, ctx.saved_tensors))
-        found = _plain.backward_of_backward(
-            _plain.ends_of(call.graph), SCORES[call.score], call.numbers, primals,
-            BackwardResults(*grads)._asdict(),
-        )  # fmt: skip
+        primals = dict(zip((*_BACKWARD_TENSORS[: 2 + _NUM_TENSORS], "stats"), ctx.saved_tensors))
+        found = second_order.backward_of_backward(
+            call.graph, SCORES[call.score], call.numbers, primals, BackwardResults(*grads)._asdict()
+        )
         return None, None, *(found.get(name) for name in _BACKWARD_TENSORS)
 
     @staticmethod

@@ -18,7 +18,7 @@ from ..runtime.ops import acc_type
 
 _FEAT_IN = {0: "both", FEAT_IN_KEY: "key", FEAT_IN_VALUE: "value", FEAT_IN_KEY | FEAT_IN_VALUE: "both"}
 # Results of the backward operator, and the tensors of which they are the gradients.
-_GRADIENTS = {
+GRADIENTS = {
     "grad_value": "value",
     "grad_src": "src",
     "grad_dst": "dst",
@@ -96,13 +96,13 @@ def backward_of_backward(
     primals = {n: x for n, x in primals.items() if n not in constants}
     given = {}
     for name, grad in grads.items():
-        if grad is None or _GRADIENTS[name] not in primals:
+        if grad is None or GRADIENTS[name] not in primals:
             continue
         if name == "grad_attn":  # partial sums, which are added up behind the operator
             if len(grad) == 0:
                 continue
             grad = grad[0]
-        given[_GRADIENTS[name]] = grad.to(acc)
+        given[GRADIENTS[name]] = grad.to(acc)
     if not given:
         return {}
 

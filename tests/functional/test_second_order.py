@@ -3,9 +3,12 @@
 import pytest
 import torch
 from attention import DTYPES, SCORES, function, make_inputs
-from graphs import make_graph, tiny_graph
+from graphs import GRAPHS, make_graph, tiny_graph
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from dfgnn import functional, reference
+from dfgnn.engine import second_order
 
 OPTIONS = {
     "plain": {},
@@ -145,3 +148,76 @@ def test_forces(device, kind):
     found, expected = (torch.autograd.grad(loss(module), wanted)[0] for module in (functional, reference))
     assert expected.abs().max() > 0.01
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("hard", [name for name in GRAPHS if name not in ("power_law", "complete")])
+@pytest.mark.parametrize("score", SCORES)
+def test_hard_graphs(device, score, hard):
+    """All cotangents at once, with every option on edges, beside plain operations in float64."""
+    graph = make_graph(hard, device)
+    options = {"edge_bias": True, "edge_gate": 1, "edge_weight": "H", "edge_feat": True}
+    inputs = make_inputs(score, graph, 2, 3, torch.float64, **options)
+    more = {"dropout_p": 0.3, "_seed": torch.tensor([5], device=device)}
+    found = penalty(function(score), graph, inputs, **more)
+    expected = penalty(function(score, reference), graph, inputs, **more)
+    for one, other in zip(found, expected):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("size", [1, 7, 33])
+@pytest.mark.parametrize("score", SCORES)
+def test_blocks_and_chunks(device, score, size, monkeypatch):
+    """As few rows at a time as can be give what one piece gives."""
+    graph = make_graph("mixed_degrees", device)
+    inputs = make_inputs(score, graph, 3, size, torch.float64, edge_feat=True, edge_weight=1)
+    more = {"dropout_p": 0.3, "_seed": torch.tensor([5], device=device)}
+    whole = penalty(function(score), graph, inputs, **more)
+    monkeypatch.setattr(second_order, "MOST_GATHERED", 1)
+    pieces = penalty(function(score), graph, inputs, **more)
+    for one, other in zip(whole, pieces):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("score", ["gat", "dot"])
+def test_no_tensor_has_a_row_of_features_per_edge(device, score):
+    """Every tensor that the second backward pass allocates is smaller than E x H x D."""
+    graph = make_graph("complete", device)
+    heads, dim = 2, 64
+    inputs = make_inputs(score, graph, heads, dim)
+    bound = graph.num_edges * heads * dim
+    assert bound > 4 * graph.num_src * heads * dim
+    leaves = {n: x.detach().clone().requires_grad_() for n, x in inputs.items()}
+    grads = torch.autograd.grad(
+        function(score)(graph, **leaves).square().sum(), list(leaves.values()), create_graph=True
+    )
+    loss = sum(g.square().sum() for g in grads)
+
+    class Largest(TorchDispatchMode):
+        elements = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            for x in tree_leaves(result):
+                if isinstance(x, torch.Tensor):
+                    Largest.elements = max(Largest.elements, x.numel())
+            return result
+
+    with Largest():
+        torch.autograd.grad(loss, list(leaves.values()))
+    assert 0 < Largest.elements < bound / 4
+
+
+def test_of_some_gradients_only(device):
+    """A loss on the gradient of one tensor: what it does not reach has none, all else agrees."""
+    graph = make_graph("random", device)
+    inputs = make_inputs("dot", graph, 2, 4, torch.float64)
+
+    def of(module, name):
+        leaves = {n: x.detach().clone().requires_grad_() for n, x in inputs.items()}
+        out = module.dot_attention(graph, **leaves)
+        (first,) = torch.autograd.grad(out.sin().sum(), leaves[name], create_graph=True)
+        return torch.autograd.grad(first.square().sum(), list(leaves.values()), allow_unused=True)
+
+    for name in inputs:
+        for one, other in zip(of(functional, name), of(reference, name)):
+            torch.testing.assert_close(one, other)
