@@ -1,15 +1,16 @@
-"""The backward of the backward of attention, without tensors of E x H x D.
+"""The backward of the backward of attention, without tensors of E x H x D beside those that are given.
 
-docs/internals/second_derivatives.md derives the formulas. For GAT's score and for dot products every sum
-over the edges is a product along edges, `sddmm` or `spmm`, whose kernels gather rows and keep nothing of
-them; what lies between are scalars per edge and head, [E, H]. GATv2's score needs the sign of every column of
-every edge, so that it is differentiated in plain operations, one block of destinations after the other.
+docs/internals/second_derivatives.md derives the formulas; names here are its names. Sums over the edges are
+products along edges, `sddmm` and `spmm`, whose kernels gather rows and keep nothing of them; what lies
+between are scalars per edge and head, [E, H]. Rows of edges (features, and the columns of GATv2's score, each
+of which has a sign of its own) are worked on a chunk of edges at a time.
 
 Third derivatives, torch.func and forward mode are plain operations throughout (`plain`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -23,8 +24,8 @@ from ..runtime.eager import transformed
 from ..runtime.ops import acc_type
 from . import plain, products
 
-#: Elements of rows that are gathered at a time: of edges with features, and of a block of destinations.
-MOST_GATHERED = 2**22
+#: Elements of the rows of edges that are worked on at a time.
+CHUNK = 2**19
 
 Gradients = dict[str, Tensor]
 
@@ -43,49 +44,67 @@ def backward_of_backward(
         return plain.backward_of_backward(plain.ends_of(graph), score, numbers, primals, grads)
     plain.ends_of(graph)  # refuses a graph of fixed capacity
     with torch.no_grad(), transforms.untransformed():
-        if score == SCORES["additive_v2"]:
-            return _by_blocks(graph, score, numbers, primals, grads)
-        return _Second(graph, score, numbers, primals, grads, stats).gradients()
+        return _CLASSES[score](graph, numbers, primals, grads, stats).gradients()
 
 
 class _Second:
-    """One call. Names are those of docs/internals/second_derivatives.md; scalars of edges are [E, H]."""
+    """One call. Subclasses know what a score takes of the ends of an edge."""
 
-    def __init__(self, graph, score, numbers, primals, grads, stats):
-        self.graph = graph
+    # The results of the backward operator whose cotangents these are.
+    V: Tensor | None  # of grad_value [N_src, H, D]
+    K: Tensor | None  # of grad_src
+    Q: Tensor | None  # of grad_dst
+    A: Tensor | None  # of grad_attn [H, D]
+    B: Tensor | None  # of grad_bias [E, H]
+    C: Tensor | None  # of grad_gate [E, H]
+    W: Tensor | None  # of grad_weight [E, H]
+    F: Tensor | None  # of grad_feat [E, H, D]
+
+    def __init__(
+        self, graph, numbers: Numbers, primals: dict[str, Any], grads: dict[str, Any], stats: Tensor
+    ):
+        self.graph, self.numbers, self.primals = graph, numbers, primals
         self.src, self.dst = graph.edge_index
-        self.is_dot = score == SCORES["dot"]
-        self.numbers = numbers
-        value = primals["value"]
-        self.acc = acc_type(value.dtype)
-        self.heads = value.shape[1]
-        self.primals = primals
+        self.heads = primals["value"].shape[1]
+        self.acc = acc_type(primals["value"].dtype)
+        self.maxima = stats[..., 0].to(self.acc)
 
-        def wide(x: Tensor | None) -> Tensor | None:
+        def wide(x: Tensor | None) -> Any:
             return x if x is None else x.to(self.acc)
 
-        self.value, self.key, self.query = (wide(primals[n]) for n in ("value", "src", "dst"))
+        self.value, self.key, self.query, self.attn = (
+            wide(primals[name]) for name in ("value", "src", "dst", "attn")
+        )
         self.feat, self.bias, self.gate, self.weight = (
-            wide(primals[n]) for n in ("edge_feat", "edge_bias", "edge_gate", "edge_weight")
+            wide(primals[name]) for name in ("edge_feat", "edge_bias", "edge_gate", "edge_weight")
         )
         self.grad_out, self.gamma = wide(primals["grad_out"]), wide(primals["grad_attention"])
-        self.in_key = self.is_dot and self.feat is not None and bool(numbers.flags & FEAT_IN_KEY)
-        self.in_value = self.feat is not None and bool(numbers.flags & FEAT_IN_VALUE)
-        names = dict(V="value", K="src", Q="dst", B="bias", G="gate", W="weight", F="feat")
-        self.cotangent = {letter: wide(grads.get(f"grad_{name}")) for letter, name in names.items()}
-        for letter, name in (("Q", "dst"), ("B", "edge_bias"), ("G", "edge_gate"), ("W", "edge_weight")):
-            if primals[name] is None:
-                self.cotangent[letter] = None
-        if self.feat is None:
-            self.cotangent["F"] = None
-        self.stats = stats
+        for letter, name in zip("VKQABCWF", plain.GRADIENTS):
+            grad = grads.get(name)
+            if primals[plain.GRADIENTS[name]] is None or grad is None or not grad.numel():
+                grad = None
+            elif name == "grad_attn":  # partial sums, which are added up behind the operator
+                grad = grad[0].view(primals["attn"].shape)
+            setattr(self, letter, wide(grad))
 
-    # ---- products along edges ------------------------------------------------------------------
+    # ---- what a score is -------------------------------------------------------------------------
+
+    #: Whether the features of edges are in the key, and in the value.
+    in_key = in_value = False
+
+    def first_pass(self) -> tuple[Tensor, Tensor | None]:
+        """raw, and t_raw, the cotangent of the gradient of raw."""
+        raise NotImplementedError
+
+    def second_pass(self, found: Gradients, of_raw: Tensor, of_t_raw: Tensor) -> None:
+        """Adds what raw and t_raw give to the gradients of the tensors that they are made of."""
+        raise NotImplementedError
+
+    # ---- products along edges ----------------------------------------------------------------------
 
     def sddmm(self, rows: Tensor, feat: Tensor) -> Tensor:
         """<rows[i], feat[j]>; rows are destinations'."""
-        rows, feat = _padded(rows, feat)
-        return products.sddmm(self.graph, rows, feat)
+        return products.sddmm(self.graph, _padded(rows), _padded(feat))
 
     def over_sources(self, weight: Tensor, feat: Tensor) -> Tensor:
         """sum_j weight_ij feat[j] of each destination i."""
@@ -96,109 +115,73 @@ class _Second:
         return self._spmm(weight, rows, True)
 
     def _spmm(self, weight: Tensor, feat: Tensor, reverse: bool) -> Tensor:
-        (padded,) = _padded(feat)
-        return products.spmm(self.graph, weight.contiguous(), padded, reverse)[..., : feat.shape[2]]
+        return products.spmm(self.graph, weight.contiguous(), _padded(feat), reverse)[..., : feat.shape[2]]
 
     def sum(self, x: Tensor, reverse: bool = False) -> Tensor:
         """[N, H]: scalars of edges added up by destination, or by source."""
         count = self.graph.num_dst if reverse else self.graph.num_src
         return self._spmm(x, x.new_ones(count, self.heads, 1), reverse).squeeze(2)
 
-    # ---- rows of edges, a chunk at a time ----------------------------------------------------------
-
-    def _chunks(self, width: int):
-        size = max(1, MOST_GATHERED // max(1, self.heads * width))
+    def chunks(self, width: int) -> Iterator[slice]:
+        size = max(1, CHUNK // max(1, self.heads * width))
         return (slice(at, at + size) for at in range(0, len(self.dst), size))
-
-    def dot_edges(self, rows: Tensor, feat: Tensor) -> Tensor:
-        """<rows[i], feat_ij>."""
-        found = [(rows[self.dst[at]] * feat[at]).sum(-1) for at in self._chunks(rows.shape[2])]
-        return torch.cat(found) if found else feat.new_zeros(0, self.heads)
-
-    def sum_edges(self, weight: Tensor, feat: Tensor) -> Tensor:
-        """sum_j weight_ij feat_ij of each destination i."""
-        total = feat.new_zeros(self.graph.num_dst, *feat.shape[1:])
-        for at in self._chunks(feat.shape[2]):
-            total.index_add_(0, self.dst[at], weight[at, :, None] * feat[at])
-        return total
-
-    def add_outer(self, total: Tensor, weight: Tensor, rows: Tensor) -> None:
-        """total_ij += weight_ij rows[i]."""
-        for at in self._chunks(rows.shape[2]):
-            total[at] += weight[at, :, None] * rows[self.dst[at]]
 
     # ---- the formulas ------------------------------------------------------------------------------
 
     def gradients(self) -> Gradients:
-        if all(x is None for x in self.cotangent.values()):
+        if all(getattr(self, letter) is None for letter in "VKQABCWF"):
             return {}
-        n, c = self.numbers, self.cotangent
-        raw = self.raw()
+        n = self.numbers
+        raw, t_raw = self.first_pass()
         z = raw if self.gate is None else raw * self.gate
         after = bool(n.flags & BIAS_AFTER)
         if self.bias is not None and not after:
             z = z + self.bias
-        slope = None if n.negative_slope == 1 else torch.full_like(z, n.negative_slope).masked_fill_(z > 0, 1)
+        slope = self.slope(z)
         alpha = self.alpha(z, slope, after)
         mask = self.dropout()
         factor = _product(mask, self.weight)
 
-        p = self.sddmm(self.grad_out, self.value)
+        p, u = self.sddmm(self.grad_out, self.value), None
+        if self.V is not None:
+            u = self.sddmm(self.grad_out, self.V)
         if self.in_value:
-            p = p + self.dot_edges(self.grad_out, self.feat)
+            p, u = self.with_features(p, u)
         if self.gamma is not None:
             p = p + self.gamma
         fp = p if factor is None else factor * p
         delta = self.sum(alpha * fp)
         ds = alpha * (fp - delta[self.dst])
 
-        t_raw = self.t_raw()
-        t = _plus(_times(t_raw, self.gate), _times(c["G"], raw), None if after else c["B"])
-        t = _plus(_times(t, slope), c["B"] if after else None)
+        t = _plus(_times(t_raw, self.gate), _times(self.C, raw), None if after else self.B)
+        t = _plus(_times(t, slope), self.B if after else None)
         centred = None if t is None else t - self.sum(alpha * t)[self.dst]
-        moved = _plus(_times(centred, factor), _times(c["W"], mask))
-        u = None
-        if c["V"] is not None:
-            u = self.sddmm(self.grad_out, c["V"])
-        if c["F"] is not None and self.in_value:
-            u = _plus(u, self.dot_edges(self.grad_out, c["F"]))
-
-        by_alpha = _plus(_times(moved, p), _times(u, factor), None if t is None else -delta[self.dst] * t)
-        assert by_alpha is not None
-        d = alpha * (by_alpha - self.sum(alpha * by_alpha)[self.dst])
+        moved = _plus(_times(centred, factor), _times(self.W, mask))
+        of_alpha = _plus(_times(moved, p), _times(u, factor), None if t is None else -delta[self.dst] * t)
+        d = alpha * (of_alpha - self.sum(alpha * of_alpha)[self.dst])
         dz = _times(d, slope)
-        of_raw = _plus(_times(dz, self.gate), _times(c["G"], _times(ds, slope)))
-        of_t_raw = _times(_times(ds, slope), self.gate)
-        a = _times(alpha, factor)
-        of_p = None if moved is None else alpha * moved
+        dz_first = _times(ds, slope)
+        of_raw = _plus(_times(dz, self.gate), _times(self.C, dz_first))
+        of_p = _times(moved, alpha)
 
         found: Gradients = {}
-        if of_p is not None or c["V"] is not None or (c["F"] is not None and self.in_value):
-            found["grad_out"] = self.of_grad_out(of_p, a)
-        if of_p is not None:
-            found["value"] = self.over_destinations(of_p, self.grad_out)
-            if self.gamma is not None:
-                found["grad_attention"] = of_p
-        self.of_ends(found, of_raw, of_t_raw if t_raw is not None else None)
-        if self.feat is not None:
-            found["edge_feat"] = self.of_feat(of_raw, of_t_raw, of_p)
+        self.of_values(found, of_p, _times(alpha, factor))
+        self.second_pass(found, of_raw, _times(dz_first, self.gate))
+        if self.gamma is not None and of_p is not None:
+            found["grad_attention"] = of_p
         if self.bias is not None:
             found["edge_bias"] = d if after else dz
         if self.gate is not None:
-            found["edge_gate"] = _plus(raw * dz, _times(t_raw, _times(ds, slope)))
+            found["edge_gate"] = _plus(raw * dz, _times(t_raw, dz_first))
         if self.weight is not None:
             found["edge_weight"] = _times(_plus(_times(centred, p), u), _times(alpha, mask))
-        return {name: _like(self.primals[name], x) for name, x in found.items() if x is not None}
+        return {name: self.like(name, x) for name, x in found.items() if x is not None}
 
-    def raw(self) -> Tensor:
-        """What the ends of an edge give to its score."""
-        if not self.is_dot:
-            raw = self.key[self.src]
-            return raw if self.query is None else raw + self.query[self.dst]
-        raw = self.sddmm(self.query, self.key)
-        if self.in_key:
-            raw = raw + self.dot_edges(self.query, self.feat)
-        return raw * self.numbers.scale
+    def slope(self, z: Tensor) -> Tensor | None:
+        """LeakyReLU', None where it is 1."""
+        if self.numbers.negative_slope == 1:
+            return None
+        return torch.full_like(z, self.numbers.negative_slope).masked_fill_(z > 0, 1)
 
     def alpha(self, z: Tensor, slope: Tensor | None, after: bool) -> Tensor:
         """The softmax, relative to the forward pass's maxima and normalised anew."""
@@ -208,95 +191,210 @@ class _Second:
         mask = self.primals["edge_mask"]
         if mask is not None:
             score = score.masked_fill(~mask, -torch.inf)
-        weight = torch.exp(score - self.stats[..., 0].to(self.acc)[self.dst])
+        weight = torch.exp(score - self.maxima[self.dst])
         total = self.sum(weight)
-        return weight / total.masked_fill(total == 0, 1)[self.dst]
+        return weight / total.masked_fill_(total == 0, 1)[self.dst]
 
     def dropout(self) -> Tensor | None:
         seed = self.primals["seed"]
         if seed is None:
             return None
-        return reference.dropout_mask(
-            seed, len(self.dst), self.heads, self.numbers.dropout_p, seed.device
-        ).to(self.acc)
+        mask = reference.dropout_mask(seed, len(self.dst), self.heads, self.numbers.dropout_p, seed.device)
+        return mask.to(self.acc)
 
-    def t_raw(self) -> Tensor | None:
-        """The cotangent of the gradient of `raw`."""
-        c = self.cotangent
-        if not self.is_dot:
-            of_src = None if c["K"] is None else c["K"][self.src]
-            return _plus(of_src, None if c["Q"] is None else c["Q"][self.dst])
-        parts = []
-        if c["Q"] is not None:
-            parts.append(self.sddmm(c["Q"], self.key))
-            if self.in_key:
-                parts.append(self.dot_edges(c["Q"], self.feat))
-        if c["K"] is not None:
-            parts.append(self.sddmm(self.query, c["K"]))
-        if self.in_key and c["F"] is not None:
-            parts.append(self.dot_edges(self.query, c["F"]))
-        total = _plus(*parts)
-        return None if total is None else total * self.numbers.scale
+    def with_features(self, p: Tensor, u: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """p and u with the features of edges in the value, and their cotangent."""
+        p = p.clone()
+        if self.F is not None:
+            u = torch.zeros_like(p) if u is None else u
+        for at in self.chunks(self.value.shape[2]):
+            rows = self.grad_out[self.dst[at]]
+            p[at] += _dot(rows, self.feat[at])
+            if self.F is not None and u is not None:
+                u[at] += _dot(rows, self.F[at])
+        return p, u
 
-    def of_grad_out(self, of_p: Tensor | None, a: Tensor) -> Tensor:
-        parts = []
+    def of_values(self, found: Gradients, of_p: Tensor | None, a: Tensor) -> None:
+        """The gradients that p = g.(v + e) and u = g.(V + F) give; a: the weight of u."""
+        to_grad_out = [None if self.V is None else self.over_sources(a, self.V)]
         if of_p is not None:
-            parts.append(self.over_sources(of_p, self.value))
-            if self.in_value:
-                parts.append(self.sum_edges(of_p, self.feat))
-        if self.cotangent["V"] is not None:
-            parts.append(self.over_sources(a, self.cotangent["V"]))
-        if self.in_value and self.cotangent["F"] is not None:
-            parts.append(self.sum_edges(a, self.cotangent["F"]))
-        total = _plus(*parts)
-        assert total is not None
-        return total
+            to_grad_out.append(self.over_sources(of_p, self.value))
+            found["value"] = self.over_destinations(of_p, self.grad_out)
+        total = _plus(*to_grad_out)
+        if self.in_value and (of_p is not None or self.F is not None):
+            total = torch.zeros_like(self.grad_out) if total is None else total
+            of_feat = found["edge_feat"] = torch.zeros_like(self.feat)
+            for at in self.chunks(self.value.shape[2]):
+                row: Any = None
+                if of_p is not None:
+                    weight = of_p[at].unsqueeze(2)
+                    row = weight * self.feat[at]
+                    torch.mul(weight, self.grad_out[self.dst[at]], out=of_feat[at])
+                if self.F is not None:
+                    row = _plus(row, a[at].unsqueeze(2) * self.F[at])
+                total.index_add_(0, self.dst[at], row)
+        if total is not None:
+            found["grad_out"] = total
 
-    def of_ends(self, found: Gradients, of_raw: Tensor, of_t_raw: Tensor | None) -> None:
-        """The gradients of src and dst."""
-        if not self.is_dot:
-            found["src"] = self.sum(of_raw, reverse=True)
-            if self.query is not None:
-                found["dst"] = self.sum(of_raw)
+    def like(self, name: str, x: Tensor) -> Tensor:
+        """The gradient of a tensor, whose entries may each serve all heads."""
+        primal = self.primals[name]
+        if x.dim() == 2 and primal.shape[1] == 1 and x.shape[1] > 1:
+            x = x.sum(1, keepdim=True)
+        return x.to(primal.dtype)
+
+
+class _Additive(_Second):
+    """GAT: raw = a_src[j] + a_dst[i]."""
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self.in_value = self.feat is not None
+
+    def first_pass(self) -> tuple[Tensor, Tensor | None]:
+        raw = self.key[self.src]
+        if self.query is not None:
+            raw = raw + self.query[self.dst]
+        of_src = None if self.K is None else self.K[self.src]
+        return raw, _plus(of_src, None if self.Q is None else self.Q[self.dst])
+
+    def second_pass(self, found: Gradients, of_raw: Tensor, of_t_raw: Tensor) -> None:
+        found["src"] = self.sum(of_raw, reverse=True)
+        if self.query is not None:
+            found["dst"] = self.sum(of_raw)
+
+
+class _Dot(_Second):
+    """Dot products: raw = scale q_i.(k_j + e_ij)."""
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        flags = self.numbers.flags if self.feat is not None else 0
+        self.in_key, self.in_value = bool(flags & FEAT_IN_KEY), bool(flags & FEAT_IN_VALUE)
+
+    def first_pass(self) -> tuple[Tensor, Tensor | None]:
+        raw = self.sddmm(self.query, self.key)
+        t_raw = _plus(
+            None if self.Q is None else self.sddmm(self.Q, self.key),
+            None if self.K is None else self.sddmm(self.query, self.K),
+        )
+        if self.in_key:
+            raw, t_raw = self._with_features_in_key(raw, t_raw)
+        scale = self.numbers.scale
+        return raw * scale, None if t_raw is None else t_raw * scale
+
+    def _with_features_in_key(self, raw: Tensor, t_raw: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        raw = raw.clone()
+        if t_raw is None and not (self.Q is self.F is None):
+            t_raw = torch.zeros_like(raw)
+        for at in self.chunks(self.key.shape[2]):
+            rows = self.query[self.dst[at]]
+            raw[at] += _dot(rows, self.feat[at])
+            if self.F is not None and t_raw is not None:
+                t_raw[at] += _dot(rows, self.F[at])
+            if self.Q is not None and t_raw is not None:
+                t_raw[at] += _dot(self.Q[self.dst[at]], self.feat[at])
+        return raw, t_raw
+
+    def second_pass(self, found: Gradients, of_raw: Tensor, of_t_raw: Tensor) -> None:
+        of_raw, of_t_raw = of_raw * self.numbers.scale, of_t_raw * self.numbers.scale
+        of_query = _plus(
+            self.over_sources(of_raw, self.key),
+            None if self.K is None else self.over_sources(of_t_raw, self.K),
+        )
+        found["src"] = _plus(
+            self.over_destinations(of_raw, self.query),
+            None if self.Q is None else self.over_destinations(of_t_raw, self.Q),
+        )
+        found["dst"] = of_query
+        if not self.in_key:
             return
-        c = self.cotangent
-        to_query = [self.over_sources(of_raw, self.key)]
-        to_key = [self.over_destinations(of_raw, self.query)]
-        if self.in_key:
-            to_query.append(self.sum_edges(of_raw, self.feat))
-        if of_t_raw is not None:
-            if c["K"] is not None:
-                to_query.append(self.over_sources(of_t_raw, c["K"]))
-            if self.in_key and c["F"] is not None:
-                to_query.append(self.sum_edges(of_t_raw, c["F"]))
-            if c["Q"] is not None:
-                to_key.append(self.over_destinations(of_t_raw, c["Q"]))
-        found["dst"] = self.numbers.scale * _plus(*to_query)
-        found["src"] = self.numbers.scale * _plus(*to_key)
-
-    def of_feat(self, of_raw: Tensor, of_t_raw: Tensor, of_p: Tensor | None) -> Tensor:
-        total = torch.zeros_like(self.feat)
-        if self.in_key:
-            self.add_outer(total, self.numbers.scale * of_raw, self.query)
-            if self.cotangent["Q"] is not None:
-                self.add_outer(total, self.numbers.scale * of_t_raw, self.cotangent["Q"])
-        if self.in_value and of_p is not None:
-            self.add_outer(total, of_p, self.grad_out)
-        return total
+        of_feat = found.setdefault("edge_feat", torch.zeros_like(self.feat))
+        for at in self.chunks(self.key.shape[2]):
+            weight, weight_t, dst = of_raw[at].unsqueeze(2), of_t_raw[at].unsqueeze(2), self.dst[at]
+            rows = weight * self.feat[at]
+            if self.F is not None:
+                rows += weight_t * self.F[at]
+            of_query.index_add_(0, dst, rows)
+            of_feat[at].addcmul_(weight, self.query[dst])
+            if self.Q is not None:
+                of_feat[at].addcmul_(weight_t, self.Q[dst])
 
 
-def _like(primal: Tensor, x: Tensor) -> Tensor:
-    """The gradient of a tensor, whose entries may each serve all heads."""
-    if x.dim() == 2 and primal.shape[1] == 1 and x.shape[1] > 1:
-        x = x.sum(1, keepdim=True)
-    return x.to(primal.dtype)
+class _AdditiveV2(_Second):
+    """GATv2: raw = attn.LeakyReLU(w), w = v_j + x_i + e_ij, whose every column has a slope of its own."""
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        # The score's LeakyReLU is within: what it gives is not passed through another one.
+        self.within, self.numbers = self.numbers.negative_slope, self.numbers._replace(negative_slope=1.0)
+
+    def _columns(self, at: slice) -> tuple[Tensor, Tensor]:
+        """w of a chunk of edges, and LeakyReLU' of it."""
+        w = self.value[self.src[at]].add_(self.query[self.dst[at]])
+        if self.feat is not None:
+            w += self.feat[at]
+        return w, torch.full_like(w, self.within).masked_fill_(w > 0, 1)
+
+    def _moved(self, at: slice) -> Tensor | None:
+        """V_j + X_i + F_ij: how w moves."""
+        return _plus(
+            None if self.V is None else self.V[self.src[at]],
+            None if self.Q is None else self.Q[self.dst[at]],
+            None if self.F is None else self.F[at],
+        )
+
+    def first_pass(self) -> tuple[Tensor, Tensor | None]:
+        raw = self.value.new_empty(len(self.dst), self.heads)
+        has_t = not (self.V is self.Q is self.F is self.A is None)
+        t_raw = torch.zeros_like(raw) if has_t else None
+        for at in self.chunks(self.value.shape[2]):
+            w, slopes = self._columns(at)
+            leaky = w.mul_(slopes)
+            raw[at] = _dot(leaky, self.attn)
+            if t_raw is None:
+                continue
+            if self.A is not None:
+                t_raw[at] += _dot(leaky, self.A)
+            if (moved := self._moved(at)) is not None:
+                t_raw[at] += _dot(slopes.mul_(moved), self.attn)
+        return raw, t_raw
+
+    def second_pass(self, found: Gradients, of_raw: Tensor, of_t_raw: Tensor) -> None:
+        of_value = found["value"].contiguous() if "value" in found else torch.zeros_like(self.value)
+        found["value"] = of_value
+        of_query = found["dst"] = torch.zeros_like(self.query)
+        of_attn = found["attn"] = torch.zeros_like(self.attn)
+        of_feat = None
+        if self.feat is not None:
+            of_feat = found["edge_feat"] = torch.empty_like(self.feat)
+        for at in self.chunks(self.value.shape[2]):
+            weight, weight_t = of_raw[at].unsqueeze(2), of_t_raw[at].unsqueeze(2)
+            w, slopes = self._columns(at)
+            of_attn += (weight * w.mul_(slopes)).sum(0)
+            rows = weight * self.attn
+            if (moved := self._moved(at)) is not None:
+                of_attn += (weight_t * slopes * moved).sum(0)
+            if self.A is not None:
+                rows = rows.addcmul(weight_t, self.A)
+            rows = slopes.mul_(rows)
+            of_value.index_add_(0, self.src[at], rows)
+            of_query.index_add_(0, self.dst[at], rows)
+            if of_feat is not None:
+                of_feat[at] = rows
 
 
-def _padded(*tensors: Tensor) -> list[Tensor]:
+_CLASSES = {SCORES["additive"]: _Additive, SCORES["dot"]: _Dot, SCORES["additive_v2"]: _AdditiveV2}
+
+
+def _dot(x: Tensor, y: Tensor) -> Tensor:
+    return (x * y).sum(-1)
+
+
+def _padded(x: Tensor) -> Tensor:
     """Rows as the products' kernels take them: on CUDA a head is a multiple of 16 bytes."""
-    x = tensors[0]
     more = -x.shape[2] % (16 // x.element_size()) if x.is_cuda else 0
-    return [(torch.nn.functional.pad(t, (0, more)) if more else t).contiguous() for t in tensors]
+    return (torch.nn.functional.pad(x, (0, more)) if more else x).contiguous()
 
 
 def _times(x: Any, factor: Tensor | None) -> Any:
@@ -316,80 +414,3 @@ def _plus(*parts: Tensor | None) -> Any:
         if x is not None:
             total = x if total is None else total + x
     return total
-
-
-# ---- GATv2 -----------------------------------------------------------------------------------------------
-
-_OF_EDGES = "edge_bias", "edge_gate", "edge_mask", "edge_weight", "edge_feat", "grad_attention"
-
-
-def _by_blocks(
-    graph: Graph, score: int, numbers: Numbers, primals: dict[str, Any], grads: dict[str, Tensor | None]
-) -> Gradients:
-    """`plain.backward_of_backward` of one block of destinations after the other, which share no softmax."""
-    has_weight = primals["edge_weight"] is not None
-    primals, grads, numbers, mask = _without_dropout(graph, numbers, primals, grads)
-    csr = graph.csr()
-    src, dst = graph.edge_index
-    _, heads, dim = primals["value"].shape
-    total: Gradients = {}
-
-    def add(name: str, place: Any, x: Tensor) -> None:
-        if name not in total:
-            total[name] = torch.zeros_like(primals[name], dtype=acc_type(x.dtype))
-        if isinstance(place, Tensor):
-            total[name].index_add_(0, place, x.to(total[name].dtype))
-        else:
-            total[name][place] += x
-
-    for first, last, begin, end in _blocks(csr.indptr, max(MOST_GATHERED // (heads * dim), graph.num_src)):
-        edges = torch.arange(begin, end, device=src.device)
-        edges = edges if csr.eids is None else csr.eids[begin:end].long()
-        sources, local = src[edges].unique(return_inverse=True)
-        rows = slice(first, last)
-        places: dict[str, Any] = {"value": sources, "dst": rows, "grad_out": rows}
-        places |= dict.fromkeys(_OF_EDGES, edges)
-
-        def part(name: str, x: Tensor | None, places=places) -> Tensor | None:
-            return x if x is None or name not in places else x[places[name]]
-
-        ends = plain.Ends(torch.stack([local, dst[edges] - first]), last - first)
-        found = plain.backward_of_backward(
-            ends, score, numbers, {name: part(name, x) for name, x in primals.items()},
-            {name: part(plain.GRADIENTS[name], x) for name, x in grads.items()},
-        )  # fmt: skip
-        for name, x in found.items():
-            add(name, places.get(name, slice(None)), x)
-    if mask is not None and "edge_weight" in total:
-        total["edge_weight"] = total["edge_weight"] * mask
-    if not has_weight:
-        total.pop("edge_weight", None)
-    return {name: _like(primals[name], x) for name, x in total.items()}
-
-
-def _without_dropout(graph, numbers: Numbers, primals: dict, grads: dict) -> tuple:
-    """The call with dropout as a factor of the edges' weights, whose mask goes by places in the whole graph;
-    and that mask, or None."""
-    seed = primals["seed"]
-    if seed is None:
-        return primals, grads, numbers, None
-    value, weight = primals["value"], primals["edge_weight"]
-    heads = value.shape[1]
-    mask = reference.dropout_mask(seed, graph.num_edges, heads, numbers.dropout_p, value.device)
-    mask = mask.to(acc_type(value.dtype))
-    primals = {**primals, "seed": None, "edge_weight": mask if weight is None else mask * weight}
-    of_weight = grads.get("grad_weight")
-    grads = {**grads, "grad_weight": None if weight is None or of_weight is None else mask * of_weight}
-    return primals, grads, numbers._replace(dropout_p=0.0), None if weight is None else mask
-
-
-def _blocks(indptr: Tensor, most_edges: int):
-    """(first row, last row, first edge, last edge) of blocks of at most so many edges, or of one row."""
-    bounds = indptr.cpu()
-    first, num_rows = 0, len(bounds) - 1
-    while first < num_rows:
-        limit = bounds[first] + most_edges
-        last = max(first + 1, int(torch.searchsorted(bounds, limit, right=True)) - 1)
-        if bounds[last] > bounds[first]:
-            yield first, last, int(bounds[first]), int(bounds[last])
-        first = last

@@ -93,3 +93,28 @@ def test_planetoid_prints_the_accuracy_last(model):
     match = re.fullmatch(r"test accuracy: (\d+\.\d\d) ± (\d+\.\d\d) %", last)
     assert match and float(match[1]) > 70
     assert processed.exists() == before, "the loader's files were left beside raw/"
+
+
+def test_forces_have_the_losses_of_plain_operations(tmp_path):
+    """The potential learns, and every implementation takes the same steps."""
+    size = [
+        "--atoms",
+        "27",
+        "--frames",
+        "12",
+        "--test-frames",
+        "2",
+        "--batch-size",
+        "4",
+        "--epochs",
+        "1",
+        "--quiet",
+    ]
+    firsts = []
+    for impl in ("dfgnn", "plain", "pyg"):
+        picture = tmp_path / f"{impl}.png"
+        out = run_example("train_forces.py", "--impl", impl, *size, "--picture", picture)
+        firsts.append(re.search(r"first steps ([\d., ]+);", out)[1])
+        assert picture.stat().st_size > 1000
+    losses = np.array([[float(x) for x in text.split(", ")] for text in firsts])
+    assert losses.shape == (3, 3) and np.abs(losses - losses[0]).max() <= 2e-4

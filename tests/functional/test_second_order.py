@@ -172,7 +172,7 @@ def test_blocks_and_chunks(device, score, size, monkeypatch):
     inputs = make_inputs(score, graph, 3, size, torch.float64, edge_feat=True, edge_weight=1)
     more = {"dropout_p": 0.3, "_seed": torch.tensor([5], device=device)}
     whole = penalty(function(score), graph, inputs, **more)
-    monkeypatch.setattr(second_order, "MOST_GATHERED", 1)
+    monkeypatch.setattr(second_order, "CHUNK", 1)
     pieces = penalty(function(score), graph, inputs, **more)
     for one, other in zip(whole, pieces):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
