@@ -83,7 +83,7 @@ def simulate(atoms: int, frames: int, temperature: float, seed: int) -> list[dic
                     "shift": shift.float(),
                     "energy": energy.float(),
                     "force": force.float(),
-                }  # fmt: skip
+                }
             )
     return made
 
