@@ -29,6 +29,8 @@ from dfgnn import Graph, functional
 from dfgnn.bench import measure, report
 
 FEATURES = 11
+# What ``contestants`` has without a peer.
+WAYS = ("without edges", "folded", "folded + grad", "unfolded", "PyG")
 
 
 def icosphere(refinement: int) -> tuple[np.ndarray, np.ndarray]:
@@ -132,8 +134,9 @@ def contestants(edge_index, num_src, num_dst, heads, head_dim, dtype, peer) -> d
         ),
         "unfolded": (lambda: attend(graph, query, key, value, edge_feat=projected(attr)), (proj,)),
     }
+    src, dst = edge_index
+    calls["PyG"] = (lambda: by_pyg(query, key, value, projected(attr), src, dst), (proj,))
     if peer is not None:
-        src, dst = edge_index
         counts = [torch.bincount(x, minlength=n) for x, n in ((dst, num_dst), (src, num_src))]
         colptr, rowptr = (F.pad(c.cumsum(0), (1, 0)) for c in counts)
         reverse = rowptr, src.argsort(stable=True), dst
@@ -143,6 +146,16 @@ def contestants(edge_index, num_src, num_dst, heads, head_dim, dtype, peer) -> d
             (proj, learned),
         )
     return {name: (call, (query, key, value, *leaves)) for name, (call, leaves) in calls.items()}
+
+
+def by_pyg(query, key, value, edges, src, dst):
+    """The operations of PyG's TransformerConv with edge_dim."""
+    from torch_geometric.utils import scatter, softmax
+
+    n = len(query)
+    score = (query[dst] * (key[src] + edges)).sum(-1) / query.shape[-1] ** 0.5
+    messages = softmax(score, dst, num_nodes=n).unsqueeze(-1) * (value[src] + edges)
+    return scatter(messages, dst, dim=0, dim_size=n, reduce="sum")
 
 
 def layers(edge_index, num_src, num_dst, heads, head_dim, dtype) -> dict:

@@ -5,7 +5,8 @@
 
 Unlike passes x floor it counts the arrays that are read or written once and the statistics, so that it
 holds for short rows, too. BW_graph is that of the floor kernel: all of its bytes by its time, thus with what
-this graph's order and degrees do to the caches.
+this graph's order and degrees do to the caches. Indices count once in both, also where the floor takes its
+columns in blocks and reads them once for each.
 """
 
 from dataclasses import dataclass

@@ -32,7 +32,7 @@ ALIASES = {
 }
 _REAL = (*ALIASES, *sources.SOURCES)
 NAMES = (*_REAL, *twins.NAMES, *blocks.NAMES, blocks.SAMPLED + "ogbn-arxiv")
-# Copies in the folder DFGNN_DATA: the file, and how many graphs of a batch are taken. Other copies: _copy.
+# Copies in the folder DFGNN_DATA: the file, and how many graphs of a batch are taken. Other copies: copy_of.
 _COPIES = {
     "ogbn-arxiv": ("graphs/ogbn-arxiv.npz", None),
     "debian-deps": ("graphs/debian-deps.npz", None),
@@ -58,6 +58,12 @@ def data_folder() -> Path | None:
     if not Path(name).is_dir():
         raise FileNotFoundError(f"DFGNN_DATA: expected a folder, got {name!r}")
     return Path(name)
+
+
+def has_copy(name: str) -> bool:
+    """Whether the folder of :func:`data_folder` has the real graph of that name."""
+    folder = data_folder()
+    return folder is not None and name in _COPIES and (folder / _COPIES[name][0]).is_file()
 
 
 def load(name: str, device="cpu", root: Path = ROOT) -> Graph:
@@ -145,7 +151,7 @@ def _square(path: Path, matrix):
     return (matrix.row, matrix.col, matrix.shape[0]), 1
 
 
-def _rows(path: Path, count: int | None = None) -> np.ndarray:
+def rows(path: Path, count: int | None = None) -> np.ndarray:
     with gzip.open(path, "rt") as file:
         return np.loadtxt(file, delimiter=",", dtype=np.int64, max_rows=count, ndmin=2)
 
@@ -155,19 +161,19 @@ def _real(name: str, root: Path):
     folder = data_folder()
     file, count = _COPIES[name]
     if folder is not None and (folder / file).is_file():
-        ends, graphs = _copy(folder / file, count)
+        ends, graphs = copy_of(folder / file, count)
         if name in sources.SOURCES:
             sources.verify(name, ends, str(folder / file))
         return ends, graphs
     return datasets.load(ALIASES[name], root) if name in ALIASES else (sources.load(name, root), 1)
 
 
-def _copy(path: Path, graphs: int | None):
+def copy_of(path: Path, graphs: int | None):
     """What ``_file`` gives; also of OGB's raw files, which list the edges of one graph after the other's."""
     if path.suffix == ".npz":
         return _file(path, graphs)
-    nodes = _rows(path.with_name("num-node-list.csv.gz"), graphs)[:, 0]
-    counts = _rows(path.with_name("num-edge-list.csv.gz"), graphs)[:, 0]
-    edges = _rows(path, int(counts.sum()))
+    nodes = rows(path.with_name("num-node-list.csv.gz"), graphs)[:, 0]
+    counts = rows(path.with_name("num-edge-list.csv.gz"), graphs)[:, 0]
+    edges = rows(path, int(counts.sum()))
     offset = np.repeat(np.cumsum(nodes) - nodes, counts)
     return (edges[:, 0] + offset, edges[:, 1] + offset, int(nodes.sum())), len(nodes)

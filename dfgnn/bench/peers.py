@@ -1,6 +1,6 @@
 """Other libraries' attention on the same inputs.
 
-A builder takes (layer, graph) and returns a function of the layer's inputs by name; it raises where the
+A builder takes (layer, graph, dropout) and returns a function of the layer's inputs by name; it raises where the
 library is not installed or has no such layer. Graph formats are built outside the timing.
 """
 
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 SLOPE = 0.2
 
 
-def pyg(layer: str, graph):
+def pyg(layer: str, graph, dropout: float = 0.0):
     """PyG: gather, ``utils.softmax``, ``utils.scatter``, as its GATConv, GATv2Conv and TransformerConv
     compute."""
     from torch_geometric.utils import scatter, softmax
@@ -22,7 +22,7 @@ def pyg(layer: str, graph):
     n = graph.num_dst
 
     def aggregate(score, value):
-        alpha = softmax(score, dst, num_nodes=n)
+        alpha = F.dropout(softmax(score, dst, num_nodes=n), dropout)
         return scatter(alpha.unsqueeze(-1) * value[src], dst, dim=0, dim_size=n, reduce="sum")
 
     def gat(feat, alpha_src, alpha_dst):
@@ -37,15 +37,15 @@ def pyg(layer: str, graph):
     return {"gat": gat, "gatv2": gatv2, "dot": dot}[layer]
 
 
-def pyg_compile(layer: str, graph):
+def pyg_compile(layer: str, graph, dropout: float = 0.0):
     """The same under torch.compile, in one graph."""
-    function = pyg(layer, graph)
+    function = pyg(layer, graph, dropout)
     # Past its limit of recompilations, torch.compile would run eagerly without a word.
     torch.compiler.reset()
     return torch.compile(function, fullgraph=True, dynamic=False)
 
 
-def dgl(layer: str, graph):
+def dgl(layer: str, graph, dropout: float = 0.0):
     """DGL's operators, as its GATConv, GATv2Conv and DotGatConv use them."""
     os.environ.setdefault("DGLBACKEND", "pytorch")  # else the answer is written to the home directory
     import dgl as library
@@ -55,22 +55,25 @@ def dgl(layer: str, graph):
     g.create_formats_()
     ops = library.ops
 
+    def weights(score):
+        return F.dropout(ops.edge_softmax(g, score), dropout)
+
     def gat(feat, alpha_src, alpha_dst):
         score = F.leaky_relu(ops.u_add_v(g, alpha_src.unsqueeze(-1), alpha_dst.unsqueeze(-1)), SLOPE)
-        return ops.u_mul_e_sum(g, feat, ops.edge_softmax(g, score))
+        return ops.u_mul_e_sum(g, feat, weights(score))
 
     def gatv2(x_src, x_dst, attn):
         score = (F.leaky_relu(ops.u_add_v(g, x_src, x_dst), SLOPE) * attn).sum(-1, keepdim=True)
-        return ops.u_mul_e_sum(g, x_src, ops.edge_softmax(g, score))
+        return ops.u_mul_e_sum(g, x_src, weights(score))
 
     def dot(query, key, value):
         score = ops.u_dot_v(g, key, query) / math.sqrt(query.shape[-1])
-        return ops.u_mul_e_sum(g, value, ops.edge_softmax(g, score))
+        return ops.u_mul_e_sum(g, value, weights(score))
 
     return {"gat": gat, "gatv2": gatv2, "dot": dot}[layer]
 
 
-def turbo_gnn(layer: str, graph):
+def turbo_gnn(layer: str, graph, dropout: float = 0.0):
     """turbo-gnn (Fomina et al., ICML 2026, arXiv 2605.31500), CUDA only: its GATv2 and its dot-product
     attention, as released (0.1.0rc4) and untuned.
 
@@ -80,6 +83,8 @@ def turbo_gnn(layer: str, graph):
 
     if layer == "gat":
         raise NotImplementedError("turbo-gnn has no GAT")
+    if dropout:
+        raise NotImplementedError("turbo-gnn has no dropout of attention weights")
     csr, reverse = graph.csr(), graph.reverse_csr()
     adjacency = library.AdjacencyForwardBackwardWithNodeBuckets.from_csr(
         csr.indptr, csr.indices, reverse.indptr, reverse.indices, index_dtype=torch.int32

@@ -183,7 +183,10 @@ def yardstick_lines(floor: dict) -> str:
         yardstick = floor[name]
         if "unavailable" in yardstick:
             return f"unavailable ({yardstick['unavailable']})"
-        schedule = f" ({yardstick['schedule']})" if "schedule" in yardstick else ""
+        how = [yardstick["schedule"]] if "schedule" in yardstick else []
+        blocks = yardstick.get("column_blocks", 1)  # earlier results have none
+        how += [f"{blocks} blocks of columns"] if blocks > 1 else []
+        schedule = f" ({', '.join(how)})" if how else ""
         return f"{_ms(yardstick, 'eager')} eager, {_ms(yardstick, 'kernels')} kernels{schedule}"
 
     cache = ""

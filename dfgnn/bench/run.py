@@ -85,7 +85,7 @@ def _describe(name: str, graph: Graph, options: Options, graphs: int) -> dict:
     }
     try:
         dtype = getattr(torch, options.dtypes[0])
-        info["preprocessing_ms"] = _preprocessing(graph, *options.shapes[0], dtype)
+        info["preprocessing_ms"] = preprocessing(graph, *options.shapes[0], dtype)
     except torch.OutOfMemoryError as error:
         info["preprocessing_ms"] = {"unavailable": measure.reason(error)}
     _release(graph)
@@ -104,7 +104,7 @@ def _histogram(graph: Graph) -> dict:
     }
 
 
-def _preprocessing(graph: Graph, heads: int, dim: int, dtype: torch.dtype) -> dict[str, float]:
+def preprocessing(graph: Graph, heads: int, dim: int, dtype: torch.dtype) -> dict[str, float]:
     """From edges in random order: CSR, reverse CSR, plan of either direction; medians of three, in ms."""
     csr = graph.csr()
     dst = torch.repeat_interleave(

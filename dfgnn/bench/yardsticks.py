@@ -1,7 +1,7 @@
 """The floor: the fastest plain neighbour sum, of the vendor or of ours, measured beside the layers.
 
 A layer that gathers p neighbour rows per edge cannot run much under p x floor unless rows share neighbours on
-chip.
+chip. Both sums are tried over all columns at once and over blocks of columns, one after the other.
 """
 
 import warnings
@@ -37,11 +37,32 @@ def gather_sum(graph, width: int, dtype: torch.dtype, schedule: str):
     return lambda dense: ops.gather_sum(dense, indices, plan.items, plan.splits, plan.launch, graph.num_dst)
 
 
+def column_blocks(width: int, dtype: torch.dtype) -> tuple[int, ...]:
+    """Numbers of equal blocks into which the columns are divided: one, then twice as many each time, while a
+    block has at least 64 columns and rows of whole 16 bytes."""
+    step = max(64, 16 // dtype.itemsize)
+    numbers = [1]
+    while width % (2 * numbers[-1] * step) == 0:
+        numbers.append(2 * numbers[-1])
+    return tuple(numbers)
+
+
+def by_blocks(call, dense: torch.Tensor, blocks: int):
+    """``call`` for each block of columns of ``dense`` in turn, every block an array of its own.
+
+    A sum of wide rows is no floor where they exceed the cache: block after block, the sources that many rows
+    share stay there. An attention kernel may do the same with its heads.
+    """
+    columns = [block.contiguous() for block in dense.chunk(blocks, 1)]
+    return lambda: [call(block) for block in columns]
+
+
 def measure_floor(graph, width: int, dtype: torch.dtype, budget: float) -> dict:
     """All yardsticks for features [N, width], and the floor in ms of either kind of timing.
 
-    ``sparse`` and ``gather_sum`` hold timings, or ``unavailable`` with the reason. ``floor`` holds ``eager``
-    and, on CUDA, ``kernels``; a kind that no yardstick has is missing.
+    ``sparse`` and ``gather_sum`` hold the fastest candidate's timings, with the number of ``column_blocks``
+    that it takes one after the other, or ``unavailable`` with the reason. ``floor`` holds the least of all
+    candidates' ``eager`` and, on CUDA, ``kernels``; a kind that no yardstick has is missing.
     """
     generator = torch.Generator(graph.device).manual_seed(0)
     # Rows of our kernels are multiples of 16 bytes; the vendor gets the features as they are.
@@ -52,19 +73,30 @@ def measure_floor(graph, width: int, dtype: torch.dtype, budget: float) -> dict:
 
     result: dict[str, Any] = {"width": width, "dtype": str(dtype).removeprefix("torch.")}
     with torch.no_grad():
-        call = sparse_sum(graph, dtype)
+        vendor = sparse_sum(graph, dtype)
         try:
-            expected = call(exact)
-            result["sparse"] = timings(partial(call, exact), graph.device, budget)
-        except RuntimeError as error:
-            expected, result["sparse"] = None, {"unavailable": measure.reason(error)}
-        result["gather_sum"] = _fastest_gather_sum(graph, dense, width, budget, expected)
-
-    found = [result[name] for name in ("sparse", "gather_sum")]
+            expected = vendor(exact)
+        except RuntimeError:
+            expected = None  # its candidates say why
+        sparse = _Candidates(graph, exact, width, budget, expected)
+        for blocks in column_blocks(width, dtype):
+            sparse.measure("torch.sparse", lambda: vendor, blocks)
+        ours = _Candidates(graph, dense, width, budget, expected)
+        if graph.device.type == "cuda":
+            for blocks in column_blocks(width, dtype):
+                for schedule in ROW_SCHEDULES:
+                    make = partial(gather_sum, graph, padded // blocks, dtype, schedule)
+                    ours.measure(schedule, make, blocks)
+        else:
+            ours.problems.append("CUDA only")
+    result["sparse"], result["gather_sum"] = sparse.fastest(), ours.fastest()
+    result["gather_sum"] |= {"schedule": name} if (name := result["gather_sum"].pop("name", None)) else {}
+    result["sparse"].pop("name", None)
+    times = [*sparse.times, *ours.times]
     result["floor"] = {
-        kind: min(times)
+        kind: min(found)
         for kind in ("eager", "kernels")
-        if (times := [y[kind]["median"] for y in found if "median" in y.get(kind, {})])
+        if (found := [t[kind]["median"] for t in times if "median" in t.get(kind, {})])
     }
     if graph.device.type == "cuda":
         cache = torch.cuda.get_device_properties(graph.device).L2_cache_size
@@ -80,25 +112,38 @@ def copy_bandwidth(device: torch.device, budget: float) -> float:
     return 2 * source.nbytes / measure.eager(lambda: target.copy_(source), device, budget).median / 1e6
 
 
-def _fastest_gather_sum(graph, dense, width, budget, expected) -> dict:
-    if graph.device.type != "cuda":
-        return {"unavailable": "CUDA only"}
-    best, problems = None, []
-    for schedule in ROW_SCHEDULES:
+class _Candidates:
+    """Timings of several ways to the same sum, and why others have none.
+
+    expected: the vendor's sum over all columns, with which each is compared, or None.
+    """
+
+    def __init__(self, graph, dense, width: int, budget: float, expected) -> None:
+        self.graph, self.dense, self.width, self.budget, self.expected = graph, dense, width, budget, expected
+        self.times: list[dict[str, Any]] = []
+        self.problems: list[str] = []
+
+    def measure(self, name: str, make, blocks: int) -> None:
+        """make() gives the sum of one block of columns; it may raise ValueError or RuntimeError."""
         try:
-            call = gather_sum(graph, dense.shape[1], dense.dtype, schedule)
-            if expected is not None:
-                difference = accuracy.error(call(dense)[:, :width], expected.double())
+            call = by_blocks(make(), self.dense, blocks)
+            if self.expected is not None:
+                found = torch.cat(call(), 1)[:, : self.width]
+                difference = accuracy.error(found, self.expected.double())
                 if not difference < 1e-2:
                     raise RuntimeError(f"differs from torch.sparse by {difference:.1e}")
-            timing = timings(partial(call, dense), graph.device, budget)
+            timing = timings(call, self.graph.device, self.budget)
         except (ValueError, RuntimeError) as error:
-            problems.append(f"{schedule}: {measure.reason(error)}")
-            continue
-        if best is None or _time(timing) < _time(best):
-            best = {"schedule": schedule, **timing}
-    return best | {"not_measured": problems} if best else {"unavailable": "; ".join(problems)}
+            where = f" in {blocks} blocks of columns" if blocks > 1 else ""
+            self.problems.append(f"{name}{where}: {measure.reason(error)}")
+            return
+        self.times.append({"name": name, "column_blocks": blocks, **timing})
+
+    def fastest(self) -> dict[str, Any]:
+        if not self.times:
+            return {"unavailable": "; ".join(self.problems)}
+        return min(self.times, key=_time) | {"not_measured": self.problems}
 
 
 def _time(timing: dict) -> float:
-    return timing["kernels"].get("median", timing["eager"]["median"])
+    return timing.get("kernels", {}).get("median", timing["eager"]["median"])

@@ -1,0 +1,273 @@
+"""Whole layers and models of PyG and DGL, as they are and after ``dfgnn.accelerate``.
+
+Both sides get the same edges, with self loops where the layer would add them, so that a step waits for
+nothing and can be captured in a CUDA graph on either side. ``fresh``: a new edge_index tensor at each step.
+"""
+
+import copy
+import functools
+import itertools
+import os
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import dfgnn
+
+from .attention import Bench
+from .turns import Contestant, Step, captured, compare, significant
+
+FEATURES = {"Cora": 1_433, "CiteSeer": 3_703, "PubMed": 500, "ogbn-arxiv": 128, "arxiv~": 128}
+CLASSES = {"Cora": 7, "CiteSeer": 6, "PubMed": 3, "ogbn-arxiv": 40, "arxiv~": 40}
+EDGE_FEATURES, RELATIONS = 16, 4
+
+
+# ---- models of several layers ----------------------------------------------------------------------------
+
+
+class Model(nn.Module):
+    """PyG's layers of one kind with heads side by side and an ELU between them; the last has one head."""
+
+    def __init__(self, case: dict[str, Any], features: int, classes: int):
+        super().__init__()
+        from torch_geometric import nn as library
+
+        heads, size, count = case["heads"], case["head_dim"], case["layers"]
+        options = {} if case["layer"] == "TransformerConv" else {"add_self_loops": False}
+        if case.get("dropout"):
+            options["dropout"] = case["dropout"]
+        self.convs = nn.ModuleList(
+            getattr(library, case["layer"])(
+                heads * size if k else features,
+                classes if k == count - 1 else size,
+                heads=1 if k == count - 1 else heads,
+                **options,
+            )
+            for k in range(count)
+        )
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        for conv in self.convs[:-1]:
+            x = F.elu(conv(x, edge_index))
+        return self.convs[-1](x, edge_index)
+
+
+_numbers = itertools.count()
+
+
+def apart(model: nn.Module) -> nn.Module:
+    """The model, with code of its own. torch.compile keeps what it made by code, and looks through what other
+    models of the class have left there at every call, which takes longer than a small graph's step."""
+    forward = type(model).forward
+    code = forward.__code__.replace(co_name=f"forward_{next(_numbers)}")
+    own = types.FunctionType(code, forward.__globals__, forward.__name__, forward.__defaults__)
+    model.__class__ = type(type(model).__name__, (type(model),), {"forward": own})
+    return model
+
+
+class Training:
+    """A model with its data, and a step of it: forward, loss, backward and Adam; or inference."""
+
+    def __init__(self, library: str, case: dict[str, Any], graph, dtype: str, compiled: dict | None = None):
+        name, device = case["graph"].removesuffix("~"), graph.device
+        features, classes = FEATURES.get(name, 64), CLASSES.get(name, 2)
+        torch.manual_seed(0)
+        self.x = torch.randn(graph.num_src, features).to(device)
+        self.y = torch.randint(classes, (graph.num_src,)).to(device)
+        self.edge_index = graph.edge_index
+        self.model = Model(case, features, classes).to(device)
+        if library == "dfgnn":
+            changed = dfgnn.accelerate(self.model)
+            assert len(changed.replaced) == case["layers"], changed
+        self.call = self.model if compiled is None else torch.compile(apart(self.model), **compiled)
+        self.fresh, self.autocast = case.get("fresh", False), dtype == "bfloat16"
+        self.inference = case["mode"] == "forward"
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3, fused=True)
+        self.model.train(not self.inference)
+
+    def loss(self, batch=None) -> Tensor:
+        edge_index = self.edge_index.clone() if self.fresh else self.edge_index
+        with torch.autocast(self.x.device.type, torch.bfloat16, enabled=self.autocast):
+            return F.cross_entropy(self.call(self.x, edge_index), self.y)
+
+    def step(self) -> Tensor:
+        if self.inference:
+            with torch.no_grad():
+                return self.loss()
+        self.optimizer.zero_grad()
+        loss = self.loss()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def captured(self) -> Callable[[], Tensor]:
+        """The step as a CUDA graph."""
+        if self.inference:
+            return captured(self.step, self.x.device).call
+        from torch_geometric.data import Data
+
+        data = Data(x=self.x, edge_index=self.edge_index, y=self.y)
+
+        def loss(batch) -> Tensor:
+            with torch.autocast(self.x.device.type, torch.bfloat16, enabled=self.autocast):
+                return F.cross_entropy(self.model(batch.x, batch.edge_index), batch.y)
+
+        step = dfgnn.capture(loss, self.model, self.optimizer)
+        step(data), step(data)  # the first is eager, the second captures
+        return lambda: step(data)
+
+
+def measure(case: dict[str, Any], bench: Bench) -> dict[str, Any]:
+    """A step of a model, PyG's beside dfgnn's, in the ways that ``case["ways"]`` names."""
+    torch._dynamo.reset()
+    graph, contestants = bench.graph(case["graph"]), []
+    first_loss: dict[str, float] = {}
+    for dtype, way, library in itertools.product(case["dtypes"], case["ways"], ("PyG", "dfgnn")):
+        make = functools.partial(_model_step, library, way, case, graph, dtype, first_loss)
+        contestants.append(Contestant(library, way, dtype, make))
+    found = compare(contestants, bench.device, bench.seconds)
+    return {"nodes": graph.num_dst, "edges": graph.num_edges, "contestants": found}
+
+
+WAYS = {"eager": None, "captured": None, "compiled": {}, "reduce-overhead": {"mode": "reduce-overhead"}}
+
+
+def _model_step(library, way: str, case, graph, dtype: str, first_loss: dict[str, float]) -> Step:
+    training = Training(library, case, graph, dtype, WAYS[way])
+    loss = float(training.loss().detach())
+    # Dropout draws other numbers on either side.
+    expected = first_loss.setdefault(dtype, loss) if not case.get("dropout") else loss
+    notes = {"loss_difference": significant(abs(loss - expected) / max(abs(expected), 1e-30))}
+    if way == "captured":
+        return Step(training.captured(), notes=notes)
+    return Step(training.step, 1, 0 if way == "eager" else None, notes)
+
+
+# ---- single layers ---------------------------------------------------------------------------------------
+
+
+def pyg_layers(case: dict[str, Any], graph, x: Tensor, edge_attr: Tensor) -> dict[str, tuple]:
+    """{name: (make, arguments)}: a step calls make()(*arguments)."""
+    from torch_geometric import nn as library
+
+    edge_index = graph.edge_index
+    kind = torch.arange(graph.num_edges, device=x.device) % RELATIONS
+    shape = {"in_channels": case["in"], "out_channels": case["head_dim"], "heads": case["heads"]}
+    alone = {**shape, "add_self_loops": False}
+    relations = [("node", f"type{t}", "node") for t in range(RELATIONS)]
+    plain, attributed = (x, edge_index), (x, edge_index, edge_attr)
+    width, edges = case["heads"] * case["head_dim"], {"edge_dim": EDGE_FEATURES}
+    by_type = {r: edge_index[:, kind == t] for t, r in enumerate(relations)}
+    types_of = (["node"], relations)
+    return {
+        "GATConv": (lambda: library.GATConv(**alone), plain),
+        "GATConv edge_dim": (lambda: library.GATConv(**alone, **edges), attributed),
+        "GATv2Conv": (lambda: library.GATv2Conv(**alone), plain),
+        "GATv2Conv edge_dim": (lambda: library.GATv2Conv(**alone, **edges), attributed),
+        "TransformerConv": (lambda: library.TransformerConv(**shape), plain),
+        "TransformerConv edge_dim": (lambda: library.TransformerConv(**shape, **edges), attributed),
+        # In training nearly all of its time is the sampling of negative edges, PyG's in both.
+        "SuperGATConv MX": (
+            lambda: library.SuperGATConv(**alone, attention_type="MX").eval(),
+            plain,
+        ),
+        "AGNNConv": (lambda: library.AGNNConv(add_self_loops=False), plain),
+        "RGATConv": (lambda: library.RGATConv(**shape, num_relations=RELATIONS), (x, edge_index, kind)),
+        "HGTConv": (
+            lambda: library.HGTConv(case["in"], width, types_of, heads=case["heads"]),
+            ({"node": x}, by_type),
+        ),
+    }
+
+
+def dgl_layers(case: dict[str, Any], graph, x: Tensor, edge_attr: Tensor) -> dict[str, tuple]:
+    os.environ.setdefault("DGLBACKEND", "pytorch")  # else the answer is written to the home directory
+    import dgl
+    from dgl import nn as library
+
+    g = dgl.graph(tuple(graph.edge_index), num_nodes=graph.num_src)
+    columns, size, heads = case["in"], case["head_dim"], case["heads"]
+    shape, loose = (columns, size, heads), {"allow_zero_in_degree": True}
+    nodes = torch.zeros(graph.num_src, dtype=torch.long, device=x.device)
+    kind = torch.arange(graph.num_edges, device=x.device) % RELATIONS
+    plain, attributed = (g, x), (g, x, edge_attr)
+    return {
+        "GATConv": (lambda: library.GATConv(*shape, **loose), plain),
+        "GATv2Conv": (lambda: library.GATv2Conv(*shape, **loose), plain),
+        "DotGatConv": (lambda: library.DotGatConv(*shape, **loose), plain),
+        "AGNNConv": (lambda: library.AGNNConv(**loose), plain),
+        "EGATConv": (lambda: library.EGATConv(columns, EDGE_FEATURES, size, EDGE_FEATURES, heads), attributed),
+        "EdgeGATConv": (lambda: library.EdgeGATConv(columns, EDGE_FEATURES, size, heads, **loose), attributed),
+        "HGTConv": (
+            lambda: library.HGTConv(columns, size, heads, 1, RELATIONS, dropout=0.0),
+            (g, x, nodes, kind),
+        ),
+    }
+
+
+LAYERS = {"PyG": pyg_layers, "DGL": dgl_layers}
+
+
+def tensors(value: Any) -> list[Tensor]:
+    """The floating-point tensors in the nested results or arguments of a layer, in order."""
+    if isinstance(value, Tensor):
+        return [value] if value.is_floating_point() else []
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    return [t for v in value for t in tensors(v)] if isinstance(value, tuple | list) else []
+
+
+def measure_layer(case: dict[str, Any], bench: Bench) -> dict[str, Any]:
+    """A training step of one layer, with the gradients of its features and of all parameters."""
+    torch._dynamo.reset()
+    graph, library, device = bench.graph(case["graph"]), case["library"], bench.device
+    torch.manual_seed(0)
+    x = torch.randn(graph.num_src, case["in"]).to(device).requires_grad_()
+    edge_attr = torch.randn(graph.num_edges, EDGE_FEATURES).to(device).requires_grad_()
+
+    @functools.cache
+    def upstream():
+        make, arguments = LAYERS[library](case, graph, x, edge_attr)[case["layer"]]
+        torch.manual_seed(0)
+        return make().to(device), arguments
+
+    def layer_of(name: str, way: str) -> Step:
+        theirs, arguments = upstream()
+        layer = copy.deepcopy(theirs)
+        if name == "dfgnn":
+            changed = dfgnn.accelerate(layer)
+            assert changed.replaced, changed
+        call = torch.compile(layer) if way == "compiled" else layer
+        step = _layer_step(call, layer, arguments, case.get("fresh", False))
+        with torch.no_grad():
+            pairs = list(zip(tensors(call(*arguments)), tensors(theirs(*arguments))))
+        difference = max(float((a - b).abs().max() / b.abs().max().clamp(min=1e-30)) for a, b in pairs)
+        return Step(step, 1, 0 if way == "eager" else None, {"difference": significant(difference)})
+
+    contestants = [
+        Contestant(name, way, "float32", functools.partial(layer_of, name, way))
+        for way, name in itertools.product(case["ways"], (library, "dfgnn"))
+        if not (library == "DGL" and way == "compiled")
+    ]
+    found = compare(contestants, device, bench.seconds)
+    return {"nodes": graph.num_dst, "edges": graph.num_edges, "contestants": found}
+
+
+def _layer_step(call: Callable, layer: nn.Module, arguments: tuple, fresh: bool) -> Callable[[], Any]:
+    leaves = [t for t in tensors(arguments) if t.requires_grad] + list(layer.parameters())
+    grads: list[Tensor] = []
+
+    def step():
+        given = arguments
+        if fresh:
+            given = tuple(t.clone() if isinstance(t, Tensor) and t.dtype == torch.int64 else t for t in given)
+        out = tensors(call(*given))
+        if not grads:
+            grads.extend(torch.randn_like(t) for t in out)
+        return torch.autograd.grad(out, leaves, grads, allow_unused=True)
+
+    return step
