@@ -1,0 +1,462 @@
+"""The tables of the documents, from the results alone.
+
+What stands between ``<!-- scoreboard:NAME -->`` and ``<!-- /scoreboard -->`` in README.md and in the pages of docs
+is written by ``fill``; NAME is the device and the name of a table (``cuda-models``) or that of a ``SENTENCE``.
+A mean is taken over all graphs of its table or not at all. In a comparison the best way of dfgnn stands against
+the best way of all others, in any dtype that is no more precise than dfgnn's.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from . import records
+
+MARKED = re.compile(r"<!-- scoreboard:([\w-]+) -->(.*?)<!-- /scoreboard -->", flags=re.DOTALL)
+DEVICES = ("cuda", "cpu")
+SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+NAMES = {"gat": "GAT", "gatv2": "GATv2", "dot": "dot product"}
+DASH = "–"
+Case = dict[str, Any]
+
+
+def results_of(folder: Path) -> dict[str, dict[str, Any]]:
+    """By device, of those that were measured."""
+    paths = {device: folder / f"{device}.json" for device in DEVICES}
+    return {device: records.read(path) for device, path in paths.items() if path.is_file()}
+
+
+def pages_of(root: Path) -> list[Path]:
+    return [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+
+
+def fill(root: Path, results: Path) -> list[Path]:
+    """Fills all pages and returns those that changed. Raises ValueError for an unknown name."""
+    changed, found = [], results_of(results)
+    for page in pages_of(root):
+        text = page.read_text()
+        new = filled(text, found, page.name)
+        if new != text:
+            page.write_text(new)
+            changed.append(page)
+    return changed
+
+
+def filled(text: str, results: dict[str, dict], page: str) -> str:
+    """The text of a page with its tables."""
+
+    def replaced(match: re.Match) -> str:
+        name = match[1]
+        content = rendered(name, results, page)
+        space = "\n" if match[2].startswith("\n") else ""
+        return f"<!-- scoreboard:{name} -->{space}{content}{space}<!-- /scoreboard -->"
+
+    if text.count("<!-- scoreboard:") != text.count("<!-- /scoreboard -->"):
+        raise ValueError(f"{page}: expected an end, <!-- /scoreboard -->, for each <!-- scoreboard:NAME -->")
+    return MARKED.sub(replaced, text)
+
+
+def rendered(name: str, results: dict[str, dict], page: str = "") -> str:
+    if name in SENTENCES:
+        return SENTENCES[name](results)
+    device, _, table = name.partition("-")
+    if device not in DEVICES or table not in TABLES:
+        names = [*SENTENCES, *(f"{d}-{t}" for d in DEVICES for t in TABLES)]
+        raise ValueError(f"{page}: scoreboard:{name}: expected one of {', '.join(names)}")
+    if device not in results:
+        return missing(device)
+    return TABLES[table](results[device]) or missing(device)
+
+
+def missing(device: str) -> str:
+    return f"*Not measured yet: `python benchmarks/scoreboard.py --device {device}` does.*"
+
+
+# ---- reading ---------------------------------------------------------------------------------------------
+
+
+def cases_of(results: dict, *parts: str, **options) -> list[Case]:
+    """Measured cases of these parts with these values."""
+    return [
+        case
+        for case in results["cases"]
+        if case["part"] in parts
+        and "contestants" in case
+        and all(case.get(name) == value for name, value in options.items())
+    ]
+
+
+def dtypes_of(case: Case) -> list[str]:
+    return list(dict.fromkeys(c["dtype"] for c in case["contestants"]))
+
+
+def times(case: Case, dtype: str) -> dict[tuple[str, str], dict]:
+    """(library, way): contestant."""
+    return {(c["library"], c["way"]): c for c in case["contestants"] if c["dtype"] == dtype}
+
+
+def best_of(contestants: Iterable[dict]) -> tuple[float, dict] | None:
+    """The least median, and whose it is."""
+    measured = [(ms, c) for c in contestants if (ms := records.median(c)) is not None]
+    return min(measured, key=lambda pair: pair[0]) if measured else None
+
+
+def is_ours(contestant: dict) -> bool:
+    return contestant["library"] == "dfgnn"
+
+
+def is_other(contestant: dict) -> bool:
+    """Whether it does the same by another library: not dfgnn, and not a part of the work alone."""
+    return not is_ours(contestant) and contestant["library"] != "the loader alone"
+
+
+def comparison(case: Case, dtype: str) -> tuple[float, dict, float, dict] | None:
+    """Ours and whose, the strongest alternative and whose."""
+    ours = best_of(c for c in case["contestants"] if is_ours(c) and c["dtype"] == dtype and is_whole(c))
+    allowed = ("float32", dtype) if dtype != "float32" else ("float32",)
+    others = best_of(c for c in case["contestants"] if is_other(c) and c["dtype"] in allowed)
+    return (*ours, *others) if ours and others else None
+
+
+def is_whole(contestant: dict) -> bool:
+    """Not one of dfgnn's that does less than the others."""
+    return contestant["way"] != "without edges"
+
+
+def number(value: float) -> str:
+    """Three digits."""
+    return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
+
+
+def milliseconds(contestant: dict | None) -> str:
+    if contestant is None:
+        return ""
+    ms = records.median(contestant)
+    return number(ms) if ms is not None else why(contestant["failed"])
+
+
+def why(failed: str) -> str:
+    if "OutOfMemory" in failed or "out of memory" in failed:
+        return "out of memory"
+    if failed.startswith(("ModuleNotFoundError", "ImportError")):
+        return "not installed"
+    if failed.startswith("NotImplementedError"):
+        return "not there"
+    return "failed"
+
+
+def threads_text(count: int) -> str:
+    return f"{count} thread{'s' if count > 1 else ''}"
+
+
+def mean(values: list[float | None]) -> str:
+    """The geometric mean, if all of them are there."""
+    known = [v for v in values if v is not None]
+    if not known or len(known) < len(values):
+        return DASH
+    return number(math.exp(sum(map(math.log, known)) / len(known)))
+
+
+def table(heads: list[str], rows: list[list[str]], left: int = 1) -> str:
+    align = ["---"] * left + ["--:"] * (len(heads) - left)
+    return "\n".join(f"| {' | '.join(row)} |" for row in [heads, align, *rows])
+
+
+def note(cases: list[Case]) -> str:
+    """What was not installed, and which graphs could not be had."""
+    absent: dict[str, bool] = {}
+    for c in (c for case in cases for c in case["contestants"]):
+        gone = why(c["failed"]) == "not installed" if "failed" in c else False
+        name = c["library"] if c["way"] != "NeighborLoader" else "PyG's sampler (pyg-lib)"
+        absent[name] = absent.get(name, True) and gone
+    names = [name for name, gone in absent.items() if gone]
+    return f"\n\nNot installed there: {', '.join(names)}." if names else ""
+
+
+# ---- tables ----------------------------------------------------------------------------------------------
+
+
+def setup(results: dict) -> str:
+    lines = []
+    for run in results["runs"]:
+        if "gpu" in run:
+            where = f"{run['gpu']}, driver {run['driver']}, CUDA {run['cuda']}"
+        else:
+            where = f"{run['cpu']}, {threads_text(run['threads'])}"
+        changes = " with uncommitted changes" if run["uncommitted_changes"] else ""
+        also = [f"{k} {run[k]}" for k in ("torch_geometric", "dgl", "turbo_gnn", "pyg_lib") if run.get(k)]
+        commit = (run["commit"] or "unknown")[:12]
+        lines.append(f"{where}; torch {run['torch']}, {', '.join(also)}; commit {commit}{changes}, {run['date'][:10]}")
+    return "\n".join(f"- {text}." for text in dict.fromkeys(lines))
+
+
+def label(case: Case) -> str:
+    name = NAMES.get(case["layer"], case["layer"])
+    layers = f", {case['layers']} layers" if "layers" in case else ""
+    return f"{name}{layers}, {case['heads']}×{case['head_dim']}"
+
+
+def graph_label(case: Case) -> str:
+    name = case["graph"]
+    if name.startswith("random-"):
+        name = f"random, {case['nodes']:,} nodes"
+    batch = f", batches of {case['batch']}" if "batch" in case else ""
+    return f"{name}{batch}, {case['edges']:,} edges"
+
+
+def compared(*parts: str, heading: str = "model") -> Callable[[dict], str]:
+    """A row per case and dtype, a column per library and way, least gain first."""
+
+    def render(results: dict) -> str:
+        cases = cases_of(results, *parts)
+        pairs = [(case, dtype) for case in cases for dtype in dtypes_of(case)]
+        columns: dict[tuple[str, str], bool] = {}
+        for case, dtype in pairs:
+            for name, c in times(case, dtype).items():
+                gone = "failed" in c and why(c["failed"]) in ("not installed", "not there")
+                columns[name] = columns.get(name, False) or not gone
+        shown = sorted((n for n, there in columns.items() if there), key=lambda n: n[0] == "dfgnn")
+        several = len({case.get("threads") for case in cases}) > 1
+        heads = [heading, "graph", *(["threads"] if several else []), "type"]
+        heads += [" ".join(n).removesuffix(" eager") for n in shown] + ["times as fast"]
+        rows = []
+        for case, dtype in pairs:
+            found, cells = comparison(case, dtype), times(case, dtype)
+            gain = found[2] / found[0] if found else math.inf
+            row = [label(case), graph_label(case), *([str(case["threads"])] if several else []), SHORT[dtype]]
+            row += [milliseconds(cells.get(name)) for name in shown]
+            rows.append((gain, [*row, number(gain) if found else DASH]))
+        if not rows:
+            return ""
+        rows.sort(key=lambda pair: pair[0])
+        return table(heads, [row for _, row in rows], 3 + several) + note(cases)
+
+    return render
+
+
+def attention(part: str) -> Callable[[dict], str]:
+    """Training by kernels alone (by calls on the CPU), and in brackets times the byte bound."""
+
+    def render(results: dict) -> str:
+        cases, tables = cases_of(results, part), []
+        shapes = dict.fromkeys((c["heads"], c["head_dim"], c["mode"], c.get("threads")) for c in cases)
+        for heads, dim, mode, threads in shapes:
+            mine = [
+                c
+                for c in cases
+                if (c["heads"], c["head_dim"], c["mode"], c.get("threads")) == (heads, dim, mode, threads)
+            ]
+            names = list(dict.fromkeys((c["layer"], d) for c in mine for d in dtypes_of(c)))
+            graphs = list(dict.fromkeys(c["graph"] for c in mine))
+            values: dict[tuple, float | None] = {}
+            rows = []
+            for graph in graphs:
+                of = {c["layer"]: c for c in mine if c["graph"] == graph}
+                any_case = next(iter(of.values()))
+                floors = [floor_of(any_case, dtype) for dtype in dtypes_of(any_case)]
+                cells = []
+                for layer, dtype in names:
+                    ms, bound = kernels(of.get(layer), dtype)
+                    values[graph, layer, dtype] = ms / bound if ms and bound else None
+                    cells.append(f"{number(ms)} ({ms / bound:.2f})" if ms and bound else DASH)
+                edges, degree = f"{any_case['edges']:,}", f"{any_case['largest_degree']:,}"
+                rows.append([graph, edges, degree, " / ".join(floors), *cells])
+            means = [mean([values[g, *name] for g in graphs]) for name in names]
+            rows.append([f"geometric mean of {len(graphs)}", "", "", "", *means])
+            shape = f"{heads}×{dim}, {mode}" + (f", {threads_text(threads)}" if threads else "")
+            heads_of = [f"{NAMES[layer]} {SHORT[dtype]}" for layer, dtype in names]
+            tables.append(table([shape, "edges", "largest degree", "floor", *heads_of], rows))
+        return "\n\n".join(tables)
+
+    return render
+
+
+def floor_of(case: Case, dtype: str) -> str:
+    floor = case["floor"].get(dtype, {})
+    ms = floor.get("kernels", floor.get("eager"))
+    return DASH if ms is None else number(ms)
+
+
+def kernels(case: Case | None, dtype: str) -> tuple[float | None, float | None]:
+    """ms of dfgnn's kernels and the byte bound, by the kind of timing that both have."""
+    if case is None:
+        return None, None
+    found, bound = times(case, dtype), case["byte_bound"].get(dtype, {})
+    for way, kind in (("captured", "kernels"), ("eager", "eager")):
+        ms = records.median(found.get(("dfgnn", way), {}))
+        if ms is not None and kind in bound:
+            return ms, bound[kind]
+    return None, None
+
+
+def alternatives(results: dict) -> str:
+    """How many times the strongest alternative's time, per graph, layer and dtype, and whose that is."""
+    cases = [c for c in cases_of(results, "attention", "compiled") if c["mode"] == "train"]
+    names = list(dict.fromkeys((c["layer"], d) for c in cases if c["part"] == "attention" for d in dtypes_of(c)))
+    keys = list(dict.fromkeys((c["graph"], c.get("threads")) for c in cases))
+    rows, values = [], {}
+    for graph, threads in keys:
+        cells = []
+        for layer, dtype in names:
+            of = [c for c in cases if (c["graph"], c.get("threads"), c["layer"]) == (graph, threads, layer)]
+            found = [f for c in of if (f := comparison(c, dtype))]
+            # Ratios are taken within a case, whose contestants took turns; the strongest says least.
+            least = min(found, key=lambda f: f[2] / f[0], default=None)
+            values[graph, threads, layer, dtype] = least[2] / least[0] if least else None
+            who = f"{least[3]['library']} {least[3]['way']}".removesuffix(" eager") if least else ""
+            if least and least[3]["dtype"] != dtype:
+                who += f" {SHORT[least[3]['dtype']]}"
+            cells.append(f"{number(least[2] / least[0])}, {who}" if least else DASH)
+        rows.append([f"{graph}, {threads_text(threads)}" if threads else graph, *cells])
+    if not rows:
+        return ""
+    means = [mean([values[(*key, *name)] for key in keys]) for name in names]
+    rows.append([f"geometric mean of {len(keys)}", *means])
+    heads = ["times as fast as", *(f"{NAMES[layer]} {SHORT[dtype]}" for layer, dtype in names)]
+    return table(heads, rows) + note([c for c in cases if c["part"] == "attention"])
+
+
+def memory(results: dict) -> str:
+    """MB at the peak above inputs and results, dfgnn's and PyG's."""
+    cases = cases_of(results, "attention", mode="train")
+    layers = list(dict.fromkeys(c["layer"] for c in cases))
+    rows = []
+    for graph in dict.fromkeys(c["graph"] for c in cases):
+        of = {c["layer"]: c for c in cases if c["graph"] == graph}
+        one = next(iter(of.values()))
+        for dtype in dtypes_of(one):
+            size = {"float32": 4}.get(dtype, 2)
+            features = one["nodes"] * one["heads"] * one["head_dim"] * size / 1e6
+            cells = [graph, SHORT[dtype], number(features), number(one["edges"] * one["heads"] * 4 / 1e6)]
+            for layer in layers:
+                found = times(of[layer], dtype) if layer in of else {}
+                pair = [found.get((library, "eager"), {}) for library in ("dfgnn", "PyG")]
+                cells.append(" / ".join(megabytes(c) for c in pair))
+            rows.append(cells)
+    heads = ["graph", "type", "N·F", "E·H in fp32", *(f"{NAMES[layer]}: dfgnn / PyG" for layer in layers)]
+    return table(heads, rows, 2) if rows else ""
+
+
+def megabytes(contestant: dict) -> str:
+    if "extra_mb" in contestant:
+        return number(contestant["extra_mb"])
+    return why(contestant["failed"]) if "failed" in contestant else DASH
+
+
+def accuracy(results: dict) -> str:
+    """The largest relative error against float64 over all graphs and shapes, output / gradients."""
+    cases = cases_of(results, "attention", "shapes", "inference")
+    libraries = ("dfgnn", "PyG", "DGL", "turbo-gnn")
+    worst: dict[tuple, dict[str, float]] = {}
+    for case in cases:
+        for c in case["contestants"]:
+            for kind, value in c.get("error", {}).items():
+                if kind != "rows":
+                    mine = worst.setdefault((case["layer"], c["dtype"], c["library"]), {})
+                    mine[kind] = max(mine.get(kind, 0.0), value)
+    rows = []
+    for layer, dtype in dict.fromkeys(key[:2] for key in worst):
+        cells = []
+        for library in libraries:
+            found = worst.get((layer, dtype, library), {})
+            cells.append(" / ".join(f"{found[k]:.1e}" for k in ("out", "gradients") if k in found) or DASH)
+        rows.append([NAMES[layer], SHORT[dtype], *cells])
+    return table(["function", "type", *libraries], rows, 2) if rows else ""
+
+
+def break_even(results: dict) -> str:
+    """Preprocessing, and after how many eager steps it has paid against the fastest eager alternative."""
+    rows = []
+    for case in cases_of(results, "attention", mode="train"):
+        for dtype in dtypes_of(case)[:1]:
+            mine = [c for c in case["contestants"] if c["dtype"] == dtype and c["way"] == "eager"]
+            ours, others = best_of(filter(is_ours, mine)), best_of(filter(is_other, mine))
+            spent = case["preprocessing_ms"]
+            total = sum(ms for ms in spent.values() if isinstance(ms, int | float))
+            row = [case["graph"], NAMES[case["layer"]]]
+            row += [number(spent[k]) for k in ("csr", "reverse_csr", "plan", "reverse_plan")]
+            if ours and others and others[0] > ours[0]:
+                steps = f"{math.ceil(total / (others[0] - ours[0])):,}, {others[1]['library']}"
+            else:
+                steps = "never" if ours and others else DASH
+            rows.append([*row, number(ours[0]) if ours else DASH, steps])
+    heads = ["graph", "function", "CSR", "reverse CSR", "plan", "reverse plan", "a step", "pays after steps"]
+    return table(heads, rows, 2) if rows else ""
+
+
+TABLES: dict[str, Callable[[dict], str]] = {
+    "setup": setup,
+    "attention": attention("attention"),
+    "shapes": attention("shapes"),
+    "alternatives": alternatives,
+    "models": compared("models"),
+    "sizes": compared("sizes"),
+    "fresh": compared("fresh"),
+    "layers": compared("layers", heading="layer"),
+    "dropout": compared("dropout", heading="function"),
+    "inference": compared("inference", heading="function"),
+    "edges": compared("edges", heading="function"),
+    "dense": compared("dense", heading="function"),
+    "molecules": compared("molecules"),
+    "sampled": compared("sampled"),
+    "memory": memory,
+    "accuracy": accuracy,
+    "break-even": break_even,
+}
+
+
+# ---- sentences of README ---------------------------------------------------------------------------------
+
+
+def headline(results: dict[str, dict]) -> str:
+    """The first comparison of attention on the GPU: eager beside eager, and beside the strongest."""
+    if "cuda" not in results:
+        return missing("cuda")
+    cases = cases_of(results["cuda"], "attention", layer="gat", heads=4, head_dim=32, mode="train")
+    if not cases:
+        return missing("cuda")
+    case, gpu = cases[0], results["cuda"]["runs"][cases[0]["run"]]["gpu"]
+    found = times(case, "float32")
+    ours, theirs = (records.median(found.get((name, "eager"), {})) for name in ("dfgnn", "PyG"))
+    if ours is None or theirs is None:
+        return missing("cuda")
+    text = (
+        f"On an {gpu} a training step of GAT attention on {case['graph']} ({case['edges'] / 1e6:.1f} million "
+        f"edges, {case['heads']} heads of {case['head_dim']} numbers, float32) takes {number(ours)} ms, where PyG's "
+        f"operations take {number(theirs)} ms"
+    )
+    compiled = cases_of(results["cuda"], "compiled", graph=case["graph"], layer="gat")
+    if compiled and (best := best_of(filter(is_other, compiled[0]["contestants"]))):
+        way = {"compiled": "under `torch.compile`"}.get(best[1]["way"], "compiled, in a CUDA graph,")
+        text += f" and {way} {number(best[0])} ms"
+    return text + "."
+
+
+def summary(results: dict[str, dict]) -> str:
+    """What a reader of README compares: a row per task, the strongest alternative beside the best of dfgnn."""
+    wanted = [
+        ("cuda", {"part": "attention", "graph": ("ogbn-arxiv", "arxiv~")}),
+        ("cuda", {"part": "models", "graph": ("Cora", "Cora~", "ogbn-arxiv", "arxiv~")}),
+        ("cpu", {"part": "layers", "graph": ("PubMed", "PubMed~")}),
+        ("cpu", {"part": "models", "graph": ("Cora", "Cora~")}),
+    ]
+    rows = []
+    for device, options in wanted:
+        for case in cases_of(results.get(device, {"cases": []}), options["part"]):
+            found = comparison(case, "float32")
+            if case["graph"] not in options["graph"] or not found:
+                continue
+            run = results[device]["runs"][case["run"]]
+            where = run.get("gpu") or f"CPU, {threads_text(case['threads'])}"
+            ours, theirs = (f"{number(ms)} ms, {c['library']} {c['way']}" for ms, c in (found[:2], found[2:]))
+            what = "attention" if case["part"] == "attention" else "layer" if "in" in case else "model"
+            rows.append([f"{what}: {label(case)}", graph_label(case), where, theirs, ours, number(found[2] / found[0])])
+    if not rows:
+        return missing("cuda")
+    heads = ["training step", "graph", "on", "strongest alternative", "dfgnn", "times as fast"]
+    return table(heads, rows, 5)
+
+
+SENTENCES: dict[str, Callable[[dict[str, dict]], str]] = {"headline": headline, "summary": summary}

@@ -1,0 +1,139 @@
+"""A CUDA device that is none: what programs ask of "cuda" is done on the CPU.
+
+It is for dry runs of the branches that programs take on a GPU. Tensors asked for on "cuda" are made on the CPU,
+events and streams run the clock, a CUDA graph runs what was captured again. What only a kernel can do fails as it
+does without a GPU.
+"""
+
+import contextlib
+import time
+from types import SimpleNamespace
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+CALLS: list[str] = []
+
+
+class OnCpu(TorchFunctionMode):
+    """Moves what is asked for on "cuda" to the CPU."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.device:
+            return function(*args, **(kwargs or {}))
+        kwargs = {name: _cpu(value) for name, value in (kwargs or {}).items()}
+        if getattr(function, "__name__", "") == "pin_memory":
+            return args[0]
+        return function(*map(_cpu, args), **kwargs)
+
+
+def _cpu(value):
+    if isinstance(value, torch.device) and value.type == "cuda":
+        return torch.device("cpu")
+    return "cpu" if isinstance(value, str) and value.startswith("cuda") else value
+
+
+class Event:
+    def __init__(self, enable_timing=False):
+        self.time = 0.0
+
+    def record(self, stream=None):
+        self.time = time.perf_counter()
+
+    def elapsed_time(self, end):
+        CALLS.append("elapsed_time")
+        return max((end.time - self.time) * 1e3, 1e-6)
+
+    def synchronize(self):
+        pass
+
+
+class Stream:
+    def __init__(self, *args, **kwargs):
+        pass
+
+    def wait_stream(self, other):
+        pass
+
+    def synchronize(self):
+        pass
+
+
+class CUDAGraph:
+    def replay(self):
+        CALLS.append("replay")
+
+
+@contextlib.contextmanager
+def _graph(graph, **options):
+    CALLS.append("capture")
+    yield
+
+
+def _generator_class():
+    """A class, which annotations of torch's take it for, that makes generators of the CPU."""
+    real = torch.Generator
+
+    class Meta(type):
+        def __instancecheck__(cls, instance):
+            return isinstance(instance, real)
+
+    class Generator(metaclass=Meta):
+        def __new__(cls, device="cpu"):
+            return real(_cpu(device))
+
+    return Generator
+
+
+def install(monkeypatch, memory: int = 80 * 10**9):
+    """Until the test ends, torch has this device. Returns the list of what was asked of it."""
+    CALLS.clear()
+
+    def counted(name, result=None):
+        def call(*args, **kwargs):
+            CALLS.append(name)
+            return result
+
+        return call
+
+    properties = SimpleNamespace(
+        L2_cache_size=50 * 2**20, total_memory=memory, multi_processor_count=132, name="a fake", major=9, minor=0
+    )
+    stream = Stream()
+    fakes = {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "set_device": counted("set_device"),
+        "synchronize": counted("synchronize"),
+        "empty_cache": counted("empty_cache"),
+        "memory_allocated": counted("memory_allocated", 0),
+        "max_memory_allocated": counted("max_memory_allocated", 4096),
+        "reset_peak_memory_stats": counted("reset_peak_memory_stats"),
+        "mem_get_info": lambda *_: (memory, memory),
+        "get_device_properties": lambda *_: properties,
+        "get_device_name": lambda *_: "a fake",
+        "Event": Event,
+        "Stream": Stream,
+        "CUDAGraph": CUDAGraph,
+        "graph": _graph,
+        "stream": lambda stream: contextlib.nullcontext(),
+        "current_stream": lambda *_: stream,
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(torch, "Generator", _generator_class())
+    autocast = torch.autocast
+    monkeypatch.setattr(torch, "autocast", lambda kind, *args, **kwargs: autocast(_cpu(kind), *args, **kwargs))
+    mode = OnCpu()
+    mode.__enter__()
+    return CALLS, mode
+
+
+@contextlib.contextmanager
+def fake_cuda(monkeypatch):
+    calls, mode = install(monkeypatch)
+    try:
+        yield calls
+    finally:
+        mode.__exit__(None, None, None)
