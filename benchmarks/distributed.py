@@ -440,7 +440,7 @@ def death(args):
     return record
 
 
-def main():
+def main(argv=None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -459,7 +459,7 @@ def main():
     parser.add_argument("--json", type=Path, help="write the results here")
     parser.add_argument("--plot", type=Path, help="draw the timelines of these results instead")
     parser.add_argument("--picture", type=Path, default=Path("overlap.png"))
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     if args.plot:
         return plot(args.plot, args.picture)
     if args.sections == ["death"]:

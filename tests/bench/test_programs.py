@@ -1,0 +1,125 @@
+"""Every program under benchmarks runs: on the CPU, and its branches for CUDA on a device that is none.
+
+A dry run takes the very calls that a GPU would get, on the CPU's tensors: a program that has not kept up with what
+it calls fails here and not on the machine that was hired for it.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("torch_geometric", reason="the benchmarks compare with it")
+pytest.importorskip("numpy", reason="the benchmarks need numpy")
+
+import fake_cuda  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "benchmarks"
+# Modules of programs, and the program whose tests are in a file of their own.
+ELSEWHERE = {"distributed_data", "distributed_timeline", "papers100m", "scoreboard"}
+PROGRAMS = {
+    "reorder": ["--graphs", "cora~", "--repeats", "1"],
+    "scaling": ["--graphs", "cora~", "--parts", "2", "--methods", "random", "contiguous"],
+    "weather_mesh": ["--refinement", "1", "--grid", "60", "--heads", "2", "--head-dim", "8", "--dtypes", "float32",
+                     "--budget", "0.001", "--layers"],
+    "distributed": ["--sections", "full", "papers", "--graph", "cora~", "--steps", "1", "--models", "gat",
+                    "--scale", "1000000"],
+}  # fmt: skip
+
+
+def test_every_program_is_run():
+    assert {path.stem for path in FOLDER.glob("*.py")} == set(PROGRAMS) | ELSEWHERE
+
+
+@pytest.fixture
+def program(request, monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    before = set(sys.modules)
+    yield __import__(request.param)
+    for name in set(sys.modules) - before:
+        if str(FOLDER) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def one_process(monkeypatch):
+    """What torchrun sets, and gloo in the place of NCCL."""
+    dist = torch.distributed
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    init, barrier = dist.init_process_group, dist.barrier
+    store = dist.HashStore()
+
+    def start(backend, timeout=None, device_id=None):
+        return init("gloo", store=store, rank=0, world_size=1, timeout=timeout)
+
+    monkeypatch.setattr(dist, "init_process_group", start)
+    monkeypatch.setattr(dist, "barrier", lambda device_ids=None: barrier())
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def results_of(program, arguments, path: Path) -> dict:
+    program.main([*arguments, "--json", str(path)])
+    return json.loads(path.read_text())
+
+
+def failures(value) -> list[str]:
+    """What is named as failed, anywhere in the results."""
+    if isinstance(value, dict):
+        own = [str(value[name]) for name in ("failed", "unavailable") if name in value]
+        return own + [line for v in value.values() for line in failures(v)]
+    return [line for v in value for line in failures(v)] if isinstance(value, list) else []
+
+
+@pytest.mark.parametrize("program", PROGRAMS, indirect=True)
+def test_on_the_cpu(program, one_process, tmp_path):
+    if program.__name__ == "reorder":
+        pytest.importorskip("sknetwork", reason="communities need scikit-network")
+    results = results_of(program, PROGRAMS[program.__name__], tmp_path / "results.json")
+    assert results["environment"]["device"] == "cpu"
+    assert not failures(results)
+
+
+@pytest.mark.parametrize("program", ["reorder", "weather_mesh", "distributed"], indirect=True)
+def test_dry_on_cuda(program, one_process, tmp_path, monkeypatch):
+    """scaling.py has no branch for CUDA."""
+    arguments = PROGRAMS[program.__name__]
+    if program.__name__ == "reorder":
+        pytest.importorskip("sknetwork", reason="communities need scikit-network")
+    if program.__name__ == "distributed":
+        monkeypatch.setattr(program, "DistributedDataParallel", lambda net, **options: net)
+    else:
+        arguments = [*arguments, "--device", "cuda"]
+    with fake_cuda.fake_cuda(monkeypatch) as calls:
+        results = results_of(program, arguments, tmp_path / "results.json")
+    assert results["environment"]["gpu"] == "a fake"
+    assert not failures(results)
+    assert "synchronize" in calls
+
+
+def test_the_plan_of_training_names_scripts():
+    plan = json.loads((FOLDER / "training.json").read_text())
+    missing = [entry["script"] for entry in plan if not (ROOT / entry["script"]).is_file()]
+    assert plan and not missing
+
+
+def test_training_asks_for_what_compare_takes(tmp_path):
+    """training.sh, with a Python that prints what it was given."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "$@"\n')
+    python.chmod(0o755)
+    environment = {**os.environ, "PYTHON": str(python), "DFGNN_DATA": "/data"}
+    command = ["bash", str(FOLDER / "training.sh"), str(tmp_path), "60"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    flags = {word for word in done.stdout.split() if word.startswith("--")}
+    assert len(done.stdout.splitlines()) == 2
+    text = (ROOT / "examples" / "compare.py").read_text()
+    assert all(f'"{flag}"' in text for flag in flags - {"--root", "--device", "--max-seconds"})
