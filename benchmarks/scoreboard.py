@@ -12,12 +12,13 @@ in one process, at least five samples each; one that fails is named with the rea
 
 Then the tables between the markers ``<!-- scoreboard:NAME -->`` and ``<!-- /scoreboard -->`` of README.md and
 of the pages in docs are filled and the pictures drawn, from the files in benchmarks/results alone.
-Needs torch_geometric beside torch and NumPy; DGL and turbo-gnn are measured where they are installed, pictures
-need matplotlib. Real graphs are those of DFGNN_DATA; for others random ones of the same size are taken, named
-with a ~.
+Needs torch_geometric beside torch and NumPy; DGL and turbo-gnn are measured where they are installed, and
+pictures need matplotlib. Real graphs are those of DFGNN_DATA; for others random ones of the same size are
+taken, named with a ~.
 """
 
 import argparse
+import gc
 import os
 import sys
 import time
@@ -77,6 +78,7 @@ def measure(args: argparse.Namespace) -> int:
     found = records.Records(path, environment)
     print(report.environment_line(environment))
     bench = attention.Bench(device, args.seconds or (0.05 if args.quick else 1.0))
+    gc.freeze()  # what was imported is not looked through again and again for garbage
     end, wrong = time.monotonic() + 60 * args.minutes, 0
     for number, case in enumerate(listed):
         if found.has(case):

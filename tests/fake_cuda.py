@@ -1,8 +1,8 @@
 """A CUDA device that is none: what programs ask of "cuda" is done on the CPU.
 
-It is for dry runs of the branches that programs take on a GPU. Tensors asked for on "cuda" are made on the CPU,
-events read the clock, and what a CUDA graph captures runs once, when it is captured. What only a kernel can do
-fails as it does without a GPU.
+It is for dry runs of the branches that programs take on a GPU. Tensors asked for on "cuda" are made on the
+CPU, events read the clock, and what a CUDA graph captures runs once, when it is captured. What only a kernel
+can do fails as it does without a GPU.
 """
 
 import contextlib
@@ -84,7 +84,8 @@ class Profile:
     def export_chrome_trace(self, path):
         names = {"ncclDevKernel_SendRecv": (0, 20), "dfgnn::forward_kernel": (10, 20)}
         events = [
-            {"cat": "kernel", "name": name, "ts": start, "dur": length} for name, (start, length) in names.items()
+            {"cat": "kernel", "name": name, "ts": start, "dur": length}
+            for name, (start, length) in names.items()
         ]
         Path(path).write_text(json.dumps({"traceEvents": events}))
 
@@ -125,7 +126,12 @@ def fake_cuda(monkeypatch, memory: int = 80 * 10**9):
         return call
 
     properties = SimpleNamespace(
-        L2_cache_size=50 * 2**20, total_memory=memory, multi_processor_count=132, name="a fake", major=9, minor=0
+        L2_cache_size=50 * 2**20,
+        total_memory=memory,
+        multi_processor_count=132,
+        name="a fake",
+        major=9,
+        minor=0,
     )
     stream = Stream()
     fakes = {

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dfgnn import Graph, functional
 from dfgnn.bench import bounds, peers, run, yardsticks
+from dfgnn.bench.measure import reason
 from dfgnn.bench.workloads import LAYERS, Workload, sample_rows
 
 from . import data
@@ -95,6 +96,10 @@ def measure(case: dict[str, Any], bench: Bench) -> dict[str, Any]:
         exact = None if dropout else functools.cache(functools.partial(_exact, work, mode))
         contestants += _contestants(case, graph, work, exact, dtype, cuda)
     found = compare(contestants, bench.device, bench.seconds)
+    try:
+        preprocessing = bench.preprocessing(heads, dim)
+    except torch.OutOfMemoryError as error:
+        preprocessing = {"unavailable": reason(error)}
     return {
         "nodes": graph.num_dst,
         "edges": graph.num_edges,
@@ -103,7 +108,7 @@ def measure(case: dict[str, Any], bench: Bench) -> dict[str, Any]:
         "floor": floors,
         "byte_bound": bound,
         "copy_gb_s": bench.copy_gb_s,
-        "preprocessing_ms": bench.preprocessing(heads, dim),
+        "preprocessing_ms": preprocessing,
         "contestants": found,
     }
 

@@ -27,8 +27,8 @@ FANOUTS, SEEDS = (5, 10, 15), 1_024
 
 
 class Molecules:
-    """The structure of the molecules of ogbg-molhiv, or, for a name with ~, chains of six-rings; loops are among
-    the edges. ``gather`` is the loader of both libraries: it makes a batch from the tensors of all.
+    """The structure of the molecules of ogbg-molhiv, or, for a name with ~, chains of six-rings; loops are
+    among the edges. ``gather`` is the loader of both libraries: it makes a batch from the tensors of all.
     """
 
     def __init__(self, name: str, count: int):
@@ -173,7 +173,7 @@ def measure_sampled(case: dict[str, Any], bench: Bench) -> dict[str, Any]:
             dfgnn.accelerate(model)
 
         def loss(batch) -> Tensor:
-            return F.cross_entropy(model(batch["x"], batch["edge_index"])[: len(batch["y"])], batch["y"])
+            return F.cross_entropy(model(batch["x"], batch["edge_index"]), batch["y"])
 
         step = _stepper(loss, model, way)
         if loader == "NeighborLoader":
@@ -185,7 +185,7 @@ def measure_sampled(case: dict[str, Any], bench: Bench) -> dict[str, Any]:
         def sampled():
             mine = seeds()
             sample = sampler.subgraph(mine)
-            return step({"x": x[sample.nodes], "edge_index": sample.edge_index, "y": y[mine]})
+            return step(_of_seeds(x, y, sample.nodes, sample.edge_index))
 
         return Step(sampled)
 
@@ -201,6 +201,12 @@ def measure_sampled(case: dict[str, Any], bench: Bench) -> dict[str, Any]:
     return {"nodes": graph.num_dst, "edges": graph.num_edges, "contestants": found}
 
 
+def _of_seeds(x: Tensor, y: Tensor, nodes: Tensor, edge_index: Tensor) -> dict[str, Tensor]:
+    """The batch of these nodes, of which the first ones count in the loss."""
+    others = torch.arange(min(SEEDS, len(nodes)), len(nodes), device=x.device)
+    return {"x": x[nodes], "edge_index": edge_index, "y": y[nodes].index_fill(0, others, -100)}
+
+
 def _neighbor_loader(graph, x: Tensor, y: Tensor, device) -> Iterator[dict[str, Tensor]]:
     """Batches without end. Raises ImportError where PyG has no sampler (pyg-lib or torch-sparse)."""
     from torch_geometric.data import Data
@@ -213,9 +219,7 @@ def _neighbor_loader(graph, x: Tensor, y: Tensor, device) -> Iterator[dict[str, 
     def batches() -> Iterator[dict[str, Tensor]]:
         while True:
             for batch in loader:
-                nodes = batch.n_id.to(device)
-                edge_index = batch.edge_index.to(device)
-                yield {"x": x[nodes], "edge_index": edge_index, "y": y[nodes[:SEEDS]]}
+                yield _of_seeds(x, y, batch.n_id.to(device), batch.edge_index.to(device))
 
     next(iter(loader))  # says what is missing
     return batches()
@@ -224,17 +228,28 @@ def _neighbor_loader(graph, x: Tensor, y: Tensor, device) -> Iterator[dict[str, 
 # ---- features of edges -----------------------------------------------------------------------------------
 
 
+@functools.cache
+def _meshes(refinement: int, grid: int, device: torch.device) -> dict[str, tuple[Tensor, int, int]]:
+    return weather_mesh.shapes(refinement, grid, device)
+
+
 def measure_edges(case: dict[str, Any], bench: Bench) -> dict[str, Any]:
     """Dot-product attention with raw features of edges on a mesh of a weather model, beside PyG's
     operations."""
     device, heads, dim = bench.device, case["heads"], case["head_dim"]
-    shape = weather_mesh.shapes(case["refinement"], case["grid"], device)[case["graph"]]
-    edge_index, num_src, num_dst = shape
+    edge_index, num_src, num_dst = _meshes(case["refinement"], case["grid"], device)[case["graph"]]
     contestants = []
     for dtype in case["dtypes"]:
         calls = functools.cache(
             functools.partial(
-                weather_mesh.contestants, edge_index, num_src, num_dst, heads, dim, getattr(torch, dtype), None
+                weather_mesh.contestants,
+                edge_index,
+                num_src,
+                num_dst,
+                heads,
+                dim,
+                getattr(torch, dtype),
+                None,
             )
         )
 

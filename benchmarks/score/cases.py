@@ -14,6 +14,7 @@ MEASURES = {
     "inference": attention.measure,
     "dropout": attention.measure,
     "models": models.measure,
+    "model-inference": models.measure,
     "fresh": models.measure,
     "sizes": models.measure,
     "layers": models.measure_layer,
@@ -46,7 +47,9 @@ PYG_LAYERS = (
 DGL_LAYERS = ("GATConv", "GATv2Conv", "DotGatConv", "AGNNConv", "EGATConv", "EdgeGATConv", "HGTConv")
 
 
-def functions(part: str, graphs, shape=(4, 32), layers=LAYERS, mode="train", dtypes=BOTH, **more) -> list[Case]:
+def functions(
+    part: str, graphs, shape=(4, 32), layers=LAYERS, mode="train", dtypes=BOTH, **more
+) -> list[Case]:
     """Cases of attention functions."""
     heads, dim = shape
     more = {"peers": [], **more}
@@ -60,11 +63,16 @@ def functions(part: str, graphs, shape=(4, 32), layers=LAYERS, mode="train", dty
 def whole(part: str, graph: str, convs, ways, dtypes=("float32",), **more) -> list[Case]:
     """Cases of whole models."""
     layers, heads, dim = MODELS.get(graph, (3, 4, 32))
+    more = {"mode": "train", **more}
     return [
         {"part": part, "graph": graph, "layer": conv, "layers": layers, "heads": heads, "head_dim": dim,
-         "mode": "train", "dtypes": list(dtypes), "ways": list(ways), **more}
+         "dtypes": list(dtypes), "ways": list(ways), **more}
         for conv in convs
     ]  # fmt: skip
+
+
+def inference(graph: str, ways) -> list[Case]:
+    return whole("model-inference", graph, CONVS, ways, mode="forward")
 
 
 def single(graph: str, shape, columns: int, library: str, layers, ways, part="layers", **more) -> list[Case]:
@@ -115,20 +123,23 @@ def cuda() -> list[Case]:
         *functions("compiled", first, dtypes=["float32"], compiled=True),
         *(case for graph in list(MODELS)[:3] for case in whole("models", graph, CONVS, ways)),
         *functions("attention", others, peers=peers),
-        *whole("models", "Cora", CONVS, compilers),
         *whole("fresh", "Cora", CONVS, eager, fresh=True),
         *functions("dropout", first, dropout=0.5, peers=["PyG"]),
         *sampled("ogbn-arxiv", ways),
         *molecules(32, ways),
         *mesh("processor", 6, 542_080, ["float16"]),
-        *dense("cliques-1024", BOTH),
         *functions("inference", first, mode="forward", peers=["PyG"]),
+        *(case for graph in ("Cora", "ogbn-arxiv") for case in inference(graph, ways)),
+        *dense("cliques-256", BOTH),
+        *whole("models", "Cora", CONVS[:1], compilers),
+        *whole("models", "64 molecules", CONVS[:1], compilers),
         *functions("shapes", (*first, "reddit~"), (8, 64)),
         *functions("shapes", first, (1, 256), peers=["PyG"]),
         *functions("shapes", first, (4, 32), dtypes=["float16"], peers=["PyG"]),
         *functions("shapes", first, (8, 8), peers=["PyG"]),
         *(case for graph in list(MODELS)[3:] for case in whole("models", graph, ["GATConv"], ways)),
-        *whole("models", "64 molecules", CONVS, compilers),
+        *whole("models", "Cora", CONVS[1:], compilers),
+        *whole("models", "64 molecules", CONVS[1:], compilers),
         *(case for graph in SIZES for case in whole("sizes", graph, CONVS, ways)),
         *whole("models", "ogbn-arxiv", CONVS, ["eager"], dtypes=["bfloat16"]),
         *functions("compiled", first, dtypes=["bfloat16"], compiled=True),
@@ -179,6 +190,7 @@ def cpu() -> list[Case]:
         *functions("attention", ["debian-deps"], peers=peers, dtypes=["float32"]),
         *functions("dropout", ["random-20000-300000"], dropout=0.5, peers=peers, dtypes=["float32"]),
         *functions("inference", ["random-20000-300000"], mode="forward", peers=peers, dtypes=["float32"]),
+        *inference("Cora", eager),
         *functions("shapes", ["random-20000-300000"], dtypes=["bfloat16"], peers=["PyG"]),
         *functions("shapes", ["random-20000-300000"], (1, 256), dtypes=["float32"], peers=["PyG"]),
         *dense("cliques-128", ["float32"]),
@@ -200,6 +212,7 @@ def quick(device: str) -> list[Case]:
     return [
         *functions("attention", ["Cora~", graph], peers=peers),
         *whole("models", "Cora~", CONVS[:1], ways),
+        *inference("Cora~", ways)[:1],
         *whole("fresh", graph, CONVS[1:2], ["eager"], fresh=True),
         *functions("dropout", [graph], dropout=0.5, peers=peers),
         *functions("inference", [graph], mode="forward", peers=peers),
@@ -229,7 +242,9 @@ def cases(device: str, is_quick: bool, compiles: bool = True) -> tuple[list[Case
             notes[case["graph"]] = f"{case['graph']}: no copy of the data in DFGNN_DATA, left out"
             continue
         if name != case["graph"]:
-            notes[case["graph"]] = f"{case['graph']}: no copy of the data in DFGNN_DATA, its twin {name} instead"
+            notes[case["graph"]] = (
+                f"{case['graph']}: no copy of the data in DFGNN_DATA, its twin {name} instead"
+            )
         found.append({**case, "graph": name})
     return found, list(notes.values())
 

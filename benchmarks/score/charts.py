@@ -100,7 +100,9 @@ def _bound(ratios: dict[str, dict[str, float]], device: str):
     figure = Figure(figsize=(max(6.0, 1.2 * len(ratios) + 2), 4.2), dpi=100, layout="constrained")
     axes, width = figure.add_subplot(), 0.8 / len(names)
     for k, name in enumerate(names):
-        drawn = {i + (k + 0.5) * width - 0.4: bars[name] for i, bars in enumerate(ratios.values()) if name in bars}
+        drawn = {
+            i + (k + 0.5) * width - 0.4: bars[name] for i, bars in enumerate(ratios.values()) if name in bars
+        }
         axes.bar(list(drawn), list(drawn.values()), width, label=name, color=f"C{k}")
     axes.axhline(1, color="#222222", linestyle="--", linewidth=1, label="byte bound")
     axes.set_xticks(range(len(ratios)), list(ratios), rotation=30, ha="right")

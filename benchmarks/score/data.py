@@ -87,7 +87,9 @@ def _molecules(count: int, random: bool, device, root: Path) -> Graph:
         return _with_loops(*twins.molhiv(count), device)
     folder = graphs.data_folder()
     if folder is None:
-        raise OSError(f"{count} molecules: set DFGNN_DATA to a folder with ogb/ogbg_molhiv (docs/benchmarks.md)")
+        raise OSError(
+            f"{count} molecules: set DFGNN_DATA to a folder with ogb/ogbg_molhiv (docs/benchmarks.md)"
+        )
     (src, dst, n), _ = graphs.copy_of(folder / "ogb/ogbg_molhiv/raw/edge.csv.gz", count)
     return _with_loops(torch.as_tensor(src), torch.as_tensor(dst), n, device)
 

@@ -5,6 +5,7 @@ nothing and can be captured in a CUDA graph on either side. ``fresh``: a new edg
 """
 
 import copy
+import dataclasses
 import functools
 import itertools
 import os
@@ -104,10 +105,10 @@ class Training:
         self.optimizer.step()
         return loss.detach()
 
-    def captured(self) -> Callable[[], Tensor]:
+    def captured(self) -> Step:
         """The step as a CUDA graph."""
         if self.inference:
-            return captured(self.step, self.x.device).call
+            return captured(self.step, self.x.device)
         from torch_geometric.data import Data
 
         data = Data(x=self.x, edge_index=self.edge_index, y=self.y)
@@ -118,7 +119,7 @@ class Training:
 
         step = dfgnn.capture(loss, self.model, self.optimizer)
         step(data), step(data)  # the first is eager, the second captures
-        return lambda: step(data)
+        return Step(lambda: step(data))
 
 
 def measure(case: dict[str, Any], bench: Bench) -> dict[str, Any]:
@@ -143,7 +144,7 @@ def _model_step(library, way: str, case, graph, dtype: str, first_loss: dict[str
     expected = first_loss.setdefault(dtype, loss) if not case.get("dropout") else loss
     notes = {"loss_difference": significant(abs(loss - expected) / max(abs(expected), 1e-30))}
     if way == "captured":
-        return Step(training.captured(), notes=notes)
+        return dataclasses.replace(training.captured(), notes=notes)
     return Step(training.step, 1, 0 if way == "eager" else None, notes)
 
 
@@ -200,8 +201,14 @@ def dgl_layers(case: dict[str, Any], graph, x: Tensor, edge_attr: Tensor) -> dic
         "GATv2Conv": (lambda: library.GATv2Conv(*shape, **loose), plain),
         "DotGatConv": (lambda: library.DotGatConv(*shape, **loose), plain),
         "AGNNConv": (lambda: library.AGNNConv(**loose), plain),
-        "EGATConv": (lambda: library.EGATConv(columns, EDGE_FEATURES, size, EDGE_FEATURES, heads), attributed),
-        "EdgeGATConv": (lambda: library.EdgeGATConv(columns, EDGE_FEATURES, size, heads, **loose), attributed),
+        "EGATConv": (
+            lambda: library.EGATConv(columns, EDGE_FEATURES, size, EDGE_FEATURES, heads),
+            attributed,
+        ),
+        "EdgeGATConv": (
+            lambda: library.EdgeGATConv(columns, EDGE_FEATURES, size, heads, **loose),
+            attributed,
+        ),
         "HGTConv": (
             lambda: library.HGTConv(columns, size, heads, 1, RELATIONS, dropout=0.0),
             (g, x, nodes, kind),

@@ -3,7 +3,7 @@
     {"schema": 1,
      "runs": [{"commit", "date", "device", "gpu" or "cpu", "threads", "torch", ...}, ...],
      "cases": [{"part", "graph", ..., "run": index of runs,
-                "contestants": [{"library", "way", "dtype", "ms": [samples], "extra_mb", "error"}, ...]}, ...]}
+                "contestants": [{"library", "way", "dtype", "ms": [samples], "extra_mb", "error"}]}, ...]}
 
 A contestant that could not be measured has ``failed``, the reason, in the place of ``ms``; a case whose graph
 could not be had has ``unavailable``.

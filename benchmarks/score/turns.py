@@ -72,9 +72,12 @@ def compare(contestants: list[Contestant], device: torch.device, seconds: float)
             steps[number] = step
         except Exception as error:  # whatever another library raises is its result
             _fail(record, error, device)
-        release(device)
+        if "failed" in record:  # here, where the error no longer holds what it was raised over
+            release(device)
     for number, samples in take_turns(steps, records, device, seconds).items():
         records[number]["ms"] = [significant(ms) for ms in samples]
+    steps.clear()
+    release(device)
     return records
 
 

@@ -1,7 +1,7 @@
 """Other libraries' attention on the same inputs.
 
-A builder takes (layer, graph, dropout) and returns a function of the layer's inputs by name; it raises where the
-library is not installed or has no such layer. Graph formats are built outside the timing.
+A builder takes (layer, graph, dropout) and returns a function of the layer's inputs by name; it raises where
+the library is not installed or has no such layer. Graph formats are built outside the timing.
 """
 
 import math

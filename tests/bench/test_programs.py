@@ -1,7 +1,7 @@
 """Every program under benchmarks runs: on the CPU, and its branches for CUDA on a device that is none.
 
-A dry run takes the very calls that a GPU would get, on the CPU's tensors: a program that has not kept up with what
-it calls fails here and not on the machine that was hired for it.
+A dry run takes the very calls that a GPU would get, on the CPU's tensors: a program that has not kept up with
+what it calls fails here and not on the machine that was hired for it.
 """
 
 import json
@@ -16,7 +16,7 @@ import torch
 pytest.importorskip("torch_geometric", reason="the benchmarks compare with it")
 pytest.importorskip("numpy", reason="the benchmarks need numpy")
 
-import fake_cuda  # noqa: E402
+import fake_cuda
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"
@@ -25,8 +25,8 @@ ELSEWHERE = {"distributed_data", "distributed_timeline", "papers100m", "scoreboa
 PROGRAMS = {
     "reorder": ["--graphs", "cora~", "--repeats", "1"],
     "scaling": ["--graphs", "cora~", "--parts", "2", "--methods", "random", "contiguous"],
-    "weather_mesh": ["--refinement", "1", "--grid", "60", "--heads", "2", "--head-dim", "8", "--dtypes", "float32",
-                     "--budget", "0.001", "--layers"],
+    "weather_mesh": ["--refinement", "1", "--grid", "60", "--heads", "2", "--head-dim", "8",
+                     "--dtypes", "float32", "--budget", "0.001", "--layers"],
     "distributed": ["--sections", "full", "papers", "--graph", "cora~", "--steps", "1", "--models", "gat",
                     "--scale", "1000000"],
 }  # fmt: skip
