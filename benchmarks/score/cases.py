@@ -120,7 +120,7 @@ def cuda() -> list[Case]:
     compilers = ["eager", "compiled", "reduce-overhead", "captured"]
     return [
         *functions("attention", first, peers=peers),
-        *functions("compiled", first, dtypes=["float32"], compiled=True),
+        *functions("compiled", first, compiled=True),
         *(case for graph in list(MODELS)[:3] for case in whole("models", graph, CONVS, ways)),
         *functions("attention", others, peers=peers),
         *whole("fresh", "Cora", CONVS, eager, fresh=True),
@@ -147,7 +147,7 @@ def cuda() -> list[Case]:
         *mesh("encoder", 6, 542_080, ["float16"]),
         *mesh("decoder", 6, 542_080, ["float16"]),
         *functions("dropout", ("pattern~", "reddit~"), dropout=0.5, peers=["PyG"]),
-        *functions("compiled", others, dtypes=["float32"], compiled=True),
+        *functions("compiled", others, compiled=True),
         *functions("shapes", (*SMALL[1:], "proteins~", "products~"), (8, 64)),
         *functions("shapes", others, (8, 8)),
         *functions("inference", others, mode="forward"),

@@ -310,7 +310,7 @@ def alternatives(results: dict) -> str:
         dict.fromkeys((c["layer"], d) for c in cases if c["part"] == "attention" for d in dtypes_of(c))
     )
     keys = list(dict.fromkeys((c["graph"], c.get("threads")) for c in cases))
-    rows, values = [], {}
+    rows, values, untried = [], {}, False
     for graph, threads in keys:
         cells = []
         for layer, dtype in names:
@@ -322,14 +322,19 @@ def alternatives(results: dict) -> str:
             who = f"{least[3]['library']} {least[3]['way']}".removesuffix(" eager") if least else ""
             if least and least[3]["dtype"] != dtype:
                 who += f" {SHORT[least[3]['dtype']]}"
-            cells.append(f"{number(least[2] / least[0])}, {who}" if least else DASH)
+            # An alternative that was not tried is no answer to what the strongest is.
+            tried = any(c["part"] == "compiled" for c in of)
+            untried = untried or bool(least) and not tried
+            star = "" if tried else "\\*"
+            cells.append(f"{number(least[2] / least[0])}{star}, {who}" if least else DASH)
         rows.append([f"{graph}, {threads_text(threads)}" if threads else graph, *cells])
     if not rows:
         return ""
     means = [mean([values[(*key, *name)] for key in keys]) for name in names]
     rows.append([f"geometric mean of {len(keys)}", *means])
     heads = ["times as fast as", *(f"{NAMES[layer]} {SHORT[dtype]}" for layer, dtype in names)]
-    return table(heads, rows) + note([c for c in cases if c["part"] == "attention"])
+    remark = "\n\n\\* PyG was not compiled for this case." if untried else ""
+    return table(heads, rows) + remark + note([c for c in cases if c["part"] == "attention"])
 
 
 def memory(results: dict) -> str:
