@@ -22,8 +22,8 @@ import dfgnn
 from .attention import Bench
 from .turns import Contestant, Step, captured, compare, significant
 
-FEATURES = {"Cora": 1_433, "CiteSeer": 3_703, "PubMed": 500, "ogbn-arxiv": 128, "arxiv~": 128}
-CLASSES = {"Cora": 7, "CiteSeer": 6, "PubMed": 3, "ogbn-arxiv": 40, "arxiv~": 40}
+FEATURES = {"Cora": 1_433, "CiteSeer": 3_703, "PubMed": 500, "ogbn-arxiv": 128, "arxiv": 128}
+CLASSES = {"Cora": 7, "CiteSeer": 6, "PubMed": 3, "ogbn-arxiv": 40, "arxiv": 40}
 EDGE_FEATURES, RELATIONS = 16, 4
 
 
