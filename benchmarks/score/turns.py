@@ -27,13 +27,14 @@ class Step:
 
     calls: how many of what is compared one call makes, where it replays a CUDA graph of several. kept: bytes
     of the results of a call, for its peak of memory; None: the memory is not measured. notes: errors and
-    the like, for the record.
+    the like, for the record. holds: what a CUDA graph reads, which must live as long as the step.
     """
 
     call: Callable[[], Any]
     calls: int = 1
     kept: int | None = None
     notes: dict[str, Any] = field(default_factory=dict)
+    holds: Any = None
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def captured(call: Callable[[], Any], device: torch.device) -> Step:
     with torch.cuda.graph(graph):
         for _ in range(calls):
             call()
-    return Step(graph.replay, calls=calls)
+    return Step(graph.replay, calls=calls, holds=call)
 
 
 def _fail(record: dict, error: Exception, device: torch.device) -> None:
