@@ -200,12 +200,13 @@ def _checksum(graph) -> int:
 
 def _read(path: Path) -> dict[str, dict]:
     """All entries, also those of other versions: what is in them is looked at where one is used."""
-    text = path.read_text() if path.exists() else ""
-    if not text:  # also between the first writer's opening the file and its writing it
+    _check_regular(path)
+    data = path.read_bytes() if path.exists() else b""
+    if not data:  # also between the first writer's opening the file and its writing it
         return {}
     try:
-        found = json.loads(text)
-    except ValueError as error:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply
         raise ValueError(
             f"{_WHERE}: file: expected JSON of an earlier call in {path}, got {error}"
         ) from error
@@ -214,12 +215,32 @@ def _read(path: Path) -> dict[str, dict]:
     return found
 
 
+def _check_regular(path: Path) -> None:
+    """A file is replaced when it is written: a device would be one no longer, a pipe would let us wait."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(mode):
+        kind = next((name for name, test in _KINDS.items() if test(mode)), "something else")
+        raise ValueError(
+            f"{_WHERE}: file: expected a regular file, or none yet, at {path}, got {kind} (None: no file)"
+        )
+
+
+_KINDS = {
+    "a directory": stat.S_ISDIR, "a device": lambda mode: stat.S_ISCHR(mode) or stat.S_ISBLK(mode),
+    "a pipe": stat.S_ISFIFO, "a socket": stat.S_ISSOCK,
+}  # fmt: skip
+
+
 def _add(path: Path, key: str, chosen: dict[str, str]) -> None:
     """Adds to what the file has by now. In one step, so that who reads at the same time sees the old file or
     the new one, which has its owner and mode; one writer at a time.
     """
     path = Path(os.path.realpath(path))  # the file itself, not a link to it
     path.parent.mkdir(parents=True, exist_ok=True)
+    _check_regular(path)
     with _locked(path) as old:
         entries = _read(path)
         entries[key] = entries.get(key, {}) | chosen

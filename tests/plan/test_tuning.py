@@ -5,6 +5,8 @@ import multiprocessing
 import os
 import pickle
 import random
+import socket
+from pathlib import Path
 
 import pytest
 import torch
@@ -384,6 +386,10 @@ def test_many_writers_lose_nothing(tmp_path):
         {"forward": "hexagonal<=64", "reverse": "natural"},  # no such schedule
         {"forward": "natural", "reverse": "packed"},  # none of the CPU's
         {"forward": {"schedule": "natural"}, "reverse": None, "version": 7},
+        {"forward": ["natural"], "reverse": 512},
+        {"forward": "natural<=1e9", "reverse": "natural<=-4"},
+        {"forward": f"natural<={10**40}", "reverse": "natural<=\x00"},
+        {"forward": "", "reverse": "auto"},
         {},
     ],
 )
@@ -414,13 +420,40 @@ def test_a_failure_to_write_leaves_the_file_alone(tmp_path, monkeypatch):
     assert path.read_text() == text and list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"a": 1}'])
+def _socket(path):
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+
+
+def _link_to_null(path):
+    path.symlink_to("/dev/null")
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [(Path.mkdir, "a directory"), (os.mkfifo, "a pipe"), (_socket, "a socket"), (_link_to_null, "a device")],
+)
+def test_what_is_no_file_is_not_replaced(make, kind, tmp_path, monkeypatch):
+    """And is refused before anything is measured."""
+    path = tmp_path / "plans"
+    make(path)
+    before = os.stat(path)
+    monkeypatch.setattr(tuning, "timings", None)
+    with pytest.raises(ValueError, match=f"file: expected a regular file, or none yet, at .*, got {kind}"):
+        skewed().autotune(file=path)
+    with pytest.raises(ValueError, match="expected a regular file"):  # put there while was measured
+        tuning._add(path, "a", {"forward": "natural"})
+    after = os.stat(path)
+    assert os.path.samestat(before, after) and before.st_mode == after.st_mode
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"a": 1}', "[" * 100_000, "\udcff", "1" * 5000, "nul"])
 def test_files_that_are_something_else(text, tmp_path):
     path = tmp_path / "plans.json"
-    path.write_text(text)
+    path.write_text(text, errors="surrogateescape")
     with pytest.raises(ValueError, match="file: expected JSON of an earlier call"):
         skewed().autotune(file=path)
-    assert path.read_text() == text
+    assert path.read_text(errors="surrogateescape") == text
 
 
 @pytest.mark.parametrize(
