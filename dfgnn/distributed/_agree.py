@@ -1,59 +1,122 @@
-"""What all processes of a group must say alike, told through the store of the default process group."""
+"""What all processes of a group must say alike, told through the store of the default process group.
+
+Values travel as JSON: whoever can reach the store's port can write to it, and must not get code to run.
+"""
 
 from __future__ import annotations
 
-import pickle
+import json
+import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
+from ._ends import ended_rank, someone_ended, will_say
 from ._watch import dead_rank, named
 
 # Of one agreement: a process that does not come is an error then.
 TIMEOUT = timedelta(seconds=60)
+# Seconds between a waiting process's questions: a twentieth of what it has waited, and within these.
+_SHORTEST, _LONGEST = 1e-4, 0.5
 
 _calls: Counter[str] = Counter()  # by group; the same in all of its processes
+_complete: dict[str, int] = {}  # by group: the last call in which this process read everybody's value
 
 
 def gather(value: Any, group: Any) -> list[Any]:
-    """Everybody's value, in the order of ranks; group: None for one process."""
+    """Everybody's value, which JSON can hold, in the order of ranks; group: None for one process.
+
+    Raises RuntimeError if another process failed (`failures_told`), has ended, or does not come.
+    """
     if group is None:
         return [value]
     store = dist.distributed_c10d._get_default_store()
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
-    call = _calls[group.group_name]
-    _calls[group.group_name] += 1
-
-    def key(rank: int, call: int = call) -> str:
-        return f"dfgnn/agree/{group.group_name}/{call}/{rank}"
-
+    will_say(store)
+    name, size, call = group.group_name, dist.get_world_size(group), _calls[group.group_name]
+    keys = [_key(name, call, rank) for rank in range(size)]
+    rank = dist.get_rank(group)
+    _calls[name] += 1
     with named(group):
-        store.set(key(rank), pickle.dumps(value))  # type: ignore[arg-type]
-        try:
-            store.wait([key(other) for other in range(size)], TIMEOUT)
-        except RuntimeError as error:
-            missing = [dist.get_global_rank(group, k) for k in range(size) if not store.check([key(k)])]
-            text = dead_rank() or f"rank {_ranks(missing)} did not come within {TIMEOUT.seconds} s"
-            raise RuntimeError(f"dfgnn.distributed: {text}; rank {dist.get_rank()} waits") from error
-        found = [pickle.loads(store.get(key(other))) for other in range(size)]
-        if call > 1:  # all have read it, or they would not have come to the call after it
-            store.delete_key(key(rank, call - 2))
-    return found
+        store.set(keys[rank], json.dumps({"value": value}))
+        _wait_for(keys, store, group)
+        answers = [_answer(store.get(key), dist.get_global_rank(group, k)) for k, key in enumerate(keys)]
+        if _complete.get(name) == call - 1:  # all have read what was before it, or they had not come here
+            store.delete_key(_key(name, call - 2, rank))
+        _complete[name] = call
+    failures = [f"rank {dist.get_global_rank(group, k)} failed: {x['failed']}"
+                for k, x in enumerate(answers) if "failed" in x]  # fmt: skip
+    if failures:
+        raise RuntimeError(f"dfgnn.distributed: {'; '.join(failures)}; rank {dist.get_rank()} stops")
+    return [answer["value"] for answer in answers]
+
+
+@contextmanager
+def failures_told(group: Any) -> Iterator[None]:
+    """For what a process does alone before an agreement: an error within is its answer to that, so that the
+    others raise at once instead of waiting for it."""
+    try:
+        yield
+    except Exception as error:
+        if group is not None:
+            name, text = group.group_name, f"{type(error).__name__}: {str(error)[:500]}"
+            with suppress(RuntimeError):  # the store is gone, and nobody is left to be told
+                store = dist.distributed_c10d._get_default_store()
+                store.set(_key(name, _calls[name], dist.get_rank(group)), json.dumps({"failed": text}))
+            _calls[name] += 1
+        raise
 
 
 def require_same(where: str, group: Any, **said: Any) -> None:
     """Raises ValueError in all processes if their values are not the same, with what the ranks said."""
-    everybody = gather(said, group)
+    everybody = gather({name: repr(value) for name, value in said.items()}, group)
     names = dict.fromkeys(name for one in everybody for name in one)
     for name in names:
         by_text: dict[str, list[int]] = {}
         for rank, one in enumerate(everybody):
-            by_text.setdefault(repr(one.get(name)), []).append(rank)
+            by_text.setdefault(one.get(name, "nothing"), []).append(rank)
         if len(by_text) > 1:
             got = "; ".join(f"{text} on rank {_ranks(ranks)}" for text, ranks in by_text.items())
             raise ValueError(f"{where}: {name}: expected the same on all ranks, got {got}")
+
+
+def _key(group: str, call: int, rank: int) -> str:
+    return f"dfgnn/agree/{group}/{call}/{rank}"
+
+
+def _wait_for(keys: list[str], store: Any, group: Any) -> None:
+    """Asks, where `Store.wait` would sleep: so that who waits for a process that has ended is told."""
+    if store.check(keys):
+        return
+    begin = time.monotonic()
+    for key in keys:
+        while not store.check([key]):
+            waited = time.monotonic() - begin
+            over, text = waited > TIMEOUT.total_seconds(), dead_rank()
+            if text is None and (over or someone_ended(store)):
+                missing = [dist.get_global_rank(group, k) for k, x in enumerate(keys) if not store.check([x])]
+                text = ended_rank(missing, store)
+                if text is None and over and missing:
+                    text = f"rank {_ranks(missing)} did not come within {TIMEOUT.seconds} s"
+            if text is not None:
+                raise RuntimeError(f"dfgnn.distributed: {text}; rank {dist.get_rank()} waits")
+            time.sleep(min(max(waited / 20, _SHORTEST), _LONGEST))
+
+
+def _answer(text: bytes, rank: int) -> dict[str, Any]:
+    try:
+        answer = json.loads(text)
+    except (ValueError, RecursionError):
+        answer = None
+    if not isinstance(answer, dict) or answer.keys() not in ({"value"}, {"failed"}):
+        raise RuntimeError(
+            f"dfgnn.distributed: rank {rank}: expected JSON in the store, got {text[:40]!r}: do all "
+            "processes have the same version of dfgnn?"
+        )
+    return answer
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ._ends import ended_rank
+
 __all__ = ["DeadRankError", "dead_rank", "named", "watch"]
 
 
@@ -72,14 +74,21 @@ def dead_rank() -> str | None:
 
 @contextmanager
 def named(group: Any) -> Iterator[None]:
-    """An error of communication within becomes one that names the dead process, if there is a watch."""
+    """An error of communication within becomes one that names the dead process: one that said that it ends,
+    and any if there is a watch."""
     try:
         yield
     except RuntimeError as error:
-        dead = _current[-1].wait_for_dead() if _current else None
+        dead = _current[-1].wait_for_dead() if _current else _ended()
         if dead is None:
             raise
         raise DeadRankError(dead) from error
+
+
+def _ended() -> str | None:
+    with suppress(RuntimeError, ValueError):  # the store is gone
+        return ended_rank(range(dist.get_world_size()), dist.distributed_c10d._get_default_store())
+    return None
 
 
 class _Watch:

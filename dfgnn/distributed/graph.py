@@ -110,10 +110,17 @@ class DistributedGraph(GraphPart):
         divided once, by ``python -m dfgnn.distributed.partition``); or an integer tensor [num_nodes] with
         each node's rank, of a bipartite graph a pair of them.
 
-        Raises as :meth:`dfgnn.Graph.from_edge_index`; ValueError also for an unknown partition, and in all
-        processes where they differ in the graph, its partition or the options.
+        Raises as :meth:`dfgnn.Graph.from_edge_index`, and ValueError for an unknown partition. The others
+        then raise RuntimeError, which names this process. Raises ValueError in all where they differ in
+        the graph, its partition or the options.
         """
         where = "DistributedGraph.from_edge_index"
+        with _agree.failures_told(_shared_by(group)):
+            part = cls._cut(where, edge_index, num_nodes, num_src, num_dst, partition, group)
+        return cls._from_part(where, part, group, overlap, wire)
+
+    @classmethod
+    def _cut(cls, where: str, edge_index, num_nodes, num_src, num_dst, partition, group) -> Part:
         src, dst = _csr.ends_of(where, edge_index)
         if num_nodes is not None:
             if num_src is not None or num_dst is not None:
@@ -130,8 +137,7 @@ class DistributedGraph(GraphPart):
         rank, count = _rank(group), _size(group)
         square = num_nodes is not None
         owner = parts.owners(where, partition, torch.stack([src, dst]), num_src, num_dst, square, count)
-        part = parts.cut(torch.stack([src, dst]).to(torch.int64), owner, rank, count)
-        return cls._from_part(where, part, group, overlap, wire)
+        return parts.cut(torch.stack([src, dst]).to(torch.int64), owner, rank, count)
 
     @classmethod
     def from_partition(
@@ -149,34 +155,44 @@ class DistributedGraph(GraphPart):
         folder: what that program wrote, for as many parts as the group has processes.  device: where the part
         shall be.  The rest as in :meth:`from_edge_index`.
 
-        Raises FileNotFoundError (no such parts), and ValueError in all processes where the number of parts is
+        Raises FileNotFoundError (no such parts) and ValueError (a damaged part); the others then raise
+        RuntimeError, which names this process. Raises ValueError in all where the number of parts is
         not that of processes, or parts belong to different graphs.
         """
         rank, count = _rank(group), _size(group)
-        part = load(folder, rank, count, torch.device(device))
+        with _agree.failures_told(_shared_by(group)):
+            part = load(folder, rank, count, torch.device(device))
         return cls._from_part("DistributedGraph.from_partition", part, group, overlap, wire)
 
     @classmethod
     def _from_part(cls, where: str, part: Part, group: Any, overlap: bool, wire) -> DistributedGraph:
-        if wire not in _WIRES:
-            raise ValueError(f"{where}: wire: expected None, torch.float16 or torch.bfloat16, got {wire}")
         self = object.__new__(cls)
         self._group = None if part.num_parts == 1 else group or dist.group.WORLD
-        self.overlap, self.rank, self.world_size = bool(overlap), part.number, part.num_parts
-        self._src_nodes, self._dst_nodes = src_nodes, dst_nodes = part.src_nodes, part.dst_nodes
-        self._total_edges, self._fingerprint = part.num_edges, part.fingerprint
-        self.device = part.dst.device
-        self.num_src, self.num_dst, self.num_edges = len(src_nodes.ids), len(dst_nodes.ids), len(part.dst)
-        for name in ("num_src", "num_dst", "num_edges"):
-            _csr.as_size(where, name, getattr(self, name))
-        has_empty = bool((_csr.count(part.dst, self.num_dst) == 0).any())
+        src_nodes, dst_nodes = part.src_nodes, part.dst_nodes
+        with _agree.failures_told(self._group):
+            if wire not in _WIRES:
+                raise ValueError(f"{where}: wire: expected None, torch.float16 or torch.bfloat16, got {wire}")
+            self.overlap, self.rank, self.world_size = bool(overlap), part.number, part.num_parts
+            self._src_nodes, self._dst_nodes = src_nodes, dst_nodes
+            self._total_edges, self._fingerprint = part.num_edges, part.fingerprint
+            self.device = part.dst.device
+            self.num_src, self.num_dst = len(src_nodes.ids), len(dst_nodes.ids)
+            self.num_edges = len(part.dst)
+            for name in ("num_src", "num_dst", "num_edges"):
+                _csr.as_size(where, name, getattr(self, name))
+            has_empty = bool((_csr.count(part.dst, self.num_dst) == 0).any())
         _agree.require_same(
             where, self._group, num_src=src_nodes.offsets[-1], num_dst=dst_nodes.offsets[-1],
             num_edges=part.num_edges, parts=part.num_parts, square=src_nodes is dst_nodes,
             overlap=self.overlap, wire=wire, device=self.device.type, fingerprint=part.fingerprint,
         )  # fmt: skip
-        self.has_zero_in_degree = any(_agree.gather(has_empty, self._group))
-        self._divide(part)
+        told = _agree.gather([has_empty, self.num_edges], self._group)
+        self.has_zero_in_degree = any(empty for empty, _ in told)
+        if sum(count for _, count in told) != part.num_edges:
+            counts = " + ".join(str(count) for _, count in told[:8]) + (" + ..." if len(told) > 8 else "")
+            raise ValueError(f"{where}: expected parts of {part.num_edges} edges together, got {counts}")
+        with _agree.failures_told(self._group):
+            self._divide(part)
         self._exchange = self._make_exchange(wire)
         self._with_loops, self._agreed = None, set()
         return self
@@ -470,3 +486,8 @@ def _rank(group: Any) -> int:
 
 def _size(group: Any) -> int:
     return dist.get_world_size(group) if dist.is_initialized() else 1
+
+
+def _shared_by(group: Any) -> Any:
+    """The group; None of one process."""
+    return None if _size(group) == 1 else group or dist.group.WORLD

@@ -14,8 +14,10 @@ edges and halo sources the parts have, and the share of edges between parts.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import tempfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -151,30 +153,108 @@ def _save(folder: Path, part: Part) -> dict[str, int]:
 
 
 def load(folder: str | Path, number: int, count: int, device: torch.device | str = "cpu") -> Part:
-    """One part that `write` wrote, for one of ``count`` processes."""
+    """One part that `write` wrote, for one of ``count`` processes.
+
+    Raises FileNotFoundError (no such file) and ValueError (another kind of file, a damaged one, or one of
+    another number of parts).
+    """
     path = Path(folder) / f"part-{number}.pt"
     if not path.is_file():
         raise FileNotFoundError(f"from_partition: folder: expected a file {path}, which is not there")
-    found = torch.load(path, weights_only=True, mmap=True)
-    if found.get("version") != _VERSION:
+    found = _read(path)
+    if found["version"] != _VERSION:
         raise ValueError(
-            f"from_partition: {path}: expected version {_VERSION} of the format, got {found.get('version')}"
+            f"from_partition: {path}: expected version {_VERSION} of the format, got {found['version']!r}"
         )
+    for name, kind in _FIELDS.items():
+        if type(found.get(name)) is not kind:
+            got = type(found[name]).__name__ if name in found else "nothing"
+            raise _damaged(path, name, f"a {kind.__name__}", got)
     if len(found["offsets"]) - 1 != count:
         raise ValueError(
             f"from_partition: {path}: expected one of {count} parts, as there are processes, got one of "
             f"{len(found['offsets']) - 1}"
         )
+    _check(path, found, number)
     nodes = Nodes(found["ids"].to(device), found["offsets"])
     src, dst, edge_ids = (found[name].to(device, copy=True) for name in ("src", "dst", "edge_ids"))
     return Part(found["number"], nodes, nodes, src, dst, edge_ids, found["num_edges"], found["fingerprint"])
 
 
+_FIELDS = {
+    "number": int, "ids": Tensor, "offsets": list, "src": Tensor, "dst": Tensor, "edge_ids": Tensor,
+    "num_edges": int, "fingerprint": int,
+}  # fmt: skip
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A part's dictionary; the file's checksums are compared, which torch.load does not do."""
+    open(path, "rb").close()  # raises OSError that says why it may not be read
+    try:
+        with zipfile.ZipFile(path) as file:
+            damaged = file.testzip()
+        if damaged is not None:
+            raise zipfile.BadZipFile(f"the checksum of {damaged} is another")
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        if not isinstance(found, dict) or "version" not in found:
+            raise TypeError(f"it holds a {type(found).__name__}")
+    except Exception as error:  # what is no such file fails in many ways
+        raise ValueError(
+            f"from_partition: {path}: expected a file of python -m dfgnn.distributed.partition, got one that "
+            f"cannot be read: {str(error).partition(chr(10))[0]}"
+        ) from error
+    return found
+
+
+def _check(path: Path, found: dict[str, Any], number: int) -> None:
+    """Raises ValueError if what is in the file is no part: a kernel would read beyond its tensors."""
+    offsets, num_edges = found["offsets"], found["num_edges"]
+    if found["number"] != number:
+        raise _damaged(path, "number", str(number), found["number"])
+    pairs = itertools.pairwise(offsets)
+    if not all(type(x) is int for x in offsets) or offsets[0] != 0 or any(a > b for a, b in pairs):
+        raise _damaged(path, "offsets", "integers that rise from 0", str(offsets)[:60])
+    first, end = offsets[number : number + 2]
+    for name, size in (("ids", end - first), ("src", None), ("dst", None), ("edge_ids", None)):
+        x, size = found[name], len(found["src"]) if size is None and found["src"].dim() else size
+        if x.dtype not in (torch.int32, torch.int64) or x.layout != torch.strided or list(x.shape) != [size]:
+            raise _damaged(path, name, f"int64 [{size}]", f"{x.dtype} {list(x.shape)}")
+    if len(found["src"]) > num_edges:
+        raise _damaged(path, "src", f"at most num_edges={num_edges} edges", len(found["src"]))
+    limits = {"ids": offsets[-1], "src": offsets[-1], "dst": end - first, "edge_ids": num_edges}
+    for name, limit in limits.items():
+        low, high = (int(x) for x in found[name].aminmax()) if len(found[name]) else (0, limit - 1)
+        if low < 0 or high >= limit:
+            raise _damaged(path, name, f"numbers in 0 .. {limit - 1}", f"{low} .. {high}")
+    for name in ("ids", "edge_ids"):
+        if bool((found[name][1:] <= found[name][:-1]).any()):
+            raise _damaged(path, name, "numbers that rise", "others")
+
+
+def _damaged(path: Path, name: str, expected: str, got: Any) -> ValueError:
+    return ValueError(
+        f"from_partition: {path}: {name}: expected {expected}, got {got}: the file is damaged, divide the "
+        "graph again"
+    )
+
+
 def load_nodes(folder: str | Path, name: str, number: int) -> Tensor:
-    """The rows of a part's nodes, of an array that was divided along with them."""
+    """The rows of a part's nodes, of an array that was divided along with them.
+
+    Raises FileNotFoundError (no such file) and ValueError (it is damaged, or of another number of nodes).
+    """
     import numpy as np
 
-    return torch.from_numpy(np.load(Path(folder) / f"{name}-{number}.npy"))
+    path = Path(folder) / f"{name}-{number}.npy"
+    open(path, "rb").close()  # raises OSError that says why it may not be read
+    try:
+        rows = torch.from_numpy(np.load(path))
+    except Exception as error:  # what is no such file fails in many ways
+        raise ValueError(f"load_nodes: {path}: expected an array of numbers, got {error}") from error
+    begin, end = _read(Path(folder) / f"part-{number}.pt")["offsets"][number : number + 2]
+    if rows.dim() == 0 or len(rows) != end - begin:
+        raise ValueError(f"load_nodes: {path}: expected {end - begin} rows, got shape {list(rows.shape)}")
+    return rows
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -196,7 +276,10 @@ def main(argv: list[str] | None = None) -> None:
     num_nodes = args.num_nodes
     if num_nodes is None:
         num_nodes = int(edge_index.max()) + 1 if edge_index.size else 0
-    arrays = dict(given.split("=", 1) for given in args.nodes)
+    for text in args.nodes:
+        if "=" not in text:
+            parser.error(f"--nodes: expected NAME=FILE, got {text}")
+    arrays = dict(text.split("=", 1) for text in args.nodes)
     nodes = {name: np.load(path, mmap_mode="r") for name, path in arrays.items()}
     print(json.dumps(write(edge_index, args.folder, args.parts, num_nodes, args.method, nodes)))
 

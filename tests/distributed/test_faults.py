@@ -1,7 +1,9 @@
 """Processes that die, fail, or stop, and those that wait for them."""
 
 import os
+import pickle
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -99,6 +101,123 @@ def test_a_rank_that_does_not_come(four):
     four.run(_come_late)
 
 
+class _Runs:
+    """What a stranger could put into the store, if it were unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+def _strangers_answer(group, path):
+    """Rank 2's answer is none of this package's: nobody runs it, and all say whose it is."""
+    from dfgnn.distributed import _agree
+
+    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    for text in (pickle.dumps(_Runs(path)), b"[" * 200_000, b'{"value"', b"\xff", b"[1]", b'{"worth": 1}'):
+        if rank == 2:
+            name = dist.group.WORLD.group_name
+            store.set(_agree._key(name, _agree._calls[name], rank), text)
+            _agree._calls[name] += 1
+        else:
+            with pytest.raises(RuntimeError, match="rank 2: expected JSON in the store, got b"):
+                _agree.gather(rank, dist.group.WORLD)
+        dist.barrier()
+    assert _agree.gather([rank, 2**70, "é", None, 0.1], dist.group.WORLD)[3] == [3, 2**70, "é", None, 0.1]
+
+
+def test_what_is_in_the_store_is_data(four, tmp_path):
+    four.run(_strangers_answer, str(tmp_path / "ran"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def _fail_alone(group, folder):
+    """What one rank cannot make, the others learn at once, and all are in step afterwards."""
+    begun, rank = time.monotonic(), dist.get_rank(group)
+    edge_index, bad = torch.randint(9, (2, 50)), torch.full((2, 50), 9)
+    others = pytest.raises(
+        RuntimeError, match="rank 1 failed: ValueError: DistributedGraph.from_edge_index: "
+    )
+    for options in ({"edge_index": bad}, {"wire": torch.float64}, {"partition": torch.full((9,), 8)}):
+        options = {"edge_index": edge_index, "num_nodes": 9, "group": group, **options}
+        with pytest.raises(ValueError, match="expected") if rank == 1 else others:
+            DistributedGraph.from_edge_index(**options if rank == 1 else {**options, "edge_index": edge_index,
+                                             "wire": None, "partition": "contiguous"})  # fmt: skip
+    missing = pytest.raises(RuntimeError, match="rank 1 failed: FileNotFoundError: from_partition: folder")
+    with pytest.raises(FileNotFoundError) if rank == 1 else missing:
+        DistributedGraph.from_partition(f"{folder}/none" if rank == 1 else folder, group)
+    assert DistributedGraph.from_partition(folder, group).total == (9, 9, 50)
+    assert time.monotonic() - begun < 20
+
+
+def test_one_rank_fails(four, tmp_path):
+    partition.write(torch.randint(9, (2, 50)), tmp_path, 4, 9)
+    four.run(_fail_alone, str(tmp_path))
+
+
+def _ends(rank, size, port, pipe):
+    """Rank 1 comes once and ends; without a watch, too, the others are told."""
+    join(rank, size, port)
+    edge_index = torch.randint(9, (2, 50), generator=torch.Generator().manual_seed(0))
+    part = DistributedGraph.from_edge_index(edge_index, 9)
+    if rank == 1:
+        return
+    begun, x = time.monotonic(), torch.randn(part.num_src, 2, 8)
+    for call in (lambda: DistributedGraph.from_edge_index(edge_index, 9), lambda: part.gather(x)):
+        try:
+            call()
+        except RuntimeError as error:
+            pipe.send((type(error), str(error), time.monotonic() - begun))
+
+
+PROGRAM = """
+import sys, torch, torch.distributed as dist
+from dfgnn.distributed import DistributedGraph
+
+dist.init_process_group("gloo")
+edge_index = torch.tensor([[0, 1, 2], [1, 2, 0]])
+try:
+    DistributedGraph.from_edge_index(edge_index, 3)
+    if dist.get_rank() == 1:
+        raise KeyError("its data")
+    DistributedGraph.from_edge_index(edge_index, 3)
+finally:
+    dist.destroy_process_group()
+"""
+
+
+def test_a_rank_that_ends_is_named():
+    import multiprocessing as mp
+
+    store = new_store()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    names = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    begun = time.monotonic()
+    programs = [
+        subprocess.Popen([sys.executable, "-c", PROGRAM], env={**os.environ, **names, "RANK": str(rank)},
+                         stderr=subprocess.PIPE, text=True) for rank in range(2)
+    ]  # fmt: skip
+    ours, theirs = zip(*(mp.Pipe(duplex=False) for _ in range(SIZE)))
+    processes = [start(_ends, rank, SIZE, store.port, theirs[rank]) for rank in range(SIZE)]
+    try:
+        for rank in (0, 2):
+            for _ in range(2):
+                assert ours[rank].poll(45)
+                kind, text, seconds = ours[rank].recv()
+                assert kind is DeadRankError and "rank 1 (" in text and "has ended" in text, text
+                assert seconds < 15
+        said = [program.communicate(timeout=45)[1] for program in programs]
+    finally:
+        for process in (*processes, *programs):
+            process.kill()
+    assert "DeadRankError: rank 1 (" in said[0] and "has ended: KeyError: 'its data'\n" in said[0], said[0]
+    assert time.monotonic() - begun < 50
+
+
 # ---- parts on disk ---------------------------------------------------------------------------------------
 
 
@@ -164,3 +283,108 @@ def test_wrong_files(tmp_path):
         partition.write(edge_index, tmp_path / "x", 2, 10, nodes={"x": np.zeros(9)})
     partition.write(edge_index[:, :0], tmp_path / "empty", 1, 10)
     assert DistributedGraph.from_partition(tmp_path / "empty").total == (10, 10, 0)
+
+
+CHANGES = {
+    "no dictionary": (lambda x: [x], "cannot be read: it holds a list"),
+    "no version": (lambda x: x.pop("version"), "cannot be read: it holds a dict"),
+    "version": (lambda x: x.update(version=2), "expected version 1 of the format, got 2"),
+    "without src": (lambda x: x.pop("src"), "src: expected a Tensor, got nothing"),
+    "ids in a list": (lambda x: x.update(ids=[0, 1]), "ids: expected a Tensor, got list"),
+    "number": (lambda x: x.update(number=1), "number: expected 0, got 1"),
+    "num_edges": (lambda x: x.update(num_edges=2.5), "num_edges: expected a int, got float"),
+    "fewer edges": (lambda x: x.update(num_edges=3), "src: expected at most num_edges=3"),
+    "offsets fall": (lambda x: x.update(offsets=[0, 11, 10]), "offsets: expected integers that rise from 0"),
+    "offsets from 1": (lambda x: x.update(offsets=[1, 5, 10]), "offsets: expected integers that rise from 0"),
+    "offsets of text": (lambda x: x.update(offsets=[0, "5", 10]), "offsets: expected integers that rise"),
+    "more parts": (lambda x: x.update(offsets=[0, 5, 6, 10]), "expected one of 2 parts, .* got one of 3"),
+    "other sizes": (lambda x: x.update(offsets=[0, 4, 10]), r"ids: expected int64 \[4\], got .* \[5\]"),
+    "short dst": (lambda x: x.update(dst=x["dst"][1:]), "dst: expected int64"),
+    "short edge_ids": (lambda x: x.update(edge_ids=x["edge_ids"][1:]), "edge_ids: expected int64"),
+    "floats": (lambda x: x.update(src=x["src"].double()), "src: expected int64"),
+    "a matrix": (lambda x: x.update(src=x["src"][None]), "src: expected int64"),
+    "a scalar": (lambda x: x.update(src=torch.tensor(1)), "src: expected int64"),
+    "sparse": (lambda x: x.update(src=x["src"].to_sparse()), "src: expected int64"),
+    "src too large": (lambda x: x["src"][3:4].fill_(10), r"src: expected numbers in 0 \.\. 9, got . \.\. 10"),
+    "src negative": (lambda x: x["src"][3:4].fill_(-1), r"src: expected numbers in 0 \.\. 9, got -1"),
+    "dst of another": (lambda x: x["dst"][3:4].fill_(5), r"dst: expected numbers in 0 \.\. 4, got . \.\. 5"),
+    "ids too large": (lambda x: x["ids"][4:].fill_(2**40), "ids: expected numbers in 0"),
+    "ids twice": (lambda x: x["ids"][:2].fill_(0), "ids: expected numbers that rise"),
+    "edge_ids twice": (lambda x: x["edge_ids"][:2].fill_(0), "edge_ids: expected numbers that rise"),
+    "edge_ids too large": (lambda x: x["edge_ids"][-1:].fill_(50), "edge_ids: expected numbers in 0"),
+    "lost edges": (
+        lambda x: x.update({name: x[name][1:] for name in ("src", "dst", "edge_ids")}),
+        "parts of 50 edges together",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def in_two(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two")
+    edge_index = torch.randint(10, (2, 50), generator=torch.Generator().manual_seed(1))
+    partition.write(edge_index, folder, 2, 10, torch.arange(10) % 2, {"x": np.zeros((10, 3))})
+    return folder
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_part_with_other_contents(name, in_two, tmp_path):
+    change, message = CHANGES[name]
+    found = torch.load(in_two / "part-0.pt")
+    changed = change(found)
+    torch.save(changed if isinstance(changed, list) else found, tmp_path / "part-0.pt")
+    if name == "lost edges":  # what one part cannot know
+        found.update(offsets=[0, 10], ids=torch.arange(10))
+        torch.save(found, tmp_path / "part-0.pt")
+        with pytest.raises(ValueError, match=message):
+            DistributedGraph.from_partition(tmp_path)
+        return
+    with pytest.raises(ValueError, match=r"from_partition: .*part-0\.pt: .*" + message):
+        partition.load(tmp_path, 0, 2)
+
+
+def test_every_damaged_byte_is_noticed(in_two, tmp_path):
+    """Bytes changed and cut anywhere: a clear error, or what was written."""
+    good, expected = (in_two / "part-0.pt").read_bytes(), partition.load(in_two, 0, 2)
+    path = tmp_path / "part-0.pt"
+    for place in range(0, len(good), 41):
+        other = bytes([good[place] ^ 0x11])
+        for text in (good[:place] + other + good[place + 1 :], good[:place]):
+            path.write_bytes(text)
+            try:
+                found = partition.load(tmp_path, 0, 2)
+            except ValueError as error:
+                assert str(path) in str(error)
+                continue
+            assert len(text) == len(good)  # no shorter one is taken
+            assert all(
+                torch.equal(getattr(found, x), getattr(expected, x)) for x in ("src", "dst", "edge_ids")
+            )
+            assert torch.equal(found.dst_nodes.ids, expected.dst_nodes.ids) and found[6:] == expected[6:]
+
+
+def test_files_that_are_no_parts(in_two, tmp_path):
+    path = tmp_path / "part-0.pt"
+    path.write_text("no file of parts")
+    with pytest.raises(ValueError, match="expected a file of python -m dfgnn.distributed.partition"):
+        partition.load(tmp_path, 0, 2)
+    path.write_bytes(pickle.dumps(_Runs(str(tmp_path / "ran"))))
+    with pytest.raises(ValueError, match="expected a file of python -m dfgnn.distributed.partition"):
+        partition.load(tmp_path, 0, 2)
+    torch.save(_Runs(str(tmp_path / "ran")), path)
+    with pytest.raises(ValueError, match="expected a file of python -m dfgnn.distributed.partition"):
+        partition.load(tmp_path, 0, 2)
+    assert list(tmp_path.iterdir()) == [path]
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(FileNotFoundError, match="expected a file"):
+        partition.load(tmp_path, 0, 2)
+
+    assert partition.load_nodes(in_two, "x", 1).shape == (5, 3)
+    for name, array in (("cut", None), ("other", np.zeros((4, 3))), ("text", np.array(["a"] * 5))):
+        if array is None:
+            (in_two / "cut-0.npy").write_bytes((in_two / "x-0.npy").read_bytes()[:-5])
+        else:
+            np.save(in_two / f"{name}-0.npy", array)
+        with pytest.raises(ValueError, match=rf"load_nodes: .*{name}-0\.npy: expected"):
+            partition.load_nodes(in_two, name, 0)
