@@ -11,8 +11,7 @@ _NO_MATTER = ("__init__", "__repr__", "reset_parameters", "extra_repr")
 
 
 class FallbackWarning(UserWarning):
-    """A layer runs its library's own forward: the fused one does not do what it is set up for, or it was made
-    where ``dfgnn.patch`` does not reach."""
+    """A layer runs its library's own forward: the fused one does not do what it is set up for."""
 
 
 def warn(cls: type, library: str, reason: str) -> None:

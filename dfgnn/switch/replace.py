@@ -10,14 +10,13 @@ import functools
 import importlib
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from torch import nn
 
-from ..nn._fallback import FallbackWarning, replaced_method, upstream
+from ..nn._fallback import replaced_method, upstream
 
 #: Name of a library -> its package.
 LIBRARIES = {"dgl": "dgl", "pyg": "torch_geometric"}
@@ -165,9 +164,10 @@ def patch(library: str) -> Patch:
     GATConv``). Undoing gives back exactly these names. Only the module that defines a class keeps it, so that
     pickles and the class itself keep working.
 
-    Where else a program holds a class (in a dictionary, a default argument, the body of a function) is not
-    found: the first time that a layer is constructed from it, a :class:`~dfgnn.nn.FallbackWarning` says so.
-    For it, and for layers that were constructed before, there is :func:`accelerate`.
+    A layer of exactly the library's class that is constructed all the same, because a program holds the class
+    elsewhere (in a dictionary, a default argument, the module that defines it), gets dfgnn's class when its
+    constructor ends. For layers that were constructed before there is :func:`accelerate`; subclasses whose
+    ``class`` statement ran before stay what they are.
 
     Args:
         library: "dgl" or "pyg" (torch_geometric).
@@ -223,7 +223,7 @@ class _Names:
             if not in_library:
                 self._rebound.append((module, name, cls))
         for cls in self._layers.keys() - self._constructors.keys():
-            self._constructors[cls] = vars(cls)["__init__"], _telling(cls)
+            self._constructors[cls] = vars(cls)["__init__"], _becoming(cls, self._layers[cls])
             cls.__init__ = self._constructors[cls][1]  # type: ignore[misc]
 
     def take_back(self) -> None:
@@ -256,22 +256,16 @@ class _Names:
         return found
 
 
-def _telling(cls: type) -> Callable[..., None]:
-    """The constructor of a library's class, which says once that one of it was made while patched."""
-    construct, told = vars(cls)["__init__"], False
+def _becoming(cls: type, ours: type) -> Callable[..., None]:
+    """The constructor of a library's class, for what is constructed by a name that was not found: an instance
+    of exactly this class becomes one of ours, as by `accelerate`."""
+    construct = vars(cls)["__init__"]
 
     @functools.wraps(construct)
     def __init__(self, *args, **kwargs):
-        nonlocal told
         construct(self, *args, **kwargs)
-        if type(self) is cls and not told:
-            told = True
-            warnings.warn(
-                f"{_path(cls)} was constructed although dfgnn.patch is active: by a name that it does not "
-                "reach. Import the layer inside the patch, or call dfgnn.accelerate(model)",
-                FallbackWarning,
-                stacklevel=2,
-            )
+        if type(self) is cls:
+            self.__class__ = ours
 
     return __init__
 

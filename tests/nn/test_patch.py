@@ -14,7 +14,6 @@ import pytest
 import torch
 
 import dfgnn
-from dfgnn.nn import FallbackWarning
 
 dgl = pytest.importorskip("dgl", reason="dgl is not installed (dgl==1.1.3 supports Python <= 3.11)")
 pyg = pytest.importorskip("torch_geometric", reason="torch_geometric is not installed")
@@ -343,26 +342,55 @@ def test_nested_patches_of_names(user_module):
     assert not is_ours(user_module.build()[0]) and user_module.again is UPSTREAM["dgl"]["DotGatConv"]
 
 
-def test_what_names_do_not_reach_is_said(user_module):
+def test_what_names_do_not_reach(user_module):
+    """Classes in a dictionary and in a default argument, and one's own modules that hold them."""
     constructors = {cls: vars(cls)["__init__"] for classes in UPSTREAM.values() for cls in classes.values()}
     with dfgnn.patch("dgl"), dfgnn.patch("pyg"):
-        with pytest.warns(FallbackWarning, match="GATConv was constructed although.*accelerate") as caught:
-            layers = user_module.build_from_dict(), user_module.build_by_default()
-        assert len(caught) == 2 and {w.filename for w in caught} == {"<string>"}
-        assert "dgl.nn" in str(caught[0].message) and "torch_geometric" in str(caught[1].message)
-        assert not any(map(is_ours, layers))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            user_module.build_from_dict()  # said once
-            type("Own", (UPSTREAM["pyg"]["GATConv"],), {"__module__": __name__})(3, 4)
+            layers = user_module.build_from_dict(), user_module.build_by_default()
+            assert all(map(is_ours, layers)) and type(layers[0]) is type(user_module.build()[0])
+            own = type("Own", (UPSTREAM["pyg"]["GATConv"],), {"__module__": __name__})(3, 4)
+            assert type(own).__mro__[1] is UPSTREAM["pyg"]["GATConv"]
             user_module.build()
+        assert all(type(copy.deepcopy(layer)) is type(layer) for layer in layers)
         assert list(inspect.signature(UPSTREAM["dgl"]["AGNNConv"]).parameters) == [
             "init_beta", "learn_beta", "allow_zero_in_degree"
         ]  # fmt: skip
     assert all(vars(cls)["__init__"] is construct for cls, construct in constructors.items())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        user_module.build_from_dict()
+        assert not is_ours(user_module.build_from_dict())
+
+
+def test_attentive_fp():
+    """Its first layer is constructed in the module that defines its class."""
+    from torch_geometric.nn.models import attentive_fp
+
+    def build():
+        torch.manual_seed(2)
+        return attentive_fp.AttentiveFP(6, 8, 4, edge_dim=3, num_layers=2, num_timesteps=2).eval()
+
+    upstream, plain = attentive_fp.GATEConv, build()
+    with dfgnn.patch("pyg"):
+        model = build()
+        assert attentive_fp.GATEConv is upstream
+        assert all(map(is_ours, (model.gate_conv, *model.atom_convs, model.mol_conv)))
+        again = pickle.loads(pickle.dumps([plain, model]))
+    assert type(again[0].gate_conv) is upstream and is_ours(again[1].gate_conv)
+    edge_index, batch = torch.randint(20, (2, 60)), torch.arange(20) // 5
+    inputs = torch.randn(20, 6), edge_index, torch.randn(60, 3), batch
+    torch.testing.assert_close(model(*inputs), plain(*inputs))
+    assert type(build().gate_conv) is upstream
+
+
+@pytest.mark.parametrize("name", NAMES["dgl"])
+def test_where_a_class_is_defined(name):
+    cls = UPSTREAM["dgl"][name]
+    with dfgnn.patch("dgl"):
+        layer = vars(sys.modules[cls.__module__])[name](*CASES[name][0])
+        assert type(layer) is getattr(dgl.nn, name) is not cls
+    assert type(cls(*CASES[name][0])) is cls
 
 
 SCRIPT = """

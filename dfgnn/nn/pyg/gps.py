@@ -65,15 +65,20 @@ class GPSConv(torch_geometric.nn.GPSConv):
         Raises:
             ValueError: ``batch`` is not as described.
         """
-        reason = self.why_not(self)
-        if reason is not None:
-            warn(type(self), LIBRARY, reason)
-        if reason is not None or batch is None or torch.compiler.is_compiling():
+        if self._falls_back(batch) or batch is None or torch.compiler.is_compiling():
             return super().forward(x, edge_index, batch, **kwargs)
         out = self._with_residual(self.norm2, self._among_all(x, batch), x, batch)
         if self.conv is not None:
             out = self._with_residual(self.norm1, self.conv(x, edge_index, **kwargs), x, batch) + out
         return self._normalized(self.norm3, out + self.mlp(out), batch)
+
+    def _falls_back(self, batch: Tensor | None) -> bool:
+        reason = self.why_not(self)
+        if reason is None and batch is None and not torch.compiler.is_compiling():
+            reason = "batch=None, a single graph, whose attention is dense"
+        if reason is not None:
+            warn(type(self), LIBRARY, reason)
+        return reason is not None
 
     def _among_all(self, x: Tensor, batch: Tensor) -> Tensor:
         attn = self.attn
