@@ -1,10 +1,16 @@
 """Run a script of yours with dfgnn's layers, unchanged: ``python -m dfgnn.run script.py arguments...``
 
 While the script runs, the names of DGL's and torch_geometric's attention layers stand for dfgnn's
-(:func:`dfgnn.patch`). At its end a report goes to standard error: which layers were constructed as dfgnn's,
-which of these ran their library's own code and why, which layers of the libraries dfgnn does not have, the
-time, and the peak of memory. With ``--impl pyg`` or ``--impl dgl`` nothing is replaced and the report is
-the same, for comparison.
+(:func:`dfgnn.patch`); so they do in the processes that it starts by multiprocessing. When it has ended, a
+report goes to standard error: which layers were constructed as dfgnn's, which of these ran their library's
+own code and why, which layers dfgnn does not have, where the script takes a softmax over edges itself, the
+time, and the peak of memory. With ``--impl pyg`` or ``--impl dgl`` nothing is replaced and the report is the
+same, for comparison: with either, both libraries and dfgnn are imported before the clock starts.
+
+The script sees what it sees under ``python script.py``: its arguments, ``sys.path``, ``__main__`` with an
+absolute ``__file__``, which it stays up to the end of the process, tracebacks from its own first line on,
+and the same exit status. It may also be a folder or a zip file with a ``__main__.py``, and with ``-m`` a
+module.
 
 With either, where the process sees one GPU, the script's main thread computes backward itself
 (``torch.autograd.set_multithreading_enabled(False)``), as PyTorch always does on the CPU: to hand over to the
@@ -14,77 +20,44 @@ GPU's thread of PyTorch's and back takes longer than a small layer. ``--backward
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
-import functools
-import importlib.util
 import json
 import os
 import resource
-import runpy
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from .nn import _fallback
-from .switch.replace import LIBRARIES, is_convolution, layers_of, patch
-
-
-@contextlib.contextmanager
-def constructions() -> Iterator[Counter[type]]:
-    """Counts the layers of DGL, torch_geometric and dfgnn that are constructed meanwhile, by class."""
-    made: Counter[type] = Counter()
-    construct = nn.Module.__init__
-
-    @functools.wraps(construct)
-    def counted(self, *args, **kwargs):
-        cls = type(self)
-        # A layer may call the constructors of several bases.
-        if any(is_convolution(base) for base in cls.__mro__) and "_modules" not in vars(self):
-            made[cls] += 1
-        construct(self, *args, **kwargs)
-
-    nn.Module.__init__ = counted  # type: ignore[method-assign]
-    try:
-        yield made
-    finally:
-        nn.Module.__init__ = construct  # type: ignore[method-assign]
-
-
-def describe(made: Counter[type]) -> list[dict[str, Any]]:
-    """For each class: its name, how many were constructed, whether they are dfgnn's, and what fell back."""
-    fused = {ours for library in LIBRARIES for ours in layers_of(library).values()}
-    known = {theirs for library in LIBRARIES for theirs in layers_of(library)}
-    rows: list[dict[str, Any]] = []
-    for cls, count in made.items():
-        is_ours = any(base in fused for base in cls.__mro__)
-        reasons = sorted(reason for found, reason in _fallback.warned() if found is cls)
-        if not is_ours and cls in known:
-            reasons = ["was constructed by a name that dfgnn.patch does not reach, or without it"]
-        elif not is_ours:
-            reasons = ["no such layer in dfgnn"]
-        name = f"{cls.__module__}.{cls.__qualname__}"
-        rows.append({"layer": name, "constructed": count, "fused": is_ours, "fell_back": reasons})
-    return rows
+from .running import own
+from .running.layers import LIBRARIES, Layers, import_libraries
+from .running.program import NotRunnableError, Program, of_module, of_path
 
 
 def text(report: dict[str, Any]) -> str:
     """The report for a terminal."""
-    lines = [f"dfgnn.run --impl {report['impl']} {report['script']}"]
-    for row in report["layers"]:
-        kind = "dfgnn" if row["fused"] else "not replaced"
-        what = "ran its own forward" if row["fused"] else "why"
-        shown = row["fell_back"] if row["fused"] or report["impl"] == "dfgnn" else []
-        reasons = "".join(f"\n          {what}: {reason}" for reason in shown)
-        lines.append(f"  {row['constructed']:5} x {row['layer']}: {kind}{reasons}")
+    failed = f": failed with {report['failed']}" if report["failed"] else ""
+    lines = [f"dfgnn.run --impl {report['impl']} {report['script']}{failed}"]
+    lines += _rows(report, report["layers"])
     if not report["layers"]:
-        lines.append("  no layer of DGL or torch_geometric was constructed")
+        so_far = " before it failed" if failed else ""
+        where = " in this process" if report["children"] else ""
+        lines.append(f"  no layer of DGL or torch_geometric was constructed{where}{so_far}")
+    for rows in report["children"]:
+        which = "a process" if rows["processes"] == 1 else f"each of {rows['processes']} processes"
+        lines += [f"  in {which} that it started:", *_rows(report, rows["layers"], "  ")]
+    for command in report["programs"]:
+        lines.append(f"  it started another program, which has the libraries' own layers: {command}")
     lines += [f"  {name}: not patched, {why}" for name, why in report["not_patched"].items()]
+    if report["own_attention"] and report["impl"] == "dfgnn":
+        lines.append("  attention of its own, which dfgnn does not compute:")
+        for use in report["own_attention"]:
+            where = f" in {use['where']}" if use["where"] else ""
+            lines.append(f"    {use['file']}:{use['line']}{where}: {use['function']}")
+            lines.append(f"        what fits: dfgnn.functional.{use['fits']}; recipe: docs/{use['recipe']}")
     memory = ", ".join(f"{name} {size / 2**20:,.0f} MiB" for name, size in report["peak_memory"].items())
     lines.append(f"  {report['seconds']:.1f} s, peak memory: {memory}")
     if report["backward_in_calling_thread"]:
@@ -92,18 +65,24 @@ def text(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _patch_all() -> dict[str, str]:
-    """Patch the libraries that are installed; why not, for one that cannot be imported."""
-    failed = {}
-    for library, package in LIBRARIES.items():
-        if importlib.util.find_spec(package) is not None:
-            try:
-                patch(library)
-            except Exception as error:  # a library that was built for another torch fails in many ways
-                failed[package] = (
-                    f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-                )
-    return failed
+def _rows(report: dict[str, Any], rows: list[dict[str, Any]], indent: str = "") -> list[str]:
+    lines = []
+    for row in rows:
+        kind = "dfgnn" if row["fused"] else "not replaced"
+        what = "ran its own forward" if row["fused"] else "why"
+        reasons = row["fell_back"] if row["fused"] or report["impl"] == "dfgnn" else []
+        notes = [f"{what}: {reason}" for reason in reasons] + [row["note"]] * (row["note"] is not None)
+        lines.append(f"{indent}  {row['constructed']:5} x {row['layer']}: {kind}")
+        lines += [f"{indent}          {note}" for note in notes]
+    return lines
+
+
+def _of_children(layers: Layers) -> list[dict[str, Any]]:
+    """Processes that constructed the same layers are told together."""
+    by_rows: dict[str, list[Any]] = {}
+    for rows in layers.of_children():
+        by_rows.setdefault(json.dumps(rows), []).append(rows)
+    return [{"processes": len(same), "layers": same[0]} for same in by_rows.values()]
 
 
 def _peak_memory() -> dict[str, int]:
@@ -121,8 +100,80 @@ def _backward_in_calling_thread(args: argparse.Namespace) -> bool:
     return not args.backward_thread and torch.cuda.device_count() == 1
 
 
+class _Run:
+    """One run of a program, and the report on it."""
+
+    def __init__(self, args: argparse.Namespace, layers: Layers, not_patched: dict[str, str]):
+        self.args, self.layers, self.not_patched = args, layers, not_patched
+        self.in_calling_thread = _backward_in_calling_thread(args)
+        self.failed: str | None = None
+        self.stderr, self.process = sys.stderr, os.getpid()
+        self.json = None if args.json is None else Path(os.path.abspath(args.json))  # the script may chdir
+
+    def run(self, program: Program) -> None:
+        # Last of all that runs at exit: after the script's threads, and below the traceback of its error.
+        atexit.register(self.report)
+        if self.in_calling_thread:
+            torch.autograd.set_multithreading_enabled(False)
+        self.layers.install()
+        self.begin = time.perf_counter()
+        try:
+            program.run()
+        except SystemExit as stop:
+            if stop.code not in (None, 0):
+                self.failed = f"SystemExit: {stop.code}"
+            raise
+        except BaseException as error:
+            self.failed = f"{type(error).__name__}: {error}".partition("\n")[0]
+            self._show_as_python(program, error)
+            raise
+
+    def _show_as_python(self, program: Program, error: BaseException) -> None:
+        hook = sys.excepthook
+
+        def without_ours(kind, value, trace):
+            if value is error:
+                trace = program.own_traceback(error)
+                value = value.with_traceback(trace)
+            hook(kind, value, trace)
+
+        sys.excepthook = without_ours
+
+    def report(self) -> None:
+        if os.getpid() != self.process:  # a fork of the script that ends as a program does
+            return
+        with contextlib.suppress(RuntimeError):  # the error that ended the script
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()
+        seconds = time.perf_counter() - self.begin
+        report = {
+            "impl": self.args.impl, "script": self.args.script, "arguments": self.args.arguments,
+            "failed": self.failed, "layers": self.layers.rows(), "children": _of_children(self.layers),
+            "programs": self.layers.programs, "not_patched": self.not_patched,
+            "own_attention": [use._asdict() for use in own.uses(self.layers.started)],
+            "backward_in_calling_thread": self.in_calling_thread, "seconds": seconds,
+            "peak_memory": _peak_memory(),
+        }  # fmt: skip
+        self.layers.remove()
+        self._say(text(report))
+        if self.json is not None:
+            try:
+                self.json.write_text(json.dumps(report, indent=1) + "\n")
+            except OSError as error:
+                self._say(f"dfgnn.run: --json: the report could not be written: {error}")
+
+    def _say(self, text: str) -> None:
+        if self.stderr is None:  # it was closed before Python started
+            return
+        try:
+            print(text, file=self.stderr, flush=True)
+        except (OSError, ValueError):  # closed since, or by who reads it
+            if sys.stderr is self.stderr:
+                sys.stderr = None  # type: ignore[assignment]  # or Python fails in flushing it, with status 120
+
+
 def main(argv: list[str] | None = None) -> int:
-    """The program; returns what the script exited with."""
+    """The program. What the script raises, SystemExit too, goes on to Python; the report is made at exit."""
     parser = argparse.ArgumentParser(prog="python -m dfgnn.run", description=__doc__.partition("\n")[0])
     parser.add_argument("--impl", choices=["dfgnn", *LIBRARIES], default="dfgnn", help="whose layers run")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there, too")
@@ -133,42 +184,26 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("script", help="the script, or with -m the module")
     rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
     rest.required = False  # argparse would name it beside a missing script
-    args = parser.parse_args(argv)
-    if not args.module and not Path(args.script).is_file():
+    words = sys.argv[1:] if argv is None else argv
+    args = parser.parse_args(words)
+    first = len(words) - len(args.arguments)
+    if first > 1 and words[first - 1] == "--" and words[first - 2] == args.script:
+        args.arguments.insert(0, "--")  # which argparse takes for its own
+    if not args.module and not os.path.exists(args.script):
         parser.error(f"script: expected a file, got {args.script}")
+    if args.json is not None and not args.json.absolute().parent.is_dir():
+        parser.error(f"--json: expected a file in a folder that is there, got {args.json}")
 
     os.environ.setdefault("DGLBACKEND", "pytorch")  # it would ask, and write the answer to the home directory
-    not_patched = _patch_all() if args.impl == "dfgnn" else {}
-    sys.argv = [args.script, *args.arguments]
-    # As python script.py and python -m module do.
-    sys.path[0] = os.getcwd() if args.module else str(Path(args.script).resolve().parent)
-    code: Any = 0
-    in_calling_thread = _backward_in_calling_thread(args)
-    begin = time.perf_counter()
-    with constructions() as made, torch.autograd.set_multithreading_enabled(not in_calling_thread):
-        try:
-            if args.module:
-                runpy.run_module(args.script, run_name="__main__", alter_sys=True)
-            else:
-                runpy.run_path(args.script, run_name="__main__")
-        except SystemExit as stop:
-            code = stop.code
-        finally:
-            if torch.cuda.is_initialized():
-                torch.cuda.synchronize()
-            report = {
-                "impl": args.impl, "script": args.script, "arguments": args.arguments,
-                "layers": describe(made), "not_patched": not_patched,
-                "backward_in_calling_thread": in_calling_thread,
-                "seconds": time.perf_counter() - begin, "peak_memory": _peak_memory(),
-            }  # fmt: skip
-            print(text(report), file=sys.stderr)
-            if args.json is not None:
-                args.json.write_text(json.dumps(report, indent=1) + "\n")
-    if code is None or isinstance(code, int):
-        return code or 0
-    print(code, file=sys.stderr)  # sys.exit("a message")
-    return 1
+    not_patched = import_libraries(args.impl)
+    run = _Run(args, Layers(args.impl, _backward_in_calling_thread(args)), not_patched)
+    try:
+        program = (of_module if args.module else of_path)(args.script, args.arguments)
+    except NotRunnableError as error:
+        run.layers.remove()
+        parser.exit(error.status, f"{parser.prog}: {error}\n")
+    run.run(program)
+    return 0
 
 
 if __name__ == "__main__":

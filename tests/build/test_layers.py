@@ -20,7 +20,7 @@ functional
 distributed ops
 nn
 compat switch
-profiling
+profiling running
 __init__
 env run
 bench

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -32,25 +34,79 @@ torch.manual_seed(0)
 edge_index = torch.randint(10, (2, 30))
 out = Network()(torch.randn(10, 8), edge_index)
 print(__name__, sys.argv[1:], helper.NAME, f"{float(out.sum().detach()):.4f}")
-if "fail" in sys.argv:
-    sys.exit("no more")
-if "raise" in sys.argv:
-    raise ValueError("as told")
 """
 
 
-def run(folder, *words):
-    (folder / "script.py").write_text(SCRIPT)
-    (folder / "helper.py").write_text("NAME = 'beside the script'")
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "dfgnn.run", "--json", str(folder / "report.json"), *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=env, cwd=folder)
-    return done, json.loads((folder / "report.json").read_text())
+def python(*words, cwd, env=(), **options):
+    """An interpreter with these arguments, and stdout and stderr as text."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **dict(env)}
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    command = [sys.executable, *map(str, words)]
+    return subprocess.run(command, text=True, timeout=300, env=env, cwd=cwd, **options)
 
 
-def test_report(tmp_path):
-    ours, report = run(tmp_path, tmp_path / "script.py", "a", "--flag")
-    theirs, plain = run(tmp_path, "--impl", "pyg", tmp_path / "script.py", "a", "--flag")
+# A fork for each run, which need not import anything; it ends as an interpreter does.
+SERVER = """
+import json, os, sys
+import dfgnn.run, torch
+from dfgnn.running.layers import import_libraries
+
+import_libraries("pyg")
+for line in sys.stdin:
+    order = json.loads(line)
+    if os.fork() == 0:
+        break
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+else:
+    os._exit(0)
+os.chdir(order["cwd"])
+for number, name in ((1, "stdout"), (2, "stderr")):
+    os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+torch.cuda.device_count = lambda: order["gpus"]
+sys.exit(dfgnn.run.main(order["words"]))
+"""
+
+
+class Server:
+    def __init__(self):
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+
+    def __call__(self, *words, cwd, gpus=0):
+        order = {"words": list(map(str, words)), "cwd": str(cwd), "gpus": gpus}
+        print(json.dumps(order), file=self.process.stdin, flush=True)
+        status = int(self.process.stdout.readline())
+        out, err = ((cwd / name).read_text() for name in ("stdout", "stderr"))
+        return subprocess.CompletedProcess(words, status, out, err)
+
+
+@pytest.fixture(scope="module")
+def dfgnn_run():
+    """``python -m dfgnn.run`` without the seconds in which it imports what it needs."""
+    server = Server()
+    yield server
+    server.process.stdin.close()
+    server.process.wait(20)
+
+
+@pytest.fixture
+def run(dfgnn_run, tmp_path):
+    """A run of a script, and its report."""
+
+    def run(*words, script=SCRIPT, **options):
+        (tmp_path / "script.py").write_text(script)
+        (tmp_path / "helper.py").write_text("NAME = 'beside the script'")
+        done = dfgnn_run("--json", "report.json", *words, cwd=tmp_path, **options)
+        return done, json.loads((tmp_path / "report.json").read_text())
+
+    return run
+
+
+def test_report(run, tmp_path):
+    ours, report = run(tmp_path / "script.py", "a", "--flag")
+    theirs, plain = run("--impl", "pyg", tmp_path / "script.py", "a", "--flag")
     assert ours.returncode == theirs.returncode == 0, ours.stderr
     # The script sees its own arguments and neighbours, and computes the same.
     assert ours.stdout == theirs.stdout and ours.stdout.startswith(
@@ -61,57 +117,367 @@ def test_report(tmp_path):
     assert rows["dfgnn.nn.pyg.gat.GATConv"]["fell_back"] == ["aggr='max'"]
     assert rows["torch_geometric.nn.conv.gcn_conv.GCNConv"]["fell_back"] == ["no such layer in dfgnn"]
     assert [row["fused"] for row in plain["layers"]] == [False, False]
-    assert report["seconds"] > 0 and report["peak_memory"]["host"] > 1e6
+    assert report["seconds"] > 0 and report["peak_memory"]["host"] > 1e6 and report["failed"] is None
     assert "ran its own forward: aggr='max'" in ours.stderr and "why: no such layer" in ours.stderr
     assert "why" not in theirs.stderr and "peak memory: host" in theirs.stderr
 
 
-@pytest.mark.parametrize("how, said", [("fail", "no more"), ("raise", "ValueError: as told")])
-def test_a_script_that_fails(how, said, tmp_path):
-    done, report = run(tmp_path, "script.py", how)
-    assert done.returncode == 1 and said in done.stderr
-    assert report["layers"]
+# ---- the clock ---------------------------------------------------------------------------------------
+
+LOADS = """
+import sys
+before = set(sys.modules)
+import torch_geometric.nn, torch_geometric.nn.models
+print(sorted(set(sys.modules) - before), "dfgnn.nn.pyg.gat" in before, "torch_geometric.nn" in before)
+"""
+
+
+def test_the_clock_starts_when_all_is_imported(tmp_path):
+    """With either implementation: what a script imports is there, and its two lines take the same time."""
+    (tmp_path / "script.py").write_text(LOADS)
+    for impl in ("dfgnn", "pyg"):
+        words = ["-m", "dfgnn.run", "--impl", impl, "--json", "report.json", "script.py"]
+        done = python(*words, cwd=tmp_path)
+        report = json.loads((tmp_path / "report.json").read_text())
+        assert done.stdout == "[] True True\n", done.stderr
+        assert report["seconds"] < 0.5
+
+
+# ---- what the report says of layers --------------------------------------------------------------------
+
+LAYERS = """
+import sys
+import torch
+from torch_geometric.nn import AttentionalAggregation, GATConv, GATv2Conv, GPSConv, MessagePassing
+from torch_geometric.nn.models import AttentiveFP
+
+class Other(GATConv):
+    def forward(self, x, edge_index):
+        return x
+
+class Around(GATv2Conv):
+    def forward(self, x, edge_index):
+        return 2 * super().forward(x, edge_index)
+
+class Named(GATConv):
+    pass
+
+class Mine(MessagePassing):
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x)
+
+if "early" in sys.argv:
+    raise ValueError("as told")
+x, edge_index, group = torch.randn(10, 4), torch.randint(10, (2, 30)), torch.arange(10) // 5
+for cls in (Other, Around, Named):
+    cls(4, 4)(x, edge_index)
+Mine()(x, edge_index)
+GPSConv(4, GATConv(4, 4), heads=2)(x, edge_index, group)
+GPSConv(4, None, heads=2)(x, edge_index)
+AttentionalAggregation(torch.nn.Linear(4, 1))(x, group)
+AttentiveFP(4, 4, 4, edge_dim=3, num_layers=2, num_timesteps=2)(x, edge_index, torch.randn(30, 3), group)
+raise ValueError("as told")
+"""
+
+
+def test_every_layer_is_told_as_what_it_is(run):
+    done, report = run("script.py", script=LAYERS)
+    rows = {row["layer"].removeprefix("dfgnn.nn.pyg."): row for row in report["layers"]}
+    assert {name: (row["constructed"], row["fused"]) for name, row in rows.items()} == {
+        "__main__.Other": (1, False), "__main__.Around": (1, True), "__main__.Named": (1, True),
+        "__main__.Mine": (1, False), "gps.GPSConv": (2, True), "gat.GATConv": (3, True),
+        "aggregation.AttentionalAggregation": (1, True), "gate.GATEConv": (1, True),
+    }  # fmt: skip
+    assert rows["__main__.Other"]["fell_back"] == [
+        "has a forward of its own, which was not seen to call GATConv's"
+    ]
+    assert rows["__main__.Around"]["note"] == "has a forward of its own, which calls GATv2Conv's"
+    assert rows["__main__.Mine"]["fell_back"] == ["message passing of its own (script.py:18)"]
+    assert rows["gps.GPSConv"]["fell_back"] == ["batch=None, a single graph, whose attention is dense"]
+    assert rows["gate.GATEConv"]["fell_back"] == []
+    # The traceback is Python's, and the report below it says that the script failed.
+    assert done.returncode == 1 and report["failed"] == "ValueError: as told"
+    assert done.stderr.index("ValueError: as told\n") < done.stderr.index(
+        "script.py: failed with ValueError: as"
+    )
+    done, report = run("script.py", "early", script=LAYERS)
+    assert report["layers"] == [] and "was constructed before it failed\n" in done.stderr
+    _, plain = run("--impl", "pyg", "script.py", script=LAYERS)
+    assert [row["constructed"] for row in plain["layers"]] == [1, 1, 1, 1, 2, 3, 1, 1]
+    assert not any(row["fused"] for row in plain["layers"])
+
+
+OWN = {
+    "script.py": """
+import dgl
+import torch
+import torch_geometric as tg
+import torch_geometric.utils as pyg_utils
+from dgl.ops import edge_softmax
+from torch_geometric.utils import softmax as by_group
+from torch_scatter import scatter_softmax
+from helper import softmax
+from dfgnn.functional import edge_softmax as ours
+
+class First(tg.nn.MessagePassing):
+    def message(self, x_j, index):
+        return by_group(torch.nn.functional.leaky_relu(x_j), index)
+
+def second(query, key, index):
+    return scatter_softmax((query * key).sum(1) / 8, index)
+
+def third(g, score):
+    return edge_softmax(g, score)
+
+def fourth(score, index):
+    from torch_geometric.utils import softmax as late
+    return late(score, index), pyg_utils.softmax(score, index), tg.utils.softmax(score, index)
+
+def not_one(score):
+    return torch.softmax(score, 0), softmax(score), ours
+""",
+    "helper.py": "from torch import softmax as plain\ndef softmax(x):\n    return plain(x, 0)\n",
+    "torch_scatter.py": "def scatter_softmax(src, index):\n    return src\n",
+}
+
+
+def test_attention_of_its_own(dfgnn_run, tmp_path):
+    pytest.importorskip("dgl", reason="dgl is not installed (dgl==1.1.3 supports Python <= 3.11)")
+    for name, text in OWN.items():
+        (tmp_path / name).write_text(text)
+    done = dfgnn_run("--json", "report.json", "script.py", cwd=tmp_path)
+    uses = json.loads((tmp_path / "report.json").read_text())["own_attention"]
+    pyg, additive, plain = (
+        "torch_geometric.utils.softmax",
+        "gat_attention or gatv2_attention",
+        "edge_softmax and spmm",
+    )
+    assert [(use["line"], use["where"], use["function"], use["fits"]) for use in uses] == [
+        (14, "First.message", pyg, additive),
+        (17, "second", "torch_scatter.scatter_softmax", "dot_attention"),
+        (20, "third", "dgl.ops.edge_softmax", plain),
+        (24, "fourth", pyg, plain),
+    ]
+    assert {use["file"] for use in uses} == {"script.py"}
+    assert "    script.py:17 in second: torch_scatter.scatter_softmax\n" in done.stderr
+    for page in {use["recipe"] for use in uses}:
+        assert "\n## Attention of your own\n" in (ROOT / "docs" / page).read_text()
+
+
+# ---- the script's processes ------------------------------------------------------------------------------
+
+PROCESSES = """
+import os, subprocess, sys
+import torch
+import torch.multiprocessing as mp
+from torch_geometric.nn import GATConv
+
+def work(rank):
+    layer = GATConv(4, 4, aggr="max" if rank else "sum")
+    layer(torch.randn(3, 4), torch.tensor([[0, 1], [1, 2]]))
+
+if __name__ == "__main__":
+    mp.spawn(work, nprocs=1)
+    for method in ("fork", "forkserver"):
+        process = mp.get_context(method).Process(target=work, args=(1,))
+        process.start()
+        process.join()
+    if os.fork() == 0:
+        GATConv(4, 4)
+        sys.exit(0)
+    os.wait()
+    subprocess.run([sys.executable, "-c", "import sys"])
+"""
+
+
+def test_processes_that_it_starts(run):
+    done, report = run("script.py", script=PROCESSES)
+    assert done.returncode == 0, done.stderr
+    told = {(each["processes"], *each["layers"][0]["fell_back"]) for each in report["children"]}
+    assert told == {(2,), (2, "aggr='max'")}  # spawned and forked by os.fork; forked and by the server
+    assert all(row["fused"] for each in report["children"] for row in each["layers"])
+    assert report["layers"] == [] and "constructed in this process\n" in done.stderr
+    assert [command.partition(" ")[2] for command in report["programs"]] == ["-c import sys"]
+    assert done.stderr.count("dfgnn.run --impl") == 1  # a fork that ends as a program does makes no report
+
+
+# ---- as Python does --------------------------------------------------------------------------------------
+
+SEEN = """
+import atexit, os, pickle, sys, threading, traceback, warnings
+import helper
+
+class Thing:
+    pass
+
+def late():
+    # Threads, and what runs at exit, find the script in __main__.
+    pickle.loads(pickle.dumps(Thing()))
+    print("late", sys.modules["__main__"].__dict__ is globals(), sys.argv[1:])
+
+threading.Timer(0.2, late).start()
+atexit.register(late)
+names = {"__annotations__", "__builtins__", "__cached__", "__doc__", "__file__", "__loader__", "__name__",
+         "__package__", "__spec__"}
+print(sorted(name for name in globals() if name.startswith("__")))
+print(__file__, __name__, __package__, __doc__, __cached__, type(__loader__).__name__, type(__builtins__))
+print(__spec__ and (__spec__.name, __spec__.origin), sys.argv, sys.path[:2], __annotations__)
+print(helper.__file__, traceback.extract_stack()[-1].filename)
+warnings.warn("old", DeprecationWarning)
+code = compile("x: undefined = 1", "x", "exec", dont_inherit=False)
+try:
+    exec(code, {})
+except NameError as error:
+    print(error)  # annotations are not postponed, as they are in who runs it
+if "exit" in sys.argv:
+    sys.exit({"0": 0, "3": 3, "None": None, "text": "no more", "list": [1], "300": 300}[sys.argv[-1]])
+if "raise" in sys.argv:
+    def fails():
+        raise KeyError("as told")
+    try:
+        fails()
+    except KeyError as error:
+        raise ValueError("again") from error
+if "hook" in sys.argv:
+    sys.excepthook = lambda kind, value, trace: print("hook", kind, value, trace.tb_lineno)
+    1 / 0
+if "signal" in sys.argv:
+    os.kill(os.getpid(), 2)
+    threading.Event().wait(5)
+"""
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory):
+    """The same script as a file, a link, a folder, a zip file, a compiled file, a module and a package."""
+    import py_compile
+
+    folder = tmp_path_factory.mktemp("programs")
+    (folder / "script.py").write_text(SEEN)
+    (folder / "helper.py").touch()
+    (folder / "elsewhere").mkdir()
+    (folder / "elsewhere/link.py").symlink_to("../script.py")
+    for name in ("folder", "package"):
+        (folder / name).mkdir()
+        (folder / name / "__main__.py").write_text(SEEN)
+        (folder / name / "helper.py").touch()
+    (folder / "package/__init__.py").touch()
+    (folder / "empty").mkdir()
+    (folder / "empty/__init__.py").touch()
+    (folder / "wrong.py").write_text("x = (1,\ny = 2\n")
+    with zipfile.ZipFile(folder / "program.zip", "w") as file:
+        file.writestr("__main__.py", SEEN)
+        file.writestr("helper.py", "")
+    py_compile.compile(str(folder / "script.py"), str(folder / "compiled.pyc"))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["script.py", "", "a b", "--", "-m", "--impl=x", "--json", "x", "-h"],
+        ["./elsewhere/../script.py", "exit", "3"],
+        ["elsewhere/link.py", "exit", "text"],
+        ["folder", "exit", "None"],
+        ["./folder/", "raise"],
+        ["program.zip", "raise"],
+        ["compiled.pyc", "exit", "300"],
+        ["-m", "script", "--", "exit", "list"],
+        ["-m", "package", "raise"],
+        ["-m", "package.__main__", "exit", "0"],
+        ["script.py", "raise"],
+        ["script.py", "hook"],
+        ["script.py", "signal"],
+        ["wrong.py"],
+        ["nothing.py"],
+        ["empty"],
+        ["-m", "nothing"],
+        ["-m", "empty"],
+        ["-m", "empty.x.y"],
+        ["-m", ".script"],
+    ],
+    ids=" ".join,
+)
+def test_as_python_does(words, programs, dfgnn_run):
+    """The same output, exit status and traceback."""
+    # The interpreter says so itself that it runs frozen modules, and which program cannot be run.
+    theirs = python(*words, cwd=programs)
+    ours = dfgnn_run("--impl", "pyg", *words, cwd=programs)
+    assert ours.returncode == theirs.returncode
+    assert ours.returncode != 0 or ours.stderr.count("dfgnn.run --impl") == 1
+    assert ours.stdout == theirs.stdout
+    if "nothing.py" in words:
+        assert ours.stderr.endswith("error: script: expected a file, got nothing.py\n")
+        return
+    said = theirs.stderr.replace(f"{sys.executable}: ", "python -m dfgnn.run: ")
+    lines = [line for line in said.splitlines(keepends=True) if "frozen runpy" not in line]
+    told, mark, _ = ours.stderr.partition("dfgnn.run --impl")
+    assert told == "".join(lines) and (mark != "") == (
+        words[-1] not in ("nothing", "empty", "empty.x.y", ".script")
+    )
+    if "signal" in words:
+        assert ours.returncode == -signal.SIGINT
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="-P came with Python 3.11")
+def test_safe_path(programs):
+    for words in (["script.py"], ["folder"]):
+        theirs = python("-P", *words, cwd=programs, env={"PYTHONPATH": f"{ROOT}:{programs}"})
+        ours = python("-P", "-m", "dfgnn.run", *words, cwd=programs, env={"PYTHONPATH": f"{ROOT}:{programs}"})
+        assert ours.stdout == theirs.stdout != "" and ours.returncode == theirs.returncode == 0
+
+
+def test_streams_that_are_closed(run, tmp_path):
+    """No report then, and no other exit status; never on stdout."""
+    (tmp_path / "script.py").write_text("import sys; print(sys.stderr is None); sys.exit(int(sys.argv[1]))")
+    command = f"{sys.executable} -m dfgnn.run --json report.json script.py "
+    for redirected, is_none in (("2>&-", True), ("2>/dev/full", False), ("3 2>&-", True)):
+        words = redirected.split()
+        line = command + (words[0] if len(words) == 2 else "0") + " " + words[-1]
+        done = subprocess.run(line, shell=True, stdout=subprocess.PIPE, text=True, cwd=tmp_path,
+                              env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
+        assert (done.stdout, done.returncode) == (f"{is_none}\n", 3 if len(words) == 2 else 0)
+        assert json.loads((tmp_path / "report.json").read_text())["seconds"] > 0
+    text = "import os, sys; os.mkdir('below'); os.chdir('below'); sys.stderr.close()"
+    done, _ = run("script.py", script=text)  # the report's file is where it was asked for
+    assert done.returncode == 0 and done.stderr == "" and not (tmp_path / "below/report.json").exists()
+
+
+def test_files_that_cannot_be(dfgnn_run, tmp_path):
+    (tmp_path / "script.py").write_text("import os; os.rmdir('there')")
+    (tmp_path / "there").mkdir()
+    done = dfgnn_run("--json", "there/report.json", "script.py", cwd=tmp_path)
+    assert done.returncode == 0 and "dfgnn.run: --json: the report could not be written" in done.stderr
+    for words, error in (
+        (["nothing.py"], "error: script: expected a file, got nothing.py\n"),
+        ([], "error: the following arguments are required: script\n"),
+        (["--json", "no/x", "script.py"], "--json: expected a file in a folder that is there, got no/x\n"),
+    ):  # fmt: skip
+        done = dfgnn_run(*words, cwd=tmp_path)
+        assert done.returncode == 2 and done.stderr.endswith(error)
+
+
+# ---- backward ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("gpus, options, enabled", [(1, [], False), (1, ["--backward-thread"], True),
                                                     (2, [], True), (0, [], True)])  # fmt: skip
-def test_backward_in_the_calling_thread(gpus, options, enabled, tmp_path, monkeypatch, capsys):
-    """Where one GPU is seen, and as long as the script runs."""
-    import torch
-
-    import dfgnn.run
-
-    script = tmp_path / "script.py"
-    script.write_text("import torch\nprint('enabled:', torch._C._is_multithreading_enabled())")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    monkeypatch.setattr(sys, "argv", list(sys.argv))
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    path = tmp_path / "report.json"
-    assert dfgnn.run.main(["--impl", "pyg", *options, "--json", str(path), str(script)]) == 0
-    printed = capsys.readouterr()
-    assert f"enabled: {enabled}" in printed.out
-    assert ("backward ran in the thread" in printed.err) == (not enabled)
-    assert json.loads(path.read_text())["backward_in_calling_thread"] == (not enabled)
-    assert torch._C._is_multithreading_enabled()
+def test_backward_in_the_calling_thread(gpus, options, enabled, run):
+    """Where one GPU is seen."""
+    script = "import torch\nprint(torch._C._is_multithreading_enabled())"
+    done, report = run("--impl", "pyg", *options, "script.py", script=script, gpus=gpus)
+    assert done.stdout == f"{enabled}\n", done.stderr
+    assert ("backward ran in the thread" in done.stderr) == (not enabled)
+    assert report["backward_in_calling_thread"] == (not enabled)
 
 
-def test_module_and_missing_script(tmp_path):
-    done, report = run(tmp_path, "-m", "script", "b")
-    assert done.returncode == 0 and "__main__ ['b']" in done.stdout and report["layers"][0]["fused"]
-    for arguments, error in (
-        (["nothing.py"], "error: script: expected a file, got nothing.py\n"),
-        ([], "error: the following arguments are required: script\n"),
-    ):
-        command = [sys.executable, "-m", "dfgnn.run", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path,
-                              env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
-        assert done.returncode == 2 and done.stderr.endswith(error)
-
-
-def test_a_dgl_script(tmp_path):
+def test_a_dgl_script(run):
     pytest.importorskip("dgl", reason="dgl is not installed (dgl==1.1.3 supports Python <= 3.11)")
     text = "import dgl, torch\nfrom dgl.nn import GATConv\ng = dgl.add_self_loop(dgl.rand_graph(9, 20))\n"
-    (tmp_path / "other.py").write_text(text + "print(GATConv(4, 2, 2)(g, torch.randn(9, 4)).shape)")
-    done, report = run(tmp_path, tmp_path / "other.py")
+    text += "print(GATConv(4, 2, 2)(g, torch.randn(9, 4)).shape)\n"
+    text += "print(dgl.nn.GlobalAttentionPooling(torch.nn.Linear(4, 1))(g, torch.randn(9, 4)).shape)"
+    done, report = run("script.py", script=text)
     assert done.returncode == 0 and "torch.Size([9, 2, 2])" in done.stdout
-    assert [(row["layer"], row["fused"]) for row in report["layers"]] == [("dfgnn.nn.dgl.GATConv", True)]
+    assert [(row["layer"], row["fused"]) for row in report["layers"]] == [
+        ("dfgnn.nn.dgl.GATConv", True), ("dfgnn.nn.dgl.GlobalAttentionPooling", True)
+    ]  # fmt: skip

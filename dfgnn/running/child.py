@@ -1,0 +1,32 @@
+"""Run by its path in a process of multiprocessing's that is another interpreter, before its own work."""
+
+import contextlib
+import sys
+import traceback
+from pathlib import Path
+
+
+def start(folder: str, impl: str, in_calling_thread: bool) -> None:
+    root = str(Path(__file__).parents[2])
+    sys.path.append(root)
+    try:
+        import torch
+
+        from dfgnn.running.layers import LIBRARIES, Layers, import_libraries
+    finally:
+        sys.path.remove(root)
+    # Those that the script's main module has imported; all, if it leaves that to its functions.
+    loaded = [library for library, package in LIBRARIES.items() if package in sys.modules]
+    import_libraries(impl, loaded or LIBRARIES)
+    if in_calling_thread:
+        torch.autograd.set_multithreading_enabled(False)
+    Layers(impl, in_calling_thread, folder).install()
+
+
+if __name__ == "dfgnn_run_child":
+    try:
+        start(*OPTIONS)  # type: ignore[name-defined]  # noqa: F821 - of runpy.run_path
+    except Exception:
+        with contextlib.suppress(OSError, AttributeError):  # no stderr
+            sys.stderr.write("dfgnn.run: this process has the libraries' own layers:\n")
+            traceback.print_exc()

@@ -1,0 +1,241 @@
+"""Which layers of DGL, torch_geometric and dfgnn are constructed while a script runs, and what they became.
+
+Processes of multiprocessing's that the script starts, by whatever method, tell theirs by a file each: a fork
+has the patches of its parent; another interpreter unpickles what patches it along with its process object.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import inspect
+import json
+import multiprocessing.process
+import os
+import runpy
+import shutil
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable
+from multiprocessing.util import Finalize
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..nn import _fallback
+from ..nn._fallback import is_from
+from ..switch.replace import LIBRARIES, is_convolution, layers_of, patch
+
+_CHILD = Path(__file__).with_name("child.py")
+
+
+class Layers:
+    """Counts while it is installed, by class.
+
+    folder: where the processes of a run leave what they counted; None: a new one, of this process's children.
+    """
+
+    def __init__(self, impl: str, in_calling_thread: bool, folder: str | None = None):
+        self.options, self.started = (impl, in_calling_thread), os.getcwd()
+        self.is_child, self.made = folder is not None, Counter[type]()
+        self.folder = folder or tempfile.mkdtemp(prefix="dfgnn-run-")
+        self.programs: list[str] = []  # of Python that the script started
+        self._process = os.getpid()
+        self._pairs = {old: new for library in LIBRARIES for old, new in layers_of(library).items()}
+        self._ours = frozenset(self._pairs.values())
+        self._counts: dict[type, bool] = {}  # whether a class is one of these layers
+        self._called: set[type] = set()  # with a forward of their own, which called dfgnn's
+        self._marked: set[type] = set()  # dfgnn's, that note who calls them
+        self._undo: list[Callable[[], None]] = []
+
+    def install(self) -> Layers:
+        self._wrap(nn.Module, "__init__", self._counting)
+        self._wrap(multiprocessing.process.BaseProcess, "start", self._starting)
+        self._wrap(subprocess.Popen, "__init__", self._opening)
+        return self
+
+    def remove(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+        if not self.is_child and os.getpid() == self._process:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _wrap(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
+        before = getattr(owner, name)
+        setattr(owner, name, functools.wraps(before)(wrap(before)))
+        self._undo.append(lambda: setattr(owner, name, before))
+
+    def _counting(self, construct: Any) -> Any:
+        counts = self._counts
+
+        def __init__(module, *args, **kwargs):
+            cls = type(module)
+            counted = counts.get(cls)
+            if counted is None:
+                counted = counts[cls] = self._is_layer(cls)
+            if counted and "_modules" not in vars(module):  # which may call constructors of several bases
+                self._count(cls)
+            construct(module, *args, **kwargs)
+
+        return __init__
+
+    def _is_layer(self, cls: type) -> bool:
+        return any(base in self._pairs or is_convolution(base) for base in cls.__mro__)
+
+    def _count(self, cls: type) -> None:
+        if os.getpid() != self._process:  # a fork
+            self._process, self.is_child = os.getpid(), True
+            self.made.clear()
+        if cls in self._pairs and is_from("dfgnn", vars(cls)["__init__"]):  # of a patch
+            cls = self._pairs[cls]  # which it will be when that ends
+        is_new, self.made[cls] = not self.made[cls], self.made[cls] + 1
+        if is_new and self._ours_of(cls) is not None and not self._forward_is_ours(cls):
+            self._mark(cls)
+        if is_new and self.is_child:
+            if len(self.made) == 1:
+                Finalize(None, self._leave, exitpriority=0)
+            self._leave()  # now, too: it may be killed
+
+    # ---- subclasses with a forward of their own ------------------------------------------------------
+
+    def _ours_of(self, cls: type) -> type | None:
+        return next((base for base in cls.__mro__ if base in self._ours), None)
+
+    @staticmethod
+    def _forward_is_ours(cls: type) -> bool:
+        home = next((base for base in cls.__mro__ if "forward" in vars(base)), cls)
+        return home.__module__.startswith("dfgnn.")
+
+    def _mark(self, cls: type) -> None:
+        """Let dfgnn's forward note which of such classes call it."""
+        ours = self._ours_of(cls)
+        if ours in self._marked:
+            return
+        assert ours is not None
+        self._marked.add(ours)
+        called, forward = self._called, ours.forward  # type: ignore[attr-defined]
+
+        def noting(module, *args, **kwargs):
+            if not torch.compiler.is_compiling():
+                called.add(type(module))
+            return forward(module, *args, **kwargs)
+
+        self._wrap(ours, "forward", lambda before: noting)
+
+    # ---- other processes -----------------------------------------------------------------------------
+
+    def _starting(self, start: Any) -> Any:
+        def noting(process, *args, **kwargs):
+            process._dfgnn_run = _ToChild(self.folder, *self.options)
+            try:
+                return start(process, *args, **kwargs)
+            finally:
+                del process._dfgnn_run
+
+        return noting
+
+    def _opening(self, construct: Any) -> Any:
+        def noting(process, args, *rest, **kwargs):
+            words = args.split() if isinstance(args, str) else args
+            if isinstance(words, (list, tuple)) and words and os.getpid() == self._process:
+                name = os.path.basename(os.fsdecode(words[0]))
+                if name.startswith(("python", "torchrun")):
+                    self.programs.append(" ".join(str(word) for word in words)[:100])
+            return construct(process, args, *rest, **kwargs)
+
+        return noting
+
+    def _leave(self) -> None:
+        """What a child process counted, for the one that reports."""
+        with contextlib.suppress(OSError):  # the report was made without waiting for it
+            path = Path(self.folder) / str(os.getpid())
+            path.with_suffix(".new").write_text(json.dumps(self.rows()))
+            path.with_suffix(".new").replace(path)
+
+    def of_children(self) -> list[list[dict[str, Any]]]:
+        """The rows of each process that constructed layers."""
+        found = []
+        for path in sorted(Path(self.folder).iterdir()):
+            with contextlib.suppress(OSError, ValueError):  # it is being written, or was as its process died
+                if not path.suffix:
+                    found.append(json.loads(path.read_text()))
+        return found
+
+    # ---- the report ----------------------------------------------------------------------------------
+
+    def rows(self) -> list[dict[str, Any]]:
+        """For each class: its name, how many were constructed, whether dfgnn computes them, and why not."""
+        return [self._row(cls, count) for cls, count in self.made.items() if count]
+
+    def _row(self, cls: type, count: int) -> dict[str, Any]:
+        reasons = sorted(reason for warned, reason in _fallback.warned() if warned is cls)
+        ours = self._ours_of(cls)
+        fused, note = ours is not None, None
+        if ours is not None and not self._forward_is_ours(cls):
+            fused = cls in self._called
+            if fused:
+                note = f"has a forward of its own, which calls {ours.__name__}'s"
+            else:
+                reasons.append(f"has a forward of its own, which was not seen to call {ours.__name__}'s")
+        elif ours is None:
+            reasons = [self._why_not(cls)]
+        return {
+            "layer": f"{cls.__module__}.{cls.__qualname__}", "constructed": count, "fused": fused,
+            "fell_back": reasons, "note": note,
+        }  # fmt: skip
+
+    def _why_not(self, cls: type) -> str:
+        theirs = next((base for base in cls.__mro__ if base in self._pairs), None)
+        if theirs is cls:
+            return "dfgnn.patch did not reach it"
+        if theirs is not None:
+            return f"a subclass of {theirs.__name__} from before dfgnn.patch"
+        if cls.__module__.partition(".")[0] in LIBRARIES.values():
+            return "no such layer in dfgnn"
+        try:
+            place = (
+                f"{shown(inspect.getsourcefile(cls) or '', self.started)}:{inspect.getsourcelines(cls)[1]}"
+            )
+        except (OSError, TypeError):  # it was not written in a file
+            place = f"module {cls.__module__}"
+        return f"message passing of its own ({place})"
+
+
+def shown(file: str, started: str) -> str:
+    """The file as seen from the folder where the script was started, if it is below that."""
+    return os.path.relpath(file, started) if file.startswith(started + os.sep) else file
+
+
+class _ToChild:
+    """Unpickled in a process that is another interpreter, when it has imported the script's main module."""
+
+    def __init__(self, folder: str, impl: str, in_calling_thread: bool):
+        self.options = folder, impl, in_calling_thread
+
+    def __reduce__(self):
+        # By its path: where it is may be on sys.path here alone.
+        return runpy.run_path, (str(_CHILD), {"OPTIONS": self.options}, "dfgnn_run_child")
+
+
+def import_libraries(impl: str, libraries: Iterable[str] = LIBRARIES) -> dict[str, str]:
+    """Import those that are installed, and dfgnn's layers for them, so that the script's clock runs for
+    neither; for "dfgnn", patch them. Why not, for one that cannot be imported."""
+    failed = {}
+    for library in libraries:
+        package = LIBRARIES[library]
+        if importlib.util.find_spec(package) is not None:
+            try:
+                if impl == "dfgnn":
+                    patch(library)
+                else:
+                    importlib.import_module(f"{package}.nn")
+                layers_of(library)
+            except Exception as error:  # a library that was built for another torch fails in many ways
+                failed[package] = (
+                    f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+                )
+    return failed

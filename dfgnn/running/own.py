@@ -1,0 +1,144 @@
+"""Attention that a script spells out itself: where it takes a library's softmax over the edges of each node.
+
+Nothing is replaced for it. When the script has ended, the sources of its modules are read, and each name in
+them that stands for such a function is found, by whatever name it was imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from .layers import shown
+
+#: The functions -> where a recipe for what they are used for is.
+SOFTMAXES = {
+    "torch_geometric.utils.softmax": "migrating_from_pyg.md",
+    "torch_scatter.scatter_softmax": "migrating_from_pyg.md",
+    "torch_scatter.composite.scatter_softmax": "migrating_from_pyg.md",
+    "pyg_lib.ops.softmax_csr": "migrating_from_pyg.md",
+    "dgl.ops.edge_softmax": "migrating_from_dgl.md",
+    "dgl.nn.functional.edge_softmax": "migrating_from_dgl.md",
+    "dgl.sparse.softmax": "migrating_from_dgl.md",
+    "torch.sparse.softmax": "migrating_from_pyg.md",
+}
+# Who has them; their own modules are not the script's.
+_LIBRARIES = {"torch", "torch_geometric", "torch_scatter", "torch_sparse", "pyg_lib", "dgl", "dfgnn"}
+
+# Words near the softmax that tell which attention it is: the first kind that has one.
+_KINDS: tuple[tuple[set[str], str], ...] = (
+    ({"leaky_relu", "leakyrelu"}, "gat_attention or gatv2_attention"),
+    (
+        {"sqrt", "query", "key", "q", "k", "matmul", "bmm", "einsum", "u_dot_v", "v_dot_u", "e_dot_v"},
+        "dot_attention",
+    ),
+    (set(), "edge_softmax and spmm"),
+)
+
+
+class Use(NamedTuple):
+    """One place."""
+
+    file: str
+    line: int
+    where: str  # the class and function around it; "" at the top of a module
+    function: str
+    fits: str  # functions of dfgnn.functional
+    recipe: str  # a page of the documentation
+
+
+def uses(started: str) -> list[Use]:
+    """In all modules that are loaded, but for those of the libraries and of Python. Files are named as seen
+    from the folder ``started``."""
+    functions = dict(_functions())
+    modules = {name.rpartition(".")[0] for name in SOFTMAXES} | _LIBRARIES - {"torch", "dfgnn"}
+    telling = {*functions, *(id(sys.modules[name]) for name in modules if name in sys.modules)}
+    found: set[Use] = set()
+    for name, module in list(sys.modules.items()) if functions else ():
+        root, file = name.partition(".")[0], getattr(module, "__file__", None)
+        if root in _LIBRARIES or root in sys.stdlib_module_names or not isinstance(file, str):
+            continue
+        if name != "__main__" and not file.endswith(".py"):
+            continue
+        # Of the thousands that are installed only those are read that hold one of these names.
+        if "site-packages" in file and telling.isdisjoint(map(id, list(vars(module).values()))):
+            continue
+        try:
+            text = "".join(linecache.getlines(file, vars(module)))
+            if "softmax" in text:
+                found.update(_Reader(module, shown(file, started), functions).read(ast.parse(text)))
+        except (OSError, ValueError, SyntaxError, RecursionError):  # what ran came from elsewhere
+            continue
+    return sorted(found)
+
+
+def _functions() -> Iterator[tuple[int, str]]:
+    """(id, name) of those that are loaded."""
+    for name in reversed(SOFTMAXES):  # the first name of a function stays
+        place, _, attribute = name.rpartition(".")
+        function = getattr(sys.modules.get(place), attribute, None)
+        if isinstance(function, ModuleType):  # dgl.ops.edge_softmax is also the module that has it
+            function = getattr(function, attribute, None)
+        if callable(function) and not str(getattr(function, "__module__", "")).startswith("dfgnn"):
+            yield id(function), name
+
+
+class _Reader:
+    """Of one module."""
+
+    def __init__(self, module: ModuleType, file: str, functions: dict[int, str]):
+        self.module, self.file, self.functions = module, file, functions
+        self.imported: dict[str, Any] = {}  # within functions
+
+    def read(self, tree: ast.Module) -> Iterator[Use]:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    place = alias.name if alias.asname else alias.name.partition(".")[0]
+                    self.imported[alias.asname or place] = sys.modules.get(place)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                for alias in node.names:
+                    value = getattr(sys.modules.get(node.module), alias.name, None)
+                    value = value or sys.modules.get(f"{node.module}.{alias.name}")
+                    self.imported[alias.asname or alias.name] = value
+        yield from self._in(tree, [], tree)
+
+    def _in(self, node: ast.AST, path: list[str], around: ast.AST) -> Iterator[Use]:
+        """path: names of the classes and functions around; around: the outermost of them."""
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                yield from self._in(child, [*path, child.name], around if path else child)
+                continue
+            function = self._function(child)
+            if function is None:
+                yield from self._in(child, path, around)
+            else:
+                words = {word.lower() for word in _words(around)}
+                fits = next(fits for kind, fits in _KINDS if not kind or kind & words)
+                line = getattr(child, "lineno", 0)
+                yield Use(self.file, line, ".".join(path), function, fits, SOFTMAXES[function])
+
+    def _function(self, node: ast.AST) -> str | None:
+        if not isinstance(node, (ast.Name, ast.Attribute)) or not isinstance(node.ctx, ast.Load):
+            return None
+        return self.functions.get(id(self._value(node)))
+
+    def _value(self, node: ast.AST) -> Any:
+        """What a name, or a name in a module, stands for."""
+        if isinstance(node, ast.Name):
+            return vars(self.module).get(node.id, self.imported.get(node.id))
+        if isinstance(node, ast.Attribute):
+            owner = self._value(node.value)
+            return getattr(owner, node.attr, None) if isinstance(owner, ModuleType) else None
+        return None
+
+
+def _words(node: ast.AST) -> Iterator[str]:
+    for child in ast.walk(node):
+        for name in ("id", "attr", "arg"):
+            if isinstance(getattr(child, name, None), str):
+                yield getattr(child, name)
