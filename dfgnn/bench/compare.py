@@ -1,10 +1,9 @@
 """Regressions between two result files, by the ratio to the yardstick measured in the same run."""
 
 import argparse
-import json
 from pathlib import Path
 
-from .report import geometric_mean, ratio
+from .report import geometric_mean, ratio, read_json
 
 _KEY = ("graph", "layer", "heads", "head_dim", "dtype", "mode", "schedule")
 
@@ -23,8 +22,12 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str]) -> int:
-    args = parser().parse_args(argv)
-    before, after = _rows(args.before), _rows(args.after)
+    commands = parser()
+    args = commands.parse_args(argv)
+    try:
+        before, after = _rows(args.before), _rows(args.after)
+    except (OSError, ValueError) as error:
+        commands.error(str(error))
     shared = [key for key in before if key in after]
     if not shared:
         print("the files share no row")
@@ -57,7 +60,7 @@ def main(argv: list[str]) -> int:
 
 
 def _rows(path: Path) -> dict[tuple, dict]:
-    return {tuple(row[k] for k in _KEY): row for row in json.loads(path.read_text())["rows"]}
+    return {tuple(row[k] for k in _KEY): row for row in read_json(path, _KEY)["rows"]}
 
 
 def _ratios(old: dict, new: dict) -> tuple[float | None, float | None]:

@@ -12,7 +12,6 @@ Everything is drawn from the JSON alone. A picture for which a file lacks someth
 """
 
 import argparse
-import json
 import math
 import re
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from typing import Any
 import torch
 
 from .peers import SPEEDUPS
-from .report import geometric_mean, plan_text
+from .report import geometric_mean, plan_text, read_json
 
 _CASE = ("layer", "heads", "head_dim", "dtype", "mode")
 _WHOLE, _SHARED, _SPLIT, _FLOOR = "#4c78a8", "#72b7b2", "#e45756", "#222222"
@@ -39,9 +38,10 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     try:
         require_matplotlib()
-    except ImportError as error:
+        results = read_json(args.results, _CASE)
+    except (ImportError, OSError, ValueError) as error:
         parser.error(str(error))
-    for line in draw(json.loads(args.results.read_text()), args.folder):
+    for line in draw(results, args.folder):
         print(line)
     return 0
 

@@ -55,6 +55,19 @@ def write_json(path: Path | None, results: Any) -> None:
         path.write_text(json.dumps(_finite(results), indent=1, allow_nan=False) + "\n")
 
 
+def read_json(path: Path, keys: tuple[str, ...]) -> dict:
+    """What `write_json` wrote, with rows that have these keys; raises ValueError for anything else."""
+    try:
+        found = json.loads(path.read_bytes())
+        if not all(isinstance(row[key], (str, int)) for row in found["rows"] for key in keys):
+            raise TypeError(f"rows without {', '.join(keys)}")
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise ValueError(
+            f"{path}: expected a file of python -m dfgnn.bench --json, got {type(error).__name__}: {error}"
+        ) from error
+    return found
+
+
 def _finite(value):
     """NaN and infinity as text: JSON has neither."""
     if isinstance(value, float) and not math.isfinite(value):
