@@ -15,7 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ._ends import ended_rank, someone_ended, will_say
+from ._ends import default_store, ended_rank, someone_ended, will_say
 from ._watch import dead_rank, named
 
 # Of one agreement: a process that does not come is an error then.
@@ -34,7 +34,7 @@ def gather(value: Any, group: Any) -> list[Any]:
     """
     if group is None:
         return [value]
-    store = dist.distributed_c10d._get_default_store()
+    store = default_store()
     will_say(store)
     name, size, call = group.group_name, dist.get_world_size(group), _calls[group.group_name]
     keys = [_key(name, call, rank) for rank in range(size)]
@@ -64,7 +64,7 @@ def failures_told(group: Any) -> Iterator[None]:
         if group is not None:
             name, text = group.group_name, f"{type(error).__name__}: {str(error)[:500]}"
             with suppress(RuntimeError):  # the store is gone, and nobody is left to be told
-                store = dist.distributed_c10d._get_default_store()
+                store = default_store()
                 store.set(_key(name, _calls[name], dist.get_rank(group)), json.dumps({"failed": text}))
             _calls[name] += 1
         raise

@@ -17,6 +17,11 @@ _registered_by: int | None = None  # the number of the process
 _last: tuple[Any, int] | None = None  # a store that was used, and this process's rank
 
 
+def default_store() -> Any:
+    """Of the default process group: torchrun's, or rank 0's."""
+    return dist.distributed_c10d._get_default_store()
+
+
 def will_say(store: Any = None) -> None:
     """Lets this process say that it ends, also one of multiprocessing's, where atexit does not run. A fork of
     it (a DataLoader's worker) is no rank and says nothing."""
@@ -46,7 +51,7 @@ def _say() -> None:
     error, last = getattr(sys, "last_value", None), _last  # error: what nothing caught
     with suppress(RuntimeError, ValueError):  # the store is gone
         if dist.is_initialized():
-            last = dist.distributed_c10d._get_default_store(), dist.get_rank()
+            last = default_store(), dist.get_rank()
         elif error is None:  # it has destroyed its group, as processes do at a good end
             return
         if last is not None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ._ends import ended_rank
+from ._ends import default_store, ended_rank
 
 __all__ = ["DeadRankError", "dead_rank", "named", "watch"]
 
@@ -87,7 +87,7 @@ def named(group: Any) -> Iterator[None]:
 
 def _ended() -> str | None:
     with suppress(RuntimeError, ValueError):  # the store is gone
-        return ended_rank(range(dist.get_world_size()), dist.distributed_c10d._get_default_store())
+        return ended_rank(range(dist.get_world_size()), default_store())
     return None
 
 
@@ -97,7 +97,7 @@ class _Watch:
         _started += 1
         self.timeout, self.interval = timeout, interval
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        store: Any = dist.distributed_c10d._get_default_store()
+        store: Any = default_store()
         # A connection of its own: the main thread may wait in the other.
         self.store = store.clone() if hasattr(store, "clone") else store
         self.prefix = f"dfgnn/watch/{_started}"
