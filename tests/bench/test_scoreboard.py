@@ -1,6 +1,7 @@
 """benchmarks/scoreboard.py: every part on graphs of a few nodes, its file, and the tables made of it."""
 
 import copy
+import importlib
 import json
 import re
 import sys
@@ -18,16 +19,19 @@ from dfgnn import Graph
 from dfgnn.bench import yardsticks
 
 ROOT = Path(__file__).parents[2]
-SHORT = ["--quick", "--no-pages", "--seconds", "0.001", "--commit", "abc"]
+SHORT = ["--quick", "--threads", "1", "--no-pages", "--seconds", "0.001", "--commit", "abc"]
 
 
 @pytest.fixture
 def score(monkeypatch):
     """The program and its modules, which no other test gets."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # which --threads sets, too
+    threads = torch.get_num_threads()
     import scoreboard
 
     yield scoreboard
+    torch.set_num_threads(threads)
     for name in [
         n for n in sys.modules if n == "score" or n.startswith(("score.", "scoreboard", "weather_mesh"))
     ]:
@@ -35,7 +39,7 @@ def score(monkeypatch):
 
 
 def module(name: str):
-    return sys.modules[f"score.{name}"]
+    return importlib.import_module(f"score.{name}")
 
 
 @pytest.fixture
