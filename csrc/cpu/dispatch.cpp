@@ -3,7 +3,9 @@
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
+#include "checksum.h"
 #include "edge_terms.h"
 #include "engine.h"
 #include "pages.h"
@@ -29,6 +31,7 @@ namespace dfgnn::cpu {
   int64_t attention_parts(const Csr&);                              \
   void terms(const TermsParams&, const Parallel&);                  \
   void terms_backward(const TermsBackwardParams&, const Parallel&); \
+  uint64_t checksum(const void*, int64_t);                          \
   }
 DFGNN_ISAS(DFGNN_DECLARE)
 #undef DFGNN_DECLARE
@@ -37,6 +40,10 @@ namespace {
 
 // Rows that are worth a partial sum of their own.
 constexpr int64_t kTermsRows = 256;
+
+// A checksum of more bytes than kChecksumRun is that of the checksums of such runs. A thread takes several:
+// one thread reads nearly as fast as memory gives, and to wait for others takes longer than to read a few MB.
+constexpr int64_t kChecksumRun = int64_t(1) << 20, kChecksumRuns = 32;
 
 bool has_base() { return true; }
 #if !defined(DFGNN_BASE_ONLY)
@@ -62,14 +69,15 @@ struct Kernels {
   int64_t (*attention_parts)(const Csr&);
   void (*terms)(const TermsParams&, const Parallel&);
   void (*terms_backward)(const TermsBackwardParams&, const Parallel&);
+  uint64_t (*checksum)(const void*, int64_t);
 };
 
 // Best first.
 constexpr Kernels kKernels[] = {
-#define DFGNN_ENTRY(name)                                                                     \
-  {#name,       has_##name,          name::forward,  name::backward,   name::sddmm,           \
-   name::spmm,  name::edge_dot,      name::edge_sum, name::edge_outer, name::attention_parts, \
-   name::terms, name::terms_backward},
+#define DFGNN_ENTRY(name)                                                                      \
+  {#name,       has_##name,           name::forward,  name::backward,   name::sddmm,           \
+   name::spmm,  name::edge_dot,       name::edge_sum, name::edge_outer, name::attention_parts, \
+   name::terms, name::terms_backward, name::checksum},
     DFGNN_ISAS(DFGNN_ENTRY)
 #undef DFGNN_ENTRY
 };
@@ -168,6 +176,26 @@ void terms_backward(const TermsBackwardParams& p, const Parallel& parallel) {
 }
 int64_t terms_parts(const TermsParams& p) {
   return std::min<int64_t>((p.num_rows[0] + kTermsRows - 1) / kTermsRows, kMostTermsParts / 8);
+}
+
+uint64_t checksum(const void* data, int64_t bytes, const Parallel& parallel) {
+  struct Call {
+    const char* data;
+    int64_t bytes;
+    uint64_t (*run)(const void*, int64_t);
+    std::vector<uint64_t> sums;
+  } call{static_cast<const char*>(data), bytes, kernels().checksum, {}};
+  if (bytes <= kChecksumRun) return call.run(data, bytes);
+  call.sums.resize((bytes + kChecksumRun - 1) / kChecksumRun);
+  const auto runs = [](int64_t first, int64_t last, void* p) {
+    Call& c = *static_cast<Call*>(p);
+    for (int64_t k = first; k < last; ++k) {
+      const int64_t begin = k * kChecksumRun;
+      c.sums[k] = c.run(c.data + begin, std::min(kChecksumRun, c.bytes - begin));
+    }
+  };
+  parallel.run(0, call.sums.size(), kChecksumRuns, runs, &call);
+  return call.run(call.sums.data(), call.sums.size() * sizeof(uint64_t));
 }
 
 int64_t attention_parts(const Csr& csr) { return kernels().attention_parts(csr); }

@@ -1,5 +1,9 @@
 // Schemas of all operators, and their CPU backend.
+#include <algorithm>
+#include <exception>
+
 #include "../core/layout.h"
+#include "../cpu/checksum.h"
 #include "../cpu/edge_terms.h"
 #include "../cpu/engine.h"
 #include "../cpu/structure.h"
@@ -131,4 +135,15 @@ STABLE_TORCH_LIBRARY_IMPL(dfgnn, CPU, m) {
 
 extern "C" __attribute__((visibility("default"))) void dfgnn_drop_graph_cpu(int64_t number) {
   dfgnn::Planned<dfgnn::CpuBackend>::drop_graph(number);
+}
+
+// Called at every call of a layer, past the dispatcher. Nothing can be thrown to the caller: 0 says that the
+// contents are not known.
+extern "C" __attribute__((visibility("default"))) uint64_t dfgnn_checksum_cpu(const void* data,
+                                                                              int64_t bytes) {
+  try {
+    return std::max<uint64_t>(1, dfgnn::cpu::checksum(data, bytes, dfgnn::parallel()));
+  } catch (const std::exception&) {
+    return 0;
+  }
 }

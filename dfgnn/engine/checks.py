@@ -142,6 +142,8 @@ class Checker:
         self.tensor("edge_table", table, [(None, heads, size)])
         self.tensor("edge_type", kinds, [(self.graph.num_edges,)], (torch.int64, torch.int32))
         num_types = table.shape[0]
+        if not torch.compiler.is_compiling():
+            kinds = transforms.unwrapped(kinds)
 
         def build():
             if not torch.compiler.is_compiling() and kinds.numel():
@@ -155,7 +157,7 @@ class Checker:
         if torch.compiler.is_compiling():
             attr = build()
         else:
-            attr = _kept.once((transforms.unwrapped(kinds),), ("one_hot", num_types, table.dtype), build)
+            attr = _kept.once((kinds,), ("one_hot", num_types, table.dtype), build)
         return attr, table.permute(1, 2, 0).reshape(heads * size, num_types)
 
 

@@ -6,7 +6,6 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -14,7 +13,8 @@ import torch
 from torch import Tensor
 
 from ..runtime import transforms
-from ..runtime.compiling import not_compiled, untraced
+from ..runtime.compiling import has_numbers, not_compiled, untraced
+from ..runtime.library import long_checksum, short_checksum
 from ..sparse import csr as _csr
 from ..sparse.fixed import FixedStructure
 from . import Graph
@@ -27,10 +27,21 @@ _LIMIT = 16
 _WHERE, _ROWS = "Graph.from_pyg", ("edge_index[0]", "edge_index[1]")
 
 
+class _Attributes(dict):
+    """A tensor's ``__dict__``, which lives as long as the tensor and takes weak references in its place: a
+    tensor with weak references cannot be swapped (``torch.utils.swap_tensors``, and so ``load_state_dict``
+    with ``torch.__future__.set_swap_module_params_on_conversion``)."""
+
+    __slots__ = ("__weakref__",)
+
+    def __reduce__(self) -> tuple:  # files of tensors that have attributes can be read without dfgnn
+        return OrderedDict, (), None, None, iter(self.items())
+
+
 class _Entry(NamedTuple):
     """What is kept for a set of tensors, by their ids."""
 
-    refs: tuple[weakref.ref, ...]
+    refs: tuple[weakref.ref, ...]  # to the tensors' attributes
     state: tuple  # of the tensors, when it was made
     values: OrderedDict[tuple, Any]
 
@@ -105,7 +116,7 @@ def known(x: Any, num_src: int, num_dst: int, self_loops: bool) -> tuple[Graph, 
     key = "graph_of", num_src, num_dst, self_loops
     with _lock:
         entry = _cache.get((id(x),))
-        if entry is None or entry.refs[0]() is not x:
+        if entry is None or entry.refs[0]() is not x.__dict__:
             return None
         found = entry.values.get(key)
         if found is None or found[0] or (state_of(x),) != entry.state:  # type: ignore[arg-type]
@@ -117,16 +128,18 @@ def known(x: Any, num_src: int, num_dst: int, self_loops: bool) -> tuple[Graph, 
 def once(parts: tuple[Tensor, ...], key: tuple, build: Callable[[], Any], more_state: tuple = ()) -> Any:
     """What ``build`` gives: at the first call with these tensors and this key, and then the same again.
 
-    It is kept as long as all of the tensors live, and made anew when one was modified in place or
+    It is kept as long as all of the tensors live, and made anew when one was modified (see `state_of`) or
     ``more_state`` is another. There may be any number of sets of tensors; of one at most 16 values are kept,
-    the least recently used go first. What is written to a tensor behind PyTorch's back (through ``.data`` or
-    NumPy) is not noticed. Inference tensors do not count their modifications: nothing is kept for them. The
-    value must not hold the tensors, and may be built twice by two threads.
+    the least recently used go first. Nothing is kept for inference tensors, which do not count their
+    modifications, nor for tensors without numbers: fake ones, and those that a transform has wrapped.
+
+    ``build`` runs without the transforms, modes and the inference mode around, if the tensors are plain, so
+    that its value is of use to every later call. The value must not hold the tensors, nobody may modify it,
+    and it may be built twice by two threads.
     """
-    if torch.is_inference_mode_enabled():
-        build = partial(_outside_inference, build)
-    if any(part.is_inference() for part in parts):
-        return build()
+    if not all(map(has_numbers, parts)) or any(part.is_inference() for part in parts):
+        with untraced(*parts):
+            return build()
     place = tuple(map(id, parts))
     state = tuple(map(state_of, parts))
     with _lock:
@@ -136,7 +149,8 @@ def once(parts: tuple[Tensor, ...], key: tuple, build: Callable[[], Any], more_s
             made_for, value = entry.values[key]
             if made_for == more_state:
                 return value
-    value = build()
+    with untraced(*parts):
+        value = build()
 
     def forget(ref, lock=_lock, cache=_cache):  # the module's own may be gone when Python ends
         with lock:
@@ -147,7 +161,7 @@ def once(parts: tuple[Tensor, ...], key: tuple, build: Callable[[], Any], more_s
     with _lock:
         entry = _entry(place, parts, state)
         if entry is None:
-            refs = tuple(weakref.ref(part, forget) for part in parts)
+            refs = tuple(weakref.ref(_attributes(part), forget) for part in parts)
             entry = _cache[place] = _Entry(refs, state, OrderedDict())
         entry.values[key] = more_state, value
         if len(entry.values) > _LIMIT:
@@ -164,14 +178,16 @@ def keep(edge_index: Tensor, graph: Graph) -> None:
 def _entry(place: tuple[int, ...], parts: tuple[Tensor, ...], state: tuple) -> _Entry | None:
     """What is kept for these tensors as they are now."""
     entry = _cache.get(place)
-    if entry is None or entry.state != state or any(ref() is not x for ref, x in zip(entry.refs, parts)):
+    if entry is None or entry.state != state:
         return None
-    return entry
+    return entry if all(ref() is x.__dict__ for ref, x in zip(entry.refs, parts)) else None
 
 
-def _outside_inference(build: Callable[[], Any]) -> Any:
-    with torch.inference_mode(False):  # as a decorator, made anew for each graph, it takes twice the time
-        return build()
+def _attributes(x: Tensor) -> _Attributes:
+    found = x.__dict__
+    if type(found) is not _Attributes:
+        found = x.__dict__ = _Attributes(found)
+    return found
 
 
 def check_type(edge_index: Any) -> None:
@@ -193,11 +209,31 @@ def parts_of(edge_index: Any) -> tuple[Tensor, ...]:
 
 
 def state_of(part: Tensor) -> tuple:
-    """What changes when the tensor does, as far as that can be seen without reading it."""
+    """What changes when the tensor does: on the CPU a checksum of its contents is part of it; elsewhere to
+    read them would wait for the device, so that only modifications by PyTorch show."""
     if part.layout == torch.strided:
         place = part.data_ptr(), part.storage_offset(), part.stride()
-        return part._version, *place, part.shape, part.dtype, part.device
+        read: Any = None
+        if part.is_cpu and part.is_contiguous():
+            size = part.nbytes
+            # What cannot be read equals nothing.
+            read = (short_checksum if size <= _SHORT else long_checksum)(place[0], size) or object()
+        elif part.is_cpu:
+            read = _checksums(part)
+        return part._version, *place, part.shape, part.dtype, part.device, read
     return part.layout, part.shape, *map(state_of, _indices(part))
+
+
+_SHORT = 2**20  # bytes, read in about 50 µs
+
+
+def _checksums(x: Tensor) -> tuple:
+    """Of a tensor with gaps, or in another order than that of its memory."""
+    with untraced(x):
+        if x.dim() == 2 and x.stride(0) == 1:
+            x = x.t()
+        rows = x.unbind() if x.dim() == 2 and len(x) <= 2 else (x,)
+        return tuple(long_checksum(row.data_ptr(), row.nbytes) for row in map(Tensor.contiguous, rows))
 
 
 def _indices(matrix: Tensor) -> tuple[Tensor, ...]:

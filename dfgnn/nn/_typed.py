@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, library, nn
 
 from ..graph import Graph
+from ..graph.cache import once
 from ..runtime import eager as _eager
 from ..runtime import transforms
 from ..runtime.compiling import is_exporting, not_compiled
-from ._derived import of_tensor
 
 Rows = slice | Tensor  # without repetition
 
@@ -38,8 +38,6 @@ class Relations(NamedTuple):
 
 
 @not_compiled
-@torch.inference_mode(False)
-@transforms.untransformed()
 def groups_of(types: Tensor, num_types: int, name: str = "types") -> list[Group]:
     """The rows of each type that occurs; waits for the device once per tensor of types, then is kept.
 
@@ -48,13 +46,14 @@ def groups_of(types: Tensor, num_types: int, name: str = "types") -> list[Group]
     """
     check_types(types, name)
     types = transforms.unwrapped(types)
-    kept = of_tensor(types)
-    if "groups" not in kept:
+
+    def build() -> list[Group]:
         in_order = bool((types[1:] >= types[:-1]).all())
         order = None if in_order else torch.argsort(types, stable=True)
         present, counts = torch.unique_consecutive(types if in_order else types[order], return_counts=True)
-        kept["groups"] = _groups(present.tolist(), counts.tolist(), order)
-    groups = kept["groups"]
+        return _groups(present.tolist(), counts.tolist(), order)
+
+    groups = once((types,), ("groups",), build)
     _check_range(groups, num_types, name)
     return groups
 
@@ -71,7 +70,7 @@ def relations_of(graph: Graph, etype: Tensor, num_types: int, name: str = "etype
     """
     check_types(etype, name, graph.num_edges)
     etype = transforms.unwrapped(etype)
-    kept = of_tensor(etype).setdefault("relations", weakref.WeakKeyDictionary())
+    kept: Any = once((etype,), ("relations",), weakref.WeakKeyDictionary)
     if graph not in kept:
         csr = graph.csr()
         types = (etype if csr.eids is None else etype[csr.eids]).to(torch.int64)
@@ -90,17 +89,13 @@ def relations_of(graph: Graph, etype: Tensor, num_types: int, name: str = "etype
 
 
 @not_compiled
-@torch.inference_mode(False)
-@transforms.untransformed()
 def first_types(types: Tensor, count: int) -> Tensor:
     """The first ``count`` types as int64, the same tensor every time, so that its groups are found again."""
     types = transforms.unwrapped(types)
     if count == len(types) and types.dtype == torch.int64 and not types.is_inference():
         return types
-    kept = of_tensor(types).setdefault("first", {})
-    if count not in kept:
-        kept[count] = types[:count].to(torch.int64, copy=True)  # a view would keep `types` alive
-    return kept[count]
+    # A view would keep `types` alive.
+    return once((types,), ("first", count), lambda: types[:count].to(torch.int64, copy=True))
 
 
 def check_types(types: Tensor, name: str, count: int | None = None) -> None:

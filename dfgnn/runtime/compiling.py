@@ -18,7 +18,7 @@ from torch import Tensor
 from . import torch_internals as internals
 from .torch_internals import is_exporting
 
-__all__ = ["is_exporting", "is_plain", "not_compiled", "untraced", "without_gradient"]
+__all__ = ["has_numbers", "is_exporting", "is_plain", "not_compiled", "untraced", "without_gradient"]
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -40,8 +40,13 @@ def not_compiled(fn: F) -> F:
 
 def is_plain(x: Tensor) -> bool:
     """Whether x holds numbers: not a fake or functional tensor, nor one that a transform has wrapped."""
+    return type(x) in (Tensor, torch.nn.Parameter) and has_numbers(x)
+
+
+def has_numbers(x: Tensor) -> bool:
+    """`is_plain`, and of a subclass that leaves operators alone."""
     return (
-        type(x) in (Tensor, torch.nn.Parameter)
+        type(x).__torch_dispatch__ is Tensor.__torch_dispatch__
         and not internals.is_wrapped_by_functorch(x)
         and not internals.is_functional_tensor(x)
     )

@@ -69,6 +69,20 @@ def graph_dropper(device_type: str) -> Callable[[int], None]:
     return drop
 
 
+def _checksum_of_cpu() -> tuple[Callable[[int, int], int], Callable[[int, int], int]]:
+    found = []
+    for load in (ctypes.PyDLL, ctypes.CDLL):
+        function = load(str(DIRECTORY / "libdfgnn_cpu.so")).dfgnn_checksum_cpu
+        function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_int64], ctypes.c_uint64
+        found.append(function)
+    return found[0], found[1]
+
+
+#: (address, bytes) -> a checksum of memory of the CPU, or 0 where it cannot be had. The first one keeps the
+#: interpreter locked: it is for what takes less time than to get it back.
+short_checksum, long_checksum = _checksum_of_cpu()
+
+
 def require_cuda_library() -> None:
     """Raise RuntimeError, saying how to get CUDA support, unless the CUDA kernels can be called."""
     if _cuda_problem is not None:

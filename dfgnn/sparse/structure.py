@@ -125,7 +125,9 @@ class Structure:
     @property
     def edge_index(self) -> Tensor:
         found = self.dst.edge_index
-        return self._edge_index() if found is None else found
+        if found is None or found._version:  # whoever got it has written to it
+            return self._edge_index()
+        return found
 
     @not_compiled
     def _edge_index(self) -> Tensor:

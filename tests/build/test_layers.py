@@ -30,7 +30,7 @@ SEES = {
     "core": "",
     "cpu": "core",
     "cuda": "core",
-    "torch": "core cpu/engine.h cpu/edge_terms.h cpu/structure.h cpu/terms.h "
+    "torch": "core cpu/checksum.h cpu/engine.h cpu/edge_terms.h cpu/structure.h cpu/terms.h "
     "cuda/engine.h cuda/edge_terms.h cuda/structure.h cuda/terms.h",
 }
 

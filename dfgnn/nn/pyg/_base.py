@@ -25,9 +25,7 @@ from torch_geometric.utils.sparse import set_sparse_value
 
 from ...engine.traced_graph import EdgeList, smaller
 from ...graph import Graph, GraphPart
-from ...graph import cache as _kept
 from ...runtime import torch_internals as internals
-from ...runtime.eager import is_eager
 from .._fallback import is_from, warn
 from .._terms import LINEAR, all_hooked, is_untouched
 from . import VERSION
@@ -335,27 +333,8 @@ def edge_attributes(
             f"edge_attr: expected shape [{num_edges}] or [{num_edges}, F], got {list(edge_attr.shape)}"
         )
     if edge_map is not None:
-        edge_attr = _kept_with_loops(edge_attr, graph, edge_map, fill_value)
+        edge_attr = _with_loops(edge_attr, graph, edge_map, fill_value)
     return edge_attr.unsqueeze(1) if edge_attr.dim() == 1 else edge_attr
-
-
-# Elements up to which attributes with those of the loops are kept for the next step: to make them takes as
-# many launches as a layer, which a small graph waits for.
-_MOST_KEPT = 2**20
-
-
-def _kept_with_loops(edge_attr: Tensor, graph: Graph, edge_map: Tensor, fill_value) -> Tensor:
-    if (
-        isinstance(graph, EdgeList)
-        or graph.edge_mask is not None  # its edges change
-        or isinstance(fill_value, Tensor)
-        or edge_attr.requires_grad
-        or edge_attr.numel() > _MOST_KEPT
-        or not is_eager(edge_attr)
-    ):
-        return _with_loops(edge_attr, graph, edge_map, fill_value)
-    key = "with_loops", graph._number, fill_value
-    return _kept.once((edge_attr,), key, lambda: _with_loops(edge_attr, graph, edge_map, fill_value))
 
 
 def _with_loops(edge_attr: Tensor, graph: Graph, edge_map: Tensor, fill_value) -> Tensor:
@@ -401,8 +380,10 @@ def attention_result(edge_index: Any, alpha: Tensor, graph: Graph, self_loops: b
 
     ``alpha [E', H]`` is in the graph's edge order, where loops are last. Sparse tensors hold theirs by rows.
     """
-    if isinstance(graph, EdgeList) or graph.edge_mask is not None:
+    if isinstance(graph, EdgeList):
         return graph.edge_index, alpha
+    if graph.edge_mask is not None:
+        return graph.edge_index.clone(), alpha  # not the graph's own memory
     if alpha.dim() == 3 and not (isinstance(edge_index, Tensor) and edge_index.layout == torch.strided):
         raise NotImplementedError("edge_index: expected a dense tensor for the attention of a batch")
     if isinstance(graph, GraphPart):

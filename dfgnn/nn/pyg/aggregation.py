@@ -27,7 +27,7 @@ def graph_of_groups(x: Tensor, index: Tensor | None, ptr: Tensor | None, num_gro
     def build() -> Graph:
         rows = torch.arange(len(x), device=x.device)
         if ptr is not None:
-            return Graph.from_csr(ptr, rows, len(x))
+            return Graph.from_csr(ptr.clone(), rows, len(x))  # that of the graph would keep `ptr` alive
         groups = num_groups
         if groups is None:
             groups = int(told.max()) + 1 if told.numel() else 0

@@ -78,7 +78,10 @@ class FAConv(FusedConv, torch_geometric.nn.FAConv):
         out = functional.spmm(graph, weight.to(x.dtype), x.unsqueeze(1)).squeeze(1)
         if self.eps != 0.0:
             out = out + self.eps * x_0
-        return (out, (edge_index, alpha)) if isinstance(return_attention_weights, bool) else out
+        if not isinstance(return_attention_weights, bool):
+            return out
+        # What is kept for later calls stays out of the caller's reach.
+        return out, (edge_index.clone() if self.normalize else edge_index, alpha)
 
     def _over_batch(self, x: Tensor, x_0: Tensor, edge_index: Any, *more: Any) -> Any:
         if x_0.shape[:-2] != x.shape[:-2]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from pyg_compare import compare, edges, pair, run, sparse_forms, torch_geometric
 
-from dfgnn.nn.pyg import GATConv, _base
+from dfgnn.nn.pyg import GATConv
 
 PyGConv = torch_geometric.nn.GATConv
 N = 50  # nodes of the graph "random"
@@ -29,38 +29,6 @@ def test_fill_value(fill_value, name):
         edge_attr = torch.randn(edge_index.shape[1], dtype=torch.float64)
         theirs, ours = pair(PyGConv, GATConv, 7, 5, 2, edge_dim=1, fill_value=fill_value)
         compare(theirs, ours, torch.randn(n, 7, dtype=torch.float64), edge_index, edge_attr)
-
-
-def test_attributes_of_loops_are_made_once(monkeypatch):
-    """And again where the attributes are others, or learn."""
-    made = []
-    plain = _base._with_loops
-    monkeypatch.setattr(_base, "_with_loops", lambda *args: made.append(1) or plain(*args))
-    edge_index = edges("duplicates")
-    n = int(edge_index.max()) + 1
-    edge_attr = torch.randn(edge_index.shape[1], 3, dtype=torch.float64)
-    theirs, ours = pair(PyGConv, GATConv, 7, 5, 2, edge_dim=3)
-    x = torch.randn(n, 7, dtype=torch.float64)
-
-    def check(count):
-        torch.testing.assert_close(ours(x, edge_index, edge_attr), theirs(x, edge_index, edge_attr))
-        assert len(made) == count
-
-    check(1)
-    check(1)
-    edge_attr += 1
-    check(2)
-    ours.fill_value = theirs.fill_value = "max"
-    check(3)
-    edge_attr = edge_attr.clone()
-    check(4)
-    edge_attr.requires_grad_()
-    check(5)
-    check(6)
-    edge_attr = edge_attr.detach()
-    monkeypatch.setattr(_base, "_MOST_KEPT", edge_attr.numel() - 1)
-    check(7)
-    check(8)
 
 
 @pytest.mark.parametrize("add_self_loops", [True, False])
