@@ -424,7 +424,7 @@ def attention(inputs: AttentionInputs, attr: Tensor, proj: Tensor) -> tuple[Tens
         out_bias,
     )
     plain = return_attention or edge.edge_gate is not None or not (in_key and in_value)
-    plain = plain or isinstance(graph, GraphPart)
+    plain = plain or isinstance(graph, (GraphPart, _edges.EdgeList))
     if plain or torch.compiler.is_compiling() or _eager.transformed(*given):
         return _composed(call, query, key, value, attr, proj, edge, out_bias, return_attention)
     train = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)

@@ -75,6 +75,11 @@ class EdgeList:
         """With ``self_loops``, int64 [num_edges]: where each edge was, -1 for an appended loop; else None."""
         return self._appended()[1] if self.self_loops else None
 
+    def in_degrees(self) -> Tensor:
+        """int64 [num_dst]."""
+        dst = self.edge_index[1].to(torch.int64)
+        return dst.new_zeros(self.num_dst).index_add(0, dst, torch.ones_like(dst))
+
     def _appended(self) -> tuple[Tensor, Tensor]:
         if self._with_loops is None:
             edge_index = self.given

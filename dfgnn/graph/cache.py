@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..runtime import transforms
-from ..runtime.compiling import has_numbers, not_compiled, untraced
+from ..runtime.compiling import has_numbers, not_compiled, untraced, without_gradient
 from ..runtime.library import long_checksum, short_checksum
 from ..sparse import csr as _csr
 from ..sparse.fixed import FixedStructure
@@ -24,6 +24,8 @@ from .capacity import OF_BUFFER
 # What one set of tensors has beside each other: with and without loops, a few sizes. The bound is for a
 # program that gives the same edges another number of nodes each time.
 _LIMIT = 16
+#: What torch_geometric's layers with self loops take, too: they promote it.
+SMALL_DTYPES = torch.bool, torch.uint8, torch.int8, torch.int16
 _WHERE, _ROWS = "Graph.from_pyg", ("edge_index[0]", "edge_index[1]")
 
 
@@ -204,8 +206,8 @@ def parts_of(edge_index: Any) -> tuple[Tensor, ...]:
         check_type(edge_index)
         return edge_index.csr()[:2]  # kept by the SparseTensor, shared by those with other values
     if hasattr(edge_index, "as_tensor"):  # EdgeIndex
-        return (edge_index.as_tensor(),)
-    return (edge_index,)
+        edge_index = edge_index.as_tensor()
+    return (without_gradient(edge_index),)
 
 
 def state_of(part: Tensor) -> tuple:
@@ -247,6 +249,8 @@ def _indices(matrix: Tensor) -> tuple[Tensor, ...]:
 def _build(edge_index, num_src: int, num_dst: int, self_loops: bool) -> tuple[Graph, Tensor | None]:
     if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
         return _build_of_sparse(edge_index, num_src, num_dst, self_loops)
+    if edge_index.dtype in SMALL_DTYPES:
+        edge_index = edge_index.to(torch.int64)
     edge_index = _csr.as_index(_WHERE, "edge_index", edge_index, (2, None))
     num_loops = min(num_src, num_dst) if self_loops else 0
     _csr.as_size(_WHERE, "number of edges", edge_index.shape[1] + num_loops)

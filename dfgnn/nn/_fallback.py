@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
+from operator import attrgetter, itemgetter
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+import torch.nn.functional as F
+
+from ..runtime import torch_internals as internals
 
 _warned: set[tuple[type, str]] = set()
 
@@ -45,6 +53,54 @@ def replaced_method(cls: type, package: str) -> str | None:
     return None
 
 
+class Called:
+    """The forward of a library's class and the functions that its methods call by their names, in its module
+    and in torch.nn.functional.
+
+    ``now()`` is the same tuple until a program replaces one of them, as tools do that change what all layers
+    compute.
+    """
+
+    _in_torch = "linear", "dropout", "leaky_relu", "normalize"
+    _of_torch = attrgetter(*_in_torch)
+
+    def __init__(self, cls: type):
+        self._fine: tuple[Any, ...]
+        self._cls, self._module = cls, vars(sys.modules[cls.__module__])
+        methods = [
+            x for name, x in vars(cls).items() if isinstance(x, FunctionType) and name not in _NO_MATTER
+        ]
+        called = {name for x in methods for name in x.__code__.co_names}
+        names = sorted(name for name in called if isinstance(self._module.get(name), FunctionType))
+        self._of_module = itemgetter(*names, "__name__", "__name__")  # of fewer than two it gives no tuple
+        self._names = "forward", *names, "__name__", "__name__", *self._in_torch
+        self._known, self._fine = self.now(), ()
+
+    def now(self) -> tuple[Any, ...]:
+        return self._cls.forward, *self._of_module(self._module), *Called._of_torch(F)
+
+    def replaced(self) -> str | None:
+        """The name of the first that is not as it was, or was not the library's or torch's then."""
+        now = self.now()
+        if now == self._fine:
+            return None
+        package = self._cls.__module__.split(".")[0]
+        for name, known, x in zip(self._names, self._known, now):
+            if x is not known or not (is_from(package, x) or is_from("torch", x)):
+                return name
+        self._fine = now
+        return None
+
+
+def foreign_mode() -> str | None:
+    """The class of a TorchFunctionMode or TorchDispatchMode at work that is neither torch's nor ours: it may
+    change functions that the fused forward does not call."""
+    modes = [internals.function_mode(k) for k in range(internals.num_function_modes())]
+    modes += [internals.dispatch_mode(k) for k in range(internals.num_dispatch_modes())]
+    foreign = (type(x).__name__ for x in modes if type(x).__module__.split(".")[0] not in ("torch", "dfgnn"))
+    return next(foreign, None)
+
+
 def is_from(package: str, method: object) -> bool:
     """Whether this function was written in the package, or by it at run time; true of what is no function.
 
@@ -53,5 +109,8 @@ def is_from(package: str, method: object) -> bool:
     method = getattr(method, "__func__", method)  # of a staticmethod or classmethod
     if not callable(method) or isinstance(method, type):
         return True
-    home = getattr(method, "__globals__", {}).get("__name__", "")
+    if isinstance(method, BuiltinFunctionType):
+        home = method.__module__ or ""
+    else:
+        home = getattr(method, "__globals__", {}).get("__name__", "")
     return home.split(".")[0] == package

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..graph import Graph
@@ -47,18 +49,31 @@ class FusedLayer(nn.Module):
         Raises NotImplementedError where it must and cannot: without DGL, or for a graph that is not DGL's.
         """
         reason = self.why_not(self)
-        is_theirs = _fallback.upstream(type(self), "dgl") is not None and is_dgl(graph)
-        if reason is None and is_theirs and self._in_engine and all_hooked():
-            reason = "there are hooks on all modules"
+        theirs = _fallback.upstream(type(self), "dgl") if is_dgl(graph) else None
+        if reason is None and theirs is not None and not torch.compiler.is_compiling():
+            reason = self._why_not_now(theirs)
         if reason is None:
             return False
-        if not is_theirs:
+        if theirs is None:
             raise NotImplementedError(
                 f"{type(self).__name__}: {reason}, which only the forward of DGL's own layer does; "
                 "that needs DGL and a DGLGraph"
             )
         _fallback.warn(type(self), "DGL", reason)
         return True
+
+    def _why_not_now(self, theirs: type) -> str | None:
+        """What was done to DGL's class, or to all modules and functions, that only DGL's forward sees."""
+        if self._in_engine and all_hooked():
+            return "there are hooks on all modules"
+        replaced = _called_by(theirs).replaced()
+        if replaced is not None:
+            return f"{replaced} was replaced, in DGL or in torch"
+        mode = _fallback.foreign_mode()
+        return None if mode is None else f"a mode is active, {mode}"
+
+
+_called_by = functools.cache(_fallback.Called)
 
 
 class GraphLayer(FusedLayer):

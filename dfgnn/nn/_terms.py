@@ -9,48 +9,74 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..runtime import torch_internals as internals
+from ._fallback import is_from
+
+__all__ = ["LINEAR", "all_hooked", "folded_terms", "folds", "is_plain", "is_untouched", "plain_linear"]
+
+#: Whether there are hooks on all modules (``register_module_forward_hook`` and its like).
+all_hooked = internals.has_any_global_hook
 
 #: Classes whose output is their weight's, and a bias's, alone; ``pyg`` adds torch_geometric's.
 LINEAR: list[type] = [nn.Linear]
 
 
+# What was found to be so, by class.
+_AS_WRITTEN: dict[type, tuple[Any, ...]] = {}
+
+
 def is_untouched(module: nn.Module) -> bool:
-    """Whether a call of ``module`` is its class's forward: no hooks on it and no other forward. Hooks on all
-    modules are another question, :func:`all_hooked`."""
-    own = module.__dict__
+    """Whether a call of ``module`` is the forward that its class was written with: no hooks on it, and no
+    other forward, of its own or of its class. Hooks on all modules are another question, ``all_hooked``."""
+    own, cls = module.__dict__, type(module)
     return not (
         own["_forward_hooks"]
         or own["_forward_pre_hooks"]
         or own["_backward_hooks"]
         or own["_backward_pre_hooks"]
         or "forward" in own
-    )
+    ) and _is_as_written(cls)
 
 
-def all_hooked() -> bool:
-    """Whether there are hooks on all modules (``register_module_forward_hook`` and its like)."""
-    return internals.has_any_global_hook()
+def _is_as_written(cls: type[nn.Module]) -> bool:
+    """Whether the forward of this class, and what calls it, are those of the libraries they are from."""
+    if _AS_WRITTEN.get(cls) == (cls.forward, cls.__call__, cls._call_impl):
+        return True
+    for name in ("forward", "__call__", "_call_impl"):
+        owner = next(base for base in cls.__mro__ if name in vars(base))
+        if not is_from(owner.__module__.split(".")[0], vars(owner)[name]):
+            return False
+    _AS_WRITTEN[cls] = cls.forward, cls.__call__, cls._call_impl
+    return True
+
+
+_is_as_written._dynamo_marked_constant = True  # type: ignore[attr-defined]  # see `pyg._base`
 
 
 def is_plain(linear: nn.Module) -> bool:
     """Whether the output of ``linear`` is x W^T with an ordinary tensor W: nothing hangs on it, it has no
     parametrization and no bias, and its weight is no subclass of Tensor (quantised, say)."""
-    plain = plain_linear(linear)
+    plain = None if all_hooked() else plain_linear(linear)
     return plain is not None and plain[1] is None
 
 
 def plain_linear(linear: Any) -> tuple[Tensor, Tensor | None] | None:
-    """The weight and the bias of which the output of ``linear`` is x W^T + b, as `is_plain`; or None."""
-    if type(linear) not in LINEAR or not is_untouched(linear) or all_hooked():
+    """The weight and the bias of which the output of ``linear`` is x W^T + b, as `is_plain`; or None. Hooks
+    on all modules are for the caller to ask about."""
+    if type(linear) not in LINEAR or not is_untouched(linear) or F.linear is not internals.linear:
         return None
     parameters = linear._parameters
     weight, bias = parameters.get("weight"), parameters.get("bias")
-    # No parameter: a parametrization, or a plain tensor in its place.
-    if type(weight) is not nn.Parameter and type(weight := linear.weight) is not Tensor:
+    # No parameter: a parametrization, or a plain tensor in its place; or an exporter's.
+    if type(weight) is not nn.Parameter and type(weight := linear.weight) not in (
+        Tensor,
+        internals.FakeTensor,
+    ):
         return None
     if bias is None:
         bias = linear.bias
-    return None if type(bias) not in (nn.Parameter, Tensor, type(None)) else (weight, bias)
+    return (
+        None if type(bias) not in (nn.Parameter, Tensor, internals.FakeTensor, type(None)) else (weight, bias)
+    )
 
 
 def folds(linear: nn.Module, x: Tensor, width: int) -> bool:

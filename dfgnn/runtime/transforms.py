@@ -1,6 +1,8 @@
 """Tensors and structures under the function transforms of torch.func."""
 
 import contextlib
+from collections.abc import Iterable
+from typing import Any
 
 from torch import Tensor
 
@@ -15,6 +17,16 @@ def untransformed():
             yield
     else:
         yield
+
+
+def any_batched(values: Iterable[Any]) -> bool:
+    """Whether one of these is a tensor that torch.func.vmap runs over."""
+    for x in values:
+        while isinstance(x, Tensor) and internals.is_wrapped_by_functorch(x):
+            if internals.is_batched_by_functorch(x):
+                return True
+            x = internals.unwrap_functorch(x)
+    return False
 
 
 def unwrapped(x: Tensor) -> Tensor:

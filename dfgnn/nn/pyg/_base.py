@@ -26,7 +26,9 @@ from torch_geometric.utils.sparse import set_sparse_value
 from ...engine.traced_graph import EdgeList, smaller
 from ...graph import Graph, GraphPart
 from ...runtime import torch_internals as internals
-from .._fallback import is_from, warn
+from ...runtime.torch_internals import transforms_active
+from ...runtime.transforms import any_batched
+from .._fallback import Called, foreign_mode, is_from, warn
 from .._terms import LINEAR, all_hooked, is_untouched
 from . import VERSION
 
@@ -66,6 +68,8 @@ class FusedConv:
 
     # What a class's methods were when they were found to be the library's.
     _methods_found: ClassVar[Any] = ()
+    # The dimension of nodes that torch_geometric's class gives its message passing.
+    _node_dim: ClassVar[int] = 0
 
     if TYPE_CHECKING:  # TorchScript reads a class's annotations
         attention: Callable[..., Any]
@@ -77,16 +81,13 @@ class FusedConv:
         out_channels: int
         training: bool
         _methods_of_library: ClassVar[dict[str, Any]]
-
-    # An instance's first creation compiles these for its class and keeps what it found as the way for
-    # explanations; that must not be what was compiled for torch_geometric's class.
-    propagate = MessagePassing.propagate
-    edge_updater = MessagePassing.edge_updater
+        _called: ClassVar[Called]
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
         if FusedConv in cls.__bases__:
-            cls._methods_of_library = _written_by_library(_upstream(cls), (*_METHODS, "forward"))
+            cls._methods_of_library = _written_by_library(_upstream(cls), _METHODS)
+            cls._called = Called(_upstream(cls))
 
     @classmethod
     def why_not(cls, layer: MessagePassing) -> str | None:
@@ -94,9 +95,14 @@ class FusedConv:
         do."""
         return fusable(layer, cls)
 
-    def falls_back(self) -> bool:
-        """Whether torch_geometric's forward must run; says why, once per class and reason."""
+    def falls_back(self, *structure: Any) -> bool:
+        """Whether torch_geometric's forward must run; says why, once per class and reason.
+
+        structure: the edges, and what else decides which of them there are.
+        """
         reason = self.why_not(self)
+        if reason is None and transforms_active() and any_batched(structure):
+            reason = "torch.func.vmap gives each sample edges of its own"
         if reason is not None:
             warn(type(self), LIBRARY, reason)
         return reason is not None
@@ -133,18 +139,32 @@ class FusedConv:
             return out
         return out, attention_result(edge_index, result[1].to(dtype), graph, self.add_self_loops)
 
+    def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
+        # What an instance's first creation compiles for its class: message passing, as torch_geometric's own
+        # forward runs it. Ours is torch_geometric's, so that no way to make a layer leads to another one.
+        cls = type(self)
+        library = _upstream(cls)
+        self.inspector.get_source(library)  # it keeps sources by name, and would find ours under this one
+        if FusedConv in cls.__bases__:
+            self.inspector._cls = library
+            self.__class__ = library
+            try:
+                self._set_jittable_templates(raise_on_error)
+            finally:
+                self.__class__ = cls
+            return
+        super()._set_jittable_templates(raise_on_error)  # type: ignore[misc]
+        # The way for explanations must not be what was compiled for the class above.
+        if "_orig_propagate" in vars(cls) and cls._orig_propagate is library._jinja_propagate:
+            cls._orig_propagate = library._orig_propagate
+
     def __prepare_scriptable__(self):
         # torch.jit.script asks for what it shall compile, and put, in place of the module.
-        cls = _upstream(type(self))
         if FusedConv not in type(self).__bases__:
             return self  # what a user's subclass changes must not be lost
         warn(type(self), LIBRARY, "TorchScript")
         plain = copy.copy(self)
-        plain.__class__ = cls
-        # Nothing else may have made an instance of that class, and with it what can be compiled.
-        plain.inspector = copy.copy(self.inspector)
-        plain.inspector._cls, plain.inspector._source_dict = cls, {}
-        plain._set_jittable_templates()
+        plain.__class__ = _upstream(type(self))
         return plain
 
 
@@ -169,6 +189,10 @@ def fusable(module: MessagePassing, cls: Any = None, aggregation: Any = SumAggre
         return f"decomposed_layers={module.decomposed_layers}"
     if module.explain:
         return "an explanation is active"
+    if module.node_dim != (type(module) if cls is None else cls)._node_dim:
+        return f"node_dim={module.node_dim}"
+    if not torch.compiler.is_compiling() and (mode := foreign_mode()) is not None:
+        return f"a mode is active, {mode}"
     if any(getattr(module, name) for name in _HOOKS):
         return "message passing hooks are registered"
     cls = type(module) if cls is None else cls
@@ -199,13 +223,16 @@ def _is_as_made(module: MessagePassing, cls: Any) -> bool:
         or module.flow != "source_to_target"
         or module.decomposed_layers > 1
         or module.explain
+        or module.node_dim != cls._node_dim
         or any(map(state.__getitem__, _HOOKS))
+        or internals.num_function_modes()
+        or internals.num_dispatch_modes()
         or not state.keys().isdisjoint(_METHODS)
         or internals.tracing_state() is not None
         or torch.jit.is_scripting()
     ):
         return False
-    methods = (*_methods_of(cls), _upstream(cls).forward)
+    methods = (*_methods_of(cls), cls._called.now())
     if cls._methods_found == methods:
         return True
     if _changed_in_class(cls) is None:
@@ -218,9 +245,8 @@ def _changed_in_class(cls: Any) -> str | None:
     changed = next((name for name in _METHODS if _is_changed(getattr(cls, name), name, cls)), None)
     if changed is not None:
         return f"{changed} is overridden"
-    if _upstream(cls).forward is not cls._methods_of_library["forward"]:
-        return "forward was replaced in torch_geometric's class"
-    return None
+    replaced = cls._called.replaced()
+    return None if replaced is None else f"{replaced} was replaced, in torch_geometric or in torch"
 
 
 # As torch.compiler.assume_constant_result, which imports the compiler: what is compiled checks at every call

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch_geometric.nn
@@ -12,7 +12,9 @@ from torch import Tensor
 from ... import functional
 from ...graph import Graph
 from ...graph import cache as _kept
-from .._fallback import warn
+from ...runtime.compiling import without_gradient
+from ...runtime.transforms import any_batched
+from .._fallback import Called, foreign_mode, warn
 from ._base import LIBRARY
 
 
@@ -23,11 +25,12 @@ def graph_of_groups(x: Tensor, index: Tensor | None, ptr: Tensor | None, num_gro
     """
     told = index if ptr is None else ptr
     assert told is not None
+    told = without_gradient(told)
 
     def build() -> Graph:
         rows = torch.arange(len(x), device=x.device)
         if ptr is not None:
-            return Graph.from_csr(ptr.clone(), rows, len(x))  # that of the graph would keep `ptr` alive
+            return Graph.from_csr(told.clone(), rows, len(x))  # that of the graph would keep `ptr` alive
         groups = num_groups
         if groups is None:
             groups = int(told.max()) + 1 if told.numel() else 0
@@ -46,14 +49,35 @@ class FusedAggregation:
     def why_not(cls, layer: Any) -> str | None:
         return None
 
+    if TYPE_CHECKING:
+        _called: ClassVar[Called]
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        if FusedAggregation in cls.__bases__:
+            cls._called = Called(cls.__mro__[2])
+
+    def _changed(self) -> str | None:
+        if torch.compiler.is_compiling():
+            return None
+        replaced = self._called.replaced()
+        if replaced is not None:
+            return f"{replaced} was replaced, in torch_geometric or in torch"
+        mode = foreign_mode()
+        return None if mode is None else f"a mode is active, {mode}"
+
     def _falls_back(self, x: Tensor, index: Tensor | None, ptr: Tensor | None, dim: int) -> bool:
-        reason = None
+        reason = self._changed()
         if x.dim() != 2 or dim not in (0, -2):
             reason = f"groups along dimension {dim} of {x.dim()}"
+        elif x.shape[1] == 0:
+            reason = "features without columns"
         elif index is None and ptr is None:
             reason = "one group for all"
         elif torch.compiler.is_compiling() or torch.jit.is_scripting() or torch.jit.is_tracing():
             reason = "the groups are not known while a compiler records"
+        elif any_batched((index, ptr)):
+            reason = "torch.func.vmap gives each sample groups of its own"
         if reason is not None and not torch.compiler.is_compiling():
             warn(type(self), LIBRARY, reason)
         return reason is not None
@@ -71,9 +95,9 @@ class FusedAggregation:
             return super().forward(x, index, ptr, dim_size, dim)  # type: ignore[misc]
         graph = graph_of_groups(x, index, ptr, dim_size)
         values, score = self._terms(x, index, dim_size)
-        heads = score.shape[1]
-        out = self.attention(graph, values.view(len(x), heads, -1), score, None, negative_slope=1.0)
-        return out.flatten(1)
+        heads, width = score.shape[1], values.shape[1]
+        values = values.view(len(x), heads, width // heads)  # -1 would be ambiguous where there are no rows
+        return self.attention(graph, values, score, None, negative_slope=1.0).flatten(1)
 
     def _terms(self, x: Tensor, index: Tensor | None, dim_size: int | None) -> tuple[Tensor, Tensor]:
         """Values ``[E, F']``, and their scores: ``[E, 1]``, or ``[E, F']`` for a softmax of each column."""

@@ -27,8 +27,7 @@ class AGNNConv(FusedConv, torch_geometric.nn.AGNNConv):
     Differentiable any number of times, with respect to features and beta.
     """
 
-    # propagate_type: (x: Tensor, x_norm: Tensor)
-    # torch_geometric reads this line; it keeps sources by name, and finds only ours under this one.
+    _node_dim = -2
 
     #: What computes the attention; ``reference.agnn_attention`` makes it the same layer on plain PyTorch.
     attention: Callable[..., Any] = staticmethod(functional.agnn_attention)
@@ -47,7 +46,7 @@ class AGNNConv(FusedConv, torch_geometric.nn.AGNNConv):
         Raises:
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
-        if self.falls_back():
+        if self.falls_back(edge_index):
             return super().forward(x, edge_index)
         check_rows("x", x)
         graph, _ = graph_of(edge_index, *sizes_of(edge_index, x, x), self.add_self_loops)

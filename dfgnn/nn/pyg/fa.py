@@ -32,8 +32,7 @@ class FAConv(FusedConv, torch_geometric.nn.FAConv):
     Differentiable any number of times, with respect to features and parameters.
     """
 
-    # propagate_type: (x: Tensor, alpha: PairTensor, edge_weight: OptTensor)
-    # torch_geometric reads this line; it keeps sources by name, and finds only ours under this one.
+    _node_dim = -2
 
     def forward(
         self,
@@ -57,7 +56,7 @@ class FAConv(FusedConv, torch_geometric.nn.FAConv):
         Raises:
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
-        if self.falls_back() or self._is_sparse(edge_index) or torch.compiler.is_compiling():
+        if self.falls_back(edge_index) or self._is_sparse(edge_index) or torch.compiler.is_compiling():
             return super().forward(x, x_0, edge_index, edge_weight, return_attention_weights)
         check_rows("x", x)
         if is_batch(x):
@@ -109,6 +108,7 @@ class FAConv(FusedConv, torch_geometric.nn.FAConv):
         kept: Any = vars(self)["_cached_edge_index"]
         if kept is not None:
             return kept
+        (edge_index,) = _kept.parts_of(edge_index)
 
         def build() -> tuple[Tensor, Tensor]:
             edges, weight = gcn_norm(

@@ -32,10 +32,6 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
     Differentiable any number of times, with respect to features, parameters and edge attributes.
     """
 
-    # propagate_type: (x: OptPairTensor, alpha: Tensor)
-    # edge_updater_type: (alpha: OptPairTensor, edge_attr: OptTensor)
-    # torch_geometric reads these two lines; it keeps sources by name, and finds only ours under this one.
-
     AT_ONCE = (
         "in_channels out_channels heads concat negative_slope dropout add_self_loops edge_dim fill_value "
         "bias residual"
@@ -70,7 +66,7 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         Raises:
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
-        if self.falls_back():
+        if self.falls_back(edge_index):
             return super().forward(x, edge_index, edge_attr, size, return_attention_weights)
         x_src, x_dst = ends(x)
         graph, edge_map = graph_of(edge_index, *sizes_of(edge_index, x_src, x_dst, size), self.add_self_loops)

@@ -30,10 +30,6 @@ class GATEConv(FusedConv, torch_geometric.nn.models.attentive_fp.GATEConv):
     Differentiable any number of times, with respect to features, parameters and edge attributes.
     """
 
-    # propagate_type: (x: Tensor, alpha: Tensor)
-    # edge_updater_type: (x: Tensor, edge_attr: Tensor)
-    # torch_geometric reads these two lines; it keeps sources by name, and finds only ours under this one.
-
     #: What computes the attention; ``reference.gat_attention`` makes it the same layer on plain PyTorch.
     attention: Callable[..., Any] = staticmethod(functional.gat_attention)
 
@@ -58,7 +54,7 @@ class GATEConv(FusedConv, torch_geometric.nn.models.attentive_fp.GATEConv):
         Raises:
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
-        if self.falls_back():
+        if self.falls_back(edge_index):
             return super().forward(x, edge_index, edge_attr)
         check_rows("x", x)
         if is_batch(x):

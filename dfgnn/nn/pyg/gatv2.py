@@ -31,10 +31,6 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
     Differentiable any number of times, with respect to features, parameters and edge attributes.
     """
 
-    # propagate_type: (x: PairTensor, alpha: Tensor)
-    # edge_updater_type: (x: PairTensor, edge_attr: OptTensor)
-    # torch_geometric reads these two lines; it keeps sources by name, and finds only ours under this one.
-
     AT_ONCE = (
         "in_channels out_channels heads concat negative_slope dropout add_self_loops edge_dim fill_value "
         "bias share_weights residual"
@@ -67,7 +63,7 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
         Raises:
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
-        if self.falls_back():
+        if self.falls_back(edge_index):
             return super().forward(x, edge_index, edge_attr, return_attention_weights)
         x_src, x_dst = both_ends(x)
         graph, edge_map = graph_of(edge_index, *sizes_of(edge_index, x_src, x_dst), self.add_self_loops)

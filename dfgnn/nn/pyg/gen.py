@@ -31,8 +31,7 @@ class GENConv(FusedConv, torch_geometric.nn.GENConv):
     Differentiable any number of times, with respect to features, parameters and edge attributes.
     """
 
-    # propagate_type: (x: OptPairTensor, edge_attr: OptTensor)
-    # torch_geometric reads this line; it keeps sources by name, and finds only ours under this one.
+    _node_dim = -2
 
     #: What computes the attention; ``reference.gat_attention`` makes it the same layer on plain PyTorch.
     attention: Callable[..., Any] = staticmethod(functional.gat_attention)
@@ -68,7 +67,7 @@ class GENConv(FusedConv, torch_geometric.nn.GENConv):
         Raises:
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
-        if self.falls_back():
+        if self.falls_back(edge_index):
             return super().forward(x, edge_index, edge_attr, size)
         x_src, x_dst = ends(x)
         if is_batch(x):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ... import functional
 from ...engine.edge_projection import sum_of_features
-from .._terms import LINEAR, is_untouched
+from .._terms import plain_linear
 from ._base import FusedConv, both_ends, edge_attributes, is_batch, over_batch
 from ._graph import graph_of, sizes_of
 
@@ -35,9 +35,6 @@ class GeneralConv(FusedConv, torch_geometric.nn.GeneralConv):
     Differentiable any number of times, with respect to features, parameters and edge attributes.
     """
 
-    # propagate_type: (x: OptPairTensor, edge_attr: OptTensor)
-    # torch_geometric reads this line; it keeps sources by name, and finds only ours under this one.
-
     @classmethod
     def why_not(cls, layer: Any) -> str | None:
         if not layer.attention:
@@ -46,7 +43,7 @@ class GeneralConv(FusedConv, torch_geometric.nn.GeneralConv):
         if layer.attention_type != "additive" and not factors:
             return "attention_type='dot_product' with edge features or directed_msg=False"
         lin = getattr(layer, "lin_edge", None)  # whose weight is used without calling it
-        if lin is not None and (type(lin) not in LINEAR or not is_untouched(lin)):
+        if lin is not None and plain_linear(lin) is None:
             return "lin_edge was replaced or has hooks"
         return super().why_not(layer)
 
@@ -72,7 +69,7 @@ class GeneralConv(FusedConv, torch_geometric.nn.GeneralConv):
         Raises:
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
-        if self.falls_back():
+        if self.falls_back(edge_index):
             return super().forward(x, edge_index, edge_attr, size)
         x_src, x_dst = both_ends(x)
         if is_batch(x):
@@ -83,9 +80,8 @@ class GeneralConv(FusedConv, torch_geometric.nn.GeneralConv):
             raise ValueError("edge_attr: expected None in a layer without in_edge_channels, got a tensor")
         feat = self._heads(self.lin_msg(x_src))
         if self.attention_type != "additive":
-            query = self._heads(self.lin_msg(x_dst))
-            scale = 1 / float(self.scaler)
-            out = functional.dot_attention(graph, query, feat, feat, scale=scale, negative_slope=_SLOPE)
+            query = self._heads(self.lin_msg(x_dst)) / self.scaler  # a tensor, which exporters cannot read
+            out = functional.dot_attention(graph, query, feat, feat, scale=1.0, negative_slope=_SLOPE)
         else:
             out = self._additive(graph, feat, x_dst, attr)
         out = out.mean(1) + self.lin_self(x_dst)

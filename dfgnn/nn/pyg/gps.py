@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -14,9 +15,14 @@ from torch import Tensor, nn
 from ... import functional
 from ...graph import Graph
 from ...graph import cache as _kept
-from .._fallback import warn
+from ...runtime.compiling import without_gradient
+from .._fallback import foreign_mode, warn
 from .._terms import is_untouched
 from ._base import LIBRARY
+
+# What torch_geometric's way calls.
+_functions = attrgetter("multi_head_attention_forward", "scaled_dot_product_attention", "linear", "dropout")
+_FUNCTIONS = _functions(F)
 
 
 class GPSConv(torch_geometric.nn.GPSConv):
@@ -46,6 +52,10 @@ class GPSConv(torch_geometric.nn.GPSConv):
             return f"attn is {type(attn).__name__}"
         if not (is_untouched(attn) and is_untouched(attn.out_proj)):
             return "attn has hooks or a forward of its own"
+        if _functions(F) != _FUNCTIONS:
+            return "a function of attention was replaced in torch.nn.functional"
+        if foreign_mode() is not None:
+            return f"a mode is active, {foreign_mode()}"
         if attn.bias_k is not None or attn.add_zero_attn or type(attn.in_proj_weight) is not nn.Parameter:
             return "attn has options of its own"
         return None
@@ -101,6 +111,7 @@ class GPSConv(torch_geometric.nn.GPSConv):
 
 def all_pairs(x: Tensor, batch: Tensor) -> Graph:
     """The graph in which all nodes of a graph of a batch are neighbours of each, itself among them."""
+    batch = without_gradient(batch)
     if batch.dim() != 1 or len(batch) != len(x) or batch.device != x.device:
         raise ValueError(
             f"batch: expected shape [{len(x)}] on {x.device}, got {list(batch.shape)} on {batch.device}"

@@ -26,9 +26,6 @@ class HANConv(FusedConv, torch_geometric.nn.HANConv):
     Differentiable any number of times, with respect to features and parameters.
     """
 
-    # propagate_type: (x: PairTensor, alpha: PairTensor)
-    # torch_geometric reads this line, or else the call of propagate, which our source does not have.
-
     #: What computes the attention; ``reference.gat_attention`` makes it the same layer on plain PyTorch.
     attention: Callable[..., Any] = staticmethod(functional.gat_attention)
 
@@ -53,7 +50,7 @@ class HANConv(FusedConv, torch_geometric.nn.HANConv):
         Raises:
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
-        if self.falls_back():
+        if self.falls_back(*edge_index_dict.values()):
             return super().forward(x_dict, edge_index_dict, return_semantic_attention_weights)
         if any(map(is_batch, x_dict.values())):
             return self._over_batch(x_dict, edge_index_dict, return_semantic_attention_weights)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ... import functional
 from ...engine.edge_projection import sum_of_features
-from .._terms import LINEAR, is_untouched
+from .._terms import is_untouched, plain_linear
 from ._base import FusedConv, check_rows, edge_attributes, is_batch, over_batch
 from ._graph import graph_of, sizes_of
 
@@ -33,19 +33,19 @@ class HEATConv(FusedConv, torch_geometric.nn.HEATConv):
     Differentiable any number of times, with respect to features, parameters and edge attributes.
     """
 
-    # propagate_type: (x: Tensor, edge_type_emb: Tensor, edge_attr: OptTensor)
-    # torch_geometric reads this line; it keeps sources by name, and finds only ours under this one.
-
     #: What computes the attention; ``reference.gat_attention`` makes it the same layer on plain PyTorch.
     attention: Callable[..., Any] = staticmethod(functional.gat_attention)
 
     @classmethod
     def why_not(cls, layer: Any) -> str | None:
         for lin in (layer.att, layer.lin):  # whose weights are used without calling them
-            if type(lin) not in LINEAR or not is_untouched(lin):
+            if plain_linear(lin) is None:
                 return "att or lin was replaced or has hooks"
-        if type(layer.edge_type_emb) is not torch.nn.Embedding or not is_untouched(layer.edge_type_emb):
+        kinds = layer.edge_type_emb
+        if type(kinds) is not torch.nn.Embedding or not is_untouched(kinds):
             return "edge_type_emb was replaced or has hooks"
+        if kinds.max_norm is not None or kinds.scale_grad_by_freq or kinds.sparse:
+            return "edge_type_emb has options of its own"
         return super().why_not(layer)
 
     def forward(
@@ -72,7 +72,7 @@ class HEATConv(FusedConv, torch_geometric.nn.HEATConv):
         Raises:
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
-        if self.falls_back():
+        if self.falls_back(edge_index):
             return super().forward(x, edge_index, node_type, edge_type, edge_attr)
         check_rows("x", x)
         if is_batch(x):

@@ -39,9 +39,6 @@ class HGTConv(FusedConv, torch_geometric.nn.HGTConv):
     Differentiable any number of times, with respect to features and parameters.
     """
 
-    # propagate_type: (k: Tensor, q: Tensor, v: Tensor, edge_attr: Tensor)
-    # torch_geometric reads this line, or else the call of propagate, which our source does not have.
-
     #: What computes the attention; ``reference.dot_attention`` makes it the same layer on plain PyTorch.
     attention: Callable[..., Any] = staticmethod(functional.dot_attention)
 
@@ -68,7 +65,7 @@ class HGTConv(FusedConv, torch_geometric.nn.HGTConv):
         Raises:
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
-        if self.falls_back():
+        if self.falls_back(*edge_index_dict.values()):
             return super().forward(x_dict, edge_index_dict)
         self._check_inputs(x_dict, edge_index_dict)
         if any(map(is_batch, x_dict.values())):

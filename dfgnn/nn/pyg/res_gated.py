@@ -34,8 +34,7 @@ class ResGatedGraphConv(FusedConv, torch_geometric.nn.ResGatedGraphConv):
     attributes.
     """
 
-    # propagate_type: (k: Tensor, q: Tensor, v: Tensor, edge_attr: OptTensor)
-    # torch_geometric reads this line; it keeps sources by name, and finds only ours under this one.
+    _node_dim = -2
 
     #: The options that `gated_at_once` knows.
     AT_ONCE = "in_channels out_channels act edge_dim root_weight bias"
@@ -67,7 +66,7 @@ class ResGatedGraphConv(FusedConv, torch_geometric.nn.ResGatedGraphConv):
             TypeError, ValueError: an argument is not as described, or sizes differ.
             NotImplementedError: a graph that several processes share.
         """
-        if self.falls_back():
+        if self.falls_back(edge_index):
             return super().forward(x, edge_index, edge_attr)
         x_src, x_dst = both_ends(x)
         if is_batch(x):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch_geometric.nn
 from torch import Tensor
 
@@ -37,9 +38,6 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
     Differentiable any number of times, with respect to features, parameters and edge attributes.
     """
 
-    # propagate_type: (x: Tensor, edge_type: OptTensor, edge_attr: OptTensor)
-    # torch_geometric reads this line; it keeps sources by name, and finds only ours under this one.
-
     #: What computes the attention; ``reference.gat_attention`` makes it the same layer on plain PyTorch.
     attention: Callable[..., Any] = staticmethod(functional.gat_attention)
 
@@ -71,7 +69,7 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
         Raises:
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
-        if self.falls_back():
+        if self.falls_back(edge_index, edge_type):
             return super().forward(x, edge_index, edge_type, edge_attr, size, return_attention_weights)
         x_src, x_dst = both_ends(x)
         if is_batch(x):
@@ -79,7 +77,8 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
         num_src, num_dst = sizes_of(edge_index, x_src, x_dst, size)
         edge_attr = self._edge_attributes(edge_index, edge_attr)
         within = self.attention_mechanism == "within-relation"
-        traced = is_traced(edge_index)
+        dense = type(edge_index) is Tensor and edge_index.layout == torch.strided
+        traced = is_traced(edge_index) or (dense and is_traced(edge_type))
         relations = (_traced.relations_of if traced else relations_of)(
             edge_index, edge_type, num_src, num_dst, self.num_relations,
             within=within, per_edge=not (within and self._is_additive),

@@ -37,9 +37,6 @@ class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
     Differentiable any number of times, with respect to features and parameters.
     """
 
-    # propagate_type: (x: Tensor)
-    # torch_geometric reads this line; it keeps sources by name, and finds only ours under this one.
-
     #: What computes MX and SD attention; those of ``reference`` make it the same layer on plain PyTorch.
     attention: Callable[..., Any] = staticmethod(functional.gat_attention)
     dot_attention: Callable[..., Any] = staticmethod(functional.dot_attention)
@@ -66,7 +63,7 @@ class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
         Raises:
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
-        if self.falls_back():
+        if self.falls_back(edge_index, neg_edge_index):
             return super().forward(x, edge_index, neg_edge_index, batch)
         check_rows("x", x)
         if is_batch(x):

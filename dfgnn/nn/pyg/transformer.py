@@ -34,9 +34,6 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
     Differentiable any number of times, with respect to features, parameters and edge attributes.
     """
 
-    # propagate_type: (query: Tensor, key: Tensor, value: Tensor, edge_attr: OptTensor)
-    # torch_geometric reads this line; it keeps sources by name, and finds only ours under this one.
-
     AT_ONCE = "in_channels out_channels heads concat beta dropout edge_dim bias root_weight"
 
     #: What computes the attention; ``reference.dot_attention`` makes it the same layer on plain PyTorch.
@@ -66,7 +63,7 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
         Raises:
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
-        if self.falls_back():
+        if self.falls_back(edge_index):
             return super().forward(x, edge_index, edge_attr, return_attention_weights)
         x_src, x_dst = both_ends(x)
         graph, _ = graph_of(edge_index, *sizes_of(edge_index, x_src, x_dst))

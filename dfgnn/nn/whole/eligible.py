@@ -20,7 +20,7 @@ from ... import functional
 from ...engine.traced_graph import in_use
 from ...graph import Graph
 from ...runtime.eager import is_eager
-from .._terms import is_untouched, plain_linear
+from .._terms import all_hooked, is_untouched, plain_linear
 from .additive import Edges, gat_layer
 from .gated import GatedTensors, gated_layer
 from .pair import PairTensors, can_fuse, pair_layer
@@ -48,7 +48,8 @@ def knows_all_of(cls: type) -> bool:
 
 def _applies(layer: nn.Module, attention: Callable[..., Any]) -> bool:
     knows_all = _known_to_compilers if torch.compiler.is_compiling() else knows_all_of
-    return getattr(layer, "attention", attention) is attention and knows_all(type(layer))
+    is_ours = getattr(layer, "attention", attention) is attention
+    return is_ours and knows_all(type(layer)) and not all_hooked()
 
 
 def _known_to_compilers(cls: type) -> bool:

@@ -4,6 +4,8 @@ A test that imports this module is skipped where torch_geometric is missing.
 """
 
 import copy
+import sys
+import types
 
 import pytest
 import torch
@@ -55,8 +57,15 @@ def inject_dropout(monkeypatch, ours, num_edges, heads, seed=21):
     def seeded(*args, **kwargs):
         return attention(*args, **kwargs, _seed=torch.tensor([seed]))
 
-    monkeypatch.setattr(torch.nn.functional, "dropout", drop)
+    replace_their_dropout(monkeypatch, ours, drop)
     ours.attention = seeded
+
+
+def replace_their_dropout(monkeypatch, ours, drop):
+    """Where torch_geometric's class calls it; replaced in torch, all its forwards would run."""
+    theirs = next(c for c in type(ours).__mro__ if c.__module__.startswith("torch_geometric."))
+    functions = types.SimpleNamespace(**{**vars(torch.nn.functional), "dropout": drop})
+    monkeypatch.setattr(sys.modules[theirs.__module__], "F", functions)
 
 
 def assert_same_dropout_distribution(theirs, ours, x, edge_index, copies=500, draws=3000):
