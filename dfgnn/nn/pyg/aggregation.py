@@ -13,6 +13,7 @@ from ... import functional
 from ...graph import Graph
 from ...graph import cache as _kept
 from ...runtime.compiling import without_gradient
+from ...runtime.torch_internals import FakeTensor
 from ...runtime.transforms import any_batched
 from .._fallback import Called, foreign_mode, warn
 from ._base import LIBRARY
@@ -76,6 +77,8 @@ class FusedAggregation:
             reason = "one group for all"
         elif torch.compiler.is_compiling() or torch.jit.is_scripting() or torch.jit.is_tracing():
             reason = "the groups are not known while a compiler records"
+        elif FakeTensor in (type(x), type(index), type(ptr)):
+            reason = "fake tensors do not tell the groups"
         elif any_batched((index, ptr)):
             reason = "torch.func.vmap gives each sample groups of its own"
         if reason is not None and not torch.compiler.is_compiling():
