@@ -64,7 +64,7 @@ class Called:
     _in_torch = "linear", "dropout", "leaky_relu", "normalize"
     _of_torch = attrgetter(*_in_torch)
 
-    def __init__(self, cls: type):
+    def __init__(self, cls: Any):
         self._fine: tuple[Any, ...]
         self._cls, self._module = cls, vars(sys.modules[cls.__module__])
         methods = [

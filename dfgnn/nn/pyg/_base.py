@@ -74,6 +74,8 @@ class FusedConv:
     if TYPE_CHECKING:  # TorchScript reads a class's annotations
         attention: Callable[..., Any]
         add_self_loops: bool
+        inspector: Any
+        _orig_propagate: ClassVar[Any]
         bias: Tensor | None
         concat: bool
         dropout: float
