@@ -18,6 +18,8 @@ CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cuh' -o -
 
 # DGL would otherwise ask for its backend and write the answer to the home directory.
 export DGLBACKEND := pytorch
+# Kernels for this processor alone, which is a third of the work; continuous integration compiles all.
+export DFGNN_CPU_ISAS ?= native
 
 .PHONY: help demo test isas sanitize build cuda cuda-archs wheel docs fuzz lint format clean
 help:
@@ -34,48 +36,50 @@ help:
 	@echo "make lint    ruff, mypy and clang-format; make format applies them"
 	@echo "make clean   remove what was built; .venv stays"
 
-demo: build
+demo: $(VENV)/.demo build
 	$(RUN) examples/demo_cluster.py $(ARGS)
 
-test: build
+test: $(VENV)/.test build
 	$(RUN) -m pytest $(ARGS)
 
 # Those of test_cpu_engine.py run on all instruction sets anyway.
-isas: build
+isas: $(VENV)/.test
+	DFGNN_CPU_ISAS=all $(RUN) setup.py --quiet build_native
 	DFGNN_CPU_ISA=base $(RUN) -m pytest -q -m "not gpu" $(ENGINE_TESTS) $(ARGS)
 	DFGNN_CPU_ISA=avx2 $(RUN) -m pytest -q -m "not gpu" $(ENGINE_TESTS) $(ARGS)
 
-sanitize: $(VENV)/.installed
+sanitize: $(VENV)/.test
 	$(RUN) scripts/sanitize_cpu.py $(ARGS)
 
-fuzz: build
+fuzz: $(VENV)/.test build
 	$(RUN) scripts/fuzz.py --seconds $(SECONDS) $(ARGS)
 
-build: $(VENV)/.installed
+build: $(VENV)/.torch
 	$(RUN) setup.py --quiet build_native
 
-cuda: $(VENV)/.installed
+cuda: $(VENV)/.torch
 	DFGNN_CUDA=1 $(RUN) setup.py --quiet build_native --only=cuda
 
 # Every source for every architecture that is supported: half an hour on two cores, so not in .ci/run.
 cuda-archs: export TORCH_CUDA_ARCH_LIST := 8.0;8.6;8.9;9.0;10.0;12.0
 cuda-archs: cuda
 
-wheel: $(VENV)/.installed
+wheel: export DFGNN_CPU_ISAS := all
+wheel: $(VENV)/.torch
 	$(RUN) -m pip wheel --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir dist .
 
 # The examples of the pages are run by make test.
-docs: build $(VENV)/.installed-docs
+docs: $(VENV)/.docs build
 	$(RUN) -m sphinx --fail-on-warning --keep-going --quiet -b html -d build/doctrees docs build/docs
 	@echo "build/docs/index.html"
 
-lint: $(VENV)/.installed-lint
+lint: $(VENV)/.lint
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 	$(VENV)/bin/clang-format --dry-run --Werror $(CXX_FILES)
 
-format: $(VENV)/.installed-lint
+format: $(VENV)/.lint
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
 	$(VENV)/bin/clang-format -i $(CXX_FILES)
@@ -87,17 +91,35 @@ $(RUN):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and f"dfgnn needs Python >= 3.10, $(PYTHON) is {sys.version}")'
 	$(PYTHON) -m venv $(VENV)
 
-# torch first: the package is compiled with its headers, and without build isolation.
-$(VENV)/.installed: pyproject.toml constraints.txt | $(RUN)
-	$(PIP) torch setuptools ninja
-	$(PIP) --no-build-isolation --editable '.[test,examples]'
+# The engine needs no torch: it is compiled while torch is being installed. Without pip's bars, which would
+# overwrite the compiler's progress; and of torch's 2,000 modules only those that are used are compiled.
+$(VENV)/.torch: constraints.txt | $(RUN)
+	$(PIP) setuptools ninja
+	+$(MAKE) --no-print-directory -j2 engine torch
 	touch $@
 
-$(VENV)/.installed-docs: pyproject.toml constraints.txt $(VENV)/.installed
+.PHONY: engine torch
+engine:
+	$(RUN) setup.py --quiet build_native --only=engine
+torch:
+	$(PIP) --progress-bar=off --no-compile torch numpy tqdm
+	PYTHONDONTWRITEBYTECODE= $(RUN) -c "import torch"
+
+# The package itself is compiled by now, with its progress shown.
+$(VENV)/.demo: pyproject.toml $(VENV)/.torch | build
+	$(PIP) --no-build-isolation --no-deps --editable .
+	touch $@
+
+$(VENV)/.test: pyproject.toml constraints.txt $(VENV)/.torch | build
+	$(PIP) --no-build-isolation --editable '.[test,examples]'
+	$(RUN) -m compileall -q -j 0 $(VENV)/lib/python3.*/site-packages/torch
+	touch $@
+
+$(VENV)/.docs: pyproject.toml constraints.txt $(VENV)/.test
 	$(PIP) sphinx furo myst-parser
 	touch $@
 
 # mypy reads torch and torch_geometric.
-$(VENV)/.installed-lint: constraints.txt $(VENV)/.installed
+$(VENV)/.lint: constraints.txt $(VENV)/.test
 	$(PIP) ruff clang-format mypy
 	touch $@

@@ -4,13 +4,14 @@ Neither library includes Python.h, and both see torch only through its stable AB
 every Python and every torch >= 2.10. In-place builds and wheels share the objects in build/native.
 
 Environment:
-    DFGNN_CUDA            1: build the CUDA library; 0: do not; unset: see cuda_compiler()
+    DFGNN_CUDA            1: build the CUDA library; 0: do not; unset: where the installed torch has CUDA
     CUDA_HOME             the CUDA toolkit; without it, nvcc is taken from PATH
     TORCH_CUDA_ARCH_LIST  GPU architectures, e.g. "9.0;10.0+PTX" (default: 9.0)
     CXX, CXXFLAGS         the C++17 compiler (also nvcc's host compiler) and additional flags
     DFGNN_SANITIZE        sanitizers of GCC, e.g. "address,undefined": the CPU library alone, into
                           build/sanitized (make sanitize, scripts/sanitize_cpu.py)
-    DFGNN_CPU_ISAS        base: the CPU kernels for the basic instruction set alone; unset: for all of them
+    DFGNN_CPU_ISAS        what the CPU kernels are compiled for: all (the default), native (the best of this
+                          processor alone), or some of base, avx2 and avx512, as in "base,avx2"
     MAX_JOBS              compilations at once (default: the number of usable cores)
 """
 
@@ -43,6 +44,8 @@ COMMON = ["-std=c++17", "-O3", "-Icsrc"]
 HOST = ["-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-Wall"]
 # Not -ffast-math: infinities and NaNs must behave.
 CPU = ["-fno-math-errno", "-ffp-contract=fast"]
+DEFAULT_ARCHS = "9.0"
+CUDA_MINUTES = 10  # of one core, for one architecture
 LINK = ["--exclude-libs=ALL", "--no-undefined", "--no-as-needed"]
 # What csrc/torch may use of libtorch_cuda.so. torch without CUDA has no such file, so we link a stand-in of
 # that soname with these symbols (everywhere: one way to link); at run time torch's own is already loaded.
@@ -164,32 +167,61 @@ def sanitizer_flags() -> list[str]:
     return [f"-fsanitize={SANITIZERS}", f"-fno-sanitize-recover={SANITIZERS}"] if SANITIZERS else []
 
 
-def add_cpu(ninja: NinjaFile, cxx: list[str], torch: Path, extra: list[str]) -> Path:
+def processor_flags() -> set[str]:
+    """What this processor has, by the kernel's names."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return set(next((line.partition(":")[2] for line in lines if line.startswith("flags")), "").split())
+
+
+def chosen_isas() -> list[str]:
+    """The instruction sets that the CPU kernels are compiled for, base first."""
+    known = list(ISAS) if platform.machine().lower() in ("x86_64", "amd64") else ["base"]
+    choice = os.environ.get("DFGNN_CPU_ISAS") or "all"
+    if choice == "all":
+        return known
+    if choice == "native":
+        flags = processor_flags()
+        return [isa for isa in known if {o[2:] for o in ISAS[isa] if "=" not in o} <= flags][-1:]
+    names = choice.split(",")
+    if not set(names) <= set(known):
+        raise BuildError(f'DFGNN_CPU_ISAS: expected all, native or some of {",".join(known)}, got "{choice}"')
+    return [isa for isa in known if isa in names]
+
+
+def add_engine(ninja: NinjaFile, cxx: list[str], extra: list[str]) -> tuple[list[Path], list[Path]]:
+    """The CPU engine, which sees no torch: the objects for every processor, then those of kernels, base first."""
+    isas = chosen_isas()
+    dispatch = [*extra, f"-DDFGNN_ISAS(apply)={' '.join(f'apply({isa})' for isa in reversed(isas))}"]
+    common = [ninja.compile("cpu", source, cxx, cpu_flags(dispatch)) for source in sources("cpu/*.cpp")]
+    kernels = [
+        ninja.compile(isa, source, cxx, [*cpu_flags(extra), f"-DDFGNN_ISA={isa}", *ISAS[isa]])
+        for isa in isas
+        for source in sources("cpu/kernels/*.cpp")
+    ]
+    return common, kernels
+
+
+def cpu_flags(extra: list[str]) -> list[str]:
     sanitizers = sanitizer_flags()
-    flags = COMMON + HOST + CPU + (["-O1", "-g", "-fno-omit-frame-pointer"] if sanitizers else []) + extra
-    flags += sanitizers
-    chosen = os.environ.get("DFGNN_CPU_ISAS", "")
-    if chosen not in ("", "base"):
-        raise BuildError(f'DFGNN_CPU_ISAS: expected "base" or nothing, got "{chosen}"')
-    alone = bool(chosen) or platform.machine().lower() not in ("x86_64", "amd64")
-    dispatch = [*flags, "-DDFGNN_BASE_ONLY"] if alone else flags
-    objects = [ninja.compile("cpu", source, cxx, dispatch) for source in sources("cpu/*.cpp")]
+    debug = ["-O1", "-g", "-fno-omit-frame-pointer", *sanitizers] if sanitizers else []
+    return [*COMMON, *HOST, *CPU, *debug, *extra]
+
+
+def add_cpu(ninja: NinjaFile, cxx: list[str], torch: Path, extra: list[str]) -> Path:
+    objects, kernels = add_engine(ninja, cxx, extra)
     for source in sources("torch/cpu*.cpp"):
-        objects.append(ninja.compile("cpu", source, cxx, flags + torch_flags(torch)))
-    # After these and base first: the linker keeps the first copy of an inline function, and every processor
-    # must be able to run it.
-    for isa, options in ({"base": []} if alone else ISAS).items():
-        for source in sources("cpu/kernels/*.cpp"):
-            objects.append(ninja.compile(isa, source, cxx, [*flags, f"-DDFGNN_ISA={isa}", *options]))
-    inputs = [*objects, torch / "lib" / "libtorch_cpu.so"]
-    link = [f"-Wl,{','.join(LINK)}", *sanitizers]
+        objects.append(ninja.compile("cpu", source, cxx, cpu_flags(extra) + torch_flags(torch)))
+    # Kernels last: the linker keeps the first copy of an inline function, and every processor must be able to
+    # run it.
+    inputs = [*objects, *kernels, torch / "lib" / "libtorch_cpu.so"]
+    link = [f"-Wl,{','.join(LINK)}", *sanitizer_flags()]
     return ninja.edge("link", BUILD_DIR / "libdfgnn_cpu.so", inputs, cxx, link)
 
 
 def add_cuda(ninja: NinjaFile, cxx: list[str], torch: Path, extra: list[str], nvcc: str) -> Path:
     # nvcc also drives the host compiler and the linker: it knows where its headers and libraries are.
     compiler = [nvcc, f"-ccbin={cxx[-1]}"] if os.environ.get("CXX") else [nvcc]
-    archs = arch_flags(os.environ.get("TORCH_CUDA_ARCH_LIST", "9.0"))
+    archs = arch_flags(os.environ.get("TORCH_CUDA_ARCH_LIST", DEFAULT_ARCHS))
     device = [*COMMON, f"-Xcompiler={','.join(HOST + extra)}", "--expt-relaxed-constexpr", *archs]
     host = [*COMMON, f"-Xcompiler={','.join(HOST + extra + torch_flags(torch))}", "-DUSE_CUDA"]
     objects = [ninja.compile("cuda", source, compiler, device) for source in sources("cuda/**/*.cu")]
@@ -206,21 +238,32 @@ def add_cuda(ninja: NinjaFile, cxx: list[str], torch: Path, extra: list[str], nv
     return ninja.edge("link", BUILD_DIR / "libdfgnn_cuda.so", inputs, compiler, link)
 
 
-def cuda_compiler(torch: Path, for_wheel: bool) -> str | None:
-    """nvcc, when the CUDA library is to be built. Unless DFGNN_CUDA decides, that is for a wheel wherever
-    nvcc is found, in the source tree only where the installed torch can also load it."""
+def cuda_compiler(torch: Path) -> str | None:
+    """nvcc, when the CUDA library is to be built: where DFGNN_CUDA says so and, unless it decides, where the
+    installed torch has CUDA and nvcc is found."""
     choice = os.environ.get("DFGNN_CUDA", "")
     if choice not in ("", "0", "1"):
         raise BuildError(f'DFGNN_CUDA: expected "0", "1" or nothing, got "{choice}"')
     if choice == "0":
         return None
-    nvcc = find_nvcc()
-    if choice == "1" and nvcc is None:
-        raise BuildError(
-            "DFGNN_CUDA=1, but nvcc is missing: install the CUDA toolkit, or set CUDA_HOME or PATH"
-        )
-    usable = for_wheel or (torch / "lib" / "libtorch_cuda.so").exists()
-    return nvcc if choice == "1" or usable else None
+    if choice == "1":
+        nvcc = find_nvcc()
+        if nvcc is None:
+            raise BuildError(
+                "DFGNN_CUDA=1, but nvcc is missing: install the CUDA toolkit, or set CUDA_HOME or PATH"
+            )
+        return nvcc
+    return find_nvcc() if (torch / "lib" / "libtorch_cuda.so").exists() else None
+
+
+def say_what_cuda_takes(jobs: int) -> None:
+    archs = os.environ.get("TORCH_CUDA_ARCH_LIST", DEFAULT_ARCHS)
+    minutes = CUDA_MINUTES * len(arch_flags(archs)) / jobs
+    print(
+        f"compiling the CUDA kernels for {archs}, about {minutes:.0f} minutes with {jobs} at once; "
+        "DFGNN_CUDA=0 leaves them out",
+        flush=True,
+    )
 
 
 def install(library: Path, folder: Path) -> None:
@@ -233,26 +276,33 @@ def install(library: Path, folder: Path) -> None:
     os.replace(folder / ".copy", target)
 
 
-def build(folder: Path = IN_PLACE, only: str | None = None, for_wheel: bool = False) -> list[Path]:
+def build(folder: Path = IN_PLACE, only: str | None = None) -> list[Path]:
     """Bring the libraries up to date and put them into `folder`; returns their paths there.
 
     `only` ("cpu" or "cuda") leaves the other library as it is. Without it, a CUDA library that is not to be
-    built is removed from `folder`, so that nothing stale gets loaded or packed.
+    built is removed from `folder`, so that nothing stale gets loaded or packed. "engine" compiles what needs no
+    torch, so that this can be done while torch is being installed, and makes no library.
     """
     if not sys.platform.startswith("linux"):
         raise BuildError(f"dfgnn builds on Linux, this is {sys.platform}")
-    torch, cxx, extra = find_torch(), find_cxx(), shlex.split(os.environ.get("CXXFLAGS", ""))
-    nvcc = None if SANITIZERS else cuda_compiler(torch, for_wheel)
-    if only == "cuda" and nvcc is None:
-        raise BuildError("the CUDA library alone: set DFGNN_CUDA=1 and have nvcc in CUDA_HOME or PATH")
-
+    cxx, extra = find_cxx(), shlex.split(os.environ.get("CXXFLAGS", ""))
+    jobs = int(os.environ.get("MAX_JOBS") or len(os.sched_getaffinity(0)))
     ninja, libraries = NinjaFile(), []
-    if only != "cuda":
-        libraries.append(add_cpu(ninja, cxx, torch, extra))
-    if nvcc and only != "cpu":
-        libraries.append(add_cuda(ninja, cxx, torch, extra, nvcc))
-    elif only is None:
-        (folder / "libdfgnn_cuda.so").unlink(missing_ok=True)
+    if only == "engine":
+        add_engine(ninja, cxx, extra)
+    else:
+        torch = find_torch()
+        nvcc = None if SANITIZERS else cuda_compiler(torch)
+        if only == "cuda" and nvcc is None:
+            raise BuildError("the CUDA library alone: set DFGNN_CUDA=1 and have nvcc in CUDA_HOME or PATH")
+        if only != "cuda":
+            libraries.append(add_cpu(ninja, cxx, torch, extra))
+        if nvcc and only != "cpu":
+            libraries.append(add_cuda(ninja, cxx, torch, extra, nvcc))
+            if not (ROOT / libraries[-1]).exists():
+                say_what_cuda_takes(jobs)
+        elif only is None:
+            (folder / "libdfgnn_cuda.so").unlink(missing_ok=True)
 
     directory = ROOT / BUILD_DIR
     directory.mkdir(parents=True, exist_ok=True)
@@ -262,8 +312,7 @@ def build(folder: Path = IN_PLACE, only: str | None = None, for_wheel: bool = Fa
         if not (directory / "stub.c").exists() or (directory / "stub.c").read_text() != stub:
             (directory / "stub.c").write_text(stub)
         (directory / "build.ninja").write_text("\n".join([f"builddir = {BUILD_DIR}", *ninja.text, ""]))
-        jobs = os.environ.get("MAX_JOBS") or str(len(os.sched_getaffinity(0)))
-        command = [find_ninja(), "-f", str(BUILD_DIR / "build.ninja"), "-j", jobs]
+        command = [find_ninja(), "-f", str(BUILD_DIR / "build.ninja"), "-j", str(jobs)]
         if subprocess.run(command, cwd=ROOT).returncode:
             raise BuildError("compilation failed, see above")
         for library in libraries:

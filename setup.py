@@ -13,17 +13,17 @@ import build_native
 
 
 class BuildNative(Command):
-    """python setup.py build_native [--only=cpu|cuda]: compile what has changed into dfgnn/lib."""
+    """python setup.py build_native [--only=cpu|cuda|engine]: compile what has changed into dfgnn/lib."""
 
     description = "compile the libraries into the source tree"
-    user_options = [("only=", None, "build one library: cpu or cuda")]
+    user_options = [("only=", None, "build one library, cpu or cuda, or the objects of the engine")]
 
     def initialize_options(self):
         self.only = None
 
     def finalize_options(self):
-        if self.only not in (None, "cpu", "cuda"):
-            raise SystemExit(f"--only: expected cpu or cuda, got {self.only}")
+        if self.only not in (None, "cpu", "cuda", "engine"):
+            raise SystemExit(f"--only: expected cpu, cuda or engine, got {self.only}")
 
     def run(self):
         for library in build_native.build(only=self.only):
@@ -39,7 +39,7 @@ class BuildPy(build_py):
             package = Path(self.build_lib) / "dfgnn"
             shutil.rmtree(package, ignore_errors=True)  # modules that were deleted since the last wheel
             super().run()
-            build_native.build(package / "lib", for_wheel=True)
+            build_native.build(package / "lib")
 
 
 class BdistWheel(bdist_wheel):

@@ -57,16 +57,12 @@ def evaluate(model, batches):
     return accuracy(torch.cat(logits), torch.cat(labels))
 
 
-def train_epoch(model, optimizer, batches, progress):
-    model.train()
-    for k in torch.randperm(len(batches)).tolist():
-        graph, features, labels = batches[k]
-        optimizer.zero_grad(set_to_none=True)
-        loss = F.cross_entropy(model(graph, features), labels)
-        loss.backward()
-        optimizer.step()
-        progress.update()
-    return loss.item()
+def train_step(model, optimizer, graph, features, labels):
+    optimizer.zero_grad(set_to_none=True)
+    loss = F.cross_entropy(model(graph, features), labels)
+    loss.backward()
+    optimizer.step()
+    return loss.item()  # waits for the device
 
 
 def main():
@@ -76,7 +72,8 @@ def main():
     parser.add_argument("--model", choices=["gat", "gt"], default="gt")
     parser.add_argument("--attention", choices=["fused", "unfused"], default="fused")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--epochs", type=int, default=16)
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--steps", type=int, metavar="N", help="train for these steps instead of epochs")
     parser.add_argument(
         "--graphs", type=int, default=640, help="graphs to train on; a quarter as many test it"
     )
@@ -103,18 +100,22 @@ def main():
     if args.attention == "unfused":
         unfuse(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
+    steps = args.steps or args.epochs * len(train)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
 
-    seconds, memory = [], PeakMemory(args.device)
-    bar = tqdm(total=args.epochs * len(train), desc=f"{args.model} {args.attention:7}", unit="step")
+    seconds, memory, order = [], PeakMemory(args.device), []
+    bar = tqdm(total=steps, desc=f"{args.model} {args.attention:7}", unit="step")
     # Backward in this thread: one GPU gains nothing from one of its own, which small graphs wait for.
     with torch.autograd.set_multithreading_enabled(False), bar as progress:
-        for _ in range(args.epochs):
+        model.train()
+        for _ in range(steps):
+            order = order or torch.randperm(len(train)).tolist()
             start = time.perf_counter()
-            loss = train_epoch(model, optimizer, train, progress)  # its item() waits for the device
+            loss = train_step(model, optimizer, *train[order.pop()])
             seconds.append(time.perf_counter() - start)
             schedule.step()
-            progress.set_postfix_str(f"loss {loss:.3f}")
+            progress.update()
+            progress.set_postfix_str(f"loss {loss:.3f}", refresh=False)
     peak_memory = memory()
     if args.save:
         torch.save(model.state_dict(), args.save)
@@ -122,9 +123,9 @@ def main():
         model.load_state_dict(torch.load(args.evaluate, map_location=args.device))
     result = {
         "accuracy": evaluate(model, test),
-        "seconds_per_epoch": statistics.median(seconds),
+        "seconds_per_step": statistics.median(seconds),
         "peak_memory": peak_memory,
-        "edges": sum(graph.num_edges for graph, *_ in train),
+        "edges_per_step": sum(graph.num_edges for graph, *_ in train) // len(train),
     }
     print(json.dumps(result))
 

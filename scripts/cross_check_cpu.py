@@ -25,7 +25,7 @@ def main(target: str = "aarch64") -> int:
     flags = [*build_native.COMMON, *build_native.HOST, *build_native.CPU, f"-I{csrc}"]
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "engine_check"
-        command = [*compiler, *flags, "-DDFGNN_BASE_ONLY", "-DDFGNN_ISA=base", *sources, "-o", program]
+        command = [*compiler, *flags, "-DDFGNN_ISAS(apply)=apply(base)", "-DDFGNN_ISA=base", *sources, "-o", program]
         subprocess.run(command, check=True, cwd=ROOT)
         return subprocess.run([*emulator, program], check=False).returncode
 

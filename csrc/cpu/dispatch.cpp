@@ -13,11 +13,7 @@
 
 namespace dfgnn::cpu {
 
-#if !defined(DFGNN_BASE_ONLY)
-#define DFGNN_ISAS(apply) apply(avx512) apply(avx2) apply(base)
-#else
-#define DFGNN_ISAS(apply) apply(base)
-#endif
+// DFGNN_ISAS(apply): apply(avx512) apply(avx2) apply(base), those that were compiled, best first (build_native.py).
 
 #define DFGNN_DECLARE(name)                                         \
   namespace name {                                                  \
@@ -45,12 +41,12 @@ constexpr int64_t kTermsRows = 256;
 // one thread reads nearly as fast as memory gives, and to wait for others takes longer than to read a few MB.
 constexpr int64_t kChecksumRun = int64_t(1) << 20, kChecksumRuns = 32;
 
-bool has_base() { return true; }
-#if !defined(DFGNN_BASE_ONLY)
-bool has_avx2() {
+[[maybe_unused]] bool has_base() { return true; }
+#if defined(__x86_64__)
+[[maybe_unused]] bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
-bool has_avx512() {
+[[maybe_unused]] bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
@@ -72,7 +68,6 @@ struct Kernels {
   uint64_t (*checksum)(const void*, int64_t);
 };
 
-// Best first.
 constexpr Kernels kKernels[] = {
 #define DFGNN_ENTRY(name)                                                                      \
   {#name,       has_##name,           name::forward,  name::backward,   name::sddmm,           \
@@ -83,15 +78,23 @@ constexpr Kernels kKernels[] = {
 };
 
 const Kernels& kernels() {
-  const char* forced = std::getenv("DFGNN_CPU_ISA");
+  const char* variable = std::getenv("DFGNN_CPU_ISA");
+  const std::string forced = variable ? variable : "";
+  std::string names;
   for (const Kernels& k : kKernels) {
-    if (forced && *forced ? std::string(forced) == k.isa : k.supported()) {
+    if (forced.empty() ? k.supported() : forced == k.isa) {
       if (k.supported()) return k;
-      throw std::runtime_error("DFGNN_CPU_ISA=" + std::string(forced) + ": this processor does not have it");
+      throw std::runtime_error("DFGNN_CPU_ISA=" + forced + ": this processor does not have it");
     }
+    names += (names.empty() ? "" : ", ") + std::string(k.isa);
   }
-  throw std::runtime_error("DFGNN_CPU_ISA: expected base, avx2 or avx512 (only base outside x86-64), got '" +
-                           std::string(forced) + "'");
+  const std::string compiled = "the CPU library was compiled for " + names;
+  if (forced.empty())
+    throw std::runtime_error(compiled + " alone, which this processor does not have: compile it here again");
+  if (forced == "base" || forced == "avx2" || forced == "avx512")
+    throw std::runtime_error("DFGNN_CPU_ISA=" + forced + ": " + compiled +
+                             " alone; with DFGNN_CPU_ISAS=all it is compiled for all");
+  throw std::runtime_error("DFGNN_CPU_ISA: expected " + names + ", got '" + forced + "'");
 }
 
 Parallel with_way(Parallel parallel) {

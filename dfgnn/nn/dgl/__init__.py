@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import threading
 import warnings
 from types import ModuleType
@@ -58,6 +59,10 @@ def __dir__() -> list[str]:
 @functools.cache
 def _dgl_layers() -> ModuleType | None:
     """``dgl.nn.pytorch``; None without DGL, and with a warning where it is there and cannot be imported."""
+    # Unless it is told its backend, DGL prints that it takes PyTorch and writes so to the home directory.
+    untold = "DGLBACKEND" not in os.environ
+    if untold:
+        os.environ["DGLBACKEND"] = "pytorch"
     try:
         importlib.import_module("dgl")
         return importlib.import_module("dgl.nn.pytorch")
@@ -70,3 +75,6 @@ def _dgl_layers() -> ModuleType | None:
                 stacklevel=3,
             )
         return None
+    finally:
+        if untold:
+            os.environ.pop("DGLBACKEND", None)
