@@ -189,7 +189,7 @@ def chosen_isas() -> list[str]:
 
 
 def add_engine(ninja: NinjaFile, cxx: list[str], extra: list[str]) -> tuple[list[Path], list[Path]]:
-    """The CPU engine, which sees no torch: the objects for every processor, then those of kernels, base first."""
+    """The CPU engine, which sees no torch: objects for every processor, then those of kernels, base first."""
     isas = chosen_isas()
     dispatch = [*extra, f"-DDFGNN_ISAS(apply)={' '.join(f'apply({isa})' for isa in reversed(isas))}"]
     common = [ninja.compile("cpu", source, cxx, cpu_flags(dispatch)) for source in sources("cpu/*.cpp")]
@@ -280,8 +280,8 @@ def build(folder: Path = IN_PLACE, only: str | None = None) -> list[Path]:
     """Bring the libraries up to date and put them into `folder`; returns their paths there.
 
     `only` ("cpu" or "cuda") leaves the other library as it is. Without it, a CUDA library that is not to be
-    built is removed from `folder`, so that nothing stale gets loaded or packed. "engine" compiles what needs no
-    torch, so that this can be done while torch is being installed, and makes no library.
+    built is removed from `folder`, so that nothing stale gets loaded or packed. "engine" compiles what needs
+    no torch, so that this can be done while torch is being installed, and makes no library.
     """
     if not sys.platform.startswith("linux"):
         raise BuildError(f"dfgnn builds on Linux, this is {sys.platform}")

@@ -11,7 +11,6 @@ time, in one process. A plan is a JSON list of rows, each with "name", "script",
 with results.json, table.md and pictures in --out.
 """
 
-import argparse
 import gc
 import itertools
 import json
@@ -24,6 +23,8 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from dfgnn.runtime.programs import Parser, existing_file, folder_to_write, listed, number, positive
 
 ROOT = Path(__file__).resolve().parents[1]
 VARIANTS = ["--impl dfgnn", "--impl pyg"]
@@ -247,18 +248,20 @@ def pictures(rows: list[dict], out: Path) -> None:
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True, help="folder for everything that is written")
-    parser.add_argument("--plan", type=Path, help="a plan; instead of a script")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="these rows of the plan")
-    parser.add_argument("--processes", type=int, default=1, help="runs at the same time")
+    parser = Parser(description=__doc__)
     parser.add_argument(
-        "--variants", nargs="+", help='arguments that are compared, as in "--impl dfgnn --capture"'
+        "--out", type=folder_to_write, required=True, metavar="DIR", help="for everything that is written"
     )
-    parser.add_argument("--limit", type=float, help="seconds for the runs in parallel processes")
-    parser.add_argument("--common", default="", help="arguments of all runs, as in '--root data'")
+    parser.add_argument("--plan", type=existing_file, metavar="FILE", help="a plan; instead of a script")
+    parser.add_argument("--only", type=listed(), metavar="NAMES", help="these rows of the plan")
+    parser.add_argument("--processes", type=positive, default=1, metavar="N", help="runs at the same time")
+    parser.add_argument(
+        "--variants", type=listed(), help='arguments to compare: "--impl dfgnn --capture,--impl pyg"'
+    )
+    parser.add_argument(
+        "--limit", type=number(above=0), metavar="SECONDS", help="for the runs in parallel processes"
+    )
+    parser.add_argument("--common", default="", metavar="TEXT", help="arguments of all runs: '--root data'")
     parser.add_argument("--no-scores", action="store_true", help="only the short runs")
     parser.add_argument("--no-alone", action="store_true", help="without the short runs")
     parser.add_argument(
@@ -266,16 +269,29 @@ def main():
     )
     args, script = parser.parse_known_args()
     if script:
-        found = argparse.ArgumentParser(add_help=False)
-        found.add_argument("--seeds", type=int, default=1)
+        if not Path(script[0]).is_file():
+            parser.error(f"there is no script {script[0]}")
+        found = Parser(add_help=False)
+        found.add_argument("--seeds", type=positive, default=1)
         seeds, rest = found.parse_known_args(script[1:])
         path = Path(script[0]).resolve()
         plan = [{"name": path.stem, "script": str(path), "arguments": " ".join(rest), "seeds": seeds.seeds}]
     else:
         path = args.plan if args.plan is not None else args.out / "plan.json"
-        plan = json.loads(path.read_text())
+        if not path.is_file():
+            parser.error(f"expected a script, --plan FILE, or {path} of an earlier run")
+        try:
+            plan = json.loads(path.read_text())
+            names = [row["name"] for row in plan if row["script"]]
+        except (ValueError, TypeError, KeyError) as error:
+            parser.error(f"{path} is no plan: {type(error).__name__}: {error}")
+        unknown = sorted({*(args.only or ())} - {*names})
+        if unknown:
+            parser.error(f"--only: {path} has no {', '.join(unknown)}; it has {', '.join(names)}")
     if args.variants is not None:
-        plan = [{**row, "variants": args.variants, "alone_variants": args.variants} for row in plan]
+        plan = [
+            {**row, "variants": list(args.variants), "alone_variants": list(args.variants)} for row in plan
+        ]
     if args.only is not None:
         plan = [row for row in plan if row["name"] in args.only]
     for kind in ("scores", "alone"):

@@ -8,12 +8,13 @@ tested with them. Each run is a process of its own, so that its peak memory is i
 to examples/train_cluster.py.
 """
 
-import argparse
 import json
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from dfgnn.runtime.programs import Parser, positive
 
 MODELS = {"gt": "Graph Transformer", "gat": "GAT"}
 
@@ -23,17 +24,15 @@ def train(*arguments):
     command = [sys.executable, str(Path(__file__).with_name("train_cluster.py")), *map(str, arguments)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if done.returncode:
-        sys.exit(f"{' '.join(command)} failed")
+        sys.exit(done.returncode)  # its own message is above
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--epochs", type=int, default=10, help="epochs to train with dfgnn (%(default)s)")
+    parser = Parser(description=__doc__)
+    parser.add_argument("--epochs", type=positive, default=10, metavar="N", help="to train with dfgnn")
     parser.add_argument(
-        "--unfused-steps", type=int, default=5, help="steps to time with unfused operations (%(default)s)"
+        "--unfused-steps", type=positive, default=5, metavar="N", help="to time with unfused operations"
     )
     args, more = parser.parse_known_args()
 
@@ -53,11 +52,14 @@ def main():
         milliseconds, memory = 1e3 * result["seconds_per_step"], result["peak_memory"] / 2**20
         print(f"{name:20}{attention:18}{result['accuracy']:8.1f} %{milliseconds:15.1f} ms{memory:11.0f} MiB")
     print(
-        f"CLUSTER: {rows[0][2]['edges_per_step']:,} edges per step; guessing among 6 classes gets 16.7 %. Peak "
-        "memory is what training adds.\nThe rows of unfused PyTorch test the parameters trained with dfgnn, and "
-        f"time {args.unfused_steps} steps."
+        f"CLUSTER: {rows[0][2]['edges_per_step']:,} edges per step; guessing among 6 classes gets 16.7 %. "
+        "Peak memory is what training adds.\nThe rows of unfused PyTorch test the parameters trained with "
+        f"dfgnn, and time {args.unfused_steps} steps."
     )
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("\ninterrupted; nothing is kept, and the same command begins anew")

@@ -5,7 +5,6 @@ The same script runs on torch_geometric's layers (``--impl pyg``), on dfgnn's in
 dfgnn``) and, where the script says so, on DGL's (``--impl dgl``).
 """
 
-import argparse
 import contextlib
 import json
 import random
@@ -19,29 +18,54 @@ import numpy as np
 import torch
 from torch import nn
 
+from dfgnn.runtime import programs
+from dfgnn.runtime.programs import device, file_to_write, folder_to_write, integer, number, positive
+
 AMP = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def parser(doc: str, *, epochs: int, impls=("dfgnn", "pyg", "dgl")) -> argparse.ArgumentParser:
+class Parser(programs.Parser):
+    """Also refuses arguments that do not go together."""
+
+    def parse_args(self, *args, **kwargs):
+        found = super().parse_args(*args, **kwargs)
+        if found.resume and found.checkpoint is None:
+            self.error("--resume: needs --checkpoint DIR")
+        if found.capture and torch.device(found.device).type != "cuda":
+            self.error(f"--capture: needs a GPU, got --device {found.device}")
+        return found
+
+
+def parser(doc: str, *, epochs: int | None, impls=("dfgnn", "pyg", "dgl")) -> Parser:
     """The arguments that all scripts have."""
-    p = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = Parser(description=doc)
     p.add_argument("--impl", choices=impls, default="dfgnn", help="whose layers compute the attention")
-    p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    p.add_argument("--root", default="data", help="folder that holds, or is to hold, the data sets")
-    p.add_argument("--seeds", type=int, default=1, help="number of runs")
-    p.add_argument("--first-seed", type=int, default=0, help="the runs have this seed and those that follow")
-    p.add_argument("--epochs", type=int, default=epochs, help="at most")
+    p.add_argument("--device", type=device, default="cuda" if torch.cuda.is_available() else "cpu")
+    p.add_argument("--root", default="data", metavar="DIR", help="holds, or is to hold, the data sets")
+    p.add_argument("--seeds", type=positive, default=1, metavar="N", help="number of runs")
+    p.add_argument(
+        "--first-seed",
+        type=integer(0),
+        default=0,
+        metavar="SEED",
+        help="of the first run; then those that follow",
+    )
+    p.add_argument("--epochs", type=positive, default=epochs, metavar="N", help="at most")
     p.add_argument("--amp", choices=AMP, help="train under autocast to this type")
     p.add_argument("--compile", action="store_true", help="torch.compile the model")
     p.add_argument("--capture", action="store_true", help="replay training steps from CUDA graphs")
-    p.add_argument("--checkpoint", type=Path, metavar="DIR", help="write checkpoints to this folder")
-    p.add_argument("--checkpoint-every", type=int, default=10, metavar="EPOCHS")
+    p.add_argument("--checkpoint", type=folder_to_write, metavar="DIR", help="write checkpoints to it")
+    p.add_argument("--checkpoint-every", type=positive, default=10, metavar="EPOCHS")
     p.add_argument("--resume", action="store_true", help="go on from the checkpoints that are there")
-    p.add_argument("--logdir", type=Path, help="write curves for TensorBoard")
-    p.add_argument("--json", type=Path, metavar="FILE", help="append a line with the results of each run")
+    p.add_argument("--logdir", type=folder_to_write, metavar="DIR", help="write curves for TensorBoard")
+    p.add_argument(
+        "--json", type=file_to_write, metavar="FILE", help="append a line with the results of each run"
+    )
     p.add_argument("--stages", action="store_true", help="time forward, backward, ... apart")
     p.add_argument("--profile", action="store_true", help="count the kernels of an epoch after training")
-    p.add_argument("--max-seconds", type=float, help="stop a run after this time")
+    p.add_argument(
+        "--max-seconds", type=number(above=0), metavar="SECONDS", help="stop a run after this time"
+    )
     p.add_argument("--quiet", action="store_true", help="no progress bar")
     return p
 
@@ -284,8 +308,12 @@ def run(args, make_task, seed: int) -> dict:
         sys.exit("--capture: not with this script, implementation or --amp fp16")
     path = None if args.checkpoint is None else args.checkpoint / f"seed-{seed}.pt"
     progress = {"history": [], "seconds": [], "total": time.perf_counter() - begin, "done": False}
-    if args.resume and path is not None and path.exists():
-        progress = load(path, task)
+    if args.resume and path is not None:
+        if path.exists():
+            progress = load(path, task)
+            print(f"seed {seed}: goes on after epoch {len(progress['history'])}, from {path}", flush=True)
+        else:
+            print(f"seed {seed}: begins anew, as there is no {path}", flush=True)
     begin = time.perf_counter() - progress["total"]
     history, first, ended = progress["history"], len(progress["history"]), "epochs"
     epochs = range(first, 0 if progress["done"] else args.epochs)
@@ -299,7 +327,8 @@ def run(args, make_task, seed: int) -> dict:
         if not args.quiet:
             from tqdm import tqdm
 
-            bar = epochs = stack.enter_context(tqdm(epochs, desc=f"{args.impl} seed {seed}", unit="epoch"))
+            bar = tqdm(initial=first, total=args.epochs, desc=f"{args.impl} seed {seed}", unit="epoch")
+            stack.enter_context(bar)
         for epoch in epochs:
             start = time.perf_counter()
             task.model.train()
@@ -325,6 +354,8 @@ def run(args, make_task, seed: int) -> dict:
                     board.add_scalar(name, value, epoch)
             if bar is not None:
                 bar.set_postfix_str(f"loss {loss:.3f} valid {scores['valid']:.4f}", refresh=False)
+                bar.total = epoch + 1 if last else bar.total  # what ends early is complete, too
+                bar.update()
             if last:
                 break
     if board is not None:
@@ -367,18 +398,29 @@ def versions(device: torch.device) -> dict:
     return found
 
 
+def interrupted(args, seed: int) -> int:
+    """Says how to go on; the exit status."""
+    if args.checkpoint is None:
+        print(f"\ninterrupted, and nothing of seed {seed} is kept: --checkpoint DIR would", file=sys.stderr)
+    else:
+        print(
+            f"\ninterrupted; with --resume the same command goes on from what is in {args.checkpoint}",
+            file=sys.stderr,
+        )
+    return 130
+
+
 def main(args, make_task) -> list[dict]:
     """Train with every seed and print the test score over them, at the epochs that validation chooses."""
-    if args.resume and args.checkpoint is None:
-        sys.exit("--resume: needs --checkpoint DIR")
-    if args.capture and torch.device(args.device).type != "cuda":
-        sys.exit(f"--capture: needs a GPU, got --device {args.device}")
     records = []
     for seed in range(args.first_seed, args.first_seed + args.seeds):
         # Backward in the thread that asks for it, as always on the CPU. PyTorch's thread for each GPU keeps
         # several busy; with one, to hand over to it and back takes longer than a small layer.
         with torch.autograd.set_multithreading_enabled(False):
-            record = run(args, make_task, seed)
+            try:
+                record = run(args, make_task, seed)
+            except KeyboardInterrupt:
+                sys.exit(interrupted(args, seed))
         records.append(record)
         print(
             f"seed {seed}: test {record['metric']} {100 * record['test']:.2f} %, {record['epochs']} epochs, "

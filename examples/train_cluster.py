@@ -6,7 +6,6 @@ Peak memory is what training adds: to the process's largest resident set on the 
 data hold on the GPU.
 """
 
-import argparse
 import json
 import resource
 import statistics
@@ -21,6 +20,7 @@ from tqdm import tqdm
 
 from dfgnn import reference
 from dfgnn.nn import GATConv, GraphTransformerConv
+from dfgnn.runtime.programs import Parser, device, existing_file, file_to_write, integer, number, positive
 
 
 def unfuse(model):
@@ -66,28 +66,35 @@ def train_step(model, optimizer, graph, features, labels):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__)
     parser.add_argument("--model", choices=["gat", "gt"], default="gt")
     parser.add_argument("--attention", choices=["fused", "unfused"], default="fused")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--steps", type=int, metavar="N", help="train for these steps instead of epochs")
+    parser.add_argument("--device", type=device, default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--epochs", type=positive, default=10, metavar="N")
+    parser.add_argument("--steps", type=positive, metavar="N", help="train for these steps instead of epochs")
     parser.add_argument(
-        "--graphs", type=int, default=640, help="graphs to train on; a quarter as many test it"
+        "--graphs",
+        type=positive,
+        default=640,
+        metavar="N",
+        help="graphs to train on; a quarter as many test it",
     )
-    parser.add_argument("--batch-size", type=int, default=32, help="graphs per step")
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--heads", type=int, default=8)
-    parser.add_argument("--lr", type=float, default=5e-3)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--save", metavar="FILE", help="write the trained parameters")
+    parser.add_argument("--batch-size", type=positive, default=32, metavar="N", help="graphs per step")
+    parser.add_argument("--layers", type=positive, default=4, metavar="N")
+    parser.add_argument("--width", type=positive, default=64, metavar="N")
+    parser.add_argument("--heads", type=positive, default=8, metavar="N")
+    parser.add_argument("--lr", type=number(above=0), default=5e-3, metavar="RATE")
+    parser.add_argument("--seed", type=integer(0), default=0, metavar="N")
+    parser.add_argument("--save", type=file_to_write, metavar="FILE", help="write the trained parameters")
     parser.add_argument(
-        "--evaluate", metavar="FILE", help="test these parameters instead of those just trained"
+        "--evaluate",
+        type=existing_file,
+        metavar="FILE",
+        help="test these parameters instead of those just trained",
     )
     args = parser.parse_args()
+    if args.width % args.heads:
+        parser.error(f"--heads: expected a number that divides --width {args.width}, got {args.heads}")
 
     torch.manual_seed(args.seed)
     train = cluster.make_batches(args.graphs, args.batch_size, seed=args.seed, device=args.device)

@@ -15,10 +15,8 @@ every epoch, and --resume goes on from the last one, to the result of an uninter
 and accuracy of each epoch. On GPUs (NCCL) where there are any, else on the CPU (gloo).
 """
 
-import argparse
 import math
 import os
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -32,6 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dfgnn import Graph
 from dfgnn.distributed import DistributedGraph, partition, watch
 from dfgnn.nn import GATConv
+from dfgnn.runtime.programs import Parser, existing_folder, folder_to_write, number, positive
 
 
 class Net(nn.Module):
@@ -156,6 +155,12 @@ def train(args, device):
     torch.manual_seed(1 + rank)
     loss = count = math.nan
     first = resume(args.checkpoint, model, optimizer, rank) if args.resume else 0
+    if args.resume and rank == 0:
+        print(
+            f"goes on with epoch {first} of {args.checkpoint}"
+            if first
+            else f"begins anew: {args.checkpoint} is empty"
+        )
     for epoch in range(first, args.epochs):
         model.train()
         sums = torch.zeros(3, dtype=torch.float64, device=device)
@@ -180,23 +185,31 @@ def train(args, device):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__)
     add = parser.add_argument
-    add("mode", choices=["graph", "batches"])
-    add("--parts", type=Path, help="graph: the parts' folder")
-    add("--partition", default="contiguous", choices=["contiguous", "metis"])
-    add("--nodes", type=int, default=20_000, help="of the random graph; of CLUSTER one batch per 1000")
+    add("mode", choices=["graph", "batches"], help="what the processes share")
+    add("--parts", type=existing_folder, metavar="DIR", help="graph: the parts' folder")
+    add("--partition", default="contiguous", choices=["contiguous", "metis"], help="who gets which nodes")
+    add(
+        "--nodes",
+        type=positive,
+        default=20_000,
+        metavar="N",
+        help="of the random graph; of CLUSTER one batch per 1000",
+    )
     add("--data", choices=["cluster", "molhiv"], default="cluster", help="batches of what")
-    add("--root", default="data", help="folder of data sets")
-    add("--batch", type=int, default=32, help="graphs per process and step")
-    add("--width", type=int, default=64)
-    add("--dropout", type=float, default=0.1, help="of the attention")
-    add("--lr", type=float, default=3e-3)
-    add("--epochs", type=int, default=20)
+    add("--root", default="data", metavar="DIR", help="folder of data sets")
+    add("--batch", type=positive, default=32, metavar="N", help="graphs per process and step")
+    add("--width", type=positive, default=64, metavar="N")
+    add("--dropout", type=number(least=0, below=1), default=0.1, metavar="P", help="of the attention")
+    add("--lr", type=number(above=0), default=3e-3, metavar="RATE")
+    add("--epochs", type=positive, default=20, metavar="N")
     add("--shard", action="store_true", help="FSDP2 instead of DistributedDataParallel")
-    add("--checkpoint", type=Path, metavar="DIR", help="one folder per epoch is written here")
+    add("--checkpoint", type=folder_to_write, metavar="DIR", help="one folder per epoch is written here")
     add("--resume", action="store_true", help="go on from the last checkpoint")
     args = parser.parse_args(argv)
+    if args.resume and args.checkpoint is None:
+        parser.error("--resume: needs --checkpoint DIR")
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))

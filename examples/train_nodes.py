@@ -15,6 +15,8 @@ from layers import conv, prepare
 from node_classification import FullGraph
 from torch import nn
 
+from dfgnn.runtime.programs import number, positive
+
 LAYERS = {"gat": "GATConv", "gatv2": "GATv2Conv", "gt": "TransformerConv"}
 # hidden, layers, lr, dropout, weight decay, normalisation, linear residual, epochs
 SETTINGS = {
@@ -76,15 +78,17 @@ class Nodes(FullGraph):
 
 
 def main():
-    parser = harness.parser(__doc__, epochs=0)
+    parser = harness.parser(__doc__, epochs=None)
     names = ", ".join(sorted({*SETTINGS, *datasets.DOWNLOADS}))
-    parser.add_argument("--dataset", default="minesweeper", help=names)
+    parser.add_argument("--dataset", default="minesweeper", metavar="NAME", help=names)
     parser.add_argument("--model", choices=LAYERS, default="gat")
-    parser.add_argument("--hidden", type=int, help="default, like those that follow: the published setting")
-    parser.add_argument("--layers", type=int)
-    parser.add_argument("--lr", type=float)
-    parser.add_argument("--dropout", type=float)
-    parser.add_argument("--weight-decay", type=float)
+    parser.add_argument(
+        "--hidden", type=positive, metavar="N", help="default, as of --epochs and what follows: as published"
+    )
+    parser.add_argument("--layers", type=positive, metavar="N")
+    parser.add_argument("--lr", type=number(above=0), metavar="RATE")
+    parser.add_argument("--dropout", type=number(least=0, below=1), metavar="P")
+    parser.add_argument("--weight-decay", type=number(least=0), metavar="RATE")
     parser.add_argument("--norm", choices=NORMS)
     args = parser.parse_args()
     args.epochs = args.epochs or SETTINGS.get(args.dataset, SETTINGS["amazon-ratings"])[-1]

@@ -17,6 +17,8 @@ from layers import conv, prepare
 from torch import nn
 from torchmetrics.functional.classification import binary_auroc
 
+from dfgnn.runtime.programs import positive
+
 LAYERS = {"gat": "GATConv", "gatv2": "GATv2Conv", "gt": "TransformerConv"}
 # Numbers of values of the features of atoms and bonds, as in ogb.utils.features.
 ATOM, BOND = (119, 5, 12, 12, 10, 6, 6, 2, 2), (5, 6, 2)
@@ -92,10 +94,18 @@ def main():
     parser = harness.parser(__doc__, epochs=100)
     parser.add_argument("--model", choices=LAYERS, default="gat")
     parser.add_argument("--bonds", action="store_true", help="features of the bonds in the attention")
-    parser.add_argument("--patience", type=int, default=20, help="epochs without a better validation result")
-    parser.add_argument("--width", type=int, help="default: the published setting, as the batch size")
-    parser.add_argument("--batch-size", type=int)
-    parser.add_argument("--train-graphs", type=int, help="train on the first of them only")
+    parser.add_argument(
+        "--patience",
+        type=positive,
+        default=20,
+        metavar="EPOCHS",
+        help="epochs without a better validation result",
+    )
+    parser.add_argument(
+        "--width", type=positive, metavar="N", help="default: the published setting, as the batch size"
+    )
+    parser.add_argument("--batch-size", type=positive, metavar="N")
+    parser.add_argument("--train-graphs", type=positive, metavar="N", help="train on the first of them only")
     args = parser.parse_args()
     data, split = datasets.molhiv(args.root, args.device)
     split["train"] = split["train"][: args.train_graphs]

@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from layers import conv, prepare
 from torch import nn
 
+from dfgnn.runtime.programs import positive
+
 LAYERS = {"gat": "GATConv", "gatv2": "GATv2Conv", "gt": "TransformerConv"}
 
 
@@ -89,11 +91,11 @@ def hits(positive, negative, k: int) -> float:
 def main():
     parser = harness.parser(__doc__, epochs=200)
     parser.add_argument("--model", choices=LAYERS, default="gat")
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--heads", type=int, default=1)
-    parser.add_argument("--batch-size", type=int, default=65_536)
-    parser.add_argument("--max-steps", type=int, help="steps per epoch at most")
+    parser.add_argument("--layers", type=positive, default=2, metavar="N")
+    parser.add_argument("--width", type=positive, default=256, metavar="N")
+    parser.add_argument("--heads", type=positive, default=1, metavar="N")
+    parser.add_argument("--batch-size", type=positive, default=65_536, metavar="N")
+    parser.add_argument("--max-steps", type=positive, metavar="N", help="steps per epoch at most")
     args = parser.parse_args()
     data = {k: x.to(args.device) for k, x in datasets.ddi(args.root).items()}
     harness.main(args, lambda args, seed: DDI(args, seed, data))

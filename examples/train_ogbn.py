@@ -26,6 +26,7 @@ from sampled_nodes import Sampled
 from torch import nn
 
 from dfgnn import sampling
+from dfgnn.runtime.programs import integer, listed, number, positive, wrong
 
 LAYERS = {"gat": "GATConv", "gatv2": "GATv2Conv", "gt": "TransformerConv"}
 
@@ -87,27 +88,40 @@ def load(args):
     return data
 
 
+def fanout(text):
+    value = integer(-1)(text)
+    if value == 0:
+        raise wrong("a number of neighbours, or -1", text)
+    return value
+
+
 def main():
     parser = harness.parser(__doc__, epochs=500)
-    parser.add_argument("--dataset", default="ogbn-arxiv")
+    parser.add_argument("--dataset", default="ogbn-arxiv", metavar="NAME")
     parser.add_argument("--model", choices=LAYERS, default="gat")
-    parser.add_argument("--layers", type=int, default=3)
-    parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--dropout", type=float, default=0.5)
-    parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--sampled", action="store_true")
+    parser.add_argument("--layers", type=positive, default=3, metavar="N")
+    parser.add_argument("--width", type=positive, default=128, metavar="N")
+    parser.add_argument("--heads", type=positive, default=4, metavar="N")
+    parser.add_argument("--dropout", type=number(least=0, below=1), default=0.5, metavar="P")
+    parser.add_argument("--lr", type=number(above=0), default=2e-3, metavar="RATE")
+    parser.add_argument("--sampled", action="store_true", help="train on sampled neighbourhoods")
     parser.add_argument("--loader", choices=["dfgnn", "subgraph", "pyg"], default="dfgnn")
     parser.add_argument(
-        "--fanouts", type=int, nargs="+", default=[5, 10, 15], help="in the order of the layers"
+        "--fanouts", type=listed(fanout), default=(5, 10, 15), help="in the order of the layers; -1: all"
     )
-    parser.add_argument("--batch-size", type=int, default=1024)
-    parser.add_argument("--workers", type=int, default=0, help="processes of torch_geometric's loader")
-    parser.add_argument("--max-steps", type=int, help="steps per epoch at most")
+    parser.add_argument("--batch-size", type=positive, default=1024, metavar="N")
+    parser.add_argument(
+        "--workers", type=integer(0), default=0, metavar="N", help="processes of torch_geometric's loader"
+    )
+    parser.add_argument("--max-steps", type=positive, metavar="N", help="steps per epoch at most")
     parser.add_argument(
         "--host-features", action="store_true", help="gather features from pinned host memory"
     )
     args = parser.parse_args()
+    if args.sampled and len(args.fanouts) != args.layers:
+        parser.error(
+            f"--fanouts: expected a number for each of {args.layers} layers, got {len(args.fanouts)}"
+        )
     harness.set_seed(0)
     data = load(args)
 

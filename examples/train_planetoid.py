@@ -16,6 +16,8 @@ from node_classification import FullGraph
 from torch import nn
 from torch_geometric.utils import add_self_loops, remove_self_loops
 
+from dfgnn.runtime.programs import positive
+
 LAYERS = {"gat": "GATConv", "gatv2": "GATv2Conv", "gt": "TransformerConv"}
 
 
@@ -71,7 +73,9 @@ def main():
     parser = harness.parser(__doc__, epochs=1000)
     parser.add_argument("--dataset", choices=["Cora", "CiteSeer", "PubMed"], default="Cora")
     parser.add_argument("--model", choices=LAYERS, default="gat")
-    parser.add_argument("--patience", type=int, default=100, help="epochs without a better validation result")
+    parser.add_argument(
+        "--patience", type=positive, default=100, metavar="N", help="epochs without a better result"
+    )
     args = parser.parse_args()
     data = datasets.planetoid(args.dataset, args.root).to(args.device)
     data.edge_index = add_self_loops(remove_self_loops(data.edge_index)[0], num_nodes=len(data.y))[0]

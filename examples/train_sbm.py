@@ -20,6 +20,8 @@ from graph_batches import GraphBatches
 from layers import conv, prepare
 from torch import nn
 
+from dfgnn.runtime.programs import listed, positive
+
 
 class GTLayer(nn.Module):
     def __init__(self, impl, width, heads):
@@ -112,10 +114,14 @@ def main():
     parser = harness.parser(__doc__, epochs=150, impls=("dfgnn", "pyg"))
     parser.add_argument("--dataset", choices=sbm.SIZES, default="CLUSTER")
     parser.add_argument("--model", choices=MODELS, default="gt")
-    parser.add_argument("--layers", type=int, help="default: the published setting, as the width")
-    parser.add_argument("--width", type=int)
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--graphs", type=int, nargs=3, help="graphs to train on, validate and test")
+    parser.add_argument(
+        "--layers", type=positive, metavar="N", help="default: the published setting, as the width"
+    )
+    parser.add_argument("--width", type=positive, metavar="N")
+    parser.add_argument("--batch-size", type=positive, default=32, metavar="N")
+    parser.add_argument(
+        "--graphs", type=listed(positive, 3), metavar="N,N,N", help="to train on, validate and test"
+    )
     args = parser.parse_args()
     counts = args.graphs or sbm.SIZES[args.dataset]
     data, split = sbm.load(args.dataset, counts, args.root, args.device)

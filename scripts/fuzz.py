@@ -7,22 +7,22 @@ round goes on with the other tests, and the next round follows. The last round, 
 when the time is over. The exit status is 1 if there was a failure.
 """
 
-import argparse
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from dfgnn.runtime.programs import Parser, integer, number  # noqa: E402
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seconds", type=float, default=600)
-    parser.add_argument("--seed", type=int, help="of the first round; default: the time")
+    parser = Parser(description=__doc__)
+    parser.add_argument("--seconds", type=number(above=0), default=600, help="no round begins later")
+    parser.add_argument("--seed", type=integer(0), help="of the first round; default: the time")
     args, rest = parser.parse_known_args()
     seed = args.seed if args.seed is not None else int(time.time())
     end, failed, rounds = time.monotonic() + args.seconds, [], 0

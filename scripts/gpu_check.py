@@ -8,7 +8,6 @@ out of date. It is written after every step: a tool that is missing from it has 
 only if all that ran was clean. The package is imported from the source tree, with the libraries in dfgnn/lib.
 """
 
-import argparse
 import datetime
 import hashlib
 import json
@@ -183,9 +182,12 @@ def clean_tools(path: Path, record: dict) -> dict:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    sys.path.insert(0, str(ROOT))
+    from dfgnn.runtime.programs import Parser, existing_file, file_to_write, positive
+
+    parser = Parser(description=__doc__)
     parser.add_argument("--no-sanitizer", action="store_true", help="run the tests only")
-    parser.add_argument("--sanitizer", help="path of compute-sanitizer")
+    parser.add_argument("--sanitizer", type=existing_file, metavar="FILE", help="compute-sanitizer")
     parser.add_argument(
         "--resume",
         action="store_true",
@@ -193,22 +195,27 @@ def main() -> int:
     )
     parser.add_argument(
         "--jobs",
-        type=int,
+        type=positive,
+        metavar="N",
         default=1,
         help="processes of the tests (needs pytest-xdist); above 1 the tools run beside them, too",
     )
     parser.add_argument(
         "--parts",
-        type=int,
+        type=positive,
+        metavar="N",
         default=1,
         help="processes of each tool, which share the suite (each a GPU context)",
     )
-    parser.add_argument("--pytest-args", default="", help="further arguments of pytest, in one string")
-    parser.add_argument("--commit", help="recorded where git does not know it")
-    parser.add_argument("--output", type=Path, default=ROOT / RECORD)
+    parser.add_argument(
+        "--pytest-args", default="", metavar="TEXT", help="further arguments of pytest, in one string"
+    )
+    parser.add_argument("--commit", metavar="NAME", help="recorded where git does not know it")
+    parser.add_argument(
+        "--output", type=file_to_write, default=ROOT / RECORD, metavar="FILE", help="the record"
+    )
     args = parser.parse_args()
 
-    sys.path.insert(0, str(ROOT))
     import torch
 
     from dfgnn.runtime import library as _library
@@ -216,7 +223,7 @@ def main() -> int:
     if not torch.cuda.is_available():
         return _refuse("torch sees no CUDA GPU here")
     _library.require_cuda_library()
-    sanitizer = None if args.no_sanitizer else find_sanitizer(args.sanitizer)
+    sanitizer = None if args.no_sanitizer else find_sanitizer(args.sanitizer and str(args.sanitizer))
     if not args.no_sanitizer and sanitizer is None:
         return _refuse("compute-sanitizer was not found: give --sanitizer PATH, or --no-sanitizer")
 

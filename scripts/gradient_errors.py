@@ -11,14 +11,13 @@ of one edge, the largest number found in its place. Of 15 layers, h + attention(
 gradient of all weights that lead to scores only.
 """
 
-import argparse
 import json
-from pathlib import Path
 
 import torch
 
 from dfgnn import Graph, functional, reference
 from dfgnn.plan import SCHEDULES
+from dfgnn.runtime.programs import Parser, device, existing_file, file_to_write, results_file
 
 NODES, EDGES, HEADS, DIM = 200, 3000, 2, 32
 FUNCTIONS = {"GAT": "gat_attention", "GATv2": "gatv2_attention", "dot": "dot_attention"}
@@ -203,15 +202,23 @@ def add(rows, others) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--page", type=Path, help="put the table into this file, between its two marks")
-    parser.add_argument("--json", type=Path, help="write the errors here")
-    parser.add_argument("--add", type=Path, help="a file of --json, whose columns the table gets, too")
+    parser = Parser(description=__doc__)
+    parser.add_argument("--device", type=device, default="cpu", help="where")
+    parser.add_argument("--page", type=existing_file, metavar="FILE", help="gets the table between its marks")
+    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="write the errors to it")
+    parser.add_argument(
+        "--add",
+        type=results_file("rows"),
+        metavar="FILE",
+        help="of --json, whose columns the table gets, too",
+    )
     args = parser.parse_args()
+    before, _, rest = ("", "", "") if args.page is None else args.page.read_text().partition(BEGIN)
+    if args.page is not None and END not in rest:
+        parser.error(f"--page: expected the marks {BEGIN} and {END} in {args.page}")
     rows = measure_all(args.device)
     if args.add:
-        add(rows, json.loads(args.add.read_text())["rows"])
+        add(rows, args.add["rows"])
     lines = lines_of(rows)
     if args.json:
         args.json.write_text(
@@ -220,9 +227,6 @@ def main() -> None:
     if args.page is None:
         print("\n".join(lines))
         return
-    before, _, rest = args.page.read_text().partition(BEGIN)
-    if END not in rest:
-        raise SystemExit(f"{args.page}: expected the marks {BEGIN} and {END}")
     args.page.write_text("\n".join([before + BEGIN, *lines, END]) + rest.partition(END)[2])
 
 

@@ -13,6 +13,8 @@ import json
 import sys
 from pathlib import Path
 
+from dfgnn.runtime.programs import Parser, file_to_write
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PICTURE = ROOT / "docs" / "pictures" / "step-times.png"
@@ -69,6 +71,9 @@ def panel(axes, title: str, groups: dict[str, dict[str, float]]) -> None:
 
 
 def main(argv: list[str]) -> int:
+    parser = Parser(description=__doc__)
+    parser.add_argument("picture", nargs="?", type=file_to_write, default=PICTURE, metavar="FILE.png")
+    picture = parser.parse_args(argv).picture
     import matplotlib
 
     matplotlib.use("Agg")
@@ -82,7 +87,7 @@ def main(argv: list[str]) -> int:
     cpu_name = table["environment"]["cpu"].replace("(R)", "").removesuffix(" Processor")
     title = f"{cpu_name}, {CPU['threads']} threads: layers on {CPU['graph']}, {edges:,} edges"
     panel(right, title, cpu(table["runs"]))
-    figure.savefig(argv[0] if argv else PICTURE, dpi=110, metadata={"Software": None})
+    figure.savefig(picture, dpi=110, metadata={"Software": None})
     return 0
 
 

@@ -42,7 +42,10 @@ def environment() -> dict[str, str]:
 
 def main(arguments: list[str]) -> int:
     whole = "--all" in arguments
-    build = os.environ | {"DFGNN_SANITIZE": ",".join(SANITIZERS), "DFGNN_CPU_ISAS": "all" if whole else "base"}
+    build = os.environ | {
+        "DFGNN_SANITIZE": ",".join(SANITIZERS),
+        "DFGNN_CPU_ISAS": "all" if whole else "base",
+    }
     subprocess.run([sys.executable, "setup.py", "--quiet", "build_native"], cwd=ROOT, env=build, check=True)
     rest = [word for word in arguments if word != "--all"]
     # --capture=sys: a sanitizer's report goes to the file descriptor, and the process ends before pytest

@@ -9,6 +9,7 @@ that initcheck sees a result that was not written in full.
 
 import itertools
 import os
+import re
 import sys
 import time
 from functools import wraps
@@ -294,7 +295,11 @@ def run(device="cuda", dims=DIMS) -> int:
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        part, parts = map(int, sys.argv[1].split("/"))
+        match = re.fullmatch(r"(\d+)/(\d+)", sys.argv[1])
+        part, parts = map(int, match.groups()) if match else (0, 0)
+        if not 1 <= part <= parts:
+            print(f"sanitize_suite: expected K/N with 1 <= K <= N, got {sys.argv[1]!r}", file=sys.stderr)
+            sys.exit(2)
         _mine = itertools.cycle([k == part - 1 for k in range(parts)])
     torch.bmm = bmm
     start = time.perf_counter()

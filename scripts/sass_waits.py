@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 # Of the second word: bits 41 to 44 are cycles to stall, 45 is yield, then two numbers of counters and a mask.
@@ -62,10 +63,14 @@ def lines(found: list[Instruction]) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("binary", help="a library or an object file")
     parser.add_argument("words", nargs="+", metavar="WORD", help="parts of a kernel's mangled name")
     args = parser.parse_args()
+    if not Path(args.binary).is_file():
+        parser.error(f"there is no file {args.binary}")
     if shutil.which("cuobjdump") is None:
         print("sass_waits: cuobjdump was not found: it comes with the CUDA toolkit", file=sys.stderr)
         return 2

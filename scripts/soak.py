@@ -15,7 +15,6 @@ Matrix products run without oneDNN here: it keeps the code of the last 1024 shap
 a plain torch.nn.Linear on inputs of 600 lengths takes 100 MB before it stands still.
 """
 
-import argparse
 import copy
 import ctypes
 import gc
@@ -28,6 +27,7 @@ import time
 import torch
 
 from dfgnn import Graph, functional, nn
+from dfgnn.runtime.programs import Parser, device, integer, number
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 FUNCTIONS = ("gat", "gatv2", "dot", "agnn", "flex", "softmax", "products")
@@ -194,19 +194,15 @@ def verdict(samples, device):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu"
-    )
-    parser.add_argument("--steps", type=int, default=10_000)
-    parser.add_argument("--seconds", type=float, help="stop after so many seconds, whatever the steps")
+    parser = Parser(description=__doc__)
+    default = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", type=device, default=default, help="where")
+    parser.add_argument("--steps", type=integer(100), default=10_000, metavar="N", help="at most")
+    parser.add_argument("--seconds", type=number(above=0), help="stop after so many, whatever the steps")
     parser.add_argument("--fresh", action="store_true", help="keep no graph")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=integer(0), default=0, metavar="N", help="of graphs and arguments")
     args = parser.parse_args(argv)
-    if args.steps < 100:
-        parser.error(f"--steps: expected at least 100, got {args.steps}")
+    args.device = torch.device(args.device).type
 
     torch.backends.mkldnn.enabled = False
     rng = random.Random(args.seed)

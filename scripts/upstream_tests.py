@@ -9,7 +9,6 @@ passes and fails only with dfgnn's layers, and exits with 1 if that is anything.
 environment makes torch_geometric's tests include TorchScript.
 """
 
-import argparse
 import os
 import sys
 from collections import Counter, defaultdict
@@ -20,6 +19,7 @@ os.environ.setdefault("DGLBACKEND", "pytorch")
 import pytest
 
 import dfgnn
+from dfgnn.runtime.programs import Parser, existing_folder
 from dfgnn.switch.replace import LIBRARIES
 
 #: Where the tests are in a repository, and which of them are of layers that dfgnn has.
@@ -132,11 +132,11 @@ def run(library: str, root: Path, select: str) -> Twice:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__)
     for library, package in LIBRARIES.items():
-        parser.add_argument(f"--{library}-tests", type=Path, metavar="DIR", help=f"a clone of {package}")
+        parser.add_argument(
+            f"--{library}-tests", type=existing_folder, metavar="DIR", help=f"a clone of {package}"
+        )
     parser.add_argument("-k", default="", metavar="EXPRESSION", help="only these tests, as pytest's -k")
     options = parser.parse_args(arguments)
     roots = {library: getattr(options, f"{library}_tests") for library in LIBRARIES}

@@ -10,6 +10,17 @@ import torch
 
 from .. import plan as schedule
 from ..runtime import library as _library
+from ..runtime.programs import (
+    Parser,
+    device,
+    file_to_write,
+    folder_to_write,
+    listed,
+    number,
+    one_of,
+    positive,
+    wrong,
+)
 from . import compare, datasets, graphs, measure, plots, report, twins
 from .peers import PEERS
 from .run import SAMPLE, Options, measure_graph
@@ -19,48 +30,24 @@ from .yardsticks import copy_bandwidth
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
-def _list(*allowed: str):
-    def parse(text: str) -> tuple[str, ...]:
-        values = tuple(text.split(","))
-        for value in values:
-            if allowed and value not in allowed:
-                raise argparse.ArgumentTypeError(f"expected {', '.join(allowed)}, got {value!r}")
-        return values
-
-    return parse
+def _schedule(text: str) -> str:
+    try:
+        schedule.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
 
 
-def _schedules(text: str) -> tuple[str, ...]:
-    values = tuple(text.split(","))
-    for value in values:
-        try:
-            schedule.parse(value)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-    return values
+def _shape(text: str) -> tuple[int, int]:
+    try:
+        heads, dim = map(positive, text.split("x"))
+    except (ValueError, argparse.ArgumentTypeError):
+        raise wrong("heads x head size, such as 4x32", text) from None
+    return heads, dim
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError(text)
-    return value
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    return tuple(map(_positive, text.split(",")))
-
-
-def _shapes(text: str) -> tuple[tuple[int, int], ...]:
-    shapes = []
-    for shape in text.split(","):
-        heads, dim = _sizes(shape.replace("x", ","))  # or ValueError
-        shapes.append((heads, dim))
-    return tuple(shapes)
-
-
-def parser() -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(
+def parser() -> Parser:
+    result = Parser(
         prog="dfgnn.bench",
         description="Time the attention of dfgnn's layers beside two yardsticks, the vendor's plain "
         "neighbour sum (torch.sparse) and our own. Lists are separated by commas. The exit status is 1 if "
@@ -69,30 +56,34 @@ def parser() -> argparse.ArgumentParser:
         "dfgnn.bench plot RESULTS.json FOLDER draws the pictures of an earlier run.",
     )
     add = result.add_argument
-    add("--layers", type=_list(*LAYERS), default=tuple(LAYERS))
+    add("--layers", type=listed(one_of(*LAYERS)), default=tuple(LAYERS), help="whose attention")
     add(
         "--graphs",
-        type=_list(),
+        type=listed(),
         help=f"names ({', '.join(graphs.NAMES)}; er-N-D: Erdős–Rényi, N nodes, mean degree D; er: a sweep), "
         ".npz and .mtx files, or data sets of a library, such as ogb:ogbn-arxiv, pyg:Planetoid/Cora, "
         f"dgl:CoraGraphDataset, pyg:TUDataset/COLLAB@256 ({datasets.BATCH} graphs unless @ gives a number)",
     )
-    add("--root", type=Path, default=graphs.ROOT, help="folder of what is downloaded (%(default)s)")
-    add("--heads", type=_sizes, default=(4,), metavar="4")
-    add("--head-dim", type=_sizes, default=(32,), metavar="32")
-    add("--shapes", type=_shapes, metavar="4x32,1x128", help="heads x head size, instead of the two above")
-    add("--dtype", type=_list(*DTYPES), default=("float32",), help=", ".join(DTYPES))
-    add("--mode", type=_list(*MODES), default=MODES, help="forward, train (forward and backward)")
+    add("--root", type=Path, metavar="FOLDER", default=graphs.ROOT, help="of what is downloaded")
+    add("--heads", type=listed(positive), default=(4,), help="how many")
+    add("--head-dim", type=listed(positive), default=(32,), metavar="SIZES", help="numbers of a head")
+    add("--shapes", type=listed(_shape), help="heads x head size, as in 4x32,1x128; instead of the two above")
+    add("--dtype", type=listed(one_of(*DTYPES)), default=("float32",), help=", ".join(DTYPES))
+    add("--mode", type=listed(one_of(*MODES)), default=MODES, help="forward, train (forward and backward)")
     add(
         "--schedule",
-        type=_schedules,
+        type=listed(_schedule),
         default=("auto",),
-        metavar="auto",
         help=f"auto, {', '.join(schedule.SCHEDULES)}, or one with the most edges of an item, 'natural<=512'",
     )
-    add("--peers", type=_list(*PEERS), default=(), help=", ".join(PEERS))
-    add("--device", type=torch.device, help="cuda if there is one, else cpu")
-    add("--budget", type=float, help="seconds per measurement (0.5; with --quick 0.1)")
+    add("--peers", type=listed(one_of(*PEERS)), default=(), help=", ".join(PEERS))
+    add("--device", type=device, help="default: cuda if there is one, else cpu")
+    add(
+        "--budget",
+        type=number(above=0),
+        metavar="SECONDS",
+        help="per measurement (default: 0.5; with --quick 0.1)",
+    )
     add(
         "--check",
         choices=("full", "sample", "none"),
@@ -101,9 +92,14 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--oracle", action="store_true", help="measure every plan that the scheduler could have chosen, too")
     add("--quick", action="store_true", help="short measurements of a few small graphs")
-    add("--json", type=Path, help="write all results to this file, anew after every graph")
-    add("--plot", type=Path, metavar="FOLDER", help="draw pictures of the results (needs matplotlib)")
-    add("--commit", help="name of the code in the results (default: git rev-parse HEAD)")
+    add("--json", type=file_to_write, metavar="FILE", help="write all results to it, anew after every graph")
+    add(
+        "--plot",
+        type=folder_to_write,
+        metavar="FOLDER",
+        help="draw pictures of the results (needs matplotlib)",
+    )
+    add("--commit", metavar="NAME", help="of the code in the results (default: git rev-parse HEAD)")
     return result
 
 
@@ -122,11 +118,14 @@ def main(argv: list[str] | None = None) -> int:
             plots.require_matplotlib()
         except ImportError as error:
             usage.error(str(error))
-    device = args.device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device.type == "cuda":
-        _library.require_cuda_library()
-        device = torch.empty(0, device=device).device  # "cuda" becomes the current GPU
-        torch.cuda.set_device(device)
+    place = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if place.type == "cuda":
+        try:
+            _library.require_cuda_library()
+        except RuntimeError as error:
+            usage.error(f"--device {place}: {error}")
+        place = torch.empty(0, device=place).device  # "cuda" becomes the current GPU
+        torch.cuda.set_device(place)
     options = Options(
         layers=args.layers,
         shapes=args.shapes or tuple((h, d) for h in args.heads for d in args.head_dim),
@@ -138,7 +137,14 @@ def main(argv: list[str] | None = None) -> int:
         check=args.check,
         oracle=args.oracle,
     )
-    return _run(args.graphs or _default_graphs(device, args.quick), device, options, args)
+    try:
+        return _run(args.graphs or _default_graphs(place, args.quick), place, options, args)
+    except KeyboardInterrupt:
+        done = (
+            f"{args.json} has the graphs before it" if args.json else "with --json FILE those before it stay"
+        )
+        print(f"\ninterrupted in the middle of a graph; {done}", file=sys.stderr)
+        return 130
 
 
 def _default_graphs(device: torch.device, quick: bool) -> tuple[str, ...]:

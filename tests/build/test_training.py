@@ -23,16 +23,16 @@ RUNS = {
     "molhiv": ("train_ogbg_molhiv", "--width", 16, "--batch-size", 8),
     "molhiv-gatv2": ("train_ogbg_molhiv", "--width", 16, "--model", "gatv2", "--bonds", "--amp", "bf16"),
     "molhiv-gt": ("train_ogbg_molhiv", "--width", 16, "--model", "gt"),
-    "sbm": ("train_sbm", "--layers", 2, "--width", 16, "--graphs", 12, 4, 4, "--batch-size", 4),
+    "sbm": ("train_sbm", "--layers", 2, "--width", 16, "--graphs", "12,4,4", "--batch-size", 4),
     "sbm-gat": ("train_sbm", "--dataset", "PATTERN", "--model", "gat", "--layers", 2, "--width", 16,
-                "--graphs", 8, 4, 4),
-    "sbm-exphormer": ("train_sbm", "--model", "exphormer", "--layers", 2, "--width", 16, "--graphs", 12, 4, 4,
+                "--graphs", "8,4,4"),
+    "sbm-exphormer": ("train_sbm", "--model", "exphormer", "--layers", 2, "--width", 16, "--graphs", "12,4,4",
                       "--batch-size", 4),
     "ddi": ("train_ogbl_ddi", "--width", 8, "--batch-size", 64),
     "dblp": ("train_dblp",),
     "dblp-rgat": ("train_dblp", "--model", "rgat"),
     "arxiv": ("train_ogbn", "--width", 16),
-    "arxiv-sampled": ("train_ogbn", "--width", 16, "--sampled", "--batch-size", 16, "--fanouts", 2, 3, 4),
+    "arxiv-sampled": ("train_ogbn", "--width", 16, "--sampled", "--batch-size", 16, "--fanouts", "2,3,4"),
 }  # fmt: skip
 # Where no random number depends on the layers.
 EXACT = ["nodes", "nodes-gt", "molhiv", "molhiv-gt", "dblp", "sbm-exphormer"]

@@ -31,11 +31,7 @@ def test_import_neither_prints_nor_writes(tmp_path, blocked):
 
 def test_a_backend_that_was_named_is_kept(tmp_path):
     pytest.importorskip("dgl", reason="DGL is not installed")
-    code = (
-        "import os, dfgnn.nn\n"
-        "dfgnn.nn.GATConv(4, 4, 2)\n"
-        "assert os.environ['DGLBACKEND'] == 'pytorch'\n"
-    )
+    code = "import os, dfgnn.nn\ndfgnn.nn.GATConv(4, 4, 2)\nassert os.environ['DGLBACKEND'] == 'pytorch'\n"
     environment = {**os.environ, "DGLBACKEND": "pytorch", "HOME": str(tmp_path)}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, check=True, timeout=300)

@@ -1,0 +1,165 @@
+"""Arguments of programs: checked while they are parsed, so that a wrong one ends a program before its work
+begins, with the exit status 2 and a sentence.
+
+Each function here is for ``add_argument(type=...)``, or makes one; lists are separated by commas.
+"""
+
+import argparse
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+class Parser(argparse.ArgumentParser):
+    """Keeps the description's lines, and ends the help of every argument with its default."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
+
+    def add_argument(self, *args, **kwargs) -> argparse.Action:
+        action = super().add_argument(*args, **kwargs)
+        shown = action.default not in (None, False, (), "", argparse.SUPPRESS)
+        if action.option_strings and shown and "%(default)" not in (action.help or ""):
+            default = action.default
+            text = ",".join(map(str, default)) if isinstance(default, (list, tuple)) else str(default)
+            action.help = f"{action.help or ''} (default: {text.replace('%', '%%')})".strip()
+        return action
+
+
+def wrong(expected: str, got: Any) -> argparse.ArgumentTypeError:
+    return argparse.ArgumentTypeError(f"expected {expected}, got {str(got)!r}")
+
+
+def integer(least: int | None = None) -> Callable[[str], int]:
+    expected = "an integer" if least is None else f"an integer of at least {least}"
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise wrong(expected, text) from None
+        if least is not None and value < least:
+            raise wrong(expected, text)
+        return value
+
+    return parse
+
+
+positive = integer(1)
+
+
+def number(
+    above: float = -math.inf, least: float = -math.inf, below: float = math.inf
+) -> Callable[[str], float]:
+    """Greater than ``above``, at least ``least`` and less than ``below``; never NaN."""
+    bounds = [("above", above, -math.inf), ("of at least", least, -math.inf), ("below", below, math.inf)]
+    words = [f"{word} {bound:g}" for word, bound, none in bounds if bound != none]
+    expected = " ".join(["a number", " and ".join(words)]).strip()
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise wrong(expected, text) from None
+        if not (value > above and value >= least and value < below):
+            raise wrong(expected, text)
+        return value
+
+    return parse
+
+
+def listed(each: Callable[[str], Any] = str, count: int | None = None) -> Callable[[str], tuple]:
+    """Values of ``each`` separated by commas, ``count`` of them if that is given."""
+
+    def parse(text: str) -> tuple:
+        words = text.split(",")
+        if "" in words or count not in (None, len(words)):
+            raise wrong(f"{'values' if count is None else f'{count} values'} separated by commas", text)
+        return tuple(map(each, words))
+
+    return parse
+
+
+def one_of(*allowed: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in allowed:
+            raise wrong(f"one of {', '.join(allowed)}", text)
+        return text
+
+    return parse
+
+
+def device(text: str) -> str:
+    """A device that is there."""
+    try:
+        kind = torch.device(text)
+    except RuntimeError:
+        raise wrong("cpu, cuda or cuda:N", text) from None
+    if kind.type not in ("cpu", "cuda"):
+        raise wrong("cpu, cuda or cuda:N", text)
+    if kind.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if not count:
+            raise argparse.ArgumentTypeError(
+                f"got {text!r}, but torch {torch.__version__} finds no GPU: python -m dfgnn.env says why"
+            )
+        if (kind.index or 0) >= count:
+            raise wrong(f"cuda:0 to cuda:{count - 1}", text)
+    return text
+
+
+def _writable(path: Path, text: str) -> None:
+    """Its nearest folder that exists is one, and may be written to."""
+    place = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    if not place.is_dir():
+        raise argparse.ArgumentTypeError(f"cannot write {text}: {place} is not a folder")
+    if not os.access(place, os.W_OK):
+        raise argparse.ArgumentTypeError(f"cannot write {text}: {place} may not be written to")
+
+
+def file_to_write(text: str) -> Path:
+    path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"cannot write {text}: it is a folder, and a file was expected")
+    if path.exists() and not os.access(path, os.W_OK):
+        raise argparse.ArgumentTypeError(f"cannot write {text}: the file may not be written to")
+    _writable(path.absolute().parent, text)
+    return path
+
+
+def folder_to_write(text: str) -> Path:
+    _writable(Path(text), text)
+    return Path(text)
+
+
+def existing_file(text: str) -> Path:
+    if not Path(text).is_file():
+        raise argparse.ArgumentTypeError(f"there is no file {text}")
+    return Path(text)
+
+
+def existing_folder(text: str) -> Path:
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {text}")
+    return Path(text)
+
+
+def results_file(*keys: str) -> Callable[[str], dict]:
+    """The content of a file of results, JSON with these keys."""
+
+    def parse(text: str) -> dict:
+        try:
+            found = json.loads(existing_file(text).read_text())
+        except (OSError, ValueError) as error:
+            raise argparse.ArgumentTypeError(f"{text} is no file of results: {error}") from None
+        missing = [key for key in keys if not isinstance(found, dict) or key not in found]
+        if missing:
+            raise argparse.ArgumentTypeError(f"{text} is no file of results: it lacks {', '.join(missing)}")
+        return found
+
+    return parse
