@@ -3,7 +3,6 @@ torch_geometric or OGB to it."""
 
 import contextlib
 import gzip
-import os
 import shutil
 import tempfile
 import warnings
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 import dfgnn
+from dfgnn.runtime.programs import downloading, refuse
 
 SPLITS = ("train", "valid", "test")
 
@@ -42,10 +42,12 @@ def _readable(folder: Path, name: str):
 
 
 @contextlib.contextmanager
-def _download(name: str, root):
-    """What fails within it, fails in one line."""
+def _download(name: str, root, folder=None):
+    """The folder to give to a loader that downloads to ``folder`` (default: ``root``) what is not there; what
+    fails within it, fails in one line and leaves nothing behind."""
     try:
-        yield
+        with downloading(Path(root if folder is None else folder)) as place:
+            yield str(place)
     except OSError as error:  # also those of urllib and aiohttp
         raise SystemExit(f"--root: {name} is not in {root}, and to download it failed: {error}") from error
 
@@ -55,9 +57,10 @@ def planetoid(name: str, root) -> Nodes:
     from torch_geometric.datasets import Planetoid
 
     folder = Path(root, "planetoid") if Path(root, "planetoid").is_dir() else Path(root)
-    with _download(name, root), _readable(folder, name) as place, warnings.catch_warnings():
+    with _download(name, root, folder) as place, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about the age of the pickled files
-        data = Planetoid(place, name)[0]
+        with _readable(Path(place), name) as readable:
+            data = Planetoid(readable, name)[0]
     split = {k: mask.nonzero().squeeze(1) for k, mask in _masks(data)}
     total = data.x.sum(1, keepdim=True)
     x = data.x / torch.where(total > 0, total, 1)
@@ -105,8 +108,8 @@ def nodes(name: str, root) -> Nodes:
             ]
     elif name in DOWNLOADS:
         cls, theirs = DOWNLOADS[name]
-        with _download(name, root):
-            data = getattr(datasets, cls)(os.path.join(root, cls), theirs)[0]
+        with _download(name, root, Path(root, cls)) as place:
+            data = getattr(datasets, cls)(place, theirs)[0]
         x, edges, y = data.x, data.edge_index, data.y
         if "train_mask" in data:
             masks = dict(_masks(data))
@@ -116,7 +119,7 @@ def nodes(name: str, root) -> Nodes:
             parts = order.split([int(0.6 * len(y)), int(0.2 * len(y)), len(y)])[:2]
             splits = [{"train": parts[0], "valid": parts[1], "test": order[sum(map(len, parts)) :]}]
     else:
-        raise SystemExit(f"--dataset: no {path}, and none of {', '.join(DOWNLOADS)}, got {name}")
+        refuse(f"--dataset: no {path}, and none of {', '.join(DOWNLOADS)}, got {name}")
     if name.startswith(("amazon-c", "amazon-p", "coauthor")):
         x = x / x.sum(1, keepdim=True).clamp(min=1)
     edges = utils.remove_self_loops(utils.to_undirected(edges, num_nodes=len(y)))[0]
@@ -142,8 +145,8 @@ def ogb_folder(name: str, root, download) -> Path:
     """The folder with OGB's raw files of a data set; ``download(root)`` has OGB fetch them."""
     places = [Path(root, "ogb", name.replace("-", "_")), Path(root, name.replace("-", "_"))]
     if not any((place / "raw").is_dir() for place in places):
-        with _download(name, root):
-            download(str(Path(root)))
+        with _download(name, root) as place:
+            download(place)
     return next(place for place in places if (place / "raw").is_dir())
 
 
@@ -289,8 +292,8 @@ def dblp(root) -> SimpleNamespace:
     if not path.is_file():
         from torch_geometric.datasets import DBLP
 
-        with _download("DBLP", root):
-            data = DBLP(os.path.join(root, "DBLP"))[0]
+        with _download("DBLP", root, Path(root, "DBLP")) as place:
+            data = DBLP(place)[0]
         split = {k: mask.nonzero().squeeze(1) for k, mask in _masks(data["author"])}
         data["conference"].x = torch.ones(data["conference"].num_nodes, 1)
         return SimpleNamespace(x=data.x_dict, edges=data.edge_index_dict, y=data["author"].y, split=split)

@@ -6,6 +6,7 @@ dfgnn``) and, where the script says so, on DGL's (``--impl dgl``).
 """
 
 import contextlib
+import importlib.util
 import json
 import random
 import resource
@@ -21,6 +22,10 @@ from torch import nn
 from dfgnn.runtime import programs
 from dfgnn.runtime.programs import device, file_to_write, folder_to_write, integer, number, positive
 
+missing = [name for name in ("torch_geometric", "tqdm") if importlib.util.find_spec(name) is None]
+if missing:
+    programs.refuse(f"{' and '.join(missing)} not installed: pip install 'dfgnn[examples]', or make test")
+
 AMP = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -29,6 +34,10 @@ class Parser(programs.Parser):
 
     def parse_args(self, *args, **kwargs):
         found = super().parse_args(*args, **kwargs)
+        if found.impl == "dgl" and importlib.util.find_spec("dgl") is None:
+            self.error(
+                "--impl dgl: DGL is not installed; it has wheels up to Python 3.11: pip install dgl==1.1.3"
+            )
         if found.resume and found.checkpoint is None:
             self.error("--resume: needs --checkpoint DIR")
         if found.capture and torch.device(found.device).type != "cuda":
@@ -305,7 +314,7 @@ def run(args, make_task, seed: int) -> dict:
     begin = time.perf_counter()
     task = make_task(args, seed)
     if args.capture and not task.can_capture():
-        sys.exit("--capture: not with this script, implementation or --amp fp16")
+        programs.refuse("--capture: not with this script, implementation or --amp fp16")
     path = None if args.checkpoint is None else args.checkpoint / f"seed-{seed}.pt"
     progress = {"history": [], "seconds": [], "total": time.perf_counter() - begin, "done": False}
     if args.resume and path is not None:

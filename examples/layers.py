@@ -5,6 +5,7 @@ from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 import dfgnn
+from dfgnn.runtime.programs import refuse
 
 
 def conv(impl: str, name: str, in_channels: int, out_channels: int, heads: int = 1, **options) -> nn.Module:
@@ -25,7 +26,7 @@ def prepare(model: nn.Module, args) -> nn.Module:
     if args.impl == "dfgnn":
         report = dfgnn.accelerate(model)
         if report.kept or not report.replaced:
-            raise SystemExit(f"--impl dfgnn: not every attention layer was replaced\n{report}")
+            refuse(f"--impl dfgnn: not every attention layer was replaced\n{report}")
     if args.compile:
         model.compile(dynamic=True)
     return model
@@ -44,9 +45,7 @@ class DGLLayer(nn.Module):
         import dgl.nn
 
         if name not in ("GATConv", "GATv2Conv") or edge_dim is not None:
-            raise SystemExit(
-                f"--impl dgl: DGL has no {name}" + " with edge features" * (edge_dim is not None)
-            )
+            refuse(f"--impl dgl: DGL has no {name}" + " with edge features" * (edge_dim is not None))
         options = {"attn_drop": dropout, "allow_zero_in_degree": True, "bias": bias}
         self.layer = getattr(dgl.nn, name)(in_channels, out_channels, heads, **options)
         self.concat, self.add_self_loops = concat, add_self_loops

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..runtime.programs import downloading
 from .measure import reason
 
 BATCH = 1024
@@ -44,17 +45,20 @@ def load(spec: str, root: Path):
         importlib.import_module(module)
     except ImportError as error:
         raise ImportError(f"{spec} needs {module}: pip install {module} ({reason(error)})") from error
-    make, ends = {"ogb": _ogb, "pyg": _pyg, "dgl": _dgl}[library](spec, name, root)
-    try:
-        dataset = make()
-    except Exception as error:  # downloads, formats, prompts: whatever stops a library is the answer
-        raise OSError(f"{spec}: {reason(error)}") from error
-    try:
-        graphs = [ends(dataset[i]) for i in range(min(len(dataset), int(count or BATCH)))]
-    except Exception as error:
-        raise ValueError(
-            f"{spec}: expected graphs of one kind of nodes and edges ({reason(error)})"
-        ) from error
+    of_library = {"ogb": _ogb, "pyg": _pyg, "dgl": _dgl}[library]
+    of_library(spec, name, root)  # ValueError before anything is made
+    with downloading(root) as folder:
+        make, ends = of_library(spec, name, folder)
+        try:
+            dataset = make()
+        except Exception as error:  # downloads, formats, prompts: whatever stops a library is the answer
+            raise OSError(f"{spec}: {reason(error)}") from error
+        try:
+            graphs = [ends(dataset[i]) for i in range(min(len(dataset), int(count or BATCH)))]
+        except Exception as error:
+            raise ValueError(
+                f"{spec}: expected graphs of one kind of nodes and edges ({reason(error)})"
+            ) from error
     offsets = np.cumsum([0, *(n for _, _, n in graphs)])
     src, dst = (
         np.concatenate([np.asarray(graph[k]) + start for graph, start in zip(graphs, offsets)])

@@ -5,14 +5,23 @@ Each function here is for ``add_argument(type=...)``, or makes one; lists are se
 """
 
 import argparse
+import contextlib
 import json
 import math
 import os
-from collections.abc import Callable
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
+
+
+def refuse(message: str) -> NoReturn:
+    """Ends the program as argparse does, where an argument shows to be wrong later."""
+    print(f"{Path(sys.argv[0]).name}: error: {message}", file=sys.stderr)
+    sys.exit(2)
 
 
 class Parser(argparse.ArgumentParser):
@@ -163,3 +172,31 @@ def results_file(*keys: str) -> Callable[[str], dict]:
         return found
 
     return parse
+
+
+@contextlib.contextmanager
+def downloading(folder: Path) -> Iterator[Path]:
+    """Yields the folder to give to a loader that reads from ``folder`` and downloads to it what is not there.
+
+    It is a new one in it, with links to what is there, and what the loader adds moves when it has succeeded.
+    So a download that fails or is interrupted leaves nothing behind.
+    """
+    folder = folder.absolute()
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):  # what is there can be read
+            yield folder
+            return
+        with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as scratch:
+            for path in folder.iterdir():
+                if not path.name.startswith(".download-"):
+                    Path(scratch, path.name).symlink_to(path)
+            yield Path(scratch)
+            for path in Path(scratch).iterdir():
+                if not path.is_symlink() and not (folder / path.name).exists():
+                    path.replace(folder / path.name)
+    finally:
+        for path in made:
+            with contextlib.suppress(OSError):  # it holds something
+                path.rmdir()
