@@ -127,13 +127,19 @@ def _cpu(off: list) -> dict:
     forced = os.environ.get(_ISA)
     newest = _NEWEST.get(platform.machine(), "base")
     kernels: str | None
-    kernels, why = (forced, _fails(torch.device("cpu"))) if forced else (_best_kernels(), None)
-    if why:
+    kernels, why = (forced, _fails(torch.device("cpu"))) if forced else _best_kernels(newest)
+    compile_again = "compile the CPU library here again, with DFGNN_CPU_ISAS=all or native"
+    if kernels is None or (forced and why):
         kernels = None
-        off.append({"what": "CPU kernels", "why": why, "todo": f"unset {_ISA}"})
+        off.append({"what": "CPU kernels", "why": why, "todo": f"unset {_ISA}" if forced else compile_again})
     elif kernels != newest:
-        reason = f"{_ISA}={forced}" if forced else "this processor has no AVX-512 (F, BW, VL, DQ)"
-        todo = f"unset {_ISA}" if forced else f"nothing: {kernels} is the best for this processor"
+        if forced:
+            reason, todo = f"{_ISA}={forced}", f"unset {_ISA}"
+        elif why and "compiled for" in why:
+            reason, todo = why.partition(": ")[2].partition(" alone")[0] + " alone", compile_again
+        else:
+            reason = "this processor has no AVX-512 (F, BW, VL, DQ)"
+            todo = f"nothing: {kernels} is the best for this processor"
         off.append({"what": f"{newest} kernels", "why": reason, "todo": todo})
     return {
         "name": cpu_name(),
@@ -142,16 +148,22 @@ def _cpu(off: list) -> dict:
     }
 
 
-def _best_kernels() -> str:
-    """The instruction set of the kernels that are chosen: the first that the library agrees to run."""
+def _best_kernels(newest: str) -> tuple[str | None, str | None]:
+    """The instruction set of the kernels that are chosen, the first that the library agrees to run, and why
+    it is not the newest; None where it runs nothing."""
+    why = _fails(torch.device("cpu"))
+    if why:
+        return None, why
+    reasons = {}
     try:
-        for name in ("avx512", "avx2"):
+        for name in ("avx512", "avx2", "base"):
             os.environ[_ISA] = name
-            if _fails(torch.device("cpu")) is None:
-                return name
+            reasons[name] = _fails(torch.device("cpu"))
+            if reasons[name] is None:
+                return name, reasons.get(newest)
     finally:
         os.environ.pop(_ISA, None)
-    return "base"
+    return None, reasons["base"]
 
 
 def _gpus(off: list) -> list[dict]:

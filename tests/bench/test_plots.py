@@ -3,6 +3,7 @@
 import copy
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -184,7 +185,9 @@ def test_command_draws_what_it_measured(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("arguments", [("--plot", "folder"), ("plot", "results.json", "folder")])
-def test_missing_matplotlib_is_an_error_before_anything_else(arguments, monkeypatch, capsys):
+def test_missing_matplotlib_is_an_error_before_anything_else(arguments, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("results.json").write_text('{"graphs": [], "rows": []}')
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(SystemExit) as error:
         cli.main(list(arguments))

@@ -35,16 +35,15 @@ def test_arch_flags_refuse(build_native, arch_list):
 
 
 @pytest.mark.parametrize(
-    ("torch_has_cuda", "for_wheel", "choice", "expected"),
+    ("torch_has_cuda", "choice", "expected"),
     [
-        (True, False, "", True),
-        (False, False, "", False),  # it could not be loaded
-        (False, True, "", True),  # the wheel may go anywhere
-        (False, False, "1", True),
-        (True, True, "0", False),
+        (True, "", True),
+        (False, "", False),  # it could not be loaded, and takes half an hour
+        (False, "1", True),
+        (True, "0", False),
     ],
 )
-def test_when_cuda_is_built(build_native, tmp_path, monkeypatch, torch_has_cuda, for_wheel, choice, expected):
+def test_when_cuda_is_built(build_native, tmp_path, monkeypatch, torch_has_cuda, choice, expected):
     toolkit, torch = tmp_path / "cuda", tmp_path / "torch"
     for path, exists in ((toolkit / "bin/nvcc", True), (torch / "lib/libtorch_cuda.so", torch_has_cuda)):
         path.parent.mkdir(parents=True)
@@ -52,21 +51,80 @@ def test_when_cuda_is_built(build_native, tmp_path, monkeypatch, torch_has_cuda,
             path.touch()
     monkeypatch.setenv("CUDA_HOME", str(toolkit))
     monkeypatch.setenv("DFGNN_CUDA", choice)
-    assert bool(build_native.cuda_compiler(torch, for_wheel)) == expected
+    assert bool(build_native.cuda_compiler(torch)) == expected
 
 
 def test_cuda_that_was_asked_for_is_never_left_out(build_native, tmp_path, monkeypatch):
     monkeypatch.setenv("DFGNN_CUDA", "1")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     with pytest.raises(build_native.BuildError, match="CUDA_HOME is"):
-        build_native.cuda_compiler(tmp_path, for_wheel=True)
+        build_native.cuda_compiler(tmp_path)
     monkeypatch.delenv("CUDA_HOME")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(build_native.BuildError, match="nvcc is missing"):
-        build_native.cuda_compiler(tmp_path, for_wheel=True)
+        build_native.cuda_compiler(tmp_path)
     monkeypatch.setenv("DFGNN_CUDA", "yes")
     with pytest.raises(build_native.BuildError, match='got "yes"'):
-        build_native.cuda_compiler(tmp_path, for_wheel=True)
+        build_native.cuda_compiler(tmp_path)
+
+
+def test_a_broken_toolkit_matters_only_where_cuda_is_built(build_native, tmp_path, monkeypatch):
+    monkeypatch.delenv("DFGNN_CUDA", raising=False)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    assert build_native.cuda_compiler(tmp_path) is None
+
+
+def test_what_cuda_takes_is_said(build_native, monkeypatch, capsys):
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0;9.0;10.0")
+    build_native.say_what_cuda_takes(jobs=2)
+    said = capsys.readouterr().out
+    assert "for 8.0;9.0;10.0, about 15 minutes with 2 at once" in said and "DFGNN_CUDA=0" in said
+
+
+@pytest.mark.parametrize(
+    ("choice", "flags", "expected"),
+    [
+        (None, "", ["base", "avx2", "avx512"]),
+        ("all", "", ["base", "avx2", "avx512"]),
+        ("native", "sse2", ["base"]),
+        ("native", "sse2 avx2 fma f16c", ["avx2"]),
+        ("native", "sse2 avx2 fma f16c avx512f", ["avx2"]),
+        ("native", "avx2 fma f16c avx512f avx512bw avx512vl avx512dq", ["avx512"]),
+        ("avx512,base", "", ["base", "avx512"]),  # the linker wants base first
+    ],
+)
+def test_instruction_sets(build_native, monkeypatch, choice, flags, expected):
+    monkeypatch.setattr(build_native.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(build_native, "processor_flags", lambda: set(flags.split()))
+    monkeypatch.delenv("DFGNN_CPU_ISAS", raising=False)
+    if choice is not None:
+        monkeypatch.setenv("DFGNN_CPU_ISAS", choice)
+    assert build_native.chosen_isas() == expected
+    ninja = build_native.NinjaFile()
+    build_native.add_engine(ninja, ["c++"], [])
+    applied = " ".join(f"apply({isa})" for isa in reversed(expected))  # best first
+    assert f"-DDFGNN_ISAS(apply)={applied}" in "".join(ninja.text)
+    for isa in ("base", "avx2", "avx512"):
+        assert (f"-DDFGNN_ISA={isa}" in "".join(ninja.text)) == (isa in expected)
+
+
+@pytest.mark.parametrize(("machine", "choice"), [("x86_64", "avx"), ("aarch64", "avx2")])
+def test_instruction_sets_refuse(build_native, monkeypatch, machine, choice):
+    monkeypatch.setattr(build_native.platform, "machine", lambda: machine)
+    monkeypatch.setenv("DFGNN_CPU_ISAS", choice)
+    with pytest.raises(build_native.BuildError, match=f'DFGNN_CPU_ISAS: expected .* got "{choice}"'):
+        build_native.chosen_isas()
+    monkeypatch.setenv("DFGNN_CPU_ISAS", "native")
+    assert machine == "x86_64" or build_native.chosen_isas() == ["base"]
+
+
+def test_the_engine_needs_no_torch(build_native):
+    """So that it is compiled while torch is being installed; the library then takes these very objects."""
+    engine, whole = build_native.NinjaFile(), build_native.NinjaFile()
+    build_native.add_engine(engine, ["c++"], [])
+    build_native.add_cpu(whole, ["c++"], Path("torch"), [])
+    assert set(engine.text) <= set(whole.text)
+    assert "torch" not in "".join(engine.text)
 
 
 def test_every_source_is_compiled(build_native, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import subprocess
 import sys
 
@@ -34,13 +35,46 @@ def test_the_instruction_set_is_what_the_library_runs(monkeypatch):
     for name in order:
         monkeypatch.setenv("DFGNN_CPU_ISA", name)
         info = env.report()
-        if order.index(name) <= order.index(best):
+        why = _off(info).get("CPU kernels", {}).get("why", "")
+        if "compiled for" in why:  # by make test, for this processor alone
+            assert info["cpu"]["kernels"] is None and os.environ.get("DFGNN_CPU_ISAS") != "all"
+        elif order.index(name) <= order.index(best):
             assert info["cpu"]["kernels"] == name
         else:
             assert info["cpu"]["kernels"] is None and "does not have it" in _off(info)["CPU kernels"]["why"]
     monkeypatch.setenv("DFGNN_CPU_ISA", "sse9")
     found = _off(env.report())["CPU kernels"]
     assert "got 'sse9'" in found["why"] and found["todo"] == "unset DFGNN_CPU_ISA"
+
+
+def test_kernels_that_were_not_compiled_are_explained(monkeypatch):
+    """A library for base alone, on a processor that has more."""
+
+    def fails(device):
+        name = os.environ.get("DFGNN_CPU_ISA")
+        if name in (None, "base"):
+            return None
+        return (
+            f"DFGNN_CPU_ISA={name}: the CPU library was compiled for base alone; with DFGNN_CPU_ISAS=all ..."
+        )
+
+    monkeypatch.delenv("DFGNN_CPU_ISA", raising=False)
+    monkeypatch.setattr(env, "_fails", fails)
+    monkeypatch.setattr(env, "_NEWEST", {platform.machine(): "avx512"})
+    info = env.report()
+    assert info["cpu"]["kernels"] == "base"
+    assert _off(info)["avx512 kernels"]["why"] == "the CPU library was compiled for base alone"
+    assert "DFGNN_CPU_ISAS=all" in _off(info)["avx512 kernels"]["todo"]
+
+
+def test_a_library_for_another_processor_is_explained(monkeypatch):
+    why = "the CPU library was compiled for avx512 alone, which this processor does not have"
+    monkeypatch.delenv("DFGNN_CPU_ISA", raising=False)
+    monkeypatch.setattr(env, "_fails", lambda device: why)
+    info = env.report()
+    assert info["cpu"]["kernels"] is None
+    assert _off(info)["CPU kernels"]["why"] == why
+    assert "compile the CPU library here again" in _off(info)["CPU kernels"]["todo"]
 
 
 def test_cuda_that_is_off_is_explained(monkeypatch):

@@ -49,7 +49,7 @@ WRONG = {
         ("compare {empty} {empty}", r"BEFORE.json: .* is no file of results: it lacks rows"),
         ("compare --threshold=-1 {file} {file}", r"argument --threshold: expected .* at least 0"),
         ("plot missing.json pictures", r"RESULTS.json: there is no file missing.json"),
-        ("plot {empty} pictures", r"it lacks graphs, yardsticks, rows, copy_gb_s"),
+        ("plot {empty} pictures", r"it lacks graphs, rows"),
     ],
     "dfgnn.env": [
         ("--nothing", r"unrecognized arguments: --nothing"),

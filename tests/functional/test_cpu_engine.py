@@ -1,6 +1,8 @@
 """What only the CPU engine has: threads and instruction sets."""
 
+import functools
 import math
+import os
 import platform
 import re
 from pathlib import Path
@@ -28,7 +30,20 @@ def processor_has(isa):
 def use(monkeypatch, isa):
     if not processor_has(isa):
         pytest.skip(f"this processor has no {isa}")
+    if isa not in compiled() and os.environ.get("DFGNN_CPU_ISAS") != "all":
+        pytest.skip(f"the CPU library was compiled without {isa} (DFGNN_CPU_ISAS)")
     monkeypatch.setenv("DFGNN_CPU_ISA", isa)
+
+
+@functools.cache
+def compiled():
+    """The instruction sets that the library has, as it says where one is asked for that there is not."""
+    graph = make_graph("random")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DFGNN_CPU_ISA", "none")
+        with pytest.raises(RuntimeError) as error:
+            function("gat")(graph, **make_inputs("gat", graph, 1, 4))
+    return re.search(r"expected (.*), got 'none'", str(error.value))[1].split(", ")
 
 
 @pytest.fixture
