@@ -12,6 +12,8 @@ Environment:
                           build/sanitized (make sanitize, scripts/sanitize_cpu.py)
     DFGNN_CPU_ISAS        what the CPU kernels are compiled for: all (the default), native (the best of this
                           processor alone), or some of base, avx2 and avx512, as in "base,avx2"
+    DFGNN_TARGET          aarch64 or x86_64: compile for it on another machine, into build/<target>, with CXX
+                          or Debian's cross compiler (make release)
     MAX_JOBS              compilations at once (default: the number of usable cores)
 """
 
@@ -28,8 +30,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 SANITIZERS = os.environ.get("DFGNN_SANITIZE", "")
+TARGET = os.environ.get("DFGNN_TARGET") or platform.machine()
+CROSS = platform.machine() != TARGET
 # Relative to ROOT, like the sources: no local path gets into a binary.
-BUILD_DIR = Path("build/sanitized" if SANITIZERS else "build/native")
+BUILD_DIR = Path("build", "sanitized" if SANITIZERS else TARGET if CROSS else "native")
 IN_PLACE = ROOT / (BUILD_DIR if SANITIZERS else "dfgnn/lib")
 
 # The kernels of csrc/cpu/kernels are compiled once per instruction set; the engine picks one when it runs.
@@ -46,7 +50,9 @@ HOST = ["-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-Wall"]
 CPU = ["-fno-math-errno", "-ffp-contract=fast"]
 DEFAULT_ARCHS = "9.0"
 CUDA_MINUTES = 10  # of one core, for one architecture
-LINK = ["--exclude-libs=ALL", "--no-undefined", "--no-as-needed"]
+LINK = ["--exclude-libs=ALL", "--no-as-needed", "--wrap=log"]  # log: csrc/portable
+# What is of another machine cannot be linked with: its torch is a stand-in without symbols.
+LINK += ["--unresolved-symbols=ignore-all"] if CROSS else ["--no-undefined"]
 # What csrc/torch may use of libtorch_cuda.so. torch without CUDA has no such file, so we link a stand-in of
 # that soname with these symbols (everywhere: one way to link); at run time torch's own is already loaded.
 CUDA_SHIMS = [
@@ -97,10 +103,11 @@ def find_cxx() -> list[str]:
     """$CXX, which may hold arguments or a launcher such as ccache, or the first compiler in PATH."""
     if os.environ.get("CXX"):
         return shlex.split(os.environ["CXX"])
-    for name in ("g++", "clang++", "c++"):
+    for name in (f"{TARGET}-linux-gnu-g++",) if CROSS else ("g++", "clang++", "c++"):
         if shutil.which(name):
             return [name]
-    raise BuildError("no C++ compiler found: install g++ or clang++, or set CXX")
+    wanted = f"g++-{TARGET}-linux-gnu" if CROSS else "g++ or clang++"
+    raise BuildError(f"no C++ compiler found: install {wanted}, or set CXX")
 
 
 def find_ninja() -> str:
@@ -175,7 +182,7 @@ def processor_flags() -> set[str]:
 
 def chosen_isas() -> list[str]:
     """The instruction sets that the CPU kernels are compiled for, base first."""
-    known = list(ISAS) if platform.machine().lower() in ("x86_64", "amd64") else ["base"]
+    known = list(ISAS) if TARGET.lower() in ("x86_64", "amd64") else ["base"]
     choice = os.environ.get("DFGNN_CPU_ISAS") or "all"
     if choice == "all":
         return known
@@ -209,13 +216,23 @@ def cpu_flags(extra: list[str]) -> list[str]:
 
 def add_cpu(ninja: NinjaFile, cxx: list[str], torch: Path, extra: list[str]) -> Path:
     objects, kernels = add_engine(ninja, cxx, extra)
+    objects += [ninja.compile("cpu", source, cxx, cpu_flags(extra)) for source in sources("portable/*.cpp")]
     for source in sources("torch/cpu*.cpp"):
         objects.append(ninja.compile("cpu", source, cxx, cpu_flags(extra) + torch_flags(torch)))
     # Kernels last: the linker keeps the first copy of an inline function, and every processor must be able to
     # run it.
-    inputs = [*objects, *kernels, torch / "lib" / "libtorch_cpu.so"]
+    inputs = [*objects, *kernels, libtorch(ninja, "cpu", torch, cxx)]
     link = [f"-Wl,{','.join(LINK)}", *sanitizer_flags()]
     return ninja.edge("link", BUILD_DIR / "libdfgnn_cpu.so", inputs, cxx, link)
+
+
+def libtorch(ninja: NinjaFile, name: str, torch: Path, cxx: list[str]) -> Path:
+    """torch's library to link with, or a stand-in of its name."""
+    if name == "cpu" and not CROSS:
+        return torch / "lib" / "libtorch_cpu.so"
+    stub = ninja.compile(f"stub/{name}", BUILD_DIR / "stub.c", [*cxx, "-x", "c"], ["-fPIC"])
+    path = BUILD_DIR / "stub" / f"libtorch_{name}.so"
+    return ninja.edge("link", path, [stub], cxx, [f"-Wl,-soname,{path.name}"])
 
 
 def add_cuda(ninja: NinjaFile, cxx: list[str], torch: Path, extra: list[str], nvcc: str) -> Path:
@@ -226,14 +243,8 @@ def add_cuda(ninja: NinjaFile, cxx: list[str], torch: Path, extra: list[str], nv
     host = [*COMMON, f"-Xcompiler={','.join(HOST + extra + torch_flags(torch))}", "-DUSE_CUDA"]
     objects = [ninja.compile("cuda", source, compiler, device) for source in sources("cuda/**/*.cu")]
     objects += [ninja.compile("cuda", source, compiler, host) for source in sources("torch/cuda*.cpp")]
-    stub = ninja.edge(
-        "link",
-        BUILD_DIR / "stub" / "libtorch_cuda.so",
-        [ninja.compile("stub", BUILD_DIR / "stub.c", [*cxx, "-x", "c"], ["-fPIC"])],
-        cxx,
-        ["-Wl,-soname,libtorch_cuda.so"],
-    )
-    inputs = [*objects, torch / "lib" / "libtorch_cpu.so", stub]
+    objects += [ninja.compile("cuda", source, compiler, host) for source in sources("portable/*.cpp")]
+    inputs = [*objects, torch / "lib" / "libtorch_cpu.so", libtorch(ninja, "cuda", torch, cxx)]
     link = ["-cudart=static", *archs, f"-Xlinker={','.join(LINK)}"]
     return ninja.edge("link", BUILD_DIR / "libdfgnn_cuda.so", inputs, compiler, link)
 
@@ -292,7 +303,7 @@ def build(folder: Path = IN_PLACE, only: str | None = None) -> list[Path]:
         add_engine(ninja, cxx, extra)
     else:
         torch = find_torch()
-        nvcc = None if SANITIZERS else cuda_compiler(torch)
+        nvcc = None if SANITIZERS or CROSS else cuda_compiler(torch)
         if only == "cuda" and nvcc is None:
             raise BuildError("the CUDA library alone: set DFGNN_CUDA=1 and have nvcc in CUDA_HOME or PATH")
         if only != "cuda":

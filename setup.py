@@ -44,7 +44,8 @@ class BuildPy(build_py):
 
 class BdistWheel(bdist_wheel):
     def get_tag(self):
-        return "py3", "none", super().get_tag()[2]  # no Python.h anywhere: any Python 3, this platform
+        # No Python.h anywhere: any Python 3.
+        return "py3", "none", f"linux_{build_native.TARGET}" if build_native.CROSS else super().get_tag()[2]
 
 
 class NativeDistribution(Distribution):

@@ -94,7 +94,7 @@ def test_what_cuda_takes_is_said(build_native, monkeypatch, capsys):
     ],
 )
 def test_instruction_sets(build_native, monkeypatch, choice, flags, expected):
-    monkeypatch.setattr(build_native.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(build_native, "TARGET", "x86_64")
     monkeypatch.setattr(build_native, "processor_flags", lambda: set(flags.split()))
     monkeypatch.delenv("DFGNN_CPU_ISAS", raising=False)
     if choice is not None:
@@ -110,7 +110,7 @@ def test_instruction_sets(build_native, monkeypatch, choice, flags, expected):
 
 @pytest.mark.parametrize(("machine", "choice"), [("x86_64", "avx"), ("aarch64", "avx2")])
 def test_instruction_sets_refuse(build_native, monkeypatch, machine, choice):
-    monkeypatch.setattr(build_native.platform, "machine", lambda: machine)
+    monkeypatch.setattr(build_native, "TARGET", machine)
     monkeypatch.setenv("DFGNN_CPU_ISAS", choice)
     with pytest.raises(build_native.BuildError, match=f'DFGNN_CPU_ISAS: expected .* got "{choice}"'):
         build_native.chosen_isas()

@@ -1,0 +1,37 @@
+// What compilers of today take from the newest libstdc++ and glibc, as older systems have it: one library then
+// loads wherever there is glibc 2.28 and the libstdc++ of GCC 8 (manylinux_2_28).
+#define _GLIBCXX_EXTERN_TEMPLATE 0  // constructors below are instantiated here
+#include <cmath>
+#include <new>
+#include <sstream>
+
+#define DFGNN_HIDDEN __attribute__((visibility("hidden")))
+
+#if defined(__GLIBCXX__)
+template DFGNN_HIDDEN std::basic_ostringstream<char>::basic_ostringstream();  // GLIBCXX_3.4.26
+template DFGNN_HIDDEN std::basic_stringstream<char>::basic_stringstream();
+
+namespace std {
+void __throw_bad_array_new_length() { throw std::bad_array_new_length(); }  // GLIBCXX_3.4.29
+}  // namespace std
+#endif
+
+extern "C" {
+#if defined(__GLIBC__)
+// GLIBC_2.32; libstdc++ counts references without atomics while it is not 0.
+DFGNN_HIDDEN char __libc_single_threaded = 0;
+
+// GLIBC_2.29 has a log without errno. Calls of log come here (the linker's --wrap).
+#if defined(__x86_64__)
+__asm__(".symver dfgnn_log, log@GLIBC_2.2.5");
+#elif defined(__aarch64__)
+__asm__(".symver dfgnn_log, log@GLIBC_2.17");
+#else
+#define dfgnn_log __real_log
+#endif
+#else
+#define dfgnn_log __real_log
+#endif
+double dfgnn_log(double);
+DFGNN_HIDDEN double __wrap_log(double x) { return dfgnn_log(x); }
+}
