@@ -24,7 +24,15 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from dfgnn.runtime.programs import Parser, existing_file, folder_to_write, listed, number, positive
+from dfgnn.runtime.programs import (
+    Parser,
+    existing_file,
+    folder_to_write,
+    interruptible,
+    listed,
+    number,
+    positive,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 VARIANTS = ["--impl dfgnn", "--impl pyg"]
@@ -310,4 +318,5 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    with interruptible("runs that have ended stay in --out, and --report makes a table of them"):
+        main()

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from dfgnn.runtime.programs import Parser, positive
+from dfgnn.runtime.programs import Parser, interruptible, positive
 
 MODELS = {"gt": "Graph Transformer", "gat": "GAT"}
 
@@ -59,7 +59,5 @@ def main():
 
 
 if __name__ == "__main__":
-    try:
+    with interruptible("nothing is kept, and the same command begins anew"):
         main()
-    except KeyboardInterrupt:
-        sys.exit("\ninterrupted; nothing is kept, and the same command begins anew")

@@ -407,29 +407,17 @@ def versions(device: torch.device) -> dict:
     return found
 
 
-def interrupted(args, seed: int) -> int:
-    """Says how to go on; the exit status."""
-    if args.checkpoint is None:
-        print(f"\ninterrupted, and nothing of seed {seed} is kept: --checkpoint DIR would", file=sys.stderr)
-    else:
-        print(
-            f"\ninterrupted; with --resume the same command goes on from what is in {args.checkpoint}",
-            file=sys.stderr,
-        )
-    return 130
-
-
 def main(args, make_task) -> list[dict]:
     """Train with every seed and print the test score over them, at the epochs that validation chooses."""
+    how = "nothing of this run is kept: --checkpoint DIR would"
+    if args.checkpoint is not None:
+        how = f"with --resume the same command goes on from what is in {args.checkpoint}"
     records = []
     for seed in range(args.first_seed, args.first_seed + args.seeds):
         # Backward in the thread that asks for it, as always on the CPU. PyTorch's thread for each GPU keeps
         # several busy; with one, to hand over to it and back takes longer than a small layer.
-        with torch.autograd.set_multithreading_enabled(False):
-            try:
-                record = run(args, make_task, seed)
-            except KeyboardInterrupt:
-                sys.exit(interrupted(args, seed))
+        with programs.interruptible(how), torch.autograd.set_multithreading_enabled(False):
+            record = run(args, make_task, seed)
         records.append(record)
         print(
             f"seed {seed}: test {record['metric']} {100 * record['test']:.2f} %, {record['epochs']} epochs, "

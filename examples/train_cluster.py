@@ -20,7 +20,16 @@ from tqdm import tqdm
 
 from dfgnn import reference
 from dfgnn.nn import GATConv, GraphTransformerConv
-from dfgnn.runtime.programs import Parser, device, existing_file, file_to_write, integer, number, positive
+from dfgnn.runtime.programs import (
+    Parser,
+    device,
+    existing_file,
+    file_to_write,
+    integer,
+    interruptible,
+    number,
+    positive,
+)
 
 
 def unfuse(model):
@@ -138,4 +147,5 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    with interruptible("nothing is kept"):
+        main()

@@ -30,7 +30,14 @@ from torch.nn.parallel import DistributedDataParallel
 from dfgnn import Graph
 from dfgnn.distributed import DistributedGraph, partition, watch
 from dfgnn.nn import GATConv
-from dfgnn.runtime.programs import Parser, existing_folder, folder_to_write, number, positive
+from dfgnn.runtime.programs import (
+    Parser,
+    existing_folder,
+    folder_to_write,
+    interruptible,
+    number,
+    positive,
+)
 
 
 class Net(nn.Module):
@@ -219,7 +226,10 @@ def main(argv=None):
         alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", **alone)
     # Backward in this thread: a process has one GPU, so that nothing is gained from one of its own.
-    with watch(), torch.autograd.set_multithreading_enabled(False):
+    how = (
+        "with --resume the same command goes on" if args.checkpoint else "--checkpoint DIR keeps what is done"
+    )
+    with interruptible(how), watch(), torch.autograd.set_multithreading_enabled(False):
         loss = train(args, device)
     if started:
         dist.destroy_process_group()

@@ -15,6 +15,7 @@ from ..runtime.programs import (
     device,
     file_to_write,
     folder_to_write,
+    interruptible,
     listed,
     number,
     one_of,
@@ -137,14 +138,10 @@ def main(argv: list[str] | None = None) -> int:
         check=args.check,
         oracle=args.oracle,
     )
-    try:
+    with interruptible(
+        f"{args.json} has the graphs before this one" if args.json else "--json FILE keeps what is measured"
+    ):
         return _run(args.graphs or _default_graphs(place, args.quick), place, options, args)
-    except KeyboardInterrupt:
-        done = (
-            f"{args.json} has the graphs before it" if args.json else "with --json FILE those before it stay"
-        )
-        print(f"\ninterrupted in the middle of a graph; {done}", file=sys.stderr)
-        return 130
 
 
 def _default_graphs(device: torch.device, quick: bool) -> tuple[str, ...]:

@@ -24,6 +24,16 @@ def refuse(message: str) -> NoReturn:
     sys.exit(2)
 
 
+@contextlib.contextmanager
+def interruptible(how: str) -> Iterator[None]:
+    """Ctrl-C within it ends the program with 130, as shells do, and says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"\ninterrupted; {how}", file=sys.stderr)
+        sys.exit(130)
+
+
 class Parser(argparse.ArgumentParser):
     """Keeps the description's lines, and ends the help of every argument with its default."""
 
