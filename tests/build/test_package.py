@@ -72,6 +72,16 @@ def test_there_is_a_cpu_library():
 
 
 @pytest.mark.parametrize("library", LIBRARIES, ids=lambda path: path.name)
+def test_libraries_load_on_older_systems(library):
+    """glibc 2.28 and the libstdc++ of GCC 8: manylinux_2_28 (csrc/portable)."""
+    newest = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11)}
+    versions = [re.fullmatch(r".*@(GLIBC|GLIBCXX|CXXABI)_([\d.]+)", x) for x in undefined_symbols(library)]
+    assert any(versions)
+    for match in filter(None, versions):
+        assert tuple(map(int, match[2].split("."))) <= newest[match[1]], match[0]
+
+
+@pytest.mark.parametrize("library", LIBRARIES, ids=lambda path: path.name)
 def test_libraries_use_the_stable_abi_only(library):
     """Neither the C++ symbols of torch, which change with its version, nor Python's."""
     symbols = undefined_symbols(library)

@@ -152,6 +152,9 @@ WRONG = {
     "scripts/sanitize_suite.py": [
         ("3/2", r"expected K/N with 1 <= K <= N, got '3/2'"),
     ],
+    "scripts/release.py": [
+        ("--targets riscv", r"--targets: expected one of x86_64, aarch64, got 'riscv'"),
+    ],
     "scripts/cross_check_cpu.py": [
         ("riscv", r"expected aarch64 or native, got 'riscv'"),
     ],
@@ -208,7 +211,7 @@ PROGRAMS = [
     "dfgnn.bench", "dfgnn.env", "dfgnn.distributed.partition",
     *(f"examples/{name}.py" for name in ("demo_cluster", "train_cluster", "train_distributed", "compare")),
     *(f"examples/train_{name}.py" for name in TRAINING),
-    *(f"scripts/{name}.py" for name in ("fuzz", "soak", "gpu_check", "gradient_errors", "readme_chart")),
+    *(f"scripts/{name}.py" for name in ("fuzz", "soak", "gpu_check", "release", "readme_chart")),
 ]  # fmt: skip
 
 
