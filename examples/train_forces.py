@@ -11,7 +11,6 @@ by this script: Lennard-Jones atoms in a periodic box, integrated by velocity Ve
 All three start from the same weights and see the same batches, so that their losses agree up to rounding.
 """
 
-import argparse
 import math
 import sys
 import time
@@ -24,6 +23,7 @@ from tqdm import tqdm
 
 import dfgnn.nn.pyg
 from dfgnn import reference
+from dfgnn.runtime.programs import Parser, device, file_to_write, integer, interruptible, number, positive
 
 CUTOFF = 2.5  # in units of the diameter sigma, as is usual for Lennard-Jones atoms
 DENSITY = 0.5
@@ -157,7 +157,7 @@ def standardize(frames: list[dict], mean: float, scale: float) -> None:
         frame["force"] = frame["force"] / scale
 
 
-def train(args: argparse.Namespace) -> dict:
+def train(args) -> dict:
     torch.manual_seed(args.seed)
     frames = simulate(args.atoms, args.frames + args.test_frames, args.temperature, args.seed)
     mean = float(torch.stack([f["energy"] for f in frames[: args.frames]]).mean())
@@ -216,34 +216,30 @@ def draw(found: dict, path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {text}")
-    return number
-
-
 def main() -> None:
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    parser = Parser(description=__doc__)
+    default = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--impl", choices=["dfgnn", "pyg", "plain"], default="dfgnn", help="what computes")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--atoms", type=positive, default=64, metavar="N", help="default: 64")
-    parser.add_argument("--frames", type=positive, default=200, metavar="N", help="to train on; default: 200")
-    parser.add_argument("--test-frames", type=positive, default=20, metavar="N", help="default: 20")
-    parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help="default: 1.0")
-    parser.add_argument("--epochs", type=positive, default=40, metavar="N", help="default: 40")
-    parser.add_argument("--batch-size", type=positive, default=8, metavar="N", help="frames; default: 8")
-    parser.add_argument("--width", type=positive, default=32, metavar="N", help="default: 32")
-    parser.add_argument("--heads", type=positive, default=4, metavar="N", help="default: 4")
-    parser.add_argument("--lr", type=float, default=3e-3, metavar="RATE", help="default: 0.003")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw predicted against true forces")
+    parser.add_argument("--device", type=device, default=default)
+    parser.add_argument("--atoms", type=positive, default=64, metavar="N")
+    parser.add_argument("--frames", type=positive, default=200, metavar="N", help="to train on")
+    parser.add_argument("--test-frames", type=positive, default=20, metavar="N")
+    parser.add_argument("--temperature", type=number(above=0), default=1.0, metavar="T")
+    parser.add_argument("--epochs", type=positive, default=40, metavar="N")
+    parser.add_argument("--batch-size", type=positive, default=8, metavar="N", help="frames")
+    parser.add_argument("--width", type=positive, default=32, metavar="N")
+    parser.add_argument("--heads", type=positive, default=4, metavar="N")
+    parser.add_argument("--lr", type=number(above=0), default=3e-3, metavar="RATE")
+    parser.add_argument("--seed", type=integer(0), default=0, metavar="N")
+    parser.add_argument(
+        "--picture", type=file_to_write, metavar="FILE", help="draw predicted against true forces"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     args = parser.parse_args()
     if args.width % args.heads:
         parser.error(f"--width: expected a multiple of --heads, {args.heads}, got {args.width}")
-    found = train(args)
+    with interruptible("nothing is kept, and the same command begins anew"):
+        found = train(args)
     shown = ", ".join(f"{x:.4f}" for x in found["losses"][:3])
     print(f"{args.impl}: losses of the first steps {shown}; of the last {found['losses'][-1]:.4f}")
     print(f"test: force error {found['force_error']:.3f} of a standard deviation, energy error per atom "

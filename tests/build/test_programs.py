@@ -108,6 +108,11 @@ WRONG = {
         ("--epochs 0", r"--epochs: expected an integer of at least 1, got '0'"),
         ("--unfused-steps 0", r"--unfused-steps: expected an integer of at least 1"),
     ],
+    "examples/train_forces.py": [
+        ("--epochs 0", r"--epochs: expected an integer of at least 1, got '0'"),
+        ("--width 30 --heads 4", r"--width: expected a multiple of --heads, 4, got 30"),
+        ("--picture {folder}", r"--picture: cannot write .*: it is a folder"),
+    ],
     "examples/train_distributed.py": [
         ("graph --epochs 0", r"--epochs: expected an integer of at least 1"),
         ("nothing", r"argument mode: invalid choice: 'nothing'"),
@@ -210,6 +215,7 @@ def test_wrong_arguments(run, tmp_path, program, arguments, message):
 PROGRAMS = [
     "dfgnn.bench", "dfgnn.env", "dfgnn.distributed.partition",
     *(f"examples/{name}.py" for name in ("demo_cluster", "train_cluster", "train_distributed", "compare")),
+    "examples/train_forces.py",
     *(f"examples/train_{name}.py" for name in TRAINING),
     *(f"scripts/{name}.py" for name in ("fuzz", "soak", "gpu_check", "release", "readme_chart")),
 ]  # fmt: skip
