@@ -1,23 +1,25 @@
 """Regressions between two result files, by the ratio to the yardstick measured in the same run."""
 
-import argparse
 from pathlib import Path
 
+from ..runtime.programs import Parser, existing_file, number
 from .report import geometric_mean, ratio, read_json
 
 _KEY = ("graph", "layer", "heads", "head_dim", "dtype", "mode", "schedule")
 
 
-def parser() -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(
+def parser() -> Parser:
+    result = Parser(
         prog="dfgnn.bench compare",
         description="List what became slower or faster from BEFORE to AFTER, as times of passes x floor. "
         "Exit status 1 if anything became slower by more than the threshold or cannot be measured any more, "
         "2 if the files share no row.",
     )
-    result.add_argument("before", type=Path)
-    result.add_argument("after", type=Path)
-    result.add_argument("--threshold", type=float, default=0.05, help="relative change that counts (0.05)")
+    for name in ("before", "after"):
+        result.add_argument(name, type=existing_file, metavar=f"{name.upper()}.json", help="of --json")
+    result.add_argument(
+        "--threshold", type=number(least=0), metavar="SHARE", default=0.05, help="relative change that counts"
+    )
     return result
 
 

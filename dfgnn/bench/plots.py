@@ -11,7 +11,6 @@ stay in cache between calls; one without any cache would gather at the bandwidth
 Everything is drawn from the JSON alone. A picture for which a file lacks something is not drawn, and named.
 """
 
-import argparse
 import math
 import re
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from typing import Any
 
 import torch
 
+from ..runtime.programs import Parser, existing_file, folder_to_write
 from .peers import SPEEDUPS
 from .report import geometric_mean, plan_text, read_json
 
@@ -30,11 +30,9 @@ _MARKERS = {"forward": "o", "train": "^"}
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="dfgnn.bench plot", description="Draw the pictures of RESULTS, a file of --json, into FOLDER."
-    )
-    parser.add_argument("results", type=Path)
-    parser.add_argument("folder", type=Path)
+    parser = Parser(prog="dfgnn.bench plot", description="Draw the pictures of an earlier run into FOLDER.")
+    parser.add_argument("results", type=existing_file, metavar="RESULTS.json", help="of --json")
+    parser.add_argument("folder", type=folder_to_write, metavar="FOLDER")
     args = parser.parse_args(argv)
     try:
         require_matplotlib()

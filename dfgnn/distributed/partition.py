@@ -13,7 +13,6 @@ edges and halo sources the parts have, and the share of edges between parts.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import tempfile
@@ -24,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..runtime.programs import Parser, existing_file, folder_to_write, integer, positive, wrong
 from ..sparse import csr as _csr
 from . import parts
 from .parts import Nodes, Part, Places
@@ -257,30 +257,33 @@ def load_nodes(folder: str | Path, name: str, number: int) -> Tensor:
     return rows
 
 
+def _named_file(text: str) -> tuple[str, Path]:
+    name, equals, path = text.partition("=")
+    if not (name and equals):
+        raise wrong("NAME=FILE", text)
+    return name, existing_file(path)
+
+
 def main(argv: list[str] | None = None) -> None:
     import numpy as np
 
-    parser = argparse.ArgumentParser(
-        prog="python -m dfgnn.distributed.partition",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = Parser(prog="python -m dfgnn.distributed.partition", description=__doc__)
+    parser.add_argument("edges", type=existing_file, metavar="EDGES.npy", help="int32 or int64 [2, E]")
+    parser.add_argument("folder", type=folder_to_write, metavar="FOLDER", help="of the parts, empty or new")
+    parser.add_argument("--parts", type=positive, required=True, metavar="N", help="how many")
+    parser.add_argument("--num-nodes", type=integer(0), metavar="N", help="default: the largest id + 1")
+    parser.add_argument("--method", choices=parts.METHODS, default="contiguous", help="who gets which nodes")
+    parser.add_argument(
+        "--nodes", type=_named_file, action="append", default=[], metavar="NAME=FILE", help="a .npy file"
     )
-    parser.add_argument("edges", help="a .npy file, int32 or int64 [2, E]")
-    parser.add_argument("folder", help="where the parts are written: an empty folder, or none yet")
-    parser.add_argument("--parts", type=int, required=True)
-    parser.add_argument("--num-nodes", type=int, help="default: the largest id + 1")
-    parser.add_argument("--method", choices=parts.METHODS, default="contiguous")
-    parser.add_argument("--nodes", action="append", default=[], metavar="NAME=FILE", help="a .npy file")
     args = parser.parse_args(argv)
+    if args.folder.is_dir() and any(args.folder.iterdir()):
+        parser.error(f"folder: expected one that is empty or new, got {args.folder}")
     edge_index = np.load(args.edges, mmap_mode="r")
     num_nodes = args.num_nodes
     if num_nodes is None:
         num_nodes = int(edge_index.max()) + 1 if edge_index.size else 0
-    for text in args.nodes:
-        if "=" not in text:
-            parser.error(f"--nodes: expected NAME=FILE, got {text}")
-    arrays = dict(text.split("=", 1) for text in args.nodes)
-    nodes = {name: np.load(path, mmap_mode="r") for name, path in arrays.items()}
+    nodes = {name: np.load(path, mmap_mode="r") for name, path in args.nodes}
     print(json.dumps(write(edge_index, args.folder, args.parts, num_nodes, args.method, nodes)))
 
 
