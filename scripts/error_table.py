@@ -1,11 +1,10 @@
 """The errors that bad input gives, as a page of tables:
 
-    python scripts/error_table.py > docs/errors.md
+    python scripts/error_table.py > docs/internals/errors.md
 
 The calls are those of tests/fuzz/bad_input.py, and the messages are what they raise.
 """
 
-import itertools
 import sys
 from pathlib import Path
 
@@ -13,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "fuzz"))
 
 from bad_input import cases
 
-_HEAD = """# Errors
+_HEAD = """# Errors: what wrong arguments give
 
 What wrong arguments give: the exception and its message, which says what was expected and what came.
 Nothing has been computed or changed by then. `scripts/error_table.py` writes this page from the calls of
@@ -40,7 +39,10 @@ def _cell(text: str) -> str:
 
 def page() -> str:
     parts = [_HEAD]
-    for where, group in itertools.groupby(cases(), key=lambda case: case.where):
+    sections: dict[str, list] = {}
+    for case in cases():
+        sections.setdefault(case.where, []).append(case)
+    for where, group in sections.items():
         parts.append(f"\n## `{where}`\n\n| argument | what is wrong | error | message |\n|---|---|---|---|\n")
         for case in group:
             error = raised(case)

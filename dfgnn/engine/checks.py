@@ -25,7 +25,7 @@ class Checker:
     def __init__(self, function: str, graph, first: str, features):
         self.function = function
         if not isinstance(graph, (Graph, EdgeList, GraphPart)):
-            raise TypeError(f"{function}: graph: expected a dfgnn.Graph, got {type(graph).__name__}")
+            raise TypeError(f"{function}: graph: {no_graph(graph, 'a dfgnn.Graph')}")
         if not isinstance(features, Tensor):
             raise TypeError(f"{function}: {first}: expected a tensor, got {type(features).__name__}")
         if features.dtype not in DTYPES:
@@ -52,10 +52,7 @@ class Checker:
         if x.layout != torch.strided:
             raise self.error(TypeError, name, "a dense tensor", f"layout {x.layout}")
         if x.shape not in shapes and not any(_fits(x.shape, shape) for shape in shapes):
-            text = " or ".join(
-                "[" + ", ".join("any" if n is None else str(n) for n in shape) + "]" for shape in shapes
-            )
-            raise self.error(ValueError, name, f"shape {text}", list(x.shape))
+            raise ValueError(f"{self.function}: {name}: {wrong_shape(name, x, shapes)}")
 
     def number(self, name: str, x) -> None:
         """Torch's operators take strings for numbers."""
@@ -159,6 +156,27 @@ class Checker:
         else:
             attr = _kept.once((kinds,), ("one_hot", num_types, table.dtype), build)
         return attr, table.permute(1, 2, 0).reshape(heads * size, num_types)
+
+
+def no_graph(got: Any, expected: str) -> str:
+    """What a message says where something else came for a graph, and what to do."""
+    text = f"expected {expected}, got {type(got).__name__}"
+    if isinstance(got, Tensor) and got.is_floating_point():
+        return f"{text} of {got.dtype}; the graph comes before the features"
+    if isinstance(got, (Tensor, tuple, list)):
+        return f"{text}; dfgnn.Graph.from_edge_index(edge_index, num_nodes=...) makes one of [2, E] edges"
+    if hasattr(got, "canonical_etypes"):
+        return f"{text}; dfgnn.Graph.from_dgl(g) makes one, which is to be kept"
+    return text
+
+
+def wrong_shape(name: str, x: Tensor, shapes) -> str:
+    """What a message says of a tensor of none of the shapes; None in a shape matches any size >= 1."""
+    text = " or ".join("[" + ", ".join("any" if n is None else str(n) for n in s) + "]" for s in shapes)
+    text = f"expected shape {text}, got {list(x.shape)}"
+    if x.dim() and x.shape[-1] == 1 and any(_fits(x.shape[:-1], shape) for shape in shapes):
+        return f"{text}; {name}.squeeze(-1) has the shape"
+    return text
 
 
 def _size_fits(size: int, wanted: int | None) -> bool:

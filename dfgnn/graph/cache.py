@@ -26,7 +26,7 @@ from .capacity import OF_BUFFER
 _LIMIT = 16
 #: What torch_geometric's layers with self loops take, too: they promote it.
 SMALL_DTYPES = torch.bool, torch.uint8, torch.int8, torch.int16
-_WHERE, _ROWS = "Graph.from_pyg", ("edge_index[0]", "edge_index[1]")
+_ROWS = "edge_index[0]", "edge_index[1]"
 
 
 class _Attributes(dict):
@@ -48,14 +48,14 @@ class _Entry(NamedTuple):
     values: OrderedDict[tuple, Any]
 
 
-_with_loops: WeakKeyDictionary[Graph, Graph] = WeakKeyDictionary()  # of graphs of fixed capacity
+_with_loops: WeakKeyDictionary[Graph, tuple[Graph, Tensor | None]] = WeakKeyDictionary()
 _cache: dict[tuple[int, ...], _Entry] = {}
 _lock = threading.RLock()  # re-entrant: a tensor's death may come while its own thread holds it
 
 
 @not_compiled
 def graph_of(
-    edge_index: Any, num_src: int, num_dst: int, self_loops: bool = False
+    edge_index: Any, num_src: int, num_dst: int, self_loops: bool = False, where: str = "Graph.from_pyg"
 ) -> tuple[Graph, Tensor | None]:
     """The graph of ``edge_index``, kept as long as that tensor lives.
 
@@ -64,9 +64,10 @@ def graph_of(
 
     Args:
         edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex; or SparseTensor or torch.sparse tensor,
-            transposed as torch_geometric takes them (rows are destinations).
+            transposed as torch_geometric takes them (rows are destinations); or a Graph of these sizes.
         num_src, num_dst: numbers of nodes.
         self_loops: remove the loops and append one for each node in 0 .. min(num_src, num_dst) - 1.
+        where: what errors begin with.
 
     Returns:
         The graph, its edges in the order of the columns or of the sparse tensor's values; and with
@@ -76,6 +77,8 @@ def graph_of(
         TypeError: ``edge_index`` is none of these, or of another dtype.
         ValueError: a wrong shape, sizes that contradict a sparse tensor's, or a node out of range.
     """
+    if isinstance(edge_index, Graph):
+        return _of_graph(edge_index, self_loops)
     if OF_BUFFER:
         graph = _of_buffer(edge_index, num_src, num_dst, self_loops)
         if graph is not None:
@@ -84,7 +87,8 @@ def graph_of(
     if found is not None:
         return found
     key = "graph_of", num_src, num_dst, self_loops
-    return once(parts_of(edge_index), key, lambda: _build(edge_index, num_src, num_dst, self_loops))
+    check_type(edge_index, where)
+    return once(parts_of(edge_index), key, lambda: _build(edge_index, num_src, num_dst, self_loops, where))
 
 
 def _of_buffer(
@@ -100,14 +104,19 @@ def _of_buffer(
             f"edge_index: expected {graph.num_src} source and {graph.num_dst} destination rows, the graph's "
             f"capacity, got {num_src} and {num_dst}"
         )
+    return _of_graph(graph, self_loops)
+
+
+def _of_graph(graph: Graph, self_loops: bool) -> tuple[Graph, Tensor | None]:
+    """The graph itself, or with loops, which are appended once."""
     if not self_loops:
         return graph, None
-    looped = _with_loops.get(graph)
+    looped, edge_map = _with_loops.get(graph, (None, None))
     if looped is None:
-        looped = _with_loops[graph] = graph.add_self_loops(remove_existing=True)
+        looped, edge_map = graph.add_self_loops(remove_existing=True, return_edge_map=True)
+        _with_loops[graph] = looped, edge_map
     structure = looped._structure
-    assert isinstance(structure, FixedStructure)
-    return looped, structure.edge_map
+    return looped, structure.edge_map if isinstance(structure, FixedStructure) else edge_map
 
 
 def known(x: Any, num_src: int, num_dst: int, self_loops: bool) -> tuple[Graph, Tensor | None] | None:
@@ -192,11 +201,11 @@ def _attributes(x: Tensor) -> _Attributes:
     return found
 
 
-def check_type(edge_index: Any) -> None:
+def check_type(edge_index: Any, where: str = "") -> None:
     if not isinstance(edge_index, Tensor) and not hasattr(edge_index, "sparse_sizes"):
         raise TypeError(
-            "edge_index: expected a [2, E] tensor, an EdgeIndex, a SparseTensor or a torch.sparse tensor, "
-            f"got {type(edge_index).__name__}"
+            f"{where and f'{where}: '}edge_index: expected a [2, E] tensor, an EdgeIndex, a SparseTensor, a "
+            f"torch.sparse tensor or a dfgnn.Graph, got {type(edge_index).__name__}"
         )
 
 
@@ -246,29 +255,37 @@ def _indices(matrix: Tensor) -> tuple[Tensor, ...]:
     return (matrix._indices(),)
 
 
-def _build(edge_index, num_src: int, num_dst: int, self_loops: bool) -> tuple[Graph, Tensor | None]:
+def _build(
+    edge_index: Any, num_src: int, num_dst: int, self_loops: bool, where: str
+) -> tuple[Graph, Tensor | None]:
     if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
-        return _build_of_sparse(edge_index, num_src, num_dst, self_loops)
+        return _build_of_sparse(edge_index, num_src, num_dst, self_loops, where)
     if edge_index.dtype in SMALL_DTYPES:
         edge_index = edge_index.to(torch.int64)
-    edge_index = _csr.as_index(_WHERE, "edge_index", edge_index, (2, None))
+    edge_index = _csr.as_index(where, "edge_index", edge_index, (2, None))
     num_loops = min(num_src, num_dst) if self_loops else 0
-    _csr.as_size(_WHERE, "number of edges", edge_index.shape[1] + num_loops)
+    _csr.as_size(where, "number of edges", edge_index.shape[1] + num_loops)
     with untraced(edge_index):
         if not self_loops and edge_index.dtype == torch.int32:
             # The graph would take a view of it: keep the tensor alive, and follow its changes.
             edge_index = edge_index.clone()
         src, dst = edge_index.unbind()
-        edges = _csr.from_edges(_WHERE, _ROWS, src, dst, num_src, num_dst, with_loops=self_loops)
+        try:
+            edges = _csr.from_edges(where, _ROWS, src, dst, num_src, num_dst, with_loops=self_loops)
+        except ValueError as error:
+            rows = f"{num_src} rows" if num_src == num_dst else f"{num_src} and {num_dst} rows"
+            raise ValueError(f"{error}; x has {rows}, one per node") from None
         return of_edges(Graph, edges), edges.edge_map
 
 
 @transforms.untransformed()
-def _build_of_sparse(matrix, num_src: int, num_dst: int, self_loops: bool) -> tuple[Graph, Tensor | None]:
+def _build_of_sparse(
+    matrix: Any, num_src: int, num_dst: int, self_loops: bool, where: str
+) -> tuple[Graph, Tensor | None]:
     graph = _from_sparse(matrix)
     if (graph.num_src, graph.num_dst) != (num_src, num_dst):
         raise ValueError(
-            f"edge_index: expected a sparse tensor [num_dst={num_dst}, num_src={num_src}], "
+            f"{where}: edge_index: expected a sparse tensor [num_dst={num_dst}, num_src={num_src}], "
             f"got [{graph.num_dst}, {graph.num_src}]"
         )
     return graph.add_self_loops(remove_existing=True, return_edge_map=True) if self_loops else (graph, None)

@@ -7,13 +7,15 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import torch
-from torch import Tensor, library
+from torch import Tensor, library, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ..engine.checks import DTYPES, no_graph
 from ..graph import Graph, GraphPart
 from ..graph.graph import OF_NUMBER
 from ..runtime import torch_internals as internals
 from ..runtime.compiling import is_exporting
+from ._errors import wrong_features
 
 # Graphs made from DGL's, by DGL's immutable index of a graph, which it replaces when edges change. Keys go by
 # identity: the index of DGL 1.1 cannot be hashed. What is kept refers to no key, so an entry lives as long as
@@ -29,9 +31,9 @@ class ZeroInDegreeError(ValueError):
     """A destination has no in-edges and the layer was not told to allow it."""
 
 
-def as_graph(graph: Any) -> Graph:
+def as_graph(graph: Any, layer: nn.Module | None = None) -> Graph:
     """``graph`` itself, if it is ours (or a part of one that processes share); or the Graph of a DGLGraph or
-    block, converted once and kept as long as DGL keeps it.
+    block, converted once and kept as long as DGL keeps it. layer: which errors name.
 
     The structure is checked first, for DGL itself reads past the end of what it is given. A relation
     ``g[etype]`` of a heterograph is converted once for ``g``, however often it is taken; taken inside
@@ -45,7 +47,8 @@ def as_graph(graph: Any) -> Graph:
     if isinstance(ours, Graph):
         return ours
     if not is_dgl(graph):
-        raise TypeError(f"graph: expected a dfgnn.Graph or a DGLGraph, got {type(graph).__name__}")
+        where = "" if layer is None else f"{type(layer).__name__}: "
+        raise TypeError(f"{where}graph: {no_graph(graph, 'a dfgnn.Graph or a DGLGraph')}")
     if torch.compiler.is_dynamo_compiling():
         internals.graph_break(
             "graph: expected a dfgnn.Graph (Graph.from_dgl), as torch.compile cannot look into DGL's, got one"
@@ -73,15 +76,16 @@ def _of_relation(graph: Any) -> Graph:
     return entry[2]
 
 
-def check_in_degrees(graph: Any, converted: Graph) -> None:
-    """Raise DGLError for a DGL graph, ZeroInDegreeError for ours, when a destination has no in-edges."""
+def check_in_degrees(graph: Any, converted: Graph, where: str = "") -> None:
+    """Raise DGLError for a DGL graph, ZeroInDegreeError for ours, when a destination has no in-edges; where:
+    what the message begins with."""
     if not is_dgl(graph) and torch.compiler.is_dynamo_compiling() and not is_exporting():
         torch.ops.dfgnn.check_in_degrees(converted._number)  # once the compiled code runs
         return
     if converted.edge_mask is not None or not converted.has_zero_in_degree:  # fixed capacity: would wait
         return
     message = (
-        "the graph has destinations without in-edges, whose aggregate would be 0. Add self-loops "
+        f"{where}graph: it has destinations without in-edges, whose aggregate would be 0. Add self-loops "
         "(dgl.add_self_loop(g), Graph.add_self_loops()), or pass allow_zero_in_degree=True to accept that."
     )
     raise (sys.modules["dgl"].DGLError if is_dgl(graph) else ZeroInDegreeError)(message)
@@ -99,6 +103,7 @@ torch.fx.node.has_side_effect(torch.ops.dfgnn.check_in_degrees.default)
 
 
 def split_ends(
+    layer: nn.Module,
     graph: Graph,
     feat: Tensor | tuple[Tensor, Tensor],
     dropout: Callable[[Tensor], Tensor],
@@ -109,26 +114,29 @@ def split_ends(
     A single tensor has one row per source; the destinations are its first ``num_dst`` rows, as in a block.
     """
     if isinstance(feat, tuple):
-        for k, (x, rows) in enumerate(zip(feat, (graph.num_src, graph.num_dst))):
-            _check_rows(f"{name}[{k}]", x, rows)
+        if len(feat) != 2:
+            where = f"{type(layer).__name__}: {name}"
+            raise ValueError(f"{where}: expected a tensor or a pair of them, got {len(feat)}")
+        _check_rows(layer, f"{name}[0]", feat[0], graph.num_src)
+        _check_rows(layer, f"{name}[1]", feat[1], graph.num_dst)
         return dropout(feat[0]), dropout(feat[1])
-    _check_rows(name, feat)
     if graph.num_dst > graph.num_src:
         raise ValueError(
-            f"{name}: expected a pair (source, destination) for a graph with {graph.num_src} sources and "
-            f"{graph.num_dst} destinations, got one tensor"
+            f"{type(layer).__name__}: {name}: expected a pair (source, destination) for a graph with "
+            f"{graph.num_src} sources and {graph.num_dst} destinations, got {type(feat).__name__}"
         )
-    _check_rows(name, feat, graph.num_src)
+    _check_rows(layer, name, feat, graph.num_src)
     feat = dropout(feat)
     return feat, feat[: graph.num_dst] if graph.num_dst < graph.num_src else feat
 
 
-def _check_rows(name: str, x: Any, rows: int | None = None) -> None:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name}: expected a tensor [N, *, F], got {type(x).__name__}")
-    if x.dim() < 2 or (rows is not None and len(x) != rows):
+def _check_rows(layer: nn.Module, name: str, x: Any, rows: int) -> None:
+    if not isinstance(x, Tensor) or x.dtype not in DTYPES:
+        raise wrong_features(layer, name, x, "[N, *, F]")
+    if x.dim() < 2 or len(x) != rows:
         raise ValueError(
-            f"{name}: expected shape [{'N' if rows is None else rows}, *, F], got {list(x.shape)}"
+            f"{type(layer).__name__}: {name}: expected shape [{rows}, *, F], a row per node of the graph, "
+            f"got {list(x.shape)}"
         )
 
 

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..engine.checks import DTYPES, wrong_shape
 from ..graph import Graph
 from . import _fallback
+from ._errors import check_constructor, check_fits, wrong_features
 from ._graph import as_graph, check_in_degrees, is_dgl
 from ._terms import all_hooked, is_untouched
 
@@ -31,6 +33,11 @@ class FusedLayer(nn.Module):
 
     #: Sub-modules that the engine computes without calling them -> the classes that it knows.
     _in_engine: dict[str, tuple[type, ...]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls) and cls.__module__.startswith(f"{__package__}."):
+            cls.__init__ = check_constructor(cls.__init__)  # type: ignore[method-assign]
 
     @classmethod
     def why_not(cls, layer: nn.Module) -> str | None:
@@ -86,9 +93,9 @@ class GraphLayer(FusedLayer):
 
     def _graph(self, graph: Any) -> Graph:
         """The graph that the engine takes, once its in-degrees are known to be wanted."""
-        fused = as_graph(graph)
+        fused = as_graph(graph, self)
         if not self.allow_zero_in_degree:
-            check_in_degrees(graph, fused)
+            check_in_degrees(graph, fused, f"{type(self).__name__}: ")
         return fused
 
 
@@ -161,12 +168,31 @@ def xavier(*weights: Tensor) -> None:
         nn.init.xavier_normal_(weight, gain=nn.init.calculate_gain("relu"))
 
 
-def check_edge_rows(name: str, x: Tensor, graph: Graph, prefix: Sequence[int]) -> None:
-    """Raise ValueError unless ``x`` is ``[E, *, any]`` with the features' leading dimensions."""
+def check_edge_rows(
+    layer: nn.Module, name: str, x: Any, linear: nn.Module, graph: Graph, prefix: Sequence[int]
+) -> None:
+    """Raise TypeError or ValueError unless ``x`` is ``[E, *, any]`` with the features' leading dimensions, as
+    ``linear`` takes them."""
+    if not isinstance(x, Tensor) or x.dtype not in DTYPES:
+        raise wrong_features(layer, name, x, "[E, *, F_e]")
     expected = [graph.num_edges, *prefix]
     if list(x.shape[:-1]) != expected:
         shape = ", ".join(str(n) for n in expected)
-        raise ValueError(f"{name}: expected shape [{shape}, any], a row per edge, got {list(x.shape)}")
+        raise ValueError(
+            f"{type(layer).__name__}: {name}: expected shape [{shape}, any], a row per edge, got "
+            f"{list(x.shape)}"
+        )
+    check_fits(layer, name, linear, x)
+
+
+def check_per_edge(layer: nn.Module, name: str, x: Any, shapes: Sequence[tuple[int, ...]]) -> None:
+    """Raise TypeError or ValueError unless ``x``, an option on edges, is None or a tensor of such a shape."""
+    if x is None or isinstance(x, Tensor) and x.shape in shapes:
+        return
+    where = f"{type(layer).__name__}: {name}"
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{where}: expected a tensor, got {type(x).__name__}")
+    raise ValueError(f"{where}: {wrong_shape(name, x, shapes)}")
 
 
 def _article(name: str) -> str:

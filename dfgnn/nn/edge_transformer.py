@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from .. import functional
 from ..engine.edge_rows import rows_of_destinations, rows_of_sources
+from ._errors import check_constructor, check_fits
 from ._graph import split_ends
 from ._layer import AttentionLayer, check_edge_rows, dropout_p
 from .graph_transformer import NORMS, check_heads_and_norm, check_sets, normalized, swapped
@@ -101,9 +102,12 @@ class EdgeGraphTransformerConv(AttentionLayer):
         """
         self.falls_back(graph)  # raises where attn_drop is more than a Dropout
         fused = self._graph(graph)
-        h_src, h_dst = split_ends(fused, feat, nn.Identity())
-        check_edge_rows("edge_attr", edge_attr, fused, h_src.shape[1:-1])
+        h_src, h_dst = split_ends(self, fused, feat, nn.Identity())
+        check_edge_rows(self, "edge_attr", edge_attr, self.fc_edge, fused, h_src.shape[1:-1])
         prefix = h_src.shape[1:-1]  # of which every set has heads of its own
+        source, destination = ("feat[0]", "feat[1]") if isinstance(feat, tuple) else ("feat", "feat")
+        check_fits(self, destination, self.fc_query, h_dst)
+        check_fits(self, source, self.fc_key, h_src)
         ends = (self.fc_query, h_dst), (self.fc_key, h_src), (self.fc_value, h_src), (self.fc_edge, edge_attr)
         query, key, value, edge = (fc(x).flatten(1) for fc, x in ends)
         value = self._rows(value)
@@ -171,6 +175,7 @@ class EdgeGraphTransformerLayer(nn.Module):
         ValueError: ``feats`` is not a multiple of ``num_heads``, or ``norm`` is none of the above.
     """
 
+    @check_constructor
     def __init__(
         self,
         feats: int,

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..graph import Graph
 from ..sparse.fixed import FixedStructure
+from ._errors import check_constructor
 from ._terms import is_plain
 from .whole.typed import typed_attention, typed_layer
 
@@ -43,6 +44,7 @@ class ExphormerAttention(nn.Module):
         ValueError: ``feats`` is not a multiple of ``num_heads``, or ``clamp`` not above 0.
     """
 
+    @check_constructor
     def __init__(
         self, feats: int, num_heads: int, type_dim: int | None = None, clamp: float | None = 5.0
     ) -> None:

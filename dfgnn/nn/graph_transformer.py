@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import functional
+from ._errors import check_constructor, check_fits
 from ._graph import split_ends
-from ._layer import AttentionLayer, dropout_p
+from ._layer import AttentionLayer, check_per_edge, dropout_p
 from ._terms import is_plain
 from .whole.eligible import dot_at_once
 
@@ -125,7 +126,7 @@ class GraphTransformerConv(AttentionLayer):
         """
         self.falls_back(graph)  # raises where attn_drop is more than a Dropout
         fused = self._graph(graph)
-        h_src, h_dst = split_ends(fused, feat, self.feat_drop)
+        h_src, h_dst = split_ends(self, fused, feat, self.feat_drop)
         self._check_edges(fused, edge_attr)
         if edge_bias is None and edge_weight is None and not get_attention:
             out = dot_at_once(
@@ -135,6 +136,12 @@ class GraphTransformerConv(AttentionLayer):
             if out is not None:
                 return self._heads(out)
         prefix = h_src.shape[1:-1]
+        per_head = fused.num_edges, prefix.numel() * self.num_heads
+        check_per_edge(self, "edge_bias", edge_bias, (per_head,))
+        check_per_edge(self, "edge_weight", edge_weight, (per_head[:1], per_head))
+        source, destination = ("feat[0]", "feat[1]") if isinstance(feat, tuple) else ("feat", "feat")
+        check_fits(self, destination, self.fc_query, h_dst)
+        check_fits(self, source, self.fc_key, h_src)
         ends = (self.fc_query, h_dst), (self.fc_key, h_src), (self.fc_value, h_src)
         result = self.attention(
             fused,
@@ -154,7 +161,8 @@ class GraphTransformerConv(AttentionLayer):
         expected = None if self.fc_edge is None else [graph.num_edges, self.edge_feats]
         got = None if edge_attr is None else list(edge_attr.shape)
         if self.fc_edge is None or edge_attr is None or got != expected:
-            raise ValueError(f"edge_attr: expected {expected or 'None without edge_feats'}, got {got}")
+            wanted = expected or "None without edge_feats"
+            raise ValueError(f"{type(self).__name__}: edge_attr: expected {wanted}, got {got}")
 
     def _edges(self, edge_attr: Tensor | None, sets: int) -> dict[str, Tensor]:
         """What the attention gets of the edges; sets: sets of features, whose heads lie set after set."""
@@ -207,6 +215,7 @@ class GraphTransformerLayer(nn.Module):
         ValueError: ``feats`` is not a multiple of ``num_heads``, or ``norm`` is none of the above.
     """
 
+    @check_constructor
     def __init__(
         self,
         feats: int,

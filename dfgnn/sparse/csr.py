@@ -100,10 +100,12 @@ def as_index(where: str, name: str, value, shape: tuple[int | None, ...] = (None
     if value.layout != torch.strided:
         raise TypeError(f"{where}: {name}: expected a dense tensor, got layout {value.layout}")
     if value.dtype not in INDEX_DTYPES:
-        raise TypeError(f"{where}: {name}: expected dtype torch.int32 or torch.int64, got {value.dtype}")
+        way = f"; convert it with {name}.long()" if value.is_floating_point() else ""
+        raise TypeError(f"{where}: {name}: expected dtype torch.int32 or torch.int64, got {value.dtype}{way}")
     if value.dim() != len(shape) or any(want not in (None, got) for want, got in zip(shape, value.shape)):
         expected = ", ".join("*" if want is None else str(want) for want in shape)
-        raise ValueError(f"{where}: {name}: expected shape [{expected}], got {list(value.shape)}")
+        way = f"; transpose it with {name}.t()" if shape == (2, None) and value.shape[1:] == (2,) else ""
+        raise ValueError(f"{where}: {name}: expected shape [{expected}], got {list(value.shape)}{way}")
     return value
 
 

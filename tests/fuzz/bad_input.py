@@ -1,6 +1,6 @@
 """Calls that must be refused, each with the error and the words that its message has to have.
 
-tests/fuzz/test_bad_input.py checks them, and scripts/error_table.py writes them to docs/errors.md.
+tests/fuzz/test_bad_input.py checks them, and scripts/error_table.py writes them to docs/internals/errors.md.
 """
 
 import dataclasses
@@ -114,6 +114,8 @@ def _tensor_cases(function):
             yield case("complex", TypeError, "torch.complex64", right.to(torch.complex64))
         yield case("one row too many", ValueError, "", torch.cat([right, right[:1]]))
         yield case("a number", ValueError, "[]", right.flatten()[0])
+        if shape == (EDGES, HEADS) and argument != "score":  # whose shape is free behind the edges
+            yield case("[E, H, 1]", ValueError, "[5, 2, 1]; ", right[..., None], "expected")
         if argument != "score" and shape != (EDGES,) and function != "flex_attention":
             yield case("one dimension more", ValueError, "", right[..., None].expand(*shape, 2))
         yield case("sparse", TypeError, "layout torch.sparse_coo", right.to_sparse())
@@ -128,8 +130,17 @@ def _function_cases():
             function, "graph", "None", TypeError, "expected a dfgnn.Graph, got NoneType", graph=None
         )
         yield _function_case(
-            function, "graph", "an edge_index", TypeError, "got Tensor", graph=torch.stack([SRC, DST])
-        )
+            function, "graph", "an edge_index", TypeError, "got Tensor", "Graph.from_edge_index(edge_index",
+            graph=torch.stack([SRC, DST]),
+        )  # fmt: skip
+        yield _function_case(
+            function, "graph", "features", TypeError, "got Tensor", "comes before the features",
+            graph=rand(N_SRC, HEADS, DIM),
+        )  # fmt: skip
+        yield _function_case(
+            function, "graph", "a DGLGraph", TypeError, "got DGLGraph", "Graph.from_dgl(g)",
+            graph=type("DGLGraph", (), {"canonical_etypes": []})(),
+        )  # fmt: skip
         yield from _tensor_cases(function)
     for function in _ATTENTION:
         for wrong, p in (("below 0", -0.1), ("above 1", 1.5), ("nan", math.nan)):
@@ -388,7 +399,6 @@ def _tool_cases():
 
 
 # ---- layers --------------------------------------------------------------------------------------
-# A wrong width or dtype of features is refused by torch.nn.Linear, in PyTorch's words.
 
 
 def _layer_cases():
@@ -402,45 +412,81 @@ def _layer_cases():
         "EdgeGATConv": (nn.EdgeGATConv(6, 5, 4, 2), (x, e)),
         "EGATConv": (nn.EGATConv(6, 5, 4, 3, 2), (x, e)),
         "GraphTransformerConv": (nn.GraphTransformerConv(6, 4, 2), (x,)),
+        "EdgeGraphTransformerConv": (nn.EdgeGraphTransformerConv(6, 5, 4, 2), (x, e)),
     }
     for layer, (module, inputs) in layers.items():
 
-        def case(argument, wrong, error, words, graph, *inputs, layer=layer, module=module):
-            return Case(f"nn.{layer}", argument, wrong, error, words, lambda: module(graph, *inputs))
+        def case(argument, wrong, error, words, graph, *inputs, layer=layer, module=module, **options):
+            words = (f"{layer}: {argument}: ", *words)
+            return Case(
+                f"nn.{layer}", argument, wrong, error, words, lambda: module(graph, *inputs, **options)
+            )
 
         feat, rest = "nfeats" if layer == "EGATConv" else "feat", inputs[1:]
+        edge_index = torch.stack([SRC, DST])
         yield case(
-            "graph", "an edge_index", TypeError, ("graph", "got Tensor"), torch.stack([SRC, DST]), *inputs
+            "graph",
+            "an edge_index",
+            TypeError,
+            ("got Tensor", "from_edge_index(edge_index"),
+            edge_index,
+            *inputs,
         )
+        yield case("graph", "the features", TypeError, ("got Tensor", "comes before"), x, loops, *rest)
         few = rand(len(SRC), 5)[: len(rest) * len(SRC)]
-        words = "in-edges", "allow_zero_in_degree"
         yield case(
             "graph",
             "a destination without edges",
             nn.ZeroInDegreeError,
-            words,
+            ("in-edges", "allow_zero_in_degree"),
             block(),
             x,
             *(few,) * len(rest),
         )
-        yield case(feat, "a list", TypeError, (feat, "got list"), loops, x.tolist(), *rest)
-        yield case(feat, "one row too few", ValueError, (feat, "got [3, 6]"), loops, x[1:], *rest)
-        yield case(
-            feat, "one row too many", ValueError, (feat, "got [5, 6]"), loops, x[[0, 0, 1, 2, 3]], *rest
-        )
-        yield case(feat, "of one dimension", ValueError, (feat, "got [4]"), loops, x[:, 0], *rest)
+        yield case(feat, "a list", TypeError, ("got list",), loops, x.tolist(), *rest)
+        yield case(feat, "of integers", TypeError, ("got torch.int64", "float()"), loops, x.long(), *rest)
+        yield case(feat, "one row too few", ValueError, ("[4, *, F]", "got [3, 6]"), loops, x[1:], *rest)
+        yield case(feat, "one row too many", ValueError, ("got [5, 6]",), loops, x[[0, 0, 1, 2, 3]], *rest)
+        yield case(feat, "of one dimension", ValueError, ("got [4]",), loops, x[:, 0], *rest)
         pair = x, x[1:]
-        yield case(
-            feat, "a pair of wrong sizes", ValueError, (f"{feat}[1]", "got [3, 6]"), loops, pair, *rest
-        )
+        yield case(f"{feat}[1]", "of a pair of wrong sizes", ValueError, ("got [3, 6]",), loops, pair, *rest)
+        yield case(feat, "three tensors", ValueError, ("a pair", "got 3"), loops, (x, x, x), *rest)
+        if layer != "AGNNConv":  # which has no weights
+            yield case(
+                feat, "of another width", ValueError, ("6 features", "got 7"), loops, rand(N_SRC, 7), *rest
+            )
+            yield case(
+                feat,
+                "of float64",
+                TypeError,
+                ("torch.float32", "got torch.float64"),
+                loops,
+                x.double(),
+                *rest,
+            )
         if rest:
-            edges = "efeats" if layer == "EGATConv" else "edge_feat"
-            yield case(edges, "one row too few", ValueError, (edges, "got [8, 5]"), loops, x, e[1:])
+            edges = {"EGATConv": "efeats", "EdgeGATConv": "edge_feat"}.get(layer, "edge_attr")
+            yield case(edges, "one row too few", ValueError, ("got [8, 5]",), loops, x, e[1:])
+            yield case(edges, "of another width", ValueError, ("5 features", "got 4"), loops, x, e[:, 1:])
+            yield case(edges, "of integers", TypeError, ("got torch.int64",), loops, x, e.long())
+    per_edge = (
+        ("GATConv", "edge_weight", "[E, 1]", rand(9, 1), "squeeze(-1)"),
+        ("GATConv", "edge_weight", "[E, H, 1]", rand(9, 2, 1), "squeeze(-1)"),
+        ("EGATConv", "edge_weight", "[E, H, 1]", rand(9, 2, 1), "squeeze(-1)"),
+        ("GraphTransformerConv", "edge_bias", "[E, H, 1]", rand(9, 2, 1), "squeeze(-1)"),
+        ("GraphTransformerConv", "edge_weight", "too short", rand(8), "got [8]"),
+        ("GraphTransformerConv", "edge_bias", "without heads", rand(9), "expected shape [9, 2], got [9]"),
+    )
+    for layer, argument, wrong, value, words in per_edge:
+        module, inputs = layers[layer]
+        call = lambda m=module, i=inputs, a=argument, v=value: m(loops, *i, **{a: v})  # noqa: E731
+        yield Case(f"nn.{layer}", argument, wrong, ValueError, (f"{layer}: {argument}: ", words), call)
     hgt = nn.HGTConv(6, 4, 2, 2, 2)
     types, kinds = torch.zeros(N_SRC, dtype=torch.int64), torch.zeros(loops.num_edges, dtype=torch.int64)
     for argument, wrong, error, words, inputs in (
         ("x", "one row too few", ValueError, "got [3, 6]", (x[1:], types, kinds)),
         ("x", "of another width", ValueError, "got [4, 7]", (rand(N_SRC, 7), types, kinds)),
+        ("x", "of integers", TypeError, "got torch.int64", (x.long(), types, kinds)),
         ("ntype", "too long", ValueError, "got [9]", (x, kinds, kinds)),
         ("ntype", "of floats", TypeError, "got torch.float32", (x, types.float(), kinds)),
         ("ntype", "too large", ValueError, "got 2", (x, types + 2, kinds)),
@@ -448,7 +494,51 @@ def _layer_cases():
         ("etype", "negative", ValueError, "got -1", (x, types, kinds - 1)),
     ):
         call = lambda inputs=inputs: hgt(loops, *inputs)  # noqa: E731
-        yield Case("nn.HGTConv", argument, wrong, error, (argument, words), call)
+        yield Case("nn.HGTConv", argument, wrong, error, (f"HGTConv: {argument}", words), call)
+
+
+def _constructor_cases(where, layers):
+    """Of each of the layers: (class, arguments that are right)."""
+    for layer, cls, right in layers:
+        names = ("heads", "num_heads") if "num_heads" in right else ("num_heads", "heads")
+        other, name = names
+        for argument, wrong, error, words, changes in (
+            (other, "the other library's name", TypeError, f"called {name}", {name: None, other: 2}),
+            (name, "zero", ValueError, "at least 1, got 0", {name: 0}),
+            (name, "a float", TypeError, "an integer, got 2.0", {name: 2.0}),
+        ):
+            options = {key: value for key, value in (right | changes).items() if value is not None}
+            yield Case(
+                f"{where}.{layer}", argument, wrong, error, (f"{layer}: {argument}: ", words),
+                lambda cls=cls, options=options: cls(**options),
+            )  # fmt: skip
+
+
+def _dgl_constructor_cases():
+    sizes = dict(in_feats=6, out_feats=4, num_heads=2)
+    yield from _constructor_cases(
+        "nn",
+        [
+            ("GATConv", nn.GATConv, sizes),
+            ("GATv2Conv", nn.GATv2Conv, sizes),
+            ("DotGatConv", nn.DotGatConv, sizes),
+            ("EdgeGATConv", nn.EdgeGATConv, sizes | dict(edge_feats=5)),
+            ("GraphTransformerConv", nn.GraphTransformerConv, sizes),
+            ("GraphTransformerLayer", nn.GraphTransformerLayer, dict(feats=8, num_heads=2)),
+        ],
+    )
+    for layer, cls in (("GATConv", nn.GATConv), ("GATv2Conv", nn.GATv2Conv), ("EdgeGATConv", nn.EdgeGATConv)):
+        options = sizes | dict(activation="relu") | (dict(edge_feats=5) if layer == "EdgeGATConv" else {})
+        yield Case(
+            f"nn.{layer}", "activation", "a string", TypeError,
+            (f"{layer}: activation: ", "torch.nn.functional.relu", "got 'relu'"),
+            lambda cls=cls, options=options: cls(**options),
+        )  # fmt: skip
+    yield Case(
+        "nn.GATConv", "in_channels", "torch_geometric's name", TypeError,
+        ("GATConv: in_channels: ", "called in_feats", "dfgnn.nn.pyg"),
+        lambda: nn.GATConv(in_channels=6, out_feats=4, num_heads=2),
+    )  # fmt: skip
 
 
 def _pyg_cases():
@@ -463,36 +553,60 @@ def _pyg_cases():
         "TransformerConv": pyg.TransformerConv(6, 4, 2),
         "AGNNConv": pyg.AGNNConv(),
         "SuperGATConv": pyg.SuperGATConv(6, 4, 2),
+        "GENConv": pyg.GENConv(6, 4),
+        "ResGatedGraphConv": pyg.ResGatedGraphConv(6, 4),
     }
     for layer, module in layers.items():
 
         def case(argument, wrong, error, words, *inputs, layer=layer, module=module):
-            return Case(
-                f"nn.pyg.{layer}", argument, wrong, error, (argument, *words), lambda: module(*inputs)
-            )
+            words = (f"{layer}: {argument}", *words)
+            return Case(f"nn.pyg.{layer}", argument, wrong, error, words, lambda: module(*inputs))
 
         yield case("x", "a list", TypeError, ("got list",), x.tolist(), edges)
         yield case("x", "of one dimension", ValueError, ("got [4]",), x[:, 0], edges)
+        yield case("x", "of integers", TypeError, ("got torch.int64", "float()"), x.long(), edges)
+        yield case("x", "swapped with edge_index", TypeError, ("swapped",), edges, x)
+        if layer != "AGNNConv":  # which has no weights
+            yield case("x", "of another width", ValueError, ("6 features", "got 7"), rand(N_SRC, 7), edges)
+            yield case("x", "of float64", TypeError, ("torch.float32", "layer.to("), x.double(), edges)
         yield case("edge_index", "a list", TypeError, ("got list",), x, edges.tolist())
-        yield case("edge_index", "[E, 2]", ValueError, ("got [5, 2]",), x, edges.T)
-        yield case("edge_index", "of floats", TypeError, ("got torch.float32",), x, edges.float())
-        yield case("edge_index", "beyond the nodes", ValueError, ("got 3",), x[:3], edges)
+        yield case("edge_index", "[E, 2]", ValueError, ("got [5, 2]", "transpose it"), x, edges.T)
+        yield case("edge_index", "of floats", TypeError, ("got torch.float32", ".long()"), x, edges.float())
+        yield case("edge_index", "beyond the nodes", ValueError, ("got 3", "x has 3 rows"), x[:3], edges)
         yield case("edge_index", "negative", ValueError, ("got -1",), x, edges - 1)
-        yield case("edge_index", "a graph", TypeError, ("got Graph",), x, block())
-    edge_dim = pyg.GATConv(6, 4, 2, edge_dim=5)
-    short = Case(
-        "nn.pyg.GATConv", "edge_attr", "one row too few", ValueError, ("edge_attr", "got"),
-        lambda: edge_dim(x, edges, rand(EDGES - 1, 5)),
-    )  # fmt: skip
-    yield short
+        yield case("x", "of another size than a Graph", ValueError, ("3 destination rows",), x, block())
+    for layer, argument, wrong, error, words, value in (
+        ("GATConv", "edge_attr", "one row too few", ValueError, "got [4, 5]", rand(EDGES - 1, 5)),
+        ("GATConv", "edge_attr", "of integers", TypeError, "got torch.int64", rand(EDGES, 5).long()),
+        ("TransformerConv", "edge_attr", "of another width", ValueError, "5 features", rand(EDGES, 4)),
+        ("TransformerConv", "edge_attr", "None", ValueError, "got None", None),
+    ):
+        module = getattr(pyg, layer)(6, 4, 2, edge_dim=5)
+        call = lambda module=module, value=value: module(x, edges, value)  # noqa: E731
+        yield Case(f"nn.pyg.{layer}", argument, wrong, error, (f"{layer}: {argument}: ", words), call)
     rgat = pyg.RGATConv(6, 4, 3)
     for wrong, words, kinds in (
         ("too short", "got [4]", torch.zeros(4, dtype=torch.int64)),
         ("too large", "got 3", torch.full((EDGES,), 3)),
     ):
         call = lambda kinds=kinds: rgat(x, edges, kinds)  # noqa: E731
-        yield Case("nn.pyg.RGATConv", "edge_type", wrong, ValueError, ("edge_type", words), call)
+        yield Case("nn.pyg.RGATConv", "edge_type", wrong, ValueError, ("RGATConv: edge_type", words), call)
+    sizes = dict(in_channels=6, out_channels=4, heads=2)
+    names = "GATConv", "GATv2Conv", "TransformerConv", "SuperGATConv"
+    yield from _constructor_cases("nn.pyg", [(name, getattr(pyg, name), sizes) for name in names])
+    yield Case(
+        "nn.pyg.GATConv", "in_feats", "DGL's name", TypeError,
+        ("GATConv: in_feats: ", "called in_channels", "dfgnn.nn"),
+        lambda: pyg.GATConv(in_feats=6, out_channels=4),
+    )  # fmt: skip
 
 
 def cases():
-    return [*_function_cases(), *_graph_cases(), *_tool_cases(), *_layer_cases(), *_pyg_cases()]
+    return [
+        *_function_cases(),
+        *_graph_cases(),
+        *_tool_cases(),
+        *_layer_cases(),
+        *_dgl_constructor_cases(),
+        *_pyg_cases(),
+    ]

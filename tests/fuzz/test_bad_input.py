@@ -19,9 +19,9 @@ def test_refused(case):
 
 
 def test_the_page_is_up_to_date():
-    """docs/errors.md is what `python scripts/error_table.py` writes."""
+    """docs/internals/errors.md is what `python scripts/error_table.py` writes."""
     pytest.importorskip("torch_geometric")
     spec = importlib.util.spec_from_file_location("error_table", ROOT / "scripts" / "error_table.py")
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    assert (ROOT / "docs" / "errors.md").read_text() == script.page()
+    assert (ROOT / "docs" / "internals" / "errors.md").read_text() == script.page()

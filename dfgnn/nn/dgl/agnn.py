@@ -61,7 +61,7 @@ class AGNNConv(GraphLayer):
             TypeError, ValueError: ``graph`` or a tensor is not as described.
         """
         fused = self._graph(graph)
-        h_src, h_dst = split_ends(fused, feat, nn.Identity())
+        h_src, h_dst = split_ends(self, fused, feat, nn.Identity())
         x_dst = None if h_dst is h_src else _three_dims(h_dst)
         out = self.attention(fused, _three_dims(h_src), x_dst, beta=self.beta)
         return out.reshape(fused.num_dst, *h_src.shape[1:])

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ... import functional
+from .._errors import projected
 from .._graph import split_ends
 from .._layer import AttentionLayer
 from ..whole.eligible import dot_at_once
@@ -74,7 +75,7 @@ class DotGatConv(AttentionLayer):
             TypeError, ValueError: ``graph`` or a tensor is not as described.
         """
         fused = self._graph(graph)
-        h_src, h_dst = split_ends(fused, feat, nn.Identity())
+        h_src, h_dst = split_ends(self, fused, feat, nn.Identity())
         prefix = h_src.shape[1:-1]
         fc_src, fc_dst = self._projections()
         one = fc_src is fc_dst and not isinstance(feat, tuple)
@@ -84,8 +85,12 @@ class DotGatConv(AttentionLayer):
             )
             if out is not None:
                 return self._heads(out)
-        feat_src = self._heads(fc_src(h_src)).flatten(1, -2)
-        feat_dst = feat_src[: fused.num_dst] if one else self._heads(fc_dst(h_dst)).flatten(1, -2)
+        source, destination = ("feat[0]", "feat[1]") if isinstance(feat, tuple) else ("feat", "feat")
+        feat_src = self._heads(projected(self, source, fc_src, h_src)).flatten(1, -2)
+        if one:
+            feat_dst = feat_src[: fused.num_dst]
+        else:
+            feat_dst = self._heads(projected(self, destination, fc_dst, h_dst)).flatten(1, -2)
         result = self.attention(fused, feat_dst, feat_src, feat_src, return_attention=get_attention)
         out, attention = self._unpack(result, prefix)
         return (out, attention) if get_attention else out

@@ -114,8 +114,8 @@ class EdgeGATConv(AdditiveConv):
         if self.falls_back(graph):
             return super().forward(graph, feat, edge_feat, get_attention)
         fused = self._graph(graph)
-        h_src, h_dst = split_ends(fused, feat, self.feat_drop)
-        check_edge_rows("edge_feat", edge_feat, fused, h_src.shape[1:-1])
+        h_src, h_dst = split_ends(self, fused, feat, self.feat_drop)
+        check_edge_rows(self, "edge_feat", edge_feat, self.fc_edge, fused, h_src.shape[1:-1])
         ends = fused, h_src, h_dst, not isinstance(feat, tuple)
         # Each head reads the edge features once; where these are wider than what they are projected to, it
         # pays to project first.

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ... import functional
+from .._errors import projected
 from .._graph import split_ends
-from .._layer import GraphLayer, as_pair, check_edge_rows, renamed, xavier
+from .._layer import GraphLayer, as_pair, check_edge_rows, check_per_edge, renamed, xavier
 from .._terms import is_plain
 from ._edges import add_ends
 
@@ -110,10 +111,15 @@ class EGATConv(GraphLayer):
             TypeError, ValueError: ``graph`` or a tensor is not as described.
         """
         fused = self._graph(graph)
-        h_src, h_dst = split_ends(fused, nfeats, nn.Identity(), "nfeats")
+        h_src, h_dst = split_ends(self, fused, nfeats, nn.Identity(), "nfeats")
         prefix = h_src.shape[1:-1]
-        check_edge_rows("efeats", efeats, fused, prefix)
-        ends = self.fc_ni(h_src), self.fc_nj(h_dst)
+        check_edge_rows(self, "efeats", efeats, self.fc_fij, fused, prefix)
+        shapes = (fused.num_edges,), (fused.num_edges, prefix.numel() * self.num_heads)
+        check_per_edge(self, "edge_weight", edge_weight, shapes)
+        source, destination = (
+            ("nfeats[0]", "nfeats[1]") if isinstance(nfeats, tuple) else ("nfeats", "nfeats")
+        )
+        ends = projected(self, source, self.fc_ni, h_src), projected(self, destination, self.fc_nj, h_dst)
         f = add_ends(fused, self._edge_term(efeats).flatten(1), *(x.flatten(1) for x in ends))
         f = F.leaky_relu_(f).unflatten(1, (*prefix, self.num_heads, self.out_edge_feats))
         score = self._score(f).flatten(1)

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from ... import functional
 from ...graph import Graph
+from .._errors import check_fits, projected
 from .._graph import split_ends
-from .._layer import LeakyLayer, dropout_p, xavier
+from .._layer import LeakyLayer, check_per_edge, dropout_p, xavier
 from .._terms import folded_terms, folds
 from ..whole.eligible import gat_at_once, is_first_rows
 
@@ -93,7 +94,9 @@ class AdditiveConv(LeakyLayer):
     def _project(self, h_src: Tensor, h_dst: Tensor, shared: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Projected source features ``[N_src, *, H, D]`` and both score terms ``[N, *, H]``."""
         fc_src, fc_dst = self._projections()
-        feat_src = self._heads(fc_src(h_src))
+        feat_src = self._heads(projected(self, "feat" if shared else "feat[0]", fc_src, h_src))
+        if not shared:
+            check_fits(self, "feat[1]", fc_dst, h_dst)
         width = self.num_heads * self.out_feats
         if folds(fc_src, h_src, width) and folds(fc_dst, h_dst, width):
             if shared:
@@ -209,7 +212,7 @@ class GATConv(AdditiveConv):
         if self.falls_back(graph):
             return super().forward(graph, feat, edge_weight, get_attention)
         fused = self._graph(graph)
-        h_src, h_dst = split_ends(fused, feat, self.feat_drop)
+        h_src, h_dst = split_ends(self, fused, feat, self.feat_drop)
         shared = not isinstance(feat, tuple)
         fc_src, fc_dst = self._projections()
         whole = edge_weight is None and not get_attention and fc_src is fc_dst
@@ -217,6 +220,8 @@ class GATConv(AdditiveConv):
             at_once = self._at_once(fused, h_src)
             if at_once is not None:
                 return self._finish(at_once, h_dst)
+        shapes = (fused.num_edges,), (fused.num_edges, h_src.shape[1:-1].numel() * self.num_heads)
+        check_per_edge(self, "edge_weight", edge_weight, shapes)
         out, attention = self._attend(fused, h_src, h_dst, shared, get_attention, edge_weight=edge_weight)
         out = self._finish(out, h_dst)
         return (out, attention) if get_attention else out

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ... import functional
 from ...graph import Graph
+from .._errors import projected
 from .._graph import split_ends
 from .._layer import LeakyLayer, dropout_p, xavier
 from ..whole.eligible import pair_at_once
@@ -120,18 +121,19 @@ class GATv2Conv(LeakyLayer):
         if self.falls_back(graph):
             return super().forward(graph, feat, get_attention)
         fused = self._graph(graph)
-        h_src, h_dst = split_ends(fused, feat, self.feat_drop)
+        h_src, h_dst = split_ends(self, fused, feat, self.feat_drop)
         shared = not isinstance(feat, tuple)
         if not get_attention:
             out = self._at_once(fused, h_src, None if shared else h_dst)
             if out is not None:
                 return self._finish(out, h_dst)
         prefix = h_src.shape[1:-1]
-        x_src = self._heads(self.fc_src(h_src)).flatten(1, -2)
+        source, destination = ("feat", "feat") if shared else ("feat[0]", "feat[1]")
+        x_src = self._heads(projected(self, source, self.fc_src, h_src)).flatten(1, -2)
         if self.share_weights and shared:
             x_dst = x_src[: fused.num_dst]
         else:
-            x_dst = self._heads(self.fc_dst(h_dst)).flatten(1, -2)
+            x_dst = self._heads(projected(self, destination, self.fc_dst, h_dst)).flatten(1, -2)
         result = self.attention(
             fused,
             x_src,

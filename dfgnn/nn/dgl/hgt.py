@@ -140,14 +140,14 @@ class HGTConv(FusedLayer):
         """
         if self.falls_back(g):
             return super().forward(g, x, ntype, etype, presorted=presorted)
-        fused = as_graph(g)
-        x_src, x_dst = split_ends(fused, x, nn.Identity(), "x")
+        fused = as_graph(g, self)
+        x_src, x_dst = split_ends(self, fused, x, nn.Identity(), "x")
         if x.shape[0] != fused.num_src or x.shape[-1] != self.in_size:
             expected = f"[{fused.num_src}, *, {self.in_size}]"
-            raise ValueError(f"x: expected shape {expected}, got {list(x.shape)}")
-        check_types(ntype, "ntype", fused.num_src)
+            raise ValueError(f"HGTConv: x: expected shape {expected}, got {list(x.shape)}")
+        check_types(ntype, "HGTConv: ntype", fused.num_src)
         if not is_recorded():
-            groups_of(ntype, self.linear_k.num_types, "ntype")
+            groups_of(ntype, self.linear_k.num_types, "HGTConv: ntype")
         # [T, H]: the priors and 1 / sqrt(D) scale the keys' maps.
         scale = torch.stack(tuple(self.relation_pri), 1) / math.sqrt(self.head_size)
         of_keys, of_values = _stack(self.relation_att) * scale[:, :, None, None], _stack(self.relation_msg)
@@ -156,13 +156,13 @@ class HGTConv(FusedLayer):
             of_keys, of_values = (w.repeat(1, prefix.numel(), 1, 1) for w in (of_keys, of_values))
         key, value = (self._heads(linear(x_src, ntype)) for linear in (self.linear_k, self.linear_v))
         if is_recorded():
-            check_types(etype, "etype", fused.num_edges)
+            check_types(etype, "HGTConv: etype", fused.num_edges)
             dst_type = ntype if fused.num_dst == fused.num_src else ntype[: fused.num_dst]
             lifted = cast(Graph, TypedGraph(fused, etype, self.num_etypes))
             key, value = rows_of_pairs(key, of_keys), rows_of_pairs(value, of_values)
         else:
             dst_type = first_types(ntype, fused.num_dst)
-            relations = relations_of(fused, etype, self.num_etypes)
+            relations = relations_of(fused, etype, self.num_etypes, "HGTConv: etype")
             lifted = relations.graph
             key, value = (
                 typed_matmul(rows, weight, relations.groups, lifted.num_src)

@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.nn.conv import MessagePassing
@@ -23,11 +23,13 @@ from torch_geometric.utils import (
 )
 from torch_geometric.utils.sparse import set_sparse_value
 
+from ...engine.checks import DTYPES
 from ...engine.traced_graph import EdgeList, smaller
 from ...graph import Graph, GraphPart
 from ...runtime import torch_internals as internals
 from ...runtime.torch_internals import transforms_active
 from ...runtime.transforms import any_batched
+from .._errors import check_constructor, wrong_features
 from .._fallback import Called, foreign_mode, is_from, warn
 from .._terms import LINEAR, all_hooked, is_untouched
 from . import VERSION
@@ -90,6 +92,7 @@ class FusedConv:
         if FusedConv in cls.__bases__:
             cls._methods_of_library = _written_by_library(_upstream(cls), _METHODS)
             cls._called = Called(_upstream(cls))
+            cls.__init__ = check_constructor(cls.__init__)  # type: ignore[method-assign]
 
     @classmethod
     def why_not(cls, layer: MessagePassing) -> str | None:
@@ -276,38 +279,43 @@ def wants_attention(return_attention_weights: bool | None) -> bool:
     return isinstance(return_attention_weights, bool) if VERSION < (2, 8) else bool(return_attention_weights)
 
 
-def ends(x: Any) -> tuple[Tensor, Tensor | None]:
+def ends(layer: nn.Module, x: Any) -> tuple[Tensor, Tensor | None]:
     """Source and destination features ``[N, F]`` or ``[B, N, F]``; both are x where it is one tensor."""
     if isinstance(x, Tensor):
-        check_rows("x", x)
+        check_rows(layer, "x", x)
         return x, x
     if not isinstance(x, (tuple, list)) or len(x) != 2:
-        raise TypeError(f"x: expected a tensor [N, F] or a pair of them, got {type(x).__name__}")
+        where = f"{type(layer).__name__}: x"
+        raise TypeError(f"{where}: expected a tensor [N, F] or a pair of them, got {type(x).__name__}")
     x_src, x_dst = x
-    check_rows("x[0]", x_src)
+    check_rows(layer, "x[0]", x_src)
     if x_dst is not None:
-        check_rows("x[1]", x_dst)
+        check_rows(layer, "x[1]", x_dst)
         if x_src.shape[:-2] != x_dst.shape[:-2]:
             raise ValueError(
-                f"x[1]: expected a batch as x[0], {list(x_src.shape[:-2])}, got {list(x_dst.shape[:-2])}"
+                f"{type(layer).__name__}: x[1]: expected a batch as x[0], {list(x_src.shape[:-2])}, got "
+                f"{list(x_dst.shape[:-2])}"
             )
     return x_src, x_dst
 
 
-def both_ends(x: Any) -> tuple[Tensor, Tensor]:
+def both_ends(layer: nn.Module, x: Any) -> tuple[Tensor, Tensor]:
     """`ends` of a layer that reads the destinations' features, too."""
-    x_src, x_dst = ends(x)
+    x_src, x_dst = ends(layer, x)
     if x_dst is None:
-        raise ValueError("x: expected features of the destinations, too, got None for x[1]")
+        raise ValueError(
+            f"{type(layer).__name__}: x: expected features of the destinations, too, got None for x[1]"
+        )
     return x_src, x_dst
 
 
-def check_rows(name: str, x: Any) -> None:
+def check_rows(layer: nn.Module, name: str, x: Any) -> None:
     """Features ``[N, F]``, or ``[B, N, F]``: B sets on the same graph."""
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name}: expected a tensor [N, F], got {type(x).__name__}")
+    if not isinstance(x, Tensor) or x.dtype not in DTYPES:
+        raise wrong_features(layer, name, x, "[N, F]")
     if x.dim() not in (2, 3):
-        raise ValueError(f"{name}: expected shape [N, F] or [B, N, F], got {list(x.shape)}")
+        where = f"{type(layer).__name__}: {name}"
+        raise ValueError(f"{where}: expected shape [N, F] or [B, N, F], got {list(x.shape)}")
 
 
 def is_batch(x: Any) -> bool:
@@ -330,6 +338,7 @@ def over_batch(layer: Callable[..., Any], *features: Any) -> Any:
 
 
 def edge_attributes(
+    layer: nn.Module,
     edge_index: Any,
     edge_attr: Tensor | None,
     graph: Graph,
@@ -344,22 +353,26 @@ def edge_attributes(
     """
     if isinstance(graph, EdgeList):
         edge_map = graph.edge_map
-    if edge_map is not None and not isinstance(edge_index, Tensor):
+    if edge_map is not None and not isinstance(edge_index, (Tensor, Graph)):
         raise NotImplementedError(
-            "edge_index: expected a tensor in a layer with edge_dim and add_self_loops, got a SparseTensor"
+            f"{type(layer).__name__}: edge_index: expected a tensor in a layer with edge_dim and "
+            "add_self_loops, got a SparseTensor"
         )
-    num_edges, edge_attr = given_attributes(edge_index, edge_attr)
+    num_edges, edge_attr = given_attributes(layer, edge_index, edge_attr)
     if edge_attr is None:
         return None
     if isinstance(edge_index, GraphPart) and edge_index is not graph:
         raise NotImplementedError(
-            f"edge_attr: expected None for {edge_index.kind}, in a layer with "
+            f"{type(layer).__name__}: edge_attr: expected None for {edge_index.kind}, in a layer with "
             "add_self_loops: append the loops and their attributes before it is divided"
         )
     if edge_attr.dim() not in (1, 2) or edge_attr.shape[0] != num_edges:
         raise ValueError(
-            f"edge_attr: expected shape [{num_edges}] or [{num_edges}, F], got {list(edge_attr.shape)}"
+            f"{type(layer).__name__}: edge_attr: expected shape [{num_edges}] or [{num_edges}, F], a row per "
+            f"edge, got {list(edge_attr.shape)}"
         )
+    if edge_attr.dtype not in DTYPES:
+        raise wrong_features(layer, "edge_attr", edge_attr, "[E, F]")
     if edge_map is not None:
         edge_attr = _with_loops(edge_attr, graph, edge_map, fill_value)
     return edge_attr.unsqueeze(1) if edge_attr.dim() == 1 else edge_attr
@@ -384,10 +397,12 @@ def _with_loops(edge_attr: Tensor, graph: Graph, edge_map: Tensor, fill_value) -
     return torch.cat([edge_attr, loops])
 
 
-def given_attributes(edge_index: Any, edge_attr: Tensor | None) -> tuple[int, Tensor | None]:
+def given_attributes(
+    layer: nn.Module, edge_index: Any, edge_attr: Tensor | None
+) -> tuple[int, Tensor | None]:
     """The number of edges, and the attributes given for them: ``edge_attr``, or a sparse tensor's own."""
     values = None
-    if isinstance(edge_index, GraphPart):
+    if isinstance(edge_index, (Graph, GraphPart)):
         num_edges = edge_index.num_edges
     elif not isinstance(edge_index, Tensor):
         num_edges, values = edge_index.nnz(), edge_index.storage.value()
@@ -397,7 +412,8 @@ def given_attributes(edge_index: Any, edge_attr: Tensor | None) -> tuple[int, Te
         num_edges = edge_index._nnz()
         values = edge_index.values() if edge_index.dense_dim() else None
     if edge_attr is not None and not isinstance(edge_attr, Tensor):
-        raise TypeError(f"edge_attr: expected a tensor, got {type(edge_attr).__name__}")
+        where = f"{type(layer).__name__}: edge_attr"
+        raise TypeError(f"{where}: expected a tensor, got {type(edge_attr).__name__}")
     if edge_attr is None and values is not None and values.dim() > 1:
         edge_attr = values
     return num_edges, edge_attr
@@ -410,7 +426,7 @@ def attention_result(edge_index: Any, alpha: Tensor, graph: Graph, self_loops: b
     """
     if isinstance(graph, EdgeList):
         return graph.edge_index, alpha
-    if graph.edge_mask is not None:
+    if graph.edge_mask is not None or isinstance(edge_index, Graph):
         return graph.edge_index.clone(), alpha  # not the graph's own memory
     if alpha.dim() == 3 and not (isinstance(edge_index, Tensor) and edge_index.layout == torch.strided):
         raise NotImplementedError("edge_index: expected a dense tensor for the attention of a batch")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...engine.traced_graph import EdgeList, is_traced
 from ...graph import Graph, GraphPart
@@ -14,48 +14,66 @@ from ...graph.cache import check_type
 
 
 def graph_of(
-    edge_index: Any, num_src: int, num_dst: int, self_loops: bool = False
+    layer: nn.Module,
+    edge_index: Any,
+    x_src: Tensor,
+    x_dst: Tensor | None,
+    size: tuple[int, int] | None = None,
+    self_loops: bool = False,
 ) -> tuple[Graph, Tensor | None]:
-    """`_kept.graph_of`; while a compiler records the layer, an EdgeList that stands for the graph and has the
-    map."""
+    """`_kept.graph_of` with the sizes of a layer's features; while a compiler records the layer, an EdgeList
+    that stands for the graph and has the map."""
+    num_src, num_dst = sizes_of(layer, edge_index, x_src, x_dst, size)
     if type(edge_index) is Tensor and not torch.compiler.is_compiling():
         found = _kept.known(edge_index, num_src, num_dst, self_loops)
         if found is not None:
             return found
+    if isinstance(edge_index, Graph) and not self_loops:
+        return edge_index, None
     if isinstance(edge_index, GraphPart):
         return cast(Graph, edge_index.with_self_loops() if self_loops else edge_index), None
     if is_traced(edge_index):
         if edge_index.dtype in _kept.SMALL_DTYPES:
             edge_index = edge_index.to(torch.int64)
         return cast(Graph, EdgeList(edge_index, num_src, num_dst, self_loops)), None
-    return _kept.graph_of(edge_index, num_src, num_dst, self_loops)
+    return _kept.graph_of(edge_index, num_src, num_dst, self_loops, type(layer).__name__)
 
 
-def declared_sizes(edge_index: Any, size: tuple[int, int] | None = None) -> tuple[int | None, int | None]:
+def for_upstream(edge_index: Any) -> Any:
+    """What torch_geometric's own code takes for the edges: of a Graph its tensor."""
+    return edge_index.edge_index if isinstance(edge_index, Graph) else edge_index
+
+
+def declared_sizes(
+    edge_index: Any, size: tuple[int, int] | None = None, where: str = ""
+) -> tuple[int | None, int | None]:
     """What ``edge_index`` itself, or else ``size``, says of (num_src, num_dst); None where it does not."""
-    if isinstance(edge_index, GraphPart):
+    if isinstance(edge_index, (Graph, GraphPart)):
         return edge_index.num_src, edge_index.num_dst
     if isinstance(edge_index, Tensor) and edge_index.layout == torch.strided:
         if type(edge_index) is not Tensor and hasattr(edge_index, "sparse_size"):  # EdgeIndex
             num_src, num_dst = edge_index.sparse_size()
             return num_src, num_dst
         return (None, None) if size is None else (size[0], size[1])
-    check_type(edge_index)
+    check_type(edge_index, where)
     return edge_index.size(1), edge_index.size(0)
 
 
 def sizes_of(
-    edge_index: Any, x_src: Tensor, x_dst: Tensor | None, size: tuple[int, int] | None = None
+    layer: nn.Module, edge_index: Any, x_src: Tensor, x_dst: Tensor | None, size: tuple[int, int] | None
 ) -> tuple[int, int]:
     """(num_src, num_dst) from features, one row per node, and what is declared, as in message passing.
 
     Without destination features the declared size counts, else num_src. Raises ValueError where features and
     declared sizes differ.
     """
-    sizes = declared_sizes(edge_index, size)
+    sizes = declared_sizes(edge_index, size, type(layer).__name__)
     for name, x, want in zip(("source", "destination"), (x_src, x_dst), sizes):
         if x is not None and want is not None and x.shape[-2] != want:
-            raise ValueError(f"x: expected {want} {name} rows, as edge_index or size says, got {x.shape[-2]}")
+            raise ValueError(
+                f"{type(layer).__name__}: x: expected {want} {name} rows, as edge_index or size says, got "
+                f"{x.shape[-2]}"
+            )
     if x_dst is not None:
         return x_src.shape[-2], x_dst.shape[-2]
     return x_src.shape[-2], x_src.shape[-2] if sizes[1] is None else sizes[1]

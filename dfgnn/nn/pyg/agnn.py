@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ... import functional
 from ._base import FusedConv, check_rows
-from ._graph import graph_of, sizes_of
+from ._graph import for_upstream, graph_of
 
 
 class AGNNConv(FusedConv, torch_geometric.nn.AGNNConv):
@@ -47,9 +47,9 @@ class AGNNConv(FusedConv, torch_geometric.nn.AGNNConv):
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
         if self.falls_back(edge_index):
-            return super().forward(x, edge_index)
-        check_rows("x", x)
-        graph, _ = graph_of(edge_index, *sizes_of(edge_index, x, x), self.add_self_loops)
+            return super().forward(x, for_upstream(edge_index))
+        check_rows(self, "x", x)
+        graph, _ = graph_of(self, edge_index, x, x, self_loops=self.add_self_loops)
         with torch.autocast(x.device.type, enabled=False):  # a norm would come as float32
             out = self.attention(graph, x.unsqueeze(-2), beta=self.beta).squeeze(-2)
         return out.to(torch.promote_types(x.dtype, self.beta.dtype))  # they differ under autocast

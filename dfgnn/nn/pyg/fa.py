@@ -12,10 +12,11 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from ... import functional
 from ...engine.edge_rows import rows_of_destinations, rows_of_sources
+from ...graph import Graph
 from ...graph import cache as _kept
 from .._fallback import warn
 from ._base import LIBRARY, FusedConv, check_rows, is_batch, over_batch
-from ._graph import graph_of, sizes_of
+from ._graph import for_upstream, graph_of
 
 
 class FAConv(FusedConv, torch_geometric.nn.FAConv):
@@ -57,17 +58,22 @@ class FAConv(FusedConv, torch_geometric.nn.FAConv):
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
         if self.falls_back(edge_index) or self._is_sparse(edge_index) or torch.compiler.is_compiling():
-            return super().forward(x, x_0, edge_index, edge_weight, return_attention_weights)
-        check_rows("x", x)
+            return super().forward(x, x_0, for_upstream(edge_index), edge_weight, return_attention_weights)
+        check_rows(self, "x", x)
+        edge_index = for_upstream(edge_index)
         if is_batch(x):
             return self._over_batch(x, x_0, edge_index, edge_weight, return_attention_weights)
         if self.normalize:
             if edge_weight is not None:
-                raise ValueError("edge_weight: expected None in a layer with normalize=True, got a tensor")
+                raise ValueError(
+                    "FAConv: edge_weight: expected None in a layer with normalize=True, got a tensor"
+                )
             edge_index, edge_weight = self._normalized(edge_index, x)
         elif edge_weight is None:
-            raise ValueError("edge_weight: expected a tensor [E] in a layer with normalize=False, got None")
-        graph, _ = graph_of(edge_index, *sizes_of(edge_index, x, x))
+            raise ValueError(
+                "FAConv: edge_weight: expected a tensor [E] in a layer with normalize=False, got None"
+            )
+        graph, _ = graph_of(self, edge_index, x, x)
         sources, destinations = (
             rows_of_sources(graph, self.att_l(x)),
             rows_of_destinations(graph, self.att_r(x)),
@@ -98,7 +104,11 @@ class FAConv(FusedConv, torch_geometric.nn.FAConv):
         return out, (edges, alpha)
 
     def _is_sparse(self, edge_index: Any) -> bool:
-        sparse = not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided
+        sparse = (
+            not isinstance(edge_index, (Tensor, Graph))
+            or isinstance(edge_index, Tensor)
+            and edge_index.layout != torch.strided
+        )
         if sparse:
             warn(type(self), LIBRARY, "a sparse tensor as edges")
         return sparse

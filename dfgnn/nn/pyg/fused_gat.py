@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from ... import functional
 from ...graph import Graph
 from ...graph import cache as _kept
+from .._errors import projected
 from ._base import FusedConv, check_rows
-from ._graph import graph_of, sizes_of
+from ._graph import graph_of
 
 
 class FusedGATConv(FusedConv, torch_geometric.nn.FusedGATConv):
@@ -58,7 +59,7 @@ class FusedGATConv(FusedConv, torch_geometric.nn.FusedGATConv):
         reason = self.why_not(self)
         if reason is not None:  # theirs has a fused forward only, too
             raise NotImplementedError(f"FusedGATConv: {reason}: use GATConv")
-        check_rows("x", x)
+        check_rows(self, "x", x)
         rowptr, col = csr
         graph = _kept.once((rowptr, col), ("csr", x.shape[-2]), lambda: _graph(x, rowptr, col))
         feat = self._heads((self.lin_src if self.lin is None else self.lin)(x))
@@ -139,9 +140,9 @@ class CuGraphGATConv(torch_geometric.nn.CuGraphGATConv):
         """
         if edge_attr is not None:
             raise NotImplementedError("CuGraphGATConv: edge_attr: expected None, got features: use GATConv")
-        check_rows("x", x)
-        graph, _ = graph_of(edge_index, *sizes_of(edge_index, x, x))
-        feat = self.lin(x).unflatten(-1, (self.heads, self.out_channels))
+        check_rows(self, "x", x)
+        graph, _ = graph_of(self, edge_index, x, x)
+        feat = projected(self, "x", self.lin, x).unflatten(-1, (self.heads, self.out_channels))
         terms = ((feat * vector).sum(-1) for vector in self.att.view(2, self.heads, -1))
         out = self.attention(graph, feat, *terms, negative_slope=self.negative_slope)
         out = out.flatten(-2) if self.concat else out.mean(-2)

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from ... import functional
 from ...graph import Graph
+from .._errors import check_fits, projected
 from .._terms import folded_terms, folds, is_plain
 from ..whole.eligible import gat_at_once, is_first_rows
 from ._base import FusedConv, edge_attributes, ends, wants_attention
-from ._graph import graph_of, sizes_of
+from ._graph import for_upstream, graph_of
 
 
 class GATConv(FusedConv, torch_geometric.nn.GATConv):
@@ -67,14 +68,14 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
         if self.falls_back(edge_index):
-            return super().forward(x, edge_index, edge_attr, size, return_attention_weights)
-        x_src, x_dst = ends(x)
-        graph, edge_map = graph_of(edge_index, *sizes_of(edge_index, x_src, x_dst, size), self.add_self_loops)
+            return super().forward(x, for_upstream(edge_index), edge_attr, size, return_attention_weights)
+        x_src, x_dst = ends(self, x)
+        graph, edge_map = graph_of(self, edge_index, x_src, x_dst, size, self.add_self_loops)
         # In torch_geometric's order, in which lazy parameters draw their first values.
         res = self.res
-        res = None if res is None or x_dst is None else res(x_dst)
+        res = None if res is None or x_dst is None else projected(self, "x", res, x_dst)
         if self.lin_edge is not None:
-            edge_attr = edge_attributes(edge_index, edge_attr, graph, edge_map, self.fill_value)
+            edge_attr = edge_attributes(self, edge_index, edge_attr, graph, edge_map, self.fill_value)
         else:
             edge_attr = None
         shared = x_dst is not None and self.lin is not None and is_first_rows(x_dst, x_src)
@@ -105,13 +106,15 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
     def _project(self, x_src: Tensor, x_dst: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Projected sources ``[N_src, H, C]`` and both score terms ``[N, H]``."""
         lin_src, lin_dst = (self.lin_src, self.lin_dst) if self.lin is None else (self.lin, self.lin)
-        feat = self._heads(lin_src(x_src))
+        source, destination = ("x", "x") if x_src is x_dst else ("x[0]", "x[1]")
+        feat = self._heads(projected(self, source, lin_src, x_src))
         if lin_src is lin_dst and x_src is x_dst:
             alpha_src, alpha_dst = self._terms(lin_src, x_src, feat, self.att_src, self.att_dst)
             return feat, alpha_src, alpha_dst
         (alpha_src,) = self._terms(lin_src, x_src, feat, self.att_src)
         if x_dst is None:
             return feat, alpha_src, None
+        check_fits(self, destination, lin_dst, x_dst)
         (alpha_dst,) = self._terms(lin_dst, x_dst, None, self.att_dst)
         return feat, alpha_src, alpha_dst
 
@@ -125,6 +128,7 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
     def _edge_term(self, edge_attr: Tensor) -> Tensor:
         """``[E, H]``."""
         lin = self.lin_edge
+        check_fits(self, "edge_attr", lin, edge_attr)
         if not is_plain(lin):
             return (self._heads(lin(edge_attr)) * self.att_edge).sum(-1)
         device = edge_attr.device.type

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from ... import functional
 from ...engine.edge_rows import rows_of_sources
+from .._errors import check_fits
 from .._terms import is_plain
 from ._base import FusedConv, check_rows, edge_attributes, is_batch, over_batch
-from ._graph import graph_of, sizes_of
+from ._graph import for_upstream, graph_of
 
 
 class GATEConv(FusedConv, torch_geometric.nn.models.attentive_fp.GATEConv):
@@ -55,14 +56,15 @@ class GATEConv(FusedConv, torch_geometric.nn.models.attentive_fp.GATEConv):
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
         if self.falls_back(edge_index):
-            return super().forward(x, edge_index, edge_attr)
-        check_rows("x", x)
+            return super().forward(x, for_upstream(edge_index), edge_attr)
+        check_rows(self, "x", x)
         if is_batch(x):
             return over_batch(lambda x: self.forward(x, edge_index, edge_attr), x)
-        graph, _ = graph_of(edge_index, *sizes_of(edge_index, x, x))
-        attr = edge_attributes(edge_index, edge_attr, graph)
+        graph, _ = graph_of(self, edge_index, x, x)
+        attr = edge_attributes(self, edge_index, edge_attr, graph)
         if attr is None:
-            raise ValueError("edge_attr: expected [E, edge_dim], got None")
+            raise ValueError("GATEConv: edge_attr: expected [E, edge_dim], got None")
+        check_fits(self, "x", self.lin2, x)
         of_nodes, of_edges = self.lin1.weight.split([x.shape[1], self.lin1.weight.shape[1] - x.shape[1]], 1)
         rows = rows_of_sources(graph, F.linear(x, of_nodes)) + F.linear(attr, of_edges)
         score = F.leaky_relu(rows) @ self.att_l.t()

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from ... import functional
 from ...graph import Graph
+from .._errors import projected
 from ..whole.eligible import pair_at_once
 from ._base import FusedConv, both_ends, edge_attributes, given_attributes, wants_attention
-from ._graph import graph_of, sizes_of
+from ._graph import for_upstream, graph_of
 
 
 class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
@@ -64,19 +65,21 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
         if self.falls_back(edge_index):
-            return super().forward(x, edge_index, edge_attr, return_attention_weights)
-        x_src, x_dst = both_ends(x)
-        graph, edge_map = graph_of(edge_index, *sizes_of(edge_index, x_src, x_dst), self.add_self_loops)
+            return super().forward(x, for_upstream(edge_index), edge_attr, return_attention_weights)
+        x_src, x_dst = both_ends(self, x)
+        graph, edge_map = graph_of(self, edge_index, x_src, x_dst, self_loops=self.add_self_loops)
         # In torch_geometric's order, in which lazy parameters draw their first values.
         res = self.res
-        res = None if res is None else res(x_dst)
+        res = None if res is None else projected(self, "x", res, x_dst)
         wanted = wants_attention(return_attention_weights)
         if not wanted and (edge_attr is None or self.lin_edge is None):
             out = self._at_once(edge_index, graph, x, x_src, x_dst, edge_attr)
             if out is not None:
                 return out if res is None else out + res
-        feat = self._heads(self.lin_l(x_src))
-        feat_dst = feat if self._shared(x) else self._heads(self.lin_r(x_dst))
+        source, destination = ("x", "x") if x_src is x_dst else ("x[0]", "x[1]")
+        feat = feat_dst = self._heads(projected(self, source, self.lin_l, x_src))
+        if not self._shared(x):
+            feat_dst = self._heads(projected(self, destination, self.lin_r, x_dst))
         edge_feat = self._edge_feat(edge_index, edge_attr, graph, edge_map)
         dtype = torch.promote_types(feat.dtype, self.att.dtype)  # they differ under autocast
         inputs = feat, feat_dst, self.att[0].to(feat.dtype)
@@ -91,7 +94,7 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
 
     def _at_once(self, edge_index, graph: Graph, x, x_src: Tensor, x_dst: Tensor, edge_attr) -> Tensor | None:
         """The result but for the residual, where it can be had at once; else None."""
-        if given_attributes(edge_index, edge_attr)[1] is not None:
+        if given_attributes(self, edge_index, edge_attr)[1] is not None:
             return None
         # Each once: to ask a module for what it holds is a call.
         lin_l, lin_r, attn, bias = self.lin_l, self.lin_r, self.att, self.bias
@@ -108,8 +111,12 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
     def _edge_feat(self, edge_index: Any, edge_attr: Tensor | None, graph: Graph, edge_map: Tensor | None):
         """``[E', H, C]``, or None."""
         if self.lin_edge is None:
-            if given_attributes(edge_index, edge_attr)[1] is not None:
-                raise ValueError("edge_attr: expected None in a layer without edge_dim, got a tensor")
+            if given_attributes(self, edge_index, edge_attr)[1] is not None:
+                raise ValueError(
+                    "GATv2Conv: edge_attr: expected None in a layer without edge_dim, got a tensor"
+                )
             return None
-        edge_attr = edge_attributes(edge_index, edge_attr, graph, edge_map, self.fill_value)
-        return None if edge_attr is None else self._heads(self.lin_edge(edge_attr))
+        edge_attr = edge_attributes(self, edge_index, edge_attr, graph, edge_map, self.fill_value)
+        return (
+            None if edge_attr is None else self._heads(projected(self, "edge_attr", self.lin_edge, edge_attr))
+        )

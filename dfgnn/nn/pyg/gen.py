@@ -10,9 +10,10 @@ from torch import Tensor
 
 from ... import functional
 from ...engine.edge_rows import by_edges, rows_of_sources
+from .._errors import projected
 from .._terms import is_untouched
 from ._base import FusedConv, edge_attributes, ends, fusable, is_batch, over_batch
-from ._graph import graph_of, sizes_of
+from ._graph import for_upstream, graph_of
 from .aggregation import SoftmaxAggregation, scores_of
 
 
@@ -68,21 +69,21 @@ class GENConv(FusedConv, torch_geometric.nn.GENConv):
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
         if self.falls_back(edge_index):
-            return super().forward(x, edge_index, edge_attr, size)
-        x_src, x_dst = ends(x)
+            return super().forward(x, for_upstream(edge_index), edge_attr, size)
+        x_src, x_dst = ends(self, x)
         if is_batch(x):
             return over_batch(lambda x: self.forward(x, edge_index, edge_attr, size), x)
-        graph, _ = graph_of(edge_index, *sizes_of(edge_index, x_src, x_dst, size))
+        graph, _ = graph_of(self, edge_index, x_src, x_dst, size)
         if hasattr(self, "lin_src"):
-            x_src = self.lin_src(x_src)
-        attr = edge_attributes(edge_index, edge_attr, graph)
+            x_src = projected(self, "x", self.lin_src, x_src)
+        attr = edge_attributes(self, edge_index, edge_attr, graph)
         if attr is None:
             message = x_src.relu() + self.eps
         else:
-            attr = self.lin_edge(attr) if hasattr(self, "lin_edge") else attr
+            attr = projected(self, "edge_attr", self.lin_edge, attr) if hasattr(self, "lin_edge") else attr
             if attr.shape[1] != x_src.shape[1]:
                 raise ValueError(
-                    f"edge_attr: expected {x_src.shape[1]} columns in a layer without edge_dim, "
+                    f"GENConv: edge_attr: expected {x_src.shape[1]} columns in a layer without edge_dim, "
                     f"got {list(attr.shape)}"
                 )
             message = (rows_of_sources(graph, x_src) + attr).relu() + self.eps

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from ... import functional
 from ...engine.edge_projection import sum_of_features
+from .._errors import check_fits, projected
 from .._terms import plain_linear
 from ._base import FusedConv, both_ends, edge_attributes, is_batch, over_batch
-from ._graph import graph_of, sizes_of
+from ._graph import for_upstream, graph_of
 
 _SLOPE = 0.2  # of the LeakyReLU around the scores
 
@@ -70,15 +71,17 @@ class GeneralConv(FusedConv, torch_geometric.nn.GeneralConv):
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
         if self.falls_back(edge_index):
-            return super().forward(x, edge_index, edge_attr, size)
-        x_src, x_dst = both_ends(x)
+            return super().forward(x, for_upstream(edge_index), edge_attr, size)
+        x_src, x_dst = both_ends(self, x)
         if is_batch(x):
             return over_batch(lambda x: self.forward(x, edge_index, edge_attr, size), x)
-        graph, _ = graph_of(edge_index, *sizes_of(edge_index, x_src, x_dst, size))
-        attr = edge_attributes(edge_index, edge_attr, graph)
+        graph, _ = graph_of(self, edge_index, x_src, x_dst, size)
+        attr = edge_attributes(self, edge_index, edge_attr, graph)
         if attr is not None and self.in_edge_channels is None:
-            raise ValueError("edge_attr: expected None in a layer without in_edge_channels, got a tensor")
-        feat = self._heads(self.lin_msg(x_src))
+            raise ValueError(
+                "GeneralConv: edge_attr: expected None in a layer without in_edge_channels, got a tensor"
+            )
+        feat = self._heads(projected(self, "x", self.lin_msg, x_src))
         if self.attention_type != "additive":
             query = self._heads(self.lin_msg(x_dst)) / self.scaler  # a tensor, which exporters cannot read
             out = functional.dot_attention(graph, query, feat, feat, scale=1.0, negative_slope=_SLOPE)
@@ -96,6 +99,7 @@ class GeneralConv(FusedConv, torch_geometric.nn.GeneralConv):
             constant = self._heads(self.lin_msg_i(x_dst))
             alpha_dst = (constant * self.att_msg).sum(-1)
         if attr is not None:
+            check_fits(self, "edge_attr", self.lin_edge, attr)
             weight, offset = self._heads(self.lin_edge.weight.t()), self.lin_edge.bias  # [d, H, C]
             bias = F.linear(attr, (weight * self.att_msg).sum(-1).t())
             if offset is not None:

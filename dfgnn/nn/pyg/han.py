@@ -12,8 +12,9 @@ from torch import Tensor
 from torch_geometric.nn.conv.han_conv import group
 
 from ... import functional
+from .._errors import projected
 from ._base import FusedConv, check_rows, is_batch, over_batch
-from ._graph import graph_of, sizes_of
+from ._graph import graph_of
 
 
 class HANConv(FusedConv, torch_geometric.nn.HANConv):
@@ -57,13 +58,15 @@ class HANConv(FusedConv, torch_geometric.nn.HANConv):
         feats: dict[str, Tensor] = {}
         outs: dict[str, list[Tensor]] = {}
         for node_type, x in x_dict.items():
-            check_rows(f"x_dict[{node_type!r}]", x)
-            feats[node_type] = self.proj[node_type](x).unflatten(1, (self.heads, -1))
+            check_rows(self, f"x_dict[{node_type!r}]", x)
+            feats[node_type] = projected(self, f"x_dict[{node_type!r}]", self.proj[node_type], x).unflatten(
+                1, (self.heads, -1)
+            )
             outs[node_type] = []
         for edge_type, edge_index in edge_index_dict.items():
             src, _, dst = edge_type
             name = "__".join(edge_type)
-            graph, _ = graph_of(edge_index, *sizes_of(edge_index, x_dict[src], x_dict[dst]))
+            graph, _ = graph_of(self, edge_index, x_dict[src], x_dict[dst])
             alpha_src = (feats[src] * self.lin_src[name]).sum(-1)
             alpha_dst = (feats[dst] * self.lin_dst[name]).sum(-1)
             out = self.attention(

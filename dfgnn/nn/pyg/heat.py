@@ -14,7 +14,7 @@ from ... import functional
 from ...engine.edge_projection import sum_of_features
 from .._terms import is_untouched, plain_linear
 from ._base import FusedConv, check_rows, edge_attributes, is_batch, over_batch
-from ._graph import graph_of, sizes_of
+from ._graph import for_upstream, graph_of
 
 
 class HEATConv(FusedConv, torch_geometric.nn.HEATConv):
@@ -73,14 +73,14 @@ class HEATConv(FusedConv, torch_geometric.nn.HEATConv):
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
         if self.falls_back(edge_index):
-            return super().forward(x, edge_index, node_type, edge_type, edge_attr)
-        check_rows("x", x)
+            return super().forward(x, for_upstream(edge_index), node_type, edge_type, edge_attr)
+        check_rows(self, "x", x)
         if is_batch(x):
             return over_batch(lambda x: self.forward(x, edge_index, node_type, edge_type, edge_attr), x)
-        graph, _ = graph_of(edge_index, *sizes_of(edge_index, x, x))
-        attr = edge_attributes(edge_index, edge_attr, graph)
+        graph, _ = graph_of(self, edge_index, x, x)
+        attr = edge_attributes(self, edge_index, edge_attr, graph)
         if attr is None:
-            raise ValueError("edge_attr: expected [E, edge_dim], got None")
+            raise ValueError("HEATConv: edge_attr: expected [E, edge_dim], got None")
         x = self.hetero_lin(x, node_type)
         attr = F.leaky_relu(self.edge_attr_emb(attr), self.negative_slope)
         channels, kinds = self.out_channels, self.edge_type_emb

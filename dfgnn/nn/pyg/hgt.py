@@ -18,7 +18,7 @@ from .._terms import is_untouched
 from .._typed import Group, typed_matmul
 from . import _traced
 from ._base import FusedConv, check_rows, is_batch, over_batch
-from ._graph import sizes_of
+from ._graph import for_upstream, sizes_of
 from ._relations import join
 
 
@@ -68,6 +68,7 @@ class HGTConv(FusedConv, torch_geometric.nn.HGTConv):
         if self.falls_back(*edge_index_dict.values()):
             return super().forward(x_dict, edge_index_dict)
         self._check_inputs(x_dict, edge_index_dict)
+        edge_index_dict = {kind: for_upstream(edges) for kind, edges in edge_index_dict.items()}
         if any(map(is_batch, x_dict.values())):
             return over_batch(lambda xs: self.forward(xs, edge_index_dict), x_dict)
         sizes = {node_type: x.shape[0] for node_type, x in x_dict.items()}
@@ -93,18 +94,21 @@ class HGTConv(FusedConv, torch_geometric.nn.HGTConv):
 
     def _check_inputs(self, x_dict: dict[str, Tensor], edge_index_dict: dict) -> None:
         for node_type, x in x_dict.items():
-            check_rows(f"x_dict[{node_type!r}]", x)
+            check_rows(self, f"x_dict[{node_type!r}]", x)
         if not edge_index_dict:
-            raise ValueError("edge_index_dict: expected at least one edge type, got none")
+            raise ValueError("HGTConv: edge_index_dict: expected at least one edge type, got none")
         for edge_type, edge_index in edge_index_dict.items():
             if edge_type not in self.edge_types_map:
                 raise ValueError(
-                    f"edge_index_dict: expected edge types of the metadata {self.edge_types}, got {edge_type}"
+                    f"HGTConv: edge_index_dict: expected edge types of the metadata {self.edge_types}, "
+                    f"got {edge_type}"
                 )
             missing = {edge_type[0], edge_type[-1]} - set(x_dict)
             if missing:
-                raise ValueError(f"x_dict: expected features of {missing}, as there are edges {edge_type}")
-            sizes_of(edge_index, x_dict[edge_type[0]], x_dict[edge_type[-1]])
+                raise ValueError(
+                    f"HGTConv: x_dict: expected features of {missing}, as there are edges {edge_type}"
+                )
+            sizes_of(self, edge_index, x_dict[edge_type[0]], x_dict[edge_type[-1]], None)
 
     def _keys_and_values(
         self, kqv_dict: dict[str, tuple[Tensor, ...]], edge_types: Any, rows: tuple[Tensor | None, ...]

@@ -13,10 +13,11 @@ from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 from ...engine.edge_rows import rows_of_destinations, rows_of_sources, sum_of_edges
 from ...engine.traced_graph import in_use
 from ...graph import GraphPart
+from .._errors import projected
 from .._terms import plain_linear
 from ..whole.eligible import gated_at_once
 from ._base import FusedConv, both_ends, edge_attributes, fusable, is_batch, over_batch
-from ._graph import graph_of, sizes_of
+from ._graph import for_upstream, graph_of
 
 
 class ResGatedGraphConv(FusedConv, torch_geometric.nn.ResGatedGraphConv):
@@ -67,18 +68,20 @@ class ResGatedGraphConv(FusedConv, torch_geometric.nn.ResGatedGraphConv):
             NotImplementedError: a graph that several processes share.
         """
         if self.falls_back(edge_index):
-            return super().forward(x, edge_index, edge_attr)
-        x_src, x_dst = both_ends(x)
+            return super().forward(x, for_upstream(edge_index), edge_attr)
+        x_src, x_dst = both_ends(self, x)
         if is_batch(x):
             return over_batch(lambda x: self.forward(x, edge_index, edge_attr), x)
         if isinstance(edge_index, GraphPart):
-            raise NotImplementedError(f"edge_index: expected a whole graph, got {edge_index.kind}")
-        graph, _ = graph_of(edge_index, *sizes_of(edge_index, x_src, x_dst))
-        attr = edge_attributes(edge_index, edge_attr, graph)
+            raise NotImplementedError(
+                f"ResGatedGraphConv: edge_index: expected a whole graph, got {edge_index.kind}"
+            )
+        graph, _ = graph_of(self, edge_index, x_src, x_dst)
+        attr = edge_attributes(self, edge_index, edge_attr, graph)
         if (attr is None) != (self.edge_dim is None):
             wanted = "None in a layer without edge_dim" if attr is not None else "a tensor [E, edge_dim]"
             got = "None" if attr is None else "a tensor"
-            raise ValueError(f"edge_attr: expected {wanted}, got {got}")
+            raise ValueError(f"ResGatedGraphConv: edge_attr: expected {wanted}, got {got}")
         mean = type(self.aggr_module) is MeanAggregation
         if attr is None and x_src is x_dst:
             out = gated_at_once(self, graph, x_src, mean)
@@ -92,7 +95,7 @@ class ResGatedGraphConv(FusedConv, torch_geometric.nn.ResGatedGraphConv):
     def _gated(self, graph: Any, x_src: Tensor, x_dst: Tensor, attr: Tensor | None, mean: bool) -> Tensor:
         lins = (self.lin_key, x_dst), (self.lin_query, x_src), (self.lin_value, x_src)
         if attr is None:
-            key, query, value = (lin(x) for lin, x in lins)
+            key, query, value = (projected(self, "x", lin, x) for lin, x in lins)
             value = rows_of_sources(graph, value)
         else:
             if not torch.compiler.is_compiling() and graph.edge_mask is not None:  # may be NaN elsewhere

@@ -15,7 +15,7 @@ from ...graph import Graph
 from .._terms import is_plain
 from . import _traced
 from ._base import FusedConv, attention_result, both_ends, given_attributes, is_batch, over_batch
-from ._graph import sizes_of
+from ._graph import for_upstream, sizes_of
 from ._relations import Relations, relations_of
 
 _MODS = "additive", "scaled", "f-additive", "f-scaled"
@@ -70,11 +70,14 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
         if self.falls_back(edge_index, edge_type):
-            return super().forward(x, edge_index, edge_type, edge_attr, size, return_attention_weights)
-        x_src, x_dst = both_ends(x)
+            return super().forward(
+                x, for_upstream(edge_index), edge_type, edge_attr, size, return_attention_weights
+            )
+        x_src, x_dst = both_ends(self, x)
         if is_batch(x):
             return self._over_batch(x, edge_index, edge_type, edge_attr, size, return_attention_weights)
-        num_src, num_dst = sizes_of(edge_index, x_src, x_dst, size)
+        num_src, num_dst = sizes_of(self, edge_index, x_src, x_dst, size)
+        edge_index = for_upstream(edge_index)
         edge_attr = self._edge_attributes(edge_index, edge_attr)
         within = self.attention_mechanism == "within-relation"
         dense = type(edge_index) is Tensor and edge_index.layout == torch.strided
@@ -115,15 +118,16 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
 
     def _edge_attributes(self, edge_index: Any, edge_attr: Tensor | None) -> Tensor | None:
         """``[E, edge_dim]`` or ``[1, edge_dim]``; from a sparse tensor's values where they are not given."""
-        num_edges, edge_attr = given_attributes(edge_index, edge_attr)
+        num_edges, edge_attr = given_attributes(self, edge_index, edge_attr)
         if edge_attr is None:
             return None
         if self.lin_edge is None:
-            raise ValueError("edge_attr: expected None, as the layer has no edge_dim, got a tensor")
+            raise ValueError("RGATConv: edge_attr: expected None, as the layer has no edge_dim, got a tensor")
         edge_attr = edge_attr.unsqueeze(1) if edge_attr.dim() == 1 else edge_attr
         if edge_attr.shape not in ((num_edges, self.edge_dim), (1, self.edge_dim)):
             raise ValueError(
-                f"edge_attr: expected shape [{num_edges}, {self.edge_dim}], got {list(edge_attr.shape)}"
+                f"RGATConv: edge_attr: expected shape [{num_edges}, {self.edge_dim}], "
+                f"got {list(edge_attr.shape)}"
             )
         return edge_attr
 

@@ -14,9 +14,10 @@ from ... import functional
 from ...graph import Graph
 from ...graph.build import from_coo
 from ...sparse import csr as _csr
+from .._errors import projected
 from .._terms import folded_terms, folds
 from ._base import FusedConv, check_rows, is_batch, over_batch
-from ._graph import graph_of, sizes_of
+from ._graph import for_upstream, graph_of
 
 
 class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
@@ -64,19 +65,20 @@ class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
         if self.falls_back(edge_index, neg_edge_index):
-            return super().forward(x, edge_index, neg_edge_index, batch)
-        check_rows("x", x)
+            return super().forward(x, for_upstream(edge_index), neg_edge_index, batch)
+        check_rows(self, "x", x)
         if is_batch(x):
             if self.training:
                 raise NotImplementedError(
-                    "x: expected [N, F] in training, where logits of samples are kept, got [B, N, F]"
+                    "SuperGATConv: x: expected [N, F] in training, where logits of samples are kept, "
+                    "got [B, N, F]"
                 )
             return over_batch(lambda x: self.forward(x, edge_index, neg_edge_index, batch), x)
-        graph, _ = graph_of(edge_index, *sizes_of(edge_index, x, x), self.add_self_loops)
+        graph, _ = graph_of(self, edge_index, x, x, self_loops=self.add_self_loops)
         negatives = None
         if self.training and neg_edge_index is not None:
             negatives = _graph_of_samples("neg_edge_index", neg_edge_index, len(x))
-        feat = self._heads(self.lin(x))
+        feat = self._heads(projected(self, "x", self.lin, x))
         bias, fused_bias = self.bias, None
         if self.concat and bias is not None and bias.dtype == feat.dtype:
             fused_bias, bias = self._heads(bias), None

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from ... import functional
 from ...graph import Graph, GraphPart
+from .._errors import check_fits, projected
 from .._terms import is_plain
 from ..whole.eligible import pair_at_once
 from ._base import FusedConv, both_ends, edge_attributes, given_attributes
-from ._graph import graph_of, sizes_of
+from ._graph import for_upstream, graph_of
 
 
 class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
@@ -64,18 +65,23 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
         if self.falls_back(edge_index):
-            return super().forward(x, edge_index, edge_attr, return_attention_weights)
-        x_src, x_dst = both_ends(x)
-        graph, _ = graph_of(edge_index, *sizes_of(edge_index, x_src, x_dst))
+            return super().forward(x, for_upstream(edge_index), edge_attr, return_attention_weights)
+        x_src, x_dst = both_ends(self, x)
+        graph, _ = graph_of(self, edge_index, x_src, x_dst)
         want_attention = isinstance(return_attention_weights, bool)
         if not want_attention:
             out = self._at_once(edge_index, graph, x_src, x_dst, edge_attr)
             if out is not None:
                 return out
+        source, destination = ("x", "x") if x_src is x_dst else ("x[0]", "x[1]")
         # In torch_geometric's order, in which lazy parameters draw their first values.
         query, key, value = (
-            self._heads(lin(end))
-            for lin, end in ((self.lin_query, x_dst), (self.lin_key, x_src), (self.lin_value, x_src))
+            self._heads(projected(self, name, lin, end))
+            for name, lin, end in (
+                (destination, self.lin_query, x_dst),
+                (source, self.lin_key, x_src),
+                (source, self.lin_value, x_src),
+            )
         )
         edges = self._edges(edge_index, edge_attr, graph, query.dtype)
         dropout_p = self.dropout if self.training else 0.0
@@ -97,10 +103,12 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
         if not want_attention:
             return out
         attention = attention.to(dtype)
-        if isinstance(edge_index, (Tensor, GraphPart)):
-            return out, (edge_index, attention)
+        if isinstance(edge_index, (Tensor, Graph, GraphPart)):
+            return out, (for_upstream(edge_index), attention)
         if attention.dim() == 3:
-            raise NotImplementedError("edge_index: expected a dense tensor for the attention of a batch")
+            raise NotImplementedError(
+                "TransformerConv: edge_index: expected a dense tensor for the attention of a batch"
+            )
         return out, edge_index.set_value(attention, layout="coo")
 
     def _with_skip(self, out: Tensor, x_dst: Tensor) -> Tensor:
@@ -117,11 +125,11 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
         """The result, where it can be had at once; else None."""
         of_edges = None
         if self.lin_edge is not None:
-            attr = edge_attributes(edge_index, edge_attr, graph)
+            attr = edge_attributes(self, edge_index, edge_attr, graph)
             if attr is None:
                 return None
             of_edges = attr, self.lin_edge
-        elif given_attributes(edge_index, edge_attr)[1] is not None:
+        elif given_attributes(self, edge_index, edge_attr)[1] is not None:
             return None
         wide = x_src.is_cuda and torch.is_autocast_enabled("cuda")  # as in forward
         # A skip connection without a gate, and of all heads, is one of its projections.
@@ -140,18 +148,20 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
         """What the attention gets of the edges: the attributes with their projection where they are fewer
         than the channels of a head, else features ``[E, H, C]``; or nothing."""
         if self.lin_edge is not None:
-            edge_attr = edge_attributes(edge_index, edge_attr, graph)
+            edge_attr = edge_attributes(self, edge_index, edge_attr, graph)
             if edge_attr is None:
                 raise ValueError(
-                    f"edge_attr: expected [E, {self.edge_dim}] in a layer with edge_dim, got None"
+                    f"TransformerConv: edge_attr: expected [E, {self.edge_dim}] in a layer with edge_dim, "
+                    "got None"
                 )
+            check_fits(self, "edge_attr", self.lin_edge, edge_attr)
             if edge_attr.shape[1] < self.out_channels and is_plain(self.lin_edge):
                 proj = self.lin_edge.weight
                 if torch.is_autocast_enabled(edge_attr.device.type):  # as the projection would take them
                     edge_attr, proj = edge_attr.to(dtype), proj.to(dtype)
                 return {"edge_attr": edge_attr, "edge_proj": proj}
             return {"edge_feat": self._heads(self.lin_edge(edge_attr))}
-        num_edges, edge_attr = given_attributes(edge_index, edge_attr)
+        num_edges, edge_attr = given_attributes(self, edge_index, edge_attr)
         if edge_attr is None:
             return {}
         heads, channels = self.heads, self.out_channels
@@ -159,6 +169,6 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
             return {"edge_feat": edge_attr.expand(num_edges, heads, channels)}
         except RuntimeError:
             raise ValueError(
-                "edge_attr: expected None in a layer without edge_dim, or a tensor that broadcasts to "
-                f"[{num_edges}, {heads}, {channels}], got {list(edge_attr.shape)}"
+                f"TransformerConv: edge_attr: expected None in a layer without edge_dim, or a tensor that "
+                f"broadcasts to [{num_edges}, {heads}, {channels}], got {list(edge_attr.shape)}"
             ) from None
