@@ -40,6 +40,18 @@ class EdgeGraphTransformerConv(AttentionLayer):
         allow_zero_in_degree: let destinations without in-edges through; their output is 0.
 
     Differentiable any number of times, with respect to all features and parameters.
+
+    Example::
+
+        import torch
+        from dfgnn import Graph
+        from dfgnn.nn import EdgeGraphTransformerConv
+
+        edge_index = torch.randint(100, (2, 600))
+        graph = Graph.from_edge_index(edge_index, num_nodes=100).add_self_loops()
+        conv = EdgeGraphTransformerConv(16, 5, 8, num_heads=4)
+        feat, edge_attr = torch.randn(100, 16), torch.randn(graph.num_edges, 5)
+        out, edges = conv(graph, feat, edge_attr)  # [100, 4, 8], [700, 4, 8]
     """
 
     #: What computes the attention of given scores; ``reference.gat_attention`` is the same on plain PyTorch.
@@ -173,6 +185,18 @@ class EdgeGraphTransformerLayer(nn.Module):
 
     Raises:
         ValueError: ``feats`` is not a multiple of ``num_heads``, or ``norm`` is none of the above.
+
+    Example::
+
+        import torch
+        from dfgnn import Graph
+        from dfgnn.nn import EdgeGraphTransformerLayer
+
+        edge_index = torch.randint(100, (2, 600))
+        graph = Graph.from_edge_index(edge_index, num_nodes=100).add_self_loops()
+        layer = EdgeGraphTransformerLayer(32, num_heads=4)
+        x, e = torch.randn(100, 32), torch.randn(graph.num_edges, 32)
+        x, e = layer(graph, x, e)  # [100, 32], [700, 32]
     """
 
     @check_constructor

@@ -42,6 +42,17 @@ class ExphormerAttention(nn.Module):
 
     Raises:
         ValueError: ``feats`` is not a multiple of ``num_heads``, or ``clamp`` not above 0.
+
+    Example::
+
+        import torch
+        from dfgnn.nn import ExphormerAttention
+
+        edge_index = torch.randint(100, (2, 600))
+        edge_type = torch.randint(3, (600,))
+        layer = ExphormerAttention(32, num_heads=4, type_dim=16)
+        typed = layer.typed_graph(edge_index, edge_type, num_nodes=100, num_types=3)
+        out = layer(typed, torch.randn(100, 32), torch.randn(3, 16))  # [100, 32]
     """
 
     @check_constructor

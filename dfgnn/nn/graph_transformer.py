@@ -52,6 +52,18 @@ class GraphTransformerConv(AttentionLayer):
 
     Differentiable any number of times, with respect to all features, parameters, edge biases and edge
     weights.
+
+    Example::
+
+        import torch
+        from dfgnn import Graph
+        from dfgnn.nn import GraphTransformerConv
+
+        edge_index = torch.randint(100, (2, 600))
+        graph = Graph.from_edge_index(edge_index, num_nodes=100).add_self_loops()
+        conv = GraphTransformerConv(16, 8, num_heads=4)
+        bias = torch.randn(graph.num_edges, 4)
+        out = conv(graph, torch.randn(100, 16), edge_bias=bias)  # [100, 4, 8]
     """
 
     #: What computes the attention; ``reference.dot_attention`` makes it the same layer on plain PyTorch.
@@ -213,6 +225,17 @@ class GraphTransformerLayer(nn.Module):
 
     Raises:
         ValueError: ``feats`` is not a multiple of ``num_heads``, or ``norm`` is none of the above.
+
+    Example::
+
+        import torch
+        from dfgnn import Graph
+        from dfgnn.nn import GraphTransformerLayer
+
+        edge_index = torch.randint(100, (2, 600))
+        graph = Graph.from_edge_index(edge_index, num_nodes=100).add_self_loops()
+        layer = GraphTransformerLayer(32, num_heads=4)
+        out = layer(graph, torch.randn(100, 32))  # [100, 32]
     """
 
     @check_constructor

@@ -30,6 +30,16 @@ class AGNNConv(GraphLayer):
         allow_zero_in_degree: let destinations without in-edges through; their output is 0.
 
     Differentiable any number of times, with respect to features and beta.
+
+    Example::
+
+        import torch
+        from dfgnn import Graph
+        from dfgnn.nn import AGNNConv
+
+        edge_index = torch.randint(100, (2, 600))
+        graph = Graph.from_edge_index(edge_index, num_nodes=100).add_self_loops()
+        out = AGNNConv()(graph, torch.randn(100, 16))  # [100, 16]
     """
 
     #: What computes the attention; ``reference.agnn_attention`` makes it the same layer on plain PyTorch.

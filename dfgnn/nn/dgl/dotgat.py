@@ -32,6 +32,17 @@ class DotGatConv(AttentionLayer):
         allow_zero_in_degree: let destinations without in-edges through; their output is 0.
 
     Differentiable any number of times, with respect to features and parameters.
+
+    Example::
+
+        import torch
+        from dfgnn import Graph
+        from dfgnn.nn import DotGatConv
+
+        edge_index = torch.randint(100, (2, 600))
+        graph = Graph.from_edge_index(edge_index, num_nodes=100).add_self_loops()
+        conv = DotGatConv(16, 8, num_heads=4)
+        out = conv(graph, torch.randn(100, 16))  # [100, 4, 8]
     """
 
     #: What computes the attention; ``reference.dot_attention`` makes it the same layer on plain PyTorch.

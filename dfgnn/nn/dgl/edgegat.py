@@ -45,6 +45,18 @@ class EdgeGATConv(AdditiveConv):
         bias: learn an additive bias.
 
     Differentiable any number of times, with respect to features, edge features and parameters.
+
+    Example::
+
+        import torch
+        from dfgnn import Graph
+        from dfgnn.nn import EdgeGATConv
+
+        edge_index = torch.randint(100, (2, 600))
+        graph = Graph.from_edge_index(edge_index, num_nodes=100).add_self_loops()
+        conv = EdgeGATConv(16, 5, 8, num_heads=4)
+        feat, edge_feat = torch.randn(100, 16), torch.randn(graph.num_edges, 5)
+        out = conv(graph, feat, edge_feat)  # [100, 4, 8]
     """
 
     def __init__(

@@ -37,6 +37,18 @@ class EGATConv(GraphLayer):
         allow_zero_in_degree: let destinations without in-edges through; their output is 0.
 
     Differentiable any number of times, with respect to features, parameters and edge weights.
+
+    Example::
+
+        import torch
+        from dfgnn import Graph
+        from dfgnn.nn import EGATConv
+
+        edge_index = torch.randint(100, (2, 600))
+        graph = Graph.from_edge_index(edge_index, num_nodes=100).add_self_loops()
+        conv = EGATConv(16, 5, 8, 6, num_heads=4)
+        nfeats, efeats = torch.randn(100, 16), torch.randn(graph.num_edges, 5)
+        out, edges = conv(graph, nfeats, efeats)  # [100, 4, 8], [700, 4, 6]
     """
 
     #: What computes the attention; ``reference.gat_attention`` makes it the same layer on plain PyTorch.

@@ -135,6 +135,17 @@ class GATConv(AdditiveConv):
         bias: learn an additive bias.
 
     Differentiable any number of times, with respect to features, parameters and edge weights.
+
+    Example::
+
+        import torch
+        from dfgnn import Graph
+        from dfgnn.nn import GATConv
+
+        edge_index = torch.randint(100, (2, 600))
+        graph = Graph.from_edge_index(edge_index, num_nodes=100).add_self_loops()
+        conv = GATConv(16, 8, num_heads=4)
+        out = conv(graph, torch.randn(100, 16))  # [100, 4, 8]
     """
 
     AT_ONCE = (

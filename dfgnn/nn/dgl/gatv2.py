@@ -44,6 +44,17 @@ class GATv2Conv(LeakyLayer):
             the same.
 
     Differentiable any number of times, with respect to features and parameters.
+
+    Example::
+
+        import torch
+        from dfgnn import Graph
+        from dfgnn.nn import GATv2Conv
+
+        edge_index = torch.randint(100, (2, 600))
+        graph = Graph.from_edge_index(edge_index, num_nodes=100).add_self_loops()
+        conv = GATv2Conv(16, 8, num_heads=4)
+        out = conv(graph, torch.randn(100, 16))  # [100, 4, 8]
     """
 
     #: What computes the attention; ``reference.gatv2_attention`` makes it the same layer on plain PyTorch.

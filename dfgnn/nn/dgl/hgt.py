@@ -51,6 +51,19 @@ class HGTConv(FusedLayer):
         use_norm: apply a LayerNorm to the result.
 
     Differentiable any number of times, with respect to features and parameters.
+
+    Example::
+
+        import torch
+        from dfgnn import Graph
+        from dfgnn.nn import HGTConv
+
+        edge_index = torch.randint(100, (2, 600))
+        graph = Graph.from_edge_index(edge_index, num_nodes=100).add_self_loops()
+        ntype = torch.randint(3, (100,))
+        etype = torch.randint(5, (graph.num_edges,))
+        conv = HGTConv(32, 8, num_heads=4, num_ntypes=3, num_etypes=5)
+        out = conv(graph, torch.randn(100, 32), ntype, etype)  # [100, 32]
     """
 
     #: What computes the attention; ``reference.dot_attention`` makes it the same layer on plain PyTorch.

@@ -28,6 +28,17 @@ class GlobalAttentionPooling(FusedLayer):
         feat_nn: a module for the features; None: they are taken as they are.
 
     Differentiable any number of times, with respect to features and parameters.
+
+    Example::
+
+        import torch
+        from dfgnn import Graph
+        from dfgnn.nn import GlobalAttentionPooling
+
+        edge_index = torch.randint(100, (2, 600))
+        graph = Graph.from_edge_index(edge_index, num_nodes=100).add_self_loops()
+        pool = GlobalAttentionPooling(torch.nn.Linear(16, 1))
+        out = pool(graph, torch.randn(100, 16))  # [1, 16]
     """
 
     #: What computes the attention; ``reference.gat_attention`` makes it the same layer on plain PyTorch.

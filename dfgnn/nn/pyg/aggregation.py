@@ -93,7 +93,21 @@ class FusedAggregation:
         dim_size: int | None = None,
         dim: int = -2,
     ) -> Tensor:
-        """x: ``[E, F]``; index, ptr: the groups of its rows. Returns ``[groups, F']``."""
+        """Aggregate the rows of each group.
+
+        Args:
+            x: ``[E, F]``.
+            index: int64 ``[E]``, the group of each row.
+            ptr: int64 ``[groups + 1]``, where the groups begin, of sorted rows; instead of ``index``.
+            dim_size: the number of groups; None: one more than the largest in ``index``.
+            dim: the dimension of the rows; another one than the first runs torch_geometric's own forward.
+
+        Returns:
+            ``[groups, F']``; a group without rows gets 0.
+
+        Raises:
+            TypeError, ValueError: a tensor is not as described, or a group is out of range.
+        """
         if self._falls_back(x, index, ptr, dim):
             return super().forward(x, index, ptr, dim_size, dim)  # type: ignore[misc]
         graph = graph_of_groups(x, index, ptr, dim_size)
@@ -116,6 +130,15 @@ class SoftmaxAggregation(FusedAggregation, torch_geometric.nn.aggr.SoftmaxAggreg
     A drop-in for ``torch_geometric.nn.aggr.SoftmaxAggregation``: its subclass, with the same arguments,
     parameters and results, and without other tensors of the size of x than t x. Groups along the rows of a
     matrix; for others torch_geometric's own forward runs.
+
+    Example::
+
+        import torch
+        from dfgnn.nn.pyg import SoftmaxAggregation
+
+        index = torch.arange(600) % 100  # the group of each row
+        aggregation = SoftmaxAggregation(learn=True)
+        out = aggregation(torch.randn(600, 16), index)  # [100, 16]
     """
 
     def _terms(self, x: Tensor, index: Tensor | None, dim_size: int | None) -> tuple[Tensor, Tensor]:
@@ -142,6 +165,15 @@ class AttentionalAggregation(FusedAggregation, torch_geometric.nn.aggr.Attention
 
     A drop-in for ``torch_geometric.nn.aggr.AttentionalAggregation``: its subclass, with the same arguments,
     parameters and results. Groups along the rows of a matrix; for others torch_geometric's own forward runs.
+
+    Example::
+
+        import torch
+        from dfgnn.nn.pyg import AttentionalAggregation
+
+        index = torch.arange(600) % 100  # the group of each row
+        aggregation = AttentionalAggregation(torch.nn.Linear(16, 1))
+        out = aggregation(torch.randn(600, 16), index)  # [100, 16]
     """
 
     def _terms(self, x: Tensor, index: Tensor | None, dim_size: int | None) -> tuple[Tensor, Tensor]:

@@ -25,6 +25,14 @@ class AGNNConv(FusedConv, torch_geometric.nn.AGNNConv):
     with the same arguments, parameters, state_dict and results, without tensors of edge size.
 
     Differentiable any number of times, with respect to features and beta.
+
+    Example::
+
+        import torch
+        from dfgnn.nn.pyg import AGNNConv
+
+        edge_index = torch.randint(100, (2, 600))
+        out = AGNNConv()(torch.randn(100, 16), edge_index)  # [100, 16]
     """
 
     _node_dim = -2

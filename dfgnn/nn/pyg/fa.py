@@ -31,6 +31,15 @@ class FAConv(FusedConv, torch_geometric.nn.FAConv):
     ``edge_index`` tensor lives. Sparse tensors, and compilers, take torch_geometric's own forward.
 
     Differentiable any number of times, with respect to features and parameters.
+
+    Example::
+
+        import torch
+        from dfgnn.nn.pyg import FAConv
+
+        edge_index = torch.randint(100, (2, 600))
+        x = torch.randn(100, 16)
+        out = FAConv(16)(x, x, edge_index)  # [100, 16]
     """
 
     _node_dim = -2

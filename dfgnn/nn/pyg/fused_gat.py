@@ -29,6 +29,16 @@ class FusedGATConv(FusedConv, torch_geometric.nn.FusedGATConv):
 
     Raises:
         ValueError: ``add_self_loops`` or ``edge_dim`` is given.
+
+    Example::
+
+        import torch
+        from dfgnn.nn.pyg import FusedGATConv
+
+        edge_index = torch.randint(100, (2, 600))
+        conv = FusedGATConv(16, 8, heads=4, add_self_loops=False)
+        csr, csc, perm = conv.to_graph_format(edge_index, size=(100, 100))
+        out = conv(torch.randn(100, 16), csr, csc, perm)  # [100, 32]
     """
 
     #: What computes the attention; ``reference.gat_attention`` makes it the same layer on plain PyTorch.
@@ -85,6 +95,15 @@ class CuGraphGATConv(torch_geometric.nn.CuGraphGATConv):
     has the sources' vectors and behind them the destinations'.
 
     Differentiable any number of times, with respect to features and parameters.
+
+    Example::
+
+        import torch
+        from dfgnn.nn.pyg import CuGraphGATConv
+
+        edge_index = torch.randint(100, (2, 600))
+        conv = CuGraphGATConv(16, 8, heads=4)
+        out = conv(torch.randn(100, 16), edge_index)  # [100, 32]
     """
 
     #: What computes the attention; ``reference.gat_attention`` makes it the same layer on plain PyTorch.

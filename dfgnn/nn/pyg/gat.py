@@ -31,6 +31,15 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
     ``edge_attr`` and one score per edge and head where it is given.
 
     Differentiable any number of times, with respect to features, parameters and edge attributes.
+
+    Example::
+
+        import torch
+        from dfgnn.nn.pyg import GATConv
+
+        edge_index = torch.randint(100, (2, 600))
+        conv = GATConv(16, 8, heads=4)
+        out = conv(torch.randn(100, 16), edge_index)  # [100, 32]
     """
 
     AT_ONCE = (

@@ -29,6 +29,16 @@ class GATEConv(FusedConv, torch_geometric.nn.models.attentive_fp.GATEConv):
     parameters, state_dict and results. One tensor ``[E, C]`` exists, inside the inner LeakyReLU.
 
     Differentiable any number of times, with respect to features, parameters and edge attributes.
+
+    Example::
+
+        import torch
+        from dfgnn.nn.pyg import GATEConv
+
+        edge_index = torch.randint(100, (2, 600))
+        conv = GATEConv(16, 16, edge_dim=5)
+        x, edge_attr = torch.randn(100, 16), torch.randn(600, 5)
+        out = conv(x, edge_index, edge_attr)  # [100, 16]
     """
 
     #: What computes the attention; ``reference.gat_attention`` makes it the same layer on plain PyTorch.

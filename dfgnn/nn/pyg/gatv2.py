@@ -30,6 +30,16 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
     ``[E, H, C]``; there is no other tensor of edge size.
 
     Differentiable any number of times, with respect to features, parameters and edge attributes.
+
+    Example::
+
+        import torch
+        from dfgnn.nn.pyg import GATv2Conv
+
+        edge_index = torch.randint(100, (2, 600))
+        conv = GATv2Conv(16, 8, heads=4, edge_dim=5)
+        x, edge_attr = torch.randn(100, 16), torch.randn(600, 5)
+        out = conv(x, edge_index, edge_attr)  # [100, 32]
     """
 
     AT_ONCE = (

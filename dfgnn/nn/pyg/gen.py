@@ -30,6 +30,15 @@ class GENConv(FusedConv, torch_geometric.nn.GENConv):
     its source, and there is no tensor of edge size; with them there are the messages ``[E, F]``.
 
     Differentiable any number of times, with respect to features, parameters and edge attributes.
+
+    Example::
+
+        import torch
+        from dfgnn.nn.pyg import GENConv
+
+        edge_index = torch.randint(100, (2, 600))
+        conv = GENConv(16, 8, learn_t=True)
+        out = conv(torch.randn(100, 16), edge_index)  # [100, 8]
     """
 
     _node_dim = -2

@@ -34,6 +34,15 @@ class GeneralConv(FusedConv, torch_geometric.nn.GeneralConv):
     torch_geometric's own forward runs.
 
     Differentiable any number of times, with respect to features, parameters and edge attributes.
+
+    Example::
+
+        import torch
+        from dfgnn.nn.pyg import GeneralConv
+
+        edge_index = torch.randint(100, (2, 600))
+        conv = GeneralConv(16, 8, attention=True, heads=4)
+        out = conv(torch.randn(100, 16), edge_index)  # [100, 8]
     """
 
     @classmethod

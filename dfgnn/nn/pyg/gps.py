@@ -39,6 +39,17 @@ class GPSConv(torch_geometric.nn.GPSConv):
     (``batch=None``), Performer attention and compilers take torch_geometric's own forward.
 
     Differentiable any number of times, with respect to features and parameters.
+
+    Example::
+
+        import torch
+        from dfgnn.nn.pyg import GPSConv
+        from torch_geometric.nn import GCNConv
+
+        edge_index = torch.randint(100, (2, 600))
+        batch = torch.arange(100) // 25  # four graphs
+        conv = GPSConv(16, GCNConv(16, 16), heads=4)
+        out = conv(torch.randn(100, 16), edge_index, batch)  # [100, 16]
     """
 
     #: What computes the attention; ``reference.dot_attention`` makes it the same layer on plain PyTorch.

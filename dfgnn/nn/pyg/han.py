@@ -25,6 +25,17 @@ class HANConv(FusedConv, torch_geometric.nn.HANConv):
     results, without tensors of edge size.
 
     Differentiable any number of times, with respect to features and parameters.
+
+    Example::
+
+        import torch
+        from dfgnn.nn.pyg import HANConv
+
+        edge_index = torch.randint(100, (2, 600))
+        metadata = ['paper', 'author'], [('author', 'writes', 'paper')]
+        conv = HANConv(16, 32, metadata, heads=4)
+        x = {'paper': torch.randn(100, 16), 'author': torch.randn(100, 16)}
+        out = conv(x, {('author', 'writes', 'paper'): edge_index})['paper']  # [100, 32]
     """
 
     #: What computes the attention; ``reference.gat_attention`` makes it the same layer on plain PyTorch.

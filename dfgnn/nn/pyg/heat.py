@@ -31,6 +31,17 @@ class HEATConv(FusedConv, torch_geometric.nn.HEATConv):
     results. The edges' part of the messages is projected per node: of edge size are e and ``[E, H]``.
 
     Differentiable any number of times, with respect to features, parameters and edge attributes.
+
+    Example::
+
+        import torch
+        from dfgnn.nn.pyg import HEATConv
+
+        edge_index = torch.randint(100, (2, 600))
+        conv = HEATConv(16, 8, 2, 3, 4, 5, 6, heads=4)
+        node_type, edge_type = torch.randint(2, (100,)), torch.randint(3, (600,))
+        x, edge_attr = torch.randn(100, 16), torch.randn(600, 5)
+        out = conv(x, edge_index, node_type, edge_type, edge_attr)  # [100, 32]
     """
 
     #: What computes the attention; ``reference.gat_attention`` makes it the same layer on plain PyTorch.

@@ -37,6 +37,17 @@ class HGTConv(FusedConv, torch_geometric.nn.HGTConv):
     Edge types may come in any order; torch_geometric's own forward needs that of the metadata.
 
     Differentiable any number of times, with respect to features and parameters.
+
+    Example::
+
+        import torch
+        from dfgnn.nn.pyg import HGTConv
+
+        edge_index = torch.randint(100, (2, 600))
+        metadata = ['paper', 'author'], [('author', 'writes', 'paper')]
+        conv = HGTConv(16, 32, metadata, heads=4)
+        x = {'paper': torch.randn(100, 16), 'author': torch.randn(100, 16)}
+        out = conv(x, {('author', 'writes', 'paper'): edge_index})['paper']  # [100, 32]
     """
 
     #: What computes the attention; ``reference.dot_attention`` makes it the same layer on plain PyTorch.

@@ -33,6 +33,15 @@ class ResGatedGraphConv(FusedConv, torch_geometric.nn.ResGatedGraphConv):
 
     Deterministic, and differentiable any number of times, with respect to features, parameters and edge
     attributes.
+
+    Example::
+
+        import torch
+        from dfgnn.nn.pyg import ResGatedGraphConv
+
+        edge_index = torch.randint(100, (2, 600))
+        conv = ResGatedGraphConv(16, 8)
+        out = conv(torch.randn(100, 16), edge_index)  # [100, 8]
     """
 
     _node_dim = -2

@@ -36,6 +36,16 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
     destination's score term, which depends on the relation, and the attention where it is asked for.
 
     Differentiable any number of times, with respect to features, parameters and edge attributes.
+
+    Example::
+
+        import torch
+        from dfgnn.nn.pyg import RGATConv
+
+        edge_index = torch.randint(100, (2, 600))
+        edge_type = torch.randint(3, (600,))
+        conv = RGATConv(16, 8, num_relations=3, heads=4)
+        out = conv(torch.randn(100, 16), edge_index, edge_type)  # [100, 32]
     """
 
     #: What computes the attention; ``reference.gat_attention`` makes it the same layer on plain PyTorch.

@@ -36,6 +36,16 @@ class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
     logits.
 
     Differentiable any number of times, with respect to features and parameters.
+
+    Example::
+
+        import torch
+        from dfgnn.nn.pyg import SuperGATConv
+
+        edge_index = torch.randint(100, (2, 600))
+        conv = SuperGATConv(16, 8, heads=4)
+        out = conv(torch.randn(100, 16), edge_index)  # [100, 32]
+        loss = out.square().mean() + conv.get_attention_loss()
     """
 
     #: What computes MX and SD attention; those of ``reference`` make it the same layer on plain PyTorch.

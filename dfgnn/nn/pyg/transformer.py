@@ -33,6 +33,16 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
     graphs, and only ``[E, H]`` is of edge size; else they are projected to ``[E, H, C]``.
 
     Differentiable any number of times, with respect to features, parameters and edge attributes.
+
+    Example::
+
+        import torch
+        from dfgnn.nn.pyg import TransformerConv
+
+        edge_index = torch.randint(100, (2, 600))
+        conv = TransformerConv(16, 8, heads=4, edge_dim=5)
+        x, edge_attr = torch.randn(100, 16), torch.randn(600, 5)
+        out = conv(x, edge_index, edge_attr)  # [100, 32]
     """
 
     AT_ONCE = "in_channels out_channels heads concat beta dropout edge_dim bias root_weight"
