@@ -122,7 +122,7 @@ $(VENV)/.test: pyproject.toml constraints.txt $(VENV)/.torch | build
 	touch $@
 
 $(VENV)/.docs: pyproject.toml constraints.txt $(VENV)/.test
-	$(PIP) sphinx furo myst-parser
+	$(PIP) sphinx furo myst-parser sphinx-copybutton sphinx-design sphinx-mathjax-offline
 	touch $@
 
 # mypy reads torch and torch_geometric.

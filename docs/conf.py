@@ -2,12 +2,15 @@
 
 import os
 import re
+from pathlib import Path
 
 os.environ.setdefault("DGLBACKEND", "pytorch")
 
 from sphinx.pycode import ModuleAnalyzer
 
 import dfgnn
+import dfgnn.nn
+import dfgnn.nn.pyg
 
 project = "dfgnn"
 author = copyright = "The dfgnn developers"
@@ -18,11 +21,34 @@ html_theme_options = {
     "source_repository": "https://github.com/dfgnn/dfgnn/",
     "source_branch": "main",
     "source_directory": "docs/",
+    # dfgnn's colour in the pictures (dfgnn/bench/palette.py), darker and lighter for text.
+    "light_css_variables": {
+        "color-brand-primary": "#b33a0a",
+        "color-brand-content": "#b33a0a",
+        "color-sidebar-link-text": "var(--color-foreground-secondary)",
+        "color-sidebar-link-text--top-level": "var(--color-foreground-primary)",
+    },
+    "dark_css_variables": {"color-brand-primary": "#ff8a4c", "color-brand-content": "#ff8a4c"},
 }
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_show_copyright = False
+pygments_dark_style = "github-dark"
+templates_path = ["_templates"]
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax"]
-myst_enable_extensions = ["dollarmath", "attrs_inline"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "sphinx-mathjax-offline",
+]
+copybutton_exclude = ".linenos, .gp, .go"
+autosummary_ignore_module_all = False
+myst_enable_extensions = ["dollarmath", "attrs_inline", "colon_fence"]
 myst_heading_anchors = 3
 suppress_warnings = ["myst.header"]  # pages may begin with any level
 
@@ -40,9 +66,15 @@ napoleon_use_rtype = False
 
 def _outside(app, name, source):
     """Links to files of the repository that are no pages lead to the repository."""
-    source[0] = re.sub(
-        r"\]\((?:\.\./)+([^)]*)\)", r"](https://github.com/dfgnn/dfgnn/blob/main/\1)", source[0]
-    )
+    page = Path(app.srcdir, name).parent
+
+    def link(match):
+        target = (page / match[1].partition("#")[0]).resolve()
+        if target.is_relative_to(app.srcdir):
+            return match[0]
+        return f"](https://github.com/dfgnn/dfgnn/blob/main/{target.relative_to(Path(app.srcdir).parent)})"
+
+    source[0] = re.sub(r"\]\((\.\./[^)]*)\)", link, source[0])
 
 
 def _public(app, what, name, obj, options, signature, returns):

@@ -24,6 +24,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from dfgnn.bench.palette import colour_of
 from dfgnn.runtime.programs import (
     Parser,
     existing_file,
@@ -36,7 +37,7 @@ from dfgnn.runtime.programs import (
 
 ROOT = Path(__file__).resolve().parents[1]
 VARIANTS = ["--impl dfgnn", "--impl pyg"]
-COLORS = ["#c0392b", "#7f8c8d", "#e67e22", "#2e86c1"]
+OTHERS = "#8e6bb0", "#c9a227", "#5c6670", "#b5476d"  # of variants of one library
 
 
 def label(variant: str) -> str:
@@ -209,7 +210,7 @@ def pictures(rows: list[dict], out: Path) -> None:
 
     names = list(dict.fromkeys(row["row"] for row in rows))
     variants = list(dict.fromkeys(row["variant"] for row in rows))
-    color = dict(zip(variants, itertools.cycle(COLORS)))
+    color = {name: colour_of(name, other) for name, other in zip(variants, itertools.cycle(OTHERS))}
     drawn = [n for n in names if any(r["row"] == n and "curves" in r for r in rows)]
     if drawn:
         columns = min(3, len(drawn))

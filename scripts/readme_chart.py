@@ -3,6 +3,8 @@
 
     python scripts/readme_chart.py [docs/pictures/step-times.png]
 
+Beside it goes the same on a dark ground, step-times-dark.png.
+
 Training steps (forward + backward) in milliseconds. On the GPU the attention alone, of one run, beside PyG's
 operations and turbo-gnn's kernels; on the CPU whole layers, projections included, the fastest of steps that
 alternate with DGL's or PyG's. DGL is in the second panel only, because it has no release for the torch of the
@@ -13,12 +15,12 @@ import json
 import sys
 from pathlib import Path
 
+from dfgnn.bench.palette import COLOURS, ON_DARK
 from dfgnn.runtime.programs import Parser, file_to_write
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PICTURE = ROOT / "docs" / "pictures" / "step-times.png"
-COLORS = {"dfgnn": "#c0392b", "PyG": "#7f8c8d", "turbo-gnn": "#2e86c1", "DGL": "#b7950b"}
 GRAPH = "ogbn-arxiv"
 NAMES = {"gat": "GAT", "gatv2": "GATv2", "dot": "dot product"}
 CPU = {"part": "layers", "graph": "PubMed", "threads": 2}
@@ -57,7 +59,7 @@ def panel(axes, title: str, groups: dict[str, dict[str, float]]) -> None:
     for group, bars in groups.items():
         places = [place + k for k in range(len(bars))]
         for y, (library, value) in zip(places, bars.items()):
-            axes.barh(y, value, color=COLORS[library], height=0.85)
+            axes.barh(y, value, color=COLOURS[library], height=0.85)
             text = f" {library} {value:.3g} ms" if value < 1000 else f" {library} {value:,.0f} ms"
             axes.text(value, y, text, va="center", fontsize=9)
         ticks.append((sum(places) / len(places), group))
@@ -77,6 +79,13 @@ def main(argv: list[str]) -> int:
     import matplotlib
 
     matplotlib.use("Agg")
+    draw(picture)
+    with matplotlib.rc_context(ON_DARK):
+        draw(picture.with_stem(f"{picture.stem}-dark"))
+    return 0
+
+
+def draw(path: Path) -> None:
     from matplotlib import pyplot
 
     peers, table = map(read, ("h200-peers.json", "cpu-table.json"))
@@ -87,8 +96,8 @@ def main(argv: list[str]) -> int:
     cpu_name = table["environment"]["cpu"].replace("(R)", "").removesuffix(" Processor")
     title = f"{cpu_name}, {CPU['threads']} threads: layers on {CPU['graph']}, {edges:,} edges"
     panel(right, title, cpu(table["runs"]))
-    figure.savefig(picture, dpi=110, metadata={"Software": None})
-    return 0
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    pyplot.close(figure)
 
 
 if __name__ == "__main__":

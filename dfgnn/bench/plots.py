@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from ..runtime.programs import Parser, existing_file, folder_to_write
+from .palette import colour_of
 from .peers import SPEEDUPS
 from .report import geometric_mean, plan_text, read_json
 
@@ -107,7 +108,9 @@ def bars(results: dict, case: tuple):
         drawn = {x: by_graph[g] for x, g in zip(place, graphs) if by_graph.get(g)}
         if drawn:
             label = f"{name}, mean {geometric_mean(drawn.values()):.2f}"
-            axes.bar(list(drawn), list(drawn.values()), width, label=label, color=f"C{k}")
+            axes.bar(
+                list(drawn), list(drawn.values()), width, label=label, color=colour_of(name, f"C{k + 4}")
+            )
         else:
             axes.plot([], [], " ", label=f"{name}, not measured")
         for x in set(place) - set(drawn):

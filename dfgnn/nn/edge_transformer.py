@@ -23,7 +23,7 @@ class EdgeGraphTransformerConv(AttentionLayer):
 
     .. math::
         w_{ij} = Q h_i \circ K h_j \circ E e_{ij} / \sqrt{D}, \qquad
-        \alpha_{ij} = \mathrm{softmax}_j(\mathrm{clamp}(\textstyle\sum_d w_{ij,d}, \pm c)), \qquad
+        \alpha_{ij} = \mathrm{softmax}_j(\mathrm{clamp}(\sum_d w_{ij,d}, \pm c)), \qquad
         h_i' = \sum_j \alpha_{ij} V h_j
 
     per head, over the edges j -> i. The published code adds 1e-6 to the softmax's sum; here it is exact.

@@ -22,8 +22,8 @@ class ExphormerAttention(nn.Module):
     2023): those of a graph, of an expander, of virtual nodes.
 
     .. math::
-        \alpha_{ij} = \mathrm{softmax}_j\Big(\mathrm{clamp}\Big(\sum_d (Q x_i)_d (K x_j)_d (E t_{ij})_d /
-        \sqrt D, \pm c\Big)\Big), \qquad x_i' = \sum_j \alpha_{ij} V x_j
+        \alpha_{ij} = \mathrm{softmax}_j(\mathrm{clamp}(\sum_d (Q x_i)_d (K x_j)_d (E t_{ij})_d /
+        \sqrt D, \pm c)), \qquad x_i' = \sum_j \alpha_{ij} V x_j
 
     per head, t being what belongs to the type of the edge j -> i. The published code adds 1e-6 to the
     softmax's sum; here it is exact.

@@ -1,9 +1,10 @@
 """README.md and the pages of docs/ are followed literally: every block of Python runs, every link leads
 somewhere.
 
-A page's blocks share one namespace, in their order. A block that needs a library which is not installed is
-left out, as are blocks that need its names; the reason of the skip names them. ``docs/adding_a_score.md`` is
-run, and its results are checked, by ``test_adding_a_score.py``.
+A page's blocks share one namespace, in their order; those of the README and of the cookbook run alone. A
+block that needs a library which is not installed is left out, as are blocks that need its names; the reason
+of the skip names them. ``docs/adding_a_score.md`` is run, and its results are checked, by
+``test_adding_a_score.py``.
 """
 
 import importlib
@@ -18,6 +19,18 @@ import dfgnn
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+ALONE = "README.md", "cookbook.md"
+#: Columns of a block of code that fit beside a page's contents.
+WIDEST = 80
+#: Pages whose blocks are wider yet.
+WIDE = {
+    "adding_a_score.md",
+    "architecture.md",
+    "benchmarks.md",
+    "numerics.md",
+    "small_graphs.md",
+    "training.md",
+}
 BLOCK = re.compile(r"^```python\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
 OPTIONAL = {
     "dgl": "dgl",
@@ -52,9 +65,12 @@ def name_of(page: Path) -> str:
 def test_every_block_runs(page, monkeypatch, tmp_path):
     monkeypatch.setenv("DGLBACKEND", "pytorch")
     monkeypatch.chdir(tmp_path)  # for what a block writes
-    module, left_out = ModuleType("a_page_of_the_documentation"), []
-    monkeypatch.setitem(sys.modules, module.__name__, module)  # where PyG looks up the types of a message
-    for line, code in blocks(page):
+    left_out: list[str] = []
+    for number, (line, code) in enumerate(blocks(page)):
+        if not number or page.name in ALONE:
+            module = ModuleType("a_page_of_the_documentation")
+            # Where PyG looks up the types of a message.
+            monkeypatch.setitem(sys.modules, module.__name__, module)
         try:
             # Empty lines before it give errors the line of the page.
             exec(compile("\n" * line + code, str(page), "exec"), vars(module))
@@ -69,6 +85,17 @@ def test_every_block_runs(page, monkeypatch, tmp_path):
             left_out.append(f"line {line}: {error}")
     if left_out:
         pytest.skip(f"{name_of(page)}: all other blocks ran; {'; '.join(left_out)}")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_code_fits_beside_a_pages_contents(page):
+    lines = [
+        line
+        for block in re.findall(r"^```[^\n]*\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+        for line in block.splitlines()
+        if len(line) > WIDEST
+    ]
+    assert bool(lines) == (page.name in WIDE), lines
 
 
 def test_the_quickstart_is_short():
@@ -109,11 +136,17 @@ def test_the_chart_and_the_figures_beside_it_are_the_results(monkeypatch, tmp_pa
     import readme_chart
 
     times = readme_chart.gpu(readme_chart.read("h200-peers.json"))
-    text = (ROOT / "README.md").read_text().partition("![")[0].replace("\n", " ")
+    text = (ROOT / "README.md").read_text().partition("<picture>")[0].replace("\n", " ")
     assert (
         f"takes {times['GAT']['dfgnn']:.2f} ms, where PyG's operations take {times['GAT']['PyG']:.1f} ms"
         in text
     )
+    compiled = next(
+        row["peers"]["pyg-compile"]["eager"]["median"] / row["eager"]["median"]
+        for row in readme_chart.read("h200-peers-arxiv.json")["rows"]
+        if (row["layer"], row["mode"]) == ("gat", "train")
+    )
+    assert f"takes {compiled:.1f} times as long as dfgnn" in text
     assert "turbo-gnn" in times["GATv2"]
     layers = readme_chart.cpu(readme_chart.read("cpu-table.json")["runs"])
     assert set(layers["GATConv"]) == set(layers["GATv2Conv"]) == {"dfgnn", "DGL", "PyG"}
@@ -121,6 +154,7 @@ def test_the_chart_and_the_figures_beside_it_are_the_results(monkeypatch, tmp_pa
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     assert readme_chart.main([str(tmp_path / "chart.png")]) == 0
     assert (tmp_path / "chart.png").stat().st_size > 10_000
+    assert (tmp_path / "chart-dark.png").stat().st_size > 10_000
 
 
 def test_citation_and_changelog_are_of_this_version():

@@ -10,10 +10,10 @@ from graphs import make_graph
 from torch import nn
 
 import dfgnn
+from dfgnn.graph.cache import graph_of
 from dfgnn.nn import dgl as dgl_like
 from dfgnn.nn import pyg as pyg_like
 from dfgnn.nn._typed import TypedLinear
-from dfgnn.nn.pyg._graph import graph_of
 
 NODES, EDGES = 50, 400
 

@@ -108,7 +108,7 @@ def test_reset_parameters():
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (lambda x, n, e: (x[:-1], n, e), ValueError, r"x: expected shape \[50, \*, F\], got \[49, 9\]"),
+        (lambda x, n, e: (x[:-1], n, e), ValueError, r"x: expected shape \[50, \*, F\], .*got \[49, 9\]"),
         (lambda x, n, e: (x[:, :5], n, e), ValueError, r"x: expected shape \[50, \*, 9\], got \[50, 5\]"),
         (lambda x, n, e: (x, n[:-1], e), ValueError, r"ntype: expected shape \[50\], got \[49\]"),
         (lambda x, n, e: (x, n, e[:-1]), ValueError, r"etype: expected shape \[450\], got \[449\]"),

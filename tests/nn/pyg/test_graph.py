@@ -11,9 +11,9 @@ from pyg_compare import compare, edges, pair, sparse_forms, torch_geometric
 
 from dfgnn import Graph, functional
 from dfgnn.graph import cache as _kept
-from dfgnn.graph.cache import once
+from dfgnn.graph.cache import graph_of, once
 from dfgnn.nn import pyg
-from dfgnn.nn.pyg._graph import graph_of, sizes_of
+from dfgnn.nn.pyg import _graph
 
 
 @pytest.fixture(autouse=True)
@@ -134,6 +134,9 @@ def test_errors(self_loops):
 
 
 def test_sizes():
+    def sizes_of(edge_index, x_src, x_dst, size=None):
+        return _graph.sizes_of(torch.nn.Identity(), edge_index, x_src, x_dst, size)
+
     x, y = torch.zeros(4, 1), torch.zeros(3, 1)
     edge_index = torch.zeros(2, 1, dtype=torch.long)
     assert sizes_of(edge_index, x, y) == (4, 3)
