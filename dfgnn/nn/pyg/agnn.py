@@ -46,7 +46,7 @@ class AGNNConv(FusedConv, torch_geometric.nn.AGNNConv):
         Args:
             x: ``[N, F]``.
             edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex; or SparseTensor or torch.sparse tensor,
-                transposed.
+                transposed; or a dfgnn.Graph.
 
         Returns:
             ``[N, F]``.

@@ -56,7 +56,7 @@ class FAConv(FusedConv, torch_geometric.nn.FAConv):
 
         Args:
             x, x_0: ``[N, channels]``, now and before the first layer.
-            edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex.
+            edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex; or a dfgnn.Graph.
             edge_weight: ``[E]`` in a layer with ``normalize=False``, else None.
             return_attention_weights: a bool, whichever, also returns the edges and tanh of their scores.
 

@@ -146,7 +146,7 @@ class CuGraphGATConv(torch_geometric.nn.CuGraphGATConv):
         Args:
             x: ``[N, F]``.
             edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex; or SparseTensor or torch.sparse tensor,
-                transposed.
+                transposed; or a dfgnn.Graph.
             edge_attr: None; features of edges need GATConv.
             max_num_neighbors: has no meaning here.
 

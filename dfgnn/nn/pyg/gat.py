@@ -63,7 +63,7 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         Args:
             x: ``[N, F]``, or a pair ``([N_src, F_src], [N_dst, F_dst] or None)``.
             edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex; or SparseTensor or torch.sparse tensor,
-                transposed.
+                transposed; or a dfgnn.Graph.
             edge_attr: ``[E]`` or ``[E, edge_dim]``; ignored in a layer without ``edge_dim``.
             size: (N_src, N_dst); needed where there are no destination features and N_dst differs.
             return_attention_weights: also return the attention, after dropout. False asks for it, too, with

@@ -56,7 +56,7 @@ class GATEConv(FusedConv, torch_geometric.nn.models.attentive_fp.GATEConv):
         Args:
             x: ``[N, F]``.
             edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex; or SparseTensor or torch.sparse tensor,
-                transposed.
+                transposed; or a dfgnn.Graph.
             edge_attr: ``[E, edge_dim]``.
 
         Returns:

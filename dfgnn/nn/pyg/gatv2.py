@@ -62,7 +62,7 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
         Args:
             x: ``[N, F]``, or a pair ``([N_src, F_src], [N_dst, F_dst])``.
             edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex; or SparseTensor or torch.sparse tensor,
-                transposed.
+                transposed; or a dfgnn.Graph.
             edge_attr: ``[E]`` or ``[E, edge_dim]``.
             return_attention_weights: also return the attention, after dropout. False asks for it, too, with
                 torch_geometric before 2.8, as there.

@@ -67,7 +67,7 @@ class GENConv(FusedConv, torch_geometric.nn.GENConv):
         Args:
             x: ``[N, F]``, or a pair ``([N_src, F_src], [N_dst, F_dst] or None)``.
             edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex; or SparseTensor or torch.sparse tensor,
-                transposed.
+                transposed; or a dfgnn.Graph.
             edge_attr: ``[E, edge_dim]``, or ``[E, out_channels]`` in a layer without ``edge_dim``; or None.
             size: (N_src, N_dst); needed where there are no destination features and N_dst differs.
 

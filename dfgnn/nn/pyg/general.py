@@ -69,7 +69,7 @@ class GeneralConv(FusedConv, torch_geometric.nn.GeneralConv):
         Args:
             x: ``[N, F]``, or a pair ``([N_src, F_src], [N_dst, F_dst])``.
             edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex; or SparseTensor or torch.sparse tensor,
-                transposed.
+                transposed; or a dfgnn.Graph.
             edge_attr: ``[E, in_edge_channels]``, or None.
             size: (N_src, N_dst), checked.
 

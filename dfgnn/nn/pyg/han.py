@@ -52,7 +52,7 @@ class HANConv(FusedConv, torch_geometric.nn.HANConv):
         Args:
             x_dict: ``[N, F]`` of each node type.
             edge_index_dict: the edges of each edge type: int32 or int64 ``[2, E]`` tensor or EdgeIndex; or
-                SparseTensor or torch.sparse tensor, transposed.
+                SparseTensor or torch.sparse tensor, transposed; or a dfgnn.Graph.
             return_semantic_attention_weights: also return the weights of the edge types.
 
         Returns:

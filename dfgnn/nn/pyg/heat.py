@@ -72,7 +72,7 @@ class HEATConv(FusedConv, torch_geometric.nn.HEATConv):
         Args:
             x: ``[N, F]``.
             edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex; or SparseTensor or torch.sparse tensor,
-                transposed.
+                transposed; or a dfgnn.Graph.
             node_type: ``[N]``.
             edge_type: ``[E]``.
             edge_attr: ``[E, edge_dim]``.

@@ -68,7 +68,7 @@ class HGTConv(FusedConv, torch_geometric.nn.HGTConv):
         Args:
             x_dict: ``[N, F]`` of each node type.
             edge_index_dict: the edges of each edge type: int32 or int64 ``[2, E]`` tensor or EdgeIndex; or
-                SparseTensor or torch.sparse tensor, transposed.
+                SparseTensor or torch.sparse tensor, transposed; or a dfgnn.Graph.
 
         Returns:
             ``[N, out_channels]`` of each node type in ``x_dict`` that is a destination in the metadata.

@@ -66,7 +66,7 @@ class ResGatedGraphConv(FusedConv, torch_geometric.nn.ResGatedGraphConv):
         Args:
             x: ``[N, F]``, or a pair ``([N_src, F_src], [N_dst, F_dst])``.
             edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex; or SparseTensor or torch.sparse tensor,
-                transposed.
+                transposed; or a dfgnn.Graph.
             edge_attr: ``[E, edge_dim]``; None in a layer without ``edge_dim``.
 
         Returns:

@@ -65,7 +65,7 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
         Args:
             x: ``[N, F]``, or a pair ``([N_src, F], [N_dst, F])``.
             edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex; or SparseTensor or torch.sparse tensor,
-                transposed.
+                transposed; or a dfgnn.Graph.
             edge_type: int32 or int64 ``[E]``, the relation of each edge; None: the values of a sparse tensor.
             edge_attr: ``[E]`` or ``[E, edge_dim]``, or one row for all edges. None: the values of a sparse
                 tensor, if an edge has several of them.

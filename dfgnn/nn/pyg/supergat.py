@@ -64,7 +64,7 @@ class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
         Args:
             x: ``[N, F]``.
             edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex; or SparseTensor or torch.sparse tensor,
-                transposed.
+                transposed; or a dfgnn.Graph.
             neg_edge_index: ``[2, E_neg]``, pairs without an edge; None: they are sampled, in training.
             batch: int64 ``[N]``, the graph that each node belongs to; sampled pairs are of the same graph.
 

@@ -62,7 +62,7 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
         Args:
             x: ``[N, F]``, or a pair ``([N_src, F_src], [N_dst, F_dst])``.
             edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex; or SparseTensor or torch.sparse tensor,
-                transposed.
+                transposed; or a dfgnn.Graph.
             edge_attr: ``[E]`` or ``[E, edge_dim]``; in a layer without ``edge_dim`` it must broadcast to
                 ``[E, H, C]`` and is added to the values.
             return_attention_weights: True or False: also return the attention, before dropout.
