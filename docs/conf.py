@@ -28,7 +28,10 @@ html_theme_options = {
         "color-sidebar-link-text": "var(--color-foreground-secondary)",
         "color-sidebar-link-text--top-level": "var(--color-foreground-primary)",
     },
-    "dark_css_variables": {"color-brand-primary": "#ff8a4c", "color-brand-content": "#ff8a4c"},
+    "dark_css_variables": {
+        "color-brand-primary": "#ff8a4c",
+        "color-brand-content": "#ff8a4c",
+    },
 }
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
