@@ -2,8 +2,8 @@
 
     python benchmarks/cookbook.py [--nodes 10000] [--edges 150000] [--rounds 3] [--json FILE]
 
-The blocks are run as they stand there, but for the numbers of nodes and edges; on one thread, in its CPU time,
-which other programs on the machine change least.
+The blocks are run as they stand there, but for the numbers of nodes and edges; on one thread, in its CPU
+time, which other programs on the machine change least.
 """
 
 import argparse
