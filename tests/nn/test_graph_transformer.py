@@ -284,7 +284,7 @@ def test_state_and_copies():
     "kwargs, message",
     [
         ({"feats": 10, "num_heads": 3}, r"feats: expected a multiple of num_heads=3, got 10"),
-        ({"feats": 10, "num_heads": 0}, "feats: expected a multiple of num_heads=0"),
+        ({"feats": 10, "num_heads": 0}, "num_heads: expected at least 1, got 0"),
         ({"feats": 12, "num_heads": 3, "norm": "instance"}, "norm: expected 'batch', 'layer' or None"),
     ],
 )
