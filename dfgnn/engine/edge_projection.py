@@ -423,10 +423,14 @@ def attention(inputs: AttentionInputs, attr: Tensor, proj: Tensor) -> tuple[Tens
         edge.seed,
         out_bias,
     )
-    plain = return_attention or edge.edge_gate is not None or not (in_key and in_value)
+    plain = edge.edge_gate is not None or not (in_key and in_value)
     plain = plain or isinstance(graph, (GraphPart, _edges.EdgeList))
     if plain or torch.compiler.is_compiling() or _eager.transformed(*given):
         return _composed(call, query, key, value, attr, proj, edge, out_bias, return_attention)
+    weights = None
+    if return_attention:  # by a call of its own: `out` is the same whether it is asked for or not
+        alone = _Call(graph, call.numbers, schedule, in_key, False)
+        _, weights = _composed(alone, query, key, value, attr, proj, edge, None, True)
     train = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
     edges_learn = any(x is not None and x.requires_grad for x in (edge.edge_bias, edge.edge_weight))
     handle = None if train and edges_learn else _handle(call, value, attr, train)
@@ -434,8 +438,8 @@ def attention(inputs: AttentionInputs, attr: Tensor, proj: Tensor) -> tuple[Tens
         paths.recorder.took("edge projection", paths.describe("dot", value))
     if handle is not None:
         if train:
-            return _InOne.apply(call, handle, *given), None
-        return _InOne.compute(call, handle, given)[0], None
+            return _InOne.apply(call, handle, *given), weights
+        return _InOne.compute(call, handle, given)[0], weights
     if train:
-        return _Projected.apply(call, *given), None
-    return _Projected.compute(call, given)[0], None
+        return _Projected.apply(call, *given), weights
+    return _Projected.compute(call, given)[0], weights

@@ -14,7 +14,7 @@ from ._errors import check_constructor, check_fits
 from ._graph import split_ends
 from ._layer import AttentionLayer, check_per_edge, dropout_p
 from ._terms import is_plain
-from .whole.eligible import dot_at_once
+from .whole.eligible import attention_seed, dot_at_once
 
 #: What ``norm`` names.
 NORMS = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm, None: nn.Identity}
@@ -140,13 +140,18 @@ class GraphTransformerConv(AttentionLayer):
         fused = self._graph(graph)
         h_src, h_dst = split_ends(self, fused, feat, self.feat_drop)
         self._check_edges(fused, edge_attr)
-        if edge_bias is None and edge_weight is None and not get_attention:
-            out = dot_at_once(
+        at_once = seed = None
+        alone = edge_bias is None and edge_weight is None
+        if alone and not (get_attention and torch.compiler.is_compiling()):
+            drop = dropout_p(self.attn_drop)
+            if get_attention:
+                seed = attention_seed(self, fused, h_src, drop)
+            at_once = dot_at_once(
                 fused, h_src, None if h_dst is h_src else h_dst, self.fc_value, self.fc_key, self.fc_query,
-                self, dropout_p(self.attn_drop), None if edge_attr is None else (edge_attr, self.fc_edge),
+                self, (drop, seed), None if edge_attr is None else (edge_attr, self.fc_edge),
             )  # fmt: skip
-            if out is not None:
-                return self._heads(out)
+            if at_once is not None and not get_attention:
+                return self._heads(at_once)
         prefix = h_src.shape[1:-1]
         per_head = fused.num_edges, prefix.numel() * self.num_heads
         check_per_edge(self, "edge_bias", edge_bias, (per_head,))
@@ -163,8 +168,11 @@ class GraphTransformerConv(AttentionLayer):
             **self._edges(edge_attr, prefix.numel()),
             dropout_p=dropout_p(self.attn_drop),
             return_attention=get_attention,
+            **({} if seed is None else {"_seed": seed}),
         )
         out, attention = self._unpack(result, prefix)
+        if at_once is not None:
+            out = self._heads(at_once)
         return (out, attention) if get_attention else out
 
     def _check_edges(self, graph: Any, edge_attr: Tensor | None) -> None:

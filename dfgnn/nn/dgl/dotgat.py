@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ... import functional
@@ -90,12 +91,13 @@ class DotGatConv(AttentionLayer):
         prefix = h_src.shape[1:-1]
         fc_src, fc_dst = self._projections()
         one = fc_src is fc_dst and not isinstance(feat, tuple)
-        if not get_attention:
-            out = dot_at_once(
+        at_once = None
+        if not (get_attention and torch.compiler.is_compiling()):
+            at_once = dot_at_once(
                 fused, h_src, None if one else h_dst, fc_src, None, None if one else fc_dst, self
             )
-            if out is not None:
-                return self._heads(out)
+            if at_once is not None and not get_attention:
+                return self._heads(at_once)
         source, destination = ("feat[0]", "feat[1]") if isinstance(feat, tuple) else ("feat", "feat")
         feat_src = self._heads(projected(self, source, fc_src, h_src)).flatten(1, -2)
         if one:
@@ -104,4 +106,6 @@ class DotGatConv(AttentionLayer):
             feat_dst = self._heads(projected(self, destination, fc_dst, h_dst)).flatten(1, -2)
         result = self.attention(fused, feat_dst, feat_src, feat_src, return_attention=get_attention)
         out, attention = self._unpack(result, prefix)
+        if at_once is not None:
+            out = self._heads(at_once)
         return (out, attention) if get_attention else out

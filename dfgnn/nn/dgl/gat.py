@@ -14,7 +14,7 @@ from .._errors import check_fits, projected
 from .._graph import split_ends
 from .._layer import LeakyLayer, check_per_edge, dropout_p, xavier
 from .._terms import folded_terms, folds
-from ..whole.eligible import gat_at_once, is_first_rows
+from ..whole.eligible import attention_seed, gat_at_once, is_first_rows
 
 
 class AdditiveConv(LeakyLayer):
@@ -52,11 +52,11 @@ class AdditiveConv(LeakyLayer):
         return [fc.weight for fc in projections] + [self.attn_l, self.attn_r]
 
     def _attend(
-        self, graph: Graph, h_src: Tensor, h_dst: Tensor, shared: bool, get_attention: bool, **edge_args
+        self, graph: Graph, h_src: Tensor, h_dst: Tensor, shared: bool, get_attention: bool, **options
     ) -> tuple[Tensor, Any]:
         """out ``[N_dst, *, H, D]`` with the bias but not the residual; attention ``[E, *, H, 1]`` or None.
 
-        shared: the destinations are the first sources. edge_args: edge arguments of the engine.
+        shared: the destinations are the first sources. options: arguments of the engine.
         """
         prefix = h_src.shape[1:-1]
         feat_src, alpha_src, alpha_dst = self._project(h_src, h_dst, shared)
@@ -73,16 +73,16 @@ class AdditiveConv(LeakyLayer):
             out_bias=fused_bias,
             dropout_p=dropout_p(self.attn_drop),
             return_attention=get_attention,
-            **edge_args,
+            **options,
         )
         out, attention = self._unpack(result, prefix)
         return (out if bias is None else out + bias), attention
 
-    def _at_once(self, graph: Graph, x: Tensor) -> Tensor | None:
+    def _at_once(self, graph: Graph, x: Tensor, seed: Tensor | None) -> Tensor | None:
         """out ``[N_dst, H, D]`` with the bias, where it can be had at once; else None."""
         out = gat_at_once(
             self, graph, x, self._projections()[0], self.attn_l, self.attn_r, self.bias,
-            dropout_p=dropout_p(self.attn_drop), wide=self.bias,
+            dropout=(dropout_p(self.attn_drop), seed), wide=self.bias,
         )  # fmt: skip
         return out if out is None else self._heads(out)
 
@@ -226,13 +226,19 @@ class GATConv(AdditiveConv):
         h_src, h_dst = split_ends(self, fused, feat, self.feat_drop)
         shared = not isinstance(feat, tuple)
         fc_src, fc_dst = self._projections()
-        whole = edge_weight is None and not get_attention and fc_src is fc_dst
+        whole = edge_weight is None and fc_src is fc_dst
+        whole = whole and not (get_attention and torch.compiler.is_compiling())
+        at_once, options = None, {} if edge_weight is None else {"edge_weight": edge_weight}
         if whole and (shared or is_first_rows(h_dst, h_src)):
-            at_once = self._at_once(fused, h_src)
-            if at_once is not None:
+            seed = None
+            if get_attention:
+                seed = attention_seed(self, fused, h_src, dropout_p(self.attn_drop))
+                options = {} if seed is None else {"_seed": seed}
+            at_once = self._at_once(fused, h_src, seed)
+            if at_once is not None and not get_attention:
                 return self._finish(at_once, h_dst)
         shapes = (fused.num_edges,), (fused.num_edges, h_src.shape[1:-1].numel() * self.num_heads)
         check_per_edge(self, "edge_weight", edge_weight, shapes)
-        out, attention = self._attend(fused, h_src, h_dst, shared, get_attention, edge_weight=edge_weight)
-        out = self._finish(out, h_dst)
+        out, attention = self._attend(fused, h_src, h_dst, shared, get_attention, **options)
+        out = self._finish(out if at_once is None else at_once, h_dst)
         return (out, attention) if get_attention else out

@@ -13,7 +13,7 @@ from ...graph import Graph
 from .._errors import projected
 from .._graph import split_ends
 from .._layer import LeakyLayer, dropout_p, xavier
-from ..whole.eligible import pair_at_once
+from ..whole.eligible import attention_seed, pair_at_once
 
 
 class GATv2Conv(LeakyLayer):
@@ -134,10 +134,13 @@ class GATv2Conv(LeakyLayer):
         fused = self._graph(graph)
         h_src, h_dst = split_ends(self, fused, feat, self.feat_drop)
         shared = not isinstance(feat, tuple)
-        if not get_attention:
-            out = self._at_once(fused, h_src, None if shared else h_dst)
-            if out is not None:
-                return self._finish(out, h_dst)
+        at_once = seed = None
+        if not (get_attention and torch.compiler.is_compiling()):
+            if get_attention:
+                seed = attention_seed(self, fused, h_src, dropout_p(self.attn_drop))
+            at_once = self._at_once(fused, h_src, None if shared else h_dst, seed)
+            if at_once is not None and not get_attention:
+                return self._finish(at_once, h_dst)
         prefix = h_src.shape[1:-1]
         source, destination = ("feat", "feat") if shared else ("feat[0]", "feat[1]")
         x_src = self._heads(projected(self, source, self.fc_src, h_src)).flatten(1, -2)
@@ -153,9 +156,10 @@ class GATv2Conv(LeakyLayer):
             negative_slope=self.negative_slope,
             dropout_p=dropout_p(self.attn_drop),
             return_attention=get_attention,
+            **({} if seed is None else {"_seed": seed}),
         )
         out, attention = self._unpack(result, prefix)
-        out = self._finish(out, h_dst)
+        out = self._finish(out if at_once is None else at_once, h_dst)
         return (out, attention) if get_attention else out
 
     def _finish(self, out: Tensor, h_dst: Tensor) -> Tensor:
@@ -163,7 +167,7 @@ class GATv2Conv(LeakyLayer):
             out = out + self._heads(self.res_fc(h_dst))
         return out if self.activation is None else self.activation(out)
 
-    def _at_once(self, graph: Graph, x: Tensor, x_dst: Tensor | None) -> Tensor | None:
+    def _at_once(self, graph: Graph, x: Tensor, x_dst: Tensor | None, seed: Tensor | None) -> Tensor | None:
         """out ``[N_dst, H, D]``, where it can be had at once; else None. x_dst: None for the first rows of x,
         where all of them are destinations or the weights are shared."""
         one = self.share_weights and x_dst is None
@@ -172,6 +176,6 @@ class GATv2Conv(LeakyLayer):
         out = pair_at_once(
             self, graph, "additive_v2", x, x_dst, self.fc_src, None, None if one else self.fc_dst,
             heads=self.num_heads, attn=self.attn, negative_slope=self.negative_slope,
-            dropout_p=dropout_p(self.attn_drop),
+            dropout=(dropout_p(self.attn_drop), seed),
         )  # fmt: skip
         return out if out is None else self._heads(out)

@@ -121,8 +121,9 @@ class FusedConv:
             out = self._heads(out).mean(-2)
         return out if bias is None else out + bias
 
-    def _attend(self, edge_index, graph, inputs, options, dtype, residual, want_attention: bool):
-        """``self.attention`` in a layer with concat, residual, bias and self loops, and what that returns."""
+    def _attend(self, edge_index, graph, inputs, options, dtype, residual, want_attention: bool, seed=None):
+        """``self.attention`` in a layer with concat, residual, bias and self loops, and what that returns.
+        seed: of dropout, where it was drawn already."""
         bias, fused_bias = self.bias, None
         if self.concat and bias is not None and bias.dtype == inputs[0].dtype:
             fused_bias, bias = self._heads(bias), None
@@ -133,6 +134,7 @@ class FusedConv:
             out_bias=fused_bias,
             dropout_p=self.dropout if self.training else 0.0,
             return_attention=want_attention,
+            **({} if seed is None else {"_seed": seed}),
         )
         out = result[0] if want_attention else result
         out = (out.flatten(-2) if self.concat else out.mean(-2)).to(dtype)
@@ -162,6 +164,15 @@ class FusedConv:
         # The way for explanations must not be what was compiled for the class above.
         if "_orig_propagate" in vars(cls) and cls._orig_propagate is library._jinja_propagate:
             cls._orig_propagate = library._orig_propagate
+
+    def _with_attention(self, out: Tensor, edge_index, graph, inputs, options, dtype, seed):
+        """What a layer of `_attend` returns whose result, which was computed at once, does not change for
+        being asked for the attention."""
+        _, attention = self.attention(
+            graph, *inputs, **options, dropout_p=self.dropout if self.training else 0.0, _seed=seed,
+            return_attention=True,
+        )  # fmt: skip
+        return out, attention_result(edge_index, attention.to(dtype), graph, self.add_self_loops)
 
     def __prepare_scriptable__(self):
         # torch.jit.script asks for what it shall compile, and put, in place of the module.

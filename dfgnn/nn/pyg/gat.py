@@ -13,7 +13,7 @@ from ... import functional
 from ...graph import Graph
 from .._errors import check_fits, projected
 from .._terms import folded_terms, folds, is_plain
-from ..whole.eligible import gat_at_once, is_first_rows
+from ..whole.eligible import Dropout, attention_seed, gat_at_once, is_first_rows
 from ._base import FusedConv, edge_attributes, ends, wants_attention
 from ._graph import for_upstream, graph_of
 
@@ -88,26 +88,35 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         else:
             edge_attr = None
         shared = x_dst is not None and self.lin is not None and is_first_rows(x_dst, x_src)
-        if shared and not wants_attention(return_attention_weights):
-            out = self._at_once(graph, x_src, edge_attr)
+        wanted = wants_attention(return_attention_weights)
+        out = seed = None
+        if shared and not (wanted and torch.compiler.is_compiling()):
+            dropout_p = self.dropout if self.training else 0.0
+            if wanted:
+                seed = attention_seed(self, graph, x_src, dropout_p)
+            out = self._at_once(graph, x_src, edge_attr, (dropout_p, seed))
             if out is not None:
-                return out if res is None else out + res
+                out = out if res is None else out + res
+                if not wanted:
+                    return out
         feat, alpha_src, alpha_dst = self._project(x_src, x_dst)
         edge_bias = None if edge_attr is None else self._edge_term(edge_attr)
         dtype = torch.promote_types(feat.dtype, self.att_src.dtype)  # they differ under autocast
         inputs = feat, alpha_src, alpha_dst
         options = {"negative_slope": self.negative_slope, "edge_bias": edge_bias}
-        wanted = wants_attention(return_attention_weights)
-        return self._attend(edge_index, graph, inputs, options, dtype, res, wanted)
+        if out is not None:
+            inputs = feat[..., :1], alpha_src, alpha_dst  # the attention alone
+            return self._with_attention(out, edge_index, graph, inputs, options, dtype, seed)
+        return self._attend(edge_index, graph, inputs, options, dtype, res, wanted, seed)
 
-    def _at_once(self, graph: Graph, x: Tensor, edge_attr: Tensor | None) -> Tensor | None:
+    def _at_once(self, graph: Graph, x: Tensor, edge_attr: Tensor | None, dropout: Dropout) -> Tensor | None:
         """The result but for the residual, where it can be had at once; else None."""
         # Each once: to ask a module for what it holds is a call.
         attn_src, bias = self.att_src, self.bias
         within = bias if self.concat or self.heads == 1 else None
         out = gat_at_once(
             self, graph, x, self.lin, attn_src, self.att_dst, within,
-            dropout_p=self.dropout if self.training else 0.0, wide=attn_src,
+            dropout=dropout, wide=attn_src,
             of_edges=None if edge_attr is None else (edge_attr, self.lin_edge, self.att_edge),
         )  # fmt: skip
         return out if out is None else self._finished(out, None if within is bias else bias)

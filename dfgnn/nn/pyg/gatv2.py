@@ -12,7 +12,7 @@ from torch import Tensor
 from ... import functional
 from ...graph import Graph
 from .._errors import projected
-from ..whole.eligible import pair_at_once
+from ..whole.eligible import Dropout, attention_seed, pair_at_once
 from ._base import FusedConv, both_ends, edge_attributes, given_attributes, wants_attention
 from ._graph import for_upstream, graph_of
 
@@ -82,10 +82,16 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
         res = self.res
         res = None if res is None else projected(self, "x", res, x_dst)
         wanted = wants_attention(return_attention_weights)
-        if not wanted and (edge_attr is None or self.lin_edge is None):
-            out = self._at_once(edge_index, graph, x, x_src, x_dst, edge_attr)
+        out = seed = None
+        if (edge_attr is None or self.lin_edge is None) and not (wanted and torch.compiler.is_compiling()):
+            dropout_p = self.dropout if self.training else 0.0
+            if wanted:
+                seed = attention_seed(self, graph, x_src, dropout_p)
+            out = self._at_once(edge_index, graph, x, (x_src, x_dst), edge_attr, (dropout_p, seed))
             if out is not None:
-                return out if res is None else out + res
+                out = out if res is None else out + res
+                if not wanted:
+                    return out
         source, destination = ("x", "x") if x_src is x_dst else ("x[0]", "x[1]")
         feat = feat_dst = self._heads(projected(self, source, self.lin_l, x_src))
         if not self._shared(x):
@@ -94,7 +100,9 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
         dtype = torch.promote_types(feat.dtype, self.att.dtype)  # they differ under autocast
         inputs = feat, feat_dst, self.att[0].to(feat.dtype)
         options = {"negative_slope": self.negative_slope, "edge_feat": edge_feat}
-        return self._attend(edge_index, graph, inputs, options, dtype, res, wanted)
+        if out is not None:
+            return self._with_attention(out, edge_index, graph, inputs, options, dtype, seed)
+        return self._attend(edge_index, graph, inputs, options, dtype, res, wanted, seed)
 
     def _shared(self, x: Tensor | tuple[Tensor, Tensor]) -> bool:
         """Whether destinations are what ``lin_l`` gives: even where one of the two was replaced."""
@@ -102,8 +110,12 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
             return self.share_weights
         return x[0] is x[1] and self.lin_l is self.lin_r
 
-    def _at_once(self, edge_index, graph: Graph, x, x_src: Tensor, x_dst: Tensor, edge_attr) -> Tensor | None:
-        """The result but for the residual, where it can be had at once; else None."""
+    def _at_once(
+        self, edge_index, graph: Graph, x, ends: tuple[Tensor, Tensor], edge_attr, dropout: Dropout
+    ) -> Tensor | None:
+        """The result but for the residual, where it can be had at once; else None. ends: sources and
+        destinations of x."""
+        x_src, x_dst = ends
         if given_attributes(self, edge_index, edge_attr)[1] is not None:
             return None
         # Each once: to ask a module for what it holds is a call.
@@ -113,8 +125,7 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
         out = pair_at_once(
             self, graph, "additive_v2", x_src, None if x_dst is x_src else x_dst, lin_l, None,
             None if shared else lin_r, heads=self.heads, attn=attn, bias=within,
-            negative_slope=self.negative_slope, dropout_p=self.dropout if self.training else 0.0,
-            wide=attn,
+            negative_slope=self.negative_slope, dropout=dropout, wide=attn,
         )  # fmt: skip
         return out if out is None else self._finished(out, None if within is bias else bias)
 

@@ -79,10 +79,11 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
         x_src, x_dst = both_ends(self, x)
         graph, _ = graph_of(self, edge_index, x_src, x_dst)
         want_attention = isinstance(return_attention_weights, bool)
-        if not want_attention:
-            out = self._at_once(edge_index, graph, x_src, x_dst, edge_attr)
-            if out is not None:
-                return out
+        at_once = None
+        if not (want_attention and torch.compiler.is_compiling()):
+            at_once = self._at_once(edge_index, graph, x_src, x_dst, edge_attr)
+            if at_once is not None and not want_attention:
+                return at_once
         source, destination = ("x", "x") if x_src is x_dst else ("x[0]", "x[1]")
         # In torch_geometric's order, in which lazy parameters draw their first values.
         query, key, value = (
@@ -94,25 +95,24 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
             )
         )
         edges = self._edges(edge_index, edge_attr, graph, query.dtype)
-        dropout_p = self.dropout if self.training else 0.0
-        result = self.attention(
-            graph, query, key, value, edge_feat_in="value" if self.lin_edge is None else "both", **edges,
-            dropout_p=dropout_p, return_attention=want_attention and dropout_p == 0,
-        )  # fmt: skip
-        out, attention = result if isinstance(result, tuple) else (result, None)
-        if want_attention and attention is None:
-            nothing = key.new_zeros(*key.shape[:-1], 1)
-            in_key = {} if self.lin_edge is None else edges
-            _, attention = self.attention(
-                graph, query, key, nothing, edge_feat_in="key", **in_key, return_attention=True
-            )
         dtype = query.dtype
         if x_src.device.type == "cuda" and torch.is_autocast_enabled("cuda"):
             dtype = torch.promote_types(dtype, torch.float32)  # of the sum over C and softmax there
-        out = self._with_skip((out.flatten(-2) if self.concat else out.mean(-2)).to(dtype), x_dst)
+        out = at_once
+        if out is None:
+            out = self.attention(
+                graph, query, key, value, edge_feat_in="value" if self.lin_edge is None else "both", **edges,
+                dropout_p=self.dropout if self.training else 0.0,
+            )  # fmt: skip
+            out = self._with_skip((out.flatten(-2) if self.concat else out.mean(-2)).to(dtype), x_dst)
         if not want_attention:
             return out
-        attention = attention.to(dtype)
+        # By a call of its own: without dropout, and the result is the same whether it is asked for or not.
+        in_key = {} if self.lin_edge is None else edges
+        nothing = key.new_zeros(*key.shape[:-1], 1)
+        attention = self.attention(
+            graph, query, key, nothing, edge_feat_in="key", **in_key, return_attention=True
+        )[1].to(dtype)  # fmt: skip
         if isinstance(edge_index, (Tensor, Graph, GraphPart)):
             return out, (for_upstream(edge_index), attention)
         if attention.dim() == 3:
@@ -148,7 +148,7 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
             self, graph, "dot", x_src, None if x_dst is x_src else x_dst, self.lin_value, self.lin_key,
             self.lin_query, skip=self.lin_skip if self.root_weight and joined else None, of_edges=of_edges,
             heads=self.heads, scale=1 / math.sqrt(self.out_channels),
-            dropout_p=self.dropout if self.training else 0.0, wide=torch.float32 if wide else None,
+            dropout=(self.dropout if self.training else 0.0, None), wide=torch.float32 if wide else None,
         )  # fmt: skip
         return out if out is None or joined else self._with_skip(self._finished(out, None), x_dst)
 

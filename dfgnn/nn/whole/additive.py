@@ -199,15 +199,18 @@ def gat_layer(
     dropout_p: float,
     dtype: torch.dtype | None = None,
     edges: Edges | None = None,
+    seed: Tensor | None = None,
 ) -> Tensor:
     """GAT: features [num_src, F], of which the first num_dst rows are the destinations', projected, attended
     to and biased: [num_dst, H * D].
 
     Of checked arguments: `can_fuse`, weight [H * D, F]; attn_src, attn_dst [.., H, D] both in x's dtype or
-    float32; bias [H * D], in either. dtype: of the result; default x's. edges: in x's dtype or float32.
+    float32; bias [H * D], in either. dtype: of the result; default x's. edges: in x's dtype or float32. seed:
+    of dropout; default: a new one.
     """
     heads, size = attn_src.shape[-2:]
-    inputs = x, weight, attn_src, attn_dst, bias, _layers.seed_of(graph, dropout_p), *(edges or ())
+    seed = _layers.seed_of(graph, dropout_p) if seed is None else seed
+    inputs = x, weight, attn_src, attn_dst, bias, seed, *(edges or ())
     train = torch.is_grad_enabled() and (
         weight.requires_grad or any([t is not None and t.requires_grad for t in inputs])
     )

@@ -23,10 +23,22 @@ from ...runtime.eager import is_eager
 from .._terms import all_hooked, is_untouched, plain_linear
 from .additive import Edges, gat_layer
 from .gated import GatedTensors, gated_layer
-from .pair import PairTensors, can_fuse, pair_layer
+from .pair import PairTensors, can_fuse, pair_layer, seed_of
 from .traced import MOST_UNFOLDED, gat_recorded, pair_recorded
 
-__all__ = ["dot_at_once", "gat_at_once", "gated_at_once", "is_first_rows", "knows_all_of", "pair_at_once"]
+__all__ = [
+    "Dropout",
+    "attention_seed",
+    "dot_at_once",
+    "gat_at_once",
+    "gated_at_once",
+    "is_first_rows",
+    "knows_all_of",
+    "pair_at_once",
+]
+
+# The probability, and the seed of the mask; None: the layer draws one.
+Dropout = tuple[float, Tensor | None]
 
 _PLAIN = (nn.Parameter, Tensor)
 _NONE = None, None
@@ -81,6 +93,16 @@ def is_first_rows(x_dst: Tensor, x: Tensor) -> bool:
     if node is None or node.name() != "SliceBackward0" or x_dst._backward_hooks or x_dst.retains_grad:
         return False
     return x.requires_grad and node.next_functions[0] == tuple(torch.autograd.graph.get_gradient_edge(x))[:2]
+
+
+def attention_seed(layer: Any, graph: Any, x: Tensor, dropout_p: float) -> Tensor | None:
+    """The seed that a layer draws for dropout, for two computations with the same mask: the layer's result,
+    which must not depend on whether the attention is returned, and the attention. None: without dropout, or
+    where the layer is not computed at once, so that one computation gives both."""
+    known = functional.gat_attention, functional.gatv2_attention, functional.dot_attention
+    if dropout_p == 0 or type(graph) is not Graph or layer.attention not in known or not is_eager(x):
+        return None
+    return seed_of(graph, dropout_p)
 
 
 # Up to so many products in a projection, and elements that are gathered along edges, a layer of 32-bit
@@ -141,7 +163,7 @@ def gat_at_once(
     attn_dst: Tensor,
     bias: Tensor | None,
     *,
-    dropout_p: float,
+    dropout: Dropout,
     wide: Tensor | None = None,
     of_edges: tuple[Tensor, Any, Tensor] | None = None,
 ) -> Tensor | None:
@@ -152,7 +174,7 @@ def gat_at_once(
     if torch.compiler.is_compiling():
         if of_edges is not None:
             return None
-        return gat_recorded(layer, graph, x, linear, attn_src, attn_dst, bias, dropout_p, wide)
+        return gat_recorded(layer, graph, x, linear, attn_src, attn_dst, bias, dropout[0], wide)
     plain = plain_linear(linear)
     if plain is None or plain[1] is not None:
         return None
@@ -169,7 +191,7 @@ def gat_at_once(
             return None
     return gat_layer(
         graph, x, plain[0], attn_src, attn_dst, bias, negative_slope=layer.negative_slope,
-        dropout_p=dropout_p, dtype=_result(dtype, wide), edges=edges,
+        dropout_p=dropout[0], dtype=_result(dtype, wide), edges=edges, seed=dropout[1],
     )  # fmt: skip
 
 
@@ -235,7 +257,7 @@ def pair_at_once(
     bias: Tensor | None = None,
     negative_slope: float = 1.0,
     scale: float = 1.0,
-    dropout_p: float = 0.0,
+    dropout: Dropout = (0.0, None),
     wide: Any = None,
 ) -> Tensor | None:
     """``[N_dst, H * D]`` of a layer with a score of pairs and these projections, in the dtype of features and
@@ -251,7 +273,7 @@ def pair_at_once(
     if torch.compiler.is_compiling():
         return pair_recorded(
             graph, score, x, x_dst, value, key, query, heads, skip, of_edges, attn, bias,
-            (negative_slope, scale, dropout_p), wide,
+            (negative_slope, scale, dropout[0]), wide,
         )  # fmt: skip
     parameters: list[Any] = []
     for linear in (value, key, query, skip):
@@ -272,7 +294,9 @@ def pair_at_once(
         and _are_plain(x, (*parameters, attn, bias), known)
     ):
         return None
-    tensors = PairTensors._make([x, x_dst, *parameters[:6], attn, bias, *parameters[6:], *_NO_EDGES, None])
+    tensors = PairTensors._make(
+        [x, x_dst, *parameters[:6], attn, bias, *parameters[6:], *_NO_EDGES, dropout[1]]
+    )
     if of_edges is not None:
         edges = _projected_edges(graph, x, known, heads, *of_edges)
         if edges is None:
@@ -280,7 +304,7 @@ def pair_at_once(
         attr, edge_weight, edge_bias = edges
         tensors = tensors._replace(edge_attr=attr, edge_weight=edge_weight, edge_bias=edge_bias)
     return pair_layer(
-        graph, score, tensors, heads, negative_slope=negative_slope, scale=scale, dropout_p=dropout_p,
+        graph, score, tensors, heads, negative_slope=negative_slope, scale=scale, dropout_p=dropout[0],
         dtype=_result(dtype, wide),
     )  # fmt: skip
 
@@ -293,13 +317,13 @@ def dot_at_once(
     key: nn.Module | None,
     query: nn.Module | None,
     layer: Any,
-    dropout_p: float = 0.0,
+    dropout: Dropout = (0.0, None),
     of_edges: tuple[Tensor, Any] | None = None,
 ) -> Tensor | None:
     """`pair_at_once` of a layer of dot products with DGL's contract."""
     return pair_at_once(
         layer, graph, "dot", x, x_dst, value, key, query, heads=layer.num_heads,
-        scale=1 / math.sqrt(layer.out_feats), dropout_p=dropout_p, of_edges=of_edges,
+        scale=1 / math.sqrt(layer.out_feats), dropout=dropout, of_edges=of_edges,
     )  # fmt: skip
 
 

@@ -529,6 +529,6 @@ def pair_layer(
         graph, handle, score, heads, size, padding, float(negative_slope), float(scale), float(dropout_p),
         dtype, is_out, _groups(tensors),
     )  # fmt: skip
-    if dropout_p > 0:
+    if dropout_p > 0 and tensors.seed is None:
         tensors = tensors._replace(seed=seed_of(graph, dropout_p))
     return _PairLayer.at_once(call, *tensors) if train else _ops.call(call.forward, tensors)[0]
