@@ -2,6 +2,7 @@
 // grad_out over the sources. Dot and additive_v2: gathers over the rows and over the sources.
 #include "group_backward.h"
 #include "kernels.h"
+#include "long_rows.h"
 #include "merge.h"
 
 namespace dfgnn::cpu::DFGNN_ISA {
@@ -238,6 +239,7 @@ class FeatureRows {
       : p_(p),
         a_(a),
         over_rows_(over_rows),
+        exact_(over_rows && a.whole_rows),
         given_(!over_rows && a.edges),
         heads_(p.shape.heads),
         score_(score),
@@ -249,19 +251,69 @@ class FeatureRows {
         row_(values_.shape().packed_size()),
         score_sum_(score.shape().packed_size()),
         value_sum_(values_.shape().packed_size()),
-        attn_sum_(kKeyIsValue ? score.shape().packed_size() : 0) {
+        attn_sum_(kKeyIsValue ? score.shape().packed_size() : 0),
+        rest_(heads_),
+        kept_(0) {
     if (kKeyIsValue) attn_sum_.clear(score.shape().packed_size());
   }
 
+  // Rows, and pieces that guess() and settle() are not for.
   void operator()(const Item& item) {
-    score_.fix(item.row);
-    pack(values_.shape(), fixed_ + item.row * values_.shape().size(), row_);
-    if (over_rows_) edges_.stats_of_row(item);
+    if (exact_ && item.slot >= 0) return;
+    start(item);
     if (item.begin == item.end) {
       score_sum_.clear(score_.shape().packed_size());
       value_sum_.clear(values_.shape().packed_size());
     }
-    for_blocks(item, [&](int64_t begin, int64_t end, bool first) { block(item, begin, end, first); });
+    if (exact_) {
+      A* const kept = num_blocks(item) > 1 ? room(num_blocks(item) - 1) : nullptr;
+      guess_blocks(item, rest_, kept);
+      EdgeGradients<T>::correct(a_, heads_, item.row, rest_);
+      settle_blocks(item, rest_, kept);
+    } else {
+      for_blocks(item, [&](int64_t begin, int64_t end, bool first) {
+        solve(begin, end);
+        sum(first);
+      });
+    }
+    write(item);
+  }
+
+  // The two walks over a piece. rest: what delta lacks by its edges, then by the row's; kept: numbers() for
+  // each of its blocks, or null.
+  void guess(const Item& item, A* rest, A* kept) {
+    start(item);
+    guess_blocks(item, rest, kept);
+  }
+  void settle(const Item& item, const A* rest, const A* kept) {
+    start(item);
+    settle_blocks(item, rest, kept);
+    write(item);
+  }
+
+  // attn [H, D] += what the items so far contribute to grad_attn, which is forgotten
+  void add_attn(A* attn) {
+    Buffer<A> sum(score_.shape().size());
+    unpack(score_.shape(), attn_sum_, nullptr, static_cast<A*>(sum));
+    for (int64_t d = 0; d < score_.shape().size(); ++d) attn[d] += sum[d];
+    attn_sum_.clear(score_.shape().packed_size());
+  }
+
+  // Numbers that a block keeps.
+  int64_t numbers() {
+    CountArrays arrays;
+    edges_.each_guess(score_, block_, arrays);
+    return arrays.count * of_array();
+  }
+
+ private:
+  void start(const Item& item) {
+    score_.fix(item.row);
+    pack(values_.shape(), fixed_ + item.row * values_.shape().size(), row_);
+    if (over_rows_) edges_.stats_of_row(item);
+  }
+
+  void write(const Item& item) {
     score_.finish(score_sum_);
     if (over_rows_) {
       write_sum<T>(item, score_.shape(), score_sum_, p_.grad_query, p_.partial_query);
@@ -274,31 +326,76 @@ class FeatureRows {
     write_sum<T>(item, values_.shape(), value_sum_, p_.grad_value, p_.partial_value);
   }
 
-  // attn [H, D] += what the items so far contribute to grad_attn
-  void add_attn(A* attn) {
-    Buffer<A> sum(score_.shape().size());
-    unpack(score_.shape(), attn_sum_, nullptr, static_cast<A*>(sum));
-    for (int64_t d = 0; d < score_.shape().size(); ++d) attn[d] += sum[d];
+  // z and t of the block's edges.
+  void load(int64_t begin, int64_t end) {
+    block_.load(begin, end, a_.per_edge() || a_.edges);
+    const bool scores_first = kKeyIsValue || !over_rows_;  // else keys last: they are what is summed next
+    if (scores_first) edges_.start(score_, block_);
+    values_.load(block_, !(kKeyIsValue && over_rows_));
+    values_.dots(block_, row_, edges_.t());
+    if (!scores_first) edges_.start(score_, block_);
   }
 
- private:
-  void block(const Item& item, int64_t begin, int64_t end, bool first) {
-    block_.load(begin, end, a_.per_edge() || a_.edges);
+  void solve(int64_t begin, int64_t end) {
     if (given_) {
+      block_.load(begin, end, true);
       edges_.find(block_);
       score_.load(block_);
       values_.load(block_, true);
-    } else {
-      edges_.start(score_, block_);
-      values_.load(block_, !(kKeyIsValue && over_rows_));
-      values_.dots(block_, row_, edges_.t());
-      if (!over_rows_) edges_.stats_of_edges(block_);
-      if (over_rows_ && a_.whole_rows && item.slot < 0 && block_.n == item.end - item.begin) {
-        edges_.solve_rows(score_, block_, item);
-      } else {
-        edges_.solve(score_, block_);
-      }
+      return;
     }
+    load(begin, end);
+    if (!over_rows_) edges_.stats_of_edges(block_);
+    edges_.solve(score_, block_);
+  }
+
+  // The numbers of a row's last block stay where they are.
+  void guess_blocks(const Item& item, A* rest, A* kept) {
+    for (int h = 0; h < heads_; ++h) rest[h] = 0;
+    for_blocks(item, [&](int64_t begin, int64_t end, bool) {
+      load(begin, end);
+      edges_.guess(score_, block_);
+      edges_.add_draw(block_, rest);
+      if (!kept || (item.slot < 0 && end == item.end)) return;
+      edges_.each_guess(score_, block_, SaveArrays<A>{kept, of_array()});
+      kept += numbers();
+    });
+  }
+
+  // From the last block back to the first: rows that were read last are in cache.
+  void settle_blocks(const Item& item, const A* rest, const A* kept) {
+    edges_.set_rest(item, rest);
+    const int64_t last = num_blocks(item) - 1;
+    const bool is_near = (item.end - item.begin) * score_.shape().size() * int64_t(sizeof(T)) <= kNear / 2;
+    for (int64_t k = last; k >= 0; --k) {
+      const int64_t begin = item.begin + k * kBlock, end = k == last ? item.end : begin + kBlock;
+      if (kept && !(item.slot < 0 && k == last)) {
+        block_.locate(begin, end, a_.per_edge() || a_.edges);
+        if (is_near) block_.limit = 0;  // nothing is to be fetched
+        edges_.each_guess(score_, block_, RestoreArrays<A>{kept + k * numbers(), of_array()});
+        score_.load(block_);
+      } else if (item.slot >= 0) {
+        load(begin, end);
+        edges_.guess(score_, block_);
+      }
+      edges_.settle(score_, block_);
+      sum(k == last);
+    }
+  }
+
+  int64_t of_array() const { return int64_t(heads_) * kBlock; }
+
+  // For what so many blocks keep.
+  A* room(int64_t blocks) {
+    if (blocks > most_blocks_) {
+      most_blocks_ = 2 * blocks;
+      kept_.replace(most_blocks_ * numbers());
+    }
+    return kept_;
+  }
+
+  // Adds up what the block's edges give.
+  void sum(bool first) {
     A* attn_sum = p_.grad_attn && over_rows_ ? static_cast<A*>(attn_sum_) : nullptr;
     score_.accumulate(block_, edges_.draw(), score_sum_, attn_sum, first);
     if (!over_rows_) {
@@ -315,7 +412,9 @@ class FeatureRows {
 
   const BackwardParams& p_;
   const Arrays<T>& a_;
-  bool over_rows_, given_;  // given: weights and gradients of the edges are there
+  bool over_rows_;
+  bool exact_;  // delta is what makes the gradients of a row's scores 0 in sum
+  bool given_;  // weights and gradients of the edges are there
   int heads_;
   Score& score_;
   Gathered<T> values_;
@@ -323,7 +422,51 @@ class FeatureRows {
   EdgeBlock<T> block_;
   EdgeGradients<T> edges_;
   Buffer<A> row_, score_sum_, value_sum_, attn_sum_;  // packed
+  Buffer<A> rest_, kept_;                             // of a row that is no piece
+  int64_t most_blocks_ = 0;                           // that there is room for in kept_
 };
+
+// The pass over the destinations, of rows in pieces.
+template <class T, class MakeScore>
+void run_pieces(const BackwardParams& p, const Arrays<T>& a, const Parallel& parallel,
+                const MakeScore& make_score) {
+  using A = Acc<T>;
+  if (p.csr.num_splits == 0) return;
+  const auto with_pass = [&](const auto& f) {
+    auto score = make_score(true);
+    FeatureRows<T, decltype(score)> pass(p, a, score, true);
+    f(pass);
+  };
+  int64_t numbers = 0;
+  with_pass([&](auto& pass) { numbers = pass.numbers(); });
+  const Shape& s = p.shape;
+  const int64_t features = s.heads * (s.num_src * (s.dim + s.value_dim) + s.num_dst * s.dim);
+  Pieces<A> pieces(p.csr, s.heads, numbers, kPiecesPerThread * parallel.num_threads,
+                   features > kMostKept ? features : kMostKept);
+  const int64_t size = p.grad_attn ? int64_t(s.heads) * s.dim : 0;
+  Buffer<A> attn(p.csr.num_slots * size);
+  attn.clear(p.csr.num_slots * size);
+  pieces.walk(
+      parallel,
+      [&](int64_t first, int64_t last) {
+        with_pass([&](auto& pass) {
+          for (int64_t k = first; k < last; ++k) pass.guess(pieces.item(k), pieces.rest(k), pieces.kept(k));
+        });
+      },
+      [&](int64_t row, const A* rest) { EdgeGradients<T>::correct(a, s.heads, row, rest); },
+      [&](int64_t first, int64_t last) {
+        with_pass([&](auto& pass) {
+          for (int64_t k = first; k < last; ++k) {
+            const Item& item = pieces.item(k);
+            pass.settle(item, pieces.rest(k), pieces.kept(k));
+            if (size > 0) pass.add_attn(attn + item.slot * size);
+          }
+        });
+      });
+  A* const total = static_cast<A*>(p.grad_attn);
+  for (int64_t slot = 0; slot < p.csr.num_slots; ++slot)
+    for (int64_t d = 0; d < size; ++d) total[d] += attn[slot * size + d];
+}
 
 // make_score(over_rows): the score of one direction; make_group_score(over_rows, most rows): for groups
 template <class T, class MakeScore, class MakeGroupScore>
@@ -362,6 +505,7 @@ void run_feature_rows(const BackwardParams& p, const Arrays<T>& a, const Paralle
     parallel_items(parallel, p.csr,
                    [&](int64_t first, int64_t last) { run_items(true, first, last, nullptr); });
   }
+  if (a.whole_rows) run_pieces(p, a, parallel, make_score);
   parallel_items(parallel, p.reverse,
                  [&](int64_t first, int64_t last) { run_items(false, first, last, nullptr); });
   merge_splits<T>(p.csr, parallel, shape.heads, shape.dim, p.partial_query, p.grad_query);

@@ -192,14 +192,11 @@ class EdgeBlock {
   int32_t eid[Order::kEdges];  // positions in the user's order; set by load() when asked
 
   // Arrays, or null when they are 1: dropout, weight times dropout; set by transform(): gate.
-  const A *dropout, *factor, *gate;
+  const A *dropout = nullptr, *factor = nullptr, *gate = nullptr;
 
   // Edges [begin, end) of the CSR. With `eids`, or with any option, also their positions.
   void load(int64_t begin, int64_t end, bool eids) {
-    n = int(end - begin), index = csr_.indices + begin, limit = ahead_ ? ahead_ - begin : 0;
-    if (eids || options_.any())
-      for (int e = 0; e < n; ++e) eid[e] = csr_.eids ? csr_.eids[begin + e] : int32_t(begin) + e;
-    dropout = factor = nullptr;
+    locate(begin, end, eids);
     if (options_.seed) {
       dropout_mask<Order>(options_, heads_, eid, n, array(0));
       dropout = factor = array(0);
@@ -208,6 +205,26 @@ class EdgeBlock {
       factor = read(options_.weight, options_.weight_is_acc, options_.weight_heads, array(1));
       if (dropout) update(array(1), [&](V w, int i) { return w * load_vector<V>(dropout + i); });
     }
+  }
+
+  // The same without the options.
+  void locate(int64_t begin, int64_t end, bool eids) {
+    n = int(end - begin), index = csr_.indices + begin, limit = ahead_ ? ahead_ - begin : 0;
+    if (eids || options_.any())
+      for (int e = 0; e < n; ++e) eid[e] = csr_.eids ? csr_.eids[begin + e] : int32_t(begin) + e;
+    dropout = factor = gate = nullptr;
+  }
+
+  // Calls f(array) for the arrays of the options that EdgeGradients::settle reads.
+  template <class F>
+  void each_setting(bool with_dropout, F&& f) {
+    if (options_.seed || options_.weight) f(factor);
+    if (options_.gate) f(gate);
+    if (!options_.seed || !with_dropout) return;
+    if (options_.weight)
+      f(dropout);
+    else
+      dropout = factor;
   }
 
   // The positions again, as many as may be read from there on.

@@ -68,6 +68,12 @@ class EdgeGradients {
         writes_weight_(writes && a.grad_weight),
         arrays_(int64_t(13) * size_) {}
 
+  // delta of a row in node_stats += rest, for the pass over the sources.
+  static void correct(const Arrays<T>& a, int heads, int64_t row, const A* rest) {
+    A* delta = a.node_stats + (row * kNodeStats + 3) * heads;
+    for (int h = 0; h < heads; ++h) delta[h] += rest[h];
+  }
+
   // What a pass provides: t = g . (v + e), and the destination's statistics, in this order.
   A* t() const { return array(0); }
   A* largest() const { return array(1); }
@@ -132,21 +138,55 @@ class EdgeGradients {
     });
   }
 
-  // The same of rows whose edges are all here; rows: an Item or a Group. g . out is delta as far as out is
-  // exact: what is left of the gradients' sum over a row is taken from them, and from delta for the pass over
-  // sources.
-  template <class Score, class Rows>
-  void solve_rows(const Score& score, const EdgeBlock<T, Order>& block, const Rows& rows) {
+  // solve() in two steps, for rows that are seen whole. g . out is delta only as far as out is exact. guess()
+  // gives the gradients of scores with that, in draw(); their sum over the row is what delta lacks, rest().
+  // settle() takes it from them and gives what solve() gives.
+  template <class Score>
+  void guess(const Score& score, const EdgeBlock<T, Order>& block) {
     add_gamma(block);
     block.each([&](int i) {
       const V alpha = this->alpha(score, block, load_vector<V>(z() + i), i);
       store_vector(this->alpha() + i, alpha);
       store_vector(draw() + i, grad_score(block, i, alpha));
     });
-    sum_rows(block, rows);
+  }
+  template <class Score>
+  void settle(const Score& score, const EdgeBlock<T, Order>& block) {
     block.each([&](int i) {
       const V alpha = load_vector<V>(this->alpha() + i);
       finish(score, block, i, alpha, load_vector<V>(draw() + i) - alpha * load_vector<V>(rest() + i));
+    });
+  }
+
+  // Calls f(array) for the arrays of a block that settle() reads, but rest().
+  template <class Score, class F>
+  void each_guess(const Score& score, EdgeBlock<T, Order>& block, F&& f) const {
+    f(alpha()), f(draw());
+    if (!score.is_identity()) f(z());
+    if (writes_gate_) f(raw());
+    if (writes_weight_) f(t());
+    block.each_setting(writes_weight_, f);
+  }
+
+  // rest() of an item's blocks, all of one row.
+  void set_rest(const Item& item, const A* rest) {
+    const int n = item.end - item.begin < kBlock ? item.end - item.begin : kBlock;
+    for (int h = 0; h < heads_; ++h)
+      for_edges<A>(h, n, [&](int i, auto) { store_vector(this->rest() + i, splat<A, kLanes<A>>(rest[h])); });
+  }
+
+  // rest() of a group's rows, and their delta in node_stats, for the pass over the sources.
+  void sum_rows(const Group& group) {
+    for_heads<A>(heads_, [&](auto width, int h) {
+      using W = Vec<A, width.value>;
+      group.each([&](int r, int begin, int end) {
+        if (begin == end) return;
+        W rest{};
+        for (int e = begin; e < end; ++e) rest += load_vector<W>(draw() + e * heads_ + h);
+        for (int e = begin; e < end; ++e) store_vector(this->rest() + e * heads_ + h, rest);
+        store_vector(a_.node_stats + ((group.row + r) * kNodeStats + 3) * heads_ + h,
+                     load_vector<W>(delta() + begin * heads_ + h) + rest);
+      });
     });
   }
 
@@ -205,33 +245,6 @@ class EdgeGradients {
     if (writes_weight_)
       store_vector(grad_weight() + i, (block.dropout ? alpha * load_vector<V>(block.dropout + i) : alpha) *
                                           load_vector<V>(t() + i));
-  }
-
-  // rest() = the sums of draw() over rows, which delta in node_stats gets, too.
-  void sum_rows(const EdgeBlock<T, Order>& block, const Item& item) {
-    A* s = a_.node_stats + (int64_t(item.row) * kNodeStats + 3) * heads_;
-    for (int h = 0; h < heads_; ++h) {
-      V total{};
-      for_edges<A>(h, block.n,
-                   [&](int i, auto inside) { total += inside ? load_vector<V>(draw() + i) : V{}; });
-      const A rest = sum<A, kLanes<A>>(total);
-      for_edges<A>(h, block.n,
-                   [&](int i, auto) { store_vector(this->rest() + i, splat<A, kLanes<A>>(rest)); });
-      s[h] += rest;
-    }
-  }
-  void sum_rows(const EdgeBlock<T, Order>&, const Group& group) {
-    for_heads<A>(heads_, [&](auto width, int h) {
-      using W = Vec<A, width.value>;
-      group.each([&](int r, int begin, int end) {
-        if (begin == end) return;
-        W rest{};
-        for (int e = begin; e < end; ++e) rest += load_vector<W>(draw() + e * heads_ + h);
-        for (int e = begin; e < end; ++e) store_vector(this->rest() + e * heads_ + h, rest);
-        store_vector(a_.node_stats + ((group.row + r) * kNodeStats + 3) * heads_ + h,
-                     load_vector<W>(delta() + begin * heads_ + h) + rest);
-      });
-    });
   }
 
   A* array(int k) const { return arrays_ + int64_t(k) * size_; }

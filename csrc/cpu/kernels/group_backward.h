@@ -126,7 +126,9 @@ class FeatureGroups {
                    edges_.t());
       over_rows_ ? edges_.stats_of_rows(group) : edges_.stats_of_edges(block_);
       if (over_rows_ && a_.whole_rows) {
-        edges_.solve_rows(score_, block_, group);
+        edges_.guess(score_, block_);
+        edges_.sum_rows(group);
+        edges_.settle(score_, block_);
       } else {
         edges_.solve(score_, block_);
       }

@@ -23,6 +23,7 @@ class Activation {
   explicit Activation(A negative_slope) : slope_(negative_slope) {}
   V activate(V z) const { return leaky_relu(z, slope_); }
   V slope(V z) const { return leaky_slope(z, slope_); }
+  bool is_identity() const { return slope_ == 1; }
 
  private:
   A slope_;

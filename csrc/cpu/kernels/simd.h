@@ -414,15 +414,23 @@ static inline A exp1(A x) {
 template <class A>
 class Buffer {
  public:
-  explicit Buffer(int64_t size)
-      : data_(static_cast<A*>(::operator new(std::size_t(size) * sizeof(A) + 64, std::align_val_t(64)))) {}
+  explicit Buffer(int64_t size) : data_(make(size)) {}
   ~Buffer() { ::operator delete(data_, std::align_val_t(64)); }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
   operator A*() const { return data_; }
   void clear(int64_t size) { __builtin_memset(data_, 0, std::size_t(size) * sizeof(A)); }
+  // Of this size from now on; what it held is lost.
+  void replace(int64_t size) {
+    A* const next = make(size);
+    ::operator delete(data_, std::align_val_t(64));
+    data_ = next;
+  }
 
  private:
+  static A* make(int64_t size) {
+    return static_cast<A*>(::operator new(std::size_t(size) * sizeof(A) + 64, std::align_val_t(64)));
+  }
   A* data_;
 };
 

@@ -1,0 +1,125 @@
+// Rows of several blocks in backward's pass over the destinations. What delta lacks (EdgeGradients::guess) is
+// known only when the last of a row's edges was seen, so that these rows are walked over twice: the first
+// time for the scores and g . v, the second time for the sums. What a block needs again is kept in between: a
+// few numbers per edge and head, for one row at a time. A row in pieces, whose items any threads take, has
+// its first walk before the pass; its numbers are kept as far as there is room, and computed again beyond.
+#pragma once
+
+#include "gradients.h"
+#include "schedule.h"
+
+namespace dfgnn::cpu::DFGNN_ISA {
+
+// Numbers that rows in pieces keep at least; more where the gradients of the features are more.
+constexpr int64_t kMostKept = int64_t(1) << 24;
+// Pieces at a time for each thread.
+constexpr int64_t kPiecesPerThread = 4;
+
+static inline int64_t num_blocks(const Item& item) { return (item.end - item.begin + kBlock - 1) / kBlock; }
+
+// Copies arrays of a block, [H, kBlock] each, to a place, and back.
+template <class A>
+struct SaveArrays {
+  A* to;
+  int64_t size;
+  void operator()(const A* array) {
+    __builtin_memcpy(to, array, std::size_t(size) * sizeof(A));
+    to += size;
+  }
+};
+template <class A>
+struct RestoreArrays {
+  const A* from;
+  int64_t size;
+  void operator()(A* array) {
+    __builtin_memcpy(array, from, std::size_t(size) * sizeof(A));
+    from += size;
+  }
+  void operator()(const A*& array) {
+    array = from;
+    from += size;
+  }
+};
+struct CountArrays {
+  int count = 0;
+  template <class Array>
+  void operator()(const Array&) {
+    ++count;
+  }
+};
+
+// The rows in pieces, some at a time: enough for all threads, and few enough to be in cache the second time.
+template <class A>
+class Pieces {
+ public:
+  // numbers: that a block keeps; least: pieces at a time; most: numbers that are kept, beyond which they are
+  // computed again.
+  Pieces(const Csr& csr, int heads, int64_t numbers, int64_t least, int64_t most)
+      : csr_(csr),
+        heads_(heads),
+        least_(least),
+        items_(csr.num_slots),
+        slots_(csr.num_slots),
+        rests_(csr.num_slots * heads),
+        kept_(0) {
+    for (int64_t slot = 0; slot < csr.num_slots; ++slot) items_[slot] = -1;
+    int64_t blocks = 1, longest = 1;
+    for (int64_t k = 0; k < csr.num_items; ++k) {
+      const Item& item = csr.items[k];
+      if (item.slot < 0) continue;
+      items_[item.slot] = k;
+      blocks = num_blocks(item) > blocks ? num_blocks(item) : blocks;
+    }
+    for (int64_t k = 0; k < csr.num_splits; ++k) {
+      const int64_t pieces = csr.splits[k].slot_end - csr.splits[k].slot_begin;
+      longest = pieces > longest ? pieces : longest;
+    }
+    of_piece_ = blocks * numbers;
+    const int64_t wanted = least + longest, room = most / of_piece_;
+    num_kept_ = wanted < room ? wanted : room;
+    kept_.replace(num_kept_ * of_piece_);
+  }
+
+  const Item& item(int64_t k) const { return csr_.items[items_[slots_[k]]]; }
+  A* rest(int64_t k) const { return rests_ + k * heads_; }
+  // Or null: no room.
+  A* kept(int64_t k) const { return k < num_kept_ ? kept_ + k * of_piece_ : nullptr; }
+
+  // For some rows after the other: first(k) of all their pieces k, then with rest() of a piece that of its
+  // row, whole(row, rest) of all rows, and second(k) of the pieces again.
+  template <class First, class Whole, class Second>
+  void walk(const Parallel& parallel, const First& first, const Whole& whole, const Second& second) {
+    for (int64_t split = 0, end = 0; split < csr_.num_splits; split = end) {
+      int64_t count = 0;
+      for (end = split; end < csr_.num_splits && (end == split || count < least_); ++end)
+        for (int64_t slot = csr_.splits[end].slot_begin; slot < csr_.splits[end].slot_end; ++slot)
+          if (items_[slot] >= 0 && count < csr_.num_slots) slots_[count++] = slot;
+      parallel_range(parallel, count, 1, first);
+      for (int64_t k = split, piece = 0; k < end; ++k) {
+        const int64_t from = piece;
+        while (piece < count && slots_[piece] < csr_.splits[k].slot_end) ++piece;
+        if (piece > from) whole(csr_.splits[k].row, sum_rests(from, piece));
+      }
+      parallel_range(parallel, count, 1, second);
+    }
+  }
+
+ private:
+  const A* sum_rests(int64_t first, int64_t last) {
+    for (int h = 0; h < heads_; ++h) {
+      A sum = 0;
+      for (int64_t k = first; k < last; ++k) sum += rest(k)[h];
+      for (int64_t k = first; k < last; ++k) rest(k)[h] = sum;
+    }
+    return rest(first);
+  }
+
+  const Csr& csr_;
+  int heads_;
+  int64_t least_, of_piece_, num_kept_;
+  Buffer<int64_t> items_, slots_;  // by slot; the slots of the pieces at work
+  Buffer<A> rests_;                // [pieces at work, H]
+  Buffer<A> kept_;
+};
+
+}  // namespace dfgnn::cpu::DFGNN_ISA
