@@ -7,9 +7,9 @@
 #include <algorithm>
 
 #include "../core/layout.h"
+#include "attention/lanes.cuh"
 #include "device.h"
 #include "engine.h"
-#include "lanes.cuh"
 
 namespace dfgnn::cuda {
 

@@ -1,9 +1,9 @@
 // CUDA backend of the operators. The schemas come with the CPU library, which is loaded first.
 #include "cuda.h"
 
-#include "../cuda/edge_terms.h"
+#include "../cuda/attention/terms.h"
+#include "../cuda/edges/edge_terms.h"
 #include "../cuda/engine.h"
-#include "../cuda/terms.h"
 #include "edge_terms.h"
 #include "planned.h"
 

@@ -104,7 +104,7 @@ inline constexpr const char* kPlanGraph =
     "Tensor? rev_eids, int num_dst, int num_src, int max_edges, bool backward)"
     " -> (int graph, int num_slots, int rev_num_slots, Tensor? made_indptr, Tensor? made_indices, "
     "Tensor? made_eids, Tensor items, Tensor splits, Tensor? rev_items, Tensor? rev_splits)";
-// CUDA: cuda_planning.cpp, cuda/structure.h.
+// CUDA: cuda_planning.cpp, cuda/graph/structure.h.
 inline constexpr const char* kStructure =
     "structure(Tensor src, Tensor dst, int num_src, int num_dst, bool with_loops)"
     " -> (Tensor numbers, Tensor indptr, Tensor indices, Tensor eids, Tensor? edge_map, "

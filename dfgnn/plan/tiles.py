@@ -3,7 +3,7 @@
 A *window* is ``ROWS`` consecutive rows of a CSR. The neighbours of its rows, each once and in rising order,
 are cut into *chunks* of ``COLUMNS`` columns. A chunk is ``COLUMNS + ROWS`` int32 numbers: its columns, filled
 up with its first one, and for every row a mask whose bit c says that the row has an edge to column c. The
-kernels (csrc/cuda/tiles.cuh) compute a dense ROWS x COLUMNS block of scores per chunk.
+kernels (csrc/cuda/attention/tiles.cuh) compute a dense ROWS x COLUMNS block of scores per chunk.
 """
 
 from __future__ import annotations

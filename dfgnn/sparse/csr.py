@@ -28,7 +28,7 @@ INDEX_DTYPES = (torch.int32, torch.int64)
 _coo_to_csr = ops.coo_to_csr.default
 _transpose_csr = ops.transpose_csr.default
 structure_on_gpu, structure_read = ops.structure.default, ops.structure_read.default
-# As in csrc/core/params.h and csrc/cuda/structure.h.
+# As in csrc/core/params.h and csrc/cuda/graph/structure.h.
 _DEGREE_BINS, _LEAST_CUT, _EDGE_NUMBERS = 2048, 32, 7
 # Edges of which a GPU sorts both directions at once. Of more the second one is sorted when it is needed, as
 # memory is what counts.

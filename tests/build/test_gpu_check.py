@@ -51,7 +51,8 @@ def test_hash_does_not_depend_on_the_place(sources):
 
 
 @pytest.mark.parametrize(
-    "name", ["core/params.h", "cuda/lanes.cuh", "cuda/instances/dot_f32.cu", "torch/cuda.cpp"]
+    "name",
+    ["core/params.h", "cuda/attention/lanes.cuh", "cuda/attention/instances/dot_f32.cu", "torch/cuda.cpp"],
 )
 def test_hash_changes_with_a_source(sources, name):
     before = gpu_check.source_hash(sources)

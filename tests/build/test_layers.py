@@ -31,7 +31,7 @@ SEES = {
     "cpu": "core",
     "cuda": "core",
     "torch": "core cpu/checksum.h cpu/engine.h cpu/edge_terms.h cpu/structure.h cpu/terms.h "
-    "cuda/engine.h cuda/edge_terms.h cuda/structure.h cuda/terms.h",
+    "cuda/engine.h cuda/edges/edge_terms.h cuda/graph/structure.h cuda/attention/terms.h",
 }
 
 

@@ -1,7 +1,7 @@
 // The aggregation phase: feature-parallel weighted sums of neighbour rows.
 #pragma once
 
-#include "walk.cuh"
+#include "main_loop.cuh"
 
 namespace dfgnn::cuda {
 

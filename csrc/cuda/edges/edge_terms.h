@@ -2,7 +2,7 @@
 // row of a head begins.
 #pragma once
 
-#include "../core/edge_terms.h"
+#include "../../core/edge_terms.h"
 
 namespace dfgnn::cuda {
 

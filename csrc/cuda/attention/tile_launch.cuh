@@ -1,7 +1,7 @@
 // Launchers of the tile schedule: which array is which operand of a pass.
 #pragma once
 
-#include "launch.cuh"
+#include "../launch.cuh"
 #include "tiles.cuh"
 
 namespace dfgnn::cuda {

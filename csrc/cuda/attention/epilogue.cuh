@@ -2,7 +2,7 @@
 #pragma once
 
 #include "lanes.cuh"
-#include "stats.cuh"
+#include "softmax.cuh"
 
 namespace dfgnn::cuda {
 

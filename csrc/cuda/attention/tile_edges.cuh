@@ -1,9 +1,9 @@
 // The passes on tiles, and what they do for rows that dense products cannot serve: their edges one by one.
 #pragma once
 
-#include "../core/math.h"
+#include "../../core/math.h"
 #include "lanes.cuh"
-#include "stats.cuh"
+#include "softmax.cuh"
 
 namespace dfgnn::cuda {
 

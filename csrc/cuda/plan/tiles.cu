@@ -1,7 +1,7 @@
 // Tiles, on the device: what dfgnn/plan/tiles.py does with tensors on the CPU.
 #include <climits>
 
-#include "scan.cuh"
+#include "../scan.cuh"
 
 namespace dfgnn::cuda {
 namespace {

@@ -1,10 +1,10 @@
 // Launchers of the additive family (GAT).
 #pragma once
 
-#include "backward_additive.cuh"
+#include "backward_gat.cuh"
 #include "backward_pair.cuh"
+#include "epilogue_launch.cuh"
 #include "forward.cuh"
-#include "tail_launch.cuh"
 
 namespace dfgnn::cuda {
 

@@ -6,8 +6,8 @@
 // order that both sides share.
 #pragma once
 
+#include "../mma.cuh"
 #include "lanes.cuh"
-#include "mma.cuh"
 
 namespace dfgnn::cuda {
 

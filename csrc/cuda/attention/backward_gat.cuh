@@ -3,7 +3,7 @@
 #pragma once
 
 #include "gather.cuh"
-#include "stats.cuh"
+#include "softmax.cuh"
 
 namespace dfgnn::cuda {
 

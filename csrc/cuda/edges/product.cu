@@ -1,6 +1,6 @@
 // sddmm and spmm: the two products without a softmax between them. Mapping: lanes.cuh.
-#include "gather.cuh"
-#include "tail_launch.cuh"
+#include "../attention/epilogue_launch.cuh"
+#include "../attention/gather.cuh"
 
 namespace dfgnn::cuda {
 namespace {

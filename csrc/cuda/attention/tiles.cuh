@@ -16,7 +16,7 @@
 // reaches its neighbours only.
 #pragma once
 
-#include "mma.cuh"
+#include "../mma.cuh"
 #include "tile_edges.cuh"
 
 namespace dfgnn::cuda {

@@ -1,9 +1,9 @@
 // Options on edges (EdgeOptions in params.h), and from what the family computes to the score.
 #pragma once
 
-#include "../core/math.h"
-#include "../core/params.h"
-#include "vec.cuh"
+#include "../../core/math.h"
+#include "../../core/params.h"
+#include "../vec.cuh"
 
 namespace dfgnn::cuda {
 

@@ -1,7 +1,7 @@
 // Launchers of the score terms: core/terms.h, and engine.h for what launchers have in common.
 #pragma once
 
-#include "../core/terms.h"
+#include "../../core/terms.h"
 
 namespace dfgnn::cuda {
 

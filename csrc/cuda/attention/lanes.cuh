@@ -11,10 +11,10 @@
 // several items (walk.cuh); all their records are read at the start.
 #pragma once
 
-#include "../core/params.h"
-#include "accumulate.cuh"
-#include "edges.cuh"
-#include "vec.cuh"
+#include "../../core/params.h"
+#include "../accumulate.cuh"
+#include "../vec.cuh"
+#include "edge_options.cuh"
 
 namespace dfgnn::cuda {
 

@@ -1,8 +1,8 @@
 // The degrees of a CSR's rows, counted by some blocks of a grid, of which the last one finds the quantiles.
 #pragma once
 
-#include "scan.cuh"
-#include "structure.h"
+#include "../graph/structure.h"
+#include "../scan.cuh"
 
 namespace dfgnn::cuda {
 

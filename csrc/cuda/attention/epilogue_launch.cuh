@@ -1,8 +1,8 @@
 // Launchers of the small kernels around the passes.
 #pragma once
 
-#include "launch.cuh"
-#include "tails.cuh"
+#include "../launch.cuh"
+#include "epilogue.cuh"
 
 namespace dfgnn::cuda {
 

@@ -3,8 +3,8 @@
 // two more per lane before it is reduced, and a sum as many.
 #pragma once
 
-#include "mma.cuh"
-#include "walk.cuh"
+#include "../mma.cuh"
+#include "main_loop.cuh"
 
 namespace dfgnn::cuda {
 

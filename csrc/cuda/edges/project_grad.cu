@@ -3,9 +3,9 @@
 // features and takes rows in turn, warp by warp, the first pair of arrays, then the second one; its warps'
 // sums are joined in shared memory, those of the blocks by a second kernel, in a fixed order. All four arrays
 // are read once, but for the features that further columns read again.
+#include "../launch.cuh"
+#include "../mma.cuh"
 #include "edge_terms.h"
-#include "launch.cuh"
-#include "mma.cuh"
 
 namespace dfgnn::cuda {
 namespace {

@@ -2,8 +2,8 @@
 // its rows have, the counts of all blocks are added up, and every block puts its own behind those before it:
 // no place depends on which block comes first. Where the blocks fit on the device together, of two directions
 // at a time, all that is one kernel, as the host is what a small graph waits for.
-#include "structure.h"
-#include "together.cuh"
+#include "../cooperative.cuh"
+#include "../graph/structure.h"
 
 namespace dfgnn::cuda {
 namespace {

@@ -1,9 +1,9 @@
 // Backward that needs g . v of every edge. See params.h for the formulas.
 #pragma once
 
-#include "edge_attr.cuh"
+#include "edge_projection.cuh"
 #include "scores.cuh"
-#include "stats.cuh"
+#include "softmax.cuh"
 
 namespace dfgnn::cuda {
 

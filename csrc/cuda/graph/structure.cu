@@ -6,8 +6,8 @@
 #include <mutex>
 #include <vector>
 
-#include "degrees.cuh"
-#include "together.cuh"
+#include "../cooperative.cuh"
+#include "../plan/degrees.cuh"
 
 namespace dfgnn::cuda {
 namespace {

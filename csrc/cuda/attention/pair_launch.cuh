@@ -3,8 +3,8 @@
 #pragma once
 
 #include "backward_pair.cuh"
+#include "epilogue_launch.cuh"
 #include "forward.cuh"
-#include "tail_launch.cuh"
 
 namespace dfgnn::cuda {
 

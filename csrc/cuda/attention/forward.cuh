@@ -6,9 +6,9 @@
 // partial per slot. B is the number of rows in flight.
 #pragma once
 
-#include "edge_attr.cuh"
+#include "edge_projection.cuh"
 #include "scores.cuh"
-#include "stats.cuh"
+#include "softmax.cuh"
 
 namespace dfgnn::cuda {
 

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "../core/params.h"
+#include "../../core/params.h"
 
 namespace dfgnn::cuda {
 

@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "vec.cuh"
+#include "../vec.cuh"
 
 namespace dfgnn::cuda {
 

@@ -3,8 +3,8 @@
 // contiguous in memory, or, where edges are summed (edge_sum), a head and 16 bytes of columns each, over all
 // edges of the item. No shared memory; what the lanes of an item read alike comes from the first level of
 // cache. Split rows of edge_sum are merged by merge_rows_kernel.
+#include "../attention/epilogue_launch.cuh"
 #include "edge_terms.h"
-#include "tail_launch.cuh"
 
 namespace dfgnn::cuda {
 namespace {

@@ -5,7 +5,7 @@
 // Backward: a thread owns 16 bytes of a row's columns and walks over rows a block's row threads apart; the
 // block adds its sums in shared memory, a second kernel those of the blocks, in a fixed order. Reads feat,
 // grad_out and grad_feat once, writes grad_feat.
-#include "launch.cuh"
+#include "../launch.cuh"
 #include "terms.h"
 
 namespace dfgnn::cuda {
