@@ -1,6 +1,6 @@
 """What a CUDA kernel's loads are waited for by: the counters in the machine code, which no profiler shows.
 
-    python scripts/sass_waits.py dfgnn/lib/libdfgnn_cuda.so pair_kernel bfloat16Li4 ScoreE2ELb1
+    python scripts/sass_waits.py dfgnn/lib/libdfgnn_cuda.so gatv2_sources_kernel bfloat16Li4
 
 prints, for every kernel whose mangled name has all the words, the loads from memory, the branches and
 whatever waits. A warp has six counters of loads under way: ``sets 5`` is what the load is counted by,

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "backward_gat.cuh"
-#include "backward_pair.cuh"
 #include "epilogue_launch.cuh"
 #include "forward.cuh"
 
@@ -61,8 +60,8 @@ const char* additive_backward(const BackwardParams& p, cudaStream_t stream) {
     // gradients of edge tensors.
     const bool pairs =
         p.edge.gate || p.edge.feat || p.grad_bias || p.grad_weight || p.grad_attention || dim > C::COLS;
-    const auto kernel = p.edge.feat    ? pair_kernel<C, Score::additive, true, Edges::features_scalars, B>
-                        : pairs        ? pair_kernel<C, Score::additive, true, Edges::scalars, B>
+    const auto kernel = p.edge.feat    ? gat_edge_sources_kernel<C, Edges::features_scalars, B>
+                        : pairs        ? gat_edge_sources_kernel<C, Edges::scalars, B>
                         : p.edge.any() ? additive_sources_kernel<C, true, B>
                                        : additive_sources_kernel<C, false, B>;
     for_each_part(p.reverse, [&](const Csr& part) {

@@ -1,9 +1,9 @@
-// Backward of the additive score where it needs no number per edge from the features: statistics of the
-// destinations, then one gather over the sources. See params.h for the formulas.
+// Backward of the additive score (GAT): the statistics of the destinations, then one pass over sources, which
+// needs no product per edge (additive_sources_kernel), or g . v of every edge (gat_edge_sources_kernel).
+// Formulas: params.h.
 #pragma once
 
-#include "gather.cuh"
-#include "softmax.cuh"
+#include "backward_steps.cuh"
 
 namespace dfgnn::cuda {
 
@@ -150,6 +150,149 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Load::one_row>)
   };
   constexpr Ahead AHEAD = LPH >= 4 ? Ahead::none : Ahead::all;
   walk<CHUNK, AHEAD, EIDS>(me, p.reverse, t.items, index, load_item, load_step, begin, [] {}, step, finish);
+}
+
+// The same where g . v of every edge is needed: for the gradients of edge tensors, with a gate, with features
+// of the edges in the value, and for heads that are wider than a warp. EDGES: scalars or features_scalars.
+template <class C, Edges EDGES, int B>
+__global__ void __launch_bounds__(kThreads,
+                                  (kMinBlocks < C, has_features(EDGES) ? Load::many_rows : Load::two_rows >))
+    gat_edge_sources_kernel(const BackwardParams p, const Tiling t) {
+  using T = typename C::T;
+  using A = typename C::A;
+  using Own = OwnEdges<C, B>;
+  constexpr int LPH = C::LPH, NV = C::NV, VEC = C::VEC, SLOTS = Own::SLOTS;
+  constexpr bool FEAT = has_features(EDGES), EIDS = FEAT || SLOTS == 1;
+  static_assert(has_options(EDGES));
+
+  // ---- The place of this lane, and the arrays that it reads.
+  Place<C> me(t, p.shape, p.shape.value_dim, p.reverse);
+  const int own = me.hl % Own::PERIOD;
+  const EdgeReader<T> edge(p.edge, me.heads, me.head);
+  A slope = A(p.negative_slope);
+  keep(slope);
+  const FeatureTargets<C, FEAT> features(p.edge);
+  const Rows<C> grads = me.rows(p.grad_out), feats = me.rows(FEAT ? p.edge.feat : nullptr);
+  const Terms<NodeStats<A>> node_stats = me.template terms<NodeStats<A>>(p.node_stats);
+
+  // ---- Load: a row's own arrays, and those of the neighbours of an iteration.
+  Raw value_raw[NV];
+  A alpha_src = 0;
+  NodeStats<A> stats[SLOTS];
+  int index[EIDS ? 2 * SLOTS : SLOTS] = {};  // neighbours, and with EIDS the edges' ids
+  Raw grad_rows[B][NV], feat_rows[FEAT ? B : 1][NV];
+  const auto load_item = [&] {
+    me.load_row(p.value, value_raw, me.row);
+    alpha_src = *me.template at<A>(p.alpha_src, me.row);
+  };
+  const auto load_edges = [&] {
+    if constexpr (FEAT) load_rows<C, B>(feats, 0, index, feat_rows, SLOTS);
+    repeat<SLOTS>([&](int s) { stats[s] = load_stats(node_stats.at(index[s])); });
+    load_rows<C, B>(grads, 0, index, grad_rows);
+  };
+
+  // ---- Begin and open a row: its operands, sums of 0.
+  int row;
+  bool writes;
+  A value[NV][VEC];
+  A sum_value[NV][VEC], sum_draw;
+  const auto open = [&] { me.unpack_row(value_raw, value, A(1)); };
+  const auto begin = [&](const int at, const int n) {
+    row = at;
+    writes = me.writes && me.slot_of(n) != me.kNoItem;
+    zero(sum_value);
+    sum_draw = 0;
+  };
+
+  // Writes the gradient of an edge's features.
+  [[maybe_unused]] const auto store_grad_feat = [&](const int u, const A weight, const int eid) {
+#pragma unroll
+    for (int k = 0; k < NV; ++k) {
+      A grad_feat[VEC];
+      Pack<T>::unpack(grad_rows[u][k], grad_feat);
+      if (p.grad_feat) {
+        repeat<VEC>([&](int v) { grad_feat[v] *= weight; });
+        if (me.inside(k)) store_raw(me.address(p.grad_feat, eid, k), Pack<T>::pack(grad_feat));
+      }
+    }
+  };
+
+  const auto iterate = [&](const int done, const int rest) {
+    const int left = Own::left(rest);
+    // ---- g . (v + e): every lane its columns, then brought to the lanes that own the edges.
+    A dots[Own::SHARE] = {};
+#pragma unroll
+    for (int u = 0; u < B; ++u) {
+      dots[u] = 0;
+#pragma unroll
+      for (int k = 0; k < NV; ++k) {
+        if (LPH > 1 && !me.inside(k)) continue;
+        if constexpr (FEAT) {
+          A sum[VEC];
+          copy(sum, value[k]);
+          features.add_to_value(sum, feat_rows[u][k]);
+          dots[u] = dot<T>(sum, grad_rows[u][k], dots[u]);
+        } else {
+          dots[u] = dot<T>(value[k], grad_rows[u][k], dots[u]);
+        }
+      }
+      if (C::WIDE && t.chunks > 1) {
+        const int i = __shfl_sync(kAll, index[u / LPH], u % LPH, LPH);
+        int eid = 0;
+        if constexpr (FEAT) eid = of_lane<LPH>(index[SLOTS + u / LPH], u % LPH);
+        const void* in_value = features.in_value != 0 ? p.edge.feat : nullptr;
+        dots[u] += me.far_dot(t, p.grad_out, i, p.value, row, in_value, eid);
+      }
+    }
+    reduce_scatter<Own::SHARE, LPH>(dots, me.hl);
+
+    // ---- Softmax weights: alpha again, and the gradients of the own edges' scores.
+    const auto eid_at = [&](int s) { return eid_of<C, B, EIDS>(me, p.reverse, index, done, s); };
+    const Dropout<T, true, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
+    Weights<A, SLOTS, false, true> weights, draws;
+#pragma unroll
+    for (int s = 0; s < SLOTS; ++s) {
+      const bool valid = s * LPH + own < left;
+      const A mask = dropout.factor(s);
+      const int eid = EIDS || needs_ids<true>(p, edge) ? eid_at(s) : 0;
+      const EdgeGradient<T, true, SLOTS> of(p, edge, eid, valid, mask, alpha_src + stats[s].term, slope,
+                                            dots[s], stats[s].row, stats[s].delta);
+      weights.set(s, of.weight(), true);
+      draws.set(s, of.draw, true);
+      sum_draw += of.draw;
+      if (valid && me.head_ok && me.hl < Own::PERIOD && me.chunk == 0) of.store(p);
+    }
+
+    // ---- Sums: of the gradients of rows by weight.
+    whole_or_not<B>(left, [&](auto whole) {
+      constexpr bool FULL = decltype(whole)::value;
+      add_rows<C, FULL, false, B>(0, left, weights, grad_rows, sum_value, sum_value);
+      if constexpr (FEAT) {
+        for_edges<LPH, B, FULL>(left, draws, weights, index,
+                                [&](int u, A, A weight, int eid) { store_grad_feat(u, weight, eid); });
+      }
+    });
+  };
+
+  // ---- Epilogue: the row's gradients.
+  const auto finish = [&](const int row, const int slot) {
+    sum_draw = reduce_sum<Own::PERIOD>(sum_draw);
+    if (me.shared()) {
+      me.across(sum_value, t);
+      sum_draw = me.across(sum_draw, t);
+    }
+    me.store_row(p.grad_value, p.partial_value, sum_value, A(1), row, slot);
+    if (writes && me.hl == 0 && me.chunk == 0) {
+      if (slot < 0) {
+        A* total = me.template at<A>(p.grad_alpha_src, row);
+        *total = sum_draw + (me.joins(slot) ? read_number(total) : A(0));
+      } else {
+        *me.template at<A>(p.partial_alpha, slot) = sum_draw;
+      }
+    }
+  };
+  walk<B, Ahead::all, EIDS>(me, p.reverse, t.items, index, load_item, load_edges, begin, open, iterate,
+                            finish);
 }
 
 }  // namespace dfgnn::cuda

@@ -298,12 +298,4 @@ __global__ void __launch_bounds__(kThreads)
   products.back(a, y, float(factor), nullptr);
 }
 
-// What the pass over destinations leaves of an edge and head for the one over sources: alpha, negative where
-// z <= 0 (only of own features), and ds with the first guess of delta, of which `term` of the node's
-// statistics is left. The pass over sources makes w alpha and draw of them.
-template <typename A>
-struct alignas(2 * sizeof(A)) EdgeNumbers {
-  A alpha, grad;
-};
-
 }  // namespace dfgnn::cuda

@@ -8,8 +8,9 @@ namespace dfgnn::cuda {
 // The weights of the edges that a lane owns, on their way to the lanes that own columns. With POSITIVE there
 // are two sums, over all edges and over those with z > 0: where no weight can be negative, the sign carries z
 // > 0, so that one shuffle serves both.
-template <typename A, int S, bool POSITIVE, bool SIGNED>
+template <typename A_, int S, bool POSITIVE, bool SIGNED>
 struct Weights {
+  using A = A_;
   A all[S];
   A positive[POSITIVE && SIGNED ? S : 1];
 

@@ -2,7 +2,8 @@
 // (GATv2).
 #pragma once
 
-#include "backward_pair.cuh"
+#include "backward_dot.cuh"
+#include "backward_gatv2.cuh"
 #include "epilogue_launch.cuh"
 #include "forward.cuh"
 
@@ -83,6 +84,57 @@ const char* pair_forward(const ForwardParams& p, cudaStream_t stream) {
   return last_error();
 }
 
+// The kernels of backward for the options of a call. With features of the edges, own or projected ones, the
+// pass over destinations always saves alpha and ds of the edges; without them it does where there is memory
+// for them.
+using BackwardKernel = void (*)(BackwardParams, Tiling);
+
+template <class C, Score SCORE>
+BackwardKernel destinations_kernel(const BackwardParams& p, Edges edges) {
+  constexpr int B = C::B, F = kFeatureRows<C, SCORE>;
+  const bool none = edges == Edges::none;
+  if constexpr (SCORE == Score::additive_v2) {
+    if (none) return gatv2_destinations_kernel<C, Edges::none, B>;
+    if (edges == Edges::scalars) return gatv2_destinations_kernel<C, Edges::scalars, B>;
+    return gatv2_destinations_kernel<C, Edges::features_scalars, F>;
+  } else {
+    if constexpr (kProjects<C>) {
+      if (p.attr.x)
+        return none ? dot_destinations_kernel<C, Edges::projected, B, true>
+                    : dot_destinations_kernel<C, Edges::projected_scalars, B, true>;
+    }
+    if (edges == Edges::features) return dot_destinations_kernel<C, Edges::features, F, true>;
+    if (edges == Edges::features_scalars) return dot_destinations_kernel<C, Edges::features_scalars, F, true>;
+    if (p.handed)
+      return none ? dot_destinations_kernel<C, Edges::none, B, true>
+                  : dot_destinations_kernel<C, Edges::scalars, B, true>;
+    return none ? dot_destinations_kernel<C, Edges::none, B, false>
+                : dot_destinations_kernel<C, Edges::scalars, B, false>;
+  }
+}
+template <class C, Score SCORE>
+BackwardKernel sources_kernel(const BackwardParams& p, Edges edges) {
+  constexpr int B = C::B, F = kFeatureRows<C, SCORE, true>;
+  const bool none = edges == Edges::none;
+  if constexpr (SCORE == Score::additive_v2) {
+    if (none) return gatv2_sources_kernel<C, Edges::none, B>;
+    if (edges == Edges::scalars) return gatv2_sources_kernel<C, Edges::scalars, B>;
+    return gatv2_sources_kernel<C, Edges::features_scalars, F>;
+  } else {
+    if constexpr (kProjects<C>) {
+      if (p.attr.x)
+        return none ? dot_saved_sources_kernel<C, Edges::projected, B>
+                    : dot_saved_sources_kernel<C, Edges::projected_scalars, B>;
+    }
+    if (edges == Edges::features) return dot_saved_sources_kernel<C, Edges::features, F>;
+    if (edges == Edges::features_scalars) return dot_saved_sources_kernel<C, Edges::features_scalars, F>;
+    if (p.handed)
+      return none ? dot_saved_sources_kernel<C, Edges::none, B>
+                  : dot_saved_sources_kernel<C, Edges::scalars, B>;
+    return none ? dot_sources_kernel<C, Edges::none, B> : dot_sources_kernel<C, Edges::scalars, B>;
+  }
+}
+
 template <typename T, Score SCORE>
 const char* pair_backward(const BackwardParams& p, cudaStream_t stream) {
   using A = Acc<T>;
@@ -91,10 +143,8 @@ const char* pair_backward(const BackwardParams& p, cudaStream_t stream) {
   if (p.row_sums)
     row_sums<A>(p.csr, heads, p.attention, p.grad_attention, p.row_sums, p.partial_sums, stream);
   const Edges edges = edges_of(p.edge, p.grad_attention);
-  const bool handed = p.handed && !p.edge.feat && !p.attr.x;
   with_config<T>(heads, dim, [&](auto config) {
     using C = decltype(config);
-    constexpr int B = C::B;
     int64_t attn_parts = 0;  // partial sums of grad_attn that the launches so far write
     const auto launch_part = [&](const auto kernel, BackwardParams q, const Csr& part, bool projects) {
       const Launch<C> way(p.shape, dim, part, projects ? kItemsProjected : V2 ? items_v2(part) : kItems);
@@ -107,21 +157,7 @@ const char* pair_backward(const BackwardParams& p, cudaStream_t stream) {
       if constexpr (kHasTiles<T, SCORE>) {
         if (p.csr.tiles) return tile_destinations<T>(p, stream);
       }
-      constexpr int F = kFeatureRows<C, SCORE>;
-      auto kernel = edges == Edges::none       ? pair_kernel<C, SCORE, false, Edges::none, B>
-                    : edges == Edges::scalars  ? pair_kernel<C, SCORE, false, Edges::scalars, B>
-                    : edges == Edges::features ? pair_kernel<C, SCORE, false, kFeatures<SCORE>, F>
-                                               : pair_kernel<C, SCORE, false, Edges::features_scalars, F>;
-      if constexpr (SCORE == Score::dot && kProjects<C>) {
-        if (p.attr.x)
-          kernel = edges == Edges::none ? pair_kernel<C, SCORE, false, Edges::projected, B>
-                                        : pair_kernel<C, SCORE, false, Edges::projected_scalars, B>;
-      }
-      if constexpr (SCORE == Score::dot) {
-        if (handed)
-          kernel = edges == Edges::none ? pair_kernel<C, SCORE, false, Edges::none, B, true>
-                                        : pair_kernel<C, SCORE, false, Edges::scalars, B, true>;
-      }
+      const auto kernel = destinations_kernel<C, SCORE>(p, edges);
       for_each_part(p.csr, [&](const Csr& part) {
         BackwardParams q = p;
         q.csr = part;
@@ -133,21 +169,7 @@ const char* pair_backward(const BackwardParams& p, cudaStream_t stream) {
       if constexpr (kHasTiles<T, SCORE>) {
         if (p.reverse.tiles) return tile_sources<T, SCORE>(p, stream);
       }
-      constexpr int F = kFeatureRows<C, SCORE, true>;
-      auto kernel = edges == Edges::none       ? pair_kernel<C, SCORE, true, Edges::none, B>
-                    : edges == Edges::scalars  ? pair_kernel<C, SCORE, true, Edges::scalars, B>
-                    : edges == Edges::features ? pair_kernel<C, SCORE, true, kFeatures<SCORE>, F>
-                                               : pair_kernel<C, SCORE, true, Edges::features_scalars, F>;
-      if constexpr (SCORE == Score::dot && kProjects<C>) {
-        if (p.attr.x)
-          kernel = edges == Edges::none ? pair_kernel<C, SCORE, true, Edges::projected, B>
-                                        : pair_kernel<C, SCORE, true, Edges::projected_scalars, B>;
-      }
-      if constexpr (SCORE == Score::dot) {
-        if (handed)
-          kernel = edges == Edges::none ? pair_kernel<C, SCORE, true, Edges::none, B, true>
-                                        : pair_kernel<C, SCORE, true, Edges::scalars, B, true>;
-      }
+      const auto kernel = sources_kernel<C, SCORE>(p, edges);
       for_each_part(p.reverse, [&](const Csr& part) {
         BackwardParams q = p;
         q.reverse = part;

@@ -1,0 +1,525 @@
+// Backward of dot attention: a pass over destinations for the gradient of the query, then one over sources
+// for those of key and value. The second one computes alpha and ds of every edge again (dot_sources_kernel),
+// or reads what the first one saved (dot_saved_sources_kernel). Formulas: params.h; the residual of delta:
+// backward_steps.cuh.
+#pragma once
+
+#include "backward_steps.cuh"
+#include "scores.cuh"
+
+namespace dfgnn::cuda {
+
+// Projected features x of the edges in the pass over destinations (EdgeAttr in params.h): their part of the
+// scores and of g . v, and the sum b = sum_j draw_ij x_ij of a row. Below: none.
+template <class C, bool ON, int B>
+struct ProjectedDestinations {
+  using T = typename C::T;
+  using A = typename C::A;
+  static constexpr int F = C::FEATS;
+  AttrLanes<C, true> lanes;
+  ItemFeatures<C> items;                       // in shared memory: W^T q and then b; W^T g
+  T x[B][F];                                   // of the edges of an iteration
+  A query[F], grad[F], sum[1][F], mass[1][F];  // of a row
+
+  // Multiplies the rows of the warp's items by W^T.
+  __device__ __forceinline__ ProjectedDestinations(const Place<C>& me, const Tiling& t,
+                                                   const BackwardParams& p)
+      : lanes(me, p.attr) {
+    const NodeProducts<C> products(me, t, p.shape, p.attr);
+    float* const to = products.template shared<2>();
+    products.onto(p.query, to);
+    products.onto(p.grad_out, to + products.size());
+    items = {me, products, to};
+    __syncwarp();
+  }
+  template <int S>
+  __device__ __forceinline__ void load(const int (&index)[S]) {
+    lanes.load(index, x);
+  }
+  __device__ __forceinline__ void open(int item) {
+    lanes.load_row(items.row(item), query);
+    lanes.load_row(items.row(item, 1), grad);
+  }
+  __device__ __forceinline__ void clear() {
+    zero(sum);
+    zero(mass);
+  }
+  // Adds the features' part to the score and to g . v of the u-th edge.
+  __device__ __forceinline__ void add_to_scores(int u, A& score, A& dot_gv) const {
+    score = lanes.dot(query, x[u], score);
+    dot_gv = lanes.dot(grad, x[u], dot_gv);
+  }
+  // Adds the u-th edge to the sums of its row.
+  __device__ __forceinline__ void add_to_sums(int u, A draw, A edge_mass) {
+    lanes.axpy(sum[0], draw, x[u]);
+    lanes.axpy(mass[0], edge_mass, x[u]);
+  }
+  // Leaves the sums of a row in shared memory, or those of a row's chunk in its partial-result slot.
+  __device__ __forceinline__ void store(const Place<C>& me, const Tiling& t, A residual, int slot, int item) {
+    repeat<F>([&](int f) {
+      if (me.shared()) {
+        sum[0][f] = me.across(sum[0][f], t);
+        mass[0][f] = me.across(mass[0][f], t);
+      }
+      sum[0][f] -= residual * mass[0][f];
+    });
+    lanes.store_row(me, sum[0], A(1), slot, items.row(item));
+  }
+  // Adds scale W b to the rows that the warp has written.
+  __device__ __forceinline__ void finish(const Place<C>& me, const Tiling& t, const BackwardParams& p) const {
+    __syncwarp();
+    const NodeProducts<C> products(me, t, p.shape, p.attr);
+    products.back(products.template shared<2>(), p.grad_query, float(p.scale), p.attr.sums);
+  }
+};
+template <class C, int B>
+struct ProjectedDestinations<C, false, B> {
+  __device__ __forceinline__ ProjectedDestinations(const Place<C>&, const Tiling&, const BackwardParams&) {}
+  template <class... X>
+  __device__ __forceinline__ void load(const X&...) {}
+  template <class... X>
+  __device__ __forceinline__ void open(const X&...) {}
+  __device__ __forceinline__ void clear() {}
+  template <class... X>
+  __device__ __forceinline__ void add_to_scores(const X&...) const {}
+  template <class... X>
+  __device__ __forceinline__ void add_to_sums(const X&...) {}
+  template <class... X>
+  __device__ __forceinline__ void store(const X&...) {}
+  template <class... X>
+  __device__ __forceinline__ void finish(const X&...) const {}
+};
+
+template <class C, Edges EDGES, bool SAVES>
+constexpr Ahead dot_destinations_ahead() {
+  constexpr bool FEAT = has_features(EDGES), NARROW = sizeof(typename C::T) == 2;
+  return NARROW && (FEAT || (C::LPH == 1 && !SAVES)) ? Ahead::rows : Ahead::none;
+}
+
+// grad_query_i = scale sum_j draw_ij (k_j + e_ij), over the work items of the destinations. SAVES: alpha and
+// ds of every edge go into p.handed, for the pass over sources.
+template <class C, Edges EDGES, int B, bool SAVES>
+__global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES) || projects(EDGES)
+                                                                 ? Load::many_rows
+                                                                 : Load::four_rows >))
+    dot_destinations_kernel(const BackwardParams p, const Tiling t) {
+  using T = typename C::T;
+  using A = typename C::A;
+  using Own = OwnEdges<C, B>;
+  constexpr int LPH = C::LPH, NV = C::NV, VEC = C::VEC, SLOTS = Own::SLOTS;
+  constexpr bool EDGE = has_options(EDGES), FEAT = has_features(EDGES), PROJ = projects(EDGES);
+  constexpr bool EIDS = SAVES || (EDGE && SLOTS == 1);
+
+  // ---- The place of this lane, and the arrays that it reads.
+  Place<C> me(t, p.shape, p.shape.value_dim, p.csr);
+  const int own = me.hl % Own::PERIOD;
+  const EdgeReader<T> edge(p.edge, me.heads, me.head);
+  A slope = A(p.negative_slope);
+  keep(slope);
+  const FeatureTargets<C, FEAT> features(p.edge);
+  const Rows<C> keys = me.rows(p.key), values = me.rows(p.value);
+  const Rows<C> feats = me.rows(FEAT ? p.edge.feat : nullptr);
+  // Not read in this pass. Its registers are settled here all the same: without this line nvcc 13.0 spends
+  // five more instructions per edge with SAVES.
+  [[maybe_unused]] const Terms<A> residuals = me.template terms<A>(p.node_stats);
+  ProjectedDestinations<C, PROJ, B> projected(me, t, p);
+
+  // ---- Load: a row's own arrays, and those of the neighbours of an iteration.
+  Raw query_raw[NV], grad_raw[NV], out_raw[NV];
+  RowStats<A> next_stats = {};
+  int index[EIDS ? 2 * SLOTS : SLOTS] = {};  // neighbours, and with EIDS the edges' ids
+  Raw key_rows[B][NV], value_rows[B][NV], feat_rows[FEAT ? B : 1][NV];
+  const auto load_item = [&] {
+    me.load_row(p.query, query_raw, me.row);
+    me.load_row(p.grad_out, grad_raw, me.row);
+    me.load_row(p.out, out_raw, me.row);
+    next_stats = load_stats(me.template at<RowStats<A>>(p.stats, me.row));
+  };
+  const auto load_edges = [&] {
+    if constexpr (FEAT) load_rows<C, B>(feats, 0, index, feat_rows, SLOTS);
+    load_rows<C, B>(keys, 0, index, key_rows);
+    load_rows<C, B>(values, 0, index, value_rows);
+    projected.load(index);
+  };
+
+  // ---- Begin and open a row: its operands, the first guess of delta, sums of 0.
+  int row, item;
+  bool writes;
+  RowStats<A> stats;
+  // 0 before the first row is opened, too: one without edges is not opened, and its sums are multiplied by
+  // these.
+  A query[NV][VEC] = {}, grad[NV][VEC], delta;
+  A sum[NV][VEC], sum_of_mass[NV][VEC], residual;
+  const auto open = [&] {
+    me.unpack_row(query_raw, query, A(1));
+    me.unpack_row(grad_raw, grad, A(1));
+    projected.open(item);
+    delta = first_delta(me, t, p, grad, out_raw, row);
+  };
+  const auto begin = [&](const int at, const int n) {
+    row = at, item = n, stats = next_stats;
+    writes = me.writes && me.slot_of(n) != me.kNoItem;
+    delta = 0;
+    zero(sum);
+    zero(sum_of_mass);
+    projected.clear();
+    residual = 0;
+  };
+
+  A sum_keys[FEAT ? B : 1][NV][VEC];  // k + e of the iteration
+  const auto add_sum_key = [&](const int u, const A draw, const A mass) {
+    for (int k = 0; k < NV; ++k) {
+      for (int v = 0; v < VEC; ++v) {
+        sum[k][v] += draw * sum_keys[u][k][v];
+        sum_of_mass[k][v] += mass * sum_keys[u][k][v];
+      }
+    }
+  };
+
+  const auto iterate = [&](const int done, const int rest) {
+    const int left = Own::left(rest);
+    // ---- Scores and g . v: every lane its columns, then brought to the lanes that own the edges.
+    A scores[Own::SHARE] = {}, dots[Own::SHARE] = {};
+#pragma unroll
+    for (int u = 0; u < B; ++u) {
+      A score = 0;
+      dots[u] = 0;
+#pragma unroll
+      for (int k = 0; k < NV; ++k) {
+        // Before rows are unpacked, or compilers would hold all of them in float32.
+        if (!FEAT && LPH > 1 && !me.inside(k)) continue;
+        A key[VEC];
+        Pack<T>::unpack(key_rows[u][k], key);
+        features.add_to_key(key, feat_rows[FEAT ? u : 0][k]);
+        if constexpr (FEAT) copy(sum_keys[u][k], key);
+        const A score_before = score, dot_before = dots[u];
+        for (int v = 0; v < VEC; ++v) score += query[k][v] * key[v];
+        if constexpr (FEAT) {
+          A value[VEC];
+          Pack<T>::unpack(value_rows[u][k], value);
+          features.add_to_value(value, feat_rows[u][k]);
+          repeat<VEC>([&](int v) { dots[u] += grad[k][v] * value[v]; });
+        } else {
+          dots[u] = dot<T>(grad[k], value_rows[u][k], dots[u]);
+        }
+        if (FEAT && LPH > 1 && !me.inside(k)) score = score_before, dots[u] = dot_before;  // without a branch
+      }
+      if (C::WIDE && t.chunks > 1) {
+        const int j = __shfl_sync(kAll, index[u / LPH], u % LPH, LPH);
+        int eid = 0;
+        if constexpr (FEAT) eid = of_lane<LPH>(index[SLOTS + u / LPH], u % LPH);
+        const void* in_key = features.in_key != 0 ? p.edge.feat : nullptr;
+        const void* in_value = features.in_value != 0 ? p.edge.feat : nullptr;
+        score += me.far_dot(t, p.query, row, p.key, j, in_key, eid);
+        dots[u] += me.far_dot(t, p.grad_out, row, p.value, j, in_value, eid);
+      }
+      projected.add_to_scores(u, score, dots[u]);
+      scores[u] = score;
+    }
+    reduce_scatter<Own::SHARE, LPH>(scores, me.hl);
+    reduce_scatter<Own::SHARE, LPH>(dots, me.hl);
+
+    // ---- Softmax weights: alpha again, and the gradients of the own edges' scores.
+    const auto eid_at = [&](int s) { return eid_of<C, B, EIDS>(me, p.csr, index, done, s); };
+    const Dropout<T, EDGE, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
+    Weights<A, SLOTS, true, true> draws;  // and their masses
+#pragma unroll
+    for (int s = 0; s < SLOTS; ++s) {
+      const bool valid = s * LPH + own < left;
+      const A mask = dropout.factor(s);
+      const int eid = EIDS || needs_ids<EDGE>(p, edge) ? eid_at(s) : 0;
+      const EdgeGradient<T, EDGE, SLOTS> of(p, edge, eid, valid, mask, scores[s] * A(p.scale), slope, dots[s],
+                                            stats, delta);
+      draws.set(s, of.draw, true);
+      draws.positive[s] = of.mass();
+      residual += of.ds;
+      if constexpr (SAVES) {
+        if (valid && me.head_ok && me.hl < Own::PERIOD && me.chunk == 0) {
+          *me.template at<SavedEdge<A>>(p.handed, eid) = {PROJ || of.z.positive ? of.alpha : -of.alpha,
+                                                          of.ds};
+          if constexpr (EDGE && !PROJ) of.store_of_destinations(p);
+        }
+      }
+    }
+
+    // ---- Sums: of the keys, by draw and by mass.
+    whole_or_not<B>(left, [&](auto whole) {
+      constexpr bool FULL = decltype(whole)::value;
+      if constexpr (FEAT) {
+        for_edges<LPH, B, FULL>(left, draws, add_sum_key);
+      } else {
+        add_rows<C, FULL, true, B>(0, left, draws, key_rows, sum, sum_of_mass,
+                                   [&](int u, A draw, A mass) { projected.add_to_sums(u, draw, mass); });
+      }
+    });
+  };
+
+  // ---- Epilogue: the residual of delta, and the row's gradient.
+  const auto finish = [&](const int row, const int slot) {
+    if (me.shared()) me.across(sum, t);
+    residual = reduce_sum<Own::PERIOD>(residual);
+    if (me.shared()) {
+      me.across(sum_of_mass, t);
+      residual = me.across(residual, t);
+    }
+    if (slot >= 0 || p.part_of_rows) residual = 0;
+    repeat<NV, VEC>([&](int k, int v) { sum[k][v] -= residual * sum_of_mass[k][v]; });
+    projected.store(me, t, residual, slot, item);
+    if (writes && me.hl == 0 && me.chunk == 0) {
+      if constexpr (SAVES) {
+        *me.template at<A>(p.node_stats, row) = residual;
+      } else {
+        *me.template at<NodeStats<A>>(p.node_stats, row) = {A(0), stats, delta + residual};
+      }
+    }
+    me.store_row(p.grad_query, p.partial_query, sum, A(p.scale), row, slot);
+  };
+  constexpr Ahead AHEAD = dot_destinations_ahead<C, EDGES, SAVES>();
+  walk<B, AHEAD, EIDS>(me, p.csr, t.items, index, load_item, load_edges, begin, open, iterate, finish);
+  projected.finish(me, t, p);
+}
+
+// grad_key_j = scale sum_i draw_ij q_i and grad_value_j = sum_i f alpha g_i, over the work items of the
+// sources. EDGES: none or scalars.
+template <class C, Edges EDGES, int B>
+__global__ void __launch_bounds__(kThreads,
+                                  (kMinBlocks < C, C::LPH == 1 ? Load::many_rows : Load::four_rows >))
+    dot_sources_kernel(const BackwardParams p, const Tiling t) {
+  using T = typename C::T;
+  using A = typename C::A;
+  using Own = OwnEdges<C, B>;
+  constexpr int LPH = C::LPH, NV = C::NV, VEC = C::VEC, SLOTS = Own::SLOTS;
+  constexpr bool EDGE = has_options(EDGES), EIDS = EDGE && SLOTS == 1;
+  static_assert(!has_features(EDGES) && !projects(EDGES));
+
+  // ---- The place of this lane, and the arrays that it reads.
+  Place<C> me(t, p.shape, p.shape.value_dim, p.reverse);
+  const int own = me.hl % Own::PERIOD;
+  const EdgeReader<T> edge(p.edge, me.heads, me.head);
+  A slope = A(p.negative_slope);
+  keep(slope);
+  const Rows<C> queries = me.rows(p.query), grads = me.rows(p.grad_out);
+  const Terms<NodeStats<A>> node_stats = me.template terms<NodeStats<A>>(p.node_stats);
+
+  // ---- Load: a row's own arrays, and those of the neighbours of an iteration.
+  Raw key_raw[NV], value_raw[NV];
+  NodeStats<A> stats[SLOTS];
+  int index[EIDS ? 2 * SLOTS : SLOTS] = {};  // neighbours, and with EIDS the edges' ids
+  Raw query_rows[B][NV], grad_rows[B][NV];
+  const auto load_item = [&] {
+    me.load_row(p.key, key_raw, me.row);
+    me.load_row(p.value, value_raw, me.row);
+  };
+  const auto load_edges = [&] {
+    repeat<SLOTS>([&](int s) { stats[s] = load_stats(node_stats.at(index[s])); });
+    load_rows<C, B>(queries, 0, index, query_rows);
+    load_rows<C, B>(grads, 0, index, grad_rows);
+  };
+
+  // ---- Begin and open a row: its operands, sums of 0.
+  int row;
+  A key[NV][VEC] = {}, value[NV][VEC];
+  A sum_key[NV][VEC], sum_value[NV][VEC], unused[1][VEC];
+  const auto open = [&] {
+    me.unpack_row(key_raw, key, A(1));
+    me.unpack_row(value_raw, value, A(1));
+  };
+  const auto begin = [&](const int at, int) {
+    row = at;
+    zero(sum_key);
+    zero(sum_value);
+  };
+
+  const auto iterate = [&](const int done, const int rest) {
+    const int left = Own::left(rest);
+    // ---- Scores and g . v: every lane its columns, then brought to the lanes that own the edges.
+    A scores[Own::SHARE] = {}, dots[Own::SHARE] = {};
+#pragma unroll
+    for (int u = 0; u < B; ++u) {
+      A score = 0;
+      dots[u] = 0;
+#pragma unroll
+      for (int k = 0; k < NV; ++k) {
+        if (LPH > 1 && !me.inside(k)) continue;  // as in dot_destinations_kernel
+        A query[VEC];
+        Pack<T>::unpack(query_rows[u][k], query);
+        for (int v = 0; v < VEC; ++v) score += key[k][v] * query[v];
+        dots[u] = dot<T>(value[k], grad_rows[u][k], dots[u]);
+      }
+      if (C::WIDE && t.chunks > 1) {
+        const int i = __shfl_sync(kAll, index[u / LPH], u % LPH, LPH);
+        score += me.far_dot(t, p.query, i, p.key, row);
+        dots[u] += me.far_dot(t, p.grad_out, i, p.value, row);
+      }
+      scores[u] = score;
+    }
+    reduce_scatter<Own::SHARE, LPH>(scores, me.hl);
+    reduce_scatter<Own::SHARE, LPH>(dots, me.hl);
+
+    // ---- Softmax weights: alpha again, and the gradients of the own edges' scores.
+    const auto eid_at = [&](int s) { return eid_of<C, B, EIDS>(me, p.reverse, index, done, s); };
+    const Dropout<T, EDGE, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
+    Weights<A, SLOTS, false, true> weights, draws;
+#pragma unroll
+    for (int s = 0; s < SLOTS; ++s) {
+      const bool valid = s * LPH + own < left;
+      const A mask = dropout.factor(s);
+      const int eid = EIDS || needs_ids<EDGE>(p, edge) ? eid_at(s) : 0;
+      const EdgeGradient<T, EDGE, SLOTS> of(p, edge, eid, valid, mask, scores[s] * A(p.scale), slope, dots[s],
+                                            stats[s].row, stats[s].delta);
+      weights.set(s, of.weight(), true);
+      draws.set(s, of.draw, true);
+      if constexpr (EDGE) {
+        if (valid && me.head_ok && me.hl < Own::PERIOD && me.chunk == 0) of.store(p);
+      }
+    }
+
+    // ---- Sums: of the gradients of rows by weight, of the queries by draw.
+    whole_or_not<B>(left, [&](auto whole) {
+      constexpr bool FULL = decltype(whole)::value;
+      add_rows<C, FULL, false, B>(0, left, weights, grad_rows, sum_value, sum_value);
+      add_rows<C, FULL, false, B>(0, left, draws, query_rows, sum_key, unused);
+    });
+  };
+
+  // ---- Epilogue: the row's gradients.
+  const auto finish = [&](const int row, const int slot) {
+    if (me.shared()) {
+      me.across(sum_key, t);
+      me.across(sum_value, t);
+    }
+    me.store_row(p.grad_key, p.partial_key, sum_key, A(p.scale), row, slot);
+    me.store_row(p.grad_value, p.partial_value, sum_value, A(1), row, slot);
+  };
+  constexpr Ahead AHEAD = sizeof(T) == 2 ? Ahead::rows : Ahead::own;
+  walk<B, AHEAD, EIDS>(me, p.reverse, t.items, index, load_item, load_edges, begin, open, iterate, finish);
+}
+
+// The same with alpha and ds of every edge from p.handed, where the pass over destinations saved them: no
+// score is computed, and no feature of an edge is read.
+template <class C, Edges EDGES, int B>
+__global__ void __launch_bounds__(kThreads,
+                                  (kMinBlocks < C, projects(EDGES)                    ? Load::four_rows
+                                                   : EDGES == Edges::features_scalars ? Load::two_rows
+                                                                                      : Load::sums >))
+    dot_saved_sources_kernel(const BackwardParams p, const Tiling t) {
+  using T = typename C::T;
+  using A = typename C::A;
+  using Own = OwnEdges<C, B>;
+  constexpr int LPH = C::LPH, NV = C::NV, VEC = C::VEC, SLOTS = Own::SLOTS;
+  constexpr bool EDGE = has_options(EDGES), FEAT = has_features(EDGES), PROJ = projects(EDGES);
+
+  // ---- The place of this lane, and the arrays that it reads.
+  Place<C> me(t, p.shape, p.shape.value_dim, p.reverse);
+  const int own = me.hl % Own::PERIOD;
+  const EdgeReader<T> edge(p.edge, me.heads, me.head);
+  A slope = A(p.negative_slope);
+  keep(slope);
+  // The gradient of an edge's features: what it takes of the key's, with the scale that is in it, and of the
+  // value's.
+  A in_key = FEAT && p.edge.feat_in_key ? A(p.scale) : A(0);
+  const A in_value = FEAT && p.edge.feat_in_value;
+  keep(in_key);
+  const Rows<C> queries = me.rows(p.query), grads = me.rows(p.grad_out);
+  const Terms<A> residuals = me.template terms<A>(p.node_stats);
+  const auto saved_at = [&](int eid) { return me.template at<SavedEdge<A>>(p.handed, eid); };
+
+  // ---- Load: what belongs to the neighbours and edges of an iteration.
+  A residual[SLOTS];
+  int index[2 * SLOTS] = {};  // neighbours, and the edges' ids
+  Raw query_rows[B][NV], grad_rows[B][NV];
+  SavedEdge<A> saved[SLOTS];
+  const auto load_edges = [&] {
+    repeat<SLOTS>([&](int s) {
+      residual[s] = __ldg(residuals.at(index[s]));
+      saved[s] = *saved_at(index[SLOTS + s]);
+    });
+    load_rows<C, B>(queries, 0, index, query_rows);
+    load_rows<C, B>(grads, 0, index, grad_rows);
+  };
+
+  // ---- Begin a row: sums of 0.
+  A sum_key[NV][VEC], sum_value[NV][VEC], unused[1][VEC];
+  const auto begin = [&](int, int) {
+    zero(sum_key);
+    zero(sum_value);
+  };
+
+  // Adds an edge with features to the sums, and writes the gradient of its features.
+  [[maybe_unused]] const auto add_edge = [&](const int u, const A draw, const A weight, const int eid) {
+#pragma unroll
+    for (int k = 0; k < NV; ++k) {
+      A query[VEC], grad[VEC];
+      Pack<T>::unpack(query_rows[u][k], query);
+      repeat<VEC>([&](int v) { sum_key[k][v] += draw * query[v]; });
+      Pack<T>::unpack(grad_rows[u][k], grad);
+      repeat<VEC>([&](int v) { sum_value[k][v] += weight * grad[v]; });
+      if (p.grad_feat) {
+        repeat<VEC>([&](int v) { grad[v] = in_key * draw * query[v] + in_value * weight * grad[v]; });
+        if (me.inside(k)) store_raw(me.address(p.grad_feat, eid, k), Pack<T>::pack(grad));
+      }
+    }
+  };
+
+  const auto iterate = [&](const int done, const int rest) {
+    const int left = Own::left(rest);
+    // ---- Softmax weights: of the own edges' alpha and ds what the options on edges make of them.
+    const auto eid_at = [&](int s) { return eid_of<C, B, true>(me, p.reverse, index, done, s); };
+    const Dropout<T, EDGE, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
+    Weights<A, SLOTS, false, true> weights, draws;
+#pragma unroll
+    for (int s = 0; s < SLOTS; ++s) {
+      const bool valid = s * LPH + own < left;
+      const A mask = dropout.factor(s);
+      SavedEdge<A> now = {};  // f alpha and draw
+      int eid = 0;
+      if (valid) {
+        eid = index[SLOTS + s];
+        const bool positive = PROJ || saved[s].alpha > 0;
+        const A alpha = abs(saved[s].alpha), ds = saved[s].ds - residual[s] * alpha;
+        const A dz = positive ? ds : ds * slope;
+        now = {alpha, dz};
+        if constexpr (EDGE) now.alpha *= mask * edge.weight(eid);
+        if constexpr (EDGE && !PROJ) {
+          now.ds *= edge.gate(eid);
+          if (me.head_ok && me.hl < Own::PERIOD && me.chunk == 0) {
+            const int64_t at = int64_t(eid) * me.heads + me.head;
+            if (p.grad_bias) static_cast<A*>(p.grad_bias)[at] = p.edge.bias_after ? ds : dz;
+            if (p.grad_gate) static_cast<A*>(p.grad_gate)[at] *= dz;  // of what z was made
+          }
+        }
+      }
+      weights.set(s, now.alpha, true);
+      draws.set(s, now.ds, true);
+      if (PROJ && p.attr.keep_edges) {
+        __syncwarp();  // several lanes have read it
+        if (valid && me.head_ok && me.hl < Own::PERIOD) *saved_at(eid) = now;
+      }
+    }
+
+    // ---- Sums: of the gradients of rows by weight, of the queries by draw.
+    whole_or_not<B>(left, [&](auto whole) {
+      constexpr bool FULL = decltype(whole)::value;
+      if constexpr (FEAT) {
+        for_edges<LPH, B, FULL>(left, draws, weights, index, add_edge);
+      } else {
+        add_rows<C, FULL, false, B>(0, left, weights, grad_rows, sum_value, sum_value);
+        add_rows<C, FULL, false, B>(0, left, draws, query_rows, sum_key, unused);
+      }
+    });
+  };
+
+  // ---- Epilogue: the row's gradients.
+  const auto finish = [&](const int row, const int slot) {
+    if (me.shared()) {
+      me.across(sum_key, t);
+      me.across(sum_value, t);
+    }
+    me.store_row(p.grad_key, p.partial_key, sum_key, A(p.scale), row, slot);
+    me.store_row(p.grad_value, p.partial_value, sum_value, A(1), row, slot);
+  };
+  constexpr Ahead AHEAD = FEAT || PROJ ? Ahead::none : Ahead::all;
+  walk<B, AHEAD, true>(me, p.reverse, t.items, index, [] {}, load_edges, begin, [] {}, iterate, finish);
+}
+
+}  // namespace dfgnn::cuda

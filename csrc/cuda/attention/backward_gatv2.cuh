@@ -1,0 +1,456 @@
+// Backward of additive_v2 (GATv2): a pass over destinations for the gradient of x_dst, then one over sources
+// for that of the values; each adds its share of the gradient of attn. Both compute the scores again.
+// Formulas: params.h; the residual of delta: backward_steps.cuh; QUADS, scores by tensor cores: quads.cuh.
+//
+// With u = x_i + v_j (+ e_ij), L'(u) is slope or 1, and so
+//   sum draw L'(u) = slope sum draw + (1 - slope) sum_{u > 0} draw:
+// per column, kernels add up draw where u > 0 alone. As L(u) = u L'(u), the gradient of attn is the sum of
+// x_i times it over destinations, v_j times it over sources and e_ij times it over edges.
+#pragma once
+
+#include "backward_steps.cuh"
+#include "scores.cuh"
+
+namespace dfgnn::cuda {
+
+template <class C, Edges EDGES>
+constexpr int gatv2_destinations_blocks() {
+  if (kQuads<C, Score::additive_v2, EDGES>) return kQuadBlocksDestinations;
+  constexpr bool MANY = has_features(EDGES) || (C::LPH == 1 && sizeof(typename C::T) > 2);
+  return kMinBlocks < C, MANY ? Load::many_rows : Load::four_rows > ;
+}
+template <class C, Edges EDGES>
+constexpr int gatv2_sources_blocks() {
+  if (kQuads<C, Score::additive_v2, EDGES>) return kQuadBlocksSources;
+  return kMinBlocks < C, has_features(EDGES) ? Load::most_rows : Load::many_rows > ;
+}
+template <class C, Edges EDGES>
+constexpr Ahead gatv2_ahead() {
+  constexpr bool QUADS = kQuads<C, Score::additive_v2, EDGES>, NARROW = sizeof(typename C::T) == 2;
+  return !has_features(EDGES) && (QUADS || !NARROW) ? Ahead::rows : Ahead::none;
+}
+
+// A lane's share of the gradient of attn, over all its work items: in registers, or with QUADS in shared
+// memory, which the sum over the warps of a block needs anyway.
+template <class C, bool QUADS>
+struct AttnShare {
+  using A = typename C::A;
+  static constexpr int NV = C::NV, VEC = C::VEC;
+  A share[QUADS ? 1 : NV][VEC] = {};
+  A (&shares)[kWarps][NV * VEC][32];
+  int lane, warp;
+
+  __device__ __forceinline__ explicit AttnShare(A (&shared)[kWarps][NV * VEC][32])
+      : shares(shared), lane(threadIdx.x & 31), warp(threadIdx.x >> 5) {
+    if constexpr (QUADS) repeat<VEC>([&](int v) { shares[warp][v][lane] = 0; });
+  }
+  __device__ __forceinline__ A& at(int k, int v) {
+    return QUADS ? shares[warp][v][lane] : share[QUADS ? 0 : k][v];
+  }
+  // Adds up the shares of a block's warps and stores them as the block's row of `parts`.
+  __device__ __forceinline__ void store(const Place<C>& me, const Tiling& t, void* parts) {
+    A total[NV][VEC];
+    repeat<NV, VEC>([&](int k, int v) { total[k][v] = at(k, v); });
+    store_share_of_block(me, t, total, shares, parts);
+  }
+};
+
+// grad_query_i = attn sum_j draw_ij L'(u), over the work items of the destinations.
+template <class C, Edges EDGES, int B>
+__global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>()))
+    gatv2_destinations_kernel(const BackwardParams p, const Tiling t) {
+  using T = typename C::T;
+  using A = typename C::A;
+  using Own = OwnEdges<C, B>;
+  constexpr int LPH = C::LPH, NV = C::NV, VEC = C::VEC, SLOTS = Own::SLOTS;
+  constexpr bool EDGE = has_options(EDGES), FEAT = has_features(EDGES);
+  constexpr bool QUADS = kQuads<C, Score::additive_v2, EDGES>, EIDS = FEAT || (EDGE && SLOTS == 1);
+
+  // ---- The place of this lane, and the arrays that it reads.
+  Place<C> me(t, p.shape, p.shape.value_dim, p.csr);
+  const int own = me.hl % Own::PERIOD;
+  const EdgeReader<T> edge(p.edge, me.heads, me.head);
+  const PairScore<C, Score::additive_v2, QUADS> pair(me, p.attn, A(p.negative_slope));
+  A slope = 1;  // of the LeakyReLU behind the score: none
+  keep(slope);
+  const FeatureTargets<C, FEAT> features(p.edge);
+  const Rows<C> values = me.rows(p.value), feats = me.rows(FEAT ? p.edge.feat : nullptr);
+  __shared__ A shares[kWarps][NV * VEC][32];
+  AttnShare<C, QUADS> grad_attn(shares);
+
+  // ---- Load: a row's own arrays, and those of the neighbours of an iteration.
+  Raw x_raw[NV], grad_raw[NV], out_raw[NV];
+  A row_term = 0;  // slope attn . x_i, or with QUADS attn . x_i
+  RowStats<A> next_stats = {};
+  int index[EIDS ? 2 * SLOTS : SLOTS] = {};  // neighbours, and with EIDS the edges' ids
+  Raw value_rows[B][NV], feat_rows[FEAT ? B : 1][NV];
+  const auto load_item = [&] {
+    me.load_row(p.query, x_raw, me.row);
+    me.load_row(p.grad_out, grad_raw, me.row);
+    me.load_row(p.out, out_raw, me.row);
+    next_stats = load_stats(me.template at<RowStats<A>>(p.stats, me.row));
+  };
+  const auto load_edges = [&] {
+    if constexpr (FEAT) load_rows<C, B>(feats, 0, index, feat_rows, SLOTS);
+    load_rows<C, B>(values, 0, index, value_rows);
+  };
+
+  // ---- Begin and open a row: its operands, the first guess of delta, sums of 0.
+  int row;
+  bool writes;
+  RowStats<A> stats;
+  // 0 before the first row is opened, too: one without edges is not opened, and its sums are multiplied by
+  // these.
+  A x[NV][VEC] = {}, grad[NV][VEC], delta;
+  Raw minus_x{};                         // QUADS: -x
+  QuadRows quads;                        // QUADS: the rows g and attn
+  A sum[NV][VEC], sum_of_mass[NV][VEC];  // of draw and of mass where u > 0
+  A sum_draw, residual, sum_mass;        // over all edges
+  const auto open = [&] {
+    me.unpack_row(x_raw, x, A(1));
+    me.unpack_row(grad_raw, grad, A(1));
+    row_term = pair.linear(me, t, p.attn, x, p.query, row);
+    if constexpr (QUADS) {
+      minus_x = negated(x_raw[0]);
+      quads.set(me.inside_or_zero(grad_raw[0]), pair.words);
+    } else {
+      row_term *= pair.slope;
+    }
+    delta = first_delta(me, t, p, grad, out_raw, row);
+  };
+  const auto begin = [&](const int at, const int n) {
+    row = at, stats = next_stats;
+    writes = me.writes && me.slot_of(n) != me.kNoItem;
+    delta = 0;
+    zero(sum);
+    zero(sum_of_mass);
+    sum_draw = residual = sum_mass = 0;
+  };
+
+  A sum_keys[FEAT ? B : 1][NV][VEC];  // v + e of the iteration
+  const auto add_edge = [&](const int u, const A draw, const A mass) {
+    if constexpr (QUADS) {
+      repeat<4>([&](int w) {
+        add_where_greater<T>(value_rows[u][0].x[w], minus_x.x[w], draw, sum[0][2 * w], sum[0][2 * w + 1],
+                             mass, sum_of_mass[0][2 * w], sum_of_mass[0][2 * w + 1]);
+      });
+      return;
+    }
+#pragma unroll
+    for (int k = 0; k < NV; ++k) {
+      A y[VEC];
+      if constexpr (FEAT) {
+        copy(y, sum_keys[u][k]);
+      } else {
+        Pack<T>::unpack(value_rows[u][k], y);
+      }
+      repeat<VEC>([&](int v) {
+        const bool positive = x[k][v] + y[v] > 0;
+        if (positive) sum[k][v] += draw;
+        if (positive) sum_of_mass[k][v] += mass;
+      });
+    }
+  };
+
+  const auto iterate = [&](const int done, const int rest) {
+    const int left = Own::left(rest);
+    // ---- Scores and g . v: every lane its columns, then brought to the lanes that own the edges.
+    A scores[Own::SHARE] = {}, dots[Own::SHARE] = {};
+    if constexpr (QUADS) {
+      float products[4][4];
+      scores[0] = pair.quad_sum(quads, minus_x, value_rows, products);
+      dots[0] = first_of_own_edge<C>(products);
+    } else {
+#pragma unroll
+      for (int u = 0; u < B; ++u) {
+        dots[u] = 0;
+        typename PairScore<C, Score::additive_v2, QUADS>::Sum score;
+#pragma unroll
+        for (int k = 0; k < NV; ++k) {
+          A y[VEC];
+          Pack<T>::unpack(value_rows[u][k], y);
+          features.add_to_key(y, feat_rows[FEAT ? u : 0][k]);
+          if constexpr (FEAT) copy(sum_keys[u][k], y);
+          pair.add(k, x[k], y, score);
+          dots[u] = dot<T>(grad[k], value_rows[u][k], dots[u]);
+        }
+        if (C::WIDE && t.chunks > 1) {
+          const int j = __shfl_sync(kAll, index[u / LPH], u % LPH, LPH);
+          int eid = 0;
+          if constexpr (FEAT) eid = of_lane<LPH>(index[SLOTS + u / LPH], u % LPH);
+          const void* in_key = features.in_key != 0 ? p.edge.feat : nullptr;
+          pair.add_far(me, t, p.attn, p.query, row, p.value, j, in_key, eid, score);
+          dots[u] += me.far_dot(t, p.grad_out, row, p.value, j);
+        }
+        scores[u] = pair.join(score);
+      }
+      reduce_scatter<Own::SHARE, LPH>(scores, me.hl);
+      reduce_scatter<Own::SHARE, LPH>(dots, me.hl);
+    }
+
+    // ---- Softmax weights: alpha again, and the gradients of the own edges' scores.
+    const auto eid_at = [&](int s) { return eid_of<C, B, EIDS>(me, p.csr, index, done, s); };
+    const Dropout<T, EDGE, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
+    Weights<A, SLOTS, true, true> draws;  // and their masses
+#pragma unroll
+    for (int s = 0; s < SLOTS; ++s) {
+      const bool valid = s * LPH + own < left;
+      const A mask = dropout.factor(s), score = QUADS ? row_term + scores[s] : scores[s];
+      const int eid = EIDS || needs_ids<EDGE>(p, edge) ? eid_at(s) : 0;
+      const EdgeGradient<T, EDGE, SLOTS> of(p, edge, eid, valid, mask, score, slope, dots[s], stats, delta);
+      draws.set(s, of.draw, true);
+      sum_draw += of.draw;
+      draws.positive[s] = of.mass();
+      residual += of.ds;
+      sum_mass += of.mass();
+    }
+
+    // ---- Sums: of draw and mass by column.
+    whole_or_not<B>(left,
+                    [&](auto whole) { for_edges<LPH, B, decltype(whole)::value>(left, draws, add_edge); });
+  };
+
+  // ---- Epilogue: the residual of delta, the row's gradient and its share of that of attn.
+  const auto finish = [&](const int row, const int slot) {
+    sum_draw = reduce_sum<Own::PERIOD>(sum_draw);
+    if (me.shared()) {
+      me.across(sum, t);
+      sum_draw = me.across(sum_draw, t);
+    }
+    residual = reduce_sum<Own::PERIOD>(residual);
+    sum_mass = reduce_sum<Own::PERIOD>(sum_mass);
+    if (me.shared()) {
+      me.across(sum_of_mass, t);
+      residual = me.across(residual, t);
+      sum_mass = me.across(sum_mass, t);
+    }
+    if (slot >= 0 || p.part_of_rows) residual = 0;
+    sum_draw -= residual * sum_mass;
+    repeat<NV, VEC>([&](int k, int v) { sum[k][v] -= residual * sum_of_mass[k][v]; });
+    if (writes && me.hl == 0 && me.chunk == 0)
+      *me.template at<NodeStats<A>>(p.node_stats, row) = {QUADS ? pair.slope * row_term : row_term, stats,
+                                                          delta + residual};
+    repeat<NV>([&](int k) {
+      A x_row[VEC], attn[VEC];
+      if constexpr (QUADS) {
+        Pack<T>::unpack(negated(minus_x), x_row);
+      } else {
+        copy(x_row, x[k]);
+      }
+      pair.attn(k, attn);
+      repeat<VEC>([&](int v) {
+        sum[k][v] = pair.slope * sum_draw + (1 - pair.slope) * sum[k][v];
+        A& share = grad_attn.at(k, v);
+        if (writes) share += x_row[v] * sum[k][v];
+        sum[k][v] *= attn[v];
+      });
+    });
+    me.store_row(p.grad_query, p.partial_query, sum, A(1), row, slot);
+  };
+  walk<B, gatv2_ahead<C, EDGES>(), EIDS>(me, p.csr, t.items, index, load_item, load_edges, begin, open,
+                                         iterate, finish);
+  grad_attn.store(me, t, p.grad_attn);
+}
+
+// grad_value_j = attn sum_i draw_ij L'(u) + sum_i f alpha g_i, over the work items of the sources.
+template <class C, Edges EDGES, int B>
+__global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
+    gatv2_sources_kernel(const BackwardParams p, const Tiling t) {
+  using T = typename C::T;
+  using A = typename C::A;
+  using Own = OwnEdges<C, B>;
+  constexpr int LPH = C::LPH, NV = C::NV, VEC = C::VEC, SLOTS = Own::SLOTS;
+  constexpr bool EDGE = has_options(EDGES), FEAT = has_features(EDGES);
+  constexpr bool QUADS = kQuads<C, Score::additive_v2, EDGES>, EIDS = FEAT || (EDGE && SLOTS == 1);
+  constexpr bool LINEAR = FEAT;  // else the statistics and row_term bring the linear part of the score
+
+  // ---- The place of this lane, and the arrays that it reads.
+  Place<C> me(t, p.shape, p.shape.value_dim, p.reverse);
+  const int own = me.hl % Own::PERIOD;
+  const EdgeReader<T> edge(p.edge, me.heads, me.head);
+  const PairScore<C, Score::additive_v2, QUADS> pair(me, p.attn, A(p.negative_slope));
+  A slope = 1;  // of the LeakyReLU behind the score: none
+  keep(slope);
+  const FeatureTargets<C, FEAT> features(p.edge);
+  const Rows<C> xs = me.rows(p.query), grads = me.rows(p.grad_out),
+                feats = me.rows(FEAT ? p.edge.feat : nullptr);
+  const Terms<NodeStats<A>> node_stats = me.template terms<NodeStats<A>>(p.node_stats);
+  __shared__ A shares[kWarps][NV * VEC][32];
+  AttnShare<C, QUADS> grad_attn(shares);
+
+  // ---- Load: a row's own array, and those of the neighbours of an iteration.
+  Raw value_raw[NV];
+  A row_term = 0;  // slope attn . v_j, or with QUADS attn . v_j
+  NodeStats<A> stats[SLOTS];
+  int index[EIDS ? 2 * SLOTS : SLOTS] = {};  // neighbours, and with EIDS the edges' ids
+  Raw x_rows[B][NV], grad_rows[B][NV], feat_rows[FEAT ? B : 1][NV];
+  const auto load_item = [&] { me.load_row(p.value, value_raw, me.row); };
+  const auto load_edges = [&] {
+    if constexpr (FEAT) load_rows<C, B>(feats, 0, index, feat_rows, SLOTS);
+    repeat<SLOTS>([&](int s) { stats[s] = load_stats(node_stats.at(index[s])); });
+    load_rows<C, B>(xs, 0, index, x_rows);
+    load_rows<C, B>(grads, 0, index, grad_rows);
+  };
+
+  // ---- Begin and open a row: its operand, sums of 0.
+  int row;
+  bool writes;
+  A value[NV][VEC] = {};  // 0 before the first row is opened, too, as in gatv2_destinations_kernel
+  Raw minus_value{};      // QUADS: -v
+  QuadRows quads;         // QUADS: the rows v and attn
+  A sum[NV][VEC], sum_value[NV][VEC];  // of draw where u > 0, and of f alpha g
+  A sum_attn[FEAT ? NV : 1][VEC];      // the edges' part of the gradient of attn
+  A sum_draw;
+  const auto open = [&] {
+    me.unpack_row(value_raw, value, A(1));
+    row_term = pair.linear(me, t, p.attn, value, p.value, row);
+    if constexpr (QUADS) {
+      minus_value = negated(value_raw[0]);
+      quads.set(me.inside_or_zero(value_raw[0]), pair.words);
+    } else {
+      row_term *= pair.slope;
+    }
+  };
+  const auto begin = [&](const int at, const int n) {
+    row = at;
+    writes = me.writes && me.slot_of(n) != me.kNoItem;
+    zero(sum);
+    zero(sum_value);
+    zero(sum_attn);
+    sum_draw = 0;
+  };
+
+  // Adds an edge to the sums, and with features writes their gradient.
+  const auto add_edge = [&](const int u, const A draw, [[maybe_unused]] const int eid) {
+    if constexpr (QUADS) {
+      repeat<4>([&](int w) {
+        add_where_greater<T>(x_rows[u][0].x[w], minus_value.x[w], draw, sum[0][2 * w], sum[0][2 * w + 1]);
+      });
+      return;
+    }
+    [[maybe_unused]] const A draw_negative = draw * pair.slope;
+#pragma unroll
+    for (int k = 0; k < NV; ++k) {
+      A y[VEC];
+      [[maybe_unused]] A grad_feat[VEC];
+      Pack<T>::unpack(x_rows[u][k], y);
+      features.add_to_key(y, feat_rows[FEAT ? u : 0][k]);
+      repeat<VEC>([&](int v) {
+        const bool positive = value[k][v] + y[v] > 0;
+        if (positive) sum[k][v] += draw;
+        if constexpr (FEAT) grad_feat[v] = positive ? draw : draw_negative;
+      });
+      if constexpr (FEAT) {
+        A feat[VEC];
+        Pack<T>::unpack(feat_rows[u][k], feat);
+        repeat<VEC>([&](int v) { sum_attn[k][v] += grad_feat[v] * feat[v]; });
+        if (p.grad_feat) {
+          repeat<VEC>([&](int v) { grad_feat[v] *= pair.numbers[k][v]; });
+          if (me.inside(k)) store_raw(me.address(p.grad_feat, eid, k), Pack<T>::pack(grad_feat));
+        }
+      }
+    }
+  };
+
+  const auto iterate = [&](const int done, const int rest) {
+    const int left = Own::left(rest);
+    // ---- Scores and g . v: every lane its columns, then brought to the lanes that own the edges.
+    A scores[Own::SHARE] = {}, dots[Own::SHARE] = {};
+    if constexpr (QUADS) {
+      float products[4][4];
+      scores[0] = pair.template quad_sum<LINEAR>(quads, minus_value, x_rows, products);
+      repeat<4>([&](int u) { quads.template multiply_by<T>(grad_rows[u][0], products[u]); });
+      dots[0] = first_of_own_edge<C>(products);
+    } else {
+#pragma unroll
+      for (int u = 0; u < B; ++u) {
+        dots[u] = 0;
+        typename PairScore<C, Score::additive_v2, QUADS>::Sum score;
+#pragma unroll
+        for (int k = 0; k < NV; ++k) {
+          A y[VEC];
+          Pack<T>::unpack(x_rows[u][k], y);
+          features.add_to_key(y, feat_rows[FEAT ? u : 0][k]);
+          pair.template add<LINEAR>(k, value[k], y, score);
+          dots[u] = dot<T>(value[k], grad_rows[u][k], dots[u]);
+        }
+        if (C::WIDE && t.chunks > 1) {
+          const int i = __shfl_sync(kAll, index[u / LPH], u % LPH, LPH);
+          int eid = 0;
+          if constexpr (FEAT) eid = of_lane<LPH>(index[SLOTS + u / LPH], u % LPH);
+          const void* in_key = features.in_key != 0 ? p.edge.feat : nullptr;
+          pair.template add_far<LINEAR>(me, t, p.attn, p.value, row, p.query, i, in_key, eid, score);
+          dots[u] += me.far_dot(t, p.grad_out, i, p.value, row);
+        }
+        scores[u] = LINEAR ? pair.join(score) : score.positive;
+      }
+      reduce_scatter<Own::SHARE, LPH>(scores, me.hl);
+      reduce_scatter<Own::SHARE, LPH>(dots, me.hl);
+    }
+
+    // ---- Softmax weights: alpha again, and the gradients of the own edges' scores.
+    const auto eid_at = [&](int s) { return eid_of<C, B, EIDS>(me, p.reverse, index, done, s); };
+    const Dropout<T, EDGE, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
+    Weights<A, SLOTS, false, true> weights, draws;
+#pragma unroll
+    for (int s = 0; s < SLOTS; ++s) {
+      const bool valid = s * LPH + own < left;
+      const A mask = dropout.factor(s);
+      const A score = LINEAR ? scores[s] : fma(1 - pair.slope, scores[s], row_term + stats[s].term);
+      const int eid = EIDS || needs_ids<EDGE>(p, edge) ? eid_at(s) : 0;
+      const EdgeGradient<T, EDGE, SLOTS> of(p, edge, eid, valid, mask, score, slope, dots[s], stats[s].row,
+                                            stats[s].delta);
+      weights.set(s, of.weight(), true);
+      draws.set(s, of.draw, true);
+      sum_draw += of.draw;
+      if constexpr (EDGE) {
+        if (valid && me.head_ok && me.hl < Own::PERIOD && me.chunk == 0) of.store(p);
+      }
+    }
+
+    // ---- Sums: of the gradients of rows by weight, of draw by column.
+    whole_or_not<B>(left, [&](auto whole) {
+      constexpr bool FULL = decltype(whole)::value;
+      add_rows<C, FULL, false, B>(0, left, weights, grad_rows, sum_value, sum_value);
+      if constexpr (FEAT) {
+        for_edges<LPH, B, FULL>(left, draws, weights, index,
+                                [&](int u, A draw, A, int eid) { add_edge(u, draw, eid); });
+      } else {
+        for_edges<LPH, B, FULL>(left, draws, [&](int u, A draw, A) { add_edge(u, draw, 0); });
+      }
+    });
+  };
+
+  // ---- Epilogue: the row's gradient and its share of that of attn.
+  const auto finish = [&](const int row, const int slot) {
+    sum_draw = reduce_sum<Own::PERIOD>(sum_draw);
+    if (me.shared()) {
+      me.across(sum, t);
+      me.across(sum_value, t);
+      sum_draw = me.across(sum_draw, t);
+    }
+    repeat<NV>([&](int k) {
+      A value_row[VEC], attn[VEC];
+      if constexpr (QUADS) {
+        Pack<T>::unpack(negated(minus_value), value_row);
+      } else {
+        copy(value_row, value[k]);
+      }
+      pair.attn(k, attn);
+      repeat<VEC>([&](int v) {
+        sum[k][v] = pair.slope * sum_draw + (1 - pair.slope) * sum[k][v];
+        A& share = grad_attn.at(k, v);
+        if (writes) share += value_row[v] * sum[k][v];
+        if constexpr (FEAT) share += sum_attn[k][v];
+        sum[k][v] *= attn[v];
+        sum_value[k][v] += sum[k][v];
+      });
+    });
+    me.store_row(p.grad_value, p.partial_value, sum_value, A(1), row, slot);
+  };
+  walk<B, gatv2_ahead<C, EDGES>(), EIDS>(me, p.reverse, t.items, index, load_item, load_edges, begin, open,
+                                         iterate, finish);
+  grad_attn.store(me, t, p.grad_attn);
+}
+
+}  // namespace dfgnn::cuda

@@ -1,0 +1,175 @@
+// Steps that the kernels of backward share. Formulas: params.h.
+//
+// The residual of delta. delta = g . out is known before a row's edges are visited, but `out` is rounded. So
+// the pass over destinations takes delta0 = g . out for a first guess and adds up what is left of delta,
+// residual = sum_j alpha_ij (dalpha_ij - delta0). As
+//   sum_j alpha (dalpha - delta0 - residual) y_j = sum_j alpha (dalpha - delta0) y_j - residual sum_j alpha
+//   y_j,
+// its gradient of the row is exact with a second sum of rows, of the `mass` of every edge. The pass over
+// sources, which also writes the gradients of edge tensors, reads delta0 + residual. Rows in several chunks
+// keep delta0.
+#pragma once
+
+#include "edge_projection.cuh"
+#include "gather.cuh"
+#include "softmax.cuh"
+
+namespace dfgnn::cuda {
+
+// How the lanes of a head share the edges of an iteration: lane hl owns the edges s * LPH + hl % PERIOD, s <
+// SLOTS.
+template <class C, int CHUNK>
+struct OwnEdges {
+  static constexpr int SHARE = share_of(CHUNK), PERIOD = period_of(CHUNK, C::LPH), SLOTS = SHARE / PERIOD;
+  // Edges of the iteration that exist, where `rest` edges of the row are left.
+  static __device__ __forceinline__ int left(int rest) { return SHARE > CHUNK ? min(rest, CHUNK) : rest; }
+};
+
+// What the pass over destinations saves of an edge and head for the pass over sources: alpha, negative where
+// z <= 0 (without projected features), and ds with the first guess of delta. The pass over sources subtracts
+// alpha times the residual and makes w alpha and draw of them.
+template <typename A>
+struct alignas(2 * sizeof(A)) SavedEdge {
+  A alpha, ds;
+};
+
+// An edge and head in backward: alpha from its score, and the gradients of alpha, of the score s and of z and
+// raw, which the options on edges make the score of (EdgeOptions in params.h).
+template <typename T, bool EDGE, int SLOTS>
+struct EdgeGradient {
+  using A = Acc<T>;
+  A raw, mask, factor = 1;
+  int64_t at = 0;  // in arrays [E, H]
+  A dot_gv;
+  EdgeScore<T, EDGE> z;
+  A alpha, ds, dz, draw;
+
+  // mask: dropout's factor. dot_gv: g . (v + e). SLOTS: edges of a lane.
+  __device__ __forceinline__ EdgeGradient(const BackwardParams& p, const EdgeReader<T>& edge, int eid,
+                                          bool valid, A mask_, A raw_, A slope, A dot_gv_,
+                                          RowStats<A> softmax, A delta)
+      : raw(raw_),
+        mask(mask_),
+        dot_gv(with_options(p, edge, eid, valid, dot_gv_)),
+        z(edge, raw_, slope, eid) {
+    // Without a branch where a lane has several edges: their exponentials overlap.
+    alpha = SLOTS > 1 || valid ? softmax.alpha(z.score) : A(0);
+    alpha = valid ? alpha : A(0);
+    // An edge with all of its row's weight has no gradient, and rounding must not give it one. (alpha is 1
+    // but for the rounding of scores that are joined of two parts.)
+    const A dalpha = times(factor, dot_gv);
+    const bool alone = softmax.log_sum == 0 && alpha > A(0.5);
+    ds = valid ? alpha * (dalpha - (alone ? dalpha : delta)) : A(0);
+    dz = ds * z.slope, draw = dz * z.gate;
+  }
+  // The edge's weight in sums of values.
+  __device__ __forceinline__ A weight() const { return alpha * factor; }
+  // Its factor in what the residual of delta takes from sums of keys.
+  __device__ __forceinline__ A mass() const { return alpha * z.slope * z.gate; }
+  // Writes the gradients of arrays [E, H].
+  __device__ __forceinline__ void store(const BackwardParams& p) const {
+    if (p.grad_bias) static_cast<A*>(p.grad_bias)[at] = p.edge.bias_after ? ds : dz;
+    if (p.grad_gate) static_cast<A*>(p.grad_gate)[at] = dz * raw;
+    if (p.grad_weight) static_cast<A*>(p.grad_weight)[at] = mask * alpha * dot_gv;
+    if (p.grad_raw) static_cast<A*>(p.grad_raw)[at] = draw;
+  }
+  // What the pass over destinations knows of them where it saves alpha and ds: of the gate's gradient the
+  // factor raw.
+  __device__ __forceinline__ void store_of_destinations(const BackwardParams& p) const {
+    if (p.grad_gate) static_cast<A*>(p.grad_gate)[at] = raw;
+    if (p.grad_weight) static_cast<A*>(p.grad_weight)[at] = mask * alpha * dot_gv;
+  }
+
+ private:
+  // Fills in `factor` and `at`; returns dalpha without the factor.
+  __device__ __forceinline__ A with_options(const BackwardParams& p, const EdgeReader<T>& edge, int eid,
+                                            bool valid, A dot_gv) {
+    if constexpr (EDGE) {
+      if (valid) {
+        at = int64_t(eid) * edge.heads + edge.head;
+        factor = mask * edge.weight(eid);
+        if (p.grad_attention) dot_gv += static_cast<const A*>(p.grad_attention)[at];
+      }
+    }
+    return dot_gv;
+  }
+};
+
+// Whether the ids of edges are needed although they did not come with the neighbours.
+template <bool EDGE, typename T>
+__device__ __forceinline__ bool needs_ids(const BackwardParams& p, const EdgeReader<T>& edge) {
+  return EDGE && (edge.tensors || p.grad_attention || p.grad_raw);
+}
+
+// f(u, w, w_positive) of the first `left` edges of an iteration, with the weights that their lanes own. FULL:
+// all sub-warps have all of them.
+template <int LPH, int B, bool FULL, class W, class F>
+__device__ __forceinline__ void for_edges(int left, const W& weights, F f) {
+#pragma unroll
+  for (int u = 0; u < B; ++u) {
+    typename W::A w, w_positive = 0;
+    weights.template get<LPH>(u, w, w_positive);
+    if (FULL || u < left) f(u, w, w_positive);
+  }
+}
+
+// The same as f(u, draw, weight, eid), with ids that came with the neighbours in `index`.
+template <int LPH, int B, bool FULL, class W, int S, class F>
+__device__ __forceinline__ void for_edges(int left, const W& draws, const W& weights, const int (&index)[S],
+                                          F f) {
+#pragma unroll
+  for (int u = 0; u < B; ++u) {
+    typename W::A draw, weight, unused;
+    draws.template get<LPH>(u, draw, unused);
+    weights.template get<LPH>(u, weight, unused);
+    const int eid = of_lane<LPH>(index[S / 2 + u / LPH], u % LPH);
+    if (FULL || u < left) f(u, draw, weight, eid);
+  }
+}
+
+// The first guess of delta, g . (out - out_bias), of a row with grad_row and out_row in this lane's columns.
+template <class C>
+__device__ __forceinline__ typename C::A first_delta(const Place<C>& me, const Tiling& t,
+                                                     const BackwardParams& p,
+                                                     const typename C::A (&grad_row)[C::NV][C::VEC],
+                                                     const Raw (&out_row)[C::NV], int row) {
+  using T = typename C::T;
+  using A = typename C::A;
+  A delta = 0;
+  const Rows<C> bias = me.rows(p.out_bias);
+  repeat<C::NV>([&](int k) {
+    delta = dot<T>(grad_row[k], out_row[k], delta);
+    if (p.out_bias) delta -= dot<T>(grad_row[k], bias.load(0, k), A(0));
+  });
+  delta = reduce_sum<C::LPH>(delta);
+  if (C::WIDE && t.chunks > 1) {
+    A far = me.far_dot(t, p.grad_out, row, p.out, row);
+    if (p.out_bias) far -= me.far_dot(t, p.grad_out, row, p.out_bias, 0);
+    delta += reduce_sum<C::LPH>(far);
+  }
+  if (p.row_sums) delta += *me.template at<A>(p.row_sums, row);
+  return delta;
+}
+
+// What feature rows of the edges [E, H, D] are added to: the key, the value or both. Where ON is false there
+// are no features, and both functions are empty.
+template <class C, bool ON>
+struct FeatureTargets {
+  using T = typename C::T;
+  using A = typename C::A;
+  A in_key, in_value;  // 0 or 1
+
+  __device__ __forceinline__ explicit FeatureTargets(const EdgeOptions& o)
+      : in_key(ON && o.feat_in_key ? A(1) : A(0)), in_value(ON && o.feat_in_value) {
+    keep(in_key);
+  }
+  // Adds columns of an edge's features to those of its key, or of its value.
+  __device__ __forceinline__ void add_to_key(A (&key)[C::VEC], const Raw& columns) const {
+    if constexpr (ON) axpy<T>(key, in_key, columns);
+  }
+  __device__ __forceinline__ void add_to_value(A (&value)[C::VEC], const Raw& columns) const {
+    if constexpr (ON) axpy<T>(value, in_value, columns);
+  }
+};
+
+}  // namespace dfgnn::cuda
