@@ -55,6 +55,73 @@ struct AttnShare {
   }
 };
 
+// The scores and g . v of an iteration's edges, added up over this lane's columns: x and b are the row's
+// operands, y_rows and d_rows the neighbours', and feat_rows is added to y. LINEAR: PairScore. add_far(u,
+// score): adds the columns of a wide head that other warps have. KEYS: with features, y + e goes into `keys`.
+template <bool LINEAR, bool KEYS, class C, bool FEAT, int B, int K, class P, class AddFar>
+__device__ __forceinline__ void add_columns(const P& pair, const FeatureTargets<C, FEAT>& features,
+                                            const typename C::A (&x)[C::NV][C::VEC],
+                                            const typename C::A (&b)[C::NV][C::VEC],
+                                            const Raw (&y_rows)[B][C::NV], const Raw (&d_rows)[B][C::NV],
+                                            const Raw (&feat_rows)[FEAT ? B : 1][C::NV],
+                                            typename C::A (&keys)[K][C::NV][C::VEC], typename C::A* scores,
+                                            typename C::A* dots, AddFar add_far) {
+  using T = typename C::T;
+#pragma unroll
+  for (int u = 0; u < B; ++u) {
+    dots[u] = 0;
+    typename P::Sum score;
+#pragma unroll
+    for (int k = 0; k < C::NV; ++k) {
+      typename C::A y[C::VEC];
+      Pack<T>::unpack(y_rows[u][k], y);
+      features.add_to_key(y, feat_rows[FEAT ? u : 0][k]);
+      if constexpr (FEAT && KEYS) copy(keys[u][k], y);
+      pair.template add<LINEAR>(k, x[k], y, score);
+      dots[u] = dot<T>(b[k], d_rows[u][k], dots[u]);
+    }
+    add_far(u, score);
+    scores[u] = LINEAR ? pair.join(score) : score.positive;
+  }
+}
+
+// Adds draw to the sums of the columns where u = x + y > 0, and mass to those of `sum_of_mass`.
+template <int VEC, typename A>
+__device__ __forceinline__ void add_where_positive(const A (&x)[VEC], const A (&y)[VEC], A draw, A mass,
+                                                   A (&sum)[VEC], A (&sum_of_mass)[VEC]) {
+  repeat<VEC>([&](int v) {
+    const bool positive = x[v] + y[v] > 0;
+    if (positive) sum[v] += draw;
+    if (positive) sum_of_mass[v] += mass;
+  });
+}
+
+// Turns the sums of draw where u > 0 into the row's gradient, attn sum draw L'(u), and adds the row's part to
+// the gradient of attn. x: the row, with QUADS as minus_x.
+template <class C, class P, bool QUADS>
+__device__ __forceinline__ void finish_columns(const P& pair, AttnShare<C, QUADS>& grad_attn,
+                                               const typename C::A (&x)[C::NV][C::VEC], const Raw& minus_x,
+                                               typename C::A sum_draw, bool writes,
+                                               typename C::A (&sum)[C::NV][C::VEC]) {
+  using A = typename C::A;
+  constexpr int VEC = C::VEC;
+  repeat<C::NV>([&](int k) {
+    A row[VEC], attn[VEC];
+    if constexpr (QUADS) {
+      Pack<typename C::T>::unpack(negated(minus_x), row);
+    } else {
+      copy(row, x[k]);
+    }
+    pair.attn(k, attn);
+    repeat<VEC>([&](int v) {
+      sum[k][v] = pair.slope * sum_draw + (1 - pair.slope) * sum[k][v];
+      A& share = grad_attn.at(k, v);
+      if (writes) share += row[v] * sum[k][v];
+      sum[k][v] *= attn[v];
+    });
+  });
+}
+
 // grad_query_i = attn sum_j draw_ij L'(u), over the work items of the destinations.
 template <class C, Edges EDGES, int B>
 __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>()))
@@ -134,21 +201,14 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
         add_where_greater<T>(value_rows[u][0].x[w], minus_x.x[w], draw, sum[0][2 * w], sum[0][2 * w + 1],
                              mass, sum_of_mass[0][2 * w], sum_of_mass[0][2 * w + 1]);
       });
-      return;
-    }
+    } else {
 #pragma unroll
-    for (int k = 0; k < NV; ++k) {
-      A y[VEC];
-      if constexpr (FEAT) {
-        copy(y, sum_keys[u][k]);
-      } else {
+      for (int k = 0; k < NV; ++k) {
+        A y[VEC];
         Pack<T>::unpack(value_rows[u][k], y);
+        if constexpr (FEAT) copy(y, sum_keys[u][k]);
+        add_where_positive(x[k], y, draw, mass, sum[k], sum_of_mass[k]);
       }
-      repeat<VEC>([&](int v) {
-        const bool positive = x[k][v] + y[v] > 0;
-        if (positive) sum[k][v] += draw;
-        if (positive) sum_of_mass[k][v] += mass;
-      });
     }
   };
 
@@ -161,29 +221,16 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
       scores[0] = pair.quad_sum(quads, minus_x, value_rows, products);
       dots[0] = first_of_own_edge<C>(products);
     } else {
-#pragma unroll
-      for (int u = 0; u < B; ++u) {
-        dots[u] = 0;
-        typename PairScore<C, Score::additive_v2, QUADS>::Sum score;
-#pragma unroll
-        for (int k = 0; k < NV; ++k) {
-          A y[VEC];
-          Pack<T>::unpack(value_rows[u][k], y);
-          features.add_to_key(y, feat_rows[FEAT ? u : 0][k]);
-          if constexpr (FEAT) copy(sum_keys[u][k], y);
-          pair.add(k, x[k], y, score);
-          dots[u] = dot<T>(grad[k], value_rows[u][k], dots[u]);
-        }
-        if (C::WIDE && t.chunks > 1) {
-          const int j = __shfl_sync(kAll, index[u / LPH], u % LPH, LPH);
-          int eid = 0;
-          if constexpr (FEAT) eid = of_lane<LPH>(index[SLOTS + u / LPH], u % LPH);
-          const void* in_key = features.in_key != 0 ? p.edge.feat : nullptr;
-          pair.add_far(me, t, p.attn, p.query, row, p.value, j, in_key, eid, score);
-          dots[u] += me.far_dot(t, p.grad_out, row, p.value, j);
-        }
-        scores[u] = pair.join(score);
-      }
+      add_columns<true, true>(pair, features, x, grad, value_rows, value_rows, feat_rows, sum_keys, scores,
+                              dots, [&](int u, auto& score) {
+                                if (!C::WIDE || t.chunks == 1) return;
+                                const int j = __shfl_sync(kAll, index[u / LPH], u % LPH, LPH);
+                                const int eid =
+                                    FEAT ? of_lane<LPH>(index[SLOTS * FEAT + u / LPH], u % LPH) : 0;
+                                const void* in_key = features.in_key != 0 ? p.edge.feat : nullptr;
+                                pair.add_far(me, t, p.attn, p.query, row, p.value, j, in_key, eid, score);
+                                dots[u] += me.far_dot(t, p.grad_out, row, p.value, j);
+                              });
       reduce_scatter<Own::SHARE, LPH>(scores, me.hl);
       reduce_scatter<Own::SHARE, LPH>(dots, me.hl);
     }
@@ -230,21 +277,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
     if (writes && me.hl == 0 && me.chunk == 0)
       *me.template at<NodeStats<A>>(p.node_stats, row) = {QUADS ? pair.slope * row_term : row_term, stats,
                                                           delta + residual};
-    repeat<NV>([&](int k) {
-      A x_row[VEC], attn[VEC];
-      if constexpr (QUADS) {
-        Pack<T>::unpack(negated(minus_x), x_row);
-      } else {
-        copy(x_row, x[k]);
-      }
-      pair.attn(k, attn);
-      repeat<VEC>([&](int v) {
-        sum[k][v] = pair.slope * sum_draw + (1 - pair.slope) * sum[k][v];
-        A& share = grad_attn.at(k, v);
-        if (writes) share += x_row[v] * sum[k][v];
-        sum[k][v] *= attn[v];
-      });
-    });
+    finish_columns(pair, grad_attn, x, minus_x, sum_draw, writes, sum);
     me.store_row(p.grad_query, p.partial_query, sum, A(1), row, slot);
   };
   walk<B, gatv2_ahead<C, EDGES>(), EIDS>(me, p.csr, t.items, index, load_item, load_edges, begin, open,
@@ -326,27 +359,27 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
       repeat<4>([&](int w) {
         add_where_greater<T>(x_rows[u][0].x[w], minus_value.x[w], draw, sum[0][2 * w], sum[0][2 * w + 1]);
       });
-      return;
-    }
-    [[maybe_unused]] const A draw_negative = draw * pair.slope;
+    } else {
+      [[maybe_unused]] const A draw_negative = draw * pair.slope;
 #pragma unroll
-    for (int k = 0; k < NV; ++k) {
-      A y[VEC];
-      [[maybe_unused]] A grad_feat[VEC];
-      Pack<T>::unpack(x_rows[u][k], y);
-      features.add_to_key(y, feat_rows[FEAT ? u : 0][k]);
-      repeat<VEC>([&](int v) {
-        const bool positive = value[k][v] + y[v] > 0;
-        if (positive) sum[k][v] += draw;
-        if constexpr (FEAT) grad_feat[v] = positive ? draw : draw_negative;
-      });
-      if constexpr (FEAT) {
-        A feat[VEC];
-        Pack<T>::unpack(feat_rows[u][k], feat);
-        repeat<VEC>([&](int v) { sum_attn[k][v] += grad_feat[v] * feat[v]; });
-        if (p.grad_feat) {
-          repeat<VEC>([&](int v) { grad_feat[v] *= pair.numbers[k][v]; });
-          if (me.inside(k)) store_raw(me.address(p.grad_feat, eid, k), Pack<T>::pack(grad_feat));
+      for (int k = 0; k < NV; ++k) {
+        A y[VEC];
+        [[maybe_unused]] A grad_feat[VEC];
+        Pack<T>::unpack(x_rows[u][k], y);
+        features.add_to_key(y, feat_rows[FEAT ? u : 0][k]);
+        repeat<VEC>([&](int v) {
+          const bool positive = value[k][v] + y[v] > 0;
+          if (positive) sum[k][v] += draw;
+          if constexpr (FEAT) grad_feat[v] = positive ? draw : draw_negative;
+        });
+        if constexpr (FEAT) {
+          A feat[VEC];
+          Pack<T>::unpack(feat_rows[u][k], feat);
+          repeat<VEC>([&](int v) { sum_attn[k][v] += grad_feat[v] * feat[v]; });
+          if (p.grad_feat) {
+            repeat<VEC>([&](int v) { grad_feat[v] *= pair.numbers[k][v]; });
+            if (me.inside(k)) store_raw(me.address(p.grad_feat, eid, k), Pack<T>::pack(grad_feat));
+          }
         }
       }
     }
@@ -362,28 +395,17 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
       repeat<4>([&](int u) { quads.template multiply_by<T>(grad_rows[u][0], products[u]); });
       dots[0] = first_of_own_edge<C>(products);
     } else {
-#pragma unroll
-      for (int u = 0; u < B; ++u) {
-        dots[u] = 0;
-        typename PairScore<C, Score::additive_v2, QUADS>::Sum score;
-#pragma unroll
-        for (int k = 0; k < NV; ++k) {
-          A y[VEC];
-          Pack<T>::unpack(x_rows[u][k], y);
-          features.add_to_key(y, feat_rows[FEAT ? u : 0][k]);
-          pair.template add<LINEAR>(k, value[k], y, score);
-          dots[u] = dot<T>(value[k], grad_rows[u][k], dots[u]);
-        }
-        if (C::WIDE && t.chunks > 1) {
-          const int i = __shfl_sync(kAll, index[u / LPH], u % LPH, LPH);
-          int eid = 0;
-          if constexpr (FEAT) eid = of_lane<LPH>(index[SLOTS + u / LPH], u % LPH);
-          const void* in_key = features.in_key != 0 ? p.edge.feat : nullptr;
-          pair.template add_far<LINEAR>(me, t, p.attn, p.value, row, p.query, i, in_key, eid, score);
-          dots[u] += me.far_dot(t, p.grad_out, i, p.value, row);
-        }
-        scores[u] = LINEAR ? pair.join(score) : score.positive;
-      }
+      A no_keys[1][NV][VEC];
+      add_columns<LINEAR, false>(
+          pair, features, value, value, x_rows, grad_rows, feat_rows, no_keys, scores, dots,
+          [&](int u, auto& score) {
+            if (!C::WIDE || t.chunks == 1) return;
+            const int i = __shfl_sync(kAll, index[u / LPH], u % LPH, LPH);
+            const int eid = FEAT ? of_lane<LPH>(index[SLOTS * FEAT + u / LPH], u % LPH) : 0;
+            const void* in_key = features.in_key != 0 ? p.edge.feat : nullptr;
+            pair.template add_far<LINEAR>(me, t, p.attn, p.value, row, p.query, i, in_key, eid, score);
+            dots[u] += me.far_dot(t, p.grad_out, i, p.value, row);
+          });
       reduce_scatter<Own::SHARE, LPH>(scores, me.hl);
       reduce_scatter<Own::SHARE, LPH>(dots, me.hl);
     }
@@ -429,22 +451,10 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
       me.across(sum_value, t);
       sum_draw = me.across(sum_draw, t);
     }
-    repeat<NV>([&](int k) {
-      A value_row[VEC], attn[VEC];
-      if constexpr (QUADS) {
-        Pack<T>::unpack(negated(minus_value), value_row);
-      } else {
-        copy(value_row, value[k]);
-      }
-      pair.attn(k, attn);
-      repeat<VEC>([&](int v) {
-        sum[k][v] = pair.slope * sum_draw + (1 - pair.slope) * sum[k][v];
-        A& share = grad_attn.at(k, v);
-        if (writes) share += value_row[v] * sum[k][v];
-        if constexpr (FEAT) share += sum_attn[k][v];
-        sum[k][v] *= attn[v];
-        sum_value[k][v] += sum[k][v];
-      });
+    finish_columns(pair, grad_attn, value, minus_value, sum_draw, writes, sum);
+    repeat<NV, VEC>([&](int k, int v) {
+      if constexpr (FEAT) grad_attn.at(k, v) += sum_attn[k][v];
+      sum_value[k][v] += sum[k][v];
     });
     me.store_row(p.grad_value, p.partial_value, sum_value, A(1), row, slot);
   };
