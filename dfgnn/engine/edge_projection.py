@@ -240,7 +240,7 @@ def _composed(call: _Call, query, key, value, attr, proj, edge: EdgeArgs, out_bi
 
 
 def _handle(call: _Call, value: Tensor, attr: Tensor, backward: bool):
-    """The graph as `_InOne` takes it, or None where it cannot be (`kProjects` in csrc/cuda/attention/lanes.cuh)."""
+    """The graph as `_InOne` takes it, or None where it cannot be (kProjects, attention/lanes.cuh)."""
     heads, dim = value.shape[1:]
     lanes, size = lanes_per_head(heads, dim, value.dtype), dim * value.dtype.itemsize
     fits = value.is_cuda and value.dtype.itemsize == 2 and 32 < size <= 16 * lanes

@@ -11,8 +11,8 @@ __all__ = ["Device", "of"]
 
 # Warps that a multiprocessor keeps at the register use of the kernels on rows, and blocks of those on tiles.
 _WARPS, _BLOCKS = 20, 4
-# Shared memory that a block on tiles takes for heads of 64 elements (TileLayout in csrc/cuda/attention/tiles.cuh),
-# rounded up.
+# Shared memory that a block on tiles takes for heads of 64 elements (TileLayout in attention/tiles.cuh, in
+# csrc/cuda), rounded up.
 _BLOCK_BYTES = 48 * 1024
 
 
