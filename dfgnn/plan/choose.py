@@ -1,9 +1,9 @@
 """From the degree distribution to a plan: which rows, or pieces of rows, run where and in what order.
 
-Level 1 of the scheduler (level 2, how a warp works on its edges, is in ``csrc/cuda/attention/lanes.cuh``). A plan
-cuts the rows of a CSR into work items of at most ``max_edges`` edges; a longer row (a *super node*) is split into
-equal pieces whose partial results are merged exactly. The schedules differ in the order of the items and in
-how many rows a warp takes:
+Level 1 of the scheduler (level 2, how a warp works on its edges: ``csrc/cuda/attention/lanes.cuh``). A plan
+cuts the rows of a CSR into work items of at most ``max_edges`` edges; a longer row (a *super node*) is split
+into equal pieces whose partial results are merged exactly. The schedules differ in the order of the items and
+in how many rows a warp takes:
 
 ``natural``        one row or piece per warp, in row order: neighbouring rows run together and share cache.
 ``longest_first``  the same items by decreasing number of edges: no long item is left for the end.

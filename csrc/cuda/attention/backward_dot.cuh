@@ -90,6 +90,41 @@ struct ProjectedDestinations<C, false, B> {
   __device__ __forceinline__ void finish(const X&...) const {}
 };
 
+// Adds the columns of this lane's k-th load to the score q . k and to g . v of an edge; q and g may be the
+// neighbour's.
+template <class C>
+__device__ __forceinline__ void add_columns(const Place<C>& me, int k, const typename C::A (&query)[C::VEC],
+                                            const typename C::A (&grad)[C::VEC], const Raw& key_columns,
+                                            const Raw& value_columns, typename C::A& score,
+                                            typename C::A& dot_gv) {
+  // Before rows are unpacked, or compilers would hold all of them in float32.
+  if (C::LPH > 1 && !me.inside(k)) return;
+  typename C::A key[C::VEC];
+  Pack<typename C::T>::unpack(key_columns, key);
+  for (int v = 0; v < C::VEC; ++v) score += query[v] * key[v];
+  dot_gv = dot<typename C::T>(grad, value_columns, dot_gv);
+}
+// The same with the features of the edge. sum_key: k + e.
+template <class C>
+__device__ __forceinline__ void add_columns(const Place<C>& me, const FeatureTargets<C, true>& features,
+                                            int k, const typename C::A (&query)[C::VEC],
+                                            const typename C::A (&grad)[C::VEC], const Raw& key_columns,
+                                            const Raw& value_columns, const Raw& feat_columns,
+                                            typename C::A (&sum_key)[C::VEC], typename C::A& score,
+                                            typename C::A& dot_gv) {
+  using A = typename C::A;
+  A key[C::VEC], value[C::VEC];
+  Pack<typename C::T>::unpack(key_columns, key);
+  features.add_to_key(key, feat_columns);
+  copy(sum_key, key);
+  const A score_before = score, dot_before = dot_gv;
+  for (int v = 0; v < C::VEC; ++v) score += query[v] * key[v];
+  Pack<typename C::T>::unpack(value_columns, value);
+  features.add_to_value(value, feat_columns);
+  repeat<C::VEC>([&](int v) { dot_gv += grad[v] * value[v]; });
+  if (C::LPH > 1 && !me.inside(k)) score = score_before, dot_gv = dot_before;  // without a branch
+}
+
 template <class C, Edges EDGES, bool SAVES>
 constexpr Ahead dot_destinations_ahead() {
   constexpr bool FEAT = has_features(EDGES), NARROW = sizeof(typename C::T) == 2;
@@ -186,23 +221,12 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
       dots[u] = 0;
 #pragma unroll
       for (int k = 0; k < NV; ++k) {
-        // Before rows are unpacked, or compilers would hold all of them in float32.
-        if (!FEAT && LPH > 1 && !me.inside(k)) continue;
-        A key[VEC];
-        Pack<T>::unpack(key_rows[u][k], key);
-        features.add_to_key(key, feat_rows[FEAT ? u : 0][k]);
-        if constexpr (FEAT) copy(sum_keys[u][k], key);
-        const A score_before = score, dot_before = dots[u];
-        for (int v = 0; v < VEC; ++v) score += query[k][v] * key[v];
         if constexpr (FEAT) {
-          A value[VEC];
-          Pack<T>::unpack(value_rows[u][k], value);
-          features.add_to_value(value, feat_rows[u][k]);
-          repeat<VEC>([&](int v) { dots[u] += grad[k][v] * value[v]; });
+          add_columns(me, features, k, query[k], grad[k], key_rows[u][k], value_rows[u][k], feat_rows[u][k],
+                      sum_keys[u][k], score, dots[u]);
         } else {
-          dots[u] = dot<T>(grad[k], value_rows[u][k], dots[u]);
+          add_columns(me, k, query[k], grad[k], key_rows[u][k], value_rows[u][k], score, dots[u]);
         }
-        if (FEAT && LPH > 1 && !me.inside(k)) score = score_before, dots[u] = dot_before;  // without a branch
       }
       if (C::WIDE && t.chunks > 1) {
         const int j = __shfl_sync(kAll, index[u / LPH], u % LPH, LPH);
@@ -340,11 +364,7 @@ __global__ void __launch_bounds__(kThreads,
       dots[u] = 0;
 #pragma unroll
       for (int k = 0; k < NV; ++k) {
-        if (LPH > 1 && !me.inside(k)) continue;  // as in dot_destinations_kernel
-        A query[VEC];
-        Pack<T>::unpack(query_rows[u][k], query);
-        for (int v = 0; v < VEC; ++v) score += key[k][v] * query[v];
-        dots[u] = dot<T>(value[k], grad_rows[u][k], dots[u]);
+        add_columns(me, k, key[k], value[k], query_rows[u][k], grad_rows[u][k], score, dots[u]);
       }
       if (C::WIDE && t.chunks > 1) {
         const int i = __shfl_sync(kAll, index[u / LPH], u % LPH, LPH);
