@@ -202,14 +202,6 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
   };
 
   A sum_keys[FEAT ? B : 1][NV][VEC];  // k + e of the iteration
-  const auto add_sum_key = [&](const int u, const A draw, const A mass) {
-    for (int k = 0; k < NV; ++k) {
-      for (int v = 0; v < VEC; ++v) {
-        sum[k][v] += draw * sum_keys[u][k][v];
-        sum_of_mass[k][v] += mass * sum_keys[u][k][v];
-      }
-    }
-  };
 
   const auto iterate = [&](const int done, const int rest) {
     const int left = Own::left(rest);
@@ -230,12 +222,9 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
       }
       if (C::WIDE && t.chunks > 1) {
         const int j = __shfl_sync(kAll, index[u / LPH], u % LPH, LPH);
-        int eid = 0;
-        if constexpr (FEAT) eid = of_lane<LPH>(index[SLOTS + u / LPH], u % LPH);
-        const void* in_key = features.in_key != 0 ? p.edge.feat : nullptr;
-        const void* in_value = features.in_value != 0 ? p.edge.feat : nullptr;
-        score += me.far_dot(t, p.query, row, p.key, j, in_key, eid);
-        dots[u] += me.far_dot(t, p.grad_out, row, p.value, j, in_value, eid);
+        const int eid = FEAT ? of_lane<LPH>(index[FEAT * SLOTS + u / LPH], u % LPH) : 0;
+        score += me.far_dot(t, p.query, row, p.key, j, features.of_key(p.edge), eid);
+        dots[u] += me.far_dot(t, p.grad_out, row, p.value, j, features.of_value(p.edge), eid);
       }
       projected.add_to_scores(u, score, dots[u]);
       scores[u] = score;
@@ -270,7 +259,9 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
     whole_or_not<B>(left, [&](auto whole) {
       constexpr bool FULL = decltype(whole)::value;
       if constexpr (FEAT) {
-        for_edges<LPH, B, FULL>(left, draws, add_sum_key);
+        for_edges<LPH, B, FULL>(left, draws, [&](int u, A draw, A mass) {
+          add_scaled(sum, draw, sum_of_mass, mass, sum_keys[u]);
+        });
       } else {
         add_rows<C, FULL, true, B>(0, left, draws, key_rows, sum, sum_of_mass,
                                    [&](int u, A draw, A mass) { projected.add_to_sums(u, draw, mass); });

@@ -240,8 +240,7 @@ __global__ void __launch_bounds__(kThreads,
         const int i = __shfl_sync(kAll, index[u / LPH], u % LPH, LPH);
         int eid = 0;
         if constexpr (FEAT) eid = of_lane<LPH>(index[SLOTS + u / LPH], u % LPH);
-        const void* in_value = features.in_value != 0 ? p.edge.feat : nullptr;
-        dots[u] += me.far_dot(t, p.grad_out, i, p.value, row, in_value, eid);
+        dots[u] += me.far_dot(t, p.grad_out, i, p.value, row, features.of_value(p.edge), eid);
       }
     }
     reduce_scatter<Own::SHARE, LPH>(dots, me.hl);

@@ -96,6 +96,21 @@ __device__ __forceinline__ void add_where_positive(const A (&x)[VEC], const A (&
   });
 }
 
+// draw L'(u) of an edge by column, u = x + y, which its features' gradient is attn times; its product with
+// the features is added to the gradient of attn.
+template <typename T>
+__device__ __forceinline__ void gradient_of_features(const Acc<T> (&x)[kVec<T>], const Acc<T> (&y)[kVec<T>],
+                                                     Acc<T> draw, Acc<T> draw_negative,
+                                                     const Raw& feat_columns, Acc<T> (&grad_attn)[kVec<T>],
+                                                     Acc<T> (&grad)[kVec<T>]) {
+  Acc<T> feat[kVec<T>];
+  Pack<T>::unpack(feat_columns, feat);
+  repeat<kVec<T>>([&](int v) {
+    grad[v] = x[v] + y[v] > 0 ? draw : draw_negative;
+    grad_attn[v] += grad[v] * feat[v];
+  });
+}
+
 // Turns the sums of draw where u > 0 into the row's gradient, attn sum draw L'(u), and adds the row's part to
 // the gradient of attn. x: the row, with QUADS as minus_x.
 template <class C, class P, bool QUADS>
@@ -221,16 +236,15 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
       scores[0] = pair.quad_sum(quads, minus_x, value_rows, products);
       dots[0] = first_of_own_edge<C>(products);
     } else {
-      add_columns<true, true>(pair, features, x, grad, value_rows, value_rows, feat_rows, sum_keys, scores,
-                              dots, [&](int u, auto& score) {
-                                if (!C::WIDE || t.chunks == 1) return;
-                                const int j = __shfl_sync(kAll, index[u / LPH], u % LPH, LPH);
-                                const int eid =
-                                    FEAT ? of_lane<LPH>(index[SLOTS * FEAT + u / LPH], u % LPH) : 0;
-                                const void* in_key = features.in_key != 0 ? p.edge.feat : nullptr;
-                                pair.add_far(me, t, p.attn, p.query, row, p.value, j, in_key, eid, score);
-                                dots[u] += me.far_dot(t, p.grad_out, row, p.value, j);
-                              });
+      add_columns<true, true>(
+          pair, features, x, grad, value_rows, value_rows, feat_rows, sum_keys, scores, dots,
+          [&](int u, auto& score) {
+            if (!C::WIDE || t.chunks == 1) return;
+            const int j = __shfl_sync(kAll, index[u / LPH], u % LPH, LPH);
+            const int eid = FEAT ? of_lane<LPH>(index[FEAT * SLOTS + u / LPH], u % LPH) : 0;
+            pair.add_far(me, t, p.attn, p.query, row, p.value, j, features.of_key(p.edge), eid, score);
+            dots[u] += me.far_dot(t, p.grad_out, row, p.value, j);
+          });
       reduce_scatter<Own::SHARE, LPH>(scores, me.hl);
       reduce_scatter<Own::SHARE, LPH>(dots, me.hl);
     }
@@ -360,26 +374,21 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
         add_where_greater<T>(x_rows[u][0].x[w], minus_value.x[w], draw, sum[0][2 * w], sum[0][2 * w + 1]);
       });
     } else {
-      [[maybe_unused]] const A draw_negative = draw * pair.slope;
 #pragma unroll
       for (int k = 0; k < NV; ++k) {
         A y[VEC];
-        [[maybe_unused]] A grad_feat[VEC];
         Pack<T>::unpack(x_rows[u][k], y);
         features.add_to_key(y, feat_rows[FEAT ? u : 0][k]);
         repeat<VEC>([&](int v) {
-          const bool positive = value[k][v] + y[v] > 0;
-          if (positive) sum[k][v] += draw;
-          if constexpr (FEAT) grad_feat[v] = positive ? draw : draw_negative;
+          if (value[k][v] + y[v] > 0) sum[k][v] += draw;
         });
         if constexpr (FEAT) {
-          A feat[VEC];
-          Pack<T>::unpack(feat_rows[u][k], feat);
-          repeat<VEC>([&](int v) { sum_attn[k][v] += grad_feat[v] * feat[v]; });
-          if (p.grad_feat) {
-            repeat<VEC>([&](int v) { grad_feat[v] *= pair.numbers[k][v]; });
-            if (me.inside(k)) store_raw(me.address(p.grad_feat, eid, k), Pack<T>::pack(grad_feat));
-          }
+          A grad_feat[VEC];
+          gradient_of_features<T>(value[k], y, draw, draw * pair.slope, feat_rows[u][k], sum_attn[k],
+                                  grad_feat);
+          if (!p.grad_feat) continue;
+          repeat<VEC>([&](int v) { grad_feat[v] *= pair.numbers[k][v]; });
+          if (me.inside(k)) store_raw(me.address(p.grad_feat, eid, k), Pack<T>::pack(grad_feat));
         }
       }
     }
@@ -396,16 +405,16 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
       dots[0] = first_of_own_edge<C>(products);
     } else {
       A no_keys[1][NV][VEC];
-      add_columns<LINEAR, false>(
-          pair, features, value, value, x_rows, grad_rows, feat_rows, no_keys, scores, dots,
-          [&](int u, auto& score) {
-            if (!C::WIDE || t.chunks == 1) return;
-            const int i = __shfl_sync(kAll, index[u / LPH], u % LPH, LPH);
-            const int eid = FEAT ? of_lane<LPH>(index[SLOTS * FEAT + u / LPH], u % LPH) : 0;
-            const void* in_key = features.in_key != 0 ? p.edge.feat : nullptr;
-            pair.template add_far<LINEAR>(me, t, p.attn, p.value, row, p.query, i, in_key, eid, score);
-            dots[u] += me.far_dot(t, p.grad_out, i, p.value, row);
-          });
+      add_columns<LINEAR, false>(pair, features, value, value, x_rows, grad_rows, feat_rows, no_keys, scores,
+                                 dots, [&](int u, auto& score) {
+                                   if (!C::WIDE || t.chunks == 1) return;
+                                   const int i = __shfl_sync(kAll, index[u / LPH], u % LPH, LPH);
+                                   const int eid =
+                                       FEAT ? of_lane<LPH>(index[FEAT * SLOTS + u / LPH], u % LPH) : 0;
+                                   pair.template add_far<LINEAR>(me, t, p.attn, p.value, row, p.query, i,
+                                                                 features.of_key(p.edge), eid, score);
+                                   dots[u] += me.far_dot(t, p.grad_out, i, p.value, row);
+                                 });
       reduce_scatter<Own::SHARE, LPH>(scores, me.hl);
       reduce_scatter<Own::SHARE, LPH>(dots, me.hl);
     }

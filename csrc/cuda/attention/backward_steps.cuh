@@ -127,6 +127,17 @@ __device__ __forceinline__ void for_edges(int left, const W& draws, const W& wei
   }
 }
 
+// sum += w x and other += v x.
+template <typename A, int N, int M>
+__device__ __forceinline__ void add_scaled(A (&sum)[N][M], A w, A (&other)[N][M], A v, const A (&x)[N][M]) {
+  for (int k = 0; k < N; ++k) {
+    for (int c = 0; c < M; ++c) {
+      sum[k][c] += w * x[k][c];
+      other[k][c] += v * x[k][c];
+    }
+  }
+}
+
 // The first guess of delta, g . (out - out_bias), of a row with grad_row and out_row in this lane's columns.
 template <class C>
 __device__ __forceinline__ typename C::A first_delta(const Place<C>& me, const Tiling& t,
@@ -162,6 +173,13 @@ struct FeatureTargets {
   __device__ __forceinline__ explicit FeatureTargets(const EdgeOptions& o)
       : in_key(ON && o.feat_in_key ? A(1) : A(0)), in_value(ON && o.feat_in_value) {
     keep(in_key);
+  }
+  // The features, or null, as part of the key and of the value.
+  __device__ __forceinline__ const void* of_key(const EdgeOptions& o) const {
+    return in_key != 0 ? o.feat : nullptr;
+  }
+  __device__ __forceinline__ const void* of_value(const EdgeOptions& o) const {
+    return in_value != 0 ? o.feat : nullptr;
   }
   // Adds columns of an edge's features to those of its key, or of its value.
   __device__ __forceinline__ void add_to_key(A (&key)[C::VEC], const Raw& columns) const {
