@@ -154,8 +154,8 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
   const FeatureTargets<C, FEAT> features(p.edge);
   const Rows<C> keys = me.rows(p.key), values = me.rows(p.value);
   const Rows<C> feats = me.rows(FEAT ? p.edge.feat : nullptr);
-  // Not read in this pass. Its registers are settled here all the same: without this line nvcc 13.0 spends
-  // five more instructions per edge with SAVES.
+  // Not read in this pass, but the base and stride of the array are set up all the same: without this line
+  // nvcc 13.0 arranges the kernel in another way, with more instructions per edge or a larger stack.
   [[maybe_unused]] const Terms<A> residuals = me.template terms<A>(p.node_stats);
   ProjectedDestinations<C, PROJ, B> projected(me, t, p);
 
@@ -202,6 +202,9 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
   };
 
   A sum_keys[FEAT ? B : 1][NV][VEC];  // k + e of the iteration
+  const auto add_sum_key = [&](const int u, const A draw, const A mass) {
+    add_scaled(sum, draw, sum_of_mass, mass, sum_keys[u]);
+  };
 
   const auto iterate = [&](const int done, const int rest) {
     const int left = Own::left(rest);
@@ -259,9 +262,7 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
     whole_or_not<B>(left, [&](auto whole) {
       constexpr bool FULL = decltype(whole)::value;
       if constexpr (FEAT) {
-        for_edges<LPH, B, FULL>(left, draws, [&](int u, A draw, A mass) {
-          add_scaled(sum, draw, sum_of_mass, mass, sum_keys[u]);
-        });
+        for_edges<LPH, B, FULL>(left, draws, add_sum_key);
       } else {
         add_rows<C, FULL, true, B>(0, left, draws, key_rows, sum, sum_of_mass,
                                    [&](int u, A draw, A mass) { projected.add_to_sums(u, draw, mass); });

@@ -157,6 +157,9 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
   keep(slope);
   const FeatureTargets<C, FEAT> features(p.edge);
   const Rows<C> values = me.rows(p.value), feats = me.rows(FEAT ? p.edge.feat : nullptr);
+  // Not read in this pass, but the base and stride of the array are set up all the same: without this line
+  // nvcc 13.0 arranges the kernel in another way, with more instructions per edge or a larger stack.
+  [[maybe_unused]] const Terms<A> residuals = me.template terms<A>(p.node_stats);
   __shared__ A shares[kWarps][NV * VEC][32];
   AttnShare<C, QUADS> grad_attn(shares);
 
