@@ -10,6 +10,7 @@ from typing import Any
 
 import torch.nn.functional as F
 
+from ..engine import paths
 from ..runtime import torch_internals as internals
 
 _warned: set[tuple[type, str]] = set()
@@ -24,6 +25,9 @@ class FallbackWarning(UserWarning):
 
 def warn(cls: type, library: str, reason: str) -> None:
     """Once per class and reason; to be called by what a layer's ``forward`` calls."""
+    if paths.recorder is not None:
+        paths.recorder.declined("fused", reason)
+        paths.recorder.took("upstream", cls.__name__)
     if (cls, reason) not in _warned:
         _warned.add((cls, reason))
         warnings.warn(

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from ... import functional
+from ...engine import paths
+from ...engine.paths import declined
 from ...engine.traced_graph import in_use
 from ...graph import Graph
 from ...runtime.eager import is_eager
@@ -39,6 +41,14 @@ __all__ = [
 
 # The probability, and the seed of the mask; None: the layer draws one.
 Dropout = tuple[float, Tensor | None]
+
+# Why a layer is not computed at once, for :func:`dfgnn.explain`.
+_CHANGED = "the attention, an option of the layer or a hook on all modules is not known to the fused layer"
+_PROJECTION = (
+    "a projection is no plain linear module, but one with hooks, a parametrization or a forward of its own"
+)
+_TENSORS = "features and parameters are not plain 2-d tensors of one dtype on the graph's device"
+_EDGES = "the edges' attributes or their projection do not fit the fused layer"
 
 _PLAIN = (nn.Parameter, Tensor)
 _NONE = None, None
@@ -170,25 +180,27 @@ def gat_at_once(
     """``[N_dst, H * D]`` of an additive layer with its bias, in the dtype of features and ``wide`` together,
     where `gat_layer` gives it; else None. of_edges: attributes, their projection and their vector."""
     if not _applies(layer, functional.gat_attention):
-        return None
+        return declined("layer", _CHANGED)
     if torch.compiler.is_compiling():
         if of_edges is not None:
             return None
         return gat_recorded(layer, graph, x, linear, attn_src, attn_dst, bias, dropout[0], wide)
     plain = plain_linear(linear)
     if plain is None or plain[1] is not None:
-        return None
+        return declined("layer", _PROJECTION)
     x, _, autocast, dtype = _in_autocast(graph, x, None, plain[0])
     known = (x.dtype, torch.float32)
     if not (
         can_fuse(graph, x, plain[0], autocast) and _are_plain(x, (attn_src, attn_dst, bias, plain[0]), known)
     ):
-        return None
+        return declined("layer", _TENSORS)
     edges = None
     if of_edges is not None:
         edges = _edges(graph, x, known, *of_edges)
         if edges is None:
-            return None
+            return declined("layer", _EDGES)
+    if paths.recorder is not None:
+        paths.recorder.took("layer", type(layer).__name__)
     return gat_layer(
         graph, x, plain[0], attn_src, attn_dst, bias, negative_slope=layer.negative_slope,
         dropout_p=dropout[0], dtype=_result(dtype, wide), edges=edges, seed=dropout[1],
@@ -269,7 +281,7 @@ def pair_at_once(
     """
     function = functional.dot_attention if score == "dot" else functional.gatv2_attention
     if not _applies(layer, function):
-        return None
+        return declined("layer", _CHANGED)
     if torch.compiler.is_compiling():
         return pair_recorded(
             graph, score, x, x_dst, value, key, query, heads, skip, of_edges, attn, bias,
@@ -279,7 +291,7 @@ def pair_at_once(
     for linear in (value, key, query, skip):
         found = _NONE if linear is None else plain_linear(linear)
         if found is None:
-            return None
+            return declined("layer", _PROJECTION)
         parameters += found
     weight, at_dst = parameters[0], [w for w in parameters[4::2] if w is not None]
     attr = None if of_edges is None else of_edges[0]
@@ -293,16 +305,18 @@ def pair_at_once(
         and (x_dst is None or not at_dst or can_fuse(graph, x_dst, at_dst[0], autocast))
         and _are_plain(x, (*parameters, attn, bias), known)
     ):
-        return None
+        return declined("layer", _TENSORS)
     tensors = PairTensors._make(
         [x, x_dst, *parameters[:6], attn, bias, *parameters[6:], *_NO_EDGES, dropout[1]]
     )
     if of_edges is not None:
         edges = _projected_edges(graph, x, known, heads, *of_edges)
         if edges is None:
-            return None
+            return declined("layer", _EDGES)
         attr, edge_weight, edge_bias = edges
         tensors = tensors._replace(edge_attr=attr, edge_weight=edge_weight, edge_bias=edge_bias)
+    if paths.recorder is not None:
+        paths.recorder.took("layer", type(layer).__name__)
     return pair_layer(
         graph, score, tensors, heads, negative_slope=negative_slope, scale=scale, dropout_p=dropout[0],
         dtype=_result(dtype, wide),
@@ -337,11 +351,11 @@ def gated_at_once(layer: Any, graph: Any, x: Tensor, mean: bool) -> Tensor | Non
         or type(layer.act) is not nn.Sigmoid
         or not is_untouched(layer.act)
     ):
-        return None
+        return declined("layer", _CHANGED)
     skip = (layer.lin_skip,) if layer.root_weight else ()
     linear = [plain_linear(lin) for lin in (layer.lin_key, layer.lin_query, layer.lin_value, *skip)]
     if any(found is None for found in linear):
-        return None
+        return declined("layer", _PROJECTION)
     weights, biases = zip(*linear)  # type: ignore[misc]
     rows_fit = x.device.type == "cpu" or len(weights[0]) * x.element_size() % 16 == 0  # as kernels load them
     if (
@@ -352,6 +366,8 @@ def gated_at_once(layer: Any, graph: Any, x: Tensor, mean: bool) -> Tensor | Non
         or not _are_plain(x, (*weights, *biases, layer.bias), (x.dtype,))
         or graph.num_src != graph.num_dst
     ):
-        return None
+        return declined("layer", _TENSORS)
     tensors = GatedTensors._make([x, *(*weights, None)[:4], *biases[:3], layer.bias])
+    if paths.recorder is not None:
+        paths.recorder.took("layer", type(layer).__name__)
     return gated_layer(graph, tensors, mean)
