@@ -3,10 +3,12 @@
 #   PYTHON   the Python (>= 3.10) that .venv is made of
 #   ARGS     arguments for pytest or the demo: make test ARGS="-k graph -x"
 #   SECONDS  how long make fuzz lasts
+#   PROCESSES  that share the tests; 0: this one alone, as a debugger needs it
 # The variables of the native build are described in build_native.py, those of pip in pip's manual.
 PYTHON ?= python3
 ARGS ?=
 SECONDS ?= 600
+PROCESSES ?= 2
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -24,7 +26,7 @@ export DFGNN_CPU_ISAS ?= native
 .PHONY: help demo test isas sanitize build cuda cuda-archs wheel release docs fuzz lint format clean
 help:
 	@echo "make demo    train on CLUSTER, dfgnn beside unfused PyTorch"
-	@echo "make test    the test suite (GPU tests skip without a GPU)"
+	@echo "make test    the test suite, by two processes (tests that need a GPU are left out without one)"
 	@echo "make isas    the CPU engine's tests on the instruction sets that are not this processor's best"
 	@echo "make sanitize  a part of them under GCC's sanitizers; ARGS=--all for all"
 	@echo "make fuzz    property-based tests with new seeds, SECONDS=600 long"
@@ -41,7 +43,7 @@ demo: $(VENV)/.demo build
 	$(RUN) examples/demo_cluster.py $(ARGS)
 
 test: $(VENV)/.test build
-	$(RUN) -m pytest $(ARGS)
+	$(RUN) -m pytest --numprocesses=$(PROCESSES) $(ARGS)
 
 # Those of test_cpu_engine.py run on all instruction sets anyway.
 isas: $(VENV)/.test
