@@ -1,9 +1,9 @@
 // The structure of a graph on the CPU: a CSR from edges, its transposition, the items of a plan.
 //
-// What the tensor operations of dfgnn/sparse/csr.py and dfgnn/plan give, in a few passes and without their cost
-// per operation, which is what a graph of some hundred edges takes its time for. Results do not depend on
-// the number of threads. Values are checked as they are read: a bad one stops a function before anything is
-// read or written by it.
+// What the tensor operations of dfgnn/sparse/csr.py and dfgnn/plan give, in a few passes and without their
+// cost per operation, which is what a graph of some hundred edges takes its time for. Results do not depend
+// on the number of threads. Values are checked as they are read: a bad one stops a function before anything
+// is read or written by it.
 #pragma once
 
 #include <cstdint>

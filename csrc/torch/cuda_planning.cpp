@@ -33,8 +33,8 @@ int64_t* numbers(Tensor& t) { return static_cast<int64_t*>(t.mutable_data_ptr())
 cuda::Ids ids(const Tensor& t) { return {data(t), t.stride(0), t.scalar_type() == ScalarType::Long}; }
 
 // Both CSRs of edges src -> dst, which a node that is out of range does not disturb. numbers tells of it, and
-// of what else is chosen by (cuda/graph/structure.h). With loops, indices, eids and edge_map are as long as there
-// may be edges: numbers tells how many there are.
+// of what else is chosen by (cuda/graph/structure.h). With loops, indices, eids and edge_map are as long as
+// there may be edges: numbers tells how many there are.
 using Sorted = std::tuple<Tensor, Tensor, Tensor, OptTensor, Tensor, Tensor, Tensor>;
 Sorted sort_edges(const Checker& check, const Tensor& src, const Tensor& dst, int64_t num_src,
                   int64_t num_dst, bool with_loops, int64_t* found, int64_t* done) {
