@@ -385,18 +385,14 @@ def test_compare_prefers_kernels_and_sees_lost_rows(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", "3", '{"rows": 3}', '{"rows": [{}]}', "[" * 100_000, "\udcff", None]
+    "text", ["{", "[]", "3", '{"rows": 3}', '{"rows": [{}]}', "[" * 100_000, "\udcff"]
 )
 @pytest.mark.parametrize("command", ["compare", "plot"])
 def test_files_that_hold_no_results(command, text, tmp_path, capsys):
     path = tmp_path / "other.json"
-    if text is not None:
-        path.write_text(text, errors="surrogateescape")
+    path.write_text(text, errors="surrogateescape")
     with pytest.raises(SystemExit) as stop:
         cli.main([command, str(path), str(path if command == "compare" else tmp_path / "pictures")])
     assert stop.value.code == 2
-    said = capsys.readouterr().err
-    assert (
-        "No such file" if text is None else f"{path}: expected a file of python -m dfgnn.bench --json"
-    ) in said
+    assert f"{path}: expected a file of python -m dfgnn.bench --json" in capsys.readouterr().err
     assert not (tmp_path / "pictures").exists()
