@@ -24,6 +24,7 @@ FOLDER = ROOT / "benchmarks"
 ELSEWHERE = {"distributed_data", "distributed_timeline", "papers100m", "scoreboard"}
 PROGRAMS = {
     "reorder": ["--graphs", "cora~", "--repeats", "1"],
+    "cookbook": ["--nodes", "50", "--edges", "300", "--rounds", "1"],
     "scaling": ["--graphs", "cora~", "--parts", "2", "--methods", "random", "contiguous"],
     "weather_mesh": ["--refinement", "1", "--grid", "60", "--heads", "2", "--head-dim", "8",
                      "--dtypes", "float32", "--budget", "0.001", "--layers"],
@@ -39,8 +40,9 @@ def test_every_program_is_run():
 @pytest.fixture
 def program(request, monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
-    before = set(sys.modules)
+    before, threads = set(sys.modules), torch.get_num_threads()
     yield __import__(request.param)
+    torch.set_num_threads(threads)
     for name in set(sys.modules) - before:
         if str(FOLDER) in str(getattr(sys.modules[name], "__file__", "")):
             del sys.modules[name]
@@ -90,7 +92,7 @@ def test_on_the_cpu(program, one_process, tmp_path):
 
 @pytest.mark.parametrize("program", ["reorder", "weather_mesh", "distributed"], indirect=True)
 def test_dry_on_cuda(program, one_process, tmp_path, monkeypatch):
-    """scaling.py has no branch for CUDA."""
+    """scaling.py and cookbook.py have no branch for CUDA."""
     arguments = PROGRAMS[program.__name__]
     if program.__name__ == "reorder":
         pytest.importorskip("sknetwork", reason="communities need scikit-network")
