@@ -20,6 +20,10 @@ CALLS: list[str] = []
 class OnCpu(TorchFunctionMode):
     """Moves what is asked for on "cuda" to the CPU."""
 
+    # It stands for a device of torch's. Layers take a mode of another module for the program's own, which may
+    # change what they compute, and run their library's forward under it.
+    __module__ = "torch.fake_cuda"
+
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function is torch.device:
             return function(*args, **(kwargs or {}))
