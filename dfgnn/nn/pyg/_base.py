@@ -161,9 +161,10 @@ class FusedConv:
                 self.__class__ = cls
             return
         super()._set_jittable_templates(raise_on_error)  # type: ignore[misc]
-        # The way for explanations must not be what was compiled for the class above.
-        if "_orig_propagate" in vars(cls) and cls._orig_propagate is library._jinja_propagate:
-            cls._orig_propagate = library._orig_propagate
+        # The way for explanations must not be what was compiled for a class above, if any was by now.
+        for base in cls.__mro__[1:]:
+            if vars(base).get("_jinja_propagate", cls) is vars(cls).get("_orig_propagate"):
+                cls._orig_propagate = base._orig_propagate
 
     def _with_attention(self, out: Tensor, edge_index, graph, inputs, options, dtype, seed):
         """What a layer of `_attend` returns whose result, which was computed at once, does not change for

@@ -209,6 +209,33 @@ def test_explain(cls, created):
 
 
 @pytest.mark.filterwarnings("ignore::dfgnn.nn.pyg.FallbackWarning")
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["base first", "derived first"])
+@pytest.mark.parametrize("cls", LAYERS)
+def test_explain_of_derived_classes(cls, order, monkeypatch):
+    """They may be the first that are made of their library's class, and one may be derived from another."""
+    library = getattr(PyG, cls.__name__)
+    for name in ("propagate", "collect", "_orig_propagate", "_jinja_propagate"):
+        if name in vars(library):  # what the first creation of a layer adds to its class
+            monkeypatch.delattr(library, name)
+    for name in [name for name in sys.modules if name.startswith(f"{__name__}_")]:
+        monkeypatch.delitem(sys.modules, name)  # torch_geometric keeps what it compiled by the class's name
+
+    class Named(cls):
+        pass
+
+    class Derived(Named):
+        pass
+
+    arguments = () if cls is AGNNConv else (9, 5, 2)
+    made = [(Named, Derived)[k](*arguments).double() for k in order]
+    x, mask = torch.randn(N, 9, dtype=torch.float64), torch.randn(400, dtype=torch.float64)
+    for layer in made:
+        plain = layer(x, edges())
+        layer.explain, layer._edge_mask, layer._loop_mask = True, mask, edges()[0] != edges()[1]
+        assert not torch.allclose(layer(x, edges()), plain)
+
+
+@pytest.mark.filterwarnings("ignore::dfgnn.nn.pyg.FallbackWarning")
 def test_gnn_explainer():
     class Model(torch.nn.Module):
         def __init__(self, conv):
