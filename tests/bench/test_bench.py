@@ -384,9 +384,7 @@ def test_compare_prefers_kernels_and_sees_lost_rows(tmp_path, capsys):
     assert _compare(tmp_path, before, [_row("z")]) == 2
 
 
-@pytest.mark.parametrize(
-    "text", ["{", "[]", "3", '{"rows": 3}', '{"rows": [{}]}', "[" * 100_000, "\udcff"]
-)
+@pytest.mark.parametrize("text", ["{", "[]", "3", '{"rows": 3}', '{"rows": [{}]}', "[" * 100_000, "\udcff"])
 @pytest.mark.parametrize("command", ["compare", "plot"])
 def test_files_that_hold_no_results(command, text, tmp_path, capsys):
     path = tmp_path / "other.json"

@@ -173,7 +173,7 @@ def test_classes_without_a_folder(name, module, tmp_path, monkeypatch):
 
 
 def _ogb(monkeypatch, kind, items):
-    """A stand-in for ogb with this data set, by the interface of ogb 1.3. Gives the names that it downloads."""
+    """A stand-in for ogb with this data set, by the interface of ogb 1.3. Gives the names it downloads."""
 
     class Dataset:
         def __init__(self, name, root):
