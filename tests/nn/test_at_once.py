@@ -396,13 +396,15 @@ def test_modules_take_it_where_they_can(monkeypatch, name):
     with Operators() as modes:
         torch.testing.assert_close(module(graph, x), plain)
     assert len(calls) == 1 and len(seen) == len(linears) and any("mm" in op for op in modes.names)
-    # Other results or inputs than such a layer has.
-    module(graph, x, get_attention=True)
+    # Asked for the attention, which is computed beside it, the layer has the same result.
+    asked, attention = module(graph, x, get_attention=True)
+    assert len(calls) == 2 and torch.equal(asked, plain) and attention.shape == (graph.num_edges, 2, 1)
+    # Other inputs than such a layer has.
     module(graph, torch.randn(graph.num_src, 2, IN))
     torch.func.grad(lambda x: module(graph, x).sum())(x)
-    assert len(calls) == 1
-    module.double()(graph, x.double())
     assert len(calls) == 2
+    module.double()(graph, x.double())
+    assert len(calls) == 3
 
 
 @pytest.mark.parametrize("two_ends", [False, True])
