@@ -24,7 +24,7 @@ from .capacity import OF_BUFFER
 # What one set of tensors has beside each other: with and without loops, a few sizes. The bound is for a
 # program that gives the same edges another number of nodes each time.
 _LIMIT = 16
-#: What torch_geometric's layers with self loops take, too: they promote it.
+#: What torch_geometric's layers take, too, if they add self loops, whose int64 numbers promote it.
 SMALL_DTYPES = torch.bool, torch.uint8, torch.int8, torch.int16
 _ROWS = "edge_index[0]", "edge_index[1]"
 
@@ -63,8 +63,9 @@ def graph_of(
     waits, to check the indices. See :func:`once` for when it is made anew.
 
     Args:
-        edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex; or SparseTensor or torch.sparse tensor,
-            transposed as torch_geometric takes them (rows are destinations); or a Graph of these sizes.
+        edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex, with ``self_loops`` also one of
+            SMALL_DTYPES; or SparseTensor or torch.sparse tensor, transposed as torch_geometric takes them
+            (rows are destinations); or a Graph of these sizes.
         num_src, num_dst: numbers of nodes.
         self_loops: remove the loops and append one for each node in 0 .. min(num_src, num_dst) - 1.
         where: what errors begin with.
@@ -260,7 +261,7 @@ def _build(
 ) -> tuple[Graph, Tensor | None]:
     if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
         return _build_of_sparse(edge_index, num_src, num_dst, self_loops, where)
-    if edge_index.dtype in SMALL_DTYPES:
+    if self_loops and edge_index.dtype in SMALL_DTYPES:
         edge_index = edge_index.to(torch.int64)
     edge_index = _csr.as_index(where, "edge_index", edge_index, (2, None))
     num_loops = min(num_src, num_dst) if self_loops else 0

@@ -33,7 +33,7 @@ def graph_of(
     if isinstance(edge_index, GraphPart):
         return cast(Graph, edge_index.with_self_loops() if self_loops else edge_index), None
     if is_traced(edge_index):
-        if edge_index.dtype in _kept.SMALL_DTYPES:
+        if self_loops and edge_index.dtype in _kept.SMALL_DTYPES:
             edge_index = edge_index.to(torch.int64)
         return cast(Graph, EdgeList(edge_index, num_src, num_dst, self_loops)), None
     return _kept.graph_of(edge_index, num_src, num_dst, self_loops, type(layer).__name__)
