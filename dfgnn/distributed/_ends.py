@@ -39,12 +39,17 @@ def someone_ended(store: Any) -> bool:
 
 
 def ended_rank(ranks: Iterable[int], store: Any) -> str | None:
-    """Who of them has said that it ends, and why."""
-    for rank in ranks:
-        key = f"{_KEY}/{rank}"
-        if store.check([key]):
-            return f"rank {rank} {store.get(key).decode(errors='replace')}"
-    return None
+    """Who of them was the first to say that it ends, and why: others may have ended because of that one."""
+    keys = {rank: f"{_KEY}/{rank}" for rank in ranks}
+    said = [
+        (*store.get(key).decode(errors="replace").partition(" ")[::2], rank)
+        for rank, key in keys.items()
+        if store.check([key])
+    ]
+    if not said:
+        return None
+    _, text, rank = min(said)
+    return f"rank {rank} {text}"
 
 
 def _say() -> None:
@@ -57,8 +62,9 @@ def _say() -> None:
         if last is not None:
             store, rank = last
             why = "" if error is None else f": {type(error).__name__}: {str(error)[:200]}"
-            store.set(f"{_KEY}/{rank}", f"({socket.gethostname()}, process {os.getpid()}) has ended{why}")
-            store.set(_KEY, "")
+            who = f"({socket.gethostname()}, process {os.getpid()})"
+            place = store.add(_KEY, 1)
+            store.set(f"{_KEY}/{rank}", f"{place:09d} {who} has ended{why}")
 
 
 will_say()

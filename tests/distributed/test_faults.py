@@ -16,6 +16,7 @@ from ranks import both, join, new_store, start
 
 from dfgnn import functional
 from dfgnn.distributed import DeadRankError, DistributedGraph, partition, watch
+from dfgnn.distributed._ends import default_store
 
 SIZE, VICTIM = 3, 1
 
@@ -158,12 +159,15 @@ def test_one_rank_fails(four, tmp_path):
 
 
 def _ends(rank, size, port, pipe):
-    """Rank 1 comes once and ends; without a watch, too, the others are told."""
+    """Rank 1 comes once and ends; without a watch, too, the others are told, rank 2 after rank 0 has ended
+    because of that."""
     join(rank, size, port)
     edge_index = torch.randint(9, (2, 50), generator=torch.Generator().manual_seed(0))
     part = DistributedGraph.from_edge_index(edge_index, 9)
     if rank == 1:
         return
+    if rank == 2:
+        default_store().wait(["dfgnn/ended/0"])
     begun, x = time.monotonic(), torch.randn(part.num_src, 2, 8)
     for call in (lambda: DistributedGraph.from_edge_index(edge_index, 9), lambda: part.gather(x)):
         try:
