@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch_geometric.nn
-from torch import Tensor
+from torch import Tensor, nn
 
 from ... import functional
 from ...engine.traced_graph import is_traced
@@ -50,6 +50,12 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
 
     #: What computes the attention; ``reference.gat_attention`` makes it the same layer on plain PyTorch.
     attention: Callable[..., Any] = staticmethod(functional.gat_attention)
+
+    def reset_parameters(self) -> None:
+        """torch_geometric's, which computes the value of `l2` but does not assign it: in a new layer `l2`
+        would be uninitialised memory, now and then NaN."""
+        super().reset_parameters()
+        nn.init.constant_(self.l2, 1 / self.out_channels)
 
     def forward(
         self,

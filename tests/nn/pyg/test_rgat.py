@@ -104,6 +104,17 @@ def test_errors(change, error, match):
         RGATConv(6, 5, R)(x, edges(), types(400), attr)
 
 
+def test_every_parameter_is_initialised():
+    """torch_geometric leaves l2, which mod="scaled" multiplies by, as its memory happens to be."""
+    layer = RGATConv(6, 5, R, heads=2, mod="scaled")
+    for reset in (False, True):
+        if reset:
+            with torch.no_grad():
+                layer.l2.fill_(float("nan"))
+            layer.reset_parameters()
+        assert torch.equal(layer.l2, torch.full((5, 5), 1 / 5))
+
+
 # Rows and caches
 
 
