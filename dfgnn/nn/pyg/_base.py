@@ -164,7 +164,7 @@ class FusedConv:
         # The way for explanations must not be what was compiled for a class above, if any was by now.
         for base in cls.__mro__[1:]:
             if vars(base).get("_jinja_propagate", cls) is vars(cls).get("_orig_propagate"):
-                cls._orig_propagate = base._orig_propagate
+                cls._orig_propagate = base._orig_propagate  # type: ignore[attr-defined]
 
     def _with_attention(self, out: Tensor, edge_index, graph, inputs, options, dtype, seed):
         """What a layer of `_attend` returns whose result, which was computed at once, does not change for
