@@ -6,7 +6,7 @@
 
 namespace dfgnn::cpu::DFGNN_ISA {
 
-// AdditiveSources (backward.cpp) without products per edge: with S and S' the sums of f alpha g and
+// AdditiveSources (backward_additive.h) without products per edge: with S and S' the sums of f alpha g and
 // f alpha g L'(z), grad_value = S and grad_alpha_src = v . S' - sum of alpha delta L'(z).
 template <class T>
 class AdditiveGroups {

@@ -1,0 +1,224 @@
+// Backward of what belongs to one node: the statistics of destinations (delta and the gradient of alpha_dst),
+// and the additive score, whose gradients are one gather over the sources.
+#pragma once
+
+#include "group_backward.h"
+#include "merge.h"
+
+namespace dfgnn::cpu::DFGNN_ISA {
+
+// sums[row, h] = sum over the row's edges of term(position in the user's order * H + h)
+template <class A, class Term>
+void sum_rows(const Csr& csr, const Parallel& parallel, int heads, A* partial, A* sums, const Term& term) {
+  parallel_items(parallel, csr, [&](int64_t first, int64_t last) {
+    for (int64_t k = first; k < last; ++k) {
+      const Item& item = csr.items[k];
+      A* sum = item.slot < 0 ? sums + int64_t(item.row) * heads : partial + int64_t(item.slot) * heads;
+      for (int h = 0; h < heads; ++h) sum[h] = 0;
+      for (int64_t p = item.begin; p < item.end; ++p) {
+        const int64_t e = (csr.eids ? csr.eids[p] : p) * heads;
+        for (int h = 0; h < heads; ++h) sum[h] += term(e + h);
+      }
+    }
+  });
+  merge_splits<A>(csr, parallel, heads, 1, partial, sums);
+}
+
+// node_stats of destinations, and grad_alpha_dst from the sums over edges with z > 0. Some rows at a time,
+// whose columns and heads are worked on without regard to where a row ends.
+template <class T>
+class Stats {
+ public:
+  using A = Acc<T>;
+  using V = Vec<A, kLanes<A>>;
+  Stats(const BackwardParams& p, const Arrays<T>& a)
+      : p_(p),
+        a_(a),
+        heads_(p.shape.heads),
+        size_(int64_t(heads_) * p.shape.value_dim),
+        rows_(size_ < kColumnsAtOnce / 2 ? kColumnsAtOnce / (size_ > 0 ? size_ : 1) : 1),
+        sums_(heads_, p.shape.value_dim),
+        delta_(rows_ * heads_),
+        plus_(rows_ * heads_) {}
+
+  void operator()(int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; i += rows_) some(i, i + rows_ < last ? rows_ : last - i);
+  }
+
+ private:
+  // sums[row, h] = grad_out . (x - bias)
+  void dots(int64_t i, int64_t rows, const void* x, const void* bias, A* sums) {
+    const T *g = a_.grad_out + i * size_, *y = static_cast<const T*>(x) + i * size_,
+            *b = static_cast<const T*>(bias);
+    sums_(
+        [&](const auto& add) __attribute__((always_inline)) {
+          for (int64_t r = 0; r < rows; ++r, g += size_, y += size_)
+            add([&](auto width, int at, const auto& own, auto total) __attribute__((always_inline)) {
+              constexpr int W = width.value;
+              auto x = load<T, W>(y + at);
+              if (b) x -= load<T, W>(b + at);
+              return total + own(load<T, W>(g + at)) * x;
+            });
+        },
+        sums);
+  }
+
+  void some(int64_t i, int64_t rows) {
+    const int64_t at = i * heads_, entries = rows * heads_;
+    dots(i, rows, p_.out, p_.out_bias, delta_);
+    if (a_.attention)
+      for (int64_t k = 0; k < entries; ++k) delta_[k] += a_.row_sums[at + k];
+    const bool additive = p_.score == Score::additive;
+    if (additive && a_.from_positive()) {
+      dots(i, rows, p_.positive, nullptr, plus_);
+      for (int64_t k = 0; k < entries; ++k)  // 0 where one edge has all the weight
+        a_.grad_alpha_dst[at + k] = (a_.stats[(at + k) * 2 + 1] == 0 ? A(0) : 1 - A(p_.negative_slope)) *
+                                    (plus_[k] - delta_[k] * a_.positive_mass[at + k]);
+    }
+    const A* alpha = additive ? a_.alpha_dst : nullptr;
+    for (int64_t r = 0; r < rows; ++r)
+      for_heads<A>(heads_, [&](auto width, int h) {
+        using W = Vec<A, width.value>;
+        const int64_t k = r * heads_ + h;
+        A* s = a_.node_stats + (i + r) * heads_ * kNodeStats + h;
+        store_vector(s, alpha ? load_vector<W>(alpha + at + k) : W{});
+        for (int l = 0; l < width.value; ++l) {
+          s[heads_ + l] = a_.stats[(at + k + l) * 2];
+          s[2 * heads_ + l] = a_.stats[(at + k + l) * 2 + 1];
+        }
+        store_vector(s + 3 * heads_, load_vector<W>(delta_ + k));
+      });
+  }
+
+  const BackwardParams& p_;
+  const Arrays<T>& a_;
+  int heads_;
+  int64_t size_, rows_;
+  HeadSums<A> sums_;
+  Buffer<A> delta_, plus_;
+};
+
+template <class T>
+void node_stats(const BackwardParams& p, const Arrays<T>& a, const Parallel& parallel) {
+  if (a.attention)
+    sum_rows(p.csr, parallel, p.shape.heads, a.partial_sums, a.row_sums,
+             [&](int64_t e) { return a.attention[e] * a.grad_attention[e]; });
+  parallel_range(parallel, p.shape.num_dst, kRowsPerThread,
+                 [&](int64_t first, int64_t last) { Stats<T>(p, a)(first, last); });
+}
+
+// grad_value and grad_alpha_src by one gather of grad_out. Without a gate and per-edge results the products
+// g . v are not taken edge by edge. With P and N the sums of f alpha g over edges with z > 0 and the others:
+//   grad_value = P + N
+//   grad_alpha_src = (v . P - sum of alpha delta, z > 0) + slope (v . N - sum of alpha delta, others)
+// Where each edge has all of its destination's weight, that is 0 but for rounding, and is made 0.
+template <class T>
+class AdditiveSources {
+ public:
+  using A = Acc<T>;
+  using V = Vec<A, kLanes<A>>;
+
+  AdditiveSources(const BackwardParams& p, const Arrays<T>& a)
+      : p_(p),
+        a_(a),
+        per_edge_(per_edge(p, a)),
+        heads_(p.shape.heads),
+        score_(a.node_stats, int64_t(heads_) * kNodeStats, a.alpha_src, heads_, A(p.negative_slope)),
+        grads_(a.grad_out, matrix_shape<T>(heads_, p.shape.value_dim, !p.edge.feat), p.edge.feat,
+               Gathered<T>::Feat::fixed),
+        block_(p.reverse, p.edge, p.shape),
+        edges_(a, heads_, true),
+        weights_(int64_t(2) * heads_ * kBlock),
+        tail_(heads_),
+        tail2_(heads_),
+        shared_(heads_),
+        dots_(heads_),
+        dots2_(heads_),
+        value_(grads_.shape().packed_size()),
+        sum_(grads_.shape().packed_size()),
+        sum2_(grads_.shape().packed_size()) {}
+
+  // Whether g . v is needed for each edge.
+  static bool per_edge(const BackwardParams& p, const Arrays<T>& a) {
+    return a.per_edge() || p.edge.gate || p.edge.feat;
+  }
+
+  void operator()(const Item& item) {
+    const RowShape& shape = grads_.shape();
+    score_.fix(item.row);
+    pack(shape, a_.value + item.row * shape.size(), value_);
+    tail_.clear(heads_), tail2_.clear(heads_), shared_.clear(heads_);
+    if (item.begin == item.end) sum_.clear(shape.packed_size()), sum2_.clear(shape.packed_size());
+    for_blocks(item, [&](int64_t begin, int64_t end, bool first) {
+      block_.load(begin, end, a_.per_edge());
+      edges_.start(score_, block_);
+      edges_.stats_of_edges(block_);
+      grads_.load(block_, true);
+      per_edge_ ? edge_by_edge(first) : at_once(first);
+    });
+
+    A* grad_alpha = item.slot < 0 ? a_.grad_alpha_src + int64_t(item.row) * heads_
+                                  : a_.partial_alpha + int64_t(item.slot) * heads_;
+    if (per_edge_) {
+      for (int h = 0; h < heads_; ++h) grad_alpha[h] = tail_[h];
+    } else {
+      head_dots<A>(shape, value_, sum_, dots_);
+      head_dots<A>(shape, value_, sum2_, dots2_);
+      for (int h = 0; h < heads_; ++h)
+        grad_alpha[h] = (shared_[h] == 0 ? A(0) : A(1)) *
+                        ((dots_[h] - tail_[h]) + A(p_.negative_slope) * (dots2_[h] - tail2_[h]));
+      for (int64_t d = 0; d < shape.packed_size(); ++d) sum_[d] += sum2_[d];
+    }
+    write_sum<T>(item, shape, sum_, p_.grad_value, p_.partial_value);
+  }
+
+ private:
+  void edge_by_edge(bool first) {
+    grads_.dots(block_, value_, edges_.t());
+    edges_.solve(score_, block_);
+    edges_.add_draw(block_, tail_);
+    edges_.scatter_options(block_);
+    if (a_.grad_feat)
+      grads_.rows().scatter(block_.index, block_.n, edges_.weight(), block_.eid, a_.grad_feat);
+    grads_.aggregate(block_, edges_.weight(), nullptr, sum_, nullptr, first);
+  }
+
+  void at_once(bool first) {
+    A *w = weights_, *w2 = w + heads_ * kBlock;
+    for (int h = 0; h < heads_; ++h) {
+      V tail{}, tail2{}, shared{};
+      for_edges<A>(h, block_.n, [&](int i, auto inside) {
+        const V z = load_vector<V>(edges_.z() + i), delta = load_vector<V>(edges_.delta() + i);
+        const V alpha = edges_.alpha(score_, block_, z, i);
+        const V value = block_.factor ? alpha * load_vector<V>(block_.factor + i) : alpha;
+        const auto positive = z > 0;
+        const V part = inside ? alpha * delta : V{};
+        store_vector(w + i, positive ? value : V{});
+        store_vector(w2 + i, positive ? V{} : value);
+        tail += positive ? part : V{};
+        tail2 += positive ? V{} : part;
+        shared += inside ? 1 - alpha : V{};
+      });
+      tail_[h] += sum<A, kLanes<A>>(tail);
+      tail2_[h] += sum<A, kLanes<A>>(tail2);
+      shared_[h] += sum<A, kLanes<A>>(shared);
+    }
+    grads_.aggregate(block_, w, w2, sum_, sum2_, first);
+  }
+
+  const BackwardParams& p_;
+  const Arrays<T>& a_;
+  bool per_edge_;
+  int heads_;
+  AdditiveScore<T> score_;
+  Gathered<T> grads_;
+  EdgeBlock<T> block_;
+  EdgeGradients<T> edges_;
+  Buffer<A> weights_;       // weights of sum_ and of sum2_
+  Buffer<A> tail_, tail2_;  // sums of alpha delta (or of the gradient of z), of its z <= 0 part
+  Buffer<A> shared_;        // sums of 1 - alpha
+  Buffer<A> dots_, dots2_;
+  Buffer<A> value_, sum_, sum2_;  // packed
+};
+
+}  // namespace dfgnn::cpu::DFGNN_ISA
