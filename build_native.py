@@ -144,7 +144,9 @@ def torch_flags(torch: Path) -> list[str]:
 
 
 def sources(pattern: str) -> list[Path]:
-    return sorted(path.relative_to(ROOT) for path in (ROOT / "csrc").glob(pattern))
+    """Sources by size, the largest first: ninja begins with those that take longest, so no processor idles."""
+    found = sorted((ROOT / "csrc").glob(pattern), key=lambda path: (-path.stat().st_size, path))
+    return [path.relative_to(ROOT) for path in found]
 
 
 class NinjaFile:
@@ -199,12 +201,13 @@ def add_engine(ninja: NinjaFile, cxx: list[str], extra: list[str]) -> tuple[list
     """The CPU engine, which sees no torch: objects for every processor, then those of kernels, base first."""
     isas = chosen_isas()
     dispatch = [*extra, f"-DDFGNN_ISAS(apply)={' '.join(f'apply({isa})' for isa in reversed(isas))}"]
-    common = [ninja.compile("cpu", source, cxx, cpu_flags(dispatch)) for source in sources("cpu/*.cpp")]
     kernels = [
         ninja.compile(isa, source, cxx, [*cpu_flags(extra), f"-DDFGNN_ISA={isa}", *ISAS[isa]])
         for isa in isas
         for source in sources("cpu/kernels/*.cpp")
     ]
+    common = [ninja.compile("cpu", source, cxx, cpu_flags(dispatch)) for source in sources("cpu/*.cpp")]
+    common += [ninja.compile("cpu", source, cxx, cpu_flags(extra)) for source in sources("portable/*.cpp")]
     return common, kernels
 
 
@@ -216,7 +219,6 @@ def cpu_flags(extra: list[str]) -> list[str]:
 
 def add_cpu(ninja: NinjaFile, cxx: list[str], torch: Path, extra: list[str]) -> Path:
     objects, kernels = add_engine(ninja, cxx, extra)
-    objects += [ninja.compile("cpu", source, cxx, cpu_flags(extra)) for source in sources("portable/*.cpp")]
     for source in sources("torch/cpu*.cpp"):
         objects.append(ninja.compile("cpu", source, cxx, cpu_flags(extra) + torch_flags(torch)))
     # Kernels last: the linker keeps the first copy of an inline function, and every processor must be able to
