@@ -15,7 +15,7 @@ MEASURES = {
     "dropout": attention.measure,
     "models": models.measure,
     "model-inference": models.measure,
-    "fresh": models.measure,
+    "fresh": lambda case, bench: (models.measure if "layers" in case else models.measure_layer)(case, bench),
     "sizes": models.measure,
     "layers": models.measure_layer,
     "edges": batches.measure_edges,
@@ -175,7 +175,6 @@ def cpu() -> list[Case]:
 
     return [
         *both_libraries(small, eager),
-        *functions("attention", [graph], peers=peers, dtypes=["float32"]),
         *(
             case
             for name in fresh
@@ -186,6 +185,7 @@ def cpu() -> list[Case]:
         *whole("models", "Cora", CONVS, both),
         *whole("models", "64 molecules", CONVS, both),
         *both_libraries(more, eager),
+        *functions("attention", [graph], peers=peers, dtypes=["float32"]),
         *functions("compiled", [graph], dtypes=["float32"], compiled=True),
         *functions("attention", ["debian-deps"], peers=peers, dtypes=["float32"]),
         *functions("dropout", ["random-20000-300000"], dropout=0.5, peers=peers, dtypes=["float32"]),

@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dfgnn
+from dfgnn.bench import yardsticks
+from dfgnn.bench.workloads import LAYERS as WORKLOADS
 
 from .attention import Bench
 from .turns import Contestant, Step, captured, compare, significant
@@ -260,8 +262,43 @@ def measure_layer(case: dict[str, Any], bench: Bench) -> dict[str, Any]:
         for way, name in itertools.product(case["ways"], (library, "dfgnn"))
         if not (library == "DGL" and way == "compiled")
     ]
+    if not case.get("fresh") and case["layer"] in SCORES:
+        contestants += _limits(case, graph, x, lambda: upstream()[0])
     found = compare(contestants, device, bench.seconds)
-    return {"nodes": graph.num_dst, "edges": graph.num_edges, "contestants": found}
+    limits = [record for record in found if record["library"] == LIMIT]
+    return {
+        "nodes": graph.num_dst,
+        "edges": graph.num_edges,
+        "contestants": [record for record in found if record["library"] != LIMIT],
+        **({"limits": limits} if limits else {}),
+    }
+
+
+LIMIT = "limit"
+SCORES = {"GATConv": "gat", "GATv2Conv": "gatv2", "TransformerConv": "dot", "DotGatConv": "dot"}
+
+
+def _limits(case: dict[str, Any], graph, x: Tensor, upstream: Callable[[], nn.Module]) -> list[Contestant]:
+    """What a training step cannot avoid: the matrix products of the layer's projections and their gradients,
+    and plain sums over the neighbours, as many as the layer gathers rows per edge."""
+    width, dense = case["heads"] * case["head_dim"], x.detach()
+
+    def products() -> Step:
+        weights = [m.weight.detach() for m in upstream().modules() if getattr(m, "weight", None) is not None]
+        weights = [w for w in weights if w.dim() == 2 and w.shape[1] == dense.shape[1]]
+        grads = [torch.randn(len(dense), len(w), device=x.device) for w in weights]
+        return Step(lambda: [(dense @ w.T, g @ w, g.T @ dense) for w, g in zip(weights, grads)])
+
+    def sums() -> Step:
+        one = yardsticks.sparse_sum(graph, torch.float32)
+        rows = torch.randn(graph.num_src, width, device=x.device)
+        passes = WORKLOADS[SCORES[case["layer"]]].passes["train"]
+        return Step(lambda: [one(rows) for _ in range(passes)])
+
+    return [
+        Contestant(LIMIT, "matrix products", "float32", products),
+        Contestant(LIMIT, "plain sums", "float32", sums),
+    ]
 
 
 def _layer_step(call: Callable, layer: nn.Module, arguments: tuple, fresh: bool) -> Callable[[], Any]:
