@@ -144,7 +144,7 @@ def torch_flags(torch: Path) -> list[str]:
 
 
 def sources(pattern: str) -> list[Path]:
-    """Sources by size, the largest first: ninja begins with those that take longest, so no processor idles."""
+    """The largest first: ninja begins with those that take longest, so no processor idles."""
     found = sorted((ROOT / "csrc").glob(pattern), key=lambda path: (-path.stat().st_size, path))
     return [path.relative_to(ROOT) for path in found]
 

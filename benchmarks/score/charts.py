@@ -1,20 +1,22 @@
 """The pictures of the documents, from the results alone.
 
-``step-times.png``        training steps by library, of the GPU and of the CPU (README.md)
+``step-times.png``        training steps by library, of the GPU and of the CPU (README.md), and ``-dark``
 ``attention-DEVICE.png``  attention's kernels on each graph, as multiples of the byte bound
 """
 
 from pathlib import Path
 from typing import Any
 
+from dfgnn.bench.palette import COLOURS, ON_DARK
+
 from . import pages, records
 
-COLORS = {"dfgnn": "#c0392b", "PyG": "#7f8c8d", "turbo-gnn": "#2e86c1", "DGL": "#b7950b"}
 # Device: the cases of its panel.
 PANELS = {
     "cuda": {"part": "attention", "graphs": ("ogbn-arxiv", "arxiv~"), "what": "attention"},
     "cpu": {"part": "layers", "graphs": ("PubMed", "PubMed~"), "what": "layers"},
 }
+COMPILED = " compiled"
 
 
 def draw(results: Path, folder: Path) -> list[str]:
@@ -29,6 +31,8 @@ def draw(results: Path, folder: Path) -> list[str]:
     lines = []
     if panels:
         lines.append(_save(_step_times(panels), folder / "step-times.png"))
+        with matplotlib.rc_context(ON_DARK):
+            lines.append(_save(_step_times(panels), folder / "step-times-dark.png"))
     for device, result in found.items():
         if ratios := times_bound(result):
             lines.append(_save(_bound(ratios, device), folder / f"attention-{device}.png"))
@@ -36,7 +40,7 @@ def draw(results: Path, folder: Path) -> list[str]:
 
 
 def step_times(results: dict[str, Any], device: str) -> tuple[str, dict[str, dict[str, float]]] | None:
-    """A title, and ms by layer and library: called from Python, float32; the fastest way of each library."""
+    """A title, and ms in float32 by layer and library: the fastest way of each, and of compiled PyG."""
     panel = PANELS[device]
     cases = [c for c in pages.cases_of(results, panel["part"]) if c["graph"] in panel["graphs"]]
     if not cases:
@@ -44,17 +48,17 @@ def step_times(results: dict[str, Any], device: str) -> tuple[str, dict[str, dic
     cases = [c for c in cases if c.get("threads") == cases[-1].get("threads")]
     bars: dict[str, dict[str, float]] = {}
     for case in cases:
-        layer = case["layer"]
-        name = "TransformerConv / DotGatConv" if layer in ("TransformerConv", "DotGatConv") else layer
-        mine = bars.setdefault(pages.NAMES.get(name, name), {})
-        for c in case["contestants"]:
-            ms = records.median(c)
+        layer = pages.NAMES.get(case["layer"], case["layer"])
+        mine = bars.setdefault(f"{case.get('library', '')} {layer}".strip(), {})
+        compiled = pages.cases_of(results, "compiled", graph=case["graph"], layer=case["layer"])
+        for c in [*case["contestants"], *(c for other in compiled for c in other["contestants"])]:
+            ms, library = records.median(c), c["library"]
             if c["dtype"] == "float32" and ms is not None:
-                # dfgnn's layer of each library's name was measured beside it: the slower one counts.
-                choose = max if c["library"] == "dfgnn" and panel["part"] == "layers" else min
-                mine[c["library"]] = choose(ms, mine.get(c["library"], ms))
+                library += COMPILED if c["way"].startswith("compiled") and library != "dfgnn" else ""
+                mine[library] = min(ms, mine.get(library, ms))
     run = results["runs"][cases[0]["run"]]
     where = run.get("gpu") or f"{run['cpu']}, {pages.threads_text(cases[0]['threads'])}"
+    where = where.replace("(R)", "").replace(" Processor", "")
     return f"{where}: {panel['what']} on {cases[0]['graph']}, {cases[0]['edges']:,} edges", bars
 
 
@@ -73,14 +77,16 @@ def times_bound(results: dict[str, Any]) -> dict[str, dict[str, float]]:
 def _step_times(panels: dict[str, tuple]):
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(5.5 * len(panels), 4.3), dpi=110, layout="constrained")
+    figure = Figure(figsize=(5.8 * len(panels), 4.6), dpi=110, layout="constrained")
     for axes, (title, groups) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.values()):
         place, ticks = 0.0, []
         for group, bars in groups.items():
             ordered = sorted(bars.items(), key=lambda bar: bar[0] != "dfgnn")
             places = [place + k for k in range(len(ordered))]
             for y, (library, value) in zip(places, ordered):
-                axes.barh(y, value, color=COLORS.get(library, "#999999"), height=0.85)
+                colour = COLOURS.get(library.removesuffix(COMPILED), "#999999")
+                faint = 0.6 if library.endswith(COMPILED) else 1.0
+                axes.barh(y, value, color=colour, alpha=faint, height=0.85)
                 axes.text(value, y, f" {library} {pages.number(value)} ms", va="center", fontsize=9)
             ticks.append((sum(places) / len(places), group))
             place = places[-1] + 1.8
@@ -88,7 +94,7 @@ def _step_times(panels: dict[str, tuple]):
         axes.invert_yaxis()
         axes.set_xlim(0, 1.45 * max(value for bars in groups.values() for value in bars.values()))
         axes.set_xlabel("milliseconds for a training step, less is better")
-        axes.set_title(title, fontsize=8)
+        axes.set_title(title, fontsize=9)
         axes.spines[["top", "right"]].set_visible(False)
     return figure
 

@@ -207,7 +207,8 @@ def setup(results: dict) -> str:
 def label(case: Case) -> str:
     name = NAMES.get(case["layer"], case["layer"])
     layers = f", {case['layers']} layers" if "layers" in case else ""
-    return f"{name}{layers}, {case['heads']}×{case['head_dim']}"
+    columns = f"{case['in']:,} → " if "in" in case else ""
+    return f"{name}{layers}, {columns}{case['heads']}×{case['head_dim']}"
 
 
 def graph_label(case: Case) -> str:
@@ -416,6 +417,7 @@ TABLES: dict[str, Callable[[dict], str]] = {
     "sizes": compared("sizes"),
     "fresh": compared("fresh"),
     "layers": compared("layers", heading="layer"),
+    "limits": lambda results: limits(results),
     "dropout": compared("dropout", heading="function"),
     "inference": compared("inference", heading="function"),
     "model-inference": compared("model-inference"),
@@ -441,53 +443,71 @@ def headline(results: dict[str, dict]) -> str:
         return missing("cuda")
     case, gpu = cases[0], results["cuda"]["runs"][cases[0]["run"]]["gpu"]
     found = times(case, "float32")
-    ours, theirs = (records.median(found.get((name, "eager"), {})) for name in ("dfgnn", "PyG"))
+    ours, replayed = (records.median(found.get(("dfgnn", way), {})) for way in ("eager", "captured"))
+    theirs = records.median(found.get(("PyG", "eager"), {}))
     if ours is None or theirs is None:
         return missing("cuda")
     text = (
         f"On an {gpu} a training step of GAT attention on {case['graph']} ({case['edges'] / 1e6:.1f} million "
-        f"edges, {case['heads']} heads of {case['head_dim']} numbers, float32) takes {number(ours)} ms, "
-        f"where PyG's operations take {number(theirs)} ms"
+        f"edges, {case['heads']} heads of {case['head_dim']} numbers, float32) takes {number(ours)} ms"
     )
+    text += f", replayed from a CUDA graph {number(replayed)} ms" if replayed else ""
+    text += f". PyG's operations take {number(theirs)} ms"
     compiled = cases_of(results["cuda"], "compiled", graph=case["graph"], layer="gat")
     if compiled and (best := best_of(filter(is_other, compiled[0]["contestants"]))):
-        way = {"compiled": "under `torch.compile`"}.get(best[1]["way"], "compiled, in a CUDA graph,")
-        text += f" and {way} {number(best[0])} ms"
+        way = {"compiled": "under `torch.compile`"}.get(best[1]["way"], "compiled and in a CUDA graph")
+        text += f", {way} {number(best[0])} ms"
     return text + "."
 
 
 def summary(results: dict[str, dict]) -> str:
     """A row per task of the README: the strongest alternative beside the best of dfgnn."""
-    wanted = [
-        ("cuda", {"part": "attention", "graph": ("ogbn-arxiv", "arxiv~")}),
-        ("cuda", {"part": "models", "graph": ("Cora", "Cora~", "ogbn-arxiv", "arxiv~")}),
-        ("cpu", {"part": "layers", "graph": ("PubMed", "PubMed~")}),
-        ("cpu", {"part": "models", "graph": ("Cora", "Cora~")}),
+    wanted: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
+        ("cpu", ("layers",), ("PubMed", "64 molecules")),
+        ("cpu", ("models",), ("Cora", "64 molecules")),
+        ("cuda", ("attention", "compiled"), ("ogbn-arxiv",)),
+        ("cuda", ("models",), ("Cora", "64 molecules", "ogbn-arxiv")),
     ]
     rows = []
-    for device, options in wanted:
-        for case in cases_of(results.get(device, {"cases": []}), options["part"]):
-            found = comparison(case, "float32")
-            if case["graph"] not in options["graph"] or not found:
+    for device, parts, graphs in wanted:
+        cases = fullest(cases_of(results.get(device, {"cases": []}), *parts))
+        cases = [case for case in cases if case["graph"].removesuffix("~") in graphs]
+        threads = {case.get("threads") for case in cases}
+        by_task: dict[tuple[str, str, str], list[Case]] = {}
+        for case in cases:
+            if case.get("threads") == max(threads, key=lambda count: count or 0):
+                task = label(case), graph_label(case), case.get("library", "")
+                by_task.setdefault(task, []).append(case)
+        for (what, graph, library), of in by_task.items():
+            found = [(c, f) for c in of if (f := comparison(c, "float32"))]
+            if not found:
                 continue
+            # Ratios are taken within a case, whose contestants took turns; the strongest says least.
+            case, least = min(found, key=lambda pair: pair[1][2] / pair[1][0])
             run = results[device]["runs"][case["run"]]
             where = run.get("gpu") or f"CPU, {threads_text(case['threads'])}"
-            ours, theirs = (f"{number(ms)} ms, {c['library']} {c['way']}" for ms, c in (found[:2], found[2:]))
-            what = "attention" if case["part"] == "attention" else "layer" if "in" in case else "model"
-            rows.append(
-                [
-                    f"{what}: {label(case)}",
-                    graph_label(case),
-                    where,
-                    theirs,
-                    ours,
-                    number(found[2] / found[0]),
-                ]
-            )
+            cells = [f"{number(ms)}, {c['library']} {c['way']}" for ms, c in (least[2:], least[:2])]
+            rows.append([f"{library} {what}".strip(), graph, where, *cells, number(least[2] / least[0])])
     if not rows:
         return missing("cuda")
-    heads = ["training step", "graph", "on", "strongest alternative", "dfgnn", "times as fast"]
+    heads = ["layer or model", "graph", "on", "strongest alternative, ms", "dfgnn, ms", "times as fast"]
     return table(heads, rows, 5)
+
+
+def limits(results: dict) -> str:
+    """A layer's step, its matrix products and the plain sums; what is left, as a multiple of the sums."""
+    rows = []
+    for case in cases_of(results, "layers"):
+        ours = best_of(filter(is_ours, case["contestants"]))
+        found = {c["way"]: records.median(c) for c in case.get("limits", [])}
+        products, sums = found.get("matrix products"), found.get("plain sums")
+        if ours and products and sums:
+            share = (ours[0] - products) / sums
+            cells = [f"{case['library']} {label(case)}", graph_label(case), str(case.get("threads", DASH))]
+            rows.append((-share, [*cells, *map(number, (ours[0], products, sums)), f"{share:.1f}"]))
+    rows.sort(key=lambda pair: pair[0])
+    heads = ["layer", "graph", "threads", "step", "matrix products", "plain sums", "(step − products) / sums"]
+    return table(heads, [row for _, row in rows], 3) if rows else ""
 
 
 SENTENCES: dict[str, Callable[[dict[str, dict]], str]] = {"headline": headline, "summary": summary}
