@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import warnings
+from collections.abc import Iterable
 from operator import attrgetter, itemgetter
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch.nn.functional as F
+from torch import Tensor, nn
 
 from ..engine import paths
 from ..runtime import torch_internals as internals
@@ -103,6 +106,35 @@ def foreign_mode() -> str | None:
     modes += [internals.dispatch_mode(k) for k in range(internals.num_dispatch_modes())]
     foreign = (type(x).__name__ for x in modes if type(x).__module__.split(".")[0] not in ("torch", "dfgnn"))
     return next(foreign, None)
+
+
+#: Types of which nothing has to be asked.
+PLAIN = frozenset((Tensor, nn.Parameter, type(None)))
+
+
+def foreign_tensor(values: Iterable[Any]) -> str | None:
+    """The class of a tensor among these that carries out operations by code that is neither torch's nor ours,
+    and so may change some that the fused forward does not call. Looks into tuples, lists and dictionaries."""
+    for value in values:
+        cls = type(value)
+        if cls in PLAIN:
+            continue
+        if isinstance(value, (tuple, list, dict)):
+            found = foreign_tensor(value.values() if isinstance(value, dict) else value)
+            if found is not None:
+                return found
+        elif isinstance(value, Tensor) and _operates_itself(cls):
+            return cls.__name__
+    return None
+
+
+@functools.cache
+def _operates_itself(cls: type) -> bool:
+    owners = (
+        next(base for base in cls.__mro__ if name in vars(base))
+        for name in ("__torch_function__", "__torch_dispatch__")
+    )
+    return any(x.__module__.split(".")[0] not in ("torch", "torch_geometric", "dfgnn") for x in owners)
 
 
 def is_from(package: str, method: object) -> bool:

@@ -106,10 +106,10 @@ def split_ends(
     layer: nn.Module,
     graph: Graph,
     feat: Tensor | tuple[Tensor, Tensor],
-    dropout: Callable[[Tensor], Tensor],
+    dropout: Callable[[Tensor], Tensor] | None,
     name: str = "feat",
 ) -> tuple[Tensor, Tensor]:
-    """Source and destination features after dropout.
+    """Source and destination features after dropout, in a layer that has it.
 
     A single tensor has one row per source; the destinations are its first ``num_dst`` rows, as in a block.
     """
@@ -119,14 +119,15 @@ def split_ends(
             raise ValueError(f"{where}: expected a tensor or a pair of them, got {len(feat)}")
         _check_rows(layer, f"{name}[0]", feat[0], graph.num_src)
         _check_rows(layer, f"{name}[1]", feat[1], graph.num_dst)
-        return dropout(feat[0]), dropout(feat[1])
+        return feat if dropout is None else (dropout(feat[0]), dropout(feat[1]))
     if graph.num_dst > graph.num_src:
         raise ValueError(
             f"{type(layer).__name__}: {name}: expected a pair (source, destination) for a graph with "
             f"{graph.num_src} sources and {graph.num_dst} destinations, got {type(feat).__name__}"
         )
     _check_rows(layer, name, feat, graph.num_src)
-    feat = dropout(feat)
+    if dropout is not None:
+        feat = dropout(feat)
     return feat, feat[: graph.num_dst] if graph.num_dst < graph.num_src else feat
 
 

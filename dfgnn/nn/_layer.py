@@ -33,6 +33,8 @@ class FusedLayer(nn.Module):
 
     #: Sub-modules that the engine computes without calling them -> the classes that it knows.
     _in_engine: dict[str, tuple[type, ...]] = {}
+    #: Whether DGL's layer keeps something of the sources and of the destinations under one name in the graph.
+    _one_name_for_ends = False
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
@@ -50,15 +52,17 @@ class FusedLayer(nn.Module):
                 return f"there are hooks on {name}, or it has a forward of its own"
         return None
 
-    def falls_back(self, graph: Any) -> bool:
+    def falls_back(self, graph: Any, *features: Any) -> bool:
         """Whether DGL's forward must run; says why, once per class and reason.
+
+        features: of nodes and edges, those of nodes first.
 
         Raises NotImplementedError where it must and cannot: without DGL, or for a graph that is not DGL's.
         """
         reason = self.why_not(self)
         theirs = _fallback.upstream(type(self), "dgl") if is_dgl(graph) else None
         if reason is None and theirs is not None and not torch.compiler.is_compiling():
-            reason = self._why_not_now(theirs)
+            reason = self._why_not_now(theirs, graph, features)
         if reason is None:
             return False
         if theirs is None:
@@ -69,18 +73,33 @@ class FusedLayer(nn.Module):
         _fallback.warn(type(self), "DGL", reason)
         return True
 
-    def _why_not_now(self, theirs: type) -> str | None:
-        """What was done to DGL's class, or to all modules and functions, that only DGL's forward sees."""
+    def _why_not_now(self, theirs: type, graph: Any, features: tuple[Any, ...]) -> str | None:
+        """What was done to DGL's class, or to all modules and functions, that only DGL's forward sees; or is
+        special in what it is called with."""
         if self._in_engine and all_hooked():
             return "there are hooks on all modules"
+        if "parametrizations" in self._modules:  # which may draw numbers, or count, at every access
+            return "its parameters have parametrizations"
         replaced = _called_by(theirs).replaced()
         if replaced is not None:
             return f"{replaced} was replaced, in DGL or in torch"
         mode = _fallback.foreign_mode()
-        return None if mode is None else f"a mode is active, {mode}"
+        if mode is not None:
+            return f"a mode is active, {mode}"
+        foreign = _fallback.foreign_tensor((*self._parameters.values(), *features))
+        if foreign is not None:
+            return f"there is a {foreign} among features and parameters"
+        if self._one_name_for_ends and isinstance(features[0], tuple) and _ends_share_data(graph):
+            return "a pair of features where sources and destinations are the same nodes"
+        return None
 
 
 _called_by = functools.cache(_fallback.Called)
+
+
+def _ends_share_data(graph: Any) -> bool:
+    """Whether what DGL writes to a destination is written to the source of the same number, too."""
+    return not graph.is_block and graph.srctypes == graph.dsttypes
 
 
 class GraphLayer(FusedLayer):

@@ -140,7 +140,8 @@ def typed_matmul(x: Tensor, weight: Tensor, groups: list[Group], num_rows: int) 
 def _under_autocast(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
-        x, weight = x.to(dtype), weight.to(dtype)
+        # As autocast itself, which lets float64 be.
+        x, weight = (t if t.dtype == torch.float64 else t.to(dtype) for t in (x, weight))
     return x, weight
 
 

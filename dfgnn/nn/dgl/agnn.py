@@ -45,6 +45,8 @@ class AGNNConv(GraphLayer):
     #: What computes the attention; ``reference.agnn_attention`` makes it the same layer on plain PyTorch.
     attention: Callable[..., Any] = staticmethod(functional.agnn_attention)
 
+    _one_name_for_ends = True
+
     def __init__(self, init_beta: float = 1.0, learn_beta: bool = True, allow_zero_in_degree: bool = False):
         nn.Module.__init__(self)
         self.allow_zero_in_degree = allow_zero_in_degree
@@ -70,8 +72,10 @@ class AGNNConv(GraphLayer):
             DGLError (for a DGL graph), ZeroInDegreeError: a destination has no in-edges, unless allowed.
             TypeError, ValueError: ``graph`` or a tensor is not as described.
         """
+        if self.falls_back(graph, feat):
+            return super().forward(graph, feat)
         fused = self._graph(graph)
-        h_src, h_dst = split_ends(self, fused, feat, nn.Identity())
+        h_src, h_dst = split_ends(self, fused, feat, None)
         x_dst = None if h_dst is h_src else _three_dims(h_dst)
         out = self.attention(fused, _three_dims(h_src), x_dst, beta=self.beta)
         return out.reshape(fused.num_dst, *h_src.shape[1:])

@@ -49,6 +49,9 @@ class DotGatConv(AttentionLayer):
     #: What computes the attention; ``reference.dot_attention`` makes it the same layer on plain PyTorch.
     attention: Callable[..., Any] = staticmethod(functional.dot_attention)
 
+    # DGL's layer raises for a pair and one projection.
+    _one_name_for_ends = property(lambda self: "fc_src" in self._modules)  # type: ignore[assignment]
+
     AT_ONCE = "in_feats out_feats num_heads allow_zero_in_degree"
 
     def __init__(
@@ -86,8 +89,10 @@ class DotGatConv(AttentionLayer):
             DGLError (for a DGL graph), ZeroInDegreeError: a destination has no in-edges, unless allowed.
             TypeError, ValueError: ``graph`` or a tensor is not as described.
         """
+        if self.falls_back(graph, feat):
+            return super().forward(graph, feat, get_attention)
         fused = self._graph(graph)
-        h_src, h_dst = split_ends(self, fused, feat, nn.Identity())
+        h_src, h_dst = split_ends(self, fused, feat, None)
         prefix = h_src.shape[1:-1]
         fc_src, fc_dst = self._projections()
         one = fc_src is fc_dst and not isinstance(feat, tuple)

@@ -123,24 +123,25 @@ class EdgeGATConv(AdditiveConv):
             DGLError (for a DGL graph), ZeroInDegreeError: a destination has no in-edges, unless allowed.
             TypeError, ValueError: ``graph`` or a tensor is not as described.
         """
-        if self.falls_back(graph):
+        if self.falls_back(graph, feat, edge_feat):
             return super().forward(graph, feat, edge_feat, get_attention)
         fused = self._graph(graph)
         h_src, h_dst = split_ends(self, fused, feat, self.feat_drop)
         check_edge_rows(self, "edge_feat", edge_feat, self.fc_edge, fused, h_src.shape[1:-1])
-        ends = fused, h_src, h_dst, not isinstance(feat, tuple)
+        # In DGL's order, in which random numbers are drawn.
+        ends = self._project(h_src, h_dst, not isinstance(feat, tuple))
         # Each head reads the edge features once; where these are wider than what they are projected to, it
         # pays to project first.
         width = self.num_heads * self.out_feats
         if edge_feat.shape[-1] <= width and folds(self.fc_edge, edge_feat, width):
             (term,) = folded_terms(self.fc_edge, edge_feat, self.attn_edge)
-            out, attention = self._attend(*ends, get_attention=True, edge_bias=term.flatten(1))
+            out, attention = self._attend(fused, ends, get_attention=True, edge_bias=term.flatten(1))
             out = out + self._edge_message(fused, attention.squeeze(-1), edge_feat)
         else:
             message = self._heads(self.fc_edge(edge_feat))
             term = (message * self.attn_edge).sum(-1)
             out, attention = self._attend(
-                *ends, get_attention, edge_bias=term.flatten(1), edge_feat=message.flatten(1, -2)
+                fused, ends, get_attention, edge_bias=term.flatten(1), edge_feat=message.flatten(1, -2)
             )
         out = self._finish(out, h_dst)
         return (out, attention) if get_attention else out

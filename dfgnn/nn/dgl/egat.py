@@ -122,8 +122,10 @@ class EGATConv(GraphLayer):
             DGLError (for a DGL graph), ZeroInDegreeError: a destination has no in-edges, unless allowed.
             TypeError, ValueError: ``graph`` or a tensor is not as described.
         """
+        if self.falls_back(graph, nfeats, efeats):
+            return super().forward(graph, nfeats, efeats, edge_weight, get_attention)
         fused = self._graph(graph)
-        h_src, h_dst = split_ends(self, fused, nfeats, nn.Identity(), "nfeats")
+        h_src, h_dst = split_ends(self, fused, nfeats, None, "nfeats")
         prefix = h_src.shape[1:-1]
         check_edge_rows(self, "efeats", efeats, self.fc_fij, fused, prefix)
         shapes = (fused.num_edges,), (fused.num_edges, prefix.numel() * self.num_heads)

@@ -52,14 +52,14 @@ class AdditiveConv(LeakyLayer):
         return [fc.weight for fc in projections] + [self.attn_l, self.attn_r]
 
     def _attend(
-        self, graph: Graph, h_src: Tensor, h_dst: Tensor, shared: bool, get_attention: bool, **options
+        self, graph: Graph, ends: tuple[Tensor, Tensor, Tensor], get_attention: bool, **options
     ) -> tuple[Tensor, Any]:
         """out ``[N_dst, *, H, D]`` with the bias but not the residual; attention ``[E, *, H, 1]`` or None.
 
-        shared: the destinations are the first sources. options: arguments of the engine.
+        ends: as from `_project`. options: arguments of the engine.
         """
-        prefix = h_src.shape[1:-1]
-        feat_src, alpha_src, alpha_dst = self._project(h_src, h_dst, shared)
+        feat_src, alpha_src, alpha_dst = ends
+        prefix = feat_src.shape[1:-2]
         bias = None if self.bias is None else self._heads(self.bias)
         fused_bias = None
         if bias is not None and bias.dtype == feat_src.dtype:
@@ -92,7 +92,10 @@ class AdditiveConv(LeakyLayer):
         return out if self.activation is None else self.activation(out)
 
     def _project(self, h_src: Tensor, h_dst: Tensor, shared: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Projected source features ``[N_src, *, H, D]`` and both score terms ``[N, *, H]``."""
+        """Projected source features ``[N_src, *, H, D]`` and both score terms ``[N, *, H]``.
+
+        shared: the destinations are the first sources.
+        """
         fc_src, fc_dst = self._projections()
         feat_src = self._heads(projected(self, "feat" if shared else "feat[0]", fc_src, h_src))
         if not shared:
@@ -220,7 +223,7 @@ class GATConv(AdditiveConv):
             DGLError (for a DGL graph), ZeroInDegreeError: a destination has no in-edges, unless allowed.
             TypeError, ValueError: ``graph`` or a tensor is not as described.
         """
-        if self.falls_back(graph):
+        if self.falls_back(graph, feat):
             return super().forward(graph, feat, edge_weight, get_attention)
         fused = self._graph(graph)
         h_src, h_dst = split_ends(self, fused, feat, self.feat_drop)
@@ -239,6 +242,7 @@ class GATConv(AdditiveConv):
                 return self._finish(at_once, h_dst)
         shapes = (fused.num_edges,), (fused.num_edges, h_src.shape[1:-1].numel() * self.num_heads)
         check_per_edge(self, "edge_weight", edge_weight, shapes)
-        out, attention = self._attend(fused, h_src, h_dst, shared, get_attention, **options)
+        ends = self._project(h_src, h_dst, shared)
+        out, attention = self._attend(fused, ends, get_attention, **options)
         out = self._finish(out if at_once is None else at_once, h_dst)
         return (out, attention) if get_attention else out

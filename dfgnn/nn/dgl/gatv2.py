@@ -129,7 +129,7 @@ class GATv2Conv(LeakyLayer):
             DGLError (for a DGL graph), ZeroInDegreeError: a destination has no in-edges, unless allowed.
             TypeError, ValueError: ``graph`` or a tensor is not as described.
         """
-        if self.falls_back(graph):
+        if self.falls_back(graph, feat):
             return super().forward(graph, feat, get_attention)
         fused = self._graph(graph)
         h_src, h_dst = split_ends(self, fused, feat, self.feat_drop)

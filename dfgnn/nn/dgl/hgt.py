@@ -151,10 +151,10 @@ class HGTConv(FusedLayer):
         Raises:
             TypeError, ValueError: ``g`` or a tensor is not as described.
         """
-        if self.falls_back(g):
+        if self.falls_back(g, x):
             return super().forward(g, x, ntype, etype, presorted=presorted)
         fused = as_graph(g, self)
-        x_src, x_dst = split_ends(self, fused, x, nn.Identity(), "x")
+        x_src, x_dst = split_ends(self, fused, x, None, "x")
         if x.shape[0] != fused.num_src or x.shape[-1] != self.in_size:
             expected = f"[{fused.num_src}, *, {self.in_size}]"
             raise ValueError(f"HGTConv: x: expected shape {expected}, got {list(x.shape)}")

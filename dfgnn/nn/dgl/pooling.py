@@ -66,6 +66,8 @@ class GlobalAttentionPooling(FusedLayer):
         Raises:
             TypeError, ValueError: ``graph`` or a tensor is not as described.
         """
+        if self.falls_back(graph, feat):
+            return super().forward(graph, feat, get_attention)
         sizes = _sizes(graph, feat)
         gate = self.gate_nn(feat)
         if gate.shape != (len(feat), 1):

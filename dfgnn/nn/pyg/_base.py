@@ -30,7 +30,7 @@ from ...runtime import torch_internals as internals
 from ...runtime.torch_internals import transforms_active
 from ...runtime.transforms import any_batched
 from .._errors import check_constructor, wrong_features
-from .._fallback import Called, foreign_mode, is_from, warn
+from .._fallback import PLAIN, Called, foreign_mode, foreign_tensor, is_from, warn
 from .._terms import LINEAR, all_hooked, is_untouched
 from . import VERSION
 
@@ -100,12 +100,15 @@ class FusedConv:
         do."""
         return fusable(layer, cls)
 
-    def falls_back(self, *structure: Any) -> bool:
+    def falls_back(self, features: tuple[Any, ...], *structure: Any) -> bool:
         """Whether torch_geometric's forward must run; says why, once per class and reason.
 
-        structure: the edges, and what else decides which of them there are.
+        features: of nodes and edges. structure: the edges, and what else decides which of them there are.
         """
         reason = self.why_not(self)
+        if reason is None and not torch.compiler.is_compiling():
+            foreign = foreign_tensor(features)
+            reason = None if foreign is None else f"features are a {foreign}"
         if reason is None and transforms_active() and any_batched(structure):
             reason = "torch.func.vmap gives each sample edges of its own"
         if reason is not None:
@@ -206,10 +209,16 @@ def fusable(module: MessagePassing, cls: Any = None, aggregation: Any = SumAggre
         return f"decomposed_layers={module.decomposed_layers}"
     if module.explain:
         return "an explanation is active"
+    if "parametrizations" in module._modules:  # which may draw numbers, or count, at every access
+        return "its parameters have parametrizations"
     if module.node_dim != (type(module) if cls is None else cls)._node_dim:
         return f"node_dim={module.node_dim}"
-    if not torch.compiler.is_compiling() and (mode := foreign_mode()) is not None:
-        return f"a mode is active, {mode}"
+    if not torch.compiler.is_compiling():
+        if (mode := foreign_mode()) is not None:
+            return f"a mode is active, {mode}"
+        foreign = foreign_tensor(module._parameters.values())
+        if foreign is not None:
+            return f"a parameter is a {foreign}"
     if any(getattr(module, name) for name in _HOOKS):
         return "message passing hooks are registered"
     cls = type(module) if cls is None else cls
@@ -241,6 +250,8 @@ def _is_as_made(module: MessagePassing, cls: Any) -> bool:
         or module.decomposed_layers > 1
         or module.explain
         or module.node_dim != cls._node_dim
+        or "parametrizations" in state["_modules"]
+        or not PLAIN.issuperset(map(type, state["_parameters"].values()))
         or any(map(state.__getitem__, _HOOKS))
         or internals.num_function_modes()
         or internals.num_dispatch_modes()

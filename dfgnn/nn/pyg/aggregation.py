@@ -15,7 +15,7 @@ from ...graph import cache as _kept
 from ...runtime.compiling import without_gradient
 from ...runtime.torch_internals import FakeTensor
 from ...runtime.transforms import any_batched
-from .._fallback import Called, foreign_mode, warn
+from .._fallback import Called, foreign_mode, foreign_tensor, warn
 from ._base import LIBRARY
 
 
@@ -58,17 +58,20 @@ class FusedAggregation:
         if FusedAggregation in cls.__bases__:
             cls._called = Called(cls.__mro__[2])
 
-    def _changed(self) -> str | None:
+    def _changed(self, x: Tensor) -> str | None:
         if torch.compiler.is_compiling():
             return None
         replaced = self._called.replaced()
         if replaced is not None:
             return f"{replaced} was replaced, in torch_geometric or in torch"
         mode = foreign_mode()
-        return None if mode is None else f"a mode is active, {mode}"
+        if mode is not None:
+            return f"a mode is active, {mode}"
+        foreign = foreign_tensor((x, *self._parameters.values()))  # type: ignore[attr-defined]
+        return None if foreign is None else f"there is a {foreign} among features and parameters"
 
     def _falls_back(self, x: Tensor, index: Tensor | None, ptr: Tensor | None, dim: int) -> bool:
-        reason = self._changed()
+        reason = self._changed(x)
         if x.dim() != 2 or dim not in (0, -2):
             reason = f"groups along dimension {dim} of {x.dim()}"
         elif x.shape[1] == 0:

@@ -54,7 +54,7 @@ class AGNNConv(FusedConv, torch_geometric.nn.AGNNConv):
         Raises:
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
-        if self.falls_back(edge_index):
+        if self.falls_back((x,), edge_index):
             return super().forward(x, for_upstream(edge_index))
         check_rows(self, "x", x)
         graph, _ = graph_of(self, edge_index, x, x, self_loops=self.add_self_loops)

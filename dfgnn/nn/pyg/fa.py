@@ -66,7 +66,11 @@ class FAConv(FusedConv, torch_geometric.nn.FAConv):
         Raises:
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
-        if self.falls_back(edge_index) or self._is_sparse(edge_index) or torch.compiler.is_compiling():
+        if (
+            self.falls_back((x, x_0), edge_index)
+            or self._is_sparse(edge_index)
+            or torch.compiler.is_compiling()
+        ):
             return super().forward(x, x_0, for_upstream(edge_index), edge_weight, return_attention_weights)
         check_rows(self, "x", x)
         edge_index = for_upstream(edge_index)

@@ -76,7 +76,7 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         Raises:
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
-        if self.falls_back(edge_index):
+        if self.falls_back((x, edge_attr), edge_index):
             return super().forward(x, for_upstream(edge_index), edge_attr, size, return_attention_weights)
         x_src, x_dst = ends(self, x)
         graph, edge_map = graph_of(self, edge_index, x_src, x_dst, size, self.add_self_loops)

@@ -46,8 +46,10 @@ class GATEConv(FusedConv, torch_geometric.nn.models.attentive_fp.GATEConv):
 
     @classmethod
     def why_not(cls, layer: Any) -> str | None:
-        if not is_plain(layer.lin1):  # whose weight is used without calling it
-            return "lin1 was replaced or has hooks"
+        # The weight of one is used without calling it; the other is called with the rows of nodes here, and
+        # there with those of edges.
+        if not (is_plain(layer.lin1) and is_plain(layer.lin2)):
+            return "lin1 or lin2 was replaced or has hooks"
         return super().why_not(layer)
 
     def forward(self, x: Tensor, edge_index: Any, edge_attr: Tensor) -> Tensor:
@@ -65,7 +67,7 @@ class GATEConv(FusedConv, torch_geometric.nn.models.attentive_fp.GATEConv):
         Raises:
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
-        if self.falls_back(edge_index):
+        if self.falls_back((x, edge_attr), edge_index):
             return super().forward(x, for_upstream(edge_index), edge_attr)
         check_rows(self, "x", x)
         if is_batch(x):

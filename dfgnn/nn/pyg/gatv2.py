@@ -74,7 +74,7 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
         Raises:
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
-        if self.falls_back(edge_index):
+        if self.falls_back((x, edge_attr), edge_index):
             return super().forward(x, for_upstream(edge_index), edge_attr, return_attention_weights)
         x_src, x_dst = both_ends(self, x)
         graph, edge_map = graph_of(self, edge_index, x_src, x_dst, self_loops=self.add_self_loops)

@@ -77,7 +77,7 @@ class GENConv(FusedConv, torch_geometric.nn.GENConv):
         Raises:
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
-        if self.falls_back(edge_index):
+        if self.falls_back((x, edge_attr), edge_index):
             return super().forward(x, for_upstream(edge_index), edge_attr, size)
         x_src, x_dst = ends(self, x)
         if is_batch(x):

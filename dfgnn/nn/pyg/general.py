@@ -55,6 +55,10 @@ class GeneralConv(FusedConv, torch_geometric.nn.GeneralConv):
         lin = getattr(layer, "lin_edge", None)  # whose weight is used without calling it
         if lin is not None and plain_linear(lin) is None:
             return "lin_edge was replaced or has hooks"
+        # They are called with the rows of nodes here, there with those of edges.
+        ends = (layer.lin_msg,) if layer.directed_msg else (layer.lin_msg, layer.lin_msg_i)
+        if any(plain_linear(lin) is None for lin in ends):
+            return "lin_msg or lin_msg_i was replaced or has hooks"
         return super().why_not(layer)
 
     def forward(
@@ -79,7 +83,7 @@ class GeneralConv(FusedConv, torch_geometric.nn.GeneralConv):
         Raises:
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
-        if self.falls_back(edge_index):
+        if self.falls_back((x, edge_attr), edge_index):
             return super().forward(x, for_upstream(edge_index), edge_attr, size)
         x_src, x_dst = both_ends(self, x)
         if is_batch(x):

@@ -16,7 +16,7 @@ from ... import functional
 from ...graph import Graph
 from ...graph import cache as _kept
 from ...runtime.compiling import without_gradient
-from .._fallback import foreign_mode, warn
+from .._fallback import foreign_mode, foreign_tensor, warn
 from .._terms import is_untouched
 from ._base import LIBRARY
 
@@ -63,6 +63,8 @@ class GPSConv(torch_geometric.nn.GPSConv):
             return f"attn is {type(attn).__name__}"
         if not (is_untouched(attn) and is_untouched(attn.out_proj)):
             return "attn has hooks or a forward of its own"
+        if "parametrizations" in attn.out_proj._modules:  # which may draw numbers at every access
+            return "attn.out_proj has parametrizations"
         if _functions(F) != _FUNCTIONS:
             return "a function of attention was replaced in torch.nn.functional"
         if foreign_mode() is not None:
@@ -86,17 +88,24 @@ class GPSConv(torch_geometric.nn.GPSConv):
         Raises:
             ValueError: ``batch`` is not as described.
         """
-        if self._falls_back(batch) or batch is None or torch.compiler.is_compiling():
+        if self._falls_back(x, batch) or batch is None or torch.compiler.is_compiling():
             return super().forward(x, edge_index, batch, **kwargs)
-        out = self._with_residual(self.norm2, self._among_all(x, batch), x, batch)
+        # In torch_geometric's order, in which random numbers are drawn.
+        local = None
         if self.conv is not None:
-            out = self._with_residual(self.norm1, self.conv(x, edge_index, **kwargs), x, batch) + out
+            local = self._with_residual(self.norm1, self.conv(x, edge_index, **kwargs), x, batch)
+        out = self._with_residual(self.norm2, self._among_all(x, batch), x, batch)
+        out = out if local is None else local + out
         return self._normalized(self.norm3, out + self.mlp(out), batch)
 
-    def _falls_back(self, batch: Tensor | None) -> bool:
+    def _falls_back(self, x: Tensor, batch: Tensor | None) -> bool:
         reason = self.why_not(self)
-        if reason is None and batch is None and not torch.compiler.is_compiling():
-            reason = "batch=None, a single graph, whose attention is dense"
+        if reason is None and not torch.compiler.is_compiling():
+            foreign = foreign_tensor((x, *self.attn.parameters()))
+            if foreign is not None:
+                reason = f"there is a {foreign} among features and parameters"
+            elif batch is None:
+                reason = "batch=None, a single graph, whose attention is dense"
         if reason is not None:
             warn(type(self), LIBRARY, reason)
         return reason is not None

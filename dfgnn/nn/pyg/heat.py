@@ -83,7 +83,7 @@ class HEATConv(FusedConv, torch_geometric.nn.HEATConv):
         Raises:
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
-        if self.falls_back(edge_index):
+        if self.falls_back((x, edge_attr), edge_index):
             return super().forward(x, for_upstream(edge_index), node_type, edge_type, edge_attr)
         check_rows(self, "x", x)
         if is_batch(x):

@@ -76,7 +76,7 @@ class ResGatedGraphConv(FusedConv, torch_geometric.nn.ResGatedGraphConv):
             TypeError, ValueError: an argument is not as described, or sizes differ.
             NotImplementedError: a graph that several processes share.
         """
-        if self.falls_back(edge_index):
+        if self.falls_back((x, edge_attr), edge_index):
             return super().forward(x, for_upstream(edge_index), edge_attr)
         x_src, x_dst = both_ends(self, x)
         if is_batch(x):

@@ -85,7 +85,7 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
         Raises:
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
-        if self.falls_back(edge_index, edge_type):
+        if self.falls_back((x, edge_attr), edge_index, edge_type):
             return super().forward(
                 x, for_upstream(edge_index), edge_type, edge_attr, size, return_attention_weights
             )

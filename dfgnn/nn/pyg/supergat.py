@@ -74,7 +74,7 @@ class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
         Raises:
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
-        if self.falls_back(edge_index, neg_edge_index):
+        if self.falls_back((x,), edge_index, neg_edge_index):
             return super().forward(x, for_upstream(edge_index), neg_edge_index, batch)
         check_rows(self, "x", x)
         if is_batch(x):
