@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -118,6 +119,14 @@ class FusedAggregation:
         heads, width = score.shape[1], values.shape[1]
         values = values.view(len(x), heads, width // heads)  # -1 would be ambiguous where there are no rows
         return self.attention(graph, values, score, None, negative_slope=1.0).flatten(1)
+
+    def __prepare_scriptable__(self):
+        # As FusedConv's: torch.jit.script compiles torch_geometric's module.
+        if FusedAggregation not in type(self).__bases__:
+            return self
+        plain = copy.copy(self)
+        plain.__class__ = type(self).__mro__[2]  # type: ignore[assignment]
+        return plain
 
     def _terms(self, x: Tensor, index: Tensor | None, dim_size: int | None) -> tuple[Tensor, Tensor]:
         """Values ``[E, F']``, and their scores: ``[E, 1]``, or ``[E, F']`` for a softmax of each column."""

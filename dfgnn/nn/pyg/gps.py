@@ -67,6 +67,8 @@ class GPSConv(torch_geometric.nn.GPSConv):
             return "attn.out_proj has parametrizations"
         if _functions(F) != _FUNCTIONS:
             return "a function of attention was replaced in torch.nn.functional"
+        if torch.jit.is_tracing():
+            return "TorchScript"
         if foreign_mode() is not None:
             return f"a mode is active, {foreign_mode()}"
         if attn.bias_k is not None or attn.add_zero_attn or type(attn.in_proj_weight) is not nn.Parameter:

@@ -133,9 +133,11 @@ def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
 
 def derived(formula, grad, inputs, need) -> tuple[Tensor | None, ...]:
     """The gradients of the formula, with derivatives of their own."""
-    wanted = [x for x, needed in zip(inputs, need) if needed]
     with torch.enable_grad():
+        # Views: an input may be made of another one, or be the same tensor, and each is to get its own part.
+        inputs = [x if x is None else x.view_as(x) for x in inputs]
         out = formula(*inputs)
+    wanted = [x for x, needed in zip(inputs, need) if needed]
     found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True, allow_unused=True))
     return tuple(next(found) if needed else None for needed in need)
 

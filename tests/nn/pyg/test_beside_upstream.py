@@ -425,3 +425,122 @@ def test_small_integers(name, dtype):
             layer(*args, return_attention_weights=True) for layer in (ours, theirs)
         )
         assert actual.dtype == expected.dtype and torch.equal(actual, expected)
+
+
+# ---- what tools do to parameters, features and modules ---------------------------------------------------
+
+
+class Noise(nn.Module):
+    """A parametrization that draws numbers at every access."""
+
+    def forward(self, x):
+        return x + torch.randn_like(x)
+
+
+class Halved(torch.Tensor):
+    """A tensor with operations of its own, as quantised ones have: half of some results."""
+
+    @classmethod
+    def __torch_function__(cls, function, kinds, args=(), kwargs=None):
+        out = super().__torch_function__(function, kinds, args, kwargs or {})
+        with torch._C.DisableTorchFunctionSubclass():
+            return out / 2 if function in (F.linear, torch.matmul, torch.Tensor.mul) else out
+
+
+@pytest.mark.filterwarnings("ignore::dfgnn.nn.pyg.FallbackWarning")
+@pytest.mark.parametrize("name", LAYERS)
+def test_parametrizations(name):
+    theirs, ours = both(name)
+    for layer in (theirs, ours):
+        modules = [m for m in layer.modules() if m._parameters]
+        for module in modules:
+            for key in [key for key, p in module._parameters.items() if p is not None]:
+                nn.utils.parametrize.register_parametrization(module, key, Noise())
+    assert_equal(results(ours, name), results(theirs, name))
+
+
+@pytest.mark.filterwarnings("ignore::dfgnn.nn.pyg.FallbackWarning")
+@pytest.mark.parametrize("name", LAYERS)
+def test_tensors_with_operations_of_their_own(name):
+    theirs, ours = both(name)
+    x, attr = X.as_subclass(Halved), ATTR.as_subclass(Halved)
+    assert_equal(results(ours, name, x, attr=attr), results(theirs, name, x, attr=attr))
+    for layer in (theirs, ours):
+        for module in layer.modules():
+            for key, p in module._parameters.items():
+                module._parameters[key] = p if p is None else nn.Parameter(p.detach().as_subclass(Halved))
+    assert_equal(results(ours, name), results(theirs, name))
+
+
+@pytest.mark.filterwarnings("ignore::dfgnn.nn.pyg.FallbackWarning")
+@pytest.mark.parametrize("name", LAYERS)
+def test_hooks_see_what_they_see_there(name):
+    """Tools compute gradients of samples, or statistics, of what a hook is given."""
+    parts = [key for key, m in both(name)[0].named_modules() if isinstance(m, (nn.Linear, PyG.Linear))]
+    for part in parts:
+        seen = []
+        for layer in both(name):
+            given = []
+            layer.get_submodule(part).register_forward_hook(lambda m, args, out, to=given: to.append(args[0]))
+            results(layer, name)
+            seen.append(given)
+        assert_equal(seen[1], seen[0])
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_inputs_that_depend_on_each_other(name):
+    """Where gradients are to have derivatives, they are still those of each input alone."""
+    found = []
+    for layer in both(name):
+        positions = POSITIONS.clone().requires_grad_()
+        (first,) = torch.autograd.grad(energy(layer, name, positions), positions, create_graph=True)
+        found.append([first, *torch.autograd.grad(first.square().sum(), positions)])
+    assert_equal(found[1], found[0], 1e-8)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: PyG.GATConv((8, 8), 4, 2, add_self_loops=False),
+        lambda: PyG.GATv2Conv((8, 8), 4, 2, add_self_loops=False),
+        lambda: PyG.TransformerConv((8, 8), 4, 2),
+    ],
+)
+def test_destinations_made_of_the_sources(make):
+    torch.manual_seed(0)
+    theirs = make().double()
+    if hasattr(theirs, "lin_key"):
+        theirs.lin_key.weight = theirs.lin_value.weight  # one tensor twice
+    ours = copy.deepcopy(theirs)
+    dfgnn.accelerate(ours)
+    found = []
+    for layer in (theirs, ours):
+        x = X.clone().requires_grad_()
+        out = layer((x, x[:7]), EDGES % 7).sin().sum()
+        first = torch.autograd.grad(out, [x, *layer.parameters()], create_graph=True)
+        total = sum(g.square().sum() for g in first)
+        found.append([*first, *torch.autograd.grad(total, [x, *layer.parameters()])])
+    assert_equal(found[1], found[0], 1e-8)
+
+
+@pytest.mark.filterwarnings("ignore::dfgnn.nn.pyg.FallbackWarning")
+def test_torchscript():
+    for name in ("SoftmaxAggregation", "AttentionalAggregation"):
+        theirs, ours = both(name)
+        try:
+            expected = results(torch.jit.script(theirs), name)
+        except RuntimeError:  # torch_geometric's cannot
+            with pytest.raises(RuntimeError):
+                torch.jit.script(ours)
+            continue
+        assert_equal(results(torch.jit.script(ours), name), expected)
+    theirs, ours = both("GPSConv")
+    traced = torch.jit.trace(ours, LAYERS["GPSConv"][1](X, EDGES, ATTR), check_trace=False)
+    assert_equal(results(traced, "GPSConv", X / 2), results(theirs, "GPSConv", X / 2))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_autocast_leaves_float64_alone(name):
+    theirs, ours = both(name)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_equal(results(ours, name), results(theirs, name))
