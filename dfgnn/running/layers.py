@@ -29,6 +29,7 @@ from torch import nn
 from ..nn import _fallback
 from ..nn._fallback import is_from
 from ..switch.replace import LIBRARIES, is_convolution, layers_of, patch
+from ..switch.subclasses import made_for
 
 _CHILD = Path(__file__).with_name("child.py")
 
@@ -181,6 +182,8 @@ class Layers:
                 note = f"has a forward of its own, which calls {ours.__name__}'s"
             else:
                 reasons.append(f"has a forward of its own, which was not seen to call {ours.__name__}'s")
+        elif ours is None and (made := made_for(cls)) is not None:
+            fused, note = True, f"dfgnn.accelerate put {made.__module__}.{made.__qualname__} under it"
         elif ours is None:
             reasons = [self._why_not(cls)]
         return {
@@ -193,7 +196,7 @@ class Layers:
         if theirs is cls:
             return "dfgnn.patch did not reach it"
         if theirs is not None:
-            return f"a subclass of {theirs.__name__} from before dfgnn.patch"
+            return f"a subclass of {theirs.__name__} from before dfgnn.patch; dfgnn.accelerate may take it"
         if cls.__module__.partition(".")[0] in LIBRARIES.values():
             return "no such layer in dfgnn"
         try:

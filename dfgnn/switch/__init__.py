@@ -1,6 +1,7 @@
 """Bringing the layers into code that was written for DGL or torch_geometric.
 
 ``replace``      layers in place, and names of a library everywhere
+``subclasses``   layers that wrap a library's
 ``checkpoints``  state dicts of one library for the layers of another
 """
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from ..nn._fallback import replaced_method, upstream
+from . import subclasses
 
 #: Name of a library -> its package.
 LIBRARIES = {"dgl": "dgl", "pyg": "torch_geometric"}
@@ -60,7 +61,7 @@ class Report:
         if not self.replaced and not self.kept:
             return "no layer of DGL or torch_geometric found"
         lines = [f"{len(self.replaced)} replaced"]
-        lines += _grouped((x.name, f"{_path(x.before)} -> {_path(x.after)}") for x in self.replaced)
+        lines += _grouped((x.name, f"{_path(x.before)} -> {_after(x.after)}") for x in self.replaced)
         lines.append(f"{len(self.kept)} not replaced")
         lines += _grouped((x.name, f"{_path(x.cls)}: {x.reason}") for x in self.kept)
         return "\n".join(lines)
@@ -73,11 +74,13 @@ def accelerate(model: nn.Module) -> Report:
     nothing else changes: parameters, buffers, state_dict, hooks and an optimizer over them stay as they are,
     and results are the same up to rounding. ``model`` may itself be such a layer. :func:`restore` undoes it.
 
-    A subclass of a library's layer is left alone, since what it changes is not known. So are layers that
-    dfgnn does not have, those of a class whose methods were replaced, and those that are set up for
-    something that the fused layer does not do (hooks on messages or on a LeakyReLU, another aggregation,
-    say). The report names them with the reason. Where that is set up later, the library's forward runs, with
-    a :class:`~dfgnn.nn.FallbackWarning`.
+    A subclass of such a layer that overrides ``__init__`` and ``forward`` alone, and calls
+    ``super().forward(...)``, gets a class of its own name with two bases, itself and dfgnn's layer, so that
+    this call runs fused. One that overrides ``message``, ``aggregate`` or whatever else the layer consists of
+    is left alone. So are layers that dfgnn does not have, those of a class whose methods were replaced, and
+    those that are set up for something that the fused layer does not do (hooks on messages or on a LeakyReLU,
+    another aggregation, say). The report names them with the reason. Where that is set up later, the
+    library's forward runs, with a :class:`~dfgnn.nn.FallbackWarning`.
 
     A pickled model refers to dfgnn's classes then, and loads where dfgnn is installed; a state_dict, or a
     model pickled after :func:`restore`, loads anywhere.
@@ -95,13 +98,13 @@ def accelerate(model: nn.Module) -> Report:
     replaced, kept = [], []
     for name, module in model.named_modules():
         cls = type(module)
-        reason = _why_not(module, layers, unsupported)
-        if reason is not None:
-            kept.append(Kept(name, cls, reason))
-        elif cls in layers:
+        reason, after = _becomes(module, layers, unsupported)
+        if after is not None:
             setattr(module, _BEFORE, cls)
-            module.__class__ = layers[cls]
-            replaced.append(Replaced(name, cls, layers[cls]))
+            module.__class__ = after
+            replaced.append(Replaced(name, cls, after))
+        elif reason is not None:
+            kept.append(Kept(name, cls, reason))
     return Report(replaced, kept)
 
 
@@ -270,21 +273,39 @@ def _becoming(cls: type, ours: type) -> Callable[..., None]:
     return __init__
 
 
-def _why_not(module: nn.Module, layers: dict[type, Any], unsupported: dict[str, str]) -> str | None:
-    """Why a layer of a library keeps its class; None for one that does not, and for other modules."""
+def _becomes(
+    module: nn.Module, layers: dict[type, Any], unsupported: dict[str, str]
+) -> tuple[str | None, type | None]:
+    """(None, the class that a layer of a library gets), or (why it keeps its own, None); (None, None) for
+    other modules."""
     cls = type(module)
-    if cls in layers:
-        if "forward" in vars(module):
-            return "its forward was replaced on the instance"
-        name = replaced_method(cls, cls.__module__.split(".")[0])
-        return layers[cls].why_not(module) if name is None else f"{cls.__name__}.{name} was replaced"
-    if cls in layers.values():
-        return "is dfgnn's already"
+    if any(base in layers.values() for base in cls.__mro__):
+        return "is dfgnn's already", None
     base = next((base for base in cls.__mro__ if base in layers), None)
-    if base is not None:
-        return f"a subclass of {base.__name__}, which may change what it computes"
-    library = next((base.__module__.split(".")[0] for base in cls.__mro__ if is_convolution(base)), None)
-    return None if library is None else unsupported.get(library, "no such layer in dfgnn")
+    if base is None:
+        library = next((base.__module__.split(".")[0] for base in cls.__mro__ if is_convolution(base)), None)
+        return None if library is None else unsupported.get(library, "no such layer in dfgnn"), None
+    reason, ours = _why_not(module, base, layers[base]), layers[base]
+    if reason is not None:
+        return reason, None
+    if cls is base:
+        return None, ours
+    reason = subclasses.why_not(module, base, ours)
+    if reason is not None:
+        return f"a subclass of {base.__name__}: {reason}", None
+    made: Any = subclasses.made_of(cls, ours)
+    reason = made.why_not(module)
+    return (reason, None) if reason is not None else (None, made)
+
+
+def _why_not(module: nn.Module, base: type, ours: Any) -> str | None:
+    """Why a layer whose class is, or is derived from, the library's ``base`` cannot be one of ours."""
+    if "forward" in vars(module):
+        return "its forward was replaced on the instance"
+    name = replaced_method(base, base.__module__.split(".")[0])
+    if name is not None:
+        return f"{base.__name__}.{name} was replaced"
+    return ours.why_not(module) if type(module) is base else None
 
 
 def is_convolution(cls: type) -> bool:
@@ -296,6 +317,11 @@ def is_convolution(cls: type) -> bool:
 def _check_module(function: str, model) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"{function}: model: expected a torch.nn.Module, got {type(model).__name__}")
+
+
+def _after(cls: type) -> str:
+    pair = subclasses.pair_of(cls)
+    return _path(cls) if pair is None else f"the same on {_path(pair[1])}"
 
 
 def _path(cls: type) -> str:

@@ -166,6 +166,13 @@ class Mine(MessagePassing):
     def forward(self, x, edge_index):
         return self.propagate(edge_index, x=x)
 
+if "switched" in sys.argv:
+    import dfgnn, torch_geometric.nn
+    class Before(next(c for c in GATConv.__mro__ if c.__module__.startswith("torch_geometric.nn.conv.gat"))):
+        pass
+    for conv in (Before(4, 4), Before(4, 4)):
+        dfgnn.accelerate(conv)
+    sys.exit()
 if "early" in sys.argv:
     raise ValueError("as told")
 x, edge_index, group = torch.randn(10, 4), torch.randint(10, (2, 30)), torch.arange(10) // 5
@@ -203,6 +210,10 @@ def test_every_layer_is_told_as_what_it_is(run):
     )
     done, report = run("script.py", "early", script=LAYERS)
     assert report["layers"] == [] and "was constructed before it failed\n" in done.stderr
+    _, report = run("script.py", "switched", script=LAYERS)
+    (row,) = report["layers"]
+    assert (row["layer"], row["constructed"], row["fused"]) == ("__main__.Before", 2, True)
+    assert row["note"] == "dfgnn.accelerate put dfgnn.nn.pyg.gat.GATConv under it"
     _, plain = run("--impl", "pyg", "script.py", script=LAYERS)
     counts = [
         {row["layer"].rpartition(".")[2]: row["constructed"] for row in rows}

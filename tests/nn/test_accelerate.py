@@ -212,7 +212,11 @@ def test_the_model_may_be_a_layer(layer, call):
 
 
 class OwnGAT(dglnn.GATConv):
-    pass
+    def reset_parameters(self):
+        super().reset_parameters()
+
+    def set_allow_zero_in_degree(self, value):
+        super().set_allow_zero_in_degree(not value)
 
 
 class OwnTransformer(pygnn.TransformerConv):
