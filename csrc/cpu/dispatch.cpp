@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "by_index.h"
 #include "checksum.h"
 #include "edge_terms.h"
 #include "engine.h"
@@ -16,19 +17,22 @@ namespace dfgnn::cpu {
 // build_native.py defines DFGNN_ISAS(apply): apply(avx512) apply(avx2) apply(base), or those that it
 // compiles.
 
-#define DFGNN_DECLARE(name)                                         \
-  namespace name {                                                  \
-  void forward(const ForwardParams&, const Parallel&);              \
-  void backward(const BackwardParams&, const Parallel&, void*);     \
-  void sddmm(const ProductParams&, const Parallel&);                \
-  void spmm(const ProductParams&, const Parallel&);                 \
-  void edge_dot(const EdgeTermParams&, const Parallel&);            \
-  void edge_sum(const EdgeTermParams&, const Parallel&);            \
-  void edge_outer(const EdgeTermParams&, const Parallel&);          \
-  int64_t attention_parts(const Csr&);                              \
-  void terms(const TermsParams&, const Parallel&);                  \
-  void terms_backward(const TermsBackwardParams&, const Parallel&); \
-  uint64_t checksum(const void*, int64_t);                          \
+#define DFGNN_DECLARE(name)                                           \
+  namespace name {                                                    \
+  void forward(const ForwardParams&, const Parallel&);                \
+  void backward(const BackwardParams&, const Parallel&, void*);       \
+  void sddmm(const ProductParams&, const Parallel&);                  \
+  void spmm(const ProductParams&, const Parallel&);                   \
+  void edge_dot(const EdgeTermParams&, const Parallel&);              \
+  void edge_sum(const EdgeTermParams&, const Parallel&);              \
+  void edge_outer(const EdgeTermParams&, const Parallel&);            \
+  int64_t attention_parts(const Csr&);                                \
+  void terms(const TermsParams&, const Parallel&);                    \
+  void terms_backward(const TermsBackwardParams&, const Parallel&);   \
+  void index_softmax(const ByIndexParams&, const Parallel&);          \
+  void index_softmax_backward(const ByIndexParams&, const Parallel&); \
+  void index_sum(const ByIndexParams&, const Parallel&);              \
+  uint64_t checksum(const void*, int64_t);                            \
   }
 DFGNN_ISAS(DFGNN_DECLARE)
 #undef DFGNN_DECLARE
@@ -66,14 +70,30 @@ struct Kernels {
   int64_t (*attention_parts)(const Csr&);
   void (*terms)(const TermsParams&, const Parallel&);
   void (*terms_backward)(const TermsBackwardParams&, const Parallel&);
+  void (*index_softmax)(const ByIndexParams&, const Parallel&);
+  void (*index_softmax_backward)(const ByIndexParams&, const Parallel&);
+  void (*index_sum)(const ByIndexParams&, const Parallel&);
   uint64_t (*checksum)(const void*, int64_t);
 };
 
 constexpr Kernels kKernels[] = {
-#define DFGNN_ENTRY(name)                                                                      \
-  {#name,       has_##name,           name::forward,  name::backward,   name::sddmm,           \
-   name::spmm,  name::edge_dot,       name::edge_sum, name::edge_outer, name::attention_parts, \
-   name::terms, name::terms_backward, name::checksum},
+#define DFGNN_ENTRY(name)        \
+  {#name,                        \
+   has_##name,                   \
+   name::forward,                \
+   name::backward,               \
+   name::sddmm,                  \
+   name::spmm,                   \
+   name::edge_dot,               \
+   name::edge_sum,               \
+   name::edge_outer,             \
+   name::attention_parts,        \
+   name::terms,                  \
+   name::terms_backward,         \
+   name::index_softmax,          \
+   name::index_softmax_backward, \
+   name::index_sum,              \
+   name::checksum},
     DFGNN_ISAS(DFGNN_ENTRY)
 #undef DFGNN_ENTRY
 };
@@ -200,6 +220,34 @@ uint64_t checksum(const void* data, int64_t bytes, const Parallel& parallel) {
   };
   parallel.run(0, call.sums.size(), kChecksumRuns, runs, &call);
   return call.run(call.sums.data(), call.sums.size() * sizeof(uint64_t));
+}
+
+template <class I>
+static IndexRange range_of(const I* index, int64_t num_rows) {
+  I low = index[0], high = index[0];
+  bool rises = true;
+  for (int64_t e = 1; e < num_rows; ++e) {  // without branches: the compiler takes several at a time
+    low = std::min(low, index[e]), high = std::max(high, index[e]);
+    rises &= index[e - 1] <= index[e];
+  }
+  return {int64_t(low), int64_t(high), rises};
+}
+IndexRange index_range(const void* index, bool is_long, int64_t num_rows) {
+  if (num_rows == 0) return {0, -1, true};
+  return is_long ? range_of(static_cast<const int64_t*>(index), num_rows)
+                 : range_of(static_cast<const int32_t*>(index), num_rows);
+}
+void index_softmax(const ByIndexParams& p, const Parallel& parallel) {
+  use_huge_pages(p.out, p.num_rows * p.columns * size_of(p.dtype));
+  kernels().index_softmax(p, parallel);
+}
+void index_softmax_backward(const ByIndexParams& p, const Parallel& parallel) {
+  use_huge_pages(p.out, p.num_rows * p.columns * size_of(p.dtype));
+  kernels().index_softmax_backward(p, parallel);
+}
+void index_sum(const ByIndexParams& p, const Parallel& parallel) {
+  use_huge_pages(p.out, p.num_groups * p.columns * size_of(p.dtype));
+  kernels().index_sum(p, parallel);
 }
 
 int64_t attention_parts(const Csr& csr) { return kernels().attention_parts(csr); }

@@ -119,6 +119,7 @@ STABLE_TORCH_LIBRARY(dfgnn, m) {
        {dfgnn::kForward, dfgnn::kBackward, dfgnn::kSddmm, dfgnn::kSpmm, dfgnn::kEdgeDot, dfgnn::kEdgeSum,
         dfgnn::kEdgeOuter, dfgnn::kProjectionGrad, dfgnn::kGatherSum, dfgnn::kConstants})
     m.def(schema);
+  for (const char* schema : dfgnn::kByIndex) m.def(schema);
   for (const char* schema : dfgnn::kPlanning) m.def(schema);
   for (const char* schema : dfgnn::kPlanned) m.def(schema);
 }

@@ -4,6 +4,7 @@ import math
 
 from torch import Tensor
 
+from ..engine import by_index
 from ..engine import products as _products
 from ..engine.checks import Checker, for_device, without_padding
 from ..graph import Graph
@@ -26,6 +27,8 @@ def edge_softmax(graph: Graph, score: Tensor, *, schedule: str = "auto") -> Tens
     flat = score.reshape(graph.num_edges, math.prod(score.shape[1:]))
     if flat.shape[1] == 0:
         return score.clone()
+    if type(graph) is Graph and graph.edge_mask is None and schedule == "auto" and by_index.takes_rows(flat):
+        return by_index.softmax(score, graph.edge_index[1], graph.num_dst, masked=True)
     # The attention that gat_attention returns, with no term from either end.
     ends = flat.new_zeros(graph.num_src, flat.shape[1])
     _, attention = gat_attention(

@@ -1,0 +1,33 @@
+// Softmax and sums over groups of rows, the group of each given by its number: nothing is sorted, and there
+// is no plan. Sums run in the order of the rows, whatever the number of threads.
+#pragma once
+
+#include <cstdint>
+
+#include "engine.h"
+
+namespace dfgnn::cpu {
+
+struct ByIndexParams {
+  DType dtype;  // f32 or f64
+  int64_t num_rows, num_groups;
+  int columns;
+  const void* index;  // the group of each row, which index_range has found in range
+  bool index_is_long, index_rises;
+  const void* rows;    // [num_rows, columns]; of a softmax the scores, of its gradient that of the result
+  const void* result;  // of the softmax, for its gradient
+  bool masked;         // a maximum that is infinite counts as 0, so that a softmax over -inf alone is 0
+  void* out;           // [num_rows, columns], of a sum [num_groups, columns]
+};
+
+struct IndexRange {
+  int64_t low, high;  // 0, -1 without rows
+  bool rises;
+};
+
+IndexRange index_range(const void* index, bool is_long, int64_t num_rows);
+void index_softmax(const ByIndexParams&, const Parallel&);
+void index_softmax_backward(const ByIndexParams&, const Parallel&);
+void index_sum(const ByIndexParams&, const Parallel&);
+
+}  // namespace dfgnn::cpu

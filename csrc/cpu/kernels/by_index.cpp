@@ -1,0 +1,244 @@
+// Softmax and sums over groups given by an index: see cpu/by_index.h.
+#include "cpu/by_index.h"
+
+#include "schedule.h"
+
+namespace dfgnn::cpu::DFGNN_ISA {
+namespace {
+
+// Numbers that a thread is worth, and those of a block that stay in the first cache.
+constexpr int64_t kPerThread = 1 << 15, kBlockNumbers = 2048;
+
+// Rows [begin, end) of the groups [low, low + span); all of them are where `all`.
+struct Part {
+  int64_t begin, end;
+  uint64_t low, span;
+  bool all;
+};
+
+template <class A, class I, int C>
+class Groups {
+ public:
+  Groups(const ByIndexParams& p, const Parallel& parallel)
+      : p_(p), parallel_(parallel), index_(static_cast<const I*>(p.index)) {
+    const int64_t most = p.num_rows * columns() / kPerThread + 1;
+    parts_ = most < parallel.num_threads ? most : parallel.num_threads;
+  }
+
+  int64_t columns() const { return C ? C : p_.columns; }
+
+  // Calls body(part) so that every row is in one part that has its group for itself. At once: rows that are
+  // all of one part's are taken in blocks, which the body may read again while they are in cache.
+  template <class Body>
+  void by_groups(const Body& body) const {
+    parallel_range(parallel_, parts_, 1, [&](int64_t first, int64_t last) {
+      for (int64_t k = first; k < last; ++k) {
+        if (parts_ == 1 || p_.index_rises) {
+          body(Part{boundary(k), boundary(k + 1), 0, 0, true});
+        } else {
+          const int64_t low = p_.num_groups * k / parts_, high = p_.num_groups * (k + 1) / parts_;
+          body(Part{0, p_.num_rows, uint64_t(low), uint64_t(high - low), false});
+        }
+      }
+    });
+  }
+  // Calls body(begin, end) so that every row is in one of them.
+  template <class Body>
+  void by_rows(const Body& body) const {
+    parallel_range(parallel_, parts_, 1, [&](int64_t first, int64_t last) {
+      body(p_.num_rows * first / parts_, p_.num_rows * last / parts_);
+    });
+  }
+  // Whether a part has all rows of its groups, and no others.
+  bool apart() const { return parts_ == 1 || p_.index_rises; }
+
+  template <class Body>
+  void blocks(int64_t begin, int64_t end, const Body& body) const {
+    const int64_t step = kBlockNumbers / columns() + 1;
+    for (; begin < end; begin += step) body(begin, begin + step < end ? begin + step : end);
+  }
+
+  // f(row, where the numbers of its group begin) for the rows of a part.
+  template <class F>
+  [[gnu::always_inline]] void each(const Part& part, const F& f) const {
+    if (part.all)
+      for (int64_t e = part.begin; e < part.end; ++e) f(e, int64_t(index_[e]) * columns());
+    else
+      for (int64_t e = part.begin; e < part.end; ++e)
+        if (uint64_t(index_[e]) - part.low < part.span) f(e, int64_t(index_[e]) * columns());
+  }
+
+ private:
+  // The first row of part k, where its group begins.
+  int64_t boundary(int64_t k) const {
+    int64_t e = p_.num_rows * k / parts_;
+    if (k > 0 && k < parts_)
+      while (e < p_.num_rows && e > 0 && index_[e] == index_[e - 1]) ++e;
+    return e;
+  }
+
+  const ByIndexParams& p_;
+  const Parallel& parallel_;
+  const I* index_;
+  int64_t parts_;
+};
+
+template <class A>
+void fill(A* to, int64_t size, A value) {
+  for (int64_t k = 0; k < size; ++k) to[k] = value;
+}
+
+template <class A>
+void exponentials(A* x, int64_t size) {
+  constexpr int W = kLanes<A>;
+  int64_t k = 0;
+  for (; k + W <= size; k += W) store_vector(x + k, exp<A, W>(load_vector<Vec<A, W>>(x + k)));
+  for (; k < size; ++k) x[k] = exp1(x[k]);
+}
+
+template <class A, class I, int C>
+void softmax_as(const ByIndexParams& p, const Parallel& parallel) {
+  const Groups<A, I, C> groups(p, parallel);
+  const int64_t columns = groups.columns(), size = p.num_groups * columns;
+  const A* score = static_cast<const A*>(p.rows);
+  A* out = static_cast<A*>(p.out);
+  Buffer<A> high(size), sum(size);
+  fill<A>(high, size, -kInfinity<A>);
+  fill<A>(sum, size, 0);
+  const auto maxima = [&](const Part& part) {
+    groups.each(part, [&](int64_t e, int64_t at) {
+      for (int64_t c = 0; c < columns; ++c) high[at + c] = larger(high[at + c], score[e * columns + c]);
+    });
+  };
+  const auto exp_of = [&](int64_t begin, int64_t end) {
+    groups.each({begin, end, 0, 0, true}, [&](int64_t e, int64_t at) {
+      for (int64_t c = 0; c < columns; ++c) {
+        A m = high[at + c];
+        if (p.masked && (m == kInfinity<A> || m == -kInfinity<A>)) m = 0;
+        out[e * columns + c] = score[e * columns + c] - m;
+      }
+    });
+    exponentials(out + begin * columns, (end - begin) * columns);
+  };
+  const auto sums = [&](const Part& part) {
+    groups.each(part, [&](int64_t e, int64_t at) {
+      for (int64_t c = 0; c < columns; ++c) sum[at + c] += out[e * columns + c];
+    });
+  };
+  const auto divide = [&](int64_t begin, int64_t end) {
+    groups.each({begin, end, 0, 0, true}, [&](int64_t e, int64_t at) {
+      for (int64_t c = 0; c < columns; ++c) {
+        const A s = sum[at + c];
+        out[e * columns + c] = p.masked && s == 0 ? A(0) : out[e * columns + c] / s;
+      }
+    });
+  };
+  if (groups.apart()) {
+    groups.by_groups([&](const Part& part) {
+      maxima(part);
+      groups.blocks(part.begin, part.end, [&](int64_t begin, int64_t end) {
+        exp_of(begin, end);
+        sums({begin, end, 0, 0, true});
+      });
+      divide(part.begin, part.end);
+    });
+    return;
+  }
+  groups.by_groups(maxima);
+  groups.by_rows([&](int64_t begin, int64_t end) { groups.blocks(begin, end, exp_of); });
+  groups.by_groups(sums);
+  groups.by_rows(divide);
+}
+
+template <class A, class I, int C>
+void softmax_backward_as(const ByIndexParams& p, const Parallel& parallel) {
+  const Groups<A, I, C> groups(p, parallel);
+  const int64_t columns = groups.columns(), size = p.num_groups * columns;
+  const A *grad = static_cast<const A*>(p.rows), *result = static_cast<const A*>(p.result);
+  A* out = static_cast<A*>(p.out);
+  Buffer<A> dot(size);
+  fill<A>(dot, size, 0);
+  const auto dots = [&](const Part& part) {
+    groups.each(part, [&](int64_t e, int64_t at) {
+      for (int64_t c = 0; c < columns; ++c) dot[at + c] += result[e * columns + c] * grad[e * columns + c];
+    });
+  };
+  const auto gradient = [&](int64_t begin, int64_t end) {
+    groups.each({begin, end, 0, 0, true}, [&](int64_t e, int64_t at) {
+      for (int64_t c = 0; c < columns; ++c)
+        out[e * columns + c] = result[e * columns + c] * (grad[e * columns + c] - dot[at + c]);
+    });
+  };
+  if (groups.apart()) {
+    groups.by_groups([&](const Part& part) {
+      dots(part);
+      gradient(part.begin, part.end);
+    });
+    return;
+  }
+  groups.by_groups(dots);
+  groups.by_rows(gradient);
+}
+
+template <class A, class I, int C>
+void sum_as(const ByIndexParams& p, const Parallel& parallel) {
+  const Groups<A, I, C> groups(p, parallel);
+  const int64_t columns = groups.columns();
+  const A* rows = static_cast<const A*>(p.rows);
+  A* out = static_cast<A*>(p.out);
+  parallel_range(parallel, p.num_groups, kPerThread / columns + 1, [&](int64_t begin, int64_t end) {
+    fill<A>(out + begin * columns, (end - begin) * columns, 0);
+  });
+  groups.by_groups([&](const Part& part) {
+    groups.each(part, [&](int64_t e, int64_t at) {
+      A* __restrict to = out + at;
+      const A* __restrict from = rows + e * columns;
+      for (int64_t c = 0; c < columns; ++c) to[c] += from[c];
+    });
+  });
+}
+
+// Calls f with a value of the type, one of the index's, and the number of columns, 0 for any other.
+template <class F>
+void with_types(const ByIndexParams& p, const F& f) {
+  const auto with_columns = [&](auto type, auto id) {
+    switch (p.columns) {
+      case 1:
+        return f(type, id, std::integral_constant<int, 1>());
+      case 2:
+        return f(type, id, std::integral_constant<int, 2>());
+      case 4:
+        return f(type, id, std::integral_constant<int, 4>());
+      case 8:
+        return f(type, id, std::integral_constant<int, 8>());
+      default:
+        return f(type, id, std::integral_constant<int, 0>());
+    }
+  };
+  const auto with_index = [&](auto type) {
+    p.index_is_long ? with_columns(type, int64_t{}) : with_columns(type, int32_t{});
+  };
+  p.dtype == DType::f64 ? with_index(double{}) : with_index(float{});
+}
+
+}  // namespace
+
+void index_softmax(const ByIndexParams& p, const Parallel& parallel) {
+  with_types(p, [&](auto type, auto id, auto columns) {
+    softmax_as<decltype(type), decltype(id), columns.value>(p, parallel);
+  });
+}
+
+void index_softmax_backward(const ByIndexParams& p, const Parallel& parallel) {
+  with_types(p, [&](auto type, auto id, auto columns) {
+    softmax_backward_as<decltype(type), decltype(id), columns.value>(p, parallel);
+  });
+}
+
+void index_sum(const ByIndexParams& p, const Parallel& parallel) {
+  with_types(p, [&](auto type, auto id, auto columns) {
+    sum_as<decltype(type), decltype(id), columns.value>(p, parallel);
+  });
+}
+
+}  // namespace dfgnn::cpu::DFGNN_ISA
