@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from . import functional
+from .engine import by_index
 from .engine.checks import DTYPES
 from .graph import Graph
 
@@ -169,6 +170,8 @@ def _sum_edges(graph: Graph, y: Tensor) -> Tensor:
     size = math.prod(y.shape[1:])
     if size == 0:
         return y.new_zeros(graph.num_dst, *y.shape[1:])
+    if type(graph) is Graph and graph.edge_mask is None and by_index.takes_rows(y):
+        return by_index.sums(y, graph.edge_index[1], graph.num_dst)
     # Each column is a head, with features of 1.
     out = functional.spmm(graph, y.reshape(len(y), size), y.new_ones(graph.num_src, size, 1))
     return out.view(graph.num_dst, *y.shape[1:])

@@ -35,6 +35,7 @@ import torch
 from .running import own
 from .running.layers import LIBRARIES, Layers, import_libraries
 from .running.program import NotRunnableError, Program, of_module, of_path
+from .switch import pieces
 
 
 def text(report: dict[str, Any]) -> str:
@@ -53,11 +54,12 @@ def text(report: dict[str, Any]) -> str:
         lines.append(f"  it started another program, which has the libraries' own layers: {command}")
     lines += [f"  {name}: not patched, {why}" for name, why in report["not_patched"].items()]
     if report["own_attention"] and report["impl"] == "dfgnn":
-        lines.append("  attention of its own, which dfgnn does not compute:")
+        lines.append("  attention of its own, which dfgnn does not compute as a whole:")
         for use in report["own_attention"]:
             where = f" in {use['where']}" if use["where"] else ""
             lines.append(f"    {use['file']}:{use['line']}{where}: {use['function']}")
             lines.append(f"        what fits: dfgnn.functional.{use['fits']}; recipe: docs/{use['recipe']}")
+    lines += [f"  {count} calls of {name} ran on dfgnn's kernels" for name, count in report["served"].items()]
     memory = ", ".join(f"{name} {size / 2**20:,.0f} MiB" for name, size in report["peak_memory"].items())
     lines.append(f"  {report['seconds']:.1f} s, peak memory: {memory}")
     if report["backward_in_calling_thread"]:
@@ -116,6 +118,7 @@ class _Run:
         if self.in_calling_thread:
             torch.autograd.set_multithreading_enabled(False)
         self.layers.install()
+        self.served_before = pieces.served.copy()
         self.begin = time.perf_counter()
         try:
             program.run()
@@ -150,6 +153,7 @@ class _Run:
             "impl": self.args.impl, "script": self.args.script, "arguments": self.args.arguments,
             "failed": self.failed, "layers": self.layers.rows(), "children": _of_children(self.layers),
             "programs": self.layers.programs, "not_patched": self.not_patched,
+            "served": dict(pieces.served - self.served_before),
             "own_attention": [use._asdict() for use in own.uses(self.layers.started)],
             "backward_in_calling_thread": self.in_calling_thread, "seconds": seconds,
             "peak_memory": _peak_memory(),

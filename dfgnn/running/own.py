@@ -1,7 +1,8 @@
 """Attention that a script spells out itself: where it takes a library's softmax over the edges of each node.
 
-Nothing is replaced for it. When the script has ended, the sources of its modules are read, and each name in
-them that stands for such a function is found, by whatever name it was imported.
+The softmax itself may run on dfgnn's kernels (:mod:`dfgnn.switch.pieces`); all around it is as it is
+written. When the script has ended, the sources of its modules are read, and each name in them that stands for
+such a function is found, by whatever name it was imported.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ def _functions() -> Iterator[tuple[int, str]]:
         function = getattr(sys.modules.get(place), attribute, None)
         if isinstance(function, ModuleType):  # dgl.ops.edge_softmax is also the module that has it
             function = getattr(function, attribute, None)
-        if callable(function) and not str(getattr(function, "__module__", "")).startswith("dfgnn"):
+        home = str(getattr(function, "__module__", ""))
+        if callable(function) and (not home.startswith("dfgnn") or home == "dfgnn.switch.pieces"):
             yield id(function), name
 
 

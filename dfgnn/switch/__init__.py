@@ -2,6 +2,7 @@
 
 ``replace``      layers in place, and names of a library everywhere
 ``subclasses``   layers that wrap a library's
+``pieces``       functions that attention is spelled out of
 ``checkpoints``  state dicts of one library for the layers of another
 """
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from ..nn._fallback import replaced_method, upstream
-from . import subclasses
+from . import pieces, subclasses
 
 #: Name of a library -> its package.
 LIBRARIES = {"dgl": "dgl", "pyg": "torch_geometric"}
@@ -172,6 +172,12 @@ def patch(library: str) -> Patch:
     constructor ends. For layers that were constructed before there is :func:`accelerate`; subclasses whose
     ``class`` statement ran before stay what they are.
 
+    So do functions that attention is spelled out of: ``torch_geometric.utils.softmax`` and ``scatter``
+    (sums, those of message passing too), ``scatter_softmax``, ``scatter_sum``, ``scatter_add`` and
+    ``scatter`` of torch_scatter, and of DGL ``edge_softmax``, ``copy_e_sum`` and ``u_mul_e_sum``, which
+    ``update_all`` calls. On the CPU, in float32 and float64 along the first dimension, dfgnn's kernels
+    compute them where they are faster; every other call goes on to the original.
+
     Args:
         library: "dgl" or "pyg" (torch_geometric).
 
@@ -215,14 +221,18 @@ class _Names:
     def __init__(self, library: str):
         self.holders = 0
         self._package = LIBRARIES[library]
+        self._library = library
         self._layers = layers_of(library)
-        self._rebound: list[tuple[ModuleType, str, type]] = []  # in modules that are not the library's
+        self._ours: dict[Any, Any] = {}  # of the layers, and of the functions that attention is spelled of
+        self._rebound: list[tuple[ModuleType, str, Any]] = []  # in modules that are not the library's
         self._constructors: dict[type, tuple[Any, Any]] = {}  # theirs, and what is there meanwhile
 
     def put(self) -> None:
         """Let names that stand for a layer stand for dfgnn's, in all modules that are loaded now."""
-        for in_library, module, name, cls in self._where(self._layers):
-            setattr(module, name, self._layers[cls])
+        self._ours = {**self._layers, **pieces.of(self._library)}
+        pieces.active.add(self._library)
+        for in_library, module, name, cls in self._where(self._ours):
+            setattr(module, name, self._ours[cls])
             if not in_library:
                 self._rebound.append((module, name, cls))
         for cls in self._layers.keys() - self._constructors.keys():
@@ -231,30 +241,37 @@ class _Names:
 
     def take_back(self) -> None:
         """Undo it: all over the library, which may have loaded more since; elsewhere what was changed."""
-        theirs = {ours: cls for cls, ours in self._layers.items()}
+        pieces.active.discard(self._library)
+        theirs = {ours: cls for cls, ours in self._ours.items()}
         for in_library, module, name, ours in self._where(theirs):
             if in_library:
                 setattr(module, name, theirs[ours])
         for module, name, cls in self._rebound:
-            if vars(module).get(name) is self._layers[cls]:  # not bound to something else since
+            if vars(module).get(name) is self._ours[cls]:  # not bound to something else since
                 setattr(module, name, cls)
         for cls, (before, meanwhile) in self._constructors.items():
             if vars(cls)["__init__"] is meanwhile:
                 cls.__init__ = before  # type: ignore[misc]
 
-    def _where(self, classes: Iterable[type]) -> list[tuple[bool, ModuleType, str, type]]:
-        """(in the library?, module, name, class) in all loaded modules but those that define a class."""
+    def _where(self, classes: Iterable[Any]) -> list[tuple[bool, ModuleType, str, Any]]:
+        """(in the library?, module, name, class or function) in all loaded modules but those that define it.
+
+        Modules that define one of the functions keep the others, too, so that originals stay what they are;
+        but torch_scatter may define its own where they are looked for."""
+        homes = {getattr(x, "__module__", None) for x in self._ours if not isinstance(x, type)}
         of_id = {id(cls): cls for cls in classes}
         found = []
         for place, module in list(sys.modules.items()):
             root = place.partition(".")[0]
             if root == "dfgnn" or not isinstance(module, ModuleType):
                 continue
+            if place in homes and place != "torch_scatter":
+                continue
             values = dict(vars(module))  # other threads may be importing
             if not of_id.keys().isdisjoint(map(id, values.values())):
                 for name, value in values.items():
                     cls = of_id.get(id(value))
-                    if cls is not None and cls.__module__ != place:
+                    if cls is not None and (cls.__module__ != place or place == "torch_scatter"):
                         found.append((root == self._package, module, name, cls))
         return found
 
