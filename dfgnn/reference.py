@@ -114,9 +114,12 @@ def dot_attention(
     edge_weight: Tensor | None = None,
     edge_feat: Tensor | None = None,
     edge_feat_in: str = "both",
+    edge_feat_value: Tensor | None = None,
     edge_attr: Tensor | None = None,
     edge_proj: Tensor | None = None,
     edge_proj_bias: Tensor | None = None,
+    edge_proj_value: Tensor | None = None,
+    edge_proj_bias_value: Tensor | None = None,
     edge_type: Tensor | None = None,
     edge_table: Tensor | None = None,
     out_bias: Tensor | None = None,
@@ -133,15 +136,21 @@ def dot_attention(
     if scale is None:
         scale = 1.0 / math.sqrt(query.shape[-1])
     keys, values = key[src], value[src]
-    if edge_attr is not None:
-        assert edge_proj is not None
-        edge_feat = F.linear(edge_attr, edge_proj, edge_proj_bias).unflatten(1, (query.shape[1], -1))
+    heads = query.shape[1]
+    if edge_proj is not None:
+        assert edge_attr is not None
+        edge_feat = F.linear(edge_attr, edge_proj, edge_proj_bias).unflatten(1, (heads, -1))
+    if edge_proj_value is not None:
+        assert edge_attr is not None
+        edge_feat_value = F.linear(edge_attr, edge_proj_value, edge_proj_bias_value).unflatten(1, (heads, -1))
     if edge_table is not None:
         edge_feat = edge_table[edge_type]
     if edge_feat is not None and edge_feat_in in ("key", "both"):
-        keys = keys + edge_feat
-    if edge_feat is not None and edge_feat_in in ("value", "both"):
-        values = values + edge_feat
+        keys = keys + _of_heads(edge_feat)
+    if edge_feat_value is None and edge_feat_in in ("value", "both"):
+        edge_feat_value = edge_feat
+    if edge_feat_value is not None:
+        values = values + _of_heads(edge_feat_value)
     raw = (query[dst] * keys).sum(-1) * scale
     score = _score(raw, negative_slope, edge_bias, bias_after, edge_gate, edge_mask)
     return _aggregate(graph, score, values, edge_weight, out_bias, dropout_p, return_attention, _seed)
@@ -280,6 +289,11 @@ def _score(raw, slope, bias, bias_after, gate, mask):
     if bias is not None and bias_after:
         score = score + bias
     return score if mask is None else score.masked_fill(~_per_head(mask), -math.inf)
+
+
+def _of_heads(feat: Tensor) -> Tensor:
+    """[E, D] alike for all heads, or [E, H, D]."""
+    return feat if feat.dim() == 3 else feat[:, None]
 
 
 def _per_head(x: Tensor) -> Tensor:

@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 
 from ..graph import Graph, GraphPart
-from ..graph import cache as _kept
 from ..runtime import library as _library
-from ..runtime import transforms
 from ..runtime.arguments import NO_EDGES, EdgeArgs
 from ..runtime.eager import transformed
 from . import traced_graph as _edges
@@ -105,57 +103,6 @@ class Checker:
             self.tensor("edge_weight", weight, [per_edge, per_head], allowed)
         if feat is not None:
             self.tensor("edge_feat", feat, [(*per_head, feat_dim)])
-
-    def projection(self, heads, size, attr, proj, proj_bias, kinds, table, feat, bias_after):
-        """(attr [E, d], proj [H, D, d]) of features that are projected; None where there are none."""
-        if kinds is not None or table is not None:
-            if attr is not None:
-                raise self.error(ValueError, "edge_attr", "None with edge_type and edge_table", "all of them")
-            attr, proj = self._one_hot(heads, size, kinds, table)
-        if attr is None:
-            for name, x in (("edge_proj", proj), ("edge_proj_bias", proj_bias)):
-                if x is not None:
-                    raise self.error(ValueError, name, "None without edge_attr", type(x).__name__)
-            return None
-        self.tensor("edge_attr", attr, [(self.graph.num_edges, None)])
-        if proj is None:
-            raise self.error(ValueError, "edge_proj", "a tensor, the projection of edge_attr", None)
-        self.tensor("edge_proj", proj, [(heads * size, attr.shape[1])])
-        if feat is not None:
-            raise self.error(ValueError, "edge_feat", "None with edge_attr", "both")
-        if bias_after:
-            raise self.error(ValueError, "bias_after", "False with edge_attr", bias_after)
-        if proj_bias is not None:  # one more feature, which is 1
-            self.tensor("edge_proj_bias", proj_bias, [(heads * size,)])
-            attr = torch.cat([attr, attr.new_ones(attr.shape[0], 1)], dim=1)
-            proj = torch.cat([proj, proj_bias.unsqueeze(1)], dim=1)
-        return self.in_use(attr), proj.reshape(heads, size, attr.shape[1])
-
-    def _one_hot(self, heads, size, kinds, table):
-        """(attr [E, T], proj [H D, T]): the table is the projection of the types' unit vectors."""
-        for name, x, other in (("edge_type", kinds, "edge_table"), ("edge_table", table, "edge_type")):
-            if x is None:
-                raise self.error(ValueError, name, f"a tensor with {other}", None)
-        self.tensor("edge_table", table, [(None, heads, size)])
-        self.tensor("edge_type", kinds, [(self.graph.num_edges,)], (torch.int64, torch.int32))
-        num_types = table.shape[0]
-        if not torch.compiler.is_compiling():
-            kinds = transforms.unwrapped(kinds)
-
-        def build():
-            if not torch.compiler.is_compiling() and kinds.numel():
-                low, high = (int(x) for x in kinds.aminmax())
-                if low < 0 or high >= num_types:
-                    wrong = low if low < 0 else high
-                    raise self.error(ValueError, "edge_type", f"types in [0, {num_types})", wrong)
-            return torch.nn.functional.one_hot(kinds.long(), num_types).to(table.dtype)
-
-        # Of a tensor of types, which is read once, the unit vectors are kept as long as it lives.
-        if torch.compiler.is_compiling():
-            attr = build()
-        else:
-            attr = _kept.once((kinds,), ("one_hot", num_types, table.dtype), build)
-        return attr, table.permute(1, 2, 0).reshape(heads * size, num_types)
 
 
 def no_graph(got: Any, expected: str) -> str:

@@ -1,26 +1,26 @@
-"""Dot attention whose edge features are projections of few numbers, e_ij = W x_ij: no E x H x D tensor.
+"""Dot attention with a term of the edge in the key and another in the value.
 
-A projection is linear, and so can change places with the products of attention:
+A term is features of the edge, e_ij, or their projection, W x_ij, which is linear and so can change places
+with the products of attention: no E x H x D tensor.
 
     q_i . (k_j + W x_ij) = q_i . k_j + (W^T q_i) . x_ij
-    sum_j alpha_ij (v_j + W x_ij) = sum_j alpha_ij v_j + W sum_j alpha_ij x_ij
+    sum_j alpha_ij (v_j + U y_ij) = sum_j alpha_ij v_j + U sum_j alpha_ij y_ij
 
 What remains per edge are products of d numbers per head, an edge bias, and the weighted sum of the edge's own
-features; per node there are rows [H, d]. Three operators (csrc/core/edge_terms.h) do that: `edge_dot`,
-`edge_sum` and `edge_outer`, each linear in both arguments, with the other two as gradients.
+features; per node there are rows [H, d] (`edge_terms`).
 
 There are three ways. `_composed` puts these together under autograd, for every option and to any order.
-`_Projected` is training with less memory and fewer passes. Its output contains the edges' part, so that
+`_Separate` is training with less memory and fewer passes. Its output contains the edges' part, so that
 g . out is all of delta, and backward needs neither the attention nor the output without that part. `_InOne`
-is the same with all products but the gradient of x in the attention's own kernels, on CUDA in 16 bits,
-for heads whose lanes can share the features: of edge size are these, and in backward two numbers per edge and
-head.
+is the same of one projection in key and value, with all products but the gradient of x in the attention's own
+kernels, on CUDA in 16 bits, for heads whose lanes can share the features: of edge size are these, and in
+backward two numbers per edge and head.
 """
 
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,144 +29,31 @@ from ..graph import GraphPart
 from ..plan.cost import lanes_per_head
 from ..runtime import eager as _eager
 from ..runtime import ops as _ops
-from ..runtime.arguments import FEAT_IN_KEY, FEAT_IN_VALUE, NEED_BIAS, NEED_WEIGHT, EdgeArgs, Numbers, Tensors
+from ..runtime.arguments import NEED_BIAS, NEED_WEIGHT, EdgeArgs, Numbers, Tensors
 from . import autograd as _autograd
+from . import edge_terms as _terms
 from . import paths
-from . import plain as _plain
 from . import traced_graph as _edges
 from .paths import AttentionInputs, attend
-
-# ---- the operators with their derivatives ----------------------------------------------------------------
-
-
-class _EdgeDot(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, rows, attr, graph, scale):
-        ctx.save_for_backward(rows, attr)
-        ctx.graph, ctx.scale = graph, scale
-        return _ops.edge_dot(graph, rows, attr, scale)
-
-    @staticmethod
-    def backward(ctx, grad):
-        rows, attr = ctx.saved_tensors
-        need_rows, need_attr = ctx.needs_input_grad[:2]
-        return (
-            edge_sum(ctx.graph, grad, attr, rows.shape[2]) * ctx.scale if need_rows else None,
-            edge_outer(ctx.graph, grad, rows, attr.shape[1], ctx.scale) if need_attr else None,
-            None,
-            None,
-        )
-
-
-class _EdgeSum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, weight, attr, graph, width):
-        ctx.save_for_backward(weight, attr)
-        ctx.graph = graph
-        return _ops.edge_sum(graph, weight, attr, width)
-
-    @staticmethod
-    def backward(ctx, grad):
-        weight, attr = ctx.saved_tensors
-        need_weight, need_attr = ctx.needs_input_grad[:2]
-        return (
-            edge_dot(ctx.graph, grad, attr) if need_weight else None,
-            edge_outer(ctx.graph, weight, grad, attr.shape[1]) if need_attr else None,
-            None,
-            None,
-        )
-
-
-class _EdgeOuter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, weight, rows, graph, dim, scale):
-        ctx.save_for_backward(weight, rows)
-        ctx.graph, ctx.scale = graph, scale
-        return _ops.edge_outer(graph, weight, rows, dim, scale)
-
-    @staticmethod
-    def backward(ctx, grad):
-        weight, rows = ctx.saved_tensors
-        need_weight, need_rows = ctx.needs_input_grad[:2]
-        return (
-            edge_dot(ctx.graph, rows, grad, ctx.scale) if need_weight else None,
-            edge_sum(ctx.graph, weight, grad, rows.shape[2]) * ctx.scale if need_rows else None,
-            None,
-            None,
-            None,
-        )
-
-
-def _operand(graph):
-    """Of destinations and edges alone: sources need not be fetched."""
-    return graph.as_one() if isinstance(graph, GraphPart) else _edges.stand_in(graph)
-
-
-def edge_dot(graph, rows: Tensor, attr: Tensor, scale: float = 1.0) -> Tensor:
-    """[E, H] acc: scale rows[i, h] . attr[e] of each edge e into i. rows: [N, H, width]; attr: [E, d]. What
-    rows have behind the first d is not looked at, here and below."""
-    graph = _operand(graph)
-    if isinstance(graph, _edges.EdgeList):
-        return _edges.edge_dot(graph, rows, attr, scale)
-    if _eager.transformed(rows, attr):
-        acc = _ops.acc_type(rows.dtype)
-        ends = rows[:, :, : attr.shape[1]].to(acc)[_plain.ends_of(graph).edge_index[1]]
-        return torch.einsum("ehc,ec->eh", ends, attr.to(acc)) * scale
-    return _EdgeDot.apply(rows, attr, graph, scale)
-
-
-def edge_sum(graph, weight: Tensor, attr: Tensor, width: int) -> Tensor:
-    """[N, H, width]: the sum of weight[e, h] attr[e] over the edges e into i; zeros behind d. weight: acc."""
-    graph = _operand(graph)
-    if isinstance(graph, _edges.EdgeList):
-        return _edges.edge_sum(graph, weight, attr, width)
-    if _eager.transformed(weight, attr):
-        terms = torch.einsum("eh,ec->ehc", weight, attr.to(weight.dtype))
-        terms = torch.nn.functional.pad(terms, (0, width - attr.shape[1]))
-        found = terms.new_zeros(graph.num_dst, *terms.shape[1:])
-        return found.index_add(0, _plain.ends_of(graph).edge_index[1], terms).to(attr.dtype)
-    return _EdgeSum.apply(weight, attr, graph, width)
-
-
-def edge_outer(graph, weight: Tensor, rows: Tensor, dim: int, scale: float = 1.0) -> Tensor:
-    """[E, d]: scale sum_h weight[e, h] rows[i, h] of each edge e into i. weight: acc."""
-    graph = _operand(graph)
-    if isinstance(graph, _edges.EdgeList):
-        return _edges.edge_outer(graph, weight, rows, dim, scale)
-    if _eager.transformed(weight, rows):
-        ends = rows[:, :, :dim].to(weight.dtype)[_plain.ends_of(graph).edge_index[1]]
-        return (torch.einsum("eh,ehc->ec", weight, ends) * scale).to(rows.dtype)
-    return _EdgeOuter.apply(weight, rows, graph, dim, scale)
-
-
-def sum_of_features(graph, attention: Tensor, attr: Tensor) -> Tensor:
-    """[N, H, d]: the sum of attention[e, h] attr[e] over the edges e into i, of attention in any type."""
-    width = _width(attr.shape[1], attr)
-    found = edge_sum(graph, _ops.as_type(attention, _ops.acc_type(attr.dtype)), attr, width)
-    return found[:, :, : attr.shape[1]] if width > attr.shape[1] else found
-
-
-def _width(size: int, x: Tensor) -> int:
-    """Columns of a row for so many features: CUDA's kernels load 16 bytes at a time."""
-    step = 16 // x.dtype.itemsize if x.is_cuda else 1
-    return -(-size // step) * step
-
 
 # ---- products per node -----------------------------------------------------------------------------------
 
 
-def _onto_features(x: Tensor, proj: Tensor) -> Tensor:
-    """W^T x: [N, H, D] x [H, D, width] -> [N, H, width], a view whose heads may lie apart."""
-    return torch.bmm(x.transpose(0, 1), proj).transpose(0, 1)
+def _onto_features(x: Tensor, proj: Tensor | None) -> Tensor:
+    """W^T x: [N, H, D] x [H, D, width] -> [N, H, width], a view whose heads may lie apart; of no W, x."""
+    return x if proj is None else torch.bmm(x.transpose(0, 1), proj).transpose(0, 1)
 
 
-def _project(x: Tensor, proj: Tensor) -> Tensor:
+def _project(x: Tensor, proj: Tensor | None) -> Tensor:
     """W x: [N, H, width] x [H, D, width] -> [N, H, D], likewise."""
-    return torch.bmm(x.transpose(0, 1), proj.transpose(1, 2)).transpose(0, 1)
+    return x if proj is None else torch.bmm(x.transpose(0, 1), proj.transpose(1, 2)).transpose(0, 1)
 
 
-def _add_projection(out: Tensor, x: Tensor, proj: Tensor, factor: float = 1.0) -> None:
+def _add_projection(out: Tensor, x: Tensor, proj: Tensor | None, factor: float = 1.0) -> None:
     """out += factor W x, in place."""
+    if proj is None:
+        out.add_(x, alpha=factor)
+        return
     out.transpose(0, 1).baddbmm_(x.transpose(0, 1), proj.transpose(1, 2), alpha=factor)
 
 
@@ -187,11 +74,14 @@ def _grad_proj(query: Tensor, query_sums: Tensor, grad: Tensor, grad_sums: Tenso
     """sum_i scale query_i query_sums_i^T + grad_i grad_sums_i^T, [H, D, width]; sums: [N, H, width]."""
     if query.is_cuda and query.dtype != torch.float64 and len(query):
         return _ops.projection_grad(query, query_sums, grad, grad_sums, scale)
-    products = (
-        torch.bmm(x.permute(1, 2, 0), y.transpose(0, 1)) for x, y in ((query, query_sums), (grad, grad_sums))
-    )
     acc = _ops.acc_type(query.dtype)
-    return next(products).to(acc).mul_(scale).add_(next(products)).to(query.dtype)
+    of_query = _products_of_rows(query, query_sums).to(acc).mul_(scale)
+    return of_query.add_(_products_of_rows(grad, grad_sums)).to(query.dtype)
+
+
+def _products_of_rows(x: Tensor, y: Tensor) -> Tensor:
+    """sum_i x_i y_i^T, [H, D, width]."""
+    return torch.bmm(x.permute(1, 2, 0), y.transpose(0, 1))
 
 
 def _without_autocast(device: torch.device):
@@ -204,14 +94,27 @@ def _without_autocast(device: torch.device):
 # ---- attention -------------------------------------------------------------------------------------------
 
 
+class EdgeTerms(NamedTuple):
+    """What edges add to key and value: features [E, d] or [E, H, D], None for no term, and their projections
+    [H, D, d] or None. The same tensor in both is one."""
+
+    key: Tensor | None
+    key_proj: Tensor | None
+    value: Tensor | None
+    value_proj: Tensor | None
+
+
 class _Call:
-    """What of an attention is no tensor to differentiate by."""
+    """What of an attention is no tensor to differentiate by. one_feat, one_proj: whether key and value have
+    the same."""
 
-    __slots__ = ("graph", "in_key", "in_value", "numbers", "schedule")
+    __slots__ = ("graph", "in_key", "numbers", "one_feat", "one_proj", "schedule")
 
-    def __init__(self, graph, numbers: Numbers, schedule: str, in_key: bool, in_value: bool):
+    def __init__(self, graph, numbers: Numbers, schedule: str, terms: EdgeTerms):
         self.graph, self.numbers, self.schedule = graph, numbers, schedule
-        self.in_key, self.in_value = in_key, in_value
+        self.in_key = terms.key is not None
+        self.one_feat = self.in_key and terms.key is terms.value
+        self.one_proj = self.in_key and terms.key_proj is terms.value_proj
 
     def engine(self, value: Tensor, backward: bool) -> _autograd.DispatchedCall:
         """The engine's attention, which returns the weights."""
@@ -220,74 +123,105 @@ class _Call:
         )
         return _autograd.DispatchedCall(self.graph, args, "dot", self.numbers, True, False)
 
+    def without_twins(self, terms: EdgeTerms) -> EdgeTerms:
+        """The terms with each tensor once, as an autograd function takes them."""
+        if self.one_feat:
+            terms = terms._replace(value=None)
+        return terms._replace(value_proj=None) if self.one_proj else terms
 
-def _composed(call: _Call, query, key, value, attr, proj, edge: EdgeArgs, out_bias, return_attention: bool):
+    def with_twins(self, terms: EdgeTerms) -> EdgeTerms:
+        if self.one_feat:
+            terms = terms._replace(value=terms.key)
+        return terms._replace(value_proj=terms.key_proj) if self.one_proj else terms
+
+
+def _width_of_sums(value: Tensor, proj: Tensor | None) -> int:
+    return (value if proj is None else proj).shape[2]
+
+
+def _composed(
+    graph, numbers: Numbers, schedule: str, query, key, value, terms: EdgeTerms, edge: EdgeArgs, out_bias,
+    return_attention: bool,
+):  # fmt: skip
     """(out, attention or None)"""
-    graph, numbers, bias = call.graph, call.numbers, edge.edge_bias
+    bias = edge.edge_bias
     with _without_autocast(query.device):
-        if call.in_key:
-            score = edge_dot(graph, _onto_features(query, proj), attr, numbers.scale)
+        if terms.key is not None:
+            rows = _onto_features(query, terms.key_proj)
+            score = _terms.dot(graph, rows, terms.key, numbers.scale)
             if edge.edge_gate is not None:
                 score = score * edge.edge_gate
             bias = score if bias is None else score + bias
         tensors = Tensors(value, key, query, None, *edge._replace(edge_bias=bias), out_bias)
-        out, attention = attend(
-            AttentionInputs(graph, "dot", tensors, numbers, return_attention or call.in_value, call.schedule)
-        )
-        if call.in_value:
-            out = out + _project(edge_sum(graph, attention, attr, proj.shape[2]), proj)
+        wanted = return_attention or terms.value is not None
+        out, attention = attend(AttentionInputs(graph, "dot", tensors, numbers, wanted, schedule))
+        if terms.value is not None:
+            weight = _ops.as_type(attention, _ops.acc_type(value.dtype))
+            sums = _terms.total(graph, weight, terms.value, _width_of_sums(value, terms.value_proj))
+            out = out + _project(sums, terms.value_proj)
     return out, attention
 
 
-def _handle(call: _Call, value: Tensor, attr: Tensor, backward: bool):
+def _handle(call: _Call, value: Tensor, terms: EdgeTerms, backward: bool):
     """The graph as `_InOne` takes it, or None where it cannot be (kProjects, attention/lanes.cuh)."""
+    if not (call.one_feat and call.one_proj) or terms.key is None or terms.key_proj is None:
+        return None
     heads, dim = value.shape[1:]
     lanes, size = lanes_per_head(heads, dim, value.dtype), dim * value.dtype.itemsize
     fits = value.is_cuda and value.dtype.itemsize == 2 and 32 < size <= 16 * lanes
-    if not fits or attr.shape[1] > max(2 * lanes, 16) or call.numbers.negative_slope != 1:
+    if not fits or terms.key.shape[1] > max(2 * lanes, 16) or call.numbers.negative_slope != 1:
         return None
     return call.graph._planner.handle(heads, dim, value.dtype, "dot", call.schedule, True, backward)
 
 
-def _grad_attr(call: _Call, attr, rows, grad_rows, grad_score, attention) -> Tensor:
-    dim = attr.shape[1]
-    found = _ops.edge_outer(call.graph, grad_score, rows, dim, call.numbers.scale)
-    return found.add_(_ops.edge_outer(call.graph, attention, grad_rows, dim, 1.0))
+_NAMES = (
+    *("query", "key", "value", "key_feat", "key_proj", "value_feat", "value_proj"),
+    *("edge_bias", "edge_mask", "edge_weight", "seed", "out_bias"),
+)
 
 
-_NAMES = "query", "key", "value", "attr", "proj", "edge_bias", "edge_mask", "edge_weight", "seed", "out_bias"
-
-
-class _Projected(torch.autograd.Function):
-    """The output of an eager training step, without a gate, with features in key and value.
+class _Separate(torch.autograd.Function):
+    """The output of an eager training step, without a gate, with a term in the value.
 
     It may be modified in place, as in `autograd.Attention`: backward then computes it again.
     """
 
     @staticmethod
     def forward(ctx, call: _Call, *given):
-        out, bias, stats, sums, attention = _Projected.compute(call, given)
+        out, bias, stats, sums, attention = _Separate.compute(call, given)
         ctx.call = call
         ctx.kept = out.detach() if _eager.top_hooks(True) is None else None
         ctx.version = out._version
-        need_attr = ctx.needs_input_grad[1 + _NAMES.index("attr")]
+        need = dict(zip(_NAMES, ctx.needs_input_grad[1:]))
+        need_attention = need["value_feat"] or call.one_feat and need["key_feat"]
         ctx.save_for_backward(
-            *given, bias, stats, sums, attention if need_attr else None, out if ctx.kept is None else None
+            *given,
+            None if bias is given[_NAMES.index("edge_bias")] else bias,
+            stats,
+            None if call.with_twins(EdgeTerms(*given[3:7])).value_proj is None else sums,
+            attention if need_attention else None,
+            out if ctx.kept is None else None,
         )
         return out
 
     @staticmethod
     def compute(call: _Call, given):
         """out, the scores' part of the edges with edge_bias, stats, the sums of features, attention."""
-        query, key, value, attr, proj, edge_bias, mask, weight, seed, out_bias = given
+        query, key, value, *terms, edge_bias, mask, weight, seed, out_bias = given
+        terms = call.with_twins(EdgeTerms(*terms))
+        assert terms.value is not None
+        bias = edge_bias
         with _without_autocast(query.device):
-            bias = _ops.edge_dot(call.graph, _onto_features(query, proj), attr, call.numbers.scale)
-            if edge_bias is not None:
-                bias = bias + edge_bias
+            if terms.key is not None:
+                rows = _onto_features(query, terms.key_proj)
+                bias = _terms.dot(call.graph, rows, terms.key, call.numbers.scale)
+                if edge_bias is not None:
+                    bias = bias + edge_bias
             tensors = Tensors(value, key, query, None, bias, None, mask, weight, None, seed, out_bias)
             out, stats, _, _, attention = call.engine(value, True).forward(tensors)
-            sums = _ops.edge_sum(call.graph, attention, attr, proj.shape[2])
-            _add_projection(out, sums, proj)
+            width = _width_of_sums(value, terms.value_proj)
+            sums = _terms.total(call.graph, attention, terms.value, width)
+            _add_projection(out, sums, terms.value_proj)
         return out, bias, stats, sums, attention
 
     @staticmethod
@@ -297,44 +231,66 @@ class _Projected(torch.autograd.Function):
         need = dict(zip(_NAMES, ctx.needs_input_grad[1:]))
         if torch.is_grad_enabled():  # create_graph
             return None, *_differentiable(call, given, need, grad)
-        query, key, value, attr, proj, edge_bias, mask, weight, seed, out_bias = given
         if out is None:
             out = ctx.kept
             if not _eager.retains_graph():
                 ctx.kept = None
         if out._version != ctx.version:
-            out = _Projected.compute(call, given)[0]
-        graph = call.graph
-        with _without_autocast(query.device):
-            grad = grad.contiguous()
-            grad_rows = _onto_features(grad, proj)
-            gamma = _ops.edge_dot(graph, grad_rows, attr, 1.0)
-            tensors = Tensors(value, key, query, None, bias, None, mask, weight, None, seed, out_bias)
-            bits = NEED_BIAS | (NEED_WEIGHT if need["edge_weight"] else 0)
-            grads = call.engine(value, True).backward(
-                (grad, gamma), tensors, (out, stats, None, None, None), bits
+            out = _Separate.compute(call, given)[0]
+        with _without_autocast(grad.device):
+            found = _Separate.gradients(
+                call, given, need, grad.contiguous(), bias, stats, sums, attention, out
             )
-            grad_value, grad_key, grad_query, _, grad_score, _, grad_weight, _ = grads
-            score_sums = _ops.edge_sum(graph, grad_score, attr, proj.shape[2])
-            found = dict(value=grad_value, key=grad_key, query=grad_query)
-            if need["query"]:
-                _add_projection(grad_query, score_sums, proj, call.numbers.scale)
-            if need["proj"]:
-                found["proj"] = _grad_proj(query, score_sums, grad, sums, call.numbers.scale)
-            if need["out_bias"]:
-                found["out_bias"] = grad.sum(0)
-            if need["attr"]:
-                rows = _onto_features(query, proj)
-                found["attr"] = _grad_attr(call, attr, rows, grad_rows, grad_score, attention)
-            if need["edge_bias"]:
-                found["edge_bias"] = _ops.as_type(grad_score, edge_bias.dtype)
-            if need["edge_weight"]:
-                found["edge_weight"] = _ops.per_edge(weight, grad_weight)
         return None, *(found.get(name) if need[name] else None for name in _NAMES)
+
+    @staticmethod
+    def gradients(call: _Call, given, need, grad, bias, stats, sums, attention, out) -> dict[str, Tensor]:
+        query, key, value, *terms, edge_bias, mask, weight, seed, out_bias = given
+        terms, graph, scale = call.with_twins(EdgeTerms(*terms)), call.graph, call.numbers.scale
+        assert terms.value is not None
+        grad_rows = _onto_features(grad, terms.value_proj)
+        gamma = _terms.dot(graph, grad_rows, terms.value)
+        bias = edge_bias if bias is None else bias
+        tensors = Tensors(value, key, query, None, bias, None, mask, weight, None, seed, out_bias)
+        bits = NEED_BIAS * (bias is not None) | NEED_WEIGHT * need["edge_weight"]
+        grads = call.engine(value, True).backward(
+            (grad, gamma), tensors, (out, stats, None, None, None), bits
+        )
+        grad_value, grad_key, grad_query, _, grad_score, _, grad_weight, _ = grads
+        found = dict(value=grad_value, key=grad_key, query=grad_query)
+        if need["out_bias"]:
+            found["out_bias"] = grad.sum(0)
+        if need["edge_bias"]:
+            found["edge_bias"] = _ops.as_type(grad_score, edge_bias.dtype)
+        if need["edge_weight"]:
+            found["edge_weight"] = _ops.per_edge(weight, grad_weight)
+        if need["value_proj"]:
+            found["value_proj"] = _products_of_rows(grad, sums)
+        if need["value_feat"]:
+            found["value_feat"] = _terms.outer(graph, attention, grad_rows, terms.value)
+        if terms.key is None:
+            return found
+        score_sums: Any = None
+        if need["query"] or need["key_proj"]:
+            width = _width_of_sums(query, terms.key_proj)
+            score_sums = _terms.total(graph, grad_score, terms.key, width)
+        if need["query"]:
+            _add_projection(grad_query, score_sums, terms.key_proj, scale)
+        if need["key_proj"] and call.one_proj:
+            found["key_proj"] = _grad_proj(query, score_sums, grad, sums, scale)
+        elif need["key_proj"]:
+            found["key_proj"] = _products_of_rows(query, score_sums).mul_(scale)
+        if need["key_feat"]:
+            rows = _onto_features(query, terms.key_proj)
+            found["key_feat"] = _terms.outer(graph, grad_score, rows, terms.key, scale)
+            if call.one_feat:
+                found["key_feat"].add_(_terms.outer(graph, attention, grad_rows, terms.key))
+        return found
 
 
 class _InOne(torch.autograd.Function):
-    """`_Projected` without gradients of edge_bias and edge_weight, by kernels that know features of edges."""
+    """`_Separate` of one projection, without gradients of edge_bias and edge_weight, by kernels that know
+    features of edges."""
 
     @staticmethod
     def forward(ctx, call: _Call, handle, *given):
@@ -348,11 +304,13 @@ class _InOne(torch.autograd.Function):
     @staticmethod
     def compute(call: _Call, handle, given):
         """out, what its backward wants, the factors of proj, sums of features."""
-        query, _, value, _, proj, *options = given
+        query, key, value, feat, proj, _, _, *options = given
         heads, size = value.shape[1:]
         with _without_autocast(query.device):
             factors = _factors(proj, lanes_per_head(heads, size, value.dtype))
-            out, kept, sums = _ops.attend_projected(handle, *given[:4], *factors, *options, call.numbers)
+            out, kept, sums = _ops.attend_projected(
+                handle, query, key, value, feat, *factors, *options, call.numbers
+            )
         return out, kept, factors, sums
 
     @staticmethod
@@ -362,7 +320,7 @@ class _InOne(torch.autograd.Function):
         need = dict(zip(_NAMES, ctx.needs_input_grad[2:]))
         if torch.is_grad_enabled():  # create_graph
             return None, None, *_differentiable(call, given, need, grad)
-        query, _, _, attr, proj, *options = given
+        query, key, value, feat, proj, _, _, *options = given
         if out is None:
             out = ctx.kept
             if not _eager.retains_graph():
@@ -372,17 +330,19 @@ class _InOne(torch.autograd.Function):
         with _without_autocast(query.device):
             grad = grad.contiguous()
             *grads, score_sums, edges = _ops.attend_projected_backward(
-                handle, grad, *given[:4], *factors, *options, out, kept, call.numbers, need["attr"]
-            )
+                handle, grad, query, key, value, feat, *factors, *options, out, kept, call.numbers,
+                need["key_feat"],
+            )  # fmt: skip
             found = dict(zip(("value", "key", "query"), grads))
-            if need["proj"]:
-                found["proj"] = _grad_proj(query, score_sums, grad, sums, call.numbers.scale)
+            if need["key_proj"]:
+                found["key_proj"] = _grad_proj(query, score_sums, grad, sums, call.numbers.scale)
             if need["out_bias"]:
                 found["out_bias"] = grad.sum(0)
-            if need["attr"]:
+            if need["key_feat"]:
                 attention, grad_score = edges.unbind(-1)
                 rows, grad_rows = _onto_features(query, proj), _onto_features(grad, proj)
-                found["attr"] = _grad_attr(call, attr, rows, grad_rows, grad_score, attention)
+                of_key = _terms.outer(call.graph, grad_score, rows, feat, call.numbers.scale)
+                found["key_feat"] = of_key.add_(_terms.outer(call.graph, attention, grad_rows, feat))
         return None, None, *(found.get(name) if need[name] else None for name in _NAMES)
 
 
@@ -390,50 +350,55 @@ def _differentiable(call: _Call, given, need, grad):
     """The gradients by the composed way, which may be differentiated again."""
     # Views: a tensor that was given twice has two gradients here.
     given = [x.view_as(x) if needed else x for x, needed in zip(given, need.values())]
-    query, key, value, attr, proj, bias, mask, weight, seed, out_bias = given
+    query, key, value, *terms, bias, mask, weight, seed, out_bias = given
     edge = EdgeArgs(bias, None, mask, weight, None, seed)
-    out, _ = _composed(call, query, key, value, attr, proj, edge, out_bias, False)
+    out, _ = _composed(
+        call.graph, call.numbers, call.schedule, query, key, value, call.with_twins(EdgeTerms(*terms)), edge,
+        out_bias, False,
+    )  # fmt: skip
     wanted = [x for x, needed in zip(given, need.values()) if needed]
     grads = iter(torch.autograd.grad(out, wanted, grad, create_graph=True, allow_unused=True))
     return [next(grads) if needed else None for needed in need.values()]
 
 
-def attention(inputs: AttentionInputs, attr: Tensor, proj: Tensor) -> tuple[Tensor, Any]:
-    """(out, attention) of dot attention whose edge features are proj attr; the attention means nothing unless
-    it was asked for. attr: [E, d]; proj: [H, D, d]. Heads of the inputs may have been padded."""
+def _padded(proj: Tensor | None, size: int) -> Tensor | None:
+    """W as the device takes it, for heads of this size."""
+    if proj is None:
+        return None
+    width = _terms.row_width(proj.shape[2], proj)
+    if (size, width) == proj.shape[1:]:
+        return proj
+    return torch.nn.functional.pad(proj, (0, width - proj.shape[2], 0, size - proj.shape[1]))
+
+
+def attention(inputs: AttentionInputs, terms: EdgeTerms) -> tuple[Tensor, Any]:
+    """(out, attention) of dot attention with terms of the edges; the attention means nothing unless it was
+    asked for. Heads of the inputs, and features of each head, may have been padded."""
     graph, _, tensors, numbers, return_attention, schedule = inputs
     value, key, query, _, *options, out_bias = tensors
     assert key is not None and query is not None
     edge = EdgeArgs(*options)
-    in_key, in_value = bool(numbers.flags & FEAT_IN_KEY), bool(numbers.flags & FEAT_IN_VALUE)
-    size = (query if in_key else value).shape[2]
-    width = _width(proj.shape[2], proj)
-    if (size, width) != proj.shape[1:]:
-        proj = torch.nn.functional.pad(proj, (0, width - proj.shape[2], 0, size - proj.shape[1]))
-    call = _Call(graph, numbers._replace(flags=0), schedule, in_key, in_value)
+    one_proj = terms.key_proj is terms.value_proj
+    key_proj = _padded(terms.key_proj, query.shape[2])
+    value_proj = key_proj if one_proj else _padded(terms.value_proj, value.shape[2])
+    terms = terms._replace(key_proj=key_proj, value_proj=value_proj)
+    rest = numbers._replace(flags=0), schedule
+    call = _Call(graph, *rest, terms)
     given = (
-        query,
-        key,
-        value,
-        attr,
-        proj,
-        edge.edge_bias,
-        edge.edge_mask,
-        edge.edge_weight,
-        edge.seed,
-        out_bias,
+        *(query, key, value, *call.without_twins(terms)),
+        *(edge.edge_bias, edge.edge_mask, edge.edge_weight, edge.seed, out_bias),
     )
-    plain = edge.edge_gate is not None or not (in_key and in_value)
+    plain = edge.edge_gate is not None or terms.value is None
     plain = plain or isinstance(graph, (GraphPart, _edges.EdgeList))
     if plain or torch.compiler.is_compiling() or _eager.transformed(*given):
-        return _composed(call, query, key, value, attr, proj, edge, out_bias, return_attention)
+        return _composed(graph, *rest, query, key, value, terms, edge, out_bias, return_attention)
     weights = None
     if return_attention:  # by a call of its own: `out` is the same whether it is asked for or not
-        alone = _Call(graph, call.numbers, schedule, in_key, False)
-        _, weights = _composed(alone, query, key, value, attr, proj, edge, None, True)
+        alone = terms._replace(value=None, value_proj=None)
+        _, weights = _composed(graph, *rest, query, key, value, alone, edge, None, True)
     train = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
     edges_learn = any(x is not None and x.requires_grad for x in (edge.edge_bias, edge.edge_weight))
-    handle = None if train and edges_learn else _handle(call, value, attr, train)
+    handle = None if train and edges_learn else _handle(call, value, terms, train)
     if paths.recorder is not None:
         paths.recorder.took("edge projection", paths.describe("dot", value))
     if handle is not None:
@@ -441,5 +406,5 @@ def attention(inputs: AttentionInputs, attr: Tensor, proj: Tensor) -> tuple[Tens
             return _InOne.apply(call, handle, *given), weights
         return _InOne.compute(call, handle, given)[0], weights
     if train:
-        return _Projected.apply(call, *given), weights
-    return _Projected.compute(call, given)[0], weights
+        return _Separate.apply(call, *given), weights
+    return _Separate.compute(call, given)[0], weights

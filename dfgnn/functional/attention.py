@@ -7,6 +7,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
+from ..engine import edge_arguments as _edges
 from ..engine import edge_projection as _edge_terms
 from ..engine import paths
 from ..engine import short as _short
@@ -255,9 +256,10 @@ def dot_attention(
     graph: Graph, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None = ...,
     negative_slope: float = ..., edge_bias: Tensor | None = ..., bias_after: bool = ...,
     edge_gate: Tensor | None = ..., edge_mask: Tensor | None = ..., edge_weight: Tensor | None = ...,
-    edge_feat: Tensor | None = ..., edge_feat_in: str = ..., edge_attr: Tensor | None = ...,
-    edge_proj: Tensor | None = ..., edge_proj_bias: Tensor | None = ..., edge_type: Tensor | None = ...,
-    edge_table: Tensor | None = ..., out_bias: Tensor | None = ...,
+    edge_feat: Tensor | None = ..., edge_feat_in: str = ..., edge_feat_value: Tensor | None = ...,
+    edge_attr: Tensor | None = ..., edge_proj: Tensor | None = ..., edge_proj_bias: Tensor | None = ...,
+    edge_proj_value: Tensor | None = ..., edge_proj_bias_value: Tensor | None = ...,
+    edge_type: Tensor | None = ..., edge_table: Tensor | None = ..., out_bias: Tensor | None = ...,
     dropout_p: float = ..., return_attention: Literal[False] = ..., schedule: str = ...,
 ) -> Tensor: ...
 @overload
@@ -265,9 +267,10 @@ def dot_attention(
     graph: Graph, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None = ...,
     negative_slope: float = ..., edge_bias: Tensor | None = ..., bias_after: bool = ...,
     edge_gate: Tensor | None = ..., edge_mask: Tensor | None = ..., edge_weight: Tensor | None = ...,
-    edge_feat: Tensor | None = ..., edge_feat_in: str = ..., edge_attr: Tensor | None = ...,
-    edge_proj: Tensor | None = ..., edge_proj_bias: Tensor | None = ..., edge_type: Tensor | None = ...,
-    edge_table: Tensor | None = ..., out_bias: Tensor | None = ...,
+    edge_feat: Tensor | None = ..., edge_feat_in: str = ..., edge_feat_value: Tensor | None = ...,
+    edge_attr: Tensor | None = ..., edge_proj: Tensor | None = ..., edge_proj_bias: Tensor | None = ...,
+    edge_proj_value: Tensor | None = ..., edge_proj_bias_value: Tensor | None = ...,
+    edge_type: Tensor | None = ..., edge_table: Tensor | None = ..., out_bias: Tensor | None = ...,
     dropout_p: float = ..., return_attention: Literal[True], schedule: str = ...,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
@@ -275,9 +278,10 @@ def dot_attention(
     graph: Graph, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None = ...,
     negative_slope: float = ..., edge_bias: Tensor | None = ..., bias_after: bool = ...,
     edge_gate: Tensor | None = ..., edge_mask: Tensor | None = ..., edge_weight: Tensor | None = ...,
-    edge_feat: Tensor | None = ..., edge_feat_in: str = ..., edge_attr: Tensor | None = ...,
-    edge_proj: Tensor | None = ..., edge_proj_bias: Tensor | None = ..., edge_type: Tensor | None = ...,
-    edge_table: Tensor | None = ..., out_bias: Tensor | None = ...,
+    edge_feat: Tensor | None = ..., edge_feat_in: str = ..., edge_feat_value: Tensor | None = ...,
+    edge_attr: Tensor | None = ..., edge_proj: Tensor | None = ..., edge_proj_bias: Tensor | None = ...,
+    edge_proj_value: Tensor | None = ..., edge_proj_bias_value: Tensor | None = ...,
+    edge_type: Tensor | None = ..., edge_table: Tensor | None = ..., out_bias: Tensor | None = ...,
     dropout_p: float = ..., return_attention: bool, schedule: str = ...,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 # fmt: on
@@ -297,9 +301,12 @@ def dot_attention(
     edge_weight: Tensor | None = None,
     edge_feat: Tensor | None = None,
     edge_feat_in: str = "both",
+    edge_feat_value: Tensor | None = None,
     edge_attr: Tensor | None = None,
     edge_proj: Tensor | None = None,
     edge_proj_bias: Tensor | None = None,
+    edge_proj_value: Tensor | None = None,
+    edge_proj_bias_value: Tensor | None = None,
     edge_type: Tensor | None = None,
     edge_table: Tensor | None = None,
     out_bias: Tensor | None = None,
@@ -313,9 +320,10 @@ def dot_attention(
 
     .. math::
         s_{ij} = \mathrm{scale} \; c_{ij} \; q_i \cdot (k_j + e_{ij}) + b_{ij}, \quad
-        \mathrm{out}_i = \sum_j w_{ij} m_{ij} \, \mathrm{softmax}_j(s_{ij}) \, (v_j + e_{ij})
+        \mathrm{out}_i = \sum_j w_{ij} m_{ij} \, \mathrm{softmax}_j(s_{ij}) \, (v_j + e^v_{ij})
 
-    with the dropout mask m_ij in {0, 1 / (1 - p)}. A destination without edges gets 0.
+    with e^v = e unless the two are given apart, and the dropout mask m_ij in {0, 1 / (1 - p)}. A destination
+    without edges gets 0.
 
     Args:
         graph: the edges, on the device of the tensors.
@@ -326,14 +334,20 @@ def dot_attention(
             of 16 bytes; other sizes are padded.
         scale: factor of the dot product; None for 1 / sqrt(D).
         negative_slope: of a LeakyReLU around the score (SuperGAT's SD attention); 1 for none.
-        edge_feat: e [E, H, D], same dtype, in the order in which the graph's edges were given.
+        edge_feat: e [E, H, D], or [E, D] alike for all heads, same dtype, in the order in which the graph's
+            edges were given.
         edge_feat_in: what e is added to: "key", "value" or "both" (TransformerConv). The value then is of
             size D, or e of size Dv where it is added to the value alone.
+        edge_feat_value: e^v [E, H, Dv] or [E, Dv], where the value's feature is another than the key's, which
+            edge_feat is then (None: 0).
         edge_attr: x [E, d], same dtype, same order, instead of edge_feat: e_ij = edge_proj x_ij +
             edge_proj_bias. The projection is folded into the attention, so that no E x H x D tensor exists:
-            of edge size are [E, H] scores and weights, and their gradients. Made for d below D.
+            of edge size are [E, H] scores and weights, and their gradients. For any d, also above D: what it
+            takes per edge are H d multiplications in place of H D d.
         edge_proj: [H D, d], same dtype, as the weight of a Linear layer; with edge_feat_in="value" [H Dv, d].
         edge_proj_bias: [H D] likewise, or None.
+        edge_proj_value, edge_proj_bias_value: [H Dv, d] and [H Dv] or None, where e^v is another projection
+            of x (QCNet, HiVT, SMART); edge_proj and edge_proj_bias are then the key's (None: 0).
         edge_type: int64 or int32 [E], same order, of edges of T kinds: e_ij = edge_table[edge_type_ij], for T
             below D, and likewise folded. A tensor is read at its first use, and unit vectors [E, T] are kept
             as long as it lives.
@@ -345,11 +359,21 @@ def dot_attention(
         out [num_dst, H, Dv], or (out, attention [E, H]).
 
     Differentiable, deterministic, and without edge-sized tensors beyond those passed in or asked for, like
-    :func:`gat_attention`; raises as it does.
+    :func:`gat_attention`, but for [E, H] with edge_feat_value, edge_feat [E, D], edge_attr or edge_type;
+    raises as it does.
+
+    Example, with relative positions r of which key and value have projections of their own::
+
+        key_of, value_of = torch.nn.Linear(128, H * D), torch.nn.Linear(128, H * D)
+        out = dot_attention(
+            graph, q, k, v, edge_attr=r, edge_proj=key_of.weight, edge_proj_bias=key_of.bias,
+            edge_proj_value=value_of.weight, edge_proj_bias_value=value_of.bias,
+        )
     """
     if (
         edge_bias is edge_gate is edge_mask is edge_weight is edge_feat is out_bias is _seed is None
-        and edge_attr is edge_proj is edge_proj_bias is edge_type is edge_table is None
+        and edge_feat_value is edge_attr is edge_proj is edge_proj_bias is edge_type is edge_table is None
+        and edge_proj_value is edge_proj_bias_value is None
         and schedule == "auto"
         and edge_feat_in == "both"
         and not return_attention
@@ -368,31 +392,28 @@ def dot_attention(
     scale = 1 / math.sqrt(dim) if scale is None else scale
     check.number("scale", scale)
     check.number("negative_slope", negative_slope)
-    if edge_feat_in not in ("key", "value", "both"):
-        raise check.error(ValueError, "edge_feat_in", "'key', 'value' or 'both'", repr(edge_feat_in))
-    in_key, in_value = edge_feat_in != "value", edge_feat_in != "key"
-    has_feat = not (edge_feat is None and edge_attr is None and edge_type is None)
-    fixed = dim if edge_feat_in == "both" and has_feat else None
-    check.tensor("value", value, [(graph.num_src, heads, fixed)])
-    value_dim = value.shape[2]
-    edge = check.options(
-        heads, edge_bias, edge_gate, edge_mask, edge_weight, edge_feat, dim if in_key else value_dim,
-        out_bias, value_dim, dropout_p, _seed,
-    )  # fmt: skip
-    projected = check.projection(
-        heads, dim if in_key else value_dim, edge_attr, edge_proj, edge_proj_bias, edge_type, edge_table,
-        edge_feat, bias_after,
-    )  # fmt: skip
-    dst, src, values, edge_feat, out_bias = for_device(check, query, key, value, edge.edge_feat, out_bias)
-    flags = (
-        (FEAT_IN_KEY if in_key else 0)
-        | (FEAT_IN_VALUE if in_value else 0)
-        | (BIAS_AFTER if bias_after else 0)
+    given = _edges.EdgeGiven(
+        *(edge_feat_in, edge_feat, edge_feat_value, edge_attr),
+        *(edge_proj, edge_proj_value, edge_proj_bias, edge_proj_bias_value),
+        *(edge_type, edge_table, bias_after),
     )
-    scalars = Numbers(float(negative_slope), float(scale), float(dropout_p), flags)
-    tensors = Tensors(values, src, dst, None, *with_feat(edge, edge_feat), out_bias)
+    check.tensor("value", value, [(graph.num_src, heads, _edges.value_size(check, given, dim))])
+    value_dim = value.shape[2]
+    own, feat_flags, terms, key_bias, value_bias = _edges.sort_out(check, given, heads, dim, value_dim)
+    own_dim = dim if feat_flags & FEAT_IN_KEY else value_dim
+    edge = check.options(
+        heads, edge_bias, edge_gate, edge_mask, edge_weight, own, own_dim, out_bias, value_dim, dropout_p,
+        _seed,
+    )  # fmt: skip
+    key = key if key_bias is None else key + key_bias
+    value = value if value_bias is None else value + value_bias
+    dst, src, values, own, out_bias = for_device(check, query, key, value, edge.edge_feat, out_bias)
+    scalars = Numbers(
+        float(negative_slope), float(scale), float(dropout_p), feat_flags | BIAS_AFTER * bool(bias_after)
+    )
+    tensors = Tensors(values, src, dst, None, *with_feat(edge, own), out_bias)
     inputs = AttentionInputs(graph, "dot", tensors, scalars, return_attention, schedule)
-    out, attention = attend(inputs) if projected is None else _edge_terms.attention(inputs, *projected)
+    out, attention = attend(inputs) if terms is None else _edge_terms.attention(inputs, terms)
     out = without_padding(out, value_dim)
     return (out, _ops.as_type(check.in_use(attention), query.dtype)) if return_attention else out
 

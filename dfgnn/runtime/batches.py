@@ -13,13 +13,13 @@ from torch import Tensor
 # The tensors that may have the dimension, and how many they have without it. Of a batch edge_gate, edge_mask
 # and edge_weight have three, for [E, H] has two without.
 _DIMS = {
-    **dict.fromkeys(("feat", "x_src", "x_dst", "query", "key", "value", "edge_feat"), 3),
+    **dict.fromkeys(("feat", "x_src", "x_dst", "query", "key", "value", "edge_feat", "edge_feat_value"), 3),
     **dict.fromkeys(("alpha_src", "alpha_dst", "attn", "out_bias"), 2),
     **dict.fromkeys(("edge_bias", "edge_gate", "edge_mask", "edge_weight"), 2),
 }
 _WITHOUT_NODES = "attn", "out_bias"
 # Those of projected edge features, which all sets share: they have the heads' rows one after the other.
-_PROJECTIONS = "edge_proj", "edge_proj_bias"
+_PROJECTIONS = "edge_proj", "edge_proj_bias", "edge_proj_value", "edge_proj_bias_value"
 
 F = TypeVar("F", bound=Callable[..., Any])
 

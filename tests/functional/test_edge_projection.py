@@ -8,7 +8,8 @@ from torch import library
 from torch.func import grad, jvp, vmap
 
 from dfgnn import Graph, functional, reference
-from dfgnn.engine import edge_projection as _edge_terms
+from dfgnn.engine import edge_projection as _edge_projection
+from dfgnn.engine import edge_terms as _edge_terms
 from dfgnn.plan.cost import lanes_per_head
 from dfgnn.runtime import ops as _ops
 from dfgnn.runtime.arguments import ops
@@ -230,7 +231,7 @@ def test_gradient_of_the_projection(device, dtype, shape):
         return x.to(device, dtype)[:, 1]
 
     x, y, u, v = draw(size), draw(width), draw(size), draw(width)
-    found = _edge_terms._grad_proj(x, y, u, v, 0.3)
+    found = _edge_projection._grad_proj(x, y, u, v, 0.3)
     x, y, u, v = (t.double() for t in (x, y, u, v))
     expected = 0.3 * torch.einsum("nhd,nhc->hdc", x, y) + torch.einsum("nhd,nhc->hdc", u, v)
     assert found.dtype == dtype and found.shape == expected.shape

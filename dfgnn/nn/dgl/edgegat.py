@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...engine.edge_projection import sum_of_features
+from ...engine.edge_terms import sum_of_features
 from ...graph import Graph
 from .._graph import split_ends
 from .._layer import check_edge_rows, xavier

@@ -9,7 +9,7 @@ import torch_geometric.nn
 from torch import Tensor
 
 from ... import functional
-from ...engine.edge_projection import sum_of_features
+from ...engine.edge_terms import sum_of_features
 from .._errors import check_fits, projected
 from .._terms import plain_linear
 from ._base import FusedConv, both_ends, edge_attributes, is_batch, over_batch

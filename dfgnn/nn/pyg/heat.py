@@ -11,7 +11,7 @@ import torch_geometric.nn
 from torch import Tensor
 
 from ... import functional
-from ...engine.edge_projection import sum_of_features
+from ...engine.edge_terms import sum_of_features
 from .._terms import is_untouched, plain_linear
 from ._base import FusedConv, check_rows, edge_attributes, is_batch, over_batch
 from ._graph import for_upstream, graph_of
