@@ -143,7 +143,9 @@ class RangedGraph(GraphPart):
         raise AssertionError("by_ranges is what attention takes")
 
     def as_one(self):
-        raise NotImplementedError(f"projected edge features and flex_attention do not know {self.kind}")
+        raise NotImplementedError(
+            f"edge_attr, edge_type, edge_feat [E, D] or of values alone and flex_attention do not know {self.kind}"
+        )
 
     def gathered(self, *tensors):
         return self.as_one()

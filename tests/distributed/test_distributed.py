@@ -111,13 +111,21 @@ def _compare_functions(group):
             functional.agnn_attention(graph, rows, beta=2.0),
             functional.flex_attention(graph, score, rows, rows, rows),
             functional.dot_attention(graph, rows, rows, rows, edge_attr=weight, edge_proj=proj),
+            functional.dot_attention(
+                graph,
+                rows,
+                rows,
+                rows,
+                edge_feat=weight[:, :, None].expand(-1, -1, 4),
+                edge_feat_value=weight.repeat(1, 2),
+            ),
         ]
         sum(x.square().sum() for x in found).backward()
         return [x.detach() for x in found], rows.grad, weight.grad
 
     expected, grad_rows, grad_weight = run(graph, rows, weight)
     found, mine_rows, mine_weight = run(part, part.scatter(rows), part.scatter(weight, "edges"))
-    for x, y, of in zip(expected, found, ("edges", "edges", "dst", "dst", "dst", "dst")):
+    for x, y, of in zip(expected, found, ("edges", "edges", "dst", "dst", "dst", "dst", "dst")):
         torch.testing.assert_close(y, part.scatter(x, of), rtol=0, atol=1e-11)
     torch.testing.assert_close(mine_rows, part.scatter(grad_rows), rtol=0, atol=1e-10)
     torch.testing.assert_close(mine_weight, part.scatter(grad_weight, "edges"), rtol=0, atol=1e-10)

@@ -195,8 +195,34 @@ def _function_cases():
         ("edge_proj_bias", "a matrix", ValueError, "got [16, 1]", dict(edge_proj_bias=proj_bias[:, None])),
         ("edge_feat", "beside edge_attr", ValueError, "got both", dict(edge_feat=rand(EDGES, HEADS, DIM))),
         ("bias_after", "with edge_attr", ValueError, "expected False", dict(bias_after=True)),
+        ("edge_proj_value", "transposed", ValueError, "got [3, 16]", dict(edge_proj_value=proj.T)),
+        (
+            "edge_proj_bias_value",
+            "without edge_proj_value",
+            ValueError,
+            "expected None",
+            dict(edge_proj_bias_value=proj_bias),
+        ),
+        (
+            "edge_proj_bias",
+            "without edge_proj",
+            ValueError,
+            "None",
+            dict(edge_proj=None, edge_proj_value=proj),
+        ),
     ):
         changes = projected | changes
+        yield _function_case("dot_attention", argument, wrong, error, "expected", words, **changes)
+    feat = rand(EDGES, HEADS, DIM)
+    apart = dict(edge_feat=feat, edge_feat_value=feat + 1)
+    for argument, wrong, error, words, changes in (
+        ("edge_feat_value", "of one head", ValueError, "got [5, 1, 8]", dict(edge_feat_value=feat[:, :1])),
+        ("edge_feat_value", "of another dtype", TypeError, "float64", dict(edge_feat_value=feat.double())),
+        ("edge_feat_in", "with edge_feat_value", ValueError, "got 'key'", dict(edge_feat_in="key")),
+        ("bias_after", "with edge_feat_value", ValueError, "expected False", dict(bias_after=True)),
+        ("edge_proj_value", "without edge_attr", ValueError, "None without", dict(edge_proj_value=proj)),
+    ):
+        changes = apart | changes
         yield _function_case("dot_attention", argument, wrong, error, "expected", words, **changes)
     kinds, table = torch.zeros(EDGES, dtype=torch.int64), rand(2, HEADS, DIM)
     typed = dict(edge_feat=None, edge_type=kinds, edge_table=table)

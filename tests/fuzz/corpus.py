@@ -324,14 +324,22 @@ def calls(draw, spec, functions=FUNCTIONS, dtypes=DTYPES, dropout=True, extremes
                     value_dim = dim
                     shapes["value"] = src
                 size = value_dim if where == "value" else dim
+                apart = where == "both" and draw(st.booleans())  # the value's is another
+                shared = where and draw(st.booleans())  # by all heads
                 if where and draw(st.booleans()):
                     width = draw(st.sampled_from((1, 3, 11)))
                     shapes["edge_attr"], shapes["edge_proj"] = (num_edges, width), (heads * size, width)
                     if draw(st.booleans()):
                         shapes["edge_proj_bias"] = (heads * size,)
+                    if apart:
+                        shapes["edge_proj_value"] = (heads * value_dim, width)
                     options.pop("bias_after", None)
                 else:
-                    shapes["edge_feat"] = (*edges, size)
+                    shapes["edge_feat"] = (num_edges, size) if shared else (*edges, size)
+                    if apart:
+                        shapes["edge_feat_value"] = (*edges, value_dim)
+                    if apart or shared:
+                        options.pop("bias_after", None)
             options["negative_slope"] = draw(st.sampled_from((0.2, 0.0, 1.0, 0.7)))
             if function == "dot_attention" and _maybe(draw):
                 options["scale"] = 0.3

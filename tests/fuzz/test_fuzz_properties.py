@@ -18,7 +18,7 @@ SOURCES = ("feat", "alpha_src", "x_src", "key", "value")
 DESTINATIONS = ("alpha_dst", "x_dst", "query")
 PER_EDGE = (
     *("edge_bias", "edge_gate", "edge_weight", "edge_mask", "edge_feat", "score"),
-    *("edge_attr", "edge_type"),
+    *("edge_attr", "edge_type", "edge_feat_value"),
 )
 EXACT = (torch.float32, torch.float64)
 
@@ -71,9 +71,9 @@ def test_heads_by_themselves(device, case, data):
     def part(name, x, h):
         if name in ("attn", "out_bias"):
             return x[h : h + 1]
-        if name in ("edge_proj", "edge_proj_bias"):
+        if name in ("edge_proj", "edge_proj_bias", "edge_proj_value"):
             return x.unflatten(0, (heads, -1))[h]
-        if name == "edge_attr":
+        if name == "edge_attr" or name == "edge_feat" and x.dim() == 2:
             return x
         return x[:, h : h + 1] if x.dim() > 1 else x
 

@@ -47,11 +47,12 @@ def results(graph, num_nodes, num_edges, in_use):
         functional.spmm(graph, bias, x),
         functional.sddmm(graph, q, x),
         functional.dot_attention(graph, q, x, x, edge_attr=attr, edge_proj=proj),
+        functional.dot_attention(graph, q, x, x, edge_feat=feat, edge_feat_value=feat.detach().sin()),
     ]
     loss = sum(out[: num_edges if k in (2, 8) else num_nodes].square().sum() for k, out in enumerate(outs))
     loss.backward()
     on_edges = [outs[2], outs[8], bias.grad, feat.grad, attr.grad]
-    on_nodes = [*outs[:2], *outs[3:8], outs[9], x.grad, q.grad]
+    on_nodes = [*outs[:2], *outs[3:8], *outs[9:11], x.grad, q.grad]
     if not in_use:
         for values, used in [(v, num_edges) for v in on_edges] + [(v, num_nodes) for v in on_nodes]:
             assert not values[used:].any()
