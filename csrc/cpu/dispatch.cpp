@@ -10,6 +10,7 @@
 #include "edge_terms.h"
 #include "engine.h"
 #include "pages.h"
+#include "second_order.h"
 #include "terms.h"
 
 namespace dfgnn::cpu {
@@ -33,6 +34,8 @@ namespace dfgnn::cpu {
   void index_softmax_backward(const ByIndexParams&, const Parallel&); \
   void index_sum(const ByIndexParams&, const Parallel&);              \
   uint64_t checksum(const void*, int64_t);                            \
+  int64_t second_numbers(const Csr&);                                 \
+  void second_order(const SecondParams&, const Parallel&);            \
   }
 DFGNN_ISAS(DFGNN_DECLARE)
 #undef DFGNN_DECLARE
@@ -74,6 +77,8 @@ struct Kernels {
   void (*index_softmax_backward)(const ByIndexParams&, const Parallel&);
   void (*index_sum)(const ByIndexParams&, const Parallel&);
   uint64_t (*checksum)(const void*, int64_t);
+  int64_t (*second_numbers)(const Csr&);
+  void (*second_order)(const SecondParams&, const Parallel&);
 };
 
 constexpr Kernels kKernels[] = {
@@ -93,7 +98,9 @@ constexpr Kernels kKernels[] = {
    name::index_softmax,          \
    name::index_softmax_backward, \
    name::index_sum,              \
-   name::checksum},
+   name::checksum,               \
+   name::second_numbers,         \
+   name::second_order},
     DFGNN_ISAS(DFGNN_ENTRY)
 #undef DFGNN_ENTRY
 };
@@ -157,6 +164,16 @@ void backward(const BackwardParams& p, const Parallel& parallel, void* edges) {
     use_huge_pages(of_edges, edge_heads);
   use_huge_pages(edges, 2 * edge_heads);
   kernels().backward(p, with_way(parallel), edges);
+}
+
+int64_t second_numbers(const Csr& destinations) { return kernels().second_numbers(destinations); }
+void second_order(const SecondParams& p, const Parallel& parallel) {
+  const int64_t of_head = p.shape.heads * size_of(p.dtype);
+  use_huge_pages(p.grad_value, p.shape.num_src * p.shape.value_dim * of_head);
+  use_huge_pages(p.grad_grad_out, p.shape.num_dst * p.shape.value_dim * of_head);
+  use_huge_pages(p.grad_feat, p.shape.num_edges * p.shape.dim * of_head);
+  use_huge_pages(p.numbers, p.shape.num_edges * p.shape.heads * 3 * size_of_acc(p.dtype));
+  kernels().second_order(p, parallel);
 }
 
 void sddmm(const ProductParams& p, const Parallel& parallel) {

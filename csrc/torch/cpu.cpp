@@ -6,6 +6,7 @@
 #include "../cpu/checksum.h"
 #include "../cpu/edge_terms.h"
 #include "../cpu/engine.h"
+#include "../cpu/second_order.h"
 #include "../cpu/structure.h"
 #include "../cpu/terms.h"
 #include "cpu_graph.h"
@@ -13,6 +14,7 @@
 #include "parallel.h"
 #include "planned.h"
 #include "schemas.h"
+#include "second_order.h"
 
 namespace dfgnn {
 namespace {
@@ -54,6 +56,9 @@ struct CpuBackend {
   static void edge_dot(const EdgeTermParams& p, const Tensor&) { cpu::edge_dot(p, parallel()); }
   static void edge_sum(const EdgeTermParams& p, const Tensor&) { cpu::edge_sum(p, parallel()); }
   static void edge_outer(const EdgeTermParams& p, const Tensor&) { cpu::edge_outer(p, parallel()); }
+
+  static int64_t second_numbers(const Csr& csr) { return cpu::second_numbers(csr); }
+  static void second_order(const cpu::SecondParams& p) { cpu::second_order(p, parallel()); }
 };
 
 std::string constants() {
@@ -117,7 +122,7 @@ int64_t keep_on_cpu(const CpuGraph& made) {
 STABLE_TORCH_LIBRARY(dfgnn, m) {
   for (const char* schema :
        {dfgnn::kForward, dfgnn::kBackward, dfgnn::kSddmm, dfgnn::kSpmm, dfgnn::kEdgeDot, dfgnn::kEdgeSum,
-        dfgnn::kEdgeOuter, dfgnn::kProjectionGrad, dfgnn::kGatherSum, dfgnn::kConstants})
+        dfgnn::kEdgeOuter, dfgnn::kSecondOrder, dfgnn::kProjectionGrad, dfgnn::kGatherSum, dfgnn::kConstants})
     m.def(schema);
   for (const char* schema : dfgnn::kByIndex) m.def(schema);
   for (const char* schema : dfgnn::kPlanning) m.def(schema);
@@ -132,6 +137,7 @@ STABLE_TORCH_LIBRARY_IMPL(dfgnn, CompositeExplicitAutograd, m) {
 STABLE_TORCH_LIBRARY_IMPL(dfgnn, CPU, m) {
   dfgnn::Planned<dfgnn::CpuBackend>::register_ops(m);
   dfgnn::EdgeTerms<dfgnn::CpuBackend>::register_ops(m);
+  dfgnn::SecondOrder<dfgnn::CpuBackend>::register_ops(m);
 }
 
 extern "C" __attribute__((visibility("default"))) void dfgnn_drop_graph_cpu(int64_t number) {

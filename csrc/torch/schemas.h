@@ -75,6 +75,17 @@ inline constexpr const char* kPlanned[] = {
     " -> (Tensor grad_feat, Tensor grad_attn_src, Tensor grad_attn_dst, Tensor? grad_bias)",
 };
 
+// CPU only: second_order.h. grads: cotangents of what attention_backward returns; grad_attn [H, D]. need:
+// bits of the tensors on edges whose gradients are wanted.
+inline constexpr const char* kSecondOrder =
+    "attend_second_order(int graph, Tensor grad_out, Tensor? grad_attention, " DFGNN_ENDS ", " DFGNN_EDGE
+    ", Tensor stats, Tensor? of_value, Tensor? of_src, Tensor? of_dst, Tensor? of_attn, Tensor? of_bias, "
+    "Tensor? of_gate, Tensor? of_weight, Tensor? of_feat, " DFGNN_NUMBERS
+    ", int need)"
+    " -> (Tensor grad_grad_out, Tensor? grad_grad_attention, Tensor grad_value, Tensor? grad_src, "
+    "Tensor? grad_dst, Tensor? grad_attn, Tensor? grad_bias, Tensor? grad_gate, Tensor? grad_weight, "
+    "Tensor? grad_feat)";
+
 inline constexpr const char* kSddmm = "sddmm(Tensor row_feat, Tensor feat, " DFGNN_GRAPH ") -> Tensor";
 inline constexpr const char* kSpmm =
     "spmm(Tensor weight, Tensor feat, " DFGNN_GRAPH ", int num_rows) -> Tensor";

@@ -139,8 +139,7 @@ class EagerCall(DispatchedCall):
         call = DispatchedCall(
             self.graph, args, self.score, self.numbers, self.return_attention, self.save_positive
         )
-        with torch.no_grad():
-            return call, call.run(tensors)[2]
+        return call, _ops.taken_apart(kept[0], tensors.value, self.graph.num_dst, self.save_positive)
 
 
 # ---- the formula registered with the operators -----------------------------------------------------------
@@ -314,8 +313,9 @@ class TransformedBackward(torch.autograd.Function):
         call = ctx.call
         primals = dict(zip((*_BACKWARD_TENSORS[: 2 + _NUM_TENSORS], "stats"), ctx.saved_tensors))
         found = second_order.backward_of_backward(
-            call.graph, SCORES[call.score], call.numbers, primals, BackwardResults(*grads)._asdict()
-        )
+            call.graph, SCORES[call.score], call.numbers, primals, BackwardResults(*grads)._asdict(),
+            [name for name, needed in zip(_BACKWARD_TENSORS, ctx.needs_input_grad[2:]) if needed],
+        )  # fmt: skip
         return None, None, *(found.get(name) for name in _BACKWARD_TENSORS)
 
     @staticmethod

@@ -1,16 +1,17 @@
 """The backward of the backward of attention, without tensors of E x H x D beside those that are given.
 
-docs/internals/second_derivatives.md derives the formulas; names here are its names. Sums over the edges are
-products along edges, `sddmm` and `spmm`, whose kernels gather rows and keep nothing of them; what lies
-between are scalars per edge and head, [E, H]. Rows of edges (features, and the columns of GATv2's score, each
-of which has a sign of its own) are worked on a chunk of edges at a time.
+docs/internals/second_derivatives.md derives the formulas; names here are its names. On CPUs one operator
+computes all of it (csrc/cpu/kernels/second_order.cpp). On GPUs, sums over the edges are products along edges,
+`sddmm` and `spmm`, whose kernels gather rows and keep nothing of them; what lies between are scalars per edge
+and head, [E, H]. Rows of edges (features, and the columns of GATv2's score, each of which has a sign of its
+own) are worked on a chunk of edges at a time there.
 
 Third derivatives, torch.func and forward mode are plain operations throughout (`plain`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -18,8 +19,21 @@ from torch import Tensor
 
 from .. import reference
 from ..graph import Graph
+from ..runtime import ops as _ops
 from ..runtime import transforms
-from ..runtime.arguments import BIAS_AFTER, FEAT_IN_KEY, FEAT_IN_VALUE, SCORES, Numbers
+from ..runtime.arguments import (
+    BIAS_AFTER,
+    FEAT_IN_KEY,
+    FEAT_IN_VALUE,
+    NEED_BIAS,
+    NEED_FEAT,
+    NEED_GATE,
+    NEED_WEIGHT,
+    SCORES,
+    Numbers,
+    Tensors,
+    ops,
+)
 from ..runtime.eager import transformed
 from ..runtime.ops import acc_type
 from . import plain, products
@@ -31,11 +45,17 @@ Gradients = dict[str, Tensor]
 
 
 def backward_of_backward(
-    graph: Any, score: int, numbers: Numbers, primals: dict[str, Any], grads: dict[str, Tensor | None]
+    graph: Any,
+    score: int,
+    numbers: Numbers,
+    primals: dict[str, Any],
+    grads: dict[str, Tensor | None],
+    wanted: Collection[str],
 ) -> Gradients:
     """Gradients, by name, of what the backward operator takes: grad_out, grad_attention and the tensors.
 
     primals: these and ``stats``, or None.  grads: of the operator's results, None where there is none.
+    wanted: names of primals; of others there may be a gradient, too.
     """
     stats = primals.pop("stats")
     tensors = [x for x in (*primals.values(), *grads.values()) if isinstance(x, Tensor)]
@@ -43,8 +63,68 @@ def backward_of_backward(
     if type(graph) is not Graph or differentiable or transformed(*tensors):
         return plain.backward_of_backward(plain.ends_of(graph), score, numbers, primals, grads)
     plain.ends_of(graph)  # refuses a graph of fixed capacity
+    given = _cotangents(primals, grads)
+    if not given:
+        return {}
     with torch.no_grad(), transforms.untransformed():
-        return _CLASSES[score](graph, numbers, primals, grads, stats).gradients()
+        if primals["value"].is_cuda:
+            return _CLASSES[score](graph, numbers, primals, given, stats).gradients()
+        return _fused(graph, score, numbers, primals, given, stats, wanted)
+
+
+def _cotangents(primals: dict[str, Any], grads: dict[str, Tensor | None]) -> dict[str, Tensor]:
+    """Those that there are, by the names of the tensors of whose gradients they are cotangents."""
+    found = {}
+    for result, name in plain.GRADIENTS.items():
+        grad, primal = grads.get(result), primals[name]
+        if primal is None or grad is None or not grad.numel():
+            continue
+        # The gradient of attn is partial sums, which are added up behind the operator.
+        found[name] = grad[0].view(primal.shape) if name == "attn" else grad
+    return found
+
+
+# ---- on CPUs, by one operator ------------------------------------------------------------------------------
+
+_OF_EDGES = {
+    "edge_bias": NEED_BIAS,
+    "edge_gate": NEED_GATE,
+    "edge_weight": NEED_WEIGHT,
+    "edge_feat": NEED_FEAT,
+}
+_RESULTS = "grad_out", "grad_attention", *plain.GRADIENTS.values()
+_LAYERS = {SCORES["additive"]: "gat", SCORES["dot"]: "dot", SCORES["additive_v2"]: "gatv2"}
+
+
+def _fused(
+    graph: Graph,
+    score: int,
+    numbers: Numbers,
+    primals: dict[str, Any],
+    given: dict[str, Tensor],
+    stats: Tensor,
+    wanted: Collection[str],
+) -> Gradients:
+    tensors = Tensors(**{name: primals.get(name) for name in Tensors._fields})._replace(out_bias=None)
+    value = tensors.value
+    handle = graph._planner.handle(*value.shape[1:], value.dtype, _LAYERS[score], "auto", True, True)
+    need = sum(bit for name, bit in _OF_EDGES.items() if name in wanted)
+    results = _ops.call(
+        ops.attend_second_order.default, handle.number, primals["grad_out"], primals["grad_attention"],
+        score, *tensors, stats, *(given.get(name) for name in plain.GRADIENTS.values()), *numbers, need,
+    )  # fmt: skip
+    found = {name: x for name, x in zip(_RESULTS, results) if x is not None}
+    if "attn" in found:
+        found["attn"] = _ops.total(found["attn"])
+    return {name: _like(primals[name], x) for name, x in found.items()}
+
+
+def _like(primal: Tensor, x: Tensor) -> Tensor:
+    """The gradient of a tensor, whose entries may each serve all heads."""
+    return _ops.per_edge(primal, x) if x.dim() == 2 else _ops.as_type(x, primal.dtype)
+
+
+# ---- on GPUs, by products along edges ----------------------------------------------------------------------
 
 
 class _Second:
@@ -61,7 +141,7 @@ class _Second:
     F: Tensor | None  # of grad_feat [E, H, D]
 
     def __init__(
-        self, graph, numbers: Numbers, primals: dict[str, Any], grads: dict[str, Any], stats: Tensor
+        self, graph, numbers: Numbers, primals: dict[str, Any], given: dict[str, Tensor], stats: Tensor
     ):
         self.graph, self.numbers, self.primals = graph, numbers, primals
         self.src, self.dst = graph.edge_index
@@ -79,13 +159,8 @@ class _Second:
             wide(primals[name]) for name in ("edge_feat", "edge_bias", "edge_gate", "edge_weight")
         )
         self.grad_out, self.gamma = wide(primals["grad_out"]), wide(primals["grad_attention"])
-        for letter, name in zip("VKQABCWF", plain.GRADIENTS):
-            grad = grads.get(name)
-            if primals[plain.GRADIENTS[name]] is None or grad is None or not grad.numel():
-                grad = None
-            elif name == "grad_attn":  # partial sums, which are added up behind the operator
-                grad = grad[0].view(primals["attn"].shape)
-            setattr(self, letter, wide(grad))
+        for letter, name in zip("VKQABCWF", plain.GRADIENTS.values()):
+            setattr(self, letter, wide(given.get(name)))
 
     # ---- what a score is -------------------------------------------------------------------------
 
@@ -129,8 +204,6 @@ class _Second:
     # ---- the formulas ------------------------------------------------------------------------------
 
     def gradients(self) -> Gradients:
-        if all(getattr(self, letter) is None for letter in "VKQABCWF"):
-            return {}
         n = self.numbers
         raw, t_raw = self.first_pass()
         z = raw if self.gate is None else raw * self.gate
@@ -175,7 +248,7 @@ class _Second:
             found["edge_gate"] = _plus(raw * dz, _times(t_raw, dz_first))
         if self.weight is not None:
             found["edge_weight"] = _times(_plus(_times(centred, p), u), _times(alpha, mask))
-        return {name: self.like(name, x) for name, x in found.items() if x is not None}
+        return {name: _like(self.primals[name], x) for name, x in found.items() if x is not None}
 
     def slope(self, z: Tensor) -> Tensor | None:
         """LeakyReLU', None where it is 1."""
@@ -235,13 +308,6 @@ class _Second:
                 total.index_add_(0, self.dst[at], row)
         if total is not None:
             found["grad_out"] = total
-
-    def like(self, name: str, x: Tensor) -> Tensor:
-        """The gradient of a tensor, whose entries may each serve all heads."""
-        primal = self.primals[name]
-        if x.dim() == 2 and primal.shape[1] == 1 and x.shape[1] > 1:
-            x = x.sum(1, keepdim=True)
-        return x.to(primal.dtype)
 
 
 class _Additive(_Second):

@@ -32,7 +32,6 @@ _BelowAutograd = internals.BelowAutograd
 _attend, _attend_backward = ops.attend.default, ops.attend_backward.default
 _gat, _gat_backward = ops.gat.default, ops.gat_backward.default
 _LAYERS = {SCORES["additive"]: "gat", SCORES["dot"]: "dot", SCORES["additive_v2"]: "gatv2"}
-_ALIGN = 256  # of the parts of what forward keeps (csrc/torch/checks.h)
 
 # Arguments of all operators: a stand-in as in `_edges`; whether there are edge tensors, dropout or returned
 # attention; the schedule. Those of `attend` go on with the number of heads, 0 where tensors have a dimension
@@ -68,7 +67,7 @@ def _kept_bytes(num_dst, heads, dim, dtype: torch.dtype, positive: bool, num_src
         sizes += [num_dst * heads * acc, num_dst * heads * dim * dtype.itemsize]
     if num_src is not None:
         sizes += [num_src * heads * acc, num_dst * heads * acc]
-    return sum((size + _ALIGN - 1) // _ALIGN * _ALIGN for size in sizes)
+    return sum(-(-size // _ops.KEPT_ALIGN) * _ops.KEPT_ALIGN for size in sizes)
 
 
 def _forward(*args) -> list[Tensor]:

@@ -6,6 +6,7 @@ score. The forward operator returns what its backward needs (``stats``, and for 
 It takes the reverse CSR along for backward, which gathers over it. Autograd is in `_autograd.py`.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -86,6 +87,29 @@ def as_type(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def acc_type(dtype: torch.dtype) -> torch.dtype:
     """The type of sums."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+#: Bytes of which the place of each part of what forward keeps is a multiple (csrc/torch/checks.h).
+KEPT_ALIGN = 256
+
+
+def taken_apart(kept: torch.Tensor, value: torch.Tensor, num_dst: int, positive: bool):
+    """stats, positive and positive_mass of what forward keeps in one tensor (csrc/torch/planned.h)."""
+    _, heads, dim = value.shape
+    acc, at = acc_type(value.dtype), 0
+
+    def part(shape, dtype):
+        nonlocal at
+        size = dtype.itemsize * math.prod(shape)
+        found = kept[at : at + size].view(dtype).view(shape)
+        at += -(-size // KEPT_ALIGN) * KEPT_ALIGN
+        return found
+
+    stats = part((num_dst, heads, 2), acc)
+    if not positive:
+        return stats, None, None
+    mass = part((num_dst, heads), acc)
+    return stats, part((num_dst, heads, dim), value.dtype), mass
 
 
 _AUTOCAST = internals.DispatchKeySet(internals.DispatchKey.AutocastCPU) | internals.DispatchKeySet(

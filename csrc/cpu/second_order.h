@@ -1,0 +1,69 @@
+// The backward of the backward of attention, as docs/internals/second_derivatives.md derives it.
+#pragma once
+
+#include "engine.h"
+
+namespace dfgnn::cpu {
+
+// Inputs and results are those of BackwardParams; to each of its results belongs a cotangent (`of_...`), and
+// to each of its inputs a gradient. A cotangent that is null is 0.
+struct SecondParams {
+  Score score;
+  DType dtype;
+  Shape shape;
+  Csr csr;      // rows are destinations
+  Csr reverse;  // rows are sources; both with eids where they are not the identity
+  EdgeOptions edge;
+
+  const void* value;
+  const void* alpha_src;
+  const void* alpha_dst;
+  const void* query;
+  const void* key;
+  const void* attn;
+  double negative_slope;
+  double scale;
+
+  const void* stats;           // [N_dst, H, 2] acc, of forward
+  const void* grad_out;        // [N_dst, H, Dv] T
+  const void* grad_attention;  // [E, H] acc, or null
+
+  const void* of_value;  // [N_src, H, Dv] T
+  const void* of_src;    // additive: [N_src, H] acc; dot: [N_src, H, D] T
+  const void* of_dst;    // additive: [N_dst, H] acc; else [N_dst, H, D] T
+  const void* of_attn;   // additive_v2: [H, D] acc
+  const void* of_bias;   // [E, H] acc, like all that follow but of_feat
+  const void* of_gate;
+  const void* of_weight;
+  const void* of_feat;  // [E, H, D] T
+
+  void* grad_grad_out;        // [N_dst, H, Dv] T
+  void* grad_grad_attention;  // [E, H] acc; or null, like all but those of nodes
+  void* grad_value;           // [N_src, H, Dv] T
+  void* grad_src;             // additive: [N_src, H] acc; dot: [N_src, H, D] T
+  void* grad_dst;             // additive: [N_dst, H] acc; else [N_dst, H, D] T
+  void* grad_attn;            // additive_v2: [attn_parts, H, D] acc: partial sums, in a fixed order
+  int64_t attn_parts;
+  void* grad_bias;  // [E, H] acc
+  void* grad_gate;
+  void* grad_weight;
+  void* grad_feat;  // [E, H, D] T
+
+  // Scratch.
+  void* numbers;        // [E, second_numbers, H] acc, user's order: what the sources' pass needs of an edge
+  void* partial_sums;   // [csr.num_slots, kSecondSums, H] acc
+  void* partial_query;  // [csr.num_slots, H, D] acc
+  void* partial_out;    // [csr.num_slots, H, Dv] acc
+  void* partial_key;    // [reverse.num_slots, H, D] acc
+  void* partial_value;  // [reverse.num_slots, H, Dv] acc
+};
+
+// Sums over a row's edges before its gradients are known: of alpha, alpha f p, alpha t, and then alpha y.
+inline constexpr int kSecondSums = 4;
+// Numbers per edge and head that are kept: three, and where rows are longer than a block the four products of
+// rows, of which the three are made.
+int64_t second_numbers(const Csr& destinations);
+
+void second_order(const SecondParams&, const Parallel&);
+
+}  // namespace dfgnn::cpu
