@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -73,6 +73,10 @@ class FusedLayer(nn.Module):
         _fallback.warn(type(self), "DGL", reason)
         return True
 
+    def _read_parameters(self) -> Iterable[Tensor | None]:
+        """The parameters that are read here, and not by a module that is called."""
+        return self._parameters.values()
+
     def _why_not_now(self, theirs: type, graph: Any, features: tuple[Any, ...]) -> str | None:
         """What was done to DGL's class, or to all modules and functions, that only DGL's forward sees; or is
         special in what it is called with."""
@@ -86,7 +90,7 @@ class FusedLayer(nn.Module):
         mode = _fallback.foreign_mode()
         if mode is not None:
             return f"a mode is active, {mode}"
-        foreign = _fallback.foreign_tensor((*self._parameters.values(), *features))
+        foreign = _fallback.foreign_tensor((*self._read_parameters(), *features))
         if foreign is not None:
             return f"there is a {foreign} among features and parameters"
         if self._one_name_for_ends and isinstance(features[0], tuple) and _ends_share_data(graph):

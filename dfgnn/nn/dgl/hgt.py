@@ -122,6 +122,10 @@ class HGTConv(FusedLayer):
                     return f"a map of {name} was replaced or has hooks"
         return None
 
+    def _read_parameters(self) -> list[Tensor]:
+        maps = [typed.W for maps in (self.relation_att, self.relation_msg) for typed in maps]
+        return [*self.relation_pri, *maps, *self._parameters.values()]  # type: ignore[list-item]
+
     def reset_parameters(self) -> None:
         """Uniform in ±1/sqrt(input size) for typed maps, Xavier uniform for ``residual_w``, else 1."""
         for module in self.modules():

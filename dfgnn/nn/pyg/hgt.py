@@ -14,6 +14,7 @@ from torch_geometric.nn.dense import HeteroLinear
 
 from ... import functional
 from ...engine.traced_graph import is_traced
+from .._fallback import foreign_tensor
 from .._terms import is_untouched
 from .._typed import Group, typed_matmul
 from . import _traced
@@ -58,6 +59,11 @@ class HGTConv(FusedConv, torch_geometric.nn.HGTConv):
         for lin in (layer.k_rel, layer.v_rel):  # their weights are used without calling them
             if type(lin) is not HeteroLinear or lin.bias is not None or not is_untouched(lin):
                 return "k_rel or v_rel was replaced or has hooks"
+        if not torch.compiler.is_compiling():
+            for module in (layer.k_rel, layer.v_rel, layer.p_rel, layer.skip):
+                foreign = foreign_tensor(module._parameters.values())
+                if foreign is not None:
+                    return f"a parameter is a {foreign}"
         return super().why_not(layer)
 
     def forward(

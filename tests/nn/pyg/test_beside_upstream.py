@@ -487,7 +487,7 @@ def test_hooks_see_what_they_see_there(name):
         assert_equal(seen[1], seen[0])
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", [name for name in LAYERS if name != "GPSConv"])  # as above
 def test_inputs_that_depend_on_each_other(name):
     """Where gradients are to have derivatives, they are still those of each input alone."""
     found = []
