@@ -130,7 +130,7 @@ def foreign_tensor(values: Iterable[Any]) -> str | None:
             found = foreign_tensor(value.values() if isinstance(value, dict) else value)
             if found is not None:
                 return found
-        elif isinstance(value, Tensor) and _operates_itself(cls):
+        elif isinstance(value, Tensor) and _operates_itself(cls):  # type: ignore[arg-type]
             return cls.__name__
     return None
 
