@@ -1,59 +1,95 @@
-"""DGL's names for scripts that are to run without DGL: change the imports, keep the rest.
+"""DGL's names for scripts that are to run without DGL: change the imports, or let ``import dgl`` mean this.
+
+:func:`install_as_dgl`, or ``python -m dfgnn.run --as-dgl script.py``, needs no change of a script. With
+changed imports:
 
 ============================================== =======================================================
 ``import dgl``                                 ``import dfgnn.compat as dgl``
 ``import dgl.function as fn``                  ``import dfgnn.compat.function as fn``
+``import dgl.sparse as dglsp``                 ``import dfgnn.compat.sparse as dglsp``
 ``from dgl import ops``                        ``from dfgnn import ops``
 ``from dgl.nn.functional import edge_softmax`` ``from dfgnn.ops import edge_softmax``
-``import dgl.nn as dglnn``                     ``import dfgnn.nn as dglnn``
+``import dgl.nn as dglnn``                     ``import dfgnn.compat.nn as dglnn``
 ``from dgl.nn import GATConv``                 ``from dfgnn.nn import GATConv``
 ``from dgl.data import CoraGraphDataset``      ``from dfgnn.compat.data import CoraGraphDataset``
+``from dgl.dataloading import ...``            ``from dfgnn.compat.dataloading import ...``
 ============================================== =======================================================
 
 :class:`DGLGraph` is a graph with features, of one or several types of nodes and edges; built-in message
-functions run on :mod:`dfgnn.ops`. Not here: reduce functions written in Python, subgraphs, samplers
-(:mod:`dfgnn.sampling` has one) and what changes a graph in place.
+functions run on :mod:`dfgnn.ops`, others in Python. What there is not is listed in the documentation
+("DGL without DGL").
 """
 
-from . import function
-from .graph import (
-    DGLGraph,
+from typing import Any
+
+from ..nn import DGLError
+from . import function, sparse
+from .as_dgl import VERSION, install_as_dgl
+from .block import DGLBlock, create_block, to_block
+from .create import (
+    add_edges,
+    add_nodes,
     add_reverse_edges,
     add_self_loop,
     batch,
+    from_networkx,
     from_scipy,
     graph,
     heterograph,
+    metapath_reachable_graph,
+    rand_graph,
+    remove_edges,
     remove_self_loop,
     reverse,
     to_bidirected,
     to_homogeneous,
+    to_simple,
+    unbatch,
+)
+from .data import load_graphs, save_graphs
+from .graph import ALL, DGLGraph
+from .readout import (
+    broadcast_edges,
+    broadcast_nodes,
+    max_edges,
+    max_nodes,
+    mean_edges,
+    mean_nodes,
+    readout_edges,
+    readout_nodes,
+    softmax_edges,
+    softmax_nodes,
+    sum_edges,
+    sum_nodes,
+)
+from .subgraph import (
+    edge_subgraph,
+    edge_type_subgraph,
+    in_subgraph,
+    node_subgraph,
+    node_type_subgraph,
+    out_subgraph,
 )
 from .transforms import AddReverse, AddSelfLoop, Compose, RemoveSelfLoop, RowFeatNormalizer
 
+DGLHeteroGraph = DGLGraph
 #: Names of the features that :func:`to_homogeneous` gives.
 NTYPE, ETYPE, NID, EID = "_TYPE", "_TYPE", "_ID", "_ID"
+__version__ = VERSION
+
+
+def seed(val: Any) -> None:
+    """Nothing: what is drawn here is drawn by PyTorch's generator (``torch.manual_seed``)."""
+
 
 __all__ = [
-    "EID",
-    "ETYPE",
-    "NID",
-    "NTYPE",
-    "AddReverse",
-    "AddSelfLoop",
-    "Compose",
-    "DGLGraph",
-    "RemoveSelfLoop",
-    "RowFeatNormalizer",
-    "add_reverse_edges",
-    "add_self_loop",
-    "batch",
-    "from_scipy",
-    "function",
-    "graph",
-    "heterograph",
-    "remove_self_loop",
-    "reverse",
-    "to_bidirected",
-    "to_homogeneous",
-]
+    "ALL", "EID", "ETYPE", "NID", "NTYPE", "AddReverse", "AddSelfLoop", "Compose", "DGLBlock", "DGLError",
+    "DGLGraph", "DGLHeteroGraph", "RemoveSelfLoop", "RowFeatNormalizer", "add_edges", "add_nodes",
+    "add_reverse_edges", "add_self_loop", "batch", "broadcast_edges", "broadcast_nodes", "create_block",
+    "edge_subgraph", "edge_type_subgraph", "from_networkx", "from_scipy", "function", "graph", "heterograph",
+    "in_subgraph", "install_as_dgl", "load_graphs", "max_edges", "max_nodes", "mean_edges", "mean_nodes",
+    "metapath_reachable_graph", "node_subgraph", "node_type_subgraph", "out_subgraph", "rand_graph",
+    "readout_edges", "readout_nodes", "remove_edges", "remove_self_loop", "reverse", "save_graphs", "seed",
+    "softmax_edges", "softmax_nodes", "sparse", "sum_edges", "sum_nodes", "to_bidirected", "to_block",
+    "to_homogeneous", "to_simple", "unbatch",
+]  # fmt: skip

@@ -61,6 +61,9 @@ def copy_e(e: str, out: str) -> Message:
     return Message("copy", "e", None, e, None, out)
 
 
+copy_src, copy_edge = copy_u, copy_e  # the names before DGL 1.0
+
+
 def _binary(lhs: str, op: str, rhs: str) -> Callable[[str, str, str], Message]:
     def message(lhs_field: str, rhs_field: str, out: str) -> Message:
         return Message(op, lhs, rhs, lhs_field, rhs_field, out)
@@ -72,3 +75,4 @@ def _binary(lhs: str, op: str, rhs: str) -> Callable[[str, str, str], Message]:
 for _lhs, _rhs in permutations("uve", 2):
     for _op in (*BINARY, "dot"):
         globals()[f"{_lhs}_{_op}_{_rhs}"] = _binary(_lhs, _op, _rhs)
+src_mul_edge, src_dot_dst = globals()["u_mul_e"], globals()["u_dot_v"]  # before DGL 0.5

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from functools import reduce as fold
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .. import ops
 from ..graph import Graph
-from ..graph import heterograph as graphs_of
-from ..graph import to_homogeneous as as_one
 from ..graph.hetero import Relation
-from .function import Message, Reduce
+from ..nn import DGLError
+from . import passing
+from .edges import between, of_data
+from .frames import Edges, Frame, Frames, NodeBatch, Nodes
+from .function import Reduce
+from .sparse import spmatrix
+from .sparse.structure import pairs
 
-_HOMOGENEOUS: Relation = ("_N", "_E", "_N")
-_CROSS: dict[str, Callable[[list[Tensor]], Tensor]] = {
-    "sum": lambda x: fold(torch.add, x),
-    "mean": lambda x: torch.stack(x).mean(0),
-    "max": lambda x: torch.stack(x).amax(0),
-    "min": lambda x: torch.stack(x).amin(0),
-    "stack": lambda x: torch.stack(x, 1),
-}
+HOMOGENEOUS: Relation = ("_N", "_E", "_N")
+ALL = "__ALL__"
 
 
 class DGLGraph:
@@ -32,16 +28,33 @@ class DGLGraph:
     them.
 
     Layers and :mod:`dfgnn.ops` take it where it has one relation. ``fused`` is its :class:`dfgnn.Graph`, and
-    ``graphs`` are those of all relations, by (type of sources, name, type of destinations). Structure is
-    immutable, features are dictionaries of tensors with a row per node or edge.
+    ``graphs`` are those of all relations, by (type of sources, name, type of destinations). Features are
+    dictionaries of tensors with a row per node or edge. What adds edges in place makes new Graphs.
+
+    data: as for :func:`~dfgnn.compat.graph`, or nothing, for a graph that nodes and edges are added to.
     """
 
-    def __init__(self, graphs: Mapping[Relation, Graph], num_nodes: Mapping[str, int], frames=None):
-        self.graphs = dict(graphs)
-        self._sizes = dict(num_nodes)
+    is_block = False
+
+    def __init__(self, data: Any = (), **deprecated: Any):
+        empty: Any = ([], [])
+        graph = of_data("DGLGraph", empty if isinstance(data, tuple) and not data else data)
+        self._init({HOMOGENEOUS: graph}, {"_N": graph.num_src}, None)
+
+    @classmethod
+    def _of(cls, graphs: Mapping[Any, Graph], sizes: Mapping[Any, int], frames: Any = None) -> Any:
+        """frames: of nodes by type and of edges by relation; those that are `Frame` are shared."""
+        made = cls.__new__(cls)
+        made._init(graphs, sizes, frames)
+        return made
+
+    def _init(self, graphs: Mapping[Any, Graph], sizes: Mapping[Any, int], frames: Any) -> None:
+        self.graphs, self._sizes = dict(graphs), dict(sizes)
         nodes, edges = ({}, {}) if frames is None else frames
-        self._nodes: dict[str, dict[str, Tensor]] = {kind: nodes.get(kind, {}) for kind in self._sizes}
-        self._edges: dict[Relation, dict[str, Tensor]] = {r: edges.get(r, {}) for r in self.graphs}
+        self._nodes = {kind: _frame(size, nodes.get(kind)) for kind, size in self._sizes.items()}
+        self._edges = {r: _frame(graph.num_edges, edges.get(r)) for r, graph in self.graphs.items()}
+        self._batch_nodes: dict[Any, Tensor] = {}
+        self._batch_edges: dict[Any, Tensor] = {}
 
     # ---- types ------------------------------------------------------------------------------------
 
@@ -58,27 +71,51 @@ class DGLGraph:
         return list(self._sizes)
 
     @property
+    def srctypes(self) -> list[str]:
+        return self.ntypes
+
+    @property
+    def dsttypes(self) -> list[str]:
+        return self.ntypes
+
+    @property
     def is_homogeneous(self) -> bool:
         return len(self.graphs) == 1 and len(self._sizes) == 1
 
     def to_canonical_etype(self, etype: str | Relation | None) -> Relation:
+        return self._relation(etype)
+
+    def get_ntype_id(self, ntype: str) -> int:
+        return list(self._sizes).index(self._kind(ntype))
+
+    def get_etype_id(self, etype: str | Relation) -> int:
+        return list(self.graphs).index(self._relation(etype))
+
+    def _relation(self, etype: Any) -> Any:
+        etype = tuple(etype) if isinstance(etype, list) else etype
         found = [r for r in self.graphs if etype is None or etype in (r, r[1])]
         if len(found) != 1:
             raise KeyError(f"DGLGraph: etype: expected one of {self.canonical_etypes}, got {etype!r}")
         return found[0]
 
-    def _kind(self, ntype: str | None) -> str:
+    def _kind(self, ntype: str | None) -> Any:
         if ntype is None and len(self._sizes) == 1:
             return next(iter(self._sizes))
         if ntype not in self._sizes:
             raise KeyError(f"DGLGraph: ntype: expected one of {self.ntypes}, got {ntype!r}")
         return ntype
 
+    def _end_kind(self, ntype: str | None, end: int) -> Any:
+        """The type of sources (end 0) or destinations (end 2)."""
+        if ntype is None and len(self._sizes) > 1 and len(self.graphs) == 1:
+            return next(iter(self.graphs))[end]
+        return self._kind(ntype)
+
     def __getitem__(self, etype: str | Relation) -> DGLGraph:
         """The graph of one relation; it shares the features."""
-        relation = self.to_canonical_etype(etype)
+        relation = self._relation(etype)
         sizes = {kind: self._sizes[kind] for kind in dict.fromkeys((relation[0], relation[2]))}
-        return DGLGraph({relation: self.graphs[relation]}, sizes, (self._nodes, self._edges))
+        return type(self)._of({relation: self.graphs[relation]}, sizes, (self._nodes, self._edges))
 
     @property
     def dfgnn_graph(self) -> Graph:
@@ -95,79 +132,198 @@ class DGLGraph:
     def device(self) -> torch.device:
         return next(iter(self.graphs.values())).device
 
+    @property
+    def idtype(self) -> torch.dtype:
+        """The type of the indices that it returns."""
+        return torch.int64
+
     def num_nodes(self, ntype: str | None = None) -> int:
         return sum(self._sizes.values()) if ntype is None else self._sizes[self._kind(ntype)]
 
     def num_edges(self, etype: str | Relation | None = None) -> int:
         if etype is None:
             return sum(graph.num_edges for graph in self.graphs.values())
-        return self.graphs[self.to_canonical_etype(etype)].num_edges
+        return self.graphs[self._relation(etype)].num_edges
+
+    def num_src_nodes(self, ntype: str | None = None) -> int:
+        return self._sizes[self._end_kind(ntype, 0)]
+
+    def num_dst_nodes(self, ntype: str | None = None) -> int:
+        return self._sizes[self._end_kind(ntype, 2)]
 
     number_of_nodes, number_of_edges = num_nodes, num_edges
+    number_of_src_nodes, number_of_dst_nodes = num_src_nodes, num_dst_nodes
 
-    def num_src_nodes(self) -> int:
-        return self.fused.num_src
+    def in_degrees(self, v: Any = ALL, etype: str | Relation | None = None) -> Any:
+        """Of all destinations, or of v: a tensor, or a number for one."""
+        return _of_nodes(self.graphs[self._relation(etype)].in_degrees(), v)
 
-    def num_dst_nodes(self) -> int:
-        return self.fused.num_dst
+    def out_degrees(self, u: Any = ALL, etype: str | Relation | None = None) -> Any:
+        return _of_nodes(self.graphs[self._relation(etype)].out_degrees(), u)
 
-    def in_degrees(self, etype: str | Relation | None = None) -> Tensor:
-        return self.graphs[self.to_canonical_etype(etype)].in_degrees()
+    def find_edges(self, eid: Any, etype: Any = None) -> tuple[Tensor, Tensor]:
+        src, dst = self.graphs[self._relation(etype)].edge_index
+        eid = self._ids(eid)
+        return src[eid], dst[eid]
 
-    def out_degrees(self, etype: str | Relation | None = None) -> Tensor:
-        return self.graphs[self.to_canonical_etype(etype)].out_degrees()
+    def in_edges(self, v: Any, form: str = "uv", etype: Any = None) -> Any:
+        return self._edges_at(v, form, etype, 1)
+
+    def out_edges(self, u: Any, form: str = "uv", etype: Any = None) -> Any:
+        return self._edges_at(u, form, etype, 0)
+
+    def _edges_at(self, nodes: Any, form: str, etype: Any, end: int) -> Any:
+        graph = self.graphs[self._relation(etype)]
+        graph = graph if end else graph.reverse()
+        _, eid = pairs(self._ids(nodes), graph)
+        src, dst = self.graphs[self._relation(etype)].edge_index[:, eid]
+        return {"uv": (src, dst), "eid": eid, "all": (src, dst, eid)}[form]
+
+    def successors(self, v: Any, etype: Any = None) -> Tensor:
+        return self.out_edges(v, etype=etype)[1]
+
+    def predecessors(self, v: Any, etype: Any = None) -> Tensor:
+        return self.in_edges(v, etype=etype)[0]
+
+    def has_edges_between(self, u: Any, v: Any, etype: Any = None) -> Any:
+        graph = self.graphs[self._relation(etype)]
+        u, v = torch.broadcast_tensors(self._ids(u), self._ids(v))
+        src, dst = graph.edge_index
+        return torch.isin(u * graph.num_dst + v, src * graph.num_dst + dst)
+
+    def adj_tensors(self, fmt: str, etype: Any = None) -> tuple[Tensor, ...]:
+        """ "coo": sources and destinations; "csr" and "csc": ends of rows or columns, other ends, edges."""
+        graph = self.graphs[self._relation(etype)]
+        if fmt == "coo":
+            return tuple(graph.edge_index)
+        csr = (graph if fmt == "csc" else graph.reverse()).csr()
+        eids = torch.arange(graph.num_edges, device=self.device) if csr.eids is None else csr.eids.long()
+        return csr.indptr.long(), csr.indices.long(), eids
+
+    def adj_external(
+        self, transpose: bool = False, ctx: Any = "cpu", scipy_fmt: str | None = None, etype: Any = None
+    ) -> Any:
+        """The matrix [source, destination], transposed if asked for: PyTorch's, or with scipy_fmt SciPy's."""
+        graph = self.graphs[self._relation(etype)]
+        ends, shape = graph.edge_index, (graph.num_src, graph.num_dst)
+        if transpose:
+            ends, shape = ends.flip(0), shape[::-1]
+        if scipy_fmt is not None:
+            from scipy.sparse import coo_matrix
+
+            rows, cols = ends.cpu().numpy()
+            return coo_matrix((torch.ones(len(rows)).numpy(), (rows, cols)), shape=shape).asformat(scipy_fmt)
+        ones = torch.ones(graph.num_edges, device=self.device)
+        return torch.sparse_coo_tensor(ends, ones, shape, check_invariants=False).to(ctx)
+
+    def adj(self, etype: Any = None, eweight_name: str | None = None) -> Any:
+        """The matrix [source, destination] of :mod:`dfgnn.compat.sparse`."""
+        relation = self._relation(etype)
+        graph = self.graphs[relation]
+        val = None if eweight_name is None else self._edges[relation][eweight_name]
+        return spmatrix(graph.edge_index, val, (graph.num_src, graph.num_dst))
+
+    def formats(self, formats: Any = None) -> Any:
+        return {"created": ["coo", "csr", "csc"], "not created": []} if formats is None else self
+
+    def create_formats_(self) -> None:
+        """Nothing: what is needed is made at its first use."""
+
+    def _ids(self, x: Any) -> Tensor:
+        return torch.as_tensor(x, dtype=torch.int64, device=self.device).reshape(-1)
 
     def __repr__(self) -> str:
         edges = {relation: graph.num_edges for relation, graph in self.graphs.items()}
-        return f"DGLGraph(num_nodes={self._sizes}, num_edges={edges}, device={self.device})"
+        return f"{type(self).__name__}(num_nodes={self._sizes}, num_edges={edges}, device={self.device})"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(
+            f"{type(self).__name__} has no attribute {name!r} in dfgnn, which stands for DGL here; "
+            "docs/dgl_without_dgl.md says what there is"
+        )
 
     # ---- features -----------------------------------------------------------------------------------
 
     @property
-    def nodes(self) -> _Nodes:
-        return _Nodes(self)
+    def nodes(self) -> Nodes:
+        return Nodes(self, self._kind)
 
     @property
-    def edges(self) -> _Edges:
-        return _Edges(self)
+    def srcnodes(self) -> Nodes:
+        return Nodes(self, lambda ntype: self._end_kind(ntype, 0))
 
     @property
-    def ndata(self) -> dict[str, Tensor]:
-        return self._nodes[self._kind(None)]
+    def dstnodes(self) -> Nodes:
+        return Nodes(self, lambda ntype: self._end_kind(ntype, 2))
 
     @property
-    def edata(self) -> dict[str, Tensor]:
-        return self._edges[self.to_canonical_etype(None)]
+    def edges(self) -> Edges:
+        return Edges(self)
+
+    all_edges = edges
 
     @property
-    def srcdata(self) -> dict[str, Tensor]:
-        return self._nodes[self.to_canonical_etype(None)[0]]
+    def ndata(self) -> Any:
+        return next(iter(self._nodes.values())) if len(self._nodes) == 1 else Frames(self._nodes)
 
     @property
-    def dstdata(self) -> dict[str, Tensor]:
-        return self._nodes[self.to_canonical_etype(None)[2]]
+    def edata(self) -> Any:
+        return next(iter(self._edges.values())) if len(self._edges) == 1 else Frames(self._edges)
 
-    def to(self, device: torch.device | str) -> DGLGraph:
+    @property
+    def srcdata(self) -> Any:
+        return self._end_data(0)
+
+    @property
+    def dstdata(self) -> Any:
+        return self._end_data(2)
+
+    def _end_data(self, end: int) -> Any:
+        kinds = dict.fromkeys(relation[end] for relation in self.graphs)
+        found = {kind: self._nodes[kind] for kind in kinds}
+        return next(iter(found.values())) if len(found) == 1 else Frames(found)
+
+    def _frame(self, relation: Any, end: str) -> Frame:
+        if end == "e":
+            return self._edges[relation]
+        return self._nodes[relation[0 if end == "u" else 2]]
+
+    # ---- copies -------------------------------------------------------------------------------------
+
+    def to(self, device: Any, **_: Any) -> DGLGraph:
         graphs = {relation: graph.to(device) for relation, graph in self.graphs.items()}
-        nodes, edges = (
+        frames = tuple(
             {k: {name: x.to(device) for name, x in frame.items()} for k, frame in part.items()}
             for part in (self._nodes, self._edges)
         )
-        return DGLGraph(graphs, self._sizes, (nodes, edges))
+        return self._like(graphs, frames, device)
+
+    def _like(self, graphs: Mapping[Any, Graph], frames: Any, device: Any = None) -> Any:
+        made = type(self)._of(graphs, self._sizes, frames)
+        for name in ("_batch_nodes", "_batch_edges"):
+            counts = getattr(self, name)
+            setattr(made, name, {k: x if device is None else x.to(device) for k, x in counts.items()})
+        return made
 
     def cpu(self) -> DGLGraph:
         return self.to("cpu")
 
-    def int(self) -> DGLGraph:
-        """Itself: indices are int32 inside, whatever was given."""
+    def cuda(self) -> DGLGraph:
+        return self.to("cuda")
+
+    def pin_memory_(self) -> DGLGraph:
+        """Nothing; it is there for scripts that ask for it."""
         return self
 
-    long = int
+    def clone(self) -> DGLGraph:
+        frames = ({k: dict(x) for k, x in part.items()} for part in (self._nodes, self._edges))
+        return self._like(self.graphs, tuple(frames))
 
     def local_var(self) -> DGLGraph:
         """The same graph and features; those that are set on it stay its own."""
-        frames = ({k: dict(x) for k, x in part.items()} for part in (self._nodes, self._edges))
-        return DGLGraph(self.graphs, self._sizes, tuple(frames))
+        return self.clone()
 
     @contextlib.contextmanager
     def local_scope(self) -> Iterator[None]:
@@ -178,244 +334,139 @@ class DGLGraph:
         finally:
             for frame, before in kept:
                 frame.clear()
-                frame.update(before)
+                dict.update(frame, before)
 
     # ---- message passing ----------------------------------------------------------------------------
 
-    def apply_edges(self, func: Message | Callable[[_EdgeBatch], dict], etype=None) -> None:
-        """Set features of the edges, by a built-in function or by one of yours, which gets all edges."""
-        relation = self.to_canonical_etype(etype)
-        if isinstance(func, Message):
-            self._edges[relation][func.out] = self._on_edges(relation, func)
-        else:
-            self._edges[relation].update(func(_EdgeBatch(self, relation)))
+    def apply_edges(self, func: Any, edges: Any = ALL, etype: Any = None) -> None:
+        """Set features of the edges, by a built-in function or by one of yours, which gets all edges, or
+        those whose numbers or ends are given."""
+        relation = self._relation(etype)
+        eids = None if isinstance(edges, str) else self._eids(edges, relation)
+        passing.apply_to_edges(self, relation, func, eids)
 
-    def update_all(self, message_func: Any, reduce_func: Reduce, apply_node_func=None, etype=None) -> None:
+    def _eids(self, edges: Any, relation: Any) -> Tensor:
+        if isinstance(edges, tuple):
+            return self.edge_ids(edges[0], edges[1], relation)
+        return self._ids(edges)
+
+    def edge_ids(self, u: Any, v: Any, etype: Any = None) -> Tensor:
+        """The number of an edge between each pair of nodes."""
+        graph, u, v = self.graphs[self._relation(etype)], self._ids(u), self._ids(v)
+        keys, eids = (graph.edge_index[0] * graph.num_dst + graph.edge_index[1]).sort(stable=True)
+        wanted = u * graph.num_dst + v
+        at = torch.searchsorted(keys, wanted).clamp(max=max(len(keys) - 1, 0))
+        if not len(keys) or not torch.equal(keys[at], wanted):
+            raise DGLError("DGLGraph.edge_ids: expected pairs of nodes with an edge between them")
+        return eids[at]
+
+    def update_all(
+        self, message_func: Any, reduce_func: Reduce | Any, apply_node_func: Any = None, etype: Any = None
+    ) -> None:
         """Set features of the destinations from what their edges carry."""
-        relation = self.to_canonical_etype(etype)
-        self._nodes[relation[2]][reduce_func.out] = self._reduced(relation, message_func, reduce_func)
-        if apply_node_func is not None:
-            self.apply_nodes(apply_node_func, relation[2])
+        relation = self._relation(etype)
+        frame, found = self._nodes[relation[2]], passing.reduced(self, relation, message_func, reduce_func)
+        if apply_node_func is not None:  # it sees them, and what it gives is kept
+            found = apply_node_func(NodeBatch(Frame(frame.rows, {**frame, **found})))
+        frame.update(found)
 
-    def multi_update_all(self, etype_dict: Mapping[Any, tuple], cross_reducer: str = "sum") -> None:
+    def multi_update_all(
+        self, etype_dict: Mapping[Any, tuple], cross_reducer: str = "sum", apply_node_func: Any = None
+    ) -> None:
         """``update_all`` of several relations; what reaches a type of nodes from several is reduced again."""
-        if cross_reducer not in _CROSS:
-            raise ValueError(
-                f"DGLGraph: cross_reducer: expected one of {list(_CROSS)}, got {cross_reducer!r}"
-            )
-        found: dict[tuple[str, str], list[Tensor]] = {}
-        for etype, (message, reducer, *_) in etype_dict.items():
-            relation = self.to_canonical_etype(etype)
-            out = self._reduced(relation, message, reducer)
-            found.setdefault((relation[2], reducer.out), []).append(out)
-        for (kind, name), parts in found.items():
-            self._nodes[kind][name] = _CROSS[cross_reducer](parts)
+        found = passing.reduced_by_relations(self, etype_dict, cross_reducer)
+        for (kind, name), x in found.items():
+            self._nodes[kind][name] = x
+        if apply_node_func is not None:
+            for kind in dict.fromkeys(kind for kind, _ in found):
+                self._nodes[kind].update(apply_node_func(NodeBatch(self._nodes[kind])))
 
-    def apply_nodes(self, func: Callable[[_NodeBatch], dict], ntype: str | None = None) -> None:
+    def apply_nodes(self, func: Any, v: Any = ALL, ntype: str | None = None) -> None:
         frame = self._nodes[self._kind(ntype)]
-        frame.update(func(_NodeBatch(frame)))
+        which = None if isinstance(v, str) else self._ids(v)
+        passing.put(frame, func(NodeBatch(frame, which)), which)
 
-    def _frame(self, relation: Relation, end: str) -> dict[str, Tensor]:
-        if end == "e":
-            return self._edges[relation]
-        return self._nodes[relation[0 if end == "u" else 2]]
+    # ---- batches --------------------------------------------------------------------------------------
 
-    def _on_edges(self, relation: Relation, message: Message) -> Tensor:
-        graph, x = self.graphs[relation], self._frame(relation, message.lhs)[message.lhs_field]
-        if message.rhs is None or message.rhs_field is None:
-            return x if message.lhs == "e" else ops.gsddmm(graph, "copy_lhs", x, None, message.lhs)
-        y = self._frame(relation, message.rhs)[message.rhs_field]
-        return ops.gsddmm(graph, message.op, x, y, message.lhs, message.rhs)
-
-    def _reduced(self, relation: Relation, message: Any, reducer: Any) -> Tensor:
-        if not isinstance(reducer, Reduce):
-            raise NotImplementedError(
-                "DGLGraph: reduce function: expected sum, mean, max or min of dfgnn.compat.function, "
-                f"got {type(reducer).__name__}"
-            )
-        graph, x, y, op = self.graphs[relation], None, None, "copy_rhs"
-        if not isinstance(message, Message):
-            y = message(_EdgeBatch(self, relation))[reducer.message]
-        elif (message.lhs, message.rhs) == ("u", None):
-            x, op = self._frame(relation, "u")[message.lhs_field], "copy_lhs"
-        elif (message.lhs, message.rhs) == ("u", "e") and message.op in ops.BINARY:
-            x, op = self._frame(relation, "u")[message.lhs_field], message.op
-            y = self._edges[relation][str(message.rhs_field)]
-        elif (message.lhs, message.rhs, message.op) == ("e", "u", "mul"):
-            x, op = self._frame(relation, "u")[str(message.rhs_field)], "mul"
-            y = self._edges[relation][message.lhs_field]
-        else:
-            y = self._on_edges(relation, message)
-        out = ops.gspmm(graph, op, reducer.op, x, y)
-        if reducer.op in ("max", "min"):  # DGL's update_all gives 0 to nodes without edges
-            empty = (graph.in_degrees() == 0).view(-1, *[1] * (out.dim() - 1))
-            out = out.masked_fill(empty, 0)
-        return out
-
-
-class _Nodes:
-    """``g.nodes()``, ``g.nodes("paper")`` and ``g.nodes["paper"].data``."""
-
-    def __init__(self, graph: DGLGraph):
-        self._graph = graph
-
-    def __call__(self, ntype: str | None = None) -> Tensor:
-        kind = self._graph._kind(ntype)
-        return torch.arange(self._graph._sizes[kind], device=self._graph.device)
-
-    def __getitem__(self, ntype: str) -> _NodeBatch:
-        return _NodeBatch(self._graph._nodes[self._graph._kind(ntype)])
-
-
-class _Edges:
-    """``g.edges()``, ``g.edges(etype="cites")`` and ``g.edges["cites"].data``."""
-
-    def __init__(self, graph: DGLGraph):
-        self._graph = graph
-
-    def __call__(self, form: str = "uv", order: str = "eid", etype=None) -> tuple[Tensor, ...]:
-        src, dst = self._graph.graphs[self._graph.to_canonical_etype(etype)].edge_index
-        eid = torch.arange(len(src), device=src.device)
-        return {"uv": (src, dst), "eid": (eid,), "all": (src, dst, eid)}[form]
-
-    def __getitem__(self, etype: str | Relation) -> _NodeBatch:
-        return _NodeBatch(self._graph._edges[self._graph.to_canonical_etype(etype)])
-
-
-class _NodeBatch:
-    def __init__(self, frame: dict[str, Tensor]):
-        self.data = frame
-
-
-class _Rows(Mapping):
-    """The features of edges' ends, gathered when they are asked for."""
-
-    def __init__(self, graph: Graph, frame: dict[str, Tensor], end: str):
-        self._graph, self._frame, self._end = graph, frame, end
-
-    def __getitem__(self, name: str) -> Tensor:
-        return ops.gsddmm(self._graph, "copy_lhs", self._frame[name], None, self._end)
-
-    def __iter__(self):
-        return iter(self._frame)
-
-    def __len__(self) -> int:
-        return len(self._frame)
-
-
-class _EdgeBatch:
-    """What a message function written in Python gets: all edges of a relation."""
-
-    def __init__(self, graph: DGLGraph, relation: Relation):
-        fused = graph.graphs[relation]
-        self.src = _Rows(fused, graph._frame(relation, "u"), "u")
-        self.dst = _Rows(fused, graph._frame(relation, "v"), "v")
-        self.data = graph._edges[relation]
-
+    @property
     def batch_size(self) -> int:
-        return len(next(iter(self.src.values())))
+        return len(self.batch_num_nodes(self.ntypes[0] if len(self._sizes) > 1 else None))
+
+    def batch_num_nodes(self, ntype: str | None = None) -> Tensor:
+        kind = self._kind(ntype)
+        if kind not in self._batch_nodes:
+            self._batch_nodes[kind] = torch.tensor([self._sizes[kind]], device=self.device)
+        return self._batch_nodes[kind]
+
+    def batch_num_edges(self, etype: Any = None) -> Tensor:
+        relation = self._relation(etype)
+        if relation not in self._batch_edges:
+            self._batch_edges[relation] = torch.tensor([self.num_edges(relation)], device=self.device)
+        return self._batch_edges[relation]
+
+    def set_batch_num_nodes(self, val: Any) -> None:
+        given = val if isinstance(val, Mapping) else {self._kind(None): val}
+        self._batch_nodes = {self._kind(kind): self._ids(x) for kind, x in given.items()}
+
+    def set_batch_num_edges(self, val: Any) -> None:
+        given = val if isinstance(val, Mapping) else {self._relation(None): val}
+        self._batch_edges = {self._relation(etype): self._ids(x) for etype, x in given.items()}
+
+    # ---- changes in place -------------------------------------------------------------------------------
+
+    def add_nodes(self, num: int, data: Any = None, ntype: str | None = None) -> None:
+        """More nodes, whose features are zeros where data has none."""
+        kind = self._kind(ntype)
+        self._resize({kind: self._sizes[kind] + num}, {kind: data})
+
+    def add_edges(self, u: Any, v: Any, data: Any = None, etype: Any = None) -> None:
+        """More edges, behind the others; nodes that are named and not there are added."""
+        relation = self._relation(etype)
+        u, v = torch.broadcast_tensors(self._ids(u), self._ids(v))
+        sizes: dict[Any, int] = {}
+        for kind, ends in ((relation[0], u), (relation[2], v)):
+            largest = int(ends.max()) + 1 if len(ends) else 0
+            sizes[kind] = max(largest, self._sizes[kind], sizes.get(kind, 0))
+        self._resize(sizes, {}, {relation: torch.stack([u, v])}, {relation: data})
+
+    def remove_edges(self, eids: Any, etype: Any = None) -> None:
+        relation = self._relation(etype)
+        keep = torch.ones(self.num_edges(relation), dtype=torch.bool, device=self.device)
+        keep[self._ids(eids)] = False
+        graph = self.graphs[relation]
+        self.graphs[relation] = between(graph.edge_index[:, keep], graph.num_src, graph.num_dst)
+        self._edges[relation] = self._edges[relation].rows_of(keep)
+        self._batch_nodes, self._batch_edges = {}, {}
+
+    def _resize(self, sizes: Mapping[Any, int], node_data: Any, edges: Any = None, edge_data: Any = None):
+        for kind, size in sizes.items():
+            frame = self._nodes[kind]
+            self._nodes[kind] = frame.grown(size - frame.rows, node_data.get(kind))
+            self._sizes[kind] = size
+        for relation, graph in self.graphs.items():
+            more = (edges or {}).get(relation)
+            ends = graph.edge_index if more is None else torch.cat([graph.edge_index, more], 1)
+            if more is not None:
+                self._edges[relation] = self._edges[relation].grown(more.shape[1], edge_data[relation])
+            num_src, num_dst = self._sizes[relation[0]], self._sizes[relation[2]]
+            if more is not None or (num_src, num_dst) != (graph.num_src, graph.num_dst):
+                self.graphs[relation] = between(ends, num_src, num_dst)
+        self._batch_nodes, self._batch_edges = {}, {}
+
+    def int(self) -> DGLGraph:
+        """Itself: indices are int32 inside, whatever was given."""
+        return self
+
+    long = int
 
 
-# ---- making graphs ----------------------------------------------------------------------------------------
+def _frame(rows: int, given: Any) -> Frame:
+    return given if isinstance(given, Frame) else Frame(rows, given)
 
 
-def _homogeneous(fused: Graph, nodes=None, edges=None) -> DGLGraph:
-    frames = {"_N": dict(nodes or {})}, {_HOMOGENEOUS: dict(edges or {})}
-    return DGLGraph({_HOMOGENEOUS: fused}, {"_N": fused.num_nodes}, frames)
-
-
-def graph(
-    data: tuple[Any, Any], *, num_nodes: int | None = None, idtype: Any = None, device: Any = None
-) -> DGLGraph:
-    """From (sources, destinations), tensors or lists; idtype is not needed: indices are int32 inside."""
-    src, dst = (torch.as_tensor(x, device=device) for x in data)
-    return _homogeneous(Graph.from_coo(src, dst, num_nodes=num_nodes))
-
-
-def heterograph(
-    data_dict: Mapping[Relation, tuple],
-    num_nodes_dict: Mapping[str, int] | None = None,
-    idtype: Any = None,
-    device: Any = None,
-) -> DGLGraph:
-    """From (sources, destinations) by (type of sources, name, type of destinations)."""
-    # DGL orders types by name.
-    ends: dict[Relation, tuple[Tensor, Tensor]] = {}
-    for relation in sorted(data_dict):
-        src, dst = (torch.as_tensor(x, device=device) for x in data_dict[relation])
-        ends[relation] = src, dst
-    graphs = graphs_of(ends, num_nodes_dict)
-    sizes = dict(num_nodes_dict or {})
-    for relation, found in graphs.items():
-        sizes |= {relation[0]: found.num_src, relation[2]: found.num_dst}
-    return DGLGraph(graphs, {kind: sizes[kind] for kind in sorted(sizes)})
-
-
-def from_scipy(sp_mat: Any, device: Any = "cpu") -> DGLGraph:
-    """From a square matrix[source, destination]."""
-    return _homogeneous(Graph.from_scipy(sp_mat).to(device))
-
-
-def to_homogeneous(g: DGLGraph, ndata: list[str] | None = None) -> DGLGraph:
-    """All nodes and edges as one graph; features ``_TYPE`` say which type each had, ``_ID`` which number."""
-    found = as_one(g.graphs)
-    sizes = [g.num_nodes(kind) for kind in found.node_types]
-    numbers = torch.cat([torch.arange(size, device=g.device) for size in sizes])
-    nodes = {"_TYPE": found.ntype, "_ID": numbers}
-    for name in ndata or []:
-        nodes[name] = torch.cat([g.nodes[kind].data[name] for kind in found.node_types])
-    counts = [graph.num_edges for graph in g.graphs.values()]
-    edge_numbers = torch.cat([torch.arange(count, device=g.device) for count in counts])
-    return _homogeneous(found.graph, nodes, {"_TYPE": found.etype, "_ID": edge_numbers})
-
-
-def add_self_loop(g: DGLGraph, *, fill_data: float = 1.0) -> DGLGraph:
-    """A loop for every node, behind the other edges; fill_data: the features of these loops."""
-    n = g.num_nodes()
-    edges = {k: torch.cat([x, x.new_full((n, *x.shape[1:]), fill_data)]) for k, x in g.edata.items()}
-    return _homogeneous(g.fused.add_self_loops(), g.ndata, edges)
-
-
-def remove_self_loop(g: DGLGraph) -> DGLGraph:
-    src, dst = g.edges()
-    return _kept(g, src != dst)
-
-
-def _kept(g: DGLGraph, keep: Tensor) -> DGLGraph:
-    fused = Graph.from_edge_index(g.fused.edge_index[:, keep], g.num_nodes())
-    return _homogeneous(fused, g.ndata, {k: x[keep] for k, x in g.edata.items()})
-
-
-def reverse(g: DGLGraph, copy_ndata: bool = True, copy_edata: bool = False) -> DGLGraph:
-    return _homogeneous(g.fused.reverse(), g.ndata if copy_ndata else None, g.edata if copy_edata else None)
-
-
-def add_reverse_edges(g: DGLGraph, copy_ndata: bool = True, copy_edata: bool = False) -> DGLGraph:
-    """Every edge also the other way round, behind the others."""
-    both = torch.cat([g.fused.edge_index, g.fused.edge_index.flip(0)], 1)
-    edges = {k: torch.cat([x, x]) for k, x in g.edata.items()} if copy_edata else None
-    return _homogeneous(Graph.from_edge_index(both, g.num_nodes()), g.ndata if copy_ndata else None, edges)
-
-
-def to_bidirected(g: DGLGraph, copy_ndata: bool = False) -> DGLGraph:
-    """Both directions of every edge, each once."""
-    n = g.num_nodes()
-    src, dst = g.fused.edge_index
-    keys = torch.cat([src * n + dst, dst * n + src]).unique()
-    fused = Graph.from_coo(keys // n, keys % n, num_nodes=n)
-    return _homogeneous(fused, g.ndata if copy_ndata else None)
-
-
-def batch(graphs: list[DGLGraph]) -> DGLGraph:
-    """Graphs side by side; features that all of them have are joined."""
-    parts = ([g.ndata for g in graphs], [g.edata for g in graphs])
-    joined = [
-        {k: torch.cat([frame[k] for frame in frames]) for k in frames[0] if all(k in f for f in frames)}
-        for frames in parts
-    ]
-    whole = _homogeneous(Graph.batch([g.fused for g in graphs]), *joined)
-    sizes = [[g.num_nodes() for g in graphs], [g.num_edges() for g in graphs]]
-    numbers, edges = (torch.tensor(x, device=whole.device) for x in sizes)
-    whole.batch_num_nodes, whole.batch_num_edges = lambda: numbers, lambda: edges  # type: ignore[attr-defined]
-    whole.batch_size = len(graphs)  # type: ignore[attr-defined]
-    return whole
+def _of_nodes(degrees: Tensor, v: Any) -> Any:
+    if isinstance(v, str):
+        return degrees
+    if isinstance(v, int):
+        return int(degrees[v])
+    return degrees[torch.as_tensor(v, dtype=torch.int64, device=degrees.device)]

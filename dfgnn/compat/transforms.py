@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from .graph import DGLGraph, add_reverse_edges, add_self_loop, remove_self_loop
+from .create import add_reverse_edges, add_self_loop, remove_self_loop
+from .graph import DGLGraph
 
 
 class AddSelfLoop:

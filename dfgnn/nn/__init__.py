@@ -8,6 +8,7 @@ subclasses of them where DGL is installed (``dgl``, which makes them at their fi
 from typing import TYPE_CHECKING
 
 from . import dgl
+from ._errors import DGLError
 from ._fallback import FallbackWarning
 from ._graph import ZeroInDegreeError
 from .edge_transformer import EdgeGraphTransformerConv, EdgeGraphTransformerLayer
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AGNNConv",
+    "DGLError",
     "DotGatConv",
     "EGATConv",
     "EdgeGATConv",

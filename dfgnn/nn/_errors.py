@@ -13,6 +13,11 @@ from torch import Tensor, nn
 
 from ._terms import plain_linear
 
+
+class DGLError(Exception):
+    """What DGL's names raise where DGL raises its error of this name (:mod:`dfgnn.compat`)."""
+
+
 # What an argument is called in DGL's layers and in torch_geometric's.
 _DGL_NAMES = {
     "in_channels": "in_feats",

@@ -15,7 +15,7 @@ from ..graph import Graph, GraphPart
 from ..graph.graph import OF_NUMBER
 from ..runtime import torch_internals as internals
 from ..runtime.compiling import is_exporting
-from ._errors import wrong_features
+from ._errors import DGLError, wrong_features
 
 # Graphs made from DGL's, by DGL's immutable index of a graph, which it replaces when edges change. Keys go by
 # identity: the index of DGL 1.1 cannot be hashed. What is kept refers to no key, so an entry lives as long as
@@ -27,7 +27,7 @@ _from_dgl = WeakIdKeyDictionary()
 _of_frame = WeakIdKeyDictionary()
 
 
-class ZeroInDegreeError(ValueError):
+class ZeroInDegreeError(DGLError, ValueError):
     """A destination has no in-edges and the layer was not told to allow it."""
 
 
@@ -142,5 +142,11 @@ def _check_rows(layer: nn.Module, name: str, x: Any, rows: int) -> None:
 
 
 def is_dgl(graph: Any) -> bool:
+    """Whether it is a graph of DGL's own."""
     dgl = sys.modules.get("dgl")
-    return dgl is not None and isinstance(graph, dgl.DGLGraph)
+    return dgl is not None and not stands_for_dgl(dgl) and isinstance(graph, dgl.DGLGraph)
+
+
+def stands_for_dgl(module: Any) -> bool:
+    """Whether it is ours under DGL's name (`dfgnn.compat.install_as_dgl`)."""
+    return "__dfgnn__" in vars(module)

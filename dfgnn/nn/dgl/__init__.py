@@ -16,6 +16,8 @@ import warnings
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from .._graph import stands_for_dgl
+
 if TYPE_CHECKING:
     from .agnn import AGNNConv
     from .dotgat import DotGatConv
@@ -64,7 +66,8 @@ def _dgl_layers() -> ModuleType | None:
     if untold:
         os.environ["DGLBACKEND"] = "pytorch"
     try:
-        importlib.import_module("dgl")
+        if stands_for_dgl(importlib.import_module("dgl")):
+            return None
         return importlib.import_module("dgl.nn.pytorch")
     except Exception as error:  # a library that was built for another torch fails in many ways
         if not (isinstance(error, ModuleNotFoundError) and error.name == "dgl"):

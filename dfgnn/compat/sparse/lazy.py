@@ -1,0 +1,121 @@
+"""Values of a sparse matrix that are computed when somebody looks at them.
+
+``bsddmm(A, q, k).softmax()`` and then ``bspmm`` with ``v`` are one attention call, which needs none of the
+values in between. So the first two return matrices that remember what they are made of; ``.val`` computes.
+
+What is computed later must be what would have been computed at once. Hence a value is computed in the grad
+mode in which it was asked for, and a tensor that was written to in between raises, as it does in autograd.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ... import functional
+from ...graph import Graph
+from ...runtime.compiling import has_numbers
+
+
+class _Seen(NamedTuple):
+    """A tensor as it was."""
+
+    name: str
+    tensor: Tensor
+    version: int
+
+
+class Lazy:
+    """What values are made of; ``values()`` computes them."""
+
+    def __init__(self, graph: Graph, tensors: dict[str, Tensor | None]):
+        self.graph, self.grad = graph, torch.is_grad_enabled()
+        given = [(name, x) for name, x in tensors.items() if x is not None]
+        self._seen = [_Seen(name, x, x._version) for name, x in given if can_wait(x)]
+
+    def check(self) -> None:
+        for name, x, version in self._seen:
+            if x._version != version:
+                raise RuntimeError(
+                    f"dgl.sparse: {name} was modified in place before the matrix made of it was used. dfgnn "
+                    "computes its values at their first use: ask for .val before, or modify a copy"
+                )
+
+    def values(self) -> Tensor:
+        self.check()
+        with torch.set_grad_enabled(self.grad):
+            return self.compute()
+
+    def compute(self) -> Tensor:
+        raise NotImplementedError
+
+
+class Scores(Lazy):
+    """scale * gate * q_i . k_j for each entry (i, j), by head: ``[nnz, H]``, or ``[nnz]`` if single.
+
+    query: [L, H, D].  key: [N, H, D].  gate: [nnz] or [nnz, H], the values of the matrix; None for ones.
+    """
+
+    def __init__(self, graph: Graph, query: Tensor, key: Tensor, gate: Tensor | None, single: bool):
+        super().__init__(graph, {"the first dense matrix": query, "the second": key, "val": gate})
+        self.query, self.key, self.gate, self.single = query, key, gate, single
+        self.scale = 1.0
+
+    def times(self, factor: float) -> Scores:
+        other = Scores(self.graph, self.query, self.key, self.gate, self.single)
+        other.scale, other.grad, other._seen = self.scale * factor, self.grad, self._seen
+        return other
+
+    def compute(self) -> Tensor:
+        out = functional.sddmm(self.graph, self.query, self.key, scale=self.scale)
+        if self.gate is not None:
+            out = out * (self.gate if self.gate.dim() == 2 else self.gate.unsqueeze(1))
+        return out.squeeze(1) if self.single else out
+
+
+class Weights(Lazy):
+    """Softmax by row of scores, which are a `Scores` or values ``[nnz]`` or ``[nnz, H]``."""
+
+    def __init__(self, graph: Graph, scores: Scores | Tensor):
+        super().__init__(graph, {"val": scores} if isinstance(scores, Tensor) else {})
+        self.scores = scores
+
+    @property
+    def single(self) -> bool:
+        return self.scores.dim() == 1 if isinstance(self.scores, Tensor) else self.scores.single
+
+    def compute(self) -> Tensor:
+        scores = self.scores if isinstance(self.scores, Tensor) else self.scores.values()
+        return functional.edge_softmax(self.graph, scores)
+
+    def times(self, value: Tensor) -> Tensor | None:
+        """The product with ``value [M, H, D]`` in one attention call; None where it cannot be one: there are
+        gradients of one part alone, or another number of heads."""
+        scores = self.scores
+        modes = {self.grad, torch.is_grad_enabled()}
+        if isinstance(scores, Tensor):
+            heads, dtype = (1 if scores.dim() == 1 else scores.shape[1]), scores.dtype
+        else:
+            modes.add(scores.grad)
+            heads, dtype = scores.query.shape[1], scores.query.dtype
+        if len(modes) > 1 or heads != value.shape[1] or dtype != value.dtype:
+            return None
+        self.check()
+        if isinstance(scores, Tensor):
+            ends = value.new_zeros(self.graph.num_src, heads)
+            bias = scores.unsqueeze(1) if scores.dim() == 1 else scores
+            return functional.gat_attention(self.graph, value, ends, None, negative_slope=1.0, edge_bias=bias)
+        scores.check()
+        return functional.dot_attention(
+            self.graph, scores.query, scores.key, value, scale=scores.scale, edge_gate=scores.gate
+        )
+
+
+def can_wait(*tensors: Tensor | None) -> bool:
+    """Whether it would show if one of these were modified: inference tensors do not count modifications, and
+    under a compiler or a transform of torch.func values are computed where they are asked for."""
+    if torch.compiler.is_compiling():
+        return False
+    return all(x is None or has_numbers(x) and not x.is_inference() for x in tensors)
