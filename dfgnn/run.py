@@ -15,6 +15,9 @@ module.
 With either, where the process sees one GPU, the script's main thread computes backward itself
 (``torch.autograd.set_multithreading_enabled(False)``), as PyTorch always does on the CPU: to hand over to the
 GPU's thread of PyTorch's and back takes longer than a small layer. ``--backward-thread`` leaves it as it is.
+
+With ``--as-dgl`` a script that was written for DGL runs without it: ``import dgl`` gives it
+:mod:`dfgnn.compat` (:func:`dfgnn.compat.install_as_dgl`), in processes of multiprocessing's, too.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from typing import Any
 
 import torch
 
+from .compat import install_as_dgl
 from .running import own
 from .running.layers import LIBRARIES, Layers, import_libraries
 from .running.program import NotRunnableError, Program, of_module, of_path
@@ -184,6 +188,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--backward-thread", action="store_true", help="leave backward to PyTorch's thread for the GPU"
     )
+    parser.add_argument("--as-dgl", action="store_true", help="dgl is dfgnn's, for scripts that import it")
+    parser.add_argument("--force", action="store_true", help="with --as-dgl: also where DGL is installed")
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
     parser.add_argument("script", help="the script, or with -m the module")
     rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
@@ -198,6 +204,15 @@ def main(argv: list[str] | None = None) -> int:
     if args.json is not None and not args.json.absolute().parent.is_dir():
         parser.error(f"--json: expected a file in a folder that is there, got {args.json}")
 
+    if args.force and not args.as_dgl:
+        parser.error("--force: expected --as-dgl with it")
+    if args.as_dgl:
+        if args.impl == "dgl":
+            parser.error("--impl dgl: expected another one with --as-dgl, which stands for DGL")
+        try:
+            install_as_dgl(args.force)
+        except RuntimeError as error:
+            parser.error(f"--as-dgl: {error}")
     os.environ.setdefault("DGLBACKEND", "pytorch")  # it would ask, and write the answer to the home directory
     not_patched = import_libraries(args.impl)
     run = _Run(args, Layers(args.impl, _backward_in_calling_thread(args)), not_patched)

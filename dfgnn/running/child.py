@@ -23,6 +23,18 @@ def start(folder: str, impl: str, in_calling_thread: bool) -> None:
     Layers(impl, in_calling_thread, folder).install()
 
 
+def as_dgl() -> None:
+    root = str(Path(__file__).parents[2])
+    sys.path.append(root)
+    try:
+        from dfgnn.compat import install_as_dgl
+    finally:
+        sys.path.remove(root)
+    install_as_dgl(force=True)
+
+
+if __name__ == "dfgnn_run_as_dgl":
+    as_dgl()
 if __name__ == "dfgnn_run_child":
     try:
         start(*OPTIONS)  # type: ignore[name-defined]  # noqa: F821 - of runpy.run_path

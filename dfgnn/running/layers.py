@@ -12,6 +12,7 @@ import importlib.util
 import inspect
 import json
 import multiprocessing.process
+import multiprocessing.spawn
 import os
 import runpy
 import shutil
@@ -26,7 +27,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..nn import _fallback
+from ..compat.as_dgl import is_installed
+from ..nn import _fallback, dgl
 from ..nn._fallback import is_from
 from ..switch.replace import LIBRARIES, is_convolution, layers_of, patch
 from ..switch.subclasses import made_for
@@ -48,6 +50,8 @@ class Layers:
         self._process = os.getpid()
         self._pairs = {old: new for library in LIBRARIES for old, new in layers_of(library).items()}
         self._ours = frozenset(self._pairs.values())
+        if is_installed():  # dgl's names are ours, and there is nothing to replace
+            self._ours |= {cls for cls in map(dgl.__getattr__, dgl.__all__) if issubclass(cls, nn.Module)}
         self._counts: dict[type, bool] = {}  # whether a class is one of these layers
         self._called: set[type] = set()  # with a forward of their own, which called dfgnn's
         self._marked: set[type] = set()  # dfgnn's, that note who calls them
@@ -57,6 +61,8 @@ class Layers:
         self._wrap(nn.Module, "__init__", self._counting)
         self._wrap(multiprocessing.process.BaseProcess, "start", self._starting)
         self._wrap(subprocess.Popen, "__init__", self._opening)
+        if is_installed():
+            self._wrap(multiprocessing.spawn, "get_preparation_data", self._preparing)
         return self
 
     def remove(self) -> None:
@@ -85,7 +91,8 @@ class Layers:
         return __init__
 
     def _is_layer(self, cls: type) -> bool:
-        return any(base in self._pairs or is_convolution(base) for base in cls.__mro__)
+        known = self._pairs.keys() | self._ours
+        return any(base in known or is_convolution(base) for base in cls.__mro__)
 
     def _count(self, cls: type) -> None:
         if os.getpid() != self._process:  # a fork
@@ -138,6 +145,10 @@ class Layers:
                 del process._dfgnn_run
 
         return noting
+
+    def _preparing(self, prepare: Any) -> Any:
+        """dgl is ours in a new interpreter before it imports the script's main module."""
+        return lambda *args: {**prepare(*args), "dfgnn": _AsDGL()}
 
     def _opening(self, construct: Any) -> Any:
         def noting(process, args, *rest, **kwargs):
@@ -224,12 +235,21 @@ class _ToChild:
         return runpy.run_path, (str(_CHILD), {"OPTIONS": self.options}, "dfgnn_run_child")
 
 
+class _AsDGL:
+    """Unpickled in a process that is another interpreter, first of all."""
+
+    def __reduce__(self):
+        return runpy.run_path, (str(_CHILD), None, "dfgnn_run_as_dgl")
+
+
 def import_libraries(impl: str, libraries: Iterable[str] = LIBRARIES) -> dict[str, str]:
     """Import those that are installed, and dfgnn's layers for them, so that the script's clock runs for
     neither; for "dfgnn", patch them. Why not, for one that cannot be imported."""
     failed = {}
     for library in libraries:
         package = LIBRARIES[library]
+        if package == "dgl" and is_installed():
+            continue
         if importlib.util.find_spec(package) is not None:
             try:
                 if impl == "dfgnn":
