@@ -1,0 +1,146 @@
+"""A script that imports dgl, with DGL and without it: `install_as_dgl` and `dfgnn.run --as-dgl`."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+SCRIPT = Path(__file__).with_name("as_dgl_script.py")
+SECTIONS = ["se3_attention", "temporal_blocks", "simple_hgn", "functions_in_python", "changes_in_place",
+            "relations", "parts_and_batches", "graph_conv"]  # fmt: skip
+HAS_DGL = importlib.util.find_spec("dgl") is not None
+ENVIRONMENT = {**os.environ, "DGLBACKEND": "pytorch", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+def python(*arguments, cwd, code=0):
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, env=ENVIRONMENT, cwd=cwd, capture_output=True, text=True, timeout=300)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ours")
+    done = python("-m", "dfgnn.run", "--as-dgl", "--force", SCRIPT, folder / "found.pt", cwd=folder)
+    assert "2 x dfgnn.nn.dgl.GATConv: dfgnn" in done.stderr
+    return torch.load(folder / "found.pt")
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory):
+    if not HAS_DGL:
+        pytest.skip("dgl is not installed (dgl==1.1.3 supports Python <= 3.11)")
+    folder = tmp_path_factory.mktemp("theirs")
+    python(SCRIPT, folder / "found.pt", cwd=folder)
+    return torch.load(folder / "found.pt")
+
+
+def test_the_script_is_compared_as_a_whole(ours):
+    assert list(ours) == SECTIONS
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_same_as_dgl(ours, theirs, section):
+    torch.testing.assert_close(ours[section], theirs[section], rtol=1e-4, atol=1e-5)
+
+
+def test_an_equivariant_attention_block_is_that_in_plain_pytorch(ours):
+    found = ours["se3_attention"]
+    torch.testing.assert_close(found["out"], found["plain"], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found["grads"], found["plain_grads"], rtol=1e-4, atol=1e-5)
+
+
+def test_it_is_refused_where_dgl_is_installed(tmp_path):
+    folder = tmp_path / "dgl"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (tmp_path / "script.py").write_text("import dgl\nprint(dgl.__version__)\n")
+    environment = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join([str(tmp_path), ENVIRONMENT["PYTHONPATH"]])}
+    command = [sys.executable, "-m", "dfgnn.run", "--as-dgl"]
+    for options, code, text in (([], 2, "DGL is installed"), (["--force"], 0, "2.1.0+dfgnn")):
+        done = subprocess.run([*command, *options, "script.py"], env=environment, cwd=tmp_path,
+                              capture_output=True, text=True, timeout=300)  # fmt: skip
+        assert done.returncode == code and text in done.stdout + done.stderr
+
+
+def test_it_is_undone(tmp_path):
+    (tmp_path / "undone.py").write_text("""
+import sys
+import dfgnn.compat
+before = "dgl" in sys.modules, list(sys.meta_path)
+sys.modules["dgl"] = None  # hides one that is installed
+with dfgnn.compat.install_as_dgl() as first:
+    import dgl, dgl.nn.pytorch as dglnn
+    second = dfgnn.compat.install_as_dgl()
+    assert dgl.graph is dfgnn.compat.graph and "heterograph" in dir(dgl)
+    assert dglnn.GATConv is dfgnn.nn.GATConv and "active" in repr(first)
+import dgl.sparse  # the second holds
+assert dgl.sparse.spmatrix is dfgnn.compat.sparse.spmatrix
+import dgl.heterograph
+assert callable(dgl.heterograph)
+second.undo(), second.undo()
+assert not [name for name in sys.modules if name.startswith("dgl.")] and sys.modules["dgl"] is None
+assert sys.meta_path == before[1]
+try:
+    import dgl
+except ImportError:
+    pass
+else:
+    raise AssertionError("dgl is still there")
+""")
+    python("undone.py", cwd=tmp_path)
+
+
+MISSING = [
+    ("from dgl import nothing", ImportError, "dgl.nothing: dfgnn stands for DGL here and has no such name"),
+    ("import dgl; dgl.nothing", AttributeError, "dgl.nothing: dfgnn stands for DGL here"),
+    ("import dgl.graphbolt", ImportError, "dfgnn.sampling samples mini-batches"),
+    ("from dgl.distributed import DistGraph", ImportError, "dfgnn.distributed shares a graph"),
+    ("from dgl.nn import NNConv", ImportError, "dgl.nn.NNConv: dfgnn stands for DGL here"),
+    ("import dgl; dgl.graph(([0], [1])).nothing", AttributeError, "DGLGraph has no attribute 'nothing'"),
+    ("import dgl; dgl.sparse.identity((2, 2)).sample", AttributeError, "no attribute 'sample'"),
+]
+
+
+def test_missing_names_say_so(tmp_path):
+    lines = ["import dfgnn.compat", "dfgnn.compat.install_as_dgl(force=True)"]
+    for statement, error, text in MISSING:
+        lines += ["try:", f"    exec({statement!r})", f"except {error.__name__} as error:"]
+        lines += [f"    assert {text!r} in str(error) and 'docs/dgl_without_dgl.md' in str(error), error"]
+        lines += ["else:", f"    raise AssertionError({statement!r})"]
+    (tmp_path / "missing.py").write_text("\n".join(lines))
+    python("missing.py", cwd=tmp_path)
+
+
+def test_other_interpreters_of_the_script_have_it(tmp_path):
+    (tmp_path / "script.py").write_text("""
+import dgl
+import torch.multiprocessing as processes
+
+def work(queue):
+    queue.put(dgl.__version__)
+
+if __name__ == "__main__":
+    context = processes.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=work, args=(queue,))
+    process.start()
+    assert queue.get(timeout=200) == dgl.__version__ == "2.1.0+dfgnn"
+    process.join()
+""")
+    python("-m", "dfgnn.run", "--as-dgl", "--force", "script.py", cwd=tmp_path)
+
+
+def test_options_that_contradict_each_other(tmp_path):
+    (tmp_path / "script.py").write_text("")
+    done = python("-m", "dfgnn.run", "--as-dgl", "--impl", "dgl", "script.py", cwd=tmp_path, code=2)
+    assert "--impl dgl: expected another one with --as-dgl" in done.stderr
+    assert (
+        "expected --as-dgl with it"
+        in python("-m", "dfgnn.run", "--force", "script.py", cwd=tmp_path, code=2).stderr
+    )
