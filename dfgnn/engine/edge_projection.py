@@ -29,6 +29,7 @@ from ..graph import GraphPart
 from ..plan.cost import lanes_per_head
 from ..runtime import eager as _eager
 from ..runtime import ops as _ops
+from ..runtime import torch_internals as internals
 from ..runtime.arguments import (
     BIAS_AFTER,
     FEAT_IN_KEY,
@@ -402,6 +403,8 @@ def _unfolds(inputs: AttentionInputs, terms: EdgeTerms) -> bool:
     8 heads of 16, d = 128, N = 10,000 took for two projections 0.83 of folding's time with 4 edges per node,
     1.29 with 8; for one 0.6 with 8, but 1.0 with N = 1,000."""
     query, proj = inputs.tensors.dst, terms.key_proj if terms.value_proj is None else terms.value_proj
+    if proj is not None and internals.exports_onnx():
+        return True
     if proj is None or query is None or query.device.type != "cpu" or torch.compiler.is_compiling():
         return False
     if isinstance(inputs.graph, (GraphPart, _edges.EdgeList)):
@@ -447,7 +450,8 @@ def attention(inputs: AttentionInputs, terms: EdgeTerms) -> tuple[Tensor, Any]:
     )
     plain = edge.edge_gate is not None or terms.value is None
     plain = plain or isinstance(graph, (GraphPart, _edges.EdgeList))
-    if plain or torch.compiler.is_compiling() or _eager.transformed(*given):
+    recorded = torch.compiler.is_compiling() or internals.exports_onnx()
+    if plain or recorded or _eager.transformed(*given):
         return _composed(graph, *rest, query, key, value, terms, edge, out_bias, return_attention)
     weights = None
     if return_attention:  # by a call of its own: `out` is the same whether it is asked for or not

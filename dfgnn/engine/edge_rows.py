@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from .. import reference
 from ..graph import Graph
 from ..runtime import eager as _eager
 from ..runtime import torch_internals as internals
@@ -77,6 +78,9 @@ def by_edges(graph: Graph) -> Graph:
 def sum_of_edges(graph: Graph, rows: Tensor, reverse: bool = False) -> Tensor:
     """The sums of edges' rows ``[E, D]`` over the edges into each node (reverse: out of each): ``[N, D]``."""
     stand_in = _edges.stand_in(graph)
+    if internals.exports_onnx():
+        ends = _plain.ends_of(graph, reverse)
+        return reference.add_rows(rows.new_zeros(ends.num_dst, rows.shape[1]), ends.edge_index[1], rows)
     if isinstance(stand_in, EdgeList):
         return _operators(stand_in).sum(rows, *_edges._arguments(stand_in), reverse)
     (values,) = for_device(Checker("sum_of_edges", graph, "rows", rows), rows.unsqueeze(1))
@@ -97,9 +101,9 @@ def rows_of_destinations(graph: Graph, x: Tensor) -> Tensor:
 
 def _rows(graph: Graph, x: Tensor, sources: bool) -> Tensor:
     stand_in = _edges.stand_in(graph)
-    if isinstance(stand_in, EdgeList):
+    if isinstance(stand_in, EdgeList) and not internals.exports_onnx():
         return _operators(stand_in).rows(x, *_edges._arguments(stand_in), sources)
-    if _eager.transformed(x):
+    if _eager.transformed(x) or internals.exports_onnx():
         return x[_plain.ends_of(graph).edge_index[0 if sources else 1]]
     return _Rows.apply(x, graph, sources)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..graph import GraphPart
 from ..runtime import eager as _eager
 from ..runtime import ops as _ops
+from ..runtime.torch_internals import exports_onnx
 from . import plain as _plain
 from . import products as _products
 from . import traced_graph as _edges
@@ -90,9 +91,9 @@ def edge_dot(graph, rows: Tensor, attr: Tensor, scale: float = 1.0) -> Tensor:
     """[E, H] acc: scale rows[i, h] . attr[e] of each edge e into i. rows: [N, H, width]; attr: [E, d]. What
     rows have behind the first d is not looked at, here and below."""
     graph = _operand(graph)
-    if isinstance(graph, _edges.EdgeList):
+    if isinstance(graph, _edges.EdgeList) and not exports_onnx():
         return _edges.edge_dot(graph, rows, attr, scale)
-    if _eager.transformed(rows, attr):
+    if _eager.transformed(rows, attr) or exports_onnx():
         acc = _ops.acc_type(rows.dtype)
         ends = rows[:, :, : attr.shape[1]].to(acc)[_plain.ends_of(graph).edge_index[1]]
         return torch.einsum("ehc,ec->eh", ends, attr.to(acc)) * scale
@@ -102,9 +103,9 @@ def edge_dot(graph, rows: Tensor, attr: Tensor, scale: float = 1.0) -> Tensor:
 def edge_sum(graph, weight: Tensor, attr: Tensor, width: int) -> Tensor:
     """[N, H, width]: the sum of weight[e, h] attr[e] over the edges e into i; zeros behind d. weight: acc."""
     graph = _operand(graph)
-    if isinstance(graph, _edges.EdgeList):
+    if isinstance(graph, _edges.EdgeList) and not exports_onnx():
         return _edges.edge_sum(graph, weight, attr, width)
-    if _eager.transformed(weight, attr):
+    if _eager.transformed(weight, attr) or exports_onnx():
         terms = torch.einsum("eh,ec->ehc", weight, attr.to(weight.dtype))
         terms = torch.nn.functional.pad(terms, (0, width - attr.shape[1]))
         found = terms.new_zeros(graph.num_dst, *terms.shape[1:])
@@ -115,9 +116,9 @@ def edge_sum(graph, weight: Tensor, attr: Tensor, width: int) -> Tensor:
 def edge_outer(graph, weight: Tensor, rows: Tensor, dim: int, scale: float = 1.0) -> Tensor:
     """[E, d]: scale sum_h weight[e, h] rows[i, h] of each edge e into i. weight: acc."""
     graph = _operand(graph)
-    if isinstance(graph, _edges.EdgeList):
+    if isinstance(graph, _edges.EdgeList) and not exports_onnx():
         return _edges.edge_outer(graph, weight, rows, dim, scale)
-    if _eager.transformed(weight, rows):
+    if _eager.transformed(weight, rows) or exports_onnx():
         ends = rows[:, :, :dim].to(weight.dtype)[_plain.ends_of(graph).edge_index[1]]
         return (torch.einsum("eh,ehc->ec", weight, ends) * scale).to(rows.dtype)
     return _EdgeOuter.apply(weight, rows, graph, dim, scale)

@@ -18,6 +18,7 @@ from torch.autograd import forward_ad
 
 from ..graph import GraphPart, RangedGraph
 from ..runtime import eager, transforms
+from ..runtime import torch_internals as internals
 from ..runtime.arguments import SCORES, Numbers, Tensors
 from . import plain, traced, traced_graph
 from .autograd import PLAN_LAYERS, Attention, DispatchedCall, EagerCall, TransformedAttention, graph_args
@@ -106,6 +107,17 @@ def _saves_positive(inputs: AttentionInputs, backward: bool) -> bool:
     """Whether backward reads the sums over the edges with z > 0, which the gradient of alpha_dst takes."""
     t = inputs.tensors
     return backward and inputs.score == "additive" and t.dst is not None and t.edge_gate is None
+
+
+# ---- ONNX -----------------------------------------------------------------------------------------------
+
+
+def _not_onnx(inputs: AttentionInputs) -> str | None:
+    return None if internals.exports_onnx() else "torch.onnx.export is not recording"
+
+
+def _run_onnx(inputs: AttentionInputs) -> Results:
+    return plain.attention(plain.ends_of(inputs.graph), SCORES[inputs.score], inputs.numbers, inputs.tensors)
 
 
 # ---- a graph of several -----------------------------------------------------------------------------------
@@ -245,6 +257,7 @@ def _graph_args(inputs: AttentionInputs, backward: bool):
 
 #: In the order in which they are asked.
 PATHS = (
+    Path("onnx", "plain tensor operations, which torch.onnx.export knows", _not_onnx, _run_onnx),
     Path("ranged", "a graph of 2^31 edges or more, one range of destinations after the other", _not_ranged,
          _run_ranged),
     Path("shared", "a graph that several processes share (dfgnn.distributed)", _not_shared, _run_shared),

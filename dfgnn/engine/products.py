@@ -8,6 +8,7 @@ from ..graph import GraphPart, RangedGraph
 from ..runtime import ops as _ops
 from ..runtime.arguments import ops
 from ..runtime.eager import transformed
+from ..runtime.torch_internals import exports_onnx
 from . import plain as _plain
 from . import traced_graph as _edges
 from .checks import refuse_transforms_of_shared_graphs
@@ -60,9 +61,9 @@ def sddmm(graph, rows, feat, reverse: bool = False):
         refuse_transforms_of_shared_graphs(rows, feat)
         graph, (feat,) = graph.gathered(feat)
     graph = _edges.stand_in(graph)
-    if isinstance(graph, _edges.EdgeList):
+    if isinstance(graph, _edges.EdgeList) and not exports_onnx():
         return _edges.sddmm(graph, rows, feat, reverse)
-    if transformed(rows, feat):
+    if transformed(rows, feat) or exports_onnx():
         return _plain.sddmm(_plain.ends_of(graph, reverse), rows, feat)
     return _Sddmm.apply(rows, feat, graph, reverse)
 
@@ -75,8 +76,8 @@ def spmm(graph, weight, feat, reverse: bool = False):
         refuse_transforms_of_shared_graphs(weight, feat)
         graph, (feat,) = graph.gathered(feat)
     graph = _edges.stand_in(graph)
-    if isinstance(graph, _edges.EdgeList):
+    if isinstance(graph, _edges.EdgeList) and not exports_onnx():
         return _edges.spmm(graph, weight, feat, reverse)
-    if transformed(weight, feat):
+    if transformed(weight, feat) or exports_onnx():
         return _plain.spmm(_plain.ends_of(graph, reverse), weight, feat)
     return _Spmm.apply(weight, feat, graph, reverse)

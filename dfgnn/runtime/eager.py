@@ -41,12 +41,13 @@ def is_eager(x: Tensor) -> bool:
         and not _num_dispatch_modes()
         and not internals.is_functional_tensor(x)
         and not _is_wrapped(x)  # by a transform that has ended
+        and not internals.exports_onnx()
     )
 
 
 def why_not_eager(x: Tensor) -> str:
     """Why `is_eager` is False of x, in words."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or internals.exports_onnx():
         return "a compiler is recording"
     if type(x) not in PLAIN_TYPES:
         return f"the features are a {type(x).__name__}, a subclass of torch.Tensor"

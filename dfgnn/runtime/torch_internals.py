@@ -73,6 +73,12 @@ def is_exporting() -> bool:
     return torch.compiler._is_exporting_flag
 
 
+def exports_onnx() -> bool:
+    """torch.onnx.is_in_onnx_export, which takes longer to ask while nobody exports or traces."""
+    recording = torch.compiler._is_exporting_flag or tracing_state() is not None
+    return recording and torch.onnx.is_in_onnx_export()
+
+
 def disable_current_modes() -> Any:
     """A context without dispatch modes; its module is imported by compilers only."""
     from torch.utils._python_dispatch import _disable_current_modes

@@ -29,7 +29,7 @@ served: Counter[str] = Counter()
 active: set[str] = set()
 
 # As measured on the CPU: an autograd function in Python costs about 20 µs more than PyTorch's own.
-_LEAST_SUM, _LEAST_SUM_ROWS, _LEAST_SUM_TRAINED = 512, 4096, 1 << 15
+_LEAST_SUM, _LEAST_SUM_ROWS, _LEAST_SUM_TRAINED = 1 << 14, 4096, 1 << 16
 _LEAST_DGL_TRAINED = 1 << 14
 # u_mul_e: columns of a head from which the fused product is ahead.
 _LEAST_COLUMNS = 8
@@ -75,6 +75,13 @@ def _softmax(name: str, src: Any, index: Any, dim: Any, num_groups: Any, masked:
     return _serve(name, lambda: by_index.softmax(src, index, groups, masked))
 
 
+def _may_sum(library: str, src: Any) -> bool:
+    """What is asked first, as small sums take little longer than the questions."""
+    if torch.compiler.is_compiling() or not isinstance(src, Tensor) or src.numel() < _LEAST_SUM:
+        return False
+    return _ready(library)
+
+
 def _sum(name: str, src: Any, index: Any, dim: Any, num_groups: Any) -> Any:
     if not isinstance(src, Tensor) or not isinstance(index, Tensor) or type(dim) is not int:
         return None
@@ -83,8 +90,6 @@ def _sum(name: str, src: Any, index: Any, dim: Any, num_groups: Any) -> Any:
     if _trains(src):
         if len(src) < _LEAST_SUM_ROWS or src.numel() < _LEAST_SUM_TRAINED or src.numel() == len(src):
             return None
-    elif src.numel() < _LEAST_SUM:
-        return None
     groups = _count(index, num_groups)
     return None if groups is None else _serve(name, lambda: by_index.sums(src, index, groups))
 
@@ -134,7 +139,7 @@ def _softmax_of_sorted(name: str, src: Any, ptr: Any, dim: Any) -> Any:
 def scatter(src, index, dim=0, dim_size=None, reduce="sum"):
     """``torch_geometric.utils.scatter``, which also sums the messages of message passing."""
     out = None
-    if (reduce == "sum" or reduce == "add") and _ready("pyg"):
+    if (reduce == "sum" or reduce == "add") and _may_sum("pyg", src):
         out = _sum("torch_geometric.utils.scatter", src, index, dim, dim_size)
     if out is None:
         out = _original("scatter")(src, index, dim, dim_size, reduce)
@@ -156,7 +161,7 @@ def scatter_softmax(src, index, dim=-1, *args, **kwargs):
 
 
 def _scatter_sum(name: str, src, index, dim, out, dim_size) -> Any:
-    if out is not None or not _ready("pyg"):
+    if out is not None or not _may_sum("pyg", src):
         return None
     return _sum(f"torch_scatter.{name}", src, index, dim, dim_size)
 

@@ -30,7 +30,7 @@ SEES = {
     "core": "",
     "cpu": "core",
     "cuda": "core",
-    "torch": "core cpu/checksum.h cpu/engine.h cpu/edge_terms.h cpu/structure.h cpu/terms.h "
+    "torch": "core cpu/by_index.h cpu/checksum.h cpu/engine.h cpu/edge_terms.h cpu/structure.h cpu/terms.h "
     "cuda/engine.h cuda/edges/edge_terms.h cuda/graph/structure.h cuda/attention/terms.h",
 }
 
