@@ -23,7 +23,6 @@ from torch import Tensor
 
 from .graph import Graph
 from .runtime.batches import batched
-from .runtime.torch_internals import exports_onnx
 
 _MASK32 = 0xFFFFFFFF
 
@@ -224,24 +223,17 @@ def spmm(graph: Graph, edge_weight: Tensor, feat: Tensor) -> Tensor:
     src, dst = _edge_index(graph)
     weight = edge_weight if edge_weight.dim() == 2 else edge_weight[:, None]
     out = feat.new_zeros(graph.num_dst, *feat.shape[1:])
-    return add_rows(out, dst, weight[:, :, None].to(feat.dtype) * feat[src])
-
-
-def add_rows(out: Tensor, index: Tensor, rows: Tensor) -> Tensor:
-    """out with each row added to out[index]."""
-    if exports_onnx():  # what the older exporter makes of index_add does not load
-        return out.scatter_add(0, index.view(-1, *[1] * (rows.dim() - 1)).expand_as(rows), rows)
-    return out.index_add(0, index, rows)
+    return out.index_add(0, dst, weight[:, :, None].to(feat.dtype) * feat[src])
 
 
 def softmax_by(score: Tensor, dst: Tensor, num_dst: int) -> Tensor:
     """Softmax of ``score [E, H]`` over the edges with the same ``dst [E]``; all -inf gives 0."""
-    index = dst.unsqueeze(1).expand_as(score)
+    index = dst[:, None].expand_as(score)
     top = score.new_full((num_dst, score.shape[1]), -math.inf)
     top = top.scatter_reduce(0, index, score.detach(), "amax")
     top = top.masked_fill(top == -math.inf, 0)  # exp(-inf - 0) = 0, where -inf - -inf would be NaN
     weight = torch.exp(score - top[dst])
-    total = add_rows(torch.zeros_like(top), dst, weight)
+    total = torch.zeros_like(top).index_add(0, dst, weight)
     return weight / total.masked_fill(total == 0, 1)[dst]
 
 
@@ -321,7 +313,7 @@ def _aggregate(graph, score, value, edge_weight, out_bias, dropout_p, return_att
         attention = attention * _per_head(edge_weight)
     attention = attention.to(value.dtype)
     out = value.new_zeros(graph.num_dst, *value.shape[1:])
-    out = add_rows(out, dst, attention[:, :, None] * value)
+    out = out.index_add(0, dst, attention[:, :, None] * value)
     if out_bias is not None:
         out = out + out_bias
     return (out, attention) if return_attention else out

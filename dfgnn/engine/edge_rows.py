@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from .. import reference
 from ..graph import Graph
 from ..runtime import eager as _eager
 from ..runtime import torch_internals as internals
@@ -80,7 +79,7 @@ def sum_of_edges(graph: Graph, rows: Tensor, reverse: bool = False) -> Tensor:
     stand_in = _edges.stand_in(graph)
     if internals.exports_onnx():
         ends = _plain.ends_of(graph, reverse)
-        return reference.add_rows(rows.new_zeros(ends.num_dst, rows.shape[1]), ends.edge_index[1], rows)
+        return rows.new_zeros(ends.num_dst, rows.shape[1]).index_add(0, ends.edge_index[1], rows)
     if isinstance(stand_in, EdgeList):
         return _operators(stand_in).sum(rows, *_edges._arguments(stand_in), reverse)
     (values,) = for_device(Checker("sum_of_edges", graph, "rows", rows), rows.unsqueeze(1))

@@ -117,6 +117,11 @@ def _not_onnx(inputs: AttentionInputs) -> str | None:
 
 
 def _run_onnx(inputs: AttentionInputs) -> Results:
+    if internals.tracing_state() is not None:
+        raise NotImplementedError(
+            "torch.onnx.export: dynamo: expected True for attention on a Graph, got False, whose exporter "
+            "writes files that onnxruntime does not load"
+        )
     return plain.attention(plain.ends_of(inputs.graph), SCORES[inputs.score], inputs.numbers, inputs.tensors)
 
 
@@ -257,13 +262,13 @@ def _graph_args(inputs: AttentionInputs, backward: bool):
 
 #: In the order in which they are asked.
 PATHS = (
-    Path("onnx", "plain tensor operations, which torch.onnx.export knows", _not_onnx, _run_onnx),
     Path("ranged", "a graph of 2^31 edges or more, one range of destinations after the other", _not_ranged,
          _run_ranged),
     Path("shared", "a graph that several processes share (dfgnn.distributed)", _not_shared, _run_shared),
     Path("eager", "one autograd function on the fused operators", _not_eager, _run_eager),
     Path("forward mode", "plain tensor operations, which forward mode differentiates", _not_forward_mode,
          _run_forward_mode),
+    Path("onnx", "plain tensor operations, which torch.onnx.export knows", _not_onnx, _run_onnx),
     Path("traced", "one operator that finds the graph when the compiled code runs", _not_traced, _run_traced),
     Path("transformed", "the fused operators under torch.func; second derivatives are plain operations",
          _not_transformed, _run_transformed),

@@ -1,4 +1,5 @@
-"""Weights of DGL's layers for torch_geometric's, and the other way."""
+"""Weights of DGL's layers for torch_geometric's, and the other way; and of published graph transformers for
+dfgnn's own layers."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ class _Kind(NamedTuple):
 
 
 def convert_state_dict(state_dict: Mapping[str, Any], to: str) -> OrderedDict[str, Any]:
-    """A state_dict of a model with DGL's layers for the same model with torch_geometric's, or the other way.
+    """A state_dict of a model with DGL's layers for the same model with torch_geometric's, or the other way;
+    or of a published graph transformer for dfgnn's layers.
 
     A layer is found by the names of its parameters, at any depth, and they are renamed; everything else is
     passed on as it is, tensors included, which are not copied. dfgnn's layers have the names of those that
@@ -41,6 +43,20 @@ def convert_state_dict(state_dict: Mapping[str, Any], to: str) -> OrderedDict[st
     DGL's GATv2Conv has no bias of its output. torch_geometric gets zeros; the other way it goes where it has
     the same effect on every node with an edge, added to ``fc_src.bias`` and taken from ``fc_dst.bias``.
 
+    With ``to="dfgnn"``, layers of published code, found by their names, too:
+
+    =========================================================  =======================================
+    Dwivedi and Bresson's graph transformer, with edges        nn.EdgeGraphTransformerLayer
+    ``attention.Q``, ``.K``, ``.V``, ``.proj_e``               ``conv.fc_query``, ``fc_key``, ...
+    ``O_h``, ``FFN_h_layer1``, ``FFN_h_layer2``; ``O_e``, ...  ``node.fc_out``, ...; ``edge.fc_out``, ...
+    ``batch_norm1_h`` or ``layer_norm1_h``, ...                ``node.norm1``, ...
+    the same without edges: ``attention.Q``, ``O``, ...        nn.GraphTransformerLayer
+    Exphormer's attention: ``Q``, ``K``, ``V``, ``E``          nn.ExphormerAttention: ``project``, ``edge``
+    =========================================================  =======================================
+
+    These clamp scores to [-5, 5]; nn.GraphTransformerLayer does not. SAN's attention has a second set of
+    queries and keys for pairs without an edge, and no counterpart.
+
     What a state_dict does not say must be the same on both sides: torch_geometric's layers add self loops
     where DGL's are given them, and take ``negative_slope`` and ``concat=True`` as arguments. A residual of
     DGL's whose sizes are equal has no weight, while torch_geometric's has: it is dropped where it is the
@@ -48,7 +64,7 @@ def convert_state_dict(state_dict: Mapping[str, Any], to: str) -> OrderedDict[st
 
     Args:
         state_dict: of a whole model or of a layer.
-        to: "pyg" (torch_geometric) or "dgl": whose names to give.
+        to: "pyg" (torch_geometric), "dgl" or "dfgnn": whose names to give.
 
     Returns:
         A new state_dict.
@@ -63,7 +79,7 @@ def convert_state_dict(state_dict: Mapping[str, Any], to: str) -> OrderedDict[st
             f"convert_state_dict: state_dict: expected a mapping, got {type(state_dict).__name__}"
         )
     if to not in _KINDS:
-        raise ValueError(f"convert_state_dict: to: expected 'pyg' or 'dgl', got {to!r}")
+        raise ValueError(f"convert_state_dict: to: expected 'pyg', 'dgl' or 'dfgnn', got {to!r}")
     kinds = _find(state_dict, _KINDS[to])
     if not kinds:
         signs = "; ".join(f"{k.name}: {', '.join(k.signs)}" for k in _KINDS[to] if k.convert)
@@ -210,6 +226,46 @@ def _without_identity(prefix: str, kind: str, layer: dict[str, Any]) -> dict[str
     return {name: value for name, value in layer.items() if name != "res.weight"}
 
 
+# ---- published graph transformers ------------------------------------------------------------------------
+
+
+def _stream(ours: str, end: str) -> dict[str, str]:
+    """The names of what a layer does with its nodes or edges around the attention."""
+    names = {f"O{end}": "fc_out", f"FFN{end}_layer1": "ffn1", f"FFN{end}_layer2": "ffn2"}
+    names |= {f"{kind}_norm{k}{end}": f"norm{k}" for kind in ("batch", "layer") for k in (1, 2)}
+    return {theirs: ours + name for theirs, name in names.items()}
+
+
+_ATTENTION = {"attention.Q": "conv.fc_query", "attention.K": "conv.fc_key", "attention.V": "conv.fc_value"}
+_WITHOUT_EDGES = {**_ATTENTION, **_stream("", "")}
+_WITH_EDGES = {
+    **_ATTENTION, "attention.proj_e": "conv.fc_edge", **_stream("node.", "_h"), **_stream("edge.", "_e")
+}  # fmt: skip
+
+
+def _modules(kind: str, modules: dict[str, str]) -> Callable[[str, dict[str, Any]], dict[str, Any]]:
+    """Modules by other names, their parameters by the same."""
+
+    def rename(prefix: str, layer: dict[str, Any]) -> dict[str, Any]:
+        names = {}
+        for name in layer:
+            module, _, parameter = name.rpartition(".")
+            if module in modules:
+                names[name] = f"{modules[module]}.{parameter}"
+        if len(set(names.values())) < len(names):
+            raise _error(prefix, f"{kind} with both norms", "which has no counterpart")
+        return _rename(prefix, kind, layer, names)
+
+    return rename
+
+
+def _exphormer(prefix: str, layer: dict[str, Any]) -> dict[str, Any]:
+    names = {f"{name}.weight": name for name in "QKVE"}
+    found = _rename(prefix, "Exphormer's attention", layer, names)
+    project = torch.cat([found[name] for name in "QKV"])
+    return {"project.weight": project, "edge.weight": found["E"]}
+
+
 #: By the library to convert to: the layers of the other one.
 _KINDS = {
     "pyg": [
@@ -237,4 +293,16 @@ _KINDS = {
         _Kind("AttentionalAggregation with an MLP", ("gate_mlp.",)),
         _Kind("AttentionalAggregation", ("gate_nn.",), _pooling("nn.", "feat_nn.")),
     ],
-}
+    "dfgnn": [
+        _Kind("SAN's attention", ("Q_2.weight", "K_2.weight")),
+        _Kind(
+            "graph transformer with edges", ("attention.proj_e.weight", "attention.Q.weight", "O_h.weight"),
+            _modules("graph transformer with edges", _WITH_EDGES),
+        ),
+        _Kind(
+            "graph transformer", ("attention.Q.weight", "attention.K.weight", "O.weight"),
+            _modules("graph transformer", _WITHOUT_EDGES),
+        ),
+        _Kind("Exphormer's attention", ("E.weight", "Q.weight", "K.weight", "V.weight"), _exphormer),
+    ],
+}  # fmt: skip

@@ -87,9 +87,10 @@ def _sum(name: str, src: Any, index: Any, dim: Any, num_groups: Any) -> Any:
         return None
     if dim not in (0, -src.dim()) or not by_index.takes(src, index) or not src.is_contiguous():
         return None
-    if _trains(src):
-        if len(src) < _LEAST_SUM_ROWS or src.numel() < _LEAST_SUM_TRAINED or src.numel() == len(src):
-            return None
+    if _trains(src) and (
+        len(src) < _LEAST_SUM_ROWS or src.numel() < _LEAST_SUM_TRAINED or src.numel() == len(src)
+    ):
+        return None
     groups = _count(index, num_groups)
     return None if groups is None else _serve(name, lambda: by_index.sums(src, index, groups))
 

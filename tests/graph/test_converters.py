@@ -230,7 +230,7 @@ def test_no_counterpart(layer, to, message):
 def test_errors():
     state = dglnn.GATConv(3, 4, 2).state_dict()
     for to in ("torch_geometric", "", None):
-        with pytest.raises(ValueError, match="to: expected 'pyg' or 'dgl', got"):
+        with pytest.raises(ValueError, match="to: expected 'pyg', 'dgl' or 'dfgnn', got"):
             dfgnn.convert_state_dict(state, to)
     for one in (None, list(state), dglnn.GATConv(3, 4, 2)):
         with pytest.raises(TypeError, match="state_dict: expected a mapping, got"):
