@@ -77,7 +77,9 @@ def _softmax(name: str, src: Any, index: Any, dim: Any, num_groups: Any, masked:
 
 def _may_sum(library: str, src: Any) -> bool:
     """What is asked first, as small sums take little longer than the questions."""
-    if torch.compiler.is_compiling() or not isinstance(src, Tensor) or src.numel() < _LEAST_SUM:
+    if torch.compiler.is_compiling() or internals.tracing_state() is not None:
+        return False
+    if not isinstance(src, Tensor) or src.numel() < _LEAST_SUM:
         return False
     return _ready(library)
 
