@@ -204,6 +204,40 @@ def flex_attention(
     return _aggregate(graph, score, value[src], edge_weight, out_bias, dropout_p, return_attention, _seed)
 
 
+@batched("query")
+def edge_product_attention(
+    graph: Graph,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    edge_feat: Tensor,
+    *,
+    scale: float | None = None,
+    clamp: float | None = None,
+    edge_bias: Tensor | None = None,
+    edge_mask: Tensor | None = None,
+    edge_weight: Tensor | None = None,
+    out_bias: Tensor | None = None,
+    dropout_p: float = 0.0,
+    return_edges: str | None = None,
+    return_attention: bool = False,
+    schedule: str = "auto",
+    _seed: Tensor | None = None,
+):
+    """Products of three; arguments and result as in :func:`dfgnn.functional.edge_product_attention`."""
+    src, dst = _edge_index(graph)
+    scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+    products = query[dst] * key[src] * edge_feat * scale
+    raw = products.sum(-1)
+    score = raw if clamp is None else raw.clamp(-clamp, clamp)
+    score = _score(score, 1.0, edge_bias, True, None, edge_mask)
+    found = _aggregate(graph, score, value[src], edge_weight, out_bias, dropout_p, return_attention, _seed)
+    if return_edges is None:
+        return found
+    out, *attention = found if return_attention else (found,)
+    return out, products if return_edges == "products" else raw, *attention
+
+
 def edge_softmax(graph: Graph, score: Tensor, *, schedule: str = "auto") -> Tensor:
     """Softmax over the edges into each destination; as :func:`dfgnn.functional.edge_softmax`."""
     flat = score.reshape(score.shape[0], math.prod(score.shape[1:]))

@@ -7,6 +7,7 @@
 
 #include "by_index.h"
 #include "checksum.h"
+#include "edge_products.h"
 #include "edge_terms.h"
 #include "engine.h"
 #include "pages.h"
@@ -18,24 +19,26 @@ namespace dfgnn::cpu {
 // build_native.py defines DFGNN_ISAS(apply): apply(avx512) apply(avx2) apply(base), or those that it
 // compiles.
 
-#define DFGNN_DECLARE(name)                                           \
-  namespace name {                                                    \
-  void forward(const ForwardParams&, const Parallel&);                \
-  void backward(const BackwardParams&, const Parallel&, void*);       \
-  void sddmm(const ProductParams&, const Parallel&);                  \
-  void spmm(const ProductParams&, const Parallel&);                   \
-  void edge_dot(const EdgeTermParams&, const Parallel&);              \
-  void edge_sum(const EdgeTermParams&, const Parallel&);              \
-  void edge_outer(const EdgeTermParams&, const Parallel&);            \
-  int64_t attention_parts(const Csr&);                                \
-  void terms(const TermsParams&, const Parallel&);                    \
-  void terms_backward(const TermsBackwardParams&, const Parallel&);   \
-  void index_softmax(const ByIndexParams&, const Parallel&);          \
-  void index_softmax_backward(const ByIndexParams&, const Parallel&); \
-  void index_sum(const ByIndexParams&, const Parallel&);              \
-  uint64_t checksum(const void*, int64_t);                            \
-  int64_t second_numbers(const Csr&);                                 \
-  void second_order(const SecondParams&, const Parallel&);            \
+#define DFGNN_DECLARE(name)                                               \
+  namespace name {                                                        \
+  void forward(const ForwardParams&, const Parallel&);                    \
+  void backward(const BackwardParams&, const Parallel&, void*);           \
+  void sddmm(const ProductParams&, const Parallel&);                      \
+  void spmm(const ProductParams&, const Parallel&);                       \
+  void edge_dot(const EdgeTermParams&, const Parallel&);                  \
+  void edge_sum(const EdgeTermParams&, const Parallel&);                  \
+  void edge_outer(const EdgeTermParams&, const Parallel&);                \
+  int64_t attention_parts(const Csr&);                                    \
+  void terms(const TermsParams&, const Parallel&);                        \
+  void terms_backward(const TermsBackwardParams&, const Parallel&);       \
+  void index_softmax(const ByIndexParams&, const Parallel&);              \
+  void index_softmax_backward(const ByIndexParams&, const Parallel&);     \
+  void index_sum(const ByIndexParams&, const Parallel&);                  \
+  uint64_t checksum(const void*, int64_t);                                \
+  int64_t second_numbers(const Csr&);                                     \
+  void second_order(const SecondParams&, const Parallel&);                \
+  void edge_products(const EdgeProductParams&, const Parallel&);          \
+  void edge_products_backward(const EdgeProductParams&, const Parallel&); \
   }
 DFGNN_ISAS(DFGNN_DECLARE)
 #undef DFGNN_DECLARE
@@ -70,6 +73,8 @@ struct Kernels {
   void (*edge_dot)(const EdgeTermParams&, const Parallel&);
   void (*edge_sum)(const EdgeTermParams&, const Parallel&);
   void (*edge_outer)(const EdgeTermParams&, const Parallel&);
+  void (*edge_products)(const EdgeProductParams&, const Parallel&);
+  void (*edge_products_backward)(const EdgeProductParams&, const Parallel&);
   int64_t (*attention_parts)(const Csr&);
   void (*terms)(const TermsParams&, const Parallel&);
   void (*terms_backward)(const TermsBackwardParams&, const Parallel&);
@@ -92,6 +97,8 @@ constexpr Kernels kKernels[] = {
    name::edge_dot,               \
    name::edge_sum,               \
    name::edge_outer,             \
+   name::edge_products,          \
+   name::edge_products_backward, \
    name::attention_parts,        \
    name::terms,                  \
    name::terms_backward,         \
@@ -195,6 +202,18 @@ void edge_sum(const EdgeTermParams& p, const Parallel& parallel) {
 void edge_outer(const EdgeTermParams& p, const Parallel& parallel) {
   use_huge_pages(p.edge_out, p.num_edges * p.dim * size_of(p.dtype));
   kernels().edge_outer(p, parallel);
+}
+void edge_products(const EdgeProductParams& p, const Parallel& parallel) {
+  const int64_t of_edges = p.num_edges * p.heads;
+  use_huge_pages(p.score, of_edges * size_of_acc(p.dtype));
+  use_huge_pages(p.edge_out, of_edges * p.dim * size_of(p.dtype));
+  kernels().edge_products(p, parallel);
+}
+void edge_products_backward(const EdgeProductParams& p, const Parallel& parallel) {
+  const int64_t of_row = int64_t(p.heads) * p.dim * size_of(p.dtype);
+  use_huge_pages(p.out, p.num_rows * of_row);
+  use_huge_pages(p.edge_out, p.num_edges * of_row);
+  kernels().edge_products_backward(p, parallel);
 }
 bool in_range(const Csr& csr, int64_t num_edges) {
   bool good = csr.num_parts == 0;  // without branches: the compiler takes several at a time

@@ -4,12 +4,14 @@
 
 #include "../core/layout.h"
 #include "../cpu/checksum.h"
+#include "../cpu/edge_products.h"
 #include "../cpu/edge_terms.h"
 #include "../cpu/engine.h"
 #include "../cpu/second_order.h"
 #include "../cpu/structure.h"
 #include "../cpu/terms.h"
 #include "cpu_graph.h"
+#include "edge_products.h"
 #include "edge_terms.h"
 #include "parallel.h"
 #include "planned.h"
@@ -59,6 +61,10 @@ struct CpuBackend {
 
   static int64_t second_numbers(const Csr& csr) { return cpu::second_numbers(csr); }
   static void second_order(const cpu::SecondParams& p) { cpu::second_order(p, parallel()); }
+  static void edge_products(const EdgeProductParams& p) { cpu::edge_products(p, parallel()); }
+  static void edge_products_backward(const EdgeProductParams& p) {
+    cpu::edge_products_backward(p, parallel());
+  }
 };
 
 std::string constants() {
@@ -122,7 +128,8 @@ int64_t keep_on_cpu(const CpuGraph& made) {
 STABLE_TORCH_LIBRARY(dfgnn, m) {
   for (const char* schema :
        {dfgnn::kForward, dfgnn::kBackward, dfgnn::kSddmm, dfgnn::kSpmm, dfgnn::kEdgeDot, dfgnn::kEdgeSum,
-        dfgnn::kEdgeOuter, dfgnn::kSecondOrder, dfgnn::kProjectionGrad, dfgnn::kGatherSum, dfgnn::kConstants})
+        dfgnn::kEdgeOuter, dfgnn::kSecondOrder, dfgnn::kEdgeProducts, dfgnn::kEdgeProductsBackward,
+        dfgnn::kProjectionGrad, dfgnn::kGatherSum, dfgnn::kConstants})
     m.def(schema);
   for (const char* schema : dfgnn::kByIndex) m.def(schema);
   for (const char* schema : dfgnn::kPlanning) m.def(schema);
@@ -138,6 +145,7 @@ STABLE_TORCH_LIBRARY_IMPL(dfgnn, CPU, m) {
   dfgnn::Planned<dfgnn::CpuBackend>::register_ops(m);
   dfgnn::EdgeTerms<dfgnn::CpuBackend>::register_ops(m);
   dfgnn::SecondOrder<dfgnn::CpuBackend>::register_ops(m);
+  dfgnn::EdgeProducts<dfgnn::CpuBackend>::register_ops(m);
 }
 
 extern "C" __attribute__((visibility("default"))) void dfgnn_drop_graph_cpu(int64_t number) {

@@ -96,6 +96,14 @@ inline constexpr const char* kEdgeSum =
     "edge_sum(Tensor weight, Tensor attr, " DFGNN_GRAPH ", int num_rows, int width) -> Tensor";
 inline constexpr const char* kEdgeOuter =
     "edge_outer(Tensor weight, Tensor rows, " DFGNN_GRAPH ", int dim, float scale) -> Tensor";
+// CPU only: core/edge_products.h; GRAPH of either direction. Products and grad_feat are empty if not asked
+// for.
+inline constexpr const char* kEdgeProducts =
+    "edge_products(Tensor rows, Tensor cols, Tensor feat, " DFGNN_GRAPH
+    ", float scale, bool with_products) -> (Tensor score, Tensor products)";
+inline constexpr const char* kEdgeProductsBackward =
+    "edge_products_backward(Tensor weight, Tensor? edge_weight, Tensor rows, Tensor cols, Tensor "
+    "feat, " DFGNN_GRAPH ", float scale, bool need_feat) -> (Tensor grad_rows, Tensor grad_feat)";
 // CUDA only: grad_proj [H, D, width] of core/edge_terms.h.
 inline constexpr const char* kProjectionGrad =
     "projection_grad(Tensor query, Tensor query_sums, Tensor grad, Tensor grad_sums, float scale) -> Tensor";

@@ -14,10 +14,12 @@ lie behind the nodes, ``[N, B, H, D]``, are heads as they are: ``flatten(1, 2)``
 from .attention import agnn_attention, dot_attention, gat_attention, gatv2_attention
 from .flex import flex_attention
 from .pieces import edge_softmax, sddmm, spmm
+from .products import edge_product_attention
 
 __all__ = [
     "agnn_attention",
     "dot_attention",
+    "edge_product_attention",
     "edge_softmax",
     "flex_attention",
     "gat_attention",

@@ -144,7 +144,7 @@ class RangedGraph(GraphPart):
 
     def as_one(self):
         raise NotImplementedError(
-            f"edge_attr, edge_type, edge_feat [E, D] or of values alone and flex_attention do not know {self.kind}"
+            f"terms of edges other than edge_feat [E, H, D] and functions of scores do not know {self.kind}"
         )
 
     def gathered(self, *tensors):

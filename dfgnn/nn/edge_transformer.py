@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import functional
-from ..engine.edge_rows import rows_of_destinations, rows_of_sources
 from ._errors import check_constructor, check_fits
 from ._graph import split_ends
 from ._layer import AttentionLayer, check_edge_rows, dropout_p
@@ -36,7 +35,8 @@ class EdgeGraphTransformerConv(AttentionLayer):
         attn_drop: dropout of the attention weights.
         bias: let the projections have a bias.
         clamp: c; None: scores are not clamped.
-        edge_out: also return w. Without it there is no tensor of E x H x D but E e (``flex_attention``).
+        edge_out: also return w. Without it there is no tensor of E x H x D but E e
+            (:func:`dfgnn.functional.edge_product_attention`).
         allow_zero_in_degree: let destinations without in-edges through; their output is 0.
 
     Differentiable any number of times, with respect to all features and parameters.
@@ -54,8 +54,8 @@ class EdgeGraphTransformerConv(AttentionLayer):
         out, edges = conv(graph, feat, edge_attr)  # [100, 4, 8], [700, 4, 8]
     """
 
-    #: What computes the attention of given scores; ``reference.gat_attention`` is the same on plain PyTorch.
-    attention: Callable[..., Any] = staticmethod(functional.gat_attention)
+    #: What computes the attention; ``reference.edge_product_attention`` is the same on plain PyTorch.
+    attention: Callable[..., Any] = staticmethod(functional.edge_product_attention)
 
     _in_engine = {"attn_drop": (nn.Dropout, nn.Identity)}
 
@@ -123,28 +123,16 @@ class EdgeGraphTransformerConv(AttentionLayer):
         ends = (self.fc_query, h_dst), (self.fc_key, h_src), (self.fc_value, h_src), (self.fc_edge, edge_attr)
         query, key, value, edge = (fc(x).flatten(1) for fc, x in ends)
         value = self._rows(value)
-        options: dict[str, Any] = dict(dropout_p=dropout_p(self.attn_drop), return_attention=get_attention)
-        scale, clamp = 1 / math.sqrt(self.out_feats), self.clamp
-        products = None
-        if self.edge_out:
-            products = rows_of_destinations(fused, query) * rows_of_sources(fused, key) * edge
-            products = self._rows(products * scale)
-            score = products.sum(-1)
-            score = score if clamp is None else score.clamp(-clamp, clamp)
-            score = score.to(value.dtype)
-            result = self.attention(fused, value, None, None, negative_slope=1.0, edge_bias=score, **options)
-        else:
-
-            def score_fn(q, k, e):
-                score = (q * k * e).sum(-1) * scale
-                return score if clamp is None else score.clamp(-clamp, clamp)
-
-            query, key, edge = map(self._rows, (query, key, edge))
-            result = functional.flex_attention(fused, score_fn, query, key, value, edge, **options)
-        out, attention = result if get_attention else (result, None)
+        query, key, edge = map(self._rows, (query, key, edge))
+        found = self.attention(
+            fused, query, key, value, edge, scale=1 / math.sqrt(self.out_feats), clamp=self.clamp,
+            dropout_p=dropout_p(self.attn_drop), return_edges="products" if self.edge_out else None,
+            return_attention=get_attention,
+        )  # fmt: skip
         heads = (*prefix, self.num_heads)
-        results = [x.unflatten(1, heads) for x in (out, products, attention) if x is not None]
-        return tuple(results) if len(results) > 1 else results[0]
+        if isinstance(found, tuple):
+            return tuple(x.unflatten(1, heads) for x in found)
+        return found.unflatten(1, heads)
 
     def _rows(self, x: Tensor) -> Tensor:
         """``[N, * H, D]`` of ``[N, * H D]``."""

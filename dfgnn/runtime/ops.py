@@ -264,5 +264,16 @@ def _(weight, rows, indices, eids, items, splits, plan, dim, scale):
     return rows.new_empty(indices.shape[0], dim)
 
 
+@library.register_fake("dfgnn::edge_products")
+def _(rows, cols, feat, indices, eids, items, splits, plan, scale, with_products):
+    products = feat.new_empty(feat.shape[0] if with_products else 0, *feat.shape[1:])
+    return feat.new_empty(feat.shape[:2], dtype=acc_type(feat.dtype)), products
+
+
+@library.register_fake("dfgnn::edge_products_backward")
+def _(weight, edge_weight, rows, cols, feat, indices, eids, items, splits, plan, scale, need_feat):
+    return torch.empty_like(rows), feat.new_empty(feat.shape[0] if need_feat else 0, *feat.shape[1:])
+
+
 def edge_dot_fake(rows, num_edges: int):
     return rows.new_empty(num_edges, rows.shape[1], dtype=acc_type(rows.dtype))

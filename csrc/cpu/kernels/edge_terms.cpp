@@ -2,6 +2,7 @@
 // of its two sizes in the lanes, and the edges of the row are multiplied with it four at a time.
 #include "core/edge_terms.h"
 
+#include "blocks.h"
 #include "merge.h"
 
 namespace dfgnn::cpu::DFGNN_ISA {
@@ -216,29 +217,6 @@ void write_sums(const EdgeTermParams& p, const Item& item, const At& at) {
   else
     write(static_cast<Acc<T>*>(p.partial_out) + item.slot * size);
 }
-
-// The sums of a long row by blocks of its edges. Terms that are alike round alike, and what their roundings
-// add up to then grows with the length of a block and the number of blocks, no longer with that of the row.
-template <class A>
-class Blocks {
- public:
-  explicit Blocks(int64_t size) : size_(size), total_(size) {}
-  // Before the edge at a place of the row, 0 the first one.
-  void before(int64_t place, A* sums) {
-    if (place == 0 || place % kBlock != 0) return;
-    if (place == kBlock) total_.clear(size_);
-    for (int64_t k = 0; k < size_; ++k) total_[k] += sums[k], sums[k] = A(0);
-  }
-  void end(int64_t length, A* sums) const {
-    if (length <= kBlock) return;
-    for (int64_t k = 0; k < size_; ++k) sums[k] += total_[k];
-  }
-
- private:
-  static constexpr int64_t kBlock = 16 * kTogether;
-  int64_t size_;
-  Buffer<A> total_;
-};
 
 // edge_sum with heads in the lanes.
 template <class T>

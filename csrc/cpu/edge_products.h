@@ -1,0 +1,12 @@
+// The products of core/edge_products.h on the CPU; see engine.h.
+#pragma once
+
+#include "core/edge_products.h"
+#include "engine.h"
+
+namespace dfgnn::cpu {
+
+void edge_products(const EdgeProductParams&, const Parallel&);
+void edge_products_backward(const EdgeProductParams&, const Parallel&);
+
+}  // namespace dfgnn::cpu

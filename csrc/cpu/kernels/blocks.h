@@ -1,0 +1,31 @@
+// Sums of long rows.
+#pragma once
+
+#include "simd.h"
+
+namespace dfgnn::cpu::DFGNN_ISA {
+
+// The sums of a long row by blocks of its edges. Terms that are alike round alike, and what their roundings
+// add up to then grows with the length of a block and the number of blocks, no longer with that of the row.
+template <class A>
+class Blocks {
+ public:
+  explicit Blocks(int64_t size) : size_(size), total_(size) {}
+  // Before the edge at a place of the row, 0 the first one.
+  void before(int64_t place, A* sums) {
+    if (place == 0 || place % kBlockOfSums != 0) return;
+    if (place == kBlockOfSums) total_.clear(size_);
+    for (int64_t k = 0; k < size_; ++k) total_[k] += sums[k], sums[k] = A(0);
+  }
+  void end(int64_t length, A* sums) const {
+    if (length <= kBlockOfSums) return;
+    for (int64_t k = 0; k < size_; ++k) sums[k] += total_[k];
+  }
+
+ private:
+  static constexpr int64_t kBlockOfSums = 64;
+  int64_t size_;
+  Buffer<A> total_;
+};
+
+}  // namespace dfgnn::cpu::DFGNN_ISA

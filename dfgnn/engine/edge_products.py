@@ -1,0 +1,97 @@
+"""Products of an edge's two ends with its own features, and scores that are their sums.
+
+On the CPU operators of their own (csrc/core/edge_products.h) compute both, forward and backward, without
+other tensors of E x H x D than those that are asked for. Elsewhere, and while a compiler records or torch.func
+is at work, they are tensor operations, of a chunk of edges at a time where the products are not asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..graph import GraphPart
+from ..runtime import eager as _eager
+from ..runtime import ops as _ops
+from ..runtime.arguments import ops
+from . import flex as _flex
+from . import plain as _plain
+from .edge_rows import rows_of_destinations, rows_of_sources
+
+
+def edge_products(
+    graph, query: Tensor, key: Tensor, feat: Tensor, scale: float, with_products: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The scores [E, H], in feat's dtype or float32, and the products [E, H, D] or None."""
+    if isinstance(graph, GraphPart):
+        graph, (key,) = graph.gathered(key)
+    fused = feat.device.type == "cpu" and not torch.compiler.is_compiling()
+    if fused and not _eager.transformed(query, key, feat):
+        score, products = _EdgeProducts.apply(graph, scale, with_products, query, key, feat)
+        return score, products if with_products else None
+    if with_products:
+        ends = rows_of_destinations(graph, query.flatten(1)) * rows_of_sources(graph, key.flatten(1))
+        products = ends.view_as(feat) * feat * scale
+        return products.sum(-1), products
+
+    def score_fn(q, k, e):
+        return (q * k * e).sum(-1) * scale
+
+    chunk = _flex.chunk_size(query, key)
+    return _flex.edge_scores(graph, score_fn, chunk, query, key, feat, ()), None
+
+
+class _EdgeProducts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, graph, scale, with_products, query, key, feat):
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(query, key, feat)
+        ctx.graph, ctx.scale = graph, scale
+        args = _ops.product_args(graph, key, False)
+        score, products = _ops.call(ops.edge_products.default, query, key, feat, *args, scale, with_products)
+        if not with_products:
+            ctx.mark_non_differentiable(products)
+        return score, products
+
+    @staticmethod
+    def backward(ctx, grad, grad_products):
+        if grad is None and grad_products is None:
+            return (None,) * 6
+        inputs, need = ctx.saved_tensors, ctx.needs_input_grad[3:]
+        gradients = _differentiable if torch.is_grad_enabled() else _fused
+        return None, None, None, *gradients(ctx.graph, ctx.scale, inputs, need, grad, grad_products)
+
+
+def _fused(graph, scale: float, inputs, need, grad, grad_products) -> tuple[Tensor | None, ...]:
+    query, key, feat = inputs
+    if grad is None:
+        grad = feat.new_zeros(feat.shape[:2], dtype=_ops.acc_type(feat.dtype))
+    of_query = of_key = of_feat = None
+
+    def run(rows, cols, reverse, need_feat):
+        args = _ops.product_args(graph, cols, reverse)
+        return _ops.call(
+            ops.edge_products_backward.default, grad, grad_products, rows, cols, feat, *args, scale, need_feat
+        )
+
+    if need[0] or need[2]:
+        of_query, of_feat = run(query, key, False, need[2])
+    if need[1]:
+        of_key, _ = run(key, query, True, False)
+    return of_query if need[0] else None, of_key, of_feat if need[2] else None
+
+
+def _differentiable(graph, scale: float, inputs, need, grad, grad_products) -> tuple[Any, ...]:
+    """The same in tensor operations, which may be differentiated again."""
+    # Views: a tensor that was given twice has two gradients here.
+    query, key, feat = (x.view_as(x) if needed else x for x, needed in zip(inputs, need))
+    src, dst = _plain.ends_of(graph).edge_index
+    acc = _ops.acc_type(feat.dtype)
+    products = query.to(acc)[dst] * key.to(acc)[src] * feat.to(acc) * scale
+    weight = 0 if grad is None else grad.unsqueeze(2)
+    weight = weight if grad_products is None else weight + grad_products
+    wanted = [x for x, needed in zip((query, key, feat), need) if needed]
+    found = iter(torch.autograd.grad((products * weight).sum(), wanted, create_graph=True))
+    return tuple(next(found) if needed else None for needed in need)

@@ -1,0 +1,294 @@
+"""Attention whose scores are products of an edge's ends and its features, and the operators behind it."""
+
+import itertools
+
+import pytest
+import torch
+from attention import DTYPES, relative_error, rounding_band
+from graphs import GRAPHS, make_graph, tiny_graph
+from torch import library
+from torch.func import grad, jvp, vmap
+
+from dfgnn import Graph, functional, reference
+from dfgnn.engine.traced_graph import EdgeList
+from dfgnn.runtime import ops as _ops
+from dfgnn.runtime.arguments import ops
+
+NAMES = "query", "key", "value", "edge_feat"
+RESULTS = (None, "products", "scores")
+
+
+def name_of(value):
+    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else None
+
+
+def make_inputs(graph, heads, dim, dtype=torch.float64, value_dim=None):
+    rows = graph.num_dst, graph.num_src, graph.num_src, graph.num_edges
+    dims = dim, dim, value_dim or dim, dim
+    return {name: torch.randn(n, heads, d).to(graph.device, dtype) for name, n, d in zip(NAMES, rows, dims)}
+
+
+def run(module, graph, inputs, dtype=None, **options):
+    """All results, and the gradients of all inputs."""
+    leaves = {n: x.to(dtype or x.dtype, copy=True).requires_grad_() for n, x in inputs.items()}
+    found = module.edge_product_attention(graph, **leaves, **options)
+    results = found if isinstance(found, tuple) else (found,)
+    generator = torch.Generator().manual_seed(1)
+    grads = [torch.randn(x.shape, generator=generator).to(x) for x in results]
+    torch.autograd.backward(results, grads)
+    return [x.detach() for x in results] + [x.grad for x in leaves.values()]
+
+
+def check(graph, inputs, note="", **options):
+    """Error against float64 <= 2 x that of plain PyTorch + rounding, of the size of what cancels."""
+    exact = run(reference, graph, inputs, torch.float64, **options)
+    low = run(reference, graph, inputs, **options)
+    dtype = inputs["query"].dtype
+    for k, (x, expected, y) in enumerate(zip(run(functional, graph, inputs, **options), exact, low)):
+        assert x.shape == expected.shape and x.dtype == y.dtype, f"{note}{k}"
+        assert x.isfinite().all(), f"{note}{k} is not finite"
+        floor = expected.numel() ** 0.5
+        error, allowed = (relative_error(z, expected, floor) for z in (x, y))
+        limit = 2 * allowed + 4 * rounding_band(dtype)
+        assert error <= limit, f"{note}{k}: error {error:.3g} > {limit:.3g}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_attention(device, name, dtype):
+    graph = make_graph(name, device)
+    turn = list(GRAPHS).index(name) * len(DTYPES) + DTYPES.index(dtype)
+    shapes = list(itertools.product((1, 3, 8), (1, 7, 16, 33)))
+    for k in (turn, 5 * turn + 3):
+        heads, dim = shapes[k % len(shapes)]
+        if graph.num_edges * heads * dim > 1_000_000:
+            heads, dim = 3, 7
+        inputs = make_inputs(graph, heads, dim, dtype, value_dim=(dim, 5)[k % 2])
+        # In 16 bits a score may be on the other side of the clamp, where its gradient is another.
+        clamp = None if dtype.itemsize == 2 else (None, 0.7)[k % 2]
+        more = dict(clamp=clamp, return_edges=RESULTS[k % 3], return_attention=k % 2 == 0)
+        check(graph, inputs, f"H={heads} D={dim} {more}: ", **more)
+
+
+@pytest.mark.parametrize("return_edges", RESULTS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=name_of)
+def test_options(device, dtype, return_edges):
+    graph = make_graph("mixed_degrees", device)
+    inputs = make_inputs(graph, 3, 8, dtype, value_dim=5)
+    inputs["edge_bias"] = torch.randn(graph.num_edges, 3).to(device, dtype)
+    inputs["edge_weight"] = torch.rand(graph.num_edges, 3).to(device, dtype)
+    inputs["out_bias"] = torch.randn(3, 5).to(device, dtype)
+    mask = torch.rand(graph.num_edges, 3, device=device) < 0.8
+    more = dict(edge_mask=mask, dropout_p=0.4, _seed=torch.tensor([11], device=device), scale=0.3, clamp=0.2)
+    check(graph, inputs, return_edges=return_edges, return_attention=True, **more)
+
+
+def test_as_published(device):
+    """exp(clamped) / (its sum + 1e-6)."""
+    graph = make_graph("random", device)
+    q, k, v, e = make_inputs(graph, 2, 8).values()
+    src, dst = graph.edge_index
+    weight = ((q * 8**-0.5)[dst] * k[src] * e).sum(-1, keepdim=True).clamp(-5, 5).exp()
+    sums = torch.zeros(graph.num_dst, 2, 1).to(weight).index_add(0, dst, weight)
+    expected = torch.zeros_like(q).index_add(0, dst, weight * v[src]) / (sums + 1e-6)
+    found = functional.edge_product_attention(graph, q, k, v, e, clamp=5.0)
+    assert ((found - expected).abs() <= 1.5e-4 * found.abs() + 1e-12).all()
+
+
+def test_only_some_gradients(device):
+    graph = make_graph("random", device)
+    inputs = make_inputs(graph, 2, 4)
+    options = dict(clamp=1.0, return_edges="products")
+    everything = run(functional, graph, inputs, **options)[2:]
+    for (name, x), expected in zip(inputs.items(), everything):
+        leaf = x.clone().requires_grad_()
+        out, products = functional.edge_product_attention(graph, **{**inputs, name: leaf}, **options)
+        generator = torch.Generator().manual_seed(1)
+        weights = [torch.randn(y.shape, generator=generator).to(y) for y in (out, products)]
+        loss = sum((y * w).sum() for y, w in zip((out, products), weights))
+        torch.testing.assert_close(torch.autograd.grad(loss, leaf)[0], expected)
+    # Of the products or the output alone.
+    leaves = [x.clone().requires_grad_() for x in inputs.values()]
+    out, products = functional.edge_product_attention(graph, *leaves, **options)
+    expected = run(reference, graph, inputs, return_edges="products")  # as no score is clamped
+    for k, y in enumerate((out, products)):
+        y = functional.edge_product_attention(graph, *leaves, **options)[k]
+        z = reference.edge_product_attention(graph, *leaves, **options)[k]
+        torch.testing.assert_close(
+            torch.autograd.grad(y.square().sum(), leaves, allow_unused=True, materialize_grads=True),
+            torch.autograd.grad(z.square().sum(), leaves, allow_unused=True, materialize_grads=True),
+        )
+
+
+@pytest.mark.parametrize("return_edges", RESULTS)
+def test_second_derivatives(device, return_edges):
+    graph = tiny_graph(device)
+    leaves = [x.requires_grad_() for x in make_inputs(graph, 2, 2).values()]
+
+    def call(*tensors):
+        return functional.edge_product_attention(graph, *tensors, clamp=3.0, return_edges=return_edges)
+
+    assert torch.autograd.gradcheck(call, leaves)
+    assert torch.autograd.gradgradcheck(call, leaves)
+
+
+def test_transforms(device):
+    graph = tiny_graph(device)
+    x = tuple(make_inputs(graph, 2, 2).values())
+    batch, found = [torch.randn(3, *y.shape).to(y) for y in x], []
+    for module in (functional, reference):
+
+        def call(*tensors, module=module):
+            return module.edge_product_attention(graph, *tensors, clamp=3.0, return_edges="products")
+
+        def loss(*tensors, call=call):
+            return sum(y.square().sum() for y in call(*tensors))
+
+        found.append(
+            [
+                grad(loss, tuple(range(4)))(*x),
+                jvp(call, x, tuple(torch.ones_like(t) for t in x)),
+                vmap(call)(*batch),
+                vmap(grad(loss, (0, 3)))(*batch),
+            ]
+        )
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("return_edges", RESULTS)
+def test_compiled(device, return_edges):
+    edge_index = torch.randint(20, (2, 90), device=device)
+    graph = Graph.from_edge_index(edge_index, num_nodes=20)
+    inputs = make_inputs(graph, 2, 8)
+
+    def call(graph, *tensors):
+        found = functional.edge_product_attention(graph, *tensors, clamp=1.0, return_edges=return_edges)
+        return found if isinstance(found, tuple) else (found,)
+
+    def by_edges(edge_index, *tensors):
+        return call(EdgeList(edge_index, 20, 20), *tensors)
+
+    def by_graph(edge_index, *tensors):
+        return call(graph, *tensors)
+
+    found = []
+    torch._dynamo.reset()
+    compiled = [torch.compile(f, fullgraph=True, backend="aot_eager") for f in (by_graph, by_edges)]
+    for f in (by_graph, *compiled):
+        leaves = [x.clone().requires_grad_() for x in inputs.values()]
+        results = f(edge_index, *leaves)
+        loss = sum(x.square().sum() for x in results)
+        found.append([*results, *torch.autograd.grad(loss, leaves)])
+    torch.testing.assert_close(found[1], found[0])
+    torch.testing.assert_close(found[2], found[0])
+
+
+def test_sets_of_features(device):
+    graph = make_graph("random", device)
+    one = make_inputs(graph, 2, 4, value_dim=3)
+    sets = {name: torch.randn(3, *x.shape).to(x) for name, x in one.items()}
+    for own in (False, True):
+        feat = sets["edge_feat"] if own else one["edge_feat"]
+        found = functional.edge_product_attention(
+            graph, **{**sets, "edge_feat": feat}, return_edges="products", return_attention=True
+        )
+        each = [
+            reference.edge_product_attention(
+                graph, *(sets[n][k] for n in NAMES[:3]), feat[k] if own else feat, return_edges="products",
+                return_attention=True,
+            )
+            for k in range(3)
+        ]  # fmt: skip
+        torch.testing.assert_close(found, tuple(torch.stack(xs) for xs in zip(*each)))
+
+
+def test_padded_edges(device):
+    """In a graph of fixed capacity what belongs to no edge is 0, and so is its gradient."""
+    graph = Graph.with_capacity(12, 40, device=device)
+    edge_index = torch.randint(10, (2, 30), device=device)
+    assert graph.copy_(edge_index, 10) is graph
+    exact = Graph.from_edge_index(edge_index, num_nodes=10)
+    inputs = make_inputs(exact, 2, 4)
+    more = {n: torch.full((2 if n != "edge_feat" else 10, 2, 4), 3.0).to(x) for n, x in inputs.items()}
+    more["edge_feat"] = more["edge_feat"] * float("nan")
+    padded = {n: torch.cat([x, more[n]]).requires_grad_() for n, x in inputs.items()}
+    out, products = functional.edge_product_attention(graph, **padded, clamp=1.0, return_edges="products")
+    (out[:10].square().sum() + products.square().sum()).backward()
+    leaves = {n: x.requires_grad_() for n, x in inputs.items()}
+    want, of_edges = functional.edge_product_attention(exact, **leaves, clamp=1.0, return_edges="products")
+    (want.square().sum() + of_edges.square().sum()).backward()
+    torch.testing.assert_close((out[:10], products[:30]), (want, of_edges))
+    assert not products[30:].any()
+    for name, x in leaves.items():
+        torch.testing.assert_close(padded[name].grad[: len(x)], x.grad)
+        assert not padded[name].grad[len(x) :].any(), name
+
+
+def test_fake_kernels():
+    """Shapes and types that compilers are told are those that come."""
+    graph = make_graph("mixed_degrees")
+    query, key, _, feat = make_inputs(graph, 3, 5, torch.bfloat16).values()
+    weight, args = torch.randn(graph.num_edges, 3), _ops.product_args(graph, key, False)
+    tests = ("test_schema", "test_faketensor")
+    for flag in (False, True):
+        library.opcheck(ops.edge_products.default, (query, key, feat, *args, 0.5, flag), test_utils=tests)
+        given = weight, feat if flag else None, query, key, feat, *args, 0.5, flag
+        library.opcheck(ops.edge_products_backward.default, given, test_utils=tests)
+
+
+def test_results_do_not_depend_on_threads():
+    graph = make_graph("super_row")
+    inputs = make_inputs(graph, 3, 5, torch.float32)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(run(functional, graph, inputs, clamp=1.0, return_edges="products"))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(x, y) for other in found[1:] for x, y in zip(found[0], other))
+
+
+def test_no_further_tensor_of_edges_and_channels():
+    """Without the products only the gradient of the edges' features."""
+    graph = Graph.from_coo(*torch.randint(50, (2, 4000)), num_src=50, num_dst=50)
+    leaves = [x.requires_grad_() for x in make_inputs(graph, 4, 32).values()]
+
+    class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
+        found = []
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            given = {x.untyped_storage().data_ptr() for x in args if isinstance(x, torch.Tensor)}
+            for x in result if isinstance(result, (tuple, list)) else (result,):
+                if isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() not in given:
+                    Sizes.found.append(x.numel())
+            return result
+
+    with Sizes():
+        functional.edge_product_attention(graph, *leaves, clamp=5.0).sum().backward()
+    assert sum(n >= 4000 * 32 for n in Sizes.found) == 1
+
+
+def test_wrong_arguments():
+    graph = make_graph("random")
+    inputs = make_inputs(graph, 3, 8, torch.float32)
+    edges = graph.num_edges
+    for change, kind, message in (
+        (dict(key=inputs["key"][:, :, :4]), ValueError, "key: expected shape"),
+        (dict(edge_feat=inputs["edge_feat"][1:]), ValueError, "edge_feat: expected shape"),
+        (dict(edge_feat=inputs["edge_feat"].double()), TypeError, "edge_feat: expected torch.float32"),
+        (dict(value=inputs["value"][1:]), ValueError, "value: expected shape"),
+        (dict(clamp=0.0), ValueError, "clamp: expected a number above 0 or None, got 0.0"),
+        (dict(clamp="5"), TypeError, "clamp: expected a number, got str"),
+        (dict(scale="5"), TypeError, "scale: expected a number, got str"),
+        (
+            dict(return_edges="all"),
+            ValueError,
+            "return_edges: expected None, 'products' or 'scores', got 'all'",
+        ),
+        (dict(edge_bias=torch.ones(edges)), ValueError, "edge_bias: expected shape"),
+        (dict(edge_mask=torch.ones(edges, 2)), TypeError, "edge_mask: expected torch.bool"),
+    ):
+        with pytest.raises(kind, match="edge_product_attention: " + message):
+            functional.edge_product_attention(graph, **{**inputs, **change})
