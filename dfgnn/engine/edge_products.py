@@ -1,8 +1,9 @@
 """Products of an edge's two ends with its own features, and scores that are their sums.
 
 On the CPU operators of their own (csrc/core/edge_products.h) compute both, forward and backward, without
-other tensors of E x H x D than those that are asked for. Elsewhere, and while a compiler records or torch.func
-is at work, they are tensor operations, of a chunk of edges at a time where the products are not asked for.
+other tensors of E x H x D than those that are asked for. Elsewhere, and while a compiler records or
+torch.func is at work, they are tensor operations, of a chunk of edges at a time where the products are not
+asked for.
 """
 
 from __future__ import annotations

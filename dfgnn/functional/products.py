@@ -123,5 +123,6 @@ def edge_product_attention(
     if return_edges is None:
         return found
     out, *attention = found if return_attention else (found,)
-    edges = products if return_edges == "products" else _ops.as_type(raw, query.dtype)
+    # A copy: the caller may modify it, and backward reads the scores.
+    edges = products if return_edges == "products" else _ops.as_type(raw, query.dtype).clone()
     return out, check.in_use(edges), *attention

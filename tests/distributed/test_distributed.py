@@ -111,6 +111,9 @@ def _compare_functions(group):
             functional.agnn_attention(graph, rows, beta=2.0),
             functional.flex_attention(graph, score, rows, rows, rows),
             functional.dot_attention(graph, rows, rows, rows, edge_attr=weight, edge_proj=proj),
+            functional.edge_product_attention(
+                graph, rows, rows, rows, weight[:, :, None].expand(-1, -1, 4), clamp=0.5
+            ),
             functional.dot_attention(
                 graph,
                 rows,
@@ -125,7 +128,7 @@ def _compare_functions(group):
 
     expected, grad_rows, grad_weight = run(graph, rows, weight)
     found, mine_rows, mine_weight = run(part, part.scatter(rows), part.scatter(weight, "edges"))
-    for x, y, of in zip(expected, found, ("edges", "edges", "dst", "dst", "dst", "dst", "dst")):
+    for x, y, of in zip(expected, found, ("edges", "edges", "dst", "dst", "dst", "dst", "dst", "dst")):
         torch.testing.assert_close(y, part.scatter(x, of), rtol=0, atol=1e-11)
     torch.testing.assert_close(mine_rows, part.scatter(grad_rows), rtol=0, atol=1e-10)
     torch.testing.assert_close(mine_weight, part.scatter(grad_weight, "edges"), rtol=0, atol=1e-10)

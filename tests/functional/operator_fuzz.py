@@ -51,6 +51,10 @@ def right_calls(device):
     yield ops.edge_dot, (q, attr, *args[:5], 0.5)
     yield ops.edge_sum, (options[0], attr, *args[:5], 40, 4)
     yield ops.edge_outer, (options[0], q, *args[:5], 3, 0.5)
+    if device == "cpu":
+        feat = torch.randn(edges, heads, dim)
+        yield ops.edge_products, (q, k, feat, *args[:5], 0.5, True)
+        yield ops.edge_products_backward, (options[0], feat, q, k, feat, *args[:5], 0.5, True)
     if device == "cuda":
         csr = graph.csr()
         yield ops.gather_sum, (v.flatten(1).contiguous(), csr.indices, *args[2:5], 40)

@@ -95,6 +95,18 @@ def test_as_published(device):
     assert ((found - expected).abs() <= 1.5e-4 * found.abs() + 1e-12).all()
 
 
+@pytest.mark.parametrize("return_edges", RESULTS[1:])
+def test_the_results_may_be_modified(device, return_edges):
+    graph, found = make_graph("random", device), []
+    inputs = make_inputs(graph, 2, 4)
+    for modify in (lambda x: x.tanh_(), lambda x: x.clone().tanh_()):
+        leaves = [x.clone().requires_grad_() for x in inputs.values()]
+        results = functional.edge_product_attention(graph, *leaves, clamp=1.0, return_edges=return_edges)
+        loss = sum(modify(x).square().sum() for x in results)
+        found.append(torch.autograd.grad(loss, leaves))
+    torch.testing.assert_close(*found)
+
+
 def test_only_some_gradients(device):
     graph = make_graph("random", device)
     inputs = make_inputs(graph, 2, 4)

@@ -65,6 +65,10 @@ FUNCTIONS = {
         "query": _DST, "key": _SRC, "value": _SRC, "edge_feat": (EDGES, 3), "edge_mask": (EDGES,),
         "edge_weight": (EDGES,), "out_bias": (HEADS, DIM),
     },
+    "edge_product_attention": {
+        "query": _DST, "key": _SRC, "value": _SRC, "edge_feat": (EDGES, HEADS, DIM),
+        "edge_bias": (EDGES, HEADS), "edge_mask": (EDGES,), "edge_weight": (EDGES,), "out_bias": (HEADS, DIM),
+    },
     "edge_softmax": {"score": (EDGES, HEADS)},
     "sddmm": {"query": _DST, "key": _SRC},
     "spmm": {"feat": _SRC, "edge_weight": (EDGES, HEADS)},
@@ -73,6 +77,7 @@ _NUMBERS = {
     "gat_attention": ["negative_slope"],
     "gatv2_attention": ["negative_slope"],
     "dot_attention": ["negative_slope", "scale"],
+    "edge_product_attention": ["scale", "clamp"],
 }
 _ATTENTION = [name for name in FUNCTIONS if name.endswith("attention")]
 
@@ -174,6 +179,13 @@ def _function_cases():
     yield _function_case(
         "dot_attention", "edge_feat_in", "unknown", ValueError, "'key', 'value' or 'both'", "got 'query'",
         edge_feat_in="query",
+    )  # fmt: skip
+    yield _function_case(
+        "edge_product_attention", "clamp", "0", ValueError, "expected a number above 0", "got 0.0", clamp=0.0
+    )
+    yield _function_case(
+        "edge_product_attention", "return_edges", "unknown", ValueError, "'products' or 'scores'", "got 'all'",
+        return_edges="all",
     )  # fmt: skip
     attr, proj, proj_bias = rand(EDGES, 3), rand(HEADS * DIM, 3), rand(HEADS * DIM)
     projected = dict(edge_feat=None, edge_attr=attr, edge_proj=proj, edge_proj_bias=proj_bias)
