@@ -184,8 +184,8 @@ def _function_cases():
         "edge_product_attention", "clamp", "0", ValueError, "expected a number above 0", "got 0.0", clamp=0.0
     )
     yield _function_case(
-        "edge_product_attention", "return_edges", "unknown", ValueError, "'products' or 'scores'", "got 'all'",
-        return_edges="all",
+        "edge_product_attention", "return_edges", "unknown", ValueError, "'products' or 'scores'",
+        "got 'all'", return_edges="all",
     )  # fmt: skip
     attr, proj, proj_bias = rand(EDGES, 3), rand(HEADS * DIM, 3), rand(HEADS * DIM)
     projected = dict(edge_feat=None, edge_attr=attr, edge_proj=proj, edge_proj_bias=proj_bias)
