@@ -39,7 +39,9 @@ class Stats {
         rows_(size_ < kColumnsAtOnce / 2 ? kColumnsAtOnce / (size_ > 0 ? size_ : 1) : 1),
         sums_(heads_, p.shape.value_dim),
         delta_(rows_ * heads_),
-        plus_(rows_ * heads_) {}
+        plus_(rows_ * heads_),
+        largest_(rows_ * heads_),
+        log_sum_(rows_ * heads_) {}
 
   void operator()(int64_t first, int64_t last) {
     for (int64_t i = first; i < last; i += rows_) some(i, i + rows_ < last ? rows_ : last - i);
@@ -68,26 +70,30 @@ class Stats {
     dots(i, rows, p_.out, p_.out_bias, delta_);
     if (a_.attention)
       for (int64_t k = 0; k < entries; ++k) delta_[k] += a_.row_sums[at + k];
-    const bool additive = p_.score == Score::additive;
-    if (additive && a_.from_positive()) {
-      dots(i, rows, p_.positive, nullptr, plus_);
-      for (int64_t k = 0; k < entries; ++k)  // 0 where one edge has all the weight
-        a_.grad_alpha_dst[at + k] = (a_.stats[(at + k) * 2 + 1] == 0 ? A(0) : 1 - A(p_.negative_slope)) *
-                                    (plus_[k] - delta_[k] * a_.positive_mass[at + k]);
-    }
-    const A* alpha = additive ? a_.alpha_dst : nullptr;
-    for (int64_t r = 0; r < rows; ++r)
-      for_heads<A>(heads_, [&](auto width, int h) {
-        using W = Vec<A, width.value>;
-        const int64_t k = r * heads_ + h;
-        A* s = a_.node_stats + (i + r) * heads_ * kNodeStats + h;
-        store_vector(s, alpha ? load_vector<W>(alpha + at + k) : W{});
-        for (int l = 0; l < width.value; ++l) {
-          s[heads_ + l] = a_.stats[(at + k + l) * 2];
-          s[2 * heads_ + l] = a_.stats[(at + k + l) * 2 + 1];
-        }
-        store_vector(s + 3 * heads_, load_vector<W>(delta_ + k));
-      });
+    const bool additive = p_.score == Score::additive, from_positive = additive && a_.from_positive();
+    if (from_positive) dots(i, rows, p_.positive, nullptr, plus_);
+    const A positive_part = 1 - A(p_.negative_slope);
+    for_columns<A>(entries, [&](auto width, int64_t k) {
+      constexpr int W = width.value;
+      using X = Vec<A, W>;
+      const auto stats = load_interleaved<A, W>(a_.stats + (at + k) * 2);
+      store_vector(largest_ + k, stats.even), store_vector(log_sum_ + k, stats.odd);
+      if (!from_positive) return;
+      const X mass = load_vector<X>(a_.positive_mass + at + k),
+              dst = positive_part * (load_vector<X>(plus_ + k) - load_vector<X>(delta_ + k) * mass);
+      // 0 where one edge has all the weight; a nan stays
+      store_vector(a_.grad_alpha_dst + at + k, stats.odd == 0 ? dst * 0 : dst);
+    });
+    const A* alpha = additive && a_.alpha_dst ? a_.alpha_dst + at : nullptr;
+    const A* const from[] = {alpha, largest_, log_sum_, delta_};
+    for_heads<A>(heads_, [&](auto width, int h) {
+      using W = Vec<A, width.value>;
+      A* to = a_.node_stats + at * kNodeStats + h;
+      for (int64_t k = h; k < entries; k += heads_, to += kNodeStats * heads_)
+#pragma GCC unroll 4
+        for (int s = 0; s < kNodeStats; ++s)
+          store_vector(to + s * heads_, from[s] ? load_vector<W>(from[s] + k) : W{});
+    });
   }
 
   const BackwardParams& p_;
@@ -95,7 +101,7 @@ class Stats {
   int heads_;
   int64_t size_, rows_;
   HeadSums<A> sums_;
-  Buffer<A> delta_, plus_;
+  Buffer<A> delta_, plus_, largest_, log_sum_;
 };
 
 template <class T>

@@ -3,21 +3,6 @@
 #include "ahead.h"
 
 namespace dfgnn::cpu::DFGNN_ISA {
-namespace {
-
-// x[lane], lane by lane.
-template <class A, int W>
-[[gnu::always_inline]] inline Vec<A, W> spread(const A* x, Vec<Bits<A>, W> lane) {
-#if defined(__AVX2__) && __has_builtin(__builtin_shuffle)
-  return __builtin_shuffle(load_vector<Vec<A, W>>(x), lane);
-#else
-  Vec<A, W> out;
-  for (int l = 0; l < W; ++l) out[l] = x[lane[l]];
-  return out;
-#endif
-}
-
-}  // namespace
 
 template <class T>
 Columns<T>::Columns(const void* data, int heads, int dim)
@@ -54,13 +39,14 @@ void Columns<T>::aggregate_tile(int vector, const Group& group, const int32_t* i
   const int32_t* const head = head_ + vector;
   Lanes lane[V];
 #pragma GCC unroll 8
-  for (int v = 0; v < V; ++v) lane[v] = load_vector<Lanes>(offset_ + (vector + v) * W);
+  for (int v = 0; v < V; ++v)
+    lane[v] = load_vector<Lanes>(offset_ + (vector + v) * W) + Bits<A>(head[v] - head[0]);
   const auto weight = [&](const A* w, int v) __attribute__((always_inline)) -> Vector {
     if constexpr (pairs) v = v / 2 * 2;  // both of a pair are of the same heads
     if constexpr (Terms::kWide)
       return splat<A, W>(w[head[v]]);
     else
-      return spread<A, W>(w + head[v], lane[v]);
+      return spread<A, W>(w + head[0], lane[v]);  // one load for all vectors
   };
   // f(x, v) of the vectors of a row x of any type
   const auto each_of = [&](const auto* x, const auto& f) __attribute__((always_inline)) {
@@ -170,20 +156,24 @@ void Columns<T>::aggregate_all(const Group& group, const int32_t* index, Fetch f
       const auto terms = make_terms(two, wide);
       // Accumulators and what spreads the weights: up to 24 of 32 registers with AVX-512, 12 of 16 otherwise.
       constexpr bool many = two.value || decltype(terms)::kLeaky;
+      constexpr int least = pairs ? 2 : 1;
       constexpr int most = W < kLanes<A>        ? 2
                            : kVectorBytes == 64 ? (decltype(terms)::kLeaky && !wide.value ? 4 : 8)
                            : many               ? 2
                                                 : 4;
-      const auto tile = [&](auto vectors, int v) {
-        if constexpr (!pairs || vectors.value > 1)
-          aggregate_tile<W, pairs, vectors.value>(v, group, index, fetch, terms, a, a2);
-      };
       int v = 0;
-      for (; v + most <= shape_.vectors; v += most) tile(std::integral_constant<int, most>(), v);
-      if constexpr (most > 4)
-        if (v + 4 <= shape_.vectors) tile(std::integral_constant<int, 4>(), v), v += 4;
-      for (; v + 2 <= shape_.vectors; v += 2) tile(std::integral_constant<int, 2>(), v);
-      if (v < shape_.vectors) tile(std::integral_constant<int, 1>(), v);
+      // So many vectors at a time, as often as they are there and their heads fit in a vector.
+      const auto tiles = [&](auto vectors) {
+        constexpr int V = vectors.value;
+        if constexpr (V <= most && (!pairs || V > 1))
+          for (; v + V <= shape_.vectors && (wide.value || V == least || heads_between(v, v + V - 1, W) < W);
+               v += V)
+            aggregate_tile<W, pairs, V>(v, group, index, fetch, terms, a, a2);
+      };
+      tiles(std::integral_constant<int, 8>());
+      tiles(std::integral_constant<int, 4>());
+      tiles(std::integral_constant<int, 2>());
+      tiles(std::integral_constant<int, 1>());
     };
     constexpr std::true_type yes;
     constexpr std::false_type no;

@@ -122,6 +122,11 @@ class Columns {
   void dots_all(const Group& group, const int32_t* index, int64_t limit, const A* fixed, const Term& term,
                 A* s);
 
+  // How many heads behind that of the first column of vector v the last one of `last` is.
+  int heads_between(int v, int last, int width) const {
+    return int(head_[last] - head_[v] + offset_[last * width + width - 1]);
+  }
+
   const T* data_;
   int heads_, dim_;
   int64_t size_;

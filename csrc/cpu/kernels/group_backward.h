@@ -34,8 +34,8 @@ class AdditiveGroups {
     const int64_t size = int64_t(heads) * EdgeMajor::kEdges;
     A *w = weights_, *w2 = w + size, *part = w2 + size, *others = part + size;
     block_.load(group.begin, group.begin + group.n, false);
-    edges_.start(score_, block_, group);
-    edges_.stats_of_edges(block_);
+    gather(group);
+    block_.transform(edges_.z());
     block_.each([&](int i) {
       const V z = load_vector<V>(edges_.z() + i), delta = load_vector<V>(edges_.delta() + i);
       const V alpha = edges_.alpha(score_, block_, z, i);
@@ -79,6 +79,29 @@ class AdditiveGroups {
   }
 
  private:
+  // What the edges take of their destinations, which lies side by side in node_stats, at once: their part of
+  // z, and the statistics.
+  void gather(const Group& group) {
+    A* const to[] = {edges_.z(), edges_.largest(), edges_.log_sum(), edges_.delta()};
+    const int heads = heads_;
+    const int64_t stride = int64_t(heads) * kNodeStats, limit = block_.limit;
+    for_heads<A>(heads, [&](auto width, int h) {
+      using W = Vec<A, width.value>;
+      const A *nodes = a_.node_stats + h, *rows = a_.alpha_src + group.row * heads + h;
+      group.each_edge([&](int r, int e) {
+        if (e + kTableAhead < limit) {
+          const A* next = nodes + block_.index[e + kTableAhead] * stride;
+          __builtin_prefetch(next), __builtin_prefetch(next + stride - heads);
+        }
+        const A* from = nodes + block_.index[e] * stride;
+        store_vector(to[0] + e * heads + h, load_vector<W>(from) + load_vector<W>(rows + r * heads));
+#pragma GCC unroll 3
+        for (int k = 1; k < kNodeStats; ++k)
+          store_vector(to[k] + e * heads + h, load_vector<W>(from + k * heads));
+      });
+    });
+  }
+
   const BackwardParams& p_;
   const Arrays<T>& a_;
   int heads_;

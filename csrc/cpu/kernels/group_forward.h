@@ -121,10 +121,14 @@ class GroupWorker {
     A *logs = factor + entries, *stats = o_.stats + group.row * heads * 2;
     for (int i = 0; i < entries; i += kLanes<A>)
       store_vector(logs + i, log<A, kLanes<A>>(load_vector<V>(sum + i)));
-    for (int i = 0; i < entries; ++i) {
-      stats[2 * i] = sum[i] == 0 ? kInfinity<A> : largest[i];
-      stats[2 * i + 1] = sum[i] == 0 ? A(0) : logs[i];
-    }
+    for_columns<A>(entries, [&](auto width, int64_t i) {
+      constexpr int W = width.value;
+      using X = Vec<A, W>;
+      const X mass = load_vector<X>(sum + i), top = load_vector<X>(largest + i),
+              log = load_vector<X>(logs + i);
+      store_interleaved<A, W>(stats + 2 * i, mass == 0 ? splat<A, W>(kInfinity<A>) : top,
+                              mass == 0 ? X{} : log);
+    });
   }
 
   // w: weights but for the factors of rows; attention: scratch.
@@ -143,6 +147,9 @@ class GroupWorker {
   // Rows and heads without mass, where a value that is not finite made 0 times it a nan.
   void clear(const Group& group, T* out, T* positive) const {
     const A* sum = sums(group);
+    bool none = false;
+    for (int i = 0; i < group.rows * heads_; ++i) none |= sum[i] == 0;
+    if (!none) return;
     for (int r = 0, i = 0; r < group.rows; ++r)
       for (int h = 0; h < heads_; ++h, ++i) {
         if (sum[i] != 0) continue;

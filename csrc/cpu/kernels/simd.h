@@ -207,6 +207,20 @@ static inline void store(T* p, Vec<Acc<T>, W> v) {
   }
 }
 
+// x[lane], lane by lane; all lanes are below W, and W numbers may be read.
+template <class A, int W>
+[[gnu::always_inline]] static inline Vec<A, W> spread(const A* x, Vec<Bits<A>, W> lane) {
+#if defined(__AVX2__) && __has_builtin(__builtin_shuffle)
+  if constexpr (W > 1) return __builtin_shuffle(load_vector<Vec<A, W>>(x), lane);
+#endif
+  Vec<A, W> out;
+  if constexpr (W == 1)
+    out = x[lane];
+  else
+    for (int l = 0; l < W; ++l) out[l] = x[lane[l]];
+  return out;
+}
+
 // Pairs: 2 W numbers as two vectors, of the even and of the odd ones. Of bfloat16 that takes one operation
 // per vector, where a vector of neighbours takes two.
 template <class T>
@@ -243,6 +257,22 @@ static inline void store_pair(T* p, Pair<Acc<T>, W> x, std::integer_sequence<int
 template <class T, int W>
 static inline void store_pair(T* p, Pair<Acc<T>, W> x) {
   store_pair<T, W>(p, x, std::make_integer_sequence<int, W>());
+}
+
+// a[0], b[0], a[1], b[1] and so on, and back: numbers that lie in pairs.
+template <class A, int W>
+static inline void store_interleaved(A* p, Vec<A, W> a, Vec<A, W> b) {
+  if constexpr (W == 1)
+    p[0] = a, p[1] = b;
+  else
+    store_pair<A, W>(p, {a, b});
+}
+template <class A, int W>
+static inline Pair<A, W> load_interleaved(const A* p) {
+  if constexpr (W == 1)
+    return {p[0], p[1]};
+  else
+    return load_pair<A, W>(p);
 }
 
 template <class A>
@@ -354,8 +384,46 @@ static inline Vec<A, W> scale_by_power(Vec<A, W> p, Vec<Bits<A>, W> n) {
   return p * a * b;
 }
 
-// e^x: x = n log 2 + r with |r| <= log(2) / 2, Taylor's polynomial in r, then 2^n. Its remainder is
-// below 2^-27 (float) and 2^-57 (double). exp(-inf) = 0, exp(+inf) = inf, exp(nan) = nan.
+// p 2^n of an n that is an integer, and may be out of the range of exponents.
+template <class A, int W>
+static inline Vec<A, W> scale_by_power(Vec<A, W> p, Vec<A, W> n, Vec<Bits<A>, W> bits) {
+#if defined(__AVX512F__)
+  if constexpr (W == kLanes<A> && sizeof(A) == 4)
+    return bit_cast<Vec<A, W>>(_mm512_maskz_scalef_ps(kAll, bit_cast<__m512>(p), bit_cast<__m512>(n)));
+  if constexpr (W == kLanes<A> && sizeof(A) == 8)
+    return bit_cast<Vec<A, W>>(_mm512_maskz_scalef_pd(kAll, bit_cast<__m512d>(p), bit_cast<__m512d>(n)));
+#endif
+  (void)n;
+  return scale_by_power<A, W>(p, bits);
+}
+
+// The larger and the smaller of x and a bound; x if it is nan.
+template <class A, int W>
+static inline Vec<A, W> at_least(Vec<A, W> x, A bound) {
+#if defined(__AVX512F__)
+  if constexpr (W == kLanes<A> && sizeof(A) == 4)
+    return bit_cast<Vec<A, W>>(_mm512_maskz_max_ps(kAll, _mm512_set1_ps(bound), bit_cast<__m512>(x)));
+#elif defined(__AVX2__)
+  if constexpr (W == kLanes<A> && sizeof(A) == 4)
+    return bit_cast<Vec<A, W>>(_mm256_max_ps(_mm256_set1_ps(bound), bit_cast<__m256>(x)));
+#endif
+  return x < bound ? splat<A, W>(bound) : x;
+}
+template <class A, int W>
+static inline Vec<A, W> at_most(Vec<A, W> x, A bound) {
+#if defined(__AVX512F__)
+  if constexpr (W == kLanes<A> && sizeof(A) == 4)
+    return bit_cast<Vec<A, W>>(_mm512_maskz_min_ps(kAll, _mm512_set1_ps(bound), bit_cast<__m512>(x)));
+#elif defined(__AVX2__)
+  if constexpr (W == kLanes<A> && sizeof(A) == 4)
+    return bit_cast<Vec<A, W>>(_mm256_min_ps(_mm256_set1_ps(bound), bit_cast<__m256>(x)));
+#endif
+  return x > bound ? splat<A, W>(bound) : x;
+}
+
+// e^x: x = n log 2 + r with |r| <= log(2) / 2, a polynomial 1 + r + ... in r, then 2^n. float: the one of
+// degree 6 with the least relative error, below 2^-28; double: Taylor's, whose remainder is below 2^-57.
+// exp(-inf) = 0, exp(+inf) = inf, exp(nan) = nan.
 template <class A, int W>
 [[gnu::always_inline]] static inline Vec<A, W> exp(Vec<A, W> x) {
   constexpr bool single = sizeof(A) == 4;
@@ -363,19 +431,26 @@ template <class A, int W>
   constexpr A round = single ? A(0x1.8p23) : A(0x1.8p52);  // adding it leaves an integer in the mantissa
   constexpr A log2_high = single ? A(0x1.62e4p-1) : A(0x1.62e42fefa38p-1);
   constexpr A log2_low = single ? A(0x1.7f7d1cp-20) : A(0x1.ef35793c7673p-45);
-  x = x < low ? splat<A, W>(low) : x;
-  x = x > high ? splat<A, W>(high) : x;
+  x = at_most<A, W>(at_least<A, W>(x, low), high);
   const Vec<A, W> shifted = x * A(0x1.71547652b82fep0) + round;
   const Vec<A, W> n = shifted - round;
   const Vec<A, W> r = (x - n * log2_high) - n * log2_low;
-  constexpr int degree = single ? 7 : 13;
+  constexpr double coefficients[] = {1.,
+                                     1.,
+                                     0x1.fffffb97a4a9cp-2,
+                                     0x1.5554910417d76p-3,
+                                     0x1.5558f2f6feeddp-5,
+                                     0x1.123a1f5090d3fp-7,
+                                     0x1.6a23cecb7e250p-10};
   constexpr double inverse_factorial[] = {
       1.,        1.,         1. / 2,      1. / 6,       1. / 24,       1. / 120,       1. / 720,
       1. / 5040, 1. / 40320, 1. / 362880, 1. / 3628800, 1. / 39916800, 1. / 479001600, 1. / 6227020800.};
-  Vec<A, W> p = splat<A, W>(A(inverse_factorial[degree]));
+  constexpr int degree = single ? 6 : 13;
+  const auto coefficient = [&](int k) { return A(single ? coefficients[k] : inverse_factorial[k]); };
+  Vec<A, W> p = splat<A, W>(coefficient(degree));
 #pragma GCC unroll 16
-  for (int k = degree - 1; k >= 0; --k) p = p * r + A(inverse_factorial[k]);
-  return scale_by_power<A, W>(p, bit_cast<Vec<Bits<A>, W>>(shifted) - bit_cast<Bits<A>>(round));
+  for (int k = degree - 1; k >= 0; --k) p = p * r + coefficient(k);
+  return scale_by_power<A, W>(p, n, bit_cast<Vec<Bits<A>, W>>(shifted) - bit_cast<Bits<A>>(round));
 }
 
 // log x of normal numbers: x = 2^n m with m in [sqrt(1/2), sqrt(2)), log m = 2 artanh((m - 1) / (m + 1)) by
