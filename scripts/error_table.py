@@ -2,7 +2,7 @@
 
     python scripts/error_table.py > docs/internals/errors.md
 
-The calls are those of tests/fuzz/bad_input.py, and the messages are what they raise.
+The calls are those of tests/fuzz/bad_input.py and bad_layers.py, and the messages are what they raise.
 """
 
 import sys
@@ -10,13 +10,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "fuzz"))
 
-from bad_input import cases
+import bad_input
+import bad_layers
 
 _HEAD = """# Errors: what wrong arguments give
 
 What wrong arguments give: the exception and its message, which says what was expected and what came.
 Nothing has been computed or changed by then. `scripts/error_table.py` writes this page from the calls of
-`tests/fuzz/bad_input.py`, which the tests check.
+`tests/fuzz/bad_input.py` and `bad_layers.py`, which the tests check.
 
 In the examples the graph has 4 sources, 3 destinations and 5 edges; there are 2 heads of 8 elements.
 """
@@ -40,7 +41,7 @@ def _cell(text: str) -> str:
 def page() -> str:
     parts = [_HEAD]
     sections: dict[str, list] = {}
-    for case in cases():
+    for case in (*bad_input.cases(), *bad_layers.cases()):
         sections.setdefault(case.where, []).append(case)
     for where, group in sections.items():
         parts.append(f"\n## `{where}`\n\n| argument | what is wrong | error | message |\n|---|---|---|---|\n")

@@ -98,7 +98,12 @@ def check_fits(layer: nn.Module, name: str, linear: nn.Module, x: Tensor) -> Non
     plain = None if torch.compiler.is_compiling() else plain_linear(linear)
     if plain is None:
         return
-    weight, where = plain[0], f"{type(layer).__name__}: {name}: expected"
+    check_takes(layer, name, plain[0], x)
+
+
+def check_takes(layer: nn.Module, name: str, weight: Tensor, x: Tensor) -> None:
+    """`check_fits` for the weight ``[out, in]``, or ``[types, in, out]``, that x is multiplied with."""
+    where = f"{type(layer).__name__}: {name}: expected"
     if x.shape[-1] != weight.shape[1]:
         raise ValueError(
             f"{where} {weight.shape[1]} features per row, as the layer was made for, got {x.shape[-1]} in "

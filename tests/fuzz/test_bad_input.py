@@ -3,13 +3,14 @@
 import importlib.util
 from pathlib import Path
 
+import bad_input
+import bad_layers
 import pytest
-from bad_input import cases
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("case", cases(), ids=str)
+@pytest.mark.parametrize("case", [*bad_input.cases(), *bad_layers.cases()], ids=str)
 def test_refused(case):
     with pytest.raises(case.error) as raised:
         case.call()

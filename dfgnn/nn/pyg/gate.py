@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 import torch_geometric.nn.models.attentive_fp
 from torch import Tensor
 
 from ... import functional
 from ...engine.edge_rows import rows_of_sources
-from .._errors import check_fits
+from .._errors import check_fits, check_takes
 from .._terms import is_plain
 from ._base import FusedConv, check_rows, edge_attributes, is_batch, over_batch
 from ._graph import for_upstream, graph_of
@@ -78,6 +79,8 @@ class GATEConv(FusedConv, torch_geometric.nn.models.attentive_fp.GATEConv):
             raise ValueError("GATEConv: edge_attr: expected [E, edge_dim], got None")
         check_fits(self, "x", self.lin2, x)
         of_nodes, of_edges = self.lin1.weight.split([x.shape[1], self.lin1.weight.shape[1] - x.shape[1]], 1)
+        if not torch.compiler.is_compiling():
+            check_takes(self, "edge_attr", of_edges, attr)
         rows = rows_of_sources(graph, F.linear(x, of_nodes)) + F.linear(attr, of_edges)
         score = F.leaky_relu(rows) @ self.att_l.t()
         feat = self.lin2(x).unsqueeze(1)

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from ... import functional
 from ...engine.edge_terms import sum_of_features
+from .._errors import check_takes, projected
 from .._terms import is_untouched, plain_linear
+from .._typed import check_types, groups_of, is_recorded
 from ._base import FusedConv, check_rows, edge_attributes, is_batch, over_batch
 from ._graph import for_upstream, graph_of
 
@@ -73,8 +75,8 @@ class HEATConv(FusedConv, torch_geometric.nn.HEATConv):
             x: ``[N, F]``.
             edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex; or SparseTensor or torch.sparse tensor,
                 transposed; or a dfgnn.Graph.
-            node_type: ``[N]``.
-            edge_type: ``[E]``.
+            node_type: the type of each node, integers ``[N]``.
+            edge_type: the type of each edge, integers ``[E]``.
             edge_attr: ``[E, edge_dim]``.
 
         Returns:
@@ -92,14 +94,15 @@ class HEATConv(FusedConv, torch_geometric.nn.HEATConv):
         attr = edge_attributes(self, edge_index, edge_attr, graph)
         if attr is None:
             raise ValueError("HEATConv: edge_attr: expected [E, edge_dim], got None")
-        x = self.hetero_lin(x, node_type)
-        attr = F.leaky_relu(self.edge_attr_emb(attr), self.negative_slope)
+        self._check(x, node_type, edge_type, graph.num_edges)
+        x = self.hetero_lin(x, node_type.long())
+        attr = F.leaky_relu(projected(self, "edge_attr", self.edge_attr_emb, attr), self.negative_slope)
         channels, kinds = self.out_channels, self.edge_type_emb
         sizes = [channels, channels, kinds.embedding_dim, attr.shape[1]]
         of_dst, of_src, of_type, of_attr = self.att.weight.split(sizes, dim=1)
         # A row for each type, not for each edge; an embedding's gradient is as of its rows' lookup.
         types = F.linear(F.leaky_relu(kinds.weight, self.negative_slope), of_type)
-        score = F.linear(attr, of_attr) + F.embedding(edge_type, types)
+        score = F.linear(attr, of_attr) + F.embedding(edge_type.long(), types)
         of_nodes, of_edges = self.lin.weight.split(sizes[1::2], dim=1)
         feat = F.linear(x, of_nodes, self.lin.bias).unsqueeze(1).expand(-1, self.heads, -1)
         out, attention = self.attention(
@@ -113,3 +116,14 @@ class HEATConv(FusedConv, torch_geometric.nn.HEATConv):
         if self.root_weight:
             out = out + (x.unsqueeze(1) if self.concat else x)
         return out.flatten(1)
+
+    def _check(self, x: Tensor, node_type: Tensor, edge_type: Tensor, num_edges: int) -> None:
+        """Raise for types that do not exist: `hetero_lin` would write out of bounds."""
+        check_types(node_type, "HEATConv: node_type", len(x))
+        check_types(edge_type, "HEATConv: edge_type", num_edges)
+        if is_recorded():
+            return
+        groups_of(node_type, self.hetero_lin.num_types, "HEATConv: node_type")
+        groups_of(edge_type, self.edge_type_emb.num_embeddings, "HEATConv: edge_type")
+        if not isinstance(self.hetero_lin.weight, torch.nn.UninitializedParameter):
+            check_takes(self, "x", self.hetero_lin.weight, x)

@@ -1,0 +1,257 @@
+"""Calls of layers that must be refused, as those of functions and graphs in bad_input.py."""
+
+import torch
+from bad_input import DST, EDGES, N_SRC, SRC, Case, block, rand, square
+
+from dfgnn import nn
+
+
+def _layer_cases():
+    x, loops = rand(N_SRC, 6), square()
+    e = rand(loops.num_edges, 5)
+    layers = {
+        "GATConv": (nn.GATConv(6, 4, 2), (x,)),
+        "GATv2Conv": (nn.GATv2Conv(6, 4, 2), (x,)),
+        "DotGatConv": (nn.DotGatConv(6, 4, 2), (x,)),
+        "AGNNConv": (nn.AGNNConv(), (x,)),
+        "EdgeGATConv": (nn.EdgeGATConv(6, 5, 4, 2), (x, e)),
+        "EGATConv": (nn.EGATConv(6, 5, 4, 3, 2), (x, e)),
+        "GraphTransformerConv": (nn.GraphTransformerConv(6, 4, 2), (x,)),
+        "EdgeGraphTransformerConv": (nn.EdgeGraphTransformerConv(6, 5, 4, 2), (x, e)),
+    }
+    for layer, (module, inputs) in layers.items():
+
+        def case(argument, wrong, error, words, graph, *inputs, layer=layer, module=module, **options):
+            words = (f"{layer}: {argument}: ", *words)
+            return Case(
+                f"nn.{layer}", argument, wrong, error, words, lambda: module(graph, *inputs, **options)
+            )
+
+        feat, rest = "nfeats" if layer == "EGATConv" else "feat", inputs[1:]
+        edge_index = torch.stack([SRC, DST])
+        yield case(
+            "graph",
+            "an edge_index",
+            TypeError,
+            ("got Tensor", "from_edge_index(edge_index"),
+            edge_index,
+            *inputs,
+        )
+        yield case("graph", "the features", TypeError, ("got Tensor", "comes before"), x, loops, *rest)
+        few = rand(len(SRC), 5)[: len(rest) * len(SRC)]
+        yield case(
+            "graph",
+            "a destination without edges",
+            nn.ZeroInDegreeError,
+            ("in-edges", "allow_zero_in_degree"),
+            block(),
+            x,
+            *(few,) * len(rest),
+        )
+        yield case(feat, "a list", TypeError, ("got list",), loops, x.tolist(), *rest)
+        yield case(feat, "of integers", TypeError, ("got torch.int64", "float()"), loops, x.long(), *rest)
+        yield case(feat, "one row too few", ValueError, ("[4, *, F]", "got [3, 6]"), loops, x[1:], *rest)
+        yield case(feat, "one row too many", ValueError, ("got [5, 6]",), loops, x[[0, 0, 1, 2, 3]], *rest)
+        yield case(feat, "of one dimension", ValueError, ("got [4]",), loops, x[:, 0], *rest)
+        pair = x, x[1:]
+        yield case(f"{feat}[1]", "of a pair of wrong sizes", ValueError, ("got [3, 6]",), loops, pair, *rest)
+        yield case(feat, "three tensors", ValueError, ("a pair", "got 3"), loops, (x, x, x), *rest)
+        if layer != "AGNNConv":  # which has no weights
+            yield case(
+                feat, "of another width", ValueError, ("6 features", "got 7"), loops, rand(N_SRC, 7), *rest
+            )
+            yield case(
+                feat,
+                "of float64",
+                TypeError,
+                ("torch.float32", "got torch.float64"),
+                loops,
+                x.double(),
+                *rest,
+            )
+        if rest:
+            edges = {"EGATConv": "efeats", "EdgeGATConv": "edge_feat"}.get(layer, "edge_attr")
+            yield case(edges, "one row too few", ValueError, ("got [8, 5]",), loops, x, e[1:])
+            yield case(edges, "of another width", ValueError, ("5 features", "got 4"), loops, x, e[:, 1:])
+            yield case(edges, "of integers", TypeError, ("got torch.int64",), loops, x, e.long())
+    per_edge = (
+        ("GATConv", "edge_weight", "[E, 1]", rand(9, 1), "squeeze(-1)"),
+        ("GATConv", "edge_weight", "[E, H, 1]", rand(9, 2, 1), "squeeze(-1)"),
+        ("EGATConv", "edge_weight", "[E, H, 1]", rand(9, 2, 1), "squeeze(-1)"),
+        ("GraphTransformerConv", "edge_bias", "[E, H, 1]", rand(9, 2, 1), "squeeze(-1)"),
+        ("GraphTransformerConv", "edge_weight", "too short", rand(8), "got [8]"),
+        ("GraphTransformerConv", "edge_bias", "without heads", rand(9), "expected shape [9, 2], got [9]"),
+    )
+    for layer, argument, wrong, value, words in per_edge:
+        module, inputs = layers[layer]
+        call = lambda m=module, i=inputs, a=argument, v=value: m(loops, *i, **{a: v})  # noqa: E731
+        yield Case(f"nn.{layer}", argument, wrong, ValueError, (f"{layer}: {argument}: ", words), call)
+    hgt = nn.HGTConv(6, 4, 2, 2, 2)
+    types, kinds = torch.zeros(N_SRC, dtype=torch.int64), torch.zeros(loops.num_edges, dtype=torch.int64)
+    for argument, wrong, error, words, inputs in (
+        ("x", "one row too few", ValueError, "got [3, 6]", (x[1:], types, kinds)),
+        ("x", "of another width", ValueError, "got [4, 7]", (rand(N_SRC, 7), types, kinds)),
+        ("x", "of integers", TypeError, "got torch.int64", (x.long(), types, kinds)),
+        ("ntype", "too long", ValueError, "got [9]", (x, kinds, kinds)),
+        ("ntype", "of floats", TypeError, "got torch.float32", (x, types.float(), kinds)),
+        ("ntype", "too large", ValueError, "got 2", (x, types + 2, kinds)),
+        ("etype", "too short", ValueError, "got [4]", (x, types, types)),
+        ("etype", "negative", ValueError, "got -1", (x, types, kinds - 1)),
+    ):
+        call = lambda inputs=inputs: hgt(loops, *inputs)  # noqa: E731
+        yield Case("nn.HGTConv", argument, wrong, error, (f"HGTConv: {argument}", words), call)
+
+
+def _constructor_cases(where, layers):
+    """Of each of the layers: (class, arguments that are right)."""
+    for layer, cls, right in layers:
+        names = ("heads", "num_heads") if "num_heads" in right else ("num_heads", "heads")
+        other, name = names
+        for argument, wrong, error, words, changes in (
+            (other, "the other library's name", TypeError, f"called {name}", {name: None, other: 2}),
+            (name, "zero", ValueError, "at least 1, got 0", {name: 0}),
+            (name, "a float", TypeError, "an integer, got 2.0", {name: 2.0}),
+        ):
+            options = {key: value for key, value in (right | changes).items() if value is not None}
+            yield Case(
+                f"{where}.{layer}", argument, wrong, error, (f"{layer}: {argument}: ", words),
+                lambda cls=cls, options=options: cls(**options),
+            )  # fmt: skip
+
+
+def _dgl_constructor_cases():
+    sizes = dict(in_feats=6, out_feats=4, num_heads=2)
+    yield from _constructor_cases(
+        "nn",
+        [
+            ("GATConv", nn.GATConv, sizes),
+            ("GATv2Conv", nn.GATv2Conv, sizes),
+            ("DotGatConv", nn.DotGatConv, sizes),
+            ("EdgeGATConv", nn.EdgeGATConv, sizes | dict(edge_feats=5)),
+            ("GraphTransformerConv", nn.GraphTransformerConv, sizes),
+            ("GraphTransformerLayer", nn.GraphTransformerLayer, dict(feats=8, num_heads=2)),
+        ],
+    )
+    for layer, cls in (("GATConv", nn.GATConv), ("GATv2Conv", nn.GATv2Conv), ("EdgeGATConv", nn.EdgeGATConv)):
+        options = sizes | dict(activation="relu") | (dict(edge_feats=5) if layer == "EdgeGATConv" else {})
+        yield Case(
+            f"nn.{layer}", "activation", "a string", TypeError,
+            (f"{layer}: activation: ", "torch.nn.functional.relu", "got 'relu'"),
+            lambda cls=cls, options=options: cls(**options),
+        )  # fmt: skip
+    yield Case(
+        "nn.GATConv", "in_channels", "torch_geometric's name", TypeError,
+        ("GATConv: in_channels: ", "called in_feats", "dfgnn.nn.pyg"),
+        lambda: nn.GATConv(in_channels=6, out_feats=4, num_heads=2),
+    )  # fmt: skip
+
+
+def _pyg_cases():
+    try:
+        from dfgnn.nn import pyg
+    except ImportError:
+        return
+    x, edges = rand(N_SRC, 6), torch.stack([SRC, DST])
+    layers = {
+        "GATConv": pyg.GATConv(6, 4, 2),
+        "GATv2Conv": pyg.GATv2Conv(6, 4, 2),
+        "TransformerConv": pyg.TransformerConv(6, 4, 2),
+        "AGNNConv": pyg.AGNNConv(),
+        "SuperGATConv": pyg.SuperGATConv(6, 4, 2),
+        "GENConv": pyg.GENConv(6, 4),
+        "ResGatedGraphConv": pyg.ResGatedGraphConv(6, 4),
+    }
+    for layer, module in layers.items():
+
+        def case(argument, wrong, error, words, *inputs, layer=layer, module=module):
+            words = (f"{layer}: {argument}", *words)
+            return Case(f"nn.pyg.{layer}", argument, wrong, error, words, lambda: module(*inputs))
+
+        yield case("x", "a list", TypeError, ("got list",), x.tolist(), edges)
+        yield case("x", "of one dimension", ValueError, ("got [4]",), x[:, 0], edges)
+        yield case("x", "of integers", TypeError, ("got torch.int64", "float()"), x.long(), edges)
+        yield case("x", "swapped with edge_index", TypeError, ("swapped",), edges, x)
+        if layer != "AGNNConv":  # which has no weights
+            yield case("x", "of another width", ValueError, ("6 features", "got 7"), rand(N_SRC, 7), edges)
+            yield case("x", "of float64", TypeError, ("torch.float32", "layer.to("), x.double(), edges)
+        yield case("edge_index", "a list", TypeError, ("got list",), x, edges.tolist())
+        yield case("edge_index", "[E, 2]", ValueError, ("got [5, 2]", "transpose it"), x, edges.T)
+        yield case("edge_index", "of floats", TypeError, ("got torch.float32", ".long()"), x, edges.float())
+        yield case("edge_index", "beyond the nodes", ValueError, ("got 3", "x has 3 rows"), x[:3], edges)
+        yield case("edge_index", "negative", ValueError, ("got -1",), x, edges - 1)
+        yield case("x", "of another size than a Graph", ValueError, ("3 destination rows",), x, block())
+    attr = rand(EDGES, 5)
+    for layer, argument, wrong, error, words, value in (
+        ("GATConv", "edge_attr", "one row too few", ValueError, "got [4, 5]", attr[1:]),
+        ("GATConv", "edge_attr", "of integers", TypeError, "got torch.int64", attr.long()),
+        ("TransformerConv", "edge_attr", "of another width", ValueError, "5 features", rand(EDGES, 4)),
+        ("TransformerConv", "edge_attr", "None", ValueError, "got None", None),
+    ):
+        module = getattr(pyg, layer)(6, 4, 2, edge_dim=5)
+        call = lambda module=module, value=value: module(x, edges, value)  # noqa: E731
+        yield Case(f"nn.pyg.{layer}", argument, wrong, error, (f"{layer}: {argument}: ", words), call)
+    yield from _pyg_typed_cases(x, edges)
+    sizes = dict(in_channels=6, out_channels=4, heads=2)
+    names = "GATConv", "GATv2Conv", "TransformerConv", "SuperGATConv"
+    yield from _constructor_cases("nn.pyg", [(name, getattr(pyg, name), sizes) for name in names])
+    yield Case(
+        "nn.pyg.GATConv", "in_feats", "DGL's name", TypeError,
+        ("GATConv: in_feats: ", "called in_channels", "dfgnn.nn"),
+        lambda: pyg.GATConv(in_feats=6, out_channels=4),
+    )  # fmt: skip
+
+
+def _pyg_typed_cases(x, edges):
+    """Of layers whose edges have attributes or types that they cannot do without."""
+    from dfgnn.nn import pyg
+
+    rgat = pyg.RGATConv(6, 4, 3)
+    for wrong, words, kinds in (
+        ("too short", "got [4]", torch.zeros(4, dtype=torch.int64)),
+        ("too large", "got 3", torch.full((EDGES,), 3)),
+    ):
+        call = lambda kinds=kinds: rgat(x, edges, kinds)  # noqa: E731
+        yield Case("nn.pyg.RGATConv", "edge_type", wrong, ValueError, ("RGATConv: edge_type", words), call)
+    attr, kinds, types = rand(EDGES, 5), torch.zeros(EDGES, dtype=torch.int64), torch.zeros(N_SRC).long()
+    right = {
+        "GATEConv": (pyg.GATEConv(6, 6, 5), dict(edge_attr=attr)),
+        "HEATConv": (
+            pyg.HEATConv(6, 4, 2, 3, 2, 5, 4, heads=2),
+            dict(node_type=types, edge_type=kinds, edge_attr=attr),
+        ),
+    }
+    for layer, argument, wrong, error, words, value in (
+        *(
+            (layer, "edge_attr", *case)
+            for layer in right
+            for case in (
+                ("None", ValueError, "got None", None),
+                ("a list", TypeError, "got list", attr.tolist()),
+                ("one row too few", ValueError, "got [4, 5]", attr[1:]),
+                ("of another width", ValueError, "5 features per row", attr[:, 1:]),
+                ("of one dimension", ValueError, "got 1 in [5, 1]", attr[:, 0]),
+                ("of integers", TypeError, "got torch.int64", attr.long()),
+                ("of float64", TypeError, "edge_attr.to(torch.float32)", attr.double()),
+            )
+        ),
+        ("HEATConv", "edge_type", "a list", TypeError, "got list", kinds.tolist()),
+        ("HEATConv", "edge_type", "of floats", TypeError, "got torch.float32", kinds.float()),
+        ("HEATConv", "edge_type", "too short", ValueError, "got [4]", kinds[1:]),
+        ("HEATConv", "edge_type", "too large", ValueError, "[0, 3), got 3", kinds + 3),
+        ("HEATConv", "edge_type", "negative", ValueError, "got -1", kinds - 1),
+        ("HEATConv", "node_type", "None", TypeError, "got NoneType", None),
+        ("HEATConv", "node_type", "of floats", TypeError, "got torch.float32", types.float()),
+        ("HEATConv", "node_type", "too long", ValueError, "got [5]", kinds),
+        ("HEATConv", "node_type", "too large", ValueError, "[0, 2), got 2", types + 2),
+        ("HEATConv", "node_type", "negative", ValueError, "got -1", types - 1),
+        ("HEATConv", "x", "of another width", ValueError, "6 features", rand(N_SRC, 7)),
+        ("HEATConv", "x", "of float64", TypeError, "layer.to(", x.double()),
+    ):
+        module, options = right[layer]
+        options = {"x": x} | options | {argument: value}
+        call = lambda module=module, options=options: module(edge_index=edges, **options)  # noqa: E731
+        yield Case(f"nn.pyg.{layer}", argument, wrong, error, (f"{layer}: {argument}: ", words), call)
+
+
+def cases():
+    return [*_layer_cases(), *_dgl_constructor_cases(), *_pyg_cases()]
