@@ -59,15 +59,15 @@ def test_attention(device, name, dtype):
     graph = make_graph(name, device)
     turn = list(GRAPHS).index(name) * len(DTYPES) + DTYPES.index(dtype)
     shapes = list(itertools.product((1, 3, 8), (1, 7, 16, 33)))
-    for k in (turn, 5 * turn + 3):
-        heads, dim = shapes[k % len(shapes)]
-        if graph.num_edges * heads * dim > 1_000_000:
-            heads, dim = 3, 7
-        inputs = make_inputs(graph, heads, dim, dtype, value_dim=(dim, 5)[k % 2])
-        # In 16 bits a score may be on the other side of the clamp, where its gradient is another.
-        clamp = None if dtype.itemsize == 2 else (None, 0.7)[k % 2]
-        more = dict(clamp=clamp, return_edges=RESULTS[k % 3], return_attention=k % 2 == 0)
-        check(graph, inputs, f"H={heads} D={dim} {more}: ", **more)
+    k = turn + turn // 4
+    heads, dim = shapes[k % len(shapes)]
+    if graph.num_edges * heads * dim > 500_000:
+        heads, dim = 3, 7
+    inputs = make_inputs(graph, heads, dim, dtype, value_dim=(dim, 5)[k % 2])
+    # In 16 bits a score may be on the other side of the clamp, where its gradient is another.
+    clamp = None if dtype.itemsize == 2 else (None, 0.7)[k % 2]
+    more = dict(clamp=clamp, return_edges=RESULTS[k % 3], return_attention=k // 2 % 2 == 0)
+    check(graph, inputs, f"H={heads} D={dim} {more}: ", **more)
 
 
 @pytest.mark.parametrize("return_edges", RESULTS)
@@ -167,7 +167,7 @@ def test_transforms(device):
     torch.testing.assert_close(*found)
 
 
-@pytest.mark.parametrize("return_edges", RESULTS)
+@pytest.mark.parametrize("return_edges", RESULTS[:2])
 def test_compiled(device, return_edges):
     edge_index = torch.randint(20, (2, 90), device=device)
     graph = Graph.from_edge_index(edge_index, num_nodes=20)
