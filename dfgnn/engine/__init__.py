@@ -2,7 +2,7 @@
 
 ``checks``           what functions check of their arguments
 ``autograd``         the attention operators with their gradients, ``short`` calls without options
-``plain``            attention in plain operations, for second derivatives and forward mode
+``plain``            attention in plain operations, for third derivatives, torch.func and forward mode
 ``products``         products over the edges without a softmax
 ``edge_projection``  terms of the edges in key and value, ``edge_arguments`` the arguments that give them,
                      ``edge_terms`` their products with rows of nodes, ``edge_rows`` rows of the edges' ends

@@ -4,7 +4,8 @@ Eager calls are an `Attention` of an `EagerCall`, whose operators know the graph
 through torch's dispatcher is a `DispatchedCall`: an `Attention` of one where a dispatch mode is active, and
 the formula registered here where torch.export or a direct caller of ``torch.ops.dfgnn`` differentiates.
 Under torch.func `TransformedAttention` and `TransformedBackward` are the same in the slower form that
-transforms see through. Second derivatives and forward mode are plain tensor operations (`plain`).
+transforms see through. Second derivatives are in `second_order`; forward mode is plain tensor operations
+(`plain`).
 """
 
 from __future__ import annotations

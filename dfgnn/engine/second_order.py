@@ -67,9 +67,9 @@ def backward_of_backward(
     if not given:
         return {}
     with torch.no_grad(), transforms.untransformed():
-        if primals["value"].is_cuda:
-            return _CLASSES[score](graph, numbers, primals, given, stats).gradients()
-        return _fused(graph, score, numbers, primals, given, stats, wanted)
+        if has_operator(primals["value"]):
+            return _fused(graph, score, numbers, primals, given, stats, wanted)
+        return _CLASSES[score](graph, numbers, primals, given, stats).gradients()
 
 
 def _cotangents(primals: dict[str, Any], grads: dict[str, Tensor | None]) -> dict[str, Tensor]:
@@ -82,6 +82,11 @@ def _cotangents(primals: dict[str, Any], grads: dict[str, Tensor | None]) -> dic
         # The gradient of attn is partial sums, which are added up behind the operator.
         found[name] = grad[0].view(primal.shape) if name == "attn" else grad
     return found
+
+
+def has_operator(x: Tensor) -> bool:
+    """Whether one operator computes it all."""
+    return x.device.type == "cpu"
 
 
 # ---- on CPUs, by one operator ------------------------------------------------------------------------------
@@ -105,9 +110,9 @@ def _fused(
     stats: Tensor,
     wanted: Collection[str],
 ) -> Gradients:
-    tensors = Tensors(**{name: primals.get(name) for name in Tensors._fields})._replace(out_bias=None)
-    value = tensors.value
-    handle = graph._planner.handle(*value.shape[1:], value.dtype, _LAYERS[score], "auto", True, True)
+    tensors = Tensors(*(primals[name] for name in Tensors._fields))._replace(out_bias=None)
+    _, heads, dim = tensors.value.shape
+    handle = graph._planner.handle(heads, dim, tensors.value.dtype, _LAYERS[score], "auto", True, True)
     need = sum(bit for name, bit in _OF_EDGES.items() if name in wanted)
     results = _ops.call(
         ops.attend_second_order.default, handle.number, primals["grad_out"], primals["grad_attention"],
