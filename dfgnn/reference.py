@@ -2,7 +2,8 @@
 
 The oracle of the tests, and a readable definition of the mathematics. Everything is computed in the dtype of
 the inputs, on any device, and tensors with an edge dimension (E x H and E x H x D) are materialised: use
-:mod:`dfgnn.functional` for work. Gradients come from autograd and may be differentiated again.
+:mod:`dfgnn.functional` for work. Gradients come from autograd and may be differentiated again. The graph is a
+Graph.
 
     z_ij = gate_ij raw_ij (+ b_ij)       s_ij = LeakyReLU(z_ij) (+ b_ij), -inf where masked
     alpha_ij = softmax of s_ij over the edges into i         a_ij = w_ij m_ij / (1 - p) alpha_ij
@@ -10,7 +11,8 @@ the inputs, on any device, and tensors with an edge dimension (E x H and E x H x
 
 with raw_ij = alpha_src[j] + alpha_dst[i] (:func:`gat_attention`),
 <attn, LeakyReLU(x_src[j] + x_dst[i] + e_ij)> (:func:`gatv2_attention`) or scale <q_i, k_j + e_ij>
-(:func:`dot_attention`). A row without edges, or whose scores are all -inf, is zero and so are its gradients.
+(:func:`dot_attention`). A sink is one more score of each softmax, without a value. A row without edges, or
+whose scores are all -inf, is zero and so are its gradients.
 """
 
 from __future__ import annotations
@@ -51,11 +53,13 @@ def gat_attention(
     dropout_p: float = 0.0,
     return_attention: bool = False,
     schedule: str = "auto",
+    sink: Tensor | None = None,
+    size: tuple[int, int] | None = None,
     _seed: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Additive attention of GAT; arguments and result as in :func:`dfgnn.functional.gat_attention`.
 
-    ``schedule`` is accepted for symmetry and has no meaning here.
+    ``schedule`` and ``size`` are accepted for symmetry and have no meaning here.
     """
     src, dst = _edge_index(graph)
     raw = feat.new_zeros(len(src), feat.shape[1]) if alpha_src is None else alpha_src[src]
@@ -63,7 +67,7 @@ def gat_attention(
         raw = raw + alpha_dst[dst]
     value = feat[src] if edge_feat is None else feat[src] + edge_feat
     score = _score(raw, negative_slope, edge_bias, bias_after, edge_gate, edge_mask)
-    return _aggregate(graph, score, value, edge_weight, out_bias, dropout_p, return_attention, _seed)
+    return _aggregate(graph, score, value, edge_weight, out_bias, dropout_p, return_attention, _seed, sink)
 
 
 @batched("x_src")
@@ -83,11 +87,13 @@ def gatv2_attention(
     dropout_p: float = 0.0,
     return_attention: bool = False,
     schedule: str = "auto",
+    sink: Tensor | None = None,
+    size: tuple[int, int] | None = None,
     _seed: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Dynamic attention of GATv2; arguments and result as in :func:`dfgnn.functional.gatv2_attention`.
 
-    ``schedule`` is accepted for symmetry and has no meaning here.
+    ``schedule`` and ``size`` are accepted for symmetry and have no meaning here.
     """
     src, dst = _edge_index(graph)
     z = x_src[src] + x_dst[dst]
@@ -95,7 +101,9 @@ def gatv2_attention(
         z = z + edge_feat
     raw = (attn * F.leaky_relu(z, negative_slope)).sum(-1)
     score = _score(raw, 1.0, edge_bias, False, edge_gate, edge_mask)
-    return _aggregate(graph, score, x_src[src], edge_weight, out_bias, dropout_p, return_attention, _seed)
+    return _aggregate(
+        graph, score, x_src[src], edge_weight, out_bias, dropout_p, return_attention, _seed, sink
+    )
 
 
 @batched("query")
@@ -126,16 +134,19 @@ def dot_attention(
     dropout_p: float = 0.0,
     return_attention: bool = False,
     schedule: str = "auto",
+    key_at: str = "nodes",
+    sink: Tensor | None = None,
+    size: tuple[int, int] | None = None,
     _seed: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Dot-product attention; arguments and result as in :func:`dfgnn.functional.dot_attention`.
 
-    ``schedule`` is accepted for symmetry and has no meaning here.
+    ``schedule`` and ``size`` are accepted for symmetry and have no meaning here.
     """
     src, dst = _edge_index(graph)
     if scale is None:
         scale = 1.0 / math.sqrt(query.shape[-1])
-    keys, values = key[src], value[src]
+    keys, values = (key, value) if key_at == "edges" else (key[src], value[src])
     heads = query.shape[1]
     if edge_proj is not None:
         assert edge_attr is not None
@@ -153,7 +164,7 @@ def dot_attention(
         values = values + _of_heads(edge_feat_value)
     raw = (query[dst] * keys).sum(-1) * scale
     score = _score(raw, negative_slope, edge_bias, bias_after, edge_gate, edge_mask)
-    return _aggregate(graph, score, values, edge_weight, out_bias, dropout_p, return_attention, _seed)
+    return _aggregate(graph, score, values, edge_weight, out_bias, dropout_p, return_attention, _seed, sink)
 
 
 @batched("x_src")
@@ -168,6 +179,7 @@ def agnn_attention(
     dropout_p: float = 0.0,
     return_attention: bool = False,
     schedule: str = "auto",
+    size: tuple[int, int] | None = None,
     _seed: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Cosine attention of AGNN; arguments and result as in :func:`dfgnn.functional.agnn_attention`."""
@@ -196,6 +208,7 @@ def flex_attention(
     return_attention: bool = False,
     chunk_edges: int | None = None,
     schedule: str = "auto",
+    size: tuple[int, int] | None = None,
     _seed: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention with any score; arguments and result as in :func:`dfgnn.functional.flex_attention`."""
@@ -222,6 +235,7 @@ def edge_product_attention(
     return_edges: str | None = None,
     return_attention: bool = False,
     schedule: str = "auto",
+    size: tuple[int, int] | None = None,
     _seed: Tensor | None = None,
 ):
     """Products of three; arguments and result as in :func:`dfgnn.functional.edge_product_attention`."""
@@ -238,21 +252,62 @@ def edge_product_attention(
     return out, products if return_edges == "products" else raw, *attention
 
 
-def edge_softmax(graph: Graph, score: Tensor, *, schedule: str = "auto") -> Tensor:
+@batched("value")
+def score_attention(
+    graph: Graph,
+    score: Tensor,
+    value: Tensor,
+    *,
+    value_at: str = "auto",
+    edge_mask: Tensor | None = None,
+    edge_weight: Tensor | None = None,
+    out_bias: Tensor | None = None,
+    dropout_p: float = 0.0,
+    return_attention: bool = False,
+    schedule: str = "auto",
+    sink: Tensor | None = None,
+    size: tuple[int, int] | None = None,
+    _seed: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention with given scores; arguments and result as in :func:`dfgnn.functional.score_attention`."""
+    if value_at == "auto":
+        value_at = "edges" if len(value) == len(score) else "nodes"
+    values = value if value_at == "edges" else value[_edge_index(graph)[0]]
+    score = _per_head(score).expand(-1, value.shape[1])
+    score = _score(score, 1.0, None, False, None, edge_mask)
+    return _aggregate(graph, score, values, edge_weight, out_bias, dropout_p, return_attention, _seed, sink)
+
+
+def edge_softmax(
+    graph: Graph,
+    score: Tensor,
+    *,
+    schedule: str = "auto",
+    sink: Tensor | None = None,
+    size: tuple[int, int] | None = None,
+) -> Tensor:
     """Softmax over the edges into each destination; as :func:`dfgnn.functional.edge_softmax`."""
     flat = score.reshape(score.shape[0], math.prod(score.shape[1:]))
-    return softmax_by(flat, _edge_index(graph)[1], graph.num_dst).view_as(score)
+    sink = None if sink is None else sink.reshape(-1)
+    return softmax_by(flat, _edge_index(graph)[1], graph.num_dst, sink).view_as(score)
 
 
 @batched("query")
-def sddmm(graph: Graph, query: Tensor, key: Tensor, *, scale: float = 1.0) -> Tensor:
+def sddmm(
+    graph: Graph,
+    query: Tensor,
+    key: Tensor,
+    *,
+    scale: float = 1.0,
+    size: tuple[int, int] | None = None,
+) -> Tensor:
     """scale <q_i, k_j> per edge and head; as :func:`dfgnn.functional.sddmm`."""
     src, dst = _edge_index(graph)
     return (query[dst] * key[src]).sum(-1) * scale
 
 
 @batched("feat")
-def spmm(graph: Graph, edge_weight: Tensor, feat: Tensor) -> Tensor:
+def spmm(graph: Graph, edge_weight: Tensor, feat: Tensor, *, size: tuple[int, int] | None = None) -> Tensor:
     """Sum of w_ij x_j over the edges into i; as :func:`dfgnn.functional.spmm`."""
     src, dst = _edge_index(graph)
     weight = edge_weight if edge_weight.dim() == 2 else edge_weight[:, None]
@@ -260,14 +315,19 @@ def spmm(graph: Graph, edge_weight: Tensor, feat: Tensor) -> Tensor:
     return out.index_add(0, dst, weight[:, :, None].to(feat.dtype) * feat[src])
 
 
-def softmax_by(score: Tensor, dst: Tensor, num_dst: int) -> Tensor:
-    """Softmax of ``score [E, H]`` over the edges with the same ``dst [E]``; all -inf gives 0."""
+def softmax_by(score: Tensor, dst: Tensor, num_dst: int, sink: Tensor | None = None) -> Tensor:
+    """Softmax of ``score [E, H]`` over the edges with the same ``dst [E]``; all -inf gives 0. sink: [H], one
+    more score of each softmax."""
     index = dst[:, None].expand_as(score)
     top = score.new_full((num_dst, score.shape[1]), -math.inf)
     top = top.scatter_reduce(0, index, score.detach(), "amax")
+    if sink is not None:
+        top = torch.maximum(top, sink.detach())
     top = top.masked_fill(top == -math.inf, 0)  # exp(-inf - 0) = 0, where -inf - -inf would be NaN
     weight = torch.exp(score - top[dst])
     total = torch.zeros_like(top).index_add(0, dst, weight)
+    if sink is not None:
+        total = total + torch.exp(sink - top)
     return weight / total.masked_fill(total == 0, 1)[dst]
 
 
@@ -334,10 +394,10 @@ def _per_head(x: Tensor) -> Tensor:
     return x if x.dim() == 2 else x[:, None]
 
 
-def _aggregate(graph, score, value, edge_weight, out_bias, dropout_p, return_attention, seed):
+def _aggregate(graph, score, value, edge_weight, out_bias, dropout_p, return_attention, seed, sink=None):
     """value: [E, H, D], what each edge brings."""
     _, dst = _edge_index(graph)
-    attention = softmax_by(score, dst, graph.num_dst)
+    attention = softmax_by(score, dst, graph.num_dst, sink)
     if dropout_p > 0:
         if seed is None:
             seed = torch.randint(0, 2**62, (1,), device=value.device)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..graph import Graph, GraphPart
 from ..runtime import library as _library
+from ..runtime import ops as _ops
 from ..runtime.arguments import NO_EDGES, EdgeArgs
 from ..runtime.eager import transformed
 from . import traced_graph as _edges
@@ -23,7 +24,9 @@ class Checker:
     def __init__(self, function: str, graph, first: str, features):
         self.function = function
         if not isinstance(graph, (Graph, EdgeList, GraphPart)):
-            raise TypeError(f"{function}: graph: {no_graph(graph, 'a dfgnn.Graph')}")
+            raise TypeError(
+                f"{function}: graph: {no_graph(graph, 'a dfgnn.Graph, a DGLGraph or an edge_index')}"
+            )
         if not isinstance(features, Tensor):
             raise TypeError(f"{function}: {first}: expected a tensor, got {type(features).__name__}")
         if features.dtype not in DTYPES:
@@ -80,6 +83,13 @@ class Checker:
         ):
             return NO_EDGES
         return EdgeArgs(bias, _column(gate), _column(mask), _column(weight), feat, seed)
+
+    def sink(self, sink: Tensor | None, heads: int) -> Tensor | None:
+        """[H] in the type of sums."""
+        if sink is None:
+            return None
+        self.tensor("sink", sink, [(heads,)], (self.dtype, self.acc))
+        return _ops.as_type(sink, self.acc)
 
     def in_use(self, x: Any) -> Any:
         """An edge tensor, which in a graph of fixed capacity is 0, with its gradient, where no edge is:

@@ -160,7 +160,7 @@ def _width_of_sums(value: Tensor, proj: Tensor | None) -> int:
 
 def _composed(
     graph, numbers: Numbers, schedule: str, query, key, value, terms: EdgeTerms, edge: EdgeArgs, out_bias,
-    return_attention: bool,
+    return_attention: bool, sink: Tensor | None = None,
 ):  # fmt: skip
     """(out, attention or None)"""
     bias = edge.edge_bias
@@ -173,7 +173,7 @@ def _composed(
             bias = score if bias is None else score + bias
         tensors = Tensors(value, key, query, None, *edge._replace(edge_bias=bias), out_bias)
         wanted = return_attention or terms.value is not None
-        out, attention = attend(AttentionInputs(graph, "dot", tensors, numbers, wanted, schedule))
+        out, attention = attend(AttentionInputs(graph, "dot", tensors, numbers, wanted, schedule, sink))
         if terms.value is not None:
             weight = _ops.as_type(attention, _ops.acc_type(value.dtype))
             sums = _terms.total(graph, weight, terms.value, _width_of_sums(value, terms.value_proj))
@@ -434,7 +434,7 @@ def attention(inputs: AttentionInputs, terms: EdgeTerms) -> tuple[Tensor, Any]:
     asked for. Heads of the inputs, and features of each head, may have been padded."""
     if _unfolds(inputs, terms):
         return _unfolded(inputs, terms)
-    graph, _, tensors, numbers, return_attention, schedule = inputs
+    graph, _, tensors, numbers, return_attention, schedule, sink = inputs
     value, key, query, _, *options, out_bias = tensors
     assert key is not None and query is not None
     edge = EdgeArgs(*options)
@@ -448,11 +448,11 @@ def attention(inputs: AttentionInputs, terms: EdgeTerms) -> tuple[Tensor, Any]:
         *(query, key, value, *call.without_twins(terms)),
         *(edge.edge_bias, edge.edge_mask, edge.edge_weight, edge.seed, out_bias),
     )
-    plain = edge.edge_gate is not None or terms.value is None
+    plain = edge.edge_gate is not None or sink is not None or terms.value is None
     plain = plain or isinstance(graph, (GraphPart, _edges.EdgeList))
     recorded = torch.compiler.is_compiling() or internals.exports_onnx()
     if plain or recorded or _eager.transformed(*given):
-        return _composed(graph, *rest, query, key, value, terms, edge, out_bias, return_attention)
+        return _composed(graph, *rest, query, key, value, terms, edge, out_bias, return_attention, sink)
     weights = None
     if return_attention:  # by a call of its own: `out` is the same whether it is asked for or not
         alone = terms._replace(value=None, value_proj=None)

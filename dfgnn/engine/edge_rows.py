@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..graph import Graph
+from ..graph.by_edges import edges_as_sources
 from ..runtime import eager as _eager
 from ..runtime import torch_internals as internals
-from ..runtime import transforms
-from ..runtime.compiling import not_compiled
 from ..sparse.fixed import FixedStructure
 from . import plain as _plain
 from . import products as _products
 from . import traced_graph as _edges
 from .checks import Checker, for_device, without_padding
 from .traced_graph import EdgeList
-
-_as_sources: weakref.WeakKeyDictionary[Graph, dict[bool, Graph]] = weakref.WeakKeyDictionary()
-
 
 _derived: weakref.WeakKeyDictionary[Graph, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
@@ -39,36 +35,10 @@ def of_graph(graph: Graph, key: tuple, make: Callable[[Graph], Any]) -> Any:
     return found
 
 
-@not_compiled
-@torch.inference_mode(False)
-@transforms.untransformed()
-def edges_as_sources(graph: Graph, reverse: bool = False) -> Graph:
-    """The graph that leads from each edge of ``graph`` to its destination (reverse: to its source).
-
-    Its spmm sums rows of edges over the nodes. Shares the structure of ``graph``.
-    """
-    kept, structure = _as_sources.setdefault(graph, {}), graph._structure
-    if isinstance(structure, FixedStructure):  # its edges change
-        made = structure.edges_as_sources(reverse)
-        if reverse not in kept or kept[reverse]._structure is not made:
-            kept[reverse] = Graph._of(made)
-    elif reverse not in kept:
-        csr = graph.reverse_csr(need_eids=True) if reverse else graph.csr()
-        edges = csr.eids
-        if edges is None:
-            edges = torch.arange(graph.num_edges, dtype=torch.int32, device=graph.device)
-        found = Graph.from_csr(csr.indptr, edges, graph.num_edges, eids=csr.eids, validate=False)
-        kept[reverse] = found.one_shot() if graph.is_one_shot else found
-    return kept[reverse]
-
-
-def by_edges(graph: Graph) -> Graph:
+def by_edges(graph: Any) -> Any:
     """``edges_as_sources``, also while a compiler records."""
-    if not isinstance(graph, EdgeList):
-        return edges_as_sources(graph)
-    dst = graph.edge_index[1]
-    edges = torch.stack([torch.arange(len(dst), dtype=dst.dtype, device=dst.device), dst])
-    return cast(Graph, EdgeList(edges, len(dst), graph.num_dst))
+    graph = _edges.stand_in(graph)
+    return _edges.by_edges(graph) if isinstance(graph, EdgeList) else edges_as_sources(graph)
 
 
 # ---- rows of ends, and their sums -----------------------------------------------------------------------

@@ -21,6 +21,7 @@ from ..runtime import eager, transforms
 from ..runtime import torch_internals as internals
 from ..runtime.arguments import SCORES, Numbers, Tensors
 from . import plain, traced, traced_graph
+from . import sink as _sink
 from .autograd import PLAN_LAYERS, Attention, DispatchedCall, EagerCall, TransformedAttention, graph_args
 from .checks import refuse_transforms_of_shared_graphs
 
@@ -34,6 +35,7 @@ class AttentionInputs(NamedTuple):
     numbers: Numbers
     return_attention: bool = False
     schedule: str = "auto"
+    sink: Tensor | None = None  # [H], in the type of sums
 
 
 Results = tuple[Tensor, Any]  # out, and the attention, which means nothing unless it was asked for
@@ -83,6 +85,10 @@ def declined(path: str, reason: str) -> Any:
 
 def attend(inputs: AttentionInputs) -> Results:
     """(out, attention) by the first path that takes the call."""
+    out_bias = inputs.tensors.out_bias
+    if inputs.sink is not None and out_bias is not None:  # the sink scales what has no bias yet
+        out, attention = attend(inputs._replace(tensors=inputs.tensors._replace(out_bias=None)))
+        return out + out_bias, attention
     for path in PATHS:
         reason = path.why_not(inputs)
         if reason is None:
@@ -145,6 +151,10 @@ def _not_shared(inputs: AttentionInputs) -> str | None:
 
 def _run_shared(inputs: AttentionInputs) -> Results:
     refuse_transforms_of_shared_graphs(*inputs.tensors)
+    if inputs.sink is not None:
+        raise NotImplementedError(
+            "sink: expected None for a graph that several processes share, got a tensor"
+        )
     return inputs.graph.attention(
         inputs.score, inputs.tensors, inputs.numbers, inputs.return_attention, inputs.schedule
     )
@@ -159,7 +169,7 @@ def _not_eager(inputs: AttentionInputs) -> str | None:
 
 
 def _run_eager(inputs: AttentionInputs) -> Results:
-    graph, score, t, numbers, return_attention, schedule = inputs
+    graph, score, t, numbers, return_attention, schedule, sink = inputs
     tensors: tuple[Any, ...] = t
     edges = return_attention
     if (
@@ -175,12 +185,15 @@ def _run_eager(inputs: AttentionInputs) -> Results:
         tensors = t[:4]  # autograd does not handle the options that there are not
     elif not edges:
         edges = any(x is not None for x in t[4:-1])
-    backward = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    backward = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, sink))
     positive = (
         backward and score == "additive" and t.dst is not None and t.edge_gate is None and t.dst.requires_grad
     )
     _, heads, dim = t.value.shape
     handle = graph._planner.handle(heads, dim, t.value.dtype, PLAN_LAYERS[score], schedule, edges, backward)
+    if sink is not None:
+        call = EagerCall(graph, handle, score, _sink.with_flag(numbers), return_attention, positive)
+        return _sink.attention(call, sink, tensors, backward)
     call = EagerCall(graph, handle, score, numbers, return_attention, positive)
     return Attention.at_once(call, *tensors) if backward else call.run(tensors)[:2]
 
@@ -190,13 +203,17 @@ def _run_eager(inputs: AttentionInputs) -> Results:
 
 def _not_forward_mode(inputs: AttentionInputs) -> str | None:
     active = not torch.compiler.is_compiling() and forward_ad._current_level >= 0
-    if active and eager.transformed(*inputs.tensors):
+    if active and eager.transformed(*inputs.tensors, inputs.sink):
+        return None
+    # Its formula is known to eager calls and to compilers.
+    if inputs.sink is not None and not isinstance(_traced_graph(inputs), traced_graph.EdgeList):
         return None
     return "no tensor carries a tangent of forward-mode differentiation"
 
 
 def _run_forward_mode(inputs: AttentionInputs) -> Results:
-    return plain.attention(plain.ends_of(inputs.graph), SCORES[inputs.score], inputs.numbers, inputs.tensors)
+    ends = plain.ends_of(inputs.graph)
+    return plain.attention(ends, SCORES[inputs.score], inputs.numbers, inputs.tensors, inputs.sink)
 
 
 def _not_traced(inputs: AttentionInputs) -> str | None:
@@ -210,12 +227,15 @@ def _traced_graph(inputs: AttentionInputs) -> Any:
 
 
 def _run_traced(inputs: AttentionInputs) -> Results:
-    graph, score, tensors, numbers, return_attention, schedule = inputs
-    backward = _needs_backward(tensors)
+    graph, score, tensors, numbers, return_attention, schedule, sink = inputs
+    backward = _needs_backward(tensors) or (
+        sink is not None and torch.is_grad_enabled() and sink.requires_grad
+    )
     positive = _saves_positive(inputs, backward) and tensors.dst.requires_grad  # type: ignore[union-attr]
     out, attention = traced.attention(
-        _traced_graph(inputs), score, tensors, numbers, return_attention, positive, backward, schedule
-    )
+        _traced_graph(inputs), score, tensors, numbers, return_attention, positive, backward, schedule,
+        sink=sink,
+    )  # fmt: skip
     if not backward:
         return out, attention
     # The caller may modify the results, which backward reads; Inductor drops the copies that nobody needs.

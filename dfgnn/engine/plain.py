@@ -55,15 +55,17 @@ def ends_of(graph, reverse: bool = False, all_in_use: bool = True) -> Ends:
         return Ends(edge_index.flip(0), graph.num_src) if reverse else Ends(edge_index, graph.num_dst)
 
 
-def attention(ends: Ends, score: int, numbers: Numbers, tensors: Tensors) -> tuple[Tensor, Tensor]:
-    """(out, attention) of the forward operator."""
+def attention(
+    ends: Ends, score: int, numbers: Numbers, tensors: Tensors, sink: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """(out, attention) of the forward operator. sink: [H] acc, or None."""
     dtype = tensors.value.dtype
     acc = acc_type(dtype)
     t = Tensors._make(x if x is None or not x.is_floating_point() else x.to(acc) for x in tensors)
     options = dict(
         negative_slope=numbers.negative_slope, edge_bias=t.edge_bias, edge_gate=t.edge_gate,
         edge_mask=t.edge_mask, edge_weight=t.edge_weight, edge_feat=t.edge_feat, out_bias=t.out_bias,
-        dropout_p=numbers.dropout_p, return_attention=True, _seed=t.seed,
+        dropout_p=numbers.dropout_p, return_attention=True, sink=sink, _seed=t.seed,
     )  # fmt: skip
     bias_after = bool(numbers.flags & BIAS_AFTER)
     if score == SCORES["additive"]:

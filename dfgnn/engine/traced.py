@@ -25,6 +25,7 @@ from ..runtime.arguments import (
     Tensors,
     ops,
 )
+from . import sink as _sink
 from . import traced_graph as _edges
 from .traced_graph import EdgeList
 
@@ -72,7 +73,7 @@ def _kept_bytes(num_dst, heads, dim, dtype: torch.dtype, positive: bool, num_src
 
 def _forward(*args) -> list[Tensor]:
     """out, what backward takes beside it, and the attention if asked for."""
-    *given, train = args
+    *given, sink, train = args
     heads, score, value = given[_NUM_GRAPH : _NUM_GRAPH + 3]
     graph, handle = found = _handle(given[:_NUM_GRAPH], _LAYERS[score], heads, value, train)
     try:
@@ -80,6 +81,8 @@ def _forward(*args) -> list[Tensor]:
             out, kept, attention = _attend(handle.number, *given[_NUM_GRAPH:])
     except RuntimeError as error:
         raise _ops.typed(error) from None
+    if sink is not None:
+        _sink.include(sink, graph, value, out, kept, attention, given[-1])
     if train and not _edges.is_made(*args[:2]):
         kept._dfgnn_graph = found  # backward need not look for it, and it lives until then
     return [out, kept] if attention is None else [out, kept, _in_use(graph.edge_mask, attention)]
@@ -87,7 +90,7 @@ def _forward(*args) -> list[Tensor]:
 
 def _forward_fake(*args) -> list[Tensor]:
     t, num_dst, num_edges, heads = Tensors(*args[_TENSORS]), args[3], args[5], args[_NUM_GRAPH]
-    return_attention, save_positive, _ = args[-3:]
+    return_attention, save_positive = args[-4:-2]
     value = t.value
     shape = (num_dst, value.shape[1]) if heads else (num_dst, *value.shape[1:])
     heads, dim = (heads, value.shape[1] // heads) if heads else value.shape[1:]
@@ -98,7 +101,8 @@ def _forward_fake(*args) -> list[Tensor]:
 
 
 def _backward(*args) -> list[Tensor]:
-    """The gradients of value, src and those that are wanted."""
+    """The gradients of value, src and those that are wanted, and then that of the sink if there is one."""
+    args, sink = args[:-1], args[-1]
     kept = args[_TENSORS_BACK.stop + 1]
     found = getattr(kept, "_dfgnn_graph", None)
     if found is None:
@@ -110,12 +114,23 @@ def _backward(*args) -> list[Tensor]:
             results = _attend_backward(handle.number, *args[_NUM_GRAPH:])
     except RuntimeError as error:
         raise _ops.typed(error) from None
+    if sink is not None:
+        results, grad_sink = _grad_sink(sink, graph, args, results)
     of_nodes, of_edges = results[:3], results[4:]
     mask = graph.edge_mask
     if mask is not None:
         of_edges = tuple(x if x is None else _in_use(mask, x) for x in of_edges)
     attn = None if results[3] is None else results[3].sum(0)  # of partial sums
-    return [x for x, wanted in zip((*of_nodes, attn, *of_edges), _wanted(args)) if wanted]
+    given = [x for x, wanted in zip((*of_nodes, attn, *of_edges), _wanted(args)) if wanted]
+    return given if sink is None else [*given, grad_sink]
+
+
+def _grad_sink(sink: Tensor, graph, args, results):
+    """As `_sink.gradients`, of what the backward operator got."""
+    grads, score = tuple(args[_NUM_GRAPH + 1 : _NUM_GRAPH + 3]), args[_NUM_GRAPH + 3]
+    out, kept, _, attention, *numbers, _ = args[_TENSORS_BACK.stop :]
+    t = Tensors(*args[_TENSORS_BACK])
+    return _sink.gradients(sink, graph, score, Numbers(*numbers), t, grads, out, kept, attention, results)
 
 
 def _in_use(mask: Tensor | None, x: Tensor) -> Tensor:
@@ -136,6 +151,7 @@ def _wanted(args) -> tuple[bool, ...]:
 
 
 def _backward_fake(*args) -> list[Tensor]:
+    args, sink = args[:-1], args[-1]
     t, num_edges, heads = (
         Tensors(*args[_TENSORS_BACK]),
         args[5],
@@ -152,14 +168,15 @@ def _backward_fake(*args) -> list[Tensor]:
     attn = None if t.attn is None else t.attn.new_empty(heads, t.attn.numel() // heads, dtype=acc)
     of_nodes = like(t.value), like(t.src), like(t.dst), attn
     results = (*of_nodes, of_edges(), of_edges(), of_edges(), like(t.edge_feat))
-    return [x for x, wanted in zip(results, _wanted(args)) if wanted]
+    given = [x for x, wanted in zip(results, _wanted(args)) if wanted]
+    return given if sink is None else [*given, sink.new_empty(sink.shape)]
 
 
 def _family(prefix: str, *tags) -> Any:
     run = _edges._define(
-        f"{prefix}_attend_run", _schema(_attend, ", bool train"), _forward, _forward_fake, tags
+        f"{prefix}_attend_run", _schema(_attend, ", Tensor? sink, bool train"), _forward, _forward_fake, tags
     )
-    schema = _schema(_attend_backward)
+    schema = _schema(_attend_backward, ", Tensor? sink")
     run_backward = _edges._define(f"{prefix}_attend_backward", schema, _backward, _backward_fake, tags)
 
     def setup(ctx, inputs, output):
@@ -167,28 +184,29 @@ def _family(prefix: str, *tags) -> Any:
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(kept)
         *ctx.graph, ctx.score = inputs[: _TENSORS.start]
-        *ctx.numbers, _, ctx.positive, _ = inputs[_TENSORS.stop :]
-        ctx.save_for_backward(*inputs[_TENSORS], *output)
+        *ctx.numbers, _, ctx.positive, sink, _ = inputs[_TENSORS.stop :]
+        ctx.save_for_backward(sink, *inputs[_TENSORS], *output)
 
     def backward(ctx, grad_out, grad_kept, grad_attention=None):
         count = len(Tensors._fields)
-        saved = ctx.saved_tensors
+        sink, *saved = ctx.saved_tensors
         tensors, (out, kept, *attention) = Tensors(*saved[:count]), saved[count:]
         need = Tensors(*ctx.needs_input_grad[_TENSORS])
         if grad_out is None:
             grad_out = torch.zeros_like(out)
         args = (
             *ctx.graph, grad_out, grad_attention, ctx.score, *tensors, out, kept, ctx.positive,
-            None if grad_attention is None else attention[0], *ctx.numbers, _ops.need_bits(need),
+            None if grad_attention is None else attention[0], *ctx.numbers, _ops.need_bits(need), sink,
         )  # fmt: skip
         found = iter(run_backward(*args))
-        results = [next(found) if wanted else None for wanted in _wanted(args)]
+        results = [next(found) if wanted else None for wanted in _wanted(args[:-1])]
+        grad_sink = None if sink is None else next(found)
         if results[3] is not None:
             results[3] = results[3].view(1, *tensors.attn.shape)
         gradients = _ops.gradients(need, tensors, grad_out, results)
         if need.out_bias:
             gradients = (*gradients[:-1], gradients[-1].view(tensors.out_bias.shape))
-        return *(None,) * _TENSORS.start, *gradients, *(None,) * (len(ctx.numbers) + 3)
+        return *(None,) * _TENSORS.start, *gradients, *(None,) * (len(ctx.numbers) + 2), grad_sink, None
 
     return _edges._differentiable(f"{prefix}_attend", run, setup, backward, once=True)
 
@@ -277,6 +295,7 @@ def attention(
     train: bool,
     schedule: str,
     heads: int = 0,
+    sink: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """(out, attention or None). heads: of tensors of nodes [N, H * D], which out then is, too; 0 where they
     are [N, H, D]."""
@@ -285,9 +304,11 @@ def attention(
     sized = return_attention or any(x is not None for x in of_edges)
     any_edges = sized or t.seed is not None
     op = _OF_EDGES if edges.given is not None else _OF_GRAPHS
+    if sink is not None:
+        numbers = _sink.with_flag(numbers)
     out, _, *more = op(
         *_edges._arguments(edges, sized), any_edges, schedule, heads, SCORES[score], *tensors, *numbers,
-        return_attention, save_positive, train,
+        return_attention, save_positive, sink, train,
     )  # fmt: skip
     return out, more[0] if more else None
 

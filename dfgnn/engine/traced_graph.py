@@ -18,6 +18,7 @@ from torch import Tensor, library
 from torch.autograd.function import once_differentiable
 
 from ..graph import Graph
+from ..graph.by_edges import edges_as_sources
 from ..graph.cache import graph_of, known, once
 from ..graph.graph import OF_NUMBER
 from ..runtime import ops as _ops
@@ -117,6 +118,43 @@ class TypedGraph(NumberedGraph):
         self.given, self.num_src = types, num_types * graph.num_src
 
 
+class EdgesAsSources(EdgeList):
+    """The same of the graph that leads from each edge of another stand-in's to its destination
+    (graph/by_edges.py)."""
+
+    def __init__(self, of: EdgeList) -> None:
+        self.given, self.self_loops = of.given, False
+        self.number = _AS_SOURCES - (0 if of.given is not None else of.number)
+        self.num_src = self._num_edges = of.num_edges
+        self.num_dst, self.device = of.num_dst, of.device
+
+    @property
+    def num_edges(self) -> int:
+        return self._num_edges
+
+    @property
+    def edge_index(self) -> Tensor:
+        return _from_edges(self.given)
+
+
+# Numbers from here downwards stand for the edges as sources: of what is given, or of the graph of the number
+# that lies as far below.
+_AS_SOURCES = -2
+
+
+def by_edges(edges: EdgeList) -> EdgeList:
+    if type(edges) in (EdgeList, NumberedGraph) and not edges.self_loops:
+        return EdgesAsSources(edges)
+    ends = _from_edges(edges.edge_index)
+    return EdgeList(ends, ends.shape[1], edges.num_dst)
+
+
+def _from_edges(edge_index: Tensor) -> Tensor:
+    """[2, E], from each edge to its destination."""
+    dst = edge_index[1]
+    return torch.stack([torch.arange(len(dst), dtype=dst.dtype, device=dst.device), dst])
+
+
 def stand_in(graph: Any) -> Any:
     """What a Graph is to be while torch.compile records. An exported program has no graphs to find, and keeps
     the tensors."""
@@ -192,6 +230,8 @@ def _in_cuda_graphs(given, number, num_src, num_dst, self_loops, num_edges) -> _
     counted = self_loops and not (isinstance(num_edges, int) and num_edges == 0)
     if given.dim() != 2 or counted or not _replayed.is_recorded(given):
         return None
+    if number == _AS_SOURCES:
+        given, number = _from_edges(given), -1
     made = _structure(given, num_src, num_dst, self_loops)
     room = _replayed.num_places(given, num_src, num_dst, self_loops)
     return _Edges(made, number, num_src, num_dst, self_loops, room)
@@ -199,7 +239,7 @@ def _in_cuda_graphs(given, number, num_src, num_dst, self_loops, num_edges) -> _
 
 def is_made(given: Tensor | None, number: int) -> bool:
     """Whether an operator got what `_replayed` makes, by its first arguments."""
-    return given is not None and number < 0 and given.dim() == 1
+    return given is not None and number == -1 and given.dim() == 1
 
 
 def find(
@@ -207,10 +247,10 @@ def find(
 ) -> Graph:
     """The graph that a stand-in is for, given as the operators take it."""
     if number >= 0:
-        graph = OF_NUMBER.get(number)
-        if graph is None:
-            raise RuntimeError("dfgnn: a Graph that a compiled function was given has to live until backward")
+        graph = _of_number(number)
         return graph if given is None else _typed(graph, given, num_src)
+    if number <= _AS_SOURCES:
+        return _by_edges(given, _AS_SOURCES - number, num_dst)
     assert given is not None
     if is_made(given, number):
         return _replayed.graph_of(given, num_src, num_dst, num_edges)
@@ -219,6 +259,25 @@ def find(
     if num_edges not in (0, graph.num_edges):
         raise ValueError(f"num_edges: expected {graph.num_edges}, the graph's, got {num_edges}")
     return graph
+
+
+def _of_number(number: int) -> Graph:
+    graph = OF_NUMBER.get(number)
+    if graph is None:
+        raise RuntimeError("dfgnn: a Graph that a compiled function was given has to live until backward")
+    return graph
+
+
+def _by_edges(given: Tensor | None, number: int, num_dst: int) -> Graph:
+    """The graph that an `EdgesAsSources` stands for."""
+    if given is None:
+        return edges_as_sources(_of_number(number))
+
+    def build() -> Graph:
+        src, dst = _from_edges(given).unbind()
+        return Graph.from_coo(src, dst, num_src=len(src), num_dst=num_dst)
+
+    return once((given,), ("edges as sources", num_dst), build)
 
 
 def _typed(graph: Graph, types: Tensor, num_pairs: int) -> Graph:

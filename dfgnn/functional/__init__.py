@@ -3,6 +3,11 @@
 Notation: j -> i is an edge from source j to destination i; H heads; softmax runs over the in-edges of i. Each
 function has a plain-PyTorch twin of the same name in :mod:`dfgnn.reference`.
 
+**Graphs.** The first argument is a :class:`dfgnn.Graph`. It may be a DGLGraph (DGL's, or that of
+:mod:`dfgnn.compat`) or an ``edge_index`` [2, E]: the graph is then made at the first call, kept as long as
+that object lives, and made anew when the tensor was rewritten, as the layers do it. An ``edge_index`` does
+not say how many nodes there are; the rows of the tensors do, as each function's ``size`` states.
+
 **Batches on one graph.** All but :func:`edge_softmax` take B sets of features at a time: features of nodes
 with a dimension in front, ``[B, N, H, D]``, which the results have, too. The sets are further heads of one
 call, so that the graph is walked once. Other tensors have it, ``[B, N, H]`` or ``[B, E, H]`` say, or are
@@ -15,6 +20,7 @@ from .attention import agnn_attention, dot_attention, gat_attention, gatv2_atten
 from .flex import flex_attention
 from .pieces import edge_softmax, sddmm, spmm
 from .products import edge_product_attention
+from .scored import score_attention
 
 __all__ = [
     "agnn_attention",
@@ -24,6 +30,7 @@ __all__ = [
     "flex_attention",
     "gat_attention",
     "gatv2_attention",
+    "score_attention",
     "sddmm",
     "spmm",
 ]

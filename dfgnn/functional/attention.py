@@ -2,7 +2,7 @@
 
 import math
 import numbers
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from ..engine import edge_projection as _edge_terms
 from ..engine import paths
 from ..engine import short as _short
 from ..engine.checks import Checker, for_device, with_feat, without_padding
+from ..engine.given import GraphLike, edges_as_sources, graph_of
 from ..engine.paths import AttentionInputs, attend
 from ..graph import Graph
 from ..runtime import ops as _ops
@@ -24,32 +25,35 @@ _OPTION = "an option on edges, a bias, the attention weights or a schedule was a
 # fmt: off
 @overload
 def gat_attention(
-    graph: Graph, feat: Tensor, alpha_src: Tensor | None, alpha_dst: Tensor | None, *,
+    graph: GraphLike, feat: Tensor, alpha_src: Tensor | None, alpha_dst: Tensor | None, *,
     negative_slope: float = ..., edge_bias: Tensor | None = ..., bias_after: bool = ...,
     edge_gate: Tensor | None = ..., edge_mask: Tensor | None = ..., edge_weight: Tensor | None = ...,
     edge_feat: Tensor | None = ..., out_bias: Tensor | None = ..., dropout_p: float = ...,
     return_attention: Literal[False] = ..., schedule: str = ...,
+    sink: Tensor | None = ..., size: tuple[int, int] | None = ...,
 ) -> Tensor: ...
 @overload
 def gat_attention(
-    graph: Graph, feat: Tensor, alpha_src: Tensor | None, alpha_dst: Tensor | None, *,
+    graph: GraphLike, feat: Tensor, alpha_src: Tensor | None, alpha_dst: Tensor | None, *,
     negative_slope: float = ..., edge_bias: Tensor | None = ..., bias_after: bool = ...,
     edge_gate: Tensor | None = ..., edge_mask: Tensor | None = ..., edge_weight: Tensor | None = ...,
     edge_feat: Tensor | None = ..., out_bias: Tensor | None = ..., dropout_p: float = ...,
     return_attention: Literal[True], schedule: str = ...,
+    sink: Tensor | None = ..., size: tuple[int, int] | None = ...,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def gat_attention(
-    graph: Graph, feat: Tensor, alpha_src: Tensor | None, alpha_dst: Tensor | None, *,
+    graph: GraphLike, feat: Tensor, alpha_src: Tensor | None, alpha_dst: Tensor | None, *,
     negative_slope: float = ..., edge_bias: Tensor | None = ..., bias_after: bool = ...,
     edge_gate: Tensor | None = ..., edge_mask: Tensor | None = ..., edge_weight: Tensor | None = ...,
     edge_feat: Tensor | None = ..., out_bias: Tensor | None = ..., dropout_p: float = ...,
     return_attention: bool, schedule: str = ...,
+    sink: Tensor | None = ..., size: tuple[int, int] | None = ...,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 # fmt: on
 @batched("feat")
 def gat_attention(
-    graph: Graph,
+    graph: Any,
     feat: Tensor,
     alpha_src: Tensor | None,
     alpha_dst: Tensor | None,
@@ -65,6 +69,8 @@ def gat_attention(
     dropout_p: float = 0.0,
     return_attention: bool = False,
     schedule: str = "auto",
+    sink: Tensor | None = None,
+    size: tuple[int, int] | None = None,
     _seed: Tensor | None = None,
     _caller: str = "gat_attention",
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -77,7 +83,9 @@ def gat_attention(
     with the dropout mask m_ij in {0, 1 / (1 - p)}. A destination without edges gets 0.
 
     Args:
-        graph: the edges, on the device of the tensors.
+        graph: the edges, on the device of the tensors: a Graph; or a DGLGraph or an ``edge_index`` [2, E],
+            from which the graph is made at the first call and found again as long as that object lives (see
+            :meth:`dfgnn.Graph.cached`), with the edges in its order.
         feat: values [num_src, H, D]; float32, float64, float16 or bfloat16. Sums run in float32 (float64 for
             float64). On CUDA fastest where D is a multiple of 16 bytes; other sizes are padded.
         alpha_src: source term [num_src, H], in feat's dtype or float32; None for 0.
@@ -97,6 +105,12 @@ def gat_attention(
         return_attention: also return w m softmax(s), [E, H] in feat's dtype and the given edge order.
         schedule: "auto", or a name from ``dfgnn.plan.SCHEDULES``, which may carry bounds, as in
             "natural<=512 heads<=2" (see there).
+        sink: [H], in feat's dtype or float32: one more score of every softmax, which brings no value and
+            takes exp(sink) of its mass, so that the weights of a row add up to less than 1. A destination
+            without edges still gets 0. With it the gradients of ``create_graph``, torch.func and forward mode
+            are plain tensor operations. Not for graphs that several processes share.
+        size: (num_src, num_dst) of an ``edge_index``. None: as many as feat and alpha_dst have rows, and
+            without alpha_dst as many destinations as sources.
 
     Returns:
         out [num_dst, H, D], or (out, attention).
@@ -113,8 +127,10 @@ def gat_attention(
         TypeError, ValueError: an argument of the wrong type, dtype, device, shape or range.
         RuntimeError: CUDA tensors without CUDA support in this installation.
     """
+    if type(graph) is not Graph or size is not None:
+        graph = graph_of(_caller, graph, size, feat, alpha_dst)
     if (
-        edge_bias is edge_gate is edge_mask is edge_weight is edge_feat is out_bias is _seed is None
+        edge_bias is edge_gate is edge_mask is edge_weight is edge_feat is out_bias is sink is _seed is None
         and schedule == "auto"
         and not return_attention
         and alpha_src is not None
@@ -143,11 +159,13 @@ def gat_attention(
     edge = check.options(
         heads, edge_bias, edge_gate, edge_mask, edge_weight, edge_feat, dim, out_bias, dim, dropout_p, _seed
     )
+    sink = check.sink(sink, heads)
     values, edge_feat, out_bias = for_device(check, feat, edge.edge_feat, out_bias)
     tensors = Tensors(values, alpha_src, alpha_dst, None, *with_feat(edge, edge_feat), out_bias)
     flags = FEAT_IN_VALUE | BIAS_AFTER * bool(bias_after)
     scalars = Numbers(float(negative_slope), 1.0, float(dropout_p), flags)
-    out, attention = attend(AttentionInputs(graph, "additive", tensors, scalars, return_attention, schedule))
+    inputs = AttentionInputs(graph, "additive", tensors, scalars, return_attention, schedule, sink)
+    out, attention = attend(inputs)
     out = without_padding(out, dim)
     return (out, _ops.as_type(check.in_use(attention), feat.dtype)) if return_attention else out
 
@@ -155,29 +173,32 @@ def gat_attention(
 # fmt: off
 @overload
 def gatv2_attention(
-    graph: Graph, x_src: Tensor, x_dst: Tensor, attn: Tensor, *, negative_slope: float = ...,
+    graph: GraphLike, x_src: Tensor, x_dst: Tensor, attn: Tensor, *, negative_slope: float = ...,
     edge_feat: Tensor | None = ..., edge_bias: Tensor | None = ..., edge_gate: Tensor | None = ...,
     edge_mask: Tensor | None = ..., edge_weight: Tensor | None = ..., out_bias: Tensor | None = ...,
     dropout_p: float = ..., return_attention: Literal[False] = ..., schedule: str = ...,
+    sink: Tensor | None = ..., size: tuple[int, int] | None = ...,
 ) -> Tensor: ...
 @overload
 def gatv2_attention(
-    graph: Graph, x_src: Tensor, x_dst: Tensor, attn: Tensor, *, negative_slope: float = ...,
+    graph: GraphLike, x_src: Tensor, x_dst: Tensor, attn: Tensor, *, negative_slope: float = ...,
     edge_feat: Tensor | None = ..., edge_bias: Tensor | None = ..., edge_gate: Tensor | None = ...,
     edge_mask: Tensor | None = ..., edge_weight: Tensor | None = ..., out_bias: Tensor | None = ...,
     dropout_p: float = ..., return_attention: Literal[True], schedule: str = ...,
+    sink: Tensor | None = ..., size: tuple[int, int] | None = ...,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def gatv2_attention(
-    graph: Graph, x_src: Tensor, x_dst: Tensor, attn: Tensor, *, negative_slope: float = ...,
+    graph: GraphLike, x_src: Tensor, x_dst: Tensor, attn: Tensor, *, negative_slope: float = ...,
     edge_feat: Tensor | None = ..., edge_bias: Tensor | None = ..., edge_gate: Tensor | None = ...,
     edge_mask: Tensor | None = ..., edge_weight: Tensor | None = ..., out_bias: Tensor | None = ...,
     dropout_p: float = ..., return_attention: bool, schedule: str = ...,
+    sink: Tensor | None = ..., size: tuple[int, int] | None = ...,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 # fmt: on
 @batched("x_src")
 def gatv2_attention(
-    graph: Graph,
+    graph: Any,
     x_src: Tensor,
     x_dst: Tensor,
     attn: Tensor,
@@ -192,6 +213,8 @@ def gatv2_attention(
     dropout_p: float = 0.0,
     return_attention: bool = False,
     schedule: str = "auto",
+    sink: Tensor | None = None,
+    size: tuple[int, int] | None = None,
     _seed: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""Dynamic attention of GATv2 (Brody, Alon and Yahav, ICLR 2022, arXiv 2105.14491).
@@ -203,14 +226,16 @@ def gatv2_attention(
     with the dropout mask m_ij in {0, 1 / (1 - p)}. A destination without edges gets 0.
 
     Args:
-        graph: the edges, on the device of the tensors.
+        graph: the edges, on the device of the tensors: a Graph, a DGLGraph or an ``edge_index``, as in
+            :func:`gat_attention`.
         x_src: projected sources [num_src, H, D]; float32, float64, float16 or bfloat16.
         x_dst: projected destinations [num_dst, H, D], same dtype.
         attn: the attention vector a [H, D], same dtype.
         negative_slope: of LeakyReLU.
         edge_feat: e [E, H, D], same dtype, in the order in which the graph's edges were given.
-        edge_bias, edge_gate, edge_mask, edge_weight, out_bias, dropout_p, return_attention, schedule: as in
-            :func:`gat_attention`.
+        edge_bias, edge_gate, edge_mask, edge_weight, out_bias, dropout_p, return_attention, schedule, sink:
+            as in :func:`gat_attention`.
+        size: (num_src, num_dst) of an ``edge_index``. None: as many as x_src and x_dst have rows.
 
     Returns:
         out [num_dst, H, D], or (out, attention [E, H]).
@@ -219,8 +244,10 @@ def gatv2_attention(
     order, too. No edge-sized tensors beyond those passed in or asked for; raises as
     :func:`gat_attention` does.
     """
+    if type(graph) is not Graph or size is not None:
+        graph = graph_of("gatv2_attention", graph, size, x_src, x_dst)
     if (
-        edge_bias is edge_gate is edge_mask is edge_weight is edge_feat is out_bias is _seed is None
+        edge_bias is edge_gate is edge_mask is edge_weight is edge_feat is out_bias is sink is _seed is None
         and schedule == "auto"
         and not return_attention
     ):
@@ -240,12 +267,12 @@ def gatv2_attention(
     edge = check.options(
         heads, edge_bias, edge_gate, edge_mask, edge_weight, edge_feat, dim, out_bias, dim, dropout_p, _seed
     )
+    sink = check.sink(sink, heads)
     src, dst, attn, edge_feat, out_bias = for_device(check, x_src, x_dst, attn, edge.edge_feat, out_bias)
     tensors = Tensors(src, None, dst, attn, *with_feat(edge, edge_feat), out_bias)
     scalars = Numbers(float(negative_slope), 1.0, float(dropout_p), FEAT_IN_KEY)
-    out, attention = attend(
-        AttentionInputs(graph, "additive_v2", tensors, scalars, return_attention, schedule)
-    )
+    inputs = AttentionInputs(graph, "additive_v2", tensors, scalars, return_attention, schedule, sink)
+    out, attention = attend(inputs)
     out = without_padding(out, dim)
     return (out, _ops.as_type(check.in_use(attention), x_src.dtype)) if return_attention else out
 
@@ -253,7 +280,7 @@ def gatv2_attention(
 # fmt: off
 @overload
 def dot_attention(
-    graph: Graph, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None = ...,
+    graph: GraphLike, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None = ...,
     negative_slope: float = ..., edge_bias: Tensor | None = ..., bias_after: bool = ...,
     edge_gate: Tensor | None = ..., edge_mask: Tensor | None = ..., edge_weight: Tensor | None = ...,
     edge_feat: Tensor | None = ..., edge_feat_in: str = ..., edge_feat_value: Tensor | None = ...,
@@ -261,10 +288,11 @@ def dot_attention(
     edge_proj_value: Tensor | None = ..., edge_proj_bias_value: Tensor | None = ...,
     edge_type: Tensor | None = ..., edge_table: Tensor | None = ..., out_bias: Tensor | None = ...,
     dropout_p: float = ..., return_attention: Literal[False] = ..., schedule: str = ...,
+    key_at: str = ..., sink: Tensor | None = ..., size: tuple[int, int] | None = ...,
 ) -> Tensor: ...
 @overload
 def dot_attention(
-    graph: Graph, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None = ...,
+    graph: GraphLike, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None = ...,
     negative_slope: float = ..., edge_bias: Tensor | None = ..., bias_after: bool = ...,
     edge_gate: Tensor | None = ..., edge_mask: Tensor | None = ..., edge_weight: Tensor | None = ...,
     edge_feat: Tensor | None = ..., edge_feat_in: str = ..., edge_feat_value: Tensor | None = ...,
@@ -272,10 +300,11 @@ def dot_attention(
     edge_proj_value: Tensor | None = ..., edge_proj_bias_value: Tensor | None = ...,
     edge_type: Tensor | None = ..., edge_table: Tensor | None = ..., out_bias: Tensor | None = ...,
     dropout_p: float = ..., return_attention: Literal[True], schedule: str = ...,
+    key_at: str = ..., sink: Tensor | None = ..., size: tuple[int, int] | None = ...,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def dot_attention(
-    graph: Graph, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None = ...,
+    graph: GraphLike, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None = ...,
     negative_slope: float = ..., edge_bias: Tensor | None = ..., bias_after: bool = ...,
     edge_gate: Tensor | None = ..., edge_mask: Tensor | None = ..., edge_weight: Tensor | None = ...,
     edge_feat: Tensor | None = ..., edge_feat_in: str = ..., edge_feat_value: Tensor | None = ...,
@@ -283,11 +312,12 @@ def dot_attention(
     edge_proj_value: Tensor | None = ..., edge_proj_bias_value: Tensor | None = ...,
     edge_type: Tensor | None = ..., edge_table: Tensor | None = ..., out_bias: Tensor | None = ...,
     dropout_p: float = ..., return_attention: bool, schedule: str = ...,
+    key_at: str = ..., sink: Tensor | None = ..., size: tuple[int, int] | None = ...,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 # fmt: on
 @batched("query")
 def dot_attention(
-    graph: Graph,
+    graph: Any,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -313,6 +343,9 @@ def dot_attention(
     dropout_p: float = 0.0,
     return_attention: bool = False,
     schedule: str = "auto",
+    key_at: str = "nodes",
+    sink: Tensor | None = None,
+    size: tuple[int, int] | None = None,
     _seed: Tensor | None = None,
     _caller: str = "dot_attention",
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -326,7 +359,8 @@ def dot_attention(
     without edges gets 0.
 
     Args:
-        graph: the edges, on the device of the tensors.
+        graph: the edges, on the device of the tensors: a Graph, a DGLGraph or an ``edge_index``, as in
+            :func:`gat_attention`.
         query: [num_dst, H, D]; float32, float64, float16 or bfloat16. Sums run in float32 (float64 for
             float64).
         key: [num_src, H, D], same dtype.
@@ -353,7 +387,12 @@ def dot_attention(
             as long as it lives.
         edge_table: [T, H, D], same dtype.
         edge_bias, bias_after, edge_gate, edge_mask, edge_weight: as in :func:`gat_attention`.
-        out_bias, dropout_p, return_attention, schedule: likewise.
+        out_bias, dropout_p, return_attention, schedule, sink: likewise.
+        key_at: "edges": key and value have a row per edge, [E, H, D] and [E, H, Dv] in the order of the
+            edges, and the queries alone lie at nodes. Edge e then is its own source; the graph of that is
+            kept with the given one.
+        size: (num_src, num_dst) of an ``edge_index``. None: as many as key and query have rows; with keys at
+            edges as many destinations as query has, and no fewer sources.
 
     Returns:
         out [num_dst, H, Dv], or (out, attention [E, H]).
@@ -370,8 +409,12 @@ def dot_attention(
             edge_proj_value=value_of.weight, edge_proj_bias_value=value_of.bias,
         )
     """
+    if type(graph) is not Graph or size is not None:
+        graph = graph_of(_caller, graph, size, None if key_at == "edges" else key, query)
+    if key_at != "nodes":
+        graph = edges_as_sources(_caller, graph, key_at)
     if (
-        edge_bias is edge_gate is edge_mask is edge_weight is edge_feat is out_bias is _seed is None
+        edge_bias is edge_gate is edge_mask is edge_weight is edge_feat is out_bias is sink is _seed is None
         and edge_feat_value is edge_attr is edge_proj is edge_proj_bias is edge_type is edge_table is None
         and edge_proj_value is edge_proj_bias_value is None
         and schedule == "auto"
@@ -388,6 +431,11 @@ def dot_attention(
     check = Checker(_caller, graph, "query", query)
     check.tensor("query", query, [(graph.num_dst, None, None)])
     heads, dim = query.shape[1:]
+    if key_at == "nodes" and _per_edge(key, graph):
+        raise check.error(
+            ValueError, "key", f"shape [{graph.num_src}, {heads}, {dim}]",
+            f'{list(key.shape)}; key_at="edges" is for keys and values with a row per edge',
+        )  # fmt: skip
     check.tensor("key", key, [(graph.num_src, heads, dim)])
     scale = 1 / math.sqrt(dim) if scale is None else scale
     check.number("scale", scale)
@@ -407,12 +455,13 @@ def dot_attention(
     )  # fmt: skip
     key = key if key_bias is None else key + key_bias
     value = value if value_bias is None else value + value_bias
+    sink = check.sink(sink, heads)
     dst, src, values, own, out_bias = for_device(check, query, key, value, edge.edge_feat, out_bias)
     scalars = Numbers(
         float(negative_slope), float(scale), float(dropout_p), feat_flags | BIAS_AFTER * bool(bias_after)
     )
     tensors = Tensors(values, src, dst, None, *with_feat(edge, own), out_bias)
-    inputs = AttentionInputs(graph, "dot", tensors, scalars, return_attention, schedule)
+    inputs = AttentionInputs(graph, "dot", tensors, scalars, return_attention, schedule, sink)
     out, attention = attend(inputs) if terms is None else _edge_terms.attention(inputs, terms)
     out = without_padding(out, value_dim)
     return (out, _ops.as_type(check.in_use(attention), query.dtype)) if return_attention else out
@@ -421,26 +470,29 @@ def dot_attention(
 # fmt: off
 @overload
 def agnn_attention(
-    graph: Graph, x_src: Tensor, x_dst: Tensor | None = ..., *, beta: float | Tensor = ...,
+    graph: GraphLike, x_src: Tensor, x_dst: Tensor | None = ..., *, beta: float | Tensor = ...,
     edge_mask: Tensor | None = ..., edge_weight: Tensor | None = ..., dropout_p: float = ...,
     return_attention: Literal[False] = ..., schedule: str = ...,
+    size: tuple[int, int] | None = ...,
 ) -> Tensor: ...
 @overload
 def agnn_attention(
-    graph: Graph, x_src: Tensor, x_dst: Tensor | None = ..., *, beta: float | Tensor = ...,
+    graph: GraphLike, x_src: Tensor, x_dst: Tensor | None = ..., *, beta: float | Tensor = ...,
     edge_mask: Tensor | None = ..., edge_weight: Tensor | None = ..., dropout_p: float = ...,
     return_attention: Literal[True], schedule: str = ...,
+    size: tuple[int, int] | None = ...,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def agnn_attention(
-    graph: Graph, x_src: Tensor, x_dst: Tensor | None = ..., *, beta: float | Tensor = ...,
+    graph: GraphLike, x_src: Tensor, x_dst: Tensor | None = ..., *, beta: float | Tensor = ...,
     edge_mask: Tensor | None = ..., edge_weight: Tensor | None = ..., dropout_p: float = ...,
     return_attention: bool, schedule: str = ...,
+    size: tuple[int, int] | None = ...,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 # fmt: on
 @batched("x_src")
 def agnn_attention(
-    graph: Graph,
+    graph: Any,
     x_src: Tensor,
     x_dst: Tensor | None = None,
     *,
@@ -450,6 +502,7 @@ def agnn_attention(
     dropout_p: float = 0.0,
     return_attention: bool = False,
     schedule: str = "auto",
+    size: tuple[int, int] | None = None,
     _seed: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""Cosine attention of AGNN (Thekumparampil et al. 2018, arXiv 1803.03735).
@@ -459,17 +512,21 @@ def agnn_attention(
         \mathrm{out}_i = \sum_j w_{ij} m_{ij} \, \mathrm{softmax}_j(s_{ij}) \, x^{src}_j
 
     Args:
-        graph: the edges, on the device of the tensors.
+        graph: the edges, on the device of the tensors: a Graph, a DGLGraph or an ``edge_index``, as in
+            :func:`gat_attention`.
         x_src: [num_src, H, D]; float32, float64, float16 or bfloat16.
         x_dst: [num_dst, H, D], same dtype; None: x_src, for a graph with num_src = num_dst.
         beta: a number, or a tensor that broadcasts against [num_dst, H, D], such as the learned [1].
         edge_mask, edge_weight, dropout_p, return_attention, schedule: as in :func:`gat_attention`.
+        size: (num_src, num_dst) of an ``edge_index``. None: as many as x_src and x_dst have rows.
 
     Returns:
         out [num_dst, H, D], or (out, attention [E, H]).
 
     Differentiable in x_src, x_dst, beta and edge_weight; raises as :func:`gat_attention` does.
     """
+    if type(graph) is not Graph or size is not None:
+        graph = graph_of("agnn_attention", graph, size, x_src, x_dst)
     check = Checker("agnn_attention", graph, "x_src", x_src)
     check.tensor("x_src", x_src, [(graph.num_src, None, None)])
     if x_dst is None and graph.num_dst != graph.num_src:
@@ -492,6 +549,13 @@ def agnn_attention(
         dropout_p=dropout_p, return_attention=return_attention, schedule=schedule, _seed=_seed,
         _caller="agnn_attention",
     )  # fmt: skip
+
+
+def _per_edge(x: Any, graph: Any) -> bool:
+    """Whether x has a row per edge, and so none per source."""
+    if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[0] == graph.num_src:
+        return False  # nobody asks a compiler for a number of edges that depends on data
+    return x.shape[0] == graph.num_edges
 
 
 def _broadcasts(shape, wanted) -> bool:

@@ -1,12 +1,13 @@
 """Attention with a score written in Python."""
 
 from collections.abc import Callable, Sequence
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 from torch import Tensor
 
 from ..engine import flex as _flex
 from ..engine.checks import Checker
+from ..engine.given import GraphLike, graph_of
 from ..graph import Graph
 from ..runtime.batches import batched
 from .attention import gat_attention
@@ -15,29 +16,32 @@ from .attention import gat_attention
 # fmt: off
 @overload
 def flex_attention(
-    graph: Graph, score_fn: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor,
+    graph: GraphLike, score_fn: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor,
     edge_feat: Tensor | None = ..., *, params: Sequence[Tensor] = ..., edge_mask: Tensor | None = ...,
     edge_weight: Tensor | None = ..., out_bias: Tensor | None = ..., dropout_p: float = ...,
     return_attention: Literal[False] = ..., chunk_edges: int | None = ..., schedule: str = ...,
+    size: tuple[int, int] | None = ...,
 ) -> Tensor: ...
 @overload
 def flex_attention(
-    graph: Graph, score_fn: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor,
+    graph: GraphLike, score_fn: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor,
     edge_feat: Tensor | None = ..., *, params: Sequence[Tensor] = ..., edge_mask: Tensor | None = ...,
     edge_weight: Tensor | None = ..., out_bias: Tensor | None = ..., dropout_p: float = ...,
     return_attention: Literal[True], chunk_edges: int | None = ..., schedule: str = ...,
+    size: tuple[int, int] | None = ...,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def flex_attention(
-    graph: Graph, score_fn: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor,
+    graph: GraphLike, score_fn: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor,
     edge_feat: Tensor | None = ..., *, params: Sequence[Tensor] = ..., edge_mask: Tensor | None = ...,
     edge_weight: Tensor | None = ..., out_bias: Tensor | None = ..., dropout_p: float = ...,
     return_attention: bool, chunk_edges: int | None = ..., schedule: str = ...,
+    size: tuple[int, int] | None = ...,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 # fmt: on
 @batched("value")
 def flex_attention(
-    graph: Graph,
+    graph: Any,
     score_fn: Callable[..., Tensor],
     query: Tensor,
     key: Tensor,
@@ -52,6 +56,7 @@ def flex_attention(
     return_attention: bool = False,
     chunk_edges: int | None = None,
     schedule: str = "auto",
+    size: tuple[int, int] | None = None,
     _seed: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""Attention with a score that you write in PyTorch.
@@ -65,7 +70,8 @@ def flex_attention(
     one of the engine's, its own function is much faster.
 
     Args:
-        graph: the edges, on the device of the tensors.
+        graph: the edges, on the device of the tensors: a Graph, a DGLGraph or an ``edge_index``, as in
+            :func:`gat_attention`.
         score_fn: called as ``score_fn(q, k, e, *params)`` with the rows of n edges, q and k [n, H, ...] of
             the destinations and sources, e [n, ...] or None; returns their scores [n, H]. It sees the edges
             in any number of pieces, none included. It may be compiled (``torch.compile(score_fn,
@@ -78,6 +84,7 @@ def flex_attention(
             error.
         chunk_edges: edges per call of score_fn; default: about 128 MB of query and key rows.
         edge_mask, edge_weight, out_bias, dropout_p, return_attention, schedule: as in :func:`gat_attention`.
+        size: (num_src, num_dst) of an ``edge_index``. None: as many as key and query have rows.
 
     Returns:
         out [num_dst, H, Dv], or (out, attention [E, H]).
@@ -88,6 +95,8 @@ def flex_attention(
     the CPU; on CUDA the gradients of query and key are added up by ``index_add_``, which is deterministic
     only under ``torch.use_deterministic_algorithms``. Raises as :func:`gat_attention` does.
     """
+    if type(graph) is not Graph or size is not None:
+        graph = graph_of("flex_attention", graph, size, key, query)
     check = Checker("flex_attention", graph, "query", query)
     if not callable(score_fn):
         raise check.error(TypeError, "score_fn", "a function", type(score_fn).__name__)
@@ -108,9 +117,8 @@ def flex_attention(
     _flex.try_out(check.error, score_fn, query, key, edge_feat, params)
     chunk = chunk_edges or _flex.chunk_size(query, key)
     score = _flex.edge_scores(graph, score_fn, chunk, query, key, edge_feat, params)
-    ends = value.new_zeros(graph.num_src, value.shape[1])
     return gat_attention(  # type: ignore[call-overload]
-        graph, value, ends, None, negative_slope=1.0, edge_bias=score, edge_mask=edge_mask,
+        graph, value, None, None, negative_slope=1.0, edge_bias=score, edge_mask=edge_mask,
         edge_weight=edge_weight, out_bias=out_bias, dropout_p=dropout_p, return_attention=return_attention,
         schedule=schedule, _seed=_seed, _caller="flex_attention",
     )  # fmt: skip

@@ -7,46 +7,72 @@ from torch import Tensor
 from ..engine import by_index
 from ..engine import products as _products
 from ..engine.checks import Checker, for_device, without_padding
+from ..engine.given import GraphLike, graph_of
 from ..graph import Graph
 from ..runtime.batches import batched
 from .attention import gat_attention
 
 
-def edge_softmax(graph: Graph, score: Tensor, *, schedule: str = "auto") -> Tensor:
+def edge_softmax(
+    graph: GraphLike,
+    score: Tensor,
+    *,
+    schedule: str = "auto",
+    sink: Tensor | None = None,
+    size: tuple[int, int] | None = None,
+) -> Tensor:
     r"""Softmax of given scores over the edges into each destination; -inf masks an edge.
 
-    score: [E, ...] in the order in which the graph's edges were given; float32, float64, float16 or bfloat16.
-    Returns a tensor like it. The twin of ``dgl.nn.functional.edge_softmax`` and
-    ``torch_geometric.utils.softmax``. Differentiable and deterministic; raises as
-    :func:`gat_attention` does.
+    graph: a Graph, a DGLGraph or an ``edge_index``, as in :func:`gat_attention`.  score: [E, ...] in the
+    order in which the graph's edges were given; float32, float64, float16 or bfloat16.  sink: [...], one more
+    score of every softmax, as in :func:`gat_attention`.  size: (num_src, num_dst) of an ``edge_index``; None:
+    the largest id + 1.  Returns a tensor like score. The twin of ``dgl.nn.functional.edge_softmax`` and
+    ``torch_geometric.utils.softmax``; with the weighted sum behind it :func:`score_attention` is one call.
+    Differentiable and deterministic; raises as :func:`gat_attention` does.
     """
+    if type(graph) is not Graph or size is not None:
+        graph = graph_of("edge_softmax", graph, size)
     check = Checker("edge_softmax", graph, "score", score)
     if score.dim() == 0 or score.shape[0] != graph.num_edges:
         raise check.error(ValueError, "score", f"shape [{graph.num_edges}, ...]", list(score.shape))
     check.tensor("score", score, [score.shape])
+    if sink is not None:
+        check.tensor("sink", sink, [score.shape[1:]], (check.dtype, check.acc))
+        sink = sink.reshape(-1)
     flat = score.reshape(graph.num_edges, math.prod(score.shape[1:]))
     if flat.shape[1] == 0:
         return score.clone()
-    if type(graph) is Graph and graph.edge_mask is None and schedule == "auto" and by_index.takes_rows(flat):
+    plain = type(graph) is Graph and graph.edge_mask is None and schedule == "auto" and sink is None
+    if plain and by_index.takes_rows(flat):
         return by_index.softmax(score, graph.edge_index[1], graph.num_dst, masked=True)
     # The attention that gat_attention returns, with no term from either end.
     ends = flat.new_zeros(graph.num_src, flat.shape[1])
     _, attention = gat_attention(
         graph, ends.unsqueeze(2), ends, None, negative_slope=1.0, edge_bias=flat, return_attention=True,
-        schedule=schedule,
+        schedule=schedule, sink=sink,
     )  # fmt: skip
     return attention.view(score.shape)
 
 
 @batched("query")
-def sddmm(graph: Graph, query: Tensor, key: Tensor, *, scale: float = 1.0) -> Tensor:
+def sddmm(
+    graph: GraphLike,
+    query: Tensor,
+    key: Tensor,
+    *,
+    scale: float = 1.0,
+    size: tuple[int, int] | None = None,
+) -> Tensor:
     r"""Sampled dense-dense product: scale q_i . k_j for every edge j -> i and head.
 
-    query: [num_dst, H, D].  key: [num_src, H, D], same dtype: float32, float64, float16 or bfloat16. Returns
-    [E, H] in the order in which the graph's edges were given. Sums run in float32 (float64 for float64).
-    Differentiable any number of times: its gradients are :func:`spmm`. Deterministic; raises as
-    :func:`gat_attention` does.
+    graph: a Graph, a DGLGraph or an ``edge_index``, as in :func:`gat_attention`; of the latter size is
+    (num_src, num_dst), or None for as many as key and query have rows.  query: [num_dst, H, D].  key:
+    [num_src, H, D], same dtype: float32, float64, float16 or bfloat16. Returns [E, H] in the order in which
+    the graph's edges were given. Sums run in float32 (float64 for float64). Differentiable any number of
+    times: its gradients are :func:`spmm`. Deterministic; raises as :func:`gat_attention` does.
     """
+    if type(graph) is not Graph or size is not None:
+        graph = graph_of("sddmm", graph, size, key, query)
     check = Checker("sddmm", graph, "query", query)
     check.tensor("query", query, [(graph.num_dst, None, None)])
     check.tensor("key", key, [(graph.num_src, *query.shape[1:])])
@@ -56,14 +82,19 @@ def sddmm(graph: Graph, query: Tensor, key: Tensor, *, scale: float = 1.0) -> Te
 
 
 @batched("feat")
-def spmm(graph: Graph, edge_weight: Tensor, feat: Tensor) -> Tensor:
+def spmm(
+    graph: GraphLike, edge_weight: Tensor, feat: Tensor, *, size: tuple[int, int] | None = None
+) -> Tensor:
     r"""Weighted neighbour sum: out_i = sum_j w_ij feat_j, the weights as they are given, without a softmax.
 
-    edge_weight: w [E] or [E, H], in the order in which the graph's edges were given.  feat: [num_src, H, D],
-    same dtype: float32, float64, float16 or bfloat16. Returns [num_dst, H, D]. Sums run in float32 (float64
-    for float64). Differentiable any number of times: its gradients are :func:`sddmm` and itself.
-    Deterministic; raises as :func:`gat_attention` does.
+    graph: a Graph, a DGLGraph or an ``edge_index``, as in :func:`gat_attention`; of the latter size is
+    (num_src, num_dst), or None for as many of both as feat has rows.  edge_weight: w [E] or [E, H], in the
+    order in which the graph's edges were given.  feat: [num_src, H, D], same dtype: float32, float64, float16
+    or bfloat16. Returns [num_dst, H, D]. Sums run in float32 (float64 for float64). Differentiable any number
+    of times: its gradients are :func:`sddmm` and itself. Deterministic; raises as :func:`gat_attention` does.
     """
+    if type(graph) is not Graph or size is not None:
+        graph = graph_of("spmm", graph, size, feat)
     check = Checker("spmm", graph, "feat", feat)
     check.tensor("feat", feat, [(graph.num_src, None, None)])
     heads, dim = feat.shape[1:]

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..engine import edge_products as _edge_products
 from ..engine.checks import Checker
+from ..engine.given import GraphLike, graph_of
 from ..graph import Graph
 from ..runtime import ops as _ops
 from ..runtime.batches import batched
@@ -16,24 +17,24 @@ from .attention import gat_attention
 # fmt: off
 @overload
 def edge_product_attention(
-    graph: Graph, query: Tensor, key: Tensor, value: Tensor, edge_feat: Tensor, *,
+    graph: GraphLike, query: Tensor, key: Tensor, value: Tensor, edge_feat: Tensor, *,
     scale: float | None = ..., clamp: float | None = ..., edge_bias: Tensor | None = ...,
     edge_mask: Tensor | None = ..., edge_weight: Tensor | None = ..., out_bias: Tensor | None = ...,
     dropout_p: float = ..., return_edges: None = ..., return_attention: Literal[False] = ...,
-    schedule: str = ...,
+    schedule: str = ..., size: tuple[int, int] | None = ...,
 ) -> Tensor: ...
 @overload
 def edge_product_attention(
-    graph: Graph, query: Tensor, key: Tensor, value: Tensor, edge_feat: Tensor, *,
+    graph: GraphLike, query: Tensor, key: Tensor, value: Tensor, edge_feat: Tensor, *,
     scale: float | None = ..., clamp: float | None = ..., edge_bias: Tensor | None = ...,
     edge_mask: Tensor | None = ..., edge_weight: Tensor | None = ..., out_bias: Tensor | None = ...,
     dropout_p: float = ..., return_edges: str | None = ..., return_attention: bool = ...,
-    schedule: str = ...,
+    schedule: str = ..., size: tuple[int, int] | None = ...,
 ) -> Any: ...
 # fmt: on
 @batched("query")
 def edge_product_attention(
-    graph: Graph,
+    graph: Any,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -49,6 +50,7 @@ def edge_product_attention(
     return_edges: str | None = None,
     return_attention: bool = False,
     schedule: str = "auto",
+    size: tuple[int, int] | None = None,
     _seed: Tensor | None = None,
 ) -> Any:
     r"""Attention whose scores are products with the edges' features (Dwivedi and Bresson 2020, arXiv
@@ -66,7 +68,8 @@ def edge_product_attention(
     and 1 for all edges of a row.
 
     Args:
-        graph: the edges, on the device of the tensors.
+        graph: the edges, on the device of the tensors: a Graph, a DGLGraph or an ``edge_index``, as in
+            :func:`gat_attention`.
         query: [num_dst, H, D]; float32, float64, float16 or bfloat16. Sums run in float32 (float64 for
             float64).
         key: [num_src, H, D], same dtype.
@@ -78,6 +81,7 @@ def edge_product_attention(
         edge_mask, edge_weight, out_bias, dropout_p, return_attention, schedule: as in :func:`gat_attention`.
         return_edges: what is given on to the edges: "products", t [E, H, D], or "scores", their sums
             [E, H] before the clamp; both in query's dtype.
+        size: (num_src, num_dst) of an ``edge_index``; None: the rows of key and of query.
 
     Returns:
         out [num_dst, H, Dv]; or a tuple of it, what return_edges names, and attention [E, H], as asked for.
@@ -92,6 +96,8 @@ def edge_product_attention(
 
         out, products = edge_product_attention(graph, q, k, v, e, clamp=5.0, return_edges="products")
     """
+    if type(graph) is not Graph or size is not None:
+        graph = graph_of("edge_product_attention", graph, size, key, query)
     check = Checker("edge_product_attention", graph, "query", query)
     check.tensor("query", query, [(graph.num_dst, None, None)])
     heads, dim = query.shape[1:]

@@ -18,6 +18,7 @@ from ..runtime.library import long_checksum, short_checksum
 from ..sparse import csr as _csr
 from ..sparse.fixed import FixedStructure
 from . import Graph
+from . import graph as _graph
 from .build import of_edges
 from .capacity import OF_BUFFER
 
@@ -27,6 +28,7 @@ _LIMIT = 16
 #: What torch_geometric's layers take, too, if they add self loops, whose int64 numbers promote it.
 SMALL_DTYPES = torch.bool, torch.uint8, torch.int8, torch.int16
 _ROWS = "edge_index[0]", "edge_index[1]"
+_OF_FEATURES = "x has {}, one per node"  # where sizes come from, in errors
 
 
 class _Attributes(dict):
@@ -55,7 +57,12 @@ _lock = threading.RLock()  # re-entrant: a tensor's death may come while its own
 
 @not_compiled
 def graph_of(
-    edge_index: Any, num_src: int, num_dst: int, self_loops: bool = False, where: str = "Graph.from_pyg"
+    edge_index: Any,
+    num_src: int,
+    num_dst: int,
+    self_loops: bool = False,
+    where: str = "Graph.from_pyg",
+    sizes: str = _OF_FEATURES,
 ) -> tuple[Graph, Tensor | None]:
     """The graph of ``edge_index``, kept as long as that tensor lives.
 
@@ -69,6 +76,7 @@ def graph_of(
         num_src, num_dst: numbers of nodes.
         self_loops: remove the loops and append one for each node in 0 .. min(num_src, num_dst) - 1.
         where: what errors begin with.
+        sizes: what they say of the sizes, with {} for so many rows.
 
     Returns:
         The graph, its edges in the order of the columns or of the sparse tensor's values; and with
@@ -89,7 +97,68 @@ def graph_of(
         return found
     key = "graph_of", num_src, num_dst, self_loops
     check_type(edge_index, where)
-    return once(parts_of(edge_index), key, lambda: _build(edge_index, num_src, num_dst, self_loops, where))
+    return once(
+        parts_of(edge_index), key, lambda: _build(edge_index, num_src, num_dst, self_loops, where, sizes)
+    )
+
+
+@not_compiled
+def cached(edge_index: Any, size: Any = None) -> Graph:
+    """`Graph.cached`."""
+    where = "Graph.cached"
+    if isinstance(edge_index, Graph):
+        raise TypeError(f"{where}: edge_index: expected a [2, E] tensor, got a Graph")
+    check_type(edge_index, where)
+    pair = sizes_of(where, size)
+    if pair is not None:
+        return graph_of(edge_index, *pair, where=where, sizes="size says {}")[0]
+
+    def build() -> Graph:
+        return graph_of(edge_index, *_own_sizes(edge_index, where), where=where)[0]
+
+    return once(parts_of(edge_index), ("cached",), build)
+
+
+_graph.make_cached = cached  # which it cannot import
+
+
+@not_compiled
+def at_least(edge_index: Tensor, num_dst: int, where: str) -> int:
+    """``num_dst``, or as many sources as ``edge_index`` names if they are more."""
+    if known(edge_index, num_dst, num_dst, False) is not None:
+        return num_dst
+
+    def build() -> int:
+        sources = _csr.as_index(where, "edge_index", edge_index, (2, None))[0]
+        return int(sources.max()) + 1 if sources.numel() else 0
+
+    return max(num_dst, once(parts_of(edge_index), ("sources",), build))
+
+
+def sizes_of(where: str, size: Any) -> tuple[int, int] | None:
+    """(num_src, num_dst) of an argument ``size``: such a pair, one number for both, or None."""
+    if size is None:
+        return None
+    pair = (size, size) if isinstance(size, int) else size
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        got = f"{len(size)} numbers" if isinstance(size, (tuple, list)) else type(size).__name__
+        raise TypeError(f"{where}: size: expected (num_src, num_dst) or one number, got {got}")
+    if torch.compiler.is_compiling():  # they may be symbolic
+        return pair[0], pair[1]
+    return _csr.as_size(where, "size[0]", pair[0]), _csr.as_size(where, "size[1]", pair[1])
+
+
+def _own_sizes(edge_index: Any, where: str) -> tuple[int, int]:
+    """What ``edge_index`` itself says: of a tensor, as many nodes as it names."""
+    if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
+        return edge_index.size(1), edge_index.size(0)
+    if type(edge_index) is not Tensor and hasattr(edge_index, "sparse_size"):  # EdgeIndex
+        num_src, num_dst = edge_index.sparse_size()
+        if num_src is not None and num_dst is not None:
+            return num_src, num_dst
+    ends = _csr.as_index(where, "edge_index", edge_index, (2, None))
+    num_nodes = int(ends.max()) + 1 if ends.numel() else 0
+    return num_nodes, num_nodes
 
 
 def _of_buffer(
@@ -257,7 +326,7 @@ def _indices(matrix: Tensor) -> tuple[Tensor, ...]:
 
 
 def _build(
-    edge_index: Any, num_src: int, num_dst: int, self_loops: bool, where: str
+    edge_index: Any, num_src: int, num_dst: int, self_loops: bool, where: str, sizes: str = _OF_FEATURES
 ) -> tuple[Graph, Tensor | None]:
     if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
         return _build_of_sparse(edge_index, num_src, num_dst, self_loops, where)
@@ -275,7 +344,7 @@ def _build(
             edges = _csr.from_edges(where, _ROWS, src, dst, num_src, num_dst, with_loops=self_loops)
         except ValueError as error:
             rows = f"{num_src} rows" if num_src == num_dst else f"{num_src} and {num_dst} rows"
-            raise ValueError(f"{error}; x has {rows}, one per node") from None
+            raise ValueError(f"{error}; {sizes.format(rows)}") from None
         return of_edges(Graph, edges), edges.edge_map
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from operator import index
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -30,6 +30,14 @@ __all__ = ["CSR", "DegreeStats", "Graph"]
 # Graphs by a number that no other one has had: so compiled code knows them.
 OF_NUMBER: weakref.WeakValueDictionary[int, Graph] = weakref.WeakValueDictionary()
 _numbers = count()
+
+
+def _not_there(edge_index: Any, size: Any) -> Graph:
+    raise AssertionError("graph/cache.py comes with every import of dfgnn")
+
+
+# What makes `Graph.cached`: of cache.py, which imports this module.
+make_cached: Callable[[Any, Any], Graph] = _not_there
 
 
 class Graph:
@@ -218,6 +226,26 @@ class Graph:
         tensor).
         """
         return convert.from_pyg(cls, data, num_nodes, num_src, num_dst, validate)
+
+    @classmethod
+    def cached(cls, edge_index, size: int | tuple[int, int] | None = None) -> Graph:
+        """The graph of an ``edge_index``, made at the first call, and found again as long as that tensor
+        lives.
+
+        A second call with the same tensor gives the same graph, with all that it has derived. It is made anew
+        when the tensor was rewritten: on the CPU in any way, elsewhere by PyTorch's in-place operations. The
+        functions do this themselves where they are given the tensor, and the layers with PyG's contract share
+        what it keeps.
+
+        edge_index: int32 or int64 [2, E] tensor or EdgeIndex; or a SparseTensor or torch.sparse tensor,
+        transposed as in `from_pyg`. size: (num_src, num_dst), or a number for both; None: of a sparse tensor
+        or EdgeIndex its own, else the largest id + 1 of both rows, as in `from_edge_index`. Edges are in the
+        order of the columns. The first call waits for the device.
+
+        Raises TypeError (none of these, no sizes) and ValueError (shape, ids out of range, other sizes than a
+        sparse tensor has).
+        """
+        return make_cached(edge_index, size)
 
     @classmethod
     def with_capacity(

@@ -37,7 +37,7 @@ _KINDS: tuple[tuple[set[str], str], ...] = (
         {"sqrt", "query", "key", "q", "k", "matmul", "bmm", "einsum", "u_dot_v", "v_dot_u", "e_dot_v"},
         "dot_attention",
     ),
-    (set(), "edge_softmax and spmm"),
+    (set(), "score_attention"),
 )
 
 

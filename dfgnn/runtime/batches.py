@@ -15,9 +15,10 @@ from torch import Tensor
 _DIMS = {
     **dict.fromkeys(("feat", "x_src", "x_dst", "query", "key", "value", "edge_feat", "edge_feat_value"), 3),
     **dict.fromkeys(("alpha_src", "alpha_dst", "attn", "out_bias"), 2),
-    **dict.fromkeys(("edge_bias", "edge_gate", "edge_mask", "edge_weight"), 2),
+    **dict.fromkeys(("edge_bias", "edge_gate", "edge_mask", "edge_weight", "score"), 2),
+    "sink": 1,
 }
-_WITHOUT_NODES = "attn", "out_bias"
+_WITHOUT_NODES = "attn", "out_bias", "sink"
 # Those of projected edge features, which all sets share: they have the heads' rows one after the other.
 _PROJECTIONS = "edge_proj", "edge_proj_bias", "edge_proj_value", "edge_proj_bias_value"
 

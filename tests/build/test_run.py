@@ -266,7 +266,7 @@ def test_attention_of_its_own(dfgnn_run, tmp_path):
     pyg, additive, plain = (
         "torch_geometric.utils.softmax",
         "gat_attention or gatv2_attention",
-        "edge_softmax and spmm",
+        "score_attention",
     )
     assert [(use["line"], use["where"], use["function"], use["fits"]) for use in uses] == [
         (14, "First.message", pyg, additive),

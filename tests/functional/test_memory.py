@@ -13,7 +13,7 @@ import torch
 
 from dfgnn import nn
 from dfgnn.graph import cache as _kept
-from dfgnn.nn import _graph
+from dfgnn.graph import of_dgl
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,7 +47,7 @@ def live():
     """How many objects of each type there are, and entries of the layers' caches."""
     gc.collect()
     found = collections.Counter(type(x).__qualname__ for x in gc.get_objects())
-    caches = _graph._from_dgl, _graph._of_frame, _kept._cache
+    caches = of_dgl._from_dgl, of_dgl._of_frame, _kept._cache
     counted = "Tensor", "Graph", "Structure", "Side", "Planner", "Direction", "Plan", "_Call", "traceback"
     contexts = [name for name in found if name.endswith("Backward")]
     return {name: found[name] for name in (*counted, *contexts)}, [len(cache) for cache in caches]

@@ -55,6 +55,7 @@ _PER_EDGE = {
     "edge_mask": (EDGES,),
     "edge_feat": (EDGES, HEADS, DIM),
     "out_bias": (HEADS, DIM),
+    "sink": (HEADS,),
 }
 # Tensors by name with right shapes; the first one says which dtype the others have.
 FUNCTIONS = {
@@ -70,7 +71,11 @@ FUNCTIONS = {
         "query": _DST, "key": _SRC, "value": _SRC, "edge_feat": (EDGES, HEADS, DIM),
         "edge_bias": (EDGES, HEADS), "edge_mask": (EDGES,), "edge_weight": (EDGES,), "out_bias": (HEADS, DIM),
     },
-    "edge_softmax": {"score": (EDGES, HEADS)},
+    "score_attention": {
+        "value": _SRC, "score": (EDGES, HEADS), "edge_mask": (EDGES,), "edge_weight": (EDGES,),
+        "out_bias": (HEADS, DIM), "sink": (HEADS,),
+    },
+    "edge_softmax": {"score": (EDGES, HEADS), "sink": (HEADS,)},
     "sddmm": {"query": _DST, "key": _SRC},
     "spmm": {"feat": _SRC, "edge_weight": (EDGES, HEADS)},
 }  # fmt: skip
@@ -92,6 +97,8 @@ def arguments(function):
     made = {"graph": block()}
     if function == "flex_attention":
         made["score_fn"] = score_fn
+    if function == "score_attention":
+        made["value_at"] = "nodes"
     for name, shape in FUNCTIONS[function].items():
         made[name] = rand(*shape, dtype=torch.bool if name == "edge_mask" else torch.float32)
     return made
@@ -133,12 +140,41 @@ def _tensor_cases(function):
 def _function_cases():
     for function in FUNCTIONS:
         yield _function_case(
-            function, "graph", "None", TypeError, "expected a dfgnn.Graph, got NoneType", graph=None
-        )
-        yield _function_case(
-            function, "graph", "an edge_index", TypeError, "got Tensor", "Graph.from_edge_index(edge_index",
-            graph=torch.stack([SRC, DST]),
+            function, "graph", "None", TypeError, "expected a dfgnn.Graph, a DGLGraph or an edge_index, got",
+            graph=None,
         )  # fmt: skip
+        yield _function_case(
+            function, "graph", "lists", TypeError, "got list", "Graph.from_edge_index(edge_index",
+            graph=[SRC.tolist(), DST.tolist()],
+        )  # fmt: skip
+        case = _function_case(
+            function, "graph", "an edge_index [E, 2]", ValueError, graph=torch.stack([SRC, DST], dim=1)
+        )
+        yield dataclasses.replace(case, words=("edge_index: expected shape [2, *], got [5, 2]; transpose",))
+        if function != "edge_softmax":  # which takes any nodes
+            case = _function_case(
+                function,
+                "graph",
+                "an edge_index of more nodes",
+                ValueError,
+                graph=torch.stack([SRC + 1, DST]),
+            )
+            yield dataclasses.replace(
+                case, words=(f"{function}: edge_index[0]: expected values in", "got 4", "size=(num_src")
+            )
+        for wrong, error, words, size in (
+            ("one number too many", TypeError, "got 3 numbers", (4, 3, 1)),
+            ("a string", TypeError, "got str", "4"),
+            ("floats", TypeError, "expected an integer, got float", (4.0, 3)),
+            (
+                "other than the graph's",
+                ValueError,
+                "expected (4, 3), the graph's, or None, got (4, 4)",
+                (4, 4),
+            ),
+        ):
+            case = _function_case(function, "size", wrong, error, size=size)
+            yield dataclasses.replace(case, words=(f"{function}: size", words))
         yield _function_case(
             function, "graph", "features", TypeError, "got Tensor", "comes before the features",
             graph=rand(N_SRC, HEADS, DIM),
@@ -187,6 +223,26 @@ def _function_cases():
     yield _function_case(
         "edge_product_attention", "return_edges", "unknown", ValueError, "'products' or 'scores'",
         "got 'all'", return_edges="all",
+    )  # fmt: skip
+    for function, argument, at in (
+        ("dot_attention", "key_at", "'nodes' or 'edges'"),
+        ("score_attention", "value_at", "'auto', 'nodes' or 'edges'"),
+    ):
+        yield _function_case(
+            function, argument, "unknown", ValueError, f"expected {at}, got 'ends'", **{argument: "ends"}
+        )
+    yield _function_case(
+        "dot_attention", "key", "at edges, which is not said", ValueError, "got [5, 2, 8]", 'key_at="edges"',
+        key=rand(EDGES, HEADS, DIM),
+    )  # fmt: skip
+    yield _function_case(
+        "score_attention", "value_at", "not told by the rows", ValueError, "as there are 5 of both",
+        graph=Graph.from_coo(SRC, DST, num_src=EDGES, num_dst=N_DST), value=rand(EDGES, HEADS, DIM),
+        value_at="auto",
+    )  # fmt: skip
+    yield _function_case(
+        "score_attention", "size", "None with an edge_index and a value per edge", ValueError, "got None",
+        graph=torch.stack([SRC, DST]), value=rand(EDGES, HEADS, DIM), value_at="edges",
     )  # fmt: skip
     attr, proj, proj_bias = rand(EDGES, 3), rand(HEADS * DIM, 3), rand(HEADS * DIM)
     projected = dict(edge_feat=None, edge_attr=attr, edge_proj=proj, edge_proj_bias=proj_bias)
@@ -329,6 +385,16 @@ def _graph_cases():
         ("edge_index[1]", "too large", ValueError, ("num_dst=3", "got 3"), torch.tensor([[0, 1], [0, 3]])),
     ):
         yield case("from_edge_index", argument, wrong, error, words, lambda value=value: edge_index(value, 3))
+    cached = Graph.cached
+    for argument, wrong, error, words, value, size in (
+        ("edge_index", "a list", TypeError, "got list", [[0], [0]], None),
+        ("edge_index", "a Graph", TypeError, "got a Graph", block(), None),
+        ("edge_index", "of floats", TypeError, "got torch.float32", torch.zeros(2, 3), None),
+        ("edge_index[0]", "beyond size", ValueError, ("got 1", "size says"), torch.tensor([[1], [0]]), 1),
+        ("size", "a string", TypeError, "got str", torch.tensor([[1], [0]]), "2"),
+        ("size", "negative", ValueError, "got -1", torch.tensor([[1], [0]]), (2, -1)),
+    ):
+        yield case("cached", argument, wrong, error, words, lambda v=value, s=size: cached(v, s))
     for argument, wrong, error, words, sizes in (
         ("num_src", "negative", ValueError, "got -1", dict(num_src=-1)),
         ("num_src", "a float", TypeError, "got float", dict(num_src=2.0)),

@@ -225,3 +225,21 @@ def test_accuracy(few, device, score):
     exact = run(function(score), whole, inputs, dtype=torch.float64)
     for name, x in run(function(score), graph, inputs).items():
         assert relative_error(x, exact[name], 1.0) < 1e-5, name
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_a_sink(few, device, score):
+    whole, graph = both("mixed", device)
+    inputs = make_inputs(score, whole, 3, 8, torch.float64)
+    inputs["sink"] = torch.randn(3, dtype=torch.float64, device=device)
+    expected = run(function(score), whole, inputs, return_attention=True)
+    for name, x in run(function(score), graph, inputs, return_attention=True).items():
+        assert relative_error(x, expected[name], 1.0) < 1e-12, name
+
+
+def test_rows_at_edges_are_refused(few, device):
+    whole, graph = both("mixed", device)
+    inputs = make_inputs("dot", whole, 3, 8)
+    key = torch.randn(whole.num_edges, 3, 8, device=device)
+    with pytest.raises(NotImplementedError, match="key_at: expected 'nodes' for a RangedGraph"):
+        functional.dot_attention(graph, inputs["query"], key, key, key_at="edges")

@@ -16,7 +16,7 @@ import warnings
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from .._graph import stands_for_dgl
+from ...graph.of_dgl import stands_for_dgl
 
 if TYPE_CHECKING:
     from .agnn import AGNNConv

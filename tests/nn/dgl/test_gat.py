@@ -10,6 +10,7 @@ from covering import covering
 from dgl_compare import DropoutContract, compare, dgl, dgl_graph
 from torch.nn.utils import parametrizations
 
+from dfgnn.graph import of_dgl
 from dfgnn.nn import GATConv, ZeroInDegreeError
 from dfgnn.nn import _graph as nn_graph
 
@@ -94,14 +95,14 @@ def test_conversion_is_kept_as_long_as_dgls_graph():
     g = dgl_graph()
     first = nn_graph.as_graph(g)
     assert nn_graph.as_graph(g) is first and nn_graph.as_graph(g.local_var()) is first
-    before = len(nn_graph._from_dgl)
+    before = len(of_dgl._from_dgl)
     g.add_edges([0, 1], [2, 3])
     second = nn_graph.as_graph(g)
     assert second is not first and second.num_edges == first.num_edges + 2
     kept = weakref.ref(second)
     del g, first, second
     gc.collect()
-    assert kept() is None and len(nn_graph._from_dgl) == before - 1
+    assert kept() is None and len(of_dgl._from_dgl) == before - 1
 
 
 def test_inside_hetero_graph_conv():

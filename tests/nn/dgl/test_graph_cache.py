@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from dfgnn import Graph
+from dfgnn.graph import of_dgl
 from dfgnn.nn import GATConv, _graph
 
 dgl = pytest.importorskip("dgl", reason="dgl is not installed (dgl==1.1.3 supports Python <= 3.11)")
@@ -57,10 +58,10 @@ def conversions(monkeypatch):
 def _nothing_stays():
     """No test leaves an entry behind."""
     gc.collect()
-    before = len(_graph._from_dgl), len(_graph._of_frame)
+    before = len(of_dgl._from_dgl), len(of_dgl._of_frame)
     yield
     gc.collect()
-    assert (len(_graph._from_dgl), len(_graph._of_frame)) == before
+    assert (len(of_dgl._from_dgl), len(of_dgl._of_frame)) == before
 
 
 # Identity
@@ -255,9 +256,9 @@ def test_an_entry_is_gone_before_its_address_is_given_again():
         g = dgl.graph((torch.arange(num_nodes), torch.arange(num_nodes).flip(0)))
         assert _graph.as_graph(g).num_src == num_nodes
         assert torch.equal(_graph.as_graph(g).edge_index, torch.stack(g.edges()))
-        assert (len(_graph._from_dgl), len(_graph._of_frame)) == (1, 1)
+        assert (len(of_dgl._from_dgl), len(of_dgl._of_frame)) == (1, 1)
         del g
-        assert (len(_graph._from_dgl), len(_graph._of_frame)) == (0, 0)
+        assert (len(of_dgl._from_dgl), len(of_dgl._of_frame)) == (0, 0)
 
 
 @pytest.mark.filterwarnings("ignore:Dataloader CPU affinity")
@@ -273,7 +274,7 @@ def test_a_loop_over_sampled_blocks_does_not_leak():
             h = layers[0](blocks[0], feat[inputs]).flatten(1)
             layers[1](blocks[1], h).sum().backward()
             converted += [weakref.ref(_graph.as_graph(block)) for block in blocks]
-            sizes.append(len(_graph._from_dgl))
+            sizes.append(len(of_dgl._from_dgl))
             del inputs, blocks, h
     gc.collect()
     assert len(converted) == 40 and sum(ref() is not None for ref in converted) <= 2

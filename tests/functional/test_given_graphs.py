@@ -1,0 +1,207 @@
+"""What functions take for a graph beside a Graph: a DGLGraph, an ``edge_index``, a sparse tensor."""
+
+import gc
+
+import pytest
+import torch
+from graphs import GRAPHS, make_graph, tiny_graph
+
+from dfgnn import Graph, compat, functional, reference
+from dfgnn.functional import attention as _attention
+from dfgnn.graph import cache as _kept
+
+H, D = 2, 4
+
+
+def calls(graph):
+    """Every function, as a call of what it is given for a graph, by name; a module may take the place of
+    `functional`."""
+    dtype, device = torch.float64, graph.device
+    src, dst = ((n, H, D) for n in (graph.num_src, graph.num_dst))
+    x, y, v = (torch.randn(s, dtype=dtype, device=device) for s in (src, dst, src))
+    rows = torch.randn(graph.num_edges, H, D, dtype=dtype, device=device)
+    a, b, score, vector = x[..., 0], y[..., 0], rows[..., 0], torch.randn(H, D, dtype=dtype, device=device)
+
+    def dots(q, k, e):
+        return (q * k).sum(-1)
+
+    return {
+        "gat": lambda g, m=functional, **o: m.gat_attention(g, x, a, b, **o),
+        "gat, an option": lambda g, m=functional, **o: m.gat_attention(g, x, a, b, edge_bias=score, **o),
+        "gatv2": lambda g, m=functional, **o: m.gatv2_attention(g, x, y, vector, **o),
+        "dot": lambda g, m=functional, **o: m.dot_attention(g, y, x, v, **o),
+        "dot, at edges": lambda g, m=functional, **o: m.dot_attention(g, y, rows, rows, key_at="edges", **o),
+        "agnn": lambda g, m=functional, **o: m.agnn_attention(g, x, y, **o),
+        "flex": lambda g, m=functional, **o: m.flex_attention(g, dots, y, x, v, **o),
+        "sddmm": lambda g, m=functional, **o: m.sddmm(g, y, x, **o),
+        # Of these the size is to be given where there are not as many sources as destinations.
+        "gat, one side": lambda g, m=functional, **o: m.gat_attention(g, x, a, None, **o),
+        "score": lambda g, m=functional, **o: m.score_attention(g, score, v, value_at="nodes", **o),
+        "score, at edges": lambda g, m=functional, **o: m.score_attention(
+            g, score, rows, value_at="edges", **o
+        ),
+        "softmax": lambda g, m=functional, **o: m.edge_softmax(g, score, **o),
+        "spmm": lambda g, m=functional, **o: m.spmm(g, score, x, **o),
+    }
+
+
+NAMES = tuple(calls(make_graph("one_edge")))
+TOLD = NAMES[: NAMES.index("gat, one side")]
+
+
+@pytest.mark.parametrize("index_dtype", (torch.int32, torch.int64))
+@pytest.mark.parametrize("name", GRAPHS)
+def test_an_edge_index(device, name, index_dtype):
+    graph = make_graph(name, device)
+    edge_index = graph.edge_index.to(index_dtype, copy=True)
+    size = graph.num_src, graph.num_dst
+    for function, call in calls(graph).items():
+        expected = call(graph)
+        torch.testing.assert_close(call(edge_index, size=size), expected)
+        torch.testing.assert_close(call(graph, size=size), expected)
+        if function in TOLD or size[0] == size[1] and function != "score, at edges":
+            torch.testing.assert_close(call(edge_index), expected, msg=lambda m, f=function: f"{f}: {m}")
+
+
+def test_it_is_made_once(device, monkeypatch):
+    """For all functions and layers, as long as the tensor lives and is not written to."""
+    built = []
+    build = _kept._build
+    monkeypatch.setattr(_kept, "_build", lambda *args: built.append(None) or build(*args))
+    graph = make_graph("random", device)
+    edge_index = graph.edge_index.clone()
+    for call in calls(graph).values():
+        call(edge_index, size=(50, 50))
+    assert Graph.cached(edge_index, 50) is Graph.cached(edge_index, (50, 50))
+    assert _kept.graph_of(edge_index, 50, 50)[0] is Graph.cached(edge_index, 50)
+    assert len(built) == 1
+    before = functional.dot_attention(edge_index, *torch.ones(3, 50, H, D, device=device))
+    edge_index[1, edge_index[1] == 7] = 8
+    after = functional.dot_attention(edge_index, *torch.ones(3, 50, H, D, device=device))
+    assert len(built) == 2 and before[7].ne(0).all() and after[7].eq(0).all()
+    kept, place = len(_kept._cache), id(edge_index)
+    del edge_index
+    gc.collect()
+    assert len(_kept._cache) == kept - 1 and (place,) not in _kept._cache
+
+
+def test_a_graph_costs_nothing(device, monkeypatch):
+    """It is not looked at."""
+    graph = make_graph("random", device)
+    monkeypatch.setattr(_attention, "graph_of", None)
+    for name in ("gat", "gatv2", "dot", "agnn"):
+        calls(graph)[name](graph)
+
+
+@pytest.mark.parametrize("function", NAMES)
+def test_gradients_and_torch_func(device, function):
+    graph = tiny_graph(device)
+    edge_index, size = graph.edge_index.clone(), (graph.num_src, graph.num_dst)
+    x = torch.randn(graph.num_src, H, D, dtype=torch.float64, device=device)
+    y = torch.randn(graph.num_dst, H, D, dtype=torch.float64, device=device)
+    if function != "dot":
+        call = calls(graph)[function]
+        found = torch.func.vmap(lambda g: call(edge_index, size=size) * g)(torch.ones(2, device=device))
+        torch.testing.assert_close(found[1].to(torch.float64), call(graph))
+        return
+
+    def loss(edges, y, x):
+        return functional.dot_attention(edges, y, x, x).square().sum()
+
+    expected = torch.func.grad(loss, argnums=(1, 2))(graph, y, x)
+    torch.testing.assert_close(torch.func.grad(loss, argnums=(1, 2))(edge_index, y, x), expected)
+    leaves = y.requires_grad_(), x.requires_grad_()
+    torch.testing.assert_close(torch.autograd.grad(loss(edge_index, *leaves), leaves), expected)
+    assert torch.autograd.gradgradcheck(lambda *xs: loss(edge_index, *xs), leaves)
+
+
+@pytest.mark.parametrize("function", NAMES)
+def test_compiled(device, function):
+    graphs = [make_graph(name, device) for name in ("random", "complete")]
+    for k, graph in enumerate(graphs):
+        call, edge_index = calls(graph)[function], graph.edge_index.clone()
+        size = graph.num_src, graph.num_dst
+        torch._dynamo.reset()
+        if function == "flex":  # which reads the edges chunk by chunk
+            compiled = torch.compile(call, backend="aot_eager")
+        else:
+            compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+        for _ in range(2):
+            torch.testing.assert_close(compiled(edge_index, size=size), call(graph))
+        if k == 0 and function == "softmax":
+            with pytest.raises(Exception, match="size: expected"):
+                compiled(edge_index)
+
+
+def test_dgl_graphs_of_compat(device):
+    graph = make_graph("random", device)
+    g = compat.graph(tuple(graph.edge_index), num_nodes=50)
+    for call in calls(graph).values():
+        torch.testing.assert_close(call(g), call(graph))
+    two = compat.heterograph({("a", "x", "b"): graph.edge_index.unbind(), ("a", "y", "b"): ([0], [1])})
+    call = calls(graph)["gat"]
+    with pytest.raises(ValueError, match="expected one relation"):
+        call(two)
+    torch.testing.assert_close(call(two["x"]), call(graph))
+
+
+def test_dgl_graphs():
+    dgl = pytest.importorskip("dgl", reason="dgl is not installed (dgl==1.1.3 supports Python <= 3.11)")
+    graph = make_graph("random")
+    g = dgl.graph(tuple(graph.edge_index), num_nodes=50)
+    for call in calls(graph).values():
+        torch.testing.assert_close(call(g), call(graph))
+    src, dst = make_graph("fewer_destinations").edge_index
+    block = dgl.create_block((src, dst), num_src_nodes=80, num_dst_nodes=30)
+    graph = make_graph("fewer_destinations")
+    for call in calls(graph).values():
+        torch.testing.assert_close(call(block), call(graph))
+    g = dgl.heterograph({("a", "x", "a"): ([0], [0]), ("a", "y", "a"): ([0], [0])})
+    with pytest.raises(ValueError, match="etype"):
+        functional.dot_attention(g, *torch.ones(3, 1, 1, 4))
+
+
+def test_sparse_tensors(device):
+    """As torch_geometric's layers take them: rows are destinations, and the sizes are their own."""
+    graph = make_graph("fewer_destinations", device)
+    src, dst = graph.edge_index
+    ends = torch.stack([dst, src])
+    ones = torch.ones(400, device=device)
+    matrix = torch.sparse_coo_tensor(ends, ones, (30, 80), check_invariants=True)
+    for call in calls(graph).values():
+        torch.testing.assert_close(call(matrix), call(graph))
+    with pytest.raises(ValueError, match=r"expected a sparse tensor \[num_dst=30, num_src=81\]"):
+        functional.edge_softmax(matrix, torch.ones(400, device=device), size=(81, 30))
+
+
+def test_an_edge_index_of_pyg():
+    pyg = pytest.importorskip("torch_geometric")
+    graph = make_graph("random")
+    edge_index = pyg.EdgeIndex(graph.edge_index.clone(), sparse_size=(50, 50))
+    for name in TOLD:
+        call = calls(graph)[name]
+        torch.testing.assert_close(call(edge_index), call(graph))
+    assert Graph.cached(edge_index) is Graph.cached(edge_index, 50)
+
+
+def test_cached(device):
+    edge_index = torch.tensor([[0, 1, 4], [1, 0, 2]], device=device)
+    graph = Graph.cached(edge_index)
+    assert (graph.num_src, graph.num_dst) == (5, 5) and Graph.cached(edge_index) is graph
+    other = Graph.cached(edge_index, (6, 3))
+    assert (other.num_src, other.num_dst) == (6, 3) and Graph.cached(edge_index, (6, 3)) is other
+    assert Graph.cached(edge_index) is graph is Graph.cached(edge_index, 5)
+    assert torch.equal(other.edge_index, edge_index)
+    edge_index[0, 2] = 8
+    assert Graph.cached(edge_index).num_src == 9
+    empty = Graph.cached(edge_index[:, :0])
+    assert (empty.num_src, empty.num_edges) == (0, 0)
+    x = torch.randn(9, H, D, device=device)
+    expected = reference.dot_attention(Graph.cached(edge_index), x, x, x)
+
+    def inside(edge_index, x):
+        return functional.dot_attention(Graph.cached(edge_index), x, x, x)
+
+    torch.testing.assert_close(inside(edge_index, x), expected)
+    compiled = torch.compile(inside, backend="aot_eager")  # the graph is found outside of what is recorded
+    torch.testing.assert_close(compiled(edge_index, x), expected)

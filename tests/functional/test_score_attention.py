@@ -1,0 +1,205 @@
+"""Attention with scores that are given, and rows at edges: of `score_attention` and `dot_attention`."""
+
+import math
+
+import pytest
+import torch
+from attention import DTYPES, relative_error, rounding_band, run
+from graphs import GRAPHS, make_graph, tiny_graph
+
+from dfgnn import Graph, functional, reference
+from dfgnn.graph.by_edges import edges_as_sources
+
+AT = ("nodes", "edges")
+
+
+def make_inputs(name, graph, heads, dim, dtype, at):
+    rows = graph.num_edges if at == "edges" else graph.num_src
+    sizes = {
+        "score": {"score": (graph.num_edges, heads), "value": (rows, heads, dim)},
+        "dot": {
+            "query": (graph.num_dst, heads, dim),
+            "key": (rows, heads, dim),
+            "value": (rows, heads, 2 * dim),
+        },
+    }[name]
+    return {n: torch.randn(size).to(graph.device, dtype) for n, size in sizes.items()}
+
+
+def function(name, module, at, **options):
+    where = {"value_at" if name == "score" else "key_at": at}
+
+    def call(graph, **inputs):
+        given = {**options, **inputs}
+        return getattr(module, f"{name}_attention")(graph, **given, **where)
+
+    return call
+
+
+def compare(name, at, graph, inputs, **options):
+    """Error against float64 <= 2 x that of plain PyTorch in the same dtype + rounding."""
+    dtype = inputs["value"].dtype
+    note = {"return_attention": True} if "return_attention" in options else {}
+    actual = run(function(name, functional, at, **options), graph, inputs, **note)
+    plain = function(name, reference, at, **options)
+    low, exact = run(plain, graph, inputs, **note), run(plain, graph, inputs, torch.float64, **note)
+    for key, x in exact.items():
+        # What cancels in gradients of scores is of the size of g . v.
+        floor = 3 * math.sqrt(inputs["value"].shape[-1]) if key not in ("out", "grad_value") else 0.0
+        limit = 2 * relative_error(low[key], x, floor) + 4 * rounding_band(dtype)
+        assert actual[key].dtype == low[key].dtype and actual[key].shape == x.shape, key
+        assert relative_error(actual[key], x, floor) <= limit, (name, at, dtype, key)
+
+
+@pytest.mark.parametrize("at", AT)
+@pytest.mark.parametrize("name", ("score", "dot"))
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_like_the_reference(device, graph, name, at):
+    turn, graph = list(GRAPHS).index(graph), make_graph(graph, device)
+    for k in (turn, turn + 1):
+        heads, dim = ((3, 8), (1, 33), (8, 1), (2, 7))[k % 4]
+        inputs = make_inputs(name, graph, heads, dim, DTYPES[k // 2 % 4], at)
+        sink = {"sink": inputs["value"].new_ones(heads)} if k % 3 == 0 else {}
+        compare(name, at, graph, inputs | sink, **({"return_attention": True} if k % 2 else {}))
+
+
+@pytest.mark.parametrize("at", AT)
+def test_options(device, at):
+    graph = make_graph("mixed_degrees", device)
+    inputs = make_inputs("score", graph, 3, 8, torch.float32, at)
+    edges, heads = inputs["score"].shape
+    seed = torch.tensor([3], device=device)
+    compare("score", at, graph, inputs, dropout_p=0.4, _seed=seed, return_attention=True)
+    compare("score", at, graph, inputs, edge_mask=torch.rand(edges, device=device) < 0.6)
+    compare("score", at, graph, inputs | {"out_bias": torch.randn(heads, 8, device=device)})
+    compare("score", at, graph, inputs | {"edge_weight": torch.rand(edges, heads, device=device)})
+    inputs["score"] = torch.randn(edges, device=device)  # for all heads alike
+    compare("score", at, graph, inputs)
+    inputs["score"][::3] = -math.inf
+    found = functional.score_attention(graph, **inputs, value_at=at, return_attention=True)
+    expected = reference.score_attention(graph, **inputs, value_at=at, return_attention=True)
+    torch.testing.assert_close(found, expected)
+    inputs["value"] = inputs["value"].bfloat16()
+    out = functional.score_attention(graph, **inputs, value_at=at)  # float32 scores
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), expected[0], rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("at", AT)
+def test_it_is_softmax_and_sum(device, at):
+    """The pieces that it is made of; there is no LeakyReLU in it."""
+    graph = make_graph("random", device)
+    inputs = make_inputs("score", graph, 2, 8, torch.float64, at)
+    inputs["score"] -= 5
+    on = edges_as_sources(graph) if at == "edges" else graph
+    expected = functional.spmm(on, functional.edge_softmax(graph, inputs["score"]), inputs["value"])
+    torch.testing.assert_close(functional.score_attention(graph, **inputs, value_at=at), expected)
+    torch.testing.assert_close(functional.score_attention(graph, **inputs), expected)  # told by the rows
+
+
+def test_rows_of_edges_or_of_nodes(device):
+    """Where a graph has as many sources as edges the rows do not tell, and no guess is made."""
+    loops = make_graph("self_loops", device)
+    inputs = make_inputs("score", loops, 2, 4, torch.float32, "nodes")
+    with pytest.raises(ValueError, match="value_at: expected 'nodes' or 'edges', as there are 20 of both"):
+        functional.score_attention(loops, **inputs)
+    shift = torch.arange(20, device=device)
+    ring = Graph.from_coo((shift + 1) % 20, shift, num_nodes=20)
+    value = inputs["value"]
+    for at, expected in (("nodes", value.roll(-1, 0)), ("edges", value)):
+        torch.testing.assert_close(functional.score_attention(ring, **inputs, value_at=at), expected)
+    # Keys of dot_attention lie at nodes, unless it is said that they do not.
+    torch.testing.assert_close(functional.dot_attention(ring, value, value, value), value.roll(-1, 0))
+
+
+@pytest.mark.parametrize("name", ("score", "dot"))
+def test_batches_of_rows_at_edges(device, name):
+    graph = make_graph("mixed_degrees", device)
+    inputs = make_inputs(name, graph, 2, 4, torch.float64, "edges")
+    sets = {n: torch.stack([x, 2 * x, -x]) for n, x in inputs.items()}
+    found = function(name, functional, "edges")(graph, **sets)
+    for k in range(3):
+        alone = function(name, functional, "edges")(graph, **{n: x[k] for n, x in sets.items()})
+        torch.testing.assert_close(found[k], alone)
+
+
+@pytest.mark.parametrize("at", AT)
+@pytest.mark.parametrize("name", ("score", "dot"))
+def test_derivatives_and_compilers(device, name, at):
+    graph = tiny_graph(device)
+    inputs = make_inputs(name, graph, 2, 3, torch.float64, at)
+    names, leaves = list(inputs), [x.requires_grad_() for x in inputs.values()]
+    edge_index = graph.edge_index.clone()
+
+    def of(module, edges=graph, **options):
+        return lambda *x: function(name, module, at, **options)(edges, **dict(zip(names, x)))
+
+    assert torch.autograd.gradcheck(of(functional), leaves)
+    assert torch.autograd.gradgradcheck(of(functional), leaves)
+    tangents = tuple(map(torch.randn_like, leaves))
+    found, expected = (torch.func.jvp(of(m), tuple(leaves), tangents) for m in (functional, reference))
+    torch.testing.assert_close(found, expected)
+    want = of(reference)(*leaves).square().sum()
+    gradients = torch.autograd.grad(want, leaves)
+    for call in (of(functional), of(functional, edge_index, size=(5, 4))):
+        torch._dynamo.reset()
+        got = torch.compile(
+            lambda *x, call=call: call(*x).square().sum(), fullgraph=True, backend="aot_eager"
+        )
+        for _ in range(2):  # the second time the graph of the edges is there
+            out = got(*leaves)
+            torch.testing.assert_close(out, want)
+            torch.testing.assert_close(torch.autograd.grad(out, leaves), gradients)
+
+
+def test_a_compiled_call_keeps_the_graph_of_the_edges(device):
+    """What stands for it finds one that was made before, and does not sort again."""
+    graph = make_graph("random", device)
+    inputs = make_inputs("dot", graph, 2, 4, torch.float32, "edges")
+    call = torch.compile(function("dot", functional, "edges"), fullgraph=True, backend="aot_eager")
+    call(graph, **inputs)
+    made = edges_as_sources(graph)
+    expected = functional.dot_attention(graph, **inputs, key_at="edges")
+    torch.testing.assert_close(call(graph, **inputs), expected)
+    assert edges_as_sources(graph) is made
+
+
+def test_the_graph_of_the_edges(device):
+    """Edge e leads from source e to its destination, in both directions and without a sort."""
+    for name in GRAPHS:
+        graph = make_graph(name, device)
+        for reverse in (False, True):
+            made = edges_as_sources(graph, reverse)
+            assert edges_as_sources(graph, reverse) is made
+            ends = graph.edge_index[0 if reverse else 1]
+            expected = torch.stack([torch.arange(graph.num_edges, device=device), ends])
+            assert torch.equal(made.edge_index, expected)
+            again = Graph.from_coo(*expected, num_src=made.num_src, num_dst=made.num_dst)
+            for one, other in zip(made.reverse_csr(need_eids=True), again.reverse_csr(need_eids=True)):
+                assert (one is None and other is None) or torch.equal(
+                    torch.arange(graph.num_edges, device=device).int() if one is None else one,
+                    torch.arange(graph.num_edges, device=device).int() if other is None else other,
+                )
+
+
+def test_fixed_capacity(device):
+    graph = make_graph("random", device)
+    inputs = make_inputs("dot", graph, 2, 8, torch.float32, "edges")
+    expected = functional.dot_attention(graph, **inputs, key_at="edges")
+    padded = Graph.with_capacity(60, 500, device=device)
+    more = {
+        n: torch.cat([x, x.new_full((10 if n == "query" else 100, *x.shape[1:]), 7.0)])
+        for n, x in inputs.items()
+    }
+    for _ in range(2):
+        padded.copy_(graph.edge_index, num_nodes=50)
+        leaves = {n: x.clone().requires_grad_() for n, x in more.items()}
+        out = functional.dot_attention(padded, **leaves, key_at="edges")
+        torch.testing.assert_close(out[:50], expected)
+        assert out[50:].eq(0).all()
+        out.sum().backward()
+        assert leaves["value"].grad[graph.num_edges :].eq(0).all()
+        score = torch.randn(500, 2, device=device)
+        found = functional.score_attention(padded, score, more["value"], value_at="edges")
+        want = functional.score_attention(graph, score[:400], inputs["value"], value_at="edges")
+        torch.testing.assert_close(found[:50], want)

@@ -1,0 +1,236 @@
+"""A sink: one more score of every softmax, without a value."""
+
+import math
+
+import attention
+import pytest
+import torch
+from attention import DTYPES, SCORES, check, function, make_inputs, relative_error, rounding_band, run
+from graphs import GRAPHS, make_graph, tiny_graph
+
+from dfgnn import Graph, functional, reference
+
+OPTIONS = (
+    {},
+    {"edge_bias": True, "edge_weight": "H"},
+    {"edge_gate": "H"},
+    {"edge_feat": True},
+)
+
+
+@pytest.fixture(autouse=True)
+def _through_the_softmax(monkeypatch):
+    monkeypatch.setattr(attention, "SCORE_INPUTS", (*attention.SCORE_INPUTS, "sink"))
+
+
+def inputs_with_sink(score, graph, heads, dim, dtype=torch.float32, **options):
+    inputs = make_inputs(score, graph, heads, dim, dtype, **options)
+    return inputs | {"sink": torch.randn(heads).to(graph.device, dtype)}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("score", SCORES)
+def test_like_the_reference(device, score, name):
+    graph, turn = make_graph(name, device), list(GRAPHS).index(name)
+    for k in (turn, turn + 1):  # of four dtypes, shapes and options, all of which some graph has
+        heads, dim = ((3, 8), (1, 33), (8, 1), (2, 7))[k % 4]
+        inputs = inputs_with_sink(score, graph, heads, dim, DTYPES[k // 2 % 4], **OPTIONS[k // 3 % 4])
+        check(score, graph, inputs, return_attention=k % 2 == 0)
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_it_is_an_edge_without_a_value(device, score):
+    """The same as an edge from a further source, whose value is 0, with the sink for its score."""
+    if score == "gatv2":
+        pytest.skip("its value is in the score")
+    graph, heads, dim = make_graph("mixed_degrees", device), 3, 8
+    inputs = inputs_with_sink(score, graph, heads, dim, torch.float64)
+    found = run(function(score), graph, inputs)
+    src, dst = graph.edge_index
+    nodes = torch.arange(graph.num_dst, device=device)
+    more = torch.cat([src, torch.full_like(nodes, graph.num_src)]), torch.cat([dst, nodes])
+    larger = Graph.from_coo(*more, num_src=graph.num_src + 1, num_dst=graph.num_dst)
+    sink = inputs.pop("sink")
+    bias = sink.new_zeros(larger.num_edges, heads)
+    bias[graph.num_edges :] = sink
+    zero = {n: x.new_zeros(1, *x.shape[1:]) for n, x in inputs.items()}
+    ends = ("feat", "alpha_src") if score == "gat" else ("key", "value")
+    extended = {n: torch.cat([x, zero[n]]) if n in ends else x for n, x in inputs.items()}
+    if score == "gat":  # of the sink no term of the destination
+        extended["alpha_src"], extended["alpha_dst"] = None, None
+        raw = torch.nn.functional.leaky_relu(inputs["alpha_src"][src] + inputs["alpha_dst"][dst], 0.2)
+        bias = torch.cat([raw, bias[graph.num_edges :]])
+        out = functional.gat_attention(
+            larger, extended["feat"], None, None, edge_bias=bias, negative_slope=1.0
+        )
+    else:
+        out = functional.dot_attention(larger, **extended, edge_bias=bias)
+    has_edges = graph.in_degrees() > 0
+    torch.testing.assert_close(found["out"][has_edges], out[has_edges])
+    assert found["out"][~has_edges].eq(0).all()
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_extremes(device, score):
+    """A sink of -inf is none, and one far above the scores takes everything."""
+    graph = make_graph("mixed_degrees", device)
+    inputs = inputs_with_sink(score, graph, 3, 8)
+    sink = inputs.pop("sink")
+    without = run(function(score), graph, inputs)
+    found = run(function(score), graph, inputs | {"sink": torch.full_like(sink, -math.inf)})
+    for name, x in without.items():
+        torch.testing.assert_close(found[name], x, rtol=1e-4, atol=1e-5)
+    assert found["grad_sink"].eq(0).all()
+    for far, limit in ((300.0, 1e-30), (-300.0, math.inf)):
+        found = run(function(score), graph, inputs | {"sink": torch.full_like(sink, far)})
+        assert all(x.isfinite().all() for x in found.values())
+        assert found["out"].abs().max() <= limit
+
+
+@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16))
+def test_float32_beside_low_precision(device, dtype):
+    graph = make_graph("random", device)
+    inputs = inputs_with_sink("dot", graph, 3, 8, dtype)
+    inputs["sink"] = inputs["sink"].float()
+    assert check("dot", graph, inputs)["grad_sink"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_only_the_sink_is_learned(device, score):
+    graph = make_graph("mixed_degrees", device)
+    inputs = inputs_with_sink(score, graph, 3, 8)
+    expected = run(function(score), graph, inputs)["grad_sink"]
+    sink = inputs["sink"].clone().requires_grad_()
+    out = function(score)(graph, **inputs | {"sink": sink})
+    out.backward(torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out))
+    torch.testing.assert_close(sink.grad, expected)
+    with torch.no_grad():
+        torch.testing.assert_close(function(score)(graph, **inputs), out)
+
+
+def test_options_around_it(device):
+    """A bias of the output, dropout, results that are modified in place, and batches."""
+    graph = make_graph("mixed_degrees", device)
+    inputs = inputs_with_sink("dot", graph, 3, 8, torch.float64)
+    bias = torch.randn(3, 8, dtype=torch.float64, device=device)
+    seed = torch.tensor([5], device=device)
+    for options in (dict(out_bias=bias), dict(dropout_p=0.5, _seed=seed)):
+        check("dot", graph, inputs, return_attention=True, **options)
+
+    def modified(module):
+        leaves = {n: x.clone().requires_grad_() for n, x in inputs.items()}
+        out, weights = module.dot_attention(graph, **leaves, return_attention=True)
+        if module is reference:  # plain operations refuse it
+            out, weights = out.clone(), weights.clone()
+        out.mul_(2), weights.add_(1)
+        return torch.autograd.grad((out * out).sum() + weights.square().sum(), list(leaves.values()))
+
+    torch.testing.assert_close(modified(functional), modified(reference))
+    batch = {n: torch.stack([x, -x]) for n, x in inputs.items()}
+    together = functional.dot_attention(graph, **batch)
+    for k in range(2):
+        alone = functional.dot_attention(graph, **{n: x[k] for n, x in batch.items()})
+        torch.testing.assert_close(together[k], alone)
+
+
+@pytest.mark.parametrize("in_", ("both", "key", "value"))
+def test_with_projected_edge_attributes(device, in_):
+    graph = make_graph("mixed_degrees", device)
+    inputs = inputs_with_sink("dot", graph, 3, 8, torch.float64)
+    inputs["edge_attr"] = torch.randn(graph.num_edges, 5, dtype=torch.float64, device=device)
+    inputs["edge_proj"] = torch.randn(24, 5, dtype=torch.float64, device=device)
+    check("dot", graph, inputs, edge_feat_in=in_, return_attention=True)
+
+
+def test_softmax(device):
+    for name in ("mixed_degrees", "no_edges", "isolated"):
+        graph = make_graph(name, device)
+        for dtype in DTYPES:
+            for shape in ((3,), (2, 3), ()):
+                score = torch.randn(graph.num_edges, *shape).to(device, dtype)
+                inputs = {"score": score, "sink": torch.randn(shape).to(device, dtype)}
+                actual = run(functional.edge_softmax, graph, inputs)
+                plain = run(reference.edge_softmax, graph, inputs)
+                exact = run(reference.edge_softmax, graph, inputs, dtype=torch.float64)
+                for key, x in exact.items():
+                    error = relative_error(actual[key], x, floor=1.0)
+                    allowed = 2 * relative_error(plain[key], x, floor=1.0) + 4 * rounding_band(dtype)
+                    assert actual[key].dtype == dtype and error <= allowed, (name, dtype, shape, key)
+
+
+def calls():
+    options = dict(return_attention=True)
+    return {
+        "gat": lambda g, m, v, a, b, s: m.gat_attention(g, v, a, b, sink=s),
+        "gat, attention": lambda g, m, v, a, b, s: m.gat_attention(g, v, a, b, sink=s, **options),
+        "gatv2": lambda g, m, v, q, w, s: m.gatv2_attention(g, v, q, w, sink=s),
+        "dot": lambda g, m, q, k, v, s: m.dot_attention(g, q, k, v, sink=s),
+        "dot, attention": lambda g, m, q, k, v, s: m.dot_attention(g, q, k, v, sink=s, **options),
+    }
+
+
+def tiny_inputs(name, device):
+    src, dst = (5, 2, 3), (4, 2, 3)
+    sizes = {"gat": (src, src[:2], dst[:2]), "gatv2": (src, dst, (2, 3)), "dot": (dst, src, src)}
+    shapes = (*sizes[name.partition(",")[0]], (2,))
+    return [torch.randn(s, dtype=torch.float64, device=device, requires_grad=True) for s in shapes]
+
+
+@pytest.mark.parametrize("name", calls())
+def test_derivatives(device, name):
+    """First, second and forward-mode ones, and a batch of torch.func's."""
+    graph, call, inputs = tiny_graph(device), calls()[name], tiny_inputs(name, device)
+
+    def of(module):
+        return lambda *x: call(graph, module, *x)
+
+    assert torch.autograd.gradcheck(of(functional), inputs)
+    assert torch.autograd.gradgradcheck(of(functional), inputs)
+    tangents = tuple(map(torch.randn_like, inputs))
+    found, expected = (torch.func.jvp(of(m), tuple(inputs), tangents) for m in (functional, reference))
+    torch.testing.assert_close(found, expected)
+    sets = [torch.stack([x.detach(), 2 * x.detach()]) for x in inputs]
+    found, expected = (torch.func.vmap(of(m))(*sets) for m in (functional, reference))
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", calls())
+def test_compiled(device, name):
+    graph, call, inputs = tiny_graph(device), calls()[name], tiny_inputs(name, device)
+    edge_index = graph.edge_index.clone()
+
+    def step(edges, *x):
+        results = call(edges, functional, *x)
+        results = results if isinstance(results, tuple) else (results,)
+        return sum((y * y).sum() for y in results)
+
+    want = step(graph, *inputs)
+    gradients = torch.autograd.grad(want, inputs)
+    for edges in (graph, edge_index):
+        torch._dynamo.reset()
+        got = torch.compile(step, fullgraph=True, backend="aot_eager")(edges, *inputs)
+        torch.testing.assert_close(got, want)
+        torch.testing.assert_close(torch.autograd.grad(got, inputs), gradients)
+
+
+def test_fixed_capacity(device):
+    graph = make_graph("random", device)
+    inputs = inputs_with_sink("dot", graph, 2, 8)
+    expected = run(functional.dot_attention, graph, inputs)
+    padded = Graph.with_capacity(60, 500, device=device).copy_(graph.edge_index, num_nodes=50)
+    rows = {n: torch.cat([x, x.new_zeros(10, *x.shape[1:])]) for n, x in inputs.items() if n != "sink"}
+    rows["sink"] = inputs["sink"]
+    found, weights = functional.dot_attention(padded, **rows, return_attention=True)
+    torch.testing.assert_close(found[:50], expected["out"])
+    assert found[50:].eq(0).all() and weights[graph.num_edges :].eq(0).all()
+    expected = run(functional.dot_attention, graph, inputs, return_attention=True)
+    rows = {n: x.requires_grad_() for n, x in rows.items()}
+    results = functional.dot_attention(padded, **rows, return_attention=True)
+    generator = torch.Generator().manual_seed(1)
+    sizes = (50, 2, 8), (graph.num_edges, 2)
+    grads = [torch.randn(shape, generator=generator).to(device) for shape in sizes]
+    more = (10, 2, 8), (100, 2)
+    torch.autograd.backward(results, [torch.cat([x, x.new_ones(s)]) for x, s in zip(grads, more)])
+    for name in rows:
+        found = rows[name].grad if name == "sink" else rows[name].grad[:50]
+        torch.testing.assert_close(found, expected["grad_" + name], rtol=1e-4, atol=1e-5)
