@@ -213,7 +213,7 @@ template <class A, int W>
 #if defined(__AVX2__) && __has_builtin(__builtin_shuffle)
   if constexpr (W > 1) return __builtin_shuffle(load_vector<Vec<A, W>>(x), lane);
 #endif
-  Vec<A, W> out;
+  Vec<A, W> out{};
   if constexpr (W == 1)
     out = x[lane];
   else
