@@ -114,7 +114,9 @@ class _Run:
         self.in_calling_thread = _backward_in_calling_thread(args)
         self.failed: str | None = None
         self.stderr, self.process = sys.stderr, os.getpid()
-        self.json = None if args.json is None else Path(os.path.abspath(args.json))  # the script may chdir
+        # The script may chdir. Of torchrun's processes, which all are given this name, the first writes it.
+        writes = args.json is not None and int(os.environ.get("RANK") or 0) == 0
+        self.json = Path(os.path.abspath(args.json)) if writes else None
 
     def run(self, program: Program) -> None:
         # Last of all that runs at exit: after the script's threads, and below the traceback of its error.
@@ -184,7 +186,9 @@ def main(argv: list[str] | None = None) -> int:
     """The program. What the script raises, SystemExit too, goes on to Python; the report is made at exit."""
     parser = argparse.ArgumentParser(prog="python -m dfgnn.run", description=__doc__.partition("\n")[0])
     parser.add_argument("--impl", choices=["dfgnn", *LIBRARIES], default="dfgnn", help="whose layers run")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there, too")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the report there, too; under torchrun that of rank 0"
+    )
     parser.add_argument(
         "--backward-thread", action="store_true", help="leave backward to PyTorch's thread for the GPU"
     )

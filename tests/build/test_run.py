@@ -257,6 +257,25 @@ def not_one(score):
 }
 
 
+@pytest.mark.parametrize("launcher", [[], ["-m", "torch.distributed.run", "--nproc-per-node=2"]])
+def test_one_of_torchruns_processes_writes_the_report(launcher, tmp_path):
+    """The others wait for it, and would write theirs over it."""
+    (tmp_path / "script.py").write_text(
+        "import os, pathlib, time\n"
+        "rank = os.environ.get('RANK', '0')\n"
+        "while rank == '1' and not pathlib.Path('report.json').exists():\n"
+        "    time.sleep(0.05)\n"
+        "from torch_geometric.nn import GATConv\n"
+        "layers = [GATConv(4, 4) for _ in range(1 + int(rank))]\n"
+    )
+    words = ["-m", "dfgnn.run", "--json", "report.json", "script.py"]
+    done = python(*launcher, *words, cwd=tmp_path, env={"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("x dfgnn.nn.pyg.gat.GATConv: dfgnn") == (2 if launcher else 1)
+    (layer,) = json.loads((tmp_path / "report.json").read_text())["layers"]
+    assert layer["constructed"] == 1
+
+
 def test_attention_of_its_own(dfgnn_run, tmp_path):
     pytest.importorskip("dgl", reason="dgl is not installed (dgl==1.1.3 supports Python <= 3.11)")
     for name, text in OWN.items():
