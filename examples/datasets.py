@@ -17,6 +17,10 @@ import dfgnn
 from dfgnn.runtime.programs import downloading, refuse
 
 SPLITS = ("train", "valid", "test")
+# What a pickled array of integers is made of, by its name in NumPy 2 and in NumPy 1: torch.load runs no more.
+_MAKE_ARRAY = np.empty(0).__reduce__()[0]
+_ARRAY = [np.ndarray, np.dtype, type(np.dtype(np.int64)), _MAKE_ARRAY]
+_ARRAY.append((_MAKE_ARRAY, "numpy.core.multiarray._reconstruct"))
 
 
 class Nodes(SimpleNamespace):
@@ -278,7 +282,8 @@ def ddi(root) -> dict[str, Tensor]:
     folder = ogb_folder("ogbl-ddi", root, download)
     found = {"train": torch.from_numpy(read_csv(folder / "raw" / "edge.csv.gz")).t().contiguous()}
     for split in ("valid", "test"):
-        pairs = torch.load(folder / "split" / "target" / f"{split}.pt", weights_only=False)
+        with torch.serialization.safe_globals(_ARRAY):
+            pairs = torch.load(folder / "split" / "target" / f"{split}.pt", weights_only=True)
         found[split], found[f"{split}_neg"] = (
             torch.as_tensor(pairs[k]).t().contiguous() for k in ("edge", "edge_neg")
         )

@@ -226,15 +226,17 @@ def set_seed(seed: int) -> None:
 
 
 def generators() -> dict:
-    """The states of all generators of random numbers."""
+    """The states of all generators of random numbers, as what torch.load(weights_only=True) reads."""
+    kind, keys, *rest = np.random.get_state()  # noqa: NPY002
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state(),  # noqa: NPY002
-            "cuda": cuda}  # fmt: skip
+    return {"python": random.getstate(), "numpy": (kind, torch.from_numpy(keys.astype(np.int64)), *rest),
+            "torch": torch.get_rng_state(), "cuda": cuda}  # fmt: skip
 
 
 def set_generators(state: dict) -> None:
     random.setstate(state["python"])
-    np.random.set_state(state["numpy"])  # noqa: NPY002
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))  # noqa: NPY002
     torch.set_rng_state(state["torch"])
     if state["cuda"]:
         torch.cuda.set_rng_state_all(state["cuda"])
@@ -255,13 +257,14 @@ def save(path: Path, task: Task, progress: dict) -> None:
 
 
 def load(path: Path, task: Task) -> dict:
-    state = torch.load(path, map_location=task.device, weights_only=False)
+    state = torch.load(path, map_location=task.device, weights_only=True)
     for name in PARTS:
         if getattr(task, name) is not None:
             getattr(task, name).load_state_dict(state[name])
     vars(task.best).update(state["best"])
     to_cpu = lambda x: x.cpu() if isinstance(x, torch.Tensor) else x  # noqa: E731 - map_location moved them
     found = {name: to_cpu(x) for name, x in state["generators"].items()}
+    found["numpy"] = tuple(map(to_cpu, found["numpy"]))
     set_generators({**found, "cuda": [to_cpu(x) for x in found["cuda"]]})
     return state["progress"]
 
