@@ -6,7 +6,10 @@ from pathlib import Path
 
 import torch
 
-COLOURS = "tab:blue", "tab:green", "0.6", "tab:red", "tab:orange"
+from dfgnn.bench.palette import COLOURS as OF_LIBRARIES
+
+# dfgnn's own kernels in its colour; the others apart from it and from each other.
+COLOURS = OF_LIBRARIES["dfgnn"], "#3f7fbf", "#9aa1a8", "#8e6bb0", "#2a9d8f"
 
 
 def timeline(step):

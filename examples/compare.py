@@ -37,7 +37,7 @@ from dfgnn.runtime.programs import (
 
 ROOT = Path(__file__).resolve().parents[1]
 VARIANTS = ["--impl dfgnn", "--impl pyg"]
-OTHERS = "#8e6bb0", "#c9a227", "#5c6670", "#b5476d"  # of variants of one library
+OTHERS = "#8e6bb0", "#c9a227", "#5c6670", "#b5476d"  # of what is in no palette
 
 
 def label(variant: str) -> str:
@@ -201,6 +201,19 @@ def table(rows: list[dict]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def colours(variants: list[str]) -> dict[str, tuple]:
+    """Each library's colour, paler for each variant of it."""
+    from matplotlib.colors import to_rgb
+
+    found, seen = {}, {}
+    for variant, other in zip(sorted(variants, key=len), itertools.cycle(OTHERS)):
+        library = variant.split()[0]
+        first, paler = seen.setdefault(library, (to_rgb(colour_of(library, other)), []))
+        found[variant] = tuple(1 - (1 - part) * 0.55 ** len(paler) for part in first)
+        paler.append(variant)
+    return found
+
+
 def pictures(rows: list[dict], out: Path) -> None:
     """scores.png: validation score over time; costs.png: time, memory and kernels in relation to PyG."""
     import matplotlib
@@ -210,7 +223,7 @@ def pictures(rows: list[dict], out: Path) -> None:
 
     names = list(dict.fromkeys(row["row"] for row in rows))
     variants = list(dict.fromkeys(row["variant"] for row in rows))
-    color = {name: colour_of(name, other) for name, other in zip(variants, itertools.cycle(OTHERS))}
+    color = colours(variants)
     drawn = [n for n in names if any(r["row"] == n and "curves" in r for r in rows)]
     if drawn:
         columns = min(3, len(drawn))
@@ -239,6 +252,8 @@ def pictures(rows: list[dict], out: Path) -> None:
         "peak memory, MiB": lambda r: r["peak_memory"] / 2**20 if r.get("peak_memory") else None,
         "kernels per step": lambda r: r.get("kernels_per_step"),
     }
+    measured = {row["row"] for row in rows if any(value(row) for value in kinds.values())}
+    names = [name for name in names if name in measured]
     figure, axes = plt.subplots(1, 3, figsize=(11, 0.5 + 0.17 * len(names) * len(variants)), sharey=True)
     for axis, (title, value) in zip(axes, kinds.items()):
         for k, variant in enumerate(variants):
@@ -250,7 +265,7 @@ def pictures(rows: list[dict], out: Path) -> None:
         axis.tick_params(labelsize=7)
     axes[0].set_yticks([k + 0.4 - 0.4 / len(variants) for k in range(len(names))], names, fontsize=7)
     axes[0].set_ylim(len(names) - 0.1, -0.3)
-    axes[-1].legend(fontsize=7)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="lower left", fontsize=7)
     figure.tight_layout()
     figure.savefig(out / "costs.png", dpi=120)
     plt.close(figure)
