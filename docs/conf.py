@@ -80,6 +80,19 @@ def _outside(app, name, source):
     source[0] = re.sub(r"\]\((\.\./[^)]*)\)", link, source[0])
 
 
+def _pictures(app, name, source):
+    """A picture that has a dark variant is shown as the reader's theme asks."""
+    page = Path(app.srcdir, name).parent
+
+    def both(match):
+        dark = match[2].replace(".png", "-dark.png")
+        if not (page / dark).is_file():
+            return match[0]
+        return f"{match[0]}{{.only-light}}\n![{match[1]}]({dark}){{.only-dark}}"
+
+    source[0] = re.sub(r"!\[([^\]]*)\]\(([^)]*\.png)\)", both, source[0])
+
+
 def _public(app, what, name, obj, options, signature, returns):
     """Signatures without arguments for the tests."""
     return signature and re.sub(r", _\w+: [^,)]*", "", signature), returns
@@ -101,3 +114,4 @@ ModuleAnalyzer.analyze = _one_signature(ModuleAnalyzer.analyze)
 def setup(app):
     app.connect("autodoc-process-signature", _public)
     app.connect("source-read", _outside)
+    app.connect("source-read", _pictures)
