@@ -119,9 +119,9 @@ def gat_attention(
     transforms, too. Third derivatives, second ones under torch.func, and forward mode are plain tensor
     operations, with temporaries of E x H x D; all else is fused. The results may be modified in place.
     Deterministic: equal inputs give bitwise equal results, whatever ``torch.use_deterministic_algorithms``
-    says (but second derivatives and forward mode on CUDA, which follow it). Memory beyond inputs, outputs and gradients is
-    O(N H D); edge-sized tensors exist only where one is passed in or asked for (edge_gate, and a loss over
-    the returned attention, take one [E, H] more in backward).
+    says (but second derivatives and forward mode on CUDA, which follow it). Memory beyond inputs, outputs and
+    gradients is O(N H D); edge-sized tensors exist only where one is passed in or asked for (edge_gate, and a
+    loss over the returned attention, take one [E, H] more in backward).
 
     Raises:
         TypeError, ValueError: an argument of the wrong type, dtype, device, shape or range.
