@@ -391,7 +391,8 @@ static inline Vec<A, W> scale_by_power(Vec<A, W> p, Vec<A, W> n, Vec<Bits<A>, W>
   if constexpr (W == kLanes<A> && sizeof(A) == 4)
     return bit_cast<Vec<A, W>>(_mm512_maskz_scalef_ps(kAll, bit_cast<__m512>(p), bit_cast<__m512>(n)));
   if constexpr (W == kLanes<A> && sizeof(A) == 8)
-    return bit_cast<Vec<A, W>>(_mm512_maskz_scalef_pd(kAll, bit_cast<__m512d>(p), bit_cast<__m512d>(n)));
+    return bit_cast<Vec<A, W>>(
+        _mm512_maskz_scalef_pd(__mmask8(kAll), bit_cast<__m512d>(p), bit_cast<__m512d>(n)));
 #endif
   (void)n;
   return scale_by_power<A, W>(p, bits);
