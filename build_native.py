@@ -50,7 +50,7 @@ HOST = ["-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-Wall"]
 CPU = ["-fno-math-errno", "-ffp-contract=fast"]
 DEFAULT_ARCHS = "9.0"
 CUDA_MINUTES = 10  # of one core, for one architecture
-LINK = ["--exclude-libs=ALL", "--no-as-needed", "--wrap=log"]  # log: csrc/portable
+LINK = ["--exclude-libs=ALL", "--wrap=log"]  # log: csrc/portable
 # What is of another machine cannot be linked with: its torch is a stand-in without symbols.
 LINK += ["--unresolved-symbols=ignore-all"] if CROSS else ["--no-undefined"]
 # What csrc/torch may use of libtorch_cuda.so. torch without CUDA has no such file, so we link a stand-in of
@@ -69,7 +69,7 @@ rule compile
   deps = gcc
   description = compile $out
 rule link
-  command = $compiler -shared $in -o $out $flags
+  command = $compiler -shared -Wl,--no-as-needed $in -o $out $flags
   description = link $out
 """
 

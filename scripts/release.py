@@ -80,12 +80,16 @@ def check_wheel(wheel: Path, target: str, cuda: bool) -> list[str]:
         problems.append(f"{wheel.name}: expected one for every Python, {target} and glibc 2.{GLIBC}")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
+        binaries = {name: archive.read(name) for name in names if name.endswith(".so")}
     package = {str(path.relative_to(ROOT)) for path in (ROOT / "dfgnn").rglob("*.py")} | {"dfgnn/py.typed"}
     libraries = {"dfgnn/lib/libdfgnn_cpu.so"} | ({"dfgnn/lib/libdfgnn_cuda.so"} if cuda else set())
     if package - names:
         problems.append(f"{wheel.name} lacks {', '.join(sorted(package - names))}")
     if {name for name in names if ".so" in Path(name).name} != libraries:
         problems.append(f"{wheel.name}: expected the libraries {', '.join(sorted(libraries))} alone")
+    for name, binary in binaries.items():
+        if b"\0libtorch_cpu.so\0" not in binary:  # Python keeps torch's symbols from those who do not ask
+            problems.append(f"{wheel.name}: {name} is not linked with libtorch_cpu.so and will not load")
     return problems
 
 
