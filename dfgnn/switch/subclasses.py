@@ -109,8 +109,9 @@ def why_not(module: nn.Module, base: type, ours: type) -> str | None:
 
 
 def _is_compiled(cls: Any, name: str) -> bool:
-    """Whether it is torch_geometric's own method, compiled for this class."""
-    return getattr(vars(cls)[name], "__module__", None) == f"{cls.__module__}_{cls.__name__}_{name}"
+    """Whether it is torch_geometric's own method, compiled for this class with `propagate` or `edge_updater`."""
+    module = getattr(vars(cls)[name], "__module__", None) or ""
+    return module in {f"{cls.__module__}_{cls.__name__}_{of}" for of in ("propagate", "edge_updater")}
 
 
 def _names_of_instance(module: nn.Module) -> set[str]:

@@ -24,6 +24,7 @@ FOLDER = ROOT / "benchmarks"
 ELSEWHERE = {"distributed_data", "distributed_timeline", "papers100m", "scoreboard"}
 PROGRAMS = {
     "reorder": ["--graphs", "cora~", "--repeats", "1"],
+    "dgl_sparse": ["--nodes", "40", "--neighbours", "5", "--hidden", "8", "--heads", "2", "--repeats", "1"],
     "cookbook": ["--nodes", "50", "--edges", "300", "--rounds", "1"],
     "scaling": ["--graphs", "cora~", "--parts", "2", "--methods", "random", "contiguous"],
     "weather_mesh": ["--refinement", "1", "--grid", "60", "--heads", "2", "--head-dim", "8",

@@ -17,6 +17,9 @@ pytest.importorskip("torch_geometric", reason="torch_geometric is not installed"
 import torch_geometric.nn as pygnn
 
 N = 30
+# torch_geometric compiles methods into a class when one is first made, as any script's layers do.
+for _of in (pygnn.GATConv, pygnn.GATv2Conv, pygnn.TransformerConv):
+    _of(2, 2)
 
 
 class Relation(pygnn.TransformerConv):

@@ -184,14 +184,14 @@ def test_shapes_told_to_compilers(score, heads, rows, h, d, dtype):
     tensors = x, src, dst, attn, bias, None, None, None, None, None, None
     numbers = 0.2, 1.0, 0.0, 0
     for positive in {False, score == 0}:
-        args = (*graph, heads, score, *tensors, *numbers, True, positive, True)
+        args = (*graph, heads, score, *tensors, *numbers, True, positive, None, True)
         library.opcheck(torch.ops.dfgnn.edge_attend_run, args, test_utils="test_faketensor")
         out, kept, _ = torch.ops.dfgnn.edge_attend_run(*args)
         for need in (0, 3):
             if score == 0 and need and not positive:
                 continue
             args = (*graph, heads, torch.ones_like(out), None, score, *tensors, out, kept, positive, None)
-            args = (*args, *numbers, need)
+            args = (*args, *numbers, need, None)
             library.opcheck(torch.ops.dfgnn.edge_attend_backward, args, test_utils="test_faketensor")
 
 
