@@ -109,7 +109,7 @@ def why_not(module: nn.Module, base: type, ours: type) -> str | None:
 
 
 def _is_compiled(cls: Any, name: str) -> bool:
-    """Whether it is torch_geometric's own method, compiled for this class with `propagate` or `edge_updater`."""
+    """Whether it is torch_geometric's own, compiled for this class with `propagate` or `edge_updater`."""
     module = getattr(vars(cls)[name], "__module__", None) or ""
     return module in {f"{cls.__module__}_{cls.__name__}_{of}" for of in ("propagate", "edge_updater")}
 
