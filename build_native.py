@@ -69,7 +69,7 @@ rule compile
   deps = gcc
   description = compile $out
 rule link
-  command = $compiler -shared -Wl,--no-as-needed $in -o $out $flags
+  command = $compiler -shared -Xlinker --no-as-needed $in -o $out $flags
   description = link $out
 """
 
