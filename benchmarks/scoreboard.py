@@ -12,8 +12,8 @@ in one process, at least five samples each; one that fails is named with the rea
 
 Then the tables between the markers ``<!-- scoreboard:NAME -->`` and ``<!-- /scoreboard -->`` of README.md and
 of the pages in docs are filled and the pictures drawn, from the files in benchmarks/results alone.
-Needs torch_geometric beside torch and NumPy; DGL and turbo-gnn are measured where they are installed, and
-pictures need matplotlib. Real graphs are those of DFGNN_DATA; for others random ones of the same size are
+Needs torch_geometric beside torch and NumPy; DGL, turbo-gnn and dgNN are measured where they are installed,
+and pictures need matplotlib. Real graphs are those of DFGNN_DATA; for others random ones of the same size are
 taken, named with a ~.
 """
 

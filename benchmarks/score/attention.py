@@ -16,7 +16,7 @@ from dfgnn.bench.workloads import LAYERS, Workload, sample_rows
 from . import data
 from .turns import Contestant, Step, captured, compare, release, significant
 
-PEERS = {"PyG": peers.pyg, "DGL": peers.dgl, "turbo-gnn": peers.turbo_gnn}
+PEERS = {"PyG": peers.pyg, "DGL": peers.dgl, "turbo-gnn": peers.turbo_gnn, "dgNN": peers.dgnn}
 # Where PyG stores several arrays [E, H, D], a CUDA graph of it would hold that memory beside the eager one's.
 MOST_CAPTURED_EDGES = 20_000_000
 # Graphs that stay in memory between cases.

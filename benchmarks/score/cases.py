@@ -115,7 +115,7 @@ def sampled(graph: str, ways) -> list[Case]:
 
 def cuda() -> list[Case]:
     first, others = SMALL[:1], (*SMALL[1:], *LARGE)
-    peers = ["PyG", "DGL", "turbo-gnn"]
+    peers = ["PyG", "DGL", "turbo-gnn", "dgNN"]
     eager, ways = ["eager"], ["eager", "captured"]
     compilers = ["eager", "compiled", "reduce-overhead", "captured"]
     return [

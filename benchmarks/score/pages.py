@@ -368,7 +368,7 @@ def megabytes(contestant: dict) -> str:
 def accuracy(results: dict) -> str:
     """The largest relative error against float64 over all graphs and shapes, output / gradients."""
     cases = cases_of(results, "attention", "shapes", "inference")
-    libraries = ("dfgnn", "PyG", "DGL", "turbo-gnn")
+    libraries = ("dfgnn", "PyG", "DGL", "turbo-gnn", "dgNN")
     worst: dict[tuple, dict[str, float]] = {}
     for case in cases:
         for c in case["contestants"]:

@@ -10,6 +10,8 @@ import os
 import torch
 import torch.nn.functional as F
 
+from .measure import milliseconds
+
 SLOPE = 0.2
 
 
@@ -75,7 +77,7 @@ def dgl(layer: str, graph, dropout: float = 0.0):
 
 def turbo_gnn(layer: str, graph, dropout: float = 0.0):
     """turbo-gnn (Fomina et al., ICML 2026, arXiv 2605.31500), CUDA only: its GATv2 and its dot-product
-    attention, as released (0.1.0rc4) and untuned.
+    attention, tuned at the first call over the values that its own tuner tries.
 
     Its "K" is of the node that aggregates and its "Q" of the neighbour.
     """
@@ -85,26 +87,106 @@ def turbo_gnn(layer: str, graph, dropout: float = 0.0):
         raise NotImplementedError("turbo-gnn has no GAT")
     if dropout:
         raise NotImplementedError("turbo-gnn has no dropout of attention weights")
-    csr, reverse = graph.csr(), graph.reverse_csr()
-    adjacency = library.AdjacencyForwardBackwardWithNodeBuckets.from_csr(
-        csr.indptr, csr.indices, reverse.indptr, reverse.indices, index_dtype=torch.int32
-    )
 
-    def gatv2(x_src, x_dst, attn):
+    def gatv2(adjacency, warps, x_src, x_dst, attn):
         out = library.gatv2_aggr(
-            adjacency, x_dst, x_neighbors=x_src, attention_weights=attn, negative_slope=SLOPE
+            adjacency, x_dst, x_neighbors=x_src, attention_weights=attn, negative_slope=SLOPE, **warps
         )
         return out.view_as(x_dst)
 
-    def dot(query, key, value):
+    def dot(adjacency, warps, query, key, value):
         scale = 1 / math.sqrt(query.shape[-1])
         x = query.flatten(1)  # only its shape is used
-        return library.graph_transformer_aggr(adjacency, x, Q=key, K=query, V=value, scale=scale)
+        return library.graph_transformer_aggr(adjacency, x, Q=key, K=query, V=value, scale=scale, **warps)
 
-    return {"gatv2": gatv2, "dot": dot}[layer]
+    function = {"gatv2": gatv2, "dot": dot}[layer]
+    chosen: dict[str, tuple] = {}
+
+    def attention(**inputs):
+        if not chosen:
+            chosen["options"] = _tune_turbo_gnn(library, graph, function, inputs)
+        return function(*chosen["options"], **inputs)
+
+    return attention
 
 
-PEERS = {"dgl": dgl, "pyg": pyg, "pyg-compile": pyg_compile, "turbo-gnn": turbo_gnn}
+def _tune_turbo_gnn(library, graph, function, inputs) -> tuple:
+    """The adjacency and the numbers of warps with which turbo-gnn's forward and backward take least time.
+
+    The values of each option are tried one option after the other, forward's before backward's.
+    """
+    csr, reverse = graph.csr(), graph.reverse_csr()
+    leaves = {name: x.detach().requires_grad_() for name, x in inputs.items()}
+
+    def adjacency(quantile: float):
+        return library.AdjacencyForwardBackwardWithNodeBuckets.from_csr(
+            csr.indptr,
+            csr.indices,
+            reverse.indptr,
+            reverse.indices,
+            quantile=quantile,
+            index_dtype=torch.int32,
+        )
+
+    def time(options: tuple) -> float:
+        def step():
+            out = function(*options, **leaves)
+            return torch.autograd.grad(out.sum(), list(leaves.values()))
+
+        step()
+        return min(milliseconds(step, graph.device)[0] for _ in range(3))
+
+    best = min(((adjacency(q), {}) for q in (-1, 0.9, 0.95, 0.99)), key=time)
+    for light, heavy in (
+        ("forward_light_warps", "forward_heavy_warps"),
+        ("backward_light_warps", "backward_heavy_warps"),
+    ):
+        warps = [{light: a, heavy: b} for a in (1, 2, 4) for b in (8, 16, 32)]
+        best = min(((best[0], {**best[1], **some}) for some in warps), key=time)
+    return best
+
+
+def dgnn(layer: str, graph, dropout: float = 0.0):
+    """dgNN (Zhang et al., MLSys 2022), CUDA and float32 only: its GAT.
+
+    Its results are wrong for heads of more than 32 elements where rows are longer than 32 edges.
+    """
+    import fused_gatconv as library
+
+    if layer != "gat":
+        raise NotImplementedError("dgNN has no GATv2 and no dot-product attention")
+    csr, reverse = graph.csr(), graph.reverse_csr(need_eids=True)
+    rows = csr.indptr.int(), csr.indices.int()
+    columns = reverse.indptr.int(), reverse.indices.int()
+    # Of each edge sorted by its source: its place among the edges sorted by their destination.
+    ids = reverse.eids.long()
+    permute = (ids if csr.eids is None else csr.eids.long().argsort()[ids]).int()
+
+    class Gat(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, feat, alpha_src, alpha_dst):
+            out, largest, total, mask = library.gat_forward(alpha_dst, alpha_src, *rows, SLOPE, feat, dropout)
+            ctx.save_for_backward(feat, alpha_src, alpha_dst, largest, total, mask)
+            return out
+
+        @staticmethod
+        def backward(ctx, grad):
+            feat, alpha_src, alpha_dst, largest, total, mask = ctx.saved_tensors
+            of_feat, of_dst, of_src = library.gat_backward(
+                SLOPE, dropout, *rows, *columns, permute, largest, total, mask, feat, alpha_dst, alpha_src,
+                grad.contiguous(),
+            )  # fmt: skip
+            return of_feat, of_src, of_dst
+
+    def gat(feat, alpha_src, alpha_dst):
+        if feat.dtype is not torch.float32:
+            raise NotImplementedError("dgNN computes in float32 only")
+        return Gat.apply(feat, alpha_src, alpha_dst)
+
+    return gat
+
+
+PEERS = {"dgl": dgl, "pyg": pyg, "pyg-compile": pyg_compile, "turbo-gnn": turbo_gnn, "dgNN": dgnn}
 # Those that are timed in CUDA graphs, too: plain PyTorch. A library's own launches need not survive a capture
 # (turbo-gnn's end the process).
 CAPTURED = ("pyg", "pyg-compile")

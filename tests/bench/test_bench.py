@@ -263,8 +263,8 @@ def test_sampled_check_is_shown(tiny, tmp_path, capsys):
     assert capsys.readouterr().out.count("error of 30 rows of the output") == 2
 
 
-def _released_turbo_gnn():
-    """What turbo-gnn 0.1.0rc4 computes, by its interface: rows are destinations, and its K is of the row."""
+def _turbo_gnn():
+    """What turbo-gnn computes, by its interface: rows are destinations, and its K is of the row."""
 
     class Adjacency:
         @classmethod
@@ -274,13 +274,14 @@ def _released_turbo_gnn():
             assert torch.equal(found.graph.reverse_csr().indices, bwd_indices)
             return found
 
-    def gatv2_aggr(graph, x, x_neighbors, attention_weights, negative_slope=0.2):
+    def gatv2_aggr(graph, x, x_neighbors, attention_weights, negative_slope=0.2, **warps):
+        assert not warps or set(warps) >= {"forward_light_warps", "forward_heavy_warps"}
         out = reference.gatv2_attention(
             graph.graph, x_neighbors, x, attention_weights, negative_slope=negative_slope
         )
         return out.flatten(1)
 
-    def graph_transformer_aggr(graph, x, Q, K, V, scale=None):
+    def graph_transformer_aggr(graph, x, Q, K, V, scale=None, **warps):
         assert x.shape == (len(Q), Q[0].numel())
         return reference.dot_attention(graph.graph, K, Q, V, scale=scale)
 
@@ -292,15 +293,49 @@ def _released_turbo_gnn():
 
 @pytest.mark.parametrize("layer", ["gatv2", "dot"])
 def test_turbo_gnn_gets_its_inputs(layer, monkeypatch):
-    monkeypatch.setitem(sys.modules, "turbo_gnn", _released_turbo_gnn())
+    monkeypatch.setitem(sys.modules, "turbo_gnn", _turbo_gnn())
     graph = _blocks(num_src=9)
     work = workloads.Workload.make(workloads.LAYERS[layer], graph, 2, 4, torch.float32)
     results = work.call(peers.PEERS["turbo-gnn"](layer, graph), "train")()
     assert max(work.errors(results, work.reference(True)).values()) < 1e-5
 
 
+class _FusedGatconv(ModuleType):
+    """What dgNN computes, by its interface; backward checks each edge's place in both orders."""
+
+    def gat_forward(self, attn_row, attn_col, row_ptr, col_ind, slope, feat, dropout):
+        assert all(x.dtype is torch.int32 for x in (row_ptr, col_ind))
+        self.graph = Graph.from_csr(row_ptr.long(), col_ind)
+        out = reference.gat_attention(self.graph, feat, attn_col, attn_row, negative_slope=slope)
+        return out, attn_row, attn_row, attn_row
+
+    def gat_backward(
+        self, slope, dropout, row_ptr, col_ind, col_ptr, row_ind, permute, largest, total, mask, feat,
+        attn_row, attn_col, grad,
+    ):  # fmt: skip
+        src, dst = self.graph.edge_index
+        assert torch.equal(dst[permute.long()], row_ind.long())
+        assert torch.equal(
+            src[permute.long()], torch.arange(len(col_ptr) - 1).repeat_interleave(col_ptr.diff())
+        )
+        leaves = [x.detach().requires_grad_() for x in (feat, attn_row, attn_col)]
+        with torch.enable_grad():
+            out = reference.gat_attention(self.graph, leaves[0], leaves[2], leaves[1], negative_slope=slope)
+        return torch.autograd.grad(out, leaves, grad)
+
+
+def test_dgnn_gets_its_inputs(monkeypatch):
+    monkeypatch.setitem(sys.modules, "fused_gatconv", _FusedGatconv("fused_gatconv"))
+    graph = _blocks(num_src=9)
+    work = workloads.Workload.make(workloads.LAYERS["gat"], graph, 2, 4, torch.float32)
+    results = work.call(peers.PEERS["dgNN"]("gat", graph), "train")()
+    assert max(work.errors(results, work.reference(True)).values()) < 1e-5
+    with pytest.raises(NotImplementedError, match="dgNN has no GATv2"):
+        peers.PEERS["dgNN"]("gatv2", graph)
+
+
 def test_turbo_gnn_has_no_gat(monkeypatch):
-    monkeypatch.setitem(sys.modules, "turbo_gnn", _released_turbo_gnn())
+    monkeypatch.setitem(sys.modules, "turbo_gnn", _turbo_gnn())
     with pytest.raises(NotImplementedError, match="turbo-gnn has no GAT"):
         peers.PEERS["turbo-gnn"]("gat", _blocks(num_src=9))
 
