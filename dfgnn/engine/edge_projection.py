@@ -387,6 +387,13 @@ def _differentiable(call: _Call, given, need, grad):
     return [next(grads) if needed else None for needed in need.values()]
 
 
+def _with_width(feat: Tensor | None, rows: Tensor) -> Tensor | None:
+    """Features of each head [E, H, D] with zeros up to the head size of the rows, which may be padded."""
+    if feat is None or feat.dim() == 2 or feat.shape[2] == rows.shape[2]:
+        return feat
+    return torch.nn.functional.pad(feat, (0, rows.shape[2] - feat.shape[2]))
+
+
 def _padded(proj: Tensor | None, size: int) -> Tensor | None:
     """W as the device takes it, for heads of this size."""
     if proj is None:
@@ -417,6 +424,9 @@ def _unfolded(inputs: AttentionInputs, terms: EdgeTerms) -> tuple[Tensor, Any]:
     def features(x, proj):
         return None if x is None else (x @ proj.flatten(0, 1).t()).unflatten(1, proj.shape[:2])
 
+    def in_one(x):  # where one tensor is the term of the key and of the value
+        return None if x is None else _with_width(x, inputs.tensors.value)
+
     one = terms.key is terms.value and terms.key_proj is terms.value_proj
     with _without_autocast(inputs.tensors.value.device):
         of_key = features(terms.key, terms.key_proj)
@@ -424,7 +434,7 @@ def _unfolded(inputs: AttentionInputs, terms: EdgeTerms) -> tuple[Tensor, Any]:
     if of_key is not None and of_value is not None and not one:
         return attention(inputs, EdgeTerms(of_key, None, of_value, None))
     flags = FEAT_IN_KEY * (of_key is not None) | FEAT_IN_VALUE * (of_value is not None)
-    tensors = inputs.tensors._replace(edge_feat=of_key if of_value is None else of_value)
+    tensors = inputs.tensors._replace(edge_feat=in_one(of_key if of_value is None else of_value))
     numbers = inputs.numbers._replace(flags=inputs.numbers.flags | flags)
     return attend(inputs._replace(tensors=tensors, numbers=numbers))
 
@@ -438,6 +448,9 @@ def attention(inputs: AttentionInputs, terms: EdgeTerms) -> tuple[Tensor, Any]:
     value, key, query, _, *options, out_bias = tensors
     assert key is not None and query is not None
     edge = EdgeArgs(*options)
+    key_feat = _with_width(terms.key, query)
+    value_feat = key_feat if terms.value is terms.key else _with_width(terms.value, value)
+    terms = terms._replace(key=key_feat, value=value_feat)
     one_proj = terms.key_proj is terms.value_proj
     key_proj = _padded(terms.key_proj, query.shape[2])
     value_proj = key_proj if one_proj else _padded(terms.value_proj, value.shape[2])
