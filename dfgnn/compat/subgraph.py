@@ -33,7 +33,7 @@ def node_subgraph(
     output_device: Any = None,
 ) -> DGLGraph:
     """The edges between these nodes, which are renumbered in this order. nodes: numbers or a mask, or a
-    dictionary of such by type."""
+    dictionary of such by type. output_device: where the new graph is; None: where this one is."""
     if not relabel_nodes:
         raise NotImplementedError("dgl.node_subgraph: relabel_nodes: expected True in dfgnn")
     given = nodes if isinstance(nodes, dict) else {graph._kind(None): nodes}
@@ -49,7 +49,12 @@ def node_subgraph(
         graphs[relation] = Graph.from_coo(src[eids], dst[eids], num_src=sizes[0], num_dst=sizes[1])
         edges[relation] = _rows(graph._edges[relation], eids, store_ids)
     nodes_of = {kind: _rows(graph._nodes[kind], chosen, store_ids) for kind, chosen in kept.items()}
-    return DGLGraph._of(graphs, {kind: len(x) for kind, x in kept.items()}, (nodes_of, edges))
+    sizes_of = {kind: len(x) for kind, x in kept.items()}
+    return _moved(DGLGraph._of(graphs, sizes_of, (nodes_of, edges)), output_device)
+
+
+def _moved(graph: DGLGraph, device: Any) -> DGLGraph:
+    return graph if device is None else graph.to(device)
 
 
 def _rows(frame: Any, which: Tensor, store_ids: bool) -> dict[str, Tensor]:
@@ -66,7 +71,7 @@ def edge_subgraph(
     output_device: Any = None,
 ) -> DGLGraph:
     """These edges; with relabel_nodes only the nodes at their ends, in the order in which sources and
-    then destinations come."""
+    then destinations come. output_device: where the new graph is; None: where this one is."""
     given = edges if isinstance(edges, dict) else {graph._relation(None): edges}
     chosen = {graph._relation(r): _chosen(x, graph.num_edges(r), graph.device) for r, x in given.items()}
     none = torch.zeros(0, dtype=torch.int64, device=graph.device)
@@ -78,7 +83,7 @@ def edge_subgraph(
     nodes = {kind: dict(frame) for kind, frame in graph._nodes.items()}
     whole = DGLGraph._of(graphs, graph._sizes, (nodes, frames))
     if not relabel_nodes:
-        return whole
+        return _moved(whole, output_device)
     used: dict[Any, list[Tensor]] = {kind: [none] for kind in graph._sizes}
     for relation, fused in graphs.items():
         for kind, ends in zip((relation[0], relation[2]), fused.edge_index):
@@ -90,7 +95,7 @@ def edge_subgraph(
         ends = [places[kind][x] for kind, x in zip((relation[0], relation[2]), fused.edge_index)]
         graphs[relation] = between(ends, sizes[relation[0]], sizes[relation[2]])
     rows = {kind: _rows(graph._nodes[kind], nodes, store_ids) for kind, nodes in kept.items()}
-    return DGLGraph._of(graphs, sizes, (rows, frames))
+    return _moved(DGLGraph._of(graphs, sizes, (rows, frames)), output_device)
 
 
 def _places(nodes: Tensor, size: int) -> Tensor:
@@ -108,30 +113,14 @@ def first_seen(x: Tensor) -> Tensor:
     return values[at.argsort()]
 
 
-def in_subgraph(
-    graph: DGLGraph,
-    nodes: Any,
-    *,
-    relabel_nodes: bool = False,
-    store_ids: bool = True,
-    output_device: Any = None,
-) -> DGLGraph:
-    """The edges into these nodes."""
-    eids = graph.in_edges(nodes, form="eid")
-    return edge_subgraph(graph, eids, relabel_nodes=relabel_nodes, store_ids=store_ids)
+def in_subgraph(graph: DGLGraph, nodes: Any, *, relabel_nodes: bool = False, **options: Any) -> DGLGraph:
+    """The edges into these nodes; options: as for :func:`edge_subgraph`."""
+    return edge_subgraph(graph, graph.in_edges(nodes, form="eid"), relabel_nodes=relabel_nodes, **options)
 
 
-def out_subgraph(
-    graph: DGLGraph,
-    nodes: Any,
-    *,
-    relabel_nodes: bool = False,
-    store_ids: bool = True,
-    output_device: Any = None,
-) -> DGLGraph:
-    """The edges out of these nodes."""
-    eids = graph.out_edges(nodes, form="eid")
-    return edge_subgraph(graph, eids, relabel_nodes=relabel_nodes, store_ids=store_ids)
+def out_subgraph(graph: DGLGraph, nodes: Any, *, relabel_nodes: bool = False, **options: Any) -> DGLGraph:
+    """The edges out of these nodes; options: as for :func:`edge_subgraph`."""
+    return edge_subgraph(graph, graph.out_edges(nodes, form="eid"), relabel_nodes=relabel_nodes, **options)
 
 
 def edge_type_subgraph(graph: DGLGraph, etypes: Sequence[Any]) -> DGLGraph:
