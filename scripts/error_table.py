@@ -1,4 +1,4 @@
-"""The errors that bad input gives, as a page of tables:
+"""The errors that bad input gives, as a page of lists:
 
     python scripts/error_table.py > docs/internals/errors.md
 
@@ -32,9 +32,9 @@ def raised(case) -> Exception:
     raise AssertionError(f"{case}: no error")
 
 
-def _cell(text: str) -> str:
+def _code(text: str) -> str:
     """As code, in which Markdown changes nothing."""
-    text, fence = " ".join(text.split()).replace("|", "\\|"), "``" if "`" in text else "`"
+    text, fence = " ".join(text.split()), "``" if "`" in text else "`"
     return f"{fence}{text}{fence}"
 
 
@@ -44,11 +44,10 @@ def page() -> str:
     for case in (*bad_input.cases(), *bad_layers.cases()):
         sections.setdefault(case.where, []).append(case)
     for where, group in sections.items():
-        parts.append(f"\n## `{where}`\n\n| argument | what is wrong | error | message |\n|---|---|---|---|\n")
+        parts.append(f"\n## `{where}`\n\n")
         for case in group:
-            error = raised(case)
-            name, argument = type(error).__name__, f"`{case.argument}`" if case.argument else ""
-            parts.append(f"| {argument} | {case.wrong} | {name} | {_cell(str(error))} |\n")
+            error, argument = raised(case), f"`{case.argument}`, " if case.argument else ""
+            parts.append(f"- {argument}{case.wrong}: {type(error).__name__}\\\n  {_code(str(error))}\n")
     return "".join(parts)
 
 
