@@ -1,12 +1,12 @@
 """The scheduler: from the degree distribution of a graph to a plan of work items.
 
-``plans``      what a plan is, and the feature shape that it is for
-``device``     what is known of the device
-``items``      rows cut into items, ``tiles`` into dense blocks
+``plans``      the record of a plan, and the feature shape that it is made for
+``device``     the device's properties that the cost estimates need
+``items``      cuts rows into work items; ``tiles`` cuts them into dense blocks
 ``direction``  one direction of a graph, and what its plans share
-``cost``       what a schedule costs
-``choose``     describes the schedules and takes one
-``planner``    keeps the plans of a graph, ``tuning`` measures them
+``cost``       estimates what a schedule costs
+``choose``     describes the schedules and chooses one
+``planner``    caches the plans of a graph; ``tuning`` measures them
 """
 
 from .choose import parse

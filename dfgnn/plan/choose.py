@@ -1,28 +1,28 @@
-"""From the degree distribution to a plan: which rows, or pieces of rows, run where and in what order.
+"""Chooses a schedule for a graph: which rows, or chunks of rows, run where and in what order.
 
-Level 1 of the scheduler (level 2, how a warp works on its edges: ``csrc/cuda/attention/lanes.cuh``). A plan
-cuts the rows of a CSR into work items of at most ``max_edges`` edges; a longer row (a *super node*) is split
-into equal pieces whose partial results are merged exactly. The schedules differ in the order of the items and
-in how many rows a warp takes:
+This is level 1 of the scheduler; level 2, how a warp works on its edges, is in
+``csrc/cuda/attention/lanes.cuh``. A plan cuts the rows of a CSR into work items of at most ``max_edges``
+edges; a longer row (a *super node*) is split into equal chunks whose partial results are merged exactly. The
+schedules differ in the order of the work items and in how many rows a warp takes:
 
-``natural``        one row or piece per warp, in row order: neighbouring rows run together and share cache.
-``longest_first``  the same items by decreasing number of edges: no long item is left for the end.
-``packed``         every sub-warp of a warp takes a row of its own; longest first, except where all rows are
-                   alike. Needs feature rows of at most 256 bytes per tile of heads, so that a warp has
+``natural``        One row or chunk per warp, in row order: neighbouring rows run together and share cache.
+``longest_first``  The same work items, most edges first, so that no long one runs alone at the end.
+``packed``         Every sub-warp of a warp takes a row of its own; longest first, except where all rows are
+                   alike. It needs feature rows of at most 256 bytes per tile of heads, so that a warp has
                    several sub-warps.
-``tiles``          windows of 64 rows as dense blocks with masks, on tensor cores (``tiles``): what rows
-                   of a window have in common is loaded once. Float16 and bfloat16, heads of 8, 16, 32, 64 or
-                   128 elements, additive and dot attention without edge tensors, dropout or returned
-                   attention, no edge twice.
+``tiles``          Windows of 64 rows as dense blocks with masks, on tensor cores (``tiles``): neighbours that
+                   rows of a window share are loaded once. It needs float16 or bfloat16, heads of 8, 16, 32,
+                   64 or 128 elements, additive or dot attention without edge tensors, dropout or returned
+                   attention, and no edge twice.
 
 On the CPU, threads take equal numbers of edges of the natural order, so ``natural`` is the only schedule
 there.
 
-``plan`` estimates the cost of every candidate and takes the cheapest; a schedule asked for by name is taken
-or refused with an error, never replaced. ``"natural<=512"`` also sets the bound of an item, which otherwise
-follows from the number of edges; of tiles it bounds the columns. ``"natural<=512 heads<=2"`` works on two
-heads at a time, over all rows, and ``"natural<=512 sources/2"`` on half of the sources at a time: where the
-neighbours' rows exceed the L2 cache and those of some heads, or parts, do not, that is the choice.
+``plan`` estimates the cost of every candidate and takes the cheapest; a schedule that the caller names is
+taken or refused with an error, never replaced. ``"natural<=512"`` also sets the maximum edges per work item,
+which otherwise follows from the number of edges; with tiles it limits the columns. ``"natural heads<=2"``
+works on two heads at a time, ``"natural sources/2"`` on half of the sources at a time. Both help where the
+neighbours' rows exceed the L2 cache and those of some heads, or of a source partition, fit.
 ``Graph.autotune`` measures instead of estimating.
 """
 
@@ -36,7 +36,7 @@ from .plans import SCHEDULES, Plan, Shape
 
 
 def parse(schedule: str) -> tuple[str, int | None, int | None, int | None]:
-    """(name, bound, heads, parts) of "natural<=512 heads<=2 sources/4"; None for what is not given.
+    """Splits "natural<=512 heads<=2 sources/4" into (name, bound, heads, parts); what is absent is None.
 
     Raises TypeError (no string) and ValueError (unknown name, bound below ``LEAST_BOUND``, no heads).
     """
@@ -44,25 +44,23 @@ def parse(schedule: str) -> tuple[str, int | None, int | None, int | None]:
         return schedule, None, None, None
     if not isinstance(schedule, str):
         raise TypeError(f"schedule: expected a string, got {type(schedule).__name__}")
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"(\w+)(?: ?<= ?(\d+))?(?: heads ?<= ?([1-9]\d{0,8}))?(?: sources/([1-9]\d?))?", schedule
     )
-    name, bound, heads, parts = found.groups() if found else (None,) * 4
+    name, bound, heads, parts = match.groups() if match else (None,) * 4
     if name not in ("auto", *SCHEDULES) or (name == "auto" and (bound or heads or parts)):
         raise ValueError(
-            f"schedule: expected 'auto' or one of {', '.join(SCHEDULES)}, if wanted with a bound on the "
-            f"edges of an item ('natural<=512'), on the heads at a time ('natural heads<=2') and with the "
-            f"sources in parts ('natural sources/2'), got {schedule!r}"
+            f"schedule: expected 'auto' or one of {', '.join(SCHEDULES)}, optionally with a maximum of edges "
+            f"per work item ('natural<=512'), of heads at a time ('natural heads<=2') and with the sources "
+            f"in partitions ('natural sources/2'), got {schedule!r}"
         )
     if bound and not cost.LEAST_BOUND <= int(bound) < 2**31:
         raise ValueError(f"schedule: expected a bound from {cost.LEAST_BOUND} to 2**31 - 1, got {schedule!r}")
     if parts and int(parts) > cost.MOST_PARTS:
-        raise ValueError(
-            f"schedule: expected at most {cost.MOST_PARTS} parts of the sources, got {schedule!r}"
-        )
+        raise ValueError(f"schedule: expected at most {cost.MOST_PARTS} source partitions, got {schedule!r}")
     if name == "tiles" and (heads or parts):
         raise ValueError(
-            f"schedule: expected no heads or parts of tiles, which share neighbours, got {schedule!r}"
+            f"schedule: expected no heads or sources for tiles, whose rows share neighbours, got {schedule!r}"
         )
     numbers = [int(x) if x else None for x in (bound, heads, parts)]
     return name, numbers[0], numbers[1], numbers[2]
@@ -71,9 +69,11 @@ def parse(schedule: str) -> tuple[str, int | None, int | None, int | None]:
 def plan(
     direction: Direction, shape: Shape, schedule: str = "auto", edges: bool = False, once: bool = False
 ) -> Plan:
-    """schedule: one of ``SCHEDULES``, alone or with a bound (see ``parse``), or "auto" for the cheapest by
-    estimate. edges: the call has edge tensors or dropout, or returns attention. once: the graph is for one
-    step, and nobody is to wait.
+    """The plan of one direction of a graph for a feature shape.
+
+    schedule: one of ``SCHEDULES``, alone or with a bound (see ``parse``), or "auto" for the cheapest by
+    estimate. edges: the call has edge tensors or dropout, or returns attention. once: the graph is used for
+    one step, so that planning must not wait for the GPU.
 
     Raises ValueError for an unknown schedule or layer, or a schedule that this device, feature shape or graph
     does not have.
@@ -91,7 +91,7 @@ def plan(
     heads = fit[0] if heads is None else heads if heads < shape.heads else 0
     parts = fit[1] if parts is None else parts
     if parts > 1 and not direction.rises:
-        raise ValueError("schedule: parts of the sources need the neighbours of every row in rising order")
+        raise ValueError("schedule: source partitions need the neighbours of every row in rising order")
     packable = cost.sub_warps(heads or shape.heads, shape.dim, shape.dtype)
     candidates = cost.on_rows(stats, packable, device)
     refusal = tiles.refusal(shape.dim, shape.dtype, device.kind)
@@ -104,7 +104,7 @@ def plan(
         if order[0].schedule == "tiles" and (
             direction.sharing < cost.LEAST_SHARING or direction.tiles is None
         ):
-            order.pop(0)  # nothing is shared that tiles would load once, or an edge is there twice
+            order.pop(0)  # rows share too few neighbours, or an edge occurs twice
         chosen, why = order[0].schedule, "cheapest estimate"
     elif name in (c.schedule for c in candidates) or (name == "tiles" and refusal is None):
         chosen, why = name, "asked for by name"
@@ -115,19 +115,19 @@ def plan(
             reason = "the CPU has 'natural' only"
         else:
             rows = f"{shape.heads} x {shape.dim} {shape.dtype}"
-            reason = f"rows of {rows} fill a warp, so that it cannot take several"
+            reason = f"a row of {rows} fills a warp, which cannot take several"
         raise ValueError(f"schedule: {name!r} is not available: {reason}")
 
     if chosen == "tiles":
-        built = direction.tiles
-        if built is None:
+        dense = direction.tiles
+        if dense is None:
             raise ValueError(
                 "schedule: 'tiles' is not available: the graph has an edge twice, "
-                "and a tile has no place for it"
+                "and a tile has one bit per pair of nodes"
             )
-        bound = bound or cost.max_columns(len(built.chunks), shape.heads, device)
-        found = tiles.items(built, stats.num_rows, max(bound // tiles.COLUMNS, 1))
-        return Plan("tiles", bound, *found, direction.size, False, why, stats, candidates, built.chunks)
+        bound = bound or cost.max_columns(len(dense.chunks), shape.heads, device)
+        work = tiles.items(dense, stats.num_rows, max(bound // tiles.COLUMNS, 1))
+        return Plan("tiles", bound, *work, direction.size, False, why, stats, candidates, dense.chunks)
     by_name = bound is not None
     bound = bound or cost.max_edges(stats, chosen, device)
     longest_first = chosen == "longest_first" or (chosen == "packed" and stats.cv >= cost.ALIKE)
@@ -135,58 +135,59 @@ def plan(
     as_asked = by_name or (parts > 1 and not joins)
     while True:
         key = bound, longest_first, parts
-        found, part_items = direction.joined(*key) if joins else (direction.items(*key), ())
-        partial = cost.partial_bytes(shape, direction.reverse, found.num_slots)
+        work, sizes = direction.joined(*key) if joins else (direction.items(*key), ())
+        partial = cost.partial_bytes(shape, direction.reverse, work.num_slots)
         if as_asked or partial <= cost.most_partial_bytes(shape, direction):
             break
         bound *= 2
     return Plan(
-        chosen, bound, *found, direction.size, chosen == "packed", why, stats, candidates, None, heads, parts,
-        part_items, partial,
+        chosen, bound, *work, direction.size, chosen == "packed", why, stats, candidates, None, heads,
+        parts, sizes, partial,
     )  # fmt: skip
 
 
 def _plan_on_cpu(direction: Direction, shape: Shape, name: str, bound: int | None, heads: int) -> Plan:
-    """Without statistics: they would take longer than the rest, which a graph that is used once pays at every
-    step. The kernels choose whether short rows go in groups; the plan says so."""
+    """The plan on a CPU. It takes no degree statistics, which would cost a graph that is used once more than
+    the rest of its plan. The kernels decide whether short rows are grouped; the plan's notes say so."""
     bound = bound or cost.CPU_BOUND
-    found = direction.items(bound, False, 1)
+    work = direction.items(bound, False, 1)
     why = "cheapest estimate" if name == "auto" else "asked for by name"
     size = direction.size
-    candidates = cost.on_cpu(size[2], len(found.items), shape, direction.reverse)
-    return Plan("natural", bound, *found, size, False, why, None, candidates, None, heads)
+    candidates = cost.on_cpu(size[2], len(work.items), shape, direction.reverse)
+    return Plan("natural", bound, *work, size, False, why, None, candidates, None, heads)
 
 
 def _plan_once(direction: Direction, shape: Shape) -> Plan:
-    """Without statistics."""
+    """The plan of a graph that is used for one step: made without degree statistics."""
     packed = cost.sub_warps(shape.heads, shape.dim, shape.dtype) > 1
-    found = direction.items_once
+    work = direction.items_once
     name, why = "packed" if packed else "natural", "a graph for one step"
-    return Plan(name, items.ONCE_BOUND, *found, direction.size, packed, why, None, ())
+    return Plan(name, items.ONCE_BOUND, *work, direction.size, packed, why, None, ())
 
 
 def alternatives(direction: Direction, shape: Shape, chosen: Plan) -> list[str]:
-    """What could be asked for instead of "auto", which is `chosen`: every schedule that there is here, with
-    its own bound, half and twice of it where that cuts rows in other places, and with fewer heads at a time
-    or the sources in parts where the neighbours' rows exceed half of the L2 cache. `chosen` is among them.
+    """Names of the schedules that autotuning compares with `chosen`, the plan of "auto" (which is among
+    them): every available schedule with its estimated bound, half and twice of it where that cuts rows
+    elsewhere, and with fewer heads at a time or source partitions where the neighbours' rows exceed half of
+    the L2 cache.
     """
     stats = direction.stats
-    found: dict[tuple, str] = {}
+    names: dict[tuple, str] = {}
     for candidate in chosen.candidates:
         if candidate.schedule == "tiles":
             if direction.tiles is not None:
-                own = cost.max_columns(len(direction.tiles.chunks), shape.heads, direction.device)
-                found |= {("tiles", b): f"tiles<={b}" for b in (own, own // 2, 2 * own)}
+                limit = cost.max_columns(len(direction.tiles.chunks), shape.heads, direction.device)
+                names |= {("tiles", b): f"tiles<={b}" for b in (limit, limit // 2, 2 * limit)}
             continue
-        own = cost.max_edges(stats, candidate.schedule, direction.device)
+        limit = cost.max_edges(stats, candidate.schedule, direction.device)
         for heads, parts in cost.cache_splits(direction, shape):
             if candidate.schedule == "packed" and cost.sub_warps(heads, shape.dim, shape.dtype) == 1:
                 continue
             mine = (heads, parts) == (chosen.heads_per_tile or shape.heads, chosen.source_parts)
-            for bound in (own, own // 2, 2 * own) if mine else (own,):
+            for bound in (limit, limit // 2, 2 * limit) if mine else (limit,):
                 if bound >= cost.LEAST_BOUND:
                     name = f"{candidate.schedule}<={bound}" + (
                         "" if mine else f" heads<={heads} sources/{parts}"
                     )
-                    found.setdefault((candidate.schedule, min(bound, stats.max), heads, parts), name)
-    return list(found.values())
+                    names.setdefault((candidate.schedule, min(bound, stats.max), heads, parts), name)
+    return list(names.values())

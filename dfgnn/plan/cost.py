@@ -1,7 +1,7 @@
-"""What a schedule costs: constants calibrated on an H200 (docs/performance-log.md), scaled to the device.
+"""Estimates what a schedule costs, from constants calibrated on an H200 (docs/performance-log.md).
 
-Costs are in edges on the critical path of a warp: the share of a resident warp, times what the order loses,
-plus the tail that is left at the end.
+A cost is a number of edges on the critical path of a warp: the edges per resident warp, times the loss of the
+schedule's order, plus the tail, which is the work that remains when most warps have finished.
 """
 
 from __future__ import annotations
@@ -18,42 +18,43 @@ from .direction import Direction
 from .plans import Candidate, Shape
 
 _WARP = 32
-# The least bound of an item: a warp's edges. Partial results stay below 1/32 of a tensor of edges.
+# No work item is limited to fewer edges than a warp has lanes: partial results then stay below 1/32 of an
+# edge tensor's size.
 LEAST_BOUND = _WARP
-# The bound on a CPU, where a row is cut only so that several threads can have a part of it.
+# Maximum edges per work item on a CPU, where rows are cut only so that several threads can share one.
 CPU_BOUND = 4096
-# Starting and finishing an item, in edges; twice that where a row has to feed four sub-warps, and so on;
+# What starting and finishing a work item costs, in edges; with more than two sub-warps per row it grows.
 _ITEM_COST = 10.0
-# slow-down of natural order where degrees vary, on top of the tail: warps of a block finish apart;
+# Slow-down of natural order where degrees vary, beside the tail: the warps of a block finish at other times.
 _UNEVEN_LOSS = 1.15
-# slow-down of another order where rows are alike, as in batches of small graphs: neighbours lose their cache;
+# Slow-down of longest_first where rows are alike, as in batches of small graphs: cached neighbours are lost.
 _LOCALITY_LOSS = 1.4
-# slow-down of two sub-warps with a row each, whose steps are not the same; more of them make up for it.
+# Slow-down of two sub-warps with a row each, whose iterations diverge; with more sub-warps it disappears.
 _PACKING_LOSS = 1.03
-# Items of whole warps for each resident warp, at least; and the power of a warp's edges that an item of
-# sub-warps holds at most, of which more run at a time and take longer.
+# Least number of work items per resident warp; and an exponent: a packed work item may have (edges per
+# resident warp) ** 0.9 edges, because sub-warps take longer but more of them run at a time.
 _ITEMS_PER_WARP, _PACKED_POWER = 1.55, 0.9
-# What is left at the end, in edges, where the longest items go first; and of one of sub-warps, as a share of
-# the longest item for each of the others.
+# The tail in edges where the longest work items run first; and that of sub-warps, as a share of the longest
+# work item per further sub-warp.
 _SHORT_TAIL, _PACKED_TAIL = 64.0, 1 / 4
-# A chunk of tiles, in edges of the layer on rows: with heads of 8 elements, for which rows take few
-# instructions, and with larger ones.
+# What a chunk of block-sparse tiles costs, in edges of the kernels on rows: with heads of 8 elements, for
+# which those take few instructions, and with larger ones.
 CHUNK_COST: dict[str | None, tuple[float, float]] = {"gat": (660.0, 420.0), "dot": (400.0, 230.0)}
-# Rows of a window that share a neighbour, from which on "auto" takes tiles: blocks are nearly empty below,
-# and a graph of a few edges would have their roundings for nothing.
+# "auto" takes tiles from so many rows of a window per shared neighbour on: with fewer, blocks are nearly
+# empty, and a graph of a few edges would get their rounding errors without being faster.
 LEAST_SHARING = 2.0
-# Rows gathered per edge forward or over destinations, and over sources: arrays that the cache has to hold.
-# None: the plain products.
+# Rows gathered per edge in the passes over destinations and over sources; the cache should hold all of these
+# arrays. The key None stands for the plain products.
 GATHERED: dict[str | None, tuple[int, int]] = {"gat": (1, 1), "gatv2": (1, 2), "dot": (2, 2), None: (1, 1)}
 _MOST_PARTS = 8
-# Of the L2 cache, that the rows of a part may take: what is streamed takes the rest. Heads are halved until
-# theirs fit, or exceed it by little.
+# The share of the L2 cache that the rows of a source partition may take; streamed data needs the rest. Heads
+# at a time are halved until their rows take at most 1.25 of the cache.
 _PART_OF_CACHE, _HEADS_OF_CACHE = 2 / 3, 1.25
-# Lanes that a neighbour's row needs to be worth an instruction; edges of a row to be worth a visit per group
-# of heads.
+# A neighbour's row should need at least so many lanes, or loading it wastes instructions; and rows should
+# have so many edges in the mean, or visiting them once per group of heads costs more than it saves.
 _LEAST_LANES = 8
 _LEAST_MEAN = 64.0
-# Degrees are alike below this coefficient of variation.
+# Degrees count as alike below this coefficient of variation.
 ALIKE = 0.5
 
 
@@ -83,7 +84,7 @@ def sub_warps(num_heads: int, head_dim: int, dtype: torch.dtype) -> int:
     return _WARP // (tile_heads(num_heads, lanes) * lanes)
 
 
-# ---- bounds of items -------------------------------------------------------------------------------
+# ---- maximum edges per work item -------------------------------------------------------------------
 
 
 def _power_of_two_below(x: float) -> int:
@@ -91,9 +92,8 @@ def _power_of_two_below(x: float) -> int:
 
 
 def max_edges(stats: DegreeStats, schedule: str, device: Device) -> int:
-    """Bound of an item: about two items per resident warp where there are few edges, for balance; no more
-    than 1,024 where there are many, and 512 for sub-warps that work alone, to which an item takes longer.
-    """
+    """Maximum edges per work item: about two work items per resident warp where there are few edges, for
+    balance; at most 1,024 edges where there are many, and 512 for sub-warps, which take longer per edge."""
     if device.kind != "cuda":
         return CPU_BOUND
     per_warp = stats.num_edges / device.resident_warps
@@ -105,29 +105,27 @@ def max_edges(stats: DegreeStats, schedule: str, device: Device) -> int:
 
 
 def max_columns(num_chunks: int, num_heads: int, device: Device) -> int:
-    """Bound of an item of tiles: windows whole where there are enough of them for every head's blocks."""
+    """Maximum columns per work item of tiles: windows stay whole where there are enough to fill the GPU."""
     enough = num_chunks * tiles.COLUMNS * num_heads / device.resident_blocks
     return min(max(_power_of_two_below(enough), 4 * tiles.COLUMNS), 4096)
 
 
 # ---- partial rows ----------------------------------------------------------------------------------
 
-# Arrays that forward and the pass over sources sum up: partial rows of each for split rows. (The pass over
-# destinations has one.)
+# How many arrays forward and the pass over sources sum up; a row chunk writes a partial row of each.
 _SUMS: dict[str | None, tuple[int, int]] = {"gat": (2, 1), "gatv2": (1, 1), "dot": (1, 2), None: (1, 1)}
-# Partial rows may take this share of a feature array for each of these sums, so that a training step takes
-# less than three arrays beyond its inputs, results and gradients; or these bytes.
+# Partial rows may take this share of a feature array for each of these sums, or so many bytes if that is
+# more. A training step then takes less than three arrays beyond its inputs, results and gradients.
 _PARTIAL_SHARE, _PARTIAL_BYTES = 0.85, 2**24
-# Parts of the sources that can be asked for, and bytes of a head that a warp holds, as in csrc/core/params.h.
+# Most source partitions, and the bytes of a head that a warp's registers hold, as in csrc/core/params.h.
 MOST_PARTS = 16
 _WIDE_BYTES = 2048
 
 
 def joins(shape: Shape) -> bool:
-    """Whether a row's items of several parts of the sources are added up in the row itself. In 16 bits they
-    are not, as it would be rounded each time, and where a head is worked on in chunks of columns they cannot
-    be.
-    """
+    """Whether a row's work items in several source partitions add up in the output row itself. In 16 bits
+    they do not, because each addition would round, and heads wider than a warp's registers have no such
+    kernel."""
     return shape.dtype.itemsize >= 4 and shape.dim * shape.dtype.itemsize <= _WIDE_BYTES
 
 
@@ -136,7 +134,7 @@ def sums(shape: Shape, reverse: bool) -> int:
 
 
 def partial_bytes(shape: Shape, reverse: bool, num_slots: int) -> int:
-    """Of the partial rows that a pass writes, in the type of sums, for so many pieces of split rows."""
+    """Bytes of the partial rows that a pass writes, in the accumulation type, for so many row chunks."""
     return num_slots * shape.heads * shape.dim * max(shape.dtype.itemsize, 4) * sums(shape, reverse)
 
 
@@ -145,17 +143,16 @@ def most_partial_bytes(shape: Shape, direction: Direction) -> int:
     return max(int(_PARTIAL_SHARE * of_array) * sums(shape, direction.reverse), _PARTIAL_BYTES)
 
 
-# ---- numbers of the edges --------------------------------------------------------------------------
+# ---- per-edge alpha and ds -------------------------------------------------------------------------
 
-# The scratch of backward, them included, may take so many times what a feature of all nodes takes. Partial
-# rows are not counted here: csrc/torch/cuda.cpp has the last word.
+# Scratch of backward, per-edge alpha and ds included, may take so many times the bytes of one feature array.
+# Partial rows are not counted here: csrc/torch/cuda.cpp counts them and decides.
 _MOST_SCRATCH = 3
 
 
-def hands_over(shape: Shape, destinations: Direction) -> bool:
-    """Whether the pass over destinations may leave alpha and ds of the edges to the one over sources, so that
-    both need the edges' ids. The CPU's kernels do wherever there are such passes, the GPU's for dot.
-    """
+def saves_alpha_ds(shape: Shape, destinations: Direction) -> bool:
+    """Whether the pass over destinations may save per-edge alpha and ds for the pass over sources, so that
+    both need edge ids. The CPU's kernels do so wherever backward has both passes, the GPU's for dot alone."""
     if destinations.device.kind != "cuda":
         return shape.layer in ("dot", "gatv2")
     num_dst, num_src, num_edges = destinations.size
@@ -171,14 +168,14 @@ _ON_CPU = "threads take equal numbers of edges"
 
 
 def grouped_below(heads: int, backward: bool) -> int:
-    """The mean degree of items below which the CPU takes short rows in groups (csrc/cpu/engine.h)."""
+    """The mean edges per work item below which the CPU groups short rows (csrc/cpu/engine.h)."""
     return 2 + 6 * heads if backward else 24 + 8 * heads
 
 
 def on_cpu(num_edges: int, num_items: int, shape: Shape, reverse: bool) -> tuple[Candidate, ...]:
     note = _ON_CPU
     if shape.layer is not None:
-        # Which passes walk this direction: forward not the reverse one, GAT's backward only that.
+        # Forward never runs over the reverse direction; GAT's backward runs over that one alone.
         walks = [False] * (not reverse) + [True] * (reverse or shape.layer != "gat")
         names = [
             "backward" if backward else "forward"
@@ -190,24 +187,24 @@ def on_cpu(num_edges: int, num_items: int, shape: Shape, reverse: bool) -> tuple
 
 
 def costs_on_rows(stats: DegreeStats, packable: int, device: Device) -> dict[str, float]:
-    """packable: sub-warps of a warp, for the heads that are worked on at a time."""
+    """The estimated cost of each schedule on rows. packable: sub-warps per warp, for the heads at a time."""
     if device.kind != "cuda":
         return {"natural": float(stats.num_edges)}
     alike, warps = stats.cv < ALIKE, device.resident_warps
     longest = min(stats.max, max_edges(stats, "natural", device))
     item_cost = _ITEM_COST * max(packable / 2, 1)
     whole = (stats.num_edges + item_cost * stats.num_rows) / warps
-    found = {
+    costs = {
         "natural": whole if alike else whole * _UNEVEN_LOSS + longest,
         "longest_first": whole * (_LOCALITY_LOSS if alike else 1) + min(stats.mean, _SHORT_TAIL),
     }
     if packable > 1:
-        # A row that would have had all sub-warps has one, and those of a warp wait for the longest.
+        # A row gets one sub-warp instead of all, and the sub-warps of a warp wait for the longest row.
         loss = _PACKING_LOSS if packable == 2 else 1
         share = (stats.num_edges + _ITEM_COST / packable * stats.num_rows) / warps
         longest = min(stats.max, max_edges(stats, "packed", device))
-        found["packed"] = share * loss + longest * _PACKED_TAIL * (packable - 1)
-    return found
+        costs["packed"] = share * loss + longest * _PACKED_TAIL * (packable - 1)
+    return costs
 
 
 def on_rows(stats: DegreeStats, packable: int, device: Device) -> tuple[Candidate, ...]:
@@ -221,7 +218,7 @@ def on_rows(stats: DegreeStats, packable: int, device: Device) -> tuple[Candidat
 
 
 def on_tiles(direction: Direction, shape: Shape) -> Candidate:
-    """The chunks, from how many rows share a neighbour in some windows."""
+    """Estimates the number of chunks from sampled windows: how many of their rows share a neighbour."""
     stats, shared = direction.stats, direction.sharing
     windows = stats.num_rows / tiles.ROWS
     chunks = stats.num_edges / max(shared, 1) / tiles.COLUMNS + windows / 2
@@ -229,13 +226,15 @@ def on_tiles(direction: Direction, shape: Shape) -> Candidate:
     return Candidate("tiles", cost, f"{shared:.1f} rows of a window share a neighbour")
 
 
-# ---- less at a time, so that it fits into the cache ------------------------------------------------
+# ---- fewer heads or sources at a time, so that their rows fit into the cache -----------------------
 
 
 def cache_split(direction: Direction, shape: Shape) -> tuple[int, int]:
-    """(heads at a time, parts of the sources): parts, or where rows do not rise, cannot be joined or too many
-    parts are needed heads, such that the rows that a pass gathers fit into the L2 cache. (0, 1) where they
-    fit as they are, or cannot, or rows are short, or instructions are what binds (GATv2 in 16 bits).
+    """(heads at a time, source partitions) such that the rows that a pass gathers fit into the L2 cache.
+
+    Source partitions come first; fewer heads where indices descend, `joins` is false or too many partitions
+    are needed. (0, 1), all at a time, where the rows fit as they are, no division makes them fit, rows are
+    short, or instructions are the limit rather than memory (GATv2 in 16 bits).
     """
     stats, device, itemsize = direction.stats, direction.device, shape.dtype.itemsize
     if device.kind != "cuda" or stats.mean < _LEAST_MEAN or (shape.layer == "gatv2" and itemsize == 2):
@@ -256,14 +255,14 @@ def cache_split(direction: Direction, shape: Shape) -> tuple[int, int]:
 
 
 def cache_splits(direction: Direction, shape: Shape) -> list[tuple[int, int]]:
-    """Pairs of heads at a time and parts of the sources that might be worth it: more than one where the
+    """Pairs (heads at a time, source partitions) that autotuning tries: more than one pair where the
     neighbours' rows exceed half of the cache."""
     lanes = lanes_per_head(shape.heads, shape.dim, shape.dtype)
-    found = [(shape.heads, 1)]
+    pairs = [(shape.heads, 1)]
     row_bytes = shape.heads * shape.dim * shape.dtype.itemsize
     if direction.device.kind == "cuda" and direction.num_cols * row_bytes > direction.device.l2_bytes / 2:
         most = tile_heads(shape.heads, lanes)
-        found += [(n, 1) for n in (4, 2, 1) if n < most and n * lanes >= _LEAST_LANES]
+        pairs += [(n, 1) for n in (4, 2, 1) if n < most and n * lanes >= _LEAST_LANES]
         if direction.stats.mean >= _LEAST_MEAN and direction.rises:
-            found += [(shape.heads, parts) for parts in (2, 3, 4, 6)]
-    return found
+            pairs += [(shape.heads, parts) for parts in (2, 3, 4, 6)]
+    return pairs

@@ -1,4 +1,4 @@
-"""What the scheduler knows of a device, in one record."""
+"""The device properties that the scheduler's estimates use: multiprocessors, resident warps, L2 cache."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 
 __all__ = ["Device", "of"]
 
-# Warps that a multiprocessor keeps at the register use of the kernels on rows, and blocks of those on tiles.
+# So many warps of the kernels on rows, and blocks of those on tiles, fit into a multiprocessor's registers.
 _WARPS, _BLOCKS = 20, 4
-# Shared memory that a block on tiles takes for heads of 64 elements (TileLayout in attention/tiles.cuh, in
-# csrc/cuda), rounded up.
+# Shared memory of a block of tiles with heads of 64 elements, rounded up (TileLayout in
+# csrc/cuda/attention/tiles.cuh).
 _BLOCK_BYTES = 48 * 1024
 
 
@@ -23,7 +23,7 @@ class Device:
     kind: str  # "cuda", "cpu"
     name: str = ""
     num_sms: int = 0
-    warps_per_sm: int = 0  # that fit whatever their registers
+    warps_per_sm: int = 0  # the hardware's limit, whatever registers the warps use
     shared_per_sm: int = 0  # bytes
     l2_bytes: int = 0
 
@@ -49,12 +49,12 @@ def of(device: torch.device) -> Device:
 
 @cache
 def _of_gpu(index: int) -> Device:
-    found = torch.cuda.get_device_properties(index)
+    properties = torch.cuda.get_device_properties(index)
     return Device(
         "cuda",
-        found.name,
-        found.multi_processor_count,
-        found.max_threads_per_multi_processor // found.warp_size,
-        found.shared_memory_per_multiprocessor,
-        found.L2_cache_size,
+        properties.name,
+        properties.multi_processor_count,
+        properties.max_threads_per_multi_processor // properties.warp_size,
+        properties.shared_memory_per_multiprocessor,
+        properties.L2_cache_size,
     )

@@ -1,4 +1,4 @@
-"""One direction of a graph as planning sees it, and what its plans share."""
+"""One direction of a graph (rows are destinations, or sources) with what its plans share, each made once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .tiles import Tiles
 
 
 class Direction:
-    """Rows are destinations, or with ``reverse`` sources. Everything is made at its first use and kept."""
+    """Rows are destinations, or with ``reverse`` sources. What is derived is made at first use and cached."""
 
     def __init__(self, structure: Structure, reverse: bool, device: Device) -> None:
         self.reverse, self.device = reverse, device
@@ -23,7 +23,7 @@ class Direction:
         self._joined: dict[tuple[int, bool, int], tuple[Items, tuple[int, ...]]] = {}
 
     def copy(self) -> Direction:
-        """One that has what this one has, and keeps what it makes to itself."""
+        """A copy with the same cached work items; what it makes later does not appear in this one."""
         twin = copy(self)
         twin._items, twin._joined = dict(self._items), dict(self._joined)
         return twin
@@ -47,11 +47,11 @@ class Direction:
 
     @property
     def known_stats(self) -> DegreeStats | None:
-        """`stats` where that needs no waiting."""
+        """`stats` where they are on the host already; None where they would have to be waited for."""
         return (self._structure.src if self.reverse else self._structure.dst).stats
 
     def cut(self, max_edges: int) -> tuple[int, int] | None:
-        """The items beyond one per row that there are with this bound, and the split rows, where known."""
+        """(work items beyond one per row, split rows) with this bound; None where that is not known yet."""
         return self._structure.cut(self.reverse, max_edges)
 
     @property
@@ -71,11 +71,11 @@ class Direction:
 
     @cached_property
     def tiles(self) -> Tiles | None:
-        """None where an edge is there twice. Waits for the device."""
+        """None where an edge occurs twice. Waits for the device."""
         return tiles.build(self.csr, self.num_cols)
 
     def items(self, max_edges: int, longest_first: bool, parts: int) -> Items:
-        """The same tensors for every feature shape that has the same ones."""
+        """The work items for these settings. Feature shapes with the same settings share the tensors."""
         key = (max_edges, longest_first, parts)
         found = self._items.get(key)
         if found is None:
@@ -85,13 +85,13 @@ class Direction:
     def has_items(self, *key) -> bool:
         return key in self._items
 
-    def keep_items(self, max_edges: int, longest_first: bool, parts: int, made: Items) -> Items:
-        """What `items` is to give."""
-        self._items[max_edges, longest_first, parts] = made
-        return made
+    def cache_items(self, max_edges: int, longest_first: bool, parts: int, work_items: Items) -> Items:
+        """Stores work items that were made elsewhere, so that `items` returns them."""
+        self._items[max_edges, longest_first, parts] = work_items
+        return work_items
 
     def joined(self, max_edges: int, longest_first: bool, parts: int) -> tuple[Items, tuple[int, ...]]:
-        """`items` whose rows are joined part by part, and the items of each part: see `items.join`."""
+        """`items` joined by source partition, and how many each partition has: see `items.join`."""
         key = (max_edges, longest_first, parts)
         found = self._joined.get(key)
         if found is None:
@@ -101,5 +101,5 @@ class Direction:
 
     @cached_property
     def items_once(self) -> Items:
-        """Of a graph for one step: see `items.of_rows_once`."""
+        """The work items of a graph that is used for one step: see `items.of_rows_once`."""
         return items.of_rows_once(self.csr)

@@ -1,4 +1,4 @@
-"""Plans of a graph of fixed capacity."""
+"""The planner of a graph of fixed capacity, whose edges change between the replays of a CUDA graph."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from .plans import Plan, Shape
 
 
 class FixedPlanner(Planner):
-    """Plans anew when the edges are others; on a GPU without waiting, like those of a graph for one step."""
+    """Plans anew after the edges have changed; on a GPU without waiting, as for a graph used for one step."""
 
     structure: FixedStructure
 
     def __init__(self, structure: FixedStructure) -> None:
         super().__init__(structure, once=True)
-        self._of_all = None  # its CSRs have more places than edges
+        self._of_all_shapes = None  # its CSRs have room for more edges than there are
         self._made_for = structure.generation
 
     @property

@@ -1,4 +1,4 @@
-"""Work items: rows, or pieces of rows, in the order in which they run."""
+"""Cuts the rows of a CSR into work items: rows, or chunks of rows, in the order in which they run."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ..sparse.csr import CSR
 from .plans import Items
 
 _plan_rows, _cut_rows = ops.plan_rows.default, ops.cut_rows.default
-# In place of a slot: the item adds to what an earlier part left in the row (csrc/core/params.h).
+# Stands for a slot: the work item adds to what an earlier partition wrote to the row (csrc/core/params.h).
 JOINS = -2
-# Bound of an item where degrees are not known.
+# Maximum edges per work item where degrees are not known.
 ONCE_BOUND = 256
 
 
@@ -23,53 +23,52 @@ def of_rows(
     max_edges: int,
     longest_first: bool,
     parts: int,
-    known: tuple[int, int] | None = None,
+    counts: tuple[int, int] | None = None,
 ) -> Items:
-    """Part by part of the sources, in row order or with the longest first, in an order that follows from the
-    rows alone. known: the items beyond one per row that there will be, and the split rows; where it is None a
-    GPU has to be waited for.
+    """Work items by source partition (``parts`` of them), and within one in row order or the longest first.
+    The same rows always give the same order. counts: (work items beyond one per row, split rows); where it is
+    None, the host waits for the GPU to count them.
     """
     if not _ops.on_device(csr.indptr):
         if csr.indptr.device.type == "cpu" and parts == 1 and not longest_first:
             return cut_on_cpu(csr, max_edges)
         return cut(*by_source(csr, num_cols, parts), max_edges, longest_first)
-    if known is None or parts > 1:
+    if counts is None or parts > 1:
         return cut_on_gpu(csr, num_cols, max_edges, longest_first, parts)
-    items, splits = _cut_rows(csr.indptr, csr.indices, max_edges, longest_first, *known)
-    return Items(items, splits, sum(known))
+    items, splits = _cut_rows(csr.indptr, csr.indices, max_edges, longest_first, *counts)
+    return Items(items, splits, sum(counts))
 
 
 def of_rows_once(csr: CSR, max_edges: int = ONCE_BOUND) -> Items:
-    """On a GPU, in row order, and nobody waits for it: the tensors are as long as they might have to be."""
+    """On a GPU, in row order and without waiting: the tensors are as long as any graph of this size needs."""
     items, splits, _ = ops.plan_rows(csr.indptr, csr.indices, 0, 1, max_edges, False)
     return Items(items, splits, 2 * len(splits))
 
 
 def cut(begin: Tensor, end: Tensor, max_edges: int, longest_first: bool) -> Items:
-    """Rows as items of at most `max_edges` edges.
+    """Cuts rows into work items of at most `max_edges` edges, with tensor operations on any device.
 
-    begin, end: int64 [parts, rows], the edges of a row whose sources lie in a part of them. Items come part
-    by part, in row order or with the longest first. A row of several items is split: their slots are
-    consecutive.
+    begin, end: int64 [parts, rows], the range of a row's edges whose sources lie in a partition. Work items
+    are ordered as `of_rows` says. A row of several work items is split: their slots are consecutive.
     """
     num_rows, device = begin.shape[1], begin.device
     degree = end - begin
-    pieces = (degree + max_edges - 1) // max_edges
-    of_row = pieces.sum(0)
-    pieces[0] += of_row == 0  # a row without edges has an item too
-    of_row.clamp_(min=1)
-    split = of_row > 1
-    slots = torch.where(split, of_row, 0).cumsum(0)
-    first_slot = slots - torch.where(split, of_row, 0) + (pieces.cumsum(0) - pieces)  # [parts, rows]
-    length = ((degree + pieces - 1) // pieces.clamp(min=1)).flatten()
+    chunks = (degree + max_edges - 1) // max_edges
+    chunks_per_row = chunks.sum(0)
+    chunks[0] += chunks_per_row == 0  # a row without edges needs a work item too, which writes zeros
+    chunks_per_row.clamp_(min=1)
+    split = chunks_per_row > 1
+    slots = torch.where(split, chunks_per_row, 0).cumsum(0)
+    first_slot = slots - torch.where(split, chunks_per_row, 0) + (chunks.cumsum(0) - chunks)  # [parts, rows]
+    length = ((degree + chunks - 1) // chunks.clamp(min=1)).flatten()
 
-    count = pieces.flatten()
+    count = chunks.flatten()
     total = int(count.sum())
     place = torch.repeat_interleave(torch.arange(count.numel(), device=device), count, output_size=total)
-    piece = torch.arange(total, device=device) - (count.cumsum(0) - count)[place]
+    chunk = torch.arange(total, device=device) - (count.cumsum(0) - count)[place]
     row, stop = place % max(num_rows, 1), end.flatten()[place]
-    start = torch.minimum(begin.flatten()[place] + piece * length[place], stop)
-    slot = torch.where(split[row], first_slot.flatten()[place] + piece, -1)
+    start = torch.minimum(begin.flatten()[place] + chunk * length[place], stop)
+    slot = torch.where(split[row], first_slot.flatten()[place] + chunk, -1)
     items = torch.stack([row, start, torch.minimum(start + length[place], stop), slot], 1).to(torch.int32)
     if longest_first:
         part = place // max(num_rows, 1)
@@ -78,20 +77,20 @@ def cut(begin: Tensor, end: Tensor, max_edges: int, longest_first: bool) -> Item
 
     rows = split.nonzero().squeeze(1)
     last = slots[rows]
-    splits = torch.stack([rows, last - of_row[rows], last, torch.ones_like(rows)], 1).to(torch.int32)
+    splits = torch.stack([rows, last - chunks_per_row[rows], last, torch.ones_like(rows)], 1).to(torch.int32)
     return Items(items, splits, int(last[-1]) if len(rows) else 0)
 
 
 def cut_on_cpu(csr: CSR, max_edges: int) -> Items:
-    """`cut` in row order, in one call."""
-    indices = csr.indices[: csr.indptr[-1]]  # a graph of fixed capacity has more places than edges
+    """`cut` in row order, by one native call."""
+    indices = csr.indices[: csr.indptr[-1]]  # a graph of fixed capacity has room for more edges
     items, splits, counts = _plan_rows(csr.indptr, indices, 0, 1, max_edges, False)
     return Items(items, splits, int(counts[1]) if len(splits) else 0)
 
 
 def by_source(csr: CSR, num_cols: int, parts: int) -> tuple[Tensor, Tensor]:
-    """Begin and end [parts, rows] of the edges whose sources lie in equal parts of all: by bisection, as the
-    neighbours of a row rise."""
+    """Begin and end [parts, rows] of each row's edges in each source partition, found by bisection, because
+    the neighbours of a row are in rising order."""
     low, high = csr.indptr[:-1], csr.indptr[1:]
     bounds = [low]
     for part in range(1, parts):
@@ -108,9 +107,8 @@ def by_source(csr: CSR, num_cols: int, parts: int) -> tuple[Tensor, Tensor]:
 
 
 def cut_on_gpu(csr: CSR, num_cols: int, max_edges: int, longest_first: bool, parts: int) -> Items:
-    """`cut` by the GPU's kernels, without the places that are not needed. Lengths are ordered to a quarter of
-    an octave. Natural order has the pieces of split rows in front; with parts, it is that of blocks of rows.
-    """
+    """`cut` by the GPU's kernels. Longest first is by buckets of lengths, four to a factor of two. Natural
+    order has the chunks of split rows in front; with source partitions, blocks of rows are in order."""
     items, splits, counts = ops.plan_rows(csr.indptr, csr.indices, num_cols, parts, max_edges, longest_first)
     more, num_slots, num_splits = counts[:3].tolist()
     num_rows = csr.indptr.numel() - 1
@@ -118,35 +116,35 @@ def cut_on_gpu(csr: CSR, num_cols: int, max_edges: int, longest_first: bool, par
     return Items(items[begin : begin + num_rows + more], splits[:num_splits], num_slots)
 
 
-def join(found: Items, csr: CSR, num_cols: int, parts: int) -> tuple[Items, tuple[int, ...]]:
-    """Rows that are cut by their sources alone, into one item per part, without slots: the first item writes
-    the row (slot -1), and those of later parts, which run after it, add to it (`JOINS`). Also returns how
-    many items each part has.
+def join(cut_rows: Items, csr: CSR, num_cols: int, parts: int) -> tuple[Items, tuple[int, ...]]:
+    """Removes the slots of rows that have one work item per source partition: the first work item writes the
+    output row (slot -1), and those of later partitions, which run after it, add to it (`JOINS`). Also returns
+    how many work items each partition has.
     """
-    slot = found.items[:, 3].long()
-    part = _part_of(found.items, csr, num_cols, parts)
+    slot = cut_rows.items[:, 3].long()
+    part = _part_of(cut_rows.items, csr, num_cols, parts)
     sizes = tuple(torch.bincount(part, minlength=parts).tolist())
-    row, first, last, _ = found.splits.long().unbind(1)
-    of_slot = part.new_zeros(found.num_slots)
+    row, first, last, _ = cut_rows.splits.long().unbind(1)
+    of_slot = part.new_zeros(cut_rows.num_slots)
     of_slot[slot[slot >= 0]] = part[slot >= 0]
-    # A row with two pieces in one part keeps its slots, which are consecutive and in the order of the parts.
+    # A row with two chunks in one partition keeps its slots, which are consecutive, in order of partitions.
     repeats = torch.cat([part.new_zeros(1), (of_slot[1:] == of_slot[:-1]).cumsum(0)])
-    keeps = repeats[last - 1] > repeats[first] if len(row) else row.bool()
-    count = (last - first) * keeps
+    keeps_slots = repeats[last - 1] > repeats[first] if len(row) else row.bool()
+    count = (last - first) * keeps_slots
     begin = count.cumsum(0) - count
     order = first.argsort()
-    split = torch.repeat_interleave(order, (last - first)[order], output_size=found.num_slots)
-    old = torch.arange(found.num_slots, device=slot.device)
+    split = torch.repeat_interleave(order, (last - first)[order], output_size=cut_rows.num_slots)
+    old = torch.arange(cut_rows.num_slots, device=slot.device)
     joined = torch.where(old == first[split], -1, JOINS)
-    new = torch.where(keeps[split], begin[split] + old - first[split], joined)
-    items = found.items.clone()
+    new = torch.where(keeps_slots[split], begin[split] + old - first[split], joined)
+    items = cut_rows.items.clone()
     items[:, 3] = torch.cat([new, new.new_full((1,), -1)])[slot].int()
-    splits = torch.stack([row, begin, begin + count, torch.ones_like(row)], 1)[keeps].int()
+    splits = torch.stack([row, begin, begin + count, torch.ones_like(row)], 1)[keeps_slots].int()
     return Items(items, splits, int(count.sum())), sizes
 
 
 def _part_of(items: Tensor, csr: CSR, num_cols: int, parts: int) -> Tensor:
-    """The part of the sources of each item's first edge; an item without edges is in the first."""
+    """The source partition of each work item's first edge; a work item without edges is in the first."""
     if not csr.indices.numel():
         return items[:, 0].long() * 0
     ends = [-(-num_cols * p // parts) for p in range(1, parts)]
@@ -156,14 +154,14 @@ def _part_of(items: Tensor, csr: CSR, num_cols: int, parts: int) -> Tensor:
 
 
 def falls(indptr: Tensor, indices: Tensor) -> Tensor:
-    """How many edges are below the one before them in their row."""
+    """How many descending indices there are: neighbours with a smaller index than the one before them."""
     if _ops.on_device(indptr):
         return ops.falls(indptr, indices)
     return falls_in_tensors(indptr, indices)
 
 
 def falls_in_tensors(indptr: Tensor, indices: Tensor) -> Tensor:
-    found = indices[1:] < indices[:-1]
+    descending = indices[1:] < indices[:-1]
     starts = indptr[1:-1]
-    found[starts[(starts > 0) & (starts < indices.numel())] - 1] = False
-    return found.sum()
+    descending[starts[(starts > 0) & (starts < indices.numel())] - 1] = False
+    return descending.sum()

@@ -1,4 +1,4 @@
-"""A graph on the CPU as eager calls take it, with all that is derived for it in one call."""
+"""Makes a CPU graph's handle for eager calls: sorts and plans both directions in one native call."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _NONE = None, None, None
 
 
 def handle(structure: Structure, backward: bool) -> GraphHandle:
-    """Of the schedule "auto", which is the same for all shapes there; with edge ids, whether a call needs
-    them or not. A graph that is used once is planned at every step, which a small one waits for."""
+    """The handle for "auto", which on a CPU is the same for all feature shapes; it has edge ids whether a
+    call needs them or not. One call, because a graph that is used once is planned anew at every step."""
     dst, src = structure.dst, structure.src
     if dst.built is not None and not dst.built[1]:
         structure.csr()
@@ -23,13 +23,13 @@ def handle(structure: Structure, backward: bool) -> GraphHandle:
         structure.reverse_csr(need_eids=True)
     forward: Any = _NONE if dst.built is None else dst.built[0]
     reverse: Any = _NONE if src.built is None or not src.built[1] else src.built[0]
-    number, slots, rev_slots, *made, items, splits, rev_items, rev_splits = _plan_graph(
+    number, slots, rev_slots, *csr, items, splits, rev_items, rev_splits = _plan_graph(
         *forward, *reverse, dst.num_rows, src.num_rows, CPU_BOUND, backward
     )
-    if made[0] is not None:
+    if csr[0] is not None:
         side = dst if dst.built is None else src
-        side.built = CSR(*made), True
-        forward, reverse = (made, reverse) if side is dst else (forward, made)
+        side.built = CSR(*csr), True
+        forward, reverse = (csr, reverse) if side is dst else (forward, csr)
     size = dst.num_rows, src.num_rows, len(forward[1])
     args: list[Any] = [*forward[1:], items, splits, [slots, 0, 0, *size]]
     if backward:

@@ -1,7 +1,7 @@
-"""A graph that a GPU has just made, as eager calls take it: planned in one call and without waiting.
+"""Makes the handle of a new GPU graph for eager calls: plans both directions in one call, without waiting.
 
-What `choose.plan` chooses, where it is a schedule on rows, heads and sources all at a time, that the degrees
-alone decide, and these are known: as for a small graph that is new at every step, which waits for this.
+It gives the same as `choose.plan` where that depends on known degrees alone, on rows and with all heads and
+sources at a time. That serves small graphs which are new at every step, whose planning time matters.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _NONE = None, None, None
 
 
 def chosen(direction: Direction, shape: Shape, edges: bool) -> tuple[str, int, bool, tuple[int, int]] | None:
-    """The schedule with its bound, whether its order is by length, and what it cuts; None where that takes
-    more than the degrees, or they are not known."""
+    """(schedule, maximum edges per work item, whether the longest run first, counts as in `items.of_rows`);
+    None where the choice needs more than the degrees, or they are not known."""
     device, stats = direction.device, direction.known_stats
     if stats is None or cost.cache_split(direction, shape) != (0, 1):
         return None
@@ -42,26 +42,26 @@ def chosen(direction: Direction, shape: Shape, edges: bool) -> tuple[str, int, b
 def handle(
     forward: Direction, reverse: Direction, shape: Shape, edges: bool, backward: bool
 ) -> GraphHandle | None:
-    """None where this is not the way, or some of it is there already."""
-    found: list[tuple[str, int, bool, tuple[int, int]]] = []
+    """None where `chosen` has no answer, or work items of a direction are cached already."""
+    choices: list[tuple[str, int, bool, tuple[int, int]]] = []
     for direction in (forward, reverse) if backward else (forward,):
-        way = chosen(direction, shape, edges)
-        if way is None or direction.has_items(way[1], way[2], 1):
+        choice = chosen(direction, shape, edges)
+        if choice is None or direction.has_items(choice[1], choice[2], 1):
             return None
-        found.append(way)
-    ids = edges or (backward and cost.hands_over(shape, forward))
-    given: list[Any] = []
-    for direction, (name, bound, by_length, cut) in zip((forward, reverse), found):
+        choices.append(choice)
+    ids = edges or (backward and cost.saves_alpha_ds(shape, forward))
+    arguments: list[Any] = []
+    for direction, (name, bound, by_length, cut) in zip((forward, reverse), choices):
         indptr, indices, eids = direction.csr_with_ids(ids)
-        given += indptr, indices, eids if ids else None, [bound, by_length, *cut, name == "packed"]
+        arguments += indptr, indices, eids if ids else None, [bound, by_length, *cut, name == "packed"]
     if not backward:
-        given += *_NONE, [reverse.size[0]]
-    number, *made = _cut_graph(*given)
+        arguments += *_NONE, [reverse.size[0]]
+    number, *new = _cut_graph(*arguments)
     args: list[Any] = []
-    for k, (direction, (name, bound, by_length, cut)) in enumerate(zip((forward, reverse), found)):
-        items = direction.keep_items(bound, by_length, 1, Items(made[2 * k], made[2 * k + 1], sum(cut)))
+    for k, (direction, (name, bound, by_length, cut)) in enumerate(zip((forward, reverse), choices)):
+        items = direction.cache_items(bound, by_length, 1, Items(new[2 * k], new[2 * k + 1], sum(cut)))
         plan = [items.num_slots, int(name == "packed"), 0, *direction.size]
-        args += *given[4 * k + 1 : 4 * k + 3], items.items, items.splits, plan
+        args += *arguments[4 * k + 1 : 4 * k + 3], items.items, items.splits, plan
     if not backward:
         args += *_NONE, None, []
     return GraphHandle(GraphArgs._make([*args, None, None]), number)

@@ -1,4 +1,4 @@
-"""The planner of a graph: its plans, and the arguments that operators get of them, each made once."""
+"""Caches a graph's plans and the arguments that the attention operators take from them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from .plans import Plan, Shape
 
 
 class Planner:
-    """once: the graph is for one step of training. device: what to plan for; default the graph's own.
+    """The plans of one graph, by feature shape, direction and schedule.
 
-    Building something twice from two threads is harmless.
+    once: the graph is used for one training step. device: what to plan for; by default the graph's device.
+    There is no lock: two threads may both build a plan, and either result serves.
     """
 
     def __init__(self, structure: Structure, once: bool = False, device: Device | None = None) -> None:
@@ -33,25 +34,26 @@ class Planner:
         self._plans: dict[tuple[Shape, bool, str, bool], Plan] = {}
         self._arguments: dict[tuple[Shape, str, bool, bool], GraphArgs] = {}
         self._edge_terms: dict[Shape, tuple] = {}
-        # By heads, dim, dtype, layer, schedule, edges and backward.
+        # The key is (heads, dim, dtype, layer, schedule, edges, backward).
         self.handles: dict[tuple[int, int, torch.dtype, str, str, bool, bool], GraphHandle] = {}
-        # On the CPU, of all shapes: by backward. None: of each shape its own.
+        # On a CPU one handle, with or without backward, serves all shapes; None where each shape needs its
+        # own.
         on_cpu = device is None and structure.indices.device.type == "cpu"
-        self._of_all: dict[bool, GraphHandle] | None = {} if on_cpu else None
+        self._of_all_shapes: dict[bool, GraphHandle] | None = {} if on_cpu else None
 
     def plan(self, shape: Shape, reverse: bool = False, schedule: str = "auto", edges: bool = False) -> Plan:
-        """reverse: over sources, as backward walks. schedule, edges: see `choose.plan`."""
+        """reverse: rows are sources, as in backward's main loop. schedule, edges: see `choose.plan`."""
         found = self._plans.get((shape, reverse, schedule, edges))
         return self._plan(shape, reverse, schedule, edges) if found is None else found
 
     @not_compiled
     def _plan(self, shape: Shape, reverse: bool, schedule: str, edges: bool) -> Plan:
-        plans = self._plans  # before anything is built: see `trial`
+        plans = self._plans  # read before anything is built, because `trial` replaces the dictionary
         found = plans[shape, reverse, schedule, edges] = self.estimate(shape, reverse, schedule, edges)
         return found
 
     def estimate(self, shape: Shape, reverse: bool, schedule: str = "auto", edges: bool = False) -> Plan:
-        """What `plan` gives before anything was measured."""
+        """The plan by estimate, whatever `adopt` has put in place of "auto"."""
         with untraced(self.structure.indices):
             return choose.plan(self._direction(reverse), shape, schedule, edges, self.once)
 
@@ -75,26 +77,26 @@ class Planner:
         backward: bool,
     ) -> GraphArgs:
         """edges: edge tensors, dropout or returned attention, which need edge ids. backward: gradients."""
-        shape = Shape(index(num_heads), index(head_dim), dtype, layer)  # also of symbolic sizes
+        shape = Shape(index(num_heads), index(head_dim), dtype, layer)  # index: sizes may be symbolic
         found = self._arguments.get((shape, schedule, edges, backward))
         return self._make_arguments(shape, schedule, edges, backward) if found is None else found
 
     def edge_terms(self, num_heads: int, width: int, dtype: torch.dtype) -> tuple:
-        """What the operators on terms of edges take, which gather no rows."""
+        """The graph's arguments of the operators on edge terms, which gather no rows."""
         shape = Shape(index(num_heads), index(width), dtype, None)
-        found = self._edge_terms.get(shape)
-        if found is None or self.once:  # a graph of fixed capacity gets others
+        arguments = self._edge_terms.get(shape)
+        if arguments is None or self.once:  # a graph of fixed capacity may have other edges by now
             plan = self.plan(shape, schedule="auto" if self.once else "natural sources/1")
             csr = self.structure.csr()
-            found = csr.indices, csr.eids, plan.items, plan.splits, plan.launch
-            self._edge_terms[shape] = found
-        return found
+            arguments = csr.indices, csr.eids, plan.items, plan.splits, plan.launch
+            self._edge_terms[shape] = arguments
+        return arguments
 
     def handle(
         self, num_heads: int, head_dim: int, dtype: torch.dtype, layer: str, schedule: str, edges: bool,
         backward: bool,
     ) -> GraphHandle:  # fmt: skip
-        """`arguments` as the operators of eager calls take them."""
+        """`arguments` with the number by which the eager operators find them in the library."""
         found = self.handles.get((num_heads, head_dim, dtype, layer, schedule, edges, backward))
         if found is not None:
             return found
@@ -102,32 +104,32 @@ class Planner:
 
     @not_compiled
     def _make_handle(self, num_heads, head_dim, dtype, layer, schedule, edges, backward) -> GraphHandle:
-        kept = self.handles  # as below
-        found = self._handle_of_all(schedule, backward)
-        if found is None and schedule == "auto" and not self.once:
-            found = self._handle_at_once(Shape(num_heads, head_dim, dtype, layer), edges, backward)
-        if found is None:
+        handles = self.handles  # read first: see `_make_arguments`
+        handle = self._handle_of_all_shapes(schedule, backward)
+        if handle is None and schedule == "auto" and not self.once:
+            handle = self._planned_without_waiting(Shape(num_heads, head_dim, dtype, layer), edges, backward)
+        if handle is None:
             args = self.arguments(
                 num_heads, head_dim, dtype, layer, schedule=schedule, edges=edges, backward=backward
             )
             with untraced(self.structure.indices):
-                found = GraphHandle(args)
-        kept[num_heads, head_dim, dtype, layer, schedule, edges, backward] = found
-        return found
+                handle = GraphHandle(args)
+        handles[num_heads, head_dim, dtype, layer, schedule, edges, backward] = handle
+        return handle
 
-    def _handle_of_all(self, schedule: str, backward: bool) -> GraphHandle | None:
-        """The one that serves all shapes, if there is one."""
-        kept = self._of_all
-        if kept is None or schedule != "auto":
+    def _handle_of_all_shapes(self, schedule: str, backward: bool) -> GraphHandle | None:
+        """The handle that serves all shapes, if there is one."""
+        handles = self._of_all_shapes
+        if handles is None or schedule != "auto":
             return None
-        found = kept.get(backward)
-        if found is None:
+        handle = handles.get(backward)
+        if handle is None:
             with untraced(self.structure.indices):
-                found = kept[backward] = on_cpu.handle(self.structure, backward)
-        return found
+                handle = handles[backward] = on_cpu.handle(self.structure, backward)
+        return handle
 
-    def _handle_at_once(self, shape: Shape, edges: bool, backward: bool) -> GraphHandle | None:
-        """With the items of both directions, where they are not there and nothing has to be waited for."""
+    def _planned_without_waiting(self, shape: Shape, edges: bool, backward: bool) -> GraphHandle | None:
+        """A new GPU graph's handle, made without waiting for the GPU; None where that is not possible."""
         structure = self.structure
         if structure.dst.stats is None or not _ops.on_device(structure.indices) or self._plans:
             return None
@@ -136,23 +138,25 @@ class Planner:
 
     @not_compiled
     def _make_arguments(self, shape: Shape, schedule: str, edges: bool, backward: bool) -> GraphArgs:
-        kept = self._arguments  # before the plans are looked up: see `adopt`
-        of_all = self._handle_of_all(schedule, backward)
+        cache = self._arguments  # read before the plans, because `adopt` replaces both dictionaries
+        of_all = self._handle_of_all_shapes(schedule, backward)
         if of_all is not None:
-            kept[shape, schedule, edges, backward] = of_all.args
+            cache[shape, schedule, edges, backward] = of_all.args
             return of_all.args
         plan, csr = self.plan(shape, False, schedule, edges), self.structure.csr()
-        ids = edges or (backward and plan.tiles is None and cost.hands_over(shape, self._direction(False)))
+        ids = edges or (
+            backward and plan.tiles is None and cost.saves_alpha_ds(shape, self._direction(False))
+        )
         forward = (csr.indices, csr.eids if ids else None, plan.items, plan.splits, plan.launch)
         if backward:
-            back = self.structure.reverse_csr(need_eids=ids)  # before the plan, which asks for it without ids
+            back = self.structure.reverse_csr(need_eids=ids)  # before `plan`, which would make it without ids
             plan_back = self.plan(shape, True, schedule, edges)
             reverse = (back.indices, back.eids, plan_back.items, plan_back.splits, plan_back.launch)
-            found = GraphArgs(*forward, *reverse, plan.tiles, plan_back.tiles)
+            arguments = GraphArgs(*forward, *reverse, plan.tiles, plan_back.tiles)
         else:
-            found = GraphArgs(*forward, None, None, None, None, [], plan.tiles, None)
-        kept[shape, schedule, edges, backward] = found
-        return found
+            arguments = GraphArgs(*forward, None, None, None, None, [], plan.tiles, None)
+        cache[shape, schedule, edges, backward] = arguments
+        return arguments
 
     # ---- tuning ----------------------------------------------------------------------------------
 
@@ -162,17 +166,18 @@ class Planner:
             return choose.alternatives(self._direction(reverse), shape, self.plan(shape, reverse))
 
     def adopt(self, shape: Shape, reverse: bool, schedule: str, why: str) -> Plan:
-        """Makes a schedule the shape's "auto": on rows for all calls, tiles for those that can take them."""
+        """Makes a schedule the shape's "auto": one on rows for all calls, tiles where the call can use
+        them."""
         plan = replace(self.plan(shape, reverse, schedule), why=why)
         for edges in (False,) if plan.tiles is not None else (False, True):
             self._plans[shape, reverse, "auto", edges] = plan
-        self._of_all = None
-        self._arguments, self.handles = {}, {}  # new ones: other threads may still fill the old ones
+        self._of_all_shapes = None
+        self._arguments, self.handles = {}, {}  # not cleared: other threads may still fill the old ones
         return plan
 
     @contextmanager
     def trial(self) -> Iterator[None]:
-        """All plans that are made or adopted within are forgotten."""
+        """A context at whose end all plans that were made or adopted within are dropped."""
         plans, directions = self._plans, self._directions
         self._plans = dict(plans)
         self._directions = {reverse: found.copy() for reverse, found in directions.items()}
@@ -196,9 +201,9 @@ def plan(
     """The plan of one direction of a graph for a feature shape, by estimate.
 
     graph: :class:`dfgnn.Graph`. reverse: rows are sources (backward) instead of destinations. num_heads,
-    head_dim, dtype: of the features. schedule: one of ``SCHEDULES``, alone or with a bound (see ``parse``),
-    or "auto" for the cheapest. layer: "gat", "gatv2" or "dot", whose passes it is for; None for the plain
-    products. edges: the call has edge tensors or dropout, or returns attention.
+    head_dim, dtype: shape and type of the features. schedule: one of ``SCHEDULES``, alone or with a bound
+    (see ``parse``), or "auto" for the cheapest. layer: "gat", "gatv2" or "dot", the layer to plan for; None
+    for the plain products. edges: the call has edge tensors or dropout, or returns attention.
 
     Raises ValueError for an unknown schedule, or one that this device or feature shape does not have.
     """
@@ -215,10 +220,7 @@ def alternatives(
     dtype: torch.dtype,
     layer: str | None = "gat",
 ) -> list[str]:
-    """What could be asked for instead of "auto": every schedule that there is here, with its own bound, half
-    and twice of it where that cuts rows in other places, and with fewer heads at a time or the sources in
-    parts where the neighbours' rows exceed half of the L2 cache. The estimate's choice is among them.
-    """
+    """Names of the schedules that could be taken instead of "auto": see `choose.alternatives`."""
     return graph._planner.alternatives(Shape(num_heads, head_dim, dtype, layer), reverse)
 
 
@@ -231,6 +233,6 @@ def most_partial_bytes(
     dtype: torch.dtype,
     layer: str | None = "gat",
 ) -> int:
-    """Of the partial rows that a plan which "auto" makes may write."""
+    """The most bytes of partial rows that a plan of "auto" may write."""
     shape = Shape(num_heads, head_dim, dtype, layer)
     return cost.most_partial_bytes(shape, graph._planner._direction(reverse))

@@ -1,4 +1,4 @@
-"""What a plan is, and what it is made for."""
+"""The records of the scheduler: `Plan`, its work items, and the feature shape that it is made for."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch import Tensor
 from ..sparse.csr import DegreeStats, degree_stats
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-# Of these the plain products have the first three.
+# The schedules on rows; the plain products have no others.
 ROW_SCHEDULES = ("natural", "longest_first", "packed")
 SCHEDULES = (*ROW_SCHEDULES, "tiles")
-# Columns of a chunk of tiles, as in csrc/core/params.h.
+# Columns per chunk of block-sparse tiles, as in csrc/core/params.h.
 CHUNK_COLUMNS = 32
 
 
 class Shape(NamedTuple):
-    """Features and the layer whose passes read them: "gat", "gatv2", "dot", or None for the plain products.
+    """The shape and dtype of features, and the layer: "gat", "gatv2", "dot", or None for the plain products.
 
-    A tuple and not a dataclass: it is made and hashed at every call, in a third of the time.
+    A tuple rather than a dataclass, because every call makes and hashes one: a third of the time.
     """
 
     heads: int
@@ -40,15 +40,15 @@ def check_shape(where: str, num_heads: int, head_dim: int, dtype: torch.dtype) -
 
 
 def padded(head_dim: int, dtype: torch.dtype, device: torch.device) -> int:
-    """The elements of a head as kernels take it: on CUDA a multiple of 16 bytes."""
+    """The size to which kernels pad a head: on CUDA a multiple of 16 bytes."""
     step = 16 // dtype.itemsize if device.type == "cuda" else 1
     return -(-head_dim // step) * step
 
 
 class Items(NamedTuple):
-    """Pieces of rows, and which of them are merged."""
+    """Work items, and the split rows whose partial results are merged."""
 
-    items: Tensor  # int32 [num_items, 4]: row, begin, end, slot (-1: the whole row, -2: joins it)
+    items: Tensor  # int32 [num_items, 4]: row, begin, end, slot (-1: writes the row, -2: adds to it)
     splits: Tensor  # int32 [num_splits, 4]: row, slot_begin, slot_end, stride
     num_slots: int
 
@@ -67,24 +67,24 @@ class Plan:
     """Work items of one direction of a graph; ``repr`` tells how it was chosen."""
 
     schedule: str
-    max_edges: int  # of an item; with tiles columns
+    max_edges: int  # per work item; with tiles, its maximum of columns
     items: Tensor  # as in `Items`
     splits: Tensor
     num_slots: int
-    size: tuple[int, int, int]  # rows, columns and edges of what it was made for
+    size: tuple[int, int, int]  # rows, columns and edges of the graph
     packed: bool
     why: str
-    stats: DegreeStats | None  # None: none were needed
+    stats: DegreeStats | None  # None where the choice needed no degrees
     candidates: tuple[Candidate, ...]
     tiles: Tensor | None = None  # int32 [num_chunks, 96]: dfgnn/plan/tiles.py
-    heads_per_tile: int = 0  # at most so many heads at a time; 0: as many as a warp has lanes for
-    source_parts: int = 1  # rows are cut where their sources pass from one part of all to the next
-    part_items: tuple[int, ...] = ()  # where items join rows: how many each part has
-    partial_bytes: int = 0  # of the partial rows that a pass writes for split rows
+    heads_per_tile: int = 0  # maximum heads at a time; 0: as many as a warp has lanes for
+    source_parts: int = 1  # source partitions
+    part_items: tuple[int, ...] = ()  # work items per source partition, where later ones add to rows
+    partial_bytes: int = 0  # size of the partial rows that a pass writes for split rows
 
     @property
     def launch(self) -> list[int]:
-        """What the operators take of a plan beside its tensors."""
+        """The integers of a plan that operators take beside its tensors."""
         return [self.num_slots, int(self.packed), self.heads_per_tile, *self.size, *self.part_items]
 
     def __repr__(self) -> str:
@@ -113,7 +113,7 @@ class Plan:
         return "\n".join([*lines, f"  {self.why}"])
 
     def _stats_of_items(self) -> DegreeStats:
-        """Degrees of the rows, all of which have an item."""
+        """Degree statistics from the work items, of which every row has one."""
         row, begin, end, _ = self.items.long().unbind(1)
         degrees = row.new_zeros(int(row[-1]) + 1 if len(row) else 0).index_add_(0, row, end - begin)
         return degree_stats(degrees, int(degrees.sum()))

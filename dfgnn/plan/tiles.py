@@ -1,4 +1,4 @@
-"""Tiles: a direction of a graph as dense blocks with masks, for rows that share their neighbours.
+"""Builds block-sparse tiles: a graph as dense blocks with masks, for rows that share their neighbours.
 
 A *window* is ``ROWS`` consecutive rows of a CSR. The neighbours of its rows, each once and in rising order,
 are cut into *chunks* of ``COLUMNS`` columns. A chunk is ``COLUMNS + ROWS`` int32 numbers: its columns, filled
@@ -24,9 +24,9 @@ from .plans import Items
 ROWS = 64
 HEAD_DIMS = (8, 16, 32, 64, 128)
 DTYPES = (torch.float16, torch.bfloat16)
-# Windows that `sharing` looks at (up to twice as many), and edges of each of their rows.
+# `sharing` samples so many windows (up to twice as many), and of their rows so many edges.
 _SAMPLE, _SAMPLE_EDGES = 128, 4096
-# The kernels take a bitmap of 2**17 columns at a time: with more columns than this, sorting is faster.
+# The kernels use a bitmap of 2**17 columns at a time: with more columns than this, sorting is faster.
 _MOST_COLUMNS = 2**23
 
 
@@ -48,9 +48,9 @@ def refusal(head_dim: int, dtype: torch.dtype, device: str) -> str | None:
 
 
 def sharing(csr: CSR, num_cols: int) -> float:
-    """Edges per column of a window, of some windows: how many rows share a neighbour that is loaded once.
+    """Edges per distinct neighbour in a sample of windows: how many rows share a neighbour loaded once.
 
-    Of every row the first 4,096 edges count, so that super nodes cost no more.
+    Only the first 4,096 edges of a row count, so that super nodes cost no more than other rows.
     """
     windows = -(-(csr.indptr.numel() - 1) // ROWS)
     if csr.indices.numel() == 0:
@@ -64,7 +64,7 @@ def sharing(csr: CSR, num_cols: int) -> float:
 
 
 def _sharing(csr: CSR, num_cols: int, step: int, most: int) -> tuple[int, int]:
-    """Edges and columns of every step-th window, of a row at most the first `most` edges."""
+    """Edges and distinct columns of every step-th window, from at most the first `most` edges of a row."""
     device, num_rows = csr.indptr.device, csr.indptr.numel() - 1
     row = torch.arange(num_rows, device=device)
     row = row[row // ROWS % step == 0]
@@ -76,12 +76,12 @@ def _sharing(csr: CSR, num_cols: int, step: int, most: int) -> tuple[int, int]:
 
 
 def build(csr: CSR, num_cols: int) -> Tiles | None:
-    """None if an edge is there twice: a mask has one bit for it."""
+    """The tiles of one direction; None if an edge occurs twice, because a mask has one bit for it."""
     device = csr.indptr.device
     num_rows, num_edges = csr.indptr.numel() - 1, csr.indices.numel()
     windows = -(-num_rows // ROWS)
     if num_edges == 0:
-        none = torch.zeros(windows + 1, dtype=torch.int64, device=device)  # of one chunk, which nobody reads
+        none = torch.zeros(windows + 1, dtype=torch.int64, device=device)  # the one chunk is never read
         return Tiles(torch.zeros(1, COLUMNS + ROWS, dtype=torch.int32, device=device), none)
     if _ops.on_device(csr.indptr) and num_cols <= _MOST_COLUMNS:
         offsets = ops.tile_counts(csr.indptr, csr.indices).cumsum(0)
@@ -90,13 +90,13 @@ def build(csr: CSR, num_cols: int) -> Tiles | None:
     row = torch.repeat_interleave(
         torch.arange(num_rows, device=device), csr.indptr.diff(), output_size=num_edges
     )
-    # (window, column, row in the window) as one number; at most num_rows * num_cols.
+    # One sort key for (window, column, row in the window); it is at most num_rows * num_cols.
     key = ((row // ROWS * num_cols + csr.indices) * ROWS + row % ROWS).sort().values
     del row
     column_key = key // ROWS  # (window, column)
     new = torch.ones(num_edges, dtype=torch.bool, device=device)
     torch.ne(column_key[1:], column_key[:-1], out=new[1:])
-    unique = new.cumsum(0) - 1  # of each edge, among all (window, column)
+    unique = new.cumsum(0) - 1  # each edge's place among the distinct (window, column)
     if bool((key[1:] == key[:-1]).any()):
         return None
     distinct = column_key[new]
@@ -113,46 +113,46 @@ def build(csr: CSR, num_cols: int) -> Tiles | None:
     head = bit == 0
     chunks[chunk[head], :COLUMNS] = ids[head].unsqueeze(1)
     chunks[chunk, bit] = ids
-    masks = torch.bitwise_left_shift(torch.ones_like(bit), bit).to(torch.int32)  # bit 31: wraps
+    masks = torch.bitwise_left_shift(torch.ones_like(bit), bit).to(torch.int32)  # bit 31 is the sign
     flat = chunks.view(-1)
     at = chunk[unique] * (COLUMNS + ROWS) + COLUMNS + key % ROWS
-    flat.index_add_(0, at, masks[unique])  # distinct bits: their sum is their union
+    flat.index_add_(0, at, masks[unique])  # the bits of a mask are distinct, so their sum is their union
     return Tiles(chunks, offsets)
 
 
 def items(tiles: Tiles, num_rows: int, max_chunks: int) -> Items:
-    """Items (first row, chunks from, to, slot), and split rows with the slots of their parts.
+    """Cuts windows into work items (first row, first chunk, last chunk + 1, slot) of at most `max_chunks`.
 
-    A window of more chunks is cut into equal pieces; a piece has a slot for each of its rows, so that those
-    of a row are ROWS apart. On a GPU all pieces but a window's first are in front, and places of split rows
-    that there are not have no slots.
+    A longer window is cut into equal pieces; each piece has a partial-result slot per row, so that the slots
+    of a row are ROWS apart. On a GPU all pieces but a window's first are in front, and rows beyond the
+    graph's last have no slots.
     """
     device = tiles.offsets.device
     counts, windows = tiles.offsets.diff(), tiles.offsets.numel() - 1
     if _ops.on_device(tiles.offsets):
-        found = ops.plan_windows(tiles.offsets, len(tiles.chunks), num_rows, max_chunks)
-        more, num_slots, num_splits = found[2][:3].tolist()
-        begin = len(found[0]) - windows - more
-        return Items(found[0][begin:], found[1][: num_splits * ROWS], num_slots * ROWS)
-    parts = ((counts + max_chunks - 1) // max_chunks).clamp_(min=1)
-    total = int(parts.sum()) if windows else 0
-    window = torch.repeat_interleave(torch.arange(windows, device=device), parts, output_size=total)
-    piece = torch.arange(total, device=device) - (parts.cumsum(0) - parts)[window]
-    length = ((counts + parts - 1) // parts)[window]
+        work_items = ops.plan_windows(tiles.offsets, len(tiles.chunks), num_rows, max_chunks)
+        more, num_slots, num_splits = work_items[2][:3].tolist()
+        begin = len(work_items[0]) - windows - more
+        return Items(work_items[0][begin:], work_items[1][: num_splits * ROWS], num_slots * ROWS)
+    chunk_counts = ((counts + max_chunks - 1) // max_chunks).clamp_(min=1)
+    total = int(chunk_counts.sum()) if windows else 0
+    window = torch.repeat_interleave(torch.arange(windows, device=device), chunk_counts, output_size=total)
+    piece = torch.arange(total, device=device) - (chunk_counts.cumsum(0) - chunk_counts)[window]
+    length = ((counts + chunk_counts - 1) // chunk_counts)[window]
     stop = tiles.offsets[window + 1]
     begin = torch.minimum(tiles.offsets[window] + piece * length, stop)
     end = torch.minimum(begin + length, stop)
-    split = parts[window] > 1
+    split = chunk_counts[window] > 1
     slot = torch.where(split, (split.cumsum(0) - 1) * ROWS, -1)
-    found = torch.stack([window * ROWS, begin, end, slot], 1).to(torch.int32)
+    work_items = torch.stack([window * ROWS, begin, end, slot], 1).to(torch.int32)
 
-    cut = (parts > 1).nonzero().squeeze(1)
-    pieces = parts[cut]
+    split_windows = (chunk_counts > 1).nonzero().squeeze(1)
+    pieces = chunk_counts[split_windows]
     last = pieces.cumsum(0) * ROWS
-    row = cut.unsqueeze(1) * ROWS + torch.arange(ROWS, device=device)
+    row = split_windows.unsqueeze(1) * ROWS + torch.arange(ROWS, device=device)
     first = (last - pieces * ROWS).unsqueeze(1) + torch.arange(ROWS, device=device)
     splits = torch.stack([row, first, last.unsqueeze(1).expand_as(row), torch.full_like(row, ROWS)], 2).view(
         -1, 4
     )
     splits = splits[splits[:, 0] < num_rows].to(torch.int32)
-    return Items(found, splits, int(last[-1]) if len(cut) else 0)
+    return Items(work_items, splits, int(last[-1]) if len(split_windows) else 0)

@@ -1,4 +1,4 @@
-"""Autotuning: the plans of a graph by measurement instead of by estimate."""
+"""`Graph.autotune`: chooses a graph's schedules by measuring them, and caches the choice in a file."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from .plans import Shape, check_shape, padded
 __all__ = ["Tuning", "autotune"]
 
 _WHERE = "Graph.autotune"
-# Of the layers, as operators name them.
+# The operators' names of the layers' scores.
 _SCORES = {"gat": "additive", "gatv2": "additive_v2", "dot": "dot"}
-# A candidate has to beat the estimate's choice by this factor: less is noise.
+# A candidate has to beat the estimated choice by this factor, because less may be noise.
 _GAIN = 1.02
-# Places of `indices` that are summed at a time.
+# The checksum adds up so many elements at a time, to need little memory.
 _PART = 2**24
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """What `Graph.autotune` kept.
+    """The schedules that `Graph.autotune` chose.
 
     forward, reverse: a schedule with its bound, "natural<=512"; reverse is None without backward.
-    milliseconds: of every candidate by direction, the plan of the estimate first; empty if the choice was
-    read from the file.
+    milliseconds: the time of every candidate by direction, the estimated choice first; empty if the schedules
+    were read from the file.
     """
 
     forward: str
@@ -94,7 +94,7 @@ def autotune(
 
 
 def _is_possible(graph, shape: Shape, reverse: bool, schedule: str | None) -> bool:
-    """Whether there is such a schedule here: a file may have one of another version."""
+    """Whether this graph can be planned so: another version may have written the file."""
     try:
         graph._planner.plan(shape, reverse, schedule)
     except (TypeError, ValueError):
@@ -103,7 +103,7 @@ def _is_possible(graph, shape: Shape, reverse: bool, schedule: str | None) -> bo
 
 
 def _tune(graph, shape: Shape, reverse: bool, seconds: float) -> tuple[str, dict[str, float]]:
-    """The fastest schedule of a direction, which becomes "auto", and the times in ms of all."""
+    """The fastest schedule of a direction, which becomes "auto", and the times of all in milliseconds."""
     planner: Planner = graph._planner
     estimate = planner.estimate(shape, reverse)
     first = f"{estimate.schedule}<={estimate.max_edges}"
@@ -119,14 +119,14 @@ def _tune(graph, shape: Shape, reverse: bool, seconds: float) -> tuple[str, dict
     if times[best] * _GAIN > times[first]:
         best = first
     on_rows = [name for name in times if not name.startswith("tiles")]
-    for name in (min(on_rows, key=times.__getitem__), best):  # the first for calls with edge tensors
+    for name in (min(on_rows, key=times.__getitem__), best):  # calls with edge tensors need one on rows
         why = f"fastest of {len(times)} measured: {times[name]:.4g} ms, the estimate's {times[first]:.4g} ms"
         planner.adopt(shape, reverse, name, why)
     return best, times
 
 
 def _call(graph, shape: Shape, backward: bool) -> Callable[[], Any]:
-    """The layer's attention of standard normal inputs, the same ones at every call, with all gradients."""
+    """A function that runs the layer's attention, with backward if asked, on the same random inputs."""
     heads, dim, dtype, layer = shape
     assert layer is not None
     generator = torch.Generator(graph.device).manual_seed(0)
@@ -135,7 +135,7 @@ def _call(graph, shape: Shape, backward: bool) -> Callable[[], Any]:
         return torch.randn(size, generator=generator, device=graph.device).to(dtype)
 
     acc = torch.promote_types(dtype, torch.float32)
-    given: dict[str, Any] = {
+    inputs: dict[str, Any] = {
         "score": SCORES[_SCORES[layer]],
         "value": normal(graph.num_src, heads, dim),
         "num_dst": graph.num_dst,
@@ -148,30 +148,30 @@ def _call(graph, shape: Shape, backward: bool) -> Callable[[], Any]:
         "need": NEED_DST,
     }
     if layer == "gat":
-        given |= {"src": normal(graph.num_src, heads).to(acc), "dst": normal(graph.num_dst, heads).to(acc)}
+        inputs |= {"src": normal(graph.num_src, heads).to(acc), "dst": normal(graph.num_dst, heads).to(acc)}
     else:
-        given["dst"] = normal(graph.num_dst, heads, dim)
-        given |= {"src": normal(graph.num_src, heads, dim)} if layer == "dot" else {}
-        given |= {"attn": normal(heads, dim) / dim**0.5} if layer == "gatv2" else {}
-    given["grad_out"] = normal(graph.num_dst, heads, dim)
+        inputs["dst"] = normal(graph.num_dst, heads, dim)
+        inputs |= {"src": normal(graph.num_src, heads, dim)} if layer == "dot" else {}
+        inputs |= {"attn": normal(heads, dim) / dim**0.5} if layer == "gatv2" else {}
+    inputs["grad_out"] = normal(graph.num_dst, heads, dim)
 
     def run() -> Any:
         arguments = graph._planner.arguments(*shape, schedule="auto", edges=False, backward=backward)
-        known = given | arguments._asdict()
+        named = inputs | arguments._asdict()
         with torch.no_grad():
-            found = ForwardResults(*ops.attention_forward(*_named(Forward, known)))
+            found = ForwardResults(*ops.attention_forward(*_named(Forward, named)))
             if not backward:
                 return found
-            if not known["save_positive"]:
+            if not named["save_positive"]:
                 found = found._replace(positive=None, positive_mass=None)
-            known |= found._replace(attention=None)._asdict()
-            return ops.attention_backward(*_named(Backward, known))
+            named |= found._replace(attention=None)._asdict()
+            return ops.attention_backward(*_named(Backward, named))
 
     return run
 
 
 def _named(arguments, known: dict[str, Any]) -> tuple:
-    """The arguments of an operator, those that are not known as None."""
+    """An operator's arguments in order; None for those that `known` lacks."""
     return arguments(*(known.get(name) for name in arguments._fields))
 
 
@@ -179,7 +179,7 @@ def _named(arguments, known: dict[str, Any]) -> tuple:
 
 
 def _key(graph, layer: str, num_heads: int, head_dim: int, dtype: torch.dtype) -> str:
-    """Names the graph by its degrees and a checksum of its edges, the device, and the shape."""
+    """The key of a file's entry: device, shape, degree statistics and a checksum of the edges."""
     device = graph.device
     place = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu {torch.get_num_threads()}"
     stats = asdict(graph.degree_stats()) | {"checksum": _checksum(graph)}
@@ -188,7 +188,7 @@ def _key(graph, layer: str, num_heads: int, head_dim: int, dtype: torch.dtype) -
 
 
 def _checksum(graph) -> int:
-    """Of the CSR by destination, so that a reordered graph is another one."""
+    """A checksum of the CSR by destination, so that a reordered graph has an entry of its own."""
     total = 0
     for tensor in graph.csr()[:2]:
         for begin in range(0, tensor.numel(), _PART):
@@ -199,24 +199,24 @@ def _checksum(graph) -> int:
 
 
 def _read(path: Path) -> dict[str, dict]:
-    """All entries, also those of other versions: what is in them is looked at where one is used."""
+    """All entries, also those of other versions: `_is_possible` checks an entry when it is used."""
     _check_regular(path)
     data = path.read_bytes() if path.exists() else b""
-    if not data:  # also between the first writer's opening the file and its writing it
+    if not data:  # the file may be empty because another process has opened it and not written yet
         return {}
     try:
-        found = json.loads(data)
+        entries = json.loads(data)
     except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply
         raise ValueError(
             f"{_WHERE}: file: expected JSON of an earlier call in {path}, got {error}"
         ) from error
-    if not isinstance(found, dict) or not all(isinstance(entry, dict) for entry in found.values()):
+    if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
         raise ValueError(f"{_WHERE}: file: expected JSON of an earlier call in {path}, got another JSON")
-    return found
+    return entries
 
 
 def _check_regular(path: Path) -> None:
-    """A file is replaced when it is written: a device would be one no longer, a pipe would let us wait."""
+    """Raises ValueError for what is no regular file: writing replaces the file, and reading a pipe waits."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -224,7 +224,7 @@ def _check_regular(path: Path) -> None:
     if not stat.S_ISREG(mode):
         kind = next((name for name, test in _KINDS.items() if test(mode)), "something else")
         raise ValueError(
-            f"{_WHERE}: file: expected a regular file, or none yet, at {path}, got {kind} (None: no file)"
+            f"{_WHERE}: file: expected a regular file, or none yet, at {path}, got {kind}; None uses no file"
         )
 
 
@@ -234,16 +234,15 @@ _KINDS = {
 }  # fmt: skip
 
 
-def _add(path: Path, key: str, chosen: dict[str, str]) -> None:
-    """Adds to what the file has by now. In one step, so that who reads at the same time sees the old file or
-    the new one, which has its owner and mode; one writer at a time.
-    """
+def _add(path: Path, key: str, schedules: dict[str, str]) -> None:
+    """Adds an entry to the file, one writer at a time. A new file with the old one's owner and mode replaces
+    it in one step, so that a process that reads meanwhile sees either the old or the new one."""
     path = Path(os.path.realpath(path))  # the file itself, not a link to it
     path.parent.mkdir(parents=True, exist_ok=True)
     _check_regular(path)
     with _locked(path) as old:
         entries = _read(path)
-        entries[key] = entries.get(key, {}) | chosen
+        entries[key] = entries.get(key, {}) | schedules
         file, name = tempfile.mkstemp(".tmp", path.name, path.parent)
         try:
             with os.fdopen(file, "w") as new:
@@ -259,7 +258,7 @@ def _add(path: Path, key: str, chosen: dict[str, str]) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[os.stat_result]:
-    """Holds the lock of the file that is at `path`, which is made if there is none, and gives its state."""
+    """Locks the file at `path`, which is made if there is none, and yields its `os.stat` result."""
     while True:
         file = os.open(path, os.O_RDONLY | os.O_CREAT, 0o666)
         try:

@@ -105,5 +105,5 @@ def test_memory(device, score, degree, dtype):
 def test_dense_graphs_need_no_ids(device, dtype):
     graph = sparse(device, 100)
     direction = graph._planner._direction(False)
-    assert not cost.hands_over(Shape(4, 32, dtype, "dot"), direction)
+    assert not cost.saves_alpha_ds(Shape(4, 32, dtype, "dot"), direction)
     assert graph._planner.handle(4, 32, dtype, "dot", "auto", False, True).args.eids is None

@@ -84,9 +84,9 @@ def test_bounds_that_are_refused(text):
         schedule.parse(text)
     with pytest.raises(TypeError, match="expected a string, got int"):
         schedule.parse(64)
-    with pytest.raises(ValueError, match="expected at most 16 parts"):
+    with pytest.raises(ValueError, match="expected at most 16 source partitions"):
         schedule.parse("natural sources/17")
-    with pytest.raises(ValueError, match="no heads or parts of tiles"):
+    with pytest.raises(ValueError, match="no heads or sources for tiles"):
         schedule.parse("tiles heads<=2")
 
 
