@@ -55,22 +55,22 @@ def dgl(layer: str, graph, dropout: float = 0.0):
     src, dst = graph.edge_index
     g = library.graph((src.int(), dst.int()), num_nodes=graph.num_dst)
     g.create_formats_()
-    ops = library.ops
+    theirs = library.ops
 
     def weights(score):
-        return F.dropout(ops.edge_softmax(g, score), dropout)
+        return F.dropout(theirs.edge_softmax(g, score), dropout)
 
     def gat(feat, alpha_src, alpha_dst):
-        score = F.leaky_relu(ops.u_add_v(g, alpha_src.unsqueeze(-1), alpha_dst.unsqueeze(-1)), SLOPE)
-        return ops.u_mul_e_sum(g, feat, weights(score))
+        score = F.leaky_relu(theirs.u_add_v(g, alpha_src.unsqueeze(-1), alpha_dst.unsqueeze(-1)), SLOPE)
+        return theirs.u_mul_e_sum(g, feat, weights(score))
 
     def gatv2(x_src, x_dst, attn):
-        score = (F.leaky_relu(ops.u_add_v(g, x_src, x_dst), SLOPE) * attn).sum(-1, keepdim=True)
-        return ops.u_mul_e_sum(g, x_src, weights(score))
+        score = (F.leaky_relu(theirs.u_add_v(g, x_src, x_dst), SLOPE) * attn).sum(-1, keepdim=True)
+        return theirs.u_mul_e_sum(g, x_src, weights(score))
 
     def dot(query, key, value):
-        score = ops.u_dot_v(g, key, query) / math.sqrt(query.shape[-1])
-        return ops.u_mul_e_sum(g, value, weights(score))
+        score = theirs.u_dot_v(g, key, query) / math.sqrt(query.shape[-1])
+        return theirs.u_mul_e_sum(g, value, weights(score))
 
     return {"gat": gat, "gatv2": gatv2, "dot": dot}[layer]
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..plan import ROW_SCHEDULES
-from ..runtime.arguments import ops
+from ..runtime import ops as _ops
 from . import accuracy, measure
 from .measure import timings
 
@@ -34,7 +34,7 @@ def sparse_sum(graph, dtype: torch.dtype):
 def gather_sum(graph, width: int, dtype: torch.dtype, schedule: str):
     """Ours, for dense [N, width]. Raises ValueError where the schedule is not available."""
     plan, indices = graph.plan(1, width, dtype, schedule=schedule, layer=None), graph.csr().indices
-    return lambda dense: ops.gather_sum(dense, indices, plan.items, plan.splits, plan.launch, graph.num_dst)
+    return lambda dense: _ops.gather_sum(dense, indices, plan.items, plan.splits, plan.launch, graph.num_dst)
 
 
 def column_blocks(width: int, dtype: torch.dtype) -> tuple[int, ...]:

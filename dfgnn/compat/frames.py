@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import ops
 from ..graph import Graph
 from ..nn import DGLError
+from ..ops import gsddmm
 
 
 class Frame(dict):
@@ -140,7 +140,7 @@ class Rows(Mapping):
     def __getitem__(self, name: str) -> Tensor:
         x = self._frame[name]
         if x.is_floating_point():
-            return ops.gsddmm(self._graph, "copy_lhs", x, None, self._end)
+            return gsddmm(self._graph, "copy_lhs", x, None, self._end)
         return x[self._graph.edge_index["uv".index(self._end)]]
 
     def __iter__(self):

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import ops
 from ..nn import DGLError
+from ..ops import BINARY, gsddmm, gspmm
 from .frames import EdgeBatch, Frame, NodeBatch
 from .function import Message, Reduce
 
@@ -27,9 +27,9 @@ def on_edges(g: Any, relation: Any, message: Message) -> Tensor:
     """What a built-in message function puts on edges, ``[E, ...]``."""
     graph, x = g.graphs[relation], g._frame(relation, message.lhs)[message.lhs_field]
     if message.rhs is None or message.rhs_field is None:
-        return x if message.lhs == "e" else ops.gsddmm(graph, "copy_lhs", x, None, message.lhs)
+        return x if message.lhs == "e" else gsddmm(graph, "copy_lhs", x, None, message.lhs)
     y = g._frame(relation, message.rhs)[message.rhs_field]
-    return ops.gsddmm(graph, message.op, x, y, message.lhs, message.rhs)
+    return gsddmm(graph, message.op, x, y, message.lhs, message.rhs)
 
 
 def reduced(g: Any, relation: Any, message: Any, reducer: Any) -> dict[str, Tensor]:
@@ -43,7 +43,7 @@ def reduced(g: Any, relation: Any, message: Any, reducer: Any) -> dict[str, Tens
         y = message(EdgeBatch(g, relation))[reducer.message]
     elif (message.lhs, message.rhs) == ("u", None):
         x, op = g._frame(relation, "u")[message.lhs_field], "copy_lhs"
-    elif (message.lhs, message.rhs) == ("u", "e") and message.op in ops.BINARY:
+    elif (message.lhs, message.rhs) == ("u", "e") and message.op in BINARY:
         x, op = g._frame(relation, "u")[message.lhs_field], message.op
         y = g._edges[relation][str(message.rhs_field)]
     elif (message.lhs, message.rhs, message.op) == ("e", "u", "mul"):
@@ -51,7 +51,7 @@ def reduced(g: Any, relation: Any, message: Any, reducer: Any) -> dict[str, Tens
         y = g._edges[relation][message.lhs_field]
     else:
         y = on_edges(g, relation, message)
-    out = ops.gspmm(graph, op, reducer.op, x, y)
+    out = gspmm(graph, op, reducer.op, x, y)
     if reducer.op in ("max", "min"):  # DGL's update_all gives 0 to nodes without edges
         empty = (graph.in_degrees() == 0).view(-1, *[1] * (out.dim() - 1))
         out = out.masked_fill(empty, 0)

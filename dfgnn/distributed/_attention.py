@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..engine.autograd import DispatchedCall
+from ..engine.operators import DispatchedCall
 from ..runtime.arguments import BackwardResults, EdgeArgs, ForwardResults, Tensors
 from ..runtime.eager import top_hooks
 from ..runtime.ops import gradients, need_bits

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import reference
-from ..engine import autograd as _autograd
+from ..engine.operators import DispatchedCall, graph_args
 from ..engine.paths import AttentionInputs, attend
 from ..graph import Graph, GraphPart
 from ..runtime.arguments import (
@@ -423,8 +423,8 @@ class DistributedGraph(GraphPart):
         calls = []
         for which in ("own", "halo"):
             graph = self._graph(which, by_id)
-            args = _autograd.graph_args(graph, score, tensors.value, has_edges, backward, schedule)
-            calls.append(_autograd.DispatchedCall(graph, args, score, numbers, False, save_positive))
+            args = graph_args(graph, score, tensors.value, has_edges, backward, schedule)
+            calls.append(DispatchedCall(graph, args, score, numbers, False, save_positive))
         pair = Pair(calls[0], calls[1], self._exchange, self._num_own_edges)
         if backward:
             return Attention.apply(pair, *tensors), None

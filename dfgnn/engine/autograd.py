@@ -1,8 +1,8 @@
 """The attention operators with their derivatives, for each of the paths in `paths`.
 
-Eager calls are an `Attention` of an `EagerCall`, whose operators know the graph by a number. What goes
-through torch's dispatcher is a `DispatchedCall`: an `Attention` of one where a dispatch mode is active, and
-the formula registered here where torch.export or a direct caller of ``torch.ops.dfgnn`` differentiates.
+Eager calls are an `Attention` of an `EagerCall` (`operators`), or of a `DispatchedCall` where a dispatch mode
+is active. Where torch.export or a direct caller of the operators differentiates, it is the formula registered
+here.
 Under torch.func `TransformedAttention` and `TransformedBackward` are the same in the slower form that
 transforms see through. Second derivatives are in `second_order`; forward mode is plain tensor operations
 (`plain`).
@@ -10,26 +10,20 @@ transforms see through. Second derivatives are in `second_order`; forward mode i
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, library
 
 from ..runtime import batches as _batches
 from ..runtime import ops as _ops
-from ..runtime import torch_internals as internals
-from ..runtime import transforms
 from ..runtime.arguments import (
     SCORES,
     Backward,
     BackwardResults,
-    EdgeArgs,
     Forward,
     ForwardResults,
     GraphArgs,
     Numbers,
     Tensors,
-    ops,
 )
 from ..runtime.eager import (
     EagerFunction,
@@ -38,109 +32,10 @@ from ..runtime.eager import (
     taken_back,
 )
 from . import second_order
+from .operators import DispatchedCall, backward_op, forward_op
 
-_BelowAutograd = internals.BelowAutograd
-
-_attend, _attend_backward = ops.attend.default, ops.attend_backward.default
-_forward_op = ops.attention_forward.default
-_backward_op = ops.attention_backward.default
-#: Score -> the name that plans have for it.
-PLAN_LAYERS = {"additive": "gat", "dot": "dot", "additive_v2": "gatv2"}
 _NUM_TENSORS = len(Tensors._fields)
 _NONE = (None,) * _NUM_TENSORS
-
-
-class DispatchedCall:
-    """The arguments of an attention that are no tensors to differentiate by.
-
-    No tuple, which torch.func would take apart.
-    """
-
-    __slots__ = ("graph", "graph_args", "numbers", "return_attention", "save_positive", "score")
-
-    def __init__(self, graph, graph_args, score, numbers, return_attention, save_positive):
-        self.graph = graph
-        self.graph_args = graph_args
-        self.score = score
-        self.numbers = numbers
-        self.return_attention = return_attention
-        self.save_positive = save_positive
-
-    def forward(self, tensors):
-        """ForwardResults, as a plain tuple; recorded by nothing but a compiler."""
-        return _ops.call(
-            _forward_op, SCORES[self.score], *tensors, *self.graph_args, self.graph.num_dst, *self.numbers,
-            self.return_attention, self.save_positive,
-        )  # fmt: skip
-
-    def run(self, tensors):
-        """out, attention, and as a tuple what backward takes beside them."""
-        out, stats, positive, positive_mass, attention = self.forward(tensors)
-        if not self.save_positive:
-            positive = positive_mass = None
-        return out, attention if self.return_attention else None, (stats, positive, positive_mass)
-
-    def run_backward(self, grads, tensors, out, attention, kept, need: int):
-        return self.backward(grads, tensors, (out, *kept, attention), need)
-
-    def differentiable(self, tensors, kept):
-        """The call, and what it kept, as `TransformedBackward` takes them."""
-        return self, kept
-
-    def of_heads(self, tensors: dict[str, Tensor | None]) -> DispatchedCall:
-        """This call with tensors of another number of heads."""
-        edge = EdgeArgs(*(tensors[name] for name in EdgeArgs._fields))
-        backward = self.graph_args.rev_indices is not None
-        edges = self.return_attention or any(x is not None for x in edge)
-        with transforms.untransformed():
-            args = graph_args(self.graph, self.score, tensors["value"], edges, backward, "auto")
-        return DispatchedCall(
-            self.graph, args, self.score, self.numbers, self.return_attention, self.save_positive
-        )
-
-    def backward(self, grads, tensors, saved, need: int):
-        """BackwardResults, as a plain tuple. saved: out, stats, positive, positive_mass, attention."""
-        return _ops.call(
-            _backward_op, *grads, SCORES[self.score], *tensors, *saved, *self.graph_args, *self.numbers, need
-        )
-
-
-class EagerCall(DispatchedCall):
-    """The same by the operators of eager calls, which know the graph by a number (csrc/torch/planned.h).
-
-    graph_args: a GraphHandle.
-    """
-
-    __slots__ = ()
-
-    def run(self, tensors):
-        numbers = self.numbers
-        try:
-            with _BelowAutograd():
-                out, kept, attention = _attend(
-                    self.graph_args.number, 0, SCORES[self.score], *tensors, *_NONE[len(tensors) :], *numbers,
-                    self.return_attention, self.save_positive,
-                )  # fmt: skip
-        except RuntimeError as error:
-            raise _ops.typed(error) from None
-        return out, attention, (kept,)
-
-    def run_backward(self, grads, tensors, out, attention, kept, need: int):
-        try:
-            with _BelowAutograd():
-                return _attend_backward(
-                    self.graph_args.number, 0, *grads, SCORES[self.score], *tensors, out, *kept,
-                    self.save_positive, attention, *self.numbers, need,
-                )  # fmt: skip
-        except RuntimeError as error:
-            raise _ops.typed(error) from None
-
-    def differentiable(self, tensors, kept):
-        args = self.graph_args.args
-        call = DispatchedCall(
-            self.graph, args, self.score, self.numbers, self.return_attention, self.save_positive
-        )
-        return call, _ops.taken_apart(kept[0], tensors.value, self.graph.num_dst, self.save_positive)
 
 
 # ---- the formula registered with the operators -----------------------------------------------------------
@@ -195,7 +90,7 @@ def _no_second_order(ctx, *grads):
     )
 
 
-_register(_forward_op, Forward, _backward_op, GraphArgs._fields)
+_register(forward_op, Forward, backward_op, GraphArgs._fields)
 
 
 # ---- eager -----------------------------------------------------------------------------------------------
@@ -245,7 +140,7 @@ class Attention(EagerFunction):
 
 def recorded_gradients(call, grads, tensors, out, attention, kept, need) -> tuple[Tensor | None, ...]:
     """Those of backward with derivatives of their own. need: Tensors of bools."""
-    call, kept = call.differentiable(tensors, kept)
+    call, kept = call.dispatched(tensors, kept)
     found = TransformedBackward.apply(call, _ops.need_bits(need), *grads, *tensors, out, *kept, attention)
     return _ops.gradients(need, tensors, grads[0], found)
 
@@ -362,17 +257,3 @@ def _fold(name: str, x: Tensor | None, dim: int | None, batch: int, heads: int) 
     if dim is None and name in ("edge_gate", "edge_mask", "edge_weight") and x.shape[1] == 1:
         return x
     return _batches.fold(x, dim, 0 if name in ("attn", "out_bias") else 1, batch, heads)
-
-
-def graph_args(graph, score: str, value: Any, edges: bool, backward: bool, schedule: str) -> GraphArgs:
-    """The graph as the dispatched operators take it. edges: whether edges' ids are needed."""
-    _, num_heads, head_dim = value.shape
-    return graph._planner.arguments(
-        num_heads,
-        head_dim,
-        value.dtype,
-        PLAN_LAYERS[score],
-        schedule=schedule,
-        edges=edges,
-        backward=backward,
-    )

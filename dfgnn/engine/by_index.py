@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from ..runtime import eager
-from ..runtime import ops as _ops
-from ..runtime.arguments import ops
+from . import operators
 
 DTYPES = torch.float32, torch.float64
 
@@ -42,7 +41,7 @@ def softmax(score: Tensor, index: Tensor, num_groups: int, masked: bool = False)
     flat = _flat(score)
     if torch.is_grad_enabled() and flat.requires_grad:
         return _Softmax.at_once(flat, index, num_groups, masked).clone().view(score.shape)
-    return _softmax(flat, index, num_groups, masked).view(score.shape)
+    return operators.index_softmax(flat, index, num_groups, masked).view(score.shape)
 
 
 def sums(rows: Tensor, index: Tensor, num_groups: int) -> Tensor:
@@ -50,7 +49,7 @@ def sums(rows: Tensor, index: Tensor, num_groups: int) -> Tensor:
     flat, shape = _flat(rows), (num_groups, *rows.shape[1:])
     if torch.is_grad_enabled() and flat.requires_grad:
         return _Sums.at_once(flat, index, num_groups).view(shape)
-    return _sums(flat, index, num_groups).view(shape)
+    return operators.index_sum(flat, index, num_groups).view(shape)
 
 
 def _flat(x: Tensor) -> Tensor:
@@ -59,18 +58,10 @@ def _flat(x: Tensor) -> Tensor:
     return x.unsqueeze(1) if x.dim() == 1 else x.flatten(1)
 
 
-def _softmax(score: Tensor, index: Tensor, num_groups: int, masked: bool) -> Tensor:
-    return _ops.call(ops.index_softmax.default, score, index, num_groups, masked)
-
-
-def _sums(rows: Tensor, index: Tensor, num_groups: int) -> Tensor:
-    return _ops.call(ops.index_sum.default, rows, index, num_groups)
-
-
 class _Softmax(eager.EagerFunction):
     @staticmethod
     def forward(ctx, score, index, num_groups, masked):
-        result = _softmax(score, index, num_groups, masked)
+        result = operators.index_softmax(score, index, num_groups, masked)
         ctx.save_for_backward(result, index)
         ctx.num_groups = num_groups
         return result
@@ -79,12 +70,8 @@ class _Softmax(eager.EagerFunction):
     def backward(ctx, grad):
         result, index = ctx.saved_tensors
         if not torch.is_grad_enabled():
-            return _gradient(result, grad, index, ctx.num_groups), None, None, None
+            return operators.index_softmax_backward(result, grad, index, ctx.num_groups), None, None, None
         return _Gradient.apply(result, grad, index, ctx.num_groups), None, None, None
-
-
-def _gradient(result: Tensor, grad: Tensor, index: Tensor, num_groups: int) -> Tensor:
-    return _ops.call(ops.index_softmax_backward.default, result, grad, index, num_groups)
 
 
 class _Gradient(torch.autograd.Function):
@@ -94,7 +81,7 @@ class _Gradient(torch.autograd.Function):
     def forward(ctx, result, grad, index, num_groups):
         ctx.save_for_backward(result, grad, index)
         ctx.num_groups = num_groups
-        return _gradient(result, grad, index, num_groups)
+        return operators.index_softmax_backward(result, grad, index, num_groups)
 
     @staticmethod
     def backward(ctx, more):
@@ -115,7 +102,7 @@ class _Sums(eager.EagerFunction):
     @staticmethod
     def forward(ctx, rows, index, num_groups):
         ctx.save_for_backward(index)
-        return _sums(rows, index, num_groups)
+        return operators.index_sum(rows, index, num_groups)
 
     @staticmethod
     def backward(ctx, grad):

@@ -16,8 +16,8 @@ from torch import Tensor
 from ..graph import GraphPart
 from ..runtime import eager as _eager
 from ..runtime import ops as _ops
-from ..runtime.arguments import ops
 from . import flex as _flex
+from . import operators
 from . import plain as _plain
 from .edge_rows import rows_of_destinations, rows_of_sources
 
@@ -50,8 +50,7 @@ class _EdgeProducts(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(query, key, feat)
         ctx.graph, ctx.scale = graph, scale
-        args = _ops.product_args(graph, key, False)
-        score, products = _ops.call(ops.edge_products.default, query, key, feat, *args, scale, with_products)
+        score, products = operators.edge_products(graph, query, key, feat, scale, with_products)
         if not with_products:
             ctx.mark_non_differentiable(products)
         return score, products
@@ -72,10 +71,8 @@ def _fused(graph, scale: float, inputs, need, grad, grad_products) -> tuple[Tens
     of_query = of_key = of_feat = None
 
     def run(rows, cols, reverse, need_feat):
-        args = _ops.product_args(graph, cols, reverse)
-        return _ops.call(
-            ops.edge_products_backward.default, grad, grad_products, rows, cols, feat, *args, scale, need_feat
-        )
+        grads = grad, grad_products
+        return operators.edge_products_backward(graph, grads, rows, cols, feat, scale, reverse, need_feat)
 
     if need[0] or need[2]:
         of_query, of_feat = run(query, key, False, need[2])

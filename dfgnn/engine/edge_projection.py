@@ -40,9 +40,8 @@ from ..runtime.arguments import (
     Numbers,
     Tensors,
 )
-from . import autograd as _autograd
 from . import edge_terms as _terms
-from . import paths
+from . import operators, paths
 from . import traced_graph as _edges
 from .paths import AttentionInputs, attend
 
@@ -92,7 +91,7 @@ def _factors(proj: Tensor, lanes: int) -> tuple[Tensor, Tensor]:
 def _grad_proj(query: Tensor, query_sums: Tensor, grad: Tensor, grad_sums: Tensor, scale: float) -> Tensor:
     """sum_i scale query_i query_sums_i^T + grad_i grad_sums_i^T, [H, D, width]; sums: [N, H, width]."""
     if query.is_cuda and query.dtype != torch.float64 and len(query):
-        return _ops.projection_grad(query, query_sums, grad, grad_sums, scale)
+        return operators.projection_grad(query, query_sums, grad, grad_sums, scale)
     acc = _ops.acc_type(query.dtype)
     of_query = _products_of_rows(query, query_sums).to(acc).mul_(scale)
     return of_query.add_(_products_of_rows(grad, grad_sums)).to(query.dtype)
@@ -135,12 +134,12 @@ class _Call:
         self.one_feat = self.in_key and terms.key is terms.value
         self.one_proj = self.in_key and terms.key_proj is terms.value_proj
 
-    def engine(self, value: Tensor, backward: bool) -> _autograd.DispatchedCall:
+    def engine(self, value: Tensor, backward: bool) -> operators.DispatchedCall:
         """The engine's attention, which returns the weights."""
         args = self.graph._planner.arguments(
             *value.shape[1:], value.dtype, "dot", schedule=self.schedule, edges=True, backward=backward
         )
-        return _autograd.DispatchedCall(self.graph, args, "dot", self.numbers, True, False)
+        return operators.DispatchedCall(self.graph, args, "dot", self.numbers, True, False)
 
     def without_twins(self, terms: EdgeTerms) -> EdgeTerms:
         """The terms with each tensor once, as an autograd function takes them."""
@@ -334,9 +333,8 @@ class _InOne(torch.autograd.Function):
         heads, size = value.shape[1:]
         with _without_autocast(query.device):
             factors = _factors(proj, lanes_per_head(heads, size, value.dtype))
-            out, kept, sums = _ops.attend_projected(
-                handle, query, key, value, feat, *factors, *options, call.numbers
-            )
+            tensors = query, key, value, feat, *factors, *options
+            out, kept, sums = operators.attend_projected(handle, tensors, call.numbers)
         return out, kept, factors, sums
 
     @staticmethod
@@ -355,10 +353,10 @@ class _InOne(torch.autograd.Function):
             out = _InOne.compute(call, handle, given)[0]
         with _without_autocast(query.device):
             grad = grad.contiguous()
-            *grads, score_sums, edges = _ops.attend_projected_backward(
-                handle, grad, query, key, value, feat, *factors, *options, out, kept, call.numbers,
-                need["key_feat"],
-            )  # fmt: skip
+            tensors = grad, query, key, value, feat, *factors, *options, out, kept
+            *grads, score_sums, edges = operators.attend_projected_backward(
+                handle, tensors, call.numbers, need["key_feat"]
+            )
             found = dict(zip(("value", "key", "query"), grads))
             if need["key_proj"]:
                 found["key_proj"] = _grad_proj(query, score_sums, grad, sums, call.numbers.scale)

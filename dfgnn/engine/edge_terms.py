@@ -16,6 +16,7 @@ from ..graph import GraphPart
 from ..runtime import eager as _eager
 from ..runtime import ops as _ops
 from ..runtime.torch_internals import exports_onnx
+from . import operators
 from . import plain as _plain
 from . import products as _products
 from . import traced_graph as _edges
@@ -29,7 +30,7 @@ class _EdgeDot(torch.autograd.Function):
     def forward(ctx, rows, attr, graph, scale):
         ctx.save_for_backward(rows, attr)
         ctx.graph, ctx.scale = graph, scale
-        return _ops.edge_dot(graph, rows, attr, scale)
+        return operators.edge_dot(graph, rows, attr, scale)
 
     @staticmethod
     def backward(ctx, grad):
@@ -48,7 +49,7 @@ class _EdgeSum(torch.autograd.Function):
     def forward(ctx, weight, attr, graph, width):
         ctx.save_for_backward(weight, attr)
         ctx.graph = graph
-        return _ops.edge_sum(graph, weight, attr, width)
+        return operators.edge_sum(graph, weight, attr, width)
 
     @staticmethod
     def backward(ctx, grad):
@@ -67,7 +68,7 @@ class _EdgeOuter(torch.autograd.Function):
     def forward(ctx, weight, rows, graph, dim, scale):
         ctx.save_for_backward(weight, rows)
         ctx.graph, ctx.scale = graph, scale
-        return _ops.edge_outer(graph, weight, rows, dim, scale)
+        return operators.edge_outer(graph, weight, rows, dim, scale)
 
     @staticmethod
     def backward(ctx, grad):

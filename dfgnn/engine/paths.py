@@ -22,8 +22,9 @@ from ..runtime import torch_internals as internals
 from ..runtime.arguments import SCORES, Numbers, Tensors
 from . import plain, traced, traced_graph
 from . import sink as _sink
-from .autograd import PLAN_LAYERS, Attention, DispatchedCall, EagerCall, TransformedAttention, graph_args
+from .autograd import Attention, TransformedAttention
 from .checks import refuse_transforms_of_shared_graphs
+from .operators import PLAN_LAYERS, DispatchedCall, EagerCall, graph_args
 
 
 class AttentionInputs(NamedTuple):

@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 
 from ..graph import GraphPart, RangedGraph
-from ..runtime import ops as _ops
-from ..runtime.arguments import ops
 from ..runtime.eager import transformed
 from ..runtime.torch_internals import exports_onnx
+from . import operators
 from . import plain as _plain
 from . import traced_graph as _edges
 from .checks import refuse_transforms_of_shared_graphs
@@ -19,7 +18,7 @@ class _Sddmm(torch.autograd.Function):
     def forward(ctx, rows, feat, graph, reverse):
         ctx.save_for_backward(rows, feat)
         ctx.graph, ctx.reverse = graph, reverse
-        return _ops.call(ops.sddmm.default, rows, feat, *_ops.product_args(graph, feat, reverse))
+        return operators.sddmm(graph, rows, feat, reverse)
 
     @staticmethod
     def backward(ctx, grad):
@@ -38,8 +37,7 @@ class _Spmm(torch.autograd.Function):
     def forward(ctx, weight, feat, graph, reverse):
         ctx.save_for_backward(weight, feat)
         ctx.graph, ctx.reverse = graph, reverse
-        num_rows = graph.num_src if reverse else graph.num_dst
-        return _ops.call(ops.spmm.default, weight, feat, *_ops.product_args(graph, feat, reverse), num_rows)
+        return operators.spmm(graph, weight, feat, reverse)
 
     @staticmethod
     def backward(ctx, grad):

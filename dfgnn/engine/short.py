@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..graph import Graph
 from ..runtime import torch_internals as internals
-from ..runtime.arguments import NEED_DST, SCORES, Numbers, Tensors, ops
+from ..runtime.arguments import NEED_DST, SCORES, Numbers, Tensors
 from ..runtime.eager import (
     PLAIN_TYPES,
     EagerFunction,
@@ -27,12 +27,14 @@ from ..runtime.eager import (
 )
 from ..runtime.ops import acc_type, as_type, total, typed
 from . import paths
-from .autograd import PLAN_LAYERS, EagerCall, recorded_gradients
+from .autograd import recorded_gradients
 from .checks import DTYPES
+from .operators import PLAN_LAYERS, EagerCall
+from .operators import attend_backward_op as _attend_backward
+from .operators import attend_op as _attend
 from .paths import declined
 
 _BelowAutograd = internals.BelowAutograd
-_attend, _attend_backward = ops.attend.default, ops.attend_backward.default
 _NO_EDGES = (None,) * 5
 # What sums are in, as the score terms of additive attention.
 _ACC = {dtype: acc_type(dtype) for dtype in DTYPES}

@@ -25,7 +25,7 @@ from torch import Tensor
 from ..runtime import ops as _ops
 from ..runtime.arguments import PART_OF_ROWS, SCORES, Numbers, Tensors
 from ..runtime.eager import EagerFunction, called_directly, keep_aside, taken_back
-from . import plain
+from . import operators, plain
 
 
 def with_flag(numbers: Numbers) -> Numbers:
@@ -46,7 +46,7 @@ def include(
 
     A row without mass has max = inf and log_sum = 0, and stays so.
     """
-    stats, positive, positive_mass = _ops.taken_apart(memory, value, graph.num_dst, has_positive)
+    stats, positive, positive_mass = operators.unpacked(memory, value, graph.num_dst, has_positive)
     top, log_sum = stats.unbind(-1)
     whole = torch.logaddexp(log_sum, sink - top)
     factor = torch.exp(log_sum - whole)
@@ -79,7 +79,7 @@ def gradients(
     sum_j ds_ij = 0. With a sink that sum is beta delta.
     """
     grad_out, grad_attention = grads
-    stats, *_ = _ops.taken_apart(memory, tensors.value, graph.num_dst, False)
+    stats, *_ = operators.unpacked(memory, tensors.value, graph.num_dst, False)
     top, log_sum = stats.unbind(-1)
     share = torch.exp(sink - top - log_sum)
     of_row = share * (grad_out.to(share.dtype) * out).sum(-1)

@@ -23,15 +23,17 @@ from ..runtime.arguments import (
     SCORES,
     Numbers,
     Tensors,
-    ops,
 )
 from . import sink as _sink
 from . import traced_graph as _edges
+from .operators import SAVED_ALIGN
+from .operators import attend_backward_op as _attend_backward
+from .operators import attend_op as _attend
+from .operators import gat_backward_op as _gat_backward
+from .operators import gat_op as _gat
 from .traced_graph import EdgeList
 
 _BelowAutograd = internals.BelowAutograd
-_attend, _attend_backward = ops.attend.default, ops.attend_backward.default
-_gat, _gat_backward = ops.gat.default, ops.gat_backward.default
 _LAYERS = {SCORES["additive"]: "gat", SCORES["dot"]: "dot", SCORES["additive_v2"]: "gatv2"}
 
 # Arguments of all operators: a stand-in as in `_edges`; whether there are edge tensors, dropout or returned
@@ -68,7 +70,7 @@ def _kept_bytes(num_dst, heads, dim, dtype: torch.dtype, positive: bool, num_src
         sizes += [num_dst * heads * acc, num_dst * heads * dim * dtype.itemsize]
     if num_src is not None:
         sizes += [num_src * heads * acc, num_dst * heads * acc]
-    return sum(-(-size // _ops.KEPT_ALIGN) * _ops.KEPT_ALIGN for size in sizes)
+    return sum(-(-size // SAVED_ALIGN) * SAVED_ALIGN for size in sizes)
 
 
 def _forward(*args) -> list[Tensor]:

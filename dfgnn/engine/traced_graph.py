@@ -25,6 +25,7 @@ from ..runtime import ops as _ops
 from ..runtime import torch_internals as internals
 from ..runtime.arguments import ops
 from ..runtime.compiling import is_exporting
+from . import operators
 from . import recorded_graph as _replayed
 
 __all__ = ["EdgeList", "is_traced"]
@@ -312,15 +313,12 @@ class _Edges(NamedTuple):
 
 def _sddmm(rows, feat, *rest):
     *edges, reverse = rest
-    args = _ops.product_args(find(*edges), feat, reverse)
-    return _ops.call(ops.sddmm.default, rows, feat, *args)
+    return operators.sddmm(find(*edges), rows, feat, reverse)
 
 
 def _spmm(weight, feat, *rest):
     *edges, reverse = rest
-    graph = find(*edges)
-    num_rows = graph.num_src if reverse else graph.num_dst
-    return _ops.call(ops.spmm.default, weight, feat, *_ops.product_args(graph, feat, reverse), num_rows)
+    return operators.spmm(find(*edges), weight, feat, reverse)
 
 
 def _sddmm_fake(rows, feat, *rest):
@@ -340,19 +338,19 @@ def _spmm_fake(weight, feat, *rest):
 def _dot(rows, attr, *rest):
     *edges, scale = rest
     graph = find(*edges)
-    found = _ops.edge_dot(graph, rows, attr, scale)
+    found = operators.edge_dot(graph, rows, attr, scale)
     return found if graph.edge_mask is None else in_use(graph.edge_mask, found)
 
 
 def _sum(weight, attr, *rest):
     *edges, width = rest
-    return _ops.edge_sum(find(*edges), weight, attr, width)
+    return operators.edge_sum(find(*edges), weight, attr, width)
 
 
 def _outer(weight, rows, *rest):
     *edges, dim, scale = rest
     graph = find(*edges)
-    found = _ops.edge_outer(graph, weight, rows, dim, scale)
+    found = operators.edge_outer(graph, weight, rows, dim, scale)
     return found if graph.edge_mask is None else in_use(graph.edge_mask, found)
 
 

@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 from ..runtime import ops as _ops
-from ..runtime.arguments import ops
 from ..sparse.csr import CSR
 from .plans import Items
 
-_plan_rows, _cut_rows = ops.plan_rows.default, ops.cut_rows.default
+_plan_rows, _cut_rows = _ops.plan_rows, _ops.cut_rows
 # Stands for a slot: the work item adds to what an earlier partition wrote to the row (csrc/core/params.h).
 JOINS = -2
 # Maximum edges per work item where degrees are not known.
@@ -41,7 +40,7 @@ def of_rows(
 
 def of_rows_once(csr: CSR, max_edges: int = ONCE_BOUND) -> Items:
     """On a GPU, in row order and without waiting: the tensors are as long as any graph of this size needs."""
-    items, splits, _ = ops.plan_rows(csr.indptr, csr.indices, 0, 1, max_edges, False)
+    items, splits, _ = _plan_rows(csr.indptr, csr.indices, 0, 1, max_edges, False)
     return Items(items, splits, 2 * len(splits))
 
 
@@ -109,7 +108,7 @@ def by_source(csr: CSR, num_cols: int, parts: int) -> tuple[Tensor, Tensor]:
 def cut_on_gpu(csr: CSR, num_cols: int, max_edges: int, longest_first: bool, parts: int) -> Items:
     """`cut` by the GPU's kernels. Longest first is by buckets of lengths, four to a factor of two. Natural
     order has the chunks of split rows in front; with source partitions, blocks of rows are in order."""
-    items, splits, counts = ops.plan_rows(csr.indptr, csr.indices, num_cols, parts, max_edges, longest_first)
+    items, splits, counts = _plan_rows(csr.indptr, csr.indices, num_cols, parts, max_edges, longest_first)
     more, num_slots, num_splits = counts[:3].tolist()
     num_rows = csr.indptr.numel() - 1
     begin = 0 if longest_first or parts > 1 else len(items) - num_rows - more
@@ -156,7 +155,7 @@ def _part_of(items: Tensor, csr: CSR, num_cols: int, parts: int) -> Tensor:
 def falls(indptr: Tensor, indices: Tensor) -> Tensor:
     """How many descending indices there are: neighbours with a smaller index than the one before them."""
     if _ops.on_device(indptr):
-        return ops.falls(indptr, indices)
+        return _ops.falls(indptr, indices)
     return falls_in_tensors(indptr, indices)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..runtime.arguments import GraphArgs, GraphHandle, ops
+from ..runtime.arguments import GraphArgs, GraphHandle
+from ..runtime.ops import plan_graph
 from ..sparse.csr import CSR
 from ..sparse.structure import Structure
 from .cost import CPU_BOUND
 
-_plan_graph = ops.plan_graph.default
 _NONE = None, None, None
 
 
@@ -23,7 +23,7 @@ def handle(structure: Structure, backward: bool) -> GraphHandle:
         structure.reverse_csr(need_eids=True)
     forward: Any = _NONE if dst.built is None else dst.built[0]
     reverse: Any = _NONE if src.built is None or not src.built[1] else src.built[0]
-    number, slots, rev_slots, *csr, items, splits, rev_items, rev_splits = _plan_graph(
+    number, slots, rev_slots, *csr, items, splits, rev_items, rev_splits = plan_graph(
         *forward, *reverse, dst.num_rows, src.num_rows, CPU_BOUND, backward
     )
     if csr[0] is not None:

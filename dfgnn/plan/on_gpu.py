@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..runtime.arguments import GraphArgs, GraphHandle, ops
+from ..runtime.arguments import GraphArgs, GraphHandle
+from ..runtime.ops import cut_graph
 from . import cost, tiles
 from .direction import Direction
 from .plans import Items, Shape
 
-_cut_graph = ops.cut_graph.default
 _NONE = None, None, None
 
 
@@ -56,7 +56,7 @@ def handle(
         arguments += indptr, indices, eids if ids else None, [bound, by_length, *cut, name == "packed"]
     if not backward:
         arguments += *_NONE, [reverse.size[0]]
-    number, *new = _cut_graph(*arguments)
+    number, *new = cut_graph(*arguments)
     args: list[Any] = []
     for k, (direction, (name, bound, by_length, cut)) in enumerate(zip((forward, reverse), choices)):
         items = direction.cache_items(bound, by_length, 1, Items(new[2 * k], new[2 * k + 1], sum(cut)))

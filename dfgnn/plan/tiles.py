@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from ..runtime import ops as _ops
-from ..runtime.arguments import ops
 from ..sparse.csr import CSR
 from .plans import CHUNK_COLUMNS as COLUMNS
 from .plans import Items
@@ -57,7 +56,7 @@ def sharing(csr: CSR, num_cols: int) -> float:
         return 0.0
     step = max(windows // _SAMPLE, 1)
     if _ops.on_device(csr.indptr):
-        edges, columns = ops.sharing(csr.indptr, csr.indices, step, _SAMPLE_EDGES).tolist()
+        edges, columns = _ops.sharing(csr.indptr, csr.indices, step, _SAMPLE_EDGES).tolist()
     else:
         edges, columns = _sharing(csr, num_cols, step, _SAMPLE_EDGES)
     return edges / columns if edges else 0.0
@@ -84,8 +83,8 @@ def build(csr: CSR, num_cols: int) -> Tiles | None:
         none = torch.zeros(windows + 1, dtype=torch.int64, device=device)  # the one chunk is never read
         return Tiles(torch.zeros(1, COLUMNS + ROWS, dtype=torch.int32, device=device), none)
     if _ops.on_device(csr.indptr) and num_cols <= _MOST_COLUMNS:
-        offsets = ops.tile_counts(csr.indptr, csr.indices).cumsum(0)
-        chunks, twice = ops.tiles(csr.indptr, csr.indices, offsets, int(offsets[-1]))
+        offsets = _ops.tile_counts(csr.indptr, csr.indices).cumsum(0)
+        chunks, twice = _ops.tiles(csr.indptr, csr.indices, offsets, int(offsets[-1]))
         return None if twice.item() else Tiles(chunks, offsets)
     row = torch.repeat_interleave(
         torch.arange(num_rows, device=device), csr.indptr.diff(), output_size=num_edges
@@ -130,7 +129,7 @@ def items(tiles: Tiles, num_rows: int, max_chunks: int) -> Items:
     device = tiles.offsets.device
     counts, windows = tiles.offsets.diff(), tiles.offsets.numel() - 1
     if _ops.on_device(tiles.offsets):
-        work_items = ops.plan_windows(tiles.offsets, len(tiles.chunks), num_rows, max_chunks)
+        work_items = _ops.plan_windows(tiles.offsets, len(tiles.chunks), num_rows, max_chunks)
         more, num_slots, num_splits = work_items[2][:3].tolist()
         begin = len(work_items[0]) - windows - more
         return Items(work_items[0][begin:], work_items[1][: num_splits * ROWS], num_slots * ROWS)

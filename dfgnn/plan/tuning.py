@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..runtime.arguments import NEED_DST, SCORES, Backward, Forward, ForwardResults, ops
+from ..runtime.arguments import NEED_DST, SCORES, Backward, Forward, ForwardResults
+from ..runtime.ops import attention_backward, attention_forward
 from ..runtime.timing import timings
 from .planner import Planner
 from .plans import Shape, check_shape, padded
@@ -159,13 +160,13 @@ def _call(graph, shape: Shape, backward: bool) -> Callable[[], Any]:
         arguments = graph._planner.arguments(*shape, schedule="auto", edges=False, backward=backward)
         named = inputs | arguments._asdict()
         with torch.no_grad():
-            found = ForwardResults(*ops.attention_forward(*_named(Forward, named)))
+            found = ForwardResults(*attention_forward(*_named(Forward, named)))
             if not backward:
                 return found
             if not named["save_positive"]:
                 found = found._replace(positive=None, positive_mass=None)
             named |= found._replace(attention=None)._asdict()
-            return ops.attention_backward(*_named(Backward, named))
+            return attention_backward(*_named(Backward, named))
 
     return run
 

@@ -1,12 +1,10 @@
-"""The operators ``torch.ops.dfgnn``: fake kernels, and how a graph is passed to them.
+"""The operators of the compiled libraries: how they are called, their names, and their fake kernels.
 
-Schemas and kernels are registered by the compiled libraries (csrc/torch). One pair of operators serves every
-score. The forward operator returns what its backward needs (``stats``, and for the additive score
-``positive`` and ``positive_mass``) beside ``out`` and ``attention``; only the latter two are differentiable.
-It takes the reverse CSR along for backward, which gathers over it. Autograd is in `_autograd.py`.
+Schemas and kernels are registered by the compiled libraries (csrc/torch). Structure and plans call their
+operators by the names given here; those of attention and of products along edges are called by
+``engine/operators.py`` alone.
 """
 
-import math
 from typing import Any
 
 import torch
@@ -17,6 +15,19 @@ from . import torch_internals as internals
 from .arguments import NEED_BIAS, NEED_DST, NEED_FEAT, NEED_GATE, NEED_WEIGHT, SCORES, Backward, Forward
 
 ops = torch.ops.dfgnn
+
+# Structure (csrc/torch/cpu_structure.cpp; on GPUs csrc/cuda/graph/structure.h).
+coo_to_csr, transpose_csr = ops.coo_to_csr.default, ops.transpose_csr.default
+structure, structure_read = ops.structure.default, ops.structure_read.default
+degrees = ops.degrees.default
+# Plans (csrc/torch/cpu.cpp, cuda_planning.cpp).
+plan_graph, cut_graph = ops.plan_graph.default, ops.cut_graph.default
+plan_rows, cut_rows, falls = ops.plan_rows.default, ops.cut_rows.default, ops.falls.default
+sharing, tile_counts, tiles = ops.sharing.default, ops.tile_counts.default, ops.tiles.default
+plan_windows = ops.plan_windows.default
+# What plans are measured by.
+attention_forward, attention_backward = ops.attention_forward.default, ops.attention_backward.default
+gather_sum = ops.gather_sum.default
 
 
 def on_device(x: torch.Tensor) -> bool:
@@ -30,48 +41,6 @@ def product_args(graph, feat, reverse: bool):
     shape = dict(num_heads=feat.shape[1], head_dim=feat.shape[2], dtype=feat.dtype)
     plan = graph.plan(**shape, reverse=reverse, layer=None)
     return csr.indices, csr.eids, plan.items, plan.splits, plan.launch
-
-
-def edge_term_args(graph, heads: int, width: int, dtype: torch.dtype):
-    """The graph arguments of `edge_dot`, `edge_sum` and `edge_outer`, which gather no rows: their order is
-    all that matters."""
-    return graph._planner.edge_terms(heads, width, dtype)
-
-
-def edge_dot(graph, rows, attr, scale: float):
-    args = edge_term_args(graph, rows.shape[1], rows.shape[2], rows.dtype)
-    return call(ops.edge_dot.default, rows, attr, *args, scale)
-
-
-def edge_sum(graph, weight, attr, width: int):
-    args = edge_term_args(graph, weight.shape[1], width, attr.dtype)
-    return call(ops.edge_sum.default, weight, attr, *args, graph.num_dst, width)
-
-
-def edge_outer(graph, weight, rows, dim: int, scale: float):
-    args = edge_term_args(graph, rows.shape[1], rows.shape[2], rows.dtype)
-    return call(ops.edge_outer.default, weight, rows, *args, dim, scale)
-
-
-def attend_projected(handle, *tensors_and_numbers):
-    *tensors, numbers = tensors_and_numbers
-    return call(ops.attend_projected.default, handle.number, *tensors, numbers.scale, numbers.dropout_p)
-
-
-def attend_projected_backward(handle, *tensors_and_numbers):
-    *tensors, numbers, keep_edges = tensors_and_numbers
-    return call(
-        ops.attend_projected_backward.default,
-        handle.number,
-        *tensors,
-        numbers.scale,
-        numbers.dropout_p,
-        keep_edges,
-    )
-
-
-def projection_grad(query, query_sums, grad, grad_sums, scale: float):
-    return call(ops.projection_grad.default, query, query_sums, grad, grad_sums, scale)
 
 
 def total(parts: torch.Tensor) -> torch.Tensor:
@@ -89,37 +58,15 @@ def acc_type(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-#: Bytes of which the place of each part of what forward keeps is a multiple (csrc/torch/checks.h).
-KEPT_ALIGN = 256
-
-
-def taken_apart(kept: torch.Tensor, value: torch.Tensor, num_dst: int, positive: bool):
-    """stats, positive and positive_mass of what forward keeps in one tensor (csrc/torch/planned.h)."""
-    _, heads, dim = value.shape
-    acc, at = acc_type(value.dtype), 0
-
-    def part(shape, dtype):
-        nonlocal at
-        size = dtype.itemsize * math.prod(shape)
-        found = kept[at : at + size].view(dtype).view(shape)
-        at += -(-size // KEPT_ALIGN) * KEPT_ALIGN
-        return found
-
-    stats = part((num_dst, heads, 2), acc)
-    if not positive:
-        return stats, None, None
-    mass = part((num_dst, heads), acc)
-    return stats, part((num_dst, heads, dim), value.dtype), mass
-
-
 _AUTOCAST = internals.DispatchKeySet(internals.DispatchKey.AutocastCPU) | internals.DispatchKeySet(
     internals.DispatchKey.AutocastCUDA
 )
 
 
 def call(op, *args):
-    """Below autograd and autocast, unless a compiler records: the registered formula is Python and costs more
-    than a small graph's kernels. op: an operator, or a function of several."""
+    """``op(*args)`` below autograd and autocast, unless a compiler is recording: the formula that is
+    registered for autograd is written in Python and costs more than the kernels of a small graph. op: an
+    operator, or a function that calls several."""
     if torch.compiler.is_compiling():
         return op(*args)
     try:
@@ -133,7 +80,8 @@ def call(op, *args):
 
 
 def typed(error: RuntimeError) -> RuntimeError:
-    """The stable ABI, through which kernels allocate, hands on no types of errors (csrc/torch/checks.h)."""
+    """An error of an operator with its type: the stable ABI, through which kernels allocate, passes on no
+    types (csrc/torch/checks.h)."""
     text = str(error)
     return torch.OutOfMemoryError(text) if "CUDA" in text and "out of memory" in text else error
 

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from ..runtime import ops as _ops
-from ..runtime.arguments import ops
 from ..runtime.compiling import not_compiled, untraced, without_gradient
 
 # Node ids, edge positions and edge counts are int32 in the kernels.
@@ -25,9 +24,8 @@ LIMIT = 2**31
 # Edges of one CSR are fewer: beyond it a graph is several (graph/ranges.py).
 MOST_EDGES = 2**31
 INDEX_DTYPES = (torch.int32, torch.int64)
-_coo_to_csr = ops.coo_to_csr.default
-_transpose_csr = ops.transpose_csr.default
-structure_on_gpu, structure_read = ops.structure.default, ops.structure_read.default
+_coo_to_csr, _transpose_csr = _ops.coo_to_csr, _ops.transpose_csr
+structure_on_gpu, structure_read = _ops.structure, _ops.structure_read
 # As in csrc/core/params.h and csrc/cuda/graph/structure.h.
 _DEGREE_BINS, _LEAST_CUT, _EDGE_NUMBERS = 2048, 32, 7
 # Edges of which a GPU sorts both directions at once. Of more the second one is sorted when it is needed, as
@@ -518,7 +516,7 @@ def degrees_of(csr: CSR) -> tuple[DegreeStats, dict[int, tuple[int, int]]]:
     cuts: dict[int, tuple[int, int]] = {}
     n = indptr.numel() - 1
     if n and _ops.on_device(indptr):
-        stats, cuts = _degrees(n, num_edges, ops.degrees(indptr).tolist())
+        stats, cuts = _degrees(n, num_edges, _ops.degrees(indptr).tolist())
         if stats is not None:
             return stats, cuts
     return degree_stats(indptr.diff(), num_edges), cuts

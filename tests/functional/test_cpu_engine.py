@@ -15,7 +15,7 @@ from graphs import GRAPHS, make_graph
 
 from dfgnn import Graph, functional
 from dfgnn.bench.measure import peak_extra
-from dfgnn.runtime import ops as _ops
+from dfgnn.engine import operators
 from dfgnn.runtime.arguments import ops
 
 ISAS = ("base", "avx2", "avx512") if platform.machine() in ("x86_64", "AMD64") else ("base",)
@@ -353,6 +353,6 @@ def test_sums_of_edge_attributes_over_a_long_row(monkeypatch, isa, heads, width)
     graph = Graph.from_coo(zeros, zeros, num_nodes=1)
     weight = torch.full((num_edges, heads), 1 / 7)
     attr = torch.randn(width).expand(num_edges, width).contiguous()
-    got = _ops.edge_sum(graph, weight, attr, width)[0]
+    got = operators.edge_sum(graph, weight, attr, width)[0]
     want = torch.einsum("eh,ec->hc", weight.double(), attr.double())
     assert ((got - want) / want).abs().max() < 2e-6

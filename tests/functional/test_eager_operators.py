@@ -10,6 +10,7 @@ from graphs import make_graph
 import dfgnn
 from dfgnn import Graph
 from dfgnn.engine import autograd as _autograd
+from dfgnn.engine import operators
 from dfgnn.engine import short as _short
 from dfgnn.runtime.arguments import SCORES as NUMBERS
 from dfgnn.runtime.arguments import EdgeArgs, Numbers, ops
@@ -49,7 +50,7 @@ def make_call(score, options, device, graph="super_row", short=True, dtype=torch
     edges = attention or any(t is not None for t in edge)
     handle = graph._planner.handle(2, 8, dtype, score, "auto", edges, True)
     positive = score == "gat" and edge.edge_gate is None
-    make = _autograd.EagerCall if short else _autograd.DispatchedCall
+    make = operators.EagerCall if short else operators.DispatchedCall
     args = handle if short else handle.args
     call = make(graph, args, NAMES[score], numbers, attention, positive)
     return call, (*ends, *edge, out_bias), graph
@@ -97,7 +98,7 @@ def test_rows_of_a_layer(device, score):
     expected = call.run_backward((grad, None), tensors, out, None, (kept,), 1)
     ends = (src, dst) if score == "gat" else (flat(src), flat(dst))
     args = (NUMBERS[NAMES[score]], flat(value), *ends, None if attn is None else attn[None])
-    number, options = call.graph_args.number, (*rest[:-1], rest[-1].flatten())
+    number, options = call.handle.number, (*rest[:-1], rest[-1].flatten())
     rows, kept, _ = ops.attend(number, 2, *args, *options, *call.numbers, False, call.save_positive)
     assert torch.equal(rows, out.flatten(1))
     found = ops.attend_backward(
@@ -182,7 +183,7 @@ def test_backward_refuses_what_it_did_not_keep(device):
     forward_only = make_graph("super_row", device)._planner.handle(
         2, 8, torch.float32, "gat", "auto", False, False
     )
-    call.graph_args = forward_only
+    call = call._replace(handle=forward_only)
     with pytest.raises(RuntimeError, match="graph: expected one with its reverse CSR"):
         call.run_backward((torch.randn_like(out), None), tensors, out, None, (kept,), 1)
 

@@ -10,8 +10,8 @@ from torch.func import grad, jvp, vmap
 from dfgnn import Graph, functional, reference
 from dfgnn.engine import edge_projection as _edge_projection
 from dfgnn.engine import edge_terms as _edge_terms
+from dfgnn.engine import operators
 from dfgnn.plan.cost import lanes_per_head
-from dfgnn.runtime import ops as _ops
 from dfgnn.runtime.arguments import ops
 
 SIZES = [(h, d) for d in (1, 7, 11, 33, 300) for h in (1, 3, 8, 16)]
@@ -97,7 +97,7 @@ def test_fake_kernels(device):
     rows = torch.randn(graph.num_dst, 3, 8, device=device, dtype=torch.float16)
     attr = torch.randn(graph.num_edges, 5, device=device, dtype=torch.float16)
     weight = torch.randn(graph.num_edges, 3, device=device)
-    args = _ops.edge_term_args(graph, 3, 8, torch.float16)
+    args = operators.edge_term_args(graph, 3, 8, torch.float16)
     for op, given in (
         (ops.edge_dot, (rows, attr, *args, 0.5)),
         (ops.edge_sum, (weight, attr, *args, graph.num_dst, 8)),
@@ -410,8 +410,8 @@ def passes(monkeypatch):
     """How often the kernels that know features of edges ran, forward and backward."""
     count = []
     for name in ("attend_projected", "attend_projected_backward"):
-        call = getattr(_ops, name)
-        monkeypatch.setattr(_ops, name, lambda *args, call=call: count.append(1) or call(*args))
+        call = getattr(operators, name)
+        monkeypatch.setattr(operators, name, lambda *args, call=call: count.append(1) or call(*args))
     return count
 
 

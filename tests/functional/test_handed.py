@@ -7,7 +7,7 @@ from attention import make_inputs, relative_error, rounding_band
 from graphs import make_graph
 
 from dfgnn import Graph, functional
-from dfgnn.engine import autograd as _autograd
+from dfgnn.engine import operators
 from dfgnn.plan import cost
 from dfgnn.plan.plans import Shape
 from dfgnn.runtime.arguments import NO_EDGES, Numbers
@@ -33,7 +33,7 @@ def sparse(device, degree=5, nodes=400):
 
 def backward(graph, tensors, args, dim):
     """The gradients by the long operators, and the bytes that backward takes at the peak."""
-    call = _autograd.DispatchedCall(graph, args, "dot", Numbers(0.2, dim**-0.5, 0.0, 6), False, False)
+    call = operators.DispatchedCall(graph, args, "dot", Numbers(0.2, dim**-0.5, 0.0, 6), False, False)
     out, attention, kept = call.run(tensors)
     grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(3)).to(out)
     torch.cuda.synchronize()

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ... import ops
 from ...nn import DGLError
 from ...nn._graph import as_graph, check_in_degrees
+from ...ops import copy_u_sum, u_mul_e_sum
 from ..passing import CROSS
 from ..utils import expand_as_pair
 
@@ -65,9 +65,9 @@ class GraphConv(nn.Module):
         shrinks = weight is not None and self._in_feats > self._out_feats
         x = x @ weight if shrinks else x
         if edge_weight is None:
-            out = ops.copy_u_sum(fused, x)
+            out = copy_u_sum(fused, x)
         else:
-            out = ops.u_mul_e_sum(fused, x, edge_weight.view(len(edge_weight), *[1] * (x.dim() - 1)))
+            out = u_mul_e_sum(fused, x, edge_weight.view(len(edge_weight), *[1] * (x.dim() - 1)))
         out = out @ weight if weight is not None and not shrinks else out
         if self._norm in ("right", "both"):
             out = out * _norm(fused.in_degrees(), out, self._norm)

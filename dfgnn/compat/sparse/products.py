@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import functional, ops
+from ... import functional
 from ...engine.checks import DTYPES
+from ...ops import copy_e_sum
 from .lazy import Scores, Weights, can_wait
 from .matrix import SparseMatrix, diag, from_coo, val_like
 from .structure import pairs
@@ -160,7 +161,7 @@ def reduce(input: SparseMatrix, dim: int | None = None, rtype: str = "sum") -> T
         index, size = (structure.col, structure.row)[dim].long(), input.shape[1 - dim]
         if rtype == "sum" and val.dtype in DTYPES:
             graph = structure.graph
-            return ops.copy_e_sum(graph if dim == 1 else graph.reverse(), val)
+            return copy_e_sum(graph if dim == 1 else graph.reverse(), val)
     out = val.new_zeros(size, *val.shape[1:])
     index = index.view(-1, *[1] * (val.dim() - 1)).expand_as(val)
     out = out.scatter_reduce(0, index, val, _REDUCTIONS[rtype], include_self=False)

@@ -1,0 +1,261 @@
+"""The operators of attention and of products along edges, called by records and graphs.
+
+No other module of the engine knows the order of an operator's arguments (csrc/torch/schemas.h). The operators
+of attention exist in two forms. Those of eager calls know a graph and its plan by a number: an `EagerCall`
+(csrc/torch/planned.h). Those that go through torch's dispatcher take all tensors of the graph: a
+`DispatchedCall` (csrc/torch/attention.h). Both give the same numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..runtime import torch_internals as internals
+from ..runtime import transforms
+from ..runtime.arguments import SCORES, EdgeArgs, GraphArgs, GraphHandle, Numbers, Tensors, ops
+from ..runtime.ops import acc_type, call, product_args, typed
+
+_BelowAutograd = internals.BelowAutograd
+
+#: Score -> the name that plans have for it.
+PLAN_LAYERS = {"additive": "gat", "dot": "dot", "additive_v2": "gatv2"}
+
+# The operators whose schemas `autograd` and `traced` read, to register formulas and operators of their own.
+forward_op, backward_op = ops.attention_forward.default, ops.attention_backward.default
+attend_op, attend_backward_op = ops.attend.default, ops.attend_backward.default
+gat_op, gat_backward_op = ops.gat.default, ops.gat_backward.default
+
+_NONE = (None,) * len(Tensors._fields)
+
+
+# ---- attention -------------------------------------------------------------------------------------------
+
+
+class EagerCall(NamedTuple):
+    """The arguments of an eager attention that are not tensors of its own."""
+
+    graph: Any
+    handle: GraphHandle
+    score: str
+    numbers: Numbers
+    return_attention: bool
+    save_positive: bool  # whether backward needs the sums over the edges with z > 0
+
+    def run(self, tensors):
+        """(out, attention or None, what backward needs besides them). tensors: the first of `Tensors`, with
+        all that are not None."""
+        try:
+            with _BelowAutograd():
+                out, saved, attention = attend_op(
+                    self.handle.number, 0, SCORES[self.score], *tensors, *_NONE[len(tensors) :],
+                    *self.numbers, self.return_attention, self.save_positive,
+                )  # fmt: skip
+        except RuntimeError as error:
+            raise typed(error) from None
+        return out, attention, (saved,)
+
+    def run_backward(self, grads, tensors, out, attention, saved, need: int):
+        """The results of the backward operator. grads: of out, and of the attention or None; saved: as `run`
+        gave it; need: see `runtime.ops.need_bits`."""
+        try:
+            with _BelowAutograd():
+                return attend_backward_op(
+                    self.handle.number, 0, *grads, SCORES[self.score], *tensors, out, *saved,
+                    self.save_positive, attention, *self.numbers, need,
+                )  # fmt: skip
+        except RuntimeError as error:
+            raise typed(error) from None
+
+    def dispatched(self, tensors, saved):
+        """The same as a `DispatchedCall`, and what that one saves for backward."""
+        other = DispatchedCall(
+            self.graph, self.handle.args, self.score, self.numbers, self.return_attention, self.save_positive
+        )
+        return other, unpacked(saved[0], tensors.value, self.graph.num_dst, self.save_positive)
+
+
+class DispatchedCall:
+    """The same for the operators that take the tensors of the graph, which a compiler or a transform records.
+
+    It is not a tuple, because torch.func would unpack one.
+    """
+
+    __slots__ = ("graph", "graph_args", "numbers", "return_attention", "save_positive", "score")
+
+    def __init__(self, graph, graph_args: GraphArgs, score, numbers, return_attention, save_positive):
+        self.graph = graph
+        self.graph_args = graph_args
+        self.score = score
+        self.numbers = numbers
+        self.return_attention = return_attention
+        self.save_positive = save_positive
+
+    def forward(self, tensors):
+        """ForwardResults, as a plain tuple; recorded by nothing but a compiler."""
+        return call(
+            forward_op, SCORES[self.score], *tensors, *self.graph_args, self.graph.num_dst, *self.numbers,
+            self.return_attention, self.save_positive,
+        )  # fmt: skip
+
+    def backward(self, grads, tensors, saved, need: int):
+        """BackwardResults, as a plain tuple. saved: out, stats, positive, positive_mass, attention."""
+        return call(
+            backward_op, *grads, SCORES[self.score], *tensors, *saved, *self.graph_args, *self.numbers, need
+        )
+
+    def run(self, tensors):
+        """As `EagerCall.run`."""
+        out, stats, positive, positive_mass, attention = self.forward(tensors)
+        if not self.save_positive:
+            positive = positive_mass = None
+        return out, attention if self.return_attention else None, (stats, positive, positive_mass)
+
+    def run_backward(self, grads, tensors, out, attention, saved, need: int):
+        return self.backward(grads, tensors, (out, *saved, attention), need)
+
+    def dispatched(self, tensors, saved):
+        return self, saved
+
+    def of_heads(self, tensors: dict[str, Tensor | None]) -> DispatchedCall:
+        """This call with tensors of another number of heads."""
+        edge = EdgeArgs(*(tensors[name] for name in EdgeArgs._fields))
+        backward = self.graph_args.rev_indices is not None
+        edges = self.return_attention or any(x is not None for x in edge)
+        with transforms.untransformed():
+            args = graph_args(self.graph, self.score, tensors["value"], edges, backward, "auto")
+        return DispatchedCall(
+            self.graph, args, self.score, self.numbers, self.return_attention, self.save_positive
+        )
+
+
+def graph_args(graph, score: str, value: Any, edges: bool, backward: bool, schedule: str) -> GraphArgs:
+    """The graph as a `DispatchedCall` takes it. edges: whether the ids of edges are needed."""
+    return graph._planner.arguments(
+        *value.shape[1:],
+        value.dtype,
+        PLAN_LAYERS[score],
+        schedule=schedule,
+        edges=edges,
+        backward=backward,
+    )
+
+
+#: Bytes of which the place of each part of what an eager forward saves is a multiple (csrc/torch/checks.h).
+SAVED_ALIGN = 256
+
+
+def unpacked(saved: Tensor, value: Tensor, num_dst: int, positive: bool):
+    """stats, positive and positive_mass, saved by an eager forward in one tensor (csrc/torch/planned.h)."""
+    _, heads, dim = value.shape
+    acc, at = acc_type(value.dtype), 0
+
+    def part(shape, dtype):
+        nonlocal at
+        size = dtype.itemsize * math.prod(shape)
+        view = saved[at : at + size].view(dtype).view(shape)
+        at += -(-size // SAVED_ALIGN) * SAVED_ALIGN
+        return view
+
+    stats = part((num_dst, heads, 2), acc)
+    if not positive:
+        return stats, None, None
+    mass = part((num_dst, heads), acc)
+    return stats, part((num_dst, heads, dim), value.dtype), mass
+
+
+def second_order(handle: GraphHandle, score: int, numbers: Numbers, grads, tensors: Tensors, stats, of, need):
+    """The gradients of what the backward operator takes; CPU only. grads: grad_out and grad_attention; of:
+    the cotangents of the backward operator's results; need: bits of the tensors on edges."""
+    return call(
+        ops.attend_second_order.default, handle.number, *grads, score, *tensors, stats, *of, *numbers, need
+    )
+
+
+# ---- attention with a projection of the edges' features (csrc/cuda/attention, EdgeAttr) --------------------
+
+
+def attend_projected(handle: GraphHandle, tensors: tuple, numbers: Numbers):
+    """out, what backward needs, and the weighted sums of the features."""
+    return call(
+        ops.attend_projected.default, handle.number, *tensors, numbers.scale, numbers.dropout_p
+    )  # fmt: skip
+
+
+def attend_projected_backward(handle: GraphHandle, tensors: tuple, numbers: Numbers, keep_edges: bool):
+    """The gradients of value, key and query, the sums for that of the projection, and with keep_edges the
+    attention and the gradients of the scores."""
+    return call(
+        ops.attend_projected_backward.default, handle.number, *tensors, numbers.scale, numbers.dropout_p,
+        keep_edges,
+    )  # fmt: skip
+
+
+def projection_grad(query, query_sums, grad, grad_sums, scale: float):
+    return call(ops.projection_grad.default, query, query_sums, grad, grad_sums, scale)
+
+
+# ---- products along edges --------------------------------------------------------------------------------
+
+
+def sddmm(graph, rows, feat, reverse: bool):
+    return call(ops.sddmm.default, rows, feat, *product_args(graph, feat, reverse))
+
+
+def spmm(graph, weight, feat, reverse: bool):
+    num_rows = graph.num_src if reverse else graph.num_dst
+    return call(ops.spmm.default, weight, feat, *product_args(graph, feat, reverse), num_rows)
+
+
+def edge_term_args(graph, heads: int, width: int, dtype: torch.dtype):
+    """The graph as `edge_dot`, `edge_sum` and `edge_outer` take it, which gather no rows: only the order of
+    the edges matters to them."""
+    return graph._planner.edge_terms(heads, width, dtype)
+
+
+def edge_dot(graph, rows, attr, scale: float):
+    args = edge_term_args(graph, rows.shape[1], rows.shape[2], rows.dtype)
+    return call(ops.edge_dot.default, rows, attr, *args, scale)
+
+
+def edge_sum(graph, weight, attr, width: int):
+    args = edge_term_args(graph, weight.shape[1], width, attr.dtype)
+    return call(ops.edge_sum.default, weight, attr, *args, graph.num_dst, width)
+
+
+def edge_outer(graph, weight, rows, dim: int, scale: float):
+    args = edge_term_args(graph, rows.shape[1], rows.shape[2], rows.dtype)
+    return call(ops.edge_outer.default, weight, rows, *args, dim, scale)
+
+
+def edge_products(graph, query, key, feat, scale: float, with_products: bool):
+    """The scores [E, H], and the products [E, H, D] if asked for; CPU only."""
+    args = product_args(graph, key, False)
+    return call(ops.edge_products.default, query, key, feat, *args, scale, with_products)
+
+
+def edge_products_backward(graph, grads, rows, cols, feat, scale: float, reverse: bool, need_feat: bool):
+    """The gradients of rows, and of feat if needed. grads: of the scores and of the products; reverse: rows
+    are sources."""
+    args = product_args(graph, cols, reverse)
+    return call(
+        ops.edge_products_backward.default, *grads, rows, cols, feat, *args, scale, need_feat
+    )  # fmt: skip
+
+
+# ---- groups of rows by an index (csrc/cpu/by_index.h) ------------------------------------------------------
+
+
+def index_softmax(score, index, num_groups: int, masked: bool):
+    return call(ops.index_softmax.default, score, index, num_groups, masked)
+
+
+def index_softmax_backward(result, grad, index, num_groups: int):
+    return call(ops.index_softmax_backward.default, result, grad, index, num_groups)
+
+
+def index_sum(rows, index, num_groups: int):
+    return call(ops.index_sum.default, rows, index, num_groups)
