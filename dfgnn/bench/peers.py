@@ -136,7 +136,7 @@ def _tune_turbo_gnn(library, graph, function, inputs) -> tuple:
         step()
         return min(milliseconds(step, graph.device)[0] for _ in range(3))
 
-    best = min(((adjacency(q), {}) for q in (-1, 0.9, 0.95, 0.99)), key=time)
+    best: tuple = min(((adjacency(q), {}) for q in (-1, 0.9, 0.95, 0.99)), key=time)
     for light, heavy in (
         ("forward_light_warps", "forward_heavy_warps"),
         ("backward_light_warps", "backward_heavy_warps"),
