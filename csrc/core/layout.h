@@ -1,13 +1,13 @@
-// What plans and CUDA's layouts (launch.cuh) agree on: how many lanes of a warp share a head.
+// How many lanes of a warp share a head; plans and the CUDA kernels' layouts (launch.cuh) both use it.
 #pragma once
 
 namespace dfgnn {
 
-inline constexpr int kWarp = 32, kLoadBytes = 16;  // of one load of a lane
+inline constexpr int kWarp = 32, kLoadBytes = 16;  // lanes of a warp; bytes that a lane loads at a time
 
-// Of a head of `dim` elements of `bytes` each. One lane where a load holds the head and there are several: of
-// a single one, rows would be too many for a warp. Double has few layouts: it is there for checking, not for
-// speed.
+// Lanes for a head of `dim` elements of `bytes` each. One lane if one load holds the head and there are
+// several heads; with a single head a warp would then have too many rows. double has fewer layouts, because
+// it is for checking, not for speed.
 constexpr int lanes_per_head(int heads, int dim, int bytes) {
   const int loads = (dim * bytes + kLoadBytes - 1) / kLoadBytes;
   if (bytes < 8 && loads == 1 && heads > 1) return 1;

@@ -1,4 +1,4 @@
-// Scalar mathematics shared by the CPU and the CUDA kernels.
+// Scalar functions that CPU and CUDA kernels share: LeakyReLU, and dropout's random numbers.
 #pragma once
 
 #include <cstdint>
@@ -43,8 +43,8 @@ DFGNN_HD Random4 philox(uint64_t key, uint32_t c0, uint32_t c1, uint32_t c2, uin
   return {{c0, c1, c2, c3}};
 }
 
-// The 32 random bits of edge `eid` (position in the user's order) and head `head`. Independent of
-// the schedule, the backend and the direction, so backward recomputes the mask of forward.
+// The 32 random bits of edge `eid` (position in the user's order) and head `head`. They do not depend on
+// schedule, backend or direction, so that backward can draw the mask of forward again.
 DFGNN_HD uint32_t dropout_bits(uint64_t seed, uint32_t eid, uint32_t head) {
   const Random4 r = philox(seed, eid, 0, head >> 2, 0);
   const uint32_t lane = head & 3;

@@ -1,9 +1,9 @@
-// What a launcher receives: plain data, no torch, no CUDA.
+// The structs that kernels get, with the formulas of forward and backward. Plain data: no torch, no CUDA.
 //
 // Words: dst = row = query = the node that aggregates; src = neighbour = key/value.
 // N_dst, N_src = numbers of nodes, E = edges, H = heads, D = score dimension per head, Dv = value
-// dimension per head. T is the feature type; acc is the accumulation type, float for half, bfloat16
-// and float and double for double. Every array is contiguous; "or null" marks optional ones.
+// dimension per head. T is the feature type; acc is the accumulation type, which is double for double and
+// else float. Every array is contiguous; "or null" marks optional ones.
 #pragma once
 
 #include <cstdint>
@@ -13,39 +13,40 @@ namespace dfgnn {
 enum class Score : int { additive, dot, additive_v2 };
 enum class DType : int { f32, f64, f16, bf16 };
 
-// A bounded piece of one row: edges [begin, end) of the CSR. slot = kWhole: the item is the whole row, or the
-// first piece of a row whose others join it. slot >= 0: the row is split and the item writes its partial
-// result to this slot.
+// A work item: a row or a chunk of one, edges [begin, end) of the CSR. slot = kWhole: it writes the row,
+// alone or as the first of chunks that add to it. slot >= 0: the row is split, and the work item writes its
+// partial result to this slot.
 struct Item {
   int32_t row, begin, end, slot;
 };
-// kJoins: the item's result is added to what an earlier part of the items (Csr) left in the row.
+// slot = kJoins: the work item adds its result to what a work item of an earlier partition wrote to the row.
 inline constexpr int32_t kWhole = -1, kJoins = -2;
 inline constexpr int kMostParts = 16;
-// Bytes of a head that a warp holds at most: wider ones are worked on in chunks, where no item joins a row.
+// Most bytes of a head that a warp's registers hold. Wider heads are computed in chunks of columns, by
+// kernels without kJoins.
 inline constexpr int kWideBytes = 2048;
 
-// A split row and its partial results, every stride-th of the slots [slot_begin, slot_end), merged in this
-// order.
+// A split row and the slots of its partial results: slot_begin, slot_begin + stride, ... below slot_end. They
+// are merged in this order.
 struct Split {
   int32_t row, slot_begin, slot_end, stride;
 };
 
-// Tiles (CUDA): a window is kTileRows consecutive rows, and the neighbours that they have, each once, are cut
-// into chunks of kTileCols columns. A chunk is kTileInts numbers: its columns, filled up with the first, then
-// a mask per row, whose bit c says that the row has an edge to column c.
+// Block-sparse tiles (CUDA): a window is kTileRows consecutive rows. Its distinct neighbours are cut into
+// chunks of kTileCols columns. A chunk is kTileInts numbers: its columns, filled up with the first, then a
+// mask per row, whose bit c says that the row has an edge to column c.
 inline constexpr int kTileRows = 64, kTileCols = 32, kTileInts = kTileCols + kTileRows;
 
 // One direction of the graph with its plan. Forward: rows are destinations, indices are sources.
-// Reverse: rows are sources, indices are destinations. Every row occurs in exactly one item with
-// slot = kWhole, or in one Split; a row without edges has an item with begin == end.
+// Reverse: rows are sources, indices are destinations. Every row occurs in exactly one work item with
+// slot = kWhole, or in one Split; a row without edges has a work item with begin == end.
 struct Csr {
   const int32_t* indices;  // [E]
   const int32_t* eids;     // [E] position of each edge in the user's order, or null: identity
   const Item* items;       // [num_items]
   const Split* splits;     // [num_splits]
-  const int32_t* tiles;    // [chunks, kTileInts], or null: work on rows. With tiles an item is a piece of a
-                           // window: row is its first, [begin, end) its chunks, slot that of the first row
+  const int32_t* tiles;  // [chunks, kTileInts], or null: a plan on rows. With tiles, a work item is a part of
+                         // a window: row is the first, [begin, end) are chunks, slot is the first row's
   int64_t num_items;
   int64_t num_splits;
   int64_t num_slots;
@@ -53,16 +54,16 @@ struct Csr {
   int32_t packed;  // CUDA: give each sub-warp its own row instead of a whole warp per row
   int32_t
       heads_per_tile;  // CUDA: at most so many heads at a time, over all rows; 0: as many as a warp has lanes
-  // CUDA: parts of the items, one launch each, in this order; 0: all items are one part. Of a row with items
-  // that join it a part has one item.
+  // CUDA: with kJoins, numbers of work items per source partition, which are launched one after the other; 0:
+  // one launch. A partition has at most one work item of a row that is added up so.
   int32_t num_parts;
   int32_t part_items[kMostParts];
 };
 
-// Of dropout's random numbers (math.h): the fewest that pass all tests of BigCrush.
+// Rounds of dropout's random number generator (math.h): the fewest that pass all tests of BigCrush.
 inline constexpr int kPhiloxRounds = 7;
 
-// Options on edges, all in the user's edge order. From what the family computes (raw) to the score:
+// Options on edges, all in the user's edge order. They turn the raw score (see ForwardParams) into s:
 //   z = gate * raw (+ bias)      s = LeakyReLU(z) (+ bias)      s = -inf where mask is false
 struct EdgeOptions {
   const void* bias;     // [E, H] T, or acc if bias_is_acc; or null
@@ -73,7 +74,7 @@ struct EdgeOptions {
   const int64_t* seed;  // [1] of the dropout mask; null: no dropout
   int32_t bias_is_acc, gate_is_acc, weight_is_acc;
   int32_t gate_heads, mask_heads, weight_heads;  // 1 or H
-  int32_t bias_after;                            // the bias is added behind the LeakyReLU
+  int32_t bias_after;                            // the bias is added after the LeakyReLU
   int32_t feat_in_key, feat_in_value;
   uint32_t dropout_threshold;  // an edge is dropped when its 32 random bits are below
   double dropout_scale;        // 1 / (1 - p); 0 when p = 1
@@ -81,22 +82,22 @@ struct EdgeOptions {
   bool any() const { return feat || scalars(); }
 };
 
-// Features x_ij of the edges that are projected at the nodes (dot, on CUDA in 16 bits), e_ij = W x_ij:
+// Edge features x_ij whose projection e_ij = W x_ij is folded into the nodes' rows (dot, on CUDA in 16 bits):
 //   raw_ij = scale (q_i . k_j + r_i . x_ij), r_i = W^T q_i      out_i += W a_i, a_i = sum_j w m alpha x_ij
 // Backward, with s_i = W^T g_i:
 //   dalpha_ij = f_ij (g_i . v_j + s_i . x_ij)      grad_query_i += scale W b_i, b_i = sum_j draw_ij x_ij
 struct EdgeAttr {
   const void* x;  // [E, dim] T, user's order; or null
   int32_t dim, width;
-  // W [H, cols, feats] T, filled up with zeros to the columns that a head's lanes have and to a multiple of
-  // 16 features, in the order in which registers take it (dfgnn/engine/edge_projection.py):
+  // W [H, cols, feats] T, padded with zeros to the columns of a head's lanes and to a multiple of 16
+  // features, in the order of the tensor cores' registers (dfgnn/engine/edge_projection.py):
   const void* onto;    // column = (block, t 4, s 2, j 2, e 2), feature = (step, i 2, g 8):
                        //   [H, step, block, s, g, t, j, i, e]
   const void* back;    // column = (group, g 8, word, i 2), feature = (step, t 4, j 2, e 2):
                        //   [H, group, step, word, g, t, j, i, e]
-  void* sums;          // a, or in backward b: [N_dst, H, width] T, 0 behind dim; or null
+  void* sums;          // a, or in backward b: [N_dst, H, width] T, 0 beyond dim; or null
   void* partial;       // [csr.num_slots, H, width] acc
-  int32_t keep_edges;  // backward leaves f alpha and draw in `handed`
+  int32_t keep_edges;  // backward writes f alpha and draw to `handed`
 };
 
 struct Shape {
@@ -108,13 +109,13 @@ struct Shape {
 
 // out_i = sum_j w_ij m_ij alpha_ij (v_j + e_ij), alpha_ij = exp((s_ij - max_i) - log_sum_i),
 // max_i = max_j s_ij, log_sum_i = log sum_j exp(s_ij - max_i)
-// with s_ij of EdgeOptions and e_ij its feat, where feat_in_key (below) or feat_in_value say so;
+// with s_ij from EdgeOptions, and e_ij its feat (in the value or, as below, in the key, if its flags say so);
 //   additive:    raw_ij = alpha_src[j] + alpha_dst[i]; feat never in the key
 //   dot:         raw_ij = scale * q_i . (k_j + e_ij)
 //   additive_v2: raw_ij = attn . LeakyReLU(v_j + x_dst[i] + e_ij); x_dst is `query`, feat never in the value;
 //                negative_slope is the inner one, and the LeakyReLU of EdgeOptions is the identity
 // A row without mass (no edges, or all scores -inf) has out = 0, max = +inf and log_sum = 0, so that
-// alpha = 0. max + log_sum as one number would lose log_sum where max is large.
+// alpha = 0. max and log_sum are stored apart, because their sum would lose log_sum where max is large.
 struct ForwardParams {
   Score score;
   DType dtype;
@@ -147,13 +148,11 @@ struct ForwardParams {
   EdgeAttr attr;
 };
 
-// Runs that partial sums are added up in first, and how many are added up at once.
+// More than kAttnAtOnce partial sums of grad_attn are first added up to kAttnSums ones.
 inline constexpr int kAttnSums = 64, kAttnAtOnce = 512;
 
 // With g = grad_out, gamma = grad_attention, f_ij = w_ij m_ij, L' the derivative of LeakyReLU:
-//   delta_i = g_i . (out_i - out_bias) + sum_j attention_ij gamma_ij      (the sum only with attention:
-//   without
-//        it, out contains all that the weights went into, which got the gradient g, too)
+//   delta_i = g_i . (out_i - out_bias) + sum_j attention_ij gamma_ij      (the sum only with grad_attention)
 //   dalpha_ij = f_ij (g_i . (v_j + e_ij) + gamma_ij)
 //   ds_ij = alpha_ij (dalpha_ij - delta_i)      dz_ij = ds_ij L'(z_ij)      draw_ij = gate_ij dz_ij
 //   grad_value[j] = sum_i f alpha g_i
@@ -189,7 +188,7 @@ struct BackwardParams {
   const void* out;       // [N_dst, H, Dv] T
   const void* out_bias;  // [H, Dv] T, which out contains; or null
   const void* stats;     // [N_dst, H, 2] acc, of forward
-  int32_t part_of_rows;  // csr has but some edges of the rows that out and stats are of
+  int32_t part_of_rows;  // csr has only some of the edges that out and stats were computed from
   const void* positive;  // additive, when grad_alpha_dst is wanted without grad_attention and gate
   const void* positive_mass;
   const void* attention;       // [E, H] acc, or null; only with grad_attention
@@ -209,27 +208,27 @@ struct BackwardParams {
   void* grad_gate;       // [E, H] acc, user's edge order; or null
   void* grad_weight;     // [E, H] acc, user's edge order; or null
   void* grad_feat;       // [E, H, D] T, user's edge order; or null
-  void* grad_raw;  // additive: [E, H] acc, draw_ij in the user's edge order, which is summed by row: where
-                   // grad_alpha_dst is wanted with grad_attention or gate; or null
+  void* grad_raw;        // additive: [E, H] acc, draw_ij in the user's edge order, to be summed by row, if
+                         // grad_alpha_dst is needed with grad_attention or gate; or null
 
   // Scratch.
-  void* node_stats;  // [N_dst, H, 4] acc: alpha_dst or slope attn . x_dst (dot: unused), max, log_sum, delta
-                     // or, with handed, [N_dst, H]: what is left of delta behind its first guess
+  void* node_stats;  // [N_dst, H, 4] acc: alpha_dst or slope attn . x_dst (dot: unused), max, log_sum, delta;
+                     // with handed, [N_dst, H]: the delta residual
   void* partial_query;  // dot, additive_v2: [csr.num_slots, H, D] acc
   void* partial_key;    // dot: [reverse.num_slots, H, D] acc
   void* partial_value;  // [reverse.num_slots, H, Dv] acc
   void* partial_alpha;  // additive: [reverse.num_slots, H] acc
   void* row_sums;       // [N_dst, H] acc, with attention: sum_j attention_ij gamma_ij
   void* partial_sums;   // [csr.num_slots, H] acc, with attention or grad_raw
-  // dot on CUDA: [E, H, 2] acc, user's order: alpha and ds from the pass over destinations to the one over
-  // sources; or null. node_stats is [N_dst, H] then.
+  // dot on CUDA: [E, H, 2] acc, user's order: per-edge alpha and ds, which the pass over destinations saves
+  // for the one over sources; or null.
   void* handed;
 
   EdgeAttr attr;
 };
 
-// sddmm: edge_[eid, h] = row_feat[i, h] . feat[j, h];  spmm: out[i, h] = sum_j edge_[eid, h] feat[j, h], over
-// the edges of row i with neighbours j. Both directions of a graph serve as `csr`.
+// The plain products over the edges of row i with neighbours j; `csr` may be either direction of a graph:
+// sddmm: edge_out[eid, h] = row_feat[i, h] . feat[j, h];  spmm: out[i, h] = sum_j weight[eid, h] feat[j, h]
 struct ProductParams {
   DType dtype;
   Shape shape;  // num_dst rows, num_src neighbours; dim = value_dim
@@ -242,32 +241,32 @@ struct ProductParams {
   void* partial_out;     // spmm: [num_slots, H, D] acc
 };
 
-// Items and splits of a plan, made on the device. In row order: the pieces of split rows, but for each row's
-// first one, then all rows; or by falling length, and with several parts, part after part. The order follows
-// from the rows alone. There is room for as many as there can be: items that are not needed have row < 0 and
-// lie ahead of all others in row order, else behind them; splits that are not needed have no slots. exact: as
-// many as there are.
+// Work items and splits of a plan, made on the device. Row order has the chunks of split rows first, except
+// each row's first chunk, then all rows. Otherwise longer work items come first, and with several source
+// partitions one partition after the other. The same rows always give the same order. Unless `exact`, the
+// arrays have room for the most that there can be: unused work items have row < 0 and lie in front in row
+// order, else at the end; unused splits have no slots.
 struct PlanParams {
   const int64_t* indptr;  // [num_rows + 1]
   int64_t num_rows;
   int32_t max_edges;
   int32_t by_length;
-  int32_t parts;           // rows are cut where their neighbours pass from one part of all to the next
+  int32_t parts;           // source partitions
   const int32_t* indices;  // [E], with parts > 1: of columns below num_cols, rising in every row
   int64_t num_cols;
   int32_t stride;    // 1; kTileRows: a row of indptr is a window of so many rows, and its edges are chunks
-  int64_t last_row;  // rows there are, windows in full or not
+  int64_t last_row;  // number of rows of the graph, whose last window may be incomplete
   int32_t exact;
   Item* items;  // [num_items]: num_rows + front
   int64_t num_items;
-  int64_t front;  // >= items beyond one per row
+  int64_t front;  // >= work items beyond one per row
   Split* splits;  // [num_splits]
   int64_t num_splits;
-  int32_t* counts;  // [plan_counts]: items beyond one per row, slots and splits, in strides; then scratch
+  int32_t* counts;  // [plan_counts]: work items beyond one per row, slots, splits (in strides); then scratch
 };
 inline constexpr int kPlanBuckets = 128;
 
-// Degrees that are counted one by one (DegreeStats in dfgnn/sparse/csr.py).
+// Degrees below this have a bin each in the histogram (Degrees in dfgnn/sparse/csr.py).
 inline constexpr int kDegreeBins = 2048;
 
 }  // namespace dfgnn

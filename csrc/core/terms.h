@@ -1,5 +1,5 @@
-// Both ends' score terms of additive attention from projected features, and their gradients: what a layer
-// does around the engine where it has vectors and not terms.
+// Score terms of additive attention from projected features and a layer's attention vectors, and their
+// gradients: a fused layer computes them around the attention kernels.
 #pragma once
 
 #include "params.h"
@@ -12,9 +12,9 @@ struct TermsParams {
   DType dtype;          // T, of feat
   int64_t num_rows[2];  // num_rows[1] <= num_rows[0]
   int32_t heads;
-  int32_t dim;              // of a head of feat, as it lies in memory
-  int32_t vector_dim;       // of a head of the vectors: <= dim, the columns behind it are padding
-  int32_t vectors_are_acc;  // else T
+  int32_t dim;              // elements of a head of feat in memory, padding included
+  int32_t vector_dim;       // elements of a head of the vectors, <= dim; the rest of feat's is padding
+  int32_t vectors_are_acc;  // the vectors' type: acc, else T
   const void* feat;         // [num_rows[0], H, dim] T
   const void* vectors[2];   // [H, vector_dim] T or acc
   void* terms[2];           // [num_rows[k], H] acc
@@ -25,12 +25,12 @@ inline constexpr int kTermsSums = 3, kMostTermsParts = 512;
 // grad_feat[n, h, d] += sum_k grad_terms[k][n, h] vectors[k][h, d]
 // sums[k][h, d] = sum_n grad_terms[k][n, h] feat[n, h, d], k < 2;  sums[2][h, d] = sum_n grad_out[n, h, d]
 struct TermsBackwardParams {
-  TermsParams of;             // terms are not read
+  TermsParams of;             // the forward pass; its terms are not read
   const void* grad_terms[2];  // [num_rows[k], H] acc
   const void* grad_out;       // [num_rows[1], H, dim] T, or null
   void* grad_feat;            // [num_rows[0], H, dim] T
   void* sums[kTermsSums];  // [H, vector_dim] in the type of the vectors; the last in T, null without grad_out
-  void* partial;           // [parts, kTermsSums, H, dim] acc: in a fixed order
+  void* partial;           // [parts, kTermsSums, H, dim] acc: partial sums, added in a fixed order
   int64_t parts;           // terms_parts of the backend
 };
 

@@ -1,5 +1,5 @@
-// What compilers of today take from the newest libstdc++ and glibc, as older systems have it: one library
-// then loads wherever there is glibc 2.28 and the libstdc++ of GCC 8 (manylinux_2_28).
+// Defines or redirects symbols that today's compilers would take from new versions of libstdc++ and glibc, so
+// that the library loads with glibc 2.28 and the libstdc++ of GCC 8 (manylinux_2_28).
 #define _GLIBCXX_EXTERN_TEMPLATE 0  // constructors below are instantiated here
 #include <cmath>
 #include <new>
@@ -18,10 +18,11 @@ void __throw_bad_array_new_length() { throw std::bad_array_new_length(); }  // G
 
 extern "C" {
 #if defined(__GLIBC__)
-// GLIBC_2.32; libstdc++ counts references without atomics while it is not 0.
+// Since GLIBC_2.32. While it is not 0, libstdc++ counts references without atomics.
 DFGNN_HIDDEN char __libc_single_threaded = 0;
 
-// GLIBC_2.29 has a log without errno. Calls of log come here (the linker's --wrap).
+// GLIBC_2.29 has a new log, without errno. The linker's --wrap redirects calls of log to __wrap_log below,
+// which calls the old one.
 #if defined(__x86_64__)
 __asm__(".symver dfgnn_log, log@GLIBC_2.2.5");
 #elif defined(__aarch64__)
