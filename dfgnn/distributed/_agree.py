@@ -1,6 +1,7 @@
-"""What all processes of a group must say alike, told through the store of the default process group.
+"""Checks that all processes of a group pass the same values, through the store of the default process group.
 
-Values travel as JSON: whoever can reach the store's port can write to it, and must not get code to run.
+Values are exchanged as JSON, not as pickles: whoever can reach the store's port can write to it, and must not
+be able to run code.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ import torch.distributed as dist
 from ._ends import default_store, ended_rank, someone_ended, will_say
 from ._watch import dead_rank, named
 
-# Of one agreement: a process that does not come is an error then.
+# How long processes wait for each other's values before they raise.
 TIMEOUT = timedelta(seconds=60)
-# Seconds between a waiting process's questions: a twentieth of what it has waited, and within these.
+# A waiting process asks again after a twentieth of the time that it has waited, limited to these seconds.
 _SHORTEST, _LONGEST = 1e-4, 0.5
 
-_calls: Counter[str] = Counter()  # by group; the same in all of its processes
-_complete: dict[str, int] = {}  # by group: the last call in which this process read everybody's value
+_calls: Counter[str] = Counter()  # group -> number of calls, which is the same in all of its processes
+_complete: dict[str, int] = {}  # group -> the last call in which this process read everybody's value
 
 
 def gather(value: Any, group: Any) -> list[Any]:
-    """Everybody's value, which JSON can hold, in the order of ranks; group: None for one process.
+    """All processes' values, in the order of ranks. value: what JSON can hold. group: None for one process.
 
-    Raises RuntimeError if another process failed (`failures_told`), has ended, or does not come.
+    Raises RuntimeError if another process failed (`failures_told`), has ended, or does not call it in time.
     """
     if group is None:
         return [value]
@@ -44,7 +45,7 @@ def gather(value: Any, group: Any) -> list[Any]:
         store.set(keys[rank], json.dumps({"value": value}))
         _wait_for(keys, store, group)
         answers = [_answer(store.get(key), dist.get_global_rank(group, k)) for k, key in enumerate(keys)]
-        if _complete.get(name) == call - 1:  # all have read what was before it, or they had not come here
+        if _complete.get(name) == call - 1:  # so everybody has read the values of call - 2
             store.delete_key(_key(name, call - 2, rank))
         _complete[name] = call
     failures = [f"rank {dist.get_global_rank(group, k)} failed: {x['failed']}"
@@ -56,14 +57,14 @@ def gather(value: Any, group: Any) -> list[Any]:
 
 @contextmanager
 def failures_told(group: Any) -> Iterator[None]:
-    """For what a process does alone before an agreement: an error within is its answer to that, so that the
-    others raise at once instead of waiting for it."""
+    """A context for what a process does alone before `gather`: an error within is sent to the others in place
+    of its value, so that they raise immediately instead of waiting for it."""
     try:
         yield
     except Exception as error:
         if group is not None:
             name, text = group.group_name, f"{type(error).__name__}: {str(error)[:500]}"
-            with suppress(RuntimeError):  # the store is gone, and nobody is left to be told
+            with suppress(RuntimeError):  # the store is gone, and with it the others
                 store = default_store()
                 store.set(_key(name, _calls[name], dist.get_rank(group)), json.dumps({"failed": text}))
             _calls[name] += 1
@@ -71,7 +72,7 @@ def failures_told(group: Any) -> Iterator[None]:
 
 
 def require_same(where: str, group: Any, **said: Any) -> None:
-    """Raises ValueError in all processes if their values are not the same, with what the ranks said."""
+    """Raises ValueError in all processes if their values differ, naming the ranks and their values."""
     everybody = gather({name: repr(value) for name, value in said.items()}, group)
     names = dict.fromkeys(name for one in everybody for name in one)
     for name in names:
@@ -88,7 +89,7 @@ def _key(group: str, call: int, rank: int) -> str:
 
 
 def _wait_for(keys: list[str], store: Any, group: Any) -> None:
-    """Asks, where `Store.wait` would sleep: so that who waits for a process that has ended is told."""
+    """Waits for keys by polling, so that it can raise when a process has ended; `Store.wait` could not."""
     if store.check(keys):
         return
     begin = time.monotonic()

@@ -1,13 +1,15 @@
-"""Attention of a part: over its own sources while the rows of others are on their way, then over these.
+"""Attention of a process's part of a graph: over its own sources while other processes' rows arrive, then
+over these (the halo), and an exact merge of both results.
 
-The two are softmaxes over parts of a row. With (max, log_sum) of each, their merge is exact:
+Each is a softmax over some edges of a row, with its maximum and log_sum. They merge as
+
 
     max = max_p max_p      log_sum = log sum_p exp(max_p - max + log_sum_p)
     out = sum_p w_p out_p      w_p = exp(max_p - max + log_sum_p - log_sum)
 
-Backward computes alpha from the scores and the statistics of the whole row, and delta = g . out of the whole
-row. So each part's gradients are exact once both are given to it, and need no other merge (the scheme of ring
-attention: Liu, Zaharia and Abbeel, arXiv 2310.01889).
+Backward computes alpha from the scores and the merged statistics, and delta = g . out from the merged output.
+So the gradients of both calls are exact without a further merge, as in ring attention (Liu, Zaharia and
+Abbeel, arXiv 2310.01889).
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from ._exchange import Exchange, Pending
 
 
 class Pair(NamedTuple):
-    """The two calls of an attention."""
+    """The two calls of an attention, over own sources and over the halo's, with the exchange between."""
 
     own: DispatchedCall
     halo: DispatchedCall
@@ -34,7 +36,7 @@ class Pair(NamedTuple):
     num_own_edges: int
 
     def edges(self, tensors: Tensors, halo: bool) -> dict[str, Tensor | None]:
-        """The tensors on edges of one of the calls; own ones come first."""
+        """The edge tensors of one of the calls; edges from own sources come first in them."""
         part = slice(self.num_own_edges, None) if halo else slice(0, self.num_own_edges)
         return {
             name: x if x is None or name == "seed" else x[part]
@@ -42,7 +44,7 @@ class Pair(NamedTuple):
         }
 
     def tensors(self, tensors: Tensors, value: Tensor | None = None, src: Tensor | None = None) -> Tensors:
-        """Those of the own call, or with the rows that were fetched, of the other."""
+        """The tensors of the own call; with the rows that were fetched (value, src), those of the halo's."""
         edges = self.edges(tensors, value is not None)
         ends = {} if value is None else {"value": value, "src": src}
         return Tensors(**{**tensors._asdict(), **ends, **edges})
@@ -51,8 +53,8 @@ class Pair(NamedTuple):
         return [None if x is None else self.exchange.fetch(x) for x in (tensors.value, tensors.src)]
 
     def forward(self, tensors: Tensors, pending: list[Pending | None]) -> tuple[Merged, list]:
-        """The merged results, and the rows that were fetched. Both calls add the bias, which the merge leaves
-        as it is."""
+        """The merged results, and the rows that were fetched. Both calls add the bias, which the merge, an
+        interpolation, does not change."""
         own = ForwardResults(*self.own.forward(self.tensors(tensors)))
         value, src = (None if x is None else x.wait() for x in pending)
         assert value is not None
@@ -69,12 +71,12 @@ class Merged(NamedTuple):
     parts: list[ForwardResults]
 
     def positive(self, save: bool) -> list[Tensor | None]:
-        """What backward wants of each part: positive, positive_mass."""
+        """positive and positive_mass of each call, which backward reads; None unless ``save``."""
         return [x if save else None for part in self.parts for x in (part.positive, part.positive_mass)]
 
 
 def merged(own: ForwardResults, halo: ForwardResults) -> Merged:
-    """Of two parts of each row. A row without mass has max = inf and log_sum = 0."""
+    """Merges the results of two calls. A row without edges has max = inf and log_sum = 0."""
     (max_own, sum_own), (max_halo, sum_halo) = own.stats.unbind(-1), halo.stats.unbind(-1)
     no_own = (max_own == torch.inf) & (sum_own == 0)
     no_halo = (max_halo == torch.inf) & (sum_halo == 0)
@@ -85,13 +87,13 @@ def merged(own: ForwardResults, halo: ForwardResults) -> Merged:
     mass, empty = mass_own + mass_halo, no_own & no_halo
     stats = torch.stack([top.masked_fill(empty, torch.inf), mass.log().masked_fill(empty, 0)], -1)
     weight = mass_halo / mass.masked_fill(empty, 1)
-    # One pass, and the ends are exact. A weight is rounded to the features' type, as out itself is.
+    # lerp is one pass, and exact for weights 0 and 1. The weight is rounded to the features' type, as out is.
     out = torch.lerp(own.out, halo.out, weight.to(own.out.dtype).unsqueeze(-1))
     return Merged(out, stats, weight, [own, halo])
 
 
 class Attention(torch.autograd.Function):
-    """out of a call on both parts. As in `autograd.Attention`, it may be modified in place."""
+    """The output of both calls, merged. As in `autograd.Attention`, the user may modify it in place."""
 
     @staticmethod
     def forward(ctx, pair: Pair, *tensors: Any) -> Tensor:
@@ -112,46 +114,45 @@ class Attention(torch.autograd.Function):
     def backward(ctx, grad_out):
         pair: Pair = ctx.pair
         count = len(Tensors._fields)
-        found = ctx.saved_tensors
-        tensors = Tensors(*found[:count])
-        value, src, stats, weight, *rest = found[count:]
+        saved = ctx.saved_tensors
+        tensors = Tensors(*saved[:count])
+        value, src, stats, weight, *rest = saved[count:]
         out, positive = (rest[0], rest[1:]) if ctx.kept is None else (ctx.kept, rest)
         if out._version != ctx.version:
-            there = [None if x is None else Pending(None, x, [], x.dtype, None) for x in (value, src)]
-            out = pair.forward(tensors, there)[0].out
+            fetched = [None if x is None else Pending(None, x, [], x.dtype, None) for x in (value, src)]
+            out = pair.forward(tensors, fetched)[0].out
         need = Tensors(*ctx.needs_input_grad[1:])
         bits = need_bits(need)
         grad_out = grad_out.contiguous()
         grads = grad_out, None
-        there = pair.tensors(tensors, value, src)
+        other = pair.tensors(tensors, value, src)
         halo, pending = None, []
         if len(value):
-            halo = BackwardResults(*pair.halo.backward(grads, there, (out, stats, *positive[2:], None), bits))
+            halo = BackwardResults(*pair.halo.backward(grads, other, (out, stats, *positive[2:], None), bits))
         if need.value:
             pending.append((0, pair.exchange.give_back(value if halo is None else halo.grad_value)))
         if need.src:
             pending.append((1, pair.exchange.give_back(src if halo is None else halo.grad_src)))
-        here = pair.tensors(tensors)
-        own = BackwardResults(*pair.own.backward(grads, here, (out, stats, *positive[:2], None), bits))
+        own_args = pair.tensors(tensors)
+        own = BackwardResults(*pair.own.backward(grads, own_args, (out, stats, *positive[:2], None), bits))
         for place, rows in pending:
             pair.exchange.add(own[place], rows.wait())
-        found = Tensors(*gradients(need, here, grad_out, own))
+        saved = Tensors(*gradients(need, own_args, grad_out, own))
         if halo is not None:
-            more = Tensors(*gradients(need._replace(out_bias=False), there, grad_out, halo))
-            # positive is normalised within its part, and what comes of it.
-            found = _joined(found, more, weight if pair.own.save_positive else None)
-        return None, *found
+            more = Tensors(*gradients(need._replace(out_bias=False), other, grad_out, halo))
+            # positive, and so the gradient of dst, is normalised within each call: they merge by weight.
+            saved = _joined(saved, more, weight if pair.own.save_positive else None)
+        return None, *saved
 
 
 def _joined(own: Tensors, halo: Tensors, weight: Tensor | None) -> Tensors:
-    """The gradients of both calls: those of sources have gone to their owners, those of edges lie end to
-    end."""
-    found = own._asdict()
+    """Joins the gradients of both calls: sources' ones were sent to their owners, edges' are concatenated."""
+    grads = own._asdict()
     for name in EdgeArgs._fields:
-        if found[name] is not None:
-            found[name] = torch.cat([found[name], getattr(halo, name)])
+        if grads[name] is not None:
+            grads[name] = torch.cat([grads[name], getattr(halo, name)])
     if own.attn is not None and halo.attn is not None:
-        found["attn"] = own.attn.add_(halo.attn)
+        grads["attn"] = own.attn.add_(halo.attn)
     if own.dst is not None and halo.dst is not None:
-        found["dst"] = own.dst.add_(halo.dst) if weight is None else torch.lerp(own.dst, halo.dst, weight)
-    return Tensors(**found)
+        grads["dst"] = own.dst.add_(halo.dst) if weight is None else torch.lerp(own.dst, halo.dst, weight)
+    return Tensors(**grads)

@@ -1,4 +1,4 @@
-"""A process that ends says so in the store, for those that wait for it."""
+"""Lets a process that ends write so to the store, so that processes that wait for it raise an error."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from typing import Any
 import torch.distributed as dist
 
 _KEY = "dfgnn/ended"
-_registered_by: int | None = None  # the number of the process
-_last: tuple[Any, int] | None = None  # a store that was used, and this process's rank
+_registered_by: int | None = None  # the id of the process that registered `_say`; forks have another
+_last: tuple[Any, int] | None = None  # the store used last, and this process's rank
 
 
 def default_store() -> Any:
-    """Of the default process group: torchrun's, or rank 0's."""
+    """The store of the default process group, which torchrun or rank 0 runs."""
     return dist.distributed_c10d._get_default_store()
 
 
 def will_say(store: Any = None) -> None:
-    """Lets this process say that it ends, also one of multiprocessing's, where atexit does not run. A fork of
-    it (a DataLoader's worker) is no rank and says nothing."""
+    """Registers `_say` to run when this process ends, also in multiprocessing's, where atexit does not run. A
+    fork of it (a DataLoader's worker) is no rank and must not write."""
     global _registered_by, _last
     if store is not None:
-        # Of use where a process that fails destroys its group. Rank 0 may hold the store's port.
+        # For a process that fails and then destroys its group. Not on rank 0, which may run the store itself.
         _last = (store, dist.get_rank()) if dist.get_rank() else None
     if _registered_by != os.getpid():
         _registered_by = os.getpid()
@@ -39,25 +39,26 @@ def someone_ended(store: Any) -> bool:
 
 
 def ended_rank(ranks: Iterable[int], store: Any) -> str | None:
-    """Who of them was the first to say that it ends, and why: others may have ended because of that one."""
+    """The rank that ended first, and why, as a text: others may have ended because of it. None if none
+    did."""
     keys = {rank: f"{_KEY}/{rank}" for rank in ranks}
-    said = [
+    messages = [
         (*store.get(key).decode(errors="replace").partition(" ")[::2], rank)
         for rank, key in keys.items()
         if store.check([key])
     ]
-    if not said:
+    if not messages:
         return None
-    _, text, rank = min(said)
+    _, text, rank = min(messages)
     return f"rank {rank} {text}"
 
 
 def _say() -> None:
-    error, last = getattr(sys, "last_value", None), _last  # error: what nothing caught
+    error, last = getattr(sys, "last_value", None), _last  # error: the uncaught exception, if any
     with suppress(RuntimeError, ValueError):  # the store is gone
         if dist.is_initialized():
             last = default_store(), dist.get_rank()
-        elif error is None:  # it has destroyed its group, as processes do at a good end
+        elif error is None:  # it has destroyed its group without an error: a normal end
             return
         if last is not None:
             store, rank = last

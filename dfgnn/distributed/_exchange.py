@@ -1,4 +1,4 @@
-"""Rows of nodes that other processes need: sent, received, and their gradients on the way back."""
+"""Exchanges rows of nodes between processes: fetches other processes' rows, and returns their gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ._watch import named
 
 
 class Pending(NamedTuple):
-    """Rows on their way. What is sent stays alive until they are there."""
+    """Rows that are being received. It holds what is sent until the transfer is complete."""
 
     work: Any
     received: Tensor
@@ -29,11 +29,12 @@ class Pending(NamedTuple):
 
 
 class Exchange:
-    """Which of its sources this process sends to whom, and how many it gets from whom.
+    """Knows which of its sources this process sends to which rank, and how many rows it gets from each.
 
-    send: int64 [S], places among this process's num_src sources, those for rank 0 first, rising for each
-    rank; who asks for all of them gets them as they lie. wire: float16 or bfloat16, as which rows [*, H, D]
-    of wider types travel; score terms [*, H] always go as they are. group: None for one process.
+    send: int64 [S], indices into this process's num_src sources, those for rank 0 first, rising for each
+    rank; a rank that needs all sources gets them without a gather. wire: float16 or bfloat16, to which rows
+    [*, H, D] of wider types are converted for the transfer; score terms [*, H] are never converted. group:
+    None for one process.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Exchange:
         self.send_counts, self.recv_counts = send_counts, recv_counts
         self.num_halo, self.num_sent = sum(recv_counts), sum(send_counts)
         pieces = send.split(send_counts)
-        # Places for each rank, None for all.
+        # For each rank the indices of the rows to send; None for all rows.
         self._send = [None if count == num_src else piece for count, piece in zip(send_counts, pieces)]
         some = [piece for piece in self._send if piece is not None]
         self._some = torch.cat(some) if some else send[:0]
@@ -51,7 +52,7 @@ class Exchange:
     wire: torch.dtype | None
 
     def fetch(self, x: Tensor, into: Tensor | None = None) -> Pending:
-        """Starts to fetch the rows [num_halo, ...] of x [num_src, ...] that others own."""
+        """Starts to fetch the halo's rows [num_halo, ...] and to send rows of x [num_src, ...] to others."""
         wire, x = x.dtype, self._narrow(x)
         counts = [count for count, piece in zip(self.send_counts, self._send) if piece is not None]
         some = iter(x.index_select(0, self._some).split(counts) if sum(counts) else [x[:0]] * len(counts))
@@ -59,13 +60,13 @@ class Exchange:
         return self._start(rows, self.recv_counts, wire, into)
 
     def give_back(self, grad: Tensor) -> Pending:
-        """Starts to send gradients [num_halo, ...] of fetched rows to those who own them."""
+        """Starts to send the gradients [num_halo, ...] of fetched rows to the processes that own the rows."""
         rows = self._narrow(grad).split(self.recv_counts)
         return self._start(list(rows), self.send_counts, grad.dtype)
 
     def add(self, grad: Tensor, received: Tensor) -> None:
-        """grad[owned row] += what was given back, in place; in the order of ranks, none twice at a time, so
-        that the sum is the same at every run."""
+        """Adds received gradients to those of this process's rows, in place. It goes rank by rank, in which
+        no row occurs twice, so that sums have the same order in every run."""
         for place, rows in zip(self._send, received.split(self.send_counts)):
             if place is None:
                 grad.add_(rows)
@@ -80,19 +81,19 @@ class Exchange:
     def _start(
         self, rows: list[Tensor], back: list[int], dtype: torch.dtype, into: Tensor | None = None
     ) -> Pending:
-        """rows: for each rank. back: how many come from each."""
+        """Starts a transfer. rows: what each rank gets. back: how many rows come from each rank."""
         if into is None or rows[0].dtype != dtype:
             into = rows[0].new_empty(sum(back), *rows[0].shape[1:])
         if self.group is None:
             return Pending(None, into, rows, dtype, None)
         with named(self.group):
-            if into.is_cuda:  # NCCL sends each rank's rows from where they lie
+            if into.is_cuda:  # NCCL sends each rank's rows without a copy
                 work = dist.all_to_all(
                     list(_bytes(into).split(back)), [_bytes(x) for x in rows], self.group, async_op=True
                 )
             else:
-                there = [x for x in rows if len(x)]
-                sent = there[0] if len(there) == 1 else torch.cat(rows)
+                nonempty = [x for x in rows if len(x)]
+                sent = nonempty[0] if len(nonempty) == 1 else torch.cat(rows)
                 counts = [len(x) for x in rows]
                 work = dist.all_to_all_single(
                     _bytes(into), _bytes(sent), back, counts, group=self.group, async_op=True
@@ -102,7 +103,7 @@ class Exchange:
 
 
 def _bytes(x: Tensor) -> Tensor:
-    """[N, bytes]: every backend moves them, whatever types it knows."""
+    """x as [N, bytes], because not every backend can send every dtype."""
     return x.view(len(x), x[0].numel() if len(x) else _width(x)).view(torch.uint8)
 
 
@@ -114,7 +115,7 @@ def _width(x: Tensor) -> int:
 
 
 def rows_of_all(x: Tensor, group: Any) -> list[Tensor]:
-    """Everybody's x [any, ...], in the order of ranks."""
+    """All processes' x, in the order of ranks; numbers of rows may differ."""
     if group is None:
         return [x]
     size = dist.get_world_size(group)
@@ -123,27 +124,27 @@ def rows_of_all(x: Tensor, group: Any) -> list[Tensor]:
     with named(group):
         dist.all_gather(counts, count, group=group)
         sizes = torch.cat(counts).tolist()
-        mine = x.new_zeros(max(sizes), *x.shape[1:])
-        mine[: len(x)] = x
-        found = [torch.empty_like(mine) for _ in sizes]
-        dist.all_gather(found, mine, group=group)
-    return [rows[:size] for rows, size in zip(found, sizes)]
+        padded = x.new_zeros(max(sizes), *x.shape[1:])
+        padded[: len(x)] = x
+        gathered = [torch.empty_like(padded) for _ in sizes]
+        dist.all_gather(gathered, padded, group=group)
+    return [rows[:size] for rows, size in zip(gathered, sizes)]
 
 
 class Gather(torch.autograd.Function):
-    """[num_src, ...] and the rows fetched from others below: [num_src + num_halo, ...]."""
+    """x [num_src, ...] followed by the rows fetched from others: [num_src + num_halo, ...]."""
 
     @staticmethod
     def forward(ctx, exchange: Exchange, x: Tensor) -> Tensor:
         ctx.exchange = exchange
-        both = x.new_empty(len(x) + exchange.num_halo, *x.shape[1:])
-        halo = both[len(x) :]
+        rows = x.new_empty(len(x) + exchange.num_halo, *x.shape[1:])
+        halo = rows[len(x) :]
         pending = exchange.fetch(x, into=halo)
-        both[: len(x)] = x
+        rows[: len(x)] = x
         received = pending.wait()
         if received.data_ptr() != halo.data_ptr():
             halo.copy_(received)
-        return both
+        return rows
 
     @staticmethod
     @once_differentiable

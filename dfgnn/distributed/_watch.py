@@ -1,4 +1,4 @@
-"""A process that died, named to those that wait for it."""
+"""Detects processes that died, so that the others raise an error that names them instead of waiting."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ class DeadRankError(RuntimeError):
     """Another process died, or failed; the text says which one."""
 
 
-_GRACE = 5.0  # seconds that the main thread has to fail by itself
+_GRACE = 5.0  # seconds in which the main thread may raise before the process is ended
 _current: list[_Watch] = []
 _started = 0
 
 
 @contextmanager
 def watch(timeout: float = 20.0, interval: float = 1.0) -> Iterator[None]:
-    """While its block runs, every process sees that the others live: a death ends all of them, by name.
+    """A context in which the death of one process ends all of them, with an error that names it.
 
     A thread writes a sign of life to the store of the default process group (torchrun's, or rank 0's) each
-    ``interval`` seconds and reads that of the next rank. A rank without one for ``timeout`` seconds, or that
-    left its block by an exception, is told to all. Then what waits for it, an exchange of this package or
-    what fails within the block, raises :class:`DeadRankError`. A process that waits where nothing can be
+    ``interval`` seconds and reads that of the next rank. A rank without a sign for ``timeout`` seconds, or
+    that left its block by an exception, is reported to all. Then exchanges of this package that wait for it,
+    and other errors within the block, raise :class:`DeadRankError`. A process that waits where nothing can be
     raised, as in NCCL, is ended 5 seconds later, with the same text on stderr and exit code 1. With the
-    default all of that takes less than 60 seconds.
+    defaults all of that takes less than 60 seconds.
 
-    Does nothing for one process. All processes enter it together, and leave it when their work is done. A
-    thread that holds Python's lock for ``timeout`` seconds looks dead to the others.
+    It does nothing for one process. All processes must enter it together, and leave it when their work is
+    done. A process that holds Python's lock for ``timeout`` seconds looks dead to the others.
 
     Raises ValueError (timeout not above twice the interval).
     """
@@ -54,7 +54,7 @@ def watch(timeout: float = 20.0, interval: float = 1.0) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        # Who lost a connection need not be at fault: give the others time to name who is.
+        # An error here may only follow from another rank's death: wait until that would have been reported.
         victim = isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError)
         dead = watching.wait_for_dead() if victim else watching.dead
         watching.stop(f"failed with {type(error).__name__}: {str(error)[:200]}" if dead is None else "left")
@@ -68,14 +68,14 @@ def watch(timeout: float = 20.0, interval: float = 1.0) -> Iterator[None]:
 
 
 def dead_rank() -> str | None:
-    """Who died, as far as a watch knows."""
+    """The dead process in words, if a watch has found one; else None."""
     return _current[-1].dead if _current else None
 
 
 @contextmanager
 def named(group: Any) -> Iterator[None]:
-    """An error of communication within becomes one that names the dead process: one that said that it ends,
-    and any if there is a watch."""
+    """A context in which a communication error becomes a `DeadRankError`, if a process has reported its end
+    or a watch has found one dead."""
     try:
         yield
     except RuntimeError as error:
@@ -98,7 +98,7 @@ class _Watch:
         self.timeout, self.interval = timeout, interval
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         store: Any = default_store()
-        # A connection of its own: the main thread may wait in the other.
+        # A second connection, because the main thread may be waiting in the first.
         self.store = store.clone() if hasattr(store, "clone") else store
         self.prefix = f"dfgnn/watch/{_started}"
         self.dead: str | None = None
@@ -109,14 +109,14 @@ class _Watch:
         self.thread.start()
 
     def wait_for_dead(self) -> str | None:
-        """Who died, as soon as it is known; None if nobody does for as long as that takes."""
+        """The dead process, once it is known; None if none is reported within the time that this takes."""
         self.known.wait(self.timeout + 2 * self.interval)
         return self.dead
 
     def stop(self, word: str) -> None:
         self.stopped.set()
         self.thread.join(self.timeout)
-        with suppress(RuntimeError):  # the store's host is gone, and nobody is left to be told
+        with suppress(RuntimeError):  # the store's host is gone, and with it the others
             self.store.set(f"{self.prefix}/{self.rank}", f"{word}\n{self._who()}")
 
     def _who(self) -> str:
@@ -127,7 +127,7 @@ class _Watch:
         self.store.set(f"{self.prefix}/{self.rank}", f"{self.beats}\n{self._who()}")
 
     def _run(self) -> None:
-        watched, last, since = (self.rank + 1) % self.size, "", time.monotonic()
+        watched, last, last_change = (self.rank + 1) % self.size, "", time.monotonic()
         while self.dead is None:
             if self.stopped.wait(self.interval):
                 return
@@ -137,23 +137,23 @@ class _Watch:
                     self.dead = self.store.get(f"{self.prefix}/dead").decode()
                     break
                 key = f"{self.prefix}/{watched}"
-                seen = self.store.get(key).decode() if self.store.check([key]) else ""
+                sign = self.store.get(key).decode() if self.store.check([key]) else ""
             except RuntimeError as error:
                 self.dead = f"the store of the process group (torchrun, or rank 0) is gone: {error}"
                 break
-            word, _, who = seen.partition("\n")
+            word, _, process = sign.partition("\n")
             if word == "left":
                 watched = (watched + 1) % self.size
                 if watched == self.rank:
                     return
-                last, since = "", time.monotonic()
+                last, last_change = "", time.monotonic()
             elif word.startswith("failed"):
-                self._tell(f"rank {watched} ({who}) {word}")
-            elif seen != last:
-                last, since = seen, time.monotonic()
-            elif time.monotonic() - since > self.timeout:
-                who = f" ({who})" if who else ""
-                self._tell(f"rank {watched}{who} died: no sign of life for {self.timeout:g} s")
+                self._tell(f"rank {watched} ({process}) {word}")
+            elif sign != last:
+                last, last_change = sign, time.monotonic()
+            elif time.monotonic() - last_change > self.timeout:
+                process = f" ({process})" if process else ""
+                self._tell(f"rank {watched}{process} died: no sign of life for {self.timeout:g} s")
         self.known.set()
         print(f"dfgnn.distributed: rank {self.rank}: {self.dead}", file=sys.stderr, flush=True)
         if not self.stopped.wait(_GRACE):
@@ -161,5 +161,5 @@ class _Watch:
 
     def _tell(self, text: str) -> None:
         self.dead = text
-        with suppress(RuntimeError):  # they see for themselves that the store is gone
+        with suppress(RuntimeError):  # the store is gone, which the others notice themselves
             self.store.set(f"{self.prefix}/dead", text)

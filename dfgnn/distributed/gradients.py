@@ -1,4 +1,4 @@
-"""Data parallelism without a wrapper: the mean of gradients, for steps that are CUDA graphs."""
+"""Averages gradients over processes by one call, for data-parallel steps that are CUDA graphs."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ __all__ = ["average_gradients"]
 def average_gradients(model: nn.Module, group: Any = None) -> None:
     """∂L/∂θ <- mean over the processes of ∂L/∂θ, for all parameters θ that require gradients.
 
-    What DistributedDataParallel does during backward, as one call after it: one all-reduce for each type of
-    parameters. It can be part of a CUDA graph, as ``before_step`` of `dfgnn.capture`:
+    It does in one call after backward what DistributedDataParallel does during it: one all-reduce for each
+    dtype of parameters. It can be part of a CUDA graph, as ``before_step`` of `dfgnn.capture`:
 
     .. code-block:: python
 
         step = dfgnn.capture(loss_fn, model, optimizer, capacities=[(40_000, 90_000, 513)],
                              before_step=lambda: average_gradients(model))
 
-    There, give capacities that hold every batch: a capacity is captured when a batch first needs it, which
-    has to happen in all processes at the same step. All start from the same parameters (the same seed, or
-    a broadcast); each has the same number of steps. A parameter without a gradient counts as 0, so that
-    processes may use different parts of a model.
+    There, pass capacities that hold every batch: a capacity is captured when a batch first needs it, which
+    must happen in all processes at the same step. All processes start from the same parameters (the same
+    seed, or a broadcast) and run the same number of steps. A parameter without a gradient counts as 0, so
+    that processes may use different parts of a model.
 
-    group: of torch.distributed; None: all processes. Without a process group, nothing is done.
+    group: of torch.distributed; None for all processes. Without a process group, nothing is done.
 
     Raises TypeError (model is no module).
     """

@@ -1,4 +1,4 @@
-"""DistributedGraph: one process's part of a graph, and the way to the others."""
+"""DistributedGraph: one process's part of a graph that several processes share, and the exchange of rows."""
 
 from __future__ import annotations
 
@@ -35,29 +35,29 @@ from .parts import Nodes, Part, Partition
 __all__ = ["DistributedGraph"]
 
 _WIRES = (None, torch.float16, torch.bfloat16)
-_ALMOST_ALL = 0.9
-_MASK_EDGES = 2**20  # of which a dropout mask is made at a time
+_ALMOST_ALL = 0.9  # a process that needs more than this share of another's rows gets them all
+_MASK_EDGES = 2**20  # a dropout mask is made for so many edges at a time
 
 
 class DistributedGraph(GraphPart):
     """A graph that the processes of a group share; each holds a part: some destinations with all of their
     in-edges, and the features of some sources (of a square graph: of the same nodes).
 
-    The functions of :mod:`dfgnn.functional` and the layers take it in place of a graph, in all processes at
-    once, with the rows of the part: ``feat [num_src, ...]`` of ``src_ids``, results ``[num_dst, ...]`` of
-    ``dst_ids``, tensors on edges ``[num_edges, ...]`` of ``edge_ids``. Results and gradients are those of
-    one process with the whole graph, up to the order of sums, dropout included: its mask depends on the ids
-    of the whole graph's edges, and its seed is rank 0's. Gradients of parameters are those of the part's rows
-    and are to be summed over the processes, as DistributedDataParallel does (which takes the mean: multiply
-    the loss by the number of processes).
+    The functions of :mod:`dfgnn.functional` and the layers take it in place of a graph, in all processes
+    together, with the rows of the part: ``feat [num_src, ...]`` of ``src_ids``, results ``[num_dst, ...]`` of
+    ``dst_ids``, edge tensors ``[num_edges, ...]`` of ``edge_ids``. Results and gradients equal those of one
+    process with the whole graph, up to the order of sums, dropout included: its mask depends on the ids of
+    the whole graph's edges, and its seed is rank 0's. Gradients of parameters come from the part's rows and
+    must be summed over the processes, as DistributedDataParallel does (which takes the mean: multiply the
+    loss by the number of processes).
 
-    Rows that a part's edges need of other sources, its halo, are fetched by one all-to-all for each tensor,
-    while the attention over the part's own sources runs; the two are merged exactly. Gradients go back in the
-    same way. A backward is an exchange, too: all processes must run it.
+    Rows of other sources that a part's edges need, its halo, are fetched by one all-to-all for each tensor,
+    while the attention over the part's own sources runs; the two results are merged exactly. Gradients are
+    returned in the same way. Backward is an exchange, too: all processes must run it.
 
-    overlap: compute while rows travel; else wait for them, and attend once over all. Calls with
-    ``return_attention`` always do the latter.  wire: float16 or bfloat16, as which rows ``[*, H, D]`` of
-    wider types travel in both directions; None: as they are.
+    overlap: compute while rows are transferred; else wait for them, and attend once over all sources. Calls
+    with ``return_attention`` always do the latter.  wire: float16 or bfloat16, to which rows ``[*, H, D]`` of
+    wider types are converted for the transfer in both directions; None for no conversion.
 
     First derivatives only; torch.func, forward mode, torch.compile and layers over typed edges raise
     NotImplementedError.
@@ -99,20 +99,20 @@ class DistributedGraph(GraphPart):
         overlap: bool = True,
         wire: torch.dtype | None = None,
     ) -> DistributedGraph:
-        """Every process of the group calls it with the whole graph, and keeps its part.
+        """Cuts this process's part out of the whole graph, which every process of the group passes.
 
         edge_index: int32 or int64 [2, E], [0] the sources and [1] the destinations, on the device that the
-        part shall be on.  num_nodes: of a square graph; else num_src and num_dst, whose nodes are divided
-        each for themselves.  group: default, that of all processes; one process needs no group.
+        part is to be on.  num_nodes: for a square graph; else num_src and num_dst, whose nodes are divided
+        separately.  group: by default that of all processes; one process needs no group.
 
         partition: "contiguous", ranges of nodes with about equally many in-edges; "metis", parts with few
-        edges between them (needs pymetis; it runs on the CPU in every process: large graphs are better
-        divided once, by ``python -m dfgnn.distributed.partition``); or an integer tensor [num_nodes] with
-        each node's rank, of a bipartite graph a pair of them.
+        edges between them (it needs pymetis and runs on the CPU in every process; divide large graphs once,
+        by ``python -m dfgnn.distributed.partition``); or an integer tensor [num_nodes] with each node's rank,
+        for a bipartite graph a pair of them.
 
-        Raises as :meth:`dfgnn.Graph.from_edge_index`, and ValueError for an unknown partition. The others
-        then raise RuntimeError, which names this process. Raises ValueError in all where they differ in
-        the graph, its partition or the options.
+        Raises the errors of :meth:`dfgnn.Graph.from_edge_index`, and ValueError for an unknown partition. The
+        other processes then raise RuntimeError, which names this one. Raises ValueError in all processes
+        where they differ in the graph, its partition or the options.
         """
         where = "DistributedGraph.from_edge_index"
         with _agree.failures_told(_shared_by(group)):
@@ -149,15 +149,15 @@ class DistributedGraph(GraphPart):
         overlap: bool = True,
         wire: torch.dtype | None = None,
     ) -> DistributedGraph:
-        """Every process reads its part of a graph that ``python -m dfgnn.distributed.partition`` divided;
-        none ever holds the whole.
+        """Reads this process's part of a graph that ``python -m dfgnn.distributed.partition`` divided; no
+        process ever holds the whole graph.
 
         folder: what that program wrote, for as many parts as the group has processes.  device: where the part
-        shall be.  The rest as in :meth:`from_edge_index`.
+        is to be.  The other arguments are those of :meth:`from_edge_index`.
 
-        Raises FileNotFoundError (no such parts) and ValueError (a damaged part); the others then raise
-        RuntimeError, which names this process. Raises ValueError in all where the number of parts is
-        not that of processes, or parts belong to different graphs.
+        Raises FileNotFoundError (no such parts) and ValueError (a damaged part); the other processes then
+        raise RuntimeError, which names this one. Raises ValueError in all processes where the number of parts
+        is not that of processes, or parts belong to different graphs.
         """
         rank, count = _rank(group), _size(group)
         with _agree.failures_told(_shared_by(group)):
@@ -198,28 +198,28 @@ class DistributedGraph(GraphPart):
         return self
 
     def _divide(self, part: Part) -> None:
-        """Edges from own sources, and edges from others' with these in the order of places. Of large graphs
-        each tensor of edge size counts, so none lives longer than it must."""
+        """Makes two graphs: of the edges from own sources, and of those from the halo's, in order of nodes.
+        Tensors of edge size are deleted as early as possible, because memory limits large graphs."""
         first, end = part.src_nodes.offsets[self.rank : self.rank + 2]
         is_own = (part.src >= first) & (part.src < end)
-        own, others = is_own.nonzero().squeeze(1), is_own.logical_not_().nonzero().squeeze(1)
-        self._num_own_edges = len(own)
-        self._edge_ids = torch.cat([part.edge_ids[own], part.edge_ids[others]])
+        own_edges, halo_edges = is_own.nonzero().squeeze(1), is_own.logical_not_().nonzero().squeeze(1)
+        self._num_own_edges = len(own_edges)
+        self._edge_ids = torch.cat([part.edge_ids[own_edges], part.edge_ids[halo_edges]])
         if part.num_edges < _csr.LIMIT:
             self._edge_ids = self._edge_ids.to(torch.int32)
-        src = part.src[others]
+        src = part.src[halo_edges]
         is_halo = torch.zeros(part.src_nodes.offsets[-1], dtype=torch.bool, device=self.device)
         is_halo[src.to(torch.int64)] = True
-        # Of whom almost all rows are needed, all are sent: they need not be picked out.
+        # If almost all rows of a process are needed, it sends all of them, which saves a gather.
         for begin, stop in itertools.pairwise(part.src_nodes.offsets):
             rows = is_halo[begin:stop]
             if begin != first and int(rows.sum()) > _ALMOST_ALL * (stop - begin):
                 rows.fill_(True)
         self._halo_places = is_halo.nonzero().squeeze(1)
         number = is_halo.cumsum(0, dtype=torch.int32).sub_(1)
-        halo = number[src.to(torch.int64)], part.dst[others], len(self._halo_places)
-        ends = {"own": (part.src[own] - first, part.dst[own], self.num_src), "halo": halo}
-        del src, is_halo, number, halo, own, others, is_own
+        halo = number[src.to(torch.int64)], part.dst[halo_edges], len(self._halo_places)
+        ends = {"own": (part.src[own_edges] - first, part.dst[own_edges], self.num_src), "halo": halo}
+        del src, is_halo, number, halo, own_edges, halo_edges, is_own
         self._graphs = {}
         for which in ("own", "halo"):
             src, dst, num_src = ends.pop(which)
@@ -228,7 +228,7 @@ class DistributedGraph(GraphPart):
             )
 
     def _make_exchange(self, wire) -> Exchange:
-        """Tells the others which of their sources are wanted here."""
+        """The exchange, after telling the other processes which of their sources this one needs."""
         first = self._src_nodes.offsets[self.rank]
         offsets = torch.tensor(self._src_nodes.offsets[1:], device=self.device)
         below = torch.searchsorted(self._halo_places, offsets).tolist()
@@ -244,33 +244,32 @@ class DistributedGraph(GraphPart):
         exchange.wire = wire
         return exchange
 
-    # ---- what it holds ---------------------------------------------------------------------------
+    # ---- sizes and ids ---------------------------------------------------------------------------
 
     @property
     def group(self) -> Any:
-        """The process group; None of one process."""
+        """The process group; None for one process."""
         return self._group
 
     @property
     def src_ids(self) -> Tensor:
-        """int64 [num_src]: ids of this part's sources in the whole graph, rising."""
+        """int64 [num_src]: the ids of this part's sources in the whole graph, in rising order."""
         return self._src_nodes.ids
 
     @property
     def dst_ids(self) -> Tensor:
-        """int64 [num_dst]: ids of this part's destinations, rising; of a square graph those of its
-        sources."""
+        """int64 [num_dst]: the ids of this part's destinations, rising; src_ids if the graph is square."""
         return self._dst_nodes.ids
 
     @property
     def edge_ids(self) -> Tensor:
-        """int64 [num_edges]: the place in the whole graph of each of this part's edges. Those from own
-        sources come first, then those from others', each in rising order."""
+        """int64 [num_edges]: the id in the whole graph of each of this part's edges. Edges from own sources
+        come first, then those from the halo's, each in rising order."""
         return self._edge_ids.to(torch.int64)
 
     @property
     def num_nodes(self) -> int:
-        """Of this part of a square graph."""
+        """The number of nodes of this part of a square graph."""
         if self._src_nodes is not self._dst_nodes:
             raise AttributeError(
                 "DistributedGraph.num_nodes: expected a square graph; ask for num_src or num_dst"
@@ -279,8 +278,8 @@ class DistributedGraph(GraphPart):
 
     @property
     def num_halo(self) -> int:
-        """Sources of other parts that are fetched: those that this part's edges need, and all of a part of
-        which that is more than nine in ten."""
+        """The number of sources that are fetched from other parts: those that this part's edges need, and all
+        of a part of which more than nine in ten are needed."""
         return self._exchange.num_halo
 
     @property
@@ -297,15 +296,15 @@ class DistributedGraph(GraphPart):
         )
 
     def scatter(self, x: Tensor, of: str = "dst") -> Tensor:
-        """This part's rows of x, which every process has as a whole: [num_dst, ...] of [all nodes, ...], on
-        the part's device. of: "dst", "src" or "edges"."""
+        """This part's rows, on its device, of a tensor x for the whole graph, which every process passes:
+        [num_dst, ...] of [all nodes, ...]. of: "dst", "src" or "edges"."""
         ids, total = self._side("scatter", of)
         if x.dim() == 0 or len(x) != total:
             raise ValueError(f"DistributedGraph.scatter: x: expected {total} rows, got shape {list(x.shape)}")
         return x[ids.to(x.device)].to(self.device)
 
     def gather(self, x: Tensor, of: str = "dst") -> Tensor:
-        """The whole of which each process has its part's rows x, in all processes; not differentiable."""
+        """The tensor for the whole graph, in all processes, from each one's rows x; not differentiable."""
         ids, total = self._side("gather", of)
         if x.dim() == 0 or len(x) != len(ids):
             raise ValueError(
@@ -325,11 +324,11 @@ class DistributedGraph(GraphPart):
             raise ValueError(f"DistributedGraph.{where}: of: expected 'dst', 'src' or 'edges', got {of!r}")
         return sides[of]
 
-    # ---- the graphs that the engine sees -----------------------------------------------------------
+    # ---- the graphs that the engine computes with --------------------------------------------------
 
     def _graph(self, which: str, by_id: bool = False) -> Graph:
-        """Edges from "own" or "halo" sources, or the "whole" part. by_id: edges go by their ids in the whole
-        graph, for dropout (where they wrap at 2**32), and not by their places in tensors on edges."""
+        """The graph of edges from "own" or "halo" sources, or of the "whole" part. by_id: its eids are ids in
+        the whole graph, which dropout needs (they wrap at 2**32), not positions in edge tensors."""
         found = self._graphs.get((which, by_id))
         if found is None:
             found = self._graphs[which, by_id] = self._by_id(which) if by_id else self._whole()
@@ -348,7 +347,7 @@ class DistributedGraph(GraphPart):
         return Graph.from_coo(src, dst, num_src=num_src, num_dst=self.num_dst, validate=False)
 
     def _ends(self) -> tuple[Tensor, Tensor]:
-        """int32 [num_edges] twice: sources, of which the fetched come behind the own, and destinations."""
+        """int32 [num_edges] (sources, destinations); fetched sources are numbered after own ones."""
         (src, dst), (halo, dst_of_halo) = (
             self._graph(which)._structure.endpoints(torch.int32) for which in ("own", "halo")
         )
@@ -361,10 +360,10 @@ class DistributedGraph(GraphPart):
         return self.as_one(), [Gather.apply(self._exchange, x) for x in tensors]
 
     def with_self_loops(self) -> DistributedGraph:
-        """The graph with its loops removed and one for each node appended, as torch_geometric's layers have
-        it; all processes make it at once, and it is kept.
+        """The graph with its loops removed and one for each node appended, as torch_geometric's layers make
+        it. All processes must call it together; the result is cached.
 
-        Raises NotImplementedError of a bipartite graph.
+        Raises NotImplementedError for a bipartite graph.
         """
         if self._with_loops is None:
             self._with_loops = self._add_loops()
@@ -381,15 +380,15 @@ class DistributedGraph(GraphPart):
         src, dst = (ends.to(torch.int64) for ends in self._ends())
         is_loop = src == dst
         removed = torch.cat(rows_of_all(self.edge_ids[is_loop], self._group)).sort().values
-        kept = is_loop.logical_not_().nonzero().squeeze(1)
+        remaining = is_loop.logical_not_().nonzero().squeeze(1)
         num_kept, total = self._total_edges - len(removed), nodes.offsets[-1]
-        ids = self.edge_ids[kept]
+        ids = self.edge_ids[remaining]
         loops = torch.arange(self.num_dst, device=self.device)
-        own = loops + first
+        own_places = loops + first
         part = Part(
             self.rank, nodes, nodes,
-            src=torch.cat([torch.cat([own, self._halo_places])[src[kept]], own]),
-            dst=torch.cat([dst[kept], loops]),
+            src=torch.cat([torch.cat([own_places, self._halo_places])[src[remaining]], own_places]),
+            dst=torch.cat([dst[remaining], loops]),
             edge_ids=torch.cat([ids - torch.searchsorted(removed, ids), num_kept + self.dst_ids]),
             num_edges=num_kept + total,
             fingerprint=self._fingerprint,
@@ -407,7 +406,8 @@ class DistributedGraph(GraphPart):
         edges = EdgeArgs(*(getattr(tensors, name) for name in EdgeArgs._fields))
         if edges.seed is not None:
             tensors = tensors._replace(seed=self._shared(edges.seed))
-            # What goes by places cannot go by ids, too: tensors on edges, and what the CPU's backward keeps.
+            # Edges have one number each: where edge tensors, or what the CPU saves for backward, need
+            # positions, kernels cannot draw dropout by ids, and its mask becomes an edge weight.
             by_place = return_attention or any(x is not None for x in edges._replace(seed=None))
             if by_place or self.device.type == "cpu":
                 tensors, numbers = self._with_mask(tensors, numbers)
@@ -431,7 +431,7 @@ class DistributedGraph(GraphPart):
         return pair.forward(tensors, pair.fetch(tensors))[0].out, None
 
     def _with_all_sources(self, score, t: Tensors, numbers: Numbers, by_id, return_attention, schedule):
-        """Over all sources at once, when all of their rows are here."""
+        """One attention call over all sources, after all of their rows have arrived."""
         value = Gather.apply(self._exchange, t.value)
         src = None if t.src is None else Gather.apply(self._exchange, t.src)
         numbers = numbers._replace(flags=numbers.flags | IDS_ELSEWHERE * by_id)
@@ -443,22 +443,22 @@ class DistributedGraph(GraphPart):
         )
 
     def _agree_on(self, score, tensors: Tensors, numbers: Numbers, return_attention, backward) -> None:
-        """What is exchanged must be alike; it is compared at the first call of each kind."""
-        said = {
+        """Checks that all processes make the same call, at the first call of each kind."""
+        properties = {
             name: None if x is None else (str(x.dtype), list(x.shape[1:]), backward and x.requires_grad)
             for name, x in tensors._asdict().items()
         }
-        key = score, *numbers, return_attention, *map(str, said.values())
+        key = score, *numbers, return_attention, *map(str, properties.values())
         if self._group is None or key in self._agreed:
             return
         _agree.require_same(
             f"{score} attention", self._group, score=score, return_attention=return_attention,
-            **numbers._asdict(), **said,
+            **numbers._asdict(), **properties,
         )  # fmt: skip
         self._agreed.add(key)
 
     def _shared(self, seed: Tensor) -> Tensor:
-        """Rank 0's."""
+        """Rank 0's seed."""
         if self._group is not None:
             seed = seed.clone()
             with named(self._group):
@@ -466,7 +466,7 @@ class DistributedGraph(GraphPart):
         return seed
 
     def _with_mask(self, tensors: Tensors, numbers: Numbers) -> tuple[Tensors, Numbers]:
-        """Dropout as weights of the edges."""
+        """The call with its dropout mask as edge weights."""
         heads, dtype = tensors.value.shape[1], acc_type(tensors.value.dtype)
         assert tensors.seed is not None
         seed = tensors.seed
@@ -489,5 +489,5 @@ def _size(group: Any) -> int:
 
 
 def _shared_by(group: Any) -> Any:
-    """The group; None of one process."""
+    """The group; None for one process."""
     return None if _size(group) == 1 else group or dist.group.WORLD

@@ -1,11 +1,11 @@
-"""Divides a graph into parts, one file each, that DistributedGraph.from_partition reads.
+"""Divides a graph into parts, one file each, which DistributedGraph.from_partition reads.
 
     python -m dfgnn.distributed.partition edges.npy parts/ --parts 4 --num-nodes 2449029
     python -m dfgnn.distributed.partition edges.npy parts/ --parts 4 --method metis --nodes x=features.npy
 
 edges.npy: int32 or int64 [2, E], sources and destinations. It is mapped, read piece by piece and sorted into
-the parts' files, so that "contiguous" takes memory for the nodes and one part alone; "metis" takes the whole
-graph. ``--nodes NAME=FILE`` divides an array [num_nodes, ...] along with its nodes (``load_nodes``).
+the parts' files, so that "contiguous" needs memory for the nodes and one part only; "metis" needs it for the
+whole graph. ``--nodes NAME=FILE`` divides an array [num_nodes, ...] along with its nodes (``load_nodes``).
 
 The folder gets ``part-<number>.pt`` and ``<name>-<number>.npy``. Prints one line of JSON: how many nodes,
 edges and halo sources the parts have, and the share of edges between parts.
@@ -42,13 +42,13 @@ def write(
     method: str | Tensor = "contiguous",
     nodes: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Divides a square graph; see the module's text. Returns what the program prints.
+    """Divides a square graph as the module's docstring says. Returns what the program prints.
 
-    edge_index: int32 or int64 [2, E], a NumPy array (mapped from a file, as a rule) or a tensor.  method:
+    edge_index: int32 or int64 [2, E], a NumPy array (usually mapped from a file) or a tensor.  method:
     "contiguous", "metis", or int [num_nodes] with each node's part.  nodes: arrays [num_nodes, ...] by name.
 
     Raises ValueError (shape, ids out of range, unknown method), TypeError (not integers) and FileExistsError
-    (the folder holds something).
+    (the folder is not empty).
     """
     import numpy as np
 
@@ -155,30 +155,30 @@ def _save(folder: Path, part: Part) -> dict[str, int]:
 def load(folder: str | Path, number: int, count: int, device: torch.device | str = "cpu") -> Part:
     """One part that `write` wrote, for one of ``count`` processes.
 
-    Raises FileNotFoundError (no such file) and ValueError (another kind of file, a damaged one, or one of
-    another number of parts).
+    Raises FileNotFoundError (no such file) and ValueError (a file of another kind, a damaged one, or one of a
+    graph with another number of parts).
     """
     path = Path(folder) / f"part-{number}.pt"
     if not path.is_file():
         raise FileNotFoundError(f"from_partition: folder: expected a file {path}, which is not there")
-    found = _read(path)
-    if found["version"] != _VERSION:
+    data = _read(path)
+    if data["version"] != _VERSION:
         raise ValueError(
-            f"from_partition: {path}: expected version {_VERSION} of the format, got {found['version']!r}"
+            f"from_partition: {path}: expected version {_VERSION} of the format, got {data['version']!r}"
         )
     for name, kind in _FIELDS.items():
-        if type(found.get(name)) is not kind:
-            got = type(found[name]).__name__ if name in found else "nothing"
+        if type(data.get(name)) is not kind:
+            got = type(data[name]).__name__ if name in data else "nothing"
             raise _damaged(path, name, f"a {kind.__name__}", got)
-    if len(found["offsets"]) - 1 != count:
+    if len(data["offsets"]) - 1 != count:
         raise ValueError(
-            f"from_partition: {path}: expected one of {count} parts, as there are processes, got one of "
-            f"{len(found['offsets']) - 1}"
+            f"from_partition: {path}: expected a graph in {count} parts, one per process, got one in "
+            f"{len(data['offsets']) - 1}"
         )
-    _check(path, found, number)
-    nodes = Nodes(found["ids"].to(device), found["offsets"])
-    src, dst, edge_ids = (found[name].to(device, copy=True) for name in ("src", "dst", "edge_ids"))
-    return Part(found["number"], nodes, nodes, src, dst, edge_ids, found["num_edges"], found["fingerprint"])
+    _check(path, data, number)
+    nodes = Nodes(data["ids"].to(device), data["offsets"])
+    src, dst, edge_ids = (data[name].to(device, copy=True) for name in ("src", "dst", "edge_ids"))
+    return Part(data["number"], nodes, nodes, src, dst, edge_ids, data["num_edges"], data["fingerprint"])
 
 
 _FIELDS = {
@@ -188,46 +188,46 @@ _FIELDS = {
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A part's dictionary; the file's checksums are compared, which torch.load does not do."""
-    open(path, "rb").close()  # raises OSError that says why it may not be read
+    """A part's dictionary, after comparing the file's checksums, which torch.load does not do."""
+    open(path, "rb").close()  # raises an OSError with the reason if it cannot be read
     try:
         with zipfile.ZipFile(path) as file:
             damaged = file.testzip()
         if damaged is not None:
             raise zipfile.BadZipFile(f"the checksum of {damaged} is another")
-        found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        if not isinstance(found, dict) or "version" not in found:
-            raise TypeError(f"it holds a {type(found).__name__}")
-    except Exception as error:  # what is no such file fails in many ways
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        if not isinstance(content, dict) or "version" not in content:
+            raise TypeError(f"it holds a {type(content).__name__}")
+    except Exception as error:  # a damaged file may raise anything
         raise ValueError(
             f"from_partition: {path}: expected a file of python -m dfgnn.distributed.partition, got one that "
             f"cannot be read: {str(error).partition(chr(10))[0]}"
         ) from error
-    return found
+    return content
 
 
-def _check(path: Path, found: dict[str, Any], number: int) -> None:
-    """Raises ValueError if what is in the file is no part: a kernel would read beyond its tensors."""
-    offsets, num_edges = found["offsets"], found["num_edges"]
-    if found["number"] != number:
-        raise _damaged(path, "number", str(number), found["number"])
+def _check(path: Path, content: dict[str, Any], number: int) -> None:
+    """Raises ValueError for inconsistent contents, with which a kernel would read beyond its tensors."""
+    offsets, num_edges = content["offsets"], content["num_edges"]
+    if content["number"] != number:
+        raise _damaged(path, "number", str(number), content["number"])
     pairs = itertools.pairwise(offsets)
     if not all(type(x) is int for x in offsets) or offsets[0] != 0 or any(a > b for a, b in pairs):
         raise _damaged(path, "offsets", "integers that rise from 0", str(offsets)[:60])
     first, end = offsets[number : number + 2]
     for name, size in (("ids", end - first), ("src", None), ("dst", None), ("edge_ids", None)):
-        x, size = found[name], len(found["src"]) if size is None and found["src"].dim() else size
+        x, size = content[name], len(content["src"]) if size is None and content["src"].dim() else size
         if x.dtype not in (torch.int32, torch.int64) or x.layout != torch.strided or list(x.shape) != [size]:
             raise _damaged(path, name, f"int64 [{size}]", f"{x.dtype} {list(x.shape)}")
-    if len(found["src"]) > num_edges:
-        raise _damaged(path, "src", f"at most num_edges={num_edges} edges", len(found["src"]))
+    if len(content["src"]) > num_edges:
+        raise _damaged(path, "src", f"at most num_edges={num_edges} edges", len(content["src"]))
     limits = {"ids": offsets[-1], "src": offsets[-1], "dst": end - first, "edge_ids": num_edges}
     for name, limit in limits.items():
-        low, high = (int(x) for x in found[name].aminmax()) if len(found[name]) else (0, limit - 1)
+        low, high = (int(x) for x in content[name].aminmax()) if len(content[name]) else (0, limit - 1)
         if low < 0 or high >= limit:
             raise _damaged(path, name, f"numbers in 0 .. {limit - 1}", f"{low} .. {high}")
     for name in ("ids", "edge_ids"):
-        if bool((found[name][1:] <= found[name][:-1]).any()):
+        if bool((content[name][1:] <= content[name][:-1]).any()):
             raise _damaged(path, name, "numbers that rise", "others")
 
 
@@ -239,17 +239,17 @@ def _damaged(path: Path, name: str, expected: str, got: Any) -> ValueError:
 
 
 def load_nodes(folder: str | Path, name: str, number: int) -> Tensor:
-    """The rows of a part's nodes, of an array that was divided along with them.
+    """The rows for a part's nodes of an array that was divided along with the graph.
 
-    Raises FileNotFoundError (no such file) and ValueError (it is damaged, or of another number of nodes).
+    Raises FileNotFoundError (no such file) and ValueError (a damaged file, or another number of nodes).
     """
     import numpy as np
 
     path = Path(folder) / f"{name}-{number}.npy"
-    open(path, "rb").close()  # raises OSError that says why it may not be read
+    open(path, "rb").close()  # raises an OSError with the reason if it cannot be read
     try:
         rows = torch.from_numpy(np.load(path))
-    except Exception as error:  # what is no such file fails in many ways
+    except Exception as error:  # a damaged file may raise anything
         raise ValueError(f"load_nodes: {path}: expected an array of numbers, got {error}") from error
     begin, end = _read(Path(folder) / f"part-{number}.pt")["offsets"][number : number + 2]
     if rows.dim() == 0 or len(rows) != end - begin:

@@ -1,4 +1,4 @@
-"""How a graph is divided: who owns which nodes, and what one process then holds."""
+"""Divides a graph among processes: which process owns which nodes, and the part that it then holds."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ Partition = str | Tensor | tuple[Tensor, Tensor]
 
 
 class Nodes(NamedTuple):
-    """One side of the graph. A node's place is its number when the nodes of part 0 come first, then those of
-    part 1, and so on, each in rising order of their ids."""
+    """The sources, or the destinations, of one part. A node's *place* is its number when the nodes of part 0
+    come first, then those of part 1, and so on, each in rising order of their ids."""
 
-    ids: Tensor  # int64: of this part's nodes, rising
-    offsets: list[int]  # [parts + 1]: places of part p are offsets[p] .. offsets[p + 1] - 1
+    ids: Tensor  # int64, the ids of this part's nodes, rising
+    offsets: list[int]  # [parts + 1]: the places of part p are offsets[p] .. offsets[p + 1] - 1
 
 
 class Part(NamedTuple):
-    """What one process holds, before it has spoken to the others."""
+    """The part of a graph that one process holds, before any communication."""
 
     number: int
     src_nodes: Nodes
     dst_nodes: Nodes  # the same object where sources and destinations are the same nodes
     src: Tensor  # int32 or int64 [E]: places of the sources
     dst: Tensor  # int32 or int64 [E]: destinations, counted within the part
-    edge_ids: Tensor  # int32 or int64 [E]: of the whole graph's edges, rising
-    num_edges: int  # of the whole graph
-    fingerprint: int  # of the whole graph and how it is divided
+    edge_ids: Tensor  # int32 or int64 [E]: each edge's id in the whole graph, rising
+    num_edges: int  # number of edges of the whole graph
+    fingerprint: int  # a checksum of the whole graph and its partition
 
     @property
     def num_parts(self) -> int:
@@ -40,10 +40,10 @@ class Part(NamedTuple):
 
 
 class Places(NamedTuple):
-    """One side of the graph as the whole of it is seen."""
+    """The places of all sources, or of all destinations."""
 
     order: Tensor  # int64 [N]: ids in the order of places
-    place: Tensor  # int64 [N]: of each id
+    place: Tensor  # int64 [N]: the place of each id
     offsets: list[int]
 
     def part(self, number: int) -> Nodes:
@@ -51,7 +51,7 @@ class Places(NamedTuple):
         return Nodes(self.order[begin:end].clone(), self.offsets)
 
 
-# ---- who owns which nodes --------------------------------------------------------------------------------
+# ---- which part owns which nodes -------------------------------------------------------------------------
 
 
 def owners(
@@ -67,16 +67,16 @@ def owners(
             return metis(edge_index, num_src, num_dst, square, count)
         dst = contiguous(_csr.count(edge_index[1], num_dst), count)
         return (dst, dst) if square else (contiguous(_csr.count(edge_index[0], num_src), count), dst)
-    given = (partition,) if isinstance(partition, Tensor) else partition
+    tensors = (partition,) if isinstance(partition, Tensor) else partition
     sizes = (num_dst,) if square else (num_src, num_dst)
-    if not isinstance(given, tuple) or len(given) != len(sizes):
+    if not isinstance(tensors, tuple) or len(tensors) != len(sizes):
         expected = "a tensor" if square else "a pair of tensors, of the sources and of the destinations"
         raise TypeError(f"{where}: partition: expected {expected} or a name, got {type(partition).__name__}")
-    found = [_given(where, x, size, count, edge_index.device) for x, size in zip(given, sizes)]
-    return found[0], found[-1]
+    checked = [_checked(where, x, size, count, edge_index.device) for x, size in zip(tensors, sizes)]
+    return checked[0], checked[-1]
 
 
-def _given(where: str, x: Tensor, size: int, count: int, device: torch.device) -> Tensor:
+def _checked(where: str, x: Tensor, size: int, count: int, device: torch.device) -> Tensor:
     x = _csr.as_index(where, "partition", x, (size,)).to(device, torch.int64)
     if size and not 0 <= int(x.min()) <= int(x.max()) < count:
         got = f"{int(x.min())} .. {int(x.max())}"
@@ -85,7 +85,7 @@ def _given(where: str, x: Tensor, size: int, count: int, device: torch.device) -
 
 
 def contiguous(degrees: Tensor, count: int) -> Tensor:
-    """Ranges of nodes with about the same work each: edges, and one for the node itself."""
+    """Divides nodes into ranges of about the same work: the number of edges, plus one per node."""
     work = (degrees + 1).cumsum(0)
     total = int(work[-1]) if len(work) else 0
     bounds = torch.arange(1, count, device=degrees.device) * total // max(count, 1)
@@ -93,8 +93,8 @@ def contiguous(degrees: Tensor, count: int) -> Tensor:
 
 
 def metis(edge_index: Tensor, num_src: int, num_dst: int, square: bool, count: int) -> tuple[Tensor, Tensor]:
-    """METIS's k-way partition (Karypis and Kumar, SIAM J. Sci. Comput. 1998): few edges between parts, and in
-    each about the same number of edges and nodes together. Made on the CPU."""
+    """METIS's k-way partition (Karypis and Kumar, SIAM J. Sci. Comput. 1998), made on the CPU: few edges
+    between parts, and about the same work in each."""
     try:
         import pymetis
     except ImportError as error:
@@ -103,22 +103,22 @@ def metis(edge_index: Tensor, num_src: int, num_dst: int, square: bool, count: i
     num_nodes = num_dst if square else num_src + num_dst
     work = _csr.count(dst, num_nodes) + 1
     if not square:
-        src = src + num_dst  # a graph of both sides
-    both = torch.stack([torch.cat([src, dst]), torch.cat([dst, src])])
-    both = both[:, both[0] != both[1]]
-    keys = (both[0] * num_nodes + both[1]).unique()
+        src = src + num_dst  # METIS gets one graph of sources and destinations
+    pairs = torch.stack([torch.cat([src, dst]), torch.cat([dst, src])])
+    pairs = pairs[:, pairs[0] != pairs[1]]
+    keys = (pairs[0] * num_nodes + pairs[1]).unique()
     rows, neighbours = keys // max(num_nodes, 1), keys % max(num_nodes, 1)
     indptr = _csr.count(rows, num_nodes).cumsum(0)
     indptr = torch.cat([indptr.new_zeros(1), indptr])
     if count == 1 or num_nodes == 0:
-        found = torch.zeros(num_nodes, dtype=torch.int64)
+        owner = torch.zeros(num_nodes, dtype=torch.int64)
     else:
         _, parts = pymetis.part_graph(
             count, pymetis.CSRAdjacency(indptr.numpy(), neighbours.numpy()), vweights=work.numpy()
         )
-        found = torch.as_tensor(parts, dtype=torch.int64)
-    found = found.to(edge_index.device)
-    return (found, found) if square else (found[num_dst:], found[:num_dst])
+        owner = torch.as_tensor(parts, dtype=torch.int64)
+    owner = owner.to(edge_index.device)
+    return (owner, owner) if square else (owner[num_dst:], owner[:num_dst])
 
 
 def places(owner: Tensor, count: int) -> Places:
@@ -130,17 +130,17 @@ def places(owner: Tensor, count: int) -> Places:
 
 
 def offsets_of(sizes: Sequence[int]) -> list[int]:
-    found = [0]
+    offsets = [0]
     for size in sizes:
-        found.append(found[-1] + size)
-    return found
+        offsets.append(offsets[-1] + size)
+    return offsets
 
 
-# ---- what one process holds ------------------------------------------------------------------------------
+# ---- the part of one process -----------------------------------------------------------------------------
 
 
 def cut(edge_index: Tensor, owner: tuple[Tensor, Tensor], number: int, count: int) -> Part:
-    """The part of that number of a graph that is here as a whole."""
+    """The part with this number, cut out of the whole graph."""
     src_owner, dst_owner = owner
     src_places = places(src_owner, count)
     dst_places = src_places if dst_owner is src_owner else places(dst_owner, count)
@@ -161,8 +161,8 @@ _CHUNK = 2**24
 
 
 def fingerprint_of(a: Tensor, b: Tensor, first: int = 0) -> int:
-    """64 bits of two columns and the order of their rows, which are counted from ``first``: additive over
-    pieces."""
+    """A 64-bit checksum of two columns, with rows counted from ``first``: those of pieces add up to that of
+    the whole."""
     total = 0
     for begin in range(0, len(a), _CHUNK):
         x, y = (t[begin : begin + _CHUNK].to(torch.int64) for t in (a, b))

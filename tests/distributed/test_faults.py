@@ -273,7 +273,7 @@ def _mixed_files(group, folder):
 def test_wrong_files(tmp_path):
     edge_index = torch.randint(10, (2, 50))
     partition.write(edge_index, tmp_path / "two", 2, 10, torch.arange(10) % 2)
-    with pytest.raises(ValueError, match="expected one of 1 parts, as there are processes, got one of 2"):
+    with pytest.raises(ValueError, match="expected a graph in 1 parts, one per process, got one in 2"):
         DistributedGraph.from_partition(tmp_path / "two")
     with pytest.raises(FileNotFoundError, match=r"expected a file .*part-0\.pt"):
         DistributedGraph.from_partition(tmp_path / "none")
