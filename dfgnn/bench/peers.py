@@ -131,7 +131,7 @@ def _tune_turbo_gnn(library, graph, function, inputs) -> tuple:
     def time(options: tuple) -> float:
         def step():
             out = function(*options, **leaves)
-            return torch.autograd.grad(out.sum(), list(leaves.values()))
+            return torch.autograd.grad(out, list(leaves.values()), torch.ones_like(out))
 
         step()
         return min(milliseconds(step, graph.device)[0] for _ in range(3))
