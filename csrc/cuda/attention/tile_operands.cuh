@@ -1,0 +1,186 @@
+// Tiles (tiles.cuh): shared memory, operands of the products by tensor cores, and where a thread works.
+#pragma once
+
+#include "../mma.cuh"
+#include "tile_edges.cuh"
+
+namespace dfgnn::cuda {
+
+inline constexpr int kTileWarps = kTileRows / 16, kTileThreads = 32 * kTileWarps;
+
+// The running maximum may lag behind by this much, so that accumulators are seldom rescaled: weights up to
+// 2^8 are as exact as those up to 1.
+inline constexpr float kLag = 8 * kLn2;
+
+// Scores of products are exact: a largest one is rounded, and so weights relative to it are common factors of
+// e^(rounding) off, which the mass has, too. Beyond this score the rounding may exceed 1.
+inline constexpr float kLargeScore = 0x1p24f, kLeastNormal = 0x1p-126f;
+__device__ __forceinline__ bool is_large(float top) {
+  return abs(top) > kLargeScore && top != -infinity<float>();
+}
+
+// ---- layout ----------------------------------------------------------------------------------------
+
+// Byte offset of the 16-byte piece of a row of D elements: 8 consecutive rows of a piece meet all banks.
+template <int D>
+__device__ __forceinline__ int piece_at(int row, int piece) {
+  constexpr int C = D / 8, SHARE = C >= 8 ? 1 : 8 / C;
+  return (row * C + (piece ^ ((row / SHARE) & ((C < 8 ? C : 8) - 1)))) * 16;
+}
+
+template <int D>
+struct TileLayout {
+  static constexpr int STAGES = D <= 32 ? 4 : D == 64 ? 3 : 2;
+  static constexpr int ROWS = kTileRows * D * 2, COLS = kTileCols * D * 2, STATS = kTileCols * 16;
+  static constexpr int STAGE = 2 * COLS + STATS;
+  static constexpr int A = 0, B = ROWS, FIRST_STAGE = 2 * ROWS;
+  static constexpr int DELTA = FIRST_STAGE + STAGES * STAGE;
+  static constexpr int BYTES = DELTA + kTileRows * 4;
+};
+
+// ---- pieces of the kernel --------------------------------------------------------------------------
+
+// s[n] += rows x columns^T for the warp's 16 rows and the chunk's 32 columns.
+template <typename T, int D, bool IN_REGISTERS>
+struct RowOperand {
+  static constexpr int STEPS = D < 16 ? 1 : D / 16;
+  uint32_t base;
+  uint32_t kept[IN_REGISTERS ? STEPS : 1][4];
+
+  __device__ __forceinline__ static uint32_t address(uint32_t base, int warp, int lane, int step) {
+    const int row = warp * 16 + (lane & 15), piece = 2 * step + (lane >> 4);
+    return base + piece_at<D>(row, D < 16 ? 0 : piece);
+  }
+  __device__ __forceinline__ void init(uint32_t at, int warp, int lane) {
+    base = at;
+    if constexpr (IN_REGISTERS) {
+#pragma unroll
+      for (int k = 0; k < STEPS; ++k) load_matrices(kept[k], address(at, warp, lane, k));
+    }
+  }
+  __device__ __forceinline__ void negate() {
+    repeat<STEPS, 4>([&](int k, int i) { kept[k][i] ^= 0x80008000u; });
+  }
+  template <int M>
+  __device__ __forceinline__ void times(float (&s)[M][4], uint32_t columns, int warp, int lane,
+                                        int first = 0) const {
+#pragma unroll
+    for (int k = 0; k < STEPS; ++k) {
+      uint32_t a[4];
+      if constexpr (IN_REGISTERS) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[i] = kept[k][i];
+      } else {
+        load_matrices(a, address(base, warp, lane, k));
+      }
+#pragma unroll
+      for (int n = 0; n < M; n += 2) {
+        uint32_t b[4];
+        load_matrices(b, columns + piece_at<D>((first + n + (lane >> 4)) * 8 + (lane & 7),
+                                               D < 16 ? 0 : 2 * k + ((lane >> 3) & 1)));
+        if constexpr (D < 16) a[2] = a[3] = b[1] = b[3] = 0;  // half of a product is enough
+        multiply<T>(s[n], a, b[0], b[1]);
+        multiply<T>(s[n + 1], a, b[2], b[3]);
+      }
+    }
+  }
+};
+
+// The warp's 16 x 32 weights, from the layout of the scores to an operand in 16 bits.
+template <typename T, int M>
+struct Packed {
+  uint32_t a[M / 2][4];
+  __device__ __forceinline__ explicit Packed(const float (&w)[M][4]) {
+    repeat<M / 2, 4>([&](int k, int i) {
+      a[k][i] = pack_two<T>(w[2 * k + i / 2][i % 2 * 2], w[2 * k + i / 2][i % 2 * 2 + 1]);
+    });
+  }
+  // Of weights w[n][e] only those with bit 4 n + e, else 0.
+  __device__ __forceinline__ void keep_only(uint32_t bits) {
+    repeat<M / 2, 4>([&](int k, int i) {
+      const uint32_t two = bits >> (8 * k + 2 * i);
+      a[k][i] &= (two & 1 ? 0x0000ffffu : 0) | (two & 2 ? 0xffff0000u : 0);
+    });
+  }
+};
+
+// acc += w x columns for the warp's 16 rows.
+template <typename T, int D, int M>
+__device__ __forceinline__ void add_columns(float (&acc)[D / 8][4], const Packed<T, M>& w, uint32_t columns,
+                                            int lane, int first = 0) {
+#pragma unroll
+  for (int k = 0; k < M / 2; ++k) {
+#pragma unroll
+    for (int n = 0; n < D / 8; n += 2) {
+      uint32_t b[4];
+      load_transposed(b,
+                      columns + piece_at<D>((first + 2 * k) * 8 + (lane & 15), D < 16 ? 0 : n + (lane >> 4)));
+      multiply<T>(acc[n], w.a[k], b[0], b[1]);
+      if constexpr (D >= 16) multiply<T>(acc[n + 1], w.a[k], b[2], b[3]);
+    }
+  }
+}
+
+// sum += the rows' sums of w, as it is rounded for the products; in entries 0 (row g) and 2 (row g + 8).
+template <typename T, int M>
+__device__ __forceinline__ void add_weights(float (&sum)[4], const Packed<T, M>& w) {
+  const uint32_t ones = pack_two<T>(1, 1);
+  repeat<M / 2>([&](int k) { multiply<T>(sum, w.a[k], ones, ones); });
+}
+
+__device__ __forceinline__ float quad_sum(float x) { return reduce_sum<4>(x); }
+__device__ __forceinline__ float quad_max(float x) { return reduce_max<4>(x); }
+
+// ---- what a pass has and where a thread works ------------------------------------------------------
+
+// Arrays that a pass accumulates: what takes its registers.
+template <Score SCORE, Pass PASS, bool POSITIVE>
+inline constexpr int kTileSums = POSITIVE || (SCORE == Score::dot && PASS == Pass::sources) ? 2 : 1;
+// Blocks that a multiprocessor holds: caps registers, because more blocks hide latency better.
+template <int D, int SUMS>
+inline constexpr int kTileBlocks = (D <= 32   ? 7
+                                    : D == 64 ? 5
+                                              : 4) -
+                                   SUMS;
+
+// What a pass reads and writes of the operands of TileParams.
+template <int D, Score SCORE, Pass PASS>
+struct TileTraits {
+  static constexpr bool DOT = SCORE == Score::dot, FORWARD = PASS == Pass::forward;
+  static constexpr bool SOURCES = PASS == Pass::sources, DESTINATIONS = PASS == Pass::destinations;
+  static constexpr bool HAS_A = DOT, HAS_B = !FORWARD, HAS_C = DOT;
+  static constexpr bool OUT_C = DOT && !FORWARD, OUT_D = !DESTINATIONS;
+  static constexpr bool KEEP = D <= 64 || FORWARD;    // the rows' operands in registers
+  static constexpr int C = D / 8, N = kTileCols / 8;  // pieces of a row; groups of 8 columns of a chunk
+  static constexpr int SOME = D <= 32 ? N / 2 : N;    // of the N, that backward has in registers
+  // Bytes of statistics of a column.
+  static constexpr int STAT = FORWARD ? (DOT ? 0 : 4) : SOURCES ? int(sizeof(NodeStats<float>)) : 0;
+};
+
+// Where a thread works. g, t: its rows are g and g + 8 of the warp's 16, its columns 8 n + 2 t and + 1.
+template <typename T, int D>
+struct TilePlace {
+  const TileParams& p;
+  char* shared;
+  uint32_t smem;
+  Item item;
+  int thread, lane, warp, g, t, head, heads, first_row;
+
+  __device__ __forceinline__ TilePlace(const TileParams& params, char* memory)
+      : p(params), shared(memory), smem(shared_address(memory)) {
+    thread = threadIdx.x, lane = thread & 31, warp = thread >> 5, g = lane >> 2, t = lane & 3;
+    head = blockIdx.y, heads = p.heads;
+    const int4 raw = __ldg(reinterpret_cast<const int4*>(p.items) + blockIdx.x);
+    item = {raw.x, raw.y, raw.z, raw.w};
+    first_row = item.row + warp * 16;
+  }
+  __device__ __forceinline__ int row_of(int r) const { return min(item.row + r, p.num_rows - 1); }
+  __device__ __forceinline__ const T* element(const void* x, int64_t node) const {
+    return static_cast<const T*>(x) + (node * heads + head) * D;
+  }
+  __device__ __forceinline__ int64_t slot_head(int i) const {
+    return int64_t(item.slot + warp * 16 + g + 8 * i) * heads + head;
+  }
+};
+
+}  // namespace dfgnn::cuda
