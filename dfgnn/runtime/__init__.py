@@ -1,10 +1,11 @@
-"""The compiled libraries, their operators by name, and the modes that torch runs in.
+"""The lowest floor: compiled libraries and operators, PyTorch's modes, and small helpers of programs.
 
 ``library``    finds and loads the compiled libraries
-``ops``        the operators and their fake kernels, ``arguments`` their arguments by name
-``eager``      autograd functions of eager calls, ``compiling`` what is built aside of a compiler's tracing
-``transforms`` tensors under torch.func
-``batches``    sets of features on one graph, as heads
-``timing``     the time of a call
-``moved``      modules that have moved, by the names that they had
+``ops``        calls the operators and registers their fake kernels; ``arguments`` names their arguments
+``eager``      tells whether a call is plain eager, and makes autograd functions cheap for such calls
+``compiling``  builds cached structures outside of a compiler's tracing; ``transforms``: of torch.func's
+``batches``    folds a batch of features on one graph into its heads
+``timing``     times a call; ``programs`` checks command-line arguments
+``moved``      lets modules that have moved be imported by their old names
+``torch_internals``  every private name of PyTorch that dfgnn needs
 """

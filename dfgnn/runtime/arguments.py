@@ -12,7 +12,7 @@ ops = torch.ops.dfgnn
 
 
 class GraphArgs(NamedTuple):
-    """A graph as the attention operators take it."""
+    """The arguments by which the attention operators get a graph: its CSRs and plans."""
 
     indices: torch.Tensor
     eids: torch.Tensor | None
@@ -32,9 +32,9 @@ _droppers: dict[str, Callable[[int], None]] = {}
 
 
 class GraphHandle:
-    """GraphArgs, checked and kept by the library under a number, as long as this lives.
+    """GraphArgs that the library has checked and stores under a number, until this object is collected.
 
-    number: one that the library has for them already.
+    number: the number, where the library has stored them already.
     """
 
     __slots__ = ("_drop", "args", "number")
@@ -52,21 +52,21 @@ class GraphHandle:
 
 
 class EdgeArgs(NamedTuple):
-    """The options on edges; each None, or in the user's edge order."""
+    """The options on edges: each one None, or a tensor in the user's edge order."""
 
     edge_bias: torch.Tensor | None  # [E, H]
     edge_gate: torch.Tensor | None  # [E, 1 or H]
     edge_mask: torch.Tensor | None  # bool [E, 1 or H]
     edge_weight: torch.Tensor | None  # [E, 1 or H]
     edge_feat: torch.Tensor | None  # [E, H, D]
-    seed: torch.Tensor | None  # int64 [1], of dropout
+    seed: torch.Tensor | None  # int64 [1], the seed of dropout
 
 
 NO_EDGES = EdgeArgs(None, None, None, None, None, None)
 
 
 class Tensors(NamedTuple):
-    """All tensors of an attention but the graph's; the options on edges as in EdgeArgs."""
+    """All tensors of an attention call except the graph's; the options on edges are those of EdgeArgs."""
 
     value: torch.Tensor
     src: torch.Tensor | None

@@ -1,5 +1,4 @@
-"""Sets of features on one graph: a dimension in front of functions' tensors, which are further heads to the
-engine."""
+"""Batches of features on one graph: a further leading dimension, which is folded into the heads."""
 
 from __future__ import annotations
 
@@ -10,8 +9,8 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-# The tensors that may have the dimension, and how many they have without it. Of a batch edge_gate, edge_mask
-# and edge_weight have three, for [E, H] has two without.
+# The arguments that may have a batch dimension, and how many dimensions they have without it. (edge_gate,
+# edge_mask and edge_weight may be [E] or [E, H]; in a batch they are [B, E, H].)
 _DIMS = {
     **dict.fromkeys(("feat", "x_src", "x_dst", "query", "key", "value", "edge_feat", "edge_feat_value"), 3),
     **dict.fromkeys(("alpha_src", "alpha_dst", "attn", "out_bias"), 2),
@@ -19,38 +18,39 @@ _DIMS = {
     "sink": 1,
 }
 _WITHOUT_NODES = "attn", "out_bias", "sink"
-# Those of projected edge features, which all sets share: they have the heads' rows one after the other.
+# Projections of edge features, which the whole batch shares: their rows are repeated for the further heads.
 _PROJECTIONS = "edge_proj", "edge_proj_bias", "edge_proj_value", "edge_proj_bias_value"
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def fold(x: Tensor, dim: int | None, at: int, batch: int, heads: int) -> Tensor:
-    """x with its batch ``dim`` (None: x is repeated) before its heads, dimension ``at``, as more heads."""
+    """x with its batch dimension ``dim`` (None: x is repeated) merged into its heads, dimension ``at``."""
     if dim is None:
         x = x.unsqueeze(at).expand(*x.shape[:at], batch, *x.shape[at:])
     else:
         x = x.movedim(dim, at)
-        if x.shape[at + 1] != heads:  # one for all heads
+        if x.shape[at + 1] != heads:  # size 1, shared by all heads
             x = x.expand(*x.shape[: at + 1], heads, *x.shape[at + 2 :])
     return x.flatten(at, at + 1)
 
 
 def unfold(x: Tensor, batch: int) -> Tensor:
-    """``[B, N, H, ...]`` of ``[N, B * H, ...]``."""
+    """``[N, B * H, ...]`` as ``[B, N, H, ...]``: the inverse of `fold`."""
     return x.unflatten(1, (batch, -1)).movedim(1, 0)
 
 
-def batched(by: str) -> Callable[[F], F]:
-    """A function that takes sets of features where its tensor ``by``, ``[N, H, D]``, has a dimension more."""
+def batched(name: str) -> Callable[[F], F]:
+    """A decorator: the function takes a batch if its argument ``name``, ``[N, H, D]``, has four
+    dimensions."""
 
     def decorate(function: F) -> F:
         signature = inspect.signature(function)
-        place = list(signature.parameters).index(by)
+        place = list(signature.parameters).index(name)
 
         @functools.wraps(function)
         def call(*args, **kwargs):
-            x = args[place] if len(args) > place else kwargs.get(by)
+            x = args[place] if len(args) > place else kwargs.get(name)
             if isinstance(x, Tensor) and x.dim() == 4:
                 given = signature.bind(*args, **kwargs).arguments
                 return _over_batch(function, given, *x.shape[:3:2])
@@ -61,31 +61,32 @@ def batched(by: str) -> Callable[[F], F]:
     return decorate
 
 
-def _over_batch(function: Callable, given: dict[str, Any], batch: int, heads: int) -> Any:
-    score_fn = given.get("score_fn")
-    if score_fn is not None:  # of flex_attention: rows of any form
-        given["score_fn"] = _of_sets(score_fn, batch)
-        given |= {name: fold(given[name], 0, 1, batch, given[name].shape[2]) for name in ("query", "key")}
-    for name, x in given.items():
+def _over_batch(function: Callable, arguments: dict[str, Any], batch: int, heads: int) -> Any:
+    score_fn = arguments.get("score_fn")
+    if score_fn is not None:  # flex_attention, whose query, key and edge_feat may have any shape
+        arguments["score_fn"] = _of_sets(score_fn, batch)
+        for name in ("query", "key"):
+            arguments[name] = fold(arguments[name], 0, 1, batch, arguments[name].shape[2])
+    for name, x in arguments.items():
         if not isinstance(x, Tensor) or score_fn is not None and name in ("query", "key", "edge_feat"):
             continue
         if name in _DIMS:
-            given[name] = _folded(function.__name__, name, x, batch, heads)
+            arguments[name] = _folded(function.__name__, name, x, batch, heads)
         elif name in _PROJECTIONS:
-            given[name] = x.repeat(batch, *[1] * (x.dim() - 1))
+            arguments[name] = x.repeat(batch, *[1] * (x.dim() - 1))
         elif name == "edge_table":
-            given[name] = x.repeat(1, batch, 1)
+            arguments[name] = x.repeat(1, batch, 1)
         elif name == "beta" and x.dim() > 1:  # broadcasts against [B, N, H, D]
             x = x[(None,) * (4 - x.dim())]
-            given[name] = fold(x.expand(batch, -1, heads, -1), 0, 1, batch, heads)
-    found = function(**given)
-    if isinstance(found, tuple):
-        return tuple(unfold(x, batch) for x in found)
-    return unfold(found, batch)
+            arguments[name] = fold(x.expand(batch, -1, heads, -1), 0, 1, batch, heads)
+    results = function(**arguments)
+    if isinstance(results, tuple):
+        return tuple(unfold(x, batch) for x in results)
+    return unfold(results, batch)
 
 
 def _of_sets(score_fn: Callable, batch: int) -> Callable:
-    """score_fn of rows of all sets as one of rows whose heads are those of all sets."""
+    """score_fn for folded rows: it splits them into the batch, on which the user's score_fn works."""
 
     def call(q, k, e, *params):
         rows = len(q)
@@ -93,7 +94,7 @@ def _of_sets(score_fn: Callable, batch: int) -> Callable:
         e = None if e is None else e.repeat(batch, *[1] * (e.dim() - 1))
         scores = score_fn(q, k, e, *params)
         if not isinstance(scores, Tensor) or scores.dim() != 2:
-            return scores  # which is refused
+            return scores  # flex_attention raises the error
         return scores.unflatten(0, (batch, rows)).movedim(0, 1).flatten(1)
 
     return call
@@ -101,12 +102,12 @@ def _of_sets(score_fn: Callable, batch: int) -> Callable:
 
 def _folded(function: str, name: str, x: Tensor, batch: int, heads: int) -> Tensor:
     dims = _DIMS[name]
-    if x.dim() < dims:  # [E], alike for all heads
+    if x.dim() < dims:  # [E], which needs no fold: it is shared by all heads
         return x
-    own = x.dim() > dims
-    if own and (x.dim() > dims + 1 or len(x) != batch):
+    is_batched = x.dim() > dims
+    if is_batched and (x.dim() > dims + 1 or len(x) != batch):
         raise ValueError(
             f"{function}: {name}: expected a batch of {batch}, or {dims} dimensions for all of it, "
             f"got {list(x.shape)}"
         )
-    return fold(x, 0 if own else None, 0 if name in _WITHOUT_NODES else 1, batch, heads)
+    return fold(x, 0 if is_batched else None, 0 if name in _WITHOUT_NODES else 1, batch, heads)

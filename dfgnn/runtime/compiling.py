@@ -1,8 +1,8 @@
-"""Structures that are built once and kept, whoever asks first: torch.compile, an exporter, a transform.
+"""Builds cached structures outside of compilers, modes and transforms, so that later calls can use them.
 
-A graph keeps what it derives from its tensors. What is derived while somebody traces would be fake, a proxy
-or tied to a transform that ends, and every later call would get it. So it is built aside, from plain tensors
-to plain tensors.
+A graph caches what it derives from its tensors. What is derived while torch.compile, an exporter or
+torch.func traces would be a fake tensor, a proxy or tied to a transform that ends, and every later call would
+get it. `not_compiled` and `untraced` suspend the tracing, so that plain tensors give plain tensors.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def not_compiled(fn: F) -> F:
-    """fn, which torch.compile runs as it is. Where nothing is compiled that costs next to nothing: what is
-    built for a small graph passes several of these."""
+    """A decorator: torch.compile runs fn without tracing it. Where nothing is compiled, this costs next to
+    nothing, because the first call with a small graph passes several of these."""
     disabled = internals.disable_dynamo(fn)
 
     @functools.wraps(fn)
@@ -39,12 +39,12 @@ def not_compiled(fn: F) -> F:
 
 
 def is_plain(x: Tensor) -> bool:
-    """Whether x holds numbers: not a fake or functional tensor, nor one that a transform has wrapped."""
+    """Whether x is a plain tensor with values: no fake or functional one, and not wrapped by a transform."""
     return type(x) in (Tensor, torch.nn.Parameter) and has_numbers(x)
 
 
 def has_numbers(x: Tensor) -> bool:
-    """`is_plain`, and of a subclass that leaves operators alone."""
+    """`is_plain`, but x may be of a subclass that does not override how operators run."""
     return (
         type(x).__torch_dispatch__ is Tensor.__torch_dispatch__
         and not internals.is_wrapped_by_functorch(x)
@@ -53,17 +53,17 @@ def has_numbers(x: Tensor) -> bool:
 
 
 def without_gradient(x: Tensor) -> Tensor:
-    """What torch.func.grad, vjp or jvp has wrapped; for indices, which have no gradient."""
+    """x without the wrappers of torch.func.grad, vjp and jvp; for indices, which have no gradient."""
     while internals.is_wrapped_for_gradients(x):
         x = internals.unwrap_functorch(x)
     return x
 
 
 def untraced(*tensors: Tensor | None) -> AbstractContextManager[None]:
-    """Without the modes and transforms around: FakeTensorMode, make_fx, torch.export, torch.func, inference
-    mode. If one of the tensors that are worked on is not plain, all but inference mode stay.
-    """
-    # Almost always there are none, and to leave them all takes as long as to sort a small graph.
+    """A context that suspends active modes and transforms: FakeTensorMode, make_fx, torch.export, torch.func,
+    inference mode. If one of ``tensors``, which are computed with, is not plain, only inference mode is."""
+    # Asked first, because mostly no mode is active, and suspending all takes as long as sorting a small
+    # graph.
     something = (
         torch.is_inference_mode_enabled()
         or internals.interpreter_stack_top() is not None

@@ -1,4 +1,4 @@
-"""What eager calls have in common: when they are such, and autograd functions with little Python around."""
+"""Tells whether a call is plain eager, and makes autograd functions that cost such calls little Python."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 
 from . import torch_internals as internals
 
-# Cheap enough to be asked at every call.
+# C functions of PyTorch, fast enough to be called at every attention call.
 top_hooks = internals.top_saved_tensors_hooks
 retains_graph = internals.backward_keeps_graph
 transforms_active = internals.transforms_active
@@ -19,7 +19,7 @@ _num_dispatch_modes = internals.num_dispatch_modes
 
 
 def transformed(*tensors: Tensor | None) -> bool:
-    """Whether torch.func is at work, or forward mode on these tensors; compilers have a way of their own."""
+    """Whether torch.func is active, or forward mode on these tensors. False under compilers."""
     if torch.compiler.is_compiling():
         return False
     return transforms_active() or (
@@ -32,7 +32,7 @@ PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 
 
 def is_eager(x: Tensor) -> bool:
-    """Whether x is computed with at once, by itself: no compiler, transform or mode is at work."""
+    """Whether operations on x run eagerly: no compiler, transform, dispatch mode or subclass intervenes."""
     return (
         not torch.compiler.is_compiling()
         and type(x) in PLAIN_TYPES
@@ -40,13 +40,13 @@ def is_eager(x: Tensor) -> bool:
         and forward_ad._current_level < 0
         and not _num_dispatch_modes()
         and not internals.is_functional_tensor(x)
-        and not _is_wrapped(x)  # by a transform that has ended
+        and not _is_wrapped(x)  # a tensor may outlive the transform that wrapped it
         and not internals.exports_onnx()
     )
 
 
 def why_not_eager(x: Tensor) -> str:
-    """Why `is_eager` is False of x, in words."""
+    """The reason why `is_eager(x)` is False, for users."""
     if torch.compiler.is_compiling() or internals.exports_onnx():
         return "a compiler is recording"
     if type(x) not in PLAIN_TYPES:
@@ -59,29 +59,30 @@ def why_not_eager(x: Tensor) -> str:
 
 
 class EagerFunction(torch.autograd.Function):
-    """One that ``at_once`` applies where `is_eager` holds: without what ``apply`` does for torch.func in
-    Python at every call."""
+    """A Function with ``at_once``: ``apply`` for calls for which `is_eager` holds, without the Python code by
+    which ``apply`` supports torch.func."""
 
     at_once = internals.function_apply
 
 
 def called_directly(cls: type[EagerFunction]) -> type[EagerFunction]:
-    """Lets the engine call the class's backward itself, in place of what looks for it."""
+    """A decorator: autograd's engine calls the class's backward directly, without looking it up in Python."""
     cls._backward_cls.apply = cls.backward  # type: ignore[attr-defined]
     return cls
 
 
 def keep_aside(ctx, *results: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Keeps results that backward reads where a user may modify them: see `_autograd`. Returns what is to be
-    saved of them, as the last of all."""
-    # Detached: a result that its own node holds would never be freed.
+    """Saves results for backward without ``save_for_backward``, which would raise if the user modified them
+    in place: `taken_back` then returns None instead. Returns the tensors that the caller must pass to
+    ``save_for_backward`` after all others."""
+    # Detached, because a node that holds its own result is never freed.
     kept = None if top_hooks(True) is not None else [None if x is None else x.detach() for x in results]
     ctx.kept, ctx.versions = kept, [None if x is None else x._version for x in results]
     return results if kept is None else ()
 
 
 def taken_back(ctx, saved: tuple) -> tuple[Any, tuple]:
-    """The results of `keep_aside`, or None where one was modified; and what else was saved."""
+    """(the results given to `keep_aside`, or None where one was modified since; the other saved tensors)."""
     results = ctx.kept
     if results is None:
         count = len(ctx.versions)

@@ -1,8 +1,8 @@
-"""Find and load the compiled libraries, which register the operators under ``torch.ops.dfgnn``.
+"""Finds and loads the compiled libraries, which register the operators under ``torch.ops.dfgnn``.
 
 ``libdfgnn_cpu.so`` holds the schemas and the CPU kernels and is always loaded. ``libdfgnn_cuda.so`` is loaded
-where it was built and torch has CUDA, even without a GPU; what keeps it from being used is reported by
-:func:`require_cuda_library`, the first time that a CUDA tensor arrives.
+where it was built and torch has CUDA, even without a GPU; if it cannot be, :func:`require_cuda_library` says
+why at the first call with a CUDA tensor.
 """
 
 import ctypes
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-# DFGNN_LIBRARY_DIR: libraries built otherwise, such as those of `make sanitize`.
+# DFGNN_LIBRARY_DIR selects other builds of the libraries, such as those of `make sanitize`.
 DIRECTORY = Path(os.environ.get("DFGNN_LIBRARY_DIR") or Path(__file__).parents[1] / "lib")
 
 
@@ -59,9 +59,9 @@ def has_cuda_library() -> bool:
 
 
 def graph_dropper(device_type: str) -> Callable[[int], None]:
-    """What frees a graph of ``torch.ops.dfgnn.graph_handle`` in the library of this kind of device."""
-    # Called past the dispatcher: garbage is collected under any mode. The interpreter stays locked, so that
-    # no other thread looks at the tensors while they go.
+    """The function that frees a graph of ``torch.ops.dfgnn.graph_handle`` in this device type's library."""
+    # A plain C function, not an operator: finalizers call it, under any mode. PyDLL keeps the interpreter
+    # locked, so that no other thread reads the tensors while they are freed.
     drop = getattr(
         ctypes.PyDLL(str(DIRECTORY / f"libdfgnn_{device_type}.so")), f"dfgnn_drop_graph_{device_type}"
     )
@@ -78,8 +78,8 @@ def _checksum_of_cpu() -> tuple[Callable[[int, int], int], Callable[[int, int], 
     return found[0], found[1]
 
 
-#: (address, bytes) -> a checksum of memory of the CPU, or 0 where it cannot be had. The first one keeps the
-#: interpreter locked: it is for what takes less time than to get it back.
+#: (address, bytes) -> a checksum of CPU memory, or 0 where none can be computed. The short one keeps the
+#: interpreter locked, because unlocking costs more than reading little memory.
 short_checksum, long_checksum = _checksum_of_cpu()
 
 

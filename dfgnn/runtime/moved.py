@@ -1,6 +1,6 @@
-"""Modules that have moved: their old names are still imported, with a warning that says where they are now.
+"""Lets modules that have moved be imported by their old names, with a warning that says where they are now.
 
-Files that were pickled before a move name classes by their old modules, so that no line may leave the table.
+Files that were pickled before a move name classes by their old modules, so no line may leave the table.
 """
 
 import importlib
@@ -76,7 +76,7 @@ class _Moved(MetaPathFinder, Loader):
         assert new is not None
         warnings.warn(f"{spec.name} has moved to {new}", DeprecationWarning, stacklevel=2)
         module = importlib.import_module(new)
-        # The import system writes its own spec into what it gets; exec_module takes that back.
+        # The import system overwrites the module's spec; exec_module restores it.
         self._spec = module.__spec__
         return module
 

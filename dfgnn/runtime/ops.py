@@ -44,17 +44,17 @@ def product_args(graph, feat, reverse: bool):
 
 
 def total(parts: torch.Tensor) -> torch.Tensor:
-    """The sum of partial sums, of which the GPU's kernels leave one."""
+    """The sum of partial sums; no addition where there is only one, as from the GPU's kernels."""
     return parts[0] if parts.shape[0] == 1 else parts.sum(0)
 
 
 def as_type(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``x.to(dtype)``, of which the call costs a small graph something even where it does nothing."""
+    """``x.to(dtype)`` without the call where nothing is to convert, which small graphs notice."""
     return x if x.dtype == dtype else x.to(dtype)
 
 
 def acc_type(dtype: torch.dtype) -> torch.dtype:
-    """The type of sums."""
+    """The accumulation type, in which kernels add up."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -87,7 +87,7 @@ def typed(error: RuntimeError) -> RuntimeError:
 
 
 def need_bits(need: Any) -> int:
-    """need: Tensors of bools."""
+    """The operators' bits for the gradients to compute. need: Tensors of bools."""
     bits = NEED_DST if need.dst else 0
     if need.edge_bias:
         bits |= NEED_BIAS
@@ -101,9 +101,9 @@ def need_bits(need: Any) -> int:
 
 
 def gradients(need: Any, tensors: Any, grad_out: torch.Tensor, results) -> tuple[torch.Tensor | None, ...]:
-    """What autograd wants of the backward operator's results, in the order of Tensors.
+    """The backward operator's results as the gradients of `tensors`, in the order and dtypes of Tensors.
 
-    need, tensors: Tensors, of bools and as the operator got them.
+    need: Tensors of bools. tensors: the tensors that the operator got.
     """
     value, src, dst, attn, bias, gate, weight, feat = results
     return (
@@ -122,7 +122,7 @@ def gradients(need: Any, tensors: Any, grad_out: torch.Tensor, results) -> tuple
 
 
 def per_edge(x, grad):
-    """The kernels return [E, H]; a tensor shared by the heads sums it."""
+    """The gradient of an edge tensor x from the kernels' [E, H]: summed over heads if x is [E, 1]."""
     return as_type(grad.sum(1, keepdim=True) if x.shape[1] == 1 else grad, x.dtype)
 
 
@@ -140,7 +140,7 @@ def _(*args):
 
 
 def forward_fake(a, num_edges: int):
-    """a: arguments by name, a graph's or an edge list's."""
+    """Empty results of forward. a: arguments by name, of the operator on a graph or on a traced graph."""
     value, rows = a.value, (a.num_dst, a.value.shape[1])
     acc = acc_type(value.dtype)
     return (
@@ -155,13 +155,13 @@ def forward_fake(a, num_edges: int):
 @library.register_fake("dfgnn::attention_backward")
 def _(*args):
     a = Backward(*args)
-    # How many partial sums of attn's gradient there are, only the kernels know.
+    # The number of partial sums of attn's gradient depends on the kernels, so it is symbolic here.
     parts = library.get_ctx().new_dynamic_size() if a.attn is not None else 0
     return backward_fake(a, a.indices.shape[0], parts)
 
 
 def backward_fake(a, num_edges: int, parts: int):
-    """parts: the number of partial sums of attn's gradient."""
+    """Empty results of backward. parts: the number of partial sums of attn's gradient."""
     value, additive = a.value, a.score == SCORES["additive"]
     acc, edge_heads = acc_type(value.dtype), (num_edges, value.shape[1])
 

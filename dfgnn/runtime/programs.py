@@ -1,7 +1,6 @@
-"""Arguments of programs: checked while they are parsed, so that a wrong one ends a program before its work
-begins, with the exit status 2 and a sentence.
+"""Argument types for argparse, so that a wrong argument ends a program before its work begins.
 
-Each function here is for ``add_argument(type=...)``, or makes one; lists are separated by commas.
+Most functions here are for ``add_argument(type=...)``, or make one; lists are separated by commas.
 """
 
 import argparse
@@ -19,14 +18,14 @@ import torch
 
 
 def refuse(message: str) -> NoReturn:
-    """Ends the program as argparse does, where an argument shows to be wrong later."""
+    """Ends the program as argparse does, for arguments that turn out to be wrong later."""
     print(f"{Path(sys.argv[0]).name}: error: {message}", file=sys.stderr)
     sys.exit(2)
 
 
 @contextlib.contextmanager
 def interruptible(how: str) -> Iterator[None]:
-    """Ctrl-C within it ends the program with 130, as shells do, and says how to go on."""
+    """A context in which Ctrl-C ends the program with status 130, as in shells. how: the message to print."""
     try:
         yield
     except KeyboardInterrupt:
@@ -35,7 +34,7 @@ def interruptible(how: str) -> Iterator[None]:
 
 
 class Parser(argparse.ArgumentParser):
-    """Keeps the description's lines, and ends the help of every argument with its default."""
+    """An ArgumentParser that keeps the description's lines, and shows every argument's default."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
@@ -114,7 +113,7 @@ def one_of(*allowed: str) -> Callable[[str], str]:
 
 
 def device(text: str) -> str:
-    """A device that is there."""
+    """The name of a device that exists."""
     try:
         kind = torch.device(text)
     except RuntimeError:
@@ -133,7 +132,7 @@ def device(text: str) -> str:
 
 
 def _writable(path: Path, text: str) -> None:
-    """Its nearest folder that exists is one, and may be written to."""
+    """Raises unless the nearest existing parent of `path` is a folder that may be written to."""
     place = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     if not place.is_dir():
         raise argparse.ArgumentTypeError(f"cannot write {text}: {place} is not a folder")
@@ -173,29 +172,29 @@ def results_file(*keys: str) -> Callable[[str], dict]:
 
     def parse(text: str) -> dict:
         try:
-            found = json.loads(existing_file(text).read_text())
+            content = json.loads(existing_file(text).read_text())
         except (OSError, ValueError) as error:
             raise argparse.ArgumentTypeError(f"{text} is no file of results: {error}") from None
-        missing = [key for key in keys if not isinstance(found, dict) or key not in found]
+        missing = [key for key in keys if not isinstance(content, dict) or key not in content]
         if missing:
             raise argparse.ArgumentTypeError(f"{text} is no file of results: it lacks {', '.join(missing)}")
-        return found
+        return content
 
     return parse
 
 
 @contextlib.contextmanager
 def downloading(folder: Path) -> Iterator[Path]:
-    """Yields the folder to give to a loader that reads from ``folder`` and downloads to it what is not there.
+    """A context for a loader that reads from ``folder`` and downloads what is missing.
 
-    It is a new one in it, with links to what is there, and what the loader adds moves when it has succeeded.
-    So a download that fails or is interrupted leaves nothing behind.
+    It yields a temporary folder with links to the files of ``folder``. What the loader adds moves to
+    ``folder`` after it has succeeded, so that a download that fails or is interrupted leaves nothing behind.
     """
     folder = folder.absolute()
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    created = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):  # what is there can be read
+        if not os.access(folder, os.W_OK):  # nothing can be downloaded, but existing files can be read
             yield folder
             return
         with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as scratch:
@@ -207,6 +206,6 @@ def downloading(folder: Path) -> Iterator[Path]:
                 if not path.is_symlink() and not (folder / path.name).exists():
                     path.replace(folder / path.name)
     finally:
-        for path in made:
-            with contextlib.suppress(OSError):  # it holds something
+        for path in created:
+            with contextlib.suppress(OSError):  # a folder with files in it stays
                 path.rmdir()

@@ -1,8 +1,7 @@
-"""The time of one call.
+"""Times a call: eagerly, and on a GPU also its kernels alone.
 
-A call is timed in two ways. *Eager*: calls back to back, as a training script makes them, launch overhead
-and allocator included. *Kernels* (CUDA only): the same calls replayed from a CUDA graph, where only the
-kernels are left.
+*Eager* are calls back to back, as a training script makes them, launch overhead and allocator included.
+*Kernels* (CUDA only) are the same calls replayed from a CUDA graph, which leaves the kernels' time alone.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-# Calls in one CUDA graph: enough for this many ms, so that launching the graph itself does not count.
+# A CUDA graph holds calls for so many milliseconds, so that launching the graph itself does not count.
 _GRAPH_MS = 2.0
 
 
 class Timing(NamedTuple):
-    """Milliseconds per call: median, 20th and 80th percentile of that many samples."""
+    """Milliseconds per call: median, 20th and 80th percentile of ``samples`` calls."""
 
     median: float
     p20: float
@@ -97,7 +96,7 @@ def _summary(sample: Callable[[int], list[float]], budget: float) -> Timing:
     def count(share, ms, least, most):
         return min(max(int(share * budget * 1e3 / ms), least), most)
 
-    sample(1)  # compilation, plans, the allocator
+    sample(1)  # the first call compiles, plans and allocates
     (once,) = sample(1)
     warm = sorted(sample(count(0.2, once, 1, 100)))
     times = sorted(sample(count(0.8, warm[len(warm) // 2], 5, 1000)))

@@ -1,7 +1,7 @@
 """Every private name of PyTorch that dfgnn uses, why it is needed, and what would take its place.
 
-A new release of PyTorch may rename or drop any of these; then this is the file to mend. All but the functions
-are the objects themselves, so that asking for them costs a small graph's call no Python frame.
+A new release of PyTorch may rename or drop any of these; then this is the file to mend. Most are PyTorch's
+objects themselves rather than wrappers, because every call uses them and a Python frame costs time.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ __all__ = [
 _functorch = torch._C._functorch
 
 # ---- calls below autograd: the engine's autograd functions call operators without recording them again.
-# Instead: a public guard for redispatch below autograd; torch.no_grad costs an operator more than the kernels
-# of a small graph take.
+# A public guard for redispatch below autograd would replace it; torch.no_grad costs an operator more than the
+# kernels of a small graph take.
 BelowAutograd = torch._C._AutoDispatchBelowAutograd
 WithoutDispatchKeys = torch._C._ExcludeDispatchKeyGuard
 DispatchKeySet, DispatchKey = torch._C.DispatchKeySet, torch._C.DispatchKey
 is_any_autocast_enabled = torch._C._is_any_autocast_enabled
-# A Function's C++ apply, without what the Python one does for torch.func. Instead: a flag of Function.
+# A Function's C++ apply, without Python code for torch.func. A flag of Function would replace it.
 function_apply = torch._C._FunctionBase.__dict__["apply"]
-# Instead: F.linear, which asks for overrides of Tensor in Python first.
+# F.linear would replace it, if it did not first look for overrides of Tensor in Python.
 linear = torch._C._nn.linear
 
-# ---- what autograd is doing: results may be modified by the user, and saved tensors may have hooks. Instead:
-# public questions of the same meaning.
+# ---- what autograd is doing: the user may modify results, and saved tensors may have hooks. Public functions
+# of the same meaning would replace these.
 top_saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 backward_keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 is_multithreading_enabled = torch._C._is_multithreading_enabled
 has_any_global_hook = _has_any_global_hook
 
-# ---- which mode is active, asked at every call. Instead: one public question for "plain eager".
+# ---- which mode is active, asked at every call. One public question for "plain eager" would replace these.
 transforms_active = torch._C._are_functorch_transforms_active
 interpreter_stack_top = _functorch.peek_interpreter_stack
 is_wrapped_by_functorch = _functorch.is_functorch_wrapped_tensor
@@ -60,21 +60,21 @@ dispatch_mode, function_mode = torch._C._get_dispatch_stack_at, torch._C._get_fu
 num_dispatch_modes_before_dispatch = torch._ops._len_torch_dispatch_stack_pre_dispatch
 DisableTorchFunction = torch._C.DisableTorchFunction
 tracing_state = torch._C._get_tracing_state
-# Unlike torch.compiler.disable it does not import the compiler where nothing is compiled.
+# Unlike torch.compiler.disable, it does not import the compiler where nothing is compiled.
 disable_dynamo = _disable_dynamo
 
-# ---- operations that are public in all but name.
+# ---- operations that are documented nowhere but widely used.
 assert_async = torch._assert_async
 foreach_copy = torch._foreach_copy_
 
 
 def is_exporting() -> bool:
-    """torch.compiler.is_exporting, which up to torch 2.11 is True of whatever Dynamo records."""
+    """torch.compiler.is_exporting, which up to torch 2.11 is True for everything that Dynamo records."""
     return torch.compiler._is_exporting_flag
 
 
 def exports_onnx() -> bool:
-    """torch.onnx.is_in_onnx_export, which takes longer to ask while nobody exports or traces."""
+    """torch.onnx.is_in_onnx_export, but faster where nothing is being exported or traced."""
     recording = torch.compiler._is_exporting_flag or tracing_state() is not None
     return recording and torch.onnx.is_in_onnx_export()
 

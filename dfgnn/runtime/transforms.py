@@ -1,4 +1,4 @@
-"""Tensors and structures under the function transforms of torch.func."""
+"""Removes the wrappers of torch.func's transforms from tensors, and suspends transforms for structures."""
 
 import contextlib
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from . import torch_internals as internals
 
 @contextlib.contextmanager
 def untransformed():
-    """Where structures are made that outlive a function of torch.func: they must not get its wrappers."""
+    """A context that suspends torch.func: structures that outlive a transform must not hold its wrappers."""
     if internals.transforms_active():
         with internals.temporarily_clear_interpreter_stack():
             yield
@@ -20,7 +20,7 @@ def untransformed():
 
 
 def any_batched(values: Iterable[Any]) -> bool:
-    """Whether one of these is a tensor that torch.func.vmap runs over."""
+    """Whether one of the values is a tensor that torch.func.vmap maps over."""
     for x in values:
         while isinstance(x, Tensor) and internals.is_wrapped_by_functorch(x):
             if internals.is_batched_by_functorch(x):
@@ -30,7 +30,7 @@ def any_batched(values: Iterable[Any]) -> bool:
 
 
 def unwrapped(x: Tensor) -> Tensor:
-    """A tensor that decides about structure, without torch.func's wrappers; a batch of them has none."""
+    """x, which determines a graph's structure, without torch.func's wrappers. Raises for a batch of vmap."""
     while internals.is_wrapped_by_functorch(x):
         if internals.is_batched_by_functorch(x):
             raise NotImplementedError(

@@ -1,7 +1,7 @@
-"""The structure of a graph, without plans.
+"""The sparse structure of a graph: which edges each node has. How kernels divide the work is in ``plan``.
 
-``csr``        compressed sparse rows from edges
-``structure``  both directions of a graph, derived at the first use
-``fixed``      the same for a graph of fixed capacity
-``hops``       drawing neighbours
+``csr``        makes compressed sparse rows from edges, and checks the edges
+``structure``  both directions of a graph, each made at its first use
+``fixed``      the same for a graph of fixed capacity, whose edges may change under CUDA graphs
+``hops``       samples neighbours
 """

@@ -1,7 +1,7 @@
-"""CSR structure in plain tensor operations: checking what the user gives, sorting, transposing, batching.
+"""Makes CSRs (compressed sparse rows) from a user's edges: checks, sorts, transposes and batches them.
 
-Nothing here waits for the device except ``check_*``, ``probe``, ``degree*`` and, where it is to validate or
-to append loops, ``from_edges``.
+Only ``check_*``, ``probe``, ``degree*`` wait for the device, and ``from_edges`` where it validates or appends
+loops.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from ..runtime.compiling import not_compiled, untraced, without_gradient
 
 # Node ids, edge positions and edge counts are int32 in the kernels.
 LIMIT = 2**31
-# Edges of one CSR are fewer: beyond it a graph is several (graph/ranges.py).
+# One CSR has fewer edges than this; a larger graph is divided into several (graph/ranges.py).
 MOST_EDGES = 2**31
 INDEX_DTYPES = (torch.int32, torch.int64)
 _coo_to_csr, _transpose_csr = _ops.coo_to_csr, _ops.transpose_csr
 structure_on_gpu, structure_read = _ops.structure, _ops.structure_read
 # As in csrc/core/params.h and csrc/cuda/graph/structure.h.
 _DEGREE_BINS, _LEAST_CUT, _EDGE_NUMBERS = 2048, 32, 7
-# Edges of which a GPU sorts both directions at once. Of more the second one is sorted when it is needed, as
-# memory is what counts.
+# Up to so many edges, a GPU sorts both directions in one call; with more, the second one only when it is
+# needed, to save memory.
 _MOST_AT_ONCE = 2**22
 
 
 class CSR(NamedTuple):
     """One direction of a graph: the edges of row r are positions ``indptr[r] .. indptr[r + 1] - 1``.
 
-    indptr: int64 [num_rows + 1].  indices: int32 [E], the node at the other end.  eids: int32 [E], the place
-    of each edge in the user's order, or None: the same place.
+    indptr: int64 [num_rows + 1].  indices: int32 [E], the node at the other end.  eids: int32 [E], each
+    edge's position in the user's order, or None where both orders are the same.
     """
 
     indptr: Tensor
@@ -65,13 +65,14 @@ class DegreeStats:
 
 
 class Degrees(NamedTuple):
-    """What a GPU tells of the rows of a CSR in one reading."""
+    """What a GPU computes from the degrees of a CSR's rows, read by the host in one transfer."""
 
-    stats: DegreeStats | None  # None: some are beyond its histogram
-    cuts: dict[int, tuple[int, int]]  # of some bounds of items: items beyond one per row, and split rows
+    stats: DegreeStats | None  # None where a degree exceeds the GPU's histogram
+    # maximum edges per work item -> (work items beyond one per row, split rows), for some such maxima
+    cuts: dict[int, tuple[int, int]]
 
 
-# ---- what the user gives -------------------------------------------------------------------------
+# ---- checks of arguments -------------------------------------------------------------------------
 
 
 def as_size(where: str, name: str, value) -> int:
@@ -109,7 +110,7 @@ def as_index(where: str, name: str, value, shape: tuple[int | None, ...] = (None
 
 @not_compiled
 def ends_of(where: str, edge_index) -> tuple[Tensor, Tensor]:
-    """The rows of an edge_index [2, E]."""
+    """(src, dst) of an edge_index [2, E], checked."""
     edge_index = as_index(where, "edge_index", edge_index, (2, None))
     with untraced(edge_index):
         src, dst = edge_index.unbind()
@@ -124,7 +125,7 @@ def same_device(where: str, name: str, value: Tensor, other_name: str, other: Te
 
 
 def canonical(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """`value` itself when it already is a contiguous tensor of `dtype`."""
+    """`value` as a contiguous tensor of `dtype`: itself where it is one already."""
     value = value.to(dtype).contiguous()
     # Autograd refuses to save inference tensors, and a graph outlives the inference block that built it.
     return value.clone() if value.is_inference() else value
@@ -166,7 +167,7 @@ def _refuse_range(
 def check_csr(
     where: str, indptr: Tensor, indices: Tensor, eids: Tensor | None, cols_name: str, num_cols: int
 ) -> bool:
-    """Checks the values of a CSR in one wait for the device. Returns whether `eids` is the identity."""
+    """Checks the values of a CSR, waiting for the device once. Returns whether `eids` is the identity."""
     num_edges = indices.numel()
     flags: tuple[Tensor | int, ...] = (1, 1, 0, -1)
     if eids is not None and num_edges:
@@ -210,8 +211,8 @@ def check_coo(
     square: bool,
     validate: bool,
 ) -> tuple[int, int, bool, bool]:
-    """Finds the sizes that are None, checks the ranges, and tells whether src and dst are sorted, in one
-    wait.
+    """(num_src, num_dst, whether src is sorted, whether dst is), with sizes that are None taken from the
+    edges; checks the ranges. It waits for the device once.
 
     square: both sizes are None and become the same number. With validate=False and known sizes, CUDA tensors
     are not read at all and count as unsorted.
@@ -238,8 +239,8 @@ def sizes(
     validate: bool,
     ranges: Sequence[int],
 ) -> tuple[int, int]:
-    """The sizes, those that are None from the ranges: least and largest source, then destination. Raises
-    where these leave the sizes."""
+    """(num_src, num_dst), taken from `ranges` where they are None. ranges: least and largest source, then
+    destination. Raises ValueError where a node is outside of its size."""
     src_low, src_high, dst_low, dst_high = ranges
     if num_src is None or num_dst is None:
         max_src = as_size(where, f"max({names[0]}) + 1", max(src_high + 1, 0))
@@ -255,15 +256,15 @@ def sizes(
 
 
 class Edges(NamedTuple):
-    """What `from_edges` makes of edges: a CSR by destination, or by source."""
+    """The result of `from_edges`: a CSR by destination, or by source."""
 
     num_src: int
     num_dst: int
     csr: CSR
     by_src: bool
-    edge_map: Tensor | None  # with loops: int64 [E'], where each edge was, -1 for a loop that was appended
+    edge_map: Tensor | None  # with loops: int64 [E'], an edge's position before, -1 for an appended loop
     other: CSR | None = None  # the other direction with its edge ids, where that was made, too
-    degrees: tuple[Degrees, Degrees] | None = None  # of destinations and of sources
+    degrees: tuple[Degrees, Degrees] | None = None  # those of destinations and those of sources
 
 
 def from_edges(
@@ -277,15 +278,15 @@ def from_edges(
     sort_order: str | None = None,
     with_loops: bool = False,
 ) -> Edges:
-    """The CSR of edges src -> dst, by destination unless they are sorted by source: then that one is free,
-    and the other one is derived from it.
+    """The CSR of edges src -> dst: by destination, or by source where they are sorted so, which costs
+    nothing.
 
-    Sizes that are None are found; both: one number for both. sort_order: "row" (by source) or "col", believed
-    where the values are not read. with_loops: sizes are known; edges from a node to itself are dropped, and
-    i -> i for i < min(num_src, num_dst) appended.
+    Sizes that are None are taken from the edges; if both are None, they become one number. sort_order: "row"
+    (by source) or "col", believed where the values are not read. with_loops: sizes are known; edges from a
+    node to itself are dropped, and i -> i for i < min(num_src, num_dst) appended.
 
-    On the CPU one call of an operator, which reads the values whether it is to validate them or not. On a GPU
-    one that makes both directions, if there are not too many edges.
+    The CPU's operator reads the values whether `validate` is set or not. The GPU's one makes both directions,
+    if there are not too many edges.
     """
     if src.device.type == "cpu":
         return _from_edges_on_cpu(where, names, src, dst, num_src, num_dst, with_loops)
@@ -298,7 +299,7 @@ def from_edges(
     edge_map = None
     if with_loops:
         src, dst, edge_map = append_loops(src, dst, min(num_src, num_dst), remove_existing=True)
-        src_sorted = dst_sorted = edge_map.numel() == min(num_src, num_dst)  # nothing but loops
+        src_sorted = dst_sorted = edge_map.numel() == min(num_src, num_dst)  # there are only loops
     else:
         src, dst = canonical(src, torch.int32), canonical(dst, torch.int32)
     by_src = (src_sorted or sort_order == "row") and not dst_sorted
@@ -317,7 +318,7 @@ def _from_edges_on_cpu(where, names, src, dst, num_src, num_dst, with_loops) -> 
     if num_src is None or num_dst is None or not indptr.numel():
         square = num_src is None and num_dst is None
         num_src, num_dst = sizes(where, names, src, dst, num_src, num_dst, square, True, ranges)
-    if is_sorted and not indices.numel():  # int32 as they are needed
+    if is_sorted and not indices.numel():  # the edges can serve as they are
         indices = canonical(dst if by_src else src, torch.int32)
     csr = CSR(indptr, indices, None if is_sorted else eids)
     return Edges(num_src, num_dst, csr, bool(by_src), edge_map if with_loops else None)
@@ -335,22 +336,22 @@ def _from_edges_on_gpu(where, names, src, dst, num_src, num_dst, validate, with_
 
 
 def from_blocks(where: str, names: tuple[str, str], blocks: Sequence[tuple[Tensor, int, int]]) -> list[Edges]:
-    """`from_edges` of several edge_index with their sizes, on a GPU in one wait for all."""
+    """`from_edges` of several (edge_index, num_src, num_dst); a GPU is waited for once for all of them."""
     if not all(_ops.on_device(x) and x.shape[1] <= _MOST_AT_ONCE for x, _, _ in blocks):
         return [from_edges(where, names, x[0], x[1], num_src, num_dst) for x, num_src, num_dst in blocks]
-    made = [structure_on_gpu(x[0], x[1], num_src, num_dst, False) for x, num_src, num_dst in blocks]
-    read = torch.stack([numbers for numbers, *_ in made]).tolist() if made else []
+    built = [structure_on_gpu(x[0], x[1], num_src, num_dst, False) for x, num_src, num_dst in blocks]
+    read = torch.stack([numbers for numbers, *_ in built]).tolist() if built else []
     return [
-        _as_read(where, names, x[0], x[1], num_src, num_dst, True, False, tensors, found)
-        for (x, num_src, num_dst), tensors, found in zip(blocks, made, read)
+        _as_read(where, names, x[0], x[1], num_src, num_dst, True, False, tensors, numbers)
+        for (x, num_src, num_dst), tensors, numbers in zip(blocks, built, read)
     ]
 
 
-def _as_read(where, names, src, dst, num_src, num_dst, validate, with_loops, made, found: list[int]) -> Edges:
-    """Of what the operator `structure` has made, whose numbers were found."""
-    _, *csr_made, edge_map, rev_indptr, rev_indices, rev_eids = made
+def _as_read(where, names, src, dst, num_src, num_dst, validate, with_loops, tensors, numbers) -> Edges:
+    """The Edges of what the operator `structure` returned: its tensors, and its numbers as a list."""
+    _, *csr_made, edge_map, rev_indptr, rev_indices, rev_eids = tensors
     csr, other = CSR(*csr_made), CSR(rev_indptr, rev_indices, rev_eids)
-    *ranges, num_edges, src_falls, dst_falls = found[:_EDGE_NUMBERS]
+    *ranges, num_edges, src_falls, dst_falls = numbers[:_EDGE_NUMBERS]
     if validate:
         sizes(where, names, src, dst, num_src, num_dst, False, True, ranges)
     if with_loops:
@@ -361,10 +362,10 @@ def _as_read(where, names, src, dst, num_src, num_dst, validate, with_loops, mad
     else:
         csr = csr._replace(eids=csr.eids if dst_falls else None)
         other = other._replace(eids=other.eids if src_falls else None)
-    middle = (len(found) + _EDGE_NUMBERS) // 2
+    middle = (len(numbers) + _EDGE_NUMBERS) // 2
     degrees = (
-        _degrees(num_dst, num_edges, found[_EDGE_NUMBERS:middle]),
-        _degrees(num_src, num_edges, found[middle:]),
+        _degrees(num_dst, num_edges, numbers[_EDGE_NUMBERS:middle]),
+        _degrees(num_src, num_edges, numbers[middle:]),
     )
     return Edges(num_src, num_dst, csr, False, edge_map, other, degrees)
 
@@ -377,16 +378,17 @@ def _first(csr: CSR, num_edges: int) -> CSR:
 def append_loops(
     src: Tensor, dst: Tensor, num_loops: int, remove_existing: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """int32 edges with a loop i -> i appended for every i < num_loops; and int64, where each edge was before,
-    -1 for an appended loop. remove_existing: without the loops that there are; waits for the device."""
+    """int32 (src, dst) with a loop i -> i appended for every i < num_loops; and int64, each edge's position
+    before, -1 for an appended loop. remove_existing: drops existing loops first, which waits for the
+    device."""
     if remove_existing:
-        kept = (src != dst).nonzero().squeeze(1)
-        src, dst = src[kept], dst[kept]
+        positions = (src != dst).nonzero().squeeze(1)
+        src, dst = src[positions], dst[positions]
     else:
-        kept = torch.arange(src.numel(), device=src.device)
+        positions = torch.arange(src.numel(), device=src.device)
     loops = torch.arange(num_loops, dtype=torch.int32, device=src.device)
     src, dst = (torch.cat([end.to(torch.int32), loops]) for end in (src, dst))
-    return src, dst, torch.cat([kept, kept.new_full((num_loops,), -1)])
+    return src, dst, torch.cat([positions, positions.new_full((num_loops,), -1)])
 
 
 # ---- structure -----------------------------------------------------------------------------------
@@ -416,7 +418,7 @@ def from_coo(cols: Tensor, rows: Tensor, num_rows: int, rows_sorted: bool) -> CS
 
 
 def transpose(csr: CSR, num_cols: int, need_eids: bool) -> CSR:
-    """The other direction; edges of a new row are in the order of `csr`, so its indices rise."""
+    """The other direction. The edges of a new row are in the order of `csr`, so its indices rise."""
     if csr.indptr.device.type == "cpu":
         indptr, indices, eids = _transpose_csr(*csr, num_cols, need_eids)
         return CSR(indptr, indices, eids if need_eids else None)
@@ -424,7 +426,7 @@ def transpose(csr: CSR, num_cols: int, need_eids: bool) -> CSR:
 
 
 def transpose_in_tensors(csr: CSR, num_cols: int, need_eids: bool) -> CSR:
-    # Memory, not time, limits this on a graph of 100M edges: int32 keys, and each tensor freed once used.
+    # On a graph of 100M edges memory is the limit: keys are int32, and each tensor is freed after its use.
     keys, perm = torch.sort(csr.indices, stable=True)
     indptr = indptr_of(keys, num_cols)
     del keys
@@ -455,7 +457,7 @@ def count(values: Tensor, size: int) -> Tensor:
 
 
 def batch(csrs: Sequence[CSR], num_cols: Sequence[int], need_eids: bool) -> CSR:
-    """The block-diagonal CSR, edges of the first one first in the user's order."""
+    """The block-diagonal CSR of several; in the user's order, edges of the first one come first."""
     device = csrs[0].indptr.device
     num_rows = [c.indptr.numel() - 1 for c in csrs]
     num_edges = [c.indices.numel() for c in csrs]
@@ -501,9 +503,9 @@ def _stats(
     return DegreeStats(n, num_edges, largest, num_edges / n, p50, p99, num_empty, cv)
 
 
-def _degrees(n: int, num_edges: int, found: list[int]) -> Degrees:
-    """found: what the operators `structure` and `degrees` tell of n rows."""
-    p50, p99, num_empty, largest, squares, *counts = found
+def _degrees(n: int, num_edges: int, numbers: list[int]) -> Degrees:
+    """numbers: what the operators `structure` and `degrees` return about n rows."""
+    p50, p99, num_empty, largest, squares, *counts = numbers
     cuts = {_LEAST_CUT << k: (counts[2 * k], counts[2 * k + 1]) for k in range(len(counts) // 2)}
     if n == 0 or p99 >= _DEGREE_BINS:
         return Degrees(DegreeStats(0, 0, 0, 0.0, 0, 0, 0, 0.0) if n == 0 else None, cuts)
@@ -511,7 +513,7 @@ def _degrees(n: int, num_edges: int, found: list[int]) -> Degrees:
 
 
 def degrees_of(csr: CSR) -> tuple[DegreeStats, dict[int, tuple[int, int]]]:
-    """`Degrees` of the rows, in one wait; on a GPU from a histogram, elsewhere without cuts."""
+    """The fields of `Degrees`, waiting for the device once; on a GPU from a histogram, elsewhere no cuts."""
     indptr, num_edges = csr.indptr, csr.indices.numel()
     cuts: dict[int, tuple[int, int]] = {}
     n = indptr.numel() - 1

@@ -1,7 +1,7 @@
-"""Both directions of a graph of fixed capacity: how many edges are in use is known to the device alone.
+"""The structure of a graph of fixed capacity, whose number of edges in use is known to the device alone.
 
 Everything is derived by kernels whose shapes follow from the capacity, so that a CUDA graph can hold them.
-Columns that are not in use sort behind all others, where no row of a CSR reaches.
+Columns that are not in use sort behind all others, beyond the last row of the CSR.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ __all__ = ["FixedStructure"]
 
 
 class FixedStructure(Structure):
-    """edges: int64 or int32 ``[2, E]``, of which the first ``counts[2]`` columns are in use; what is in the
-    others does not matter. counts: int64 ``[3]`` on the device: sources, destinations and edges in use; None:
-    all of them. A column with an end that is not in use is left out.
+    """A `Structure` whose edges may be replaced by others, up to its capacity.
+
+    edges: int64 or int32 ``[2, E]``, of which the first ``counts[2]`` columns are in use; the others may hold
+    anything. counts: int64 ``[3]`` on the device: sources, destinations and edges in use; None if all are. A
+    column with a node that is not in use is left out.
 
     num_loops: edges from a node to itself are left out, and i -> i for i < num_loops appended as far as both
-    ends are in use.
+    nodes are in use.
 
-    What is derived is kept until ``renew``, and is never written to again: what was computed with it before
-    keeps its own.
+    Derived tensors are cached until ``renew`` and never overwritten, so that earlier results stay valid.
     """
 
     __slots__ = ("_loops", "_made", "_made_for", "counts", "edges", "num_loops", "parent")
@@ -44,9 +45,9 @@ class FixedStructure(Structure):
     ) -> None:
         super().__init__(Side(num_dst), Side(num_src))
         self.edges, self.counts, self.num_loops = edges, counts, num_loops
-        self.parent = parent  # whose edges these are
+        self.parent = parent  # the structure that owns the edges, or None
         self._made: dict[str, Any] = {}
-        self._made_for = 0  # the generation of what was made; of a parent, its own
+        self._made_for = 0  # the generation of the edges from which `_made` was derived
         self._loops: FixedStructure | None = None
 
     def __getstate__(self):
@@ -58,16 +59,16 @@ class FixedStructure(Structure):
 
     @property
     def generation(self) -> int:
-        """Rises with ``renew``."""
+        """How many times ``renew`` was called."""
         return self._made_for if self.parent is None else self.parent.generation
 
     def renew(self) -> None:
-        """The edges are others now: forgets what was derived."""
+        """To be called after the edges were replaced: drops what was derived from the old ones."""
         self._made = {}
         self._made_for += 1
 
     def derived(self) -> dict[str, Any]:
-        """What has been made of the edges as they are."""
+        """The cache of what was derived from the current edges."""
         if self.parent is not None and self._made_for != self.parent.generation:
             self._made, self._made_for = {}, self.parent.generation
         return self._made
@@ -132,12 +133,12 @@ class FixedStructure(Structure):
         return self._get("ends", self._ends)[2]
 
     def _by_dst(self) -> tuple[CSR, Tensor, Tensor]:
-        """The CSR, and for the other one the row and the column of each of its places."""
+        """The CSR by destination; and each position's row and column, from which `_by_src` sorts."""
         src, dst, valid = self._get("ends", self._ends)
         n, m = self.src.num_rows, self.dst.num_rows
         rows, eids = torch.sort(torch.where(valid, dst, m), stable=True)
         cols = torch.where(valid, src, n)[eids]
-        # No item has places beyond the last row, but a kernel may load what lies ahead.
+        # No work item covers positions beyond the last row, but kernels prefetch them: indices stay in range.
         csr = CSR(_csr.indptr_of(rows, m), cols.clamp(max=max(n - 1, 0)), eids.to(torch.int32))
         return csr, rows, cols
 
@@ -149,7 +150,7 @@ class FixedStructure(Structure):
         return CSR(_csr.indptr_of(keys, self.src.num_rows), indices, csr.eids[order])
 
     def edges_as_sources(self, reverse: bool) -> FixedStructure:
-        """That of the graph from each edge to its destination (reverse: to its source)."""
+        """The structure of the graph from each edge to its destination (reverse: to its source)."""
 
         def make() -> FixedStructure:
             src, dst, valid = self._get("ends", self._ends)
@@ -160,11 +161,11 @@ class FixedStructure(Structure):
 
         return self._get(f"edges as sources {reverse}", make)
 
-    # ---- as of any structure ---------------------------------------------------------------------
+    # ---- what every Structure has ----------------------------------------------------------------
 
     @property
     def indices(self) -> Tensor:
-        """Of the right length and device, and nothing more."""
+        """A tensor of the right length and device; its values mean nothing."""
         num_edges = self.edges.shape[1] + self.num_loops
         return torch.empty(1, dtype=torch.int32, device=self.edges.device).expand(num_edges)
 
@@ -176,7 +177,7 @@ class FixedStructure(Structure):
         return csr if need_eids else CSR(csr.indptr, csr.indices, None)
 
     def endpoints(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """In the user's order, where columns that are not in use are those of the last nodes."""
+        """(src, dst) in the user's order, columns that are not in use included."""
         src, dst = self.edge_index.to(dtype)
         return src, dst
 
@@ -190,7 +191,7 @@ class FixedStructure(Structure):
 
     @property
     def edge_map(self) -> Tensor:
-        """int64 ``[E']``: where each edge was before, -1 for an appended loop."""
+        """int64 ``[E']``: each edge's position before, -1 for an appended loop."""
         return self._get("edge_map", self._edge_map)
 
     def _edge_map(self) -> Tensor:
@@ -202,13 +203,13 @@ class FixedStructure(Structure):
 
     @property
     def has_zero_in_degree(self) -> bool:
-        """Of the nodes in use. Waits for the device."""
+        """Whether a node in use has no edge. Waits for the device."""
         degrees = self.degrees(False)
         if self.counts is not None:
             degrees = degrees[: int(self.counts[1])]
         return bool((degrees == 0).any())
 
     def degree_stats(self, reverse: bool) -> _csr.DegreeStats:
-        """Of all rows, in use or not. Waits for the device."""
+        """Statistics of all rows, in use or not. Waits for the device."""
         degrees = self.degrees(reverse)
         return _csr.degree_stats(degrees, int(degrees.sum()))

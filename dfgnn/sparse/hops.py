@@ -1,4 +1,4 @@
-"""Drawing neighbours: without repetition, and whole hops in buffers of a capacity, from CUDA graphs."""
+"""Samples neighbours without repetition; on a GPU by CUDA graphs, in buffers of fixed size."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch import Tensor
 
 from .csr import CSR
 
-# The fanout up to which draws are compared by pairs: fewer kernels than a sort.
+# Up to this fanout draws are compared in pairs, which takes fewer kernels than a sort.
 _PAIRS = 32
 
 
 def without_repetition(degree: Tensor, draws: Tensor) -> Tensor:
-    """int64 [n, k]: k different numbers below each degree, in rising order; 0 .. k - 1 where it is no larger.
+    """int64 [n, k]: k different numbers below each degree, in rising order; 0 .. k - 1 if the degree is <= k.
 
     draws: float64 [n, k] in [0, 1). R. Floyd's algorithm: the t-th number is drawn from 0 .. bound_t = degree
-    - k + t, and replaced by bound_t where it is there already: drawn before, or the bound of an s < t that
-    was replaced. All t at once: each one points to the s on which it depends, to k once it is known to be
-    replaced, else to 0, which never is; the pointers are followed by doubling the steps.
+    - k + t, and replaced by bound_t if it occurs before: as a draw, or as the bound of a replaced s < t. All
+      t are computed in parallel: each has a pointer to the s on which it depends, to k once it is known to be
+      replaced, else to 0, which never is replaced; pointer doubling resolves the chains.
     """
     n, k = draws.shape
     first = (degree - k).clamp_(min=0)[:, None]  # bound_0
@@ -36,7 +36,7 @@ def without_repetition(degree: Tensor, draws: Tensor) -> Tensor:
 
 
 def _seen_before(x: Tensor) -> Tensor:
-    """bool [n, k]: whether the number is in its row before."""
+    """bool [n, k]: whether the number occurs earlier in its row."""
     if x.shape[1] <= _PAIRS:
         return (x[:, :, None] == x[:, None]).tril_(-1).any(2)
     ordered, at = x.sort(dim=1, stable=True)
@@ -48,28 +48,28 @@ class Drawn(NamedTuple):
     """A sample's nodes and hops, in the order in which they were drawn."""
 
     nodes: Tensor  # int64 [n]: the seeds first
-    hops: list[Tensor]  # int64 [3, E]: place of the source, of the destination, the edge's id
-    sizes: list[int]  # nodes before the first hop, after it, ...
+    hops: list[Tensor]  # int64 [3, E]: index into nodes of the source, of the destination, and the edge's id
+    sizes: list[int]  # number of nodes before the first hop, after it, ...
 
 
 class ReplayedHops:
-    """`draw`, each hop in buffers, with shapes that do not change, on a GPU as a CUDA graph.
+    """Samples hops in buffers of fixed shapes, on a GPU by replaying one CUDA graph per hop.
 
-    It gives what plain operations give, to the bit: random numbers are drawn outside of the graphs, as many
-    as there are nodes. A hop is of the nodes that the one before has found, or with ``blocks`` of all; there
-    is room for rows[k] of them, and for ``most`` nodes in the sample.
+    The samples are bitwise those of plain operations, because random numbers are drawn outside of the graphs,
+    as many as there are nodes. A hop samples for the nodes that the hop before has added, or with ``blocks``
+    for all; rows[k] is the most nodes that hop k samples for, ``most`` the most nodes of a sample.
     """
 
     def __init__(self, csr: CSR, fanouts: Sequence[int], rows: Sequence[int], most: int, blocks: bool):
         self._csr, self._blocks, self._rows, self._most = csr, blocks, tuple(rows), most
         device, num_nodes = csr.indptr.device, csr.indptr.numel() - 1
         whole = {"dtype": torch.int64, "device": device}
-        # These, and what is found, have a place in the end for what is to be nowhere.
+        # The buffers' last element takes writes that are to have no effect: scatter has no mask.
         self._place = torch.full((num_nodes + 1,), -1, **whole)  # type: ignore[call-overload]
         self._nodes = torch.zeros(most + 1, **whole)  # type: ignore[call-overload]
         self._seeds = torch.zeros(rows[0], **whole)  # type: ignore[call-overload]
-        self._range = torch.zeros(2, **whole)  # type: ignore[call-overload] # places that the hop is of
-        # Edges, nodes, and whether the seeds are as they have to be.
+        self._range = torch.zeros(2, **whole)  # type: ignore[call-overload] # nodes to sample for
+        # [edges of the hop, nodes so far, whether the seeds are valid]
         self._numbers = torch.zeros(3, **whole)  # type: ignore[call-overload]
         self._draws = [torch.zeros(n, k, dtype=torch.float64, device=device) for n, k in zip(rows, fanouts)]
         self._found = [x.new_zeros((3, x.numel() + 1), dtype=torch.int64) for x in self._draws]
@@ -91,8 +91,7 @@ class ReplayedHops:
         torch.cuda.current_stream(device).wait_stream(stream)
 
     def draw(self, seeds: Tensor, generator: torch.Generator | None) -> Drawn | None:
-        """None where values of the seeds are not right, or where there is no room; the generator is then as
-        before."""
+        """A sample; None, with the generator unchanged, where seeds are invalid or buffers are too small."""
         if not 0 < len(seeds) <= self._rows[0]:
             return None
         if generator is None:
@@ -124,7 +123,7 @@ class ReplayedHops:
                 self._hop(k)
             else:
                 graph.replay()
-            num_edges, num_nodes, right = self._numbers.tolist()  # waits
+            num_edges, num_nodes, right = self._numbers.tolist()  # waits for the GPU
             if not right:
                 return None
             if num_nodes > self._most:
@@ -138,35 +137,35 @@ class ReplayedHops:
     def _has_no_room(self, sizes: list[int]) -> None:
         warnings.warn(
             f"NeighborSampler: {sizes[0]} seeds have {sizes[-1]} nodes after hop {len(sizes) - 1}, and CUDA "
-            f"graphs {self._rows} in a hop and {self._most} in all: the sample is drawn without them",
+            f"graphs have room for {self._rows} per hop, {self._most} in all: it is drawn without them",
             stacklevel=2,
         )
 
     def _begin(self) -> None:
-        """Takes the seeds, of which the first ones are in use."""
-        nowhere, own = len(self._place) - 1, torch.arange(len(self._seeds), device=self._seeds.device)
-        used = own < self._range[1]
+        """Enters the seeds into the sample, and checks that they are nodes and distinct."""
+        nowhere, places = len(self._place) - 1, torch.arange(len(self._seeds), device=self._seeds.device)
+        used = places < self._range[1]
         inside = torch.where(used, self._seeds.clamp(0, nowhere - 1), nowhere)
-        self._place.fill_(-1).scatter_(0, inside, own)
-        right = (inside == self._seeds) & (self._place[inside] == own)
+        self._place.fill_(-1).scatter_(0, inside, places)
+        right = (inside == self._seeds) & (self._place[inside] == places)
         self._numbers[2].copy_((right | ~used).all())
-        self._nodes[: len(own)].copy_(inside)
+        self._nodes[: len(places)].copy_(inside)
 
     def _hop(self, k: int) -> None:
         if k == 0:
             self._begin()
-        draws, found, nowhere = self._draws[k], self._found[k], len(self._place) - 1
+        draws, hop_edges, nowhere = self._draws[k], self._found[k], len(self._place) - 1
         begin, end = self._range.unbind()
         rows = torch.arange(len(draws), device=draws.device) + begin
         nodes = self._nodes[torch.minimum(rows, end - 1)]
         first, behind = self._csr.indptr.unfold(0, 2, 1)[nodes].unbind(1)
         degree = (behind - first) * (rows < end)
         column = torch.arange(draws.shape[1], device=draws.device)
-        taken = column < degree[:, None]
-        edges = torch.where(taken, first[:, None] + without_repetition(degree, draws), 0)
-        # What is not taken counts as an edge from the node itself, which is there already.
-        sources = torch.where(taken, self._csr.indices[edges], nodes[:, None])
-        # New nodes by their number, each once; in 32 bits, which takes half of the passes.
+        is_drawn = column < degree[:, None]
+        edges = torch.where(is_drawn, first[:, None] + without_repetition(degree, draws), 0)
+        # An unused draw counts as an edge from the node itself, which adds no node.
+        sources = torch.where(is_drawn, self._csr.indices[edges], nodes[:, None])
+        # New nodes are sorted to find each once; in 32 bits, because a sort then takes half of the passes.
         new = torch.where(self._place[sources] < 0, sources, nowhere).flatten().int().sort().values.long()
         is_first = new < nowhere
         is_first[1:] &= new[1:] != new[:-1]
@@ -174,13 +173,13 @@ class ReplayedHops:
         at = torch.where(is_first, place, self._most).clamp_(max=self._most)
         self._nodes.scatter_(0, at, new)
         self._place.scatter_(0, torch.where(is_first, new, nowhere), at)
-        # Edges that are taken, one after the other.
+        # The drawn edges are written without gaps.
         counts = degree.clamp(max=len(column))
         ends = counts.cumsum(0)
-        to = torch.where(taken, (ends - counts)[:, None] + column, taken.numel())
+        to = torch.where(is_drawn, (ends - counts)[:, None] + column, is_drawn.numel())
         ids = edges if self._csr.eids is None else self._csr.eids[edges].long()
         values = torch.stack([self._place[sources], rows[:, None].expand_as(ids), ids]).flatten(1)
-        found.scatter_(1, to.flatten().expand(3, -1), values)
+        hop_edges.scatter_(1, to.flatten().expand(3, -1), values)
         self._numbers[:2].copy_(torch.stack([ends[-1], place[-1] + 1]))
         if not self._blocks:
             self._range[0].copy_(end)

@@ -1,4 +1,4 @@
-"""The two directions of a graph as CSR, and what is derived from them once."""
+"""Both directions of a graph as CSRs. Each is made at its first use and cached."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["Side", "Structure"]
 
 
 class Side:
-    """One direction and what has been derived from it; a graph and its reverse share both.
+    """One direction of a graph and what was derived from it; a graph and its reverse share both sides.
 
-    built is None or (CSR, whether its eids are known); one side's always are. It is a single attribute, so
-    that a thread which derives it a second time can replace it at any moment. A side whose eids are not known
-    is what `_csr.transpose` gives, so that eids found later fit it.
+    built is None or (CSR, whether it has its eids); at least one side of a graph always has them. It is one
+    attribute, so that a second thread which derives it too can replace it at any moment. A side without eids
+    comes from `_csr.transpose`, which gives the same order again when the eids are needed.
     """
 
     __slots__ = ("built", "cuts", "edge_index", "has_empty", "num_rows", "stats")
@@ -27,12 +27,13 @@ class Side:
     def __init__(self, num_rows: int, built: tuple[CSR, bool] | None = None) -> None:
         self.num_rows = num_rows
         self.built = built
-        self.edge_index: Tensor | None = None  # [other side's node; this side's node], user's order
+        self.edge_index: Tensor | None = None  # rows: other side's node, this side's node; user's order
         self.has_empty: bool | None = None
         self.stats: DegreeStats | None = None
         self.cuts: dict[int, tuple[int, int]] = {}  # see `_csr.Degrees`
 
     def know(self, degrees: Degrees) -> None:
+        """Stores statistics that were computed elsewhere."""
         self.stats, self.cuts = degrees
         self.has_empty = None if self.stats is None else self.stats.num_empty > 0
 
@@ -47,7 +48,7 @@ class Side:
         side = Side(self.num_rows)
         side.has_empty, side.stats = self.has_empty, self.stats
         if self.built is not None:
-            csr, known = self.built
+            csr, has_eids = self.built
             indptr, indices, eids = csr
             side.built = (
                 CSR(
@@ -55,13 +56,13 @@ class Side:
                     indices.to(device, non_blocking=non_blocking),
                     None if eids is None else eids.to(device, non_blocking=non_blocking),
                 ),
-                known,
+                has_eids,
             )
         return side
 
 
 class Structure:
-    """Both sides of a graph; `dfgnn.Graph` documents what they have in common."""
+    """Both sides of a graph; `dfgnn.Graph` documents the methods of the same names."""
 
     __slots__ = ("dst", "src")
 
@@ -72,7 +73,7 @@ class Structure:
         return Structure(self.dst.to(device, non_blocking), self.src.to(device, non_blocking))
 
     def reversed(self) -> Structure:
-        """Shares everything that either builds."""
+        """The reverse structure, which shares its sides with this one: what either derives, both have."""
         return Structure(self.src, self.dst)
 
     def _known(self) -> list[tuple[Side, CSR]]:
@@ -84,7 +85,7 @@ class Structure:
 
     @property
     def indices(self) -> Tensor:
-        """Of the direction that was built first; in its length and device both are alike."""
+        """Indices of a direction that is built: to ask for their number and device, which both share."""
         for side in (self.dst, self.src):
             if side.built is not None and side.built[1]:
                 return side.built[0].indices
@@ -105,9 +106,9 @@ class Structure:
 
     @not_compiled
     def _transposed(self, side: Side, need_eids: bool) -> tuple[CSR, bool]:
-        built, (_, given) = side.built, self._known()[0]  # with its edge ids, so it is not this side
+        built, (_, other) = side.built, self._known()[0]  # the other side: this one has no edge ids yet
         with self._untraced():
-            csr = _csr.transpose(given, side.num_rows, need_eids)
+            csr = _csr.transpose(other, side.num_rows, need_eids)
         if built is not None:  # plans and callers may hold these tensors already
             csr = built[0]._replace(eids=csr.eids)
         side.built = csr, need_eids
@@ -116,7 +117,7 @@ class Structure:
     @not_compiled
     def endpoints(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """(src, dst) in the user's order."""
-        # One in that order already, if any.
+        # A side that is in the user's order already has no eids, and is preferred.
         side, csr = min(self._known(), key=lambda pair: pair[1].eids is not None)
         with self._untraced():
             rows, cols = _csr.endpoints(csr, dtype)
@@ -125,7 +126,7 @@ class Structure:
     @property
     def edge_index(self) -> Tensor:
         found = self.dst.edge_index
-        if found is None or found._version:  # whoever got it has written to it
+        if found is None or found._version:  # the user has written to it
             return self._edge_index()
         return found
 
@@ -170,8 +171,8 @@ class Structure:
         return stats
 
     def cut(self, reverse: bool, max_edges: int) -> tuple[int, int] | None:
-        """The items beyond one per row that there are with this bound, and the split rows; None if nobody
-        knows without waiting."""
+        """(work items beyond one per row, split rows) with this maximum of edges per work item; None where
+        counting them would have to wait for the device."""
         side = self.src if reverse else self.dst
         if side.stats is not None and side.stats.max <= max_edges:
             return 0, 0
