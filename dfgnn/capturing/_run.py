@@ -1,4 +1,4 @@
-"""Running a step: eagerly, padded, and as a CUDA graph that is made of it."""
+"""Runs a captured step: eagerly, with padding, and as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from .padding import KnownMasks, Padding, WithoutDropout
 from .samples import Level, Sample, Sizes
 from .state import Snapshot, buffers_stay, without_dropout
 
-# Padding that counts changes a loss by about its share, a fifth; rounding, in 16 bits, by far less.
+# Tolerances of `_compare`: padding that counts by mistake changes a loss by about its share of rows, a fifth;
+# rounding changes it by far less, even in 16 bits.
 _LOSS, _GRADIENT, _NOTHING = 1e-2, 5e-2, 1e-4
 
 
 class Body:
-    """What is done with a batch."""
+    """The training step itself: loss, backward and optimizer, for a batch with or without padding."""
 
     def __init__(
         self,
@@ -39,8 +40,8 @@ class Body:
         self._stream: torch.cuda.Stream | None = None
         self._pool: Any = None
 
-    def given(self, sample: Sample) -> tuple[Any, ...]:
-        """loss_fn's arguments: the batch on the device, everything in use."""
+    def unpadded(self, sample: Sample) -> tuple[Any, ...]:
+        """loss_fn's arguments without padding: the batch on the device, masks that are True everywhere."""
         masks = {
             name: torch.ones(size, dtype=torch.bool, device=self.device)
             for name, (_, size) in sample.sizes.masks().items()
@@ -79,10 +80,10 @@ class Body:
             x.grad = None
 
     def eager(self, sample: Sample) -> Any:
-        return self.step(self.given(sample))
+        return self.step(self.unpadded(sample))
 
     def capture(self, run: Callable[[], Any]) -> tuple[Any, Any]:
-        """A CUDA graph of ``run`` and what it returns. Leaves no other trace."""
+        """A CUDA graph of ``run`` and what it returns. The warm-up's changes are undone."""
         if self._stream is None:
             self._stream, self._pool = torch.cuda.Stream(self.device), torch.cuda.graph_pool_handle()
         snapshot = Snapshot(self.model, self.optimizer, self.device)
@@ -99,12 +100,12 @@ class Body:
             snapshot.restore()
             self.clear()
         graph = torch.cuda.CUDAGraph()
-        # Of this thread alone: a loader may pin memory in another one meanwhile.
+        # thread_local, because a data loader may pin memory in another thread meanwhile.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             out = run()
-        # Capturing begins with writing 0 to where replays find the generator's offset, on this stream.
+        # On this stream, capturing begins by writing 0 to where replays read the generator's offset.
         current.wait_stream(self._stream)
-        self.clear()  # gradients are in the graph's own memory
+        self.clear()  # gradients lie in the graph's memory
         return graph, out
 
 
@@ -118,7 +119,8 @@ def _detached(out: Any) -> Any:
 
 @contextmanager
 def _no_waiting() -> Iterator[None]:
-    before = torch.cuda.get_sync_debug_mode()
+    """A context in which waiting for the device raises an error that says what to change."""
+    mode = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -131,11 +133,11 @@ def _no_waiting() -> Iterator[None]:
             "prints and tensors made from numbers on the host do that"
         ) from error
     finally:
-        torch.cuda.set_sync_debug_mode(before)
+        torch.cuda.set_sync_debug_mode(mode)
 
 
 class Captured:
-    """A step for all batches that fit into some buffers."""
+    """The captured step of one capacity, for all batches that fit into its buffers."""
 
     def __init__(self, body: Body, buffers: Buffers, sample: Sample):
         self._body, self._buffers = body, buffers
@@ -144,7 +146,8 @@ class Captured:
         self._bounds = bounds_of(buffers.tensors, buffers.levels, buffers.capacity)
         buffers.load(sample)
         if body.check:
-            _compare(body, lambda: body.given(sample), self._padded, lambda x: buffers.cut(x, sample.sizes))
+            exact = body.unpadded(sample)
+            _compare(body, exact, self._padded, lambda x: buffers.cut(x, sample.sizes))
         self._graph, self._out = None, None
         if not body.debug:
             self._graph, self._out = body.capture(self._step)
@@ -170,33 +173,33 @@ class Captured:
 
 
 class Replay:
-    """A step for one batch that stays as it is."""
+    """The captured step of one batch that does not change; without padding."""
 
     def __init__(self, body: Body, batch: tuple[Any, ...], sample: Sample):
-        self._body, self._given = body, list(sample.tensors.values())
-        self._held = samples.held(batch)
+        self._body, self._inputs = body, list(sample.tensors.values())
+        self._objects = samples.objects_in(batch)
         self._state = self._now()
-        self._args = body.given(sample)
-        found = samples.take_apart(self._args).tensors
+        self._args = body.unpadded(sample)
         self._known = KnownMasks()
-        self._bounds = bounds_of(found, samples.levels_of(sample), sample.sizes)
+        tensors = samples.take_apart(self._args).tensors
+        self._bounds = bounds_of(tensors, samples.levels_of(sample), sample.sizes)
         self._graph, self._out = None, None
         if not body.debug:
             self._graph, self._out = body.capture(self._step)
 
     def _now(self) -> list[tuple[int, int]]:
-        return [(x._version, x.data_ptr()) for x in self._given]
+        return [(x._version, x.data_ptr()) for x in self._inputs]
 
     def is_current(self, batch: tuple[Any, ...]) -> bool:
-        """Whether the batch has not been written to."""
-        held = samples.held(batch)
-        same = len(held) == len(self._held) and all(map(operator.is_, held, self._held))
+        """Whether the batch consists of the same tensors, and none was written to."""
+        held = samples.objects_in(batch)
+        same = len(held) == len(self._objects) and all(map(operator.is_, held, self._objects))
         return same and self._state == self._now()
 
     def _step(self) -> Any:
         with Padding({}, self._bounds), self._known:
             out = self._body.step(self._args)
-        self._known.learns = False  # what the first warm-up has seen
+        self._known.learns = False  # only the first warm-up may look for True values, which waits
         return out
 
     def __call__(self) -> Any:
@@ -209,26 +212,26 @@ class Replay:
 def bounds_of(
     tensors: dict[str, Tensor], levels: dict[str, Level], sizes: Sizes
 ) -> list[tuple[int, int, int]]:
-    """Of the tensors of ids: (begin, end) of their addresses, and how many values there are."""
-    found = []
+    """For each tensor of ids: (begin, end) of its addresses, and the number of possible ids."""
+    bounds = []
     for name, x in tensors.items():
         level = levels.get(name)
         if level is not None and level.kind in (samples.INDEX, samples.GRAPH_OF):
             count = sizes.graphs if level.kind == samples.GRAPH_OF else sizes.ends()[level.hop][0]
-            found.append((x.data_ptr(), x.data_ptr() + x.nbytes, count))
-    return found
+            bounds.append((x.data_ptr(), x.data_ptr() + x.nbytes, count))
+    return bounds
 
 
 def _copies(out: Any, cut: Callable[[Any], Any]) -> Any:
-    """The next replay writes to the same memory."""
+    """Copies of the results, because the next replay overwrites the originals."""
     return tree_map(lambda x: cut(x).detach().clone() if isinstance(x, Tensor) else x, out)
 
 
 # ---- with and without padding ----------------------------------------------------------------------------
 
 
-def _compare(body: Body, given: Callable[[], tuple], padded: Callable, cut: Callable[[Any], Any]) -> None:
-    """Raises ValueError where a step is another one with padding. Leaves no trace."""
+def _compare(body: Body, unpadded: tuple, padded: Callable, unpad: Callable[[Any], Any]) -> None:
+    """Raises ValueError if padding changes the loss or a gradient. All state is restored."""
     snapshot = Snapshot(body.model, body.optimizer, body.device)
 
     def run(args: tuple[Any, ...]) -> list[Tensor]:
@@ -240,13 +243,13 @@ def _compare(body: Body, given: Callable[[], tuple], padded: Callable, cut: Call
             else:
                 out = _detached(body.backward(args))
         results = [x for x in tree_flatten(out)[0] if isinstance(x, Tensor)]
-        return [*map(cut, results), *(x.grad for x in body.model.parameters() if x.grad is not None)]
+        return [*map(unpad, results), *(x.grad for x in body.model.parameters() if x.grad is not None)]
 
     try:
         with without_dropout(body.model), WithoutDropout():
-            exact = run(given())
+            exact = run(unpadded)
             if snapshot.drew():
-                return  # of what is random by other means, two runs cannot be compared
+                return  # the step is random beside dropout, so that two runs cannot be compared
             snapshot.restore()
             with_padding = padded(run)
     finally:
@@ -273,6 +276,6 @@ def _refuse(place: int, body: Body, a: Tensor, b: Tensor) -> None:
         f"{float(a):.6g} and {float(b):.6g}" if a.numel() == 1 else f"norm {a.norm():.6g} and {b.norm():.6g}"
     )
     raise ValueError(
-        f"dfgnn.capture: {what} is another one with padding ({values}): something mixes rows that are not in "
-        "use into others. Leave them out by batch.node_mask, edge_mask or graph_mask, or pass check=False"
+        f"dfgnn.capture: {what} differs with padding ({values}): something mixes rows that are not in use "
+        "into others. Leave them out by batch.node_mask, edge_mask or graph_mask, or pass check=False"
     )

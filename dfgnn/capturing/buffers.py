@@ -1,4 +1,4 @@
-"""The buffers of one capacity: a padded batch at addresses that do not change, and its graph."""
+"""The buffers of one capacity: a padded batch at fixed addresses, as CUDA graphs need it, and its graph."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from . import samples
 from .samples import FIXED, GRAPH_OF, INDEX, OFFSETS, Level, Sample, Sizes
 
 _ALIGN = 256  # bytes
-_RING = 3  # staging buffers on the host, so that a copy may still be on its way
+_RING = 3  # staging buffers on the host, so that earlier copies may still be in progress
 _NUMBERS = "sizes in use"
 
 
 class Buffers:
-    """All tensors of a batch, as views of one block of memory, so that a batch of the host is one copy.
+    """All tensors of a batch as views of one block of memory, so that a batch on the host takes one copy.
 
-    Beyond the batch, node ids are those of the last node, which is never in use, graph ids of the last graph,
-    and everything else is 0.
+    Padding consists of edges between the last node and itself, which is never in use, of nodes of the last
+    graph, and of zeros.
     """
 
     def __init__(self, sample: Sample, levels: dict[str, Level], capacity: Sizes, device: torch.device):
@@ -84,10 +84,10 @@ class Buffers:
         if len(self._staging) < _RING:
             block = torch.zeros(self._bytes, dtype=torch.uint8, pin_memory=True)
             self._staging.append((block, self._views(block), torch.cuda.Event()))
-        found = self._staging[self._turn % len(self._staging)]
+        staging = self._staging[self._turn % len(self._staging)]
         self._turn += 1
-        found[2].synchronize()  # its last copy, some batches ago
-        return found
+        staging[2].synchronize()  # waits for its previous copy, some batches ago
+        return staging
 
     def _write(self, views: dict[str, Tensor], sample: Sample) -> None:
         for name, x in sample.tensors.items():
@@ -102,7 +102,7 @@ class Buffers:
         self._fill(views, sample.sizes)
 
     def _fill(self, views: dict[str, Tensor], used: Sizes) -> None:
-        """Everything behind what is used."""
+        """Writes the padding behind the rows that are used."""
         for name, level in self.levels.items():
             view, begin = views[name], samples.rows_of(level, used)
             if level.kind == INDEX:
@@ -123,13 +123,13 @@ class Buffers:
     # ---- what a step sees ------------------------------------------------------------------------
 
     def derive(self) -> None:
-        """What follows from the numbers in use; part of the step."""
+        """Derives masks and the graph from the numbers in use; part of the captured step."""
         self.forget()
         for mask, (count, places) in zip(self.masks.values(), self._counting):
             torch.lt(places, count, out=mask)
 
     def forget(self) -> None:
-        """What was derived within a CUDA graph is nobody else's."""
+        """Drops the graphs' derived tensors: those made within a CUDA graph must not be used outside."""
         for graph in self.graphs:
             graph._renew()
 
@@ -146,24 +146,24 @@ class Buffers:
 
 
 def capacity_for(sizes: Sizes, room: float, multiple: int = 64) -> Sizes:
-    """Sizes with some room, none of them alike nor a usual size of features."""
+    """Sizes with some room, all different and unlike usual feature sizes: see `distinct`."""
     nodes, edges, *hops = (-(-int(size * room + 1) // multiple) * multiple + 1 for size in sizes.counts())
     if hops:
-        hops[-1] = sizes.hops[-1] + 1  # all batches but the last one of an epoch have as many seeds
+        hops[-1] = sizes.hops[-1] + 1  # all batches but an epoch's last have the same number of seeds
     return distinct(Sizes(nodes, edges, sizes.graphs + 1, tuple(hops)))
 
 
-def distinct(sizes: Sizes, taken: Iterable[int] = ()) -> Sizes:
-    """Rows are told apart by their number, from those of other tensors, too, which are ``taken``."""
-    taken = set(taken)
+def distinct(sizes: Sizes, used_sizes: Iterable[int] = ()) -> Sizes:
+    """Sizes that all differ, also from ``used_sizes``: `Padding` recognises tensors by their rows."""
+    used_sizes = set(used_sizes)
 
     def free(size: int) -> int:
-        while size in taken:
+        while size in used_sizes:
             size += 1
-        taken.add(size)
+        used_sizes.add(size)
         return size
 
     counts = list(sizes.counts())
-    for k in (*reversed(range(0, len(counts), 2)), *range(1, len(counts), 2)):  # sources are the more
+    for k in (*reversed(range(0, len(counts), 2)), *range(1, len(counts), 2)):  # smaller sizes first
         counts[k] = free(counts[k])
     return Sizes(counts[0], counts[1], free(sizes.graphs), tuple(counts[2:]))

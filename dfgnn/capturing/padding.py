@@ -1,10 +1,9 @@
-"""What rows that are not in use would disturb, and how they do not: while a padded step runs, the functions
-of torch that mix rows see this mode.
+"""Keeps padding out of results: a torch function mode that replaces functions which mix rows.
 
-``F.batch_norm`` in training, the mean, sum, variance or deviation over all rows of what has a row per node,
-edge or graph, and the losses of ``torch.nn.functional`` leave out what is not in use. The largest value of an
-index (``int(batch.max()) + 1``, as pooling asks) is that of the capacity, which nobody has to wait for.
-``x[mask]`` with a mask of a batch that never changes is a selection of rows that are known.
+While a padded step runs, ``F.batch_norm`` in training, the mean, sum, variance or deviation over all rows
+(one per node, edge or graph), and the losses of ``torch.nn.functional`` leave out rows that are not in use.
+The largest value of an index (``int(batch.max()) + 1``, as pooling asks) is that of the capacity, so that
+nothing waits. ``x[mask]`` of a batch that never changes selects rows that are known from the warm-up.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ _LARGEST = (Tensor.max, torch.max, Tensor.amax, torch.amax)
 
 
 class Padding(TorchFunctionMode):
-    """masks: bool ``[capacity]`` by that capacity, which rows are in use. bounds: of indices, (begin, end) of
-    their addresses and how many values they can have."""
+    """The mode of a padded step. masks: for each capacity a bool ``[capacity]``, which rows are in use.
+    bounds: for each tensor of ids (begin, end) of its addresses and the number of possible ids."""
 
     def __init__(self, masks: dict[int, Tensor], bounds: list[tuple[int, int, int]]):
         super().__init__()
@@ -67,7 +66,7 @@ class Padding(TorchFunctionMode):
         return self.masks.get(x.shape[0]) if isinstance(x, Tensor) and x.dim() else None
 
     def counts_of(self, mask: Tensor) -> _Counts:
-        """Of one of the masks; found once in a step, for all that ask."""
+        """The counts of one of the masks, computed once per step."""
         if len(mask) not in self._counts:
             used = mask.sum(dtype=torch.float32)
             total = torch.full_like(used, len(mask))
@@ -78,7 +77,7 @@ class Padding(TorchFunctionMode):
 
 
 class _Counts(NamedTuple):
-    """merged: float32 [2], of all rows, and less than 0 of those that are to be left out. used: int32 [1]."""
+    """merged: float32 [2], the number of all rows, and minus the number of padded ones; used: int32 [1]."""
 
     merged: Tensor
     used: Tensor
@@ -86,7 +85,8 @@ class _Counts(NamedTuple):
 
 
 class KnownMasks(TorchFunctionMode):
-    """``x[mask]`` with masks that were seen while ``learns``: by their identity, where they are True."""
+    """A mode in which ``x[mask]`` does not wait: while ``learns``, it stores where each mask is True, by the
+    mask's identity."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,14 +99,14 @@ class KnownMasks(TorchFunctionMode):
             if mask.dtype == torch.bool and mask.dim() == 1 and len(x) == len(mask):
                 if self.learns and id(mask) not in self._places:
                     self._places[id(mask)] = mask, mask.nonzero().squeeze(1)
-                found = self._places.get(id(mask))
-                if found is not None:
-                    return x.index_select(0, found[1])
+                known = self._places.get(id(mask))
+                if known is not None:
+                    return x.index_select(0, known[1])
         return func(*args, **(kwargs or {}))
 
 
 class WithoutDropout(TorchFunctionMode):
-    """For a comparison of two runs whose masks would differ."""
+    """A mode without dropout, to compare two runs whose dropout masks would differ."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func in _DROPOUTS:
@@ -124,12 +124,12 @@ _DROPOUTS = (
 
 
 def _rows(mask: Tensor, x: Tensor) -> Tensor:
-    """mask, as wide as x."""
+    """mask with as many dimensions as x."""
     return mask.view(-1, *[1] * (x.dim() - 1))
 
 
 def in_use(mask: Tensor, x: Tensor) -> Tensor:
-    """x, 0 in the rows that are not in use, whatever was there."""
+    """x with zeros in the rows that are not in use, even where these hold inf or NaN."""
     return torch.where(_rows(mask, x), x, 0)
 
 
@@ -138,16 +138,18 @@ def _largest(mode: Padding, func, args, kwargs):
     if len(args) == 1 and not kwargs and isinstance(x, Tensor):
         bound = mode.bound_of(x)
         if bound is not None:
-            return torch.tensor(bound - 1)  # on the host, where it is asked for
+            return torch.tensor(bound - 1)  # on the host, where the caller reads it without waiting
     return func(*args, **kwargs)
 
 
-def _over_rows(mode: Padding, found: dict[str, Any] | None) -> tuple[Tensor, Tensor, tuple[int, ...]] | None:
-    """x, its mask and the dimensions that are reduced, where rows are one of them."""
-    mask = None if found is None else mode.mask_of(found["input"])
-    if found is None or mask is None:
+def _over_rows(
+    mode: Padding, arguments: dict[str, Any] | None
+) -> tuple[Tensor, Tensor, tuple[int, ...]] | None:
+    """(x, its mask, the reduced dimensions) if rows are among these and x has padding; else None."""
+    mask = None if arguments is None else mode.mask_of(arguments["input"])
+    if arguments is None or mask is None:
         return None
-    x, dim = found["input"], found["axis"] if found["dim"] is None else found["dim"]
+    x, dim = arguments["input"], arguments["axis"] if arguments["dim"] is None else arguments["dim"]
     dims = range(x.dim()) if dim is None or dim == () else (dim,) if isinstance(dim, int) else dim
     dims = tuple(k % x.dim() for k in dims)
     return (x, mask, dims) if 0 in dims else None
@@ -158,14 +160,14 @@ def _count(x: Tensor, mask: Tensor, dims: tuple[int, ...]) -> Tensor:
 
 
 def _total(mode: Padding, func, args, kwargs):
-    found = _bound(_total_of, args, kwargs)
-    over = _over_rows(mode, found)
-    if found is None or over is None:
+    arguments = _bound(_total_of, args, kwargs)
+    over = _over_rows(mode, arguments)
+    if arguments is None or over is None:
         return func(*args, **kwargs)
     x, mask, dims = over
     if x.dtype == torch.bool or not (x.is_floating_point() or _TOTALS[func] == "sum"):
         return func(*args, **kwargs)
-    total = torch.sum(in_use(mask, x), dims, keepdim=found["keepdim"], dtype=found["dtype"])
+    total = torch.sum(in_use(mask, x), dims, keepdim=arguments["keepdim"], dtype=arguments["dtype"])
     return total if _TOTALS[func] == "sum" else total / _count(x, mask, dims)
 
 
@@ -173,21 +175,21 @@ def _total_of(input, dim=None, keepdim=False, *, dtype=None, axis=None): ...
 
 
 def _spread(mode: Padding, func, args, kwargs):
-    found = _bound(_spread_of, args, kwargs)
-    if found is not None and isinstance(found["dim"], bool):  # std(unbiased)
-        found["dim"], found["unbiased"] = None, found["dim"]
-    over = _over_rows(mode, found)
-    if found is None or over is None:
+    arguments = _bound(_spread_of, args, kwargs)
+    if arguments is not None and isinstance(arguments["dim"], bool):  # std(unbiased)
+        arguments["dim"], arguments["unbiased"] = None, arguments["dim"]
+    over = _over_rows(mode, arguments)
+    if arguments is None or over is None:
         return func(*args, **kwargs)
     x, mask, dims = over
-    count, keepdim = _count(x, mask, dims), found["keepdim"]
+    count, keepdim = _count(x, mask, dims), arguments["keepdim"]
     x = in_use(mask, x)
     centred = in_use(mask, x - x.sum(dims, keepdim=True) / count)
-    correction = found["correction"] if found["unbiased"] is None else int(found["unbiased"])
+    correction = arguments["correction"] if arguments["unbiased"] is None else int(arguments["unbiased"])
     degrees = (count - correction).clamp(min=0)
     if _SPREADS[func] == "var":
         return centred.square().sum(dims, keepdim=keepdim) / degrees
-    # Whose gradient is 0 where all rows are alike, as that of torch.std.
+    # The gradient of vector_norm is 0 where all rows are equal, as that of torch.std is; sqrt's is not.
     return torch.linalg.vector_norm(centred, dim=dims, keepdim=keepdim) / degrees.sqrt()
 
 
@@ -195,63 +197,63 @@ def _spread_of(input, dim=None, unbiased=None, keepdim=False, *, correction=1, a
 
 
 def _loss(mode: Padding, func, args, kwargs):
-    found = _bound(func, args, kwargs)
-    mask = None if found is None else mode.mask_of(found["input"])
-    if found is None or mask is None or found["reduction"] == "none":
+    arguments = _bound(func, args, kwargs)
+    mask = None if arguments is None else mode.mask_of(arguments["input"])
+    if arguments is None or mask is None or arguments["reduction"] == "none":
         return func(*args, **kwargs)
-    if any(found.get(name) is not None for name in ("size_average", "reduce")):
+    if any(arguments.get(name) is not None for name in ("size_average", "reduce")):
         return func(*args, **kwargs)
-    target = found["target"]
+    target = arguments["target"]
     if func in (F.cross_entropy, F.nll_loss) and not target.is_floating_point():
-        found["target"] = torch.where(_rows(mask, target), target, found["ignore_index"])
-        return func(**found)
-    reduction, found["reduction"] = found["reduction"], "none"
-    each = in_use(mask, func(**found))
+        arguments["target"] = torch.where(_rows(mask, target), target, arguments["ignore_index"])
+        return func(**arguments)
+    reduction, arguments["reduction"] = arguments["reduction"], "none"
+    each = in_use(mask, func(**arguments))
     if reduction == "sum":
         return each.sum()
     return each.sum() / (mask.sum() * (1 if reduction == "batchmean" else each[0].numel()))
 
 
 def _batch_norm(mode: Padding, func, args, kwargs):
-    found = _bound(func, args, kwargs)
-    mask = None if found is None else mode.mask_of(found["input"])
-    if found is None or mask is None or not found["training"]:
+    arguments = _bound(func, args, kwargs)
+    mask = None if arguments is None else mode.mask_of(arguments["input"])
+    if arguments is None or mask is None or not arguments["training"]:
         return func(*args, **kwargs)
-    x, mean, var = found["input"], found["running_mean"], found["running_var"]
+    x, mean, var = arguments["input"], arguments["running_mean"], arguments["running_var"]
     if _on_device(x, mean):
-        options = mode.counts_of(mask), mean, var, found["momentum"], found["eps"]
-        return _DeviceBatchNorm.apply(x, found["weight"], found["bias"], mask, *options)
+        options = mode.counts_of(mask), mean, var, arguments["momentum"], arguments["eps"]
+        return _DeviceBatchNorm.apply(x, arguments["weight"], arguments["bias"], mask, *options)
     y, batch_mean, batch_var, count = _MaskedBatchNorm.apply(
-        x, found["weight"], found["bias"], mask, found["eps"]
+        x, arguments["weight"], arguments["bias"], mask, arguments["eps"]
     )
     if mean is not None:
         with torch.no_grad():
             unbiased = batch_var * (count / (count - 1).clamp(min=1))
-            mean.lerp_(batch_mean.to(mean.dtype), found["momentum"])
-            var.lerp_(unbiased.to(var.dtype), found["momentum"])
+            mean.lerp_(batch_mean.to(mean.dtype), arguments["momentum"])
+            var.lerp_(unbiased.to(var.dtype), arguments["momentum"])
     return y
 
 
-# Beyond, float32 does not count rows exactly.
+# With more rows, float32 does not count them exactly.
 _MOST_ROWS = 2**24
 
 
 def _on_device(x: Tensor, running_mean: Tensor | None) -> bool:
-    """Whether this is for `_DeviceBatchNorm`."""
+    """Whether `_DeviceBatchNorm` can normalise x."""
     wide = torch.promote_types(x.dtype, torch.float32)
     known = running_mean is None or running_mean.dtype == wide
     return x.is_cuda and x.dim() == 2 and len(x) < _MOST_ROWS and known
 
 
 class _DeviceBatchNorm(torch.autograd.Function):
-    """`_MaskedBatchNorm` of ``[N, C]`` on a GPU, where it is launches that count: by the few kernels of
-    torch.nn.SyncBatchNorm, which merge statistics of parts by their sizes.
+    """`_MaskedBatchNorm` of ``[N, C]`` on a GPU with few launches, by the kernels of torch.nn.SyncBatchNorm,
+    which merge statistics of parts by their sizes.
 
-    Rows that are not in use, the last ones, become copies of the first, which always is. As a part of a
-    negative size, of that mean and no variance, they are taken out of the statistics again. That takes digits
-    where means are many deviations from 0, so that the first row is subtracted from all; but not in 16 bits,
-    which have fewer digits than are lost and would be rounded once more. What rows that are not in use become
-    in y is finite and has no gradient.
+    Rows that are not in use, the last ones, become copies of the first row, which always is in use. The merge
+    removes them from the statistics as a part of negative size, with the first row's mean and no variance.
+    That loses digits where means are many deviations from 0, so the first row is first subtracted from all;
+    not so in 16 bits, where the subtraction's rounding would lose more. Padded rows of y are finite and have
+    no gradient.
     """
 
     @staticmethod
@@ -287,9 +289,9 @@ class _DeviceBatchNorm(torch.autograd.Function):
 
 
 class _MaskedBatchNorm(torch.autograd.Function):
-    """Batch normalisation of ``[N, C, ...]`` over the rows in use; those that are not become 0.
+    """Batch normalisation of ``[N, C, ...]`` over the rows in use; the others become 0.
 
-    (y, mean, biased variance, number of elements of a channel).
+    Returns (y, mean, biased variance, number of elements of a channel).
     """
 
     @staticmethod
@@ -338,7 +340,7 @@ def _signature(func: Callable) -> inspect.Signature:
 
 
 def _bound(func: Callable, args: tuple, kwargs: dict) -> dict[str, Any] | None:
-    """The arguments by name, defaults included; None where they are not as the signature says."""
+    """The arguments by name, defaults included; None where they do not match the signature."""
     try:
         bound = _signature(func).bind(*args, **kwargs)
     except TypeError:

@@ -1,4 +1,4 @@
-"""Batches as named tensors: what a loader gives, taken apart, and put together again for the step."""
+"""Splits a loader's batch into named tensors, and rebuilds one like it from a step's buffers."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from torch import Tensor
 
 from .. import sampling
 from ..graph import Graph
-from ..graph import cache as _kept
+from ..graph import cache as graph_cache
 from ..graph.capacity import OF_BUFFER
 
 # Positions of the arguments of ``step(x, edge_index, y, batch)``.
 NAMES = ("x", "edge_index", "y", "batch")
-# What a size is counted in. "index": node ids by edge; "graph_of": of a node; "offsets": of graphs; "fixed":
-# of one size in all batches.
+# What a tensor has one row for. "index": edges, with node ids as columns; "graph_of": nodes, with graph ids;
+# "offsets": graphs and one more; "fixed": the same size in all batches.
 NODE, EDGE, GRAPH, INDEX, GRAPH_OF, OFFSETS, FIXED = (
     "node", "edge", "graph", "index", "graph_of", "offsets", "fixed"
 )  # fmt: skip
 
 
 class Level(NamedTuple):
-    """What a tensor has one row for. hop: whose edges; nodes are the sources of hop 0, 1, ..., and after the
-    last one its destinations."""
+    """What a tensor has one row for. hop: number of the hop whose edges, or sources, are counted; one past
+    the last hop stands for the last one's destinations."""
 
     kind: str
     hop: int = 0
 
 
 class Sizes(NamedTuple):
-    """Of a batch, or the most that a buffer takes. hops: of a sample of several, of whose first one are
-    ``nodes`` and ``edges``: destinations of the first hop, edges of the second, its destinations, ..."""
+    """Sizes of a batch, or of buffers. For a sample of several hops, ``nodes`` and ``edges`` are the first
+    hop's sources and edges, and hops: its destinations, the edges of the second, its destinations, ..."""
 
     nodes: int
     edges: int
@@ -51,24 +51,24 @@ class Sizes(NamedTuple):
         """Sources, destinations and edges of each graph."""
         if not self.hops:
             return [(self.nodes, self.nodes, self.edges)]
-        found = self.counts()
-        return [(found[k], found[k + 2], found[k + 1]) for k in range(0, len(found) - 2, 2)]
+        n = self.counts()
+        return [(n[k], n[k + 2], n[k + 1]) for k in range(0, len(n) - 2, 2)]
 
     def numbers(self) -> list[int]:
         return [x for ends in self.ends() for x in ends] + [self.graphs]
 
     def masks(self) -> dict[str, tuple[int, int]]:
-        """The names of masks of rows: where in ``numbers`` it says how many are in use, and their number."""
+        """Name of each mask -> (index into ``numbers`` of how many rows are in use, number of rows)."""
         if not self.hops:
             return dict(zip(("node_mask", "edge_mask", "graph_mask"), zip((0, 2, 3), self[:3])))
-        found: dict[str, tuple[int, int]] = {}
+        masks: dict[str, tuple[int, int]] = {}
         for k, (src, dst, edges) in enumerate(self.ends()):
-            found |= {f"node_masks.{k}": (3 * k, src), f"edge_masks.{k}": (3 * k + 2, edges)}
-            found[f"node_masks.{k + 1}"] = 3 * k + 1, dst
-        return found
+            masks |= {f"node_masks.{k}": (3 * k, src), f"edge_masks.{k}": (3 * k + 2, edges)}
+            masks[f"node_masks.{k + 1}"] = 3 * k + 1, dst
+        return masks
 
     def with_spare(self) -> Sizes:
-        """With a node and a graph to which belongs what is not in use."""
+        """With one more node and graph, to which padding belongs."""
         hops = tuple(size + (k % 2 == 0) for k, size in enumerate(self.hops))
         return Sizes(self.nodes + 1, self.edges, self.graphs + 1, hops)
 
@@ -81,27 +81,27 @@ class Sizes(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """A batch taken apart."""
+    """A batch, split into named tensors."""
 
     tensors: dict[str, Tensor]
     sizes: Sizes
-    given: Any  # as the loader gave it
-    rebuild: Callable[[dict[str, Tensor], Sizes], Any]  # the like of it, of other tensors
-    constants: dict[str, Any] = {}  # numbers and texts, which a CUDA graph has as they were
+    batch: Any  # the object that the loader gave
+    rebuild: Callable[[dict[str, Tensor], Sizes], Any]  # makes a batch of the same kind from other tensors
+    constants: dict[str, Any] = {}  # numbers and texts, which become part of a CUDA graph
 
 
 def take_apart(args: tuple[Any, ...]) -> Sample:
-    """What a step was called with: one torch_geometric Data or Batch, one dict, tensors as in `NAMES`, or
-    nothing."""
+    """The arguments of a step, split: one torch_geometric Data or Batch, one dict, tensors in the order of
+    `NAMES`, or nothing."""
     if not args:
-        return Sample({}, Sizes(0, 0, 0), args, lambda found, sizes: args)
+        return Sample({}, Sizes(0, 0, 0), args, lambda new, sizes: args)
     if len(args) == 1 and hasattr(args[0], "edge_index") and hasattr(args[0], "keys"):
         return _of_data(args[0])
     if len(args) == 1 and isinstance(args[0], dict):
         return _of_dict(args[0])
     if 2 <= len(args) <= len(NAMES) and all(isinstance(x, Tensor) for x in args):
         tensors = dict(zip(NAMES, args))
-        return Sample(tensors, _sizes(tensors), args, lambda found, sizes: tuple(found[n] for n in tensors))
+        return Sample(tensors, _sizes(tensors), args, lambda new, sizes: tuple(new[n] for n in tensors))
     kinds = ", ".join(type(x).__name__ for x in args)
     raise TypeError(
         "dfgnn.capture: step: expected a torch_geometric Data or Batch, a dict of tensors, or tensors "
@@ -109,12 +109,12 @@ def take_apart(args: tuple[Any, ...]) -> Sample:
     )
 
 
-def held(args: tuple[Any, ...]) -> list[Any]:
-    """What a batch consists of now: an attribute may be assigned to the object that was given before."""
-    given: Any = args[0] if len(args) == 1 else None
-    if hasattr(given, "to_dict"):  # a Data's
-        given = given.to_dict()
-    return list(given.values()) if isinstance(given, dict) else list(args)
+def objects_in(args: tuple[Any, ...]) -> list[Any]:
+    """The values of a batch at this moment: the user may assign attributes of the same object anew."""
+    batch: Any = args[0] if len(args) == 1 else None
+    if hasattr(batch, "to_dict"):  # torch_geometric's Data
+        batch = batch.to_dict()
+    return list(batch.values()) if isinstance(batch, dict) else list(args)
 
 
 def _of_data(data: Any) -> Sample:
@@ -125,9 +125,9 @@ def _of_data(data: Any) -> Sample:
     sizes = Sizes(int(data.num_nodes), tensors["edge_index"].shape[1], num_graphs)
     has_number = "num_nodes" in data
 
-    def rebuild(found: dict[str, Tensor], new: Sizes) -> Any:
+    def rebuild(tensors: dict[str, Tensor], new: Sizes) -> Any:
         twin = copy.copy(data)
-        for key, value in found.items():
+        for key, value in tensors.items():
             twin[key] = value
         if hasattr(data, "_num_graphs"):
             twin._num_graphs = new.graphs
@@ -139,60 +139,60 @@ def _of_data(data: Any) -> Sample:
     return Sample(tensors, sizes, data, rebuild, _constants(constants))
 
 
-def _of_dict(given: dict[str, Any]) -> Sample:
-    found = [name for name, value in given.items() if isinstance(value, sampling.Sample)]
-    if found:
-        return _of_hops(given, *found)
-    tensors = {key: value for key, value in given.items() if isinstance(value, Tensor)}
+def _of_dict(batch: dict[str, Any]) -> Sample:
+    hops = [name for name, value in batch.items() if isinstance(value, sampling.Sample)]
+    if hops:
+        return _of_hops(batch, *hops)
+    tensors = {key: value for key, value in batch.items() if isinstance(value, Tensor)}
     missing = [name for name in NAMES[:2] if name not in tensors]
     if missing:
         raise TypeError(
             f"dfgnn.capture: step: expected tensors x and edge_index in the dict, got no {missing}"
         )
-    return Sample(tensors, _sizes(tensors), given, lambda found, sizes: {**given, **found}, _constants(given))
+    return Sample(tensors, _sizes(tensors), batch, lambda new, sizes: {**batch, **new}, _constants(batch))
 
 
-def _of_hops(given: dict[str, Any], key: str, *more: str) -> Sample:
-    """With a sample of `dfgnn.sampling.NeighborSampler`, whose hops have graphs of their own."""
+def _of_hops(batch: dict[str, Any], key: str, *more: str) -> Sample:
+    """A dict with a sample of `dfgnn.sampling.NeighborSampler`, in which each hop has its own graph."""
     if more:
         raise TypeError(f"dfgnn.capture: step: expected one sample in the dict, got {[key, *more]}")
-    nodes, hops = given[key]
-    tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+    nodes, hops = batch[key]
+    tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
     tensors[f"{key}.nodes"] = nodes
     counts = [len(nodes)]
     for k, hop in enumerate(hops):
         tensors |= {f"{key}.{k}.edge_index": hop.edge_index, f"{key}.{k}.edge_ids": hop.edge_ids}
         counts += [hop.edge_index.shape[1], hop.num_dst]
 
-    def rebuild(found: dict[str, Tensor], new: Sizes) -> dict[str, Any]:
+    def rebuild(tensors_by_name: dict[str, Tensor], new: Sizes) -> dict[str, Any]:
         masks: dict[str, list[Tensor]] = {"node_masks": [], "edge_masks": []}
         for name in new.masks():
-            masks[name.partition(".")[0]].append(found[name])
-        made = []
+            masks[name.partition(".")[0]].append(tensors_by_name[name])
+        new_hops = []
         for k, (hop, (num_src, num_dst, _)) in enumerate(zip(hops, new.ends())):
-            edge_index, ids = found[f"{key}.{k}.edge_index"], found[f"{key}.{k}.edge_ids"]
+            edge_index, ids = tensors_by_name[f"{key}.{k}.edge_index"], tensors_by_name[f"{key}.{k}.edge_ids"]
             graph = hop.graph if edge_index is hop.edge_index else None
             if graph is None:
                 graph = _graph_of(edge_index, num_src, num_dst)
-            made.append(sampling.Hop(graph, edge_index, ids, num_src, num_dst))
-        own = {name: found[name] for name in given if name in found}
-        return {**given, **own, **masks, key: sampling.Sample(found[f"{key}.nodes"], made)}
+            new_hops.append(sampling.Hop(graph, edge_index, ids, num_src, num_dst))
+        replaced = {name: tensors_by_name[name] for name in batch if name in tensors_by_name}
+        return {**batch, **replaced, **masks, key: sampling.Sample(tensors_by_name[f"{key}.nodes"], new_hops)}
 
     sizes = Sizes(counts[0], counts[1], 1, tuple(counts[2:]))
-    return Sample(tensors, sizes, given, rebuild, _constants(given))
+    return Sample(tensors, sizes, batch, rebuild, _constants(batch))
 
 
-def _constants(given: dict[str, Any]) -> dict[str, Any]:
-    return {key: x for key, x in given.items() if isinstance(x, (bool, int, float, complex, str))}
+def _constants(batch: dict[str, Any]) -> dict[str, Any]:
+    return {key: x for key, x in batch.items() if isinstance(x, (bool, int, float, complex, str))}
 
 
 def _graph_of(edge_index: Tensor, num_src: int, num_dst: int) -> Graph:
-    """That of a buffer, or of a hop that came without one or from another device."""
-    found = OF_BUFFER.get(edge_index)
-    graph = None if found is None else found()
+    """The graph of a buffer; a new one for a hop that came without a graph or from another device."""
+    reference = OF_BUFFER.get(edge_index)
+    graph = None if reference is None else reference()
     if graph is None:
         graph = Graph.from_edge_index(edge_index, num_src=num_src, num_dst=num_dst)
-        _kept.keep(edge_index, graph)  # for layers that are given edge_index
+        graph_cache.keep(edge_index, graph)  # layers that are called with edge_index find it there
     return graph
 
 
@@ -238,13 +238,13 @@ def _level_of_hop(name: str, x: Tensor, sizes: Sizes) -> Level:
     counts = sizes.counts()
     nodes = [Level(NODE, k) for k, size in enumerate(counts[::2]) if size == rows]
     edges = [Level(EDGE, k) for k, size in enumerate(counts[1::2]) if size == rows]
-    if name == "y":  # of the seeds, where it can be
+    if name == "y":  # labels belong to the seeds, if the number of rows allows that
         nodes.reverse()
     return next(iter(edges + nodes if "edge" in name else nodes + edges), Level(FIXED))
 
 
 def rows_of(level: Level, sizes: Sizes) -> int:
-    """How many rows (of "index" columns) a tensor of a level has."""
+    """How many rows (for "index", columns) a tensor of a level has."""
     if level.kind in (NODE, GRAPH_OF):
         return sizes.counts()[2 * level.hop]
     if level.kind in (EDGE, INDEX):
@@ -255,7 +255,7 @@ def rows_of(level: Level, sizes: Sizes) -> int:
 def misfit(
     sample: Sample, levels: dict[str, Level], shapes: dict[str, tuple], constants: dict[str, Any]
 ) -> str | None:
-    """Why a batch is not like the one that levels, shapes and constants are of."""
+    """Why a batch does not fit the levels, shapes and constants of the first one; None if it does."""
     if sample.tensors.keys() != levels.keys():
         return f"expected tensors {', '.join(levels)}, got {', '.join(sample.tensors)}"
     for name, x in sample.tensors.items():
@@ -267,7 +267,7 @@ def misfit(
             return f"{name}: expected {dtype} {want}, got {x.dtype} {list(x.shape)}"
     if sample.constants != constants:
         other = {k for k, _ in constants.items() ^ sample.constants.items()}
-        return f"{', '.join(sorted(other))}: expected the values of then; what changes has to be a tensor"
+        return f"{', '.join(sorted(other))}: expected the first batch's values; what changes must be a tensor"
     return None
 
 

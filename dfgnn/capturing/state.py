@@ -1,4 +1,4 @@
-"""What a step changes: parameters, buffers, the optimizer and the generators; kept and put back in place."""
+"""Saves and restores what a step changes (parameters, buffers, optimizer, generators), for warm-ups."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor, nn
 
 
 def prepare(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-    """Makes an optimizer's step one that a CUDA graph can hold: learning rates and steps are read from the
-    device at every replay, so that schedulers of torch.optim go on working.
+    """Makes an optimizer's step capturable: every replay reads learning rates and step counts from the
+    device, so that schedulers of torch.optim go on working.
 
-    Raises TypeError for one that has no such form.
+    Raises TypeError for an optimizer that has no such form.
     """
     for group in optimizer.param_groups:
         if "capturable" in group:
             group["capturable"] = True
         elif isinstance(optimizer, torch.optim.SGD):
-            group["fused"], group["foreach"] = True, False  # the one form that takes its rate from the device
+            group["fused"], group["foreach"] = True, False  # only fused SGD reads its rate from the device
         else:
             raise TypeError(
                 "dfgnn.capture: optimizer: expected one with capturable=True, or torch.optim.SGD, "
@@ -37,9 +37,9 @@ def prepare(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
 
 
 class Settings:
-    """What a CUDA graph of a step has of its model and optimizer beside values: addresses, flags, numbers.
+    """The settings of model and optimizer that become part of a CUDA graph: addresses, flags, Python numbers.
 
-    Modules of the model must stay; their parameters may be replaced.
+    Modules of the model must stay the same; their parameters may be replaced.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device):
@@ -48,24 +48,25 @@ class Settings:
         self._parameters = [own["_parameters"] for own in modules if own["_parameters"]]
         self._shares = [(own, name) for own in modules for name in _SHARES if type(own.get(name)) is float]
         self._optimizer, self._device = optimizer, device
-        self._seen: list[Any] = []  # states of the optimizer; kept, so that ids are told apart
+        self._seen: list[Any] = []  # states of the optimizer; held, so that their ids stay unique
         self._rates: list[Tensor] = []
 
     def now(self) -> tuple[Any, ...]:
-        """Hashable; equal where a graph of before computes what a new one would."""
-        parameters = [x for own in self._parameters for x in own.values() if x is not None]
-        found = (
-            tuple([own["training"] for own in self._modules]),
-            tuple([own.get(name) for own, name in self._shares]),
+        """The current settings, hashable. A CUDA graph that was captured with equal settings is still
+        valid."""
+        parameters = [x for attrs in self._parameters for x in attrs.values() if x is not None]
+        settings = (
+            tuple([attrs["training"] for attrs in self._modules]),
+            tuple([attrs.get(name) for attrs, name in self._shares]),
             tuple([x.data_ptr() for x in parameters]),
             tuple([x.requires_grad for x in parameters]),
         )
         optimizer = self._optimizer
         if optimizer is None:
-            return found
+            return settings
         if self._device.type == "cuda":
             self._follow(optimizer)
-        if not any(optimizer.state is x for x in self._seen):  # load_state_dict makes another one
+        if not any(optimizer.state is x for x in self._seen):  # load_state_dict makes a new one
             self._seen.append(optimizer.state)
         names = [name for name in optimizer.defaults if name != "lr"]
         groups = tuple(
@@ -74,10 +75,10 @@ class Settings:
                 for group in optimizer.param_groups
             ]
         )
-        return *found, groups, id(optimizer.state)
+        return *settings, groups, id(optimizer.state)
 
     def _follow(self, optimizer: torch.optim.Optimizer) -> None:
-        """Learning rates that were given as other tensors or numbers go to where graphs read them."""
+        """Copies learning rates that the user has set anew into the tensors that CUDA graphs read."""
         groups = optimizer.param_groups
         if len(groups) == len(self._rates) and all(g["lr"] is x for g, x in zip(groups, self._rates)):
             return
@@ -87,7 +88,7 @@ class Settings:
         self._rates = [group["lr"] for group in groups]
 
 
-# What modules call the share that they drop.
+# Names that modules give to their dropout probability.
 _SHARES = "p", "dropout"
 
 
@@ -96,7 +97,7 @@ def _setting(value: Any) -> Any:
 
 
 class Snapshot:
-    """The state before something that has to leave no trace."""
+    """A copy of all state, taken before a warm-up or comparison, to be restored afterwards."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device):
         self._device = device
@@ -106,7 +107,7 @@ class Snapshot:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Into the same tensors, as a CUDA graph will read them."""
+        """Copies the values back into the same tensors, whose addresses CUDA graphs read."""
         for x, before in self._tensors:
             x.copy_(before)
         self.restore_generators()
@@ -117,7 +118,7 @@ class Snapshot:
             torch.cuda.set_rng_state(self._cuda, self._device)
 
     def drew(self) -> bool:
-        """Whether random numbers were drawn since."""
+        """Whether random numbers have been drawn since the snapshot."""
         if not torch.equal(self._cpu, torch.get_rng_state()):
             return True
         return self._cuda is not None and not torch.equal(self._cuda, torch.cuda.get_rng_state(self._device))
@@ -137,22 +138,20 @@ def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Itera
 
 @contextmanager
 def buffers_stay(model: nn.Module) -> Iterator[None]:
-    """A buffer that a module replaces (``self.running_mean = ...``) gets the values of the new one, as its
-    memory is what the next replay reads."""
-    before = [
-        (own, name, x) for module in model.modules() for own in (module._buffers,) for name, x in own.items()
-    ]
+    """A context at whose end buffers that a module replaced (``self.running_mean = ...``) are the old tensors
+    again, with the new values: the next replay reads the old memory."""
+    before = [(module._buffers, name, x) for module in model.modules() for name, x in module._buffers.items()]
     yield
     with torch.no_grad():
-        for own, name, x in before:
-            new = own.get(name)
+        for buffers, name, x in before:
+            new = buffers.get(name)
             if x is not None and new is not None and new is not x and new.shape == x.shape:
-                own[name] = x.copy_(new)
+                buffers[name] = x.copy_(new)
 
 
 @contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
-    """Modules whose ``dropout`` is a number, or that are one of torch's dropouts, drop nothing."""
+    """A context in which torch's dropout modules, and modules with a number ``dropout``, drop nothing."""
     changed: list[tuple[Any, str, float]] = []
     for module in model.modules():
         names = ["dropout", *(["p"] if isinstance(module, nn.modules.dropout._DropoutNd) else [])]

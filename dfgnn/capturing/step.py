@@ -1,4 +1,4 @@
-"""``dfgnn.capture``: a training step replayed as a CUDA graph, whatever the sizes of its batches."""
+"""``dfgnn.capture``: replays a training step as a CUDA graph, for batches of changing size."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ __all__ = ["CaptureWarning", "CapturedStep", "capture"]
 
 _CHANGES = "settings of the model or the optimizer change more often than max_graphs"
 
-# Room for the batches after the one that a capacity is made for, and how much larger than a batch one may be.
+# A new capacity has a quarter more room than the batch that it is made for; a batch does not use one that is
+# more than four times larger than itself, but gets another.
 _ROOM, _MOST = 1.25, 4.0
 
 
@@ -49,65 +50,63 @@ def capture(
 
     The step that is called does what this does: ``optimizer.zero_grad()``, ``loss = loss_fn(batch)``,
     ``loss.backward()``, ``optimizer.step()``; without an optimizer only ``loss_fn`` without gradients, as in
-    an evaluation. The first batch, whatever it is, runs eagerly: it makes the optimizer's state and lazy
-    parameters. From then on a batch is copied into buffers of a *capacity*, padded, and a CUDA graph of that
-    capacity is replayed. It is made once: warm-up on a stream of its own, whose traces (parameters, buffers,
-    optimizer, generators) are taken back, then the capture. The graph of the edges, its CSRs and plans are
-    part of it. Nothing waits for the device. Dropout draws from torch's generator of the device at every
-    replay.
+    an evaluation. The first batch runs eagerly, which makes the optimizer's state and lazy parameters. From
+    then on a batch is copied into buffers of a *capacity*, padded, and a CUDA graph of that capacity is
+    replayed. It is captured once, after a warm-up on a separate stream, whose changes (parameters, buffers,
+    optimizer, generators) are undone. Sorting and planning the batch's edges are part of the CUDA graph.
+    Nothing waits for the device. Dropout draws from torch's generator of the device at every replay.
 
     **A batch** is a torch_geometric Data or Batch, a dict of tensors with ``x`` and ``edge_index``, or
     tensors ``step(x, edge_index, y, batch)``, as many as ``loss_fn`` takes; on the host or the device; or a
-    dict with a `dfgnn.sampling.Sample` of `NeighborSampler`, whose hops have a graph for each layer, and
-    tensors with a row for each source of the first hop, destination of one, or edge. ``loss_fn`` gets the
-    like of it. Its attention layers are those of `dfgnn.nn.pyg`, or torch_geometric's
-    after `accelerate` or `patch`; self loops are theirs to add.
+    dict with a `dfgnn.sampling.Sample` of `NeighborSampler`, in which each hop has its own graph, and tensors
+    with a row for each source of the first hop, destination of a hop, or edge. ``loss_fn`` gets an object of
+    the same kind. Its attention layers are those of `dfgnn.nn.pyg`, or torch_geometric's after `accelerate`
+    or `patch`; the layers must add self loops, not the batch.
 
-    **Padding.** What ``loss_fn`` sees has rows that are not in use: nodes without edges that belong to an
-    additional graph, edges between the last node and itself, features of 0. They do not count in batch
+    **Padding.** The batch that ``loss_fn`` gets has rows that are not in use: nodes without edges that belong
+    to an additional graph, edges between the last node and itself, features of 0. They do not count in batch
     normalisation, in the losses of ``torch.nn.functional`` and in means, sums, variances and deviations over
-    all rows (`Padding`);
-    pooling gives the additional graph a row of its own, which the loss leaves out. A Data or dict also has
-    ``node_mask``, ``edge_mask`` and ``graph_mask``, bool: which rows are in use; one with a sample
-    ``node_masks`` of the sources of each hop and the seeds, and ``edge_masks``. What else mixes rows needs
-    them. When a capacity is captured, loss and gradients of the batch are compared with and without padding.
+    all rows (`Padding`); pooling gives the additional graph a row, which the loss leaves out. A Data or dict
+    also has ``node_mask``, ``edge_mask`` and ``graph_mask``, bool, which rows are in use; a dict with a
+    sample has ``node_masks`` of the sources of each hop and the seeds, and ``edge_masks``. Other operations
+    that mix rows need them. Each new capacity is checked: loss and gradients with and without padding.
 
-    **A graph that stays the same**: where a step is called with the very object of the call before, or with
-    nothing, what it reads is captured as it is, without padding, and selections by masks that stay
-    (``out[data.train_mask]``) are known. It is captured anew where a tensor of it was modified or replaced,
-    which takes as long as many steps; other tensors that ``loss_fn`` reads must not be modified.
+    **A graph that stays the same**: where a step is called with the same object as the call before, or with
+    nothing, it is captured without padding, and selections by masks that do not change
+    (``out[data.train_mask]``) are allowed. It is captured again where a tensor of the batch was modified or
+    replaced, which takes as long as many steps; other tensors that ``loss_fn`` reads must not be modified.
 
     **What may change between steps**: values of parameters, buffers and the optimizer's state, and learning
-    rates, by a scheduler or by hand. Other settings (``train`` and ``eval`` of any module, ``requires_grad``,
-    shares of dropout, betas and decay, a state that was loaded) are noticed: a step runs eagerly, and CUDA
-    graphs are made for them. Other Python values that ``loss_fn`` reads are those of the capture.
+    rates, by a scheduler or by hand. A change of other settings (``train`` and ``eval`` of any module,
+    ``requires_grad``, dropout, betas and decay, a loaded state) is noticed: one step runs eagerly, and new
+    CUDA graphs are captured. Other Python values that ``loss_fn`` reads stay those of the capture.
 
-    **Not to be had**: shapes that depend on values (``x[x > 0]``, ``unique``), ``.item()`` and prints: an
+    **Not supported**: shapes that depend on values (``x[x > 0]``, ``unique``), ``.item()`` and prints: an
     error says where. Typed layers (RGAT, HGT) with edges that change. GradScaler, whose steps wait: use
     bfloat16. ``.grad`` is None after a step: use ``before_step``.
 
     Args:
         loss_fn: called with the batch; returns the loss, or a tuple of it and other tensors; without an
             optimizer any tensors.
-        model: what is trained; its device is the step's. On a CPU steps run eagerly, after one warning.
+        model: the module to train; steps run on its device. On a CPU they run eagerly, after one warning.
         optimizer: one of torch.optim with ``capturable``, which is set, or SGD. Learning rates become
             tensors; schedulers go on working.
         capacities: (nodes, edges) or (nodes, edges, graphs) of the buffers, for samples of hops (sources,
-            edges, destinations, edges, ..., seeds); a batch takes the smallest that fits, with one node and
-            graph to spare. Default: made from the batches, a quarter larger than the
-            first one that finds none. A batch that fits none runs eagerly, after one warning.
-        max_graphs: how many CUDA graphs are kept at most.
+            edges, destinations, edges, ..., seeds); a batch takes the smallest that holds it and one more
+            node and graph. By default they are made from the batches, a quarter larger than the first batch
+            for which there is none. A batch that fits none runs eagerly, after one warning.
+        max_graphs: the maximum number of CUDA graphs.
         before_step: called between backward and the optimizer's step, as for
             ``torch.nn.utils.clip_grad_norm_``.
         check: compare with and without padding.
-        debug: runs padded steps eagerly, on any device: the same computation, for a debugger.
+        debug: run padded steps eagerly, on any device: the same computation, for a debugger.
 
     Returns:
-        The step, which returns what ``loss_fn`` does, detached, without rows that are not in use.
+        The step, which returns the result of ``loss_fn``, detached, without rows that are not in use.
 
     Raises:
         TypeError: an argument or a batch is not as described.
-        ValueError: with ``check``, the loss or a gradient is another one with padding.
+        ValueError: with ``check``, the loss or a gradient differs with padding.
         RuntimeError: the step does something that a CUDA graph cannot hold.
     """
     return CapturedStep(
@@ -116,8 +115,8 @@ def capture(
 
 
 class CapturedStep:
-    """What `capture` returns. ``replays``, ``eager_steps`` and ``captures`` count its calls; ``capacities``
-    are the sizes of its buffers."""
+    """A step that `capture` returns. ``replays``, ``eager_steps`` and ``captures`` count its calls;
+    ``capacities`` are the sizes of its buffers."""
 
     def __init__(
         self,
@@ -140,7 +139,7 @@ class CapturedStep:
         _check(before_step is None or callable(before_step), "before_step", "a function", before_step)
         if isinstance(max_graphs, bool) or not isinstance(max_graphs, int) or max_graphs < 1:
             raise ValueError(f"dfgnn.capture: max_graphs: expected a number >= 1, got {max_graphs!r}")
-        self._wanted = None if capacities is None else _capacities(capacities)
+        self._user_capacities = None if capacities is None else _capacities(capacities)
         self._max_graphs = max_graphs
         self.device = next((x.device for x in model.parameters()), torch.device("cpu"))
         self._debug = debug
@@ -149,19 +148,19 @@ class CapturedStep:
             prepare(optimizer, self.device)
         self._body = Body(loss_fn, model, optimizer, before_step, self.device, check, debug)
         self._settings = Settings(model, optimizer, self.device)
-        self._now: Any = None  # what they are at this call
-        self._begun: deque[Any] = deque(maxlen=max_graphs)  # those of the last first steps
-        self._known: set[Any] = set()  # those of CUDA graphs
+        self._settings_now: Any = None  # the settings at this call
+        self._warmed_up: deque[Any] = deque(maxlen=max_graphs)  # settings with which a step ran eagerly
+        self._captured_settings: set[Any] = set()  # settings for which there are CUDA graphs
         self._changes = 0
         self._captured: dict[tuple[Sizes, Any], Captured] = {}
-        self._same: dict[Any, tuple[Any, Replay]] = {}  # by settings
+        self._same: dict[Any, tuple[Any, Replay]] = {}  # settings -> the batch that stays the same, its graph
         self._last: Any = None
         self._levels: dict[str, samples.Level] = {}
         self._shapes: dict[str, tuple] = {}
         self._constants: dict[str, Any] = {}
         self._warned: set[str] = set()
-        self._widths: set[int] | None = None  # of parameters
-        self._most = 0  # graphs of a batch so far: the last one of an epoch has fewer
+        self._widths: set[int] | None = None  # sizes of parameters, which capacities must not have
+        self._most = 0  # most graphs of a batch so far, because the last batch of an epoch has fewer
         self.replays = self.eager_steps = self.captures = 0
 
     @property
@@ -179,46 +178,47 @@ class CapturedStep:
         if not self._replays_anything:
             self._warn("the model is on a CPU, which has no CUDA graphs: steps run eagerly")
             return self._eagerly(samples.take_apart(batch))
-        if self._last is not None:  # lazy parameters are there
-            self._now = self._settings.now()
-        same = self._same.get(self._now)
+        if self._last is not None:  # the first step has made lazy parameters
+            self._settings_now = self._settings.now()
+        same = self._same.get(self._settings_now)
         if same is not None and _is_same(same[0], batch) and same[1].is_current(batch):
             self.replays += 1
             return same[1]()
         sample = samples.take_apart(batch)
         self._most = max(self._most, sample.sizes.graphs)
-        if self._last is None:  # the first one
+        if self._last is None:  # the first batch
             self._levels = samples.levels_of(sample)
             self._shapes = {name: (tuple(x.shape), x.dtype) for name, x in sample.tensors.items()}
             self._constants = sample.constants
             self._last = batch
             out = self._eagerly(sample)
-            self._begun.append(self._settings.now())
+            self._warmed_up.append(self._settings.now())
             return out
         before, self._last = self._last, batch
-        if not self._is_begun():
+        if not self._is_warmed_up():
             return self._eagerly(sample)
         if _is_same(before, batch):
-            return self._as_it_is(batch, sample)
+            return self._without_padding(batch, sample)
         misfit = samples.misfit(sample, self._levels, self._shapes, self._constants)
         if misfit is not None:
             self._warn(f"a batch is not like the first one ({misfit}): it runs eagerly")
             return self._eagerly(sample)
-        found = self._find(sample)
-        if found is None:
+        captured = self._find(sample)
+        if captured is None:
             why = f"a batch of {sample.sizes} does not fit into a capacity"
-            if any(now != self._now for _, now in self._captured):
+            if any(now != self._settings_now for _, now in self._captured):
                 why = f"{why}, or {_CHANGES}"
             self._warn(f"{why} ({self!r}): it runs eagerly")
             return self._eagerly(sample)
         self.replays += 1
-        return found(sample)
+        return captured(sample)
 
-    def _is_begun(self) -> bool:
-        """Whether there was a step with settings as they are: it makes the optimizer's state."""
-        if self._body.optimizer is None or self._now in self._begun or self._now in self._known:
+    def _is_warmed_up(self) -> bool:
+        """Whether a step has run eagerly with the current settings, which makes the optimizer's state."""
+        settings = self._settings_now
+        if self._body.optimizer is None or settings in self._warmed_up or settings in self._captured_settings:
             return True
-        self._begun.append(self._now)
+        self._warmed_up.append(settings)
         self._changes += 1
         if self._changes > self._max_graphs:
             self._warn(f"{_CHANGES} ({self!r}): the first steps with others run eagerly")
@@ -234,23 +234,23 @@ class CapturedStep:
             self._warned.add(kind)
             warnings.warn(f"dfgnn.capture: {text}", CaptureWarning, stacklevel=3)
 
-    def _as_it_is(self, batch: Any, sample: Sample) -> Any:
-        if self._now not in self._same and len(self._same) >= self._max_graphs:
+    def _without_padding(self, batch: Any, sample: Sample) -> Any:
+        if self._settings_now not in self._same and len(self._same) >= self._max_graphs:
             self._warn(f"{_CHANGES} ({self!r}): it runs eagerly")
             return self._eagerly(sample)
         self.captures += not self._debug
-        found = Replay(self._body, batch, sample)
-        self._same[self._now] = batch, found
-        self._known.add(self._now)
+        replay = Replay(self._body, batch, sample)
+        self._same[self._settings_now] = batch, replay
+        self._captured_settings.add(self._settings_now)
         self.replays += 1
-        return found()
+        return replay()
 
     def _find(self, sample: Sample) -> Captured | None:
-        """The graph of the smallest capacity that fits; made where there is none."""
+        """The captured step of the smallest capacity that fits, captured now where there is none yet."""
         sizes = sample.sizes
         need = sizes.with_spare()
-        if self._wanted is not None:
-            fitting = [_capacity(given, sizes, self._most + 1) for given in self._wanted]
+        if self._user_capacities is not None:
+            fitting = [_capacity(given, sizes, self._most + 1) for given in self._user_capacities]
             known = {k for k, _ in self._captured if k.fits(need)}
             fitting = sorted([*known, *(c for c in fitting if c.fits(need))])
         else:
@@ -263,16 +263,16 @@ class CapturedStep:
                 fitting = [capacity_for(sizes._replace(graphs=self._most), _ROOM)]
         if not fitting:
             return None
-        if self._widths is None:  # lazy parameters have them after the first step
+        if self._widths is None:  # lazy parameters have shapes only after the first step
             self._widths = {n for x in self._body.model.parameters() for n in x.shape}
-        key = distinct(fitting[0], self._widths), self._now
+        key = distinct(fitting[0], self._widths), self._settings_now
         if key not in self._captured:
             if len(self._captured) >= self._max_graphs:
                 return None
             buffers = Buffers(sample, self._levels, key[0], self.device)
             made = Captured(self._body, buffers, sample)
             self._captured[key] = made
-            self._known.add(self._now)
+            self._captured_settings.add(self._settings_now)
             self.captures += not self._debug
         return self._captured[key]
 
@@ -283,29 +283,29 @@ def _check(ok: bool, name: str, expected: str, got: Any) -> None:
 
 
 def _capacities(given: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    found = [tuple(sizes) for sizes in given]
-    for numbers in found:
+    capacities = [tuple(sizes) for sizes in given]
+    for numbers in capacities:
         fits = len(numbers) == 2 or len(numbers) > 2 and len(numbers) % 2
         if not fits or not all(isinstance(n, int) and n > 0 for n in numbers):
             raise ValueError(
                 "dfgnn.capture: capacities: expected (nodes, edges) or (nodes, edges, graphs), of samples of "
                 f"hops (nodes, edges, nodes, edges, ..., seeds), all of them positive, got {numbers!r}"
             )
-    if not found:
+    if not capacities:
         raise ValueError("dfgnn.capture: capacities: expected at least one, got none")
-    return sorted(found)
+    return sorted(capacities)
 
 
-def _capacity(given: tuple[int, ...], sizes: Sizes, most: int) -> Sizes:
-    """What was asked for, for batches such as one of these sizes. most: graphs, where it does not say."""
-    if not sizes.hops and len(given) <= 3:
-        return Sizes(given[0], given[1], given[2] if len(given) == 3 else most)
-    if sizes.hops and len(given) == 2 + len(sizes.hops):
-        return Sizes(given[0], given[1], most, given[2:])
+def _capacity(numbers: tuple[int, ...], sizes: Sizes, most: int) -> Sizes:
+    """The user's capacity, for batches with hops like those of ``sizes``. most: graphs, if it has none."""
+    if not sizes.hops and len(numbers) <= 3:
+        return Sizes(numbers[0], numbers[1], numbers[2] if len(numbers) == 3 else most)
+    if sizes.hops and len(numbers) == 2 + len(sizes.hops):
+        return Sizes(numbers[0], numbers[1], most, numbers[2:])
     expected = "(nodes, edges) or (nodes, edges, graphs)"
     if sizes.hops:
         expected = f"{2 + len(sizes.hops)} numbers, (nodes, edges, nodes, edges, ..., seeds),"
-    raise ValueError(f"dfgnn.capture: capacities: expected {expected} for these batches, got {given!r}")
+    raise ValueError(f"dfgnn.capture: capacities: expected {expected} for these batches, got {numbers!r}")
 
 
 def _is_same(before: Any, batch: tuple[Any, ...]) -> bool:

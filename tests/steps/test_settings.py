@@ -225,7 +225,7 @@ def test_numbers_of_a_batch_that_change(device, form):
 
         if captured:
             step = dfgnn.capture(loss, model, optimizer, debug=device == "cpu")
-            with pytest.warns(CaptureWarning, match=r"sharpness: expected the values of then"):
+            with pytest.warns(CaptureWarning, match=r"sharpness: expected the first batch's values"):
                 found.append(torch.stack([step(batch) for batch in data]))
             assert (step.eager_steps, step.replays) == (4, 0)
             continue
