@@ -1,7 +1,8 @@
-"""What dfgnn runs on here, what is off, and what to do about it: ``python -m dfgnn.env``, for issue reports.
+"""``python -m dfgnn.env`` prints versions, libraries, CPU and GPUs, and what is off and why, for issue
+reports.
 
-``--json`` prints the same as JSON. Nothing is downloaded and nothing is changed; on every GPU that is visible
-a few numbers are computed, to see whether the compiled library has code for it.
+``--json`` prints the same as JSON. Nothing is downloaded and nothing is changed; on every visible GPU a few
+numbers are computed, to see whether the compiled library has code for it.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def _version(package: str) -> str | None:
 def driver() -> str | None:
     """The version of NVIDIA's driver, or None."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
             capture_output=True,
             text=True,
@@ -94,11 +95,11 @@ def driver() -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.split("\n")[0].strip() or None if done.returncode == 0 else None
+    return process.stdout.split("\n")[0].strip() or None if process.returncode == 0 else None
 
 
 def cpu_name() -> str:
-    """The processor's model, or at least its kind."""
+    """The processor's model, or its architecture if the model is not known."""
     cpuinfo = Path("/proc/cpuinfo")
     found = re.search(r"model name\s*: (.*)", cpuinfo.read_text()) if cpuinfo.exists() else None
     return found[1] if found else platform.processor() or platform.machine()
@@ -106,7 +107,7 @@ def cpu_name() -> str:
 
 def _libraries(off: list) -> dict[str, dict]:
     paths = {name: _library.DIRECTORY / f"libdfgnn_{name}.so" for name in ("cpu", "cuda")}
-    loaded = {"cpu": True, "cuda": _library.has_cuda_library()}  # without the first nothing can be imported
+    loaded = {"cpu": True, "cuda": _library.has_cuda_library()}  # dfgnn cannot be imported without the first
     if not loaded["cuda"]:
         try:
             _library.require_cuda_library()
@@ -149,8 +150,7 @@ def _cpu(off: list) -> dict:
 
 
 def _best_kernels(newest: str) -> tuple[str | None, str | None]:
-    """The instruction set of the kernels that are chosen, the first that the library agrees to run, and why
-    it is not the newest; None where it runs nothing."""
+    """(the best instruction set whose kernels run here, or None if none do; why it is not the newest)."""
     why = _fails(torch.device("cpu"))
     if why:
         return None, why
@@ -192,18 +192,18 @@ def _gpus(off: list) -> list[dict]:
 
 
 def _fails(device: torch.device) -> str | None:
-    """Computes a few numbers there; the error in one line, or None."""
+    """The error of a small attention call on this device, in one line; None if it succeeds."""
     try:
         ends = torch.tensor([0, 1], device=device)
         feat, score = torch.ones(2, 1, 4, device=device), torch.zeros(2, 1, device=device)
         out = functional.gat_attention(Graph.from_coo(ends, ends, num_nodes=2), feat, score, score)
         return None if bool((out == 1).all()) else f"wrong results: {out.flatten().tolist()}"
-    except RuntimeError as error:  # torch's errors of devices, and the libraries'
+    except RuntimeError as error:  # errors of torch's devices and of the libraries
         return str(error).strip().splitlines()[0]
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Prints the report; the exit status is 0 whatever is off."""
+    """Prints the report; the exit status is 0 even if something is off."""
     parser = argparse.ArgumentParser(prog="python -m dfgnn.env", description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="JSON instead of text")
     arguments = parser.parse_args(argv)

@@ -1,22 +1,22 @@
-"""The operators of ``dgl.ops``, by its names, on a :class:`dfgnn.Graph`; DGL is not needed.
+"""The operators of ``dgl.ops``, with the same names, on a :class:`dfgnn.Graph`; DGL is not needed.
 
 An edge leads from its source u to its destination v. There are
 
-- ``{u,v,e}_{add,sub,mul,div,dot}_{u,v,e}(graph, x, y)`` for two different ends: a row for every edge, from
-  features of sources (u), destinations (v) or edges (e); ``dot`` sums over the last dimension and keeps it
-  as 1;
-- ``copy_u(graph, x)`` and ``copy_v(graph, x)``: an end's features for every edge;
+- ``{u,v,e}_{add,sub,mul,div,dot}_{u,v,e}(graph, x, y)`` with two different letters: a row for every edge,
+  from features of sources (u), destinations (v) or edges (e); ``dot`` sums over the last dimension, which
+  stays as 1;
+- ``copy_u(graph, x)`` and ``copy_v(graph, x)``: the source's or destination's features for every edge;
 - ``u_{add,sub,mul,div}_e_{sum,mean,max,min}(graph, x, y)``, ``copy_u_{sum,...}(graph, x)`` and
-  ``copy_e_{sum,...}(graph, y)``: what the edges bring, reduced over the edges into each destination;
-- ``gsddmm`` and ``gspmm``, which they all are; ``edge_softmax``; ``segment_reduce``, ``segment_softmax``,
-  ``segment_mm``, ``gather_mm``.
+  ``copy_e_{sum,...}(graph, y)``: the edges' messages, reduced over the edges into each destination;
+- ``gsddmm`` and ``gspmm``, which all of these call; ``edge_softmax``; ``segment_reduce``,
+  ``segment_softmax``, ``segment_mm``, ``gather_mm``.
 
-Features are ``[rows, ...]``, of any number of dimensions, which broadcast as in NumPy; float32, float64,
+Features are ``[rows, ...]`` with any number of dimensions, which broadcast as in NumPy; float32, float64,
 float16 or bfloat16, one type in a call. Edge tensors are in the graph's order of edges. A destination
 without edges gets 0 from sum and mean, -inf from max and inf from min, as with ``dgl.ops``. ``u_dot_v``,
 ``v_dot_u``, sums and means of ``copy_u``, ``u_mul_e``, ``u_div_e``, ``u_add_e`` and ``u_sub_e`` make no
 tensor with a row of features for every edge (:func:`dfgnn.functional.sddmm`,
-:func:`~dfgnn.functional.spmm`). Differentiable; sums are deterministic, forward and backward.
+:func:`~dfgnn.functional.spmm`). They are differentiable; sums are deterministic, forward and backward.
 
 Raises TypeError and ValueError for arguments that are not as described.
 """
@@ -57,7 +57,7 @@ def gsddmm(
     *,
     _caller: str = "gsddmm",
 ) -> Tensor:
-    """A row for every edge, ``[E, ...]``: op of the features of two of its ends.
+    """A row for every edge, ``[E, ...]``: op applied to features of its source, destination or itself.
 
     op: "add", "sub", "mul", "div", "dot", "copy_lhs" or "copy_rhs".  lhs_target, rhs_target: "u", "v" or "e".
     """
@@ -98,10 +98,10 @@ def gspmm(
     *,
     _caller: str = "gspmm",
 ) -> Tensor:
-    """A row for every destination, ``[num_dst, ...]``: what its edges bring, reduced.
+    """A row for every destination, ``[num_dst, ...]``: its edges' messages, reduced.
 
-    op: of the source's features (lhs) and the edge's (rhs): "add", "sub", "mul", "div", "copy_lhs" or
-    "copy_rhs".  reduce_op: "sum", "mean", "max" or "min".
+    op: makes a message from the source's features (lhs) and the edge's (rhs): "add", "sub", "mul", "div",
+    "copy_lhs" or "copy_rhs".  reduce_op: "sum", "mean", "max" or "min".
     """
     graph = _fused(graph)
     if op not in (*BINARY, "copy_lhs", "copy_rhs"):
@@ -270,7 +270,7 @@ def edge_softmax(graph: Graph, logits: Tensor, eids: Tensor | None = None, norm_
 
 
 def segment_reduce(seglen: Tensor, value: Tensor, reducer: str = "sum") -> Tensor:
-    """``[len(seglen), ...]``: rows of value that follow each other, reduced; 0 for a segment without rows."""
+    """``[len(seglen), ...]``: segments of seglen[k] consecutive rows of value, reduced; 0 if empty."""
     if reducer not in REDUCERS:
         raise ValueError(f"segment_reduce: reducer: expected one of {', '.join(REDUCERS)}, got {reducer!r}")
     return _segments(seglen, value, reducer, "segment_reduce")
@@ -284,7 +284,7 @@ def _segments(seglen: Tensor, value: Tensor, reducer: str, caller: str) -> Tenso
 
 
 def segment_softmax(seglen: Tensor, value: Tensor) -> Tensor:
-    """Softmax over rows of value that follow each other."""
+    """Softmax over each segment of seglen[k] consecutive rows of value."""
     high = _segments(seglen, value.detach(), "max", "segment_softmax")
     exp = (value - high.repeat_interleave(seglen, 0)).exp()
     total = _segments(seglen, exp, "sum", "segment_softmax")
@@ -292,7 +292,7 @@ def segment_softmax(seglen: Tensor, value: Tensor) -> Tensor:
 
 
 def segment_mm(a: Tensor, b: Tensor, seglen_a: Tensor) -> Tensor:
-    """``[N, D2]``: rows of ``a [N, D1]`` that follow each other times a matrix of ``b [R, D1, D2]`` each."""
+    """``[N, D2]``: the k-th segment of rows of ``a [N, D1]`` times matrix k of ``b [R, D1, D2]``."""
     if seglen_a.dim() != 1 or len(seglen_a) != len(b) or int(seglen_a.sum()) != len(a):
         raise ValueError(f"segment_mm: seglen_a: expected {len(b)} lengths that add up to {len(a)}")
     return torch.cat([rows @ matrix for rows, matrix in zip(a.split(seglen_a.tolist()), b)])

@@ -1,8 +1,8 @@
-"""Mini-batches of sampled neighbourhoods, made on the device where the graph is.
+"""Samples neighbourhoods for mini-batch training, on the device where the graph is.
 
-``NeighborSampler`` draws neighbours and gives blocks that are sorted already, so that no layer sorts or
-checks them again, or one graph for all layers; ``prefetch`` makes the next batch while the current one is
-trained on; ``host_rows`` lets a GPU gather rows of features that stay in the host's memory.
+``NeighborSampler`` draws neighbours and returns sorted blocks, which layers need not sort or check again, or
+one graph for all layers; ``prefetch`` makes the next batches while the current one is trained on;
+``host_rows`` lets a GPU gather rows of features that stay in the host's memory.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ import torch
 from torch import Tensor
 
 from .graph import Graph
-from .graph import cache as _kept
+from .graph import cache as graph_cache
 from .graph.build import of_blocks
 from .sparse.hops import Drawn, ReplayedHops, without_repetition
 
 T = TypeVar("T")
 
-# Nodes of the graph per edge drawn up to which new nodes are found by marks: fewer kernels than a sort.
+# Up to so many nodes of the graph per drawn edge, new nodes are found by marks: fewer kernels than a sort.
 _MARKS = 64
 
 
 def _with_room(count: int) -> int:
-    """For samples with more nodes than the one that graphs are recorded with: a quarter, and in small ones
-    what chance may add."""
+    """``count`` and room for larger samples than the recorded one: a quarter, and four standard deviations,
+    which matter where counts are small."""
     return int(1.25 * count + 4 * count**0.5)
 
 
 class Hop(NamedTuple):
     """One layer's part of a sample: edges from ``num_src`` nodes to the first ``num_dst`` of them."""
 
-    graph: Graph | None  # None where the sample was asked for without
-    edge_index: Tensor  # int64 [2, E]: the graph's, for layers with torch_geometric's contract
-    edge_ids: Tensor  # int64 [E]: where these edges are in the sampled graph's own order
+    graph: Graph | None  # None with graphs=False
+    edge_index: Tensor  # int64 [2, E]: the graph's edges, for layers that take an edge_index
+    edge_ids: Tensor  # int64 [E]: positions of these edges in the whole graph's order
     num_src: int
     num_dst: int
 
@@ -48,43 +48,43 @@ class Hop(NamedTuple):
 class Sample(NamedTuple):
     """Nodes and hops around some seeds; features of ``nodes`` are the input of the first layer."""
 
-    nodes: Tensor  # int64 [n]: the nodes of hops[0]'s sources; the seeds are the first ones
+    nodes: Tensor  # int64 [n]: the sources of hops[0]; the seeds come first
     hops: list[Hop]  # in the order of the layers: the last one's destinations are the seeds
 
     def tensors(self) -> list[Tensor]:
-        """What lies on the device."""
-        found = [self.nodes]
+        """All tensors that lie on the device."""
+        tensors = [self.nodes]
         for hop in self.hops:
-            found += [hop.edge_index, hop.edge_ids]
+            tensors += [hop.edge_index, hop.edge_ids]
             if hop.graph is not None:
                 for csr in (hop.graph.csr(), hop.graph.reverse_csr(need_eids=True)):
-                    found += [x for x in csr if x is not None]
-        return found
+                    tensors += [x for x in csr if x is not None]
+        return tensors
 
 
 class Subgraph(NamedTuple):
-    """One graph for all layers around some seeds, as torch_geometric's NeighborLoader gives them."""
+    """One graph for all layers around some seeds, as torch_geometric's NeighborLoader makes it."""
 
-    nodes: Tensor  # int64 [n]: the seeds first
-    edge_index: Tensor  # int64 [2, E]: between places in ``nodes``
-    edge_ids: Tensor  # int64 [E]: where these edges are in the sampled graph's own order
+    nodes: Tensor  # int64 [n]: the seeds come first
+    edge_index: Tensor  # int64 [2, E]: indices into ``nodes``
+    edge_ids: Tensor  # int64 [E]: positions of these edges in the whole graph's order
 
     def tensors(self) -> list[Tensor]:
-        """What lies on the device."""
+        """All tensors that lie on the device."""
         return list(self)
 
 
 class NeighborSampler:
     """Draws up to ``fanouts[k]`` neighbours of each node, without repetition, for layer k.
 
-    A node's neighbours are the sources of the edges into it; where it has no more than the fanout, all are
-    taken. It runs on the graph's device, a GPU or the CPU, by tensor operations; on a GPU it waits for the
-    device twice per hop, for the numbers of edges and of nodes, after :meth:`capture` once, and once in
-    :meth:`sample` to check the blocks. Keep the graph in the memory of the GPU.
+    A node's neighbours are the sources of the edges into it; if it has no more than the fanout, all are
+    taken. It runs on the graph's device, a GPU or the CPU, by tensor operations. On a GPU it waits for the
+    device twice per hop, for the numbers of edges and of nodes (after :meth:`capture` once), and once in
+    :meth:`sample` to check the blocks. The graph should be in the GPU's memory.
 
     Args:
-        graph: as many sources as destinations.
-        fanouts: a number >= 1 per layer, in the order of the layers; -1: all neighbours.
+        graph: a graph with as many sources as destinations.
+        fanouts: a number >= 1 per layer, in the order of the layers; -1 takes all neighbours.
 
     Raises TypeError and ValueError for anything else. (Hamilton et al., "Inductive Representation Learning on
     Large Graphs", NeurIPS 2017.)
@@ -98,7 +98,7 @@ class NeighborSampler:
                 f"NeighborSampler: graph: expected as many sources as destinations, got {graph.num_src} and "
                 f"{graph.num_dst}"
             )
-        if graph.edge_mask is not None:  # copy_ would change it below the tables that are kept here
+        if graph.edge_mask is not None:  # copy_ would change the graph, but not the tables cached here
             raise ValueError("NeighborSampler: graph: expected one that stays, got one of fixed capacity")
         if (
             not isinstance(fanouts, Sequence)
@@ -109,19 +109,19 @@ class NeighborSampler:
         self.graph, self.fanouts = graph, tuple(fanouts)
         self._csr = graph.csr()
         indptr = self._csr.indptr
-        # Where each node's edges begin and end, without a copy.
+        # [N, 2]: where each node's edges begin and end; a view of indptr.
         self._bounds = indptr.unfold(0, 2, 1) if graph.num_nodes else indptr.new_empty(0, 2)
         self._recorded: dict[bool, ReplayedHops] = {}
 
     def capture(self, seeds: Tensor, *, subgraph: bool = False) -> None:
         """Record the hops of :meth:`sample`, or of :meth:`subgraph`, as CUDA graphs. Samples of at most as
-        many seeds are then the same as before, to the bit, at one launch a hop instead of forty.
+        many seeds then take one launch per hop instead of forty, with bitwise the same results.
 
-        seeds: as for ``sample``. What is drawn for them says how many nodes there is to be room for, and a
-        quarter more; with a warning, a sample of more is drawn as before. Call it before other threads use
-        the GPU. On a CPU nothing is recorded.
+        seeds: as for ``sample``. The sample drawn for them determines the size of the buffers, with a quarter
+        more room; a larger sample is drawn without CUDA graphs, with a warning. Call it before other threads
+        use the GPU. On a CPU nothing is recorded.
 
-        Raises ValueError where a fanout is -1, and as ``sample``.
+        Raises ValueError where a fanout is -1, and the errors of ``sample``.
         """
         if -1 in self.fanouts:
             raise ValueError(f"NeighborSampler.capture: fanouts: expected numbers >= 1, got {self.fanouts}")
@@ -152,9 +152,9 @@ class NeighborSampler:
         """The sampled neighbourhood of ``seeds``.
 
         Args:
-            seeds: int64 [n] on the graph's device, each node at most once.
-            generator: of the graph's device; None: torch's default one. Equal states give equal samples.
-            graphs: False: without the hops' graphs, which a step of :func:`dfgnn.capture` derives by itself.
+            seeds: int64 [n] on the graph's device, each node at most once. generator: one of the graph's
+            device; None for torch's default one. Equal states give equal samples. graphs: False leaves out
+            the hops' graphs, which a step of :func:`dfgnn.capture` derives itself.
 
         Raises TypeError or ValueError: seeds of another type, shape or device, repeated or out of range.
         """
@@ -162,8 +162,8 @@ class NeighborSampler:
         drawn = self._replayed(seeds, generator, blocks=True)
         if drawn is not None:
             sizes = zip(drawn.sizes[1:], drawn.sizes)
-            found = [(x[:2], x[2], *n) for x, n in zip(drawn.hops, sizes)]
-            return Sample(drawn.nodes, self._hops(found, graphs))
+            hops = [(x[:2], x[2], *n) for x, n in zip(drawn.hops, sizes)]
+            return Sample(drawn.nodes, self._hops(hops, graphs))
         place, nodes, hops = self._places(seeds), seeds, []
         for fanout in reversed(self.fanouts):
             rows, edges = self._draw(nodes, fanout, generator)
@@ -174,8 +174,8 @@ class NeighborSampler:
 
     def subgraph(self, seeds: Tensor, generator: torch.Generator | None = None) -> Subgraph:
         """The sampled neighbourhood of ``seeds`` as one graph: a node's neighbours are drawn once, in the hop
-        after the one that found it, by the last fanout for the seeds. Batches of it are what
-        :func:`dfgnn.capture` replays. Arguments and errors as in :meth:`sample`.
+        after the one that reached it; the seeds' with the last fanout. :func:`dfgnn.capture` can replay steps
+        on it. Arguments and errors are those of :meth:`sample`.
         """
         self._check(seeds)
         drawn = self._replayed(seeds, generator, blocks=False)
@@ -183,18 +183,18 @@ class NeighborSampler:
             edges = torch.cat(drawn.hops, 1)
             return Subgraph(drawn.nodes, edges[:2], edges[2])
         place, nodes, begin = self._places(seeds), seeds, 0
-        ends, positions = [], []
+        pairs, positions = [], []
         for fanout in reversed(self.fanouts):
             rows, edges = self._draw(nodes[begin:], fanout, generator)
             sources = self._csr.indices[edges].long()
             rows, begin = rows + begin, len(nodes)
             nodes = self._grown(nodes, sources, place)
-            ends.append(torch.stack([place[sources], rows]))
+            pairs.append(torch.stack([place[sources], rows]))
             positions.append(edges)
-        return Subgraph(nodes, torch.cat(ends, 1), self._ids(torch.cat(positions)))
+        return Subgraph(nodes, torch.cat(pairs, 1), self._ids(torch.cat(positions)))
 
     def _ids(self, edges: Tensor) -> Tensor:
-        """The ids of edges of the CSR."""
+        """The ids, in the whole graph's order, of edges at these positions of the CSR."""
         eids = self._csr.eids
         return edges if eids is None else eids[edges].long()
 
@@ -211,15 +211,15 @@ class NeighborSampler:
             raise ValueError(f"{where} none for a graph without nodes, got {len(seeds)}")
 
     def _places(self, seeds: Tensor) -> Tensor:
-        """int64 [N]: the place of each node in the sample, so far of the seeds; -1: it is not there. A table
-        per sample, as several may be drawn at the same time. Raises ValueError."""
+        """int64 [N]: the index of each node in the sample, which begins with the seeds; -1 for others. Each
+        sample has its own table, because threads may sample at the same time. Raises ValueError."""
         place = seeds.new_full((self.graph.num_nodes,), -1)
         if not len(seeds):
             return place
-        last, own = len(place) - 1, torch.arange(len(seeds), device=seeds.device)
+        last, places = len(place) - 1, torch.arange(len(seeds), device=seeds.device)
         inside = seeds.clamp(0, last)
-        place[inside] = own
-        if ((inside != seeds) | (place[inside] != own)).any():  # waits once for both
+        place[inside] = places
+        if ((inside != seeds) | (place[inside] != places)).any():  # one wait checks both
             where, (low, high) = "NeighborSampler.sample: seeds: expected", map(int, seeds.aminmax())
             if low < 0 or high > last:
                 raise ValueError(f"{where} nodes in 0 .. {last}, got {low} .. {high}")
@@ -228,10 +228,9 @@ class NeighborSampler:
         return place
 
     def _grown(self, nodes: Tensor, sources: Tensor, place: Tensor) -> Tensor:
-        """The nodes and those of the sources that were not there, by their number; ``place`` knows them
-        then."""
+        """``nodes`` and the sources that are not among them yet, in rising order; updates ``place``."""
         fresh = place[sources] < 0
-        if len(place) <= _MARKS * len(sources):  # to sort the sources takes longer than to read marks
+        if len(place) <= _MARKS * len(sources):  # reading marks is faster than sorting the sources
             marks = torch.zeros(len(place), dtype=torch.bool, device=place.device)
             new = marks.index_put_((sources,), fresh).nonzero().squeeze(1)
         else:
@@ -241,7 +240,7 @@ class NeighborSampler:
         return torch.cat([nodes, new])
 
     def _draw(self, nodes: Tensor, fanout: int, generator) -> tuple[Tensor, Tensor]:
-        """The place in ``nodes`` of the destination of each edge drawn, in rising order, and the edge's
+        """For each drawn edge: the index in ``nodes`` of its destination, in rising order, and the edge's
         position in the CSR."""
         first, end = self._bounds[nodes].unbind(1)
         degree = end - first
@@ -255,28 +254,28 @@ class NeighborSampler:
         return rows, chosen[rows, columns]
 
     def _hops(self, drawn: Sequence[tuple[Tensor, Tensor, int, int]], with_graphs: bool) -> list[Hop]:
-        """Of edges, their ids, and numbers of sources and destinations; the last one drawn is the first
-        layer's."""
+        """The hops in the order of the layers, from (edges, ids, num_src, num_dst) in the order of
+        drawing."""
         drawn = drawn[::-1]
         if not with_graphs:
             return [Hop(None, *hop) for hop in drawn]
         graphs = of_blocks(Graph, [(edge_index, n, m) for edge_index, _, n, m in drawn])
         hops = []
         for graph, (edge_index, ids, num_src, num_dst) in zip(graphs, drawn):
-            if graph.device.type == "cuda":  # here, so that no layer makes it or waits for it
+            if graph.device.type == "cuda":  # made now, so that no layer has to wait for it
                 graph.reverse_csr(need_eids=True)
-            # Layers with torch_geometric's contract find the graph by this tensor, instead of sorting it.
-            _kept.keep(edge_index, graph)
+            # Layers that are called with this edge_index find the graph there, instead of sorting it.
+            graph_cache.keep(edge_index, graph)
             hops.append(Hop(graph, edge_index, ids, num_src, num_dst))
         return hops
 
 
 def host_rows(x: Tensor) -> Tensor:
-    """A tensor on the GPU whose memory is that of ``x``, in the host's pinned memory.
+    """A view of ``x``, in the host's pinned memory, as a tensor on the GPU.
 
     Indexing it (``host_rows(x)[nodes]``, ``index_select``) lets the GPU read just these rows over the bus,
-    for features that do not fit into its own memory. ``x`` is pinned (a copy, if it is not yet); it lives
-    as long as the view. Elementwise operations on the whole would read all of it.
+    for features that do not fit into the GPU's memory. ``x`` is copied to pinned memory if it is not there
+    yet; the memory lives as long as the view. Elementwise operations on the whole would read all of it.
 
     Raises TypeError (no CPU tensor), ValueError (not contiguous) and RuntimeError (no CUDA device).
     """
@@ -291,12 +290,12 @@ def host_rows(x: Tensor) -> Tensor:
     if x.numel() == 0:
         return x.to("cuda")
     pinned = x if x.is_pinned() else x.pin_memory()
-    # bfloat16 has no name in this protocol; the bytes have.
+    # The protocol has no name for bfloat16, so that bytes are passed.
     return torch.as_tensor(_PinnedMemory(pinned), device="cuda").view(x.dtype).view(x.shape)
 
 
 class _PinnedMemory:
-    """Pinned memory under the protocol for arrays on a GPU, which has the same addresses there."""
+    """Pinned memory under the protocol for GPU arrays; its addresses are the same on the GPU."""
 
     def __init__(self, pinned: Tensor):
         self._pinned = pinned
@@ -314,26 +313,26 @@ def prefetch(
     *,
     thread: bool = True,
 ) -> Iterator[Any]:
-    """``make(item)`` for each of the items, in their order, up to ``depth`` of them ahead of the caller.
+    """Yields ``make(item)`` for each of the items, in their order, made up to ``depth`` items ahead.
 
-    A thread calls ``make``, on a GPU on a stream of its own, of high priority; the caller's stream waits for
-    what it made. Without ``thread`` it is called in turns with the caller, whenever that asks for more: two
-    threads take turns at Python anyway, and are slower than one where neither waits for much else.
+    A thread calls ``make``, on a GPU on a separate stream of high priority; the caller's stream waits for its
+    results. With ``thread=False``, the caller's thread calls it whenever the caller asks for the next result:
+    Python's lock lets only one thread run anyway, so a second one helps only where one of them waits.
 
-    Tensors in the results (in tuples, lists, dictionaries, samples and what has ``tensors()``) are safe to
-    use until the caller drops them. An exception in ``make`` is raised here. Random numbers are those that
-    ``make`` draws, from a generator that only it uses, so that they do not depend on the speed of either
-    side. Raises ValueError: depth < 1.
+    Tensors in the results (in tuples, lists, dictionaries, samples and objects with ``tensors()``) are safe
+    to use until the caller drops them. An exception in ``make`` is raised here. ``make`` should draw random
+    numbers from a generator that nothing else uses, so that they do not depend on which side is faster.
+    Raises ValueError: depth < 1.
     """
     device = torch.device(device)
     if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
         raise ValueError(f"prefetch: depth: expected an integer >= 1, got {depth!r}")
-    # Of high priority: its small kernels need not wait until a large one of the caller has begun all blocks.
+    # High priority, so that its small kernels need not wait until all blocks of a large one have begun.
     stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
     if stream is not None:
         stream.wait_stream(torch.cuda.current_stream(device))
-    with contextlib.closing((_by_thread if thread else _in_turns)(make, items, stream, depth)) as made:
-        for value, event in made:
+    with contextlib.closing((_by_thread if thread else _in_turns)(make, items, stream, depth)) as results:
+        for value, event in results:
             if event is not None:
                 current = torch.cuda.current_stream(device)
                 current.wait_event(event)
@@ -343,8 +342,8 @@ def prefetch(
             yield value
 
 
-def _made(make: Callable[[T], Any], items: Iterable[T], stream: Any) -> Iterator[tuple[Any, Any]]:
-    """Values and, with a stream, events behind what makes them."""
+def _results(make: Callable[[T], Any], items: Iterable[T], stream: Any) -> Iterator[tuple[Any, Any]]:
+    """The results of ``make``, each with an event that is recorded after it (None without a stream)."""
     items = iter(items)
     while True:
         with torch.cuda.stream(stream):
@@ -360,12 +359,12 @@ def _made(make: Callable[[T], Any], items: Iterable[T], stream: Any) -> Iterator
 
 
 def _in_turns(make, items, stream, depth) -> Generator[tuple[Any, Any], None, None]:
-    made = _made(make, items, stream)
+    results = _results(make, items, stream)
     ready: collections.deque = collections.deque()
-    ready.extend(itertools.islice(made, depth))
+    ready.extend(itertools.islice(results, depth))
     while ready:
         yield ready.popleft()
-        ready.extend(itertools.islice(made, 1))
+        ready.extend(itertools.islice(results, 1))
 
 
 def _by_thread(make, items, stream, depth) -> Generator[tuple[Any, Any], None, None]:
@@ -383,8 +382,8 @@ def _by_thread(make, items, stream, depth) -> Generator[tuple[Any, Any], None, N
 
     def work() -> None:
         try:
-            for found in _made(make, items, stream):
-                if not put((found, None)):
+            for result in _results(make, items, stream):
+                if not put((result, None)):
                     return
             put((None, StopIteration()))
         except BaseException as error:
@@ -394,12 +393,12 @@ def _by_thread(make, items, stream, depth) -> Generator[tuple[Any, Any], None, N
     thread.start()
     try:
         while True:
-            found, error = ready.get()
+            result, error = ready.get()
             if isinstance(error, StopIteration):
                 return
             if error is not None:
                 raise error
-            yield found
+            yield result
     finally:
         stop.set()
         thread.join()

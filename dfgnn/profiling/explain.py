@@ -1,4 +1,4 @@
-"""Which path attention calls take, and why not the paths before it."""
+"""``dfgnn.explain``: tells which path attention calls take, and why not the paths before it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WHAT = {
 
 
 class AttentionCall(NamedTuple):
-    """One attention call: the path that it took, and why it did not take those that are asked before."""
+    """One attention call: the path that it took, and why not the paths that come before it in the list."""
 
     path: str
     what: str  # what was called: a layer, or a score with its shape and dtype
@@ -31,7 +31,7 @@ class AttentionCall(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """What :func:`explain` found; ``print`` it."""
+    """The result of :func:`explain`, to be printed."""
 
     calls: tuple[AttentionCall, ...]
     result: Any  # what the layer or function returned
@@ -79,7 +79,7 @@ def explain(layer_or_function: Callable[..., Any], *args: Any, **kwargs: Any) ->
 
 
 def _explain_compiled(original: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Explanation:
-    """The operators of dfgnn in the graphs that torch.compile records of this."""
+    """Compiles `original` once more, and lists dfgnn's operators in the graphs that torch.compile records."""
     calls: list[AttentionCall] = []
 
     def backend(graph_module: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""What was measured of a step, as text and as a picture."""
+"""The results of ``dfgnn.profile``: `Profile` and `Comparison`, as tables, advice and timelines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from .trace import Step
 
-_ROWS = 12  # of kernels or operators in a table
+_ROWS = 12  # most kernels or operators in a table
 _COLOURS = {
     "operator": "#4c78a8",
     "other thread": "#72b7b2",
@@ -24,14 +24,14 @@ _LANES = {
     "launch": "launches",
     "wait": "launches",
 }
-# An eager step that launches so few kernels and is still bound by the host does something else there.
+# A launch-bound step with at most so many launches spends the host's time on something else than launching.
 _FEW = 10
-# Of a step's time: a gain that is worth a line.
+# Advice is given if it gains at least this share of a step's time.
 _GAIN = 0.05
 
 
 class Operator(NamedTuple):
-    """An operator, or a kernel: what it takes of a step without what it calls, and how often it is called."""
+    """An operator or kernel: its own milliseconds per step, without what it calls, and its calls per step."""
 
     name: str
     ms: float
@@ -40,7 +40,7 @@ class Operator(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Profile:
-    """Of one step; see `dfgnn.profile`. Its text is a table."""
+    """The measurements of one step: see `dfgnn.profile`. Printing it shows a table."""
 
     name: str
     device: str
@@ -51,11 +51,11 @@ class Profile:
     tklqt_ms: float
     kernels: int
     launches: int  # calls that launch kernels: a CUDA graph has many kernels and one launch
-    copies: int  # between host and device, and settings of memory
+    copies: int  # copies between host and device, and fills of memory
     waits: int  # calls that wait for the device
     waits_ms: float
     peak_bytes: int | None
-    calling_thread_ms: float | None = None  # a step with backward in its own thread, where it ran in another
+    calling_thread_ms: float | None = None  # step time with backward in the calling thread, if it was not
     by_kernel: list[Operator] = field(default_factory=list)
     by_operator: list[Operator] = field(default_factory=list)
     timeline: Step | None = None
@@ -69,43 +69,43 @@ class Profile:
 
     @property
     def advice(self) -> list[str]:
-        """What to do about it."""
-        found = []
+        """What makes the step faster, in words."""
+        lines = []
         if not self.on_gpu:
             names = ", ".join(o.name for o in self.by_operator[:3])
             return [f"the step runs on the CPU; most of its time is in {names}"]
         if self.verdict == "launch-bound":
             idle = 1 - min(self.device_ms / self.step_ms, 1.0)
-            found.append(
+            lines.append(
                 f"the device is idle for {idle:.0%} of a step: faster kernels change nothing, fewer do"
             )
             if self.launches > _FEW:
-                found.append(
+                lines.append(
                     f"dfgnn.capture replays the {self.launches} launches as one CUDA graph; "
                     "torch.compile fuses what lies between attentions"
                 )
             else:
-                found.append("there are few launches left: look at the loader and at what else the host does")
+                lines.append("there are few launches left: look at the loader and at what else the host does")
             if self.calling_thread_ms is not None and self.calling_thread_ms < (1 - _GAIN) * self.step_ms:
-                found.append(
-                    "backward runs in a thread of PyTorch's: in the calling one, with "
-                    "torch.autograd.set_multithreading_enabled(False), which one GPU is enough for, a step "
+                lines.append(
+                    "backward runs in another thread; in the calling one, by "
+                    "torch.autograd.set_multithreading_enabled(False), which suits a single GPU, a step "
                     f"takes {self.calling_thread_ms:.3f} ms"
                 )
         else:
             top = self.by_kernel[0] if self.by_kernel else None
             share = "" if top is None else f"; {top.ms / self.device_ms:.0%} of it is {_short(top.name, 48)}"
-            found.append(f"the device is at work for {self.device_ms:.3f} ms of the step{share}")
-            found.append(
+            lines.append(f"the device is at work for {self.device_ms:.3f} ms of the step{share}")
+            lines.append(
                 "bfloat16 autocast halves what is read, Graph.autotune and Graph.reorder change how; "
                 "capture will not help much"
             )
         if self.waits:
-            found.append(
+            lines.append(
                 f"the host waits {self.waits} times for the device in each step ({self.waits_ms:.3f} ms): "
                 "look for .item(), .cpu(), boolean indexing and prints"
             )
-        return found
+        return lines
 
     def __repr__(self) -> str:
         lines = [f"{self.name} on {self.device}: {self.verdict}"]
@@ -145,7 +145,7 @@ class Profile:
         return Comparison(self, after)
 
     def plot(self, path: str | Path) -> None:
-        """Draws one step as a timeline of host and device to a file, whose name says the format.
+        """Draws one step as a timeline of host and device to a file; its suffix determines the format.
 
         Raises ImportError where matplotlib is not installed.
         """
@@ -154,7 +154,7 @@ class Profile:
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """Two profiles of a step; see `Profile.compare`. Its text is a table."""
+    """Two profiles of a step: see `Profile.compare`. Printing it shows a table."""
 
     before: Profile
     after: Profile
@@ -191,7 +191,7 @@ class Comparison:
         return "\n".join([*lines, *(f"  -> {text}" for text in after.advice)])
 
     def plot(self, path: str | Path) -> None:
-        """Draws a step of each as in `Profile.plot`, on one scale."""
+        """Draws a step of both, as `Profile.plot` does, on one scale."""
         _draw([self.before, self.after], path)
 
 
@@ -224,18 +224,18 @@ def _draw(profiles: list[Profile], path: str | Path) -> None:
     figure = Figure(figsize=(12, 0.8 + 1.7 * len(profiles)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(len(profiles), 1, sharex=True, squeeze=False)[:, 0]
-    used = set()
+    kinds = set()
     for axis, profile in zip(axes, profiles):
         step = profile.timeline
         spans = [*step.host, *step.device] if step is not None else []
         lanes = ["device", "launches", "operators"] if profile.on_gpu else ["operators"]
-        if any(span.kind == "other thread" for span in spans):  # backward, as a rule
+        if any(span.kind == "other thread" for span in spans):  # usually backward
             lanes.insert(-1, "other threads")
         for span in spans:
             lane = _LANES.get(span.kind, "device")
             if lane not in lanes:
                 continue
-            used.add(span.kind)
+            kinds.add(span.kind)
             axis.broken_barh(
                 [(span.begin / 1e3, (span.end - span.begin) / 1e3)],
                 (lanes.index(lane) - 0.4, 0.8),
@@ -248,6 +248,6 @@ def _draw(profiles: list[Profile], path: str | Path) -> None:
             f"{profile.name}: {profile.step_ms:.3f} ms per step, {profile.verdict}", loc="left", fontsize=10
         )
     axes[-1].set_xlabel("ms, under the profiler, which lengthens the host's part")
-    handles = [Patch(color=_COLOURS[kind], label=kind) for kind in _COLOURS if kind in used]
+    handles = [Patch(color=_COLOURS[kind], label=kind) for kind in _COLOURS if kind in kinds]
     figure.legend(handles=handles, loc="outside upper right", ncols=len(handles), fontsize=8)
     figure.savefig(path, dpi=150)

@@ -1,4 +1,4 @@
-"""Running a step under torch.profiler, and beside it for the times that a profiler would lengthen."""
+"""``dfgnn.profile``: runs a step under torch.profiler, and without it for times that it would lengthen."""
 
 from __future__ import annotations
 
@@ -29,28 +29,26 @@ def profile(
 ) -> Profile:
     """Where the time of ``step(*args)`` goes, as a `Profile`: print it, ``plot`` it, ``compare`` two of them.
 
-    The step runs warmup + 3 * steps times, with all that it does to its model; on a GPU steps + 1 times more.
-    First alone: its own time and the host's. Then under torch.profiler, from which comes the rest; there the
-    device is idle when a step begins.
+    The step runs warmup + 3 * steps times, and changes its model each time; on a GPU steps + 1 times more. It
+    runs first without the profiler, for ``step_ms`` and ``host_ms``, then under torch.profiler for the rest,
+    where each step begins with an idle device.
 
-    - ``host_ms``: time of the host thread in a call, from an idle device, less what it waited for the device
-    - ``device_ms``: time in which the device was at work for the step
+    - ``host_ms``: time of the host thread in a call that begins with an idle device, without waiting for it
+    - ``device_ms``: time in which the device was busy with the step
     - ``step_ms``: time per step of steps back to back
     - ``tklqt_ms``: total kernel launch and queueing time, the sum over kernels of the time from the call that
       launched it to its start
-    - ``calling_thread_ms``: ``step_ms`` under ``torch.autograd.set_multithreading_enabled(False)``, where
+    - ``calling_thread_ms``: ``step_ms`` under ``torch.autograd.set_multithreading_enabled(False)``, if
       backward ran in PyTorch's thread for the GPU; else None
 
-    A step can take no less than the longer one of host and device. So it is *launch-bound* where the host
-    takes longer, and else *bandwidth-bound*: attention on graphs reads more than it computes.
+    A step takes at least the longer of host and device time. So it is *launch-bound* where the host takes
+    longer, and else *bandwidth-bound*, because attention on graphs reads more than it computes.
 
     Args:
-        step: a whole training step, or anything else that can be called again and again.
-        args: its arguments.
-        steps, warmup: how often it is measured (each way), and called before.
-        device: what to measure; default the current GPU if there is one, else the CPU. On the CPU there are
-            no kernels: host time by operator remains.
-        name: a heading.
+        step: a whole training step, or another function that can be called repeatedly. args: its arguments.
+        steps, warmup: how many steps each measurement takes, and how many run before. device: what to
+        measure; by default the current GPU if there is one, else the CPU. On the CPU there are no kernels,
+        only host time by operator. name: a heading.
 
     Raises:
         TypeError: ``step`` cannot be called.
@@ -62,18 +60,18 @@ def profile(
         raise TypeError(f"dfgnn.profile: step: expected a function, got {type(step).__name__}")
     if steps < 1 or warmup < 0:
         raise ValueError(f"dfgnn.profile: steps, warmup: expected at least 1 and 0, got {steps} and {warmup}")
-    chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    on_gpu = chosen.type == "cuda"
+    target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    on_gpu = target.type == "cuda"
 
     def wait() -> None:
         if on_gpu:
-            torch.cuda.synchronize(chosen)
+            torch.cuda.synchronize(target)
 
     for _ in range(warmup):
         step(*args)
     wait()
     if on_gpu:
-        torch.cuda.reset_peak_memory_stats(chosen)
+        torch.cuda.reset_peak_memory_stats(target)
 
     def back_to_back() -> float:
         begin = time.perf_counter()
@@ -94,7 +92,7 @@ def profile(
         step(*args)
         calls.append((time.perf_counter() - begin) * 1e3)
         wait()
-    peak = torch.cuda.max_memory_allocated(chosen) if on_gpu else None
+    peak = torch.cuda.max_memory_allocated(target) if on_gpu else None
 
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with torch_profile(activities=activities, profile_memory=not on_gpu) as profiler:
@@ -103,32 +101,32 @@ def profile(
                 step(*args)
             wait()
     events = trace.events_of(profiler)
-    found = trace.steps_of(events)
-    middle = sorted(found, key=lambda s: s.host[-1].end if s.host else 0.0)[len(found) // 2]
+    spans = trace.steps_of(events)
+    middle = sorted(spans, key=lambda s: s.host[-1].end if s.host else 0.0)[len(spans) // 2]
     operators = [
         Operator(o.key, o.self_cpu_time_total / steps / 1e3, o.count / steps)
         for o in profiler.key_averages()
         if o.key != trace.STEP and o.self_cpu_time_total and not o.key.startswith("cuda")
     ]
     kernels = [
-        Operator(key, sum(s.by_kernel[key] for s in found) / steps, sum(s.counts[key] for s in found) / steps)
-        for key in dict.fromkeys(key for s in found for key in s.by_kernel)
+        Operator(key, sum(s.by_kernel[key] for s in spans) / steps, sum(s.counts[key] for s in spans) / steps)
+        for key in dict.fromkeys(key for s in spans for key in s.by_kernel)
     ]
-    waits_ms = median(s.waits_ms for s in found)
+    waits_ms = median(s.waits_ms for s in spans)
     call_ms = median(calls)
     return Profile(
         name=name,
-        device=torch.cuda.get_device_name(chosen) if on_gpu else "CPU",
+        device=torch.cuda.get_device_name(target) if on_gpu else "CPU",
         on_gpu=on_gpu,
         step_ms=step_ms,
         host_ms=max(call_ms - waits_ms, 0.0),
-        device_ms=median(s.device_ms for s in found),
-        tklqt_ms=median(s.tklqt_ms for s in found),
-        calling_thread_ms=in_calling_thread if any(s.backward_elsewhere for s in found) else None,
-        kernels=round(median(s.kernels for s in found)),
-        launches=round(median(s.launches for s in found)),
-        copies=round(median(s.copies for s in found)),
-        waits=round(median(s.waits for s in found)),
+        device_ms=median(s.device_ms for s in spans),
+        tklqt_ms=median(s.tklqt_ms for s in spans),
+        calling_thread_ms=in_calling_thread if any(s.backward_elsewhere for s in spans) else None,
+        kernels=round(median(s.kernels for s in spans)),
+        launches=round(median(s.launches for s in spans)),
+        copies=round(median(s.copies for s in spans)),
+        waits=round(median(s.waits for s in spans)),
         waits_ms=waits_ms,
         peak_bytes=_peak(events) if peak is None else peak,
         by_kernel=sorted(kernels, key=lambda o: -o.ms),
@@ -141,7 +139,7 @@ def profile_accelerated(
     step: Callable[..., Any], model: torch.nn.Module, *args: Any, **options: Any
 ) -> Comparison:
     """`profile` of ``step(*args)`` before and after `dfgnn.accelerate` of the model that it trains, which is
-    restored at the end. options: as in `profile`, but for ``name``."""
+    restored at the end. options: those of `profile`, except ``name``."""
     before = profile(step, *args, name="before", **options)
     accelerate(model)
     try:
@@ -152,10 +150,10 @@ def profile_accelerated(
 
 
 def _peak(events: list[dict[str, Any]]) -> int | None:
-    """The most bytes that tensors took during the steps, of what the profiler saw of the CPU's allocator."""
-    seen = [
+    """The most bytes that tensors took during the steps, from the profiler's events of the CPU allocator."""
+    totals = [
         event["args"]["Total Allocated"]
         for event in events
         if event.get("name") == "[memory]" and event["args"].get("Device Type") == 0
     ]
-    return int(max(seen) - min(0, *seen)) if seen else None
+    return int(max(totals) - min(0, *totals)) if totals else None

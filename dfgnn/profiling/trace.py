@@ -1,4 +1,4 @@
-"""What a trace of torch.profiler says of the steps in it."""
+"""Reads times and counts of each step from a trace of torch.profiler."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 STEP = "dfgnn.profile.step"
 _ON_DEVICE = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "set"}
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
-# Calls that return when the device has done what was asked of it.
+# Calls that return after the device has finished earlier work.
 _WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
-# What autograd's engine calls its work.
+# Names of autograd's operators begin so.
 _BACKWARD = "autograd::engine"
 
 
 class Span(NamedTuple):
-    """Something that took time, microseconds from the beginning of its step."""
+    """An event with its beginning and end, in microseconds from the beginning of its step."""
 
     kind: str  # "operator", "other thread" (operators there), "launch", "wait"; "kernel", "copy", "set"
     name: str
@@ -27,14 +27,14 @@ class Span(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One step: milliseconds, and what is drawn of it."""
+    """One step's times in milliseconds, its counts, and the events of its timeline."""
 
     host: list[Span]
     device: list[Span]
     kernels: int
     launches: int
     copies: int
-    device_ms: float  # in which the device was at work
+    device_ms: float  # time in which the device was busy
     tklqt_ms: float
     waits: int
     waits_ms: float
@@ -44,7 +44,7 @@ class Step(NamedTuple):
 
 
 def events_of(profiler: Any) -> list[dict[str, Any]]:
-    """The events of a torch.profiler.profile that has ended, as its trace has them."""
+    """The events in the Chrome trace of a torch.profiler.profile that has ended."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
@@ -52,7 +52,7 @@ def events_of(profiler: Any) -> list[dict[str, Any]]:
 
 
 def steps_of(events: list[dict[str, Any]]) -> list[Step]:
-    """Every range named ``STEP``; a kernel belongs to the one in which it was launched."""
+    """The steps, which are ranges named ``STEP``; a kernel belongs to the step that launched it."""
     complete = [event for event in events if event.get("ph") == "X"]
     windows = sorted(
         (e["ts"], e["ts"] + e["dur"], e.get("tid"))
