@@ -1,10 +1,11 @@
 """The benchmark command, ``python -m dfgnn.bench`` (``--help`` lists the options).
 
-Needs numpy beside torch, scipy for ``.mtx`` files and matplotlib for pictures (the extra ``bench``).
+It needs numpy beside torch, scipy for ``.mtx`` files and matplotlib for pictures (the extra ``bench``).
 
-``graphs`` reads graphs, ``twins`` makes synthetic ones and ``datasets`` asks other libraries for theirs;
-``workloads`` makes inputs, ``measure`` times calls, ``yardsticks`` gives the floor, ``accuracy`` the errors,
-``peers`` other libraries and ``candidates`` the plans that were not chosen; ``report`` and ``plots`` show it.
+``graphs`` reads graphs, ``twins`` makes synthetic ones and ``datasets`` loads those of other libraries;
+``workloads`` makes inputs, ``measure`` times calls, ``yardsticks`` measures the baseline (*floor*),
+``accuracy`` errors, ``peers`` other libraries, ``candidates`` plans that were not chosen; ``report`` and
+``plots`` show the results.
 """
 
 try:

@@ -1,7 +1,7 @@
-"""The layers in float64 on graphs whose E x F tensors do not fit: sums over chunks of edges.
+"""Reference results of the layers in float64, computed in chunks of edges, because E x F tensors may not fit.
 
-The formulas are those of ``csrc/core/params.h``, with the gradients written out instead of autograd.
-Independent of the kernels, their plans and the reverse CSR; runs on the device of its inputs.
+The formulas are those of ``csrc/core/params.h``, with the gradients written out instead of autograd. The code
+does not use the kernels, their plans or the reverse CSR; it runs on the device of its inputs.
 """
 
 import math
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Bytes of one chunk's edges x features tensor.
+# A chunk's edges x features tensor has at most so many bytes.
 _CHUNK_BYTES = 2**28
 
 
@@ -131,7 +131,7 @@ def dot(
 
 
 def _chunks(graph, features: Tensor):
-    """(src, dst), int64, of all edges, so many at a time that a row of features for each fits the chunk."""
+    """(src, dst), int64, of all edges, in chunks whose edges x features tensor has ``_CHUNK_BYTES``."""
     csr = graph.csr()
     step = max(_CHUNK_BYTES // (8 * features[0].numel()), 1)
     for begin in range(0, graph.num_edges, step):

@@ -1,9 +1,9 @@
-"""Graphs that are not symmetric, as layers meet them: a weather model's, and a sampled mini-batch.
+"""Benchmark graphs that are not symmetric: those of a weather model, and a sampled mini-batch.
 
 They get no self loops and no reverse edges. Every function returns (src, dst, sources, destinations), the
 same graph at every call.
 
-The weather model is of the shape that Anemoi's has: an icosahedron refined six times, with the edges of all
+The weather model has the shape of Anemoi's: an icosahedron refined six times, with the edges of all
 seven meshes on the nodes of the finest one (Lam et al., GraphCast, arXiv 2212.12794), a grid of 542,080
 points (here on a Fibonacci spiral instead of a reduced Gaussian grid), an encoder with the grid points within
 a radius of each mesh node, and a decoder with the three mesh nodes nearest to each grid point.
@@ -53,7 +53,7 @@ def icosahedra(refinements: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def spiral(count: int) -> np.ndarray:
-    """Unit vectors [count, 3], evenly on the sphere."""
+    """Unit vectors [count, 3], evenly distributed over the sphere."""
     k = np.arange(count)
     z = 1 - (2 * k + 1) / count
     angle = math.pi * (3 - 5**0.5) * k
@@ -88,9 +88,9 @@ def decoder():
 
 
 def sampled(indptr: np.ndarray, indices: np.ndarray, seeds: int = _BATCH, fanout: tuple[int, ...] = _FANOUT):
-    """What a neighbour sampler makes of ``seeds`` random nodes: one set of nodes, in the order in which they
-    were reached, and up to ``fanout[k]`` different in-edges of each that was reached in hop k. The nodes of
-    the last hop have none (Hamilton et al., GraphSAGE, arXiv 1706.02216)."""
+    """The sample that a neighbour sampler draws for ``seeds`` random nodes: one set of nodes, in the order in
+    which they were reached, and up to ``fanout[k]`` different in-edges of each that was reached in hop k. The
+    nodes of the last hop have none (Hamilton et al., GraphSAGE, arXiv 1706.02216)."""
     random = np.random.default_rng(0)
     nodes = random.choice(len(indptr) - 1, min(seeds, len(indptr) - 1), replace=False)
     place = np.full(len(indptr) - 1, -1)

@@ -1,27 +1,27 @@
-"""The byte bound: what the kernels of a layer have to move, at the bandwidths measured on this very graph.
+"""The byte bound: the least time in which a layer's kernels can move their data, from measured bandwidths.
 
     kernel   max((E (rows of a neighbour + 4 + sectors of statistics) + streams) / BW_graph, streams / copy)
     step     the sum over its kernels, and 1.5 us for each launch on a GPU
 
-Unlike passes x floor it counts the arrays that are read or written once and the statistics, so that it
-holds for short rows, too. BW_graph is that of the floor kernel: all of its bytes by its time, thus with what
-this graph's order and degrees do to the caches. Indices count once in both, also where the floor takes its
-columns in blocks and reads them once for each.
+Unlike passes x floor it counts arrays that are read or written once and the statistics, so that it holds for
+short rows, too. BW_graph is the bandwidth of the baseline kernel on the same graph, all of its bytes by its
+time, and so includes the effect of the graph's order and degrees on caches. Indices count once in both, even
+if the baseline works on blocks of columns and reads them once for each.
 """
 
 from dataclasses import dataclass
 
-SECTOR = 32  # bytes that memory delivers at least
+SECTOR = 32  # the least number of bytes that a memory access transfers
 LAUNCH_MS = 1.5e-3
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """What one kernel moves.
+    """The arrays that one kernel reads and writes.
 
-    rows: neighbour rows gathered per edge; stats: float32 numbers gathered per edge and head; dst, src:
-    arrays [N, H, D] in the features' dtype that are read or written once, by the side whose rows they have;
-    dst_terms, src_terms: the same of float32 numbers [N, H].
+    rows: neighbour rows gathered per edge; stats: float32 numbers gathered per edge and head; dst, src: how
+    many arrays [N, H, D] in the features' dtype are read or written once, with rows for destinations or for
+    sources; dst_terms, src_terms: how many arrays [N, H] of float32.
     """
 
     rows: int = 0
@@ -50,12 +50,12 @@ class Size:
     itemsize: int
 
     def floor_bytes(self) -> int:
-        """Of a plain neighbour sum: gathered rows, indices, the result."""
+        """The bytes that a plain neighbour sum moves: gathered rows, indices, the result."""
         row = self.heads * self.head_dim * self.itemsize
         return self.num_edges * (row + 4) + self.num_dst * (row + 4)
 
 
-# By layer and mode, as csrc/cuda has them. A statistic is term, max, log_sum, delta.
+# The kernels of each layer and mode in csrc/cuda. An edge gathers term, max, log_sum and delta.
 _GATHERED_STATS = 4
 _DOT_FORWARD = Kernel(rows=2, dst=2)
 _V2_FORWARD = Kernel(rows=1, dst=2)
@@ -83,8 +83,8 @@ KERNELS = {
 
 
 def byte_bound(layer: str, mode: str, size: Size, floor_ms: float, copy_gb_s: float, launches: bool) -> float:
-    """Milliseconds. floor_ms: of the floor kernel on this graph, at the same width and dtype; launches: count
-    those of a GPU."""
+    """The byte bound in milliseconds. floor_ms: time of the baseline kernel on this graph, with the same
+    width and dtype; launches: whether to count a GPU's launches."""
     graph_gb_s = size.floor_bytes() / floor_ms / 1e6
     kernels = KERNELS[layer, mode]
     total = sum(kernel.milliseconds(size, graph_gb_s, copy_gb_s) for kernel in kernels)

@@ -1,4 +1,4 @@
-"""``--oracle``: every plan that the scheduler could have taken, measured beside the one that it took."""
+"""``--oracle``: measures every plan that the scheduler could have chosen, beside the one that it chose."""
 
 from functools import partial
 
@@ -9,9 +9,8 @@ from .workloads import Workload
 
 
 def describe(plans: dict) -> dict[str, dict]:
-    """Plans by direction as plain data: schedule, longest item, heads at a time (0: all), parts of the
-    sources, number of items, and of rows that are split into how many pieces, with the bytes of these.
-    """
+    """Plans by direction as plain data: schedule, maximum edges per work item, heads at a time (0: all),
+    source partitions, numbers of work items, split rows and their chunks, and the bytes of partial rows."""
     return {
         direction: {
             "schedule": plan.schedule,
@@ -30,37 +29,37 @@ def describe(plans: dict) -> dict[str, dict]:
 def measure_candidates(work: Workload, mode: str, chosen: dict, budget: float) -> dict:
     """{"candidates", "kind", "chosen", "best", "ratio"} for a measured row with the schedule "auto".
 
-    candidates: {plan: {"ms"} or {"failed": reason}}, by the text of its plans, so that candidates that come
-    to the same plan are measured once; the chosen one has the row's own time, and one whose partial rows
-    exceed the memory that "auto" may take "too_large": it is not the best. kind: of the times, "kernels"
-    where all have it. ratio: chosen / best, at least 1.
+    candidates: {plan: {"ms"} or {"failed": reason}}, keyed by the text of the plans, so that candidates with
+    the same plan are measured once. The chosen one has the row's time. One whose partial rows exceed the
+    memory that "auto" may use has "too_large" and cannot be the best. kind: the kind of the times, "kernels"
+    if all candidates have that. ratio: chosen / best, at least 1.
     """
     name = plan_text(chosen["plan"])
-    found = {name: {kind: chosen[kind] for kind in ("eager", "kernels") if kind in chosen}}
+    times = {name: {kind: chosen[kind] for kind in ("eager", "kernels") if kind in chosen}}
     too_large = set()
     for schedule in work.alternatives(mode):
         candidate = schedule
         try:
             plans = work.plans(mode, schedule)
             candidate = plan_text(describe(plans))
-            if candidate in found:
+            if candidate in times:
                 continue
             if any(
                 plan.partial_bytes > work.most_partial_bytes(direction) for direction, plan in plans.items()
             ):
                 too_large.add(candidate)
             call = work.call(partial(work.layer.attention, work.graph, schedule=schedule), mode)
-            found[candidate] = timings(call, work.graph.device, budget)
+            times[candidate] = timings(call, work.graph.device, budget)
         except (RuntimeError, ValueError) as error:
-            found[candidate] = {"failed": measure.reason(error)}
-    measured = {plan: t for plan, t in found.items() if "failed" not in t}
+            times[candidate] = {"failed": measure.reason(error)}
+    measured = {plan: t for plan, t in times.items() if "failed" not in t}
     kind = "kernels" if all("median" in t.get("kernels", {}) for t in measured.values()) else "eager"
     ms = {plan: t[kind]["median"] for plan, t in measured.items()}
     best = min(ms.keys() - too_large, key=ms.__getitem__)
     note = {plan: {"too_large": True} for plan in too_large}
     return {
         "candidates": {
-            plan: ({"ms": ms[plan]} if plan in ms else t) | note.get(plan, {}) for plan, t in found.items()
+            plan: ({"ms": ms[plan]} if plan in ms else t) | note.get(plan, {}) for plan, t in times.items()
         },
         "kind": kind,
         "chosen": name,

@@ -1,4 +1,4 @@
-"""Arguments, and the loop over graphs."""
+"""The command line of ``python -m dfgnn.bench``, and the loop over graphs."""
 
 import argparse
 import gc
@@ -114,7 +114,7 @@ def main(argv: list[str] | None = None) -> int:
     args = usage.parse_args(argv)
     if args.oracle and "auto" not in args.schedule:
         usage.error("--oracle compares with what the scheduler chooses: --schedule has to hold auto")
-    if args.plot:  # before an hour of measurements
+    if args.plot:  # fail now, not after an hour of measurements
         try:
             plots.require_matplotlib()
         except ImportError as error:
@@ -176,13 +176,13 @@ def _run(names, device, options: Options, args) -> int:
             results["graphs"].append({"name": label, "unavailable": measure.reason(error)})
             emit("graph", results["graphs"][-1])
             continue
-        found = measure_graph(label, graph, options, emit, count, results["copy_gb_s"])
-        results["graphs"].append(found["graph"])
-        results["yardsticks"] += found["yardsticks"]
-        results["rows"] += found["rows"]
+        measured = measure_graph(label, graph, options, emit, count, results["copy_gb_s"])
+        results["graphs"].append(measured["graph"])
+        results["yardsticks"] += measured["yardsticks"]
+        results["rows"] += measured["rows"]
         results["means"] = report.means(results["rows"])
         report.write_json(args.json, results)
-        del graph, found
+        del graph, measured
         gc.collect()
     print("\ngeometric means over the graphs")
     for record in results["means"]:

@@ -1,4 +1,4 @@
-"""Regressions between two result files, by the ratio to the yardstick measured in the same run."""
+"""Finds regressions between two result files, by each row's ratio to the baseline of the same run."""
 
 from pathlib import Path
 
@@ -66,7 +66,7 @@ def _rows(path: Path) -> dict[tuple, dict]:
 
 
 def _ratios(old: dict, new: dict) -> tuple[float | None, float | None]:
-    """By the kind of timing that both have, kernels first."""
+    """Both ratios, by a kind of timing that both have: kernels if possible."""
     for kind in ("kernels", "eager"):
         pair = [row.get("x_floor", {}).get(kind) for row in (old, new)]
         if None not in pair:

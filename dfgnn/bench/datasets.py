@@ -1,11 +1,11 @@
-"""Graphs of public data sets, by the library that has them.
+"""Loads graphs of public data sets through OGB, PyG and DGL.
 
 ``ogb:ogbn-arxiv``        Open Graph Benchmark: its name of the data set (ogbn-, ogbl-, ogbg-)
 ``pyg:Planetoid/Cora``    PyG: a class of torch_geometric.datasets and, where it takes one, a name
 ``dgl:CoraGraphDataset``  DGL: a class of dgl.data and, where it takes one, a name (``dgl:TUDataset/COLLAB``)
 
-Of a data set of many graphs, the first ``BATCH`` are taken as one batch; ``@256`` behind the name sets
-another number. The libraries download what their folder lacks.
+Of a data set of many graphs, the first ``BATCH`` make one batch; a suffix ``@256`` sets another number. The
+libraries download what is missing in their folder.
 """
 
 import importlib
@@ -23,7 +23,7 @@ _LIBRARIES = {"ogb": "ogb", "pyg": "torch_geometric", "dgl": "dgl"}
 
 
 def is_spec(name: str) -> bool:
-    """Whether the name asks for a data set of a library."""
+    """Whether the name stands for a data set of a library."""
     return name.partition(":")[0] in _LIBRARIES and ":" in name
 
 
@@ -40,21 +40,21 @@ def load(spec: str, root: Path):
     if count and not (count.isdecimal() and int(count)):
         raise ValueError(f"graph: expected a number of graphs behind @, got {spec!r}")
     module = _LIBRARIES[library]
-    os.environ.setdefault("DGLBACKEND", "pytorch")  # else DGL writes the answer to the home directory
+    os.environ.setdefault("DGLBACKEND", "pytorch")  # else DGL writes a file to the home directory
     try:
         importlib.import_module(module)
     except ImportError as error:
         raise ImportError(f"{spec} needs {module}: pip install {module} ({reason(error)})") from error
     of_library = {"ogb": _ogb, "pyg": _pyg, "dgl": _dgl}[library]
-    of_library(spec, name, root)  # ValueError before anything is made
+    of_library(spec, name, root)  # raises ValueError before anything is written
     with downloading(root) as folder:
-        make, ends = of_library(spec, name, folder)
+        make, edges = of_library(spec, name, folder)
         try:
             dataset = make()
-        except Exception as error:  # downloads, formats, prompts: whatever stops a library is the answer
+        except Exception as error:  # libraries fail in many ways: downloads, formats, prompts
             raise OSError(f"{spec}: {reason(error)}") from error
         try:
-            graphs = [ends(dataset[i]) for i in range(min(len(dataset), int(count or BATCH)))]
+            graphs = [edges(dataset[i]) for i in range(min(len(dataset), int(count or BATCH)))]
         except Exception as error:
             raise ValueError(
                 f"{spec}: expected graphs of one kind of nodes and edges ({reason(error)})"
@@ -67,7 +67,7 @@ def load(spec: str, root: Path):
     return (src, dst, int(offsets[-1])), len(graphs)
 
 
-# Each of these gives two functions: one makes the data set, one takes an item to (src, dst, number of nodes).
+# Each of these returns two functions: one makes the data set, one converts an item to (src, dst, num_nodes).
 
 
 def _ogb(spec: str, name: str, root: Path):

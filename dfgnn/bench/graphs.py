@@ -1,10 +1,9 @@
-"""Benchmark graphs: synthetic ones, real ones from a data folder, files, and data sets of other libraries.
+"""Reads benchmark graphs: synthetic ones, real ones from a data folder, files, and libraries' data sets.
 
-Every graph is symmetrised and gets self loops, like the inputs of an attention layer, but for those of
-``blocks``. Synthetic graphs are in ``twins``, data sets by library in ``datasets``, what no library has in
-``sources``. The names of real graphs
-stand for one of these (``ALIASES``) and are downloaded; where the environment variable ``DFGNN_DATA`` names a
-folder that has a copy, that is read instead. Files:
+Every graph is symmetrised and gets self loops, like the inputs of an attention layer, except those of
+``blocks``. Synthetic graphs are in ``twins``, data sets of libraries in ``datasets``, others in ``sources``.
+Names of real graphs stand for one of these (``ALIASES``), which is downloaded unless the folder that the
+environment variable ``DFGNN_DATA`` names has a copy. Files:
 
 ``.npz``   ``indptr, indices`` and optionally ``num_nodes``; or a batch, ``node_ptr, edge_ptr, src, dst`` with
            ids that start at 0 in every graph; or what ``scipy.sparse.save_npz`` writes.
@@ -32,7 +31,7 @@ ALIASES = {
 }
 _REAL = (*ALIASES, *sources.SOURCES)
 NAMES = (*_REAL, *twins.NAMES, *blocks.NAMES, blocks.SAMPLED + "ogbn-arxiv")
-# Copies in the folder DFGNN_DATA: the file, and how many graphs of a batch are taken. Other copies: copy_of.
+# Copies in the folder DFGNN_DATA: the file, and how many graphs of a batch are used. `copy_of` finds others.
 _COPIES = {
     "ogbn-arxiv": ("graphs/ogbn-arxiv.npz", None),
     "debian-deps": ("graphs/debian-deps.npz", None),
@@ -67,7 +66,7 @@ def has_copy(name: str) -> bool:
 
 
 def load(name: str, device="cpu", root: Path = ROOT) -> Graph:
-    """The graph alone of ``read``."""
+    """The graph that ``read`` returns."""
     return read(name, device, root)[0]
 
 
@@ -100,17 +99,17 @@ def _csr(name: str, root: Path) -> tuple[np.ndarray, np.ndarray]:
 def _read(name: str, root: Path):
     """(src, dst, number of nodes), each undirected edge once, and the number of graphs."""
     if datasets.is_spec(name):
-        ends, graphs = datasets.load(name, root)
+        edges, graphs = datasets.load(name, root)
     elif Path(name).suffix in (".npz", ".mtx"):
-        ends, graphs = _file(Path(name))
+        edges, graphs = _file(Path(name))
     elif name in _REAL:
-        ends, graphs = _real(name, root)
+        edges, graphs = _real(name, root)
     else:
         raise ValueError(
             f"graph: expected a .npz or .mtx file, a data set (ogb:, pyg: or dgl:), er-N-D or one of "
             f"{', '.join(NAMES)}, got {name!r}"
         )
-    return _unique_undirected(*ends), graphs
+    return _unique_undirected(*edges), graphs
 
 
 def _unique_undirected(src, dst, n):
@@ -121,8 +120,8 @@ def _unique_undirected(src, dst, n):
 
 
 def _file(path: Path, graphs: int | None = None):
-    """(src, dst, number of nodes) as they are in the file, and the number of graphs: of a batch, the first
-    ``graphs``."""
+    """(src, dst, number of nodes) from the file, and the number of graphs. graphs: how many of a batch to
+    read; None for all."""
     if path.suffix == ".mtx":
         import scipy.io
         import scipy.sparse
@@ -157,7 +156,7 @@ def rows(path: Path, count: int | None = None) -> np.ndarray:
 
 
 def _real(name: str, root: Path):
-    """What ``_file`` gives, of a real graph: of the copy in the data folder, else of what is published."""
+    """A real graph in the form of ``_file``: from the copy in the data folder, else downloaded."""
     folder = data_folder()
     file, count = _COPIES[name]
     if folder is not None and (folder / file).is_file():
@@ -169,7 +168,7 @@ def _real(name: str, root: Path):
 
 
 def copy_of(path: Path, graphs: int | None):
-    """What ``_file`` gives; also of OGB's raw files, which list the edges of one graph after the other's."""
+    """A graph in the form of ``_file``; also from OGB's raw files, which list the graphs' edges in turn."""
     if path.suffix == ".npz":
         return _file(path, graphs)
     nodes = rows(path.with_name("num-node-list.csv.gz"), graphs)[:, 0]

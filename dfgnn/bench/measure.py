@@ -1,4 +1,4 @@
-"""Time (``dfgnn.runtime.timing``) and memory of one call."""
+"""Measures the time (``dfgnn.runtime.timing``) and the memory of one call."""
 
 import json
 import os
@@ -31,10 +31,10 @@ def milliseconds(fn: Callable, device: torch.device) -> tuple[float, Any]:
     return (time.perf_counter() - start) * 1e3, result
 
 
-def peak_extra(fn: Callable, kept: int, device: torch.device) -> int:
-    """Peak bytes of torch's memory during a call, above what was there before and ``kept`` bytes of results.
+def peak_extra(fn: Callable, result_bytes: int, device: torch.device) -> int:
+    """Peak bytes of torch's memory during a call, less those used before and ``result_bytes``.
 
-    What a library takes beside torch's allocator is not in it.
+    Memory that a library allocates without torch's allocator is not counted.
     """
     if device.type == "cuda":
         torch.cuda.synchronize()
@@ -42,13 +42,13 @@ def peak_extra(fn: Callable, kept: int, device: torch.device) -> int:
         torch.cuda.reset_peak_memory_stats()
         fn()
         torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - before - kept
-    return max(_cpu_memory(fn), default=0) - kept
+        return torch.cuda.max_memory_allocated() - before - result_bytes
+    return max(_cpu_memory(fn), default=0) - result_bytes
 
 
 def _cpu_memory(fn: Callable) -> list[int]:
-    """Bytes that the call holds in torch's CPU allocator, after every allocation and release."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler reports its start and end on stderr
+    """The bytes that the call holds in torch's CPU allocator, after every allocation and release."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler prints its start and end on stderr
     with torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profile:
         fn()
     with tempfile.TemporaryDirectory() as folder:

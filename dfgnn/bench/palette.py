@@ -1,4 +1,4 @@
-"""The colour of each library in all pictures: legible on white and on black, apart for the colour-blind."""
+"""The colour of each library in all pictures: legible on white and black, distinct for the colour-blind."""
 
 COLOURS = {"dfgnn": "#d9480f", "PyG": "#3f7fbf", "DGL": "#2a9d8f", "turbo-gnn": "#8e6bb0"}
 

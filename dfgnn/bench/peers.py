@@ -1,7 +1,7 @@
 """Other libraries' attention on the same inputs.
 
-A builder takes (layer, graph, dropout) and returns a function of the layer's inputs by name; it raises where
-the library is not installed or has no such layer. Graph formats are built outside the timing.
+A builder takes (layer, graph, dropout) and returns a function of the layer's inputs by name; it raises if the
+library is not installed or has no such layer. Graph formats are built before the timing.
 """
 
 import math
@@ -42,7 +42,7 @@ def pyg(layer: str, graph, dropout: float = 0.0):
 def pyg_compile(layer: str, graph, dropout: float = 0.0):
     """The same under torch.compile, in one graph."""
     function = pyg(layer, graph, dropout)
-    # Past its limit of recompilations, torch.compile would run eagerly without a word.
+    # Beyond its limit of recompilations, torch.compile would silently run eagerly.
     torch.compiler.reset()
     return torch.compile(function, fullgraph=True, dynamic=False)
 
@@ -187,8 +187,8 @@ def dgnn(layer: str, graph, dropout: float = 0.0):
 
 
 PEERS = {"dgl": dgl, "pyg": pyg, "pyg-compile": pyg_compile, "turbo-gnn": turbo_gnn, "dgNN": dgnn}
-# Those that are timed in CUDA graphs, too: plain PyTorch. A library's own launches need not survive a capture
+# Peers in plain PyTorch, which are timed in CUDA graphs, too. Other libraries' launches may not be capturable
 # (turbo-gnn's end the process).
 CAPTURED = ("pyg", "pyg-compile")
-# What a peer's time over ours is called, by kind of timing.
+# Names of the ratio of a peer's time to ours, by kind of timing.
 SPEEDUPS = {"eager": "speedup", "kernels": "speedup_kernels"}

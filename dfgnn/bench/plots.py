@@ -1,14 +1,14 @@
-"""Pictures of a result file: ``--plot FOLDER``, or ``dfgnn.bench plot RESULTS.json FOLDER`` later.
+"""Draws pictures of a result file: ``--plot FOLDER``, or ``dfgnn.bench plot RESULTS.json FOLDER`` later.
 
-``bars-*``      one per layer, shape, dtype and mode: times passes x floor on every graph, with the floor
-``degrees-*``   one per graph: its degrees, and which of them every plan takes whole and which it splits
+``bars-*``      one per layer, shape, dtype and mode: the ratio to passes x floor on every graph
+``degrees-*``   one per graph: its degrees, and which rows each plan splits
 ``roofline-*``  one per feature width and dtype: gathered GB/s against the reuse of a graph's rows
 
-A roofline's x is how many bytes a pass gathers for every byte that it has to move (features once in and once
+A roofline's x is how many bytes a pass gathers for every byte that it must move (features once in and once
 out, indices once). No kernel can gather faster than x times the bandwidth of copying, unless the graph's rows
 stay in cache between calls; one without any cache would gather at the bandwidth of copying.
 
-Everything is drawn from the JSON alone. A picture for which a file lacks something is not drawn, and named.
+Pictures are drawn from the JSON alone. A picture for which the file lacks data is named instead of drawn.
 """
 
 import math
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
 
 
 def require_matplotlib() -> None:
-    """Raises ImportError that says what to install."""
+    """Raises an ImportError that says what to install, unless matplotlib is installed."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
@@ -54,7 +54,7 @@ def require_matplotlib() -> None:
 
 
 def draw(results: dict, folder: Path) -> list[str]:
-    """Writes every picture as a PNG and returns a line for each: its path, or why it is not there."""
+    """Writes every picture as a PNG and returns a line for each: its path, or why it was not drawn."""
     folder.mkdir(parents=True, exist_ok=True)
     cases = dict.fromkeys(tuple(row[key] for key in _CASE) for row in results["rows"])
     jobs: list[tuple[str, Callable, Any]] = []
@@ -75,23 +75,23 @@ def draw(results: dict, folder: Path) -> list[str]:
 
 
 def bars(results: dict, case: tuple):
-    """Times passes x floor by graph, a group of bars for each and a bar for each schedule and peer.
+    """Ratios to passes x floor: a group of bars for each graph, a bar for each schedule and peer.
 
-    By kernels alone where every row and every peer that was measured has them. Raises LookupError if no row
-    has a ratio.
+    Ratios are of kernel times if every measured row and peer has them. Raises LookupError if no row has a
+    ratio.
     """
     rows = [row for row in results["rows"] if tuple(row[key] for key in _CASE) == case]
     times = [row["x_floor"] for row in rows if "x_floor" in row]
-    peers = [found for row in rows for found in row.get("peers", {}).values() if "speedup" in found]
-    by_kernels = all("kernels" in x for x in times) and all(SPEEDUPS["kernels"] in found for found in peers)
+    peers = [ratios for row in rows for ratios in row.get("peers", {}).values() if "speedup" in ratios]
+    by_kernels = all("kernels" in x for x in times) and all(SPEEDUPS["kernels"] in ratios for ratios in peers)
     kind = "kernels" if by_kernels else "eager"
     series: dict[str, dict[str, float | None]] = {}
     for row in rows:
         ratio = row.get("x_floor", {}).get(kind)
         name = "dfgnn" if row["schedule"] == "auto" else f"dfgnn {row['schedule']}"
         series.setdefault(name, {})[row["graph"]] = ratio
-        for peer, found in row.get("peers", {}).items():
-            slower = found.get(SPEEDUPS[kind])
+        for peer, ratios in row.get("peers", {}).items():
+            slower = ratios.get(SPEEDUPS[kind])
             series.setdefault(peer, {})[row["graph"]] = ratio * slower if ratio and slower else None
     values = [v for by_graph in series.values() for v in by_graph.values() if v]
     if not values:
@@ -145,7 +145,7 @@ def degrees(results: dict, name: str):
     above.bar([x - 0.2 for x in (0, *bins)], [counts["empty"], *counts["rows"]], 0.4, label="rows")
     above.bar([x + 0.2 for x in bins], counts["edges"], 0.4, label="edges", color="#b8b8b8")
     above.set_yscale("log")
-    above.set_ylim(bottom=0.5)  # a single row shows
+    above.set_ylim(bottom=0.5)  # so that a bin with one row is visible
     _legend(figure)
     above.set_title(f"{name}: {graph['nodes']:,} rows, {graph['edges']:,} edges")
     start, end = (-0.5 if counts["empty"] else 0.5), _place(graph["max_degree"] + 1)
@@ -162,7 +162,7 @@ def degrees(results: dict, name: str):
 
 
 def _bands(plan: dict, start: float, end: float) -> list[tuple]:
-    """(from, to, what happens to rows of these degrees, colour)."""
+    """(lowest degree, highest degree, how the plan treats rows of these degrees, colour)."""
     if plan["schedule"] == "tiles":
         return [(start, end, "windows of 64 rows", _SHARED)]
     if plan.get("source_parts", 1) > 1:
@@ -241,11 +241,11 @@ def _place(degree: int) -> float:
 
 
 def _figure(width: float, height: float):
-    from matplotlib.figure import Figure  # without pyplot: no display, and nothing to close
+    from matplotlib.figure import Figure  # pyplot would need a display, and figures to be closed
 
     return Figure(figsize=(width, height), dpi=100, layout="constrained")
 
 
 def _legend(figure) -> None:
-    """Below the axes, where it hides nothing."""
+    """Puts the legend below the axes, where it hides nothing."""
     figure.legend(loc="outside lower center", ncols=3, fontsize=7)

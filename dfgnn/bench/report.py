@@ -1,4 +1,4 @@
-"""Tables, geometric means, and where and when the numbers were taken."""
+"""Result files: tables, geometric means, and the environment of the measurements."""
 
 import datetime
 import json
@@ -14,7 +14,7 @@ from .. import __version__, env
 from .peers import SPEEDUPS
 
 _SHORT = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16"}
-# What a geometric mean is taken over the graphs of.
+# Rows that agree in these make one geometric mean over graphs.
 _CASE = ("layer", "heads", "head_dim", "dtype", "mode", "schedule")
 _COLUMNS = (
     ("layer", 6), ("H x D", 8), ("type", 5), ("mode", 8), ("schedule", 14), ("eager ms", 10),
@@ -49,14 +49,14 @@ def environment(device: torch.device, commit: str | None) -> dict:
 
 
 def write_json(path: Path | None, results: Any) -> None:
-    """Results as a file, in folders that need not exist; nothing without a path."""
+    """Writes results to a file, making its folders; does nothing without a path."""
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(_finite(results), indent=1, allow_nan=False) + "\n")
 
 
 def read_json(path: Path, keys: tuple[str, ...]) -> dict:
-    """What `write_json` wrote, with rows that have these keys; raises ValueError for anything else."""
+    """Reads a file of `write_json`. Raises ValueError unless it is one whose rows have these keys."""
     try:
         found = json.loads(path.read_bytes())
         if not all(isinstance(row[key], (str, int)) for row in found["rows"] for key in keys):
@@ -69,7 +69,7 @@ def read_json(path: Path, keys: tuple[str, ...]) -> dict:
 
 
 def _finite(value):
-    """NaN and infinity as text: JSON has neither."""
+    """`value` with NaN and infinity as text, because JSON has neither."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
@@ -91,19 +91,19 @@ def geometric_mean(values) -> float:
 
 
 def ratio(row: dict) -> float | None:
-    """Times passes x floor, by kernels where they were timed alone."""
+    """The ratio to passes x floor, of kernel times where there are any."""
     found = row.get("x_floor", {})
     return found.get("kernels", found.get("eager"))
 
 
 def times_bound(row: dict) -> float | None:
-    """Times the byte bound, by kernels where they were timed alone. Earlier results have none."""
+    """The ratio to the byte bound, of kernel times where there are any. Earlier results have none."""
     found = row.get("x_bound", {})
     return found.get("kernels", found.get("eager"))
 
 
 def plan_text(plans: dict) -> str:
-    """The plans of a row's directions, in short."""
+    """A short text for the plans of a row's directions."""
 
     def text(plan):
         heads = plan.get("heads_per_tile")
@@ -120,8 +120,8 @@ def plan_text(plans: dict) -> str:
 def means(rows: list[dict]) -> list[dict]:
     """Geometric means over the graphs, per layer, shape, dtype, mode and schedule.
 
-    x_floor and worst: times passes x floor; x_bound: times the byte bound. speedups: over each peer. oracle:
-    chosen / best plan, with the number of graphs that have several candidates.
+    x_floor and worst: mean and largest ratio to passes x floor; x_bound: ratio to the byte bound. speedups:
+    over each peer. oracle: chosen / best plan, with the number of graphs that have several candidates.
     """
     groups: dict[tuple, list[dict]] = {}
     for row in rows:
@@ -190,7 +190,7 @@ def graph_lines(info: dict) -> str:
 
 
 def yardstick_lines(floor: dict) -> str:
-    """The yardsticks, and the header of the rows that follow."""
+    """Lines for the baselines, and the header of the rows that follow."""
 
     def text(name):
         yardstick = floor[name]
@@ -216,7 +216,7 @@ def yardstick_lines(floor: dict) -> str:
 
 
 def row_lines(row: dict) -> str:
-    """The row, and one line for each peer."""
+    """A line for the row, and one for each peer."""
     shape = f"{row['heads']}x{row['head_dim']}"
     cells = [row["layer"], shape, _SHORT[row["dtype"]], row["mode"], row["schedule"]]
     if "failed" in row:
@@ -266,20 +266,20 @@ def _oracle_text(oracle: dict) -> str:
 
 
 def _speedups(rows: list[dict]) -> dict:
-    """{peer: {"graphs", "mean", "least", "kernels"}} over the rows that have it; "kernels": the same of CUDA
-    graphs."""
-    found: dict[str, dict[str, list[float]]] = {}
+    """{peer: {"graphs", "mean", "least", "kernels"}} over the rows with this peer; "kernels" holds the same
+    numbers for times in CUDA graphs."""
+    by_peer: dict[str, dict[str, list[float]]] = {}
     for row in rows:
         for name, peer in row["peers"].items():
             for key in SPEEDUPS.values():
                 if key in peer:
-                    found.setdefault(name, {}).setdefault(key, []).append(peer[key])
+                    by_peer.setdefault(name, {}).setdefault(key, []).append(peer[key])
     summary = {
         name: {
             key: {"graphs": len(values), "mean": geometric_mean(values), "least": min(values)}
             for key, values in by_key.items()
         }
-        for name, by_key in found.items()
+        for name, by_key in by_peer.items()
     }
     eager, kernels = SPEEDUPS.values()
     return {
@@ -300,19 +300,19 @@ def mean_line(record: dict) -> str:
     else:
         text += "no floor"
     if "x_bound" in record:
-        found = record["x_bound"]
-        worst = found["worst"]
-        text += f"; {found['mean']:.2f} x byte bound, worst {worst['x_bound']:.2f} on {worst['graph']}"
+        summary = record["x_bound"]
+        worst = summary["worst"]
+        text += f"; {summary['mean']:.2f} x byte bound, worst {worst['x_bound']:.2f} on {worst['graph']}"
     for name, s in record["speedups"].items():
         text += f"; {s['mean']:.2f} x faster than {name} on {s['graphs']}, least {s['least']:.2f}"
         if "kernels" in s:
             k = s["kernels"]
             text += f" (kernels {k['mean']:.2f} on {k['graphs']}, least {k['least']:.2f})"
     if "oracle" in record:
-        found = record["oracle"]
-        worst = f"worst {found['worst']['ratio']:.2f} on {found['worst']['graph']}"
-        choice = f"{found['with_choice']} of {found['graphs']} graphs with several candidates"
-        text += f"; chosen / best plan {found['mean']:.2f}, {worst} ({choice})"
+        summary = record["oracle"]
+        worst = f"worst {summary['worst']['ratio']:.2f} on {summary['worst']['graph']}"
+        choice = f"{summary['with_choice']} of {summary['graphs']} graphs with several candidates"
+        text += f"; chosen / best plan {summary['mean']:.2f}, {worst} ({choice})"
     return text
 
 

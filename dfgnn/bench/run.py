@@ -1,4 +1,4 @@
-"""The measurements of one graph, as plain data."""
+"""Measures every layer, shape, dtype, mode and schedule on one graph; results are plain data."""
 
 import gc
 import math
@@ -23,8 +23,8 @@ SAMPLE = 4096
 class Options:
     """What to measure on every graph.
 
-    budget: seconds per measurement. check: errors of all results ("full"), of ``SAMPLE`` rows of the output
-    ("sample"), or none ("none"). oracle: measure every candidate for rows of the schedule "auto".
+    budget: seconds per measurement. check: compute errors of all results ("full"), of ``SAMPLE`` rows of the
+    output ("sample"), or none ("none"). oracle: measure every candidate plan of the schedule "auto".
     """
 
     layers: tuple[str, ...] = ("gat", "gatv2", "dot")
@@ -41,9 +41,9 @@ class Options:
 def measure_graph(
     name: str, graph: Graph, options: Options, emit, graphs: int = 1, copy_gb_s: float | None = None
 ) -> dict:
-    """{"graph", "yardsticks", "rows"} of one graph; ``emit(kind, record)`` gets each record when it is there.
+    """{"graph", "yardsticks", "rows"} of one graph; calls ``emit(kind, record)`` for each finished record.
 
-    graphs: how many small graphs it holds. copy_gb_s: of copying memory on this device, for the byte bound.
+    graphs: how many small graphs it holds. copy_gb_s: this device's bandwidth of copying, for the byte bound.
 
     A row that could not be measured has ``failed`` with the reason instead of numbers.
     """
@@ -93,7 +93,8 @@ def _describe(name: str, graph: Graph, options: Options, graphs: int) -> dict:
 
 
 def _histogram(graph: Graph) -> dict:
-    """Rows without edges, and of degree 2**k to 2**(k + 1) - 1 at index k the rows and their edges."""
+    """The number of rows without edges, and for each k those of degree 2**k to 2**(k + 1) - 1 and their
+    edges."""
     degree = graph.csr().indptr.diff()
     degree = degree[degree > 0]
     power = torch.frexp(degree.double()).exponent - 1
@@ -105,7 +106,7 @@ def _histogram(graph: Graph) -> dict:
 
 
 def preprocessing(graph: Graph, heads: int, dim: int, dtype: torch.dtype) -> dict[str, float]:
-    """From edges in random order: CSR, reverse CSR, plan of either direction; medians of three, in ms."""
+    """Milliseconds to make, from edges in random order, both CSRs and both plans; medians of three."""
     csr = graph.csr()
     dst = torch.repeat_interleave(
         torch.arange(graph.num_dst, dtype=torch.int32, device=graph.device),
@@ -128,7 +129,7 @@ def preprocessing(graph: Graph, heads: int, dim: int, dtype: torch.dtype) -> dic
 
 
 def _measure_layer(graph, layer, heads, dim, dtype, floor, options):
-    """Rows of one layer, shape and dtype: every mode and schedule."""
+    """The results of one layer, shape and dtype: a row for every mode and schedule."""
     row = {"layer": layer, "heads": heads, "head_dim": dim, "dtype": dtype}
     keys = [{**row, "mode": mode, "schedule": s} for mode in options.modes for s in options.schedules]
     try:
@@ -137,7 +138,7 @@ def _measure_layer(graph, layer, heads, dim, dtype, floor, options):
         yield from ({**key, "failed": f"inputs: {measure.reason(error)}"} for key in keys)
         return
     check = _Check.make(work, options)
-    found = {mode: _measure_peers(work, layer, mode, check, options) for mode in options.modes}
+    by_mode = {mode: _measure_peers(work, layer, mode, check, options) for mode in options.modes}
     for key in keys:
         try:
             measured = _measure_row(work, key["mode"], key["schedule"], floor, check, options)
@@ -151,7 +152,7 @@ def _measure_layer(graph, layer, heads, dim, dtype, floor, options):
                 for kind, speedup in peers.SPEEDUPS.items()
                 if "median" in peer.get(kind, {}) and "median" in measured.get(kind, {})
             }
-            for name, peer in found[key["mode"]].items()
+            for name, peer in by_mode[key["mode"]].items()
         }
         if options.oracle and key["schedule"] == "auto":
             measured["oracle"] = measure_candidates(work, key["mode"], measured, options.budget)
@@ -160,7 +161,7 @@ def _measure_layer(graph, layer, heads, dim, dtype, floor, options):
 
 @dataclass(frozen=True)
 class _Check:
-    """Errors against float64, of all results or of some rows, or why there are none."""
+    """Errors against float64, of all results or of some rows, or the reason why they were not computed."""
 
     reference: dict | None = None
     rows: torch.Tensor | None = None
@@ -181,7 +182,7 @@ class _Check:
             return {"unavailable": self.unavailable}
         by_tensor = work.errors(results, self.reference, self.rows)
         gradients = [value for name, value in by_tensor.items() if name != "out"]
-        # max() passes over NaN.
+        # max() alone would ignore NaN.
         worst = math.nan if any(map(math.isnan, gradients)) else max(gradients, default=None)
         sampled = {} if self.rows is None else {"rows": len(self.rows)}
         return {"out": by_tensor["out"], "gradients": worst, "by_tensor": by_tensor, **sampled}
@@ -193,7 +194,7 @@ def _measure_row(work: Workload, mode, schedule, floor, check: _Check, options) 
     call = work.call(partial(work.layer.attention, graph, schedule=schedule), mode)
     results = call()
     row["error"] = check.errors(work, results)
-    kept = sum(t.nbytes for t in results)
+    result_bytes = sum(t.nbytes for t in results)
     del results
 
     row |= timings(call, device, options.budget)
@@ -207,12 +208,12 @@ def _measure_row(work: Workload, mode, schedule, floor, check: _Check, options) 
     best = row.get("kernels", {}).get("median", row["eager"]["median"])
     row["gathered_gb_s"] = passes * graph.num_edges * width * work.dtype.itemsize / best / 1e6
     row["edge_tensor_mb"] = graph.num_edges * work.heads * 4 / 1e6
-    row["extra_mb"] = measure.peak_extra(call, kept, device) / 1e6
+    row["extra_mb"] = measure.peak_extra(call, result_bytes, device) / 1e6
     return row
 
 
 def _times_bound(work: Workload, mode: str, row: dict, floor: dict) -> dict[str, float]:
-    """Times the byte bound, by kind of timing."""
+    """The ratio to the byte bound, by kind of timing."""
     if floor.get("copy_gb_s") is None:
         return {}
     graph, cuda = work.graph, work.graph.device.type == "cuda"
@@ -227,14 +228,14 @@ def _times_bound(work: Workload, mode: str, row: dict, floor: dict) -> dict[str,
 
 def _measure_peers(work: Workload, layer: str, mode: str, check: _Check, options) -> dict:
     """{peer: {"eager", "error" and, of ``peers.CAPTURED``, "kernels"} or {"unavailable": reason}}"""
-    found = {}
+    results = {}
     for name in options.peers:
         try:
-            found[name] = _measure_peer(work.in_one_dtype(), name, layer, mode, check, options)
-        except Exception as error:  # whatever another library raises is its result
-            found[name] = {"unavailable": measure.reason(error)}
+            results[name] = _measure_peer(work.in_one_dtype(), name, layer, mode, check, options)
+        except Exception as error:  # an error of another library is recorded as its result
+            results[name] = {"unavailable": measure.reason(error)}
         _release(work.graph)
-    return found
+    return results
 
 
 def _measure_peer(work: Workload, name, layer, mode, check: _Check, options) -> dict:

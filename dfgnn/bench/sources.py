@@ -1,11 +1,10 @@
-"""Graphs that no library has, from where they are published; what is read is checked against a SHA-256.
+"""Downloads graphs that no library has, and checks them against a SHA-256.
 
 ``github``       MUSAE's GitHub developers (Rozemberczki et al. 2021), from the authors' repository
 ``blogcatalog``  BlogCatalog3 (Tang and Liu 2009), from a copy on GitHub: the university's page is gone
 ``debian-deps``  dependencies among the packages of Debian 12, from Debian's archive of its package indices
 
-The checksum is that of the graph, not of a file: it holds for the published files, whatever server they come
-from, and for a copy in another format.
+The checksum is that of the graph, not of a file, so that it also holds for a copy in another format.
 """
 
 import hashlib
@@ -31,9 +30,9 @@ class Source(NamedTuple):
 
 
 def load(name: str, root: Path) -> tuple[np.ndarray, np.ndarray, int]:
-    """(src, dst, number of nodes) as published; files are kept in a folder of that name under ``root``.
+    """(src, dst, number of nodes) as published; files are stored in a folder of that name under ``root``.
 
-    Raises OSError with the address if a file cannot be had, ValueError if it holds another graph.
+    Raises OSError with the address if a download fails, ValueError if a file holds another graph.
     """
     source = SOURCES[name]
     ends = source.read([_download(url, root / name, k) for k, url in enumerate(source.urls)])
@@ -59,11 +58,11 @@ def checksum(src: np.ndarray, dst: np.ndarray, n: int) -> str:
 
 
 def _download(url: str, folder: Path, k: int) -> Path:
-    path = folder / f"{k}-{url.rpartition('/')[2]}"  # the indices of Debian all have one name
+    path = folder / f"{k}-{url.rpartition('/')[2]}"  # k, because all indices of Debian have the same name
     if path.is_file():
         return path
     folder.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")  # what is cut short never gets the file's name
+    part = path.with_suffix(".part")  # renamed when complete
     try:
         with urllib.request.urlopen(url, timeout=60) as response, open(part, "wb") as file:
             shutil.copyfileobj(response, file)
@@ -74,7 +73,8 @@ def _download(url: str, folder: Path, k: int) -> Path:
 
 
 def _pairs(paths: list[Path]) -> tuple[np.ndarray, np.ndarray, int]:
-    """Two ids per line, between commas or blanks, below a line of names or not; ids become 0, 1, ...."""
+    """Reads files with two ids per line, separated by commas or blanks, with or without a header; ids are
+    renumbered 0, 1, ...."""
     pairs = re.findall(r"^(\d+)[, \t]+(\d+)\s*$", paths[0].read_text(), flags=re.MULTILINE)
     ids, values = np.unique(np.array(pairs, dtype=np.int64), return_inverse=True)
     src, dst = values.reshape(-1, 2).T
@@ -140,7 +140,7 @@ SOURCES = {
             _SNAPSHOT.format("debian-security", "bookworm-security"),
         ),
         _debian,
-        # As published; and the copy of the measurements, which has two packages in other versions: 7 edges.
+        # As published today; and as it was measured, when two packages had other versions: 7 edges differ.
         (
             "bf01c2f0fee63d0902138053cef5f81d04f0d272290a2af21449d980774fe339",
             "0798aa67164743105b72fdbd490b21afdb379113b466fd3e71ac0c8fa4dc1267",

@@ -1,8 +1,8 @@
-"""Synthetic graphs: twins of public data sets, and extreme shapes.
+"""Makes synthetic graphs: random *twins* of public data sets, and extreme shapes.
 
 A twin (its name ends in ``~``) is a random graph with the published sizes and about the published degrees of
-a data set; nodes of a power law are in random order. Every function returns (src, dst, number of nodes) with
-each undirected edge once, and the same graph at every call on the same kind of device. ``power_law`` may
+a data set; with a power law, nodes are in random order. Every function returns (src, dst, number of nodes)
+with each undirected edge once, and the same graph at every call on the same kind of device. ``power_law`` may
 repeat an edge; the others do not.
 
 Sources of the sizes: Open Graph Benchmark (arXiv 2005.00687), GraphSAGE's Reddit (arXiv 1706.02216), for
@@ -14,7 +14,7 @@ from functools import partial
 
 import torch
 
-# Edges drawn at a time, which bounds the memory of their random numbers.
+# So many edges are drawn at a time, to limit the memory of random numbers.
 _PART = 20_000_000
 
 
@@ -33,15 +33,15 @@ def power_law(num_nodes: int, num_edges: int, max_degree: int, device="cpu", see
     cumulative = weight.cumsum(0)
     generator = torch.Generator(device).manual_seed(seed)
     label = torch.randperm(num_nodes, generator=generator, device=device).to(torch.int32)
-    ends = []
+    edges = []
     for _ in range(2):
         parts = []
         for begin in range(0, num_edges // 2, _PART):
             count = min(num_edges // 2 - begin, _PART)
             u = torch.rand(count, dtype=torch.float64, generator=generator, device=device) * cumulative[-1]
             parts.append(label[torch.searchsorted(cumulative, u).clamp_(max=num_nodes - 1)])
-        ends.append(torch.cat(parts))
-    return ends[0], ends[1], num_nodes
+        edges.append(torch.cat(parts))
+    return edges[0], edges[1], num_nodes
 
 
 def erdos_renyi(num_nodes: int, mean_degree: int, device="cpu", seed: int = 0):
@@ -58,7 +58,7 @@ def erdos_renyi(num_nodes: int, mean_degree: int, device="cpu", seed: int = 0):
         src, dst = torch.triu_indices(num_nodes, num_nodes, 1, device=device)[:, chosen]
         return src, dst, num_nodes
     keys = torch.empty(0, dtype=torch.int64, device=device)
-    while len(keys) < count:  # twice or so: at most half of all pairs are taken
+    while len(keys) < count:  # about two rounds, because at most half of all pairs are drawn
         more = int(1.1 * (count - len(keys))) + 16
         ends = torch.randint(num_nodes, (2, more), generator=generator, device=device)
         low, high = ends.amin(0), ends.amax(0)
@@ -68,7 +68,7 @@ def erdos_renyi(num_nodes: int, mean_degree: int, device="cpu", seed: int = 0):
 
 
 def star(leaves: int, device="cpu"):
-    """Node 0 with an edge to each of the leaves 1, 2, ...: one super node that has every edge."""
+    """Node 0 with an edge to each of the leaves 1, 2, ...: one super node."""
     leaf = torch.arange(1, leaves + 1, device=device)
     return torch.zeros_like(leaf), leaf, leaves + 1
 
@@ -94,8 +94,8 @@ def pattern(num_graphs: int, device="cpu"):
 
 
 def cluster(num_graphs: int, device="cpu"):
-    """CLUSTER as it is defined: six communities of 5 to 34 nodes, an edge inside with probability 0.55 and
-    across with 0.25. Published: 117.2 nodes and 4,303.9 directed edges on average."""
+    """CLUSTER by its definition: six communities of 5 to 34 nodes, edges with probability 0.55 within one and
+    0.25 between two. Published averages: 117.2 nodes and 4,303.9 directed edges."""
     generator = _seeded()
     sizes = torch.randint(5, 35, (num_graphs, 6), generator=generator)
 
@@ -111,11 +111,11 @@ def cluster(num_graphs: int, device="cpu"):
 def mnist(num_graphs: int, device="cpu"):
     """Like the superpixels of MNIST: 40 to 75 random points, each with edges to its 8 nearest.
 
-    Published: 70.6 nodes and 564.5 directed edges, 8 per node, on average. Two points that are each among the
-    nearest of the other share one undirected edge.
+    Published averages: 70.6 nodes and 564.5 directed edges, 8 per node. Two points that are each among the
+    other's nearest share one undirected edge.
     """
     generator = _seeded()
-    missing = torch.empty(num_graphs).geometric_(1 / 5.4, generator=generator) - 1  # of 75; 4.4 on average
+    missing = torch.empty(num_graphs).geometric_(1 / 5.4, generator=generator) - 1  # fewer than 75; mean 4.4
 
     def graph(n):
         place = torch.rand(n, 2, generator=generator)
@@ -156,10 +156,10 @@ def molhiv(num_graphs: int, device="cpu"):
 
 
 def collab(num_graphs: int, device="cpu"):
-    """Like the networks around an author of COLLAB: the author is linked to all, and the others are cut into
-    groups that are linked among themselves, each a uniformly random share of those left.
+    """Like the networks around an author of COLLAB: the author has an edge to all others, who are divided
+    into fully connected groups, each a uniformly random share of those left.
 
-    Published: 74.5 nodes (32 to 492) and 2,457.2 undirected edges on average.
+    Published averages: 74.5 nodes (32 to 492) and 2,457.2 undirected edges.
     """
     generator = _seeded()
     sizes = (32 + _log_normal(num_graphs, 19, 1.3, generator).clamp_(max=460)).tolist()
@@ -179,18 +179,19 @@ def collab(num_graphs: int, device="cpu"):
 
 
 def _seeded() -> torch.Generator:
-    return torch.Generator().manual_seed(0)  # of the CPU, so that all devices get the same graph
+    return torch.Generator().manual_seed(0)  # on the CPU, so that all devices get the same graph
 
 
 def _log_normal(count: int, median: float, sigma: float, generator) -> torch.Tensor:
-    """count whole numbers, one from each of count equally likely parts of the distribution, in random order:
-    the mean of a heavy tail is met by a small batch too."""
+    """``count`` integers in random order, one from each of ``count`` equally likely parts of the
+    distribution, so that even a small batch has the mean of a heavy-tailed one."""
     part = (torch.randperm(count, generator=generator).double() + 0.5) / count
     return (median * torch.exp(sigma * torch.special.ndtri(part))).round_().long()
 
 
 def _batch(graph, sizes, device):
-    """Graphs side by side, one for each size; graph(size) gives (edges [E, 2] with ids from 0, nodes)."""
+    """One graph for each size, joined as a batch; graph(size) returns (edges [E, 2] with ids from 0,
+    nodes)."""
     edges, start = [], 0
     for size in sizes:
         ends, n = graph(size)
@@ -202,7 +203,7 @@ def _batch(graph, sizes, device):
 
 # ---- by name ---------------------------------------------------------------------------------------
 
-# Mean degrees of the Erdős–Rényi sweep, and its directed edges, the same for all.
+# Mean degrees of the sweep over Erdős–Rényi graphs, and their number of directed edges.
 _SWEEP, _SWEEP_EDGES = (2, 8, 32, 128, 512), 4_000_000
 
 # name: (function of the device, number of graphs in the batch)
@@ -224,7 +225,7 @@ NAMES = (*_TWINS, "er")
 
 
 def expand(name: str) -> tuple[str, ...]:
-    """The names of a sweep, here of ``er``; any other name as it is."""
+    """The names of a sweep (``er``), or the name itself if it stands for one graph."""
     return tuple(f"er-{_SWEEP_EDGES // d}-{d}" for d in _SWEEP) if name == "er" else (name,)
 
 

@@ -1,4 +1,4 @@
-"""What is measured: the attention of a layer on a graph, with random inputs."""
+"""The calls to measure: the attention of a layer on a graph, with random inputs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,16 +17,17 @@ MODES = ("forward", "train")
 
 @dataclass(frozen=True)
 class Layer:
-    """passes: neighbour rows gathered per edge, by mode; the floor of a mode is passes x a plain sum."""
+    """A layer's attention and its inputs. passes: neighbour rows gathered per edge, by mode; a mode's
+    baseline is passes x the time of a plain sum."""
 
-    name: str  # of its plans
+    name: str  # the layer's name in plans
     attention: Callable  # (graph, **inputs, schedule=...) -> out
     exact: Callable  # (graph, **inputs, grad_out=...) -> {"out" or name of an input: value or gradient}
     passes: dict[str, int]
     features: tuple[str, ...]  # inputs [N, H, D]
     by_dst: str  # the input that has a row per destination; all others have one per source
-    terms: tuple[str, ...] = ()  # inputs [N, H], float32 as autocast leaves them
-    vectors: tuple[str, ...] = ()  # inputs [H, D], scaled to give scores of the size of 1
+    terms: tuple[str, ...] = ()  # inputs [N, H], which are float32 under autocast
+    vectors: tuple[str, ...] = ()  # inputs [H, D], scaled so that scores are about 1
 
 
 LAYERS = {
@@ -90,7 +91,7 @@ class Workload:
         return cls(layer, graph, heads, head_dim, dtype, inputs, grad_out)
 
     def in_one_dtype(self) -> "Workload":
-        """The same values with every input in the dtype of the features, as other libraries want them."""
+        """The same values with every input in the features' dtype, as other libraries require it."""
         inputs = {name: x.detach().to(self.dtype).requires_grad_() for name, x in self.inputs.items()}
         return replace(self, inputs=inputs)
 
@@ -109,7 +110,7 @@ class Workload:
         return {"forward": forward, "train": train}[mode]
 
     def plans(self, mode: str, schedule: str = "auto") -> dict:
-        """The plans that a call takes, by direction. Raises ValueError for a schedule that there is not."""
+        """The plans of a call, by direction. Raises ValueError if the schedule is not available."""
         shape = plan_shape(self.layer, self.graph, self.heads, self.head_dim, self.dtype)
         directions = {"forward": False, "reverse": True} if mode == "train" else {"forward": False}
         return {
@@ -118,14 +119,14 @@ class Workload:
         }
 
     def alternatives(self, mode: str) -> list[str]:
-        """The schedules that could be asked for instead of "auto", in either direction."""
+        """Names of the schedules that could be taken instead of "auto", in either direction."""
         shape = plan_shape(self.layer, self.graph, self.heads, self.head_dim, self.dtype)
         directions = (False, True) if mode == "train" else (False,)
         names = (schedule.alternatives(self.graph, reverse=reverse, **shape) for reverse in directions)
         return list(dict.fromkeys(chain.from_iterable(names)))
 
     def most_partial_bytes(self, direction: str) -> int:
-        """Of the partial rows that "auto" may have in this direction."""
+        """The most bytes of partial rows that a plan of "auto" may write in this direction."""
         shape = plan_shape(self.layer, self.graph, self.heads, self.head_dim, self.dtype)
         return schedule.most_partial_bytes(self.graph, reverse=direction == "reverse", **shape)
 
@@ -148,14 +149,14 @@ class Workload:
 
 
 def plan_shape(layer: Layer, graph, heads: int, head_dim: int, dtype: torch.dtype) -> dict:
-    """What the functions plan for: the feature shape, heads padded."""
+    """The arguments of `Graph.plan`: the feature shape, with heads padded as kernels pad them."""
     dim = schedule.padded(head_dim, dtype, graph.device)
     return {"num_heads": heads, "head_dim": dim, "dtype": dtype, "layer": layer.name}
 
 
 def sample_rows(graph, count: int) -> Tensor:
-    """Destinations, int64: the one with most edges and others at random, ``count`` in all where there are so
-    many; the same ones at every call."""
+    """int64: the destination with most edges and random others, ``count`` in all if there are so many; the
+    same ones at every call."""
     generator = torch.Generator().manual_seed(0)
     rows = torch.randperm(graph.num_dst, generator=generator)[:count].to(graph.device)
     longest = graph.csr().indptr.diff().argmax()

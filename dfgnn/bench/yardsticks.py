@@ -1,7 +1,7 @@
-"""The floor: the fastest plain neighbour sum, of the vendor or of ours, measured beside the layers.
+"""Measures the baseline, or *floor*: the fastest plain neighbour sum, by the vendor's kernels or by ours.
 
-A layer that gathers p neighbour rows per edge cannot run much under p x floor unless rows share neighbours on
-chip. Both sums are tried over all columns at once and over blocks of columns, one after the other.
+A layer that gathers p neighbour rows per edge cannot be much faster than p x floor unless rows share
+neighbours on chip. Both sums are tried over all columns together and over blocks of columns in turn.
 """
 
 import warnings
@@ -17,7 +17,7 @@ from .measure import timings
 
 
 def sparse_sum(graph, dtype: torch.dtype):
-    """The vendor's: ``torch.sparse_csr @ dense`` (cuSPARSE, on the CPU MKL), all values 1."""
+    """The vendor's sum: ``torch.sparse_csr @ dense`` (cuSPARSE; on the CPU MKL) with all values 1."""
     csr = graph.csr()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
@@ -32,7 +32,7 @@ def sparse_sum(graph, dtype: torch.dtype):
 
 
 def gather_sum(graph, width: int, dtype: torch.dtype, schedule: str):
-    """Ours, for dense [N, width]. Raises ValueError where the schedule is not available."""
+    """Our sum, for dense [N, width]. Raises ValueError if the schedule is not available."""
     plan, indices = graph.plan(1, width, dtype, schedule=schedule, layer=None), graph.csr().indices
     return lambda dense: _ops.gather_sum(dense, indices, plan.items, plan.splits, plan.launch, graph.num_dst)
 
@@ -48,21 +48,21 @@ def column_blocks(width: int, dtype: torch.dtype) -> tuple[int, ...]:
 
 
 def by_blocks(call, dense: torch.Tensor, blocks: int):
-    """``call`` for each block of columns of ``dense`` in turn, every block an array of its own.
+    """``call`` for each block of columns of ``dense`` in turn; every block is a contiguous array.
 
-    A sum of wide rows is no floor where they exceed the cache: block after block, the sources that many rows
-    share stay there. An attention kernel may do the same with its heads.
+    Where wide rows exceed the cache, a sum over all columns is no lower bound: sources that many rows share
+    stay in the cache block by block. An attention kernel may do the same with its heads.
     """
     columns = [block.contiguous() for block in dense.chunk(blocks, 1)]
     return lambda: [call(block) for block in columns]
 
 
 def measure_floor(graph, width: int, dtype: torch.dtype, budget: float) -> dict:
-    """All yardsticks for features [N, width], and the floor in ms of either kind of timing.
+    """All baselines for features [N, width], and the floor in ms of either kind of timing.
 
     ``sparse`` and ``gather_sum`` hold the fastest candidate's timings, with the number of ``column_blocks``
     that it takes one after the other, or ``unavailable`` with the reason. ``floor`` holds the least of all
-    candidates' ``eager`` and, on CUDA, ``kernels``; a kind that no yardstick has is missing.
+    candidates' ``eager`` and, on CUDA, ``kernels``; a kind that no baseline has is missing.
     """
     generator = torch.Generator(graph.device).manual_seed(0)
     # Rows of our kernels are multiples of 16 bytes; the vendor gets the features as they are.
@@ -77,7 +77,7 @@ def measure_floor(graph, width: int, dtype: torch.dtype, budget: float) -> dict:
         try:
             expected = vendor(exact)
         except RuntimeError:
-            expected = None  # its candidates say why
+            expected = None  # its candidates record the reason
         sparse = _Candidates(graph, exact, width, budget, expected)
         for blocks in column_blocks(width, dtype):
             sparse.measure("torch.sparse", lambda: vendor, blocks)
@@ -106,16 +106,16 @@ def measure_floor(graph, width: int, dtype: torch.dtype, budget: float) -> dict:
 
 
 def copy_bandwidth(device: torch.device, budget: float) -> float:
-    """GB/s, read and written, of copying a tensor that no cache holds."""
+    """GB/s (bytes read and written) of copying a tensor that is larger than all caches."""
     source = torch.ones(2**26, device=device)  # 256 MiB
     target = torch.empty_like(source)
     return 2 * source.nbytes / measure.eager(lambda: target.copy_(source), device, budget).median / 1e6
 
 
 class _Candidates:
-    """Timings of several ways to the same sum, and why others have none.
+    """Timings of several implementations of the same sum, and the reasons why others failed.
 
-    expected: the vendor's sum over all columns, with which each is compared, or None.
+    expected: the vendor's sum over all columns, with which each result is compared, or None.
     """
 
     def __init__(self, graph, dense, width: int, budget: float, expected) -> None:
@@ -124,7 +124,7 @@ class _Candidates:
         self.problems: list[str] = []
 
     def measure(self, name: str, make, blocks: int) -> None:
-        """make() gives the sum of one block of columns; it may raise ValueError or RuntimeError."""
+        """make() returns the sum over one block of columns; it may raise ValueError or RuntimeError."""
         try:
             call = by_blocks(make(), self.dense, blocks)
             if self.expected is not None:
