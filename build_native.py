@@ -51,10 +51,10 @@ CPU = ["-fno-math-errno", "-ffp-contract=fast"]
 DEFAULT_ARCHS = "9.0"
 CUDA_MINUTES = 10  # of one core, for one architecture
 LINK = ["--exclude-libs=ALL", "--wrap=log"]  # log: csrc/portable
-# What is of another machine cannot be linked with: its torch is a stand-in without symbols.
+# A cross build has no torch of its target to link with, only a stub library without symbols.
 LINK += ["--unresolved-symbols=ignore-all"] if CROSS else ["--no-undefined"]
-# What csrc/torch may use of libtorch_cuda.so. torch without CUDA has no such file, so we link a stand-in of
-# that soname with these symbols (everywhere: one way to link); at run time torch's own is already loaded.
+# The symbols of libtorch_cuda.so that csrc/torch may use. torch without CUDA has no such file, so all builds
+# link with a stub of that soname that has these symbols; at run time torch's own library is already loaded.
 CUDA_SHIMS = [
     "aoti_torch_create_cuda_guard",
     "aoti_torch_cuda_guard_set_index",
@@ -79,7 +79,7 @@ class BuildError(RuntimeError):
 
 
 def find_torch() -> Path:
-    """The directory of the torch package, without the seconds that importing it takes."""
+    """The directory of the torch package, found without importing it, which takes seconds."""
     spec = importlib.util.find_spec("torch")
     if spec is None:
         raise BuildError(
@@ -137,20 +137,21 @@ def arch_flags(arch_list: str) -> list[str]:
 
 
 def torch_flags(torch: Path) -> list[str]:
-    """torch's headers, for the stable ABI of torch 2.10. Error messages name them without their directory."""
+    """Flags for torch's headers and the stable ABI of torch 2.10; messages name headers without directory."""
     include = str(torch / "include")
     version = "-DTORCH_TARGET_VERSION=0x020a000000000000"
     return ["-isystem", include, f"-ffile-prefix-map={include}/=", version]
 
 
 def sources(pattern: str) -> list[Path]:
-    """The largest first: ninja begins with those that take longest, so no processor idles."""
+    """Sources by falling size: ninja starts with the first, and those that take longest should not be
+    last."""
     found = sorted((ROOT / "csrc").glob(pattern), key=lambda path: (-path.stat().st_size, path))
     return [path.relative_to(ROOT) for path in found]
 
 
 class NinjaFile:
-    """The text of a build.ninja; one build statement per object and library, in the order of the calls."""
+    """Collects the text of a build.ninja: one statement per object and library, in the order of the calls."""
 
     def __init__(self):
         self.text = [RULES]
@@ -170,14 +171,14 @@ class NinjaFile:
 
 
 def sanitizer_flags() -> list[str]:
-    """For compiler and linker; the first error ends the process."""
+    """Sanitizer flags for compiler and linker; the first error ends the process."""
     if not re.fullmatch(r"([a-z-]+(,[a-z-]+)*)?", SANITIZERS):
         raise BuildError(f'DFGNN_SANITIZE: expected names such as "address,undefined", got "{SANITIZERS}"')
     return [f"-fsanitize={SANITIZERS}", f"-fno-sanitize-recover={SANITIZERS}"] if SANITIZERS else []
 
 
 def processor_flags() -> set[str]:
-    """What this processor has, by the kernel's names."""
+    """This processor's features, by the Linux kernel's names."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return set(next((line.partition(":")[2] for line in lines if line.startswith("flags")), "").split())
 
@@ -229,7 +230,7 @@ def add_cpu(ninja: NinjaFile, cxx: list[str], torch: Path, extra: list[str]) -> 
 
 
 def libtorch(ninja: NinjaFile, name: str, torch: Path, cxx: list[str]) -> Path:
-    """torch's library to link with, or a stand-in of its name."""
+    """torch's library to link with, or a stub of the same name."""
     if name == "cpu" and not CROSS:
         return torch / "lib" / "libtorch_cpu.so"
     stub = ninja.compile(f"stub/{name}", BUILD_DIR / "stub.c", [*cxx, "-x", "c"], ["-fPIC"])
@@ -238,7 +239,7 @@ def libtorch(ninja: NinjaFile, name: str, torch: Path, cxx: list[str]) -> Path:
 
 
 def add_cuda(ninja: NinjaFile, cxx: list[str], torch: Path, extra: list[str], nvcc: str) -> Path:
-    # nvcc also drives the host compiler and the linker: it knows where its headers and libraries are.
+    # nvcc also calls the host compiler and the linker, because it knows where its headers and libraries are.
     compiler = [nvcc, f"-ccbin={cxx[-1]}"] if os.environ.get("CXX") else [nvcc]
     archs = arch_flags(os.environ.get("TORCH_CUDA_ARCH_LIST", DEFAULT_ARCHS))
     device = [*COMMON, f"-Xcompiler={','.join(HOST + extra)}", "--expt-relaxed-constexpr", *archs]
@@ -252,7 +253,7 @@ def add_cuda(ninja: NinjaFile, cxx: list[str], torch: Path, extra: list[str], nv
 
 
 def cuda_compiler(torch: Path) -> str | None:
-    """nvcc, when the CUDA library is to be built: where DFGNN_CUDA says so and, unless it decides, where the
+    """nvcc if the CUDA library is to be built, else None: as DFGNN_CUDA says or, if that is not set, if the
     installed torch has CUDA and nvcc is found."""
     choice = os.environ.get("DFGNN_CUDA", "")
     if choice not in ("", "0", "1"):
@@ -280,7 +281,8 @@ def say_what_cuda_takes(jobs: int) -> None:
 
 
 def install(library: Path, folder: Path) -> None:
-    """Copy by renaming: a process that has the old library mapped keeps it intact."""
+    """Copy to a new file and rename it, so that processes which have the old library mapped are not
+    affected."""
     target = folder / library.name
     if target.exists() and target.stat().st_mtime_ns == library.stat().st_mtime_ns:
         return
@@ -293,8 +295,8 @@ def build(folder: Path = IN_PLACE, only: str | None = None) -> list[Path]:
     """Bring the libraries up to date and put them into `folder`; returns their paths there.
 
     `only` ("cpu" or "cuda") leaves the other library as it is. Without it, a CUDA library that is not to be
-    built is removed from `folder`, so that nothing stale gets loaded or packed. "engine" compiles what needs
-    no torch, so that this can be done while torch is being installed, and makes no library.
+    built is removed from `folder`, so that no stale one gets loaded or packed. "engine" only compiles the
+    objects that need no torch, which can be done while torch is being installed.
     """
     if not sys.platform.startswith("linux"):
         raise BuildError(f"dfgnn builds on Linux, this is {sys.platform}")

@@ -8,7 +8,7 @@ from setuptools import Command, Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # build backends do not put it there
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # for build_native; build backends do not add it
 import build_native
 
 
@@ -44,7 +44,7 @@ class BuildPy(build_py):
 
 class BdistWheel(bdist_wheel):
     def get_tag(self):
-        # No Python.h anywhere: any Python 3.
+        # The libraries do not use Python.h, so the wheel is for any Python 3.
         return "py3", "none", f"linux_{build_native.TARGET}" if build_native.CROSS else super().get_tag()[2]
 
 

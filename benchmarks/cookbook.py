@@ -1,8 +1,8 @@
-"""The gains of docs/cookbook.md: training steps of its blocks' `before` and `after`, in turns in one process.
+"""Measures the speed-ups of docs/cookbook.md: its blocks' `before` and `after`, in turns in one process.
 
     python benchmarks/cookbook.py [--nodes 10000] [--edges 150000] [--rounds 3] [--json FILE]
 
-The blocks are run as they stand there, but for the numbers of nodes and edges; on one thread, in its CPU
+The blocks run unchanged except for the numbers of nodes and edges, on one thread; what counts is its CPU
 time, which other programs on the machine change least.
 """
 
@@ -33,7 +33,7 @@ def step(function, inputs) -> float:
 
 
 def measure(title: str, code: str, nodes: int, edges: int, rounds: int) -> dict:
-    """The fastest step of both functions of a block, in milliseconds: other programs only make one slower."""
+    """Milliseconds of both functions' fastest steps: other programs can only make a step slower."""
     code = re.sub(
         r"^N, E, (.*) = [\d_]+, [\d_]+,", rf"N, E, \1 = {nodes}, {edges},", code, count=1, flags=re.M
     )

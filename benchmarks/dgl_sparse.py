@@ -4,8 +4,8 @@
 
 The shapes are those of a weather model's processor (graph_weather, GenCast): a mesh of 2,562 nodes, 216
 neighbours each, 4 heads of 128 in tensors ``[N, D, H]``. A step is ``bsddmm``, ``softmax`` and ``bspmm``,
-and the gradients of query, key and value. Ways take turns within a process; the smallest CPU time of all
-rounds counts, on a GPU the smallest time with a wait for it.
+and the gradients of query, key and value. The variants run in turns in one process; the smallest CPU time of
+all rounds counts, on a GPU the smallest time until it has finished.
 """
 
 import json
@@ -20,7 +20,7 @@ from dfgnn.runtime.programs import Parser, device, file_to_write, positive
 
 
 def mesh(nodes: int, neighbours: int, device: str) -> torch.Tensor:
-    """Each node with those around it on a ring of rows, a stand-in for a mesh's nearest ones."""
+    """Connects each node to the nearest ones on a ring, in place of a mesh's neighbours."""
     row = torch.arange(nodes).repeat_interleave(neighbours)
     offset = torch.arange(neighbours) - neighbours // 2
     return torch.stack([row, (row + offset.repeat(nodes)) % nodes]).to(device)
@@ -38,7 +38,7 @@ def three_pieces(adj, q, k, v, mask):
 
 
 def plain(adj, q, k, v, mask):
-    """Gathered and scattered in PyTorch."""
+    """The same attention by gather and scatter in PyTorch."""
     row, col = adj.row, adj.col
     score = (q[row] * k[col]).sum(1)
     high = score.new_full((len(q), score.shape[1]), -float("inf"))

@@ -85,7 +85,7 @@ def barrier(device):
 
 
 def step_times(step, steps, device, together):
-    """Milliseconds of each step; of all ranks the slowest. Two more warm up."""
+    """Milliseconds of each step on the slowest rank, after two more steps to warm up."""
     times = []
     for k in range(steps + 2):
         barrier(device) if together else wait(device)
@@ -138,7 +138,7 @@ def trainer(kind, dtype, graph, rows, device, shared):
 
 
 def same_graph(name, device):
-    """That of rank 0 in all processes: what GPUs draw and add up may differ from one to the next."""
+    """Rank 0's graph in all processes, because random numbers and sums may differ between GPUs."""
     if dist.get_rank() == 0:
         indptr, indices, _ = graphs.load(name, device).csr()
     sizes = gathered((len(indptr), len(indices)) if dist.get_rank() == 0 else None)[0]
@@ -168,7 +168,7 @@ def full(args, device):
         "graph": args.graph, "nodes": n, "edges": whole.num_edges, "partition": args.partition,
         "divide_s": time.perf_counter() - begun, "rows": [],
     }  # fmt: skip
-    # Without its edge_index.
+    # A new Graph, because this one caches its edge_index.
     whole = None if rank else Graph.from_csr(*whole.csr()[:2], validate=False)
     del edge_index
     mine = [part.scatter(t) for t in (x, labels, mask)]
@@ -212,7 +212,7 @@ def full(args, device):
 
 
 def alone(kind, dtype, graph, rows, steps, device):
-    """Of one process; NaN where it does not fit."""
+    """The step times of one process; NaN if the graph does not fit into its memory."""
     try:
         step = trainer(kind, dtype, graph, rows, device, shared=False)
         loss = float(step())
@@ -222,14 +222,14 @@ def alone(kind, dtype, graph, rows, steps, device):
 
 
 def gathered(value):
-    """Everybody's."""
+    """All processes' values, in the order of ranks."""
     found = [None] * dist.get_world_size()
     dist.all_gather_object(found, value)
     return found
 
 
 def exchange(part, dtype, steps, device):
-    """The all-to-all of a layer's rows alone, there and back."""
+    """Times of the all-to-all alone, for a layer's rows and for their gradients."""
     x = torch.randn(part.num_src, HEADS, WIDTH // HEADS, device=device).to(dtype)
     back = torch.zeros(part.num_halo, HEADS, WIDTH // HEADS, dtype=dtype, device=device)
     size = x[:1].nbytes if len(x) else 0

@@ -48,7 +48,7 @@ from dfgnn.bench.workloads import edges_into
 from dfgnn.plan import ROW_SCHEDULES
 
 NODES, EDGES = 111_059_956, 1_615_685_872
-# About the largest degree. It shrinks with the root of the scale, as that of a power law of exponent 3 does.
+# About the largest degree. It falls with the square root of the scale, as in a power law of exponent 3.
 MAX_DEGREE = 100_000
 HEADS, HEAD_DIM, DTYPE = 1, 64, torch.bfloat16
 PASSES = 2
@@ -61,7 +61,7 @@ Drawn = namedtuple("Drawn", "indptr indices")
 
 
 class Edges:
-    """What the checks read of a graph: its CSR as it was drawn."""
+    """The CSR as it was drawn, for the checks."""
 
     def __init__(self, csr: Drawn, num_nodes: int):
         self._csr, self.num_src, self.num_edges = csr, num_nodes, len(csr.indices)
@@ -132,8 +132,8 @@ def destinations_of(graph: Graph, sources: Tensor) -> Tensor:
 
 
 def blocks(graph: Graph, rows: Tensor):
-    """(rows, block, sources), about ``_EXACT_PART`` edges at a time: some of the rows, the graph of their
-    edges in which these rows are 0, 1, ..., and which sources its 0, 1, ... are."""
+    """Yields (rows, block, sources) with about ``_EXACT_PART`` edges each: some of the rows, the graph of
+    their edges with destinations and sources renumbered 0, 1, ..., and the original ids of the sources."""
     csr = graph.csr()
     degrees = csr.indptr[rows + 1] - csr.indptr[rows]
     counts = torch.bincount(degrees.cumsum(0) // _EXACT_PART).tolist()
@@ -145,8 +145,8 @@ def blocks(graph: Graph, rows: Tensor):
 
 
 def exact_gat(graph: Graph, inputs: dict, grad_out: Tensor, rows: Tensor, sources: Tensor) -> dict:
-    """float64 by name: ``out`` and ``alpha_dst``'s gradient of rows, which have to hold all destinations of
-    sources; the gradients of ``feat`` and ``alpha_src`` of sources, in rising order."""
+    """float64 results by name: ``out`` and ``alpha_dst``'s gradient for rows; the gradients of ``feat`` and
+    ``alpha_src`` for sources, in rising order. rows must include all destinations of sources."""
     feat, alpha_src, alpha_dst = inputs.values()
     by_row = {"out": [], "alpha_dst": []}
     by_source = {
@@ -176,7 +176,7 @@ def exact_sum(graph: Graph, dense: Tensor, rows: Tensor) -> Tensor:
 
 
 def errors(results: dict, exact: dict, rows: Tensor, sources: Tensor) -> dict[str, float]:
-    """How far results [N, ...] are from ``exact_gat``, by name."""
+    """The errors of results [N, ...] against ``exact_gat``, by name."""
     found = {}
     for name, reference in exact.items():
         x = results[name][rows if name in ("out", "alpha_dst") else sources]
@@ -189,8 +189,8 @@ def errors(results: dict, exact: dict, rows: Tensor, sources: Tensor) -> dict[st
 
 
 def wrong(found: dict[str, float], ranges: int = 1) -> list[str]:
-    """The names whose error is not within its bound; NaN is not. Gradients of sources are rounded once for
-    each range of destinations, and once where these are added up."""
+    """The names whose error exceeds its bound or is NaN. Gradients of sources are rounded once for each range
+    of destinations, and once when these are added up."""
     return [name for name, error in found.items() if not error <= BOUNDS[name] * (1 + (ranges > 1))]
 
 
@@ -198,7 +198,7 @@ def wrong(found: dict[str, float], ranges: int = 1) -> list[str]:
 
 
 class Phases:
-    """Time and, on CUDA, the peak of allocated memory of every step, in ``records``."""
+    """Records the time and, on CUDA, the peak of allocated memory of every phase in ``records``."""
 
     def __init__(self, device: torch.device):
         self.device, self.records = device, {}
@@ -218,7 +218,7 @@ class Phases:
 
 
 def yardstick(make, dense: Tensor, exact: Tensor, rows: Tensor, budget: float) -> dict:
-    """The timing of a plain sum, or why there is none: it fails, or its sampled rows are wrong."""
+    """The timing of a plain sum, or the reason why it has none: it fails, or its sampled rows are wrong."""
     try:
         call = make()
         error = accuracy.error(call(dense)[rows], exact)
@@ -230,7 +230,7 @@ def yardstick(make, dense: Tensor, exact: Tensor, rows: Tensor, budget: float) -
 
 
 def gather_sums(graph: Graph, dense: Tensor, exact: Tensor, rows: Tensor, budget: float) -> dict:
-    """Our plain sum under every schedule. The plans go with the graph made here."""
+    """Our plain sum with every schedule, on a copy of the graph, so that its plans are freed afterwards."""
     csr = graph.csr()
     own = Graph.from_csr(csr.indptr, csr.indices, validate=False)
     width, dtype = dense.shape[1], dense.dtype
@@ -254,7 +254,7 @@ def make_inputs(graph: Graph, head_dim: int = HEAD_DIM) -> tuple[dict[str, Tenso
     """Standard normal inputs of ``gat_attention`` by name, and the gradient of its output."""
     generator = torch.Generator(graph.device).manual_seed(2)
 
-    def normal(*shape, dtype=DTYPE):  # in its own dtype: float32 first would take another 28 GB
+    def normal(*shape, dtype=DTYPE):  # drawn in this dtype, because float32 would take another 28 GB
         x = torch.randn(graph.num_src, *shape, dtype=dtype, generator=generator, device=graph.device)
         return x.requires_grad_()
 
@@ -271,7 +271,7 @@ def train(graph: Graph, inputs: dict, grad_out: Tensor) -> dict[str, Tensor]:
 
 
 def check(graph: Graph, drawn: Edges, inputs: dict, grad_out: Tensor, rows: Tensor, count: int) -> dict:
-    """Errors of a step in ``rows``, in ``count`` or so sources, and in the destinations of these."""
+    """Errors of a step for ``rows``, for about ``count`` sources, and for the destinations of these."""
     results = train(graph, inputs, grad_out)
     sources = sample(graph.out_degrees(), count)
     rows = torch.cat([rows, destinations_of(drawn, sources)]).unique()
@@ -296,7 +296,7 @@ def run(args: argparse.Namespace) -> dict:
     phases = Phases(device)
     max_degree = MAX_DEGREE / args.scale**0.5
     drawn = Edges(Drawn(*power_law(n, num_edges, max_degree, device)), n)
-    # In range as drawn, so that nothing is read again.
+    # No validation, because ids were drawn in range, and checking would read all edges again.
     graph = phases("graph", lambda: Graph.from_csr(*drawn.csr(), validate=False))
     in_one_piece = isinstance(graph, Graph)
     plans, sums, rows = {}, {}, sample(drawn.in_degrees(), args.rows)

@@ -1,4 +1,4 @@
-"""What reordering is worth: a training step of attention before and after ``graph.reorder(method)``.
+"""Measures reordering: a training step of attention before and after ``graph.reorder(method)``.
 
     python benchmarks/reorder.py --device cpu --json benchmarks/results/cpu-reorder.json
     python benchmarks/reorder.py --graphs ogbn-arxiv,debian-deps --heads 8 --head-dim 64
@@ -32,7 +32,7 @@ from dfgnn.graph import METHODS
 GRAPHS = ("ogbn-arxiv", "debian-deps", "github", "blogcatalog", "ogbl-ddi", "collab", "reddit-binary")
 LAYERS = ("gat", "dot")
 _REORDERINGS = 3
-# Calls in one sample: enough for this many ms.
+# A sample consists of calls for about so many milliseconds.
 _SAMPLE_MS = 20
 
 
@@ -67,7 +67,7 @@ def times_of(steps, device, repeats):
     """{name: ms of a call, one for each turn}."""
     calls = {}
     for name, step in steps.items():
-        step()  # plans, the allocator
+        step()  # the first call plans and allocates
         calls[name] = max(math.ceil(_SAMPLE_MS / measure.milliseconds(step, device)[0]), 1)
 
     def sample(step, count):
@@ -146,7 +146,7 @@ def text(row) -> str:
 
 
 def warm_up(device) -> None:
-    """Imports the libraries, so that they are in no time."""
+    """Imports the libraries before anything is timed."""
     ring = torch.arange(8, device=device)
     graph = Graph.from_coo(ring, ring.roll(1))
     for method in METHODS:

@@ -1,4 +1,4 @@
-"""How much travels when a graph is divided, and what the cost model of docs/scaling.md makes of it.
+"""Counts the rows exchanged when a graph is divided, and evaluates the cost model of docs/scaling.md.
 
     python benchmarks/scaling.py --json benchmarks/results/scaling.json
     python benchmarks/scaling.py --graphs ogbn-arxiv --parts 2 4 --methods random
@@ -31,15 +31,15 @@ from dfgnn.distributed import parts
 # GB/s of each GPU and direction, and seconds per message.
 LINKS = {"nvlink": (300.0, 5e-6), "infiniband": (45.0, 10e-6)}
 # Bytes per second of an H100, from benchmarks/results/h100-distributed-2.json (products~, GAT 4 x 32, fp32):
-# the attention's two passes over 126.2M edges of 512 bytes take 55 ms, and what a layer does on nodes 12 ms,
-# as 25 passes over them would. A part has more to do: it merges (5 passes over its nodes), packs and adds (5
-# over what it fetches).
+# the attention's two passes over 126.2M edges of 512 bytes take 55 ms, and a layer's operations on nodes 12
+# ms, which are 25 passes over them. A part also merges (5 passes over its nodes), packs and adds (5 passes
+# over the rows that it fetches).
 GATHER, POINTWISE = 2.4e12, 2.6e12
 WIDTH, BYTES, PASSES, NODE_PASSES, MERGE_PASSES, PACK_PASSES = 128, 4, 2, 25, 5, 5
 
 
 def divide(name, edge_index, num_nodes, method, count):
-    """What the parts hold."""
+    """Nodes, edges and halo rows of each part."""
     begun = time.perf_counter()
     if method == "random":
         owner = torch.randint(count, (num_nodes,), generator=torch.Generator().manual_seed(count))
@@ -79,7 +79,7 @@ def model(num_nodes, num_edges, row, link):
     rows = max(row["halo_most"], row["sent_most"])
     more = (MERGE_PASSES * row["nodes_most"] + PACK_PASSES * rows) * size / POINTWISE
     whole = compute(row["edges_most"], row["nodes_most"]) + more
-    own = PASSES * row["own_edges_least"] * size / GATHER  # what runs while rows travel
+    own = PASSES * row["own_edges_least"] * size / GATHER  # computed while rows are transferred
     travel = 2 * (rows * size / (bandwidth * 1e9) + (row["parts"] - 1) * latency)
     step = whole - own + max(own, travel)
     return {
@@ -89,7 +89,7 @@ def model(num_nodes, num_edges, row, link):
 
 
 def published(args):
-    """The same for larger graphs and more GPUs: power laws of the sizes of ogbn-products and papers100M."""
+    """The model for larger graphs and more GPUs: power laws of the sizes of ogbn-products and papers100M."""
     rows = []
     for name, nodes, edges in (
         ("products~", 2_449_029, 126_200_000),
@@ -135,7 +135,7 @@ def main(argv=None):
         graph = graphs.load(name)
         edge_index = graph.edge_index
         src, dst = edge_index
-        degrees = torch.bincount(src[src != dst], minlength=graph.num_nodes)  # a loop crosses nothing
+        degrees = torch.bincount(src[src != dst], minlength=graph.num_nodes)  # loops stay within a part
         for method in args.methods:
             for count in args.parts:
                 row = divide(name, edge_index, graph.num_nodes, method, count)

@@ -78,7 +78,7 @@ def measure(args: argparse.Namespace) -> int:
     found = records.Records(path, environment)
     print(report.environment_line(environment))
     bench = attention.Bench(device, args.seconds or (0.05 if args.quick else 1.0))
-    gc.freeze()  # what was imported is not looked through again and again for garbage
+    gc.freeze()  # garbage collections during measurements need not visit imported modules
     end, wrong = time.monotonic() + 60 * args.minutes, 0
     for number, case in enumerate(listed):
         if found.has(case):
@@ -105,7 +105,7 @@ def measure(args: argparse.Namespace) -> int:
 
 
 def versions() -> dict[str, str | None]:
-    """Of the libraries beside dfgnn; None: not installed."""
+    """The versions of the libraries beside dfgnn; None if not installed."""
     import importlib.metadata
 
     found: dict[str, str | None] = {}

@@ -1,4 +1,4 @@
-"""Attention with raw edge features on the graphs of a weather model: folded, unfolded, and without edges.
+"""Measures attention with raw edge features on a weather model's graphs: folded, unfolded, without edges.
 
     python benchmarks/weather_mesh.py --device cuda --dtypes float16,float32 --json FILE
     python benchmarks/weather_mesh.py --refinement 4 --grid 20000 --dtypes float32
@@ -29,7 +29,7 @@ from dfgnn import Graph, functional
 from dfgnn.bench import measure, report
 
 FEATURES = 11
-# What ``contestants`` has without a peer.
+# The variants that ``contestants`` returns without a peer.
 WAYS = ("without edges", "folded", "folded + grad", "unfolded", "PyG")
 
 
@@ -108,7 +108,7 @@ def load_peer(path: Path):
 
 
 def contestants(edge_index, num_src, num_dst, heads, head_dim, dtype, peer) -> dict:
-    """{name: (call, leaves)}: what is differentiated beside the shared query, key and value."""
+    """{name: (call, leaves)}; leaves: the tensors to differentiate beside the shared query, key and value."""
     device, num_edges = edge_index.device, edge_index.shape[1]
     graph = Graph.from_edge_index(edge_index, num_src=num_src, num_dst=num_dst)
     torch.manual_seed(0)

@@ -37,7 +37,7 @@ from dfgnn.runtime.programs import (
 
 ROOT = Path(__file__).resolve().parents[1]
 VARIANTS = ["--impl dfgnn", "--impl pyg"]
-OTHERS = "#8e6bb0", "#c9a227", "#5c6670", "#b5476d"  # of what is in no palette
+OTHERS = "#8e6bb0", "#c9a227", "#5c6670", "#b5476d"  # for variants that have no colour in the palette
 
 
 def label(variant: str) -> str:
@@ -90,7 +90,7 @@ def score_runs(plan: list[dict], out: Path, common: list[str], processes: int, l
 
 
 def lone_runs(plan: list[dict], out: Path, common: list[str]) -> None:
-    """The short runs, here, one after the other; one that fails leaves a line that says why."""
+    """The short runs, in this process, one after the other; a failed one is recorded with the reason."""
     import torch
 
     for row in plan:
@@ -111,7 +111,7 @@ def lone_runs(plan: list[dict], out: Path, common: list[str]) -> None:
             try:
                 runpy.run_path(sys.argv[0], run_name="__main__")
             except (Exception, SystemExit) as error:
-                first = str(error).partition("\n")[0].partition(". GPU 0")[0]  # of an error of CUDA's
+                first = str(error).partition("\n")[0].partition(". GPU 0")[0]  # CUDA's errors are long
                 reason = f"{type(error).__name__}: {first}"[:200]
                 print(" ", reason, flush=True)
                 with path.open("a") as file:
@@ -126,7 +126,7 @@ def read(path: Path) -> list[dict]:
 
 
 def collect(plan: list[dict], out: Path) -> list[dict]:
-    """For each row and variant what was found."""
+    """The results of each row and variant."""
     rows = []
     for row in plan:
         variants = row.get("variants", VARIANTS)
@@ -159,7 +159,7 @@ def collect(plan: list[dict], out: Path) -> list[dict]:
                 if "kernels" in run.get("profile", {}):
                     found["kernels_per_step"] = round(run["profile"]["kernels"] / run["steps"])
                 if "history" in run and len(run["history"]) > 8:
-                    # Scores after each epoch included, the first epochs not, which have what happens once.
+                    # Times include scores, but not the first epochs, which compile, plan and capture.
                     times = [h[0] for h in run["history"]]
                     found["seconds_with_scores"] = (times[-1] - times[7]) / (len(times) - 8)
             rows.append(found)

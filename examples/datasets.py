@@ -1,5 +1,5 @@
-"""The data sets of the training scripts: from files below ``--root`` where they are there, else downloaded by
-torch_geometric or OGB to it."""
+"""The data sets of the training scripts: from files below ``--root``, or downloaded to it by torch_geometric
+or OGB."""
 
 import contextlib
 import gzip
@@ -17,7 +17,7 @@ import dfgnn
 from dfgnn.runtime.programs import downloading, refuse
 
 SPLITS = ("train", "valid", "test")
-# What a pickled array of integers is made of, by its name in NumPy 2 and in NumPy 1: torch.load runs no more.
+# The only functions that torch.load may call for a pickled integer array, by NumPy 2's and NumPy 1's names.
 _MAKE_ARRAY = np.empty(0).__reduce__()[0]
 _ARRAY = [np.ndarray, np.dtype, type(np.dtype(np.int64)), _MAKE_ARRAY]
 _ARRAY.append((_MAKE_ARRAY, "numpy.core.multiarray._reconstruct"))
@@ -35,7 +35,7 @@ class Nodes(SimpleNamespace):
 
 @contextlib.contextmanager
 def _readable(folder: Path, name: str):
-    """The folder to give to a loader that writes ``processed`` beside ``raw``, which is to stay as it is."""
+    """A folder for a loader that writes ``processed`` beside ``raw``, so that ``raw`` is not changed."""
     ready = (folder / name / "processed" / "data.pt").is_file()
     if not (folder / name / "raw").is_dir() or ready:
         yield str(folder)
@@ -47,8 +47,8 @@ def _readable(folder: Path, name: str):
 
 @contextlib.contextmanager
 def _download(name: str, root, folder=None):
-    """The folder to give to a loader that downloads to ``folder`` (default: ``root``) what is not there; what
-    fails within it, fails in one line and leaves nothing behind."""
+    """A context with a folder for a loader that downloads to ``folder`` (default: ``root``); a failure ends
+    the program with one line, and leaves no incomplete files."""
     try:
         with downloading(Path(root if folder is None else folder)) as place:
             yield str(place)
@@ -90,7 +90,7 @@ DOWNLOADS = {
 
 def nodes(name: str, root) -> Nodes:
     """A data set of ``root/nodes/*.npz`` with its published splits; else torch_geometric's of that name,
-    split 60/20/20 at random where it has no split of its own.
+    split 60/20/20 at random if it has no split.
 
     Edges in both directions, and self loops; bags of words (amazon, coauthor) with rows that add up to 1.
     """

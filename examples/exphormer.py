@@ -15,11 +15,11 @@ EXPANDER, TO_VIRTUAL, FROM_VIRTUAL, OWN = TYPES = range(4)
 
 
 class Structure:
-    """The edges of all types of a batch, its virtual nodes behind the others.
+    """The edges of all types of a batch, with virtual nodes after the others.
 
-    ``batch.cycles`` [N, k], random numbers, are k cycles through each graph's nodes in the order of these; in
-    both directions they are its expander. ``mask``, of a batch that is padded, as dfgnn.capture does it: the
-    edges in use. Nothing waits for the device.
+    ``batch.cycles`` [N, k] are random numbers: sorting each graph's nodes by them gives k cycles, which in
+    both directions are its expander. ``mask``: the edges in use, if dfgnn.capture has padded the batch.
+    Nothing waits for the device.
     """
 
     def __init__(self, batch, virtual: int):
@@ -45,7 +45,7 @@ class Structure:
             self.mask = torch.cat([of_nodes.flatten(), batch.edge_mask])
 
     def graph(self):
-        """As dfgnn's layer takes it."""
+        """The graph in the form that dfgnn's layer takes."""
         sizes = self.num_nodes, len(TYPES)
         return ExphormerAttention.typed_graph(
             self.edges, self.types, *sizes, edge_mask=self.mask, validate=False
@@ -88,7 +88,7 @@ class ExphormerLayer(nn.Module):
 
 
 class Exphormer(nn.Module):
-    """Layers on the nodes and on virtual nodes, which begin alike for all graphs."""
+    """Layers on nodes and virtual nodes; the latter start with the same features in all graphs."""
 
     def __init__(self, impl, width, heads, layers, virtual=2):
         super().__init__()

@@ -29,7 +29,7 @@ class GraphBatches(Task):
         return total / self.steps
 
     def can_capture(self):
-        # The scaler of gradients waits for the device; torch_geometric's own layers do, too.
+        # GradScaler waits for the device, and so do torch_geometric's layers.
         return self.args.amp != "fp16" and self.args.impl == "dfgnn"
 
     def step(self, batch):
@@ -66,7 +66,7 @@ class UnitVectors(nn.Module):
 class Embeddings(nn.Module):
     """The sum of an embedding for each of several integer features; ``[N, features]`` -> ``[N, width]``.
 
-    A product with unit vectors, as its gradient is another one: that of a look-up sorts the indices on a GPU.
+    It multiplies by unit vectors, whose gradient is a product, too; a look-up's would sort indices on a GPU.
     """
 
     def __init__(self, sizes, width: int):
@@ -82,8 +82,8 @@ class Embeddings(nn.Module):
 
 
 def mean_pool(x: torch.Tensor, batch) -> torch.Tensor:
-    """[G, F], the mean over each graph's nodes, by a matrix product: without atomics, so that equal runs give
-    equal bits."""
+    """[G, F], the mean over each graph's nodes, by a matrix product rather than atomics, so that it is
+    deterministic."""
     graphs = torch.arange(len(batch.y), device=x.device)
     member = (graphs[:, None] == batch.batch).to(x.dtype)
     return member @ x / member.sum(1, keepdim=True).clamp(min=1)

@@ -143,11 +143,11 @@ class Task:
         raise NotImplementedError
 
     def scores(self) -> dict[str, float]:
-        """Of the model as it is: at least "valid" and "test"."""
+        """The scores of the current model: at least "valid" and "test"."""
         raise NotImplementedError
 
     def can_capture(self) -> bool:
-        """Whether ``--capture`` can be had."""
+        """Whether this task supports ``--capture``."""
         return False
 
     def after_epoch(self, scores: dict) -> None:
@@ -185,7 +185,7 @@ class Task:
 class Replayed:
     """A function that is replayed from a CUDA graph once it has run three times.
 
-    Those three runs count: they are as good as replays, and each call returns the same tensor from then on.
+    Those three runs are ordinary steps. From then on, each call returns the same tensor.
     """
 
     def __init__(self, fn, warm_up: int = 3):
@@ -246,7 +246,8 @@ PARTS = ("model", "optimizer", "scheduler", "scaler")
 
 
 def save(path: Path, task: Task, progress: dict) -> None:
-    """Everything that the rest of the run depends on; another file takes its place only when complete."""
+    """Saves the state that the rest of the run needs; the file is replaced only when the new one is
+    complete."""
     parts = {name: getattr(task, name).state_dict() for name in PARTS if getattr(task, name) is not None}
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.save(
@@ -309,7 +310,7 @@ def profile(task: Task) -> dict:
 
 
 def run(args, make_task, seed: int) -> dict:
-    """Train once; the record of it."""
+    """Train once; returns the record of the run."""
     device = torch.device(args.device)
     set_seed(seed)
     if device.type == "cuda":
@@ -366,7 +367,7 @@ def run(args, make_task, seed: int) -> dict:
                     board.add_scalar(name, value, epoch)
             if bar is not None:
                 bar.set_postfix_str(f"loss {loss:.3f} valid {scores['valid']:.4f}", refresh=False)
-                bar.total = epoch + 1 if last else bar.total  # what ends early is complete, too
+                bar.total = epoch + 1 if last else bar.total  # a run that stops early is complete
                 bar.update()
             if last:
                 break
@@ -382,7 +383,7 @@ def run(args, make_task, seed: int) -> dict:
         "epochs": len(history),
         "ended": ended,
         "steps": getattr(task, "steps", 1),
-        # The first epochs have what happens once: plans, compilation, capture.
+        # The first epochs are left out, because they compile, plan and capture.
         "seconds_per_epoch": statistics.median(seconds[min(4, len(seconds) - 1) :]) if seconds else None,
         "seconds": progress["total"],
         "peak_memory": peak_memory(device),
@@ -417,8 +418,8 @@ def main(args, make_task) -> list[dict]:
         how = f"with --resume the same command goes on from what is in {args.checkpoint}"
     records = []
     for seed in range(args.first_seed, args.first_seed + args.seeds):
-        # Backward in the thread that asks for it, as always on the CPU. PyTorch's thread for each GPU keeps
-        # several busy; with one, to hand over to it and back takes longer than a small layer.
+        # Backward runs in the calling thread, as always on the CPU. PyTorch's thread per GPU helps with
+        # several GPUs; with one, switching to it and back takes longer than a small layer.
         with programs.interruptible(how), torch.autograd.set_multithreading_enabled(False):
             record = run(args, make_task, seed)
         records.append(record)

@@ -27,7 +27,7 @@ class Sampled(FullGraph):
             sizes = [
                 self.sizes_of(self.draw(seeds, generator)["sample"]) for seeds in some.split(args.batch_size)
             ]
-            # Samples of as many seeds are alike in size, and what a capacity has beyond them takes time, too.
+            # Samples of the same number of seeds have similar sizes, and unused capacity takes time, too.
             self.capacities = [
                 tuple(int(room * max(column)) for column in zip(*sizes)) for room in (1.05, 1.5)
             ]
@@ -63,7 +63,7 @@ class Sampled(FullGraph):
         train = self.split["train"]
         order = train[torch.randperm(len(train)).to(train.device)]
         generator = torch.Generator(self.device).manual_seed(int(torch.randint(2**62, ())))
-        # In turns on a GPU, where to start kernels is what both take time for.
+        # Not in a thread on a GPU, because both sides spend their time launching kernels from Python.
         yield from sampling.prefetch(
             lambda seeds: self.draw(seeds, generator), order.split(self.args.batch_size), self.device,
             thread=self.device.type == "cpu",

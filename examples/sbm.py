@@ -55,7 +55,7 @@ def make(name: str, seeds) -> list[tuple]:
     """A graph for each seed: (src, dst, features, labels, positions)."""
     recipe = cluster.make_graph if name == "CLUSTER" else pattern_graph
     graphs = [recipe(np.random.default_rng(seed)) for seed in seeds]
-    with threadpool_limits(1):  # there are as many processes as cores, and matrices are small
+    with threadpool_limits(1):  # each core has a process, and matrices are small
         return [(*graph, positions(*graph[:2], len(graph[3]))) for graph in graphs]
 
 
@@ -82,7 +82,7 @@ def load(name: str, counts, root, device="cpu") -> tuple[GraphSet, dict[str, tor
             "y": torch.from_numpy(joined[3]),
             "positions": torch.from_numpy(joined[4]),
         }
-        with contextlib.suppress(OSError):  # where it may not be written they are made again
+        with contextlib.suppress(OSError):  # if the folder is read-only, they are made again next time
             path.parent.mkdir(parents=True, exist_ok=True)
             torch.save(parts, path.with_suffix(f".{os.getpid()}"))
             path.with_suffix(f".{os.getpid()}").replace(path)

@@ -121,7 +121,7 @@ def main():
 
     seconds, memory, order = [], PeakMemory(args.device), []
     bar = tqdm(total=steps, desc=f"{args.model} {args.attention:7}", unit="step")
-    # Backward in this thread: one GPU gains nothing from one of its own, which small graphs wait for.
+    # Backward runs in this thread: with one GPU another thread gains nothing, and costs small graphs time.
     with torch.autograd.set_multithreading_enabled(False), bar as progress:
         model.train()
         for _ in range(steps):

@@ -65,7 +65,7 @@ class Net(nn.Module):
 
 
 def one_graph(args, device, rank, world):
-    """The same part in every epoch."""
+    """One graph that the processes share: the same part in every epoch."""
     if args.parts:
         graph = DistributedGraph.from_partition(args.parts, device=device)
         arrays = (partition.load_nodes(args.parts, name, rank) for name in ("x", "y", "train"))
@@ -92,7 +92,7 @@ def one_graph(args, device, rank, world):
 
 
 def many_graphs(args, device, rank, world):
-    """Each process its share of an epoch's batches, in an order that all know."""
+    """Batches of graphs: each process takes its share of an epoch's, in an order that all draw alike."""
 
     def share(ids, epoch):
         order = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(epoch))]
@@ -126,7 +126,7 @@ def many_graphs(args, device, rank, world):
 
 
 def state_of(model, optimizer, epoch, rank):
-    """What the rest of the run depends on."""
+    """The state that the rest of the run needs."""
     parameters, moments = get_state_dict(model, optimizer)
     cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else torch.empty(0)
     own = {f"generators-{rank}": [torch.get_rng_state(), cuda]}
@@ -225,7 +225,7 @@ def main(argv=None):
     if started:
         alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", **alone)
-    # Backward in this thread: a process has one GPU, so that nothing is gained from one of its own.
+    # Backward runs in this thread: a process has one GPU, so that another thread gains nothing.
     how = (
         "with --resume the same command goes on" if args.checkpoint else "--checkpoint DIR keeps what is done"
     )

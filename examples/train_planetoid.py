@@ -36,8 +36,8 @@ class Network(nn.Module):
 
 
 class PaperStopping(harness.Best):
-    """As in the authors' code: patience counts from the last time that loss or accuracy was at its best, and
-    the scores are those of the last time that both were."""
+    """Early stopping as in the authors' code: patience counts from the last epoch in which loss or accuracy
+    was best, and the scores are those of the last epoch in which both were."""
 
     def __init__(self, patience):
         super().__init__(patience)

@@ -1,14 +1,15 @@
-"""What the rounding of the output leaves in the gradients of a row's scores, where delta is taken from it.
+"""Measures the error of gradients of scores when delta is computed from a rounded output.
 
     python scripts/delta_bounds.py                 # emulated, and the CPU engine
-    python scripts/delta_bounds.py --device cuda   # beside these, rows in pieces and tiles of a GPU
+    python scripts/delta_bounds.py --device cuda   # beside these, split rows and tiles of a GPU
 
-The gradient of a score is alpha (g . v - delta). Where delta = g . out is taken from an output that was
-rounded to u of itself (2**-9 in bfloat16, 2**-12 in float16, 2**-25 in float32), it is off by
-rest <= u sum_d |g_d out_d|, and the gradient of a query by scale rest sum_j alpha_j k_j: as much as the
-keys of a row have in common. *Bound* is the largest number of that over all rows; *emulated* is what an
-output that is rounded and otherwise exact gives; then comes each schedule. A cell is the largest deviation
-of a gradient of the query from float64, divided by the largest |g| |v| |k| scale of a row.
+The gradient of a score is alpha (g . v - delta). If delta = g . out is computed from an output that was
+rounded with relative error u (2**-9 in bfloat16, 2**-12 in float16, 2**-25 in float32), its error is
+residual <= u sum_d |g_d out_d|, and that of the gradient of a query scale residual sum_j alpha_j k_j: large
+if the keys of a row have a large common part. *Bound* is the largest number of that over all rows;
+*emulated* is the error with an output that is rounded and otherwise exact; then comes each schedule. A cell
+is the largest error of a gradient of the query against float64, divided by the largest |g| |v| |k| scale of
+a row.
 """
 
 import argparse
@@ -21,7 +22,7 @@ ROWS, SOURCES, HEADS = 16, 1000, 2
 DTYPES = {torch.float32: 2.0**-25, torch.float16: 2.0**-12, torch.bfloat16: 2.0**-9}
 DEGREES = 64, 300, 5000
 DIMS = 32, 128
-# The parts that keys and values have in common, and how much they differ from it.
+# (the common part of all keys and values, and how much they differ from it)
 CASES = {
     "equal keys": ((1.0, 0.0), (0.0, 1.0)),
     "random": ((0.0, 1.0), (0.0, 1.0)),
@@ -74,7 +75,7 @@ def measure(case, degree, dim, dtype, device):
         leaves = [x.to(device).requires_grad_() for x in (query, key, value)]
         try:
             out = functional.dot_attention(graph, *leaves, schedule=schedule)
-        except ValueError:  # not to be had for this type, or repeated edges
+        except ValueError:  # the schedule is not available for this type, or with repeated edges
             continue
         found = torch.autograd.grad(out, leaves[0], grad.to(device))[0].cpu().double()
         cells[f"dfgnn, {schedule}"] = (found - exact).abs().max().item() / unit

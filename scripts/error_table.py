@@ -33,7 +33,7 @@ def raised(case) -> Exception:
 
 
 def _code(text: str) -> str:
-    """As code, in which Markdown changes nothing."""
+    """`text` as code, which Markdown leaves unchanged."""
     text, fence = " ".join(text.split()), "``" if "`" in text else "`"
     return f"{fence}{text}{fence}"
 

@@ -1,4 +1,4 @@
-"""The property-based tests for as long as you like, every round with another seed:
+"""Runs the property-based tests for a given time, every round with another seed:
 
     python scripts/fuzz.py --seconds 600 [arguments of pytest]
 

@@ -45,7 +45,7 @@ def source_hash(root: Path = ROOT) -> str:
 
 
 def failures(record: dict) -> list[str]:
-    """What the record says went wrong, one line each."""
+    """The failures in the record, one line each."""
     found = []
     tests = record.get("tests")
     if tests is not None:
@@ -64,7 +64,7 @@ def failures(record: dict) -> list[str]:
 
 
 def missing(record: dict) -> list[str]:
-    """The steps that the record does not have, or has only in part."""
+    """The steps that are missing in the record or incomplete."""
     steps = [] if record.get("tests") else ["the GPU tests"]
     if record.get("tests", {}).get("arguments"):
         steps.append("the GPU tests left out by " + record["tests"]["arguments"])
@@ -110,7 +110,7 @@ def run_tool(sanitizer: str, tool: str, parts: int = 1) -> dict:
     command = [sanitizer, "--tool", tool, *TOOLS[tool], sys.executable, suite]
 
     def run(part: int) -> dict:
-        # Without torch's cache every tensor is an allocation of its own, whose ends memcheck knows.
+        # Without torch's cache every tensor is a separate allocation, whose bounds memcheck knows.
         which = [f"{part}/{parts}"]
         code, output = _run([*command, *which], capture=True, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
         result = {"errors": count_errors(output), "exit_code": code}
@@ -141,7 +141,7 @@ def _run(command: list[str], capture: bool, **variables: str) -> tuple[int, str]
 
 
 def _first_line(*command: str) -> str | None:
-    """The first line that a command prints, or None where it is not there or fails."""
+    """The first line that a command prints, or None if it does not exist or fails."""
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     except OSError:

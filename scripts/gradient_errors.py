@@ -1,4 +1,4 @@
-"""How exact gradients are where a softmax's gradient cancels: writes the table of docs/numerics.md.
+"""Measures errors of gradients where a softmax's gradient cancels: writes the table of docs/numerics.md.
 
     python scripts/gradient_errors.py  # print it
     python scripts/gradient_errors.py --device cuda --json gpu.json  # a column for each schedule
@@ -21,7 +21,7 @@ from dfgnn.runtime.programs import Parser, device, existing_file, file_to_write,
 
 NODES, EDGES, HEADS, DIM = 200, 3000, 2, 32
 FUNCTIONS = {"GAT": "gat_attention", "GATv2": "gatv2_attention", "dot": "dot_attention"}
-# Those that pass through the softmax.
+# The gradients that pass through the softmax, by score.
 SCORES = {
     "GAT": ("alpha_src", "alpha_dst"),
     "GATv2": ("x_dst", "attn"),
@@ -77,12 +77,12 @@ def inputs_of(name, generator, edges, sharp=1.0, common=False, common_key=False,
 
 
 def cases_of(name) -> list[str]:
-    """Only dot has keys of its own."""
+    """The cases of a score: only dot has keys apart from values."""
     return [case for case, options in CASES.items() if name == "dot" or "common_key" not in options]
 
 
 def weights_of(name, generator, layers):
-    """Of the layers of `stack`, float32."""
+    """The weights of the layers of `stack`, float32."""
 
     def normal(*shape):
         return torch.randn(shape, generator=generator)
@@ -168,7 +168,7 @@ def measure(name, case, dtype, device) -> dict[str, float]:
     for schedule in SCHEDULES if device == "cuda" else ("natural",):
         try:
             found = gradients(functional, name, graph, inputs, grad, dtype, more | {"schedule": schedule})
-        except ValueError:  # not to be had for this type, or these options
+        except ValueError:  # the schedule is not available for this type or these options
             continue
         errors[schedule if device == "cuda" else "CPU"] = error(name, found, exact, single)
     return errors
@@ -194,7 +194,7 @@ def lines_of(rows) -> list[str]:
 
 
 def add(rows, others) -> None:
-    """The columns of another device's rows."""
+    """Adds the columns of another device's rows."""
     for row in rows:
         same = [o for o in others if all(o[k] == row[k] for k in ("function", "case", "dtype"))]
         for other in same:

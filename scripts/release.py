@@ -30,7 +30,7 @@ from dfgnn.runtime.programs import Parser, listed, one_of  # noqa: E402
 TARGETS = ("x86_64", "aarch64")
 GLIBC = 28  # 2.28: RHEL 8, Debian 10, Ubuntu 20.04
 ARCHS = "8.0;8.6;8.9;9.0;10.0;12.0+PTX"
-# torch has them loaded, or is there to give them.
+# Libraries that torch has loaded already, or contains.
 OUTSIDE = ["libtorch_cpu.so", "libtorch_cuda.so"]
 PROBE = """
 import dfgnn, torch
@@ -65,7 +65,7 @@ def build_wheel(target: str, cuda: bool, folder: Path) -> Path:
     (wheel,) = folder.glob("*.whl")
     repaired = folder / "repaired"
     excluded = [word for name in OUTSIDE for word in ("--exclude", name)]
-    # auto: the oldest manylinux that it runs on; one of another processor cannot be named.
+    # auto: the oldest manylinux on which the wheel runs.
     run(sys.executable, "-m", "auditwheel", "repair", "--plat", "auto", *excluded, "-w", repaired, wheel)
     (made,) = repaired.glob("*.whl")
     return made
@@ -125,7 +125,7 @@ def build_sdist(folder: Path) -> Path:
 
 
 def check_sdist(sdist: Path) -> list[str]:
-    """Every file that git knows is in it, but results of benchmarks and what is for the repository alone."""
+    """Checks that it has every file that git tracks, except benchmark results and files of the repository."""
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     known = run("git", "ls-files").splitlines()

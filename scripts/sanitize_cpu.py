@@ -19,7 +19,7 @@ SHORT = [
     *("-k", "(instruction_set or masked or inconsistent or matches) and not avx"),
 ]
 FILES = ("cpu_engine", "functional", "functional_contract", "edge_options", "products", "operators")
-# What compiles would do so with the sanitizers' libraries in the compiler.
+# Without tests that start a compiler, into which the sanitizers' libraries would be loaded, too.
 ALL = [*(f"tests/functional/test_{name}.py" for name in FILES), "-k", "not compile"]
 
 

@@ -1,10 +1,10 @@
-"""Every CUDA kernel on small graphs, for compute-sanitizer (scripts/gpu_check.py runs it):
+"""Runs every CUDA kernel on small graphs, for compute-sanitizer (scripts/gpu_check.py starts it):
 
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python scripts/sanitize_suite.py [K/N]
 
-K/N: every N-th call from the K-th on, for processes beside each other.
-Results only have to be finite: whether they are right is what the tests tell. They are copied to the host, so
-that initcheck sees a result that was not written in full.
+K/N: every N-th call from the K-th on, so that several processes can share the work.
+Results only have to be finite; tests check whether they are right. They are copied to the host, so that
+initcheck notices a result that was not written completely.
 """
 
 import itertools
@@ -64,11 +64,11 @@ def bmm(a, b):
     return (a.unsqueeze(-1) * b.unsqueeze(1)).sum(2)
 
 
-_mine = itertools.repeat(True)  # of the calls: those that this process makes
+_mine = itertools.repeat(True)  # for each call, whether this process makes it
 
 
 def shared(function):
-    """A call that is one process's."""
+    """A decorator for calls that are distributed over the processes."""
 
     @wraps(function)
     def turn(*args):
@@ -79,7 +79,7 @@ def shared(function):
 
 
 def skewed(device) -> Graph:
-    """Super nodes in both directions, rows without edges, duplicates; edges in no order: with edge ids."""
+    """Super nodes in both directions, rows without edges, duplicates, unsorted edges (so with edge ids)."""
     generator = torch.Generator().manual_seed(0)
     n, many = 70, 2300  # more edges than a work item ever has
     some = torch.randint(n - 6, (2, 200), generator=generator)
@@ -98,8 +98,8 @@ def bipartite(device) -> Graph:
 
 
 def local(device) -> Graph:
-    """No edge twice, rows that rise and share their neighbours, windows of many columns: what tiles and
-    sources in parts need."""
+    """A graph for tiles and source partitions: no edge twice, sorted rows that share their neighbours,
+    windows of many columns."""
     generator = torch.Generator().manual_seed(0)
     dst = torch.randint(150, (3000,), generator=generator)
     src = torch.where(dst < 100, dst // 30 * 30 + torch.arange(3000) % 30, torch.arange(3000) % 150)
@@ -119,7 +119,7 @@ def call(graph, score, options, heads, dim, dtype, schedule):
 
     edge_grad = "edge grad" in options
     keywords = {"schedule": schedule, "return_attention": "attention" in options}
-    if "bias" in options:  # in the accumulation type where that is another one
+    if "bias" in options:  # in the accumulation type, which kernels also accept
         accumulated = torch.float64 if dtype == torch.float64 else torch.float32
         keywords["edge_bias"] = tensor(graph.num_edges, heads, grad=edge_grad, dtype=accumulated)
     if "weight" in options:
@@ -132,7 +132,7 @@ def call(graph, score, options, heads, dim, dtype, schedule):
         keywords["edge_mask"] = torch.rand(graph.num_edges, device=graph.device) < 0.7
     if "feat" in options:
         keywords["edge_feat"] = tensor(graph.num_edges, heads, dim, grad=edge_grad)
-    if "projected" in options:  # of sizes that are no whole loads
+    if "projected" in options:  # with sizes that are no multiple of a load
         keywords["edge_attr"] = tensor(graph.num_edges, dim % 13 + 1, grad=edge_grad)
         keywords["edge_proj"] = tensor(heads * dim, dim % 13 + 1)
     if "out bias" in options:
@@ -170,7 +170,7 @@ def gather_sum(graph, width, dtype, schedule):
 
 
 def forced(graph) -> int:
-    """Schedules that "auto" does not take here; the number of calls."""
+    """Calls with schedules that "auto" does not choose here; returns their number."""
     on_gpu, calls = graph.device.type == "cuda", 0
     for dtype in DTYPES[:3]:
         for dim in (8, 16, 32, 64, 128):
@@ -195,7 +195,7 @@ def forced(graph) -> int:
 
 
 def not_finite(graph) -> int:
-    """Tiles with a number that is not finite, which other code adds up; the number of calls."""
+    """Calls on tiles with numbers that are not finite, which separate code adds up; returns their number."""
     calls = 0
     for dtype in (torch.bfloat16, torch.float16):
         for dim in (8, 16, 32, 64, 128):
@@ -221,7 +221,7 @@ def spoilt(graph, attention, shapes, dtype):
 
 @shared
 def products(graph, heads, dim, dtype):
-    """sddmm, spmm and the gradients of both, which are each other."""
+    """sddmm, spmm and their gradients, which are spmm and sddmm again."""
     rows = (torch.randn(graph.num_dst, heads, dim) / dim**0.5).to(graph.device, dtype).requires_grad_()
     feat = torch.randn(graph.num_src, heads, dim).to(graph.device, dtype).requires_grad_()
     out = functional.spmm(graph, functional.sddmm(graph, rows, feat), feat)
@@ -231,7 +231,7 @@ def products(graph, heads, dim, dtype):
 
 @shared
 def layers(graph, heads, dim, dtype):
-    """GAT as one operator, with its score terms."""
+    """The operator of a fused GAT layer, which also computes its score terms."""
     x = torch.randn(graph.num_src, 6).to(graph.device, dtype).requires_grad_()
     sizes = (heads * dim, 6), (heads, dim), (heads, dim), (heads * dim,)
     weights = [torch.randn(size).to(graph.device, dtype).requires_grad_() for size in sizes]
@@ -241,7 +241,7 @@ def layers(graph, heads, dim, dtype):
 
 
 def of_capacity(graph) -> int:
-    """A buffer that holds these edges, and then fewer; the number of calls."""
+    """Calls on a graph of fixed capacity, with these edges and then fewer; returns their number."""
     capacity = graph.num_src + 9, graph.num_dst + 9
     buffer = Graph.with_capacity(capacity, graph.num_edges + 33, device=graph.device)
     for edges in (graph.edge_index, graph.edge_index[:, : graph.num_edges // 2]):
@@ -277,7 +277,7 @@ def run(device="cuda", dims=DIMS) -> int:
             used.add(schedule)
             calls += 1
         products(on, HEADS[calls % len(HEADS)], dim, dtype)
-        if on.num_dst <= on.num_src:  # destinations are the first of the sources
+        if on.num_dst <= on.num_src:  # the operator takes the first sources as destinations
             layers(on, HEADS[calls % len(HEADS)], dim, dtype)
         vector = 16 // dtype.itemsize
         if device == "cuda" and dtype != torch.float64 and dim % vector == 0:

@@ -1,12 +1,12 @@
-"""What a CUDA kernel's loads are waited for by: the counters in the machine code, which no profiler shows.
+"""Shows which instructions of a CUDA kernel wait for which loads, by the scoreboards in its machine code.
 
     python scripts/sass_waits.py dfgnn/lib/libdfgnn_cuda.so gatv2_sources_kernel bfloat16Li4
 
-prints, for every kernel whose mangled name has all the words, the loads from memory, the branches and
-whatever waits. A warp has six counters of loads under way: ``sets 5`` is what the load is counted by,
-``waits 05`` which counters have to be at zero before the instruction is issued, so that one load can be
-waited for by way of another (docs/performance-log.md, entries 63 and 65). Tried on code for compute
-capability 9.0; needs ``cuobjdump``.
+prints, for every kernel whose mangled name has all the words, the loads from memory, the branches and the
+instructions that wait. A warp has six scoreboards, which count loads in flight: ``sets 5`` names the one
+that counts a load, ``waits 05`` those that must be zero before the instruction is issued. Loads that share
+one are all waited for (docs/performance-log.md, entries 63 and 65). Tried on code for compute capability
+9.0; needs ``cuobjdump``.
 """
 
 import argparse
@@ -18,14 +18,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-# Of the second word: bits 41 to 44 are cycles to stall, 45 is yield, then two numbers of counters and a mask.
+# First bits in an instruction's second word: 41 to 44 are cycles to stall, 45 is yield, then the numbers of
+# two scoreboards and a mask of them.
 _SETS, _READS, _WAITS, _NONE = 46, 49, 52, 7
 _FIRST = re.compile(r"\s+/\*([0-9a-f]{4,5})\*/\s+(.*?)\s*;\s+/\* 0x[0-9a-f]{16} \*/")
 _SECOND = re.compile(r"/\* (0x[0-9a-f]{16}) \*/")
 
 
 class Instruction(NamedTuple):
-    """sets, reads: the counter of its result, and of its operands, or None. waits: counters."""
+    """sets, reads: the scoreboard for its result, and for its operands, or None. waits: scoreboards."""
 
     text: str
     sets: int | None
@@ -34,7 +35,7 @@ class Instruction(NamedTuple):
 
 
 def instructions(listing: str) -> list[Instruction]:
-    """Of ``cuobjdump -sass``, of one kernel."""
+    """The instructions in a kernel's listing by ``cuobjdump -sass``."""
     found = []
     lines = listing.splitlines()
     for line, behind in pairwise(lines):
@@ -52,7 +53,7 @@ def kernels(text: str) -> dict[str, str]:
 
 
 def lines(found: list[Instruction]) -> list[str]:
-    """The instructions that load from memory, branch or wait, with their places."""
+    """Text for the instructions that load from memory, branch or wait, with their addresses."""
     shown = []
     for place, at in enumerate(found):
         if at.waits or any(word in at.text for word in ("LDG", "LDL", "BRA")):

@@ -1,18 +1,17 @@
-"""Thousands of steps of everything at once, watching memory:
+"""Runs thousands of random steps in one process and checks that memory does not grow:
 
     python scripts/soak.py --device cuda --steps 10000
     python scripts/soak.py --device cpu --seconds 60
 
-Each step takes a graph, which is made for it or one of those that are kept, a dtype, and a function or a
-layer, with dropout, returned attention, edge tensors or an in-place operation behind it. Some steps raise:
-bad input before any kernel, an exception between forward and backward or in backward; some never go back,
-and some delete a kept graph and make another; with --fresh every step makes its own. After a warm-up the
-memory of the host (resident) and of the device (allocated, and reserved by the allocator) has to stay where
-it is. Prints a verdict; the exit status is 1 where memory grows or a result is not finite, 2 where there was
-too little time to tell.
+Each step takes a new graph or one of a few that live longer, a dtype, and a function or a layer, with
+dropout, returned attention, edge tensors or a following in-place operation. Some steps raise: for bad input
+before any kernel, or between forward and backward or in backward; some run no backward, and some replace one
+of the longer-lived graphs; with --fresh every step makes its graph. After a warm-up the memory of the host
+(resident) and of the device (allocated, and reserved by the allocator) must not grow. Prints a verdict; the
+exit status is 1 if memory grows or a result is not finite, 2 if there was too little time to tell.
 
-Matrix products run without oneDNN here: it keeps the code of the last 1024 shapes, 50 to 100 kB each, so that
-a plain torch.nn.Linear on inputs of 600 lengths takes 100 MB before it stands still.
+Matrix products run without oneDNN here, because it caches code for the last 1024 shapes, 50 to 100 kB each:
+a plain torch.nn.Linear on inputs of 600 lengths takes 100 MB before its memory stops growing.
 """
 
 import copy
@@ -32,9 +31,9 @@ from dfgnn.runtime.programs import Parser, device, integer, number
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 FUNCTIONS = ("gat", "gatv2", "dot", "agnn", "flex", "softmax", "products")
 LAYERS = ("GATConv", "GATv2Conv", "DotGatConv", "AGNNConv", "GraphTransformerConv")
-# What is called growth: both halves of the run are judged by medians of samples, so that a peak does not
-# count. On the CPU 1,000 steps with --fresh move the host's median by 0.1 MiB; with a GPU, kernels are loaded
-# at their first use and cuBLAS keeps what it found for a shape.
+# Growth that is tolerated, between the medians of both halves of the run, so that single peaks do not count.
+# On the CPU 1,000 steps with --fresh move the host's median by 0.1 MiB; with a GPU, kernels are loaded at
+# their first use and cuBLAS caches its choice for each shape.
 HOST_SLACK = {"cpu": 4 << 20, "cuda": 16 << 20}
 DEVICE_SLACK, RESERVED_SLACK = 4 << 20, 16 << 20
 
@@ -108,7 +107,7 @@ def _score(q, k, e):
 
 
 def call_layer(rng, graph, dtype, layers):
-    """Results of a layer that lives as long as the run, on features of its own; autocast where it is half."""
+    """Results of a layer that lives as long as the run, on new features; under autocast for half types."""
     layer = layers[rng.choice(LAYERS)]
     x = torch.randn(graph.num_src, 16, device=graph.device, requires_grad=rng.random() < 0.8)
     with torch.autocast(graph.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
@@ -144,7 +143,7 @@ def step(rng, graph, layers):
             out = torch.nn.functional.elu_(out)
         loss = sum(x.float().sum() for x in (out, *results[1:]))
         if rng.random() < 0.1:
-            return finite  # never goes back
+            return finite  # a step without backward
         if rng.random() < 0.05:
             out.register_hook(_interrupt)
         loss.backward()
@@ -163,7 +162,7 @@ def host_bytes():
 def measure(device):
     """(resident bytes of the host, allocated and reserved bytes of the device)."""
     gc.collect()
-    if sys.platform == "linux":  # what malloc keeps for later is not in use
+    if sys.platform == "linux":  # returns memory that malloc holds for reuse, so that it does not count
         ctypes.CDLL(None).malloc_trim(0)
     if device != "cuda":
         return host_bytes(), 0, 0
@@ -176,7 +175,7 @@ def _median(values):
 
 
 def verdict(samples, device):
-    """Text, and whether the memory of the second half of the samples is that of the first."""
+    """A text, and whether the samples' second half has no more memory than the first."""
     half, flat, lines = len(samples) // 2, True, []
     limits = {
         "host resident": HOST_SLACK[device],
