@@ -3,6 +3,7 @@ import os
 
 import pytest
 import torch
+from covering import EXHAUSTIVE
 
 # Where several processes share the tests (pytest -n), each has a core of its own.
 torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
@@ -14,13 +15,14 @@ def pytest_report_header():
 
 
 def pytest_collection_modifyitems(config, items):
-    """Tests that need a GPU are left out where there is none, rather than skipped one by one."""
-    if HAS_GPU:
-        return
-    left_out = [item for item in items if item.get_closest_marker("gpu")]
+    """Tests that need a GPU are left out where there is none, rather than skipped one by one; and those
+    marked exhaustive, unless they are asked for."""
+    marks = [mark for mark, wanted in (("gpu", HAS_GPU), ("exhaustive", EXHAUSTIVE)) if not wanted]
+    left_out = [item for item in items if any(map(item.get_closest_marker, marks))]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+        gone = set(map(id, left_out))
+        items[:] = [item for item in items if id(item) not in gone]
 
 
 def pytest_collection_finish():

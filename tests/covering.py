@@ -1,7 +1,14 @@
 """Few combinations of options in which all combinations of some of them occur."""
 
 import itertools
+import os
 import random
+
+import pytest
+
+#: Whether tests marked `exhaustive` are collected, too, as continuous integration has them run.
+EXHAUSTIVE = os.environ.get("DFGNN_EXHAUSTIVE", "") not in ("", "0")
+exhaustive = pytest.mark.exhaustive
 
 
 def covering(strength=2, **options):
@@ -34,3 +41,31 @@ def covering(strength=2, **options):
         left -= covers(best)
         rows.append({name: options[name][k] for name, k in zip(names, best)})
     return rows
+
+
+def covered(strength=2, **options):
+    """Parametrizes a test over the rows of `covering`; exhaustively, over those of one more strength, too.
+
+    An option is a sequence of values, or a dictionary of values by the names that they have in test ids.
+    """
+    values = {name: tuple(given) for name, given in options.items()}  # of a dictionary its names
+    rows, marks = covering(min(strength, len(values)), **values), {}
+    if EXHAUSTIVE and strength < len(values):
+        more = [row for row in covering(strength + 1, **values) if row not in rows]
+        marks = dict.fromkeys(range(len(rows), len(rows) + len(more)), exhaustive)
+        rows += more
+
+    def value_of(name, value):
+        return options[name][value] if isinstance(options[name], dict) else value
+
+    def id_of(value):
+        return str(value).removeprefix("torch.")
+
+    return pytest.mark.parametrize(
+        list(values),
+        [
+            pytest.param(*(value_of(name, row[name]) for name in values), marks=marks.get(k, ()))
+            for k, row in enumerate(rows)
+        ],
+        ids=["-".join(map(id_of, row.values())) for row in rows],
+    )
