@@ -3,8 +3,10 @@
 import pytest
 import torch
 from attention import DTYPES, SCORES, VALUES, check, function, make_inputs, run
+from covering import covered
 from graphs import make_graph
 
+YES_OR_NO = False, True
 FEATURES = [("gat", None), ("gatv2", None), ("dot", "key"), ("dot", "value"), ("dot", "both")]
 
 
@@ -12,53 +14,43 @@ def feat_options(where):
     return {} if where is None else {"edge_feat_in": where}
 
 
-def dtype_name(value):
-    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else None
+CASES = [
+    ("mixed_degrees", 3, 8), ("isolated", 1, 33), ("super_row", 2, 4), ("super_source", 8, 7),
+    ("duplicates", 4, 32), ("fewer_sources", 2, 300), ("fewer_destinations", 3, 64), ("sorted", 1, 1),
+    ("no_edges", 2, 8), ("no_nodes", 1, 4), ("one_edge", 3, 16),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=dtype_name)
-@pytest.mark.parametrize("score, where", FEATURES)
-def test_edge_features(device, score, where, dtype):
-    cases = [("mixed_degrees", 3, 8), ("isolated", 1, 33), ("super_row", 2, 4), ("super_source", 8, 7)]
-    cases += [
-        ("duplicates", 4, 32),
-        ("sorted", 1, 1),
-        ("fewer_sources", 2, 300),
-        ("fewer_destinations", 3, 64),
-    ]
-    for name, heads, dim in cases + [("no_edges", 2, 8), ("no_nodes", 1, 4), ("one_edge", 3, 16)]:
-        graph = make_graph(name, device)
-        inputs = make_inputs(score, graph, heads, dim, dtype, edge_feat=True)
-        check(score, graph, inputs, note=f"{name} H={heads} D={dim}: ", **feat_options(where))
+@covered(features=FEATURES, dtype=DTYPES, case=CASES)
+def test_edge_features(device, features, dtype, case):
+    (score, where), (name, heads, dim) = features, case
+    graph = make_graph(name, device)
+    inputs = make_inputs(score, graph, heads, dim, dtype, edge_feat=True)
+    check(score, graph, inputs, **feat_options(where))
 
 
-@pytest.mark.parametrize("dim", [600, 1100])
-@pytest.mark.parametrize("score, where", FEATURES)
-def test_wide_heads(device, score, where, dim):
+@covered(features=FEATURES, dim=[600, 1100], dtype=[torch.float32, torch.float16], edge_feat=[True, False])
+def test_wide_heads(device, features, dim, dtype, edge_feat):
     """More columns than a warp holds."""
-    graph = make_graph("isolated", device)
-    for dtype, edge_feat in ((torch.float32, dim == 600), (torch.float16, dim != 600)):
-        inputs = make_inputs(
-            score, graph, 2, dim, dtype, edge_feat=edge_feat, edge_gate=1 if edge_feat else None
-        )
-        inputs["out_bias"] = torch.randn(2, dim).to(device, dtype)
-        check(score, graph, inputs, note=f"{dtype} {edge_feat}: ", **feat_options(where))
+    graph, (score, where) = make_graph("isolated", device), features
+    inputs = make_inputs(score, graph, 2, dim, dtype, edge_feat=edge_feat, edge_gate=1 if edge_feat else None)
+    inputs["out_bias"] = torch.randn(2, dim).to(device, dtype)
+    check(score, graph, inputs, **feat_options(where))
 
 
-@pytest.mark.parametrize("heads", [1, "H"])
-@pytest.mark.parametrize("score", SCORES)
-def test_gate(device, score, heads):
-    for name, dtype in [
-        ("mixed_degrees", torch.float32),
-        ("super_row", torch.float64),
-        ("sorted", torch.float16),
-    ]:
-        graph = make_graph(name, device)
-        inputs = make_inputs(score, graph, 3, 8, dtype, edge_gate=heads)
-        check(score, graph, inputs, note=f"{name}: ")
-        if dtype == torch.float16:
-            inputs["edge_gate"] = inputs["edge_gate"].float()
-        check(score, graph, inputs, note=f"{name}: ", return_attention=True)
+@covered(
+    heads=[1, "H"],
+    score=SCORES,
+    case=[("mixed_degrees", torch.float32), ("super_row", torch.float64), ("sorted", torch.float16)],
+    return_attention=YES_OR_NO,
+)
+def test_gate(device, score, heads, case, return_attention):
+    name, dtype = case
+    graph = make_graph(name, device)
+    inputs = make_inputs(score, graph, 3, 8, dtype, edge_gate=heads)
+    if dtype == torch.float16 and return_attention:
+        inputs["edge_gate"] = inputs["edge_gate"].float()
+    check(score, graph, inputs, return_attention=return_attention)
 
 
 @pytest.mark.parametrize("heads", [1, "H"])
@@ -85,42 +77,44 @@ def test_mask(device, score, heads):
             torch.testing.assert_close(masked[name], expected, msg=lambda m, n=name: f"{n}: {m}")
 
 
-@pytest.mark.parametrize("slope", [0.2, 1.0, -0.5])
-@pytest.mark.parametrize("score", ["gat", "dot"])
-def test_bias_behind_the_activation(device, score, slope):
-    for name in ("mixed_degrees", "super_source"):
-        graph = make_graph(name, device)
-        inputs = make_inputs(score, graph, 3, 8, edge_bias=True)
-        options = {"bias_after": True, "negative_slope": slope}
-        check(score, graph, inputs, note=f"{name}: ", **options)
-        check(score, graph, inputs, note=f"{name}: ", return_attention=True, **options)
+@covered(
+    slope=[0.2, 1.0, -0.5],
+    score=["gat", "dot"],
+    name=["mixed_degrees", "super_source"],
+    return_attention=YES_OR_NO,
+)
+def test_bias_behind_the_activation(device, score, slope, name, return_attention):
+    graph = make_graph(name, device)
+    inputs = make_inputs(score, graph, 3, 8, edge_bias=True)
+    options = {"bias_after": True, "negative_slope": slope, "return_attention": return_attention}
+    check(score, graph, inputs, **options)
 
 
-@pytest.mark.parametrize("bits", range(32))
-@pytest.mark.parametrize("score", SCORES)
-def test_options_together(device, score, bits):
-    """Bias, gate, mask, features and dropout in every combination; the rest by turns."""
-    bias, gate, mask, feat, dropout = (bool(bits >> k & 1) for k in range(5))
-    turn = bits + list(SCORES).index(score)
-    name, heads, dim, dtype = [
+@covered(
+    3, score=SCORES, bias=["no", "before", "after"], gate=[None, 1, "H"], mask=YES_OR_NO, feat=YES_OR_NO,
+    dropout=YES_OR_NO, weight=[None, 1, "H"], return_attention=YES_OR_NO,
+    case=[
         ("mixed_degrees", 5, 8, torch.float32),
         ("isolated", 2, 20, torch.float64),
         ("sorted", 4, 16, torch.bfloat16),
-    ][turn % 3]
+    ],
+)  # fmt: skip
+def test_options_together(device, score, bias, gate, mask, feat, dropout, weight, return_attention, case):
+    """Any three options together, whatever the others are."""
+    name, heads, dim, dtype = case
     graph = make_graph(name, device)
-    per_head = ("H", 1)[turn // 3 % 2]
     inputs = make_inputs(
-        score, graph, heads, dim, dtype, edge_bias=bias, edge_gate=gate and per_head, edge_feat=feat,
-        edge_weight=(None, 1, "H")[turn // 2 % 3],
+        score, graph, heads, dim, dtype, edge_bias=bias != "no", edge_gate=gate, edge_feat=feat,
+        edge_weight=weight,
     )  # fmt: skip
-    options = {"return_attention": turn // 5 % 2 == 0}
+    options = {"return_attention": return_attention}
     if mask:
         options["edge_mask"] = torch.rand(graph.num_edges, device=device) < 0.7
     if dropout:
         options |= {"dropout_p": 0.4, "_seed": torch.tensor([77], device=device)}
-    if bias and score != "gatv2":
-        options["bias_after"] = turn // 7 % 2 == 0
-    check(score, graph, inputs, note=f"{name}: ", **options)
+    if bias == "after" and score != "gatv2":
+        options["bias_after"] = True
+    check(score, graph, inputs, **options)
 
 
 @pytest.mark.parametrize("score", SCORES)
@@ -150,23 +144,21 @@ def test_leaky_dot_product(device):
         check("dot", graph, inputs, negative_slope=0.2)
 
 
-@pytest.mark.parametrize("slope", [0.2, 0.0, -0.5])
-@pytest.mark.parametrize("where", ["key", "value", "both"])
-def test_leaky_dot_product_of_features(device, where, slope):
+@covered(
+    slope=[0.2, 0.0, -0.5],
+    where=["key", "value", "both"],
+    case=[("mixed_degrees", 3, 8, torch.float32), ("super_row", 2, 64, torch.bfloat16),
+          ("sorted", 4, 16, torch.float64)],
+    together=YES_OR_NO,
+)  # fmt: skip
+def test_leaky_dot_product_of_features(device, slope, where, case, together):
     """Both sides of the activation, of edges in rows that are whole, split and sorted."""
-    for name, heads, dim, dtype in [
-        ("mixed_degrees", 3, 8, torch.float32),
-        ("super_row", 2, 64, torch.bfloat16),
-        ("sorted", 4, 16, torch.float64),
-    ]:
-        graph = make_graph(name, device)
-        inputs = make_inputs("dot", graph, heads, dim, dtype, edge_feat=True)
-        options = feat_options(where) | {"negative_slope": slope}
-        check("dot", graph, inputs, note=f"{name}: ", **options)
-        inputs = make_inputs(
-            "dot", graph, heads, dim, dtype, edge_feat=True, edge_bias=True, edge_gate="H", edge_weight=1
-        )
-        check("dot", graph, inputs, note=f"{name}, all: ", return_attention=True, **options)
+    name, heads, dim, dtype = case
+    graph = make_graph(name, device)
+    more = dict(edge_bias=True, edge_gate="H", edge_weight=1) if together else {}
+    inputs = make_inputs("dot", graph, heads, dim, dtype, edge_feat=True, **more)
+    options = feat_options(where) | {"negative_slope": slope, "return_attention": together}
+    check("dot", graph, inputs, **options)
 
 
 @pytest.mark.parametrize("frozen", ["edge_feat", "edge_gate", "edge_weight", "edge_bias"])
