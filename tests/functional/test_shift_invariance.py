@@ -3,13 +3,15 @@
 import pytest
 import torch
 from attention import DTYPES, SCORES, function, make_inputs, relative_error, run
+from covering import covered
 
 from dfgnn import Graph, functional, reference
 
 MIN = "finfo.min"
 SHIFTS = (1e6, 1e7, -1e9, MIN)
 ON_CPU = ("natural", "natural<=32")
-SCHEDULES = (*ON_CPU, "longest_first", "packed", "natural<=32 sources/2", "tiles", "tiles<=32")
+ON_GPU = ("longest_first", "packed", "natural<=32 sources/2", "tiles", "tiles<=32")
+SCHEDULES = (*ON_CPU, *(ON_GPU if torch.cuda.is_available() else ()))
 HEADS, DIM = 2, 16  # small enough for several rows per warp, large enough for tiles
 # Relative errors that right results may have.
 BAND = {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 8e-3, torch.bfloat16: 6e-2}
@@ -65,10 +67,7 @@ def check_attention(found, expected):
     assert ((found - expected).abs() <= allowed).all()
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("shift", SHIFTS)
-@pytest.mark.parametrize("score", SCORES)
+@covered(3, dtype=DTYPES, schedule=SCHEDULES, shift=SHIFTS, score=SCORES)
 def test_bias(score, shift, schedule, dtype, device):
     """A bias of the edges: the same output, attention and gradients as without it."""
     skip_unless_available(schedule, device, dtype)
@@ -87,9 +86,7 @@ def test_bias(score, shift, schedule, dtype, device):
     check(found, expected, dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("shift", SHIFTS)
+@covered(dtype=DTYPES, schedule=SCHEDULES, shift=SHIFTS)
 def test_score_terms(shift, schedule, dtype, device):
     """Large terms of the sources, against the plain computation in float64 and, for the sums, 1 / degree."""
     skip_unless_available(schedule, device, dtype, edges=False)
@@ -111,10 +108,7 @@ def test_score_terms(shift, schedule, dtype, device):
     assert relative_error(feat.grad[:, 0, 0], sums) <= BAND[dtype] / 4
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("factor", [1, 1.75])
-@pytest.mark.parametrize("exponent", [(10, 10), (12, 11), (15, -15)])
+@covered(dtype=DTYPES, schedule=SCHEDULES, factor=[1, 1.75], exponent=[(10, 10), (12, 11), (15, -15)])
 def test_products(exponent, factor, schedule, dtype, device):
     """Large products of queries and keys, times a scale that is no power of two: some are rounded."""
     skip_unless_available(schedule, device, dtype, edges=False)
@@ -129,10 +123,7 @@ def test_products(exponent, factor, schedule, dtype, device):
     check(found, {n: expected[n] for n in ("out", "grad_value")}, dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("masked", [-1e9, MIN])
-@pytest.mark.parametrize("score", SCORES)
+@covered(dtype=DTYPES, schedule=SCHEDULES, masked=[-1e9, MIN], score=SCORES)
 def test_masking_bias(score, masked, schedule, dtype, device):
     """Edges that a large negative bias masks have no weight beside others, and alone the same one each."""
     skip_unless_available(schedule, device, dtype)
