@@ -1,11 +1,11 @@
 """The fused attention functions against the float64 reference: outputs and every gradient."""
 
-import itertools
 import math
 
 import pytest
 import torch
 from attention import DTYPES, SCORES, VALUES, check, function, make_inputs, relative_error, run, shapes
+from covering import covered
 from graphs import GRAPHS, make_graph
 
 from dfgnn import reference
@@ -17,79 +17,79 @@ def name_of(value):
     return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else None
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-@pytest.mark.parametrize("name", GRAPHS)
-@pytest.mark.parametrize("score", SCORES)
-def test_hard_graphs(device, score, name, dtype):
+INDEX_DTYPES = torch.int32, torch.int64
+
+
+@covered(score=SCORES, name=tuple(GRAPHS), dtype=DTYPES, index_dtype=INDEX_DTYPES)
+def test_hard_graphs(device, score, name, dtype, index_dtype):
     turn = list(GRAPHS).index(name) * len(DTYPES) + DTYPES.index(dtype)
-    index_dtype = (torch.int32, torch.int64)[turn // 2 % 2]
     graph = make_graph(name, device, index_dtype)
     for heads, dim in shapes(device, turn, graph.num_edges):
         check(score, graph, make_inputs(score, graph, heads, dim, dtype), note=f"H={heads} D={dim}: ")
 
 
-@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64], ids=name_of)
-@pytest.mark.parametrize("name", ["random", "super_row"])
-@pytest.mark.parametrize("score", SCORES)
+@covered(score=SCORES, name=["random", "super_row"], index_dtype=INDEX_DTYPES)
 def test_index_types_and_edge_orders(device, score, name, index_dtype):
     graph = make_graph(name, device, index_dtype)
     inputs = make_inputs(score, graph, 3, 8, edge_bias=True, edge_weight=1)
     check(score, graph, inputs, return_attention=True)
 
 
-@pytest.mark.parametrize("dim, value_dim", [(4, 12), (12, 4), (33, 7), (7, 300), (256, 1), (1, 64)])
-@pytest.mark.parametrize("name", ["mixed_degrees", "fewer_sources"])
-def test_value_dim_other_than_score_dim(device, name, dim, value_dim):
+@covered(
+    sizes=[(4, 12), (12, 4), (33, 7), (7, 300), (256, 1), (1, 64)],
+    name=["mixed_degrees", "fewer_sources"],
+    dtype=[torch.float32, torch.bfloat16],
+)
+def test_value_dim_other_than_score_dim(device, name, sizes, dtype):
+    graph, (dim, value_dim) = make_graph(name, device), sizes
+    check("dot", graph, make_inputs("dot", graph, 3, dim, dtype, value_dim=value_dim))
+
+
+CASES = [
+    ("mixed_degrees", 5, torch.float32),
+    ("sorted", 4, torch.bfloat16),
+    ("isolated", 1, torch.float64),
+    ("super_row", 2, torch.float16),
+]
+
+
+@covered(
+    3, score=SCORES, edge_bias=[False, True], edge_weight=[None, 1, "H"], dropout_p=[0.0, 0.3],
+    return_attention=[False, True], case=CASES,
+)  # fmt: skip
+def test_options_together(device, score, edge_bias, edge_weight, dropout_p, return_attention, case):
+    name, heads, dtype = case
     graph = make_graph(name, device)
-    for dtype in (torch.float32, torch.bfloat16):
-        check("dot", graph, make_inputs("dot", graph, 3, dim, dtype, value_dim=value_dim), note=f"{dtype}: ")
-
-
-@pytest.mark.parametrize("return_attention", [False, True])
-@pytest.mark.parametrize("dropout_p", [0.0, 0.3])
-@pytest.mark.parametrize("edge_weight", [None, 1, "H"])
-@pytest.mark.parametrize("edge_bias", [False, True])
-@pytest.mark.parametrize("score", SCORES)
-def test_options_in_every_combination(device, score, edge_bias, edge_weight, dropout_p, return_attention):
-    cases = [
-        ("mixed_degrees", 5, torch.float32),
-        ("sorted", 4, torch.bfloat16),
-        ("isolated", 1, torch.float64),
-        ("super_row", 2, torch.float16),
-    ]
-    turn = SCORES.index(score) + edge_bias + (None, 1, "H").index(edge_weight) + bool(dropout_p)
-    for name, heads, dtype in cases[(turn + return_attention) % 2 :: 2]:
-        graph = make_graph(name, device)
-        inputs = make_inputs(score, graph, heads, 8, dtype, edge_bias=edge_bias, edge_weight=edge_weight)
-        options = {"dropout_p": dropout_p, "return_attention": return_attention}
-        if dropout_p:
-            options["_seed"] = torch.tensor([2**40 + 5], device=device)
-        check(score, graph, inputs, note=f"{name}: ", **options)
+    inputs = make_inputs(score, graph, heads, 8, dtype, edge_bias=edge_bias, edge_weight=edge_weight)
+    options = {"dropout_p": dropout_p, "return_attention": return_attention}
+    if dropout_p:
+        options["_seed"] = torch.tensor([2**40 + 5], device=device)
+    check(score, graph, inputs, **options)
 
 
 SMALL_HEADS = [(1, 8), (2, 4), (4, 8), (5, 4), (6, 16), (8, 8), (9, 8), (17, 4), (40, 8)]
 
 
-@pytest.mark.parametrize("heads, dim", SMALL_HEADS)
-@pytest.mark.parametrize("score", SCORES)
-def test_dropout_of_any_number_of_heads(device, score, heads, dim):
+@covered(
+    shape=SMALL_HEADS,
+    score=SCORES,
+    case=[("mixed_degrees", torch.float32), ("super_row", torch.bfloat16), ("mixed_degrees", torch.float16)],
+)
+def test_dropout_of_any_number_of_heads(device, score, shape, case):
     """Four heads share the words of a random number, and on a GPU small heads its computation."""
+    (heads, dim), (name, dtype) = shape, case
     options = {"dropout_p": 0.4, "_seed": torch.tensor([2**33 + heads], device=device)}
-    for name, dtype in (
-        ("mixed_degrees", torch.float32),
-        ("super_row", torch.bfloat16),
-        ("mixed_degrees", torch.float16),
-    ):
-        graph = make_graph(name, device)
-        inputs = make_inputs(score, graph, heads, dim, dtype)
-        for schedule in ("natural", "packed") if device == "cuda" and heads * dim <= 64 else ("auto",):
-            note = f"{name}, {dtype}, {schedule}: "
-            check(score, graph, inputs, note, schedule=schedule, return_attention=True, **options)
+    graph = make_graph(name, device)
+    inputs = make_inputs(score, graph, heads, dim, dtype)
+    for schedule in ("natural", "packed") if device == "cuda" and heads * dim <= 64 else ("auto",):
+        check(score, graph, inputs, f"{schedule}: ", schedule=schedule, return_attention=True, **options)
 
 
-@pytest.mark.parametrize("options", [{}, {"edge_bias": True, "edge_weight": "H"}], ids=str)
-@pytest.mark.parametrize("name", ["no_nodes", "no_edges", "no_destinations", "one_edge"])
-@pytest.mark.parametrize("score", SCORES)
+@covered(
+    options=[{}, {"edge_bias": True, "edge_weight": "H"}],
+    name=["no_nodes", "no_edges", "no_destinations", "one_edge"],
+    score=SCORES,
+)
 def test_options_on_empty_graphs(device, score, name, options):
     """Edge tensors without elements have a null pointer, which is not the same as being absent."""
     graph = make_graph(name, device)
@@ -98,17 +98,20 @@ def test_options_on_empty_graphs(device, score, name, options):
     check(score, graph, inputs, dropout_p=0.5, _seed=torch.tensor([3], device=device))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-@pytest.mark.parametrize("name", ["mixed_degrees", "super_row", "isolated", "no_edges"])
-def test_bias_of_the_output(device, name, dtype):
+@covered(
+    name=["mixed_degrees", "super_row", "isolated", "no_edges"],
+    dtype=DTYPES,
+    score=SCORES,
+    shape=[(1, 8), (3, 7)],
+    dropout=[False, True],
+)
+def test_bias_of_the_output(device, name, dtype, score, shape, dropout):
     """It reaches rows without edges, too, and backward takes it out of the saved output again."""
     graph = make_graph(name, device)
-    for score, (heads, dim) in itertools.product(SCORES, ((1, 8), (3, 7))):
-        inputs = make_inputs(score, graph, heads, dim, dtype)
-        inputs["out_bias"] = torch.randn(heads, dim).to(device, dtype)
-        check(score, graph, inputs, note=f"{score} H={heads} D={dim}: ")
-        seed = torch.tensor([3], device=device)
-        check(score, graph, inputs, return_attention=True, dropout_p=0.3, _seed=seed)
+    inputs = make_inputs(score, graph, *shape, dtype)
+    inputs["out_bias"] = torch.randn(shape).to(device, dtype)
+    seed = torch.tensor([3], device=device)
+    check(score, graph, inputs, **(dict(return_attention=True, dropout_p=0.3, _seed=seed) if dropout else {}))
 
 
 @pytest.mark.parametrize("return_attention", [False, True])
@@ -126,16 +129,15 @@ def test_negative_slope(device, slope):
         check(score, graph, make_inputs(score, graph, 3, 8), note=f"{score}: ", negative_slope=slope)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-def test_gatv2_on_the_bend(device, dtype):
+@covered(1, dtype=DTYPES, shape=((8, 8), (4, 32), (3, 64), (2, 250)))
+def test_gatv2_on_the_bend(device, dtype, shape):
     """Where x_src + x_dst is 0, of zeros of either sign or of opposite numbers, LeakyReLU' is the slope."""
     graph = make_graph("mixed_degrees", device)
-    for heads, dim in ((8, 8), (4, 32), (3, 64), (2, 250)):
-        inputs = make_inputs("gatv2", graph, heads, dim, dtype)
-        for name in ("x_src", "x_dst"):
-            values = torch.tensor([-1.0, -0.0, 0.0, 1.0])
-            inputs[name] = values[torch.randint(4, inputs[name].shape)].to(device, dtype)
-        check("gatv2", graph, inputs, note=f"H={heads} D={dim}: ")
+    inputs = make_inputs("gatv2", graph, *shape, dtype)
+    for name in ("x_src", "x_dst"):
+        values = torch.tensor([-1.0, -0.0, 0.0, 1.0])
+        inputs[name] = values[torch.randint(4, inputs[name].shape)].to(device, dtype)
+    check("gatv2", graph, inputs)
 
 
 @pytest.mark.parametrize("scale", [None, 0.0, 1.0, -2.0])
