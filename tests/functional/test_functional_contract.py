@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 from attention import DTYPES, SCORES, function, make_inputs, relative_error, run
+from covering import covered
 from graphs import make_graph, tiny_graph
 from torch import library
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -90,9 +91,7 @@ def test_inputs_and_graph_are_not_modified(device, score):
         assert x is None and y is None or torch.equal(x, y)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", ["mixed_degrees", "super_row", "super_source"])
-@pytest.mark.parametrize("score", SCORES)
+@covered(dtype=DTYPES, name=["mixed_degrees", "super_row", "super_source"], score=SCORES)
 def test_two_runs_are_bitwise_equal(device, score, name, dtype):
     graph = make_graph(name, device)
     inputs = make_inputs(score, graph, 8, 32, dtype, **ALL)
@@ -108,38 +107,30 @@ def test_two_runs_are_bitwise_equal(device, score, name, dtype):
 # Schedules
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("score", SCORES)
-def test_every_schedule_gives_the_same_results(device, score, schedule):
+@covered(
+    schedule=SCHEDULES,
+    score=SCORES,
+    name=["mixed_degrees", "super_row", "super_source", "power_law", "no_edges", "no_nodes", "isolated"],
+    shape=[(1, 4), (3, 8), (8, 32)],
+)
+def test_every_schedule_gives_the_same_results(device, score, schedule, name, shape):
     """Where the device or the shape has no such schedule, it is refused and not replaced."""
+    graph, (heads, dim), dtype = make_graph(name, device), shape, torch.float64
+    inputs = make_inputs(score, graph, heads, dim, dtype, **ALL)
+    plan = graph.plan(num_heads=heads, head_dim=dim, dtype=dtype)
+    if schedule not in {c.schedule for c in plan.candidates}:
+        assert schedule != "natural"
+        with pytest.raises(ValueError, match=f"{schedule}.*not available"):
+            function(score)(graph, **inputs, schedule=schedule)
+        return
+    forced = graph.plan(num_heads=heads, head_dim=dim, dtype=dtype, schedule=schedule)
+    assert forced.schedule == schedule and schedule in repr(forced)
     seed = torch.tensor([9], device=device)
     options = {"return_attention": True, "dropout_p": 0.3, "_seed": seed}
-    available = 0
-    for name in (
-        "mixed_degrees",
-        "super_row",
-        "super_source",
-        "power_law",
-        "no_edges",
-        "no_nodes",
-        "isolated",
-    ):
-        graph = make_graph(name, device)
-        for heads, dim in ((1, 4), (3, 8), (8, 32)):
-            inputs = make_inputs(score, graph, heads, dim, torch.float64, **ALL)
-            plan = graph.plan(num_heads=heads, head_dim=dim, dtype=torch.float64)
-            if schedule not in {c.schedule for c in plan.candidates}:
-                with pytest.raises(ValueError, match=f"{schedule}.*not available"):
-                    function(score)(graph, **inputs, schedule=schedule)
-                continue
-            available += 1
-            forced = graph.plan(num_heads=heads, head_dim=dim, dtype=torch.float64, schedule=schedule)
-            assert forced.schedule == schedule and schedule in repr(forced)
-            expected = run(function(score, reference), graph, inputs, **options)
-            results = run(function(score), graph, inputs, schedule=schedule, **options)
-            for key, x in expected.items():
-                assert relative_error(results[key], x, 1.0) < 1e-10, (name, key)
-    assert available or device == "cpu" or schedule == "tiles"  # there are none in float64: test_tiles.py
+    expected = run(function(score, reference), graph, inputs, **options)
+    results = run(function(score), graph, inputs, schedule=schedule, **options)
+    for key, x in expected.items():
+        assert relative_error(results[key], x, 1.0) < 1e-10, key
 
 
 @pytest.mark.parametrize("score", SCORES)
@@ -174,8 +165,7 @@ def test_successive_calls_draw_other_masks(device, score):
     assert not torch.equal(first, second)
 
 
-@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
-@pytest.mark.parametrize("score", SCORES)
+@covered(1, p=[0.1, 0.5, 0.9], score=SCORES)
 def test_dropout_distribution(device, score, p):
     graph = make_graph("super_row", device)
     inputs = make_inputs(score, graph, 8, 4, torch.float64)
@@ -313,26 +303,22 @@ def test_autocast(device, score):
     assert torch.equal(out, function(score)(graph, **inputs))
 
 
-@pytest.mark.parametrize("score", SCORES)
-def test_backward_in_another_thread_and_forward_in_a_fresh_process(score):
+def test_backward_in_another_thread_and_forward_in_a_fresh_process():
     """Autograd runs backward in its own threads; and the first call of a process may come from anywhere."""
-    code = f"""
+    code = """
 import threading, torch, dfgnn
 from dfgnn import functional
 graph = dfgnn.Graph.from_coo(torch.tensor([0, 1, 2]), torch.tensor([1, 1, 0]), num_src=3, num_dst=3)
-x = torch.ones(3, 2, 4, requires_grad=True)
-def work():
-    if {score!r} == "gat":
-        out = functional.gat_attention(graph, x, x[:, :, 0], x[:, :, 1])
-    elif {score!r} == "gatv2":
-        out = functional.gatv2_attention(graph, x, x, x[0])
-    else:
-        out = functional.dot_attention(graph, x, x, x)
-    out.sum().backward()
-thread = threading.Thread(target=work)
-thread.start()
-thread.join()
-assert abs(x.grad.sum() - 16) < 1e-4, x.grad
+for function, inputs in (
+    (functional.gat_attention, lambda x: (x, x[:, :, 0], x[:, :, 1])),
+    (functional.gatv2_attention, lambda x: (x, x, x[0])),
+    (functional.dot_attention, lambda x: (x, x, x)),
+):
+    x = torch.ones(3, 2, 4, requires_grad=True)
+    thread = threading.Thread(target=lambda: function(graph, *inputs(x)).sum().backward())
+    thread.start()
+    thread.join()
+    assert abs(x.grad.sum() - 16) < 1e-4, x.grad
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
