@@ -5,8 +5,8 @@
 
 namespace dfgnn::cpu {
 
-// Inputs and results are those of BackwardParams; to each of its results belongs a cotangent (`of_...`), and
-// to each of its inputs a gradient. A cotangent that is null is 0.
+// Each result of BackwardParams has a cotangent here (`of_...`), and each input a gradient. A cotangent that
+// is null is 0.
 struct SecondParams {
   Score score;
   DType dtype;
@@ -32,13 +32,13 @@ struct SecondParams {
   const void* of_src;    // additive: [N_src, H] acc; dot: [N_src, H, D] T
   const void* of_dst;    // additive: [N_dst, H] acc; else [N_dst, H, D] T
   const void* of_attn;   // additive_v2: [H, D] acc
-  const void* of_bias;   // [E, H] acc, like all that follow but of_feat
+  const void* of_bias;   // [E, H] acc, and so are the following, except of_feat
   const void* of_gate;
   const void* of_weight;
   const void* of_feat;  // [E, H, D] T
 
   void* grad_grad_out;        // [N_dst, H, Dv] T
-  void* grad_grad_attention;  // [E, H] acc; or null, like all but those of nodes
+  void* grad_grad_attention;  // [E, H] acc; gradients of edges may be null
   void* grad_value;           // [N_src, H, Dv] T
   void* grad_src;             // additive: [N_src, H] acc; dot: [N_src, H, D] T
   void* grad_dst;             // additive: [N_dst, H] acc; else [N_dst, H, D] T
@@ -50,7 +50,7 @@ struct SecondParams {
   void* grad_feat;  // [E, H, D] T
 
   // Scratch.
-  void* numbers;        // [E, second_numbers, H] acc, user's order: what the sources' pass needs of an edge
+  void* numbers;        // [E, second_numbers, H] acc, user's order
   void* partial_sums;   // [csr.num_slots, kSecondSums, H] acc
   void* partial_query;  // [csr.num_slots, H, D] acc
   void* partial_out;    // [csr.num_slots, H, Dv] acc
@@ -58,10 +58,10 @@ struct SecondParams {
   void* partial_value;  // [reverse.num_slots, H, Dv] acc
 };
 
-// Sums over a row's edges before its gradients are known: of alpha, alpha f p, alpha t, and then alpha y.
+// Sums over a row's edges, of alpha, alpha f p, alpha t, and then alpha y.
 inline constexpr int kSecondSums = 4;
-// Numbers per edge and head that are kept: three, and where rows are longer than a block the four products of
-// rows, of which the three are made.
+// Scalars per edge and head in scratch: three factors for the sources' pass. Where rows are longer than a
+// block, four, because the products that the factors are made of are saved first.
 int64_t second_numbers(const Csr& destinations);
 
 void second_order(const SecondParams&, const Parallel&);

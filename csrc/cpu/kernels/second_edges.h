@@ -1,10 +1,10 @@
-// The numbers per edge and head of the backward of the backward, edge-major, over a group of rows' edges;
-// names are those of docs/internals/second_derivatives.md.
+// The scalars per edge and head of the backward of the backward, edge-major, for the edges of a group of
+// rows. Names are those of docs/internals/second_derivatives.md.
 //
-// A row is gone through three times: weigh() and sum() give the sums of the softmax, of alpha f p and of
-// alpha t; centre() and sum_moments() the sum of alpha y; settle() what rows are multiplied with, and the
-// gradients of the edges' options. y is taken with f p and t relative to their means: it differs from that of
-// the page by a constant of the row, and is small where they hardly differ.
+// Three loops over a row's edges: weigh() and sum() compute the sums of the softmax, of alpha f p and of
+// alpha t; centre() and sum_moments() the sum of alpha y; settle() the factors of rows and the gradients of
+// the edges' options. y is computed from f p and t less their means. It differs from the y of that page by a
+// constant of the row, and is small where f p and t hardly vary.
 #pragma once
 
 #include "cpu/second_order.h"
@@ -21,7 +21,7 @@ static inline Vec<A, W> odd_lanes(Vec<A, W> a, Vec<A, W> b, std::integer_sequenc
   return __builtin_shufflevector(a, b, (2 * I + 1)...);
 }
 
-// W times four numbers as four vectors.
+// Splits W groups of four scalars into four vectors.
 template <class A, int W>
 static inline void split_fours(const A* fours, Vec<A, W>* out) {
   constexpr auto lanes = std::make_integer_sequence<int, W>();
@@ -56,12 +56,12 @@ class SecondEdges {
 
   int heads() const { return heads_; }
   int size() const { return size_; }
-  // Edge-major [n, H, 4], which take() takes apart: raw and t_raw but for `scale`, p without gamma, u.
+  // Edge-major [n, H, 4], split by take(): raw and t_raw without `scale`, p without gamma, u.
   A* products() const { return products_; }
-  // Four arrays, one behind the other, as they may be kept and come back.
+  // The first of four consecutive arrays, which may be saved and restored.
   A* raw() const { return array(0); }
   A* t_raw() const { return array(1); }
-  // What settle() gives: A, R and M with `scale`, f alpha; four arrays, too.
+  // Results of settle(): A, R and M times `scale`, f alpha; four consecutive arrays.
   A* of_p() const { return array(4); }
   A* of_raw() const { return array(5); }
   A* of_t() const { return array(6); }
@@ -78,7 +78,7 @@ class SecondEdges {
     });
   }
 
-  // alpha, but for the row's sum of them, and t.
+  // alpha, not yet divided by the row's sum, and t.
   void weigh(Block& block, const Group& group) {
     find_stats(group);
     __builtin_memcpy(z(), raw(), size_ * sizeof(A));
@@ -118,7 +118,7 @@ class SecondEdges {
     });
   }
 
-  // The rows' means of f p and t, in place of the sums; a row without mass has none.
+  // Replaces the sums of f p and t by their means. A row whose weights are all 0 is left as it is.
   void divide(int rows, A* sums) const {
     for (int r = 0; r < rows; ++r, sums += kSecondSums * heads_)
       for (int h = 0; h < heads_; ++h) {
@@ -128,8 +128,8 @@ class SecondEdges {
       }
   }
 
-  // alpha, f p - delta, t - tau and y. The only edge of a row has no gradient of its score, and rounding must
-  // not give it one.
+  // alpha, f p - delta, t - tau and y. The score of a row's only edge has no gradient: an exact 0 keeps
+  // rounding from making one.
   void centre(const Block& block, const Group& group, const A* sums) {
     spread<3>(group, sums, 0);
     const A* of_weight = find(p_.of_weight, block, 17);
@@ -147,7 +147,7 @@ class SecondEdges {
     });
   }
 
-  // And those of alpha y.
+  // The sums of alpha y over the edges of each row, to sums().
   void sum_moments(const Group& group) const {
     for_heads<A>(heads_, [&](auto width, int h) {
       using W = Vec<A, width.value>;
@@ -188,7 +188,7 @@ class SecondEdges {
     write(array(13), block, p_.grad_gate), write(array(18), block, p_.grad_weight);
   }
 
-  // Of a row's block: adds sums `first` ... `last` to those of the row.
+  // Adds the sums [first, last) of a block to those of its row.
   void add(int first, int last, A* sums) const {
     for (int i = first * heads_; i < last * heads_; ++i) sums[i] += sums_[i];
   }
@@ -214,7 +214,7 @@ class SecondEdges {
   A* alpha() const { return array(9); }
   A* t() const { return array(10); }
   A* y() const { return array(11); }
-  A* centred() const { return array(4); }  // until settle() puts A there
+  A* centred() const { return array(4); }  // until settle() overwrites it with A
   A* row_array(int k) const { return array(19 + k); }
 
   // x times the dropout mask
@@ -232,7 +232,7 @@ class SecondEdges {
     if (table) scatter<EdgeMajor>(from, 0, block.eid, block.n, heads_, static_cast<A*>(table));
   }
 
-  // Of the rows' sums [rows, kSecondSums, H] K kinds from `first` on, to each of their edges.
+  // Copies K of the rows' sums [rows, kSecondSums, H], from `first` on, to each of their edges.
   template <int K>
   void spread(const Group& group, const A* sums, int first) {
     spread_rows<K>(group, sums + first * heads_, kSecondSums);
