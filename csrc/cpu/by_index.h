@@ -1,5 +1,5 @@
-// Softmax and sums over groups of rows, the group of each given by its number: nothing is sorted, and there
-// is no plan. Sums run in the order of the rows, whatever the number of threads.
+// Softmax and sums over groups of rows. An index gives the group of each row, in any order, without a plan.
+// Sums run in the order of the rows, whatever the number of threads.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,12 @@ struct ByIndexParams {
   DType dtype;  // f32 or f64
   int64_t num_rows, num_groups;
   int columns;
-  const void* index;  // the group of each row, which index_range has found in range
+  const void* index;  // the group of each row, already checked by index_range
   bool index_is_long, index_rises;
-  const void* rows;    // [num_rows, columns]; of a softmax the scores, of its gradient that of the result
-  const void* result;  // of the softmax, for its gradient
-  bool masked;         // a maximum that is infinite counts as 0, so that a softmax over -inf alone is 0
-  void* out;           // [num_rows, columns], of a sum [num_groups, columns]
+  const void* rows;    // [num_rows, columns]: the scores, or in backward the gradient of the result
+  const void* result;  // backward: the result of the softmax
+  bool masked;         // an infinite maximum counts as 0, so that a softmax over -inf alone is 0
+  void* out;           // [num_rows, columns]; sum: [num_groups, columns]
 };
 
 struct IndexRange {

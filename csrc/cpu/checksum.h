@@ -7,8 +7,8 @@
 
 namespace dfgnn::cpu {
 
-// Depends on the bytes and their places alone, not on instruction set or number of threads. Two contents that
-// were not made to collide have the same with a probability of about 2^-64.
+// It depends only on the bytes and their positions, not on the instruction set or the number of threads. Two
+// contents that were not built to collide have the same checksum with a probability of about 2^-64.
 uint64_t checksum(const void* data, int64_t bytes, const Parallel&);
 
 }  // namespace dfgnn::cpu

@@ -16,8 +16,8 @@
 
 namespace dfgnn::cpu {
 
-// build_native.py defines DFGNN_ISAS(apply): apply(avx512) apply(avx2) apply(base), or those that it
-// compiles.
+// build_native.py defines DFGNN_ISAS(apply) as apply(avx512) apply(avx2) apply(base), or as many of them as
+// it compiles.
 
 #define DFGNN_DECLARE(name)                                               \
   namespace name {                                                        \
@@ -45,11 +45,12 @@ DFGNN_ISAS(DFGNN_DECLARE)
 
 namespace {
 
-// Rows that are worth a partial sum of their own.
+// Rows per partial sum.
 constexpr int64_t kTermsRows = 256;
 
-// A checksum of more bytes than kChecksumRun is that of the checksums of such runs. A thread takes several:
-// one thread reads nearly as fast as memory gives, and to wait for others takes longer than to read a few MB.
+// More bytes than kChecksumRun are divided into runs, and the result is the checksum of the runs' checksums.
+// Each thread takes several runs: one thread nearly saturates memory, and starting others takes longer than
+// reading a few MB.
 constexpr int64_t kChecksumRun = int64_t(1) << 20, kChecksumRuns = 32;
 
 [[maybe_unused]] bool has_base() { return true; }
@@ -153,7 +154,7 @@ void forward(const ForwardParams& p, const Parallel& parallel) {
 }
 
 int64_t edge_scratch(const BackwardParams& p) {
-  if (p.score == Score::additive || (!p.csr.eids && !p.reverse.eids)) return 0;  // without ids: not given
+  if (p.score == Score::additive || (!p.csr.eids && !p.reverse.eids)) return 0;  // no edge ids
   const Shape& s = p.shape;
   const int64_t src_columns = p.score == Score::dot ? int64_t(s.dim) + s.value_dim : s.value_dim,
                 numbers = 2 * s.num_edges, columns = s.num_src * src_columns + s.num_dst * s.dim;
@@ -216,7 +217,7 @@ void edge_products_backward(const EdgeProductParams& p, const Parallel& parallel
   kernels().edge_products_backward(p, parallel);
 }
 bool in_range(const Csr& csr, int64_t num_edges) {
-  bool good = csr.num_parts == 0;  // without branches: the compiler takes several at a time
+  bool good = csr.num_parts == 0;  // no branches, so that the compiler vectorizes it
   for (int64_t k = 0; k < csr.num_items; ++k) {
     const Item& item = csr.items[k];
     good &= (item.row >= 0) & (item.row < csr.num_rows) & (item.begin >= 0) & (item.begin <= item.end) &
@@ -262,7 +263,7 @@ template <class I>
 static IndexRange range_of(const I* index, int64_t num_rows) {
   I low = index[0], high = index[0];
   bool rises = true;
-  for (int64_t e = 1; e < num_rows; ++e) {  // without branches: the compiler takes several at a time
+  for (int64_t e = 1; e < num_rows; ++e) {  // no branches, so that the compiler vectorizes it
     low = std::min(low, index[e]), high = std::max(high, index[e]);
     rises &= index[e - 1] <= index[e];
   }

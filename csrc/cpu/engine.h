@@ -1,7 +1,8 @@
 // The CPU engine: fused attention over a graph, forward and backward.
 //
-// Plain data in, nothing out but the arrays that the parameters name; no torch. Threads are handed
-// in. Results do not depend on the number of threads: every sum has an order that the plan fixes.
+// It reads and writes only the arrays that the parameters name, and does not know torch: the caller passes a
+// function that runs threads. Results do not depend on the number of threads, because the plan fixes the
+// order of every sum.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +13,10 @@ namespace dfgnn::cpu {
 
 // run(begin, end, grain, fn, ctx) calls fn on disjoint ranges that cover [begin, end), in parallel.
 using RangeFn = void (*)(int64_t begin, int64_t end, void* ctx);
-// Whether short rows are worked on in groups (kernels/groups.h); automatic: by the plan and the shape.
+// Whether short rows are processed in groups (kernels/groups.h). automatic: the plan and the shape decide.
 enum class RowWay { automatic, grouped, single };
-// Mean degree of a plan's items below which short rows are grouped, as measured: alone, a row costs most
-// where it has many heads. Mirrored in dfgnn/plan/cost.py, for plans that are printed.
+// Mean degree of a plan's items below which short rows are grouped. The values are measured: a row processed
+// alone costs most with many heads. dfgnn/plan/cost.py repeats them to print plans.
 constexpr int64_t forward_degree(int64_t heads) { return 24 + 8 * heads; }
 constexpr int64_t backward_degree(int64_t heads) { return 2 + 6 * heads; }
 struct Parallel {
@@ -24,20 +25,20 @@ struct Parallel {
   RowWay way = RowWay::automatic;
 };
 
-// The environment variable DFGNN_CPU_ROWS, "grouped" or "single", decides the way of rows instead, for tests.
-// Items of a plan come in natural order: rows ascending, `begin` never decreasing.
+// For tests, the environment variable DFGNN_CPU_ROWS, "grouped" or "single", overrides this choice. The items
+// of a plan must have ascending rows and a `begin` that never decreases.
 void forward(const ForwardParams&, const Parallel&);
-// edges: scratch of edge_scratch() numbers of the accumulators' type, or null.
+// edges: scratch of edge_scratch() accumulators, or null.
 void backward(const BackwardParams&, const Parallel&, void* edges);
 void sddmm(const ProductParams&, const Parallel&);
 void spmm(const ProductParams&, const Parallel&);
 
-// How much memory of edges, [E, 2, H], keeps the pass over the sources from computing again what the one over
-// the destinations did: weight and gradient of every edge and head. 0 where it would exceed the gradients of
-// the nodes' features, is of no use, or the edges' ids are not given.
+// Elements of scratch [E, 2, H] in which the pass over the destinations saves each edge's weight and gradient
+// for the pass over the sources, which would otherwise recompute them. 0 if that would exceed the gradients
+// of the nodes' features, if it is of no use, or if there are no edge ids.
 int64_t edge_scratch(const BackwardParams&);
 
-// Whether items and splits name rows, edges and slots that there are.
+// Whether items and splits refer to existing rows, edges and slots.
 bool in_range(const Csr&, int64_t num_edges);
 
 // How many partial sums of grad_attn backward writes for this plan (BackwardParams::attn_parts).

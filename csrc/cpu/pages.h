@@ -1,4 +1,4 @@
-// Memory of large results.
+// Huge pages for large results.
 #pragma once
 
 #if defined(__linux__)
@@ -14,9 +14,9 @@ namespace dfgnn::cpu {
 inline int64_t size_of(DType dtype) { return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2; }
 inline int64_t size_of_acc(DType dtype) { return dtype == DType::f64 ? 8 : 4; }
 
-// Asks for huge pages for an array that is about to be written whole. A large one is often fresh from the
-// system, which then clears and maps it in pieces of 2 MB instead of 4 KB at the first writes. Only pages
-// inside the array are meant, so no memory is lost; where the advice is not taken nothing changes.
+// Advises the system to use huge pages for an array that is about to be written completely. A large array is
+// often new memory, which the system then clears and maps in units of 2 MB instead of 4 KB. The advice covers
+// only pages inside the array, so that no memory is lost.
 inline void use_huge_pages(void* data, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
   constexpr int64_t kLarge = int64_t(4) << 20;

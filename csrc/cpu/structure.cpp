@@ -6,7 +6,7 @@
 namespace dfgnn::cpu {
 namespace {
 
-// Edges that make another thread worth while.
+// Fewest edges per thread.
 constexpr int64_t kEdgesPerThread = int64_t(1) << 16;
 constexpr int64_t kRowsPerThread = int64_t(1) << 14;
 
@@ -18,7 +18,8 @@ struct Strided {
   int64_t stride;
 };
 
-// Calls body with both as what they are; ends of one type, as they almost always are, in a loop of their own.
+// Calls body with both arrays in their types. Arrays of one type, which is the usual case, get a specialized
+// loop.
 template <class Body>
 auto with_types(const Ids& a, const Ids& b, const Body& body) {
   if (a.is_int64)
@@ -41,7 +42,7 @@ struct Side {
   bool sorted = true;
 };
 
-// Calls body(begin, end, part) for `parts` runs of [0, n), on as many threads.
+// Calls body(begin, end, part) for `parts` ranges of [0, n), on as many threads.
 template <class Body>
 void in_parts(const Parallel& parallel, int64_t n, int64_t parts, const Body& body) {
   if (parts == 1) return body(int64_t(0), n, int64_t(0));
@@ -58,20 +59,20 @@ void in_parts(const Parallel& parallel, int64_t n, int64_t parts, const Body& bo
   parallel.run(0, parts, 1, run, &call);
 }
 
-// Sorts edges by row, stable. edges.visit(begin, end, f) calls f(row, col, id) for a run of them, in order.
-// Of each of the first num_loops rows one place is left free at its end. False, and nothing written by them,
-// where a row is not below num_rows.
+// Sorts edges by row, stably. edges.visit(begin, end, f) calls f(row, col, id) for a range of edges, in
+// order. Each of the first num_loops rows keeps one position free at its end. Returns false, before writing
+// out of bounds, if a row is not below num_rows.
 //
-// indptr[r + 1] is the place where the next edge of row r goes. With several threads each has a run of the
-// edges and places of its own, behind those of the runs before it.
+// indptr[r + 1] counts up to the position of row r's next edge. With several threads, each takes a range of
+// the edges, with positions after those of the ranges before it.
 template <class Edges>
 bool sort_by_row(const Edges& edges, int64_t num_edges, int64_t num_rows, int64_t num_loops, int64_t* indptr,
                  int32_t* indices, int32_t* eids, const Parallel& parallel) {
-  // Counters of every thread are cleared and read: there must be edges to make up for them.
+  // Each thread clears and reads its counters, which only pays with enough edges.
   const int64_t parts = std::max<int64_t>(
       1, std::min({int64_t(parallel.num_threads), num_edges / kEdgesPerThread, num_edges / (num_rows + 1)}));
   std::fill(indptr, indptr + num_rows + 1, 0);
-  std::unique_ptr<int32_t[]> more;  // counters of the threads but for the first
+  std::unique_ptr<int32_t[]> more;  // counters of all threads except the first
   if (parts > 1) more.reset(new int32_t[(parts - 1) * num_rows]);
   std::unique_ptr<bool[]> bad(new bool[parts]());
 
@@ -104,7 +105,7 @@ bool sort_by_row(const Edges& edges, int64_t num_edges, int64_t num_rows, int64_
     for (int64_t part = 1; part < parts; ++part) {
       int32_t& counter = more[(part - 1) * num_rows + row];
       const int32_t here = counter;
-      counter = int32_t(place);  // below 2**31, as the number of edges is
+      counter = int32_t(place);  // below 2**31, because the number of edges is
       place += here;
     }
     place += row < num_loops;
@@ -127,7 +128,7 @@ bool sort_by_row(const Edges& edges, int64_t num_edges, int64_t num_rows, int64_
     else
       fill(more.get() + (part - 1) * num_rows);
   });
-  if (parts > 1) {  // where the last run ended
+  if (parts > 1) {  // where the last range ended
     const int32_t* last = more.get() + (parts - 2) * num_rows;
     for (int64_t row = 0; row < num_rows; ++row) indptr[row + 1] = last[row];
   }
@@ -167,7 +168,7 @@ bool rises(const int64_t* indptr, int64_t num_rows, int64_t num_edges) {
   return !falls;
 }
 
-// Edges of `a`, by their ids, are those of `b` at that place. Items may be in any order.
+// Whether the ids of `a` name the same edges in `b`, whose ids are the identity. Items may be in any order.
 bool same_edges(const Csr& a, const Csr& b, int64_t num_edges) {
   const int64_t count = std::min<int64_t>(a.num_items, 16);
   const Item* end = b.items + b.num_items;
@@ -177,7 +178,7 @@ bool same_edges(const Csr& a, const Csr& b, int64_t num_edges) {
     if (p >= item.end || p >= num_edges) continue;
     const int64_t id = a.eids ? a.eids[p] : p;
     if (id < 0 || id >= num_edges || b.indices[id] != item.row) return false;
-    // Its row there, if b's items are in the order of the edges.
+    // Its row in b, if b's items are in the order of the edges.
     const auto begins_after = [](int64_t edge, const Item& other) { return edge < other.begin; };
     const Item* next = std::upper_bound(b.items, end, id, begins_after);
     if (next == b.items) continue;
@@ -203,7 +204,7 @@ Coo read_coo(const Ids& src, const Ids& dst, int64_t num_edges, bool with_loops)
         s.follow(j), d.follow(i);
         ++num_kept;
       }
-      // Loops begin at node 0.
+      // The appended loops begin at node 0.
       s.sorted &= s.last <= 0, d.sorted &= d.last <= 0;
     } else {
       for (int64_t e = 0; e < num_edges; ++e) {
@@ -226,7 +227,7 @@ void find_kept(const Ids& src, const Ids& dst, int64_t num_edges, int64_t* edge_
 void sort_coo(const CooSort& p, const Parallel& parallel) {
   with_types(p.rows, p.cols, [&](auto rows, auto cols) {
     const CooEdges<decltype(rows), decltype(cols)> edges{rows, cols, p.edge_map};
-    int64_t* end = p.indptr + 1;  // of a row, but for its loop
+    int64_t* end = p.indptr + 1;  // the end of a row, without its appended loop
     if (p.sorted) {
       std::fill(p.indptr, p.indptr + p.num_rows + 1, 0);
       edges.visit(0, p.num_kept, [&](int64_t row, int64_t, int64_t) { ++end[row]; });

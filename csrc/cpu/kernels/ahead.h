@@ -1,4 +1,4 @@
-// Which gathered row to fetch while another is at work.
+// Which gathered row to prefetch while another is being processed.
 #pragma once
 
 #include "rows.h"
@@ -6,10 +6,10 @@
 namespace dfgnn::cpu::DFGNN_ISA {
 
 constexpr int kLine = 64;  // bytes of a cache line
-// How far ahead rows are fetched: this many bytes, but at least kMinAhead rows.
+// Prefetch distance: this many bytes, but at least kMinAhead rows.
 constexpr int kAheadBytes = 6144;
-// Into which level of cache: the second takes more misses at a time than the first, but on Intel's processors
-// it slows down what comes from the third.
+// The level of cache to prefetch into. The second handles more misses at a time than the first, but on
+// Intel's processors rows that are already in the third then arrive later.
 #if defined(__x86_64__)
 static const bool kIntoFirst = __builtin_cpu_is("intel");
 #else
@@ -17,7 +17,7 @@ constexpr bool kIntoFirst = false;
 #endif
 constexpr int kMinAhead = 2, kMaxAhead = 32;
 
-// Index of the row to prefetch while edge e is at work.
+// Index of the row to prefetch while edge e is being processed.
 struct Ahead {
   const int32_t* index;
   int64_t limit;
@@ -38,7 +38,7 @@ template <int level>
   __builtin_prefetch(p + bytes - 1, 0, level);
 }
 
-// Inlined, or else gcc takes it for a function without effect and leaves it out.
+// Inlined, because gcc considers a call free of effects and removes it.
 [[gnu::always_inline]] static inline void prefetch(const void* p, int64_t bytes) {
   const char* c = static_cast<const char*>(p);
   kIntoFirst ? prefetch_into<3>(c, bytes) : prefetch_into<2>(c, bytes);

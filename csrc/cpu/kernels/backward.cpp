@@ -9,12 +9,12 @@
 namespace dfgnn::cpu::DFGNN_ISA {
 namespace {
 
-// attention_parts at most.
+// The largest attention_parts().
 constexpr int64_t kMostParts = 1024;
 
-// One direction of the scores of feature rows. Over the rows: gathers keys and values, sums grad_query and
-// writes the edges' gradients. Over the sources: gathers queries and grad_out, sums grad_key and grad_value;
-// with additive_v2 the value is the key.
+// One direction of backward for scores of feature rows. Over the destinations it gathers keys and values,
+// sums up grad_query and writes the edges' gradients. Over the sources it gathers queries and grad_out, and
+// sums up grad_key and grad_value. With additive_v2 the value is also the key.
 template <class T, class Score>
 class FeatureRows {
  public:
@@ -44,7 +44,7 @@ class FeatureRows {
     if (kKeyIsValue) attn_sum_.clear(score.shape().packed_size());
   }
 
-  // Rows, and pieces that guess() and settle() are not for.
+  // Processes rows, and chunks of split rows unless guess() and settle() do.
   void operator()(const Item& item) {
     if (exact_ && item.slot >= 0) return;
     start(item);
@@ -66,8 +66,8 @@ class FeatureRows {
     write(item);
   }
 
-  // The two walks over a piece. rest: what delta lacks by its edges, then by the row's; kept: numbers() for
-  // each of its blocks, or null.
+  // The two runs over a chunk of a split row. rest: the error of delta, by the chunk's edges, then by the
+  // row's; kept: numbers() scalars for each of its blocks, or null.
   void guess(const Item& item, A* rest, A* kept) {
     start(item);
     guess_blocks(item, rest, kept);
@@ -78,7 +78,7 @@ class FeatureRows {
     write(item);
   }
 
-  // attn [H, D] += what the items so far contribute to grad_attn, which is forgotten
+  // Adds the items' contribution to grad_attn to attn [H, D], and resets it.
   void add_attn(A* attn) {
     Buffer<A> sum(score_.shape().size());
     unpack(score_.shape(), attn_sum_, nullptr, static_cast<A*>(sum));
@@ -86,7 +86,7 @@ class FeatureRows {
     attn_sum_.clear(score_.shape().packed_size());
   }
 
-  // Numbers that a block keeps.
+  // Scalars that a block saves.
   int64_t numbers() {
     CountArrays arrays;
     edges_.each_guess(score_, block_, arrays);
@@ -113,10 +113,10 @@ class FeatureRows {
     write_sum<T>(item, values_.shape(), value_sum_, p_.grad_value, p_.partial_value);
   }
 
-  // z and t of the block's edges.
+  // Loads a block, and computes z and t of its edges.
   void load(int64_t begin, int64_t end) {
     block_.load(begin, end, a_.per_edge() || a_.edges);
-    const bool scores_first = kKeyIsValue || !over_rows_;  // else keys last: they are what is summed next
+    const bool scores_first = kKeyIsValue || !over_rows_;  // else keys last, which are summed next
     if (scores_first) edges_.start(score_, block_);
     values_.load(block_, !(kKeyIsValue && over_rows_));
     values_.dots(block_, row_, edges_.t());
@@ -136,7 +136,7 @@ class FeatureRows {
     edges_.solve(score_, block_);
   }
 
-  // The numbers of a row's last block stay where they are.
+  // The first run. The scalars of a row's last block are not saved, but used in place.
   void guess_blocks(const Item& item, A* rest, A* kept) {
     for (int h = 0; h < heads_; ++h) rest[h] = 0;
     for_blocks(item, [&](int64_t begin, int64_t end, bool) {
@@ -149,7 +149,7 @@ class FeatureRows {
     });
   }
 
-  // From the last block back to the first: rows that were read last are in cache.
+  // The second run, from the last block to the first, because the rows read last are in cache.
   void settle_blocks(const Item& item, const A* rest, const A* kept) {
     edges_.set_rest(item, rest);
     const int64_t last = num_blocks(item) - 1;
@@ -158,7 +158,7 @@ class FeatureRows {
       const int64_t begin = item.begin + k * kBlock, end = k == last ? item.end : begin + kBlock;
       if (kept && !(item.slot < 0 && k == last)) {
         block_.locate(begin, end, a_.per_edge() || a_.edges);
-        if (is_near) block_.limit = 0;  // nothing is to be fetched
+        if (is_near) block_.limit = 0;  // do not prefetch
         edges_.each_guess(score_, block_, RestoreArrays<A>{kept + k * numbers(), of_array()});
         score_.load(block_);
       } else if (item.slot >= 0) {
@@ -172,7 +172,7 @@ class FeatureRows {
 
   int64_t of_array() const { return int64_t(heads_) * kBlock; }
 
-  // For what so many blocks keep.
+  // Space for the scalars of so many blocks.
   A* room(int64_t blocks) {
     if (blocks > most_blocks_) {
       most_blocks_ = 2 * blocks;
@@ -181,7 +181,7 @@ class FeatureRows {
     return kept_;
   }
 
-  // Adds up what the block's edges give.
+  // Adds the results of the block's edges to the sums.
   void sum(bool first) {
     A* attn_sum = p_.grad_attn && over_rows_ ? static_cast<A*>(attn_sum_) : nullptr;
     score_.accumulate(block_, edges_.draw(), score_sum_, attn_sum, first);
@@ -200,8 +200,8 @@ class FeatureRows {
   const BackwardParams& p_;
   const Arrays<T>& a_;
   bool over_rows_;
-  bool exact_;  // delta is what makes the gradients of a row's scores 0 in sum
-  bool given_;  // weights and gradients of the edges are there
+  bool exact_;  // delta is corrected, so that the gradients of a row's scores add up to 0
+  bool given_;  // the first pass has saved weights and gradients of the edges
   int heads_;
   Score& score_;
   Gathered<T> values_;
@@ -209,11 +209,11 @@ class FeatureRows {
   EdgeBlock<T> block_;
   EdgeGradients<T> edges_;
   Buffer<A> row_, score_sum_, value_sum_, attn_sum_;  // packed
-  Buffer<A> rest_, kept_;                             // of a row that is no piece
-  int64_t most_blocks_ = 0;                           // that there is room for in kept_
+  Buffer<A> rest_, kept_;                             // of a row that is not split
+  int64_t most_blocks_ = 0;                           // that kept_ has space for
 };
 
-// The pass over the destinations, of rows in pieces.
+// The pass over the destinations, for split rows.
 template <class T, class MakeScore>
 void run_pieces(const BackwardParams& p, const Arrays<T>& a, const Parallel& parallel,
                 const MakeScore& make_score) {
@@ -261,7 +261,7 @@ void run_feature_rows(const BackwardParams& p, const Arrays<T>& a, const Paralle
                       const MakeScore& make_score, const MakeGroupScore& make_group_score) {
   using A = Acc<T>;
   const Shape& shape = p.shape;
-  // Items [first, last) of a direction; attn: their part of grad_attn, or null.
+  // Processes items [first, last) of a direction. attn: their contribution to grad_attn, or null.
   const auto run_items = [&](bool over_rows, int64_t first, int64_t last, A* attn) {
     const Csr& csr = over_rows ? p.csr : p.reverse;
     const Grouping grouping = Grouping::of<A>(p, csr, parallel.way, backward_degree(p.shape.heads));

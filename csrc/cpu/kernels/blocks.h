@@ -5,13 +5,13 @@
 
 namespace dfgnn::cpu::DFGNN_ISA {
 
-// The sums of a long row by blocks of its edges. Terms that are alike round alike, and what their roundings
-// add up to then grows with the length of a block and the number of blocks, no longer with that of the row.
+// Adds up a long row in blocks of edges. Similar terms have similar rounding errors, whose sum then grows
+// with the length of a block and the number of blocks instead of the length of the row.
 template <class A>
 class Blocks {
  public:
   explicit Blocks(int64_t size) : size_(size), total_(size) {}
-  // Before the edge at a place of the row, 0 the first one.
+  // To be called before each edge. place: its position in the row.
   void before(int64_t place, A* sums) {
     if (place == 0 || place % kBlockOfSums != 0) return;
     if (place == kBlockOfSums) total_.clear(size_);

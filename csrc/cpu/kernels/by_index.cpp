@@ -6,10 +6,10 @@
 namespace dfgnn::cpu::DFGNN_ISA {
 namespace {
 
-// Numbers that a thread is worth, and those of a block that stay in the first cache.
+// Fewest elements per thread, and elements of a block that stay in the first level of cache.
 constexpr int64_t kPerThread = 1 << 15, kBlockNumbers = 2048;
 
-// Rows [begin, end) of the groups [low, low + span); all of them are where `all`.
+// Rows [begin, end), or those of them in groups [low, low + span). all: all of them are in these groups.
 struct Part {
   int64_t begin, end;
   uint64_t low, span;
@@ -27,8 +27,8 @@ class Groups {
 
   int64_t columns() const { return C ? C : p_.columns; }
 
-  // Calls body(part) so that every row is in one part that has its group for itself. At once: rows that are
-  // all of one part's are taken in blocks, which the body may read again while they are in cache.
+  // Calls body(part) so that each row is in one part, and each group in one part. If all rows are in the
+  // part's groups they come in blocks, which the body may read again while they are in cache.
   template <class Body>
   void by_groups(const Body& body) const {
     parallel_range(parallel_, parts_, 1, [&](int64_t first, int64_t last) {
@@ -42,14 +42,14 @@ class Groups {
       }
     });
   }
-  // Calls body(begin, end) so that every row is in one of them.
+  // Calls body(begin, end) on ranges that cover all rows.
   template <class Body>
   void by_rows(const Body& body) const {
     parallel_range(parallel_, parts_, 1, [&](int64_t first, int64_t last) {
       body(p_.num_rows * first / parts_, p_.num_rows * last / parts_);
     });
   }
-  // Whether a part has all rows of its groups, and no others.
+  // Whether a part consists of all rows of its groups.
   bool apart() const { return parts_ == 1 || p_.index_rises; }
 
   template <class Body>
@@ -58,7 +58,7 @@ class Groups {
     for (; begin < end; begin += step) body(begin, begin + step < end ? begin + step : end);
   }
 
-  // f(row, where the numbers of its group begin) for the rows of a part.
+  // Calls f(row, first element of its group) for the rows of a part.
   template <class F>
   [[gnu::always_inline]] void each(const Part& part, const F& f) const {
     if (part.all)
@@ -69,7 +69,7 @@ class Groups {
   }
 
  private:
-  // The first row of part k, where its group begins.
+  // The first row of part k, which begins a group.
   int64_t boundary(int64_t k) const {
     int64_t e = p_.num_rows * k / parts_;
     if (k > 0 && k < parts_)
@@ -198,7 +198,8 @@ void sum_as(const ByIndexParams& p, const Parallel& parallel) {
   });
 }
 
-// Calls f with a value of the type, one of the index's, and the number of columns, 0 for any other.
+// Calls f(value of the type, value of the index's type, constant number of columns, or 0 for any other
+// number).
 template <class F>
 void with_types(const ByIndexParams& p, const F& f) {
   const auto with_columns = [&](auto type, auto id) {

@@ -4,13 +4,13 @@
 namespace dfgnn::cpu::DFGNN_ISA {
 namespace {
 
-constexpr int kWords = 32;  // lanes that advance side by side, in several vectors
+constexpr int kWords = 32;  // lanes, in several vectors
 constexpr int64_t kBlock = kWords * sizeof(uint64_t);
 // A multiplier of multiply-with-carry generators: p = kMultiplier 2^32 - 1 is prime.
 constexpr uint64_t kMultiplier = 4294957665u;
 constexpr uint64_t kOdd = 0x9e3779b97f4a7c15u, kMix = 0xff51afd7ed558ccdu;
 
-// A step multiplies by 2^-32 modulo p, so that each word gets a power of its own, by its place. It takes one
+// A step multiplies by 2^-32 modulo p, so that the factor of each word depends on its position. It takes one
 // product of 32 bits, which every instruction set has for vectors.
 inline void absorb(uint64_t* lanes, const unsigned char* block) {
   for (int k = 0; k < kWords; ++k) {

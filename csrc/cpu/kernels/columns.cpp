@@ -23,7 +23,7 @@ Columns<T>::Columns(const void* data, int heads, int dim)
   }
 }
 
-// V vectors of columns from `vector` on, in registers over a row's edges.
+// V vectors of columns from `vector` on, which stay in registers over a row's edges.
 template <class T>
 template <int W, bool pairs, int V, class Terms>
 void Columns<T>::aggregate_tile(int vector, const Group& group, const int32_t* index, Fetch fetch,
@@ -42,13 +42,13 @@ void Columns<T>::aggregate_tile(int vector, const Group& group, const int32_t* i
   for (int v = 0; v < V; ++v)
     lane[v] = load_vector<Lanes>(offset_ + (vector + v) * W) + Bits<A>(head[v] - head[0]);
   const auto weight = [&](const A* w, int v) __attribute__((always_inline)) -> Vector {
-    if constexpr (pairs) v = v / 2 * 2;  // both of a pair are of the same heads
+    if constexpr (pairs) v = v / 2 * 2;  // both vectors of a pair belong to the same heads
     if constexpr (Terms::kWide)
       return splat<A, W>(w[head[v]]);
     else
       return spread<A, W>(w + head[0], lane[v]);  // one load for all vectors
   };
-  // f(x, v) of the vectors of a row x of any type
+  // Calls f(vector, v) for the vectors of a row of any type.
   const auto each_of = [&](const auto* x, const auto& f) __attribute__((always_inline)) {
     using X = std::remove_const_t<std::remove_pointer_t<decltype(x)>>;
 #pragma GCC unroll 8
@@ -61,7 +61,7 @@ void Columns<T>::aggregate_tile(int vector, const Group& group, const int32_t* i
       }
     }
   };
-  // Of one in the order of fixed rows.
+  // The same for a row in the order of fixed rows.
   const auto each_of_fixed = [&](const A* x, const auto& f) __attribute__((always_inline)) {
     if constexpr (pairs && Terms::kWide) {
 #pragma GCC unroll 8
@@ -129,7 +129,7 @@ void Columns<T>::aggregate_tile(int vector, const Group& group, const int32_t* i
 
 namespace {
 
-// What an aggregation adds; wide: all lanes of a vector are of one head.
+// The terms that an aggregation adds. wide: each vector is within one head.
 template <class T, bool two, bool wide>
 struct Weighted {
   static constexpr bool kTwo = two, kWide = wide, kLeaky = false;
@@ -154,7 +154,7 @@ void Columns<T>::aggregate_all(const Group& group, const int32_t* index, Fetch f
     constexpr bool pairs = in_pairs.value;
     const auto run = [&](auto two, auto wide) {
       const auto terms = make_terms(two, wide);
-      // Accumulators and what spreads the weights: up to 24 of 32 registers with AVX-512, 12 of 16 otherwise.
+      // Registers for accumulators and permutations: up to 24 of 32 with AVX-512, 12 of 16 otherwise.
       constexpr bool many = two.value || decltype(terms)::kLeaky;
       constexpr int least = pairs ? 2 : 1;
       constexpr int most = W < kLanes<A>        ? 2
@@ -162,7 +162,7 @@ void Columns<T>::aggregate_all(const Group& group, const int32_t* index, Fetch f
                            : many               ? 2
                                                 : 4;
       int v = 0;
-      // So many vectors at a time, as often as they are there and their heads fit in a vector.
+      // Tiles of this many vectors, as long as there are so many and their heads fit in a vector.
       const auto tiles = [&](auto vectors) {
         constexpr int V = vectors.value;
         if constexpr (V <= most && (!pairs || V > 1))

@@ -1,8 +1,7 @@
-// The operations of rows.h for groups of short rows, on rows of C = H * D columns as they lie in memory:
-// vectors take columns whatever heads they belong to, the last one overlaps the one before, and nothing is
-// packed. A number per edge and head is spread over its D columns by a permutation; products are folded to
-// sums per head by halves, for all edges at once. Arrays per edge and head are edge-major; those per row are
-// [rows, C] or [rows, H].
+// The operations of rows.h for groups of short rows, on rows of C = H * D columns in memory order: a vector
+// may cover columns of several heads, and the last vector overlaps the one before. A permutation copies a
+// scalar per edge and head to its D columns; products are added up per head by halving, for all edges of a
+// group together. Arrays per edge and head are edge-major; arrays per row are [rows, C] or [rows, H].
 #pragma once
 
 #include "groups.h"
@@ -10,7 +9,8 @@
 
 namespace dfgnn::cpu::DFGNN_ISA {
 
-// Calls f(integral constant width, i) for vectors of numbers 0 ... n - 1 and then for the rest one by one.
+// Calls f(integral constant width, i) for whole vectors of elements 0 ... n - 1, and then for single
+// elements.
 template <class A, class F>
 [[gnu::always_inline]] static inline void for_columns(int64_t n, const F& f) {
   int64_t i = 0;
@@ -18,7 +18,7 @@ template <class A, class F>
   for (; i < n; ++i) f(std::integral_constant<int, 1>(), i);
 }
 
-// x[n] of T as accumulators; in_pairs: in the order of pairs of vectors (simd.h).
+// Converts x[n] to accumulators. in_pairs: in the order of pairs of vectors (simd.h).
 template <class T>
 static inline void to_accumulators(const T* x, int64_t n, bool in_pairs, Acc<T>* out) {
   using A = Acc<T>;
@@ -32,7 +32,7 @@ static inline void to_accumulators(const T* x, int64_t n, bool in_pairs, Acc<T>*
     for_columns<A>(n, [&](auto width, int64_t i) { store_vector(out + i, load<T, width.value>(x + i)); });
 }
 
-// Rows of the fixed ends of a group's edges, [rows, C], as Columns takes them.
+// The rows [rows, C] of the group, which are the fixed ends of its edges, in the layout of Columns.
 template <class T>
 class FixedRows {
  public:
@@ -60,7 +60,7 @@ class FixedRows {
   Buffer<A> rows_;
 };
 
-// Where rows of sums go: rows of the features' type, or of accumulators.
+// Destination of sums: rows of the features' type, or of accumulators.
 template <class T>
 struct SumRows {
   T* rows = nullptr;
@@ -68,9 +68,9 @@ struct SumRows {
   operator bool() const { return rows || sums; }
 };
 
-// What an aggregation fetches. limit: so many indices may be read; 0: nothing. hot: its own rows are in cache
-// already, and it fetches one line of each row of the next group, so that their pages are looked up while
-// there is something else to do.
+// What an aggregation prefetches. limit: the number of indices that may be read; 0 turns prefetching off.
+// hot: the group's rows are in cache, and one line of each row of the next group is prefetched instead, so
+// that the processor translates their addresses early.
 struct Fetch {
   int64_t limit;
   bool hot;
@@ -88,24 +88,25 @@ class Columns {
   int64_t size() const { return size_; }
   const T* row(int64_t k) const { return data_ + k * size_; }
 
-  // `limit` below: so many indices may be read, to prefetch; 0: nothing is to be fetched. Rows of the
-  // group's ends, [rows, C], are `fixed`; they and `attn` are in the order of pairs where heads are paired().
+  // limit, below: the number of indices that may be read to prefetch; 0 turns prefetching off. fixed: the
+  // group's rows [rows, C]; they and `attn` are in the order of pairs if paired().
   bool paired() const { return paired_; }
 
-  // a[r] = factor[r] times the sum of w[e] x[index_e] over the edges e of row r, plus plus[r * plus_stride];
-  // a2 likewise, with w2, without plus, unless there is none. factor: [rows, H], or null: 1; plus: or null.
+  // a[r] = factor[r] sum of w[e] x[index_e] over the edges e of row r, + plus[r * plus_stride]. a2, unless
+  // null: the same with w2 and without `plus`. factor: [rows, H], or null for 1; plus: or null.
   void aggregate(const Group& group, const int32_t* index, Fetch fetch, const A* w, const A* w2,
                  const A* factor, const A* plus, int64_t plus_stride, SumRows<T> a, SumRows<T> a2) const;
-  // The plain sum.
+  // The same without factor, plus and a2.
   void aggregate(const Group& group, const int32_t* index, Fetch fetch, const A* w, SumRows<T> a) const {
     aggregate(group, index, fetch, w, nullptr, nullptr, nullptr, 0, a, {});
   }
-  // With u_e = x[index_e] + fixed[r]: a[r] = attn times the sum of w[e] L'(u_e), a2[r] = sum of w[e] L(u_e),
-  // unless there is none.
+  // With u_e = x[index_e] + fixed[r]: a[r] = attn sum of w[e] L'(u_e), and a2[r] = sum of w[e] L(u_e) unless
+  // it is null.
   void leaky_aggregate(const Group& group, const int32_t* index, Fetch fetch, const A* fixed, const A* attn,
                        A slope, const A* w, SumRows<T> a, SumRows<T> a2) const;
 
-  // s[e, h] = x[index_e, h] . fixed[r, h], rounded as by Rows::dots: backward may find a score the other way.
+  // s[e, h] = x[index_e, h] . fixed[r, h], rounded like Rows::dots, because forward and backward may use
+  // different ones of the two for the same score.
   void dots(const Group& group, const int32_t* index, int64_t limit, const A* fixed, A* s);
   // s[e, h] = attn[h] . L(u_e[h])
   void leaky_dots(const Group& group, const int32_t* index, int64_t limit, const A* fixed, const A* attn,
@@ -122,7 +123,7 @@ class Columns {
   void dots_all(const Group& group, const int32_t* index, int64_t limit, const A* fixed, const Term& term,
                 A* s);
 
-  // How many heads behind that of the first column of vector v the last one of `last` is.
+  // The difference of heads between the first column of vector v and the last column of vector `last`.
   int heads_between(int v, int last, int width) const {
     return int(head_[last] - head_[v] + offset_[last * width + width - 1]);
   }
@@ -131,9 +132,9 @@ class Columns {
   int heads_, dim_;
   int64_t size_;
   bool paired_;             // pairs of vectors fill a head
-  RowShape shape_;          // of one head of C columns; aggregated in pairs if these fill a row
+  RowShape shape_;          // of one head of C columns; paired if pairs fill a row
   Buffer<int32_t> head_;    // per vector: the head of its first column
-  Buffer<Bits<A>> offset_;  // per vector and lane: the column's head, counted from there
+  Buffer<Bits<A>> offset_;  // per vector and lane: the column's head, relative to head_
   HeadSums<A> sums_;
 };
 

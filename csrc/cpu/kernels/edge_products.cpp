@@ -1,5 +1,5 @@
-// Products of an edge's ends with its own features (core/edge_products.h). Rows are taken as they lie, a head
-// after the other, in vectors of the widest size that a head fills; what is left over of a head is scalar.
+// Products of an edge's ends with its own features (core/edge_products.h). Each head of a row is read in
+// vectors of the widest size that fits, and its remaining columns one by one.
 #include "core/edge_products.h"
 
 #include "ahead.h"
@@ -13,7 +13,7 @@ void edge_products_backward(const EdgeProductParams&, const Parallel&);
 
 namespace {
 
-constexpr int kAheadOfEdge = 8;  // edges between the fetch of a row and its use
+constexpr int kAheadOfEdge = 8;  // prefetch distance in edges
 
 template <class A>
 int lanes_within(int dim) {
@@ -22,7 +22,8 @@ int lanes_within(int dim) {
   return width > dim ? 1 : width;
 }
 
-// Calls body(item, edge, id, neighbour) on all edges of the items, with the rows to come fetched ahead.
+// Calls begin(item), edge(item, position, id, neighbour's row) for its edges, and end(item), for items
+// [first, last), and prefetches rows.
 template <class T, class Begin, class Edge, class End>
 void for_edges(const EdgeProductParams& p, int64_t first, int64_t last, const Begin& begin, const Edge& edge,
                const End& end) {
@@ -74,7 +75,7 @@ void products_as(const EdgeProductParams& p, const Parallel& parallel) {
         const T* f = feat + id * size;
         A* score = static_cast<A*>(p.score) + id * heads;
         T* to = p.edge_out ? static_cast<T*>(p.edge_out) + id * size : nullptr;
-        // The sum of a head's products: in the lanes, and of what is left over.
+        // The sum of a head's products: that of vectors in lanes, and `rest` of the remaining columns.
         const auto head = [&](int h, A& rest) {
           const int64_t at = int64_t(h) * dim;
           V sums{};

@@ -1,17 +1,17 @@
-// Per-edge data of a block of edges, as arrays with an entry per edge and head in one of two orders. What is
-// done entry by entry is the same code in both; lanes behind the last entry hold anything.
+// Data of a block of edges, as arrays with an entry per edge and head in one of two orders. Elementwise code
+// is shared by both. Lanes beyond the last entry are undefined.
 #pragma once
 
 #include "rows.h"
 
 namespace dfgnn::cpu::DFGNN_ISA {
 
-// Bytes of features that are not prefetched.
+// Up to this size in bytes, features are not prefetched.
 constexpr int64_t kNear = 1 << 20;
-// Edges between the fetch of a table's row and its use.
+// Prefetch distance in edges for tables [E, H].
 constexpr int kTableAhead = 32;
 
-// Edges of one row, entry (h, e) at h * kBlock + e: a vector is a head's next edges.
+// Edges of one row, with entry (h, e) at h * kBlock + e: the lanes of a vector are edges.
 struct HeadMajor {
   static constexpr int kEdges = kBlock;
   static constexpr int at(int, int h, int e) { return h * kBlock + e; }
@@ -23,8 +23,7 @@ struct HeadMajor {
   }
 };
 
-// Edges of several rows, entry (h, e) at e * H + h, without gaps: a vector goes on over heads, edges and
-// rows.
+// Edges of several rows, with entry (h, e) at e * H + h: a vector runs over heads, edges and rows.
 struct EdgeMajor {
   static constexpr int kEdges = 2 * kBlock;
   static constexpr int at(int heads, int h, int e) { return e * heads + h; }
@@ -45,8 +44,8 @@ static inline Vec<A, W> load_as(const S* p) {
     return *p;
 }
 
-// out_k(h, e) = table[index_e][k * H + h] of K arrays, `next` apart; a table row has `stride` entries.
-// `limit` indices from `index` on may be read, to prefetch; 0 for none.
+// out_k(h, e) = table[index_e][k * H + h] for K arrays at intervals of `next`. stride: entries of a table
+// row. limit: the number of indices that may be read to prefetch; 0 turns prefetching off.
 template <class Order, int K = 1, class S, class A>
 static inline void gather(const S* table, const int32_t* index, int n, int64_t limit, int heads,
                           int64_t stride, A* out, int64_t next) {
@@ -110,7 +109,7 @@ static inline void scatter(const A* in, int64_t next, const int32_t* index, int 
   }
 }
 
-// Calls f(begin, end, whether these are the first) on an item's edges, at most kBlock at a time.
+// Calls f(begin, end, whether it is the first) for blocks of at most kBlock edges of an item.
 template <class F>
 [[gnu::always_inline]] static inline void for_blocks(const Item& item, const F& f) {
   for (int64_t e = item.begin; e < item.end; e += kBlock)
@@ -123,7 +122,7 @@ template <class A, class F>
   for (int e = 0; e < n; e += kLanes<A>) f(h * kBlock + e, before<A, kLanes<A>>(e, n));
 }
 
-// a * b of 32-bit numbers in 64-bit lanes, whatever the upper halves hold.
+// a * b of the lower 32 bits of each 64-bit lane.
 template <int W>
 static inline Vec<uint64_t, W> multiply_low(Vec<uint64_t, W> a, uint64_t b) {
 #if defined(__AVX512F__)
@@ -137,8 +136,8 @@ static inline Vec<uint64_t, W> multiply_low(Vec<uint64_t, W> a, uint64_t b) {
   return (a & 0xffffffffu) * b;
 }
 
-// Kept-or-dropped factors 0 or `scale` of edges: dropout_bits of core/math.h with an edge per lane
-// and four heads per call. The upper halves of the lanes hold leftovers.
+// Dropout's factors, 0 or dropout_scale, of edges: dropout_bits of core/math.h with an edge per lane, for
+// four heads at a time. The upper halves of the lanes are not used.
 template <class Order, class A>
 static void dropout_mask(const EdgeOptions& options, int heads, const int32_t* eid, int n, A* out) {
   constexpr int W = kLanes<uint64_t>;
@@ -188,13 +187,13 @@ class EdgeBlock {
 
   int n;                       // edges
   const int32_t* index;        // their gathered rows
-  int64_t limit;               // indices that may be read from `index` on, to prefetch; or 0
-  int32_t eid[Order::kEdges];  // positions in the user's order; set by load() when asked
+  int64_t limit;               // number of indices that may be read to prefetch, or 0
+  int32_t eid[Order::kEdges];  // positions in the user's order, if load() was asked for them
 
-  // Arrays, or null when they are 1: dropout, weight times dropout; set by transform(): gate.
+  // Arrays, null for 1: dropout, weight times dropout, and from transform() on the gate.
   const A *dropout = nullptr, *factor = nullptr, *gate = nullptr;
 
-  // Edges [begin, end) of the CSR. With `eids`, or with any option, also their positions.
+  // Loads edges [begin, end) of the CSR, and their positions if `eids` or any option is set.
   void load(int64_t begin, int64_t end, bool eids) {
     locate(begin, end, eids);
     if (options_.seed) {
@@ -207,7 +206,7 @@ class EdgeBlock {
     }
   }
 
-  // The same without the options.
+  // The same without reading options.
   void locate(int64_t begin, int64_t end, bool eids) {
     n = int(end - begin), index = csr_.indices + begin, limit = ahead_ ? ahead_ - begin : 0;
     if (eids || options_.any())
@@ -227,7 +226,7 @@ class EdgeBlock {
       dropout = factor;
   }
 
-  // The positions again, as many as may be read from there on.
+  // The positions, of which eids_limit() may be read.
   const int32_t* eids_ahead() const { return csr_.eids ? csr_.eids + (index - csr_.indices) : eid; }
   int64_t eids_limit() const { return csr_.eids ? limit : n; }
 
@@ -248,7 +247,7 @@ class EdgeBlock {
     if (options_.mask) present_ = read(options_.mask, options_.mask_heads, array(4));
   }
 
-  // The scores of the edges from i on, of LeakyReLU(z). After transform().
+  // The scores at i, from LeakyReLU(z); after transform().
   V score(V activated, int i) const {
     if (late_bias_) activated += load_vector<V>(late_bias_ + i);
     if (present_) activated = load_vector<V>(present_ + i) != 0 ? activated : V{} - kInfinity<A>;
@@ -270,7 +269,7 @@ class EdgeBlock {
   }
 
  private:
-  // Whether features are too many for the second level of cache.
+  // Whether features exceed the second level of cache.
   static bool far(const Shape& s) {
     const int64_t nodes = s.num_src > s.num_dst ? s.num_src : s.num_dst;
     return nodes * s.heads * (s.dim > s.value_dim ? s.dim : s.value_dim) * int64_t(sizeof(T)) > kNear;
@@ -278,7 +277,7 @@ class EdgeBlock {
 
   A* array(int k) { return values_ + int64_t(k) * heads_ * Order::kEdges; }
 
-  // Entries of a table [E, heads], repeated if there is one for all heads.
+  // Reads a table [E, heads], or [E, 1], whose entries are repeated.
   template <class S>
   const A* read(const S* table, int heads, A* out) {
     if (heads == heads_) {
@@ -298,7 +297,7 @@ class EdgeBlock {
 
   const Csr& csr_;
   const EdgeOptions& options_;
-  int64_t ahead_;  // edges, or 0: nothing is to be prefetched
+  int64_t ahead_;  // number of edges, or 0 to prefetch nothing
   int heads_;
   Buffer<A> values_;  // dropout, weight, gate, bias, mask
   const A *late_bias_, *present_;

@@ -1,6 +1,6 @@
-// Forward: one pass over the rows' items. Short rows go in groups (group_forward.h), the others alone: per
-// block of edges the scores of all heads, an online softmax, and the weighted sum of the gathered values;
-// then split rows are merged.
+// Forward: one pass over the rows' items. Short rows are processed in groups (group_forward.h), the others
+// alone: per block of edges the scores of all heads, an online softmax, and the weighted sum of the gathered
+// values. Then the chunks of split rows are merged.
 #include "group_forward.h"
 #include "kernels.h"
 #include "merge.h"
@@ -8,8 +8,8 @@
 namespace dfgnn::cpu::DFGNN_ISA {
 namespace {
 
-// Softmax state of a row or item, per head: largest score, sum of exp(score - largest), the part of
-// it with z > 0.
+// Softmax state of a row or item, per head: largest score, sum of exp(score - largest), and its part with z >
+// 0.
 template <class A>
 struct Softmax {
   int heads;
@@ -35,7 +35,7 @@ class RowWriter {
   void operator()(int64_t row, const Softmax<A>& s, A* a, A* a2) {
     const int heads = shape_.heads;
     for (int h = 0; h < heads; ++h) {
-      const bool empty = s.sum[h] == 0;  // no edges, or all scores -inf; never with a nan
+      const bool empty = s.sum[h] == 0;  // no edges, or all scores are -inf; never if one is nan
       factor_[h] = empty ? A(0) : A(1) / s.sum[h];
       A* stats = o_.stats + (row * heads + h) * 2;
       stats[0] = empty ? kInfinity<A> : s.largest[h], stats[1] = empty ? A(0) : log(s.sum[h]);
@@ -103,11 +103,11 @@ class Worker {
     }
     values_.load(block_, !Score::kGathersValues);
     values_.aggregate(block_, w, o_.positive ? w2 : nullptr, a_, a2_, first);
-    // Raw scores for now: the row's sum is not known before the row ends.
+    // Scores for now, because the row's sum is not known before its end; see finish_attention.
     if (o_.attention) scatter<HeadMajor>(s, 0, block_.eid, n, heads, o_.attention);
   }
 
-  // One head's softmax step; true if what was summed before must be rescaled.
+  // One head's step of the online softmax. Returns whether earlier sums must be rescaled.
   bool head(int h, int n, const A* z, A* s, A* w, A* w2) {
     V top = splat<A, kLanes<A>>(-kInfinity<A>);
     for_edges<A>(h, n, [&](int i, auto inside) {
@@ -125,7 +125,7 @@ class Worker {
       total += p;
       store_vector(w + i, weight);
       if (o_.positive) {
-        const auto leaks = load_vector<V>(z + i) <= 0;  // a nan does not: it shows up in both sums
+        const auto leaks = load_vector<V>(z + i) <= 0;  // not nan, which thus enters both sums
         positive += leaks ? V{} : p;
         store_vector(w2 + i, leaks ? V{} : weight);
       }
@@ -188,7 +188,7 @@ void merge_splits(const ForwardParams& p, const Outputs<T>& o, int64_t first, in
   }
 }
 
-// The attention array holds the scores of rows that are not grouped; now the rows' statistics are known.
+// Replaces the scores in the attention array, of rows that are not grouped, by the attention.
 template <class T>
 void finish_attention(const ForwardParams& p, const Outputs<T>& o, const Grouping& grouping, int64_t first,
                       int64_t last) {
@@ -215,7 +215,7 @@ void finish_attention(const ForwardParams& p, const Outputs<T>& o, const Groupin
   }
 }
 
-// make_score(), make_group_score(most rows): the same score for a row alone and for groups
+// make_score() and make_group_score(most rows) return the score for rows alone and for groups.
 template <class T, class MakeScore, class MakeGroupScore>
 void run(const ForwardParams& p, const Parallel& parallel, const MakeScore& make_score,
          const MakeGroupScore& make_group_score) {

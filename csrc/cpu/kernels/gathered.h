@@ -1,12 +1,12 @@
-// The rows of a matrix at the gathered ends of a block's edges, together with the features that edges have.
+// The gathered rows of a block's edges, together with features of the edges.
 #pragma once
 
 #include "edges.h"
 
 namespace dfgnn::cpu::DFGNN_ISA {
 
-// With `feat` [E, H, D] there are two cases: the features belong to the gathered rows, which then stand for
-// x_e = x[index_e] + feat[eid_e], or to the fixed row r of the other end, which then is r + feat[eid_e].
+// Features [E, H, D] are added either to the gathered rows, x_e = x[index_e] + feat[eid_e], or to the fixed
+// row r of the other end, r + feat[eid_e].
 template <class T>
 class Gathered {
  public:
@@ -23,10 +23,10 @@ class Gathered {
 
   const RowShape& shape() const { return rows_.shape; }
   const Rows<T>& rows() const { return rows_; }
-  // x_e + feat_e, [n, H, D], if the features belong to the gathered rows.
+  // x_e [n, H, D], if features are added to the gathered rows.
   const A* sums() const { return sums_; }
 
-  // To be called for every block, before the others. fresh: its rows are not in cache yet.
+  // To be called first for every block. fresh: its rows are not in cache yet.
   void load(const EdgeBlock<T>& block, bool fresh) {
     limit_ = fresh ? block.limit : 0;
     if (!summed()) return;
@@ -34,7 +34,7 @@ class Gathered {
     limit_ = 0;
   }
 
-  // As in Rows. Called first for a block, `dots` brings its rows into cache.
+  // As in Rows. If `dots` is called first, it brings the rows into cache.
   void dots(const EdgeBlock<T>& block, const A* r, A* s) {
     if (feat_.data && !summed())
       rows_.pair_dots(block.index, block.n, limit_, r, feat_, block.eids_ahead(), block.eids_limit(), s);

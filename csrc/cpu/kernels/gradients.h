@@ -6,8 +6,8 @@
 
 namespace dfgnn::cpu::DFGNN_ISA {
 
-// Numbers per destination and head in node_stats, which is [N_dst, 4, H] here: an edge reads all of one kind
-// with one load.
+// Scalars per destination and head in node_stats, which is [N_dst, 4, H] here, so that one load reads the
+// same scalar of several heads.
 constexpr int kNodeStats = 4;
 
 // The arrays of BackwardParams with their types.
@@ -68,23 +68,23 @@ class EdgeGradients {
         writes_weight_(writes && a.grad_weight),
         arrays_(int64_t(13) * size_) {}
 
-  // delta of a row in node_stats += rest, for the pass over the sources.
+  // Corrects delta in node_stats by `rest`, for the pass over the sources.
   static void correct(const Arrays<T>& a, int heads, int64_t row, const A* rest) {
     A* delta = a.node_stats + (row * kNodeStats + 3) * heads;
     for (int h = 0; h < heads; ++h) delta[h] += rest[h];
   }
 
-  // What a pass provides: t = g . (v + e), and the destination's statistics, in this order.
+  // Inputs: t = g . (v + e), and the destination's statistics, in this order.
   A* t() const { return array(0); }
   A* largest() const { return array(1); }
   A* log_sum() const { return array(2); }
   A* delta() const { return array(3); }
-  // What start() gives: z. What solve() gives: f alpha, the gradient of raw, in this order.
+  // Results: of start() z; of solve() f alpha and the gradient of raw, in this order.
   A* z() const { return array(4); }
   A* weight() const { return array(5); }
   A* draw() const { return array(6); }
 
-  // The statistics of the destinations of the block's edges, or of one row for every block of its item.
+  // Loads the statistics of the destinations of a block's edges, or of an item's row for all of its blocks.
   void stats_of_edges(const EdgeBlock<T, Order>& block) {
     const int64_t stride = int64_t(heads_) * kNodeStats;
     gather<Order, 3>(a_.node_stats + heads_, block.index, block.n, block.limit, heads_, stride, largest(),
@@ -114,14 +114,14 @@ class EdgeGradients {
     });
   }
 
-  // Of the edges from i on, with the z of start().
+  // alpha at i, with the z of start().
   template <class Score>
   V alpha(const Score& score, const EdgeBlock<T, Order>& block, V z, int i) const {
     const V s = block.score(score.activate(z), i);
     return exp<A, kLanes<A>>((s - load_vector<V>(largest() + i)) - load_vector<V>(log_sum() + i));
   }
 
-  // rows: what Score::raw takes beside the block.
+  // rows: the arguments of Score::raw after the block.
   template <class Score, class... Rows>
   void start(Score& score, EdgeBlock<T, Order>& block, const Rows&... rows) {
     score.raw(block, rows..., z());
@@ -138,9 +138,9 @@ class EdgeGradients {
     });
   }
 
-  // solve() in two steps, for rows that are seen whole. g . out is delta only as far as out is exact. guess()
-  // gives the gradients of scores with that, in draw(); their sum over the row is what delta lacks, rest().
-  // settle() takes it from them and gives what solve() gives.
+  // solve() in two steps, for rows whose edges are all available. g . out equals delta only up to the
+  // rounding of out. guess() computes the gradients of the scores with it, in draw(); their sum over the row,
+  // rest(), is the error of delta. settle() subtracts it, and has the results of solve().
   template <class Score>
   void guess(const Score& score, const EdgeBlock<T, Order>& block) {
     add_gamma(block);
@@ -158,7 +158,7 @@ class EdgeGradients {
     });
   }
 
-  // Calls f(array) for the arrays of a block that settle() reads, but rest().
+  // Calls f(array) for the arrays of a block that settle() reads, except rest().
   template <class Score, class F>
   void each_guess(const Score& score, EdgeBlock<T, Order>& block, F&& f) const {
     f(alpha()), f(draw());
@@ -168,14 +168,14 @@ class EdgeGradients {
     block.each_setting(writes_weight_, f);
   }
 
-  // rest() of an item's blocks, all of one row.
+  // Sets rest() for the blocks of an item.
   void set_rest(const Item& item, const A* rest) {
     const int n = item.end - item.begin < kBlock ? item.end - item.begin : kBlock;
     for (int h = 0; h < heads_; ++h)
       for_edges<A>(h, n, [&](int i, auto) { store_vector(this->rest() + i, splat<A, kLanes<A>>(rest[h])); });
   }
 
-  // rest() of a group's rows, and their delta in node_stats, for the pass over the sources.
+  // Sets rest() for a group's rows, and corrects their delta in node_stats.
   void sum_rows(const Group& group) {
     for_heads<A>(heads_, [&](auto width, int h) {
       using W = Vec<A, width.value>;
@@ -200,7 +200,7 @@ class EdgeGradients {
     }
   }
 
-  // What solve() gave, for the pass over the sources, and there.
+  // Saves the results of solve(); loads them in the pass over the sources.
   void keep(const EdgeBlock<T, Order>& block) const {
     scatter<Order, 2>(weight(), size_, block.eid, block.n, heads_, a_.edges);
   }
@@ -209,7 +209,7 @@ class EdgeGradients {
     gather<Order, 2>(a_.edges, eid, block.n, block.eids_limit(), heads_, 2 * heads_, weight(), size_);
   }
 
-  // Writes the gradients of the edges' options that are wanted.
+  // Writes the requested gradients of the edges' options.
   void scatter_options(const EdgeBlock<T, Order>& block) const {
     const auto write = [&](const A* from, A* to) {
       if (to) scatter<Order>(from, 0, block.eid, block.n, heads_, to);
@@ -227,14 +227,15 @@ class EdgeGradients {
     block.update(t(), [&](V t, int i) { return t + load_vector<V>(gamma() + i); });
   }
 
-  // An edge with all of its row's weight has no gradient, and rounding must not give it one.
+  // The score of an edge with all of its row's weight has no gradient; an exact 0 keeps rounding from making
+  // one.
   V grad_score(const EdgeBlock<T, Order>& block, int i, V alpha) const {
     const V t = load_vector<V>(this->t() + i);
     const V dalpha = block.factor ? load_vector<V>(block.factor + i) * t : t;
     return alpha * (alpha == 1 ? dalpha * 0 : dalpha - load_vector<V>(delta() + i));
   }
 
-  // From alpha and the gradient of the score to the others.
+  // The other results, from alpha and the gradient of the score.
   template <class Score>
   void finish(const Score& score, const EdgeBlock<T, Order>& block, int i, V alpha, V ds) {
     const V dz = ds * score.slope(load_vector<V>(z() + i));

@@ -6,8 +6,8 @@
 
 namespace dfgnn::cpu::DFGNN_ISA {
 
-// AdditiveSources (backward_additive.h) without products per edge: with S and S' the sums of f alpha g and
-// f alpha g L'(z), grad_value = S and grad_alpha_src = v . S' - sum of alpha delta L'(z).
+// AdditiveSources (backward_additive.h) for groups, without products per edge. With S and S' the sums of f
+// alpha g and f alpha g L'(z), grad_value = S and grad_alpha_src = v . S' - sum of alpha delta L'(z).
 template <class T>
 class AdditiveGroups {
  public:
@@ -79,8 +79,7 @@ class AdditiveGroups {
   }
 
  private:
-  // What the edges take of their destinations, which lies side by side in node_stats, at once: their part of
-  // z, and the statistics.
+  // Gathers from node_stats, with adjacent loads, the destination's term of z and its statistics.
   void gather(const Group& group) {
     A* const to[] = {edges_.z(), edges_.largest(), edges_.log_sum(), edges_.delta()};
     const int heads = heads_;
@@ -109,20 +108,20 @@ class AdditiveGroups {
   Columns<T> grads_;
   EdgeBlock<T, EdgeMajor> block_;
   EdgeGradients<T, EdgeMajor> edges_;
-  Buffer<A> weights_;  // of S; of S', times the slope; alpha delta slope; 1 - alpha
+  Buffer<A> weights_;  // for S; for S', times the slope; alpha delta slope; 1 - alpha
   Buffer<A> tails_, shared_, products_;
   Buffer<A> sum2_;  // rows of S'
   HeadSums<A> head_sums_;
 };
 
-// FeatureRows (backward.cpp).
+// FeatureRows (backward.cpp) for groups.
 template <class T, class Score>
 class FeatureGroups {
  public:
   using A = Acc<T>;
   static constexpr bool kKeyIsValue = Score::kGathersValues;
 
-  // attn: [H, D], to which the rows' part of grad_attn is added; or null.
+  // attn: [H, D], to which the rows' contribution to grad_attn is added; or null.
   FeatureGroups(const BackwardParams& p, const Arrays<T>& a, const Grouping& grouping, Score& score,
                 bool over_rows, A* attn)
       : p_(p),
@@ -190,7 +189,7 @@ class FeatureGroups {
 
   const BackwardParams& p_;
   const Arrays<T>& a_;
-  bool over_rows_, given_;  // given: weights and gradients of the edges are there
+  bool over_rows_, given_;  // given_: the first pass has saved weights and gradients of the edges
   int heads_;
   A* attn_;
   Score& score_;

@@ -24,7 +24,7 @@ struct Outputs {
         bias(static_cast<const T*>(p.out_bias)) {}
 };
 
-// What exponents are taken relative to: 0 rather than -inf, so that exp(-inf) = 0 and not nan.
+// The maximum to subtract from scores: 0 instead of -inf, so that exp(-inf) is 0 and not nan.
 template <class A, class V>
 [[gnu::always_inline]] static inline V origin_of(V largest) {
   return largest == -kInfinity<A> ? V{} : largest;
@@ -72,8 +72,8 @@ class GroupWorker {
   A* sums(const Group& group) const { return rows_ + group.rows * heads_; }
   A* factors(const Group& group) const { return rows_ + 2 * group.rows * heads_; }
 
-  // Scores s to exponentials, with edge weights w (without: s), and w2 where z > 0; the statistics of the
-  // rows.
+  // Replaces scores s by exponentials; w: these times the edges' weights; w2: w where z > 0. Computes the
+  // statistics of the rows.
   void softmax(const Group& group, const A* z, A* s, A* w, A* w2) {
     const int heads = heads_, entries = group.rows * heads;
     A *largest = rows_, *sum = sums(group), *factor = factors(group),
@@ -112,7 +112,7 @@ class GroupWorker {
             plus += load_vector<W>(z + e * heads + h) <= 0 ? W{} : p;
         }
         store_vector(sum + r * heads + h, total);
-        // No mass: no edges, or all scores -inf; never with a nan.
+        // The sum is 0 without edges, or if all scores are -inf; never if one is nan.
         const W inverse = total == 0 ? W{} : 1 / total;
         store_vector(factor + r * heads + h, inverse);
         if (o_.positive) store_vector(positive + r * heads + h, plus * inverse);
@@ -131,7 +131,7 @@ class GroupWorker {
     });
   }
 
-  // w: weights but for the factors of rows; attention: scratch.
+  // w: weights without the factors of rows; attention: scratch.
   void write_attention(const Group& group, const A* w, A* attention) const {
     for_heads<A>(heads_, [&](auto width, int h) {
       using W = Vec<A, width.value>;
@@ -144,7 +144,7 @@ class GroupWorker {
     scatter<EdgeMajor>(attention, 0, block_.eid, block_.n, heads_, o_.attention);
   }
 
-  // Rows and heads without mass, where a value that is not finite made 0 times it a nan.
+  // Clears rows and heads whose sum is 0: 0 times a value that is not finite is nan.
   void clear(const Group& group, T* out, T* positive) const {
     const A* sum = sums(group);
     bool none = false;

@@ -1,8 +1,8 @@
-// The scores of scores.h for groups of short rows: no row is fixed, all arrays are edge-major.
-//   raw(block, group, z)                    what the family computes
+// The scores of scores.h for groups of short rows. No row is fixed, and all arrays are edge-major.
+//   raw(block, group, z)                    z = raw score of each edge
 //   accumulate(block, group, fetch, draw, a, a2)
-//                                           a[r] = the gradient of row r; a2[r], unless there is none: of
-//                                           attn; fetch: as in columns.h; draw is overwritten
+//                                           a[r] = the gradient of row r; a2[r], unless null: of attn;
+//                                           fetch: as in columns.h; draw is overwritten
 #pragma once
 
 #include "columns.h"

@@ -1,15 +1,14 @@
 // Groups of short rows.
 //
-// A row that is worked on alone (rows.h) has its heads one after another, and of every vector only as many
-// lanes as it has edges: with a few edges per row nearly all the time goes into what is done once per row and
-// head. Where rows are short, consecutive ones form a group of up to EdgeMajor::kEdges edges instead. The
-// numbers of its edges and heads lie edge after edge, heads in the lanes, without gaps between rows, so that
-// all that is done entry by entry (scores, options, exponentials, gradients) runs over the whole group in
-// full vectors, and divisions and logarithms over all its rows and heads. Only maxima and sums go row by row,
-// a vector of heads at a time.
+// A row that is processed alone (rows.h) loops over its heads, and fills only as many lanes of a vector as it
+// has edges. With a few edges per row, the work per row and head dominates. Therefore consecutive short rows
+// form a group of up to EdgeMajor::kEdges edges. The scalars of its edges and heads are edge-major, without
+// gaps between rows, so that elementwise work (scores, options, exponentials, gradients) fills vectors over
+// the whole group, and divisions and logarithms over all its rows and heads. Only maxima and sums loop over
+// rows, a vector of heads at a time.
 //
-// Which way a row goes depends on the plan and the shape, and a row's result on nothing but the way: neither
-// where a group begins nor the number of threads matters.
+// The plan and the shape decide whether rows are grouped, and a row's result depends on nothing else: neither
+// on where its group begins nor on the number of threads.
 #pragma once
 
 #include "cpu/engine.h"
@@ -22,14 +21,14 @@ struct Group {
   const Item* items;
   int rows, n;  // n: edges
   int64_t row, begin;
-  const int32_t* row_of;  // [n] the edges' rows, counted from the group's first
+  const int32_t* row_of;  // [n] the edges' rows, relative to `row`
 
-  // Calls f(r, first edge, end), counted from the group's first.
+  // Calls f(r, first edge, end) for all rows, with edges relative to `begin`.
   template <class F>
   [[gnu::always_inline]] void each(const F& f) const {
     for (int r = 0; r < rows; ++r) f(r, int(items[r].begin - begin), int(items[r].end - begin));
   }
-  // Calls f(r, edge) for all edges: without a loop per row, whose end is mispredicted where rows differ.
+  // Calls f(r, edge) for all edges, without a loop per row, whose end would be mispredicted.
   template <class F>
   [[gnu::always_inline]] void each_edge(const F& f) const {
     for (int e = 0; e < n; ++e) f(int(row_of[e]), e);
@@ -38,17 +37,17 @@ struct Group {
 
 constexpr int kMostRows = 64;
 
-// Whether HeadSums adds up products as Rows::dots does.
+// Whether HeadSums rounds like Rows::dots for this dimension.
 template <class A>
 static inline bool has_dots(int dim) {
   return dim > 0 && row_shape<A>(1, dim).vectors <= kRun;
 }
 
-// Which items of a plan are grouped, and how many at most.
+// Which items of a plan are grouped, and how many of them at most.
 class Grouping {
  public:
-  // The way of a call's rows in one direction; p: ForwardParams or BackwardParams. A: accumulators;
-  // degree: grouped below.
+  // The decision for one direction of a call. p: ForwardParams or BackwardParams; A: accumulators; degree:
+  // rows are grouped below this mean degree.
   template <class A, class Params>
   static Grouping of(const Params& p, const Csr& csr, RowWay way, int64_t degree, bool possible = true) {
     const Shape& s = p.shape;
@@ -64,8 +63,8 @@ class Grouping {
   int most_rows() const { return most_rows_; }
   bool takes(const Item& item) const { return on_ && item.slot < 0 && item.end - item.begin <= kBlock; }
 
-  // Calls grouped(each) and alone(each) for items [first, last) where they have something to do: each(f)
-  // calls f(Group) for all groups, or f(Item) for all other items.
+  // Calls grouped(each) and alone(each) for items [first, last), unless there are none: each(f) calls
+  // f(Group) for all groups, or f(Item) for all other items.
   template <class Grouped, class Alone>
   void walk(const Csr& csr, int64_t first, int64_t last, const Grouped& grouped, const Alone& alone) const {
     int64_t taken = 0;
@@ -91,7 +90,7 @@ class Grouping {
   }
 
  private:
-  // The group of the first of these items, which it takes.
+  // The group that begins with the first of these items.
   Group from(const Item* items, int64_t count, int32_t* row_of) const {
     using Rows = Vec<int32_t, kLanes<float>>;
     int rows = 1;
@@ -101,7 +100,7 @@ class Grouping {
       ++rows;
     for (int r = 0, at = 0; r < rows; ++r) {
       const int end = items[r].end - items[0].begin;
-      do store_vector(row_of + at, Rows{} + r);  // what is behind the row belongs to the next one
+      do store_vector(row_of + at, Rows{} + r);  // the next row overwrites the excess
       while ((at += kLanes<float>) < end);
       at = end;
     }
@@ -114,8 +113,8 @@ class Grouping {
   int most_rows_;
 };
 
-// Calls f(integral constant width, place of the first lane) for vectors that cover `heads` numbers; the last
-// may overlap the one before.
+// Calls f(integral constant width, first element) for vectors that cover `heads` elements; the last may
+// overlap the one before.
 template <class A, class F>
 [[gnu::always_inline]] static inline void for_heads(int heads, const F& f) {
   const RowShape shape = row_shape<A>(1, heads);

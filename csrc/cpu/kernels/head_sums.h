@@ -1,16 +1,17 @@
-// Sums over the columns of every head of some rows, [count, H], of terms that the caller gives a vector at a
-// time. The order is that of Rows::dots: backward may find a score the other way.
+// Sums [count, H] over the columns of each head of some rows, of terms that the caller computes a vector at a
+// time. They round like Rows::dots, because forward and backward may use different ones of the two for the
+// same score.
 #pragma once
 
 #include "rows.h"
 
 namespace dfgnn::cpu::DFGNN_ISA {
 
-// Numbers that a step works on at a time, so that they stay in the first level of cache.
+// Elements that a step processes at a time, so that they stay in the first level of cache.
 constexpr int kColumnsAtOnce = 2048;
 
-// Of vectors of heads of 2 * L lanes each, first those of a, then those of b: lanes are added that are L or,
-// as neighbours, 1 apart.
+// Adds lanes that are L apart, or adjacent lanes, of two vectors of heads of 2 * L lanes; first the heads of
+// a, then those of b.
 template <class A, int L, bool neighbours, int... I>
 [[gnu::always_inline]] static inline Vec<A, kLanes<A>> add_lanes(Vec<A, kLanes<A>> a, Vec<A, kLanes<A>> b,
                                                                  std::integer_sequence<int, I...>) {
@@ -21,7 +22,7 @@ template <class A, int L, bool neighbours, int... I>
            __builtin_shufflevector(a, b, (I / L * 2 * L + I % L + L)...);
 }
 
-// Heads of D lanes from x on, with L lanes left of each; in the order of sum4.
+// Reduces heads of D lanes from x on to L lanes each, in the order of sum4.
 template <class A, int L, int D>
 [[gnu::always_inline]] static inline Vec<A, kLanes<A>> folded(const A* x) {
   constexpr int W = kLanes<A>;
@@ -32,8 +33,8 @@ template <class A, int L, int D>
                                         std::make_integer_sequence<int, W>());
 }
 
-// sums[k] = sum of the lanes [k * width, (k + 1) * width) of x. Reads and writes on behind the last as far as
-// a vector of sums goes.
+// sums[k] = sum of the lanes [k * width, (k + 1) * width) of x. It reads and writes up to a vector of sums
+// beyond the last.
 template <class A, int W = kLanes<A>>
 static inline void sum_lanes(const A* x, int64_t count, int width, A* sums) {
   if constexpr (W == 1) {
@@ -55,10 +56,10 @@ class HeadSums {
         most_(lanes_ < kColumnsAtOnce ? kColumnsAtOnce / (lanes_ > 0 ? lanes_ : 1) : 1),
         products_(int64_t(most_) * lanes_ + kLanes<A> * kLanes<A>) {}
 
-  // each(add) calls add(term) for row after row; total + what the columns from `at` on contribute is
-  // term(width, at, own, total), where own(x) is a factor x of it with 0 in columns of the vector before.
-  // `sums` may be written behind its last entry, less than a vector. paired: of heads of whole pairs
-  // (simd.h), terms are of two vectors of columns at a time.
+  // each(add) calls add(term) for each row. term(width, at, own, total) returns total plus the terms of the
+  // columns from `at` on, where own(x) is a factor x with 0 in columns of the vector before. Less than a
+  // vector may be written beyond the end of `sums`. paired: heads consist of whole pairs (simd.h), and terms
+  // are of two vectors of columns at a time.
   template <bool paired = false, class Each>
   [[gnu::always_inline]] void operator()(const Each& each, A* sums) const {
     const auto run = [&](const auto& products) __attribute__((always_inline)) {
@@ -107,7 +108,7 @@ class HeadSums {
     }
   };
 
-  // V vectors at a time, whatever heads they belong to.
+  // V vectors at a time, of any heads.
   template <int W, int V, class Term>
   [[gnu::always_inline]] void of_rows(const Term& term, A* to) const {
     constexpr std::integral_constant<int, W> width;
@@ -119,7 +120,7 @@ class HeadSums {
       }
   }
 
-  // Head after head, of V vectors; 0: of any number, the last of which may overlap the one before.
+  // Heads of V vectors, or with 0 of any number, the last of which may overlap the one before.
   template <int W, int V, class Term>
   [[gnu::always_inline]] void of_heads(const Term& term, A* to) const {
     constexpr std::integral_constant<int, W> width;
@@ -140,7 +141,7 @@ class HeadSums {
     }
   }
 
-  // Head after head, of P pairs; 0: of any number.
+  // Heads of P pairs, or with 0 of any number.
   template <int P, class Term>
   [[gnu::always_inline]] void of_pairs(const Term& term, A* to) const {
     constexpr int W = kLanes<A>;

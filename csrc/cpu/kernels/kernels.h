@@ -1,4 +1,4 @@
-// What the kernels of one instruction set offer to the dispatcher.
+// The functions of one instruction set that the dispatcher calls.
 #pragma once
 
 #include "cpu/engine.h"

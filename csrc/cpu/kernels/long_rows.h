@@ -1,8 +1,8 @@
-// Rows of several blocks in backward's pass over the destinations. What delta lacks (EdgeGradients::guess) is
-// known only when the last of a row's edges was seen, so that these rows are walked over twice: the first
-// time for the scores and g . v, the second time for the sums. What a block needs again is kept in between: a
-// few numbers per edge and head, for one row at a time. A row in pieces, whose items any threads take, has
-// its first walk before the pass; its numbers are kept as far as there is room, and computed again beyond.
+// Rows of several blocks in backward's pass over the destinations. The error of delta (EdgeGradients::guess)
+// is known only after the last of a row's edges, so that the pass runs over these rows twice: first for the
+// scores and g . v, then for the sums. In between, a few scalars per edge and head are saved, for one row at
+// a time. The chunks of a split row may belong to different threads: their first run comes before the pass,
+// and their scalars are saved up to a limit and recomputed beyond it.
 #pragma once
 
 #include "gradients.h"
@@ -10,14 +10,14 @@
 
 namespace dfgnn::cpu::DFGNN_ISA {
 
-// Numbers that rows in pieces keep at least; more where the gradients of the features are more.
+// Scalars that split rows may save; more if the gradients of the features are larger.
 constexpr int64_t kMostKept = int64_t(1) << 24;
-// Pieces at a time for each thread.
+// Chunks per thread that are processed together.
 constexpr int64_t kPiecesPerThread = 4;
 
 static inline int64_t num_blocks(const Item& item) { return (item.end - item.begin + kBlock - 1) / kBlock; }
 
-// Copies arrays of a block, [H, kBlock] each, to a place, and back.
+// Save arrays of a block, [H, kBlock] each, and restore them.
 template <class A>
 struct SaveArrays {
   A* to;
@@ -48,12 +48,13 @@ struct CountArrays {
   }
 };
 
-// The rows in pieces, some at a time: enough for all threads, and few enough to be in cache the second time.
+// The split rows, several at a time: enough for all threads, and few enough to be in cache for the second
+// run.
 template <class A>
 class Pieces {
  public:
-  // numbers: that a block keeps; least: pieces at a time; most: numbers that are kept, beyond which they are
-  // computed again.
+  // numbers: scalars that a block saves; least: chunks processed together; most: scalars that are saved,
+  // beyond which they are recomputed.
   Pieces(const Csr& csr, int heads, int64_t numbers, int64_t least, int64_t most)
       : csr_(csr),
         heads_(heads),
@@ -82,11 +83,11 @@ class Pieces {
 
   const Item& item(int64_t k) const { return csr_.items[items_[slots_[k]]]; }
   A* rest(int64_t k) const { return rests_ + k * heads_; }
-  // Or null: no room.
+  // Null beyond the limit.
   A* kept(int64_t k) const { return k < num_kept_ ? kept_ + k * of_piece_ : nullptr; }
 
-  // For some rows after the other: first(k) of all their pieces k, then with rest() of a piece that of its
-  // row, whole(row, rest) of all rows, and second(k) of the pieces again.
+  // For a few rows at a time: calls first(k) for all their chunks k, adds up rest() over each row, calls
+  // whole(row, rest) for all rows, and then second(k) for the chunks.
   template <class First, class Whole, class Second>
   void walk(const Parallel& parallel, const First& first, const Whole& whole, const Second& second) {
     for (int64_t split = 0, end = 0; split < csr_.num_splits; split = end) {
@@ -117,8 +118,8 @@ class Pieces {
   const Csr& csr_;
   int heads_;
   int64_t least_, of_piece_, num_kept_;
-  Buffer<int64_t> items_, slots_;  // by slot; the slots of the pieces at work
-  Buffer<A> rests_;                // [pieces at work, H]
+  Buffer<int64_t> items_, slots_;  // by slot; the slots being processed
+  Buffer<A> rests_;                // [slots being processed, H]
   Buffer<A> kept_;
 };
 

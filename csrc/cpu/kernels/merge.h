@@ -1,4 +1,4 @@
-// Results of rows, whole or from the partial results of a split row.
+// Writing results of rows, and adding up the partial results of split rows.
 #pragma once
 
 #include "rows.h"
@@ -30,7 +30,7 @@ class PartialSum {
   Buffer<A> sum_, row_;
 };
 
-// An item's packed sum goes to its row of `result` [N, H, D] T, or to its slot of `partial` [slots, H, D]
+// Writes an item's packed sum to its row of `result` [N, H, D] T, or to its slot of `partial` [slots, H, D]
 // acc.
 template <class T>
 static void write_sum(const Item& item, const RowShape& shape, const Acc<T>* sum, void* result,

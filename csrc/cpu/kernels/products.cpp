@@ -1,4 +1,4 @@
-// sddmm and spmm: the two halves of attention by themselves.
+// sddmm and spmm: products of rows along edges, and weighted sums of rows.
 #include "edges.h"
 #include "kernels.h"
 #include "merge.h"

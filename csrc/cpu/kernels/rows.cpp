@@ -3,8 +3,8 @@
 namespace dfgnn::cpu::DFGNN_ISA {
 namespace {
 
-// What an aggregation adds per edge and vector, to a tile that starts at `head` and at `at` of a packed row;
-// h and v count from there.
+// The terms of an aggregation per edge and vector, for a tile that starts at `head` and at `at` of a packed
+// row; h and v are relative to it.
 template <class T, int W, bool two>
 struct Weighted {
   static constexpr bool kTwo = two;
@@ -32,8 +32,8 @@ struct LeakyWeighted {
   }
 };
 
-// `H` heads from `head`, `V` vectors of each from `vector`, over all edges of the block: their
-// accumulators stay in registers. They start from 0 in every block: sums of sums round less.
+// Sums over a block's edges for `H` heads from `head` on, `V` vectors of each from `vector` on, in registers.
+// They start from 0 in every block, because sums of sums round less.
 template <class T, int W, bool paired, int H, int V, class Terms>
 void aggregate_tile(const Rows<T>& rows, const Ahead& ahead, int head, int vector, int n,
                     const Terms& all_terms, Acc<T>* a, Acc<T>* a2, bool fresh, bool fresh2) {
@@ -108,8 +108,8 @@ void aggregate_all(const Rows<T>& rows, const Ahead& ahead, int n, const Terms& 
   }
 }
 
-// What a dot product adds per edge and vector. `feature`, `packed`: the vector's place in a row and in a
-// packed one; last: it is the last of its head.
+// The terms of a dot product per edge and vector. feature, packed: the vector's position in a row and in a
+// packed row; last: whether it is the last of its head.
 template <class T, int W>
 struct RowTerm {
   const Acc<T>* r;
@@ -146,7 +146,7 @@ struct PairTerm {
   }
 };
 
-// Four edges at a time: the row's vectors are loaded once for all, and their lanes are summed together.
+// Four edges at a time share the loads of the fixed row, and the tree that adds up their lanes.
 template <class T, int W, bool paired, class Terms>
 void dots_all(const Rows<T>& rows, const Ahead& ahead, int n, const Terms& terms, Acc<T>* s) {
   using A = Acc<T>;
@@ -200,8 +200,8 @@ void dots_all(const Rows<T>& rows, const Ahead& ahead, int n, const Terms& terms
   }
 }
 
-// y[y_index_e] = vectors term(e, h, place in the row, place in a packed row). A head's last vector comes
-// first: its second copies may be anything.
+// y[y_index_e] = vectors term(e, h, position in the row, position in a packed row). A head's last vector is
+// written first, because its second copies are undefined.
 template <class T, int W, class Term>
 void write_rows(const RowShape& shape, int n, const int32_t* y_index, T* y, const Term& term) {
   for (int e = 0; e < n; ++e)

@@ -1,14 +1,14 @@
-// The operations on gathered feature rows that everything is made of, over a block of at most kBlock edges:
+// Operations on gathered feature rows, over a block of at most kBlock edges:
 //   dots:             s[h][e]  = x[index_e, h] . r[h]
-//   aggregate:        a[h]    += sum_e w[h][e] x[index_e, h]      (one or two sets of weights at once)
+//   aggregate:        a[h]    += sum_e w[h][e] x[index_e, h]      (for one or two sets of weights)
 //   leaky_dots:       s[h][e]  = attn[h] . L(u_e[h]),  u_e[h] = x[index_e, h] + r[h],  L = LeakyReLU
 //   leaky_aggregate:  a[h]    += sum_e w[h][e] L'(u_e[h]),  a2[h] += sum_e w[h][e] L(u_e[h])
-// and those which take or give a row of features per edge. Arrays with an entry per edge and head are
-// "head-major": entry (h, e) lies at h * kBlock + e.
+// and operations on rows of features per edge. Arrays with an entry per edge and head are "head-major": entry
+// (h, e) lies at h * kBlock + e.
 //
-// A row kept in accumulators (r and a above) is "packed": per head it takes whole vectors. The last
-// vector of a head covers its last `width` features and so overlaps the one before when the width
-// does not divide the dimension: no masks, no reads past a row. `a` simply holds such features
+// A row of accumulators (r and a above) is "packed": each head consists of whole vectors. The last vector of
+// a head covers its last `width` features. If the width does not divide the dimension it overlaps the one
+// before, so that no masks are needed and nothing is read beyond a row. `a` holds the overlapping features
 // twice; in `r` and `attn` their second copy is 0. In a paired shape vectors come in pairs (simd.h).
 #pragma once
 
@@ -17,7 +17,7 @@
 namespace dfgnn::cpu::DFGNN_ISA {
 
 constexpr int kBlock = 64;
-// Vectors of a head that a dot product sums one after another; then come sums of sums, which round less.
+// Longest run of vectors that a dot product adds one after another; sums of such sums round less.
 constexpr int kRun = 32;
 
 struct RowShape {
@@ -26,7 +26,7 @@ struct RowShape {
   int vectors;  // vectors per head
   int last;     // first feature of a head's last vector
   int packed;   // vectors * width
-  bool paired;  // only where the widest vectors fill a head in pairs
+  bool paired;  // only if pairs of the widest vectors fill a head
   int64_t size() const { return int64_t(heads) * dim; }
   int64_t packed_size() const { return int64_t(heads) * packed; }
 };
@@ -40,7 +40,7 @@ static inline RowShape row_shape(int heads, int dim) {
   return {heads, dim, width, vectors, dim - width, vectors * width, false};
 }
 
-// Of a matrix of T, in pairs where there may be.
+// The shape of a matrix of T, paired if possible.
 template <class T>
 static inline RowShape matrix_shape(int heads, int dim, bool may_pair = true) {
   RowShape shape = row_shape<Acc<T>>(heads, dim);
@@ -68,7 +68,7 @@ template <class T, class F>
   with_width<Acc<T>>(shape.width, [&](auto width) { f(width, std::false_type()); });
 }
 
-// Position in the row of vector v of a head.
+// First feature of vector v of a head.
 static inline int feature(const RowShape& shape, int v, int width) {
   return v == shape.vectors - 1 ? shape.last : v * width;
 }
@@ -82,13 +82,13 @@ struct Rows {
 
   const T* row(int64_t k) const { return data + k * shape.size(); }
 
-  // `limit` indices from `index` on may be read, to prefetch; 0 if the rows are in cache already.
+  // limit: the number of indices that may be read to prefetch; 0 if the rows are in cache already.
   void dots(const int32_t* index, int n, int64_t limit, const A* r, A* s) const;
   void leaky_dots(const int32_t* index, int n, int64_t limit, const A* r, const A* attn, A slope, A* s) const;
-  // w2, a2: the second set of weights and its accumulator, or null. fresh: a starts from 0.
+  // w2, a2: a second set of weights and its accumulator, or null. fresh: a starts from 0.
   void aggregate(const int32_t* index, int n, int64_t limit, const A* w, const A* w2, A* a, A* a2,
                  bool fresh) const;
-  // a2: or null; never starts from 0. fresh: a does.
+  // a2: or null; it never starts from 0. fresh: a starts from 0.
   void leaky_aggregate(const int32_t* index, int n, int64_t limit, const A* r, A slope, const A* w, A* a,
                        A* a2, bool fresh) const;
 
@@ -102,7 +102,7 @@ struct Rows {
   void scatter(const int32_t* index, int n, const A* w, const int32_t* y_index, T* y) const;
 };
 
-// y[y_index_e, h] = w[h][e] a[h] + w2[h][e] a2[h]; w or w2 null: without this term.
+// y[y_index_e, h] = w[h][e] a[h] + w2[h][e] a2[h]. A term whose w or w2 is null is left out.
 template <class T>
 void scatter_row(const RowShape& shape, int n, const Acc<T>* w, const Acc<T>* a, const Acc<T>* w2,
                  const Acc<T>* a2, const int32_t* y_index, T* y);
@@ -112,16 +112,16 @@ template <class T>
 void scatter_leaky(const RowShape& shape, const Acc<T>* x, int n, const Acc<T>* r, const Acc<T>* attn,
                    Acc<T> slope, const Acc<T>* w, const int32_t* y_index, T* y);
 
-// One row [H, D], packed with zeros in place of second copies.
+// Packs a row [H, D], with zeros as second copies.
 template <class T>
 void pack(const RowShape& shape, const T* row, Acc<T>* packed);
 
-// row[h] = factor[h] a[h] + bias[h]; factor null: 1, bias (packed, too) null: 0.
+// row[h] = factor[h] a[h] + bias[h]. factor: or null for 1; bias: packed, or null for 0.
 template <class T>
 void unpack(const RowShape& shape, const Acc<T>* a, const Acc<T>* factor, T* row,
             const Acc<T>* bias = nullptr);
 
-// A packed row's heads times factors.
+// Multiplies each head of a packed row by a factor.
 template <class A>
 static inline void scale_heads(const RowShape& shape, const A* factor, A* a) {
   for (int h = 0; h < shape.heads; ++h)

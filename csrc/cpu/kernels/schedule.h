@@ -6,15 +6,15 @@
 
 namespace dfgnn::cpu::DFGNN_ISA {
 
-// Cost of a row in edges: reading and writing its own features, and the overheads of a short row.
+// Cost of a row, in edges: reading and writing its own features, and the overhead of a short row.
 constexpr int64_t kRowCost = 4;
-// Edges below which another thread costs more than it helps.
+// Fewest edges per thread: with fewer, another thread costs more than it saves.
 constexpr int64_t kMinChunkCost = 4096;
 
-// Rows that make a thread worth while when they are only streamed.
+// Fewest rows per thread where rows are only streamed.
 constexpr int64_t kRowsPerThread = 256;
 
-// Runs of a plan's items with equal numbers of edges.
+// Divides a plan's items into chunks of equal cost.
 class Chunks {
  public:
   Chunks(const Csr& csr, int64_t most) : csr_(csr) {
@@ -45,7 +45,7 @@ class Chunks {
   int64_t cost_ = 0, count_;
 };
 
-// Calls body(first, last) on ranges that cover [0, n); grain: the fewest worth a thread.
+// Calls body(first, last) on ranges that cover [0, n); grain: the fewest per thread.
 template <class Body>
 static void parallel_range(const Parallel& parallel, int64_t n, int64_t grain, const Body& body) {
   if (n == 0) return;

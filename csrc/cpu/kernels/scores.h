@@ -1,13 +1,13 @@
-// The score functors. A pass over items fixes one end of the edges, the item's row, and gathers the
-// other; forward and backward differ in which end that is.
-//   fix(row)        the row whose edges follow
-//   raw(block, z)   what the family computes; EdgeBlock::transform makes z of it
+// The score functors. A pass over items fixes one end of the edges, the item's row, and gathers the other.
+// Which end is fixed depends on the pass.
+//   fix(row)        sets the row of the following edges
+//   raw(block, z)   z = raw score; EdgeBlock::transform then applies the options
 //   activate(z)     LeakyReLU;  slope(z): its derivative
-// Scores of feature rows also give backward's sums over a row's edges, with `a` and `a2` packed:
-//   load(block)                             what raw() does first: to be called for blocks without it
-//   accumulate(block, draw, a, a2, first)   a += terms of the gradient of the fixed row, all but a factor
-//   finish(a)                               a times this factor
-//   scatter_feat(...)                       the gradient of the edges' features
+// Scores of feature rows also compute backward's sums over a row's edges, with `a` and `a2` packed:
+//   load(block)                             the first part of raw(), for blocks whose scores are not needed
+//   accumulate(block, draw, a, a2, first)   a += terms of the gradient of the fixed row, without a common
+//   factor finish(a)                               multiplies a by this factor scatter_feat(...) writes the
+//   gradient of the edges' features
 #pragma once
 
 #include "gathered.h"
@@ -37,7 +37,7 @@ class AdditiveScore : public Activation<T> {
   using V = Vec<A, kLanes<A>>;
   static constexpr bool kGathersValues = false;
 
-  // gathered: alpha of node j and head h at j * stride + h. fixed: [N, H] or null: 0.
+  // gathered: alpha of node j and head h at j * stride + h. fixed: [N, H], or null for 0.
   AdditiveScore(const A* gathered, int64_t stride, const A* fixed, int heads, A negative_slope)
       : Activation<T>(negative_slope), gathered_(gathered), stride_(stride), fixed_(fixed), heads_(heads) {}
 
@@ -96,8 +96,8 @@ class DotScore : public Activation<T> {
     for (int64_t d = 0; d < shape().packed_size(); ++d) a[d] *= scale_;
   }
 
-  // grad_feat of the edges = draw * scale * query (unless draw is null) + w * value (unless w is null);
-  // query: the fixed row, value: a packed row.
+  // grad_feat = draw * scale * query (unless draw is null) + w * value (unless w is null) for each edge.
+  // query: the fixed row; value: a packed row.
   void scatter_feat(const EdgeBlock<T>& block, A* draw, const A* w, const A* value,
                     const RowShape& value_shape, T* grad_feat) const {
     if (draw) block.update(draw, [&](V v, int) { return v * scale_; });
@@ -111,13 +111,13 @@ class DotScore : public Activation<T> {
   Buffer<A> row_;
 };
 
-// attn . LeakyReLU(gathered row + row). The outer activation is the identity.
+// attn . LeakyReLU(gathered row + row). activate() is the identity.
 template <class T>
 class AdditiveV2Score : public Activation<T> {
  public:
   using A = Acc<T>;
   using Feat = typename Gathered<T>::Feat;
-  static constexpr bool kGathersValues = true;  // where the destinations are fixed
+  static constexpr bool kGathersValues = true;  // if destinations are fixed
 
   AdditiveV2Score(const void* gathered, const void* fixed, const RowShape& shape, const void* feat,
                   const void* attn, A negative_slope)

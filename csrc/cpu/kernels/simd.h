@@ -1,8 +1,8 @@
 // Vectors of W lanes on GCC/Clang vector extensions, and the feature types.
 //
-// This file and its neighbours are compiled once per instruction set. Everything lives in a
-// namespace of that name, and nothing from std:: with a body is used: an inline function that two
-// instruction sets share would be merged by the linker, and the AVX-512 copy could win.
+// The files of this folder are compiled once per instruction set, each into a namespace of its name. They use
+// no inline functions of std::, because the linker would merge the copies of all instruction sets and might
+// choose the one with AVX-512.
 #pragma once
 
 #include <cstddef>
@@ -95,11 +95,11 @@ static inline void store_vector(void* p, V v) {
 
 template <class A, int W>
 static inline Vec<A, W> splat(A a) {
-  return a - Vec<A, W>{};  // -0 and NaN survive
+  return a - Vec<A, W>{};  // preserves -0 and NaN
 }
 
 #if defined(__AVX512F__)
-constexpr __mmask16 kAll = 0xffff;  // the unmasked intrinsics make gcc 12 warn of uninitialised values
+constexpr __mmask16 kAll = 0xffff;  // gcc 12 warns of uninitialised values in the unmasked intrinsics
 #endif
 
 // 16-bit floats as vectors of W >= 4 lanes.
@@ -132,7 +132,7 @@ static inline Vec<float, W> to_float(Half, Vec<uint16_t, W> v) {
 #if defined(__F16C__)
   if constexpr (W == 8) return bit_cast<Vec<float, W>>(_mm256_cvtph_ps(bit_cast<__m128i>(v)));
 #endif
-  // Exponent and mantissa moved in place and scaled by 2^112 are right but for inf and nan.
+  // Shifting exponent and mantissa and scaling by 2^112 is right except for inf and nan.
   const auto u = widen<W>(v);
   const auto magnitude = (u & 0x7fffu) << 13;
   auto f = bit_cast<Vec<uint32_t, W>>(bit_cast<Vec<float, W>>(magnitude) * 0x1p112f);
@@ -154,7 +154,7 @@ static inline Vec<uint16_t, W> from_float(Half, Vec<float, W> v) {
   using U = Vec<uint32_t, W>;
   const U u = bit_cast<U>(v), m = u & 0x7fffffffu;
   const U normal = (m - (112u << 23) + 0xfffu + ((m >> 13) & 1u)) >> 13;
-  // Adding 0.5 lines the mantissa up with a subnormal's unit, 2^-24, and rounds.
+  // Adding 0.5 aligns the mantissa with a subnormal's unit, 2^-24, and rounds.
   const U subnormal = bit_cast<U>(bit_cast<Vec<float, W>>(m) + 0.5f) - 0x3f000000u;
   U h = m < (113u << 23) ? subnormal : normal;
   h = m >= (143u << 23) ? U{} + 0x7c00u : h;
@@ -207,7 +207,7 @@ static inline void store(T* p, Vec<Acc<T>, W> v) {
   }
 }
 
-// x[lane], lane by lane; all lanes are below W, and W numbers may be read.
+// x[lane] for each lane. Lanes are below W, and W elements may be read.
 template <class A, int W>
 [[gnu::always_inline]] static inline Vec<A, W> spread(const A* x, Vec<Bits<A>, W> lane) {
 #if defined(__AVX2__) && __has_builtin(__builtin_shuffle)
@@ -221,8 +221,8 @@ template <class A, int W>
   return out;
 }
 
-// Pairs: 2 W numbers as two vectors, of the even and of the odd ones. Of bfloat16 that takes one operation
-// per vector, where a vector of neighbours takes two.
+// Pairs: 2 W elements as two vectors, of the even and of the odd ones. For bfloat16 that takes one operation
+// per vector, where a vector of adjacent elements takes two.
 template <class T>
 constexpr bool kInPairs = std::is_same_v<T, BFloat16>;
 
@@ -259,7 +259,7 @@ static inline void store_pair(T* p, Pair<Acc<T>, W> x) {
   store_pair<T, W>(p, x, std::make_integer_sequence<int, W>());
 }
 
-// a[0], b[0], a[1], b[1] and so on, and back: numbers that lie in pairs.
+// Interleaves a and b, a[0], b[0], a[1], b[1] ..., and separates them.
 template <class A, int W>
 static inline void store_interleaved(A* p, Vec<A, W> a, Vec<A, W> b) {
   if constexpr (W == 1)
@@ -309,17 +309,17 @@ static inline A sum(Vec<A, W> v) {
   }
 }
 
-// sums[k] = sum of the lanes of v[k], k < 4: halves, then quarters of the four vectors are added crosswise,
-// so that one tree of additions serves all of them.
+// sums[k] = sum of the lanes of v[k], k < 4. Halves, then quarters of the four vectors are combined, so that
+// one tree of additions serves all of them.
 template <class A, int W, int... I>
 static inline Vec<A, W> add_halves(Vec<A, W> a, Vec<A, W> b, std::integer_sequence<int, I...>) {
-  constexpr int h = W / 2;  // lane I of `a b`, halved: lanes [0, h) from a, [h, W) from b
+  constexpr int h = W / 2;  // lanes [0, h) of the result are from a, [h, W) from b
   return __builtin_shufflevector(a, b, (I < h ? I : I - h + W)...) +
          __builtin_shufflevector(a, b, (I < h ? I + h : I + W)...);
 }
 template <class A, int W, int... I>
 static inline Vec<A, W> add_quarters(Vec<A, W> a, Vec<A, W> b, std::integer_sequence<int, I...>) {
-  constexpr int q = W / 4;  // a and b hold two sums each, of which the halves are added
+  constexpr int q = W / 4;  // a and b hold two sums each, whose halves are added
   return __builtin_shufflevector(a, b, (I / q * 2 * q + I % q)...) +
          __builtin_shufflevector(a, b, (I / q * 2 * q + I % q + q)...);
 }
@@ -351,7 +351,7 @@ static inline A larger(A a, A b) {
   return a > b ? a : b;
 }
 
-// NaN lanes may be lost: whoever takes a maximum sees NaN again in the sum of exponentials.
+// It may lose NaN lanes. Callers see NaN again in the sum of exponentials.
 template <class A, int W>
 static inline A max(Vec<A, W> v) {
   if constexpr (W == 2) {
@@ -368,7 +368,7 @@ static inline Vec<Bits<A>, W> iota(std::integer_sequence<int, I...>) {
   return Vec<Bits<A>, W>{I...};
 }
 
-// Lane l of the mask is set when begin + l < end.
+// Lane l of the mask is set if begin + l < end.
 template <class A, int W>
 static inline Vec<Bits<A>, W> before(int begin, int end) {
   return iota<A, W>(std::make_integer_sequence<int, W>()) < Bits<A>(end - begin);
@@ -384,7 +384,7 @@ static inline Vec<A, W> scale_by_power(Vec<A, W> p, Vec<Bits<A>, W> n) {
   return p * a * b;
 }
 
-// p 2^n of an n that is an integer, and may be out of the range of exponents.
+// p 2^n for an integer n that may be out of the range of exponents.
 template <class A, int W>
 static inline Vec<A, W> scale_by_power(Vec<A, W> p, Vec<A, W> n, Vec<Bits<A>, W> bits) {
 #if defined(__AVX512F__)
@@ -429,7 +429,7 @@ template <class A, int W>
 [[gnu::always_inline]] static inline Vec<A, W> exp(Vec<A, W> x) {
   constexpr bool single = sizeof(A) == 4;
   constexpr A low = single ? A(-110) : A(-760), high = single ? A(90) : A(720);
-  constexpr A round = single ? A(0x1.8p23) : A(0x1.8p52);  // adding it leaves an integer in the mantissa
+  constexpr A round = single ? A(0x1.8p23) : A(0x1.8p52);  // adding it rounds to an integer in the mantissa
   constexpr A log2_high = single ? A(0x1.62e4p-1) : A(0x1.62e42fefa38p-1);
   constexpr A log2_low = single ? A(0x1.7f7d1cp-20) : A(0x1.ef35793c7673p-45);
   x = at_most<A, W>(at_least<A, W>(x, low), high);
@@ -461,7 +461,7 @@ static inline Vec<A, W> log(Vec<A, W> x) {
   constexpr bool single = sizeof(A) == 4;
   constexpr int mantissa = single ? 23 : 52;
   using B = Vec<Bits<A>, W>;
-  using Unsigned = std::make_unsigned_t<Bits<A>>;  // lanes that nobody reads hold any bits
+  using Unsigned = std::make_unsigned_t<Bits<A>>;  // unused lanes hold any bits
   const auto bits = bit_cast<Vec<Unsigned, W>>(x);
   const B n = bit_cast<B>(bits - bit_cast<Unsigned>(A(0x1.6a09e667f3bcdp-1))) >> mantissa;
   const Vec<A, W> m = bit_cast<Vec<A, W>>(bits - bit_cast<Vec<Unsigned, W>>(n << mantissa));
@@ -486,7 +486,7 @@ static inline A exp1(A x) {
   return exp<A, 16 / sizeof(A)>(splat<A, 16 / sizeof(A)>(x))[0];
 }
 
-// An array of `size` elements for the time of a scope.
+// An array of `size` elements that lives as long as its scope.
 template <class A>
 class Buffer {
  public:
@@ -496,7 +496,7 @@ class Buffer {
   Buffer& operator=(const Buffer&) = delete;
   operator A*() const { return data_; }
   void clear(int64_t size) { __builtin_memset(data_, 0, std::size_t(size) * sizeof(A)); }
-  // Of this size from now on; what it held is lost.
+  // Changes the size, and discards the contents.
   void replace(int64_t size) {
     A* const next = make(size);
     ::operator delete(data_, std::align_val_t(64));

@@ -7,7 +7,7 @@
 namespace dfgnn::cpu::DFGNN_ISA {
 namespace {
 
-// A vector [H, vector_dim] as accumulators [H, dim], with zeros behind.
+// A vector [H, vector_dim] as accumulators [H, dim], padded with zeros.
 template <class T>
 void unpack_vector(const TermsParams& p, int k, Acc<T>* to) {
   using A = Acc<T>;
@@ -54,8 +54,8 @@ void terms_as(const TermsParams& p, const Parallel& parallel) {
   });
 }
 
-// Sums over rows [first, last), of V vectors of columns from `at` on. head_of: the columns' heads. wide: a
-// vector is of one head.
+// Sums over rows [first, last), of V vectors of columns from `at` on. head_of: the columns' heads. wide: each
+// vector is within one head.
 template <class T, int W, int V, bool wide>
 void some_columns(const TermsBackwardParams& q, const Bits<Acc<T>>* head_of, const Acc<T>* vectors,
                   int64_t first, int64_t last, int64_t at, Acc<T>* sums) {
@@ -74,7 +74,7 @@ void some_columns(const TermsBackwardParams& q, const Bits<Acc<T>>* head_of, con
     of_src[k] = load_vector<X>(vectors + at + k * W), of_dst[k] = load_vector<X>(vectors + size + at + k * W);
   }
   Buffer<A> padded(heads + W);
-  // Calls f(row's gradients of terms, of which W may be read from any head on).
+  // Calls f(gradients of a row's terms), of which W may be read from any head on.
   const auto row_of = [&](const void* terms, int64_t n, int64_t rows, A* padded)
                           __attribute__((always_inline)) {
                             const A* row = static_cast<const A*>(terms) + n * heads;
@@ -129,12 +129,12 @@ void some_columns(const TermsBackwardParams& q, const Bits<Acc<T>>* head_of, con
   }
 }
 
-// Sums over some rows, of all columns [H, dim].
+// Sums over a range of rows, of all columns [H, dim].
 template <class T, int W = kLanes<Acc<T>>>
 void some_rows(const TermsBackwardParams& q, const Bits<Acc<T>>* head_of, const Acc<T>* vectors,
                int64_t first, int64_t last, Acc<T>* sums, int64_t at = 0) {
   using A = Acc<T>;
-  constexpr int V = kVectorBytes == 64 ? 4 : 2;  // what 32 or 16 registers hold
+  constexpr int V = kVectorBytes == 64 ? 4 : 2;  // as many as 32 or 16 registers hold
   const int64_t size = int64_t(q.of.heads) * q.of.dim;
   const bool wide = W == 1 || q.of.heads == 1 || (at % W == 0 && q.of.dim % W == 0);
   const auto tile = [&](auto vectors_of_tile) {
