@@ -16,15 +16,6 @@
 
 namespace dfgnn::cuda {
 
-// How the lanes of a head share the edges of an iteration: lane hl owns the edges s * LPH + hl % PERIOD, s <
-// SLOTS.
-template <class C, int CHUNK>
-struct OwnEdges {
-  static constexpr int SHARE = share_of(CHUNK), PERIOD = period_of(CHUNK, C::LPH), SLOTS = SHARE / PERIOD;
-  // Edges of the iteration that exist, where `rest` edges of the row are left.
-  static __device__ __forceinline__ int left(int rest) { return SHARE > CHUNK ? min(rest, CHUNK) : rest; }
-};
-
 // What the pass over destinations saves of an edge and head for the pass over sources: alpha, negative where
 // z <= 0 (without projected features), and ds with the first guess of delta. The pass over sources subtracts
 // alpha times the residual and makes w alpha and draw of them.

@@ -26,6 +26,205 @@ constexpr int forward_blocks() {
   return kMinBlocks<C, LOAD>;
 }
 
+// Projected features x of the edges in forward (EdgeAttr in params.h): their part of the scores, and the sum
+// a = sum_j alpha_ij x_ij of a row. Below: none.
+template <class C, bool ON, int B>
+struct ProjectedForward {
+  using T = typename C::T;
+  using A = typename C::A;
+  static constexpr int F = C::FEATS;
+  AttrLanes<C, true> lanes;
+  ItemFeatures<C> items;  // in shared memory: W^T q and then a
+  T x[B][F];              // of the edges of an iteration
+  A query[F], sum[1][F];  // of a row
+
+  // Multiplies the rows of the warp's items by W^T.
+  __device__ __forceinline__ ProjectedForward(const Place<C>& me, const Tiling& t, const ForwardParams& p)
+      : lanes(me, p.attr) {
+    const NodeProducts<C> products(me, t, p.shape, p.attr);
+    products.onto(p.query, products.template shared<1>());
+    items = {me, products, products.template shared<1>()};
+    __syncwarp();
+  }
+  template <int S>
+  __device__ __forceinline__ void load(const int (&index)[S]) {
+    lanes.load(index, x);
+  }
+  __device__ __forceinline__ void begin(int item) {
+    lanes.load_row(items.row(item), query);
+    zero(sum);
+  }
+  // Adds the features' part to the score of the u-th edge.
+  __device__ __forceinline__ void add_to_score(int u, A& score) const {
+    score = lanes.dot(query, x[u], score);
+  }
+  __device__ __forceinline__ void add_to_sum(int u, A w) { lanes.axpy(sum[0], w, x[u]); }
+  __device__ __forceinline__ void scale(A factor) { cuda::scale(sum, factor); }
+  __device__ __forceinline__ void across(const Place<C>& me, const Tiling& t, A factor) {
+    repeat<F>([&](int f) { sum[0][f] = me.across(sum[0][f] * factor, t); });
+  }
+  // Leaves the sums of a row in shared memory, or those of a row's chunk in its partial-result slot.
+  __device__ __forceinline__ void store(const Place<C>& me, A factor, int slot, int item) {
+    lanes.store_row(me, sum[0], factor, slot, items.row(item));
+  }
+  // Adds W a to the rows that the warp has written.
+  __device__ __forceinline__ void finish(const Place<C>& me, const Tiling& t, const ForwardParams& p) const {
+    __syncwarp();
+    const NodeProducts<C> products(me, t, p.shape, p.attr);
+    products.back(products.template shared<1>(), p.out, 1, p.attr.sums);
+  }
+};
+template <class C, int B>
+struct ProjectedForward<C, false, B> {
+  using A = typename C::A;
+  __device__ __forceinline__ ProjectedForward(const Place<C>&, const Tiling&, const ForwardParams&) {}
+  template <int S>
+  __device__ __forceinline__ void load(const int (&)[S]) {}
+  __device__ __forceinline__ void begin(int) {}
+  __device__ __forceinline__ void add_to_score(int, A&) const {}
+  __device__ __forceinline__ void add_to_sum(int, A) {}
+  __device__ __forceinline__ void scale(A) {}
+  __device__ __forceinline__ void across(const Place<C>&, const Tiling&, A) {}
+  __device__ __forceinline__ void store(const Place<C>&, A, int, int) {}
+  __device__ __forceinline__ void finish(const Place<C>&, const Tiling&, const ForwardParams&) const {}
+};
+
+// x or y, which may have different types.
+template <bool FIRST, class X, class Y>
+__device__ __forceinline__ const auto& either(const X& x, const Y& y) {
+  if constexpr (FIRST) {
+    return x;
+  } else {
+    return y;
+  }
+}
+
+// The scores of an iteration's edges: sums over the columns of the row's query and the neighbours' keys, to
+// which feat_rows are added where in_key is 1. Every lane adds up its columns, and what the lanes of a head
+// have is brought to the lanes that own the edges.
+template <bool FEAT, int B, class C, Score SCORE, bool PROJ, int Q, int F, int S, int N>
+__device__ __forceinline__ void pair_scores(const Place<C>& me, const Tiling& t, const ForwardParams& p,
+                                            const PairScore<C, SCORE>& pair,
+                                            const typename C::A (&query)[Q][C::VEC],
+                                            const Raw (&key_rows)[B][C::NV], const Raw (&feat_rows)[F][C::NV],
+                                            typename C::A in_key,
+                                            const ProjectedForward<C, PROJ, B>& projected, int row,
+                                            const int (&index)[N], typename C::A (&scores)[S]) {
+  using A = typename C::A;
+  using Own = OwnEdges<C, B>;
+  constexpr int LPH = C::LPH;
+  constexpr bool DOT = SCORE == Score::dot;
+  A parts[Own::SHARE] = {};
+#pragma unroll
+  for (int u = 0; u < B; ++u) {
+    typename PairScore<C, SCORE>::Sum sum;
+#pragma unroll
+    for (int k = 0; k < C::NV; ++k) {
+      if (DOT && !FEAT && LPH > 1 && !me.inside(k)) continue;  // attn is 0 there
+      A y[C::VEC];
+      Pack<typename C::T>::unpack(key_rows[u][k], y);
+      if constexpr (FEAT) axpy<typename C::T>(y, in_key, feat_rows[u][k]);
+      const auto before = sum;
+      pair.add(k, query[k], y, sum);
+      if (DOT && FEAT && LPH > 1 && !me.inside(k)) sum = before;  // without a branch
+    }
+    if (C::WIDE && t.chunks > 1) {
+      const int j = __shfl_sync(kAll, index[u / LPH], u % LPH, LPH);
+      int eid = 0;
+      if constexpr (FEAT) eid = of_lane<LPH>(index[N / 2 + u / LPH], u % LPH);
+      pair.add_far(me, t, p.attn, p.query, row, DOT ? p.key : p.value, j, in_key != 0 ? p.edge.feat : nullptr,
+                   eid, sum);
+    }
+    projected.add_to_score(u, sum.linear);
+    parts[u] = pair.join(sum);
+  }
+  reduce_scatter<Own::SHARE, LPH>(parts, me.hl);
+  repeat<S>([&](int s) { scores[s] = DOT ? parts[s] * A(p.scale) : parts[s]; });
+}
+
+// Adds the features of an edge to the two sums of rows, where in_value is 1.
+template <typename T, bool POSITIVE, int N, int P>
+__device__ __forceinline__ void add_features(Acc<T> in_value, const Raw (&feat_row)[N], Acc<T> w,
+                                             Acc<T> w_positive, Acc<T> (&sum)[N][kVec<T>],
+                                             Acc<T> (&sum_positive)[P][kVec<T>]) {
+  if (in_value == 0) return;
+  repeat<N>([&](int k) {
+    axpy<T>(sum[k], w, feat_row[k]);
+    if constexpr (POSITIVE) axpy<T>(sum_positive[k], w_positive, feat_row[k]);
+  });
+}
+
+// The softmax of the edges that PERIOD lanes have added up relative to the same maximum.
+template <int PERIOD, typename A, bool POSITIVE>
+__device__ __forceinline__ Softmax<A, POSITIVE> over_lanes(Softmax<A, POSITIVE> softmax) {
+  softmax.mass = reduce_sum<PERIOD>(softmax.mass);
+  if constexpr (POSITIVE) softmax.positive = reduce_sum<PERIOD>(softmax.positive);
+  return softmax;
+}
+// Adds up what the sub-warps have of one row, relative to the largest of their maxima.
+template <class C, bool POSITIVE, int P, class Projected>
+__device__ __forceinline__ Softmax<typename C::A, POSITIVE> add_subwarps(
+    const Place<C>& me, const Tiling& t, Softmax<typename C::A, POSITIVE> softmax,
+    typename C::A (&sum)[C::NV][C::VEC], typename C::A (&sum_positive)[P][C::VEC], Projected& projected) {
+  using A = typename C::A;
+  A top = softmax.top;
+  for (int o = t.lanes(); o < 32; o *= 2) top = max(top, __shfl_xor_sync(kAll, top, o));
+  const A shrink = softmax.raise(top);
+  softmax.mass = me.across(softmax.mass, t);
+  scale(sum, shrink);
+  if constexpr (POSITIVE) scale(sum_positive, shrink);
+  projected.across(me, t, shrink);
+  me.across(sum, t);
+  if constexpr (POSITIVE) {
+    softmax.positive = me.across(softmax.positive, t);
+    me.across(sum_positive, t);
+  }
+  return softmax;
+}
+
+// What the options on edges multiply the weight of the s-th own edge by. Returned attention is written, too.
+template <class C, int PERIOD, class D>
+__device__ __forceinline__ typename C::A factor_of_weight(const Place<C>& me, const ForwardParams& p,
+                                                          const EdgeReader<typename C::T>& edge,
+                                                          const D& dropout, int s, int eid, bool valid,
+                                                          typename C::A score) {
+  using A = typename C::A;
+  const A kept = dropout.factor(s), factor = valid ? edge.weight(eid) * kept : A(0);
+  if (p.attention && valid && me.head_ok && me.hl < PERIOD && me.chunk == 0)
+    static_cast<A*>(p.attention)[int64_t(eid) * me.heads + me.head] = score;
+  return factor;
+}
+
+// x = factor x + share bias, in this lane's columns.
+template <class C>
+__device__ __forceinline__ void add_bias(const Place<C>& me, const void* out_bias, typename C::A factor,
+                                         typename C::A share, typename C::A (&x)[C::NV][C::VEC]) {
+  const Rows<C> biases = me.rows(out_bias);
+  repeat<C::NV>([&](int k) {
+    typename C::A bias[C::VEC];
+    Pack<typename C::T>::unpack(biases.load(0, k), bias);
+    repeat<C::VEC>([&](int c) { x[k][c] = x[k][c] * factor + share * bias[c]; });
+  });
+}
+
+// The statistics of a row, or of a part of it. before: the factor of what an earlier part left in the row.
+template <class C, bool POSITIVE>
+__device__ __forceinline__ void store_softmax(const Place<C>& me, const ForwardParams& p,
+                                              const Softmax<typename C::A, POSITIVE> softmax,
+                                              typename C::A norm, typename C::A before, int row, int slot) {
+  using A = typename C::A;
+  if (!me.writes || slot == me.kNoItem || me.hl != 0 || me.chunk != 0) return;
+  if (slot < 0) {
+    *me.template at<RowStats<A>>(p.stats, row) = softmax.stats();
+    if constexpr (POSITIVE) {
+      A* mass = me.template at<A>(p.positive_mass, row);
+      *mass = softmax.positive * norm + (me.joins(slot) ? read_number(mass) * before : A(0));
+    }
+  } else {
+    *me.template at<Softmax<A, true>>(p.partial_stats, slot) = {softmax.top, softmax.mass, softmax.positive};
+  }
+}
+
 template <class C, Score SCORE, Edges EDGES, bool POSITIVE, int B>
 __global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
     forward_kernel(const ForwardParams p, const Tiling t) {
@@ -35,119 +234,80 @@ __global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
   constexpr bool DOT = SCORE == Score::dot, V2 = SCORE == Score::additive_v2, PAIR = DOT || V2;
   constexpr bool EDGE = has_options(EDGES), FEAT = has_features(EDGES);
   constexpr bool PROJ = projects(EDGES), QUADS = kQuads<C, SCORE, EDGES>;
-  constexpr Ahead AHEAD = DOT && FEAT ? Ahead::rows : DOT || (!V2 && LPH > 1) ? Ahead::own : Ahead::all;
-  constexpr int CHUNK = PAIR || FEAT || B > LPH ? B : LPH;  // edges per sub-warp and step
-  constexpr int SHARE = share_of(CHUNK), PERIOD = period_of(CHUNK, LPH),
-                SLOTS = SHARE / PERIOD;  // edges owned by a lane
+  constexpr int CHUNK = PAIR || FEAT || B > LPH ? B : LPH;  // edges per sub-warp and iteration
+  using Own = OwnEdges<C, CHUNK>;
+  constexpr int SLOTS = Own::SLOTS;
   constexpr bool EIDS = PROJ || FEAT || (EDGE && SLOTS == 1);
 
+  // ---- The place of this lane, and the arrays that it reads.
   Place<C> me(t, p.shape, p.shape.value_dim, p.csr);
-  const int own = me.hl % PERIOD;
+  const int own = me.hl % Own::PERIOD;
   const EdgeReader<T> edge(p.edge, me.heads, me.head);
   const PairScore<C, SCORE, QUADS> pair(me, p.attn, A(p.negative_slope));
   const Terms<A> alpha_src = me.template terms<A>(p.alpha_src);
   A slope = V2 ? A(1) : A(p.negative_slope);
   keep(slope);
-  const void* key = V2 ? p.value : p.key;
-  const Rows<C> values = me.rows(p.value), keys = me.rows(key), feats = me.rows(FEAT ? p.edge.feat : nullptr);
+  const Rows<C> values = me.rows(p.value), keys = me.rows(V2 ? p.value : p.key);
+  const Rows<C> feats = me.rows(FEAT ? p.edge.feat : nullptr);
   const A in_key = FEAT && p.edge.feat_in_key, in_value = FEAT && p.edge.feat_in_value;
-  const AttrLanes<C, PROJ> attr(me, p.attr);
-  constexpr int F = PROJ ? C::FEATS : 1;
-  ItemFeatures<C> features;  // W^T q and then a
-  if constexpr (PROJ) {
-    const NodeProducts<C> products(me, t, p.shape, p.attr);
-    products.onto(p.query, products.template shared<1>());
-    features = {me, products, products.template shared<1>()};
-    __syncwarp();
-  }
+  ProjectedForward<C, PROJ, B> projected(me, t, p);
 
-  // What an item and a step of it need first.
-  Raw query_row[NV];
+  // ---- Load: a row's own array or term, and what belongs to the neighbours of an iteration.
+  Raw query_raw[NV];
   A alpha_dst = 0, raw_score[SLOTS];
   int index[EIDS ? 2 * SLOTS : SLOTS] = {};  // neighbours, and with EIDS the edges' ids
   Raw rows[B][NV], key_rows[DOT ? B : 1][NV], feat_rows[FEAT ? B : 1][NV];
-  T attrs[PROJ ? B : 1][C::FEATS];
   const auto load_item = [&] {
     if constexpr (PAIR) {
-      me.load_row(p.query, query_row, me.row);
+      me.load_row(p.query, query_raw, me.row);
     } else if (p.alpha_dst) {
       alpha_dst = *me.template at<A>(p.alpha_dst, me.row);
     }
   };
-  const auto load_step = [&] {
+  const auto load_edges = [&] {
     if constexpr (!PAIR) repeat<SLOTS>([&](int s) { raw_score[s] = __ldg(alpha_src.at(index[s])); });
     if constexpr (FEAT) load_rows<C, B>(feats, 0, index, feat_rows, SLOTS);
     if constexpr (DOT) load_rows<C, B>(keys, 0, index, key_rows);
     load_rows<C, B>(values, 0, index, rows);  // they travel while the scores are computed
-    if constexpr (PROJ) attr.load(index, attrs);
+    projected.load(index);
   };
 
-  // The state of a row.
+  // ---- Begin and open a row: its operands, sums of 0.
   int row, item;
-  A query[PAIR ? NV : 1][VEC], row_term = 0, acc[NV][VEC], acc_positive[POSITIVE ? NV : 1][VEC];
-  A query_attr[C::FEATS], acc_attr[1][C::FEATS];
-  Raw minus_query;
-  QuadRows quads;
-  if constexpr (QUADS) {
-    Raw turned;
-    repeat<4>([&](int w) { turned.x[w] = __shfl_xor_sync(kAll, pair.words.x[w], 8); });
-    quads.set(turned, pair.words);
-  }
+  A query[PAIR ? NV : 1][VEC], row_term = 0, sum[NV][VEC], sum_positive[POSITIVE ? NV : 1][VEC];
+  Raw minus_query;  // QUADS: -q
+  QuadRows quads;   // QUADS: the rows attn, turned and not
+  if constexpr (QUADS) quads.set(turned(pair.words), pair.words);
   Softmax<A, POSITIVE> softmax;
   const auto open = [&] {
-    if constexpr (PAIR) me.unpack_row(query_row, query, A(1));
+    if constexpr (PAIR) me.unpack_row(query_raw, query, A(1));
     if constexpr (QUADS) {
       row_term = pair.linear(me, t, p.attn, query, p.query, row);
-      minus_query = negated(query_row[0]);
+      minus_query = negated(query_raw[0]);
     }
   };
-  const auto begin = [&](int at, int n) {
+  const auto begin = [&](const int at, const int n) {
     row = at, item = n;
-    if constexpr (PROJ) attr.load_row(features.row(n), query_attr);
+    projected.begin(n);
     softmax = {};
-    zero(acc);
-    zero(acc_positive);
-    zero(acc_attr);
+    zero(sum);
+    zero(sum_positive);
   };
 
-  const auto step = [&](const int done, const int rest) {
-    const int left = SHARE > CHUNK ? min(rest, CHUNK) : rest;
-    // What the family computes: sums over columns, brought to the lanes that own the edges, or two terms.
-    A score[SLOTS];
+  const auto iterate = [&](const int done, const int rest) {
+    const int left = Own::left(rest);
+    // ---- Scores: sums over columns, brought to the lanes that own the edges, or sums of two terms.
+    A scores[SLOTS];
     if constexpr (QUADS) {
-      float unused[4][4];
-      score[0] = row_term + pair.template quad_sum<true, true>(quads, minus_query, rows, unused);
+      scores[0] = row_term + pair.quad_score(quads, minus_query, rows);
     } else if constexpr (PAIR) {
-      A part[PAIR ? SHARE : 1] = {};
-#pragma unroll
-      for (int u = 0; u < B; ++u) {
-        typename PairScore<C, SCORE, QUADS>::Sum sum;
-#pragma unroll
-        for (int k = 0; k < NV; ++k) {
-          if (!V2 && !FEAT && LPH > 1 && !me.inside(k)) continue;  // attn is 0 there
-          A y[VEC];
-          Pack<T>::unpack(DOT ? key_rows[DOT ? u : 0][k] : rows[u][k], y);
-          if constexpr (FEAT) axpy<T>(y, in_key, feat_rows[u][k]);
-          const auto before = sum;
-          pair.add(k, query[k], y, sum);
-          if (DOT && FEAT && LPH > 1 && !me.inside(k)) sum = before;  // without a branch
-        }
-        if (C::WIDE && t.chunks > 1) {
-          const int j = __shfl_sync(kAll, index[u / LPH], u % LPH, LPH);
-          int eid = 0;
-          if constexpr (FEAT) eid = of_lane<LPH>(index[SLOTS + u / LPH], u % LPH);
-          pair.add_far(me, t, p.attn, p.query, row, key, j, in_key != 0 ? p.edge.feat : nullptr, eid, sum);
-        }
-        if constexpr (PROJ) sum.linear = attr.dot(query_attr, attrs[u], sum.linear);
-        part[u] = pair.join(sum);
-      }
-      reduce_scatter<SHARE, LPH>(part, me.hl);
-      repeat<SLOTS>([&](int s) { score[s] = DOT ? part[s] * A(p.scale) : part[s]; });
+      pair_scores<FEAT, B>(me, t, p, pair, query, either<DOT>(key_rows, rows), feat_rows, in_key, projected,
+                           row, index, scores);
     } else {
-      repeat<SLOTS>([&](int s) { score[s] = raw_score[s] + alpha_dst; });
+      repeat<SLOTS>([&](int s) { scores[s] = raw_score[s] + alpha_dst; });
     }
 
-    // Options on edges make it the score; one that is not there is -inf.
+    // ---- Options on edges make the scores of these; that of an edge that does not exist is -inf.
     bool positive[SLOTS] = {};
     A factor[SLOTS], peak = -infinity<A>();
     const auto eid_at = [&](int s) { return eid_of<C, CHUNK, EIDS>(me, p.csr, index, done, s); };
@@ -156,119 +316,67 @@ __global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
     for (int s = 0; s < SLOTS; ++s) {
       const bool valid = s * LPH + own < left;
       const int eid = EDGE && (EIDS || edge.tensors || p.attention) ? eid_at(s) : 0;
-      const EdgeScore<T, EDGE> z(edge, score[s], slope, eid);
+      const EdgeScore<T, EDGE> z(edge, scores[s], slope, eid);
       positive[s] = z.positive;
-      score[s] = z.score;
-      if constexpr (EDGE) {
-        const A kept = dropout.factor(s);
-        factor[s] = valid ? edge.weight(eid) * kept : A(0);
-        if (p.attention && valid && me.head_ok && me.hl < PERIOD && me.chunk == 0)
-          static_cast<A*>(p.attention)[int64_t(eid) * me.heads + me.head] = score[s];
-      } else {
-        factor[s] = A(1);
-      }
-      if (!valid) score[s] = -infinity<A>();
-      peak = max(peak, score[s]);
+      factor[s] = A(1);
+      if constexpr (EDGE)
+        factor[s] = factor_of_weight<C, Own::PERIOD>(me, p, edge, dropout, s, eid, valid, z.score);
+      scores[s] = valid ? z.score : -infinity<A>();
+      peak = max(peak, scores[s]);
     }
 
-    // A larger score than all before scales down what has been added up.
-    peak = reduce_max<PERIOD>(peak);
+    // ---- Softmax weights. A larger score than all before scales down what has been added up.
+    peak = reduce_max<Own::PERIOD>(peak);
     if (__any_sync(kAll, peak > softmax.top)) {
       const A shrink = softmax.raise(peak);
-      scale(acc, shrink);
-      if constexpr (POSITIVE) scale(acc_positive, shrink);
-      if constexpr (PROJ) scale(acc_attr, shrink);
+      scale(sum, shrink);
+      scale(sum_positive, shrink);
+      if constexpr (PROJ) projected.scale(shrink);
     }
-
-    // Weights relative to the largest score, and the rows that they belong to.
-    const A reference = softmax.reference();
     Weights<A, SLOTS, POSITIVE, EDGE> weights;
 #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
-      const A e = exponential(minus(score[s], reference));
-      softmax.mass += e;
-      if constexpr (POSITIVE) softmax.positive += positive[s] ? e : A(0);
+      const A e = exponential(minus(scores[s], softmax.reference()));
+      softmax.add(e, positive[s]);
       weights.set(s, factor[s] * e, positive[s]);
     }
+
+    // ---- Sums of the neighbours' rows by weight.
     whole_or_not<CHUNK>(left, [&](auto whole) {
       constexpr bool FULL = decltype(whole)::value;
-      if constexpr (PROJ) {
-        add_rows<C, FULL, false, B>(0, left, weights, rows, acc, acc,
-                                    [&](int u, A w, A) { attr.axpy(acc_attr[0], w, attrs[u]); });
-      } else if constexpr (PAIR || FEAT) {
-        add_rows<C, FULL, POSITIVE, B>(0, left, weights, rows, acc, acc_positive,
-                                       [&](int u, A w, A w_positive) {
-                                         if constexpr (FEAT) {
-                                           if (in_value == 0) return;
-                                           repeat<NV>([&](int k) {
-                                             axpy<T>(acc[k], w, feat_rows[u][k]);
-                                             if constexpr (POSITIVE)
-                                               axpy<T>(acc_positive[k], w_positive, feat_rows[u][k]);
-                                           });
-                                         }
-                                       });
+      if constexpr (PAIR || FEAT) {
+        add_rows<C, FULL, POSITIVE, B>(
+            0, left, weights, rows, sum, sum_positive, [&](int u, A w, A w_positive) {
+              if constexpr (PROJ) projected.add_to_sum(u, w);
+              if constexpr (FEAT)
+                add_features<T, POSITIVE>(in_value, feat_rows[u], w, w_positive, sum, sum_positive);
+            });
       } else {
-        add_chunk<C, FULL, POSITIVE, B, CHUNK>(values, left, index, weights, rows, acc, acc_positive);
+        add_chunk<C, FULL, POSITIVE, B, CHUNK>(values, left, index, weights, rows, sum, sum_positive);
       }
     });
   };
 
+  // ---- Epilogue: the sums of a whole row or of a part of it, and the softmax's statistics.
   const auto finish = [&](const int row, const int slot) {
-    softmax.mass = reduce_sum<PERIOD>(softmax.mass);
-    if constexpr (POSITIVE) softmax.positive = reduce_sum<PERIOD>(softmax.positive);
-    if (me.shared()) {  // bring the sub-warps to one maximum, then add
-      A risen = softmax.top;
-      for (int o = t.lanes(); o < 32; o *= 2) risen = max(risen, __shfl_xor_sync(kAll, risen, o));
-      const A shrink = softmax.raise(risen);
-      softmax.mass = me.across(softmax.mass, t);
-      scale(acc, shrink);
-      if constexpr (POSITIVE) scale(acc_positive, shrink);
-      if constexpr (PROJ) repeat<F>([&](int f) { acc_attr[0][f] = me.across(acc_attr[0][f] * shrink, t); });
-      me.across(acc, t);
-      if constexpr (POSITIVE) {
-        softmax.positive = me.across(softmax.positive, t);
-        me.across(acc_positive, t);
-      }
-    }
-
-    const bool joins = me.joins(slot);
+    softmax = over_lanes<Own::PERIOD>(softmax);
+    if (me.shared()) softmax = add_subwarps(me, t, softmax, sum, sum_positive, projected);
     A before = 0, ours = 1;  // factors of what an earlier part left in the row, and of these sums
-    if (joins) before = softmax.join(read_stats(me.template at<RowStats<A>>(p.stats, row)), ours);
-    if constexpr (sizeof(A) == sizeof(T)) __syncwarp();  // all lanes have read it
+    if (me.joins(slot)) before = softmax.join(read_stats(me.template at<RowStats<A>>(p.stats, row)), ours);
+    if (sizeof(A) == sizeof(T)) __syncwarp();  // all lanes have read it
     const A norm = softmax.norm();
     before *= norm, ours *= norm;
     const bool adds_bias = p.out_bias && slot < 0;
-    if (adds_bias) {  // what an earlier part left in the row has it, too
-      const Rows<C> biases = me.rows(p.out_bias);
-      repeat<NV>([&](int k) {
-        A bias[VEC];
-        Pack<T>::unpack(biases.load(0, k), bias);
-        repeat<VEC>([&](int c) { acc[k][c] = acc[k][c] * ours + (1 - before) * bias[c]; });
-      });
-    }
-    me.store_row(p.out, p.partial_out, acc, adds_bias ? A(1) : ours, row, slot, before);
-    if constexpr (PROJ) attr.store_row(me, acc_attr[0], ours, slot, features.row(item));
+    if (adds_bias) add_bias(me, p.out_bias, ours, 1 - before, sum);
+    me.store_row(p.out, p.partial_out, sum, adds_bias ? A(1) : ours, row, slot, before);
+    projected.store(me, ours, slot, item);
     if constexpr (POSITIVE)
-      me.store_row(p.positive, p.partial_positive, acc_positive, ours, row, slot, before);
-    if (me.writes && slot != me.kNoItem && me.hl == 0 && me.chunk == 0) {
-      if (slot < 0) {
-        *me.template at<RowStats<A>>(p.stats, row) = softmax.stats();
-        if constexpr (POSITIVE) {
-          A* mass = me.template at<A>(p.positive_mass, row);
-          *mass = softmax.positive * norm + (joins ? read_number(mass) * before : A(0));
-        }
-      } else {
-        *me.template at<Softmax<A, true>>(p.partial_stats, slot) = {softmax.top, softmax.mass,
-                                                                    softmax.positive};
-      }
-    }
+      me.store_row(p.positive, p.partial_positive, sum_positive, ours, row, slot, before);
+    store_softmax(me, p, softmax, norm, before, row, slot);
   };
-  walk<CHUNK, AHEAD, EIDS>(me, p.csr, t.items, index, load_item, load_step, begin, open, step, finish);
-  if constexpr (PROJ) {
-    __syncwarp();
-    const NodeProducts<C> products(me, t, p.shape, p.attr);
-    products.back(products.template shared<1>(), p.out, 1, p.attr.sums);
-  }
+  constexpr Ahead AHEAD = DOT && FEAT ? Ahead::rows : DOT || (!V2 && LPH > 1) ? Ahead::own : Ahead::all;
+  walk<CHUNK, AHEAD, EIDS>(me, p.csr, t.items, index, load_item, load_edges, begin, open, iterate, finish);
+  projected.finish(me, t, p);
 }
 
 }  // namespace dfgnn::cuda

@@ -13,6 +13,15 @@
 
 namespace dfgnn::cuda {
 
+// How the lanes of a head share the edges of an iteration: lane hl owns the edges s * LPH + hl % PERIOD, s <
+// SLOTS.
+template <class C, int CHUNK>
+struct OwnEdges {
+  static constexpr int SHARE = share_of(CHUNK), PERIOD = period_of(CHUNK, C::LPH), SLOTS = SHARE / PERIOD;
+  // Edges of the iteration that exist, where `rest` edges of the row are left.
+  static __device__ __forceinline__ int left(int rest) { return SHARE > CHUNK ? min(rest, CHUNK) : rest; }
+};
+
 // Position in the CSR of the edge that this lane owns in slot s of the step from edge `done` on; past the
 // end, of the last edge, and of some edge where a sub-warp has none while others have: loads need no
 // predicate then, and only additions are left out.

@@ -26,6 +26,12 @@ __device__ __forceinline__ Raw negated(Raw x) {
   });
   return x;
 }
+// The words of lane ^ 8, which belongs to quad ^ 2.
+__device__ __forceinline__ Raw turned(const Raw& x) {
+  Raw y;
+  repeat<4>([&](int w) { y.x[w] = __shfl_xor_sync(kAll, x.x[w], 8); });
+  return y;
+}
 template <typename T>
 __device__ __forceinline__ uint32_t max_of_two(uint32_t x, uint32_t y) {
   uint32_t z;

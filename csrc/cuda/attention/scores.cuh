@@ -83,6 +83,12 @@ struct PairScore {
     });
     return of_own_edge<C, TURNED>(odd, even);
   }
+  // The same where `quads` has attn twice, the first time turned, and no other products are wanted.
+  __device__ __forceinline__ A quad_score(const QuadRows& quads, const Raw& minus,
+                                          const Raw (&rows)[4][1]) const {
+    float unused[4][4];
+    return quad_sum<true, true>(quads, minus, rows, unused);
+  }
   // attn . x over all columns of the head, for all its lanes; x: this lane's columns of a row of `array`.
   __device__ __forceinline__ A linear(const Place<C>& me, const Tiling& t, const void* attn_row,
                                       const A (&x)[C::NV][C::VEC], const void* array, int64_t row) const {

@@ -59,6 +59,11 @@ struct Softmax {
   __device__ __forceinline__ static A factor(A from, A to) {
     return from == to ? A(1) : exponential(from - to);  // both may be -inf
   }
+  // Adds an edge with the exponential e of its score.
+  __device__ __forceinline__ void add(A e, bool is_positive) {
+    mass += e;
+    if constexpr (POSITIVE) positive += is_positive ? e : A(0);
+  }
   __device__ __forceinline__ A raise(A peak) {
     const A risen = max(top, peak), shrink = factor(top, risen);
     top = risen;
