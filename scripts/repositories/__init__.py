@@ -1,0 +1,166 @@
+"""Public repositories on which scripts/users.py trains, with the inputs that each needs.
+
+None of their code is here. A function of this package gets the folder of a checkout, imports the repository's
+own modules from there, and returns what a training step needs: the model and a function that computes the
+loss. Inputs are random numbers in the shapes that the repository trains with, or its own data.
+
+This package imports nothing but PyTorch, so that it runs without dfgnn, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+MODULES = ("molecules", "weather", "traffic", "typed", "citation")
+
+
+@dataclass(frozen=True)
+class Change:
+    """Text that takes the place of other text in a file of a temporary copy of the checkout."""
+
+    file: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class Repository:
+    """One row of the table.
+
+    case: its name in the table, unique.
+    source: owner and name on GitHub; the checkout is the folder of that name.
+    what: the module that is trained, and on what.
+    build: gets the folder and returns (model, loss).
+    options: those of ``python -m dfgnn.run``.
+    lines: the lines of the repository that dfgnn's side changes; none means that `run` alone does it.
+    to_run_here: changes for both sides, because there is no GPU or a dependency is missing.
+    dgl_sparse: upstream's side needs an interpreter with a DGL that has dgl.sparse.
+    tolerance: of the losses, relative.
+    needs: packages to install beside the project's own.
+    """
+
+    case: str
+    source: str
+    what: str
+    build: Callable[[Path], tuple[nn.Module, Callable[[], Tensor]]]
+    options: tuple[str, ...] = ()
+    lines: tuple[Change, ...] = ()
+    to_run_here: tuple[Change, ...] = ()
+    dgl_sparse: bool = False
+    tolerance: float = 1e-4
+    needs: tuple[str, ...] = ()
+
+    @property
+    def folder(self) -> str:
+        return self.source.partition("/")[2]
+
+
+REPOSITORIES: dict[str, Repository] = {}
+
+
+def repository(case: str, source: str, what: str, **options: Any) -> Callable:
+    """Enters a function that builds a model and its loss into the table."""
+
+    def enter(build):
+        REPOSITORIES[case] = Repository(case, source, what, build, **options)
+        return build
+
+    return enter
+
+
+def all_repositories() -> dict[str, Repository]:
+    for name in MODULES:
+        importlib.import_module(f"{__name__}.{name}")
+    return REPOSITORIES
+
+
+# ---- for those that build --------------------------------------------------------------------------------
+
+
+def put_on_path(*folders: Path) -> None:
+    sys.path[:0] = [str(folder) for folder in folders]
+
+
+def without_init(root: Path, *packages: str) -> None:
+    """Packages whose __init__ would import far more than what is trained: their modules can be imported."""
+    for name in packages:
+        module = sys.modules[name] = ModuleType(name)
+        module.__path__ = [str(root.joinpath(*name.split(".")))]
+        parent, _, last = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], last, module)
+
+
+class _Any(type):
+    """Of empty classes, whose attributes and parameters are such, too."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Any(name, (), {})
+
+    def __getitem__(cls, key: Any) -> Any:
+        return cls
+
+
+class _Absent(ModuleType):
+    """A module in which any name is an empty class."""
+
+    def __init__(self, name: str):
+        super().__init__(name)
+        self.__path__, self.__all__, self.__spec__ = [], [], ModuleSpec(name, None)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Any(name, (), {})
+
+
+def absent(*names: str) -> None:
+    """Modules that are imported and not used in what is trained."""
+    for name in names:
+        sys.modules.setdefault(name, _Absent(name))
+
+
+def no_gpu() -> None:
+    """``.cuda()`` leaves a tensor where it is, and ranges for NVIDIA's profiler do nothing."""
+    Tensor.cuda = lambda self, *args, **kwargs: self  # type: ignore[assignment]
+    torch.cuda.nvtx.range = lambda *args: contextlib.nullcontext()  # type: ignore[assignment]
+
+
+def without_dropout(model: nn.Module) -> nn.Module:
+    """Random numbers are drawn elsewhere with dfgnn, so that losses can be compared only without them."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        elif isinstance(getattr(module, "dropout", None), float):
+            module.dropout = 0.0  # type: ignore[assignment]
+    return model
+
+
+def random_edges(num_src: int, num_dst: int, num_edges: int) -> Tensor:
+    """[2, E], sources and destinations drawn at random, no edge twice."""
+    code = torch.randperm(num_src * num_dst)[:num_edges] if num_src * num_dst < 1 << 25 else None
+    if code is None:
+        code = torch.randint(num_src * num_dst, (num_edges * 2,)).unique()
+        code = code[torch.randperm(len(code))[:num_edges]]
+    return torch.stack([code % num_src, code // num_src])
+
+
+def nearest(points: Tensor, count: int) -> Tensor:
+    """[2, N · count]: edges to each point from those that are nearest to it."""
+    distance = torch.cdist(points, points).fill_diagonal_(torch.inf)
+    src = distance.topk(count, largest=False).indices
+    dst = torch.arange(len(points)).repeat_interleave(count)
+    return torch.stack([src.flatten(), dst])
