@@ -149,9 +149,12 @@ def measure(case: repositories.Repository, folder: Path, args: argparse.Namespac
         try:
             versions = {name: side.answer()["versions"] for name, side in sides.items()}
             steps: dict[str, list[dict]] = {name: [] for name in sides}
-            for _ in range(args.steps + args.rounds):
+            for k in range(args.steps + args.rounds):
                 for name, side in sides.items():
                     steps[name].append(side.step())
+                timed = sum(step["seconds"] for rows in steps.values() for step in rows[args.steps :])
+                if timed > args.seconds and k >= args.steps + 2:
+                    break
         finally:
             for side in sides.values():
                 side.end()
@@ -170,7 +173,9 @@ def measure(case: repositories.Repository, folder: Path, args: argparse.Namespac
             },
             "memory": {name: rows[-1]["memory"] for name, rows in steps.items()},
             "tolerance": case.tolerance,
-            "report": json.loads(report.read_text()),
+            "report": {
+                key: json.loads(report.read_text())[key] for key in ("layers", "served", "own_attention")
+            },
         }
 
 
@@ -191,16 +196,19 @@ def times(row: dict[str, Any]) -> float:
     return least(row, "without") / least(row, "with")
 
 
-def reported(report: dict[str, Any]) -> str:
+def reported(row: dict[str, Any]) -> str:
     """What `dfgnn.run` said, in a line."""
-    parts = []
+    report, parts = row["report"], []
     for layer in report["layers"]:
         kind = "fused" if layer["fused"] and not layer["fell_back"] else "not replaced"
         parts.append(f"{layer['constructed']} {layer['layer'].rpartition('.')[2]} {kind}")
-    parts += [f"{name.rpartition('.')[2]} on dfgnn's kernels" for name in report["served"]]
-    uses = {use["function"].rpartition(".")[2] for use in report["own_attention"]}
-    parts += [f"names {name} as attention of its own" for name in sorted(uses)]
-    return "; ".join(parts) or "nothing to replace"
+    served = ", ".join(name.rpartition(".")[2] for name in report["served"])
+    parts += [f"{served} on dfgnn's kernels"] * bool(served)
+    uses = sorted({use["function"].rpartition(".")[2] for use in report["own_attention"]})
+    parts += [f"attention of its own by {', '.join(uses)}"] * bool(uses)
+    if "--as-dgl" in row["options"]:
+        parts.append("dgl is dfgnn.compat")
+    return "; ".join(parts) or "nothing"
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -215,7 +223,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         name = f"[{row['case']}](https://github.com/{row['repository']}/tree/{row['commit'][:12]})"
         cells = [
             name, row["what"], f"{difference(row):.0e}", *seconds, f"{times(row):.2f}", *memory,
-            str(row["lines"]), reported(row["report"]),
+            str(row["lines"]), reported(row),
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -236,14 +244,25 @@ def environment() -> dict[str, Any]:
     return of_device(torch.device("cpu"), None)
 
 
+def write(path: Path, rows: list[dict[str, Any]], args: argparse.Namespace) -> None:
+    """These rows, and those of other cases that the file has."""
+    before = json.loads(path.read_text())["rows"] if path.exists() else []
+    by_case = {row["case"]: row for row in [*before, *rows]}
+    result = {
+        "environment": environment(),
+        "options": {name: getattr(args, name) for name in ("steps", "rounds", "seconds")},
+        "rows": [by_case[name] for name in repositories.all_repositories() if name in by_case],
+    }
+    path.write_text(json.dumps(result, indent=1) + "\n")
+
+
 def run(args: argparse.Namespace) -> int:
     cases, rows, failed = repositories.all_repositories(), [], []
     unknown = set(args.only or ()) - cases.keys()
     if unknown:
         args.parser.error(f"--only: expected names of {', '.join(cases)}, got {', '.join(unknown)}")
     if args.table:
-        rows = json.loads(args.json.read_text())["rows"]
-        print(table(rows))
+        print(table(json.loads(args.json.read_text())["rows"]))
         return 0
     for name in args.only or cases:
         case = cases[name]
@@ -260,21 +279,13 @@ def run(args: argparse.Namespace) -> int:
             print(f"{name}: failed\n{error}", file=sys.stderr, flush=True)
             continue
         print(table(rows[-1:]).splitlines()[-1], flush=True)
+        if args.json:
+            write(args.json, rows, args)
     for row in rows:
         reason = wrong(row)
         if reason:
             failed.append(row["case"])
             print(f"{row['case']}: {reason}")
-    if args.json and rows:
-        measured = {row["case"] for row in rows}
-        before = json.loads(args.json.read_text())["rows"] if args.json.exists() else []
-        kept = {row["case"]: row for row in [*before, *rows] if row["case"] in cases}
-        result = {
-            "environment": environment(),
-            "options": {"steps": args.steps, "rounds": args.rounds, "measured": sorted(measured)},
-            "rows": [kept[name] for name in cases if name in kept],
-        }
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
     return 1 if failed else 0
 
 
@@ -286,6 +297,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", metavar="CASE", help="these cases")
     parser.add_argument("--steps", type=int, default=5, help="whose losses are compared")
     parser.add_argument("--rounds", type=int, default=10, help="steps that are timed, in turns")
+    parser.add_argument("--seconds", type=float, default=60, help="after which timing ends early")
     parser.add_argument("--dgl-python", type=Path, metavar="FILE", help="an interpreter with dgl.sparse")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where rows are written, or replaced")
     parser.add_argument("--table", action="store_true", help="of the rows in --json, without measuring")
