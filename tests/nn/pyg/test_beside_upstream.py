@@ -1,139 +1,41 @@
 """Every layer beside torch_geometric's where something around it is unusual: attributes that are set after
-``accelerate``; what a program replaces; torch.func; fake tensors; short integers.
+``accelerate``; torch.func; fake tensors; short integers.
 """
 
-import contextlib
 import copy
-import functools
-import sys
 import warnings
 
 import pytest
 import torch
 import torch.nn.functional as F
-from pyg_compare import torch_geometric
+from every_layer import (
+    ALL,
+    ATTR,
+    CONVS,
+    EDGES,
+    LAYERS,
+    E,
+    N,
+    PyG,
+    X,
+    assert_equal,
+    both,
+    drawn,
+    leaves,
+    results,
+    with_gradients,
+)  # fmt: skip
 from torch import nn
 from torch._subclasses import FakeTensorMode
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch_geometric.nn.dense.linear import HeteroLinear
-from torch_geometric.nn.models.attentive_fp import GATEConv
 
 import dfgnn
 from dfgnn.nn import _fallback
 from dfgnn.nn.pyg import FallbackWarning
 
-PyG = torch_geometric.nn
-N, E = 12, 40
-METADATA = ["a", "b"], [("a", "x", "b"), ("b", "y", "a"), ("a", "z", "a")]
-
 
 @pytest.fixture(autouse=True)
 def _not_warned():
     _fallback._warned.clear()
-
-
-def drawn(*shape):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)), dtype=torch.float64)
-
-
-def chosen(high, *shape):
-    return torch.randint(high, shape, generator=torch.Generator().manual_seed(high))
-
-
-X, ATTR, EDGES = drawn(N, 8), drawn(E, 3), chosen(N, 2, E)
-EDGES[1] = (EDGES[0] + 1 + EDGES[1] % (N - 1)) % N  # without loops
-TYPES, KINDS, BATCH = chosen(2, E), chosen(2, N), torch.arange(N) // 5
-ALL = torch.ones(E, dtype=torch.bool)
-
-
-# Name -> the layer, and what it is given of features, edges and attributes of edges.
-LAYERS = {
-    "GATConv": (lambda: PyG.GATConv(8, 4, 2), lambda x, e, a: (x, e)),
-    "GATConv attributes": (lambda: PyG.GATConv(8, 4, 2, edge_dim=3), lambda x, e, a: (x, e, a)),
-    "GATv2Conv": (lambda: PyG.GATv2Conv(8, 4, 2), lambda x, e, a: (x, e)),
-    "GATv2Conv attributes": (lambda: PyG.GATv2Conv(8, 4, 2, edge_dim=3), lambda x, e, a: (x, e, a)),
-    "TransformerConv": (lambda: PyG.TransformerConv(8, 4, 2), lambda x, e, a: (x, e)),
-    "TransformerConv attributes": (
-        lambda: PyG.TransformerConv(8, 4, 2, beta=True, edge_dim=3),
-        lambda x, e, a: (x, e, a),
-    ),
-    "AGNNConv": (lambda: PyG.AGNNConv(), lambda x, e, a: (x, e)),
-    "SuperGATConv": (lambda: PyG.SuperGATConv(8, 4, 2), lambda x, e, a: (x, e)),
-    "FAConv": (lambda: PyG.FAConv(8), lambda x, e, a: (x, x, e)),
-    "GENConv": (lambda: PyG.GENConv(8, 4, edge_dim=3), lambda x, e, a: (x, e, a)),
-    "GeneralConv": (lambda: PyG.GeneralConv(8, 4, 3, heads=2, attention=True), lambda x, e, a: (x, e, a)),
-    "GeneralConv products": (
-        lambda: PyG.GeneralConv(8, 4, heads=2, attention=True, attention_type="dot_product"),
-        lambda x, e, a: (x, e),
-    ),
-    "GATEConv": (lambda: GATEConv(8, 8, 3), lambda x, e, a: (x, e, a)),
-    "ResGatedGraphConv": (lambda: PyG.ResGatedGraphConv(8, 4), lambda x, e, a: (x, e)),
-    "RGATConv": (lambda: PyG.RGATConv(8, 4, 2, edge_dim=3), lambda x, e, a: (x, e, types(a), a)),
-    "HEATConv": (
-        lambda: PyG.HEATConv(8, 4, 2, 3, 2, 3, 3, heads=2),
-        lambda x, e, a: (x, e, KINDS, types(a), a),
-    ),
-    "HGTConv": (
-        lambda: PyG.HGTConv(8, 8, METADATA, 2),
-        lambda x, e, a: ({"a": x, "b": x[:5]}, dict(zip(METADATA[1], (e % 5, e % 5, e)))),
-    ),
-    "HANConv": (
-        lambda: PyG.HANConv(8, 8, METADATA, 2),
-        lambda x, e, a: ({"a": x, "b": x[:5]}, dict(zip(METADATA[1], (e % 5, e % 5, e)))),
-    ),
-    "GPSConv": (lambda: PyG.GPSConv(8, PyG.GATConv(8, 8), heads=2, norm=None), lambda x, e, a: (x, e, BATCH)),
-    "SoftmaxAggregation": (
-        lambda: PyG.SoftmaxAggregation(learn=True, channels=8),
-        lambda x, e, a: (x, e[1, : len(x)], None, N),
-    ),
-    "AttentionalAggregation": (
-        lambda: PyG.AttentionalAggregation(nn.Linear(8, 1), nn.Linear(8, 6)),
-        lambda x, e, a: (x, e[1, : len(x)], None, N),
-    ),
-}
-CONVS = [name for name in LAYERS if name not in ("GPSConv", "SoftmaxAggregation", "AttentionalAggregation")]
-
-
-def types(attr):
-    return TYPES if len(attr) == E else (attr.detach()[:, 0] > 0).long()
-
-
-def both(name):
-    """torch_geometric's layer, and a copy that was accelerated."""
-    torch.manual_seed(0)
-    theirs = LAYERS[name][0]().double().eval()
-    ours = copy.deepcopy(theirs)
-    assert dfgnn.accelerate(ours).replaced
-    return theirs, ours
-
-
-def results(layer, name, x=X, edge_index=EDGES, attr=ATTR):
-    """What is of floating point in what the layer returns."""
-    torch.manual_seed(1)
-    return leaves(layer(*LAYERS[name][1](x, edge_index, attr)))
-
-
-def leaves(value):
-    if isinstance(value, torch.Tensor):
-        return [value] if value.is_floating_point() else []
-    items = value.values() if isinstance(value, dict) else value
-    return [x for item in items if item is not None for x in leaves(item)]
-
-
-def with_gradients(layer, name, **given):
-    found = results(layer, name, **given)
-    total = sum(x.square().sum() for x in found)
-    if not total.requires_grad:
-        return found
-    grads = torch.autograd.grad(total, list(layer.parameters()), allow_unused=True)
-    return [*found, *(torch.zeros_like(p) if g is None else g for p, g in zip(layer.parameters(), grads))]
-
-
-def assert_equal(actual, expected, tolerance=1e-9):
-    assert len(actual) == len(expected)
-    for got, want in zip(actual, expected):
-        torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
 
 
 # ---- what is set after accelerate ------------------------------------------------------------------------
@@ -190,109 +92,6 @@ def test_an_embedding_with_options_of_its_own():
     with pytest.warns(FallbackWarning, match="edge_type_emb has options"):
         actual = with_gradients(ours, "HEATConv")
     assert_equal(actual, with_gradients(theirs, "HEATConv"))
-
-
-# ---- what a program replaces -----------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def replaced(*places):
-    """These functions give half as much again."""
-    with pytest.MonkeyPatch.context() as patch:
-        for owner, name in places:
-            patch.setattr(owner, name, scaled(getattr(owner, name)))
-        yield
-
-
-def scaled(function):
-    @functools.wraps(function)  # as tools do
-    def call(*args, **kwargs):
-        out = function(*args, **kwargs)
-        return tuple(scale(x) for x in out) if isinstance(out, tuple) else scale(out)
-
-    return call
-
-
-def scale(x):
-    return 1.5 * x if isinstance(x, torch.Tensor) and x.is_floating_point() else x
-
-
-def softmax_of(name):
-    cls = type(LAYERS[name][0]())
-    home = sys.modules[cls.__module__]
-    return [(home, "softmax")] if hasattr(home, "softmax") else []
-
-
-@contextlib.contextmanager
-def calls_of_linears():
-    """What calls all modules is another function, as profilers and quantisation put it."""
-    original = nn.Module._call_impl
-
-    def call(self, *args, **kwargs):
-        out = original(self, *args, **kwargs)
-        return 1.5 * out if isinstance(self, (nn.Linear, PyG.Linear)) else out
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nn.Module, "_call_impl", call)
-        yield
-
-
-class Functions(TorchFunctionMode):
-    def __torch_function__(self, function, kinds, args=(), kwargs=None):
-        out = function(*args, **(kwargs or {}))
-        return 1.5 * out if getattr(function, "__name__", "") in ("linear", "leaky_relu") else out
-
-
-class Operators(TorchDispatchMode):
-    def __torch_dispatch__(self, function, kinds, args=(), kwargs=None):
-        out = function(*args, **(kwargs or {}))
-        return 1.5 * out if function._schema.name in ("aten::mm", "aten::addmm", "aten::leaky_relu") else out
-
-
-REPLACED = {
-    "nn.Linear.forward": lambda name: replaced((nn.Linear, "forward")),
-    "Linear.forward": lambda name: replaced((PyG.Linear, "forward"), (HeteroLinear, "forward")),
-    "F.linear": lambda name: replaced((F, "linear")),
-    "F.leaky_relu": lambda name: replaced((F, "leaky_relu")),
-    "F.dropout": lambda name: replaced((F, "dropout")),
-    "F.normalize": lambda name: replaced((F, "normalize")),
-    "attention": lambda name: replaced((F, "multi_head_attention_forward")),
-    "softmax": lambda name: replaced(*softmax_of(name)),
-    "Sigmoid": lambda name: replaced((nn.Sigmoid, "forward")),
-    "SumAggregation": lambda name: replaced((PyG.SumAggregation, "forward")),
-    "Embedding": lambda name: replaced((nn.Embedding, "forward")),
-    "calls": lambda name: calls_of_linears(),
-    "functions mode": lambda name: Functions(),
-    "operators mode": lambda name: Operators(),
-}
-
-
-@pytest.mark.filterwarnings("ignore::dfgnn.nn.pyg.FallbackWarning")
-@pytest.mark.parametrize("what", REPLACED)
-@pytest.mark.parametrize("name", LAYERS)
-def test_what_a_program_replaces(name, what):
-    theirs, ours = both(name)
-    expected = with_gradients(theirs, name)
-    with REPLACED[what](name):
-        changed = with_gradients(theirs, name)
-        actual = with_gradients(ours, name)
-    assert_equal(actual, changed)
-    assert_equal(with_gradients(ours, name), expected)  # and it is seen that it ended
-
-
-def test_a_replaced_linear_layer_is_called_without_a_fallback():
-    theirs, ours = both("GATConv")
-    with replaced((PyG.Linear, "forward")), warnings.catch_warnings():
-        warnings.simplefilter("error", FallbackWarning)
-        assert_equal(with_gradients(ours, "GATConv"), with_gradients(theirs, "GATConv"))
-
-
-def test_torchs_own_modes_are_no_reason():
-    _, ours = both("GATConv")
-    with torch.device("cpu"), warnings.catch_warnings():
-        warnings.simplefilter("error", FallbackWarning)
-        results(ours, "GATConv")
-        assert ours.why_not(ours) is None
 
 
 # ---- torch.func ------------------------------------------------------------------------------------------
