@@ -32,10 +32,12 @@ from ..runtime.eager import (
     taken_back,
 )
 from . import second_order
+from . import sink as _sink
 from .operators import DispatchedCall, backward_op, forward_op
 
 _NUM_TENSORS = len(Tensors._fields)
 _NONE = (None,) * _NUM_TENSORS
+_new = tuple.__new__  # of a named tuple with all of its fields, without the Python frame of its own __new__
 
 
 # ---- the formula registered with the operators -----------------------------------------------------------
@@ -98,33 +100,33 @@ _register(forward_op, Forward, backward_op, GraphArgs._fields)
 
 @called_directly
 class Attention(EagerFunction):
-    """(out, attention or None) of an eager call.
+    """(out, attention or None) of an eager call, with a sink in the softmax or None.
 
-    Its results may be modified in place, although backward reads them: they are kept aside, where autograd
-    does not refuse what was modified, and are computed again if they were. Under hooks for saved tensors
-    (activation checkpointing, offloading) they are saved like the rest, so that the hooks see them.
+    The results may be modified in place, although backward reads them: they are stored outside of autograd,
+    which refuses tensors that were modified, and are computed again if they were. Under hooks for saved
+    tensors (activation checkpointing, offloading) they are saved like the rest, so that the hooks see them.
     """
 
     @staticmethod
-    def forward(ctx, call, *tensors):
+    def forward(ctx, call, sink, *tensors):
         """tensors: the first of `Tensors`, with all that are not None."""
-        out, attention, kept = call.run(tensors)
+        out, attention, saved = call.run(tensors) if sink is None else _sink.run(call, sink, tensors)
         ctx.call = call
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, *kept, *keep_aside(ctx, out, attention))
+        if attention is not None:
+            ctx.set_materialize_grads(False)  # a gradient of one result alone leaves the other's None
+        ctx.save_for_backward(sink, *tensors, *saved, *keep_aside(ctx, out, attention))
         return out, attention
 
     @staticmethod
     def backward(ctx, grad_out, grad_attention):
-        call = ctx.call
-        saved, need = ctx.saved_tensors, ctx.needs_input_grad[1:]
+        call, (sink, *tensors), (_, need_sink, *need) = ctx.call, ctx.saved_tensors, ctx.needs_input_grad
         count = len(need)
         missing = _NONE[count:]
-        tensors, need = Tensors(*saved[:count], *missing), Tensors(*need, *missing)
-        results, kept = taken_back(ctx, saved[count:])
+        results, saved = taken_back(ctx, tensors[count:])
+        tensors, need = _new(Tensors, (*tensors[:count], *missing)), _new(Tensors, (*need, *missing))
         if results is None:  # they were modified
             with torch.no_grad():
-                out, attention, _ = call.run(tensors)
+                out, attention, _ = call.run(tensors) if sink is None else _sink.run(call, sink, tensors)
         else:
             out, attention = results
         if grad_attention is None:
@@ -133,9 +135,15 @@ class Attention(EagerFunction):
             grad_out = torch.zeros_like(out)
         grads = grad_out, grad_attention
         if torch.is_grad_enabled():  # create_graph
-            return None, *recorded_gradients(call, grads, tensors, out, attention, kept, need)[:count]
-        found = call.run_backward(grads, tensors, out, attention, kept, _ops.need_bits(need))
-        return None, *_ops.gradients(need, tensors, grad_out, found)[:count]
+            if sink is not None:
+                found = _sink.recorded_gradients(call, sink, tensors, (need_sink, *need), grads)
+                return None, *found[: count + 1]
+            return None, None, *recorded_gradients(call, grads, tensors, out, attention, saved, need)[:count]
+        found = call.run_backward(grads, tensors, out, attention, saved, _ops.need_bits(need))
+        grad_sink = None
+        if sink is not None:
+            found, grad_sink = _sink.gradients(call, sink, tensors, grads, out, saved[0], attention, found)
+        return None, grad_sink, *_ops.gradients(need, tensors, grad_out, found)[:count]
 
 
 def recorded_gradients(call, grads, tensors, out, attention, kept, need) -> tuple[Tensor | None, ...]:

@@ -2,9 +2,9 @@
 
 The public functions check their arguments, put them into `AttentionInputs` and call `attend`, which asks the
 paths of `PATHS` one after the other. Each says in words why it does not take the call, or None; the first
-that says None carries it out. Two kinds of calls never come here, because their host cost would be felt on
-small graphs: eager calls without options (`short`), and layers that are one autograd function (`nn.whole`).
-They report to the same record, `recorder`, so that :func:`dfgnn.explain` shows all of them.
+that says None carries it out. Two kinds of calls do not come here, because a small graph would wait for that:
+eager calls without options, which `unchecked` takes to the function of the path `eager` directly, and layers
+that are one autograd function (`nn.whole`), which report to the same record, `recorder`.
 """
 
 from __future__ import annotations
@@ -171,32 +171,26 @@ def _not_eager(inputs: AttentionInputs) -> str | None:
 
 def _run_eager(inputs: AttentionInputs) -> Results:
     graph, score, t, numbers, return_attention, schedule, sink = inputs
-    tensors: tuple[Any, ...] = t
     edges = return_attention
-    if (
-        t.edge_bias
-        is t.edge_gate
-        is t.edge_mask
-        is t.edge_weight
-        is t.edge_feat
-        is t.seed
-        is t.out_bias
-        is None
-    ):
-        tensors = t[:4]  # autograd does not handle the options that there are not
-    elif not edges:
-        edges = any(x is not None for x in t[4:-1])
-    backward = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, sink))
+    for x in t[4:-1]:
+        edges = edges or x is not None
+    # Autograd need not handle options that are not given.
+    tensors: tuple[Any, ...] = t if edges or t.out_bias is not None else t[:4]
+    backward = False
+    if torch.is_grad_enabled():
+        for x in (*tensors, sink):
+            backward = backward or (x is not None and x.requires_grad)
     positive = (
         backward and score == "additive" and t.dst is not None and t.edge_gate is None and t.dst.requires_grad
     )
     _, heads, dim = t.value.shape
     handle = graph._planner.handle(heads, dim, t.value.dtype, PLAN_LAYERS[score], schedule, edges, backward)
     if sink is not None:
-        call = EagerCall(graph, handle, score, _sink.with_flag(numbers), return_attention, positive)
-        return _sink.attention(call, sink, tensors, backward)
+        numbers = _sink.with_flag(numbers)
     call = EagerCall(graph, handle, score, numbers, return_attention, positive)
-    return Attention.at_once(call, *tensors) if backward else call.run(tensors)[:2]
+    if backward:
+        return Attention.at_once(call, sink, *tensors)
+    return (call.run(tensors) if sink is None else _sink.run(call, sink, tensors))[:2]
 
 
 # ---- everything else ------------------------------------------------------------------------------------
@@ -268,7 +262,7 @@ def _run_dispatched(inputs: AttentionInputs) -> Results:
     call = DispatchedCall(inputs.graph, args, inputs.score, inputs.numbers, inputs.return_attention, positive)
     compiling = torch.compiler.is_compiling()
     if backward and not compiling:
-        return Attention.apply(call, *inputs.tensors)
+        return Attention.apply(call, None, *inputs.tensors)
     out, _, _, _, attention = call.forward(inputs.tensors)
     if backward:  # as in `_run_traced`
         return out.clone(), attention.clone()

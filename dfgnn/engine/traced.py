@@ -26,7 +26,7 @@ from ..runtime.arguments import (
 )
 from . import sink as _sink
 from . import traced_graph as _edges
-from .operators import SAVED_ALIGN
+from .operators import PLAN_LAYERS, SAVED_ALIGN, EagerCall
 from .operators import attend_backward_op as _attend_backward
 from .operators import attend_op as _attend
 from .operators import gat_backward_op as _gat_backward
@@ -34,7 +34,7 @@ from .operators import gat_op as _gat
 from .traced_graph import EdgeList
 
 _BelowAutograd = internals.BelowAutograd
-_LAYERS = {SCORES["additive"]: "gat", SCORES["dot"]: "dot", SCORES["additive_v2"]: "gatv2"}
+_SCORES = {number: name for name, number in SCORES.items()}
 
 # Arguments of all operators: a stand-in as in `_edges`; whether there are edge tensors, dropout or returned
 # attention; the schedule. Those of `attend` go on with the number of heads, 0 where tensors have a dimension
@@ -77,14 +77,16 @@ def _forward(*args) -> list[Tensor]:
     """out, what backward takes beside it, and the attention if asked for."""
     *given, sink, train = args
     heads, score, value = given[_NUM_GRAPH : _NUM_GRAPH + 3]
-    graph, handle = found = _handle(given[:_NUM_GRAPH], _LAYERS[score], heads, value, train)
+    graph, handle = found = _handle(given[:_NUM_GRAPH], PLAN_LAYERS[_SCORES[score]], heads, value, train)
     try:
         with _BelowAutograd():
             out, kept, attention = _attend(handle.number, *given[_NUM_GRAPH:])
     except RuntimeError as error:
         raise _ops.typed(error) from None
     if sink is not None:
-        _sink.include(sink, graph, value, out, kept, attention, given[-1])
+        numbers = Numbers(*given[_TENSORS.stop : _TENSORS.stop + len(Numbers._fields)])
+        call = EagerCall(graph, handle, _SCORES[score], numbers, attention is not None, given[-1])
+        _sink.include(call, sink, value, out, kept, attention)
     if train and not _edges.is_made(*args[:2]):
         kept._dfgnn_graph = found  # backward need not look for it, and it lives until then
     return [out, kept] if attention is None else [out, kept, _in_use(graph.edge_mask, attention)]
@@ -109,7 +111,7 @@ def _backward(*args) -> list[Tensor]:
     found = getattr(kept, "_dfgnn_graph", None)
     if found is None:
         heads, _, _, score, value = args[_NUM_GRAPH : _NUM_GRAPH + 5]
-        found = _handle(args[:_NUM_GRAPH], _LAYERS[score], heads, value, True)
+        found = _handle(args[:_NUM_GRAPH], PLAN_LAYERS[_SCORES[score]], heads, value, True)
     graph, handle = found
     try:
         with _BelowAutograd():
@@ -117,7 +119,7 @@ def _backward(*args) -> list[Tensor]:
     except RuntimeError as error:
         raise _ops.typed(error) from None
     if sink is not None:
-        results, grad_sink = _grad_sink(sink, graph, args, results)
+        results, grad_sink = _grad_sink(sink, found, args, results)
     of_nodes, of_edges = results[:3], results[4:]
     mask = graph.edge_mask
     if mask is not None:
@@ -127,12 +129,13 @@ def _backward(*args) -> list[Tensor]:
     return given if sink is None else [*given, grad_sink]
 
 
-def _grad_sink(sink: Tensor, graph, args, results):
-    """As `_sink.gradients`, of what the backward operator got."""
+def _grad_sink(sink: Tensor, found, args, results):
+    """`_sink.gradients`, from the arguments of the backward operator."""
     grads, score = tuple(args[_NUM_GRAPH + 1 : _NUM_GRAPH + 3]), args[_NUM_GRAPH + 3]
-    out, kept, _, attention, *numbers, _ = args[_TENSORS_BACK.stop :]
-    t = Tensors(*args[_TENSORS_BACK])
-    return _sink.gradients(sink, graph, score, Numbers(*numbers), t, grads, out, kept, attention, results)
+    out, kept, positive, attention, *numbers, _ = args[_TENSORS_BACK.stop :]
+    graph, handle = found
+    call = EagerCall(graph, handle, _SCORES[score], Numbers(*numbers), attention is not None, positive)
+    return _sink.gradients(call, sink, Tensors(*args[_TENSORS_BACK]), grads, out, kept, attention, results)
 
 
 def _in_use(mask: Tensor | None, x: Tensor) -> Tensor:

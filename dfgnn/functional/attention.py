@@ -9,8 +9,7 @@ from torch import Tensor
 
 from ..engine import edge_arguments as _edges
 from ..engine import edge_projection as _edge_terms
-from ..engine import paths
-from ..engine import short as _short
+from ..engine import unchecked
 from ..engine.checks import Checker, for_device, with_feat, without_padding
 from ..engine.given import GraphLike, edges_as_sources, graph_of
 from ..engine.paths import AttentionInputs, attend
@@ -18,8 +17,6 @@ from ..graph import Graph
 from ..runtime import ops as _ops
 from ..runtime.arguments import BIAS_AFTER, FEAT_IN_KEY, FEAT_IN_VALUE, Numbers, Tensors
 from ..runtime.batches import batched
-
-_OPTION = "an option on edges, a bias, the attention weights or a schedule was asked for"
 
 
 # fmt: off
@@ -136,13 +133,11 @@ def gat_attention(
         and alpha_src is not None
         and alpha_dst is not None
     ):
-        short = _short.attention(
+        out = unchecked.attention(
             graph, "additive", feat, alpha_src, alpha_dst, None, slope=negative_slope, dropout_p=dropout_p
         )
-        if short is not None:
-            return short
-    elif paths.recorder is not None:
-        paths.declined("short", _OPTION)
+        if out is not None:
+            return out
     check = Checker(_caller, graph, "feat", feat)
     check.tensor("feat", feat, [(graph.num_src, None, None)])
     check.number("negative_slope", negative_slope)
@@ -251,13 +246,11 @@ def gatv2_attention(
         and schedule == "auto"
         and not return_attention
     ):
-        short = _short.attention(
+        out = unchecked.attention(
             graph, "additive_v2", x_src, None, x_dst, attn, slope=negative_slope, dropout_p=dropout_p
         )
-        if short is not None:
-            return short
-    elif paths.recorder is not None:
-        paths.declined("short", _OPTION)
+        if out is not None:
+            return out
     check = Checker("gatv2_attention", graph, "x_src", x_src)
     check.tensor("x_src", x_src, [(graph.num_src, None, None)])
     heads, dim = x_src.shape[1:]
@@ -421,13 +414,11 @@ def dot_attention(
         and edge_feat_in == "both"
         and not return_attention
     ):
-        short = _short.attention(
+        out = unchecked.attention(
             graph, "dot", value, key, query, None, slope=negative_slope, scale=scale, dropout_p=dropout_p
         )
-        if short is not None:
-            return short
-    elif paths.recorder is not None:
-        paths.declined("short", _OPTION)
+        if out is not None:
+            return out
     check = Checker(_caller, graph, "query", query)
     check.tensor("query", query, [(graph.num_dst, None, None)])
     heads, dim = query.shape[1:]

@@ -12,7 +12,6 @@ from ..engine import paths
 _WHAT = {
     "upstream": "the forward of the library that the layer was written for",
     "layer": "the whole layer as one autograd function",
-    "short": "the fused operators, with the least Python around them",
     "edge projection": "the fused operators, the projection of the edges' attributes folded into them",
     **{path.name: path.what for path in paths.PATHS},
 }
@@ -63,7 +62,9 @@ def explain(layer_or_function: Callable[..., Any], *args: Any, **kwargs: Any) ->
         >>> graph = dfgnn.Graph.from_coo(torch.tensor([0, 1]), torch.tensor([1, 2]), num_nodes=3)
         >>> x = torch.ones(3, 2, 4)
         >>> print(dfgnn.explain(dfgnn.functional.dot_attention, graph, x, x, x))
-        dot attention, 2 heads of 4, float32: short (the fused operators, with the least Python around them)
+        dot attention, 2 heads of 4, float32: eager (one autograd function on the fused operators)
+            not ranged: the graph is one, with fewer than 2^31 edges
+            not shared: the graph belongs to this process alone
     """
     compiled = getattr(layer_or_function, "_torchdynamo_orig_callable", None)
     original = getattr(layer_or_function, "_orig_mod", compiled)

@@ -75,10 +75,17 @@ def keep_aside(ctx, *results: Tensor | None) -> tuple[Tensor | None, ...]:
     """Saves results for backward without ``save_for_backward``, which would raise if the user modified them
     in place: `taken_back` then returns None instead. Returns the tensors that the caller must pass to
     ``save_for_backward`` after all others."""
-    # Detached, because a node that holds its own result is never freed.
-    kept = None if top_hooks(True) is not None else [None if x is None else x.detach() for x in results]
-    ctx.kept, ctx.versions = kept, [None if x is None else x._version for x in results]
-    return results if kept is None else ()
+    versions, kept = [], []  # a loop, because a comprehension is one more Python frame
+    for x in results:
+        # Detached, because a node that holds its own result is never freed.
+        versions.append(None if x is None else x._version)
+        kept.append(None if x is None else x.detach())
+    ctx.versions = versions
+    if top_hooks(True) is None:
+        ctx.kept = kept
+        return ()
+    ctx.kept = None
+    return results
 
 
 def taken_back(ctx, saved: tuple) -> tuple[Any, tuple]:

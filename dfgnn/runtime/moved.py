@@ -37,7 +37,7 @@ MOVED = {
     "_plain": "engine.plain",
     "_products": "engine.products",
     "_replayed": "engine.recorded_graph",
-    "_short": "engine.short",
+    "_short": "engine.unchecked",
     "_structure": "sparse.structure",
     "_timing": "runtime.timing",
     "_typed_layer": "nn.whole.typed",

@@ -43,9 +43,10 @@ def product_args(graph, feat, reverse: bool):
     return csr.indices, csr.eids, plan.items, plan.splits, plan.launch
 
 
-def total(parts: torch.Tensor) -> torch.Tensor:
-    """The sum of partial sums; no addition where there is only one, as from the GPU's kernels."""
-    return parts[0] if parts.shape[0] == 1 else parts.sum(0)
+def total(parts: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """The sum of partial sums in this dtype; no addition where there is only one, as from the GPU's kernels."""
+    whole = parts[0] if parts.shape[0] == 1 else parts.sum(0)
+    return whole if dtype is None or whole.dtype is dtype else whole.to(dtype)
 
 
 def as_type(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -110,7 +111,7 @@ def gradients(need: Any, tensors: Any, grad_out: torch.Tensor, results) -> tuple
         value,
         src if tensors.src is not None else None,
         dst if need.dst else None,
-        as_type(attn.sum(0), tensors.attn.dtype) if need.attn else None,
+        total(attn, tensors.attn.dtype) if need.attn else None,
         as_type(bias, tensors.edge_bias.dtype) if need.edge_bias else None,
         per_edge(tensors.edge_gate, gate) if need.edge_gate else None,
         None,  # edge_mask

@@ -7,11 +7,9 @@ import torch
 from attention import SCORES, function, make_inputs
 from graphs import make_graph
 
-import dfgnn
 from dfgnn import Graph
 from dfgnn.engine import autograd as _autograd
-from dfgnn.engine import operators
-from dfgnn.engine import short as _short
+from dfgnn.engine import checks, operators, unchecked
 from dfgnn.runtime.arguments import SCORES as NUMBERS
 from dfgnn.runtime.arguments import EdgeArgs, Numbers, ops
 from dfgnn.sparse import csr as _csr
@@ -128,7 +126,7 @@ def test_a_handle_ends_with_its_object(device):
 def test_backward_may_outlive_the_graph(device):
     call, tensors, graph = make_call("gat", {}, device)
     value = tensors[0].requires_grad_()
-    out, _ = _autograd.Attention.apply(call, value, *tensors[1:])
+    out, _ = _autograd.Attention.apply(call, None, value, *tensors[1:])
     del call, graph
     gc.collect()
     out.sum().backward()
@@ -265,8 +263,8 @@ def test_graphs_of_another_device_are_no_graphs_here(score, train):
 @pytest.mark.parametrize("terms", [None, torch.float32], ids=["of_one_dtype", "terms_as_sums"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("score", SCORES)
-def test_calls_without_options_are_short(score, dtype, terms, dropout_p, device, monkeypatch):
-    """They take the path `short`, which gives the same bits as the path `eager`; all others take that."""
+def test_calls_without_options_are_not_checked(score, dtype, terms, dropout_p, device, monkeypatch):
+    """They give the same bits as calls whose arguments are checked; calls with options are checked."""
     graph = make_graph("random", device)
     inputs = {name: x.detach() for name, x in make_inputs(score, graph, 2, 8, dtype).items()}
     if terms is not None:
@@ -292,18 +290,17 @@ def test_calls_without_options_are_short(score, dtype, terms, dropout_p, device,
         return [*results(), *results(change=True)], results(second=True)
 
     with monkeypatch.context() as patch:
-        patch.setattr(_short, "attention", lambda *args, **kwargs: None)
+        patch.setattr(unchecked, "attention", lambda *args, **kwargs: None)
         expected = all_results()
 
-    def path(**arguments):
-        (call,) = dfgnn.explain(function(score), graph, **arguments).calls
-        return call.path
-
-    assert path(**inputs, dropout_p=dropout_p) == "short"
+    checked = []
+    original = checks.Checker.__init__
+    monkeypatch.setattr(checks.Checker, "__init__", lambda *args: checked.append(1) or original(*args))
     (got, second), (want, second_want) = all_results(), expected
     assert all(map(torch.equal, got, want))
     # By plain operations, which CUDA may sum in another order.
     tolerance = {"rtol": 0, "atol": 0} if device == "cpu" else {"rtol": 3e-2, "atol": 3e-2}
     torch.testing.assert_close(second, second_want, **tolerance)
-    bias = torch.zeros(graph.num_edges, 2, device=device, dtype=_acc(dtype))
-    assert path(**inputs, edge_bias=bias) == path(**inputs, return_attention=True) == "eager"
+    assert not checked
+    function(score)(graph, **inputs, return_attention=True)
+    assert checked

@@ -25,14 +25,14 @@ def only(explanation):
 def test_eager_calls(graph):
     x = rows(graph)
     call = only(dfgnn.explain(dot_attention, graph, x, x, x))
-    assert call.path == "short" and call.declined == ()
+    assert call.path == "eager" and [path for path, _ in call.declined] == ["ranged", "shared"]
     assert call.what == "dot attention, 2 heads of 8, float32"
     bias = torch.zeros(graph.num_edges, 2)
     call = only(dfgnn.explain(dot_attention, graph, x, x, x, edge_bias=bias))
     assert call.path == "eager"
-    assert [path for path, _ in call.declined] == ["short", "ranged", "shared"]
+    assert [path for path, _ in call.declined] == ["ranged", "shared"]
     call = only(dfgnn.explain(gatv2_attention, graph, x, x, torch.ones(2, 8)))
-    assert call.path == "short" and call.what.startswith("additive_v2 attention")
+    assert call.path == "eager" and call.what.startswith("additive_v2 attention")
 
 
 def test_projected_edges(graph):
@@ -84,7 +84,7 @@ def test_text_result_and_end(graph):
     assert isinstance(explanation.result, tuple)
     text = str(explanation)
     assert text.startswith("dot attention, 2 heads of 8, float32: eager (one autograd function")
-    assert "    not short: an option on edges" in text
+    assert "    not ranged: the graph is one" in text
     assert str(dfgnn.explain(torch.add, x, x)) == "no attention of dfgnn was computed"
     with pytest.raises(ValueError, match="key"):
         dfgnn.explain(dot_attention, graph, x, x[:1], x)

@@ -1,0 +1,88 @@
+"""The path `eager` for calls without options, entered without the checks of the public functions.
+
+On a small graph the host's work per call is most of what a step costs, and checking every argument is most of
+that work. So only what the operators cannot see is looked at here. A call that is not of this kind, or that
+the operators refuse, is left to the checks, which know all options and name what is wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..graph import Graph
+from ..runtime.arguments import Numbers
+from ..runtime.eager import PLAIN_TYPES, is_eager
+from ..runtime.ops import acc_type
+from . import paths
+from .autograd import Attention
+from .checks import DTYPES
+from .operators import PLAN_LAYERS, EagerCall
+
+# The type of sums, which is also that of the score terms of additive attention.
+_ACC = {dtype: acc_type(dtype) for dtype in DTYPES}
+_NUMBERS = float, int
+_NO_EDGE_TENSORS = (None,) * 5
+_new = tuple.__new__  # of a named tuple with all of its fields, without the Python frame of its own __new__
+
+
+def attention(
+    graph: Any,
+    score: str,
+    value: Any,
+    src: Any,
+    dst: Any,
+    attn: Any,
+    *,
+    slope: Any = 1.0,
+    scale: Any = 1.0,
+    dropout_p: Any,
+) -> Tensor | None:
+    """out, of arguments that have not been checked; None where the checks have to look at them.
+
+    Calls that :func:`dfgnn.explain` watches are left to `paths.attend`, which reports them.
+    """
+    if type(graph) is not Graph or type(value) not in PLAIN_TYPES or type(dst) not in PLAIN_TYPES:
+        return None
+    if paths.recorder is not None or not is_eager(value):
+        return None
+    # Each library counts its graphs: the number of one on another device may be that of another graph.
+    if value.dim() != 3 or value.device != graph._device:
+        return None
+    dtype, (_, heads, dim) = value.dtype, value.shape
+    if dtype not in _ACC or not heads or not dim or value.is_cuda and dim * dtype.itemsize % 16:
+        return None
+    acc, train, additive = _ACC[dtype], torch.is_grad_enabled(), score == "additive"
+    backward = train and value.requires_grad
+    for x in (src, dst, attn):
+        if x is not None:
+            if type(x) not in PLAIN_TYPES or not (x.dtype is dtype or additive and x.dtype is acc):
+                return None
+            backward = backward or (train and x.requires_grad)
+    if additive:
+        src, dst = src if src.dtype is acc else src.to(acc), dst if dst.dtype is acc else dst.to(acc)
+    elif dst.shape[2:] != value.shape[2:]:
+        return None
+    if scale is None:
+        scale = 1 / math.sqrt(dim)
+    for number in (slope, scale, dropout_p):
+        if type(number) not in _NUMBERS:
+            return None
+    tensors: tuple[Any, ...] = value, src, dst, attn
+    if dropout_p:
+        if not 0 < dropout_p <= 1:
+            return None
+        tensors += *_NO_EDGE_TENSORS, torch.randint(0, 2**62, (1,), device=graph._device)
+    handle = graph._planner.handle(heads, dim, dtype, PLAN_LAYERS[score], "auto", dropout_p > 0, backward)
+    numbers = _new(Numbers, (slope, scale, dropout_p, 0))
+    positive = additive and backward and dst.requires_grad
+    call = _new(EagerCall, (graph, handle, score, numbers, False, positive))
+    try:
+        return Attention.at_once(call, None, *tensors)[0] if backward else call.run(tensors)[0]
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:  # an argument that the operator refuses, which the checks name
+        return None
