@@ -35,6 +35,8 @@ from . import functional
 from .engine import by_index
 from .engine.checks import DTYPES
 from .graph import Graph
+from .runtime import rules
+from .runtime.rules import Rule
 
 BINARY = ("add", "sub", "mul", "div")
 REDUCERS = ("sum", "mean", "max", "min")
@@ -184,21 +186,24 @@ def _extreme(graph: Graph, message: Tensor, kind: str) -> Tensor:
     return torch.segment_reduce(rows, kind, offsets=csr.indptr, initial=empty, unsafe=True)
 
 
-class _Gather(torch.autograd.Function):
+class _Gather(Rule):
     """x[ends], whose gradient is a sum over edges in a fixed order."""
 
-    @staticmethod
-    def forward(ctx, x: Tensor, graph: Graph, by_source: bool) -> Tensor:
-        ctx.graph = graph.reverse() if by_source else graph
-        return x.index_select(0, graph.edge_index[0 if by_source else 1])
+    def __init__(self, graph: Graph, by_source: bool):
+        self.graph, self.end = graph, 0 if by_source else 1
 
-    @staticmethod
-    def backward(ctx, grad: Tensor):
-        return _sum_edges(ctx.graph, grad), None, None
+    def forward(self, x: Tensor) -> Tensor:
+        return x.index_select(0, self.graph.edge_index[self.end])
+
+    def saved(self, tensors: tuple[Any, ...], results: Any) -> tuple[Any, ...]:
+        return ()
+
+    def gradients(self, need: tuple[bool, ...], saved: tuple, *grads: Tensor) -> tuple[Tensor]:
+        return (_sum_edges(self.graph if self.end else self.graph.reverse(), *grads),)
 
 
 def _on_edges(graph: Graph, x: Any, target: str) -> Tensor:
-    return x if target == "e" else _Gather.apply(x, graph, target == "u")
+    return x if target == "e" else rules.apply(_Gather(graph, target == "u"), x)
 
 
 def _fused(graph: Any) -> Graph:

@@ -1,7 +1,7 @@
 """Softmax and sums over groups of rows, the group of each row given by its number: on the CPU, without a
 graph (csrc/cpu/by_index.h).
 
-Each autograd function's backward is made of the others, so that they are differentiable any number of times.
+The gradients of each are calls of the others, so that they are differentiable any number of times.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..runtime import eager
+from ..runtime import eager, rules
+from ..runtime.rules import ByRule, Rule
 from . import operators
 
 DTYPES = torch.float32, torch.float64
@@ -38,90 +39,99 @@ def softmax(score: Tensor, index: Tensor, num_groups: int, masked: bool = False)
 
     The caller may modify the result. RuntimeError: a group is out of range.
     """
-    flat = _flat(score)
+    flat = score if score.dim() == 2 else _flat(score)
     if torch.is_grad_enabled() and flat.requires_grad:
-        return _Softmax.at_once(flat, index, num_groups, masked).clone().view(score.shape)
+        return ByRule.at_once(_Softmax(num_groups, masked), flat, index).clone().view(score.shape)
     return operators.index_softmax(flat, index, num_groups, masked).view(score.shape)
 
 
 def sums(rows: Tensor, index: Tensor, num_groups: int) -> Tensor:
     """``[num_groups, ...]``: the sums of the rows ``[E, ...]`` of each group. RuntimeError as `softmax`."""
-    flat, shape = _flat(rows), (num_groups, *rows.shape[1:])
+    flat, shape = rows if rows.dim() == 2 else _flat(rows), (num_groups, *rows.shape[1:])
     if torch.is_grad_enabled() and flat.requires_grad:
-        return _Sums.at_once(flat, index, num_groups).view(shape)
+        return ByRule.at_once(_Sums(num_groups), flat, index).view(shape)
     return operators.index_sum(flat, index, num_groups).view(shape)
 
 
 def _flat(x: Tensor) -> Tensor:
-    if x.dim() == 2:
-        return x
     return x.unsqueeze(1) if x.dim() == 1 else x.flatten(1)
 
 
-class _Softmax(eager.EagerFunction):
-    @staticmethod
-    def forward(ctx, score, index, num_groups, masked):
-        result = operators.index_softmax(score, index, num_groups, masked)
-        ctx.save_for_backward(result, index)
-        ctx.num_groups = num_groups
-        return result
+class _Softmax(Rule):
+    """Of (score, index)."""
 
-    @staticmethod
-    def backward(ctx, grad):
-        result, index = ctx.saved_tensors
+    __slots__ = "masked", "num_groups"
+
+    def __init__(self, num_groups: int, masked: bool):
+        self.num_groups, self.masked = num_groups, masked
+
+    def forward(self, score, index):
+        return operators.index_softmax(score, index, self.num_groups, self.masked)
+
+    def saved(self, tensors, result):
+        return result, tensors[1]
+
+    def gradients(self, need, saved, grad):
+        result, index = saved
         if not torch.is_grad_enabled():
-            return operators.index_softmax_backward(result, grad, index, ctx.num_groups), None, None, None
-        return _Gradient.apply(result, grad, index, ctx.num_groups), None, None, None
+            return operators.index_softmax_backward(result, grad, index, self.num_groups), None
+        return rules.apply(_Gradient(self.num_groups), result, grad, index), None
 
 
-class _Gradient(torch.autograd.Function):
+class _OfGroups(Rule):
+    """Of (rows, index)."""
+
+    __slots__ = ("num_groups",)
+
+    def __init__(self, num_groups: int):
+        self.num_groups = num_groups
+
+    def saved(self, tensors, result):
+        return tensors[1:]
+
+
+class _Gradient(_OfGroups):
     """result (grad - S(result grad)), S the sum over the group of a row."""
 
-    @staticmethod
-    def forward(ctx, result, grad, index, num_groups):
-        ctx.save_for_backward(result, grad, index)
-        ctx.num_groups = num_groups
-        return operators.index_softmax_backward(result, grad, index, num_groups)
+    __slots__ = ()
 
-    @staticmethod
-    def backward(ctx, more):
-        result, grad, index = ctx.saved_tensors
+    def forward(self, result, grad, index):
+        return operators.index_softmax_backward(result, grad, index, self.num_groups)
+
+    def saved(self, tensors, result):
+        return tensors
+
+    def gradients(self, need, saved, more):
+        result, grad, index = saved
 
         def of_group(x):
-            return _Rows.apply(_Sums.apply(x, index, ctx.num_groups), index)
+            return rules.apply(_Rows(self.num_groups), rules.apply(_Sums(self.num_groups), x, index), index)
 
         of_result = of_grad = None
-        if ctx.needs_input_grad[0]:
+        if need[0]:
             of_result = more * (grad - of_group(result * grad)) - grad * of_group(result * more)
-        if ctx.needs_input_grad[1]:
-            of_grad = _Gradient.apply(result, more, index, ctx.num_groups)
-        return of_result, of_grad, None, None
+        if need[1]:
+            of_grad = rules.apply(self, result, more, index)
+        return of_result, of_grad, None
 
 
-class _Sums(eager.EagerFunction):
-    @staticmethod
-    def forward(ctx, rows, index, num_groups):
-        ctx.save_for_backward(index)
-        return operators.index_sum(rows, index, num_groups)
+class _Sums(_OfGroups):
+    __slots__ = ()
 
-    @staticmethod
-    def backward(ctx, grad):
-        (index,) = ctx.saved_tensors
-        if not torch.is_grad_enabled():
-            return grad.index_select(0, index), None, None
-        return _Rows.apply(grad, index), None, None
+    def forward(self, rows, index):
+        return operators.index_sum(rows, index, self.num_groups)
+
+    def gradients(self, need, saved, grad):
+        return rules.apply(_Rows(self.num_groups), grad, *saved), None
 
 
-class _Rows(torch.autograd.Function):
+class _Rows(_OfGroups):
     """x[index]."""
 
-    @staticmethod
-    def forward(ctx, x, index):
-        ctx.save_for_backward(index)
-        ctx.num_groups = len(x)
+    __slots__ = ()
+
+    def forward(self, x, index):
         return x.index_select(0, index)
 
-    @staticmethod
-    def backward(ctx, grad):
-        (index,) = ctx.saved_tensors
-        return _Sums.apply(grad, index, ctx.num_groups), None
+    def gradients(self, need, saved, grad):
+        return rules.apply(_Sums(self.num_groups), grad, *saved), None

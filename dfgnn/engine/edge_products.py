@@ -16,6 +16,8 @@ from torch import Tensor
 from ..graph import GraphPart
 from ..runtime import eager as _eager
 from ..runtime import ops as _ops
+from ..runtime import rules
+from ..runtime.rules import Rule
 from . import flex as _flex
 from . import operators
 from . import plain as _plain
@@ -30,8 +32,8 @@ def edge_products(
         graph, (key,) = graph.gathered(key)
     fused = feat.device.type == "cpu" and not torch.compiler.is_compiling()
     if fused and not _eager.transformed(query, key, feat):
-        score, products = _EdgeProducts.apply(graph, scale, with_products, query, key, feat)
-        return score, products if with_products else None
+        results = rules.apply(_EdgeProducts(graph, scale, with_products), query, key, feat)
+        return results if with_products else (results, None)
     if with_products:
         ends = rows_of_destinations(graph, query.flatten(1)) * rows_of_sources(graph, key.flatten(1))
         products = ends.view_as(feat) * feat * scale
@@ -44,40 +46,37 @@ def edge_products(
     return _flex.edge_scores(graph, score_fn, chunk, query, key, feat, ()), None
 
 
-class _EdgeProducts(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, graph, scale, with_products, query, key, feat):
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(query, key, feat)
-        ctx.graph, ctx.scale = graph, scale
-        score, products = operators.edge_products(graph, query, key, feat, scale, with_products)
-        if not with_products:
-            ctx.mark_non_differentiable(products)
-        return score, products
+class _EdgeProducts(Rule):
+    """The scores, or (scores, products)."""
 
-    @staticmethod
-    def backward(ctx, grad, grad_products):
+    __slots__ = "graph", "scale", "with_products"
+
+    def __init__(self, graph, scale: float, with_products: bool):
+        self.graph, self.scale, self.with_products = graph, scale, with_products
+
+    def forward(self, query, key, feat):
+        results = operators.edge_products(self.graph, query, key, feat, self.scale, self.with_products)
+        return tuple(results) if self.with_products else results[0]
+
+    def gradients(self, need, saved, grad, grad_products=None):
         if grad is None and grad_products is None:
-            return (None,) * 6
-        inputs, need = ctx.saved_tensors, ctx.needs_input_grad[3:]
+            return None, None, None
         gradients = _differentiable if torch.is_grad_enabled() else _fused
-        return None, None, None, *gradients(ctx.graph, ctx.scale, inputs, need, grad, grad_products)
+        return gradients(self.graph, self.scale, saved, need, grad, grad_products)
 
 
 def _fused(graph, scale: float, inputs, need, grad, grad_products) -> tuple[Tensor | None, ...]:
     query, key, feat = inputs
     if grad is None:
         grad = feat.new_zeros(feat.shape[:2], dtype=_ops.acc_type(feat.dtype))
+    grads = grad, grad_products
     of_query = of_key = of_feat = None
-
-    def run(rows, cols, reverse, need_feat):
-        grads = grad, grad_products
-        return operators.edge_products_backward(graph, grads, rows, cols, feat, scale, reverse, need_feat)
-
     if need[0] or need[2]:
-        of_query, of_feat = run(query, key, False, need[2])
+        of_query, of_feat = operators.edge_products_backward(
+            graph, grads, query, key, feat, scale, False, need[2]
+        )
     if need[1]:
-        of_key, _ = run(key, query, True, False)
+        of_key, _ = operators.edge_products_backward(graph, grads, key, query, feat, scale, True, False)
     return of_query if need[0] else None, of_key, of_feat if need[2] else None
 
 

@@ -12,7 +12,9 @@ from torch import Tensor
 from ..graph import Graph
 from ..graph.by_edges import edges_as_sources
 from ..runtime import eager as _eager
+from ..runtime import rules
 from ..runtime import torch_internals as internals
+from ..runtime.rules import Rule
 from ..sparse.fixed import FixedStructure
 from . import plain as _plain
 from . import products as _products
@@ -74,18 +76,23 @@ def _rows(graph: Graph, x: Tensor, sources: bool) -> Tensor:
         return _operators(stand_in).rows(x, *_edges._arguments(stand_in), sources)
     if _eager.transformed(x) or internals.exports_onnx():
         return x[_plain.ends_of(graph).edge_index[0 if sources else 1]]
-    return _Rows.apply(x, graph, sources)
+    return rules.apply(_Rows(graph, sources), x)
 
 
-class _Rows(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, graph, sources):
-        ctx.graph, ctx.sources = graph, sources
-        return x.index_select(0, graph.edge_index[0 if sources else 1])
+class _Rows(Rule):
+    __slots__ = "graph", "sources"
 
-    @staticmethod
-    def backward(ctx, grad):
-        return sum_of_edges(ctx.graph, grad.contiguous(), reverse=ctx.sources), None, None
+    def __init__(self, graph, sources: bool):
+        self.graph, self.sources = graph, sources
+
+    def forward(self, x):
+        return x.index_select(0, self.graph.edge_index[0 if self.sources else 1])
+
+    def saved(self, tensors, results):
+        return ()
+
+    def gradients(self, need, saved, grad):
+        return (sum_of_edges(self.graph, grad.contiguous(), reverse=self.sources),)
 
 
 # ---- the same while a compiler records -------------------------------------------------------------------

@@ -15,6 +15,8 @@ from torch import Tensor
 from ..graph import GraphPart
 from ..runtime import eager as _eager
 from ..runtime import ops as _ops
+from ..runtime import rules
+from ..runtime.rules import Rule
 from ..runtime.torch_internals import exports_onnx
 from . import operators
 from . import plain as _plain
@@ -25,61 +27,54 @@ from .edge_rows import edges_as_sources, rows_of_destinations, sum_of_edges
 # ---- features that heads share ---------------------------------------------------------------------------
 
 
-class _EdgeDot(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, rows, attr, graph, scale):
-        ctx.save_for_backward(rows, attr)
-        ctx.graph, ctx.scale = graph, scale
-        return operators.edge_dot(graph, rows, attr, scale)
+class _EdgeDot(Rule):
+    __slots__ = "graph", "scale"
 
-    @staticmethod
-    def backward(ctx, grad):
-        rows, attr = ctx.saved_tensors
-        need_rows, need_attr = ctx.needs_input_grad[:2]
+    def __init__(self, graph, scale: float):
+        self.graph, self.scale = graph, scale
+
+    def forward(self, rows, attr):
+        return operators.edge_dot(self.graph, rows, attr, self.scale)
+
+    def gradients(self, need, saved, grad):
+        rows, attr = saved
         return (
-            edge_sum(ctx.graph, grad, attr, rows.shape[2]) * ctx.scale if need_rows else None,
-            edge_outer(ctx.graph, grad, rows, attr.shape[1], ctx.scale) if need_attr else None,
-            None,
-            None,
+            edge_sum(self.graph, grad, attr, rows.shape[2]) * self.scale if need[0] else None,
+            edge_outer(self.graph, grad, rows, attr.shape[1], self.scale) if need[1] else None,
         )
 
 
-class _EdgeSum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, weight, attr, graph, width):
-        ctx.save_for_backward(weight, attr)
-        ctx.graph = graph
-        return operators.edge_sum(graph, weight, attr, width)
+class _EdgeSum(Rule):
+    __slots__ = "graph", "width"
 
-    @staticmethod
-    def backward(ctx, grad):
-        weight, attr = ctx.saved_tensors
-        need_weight, need_attr = ctx.needs_input_grad[:2]
+    def __init__(self, graph, width: int):
+        self.graph, self.width = graph, width
+
+    def forward(self, weight, attr):
+        return operators.edge_sum(self.graph, weight, attr, self.width)
+
+    def gradients(self, need, saved, grad):
+        weight, attr = saved
         return (
-            edge_dot(ctx.graph, grad, attr) if need_weight else None,
-            edge_outer(ctx.graph, weight, grad, attr.shape[1]) if need_attr else None,
-            None,
-            None,
+            edge_dot(self.graph, grad, attr) if need[0] else None,
+            edge_outer(self.graph, weight, grad, attr.shape[1]) if need[1] else None,
         )
 
 
-class _EdgeOuter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, weight, rows, graph, dim, scale):
-        ctx.save_for_backward(weight, rows)
-        ctx.graph, ctx.scale = graph, scale
-        return operators.edge_outer(graph, weight, rows, dim, scale)
+class _EdgeOuter(Rule):
+    __slots__ = "dim", "graph", "scale"
 
-    @staticmethod
-    def backward(ctx, grad):
-        weight, rows = ctx.saved_tensors
-        need_weight, need_rows = ctx.needs_input_grad[:2]
+    def __init__(self, graph, dim: int, scale: float):
+        self.graph, self.dim, self.scale = graph, dim, scale
+
+    def forward(self, weight, rows):
+        return operators.edge_outer(self.graph, weight, rows, self.dim, self.scale)
+
+    def gradients(self, need, saved, grad):
+        weight, rows = saved
         return (
-            edge_dot(ctx.graph, rows, grad, ctx.scale) if need_weight else None,
-            edge_sum(ctx.graph, weight, grad, rows.shape[2]) * ctx.scale if need_rows else None,
-            None,
-            None,
-            None,
+            edge_dot(self.graph, rows, grad, self.scale) if need[0] else None,
+            edge_sum(self.graph, weight, grad, rows.shape[2]) * self.scale if need[1] else None,
         )
 
 
@@ -98,7 +93,7 @@ def edge_dot(graph, rows: Tensor, attr: Tensor, scale: float = 1.0) -> Tensor:
         acc = _ops.acc_type(rows.dtype)
         ends = rows[:, :, : attr.shape[1]].to(acc)[_plain.ends_of(graph).edge_index[1]]
         return torch.einsum("ehc,ec->eh", ends, attr.to(acc)) * scale
-    return _EdgeDot.apply(rows, attr, graph, scale)
+    return rules.apply(_EdgeDot(graph, scale), rows, attr)
 
 
 def edge_sum(graph, weight: Tensor, attr: Tensor, width: int) -> Tensor:
@@ -111,7 +106,7 @@ def edge_sum(graph, weight: Tensor, attr: Tensor, width: int) -> Tensor:
         terms = torch.nn.functional.pad(terms, (0, width - attr.shape[1]))
         found = terms.new_zeros(graph.num_dst, *terms.shape[1:])
         return found.index_add(0, _plain.ends_of(graph).edge_index[1], terms).to(attr.dtype)
-    return _EdgeSum.apply(weight, attr, graph, width)
+    return rules.apply(_EdgeSum(graph, width), weight, attr)
 
 
 def edge_outer(graph, weight: Tensor, rows: Tensor, dim: int, scale: float = 1.0) -> Tensor:
@@ -122,7 +117,7 @@ def edge_outer(graph, weight: Tensor, rows: Tensor, dim: int, scale: float = 1.0
     if _eager.transformed(weight, rows) or exports_onnx():
         ends = rows[:, :, :dim].to(weight.dtype)[_plain.ends_of(graph).edge_index[1]]
         return (torch.einsum("eh,ehc->ec", weight, ends) * scale).to(rows.dtype)
-    return _EdgeOuter.apply(weight, rows, graph, dim, scale)
+    return rules.apply(_EdgeOuter(graph, dim, scale), weight, rows)
 
 
 def sum_of_features(graph, attention: Tensor, attr: Tensor) -> Tensor:

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from ..graph import GraphPart
 from ..runtime import eager as _eager
+from ..runtime import rules
+from ..runtime.rules import Rule
 from . import plain as _plain
 from . import traced_graph as _edges
 from .edge_rows import rows_of_destinations, rows_of_sources
@@ -34,7 +36,7 @@ def edge_scores(graph, score_fn: Callable, chunk: int, query, key, edge_feat, pa
     tensors = query, key, edge_feat, *params
     if _eager.transformed(*tensors):
         return _all_scores(_plain.ends_of(graph, all_in_use=False).edge_index, score_fn, query.dtype, tensors)
-    return _EdgeScores.apply(graph, score_fn, chunk, *tensors)
+    return rules.apply(_EdgeScores(graph, score_fn, chunk, query.device), *tensors)
 
 
 def _all_scores(edge_index, score_fn, dtype, tensors) -> Tensor:
@@ -92,38 +94,37 @@ class _Surroundings:
             yield
 
 
-class _EdgeScores(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, graph, score_fn, chunk, query, key, edge_feat, *params):
-        ctx.save_for_backward(query, key, edge_feat, *params)
-        ctx.graph, ctx.score_fn, ctx.chunk = graph, score_fn, chunk
-        ctx.surroundings = _Surroundings(query.device)
-        scores = query.new_empty(graph.num_edges, query.shape[1])
-        for part, src, dst in _chunks(graph, chunk):
+class _EdgeScores(Rule):
+    """The scores of all edges, of query, key, edge_feat and params, computed again in backward."""
+
+    def __init__(self, graph, score_fn: Callable, chunk: int, device: torch.device):
+        self.graph, self.score_fn, self.chunk = graph, score_fn, chunk
+        self.surroundings = _Surroundings(device)
+
+    def forward(self, query, key, edge_feat, *params):
+        scores = query.new_empty(self.graph.num_edges, query.shape[1])
+        for part, src, dst in _chunks(self.graph, self.chunk):
             e = None if edge_feat is None else edge_feat[part]
-            scores[part] = score_fn(query[dst], key[src], e, *params)
-        ctx.surroundings.drew_nothing()
+            scores[part] = self.score_fn(query[dst], key[src], e, *params)
+        self.surroundings.drew_nothing()
         return scores
 
-    @staticmethod
-    def backward(ctx, grad):
-        inputs = ctx.saved_tensors
-        need = ctx.needs_input_grad[3:]
-        with ctx.surroundings.again():
+    def gradients(self, need, saved, grad):
+        with self.surroundings.again():
             gradients = _second_order if torch.is_grad_enabled() else _first_order
-            return None, None, None, *gradients(ctx, inputs, need, grad)
+            return tuple(gradients(self, saved, need, grad))
 
 
-def _first_order(ctx, inputs, need, grad):
+def _first_order(call, inputs, need, grad):
     query, key, edge_feat, *params = inputs
     # Added up in float32 at least: a parameter collects from every chunk.
     acc = torch.promote_types(query.dtype, torch.float32)
     grads = [torch.zeros_like(x, dtype=acc) if n else None for x, n in zip(inputs, need)]
-    for part, src, dst in _chunks(ctx.graph, ctx.chunk):
+    for part, src, dst in _chunks(call.graph, call.chunk):
         rows = [query[dst], key[src], None if edge_feat is None else edge_feat[part], *params]
         rows = [x if x is None else x.detach().requires_grad_(n) for x, n in zip(rows, need)]
         with torch.enable_grad():
-            scores = ctx.score_fn(*rows)
+            scores = call.score_fn(*rows)
         wanted = [x for x, n in zip(rows, need) if n]
         found = torch.autograd.grad(scores, wanted, grad[part].to(scores.dtype), allow_unused=True)
         found = iter(found)
@@ -140,17 +141,17 @@ def _first_order(ctx, inputs, need, grad):
     return (g if g is None else g.to(x.dtype) for g, x in zip(grads, inputs))
 
 
-def _second_order(ctx, inputs, need, grad):
+def _second_order(call, inputs, need, grad):
     """The same, differentiable, with all edges at a time."""
-    edge_index = _plain.ends_of(ctx.graph, all_in_use=False).edge_index
-    if ctx.surroundings.generators is not None and ctx.graph.num_edges > ctx.chunk:
+    edge_index = _plain.ends_of(call.graph, all_in_use=False).edge_index
+    if call.surroundings.generators is not None and call.graph.num_edges > call.chunk:
         raise NotImplementedError(
             "flex_attention: second derivatives of a random score_fn need chunk_edges >= the number of edges"
         )
 
     def scores(wanted):
         merged = [wanted.get(k, x) for k, x in enumerate(inputs)]
-        return _all_scores(edge_index, ctx.score_fn, grad.dtype, merged)
+        return _all_scores(edge_index, call.score_fn, grad.dtype, merged)
 
     _, pull = torch.func.vjp(scores, {k: x for k, x in enumerate(inputs) if need[k]})
     (found,) = pull(grad)

@@ -246,16 +246,19 @@ def edge_products_backward(graph, grads, rows, cols, feat, scale: float, reverse
     )  # fmt: skip
 
 
-# ---- groups of rows by an index (csrc/cpu/by_index.h) ------------------------------------------------------
+# ---- groups of rows by an index (csrc/cpu/by_index.h), of eager calls ------------------------------------
 
 
 def index_softmax(score, index, num_groups: int, masked: bool):
-    return call(ops.index_softmax.default, score, index, num_groups, masked)
+    with _BelowAutograd():
+        return ops.index_softmax.default(score, index, num_groups, masked)
 
 
 def index_softmax_backward(result, grad, index, num_groups: int):
-    return call(ops.index_softmax_backward.default, result, grad, index, num_groups)
+    with _BelowAutograd():
+        return ops.index_softmax_backward.default(result, grad, index, num_groups)
 
 
 def index_sum(rows, index, num_groups: int):
-    return call(ops.index_sum.default, rows, index, num_groups)
+    with _BelowAutograd():
+        return ops.index_sum.default(rows, index, num_groups)

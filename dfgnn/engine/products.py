@@ -1,11 +1,11 @@
-"""Products along edges, sddmm and spmm, with their derivatives, which are each other."""
+"""Products along edges, sddmm and spmm, whose gradients are each other."""
 
 from __future__ import annotations
 
-import torch
-
 from ..graph import GraphPart, RangedGraph
+from ..runtime import rules
 from ..runtime.eager import transformed
+from ..runtime.rules import Rule
 from ..runtime.torch_internals import exports_onnx
 from . import operators
 from . import plain as _plain
@@ -13,41 +13,34 @@ from . import traced_graph as _edges
 from .checks import refuse_transforms_of_shared_graphs
 
 
-class _Sddmm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, rows, feat, graph, reverse):
-        ctx.save_for_backward(rows, feat)
-        ctx.graph, ctx.reverse = graph, reverse
-        return operators.sddmm(graph, rows, feat, reverse)
+class _Sddmm(Rule):
+    __slots__ = "graph", "reverse"
 
-    @staticmethod
-    def backward(ctx, grad):
-        rows, feat = ctx.saved_tensors
-        need_rows, need_feat = ctx.needs_input_grad[:2]
+    def __init__(self, graph, reverse: bool):
+        self.graph, self.reverse = graph, reverse
+
+    def forward(self, rows, feat):
+        return operators.sddmm(self.graph, rows, feat, self.reverse)
+
+    def gradients(self, need, saved, grad):
+        (rows, feat), graph, reverse = saved, self.graph, self.reverse
         return (
-            spmm(ctx.graph, grad, feat, ctx.reverse) if need_rows else None,
-            spmm(ctx.graph, grad, rows, not ctx.reverse) if need_feat else None,
-            None,
-            None,
+            spmm(graph, grad, feat, reverse) if need[0] else None,
+            spmm(graph, grad, rows, not reverse) if need[1] else None,
         )
 
 
-class _Spmm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, weight, feat, graph, reverse):
-        ctx.save_for_backward(weight, feat)
-        ctx.graph, ctx.reverse = graph, reverse
-        return operators.spmm(graph, weight, feat, reverse)
+class _Spmm(_Sddmm):
+    __slots__ = ()
 
-    @staticmethod
-    def backward(ctx, grad):
-        weight, feat = ctx.saved_tensors
-        need_weight, need_feat = ctx.needs_input_grad[:2]
+    def forward(self, weight, feat):
+        return operators.spmm(self.graph, weight, feat, self.reverse)
+
+    def gradients(self, need, saved, grad):
+        (weight, feat), graph, reverse = saved, self.graph, self.reverse
         return (
-            sddmm(ctx.graph, grad, feat, ctx.reverse) if need_weight else None,
-            spmm(ctx.graph, weight, grad, not ctx.reverse) if need_feat else None,
-            None,
-            None,
+            sddmm(graph, grad, feat, reverse) if need[0] else None,
+            spmm(graph, weight, grad, not reverse) if need[1] else None,
         )
 
 
@@ -63,7 +56,7 @@ def sddmm(graph, rows, feat, reverse: bool = False):
         return _edges.sddmm(graph, rows, feat, reverse)
     if transformed(rows, feat) or exports_onnx():
         return _plain.sddmm(_plain.ends_of(graph, reverse), rows, feat)
-    return _Sddmm.apply(rows, feat, graph, reverse)
+    return rules.apply(_Sddmm(graph, reverse), rows, feat)
 
 
 def spmm(graph, weight, feat, reverse: bool = False):
@@ -78,4 +71,4 @@ def spmm(graph, weight, feat, reverse: bool = False):
         return _edges.spmm(graph, weight, feat, reverse)
     if transformed(weight, feat) or exports_onnx():
         return _plain.spmm(_plain.ends_of(graph, reverse), weight, feat)
-    return _Spmm.apply(weight, feat, graph, reverse)
+    return rules.apply(_Spmm(graph, reverse), weight, feat)

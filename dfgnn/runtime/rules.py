@@ -1,0 +1,62 @@
+"""One autograd function for every map that knows its own gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .eager import EagerFunction, called_directly, transforms_active
+from .torch_internals import is_wrapped_by_functorch
+
+
+class Rule:
+    """A map of tensors and its gradients; what is not a tensor is an attribute of the rule.
+
+    Most rules are linear in each of their tensors. Their gradients are calls of other rules of the same
+    family, and so may be differentiated any number of times. Not for tensors that torch.func transforms.
+    """
+
+    __slots__ = ()
+
+    def forward(self, *tensors: Any) -> Any:
+        """A tensor or a tuple of tensors."""
+        raise NotImplementedError
+
+    def saved(self, tensors: tuple[Any, ...], results: Any) -> tuple[Any, ...]:
+        """The tensors that `gradients` reads."""
+        return tensors
+
+    def gradients(self, need: Any, saved: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        """The gradients of the tensors, where ``need`` says that they are needed.
+
+        grads: of the results. Where there are several, it is None of one that was not used.
+        """
+        raise NotImplementedError
+
+
+@called_directly
+class ByRule(EagerFunction):
+    @staticmethod
+    def forward(ctx, rule, *tensors):
+        results = rule.forward(*tensors)
+        ctx.rule = rule
+        if type(results) is tuple:
+            ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*rule.saved(tensors, results))
+        return results
+
+    @staticmethod
+    def backward(ctx, *grads):
+        return None, *ctx.rule.gradients(ctx.needs_input_grad[1:], ctx.saved_tensors, *grads)
+
+
+def apply(rule: Rule, *tensors: Tensor | None) -> Any:
+    """``rule.forward(*tensors)``, with its gradients where they are recorded."""
+    in_python = transforms_active()
+    for x in tensors:
+        in_python = in_python or (x is not None and is_wrapped_by_functorch(x))  # by a transform that ended
+    if in_python or torch.compiler.is_compiling():
+        return ByRule.apply(rule, *tensors)
+    return ByRule.at_once(rule, *tensors) if torch.is_grad_enabled() else rule.forward(*tensors)
