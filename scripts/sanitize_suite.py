@@ -17,7 +17,8 @@ from functools import wraps
 import torch
 
 from dfgnn import Graph, functional
-from dfgnn.nn.whole.additive import gat_layer
+from dfgnn.nn.whole.attention import attention_layer
+from dfgnn.nn.whole.spec import LayerSpec, LayerTensors
 from dfgnn.plan import ROW_SCHEDULES
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -235,7 +236,11 @@ def layers(graph, heads, dim, dtype):
     x = torch.randn(graph.num_src, 6).to(graph.device, dtype).requires_grad_()
     sizes = (heads * dim, 6), (heads, dim), (heads, dim), (heads * dim,)
     weights = [torch.randn(size).to(graph.device, dtype).requires_grad_() for size in sizes]
-    out = gat_layer(graph, x, *weights, negative_slope=0.2, dropout_p=0.3)
+    weight, attn_src, attn_dst, bias = weights
+    seed = torch.randint(2**62, (1,), device=graph.device)
+    t = LayerTensors(x, None, weight, attn=attn_src, attn_dst=attn_dst, out_bias=bias, seed=seed)
+    spec = LayerSpec("additive", heads, None, negative_slope=0.2, dropout_p=0.3)
+    out = attention_layer(spec, graph, t, dtype)
     for result in (out, *torch.autograd.grad(out.mean(), (x, *weights))):
         assert result.detach().cpu().isfinite().all(), (heads, dim, dtype)
 

@@ -72,7 +72,7 @@ def plain_linear(linear: Any) -> tuple[Tensor, Tensor | None] | None:
         internals.FakeTensor,
     ):
         return None
-    if bias is None:
+    if bias is None and "bias" not in parameters:
         bias = linear.bias
     return (
         None if type(bias) not in (nn.Parameter, Tensor, internals.FakeTensor, type(None)) else (weight, bias)

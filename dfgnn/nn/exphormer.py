@@ -12,7 +12,7 @@ from ..graph import Graph
 from ..sparse.fixed import FixedStructure
 from ._errors import check_constructor
 from ._terms import is_plain
-from .whole.typed import typed_attention, typed_layer
+from .whole.typed import TypedSpec, typed_attention, typed_layer
 
 _WHERE = "ExphormerAttention"
 
@@ -156,10 +156,10 @@ class ExphormerAttention(nn.Module):
             )
         factor = self.edge(type_feat)
         scale = 1 / math.sqrt(self.feats // self.num_heads)
-        options = factor, self.num_heads, scale, self.clamp
+        spec = TypedSpec(graph, self.num_heads, scale, self.clamp)
         if is_plain(self.project):
-            return typed_layer(graph, feat, self.project.weight, *options)
-        return typed_attention(graph, self.project(feat), *options)
+            return typed_layer(spec, feat, self.project.weight, factor)
+        return typed_attention(spec, self.project(feat), factor)
 
     def extra_repr(self) -> str:
         return f"feats={self.feats}, num_heads={self.num_heads}, clamp={self.clamp}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,8 @@ from ._errors import check_constructor, check_fits
 from ._graph import split_ends
 from ._layer import AttentionLayer, check_per_edge, dropout_p
 from ._terms import is_plain
-from .whole.eligible import attention_seed, dot_at_once
+from .whole.eligible import fused_layer
+from .whole.spec import LayerSpec
 
 #: What ``norm`` names.
 NORMS = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm, None: nn.Identity}
@@ -71,7 +73,7 @@ class GraphTransformerConv(AttentionLayer):
 
     _in_engine = {"attn_drop": (nn.Dropout, nn.Identity)}
 
-    AT_ONCE = "in_feats out_feats num_heads feat_drop attn_drop bias allow_zero_in_degree edge_feats"
+    FUSED_OPTIONS = "in_feats out_feats num_heads feat_drop attn_drop bias allow_zero_in_degree edge_feats"
 
     def __init__(
         self,
@@ -140,18 +142,12 @@ class GraphTransformerConv(AttentionLayer):
         fused = self._graph(graph)
         h_src, h_dst = split_ends(self, fused, feat, self.feat_drop)
         self._check_edges(fused, edge_attr)
-        at_once = seed = None
-        alone = edge_bias is None and edge_weight is None
-        if alone and not (get_attention and torch.compiler.is_compiling()):
-            drop = dropout_p(self.attn_drop)
-            if get_attention:
-                seed = attention_seed(self, fused, h_src, drop)
-            at_once = dot_at_once(
-                fused, h_src, None if h_dst is h_src else h_dst, self.fc_value, self.fc_key, self.fc_query,
-                self, (drop, seed), None if edge_attr is None else (edge_attr, self.fc_edge),
-            )  # fmt: skip
-            if at_once is not None and not get_attention:
-                return self._heads(at_once)
+        whole = seed = None
+        if edge_bias is None and edge_weight is None:
+            spec, x_dst = self._spec(edge_attr), None if h_dst is h_src else h_dst
+            whole, seed = fused_layer(self, spec, fused, h_src, x_dst, get_attention)
+            if whole is not None and not get_attention:
+                return self._heads(whole)
         prefix = h_src.shape[1:-1]
         per_head = fused.num_edges, prefix.numel() * self.num_heads
         check_per_edge(self, "edge_bias", edge_bias, (per_head,))
@@ -171,9 +167,16 @@ class GraphTransformerConv(AttentionLayer):
             **({} if seed is None else {"_seed": seed}),
         )
         out, attention = self._unpack(result, prefix)
-        if at_once is not None:
-            out = self._heads(at_once)
+        if whole is not None:
+            out = self._heads(whole)
         return (out, attention) if get_attention else out
+
+    def _spec(self, edge_attr: Tensor | None) -> LayerSpec:
+        return LayerSpec(
+            "dot", self.num_heads, self.fc_value, self.fc_key, self.fc_query,
+            edges=None if edge_attr is None else (edge_attr, self.fc_edge),
+            scale=1 / math.sqrt(self.out_feats), dropout_p=dropout_p(self.attn_drop),
+        )  # fmt: skip
 
     def _check_edges(self, graph: Any, edge_attr: Tensor | None) -> None:
         if self.fc_edge is None and edge_attr is None:

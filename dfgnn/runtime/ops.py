@@ -44,7 +44,7 @@ def product_args(graph, feat, reverse: bool):
 
 
 def total(parts: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """The sum of partial sums in this dtype; no addition where there is only one, as from the GPU's kernels."""
+    """The sum of partial sums in this dtype. The GPU's kernels give one, to which nothing is added."""
     whole = parts[0] if parts.shape[0] == 1 else parts.sum(0)
     return whole if dtype is None or whole.dtype is dtype else whole.to(dtype)
 

@@ -12,11 +12,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from dfgnn import nn as layers
-from dfgnn.nn.whole import additive as _gat_layer
-from dfgnn.nn.whole import eligible as _at_once
-from dfgnn.nn.whole import pair as _layers
-from dfgnn.nn.whole.additive import Edges, gat_layer
-from dfgnn.nn.whole.pair import PairTensors, pair_layer
+from dfgnn.nn.whole import attention as _attention
+from dfgnn.nn.whole import eligible as _eligible
+from dfgnn.nn.whole import padding as _padding
+from dfgnn.nn.whole import projections as _projections
+from dfgnn.nn.whole.attention import attention_layer
+from dfgnn.nn.whole.node import FusedLayer
+from dfgnn.nn.whole.spec import LayerSpec, LayerTensors
 
 IN = 6
 # (heads, size): on CUDA some are padded.
@@ -32,9 +34,9 @@ def _as_on_a_gpu(request, monkeypatch):
     if "device" not in request.fixturenames or request.getfixturevalue("device") != "cpu":
         pytest.skip("for the CPU")
     if "padded" in request.param:
-        monkeypatch.setattr(_layers, "padding_of", lambda x, size: -size % (16 // x.element_size()))
+        monkeypatch.setattr(_attention, "padding_of", lambda x, size: -size % (16 // x.element_size()))
     if "joined" in request.param:
-        monkeypatch.setattr(_layers, "_joins", lambda x, width: True)
+        monkeypatch.setattr(_projections, "joins", lambda x, width: True)
 
 
 def make_gat(graph, heads, size, dtype, bias=True, vectors=None):
@@ -57,42 +59,45 @@ def make_pair(
     def random(*shape):
         return (torch.randn(shape) / 2).to(graph.device, dtype).requires_grad_()
 
-    width = heads * size
-
-    def linear(name):
-        return (None, None) if name in shared else (random(width, IN), random(width) if bias else None)
-
-    v2 = score == "additive_v2"
-    return PairTensors(
-        random(graph.num_src, IN),
-        random(graph.num_dst, IN) if two_ends else None,
-        *linear("value"),
-        *((None, None) if v2 else linear("src")),
-        *linear("dst"),
-        random(1, heads, size) if v2 else None,
-        random(width) if bias else None,
-        *(linear("skip") if skip else (None, None)),
-        *((random(graph.num_edges, attributes), random(width, attributes)) if attributes else (None, None)),
-        random(width) if attributes and bias else None,
-    )
+    width, v2 = heads * size, score == "additive_v2"
+    names = {"value", "query"} | ({"skip"} if skip else set()) | (set() if v2 else {"key"})
+    sizes = dict.fromkeys(sorted(names - set(shared)), IN) | ({"edge": attributes} if attributes else {})
+    tensors = {f"{name}_weight": random(width, columns) for name, columns in sizes.items()}
+    if bias:
+        tensors |= {f"{name}_bias": random(width) for name in (*sizes, "out")}
+    if v2:
+        tensors["attn"] = random(1, heads, size)
+    if attributes:
+        tensors["edge_attr"] = random(graph.num_edges, attributes)
+    x, x_dst = random(graph.num_src, IN), random(graph.num_dst, IN) if two_ends else None
+    return LayerTensors(x, x_dst, **tensors)
 
 
-def run_gat(graph, tensors, dropout_p=0.0):
-    return gat_layer(graph, *tensors, negative_slope=0.2, dropout_p=dropout_p)
+def run(graph, t, dropout_p, score, heads, **numbers):
+    seed = torch.randint(2**62, (1,), device=graph.device) if dropout_p else None
+    spec = LayerSpec(score, heads, None, dropout_p=dropout_p, **numbers)
+    return attention_layer(spec, graph, t._replace(seed=seed), t.x.dtype)
+
+
+def run_gat(graph, tensors, dropout_p=0.0, edges=(None, None, None)):
+    x, weight, attn_src, attn_dst, bias = tensors
+    attr, edge_weight, attn_edge = edges
+    t = LayerTensors(
+        x, None, weight, edge_attr=attr, edge_weight=edge_weight, attn=attn_src, attn_dst=attn_dst,
+        attn_edge=attn_edge, out_bias=bias,
+    )  # fmt: skip
+    return run(graph, t, dropout_p, "additive", attn_src.shape[-2], negative_slope=0.2)
 
 
 def run_pair(graph, tensors, score, heads, dropout_p=0.0):
-    return pair_layer(
-        graph, score, PairTensors(*tensors), heads, negative_slope=0.2 if score == "additive_v2" else 1.0,
-        scale=0.5, dropout_p=dropout_p,
-    )  # fmt: skip
+    slope = 0.2 if score == "additive_v2" else 1.0
+    return run(graph, LayerTensors(*tensors), dropout_p, score, heads, negative_slope=slope, scale=0.5)
 
 
 def formula_of(monkeypatch, run, *args, **kwargs):
     """The same call, operation by operation."""
     with monkeypatch.context() as patch:
-        for cls in (_gat_layer._GatLayer, _layers._PairLayer):
-            patch.setattr(cls, "at_once", staticmethod(lambda call, *tensors: call.formula(*tensors)))
+        patch.setattr(FusedLayer, "at_once", staticmethod(lambda call, *tensors: call.formula(*tensors)))
         return run(*args, **kwargs)
 
 
@@ -138,7 +143,7 @@ def test_gat_with_attributes_of_edges(device, monkeypatch, name, shape, dtype):
     edges = [(torch.randn(n) / 2).to(graph.device, dtype).requires_grad_() for n in sizes]
 
     def run(edges):
-        return gat_layer(graph, *tensors, negative_slope=0.2, dropout_p=0.0, edges=Edges(*edges))
+        return run_gat(graph, tensors, edges=edges)
 
     out, expected = run(edges), formula_of(monkeypatch, run, edges)
     wanted = [*tensors, *edges]
@@ -218,24 +223,24 @@ def test_padding_first_used_in_a_cuda_graph():
     """Its zero has a value only when the graph is replayed: it must not be kept for calls before that."""
     if not torch.cuda.is_available():
         pytest.skip("no CUDA GPU")
-    _layers._constants.clear()
+    _padding._constants.clear()
     x, stream = torch.ones(5, 7, device="cuda"), torch.cuda.Stream()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
-        inside = _layers.extended(x, 1, 1)
-    assert not _layers._constants
+        inside = _padding.extended(x, 1, 1)
+    assert not _padding._constants
     expected = F.pad(x, (0, 1))
-    assert torch.equal(_layers.extended(x, 1, 1), expected)
+    assert torch.equal(_padding.extended(x, 1, 1), expected)
     graph.replay()
-    assert torch.equal(inside, expected) and _layers._constants
+    assert torch.equal(inside, expected) and _padding._constants
 
 
 def test_padding_within_inference_mode_serves_training():
-    _layers._constants.clear()
+    _padding._constants.clear()
     x = torch.randn(5, 7, requires_grad=True)
     with torch.inference_mode():
-        _layers.extended(x, 1, 1)
-    found = _layers.extended(x, 1, 1)
+        _padding.extended(x, 1, 1)
+    found = _padding.extended(x, 1, 1)
     assert torch.equal(found, F.pad(x, (0, 1)))
     (grad,) = torch.autograd.grad((found * found).sum(), x)
     assert torch.equal(grad, 2 * x)
@@ -379,11 +384,8 @@ def test_modules_take_it_where_they_can(monkeypatch, name):
     graph, module = make_graph("random"), MODULES[name]()
     x = torch.randn(graph.num_src, IN, requires_grad=True)
     calls = []
-    for function in (_gat_layer._GatLayer, _layers._PairLayer):
-        apply = function.at_once
-        monkeypatch.setattr(
-            function, "at_once", staticmethod(lambda *args, apply=apply: calls.append(1) or apply(*args))
-        )
+    apply = FusedLayer.at_once
+    monkeypatch.setattr(FusedLayer, "at_once", staticmethod(lambda *args: calls.append(1) or apply(*args)))
     plain = module(graph, x)
     assert len(calls) == 1
     # A hook on a projection must run, and a mode see every operation.
@@ -410,7 +412,7 @@ def test_modules_take_it_where_they_can(monkeypatch, name):
 @pytest.mark.parametrize("two_ends", [False, True])
 def test_projections_of_the_same_features_are_one_product(monkeypatch, two_ends):
     """Forward, unless there are but two, and for the gradients of weights and of features one each."""
-    monkeypatch.setattr(_layers, "_joins", lambda x, width: True)
+    monkeypatch.setattr(_projections, "joins", lambda x, width: True)
     graph = make_graph("random")
     for attributes in (0, 3):  # those of edges are three more
         tensors = make_pair(graph, "dot", 2, 4, torch.float32, two_ends=two_ends, attributes=attributes)
@@ -426,7 +428,7 @@ def test_a_layer_that_has_learnt_more_takes_the_long_way():
     """An option that nobody told the short one of."""
 
     class Louder(layers.GATConv):
-        AT_ONCE = layers.GATConv.AT_ONCE
+        FUSED_OPTIONS = layers.GATConv.FUSED_OPTIONS
 
         def __init__(self, *args, volume=1.0, in_feats=IN, out_feats=4, num_heads=2):
             super().__init__(in_feats, out_feats, num_heads, allow_zero_in_degree=True)
@@ -437,13 +439,13 @@ def test_a_layer_that_has_learnt_more_takes_the_long_way():
         def __init__(self, size):
             super().__init__(IN, size, 2, allow_zero_in_degree=True)
 
-    assert _at_once.knows_all_of(layers.GATConv) and _at_once.knows_all_of(Renamed)
-    assert not _at_once.knows_all_of(Louder) and not _at_once.knows_all_of(nn.Linear)
+    assert _eligible.knows_all_of(layers.GATConv) and _eligible.knows_all_of(Renamed)
+    assert not _eligible.knows_all_of(Louder) and not _eligible.knows_all_of(nn.Linear)
     graph = make_graph("random")
     x = torch.randn(graph.num_src, IN, requires_grad=True)
     short, long = Renamed(4)(graph, x), Louder()(graph, x)
-    assert "_GatLayer" in str(short.grad_fn.next_functions[0][0]) or "_GatLayer" in short.grad_fn.name()
-    assert "_GatLayer" not in long.grad_fn.name()
+    assert "FusedLayer" in str(short.grad_fn.next_functions[0][0]) or "FusedLayer" in short.grad_fn.name()
+    assert "FusedLayer" not in long.grad_fn.name()
 
 
 @pytest.mark.parametrize("small", [True, False], ids=["small", "large"])
@@ -453,7 +455,7 @@ def test_autocast(device, monkeypatch, name, dtype, small):
     graph, module = make_graph("random", device), MODULES[name]().to(device)
     x = torch.randn(graph.num_src, IN, device=device, requires_grad=True)
     tensors = [x, *module.parameters()]
-    monkeypatch.setattr(_at_once, "_is_small", lambda *args: small)
+    monkeypatch.setattr(_eligible, "_is_small", lambda *args: small)
 
     def run(autocast=True):
         with torch.autocast(device, dtype, enabled=autocast):
@@ -482,7 +484,7 @@ def test_small_under_autocast(monkeypatch):
 
     def computed_in(x, weight=weight, x_dst=None):
         with torch.autocast("cpu", torch.bfloat16):
-            return _at_once._in_autocast(graph, x, x_dst, weight)[0].dtype
+            return _eligible._in_autocast(graph, x, x_dst, weight)[0].dtype
 
     assert computed_in(x) == torch.float32
     assert computed_in(x.bfloat16()) == computed_in(x, weight.bfloat16()) == torch.bfloat16
@@ -492,16 +494,16 @@ def test_small_under_autocast(monkeypatch):
         ("_MOST_GATHERED", graph.num_edges * len(weight)),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(_at_once, name, most)
+            patch.setattr(_eligible, name, most)
             assert computed_in(x) == torch.float32
-            patch.setattr(_at_once, name, most - 1)
+            patch.setattr(_eligible, name, most - 1)
             assert computed_in(x) == torch.bfloat16
 
 
 def test_a_small_pair_launches_little(monkeypatch):
     """On a GPU small projections are one product backward, and their biases' gradients one sum with that of
     the bias of the result; forward two products are as they are, and more are one."""
-    monkeypatch.setattr(_layers, "_joins", lambda x, width: True)
+    monkeypatch.setattr(_projections, "joins", lambda x, width: True)
     graph = make_graph("random", "cpu")
     for score, forward in (("additive_v2", "aten::addmm"), ("dot", "aten::baddbmm")):
         tensors = make_pair(graph, score, 2, 4, torch.float32, skip=False)

@@ -5,7 +5,7 @@ import torch
 
 from dfgnn import Graph
 from dfgnn.nn import ExphormerAttention
-from dfgnn.nn.whole import typed as _typed_layer
+from dfgnn.nn.whole import typed as _typed
 
 N, E, T = 40, 300, 3
 
@@ -41,8 +41,8 @@ def gradients(out, layer, *inputs):
 
 @pytest.fixture
 def calls(monkeypatch):
-    found, layer = [], _typed_layer._Typed.forward
-    monkeypatch.setattr(_typed_layer._Typed, "forward", lambda *args: found.append(1) or layer(*args))
+    found, layer = [], _typed._Typed.forward
+    monkeypatch.setattr(_typed._Typed, "forward", lambda *args: found.append(1) or layer(*args))
     return found
 
 
@@ -70,7 +70,7 @@ def test_formula(device, dtype, size, heads, clamp, sharp, calls):
 @pytest.mark.parametrize("fixed", [False, True])
 def test_heads_that_kernels_want_padded(monkeypatch, fixed):
     """As on a GPU, where they load 16 bytes at a time."""
-    monkeypatch.setattr(_typed_layer, "padding_of", lambda x, size: 3)
+    monkeypatch.setattr(_typed, "padding_of", lambda x, size: 3)
     layer, edge_index, types, x, type_feat = made("cpu", heads=3)
     mask = torch.ones(E, dtype=torch.bool) if fixed else None
     out = layer(layer.typed_graph(edge_index, types, N, T, edge_mask=mask), x, type_feat)

@@ -5,7 +5,7 @@ import torch
 
 from dfgnn import Graph
 from dfgnn import nn as layers
-from dfgnn.nn.whole import eligible as _at_once
+from dfgnn.nn.whole import eligible as _eligible
 from dfgnn.nn.whole.eligible import is_first_rows
 
 
@@ -63,9 +63,11 @@ def test_the_layer_is_computed_at_once(make, device, monkeypatch):
     layer, run = make(_block(device))
     layer.to(device)
     calls = []
-    at_once = _at_once.gat_layer
+    attention_layer = _eligible.attention_layer
     monkeypatch.setattr(
-        _at_once, "gat_layer", lambda *args, **options: calls.append(1) or at_once(*args, **options)
+        _eligible,
+        "attention_layer",
+        lambda *args, **options: calls.append(1) or attention_layer(*args, **options),
     )
     x = torch.randn(9, 5, device=device, requires_grad=True)
     parameters = [x, *layer.parameters()]

@@ -11,7 +11,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 from dfgnn import Graph, nn
 from dfgnn.nn.pyg import GATConv, GATv2Conv, TransformerConv
-from dfgnn.nn.whole import traced as _recorded
+from dfgnn.nn.whole import traced as _traced
 
 LAYERS = {
     "GATConv": lambda: GATConv(9, 5, heads=3),
@@ -91,7 +91,7 @@ def test_one_operator_each_way(name, device):
 @pytest.mark.parametrize("name", LAYERS)
 def test_rows_with_padding(name, device, monkeypatch):
     """As CUDA's kernels want them, of heads of any size; here on every device."""
-    monkeypatch.setattr(_recorded, "_rows", lambda heads, size, *_: _recorded._Rows(heads, size, 3))
+    monkeypatch.setattr(_traced, "_rows", lambda heads, size, *_: _traced._Rows(heads, size, 3))
     layer = LAYERS[name]().to(device)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
     inputs = given(name, device)
@@ -158,7 +158,7 @@ def test_hooks_on_a_projection_run(device):
 
 def test_a_projection_of_edges_that_is_large_is_folded(device, monkeypatch):
     calls = []
-    monkeypatch.setattr(_recorded, "MOST_UNFOLDED", {"cpu": 1, "cuda": 1})
+    monkeypatch.setattr(_traced, "MOST_UNFOLDED", {"cpu": 1, "cuda": 1})
     layer = LAYERS["TransformerConv edges"]().to(device)
     compiled = torch.compile(layer, fullgraph=True, backend=recording(calls))
     inputs = given("edges", device)

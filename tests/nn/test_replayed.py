@@ -20,7 +20,7 @@ from torch._dynamo.backends.common import aot_autograd
 from dfgnn import Graph
 from dfgnn.engine import recorded_graph as _replayed
 from dfgnn.nn import pyg
-from dfgnn.nn.whole import traced as _recorded
+from dfgnn.nn.whole import traced as _traced
 
 ops = torch.ops.dfgnn
 COUNTERS = torch._dynamo.utils.counters
@@ -111,7 +111,7 @@ def test_one_structure_and_no_operator_outside(name, device, recorded):
 
 
 def test_folded_projections_of_edges(device, recorded, monkeypatch):
-    monkeypatch.setattr(_recorded, "MOST_UNFOLDED", {"cpu": 1, "cuda": 1})
+    monkeypatch.setattr(_traced, "MOST_UNFOLDED", {"cpu": 1, "cuda": 1})
     model, found = Model(LAYERS["TransformerConv edges"][0]).double().to(device), []
     compiled = torch.compile(model, fullgraph=True, backend=recording(found))
     inputs = given(0, device, True)

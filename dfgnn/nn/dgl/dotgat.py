@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ... import functional
 from .._errors import projected
 from .._graph import split_ends
 from .._layer import AttentionLayer
-from ..whole.eligible import dot_at_once
+from ..whole.eligible import fused_layer
+from ..whole.spec import LayerSpec
 
 
 class DotGatConv(AttentionLayer):
@@ -52,7 +53,7 @@ class DotGatConv(AttentionLayer):
     # DGL's layer raises for a pair and one projection.
     _one_name_for_ends = property(lambda self: "fc_src" in self._modules)  # type: ignore[assignment]
 
-    AT_ONCE = "in_feats out_feats num_heads allow_zero_in_degree"
+    FUSED_OPTIONS = "in_feats out_feats num_heads allow_zero_in_degree"
 
     def __init__(
         self,
@@ -96,13 +97,12 @@ class DotGatConv(AttentionLayer):
         prefix = h_src.shape[1:-1]
         fc_src, fc_dst = self._projections()
         one = fc_src is fc_dst and not isinstance(feat, tuple)
-        at_once = None
-        if not (get_attention and torch.compiler.is_compiling()):
-            at_once = dot_at_once(
-                fused, h_src, None if one else h_dst, fc_src, None, None if one else fc_dst, self
-            )
-            if at_once is not None and not get_attention:
-                return self._heads(at_once)
+        spec = LayerSpec(
+            "dot", self.num_heads, fc_src, query=None if one else fc_dst, scale=1 / math.sqrt(self.out_feats)
+        )
+        whole, _ = fused_layer(self, spec, fused, h_src, None if one else h_dst, get_attention)
+        if whole is not None and not get_attention:
+            return self._heads(whole)
         source, destination = ("feat[0]", "feat[1]") if isinstance(feat, tuple) else ("feat", "feat")
         feat_src = self._heads(projected(self, source, fc_src, h_src)).flatten(1, -2)
         if one:
@@ -111,6 +111,6 @@ class DotGatConv(AttentionLayer):
             feat_dst = self._heads(projected(self, destination, fc_dst, h_dst)).flatten(1, -2)
         result = self.attention(fused, feat_dst, feat_src, feat_src, return_attention=get_attention)
         out, attention = self._unpack(result, prefix)
-        if at_once is not None:
-            out = self._heads(at_once)
+        if whole is not None:
+            out = self._heads(whole)
         return (out, attention) if get_attention else out

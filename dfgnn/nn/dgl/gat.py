@@ -14,7 +14,8 @@ from .._errors import check_fits, projected
 from .._graph import split_ends
 from .._layer import LeakyLayer, check_per_edge, dropout_p, xavier
 from .._terms import folded_terms, folds
-from ..whole.eligible import attention_seed, gat_at_once, is_first_rows
+from ..whole.eligible import fused_layer, is_first_rows
+from ..whole.spec import LayerSpec
 
 
 class AdditiveConv(LeakyLayer):
@@ -78,13 +79,12 @@ class AdditiveConv(LeakyLayer):
         out, attention = self._unpack(result, prefix)
         return (out if bias is None else out + bias), attention
 
-    def _at_once(self, graph: Graph, x: Tensor, seed: Tensor | None) -> Tensor | None:
-        """out ``[N_dst, H, D]`` with the bias, where it can be had at once; else None."""
-        out = gat_at_once(
-            self, graph, x, self._projections()[0], self.attn_l, self.attn_r, self.bias,
-            dropout=(dropout_p(self.attn_drop), seed), wide=self.bias,
+    def _spec(self) -> LayerSpec:
+        bias = self.bias
+        return LayerSpec(
+            "additive", self.num_heads, self._projections()[0], vectors=(self.attn_l, self.attn_r), bias=bias,
+            negative_slope=self.negative_slope, dropout_p=dropout_p(self.attn_drop), wide=bias,
         )  # fmt: skip
-        return out if out is None else self._heads(out)
 
     def _finish(self, out: Tensor, h_dst: Tensor) -> Tensor:
         if self.res_fc is not None:
@@ -151,7 +151,7 @@ class GATConv(AdditiveConv):
         out = conv(graph, torch.randn(100, 16))  # [100, 4, 8]
     """
 
-    AT_ONCE = (
+    FUSED_OPTIONS = (
         "in_feats out_feats num_heads feat_drop attn_drop negative_slope residual activation "
         "allow_zero_in_degree bias"
     )
@@ -229,20 +229,15 @@ class GATConv(AdditiveConv):
         h_src, h_dst = split_ends(self, fused, feat, self.feat_drop)
         shared = not isinstance(feat, tuple)
         fc_src, fc_dst = self._projections()
-        whole = edge_weight is None and fc_src is fc_dst
-        whole = whole and not (get_attention and torch.compiler.is_compiling())
-        at_once, options = None, {} if edge_weight is None else {"edge_weight": edge_weight}
-        if whole and (shared or is_first_rows(h_dst, h_src)):
-            seed = None
-            if get_attention:
-                seed = attention_seed(self, fused, h_src, dropout_p(self.attn_drop))
-                options = {} if seed is None else {"_seed": seed}
-            at_once = self._at_once(fused, h_src, seed)
-            if at_once is not None and not get_attention:
-                return self._finish(at_once, h_dst)
+        whole, options = None, {} if edge_weight is None else {"edge_weight": edge_weight}
+        if edge_weight is None and fc_src is fc_dst and (shared or is_first_rows(h_dst, h_src)):
+            whole, seed = fused_layer(self, self._spec(), fused, h_src, None, get_attention)
+            if whole is not None and not get_attention:
+                return self._finish(self._heads(whole), h_dst)
+            options = {} if seed is None else {"_seed": seed}
         shapes = (fused.num_edges,), (fused.num_edges, h_src.shape[1:-1].numel() * self.num_heads)
         check_per_edge(self, "edge_weight", edge_weight, shapes)
         ends = self._project(h_src, h_dst, shared)
         out, attention = self._attend(fused, ends, get_attention, **options)
-        out = self._finish(out if at_once is None else at_once, h_dst)
+        out = self._finish(out if whole is None else self._heads(whole), h_dst)
         return (out, attention) if get_attention else out

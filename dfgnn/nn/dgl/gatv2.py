@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from ... import functional
-from ...graph import Graph
 from .._errors import projected
 from .._graph import split_ends
 from .._layer import LeakyLayer, dropout_p, xavier
-from ..whole.eligible import attention_seed, pair_at_once
+from ..whole.eligible import fused_layer
+from ..whole.spec import LayerSpec
 
 
 class GATv2Conv(LeakyLayer):
@@ -60,7 +60,7 @@ class GATv2Conv(LeakyLayer):
     #: What computes the attention; ``reference.gatv2_attention`` makes it the same layer on plain PyTorch.
     attention: Callable[..., Any] = staticmethod(functional.gatv2_attention)
 
-    AT_ONCE = (
+    FUSED_OPTIONS = (
         "in_feats out_feats num_heads feat_drop attn_drop negative_slope residual activation "
         "allow_zero_in_degree bias share_weights"
     )
@@ -134,17 +134,17 @@ class GATv2Conv(LeakyLayer):
         fused = self._graph(graph)
         h_src, h_dst = split_ends(self, fused, feat, self.feat_drop)
         shared = not isinstance(feat, tuple)
-        at_once = seed = None
-        if not (get_attention and torch.compiler.is_compiling()):
-            if get_attention:
-                seed = attention_seed(self, fused, h_src, dropout_p(self.attn_drop))
-            at_once = self._at_once(fused, h_src, None if shared else h_dst, seed)
-            if at_once is not None and not get_attention:
-                return self._finish(at_once, h_dst)
+        whole = seed = None
+        one = self.share_weights and shared
+        if one or not shared or fused.num_dst == fused.num_src:
+            spec, x_dst = self._spec(one), None if shared else h_dst
+            whole, seed = fused_layer(self, spec, fused, h_src, x_dst, get_attention)
+            if whole is not None and not get_attention:
+                return self._finish(self._heads(whole), h_dst)
         prefix = h_src.shape[1:-1]
         source, destination = ("feat", "feat") if shared else ("feat[0]", "feat[1]")
         x_src = self._heads(projected(self, source, self.fc_src, h_src)).flatten(1, -2)
-        if self.share_weights and shared:
+        if one:
             x_dst = x_src[: fused.num_dst]
         else:
             x_dst = self._heads(projected(self, destination, self.fc_dst, h_dst)).flatten(1, -2)
@@ -159,7 +159,7 @@ class GATv2Conv(LeakyLayer):
             **({} if seed is None else {"_seed": seed}),
         )
         out, attention = self._unpack(result, prefix)
-        out = self._finish(out if at_once is None else at_once, h_dst)
+        out = self._finish(out if whole is None else self._heads(whole), h_dst)
         return (out, attention) if get_attention else out
 
     def _finish(self, out: Tensor, h_dst: Tensor) -> Tensor:
@@ -167,15 +167,9 @@ class GATv2Conv(LeakyLayer):
             out = out + self._heads(self.res_fc(h_dst))
         return out if self.activation is None else self.activation(out)
 
-    def _at_once(self, graph: Graph, x: Tensor, x_dst: Tensor | None, seed: Tensor | None) -> Tensor | None:
-        """out ``[N_dst, H, D]``, where it can be had at once; else None. x_dst: None for the first rows of x,
-        where all of them are destinations or the weights are shared."""
-        one = self.share_weights and x_dst is None
-        if x_dst is None and not one and graph.num_dst != graph.num_src:
-            return None
-        out = pair_at_once(
-            self, graph, "additive_v2", x, x_dst, self.fc_src, None, None if one else self.fc_dst,
-            heads=self.num_heads, attn=self.attn, negative_slope=self.negative_slope,
-            dropout=(dropout_p(self.attn_drop), seed),
+    def _spec(self, one: bool) -> LayerSpec:
+        """one: the destinations are what ``fc_src`` gives, too."""
+        return LayerSpec(
+            "additive_v2", self.num_heads, self.fc_src, query=None if one else self.fc_dst,
+            vectors=(self.attn,), negative_slope=self.negative_slope, dropout_p=dropout_p(self.attn_drop),
         )  # fmt: skip
-        return out if out is None else self._heads(out)

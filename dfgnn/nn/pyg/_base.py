@@ -32,6 +32,8 @@ from ...runtime.transforms import any_batched
 from .._errors import check_constructor, wrong_features
 from .._fallback import PLAIN, Called, foreign_mode, foreign_tensor, is_from, warn
 from .._terms import LINEAR, all_hooked, is_untouched
+from ..whole.eligible import fused_layer
+from ..whole.spec import LayerSpec
 from . import VERSION
 
 LIBRARY = "torch_geometric"
@@ -118,11 +120,26 @@ class FusedConv:
     def _heads(self, x: Tensor) -> Tensor:
         return x.reshape(*x.shape[:-1], self.heads, self.out_channels)
 
-    def _finished(self, out: Tensor, bias: Tensor | None) -> Tensor:
-        """The layer's result of the rows ``[N, H * C]`` of all heads."""
-        if not self.concat and self.heads > 1:
-            out = self._heads(out).mean(-2)
-        return out if bias is None else out + bias
+    def _fused(
+        self,
+        spec: LayerSpec,
+        graph: Any,
+        x: Tensor,
+        x_dst: Tensor | None,
+        residual: Tensor | None,
+        wanted: bool,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """The result and the seed of `fused_layer`, with the mean over heads and the residual."""
+        takes_mean, bias = not self.concat and self.heads > 1, None
+        if takes_mean and spec.bias is not None:
+            bias, spec = spec.bias, spec._replace(bias=None)
+        out, seed = fused_layer(self, spec, graph, x, x_dst, wanted)
+        if out is not None:
+            if takes_mean:
+                out = self._heads(out).mean(-2)
+                out = out if bias is None else out + bias
+            out = out if residual is None else out + residual
+        return out, seed
 
     def _attend(self, edge_index, graph, inputs, options, dtype, residual, want_attention: bool, seed=None):
         """``self.attention`` in a layer with concat, residual, bias and self loops, and what that returns.

@@ -10,10 +10,10 @@ import torch_geometric.nn
 from torch import Tensor, nn
 
 from ... import functional
-from ...graph import Graph
 from .._errors import check_fits, projected
 from .._terms import folded_terms, folds, is_plain
-from ..whole.eligible import Dropout, attention_seed, gat_at_once, is_first_rows
+from ..whole.eligible import is_first_rows
+from ..whole.spec import LayerSpec
 from ._base import FusedConv, edge_attributes, ends, wants_attention
 from ._graph import for_upstream, graph_of
 
@@ -42,7 +42,7 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         out = conv(torch.randn(100, 16), edge_index)  # [100, 32]
     """
 
-    AT_ONCE = (
+    FUSED_OPTIONS = (
         "in_channels out_channels heads concat negative_slope dropout add_self_loops edge_dim fill_value "
         "bias residual"
     )
@@ -90,15 +90,10 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         shared = x_dst is not None and self.lin is not None and is_first_rows(x_dst, x_src)
         wanted = wants_attention(return_attention_weights)
         out = seed = None
-        if shared and not (wanted and torch.compiler.is_compiling()):
-            dropout_p = self.dropout if self.training else 0.0
-            if wanted:
-                seed = attention_seed(self, graph, x_src, dropout_p)
-            out = self._at_once(graph, x_src, edge_attr, (dropout_p, seed))
-            if out is not None:
-                out = out if res is None else out + res
-                if not wanted:
-                    return out
+        if shared:
+            out, seed = self._fused(self._spec(edge_attr), graph, x_src, None, res, wanted)
+            if out is not None and not wanted:
+                return out
         feat, alpha_src, alpha_dst = self._project(x_src, x_dst)
         edge_bias = None if edge_attr is None else self._edge_term(edge_attr)
         dtype = torch.promote_types(feat.dtype, self.att_src.dtype)  # they differ under autocast
@@ -109,17 +104,16 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
             return self._with_attention(out, edge_index, graph, inputs, options, dtype, seed)
         return self._attend(edge_index, graph, inputs, options, dtype, res, wanted, seed)
 
-    def _at_once(self, graph: Graph, x: Tensor, edge_attr: Tensor | None, dropout: Dropout) -> Tensor | None:
-        """The result but for the residual, where it can be had at once; else None."""
-        # Each once: to ask a module for what it holds is a call.
-        attn_src, bias = self.att_src, self.bias
-        within = bias if self.concat or self.heads == 1 else None
-        out = gat_at_once(
-            self, graph, x, self.lin, attn_src, self.att_dst, within,
-            dropout=dropout, wide=attn_src,
-            of_edges=None if edge_attr is None else (edge_attr, self.lin_edge, self.att_edge),
+    def _spec(self, edge_attr: Tensor | None) -> LayerSpec:
+        vectors: tuple[Tensor, ...] = self.att_src, self.att_dst
+        edges = None
+        if edge_attr is not None:
+            vectors, edges = (*vectors, self.att_edge), (edge_attr, self.lin_edge)
+        return LayerSpec(
+            "additive", self.heads, self.lin, edges=edges, vectors=vectors, bias=self.bias,
+            negative_slope=self.negative_slope, dropout_p=self.dropout if self.training else 0.0,
+            wide=vectors[0],
         )  # fmt: skip
-        return out if out is None else self._finished(out, None if within is bias else bias)
 
     def _project(self, x_src: Tensor, x_dst: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Projected sources ``[N_src, H, C]`` and both score terms ``[N, H]``."""

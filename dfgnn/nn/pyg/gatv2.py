@@ -12,7 +12,7 @@ from torch import Tensor
 from ... import functional
 from ...graph import Graph
 from .._errors import projected
-from ..whole.eligible import Dropout, attention_seed, pair_at_once
+from ..whole.spec import LayerSpec
 from ._base import FusedConv, both_ends, edge_attributes, given_attributes, wants_attention
 from ._graph import for_upstream, graph_of
 
@@ -42,7 +42,7 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
         out = conv(x, edge_index, edge_attr)  # [100, 32]
     """
 
-    AT_ONCE = (
+    FUSED_OPTIONS = (
         "in_channels out_channels heads concat negative_slope dropout add_self_loops edge_dim fill_value "
         "bias share_weights residual"
     )
@@ -83,15 +83,11 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
         res = None if res is None else projected(self, "x", res, x_dst)
         wanted = wants_attention(return_attention_weights)
         out = seed = None
-        if (edge_attr is None or self.lin_edge is None) and not (wanted and torch.compiler.is_compiling()):
-            dropout_p = self.dropout if self.training else 0.0
-            if wanted:
-                seed = attention_seed(self, graph, x_src, dropout_p)
-            out = self._at_once(edge_index, graph, x, (x_src, x_dst), edge_attr, (dropout_p, seed))
-            if out is not None:
-                out = out if res is None else out + res
-                if not wanted:
-                    return out
+        if given_attributes(self, edge_index, edge_attr)[1] is None:
+            destinations = None if x_dst is x_src else x_dst
+            out, seed = self._fused(self._spec(x), graph, x_src, destinations, res, wanted)
+            if out is not None and not wanted:
+                return out
         source, destination = ("x", "x") if x_src is x_dst else ("x[0]", "x[1]")
         feat = feat_dst = self._heads(projected(self, source, self.lin_l, x_src))
         if not self._shared(x):
@@ -110,24 +106,13 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
             return self.share_weights
         return x[0] is x[1] and self.lin_l is self.lin_r
 
-    def _at_once(
-        self, edge_index, graph: Graph, x, ends: tuple[Tensor, Tensor], edge_attr, dropout: Dropout
-    ) -> Tensor | None:
-        """The result but for the residual, where it can be had at once; else None. ends: sources and
-        destinations of x."""
-        x_src, x_dst = ends
-        if given_attributes(self, edge_index, edge_attr)[1] is not None:
-            return None
-        # Each once: to ask a module for what it holds is a call.
-        lin_l, lin_r, attn, bias = self.lin_l, self.lin_r, self.att, self.bias
-        shared = self._shared(x)
-        within = bias if self.concat or self.heads == 1 else None
-        out = pair_at_once(
-            self, graph, "additive_v2", x_src, None if x_dst is x_src else x_dst, lin_l, None,
-            None if shared else lin_r, heads=self.heads, attn=attn, bias=within,
-            negative_slope=self.negative_slope, dropout=dropout, wide=attn,
+    def _spec(self, x: Tensor | tuple[Tensor, Tensor]) -> LayerSpec:
+        attn = self.att
+        return LayerSpec(
+            "additive_v2", self.heads, self.lin_l, query=None if self._shared(x) else self.lin_r,
+            vectors=(attn,), bias=self.bias, negative_slope=self.negative_slope,
+            dropout_p=self.dropout if self.training else 0.0, wide=attn,
         )  # fmt: skip
-        return out if out is None else self._finished(out, None if within is bias else bias)
 
     def _edge_feat(self, edge_index: Any, edge_attr: Tensor | None, graph: Graph, edge_map: Tensor | None):
         """``[E', H, C]``, or None."""

@@ -7,15 +7,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import torch_geometric.nn
-from torch import Tensor
+from torch import Tensor, nn
 from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 
 from ...engine.edge_rows import rows_of_destinations, rows_of_sources, sum_of_edges
 from ...engine.traced_graph import in_use
 from ...graph import GraphPart
 from .._errors import projected
-from .._terms import plain_linear
-from ..whole.eligible import gated_at_once
+from .._terms import is_untouched, plain_linear
+from ..whole.eligible import fused_layer
+from ..whole.spec import LayerSpec
 from ._base import FusedConv, both_ends, edge_attributes, fusable, is_batch, over_batch
 from ._graph import for_upstream, graph_of
 
@@ -46,8 +47,7 @@ class ResGatedGraphConv(FusedConv, torch_geometric.nn.ResGatedGraphConv):
 
     _node_dim = -2
 
-    #: The options that `gated_at_once` knows.
-    AT_ONCE = "in_channels out_channels act edge_dim root_weight bias"
+    FUSED_OPTIONS = "in_channels out_channels act edge_dim root_weight bias"
 
     @classmethod
     def why_not(cls, layer: Any) -> str | None:
@@ -93,13 +93,23 @@ class ResGatedGraphConv(FusedConv, torch_geometric.nn.ResGatedGraphConv):
             raise ValueError(f"ResGatedGraphConv: edge_attr: expected {wanted}, got {got}")
         mean = type(self.aggr_module) is MeanAggregation
         if attr is None and x_src is x_dst:
-            out = gated_at_once(self, graph, x_src, mean)
+            out = self._whole(graph, x_src, mean)
             if out is not None:
                 return out
         out = self._gated(graph, x_src, x_dst, attr, mean)
         if self.root_weight:
             out = out + self.lin_skip(x_dst)
         return out if self.bias is None else out + self.bias
+
+    def _whole(self, graph: Any, x: Tensor, mean: bool) -> Tensor | None:
+        """The result of `fused_layer`."""
+        if type(self.act) is not nn.Sigmoid or not is_untouched(self.act):
+            return None
+        spec = LayerSpec(
+            "gate", 1, self.lin_value, self.lin_query, self.lin_key,
+            self.lin_skip if self.root_weight else None, bias=self.bias, mean=mean,
+        )  # fmt: skip
+        return fused_layer(self, spec, graph, x)[0]
 
     def _gated(self, graph: Any, x_src: Tensor, x_dst: Tensor, attr: Tensor | None, mean: bool) -> Tensor:
         lins = (self.lin_key, x_dst), (self.lin_query, x_src), (self.lin_value, x_src)

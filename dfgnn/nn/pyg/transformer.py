@@ -14,7 +14,7 @@ from ... import functional
 from ...graph import Graph, GraphPart
 from .._errors import check_fits, projected
 from .._terms import is_plain
-from ..whole.eligible import pair_at_once
+from ..whole.spec import LayerSpec
 from ._base import FusedConv, both_ends, edge_attributes, given_attributes
 from ._graph import for_upstream, graph_of
 
@@ -45,7 +45,7 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
         out = conv(x, edge_index, edge_attr)  # [100, 32]
     """
 
-    AT_ONCE = "in_channels out_channels heads concat beta dropout edge_dim bias root_weight"
+    FUSED_OPTIONS = "in_channels out_channels heads concat beta dropout edge_dim bias root_weight"
 
     #: What computes the attention; ``reference.dot_attention`` makes it the same layer on plain PyTorch.
     attention: Callable[..., Any] = staticmethod(functional.dot_attention)
@@ -79,11 +79,9 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
         x_src, x_dst = both_ends(self, x)
         graph, _ = graph_of(self, edge_index, x_src, x_dst)
         want_attention = isinstance(return_attention_weights, bool)
-        at_once = None
-        if not (want_attention and torch.compiler.is_compiling()):
-            at_once = self._at_once(edge_index, graph, x_src, x_dst, edge_attr)
-            if at_once is not None and not want_attention:
-                return at_once
+        fused, seed = self._whole(edge_index, graph, x_src, x_dst, edge_attr, want_attention)
+        if fused is not None and not want_attention:
+            return fused
         source, destination = ("x", "x") if x_src is x_dst else ("x[0]", "x[1]")
         # In torch_geometric's order, in which lazy parameters draw their first values.
         query, key, value = (
@@ -98,11 +96,11 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
         dtype = query.dtype
         if x_src.device.type == "cuda" and torch.is_autocast_enabled("cuda"):
             dtype = torch.promote_types(dtype, torch.float32)  # of the sum over C and softmax there
-        out = at_once
+        out = fused
         if out is None:
             out = self.attention(
                 graph, query, key, value, edge_feat_in="value" if self.lin_edge is None else "both", **edges,
-                dropout_p=self.dropout if self.training else 0.0,
+                dropout_p=self.dropout if self.training else 0.0, **({} if seed is None else {"_seed": seed}),
             )  # fmt: skip
             out = self._with_skip((out.flatten(-2) if self.concat else out.mean(-2)).to(dtype), x_dst)
         if not want_attention:
@@ -131,26 +129,27 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
         gate = self.lin_beta(torch.cat([out, skip, more], dim=-1)).sigmoid()
         return out - gate * more  # gate skip + (1 - gate) out
 
-    def _at_once(self, edge_index, graph: Graph, x_src: Tensor, x_dst: Tensor, edge_attr) -> Tensor | None:
-        """The result, where it can be had at once; else None."""
-        of_edges = None
+    def _whole(self, edge_index, graph: Graph, x_src: Tensor, x_dst: Tensor, edge_attr, wanted: bool):
+        """The result and the seed of `fused_layer`."""
+        edges = None
         if self.lin_edge is not None:
             attr = edge_attributes(self, edge_index, edge_attr, graph)
             if attr is None:
-                return None
-            of_edges = attr, self.lin_edge
+                return None, None
+            edges = attr, self.lin_edge
         elif given_attributes(self, edge_index, edge_attr)[1] is not None:
-            return None
+            return None, None
         wide = x_src.is_cuda and torch.is_autocast_enabled("cuda")  # as in forward
         # A skip connection without a gate, and of all heads, is one of its projections.
         joined = self.lin_beta is None and (self.concat or self.heads == 1)
-        out = pair_at_once(
-            self, graph, "dot", x_src, None if x_dst is x_src else x_dst, self.lin_value, self.lin_key,
-            self.lin_query, skip=self.lin_skip if self.root_weight and joined else None, of_edges=of_edges,
-            heads=self.heads, scale=1 / math.sqrt(self.out_channels),
-            dropout=(self.dropout if self.training else 0.0, None), wide=torch.float32 if wide else None,
+        spec = LayerSpec(
+            "dot", self.heads, self.lin_value, self.lin_key, self.lin_query,
+            self.lin_skip if self.root_weight and joined else None, edges,
+            scale=1 / math.sqrt(self.out_channels), dropout_p=self.dropout if self.training else 0.0,
+            wide=torch.float32 if wide else None,
         )  # fmt: skip
-        return out if out is None or joined else self._with_skip(self._finished(out, None), x_dst)
+        out, seed = self._fused(spec, graph, x_src, None if x_dst is x_src else x_dst, None, wanted)
+        return out if out is None or joined else self._with_skip(out, x_dst), seed
 
     def _edges(
         self, edge_index: Any, edge_attr: Tensor | None, graph: Graph, dtype: torch.dtype

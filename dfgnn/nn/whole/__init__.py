@@ -1,9 +1,10 @@
-"""Whole layers as one autograd function: projections, score terms, attention, skip connection and bias.
+"""Fused layers: projections, score terms, attention, skip connection and bias as one autograd function.
 
-``pair``      layers of dot products and GATv2
-``additive``  GAT, with attributes of edges too
-``gated``     a gate per channel
-``typed``     edges of a few types
-``eligible``  when a layer is carried out as one function
-``traced``    what a layer records under a compiler
+``spec``         what a layer consists of, and that in plain operations
+``eligible``     which layers are fused, and with which tensors
+``node``         the autograd function
+``attention``    GAT, GATv2 and dot products; their ``projections``
+``gated``        a gate per channel
+``typed``        edges of a few types
+``traced``       what a compiler records of a layer
 """

@@ -1,15 +1,14 @@
-"""When a layer can be computed at once (`dfgnn.nn.whole.pair`), which is decided here alone.
+"""Which layers are computed as one autograd function, and with which tensors.
 
-A layer says what it consists of: its projections, vectors and numbers. It is computed at once if these are
-all that it is (`knows_all_of`), if nothing hangs on them, and if the tensors are such as the functions take.
-All else takes the way of single operations, which knows every option.
+A layer describes itself by a `LayerSpec`, and names in ``FUSED_OPTIONS`` the options of its constructor that
+the spec takes care of. `fused_layer` computes it where this is all that there is to it: the projections are
+plain linear modules without hooks, and the tensors are such as the operators take. Everything else is
+computed operation by operation, which knows every option.
 """
 
 from __future__ import annotations
 
 import inspect
-import math
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -18,31 +17,21 @@ from torch import Tensor, nn
 
 from ... import functional
 from ...engine import paths
+from ...engine.checks import DTYPES
 from ...engine.paths import declined
 from ...engine.traced_graph import in_use
 from ...graph import Graph
+from ...runtime import ops as _ops
 from ...runtime.eager import is_eager
-from .._terms import all_hooked, is_untouched, plain_linear
-from .additive import Edges, gat_layer
-from .gated import GatedTensors, gated_layer
-from .pair import PairTensors, can_fuse, pair_layer, seed_of
-from .traced import MOST_UNFOLDED, gat_recorded, pair_recorded
+from .._terms import all_hooked, plain_linear
+from . import gated
+from .attention import attention_layer
+from .spec import LayerSpec, LayerTensors
+from .traced import MOST_UNFOLDED, traced_layer
 
-__all__ = [
-    "Dropout",
-    "attention_seed",
-    "dot_at_once",
-    "gat_at_once",
-    "gated_at_once",
-    "is_first_rows",
-    "knows_all_of",
-    "pair_at_once",
-]
+__all__ = ["can_fuse", "fused_layer", "is_first_rows", "knows_all_of"]
 
-# The probability, and the seed of the mask; None: the layer draws one.
-Dropout = tuple[float, Tensor | None]
-
-# Why a layer is not computed at once, for :func:`dfgnn.explain`.
+# Why a layer is not computed as one, for :func:`dfgnn.explain`.
 _CHANGED = "the attention, an option of the layer or a hook on all modules is not known to the fused layer"
 _PROJECTION = (
     "a projection is no plain linear module, but one with hooks, a parametrization or a forward of its own"
@@ -53,25 +42,24 @@ _EDGES = "the edges' attributes or their projection do not fit the fused layer"
 _PLAIN = (nn.Parameter, Tensor)
 _NONE = None, None
 _NO_EDGES = None, None, None
+#: What a layer calls where it is not fused; another function in its place computes something else.
+_FUNCTIONS = {
+    "additive": functional.gat_attention,
+    "additive_v2": functional.gatv2_attention,
+    "dot": functional.dot_attention,
+}
 
 
 @cache
 def knows_all_of(cls: type) -> bool:
-    """Whether the options that a layer is made with are those that its class names in ``AT_ONCE``: what is
-    given at once takes care of these. A class without that name is not computed at once, nor one whose
-    constructor has learnt more since, as a library's layers do."""
-    owner = next((c for c in cls.__mro__ if "AT_ONCE" in vars(c)), None)
+    """Whether ``FUSED_OPTIONS`` of a class names all options that its layers are made with. A class without
+    that name is not fused, nor one whose constructor has more options, as that of a newer library may."""
+    owner = next((c for c in cls.__mro__ if "FUSED_OPTIONS" in vars(c)), None)
     if owner is None:
         return False
     options = inspect.signature(owner.__init__).parameters.values()  # type: ignore[misc]
     named = {x.name for x in options if x.kind is not inspect.Parameter.VAR_KEYWORD}
-    return named <= {"self", *vars(owner)["AT_ONCE"].split()}
-
-
-def _applies(layer: nn.Module, attention: Callable[..., Any]) -> bool:
-    knows_all = _known_to_compilers if torch.compiler.is_compiling() else knows_all_of
-    is_ours = getattr(layer, "attention", attention) is attention
-    return is_ours and knows_all(type(layer)) and not all_hooked()
+    return named <= {"self", *vars(owner)["FUSED_OPTIONS"].split()}
 
 
 def _known_to_compilers(cls: type) -> bool:
@@ -82,8 +70,8 @@ _known_to_compilers._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def is_first_rows(x_dst: Tensor, x: Tensor) -> bool:
-    """Whether these are the first rows of x, or x itself, for autograd, too: as samplers give a block's
-    destinations, ``x[:num_dst]``. Who has the gradient of x then needs none of theirs."""
+    """Whether x_dst is x, or ``x[:num_dst]``, as samplers give a block's destinations: for autograd, too, so
+    that the gradient of x includes theirs."""
     if x_dst is x:
         return True
     if (
@@ -105,19 +93,141 @@ def is_first_rows(x_dst: Tensor, x: Tensor) -> bool:
     return x.requires_grad and node.next_functions[0] == tuple(torch.autograd.graph.get_gradient_edge(x))[:2]
 
 
-def attention_seed(layer: Any, graph: Any, x: Tensor, dropout_p: float) -> Tensor | None:
-    """The seed that a layer draws for dropout, for two computations with the same mask: the layer's result,
-    which must not depend on whether the attention is returned, and the attention. None: without dropout, or
-    where the layer is not computed at once, so that one computation gives both."""
-    known = functional.gat_attention, functional.gatv2_attention, functional.dot_attention
-    if dropout_p == 0 or type(graph) is not Graph or layer.attention not in known or not is_eager(x):
-        return None
-    return seed_of(graph, dropout_p)
+def can_fuse(graph: Any, x: Tensor, weight: Tensor, autocast: bool = False) -> bool:
+    """Whether features and one of their weights are eager tensors of one dtype on the graph's device.
+    autocast: x has been cast to autocast's dtype, and the weight will be."""
+    return (
+        is_eager(x)
+        and type(graph) is Graph
+        and x.dim() == 2
+        and x.shape[1] == weight.shape[1]
+        and (x.dtype is weight.dtype or autocast and weight.is_floating_point())
+        and x.dtype in DTYPES
+        and x.layout is torch.strided
+        and x.device == graph._device == weight.device
+        and (x.device.type == "cpu" or x.device.type == "cuda" and _ops.on_device(x))
+    )
 
 
-# Up to so many products in a projection, and elements that are gathered along edges, a layer of 32-bit
-# features is computed as such under autocast, too: each cast is a launch, and kernels are not what a small
-# graph waits for. Dtypes of results are those of autocast.
+def _draws_seed(layer: Any, spec: LayerSpec, graph: Any, x: Tensor) -> bool:
+    return (
+        spec.dropout_p > 0 and type(graph) is Graph and layer.attention in _FUNCTIONS.values() and is_eager(x)
+    )
+
+
+def _draw_seed(graph: Graph) -> Tensor:
+    return torch.randint(0, 2**62, (1,), device=graph._device)
+
+
+def fused_layer(
+    layer: Any,
+    spec: LayerSpec,
+    graph: Any,
+    x: Tensor,
+    x_dst: Tensor | None = None,
+    with_attention: bool = False,
+) -> tuple[Tensor | None, Tensor | None]:
+    """The result ``[num_dst, H * D]`` of a layer that is what ``spec`` says, or None where it is to be
+    computed operation by operation; and a seed of dropout.
+
+    x_dst: None for x, or for its first rows where ``value`` projects the query, too. with_attention: the
+    attention is wanted as well. The layer's result must not depend on that, so the attention is computed
+    besides, with the same mask: that is what the seed is for. It is None where nothing is dropped, and where
+    one computation gives both.
+    """
+    score = spec.score
+    if torch.compiler.is_compiling():
+        if with_attention or not _is_known(layer, score, _known_to_compilers):
+            return _NONE
+        return traced_layer(spec, graph, x, x_dst), None
+    seed = None
+    if with_attention and _draws_seed(layer, spec, graph, x):
+        seed = _draw_seed(graph)
+    if not _is_known(layer, score, knows_all_of):
+        return declined("layer", _CHANGED), seed
+    found = _tensors(spec, graph, x, x_dst)
+    if type(found) is str:
+        return declined("layer", found), seed
+    t, dtype = found
+    if spec.dropout_p > 0:
+        t = t._replace(seed=_draw_seed(graph) if seed is None else seed)
+    if paths.recorder is not None:
+        paths.recorder.took("layer", type(layer).__name__)
+    if score == "gate":
+        return gated.gated_layer(spec, graph, t), None
+    return attention_layer(spec, graph, t, dtype), seed
+
+
+def _is_known(layer: Any, score: str, knows_all: Any) -> bool:
+    """Whether the layer is what its spec says, and nothing hangs on all modules."""
+    function = _FUNCTIONS.get(score)
+    return getattr(layer, "attention", function) is function and knows_all(type(layer)) and not all_hooked()
+
+
+def _tensors(spec: LayerSpec, graph: Any, x: Tensor, x_dst: Tensor | None) -> Any:
+    """The layer's tensors without a seed, in the dtype in which it is computed, and the dtype of the result;
+    or in words why it is not fused."""
+    score, _, value, key, query, skip, of_edges, vectors, bias, *_ = spec
+    additive = score == "additive"
+    parameters: list[Any] = []
+    for linear in (value, key, query, skip):
+        found = _NONE if linear is None else plain_linear(linear)
+        if found is None:
+            return _PROJECTION
+        parameters += found
+    weight, _, of_keys, _, of_queries, _, of_skip, _ = parameters
+    if additive and parameters[1] is not None:
+        return _PROJECTION
+    dtype, autocast = x.dtype, False
+    if torch.is_autocast_enabled(x.device.type):
+        attr = None if of_edges is None or additive else of_edges[0]
+        x, x_dst, autocast, dtype = _in_autocast(graph, x, x_dst, weight, attr)
+    dtypes = (x.dtype, torch.float32) if autocast or additive else (x.dtype,)
+    shape = weight.shape if x_dst is None else (weight.shape[0], x_dst.shape[-1])
+    if not (
+        can_fuse(graph, x, weight, autocast)
+        and (of_keys is None or of_keys.shape == weight.shape)
+        and (of_queries is None or of_queries.shape == shape)
+        and (of_skip is None or of_skip.shape == shape)
+        and (x_dst is None or _fits_destinations(graph, x_dst, of_queries, of_skip, autocast))
+        and _are_plain(x, (*parameters, *vectors, bias), dtypes)
+    ):
+        return _TENSORS
+    edges: Any = _NO_EDGES
+    if of_edges is not None:
+        edges = (_scored_edges if additive else _projected_edges)(spec, graph, x, dtypes)
+        if edges is None:
+            return _EDGES
+    attn = (*vectors, None, None, None)[:3]
+    t = tuple.__new__(LayerTensors, (x, x_dst, *parameters, *edges, *attn, bias, None))
+    if spec.wide is not None:
+        wide = spec.wide.dtype if isinstance(spec.wide, Tensor) else spec.wide
+        dtype = dtype if wide is dtype else torch.promote_types(dtype, wide)
+    if score == "gate":
+        reason = _CHANGED if autocast else gated.why_not(graph, t)
+        if reason is not None:
+            return reason
+    return t, dtype
+
+
+def _fits_destinations(graph: Any, x_dst: Tensor, of_queries: Any, of_skip: Any, autocast: bool) -> bool:
+    weight = of_skip if of_queries is None else of_queries
+    return weight is None or can_fuse(graph, x_dst, weight, autocast)
+
+
+def _are_plain(x: Tensor, tensors: tuple[Tensor | None, ...], dtypes: tuple[torch.dtype, ...]) -> bool:
+    """Whether these parameters are ordinary tensors of one of the types, on the device of x."""
+    device = x.device
+    for t in tensors:
+        if t is not None and not (type(t) in _PLAIN and t.dtype in dtypes and t.device == device):
+            return False
+    return True
+
+
+# ---- autocast --------------------------------------------------------------------------------------------
+
+# Products in a projection, and elements gathered along edges, up to which a layer of 32-bit features is
+# computed in their dtype under autocast: each cast is a launch, which a small graph waits for.
 _MOST_PRODUCTS, _MOST_GATHERED = 2**30, 2**24
 
 
@@ -133,12 +243,11 @@ def _is_small(graph: Any, x: Tensor, weight: Tensor, attr: Tensor | None) -> boo
 def _in_autocast(
     graph: Any, x: Tensor, x_dst: Tensor | None, weight: Tensor, attr: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None, bool, torch.dtype]:
-    """Features as the layer is computed in here; whether that is the dtype of autocast; and what a linear
-    layer would give. attr: of edges, which are projected, too."""
-    kind = x.device.type
-    if not torch.is_autocast_enabled(kind) or x.dtype == torch.float64:
+    """The features in the dtype in which the layer is computed under autocast; whether that is autocast's;
+    and the dtype that a linear layer would give. attr: of edges, which are projected, too."""
+    if x.dtype == torch.float64:
         return x, x_dst, False, x.dtype
-    dtype = torch.get_autocast_dtype(kind)
+    dtype = torch.get_autocast_dtype(x.device.type)
     all_wide = x.dtype is weight.dtype is torch.float32 and (x_dst is None or x_dst.dtype is torch.float32)
     if all_wide and _is_small(graph, x, weight, attr):
         return x, x_dst, False, dtype
@@ -147,227 +256,51 @@ def _in_autocast(
     return x if x.dtype is dtype else x.to(dtype), x_dst, True, dtype
 
 
-def _are_plain(x: Tensor, tensors: tuple[Tensor | None, ...], dtypes: tuple[torch.dtype, ...]) -> bool:
-    """Whether these parameters are ordinary tensors of one of the types, on the device of x."""
-    device = x.device
-    for t in tensors:
-        if t is not None and not (type(t) in _PLAIN and t.dtype in dtypes and t.device == device):
-            return False
-    return True
+# ---- attributes of edges: each gives the attributes, and the weight and bias of their projection -----------
+
+_CAST_BY_AUTOCAST = torch.float32, torch.float16, torch.bfloat16
+_Edges = tuple[Tensor, Tensor, Tensor | None]
 
 
-def _result(dtype: torch.dtype, wide: Any) -> torch.dtype:
-    """The dtype of the result: that of features, or what it becomes with `wide`, a tensor or a dtype."""
-    if wide is None:
-        return dtype
-    wide = wide.dtype if isinstance(wide, Tensor) else wide
-    return dtype if wide is dtype else torch.promote_types(dtype, wide)
-
-
-def gat_at_once(
-    layer: Any,
-    graph: Any,
-    x: Tensor,
-    linear: Any,
-    attn_src: Tensor,
-    attn_dst: Tensor,
-    bias: Tensor | None,
-    *,
-    dropout: Dropout,
-    wide: Tensor | None = None,
-    of_edges: tuple[Tensor, Any, Tensor] | None = None,
-) -> Tensor | None:
-    """``[N_dst, H * D]`` of an additive layer with its bias, in the dtype of features and ``wide`` together,
-    where `gat_layer` gives it; else None. of_edges: attributes, their projection and their vector."""
-    if not _applies(layer, functional.gat_attention):
-        return declined("layer", _CHANGED)
-    if torch.compiler.is_compiling():
-        if of_edges is not None:
-            return None
-        return gat_recorded(layer, graph, x, linear, attn_src, attn_dst, bias, dropout[0], wide)
-    plain = plain_linear(linear)
-    if plain is None or plain[1] is not None:
-        return declined("layer", _PROJECTION)
-    x, _, autocast, dtype = _in_autocast(graph, x, None, plain[0])
-    known = (x.dtype, torch.float32)
-    if not (
-        can_fuse(graph, x, plain[0], autocast) and _are_plain(x, (attn_src, attn_dst, bias, plain[0]), known)
-    ):
-        return declined("layer", _TENSORS)
-    edges = None
-    if of_edges is not None:
-        edges = _edges(graph, x, known, *of_edges)
-        if edges is None:
-            return declined("layer", _EDGES)
-    if paths.recorder is not None:
-        paths.recorder.took("layer", type(layer).__name__)
-    return gat_layer(
-        graph, x, plain[0], attn_src, attn_dst, bias, negative_slope=layer.negative_slope,
-        dropout_p=dropout[0], dtype=_result(dtype, wide), edges=edges, seed=dropout[1],
-    )  # fmt: skip
-
-
-def _edges(
-    graph: Graph, x: Tensor, dtypes: tuple[torch.dtype, ...], attr: Tensor, linear: Any, attn: Tensor
-) -> Edges | None:
-    plain = plain_linear(linear)
+def _scored_edges(spec: LayerSpec, graph: Graph, x: Tensor, dtypes: tuple[torch.dtype, ...]) -> _Edges | None:
+    """Of an additive layer, whose scores have a term of the attributes."""
+    attr, linear = spec.edges  # type: ignore[misc]
+    plain, attn = plain_linear(linear), spec.vectors[2]
     if plain is None or plain[1] is not None or not is_eager(attr) or attr.dim() != 2:
         return None
-    if graph.edge_mask is not None:  # fixed capacity: gradients of edges that are not in use are not written
+    if graph.edge_mask is not None:  # fixed capacity: the gradients of unused edges are not written
         return None
     weight = plain[0]
-    if attr.shape[1] != weight.shape[1] or not _are_plain(x, (weight, attn), dtypes):
+    if attr.shape[1] != weight.shape[1] or not _are_plain(x, (weight,), dtypes):
         return None
     if torch.is_autocast_enabled(x.device.type) and attr.is_floating_point():
         attr = attr.to(weight.dtype)
     if not attr.dtype == weight.dtype == attn.dtype or attr.device != x.device:
         return None
-    return Edges(attr, weight, attn)
-
-
-# What autocast casts.
-_CAST = torch.float32, torch.float16, torch.bfloat16
+    return attr, weight, None
 
 
 def _projected_edges(
-    graph: Graph, x: Tensor, dtypes: tuple[torch.dtype, ...], heads: int, attr: Tensor, linear: Any
-) -> tuple[Tensor, Tensor, Tensor | None] | None:
-    """Attributes in x's dtype, and the weight and the bias of their projection."""
+    spec: LayerSpec, graph: Graph, x: Tensor, dtypes: tuple[torch.dtype, ...]
+) -> _Edges | None:
+    """Of a layer of dot products, whose keys and values have the projected attributes added."""
+    attr, linear = spec.edges  # type: ignore[misc]
     plain = plain_linear(linear)
     if plain is None or not is_eager(attr):
         return None
     weight, bias = plain
-    if attr.dtype is not x.dtype and attr.dtype in _CAST and torch.is_autocast_enabled(x.device.type):
+    is_cast = attr.dtype in _CAST_BY_AUTOCAST and torch.is_autocast_enabled(x.device.type)
+    if is_cast and attr.dtype is not x.dtype:
         attr = attr.to(x.dtype)
+    is_folded = attr.shape[-1] * spec.heads < len(weight)
     if not (
         attr.dtype is x.dtype
         and len(attr) == graph.num_edges
         and can_fuse(graph, attr, weight, len(dtypes) > 1)
         and _are_plain(x, (weight, bias), dtypes)
-        and (attr.shape[1] * heads >= len(weight) or len(attr) * len(weight) <= MOST_UNFOLDED[x.device.type])
+        and (not is_folded or len(attr) * len(weight) <= MOST_UNFOLDED[x.device.type])
     ):
         return None
-    if graph.edge_mask is not None:  # fixed capacity: what is there of edges that are not in use may be NaN
+    if graph.edge_mask is not None:  # fixed capacity: attributes of unused edges may be NaN
         attr = in_use(graph.edge_mask, attr)
     return attr, weight, bias
-
-
-def pair_at_once(
-    layer: Any,
-    graph: Any,
-    score: str,
-    x: Tensor,
-    x_dst: Tensor | None,
-    value: Any,
-    key: Any,
-    query: Any,
-    *,
-    heads: int,
-    skip: Any = None,
-    of_edges: tuple[Tensor, Any] | None = None,
-    attn: Tensor | None = None,
-    bias: Tensor | None = None,
-    negative_slope: float = 1.0,
-    scale: float = 1.0,
-    dropout: Dropout = (0.0, None),
-    wide: Any = None,
-) -> Tensor | None:
-    """``[N_dst, H * D]`` of a layer with a score of pairs and these projections, in the dtype of features and
-    ``wide`` together, where `pair_layer` gives it; else None.
-
-    key, query, skip: None for what ``value`` gives, or none. x_dst: None for x, or its first rows where
-    ``value`` projects the query, too. of_edges: attributes and their projection, which is added to keys and
-    values.
-    """
-    function = functional.dot_attention if score == "dot" else functional.gatv2_attention
-    if not _applies(layer, function):
-        return declined("layer", _CHANGED)
-    if torch.compiler.is_compiling():
-        return pair_recorded(
-            graph, score, x, x_dst, value, key, query, heads, skip, of_edges, attn, bias,
-            (negative_slope, scale, dropout[0]), wide,
-        )  # fmt: skip
-    parameters: list[Any] = []
-    for linear in (value, key, query, skip):
-        found = _NONE if linear is None else plain_linear(linear)
-        if found is None:
-            return declined("layer", _PROJECTION)
-        parameters += found
-    weight, at_dst = parameters[0], [w for w in parameters[4::2] if w is not None]
-    attr = None if of_edges is None else of_edges[0]
-    x, x_dst, autocast, dtype = _in_autocast(graph, x, x_dst, weight, attr)
-    known = (x.dtype, torch.float32) if autocast else (x.dtype,)
-    shape = weight.shape if x_dst is None else (weight.shape[0], x_dst.shape[-1])
-    if not (
-        can_fuse(graph, x, weight, autocast)
-        and (key is None or parameters[2].shape == weight.shape)
-        and all(w.shape == shape for w in at_dst)
-        and (x_dst is None or not at_dst or can_fuse(graph, x_dst, at_dst[0], autocast))
-        and _are_plain(x, (*parameters, attn, bias), known)
-    ):
-        return declined("layer", _TENSORS)
-    tensors = PairTensors._make(
-        [x, x_dst, *parameters[:6], attn, bias, *parameters[6:], *_NO_EDGES, dropout[1]]
-    )
-    if of_edges is not None:
-        edges = _projected_edges(graph, x, known, heads, *of_edges)
-        if edges is None:
-            return declined("layer", _EDGES)
-        attr, edge_weight, edge_bias = edges
-        tensors = tensors._replace(edge_attr=attr, edge_weight=edge_weight, edge_bias=edge_bias)
-    if paths.recorder is not None:
-        paths.recorder.took("layer", type(layer).__name__)
-    return pair_layer(
-        graph, score, tensors, heads, negative_slope=negative_slope, scale=scale, dropout_p=dropout[0],
-        dtype=_result(dtype, wide),
-    )  # fmt: skip
-
-
-def dot_at_once(
-    graph: Any,
-    x: Tensor,
-    x_dst: Tensor | None,
-    value: nn.Module,
-    key: nn.Module | None,
-    query: nn.Module | None,
-    layer: Any,
-    dropout: Dropout = (0.0, None),
-    of_edges: tuple[Tensor, Any] | None = None,
-) -> Tensor | None:
-    """`pair_at_once` of a layer of dot products with DGL's contract."""
-    return pair_at_once(
-        layer, graph, "dot", x, x_dst, value, key, query, heads=layer.num_heads,
-        scale=1 / math.sqrt(layer.out_feats), dropout=dropout, of_edges=of_edges,
-    )  # fmt: skip
-
-
-def gated_at_once(layer: Any, graph: Any, x: Tensor, mean: bool) -> Tensor | None:
-    """``[N, C]`` of torch_geometric's ResGatedGraphConv without attributes of edges, where `gated_layer`
-    gives it; else None."""
-    if (
-        torch.compiler.is_compiling()
-        or torch.is_autocast_enabled(x.device.type)
-        or not knows_all_of(type(layer))  # type: ignore[arg-type]
-        or type(layer.act) is not nn.Sigmoid
-        or not is_untouched(layer.act)
-    ):
-        return declined("layer", _CHANGED)
-    skip = (layer.lin_skip,) if layer.root_weight else ()
-    linear = [plain_linear(lin) for lin in (layer.lin_key, layer.lin_query, layer.lin_value, *skip)]
-    if any(found is None for found in linear):
-        return declined("layer", _PROJECTION)
-    weights, biases = zip(*linear)  # type: ignore[misc]
-    rows_fit = x.device.type == "cpu" or len(weights[0]) * x.element_size() % 16 == 0  # as kernels load them
-    if (
-        any(bias is None for bias in biases[:3])
-        or any(bias is not None for bias in biases[3:])
-        or not rows_fit
-        or not all(can_fuse(graph, x, weight) for weight in weights)
-        or not _are_plain(x, (*weights, *biases, layer.bias), (x.dtype,))
-        or graph.num_src != graph.num_dst
-    ):
-        return declined("layer", _TENSORS)
-    tensors = GatedTensors._make([x, *(*weights, None)[:4], *biases[:3], layer.bias])
-    if paths.recorder is not None:
-        paths.recorder.took("layer", type(layer).__name__)
-    return gated_layer(graph, tensors, mean)

@@ -1,6 +1,7 @@
-"""ResGatedGraphConv without attributes of edges as one autograd function: projections, gates and their sum.
+"""The fused layer of a gate per channel, PyTorch Geometric's ResGatedGraphConv without attributes of edges:
+projections, gates and their sum (see `node`).
 
-Of edge size the gates are kept for backward. See `_layers`.
+Of tensors of edge size only the gates are saved for backward.
 """
 
 from __future__ import annotations
@@ -16,29 +17,29 @@ from ...graph import Graph
 from ...runtime import ops as _ops
 from ...runtime import torch_internals as internals
 from ...runtime.arguments import ops
-from ...runtime.eager import EagerFunction, called_directly
-from .pair import constant, derived
+from .node import FusedLayer
+from .padding import constant
+from .spec import LayerSpec, LayerTensors, spelled
 
-__all__ = ["GatedTensors", "gated_layer"]
+__all__ = ["gated_layer", "why_not"]
 
 _linear = internals.linear
 _sigmoid_backward = torch.ops.aten.sigmoid_backward.default
+_WEIGHTS = tuple(LayerTensors._fields.index(f"{name}_weight") for name in ("query", "key", "value", "skip"))
+_OUT_BIAS = LayerTensors._fields.index("out_bias")
 
 
-class GatedTensors(NamedTuple):
-    x: Tensor  # [N, F]
-    key_weight: Tensor  # [C, F], as the other weights
-    query_weight: Tensor
-    value_weight: Tensor
-    skip_weight: Tensor | None
-    key_bias: Tensor  # [C], as the other biases
-    query_bias: Tensor
-    value_bias: Tensor
-    out_bias: Tensor | None
+def why_not(graph: Graph, t: LayerTensors) -> str | None:
+    """What is special in these tensors that this layer does not compute; else None."""
+    if t.query_bias is None or t.key_bias is None or t.value_bias is None or t.skip_bias is not None:
+        return "keys, queries and values have a bias each, and the skip connection none"
+    if t.x.is_cuda and len(t.key_weight) * t.x.element_size() % 16:  # type: ignore[arg-type]
+        return "rows are not a multiple of 16 bytes, which the kernels load at a time"
+    return None if graph.num_src == graph.num_dst else "sources and destinations differ"
 
 
 class _Edges(NamedTuple):
-    """What a graph is to it."""
+    """What is derived from a graph, once."""
 
     inverse: Tensor  # [N, 1]: 1 over the number of edges into a node; 1 where there are none
     src: Tensor  # int64 [E], as dst
@@ -76,15 +77,16 @@ def _sum_args(graph: Graph, width: int, dtype: torch.dtype, reverse: bool) -> tu
 
 
 def _summed(rows: Tensor, args: tuple[Any, ...]) -> Tensor:
-    """Sums of edges' rows over nodes, recorded by nothing."""
+    """Sums of edges' rows over nodes."""
     if rows.is_cuda:
         return ops.gather_sum.default(rows, *args)
     return ops.spmm.default(args[0], rows.unsqueeze(1), *args[1:]).squeeze(1)
 
 
-# On a GPU channels are heads of so many numbers, as kernels load them, and the engine's products gather: with
-# (k, 1, 0, 0) of a destination and (1, q, v, s) of a source the product is k + q, the sum with the gates as
-# weights has that of the values in its third place, and with the gradients of k + q that of k in its first.
+# On a GPU a channel is a head of four numbers, as kernels load them, so that the engine's products gather for
+# us: with (k, 1, 0, 0) of a destination and (1, q, v, s) of a source the product is k + q; the sum with the
+# gates as weights has the sum of the values in its third place; and that with the gradients of k + q has the
+# gradient of k in its first.
 _SLOTS = 4
 
 
@@ -93,17 +95,17 @@ def _by_heads(x: Tensor) -> bool:
 
 
 class _Gated(NamedTuple):
-    """What is no tensor of it."""
+    """What is no tensor of a call."""
 
     graph: Graph
     mean: bool
     by_heads: bool
 
-    def edges(self, t: GatedTensors) -> _Edges:
-        return _edges(self.graph, len(t.key_weight), t.x.dtype, self.by_heads)
+    def edges(self, t: LayerTensors) -> _Edges:
+        return _edges(self.graph, len(t.value_weight), t.x.dtype, self.by_heads)
 
-    def forward(self, t: GatedTensors) -> tuple[Tensor, ...]:
-        """The result, and what backward takes beside the inputs: tables of the ends, and the gates."""
+    def forward(self, tensors):
+        t = LayerTensors._make(tensors)
         edges, n = self.edges(t), len(t.x)
         if self.by_heads:
             dst, src = self.tables(t)
@@ -111,11 +113,11 @@ class _Gated(NamedTuple):
             out = ops.spmm.default(gate, src, *edges.into, n)[..., 2]
             skip = src[..., 3]
         else:
-            width = len(t.key_weight)
-            weight = torch.cat([w for w in t[1:5] if w is not None])
-            biases = list(t[5:8])
+            width = len(t.value_weight)
+            weight = torch.cat([t[at] for at in _WEIGHTS if t[at] is not None])
+            biases = [t.query_bias, t.key_bias, t.value_bias]
             if t.skip_weight is not None:
-                biases.append(torch.zeros_like(t.key_bias) if t.out_bias is None else t.out_bias)
+                biases.append(torch.zeros_like(t.query_bias) if t.out_bias is None else t.out_bias)
             projected = _linear(t.x, weight, torch.cat(biases))
             dst, src, skip = projected[:, :width], projected[:, width : 3 * width], projected[:, 3 * width :]
             gate, at_src = dst.index_select(0, edges.dst), src.index_select(0, edges.src)
@@ -127,33 +129,29 @@ class _Gated(NamedTuple):
             out = out * edges.inverse if more is None else torch.addcmul(more, out, edges.inverse)
         else:
             out = out.clone() if more is None else out + more
-        return out, dst, src, gate
+        return out, (dst, src, gate), None
 
-    def tables(self, t: GatedTensors) -> tuple[Tensor, Tensor]:
+    def tables(self, t: LayerTensors) -> tuple[Tensor, ...]:
         """[N, C, 4] of destinations and of sources."""
-        like = t.key_weight.dtype, t.x.device
+        like = t.value_weight.dtype, t.x.device
         zero, one = (constant(value, *like) for value in (0, 1))
-        no_weight, no_bias, ones = (
-            zero.expand_as(t.key_weight),
-            *(c.expand_as(t.key_bias) for c in (zero, one)),
-        )
+        no_weight, no_bias = zero.expand_as(t.value_weight), zero.expand_as(t.query_bias)
+        ones = one.expand_as(t.query_bias)
         skip = (no_weight, no_bias) if t.skip_weight is None else (t.skip_weight, t.out_bias)
-        weights = [t.key_weight, *[no_weight] * 3], [no_weight, t.query_weight, t.value_weight, skip[0]]
+        weights = [t.query_weight, *[no_weight] * 3], [no_weight, t.key_weight, t.value_weight, skip[0]]
         biases = (
-            [t.key_bias, ones, no_bias, no_bias],
-            [ones, t.query_bias, t.value_bias, no_bias if skip[1] is None else skip[1]],
+            [t.query_bias, ones, no_bias, no_bias],
+            [ones, t.key_bias, t.value_bias, no_bias if skip[1] is None else skip[1]],
         )
-        dst, src = (
+        tables = [
             _linear(t.x, torch.stack(w, 1).flatten(0, 1), torch.stack(b, 1).flatten())
             for w, b in zip(weights, biases)
-        )
-        return dst.view(len(t.x), -1, _SLOTS), src.view(len(t.x), -1, _SLOTS)
+        ]
+        return tuple(table.view(len(t.x), -1, _SLOTS) for table in tables)
 
-    def sums_back(
-        self, t: GatedTensors, grad: Tensor, dst: Tensor, src: Tensor, gate: Tensor
-    ) -> list[Tensor]:
-        """The gradients of keys, queries and values of that of the sums."""
-        edges, n, width = self.edges(t), len(t.x), len(t.key_weight)
+    def sums_backward(self, t: LayerTensors, grad: Tensor, dst, src, gate) -> list[Tensor]:
+        """The gradients of queries, keys and values."""
+        edges, n, width = self.edges(t), len(t.x), len(t.value_weight)
         scale = edges.inverse if self.mean else constant(1, grad.dtype, grad.device)
         if self.by_heads:
             of_sum = torch.zeros_like(dst)
@@ -170,59 +168,45 @@ class _Gated(NamedTuple):
         ends = (before, edges.into), (before, edges.out_of), (along.mul_(gate), edges.out_of)
         return [_summed(*end) for end in ends]
 
-    def backward(self, t: GatedTensors, grad: Tensor, dst: Tensor, src: Tensor, gate: Tensor, need):
-        width = len(t.key_weight)
-        together = torch.cat([*self.sums_back(t, grad, dst, src, gate), grad], 1)
-        places = [1, 2, 3] if t.skip_weight is None else [1, 2, 3, 4]
+    def backward(self, tensors, grad, made, _, need):
+        t = LayerTensors._make(tensors)
+        width = len(t.value_weight)
+        together = torch.cat([*self.sums_backward(t, grad, *made), grad], 1)
+        places = _WEIGHTS[:3] if t.skip_weight is None else _WEIGHTS
         of_projected = together[:, : len(places) * width]
         found: list[Tensor | None] = [None] * len(t)
         if need[0]:
-            found[0] = of_projected.mm(torch.cat([t[at] for at in places]))  # type: ignore[misc]
+            found[0] = of_projected.mm(torch.cat([t[at] for at in places]))
         if any(need[at] for at in places):
             of_weight = of_projected.t().mm(t.x)
             for k, at in enumerate(places):
                 found[at] = of_weight[k * width : (k + 1) * width]
-        if any(need[5:]):
+        biases = [*(at + 1 for at in _WEIGHTS[:3]), _OUT_BIAS]
+        if any(need[at] for at in biases):
             of_bias = together.sum(0)
-            for k, at in enumerate((5, 6, 7, 8)):
+            for k, at in enumerate(biases):
                 found[at] = of_bias[k * width : (k + 1) * width]
         return [x if needed else None for x, needed in zip(found, need)]
 
-    def formula(self, *tensors: Any) -> Tensor:
-        t = GatedTensors(*tensors)
-        key = F.linear(t.x, t.key_weight, t.key_bias)
-        query = F.linear(t.x, t.query_weight, t.query_bias)
-        value = F.linear(t.x, t.value_weight, t.value_bias)
-        gate = (rows_of_destinations(self.graph, key) + rows_of_sources(self.graph, query)).sigmoid()
-        out = sum_of_edges(self.graph, gate * rows_of_sources(self.graph, value))
-        if self.mean:
-            out = out * self.edges(t).inverse
-        if t.skip_weight is not None:
-            out = out + F.linear(t.x, t.skip_weight)
-        return out if t.out_bias is None else out + t.out_bias
+    def formula(self, *tensors):
+        t, graph = LayerTensors(*tensors), self.graph
+
+        def project(name):
+            weight, bias = getattr(t, name + "_weight"), getattr(t, name + "_bias")
+            return None if weight is None else F.linear(t.x, weight, bias)
+
+        def attend(value, key, query, _):
+            gate = (rows_of_destinations(graph, query) + rows_of_sources(graph, key)).sigmoid()
+            out = sum_of_edges(graph, gate * rows_of_sources(graph, value))
+            if self.mean:
+                out = out * self.edges(t).inverse
+            return out if t.out_bias is None else out + t.out_bias
+
+        return spelled("gate", project, attend)
 
 
-@called_directly
-class _GatedLayer(EagerFunction):
-    @staticmethod
-    def forward(ctx, call, *tensors):
-        out, *made = _ops.call(call.forward, GatedTensors(*tensors))
-        ctx.call = call
-        ctx.save_for_backward(*tensors, *made)
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):
-        *tensors, dst, src, gate = ctx.saved_tensors
-        t, need = GatedTensors(*tensors), ctx.needs_input_grad[1:]
-        if torch.is_grad_enabled():  # create_graph
-            return None, *derived(ctx.call.formula, grad, t, need)
-        return None, *_ops.call(ctx.call.backward, t, grad, dst, src, gate, need)
-
-
-def gated_layer(graph: Graph, tensors: GatedTensors, mean: bool) -> Tensor:
-    """[N, C] of checked arguments: `_layers.can_fuse` of x and each weight, all of one dtype."""
-    call = _Gated(graph, mean, _by_heads(tensors.x))
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
-        return _GatedLayer.at_once(call, *tensors)
-    return _ops.call(call.forward, tensors)[0]
+def gated_layer(spec: LayerSpec, graph: Graph, t: LayerTensors) -> Tensor:
+    """[N, C] of checked tensors (`eligible`, `why_not`)."""
+    train = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in t)
+    call = _Gated(graph, spec.mean, _by_heads(t.x))
+    return FusedLayer.at_once(call, *t) if train else _ops.call(call.forward, t)[0]

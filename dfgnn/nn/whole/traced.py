@@ -1,5 +1,8 @@
-"""What `_at_once` is to eager calls, while torch.compile records: a layer as its linear modules and one
-operator, on rows of all heads, with nothing checked that would have to be checked again at every call."""
+"""What a fused layer records under torch.compile: its linear modules and one operator.
+
+The operator takes rows of all heads and finds the graph when the compiled code runs. Nothing is checked here
+that the compiled code would have to check again at every call.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +12,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...engine import traced as _edge_attention
-from ...engine import traced_graph as _edges
+from ...engine import traced, traced_graph
 from ...engine.checks import DTYPES
 from ...engine.traced_graph import EdgeList
 from ...graph import Graph
 from ...runtime.arguments import FEAT_IN_KEY, FEAT_IN_VALUE, Numbers, Tensors
 from ...runtime.compiling import is_exporting
 from .._terms import plain_linear
+from .padding import LOAD
+from .spec import LayerSpec, spelled
 
-__all__ = ["gat_recorded", "pair_recorded"]
+__all__ = ["MOST_UNFOLDED", "traced_layer"]
 
-# Elements of projected attributes up to which they are made although they could be folded into the attention
-# (`_edge_terms`), which takes more launches and less memory.
+#: Elements of projected edge attributes up to which they are computed where they could be folded into the
+#: attention (`engine.edge_projection`), which takes more launches and less memory.
 MOST_UNFOLDED = {"cpu": 2**16, "cuda": 2**23}
-
-_LOAD = 16  # bytes that CUDA's kernels load at a time
 
 
 class _Rows(NamedTuple):
@@ -55,125 +57,131 @@ class _Rows(NamedTuple):
         return F.linear(x, self.pad(weight), self.pad(bias))  # type: ignore[arg-type]
 
 
-def _rows(heads: int, size: int, x: Tensor, *linears: Any) -> _Rows | None:
-    """None where these modules cannot be given rows with padding, which they need."""
+def _rows(heads: int, size: int, x: Tensor, linears: tuple[Any, ...]) -> _Rows | None:
+    """None where rows need padding that these modules cannot be given."""
     kind, dtype = x.device.type, x.dtype
     if torch.is_autocast_enabled(kind) and dtype != torch.float64:
         dtype = torch.get_autocast_dtype(kind)
-    padding = -size % (_LOAD // dtype.itemsize) if kind == "cuda" else 0
+    padding = -size % (LOAD // dtype.itemsize) if kind == "cuda" else 0
     if padding and any(linear is not None and plain_linear(linear) is None for linear in linears):
         return None
     return _Rows(heads, size, padding)
 
 
-def _stand_in(graph: Any, x: Tensor) -> EdgeList | None:
-    """What stands for the graph, where its operators take features such as these."""
+def _traced_graph(graph: Any, x: Tensor) -> EdgeList | None:
+    """What stands for the graph in the recorded program, where its operators take features such as these."""
     if is_exporting() or not isinstance(graph, (Graph, EdgeList)) or x.dim() != 2 or x.dtype not in DTYPES:
         return None
     kind = x.device.type
     if kind != graph.device.type or kind not in MOST_UNFOLDED:
         return None
-    return _edges.stand_in(graph)
+    return traced_graph.stand_in(graph)
 
 
-def _within(rows: _Rows, x: Tensor, bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """The bias, where the operator is to add it, or what comes after."""
-    apart = rows.padding or bias is None or bias.dtype != x.dtype
-    return (None, bias) if apart else (bias, None)
+def _size(spec: LayerSpec) -> int | None:
+    """Of a head; None where it is not known before the layer ran."""
+    if spec.score == "additive":
+        return spec.vectors[0].shape[-1]
+    weight = getattr(spec.value, "weight", None)
+    return weight.shape[0] // spec.heads if isinstance(weight, Tensor) and weight.dim() == 2 else None
 
 
-def _seed(dropout_p: float, x: Tensor) -> Tensor | None:
-    return torch.randint(0, 2**62, (1,), device=x.device) if dropout_p > 0 else None
+def _records_edges(spec: LayerSpec, size: int, device: str) -> bool:
+    """Whether the operator takes the layer's attributes of edges, projected; or there are none."""
+    if spec.edges is None:
+        return True
+    if spec.score == "additive":
+        return False
+    attr, width = spec.edges[0], spec.heads * size
+    if attr.dim() != 2:
+        return False
+    is_folded = attr.shape[-1] * spec.heads < width
+    return not is_folded or attr.shape[0] * width <= MOST_UNFOLDED[device]
 
 
-def _result(out: Tensor, bias: Tensor | None, wide: Any) -> Tensor:
-    if wide is not None:
-        out = out.to(torch.promote_types(out.dtype, wide.dtype if isinstance(wide, Tensor) else wide))
+def traced_layer(spec: LayerSpec, graph: Any, x: Tensor, x_dst: Tensor | None) -> Tensor | None:
+    """The layer's result [num_dst, H * D]; None where it is to be recorded operation by operation."""
+    size = None if spec.score == "gate" else _size(spec)
+    if size is None:
+        return None
+    linears = spec.value, spec.key, spec.query, None if spec.edges is None else spec.edges[1]
+    edges, rows = _traced_graph(graph, x), _rows(spec.heads, size, x, linears)
+    if edges is None or rows is None or not _records_edges(spec, size, x.device.type):
+        return None
+    end = x if x_dst is None else x_dst
+    attr, of_edges = (None, None) if spec.edges is None else spec.edges
+    projections: dict[str, tuple[Any, Any]] = {
+        "value": (spec.value, x),
+        "key": (spec.key, x),
+        "query": (spec.query, end),
+        "edge": (of_edges, attr),
+    }
+
+    def project(name: str) -> Tensor | None:
+        if name == "skip":  # is added to rows without padding
+            return None if spec.skip is None else spec.skip(end)
+        linear, features = projections[name]
+        return None if linear is None else rows.project(linear, features)
+
+    attend = _gat if spec.score == "additive" else _attend
+    return spelled(spec.score, project, lambda *ends: attend(spec, edges, rows, *ends))
+
+
+def _seed(spec: LayerSpec, x: Tensor) -> Tensor | None:
+    return torch.randint(0, 2**62, (1,), device=x.device) if spec.dropout_p > 0 else None
+
+
+def _bias(spec: LayerSpec, rows: _Rows, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """The bias where the operator is to add it, and where it is to be added later."""
+    later = rows.padding or spec.bias is None or spec.bias.dtype != x.dtype
+    return (None, spec.bias) if later else (spec.bias, None)
+
+
+def _needs_backward(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def _finished(spec: LayerSpec, rows: _Rows, out: Tensor, train: bool, bias: Tensor | None) -> Tensor:
+    # A copy, because backward reads the operator's result, which the caller may modify.
+    out = rows.cut(out.clone() if train else out)
+    if spec.wide is not None:
+        wide = spec.wide.dtype if isinstance(spec.wide, Tensor) else spec.wide
+        out = out.to(torch.promote_types(out.dtype, wide))
     return out if bias is None else out + bias
 
 
-def gat_recorded(
-    layer: Any,
-    graph: Any,
-    x: Tensor,
-    linear: Any,
-    attn_src: Tensor,
-    attn_dst: Tensor,
-    bias: Tensor | None,
-    dropout_p: float,
-    wide: Tensor | None,
-) -> Tensor | None:
-    """`_at_once.gat_at_once` without edges' attributes."""
-    edges, rows = _stand_in(graph, x), _rows(*attn_src.shape[-2:], x, linear)
-    if edges is None or rows is None:
-        return None
-    feat = rows.project(linear, x)
+def _gat(spec: LayerSpec, edges: EdgeList, rows: _Rows, feat: Tensor, *_: None) -> Tensor:
+    attn_src, attn_dst = spec.vectors
     if feat.dtype not in (attn_src.dtype, torch.float16, torch.bfloat16):
         attn_src, attn_dst = attn_src.to(feat.dtype), attn_dst.to(feat.dtype)
-    within, after = _within(rows, feat, bias)
-    train = torch.is_grad_enabled() and any(
-        t is not None and t.requires_grad for t in (feat, attn_src, attn_dst, within)
-    )
-    out = _edge_attention.gat(
-        edges, feat, attn_src, attn_dst, _seed(dropout_p, x), within, float(layer.negative_slope),
-        float(dropout_p), train,
+    bias, later = _bias(spec, rows, feat)
+    train = _needs_backward(feat, attn_src, attn_dst, bias)
+    out = traced.gat(
+        edges, feat, attn_src, attn_dst, _seed(spec, feat), bias, float(spec.negative_slope),
+        float(spec.dropout_p), train,
     )  # fmt: skip
-    out = rows.cut(out.clone() if train else out)  # see `_autograd`
-    return _result(out, after, wide)
+    return _finished(spec, rows, out, train, later)
 
 
-def pair_recorded(
-    graph: Any,
-    score: str,
-    x: Tensor,
-    x_dst: Tensor | None,
-    value: Any,
-    key: Any,
-    query: Any,
-    heads: int,
-    skip: Any,
-    of_edges: tuple[Tensor, Any] | None,
-    attn: Tensor | None,
-    bias: Tensor | None,
-    numbers: tuple[float, float, float],
-    wide: Any,
-) -> Tensor | None:
-    """`_at_once.pair_at_once`. numbers: negative_slope, scale and dropout_p."""
-    weight = getattr(value, "weight", None)
-    if not isinstance(weight, Tensor) or weight.dim() != 2:
-        return None
-    rows = _rows(heads, weight.shape[0] // heads, x, value, key, query, *(of_edges or ())[1:])
-    edges, feat, flags = _stand_in(graph, x), None, 0
-    if edges is None or rows is None:
-        return None
+def _attend(
+    spec: LayerSpec, edges: EdgeList, rows: _Rows, value: Tensor, key: Any, query: Any, of_edges: Any
+) -> Tensor:
+    if query is None:
+        query = value if edges.num_src == edges.num_dst else value[: edges.num_dst]
+    attn, flags = None, 0
+    if spec.score == "additive_v2":
+        attn = rows.pad(spec.vectors[0].to(value.dtype).flatten())
+    elif key is None:
+        key = value
     if of_edges is not None:
-        attr, linear = of_edges
-        folded = attr.shape[-1] * heads < weight.shape[0]
-        if attr.dim() != 2 or folded and attr.shape[0] * weight.shape[0] > MOST_UNFOLDED[x.device.type]:
-            return None
-        feat = rows.project(linear, attr).unflatten(1, (heads, -1))
-        flags = FEAT_IN_KEY | FEAT_IN_VALUE
-    end = x if x_dst is None else x_dst
-    # In torch_geometric's order, in which lazy parameters draw their first values.
-    if score == "dot":
-        dst = None if query is None else rows.project(query, end)
-        src = None if key is None else rows.project(key, x)
-        v = rows.project(value, x)
-        src = v if src is None else src
-    else:
-        v, src = rows.project(value, x), None
-        dst = None if query is None else rows.project(query, end)
-        assert attn is not None
-        attn = rows.pad(attn.to(v.dtype).flatten())
-    if dst is None:
-        dst = v if edges.num_src == edges.num_dst else v[: edges.num_dst]
-    within, after = _within(rows, v, bias)
-    seed = _seed(numbers[2], x)
-    tensors = Tensors(v, src, dst, attn, None, None, None, None, feat, seed, within)
-    train = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-    slope, scale, dropout_p = map(float, numbers)
-    out, _ = _edge_attention.attention(
-        edges, score, tensors, Numbers(slope, scale, dropout_p, flags), False, False, train, "auto", heads
-    )
-    out = _result(rows.cut(out.clone() if train else out), after, wide)  # see `_autograd`
-    return out if skip is None else out + skip(end)
+        of_edges, flags = of_edges.unflatten(1, (rows.heads, -1)), FEAT_IN_KEY | FEAT_IN_VALUE
+    bias, later = _bias(spec, rows, value)
+    tensors = Tensors(
+        value, key, query, attn, None, None, None, None, of_edges, _seed(spec, value), bias
+    )  # fmt: skip
+    train = _needs_backward(*tensors)
+    numbers = Numbers(float(spec.negative_slope), float(spec.scale), float(spec.dropout_p), flags)
+    out, _ = traced.attention(
+        edges, spec.score, tensors, numbers, False, False, train, "auto", rows.heads
+    )  # fmt: skip
+    return _finished(spec, rows, out, train, later)

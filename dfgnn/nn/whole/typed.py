@@ -1,5 +1,5 @@
-"""Attention whose scores are products with a factor of the edge's type, clamped, as one autograd function:
-projections, keys of each type, scores and attention. See `_layers`."""
+"""The fused layer of `ExphormerAttention`: scores are products of query, key and a factor of the edge's type,
+and may be clamped (see `node`)."""
 
 from __future__ import annotations
 
@@ -13,24 +13,32 @@ from ... import functional
 from ...engine.edge_rows import of_graph
 from ...graph import Graph
 from ...runtime import ops as _ops
-from ...runtime.arguments import NEED_BIAS, SCORES, ops
-from ...runtime.eager import EagerFunction, called_directly, keep_aside, taken_back
-from .pair import can_fuse, cut, cut_rows, derived, pad_columns, pad_rows, padding_of
+from ...runtime.arguments import NEED_BIAS, Numbers, Tensors, ops
+from . import operators
+from .eligible import can_fuse
+from .node import FusedLayer
+from .padding import cut_columns, cut_rows, pad_columns, pad_rows, padding_of
 
-__all__ = ["typed_attention", "typed_layer"]
+__all__ = ["TypedSpec", "typed_attention", "typed_layer"]
 
-_attend, _attend_backward = ops.attend.default, ops.attend_backward.default
 _hardtanh_backward = torch.ops.aten.hardtanh_backward.default
-_ADDITIVE = SCORES["additive"]
-_NO_OPTIONS = (None,) * 6  # behind the bias
+
+
+class TypedSpec(NamedTuple):
+    """What such a layer is, beside its tensors."""
+
+    graph: Graph  # source t N + j is the node j at edges of type t
+    heads: int
+    scale: float
+    clamp: float | None
 
 
 class _Edges(NamedTuple):
-    """What a graph is to it."""
+    """What is derived from a graph, once."""
 
     forward: tuple[Any, ...]  # the arguments of products, and those over sources
     reverse: tuple[Any, ...]
-    ends: Tensor  # 0 [T N, H]: to the scores, which are a bias, nothing is added
+    ends: Tensor  # 0 [T N, H]: nothing is added to the scores, which enter as a bias
 
 
 def _edges(graph: Graph, keys: Tensor) -> _Edges:
@@ -46,127 +54,102 @@ def _edges(graph: Graph, keys: Tensor) -> _Edges:
 
 
 class _Typed(NamedTuple):
-    """What is no tensor of it."""
+    """What is no tensor of a call. Those are x, the weight and the factor, as of `typed_layer`."""
 
-    graph: Graph  # source t N + j: the node j at edges of type t
+    spec: TypedSpec
     handle: Any  # a GraphHandle
     heads: int
     size: int  # of a head
     padding: int
-    scale: float
-    clamp: float | None
+    score: str = "additive"
+    numbers: Numbers = Numbers(1.0, 1.0, 0.0, 0)
 
-    def forward(self, x: Tensor, weight: Tensor, factor: Tensor):
-        """The result [N, H * size], what backward takes beside the inputs, and what the operator gave."""
-        types = len(factor)
+    def forward(self, tensors):
+        x, weight, factor = tensors
+        types, (_, _, scale, clamp) = len(factor), self.spec
         if self.padding:
             weight = pad_rows(weight, self.size, self.padding)
             factor = pad_columns(factor, self.heads, self.size, self.padding)
-        factor = (factor * self.scale).unsqueeze(1)
+        factor = (factor * scale).unsqueeze(1)
         by_kind = weight.view(3, -1, x.shape[1]).transpose(1, 2)
         projected = torch.bmm(x.expand(3, *x.shape), by_kind)
         query, key, value = projected.unbind()
         keys = (key * factor).view(-1, self.heads, self.size + self.padding)
         values = value.expand(types, *value.shape).reshape(-1, value.shape[1])
-        score = ops.sddmm.default(self._heads(query), keys, *_edges(self.graph, keys).forward)
-        if self.clamp is not None:
-            score.clamp_(-self.clamp, self.clamp)
-        out, kept, _ = self._run(keys, values, score)
-        made = weight, factor, projected, keys, values, score, kept
-        return cut(out, self.heads, self.size, self.padding) if self.padding else out, made, out
+        edges = _edges(self.spec.graph, keys)
+        score = ops.sddmm.default(self.by_head(query), keys, *edges.forward)
+        if clamp is not None:
+            score.clamp_(-clamp, clamp)
+        out, saved = operators.attend(self, self.inputs(keys, values, score), False)
+        made = weight, factor, projected, keys, values, score, saved
+        return cut_columns(out, self.heads, self.size, self.padding) if self.padding else out, made, out
 
-    def _heads(self, x: Tensor) -> Tensor:
+    def by_head(self, x: Tensor) -> Tensor:
         return x.view(len(x), self.heads, -1)
 
-    def _run(self, keys: Tensor, values: Tensor, score: Tensor):
-        ends = _edges(self.graph, keys).ends
-        return _attend(
-            self.handle.number, self.heads, _ADDITIVE, values, ends, None, None, score, *_NO_OPTIONS, 1.0,
-            1.0, 0.0, 0, False, False,
-        )  # fmt: skip
+    def inputs(self, keys: Tensor, values: Tensor, score: Tensor) -> Tensors:
+        ends = _edges(self.spec.graph, keys).ends
+        return Tensors(values, ends, None, None, score, *(None,) * 6)
 
-    def backward(self, x: Tensor, grad: Tensor, made, out: Tensor | None, need):
-        weight, factor, projected, keys, values, score, kept = made
-        if out is None:  # it was modified
-            out, _, _ = self._run(keys, values, score)
+    def rerun(self, tensors, made):
+        return operators.attend(self, self.inputs(*made[3:6]), False)[0]
+
+    def backward(self, tensors, grad, made, out, need):
+        x, (weight, factor, projected, keys, values, score, saved) = tensors[0], made
         query, key, _ = projected.unbind()
-        n, types, width, edges = len(x), len(factor), query.shape[1], _edges(self.graph, keys)
+        (graph, _, scale, clamp) = self.spec
+        edges = _edges(graph, keys)
+        n, types, width = len(x), len(factor), query.shape[1]
         if self.padding:
             grad = pad_columns(grad, self.heads, self.size, self.padding)
-        of_values, _, _, _, of_score, *_ = _attend_backward(
-            self.handle.number, self.heads, grad, None, _ADDITIVE, values, edges.ends, None, None, score,
-            *_NO_OPTIONS, out, kept, False, None, 1.0, 1.0, 0.0, 0, NEED_BIAS,
-        )  # fmt: skip
-        if self.clamp is not None:
-            of_score = _hardtanh_backward(of_score, score, -self.clamp, self.clamp)
+        of_values, _, _, _, of_score, *_ = operators.attend_backward(
+            self, grad, self.inputs(keys, values, score), out, saved, False, NEED_BIAS
+        )
+        if clamp is not None:
+            of_score = _hardtanh_backward(of_score, score, -clamp, clamp)
         of_score = _ops.as_type(of_score, keys.dtype)
         of_query = ops.spmm.default(of_score, keys, *edges.forward, n)
-        of_keys = ops.spmm.default(of_score, self._heads(query), *edges.reverse, n * types)
+        of_keys = ops.spmm.default(of_score, self.by_head(query), *edges.reverse, n * types)
         of_keys = of_keys.view(types, n, width)
         found: list[Tensor | None] = [None, None, None]
         if need[2]:
-            of_factor = (of_keys * key).sum(1).mul_(self.scale)
-            found[2] = cut(of_factor, self.heads, self.size, self.padding)
+            of_factor = (of_keys * key).sum(1).mul_(scale)
+            found[2] = cut_columns(of_factor, self.heads, self.size, self.padding)
         if need[0] or need[1]:
             of_value, of_key = of_values.view(types, n, width).sum(0), (of_keys * factor).sum(0)
             together = torch.cat([of_query.flatten(1), of_key, of_value], 1)
             if need[0]:
                 found[0] = together.mm(weight)
             if need[1]:
-                of_weight = together.t().mm(x)
-                found[1] = cut_rows(of_weight, self.size, self.padding) if self.padding else of_weight
+                found[1] = cut_rows(together.t().mm(x), self.size, self.padding)
         return found
 
     def formula(self, x: Tensor, weight: Tensor, factor: Tensor) -> Tensor:
-        return typed_attention(self.graph, F.linear(x, weight), factor, self.heads, self.scale, self.clamp)
+        return typed_attention(self.spec, F.linear(x, weight), factor)
 
 
-@called_directly
-class _TypedLayer(EagerFunction):
-    @staticmethod
-    def forward(ctx, call, *tensors):
-        result, made, out = _ops.call(call.forward, *tensors)
-        ctx.call = call
-        # Unless it is the result, nobody else sees `out`.
-        ctx.save_for_backward(*tensors, *made, *((out,) if call.padding else keep_aside(ctx, out)))
-        return result
-
-    @staticmethod
-    def backward(ctx, grad):
-        call, saved, need = ctx.call, ctx.saved_tensors, ctx.needs_input_grad[1:]
-        inputs, made, last = saved[:3], saved[3:10], saved[10:]
-        if torch.is_grad_enabled():  # create_graph
-            return None, *derived(call.formula, grad, inputs, need)
-        if not call.padding:
-            last, _ = taken_back(ctx, last)
-        return None, *_ops.call(call.backward, inputs[0], grad, made, None if last is None else last[0], need)
-
-
-def typed_layer(
-    graph: Graph, x: Tensor, weight: Tensor, factor: Tensor, heads: int, scale: float, clamp: float | None
-) -> Tensor:
+def typed_layer(spec: TypedSpec, x: Tensor, weight: Tensor, factor: Tensor) -> Tensor:
     """[N, H * D] of checked arguments. x: [N, F]. weight: [3 H D, F], of queries, keys and values. factor:
-    [T, H D]. graph: source t N + j is the node j at edges of type t."""
-    size = factor.shape[1] // heads
-    tensors = x, weight, factor
+    [T, H D]."""
+    graph, heads, tensors = spec.graph, spec.heads, (x, weight, factor)
     if not (
         can_fuse(graph, x, weight)
         and can_fuse(graph, factor, factor)
         and factor.dtype is x.dtype
         and not torch.is_autocast_enabled(x.device.type)
     ):
-        return typed_attention(graph, F.linear(x, weight), factor, heads, scale, clamp)
+        return typed_attention(spec, F.linear(x, weight), factor)
+    size = factor.shape[1] // heads
     padding = padding_of(x, size)
     train = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
     handle = graph._planner.handle(heads, size + padding, x.dtype, "gat", "auto", True, train)
-    call = _Typed(graph, handle, heads, size, padding, scale, clamp)
-    return _TypedLayer.at_once(call, *tensors) if train else _ops.call(call.forward, *tensors)[0]
+    call = _Typed(spec, handle, heads, size, padding)
+    return FusedLayer.at_once(call, *tensors) if train else _ops.call(call.forward, tensors)[0]
 
 
-def typed_attention(
-    graph: Graph, projected: Tensor, factor: Tensor, heads: int, scale: float, clamp: float | None
-) -> Tensor:
-    """`typed_layer` of what was projected: [N, 3 H D]."""
+def typed_attention(spec: TypedSpec, projected: Tensor, factor: Tensor) -> Tensor:
+    """`typed_layer` in plain operations, of what was projected: [N, 3 H D]."""
+    graph, heads, scale, clamp = spec
     query, key, value = projected.unflatten(1, (3, heads, -1)).unbind(1)
     by_type = factor.unflatten(1, (heads, -1)).unsqueeze(1)
     keys, values = (key * by_type).flatten(0, 1), value.repeat(len(factor), 1, 1)

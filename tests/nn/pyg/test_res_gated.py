@@ -17,7 +17,7 @@ from pyg_compare import (
 
 import dfgnn
 from dfgnn.nn import _fallback, pyg
-from dfgnn.nn.whole import gated as _gated_layer
+from dfgnn.nn.whole import gated as _gated
 
 nn = torch_geometric.nn
 NAMES = "random", "isolated", "duplicates", "self_loops", "super_row", "mixed_degrees", "sorted"
@@ -37,9 +37,9 @@ def both(*args, **options):
 @pytest.fixture(params=[False, True], ids=["by rows", "by heads"])
 def calls(request, monkeypatch):
     """How often the layer was computed at once, in both ways of doing so: as on a CPU and on a GPU."""
-    monkeypatch.setattr(_gated_layer, "_by_heads", lambda x: request.param)
-    found, layer = [], _gated_layer._Gated.forward
-    monkeypatch.setattr(_gated_layer._Gated, "forward", lambda *args: found.append(1) or layer(*args))
+    monkeypatch.setattr(_gated, "_by_heads", lambda x: request.param)
+    found, layer = [], _gated._Gated.forward
+    monkeypatch.setattr(_gated._Gated, "forward", lambda *args: found.append(1) or layer(*args))
     return found
 
 

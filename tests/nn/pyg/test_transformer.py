@@ -4,9 +4,10 @@ import pytest
 import torch
 from pyg_compare import compare, edges, inject_dropout, pair, torch_geometric
 
-from dfgnn.nn.pyg import TransformerConv, transformer
-from dfgnn.nn.whole import eligible as _at_once
-from dfgnn.nn.whole import pair as _layers
+from dfgnn.nn.pyg import TransformerConv, _base
+from dfgnn.nn.whole import attention as _attention
+from dfgnn.nn.whole import eligible as _eligible
+from dfgnn.nn.whole import projections as _projections
 
 PyGConv = torch_geometric.nn.TransformerConv
 N = 50  # nodes of the graph "random"
@@ -54,15 +55,15 @@ def test_injected_mask(monkeypatch):
 def counted(monkeypatch):
     """A list that grows with every layer that is computed as one function."""
     found = []
-    make = transformer.pair_at_once
+    make = _base.fused_layer
 
     def counting(*args, **kwargs):
         out = make(*args, **kwargs)
-        if out is not None:
+        if out[0] is not None:
             found.append(out)
         return out
 
-    monkeypatch.setattr(transformer, "pair_at_once", counting)
+    monkeypatch.setattr(_base, "fused_layer", counting)
     return found
 
 
@@ -89,8 +90,8 @@ MODES = {
 def test_at_once_is_what_its_operations_are(monkeypatch, kind, mode, padded):
     """Values and all gradients of both ways, which only differ in rounding; a fresh edge_index and again."""
     if padded:
-        monkeypatch.setattr(_layers, "padding_of", lambda x, size: -size % (16 // x.element_size()))
-        monkeypatch.setattr(_layers, "_joins", lambda x, width: True)
+        monkeypatch.setattr(_attention, "padding_of", lambda x, size: -size % (16 // x.element_size()))
+        monkeypatch.setattr(_projections, "joins", lambda x, width: True)
     options = dict(MODES[mode])
     dtype, autocast = options.pop("dtype", torch.float64), options.pop("autocast", False)
     layer = TransformerConv(9, 5, 2, **LAYERS[kind], **options).to(dtype)
@@ -117,7 +118,7 @@ def test_at_once_is_what_its_operations_are(monkeypatch, kind, mode, padded):
             assert all(map(torch.equal, short, results(same, learning)))
         assert len(counts) == 6
         with monkeypatch.context() as patch:
-            patch.setattr(transformer, "pair_at_once", lambda *args, **kwargs: None)
+            patch.setattr(_base, "fused_layer", lambda *args, **kwargs: (None, None))
             long = results(edge_index, learning)
         counts.clear()
         tolerance = 0.05 if autocast else 1e-10 if dtype == torch.float64 else 2e-5
@@ -133,10 +134,10 @@ def test_large_attributes_are_folded(monkeypatch):
     for edge_dim, is_folded in ((3, True), (5, False)):
         layer, attr = TransformerConv(9, 5, 2, edge_dim=edge_dim).double(), features(400, edge_dim)
         counts = counted(monkeypatch)
-        monkeypatch.setitem(_at_once.MOST_UNFOLDED, "cpu", 400 * 10)
+        monkeypatch.setitem(_eligible.MOST_UNFOLDED, "cpu", 400 * 10)
         expected = layer(x, edge_index, attr)
         assert len(counts) == 1
-        monkeypatch.setitem(_at_once.MOST_UNFOLDED, "cpu", 400 * 10 - 1)
+        monkeypatch.setitem(_eligible.MOST_UNFOLDED, "cpu", 400 * 10 - 1)
         torch.testing.assert_close(layer(x, edge_index, attr), expected)
         assert len(counts) == (1 if is_folded else 2)
 

@@ -1,0 +1,70 @@
+"""The autograd function of all fused layers.
+
+What a layer launches around its attention costs a small graph more than the attention does, and most of that
+is the work of autograd and the dispatcher per operation. A fused layer is therefore one node of the autograd
+graph, which calls operators below autograd. Its results are those of the single operations up to rounding.
+
+A call of a layer is an object with these methods (see `attention`, `gated` and `typed`):
+
+    forward(tensors)   -> result, what backward takes besides the tensors, and the operator's own output or
+    None rerun(tensors, made)                       -> the operator's own output again backward(tensors, grad,
+    made, out, need)   -> the gradients of the tensors formula(*tensors)                          -> the
+    result in plain operations, for second derivatives
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...runtime import ops as _ops
+from ...runtime.eager import EagerFunction, called_directly, retains_graph, top_hooks
+
+__all__ = ["FusedLayer"]
+
+
+@called_directly
+class FusedLayer(EagerFunction):
+    @staticmethod
+    def forward(ctx, call, *tensors):
+        result, made, out = _ops.call(call.forward, tensors)
+        ctx.call, ctx.output, ctx.version = call, None, None
+        ctx.set_materialize_grads(False)
+        if out is result:
+            # The user may modify the result in place, which autograd would refuse if it were saved. A
+            # detached alias is stored with its version instead; not the result itself, which would never be
+            # freed.
+            ctx.version = out._version
+            if top_hooks(True) is None:
+                ctx.output, out = out.detach(), None
+        ctx.save_for_backward(*tensors, *made, out)
+        return result
+
+    @staticmethod
+    def backward(ctx, grad):
+        call, need, out = ctx.call, ctx.needs_input_grad[1:], ctx.output
+        count = len(need)
+        if grad is None:
+            return (None,) * (1 + count)
+        *saved, last = ctx.saved_tensors
+        tensors, made = saved[:count], saved[count:]
+        if torch.is_grad_enabled():  # create_graph
+            return None, *_derived(call.formula, grad, tensors, need)
+        if out is None:
+            out = last
+        elif not retains_graph():
+            ctx.output = None
+        if ctx.version is not None and out._version != ctx.version:
+            out = _ops.call(call.rerun, tensors, made)
+        return None, *_ops.call(call.backward, tensors, grad, made, out, need)
+
+
+def _derived(formula, grad, tensors, need) -> tuple[Tensor | None, ...]:
+    """The gradients of the formula, which have derivatives themselves."""
+    with torch.enable_grad():
+        # Views, because an input may be made of another one, or be the same tensor, and each has a gradient.
+        tensors = [x if x is None else x.view_as(x) for x in tensors]
+        out = formula(*tensors)
+    learning = [x for x, needed in zip(tensors, need) if needed]
+    grads = iter(torch.autograd.grad(out, learning, grad, create_graph=True, allow_unused=True))
+    return tuple(next(grads) if needed else None for needed in need)

@@ -1,0 +1,99 @@
+"""Heads with the padding that CUDA's kernels want, in as few launches as possible.
+
+The kernels load 16 bytes at a time, so a head of another size gets zero columns behind it: in the weights
+that project the features, or in the projected rows. On the CPU nothing is padded.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...runtime import ops as _ops
+
+#: Bytes that a CUDA kernel loads at a time.
+LOAD = 16
+
+
+def padding_of(x: Tensor, size: int) -> int:
+    """The columns to add to a head of this size, of x's dtype on x's device."""
+    return -size % (LOAD // x.element_size()) if x.is_cuda else 0
+
+
+_constants: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
+
+
+def constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A cached tensor of one number."""
+    found = _constants.get((value, dtype, device))
+    if found is None:
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            # Within a CUDA graph the tensor has no value before the graph is replayed, so it is not cached.
+            return torch.full((), value, dtype=dtype, device=device)
+        # Copied from the CPU, which waits for the device, because other streams may read it right away.
+        with torch.inference_mode(False):
+            found = _constants[value, dtype, device] = torch.full((), value, dtype=dtype).to(device)
+    return found
+
+
+def extended(x: Tensor, dim: int, more: int) -> Tensor:
+    """x with that many zeros behind it in this dimension: one launch, where ``F.pad`` takes two."""
+    shape = list(x.shape)
+    shape[dim] = more
+    return torch.cat([x, constant(0, x.dtype, x.device).expand(shape)], dim)
+
+
+def cut_columns(
+    x: Tensor,
+    heads: int,
+    size: int,
+    padding: int,
+    more: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Rows of padded heads without the padding, in this dtype, plus ``more``: such rows, padded or not, or
+    one row for all. Without padding and ``more`` it only changes the dtype.
+
+    The result is no view: autograd does not let a user modify in place a view that an autograd function made.
+    """
+    if not padding:
+        return x.to(dtype) if more is None else torch.add(x, more, out=x.new_empty(x.shape, dtype=dtype))
+    if heads == 1:
+        rows = x[:, :size]
+        rows = rows.clone() if more is None else torch.add(rows, more[..., :size])
+        return _ops.as_type(rows, x.dtype if dtype is None else dtype)
+    result = x.new_empty(len(x), heads * size, dtype=dtype)
+    to, rows = result.view(-1, heads, size), x.view(-1, heads, size + padding)[..., :size]
+    if more is None:
+        to.copy_(rows)
+    else:
+        width = size if more.shape[-1] == heads * size else size + padding
+        torch.add(rows, more.view(-1, heads, width)[..., :size], out=to)
+    return result
+
+
+# One head, as last layers have it, is padded without the views that several need: a small graph waits for
+# each.
+
+
+def pad_columns(x: Tensor, heads: int, size: int, padding: int) -> Tensor:
+    """Rows ``[n, heads * size]`` with padding behind each head."""
+    if heads == 1:
+        return extended(x, x.dim() - 1, padding)
+    return extended(x.reshape(-1, heads, size), 2, padding).flatten(1)
+
+
+def pad_rows(x: Tensor, size: int, padding: int) -> Tensor:
+    """A weight ``[heads * size, F]`` or bias ``[heads * size]`` whose projection has the padding."""
+    if x.shape[0] == size:
+        return extended(x, 0, padding)
+    return extended(x.view(-1, size, *x.shape[1:]), 1, padding).flatten(0, 1)
+
+
+def cut_rows(x: Tensor, size: int, padding: int) -> Tensor:
+    """The gradient of `pad_rows`; x itself without padding."""
+    if not padding:
+        return x
+    if x.shape[0] == size + padding:
+        return x[:size]
+    return x.unflatten(0, (-1, size + padding))[:, :size].flatten(0, 1)

@@ -1,0 +1,94 @@
+"""What a layer consists of, and that spelled once in plain operations.
+
+A layer describes itself by a `LayerSpec`. `eligible` turns it into `LayerTensors` for the autograd function
+of eager calls (`node`); while a compiler records, `traced` reads it. `spelled` is the layer operation by
+operation: second derivatives and what a compiler records are two readings of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+__all__ = ["LayerSpec", "LayerTensors", "spelled"]
+
+
+OptionalTensor = Any  # which there are depends on the layer
+
+
+class LayerSpec(NamedTuple):
+    """Projections, the terms of the scores, and what follows the attention."""
+
+    #: "additive" (GAT), "additive_v2" (GATv2), "dot", or "gate": no softmax, but a gate per channel.
+    score: str
+    heads: int
+    #: Linear modules. ``value`` and ``key`` project the sources, ``query`` and ``skip`` the destinations,
+    #: each to H * D columns; None for key or query: what ``value`` gives. ``skip`` is added to the result.
+    value: Any
+    key: Any = None
+    query: Any = None
+    skip: Any = None
+    #: Attributes of the edges and the linear module that projects them: a term of additive scores, and in
+    #: layers of dot products added to keys and values.
+    edges: tuple[Tensor, Any] | None = None
+    #: Vectors ``[.., H, D]``: of sources, destinations and edges (additive), or one (additive_v2).
+    vectors: tuple[Tensor, ...] = ()
+    bias: Tensor | None = None  # [H * D], of the result
+    negative_slope: float = 1.0
+    scale: float = 1.0
+    dropout_p: float = 0.0
+    #: The result has the dtype of the features and of this, a tensor or a dtype, together.
+    wide: Any = None
+    mean: bool = False  # gate: the mean over the edges, not the sum
+
+
+class LayerTensors(NamedTuple):
+    """The tensors of a `LayerSpec`, in the order in which the autograd function takes them: after the
+    features each projection's weight ``[H * D, F]`` and bias ``[H * D]``, None where it has none."""
+
+    x: Tensor  # [num_src, F]
+    x_dst: OptionalTensor  # [num_dst, F_dst]; None: x
+    value_weight: Tensor
+    value_bias: OptionalTensor = None
+    key_weight: OptionalTensor = None
+    key_bias: OptionalTensor = None
+    query_weight: OptionalTensor = None
+    query_bias: OptionalTensor = None
+    skip_weight: OptionalTensor = None
+    skip_bias: OptionalTensor = None
+    edge_attr: OptionalTensor = None  # [E, F_e]
+    edge_weight: OptionalTensor = None
+    edge_bias: OptionalTensor = None
+    attn: OptionalTensor = None  # additive: of the sources
+    attn_dst: OptionalTensor = None
+    attn_edge: OptionalTensor = None
+    out_bias: OptionalTensor = None
+    seed: OptionalTensor = None  # of dropout
+
+
+# In the order in which torch_geometric calls them: lazy modules draw their first values then.
+_PROJECTIONS = {
+    "additive": ("value",),
+    "additive_v2": ("value", "query"),
+    "dot": ("query", "key", "value"),
+    "gate": ("query", "key", "value"),
+}
+
+
+def spelled(
+    score: str,
+    project: Callable[[str], Any],
+    attend: Callable[[Tensor, Any, Any, Any], Tensor],
+) -> Tensor:
+    """The layer in plain operations, ``[num_dst, H * D]``.
+
+    project: the rows that a projection gives, by its name; None where the layer has no such projection.
+    attend: the result, bias and all, of value, key, query and projected edges.
+    """
+    edges = project("edge")
+    rows: dict[str, Any] = {name: project(name) for name in _PROJECTIONS[score]}
+    out = attend(rows["value"], rows.get("key"), rows.get("query"), edges)
+    skip = project("skip")
+    return out if skip is None else out + skip
