@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ... import functional
 from ...engine import traced_graph
-from ...engine.autograd import PLAN_LAYERS
+from ...engine.operators import PLAN_LAYERS
 from ...graph import Graph
 from ...runtime import ops as _ops
 from ...runtime.arguments import (
