@@ -6,10 +6,11 @@ graph, which calls operators below autograd. Its results are those of the single
 
 A call of a layer is an object with these methods (see `attention`, `gated` and `typed`):
 
-    forward(tensors)   -> result, what backward takes besides the tensors, and the operator's own output or
-    None rerun(tensors, made)                       -> the operator's own output again backward(tensors, grad,
-    made, out, need)   -> the gradients of the tensors formula(*tensors)                          -> the
-    result in plain operations, for second derivatives
+- ``forward(tensors)``: the result, what backward takes besides the tensors, and the operator's own output or
+  None.
+- ``rerun(tensors, made)``: the operator's own output again.
+- ``backward(tensors, grad, made, out, need)``: the gradients of the tensors.
+- ``formula(*tensors)``: the result in plain operations, for second derivatives.
 """
 
 from __future__ import annotations
