@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from attention import DTYPES, SCORES, VALUES, check, function, make_inputs, run
-from covering import covering
+from covering import covered
 from graphs import GRAPHS, make_graph
 
 from dfgnn import Graph, functional
@@ -56,10 +56,12 @@ def threads():
 WAYS = ("grouped", "single")  # of rows
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", ["super_row", "super_source", "mixed_degrees", "power_law"])
-@pytest.mark.parametrize("score", SCORES)
+@covered(
+    way=WAYS,
+    dtype=[torch.float32, torch.bfloat16],
+    name=["super_row", "super_source", "mixed_degrees", "power_law"],
+    score=SCORES,
+)
 def test_results_do_not_depend_on_the_number_of_threads(monkeypatch, threads, score, name, dtype, way):
     monkeypatch.setenv("DFGNN_CPU_ROWS", way)
     graph = make_graph(name)
@@ -92,22 +94,24 @@ def test_groups_of_short_rows(monkeypatch, score, name, isa):
         check(score, graph, make_inputs(score, graph, heads, dim, dtype), note=f"H={heads} D={dim} {dtype}: ")
 
 
-@pytest.mark.parametrize("heads", [1, 3, 8])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("score", SCORES)
-def test_options_of_grouped_rows(monkeypatch, score, dtype, heads):
+@covered(
+    heads=[1, 3, 8],
+    dtype=[torch.float32, torch.bfloat16],
+    score=SCORES,
+    name=["isolated", "sorted"],
+    per_head=[1, "H"],
+)
+def test_options_of_grouped_rows(monkeypatch, score, dtype, heads, name, per_head):
     monkeypatch.setenv("DFGNN_CPU_ROWS", "grouped")
-    for name in ("isolated", "sorted"):
-        graph = make_graph(name)
-        for per_head in (1, "H"):
-            options = {"edge_bias": True, "edge_weight": per_head, "edge_gate": per_head}
-            inputs = make_inputs(score, graph, heads, 8, dtype, **options)
-            mask = torch.rand((graph.num_edges, heads) if per_head == "H" else (graph.num_edges,)) < 0.7
-            seed = torch.tensor([5])
-            check(score, graph, inputs, note=f"{name}: ", edge_mask=mask, dropout_p=0.2, _seed=seed)
-            check(score, graph, inputs, note=f"{name}: ", edge_mask=mask, return_attention=True)
-            del inputs["edge_gate"]
-            check(score, graph, inputs, note=f"{name}, no gate: ", dropout_p=0.2, _seed=seed)
+    graph = make_graph(name)
+    options = {"edge_bias": True, "edge_weight": per_head, "edge_gate": per_head}
+    inputs = make_inputs(score, graph, heads, 8, dtype, **options)
+    mask = torch.rand((graph.num_edges, heads) if per_head == "H" else (graph.num_edges,)) < 0.7
+    seed = torch.tensor([5])
+    check(score, graph, inputs, edge_mask=mask, dropout_p=0.2, _seed=seed)
+    check(score, graph, inputs, edge_mask=mask, return_attention=True)
+    del inputs["edge_gate"]
+    check(score, graph, inputs, note="no gate: ", dropout_p=0.2, _seed=seed)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -136,23 +140,20 @@ def test_numbers_that_are_not_finite_reach_their_rows_only(monkeypatch, score, w
 PAIRED_SHAPES = ((2, 8), (3, 16), (2, 32), (1, 64), (3, 96), (8, 4), (32, 2))
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("score", SCORES)
-def test_pairs_of_vectors(monkeypatch, score, isa, way):
+@covered(way=WAYS, score=SCORES, shape=PAIRED_SHAPES)
+def test_pairs_of_vectors(monkeypatch, score, isa, way, shape):
     use(monkeypatch, isa)
     monkeypatch.setenv("DFGNN_CPU_ROWS", way)
-    for turn, (heads, dim) in enumerate(PAIRED_SHAPES):
-        graph = make_graph(("random", "isolated", "mixed_degrees", "super_source")[turn % 4])
-        inputs = make_inputs(score, graph, heads, dim, torch.bfloat16, edge_weight="H")
-        inputs["out_bias"] = torch.randn(heads, dim).bfloat16()
-        check(score, graph, inputs, note=f"H={heads} D={dim}: ", dropout_p=0.2, _seed=torch.tensor([5]))
+    turn, (heads, dim) = PAIRED_SHAPES.index(shape), shape
+    graph = make_graph(("random", "isolated", "mixed_degrees", "super_source")[turn % 4])
+    inputs = make_inputs(score, graph, heads, dim, torch.bfloat16, edge_weight="H")
+    inputs["out_bias"] = torch.randn(heads, dim).bfloat16()
+    check(score, graph, inputs, dropout_p=0.2, _seed=torch.tensor([5]))
 
 
-@pytest.mark.parametrize("dim", [4, 8, 16, 32, 96])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("score", ["gatv2", "dot"])
+@covered(dim=[4, 8, 16, 32, 96], dtype=[torch.float32, torch.float64, torch.bfloat16], score=["gatv2", "dot"])
 def test_both_ways_find_the_same_scores(monkeypatch, score, isa, dtype, dim):
     """Large scores, nearly equal in a row: attention shows how they were rounded."""
     use(monkeypatch, isa)
@@ -175,16 +176,16 @@ def test_unknown_way_of_rows(monkeypatch):
         function("gat")(graph, **make_inputs("gat", graph, 1, 4))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("score", SCORES)
-def test_every_instruction_set(monkeypatch, score, isa, dtype):
+@covered(
+    dtype=DTYPES, score=SCORES, case=[("mixed_degrees", 1, 7), ("mixed_degrees", 3, 8), ("random", 8, 33)]
+)
+def test_every_instruction_set(monkeypatch, score, isa, dtype, case):
     use(monkeypatch, isa)
-    for name, heads, dim in (("mixed_degrees", 1, 7), ("mixed_degrees", 3, 8), ("random", 8, 33)):
-        graph = make_graph(name)
-        inputs = make_inputs(score, graph, heads, dim, dtype, edge_bias=True, edge_weight="H")
-        seed = torch.tensor([5])
-        check(score, graph, inputs, note=f"H={heads} D={dim}: ", dropout_p=0.2, _seed=seed)
+    name, heads, dim = case
+    graph = make_graph(name)
+    inputs = make_inputs(score, graph, heads, dim, dtype, edge_bias=True, edge_weight="H")
+    check(score, graph, inputs, dropout_p=0.2, _seed=torch.tensor([5]))
 
 
 def on_grid(score, graph, dim, shift, dtype):
@@ -211,27 +212,24 @@ def on_grid(score, graph, dim, shift, dtype):
     return inputs, options
 
 
-@pytest.mark.parametrize(
-    "case",
-    covering(score=tuple(SCORES), shift=(0, 1e4, 1e6, 1e7, -1e9, "lowest"), dtype=DTYPES, isa=ISAS),
-    ids=lambda case: "-".join(map(str, case.values())),
+@pytest.mark.parametrize("isa", ISAS)
+@covered(
+    score=SCORES,
+    shift=(0, 1e4, 1e6, 1e7, -1e9, "lowest"),
+    dtype=DTYPES,
+    name=("random", "mixed_degrees", "super_row"),
 )
-def test_softmax_is_exact_at_any_shift(monkeypatch, case):
-    score, shift, dtype, isa = case.values()
+def test_softmax_is_exact_at_any_shift(monkeypatch, score, shift, dtype, name, isa):
     use(monkeypatch, isa)
-    for name in ("random", "mixed_degrees", "super_row"):
-        graph = make_graph(name)
-        inputs, options = on_grid(score, graph, 6, shift, dtype)
-        check(score, graph, inputs, note=f"{name}: ", return_attention=True, **options)
+    graph = make_graph(name)
+    inputs, options = on_grid(score, graph, 6, shift, dtype)
+    check(score, graph, inputs, return_attention=True, **options)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("low", [-1e9, "lowest"])
-@pytest.mark.parametrize("score", SCORES)
-def test_rows_of_masked_edges(score, low, dtype):
+@covered(dtype=DTYPES, low=[-1e9, "lowest"], score=SCORES, name=["mixed_degrees", "super_row"])
+def test_rows_of_masked_edges(score, low, dtype, name):
     """Edges masked by a large negative bias: some, all of a row, most of a split row's pieces."""
     acc = torch.promote_types(dtype, torch.float32)
-    name = ("mixed_degrees", "super_row")[(DTYPES.index(dtype) + (low == "lowest")) % 2]
     graph = make_graph(name)
     inputs = make_inputs(score, graph, 3, 8, dtype, edge_bias=True)
     for term in ("alpha_src", "alpha_dst", "query", "attn"):
