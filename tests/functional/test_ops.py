@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from covering import covered
 
 from dfgnn import Graph, ops
 
@@ -69,26 +70,21 @@ def test_every_name_is_there():
 
 
 @needs_dgl
-@pytest.mark.parametrize("kind", SIZES)
-@pytest.mark.parametrize("name", BINARY)
-def test_edges(name, kind):
-    lhs, op, rhs = name.split("_")
-    for x, y in SHAPES:
-        if op == "dot" and (not x or x[-1] != y[-1]):
-            continue
-        compare(name, kind, [(lhs, x), (rhs, y)])
+@covered(name=BINARY, kind=tuple(SIZES), shapes=SHAPES)
+def test_edges(name, kind, shapes):
+    (lhs, op, rhs), (x, y) = name.split("_"), shapes
+    if op == "dot" and (not x or x[-1] != y[-1]):
+        x = y = (2, 4)
+    compare(name, kind, [(lhs, x), (rhs, y)])
 
 
 @needs_dgl
-@pytest.mark.parametrize("kind", ["square", "block"])
-@pytest.mark.parametrize("name", REDUCE)
-def test_reductions(name, kind):
-    first, *_, reducer = name.split("_")
-    if first == "copy":
-        for x, _ in SHAPES:
-            compare(name, kind, [(name.split("_")[1], x)])
-        return
-    for x, y in SHAPES:
+@covered(name=REDUCE, kind=["square", "block"], shapes=SHAPES)
+def test_reductions(name, kind, shapes):
+    x, y = shapes
+    if name.startswith("copy"):
+        compare(name, kind, [(name.split("_")[1], x)])
+    else:
         compare(name, kind, [("u", x), ("e", y)])
 
 
