@@ -52,10 +52,14 @@ def convert_state_dict(state_dict: Mapping[str, Any], to: str) -> OrderedDict[st
     ``batch_norm1_h`` or ``layer_norm1_h``, ...                ``node.norm1``, ...
     the same without edges: ``attention.Q``, ``O``, ...        nn.GraphTransformerLayer
     Exphormer's attention: ``Q``, ``K``, ``V``, ``E``          nn.ExphormerAttention: ``project``, ``edge``
+    GATConv of torch_geometric before 2.5, and its copies:     nn.pyg.GATConv:
+    ``lin_l``, ``lin_r``, ``att_l``, ``att_r``; or             ``lin``, ``att_src``, ``att_dst``; of two
+    ``lin_src``, ``lin_dst``, the same                         weights ``lin_src``, ``lin_dst``
     =========================================================  =======================================
 
-    These clamp scores to [-5, 5]; nn.GraphTransformerLayer does not. SAN's attention has a second set of
-    queries and keys for pairs without an edge, and no counterpart.
+    The graph transformers clamp scores to [-5, 5]; nn.GraphTransformerLayer does not. SAN's attention has a
+    second set of queries and keys for pairs without an edge, pyHGT's HGTConv biases and norms by types of
+    nodes and weights of relations between any of them: these have no counterpart, and raise.
 
     What a state_dict does not say must be the same on both sides: torch_geometric's layers add self loops
     where DGL's are given them, and take ``negative_slope`` and ``concat=True`` as arguments. A residual of
@@ -266,6 +270,21 @@ def _exphormer(prefix: str, layer: dict[str, Any]) -> dict[str, Any]:
     return {"project.weight": project, "edge.weight": found["E"]}
 
 
+def _gat_of_before(prefix: str, layer: dict[str, Any]) -> dict[str, Any]:
+    """torch_geometric's GATConv when one weight of both ends was in the state twice."""
+    names = {f"{kind}_{end}{rest}": f"{kind}_{end}{rest}" for kind, rest in (("lin", ".weight"), ("att", ""))
+             for end in ("src", "dst")}  # fmt: skip
+    names |= {"att_l": "att_src", "att_r": "att_dst", "lin_l.weight": "lin_src.weight", "bias": "bias"}
+    names |= {"lin_r.weight": "lin_dst.weight", "lin_edge.weight": "lin_edge.weight", "att_edge": "att_edge"}
+    found = _rename(prefix, "GATConv", layer, names)
+    src, dst = found.get("lin_src.weight"), found.get("lin_dst.weight")
+    if src is not None and (dst is None or (src.shape == dst.shape and torch.equal(src, dst))):
+        del found["lin_src.weight"]
+        found.pop("lin_dst.weight", None)
+        found = {"lin.weight": src, **found}
+    return found
+
+
 #: By the library to convert to: the layers of the other one.
 _KINDS = {
     "pyg": [
@@ -304,5 +323,8 @@ _KINDS = {
             _modules("graph transformer", _WITHOUT_EDGES),
         ),
         _Kind("Exphormer's attention", ("E.weight", "Q.weight", "K.weight", "V.weight"), _exphormer),
+        _Kind("pyHGT's HGTConv", ("relation_pri", "relation_att", "relation_msg")),
+        _Kind("GATConv", ("att_l", "att_r", "lin_l.weight"), _gat_of_before),
+        _Kind("GATConv", ("att_src", "att_dst", "lin_src.weight"), _gat_of_before),
     ],
 }  # fmt: skip

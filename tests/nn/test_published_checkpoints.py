@@ -137,6 +137,45 @@ def test_exphormer():
     torch.testing.assert_close(ours(graph, x, table), want, rtol=1e-4, atol=1e-4)
 
 
+class EarlierGAT(nn.Module):
+    """GATConv of one weight or of two, which the state has under both ends' names."""
+
+    def __init__(self, lin, att, shared):
+        super().__init__()
+        for k, end in enumerate(lin):
+            setattr(self, end, getattr(self, lin[0]) if shared and k else nn.Linear(F, F, bias=False))
+        for end in att:
+            setattr(self, end, nn.Parameter(torch.randn(1, H, F // H)))
+        self.bias, self.lin, self.att = nn.Parameter(torch.randn(F)), lin, att
+
+    def forward(self, x, edge_index):
+        src, dst = edge_index
+        values, rows = (getattr(self, end)(x).view(N, H, -1) for end in self.lin)
+        of_src, of_dst = (
+            (h * getattr(self, end)).sum(-1) for h, end in zip((values, rows), self.att, strict=True)
+        )
+        score = torch.nn.functional.leaky_relu(of_src[src] + of_dst[dst], 0.2).exp().unsqueeze(-1)
+        mass = score.new_zeros(N, H, 1).index_add(0, dst, score)
+        out = values.new_zeros(values.shape).index_add(0, dst, score * values[src]) / mass.clamp(min=1e-30)
+        return out.flatten(1) + self.bias
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize(
+    "lin, att",
+    [(("lin_l", "lin_r"), ("att_l", "att_r")), (("lin_src", "lin_dst"), ("att_src", "att_dst"))],
+)
+def test_gat_of_earlier_versions(lin, att, shared):
+    pyg = pytest.importorskip("dfgnn.nn.pyg")
+    theirs = EarlierGAT(lin, att, shared).double()
+    size = F if shared else (F, F)
+    ours = pyg.GATConv(size, F // H, heads=H, add_self_loops=False).double()
+    found = dfgnn.convert_state_dict({f"convs.0.{k}": x for k, x in theirs.state_dict().items()}, "dfgnn")
+    ours.load_state_dict({name.removeprefix("convs.0."): x for name, x in found.items()})
+    edge_index, _, x = inputs()
+    torch.testing.assert_close(ours(x if shared else (x, x), edge_index), theirs(x, edge_index))
+
+
 def x_of(module):
     return module.Q.weight
 
@@ -149,6 +188,8 @@ def x_of(module):
           "layer_norm1.weight"], "both norms"),
         (["attention.Q.weight", "attention.K.weight", "O.weight", "gate.weight"], "with gate.weight"),
         (["Q.weight", "K.weight", "V.weight", "E.weight", "Q.bias"], "with Q.bias"),
+        (["gcs.0.relation_pri", "gcs.0.relation_att", "gcs.0.relation_msg"], "pyHGT's HGTConv"),
+        (["lin_l.weight", "att_l", "att_r", "gate"], "with gate"),
         (["weight"], "expected a layer to convert to 'dfgnn'"),
     ],
 )  # fmt: skip
