@@ -34,7 +34,8 @@ TARGET = os.environ.get("DFGNN_TARGET") or platform.machine()
 CROSS = platform.machine() != TARGET
 # Relative to ROOT, like the sources: no local path gets into a binary.
 BUILD_DIR = Path("build", "sanitized" if SANITIZERS else TARGET if CROSS else "native")
-IN_PLACE = ROOT / (BUILD_DIR if SANITIZERS else "dfgnn/lib")
+# Of another processor, or with sanitizers: not where this checkout loads its libraries from.
+IN_PLACE = ROOT / (BUILD_DIR if SANITIZERS or CROSS else "dfgnn/lib")
 
 # The kernels of csrc/cpu/kernels are compiled once per instruction set; the engine picks one when it runs.
 ISAS = {

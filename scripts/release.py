@@ -4,9 +4,11 @@
 
 A wheel for every Python and each target, of manylinux_2_28 or older (auditwheel finds which by the versions
 of glibc and libstdc++ that it asks for), the sdist, and SHA256SUMS. A target that is not this machine's is
-compiled with Debian's cross compiler (g++-aarch64-linux-gnu); its wheel was built and inspected, and not run.
---cuda adds a wheel with the CUDA library, for this machine's target, in dist/cuda; it needs nvcc and half an
-hour. Prints what was made and what of it was run. Exit status 1: something did not pass.
+compiled with Debian's cross compiler (g++-aarch64-linux-gnu) and inspected; its wheel runs on such a machine
+only, as .github/workflows/release.yml does, and scripts/cross_check_cpu.py runs its engine under qemu. --cuda
+adds a wheel with the CUDA library, for this machine's target, in dist/cuda; it needs nvcc and an hour of one
+core. Without a GPU the CPU part of it is run. Prints what was made and what of it was run. Exit status 1:
+something did not pass.
 """
 
 import hashlib
@@ -159,7 +161,8 @@ def main() -> int:
             place.mkdir(exist_ok=True)
             wheel = Path(shutil.copy(wheel, place))
         native = target == platform.machine()
-        made[wheel] = try_wheel(wheel) if native else "built and inspected, not run: another processor"
+        said = try_wheel(wheel) if native else "built and inspected, not run: another processor"
+        made[wheel] = said + ", its CPU part alone" * cuda
     if not args.no_sdist:
         with tempfile.TemporaryDirectory() as folder:
             sdist = build_sdist(Path(folder))

@@ -8,12 +8,16 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="module")
-def build_native():
+def loaded():
     spec = importlib.util.spec_from_file_location("build_native", ROOT / "build_native.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def build_native():
+    return loaded()
 
 
 @pytest.mark.parametrize(
@@ -138,3 +142,24 @@ def test_every_source_is_compiled(build_native, tmp_path):
     }
     assert existing
     assert {path for path in existing if f": compile {path}\n" not in statements} == set()
+
+
+@pytest.mark.parametrize(
+    ("environment", "folder"),
+    [
+        ({}, "dfgnn/lib"),
+        ({"DFGNN_TARGET": "x86_64"}, "dfgnn/lib"),
+        ({"DFGNN_TARGET": "aarch64"}, "build/aarch64"),
+        ({"DFGNN_SANITIZE": "address"}, "build/sanitized"),
+    ],
+)
+def test_libraries_that_do_not_load_here_stay_in_their_build_folder(monkeypatch, environment, folder):
+    """Those of another processor would otherwise replace the ones that this checkout runs on."""
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    for name in ("DFGNN_TARGET", "DFGNN_SANITIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    module = loaded()
+    assert module.IN_PLACE == ROOT / folder
+    assert module.build.__defaults__[0] == ROOT / folder
