@@ -98,6 +98,11 @@ def split_ends(
     return feat, feat[: graph.num_dst] if graph.num_dst < graph.num_src else feat
 
 
+def names_of_ends(name: str, feat: Any) -> tuple[str, str]:
+    """What errors call the features of sources and destinations."""
+    return (f"{name}[0]", f"{name}[1]") if isinstance(feat, tuple) else (name, name)
+
+
 def _check_rows(layer: nn.Module, name: str, x: Any, rows: int) -> None:
     if not isinstance(x, Tensor) or x.dtype not in DTYPES:
         raise wrong_features(layer, name, x, "[N, *, F]")

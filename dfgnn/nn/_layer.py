@@ -161,7 +161,13 @@ class AttentionLayer(GraphLayer):
 
 
 class LeakyLayer(AttentionLayer):
-    """With dropout of features and attention, and a LeakyReLU of scores, as modules."""
+    """A layer with dropout of features and attention, a LeakyReLU of scores, a residual and an activation.
+
+    A subclass sets ``res_fc`` and ``activation``.
+    """
+
+    res_fc: nn.Module | None
+    activation: Callable[[Tensor], Tensor] | None
 
     _in_engine = {"leaky_relu": (nn.LeakyReLU,), "attn_drop": (nn.Dropout, nn.Identity)}
 
@@ -175,6 +181,12 @@ class LeakyLayer(AttentionLayer):
         self.attn_drop = nn.Dropout(attn_drop)
         self.leaky_relu = nn.LeakyReLU(negative_slope)
 
+    def _finish(self, out: Tensor, h_dst: Tensor) -> Tensor:
+        """``[N_dst, *, H, D]`` with the residual and the activation."""
+        if self.res_fc is not None:
+            out = out + self._heads(self.res_fc(h_dst))
+        return out if self.activation is None else self.activation(out)
+
 
 def as_pair(sizes: int | tuple[int, int]) -> tuple[int, int]:
     return sizes if isinstance(sizes, tuple) else (sizes, sizes)
@@ -185,10 +197,32 @@ def dropout_p(dropout: nn.Module) -> float:
     return dropout.p if dropout.training and isinstance(dropout, nn.Dropout) else 0.0
 
 
+def add_bias(layer: nn.Module, bias: bool, width: int) -> None:
+    """Give the layer its ``bias``, or a buffer None in its place, as DGL's layers have it."""
+    if bias:
+        layer.bias = nn.Parameter(torch.empty(width))
+    else:
+        layer.register_buffer("bias", None)
+
+
+def zero(*biases: Tensor | None) -> None:
+    for bias in biases:
+        if bias is not None:
+            nn.init.zeros_(bias)
+
+
 def xavier(*weights: Tensor) -> None:
     """Xavier normal with gain sqrt(2), drawn in this order."""
     for weight in weights:
         nn.init.xavier_normal_(weight, gain=nn.init.calculate_gain("relu"))
+
+
+def reset_linear(*linears: nn.Linear | None) -> None:
+    """Xavier uniform for the weights, drawn in this order, and zero for the biases."""
+    for linear in linears:
+        if linear is not None:
+            nn.init.xavier_uniform_(linear.weight)
+            zero(linear.bias)
 
 
 def check_edge_rows(

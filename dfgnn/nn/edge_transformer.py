@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from .. import functional
 from ._errors import check_constructor, check_fits
-from ._graph import split_ends
-from ._layer import AttentionLayer, check_edge_rows, dropout_p
-from .graph_transformer import NORMS, check_heads_and_norm, check_sets, normalized, swapped
+from ._graph import names_of_ends, split_ends
+from ._layer import AttentionLayer, check_edge_rows, dropout_p, reset_linear
+from .graph_transformer import TransformerBlock, check_heads_and_norm, check_sets, normalized, swapped
 
 
 class EdgeGraphTransformerConv(AttentionLayer):
@@ -83,10 +83,7 @@ class EdgeGraphTransformerConv(AttentionLayer):
 
     def reset_parameters(self) -> None:
         """Xavier uniform for the projections, zero for their biases."""
-        for fc in (self.fc_query, self.fc_key, self.fc_value, self.fc_edge):
-            nn.init.xavier_uniform_(fc.weight)
-            if fc.bias is not None:
-                nn.init.zeros_(fc.bias)
+        reset_linear(self.fc_query, self.fc_key, self.fc_value, self.fc_edge)
 
     def forward(
         self,
@@ -117,7 +114,7 @@ class EdgeGraphTransformerConv(AttentionLayer):
         h_src, h_dst = split_ends(self, fused, feat, nn.Identity())
         check_edge_rows(self, "edge_attr", edge_attr, self.fc_edge, fused, h_src.shape[1:-1])
         prefix = h_src.shape[1:-1]  # of which every set has heads of its own
-        source, destination = ("feat[0]", "feat[1]") if isinstance(feat, tuple) else ("feat", "feat")
+        source, destination = names_of_ends("feat", feat)
         check_fits(self, destination, self.fc_query, h_dst)
         check_fits(self, source, self.fc_key, h_src)
         ends = (self.fc_query, h_dst), (self.fc_key, h_src), (self.fc_value, h_src), (self.fc_edge, edge_attr)
@@ -220,9 +217,9 @@ class EdgeGraphTransformerLayer(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw the parameters anew, as their modules do."""
-        for module in self.modules():
-            if module is not self and hasattr(module, "reset_parameters"):
-                module.reset_parameters()  # type: ignore[operator]
+        for module in (self.conv, self.node, self.edge):
+            if module is not None:
+                module.reset_parameters()
 
     def set_allow_zero_in_degree(self, set_value: bool) -> None:
         self.conv.set_allow_zero_in_degree(set_value)
@@ -267,22 +264,13 @@ class EdgeGraphTransformerLayer(nn.Module):
         return f"feats={self.feats}, edge_dim={self.edge_dim}"
 
 
-class _Block(nn.Module):
+class _Block(TransformerBlock):
     """x -> norm(x + O update) =: y -> norm(y + W2 act(W1 y))"""
 
-    def __init__(self, update_feats, feats, inner, norm, dropout, residual, activation):
+    def __init__(self, *options: Any):
         super().__init__()
-        self.residual, self.activation = residual, activation
-        self.fc_out = nn.Linear(update_feats, feats)
-        self.ffn1, self.ffn2 = nn.Linear(feats, inner), nn.Linear(inner, feats)
-        self.norm1, self.norm2 = NORMS[norm](feats), NORMS[norm](feats)
-        self.dropout = nn.Dropout(dropout)
+        self._set_up(*options)
 
     def forward(self, x: Tensor, update: Tensor) -> Tensor:
         x = normalized(self.norm1, self._add(x, self.fc_out(update)))
-        inner = self.dropout(self.activation(self.ffn1(x)))
-        return normalized(self.norm2, self._add(x, self.ffn2(inner)))
-
-    def _add(self, x: Tensor, update: Tensor) -> Tensor:
-        update = self.dropout(update)
-        return x + update if self.residual else update
+        return normalized(self.norm2, self._add(x, self._ffn(x)))

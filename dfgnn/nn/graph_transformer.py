@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from .. import functional
 from ._errors import check_constructor, check_fits
-from ._graph import split_ends
-from ._layer import AttentionLayer, check_per_edge, dropout_p
+from ._graph import names_of_ends, split_ends
+from ._layer import AttentionLayer, check_per_edge, dropout_p, reset_linear
 from ._terms import is_plain
 from .whole.eligible import fused_layer
 from .whole.spec import LayerSpec
@@ -103,11 +103,7 @@ class GraphTransformerConv(AttentionLayer):
 
     def reset_parameters(self) -> None:
         """Xavier uniform for the projections, zero for their biases."""
-        for fc in (self.fc_query, self.fc_key, self.fc_value, self.fc_edge):
-            if fc is not None:
-                nn.init.xavier_uniform_(fc.weight)
-                if fc.bias is not None:
-                    nn.init.zeros_(fc.bias)
+        reset_linear(self.fc_query, self.fc_key, self.fc_value, self.fc_edge)
 
     def forward(
         self,
@@ -152,7 +148,7 @@ class GraphTransformerConv(AttentionLayer):
         per_head = fused.num_edges, prefix.numel() * self.num_heads
         check_per_edge(self, "edge_bias", edge_bias, (per_head,))
         check_per_edge(self, "edge_weight", edge_weight, (per_head[:1], per_head))
-        source, destination = ("feat[0]", "feat[1]") if isinstance(feat, tuple) else ("feat", "feat")
+        source, destination = names_of_ends("feat", feat)
         check_fits(self, destination, self.fc_query, h_dst)
         check_fits(self, source, self.fc_key, h_src)
         ends = (self.fc_query, h_dst), (self.fc_key, h_src), (self.fc_value, h_src)
@@ -203,7 +199,36 @@ class GraphTransformerConv(AttentionLayer):
         return f"out_feats={self.out_feats}, num_heads={self.num_heads}"
 
 
-class GraphTransformerLayer(nn.Module):
+class TransformerBlock(nn.Module):
+    """What follows the attention of a layer: its projection and a feed-forward network, each with dropout, a
+    residual and a normalisation."""
+
+    def _set_up(
+        self, update_feats: int, feats: int, inner: int, norm: str | None, dropout: float, residual: bool,
+        activation: Callable[[Tensor], Tensor],
+    ) -> None:  # fmt: skip
+        """update_feats: columns of what the attention gives. inner: of the network."""
+        self.residual, self.activation = residual, activation
+        self.fc_out = nn.Linear(update_feats, feats)
+        self.ffn1, self.ffn2 = nn.Linear(feats, inner), nn.Linear(inner, feats)
+        self.norm1, self.norm2 = NORMS[norm](feats), NORMS[norm](feats)
+        self.dropout = nn.Dropout(dropout)
+
+    def _ffn(self, x: Tensor) -> Tensor:
+        return self.ffn2(self.dropout(self.activation(self.ffn1(x))))
+
+    def _add(self, x: Tensor, update: Tensor) -> Tensor:
+        update = self.dropout(update)
+        return x + update if self.residual else update
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters anew, as their modules do."""
+        for module in self.children():
+            if hasattr(module, "reset_parameters"):
+                module.reset_parameters()  # type: ignore[operator]
+
+
+class GraphTransformerLayer(TransformerBlock):
     r"""A layer of a Graph Transformer: attention over the edges, then a feed-forward network, each with a
     residual and a normalisation (Dwivedi and Bresson, "A Generalization of Transformer Networks to Graphs",
     2020, arXiv 2012.09699; also DGL's example graphtransformer).
@@ -269,23 +294,12 @@ class GraphTransformerLayer(nn.Module):
         check_heads_and_norm(type(self).__name__, feats, num_heads, norm)
         self.feats = feats
         self.norm_first = norm_first
-        self.residual = residual
-        self.activation = activation
         self.conv = GraphTransformerConv(
             feats, feats // num_heads, num_heads, attn_drop=attn_drop, bias=bias,
             allow_zero_in_degree=allow_zero_in_degree, edge_feats=edge_dim,
         )  # fmt: skip
-        self.fc_out = nn.Linear(feats, feats)
-        self.ffn1 = nn.Linear(feats, 2 * feats if ffn_feats is None else ffn_feats)
-        self.ffn2 = nn.Linear(self.ffn1.out_features, feats)
-        self.norm1, self.norm2 = NORMS[norm](feats), NORMS[norm](feats)
-        self.dropout = nn.Dropout(dropout)
-
-    def reset_parameters(self) -> None:
-        """Draw the parameters anew, as their modules do."""
-        for module in self.children():
-            if hasattr(module, "reset_parameters"):
-                module.reset_parameters()  # type: ignore[operator]
+        inner = 2 * feats if ffn_feats is None else ffn_feats
+        self._set_up(feats, feats, inner, norm, dropout, residual, activation)
 
     def set_allow_zero_in_degree(self, set_value: bool) -> None:
         self.conv.set_allow_zero_in_degree(set_value)
@@ -329,14 +343,10 @@ class GraphTransformerLayer(nn.Module):
         if not self.norm_first:
             h = normalized(self.norm1, h)
         x = normalized(self.norm2, h) if self.norm_first else h
-        h = self._add(h, self.ffn2(self.dropout(self.activation(self.ffn1(x)))))
+        h = self._add(h, self._ffn(x))
         if not self.norm_first:
             h = normalized(self.norm2, h)
         return (swapped(h), swapped(result[1].squeeze(-1))) if get_attention else swapped(h)
-
-    def _add(self, h: Tensor, update: Tensor) -> Tensor:
-        update = self.dropout(update)
-        return h + update if self.residual else update
 
     def _edge_bias(self, edge_bias: Tensor, batch: tuple[int, ...]) -> Tensor:
         """``[E, B * H]``, in the order in which the sets are heads."""

@@ -169,13 +169,13 @@ def test_gat_with_vectors_in_float32(device, monkeypatch):
 
 PAIRS = {
     "v2": ("additive_v2", {"skip": False}),
-    "v2 one projection": ("additive_v2", {"skip": False, "shared": ("dst",)}),
+    "v2 one projection": ("additive_v2", {"skip": False, "shared": ("query",)}),
     "v2 two ends": ("additive_v2", {"skip": False, "two_ends": True}),
     "dot": ("dot", {}),
     "dot no bias, no skip": ("dot", {"skip": False, "bias": False}),
     "dot two ends": ("dot", {"two_ends": True}),
-    "dot one projection": ("dot", {"skip": False, "shared": ("src", "dst"), "bias": False}),
-    "dot key is value": ("dot", {"skip": False, "shared": ("src",)}),
+    "dot one projection": ("dot", {"skip": False, "shared": ("key", "query"), "bias": False}),
+    "dot key is value": ("dot", {"skip": False, "shared": ("key",)}),
     "dot with attributes of edges": ("dot", {"attributes": 3}),
     "dot with attributes, two ends": ("dot", {"attributes": 9, "two_ends": True, "bias": False}),
 }
@@ -189,7 +189,7 @@ def test_pairs(device, monkeypatch, case, shape, dtype):
     for name in ("random", "isolated", "super_row"):
         graph = make_graph(name, device)
         if graph.num_dst != graph.num_src and not (
-            options.get("two_ends") or "dst" in options.get("shared", ())
+            options.get("two_ends") or "query" in options.get("shared", ())
         ):
             continue
         tensors = make_pair(graph, score, *shape, dtype, **options)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ... import functional
 from .._errors import projected
-from .._graph import split_ends
+from .._graph import names_of_ends, split_ends
 from .._layer import AttentionLayer
 from ..whole.eligible import fused_layer
 from ..whole.spec import LayerSpec
@@ -103,7 +103,7 @@ class DotGatConv(AttentionLayer):
         whole, _ = fused_layer(self, spec, fused, h_src, None if one else h_dst, get_attention)
         if whole is not None and not get_attention:
             return self._heads(whole)
-        source, destination = ("feat[0]", "feat[1]") if isinstance(feat, tuple) else ("feat", "feat")
+        source, destination = names_of_ends("feat", feat)
         feat_src = self._heads(projected(self, source, fc_src, h_src)).flatten(1, -2)
         if one:
             feat_dst = feat_src[: fused.num_dst]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ...engine.edge_terms import sum_of_features
 from ...graph import Graph
 from .._graph import split_ends
-from .._layer import check_edge_rows, xavier
+from .._layer import add_bias, check_edge_rows, xavier, zero
 from .._terms import folded_terms, folds
 from ._edges import sums_per_head
 from .gat import AdditiveConv
@@ -77,10 +77,7 @@ class EdgeGATConv(AdditiveConv):
             in_feats, out_feats, num_heads, feat_drop, attn_drop, negative_slope, allow_zero_in_degree
         )
         width = num_heads * out_feats
-        if bias:
-            self.bias = nn.Parameter(torch.empty(width))
-        else:
-            self.register_buffer("bias", None)
+        add_bias(self, bias, width)
         if residual:
             self.res_fc = nn.Linear(self._in_dst_feats, width, bias=False)
         else:
@@ -96,8 +93,7 @@ class EdgeGATConv(AdditiveConv):
         xavier(*self._weights(), self.fc_edge.weight, self.attn_edge)
         if isinstance(self.res_fc, nn.Linear):
             xavier(self.res_fc.weight)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
+        zero(self.bias)
 
     def forward(
         self,

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from ... import functional
 from .._errors import projected
-from .._graph import split_ends
-from .._layer import GraphLayer, as_pair, check_edge_rows, check_per_edge, renamed, xavier
+from .._graph import names_of_ends, split_ends
+from .._layer import GraphLayer, add_bias, as_pair, check_edge_rows, check_per_edge, renamed, xavier, zero
 from .._terms import is_plain
 from ._edges import add_ends
 
@@ -54,6 +54,8 @@ class EGATConv(GraphLayer):
     #: What computes the attention; ``reference.gat_attention`` makes it the same layer on plain PyTorch.
     attention: Callable[..., Any] = staticmethod(functional.gat_attention)
 
+    bias: Tensor | None
+
     # DGL's layer has no such attribute, and never allows it.
     _allow_zero_in_degree = False
     num_heads = renamed("_num_heads")
@@ -83,18 +85,14 @@ class EGATConv(GraphLayer):
         self.fc_nj = nn.Linear(dst_feats, edge_width, bias=False)
         self.fc_fij = nn.Linear(in_edge_feats, edge_width, bias=False)
         self.attn = nn.Parameter(torch.empty(1, num_heads, out_edge_feats))
-        if bias:
-            self.bias = nn.Parameter(torch.empty(edge_width))
-        else:
-            self.register_buffer("bias", None)
+        add_bias(self, bias, edge_width)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Xavier normal with gain sqrt(2) for projections and attention vector, zero for the bias."""
         projections = (self.fc_node_src, self.fc_ni, self.fc_fij, self.fc_nj)
         xavier(*(fc.weight for fc in projections), self.attn)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
+        zero(self.bias)
 
     def forward(
         self,
@@ -130,9 +128,7 @@ class EGATConv(GraphLayer):
         check_edge_rows(self, "efeats", efeats, self.fc_fij, fused, prefix)
         shapes = (fused.num_edges,), (fused.num_edges, prefix.numel() * self.num_heads)
         check_per_edge(self, "edge_weight", edge_weight, shapes)
-        source, destination = (
-            ("nfeats[0]", "nfeats[1]") if isinstance(nfeats, tuple) else ("nfeats", "nfeats")
-        )
+        source, destination = names_of_ends("nfeats", nfeats)
         ends = projected(self, source, self.fc_ni, h_src), projected(self, destination, self.fc_nj, h_dst)
         f = add_ends(fused, self._edge_term(efeats).flatten(1), *(x.flatten(1) for x in ends))
         f = F.leaky_relu_(f).unflatten(1, (*prefix, self.num_heads, self.out_edge_feats))

@@ -12,23 +12,18 @@ from ... import functional
 from ...graph import Graph
 from .._errors import check_fits, projected
 from .._graph import split_ends
-from .._layer import LeakyLayer, check_per_edge, dropout_p, xavier
+from .._layer import LeakyLayer, add_bias, check_per_edge, dropout_p, xavier, zero
 from .._terms import folded_terms, folds
 from ..whole.eligible import fused_layer, is_first_rows
 from ..whole.spec import LayerSpec
 
 
 class AdditiveConv(LeakyLayer):
-    """Projections and both ends' score terms of additive attention, residual, bias and activation.
-
-    A subclass sets ``res_fc``, ``bias`` and ``activation``.
-    """
+    """Projections and both ends' score terms of additive attention, and a bias, which a subclass sets."""
 
     #: What computes the attention; ``reference.gat_attention`` makes it the same layer on plain PyTorch.
     attention: Callable[..., Any] = staticmethod(functional.gat_attention)
-    res_fc: nn.Module | None
     bias: Tensor | None
-    activation: Callable[[Tensor], Tensor] | None
 
     def __init__(
         self,
@@ -85,11 +80,6 @@ class AdditiveConv(LeakyLayer):
             "additive", self.num_heads, self._projections()[0], vectors=(self.attn_l, self.attn_r), bias=bias,
             negative_slope=self.negative_slope, dropout_p=dropout_p(self.attn_drop), wide=bias,
         )  # fmt: skip
-
-    def _finish(self, out: Tensor, h_dst: Tensor) -> Tensor:
-        if self.res_fc is not None:
-            out = out + self._heads(self.res_fc(h_dst))
-        return out if self.activation is None else self.activation(out)
 
     def _project(self, h_src: Tensor, h_dst: Tensor, shared: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Projected source features ``[N_src, *, H, D]`` and both score terms ``[N, *, H]``.
@@ -181,23 +171,17 @@ class GATConv(AdditiveConv):
             self.res_fc = nn.Identity()
         else:
             self.register_buffer("res_fc", None)
-        if self.has_explicit_bias:
-            self.bias = nn.Parameter(torch.empty(width))
-        else:
-            self.register_buffer("bias", None)
+        add_bias(self, self.has_explicit_bias, width)
         self.reset_parameters()
         self.activation = activation
 
     def reset_parameters(self) -> None:
         """Xavier normal with gain sqrt(2) for projections and attention vectors, zero for biases."""
         xavier(*self._weights())
-        biases = [self.bias]
+        zero(self.bias)
         if isinstance(self.res_fc, nn.Linear):
             xavier(self.res_fc.weight)
-            biases.append(self.res_fc.bias)
-        for bias in biases:
-            if bias is not None:
-                nn.init.zeros_(bias)
+            zero(self.res_fc.bias)
 
     def forward(
         self,

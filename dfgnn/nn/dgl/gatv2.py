@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from ... import functional
 from .._errors import projected
-from .._graph import split_ends
-from .._layer import LeakyLayer, dropout_p, xavier
+from .._graph import names_of_ends, split_ends
+from .._layer import LeakyLayer, dropout_p, xavier, zero
 from ..whole.eligible import fused_layer
 from ..whole.spec import LayerSpec
 
@@ -106,9 +106,7 @@ class GATv2Conv(LeakyLayer):
         projections = [self.fc_src] if self.share_weights else [self.fc_src, self.fc_dst]
         residual = [self.res_fc] if isinstance(self.res_fc, nn.Linear) else []
         xavier(*(fc.weight for fc in projections), self.attn, *(fc.weight for fc in residual))
-        for fc in projections + residual:
-            if fc.bias is not None:
-                nn.init.zeros_(fc.bias)
+        zero(*(fc.bias for fc in projections + residual))
 
     def forward(
         self, graph: Any, feat: Tensor | tuple[Tensor, Tensor], get_attention: bool = False
@@ -142,7 +140,7 @@ class GATv2Conv(LeakyLayer):
             if whole is not None and not get_attention:
                 return self._finish(self._heads(whole), h_dst)
         prefix = h_src.shape[1:-1]
-        source, destination = ("feat", "feat") if shared else ("feat[0]", "feat[1]")
+        source, destination = names_of_ends("feat", feat)
         x_src = self._heads(projected(self, source, self.fc_src, h_src)).flatten(1, -2)
         if one:
             x_dst = x_src[: fused.num_dst]
@@ -161,11 +159,6 @@ class GATv2Conv(LeakyLayer):
         out, attention = self._unpack(result, prefix)
         out = self._finish(out if whole is None else self._heads(whole), h_dst)
         return (out, attention) if get_attention else out
-
-    def _finish(self, out: Tensor, h_dst: Tensor) -> Tensor:
-        if self.res_fc is not None:
-            out = out + self._heads(self.res_fc(h_dst))
-        return out if self.activation is None else self.activation(out)
 
     def _spec(self, one: bool) -> LayerSpec:
         """one: the destinations are what ``fc_src`` gives, too."""

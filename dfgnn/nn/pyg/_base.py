@@ -121,50 +121,54 @@ class FusedConv:
         return x.reshape(*x.shape[:-1], self.heads, self.out_channels)
 
     def _fused(
-        self,
-        spec: LayerSpec,
-        graph: Any,
-        x: Tensor,
-        x_dst: Tensor | None,
-        residual: Tensor | None,
-        wanted: bool,
+        self, spec: LayerSpec, graph: Any, x: Tensor, x_dst: Tensor | None, residual, wanted: bool
     ) -> tuple[Tensor | None, Tensor | None]:
         """The result and the seed of `fused_layer`, with the mean over heads and the residual."""
-        takes_mean, bias = not self.concat and self.heads > 1, None
-        if takes_mean and spec.bias is not None:
+        bias = None
+        if not self.concat and self.heads > 1 and spec.bias is not None:
             bias, spec = spec.bias, spec._replace(bias=None)
         out, seed = fused_layer(self, spec, graph, x, x_dst, wanted)
         if out is not None:
-            if takes_mean:
+            if not self.concat and self.heads > 1:
                 out = self._heads(out).mean(-2)
                 out = out if bias is None else out + bias
             out = out if residual is None else out + residual
         return out, seed
 
-    def _attend(self, edge_index, graph, inputs, options, dtype, residual, want_attention: bool, seed=None):
-        """``self.attention`` in a layer with concat, residual, bias and self loops, and what that returns.
-        seed: of dropout, where it was drawn already."""
-        bias, fused_bias = self.bias, None
-        if self.concat and bias is not None and bias.dtype == inputs[0].dtype:
-            fused_bias, bias = self._heads(bias), None
-        result = self.attention(
-            graph,
-            *inputs,
-            **options,
-            out_bias=fused_bias,
-            dropout_p=self.dropout if self.training else 0.0,
-            return_attention=want_attention,
-            **({} if seed is None else {"_seed": seed}),
-        )
-        out = result[0] if want_attention else result
-        out = (out.flatten(-2) if self.concat else out.mean(-2)).to(dtype)
-        if residual is not None:
-            out = out + residual
-        if bias is not None:
-            out = out + bias
-        if not want_attention:
+    def _options(self, seed: Tensor | None = None, **options: Any) -> dict[str, Any]:
+        """Arguments of the attention, with its dropout. seed: of dropout, where it was drawn before."""
+        options["dropout_p"] = self.dropout if self.training else 0.0
+        return options if seed is None else {**options, "_seed": seed}
+
+    def _attend(
+        self, graph: Any, inputs: tuple, options: dict[str, Any], dtype: torch.dtype, residual, wanted: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """The layer's result in this dtype, with the residual and the bias; and the attention, or None."""
+        fused_bias, bias = self._split_bias(inputs[0].dtype)
+        result = self.attention(graph, *inputs, **options, out_bias=fused_bias, return_attention=wanted)
+        out, attention = result if wanted else (result, None)
+        out = self._merged(out, bias, residual, dtype)
+        return out, attention if attention is None else attention.to(dtype)
+
+    def _split_bias(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+        """The bias where the operator, which computes in this dtype, can add it; and where it cannot."""
+        bias = self.bias
+        if self.concat and bias is not None and bias.dtype == dtype:
+            return self._heads(bias), None
+        return None, bias
+
+    def _merged(self, out: Tensor, bias: Tensor | None, residual=None, dtype=None) -> Tensor:
+        """``[N, *, H, C]`` as the layer returns it."""
+        out = out.flatten(-2) if self.concat else out.mean(-2)
+        out = out if dtype is None else out.to(dtype)
+        out = out if residual is None else out + residual
+        return out if bias is None else out + bias
+
+    def _returned(self, edge_index: Any, graph: Any, out: Tensor, attention: Tensor | None) -> Any:
+        """The result, and where there is an attention a pair with it (`attention_result`)."""
+        if attention is None:
             return out
-        return out, attention_result(edge_index, result[1].to(dtype), graph, self.add_self_loops)
+        return out, attention_result(edge_index, attention, graph, self.add_self_loops)
 
     def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
         # What an instance's first creation compiles for its class: message passing, as torch_geometric's own
@@ -185,15 +189,6 @@ class FusedConv:
         for base in cls.__mro__[1:]:
             if vars(base).get("_jinja_propagate", cls) is vars(cls).get("_orig_propagate"):
                 cls._orig_propagate = base._orig_propagate  # type: ignore[attr-defined]
-
-    def _with_attention(self, out: Tensor, edge_index, graph, inputs, options, dtype, seed):
-        """What a layer of `_attend` returns whose result, which was computed at once, does not change for
-        being asked for the attention."""
-        _, attention = self.attention(
-            graph, *inputs, **options, dropout_p=self.dropout if self.training else 0.0, _seed=seed,
-            return_attention=True,
-        )  # fmt: skip
-        return out, attention_result(edge_index, attention.to(dtype), graph, self.add_self_loops)
 
     def __prepare_scriptable__(self):
         # torch.jit.script asks for what it shall compile, and put, in place of the module.

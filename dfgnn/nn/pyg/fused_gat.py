@@ -74,9 +74,8 @@ class FusedGATConv(FusedConv, torch_geometric.nn.FusedGATConv):
         graph = _kept.once((rowptr, col), ("csr", x.shape[-2]), lambda: _graph(x, rowptr, col))
         feat = self._heads((self.lin_src if self.lin is None else self.lin)(x))
         terms = ((feat * vector).sum(-1) for vector in (self.att_src, self.att_dst))
-        return self._attend(
-            None, graph, (feat, *terms), {"negative_slope": self.negative_slope}, feat.dtype, None, False
-        )
+        options = self._options(negative_slope=self.negative_slope)
+        return self._attend(graph, (feat, *terms), options, feat.dtype, None, False)[0]
 
 
 def _graph(x: Tensor, rowptr: Tensor, col: Tensor) -> Graph:

@@ -97,12 +97,13 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         feat, alpha_src, alpha_dst = self._project(x_src, x_dst)
         edge_bias = None if edge_attr is None else self._edge_term(edge_attr)
         dtype = torch.promote_types(feat.dtype, self.att_src.dtype)  # they differ under autocast
-        inputs = feat, alpha_src, alpha_dst
-        options = {"negative_slope": self.negative_slope, "edge_bias": edge_bias}
-        if out is not None:
-            inputs = feat[..., :1], alpha_src, alpha_dst  # the attention alone
-            return self._with_attention(out, edge_index, graph, inputs, options, dtype, seed)
-        return self._attend(edge_index, graph, inputs, options, dtype, res, wanted, seed)
+        options = self._options(seed, negative_slope=self.negative_slope, edge_bias=edge_bias)
+        if out is not None:  # without `feat`'s other columns, which the attention does not need
+            values = feat[..., :1]
+            result = self.attention(graph, values, alpha_src, alpha_dst, **options, return_attention=True)
+            return self._returned(edge_index, graph, out, result[1].to(dtype))
+        out, attention = self._attend(graph, (feat, alpha_src, alpha_dst), options, dtype, res, wanted)
+        return self._returned(edge_index, graph, out, attention)
 
     def _spec(self, edge_attr: Tensor | None) -> LayerSpec:
         vectors: tuple[Tensor, ...] = self.att_src, self.att_dst

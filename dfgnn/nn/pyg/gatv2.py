@@ -95,10 +95,12 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
         edge_feat = self._edge_feat(edge_index, edge_attr, graph, edge_map)
         dtype = torch.promote_types(feat.dtype, self.att.dtype)  # they differ under autocast
         inputs = feat, feat_dst, self.att[0].to(feat.dtype)
-        options = {"negative_slope": self.negative_slope, "edge_feat": edge_feat}
+        options = self._options(seed, negative_slope=self.negative_slope, edge_feat=edge_feat)
         if out is not None:
-            return self._with_attention(out, edge_index, graph, inputs, options, dtype, seed)
-        return self._attend(edge_index, graph, inputs, options, dtype, res, wanted, seed)
+            result = self.attention(graph, *inputs, **options, return_attention=True)
+            return self._returned(edge_index, graph, out, result[1].to(dtype))
+        out, attention = self._attend(graph, inputs, options, dtype, res, wanted)
+        return self._returned(edge_index, graph, out, attention)
 
     def _shared(self, x: Tensor | tuple[Tensor, Tensor]) -> bool:
         """Whether destinations are what ``lin_l`` gives: even where one of the two was replaced."""

@@ -89,14 +89,8 @@ class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
         if self.training and neg_edge_index is not None:
             negatives = _graph_of_samples("neg_edge_index", neg_edge_index, len(x))
         feat = self._heads(projected(self, "x", self.lin, x))
-        bias, fused_bias = self.bias, None
-        if self.concat and bias is not None and bias.dtype == feat.dtype:
-            fused_bias, bias = self._heads(bias), None
-        options = {
-            "negative_slope": self.negative_slope,
-            "out_bias": fused_bias,
-            "dropout_p": self.dropout if self.training else 0.0,
-        }
+        fused_bias, bias = self._split_bias(feat.dtype)
+        options = self._options(negative_slope=self.negative_slope, out_bias=fused_bias)
         logits = None
         if self.attention_type == "MX":
             logits = self._logits(graph, feat)
@@ -106,8 +100,7 @@ class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
             out = self.dot_attention(graph, feat, feat, feat, scale=self._scale, **options)
         if self.training:
             self._keep_logits(feat, graph, logits, negatives, batch)
-        out = out.flatten(1) if self.concat else out.mean(1)
-        return out if bias is None else out + bias
+        return self._merged(out, bias)
 
     @property
     def _scale(self) -> float:
