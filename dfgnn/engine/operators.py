@@ -175,6 +175,45 @@ def second_order(handle: GraphHandle, score: int, numbers: Numbers, grads, tenso
     )
 
 
+# ---- attention within the autograd function of a whole layer (nn/whole), below autograd -------------------
+#
+# call: of which handle, heads, score and numbers are read. Tensors of nodes are rows of all heads, [N, H * D].
+
+score_terms, score_terms_backward = ops.score_terms.default, ops.score_terms_backward.default
+
+
+def attend_rows(call: Any, t: Tensors, positive: bool) -> tuple[Tensor, Tensor]:
+    """out, and what backward needs besides. positive: it needs the sums over the edges with z > 0."""
+    out, saved, _ = attend_op(
+        call.handle.number, call.heads, SCORES[call.score], *t, *call.numbers, False, positive
+    )  # fmt: skip
+    return out, saved
+
+
+def attend_rows_backward(
+    call: Any, grad: Tensor, t: Tensors, out: Tensor, saved: Tensor, positive: bool, need: int
+) -> tuple[Any, ...]:
+    """The gradients of value, src, dst, attn (partial sums), edge_bias, edge_gate, edge_weight, edge_feat.
+    need: see `runtime.ops.need_bits`."""
+    return attend_backward_op(
+        call.handle.number, call.heads, grad, None, SCORES[call.score], *t, out, saved, positive, None,
+        *call.numbers, need,
+    )  # fmt: skip
+
+
+def gat(call: Any, tensors: tuple[Any, ...], train: bool) -> tuple[Tensor, Tensor]:
+    """Additive attention with its score terms: out, and what backward needs besides. tensors: the features,
+    the vectors of sources and destinations, the seed of dropout and the bias."""
+    slope, _, dropout_p, _ = call.numbers
+    return gat_op(call.handle.number, *tensors, slope, dropout_p, train)
+
+
+def gat_backward(call: Any, grad: Tensor, tensors: tuple[Any, ...], out: Tensor, saved: Tensor):
+    """The gradients of the features, both vectors, and the bias or None."""
+    slope, _, dropout_p, _ = call.numbers
+    return gat_backward_op(call.handle.number, grad, *tensors, out, saved, slope, dropout_p)
+
+
 # ---- attention with a projection of the edges' features (csrc/cuda/attention, EdgeAttr) --------------------
 
 

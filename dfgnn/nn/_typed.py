@@ -12,8 +12,9 @@ from torch import Tensor, library, nn
 from ..graph import Graph
 from ..graph.cache import once
 from ..runtime import eager as _eager
-from ..runtime import transforms
+from ..runtime import rules, transforms
 from ..runtime.compiling import is_exporting, not_compiled
+from ..runtime.rules import Rule
 
 Rows = slice | Tensor  # without repetition
 
@@ -134,7 +135,7 @@ def typed_matmul(x: Tensor, weight: Tensor, groups: list[Group], num_rows: int) 
     # Compilers, too: tracing the function below, they take its backward for one that is differentiated.
     if torch.compiler.is_compiling() or _eager.transformed(x, weight):
         return _plain_matmul(x, weight, groups, num_rows)
-    return _TypedMatmul.apply(x, weight, groups, num_rows)
+    return rules.apply(_TypedMatmul(groups, num_rows), x, weight)
 
 
 def _under_autocast(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -158,13 +159,17 @@ def _plain_matmul(x: Tensor, weight: Tensor, groups: list[Group], num_rows: int)
     return torch.cat(parts).index_select(0, place)
 
 
-class _TypedMatmul(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, weight, groups, num_rows):
-        ctx.save_for_backward(x, weight)
-        ctx.groups = groups
-        out = x.new_empty(num_rows, weight.shape[1], weight.shape[3])
-        for t, read, write in groups:
+class _TypedMatmul(Rule):
+    """`typed_matmul` of x and weight."""
+
+    __slots__ = "groups", "num_rows"
+
+    def __init__(self, groups: list[Group], num_rows: int):
+        self.groups, self.num_rows = groups, num_rows
+
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        out = x.new_empty(self.num_rows, weight.shape[1], weight.shape[3])
+        for t, read, write in self.groups:
             part = torch.matmul(_take(x, read).transpose(0, 1), weight[t]).transpose(0, 1)
             if isinstance(write, slice):
                 out[write] = part
@@ -172,16 +177,14 @@ class _TypedMatmul(torch.autograd.Function):
                 out.index_copy_(0, write, part)
         return out
 
-    @staticmethod
-    def backward(ctx, grad):
-        x, weight = ctx.saved_tensors
+    def gradients(self, need, saved, grad):
+        x, weight = saved
         if torch.is_grad_enabled():  # create_graph
-            num_rows = len(grad)
-            _, pull = torch.func.vjp(lambda x, w: _plain_matmul(x, w, ctx.groups, num_rows), x, weight)
-            return *(g if n else None for g, n in zip(pull(grad), ctx.needs_input_grad)), None, None
-        grad_x = torch.zeros_like(x) if ctx.needs_input_grad[0] else None
-        grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
-        for t, read, write in ctx.groups:
+            _, pull = torch.func.vjp(lambda *ends: _plain_matmul(*ends, self.groups, len(grad)), x, weight)
+            return tuple(g if n else None for g, n in zip(pull(grad), need))
+        grad_x = torch.zeros_like(x) if need[0] else None
+        grad_weight = torch.zeros_like(weight) if need[1] else None
+        for t, read, write in self.groups:
             part = _take(grad, write).transpose(0, 1)
             if grad_weight is not None:
                 grad_weight[t] = _outer_sum(_take(x, read), part)
@@ -191,7 +194,7 @@ class _TypedMatmul(torch.autograd.Function):
                     grad_x[read] += part
                 else:
                     grad_x.index_add_(0, read, part.contiguous())  # as a strided source is slow
-        return grad_x, grad_weight, None, None
+        return grad_x, grad_weight
 
 
 _RUN = 1024  # rows of one product in _outer_sum
@@ -237,7 +240,7 @@ def rows_of_pairs(x: Tensor, weight: Tensor) -> Tensor:
 
 def _matmul_of_types(x: Tensor, weight: Tensor, types: Tensor) -> Tensor:
     groups = groups_of(types, len(weight))
-    return _TypedMatmul.apply(x.unsqueeze(1), weight.unsqueeze(1), groups, len(x)).squeeze(1)
+    return _TypedMatmul(groups, len(x)).forward(x.unsqueeze(1), weight.unsqueeze(1)).squeeze(1)
 
 
 def _outer_of_types(x: Tensor, y: Tensor, types: Tensor, num_types: int) -> Tensor:

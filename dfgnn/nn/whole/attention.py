@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ... import functional
-from ...engine import traced_graph
-from ...engine.operators import PLAN_LAYERS
+from ...engine import operators, traced_graph
 from ...graph import Graph
 from ...runtime import ops as _ops
 from ...runtime.arguments import (
@@ -23,7 +22,6 @@ from ...runtime.arguments import (
     Numbers,
     Tensors,
 )
-from . import operators
 from .node import FusedLayer
 from .padding import cut_columns, padding_of
 from .projections import EDGE, KEY, QUERY, SKIP, VALUE, Projections, projections_of
@@ -72,7 +70,7 @@ class _Attention(NamedTuple):
     def run(self, t: LayerTensors, value, key, query, edges):
         """The operator's result, with the bias where `is_out`; and what backward takes besides the rows."""
         attn = None if t.attn is None else self.projections.pad(_ops.as_type(t.attn, t.x.dtype))
-        out, saved = operators.attend(self, self.inputs(t, attn, value, key, query, edges), False)
+        out, saved = operators.attend_rows(self, self.inputs(t, attn, value, key, query, edges), False)
         return out, (saved, attn)
 
     def inputs(self, t: LayerTensors, attn, value, key, query, edges) -> Tensors:
@@ -116,7 +114,7 @@ class _Attention(NamedTuple):
         need_edges = edges is not None and (need[_EDGE_ATTR] or need[EDGE] or need[EDGE + 1])
         if need_edges:
             bits |= NEED_FEAT
-        value, key, query, of_attn, *_, of_edges = operators.attend_backward(
+        value, key, query, of_attn, *_, of_edges = operators.attend_rows_backward(
             self, grad, self.inputs(t, attn, *ends), out, saved, False, bits
         )
         if t.key_weight is None and key is not None:
@@ -181,14 +179,15 @@ class _Additive(_Attention):
 
     def run(self, t: LayerTensors, value, *_):
         if t.edge_attr is None:
-            out, saved = operators.gat(self, value, t)
+            tensors = value, t.attn, t.attn_dst, t.seed, t.out_bias if self.is_out else None
+            out, saved = operators.gat(self, tensors, self.train)
             return out, (saved,)
         src, dst = operators.score_terms(value, t.attn, t.attn_dst, self.graph.num_dst)
         # attn . (weight attr) per head is (attn weight) . attr.
         weight = t.edge_weight.view(self.heads, self.projections.size, -1)
         folded = torch.bmm(t.attn_edge.view(self.heads, 1, -1), weight).squeeze(1)
         scores = t.edge_attr.mm(folded.t())
-        out, saved = operators.attend(self, self.scored_inputs(t, value, src, dst, scores), self.train)
+        out, saved = operators.attend_rows(self, self.scored_inputs(t, value, src, dst, scores), self.train)
         return out, (saved, src, dst, scores, folded)
 
     def scored_inputs(self, t: LayerTensors, value, src, dst, scores) -> Tensors:
@@ -198,7 +197,8 @@ class _Additive(_Attention):
     def run_backward(self, t: LayerTensors, ends: Rows, grad, out, saved, need, found) -> dict[int, Any]:
         value = ends[0]
         if t.edge_attr is None:
-            of_value, *vectors, bias = operators.gat_backward(self, grad, value, t, out, *saved)
+            tensors = value, t.attn, t.attn_dst, t.seed, t.out_bias if self.is_out else None
+            of_value, *vectors, bias = operators.gat_backward(self, grad, tensors, out, *saved)
             if self.is_out and need[_OUT_BIAS]:
                 found[_OUT_BIAS] = bias
         else:
@@ -206,7 +206,7 @@ class _Additive(_Attention):
             need_edges = need[_EDGE_ATTR] or need[EDGE] or need[_ATTN_EDGE]
             inputs = self.scored_inputs(t, value, src, dst, scores)
             bits = NEED_DST | NEED_BIAS if need_edges else NEED_DST
-            weighted, src, dst, _, scores, *_ = operators.attend_backward(
+            weighted, src, dst, _, scores, *_ = operators.attend_rows_backward(
                 self, grad, inputs, out, saved, True, bits
             )
             of_value, *vectors = operators.score_terms_backward(src, dst, value, t.attn, t.attn_dst)
@@ -243,7 +243,7 @@ def attention_layer(spec: LayerSpec, graph: Graph, t: LayerTensors, dtype: torch
         heads,
         size + padding,
         x.dtype,
-        PLAN_LAYERS[spec.score],
+        operators.PLAN_LAYERS[spec.score],
         "auto",
         spec.dropout_p > 0 or has_edges,
         train,

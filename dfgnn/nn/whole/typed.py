@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ... import functional
+from ...engine import operators
 from ...engine.edge_rows import of_graph
 from ...graph import Graph
 from ...runtime import ops as _ops
 from ...runtime.arguments import NEED_BIAS, Numbers, Tensors, ops
-from . import operators
 from .eligible import can_fuse
 from .node import FusedLayer
 from .padding import cut_columns, cut_rows, pad_columns, pad_rows, padding_of
@@ -80,7 +80,7 @@ class _Typed(NamedTuple):
         score = ops.sddmm.default(self.by_head(query), keys, *edges.forward)
         if clamp is not None:
             score.clamp_(-clamp, clamp)
-        out, saved = operators.attend(self, self.inputs(keys, values, score), False)
+        out, saved = operators.attend_rows(self, self.inputs(keys, values, score), False)
         made = weight, factor, projected, keys, values, score, saved
         return cut_columns(out, self.heads, self.size, self.padding) if self.padding else out, made, out
 
@@ -92,7 +92,7 @@ class _Typed(NamedTuple):
         return Tensors(values, ends, None, None, score, *(None,) * 6)
 
     def rerun(self, tensors, made):
-        return operators.attend(self, self.inputs(*made[3:6]), False)[0]
+        return operators.attend_rows(self, self.inputs(*made[3:6]), False)[0]
 
     def backward(self, tensors, grad, made, out, need):
         x, (weight, factor, projected, keys, values, score, saved) = tensors[0], made
@@ -102,7 +102,7 @@ class _Typed(NamedTuple):
         n, types, width = len(x), len(factor), query.shape[1]
         if self.padding:
             grad = pad_columns(grad, self.heads, self.size, self.padding)
-        of_values, _, _, _, of_score, *_ = operators.attend_backward(
+        of_values, _, _, _, of_score, *_ = operators.attend_rows_backward(
             self, grad, self.inputs(keys, values, score), out, saved, False, NEED_BIAS
         )
         if clamp is not None:
