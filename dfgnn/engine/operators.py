@@ -177,7 +177,8 @@ def second_order(handle: GraphHandle, score: int, numbers: Numbers, grads, tenso
 
 # ---- attention within the autograd function of a whole layer (nn/whole), below autograd -------------------
 #
-# call: of which handle, heads, score and numbers are read. Tensors of nodes are rows of all heads, [N, H * D].
+# Of `call` the attributes handle, heads, score and numbers are read. Tensors of nodes are rows of all heads,
+# [N, H * D].
 
 score_terms, score_terms_backward = ops.score_terms.default, ops.score_terms_backward.default
 

@@ -161,5 +161,5 @@ def test_libraries_that_do_not_load_here_stay_in_their_build_folder(monkeypatch,
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     module = loaded()
-    assert module.IN_PLACE == ROOT / folder
+    assert ROOT / folder == module.IN_PLACE
     assert module.build.__defaults__[0] == ROOT / folder
