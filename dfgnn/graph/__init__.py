@@ -1,6 +1,6 @@
-"""Graph, what it is made of (``build``, ``convert``), other orders of its nodes (``reorder``), several types
-of nodes and edges (``hetero``), fixed capacity (``capacity``), parts of a graph that several processes share
-(``part``), and graphs of 2**31 edges or more (``ranges``)."""
+"""Graph, its constructors (``build``, ``convert``), the graphs cached by ``edge_index`` (``cache``), other
+orders of nodes (``reorder``), several types of nodes and edges (``hetero``), fixed capacity (``capacity``),
+parts of a graph that several processes share (``part``), and graphs of 2**31 edges or more (``ranges``)."""
 
 from .graph import CSR, DegreeStats, Graph
 from .hetero import Homogeneous, heterograph, to_homogeneous

@@ -1,7 +1,7 @@
-"""Graphs of indices: what Graph's constructors share, and graphs that are made of graphs.
+"""Builds graphs: from index tensors, as Graph's constructors do, and from other graphs.
 
-Functions take the Graph class, which is not known here, or a graph of it; ``where`` is the constructor's name
-in errors.
+Functions take the Graph class as an argument, because this module cannot import it, or a graph; ``where`` is
+the constructor's name in errors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from . import ranges
 
 @not_compiled
 def from_csr(cls, where, indptr, indices, num_cols, eids, validate, rows="dst") -> Any:
-    """`rows` names what the rows are. With "src" the CSR by destination is derived at its first use."""
+    """rows: "dst" or "src", what the CSR's rows are. With "src" the other CSR is derived at its first use."""
     indptr = _csr.as_index(where, "indptr", indptr)
     indices = _csr.as_index(where, "indices", indices)
     _csr.same_device(where, "indices", indices, "indptr", indptr)
@@ -54,7 +54,7 @@ def from_csr(cls, where, indptr, indices, num_cols, eids, validate, rows="dst") 
 
 @not_compiled
 def from_coo(cls, where, names, src, dst, num_nodes, num_src, num_dst, validate, sort_order=None) -> Any:
-    """sort_order: what PyG's EdgeIndex says of itself, believed where the values are not read."""
+    """sort_order: that of PyG's EdgeIndex, which is trusted if the values are not read."""
     src, dst = without_gradient(src), without_gradient(dst)
     if num_nodes is not None:
         if num_src is not None or num_dst is not None:
@@ -71,7 +71,7 @@ def from_coo(cls, where, names, src, dst, num_nodes, num_src, num_dst, validate,
 
 @not_compiled
 def of_blocks(cls, blocks: Sequence[tuple[Tensor, int, int]]) -> list:
-    """`Graph.from_edge_index` of several edge_index with num_src and num_dst, in one wait for the device."""
+    """`Graph.from_edge_index` for several (edge_index, num_src, num_dst), waiting for the device once."""
     where, names = "Graph.from_edge_index", ("edge_index[0]", "edge_index[1]")
     with untraced(*(edge_index for edge_index, _, _ in blocks)):
         return [of_edges(cls, edges) for edges in _csr.from_blocks(where, names, blocks)]
@@ -91,7 +91,7 @@ def of_edges(cls, edges: _csr.Edges) -> Any:
 
 @not_compiled
 def with_self_loops(graph: Any, remove_existing: bool) -> tuple[Any, Tensor]:
-    """See `Graph.add_self_loops`: the graph, and where each edge was before."""
+    """`Graph.add_self_loops`: the graph, and each edge's position before."""
     cls, where, names, structure = type(graph), "Graph.add_self_loops", ("src", "dst"), graph._structure
     if isinstance(structure, FixedStructure):
         if not remove_existing:
@@ -113,7 +113,7 @@ def with_self_loops(graph: Any, remove_existing: bool) -> tuple[Any, Tensor]:
         looped = of_edges(cls, edges)
     if remove_existing:
         edge_map = edges.edge_map
-    assert edge_map is not None  # loops came to both
+    assert edge_map is not None  # because loops were appended
     return looped, edge_map
 
 
@@ -129,7 +129,7 @@ def batch(cls, graphs: Any) -> Any:
     with untraced(*(s.indices for s in structures)):
         csr = _csr.batch([g.csr() for g in graphs], [g.num_src for g in graphs], True)
         dst, src = Side(num_dst, (csr, True)), Side(num_src)
-        # All with ids, or all transposed: see `Side`.
+        # Joined only if all have edge ids, or none has: see `Side`.
         built = [s.src.built for s in structures if s.src.built is not None]
         if len(built) == len(graphs) and len({known for _, known in built}) == 1:
             known = built[0][1]
@@ -138,7 +138,7 @@ def batch(cls, graphs: Any) -> Any:
 
 
 def _checked(cls, where: str, graphs) -> list:
-    """The graphs of `batch`: at least one, and all on one device."""
+    """The graphs as a list, after checking that there is at least one and all are on one device."""
     if isinstance(graphs, cls):
         raise TypeError(f"{where}: graphs: expected a sequence of dfgnn.Graph, got {cls.__name__}")
     graphs = list(graphs)

@@ -1,4 +1,4 @@
-"""The graph whose sources are the edges of another one, on which rows of edges are rows of sources."""
+"""Makes the graph whose sources are the edges of another one, so that edge tensors can be sources' rows."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _kept: WeakKeyDictionary[Graph, dict[bool, Graph]] = WeakKeyDictionary()
 
 
 def edges_as_sources(graph: Graph, reverse: bool = False) -> Graph:
-    """The graph that leads from each edge of ``graph`` to its destination (reverse: to its source), edge e
-    from source e. Kept with ``graph``, whose structure it shares; its other direction, a row per edge, needs
-    no sort.
+    """The graph whose edge e leads from source e, which is edge e of ``graph``, to that edge's destination
+    (reverse: to its source). It is cached with ``graph``, whose structure it shares; its other direction, a
+    row per edge, needs no sort.
     """
     if type(graph._structure) is not FixedStructure:
         found = _kept.get(graph)
@@ -33,21 +33,21 @@ def edges_as_sources(graph: Graph, reverse: bool = False) -> Graph:
 @torch.inference_mode(False)
 @transforms.untransformed()
 def _edges_as_sources(graph: Graph, reverse: bool) -> Graph:
-    kept, structure = _kept.setdefault(graph, {}), graph._structure
+    cache, structure = _kept.setdefault(graph, {}), graph._structure
     if isinstance(structure, FixedStructure):  # its edges change
         made = structure.edges_as_sources(reverse)
-        if reverse not in kept or kept[reverse]._structure is not made:
-            kept[reverse] = Graph._of(made)
-    elif reverse not in kept:
+        if reverse not in cache or cache[reverse]._structure is not made:
+            cache[reverse] = Graph._of(made)
+    elif reverse not in cache:
         csr = graph.reverse_csr(need_eids=True) if reverse else graph.csr()
         ends = structure.endpoints(torch.int32)[0 if reverse else 1]
         num_rows = graph.num_src if reverse else graph.num_dst
-        kept[reverse] = _made(csr, ends, num_rows, graph.is_one_shot)
-    return kept[reverse]
+        cache[reverse] = _made(csr, ends, num_rows, graph.is_one_shot)
+    return cache[reverse]
 
 
 def _made(csr: CSR, ends: Tensor, num_rows: int, once: bool) -> Graph:
-    """csr: the edges by their rows; ends: the row of each edge, in the user's order."""
+    """The graph of `edges_as_sources`. csr: the edges by rows; ends: each edge's row, in the user's order."""
     num_edges = ends.numel()
     eids = csr.eids
     if eids is None:

@@ -1,4 +1,4 @@
-"""The Graph of an ``edge_index``, or of what else torch_geometric takes for edges: made once per tensor."""
+"""Caches the Graph of an ``edge_index`` (or of torch_geometric's other forms of edges): one per tensor."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from . import graph as _graph
 from .build import of_edges
 from .capacity import OF_BUFFER
 
-# What one set of tensors has beside each other: with and without loops, a few sizes. The bound is for a
-# program that gives the same edges another number of nodes each time.
+# Maximum number of cached graphs per edge_index: with and without loops, and with a few sizes. The limit
+# matters for programs that pass the same edges with another number of nodes each time.
 _LIMIT = 16
-#: What torch_geometric's layers take, too, if they add self loops, whose int64 numbers promote it.
+#: Dtypes that torch_geometric's layers also take if they add self loops, which are int64 and so promote them.
 SMALL_DTYPES = torch.bool, torch.uint8, torch.int8, torch.int16
 _ROWS = "edge_index[0]", "edge_index[1]"
-_OF_FEATURES = "x has {}, one per node"  # where sizes come from, in errors
+_OF_FEATURES = "x has {}, one per node"  # the explanation of sizes in errors
 
 
 class _Attributes(dict):
@@ -43,16 +43,16 @@ class _Attributes(dict):
 
 
 class _Entry(NamedTuple):
-    """What is kept for a set of tensors, by their ids."""
+    """The cached values of a set of tensors; the cache's key are the tensors' ids."""
 
-    refs: tuple[weakref.ref, ...]  # to the tensors' attributes
-    state: tuple  # of the tensors, when it was made
+    refs: tuple[weakref.ref, ...]  # weak references to the tensors' attributes
+    state: tuple  # `state_of` the tensors when the values were made
     values: OrderedDict[tuple, Any]
 
 
 _with_loops: WeakKeyDictionary[Graph, tuple[Graph, Tensor | None]] = WeakKeyDictionary()
 _cache: dict[tuple[int, ...], _Entry] = {}
-_lock = threading.RLock()  # re-entrant: a tensor's death may come while its own thread holds it
+_lock = threading.RLock()  # re-entrant, because a tensor may be freed while its thread holds the lock
 
 
 @not_compiled
@@ -64,7 +64,7 @@ def graph_of(
     where: str = "Graph.from_pyg",
     sizes: str = _OF_FEATURES,
 ) -> tuple[Graph, Tensor | None]:
-    """The graph of ``edge_index``, kept as long as that tensor lives.
+    """The graph of ``edge_index``, cached as long as that tensor lives.
 
     A second call with the same tensor gives the same graph, without waiting for the device; the first one
     waits, to check the indices. See :func:`once` for when it is made anew.
@@ -75,12 +75,12 @@ def graph_of(
             (rows are destinations); or a Graph of these sizes.
         num_src, num_dst: numbers of nodes.
         self_loops: remove the loops and append one for each node in 0 .. min(num_src, num_dst) - 1.
-        where: what errors begin with.
-        sizes: what they say of the sizes, with {} for so many rows.
+        where: the beginning of error messages.
+        sizes: their explanation of the sizes, with {} for the number of rows.
 
     Returns:
         The graph, its edges in the order of the columns or of the sparse tensor's values; and with
-        ``self_loops`` int64 ``[E']``: where each of its edges was, -1 for an appended loop; else None.
+        ``self_loops`` int64 ``[E']``, each edge's position before, -1 for an appended loop; else None.
 
     Raises:
         TypeError: ``edge_index`` is none of these, or of another dtype.
@@ -104,7 +104,7 @@ def graph_of(
 
 @not_compiled
 def cached(edge_index: Any, size: Any = None) -> Graph:
-    """`Graph.cached`."""
+    """See `Graph.cached`."""
     where = "Graph.cached"
     if isinstance(edge_index, Graph):
         raise TypeError(f"{where}: edge_index: expected a [2, E] tensor, got a Graph")
@@ -119,7 +119,7 @@ def cached(edge_index: Any, size: Any = None) -> Graph:
     return once(parts_of(edge_index), ("cached",), build)
 
 
-_graph.make_cached = cached  # which it cannot import
+_graph.make_cached = cached  # graph.py cannot import this module
 
 
 @not_compiled
@@ -143,13 +143,13 @@ def sizes_of(where: str, size: Any) -> tuple[int, int] | None:
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         got = f"{len(size)} numbers" if isinstance(size, (tuple, list)) else type(size).__name__
         raise TypeError(f"{where}: size: expected (num_src, num_dst) or one number, got {got}")
-    if torch.compiler.is_compiling():  # they may be symbolic
+    if torch.compiler.is_compiling():  # sizes may be symbolic
         return pair[0], pair[1]
     return _csr.as_size(where, "size[0]", pair[0]), _csr.as_size(where, "size[1]", pair[1])
 
 
 def _own_sizes(edge_index: Any, where: str) -> tuple[int, int]:
-    """What ``edge_index`` itself says: of a tensor, as many nodes as it names."""
+    """The sizes that ``edge_index`` has itself; for a tensor, the largest ids + 1."""
     if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
         return edge_index.size(1), edge_index.size(0)
     if type(edge_index) is not Tensor and hasattr(edge_index, "sparse_size"):  # EdgeIndex
@@ -164,7 +164,7 @@ def _own_sizes(edge_index: Any, where: str) -> tuple[int, int]:
 def _of_buffer(
     edge_index: Any, num_src: int, num_dst: int, self_loops: bool
 ) -> tuple[Graph, Tensor | None] | None:
-    """The graph of fixed capacity whose buffer ``edge_index`` is."""
+    """The graph of fixed capacity of which ``edge_index`` is the buffer."""
     found = OF_BUFFER.get(edge_index) if isinstance(edge_index, Tensor) else None
     graph = None if found is None else found()
     if graph is None:
@@ -190,8 +190,8 @@ def _of_graph(graph: Graph, self_loops: bool) -> tuple[Graph, Tensor | None]:
 
 
 def known(x: Any, num_src: int, num_dst: int, self_loops: bool) -> tuple[Graph, Tensor | None] | None:
-    """What `graph_of` would find for an ordinary tensor; None where it has to build, or to look closer. A
-    model asks this once per layer and step, which a small graph waits for."""
+    """The result of `graph_of` if it is cached; None if `graph_of` has to be called. It is fast, because
+    models call it once per layer and step."""
     if type(x) is not Tensor or OF_BUFFER.data:
         return None
     key = "graph_of", num_src, num_dst, self_loops
@@ -207,16 +207,16 @@ def known(x: Any, num_src: int, num_dst: int, self_loops: bool) -> tuple[Graph, 
 
 
 def once(parts: tuple[Tensor, ...], key: tuple, build: Callable[[], Any], more_state: tuple = ()) -> Any:
-    """What ``build`` gives: at the first call with these tensors and this key, and then the same again.
+    """The value of ``build()``, called once for these tensors and this key, and cached.
 
-    It is kept as long as all of the tensors live, and made anew when one was modified (see `state_of`) or
-    ``more_state`` is another. There may be any number of sets of tensors; of one at most 16 values are kept,
-    the least recently used go first. Nothing is kept for inference tensors, which do not count their
-    modifications, nor for tensors without numbers: fake ones, and those that a transform has wrapped.
+    The value is cached as long as all of the tensors live, and built again when one was modified (see
+    `state_of`) or ``more_state`` differs. Each set of tensors has at most 16 values; the least recently used
+    one is dropped first. Nothing is cached for inference tensors, which do not count modifications, nor for
+    tensors without values: fake ones, and those that a transform has wrapped.
 
-    ``build`` runs without the transforms, modes and the inference mode around, if the tensors are plain, so
-    that its value is of use to every later call. The value must not hold the tensors, nobody may modify it,
-    and it may be built twice by two threads.
+    ``build`` runs outside of transforms, modes and inference mode if the tensors are plain, so that later
+    calls can use its value. The value must not hold the tensors and must not be modified; two threads may
+    both build it.
     """
     if not all(map(has_numbers, parts)) or any(part.is_inference() for part in parts):
         with untraced(*parts):
@@ -233,7 +233,7 @@ def once(parts: tuple[Tensor, ...], key: tuple, build: Callable[[], Any], more_s
     with untraced(*parts):
         value = build()
 
-    def forget(ref, lock=_lock, cache=_cache):  # the module's own may be gone when Python ends
+    def forget(ref, lock=_lock, cache=_cache):  # bound as defaults: globals may be gone when Python ends
         with lock:
             entry = cache.get(place)
             if entry is not None and any(ref is other for other in entry.refs):
@@ -251,13 +251,13 @@ def once(parts: tuple[Tensor, ...], key: tuple, build: Callable[[], Any], more_s
 
 
 def keep(edge_index: Tensor, graph: Graph) -> None:
-    """Let ``graph_of(edge_index, graph.num_src, graph.num_dst)`` give this graph, whose edges they are, in
-    this order; not to be called for a tensor that holds the graph's memory."""
+    """Cache ``graph``, made elsewhere, as the graph of ``edge_index``, which has the same edges in the same
+    order. The tensor must not share memory with the graph, which would keep it alive."""
     once(parts_of(edge_index), ("graph_of", graph.num_src, graph.num_dst, False), lambda: (graph, None))
 
 
 def _entry(place: tuple[int, ...], parts: tuple[Tensor, ...], state: tuple) -> _Entry | None:
-    """What is kept for these tensors as they are now."""
+    """The cached values for these tensors in their current state, or None."""
     entry = _cache.get(place)
     if entry is None or entry.state != state:
         return None
@@ -280,28 +280,28 @@ def check_type(edge_index: Any, where: str = "") -> None:
 
 
 def parts_of(edge_index: Any) -> tuple[Tensor, ...]:
-    """The tensors whose identity is that of the graph."""
+    """The tensors whose identity is the cache's key."""
     if not isinstance(edge_index, Tensor):
         check_type(edge_index)
-        return edge_index.csr()[:2]  # kept by the SparseTensor, shared by those with other values
+        return edge_index.csr()[:2]  # which SparseTensors with the same structure share
     if hasattr(edge_index, "as_tensor"):  # EdgeIndex
         edge_index = edge_index.as_tensor()
     return (without_gradient(edge_index),)
 
 
 def state_of(part: Tensor) -> tuple:
-    """What changes when the tensor does: on the CPU a checksum of its contents is part of it; elsewhere to
-    read them would wait for the device, so that only modifications by PyTorch show."""
+    """A value that changes when the tensor is modified. On the CPU a checksum of the contents is part of it;
+    on other devices that would wait, so that only modifications by PyTorch are noticed."""
     if part.layout == torch.strided:
         place = part.data_ptr(), part.storage_offset(), part.stride()
-        read: Any = None
+        checksum: Any = None
         if part.is_cpu and part.is_contiguous():
             size = part.nbytes
-            # What cannot be read equals nothing.
-            read = (short_checksum if size <= _SHORT else long_checksum)(place[0], size) or object()
+            # Memory that cannot be read gets a value that equals no other.
+            checksum = (short_checksum if size <= _SHORT else long_checksum)(place[0], size) or object()
         elif part.is_cpu:
-            read = _checksums(part)
-        return part._version, *place, part.shape, part.dtype, part.device, read
+            checksum = _checksums(part)
+        return part._version, *place, part.shape, part.dtype, part.device, checksum
     return part.layout, part.shape, *map(state_of, _indices(part))
 
 
@@ -309,7 +309,7 @@ _SHORT = 2**20  # bytes, read in about 50 µs
 
 
 def _checksums(x: Tensor) -> tuple:
-    """Of a tensor with gaps, or in another order than that of its memory."""
+    """The checksum of a tensor that is not contiguous."""
     with untraced(x):
         if x.dim() == 2 and x.stride(0) == 1:
             x = x.t()
@@ -337,7 +337,7 @@ def _build(
     _csr.as_size(where, "number of edges", edge_index.shape[1] + num_loops)
     with untraced(edge_index):
         if not self_loops and edge_index.dtype == torch.int32:
-            # The graph would take a view of it: keep the tensor alive, and follow its changes.
+            # The graph would hold a view of it, which keeps the tensor alive and changes with it.
             edge_index = edge_index.clone()
         src, dst = edge_index.unbind()
         try:

@@ -1,4 +1,4 @@
-"""Graphs of fixed capacity: their buffers, and what goes into them."""
+"""Graphs of fixed capacity: makes their buffers, and copies edges into them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..runtime.compiling import not_compiled, untraced
 from ..sparse import csr as _csr
 from ..sparse.fixed import FixedStructure
 
-# Of the edge_index that is a graph's buffer, that graph. Weak at both ends.
+# The edge_index that is a graph's buffer -> a weak reference to that graph.
 OF_BUFFER = WeakIdKeyDictionary()
 _WITH, _COPY = "Graph.with_capacity", "Graph.copy_"
 
@@ -29,7 +29,7 @@ def sizes_of(where: str, name: str, value: Any) -> tuple[int, int]:
 def make(num_nodes: Any, num_edges: Any, device: Any) -> FixedStructure:
     num_src, num_dst = sizes_of(_WITH, "num_nodes", num_nodes)
     num_edges = _csr.as_size(_WITH, "num_edges", num_edges)
-    # With loops there are as many more.
+    # Layers may append a loop per node.
     _csr.as_size(_WITH, "num_edges + num_nodes", num_edges + min(num_src, num_dst))
     if num_edges and not (num_src and num_dst):
         raise ValueError(f"{_WITH}: num_nodes: expected nodes for {num_edges} edges, got {num_nodes}")

@@ -1,5 +1,5 @@
-"""What Graph's constructors take of other libraries, none of which is imported: an object is known by what it
-offers.
+"""Converts graphs of other libraries (SciPy, torch.sparse, DGL, PyG) without importing them: an object is
+recognised by its attributes.
 
 Each function takes the Graph class first; the docstrings of Graph's constructors say what they accept.
 """
@@ -25,7 +25,7 @@ def from_scipy(cls, matrix, rows: str, validate: bool):
     other = {"src": "dst", "dst": "src"}[rows]
     if matrix.format in ("csr", "csc"):
         compressed, num_other = (rows, num_cols) if matrix.format == "csr" else (other, num_rows)
-        # A matrix may hold room for more elements than it has; nnz counts those that it has.
+        # A matrix's arrays may be longer than its number of elements, nnz.
         indptr, indices = torch.tensor(matrix.indptr), torch.tensor(matrix.indices[: matrix.nnz])
         return build.from_csr(cls, where, indptr, indices, num_other, None, validate, rows=compressed)
     matrix = matrix.tocoo()
@@ -56,7 +56,7 @@ def from_torch_sparse(cls, where: str, matrix: Tensor, validate: bool):
     if layout == torch.sparse_csc:
         ends = matrix.ccol_indices(), matrix.row_indices()
         return build.from_csr(cls, where, *ends, num_dst, None, validate, rows="src")
-    dst, src = matrix._indices()  # unlike indices() it takes uncoalesced tensors, duplicates and all
+    dst, src = matrix._indices()  # unlike indices(), it accepts uncoalesced tensors
     return build.from_coo(cls, where, ("columns", "rows"), src, dst, None, num_src, num_dst, validate)
 
 
@@ -71,12 +71,12 @@ def from_dgl(cls, graph, validate: bool):
         )
     src_type, _, dst_type = etypes[0]
     num_src, num_dst = graph.num_src_nodes(src_type), graph.num_dst_nodes(dst_type)
-    # graph.formats("coo") and the like leave DGL only some
+    # graph.formats("coo") and the like restrict a DGLGraph to some formats
     formats = [name for names in graph.formats().values() for name in names]
     if "csc" in formats or "csr" in formats:
         rows, num_cols = ("dst", num_src) if "csc" in formats else ("src", num_dst)
         indptr, indices, eids = graph.adj_tensors("csc" if rows == "dst" else "csr")
-        if eids.numel() == 0:  # how DGL writes the identity in a graph made from a CSR
+        if eids.numel() == 0:  # DGL's notation for the identity, in a graph made from a CSR
             eids = None
         num_rows = num_dst if rows == "dst" else num_src
         if indptr.numel() != num_rows + 1:
@@ -99,7 +99,7 @@ def from_pyg(cls, data, num_nodes, num_src, num_dst, validate: bool):
             f"{where}: data: expected one edge type, got a {type(data).__name__} with {len(types)}: {types}; "
             "pass data[edge_type]"
         )
-    given = (num_nodes, num_src, num_dst) != (None, None, None)
+    sizes = (num_nodes, num_src, num_dst) != (None, None, None)
     if not isinstance(data, Tensor) and not hasattr(data, "sparse_sizes"):
         if not hasattr(data, "edge_index") and not hasattr(data, "adj_t"):
             raise TypeError(
@@ -112,12 +112,12 @@ def from_pyg(cls, data, num_nodes, num_src, num_dst, validate: bool):
         if edges is None:
             raise ValueError(f"{where}: data: expected edge_index or adj_t in it, got neither")
         is_edge_index = isinstance(edges, Tensor) and edges.layout == torch.strided
-        if is_edge_index and not given:
+        if is_edge_index and not sizes:
             num_src, num_dst = data.size()
         return from_pyg(cls, edges, num_nodes, num_src, num_dst, validate)
 
     is_sparse = not isinstance(data, Tensor) or data.layout != torch.strided
-    if is_sparse and given:
+    if is_sparse and sizes:
         raise ValueError(
             f"{where}: num_nodes, num_src, num_dst: expected none of them beside a sparse tensor, "
             f"which has sizes, got {num_nodes}, {num_src}, {num_dst}"
@@ -131,7 +131,7 @@ def from_pyg(cls, data, num_nodes, num_src, num_dst, validate: bool):
     sort_order = None
     if hasattr(data, "sort_order") and hasattr(data, "sparse_size"):  # EdgeIndex
         sort_order = data.sort_order
-        if not given and None not in data.sparse_size():  # half known: a cache of PyG's own, no one's wish
+        if not sizes and None not in data.sparse_size():  # if one size is None, PyG has only cached the other
             num_src, num_dst = data.sparse_size()
     src, dst = _csr.ends_of(where, data)
     names = ("edge_index[0]", "edge_index[1]")

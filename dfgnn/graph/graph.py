@@ -1,4 +1,4 @@
-"""Graph: the structure that attention runs on, and what is derived from it once."""
+"""Graph: the edges on which attention runs, with cached CSRs and plans."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .reorder import Reordering, reorder
 
 __all__ = ["CSR", "DegreeStats", "Graph"]
 
-# Graphs by a number that no other one has had: so compiled code knows them.
+# Unique number -> graph; compiled code refers to graphs by these numbers.
 OF_NUMBER: weakref.WeakValueDictionary[int, Graph] = weakref.WeakValueDictionary()
 _numbers = count()
 
@@ -36,7 +36,7 @@ def _not_there(edge_index: Any, size: Any) -> Graph:
     raise AssertionError("graph/cache.py comes with every import of dfgnn")
 
 
-# What makes `Graph.cached`: of cache.py, which imports this module.
+# Implements `Graph.cached`; set by cache.py, which imports this module.
 make_cached: Callable[[Any, Any], Graph] = _not_there
 
 
@@ -45,23 +45,24 @@ class Graph:
 
     An edge src -> dst lets dst attend to src. Duplicates and self loops are kept. Structure is held as CSR by
     destination (`csr`) and, from the first use on, CSR by source (`reverse_csr`): indptr int64, indices and
-    edge ids int32, so nodes and edges must each be fewer than 2**31. Of more edges, `from_csr`, `from_coo`
-    and `from_edge_index` make a `dfgnn.graph.RangedGraph`, which functions and layers take like this one.
+    edge ids int32, so nodes and edges must each be fewer than 2**31. With more edges, `from_csr`, `from_coo`
+    and `from_edge_index` make a `dfgnn.graph.RangedGraph`, which functions and layers also take.
 
     **Edge order.** Tensors with an edge dimension (edge_bias, edge_weight, returned attention) are always in
-    the user's order, which each constructor states; `edge_index` gives the ends of the edges in that order.
+    the user's order, which each constructor states; `edge_index` has the sources and destinations in that
+    order.
 
-    **Sharing.** A constructor copies nothing that already is contiguous and of the dtype above: do not modify
-    such tensors afterwards.
+    **Sharing.** A constructor does not copy tensors that are contiguous and have the dtypes above: do not
+    modify these afterwards.
 
     **Waiting for the device.** Constructors wait once, to check the values (ValueError), to find sizes that
-    were not given and to see whether a sort or an edge permutation can be dropped. ``validate=False`` skips
-    the checks that read values; where sizes are given it does not wait, and wrong values then are undefined
-    behaviour. (On the CPU edges are sorted by an operator that checks them on the way, so that only
-    constructors from a CSR or a sparse matrix skip anything.) Later only `has_zero_in_degree`,
-    `degree_stats`, `plan` and ``add_self_loops(remove_existing=True)`` wait; the first three once per graph,
-    `plan` not at all for a `one_shot` graph. On a GPU what they make is there in the order of the stream,
-    like any tensor: another stream has to wait for it.
+    were not passed and to see whether a sort or an edge permutation can be dropped. ``validate=False`` skips
+    the checks that read values; if sizes are passed it does not wait, and wrong values then are undefined
+    behaviour. (On the CPU the operator that sorts edges also checks them, so that only constructors from a
+    CSR or a sparse matrix skip anything.) Later only `has_zero_in_degree`, `degree_stats`, `plan` and
+    ``add_self_loops(remove_existing=True)`` wait; the first three once per graph, `plan` not at all for a
+    `one_shot` graph. On a GPU results are ready in stream order, like any tensor: another stream has to wait
+    for them.
 
     Everything derived is cached, and building it twice from two threads is harmless. Equality is identity.
     Pickling and copying keep both CSRs and drop plans.
@@ -215,7 +216,7 @@ class Graph:
         num_dst: int | None = None,
         validate: bool = True,
     ) -> Graph:
-        """What PyG's layers and loaders take for edges; sizes that are given win over those found in it.
+        """Any form of edges that PyG's layers and loaders take; sizes that are passed override those in it.
 
         edge_index [2, E] tensor or EdgeIndex: the user's order is that of the columns.  SparseTensor or
         torch.sparse tensor (transposed: rows are destinations, sizes are its own): that of its values.  Data,
@@ -229,18 +230,17 @@ class Graph:
 
     @classmethod
     def cached(cls, edge_index, size: int | tuple[int, int] | None = None) -> Graph:
-        """The graph of an ``edge_index``, made at the first call, and found again as long as that tensor
-        lives.
+        """The graph of an ``edge_index``, made at the first call and cached as long as that tensor lives.
 
-        A second call with the same tensor gives the same graph, with all that it has derived. It is made anew
-        when the tensor was rewritten: on the CPU in any way, elsewhere by PyTorch's in-place operations. The
-        functions do this themselves where they are given the tensor, and the layers with PyG's contract share
-        what it keeps.
+        A second call with the same tensor returns the same graph, with everything that it has cached. It is
+        made again if the tensor was modified: on the CPU in any way, elsewhere by PyTorch's in-place
+        operations. Functions call this themselves when they get the tensor, and layers with PyG's contract
+        share the cache.
 
         edge_index: int32 or int64 [2, E] tensor or EdgeIndex; or a SparseTensor or torch.sparse tensor,
-        transposed as in `from_pyg`. size: (num_src, num_dst), or a number for both; None: of a sparse tensor
-        or EdgeIndex its own, else the largest id + 1 of both rows, as in `from_edge_index`. Edges are in the
-        order of the columns. The first call waits for the device.
+        transposed as in `from_pyg`. size: (num_src, num_dst), or a number for both; by default that of the
+        sparse tensor or EdgeIndex, else the largest id + 1 of both rows, as in `from_edge_index`. Edges are
+        in the order of the columns. The first call waits for the device.
 
         Raises TypeError (none of these, no sizes) and ValueError (shape, ids out of range, other sizes than a
         sparse tensor has).
@@ -257,21 +257,20 @@ class Graph:
     ) -> Graph:
         """A graph of fixed size, into which `copy_` puts the edges of one batch after the other.
 
-        Its shapes, and those of all that is derived from it, follow from the capacity; how much is in use is
-        known to the device alone. CSRs and plans are made by kernels, without waiting for it, so that a CUDA
-        graph can hold a whole step: `copy_`, forward and backward. Features have ``num_nodes`` rows, edge
-        tensors ``num_edges``. A node that is not in use has no edges: its output is 0 (or the layer's bias)
-        and gets no gradient from its neighbours. An edge that is not in use is nowhere: its attention is 0,
-        and so are the gradients of what is given for it.
+        Its shapes, and those of everything derived from it, follow from the capacity; only the device knows
+        how much is in use. Kernels make CSRs and plans without waiting, so that a CUDA graph can contain a
+        whole step: `copy_`, forward and backward. Features have ``num_nodes`` rows, edge tensors
+        ``num_edges``. A node that is not in use has no edges: its output is 0 (or the layer's bias), and it
+        gets no gradient from neighbours. An edge that is not in use has no effect: its attention is 0, and so
+        are the gradients of its edge tensors.
 
         num_nodes: the most nodes, or (sources, destinations).  num_edges: the most edges.  device: default
         torch's.
 
         `edge_index` is the buffer itself, int64 [2, num_edges]; torch_geometric's layers that are given it
-        find this graph, also with loops. On a GPU there is one plan, that of a `one_shot` graph. What is new:
-        `edge_mask`, the edges in use. What waits or is refused: second derivatives and forward mode
-        (NotImplementedError), `degree_stats`, `has_zero_in_degree`. `to`, `reverse` and pickling copy the
-        edges that are in it.
+        find this graph, also with loops. On a GPU there is one plan, that of a `one_shot` graph. `edge_mask`
+        tells the edges in use. Second derivatives and forward mode raise NotImplementedError; `degree_stats`
+        and `has_zero_in_degree` wait for the device. `to`, `reverse` and pickling copy the current edges.
 
         Raises TypeError (no integers) and ValueError (2**31 nodes or edges, edges without nodes).
         """
@@ -279,8 +278,8 @@ class Graph:
 
     @classmethod
     def _over(cls, edges: Tensor, counts: Tensor, num_src: int, num_dst: int) -> Graph:
-        """Of fixed capacity, with buffers that somebody else writes to: see `FixedStructure`; ``_renew`` has
-        to follow."""
+        """A graph of fixed capacity over buffers that the caller writes to: see `FixedStructure`. The caller
+        must call ``_renew`` after writing."""
         return cls._of_buffer(FixedStructure(edges, counts, num_src, num_dst))
 
     @classmethod
@@ -304,12 +303,11 @@ class Graph:
         tensors on the graph's device (num_nodes then [2] or []), which a CUDA graph reads anew at every
         replay.
 
-        Values are checked where they are on the CPU, else with ``validate``, which waits for the device.
-        Unchecked, an edge with an end that is not in use is left out.
+        Values on the CPU are checked, others with ``validate``, which waits for the device. Without a check,
+        an edge whose source or destination is not in use is left out.
 
-        In a CUDA graph: call it in the captured region with buffers, or before each replay. What a step
-        derives from the edges is to be made within the captured region: a call of `copy_` before capturing
-        sees to that.
+        In a CUDA graph: call it in the captured region with buffers, or before each replay. The captured
+        region must derive CSRs and plans itself: call `copy_` before capturing, which drops earlier ones.
 
         Raises TypeError (a graph of another kind, no index tensor) and ValueError (more than the capacity,
         shape, ids out of range where they are checked).
@@ -323,7 +321,7 @@ class Graph:
         return self
 
     def _renew(self) -> None:
-        """The buffers of a graph of fixed capacity were written to."""
+        """Drops what was derived, after the buffers of a graph of fixed capacity were written to."""
         assert isinstance(self._structure, FixedStructure)
         self._structure.renew()
 
@@ -369,7 +367,7 @@ class Graph:
     def reverse_csr(self, need_eids: bool = False) -> CSR:
         """Rows are sources, indices are destinations. Built at the first call, then cached.
 
-        eids is as in `csr` with need_eids, and None, saying nothing, without.
+        eids is as in `csr` with need_eids; without, it is None and means nothing.
         """
         return self._structure.reverse_csr(need_eids)
 
@@ -409,15 +407,16 @@ class Graph:
         layer: str | None = "gat",
         edges: bool = False,
     ) -> Plan:
-        """How the kernels walk this graph: a `dfgnn.plan.Plan`, chosen once per set of arguments, cached.
+        """The work items of this graph for kernels: a `dfgnn.plan.Plan`, chosen once per set of arguments,
+        cached.
 
         reverse: the plan over sources that backward uses. schedule: a name forces that schedule,
-        "natural<=512" also its bound on the edges of an item. layer: "gat", "gatv2" or "dot", or None for
-        the plain products. edges: the call has edge tensors or dropout, or returns attention. After
-        `autotune`, "auto" is what it found for the layer.
+        "natural<=512" also its maximum edges per work item. layer: "gat", "gatv2" or "dot", or None for the
+        plain products. edges: the call has edge tensors or dropout, or returns attention. After `autotune`,
+        "auto" is the schedule that it chose for the layer.
 
-        Raises ValueError (sizes, dtype, an unknown schedule or layer, a schedule that is not to be had here)
-        and TypeError (a schedule that is no string).
+        Raises ValueError (sizes, dtype, an unknown schedule or layer, a schedule that is not available) and
+        TypeError (a schedule that is no string).
         """
         check_shape("Graph.plan", num_heads, head_dim, dtype)
         shape = Shape(index(num_heads), index(head_dim), dtype, layer)  # also of symbolic sizes
@@ -434,17 +433,17 @@ class Graph:
         seconds: float = 1.0,
         file: str | os.PathLike[str] | None = None,
     ) -> Tuning:
-        """Measures every plan for a layer's attention on this graph and keeps the fastest as what "auto"
-        means for this feature shape; gives a `dfgnn.plan.tuning.Tuning`, whose text shows all times.
+        """Measures every plan for a layer's attention on this graph and makes the fastest the "auto" plan of
+        this feature shape; returns a `dfgnn.plan.tuning.Tuning`, which prints all times.
 
-        layer: "gat", "gatv2" or "dot". backward: also the plan over sources. seconds: about how long to
-        measure each direction. file: a JSON file, or a link to one; a choice found in it for this graph,
-        device and shape is taken without measuring, and what is measured is added to it. Many processes may
-        use one file at a time. Entries that this version does not know are left alone.
+        layer: "gat", "gatv2" or "dot". backward: also tune the plan over sources. seconds: about how long to
+        measure each direction. file: a JSON file, or a link to one; an entry for this graph, device and shape
+        is used without measuring, and new results are added. Many processes may use one file at the same
+        time. Entries of other versions are left alone.
 
-        The choice lives as long as the graph and its plans: copies, `to` and pickling drop it. Candidates:
-        `dfgnn.plan.alternatives`; one has to be 2 % faster than the estimate's choice. Allocates inputs,
-        gradients and results. Results of attention do not depend on the plan but for rounding.
+        The choice lives as long as the graph and its plans: copies, `to` and pickling drop it. A candidate
+        (`dfgnn.plan.alternatives`) has to be 2 % faster than the estimated choice. Tuning allocates inputs,
+        gradients and results. Results of attention depend on the plan by rounding only.
 
         Raises ValueError (unknown layer, sizes, dtype, a file that is no such JSON).
         """
@@ -455,7 +454,8 @@ class Graph:
     # ---- derived graphs --------------------------------------------------------------------------
 
     def to(self, device: torch.device | str | int, non_blocking: bool = False) -> Graph:
-        """This graph on another device, with all that has been built except plans; itself if it is there.
+        """This graph on another device, with its cached CSRs but without plans; itself if it is on that
+        device.
 
         Raises ValueError (a string that names no device) and TypeError (nothing that can name one).
         """
@@ -472,14 +472,16 @@ class Graph:
             return Graph._of(structure.to(device, non_blocking), self.is_one_shot)
 
     def reverse(self) -> Graph:
-        """Every edge turned round, in the same order. Shares everything that either graph builds."""
+        """The graph with all edges reversed, in the same order. Both graphs share what either of them
+        caches."""
         return Graph._of(self._structure.reversed(), self.is_one_shot)
 
     def one_shot(self) -> Graph:
-        """This graph for one step of training, as a sampled mini-batch is; shares what either builds.
+        """This graph for use in a single training step, like a sampled mini-batch; both share what either
+        caches.
 
         Its plans are made without degree statistics, so that nothing waits for the device: on a GPU "auto" is
-        "packed" or, where features do not allow it, "natural". A graph made of a DGL block is one already.
+        "packed" or, if the features do not allow it, "natural". A graph made from a DGL block is one already.
         """
         return Graph._of(self._structure, True)
 
@@ -490,15 +492,16 @@ class Graph:
 
     def reorder(self, method: str | Tensor | tuple[Tensor, Tensor]) -> Reordering[Graph]:
         """This graph with its nodes relabelled, as a `dfgnn.graph.Reordering`: the graph, the permutations,
-        and the way of node tensors there and back. Edge e stays edge e, so edge tensors need no change.
+        and functions that permute and restore node tensors. Edge e stays edge e, so edge tensors need no
+        change.
 
         method: "degree": highest in-degree + out-degree first, stable.  "rcm": reverse Cuthill-McKee (scipy),
         a small bandwidth.  "community": Louvain's tree of communities (scikit-network), highest degree first
         within one.  Or a permutation, ``order[new] == old``, int32 or int64 [num_nodes].
 
-        Where num_src != num_dst the sides are permuted each by its own: by the degrees of that side, or by
-        rcm or community of sources and destinations together; a permutation then is a tuple of two, of the
-        sources and of the destinations. With num_src == num_dst both have one permutation.
+        If num_src != num_dst, sources and destinations have different permutations: by their degrees, or by
+        rcm or community of both together; a given permutation then is a tuple of two, for sources and
+        destinations. With num_src == num_dst both have one permutation.
 
         Deterministic. rcm and community run on the CPU, in seconds for millions of edges. Raises ValueError
         (unknown method, no permutation), TypeError (not an int32 or int64 tensor) and ImportError (the
@@ -525,10 +528,10 @@ class Graph:
         """A new graph with an edge i -> i for every i < min(num_src, num_dst), appended after the user's
         edges.
 
-        remove_existing: existing loops go first, as in PyG's layers; the other edges keep their order.
-        Without it existing loops stay, as in DGL's add_self_loop, and edge e stays edge e.
+        remove_existing: existing loops are removed first, as in PyG's layers; the other edges keep their
+        order. Otherwise existing loops stay, as in DGL's add_self_loop, and edge e stays edge e.
 
-        return_edge_map: also returns int64 [new E]: where each edge was before, -1 for an appended loop.
+        return_edge_map: also return int64 [new E], each edge's position before, -1 for an appended loop.
         """
         graph, edge_map = build.with_self_loops(self, remove_existing)
         return (graph, edge_map) if return_edge_map else graph

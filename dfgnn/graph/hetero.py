@@ -17,11 +17,11 @@ class Homogeneous(NamedTuple):
     """All nodes and edges of a heterogeneous graph as one graph; see :func:`to_homogeneous`."""
 
     graph: Graph
-    ntype: Tensor  # int64 [N]: the place of each node's type in ``node_types``
-    etype: Tensor  # int64 [E]: the place of each edge's relation in ``relations``
+    ntype: Tensor  # int64 [N]: the index of each node's type in ``node_types``
+    etype: Tensor  # int64 [E]: the index of each edge's relation in ``relations``
     node_types: tuple[str, ...]
     relations: tuple[Relation, ...]
-    first: dict[str, int]  # the number of the first node of a type
+    first: dict[str, int]  # type -> number of its first node
 
 
 def heterograph(

@@ -1,4 +1,4 @@
-"""Graphs of DGLGraphs, made once per graph of DGL's and kept as long as it lives."""
+"""Converts DGLGraphs, and caches the result as long as the DGLGraph lives."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from . import Graph
 
-# Graphs made from DGL's, by DGL's immutable index of a graph, which it replaces when edges change. Keys go by
-# identity: the index of DGL 1.1 cannot be hashed. What is kept refers to no key, so an entry lives as long as
-# DGL's object does.
+# DGL's immutable index of a graph, which DGL replaces when edges change -> Graph. Keys are compared by
+# identity, because the index of DGL 1.1 cannot be hashed. Values do not refer to keys, so an entry lives as
+# long as DGL's object.
 _from_dgl = WeakIdKeyDictionary()
 
-# g[etype] has a new index each time, around the same arrays of edges, and the edge frame of g. By that frame:
-# (what identifies the arrays, the arrays, their Graph). They are held so that no others get their addresses.
+# g[etype] makes a new index each time, with the same arrays of edges and the edge frame of g. Frame ->
+# (identity of the arrays, the arrays, their Graph). The arrays are held, so that no others can get their
+# addresses.
 _of_frame = WeakIdKeyDictionary()
 
 
 def of_dgl(graph: Any) -> Graph:
-    """The Graph of a DGLGraph or block of one edge type, converted once and kept as long as DGL keeps it.
+    """The Graph of a DGLGraph or block with one edge type, converted once and cached as long as DGL's object.
 
-    The structure is checked first, for DGL itself reads past the end of what it is given. A relation
-    ``g[etype]`` of a heterograph is converted once for ``g``, however often it is taken; taken inside
-    ``g.local_scope()`` it is converted anew, as nothing there outlives the scope. Raises ValueError for
-    several edge types or malformed structure.
+    The structure is checked first, because DGL itself reads out of bounds if it is wrong. A relation
+    ``g[etype]`` of a heterograph is converted once per ``g``, however often it is taken; inside
+    ``g.local_scope()`` each time, because nothing there outlives the scope. Raises ValueError for several
+    edge types or malformed structure.
     """
     found = _from_dgl.get(graph._graph)
     if found is None:
@@ -35,7 +36,7 @@ def of_dgl(graph: Any) -> Graph:
 
 def _of_relation(graph: Any) -> Graph:
     formats = graph.formats()["created"]
-    # Only what DGL has made already: it would make another format without checking, and read out of bounds.
+    # Only a format that DGL has already: it would make another one without checks, and read out of bounds.
     created = graph.formats(formats)
     if len(graph.canonical_etypes) != 1:
         return Graph.from_dgl(created)  # which raises
@@ -51,11 +52,11 @@ def _of_relation(graph: Any) -> Graph:
 
 
 def is_dgl(graph: Any) -> bool:
-    """Whether it is a graph of DGL's own."""
+    """Whether it is a graph of the DGL library."""
     dgl = sys.modules.get("dgl")
     return dgl is not None and not stands_for_dgl(dgl) and isinstance(graph, dgl.DGLGraph)
 
 
 def stands_for_dgl(module: Any) -> bool:
-    """Whether it is ours under DGL's name (`dfgnn.compat.install_as_dgl`)."""
+    """Whether a module named dgl is dfgnn's (`dfgnn.compat.install_as_dgl`)."""
     return "__dfgnn__" in vars(module)

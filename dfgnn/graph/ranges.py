@@ -1,4 +1,4 @@
-"""Graphs of more edges than kernels count: as graphs of consecutive destinations, each of fewer."""
+"""RangedGraph: a graph with more edges than kernels can count, divided into ranges of destinations."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .part import GraphPart
 
 __all__ = ["Range", "RangedGraph"]
 
-# Values at a time where torch's operations count in 32 bits.
+# Maximum number of values per torch operation, because some count in 32 bits.
 _CHUNK = 2**30
 
 
 class Range(NamedTuple):
-    """A graph of all sources and the destinations from ``first`` on; its edges are those at ``place`` in the
+    """A graph of all sources and the destinations from ``first`` on; place: its edges' positions in the
     user's order."""
 
     graph: Any  # Graph
@@ -28,13 +28,13 @@ class Range(NamedTuple):
 
 
 class RangedGraph(GraphPart):
-    """A graph of 2**31 edges or more, which `Graph.from_csr`, `from_coo` and `from_edge_index` return for it.
+    """A graph of 2**31 edges or more, made by `Graph.from_csr`, `from_coo` and `from_edge_index`.
 
-    It consists of graphs of consecutive destinations, each of fewer edges. Functions and layers work on one
-    after the other: outputs lie end to end, gradients of sources are added up, in the features' dtype. Edge
-    tensors are in the user's order, indexed in 64 bits, and copied where that is not sorted by destination.
-    The dropout mask of an edge depends on its place within its range. Projected edge features, flex_attention
-    and compilers do not know it (NotImplementedError).
+    It consists of graphs of consecutive destinations, each with fewer edges. Functions and layers compute one
+    after the other: outputs are concatenated, gradients of sources added up in the features' dtype. Edge
+    tensors are in the user's order, indexed in 64 bits, and copied if that is not sorted by destination. The
+    dropout mask of an edge depends on its position within its range. Projected edge features, flex_attention
+    and compilers raise NotImplementedError.
 
     Attributes: num_src, num_dst, num_edges, device, ranges (a tuple of `Range`).
     """
@@ -68,7 +68,7 @@ class RangedGraph(GraphPart):
         return src, dst
 
     def to(self, device: torch.device | str | int, non_blocking: bool = False) -> RangedGraph:
-        """This graph on another device; itself if it is there."""
+        """This graph on another device; itself if it is on that device."""
         graphs = [part.graph.to(device, non_blocking) for part in self.ranges]
         if graphs[0] is self.ranges[0].graph:
             return self
@@ -77,7 +77,7 @@ class RangedGraph(GraphPart):
         return RangedGraph(self.num_src, self.num_dst, moved)
 
     def reverse(self) -> Any:
-        """Every edge turned round, in the same order."""
+        """The graph with all edges reversed, in the same order."""
         src, dst = self.ends()
         return self._like(dst, src, self.num_dst, self.num_src)
 
@@ -96,19 +96,20 @@ class RangedGraph(GraphPart):
     def by_ranges(
         self, call: Callable[[Any, Any], tuple[Tensor, Tensor]], tensors: Any, want_attention: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """(out, attention) of ``call(graph, tensors)`` for each range; tensors: `_arguments.Tensors`."""
+        """(out, attention) from ``call(graph, tensors)`` for each range; tensors:
+        `runtime.arguments.Tensors`."""
         if torch.compiler.is_compiling():
             raise NotImplementedError(f"compilers do not know {self.kind}")
         outs, weights = [], []
         for k, (graph, first, place) in enumerate(self.ranges):
-            own = {
+            rows = {
                 name: x[place] for name, x in tensors._asdict().items() if name in _OF_EDGES and x is not None
             }
             if tensors.dst is not None:
-                own["dst"] = tensors.dst[first : first + graph.num_dst]
+                rows["dst"] = tensors.dst[first : first + graph.num_dst]
             if tensors.seed is not None:
-                own["seed"] = tensors.seed + k
-            out, weight = call(graph, tensors._replace(**own))
+                rows["seed"] = tensors.seed + k
+            out, weight = call(graph, tensors._replace(**rows))
             outs.append(out)
             weights.append(weight)
         return torch.cat(outs), self._of_edges(weights) if want_attention else None
@@ -130,7 +131,7 @@ class RangedGraph(GraphPart):
         return sum(found[1:], found[0]) if reverse else torch.cat(found)
 
     def _of_edges(self, parts: list[Tensor]) -> Tensor:
-        """Rows of the edges of each range, in the user's order."""
+        """Edge tensors of the ranges, joined in the user's order."""
         result = parts[0].new_empty(self.num_edges, *parts[0].shape[1:])
         for (_, _, place), part in zip(self.ranges, parts):
             if isinstance(place, slice):
@@ -207,7 +208,7 @@ def from_coo(
     for first, last in pairwise(_bounds(where, indptr)):
         place = torch.cat(list(_within(dst, first, last)))
         at: slice | Tensor = place
-        if place[-1] - place[0] + 1 == len(place):  # in one run
+        if place[-1] - place[0] + 1 == len(place):  # consecutive positions, which a slice can express
             at = slice(int(place[0]), int(place[-1]) + 1)
         graph = make(src[at], dst[at] - first, num_src=num_src, num_dst=last - first, validate=validate)
         ranges.append(Range(graph, first, at))
@@ -220,8 +221,8 @@ def _within(ids: Tensor, first: int, last: int) -> Iterator[Tensor]:
 
 
 def _bounds(where: str, indptr: Tensor) -> list[int]:
-    """First destinations of ranges of fewer than `MOST_EDGES` edges each, as few as there can be; and behind
-    the last."""
+    """The first destinations of as few ranges as possible, each with fewer than `MOST_EDGES` edges; and the
+    number of destinations."""
     bounds, num_dst = [0], indptr.numel() - 1
     while bounds[-1] < num_dst:
         first = bounds[-1]

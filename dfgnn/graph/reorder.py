@@ -1,11 +1,11 @@
-"""Reordering: a graph's nodes relabelled so that rows which are read together lie close in memory.
+"""Relabels a graph's nodes so that rows which are read together lie close in memory.
 
     r = graph.reorder("community")
     out = r.restore(model(r.graph, r.permute(x)))  # once around a model
     out = r(conv, x)                               # the same for one call
 
-Attention does not depend on the labels of the nodes, only its speed does: neighbour rows that are close share
-cache. What each order is worth is measured by ``benchmarks/reorder.py``.
+Labels of nodes do not change the result of attention, only its speed: neighbour rows that are close share
+cache. ``benchmarks/reorder.py`` measures the speed-up of each order.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Permutation(NamedTuple):
 
 
 class _Gather(torch.autograd.Function):
-    """x[index]. The inverse is known, so that the gradient is a gather too: index_select's own backward adds
+    """x[index] for a permutation. Its gradient is a gather by the inverse; index_select's backward would add
     into zeros, on the CPU in twice the time, on CUDA with atomics."""
 
     generate_vmap_rule = True
@@ -64,17 +64,17 @@ class _Gather(torch.autograd.Function):
 
 @dataclass(frozen=True, eq=False)
 class Reordering(Generic[G]):
-    """A relabelled graph and the way there and back.
+    """A relabelled graph, with functions to permute tensors to its order and back.
 
     graph: the new graph. Its edge e is the old graph's edge e: tensors with an edge dimension (edge_bias,
     edge_weight, returned attention, …) stay as they are, and so does the mask of dropout for a seed.
 
-    src, dst: the `Permutation` of each side, on the graph's device; one and the same where
+    src, dst: the `Permutation` of sources and of destinations, on the graph's device; the same one if
     num_src == num_dst. Node ids, such as those of a training set, become ``r.dst.rank[ids]``. In a sampled
-    block the destinations are no longer the first sources: give layers the pair ``(x, x[:num_dst])``.
+    block the destinations are no longer the first sources: pass layers the pair ``(x, x[:num_dst])``.
 
     Each of `permute` and `restore` copies its N x F values once, and their gradient once in backward. Around
-    a whole model that is little; around every call it may cost more than the new order saves.
+    a whole model that is little; around every call it may cost more time than the new order saves.
     """
 
     graph: G
@@ -98,9 +98,9 @@ class Reordering(Generic[G]):
     def __call__(self, function: Callable, *nodes, **options):
         """``function(graph, *nodes, **options)`` on the new graph, nodes and result in the user's order.
 
-        nodes: tensors that `permute` takes, None, or tuples of those. options: everything else, passed on as
-        it is: edge tensors, parameters. Of a result that is a tuple the first is restored, and the others,
-        like returned attention, are left alone.
+        nodes: tensors that `permute` takes, None, or tuples of those. options: everything else, passed on
+        unchanged: edge tensors, parameters. If the result is a tuple, only its first element is restored;
+        others, like returned attention, are left alone.
         """
 
         def permuted(x):
@@ -114,7 +114,8 @@ class Reordering(Generic[G]):
         return self.restore(result)
 
     def _side(self, method: str, x) -> Permutation:
-        """The side that x belongs to: the two sides differ in size, or share their permutation."""
+        """The permutation for x, by its number of rows: sources and destinations differ in size, or share
+        one."""
         where = f"Reordering.{method}"
         if not isinstance(x, Tensor):
             raise TypeError(f"{where}: x: expected a torch.Tensor, got {type(x).__name__}")
@@ -128,9 +129,9 @@ class Reordering(Generic[G]):
         )
 
 
-# ---- orders --------------------------------------------------------------------------------------
-# Each gives int64 [num_nodes], the old node of every new one. Where num_src != num_dst the nodes are the
-# sources and then the destinations, ordered together so that both sides follow one another.
+# ---- orders -------------------------------------------------------------------------------------- Each
+# function returns int64 [num_nodes], the old node of every new one. If num_src != num_dst, the nodes are the
+# sources and then the destinations, ordered together.
 
 
 def _degrees(graph: Any) -> Tensor:
@@ -152,14 +153,14 @@ def _by_rcm(graph: Any) -> Tensor:
 def _by_community(graph: Any) -> Tensor:
     """The leaves of Louvain's tree of communities, larger ones first, highest degree first within one.
 
-    The whole tree and not only its roots: a community of thousands of nodes is no longer in one cache.
+    The whole tree is used, not only its roots, because a community of thousands of nodes exceeds a cache.
     """
     np = _needed("numpy", "numpy", "community")
     # Louvain and not Leiden: scikit-network 0.33's Leiden does not return on debian-deps, a benchmark graph.
     louvain = _needed("sknetwork.clustering", "scikit-network", "community").Louvain
     adjacency = _adjacency(graph, "community")
     keys = [-_degrees(graph).cpu().numpy()]
-    communities = np.arange(adjacency.shape[0])  # of each node, one level further up every time
+    communities = np.arange(adjacency.shape[0])  # each node's community, at the current level
     while True:
         level = louvain(n_aggregations=1, return_probs=False)
         communities = level.fit_predict(adjacency)[communities]
@@ -243,7 +244,7 @@ def reorder(graph: Any, method: str | Tensor | tuple[Tensor, Tensor]) -> Reorder
         src, dst = _found(graph, method) if isinstance(method, str) else _given(graph, method)
         old_src, old_dst = graph._structure.endpoints(torch.int32)
         new_src, new_dst = src.rank.to(torch.int32)[old_src], dst.rank.to(torch.int32)[old_dst]
-        # By source first: the CSR by destination is derived from that one, and its indices rise then.
+        # Sorted by source first: the CSR by destination is its transpose, in which indices rise.
         by_src = _csr.from_coo(new_dst, new_src, graph.num_src, rows_sorted=False)
         found = _csr.Edges(graph.num_src, graph.num_dst, by_src, True, None)
         return Reordering(of_edges(type(graph), found), src, dst)
