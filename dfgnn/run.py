@@ -12,9 +12,10 @@ absolute ``__file__``, which it stays up to the end of the process, tracebacks f
 and the same exit status. It may also be a folder or a zip file with a ``__main__.py``, and with ``-m`` a
 module.
 
-With either, where the process sees one GPU, the script's main thread computes backward itself
-(``torch.autograd.set_multithreading_enabled(False)``), as PyTorch always does on the CPU: to hand over to the
-GPU's thread of PyTorch's and back takes longer than a small layer. ``--backward-thread`` leaves it as it is.
+With either, if the process sees one GPU, backward runs in the script's main thread
+(``torch.autograd.set_multithreading_enabled(False)``), as PyTorch always does on the CPU: switching to
+PyTorch's thread for the GPU and back takes longer than a small layer. ``--backward-thread`` leaves it in that
+thread.
 
 With ``--as-dgl`` a script that was written for DGL runs without it: ``import dgl`` gives it
 :mod:`dfgnn.compat` (:func:`dfgnn.compat.install_as_dgl`), in processes of multiprocessing's, too.
@@ -84,7 +85,7 @@ def _rows(report: dict[str, Any], rows: list[dict[str, Any]], indent: str = "") 
 
 
 def _of_children(layers: Layers) -> list[dict[str, Any]]:
-    """Processes that constructed the same layers are told together."""
+    """The rows of child processes; those that constructed the same layers share one."""
     by_rows: dict[str, list[Any]] = {}
     for rows in layers.of_children():
         by_rows.setdefault(json.dumps(rows), []).append(rows)
@@ -101,8 +102,8 @@ def _peak_memory() -> dict[str, int]:
 
 
 def _backward_in_calling_thread(args: argparse.Namespace) -> bool:
-    """Whether backward is computed in the calling thread. A thread for each of several GPUs keeps all of them
-    busy. (Counting them does not initialize CUDA, so that the script may fork.)"""
+    """Whether backward is to run in the calling thread: not with several GPUs, which PyTorch's threads keep
+    busy. (Counting GPUs does not initialize CUDA, so that the script may fork.)"""
     return not args.backward_thread and torch.cuda.device_count() == 1
 
 
@@ -114,12 +115,13 @@ class _Run:
         self.in_calling_thread = _backward_in_calling_thread(args)
         self.failed: str | None = None
         self.stderr, self.process = sys.stderr, os.getpid()
-        # The script may chdir. Of torchrun's processes, which all are given this name, the first writes it.
+        # Absolute, because the script may chdir. All of torchrun's processes get this name; only the first
+        # writes.
         writes = args.json is not None and int(os.environ.get("RANK") or 0) == 0
         self.json = Path(os.path.abspath(args.json)) if writes else None
 
     def run(self, program: Program) -> None:
-        # Last of all that runs at exit: after the script's threads, and below the traceback of its error.
+        # Registered first, so that it runs last: after the script's threads and the traceback of its error.
         atexit.register(self.report)
         if self.in_calling_thread:
             torch.autograd.set_multithreading_enabled(False)
@@ -149,9 +151,9 @@ class _Run:
         sys.excepthook = without_ours
 
     def report(self) -> None:
-        if os.getpid() != self.process:  # a fork of the script that ends as a program does
+        if os.getpid() != self.process:  # in a fork of the script, which also runs exit handlers
             return
-        with contextlib.suppress(RuntimeError):  # the error that ended the script
+        with contextlib.suppress(RuntimeError):  # a CUDA error that ended the script is raised again
             if torch.cuda.is_initialized():
                 torch.cuda.synchronize()
         seconds = time.perf_counter() - self.begin
@@ -173,17 +175,18 @@ class _Run:
                 self._say(f"dfgnn.run: --json: the report could not be written: {error}")
 
     def _say(self, text: str) -> None:
-        if self.stderr is None:  # it was closed before Python started
+        if self.stderr is None:  # stderr was closed before Python started
             return
         try:
             print(text, file=self.stderr, flush=True)
-        except (OSError, ValueError):  # closed since, or by who reads it
+        except (OSError, ValueError):  # stderr was closed meanwhile
             if sys.stderr is self.stderr:
                 sys.stderr = None  # type: ignore[assignment]  # or Python fails in flushing it, with status 120
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The program. What the script raises, SystemExit too, goes on to Python; the report is made at exit."""
+    """The command. Exceptions of the script, SystemExit too, propagate to Python; the report is made at
+    exit."""
     parser = argparse.ArgumentParser(prog="python -m dfgnn.run", description=__doc__.partition("\n")[0])
     parser.add_argument("--impl", choices=["dfgnn", *LIBRARIES], default="dfgnn", help="whose layers run")
     parser.add_argument(
@@ -202,7 +205,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(words)
     first = len(words) - len(args.arguments)
     if first > 1 and words[first - 1] == "--" and words[first - 2] == args.script:
-        args.arguments.insert(0, "--")  # which argparse takes for its own
+        args.arguments.insert(0, "--")  # argparse has removed it, but it belongs to the script
     if not args.module and not os.path.exists(args.script):
         parser.error(f"script: expected a file, got {args.script}")
     if args.json is not None and not args.json.absolute().parent.is_dir():
@@ -217,7 +220,7 @@ def main(argv: list[str] | None = None) -> int:
             install_as_dgl(args.force)
         except RuntimeError as error:
             parser.error(f"--as-dgl: {error}")
-    os.environ.setdefault("DGLBACKEND", "pytorch")  # it would ask, and write the answer to the home directory
+    os.environ.setdefault("DGLBACKEND", "pytorch")  # else DGL asks, and writes a file to the home directory
     not_patched = import_libraries(args.impl)
     run = _Run(args, Layers(args.impl, _backward_in_calling_thread(args)), not_patched)
     try:

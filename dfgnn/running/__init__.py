@@ -1,6 +1,6 @@
-"""What `python -m dfgnn.run` is made of.
+"""The parts of `python -m dfgnn.run`.
 
-``program``    a script or module as ``__main__``, as the interpreter runs it
-``layers``     which layers are constructed meanwhile, in this process and those that it starts
-``own``        attention that a script spells out itself
+``program``    runs a script or module as ``__main__``, as the interpreter does
+``layers``     counts the layers that are constructed meanwhile, also in processes that the script starts
+``own``        finds attention that a script computes itself
 """

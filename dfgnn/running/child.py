@@ -1,4 +1,5 @@
-"""Run by its path in a process of multiprocessing's that is another interpreter, before its own work."""
+"""Runs in each interpreter that a script starts by multiprocessing, before its work: patches the libraries
+there."""
 
 import contextlib
 import sys
@@ -15,7 +16,7 @@ def start(folder: str, impl: str, in_calling_thread: bool) -> None:
         from dfgnn.running.layers import LIBRARIES, Layers, import_libraries
     finally:
         sys.path.remove(root)
-    # Those that the script's main module has imported; all, if it leaves that to its functions.
+    # The libraries that the script's main module has imported; all, if only its functions import them.
     loaded = [library for library, package in LIBRARIES.items() if package in sys.modules]
     import_libraries(impl, loaded or LIBRARIES)
     if in_calling_thread:

@@ -1,7 +1,8 @@
-"""Which layers of DGL, torch_geometric and dfgnn are constructed while a script runs, and what they became.
+"""Counts the layers of DGL, torch_geometric and dfgnn that a script constructs, and whether dfgnn computes
+them.
 
-Processes of multiprocessing's that the script starts, by whatever method, tell theirs by a file each: a fork
-has the patches of its parent; another interpreter unpickles what patches it along with its process object.
+Processes that the script starts by multiprocessing each write their counts to a file: a fork has its parent's
+patches; a new interpreter is patched when it unpickles its process object.
 """
 
 from __future__ import annotations
@@ -37,24 +38,24 @@ _CHILD = Path(__file__).with_name("child.py")
 
 
 class Layers:
-    """Counts while it is installed, by class.
+    """Counts layers by class while it is installed.
 
-    folder: where the processes of a run leave what they counted; None: a new one, of this process's children.
+    folder: the folder to which the processes of a run write their counts; None makes one for the children.
     """
 
     def __init__(self, impl: str, in_calling_thread: bool, folder: str | None = None):
         self.options, self.started = (impl, in_calling_thread), os.getcwd()
         self.is_child, self.made = folder is not None, Counter[type]()
         self.folder = folder or tempfile.mkdtemp(prefix="dfgnn-run-")
-        self.programs: list[str] = []  # of Python that the script started
+        self.programs: list[str] = []  # Python programs that the script has started
         self._process = os.getpid()
         self._pairs = {old: new for library in LIBRARIES for old, new in layers_of(library).items()}
         self._ours = frozenset(self._pairs.values())
-        if is_installed():  # dgl's names are ours, and there is nothing to replace
+        if is_installed():  # `dgl` is dfgnn.compat, which has nothing to replace
             self._ours |= {cls for cls in map(dgl.__getattr__, dgl.__all__) if issubclass(cls, nn.Module)}
-        self._counts: dict[type, bool] = {}  # whether a class is one of these layers
-        self._called: set[type] = set()  # with a forward of their own, which called dfgnn's
-        self._marked: set[type] = set()  # dfgnn's, that note who calls them
+        self._counts: dict[type, bool] = {}  # class -> whether it is counted
+        self._called: set[type] = set()  # subclasses whose forward has called dfgnn's
+        self._marked: set[type] = set()  # dfgnn's classes whose forward notes its callers
         self._undo: list[Callable[[], None]] = []
 
     def install(self) -> Layers:
@@ -84,7 +85,7 @@ class Layers:
             counted = counts.get(cls)
             if counted is None:
                 counted = counts[cls] = self._is_layer(cls)
-            if counted and "_modules" not in vars(module):  # which may call constructors of several bases
+            if counted and "_modules" not in vars(module):  # not again for a base class
                 self._count(cls)
             construct(module, *args, **kwargs)
 
@@ -95,18 +96,18 @@ class Layers:
         return any(base in known or is_convolution(base) for base in cls.__mro__)
 
     def _count(self, cls: type) -> None:
-        if os.getpid() != self._process:  # a fork
+        if os.getpid() != self._process:  # in a fork
             self._process, self.is_child = os.getpid(), True
             self.made.clear()
-        if cls in self._pairs and is_from("dfgnn", vars(cls)["__init__"]):  # of a patch
-            cls = self._pairs[cls]  # which it will be when that ends
+        if cls in self._pairs and is_from("dfgnn", vars(cls)["__init__"]):  # the constructor is a patch's
+            cls = self._pairs[cls]  # the class that the layer gets when the constructor ends
         is_new, self.made[cls] = not self.made[cls], self.made[cls] + 1
         if is_new and self._ours_of(cls) is not None and not self._forward_is_ours(cls):
             self._mark(cls)
         if is_new and self.is_child:
             if len(self.made) == 1:
                 Finalize(None, self._leave, exitpriority=0)
-            self._leave()  # now, too: it may be killed
+            self._leave()  # not only at exit, because the process may be killed
 
     # ---- subclasses with a forward of their own ------------------------------------------------------
 
@@ -119,7 +120,7 @@ class Layers:
         return home.__module__.startswith("dfgnn.")
 
     def _mark(self, cls: type) -> None:
-        """Let dfgnn's forward note which of such classes call it."""
+        """Makes dfgnn's forward note which subclasses call it."""
         ours = self._ours_of(cls)
         if ours in self._marked:
             return
@@ -147,7 +148,8 @@ class Layers:
         return noting
 
     def _preparing(self, prepare: Any) -> Any:
-        """dgl is ours in a new interpreter before it imports the script's main module."""
+        """Makes a new interpreter install `dgl` as dfgnn.compat before it imports the script's main
+        module."""
         return lambda *args: {**prepare(*args), "dfgnn": _AsDGL()}
 
     def _opening(self, construct: Any) -> Any:
@@ -162,8 +164,8 @@ class Layers:
         return noting
 
     def _leave(self) -> None:
-        """What a child process counted, for the one that reports."""
-        with contextlib.suppress(OSError):  # the report was made without waiting for it
+        """Writes a child process's counts for the process that reports."""
+        with contextlib.suppress(OSError):  # the folder is gone if the report did not wait for this process
             path = Path(self.folder) / str(os.getpid())
             path.with_suffix(".new").write_text(json.dumps(self.rows()))
             path.with_suffix(".new").replace(path)
@@ -172,7 +174,7 @@ class Layers:
         """The rows of each process that constructed layers."""
         found = []
         for path in sorted(Path(self.folder).iterdir()):
-            with contextlib.suppress(OSError, ValueError):  # it is being written, or was as its process died
+            with contextlib.suppress(OSError, ValueError):  # the file is incomplete
                 if not path.suffix:
                     found.append(json.loads(path.read_text()))
         return found
@@ -214,37 +216,37 @@ class Layers:
             place = (
                 f"{shown(inspect.getsourcefile(cls) or '', self.started)}:{inspect.getsourcelines(cls)[1]}"
             )
-        except (OSError, TypeError):  # it was not written in a file
+        except (OSError, TypeError):  # the class was not defined in a file
             place = f"module {cls.__module__}"
         return f"message passing of its own ({place})"
 
 
 def shown(file: str, started: str) -> str:
-    """The file as seen from the folder where the script was started, if it is below that."""
+    """The file's path relative to the folder where the script was started, if it is below that."""
     return os.path.relpath(file, started) if file.startswith(started + os.sep) else file
 
 
 class _ToChild:
-    """Unpickled in a process that is another interpreter, when it has imported the script's main module."""
+    """A new interpreter unpickles it after it has imported the script's main module, which runs child.py."""
 
     def __init__(self, folder: str, impl: str, in_calling_thread: bool):
         self.options = folder, impl, in_calling_thread
 
     def __reduce__(self):
-        # By its path: where it is may be on sys.path here alone.
+        # By path, because the child's sys.path may lack dfgnn's folder.
         return runpy.run_path, (str(_CHILD), {"OPTIONS": self.options}, "dfgnn_run_child")
 
 
 class _AsDGL:
-    """Unpickled in a process that is another interpreter, first of all."""
+    """A new interpreter unpickles it first, which installs `dgl` as dfgnn.compat."""
 
     def __reduce__(self):
         return runpy.run_path, (str(_CHILD), None, "dfgnn_run_as_dgl")
 
 
 def import_libraries(impl: str, libraries: Iterable[str] = LIBRARIES) -> dict[str, str]:
-    """Import those that are installed, and dfgnn's layers for them, so that the script's clock runs for
-    neither; for "dfgnn", patch them. Why not, for one that cannot be imported."""
+    """Imports the installed libraries and dfgnn's layers for them, so that the script's time does not include
+    that; for "dfgnn", patches them. Returns the reason for each that cannot be imported."""
     failed = {}
     for library in libraries:
         package = LIBRARIES[library]

@@ -1,8 +1,8 @@
-"""Attention that a script spells out itself: where it takes a library's softmax over the edges of each node.
+"""Finds attention that a script computes itself: where it calls a library's softmax over each node's edges.
 
-The softmax itself may run on dfgnn's kernels (:mod:`dfgnn.switch.pieces`); all around it is as it is
-written. When the script has ended, the sources of its modules are read, and each name in them that stands for
-such a function is found, by whatever name it was imported.
+Only the softmax may run on dfgnn's kernels then (:mod:`dfgnn.switch.pieces`). When the script has ended, the
+sources of its modules are parsed, and each name that stands for such a function is found, however it was
+imported.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from .layers import shown
 
-#: The functions -> where a recipe for what they are used for is.
+#: Function -> the page of the documentation with a fused replacement.
 SOFTMAXES = {
     "torch_geometric.utils.softmax": "migrating_from_pyg.md",
     "torch_scatter.scatter_softmax": "migrating_from_pyg.md",
@@ -27,10 +27,10 @@ SOFTMAXES = {
     "dgl.sparse.softmax": "migrating_from_dgl.md",
     "torch.sparse.softmax": "migrating_from_pyg.md",
 }
-# Who has them; their own modules are not the script's.
+# Libraries whose modules are not searched.
 _LIBRARIES = {"torch", "torch_geometric", "torch_scatter", "torch_sparse", "pyg_lib", "dgl", "dfgnn"}
 
-# Words near the softmax that tell which attention it is: the first kind that has one.
+# Words near the softmax -> the kind of attention; the first kind with such a word counts.
 _KINDS: tuple[tuple[set[str], str], ...] = (
     ({"leaky_relu", "leakyrelu"}, "gat_attention or gatv2_attention"),
     (
@@ -42,47 +42,47 @@ _KINDS: tuple[tuple[set[str], str], ...] = (
 
 
 class Use(NamedTuple):
-    """One place."""
+    """One place where a script calls such a function."""
 
     file: str
     line: int
-    where: str  # the class and function around it; "" at the top of a module
+    where: str  # the enclosing class and function; "" at module level
     function: str
-    fits: str  # functions of dfgnn.functional
+    fits: str  # functions of dfgnn.functional that could replace it
     recipe: str  # a page of the documentation
 
 
 def uses(started: str) -> list[Use]:
-    """In all modules that are loaded, but for those of the libraries and of Python. Files are named as seen
-    from the folder ``started``."""
+    """The uses in all loaded modules except those of the libraries and of Python. Files are named relative to
+    the folder ``started``."""
     functions = dict(_functions())
     modules = {name.rpartition(".")[0] for name in SOFTMAXES} | _LIBRARIES - {"torch", "dfgnn"}
     telling = {*functions, *(id(sys.modules[name]) for name in modules if name in sys.modules)}
-    found: set[Use] = set()
+    places: set[Use] = set()
     for name, module in list(sys.modules.items()) if functions else ():
         root, file = name.partition(".")[0], getattr(module, "__file__", None)
         if root in _LIBRARIES or root in sys.stdlib_module_names or not isinstance(file, str):
             continue
         if name != "__main__" and not file.endswith(".py"):
             continue
-        # Of the thousands that are installed only those are read that hold one of these names.
+        # Of thousands of installed modules, only those that have one of these functions are parsed.
         if "site-packages" in file and telling.isdisjoint(map(id, list(vars(module).values()))):
             continue
         try:
             text = "".join(linecache.getlines(file, vars(module)))
             if "softmax" in text:
-                found.update(_Reader(module, shown(file, started), functions).read(ast.parse(text)))
-        except (OSError, ValueError, SyntaxError, RecursionError):  # what ran came from elsewhere
+                places.update(_Reader(module, shown(file, started), functions).read(ast.parse(text)))
+        except (OSError, ValueError, SyntaxError, RecursionError):  # its source cannot be read
             continue
-    return sorted(found)
+    return sorted(places)
 
 
 def _functions() -> Iterator[tuple[int, str]]:
-    """(id, name) of those that are loaded."""
-    for name in reversed(SOFTMAXES):  # the first name of a function stays
+    """(id, name) of the functions that are loaded."""
+    for name in reversed(SOFTMAXES):  # reversed, so that a function's first name wins in a dict
         place, _, attribute = name.rpartition(".")
         function = getattr(sys.modules.get(place), attribute, None)
-        if isinstance(function, ModuleType):  # dgl.ops.edge_softmax is also the module that has it
+        if isinstance(function, ModuleType):  # dgl.ops.edge_softmax may be the module of that name
             function = getattr(function, attribute, None)
         home = str(getattr(function, "__module__", ""))
         if callable(function) and (not home.startswith("dfgnn") or home == "dfgnn.switch.pieces"):
@@ -90,11 +90,11 @@ def _functions() -> Iterator[tuple[int, str]]:
 
 
 class _Reader:
-    """Of one module."""
+    """Finds the uses in the syntax tree of one module."""
 
     def __init__(self, module: ModuleType, file: str, functions: dict[int, str]):
         self.module, self.file, self.functions = module, file, functions
-        self.imported: dict[str, Any] = {}  # within functions
+        self.imported: dict[str, Any] = {}  # names that are imported within functions
 
     def read(self, tree: ast.Module) -> Iterator[Use]:
         for node in ast.walk(tree):
@@ -110,7 +110,8 @@ class _Reader:
         yield from self._in(tree, [], tree)
 
     def _in(self, node: ast.AST, path: list[str], around: ast.AST) -> Iterator[Use]:
-        """path: names of the classes and functions around; around: the outermost of them."""
+        """The uses in a node. path: names of the enclosing classes and functions; around: the outermost
+        one."""
         for child in ast.iter_child_nodes(node):
             if isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
                 yield from self._in(child, [*path, child.name], around if path else child)
@@ -130,7 +131,7 @@ class _Reader:
         return self.functions.get(id(self._value(node)))
 
     def _value(self, node: ast.AST) -> Any:
-        """What a name, or a name in a module, stands for."""
+        """The object for which a name, or a module's attribute, stands."""
         if isinstance(node, ast.Name):
             return vars(self.module).get(node.id, self.imported.get(node.id))
         if isinstance(node, ast.Attribute):

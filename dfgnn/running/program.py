@@ -1,4 +1,4 @@
-"""A script, a folder, a zip file or a module as ``__main__``, as the interpreter itself runs it."""
+"""Runs a script, a folder, a zip file or a module as ``__main__``, exactly as the interpreter does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class NotRunnableError(Exception):
 
 
 class Program:
-    """What becomes ``__main__``, and its code."""
+    """A program: the module that becomes ``__main__``, and its code."""
 
     def __init__(self, code: Callable[[], CodeType], spec: Any, loader: Any, file: str):
         self._code = code
@@ -35,13 +35,14 @@ class Program:
             vars(self.module)["__annotations__"] = {}
 
     def run(self) -> None:
-        """It stays ``__main__``: threads, what runs at exit, pickles and its processes ask for it."""
+        """Runs it. The module stays ``__main__``, because threads, exit handlers, pickles and processes use
+        it."""
         code = self._code()
         sys.modules["__main__"] = self.module
         exec(code, vars(self.module))
 
     def own_traceback(self, error: BaseException) -> TracebackType | None:
-        """Of an error that came out of `run`, from the program's first line on."""
+        """The traceback of an error from `run`, beginning with the program's first line."""
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_globals is not vars(self.module):
             trace = trace.tb_next
@@ -101,7 +102,7 @@ def _find(name: str) -> Any:
     try:
         return importlib.util.find_spec(name)
     except ImportError as error:
-        # Of the packages around it, and not of what these import.
+        # Only for the enclosing packages, not for modules that these import.
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             text = f"Error while finding module specification for {name!r} ({type(error).__name__}: {error})"
             raise NotRunnableError(text, 1) from error

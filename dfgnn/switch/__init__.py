@@ -1,9 +1,9 @@
-"""Bringing the layers into code that was written for DGL or torch_geometric.
+"""Makes code that was written for DGL or torch_geometric use dfgnn's layers.
 
-``replace``      layers in place, and names of a library everywhere
-``subclasses``   layers that wrap a library's
-``pieces``       functions that attention is spelled out of
-``checkpoints``  state dicts of one library for the layers of another
+``replace``      replaces layers of a model (accelerate), or a library's names in all modules (patch)
+``subclasses``   does so for subclasses of a library's layers
+``pieces``       replaces softmax and sums by index, of which scripts build attention themselves
+``checkpoints``  converts state dicts between libraries
 """
 
 from .checkpoints import convert_state_dict

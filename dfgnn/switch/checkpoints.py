@@ -1,5 +1,5 @@
-"""Weights of DGL's layers for torch_geometric's, and the other way; and of published graph transformers for
-dfgnn's own layers."""
+"""Converts state dicts: between DGL's and torch_geometric's layers, and from published graph transformers to
+dfgnn's layers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import Tensor
 
 
 class _Kind(NamedTuple):
-    """A layer of one library, known by the names of its state."""
+    """A layer of one library, recognised by the names in its state dict."""
 
     name: str
-    signs: tuple[str, ...]  # names that, together, only this layer has; "gate_nn.": any name that begins so
+    signs: tuple[str, ...]  # names that only this layer has together; "gate_nn.": any name that begins so
     convert: Callable[[str, dict[str, Any]], dict[str, Any]] | None = None  # None: no counterpart
 
 
@@ -61,14 +61,14 @@ def convert_state_dict(state_dict: Mapping[str, Any], to: str) -> OrderedDict[st
     second set of queries and keys for pairs without an edge, pyHGT's HGTConv biases and norms by types of
     nodes and weights of relations between any of them: these have no counterpart, and raise.
 
-    What a state_dict does not say must be the same on both sides: torch_geometric's layers add self loops
-    where DGL's are given them, and take ``negative_slope`` and ``concat=True`` as arguments. A residual of
-    DGL's whose sizes are equal has no weight, while torch_geometric's has: it is dropped where it is the
-    identity, and missing the other way.
+    Settings that a state_dict does not contain must be the same on both sides: torch_geometric's layers add
+    self loops, DGL's graphs must contain them; ``negative_slope`` and ``concat=True`` are arguments. DGL's
+    residual between equal sizes has no weight, torch_geometric's has one: it is dropped if it is the
+    identity, and missing in the other direction.
 
     Args:
-        state_dict: of a whole model or of a layer.
-        to: "pyg" (torch_geometric), "dgl" or "dfgnn": whose names to give.
+        state_dict: that of a whole model or of a layer.
+        to: "pyg" (torch_geometric), "dgl" or "dfgnn": the library whose names the result has.
 
     Returns:
         A new state_dict.
@@ -112,16 +112,16 @@ def convert_state_dict(state_dict: Mapping[str, Any], to: str) -> OrderedDict[st
 
 
 def _find(state_dict: Mapping[str, Any], kinds: list[_Kind]) -> dict[str, _Kind]:
-    """The layers, by the prefix of their names."""
-    found: dict[str, _Kind] = {}
+    """Prefix of names -> the layer to which they belong."""
+    layers: dict[str, _Kind] = {}
     for key in state_dict:
         for kind in kinds:
             prefix = _before(key, kind.signs[0])
             if prefix is not None and all(prefix + sign in state_dict for sign in kind.signs[1:]):
                 if kind.convert is None:
                     raise _error(prefix, f"a {kind.name}", "which has no counterpart")
-                found.setdefault(prefix, kind)
-    return found
+                layers.setdefault(prefix, kind)
+    return layers
 
 
 def _before(key: str, sign: str) -> str | None:
@@ -200,7 +200,7 @@ def _gatv2_to_dgl(prefix: str, layer: dict[str, Any]) -> dict[str, Any]:
         same = all(torch.equal(layer[f"lin_l.{x}"], layer[f"lin_r.{x}"]) for x in ("weight", "bias"))
         if same:
             raise _error(prefix, "GATv2Conv with share_weights and a bias", "which has no counterpart")
-        # The score takes their sum, the message takes lin_l: every node with an edge gets the bias.
+        # The score uses lin_l + lin_r, the message lin_l alone: so every node with an edge gets the bias.
         layer |= {"lin_l.bias": layer["lin_l.bias"] + bias, "lin_r.bias": layer["lin_r.bias"] - bias}
     return _rename(prefix, "GATv2Conv", layer, names)
 
@@ -221,7 +221,7 @@ def _check_width(prefix: str, kind: str, layer: dict[str, Any], att: Tensor) -> 
 
 
 def _without_identity(prefix: str, kind: str, layer: dict[str, Any]) -> dict[str, Any]:
-    """DGL's residual is the identity where sizes are equal."""
+    """The layer without its residual's weight, which must be the identity: DGL has none for equal sizes."""
     weight = layer.get("res.weight")
     if weight is None or weight.shape[0] != weight.shape[1]:
         return dict(layer)
@@ -234,7 +234,7 @@ def _without_identity(prefix: str, kind: str, layer: dict[str, Any]) -> dict[str
 
 
 def _stream(ours: str, end: str) -> dict[str, str]:
-    """The names of what a layer does with its nodes or edges around the attention."""
+    """Names of a layer's modules around the attention, for nodes or for edges."""
     names = {f"O{end}": "fc_out", f"FFN{end}_layer1": "ffn1", f"FFN{end}_layer2": "ffn2"}
     names |= {f"{kind}_norm{k}{end}": f"norm{k}" for kind in ("batch", "layer") for k in (1, 2)}
     return {theirs: ours + name for theirs, name in names.items()}
@@ -248,7 +248,7 @@ _WITH_EDGES = {
 
 
 def _modules(kind: str, modules: dict[str, str]) -> Callable[[str, dict[str, Any]], dict[str, Any]]:
-    """Modules by other names, their parameters by the same."""
+    """A function that renames modules and keeps the names of their parameters."""
 
     def rename(prefix: str, layer: dict[str, Any]) -> dict[str, Any]:
         names = {}

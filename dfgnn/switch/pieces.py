@@ -1,9 +1,9 @@
-"""Functions of the libraries that attention is spelled out of, on dfgnn's kernels: what :func:`dfgnn.patch`
-puts in the place of torch_geometric's softmax and scatter, torch_scatter's and DGL's.
+"""Replaces softmax and sums by index of torch_geometric, torch_scatter and DGL by dfgnn's kernels, for
+:func:`dfgnn.patch`: scripts build attention of these functions.
 
-Each has the arguments and results of its original, and hands every call that is not for the kernels on to it:
-another device, dtype or dimension, several indices, a compiler or transform at work, or so small that
-Python's share would make it slower. They also do so when no patch holds.
+Each has the arguments and results of its original, and calls the original where the kernels do not apply:
+another device, dtype or dimension, several indices, an active compiler or transform, or so few values that
+Python would take longer than is gained. They also do so while no patch is active.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from ..nn._fallback import foreign_mode
 from ..nn._graph import as_graph
 from ..runtime import torch_internals as internals
 
-#: How many calls the kernels have served, by the name of the original.
+#: Name of the original -> number of calls that the kernels have computed.
 served: Counter[str] = Counter()
-#: The libraries that are patched now.
+#: The libraries that are currently patched.
 active: set[str] = set()
 
-# As measured on the CPU: an autograd function in Python costs about 20 µs more than PyTorch's own.
+# Smaller sums go to the original: an autograd function in Python costs about 20 µs more than PyTorch's.
 _LEAST_SUM, _LEAST_SUM_ROWS, _LEAST_SUM_TRAINED = 1 << 14, 4096, 1 << 16
 _LEAST_DGL_TRAINED = 1 << 14
-# u_mul_e: columns of a head from which the fused product is ahead.
+# u_mul_e_sum is faster than DGL's from so many columns per head on.
 _LEAST_COLUMNS = 8
 
 
@@ -46,14 +46,15 @@ def _trains(x: Tensor) -> bool:
 
 
 def _count(index: Tensor, given: Any) -> int | None:
-    """The number of groups; None where that is for the original to say."""
+    """The number of groups; None if the original has to determine it."""
     if given is None:
         return int(index.max()) + 1 if index.numel() else None
     return given if type(given) is int and given >= 0 else None
 
 
 def _serve(name: str, compute: Callable[[], Tensor]) -> Tensor | None:
-    """None where a group is out of range: the original has an error of its own for that."""
+    """The result of ``compute``, counted in ``served``; None if an index is out of range, for which the
+    original raises its own error."""
     try:
         out = compute()
     except RuntimeError as error:
@@ -76,7 +77,7 @@ def _softmax(name: str, src: Any, index: Any, dim: Any, num_groups: Any, masked:
 
 
 def _may_sum(library: str, src: Any) -> bool:
-    """What is asked first, as small sums take little longer than the questions."""
+    """A first fast check, because small sums take little longer than the other checks."""
     if torch.compiler.is_compiling() or internals.tracing_state() is not None:
         return False
     if not isinstance(src, Tensor) or src.numel() < _LEAST_SUM:
@@ -100,7 +101,7 @@ def _sum(name: str, src: Any, index: Any, dim: Any, num_groups: Any) -> Any:
 # ---- torch_geometric -------------------------------------------------------------------------------------
 
 
-#: The functions that are defined there, by name.
+#: Name -> torch_geometric's function.
 _of_torch_geometric: dict[str, Any] = {}
 
 
@@ -128,14 +129,14 @@ def softmax(src, index=None, ptr=None, num_nodes=None, dim=0):
 
 def _softmax_of_sorted(name: str, src: Any, ptr: Any, dim: Any) -> Any:
     if sys.modules["torch_geometric.typing"].WITH_SOFTMAX or not isinstance(src, Tensor) or src.dim() == 0:
-        return None  # pyg-lib has a kernel of its own
+        return None  # pyg-lib has a kernel for it
     if type(ptr) is not Tensor or ptr.dim() != 1 or ptr.dtype != torch.int64 or not ptr.is_cpu:
         return None
     count = ptr.diff()
     if len(ptr) < 2 or ptr[0] != 0 or ptr[-1] != len(src) or bool((count < 0).any()):
         return None
     index = torch.repeat_interleave(count, output_size=len(src))
-    # Of nothing but -inf torch_geometric has 0 here, where it has nan with an index.
+    # If all scores of a group are -inf, torch_geometric returns 0 with ptr, but nan with an index.
     return _softmax(name, src, index, dim, len(count), masked=True)
 
 
@@ -151,7 +152,7 @@ def scatter(src, index, dim=0, dim_size=None, reduce="sum"):
 
 # ---- torch_scatter ---------------------------------------------------------------------------------------
 
-#: What it had before the patch, by name.
+#: Name -> torch_scatter's function before the patch.
 _of_torch_scatter: dict[str, Any] = {}
 
 
@@ -191,7 +192,7 @@ def scatter_of_torch_scatter(src, index, dim=-1, out=None, dim_size=None, reduce
 
 # ---- DGL -------------------------------------------------------------------------------------------------
 
-#: The originals of the functions below, by their names in dgl.ops.
+#: Name in dgl.ops -> DGL's function.
 _of_dgl: dict[str, Any] = {}
 
 
@@ -210,7 +211,7 @@ def _is_large(logits: Tensor) -> bool:
 
 
 def copy_e_sum(g, x):
-    """``dgl.ops.copy_e_sum``, which ``update_all`` and ``gspmm`` of DGL call for a sum of edges' features."""
+    """``dgl.ops.copy_e_sum``, which DGL's ``update_all`` and ``gspmm`` call to sum edge features."""
     if _takes_of_edges(g, x):
         ours = as_graph(g)
         served["dgl.ops.copy_e_sum"] += 1
@@ -219,7 +220,7 @@ def copy_e_sum(g, x):
 
 
 def u_mul_e_sum(g, x, y):
-    """``dgl.ops.u_mul_e_sum``: of ``x [N, H, D]`` and ``y [E, H, 1]``."""
+    """``dgl.ops.u_mul_e_sum``, for ``x [N, H, D]`` and ``y [E, H, 1]``."""
     if (
         _takes_of_edges(g, y)
         and isinstance(x, Tensor)
@@ -248,18 +249,18 @@ def _takes_of_edges(graph: Any, x: Any) -> bool:
     )
 
 
-# ---- where they go ---------------------------------------------------------------------------------------
+# ---- what replaces what ----------------------------------------------------------------------------------
 
 
 def of(library: str) -> dict[Any, Any]:
-    """The originals that are loaded, and what takes their place."""
+    """Original function -> its replacement, for the originals that are loaded."""
     if library == "pyg":
         return _of_pyg()
     module = sys.modules["dgl.ops"]
     pairs = {}
     for ours in (edge_softmax, copy_e_sum, u_mul_e_sum):
         theirs = getattr(module, ours.__name__, None)
-        # dgl.ops.edge_softmax is also the name of the module that has it
+        # dgl.ops.edge_softmax may be the module of that name, which contains the function
         theirs = getattr(theirs, ours.__name__, theirs)
         if callable(theirs) and theirs is not ours:
             _of_dgl[ours.__name__] = theirs
@@ -274,7 +275,7 @@ def _of_pyg() -> dict[Any, Any]:
         _original("scatter"): scatter,
     }
     for theirs, ours in pairs.items():
-        # torch.jit.script compiles the original where it finds ours.
+        # These attributes make torch.jit.script compile the original in place of our function.
         vars(ours).update(__script_if_tracing_wrapper=True, __original_fn=theirs)
     package = sys.modules.get("torch_scatter")
     for ours in (scatter_softmax, scatter_sum, scatter_add, scatter_of_torch_scatter):

@@ -1,7 +1,7 @@
-"""dfgnn in code that was written for DGL or torch_geometric: for a model that exists, or for a whole script.
+"""``accelerate`` and ``patch``: dfgnn's layers in a model that exists, or in a whole script.
 
-Both work with subclasses of the libraries' own layers (:mod:`dfgnn.nn.dgl`, :mod:`dfgnn.nn.pyg`) that have
-the same parameters and results. Neither library is imported before it is needed.
+Both use subclasses of the libraries' layers (:mod:`dfgnn.nn.dgl`, :mod:`dfgnn.nn.pyg`) with the same
+parameters and results. Neither library is imported before it is needed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from . import pieces, subclasses
 
 #: Name of a library -> its package.
 LIBRARIES = {"dgl": "dgl", "pyg": "torch_geometric"}
-# Where the classes are that take the place of its layers.
+# Library -> the module with the classes that replace its layers.
 _OURS = {"dgl": "dfgnn.nn.dgl", "pyg": "dfgnn.nn.pyg"}
 
 # An accelerated module keeps the class that it had under this name.
@@ -29,7 +29,7 @@ _BEFORE = "_class_before_dfgnn"
 
 
 class Replaced(NamedTuple):
-    """A layer that has another class now."""
+    """A layer whose class was replaced."""
 
     name: str  # as in model.named_modules()
     before: type
@@ -37,7 +37,7 @@ class Replaced(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """A layer of DGL or torch_geometric that was left alone."""
+    """A layer of DGL or torch_geometric that was not replaced, with the reason."""
 
     name: str
     cls: type
@@ -45,9 +45,9 @@ class Kept(NamedTuple):
 
 
 class Report:
-    """What :func:`accelerate` did: ``replaced`` and ``kept``, in the order of ``model.named_modules()``.
+    """The result of :func:`accelerate`: ``replaced`` and ``kept``, in the order of ``model.named_modules()``.
 
-    ``print(report)`` shows it on one screen, layers of the same fate on one line.
+    ``print(report)`` shows it on one screen, with one line for layers with the same outcome.
     """
 
     def __init__(self, replaced: list[Replaced], kept: list[Kept]):
@@ -75,21 +75,21 @@ def accelerate(model: nn.Module) -> Report:
     and results are the same up to rounding. ``model`` may itself be such a layer. :func:`restore` undoes it.
 
     A subclass of such a layer that overrides ``__init__`` and ``forward`` alone, and calls
-    ``super().forward(...)``, gets a class of its own name with two bases, itself and dfgnn's layer, so that
-    this call runs fused. One that overrides ``message``, ``aggregate`` or whatever else the layer consists of
-    is left alone. So are layers that dfgnn does not have, those of a class whose methods were replaced, and
-    those that are set up for something that the fused layer does not do (hooks on messages or on a LeakyReLU,
-    another aggregation, say). The report names them with the reason. Where that is set up later, the
-    library's forward runs, with a :class:`~dfgnn.nn.FallbackWarning`.
+    ``super().forward(...)``, gets a class of the same name with two bases, itself and dfgnn's layer, so that
+    this call runs fused. A subclass that overrides ``message``, ``aggregate`` or another method of the layer
+    is left alone. So are layers that dfgnn does not have, layers whose class has replaced methods, and layers
+    with a setting that the fused layer does not support (hooks on messages or on a LeakyReLU, another
+    aggregation). The report names them with the reason. If such a setting is made later, the library's
+    forward runs, with a :class:`~dfgnn.nn.FallbackWarning`.
 
-    A pickled model refers to dfgnn's classes then, and loads where dfgnn is installed; a state_dict, or a
-    model pickled after :func:`restore`, loads anywhere.
+    A pickle of the model then refers to dfgnn's classes and needs dfgnn to load; a state_dict, or a model
+    pickled after :func:`restore`, does not.
 
     Raises TypeError for anything but a module.
     """
     _check_module("accelerate", model)
     layers: dict[type, type] = {}
-    unsupported: dict[str, str] = {}  # package -> why it is not
+    unsupported: dict[str, str] = {}  # package -> why its version is not supported
     for library, package in LIBRARIES.items():
         try:
             layers |= layers_of(library)
@@ -111,7 +111,7 @@ def accelerate(model: nn.Module) -> Report:
 def restore(model: nn.Module) -> list[str]:
     """Undo :func:`accelerate`: the layers get back the classes that they had. Returns their names.
 
-    Works on copies and unpickled ones, too. Raises TypeError for anything but a module.
+    It also works on copies and unpickled models. Raises TypeError for anything but a module.
     """
     _check_module("restore", model)
     names = []
@@ -124,7 +124,7 @@ def restore(model: nn.Module) -> list[str]:
 
 
 _lock = threading.RLock()
-_names: dict[str, _Names] = {}  # of the libraries that are patched
+_names: dict[str, _Names] = {}  # patched library -> its replaced names
 
 
 class Patch:
@@ -135,7 +135,8 @@ class Patch:
         self._active = True
 
     def undo(self) -> None:
-        """Give the names back, unless another patch of the library still holds. More calls do nothing."""
+        """Restore the names, unless another patch of the library is still active. Further calls do
+        nothing."""
         with _lock:
             if self._active:
                 self._active = False
@@ -158,23 +159,23 @@ class Patch:
 def patch(library: str) -> Patch:
     """Put dfgnn's layers in the place of a library's, for code that constructs layers from now on.
 
-    ``dfgnn.patch("dgl")`` at the top of a script is enough; ``with dfgnn.patch("dgl"):`` does it for a while,
-    as does ``.undo()`` of what is returned. Uses may be nested.
+    ``dfgnn.patch("dgl")`` at the top of a script is enough; ``with dfgnn.patch("dgl"):`` or ``.undo()`` of
+    the result limits it. Uses may be nested.
 
-    In every loaded module the names of the library's attention layers stand for subclasses of them with the
-    same arguments, parameters and results: in the library itself (``dgl.nn.GATConv``, also where its own
+    In every loaded module the names of the library's attention layers are bound to subclasses of them with
+    the same arguments, parameters and results: in the library itself (``dgl.nn.GATConv``, also where its
     models use it), and where a layer was imported by name before (``from torch_geometric.nn import
-    GATConv``). Undoing gives back exactly these names. Only the module that defines a class keeps it, so that
-    pickles and the class itself keep working.
+    GATConv``). Undoing restores exactly these names. Only the module that defines a class keeps it, so that
+    pickles and the class itself go on working.
 
-    A layer of exactly the library's class that is constructed all the same, because a program holds the class
-    elsewhere (in a dictionary, a default argument, the module that defines it), gets dfgnn's class when its
+    If a program holds the library's class elsewhere (in a dictionary, a default argument, the module that
+    defines it) and constructs a layer of exactly this class, the layer gets dfgnn's class when its
     constructor ends. For layers that were constructed before there is :func:`accelerate`; subclasses whose
-    ``class`` statement ran before stay what they are.
+    ``class`` statement ran before are not changed.
 
-    So do functions that attention is spelled out of: ``torch_geometric.utils.softmax`` and ``scatter``
-    (sums, those of message passing too), ``scatter_softmax``, ``scatter_sum``, ``scatter_add`` and
-    ``scatter`` of torch_scatter, and of DGL ``edge_softmax``, ``copy_e_sum`` and ``u_mul_e_sum``, which
+    Functions from which scripts build attention are also replaced: ``torch_geometric.utils.softmax`` and
+    ``scatter`` (sums, those of message passing too), ``scatter_softmax``, ``scatter_sum``, ``scatter_add``
+    and ``scatter`` of torch_scatter, and of DGL ``edge_softmax``, ``copy_e_sum`` and ``u_mul_e_sum``, which
     ``update_all`` calls. On the CPU, in float32 and float64 along the first dimension, dfgnn's kernels
     compute them where they are faster; every other call goes on to the original.
 
@@ -316,7 +317,7 @@ def _becomes(
 
 
 def _why_not(module: nn.Module, base: type, ours: Any) -> str | None:
-    """Why a layer whose class is, or is derived from, the library's ``base`` cannot be one of ours."""
+    """Why a layer of the library's class ``base``, or of a subclass, cannot be replaced; None if it can."""
     if "forward" in vars(module):
         return "its forward was replaced on the instance"
     name = replaced_method(base, base.__module__.split(".")[0])
@@ -326,7 +327,7 @@ def _why_not(module: nn.Module, base: type, ours: Any) -> str | None:
 
 
 def is_convolution(cls: type) -> bool:
-    """Whether a class is DGL's or torch_geometric's base of layers, or a layer of DGL's."""
+    """Whether a class is a layer of DGL, or DGL's or torch_geometric's base class of layers."""
     in_dgl = cls.__module__.startswith("dgl.nn.pytorch.conv.")
     return in_dgl or cls.__module__ == "torch_geometric.nn.conv.message_passing"
 

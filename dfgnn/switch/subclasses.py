@@ -1,7 +1,8 @@
-"""Subclasses of a library's layers that only wrap its ``forward``, for :func:`dfgnn.accelerate`.
+"""Accelerates subclasses of a library's layers that only wrap its ``forward``, for :func:`dfgnn.accelerate`.
 
-``class Own(TransformerConv)`` whose forward calls ``super().forward(...)`` gets a class of (Own, dfgnn's
-TransformerConv): in its method order dfgnn's forward comes after Own's and before the library's.
+A layer of ``class Own(TransformerConv)``, whose forward calls ``super().forward(...)``, gets a new class with
+bases (Own, dfgnn's TransformerConv): in its method order dfgnn's forward comes after Own's and before the
+library's.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from weakref import WeakValueDictionary
 
 from torch import nn
 
-#: What a subclass may define of its own: it calls the layer, or does not change what the layer computes.
+#: Methods that a subclass may override: they call the layer, or do not change what it computes.
 _MAY_OVERRIDE = frozenset(("__init__", "forward", "reset_parameters", "extra_repr", "__repr__"))
-# Facts about a class, which every one has, and what torch_geometric compiles for each.
+# Attributes that every class has, and those that torch_geometric generates for each.
 _OF_EVERY_CLASS = frozenset(
     (
         *("__module__", "__qualname__", "__name__", "__doc__", "__dict__", "__weakref__", "__slots__"),
@@ -27,7 +28,7 @@ _OF_EVERY_CLASS = frozenset(
         *("_orig_propagate", "_orig_edge_updater", "_jinja_propagate", "_jinja_edge_updater"),
     )
 )
-#: The attribute under which a made class has the pair that it was made of.
+#: The attribute of a combined class that holds (the subclass, dfgnn's layer).
 _PAIR = "_dfgnn_pair"
 
 _made: WeakValueDictionary[tuple[type, type], type] = WeakValueDictionary()
@@ -35,12 +36,12 @@ _lock = threading.Lock()
 
 
 def pair_of(cls: type) -> tuple[type, type] | None:
-    """(the subclass, dfgnn's layer) that a class was made of; None for any other class."""
+    """(the subclass, dfgnn's layer) of a combined class; None for any other class."""
     return getattr(cls, _PAIR, None)
 
 
 def made_of(theirs: type, ours: type) -> type:
-    """The class of both, always the same one as long as it is in use."""
+    """The combined class of both: the same one as long as it is in use."""
     with _lock:
         made = _made.get((theirs, ours))
         if made is None:
@@ -55,7 +56,7 @@ def made_of(theirs: type, ours: type) -> type:
 
 
 def made_for(theirs: type) -> type | None:
-    """dfgnn's layer that instances of this class were put on; None if none were."""
+    """dfgnn's layer with which this subclass was combined; None if it was not."""
     return next((ours for cls, ours in list(_made) if cls is theirs), None)
 
 
@@ -64,7 +65,7 @@ def _blank(theirs: type, ours: type) -> Any:
 
 
 def _reduce_ex(self: Any, protocol: int) -> Any:
-    """Of copies and pickles: the made class has no name by which it could be found."""
+    """``__reduce_ex__`` of combined classes, which cannot be pickled by name."""
     how, args, *rest = super(pair_of(type(self))[1], self).__reduce_ex__(max(protocol, 2))  # type: ignore
     if how is copyreg.__newobj__ and pair_of(args[0]) is not None:  # type: ignore[attr-defined]
         how, args = _blank, pair_of(args[0])
@@ -72,22 +73,22 @@ def _reduce_ex(self: Any, protocol: int) -> Any:
 
 
 def _prepare_scriptable(self: Any) -> Any:
-    """What TorchScript compiles in place of the module: the subclass as it was, on the library's layer."""
+    """A module with the original class, which TorchScript compiles in place of this one."""
     plain = copyreg.__newobj__(pair_of(type(self))[0])  # type: ignore
     vars(plain).update(vars(self))
     return plain
 
 
 def why_not(module: nn.Module, base: type, ours: type) -> str | None:
-    """What a subclass of the library's layer ``base`` changes beside its forward, so that dfgnn's ``ours``
-    cannot take the place of ``base`` below it; None where it can."""
+    """Why dfgnn's ``ours`` cannot replace the library's layer ``base`` in a subclass: the method that the
+    subclass changes beside its forward. None if it can."""
     cls = type(module)
     own = [c for c in cls.__mro__ if c not in base.__mro__]
     if type(cls) is not type and type(cls).__module__ != "abc":
         return f"its metaclass is {type(cls).__name__}"
     if any(vars(c).get("__slots__") for c in own):
         return "it has __slots__"
-    # All that the layer consists of, the library's and dfgnn's, but for what every module has.
+    # The classes whose methods make up the layer, the library's and dfgnn's, without nn.Module's.
     parts = [c for c in ours.__mro__ if c not in nn.Module.__mro__]
     taken = {name for c in parts for name in vars(c)} - _MAY_OVERRIDE - _OF_EVERY_CLASS
     taken |= {"__reduce__", "__reduce_ex__"}
@@ -109,7 +110,7 @@ def why_not(module: nn.Module, base: type, ours: type) -> str | None:
 
 
 def _is_compiled(cls: Any, name: str) -> bool:
-    """Whether it is torch_geometric's own, compiled for this class with `propagate` or `edge_updater`."""
+    """Whether torch_geometric has generated this method for the class, with `propagate` or `edge_updater`."""
     module = getattr(vars(cls)[name], "__module__", None) or ""
     return module in {f"{cls.__module__}_{cls.__name__}_{of}" for of in ("propagate", "edge_updater")}
 
