@@ -1,4 +1,4 @@
-// Argument checks and tensor helpers of the operators. Messages: op, argument, expected, got.
+// Argument checks and tensor helpers of the operators. Error messages name operator, argument, expected, got.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -26,7 +26,7 @@ using OptTensor = std::optional<Tensor>;
 using Sizes = std::vector<int64_t>;
 
 inline constexpr int64_t kMostIds = int64_t(1) << 31;
-inline constexpr int kMostDims = 4;  // of what `make` is asked for
+inline constexpr int kMostDims = 4;  // of tensors that `make` allocates
 
 inline std::string to_string(const Sizes& sizes) {
   std::string text = "[";
@@ -40,7 +40,7 @@ inline Sizes sizes_of(const Tensor& t) {
   return sizes;
 }
 
-// Checks of one operator call: everything lives on one device and has the expected shape and type.
+// The checks of one operator call: all tensors are on one device and have the expected shape and type.
 class Checker {
  public:
   Checker(const char* op, const Tensor& reference) : op_(op), device_(reference.device()) {}
@@ -116,8 +116,9 @@ inline int64_t bytes_of(ScalarType t) {
   }
 }
 
-// What `make` returns: a new tensor like this. The stable ABI says that it failed, not why: by the time that
-// sizes were checked, for want of memory. dfgnn/runtime/ops.py makes torch.OutOfMemoryError of it on CUDA.
+// Runs `make`, which allocates a tensor, and reports a failure. The stable ABI does not say why it failed;
+// since sizes are checked before, it is for lack of memory. On CUDA, dfgnn/runtime/ops.py raises
+// OutOfMemoryError.
 template <class Make>
 Tensor allocate(const Tensor& like, const Sizes& sizes, ScalarType dtype, const Make& make) {
   try {
@@ -131,7 +132,7 @@ Tensor allocate(const Tensor& like, const Sizes& sizes, ScalarType dtype, const 
   }
 }
 
-// Kernels load 16 bytes at a time: contiguous, and a view that starts off that grid is copied.
+// A contiguous tensor with 16-byte alignment, because kernels load 16 bytes at a time; a copy if t is not.
 inline Tensor dense(const Tensor& t) {
   const auto copied = [&](const auto& copy) { return allocate(t, sizes_of(t), t.scalar_type(), copy); };
   Tensor c = t.is_contiguous() ? t : copied([&] { return torch::stable::contiguous(t); });
@@ -143,7 +144,7 @@ inline OptTensor dense(const OptTensor& t) { return t ? OptTensor(dense(*t)) : t
 inline const void* data(const Tensor& t) { return t.const_data_ptr(); }
 inline const void* data(const OptTensor& t) { return t ? t->const_data_ptr() : nullptr; }
 
-// By the shim itself, which asks no dispatcher: half the time of new_empty.
+// An empty tensor, by the ABI's C function without the dispatcher, which takes half the time of new_empty.
 inline Tensor make(const Tensor& like, const Sizes& sizes, ScalarType dtype) {
   return allocate(like, sizes, dtype, [&] {
     int64_t strides[kMostDims], step = 1;
@@ -158,17 +159,17 @@ inline Tensor make(const Tensor& like, const Sizes& sizes, ScalarType dtype) {
     return Tensor(made);
   });
 }
-// A dense tensor under another shape; not a view to autograd, which does not see it.
+// A dense tensor with another shape; autograd does not see that it is a view.
 inline Tensor reshaped(const Tensor& t, const Sizes& sizes) {
   int64_t strides[kMostDims], step = 1;
   for (size_t k = sizes.size(); k-- > 0; step *= std::max<int64_t>(sizes[k], 1)) strides[k] = step;
-  AtenTensorHandle made = nullptr;  // at the same place: the shim adds what it is given to t's offset
+  AtenTensorHandle made = nullptr;  // the offset below is 0, because the shim adds it to t's
   STABLE_TORCH_ERROR_CODE_CHECK(
       aoti_torch__reinterpret_tensor(t.get(), int64_t(sizes.size()), sizes.data(), strides, 0, &made));
   return Tensor(made);
 }
 
-// An array that not every call needs: where it is wanted, `where` points to it, else it is not made.
+// An array that not every call needs: if `wanted`, it is allocated and `where` points to it.
 inline OptTensor optional(void*& where, bool wanted, const Tensor& like, const Sizes& sizes,
                           ScalarType dtype) {
   where = nullptr;
@@ -177,12 +178,12 @@ inline OptTensor optional(void*& where, bool wanted, const Tensor& like, const S
   where = t.mutable_data_ptr();
   return t;
 }
-// As the long schemas return it.
+// t, or an empty tensor for none, because the schemas of the long operators return tensors.
 inline Tensor or_empty(const OptTensor& t, const Tensor& like, ScalarType dtype) {
   return t ? *t : make(like, {0}, dtype);
 }
 
-// Arrays of one call in one allocation, each from a multiple of kAlign bytes on.
+// The arrays of one call in one allocation, each aligned to kAlign bytes.
 class Workspace {
  public:
   static constexpr int64_t kAlign = 256;
@@ -196,7 +197,7 @@ class Workspace {
     bytes_ += (bytes + kAlign - 1) / kAlign * kAlign;
   }
   int64_t bytes() const { return bytes_; }
-  // Its memory lives as long as the tensor; none where nothing was wanted.
+  // The tensor that holds the memory of all arrays; none if there are no arrays.
   OptTensor make(const Tensor& like) const {
     if (!count_) return std::nullopt;
     Tensor t = dfgnn::make(like, {bytes_}, ScalarType::Byte);

@@ -136,7 +136,7 @@ STABLE_TORCH_LIBRARY(dfgnn, m) {
   for (const char* schema : dfgnn::kPlanned) m.def(schema);
 }
 
-// No tensor says which backend is meant.
+// These operators have no tensor argument from which the dispatcher could choose a backend.
 STABLE_TORCH_LIBRARY_IMPL(dfgnn, CompositeExplicitAutograd, m) {
   m.impl("constants", TORCH_BOX(&dfgnn::constants));
 }
@@ -152,8 +152,8 @@ extern "C" __attribute__((visibility("default"))) void dfgnn_drop_graph_cpu(int6
   dfgnn::Planned<dfgnn::CpuBackend>::drop_graph(number);
 }
 
-// Called at every call of a layer, past the dispatcher. Nothing can be thrown to the caller: 0 says that the
-// contents are not known.
+// A plain C function, because every call of a layer calls it. It must not throw; 0 means that the contents
+// cannot be read.
 extern "C" __attribute__((visibility("default"))) uint64_t dfgnn_checksum_cpu(const void* data,
                                                                               int64_t bytes) {
   try {

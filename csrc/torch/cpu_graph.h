@@ -1,5 +1,4 @@
-// Graphs of the CPU under a number: cpu_structure.cpp makes them, cpu.cpp keeps them beside those of
-// graph_handle.
+// A CPU graph that cpu_structure.cpp has made, for cpu.cpp to store under a number as graph_handle does.
 #pragma once
 
 #include "checks.h"
@@ -10,7 +9,7 @@ struct CpuGraph {
   int64_t num_src, num_edges;
   Csr csr, reverse;
   bool has_reverse;
-  std::vector<Tensor> held;  // what the pointers point into
+  std::vector<Tensor> held;  // the tensors that own the pointers' memory
 };
 int64_t keep_on_cpu(const CpuGraph&);
 

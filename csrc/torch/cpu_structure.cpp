@@ -1,4 +1,4 @@
-// Structure and plans of graphs on the CPU, as operators.
+// The operators that make structure and plans of graphs on the CPU.
 #include <algorithm>
 #include <tuple>
 
@@ -29,15 +29,15 @@ const int32_t* columns(const Checker& check, const Tensor& indices) {
   return static_cast<const int32_t*>(data(indices));
 }
 
-// The CSR of edges src -> dst, int32 or int64, in one call. Its rows are destinations, or sources where these
-// rise and destinations do not. num_src, num_dst: negative where the largest id decides; both: the larger
-// one. with_loops: edges from a node to itself are dropped, and i -> i for all i < min(num_src, num_dst)
+// The CSR of edges src -> dst, int32 or int64. Its rows are destinations, or sources if these are sorted and
+// destinations are not. num_src, num_dst: negative for the largest id + 1; if both are, the larger of the
+// two. with_loops: edges from a node to itself are dropped, and i -> i for all i < min(num_src, num_dst)
 // appended.
 //
-// numbers: least and largest source, least and largest destination (0, -1 without edges), whether rows are
-// sources, whether they rise. eids: none where rows rise. indices: none where they are the int32 ids given.
-// edge_map: with_loops, int64 of each edge of the new order where it was, -1 for those appended. Where an id
-// is out of range only numbers are there: the caller knows how to say it.
+// Returns numbers: least and largest source, least and largest destination (0, -1 without edges), whether
+// rows are sources, whether they are sorted. eids: none if rows are sorted. indices: none if they are the
+// given int32 ids. edge_map: with_loops, int64, each edge's position before, -1 for appended ones. If an id
+// is out of range, only numbers are set, and the caller raises the error.
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> coo_to_csr(Tensor src, Tensor dst, int64_t num_src,
                                                               int64_t num_dst, bool with_loops) {
   const Checker check("dfgnn::coo_to_csr", src);
@@ -91,13 +91,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> coo_to_csr(Tensor src, Tensor
   return {numbers, indptr, indices, eids, edge_map};
 }
 
-// One direction of a graph and its plan, while it is put together.
+// One direction of a graph and its plan, while plan_graph makes them.
 struct Direction {
   OptTensor indptr, indices, eids, items, splits;
   int64_t num_slots = 0;
 };
 
-// The other direction of a CSR, with edge ids if wanted.
+// The other direction of a CSR, with edge ids if need_eids.
 Direction transposed(const Checker& check, const Direction& of, int64_t num_cols, bool need_eids) {
   cpu::Transposition p{};
   p.indptr = offsets(check, *of.indptr), p.indices = columns(check, *of.indices);
@@ -124,7 +124,7 @@ std::tuple<Tensor, Tensor, Tensor> transpose_csr(Tensor indptr, Tensor indices, 
   return {*made.indptr, *made.indices, *made.eids};
 }
 
-// Items and splits in the order of the rows, just as many as there are.
+// Work items and splits in row order, without unused ones.
 cpu::RowPlan plan(const Checker& check, Direction& of, int64_t max_edges) {
   const Tensor& indptr = *of.indptr;
   const int64_t* begin = offsets(check, indptr);
@@ -142,7 +142,7 @@ cpu::RowPlan plan(const Checker& check, Direction& of, int64_t max_edges) {
   return plan;
 }
 
-// counts: items beyond one per row, slots, splits.
+// Returns work items, splits, and counts: work items beyond one per row, slots, splits.
 std::tuple<Tensor, Tensor, Tensor> plan_rows(Tensor indptr, Tensor indices, int64_t, int64_t parts,
                                              int64_t max_edges, bool by_length) {
   const Checker check("dfgnn::plan_rows", indptr);
@@ -166,11 +166,11 @@ Csr csr_of(const Direction& of) {
   return c;
 }
 
-// A graph as eager calls take it (graph_handle), in one call: the direction that is missing, with its edge
-// ids, and the plans. Of a direction that is given without edge ids they are the identity.
+// Makes what graph_handle needs in one call: the missing direction with its edge ids, and both plans. Missing
+// edge ids of a given direction stand for the identity.
 //
-// Returns its number, the numbers of slots, the direction that was made, and the items and splits of both;
-// those of the reverse only for backward.
+// Returns the graph's number, both numbers of slots, the direction that was made, and the work items and
+// splits of both; those of the reverse only for backward.
 std::tuple<int64_t, int64_t, int64_t, OptTensor, OptTensor, OptTensor, Tensor, Tensor, OptTensor, OptTensor>
 plan_graph(OptTensor indptr, OptTensor indices, OptTensor eids, OptTensor rev_indptr, OptTensor rev_indices,
            OptTensor rev_eids, int64_t num_dst, int64_t num_src, int64_t max_edges, bool backward) {

@@ -1,4 +1,4 @@
-// What the operators of CUDA share: the device and the stream of a call, and errors of launches.
+// Shared by the CUDA operators: the device and stream of a call, and errors of launches.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -11,8 +11,8 @@
 
 namespace dfgnn {
 
-// A CSR to be cut as by plan_rows of one part, without waiting for how many items there are: more, num_splits
-// as `degrees` counts them.
+// A CSR that is to be cut into work items without waiting for their number. more, num_splits: the work items
+// beyond one per row and the split rows, which `degrees` has counted.
 struct Cuttable {
   Tensor indptr, indices;
   int64_t max_edges;
@@ -22,7 +22,7 @@ struct Cuttable {
 struct Cut {
   Tensor items, splits;
 };
-// Of one or two, on the current device. cuda_planning.cpp
+// Cuts one or two directions on the current device (cuda_planning.cpp).
 std::vector<Cut> cut_rows(const Checker& check, const std::vector<Cuttable>& directions);
 
 struct CudaScope {

@@ -1,4 +1,4 @@
-// Structure and plans of graphs on the GPU, as operators.
+// The operators that make structure and plans of graphs on the GPU.
 #include <algorithm>
 #include <tuple>
 
@@ -15,7 +15,7 @@ const int64_t* offsets(const Checker& check, const char* name, const Tensor& t) 
   check.count(name, t.size(0) - 1);
   return static_cast<const int64_t*>(data(t));
 }
-// The neighbours of indptr's rows.
+// The indices of a CSR, checked.
 const int32_t* columns(const Checker& check, const Tensor& t, const Tensor& indptr) {
   check.tensor("indices", t, {-1}, {ScalarType::Int});
   check.require(t.is_contiguous(), "indices: expected contiguous ones");
@@ -32,9 +32,9 @@ int64_t* numbers(Tensor& t) { return static_cast<int64_t*>(t.mutable_data_ptr())
 
 cuda::Ids ids(const Tensor& t) { return {data(t), t.stride(0), t.scalar_type() == ScalarType::Long}; }
 
-// Both CSRs of edges src -> dst, which a node that is out of range does not disturb. numbers tells of it, and
-// of what else is chosen by (cuda/graph/structure.h). With loops, indices, eids and edge_map are as long as
-// there may be edges: numbers tells how many there are.
+// Both CSRs of edges src -> dst; edges with a node out of range are left out. numbers: the ranges of ids,
+// from which the caller sees that, and statistics for the planner (cuda/graph/structure.h). With loops,
+// indices, eids and edge_map have room for all edges; numbers contains how many there are.
 using Sorted = std::tuple<Tensor, Tensor, Tensor, OptTensor, Tensor, Tensor, Tensor>;
 Sorted sort_edges(const Checker& check, const Tensor& src, const Tensor& dst, int64_t num_src,
                   int64_t num_dst, bool with_loops, int64_t* found, int64_t* done) {
@@ -89,7 +89,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, OptTensor, Tensor, Tensor, Tensor> st
                         sort_edges(check, src, dst, num_src, num_dst, with_loops, numbers(found), nullptr));
 }
 
-// The same with the numbers on the host, for which it waits.
+// The same, but it waits and returns the numbers on the host.
 std::tuple<Sizes, Tensor, Tensor, Tensor, OptTensor, Tensor, Tensor, Tensor> structure_read(
     Tensor src, Tensor dst, int64_t num_src, int64_t num_dst, bool with_loops) {
   const CudaScope scope(src);
@@ -101,7 +101,7 @@ std::tuple<Sizes, Tensor, Tensor, Tensor, OptTensor, Tensor, Tensor, Tensor> str
   return std::tuple_cat(std::tuple(Sizes(found.numbers(), found.done())), std::move(made));
 }
 
-// more: items beyond one per row that there can be.
+// Allocates work items and splits. more: the most work items beyond one per row.
 Cut room_for(const Checker& check, const Tensor& indptr, PlanParams& p, int64_t max_edges, int64_t more,
              int64_t num_splits) {
   check.require(max_edges > 0 && max_edges < kMostIds, "items: expected a bound in [1, 2**31), got ",
@@ -136,7 +136,7 @@ std::tuple<Tensor, Tensor, Tensor> plan_rows(Tensor indptr, Tensor indices, int6
   p.indptr = offsets(check, "indptr", indptr), p.indices = columns(check, indices, indptr);
   p.num_cols = num_cols, p.parts = int32_t(parts), p.by_length = by_length;
   p.stride = 1, p.last_row = indptr.size(0) - 1;
-  // An item takes an edge, but for a row's first one.
+  // Every work item beyond a row's first one has an edge, so there are at most as many as edges.
   const int64_t edges = indices.size(0), more = edges / max_edges;
   const int64_t cuts = std::min((parts - 1) * p.last_row, edges);
   return plan(check, indptr, p, max_edges, more + cuts, parts > 1 ? std::min(p.last_row, edges) : more);

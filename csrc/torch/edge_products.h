@@ -1,4 +1,4 @@
-// The operators edge_products and edge_products_backward of the CPU: core/edge_products.h. Backend as in
+// The CPU operators edge_products and edge_products_backward (core/edge_products.h). Backend: see
 // attention.h.
 #pragma once
 

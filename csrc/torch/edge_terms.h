@@ -1,5 +1,5 @@
-// The operators edge_dot, edge_sum and edge_outer, once for all backends: core/edge_terms.h. Backend as in
-// attention.h, with `kRowBytes`, of which the width of rows is a multiple.
+// The operators edge_dot, edge_sum and edge_outer (core/edge_terms.h) as a template over backends: see
+// attention.h. A Backend also has `kRowBytes`: the width of rows must be a multiple of it.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace dfgnn {
 
 template <class Backend>
 struct EdgeTerms {
-  // rows: num_rows of them; width: their last size.
+  // Checks the arguments that the three operators share. width: the last size of rows.
   static EdgeTermParams fill(const Checker& check, ScalarType type, DType dtype, int64_t num_rows,
                              int64_t heads, int64_t dim, int64_t width, const Tensor& indices,
                              const OptTensor& eids, const Tensor& items, const Tensor& splits,
@@ -29,7 +29,7 @@ struct EdgeTerms {
     p.dtype = dtype;
     p.num_rows = num_rows, p.num_edges = indices.size(0);
     p.heads = int32_t(heads), p.dim = int32_t(dim), p.width = int32_t(width), p.scale = 1;
-    // The columns are nodes that these operators never look at.
+    // These operators use no columns, so any number of them fits.
     const PlanArgs args = Attention<Backend>::plan_args(check, plan);
     p.csr = Attention<Backend>::csr(check, "indices", indices, eids, items, splits, plan, {}, num_rows,
                                     args.num_cols);
@@ -37,7 +37,7 @@ struct EdgeTerms {
     return p;
   }
 
-  // A view of rows with unit stride along the last dimension is taken as it is.
+  // Sets rows without a copy if they have unit stride along the last dimension.
   static Tensor set_rows(EdgeTermParams& p, const Tensor& given) {
     const int64_t grid = std::max<int64_t>(Backend::kRowBytes / bytes_of(given.scalar_type()), 1);
     const auto fits = [&](int64_t k) { return given.stride(k) % grid == 0 && given.stride(k) >= 0; };

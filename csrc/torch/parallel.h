@@ -1,4 +1,4 @@
-// torch's threads, as the CPU engine takes them.
+// Passes torch's threads to the CPU engine, which does not see torch.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -10,7 +10,8 @@ namespace dfgnn {
 inline cpu::Parallel parallel() {
   const auto run = [](int64_t begin, int64_t end, int64_t grain, cpu::RangeFn fn, void* ctx) {
     const bool done = torch_parallel_for(begin, end, grain, fn, ctx) == AOTI_TORCH_SUCCESS;
-    STD_TORCH_CHECK(done, "dfgnn: CPU out of memory: no buffers for the kernels");  // they raise nothing else
+    STD_TORCH_CHECK(done,
+                    "dfgnn: CPU out of memory: no buffers for the kernels");  // the only error of kernels
   };
   return {run, static_cast<int>(torch::stable::get_num_threads())};
 }

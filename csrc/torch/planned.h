@@ -1,7 +1,7 @@
-// The operators of eager calls: those of attention.h on a graph that was checked once and goes by a number,
-// with what forward keeps for backward in one tensor; and additive attention with its score terms, as a layer
-// has it. Backend offers, beside what attention.h names, `terms(params, tensor)`, `terms_backward(params,
-// tensor)` and `terms_parts(params)`, and `projects(dtype, shape, features)`, whether it takes EdgeAttr.
+// The operators of eager calls: those of attention.h, on a graph that was checked once and has a number, with
+// everything that forward saves for backward in one tensor; and a fused layer's additive attention with its
+// score terms. A Backend also has `terms(params, tensor)`, `terms_backward(params, tensor)`,
+// `terms_parts(params)` and `projects(dtype, shape, features)`, whether its kernels support EdgeAttr.
 #pragma once
 
 #include <memory>
@@ -22,7 +22,7 @@ struct Planned : Attention<Backend> {
   using typename Base::Outputs;
   using typename Base::WayOfDst;
 
-  // A graph with its plans. The tensors hold what the structs point to.
+  // A graph with its plans. The tensors own the memory that the structs point to.
   struct Graph {
     Sizes sizes;  // num_dst, num_src, num_edges
     torch::stable::Device device;
@@ -33,7 +33,7 @@ struct Planned : Attention<Backend> {
 
   // ---- graphs by number ------------------------------------------------------------------------
 
-  // Never destroyed: tensors must not be freed after torch's own statics.
+  // Never destroyed, because tensors must not be freed after torch's static objects.
   struct Graphs {
     std::mutex mutex;
     std::unordered_map<int64_t, std::shared_ptr<const Graph>> all;
@@ -76,9 +76,9 @@ struct Planned : Attention<Backend> {
     return graphs.last;
   }
 
-  // Not an operator: whoever collects garbage calls it, in whatever mode that happens. Of any thread.
+  // A plain C++ function, not an operator: finalizers call it, from any thread and under any mode.
   static void drop_graph(int64_t number) {
-    std::shared_ptr<const Graph> dropped;  // its tensors go outside the lock
+    std::shared_ptr<const Graph> dropped;  // so that its tensors are freed after the lock is released
     Graphs& graphs = Graphs::get();
     const std::lock_guard<std::mutex> lock(graphs.mutex);
     const auto found = graphs.all.find(number);
@@ -106,7 +106,7 @@ struct Planned : Attention<Backend> {
 
   // ---- attention -------------------------------------------------------------------------------
 
-  // What forward keeps for backward beside out, in one tensor.
+  // The arrays that forward saves for backward beside out, in one tensor.
   template <class Params>
   static Workspace kept(Params& p, const Inputs& in, bool save_positive) {
     Workspace all;
@@ -124,10 +124,10 @@ struct Planned : Attention<Backend> {
     check.tensor("kept", memory, {all.bytes()}, {ScalarType::Byte});
     check.require(memory.is_contiguous() && reinterpret_cast<uintptr_t>(memory.const_data_ptr()) % 16 == 0,
                   "kept: expected it as it was returned");
-    all.place(const_cast<void*>(memory.const_data_ptr()));  // which backward only reads
+    all.place(const_cast<void*>(memory.const_data_ptr()));  // backward only reads it
   }
 
-  // Rows [n, heads * size] of a layer as [n, heads, size], and back; heads = 0: they are [n, heads, size].
+  // Views a layer's rows [n, heads * size] as [n, heads, size]; heads = 0: they have that shape already.
   static void split(const Checker& check, OptTensor& t, int64_t heads) {
     if (!heads || !t) return;
     check.require(heads > 0 && t->dim() == 2 && t->size(1) % heads == 0,
@@ -143,7 +143,7 @@ struct Planned : Attention<Backend> {
     if (!heads || !t || t->dim() < 3) return t;
     return reshaped(*t, {t->size(0), t->size(1) * t->size(2)});
   }
-  // A vector per head, whatever its shape.
+  // A tensor of any shape as one vector per head.
   static OptTensor by_head(const Checker& check, const char* name, const OptTensor& t, int64_t heads) {
     if (!heads || !t) return t;
     check.require(t->numel() % heads == 0, name, ": expected a multiple of ", heads, " elements");
@@ -211,7 +211,7 @@ struct Planned : Attention<Backend> {
 
   // ---- dot attention with features of edges that are projected at the nodes ---------------------
 
-  // What the two operators share. Holds what `p` points to.
+  // The arguments that both operators share; it owns the memory that `p` points to.
   struct Projected {
     Inputs in;
     std::shared_ptr<const Graph> graph;
@@ -292,7 +292,8 @@ struct Planned : Attention<Backend> {
 
   // ---- additive attention of projected features ------------------------------------------------
 
-  // feat as [rows, heads, size], attn [.., heads, vector size]: feat may be a layer's [rows, heads * size].
+  // feat, [rows, heads, size] or a layer's [rows, heads * size], in the former shape. attn: [.., heads,
+  // vector size].
   static Tensor by_heads(const Checker& check, const char* name, const Tensor& feat, const Tensor& attn) {
     check.require(attn.dim() >= 2 && (feat.dim() == 2 || feat.dim() == 3), name,
                   ": expected two dimensions or three, and two or more of attn_src");
@@ -304,7 +305,7 @@ struct Planned : Attention<Backend> {
     return reshaped(solid, {feat.size(0), heads, feat.size(1) / heads});
   }
 
-  // feat: of by_heads. num_dst: its first rows are the destinations.
+  // feat: the result of by_heads, whose first num_dst rows are the destinations.
   static TermsParams terms_params(const Checker& check, const Tensor& feat, const Tensor& attn_src,
                                   const Tensor& attn_dst, int64_t num_dst) {
     const ScalarType type = feat.scalar_type(), acc = acc_type(type), vectors = attn_src.scalar_type();
@@ -347,7 +348,7 @@ struct Planned : Attention<Backend> {
     Tensor src, dst;
     OptTensor bias;
   };
-  // Adds to grad_feat. bias: the parameter whose gradient is the sum of grad_out, or none.
+  // Adds the terms' share to grad_feat. bias: the parameter whose gradient is the sum of grad_out, or none.
   static VectorGradients run_terms_backward(const Tensor& feat, const Tensor& attn_src,
                                             const Tensor& attn_dst, TermsBackwardParams& q,
                                             const OptTensor& bias) {
@@ -386,7 +387,7 @@ struct Planned : Attention<Backend> {
     return {grad_feat, g.src, g.dst};
   }
 
-  // What gat keeps: what forward does, and the terms.
+  // The arrays that gat saves for backward: those of forward, and the terms.
   template <class Params>
   static Workspace gat_kept(Params& p, const Inputs& in, bool train) {
     Workspace all = kept(p, in, train);

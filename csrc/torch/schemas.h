@@ -1,18 +1,17 @@
-// The operators' schemas. GRAPH is the forward CSR and its plan; REVERSE the same by source, which
-// only backward needs: forward takes it along for autograd. TILES: of either, where its plan has them. PLAN =
-// [num_slots, packed, heads_per_tile, num_rows, num_cols, num_edges]: the last three are what it was made
-// for, and are compared with all other sizes. Where items join rows (Csr in params.h), the items of each part
-// follow. ENDS: what a score takes of the two ends of an edge (`Inputs`
-// in attention.h):
+// The operators' schemas. GRAPH is the forward CSR and its plan; REVERSE the same by source, which only
+// backward needs: forward takes it for autograd. TILES: the tiles of either direction, if its plan has them.
+// plan = [num_slots, packed, heads_per_tile, num_rows, num_cols, num_edges]: the last three are the graph's
+// sizes, which are compared with all other sizes. Work items per source partition follow, if some add to rows
+// (kJoins in params.h). ENDS: the inputs of a score at source and destination (`Inputs` in attention.h):
 //   score 0 (additive): src, dst = alpha_src, alpha_dst;  1 (dot): key, query;  2 (additive_v2): none, x_dst
 // flags and need: the enums in attention.h.
 //
-// Every size, dtype and device is checked, and on the CPU also that items and splits name rows, edges and
-// slots that there are. Trusted are, as they come from a Graph, which has checked them: the values in indices
-// (neighbours below num_cols) and eids (a permutation); on CUDA, where they cannot be seen without waiting,
-// also those in items, splits and tiles; and that together these cover every row once. eids that are missing
-// are the identity (backward on the CPU looks at some edges), or those of both directions are not given,
-// which calls without edge tensors may do. For the operators that plan: the values in indptr and offsets.
+// Every size, dtype and device is checked, and on the CPU also that work items and splits name existing rows,
+// edges and slots. Trusted, because a Graph has checked them, are the values in indices (neighbours below
+// num_cols) and eids (a permutation); on CUDA, where reading them would wait, also the values in items,
+// splits and tiles; and that together these cover every row once. Missing eids stand for the identity
+// (backward on the CPU checks that for some edges); calls without edge tensors may omit those of both
+// directions. Operators that plan trust the values in indptr and offsets.
 #pragma once
 
 #define DFGNN_GRAPH "Tensor indices, Tensor? eids, Tensor items, Tensor splits, int[] plan"
@@ -41,13 +40,13 @@ inline constexpr const char* kBackward =
     " -> (Tensor grad_value, Tensor grad_src, Tensor grad_dst, Tensor grad_attn, Tensor grad_bias, "
     "Tensor grad_gate, Tensor grad_weight, Tensor grad_feat)";
 
-// Of eager calls (planned.h). graph: the number of a graph that graph_handle gave, until dfgnn_drop_graph_...
-// of that library. kept: what backward needs beside out. score_terms: the sums over the last dimension of
-// feat [N, H, D] times attn [.., H, D]; gat: additive attention with these terms, where the destinations are
-// the first rows of feat. attend_projected: dot attention with EdgeAttr (params.h): onto and back are [H,
-// steps, elements of a step]. edges: f alpha and draw if keep_edges. The others take feat, grad_out, out and
-// out_bias with heads and columns in one dimension, too; attend, if heads is not 0, takes and gives all
-// features so.
+// The operators of eager calls (planned.h). graph: the number that graph_handle returned, valid until the
+// library's dfgnn_drop_graph_... is called. kept: the tensor with all that backward needs beside out.
+// score_terms: the sums over the last dimension of feat [N, H, D] times attn [.., H, D]; gat: additive
+// attention with these terms, where the destinations are the first rows of feat. attend_projected: dot
+// attention with EdgeAttr (params.h): onto and back are [H, steps, elements of a step]. edges: f alpha and
+// draw if keep_edges. The others accept feat, grad_out, out and out_bias with heads and columns in one
+// dimension, too; attend uses that form for all features if heads is not 0.
 inline constexpr const char* kPlanned[] = {
     "graph_handle(" DFGNN_GRAPH ", " DFGNN_REVERSE ", " DFGNN_TILES ") -> int",
     "attend(int graph, int heads, " DFGNN_ENDS ", " DFGNN_EDGE ", " DFGNN_NUMBERS
@@ -75,8 +74,8 @@ inline constexpr const char* kPlanned[] = {
     " -> (Tensor grad_feat, Tensor grad_attn_src, Tensor grad_attn_dst, Tensor? grad_bias)",
 };
 
-// CPU only: second_order.h. grads: cotangents of what attention_backward returns; grad_attn [H, D]. need:
-// bits of the tensors on edges whose gradients are wanted.
+// CPU only: second_order.h. grads: cotangents of attention_backward's results; grad_attn [H, D]. need: bits
+// of the edge tensors whose gradients are needed.
 inline constexpr const char* kSecondOrder =
     "attend_second_order(int graph, Tensor grad_out, Tensor? grad_attention, " DFGNN_ENDS ", " DFGNN_EDGE
     ", Tensor stats, Tensor? of_value, Tensor? of_src, Tensor? of_dst, Tensor? of_attn, Tensor? of_bias, "
@@ -89,15 +88,15 @@ inline constexpr const char* kSecondOrder =
 inline constexpr const char* kSddmm = "sddmm(Tensor row_feat, Tensor feat, " DFGNN_GRAPH ") -> Tensor";
 inline constexpr const char* kSpmm =
     "spmm(Tensor weight, Tensor feat, " DFGNN_GRAPH ", int num_rows) -> Tensor";
-// core/edge_terms.h; rows: those of the graph, which are not gathered.
+// core/edge_terms.h; rows: one per row of the graph, so that nothing is gathered.
 inline constexpr const char* kEdgeDot =
     "edge_dot(Tensor rows, Tensor attr, " DFGNN_GRAPH ", float scale) -> Tensor";
 inline constexpr const char* kEdgeSum =
     "edge_sum(Tensor weight, Tensor attr, " DFGNN_GRAPH ", int num_rows, int width) -> Tensor";
 inline constexpr const char* kEdgeOuter =
     "edge_outer(Tensor weight, Tensor rows, " DFGNN_GRAPH ", int dim, float scale) -> Tensor";
-// CPU only: core/edge_products.h; GRAPH of either direction. Products and grad_feat are empty if not asked
-// for.
+// CPU only: core/edge_products.h; GRAPH of either direction. Products and grad_feat are empty if not
+// requested.
 inline constexpr const char* kEdgeProducts =
     "edge_products(Tensor rows, Tensor cols, Tensor feat, " DFGNN_GRAPH
     ", float scale, bool with_products) -> (Tensor score, Tensor products)";
@@ -109,7 +108,8 @@ inline constexpr const char* kProjectionGrad =
     "projection_grad(Tensor query, Tensor query_sums, Tensor grad, Tensor grad_sums, float scale) -> Tensor";
 inline constexpr const char* kGatherSum =
     "gather_sum(Tensor feat, Tensor indices, Tensor items, Tensor splits, int[] plan, int num_dst) -> Tensor";
-// Numbers that Python mirrors, as "name=value;name=value;": tests/functional/test_constants.py compares them.
+// Constants that Python repeats, as "name=value;name=value;": tests/functional/test_constants.py compares
+// them.
 inline constexpr const char* kConstants = "constants() -> str";
 // CPU only: cpu_by_index.cpp. index: int32 or int64 [E], the group of each row, below num_groups.
 inline constexpr const char* kByIndex[] = {
@@ -134,16 +134,16 @@ inline constexpr const char* kStructure =
     "structure(Tensor src, Tensor dst, int num_src, int num_dst, bool with_loops)"
     " -> (Tensor numbers, Tensor indptr, Tensor indices, Tensor eids, Tensor? edge_map, "
     "Tensor rev_indptr, Tensor rev_indices, Tensor rev_eids)";
-// With the numbers on the host, for which it waits.
+// The same, but it waits and returns the numbers on the host.
 inline constexpr const char* kStructureRead =
     "structure_read(Tensor src, Tensor dst, int num_src, int num_dst, bool with_loops)"
     " -> (int[] numbers, Tensor indptr, Tensor indices, Tensor eids, Tensor? edge_map, "
     "Tensor rev_indptr, Tensor rev_indices, Tensor rev_eids)";
-// Planning; params.h and engine.h say what comes. CUDA only but for plan_rows, which both have.
+// Planning: params.h and engine.h describe the results. CUDA only, except plan_rows.
 inline constexpr const char* kPlanRows =
     "plan_rows(Tensor indptr, Tensor indices, int num_cols, int parts, int max_edges, bool by_length)"
     " -> (Tensor items, Tensor splits, Tensor counts)";
-// CUDA; with the numbers of items beyond one per row and of splits that `degrees` gives.
+// CUDA only; more, num_splits: work items beyond one per row and split rows, as `degrees` counts them.
 inline constexpr const char* kCutRows =
     "cut_rows(Tensor indptr, Tensor indices, int max_edges, bool by_length, int more, int num_splits)"
     " -> (Tensor items, Tensor splits)";

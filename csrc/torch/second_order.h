@@ -1,5 +1,5 @@
-// The operator attend_second_order: checks, allocation, launch of cpu/second_order.h. Backend as in
-// planned.h, with `second_numbers(csr)` and `second_order(params)`.
+// The operator attend_second_order: it checks, allocates and launches cpu/second_order.h. A Backend is that
+// of planned.h with `second_numbers(csr)` and `second_order(params)`.
 #pragma once
 
 #include "../cpu/second_order.h"
@@ -12,7 +12,7 @@ struct SecondOrder {
   using Base = Attention<Backend>;
   using Inputs = typename Base::Inputs;
 
-  // The cotangents; each optional.
+  // The cotangents, each optional.
   struct Cotangents {
     OptTensor value, src, dst, attn, bias, gate, weight, feat;
   };
