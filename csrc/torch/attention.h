@@ -1,7 +1,7 @@
-// The operators, once for all backends: check, allocate, fill the parameter struct, launch.
-// Backend offers `Scope(tensor)` (device guard), `check(checker, shape)` for layouts that it does not
-// take, `check(checker, csr, num_edges)` for what it can tell of a plan, `has_tiles(score, dtype, shape)`,
-// `forward(params, tensor)` / `backward(params, tensor)`.
+// The attention operators as a template over backends: they check arguments, allocate results, fill the
+// parameter struct and launch. A Backend has `Scope(tensor)` (device guard), `check(checker, shape)`, which
+// refuses layouts that it does not support, `check(checker, csr, num_edges)` for plans,
+// `has_tiles(score, dtype, shape)`, `forward(params, tensor)` and `backward(params, tensor)`.
 #pragma once
 
 #include <cmath>
@@ -11,7 +11,7 @@
 
 namespace dfgnn {
 
-// The list `plan` of the schemas; behind it the items of each part, where items join rows (Csr).
+// The list `plan` of the schemas; it may end with numbers of work items per source partition (Csr).
 struct PlanArgs {
   int64_t num_slots, packed, heads_per_tile, num_rows, num_cols, num_edges;
 };
@@ -29,8 +29,8 @@ struct Attention {
     return {plan[0], plan[1], plan[2], plan[3], plan[4], plan[5]};
   }
 
-  // One direction of a graph, of num_rows rows with neighbours below num_cols. What can be seen without
-  // reading the tensors is checked, and by the CPU its items and splits; schemas.h says what is trusted.
+  // One direction of a graph, with num_rows rows and neighbours below num_cols. Everything that does not
+  // need values is checked; the CPU also checks work items and splits. schemas.h says what is trusted.
   static Csr csr(const Checker& check, const char* name, const Tensor& indices, const OptTensor& eids,
                  const Tensor& items, const Tensor& splits, const Sizes& plan, const OptTensor& tiles,
                  int64_t num_rows, int64_t num_cols) {
@@ -94,14 +94,14 @@ struct Attention {
     return c;
   }
 
-  // Whether the call can take items that join rows: sums are kept in the rows themselves.
+  // Refuses work items that add to rows (kJoins) where sums cannot be added up in the rows themselves.
   static void check_parts(const Checker& check, const Csr& csr, DType dtype, const Shape& shape) {
     const int bytes = dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 0;
     check.require(csr.num_parts == 0 || (bytes && shape.value_dim * bytes <= kWideBytes),
                   "plan: expected parts only of float32 and float64 and heads of at most ", kWideBytes,
                   " bytes");
   }
-  // Whether the call can take the tiles that its plan has.
+  // Refuses a plan with tiles where the call cannot use them.
   template <class Params>
   static void check_plan(const Checker& check, const Params& p, const Csr& csr) {
     check_parts(check, csr, p.dtype, p.shape);
@@ -112,8 +112,8 @@ struct Attention {
     check.require(!p.edge.any(), "tiles: expected no edge tensors and no dropout");
   }
 
-  // Positions in `flags` and `need` of the schemas.
-  // kIdsElsewhere: ids of edges are not their places in tensors on edges, which there are none of.
+  // Bits of `flags` and `need` of the schemas.
+  // kIdsElsewhere: edge ids are not positions in edge tensors, and the call has no edge tensors.
   enum Flag : int64_t {
     kBiasAfter = 1,
     kFeatInKey = 2,
@@ -140,8 +140,8 @@ struct Attention {
     ScalarType acc() const { return acc_type(type()); }
   };
 
-  // Checks them, makes them dense, and fills what ForwardParams and BackwardParams have in common.
-  // own_terms: of the additive score, whoever calls computes src and dst.
+  // Checks the inputs, makes them dense, and fills the fields that ForwardParams and BackwardParams share.
+  // own_terms: the caller computes src and dst of the additive score itself.
   template <class Params>
   static void fill(const Checker& check, Inputs& in, Params& p, int64_t edges, bool own_terms = false) {
     const ScalarType type = in.type(), acc = in.acc();
@@ -226,7 +226,8 @@ struct Attention {
     return e;
   }
 
-  // Launches forward, once `p` has its inputs, its plan and the places of what backward needs.
+  // Launches forward, after the caller has set the inputs and plan of `p` and the pointers to what backward
+  // needs.
   struct Outputs {
     Tensor out;
     OptTensor attention;
@@ -280,13 +281,13 @@ struct Attention {
             or_empty(made.attention, value, acc)};
   }
 
-  // The gradients that were asked for.
+  // The requested gradients.
   struct Gradients {
     Tensor value;
     OptTensor src, dst, attn, bias, gate, weight, feat;
   };
-  // How backward gets the gradient of dst, of the additive score: from what forward kept of edges with z > 0,
-  // or from a sum over the edges of each row.
+  // How backward computes the gradient of dst of the additive score: from forward's sums over edges with z >
+  // 0, or by a sum over each row's edges.
   struct WayOfDst {
     bool need, sum_rows, from_positive;
   };
@@ -297,7 +298,7 @@ struct Attention {
     return {need, sum_rows, additive && need && !sum_rows};
   }
 
-  // Checks what backward gets beside the inputs, and fills it in.
+  // Checks backward's further arguments, and fills them in.
   static void fill_backward(const Checker& check, const Inputs& in, BackwardParams& p, Tensor& grad_out,
                             Tensor& out, OptTensor& grad_attention, OptTensor& attention) {
     const ScalarType type = in.type(), acc = in.acc();
@@ -314,7 +315,7 @@ struct Attention {
     p.attention = data(attention), p.grad_attention = data(grad_attention);
   }
 
-  // Launches backward, once `p` has its inputs, its plans and what forward kept.
+  // Launches backward, after the caller has set the inputs and plans of `p` and what forward saved.
   static Gradients run_backward(const Checker& check, const Inputs& in, BackwardParams& p,
                                 const WayOfDst& way, int64_t need) {
     check_plan(check, p, p.csr);

@@ -1,4 +1,4 @@
-// CUDA backend of the operators. The schemas come with the CPU library, which is loaded first.
+// The CUDA backend of the operators. The CPU library, which is loaded first, registers the schemas.
 #include "cuda.h"
 
 #include "../cuda/attention/terms.h"
@@ -21,7 +21,8 @@ struct CudaBackend {
     check.require(s.dim > 0 && s.heads > 0, "features: expected at least one head of at least one element");
   }
 
-  static void check(const Checker&, const Csr&, int64_t) {}  // items are on the device
+  static void check(const Checker&, const Csr&, int64_t) {
+  }  // reading the work items would wait for the device
 
   static bool has_tiles(Score score, DType dtype, const Shape& s) {
     return score != Score::additive_v2 && (dtype == DType::f16 || dtype == DType::bf16) &&
@@ -34,14 +35,14 @@ struct CudaBackend {
   static void backward(const BackwardParams& p, const Tensor& t) {
     launched(cuda::backward(p, stream_of(t)));
   }
-  // Whether backward has room for two numbers of each edge and head (BackwardParams::handed): with the
-  // partial rows they may take kMostScratch times what a feature of all nodes takes. Not of rows in parts,
-  // which are worked on one part after the other, nor of tiles. What takes features of the edges always has.
+  // Whether backward saves per-edge alpha and ds (BackwardParams::handed): together with partial rows they
+  // may take kMostScratch times the memory of one feature array. Not with source partitions, which are
+  // separate launches, nor with tiles. Kernels with edge features always do.
   static constexpr int64_t kMostScratch = 3;
   static bool hands_over(const BackwardParams& p) {
     const Shape& s = p.shape;
     if (p.score != Score::dot || p.edge.feat) return p.score == Score::dot;
-    if (!p.csr.eids && !p.reverse.eids) return false;  // not asked for
+    if (!p.csr.eids && !p.reverse.eids) return false;  // the planner has not passed edge ids
     for (const Csr* csr : {&p.csr, &p.reverse})
       if (csr->tiles || csr->num_parts) return false;
     const int64_t bytes = p.dtype == DType::f64 ? 8 : p.dtype == DType::f32 ? 4 : 2;
@@ -71,8 +72,8 @@ struct CudaBackend {
     launched(cuda::edge_outer(p, stream_of(t)));
   }
 
-  // cut_rows of a graph, in both directions for backward, and graph_handle of that. how: what cut_rows takes,
-  // and whether warps take several rows.
+  // cut_rows for one or, for backward, both directions, and graph_handle of the result. how: the arguments of
+  // cut_rows, and whether warps take several rows.
   static std::tuple<int64_t, Tensor, Tensor, OptTensor, OptTensor> cut_graph(
       Tensor indptr, Tensor indices, OptTensor eids, Sizes how, OptTensor rev_indptr, OptTensor rev_indices,
       OptTensor rev_eids, Sizes rev_how) {
@@ -135,7 +136,7 @@ struct CudaBackend {
     return out;
   }
 
-  // Plain neighbour sum, the yardstick of the benchmarks.
+  // The plain neighbour sum, which is the baseline of the benchmarks.
   static Tensor gather_sum(Tensor feat, Tensor indices, Tensor items, Tensor splits, Sizes plan,
                            int64_t num_dst) {
     const Scope scope(feat);
