@@ -1,4 +1,4 @@
-// The vocabulary of unrolled loops: over the entries of a lane, which stay in registers.
+// Unrolled loops over a lane's array elements, which stay in registers because their indices are constants.
 #pragma once
 
 namespace dfgnn::cuda {

@@ -1,5 +1,5 @@
-// Kernels whose blocks wait for each other, in place of several that are launched one after the other, and a
-// stable radix sort by such blocks: of few keys, which take less time than the launches of a sort for many.
+// Cooperative launches: kernels whose blocks wait for each other, in place of several launches; and a stable
+// radix sort in such a kernel, for so few keys that the launches of CUB's sort would take longer.
 #pragma once
 
 #include <cooperative_groups.h>
@@ -8,7 +8,7 @@
 
 namespace dfgnn::cuda {
 
-// The blocks: of one cluster, whose barrier takes the least time, or of a whole grid.
+// The blocks of one cluster, whose barrier is fastest, or of a whole grid.
 struct OfCluster {
   __device__ __forceinline__ void sync() const {
 #if __CUDA_ARCH__ >= 900
@@ -21,7 +21,7 @@ struct OfGrid {
 };
 inline constexpr unsigned kMostOfCluster = 8;
 
-// Launches the same kernel for either; of no more blocks than multiprocessors, and in a cluster powers of
+// Launches a kernel with either; with at most as many blocks as multiprocessors, and in a cluster a power of
 // two.
 template <class P>
 void launch_together(cudaStream_t stream, dim3 blocks, void (*by_cluster)(P), void (*by_grid)(P),
@@ -43,12 +43,12 @@ void launch_together(cudaStream_t stream, dim3 blocks, void (*by_cluster)(P), vo
 inline constexpr int kDigitBits = 8, kDigits = 1 << kDigitBits;
 static_assert(kDigits <= kPlanThreads && kPlanThreads % kDigits == 0);
 
-// Of a pass, that a lane holds at most: keys that a block can take.
+// Most keys that a lane holds in a pass, and so the most keys per block.
 inline constexpr int kHeld = 8, kMostKeys = kHeld * kPlanThreads;
 
-// keys[0] and places[0] by the lowest `bits` bits, into either of the two; returns which. At most kMostKeys
-// per block. counts: [blocks, kDigits]. A block has a run of the keys, and of it each warp one; of every
-// digit the warps' keys come one after the other.
+// Sorts keys[0] and places[0] by the lowest `bits` bits, and returns the index of the array with the result.
+// At most kMostKeys per block. counts: [blocks, kDigits]. Each block has consecutive keys, and each of its
+// warps a consecutive part of them; keys with the same digit keep the order of the warps.
 template <class Blocks>
 __device__ __forceinline__ int sort_together(const Blocks& all_blocks, uint64_t* const* keys,
                                              int32_t* const* places, int num_keys, int bits, int* counts) {

@@ -26,7 +26,7 @@ Device ask(int ordinal) {
 
 const Device& device() {
   static std::mutex mutex;
-  static std::unordered_map<int, Device> known;  // its elements stay where they are
+  static std::unordered_map<int, Device> known;  // references to its elements stay valid
   int ordinal = 0;
   cudaGetDevice(&ordinal);
   const std::lock_guard<std::mutex> lock(mutex);

@@ -1,4 +1,4 @@
-// What launchers know of the device. The current one is asked, once.
+// The device properties that launchers use, read once per device.
 #pragma once
 
 #include <cstdint>
@@ -7,14 +7,14 @@ namespace dfgnn::cuda {
 
 struct Device {
   int multiprocessors;
-  int threads;           // resident ones of a multiprocessor
+  int threads;           // most resident threads of a multiprocessor
   int shared_bytes;      // shared memory of a multiprocessor
-  int shared_per_block;  // of which a block may ask for so much
+  int shared_per_block;  // most shared memory of a block
   int64_t l2_bytes;
-  bool follows;  // a kernel's blocks may be launched while those of the one before end
+  bool follows;  // programmatic dependent launch: a kernel's blocks may start while those before it end
 };
 
-// Of the current device. Where it cannot be asked, the launch that follows returns the error.
+// The current device's properties. If they cannot be read, the next launch returns the error.
 const Device& device();
 
 }  // namespace dfgnn::cuda

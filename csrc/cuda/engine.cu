@@ -1,4 +1,4 @@
-// Dispatch on score and dtype.
+// Chooses the kernels for a score and dtype.
 #include "launch.cuh"
 
 namespace dfgnn::cuda {

@@ -8,29 +8,30 @@ namespace dfgnn::cuda {
 
 const char* forward(const ForwardParams& params, void* stream);
 const char* backward(const BackwardParams& params, void* stream);
-// Whether dot attention takes EdgeAttr with so many features.
+// Whether dot attention supports EdgeAttr with so many features.
 bool projects(DType dtype, const Shape& shape, int64_t features);
-// Partial sums of grad_attn: one per block of the two passes.
+// Number of partial sums of grad_attn: one per block of the two passes.
 int64_t attention_parts(const BackwardParams& params);
 
 const char* sddmm(const ProductParams& params, void* stream);
-// Without a weight it is the plain neighbour sum, the yardstick that attention is measured against.
+// Without a weight it is the plain neighbour sum, the baseline with which attention is compared.
 const char* spmm(const ProductParams& params, void* stream);
 
 const char* plan_rows(const PlanParams& params, void* stream);
-// Of params.counts.
+// The size of params.counts.
 int64_t plan_counts(const PlanParams& params);
-// count: [1]: edges whose column is below that of the edge before it in the row.
+// count: [1]: the number of descending indices, edges with a smaller column than the one before in their row.
 const char* falls(const int64_t* indptr, const int32_t* indices, int64_t num_rows, int64_t num_edges,
                   int64_t* count, void* stream);
-// sums: [2]: edges and columns of every step-th window, of a row at most the first `most` edges.
+// sums: [2]: edges and distinct columns of every step-th window, from at most the first `most` edges of a
+// row.
 const char* sharing(const int64_t* indptr, const int32_t* indices, int64_t num_rows, int64_t step, int most,
                     int64_t* sums, void* stream);
-// chunks: [windows + 1]: 0, then the chunks of each window.
+// chunks: [windows + 1]: 0, then the number of chunks of each window.
 const char* tile_counts(const int64_t* indptr, const int32_t* indices, int64_t num_rows, int64_t* chunks,
                         void* stream);
-// offsets: [windows + 1] of each window's first chunk. chunks: [num_chunks, kTileInts]. twice: [1]: 1 if an
-// edge is there twice.
+// offsets: [windows + 1], each window's first chunk. chunks: [num_chunks, kTileInts]. twice: [1]: 1 if an
+// edge occurs twice.
 const char* tiles(const int64_t* indptr, const int32_t* indices, int64_t num_rows, const int64_t* offsets,
                   int64_t num_chunks, int32_t* chunks, int32_t* twice, void* stream);
 

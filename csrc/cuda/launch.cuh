@@ -1,5 +1,5 @@
-// From parameters to launches: which lane layout, which grid. Every function returns null or the
-// text of the launch error.
+// Launches kernels: chooses lane layout and grid from the parameters. Functions return null or the text of
+// the launch error.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,9 +13,9 @@
 
 namespace dfgnn::cuda {
 
-// Launches a kernel that begins with `follow`: its blocks may come while those of the kernel before it end.
-// carveout: percent of a multiprocessor's memory that is shared memory while the kernel runs, the rest is L1;
-// -1: CUDA's choice.
+// Launches a kernel that begins with `follow`: its blocks may start while those of the kernel before it end.
+// carveout: percent of a multiprocessor's L1 that is shared memory while the kernel runs; -1 is CUDA's
+// choice.
 template <class... P, class... X>
 void launch_carved(int carveout, cudaStream_t stream, dim3 grid, dim3 threads, int shared,
                    void (*kernel)(P...), X... args) {
@@ -39,11 +39,11 @@ template <class... P, class... X>
 void launch(cudaStream_t stream, dim3 grid, dim3 threads, int shared, void (*kernel)(P...), X... args) {
   launch_carved(-1, stream, grid, threads, shared, kernel, args...);
 }
-// What a kernel of little shared memory asks for, where CUDA would take more from L1 than its blocks need. A
-// kernel that comes while another ends keeps that one's division, and gathers need L1.
+// The carveout of kernels with little shared memory, for which CUDA would take more from L1 than their blocks
+// need. A kernel that starts while another ends keeps that one's carveout, and gathers need L1.
 inline constexpr int kLittleShared = 14;
 
-// f(part) for the parts of the items, in their order.
+// Calls f(part) for each source partition's work items, in order.
 template <class F>
 void for_each_part(Csr csr, F f) {
   if (csr.num_parts == 0) return f(csr);
@@ -87,7 +87,7 @@ auto with_type(DType dtype, F f) {
   }
 }
 
-// also: something else needs the edges one by one, as returned attention does.
+// also: the call needs edges one by one for another reason, such as returned attention.
 inline Edges edges_of(const EdgeOptions& e, bool also) {
   const bool scalars = e.scalars() || also;
   if (e.feat) return scalars ? Edges::features_scalars : Edges::features;
@@ -103,7 +103,7 @@ inline dim3 blocks_of(int64_t work, int64_t per_block) {
   return dim3(unsigned((work + per_block - 1) / per_block));
 }
 
-// Calls f(Config) with the smallest layout that holds one of `heads` heads of `dim` elements.
+// Calls f(Config) with the smallest lane layout for one of `heads` heads of `dim` elements.
 template <typename T, class F>
 void with_config(int heads, int dim, F f) {
   const int lanes = lanes_per_head(heads, dim, sizeof(T)), loads = (dim + kVec<T> - 1) / kVec<T>;
@@ -122,13 +122,14 @@ void with_config(int heads, int dim, F f) {
   return f(Config<T, 32, 4>{});
 }
 
-// Items of a warp: at most so many (packed, each waits for the longest of its warp; in backward of
-// additive_v2 they share a partial sum of grad_attn; projected, tensor cores take eight rows at a time), and
-// about so many edges. Blocks of a window per multiprocessor, windows of a grid at least, for balance.
+// Maximum work items per warp (fewer if packed, because each waits for the longest of its warp; more in
+// backward of additive_v2, where they share a partial sum of grad_attn, and projected, where tensor cores
+// take eight rows at a time), and about how many edges they have. Then blocks per multiprocessor and least
+// windows of a grid of tiles.
 inline constexpr int kItems = 4, kItemsProjected = 8, kItemsPacked = 2, kItemsV2 = 8, kWarpEdges = 256,
                      kWindowBlocks = 8;
 inline constexpr unsigned kLeastWindows = 4;
-// With rows in parts there are many items, and each block has a partial sum.
+// With source partitions there are many work items, and each block has a partial sum.
 inline int items_v2(const Csr& csr) { return csr.num_parts ? kItems : kItemsV2; }
 
 template <class C>
@@ -137,7 +138,7 @@ struct Launch {
   dim3 grid;
   int shared;  // bytes
   Launch(const Shape& s, int dim, const Csr& csr, int most_items = kItems) {
-    int heads = C::LPH == 1 ? 2 : 1;  // a sub-warp has two lanes at least
+    int heads = C::LPH == 1 ? 2 : 1;  // a sub-warp has at least two lanes
     const int most = csr.heads_per_tile ? std::min(csr.heads_per_tile, s.heads) : s.heads;
     while (heads < most && heads * C::LPH < 32) heads *= 2;
     int lanes_log2 = 0;

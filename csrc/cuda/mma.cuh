@@ -1,5 +1,5 @@
-// Matrix products of a warp in 16 bits, and copies into shared memory that nobody waits for: the instructions
-// that tiles.cuh is made of. A lane is 4 g + t.
+// A warp's matrix products in 16 bits on tensor cores, and asynchronous copies into shared memory, for
+// tiles.cuh. The number of a lane is 4 g + t.
 #pragma once
 
 #include <type_traits>
@@ -36,7 +36,7 @@ __device__ __forceinline__ void load_transposed(uint32_t (&x)[4], uint32_t at) {
                : "r"(at)
                : "memory");
 }
-// c += a b, 16 x 8 x 16.
+// c += a b, with a [16, 16], b [16, 8].
 template <typename T>
 __device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   if constexpr (std::is_same_v<T, __half>) {
@@ -69,7 +69,7 @@ __device__ __forceinline__ float2 unpack_two(uint32_t x) {
     return make_float2(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u));
   }
 }
-// Makes `found`, 0 before, something else where one of the numbers is not finite: times 0 it is NaN.
+// Makes `found`, which was 0, NaN if one of the numbers is not finite, because that times 0 is NaN.
 template <typename T>
 __device__ __forceinline__ void find_infinite(const uint4& numbers, uint32_t& found) {
   const uint32_t words[4] = {numbers.x, numbers.y, numbers.z, numbers.w};
@@ -82,7 +82,7 @@ __device__ __forceinline__ void find_infinite(const uint4& numbers, uint32_t& fo
     }
   }
 }
-// Differences of scores are brought to units of log 2. The instruction's error, 2^-22, is far below the
+// Scores' differences are multiplied by log2(e) for the instruction ex2, whose error, 2^-22, is far below the
 // rounding of 16-bit weights.
 inline constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 __device__ __forceinline__ float exp2_fast(float x) {

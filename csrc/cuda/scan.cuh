@@ -1,4 +1,4 @@
-// What the kernels that plan have in common: the block, and its prefix sums.
+// Block size and prefix sums of the kernels that make structure and plans.
 #pragma once
 
 #include "launch.cuh"
@@ -7,7 +7,7 @@ namespace dfgnn::cuda {
 
 inline constexpr int kPlanThreads = 512;
 
-// Sum of x over the threads before this one, and over all of the block, which all call it.
+// The sum of x over the threads before this one, and the sum over the block. All threads must call it.
 template <typename T>
 __device__ __forceinline__ T sum_before(T x, T& total) {
   __shared__ T warps[kPlanThreads / 32];
@@ -18,7 +18,7 @@ __device__ __forceinline__ T sum_before(T x, T& total) {
     const T other = __shfl_up_sync(kAll, sum, o);
     if (lane >= o) sum += other;
   }
-  __syncthreads();  // the sums of the call before have been read
+  __syncthreads();  // wait until all threads have read the sums of the previous call
   if (lane == 31) warps[warp] = sum;
   __syncthreads();
   T before = sum - x;

@@ -1,4 +1,4 @@
-// 16-byte pieces of feature rows, and arithmetic on them in the accumulation type.
+// Loads and stores of 16 bytes of a feature row, and arithmetic on them in the accumulation type.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -22,9 +22,9 @@ template <typename T>
 using Acc = typename AccOf<T>::type;
 
 template <typename T>
-inline constexpr int kVec = 16 / sizeof(T);  // elements of one load
+inline constexpr int kVec = 16 / sizeof(T);  // elements per load
 
-// 16 bytes of a row as loaded.
+// 16 bytes of a row, not yet converted.
 struct alignas(16) Raw {
   uint32_t x[4];
 };
@@ -33,8 +33,8 @@ __device__ __forceinline__ Raw load_raw(const void* p) {
   const uint4 v = __ldg(static_cast<const uint4*>(p));
   return {{v.x, v.y, v.z, v.w}};
 }
-// What the launch before wrote, of memory that this one writes, too: past the first level of cache, where it
-// may be as another row of its sector found it.
+// Reads what an earlier launch wrote to memory that this launch also writes. It bypasses L1, whose line may
+// have been loaded for another row before.
 __device__ __forceinline__ Raw read_raw(const void* p) {
   const uint4 v = __ldcg(static_cast<const uint4*>(p));
   return {{v.x, v.y, v.z, v.w}};
@@ -45,7 +45,7 @@ __device__ __forceinline__ void store_raw(void* p, const Raw& r) {
   *static_cast<uint4*>(p) = make_uint4(r.x[0], r.x[1], r.x[2], r.x[3]);
 }
 
-// Raw <-> kVec<T> numbers of the accumulation type.
+// Converts Raw to kVec<T> numbers of the accumulation type, and back.
 template <typename T>
 struct Pack;
 
@@ -79,7 +79,7 @@ struct Pack<double> {
 template <>
 struct Pack<__nv_bfloat16> {
   static __device__ __forceinline__ void unpack(const Raw& r, float (&f)[8]) {
-    repeat<4>([&](int k) {  // a bfloat16 is the upper half of a float
+    repeat<4>([&](int k) {  // a bfloat16 is the upper half of a float32
       f[2 * k] = __uint_as_float(r.x[k] << 16);
       f[2 * k + 1] = __uint_as_float(r.x[k] & 0xffff0000u);
     });
@@ -128,14 +128,14 @@ __device__ __forceinline__ Acc<T> dot(const Acc<T> (&a)[kVec<T>], const Raw& r, 
   return sum;
 }
 
-// Not __expf: its error has a bias, which shows where a gradient cancels, and one exp per edge and head is
+// expf, not __expf, whose error has a bias that shows where gradients cancel; one exp per edge and head is
 // cheap.
 __device__ __forceinline__ float exponential(float x) { return expf(x); }
 __device__ __forceinline__ double exponential(double x) { return exp(x); }
 __device__ __forceinline__ float logarithm(float x) { return logf(x); }
 __device__ __forceinline__ double logarithm(double x) { return log(x); }
-// Rounded sums and products, never part of a fused multiply-add: where one is, the compiler decides kernel by
-// kernel.
+// Sums and products that always round, because the compiler would fuse them to multiply-adds in some kernels
+// only, and backward must reproduce forward's scores.
 __device__ __forceinline__ float times(float a, float b) { return __fmul_rn(a, b); }
 __device__ __forceinline__ double times(double a, double b) { return __dmul_rn(a, b); }
 __device__ __forceinline__ float plus(float a, float b) { return __fadd_rn(a, b); }

@@ -1,8 +1,8 @@
-// Low-dimensional edge features against rows (core/edge_terms.h). Mapping: a sub-warp of 2^k lanes per item;
-// its lanes take pairs of an edge and a head (edge_dot) or column (edge_outer), heads and columns together
-// contiguous in memory, or, where edges are summed (edge_sum), a head and 16 bytes of columns each, over all
-// edges of the item. No shared memory; what the lanes of an item read alike comes from the first level of
-// cache. Split rows of edge_sum are merged by merge_rows_kernel.
+// Kernels of core/edge_terms.h: products of low-dimensional edge features with rows. A sub-warp of 2^k lanes
+// takes a work item. Its lanes take pairs of an edge and a head (edge_dot) or column (edge_outer), so that
+// they read contiguous memory; in edge_sum a lane takes a head and 16 bytes of columns, over all edges of the
+// work item. There is no shared memory: what the lanes of a work item share comes from L1. merge_rows_kernel
+// merges split rows of edge_sum.
 #include "../attention/epilogue_launch.cuh"
 #include "edge_terms.h"
 
@@ -24,7 +24,7 @@ struct Lane {
   }
 };
 
-// The pairs (edge of the item, one of n) of a lane, without a division each.
+// Iterates over a lane's pairs (edge of the work item, one of n) without a division per pair.
 struct Pairs {
   int at, k, step_at, step, n;
   __device__ __forceinline__ Pairs(const Lane& me, int n_)
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kThreads) edge_sum_kernel(const EdgeTermParams
   }
 }
 
-// Lanes per item for so much work of the average item, in sub-warps.
+// log2 of the lanes per work item, from the work of the average work item.
 int lanes_log2(double work) {
   int log2 = 0;
   while (log2 < 5 && double(1 << log2) < work) ++log2;
@@ -129,7 +129,7 @@ const char* edge_dot(const EdgeTermParams& p, void* stream) {
   const auto s = static_cast<cudaStream_t>(stream);
   return with_type(p.dtype, [&](auto type) {
     using T = decltype(type);
-    // A lane takes four pairs or more: what they share is read once.
+    // A lane takes at least four pairs, so that what they share is read once.
     return launch(p, edges_per_item(p) * p.heads / 4,
                   [&](dim3 grid, int lanes) { edge_dot_kernel<T><<<grid, kThreads, 0, s>>>(p, lanes); });
   });

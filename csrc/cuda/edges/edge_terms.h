@@ -1,5 +1,5 @@
-// Launchers of core/edge_terms.h; see engine.h. The width of rows is whole loads of 16 bytes, at which each
-// row of a head begins.
+// Launchers of core/edge_terms.h; see engine.h. The width of rows is a multiple of 16 bytes, and so is the
+// address of each head's row.
 #pragma once
 
 #include "../../core/edge_terms.h"

@@ -1,4 +1,4 @@
-// sddmm and spmm: the two products without a softmax between them. Mapping: lanes.cuh.
+// Kernels of sddmm and spmm, the products without a softmax. lanes.cuh describes how lanes share rows.
 #include "../attention/epilogue_launch.cuh"
 #include "../attention/gather.cuh"
 
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kThreads) sddmm_kernel(const ProductParams p, 
     me.load_row(p.row_feat, raw_row, me.row);
     me.unpack_row(raw_row, row, A(1));
     for (int done = 0; me.any(done); done += CHUNK) {
-      // The neighbours of a step, and their products, each brought to the lane that owns the edge.
+      // The products with the neighbours of an iteration, each moved to the lane that owns the edge.
       int index[SLOTS];
       fetch<C, CHUNK>(me, p.csr, n, done, index);
       Raw rows[B][C::NV];

@@ -1,8 +1,8 @@
-// The gradient of a projection that was moved to the nodes (core/edge_terms.h): sums over all rows of
-// products of a row [D] with a row [width], twice, of all heads. A block has 64 columns of a head and 16
-// features and takes rows in turn, warp by warp, the first pair of arrays, then the second one; its warps'
-// sums are joined in shared memory, those of the blocks by a second kernel, in a fixed order. All four arrays
-// are read once, but for the features that further columns read again.
+// The gradient of a projection that was folded into the nodes' rows (core/edge_terms.h): for each head the
+// sum over rows of the products of a row [D] with a row [width], for two pairs of arrays. A block has 64
+// columns of a head and 16 features; its warps take rows in turn, of the first pair of arrays and then of the
+// second one. The warps' sums are added in shared memory, the blocks' by a second kernel, in a fixed order.
+// All four arrays are read once, except that further columns read the features again.
 #include "../launch.cuh"
 #include "../mma.cuh"
 #include "edge_terms.h"
@@ -15,12 +15,13 @@ constexpr int kColumns = 64, kFeats = 16, kMostSums = 128;
 __device__ __forceinline__ uint32_t low_halves(uint32_t a, uint32_t b) { return __byte_perm(a, b, 0x5410); }
 __device__ __forceinline__ uint32_t high_halves(uint32_t a, uint32_t b) { return __byte_perm(a, b, 0x7632); }
 
-// What a warp adds up. x, y: of the head; strides of rows; columns and features that there are from its own
-// on.
+// A warp's sums. Arguments: x, y of the head; strides of rows; columns and features from the warp's first
+// ones on.
 
-// In 16 bits on tensor cores, 16 rows at a time as the summed index of m16n8k16: 4 x 2 tiles. A lane is 4 g +
-// t; it loads 16 bytes of 4 rows. Which row, column or feature an index of the product stands for is chosen
-// so that they are its own: rows 4 t + ..., columns 8 g + ..., features 2 g + ....
+// In 16 bits on tensor cores, with 16 rows at a time as the summed index of m16n8k16, in 4 x 2 tiles. The
+// number of a lane is 4 g + t; it loads 16 bytes of 4 rows. The product's indices are assigned to rows,
+// columns and features such that a lane needs only what it loaded: rows 4 t + ..., columns 8 g + ...,
+// features 2 g + ....
 template <typename T>
 struct Products {
   static constexpr int ROWS = 16;

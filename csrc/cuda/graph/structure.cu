@@ -1,6 +1,7 @@
-// Both CSRs of a graph from its edges: one reading that finds ranges and counts what is kept, one that gives
-// every kept edge its id, one stable sort of both directions, and what follows from the sorted keys. Of a
-// small graph all by one kernel, for which the host is what it waits for; else by one after the other.
+// Makes both CSRs of a graph from its edges. A first pass over the edges finds ranges and counts the edges
+// that are kept, a second one gives these their ids, one stable sort orders both directions, and the CSRs
+// follow from the sorted keys. For a small graph this is one cooperative launch, because launches dominate;
+// else several kernels.
 #include <climits>
 #include <cub/device/device_radix_sort.cuh>
 #include <mutex>
@@ -25,7 +26,7 @@ __device__ __forceinline__ bool is_kept(const StructureParams& p, int64_t src, i
   return inside && !(p.with_loops && src == dst);
 }
 
-// What one of the numbers of two sets of edges is of both.
+// Combines one of the numbers (kEdgeNumbers) of two sets of edges.
 __device__ __forceinline__ int64_t joined(int which, int64_t a, int64_t b) {
   if (which == kSrcLow || which == kDstLow) return min(a, b);
   if (which == kSrcHigh || which == kDstHigh) return max(a, b);
@@ -37,7 +38,7 @@ __device__ __forceinline__ int64_t of_no_edges(int which) {
   return 0;
 }
 
-// The numbers of all threads' edges; valid in thread 0.
+// Combines the numbers of all threads' edges; the result is valid in thread 0.
 __device__ __forceinline__ void join_block(int64_t (&own)[kEdgeNumbers]) {
   constexpr int kWarps = kPlanThreads / 32;
   __shared__ int64_t warps[kEdgeNumbers][kWarps];
@@ -84,7 +85,7 @@ __device__ __forceinline__ void read(const StructureParams& p) {
       static_cast<int64_t*>(p.parts)[blockIdx.x * kEdgeNumbers + k] = own[k];
 }
 
-// Bits of a key that hold a destination, or the number behind the last one.
+// Bits of a key for a destination, or for num_dst, which stands for edges that are not kept.
 __device__ __host__ __forceinline__ int dst_bits(const StructureParams& p) {
   int bits = 1;
   while (p.num_dst >> bits) ++bits;
@@ -96,9 +97,9 @@ __device__ __forceinline__ uint64_t row_key(const StructureParams& p, bool by_sr
   return by_src ? uint64_t(row + 1) << dst_bits(p) : uint64_t(row);
 }
 
-// An edge with its id, to be sorted in either direction: rows by destination, behind the last of them what is
-// not kept, and then rows by source likewise. Those are in the order of the others, so that their neighbours
-// rise, or as_given.
+// Writes both sort keys of an edge with its id. Rows by destination come first, then edges that are not kept,
+// then rows by source, likewise. The latter are ordered by destination, so that their indices rise, or
+// as_given.
 __device__ __forceinline__ void put(const StructureParams& p, bool as_given, int64_t id, int64_t src,
                                     int64_t dst) {
   auto* keys = static_cast<uint64_t*>(p.keys[0]);
@@ -110,7 +111,7 @@ __device__ __forceinline__ void put(const StructureParams& p, bool as_given, int
   ends[id] = int32_t(src), ends[room + id] = int32_t(dst);
 }
 
-// counts: of each destination and of each source, or null.
+// Numbers the kept edges, and writes their keys. counts: degrees of destinations and of sources, or null.
 __device__ __forceinline__ void number(const StructureParams& p, int32_t* const (&counts)[2]) {
   const auto* parts = static_cast<const int64_t*>(p.parts);
   int64_t mine = 0, kept = 0;
@@ -139,7 +140,7 @@ __device__ __forceinline__ void number(const StructureParams& p, int32_t* const 
       if (counts[0]) atomicAdd(counts[0] + dst, 1), atomicAdd(counts[1] + src, 1);
       if (p.edge_map) p.edge_map[id] = e;
     } else if (e < run.end) {
-      put(p, as_given, p.room - 1 - (e - id), p.num_src, p.num_dst);  // behind all others
+      put(p, as_given, p.room - 1 - (e - id), p.num_src, p.num_dst);  // sorted behind all kept edges
     }
     before += total;
   }
@@ -181,7 +182,7 @@ __device__ __forceinline__ int64_t below(const uint64_t* keys, int64_t count, ui
   return low;
 }
 
-// Of a direction, from its sorted keys; by `blocks` blocks, of which this is number `block`.
+// Writes a direction's CSR from its sorted keys; called by `blocks` blocks, of which this is number `block`.
 __device__ __forceinline__ void write_rows(const StructureParams& p, int side, int sorted, int64_t block,
                                            int64_t blocks) {
   const int64_t room = p.room, num_rows = side ? p.num_src : p.num_dst;
@@ -194,7 +195,7 @@ __device__ __forceinline__ void write_rows(const StructureParams& p, int side, i
     if (at < room) {
       const int32_t id = places[at];
       p.eids[side][at] = id;
-      // No row has what is not kept, but a kernel may load what lies ahead.
+      // Edges that are not kept are in no row, but kernels may prefetch their indices: these must be valid.
       p.indices[side][at] = min(ends[id], max(int32_t(num_cols) - 1, 0));
     }
     if (at <= num_rows) p.indptr[side][at] = below(keys, room, row_key(p, side, at));
@@ -211,7 +212,7 @@ __device__ __host__ __forceinline__ Degrees degrees_of(const StructureParams& p,
           p.done ? p.done + 1 + side : nullptr};
 }
 
-// Bits of a key.
+// The number of bits of a key.
 int bits_of(const StructureParams& p) {
   int bits = dst_bits(p);
   for (int64_t rest = p.num_src + 1; rest; rest /= 2) ++bits;
@@ -220,11 +221,10 @@ int bits_of(const StructureParams& p) {
 
 // ---- by one kernel ------------------------------------------------------------------------------------
 
-// Edges, loops included, or rows that a block is worth, in a cluster and of a grid; and up to which this way
-// is worth it.
+// Edges (with loops) or rows per block, in a cluster and in a grid; and up to how many one kernel is faster.
 constexpr int64_t kEachOfCluster = kMostKeys / 2, kEachOfGrid = 1024, kMostTogether = int64_t(1) << 18;
 
-// An even number, half of them for each direction; 0: too many edges or rows for this way.
+// Number of blocks, half of them for each direction; 0 if there are too many edges or rows for one kernel.
 unsigned blocks_together(const StructureParams& p) {
   const int64_t work = std::max({p.room, p.num_src, p.num_dst});
   for (unsigned blocks = 2; blocks <= kMostOfCluster; blocks *= 2)
@@ -256,7 +256,7 @@ __global__ void __launch_bounds__(kPlanThreads) together_kernel(const Together o
   number(p, counts);
   all_blocks.sync();
   count_degrees(degrees_of(p, side, counts[side]), block,
-                blocks);  // what the host waits for: before the rest
+                blocks);  // first, because the host waits for it
   uint64_t* const keys[] = {static_cast<uint64_t*>(p.keys[0]), static_cast<uint64_t*>(p.keys[1])};
   int32_t* const places[] = {static_cast<int32_t*>(p.places[0]), static_cast<int32_t*>(p.places[1])};
   const int sorted = sort_together(all_blocks, keys, places, int(2 * p.room), of.bits, digits);
@@ -298,7 +298,7 @@ const char* structure(const StructureParams& p, void* stream) {
                     Together{p, bits_of(p)});
     return last_error();
   }
-  constexpr int64_t kEach = 4 * kPlanThreads;  // edges that a block is worth
+  constexpr int64_t kEach = 4 * kPlanThreads;  // edges per block
   const int64_t work = std::max(p.room, int64_t(2 * kDegreeScratch));
   const auto blocks = unsigned(std::clamp<int64_t>((work + kEach - 1) / kEach, 1, kMostEdgeBlocks));
   read_kernel<<<blocks, kPlanThreads, 0, s>>>(p);
@@ -315,11 +315,11 @@ const char* structure(const StructureParams& p, void* stream) {
 
 // ---- numbers that are read at once --------------------------------------------------------------------
 
-// Pinned memory of the numbers and of what tells that they are there, kept for the next call.
+// A pool of pinned memory for the numbers and for the flags that tell when they are complete.
 class HostNumbers::Pool {
  public:
   static Pool& get() {
-    static Pool* pool = new Pool;  // never destroyed: CUDA may be gone by then
+    static Pool* pool = new Pool;  // never destroyed, because CUDA may have shut down before
     return *pool;
   }
   int64_t* take(cudaError_t& error) {
@@ -356,7 +356,7 @@ HostNumbers::~HostNumbers() {
   if (numbers_) Pool::get().put_back(numbers_);
 }
 const char* HostNumbers::wait(void* stream) {
-  // For as long as a small graph takes where nothing else is in the stream.
+  // Polls about as long as a small graph takes if nothing else is in the stream, before it waits otherwise.
   for (int spin = 0; spin < (1 << 17); ++spin) {
     int64_t parts = 0;
     for (int k = 0; k < kStructureParts; ++k) parts += __atomic_load_n(done() + k, __ATOMIC_ACQUIRE);

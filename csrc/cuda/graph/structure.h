@@ -1,4 +1,4 @@
-// Both CSRs of a graph from its edges, on the device. Nothing waits.
+// Makes both CSRs of a graph from its edges on the device, without waiting.
 #pragma once
 
 #include <cstddef>
@@ -8,19 +8,19 @@
 
 namespace dfgnn::cuda {
 
-// Node ids as the user has them, int32 or int64.
+// The user's node ids, int32 or int64.
 struct Ids {
   const void* data;
   int64_t stride;
   int32_t is_int64;
 };
 
-// Bounds of items, from the least one on in powers of two, for which degrees are counted by how many items
-// and splits there would be.
+// The maxima of edges per work item for which work items and splits are counted: powers of two from kLeastCut
+// on.
 inline constexpr int kCutBounds = 6, kLeastCut = 32;
-// Per direction: the smallest degree that half (99 %) of the rows do not exceed, or kDegreeBins if that is
-// not below it; empty rows, the largest degree, the sum of squares; then per bound the items beyond one per
-// row, and the split rows.
+// Per direction: the smallest degrees that half and 99 % of the rows do not exceed, or kDegreeBins if they
+// are not below that; empty rows, the largest degree, the sum of squares; then per maximum of edges per work
+// item the work items beyond one per row, and the split rows.
 inline constexpr int kDegreeNumbers = 5 + 2 * kCutBounds;
 inline constexpr int kDegreeScratch = kDegreeBins + 4 + 2 * kCutBounds;
 
@@ -29,24 +29,24 @@ struct Degrees {
   int64_t num_rows;
   int64_t* scratch;                 // [kDegreeScratch]
   int64_t* found;                   // [kDegreeNumbers]
-  const int32_t* counts = nullptr;  // [num_rows]: in place of what indptr tells
-  int64_t* done = nullptr;          // memory of the host: not 0 when `found` is there
+  const int32_t* counts = nullptr;  // [num_rows]: degrees, to be used in place of indptr; or null
+  int64_t* done = nullptr;          // host memory that is set when `found` is complete; or null
 };
-// Of one or two directions. zeroed: their scratch is 0 already.
+// Counts degrees of one or two directions. zeroed: their scratch is 0 already.
 const char* degrees(const Degrees* directions, int count, bool zeroed, void* stream);
 
 // numbers: least and largest source, least and largest destination (0, -1 without edges), edges that are
-// kept, how often a source and a destination is below the one before it; then those of `Degrees` of the rows
-// by destination and by source.
+// kept, how often a source and a destination is smaller than the one before; then the numbers of `Degrees` by
+// destination and by source.
 inline constexpr int kEdgeNumbers = 7, kStructureNumbers = kEdgeNumbers + 2 * kDegreeNumbers;
-inline constexpr int kStructureParts = 3;  // edges, and either direction's degrees
+inline constexpr int kStructureParts = 3;  // parts of the numbers: edges', and degrees' of each direction
 inline constexpr int kMostEdgeBlocks = 1024;
 
-// Edges src -> dst, sorted by destination, stable, and by source in the order of that, so that neighbours
-// rise; or as given, where sources rise and destinations do not. An edge with an end that is out of range is
-// dropped. with_loops: so are edges from a node to itself, and i -> i for i < num_loops follows the others.
-// An edge's id is its place among those that are kept. There is room for num_given + num_loops edges; what
-// lies behind the kept ones is in no row.
+// Edges src -> dst are sorted by destination, stably, and by source and then destination, so that indices
+// rise; or in the given order, if sources are sorted and destinations are not. An edge with a node out of
+// range is dropped. with_loops: so are edges from a node to itself, and i -> i for i < num_loops is appended.
+// An edge's id is its position among the kept ones. Arrays have room for num_given + num_loops edges;
+// elements behind the kept edges are in no row.
 struct StructureParams {
   Ids src, dst;
   int64_t num_given, num_loops, num_src, num_dst;
@@ -54,11 +54,11 @@ struct StructureParams {
   int32_t with_loops;
 
   int64_t* numbers;     // [kStructureNumbers]
-  int64_t* done;        // [kStructureParts], or null: in memory of the host, not 0 as parts of them are there
+  int64_t* done;        // [kStructureParts] host memory, set when a part of the numbers is complete; or null
   int64_t* indptr[2];   // by destination [num_dst + 1], by source [num_src + 1]
-  int32_t* indices[2];  // [room]: the other end
+  int32_t* indices[2];  // [room]: the other node of each edge
   int32_t* eids[2];     // [room]
-  int64_t* edge_map;    // [room]: of an id the place in src and dst, -1 of an appended loop; or null
+  int64_t* edge_map;    // [room]: id -> position in src and dst, -1 for an appended loop; or null
 
   // Scratch.
   void* keys[2];    // [2 room] uint64
@@ -69,25 +69,25 @@ struct StructureParams {
   void* sorting;    // [sorting_bytes]
   size_t sorting_bytes;
 };
-// Null, or an error.
+// Sets the size of `sorting`. Returns null, or an error.
 const char* sorting_bytes(const StructureParams& params, size_t& bytes);
 const char* structure(const StructureParams& params, void* stream);
 
-// `plan_rows` (engine.h) of one or two directions.
+// `plan_rows` (engine.h) for one or two directions.
 const char* plan_directions(const PlanParams* directions, int count, void* stream);
 
-// Memory of the host, into which the device writes `StructureParams::numbers` where somebody waits for them:
-// without a copy, and before edges are sorted.
+// Host memory into which the device writes `StructureParams::numbers` if the host waits for them: it needs no
+// copy, and the numbers are ready before edges are sorted.
 class HostNumbers {
  public:
   HostNumbers();
   ~HostNumbers();
   HostNumbers(const HostNumbers&) = delete;
   HostNumbers& operator=(const HostNumbers&) = delete;
-  const char* error() const { return error_; }  // null where there is memory
+  const char* error() const { return error_; }  // null if the memory could be allocated
   int64_t* numbers() const { return numbers_; }
   int64_t* done() const { return numbers_ + kStructureNumbers; }
-  // For all of them, which `stream` was given; null, or an error.
+  // Waits for all numbers, which kernels in `stream` write. Returns null, or an error.
   const char* wait(void* stream);
 
  private:

@@ -1,5 +1,5 @@
-// What a schedule is chosen by, on the device: degrees and their quantiles, whether rows rise. As the tensor
-// operations of dfgnn/plan do on the CPU, in a few launches and without waiting.
+// The statistics by which a schedule is chosen: degrees, their quantiles, and descending indices. The same as
+// the tensor operations of dfgnn/plan, in a few launches and without waiting.
 #include "degrees.cuh"
 
 namespace dfgnn::cuda {
@@ -14,7 +14,7 @@ __global__ void __launch_bounds__(kPlanThreads) degrees_kernel(const Both both) 
   count_degrees(both.of[blockIdx.y], blockIdx.x, gridDim.x);
 }
 
-// How often an index is below the one before it, without those that begin a row: 0 if rows rise.
+// Counts descending indices within rows.
 __global__ void __launch_bounds__(kPlanThreads)
     falls_kernel(const int64_t* indptr, const int32_t* indices, int64_t num_rows, int64_t num_edges,
                  unsigned long long* falls) {
@@ -31,7 +31,8 @@ __global__ void __launch_bounds__(kPlanThreads)
   if ((threadIdx.x & 31) == 0 && count) atomicAdd(falls, static_cast<unsigned long long>(count));
 }
 
-// Blocks that add up what they have found: few, as additions to one place wait for each other.
+// A number of blocks that each add to one sum: few, because atomic additions to one address wait for each
+// other.
 dim3 few_blocks(int64_t work) {
   const int64_t most = 2 * device().multiprocessors;
   return dim3(unsigned(std::clamp<int64_t>((work + kPlanThreads - 1) / kPlanThreads, 1, most)));
@@ -55,7 +56,7 @@ const char* falls(const int64_t* indptr, const int32_t* indices, int64_t num_row
                   int64_t* count, void* stream) {
   const auto s = static_cast<cudaStream_t>(stream);
   cudaMemsetAsync(count, 0, sizeof(int64_t), s);
-  // Every edge is read, and hardly a block has something to add: as many as are resident.
+  // All edges are read, but hardly a block has something to add: so many that the device is filled.
   const dim3 grid(4 * few_blocks(num_edges + num_rows).x);
   falls_kernel<<<grid, kPlanThreads, 0, s>>>(indptr, indices, num_rows, num_edges,
                                              reinterpret_cast<unsigned long long*>(count));

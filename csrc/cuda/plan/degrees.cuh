@@ -1,4 +1,4 @@
-// The degrees of a CSR's rows, counted by some blocks of a grid, of which the last one finds the quantiles.
+// Counts the degrees of a CSR's rows by several blocks; the last one to finish finds the quantiles.
 #pragma once
 
 #include "../graph/structure.h"
@@ -6,14 +6,15 @@
 
 namespace dfgnn::cuda {
 
-// Scratch: degrees below kDegreeBins one by one, then those above together; the largest degree, the sum of
-// squares, how many blocks are done, and per bound the items beyond one per row, and split rows. The last
-// block finds the quantiles.
+// Scratch: a bin for each degree below kDegreeBins, one for all above; the largest degree, the sum of
+// squares, the number of finished blocks, and for each maximum of edges per work item the work items beyond
+// one per row and the split rows.
 inline constexpr int kLargest = kDegreeBins + 1, kSquares = kDegreeBins + 2, kDone = kDegreeBins + 3;
 inline constexpr int kCuts = kDone + 1;
 static_assert(kDegreeScratch == kCuts + 2 * kCutBounds);
 
-// By `blocks` blocks of kPlanThreads threads, of which this is number `block`; their scratch is 0.
+// To be called by `blocks` blocks of kPlanThreads threads, of which this is number `block`. Scratch must be
+// 0.
 __device__ __forceinline__ void count_degrees(const Degrees& p, unsigned block, unsigned blocks) {
   auto* scratch = reinterpret_cast<unsigned long long*>(p.scratch);
   __shared__ int bins[kDegreeBins + 1];
@@ -43,7 +44,7 @@ __device__ __forceinline__ void count_degrees(const Degrees& p, unsigned block, 
   if (first) atomicMax(&scratch[kLargest], largest), atomicAdd(&scratch[kSquares], squares);
 #pragma unroll
   for (int k = 0; k < kCutBounds; ++k) {
-    if (!__any_sync(kAll, more[k] > 0)) break;  // nor beyond larger bounds
+    if (!__any_sync(kAll, more[k] > 0)) break;  // then rows are not longer than larger maxima, either
     const unsigned long long items = sum(more[k]), rows = sum(splits[k]);
     if (first) atomicAdd(&scratch[kCuts + 2 * k], items), atomicAdd(&scratch[kCuts + 2 * k + 1], rows);
   }

@@ -1,14 +1,14 @@
-// Items and splits, on the device: what dfgnn/plan does with tensors on the CPU. Every block counts what
-// its rows have, the counts of all blocks are added up, and every block puts its own behind those before it:
-// no place depends on which block comes first. Where the blocks fit on the device together, of two directions
-// at a time, all that is one kernel, as the host is what a small graph waits for.
+// Makes work items and splits on the device, as dfgnn/plan does with tensors elsewhere. Every block counts
+// those of its rows, prefix sums over blocks give their positions, and every block writes its own: the order
+// does not depend on which block runs first. If the blocks fit on the device together, for both directions,
+// this is one cooperative launch, because launches dominate on small graphs.
 #include "../cooperative.cuh"
 #include "../graph/structure.h"
 
 namespace dfgnn::cuda {
 namespace {
 
-// Lengths are alike within a quarter of an octave.
+// Lengths are sorted into buckets, four to a factor of two.
 constexpr int kBuckets = kPlanBuckets;
 static_assert(kBuckets <= kPlanThreads);
 __device__ __forceinline__ int bucket_of(int length) {
@@ -17,12 +17,12 @@ __device__ __forceinline__ int bucket_of(int length) {
   return 4 * log2 + quarter;
 }
 
-// Pieces of a row's edges [begin, end).
+// The chunks of a row's edges [begin, end).
 struct Pieces {
   int64_t begin = 0, end = 0;
   int count = 0, length = 0;
   Pieces() = default;
-  // always: a piece even where there is no edge
+  // always: one chunk even if there are no edges
   __device__ __forceinline__ Pieces(int64_t begin, int64_t end, int max_edges, bool always)
       : begin(begin), end(end) {
     const int edges = int(end - begin);
@@ -35,7 +35,7 @@ struct Pieces {
   }
 };
 
-// The parts of a row, one after the other: the neighbours of a row that is cut by its sources rise.
+// Iterates over the source partitions of a row, whose neighbours must be in rising order.
 struct Cursor {
   int64_t begin, end;
   bool empty;
@@ -63,8 +63,8 @@ __device__ __host__ __forceinline__ bool in_row_order(const PlanParams& p) {
   return !p.by_length && p.parts == 1;
 }
 
-// What is counted: slots and split rows, and where items are ordered, per part and bucket those in it. In
-// scratch lie, behind the three results, the totals, and then of each count the blocks' one by one, which
+// The counts: slots, split rows and, where work items are sorted by length, work items per partition and
+// bucket. Scratch holds, after the three results, the totals, and then each count's numbers by block, which
 // become sums over the blocks before.
 enum { kSlots, kSplits, kFirstBucket };
 __device__ __host__ __forceinline__ int64_t num_counted(const PlanParams& p) {
@@ -77,7 +77,7 @@ __device__ __forceinline__ int32_t* of_blocks(const PlanParams& p, int64_t which
 __device__ __host__ __forceinline__ int64_t num_blocks(const PlanParams& p) {
   return (p.num_rows + kPlanThreads - 1) / kPlanThreads;
 }
-// Whether nothing has to be counted.
+// Whether no row can need cutting, so that nothing has to be counted.
 __device__ __host__ __forceinline__ bool is_uncut(const PlanParams& p) {
   return p.exact && p.num_splits == 0 && in_row_order(p);
 }
@@ -112,7 +112,7 @@ __device__ __forceinline__ void count(const PlanParams& p) {
   }
 }
 
-// Of one count after the other.
+// Replaces each count's numbers by block by sums over the blocks before, one count after the other.
 __device__ __forceinline__ void add_up(const PlanParams& p) {
   if (is_uncut(p)) return;
   const int64_t blocks = num_blocks(p);
@@ -145,10 +145,10 @@ __device__ __forceinline__ void add_up(const PlanParams& p) {
   }
 }
 
-// Where a row's slots and its split are, among all.
+// The positions of a row's slots and of its split.
 struct Cut {
   int slot, split;
-  // All threads of a block call it; pieces: 0 for a row that there is not.
+  // All threads of a block must call it; pieces: the row's chunks, 0 for a thread without a row.
   __device__ __forceinline__ Cut(const PlanParams& p, int64_t row, int pieces) {
     int total;
     slot = of_blocks(p, kSlots, num_blocks(p))[blockIdx.x] + sum_before(pieces > 1 ? pieces : 0, total);
@@ -171,8 +171,8 @@ __device__ __forceinline__ void put(const PlanParams& p, int64_t at, const Piece
     p.items[at] = pieces.item(int(row) * p.stride, k, slot < 0 ? -1 : slot * p.stride);
 }
 
-// In row order, but kNear rows at a time by falling length: packed warps wait for the longest of their rows.
-// SPLITS: there may be some.
+// Writes work items in row order, but with kNear rows at a time sorted by falling length, because packed
+// warps wait for the longest of their rows. SPLITS: there may be split rows.
 constexpr int kNear = 64;
 static_assert(kPlanThreads % kNear == 0);
 template <bool SPLITS>
@@ -196,7 +196,7 @@ __device__ __forceinline__ void put_in_row_order(const PlanParams& p) {
     if (!ok) return;
     const bool split = pieces.count > 1;
     put(p, p.front + place, pieces, row, 0, split ? cut.slot : -1);
-    // One fewer than slots per split row; at the end of the front.
+    // A split row has one chunk fewer here than it has slots; these chunks end where the rows begin.
     const int64_t begin = p.front - (totals(p)[kSlots] - totals(p)[kSplits]) + cut.slot - cut.split;
     for (int k = 1; k < pieces.count; ++k) put(p, begin + k - 1, pieces, row, k, cut.slot + k);
   } else {
@@ -204,7 +204,7 @@ __device__ __forceinline__ void put_in_row_order(const PlanParams& p) {
   }
 }
 
-// Part by part; in a part by falling length, or as the rows are.
+// Writes work items partition by partition, and within one by falling length, or in row order.
 __device__ __forceinline__ void put_in_order(const PlanParams& p) {
   constexpr int kRanks = kPlanThreads / 32;
   __shared__ int start[kBuckets], counts[kRanks][kBuckets];

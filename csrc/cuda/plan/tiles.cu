@@ -1,4 +1,4 @@
-// Tiles, on the device: what dfgnn/plan/tiles.py does with tensors on the CPU.
+// Builds block-sparse tiles on the device, as dfgnn/plan/tiles.py does with tensors elsewhere.
 #include <climits>
 
 #include "../scan.cuh"
@@ -6,7 +6,7 @@
 namespace dfgnn::cuda {
 namespace {
 
-// Columns of a window are marked in a bitmap of kSpan of them, from the least on that is not done.
+// The columns of a window are marked in a bitmap, kSpan columns at a time, beginning with the least one left.
 constexpr int kWords = 4096, kSpan = 32 * kWords, kWordsEach = kWords / kPlanThreads;
 
 struct Columns {
@@ -14,7 +14,7 @@ struct Columns {
   int next;
   unsigned bits[kWords];
 
-  // A window's rows; of every row at most `most` edges.
+  // Reads the ranges of a window's rows, limited to the first `most` edges of each.
   __device__ __forceinline__ void read(const int64_t* indptr, int64_t num_rows, int64_t window, int most) {
     const int64_t row = window * kTileRows + threadIdx.x;
     int length = 0, total;
@@ -28,10 +28,10 @@ struct Columns {
     __syncthreads();
   }
 
-  // f(column, row in the window) of every edge, the block's threads together.
+  // Calls f(column, row in the window) for every edge; the block's threads share the edges.
   template <class F>
   __device__ __forceinline__ void edges(const int32_t* indices, F f) const {
-    constexpr int kAhead = 4;  // loads under way together
+    constexpr int kAhead = 4;  // loads in flight per thread
     for (int64_t t = threadIdx.x; t < cut[kTileRows]; t += kAhead * kPlanThreads) {
       int row[kAhead], column[kAhead];
 #pragma unroll
@@ -52,14 +52,14 @@ struct Columns {
     }
   }
 
-  // Place of a column in the bitmap, or kSpan and more.
+  // The bit of a column in the bitmap; kSpan or more if the column is not in the span.
   __device__ __forceinline__ static unsigned place(int column, int low) {
     return column < low ? unsigned(kSpan) : unsigned(column) - unsigned(low);
   }
 
-  // Marks the columns from `low` on and gives the least one beyond, or INT_MAX.
+  // Marks the kSpan columns from `low` on, and returns the least column beyond, or INT_MAX.
   __device__ __forceinline__ int mark(const int32_t* indices, int low) {
-    __syncthreads();  // the marks before have been read
+    __syncthreads();  // wait until all threads have read the previous marks
     for (int w = threadIdx.x; w < kWords; w += kPlanThreads) bits[w] = 0;
     if (threadIdx.x == 0) next = INT_MAX;
     __syncthreads();
@@ -81,7 +81,7 @@ struct Columns {
   __device__ __forceinline__ int first(const int32_t* indices) { return mark(indices, -kSpan); }
 };
 
-// Of every step-th window: edges and columns, added up in `sums`, or the number of chunks.
+// For every step-th window: adds its edges and distinct columns to `sums`, or writes its number of chunks.
 __global__ void __launch_bounds__(kPlanThreads)
     columns_kernel(const int64_t* indptr, const int32_t* indices, int64_t num_rows, int64_t step, int most,
                    unsigned long long* sums, int64_t* chunks) {
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kPlanThreads)
     tiles_kernel(const int64_t* indptr, const int32_t* indices, int64_t num_rows, const int64_t* offsets,
                  int32_t* chunks, int32_t* twice) {
   __shared__ Columns columns;
-  __shared__ int rank_of[kWords];  // of a word's first column
+  __shared__ int rank_of[kWords];  // word of the bitmap -> rank of its first column
   columns.read(indptr, num_rows, blockIdx.x, INT_MAX);
   int32_t* window = chunks + offsets[blockIdx.x] * kTileInts;
   int count = 0;
