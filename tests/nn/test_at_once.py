@@ -6,6 +6,7 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
+from covering import covered
 from graphs import make_graph
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -26,17 +27,25 @@ SHAPES = [(1, 8), (2, 4), (3, 5), (1, 7)]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1.5e-2, torch.bfloat16: 0.12}
 
 
-@pytest.fixture(autouse=True, params=["as on the device", "padded", "joined", "joined and padded"])
-def _as_on_a_gpu(request, monkeypatch):
+AS = "as on the device", "padded", "joined", "joined and padded"
+
+
+@pytest.fixture
+def compute_as(device, monkeypatch):
     """The CPU takes padded heads and projections as one product, too, of which it needs none."""
-    if request.param == "as on the device":
-        return
-    if "device" not in request.fixturenames or request.getfixturevalue("device") != "cpu":
-        pytest.skip("for the CPU")
-    if "padded" in request.param:
-        monkeypatch.setattr(_attention, "padding_of", lambda x, size: -size % (16 // x.element_size()))
-    if "joined" in request.param:
-        monkeypatch.setattr(_projections, "joins", lambda x, width: True)
+
+    def compute_as(kind):
+        if kind != AS[0] and device != "cpu":
+            pytest.skip("for the CPU")
+        if "padded" in kind:
+            monkeypatch.setattr(_attention, "padding_of", lambda x, size: -size % (16 // x.element_size()))
+        if "joined" in kind:
+            monkeypatch.setattr(_projections, "joins", lambda x, width: True)
+
+    return compute_as
+
+
+each_kind = pytest.mark.parametrize("kind", AS)
 
 
 def make_gat(graph, heads, size, dtype, bias=True, vectors=None):
@@ -114,14 +123,13 @@ def assert_close(found, expected, dtype):
         torch.testing.assert_close(x, y, rtol=0, atol=TOLERANCE[dtype] * scale)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("name", ["random", "isolated", "super_row", "no_edges", "duplicates"])
-def test_gat(device, monkeypatch, name, bias, shape, dtype):
+@covered(
+    dtype=tuple(TOLERANCE), shape=SHAPES, bias=[True, False],
+    name=["random", "isolated", "super_row", "fewer_destinations", "duplicates"], kind=AS,
+)  # fmt: skip
+def test_gat(device, monkeypatch, compute_as, name, bias, shape, dtype, kind):
+    compute_as(kind)
     graph = make_graph(name, device)
-    if graph.num_dst > graph.num_src:
-        pytest.skip("destinations are the first sources")
     tensors = make_gat(graph, *shape, dtype, bias)
     out = run_gat(graph, tensors)
     expected = formula_of(monkeypatch, run_gat, graph, tensors)
@@ -130,13 +138,13 @@ def test_gat(device, monkeypatch, name, bias, shape, dtype):
         assert torch.equal(run_gat(graph, tensors), out)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", ["random", "isolated", "super_row", "no_edges"])
-def test_gat_with_attributes_of_edges(device, monkeypatch, name, shape, dtype):
+@covered(
+    dtype=[torch.float64, torch.float32], shape=SHAPES, kind=AS,
+    name=["random", "isolated", "super_row", "fewer_destinations"],
+)  # fmt: skip
+def test_gat_with_attributes_of_edges(device, monkeypatch, compute_as, name, shape, dtype, kind):
+    compute_as(kind)
     graph = make_graph(name, device)
-    if graph.num_dst > graph.num_src:
-        pytest.skip("destinations are the first sources")
     heads, size = shape
     tensors = make_gat(graph, heads, size, dtype)
     sizes = (graph.num_edges, 3), (heads * size, 3), (1, heads, size)
@@ -159,7 +167,9 @@ def test_gat_with_attributes_of_edges(device, monkeypatch, name, shape, dtype):
         assert torch.equal(run(edges), out)
 
 
-def test_gat_with_vectors_in_float32(device, monkeypatch):
+@each_kind
+def test_gat_with_vectors_in_float32(device, monkeypatch, compute_as, kind):
+    compute_as(kind)
     graph = make_graph("random", device)
     tensors = make_gat(graph, 2, 8, torch.bfloat16, vectors=torch.float32)
     out = run_gat(graph, tensors)
@@ -181,30 +191,26 @@ PAIRS = {
 }
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("case", PAIRS)
-def test_pairs(device, monkeypatch, case, shape, dtype):
+@covered(case=list(PAIRS), shape=SHAPES, dtype=tuple(TOLERANCE), kind=AS, hard=["isolated", "super_row"])
+def test_pairs(device, monkeypatch, compute_as, case, shape, dtype, kind, hard):
+    compute_as(kind)
     score, options = PAIRS[case]
-    for name in ("random", "isolated", "super_row"):
-        graph = make_graph(name, device)
-        if graph.num_dst != graph.num_src and not (
-            options.get("two_ends") or "query" in options.get("shared", ())
-        ):
-            continue
-        tensors = make_pair(graph, score, *shape, dtype, **options)
-        out = run_pair(graph, tensors, score, shape[0])
-        expected = formula_of(monkeypatch, run_pair, graph, tensors, score, shape[0])
-        assert_close([out, *gradients(out, tensors)], [expected, *gradients(expected, tensors)], dtype)
-        with torch.no_grad():
-            assert torch.equal(run_pair(graph, tensors, score, shape[0]), out)
+    takes_any = options.get("two_ends") or "query" in options.get("shared", ())
+    graph = make_graph(hard if takes_any or hard == "isolated" else "random", device)
+    tensors = make_pair(graph, score, *shape, dtype, **options)
+    out = run_pair(graph, tensors, score, shape[0])
+    expected = formula_of(monkeypatch, run_pair, graph, tensors, score, shape[0])
+    assert_close([out, *gradients(out, tensors)], [expected, *gradients(expected, tensors)], dtype)
+    with torch.no_grad():
+        assert torch.equal(run_pair(graph, tensors, score, shape[0]), out)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", ["random", "no_edges", "fewer_sources"])
-def test_attributes_of_edges_that_learn_or_not(device, monkeypatch, name, shape, dtype):
+@covered(
+    dtype=[torch.float64, torch.float32], shape=SHAPES, name=["random", "no_edges", "fewer_sources"], kind=AS
+)
+def test_attributes_of_edges_that_learn_or_not(device, monkeypatch, compute_as, name, shape, dtype, kind):
     """Any of attributes, weight and bias may want a gradient."""
+    compute_as(kind)
     graph = make_graph(name, device)
     tensors = make_pair(graph, "dot", *shape, dtype, attributes=3, two_ends=graph.num_src != graph.num_dst)
     expected = formula_of(monkeypatch, run_pair, graph, tensors, "dot", shape[0])
@@ -259,7 +265,9 @@ def calls(device, shape=(2, 4), dtype=torch.float64, dropout_p=0.0):
         yield run, pair
 
 
-def test_dropout_is_that_of_the_functions(device, monkeypatch):
+@each_kind
+def test_dropout_is_that_of_the_functions(device, monkeypatch, compute_as, kind):
+    compute_as(kind)
     for run, tensors in calls(device, dropout_p=0.4):
         torch.manual_seed(3)
         out = run(*tensors)
@@ -268,21 +276,25 @@ def test_dropout_is_that_of_the_functions(device, monkeypatch):
         assert_close([out, *gradients(out, tensors)], [expected, *gradients(expected, tensors)], out.dtype)
 
 
-@pytest.mark.parametrize("shape", [(2, 4), (1, 7)])
-@pytest.mark.parametrize(
-    "modify",
-    [F.elu_, lambda x: x.mul_(2), lambda x: x.view(-1, 1).relu_().view_as(x)],
-    ids=["elu", "mul", "view"],
-)
-def test_results_may_be_modified(device, modify, shape):
+MODIFIED = {
+    "elu": F.elu_,
+    "mul": lambda x: x.mul_(2),
+    "view": lambda x: x.view(-1, 1).relu_().view_as(x),
+}
+
+
+@covered(shape=[(2, 4), (1, 7)], modify=MODIFIED, kind=AS)
+def test_results_may_be_modified(device, compute_as, modify, shape, kind):
+    compute_as(kind)
     for run, tensors in calls(device, shape):
         found = gradients(modify(run(*tensors)), tensors)
         expected = gradients(modify(run(*tensors).clone()), tensors)
         assert_close(found, expected, torch.float64)
 
 
-@pytest.mark.parametrize("shape", [(2, 4), (1, 7)])
-def test_second_derivatives(device, monkeypatch, shape):
+@covered(1, shape=[(2, 4), (1, 7)], kind=AS)
+def test_second_derivatives(device, monkeypatch, compute_as, shape, kind):
+    compute_as(kind)
     for run, tensors in calls(device, shape):
 
         def twice(out, tensors=tensors):
@@ -300,7 +312,9 @@ def keeping(to):
     return lambda x: to.append(x) or x
 
 
-def test_hooks_of_saved_tensors_and_checkpoints(device):
+@each_kind
+def test_hooks_of_saved_tensors_and_checkpoints(device, compute_as, kind):
+    compute_as(kind)
     for run, tensors in calls(device):
         out = run(*tensors)
         expected = gradients(out, tensors)
@@ -314,7 +328,9 @@ def test_hooks_of_saved_tensors_and_checkpoints(device):
         assert_close(gradients(out, tensors), expected, torch.float64)
 
 
-def test_backward_twice_and_frozen_parameters(device):
+@each_kind
+def test_backward_twice_and_frozen_parameters(device, compute_as, kind):
+    compute_as(kind)
     for run, tensors in calls(device):
         out = run(*tensors)
         expected = gradients(out, tensors, retain_graph=True)
@@ -329,7 +345,9 @@ def test_backward_twice_and_frozen_parameters(device):
             assert_close([found], [expected[at]], torch.float64)
 
 
-def test_nothing_outlives_the_result(device):
+@each_kind
+def test_nothing_outlives_the_result(device, compute_as, kind):
+    compute_as(kind)
     for run, tensors in calls(device):
         out = run(*tensors)
         node = weakref.ref(out.grad_fn)
@@ -448,10 +466,9 @@ def test_a_layer_that_has_learnt_more_takes_the_long_way():
     assert "FusedLayer" not in long.grad_fn.name()
 
 
-@pytest.mark.parametrize("small", [True, False], ids=["small", "large"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", MODULES)
-def test_autocast(device, monkeypatch, name, dtype, small):
+@covered(small=[True, False], dtype=[torch.bfloat16, torch.float16], name=list(MODULES), kind=AS)
+def test_autocast(device, monkeypatch, compute_as, name, dtype, small, kind):
+    compute_as(kind)
     graph, module = make_graph("random", device), MODULES[name]().to(device)
     x = torch.randn(graph.num_src, IN, device=device, requires_grad=True)
     tensors = [x, *module.parameters()]
