@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
+from covering import covered
 from graphs import make_graph
 from torch import nn
 
@@ -155,8 +156,7 @@ def gradients(layer, call, x, modify):
     return [out.detach(), *(g for g in found if g is not None)]
 
 
-@pytest.mark.parametrize("modify", MODIFY.values(), ids=MODIFY)
-@pytest.mark.parametrize("build", LAYERS.values(), ids=LAYERS)
+@covered(1, modify=MODIFY, build=LAYERS)
 def test_in_place(device, build, modify):
     layer, x, call = build(device)
     found = gradients(layer, call, x, modify)
