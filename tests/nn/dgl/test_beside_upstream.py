@@ -15,7 +15,6 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
 
 import dfgnn
-from dfgnn.nn import _fallback
 
 DGL = dgl.nn.pytorch
 N, E = 12, 52
@@ -55,11 +54,6 @@ LAYERS = {
 if hasattr(DGL, "EdgeGATConv"):
     LAYERS["EdgeGATConv"] = lambda: DGL.EdgeGATConv(8, 3, 4, 2), lambda x: (GRAPH, x, ATTR)
 EVERY = pytest.mark.parametrize("name", LAYERS)
-
-
-@pytest.fixture(autouse=True)
-def _not_warned():
-    _fallback._warned.clear()
 
 
 def both(name):

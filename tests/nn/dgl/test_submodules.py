@@ -8,7 +8,7 @@ from dgl_compare import dgl, dgl_graph, our_graph
 from torch import nn
 
 import dfgnn
-from dfgnn.nn import FallbackWarning, _fallback, _terms
+from dfgnn.nn import FallbackWarning, _terms
 
 N = 50
 LAYERS = {
@@ -18,11 +18,6 @@ LAYERS = {
     "EdgeGATConv": lambda: dgl.nn.EdgeGATConv(6, 3, 4, 2),
 }
 EVERY = pytest.mark.parametrize("name", LAYERS)
-
-
-@pytest.fixture(autouse=True)
-def _not_warned():
-    _fallback._warned.clear()
 
 
 def inputs(name):

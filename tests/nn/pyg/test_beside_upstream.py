@@ -29,14 +29,7 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 
 import dfgnn
-from dfgnn.nn import _fallback
 from dfgnn.nn.pyg import FallbackWarning
-
-
-@pytest.fixture(autouse=True)
-def _not_warned():
-    _fallback._warned.clear()
-
 
 # ---- what is set after accelerate ------------------------------------------------------------------------
 

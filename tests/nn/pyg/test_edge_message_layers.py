@@ -7,7 +7,7 @@ import torch
 from pyg_compare import assert_same, compare, edges, inject_dropout, pair, run, sparse_forms, torch_geometric
 
 import dfgnn
-from dfgnn.nn import _fallback, pyg
+from dfgnn.nn import pyg
 
 nn = torch_geometric.nn
 N, E = 50, 400  # of the graph "random"
@@ -104,8 +104,7 @@ def test_general(options, heads, graph):
         (dict(attention=True, attention_type="dot_product", directed_msg=False), "dot_product"),
     ],
 )
-def test_general_falls_back(monkeypatch, options, reason):
-    monkeypatch.setattr(_fallback, "_warned", set())
+def test_general_falls_back(options, reason):
     theirs, ours = pair(nn.GeneralConv, pyg.GeneralConv, 9, 5, **options)
     args = (features(N, 9), edges()) + ((features(E, 3),) if "in_edge_channels" in options else ())
     with pytest.warns(pyg.FallbackWarning, match=reason):

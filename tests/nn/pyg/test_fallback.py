@@ -14,17 +14,18 @@ from pyg_compare import assert_same, compare, edges, pair, run, torch_geometric
 import dfgnn
 from dfgnn.nn import _fallback, pyg
 from dfgnn.nn.pyg import AGNNConv, FallbackWarning, GATConv, GATv2Conv, SuperGATConv, TransformerConv, _base
-from dfgnn.nn.pyg._base import fusable
 
 N = 50  # nodes of the graph "random"
 PyG = torch_geometric.nn
 LAYERS = [GATConv, GATv2Conv, TransformerConv, AGNNConv]
+
+
+def fusable(layer):
+    """Why the fused forward is not for this layer, or None."""
+    return type(layer).why_not(layer)
+
+
 STEPS = ["propagate", "message", "aggregate", "message_and_aggregate", "edge_update"]
-
-
-@pytest.fixture(autouse=True)
-def _not_warned():
-    _fallback._warned.clear()
 
 
 def layer_pair(cls, **options):

@@ -16,7 +16,7 @@ from pyg_compare import (
 )
 
 import dfgnn
-from dfgnn.nn import _fallback, pyg
+from dfgnn.nn import pyg
 from dfgnn.nn.whole import gated as _gated
 
 nn = torch_geometric.nn
@@ -155,8 +155,7 @@ def test_compiled():
     torch.testing.assert_close(compiled(x, edge_index), theirs(x, edge_index), rtol=1e-4, atol=1e-5)
 
 
-def test_what_falls_back_and_bad_input(monkeypatch):
-    monkeypatch.setattr(_fallback, "_warned", set())
+def test_what_falls_back_and_bad_input():
     given, (theirs, ours) = inputs(), both(9, 5, aggr="max")
     with pytest.warns(pyg.FallbackWarning, match="aggr"):
         found = run(ours, *given)
