@@ -4,6 +4,8 @@ import itertools
 import math
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from dfgnn import functional, reference
 
@@ -137,3 +139,18 @@ def check(score, graph, inputs, note="", extra=0.0, **options):
         limit = 2 * allowed + rounding_band(value.dtype) * (4 if wide else 1) + extra
         assert error <= limit, f"{note}{name}: error {error:.3g} > {limit:.3g} (plain PyTorch: {allowed:.3g})"
     return actual
+
+
+class Made(TorchDispatchMode):
+    """The sizes, in elements, of the tensors that operations make; views of their arguments do not count."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        given = {x.untyped_storage().data_ptr() for x in tree_leaves(args) if isinstance(x, torch.Tensor)}
+        made = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
+        self.sizes += [x.numel() for x in made if x.untyped_storage().data_ptr() not in given]
+        return result

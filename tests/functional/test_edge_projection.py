@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from attention import DTYPES, check, make_inputs, relative_error, rounding_band, run
+from attention import DTYPES, Made, check, make_inputs, relative_error, rounding_band, run
+from covering import covered
 from graphs import GRAPHS, make_graph, tiny_graph
 from torch import library
-from torch.func import grad, jvp, vmap
 
 from dfgnn import Graph, functional, reference
 from dfgnn.engine import edge_projection as _edge_projection
@@ -50,7 +50,7 @@ def plain_products(graph, rows, attr, weight):
 def test_products(device, name, dtype):
     graph = make_graph(name, device)
     turn = list(GRAPHS).index(name) * len(DTYPES) + DTYPES.index(dtype)
-    for heads, dim in SIZES if device != "cpu" else (SIZES[turn % 20], SIZES[(7 * turn + 3) % 20]):
+    for heads, dim in SIZES if device != "cpu" else (SIZES[(7 * turn + 3) % 20],):
         step = 16 // dtype.itemsize
         width = -(-dim // step) * step if device != "cpu" else dim
         # Heads outermost, as a batched product leaves them, in a wider row.
@@ -125,20 +125,15 @@ def test_products_do_not_depend_on_threads():
 # ---- attention -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-@pytest.mark.parametrize("name", GRAPHS)
-def test_attention(device, name, dtype):
-    graph = make_graph(name, device)
-    turn = list(GRAPHS).index(name) * len(DTYPES) + DTYPES.index(dtype)
-    heads, features = SIZES[(3 * turn) % 20]
-    dim = (8, 5, 16, 32, 3)[turn % 5]
-    if graph.num_edges * heads * max(dim, features) > 5_000_000:
+@covered(1, dtype=DTYPES, name=tuple(GRAPHS), size=SIZES, dim=(8, 5, 16, 32, 3), bias=[False, True])
+def test_attention(device, name, dtype, size, dim, bias):
+    graph, (heads, features) = make_graph(name, device), size
+    if graph.num_edges * heads * max(dim, features) > 2_000_000:
         heads, features = 2, 7
     inputs = make_inputs("dot", graph, heads, dim, dtype)
-    with_projection(inputs, graph, features, bias=turn % 2 == 1)
-    note = f"H={heads} D={dim} d={features}: "
-    check("dot", graph, inputs, note)
-    check("dot", graph, inputs, note + "attention ", return_attention=True)
+    with_projection(inputs, graph, features, bias=bias)
+    check("dot", graph, inputs)
+    check("dot", graph, inputs, "attention ", return_attention=True)
 
 
 OPTIONS = {
@@ -158,19 +153,17 @@ EDGES = {
 }
 
 
-@pytest.mark.parametrize("edges", EDGES.values(), ids=EDGES)
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_options(device, options, edges):
+@covered(edges=EDGES, options=OPTIONS, dtype=[torch.float64, torch.float32])
+def test_options(device, options, edges, dtype):
     graph = make_graph("mixed_degrees", device)
     where = options.get("edge_feat_in", "both")
-    for dtype in (torch.float64, torch.float32):
-        inputs = make_inputs("dot", graph, 3, 8, dtype, value_dim=8 if where == "both" else 5, **edges)
-        with_projection(inputs, graph, 4, bias=True, where=where)
-        inputs["out_bias"] = torch.randn(3, inputs["value"].shape[2]).to(device, dtype)
-        mask = torch.rand(graph.num_edges, 3, device=device) < 0.8
-        more = dict(edge_mask=mask, _seed=torch.tensor([11], device=device))
-        # The gradient of the bias sums what cancels in all rows, times the query and the scale.
-        check("dot", graph, inputs, extra=32 * torch.finfo(dtype).eps, **options, **more)
+    inputs = make_inputs("dot", graph, 3, 8, dtype, value_dim=8 if where == "both" else 5, **edges)
+    with_projection(inputs, graph, 4, bias=True, where=where)
+    inputs["out_bias"] = torch.randn(3, inputs["value"].shape[2]).to(device, dtype)
+    mask = torch.rand(graph.num_edges, 3, device=device) < 0.8
+    more = dict(edge_mask=mask, _seed=torch.tensor([11], device=device))
+    # The gradient of the bias sums what cancels in all rows, times the query and the scale.
+    check("dot", graph, inputs, extra=32 * torch.finfo(dtype).eps, **options, **more)
 
 
 def test_without_a_projection_of_edges_it_is_the_same(device):
@@ -187,17 +180,20 @@ def test_without_a_projection_of_edges_it_is_the_same(device):
         torch.testing.assert_close(found[name], x, rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.parametrize("where", ["key", "value", "both"])
-@pytest.mark.parametrize("kinds", [1, 4, 21])
-def test_types_of_edges(device, kinds, where):
-    for name in ("mixed_degrees", "no_edges"):
-        graph = make_graph(name, device)
-        edge_type = torch.randint(kinds, (graph.num_edges,), device=device)
-        for dtype in (torch.float32, torch.float16):
-            inputs = make_inputs("dot", graph, 3, 8, dtype)
-            inputs["edge_table"] = torch.randn(kinds, 3, 8).to(device, dtype)
-            check("dot", graph, inputs, edge_type=edge_type, edge_feat_in=where)
-            check("dot", graph, inputs, edge_type=edge_type.int(), edge_feat_in=where, return_attention=True)
+@covered(
+    where=["key", "value", "both"],
+    kinds=[1, 4, 21],
+    name=["mixed_degrees", "no_edges"],
+    dtype=[torch.float32, torch.float16],
+    index_dtype=[torch.int32, torch.int64],
+)
+def test_types_of_edges(device, kinds, where, name, dtype, index_dtype):
+    graph = make_graph(name, device)
+    edge_type = torch.randint(kinds, (graph.num_edges,), device=device, dtype=index_dtype)
+    inputs = make_inputs("dot", graph, 3, 8, dtype)
+    inputs["edge_table"] = torch.randn(kinds, 3, 8).to(device, dtype)
+    asked = index_dtype == torch.int32
+    check("dot", graph, inputs, edge_type=edge_type, edge_feat_in=where, return_attention=asked)
 
 
 def test_types_that_change(device):
@@ -238,81 +234,17 @@ def test_gradient_of_the_projection(device, dtype, shape):
     assert relative_error(found, expected) <= 4 * rounding_band(dtype)
 
 
-def test_only_some_gradients(device):
-    """Each alone as together with the others."""
-    graph = make_graph("random", device)
-    inputs = with_projection(make_inputs("dot", graph, 2, 8, torch.float64, edge_bias=True), graph, 3)
-    everything = run(functional.dot_attention, graph, inputs)
-    for name, x in inputs.items():
-        leaf = x.clone().requires_grad_()
-        out = functional.dot_attention(graph, **{**inputs, name: leaf})
-        generator = torch.Generator().manual_seed(1)
-        (found,) = torch.autograd.grad(out, leaf, torch.randn(out.shape, generator=generator).to(out))
-        torch.testing.assert_close(found, everything["grad_" + name], msg=lambda m, n=name: f"{n}: {m}")
-
-
-def test_second_derivatives(device):
+def test_second_derivatives_of_one_tensor_in_two_places(device):
+    """It has two gradients."""
     graph = tiny_graph(device)
     inputs = with_projection(make_inputs("dot", graph, 2, 2, torch.float64), graph, 3)
-    leaves = [x.requires_grad_() for x in inputs.values()]
+    x, value, attr, proj = (inputs[name] for name in ("query", "value", "edge_attr", "edge_proj"))
 
-    def call(*tensors, **options):
-        return functional.dot_attention(graph, **dict(zip(inputs, tensors)), **options)
-
-    assert torch.autograd.gradcheck(call, leaves)
-    assert torch.autograd.gradgradcheck(call, leaves)
-    # One tensor in two places has two gradients.
-    x = inputs["query"].detach().clone().requires_grad_()
-    args = inputs["value"].detach(), inputs["edge_attr"].detach(), inputs["edge_proj"].detach()
-
-    def twice(x, value, attr, proj):
+    def call(x):
         y = torch.cat([x, x[:1]])  # num_src = num_dst + 1
         return functional.dot_attention(graph, x, y, value, edge_attr=attr, edge_proj=proj)
 
-    assert torch.autograd.gradgradcheck(lambda x: twice(x, *args), x)
-
-
-def test_transforms(device):
-    graph = tiny_graph(device)
-    inputs = with_projection(make_inputs("dot", graph, 2, 2, torch.float64), graph, 3)
-    x, batch = tuple(inputs.values()), [torch.randn(3, *x.shape).to(x) for x in inputs.values()]
-    found = []
-    for module in (functional, reference):
-
-        def f(*tensors, module=module):
-            return module.dot_attention(graph, **dict(zip(inputs, tensors)))
-
-        found.append(
-            [
-                grad(lambda *t: f(*t).square().sum(), tuple(range(len(x))))(*x),
-                jvp(f, x, tuple(torch.ones_like(t) for t in x)),
-                vmap(f)(*batch),
-                vmap(grad(lambda *t: f(*t).square().sum(), (0, 3, 4)))(*batch),
-            ]
-        )
-    torch.testing.assert_close(*found)
-
-
-@pytest.mark.parametrize("hooks", [False, True])
-def test_the_result_may_be_modified(device, hooks):
-    graph = make_graph("random", device)
-    inputs = with_projection(make_inputs("dot", graph, 2, 4, torch.float64), graph, 3)
-    found = []
-    for modify in (lambda x: x.tanh_(), lambda x: x.clone().tanh_()):
-        leaves = [x.clone().requires_grad_() for x in inputs.values()]
-
-        def forward(*tensors, modify=modify):
-            return modify(functional.dot_attention(graph, **dict(zip(inputs, tensors))))
-
-        if hooks:
-            out = torch.utils.checkpoint.checkpoint(forward, *leaves, use_reentrant=False)
-        else:
-            out = forward(*leaves)
-        loss = out.square().sum()
-        found.append([out, *torch.autograd.grad(loss, leaves, retain_graph=True)])
-        again = torch.autograd.grad(loss, leaves)
-        assert all(torch.equal(a, b) for a, b in zip(again, found[-1][1:]))
-    torch.testing.assert_close(*found)
+    assert torch.autograd.gradgradcheck(call, x.requires_grad_())
 
 
 def test_autocast(device):
@@ -333,45 +265,12 @@ def test_no_tensor_of_edges_and_channels(device):
     leaves = {n: x.requires_grad_() for n, x in inputs.items()}
     most = 4000 * 2 * 64
 
-    class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
-        largest = 0
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            result = func(*args, **(kwargs or {}))
-            for x in result if isinstance(result, (tuple, list)) else (result,):
-                if isinstance(x, torch.Tensor):
-                    Sizes.largest = max(Sizes.largest, x.numel())
-            return result
-
-    with Sizes():
-        out = functional.dot_attention(graph, **leaves)
-        out.sum().backward()
-    assert 4000 * 3 <= Sizes.largest < most / 8
-    with Sizes():  # one that has it is noticed
+    with Made() as made:
+        functional.dot_attention(graph, **leaves).sum().backward()
+    assert 4000 * 3 <= max(made.sizes) < most / 8
+    with Made() as made:  # one that has it is noticed
         functional.sddmm(graph, leaves["query"], leaves["key"]).unsqueeze(2).expand(-1, -1, 64).clone()
-    assert Sizes.largest == most
-
-
-def test_compiled(device):
-    """Through an edge_index, with gradients, in one graph."""
-    from dfgnn.engine.traced_graph import EdgeList
-
-    edge_index = torch.randint(20, (2, 90), device=device)
-    graph = Graph.from_edge_index(edge_index, num_nodes=20)
-    inputs = with_projection(make_inputs("dot", graph, 2, 8, torch.float64), graph, 3)
-
-    def plain(edge_index, *tensors):
-        edges = EdgeList(edge_index, 20, 20)
-        return functional.dot_attention(edges, **dict(zip(inputs, tensors)))
-
-    torch._dynamo.reset()
-    compiled = torch.compile(plain, fullgraph=True, backend="aot_eager")
-    found = []
-    for call in (compiled, lambda edge_index, *t: functional.dot_attention(graph, **dict(zip(inputs, t)))):
-        leaves = [x.clone().requires_grad_() for x in inputs.values()]
-        out = call(edge_index, *leaves)
-        found.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
-    torch.testing.assert_close(*found)
+    assert max(made.sizes) == most
 
 
 def test_wrong_arguments():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from attention import DTYPES, check, make_inputs, run
+from attention import DTYPES, Made, check, make_inputs, run
 from graphs import GRAPHS, make_graph, tiny_graph
 from torch.func import grad, jvp, vmap
 
@@ -31,7 +31,9 @@ ONE = {
     "shared": dict(edge_feat="E D"),
     "shared in keys": dict(edge_feat="E D", edge_feat_in="key"),
     "shared in values": dict(edge_feat="E Dv", edge_feat_in="value"),
+    "projection": dict(edge_attr="E d", edge_proj="HD d"),
 }
+ALL = {**TERMS, **{f"one {name}": terms for name, terms in ONE.items()}}
 WAYS = ("folded", "unfolded")
 
 
@@ -72,14 +74,13 @@ def _unfolds(way, terms):
 def test_attention(device, name, dtype):
     graph = make_graph(name, device)
     turn = list(GRAPHS).index(name) * len(DTYPES) + DTYPES.index(dtype)
-    everything = {**TERMS, **{f"one {k}": v for k, v in ONE.items()}}
-    text = list(everything)[turn % len(everything)]
+    text = list(ALL)[turn % len(ALL)]
     heads, dim = ((1, 7), (3, 1), (8, 16), (3, 33))[(turn + turn // 4) % 4]
     features = (1, 4, 33, 128)[turn // 3 % 4]
     if graph.num_edges * heads * max(dim, features) > 500_000:
         heads, dim, features = 2, 7, 9
     inputs = make_inputs("dot", graph, heads, dim, dtype)
-    options = with_terms(inputs, graph, everything[text], features) | dict(return_attention=turn % 2 == 0)
+    options = with_terms(inputs, graph, ALL[text], features) | dict(return_attention=turn % 2 == 0)
     extra = 32 * torch.finfo(dtype).eps * ("biases" in text)  # whose gradient is of what cancels
     check("dot", graph, inputs, f"{text} H={heads} D={dim} d={features}: ", extra=extra, **options)
 
@@ -97,16 +98,21 @@ EDGES = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS, indirect=True)
+# Those with a projection, which may be folded or not.
+PROJECTED = {name: terms for name, terms in ALL.items() if any("proj" in key for key in terms)}
+
+
+@pytest.mark.parametrize(
+    "terms, way",
+    [*((name, "folded") for name in ALL), *((name, "unfolded") for name in PROJECTED)],
+    indirect=["way"],
+)
 @pytest.mark.parametrize("edges", EDGES.values(), ids=EDGES)
-@pytest.mark.parametrize("turn", range(len(TERMS) + len(ONE)), ids=[*TERMS, *(f"one {k}" for k in ONE)])
-def test_options(device, turn, edges, way):
-    graph = make_graph("random", device)
-    terms = [*TERMS.values(), *ONE.values()][turn]
-    if way == "unfolded" and not any("proj" in name for name in terms):
-        pytest.skip("nothing to unfold")
+def test_options(device, terms, edges, way):
+    graph, turn = make_graph("random", device), list(ALL).index(terms)
+    terms = ALL[terms]
     options = list(OPTIONS.values())[(turn + len(edges)) % len(OPTIONS)]
-    both = "edge_feat_in" not in terms and terms.keys() == {"edge_feat"}
+    both = "edge_feat_in" not in terms and not any("value" in name for name in terms)
     dtype = (torch.float64, torch.float32)[turn % 2]
     inputs = make_inputs("dot", graph, HEADS, DIM, dtype, value_dim=DIM if both else VALUE_DIM, **edges)
     more = with_terms(inputs, graph, terms) | options
@@ -169,8 +175,11 @@ def test_one_tensor_in_both_is_one_term(device):
 def test_only_some_gradients(device):
     """Each alone as together with the others."""
     graph = make_graph("random", device)
-    for terms in TERMS.values():
-        inputs = make_inputs("dot", graph, 2, 4, torch.float64, value_dim=3, edge_bias=True, edge_weight="H")
+    for terms in (*TERMS.values(), ONE["projection"]):
+        dim = 4 if terms is ONE["projection"] else 3
+        inputs = make_inputs(
+            "dot", graph, 2, 4, torch.float64, value_dim=dim, edge_bias=True, edge_weight="H"
+        )
         with_terms(inputs, graph, terms, 3)
         everything = run(functional.dot_attention, graph, inputs)
         for name, x in inputs.items():
@@ -187,23 +196,29 @@ def call_with(graph, inputs, module=functional, **options):
     return lambda *tensors: module.dot_attention(graph, **dict(zip(inputs, tensors)), **options)
 
 
-@pytest.mark.parametrize("way", WAYS, indirect=True)
-@pytest.mark.parametrize("terms", ["of heads", "shared", "of heads, shared", "projections", "one"])
+@pytest.mark.parametrize(
+    "terms, way",
+    [
+        *((name, "folded") for name in ("of heads", "shared", "of heads, shared", "one shared")),
+        *((name, way) for name in ("projections", "one projection") for way in WAYS),
+    ],
+    indirect=["way"],
+)
 def test_second_derivatives(device, terms, way):
     graph = tiny_graph(device)
     inputs = make_inputs("dot", graph, 2, 2, torch.float64)
-    with_terms(inputs, graph, {**TERMS, "one": ONE["shared"]}[terms], 2)
+    with_terms(inputs, graph, ALL[terms], 2)
     leaves = [x.requires_grad_() for x in inputs.values()]
     call = call_with(graph, inputs)
     assert torch.autograd.gradcheck(call, leaves)
     assert torch.autograd.gradgradcheck(call, leaves)
 
 
-@pytest.mark.parametrize("terms", ["of heads", "of heads, shared", "projections"])
+@pytest.mark.parametrize("terms", ["of heads", "of heads, shared", "projections", "one projection"])
 def test_transforms(device, terms):
     graph = tiny_graph(device)
     inputs = make_inputs("dot", graph, 2, 2, torch.float64)
-    with_terms(inputs, graph, TERMS[terms], 3)
+    with_terms(inputs, graph, ALL[terms], 3)
     x, batch = tuple(inputs.values()), [torch.randn(3, *x.shape).to(x) for x in inputs.values()]
     found = []
     for module in (functional, reference):
@@ -223,13 +238,13 @@ def test_transforms(device, terms):
     torch.testing.assert_close(*found)
 
 
-@pytest.mark.parametrize("terms", ["of heads", "shared, of heads", "projections with biases"])
+@pytest.mark.parametrize("terms", ["shared, of heads", "projections with biases", "one projection"])
 def test_compiled(device, terms):
     """Through an edge_index and through a graph, with gradients, in one graph each."""
     edge_index = torch.randint(20, (2, 90), device=device)
     graph = Graph.from_edge_index(edge_index, num_nodes=20)
     inputs = make_inputs("dot", graph, 2, 8, torch.float64)
-    with_terms(inputs, graph, TERMS[terms], 3)
+    with_terms(inputs, graph, ALL[terms], 3)
 
     def by_edges(edge_index, *tensors):
         return call_with(EdgeList(edge_index, 20, 20), inputs)(*tensors)
@@ -265,11 +280,11 @@ def test_exported(terms):
 
 
 @pytest.mark.parametrize("hooks", [False, True])
-@pytest.mark.parametrize("terms", ["of heads", "projections"])
+@pytest.mark.parametrize("terms", ["of heads", "projections", "one projection"])
 def test_the_result_may_be_modified(device, terms, hooks):
     graph = make_graph("random", device)
     inputs = make_inputs("dot", graph, 2, 4, torch.float64)
-    with_terms(inputs, graph, TERMS[terms], 3)
+    with_terms(inputs, graph, ALL[terms], 3)
     found = []
     for modify in (lambda x: x.tanh_(), lambda x: x.clone().tanh_()):
         leaves = [x.clone().requires_grad_() for x in inputs.values()]
@@ -322,21 +337,10 @@ def test_no_further_tensor_of_edges_and_channels(device, terms):
     most = allowed[0] * allowed[1] * (allowed[2] if len(allowed) == 3 else 1)
     made = {"of heads": 2, "shared": 2, "projections": 1}[terms]  # the gradients of what is given
 
-    class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
-        found = []
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            result = func(*args, **(kwargs or {}))
-            given = {x.untyped_storage().data_ptr() for x in args if isinstance(x, torch.Tensor)}
-            for x in result if isinstance(result, (tuple, list)) else (result,):
-                if isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() not in given:
-                    Sizes.found.append(x.numel())
-            return result
-
-    with Sizes():
+    with Made() as tensors:
         functional.dot_attention(graph, **leaves).sum().backward()
-    large = [n for n in Sizes.found if n >= min(most, 4000 * 16)]
-    assert max(Sizes.found) <= most and len(large) <= made
+    large = [n for n in tensors.sizes if n >= min(most, 4000 * 16)]
+    assert max(tensors.sizes) <= most and len(large) <= made
 
 
 def test_wrong_arguments():

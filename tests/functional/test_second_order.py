@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from attention import DTYPES, SCORES, function, make_inputs
+from attention import DTYPES, SCORES, Made, function, make_inputs
+from covering import covered
 from graphs import GRAPHS, make_graph, tiny_graph
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from dfgnn import functional, reference
 from dfgnn.bench.measure import peak_extra
@@ -29,9 +28,7 @@ def way(request, device, monkeypatch):
         pytest.skip("the operator is the CPU's")
 
 
-@pytest.mark.parametrize("return_attention", [False, True])
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("score", SCORES)
+@covered(return_attention=[False, True], options=OPTIONS, score=SCORES)
 def test_gradgradcheck(device, score, options, return_attention):
     graph = tiny_graph(device)
     inputs = make_inputs(score, graph, 2, 2, torch.float64, **options)
@@ -272,12 +269,11 @@ def test_memory_of_the_operator(score, edge_feat):
     assert peak_extra(second, 0, torch.device("cpu")) < 2 * results + more
 
 
-@pytest.mark.parametrize("size", [1, 7, 33])
-@pytest.mark.parametrize("score", SCORES)
+@covered(1, size=[1, 7, 33], score=SCORES)
 def test_blocks_and_chunks(device, score, size, monkeypatch):
     """As few rows at a time as can be give what one piece gives."""
     monkeypatch.setattr(second_order, "has_operator", lambda x: False)
-    graph = make_graph("mixed_degrees", device)
+    graph = make_graph("duplicates", device)
     inputs = make_inputs(score, graph, 3, size, torch.float64, edge_feat=True, edge_weight=1)
     more = {"dropout_p": 0.3, "_seed": torch.tensor([5], device=device)}
     whole = penalty(function(score), graph, inputs, **more)
@@ -301,19 +297,9 @@ def test_no_tensor_has_a_row_of_features_per_edge(device, score):
     )
     loss = sum(g.square().sum() for g in grads)
 
-    class Largest(TorchDispatchMode):
-        elements = 0
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            result = func(*args, **(kwargs or {}))
-            for x in tree_leaves(result):
-                if isinstance(x, torch.Tensor):
-                    Largest.elements = max(Largest.elements, x.numel())
-            return result
-
-    with Largest():
+    with Made() as made:
         torch.autograd.grad(loss, list(leaves.values()))
-    assert 0 < Largest.elements < bound / 4
+    assert 0 < max(made.sizes) < bound / 4
 
 
 @pytest.mark.usefixtures("way")
