@@ -5,11 +5,11 @@ import os
 import platform
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 import torch
 
-import dfgnn
 from dfgnn import env
 from dfgnn.runtime import library as _library
 
@@ -19,7 +19,7 @@ def test_the_command_prints_text_and_json():
     lines = subprocess.run(
         command, capture_output=True, text=True, check=True, timeout=120
     ).stdout.splitlines()
-    assert lines[0].split() == ["dfgnn", dfgnn.__version__]
+    assert lines[0].split() == ["dfgnn", metadata.version("dfgnn")]
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True, timeout=120)
     info = json.loads(done.stdout)
     assert info["torch"] == torch.__version__

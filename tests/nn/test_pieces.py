@@ -1,6 +1,7 @@
 """Functions of the libraries that attention is spelled out of, while dfgnn.patch holds: the same results from
 dfgnn's kernels, or the original's where a call is not for these."""
 
+import importlib
 import sys
 import types
 import warnings
@@ -15,10 +16,12 @@ from dfgnn.switch import pieces
 
 pyg = pytest.importorskip("torch_geometric", reason="torch_geometric is not installed")
 import torch_geometric.nn as pygnn  # noqa: E402
-from torch_geometric.utils import _scatter, _softmax  # noqa: E402
 
 # In a dictionary: as names of this module, they would be patched.
-ORIGINALS = {"softmax": _softmax.softmax, "scatter": _scatter.scatter}
+ORIGINALS = {
+    name: getattr(importlib.import_module(f"torch_geometric.utils._{name}"), name)
+    for name in ("softmax", "scatter")
+}
 N, E = 40, 9000
 
 
@@ -240,13 +243,14 @@ def test_names(patched):
     """Where the function was imported by name, in torch_geometric itself, and when the patch is undone."""
     user = types.ModuleType("a_user_of_softmax")
     user.softmax, user.other = ORIGINALS.values()
+    home = importlib.import_module("torch_geometric.utils._softmax")  # whose name stays the original's
     sys.modules[user.__name__] = user
     try:
         with dfgnn.patch("pyg"):
             from torch_geometric.nn.conv import point_transformer_conv
 
             assert user.softmax is pieces.softmax is point_transformer_conv.softmax is pyg.utils.softmax
-            assert user.other is pieces.scatter and _softmax.softmax is ORIGINALS["softmax"]
+            assert user.other is pieces.scatter and home.softmax is ORIGINALS["softmax"]
         assert user.softmax is pieces.softmax  # the fixture's patch holds
     finally:
         del sys.modules[user.__name__]
