@@ -1,4 +1,4 @@
-"""Where a library's own forward runs instead of the fused one: how that is found out and said."""
+"""When a library's own forward must run instead of the fused one, and the warning that says so."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ..runtime import torch_internals as internals
 
 _warned: set[tuple[type, str]] = set()
 
-# What does not enter into the results of a layer that exists.
+# Methods that do not change the results of an existing layer.
 _NO_MATTER = ("__init__", "__repr__", "reset_parameters", "extra_repr")
 
 
 class FallbackWarning(UserWarning):
-    """A layer runs its library's own forward: the fused one does not do what it is set up for."""
+    """A layer runs its library's own forward, because the fused one does not support how it is set up."""
 
 
 def warn(cls: type, library: str, reason: str) -> None:
@@ -87,7 +87,7 @@ class Called:
         return self._cls.forward, *self._of_module(self._module), *Called._of_torch(F)
 
     def replaced(self) -> str | None:
-        """The name of the first that is not as it was, or was not the library's or torch's then."""
+        """The name of the first function that was replaced since, or before by one of another package."""
         now = self.now()
         if now == self._fine:
             return None
@@ -102,7 +102,7 @@ class Called:
 
 
 def _is_piece(x: object) -> bool:
-    """Whether this is what `dfgnn.patch` puts in the place of a function, which gives the same."""
+    """Whether this is a replacement by `dfgnn.patch`, which computes the same."""
     return getattr(x, "__module__", None) == "dfgnn.switch.pieces"
 
 
@@ -115,7 +115,7 @@ def foreign_mode() -> str | None:
     return next(foreign, None)
 
 
-#: Types of which nothing has to be asked.
+#: Types that need no check.
 PLAIN = frozenset((Tensor, nn.Parameter, type(None)))
 
 

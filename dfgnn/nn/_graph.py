@@ -1,4 +1,4 @@
-"""What the layers share: the graph that they are given, its in-degree check, and its two ends' features."""
+"""The graph that a layer gets, the check of its in-degrees, and the features of sources and destinations."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ._errors import DGLError, wrong_features
 
 
 class ZeroInDegreeError(DGLError, ValueError):
-    """A destination has no in-edges and the layer was not told to allow it."""
+    """A destination has no in-edges, and the layer does not have ``allow_zero_in_degree``."""
 
 
 def as_graph(graph: Any, layer: nn.Module | None = None) -> Graph:
     """``graph`` itself, if it is ours (or a part of one that processes share); or the Graph of a DGLGraph or
-    block, converted once and kept as long as DGL keeps it. layer: which errors name.
+    block, converted once and cached as long as DGL's object lives. layer: which errors name.
 
     Raises TypeError for anything else, and ValueError for several edge types or malformed structure.
     """

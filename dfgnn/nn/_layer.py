@@ -1,4 +1,4 @@
-"""What the layers have in common."""
+"""Base classes of the layers with DGL's contracts, and the checks and initialisations that they share."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from ._terms import all_hooked, is_untouched
 
 
 def renamed(name: str) -> property:
-    """What DGL keeps under this name."""
+    """A property for the attribute that DGL gives this name."""
     return property(lambda self: getattr(self, name), lambda self, value: setattr(self, name, value))
 
 
 class FusedLayer(nn.Module):
     """A layer that may have DGL's class of the same name as its last base (:mod:`dfgnn.nn.dgl`).
 
-    So it is constructed by ``nn.Module.__init__(self)``: ``super()`` would be DGL's. It has the attributes
-    that DGL gives its own, and an instance of either becomes the other by assigning ``__class__``.
+    So it is constructed by ``nn.Module.__init__(self)``: ``super()`` would be DGL's. It has the attributes of
+    DGL's layer, so that an instance of either class becomes one of the other by assigning ``__class__``.
     """
 
     attention: Callable[..., Any]  # what computes it, of `functional` or `reference`
 
     #: Sub-modules that the engine computes without calling them -> the classes that it knows.
     _in_engine: dict[str, tuple[type, ...]] = {}
-    #: Whether DGL's layer keeps something of the sources and of the destinations under one name in the graph.
+    #: Whether DGL's layer stores data of the sources and of the destinations in the graph under one name.
     _one_name_for_ends = False
 
     def __init_subclass__(cls, **kwargs: Any):
@@ -78,8 +78,8 @@ class FusedLayer(nn.Module):
         return self._parameters.values()
 
     def _why_not_now(self, theirs: type, graph: Any, features: tuple[Any, ...]) -> str | None:
-        """What was done to DGL's class, or to all modules and functions, that only DGL's forward sees; or is
-        special in what it is called with."""
+        """A change of DGL's class, or of all modules and functions, that only DGL's forward sees; or an
+        argument that only it takes."""
         if self._in_engine and all_hooked():
             return "there are hooks on all modules"
         if "parametrizations" in self._modules:  # which may draw numbers, or count, at every access
@@ -115,7 +115,7 @@ class GraphLayer(FusedLayer):
         self.allow_zero_in_degree = set_value
 
     def _graph(self, graph: Any) -> Graph:
-        """The graph that the engine takes, once its in-degrees are known to be wanted."""
+        """The graph that the engine takes, after the check of its in-degrees."""
         fused = as_graph(graph, self)
         if not self.allow_zero_in_degree:
             check_in_degrees(graph, fused, f"{type(self).__name__}: ")
@@ -193,7 +193,7 @@ def as_pair(sizes: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def dropout_p(dropout: nn.Module) -> float:
-    """The probability that is in force of a Dropout; an Identity has none."""
+    """The probability that a Dropout applies now; 0 for an Identity."""
     return dropout.p if dropout.training and isinstance(dropout, nn.Dropout) else 0.0
 
 

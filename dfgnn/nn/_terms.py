@@ -20,13 +20,13 @@ all_hooked = internals.has_any_global_hook
 LINEAR: list[type] = [nn.Linear]
 
 
-# What was found to be so, by class.
+# Classes whose methods are as their library wrote them -> those methods.
 _AS_WRITTEN: dict[type, tuple[Any, ...]] = {}
 
 
 def is_untouched(module: nn.Module) -> bool:
     """Whether a call of ``module`` is the forward that its class was written with: no hooks on it, and no
-    other forward, of its own or of its class. Hooks on all modules are another question, ``all_hooked``."""
+    other forward on the module or its class. ``all_hooked`` says whether there are hooks on all modules."""
     own, cls = module.__dict__, type(module)
     return not (
         own["_forward_hooks"]
@@ -60,13 +60,13 @@ def is_plain(linear: nn.Module) -> bool:
 
 
 def plain_linear(linear: Any) -> tuple[Tensor, Tensor | None] | None:
-    """The weight and the bias of which the output of ``linear`` is x W^T + b, as `is_plain`; or None. Hooks
-    on all modules are for the caller to ask about."""
+    """The weight and the bias where the output of ``linear`` is x W^T + b (see `is_plain`); else None. The
+    caller must ask for hooks on all modules."""
     if type(linear) not in LINEAR or not is_untouched(linear) or F.linear is not internals.linear:
         return None
     parameters = linear._parameters
     weight, bias = parameters.get("weight"), parameters.get("bias")
-    # No parameter: a parametrization, or a plain tensor in its place; or an exporter's.
+    # Where it is not a parameter, there is a parametrization, a plain tensor in its place, or an exporter's.
     if type(weight) is not nn.Parameter and type(weight := linear.weight) not in (
         Tensor,
         internals.FakeTensor,
@@ -82,8 +82,8 @@ def plain_linear(linear: Any) -> tuple[Tensor, Tensor | None] | None:
 def folds(linear: nn.Module, x: Tensor, width: int) -> bool:
     """Whether :func:`folded_terms` is right for ``linear``, whose output has this width, and pays."""
     # Wide inputs cost more to read a second time than N x H x D does, and under autocast the sum over D is
-    # taken in float32 only when it is written out. Compiled, the sum is one kernel, and what is folded takes
-    # six more calls of matrix products with its gradients.
+    # taken in float32 only when it is written out. Compiled, the sum is one kernel, while folding takes six
+    # more matrix products, with the gradients.
     if torch.compiler.is_compiling():
         return False
     return is_plain(linear) and x.shape[-1] <= 2 * width and not torch.is_autocast_enabled(x.device.type)

@@ -40,7 +40,7 @@ class Relations(NamedTuple):
 
 @not_compiled
 def groups_of(types: Tensor, num_types: int, name: str = "types") -> list[Group]:
-    """The rows of each type that occurs; waits for the device once per tensor of types, then is kept.
+    """The rows of each type that occurs; cached, so that it waits for the device once per tensor of types.
 
     Raises TypeError and ValueError, which name the argument ``name``: not one integer below ``num_types`` per
     row.
@@ -66,13 +66,13 @@ def relations_of(graph: Graph, etype: Tensor, num_types: int, name: str = "etype
     """What attention over edges of several types runs on: keys and values, which depend on the type of the
     edge, are made once per source and type instead of once per edge.
 
-    etype: integers ``[E]`` in the user's edge order. Waits for the device once per graph and tensor, then is
-    kept. Raises as :func:`groups_of`.
+    etype: integers ``[E]`` in the user's edge order. Cached: it waits for the device once per graph and
+    tensor. Raises as :func:`groups_of`.
     """
     check_types(etype, name, graph.num_edges)
     etype = transforms.unwrapped(etype)
-    kept: Any = once((etype,), ("relations",), weakref.WeakKeyDictionary)
-    if graph not in kept:
+    cached: Any = once((etype,), ("relations",), weakref.WeakKeyDictionary)
+    if graph not in cached:
         csr = graph.csr()
         types = (etype if csr.eids is None else etype[csr.eids]).to(torch.int64)
         num_src = max(graph.num_src, 1)
@@ -80,11 +80,11 @@ def relations_of(graph: Graph, etype: Tensor, num_types: int, name: str = "etype
         present, counts = torch.unique_consecutive(pairs // num_src, return_counts=True)
         groups = _groups(present.tolist(), counts.tolist(), None)
         sources = pairs % num_src
-        kept[graph] = Relations(
+        cached[graph] = Relations(
             Graph.from_csr(csr.indptr, position, len(pairs), eids=csr.eids, validate=False),
             [Group(t, sources[write], write) for t, _, write in groups],
         )
-    relations = kept[graph]
+    relations = cached[graph]
     _check_range(relations.groups, num_types, name)
     return relations
 
@@ -132,7 +132,7 @@ def typed_matmul(x: Tensor, weight: Tensor, groups: list[Group], num_rows: int) 
     group at a time, in backward too. Differentiable any number of times; deterministic.
     """
     x, weight = _under_autocast(x, weight)
-    # Compilers, too: tracing the function below, they take its backward for one that is differentiated.
+    # Compilers would trace the backward of the rule as one that is differentiated again.
     if torch.compiler.is_compiling() or _eager.transformed(x, weight):
         return _plain_matmul(x, weight, groups, num_rows)
     return rules.apply(_TypedMatmul(groups, num_rows), x, weight)
@@ -141,7 +141,7 @@ def typed_matmul(x: Tensor, weight: Tensor, groups: list[Group], num_rows: int) 
 def _under_autocast(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
-        # As autocast itself, which lets float64 be.
+        # As autocast itself, which does not cast float64.
         x, weight = (t if t.dtype == torch.float64 else t.to(dtype) for t in (x, weight))
     return x, weight
 

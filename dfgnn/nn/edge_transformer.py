@@ -1,4 +1,4 @@
-"""A Graph Transformer whose edges multiply, with a stream of their own."""
+"""A Graph Transformer whose scores are products with the edges' features, which it updates, too."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class EdgeGraphTransformerConv(AttentionLayer):
         fused = self._graph(graph)
         h_src, h_dst = split_ends(self, fused, feat, nn.Identity())
         check_edge_rows(self, "edge_attr", edge_attr, self.fc_edge, fused, h_src.shape[1:-1])
-        prefix = h_src.shape[1:-1]  # of which every set has heads of its own
+        prefix = h_src.shape[1:-1]  # sets of features, which are more heads to the attention
         source, destination = names_of_ends("feat", feat)
         check_fits(self, destination, self.fc_query, h_dst)
         check_fits(self, source, self.fc_key, h_src)

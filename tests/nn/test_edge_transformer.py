@@ -105,6 +105,17 @@ def test_second_derivatives(device):
     assert torch.autograd.gradgradcheck(lambda x, e: conv(graph, x, e), (x, e))
 
 
+def test_parameters_are_drawn_anew_as_each_module_draws_them():
+    """The attention's own initialisation is not that of its linear modules."""
+    layer = EdgeGraphTransformerLayer(6, 3, 4, bias=True)
+    for parameter in layer.parameters():
+        torch.nn.init.constant_(parameter, 5.0)
+    layer.reset_parameters()
+    assert not any(parameter.eq(5).any() for parameter in layer.parameters())
+    projections = [layer.conv.fc_query, layer.conv.fc_key, layer.conv.fc_value, layer.conv.fc_edge]
+    assert not any(linear.bias.any() for linear in projections)
+
+
 def test_dropout_and_errors():
     graph, feat, attr = make_graph("self_loops"), torch.randn(20, 6), torch.randn(20, 4)
     conv = EdgeGraphTransformerConv(6, 4, 5, 3, attn_drop=1.0)

@@ -12,8 +12,8 @@ from ...graph import Graph
 from ...runtime import eager as _eager
 from ...runtime.compiling import is_exporting
 
-# Gathered elements of one step of add_ends: on the CPU they stay in cache, where memory for all edges at once
-# takes several times as long; a GPU wants enough to fill it.
+# Gathered elements of one step of add_ends. On the CPU a step fits into the cache, which is several times as
+# fast as one gather of all edges; a GPU needs enough elements to be busy.
 _STEP = {"cpu": 1 << 20, "cuda": 1 << 24}
 
 
@@ -39,7 +39,7 @@ def add_ends(graph: Graph, rows: Tensor, src: Tensor, dst: Tensor) -> Tensor:
 
     rows: [E, D].  src: [N_src, D].  dst: [N_dst, D]. Deterministic, unlike the backward of indexing.
     """
-    if torch.compiler.is_compiling():  # which puts the additions into what follows
+    if torch.compiler.is_compiling():  # the compiler fuses the additions with what follows
         return rows + rows_of_sources(graph, src) + rows_of_destinations(graph, dst)
     if _eager.transformed(rows, src, dst):
         j, i = _plain.ends_of(graph).edge_index

@@ -134,7 +134,7 @@ class EGATConv(GraphLayer):
         f = F.leaky_relu_(f).unflatten(1, (*prefix, self.num_heads, self.out_edge_feats))
         score = self._score(f).flatten(1)
         feat = self.fc_node_src(h_src).unflatten(-1, (self.num_heads, self.out_node_feats)).flatten(1, -2)
-        # Nothing but the edges' own term scores: the ends are in it already.
+        # The score is the edges' term alone, which has those of the ends in it.
         result = self.attention(
             fused,
             feat,
@@ -152,7 +152,7 @@ class EGATConv(GraphLayer):
         return out.unflatten(1, heads), f, attention.unflatten(1, heads).unsqueeze(-1)
 
     def _edge_term(self, efeats: Tensor) -> Tensor:
-        """W e + b in memory of its own, to which the ends' terms are added in place."""
+        """W e + b as a new tensor, to which the ends' terms are added in place."""
         if is_plain(self.fc_fij):
             return F.linear(efeats, self.fc_fij.weight, self.bias)
         term = self.fc_fij(efeats)
@@ -162,5 +162,5 @@ class EGATConv(GraphLayer):
         """<f, attn> per head, ``[E, *, H]``."""
         if f.dtype != self.attn.dtype:  # autocast: the sum in float32
             return (f * self.attn).sum(-1)
-        # One product with all heads' vectors, the others' places being zero, writes no E x H x D_e temporary.
+        # One product with the block-diagonal matrix of all heads' vectors makes no E x H x D_e temporary.
         return F.linear(f.flatten(-2), torch.block_diag(*self.attn[0]))

@@ -145,8 +145,8 @@ class HGTConv(FusedLayer):
                 has fewer destinations than sources.
             ntype: the type of each row of ``x``, integers ``[N]``.
             etype: the type of each edge, integers ``[E]``, in edge-id order. Both may have any order. What
-                follows from them is found out once and kept as long as the tensor, so pass the same one again
-                rather than a copy.
+                follows from them is computed once and cached as long as the tensor lives, so pass the same
+                one again rather than a copy.
             presorted: has no meaning here; DGL's layer is faster where both tensors are sorted.
 
         Returns:
@@ -168,7 +168,7 @@ class HGTConv(FusedLayer):
         # [T, H]: the priors and 1 / sqrt(D) scale the keys' maps.
         scale = torch.stack(tuple(self.relation_pri), 1) / math.sqrt(self.head_size)
         of_keys, of_values = _stack(self.relation_att) * scale[:, :, None, None], _stack(self.relation_msg)
-        prefix = x_src.shape[1:-1]  # of which every set has heads of its own
+        prefix = x_src.shape[1:-1]  # sets of features, which are more heads to the attention
         if prefix.numel() != 1:
             of_keys, of_values = (w.repeat(1, prefix.numel(), 1, 1) for w in (of_keys, of_values))
         key, value = (self._heads(linear(x_src, ntype)) for linear in (self.linear_k, self.linear_v))

@@ -102,7 +102,7 @@ def _sizes(graph: Any, feat: Tensor) -> Tensor:
 
 
 def _nodes_to_graphs(sizes: Tensor, num_nodes: int) -> Graph:
-    """The graph that leads from each node to its graph; kept as long as the tensor, which a batch keeps."""
+    """The graph that leads from each node to its graph; cached as long as the tensor lives."""
 
     def build() -> Graph:
         indptr = torch.nn.functional.pad(sizes.to(torch.int64).cumsum(0), (1, 0))

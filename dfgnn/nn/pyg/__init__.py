@@ -6,7 +6,7 @@ a layer is set up in a way that the fused path does not know (another aggregatio
 active explanation, an overridden ``message``, TorchScript), it runs torch_geometric's own forward and says
 so with a :class:`FallbackWarning`.
 
-The graph made from an ``edge_index`` is kept as long as that tensor lives, so that layers and iterations
+The graph made from an ``edge_index`` is cached as long as that tensor lives, so that layers and iterations
 which share the tensor share the graph.
 """
 

@@ -1,4 +1,4 @@
-"""What decides whether a layer runs fused, and what the layers share beside the graph."""
+"""The base class of the layers: whether a layer runs fused, and the arguments and results that they share."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class FusedConv:
     assigning ``__class__``.
     """
 
-    # What a class's methods were when they were found to be the library's.
+    # The methods of the class when they were last checked to be the library's.
     _methods_found: ClassVar[Any] = ()
     # The dimension of nodes that torch_geometric's class gives its message passing.
     _node_dim: ClassVar[int] = 0
@@ -171,11 +171,11 @@ class FusedConv:
         return out, attention_result(edge_index, attention, graph, self.add_self_loops)
 
     def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
-        # What an instance's first creation compiles for its class: message passing, as torch_geometric's own
-        # forward runs it. Ours is torch_geometric's, so that no way to make a layer leads to another one.
+        # The first instance of a class compiles message passing for it, which torch_geometric's own forward
+        # calls. Our classes get torch_geometric's, no matter how an instance was made.
         cls = type(self)
         library = _upstream(cls)
-        self.inspector.get_source(library)  # it keeps sources by name, and would find ours under this one
+        self.inspector.get_source(library)  # it caches sources by name, and both have this name
         if FusedConv in cls.__bases__:
             self.inspector._cls = library
             self.__class__ = library
@@ -185,15 +185,15 @@ class FusedConv:
                 self.__class__ = cls
             return
         super()._set_jittable_templates(raise_on_error)  # type: ignore[misc]
-        # The way for explanations must not be what was compiled for a class above, if any was by now.
+        # What explanations call must not be what was compiled for a base class before.
         for base in cls.__mro__[1:]:
             if vars(base).get("_jinja_propagate", cls) is vars(cls).get("_orig_propagate"):
                 cls._orig_propagate = base._orig_propagate  # type: ignore[attr-defined]
 
     def __prepare_scriptable__(self):
-        # torch.jit.script asks for what it shall compile, and put, in place of the module.
+        # torch.jit.script asks for the module that it is to compile in place of this one.
         if FusedConv not in type(self).__bases__:
-            return self  # what a user's subclass changes must not be lost
+            return self  # a user's subclass may change the results
         warn(type(self), LIBRARY, "TorchScript")
         plain = copy.copy(self)
         plain.__class__ = _upstream(type(self))
@@ -208,7 +208,7 @@ def fusable(module: MessagePassing, cls: Any = None, aggregation: Any = SumAggre
     if not torch.compiler.is_compiling() and _is_as_made(module, cls):
         return None
     if type(module.aggr_module) is not aggregation:
-        # aggr is what the layer was made with, aggr_module what it has now.
+        # `aggr` is the option of the constructor, `aggr_module` the module that is called.
         named = module.aggr in ("add", "sum")
         return f"aggr_module={type(module.aggr_module).__name__}" if named else f"aggr={module.aggr!r}"
     if not is_untouched(module.aggr_module):
@@ -249,8 +249,8 @@ _methods_of = attrgetter(*_METHODS)
 
 
 def _is_as_made(module: MessagePassing, cls: Any) -> bool:
-    """Whether `fusable` would find nothing, as of almost all layers at almost all times; at a fraction of its
-    cost, which counts for small graphs."""
+    """Whether `fusable` would return None, decided by fewer calls, for which small graphs wait. Almost all
+    layers are as they were made."""
     cls = type(module) if cls is None else cls
     state = module.__dict__
     aggr = state["_modules"].get("aggr_module")
@@ -281,7 +281,7 @@ def _is_as_made(module: MessagePassing, cls: Any) -> bool:
 
 
 def _changed_in_class(cls: Any) -> str | None:
-    """`fusable` of what a class says of all its instances."""
+    """The reason of `fusable` that holds for all instances of a class, or None."""
     changed = next((name for name in _METHODS if _is_changed(getattr(cls, name), name, cls)), None)
     if changed is not None:
         return f"{changed} is overridden"
@@ -289,8 +289,8 @@ def _changed_in_class(cls: Any) -> str | None:
     return None if replaced is None else f"{replaced} was replaced, in torch_geometric or in torch"
 
 
-# As torch.compiler.assume_constant_result, which imports the compiler: what is compiled checks at every call
-# all that it was recorded with, for which a small graph waits, and a class rarely changes after that.
+# As torch.compiler.assume_constant_result does, which imports the compiler. Otherwise compiled code would
+# check at every call whether the class has changed, which it rarely does, and small graphs wait for that.
 _changed_in_class._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -422,7 +422,7 @@ def _with_loops(edge_attr: Tensor, graph: Graph, edge_map: Tensor, fill_value) -
     shape = num_loops, *edge_attr.shape[1:]
     if isinstance(fill_value, str):
         dst, num_dst, mask = graph.edge_index[1, :num_kept], graph.num_dst, graph.edge_mask
-        if mask is not None:  # those that are not in use go to a row of their own
+        if mask is not None:  # unused edges are summed in one more row, which is dropped
             dst, num_dst = torch.where(mask[:num_kept], dst, num_dst), num_dst + 1
         loops = scatter(edge_attr, dst, 0, num_dst, fill_value)[:num_loops]
     elif isinstance(fill_value, Tensor):

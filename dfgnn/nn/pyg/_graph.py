@@ -22,7 +22,7 @@ def graph_of(
     self_loops: bool = False,
 ) -> tuple[Graph, Tensor | None]:
     """`_kept.graph_of` with the sizes of a layer's features; while a compiler records the layer, an EdgeList
-    that stands for the graph and has the map."""
+    that represents the graph and has the map."""
     num_src, num_dst = sizes_of(layer, edge_index, x_src, x_dst, size)
     if type(edge_index) is Tensor and not torch.compiler.is_compiling():
         found = _kept.known(edge_index, num_src, num_dst, self_loops)

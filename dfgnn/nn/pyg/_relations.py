@@ -83,7 +83,7 @@ def relations_of(
     within: bool,
     per_edge: bool,
 ) -> Relations:
-    """The relations of ``edge_index``, kept as long as that tensor and ``edge_type`` live.
+    """The relations of ``edge_index``, cached as long as that tensor and ``edge_type`` live.
 
     Waits for the device where they are made: to check the values and to count the pairs.
 
@@ -169,7 +169,7 @@ class Joined(NamedTuple):
 def join(
     edge_index_dict: dict[tuple[str, str, str], Any], num_src: dict[str, int], num_dst: dict[str, int]
 ) -> Joined:
-    """The relations of ``edge_index_dict`` in its order, kept as long as its tensors live.
+    """The relations of ``edge_index_dict`` in its order, cached as long as its tensors live.
 
     Waits for the device where it is made: to check the values and to count the sources.
 

@@ -1,7 +1,7 @@
 """Graphs of several relations while a compiler records: every (node, relation) pair, occurring or not.
 
 Which pairs occur depends on values. So the edges' sources are numbered relation by relation over all nodes,
-in tensor operations, and an `EdgeList` of these stands for the graph.
+in tensor operations, and an `EdgeList` of these represents the graph.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ._relations import Joined, Relations
 
 
 class Everywhere:
-    """What `Lift` is to the pairs that occur, to all of them."""
+    """`Lift` for all pairs, whether they occur or not."""
 
     def __init__(self, num_relations: int):
         self._num_relations = num_relations
@@ -29,7 +29,7 @@ class Everywhere:
 
 
 class AllPairs:
-    """What `Pairs` is to the pairs that occur, to all of them."""
+    """`Pairs` for all pairs, whether they occur or not."""
 
     def __init__(self, num_relations: int):
         self.lift = Everywhere(num_relations)

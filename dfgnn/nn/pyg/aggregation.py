@@ -21,24 +21,24 @@ from ._base import LIBRARY
 
 
 def graph_of_groups(x: Tensor, index: Tensor | None, ptr: Tensor | None, num_groups: int | None) -> Graph:
-    """The graph that leads from each row of x to its group; kept as long as the tensor that tells the groups.
+    """The graph that leads from each row of x to its group; cached as long as ``index`` or ``ptr`` lives.
 
     index: int64 ``[E]``, the group of each row, or ptr: int64 ``[groups + 1]``, of sorted rows.
     """
-    told = index if ptr is None else ptr
-    assert told is not None
-    told = without_gradient(told)
+    groups_tensor = index if ptr is None else ptr
+    assert groups_tensor is not None
+    groups_tensor = without_gradient(groups_tensor)
 
     def build() -> Graph:
         rows = torch.arange(len(x), device=x.device)
         if ptr is not None:
-            return Graph.from_csr(told.clone(), rows, len(x))  # that of the graph would keep `ptr` alive
+            return Graph.from_csr(groups_tensor.clone(), rows, len(x))  # the graph must not keep `ptr` alive
         groups = num_groups
         if groups is None:
-            groups = int(told.max()) + 1 if told.numel() else 0
-        return Graph.from_coo(rows, told, num_src=len(x), num_dst=groups)
+            groups = int(groups_tensor.max()) + 1 if groups_tensor.numel() else 0
+        return Graph.from_coo(rows, groups_tensor, num_src=len(x), num_dst=groups)
 
-    return _kept.once((told,), ("groups", len(x), num_groups, ptr is None), build)
+    return _kept.once((groups_tensor,), ("groups", len(x), num_groups, ptr is None), build)
 
 
 class FusedAggregation:

@@ -27,7 +27,7 @@ class FAConv(FusedConv, torch_geometric.nn.FAConv):
         x_i' = \epsilon x_i^{(0)} + \sum_j \frac{\tanh(a_l^T x_j + a_r^T x_i)}{\sqrt{d_i d_j}} x_j
 
     A drop-in for ``torch_geometric.nn.FAConv``: its subclass, with the same arguments, parameters, state_dict
-    and results. Of edge size are the scores. The edges with their loops and weights are kept as long as an
+    and results. Of edge size are the scores. The edges with their loops and weights are cached as long as an
     ``edge_index`` tensor lives. Sparse tensors, and compilers, take torch_geometric's own forward.
 
     Differentiable any number of times, with respect to features and parameters.
@@ -98,7 +98,7 @@ class FAConv(FusedConv, torch_geometric.nn.FAConv):
             out = out + self.eps * x_0
         if not isinstance(return_attention_weights, bool):
             return out
-        # What is kept for later calls stays out of the caller's reach.
+        # A copy: the caller must not modify the cached edges.
         return out, (edge_index.clone() if self.normalize else edge_index, alpha)
 
     def _over_batch(self, x: Tensor, x_0: Tensor, edge_index: Any, *more: Any) -> Any:
@@ -128,9 +128,9 @@ class FAConv(FusedConv, torch_geometric.nn.FAConv):
 
     def _normalized(self, edge_index: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """The edges with loops, and 1 / sqrt(d_i d_j) of each."""
-        kept: Any = vars(self)["_cached_edge_index"]
-        if kept is not None:
-            return kept
+        cached: Any = vars(self)["_cached_edge_index"]
+        if cached is not None:
+            return cached
         (edge_index,) = _kept.parts_of(edge_index)
 
         def build() -> tuple[Tensor, Tensor]:

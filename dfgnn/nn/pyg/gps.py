@@ -20,7 +20,7 @@ from .._fallback import foreign_mode, foreign_tensor, warn
 from .._terms import is_untouched
 from ._base import LIBRARY
 
-# What torch_geometric's way calls.
+# The functions that torch_geometric's own forward calls.
 _functions = attrgetter("multi_head_attention_forward", "scaled_dot_product_attention", "linear", "dropout")
 _FUNCTIONS = _functions(F)
 

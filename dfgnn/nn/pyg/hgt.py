@@ -140,7 +140,7 @@ class HGTConv(FusedConv, torch_geometric.nn.HGTConv):
             key, _, value = kqv_dict[edge_type[0]]
             count = key.shape[0] if nodes is None else len(nodes)
             group = Group(0, slice(None) if nodes is None else nodes, slice(None))
-            # Of the prior and a weight the product is small, and so it is taken before the features come in.
+            # The prior is multiplied into the weight, which is smaller than the features.
             keys.append(typed_matmul(key, (prior * weights[0][:, number])[None], [group], count))
             values.append(typed_matmul(value, weights[1][:, number][None], [group], count))
         return torch.cat(keys), torch.cat(values)

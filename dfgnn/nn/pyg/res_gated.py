@@ -30,7 +30,7 @@ class ResGatedGraphConv(FusedConv, torch_geometric.nn.ResGatedGraphConv):
 
     A drop-in for ``torch_geometric.nn.ResGatedGraphConv`` with ``aggr="add"`` or ``"mean"``: its subclass,
     with the same arguments, parameters, state_dict and results. Attributes of edges are projected apart from
-    nodes. There are tensors ``[E, C]``; without attributes one of them, the gates, is kept for backward.
+    nodes. There are tensors ``[E, C]``; without attributes one of them, the gates, is saved for backward.
 
     Deterministic, and differentiable any number of times, with respect to features, parameters and edge
     attributes.
@@ -51,7 +51,7 @@ class ResGatedGraphConv(FusedConv, torch_geometric.nn.ResGatedGraphConv):
 
     @classmethod
     def why_not(cls, layer: Any) -> str | None:
-        if layer.edge_dim is not None:  # whose weights are used in parts
+        if layer.edge_dim is not None:  # parts of the weights are used without calling the modules
             for name in ("lin_key", "lin_query", "lin_value"):
                 if plain_linear(getattr(layer, name)) is None:
                     return f"{name} was replaced or has hooks"

@@ -95,22 +95,25 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
         edges = self._edges(edge_index, edge_attr, graph, query.dtype)
         dtype = query.dtype
         if x_src.device.type == "cuda" and torch.is_autocast_enabled("cuda"):
-            dtype = torch.promote_types(dtype, torch.float32)  # of the sum over C and softmax there
+            dtype = torch.promote_types(dtype, torch.float32)  # of the sum over C and the softmax there
         out = fused
         if out is None:
             out = self.attention(
                 graph, query, key, value, edge_feat_in="value" if self.lin_edge is None else "both", **edges,
-                dropout_p=self.dropout if self.training else 0.0, **({} if seed is None else {"_seed": seed}),
+                **self._options(seed),
             )  # fmt: skip
-            out = self._with_skip((out.flatten(-2) if self.concat else out.mean(-2)).to(dtype), x_dst)
+            out = self._with_skip(self._merged(out, None, dtype=dtype), x_dst)
         if not want_attention:
             return out
-        # By a call of its own: without dropout, and the result is the same whether it is asked for or not.
+        # A separate call without dropout. So the result does not depend on whether attention is asked for.
         in_key = {} if self.lin_edge is None else edges
         nothing = key.new_zeros(*key.shape[:-1], 1)
         attention = self.attention(
             graph, query, key, nothing, edge_feat_in="key", **in_key, return_attention=True
         )[1].to(dtype)  # fmt: skip
+        return self._with_attention(edge_index, out, attention)
+
+    def _with_attention(self, edge_index: Any, out: Tensor, attention: Tensor) -> tuple[Tensor, Any]:
         if isinstance(edge_index, (Tensor, Graph, GraphPart)):
             return out, (for_upstream(edge_index), attention)
         if attention.dim() == 3:
@@ -140,7 +143,7 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
         elif given_attributes(self, edge_index, edge_attr)[1] is not None:
             return None, None
         wide = x_src.is_cuda and torch.is_autocast_enabled("cuda")  # as in forward
-        # A skip connection without a gate, and of all heads, is one of its projections.
+        # A skip connection without a gate, of all heads, is one of the projections.
         joined = self.lin_beta is None and (self.concat or self.heads == 1)
         spec = LayerSpec(
             "dot", self.heads, self.lin_value, self.lin_key, self.lin_query,
