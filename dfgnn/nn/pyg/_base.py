@@ -205,13 +205,16 @@ def fusable(module: MessagePassing, cls: Any = None, aggregation: Any = SumAggre
 
     cls: the fused class that it has, or is to get instead of torch_geometric's. aggregation: what it does.
     """
-    if not torch.compiler.is_compiling() and _is_as_made(module, cls):
-        return None
-    if type(module.aggr_module) is not aggregation:
+    # Asked at every call, for which a small graph waits: so the questions that take a call come last, or only
+    # where something is unusual.
+    cls, compiling = type(module) if cls is None else cls, torch.compiler.is_compiling()
+    state = module.__dict__
+    aggr = module.aggr_module if compiling else state["_modules"].get("aggr_module")
+    if type(aggr) is not aggregation:
         # `aggr` is the option of the constructor, `aggr_module` the module that is called.
         named = module.aggr in ("add", "sum")
-        return f"aggr_module={type(module.aggr_module).__name__}" if named else f"aggr={module.aggr!r}"
-    if not is_untouched(module.aggr_module):
+        return f"aggr_module={type(aggr).__name__}" if named else f"aggr={module.aggr!r}"
+    if not is_untouched(aggr):
         return "aggr_module has hooks or a forward of its own"
     if all_hooked():
         return "there are hooks on all modules"
@@ -223,61 +226,42 @@ def fusable(module: MessagePassing, cls: Any = None, aggregation: Any = SumAggre
         return "an explanation is active"
     if "parametrizations" in module._modules:  # which may draw numbers, or count, at every access
         return "its parameters have parametrizations"
-    if module.node_dim != (type(module) if cls is None else cls)._node_dim:
+    if module.node_dim != cls._node_dim:
         return f"node_dim={module.node_dim}"
-    if not torch.compiler.is_compiling():
-        if (mode := foreign_mode()) is not None:
-            return f"a mode is active, {mode}"
-        foreign = foreign_tensor(module._parameters.values())
-        if foreign is not None:
-            return f"a parameter is a {foreign}"
-    if any(getattr(module, name) for name in _HOOKS):
+    if not compiling:
+        if internals.num_function_modes() or internals.num_dispatch_modes():
+            mode = foreign_mode()
+            if mode is not None:
+                return f"a mode is active, {mode}"
+        if not PLAIN.issuperset(map(type, state["_parameters"].values())):
+            foreign = foreign_tensor(module._parameters.values())
+            if foreign is not None:
+                return f"a parameter is a {foreign}"
+    hooks = [getattr(module, name) for name in _HOOKS] if compiling else map(state.__getitem__, _HOOKS)
+    if any(hooks):
         return "message passing hooks are registered"
-    cls = type(module) if cls is None else cls
     for name in _METHODS:
-        if name in module.__dict__ and _is_changed(module.__dict__[name], name, cls):
+        if name in state and _is_changed(state[name], name, cls):
             return f"{name} is overridden"
-    reason = _changed_in_class(cls)
+    reason = _changed_in_class(cls) if compiling else _changed_since(cls)
     if reason is not None:
         return reason
-    if torch.jit.is_scripting() or torch.jit.is_tracing():
-        return "TorchScript"
-    return None
+    traced = torch.jit.is_tracing() if compiling else internals.tracing_state() is not None
+    return "TorchScript" if traced or torch.jit.is_scripting() else None
 
 
 _methods_of = attrgetter(*_METHODS)
 
 
-def _is_as_made(module: MessagePassing, cls: Any) -> bool:
-    """Whether `fusable` would return None, decided by fewer calls, for which small graphs wait. Almost all
-    layers are as they were made."""
-    cls = type(module) if cls is None else cls
-    state = module.__dict__
-    aggr = state["_modules"].get("aggr_module")
-    if (
-        type(aggr) is not SumAggregation
-        or not is_untouched(aggr)
-        or all_hooked()
-        or module.flow != "source_to_target"
-        or module.decomposed_layers > 1
-        or module.explain
-        or module.node_dim != cls._node_dim
-        or "parametrizations" in state["_modules"]
-        or not PLAIN.issuperset(map(type, state["_parameters"].values()))
-        or any(map(state.__getitem__, _HOOKS))
-        or internals.num_function_modes()
-        or internals.num_dispatch_modes()
-        or not state.keys().isdisjoint(_METHODS)
-        or internals.tracing_state() is not None
-        or torch.jit.is_scripting()
-    ):
-        return False
+def _changed_since(cls: Any) -> str | None:
+    """`_changed_in_class`, by a comparison with the methods that were found to be the library's before."""
     methods = (*_methods_of(cls), cls._called.now())
     if cls._methods_found == methods:
-        return True
-    if _changed_in_class(cls) is None:
+        return None
+    reason = _changed_in_class(cls)
+    if reason is None:
         cls._methods_found = methods
-    return False
+    return reason
 
 
 def _changed_in_class(cls: Any) -> str | None:
