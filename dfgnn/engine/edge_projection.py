@@ -9,12 +9,12 @@ with the products of attention: no E x H x D tensor.
 What remains per edge are products of d numbers per head, an edge bias, and the weighted sum of the edge's own
 features; per node there are rows [H, d] (`edge_terms`).
 
-There are three ways. `_composed` puts these together under autograd, for every option and to any order.
-`_Separate` is training with less memory and fewer passes. Its output contains the edges' part, so that
-g . out is all of delta, and backward needs neither the attention nor the output without that part. `_InOne`
-is the same of one projection in key and value, with all products but the gradient of x in the attention's own
-kernels, on CUDA in 16 bits, for heads whose lanes can share the features: of edge size are these, and in
-backward two numbers per edge and head.
+There are three ways to compute it. `_composed` puts these together under autograd, for every option and to
+any order. `_Separate` is one autograd function with less memory and fewer passes. Its output contains the
+edges' part, so that g . out is all of delta, and backward needs neither the attention nor the output without
+that part. `_InOne` is the same of one projection in key and value, with all products but the gradient of x in
+the attention's own kernels, on CUDA in 16 bits, for heads whose lanes can share the features: of edge size
+are these, and in backward two numbers per edge and head.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ class EdgeTerms(NamedTuple):
 
 
 class _Call:
-    """What of an attention is no tensor to differentiate by. one_feat, one_proj: whether key and value have
-    the same."""
+    """The arguments of an attention that are not tensors to differentiate by. one_feat, one_proj: whether key
+    and value have the same."""
 
     __slots__ = ("graph", "in_key", "numbers", "one_feat", "one_proj", "schedule")
 
@@ -180,16 +180,14 @@ def _composed(
     return out, attention
 
 
-def _handle(call: _Call, value: Tensor, terms: EdgeTerms, backward: bool):
-    """The graph as `_InOne` takes it, or None where it cannot be (kProjects, attention/lanes.cuh)."""
+def _one_kernel_takes(call: _Call, value: Tensor, terms: EdgeTerms) -> bool:
+    """Whether `_InOne` can carry it out (kProjects, attention/lanes.cuh)."""
     if not (call.one_feat and call.one_proj) or terms.key is None or terms.key_proj is None:
-        return None
+        return False
     heads, dim = value.shape[1:]
     lanes, size = lanes_per_head(heads, dim, value.dtype), dim * value.dtype.itemsize
     fits = value.is_cuda and value.dtype.itemsize == 2 and 32 < size <= 16 * lanes
-    if not fits or terms.key.shape[1] > max(2 * lanes, 16) or call.numbers.negative_slope != 1:
-        return None
-    return call.graph._planner.handle(heads, dim, value.dtype, "dot", call.schedule, True, backward)
+    return fits and terms.key.shape[1] <= max(2 * lanes, 16) and call.numbers.negative_slope == 1
 
 
 _NAMES = (
@@ -198,76 +196,43 @@ _NAMES = (
 )
 
 
-class _Separate(torch.autograd.Function):
-    """The output of an eager training step, without a gate, with a term in the value.
+class _Separate(_Call):
+    """The output, of a term in the value and without a gate, by the engine's attention and products along
+    edges."""
 
-    It may be modified in place, as in `autograd.Attention`: backward then computes it again.
-    """
+    __slots__ = ()
 
-    @staticmethod
-    def forward(ctx, call: _Call, *given):
-        out, bias, stats, sums, attention = _Separate.compute(call, given)
-        ctx.call = call
-        ctx.kept = out.detach() if _eager.top_hooks(True) is None else None
-        ctx.version = out._version
-        need = dict(zip(_NAMES, ctx.needs_input_grad[1:]))
-        need_attention = need["value_feat"] or call.one_feat and need["key_feat"]
-        ctx.save_for_backward(
-            *given,
-            None if bias is given[_NAMES.index("edge_bias")] else bias,
-            stats,
-            None if call.with_twins(EdgeTerms(*given[3:7])).value_proj is None else sums,
-            attention if need_attention else None,
-            out if ctx.kept is None else None,
-        )
-        return out
-
-    @staticmethod
-    def compute(call: _Call, given):
-        """out, the scores' part of the edges with edge_bias, stats, the sums of features, attention."""
+    def forward(self, given, need):
+        """The output, and what `gradients` reads besides it. need: which tensors need a gradient, by name."""
         query, key, value, *terms, edge_bias, mask, weight, seed, out_bias = given
-        terms = call.with_twins(EdgeTerms(*terms))
+        terms = self.with_twins(EdgeTerms(*terms))
         assert terms.value is not None
         bias = edge_bias
-        with _without_autocast(query.device):
-            if terms.key is not None:
-                rows = _onto_features(query, terms.key_proj)
-                bias = _terms.dot(call.graph, rows, terms.key, call.numbers.scale)
-                if edge_bias is not None:
-                    bias = bias + edge_bias
-            tensors = Tensors(value, key, query, None, bias, None, mask, weight, None, seed, out_bias)
-            out, stats, _, _, attention = call.engine(value, True).forward(tensors)
-            width = _width_of_sums(value, terms.value_proj)
-            sums = _terms.total(call.graph, attention, terms.value, width)
-            _add_projection(out, sums, terms.value_proj)
-        return out, bias, stats, sums, attention
+        if terms.key is not None:
+            rows = _onto_features(query, terms.key_proj)
+            bias = _terms.dot(self.graph, rows, terms.key, self.numbers.scale)
+            if edge_bias is not None:
+                bias = bias + edge_bias
+        tensors = Tensors(value, key, query, None, bias, None, mask, weight, None, seed, out_bias)
+        out, stats, _, _, attention = self.engine(value, True).forward(tensors)
+        width = _width_of_sums(value, terms.value_proj)
+        sums = _terms.total(self.graph, attention, terms.value, width)
+        _add_projection(out, sums, terms.value_proj)
+        need_attention = need.get("value_feat") or self.one_feat and need.get("key_feat")
+        return out, (
+            None if bias is edge_bias else bias,
+            stats,
+            None if terms.value_proj is None else sums,
+            attention if need_attention else None,
+        )
 
-    @staticmethod
-    def backward(ctx, grad):
-        call, saved = ctx.call, ctx.saved_tensors
-        given, (bias, stats, sums, attention, out) = saved[: len(_NAMES)], saved[len(_NAMES) :]
-        need = dict(zip(_NAMES, ctx.needs_input_grad[1:]))
-        if torch.is_grad_enabled():  # create_graph
-            return None, *_differentiable(call, given, need, grad)
-        if out is None:
-            out = ctx.kept
-            if not _eager.retains_graph():
-                ctx.kept = None
-        if out._version != ctx.version:
-            out = _Separate.compute(call, given)[0]
-        with _without_autocast(grad.device):
-            found = _Separate.gradients(
-                call, given, need, grad.contiguous(), bias, stats, sums, attention, out
-            )
-        return None, *(found.get(name) if need[name] else None for name in _NAMES)
-
-    @staticmethod
-    def gradients(call: _Call, given, need, grad, bias, stats, sums, attention, out) -> dict[str, Tensor]:
+    def gradients(self, given, need, grad, made, out) -> dict[str, Tensor]:
         query, key, value, *terms, edge_bias, mask, weight, seed, out_bias = given
-        terms, graph, scale = call.with_twins(EdgeTerms(*terms)), call.graph, call.numbers.scale
+        bias, stats, sums, attention = made
+        terms, graph, scale = self.with_twins(EdgeTerms(*terms)), self.graph, self.numbers.scale
         assert terms.value is not None
         rows = None
-        if call.one_feat and need["key_feat"] and terms.key_proj is not None and terms.value_proj is not None:
+        if self.one_feat and need["key_feat"] and terms.key_proj is not None and terms.value_proj is not None:
             rows, grad_rows = _onto_features_beside(query, terms.key_proj, grad, terms.value_proj)
         else:
             grad_rows = _onto_features(grad, terms.value_proj)
@@ -275,7 +240,7 @@ class _Separate(torch.autograd.Function):
         bias = edge_bias if bias is None else bias
         tensors = Tensors(value, key, query, None, bias, None, mask, weight, None, seed, out_bias)
         bits = NEED_BIAS * (bias is not None) | NEED_WEIGHT * need["edge_weight"]
-        grads = call.engine(value, True).backward(
+        grads = self.engine(value, True).backward(
             (grad, gamma), tensors, (out, stats, None, None, None), bits
         )
         grad_value, grad_key, grad_query, _, grad_score, _, grad_weight, _ = grads
@@ -298,7 +263,7 @@ class _Separate(torch.autograd.Function):
             score_sums = _terms.total(graph, grad_score, terms.key, width)
         if need["query"]:
             _add_projection(grad_query, score_sums, terms.key_proj, scale)
-        if need["key_proj"] and call.one_proj:
+        if need["key_proj"] and self.one_proj:
             found["key_proj"] = _grad_proj(query, score_sums, grad, sums, scale)
         elif need["key_proj"]:
             found["key_proj"] = _products_of_rows(query, score_sums).mul_(scale)
@@ -308,66 +273,74 @@ class _Separate(torch.autograd.Function):
         elif need["key_feat"]:
             rows = _onto_features(query, terms.key_proj)
             found["key_feat"] = _terms.outer(graph, grad_score, rows, terms.key, scale)
-            if call.one_feat:
+            if self.one_feat:
                 found["key_feat"].add_(_terms.outer(graph, attention, grad_rows, terms.key))
         return found
 
 
-class _InOne(torch.autograd.Function):
-    """`_Separate` of one projection, without gradients of edge_bias and edge_weight, by kernels that know
-    features of edges."""
+class _InOne(_Call):
+    """The same of one projection in key and value, without gradients of edge_bias and edge_weight, by kernels
+    that know features of edges."""
+
+    __slots__ = ("handle",)
+
+    def __init__(self, handle, *args):
+        super().__init__(*args)
+        self.handle = handle
+
+    def forward(self, given, need):
+        query, key, value, feat, proj, _, _, *options = given
+        factors = _factors(proj, lanes_per_head(*value.shape[1:], value.dtype))
+        tensors = query, key, value, feat, *factors, *options
+        out, saved, sums = operators.attend_projected(self.handle, tensors, self.numbers)
+        return out, (saved, *factors, sums)
+
+    def gradients(self, given, need, grad, made, out) -> dict[str, Tensor]:
+        query, key, value, feat, proj, _, _, *options = given
+        saved, *factors, sums = made
+        scale = self.numbers.scale
+        tensors = grad, query, key, value, feat, *factors, *options, out, saved
+        *grads, score_sums, edges = operators.attend_projected_backward(
+            self.handle, tensors, self.numbers, need["key_feat"]
+        )
+        found = dict(zip(("value", "key", "query"), grads))
+        if need["key_proj"]:
+            found["key_proj"] = _grad_proj(query, score_sums, grad, sums, scale)
+        if need["out_bias"]:
+            found["out_bias"] = grad.sum(0)
+        if need["key_feat"]:
+            attention, grad_score = edges.unbind(-1)
+            rows, grad_rows = _onto_features(query, proj), _onto_features(grad, proj)
+            of_key = _terms.outer(self.graph, grad_score, rows, feat, scale)
+            found["key_feat"] = of_key.add_(_terms.outer(self.graph, attention, grad_rows, feat))
+        return found
+
+
+@_eager.called_directly
+class _Projected(_eager.EagerFunction):
+    """The output of an eager training step. It may be modified in place, as in `autograd.Attention`: backward
+    then computes it again."""
 
     @staticmethod
-    def forward(ctx, call: _Call, handle, *given):
-        out, kept, factors, sums = _InOne.compute(call, handle, given)
-        ctx.call, ctx.handle = call, handle
-        ctx.kept = out.detach() if _eager.top_hooks(True) is None else None
-        ctx.version = out._version
-        ctx.save_for_backward(*given, kept, *factors, sums, out if ctx.kept is None else None)
+    def forward(ctx, call, *given):
+        with _without_autocast(given[0].device):
+            out, made = call.forward(given, dict(zip(_NAMES, ctx.needs_input_grad[1:])))
+        ctx.call, ctx.num_made = call, len(made)
+        ctx.save_for_backward(*given, *made, *_eager.keep_aside(ctx, out))
         return out
 
     @staticmethod
-    def compute(call: _Call, handle, given):
-        """out, what its backward wants, the factors of proj, sums of features."""
-        query, key, value, feat, proj, _, _, *options = given
-        heads, size = value.shape[1:]
-        with _without_autocast(query.device):
-            factors = _factors(proj, lanes_per_head(heads, size, value.dtype))
-            tensors = query, key, value, feat, *factors, *options
-            out, kept, sums = operators.attend_projected(handle, tensors, call.numbers)
-        return out, kept, factors, sums
-
-    @staticmethod
     def backward(ctx, grad):
-        call, handle, saved = ctx.call, ctx.handle, ctx.saved_tensors
-        given, (kept, *factors, sums, out) = saved[: len(_NAMES)], saved[len(_NAMES) :]
-        need = dict(zip(_NAMES, ctx.needs_input_grad[2:]))
+        call, saved, count = ctx.call, ctx.saved_tensors, len(_NAMES)
+        given, end = saved[:count], count + ctx.num_made
+        need = dict(zip(_NAMES, ctx.needs_input_grad[1:]))
         if torch.is_grad_enabled():  # create_graph
-            return None, None, *_differentiable(call, given, need, grad)
-        query, key, value, feat, proj, _, _, *options = given
-        if out is None:
-            out = ctx.kept
-            if not _eager.retains_graph():
-                ctx.kept = None
-        if out._version != ctx.version:
-            out = _InOne.compute(call, handle, given)[0]
-        with _without_autocast(query.device):
-            grad = grad.contiguous()
-            tensors = grad, query, key, value, feat, *factors, *options, out, kept
-            *grads, score_sums, edges = operators.attend_projected_backward(
-                handle, tensors, call.numbers, need["key_feat"]
-            )
-            found = dict(zip(("value", "key", "query"), grads))
-            if need["key_proj"]:
-                found["key_proj"] = _grad_proj(query, score_sums, grad, sums, call.numbers.scale)
-            if need["out_bias"]:
-                found["out_bias"] = grad.sum(0)
-            if need["key_feat"]:
-                attention, grad_score = edges.unbind(-1)
-                rows, grad_rows = _onto_features(query, proj), _onto_features(grad, proj)
-                of_key = _terms.outer(call.graph, grad_score, rows, feat, call.numbers.scale)
-                found["key_feat"] = of_key.add_(_terms.outer(call.graph, attention, grad_rows, feat))
-        return None, None, *(found.get(name) if need[name] else None for name in _NAMES)
+            return None, *_differentiable(call, given, need, grad)
+        results, _ = _eager.taken_back(ctx, saved[end:])
+        with _without_autocast(grad.device):
+            (out,) = call.forward(given, {})[:1] if results is None else results
+            found = call.gradients(given, need, grad.contiguous(), saved[count:end], out)
+        return None, *(found.get(name) if need[name] else None for name in _NAMES)
 
 
 def _differentiable(call: _Call, given, need, grad):
@@ -454,7 +427,7 @@ def attention(inputs: AttentionInputs, terms: EdgeTerms) -> tuple[Tensor, Any]:
     value_proj = key_proj if one_proj else _padded(terms.value_proj, value.shape[2])
     terms = terms._replace(key_proj=key_proj, value_proj=value_proj)
     rest = numbers._replace(flags=numbers.flags & BIAS_AFTER), schedule
-    call = _Call(graph, *rest, terms)
+    call: _Separate | _InOne = _Separate(graph, *rest, terms)
     given = (
         *(query, key, value, *call.without_twins(terms)),
         *(edge.edge_bias, edge.edge_mask, edge.edge_weight, edge.seed, out_bias),
@@ -470,13 +443,14 @@ def attention(inputs: AttentionInputs, terms: EdgeTerms) -> tuple[Tensor, Any]:
         _, weights = _composed(graph, *rest, query, key, value, alone, edge, None, True)
     train = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
     edges_learn = any(x is not None and x.requires_grad for x in (edge.edge_bias, edge.edge_weight))
-    handle = None if train and edges_learn else _handle(call, value, terms, train)
+    if not (train and edges_learn) and _one_kernel_takes(call, value, terms):
+        planner = graph._planner
+        handle = planner.handle(*value.shape[1:], value.dtype, "dot", schedule, True, train)
+        call = _InOne(handle, graph, *rest, terms)
     if paths.recorder is not None:
         paths.recorder.took("edge projection", paths.describe("dot", value))
-    if handle is not None:
-        if train:
-            return _InOne.apply(call, handle, *given), weights
-        return _InOne.compute(call, handle, given)[0], weights
     if train:
-        return _Separate.apply(call, *given), weights
-    return _Separate.compute(call, given)[0], weights
+        run = _Projected.at_once if _eager.is_eager(value) else _Projected.apply
+        return run(call, *given), weights
+    with _without_autocast(query.device):
+        return call.forward(given, {})[0], weights
