@@ -16,7 +16,8 @@ their projections are alike for all. (:func:`edge_softmax` takes any dimensions 
 lie behind the nodes, ``[N, B, H, D]``, are heads as they are: ``flatten(1, 2)``.
 """
 
-from .attention import agnn_attention, dot_attention, gat_attention, gatv2_attention
+from .additive import gat_attention, gatv2_attention
+from .dot import agnn_attention, dot_attention
 from .flex import flex_attention
 from .pieces import edge_softmax, sddmm, spmm
 from .products import edge_product_attention

@@ -1,7 +1,9 @@
 """Attention with a score written in Python."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from torch import Tensor
 
@@ -10,33 +12,31 @@ from ..engine.checks import Checker
 from ..engine.given import GraphLike, graph_of
 from ..graph import Graph
 from ..runtime.batches import batched
-from .attention import gat_attention
+from .additive import gat_attention
+from .options import FlexOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 # fmt: off
 @overload
 def flex_attention(
     graph: GraphLike, score_fn: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor,
-    edge_feat: Tensor | None = ..., *, params: Sequence[Tensor] = ..., edge_mask: Tensor | None = ...,
-    edge_weight: Tensor | None = ..., out_bias: Tensor | None = ..., dropout_p: float = ...,
-    return_attention: Literal[False] = ..., chunk_edges: int | None = ..., schedule: str = ...,
-    size: tuple[int, int] | None = ...,
+    edge_feat: Tensor | None = ..., *,
+    return_attention: Literal[False] = ..., **options: Unpack[FlexOptions],
 ) -> Tensor: ...
 @overload
 def flex_attention(
     graph: GraphLike, score_fn: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor,
-    edge_feat: Tensor | None = ..., *, params: Sequence[Tensor] = ..., edge_mask: Tensor | None = ...,
-    edge_weight: Tensor | None = ..., out_bias: Tensor | None = ..., dropout_p: float = ...,
-    return_attention: Literal[True], chunk_edges: int | None = ..., schedule: str = ...,
-    size: tuple[int, int] | None = ...,
+    edge_feat: Tensor | None = ..., *,
+    return_attention: Literal[True], **options: Unpack[FlexOptions],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def flex_attention(
     graph: GraphLike, score_fn: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor,
-    edge_feat: Tensor | None = ..., *, params: Sequence[Tensor] = ..., edge_mask: Tensor | None = ...,
-    edge_weight: Tensor | None = ..., out_bias: Tensor | None = ..., dropout_p: float = ...,
-    return_attention: bool, chunk_edges: int | None = ..., schedule: str = ...,
-    size: tuple[int, int] | None = ...,
+    edge_feat: Tensor | None = ..., *,
+    return_attention: bool, **options: Unpack[FlexOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 # fmt: on
 @batched("value")

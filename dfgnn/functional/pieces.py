@@ -10,7 +10,7 @@ from ..engine.checks import Checker, for_device, without_padding
 from ..engine.given import GraphLike, graph_of
 from ..graph import Graph
 from ..runtime.batches import batched
-from .attention import gat_attention
+from .additive import gat_attention
 
 
 def edge_softmax(

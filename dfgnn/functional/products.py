@@ -1,7 +1,9 @@
 """Attention whose scores are products of an edge's ends and its own features."""
 
+from __future__ import annotations
+
 import math
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from torch import Tensor
 
@@ -11,25 +13,23 @@ from ..engine.given import GraphLike, graph_of
 from ..graph import Graph
 from ..runtime import ops as _ops
 from ..runtime.batches import batched
-from .attention import gat_attention
+from .additive import gat_attention
+from .options import EdgeProductOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 # fmt: off
 @overload
 def edge_product_attention(
     graph: GraphLike, query: Tensor, key: Tensor, value: Tensor, edge_feat: Tensor, *,
-    scale: float | None = ..., clamp: float | None = ..., edge_bias: Tensor | None = ...,
-    edge_mask: Tensor | None = ..., edge_weight: Tensor | None = ..., out_bias: Tensor | None = ...,
-    dropout_p: float = ..., return_edges: None = ..., return_attention: Literal[False] = ...,
-    schedule: str = ..., size: tuple[int, int] | None = ...,
+    return_edges: None = ..., return_attention: Literal[False] = ..., **options: Unpack[EdgeProductOptions],
 ) -> Tensor: ...
 @overload
 def edge_product_attention(
     graph: GraphLike, query: Tensor, key: Tensor, value: Tensor, edge_feat: Tensor, *,
-    scale: float | None = ..., clamp: float | None = ..., edge_bias: Tensor | None = ...,
-    edge_mask: Tensor | None = ..., edge_weight: Tensor | None = ..., out_bias: Tensor | None = ...,
-    dropout_p: float = ..., return_edges: str | None = ..., return_attention: bool = ...,
-    schedule: str = ..., size: tuple[int, int] | None = ...,
+    return_edges: str | None = ..., return_attention: bool = ..., **options: Unpack[EdgeProductOptions],
 ) -> Any: ...
 # fmt: on
 @batched("query")

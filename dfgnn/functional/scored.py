@@ -1,6 +1,8 @@
 """Attention with scores that are given."""
 
-from typing import Any, Literal, overload
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -10,30 +12,28 @@ from ..engine.given import GraphLike, edges_as_sources, graph_of
 from ..graph import Graph
 from ..runtime import ops as _ops
 from ..runtime.batches import batched
-from .attention import gat_attention
+from .additive import gat_attention
+from .options import ScoreOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 # fmt: off
 @overload
 def score_attention(
-    graph: GraphLike, score: Tensor, value: Tensor, *, value_at: str = ..., edge_mask: Tensor | None = ...,
-    edge_weight: Tensor | None = ..., out_bias: Tensor | None = ..., dropout_p: float = ...,
-    return_attention: Literal[False] = ..., schedule: str = ...,
-    sink: Tensor | None = ..., size: tuple[int, int] | None = ...,
+    graph: GraphLike, score: Tensor, value: Tensor, *,
+    return_attention: Literal[False] = ..., **options: Unpack[ScoreOptions],
 ) -> Tensor: ...
 @overload
 def score_attention(
-    graph: GraphLike, score: Tensor, value: Tensor, *, value_at: str = ..., edge_mask: Tensor | None = ...,
-    edge_weight: Tensor | None = ..., out_bias: Tensor | None = ..., dropout_p: float = ...,
-    return_attention: Literal[True], schedule: str = ...,
-    sink: Tensor | None = ..., size: tuple[int, int] | None = ...,
+    graph: GraphLike, score: Tensor, value: Tensor, *,
+    return_attention: Literal[True], **options: Unpack[ScoreOptions],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def score_attention(
-    graph: GraphLike, score: Tensor, value: Tensor, *, value_at: str = ..., edge_mask: Tensor | None = ...,
-    edge_weight: Tensor | None = ..., out_bias: Tensor | None = ..., dropout_p: float = ...,
-    return_attention: bool, schedule: str = ...,
-    sink: Tensor | None = ..., size: tuple[int, int] | None = ...,
+    graph: GraphLike, score: Tensor, value: Tensor, *,
+    return_attention: bool, **options: Unpack[ScoreOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 # fmt: on
 @batched("value")

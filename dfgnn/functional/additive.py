@@ -1,0 +1,250 @@
+"""Attention with the scores of GAT and GATv2."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from torch import Tensor
+
+from ..engine import unchecked
+from ..engine.checks import Checker, for_device, with_feat, without_padding
+from ..engine.given import GraphLike, graph_of
+from ..engine.paths import AttentionInputs, attend
+from ..graph import Graph
+from ..runtime import ops as _ops
+from ..runtime.arguments import BIAS_AFTER, FEAT_IN_KEY, FEAT_IN_VALUE, Numbers, Tensors
+from ..runtime.batches import batched
+from .options import GatOptions, GatV2Options
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+# fmt: off
+@overload
+def gat_attention(
+    graph: GraphLike, feat: Tensor, alpha_src: Tensor | None, alpha_dst: Tensor | None, *,
+    return_attention: Literal[False] = ..., **options: Unpack[GatOptions],
+) -> Tensor: ...
+@overload
+def gat_attention(
+    graph: GraphLike, feat: Tensor, alpha_src: Tensor | None, alpha_dst: Tensor | None, *,
+    return_attention: Literal[True], **options: Unpack[GatOptions],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def gat_attention(
+    graph: GraphLike, feat: Tensor, alpha_src: Tensor | None, alpha_dst: Tensor | None, *,
+    return_attention: bool, **options: Unpack[GatOptions],
+) -> Tensor | tuple[Tensor, Tensor]: ...
+# fmt: on
+@batched("feat")
+def gat_attention(
+    graph: Any,
+    feat: Tensor,
+    alpha_src: Tensor | None,
+    alpha_dst: Tensor | None,
+    *,
+    negative_slope: float = 0.2,
+    edge_bias: Tensor | None = None,
+    bias_after: bool = False,
+    edge_gate: Tensor | None = None,
+    edge_mask: Tensor | None = None,
+    edge_weight: Tensor | None = None,
+    edge_feat: Tensor | None = None,
+    out_bias: Tensor | None = None,
+    dropout_p: float = 0.0,
+    return_attention: bool = False,
+    schedule: str = "auto",
+    sink: Tensor | None = None,
+    size: tuple[int, int] | None = None,
+    _seed: Tensor | None = None,
+    _caller: str = "gat_attention",
+) -> Tensor | tuple[Tensor, Tensor]:
+    r"""Additive attention of GAT (Veličković et al., ICLR 2018, arXiv 1710.10903).
+
+    .. math::
+        s_{ij} = \mathrm{LeakyReLU}(c_{ij} (\alpha^{src}_j + \alpha^{dst}_i) + b_{ij}), \quad
+        \mathrm{out}_i = \sum_j w_{ij} m_{ij} \, \mathrm{softmax}_j(s_{ij}) \, (\mathrm{feat}_j + e_{ij})
+
+    with the dropout mask m_ij in {0, 1 / (1 - p)}. A destination without edges gets 0.
+
+    Args:
+        graph: the edges, on the device of the tensors: a Graph; or a DGLGraph or an ``edge_index`` [2, E],
+            from which the graph is made at the first call and found again as long as that object lives (see
+            :meth:`dfgnn.Graph.cached`), with the edges in its order.
+        feat: values [num_src, H, D]; float32, float64, float16 or bfloat16. Sums run in float32 (float64 for
+            float64). On CUDA fastest where D is a multiple of 16 bytes; other sizes are padded.
+        alpha_src: source term [num_src, H], in feat's dtype or float32; None for 0.
+        alpha_dst: destination term [num_dst, H], likewise.
+        negative_slope: of LeakyReLU.
+        edge_bias: b [E, H], in the order in which the graph's edges were given; in feat's dtype or float32.
+        bias_after: add b after LeakyReLU instead of before it.
+        edge_gate: c [E] or [E, H], same order and dtypes; multiplies what the two ends give.
+        edge_mask: bool [E] or [E, H], same order; where it is False there is no edge, as with an edge_bias
+            of -inf. Its weight is 0, which makes NaN of a source value that is not finite.
+        edge_weight: w [E] or [E, H], same order and dtypes; multiplies after softmax and is not renormalised.
+        edge_feat: e [E, H, D] in feat's dtype, same order; added to the value, as in EdgeGAT.
+        out_bias: [H, D] in feat's dtype, added to every row of out: the bias of a layer, without a second
+            output that is kept for backward.
+        dropout_p: probability of dropping an attention weight. The mask is a function (Philox) of a seed
+            drawn from torch's generator of the device, the edge and the head; it is never stored.
+        return_attention: also return w m softmax(s), [E, H] in feat's dtype and the given edge order.
+        schedule: "auto", or a name from ``dfgnn.plan.SCHEDULES``, which may carry bounds, as in
+            "natural<=512 heads<=2" (see there).
+        sink: [H], in feat's dtype or float32: one more score of every softmax, which brings no value and
+            takes exp(sink) of its mass, so that the weights of a row add up to less than 1. A destination
+            without edges still gets 0. With it the gradients of ``create_graph``, torch.func and forward mode
+            are plain tensor operations. Not for graphs that several processes share.
+        size: (num_src, num_dst) of an ``edge_index``. None: as many as feat and alpha_dst have rows, and
+            without alpha_dst as many destinations as sources.
+
+    Returns:
+        out [num_dst, H, D], or (out, attention).
+
+    Differentiable in every floating-point tensor, any number of times and in forward mode; under torch.func's
+    transforms, too. Third derivatives, second ones under torch.func, and forward mode are plain tensor
+    operations, with temporaries of E x H x D; all else is fused. The results may be modified in place.
+    Deterministic: equal inputs give bitwise equal results, whatever ``torch.use_deterministic_algorithms``
+    says (but second derivatives and forward mode on CUDA, which follow it). Memory beyond inputs, outputs and
+    gradients is O(N H D); edge-sized tensors exist only where one is passed in or asked for (edge_gate, and a
+    loss over the returned attention, take one [E, H] more in backward).
+
+    Raises:
+        TypeError, ValueError: an argument of the wrong type, dtype, device, shape or range.
+        RuntimeError: CUDA tensors without CUDA support in this installation.
+    """
+    if type(graph) is not Graph or size is not None:
+        graph = graph_of(_caller, graph, size, feat, alpha_dst)
+    if (
+        edge_bias is edge_gate is edge_mask is edge_weight is edge_feat is out_bias is sink is _seed is None
+        and schedule == "auto"
+        and not return_attention
+        and alpha_src is not None
+        and alpha_dst is not None
+    ):
+        out = unchecked.attention(
+            graph, "additive", feat, alpha_src, alpha_dst, None, slope=negative_slope, dropout_p=dropout_p
+        )
+        if out is not None:
+            return out
+    check = Checker(_caller, graph, "feat", feat)
+    check.tensor("feat", feat, [(graph.num_src, None, None)])
+    check.number("negative_slope", negative_slope)
+    heads, dim = feat.shape[1:]
+    alpha_types = (check.dtype, check.acc)
+    if alpha_src is None:
+        alpha_src = feat.new_zeros(graph.num_src, heads, dtype=check.acc)
+    else:
+        check.tensor("alpha_src", alpha_src, [(graph.num_src, heads)], alpha_types)
+        alpha_src = _ops.as_type(alpha_src, check.acc)
+    if alpha_dst is not None:
+        check.tensor("alpha_dst", alpha_dst, [(graph.num_dst, heads)], alpha_types)
+        alpha_dst = _ops.as_type(alpha_dst, check.acc)
+    edge = check.options(
+        heads, edge_bias, edge_gate, edge_mask, edge_weight, edge_feat, dim, out_bias, dim, dropout_p, _seed
+    )
+    sink = check.sink(sink, heads)
+    values, edge_feat, out_bias = for_device(check, feat, edge.edge_feat, out_bias)
+    tensors = Tensors(values, alpha_src, alpha_dst, None, *with_feat(edge, edge_feat), out_bias)
+    flags = FEAT_IN_VALUE | BIAS_AFTER * bool(bias_after)
+    scalars = Numbers(float(negative_slope), 1.0, float(dropout_p), flags)
+    inputs = AttentionInputs(graph, "additive", tensors, scalars, return_attention, schedule, sink)
+    out, attention = attend(inputs)
+    out = without_padding(out, dim)
+    return (out, _ops.as_type(check.in_use(attention), feat.dtype)) if return_attention else out
+
+
+# fmt: off
+@overload
+def gatv2_attention(
+    graph: GraphLike, x_src: Tensor, x_dst: Tensor, attn: Tensor, *,
+    return_attention: Literal[False] = ..., **options: Unpack[GatV2Options],
+) -> Tensor: ...
+@overload
+def gatv2_attention(
+    graph: GraphLike, x_src: Tensor, x_dst: Tensor, attn: Tensor, *,
+    return_attention: Literal[True], **options: Unpack[GatV2Options],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def gatv2_attention(
+    graph: GraphLike, x_src: Tensor, x_dst: Tensor, attn: Tensor, *,
+    return_attention: bool, **options: Unpack[GatV2Options],
+) -> Tensor | tuple[Tensor, Tensor]: ...
+# fmt: on
+@batched("x_src")
+def gatv2_attention(
+    graph: Any,
+    x_src: Tensor,
+    x_dst: Tensor,
+    attn: Tensor,
+    *,
+    negative_slope: float = 0.2,
+    edge_feat: Tensor | None = None,
+    edge_bias: Tensor | None = None,
+    edge_gate: Tensor | None = None,
+    edge_mask: Tensor | None = None,
+    edge_weight: Tensor | None = None,
+    out_bias: Tensor | None = None,
+    dropout_p: float = 0.0,
+    return_attention: bool = False,
+    schedule: str = "auto",
+    sink: Tensor | None = None,
+    size: tuple[int, int] | None = None,
+    _seed: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    r"""Dynamic attention of GATv2 (Brody, Alon and Yahav, ICLR 2022, arXiv 2105.14491).
+
+    .. math::
+        s_{ij} = c_{ij} \, a \cdot \mathrm{LeakyReLU}(x^{src}_j + x^{dst}_i + e_{ij}) + b_{ij}, \quad
+        \mathrm{out}_i = \sum_j w_{ij} m_{ij} \, \mathrm{softmax}_j(s_{ij}) \, x^{src}_j
+
+    with the dropout mask m_ij in {0, 1 / (1 - p)}. A destination without edges gets 0.
+
+    Args:
+        graph: the edges, on the device of the tensors: a Graph, a DGLGraph or an ``edge_index``, as in
+            :func:`gat_attention`.
+        x_src: projected sources [num_src, H, D]; float32, float64, float16 or bfloat16.
+        x_dst: projected destinations [num_dst, H, D], same dtype.
+        attn: the attention vector a [H, D], same dtype.
+        negative_slope: of LeakyReLU.
+        edge_feat: e [E, H, D], same dtype, in the order in which the graph's edges were given.
+        edge_bias, edge_gate, edge_mask, edge_weight, out_bias, dropout_p, return_attention, schedule, sink:
+            as in :func:`gat_attention`.
+        size: (num_src, num_dst) of an ``edge_index``. None: as many as x_src and x_dst have rows.
+
+    Returns:
+        out [num_dst, H, D], or (out, attention [E, H]).
+
+    Differentiable as :func:`gat_attention`. Deterministic: the gradient of ``attn`` is summed in a fixed
+    order, too. No edge-sized tensors beyond those passed in or asked for; raises as
+    :func:`gat_attention` does.
+    """
+    if type(graph) is not Graph or size is not None:
+        graph = graph_of("gatv2_attention", graph, size, x_src, x_dst)
+    if (
+        edge_bias is edge_gate is edge_mask is edge_weight is edge_feat is out_bias is sink is _seed is None
+        and schedule == "auto"
+        and not return_attention
+    ):
+        out = unchecked.attention(
+            graph, "additive_v2", x_src, None, x_dst, attn, slope=negative_slope, dropout_p=dropout_p
+        )
+        if out is not None:
+            return out
+    check = Checker("gatv2_attention", graph, "x_src", x_src)
+    check.tensor("x_src", x_src, [(graph.num_src, None, None)])
+    heads, dim = x_src.shape[1:]
+    check.tensor("x_dst", x_dst, [(graph.num_dst, heads, dim)])
+    check.tensor("attn", attn, [(heads, dim)])
+    check.number("negative_slope", negative_slope)
+    edge = check.options(
+        heads, edge_bias, edge_gate, edge_mask, edge_weight, edge_feat, dim, out_bias, dim, dropout_p, _seed
+    )
+    sink = check.sink(sink, heads)
+    src, dst, attn, edge_feat, out_bias = for_device(check, x_src, x_dst, attn, edge.edge_feat, out_bias)
+    tensors = Tensors(src, None, dst, attn, *with_feat(edge, edge_feat), out_bias)
+    scalars = Numbers(float(negative_slope), 1.0, float(dropout_p), FEAT_IN_KEY)
+    inputs = AttentionInputs(graph, "additive_v2", tensors, scalars, return_attention, schedule, sink)
+    out, attention = attend(inputs)
+    out = without_padding(out, dim)
+    return (out, _ops.as_type(check.in_use(attention), x_src.dtype)) if return_attention else out
