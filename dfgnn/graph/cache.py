@@ -18,7 +18,7 @@ from ..runtime.library import long_checksum, short_checksum
 from ..sparse import csr as _csr
 from ..sparse.fixed import FixedStructure
 from . import Graph
-from . import graph as _graph
+from . import constructors as _constructors
 from .build import of_edges
 from .capacity import OF_BUFFER
 
@@ -119,7 +119,7 @@ def cached(edge_index: Any, size: Any = None) -> Graph:
     return once(parts_of(edge_index), ("cached",), build)
 
 
-_graph.make_cached = cached  # graph.py cannot import this module
+_constructors.make_cached = cached  # constructors.py cannot import this module
 
 
 @not_compiled

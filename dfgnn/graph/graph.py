@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import count
 from operator import index
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
@@ -17,11 +17,11 @@ from ..plan.fixed import FixedPlanner
 from ..plan.plans import check_shape
 from ..plan.tuning import Tuning, autotune
 from ..runtime.compiling import untraced
-from ..sparse import csr as _csr
 from ..sparse.csr import CSR, DegreeStats
 from ..sparse.fixed import FixedStructure
 from ..sparse.structure import Side, Structure
-from . import build, capacity, convert
+from . import build, capacity
+from .constructors import Constructors
 from .part import GraphPart
 from .reorder import Reordering, reorder
 
@@ -32,15 +32,7 @@ OF_NUMBER: weakref.WeakValueDictionary[int, Graph] = weakref.WeakValueDictionary
 _numbers = count()
 
 
-def _not_there(edge_index: Any, size: Any) -> Graph:
-    raise AssertionError("graph/cache.py comes with every import of dfgnn")
-
-
-# Implements `Graph.cached`; set by cache.py, which imports this module.
-make_cached: Callable[[Any, Any], Graph] = _not_there
-
-
-class Graph:
+class Graph(Constructors):
     """A directed graph or a bipartite block, immutable, on one device.
 
     An edge src -> dst lets dst attend to src. Duplicates and self loops are kept. Structure is held as CSR by
@@ -110,142 +102,7 @@ class Graph:
     def __delattr__(self, name):
         raise AttributeError(f"Graph is immutable: cannot delete {name}")
 
-    # ---- constructors ----------------------------------------------------------------------------
-
-    @classmethod
-    def from_csr(
-        cls,
-        indptr: Tensor,
-        indices: Tensor,
-        num_src: int | None = None,
-        *,
-        eids: Tensor | None = None,
-        validate: bool = True,
-    ) -> Graph:
-        """Rows are destinations: the sources of the edges into i are ``indices[indptr[i]:indptr[i + 1]]``.
-
-        indptr: int32 or int64 [num_dst + 1].  indices: int32 or int64 [E].  num_src: default num_dst.  eids:
-        int32 or int64 [E], the place of each CSR edge in the user's order, a permutation; without it that
-        order is the CSR's own.
-
-        Raises TypeError (not an int32 or int64 tensor) and ValueError (shape, device, 2**31 nodes, or edges
-        into one, indptr that does not rise from 0 to E, indices or eids out of range, repeated eids).
-        """
-        return build.from_csr(cls, "Graph.from_csr", indptr, indices, num_src, eids, validate)
-
-    @classmethod
-    def from_edge_index(
-        cls,
-        edge_index: Tensor,
-        num_nodes: int | None = None,
-        num_src: int | None = None,
-        num_dst: int | None = None,
-        validate: bool = True,
-    ) -> Graph:
-        """PyG's convention: edge_index int32 or int64 [2, E], [0] the sources and [1] the destinations.
-
-        num_nodes: num_src = num_dst = num_nodes. A size that is not given is the largest id + 1: of both rows
-        if neither is given (a square graph), else of its own row. The user's order is that of the columns. A
-        sort by destination is skipped where the edges are sorted already.
-
-        Raises TypeError (not an int32 or int64 tensor, num_nodes beside num_src or num_dst) and ValueError
-        (shape, 2**31 nodes, or edges into one, ids out of range).
-        """
-        where = "Graph.from_edge_index"
-        src, dst = _csr.ends_of(where, edge_index)
-        names = ("edge_index[0]", "edge_index[1]")
-        return build.from_coo(cls, where, names, src, dst, num_nodes, num_src, num_dst, validate)
-
-    @classmethod
-    def from_coo(
-        cls,
-        src: Tensor,
-        dst: Tensor,
-        num_nodes: int | None = None,
-        num_src: int | None = None,
-        num_dst: int | None = None,
-        validate: bool = True,
-    ) -> Graph:
-        """Edges src[e] -> dst[e], int32 or int64 [E]; the rest is as in `from_edge_index`."""
-        where = "Graph.from_coo"
-        src = _csr.as_index(where, "src", src)
-        dst = _csr.as_index(where, "dst", dst)
-        if src.numel() != dst.numel():
-            raise ValueError(f"{where}: dst: expected {src.numel()} values like src, got {dst.numel()}")
-        return build.from_coo(cls, where, ("src", "dst"), src, dst, num_nodes, num_src, num_dst, validate)
-
-    @classmethod
-    def from_scipy(cls, matrix, rows: str = "src", validate: bool = True) -> Graph:
-        """scipy.sparse matrix or array, any format. Its values are ignored: every stored element is an edge.
-
-        rows="src": matrix[src, dst], of shape [num_src, num_dst], the convention of DGL's from_scipy and of
-        PyG. rows="dst": matrix[dst, src]. The user's order is that of matrix.data for CSR, CSC and COO, and
-        that of ``matrix.tocoo()`` for other formats. Copies, because scipy sorts its matrices in place.
-        """
-        return convert.from_scipy(cls, matrix, rows, validate)
-
-    @classmethod
-    def from_torch_sparse(cls, matrix: Tensor, validate: bool = True) -> Graph:
-        """torch.sparse tensor [num_dst, num_src], rows are destinations: the transposed adjacency, as PyG's
-        adj_t.
-
-        CSR, CSC or COO layout, coalesced or not. Its values are ignored: every stored element is an edge. The
-        user's order is that of its values.
-
-        Raises TypeError (no sparse tensor, or block layouts) and ValueError (not exactly two sparse
-        dimensions).
-        """
-        return convert.from_torch_sparse(cls, "Graph.from_torch_sparse", matrix, validate)
-
-    @classmethod
-    def from_dgl(cls, graph, validate: bool = True) -> Graph:
-        """DGLGraph with one edge type, or a sampled block of one edge type; the user's order is DGL's edge
-        ids.
-
-        The structure is DGL's own CSC (int32 indices are shared). Raises TypeError (no DGLGraph) and
-        ValueError (several edge types: take one of them, ``graph[etype]``).
-        """
-        return convert.from_dgl(cls, graph, validate)
-
-    @classmethod
-    def from_pyg(
-        cls,
-        data,
-        num_nodes: int | None = None,
-        num_src: int | None = None,
-        num_dst: int | None = None,
-        validate: bool = True,
-    ) -> Graph:
-        """Any form of edges that PyG's layers and loaders take; sizes that are passed override those in it.
-
-        edge_index [2, E] tensor or EdgeIndex: the user's order is that of the columns.  SparseTensor or
-        torch.sparse tensor (transposed: rows are destinations, sizes are its own): that of its values.  Data,
-        or one edge type of a HeteroData, ``data[edge_type]``: its edge_index, else its adj_t, with its
-        numbers of nodes.
-
-        Raises TypeError (none of these) and ValueError (a HeteroData, no edges in it, sizes beside a sparse
-        tensor).
-        """
-        return convert.from_pyg(cls, data, num_nodes, num_src, num_dst, validate)
-
-    @classmethod
-    def cached(cls, edge_index, size: int | tuple[int, int] | None = None) -> Graph:
-        """The graph of an ``edge_index``, made at the first call and cached as long as that tensor lives.
-
-        A second call with the same tensor returns the same graph, with everything that it has cached. It is
-        made again if the tensor was modified: on the CPU in any way, elsewhere by PyTorch's in-place
-        operations. Functions call this themselves when they get the tensor, and layers with PyG's contract
-        share the cache.
-
-        edge_index: int32 or int64 [2, E] tensor or EdgeIndex; or a SparseTensor or torch.sparse tensor,
-        transposed as in `from_pyg`. size: (num_src, num_dst), or a number for both; by default that of the
-        sparse tensor or EdgeIndex, else the largest id + 1 of both rows, as in `from_edge_index`. Edges are
-        in the order of the columns. The first call waits for the device.
-
-        Raises TypeError (none of these, no sizes) and ValueError (shape, ids out of range, other sizes than a
-        sparse tensor has).
-        """
-        return make_cached(edge_index, size)
+    # ---- fixed capacity --------------------------------------------------------------------------
 
     @classmethod
     def with_capacity(
