@@ -1,8 +1,9 @@
-// Low-dimensional edge features against rows (core/edge_terms.h). A row's [H, d] matrix is laid out with one
-// of its two sizes in the lanes, and the edges of the row are multiplied with it four at a time.
+// Products of low-dimensional edge features with rows (core/edge_terms.h). A row's [H, d] matrix is copied so
+// that either heads or features are in the lanes, and multiplied with the row's edges.
 #include "core/edge_terms.h"
 
 #include "blocks.h"
+#include "edges.h"
 #include "merge.h"
 
 namespace dfgnn::cpu::DFGNN_ISA {
@@ -14,9 +15,9 @@ void edge_outer(const EdgeTermParams&, const Parallel&);
 namespace {
 
 constexpr int kTogether = 4;  // edges that share a load of the matrix
-constexpr int kAhead = 12;    // edges between the fetch of a row and its use
+constexpr int kAhead = 12;    // prefetch distance in edges
 
-// Lanes of the vectors that cover n numbers with the least padding, the widest of those.
+// The widest vectors among those that cover n elements with the least padding.
 template <class A>
 int lanes_for(int n) {
   const auto padded = [&](int width) { return (n + width - 1) / width * width; };
@@ -27,7 +28,7 @@ int lanes_for(int n) {
 
 int64_t edge_of(const Csr& csr, int64_t position) { return csr.eids ? csr.eids[position] : position; }
 
-// Numbers of an edge's row [n] as accumulators: the row itself where it has them already.
+// A row [n] as accumulators: the row itself if it consists of them, else a copy.
 template <class T>
 const Acc<T>* as_accumulators(const T* row, int n, Acc<T>* space) {
   if constexpr (std::is_same_v<T, Acc<T>>) {
@@ -41,7 +42,7 @@ const Acc<T>* as_accumulators(const T* row, int n, Acc<T>* space) {
   }
 }
 
-// The next edges of a row, at most kTogether, the last one again in place of those that are missing.
+// The next kTogether edges of a row. If there are fewer, the last one is repeated.
 struct Together {
   int n;
   int64_t eid[kTogether];
@@ -76,9 +77,14 @@ void multiply_edges(const EdgeTermParams& p, const Parallel& parallel, const X* 
         const Item& item = p.csr.items[i];
         const T* row = rows + item.row * p.row_stride;
         if (item.begin < item.end)
-          for (int k = 0; k < inner; ++k)
-            for (int l = 0; l < outer; ++l)
+          for (int k = 0; k < inner; ++k) {
+            int l = 0;
+            if (outer_stride == 1)
+              for (; l + W <= outer; l += W)
+                store_vector(matrix + k * padded + l, load<T, W>(row + k * inner_stride + l) * scale);
+            for (; l < outer; ++l)
               matrix[k * padded + l] = scale * load<T, 1>(row + k * inner_stride + l * outer_stride);
+          }
         for (int64_t e = item.begin; e < item.end; e += kTogether) {
           const Together edges(p.csr, e, item.end);
           fetch_ahead(p.csr, x, inner, e, limit);
@@ -108,8 +114,8 @@ void multiply_edges(const EdgeTermParams& p, const Parallel& parallel, const X* 
   });
 }
 
-// Whether features lie in the lanes, instead of heads: by the vector operations of an edge. Products over
-// lanes are added up by a tree for four heads at a time, sums over edges are not.
+// Whether features, instead of heads, are in the lanes: whichever takes fewer vector operations per edge.
+// Products over lanes are added up by a tree for four heads at a time, sums over edges are not.
 template <class A>
 bool features_in_lanes(int heads, int dim, bool products) {
   const auto vectors = [](int n) {
@@ -120,8 +126,8 @@ bool features_in_lanes(int heads, int dim, bool products) {
   return heads * vectors(dim) + tree < 2 * dim * vectors(heads);
 }
 
-// A row of n numbers as whole vectors, which may reach behind it: where that is not memory of the table, of a
-// copy with zeros. What lanes behind n hold means nothing.
+// A row of n elements that can be read as whole vectors: in place, or near the end of the table in a copy.
+// Lanes beyond n are undefined.
 template <class T>
 class WholeRows {
  public:
@@ -142,7 +148,7 @@ class WholeRows {
   Buffer<T> space_;
 };
 
-// The vector at v of a row that ends at n, 0 behind it.
+// The vector at v of a row of n elements, with zeros beyond.
 template <class T, int W>
 Vec<Acc<T>, W> within(const T* row, int v, int n) {
   const auto x = load<T, W>(row + v);
@@ -203,7 +209,7 @@ void dot_of_lanes(const EdgeTermParams& p, const Parallel& parallel) {
   });
 }
 
-// The sums [H, width] of an item, at(h, c), go to its row or slot.
+// Writes the sums [H, width] of an item, at(h, c), to its row or slot.
 template <class T, class At>
 void write_sums(const EdgeTermParams& p, const Item& item, const At& at) {
   const int64_t size = int64_t(p.heads) * p.width;
@@ -266,44 +272,65 @@ void sum_of_heads(const EdgeTermParams& p, const Parallel& parallel) {
   });
 }
 
-// edge_sum with features in the lanes.
+// Edges [begin, end) of a row; those below `limit` may be prefetched.
+struct Run {
+  int64_t begin, end, limit;
+};
+
+// sums[h, c] += sum of weight[e, h] attr[e, c] over a run of edges, for the N heads from `head` on, whose
+// sums stay in registers. sums: [H, padded].
+template <class T, int W, int N>
+void add_edges(const EdgeTermParams& p, WholeRows<T>& features, const Run& run, int head, int padded,
+               Acc<T>* sums) {
+  using A = Acc<T>;
+  using V = Vec<A, W>;
+  const T* attr = static_cast<const T*>(p.attr);
+  const A* weight = static_cast<const A*>(p.weight) + head;
+  for (int v = 0; v < padded; v += W) {
+    const bool fetches = head == 0 && v == 0;
+    V sum[N] = {};
+    for (int64_t e = run.begin; e < run.end; ++e) {
+      if (fetches && e + kAhead < run.limit) {
+        const int64_t next = edge_of(p.csr, e + kAhead);
+        __builtin_prefetch(attr + next * p.dim), __builtin_prefetch(weight + next * p.heads);
+      }
+      const int64_t eid = edge_of(p.csr, e);
+      const V x = load<T, W>(features(eid * p.dim) + v);
+      const A* w = weight + eid * p.heads;
+#pragma GCC unroll 8
+      for (int k = 0; k < N; ++k) sum[k] += w[k] * x;
+    }
+#pragma GCC unroll 8
+    for (int k = 0; k < N; ++k) {
+      A* at = sums + (head + k) * padded + v;
+      store_vector(at, load_vector<V>(at) + sum[k]);
+    }
+  }
+}
+
+// edge_sum with features in the lanes. Sums of long rows are sums of blocks of edges (blocks.h).
 template <class T>
 void sum_of_lanes(const EdgeTermParams& p, const Parallel& parallel) {
   using A = Acc<T>;
   const T* attr = static_cast<const T*>(p.attr);
-  const A* weight = static_cast<const A*>(p.weight);
   const int heads = p.heads, dim = p.dim;
   with_width<A>(lanes_for<A>(dim), [&](auto width) {
     constexpr int W = width.value;
-    using V = Vec<A, W>;
     const int padded = (dim + W - 1) / W * W;
     parallel_items(parallel, p.csr, [&](int64_t first, int64_t last) {
       Buffer<A> sums(int64_t(heads) * padded);
       WholeRows<T> features(attr, p.num_edges * dim, dim, padded);
-      Blocks<A> blocks(int64_t(heads) * padded);
       const int64_t limit = p.csr.items[last - 1].end;
       for (int64_t i = first; i < last; ++i) {
         const Item& item = p.csr.items[i];
         sums.clear(int64_t(heads) * padded);
-        for (int64_t e = item.begin; e < item.end; ++e) {
-          blocks.before(e - item.begin, sums);
-          if (e + kAhead < limit) {
-            const int64_t next = edge_of(p.csr, e + kAhead);
-            __builtin_prefetch(attr + next * dim);
-            __builtin_prefetch(weight + next * heads);
-          }
-          const int64_t eid = edge_of(p.csr, e);
-          const T* x = features(eid * dim);
-          const A* w = weight + eid * heads;
-          for (int v = 0; v < padded; v += W) {
-            const V y = load<T, W>(x + v);
-            for (int h = 0; h < heads; ++h) {
-              A* at = sums + h * padded + v;
-              store_vector(at, load_vector<V>(at) + w[h] * y);
-            }
-          }
-        }
-        blocks.end(item.end - item.begin, sums);
+        for_blocks(item, [&](int64_t begin, int64_t end, bool) {
+          const Run run{begin, end, limit};
+          int h = 0;
+          for (; h + 8 <= heads; h += 8) add_edges<T, W, 8>(p, features, run, h, padded, sums);
+          if (h + 4 <= heads) add_edges<T, W, 4>(p, features, run, h, padded, sums), h += 4;
+          for (; h < heads; ++h) add_edges<T, W, 1>(p, features, run, h, padded, sums);
+        });
         if (dim == p.width && item.slot < 0 && dim >= 4 && sizeof(A) == 4) {
           for (int h = 0; h < heads; ++h) {
             T* to = static_cast<T*>(p.out) + (item.row * heads + h) * dim;
