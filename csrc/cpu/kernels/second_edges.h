@@ -45,7 +45,7 @@ class SecondEdges {
   SecondEdges(const SecondParams& p, int most_rows)
       : p_(p),
         heads_(p.shape.heads),
-        size_(heads_ * EdgeMajor::kEdges),
+        size_(heads_ * EdgeMajor::kEdges + kLanes<A>),
         slope_(p.score == Score::additive_v2 ? A(1) : A(p.negative_slope)),
         scale_(p.score == Score::dot ? A(p.scale) : A(1)),
         after_(p.edge.bias_after),
@@ -259,7 +259,7 @@ class SecondEdges {
   }
 
   const SecondParams& p_;
-  int heads_, size_;
+  int heads_, size_;  // size_: of an array, and a line more, so that arrays do not share a set of the cache
   A slope_, scale_;
   bool after_;
   Buffer<A> arrays_, products_, sums_, stats_;
