@@ -157,7 +157,8 @@ int64_t edge_scratch(const BackwardParams& p) {
   if (p.score == Score::additive || (!p.csr.eids && !p.reverse.eids)) return 0;  // no edge ids
   const Shape& s = p.shape;
   const int64_t src_columns = p.score == Score::dot ? int64_t(s.dim) + s.value_dim : s.value_dim,
-                numbers = 2 * s.num_edges, columns = s.num_src * src_columns + s.num_dst * s.dim;
+                of_edges = p.grad_feat && p.score == Score::dot ? s.num_edges * s.dim : 0,
+                columns = s.num_src * src_columns + s.num_dst * s.dim + of_edges, numbers = 2 * s.num_edges;
   return numbers * size_of_acc(p.dtype) <= columns * size_of(p.dtype) ? numbers * s.heads : 0;
 }
 

@@ -35,7 +35,8 @@ void spmm(const ProductParams&, const Parallel&);
 
 // Elements of scratch [E, 2, H] in which the pass over the destinations saves each edge's weight and gradient
 // for the pass over the sources, which would otherwise recompute them. 0 if that would exceed the gradients
-// of the nodes' features, if it is of no use, or if there are no edge ids.
+// of the nodes' features (with dot also those of the edges' features), if it is of no use, or if there are no
+// edge ids.
 int64_t edge_scratch(const BackwardParams&);
 
 // Whether items and splits refer to existing rows, edges and slots.
