@@ -62,17 +62,20 @@ def _onto_features_beside(x: Tensor, proj: Tensor, y: Tensor, proj_y: Tensor) ->
     return both.transpose(0, 1), both[heads:].transpose(0, 1)
 
 
-def _project(x: Tensor, proj: Tensor | None) -> Tensor:
-    """W x: [N, H, width] x [H, D, width] -> [N, H, D], likewise."""
-    return x if proj is None else torch.bmm(x.transpose(0, 1), proj.transpose(1, 2)).transpose(0, 1)
-
-
 def _add_projection(out: Tensor, x: Tensor, proj: Tensor | None, factor: float = 1.0) -> None:
     """out += factor W x, in place."""
     if proj is None:
         out.add_(x, alpha=factor)
         return
     out.transpose(0, 1).baddbmm_(x.transpose(0, 1), proj.transpose(1, 2), alpha=factor)
+
+
+def _with_projection(out: Tensor, x: Tensor, proj: Tensor | None) -> Tensor:
+    """out + W x, rounded like `_add_projection`: a result does not depend on whether it is differentiated."""
+    if proj is None:
+        return out + x
+    both = torch.baddbmm(out.transpose(0, 1), x.transpose(0, 1), proj.transpose(1, 2))
+    return both.transpose(0, 1).contiguous()
 
 
 def _factors(proj: Tensor, lanes: int) -> tuple[Tensor, Tensor]:
@@ -176,7 +179,7 @@ def _composed(
         if terms.value is not None:
             weight = _ops.as_type(attention, _ops.acc_type(value.dtype))
             sums = _terms.total(graph, weight, terms.value, _width_of_sums(value, terms.value_proj))
-            out = out + _project(sums, terms.value_proj)
+            out = _with_projection(out, sums, terms.value_proj)
     return out, attention
 
 
@@ -365,6 +368,14 @@ def _with_width(feat: Tensor | None, rows: Tensor) -> Tensor | None:
     return torch.nn.functional.pad(feat, (0, rows.shape[2] - feat.shape[2]))
 
 
+def _differentiates_twice(terms: EdgeTerms) -> bool:
+    """Whether second derivatives are likely: features of edges that depend on what is differentiated by, as
+    on positions. `_composed` records a graph once, while `_Separate` would compute forward again for it. It
+    does not depend on the grad mode, nor does the result then."""
+    feat = terms.key if terms.value is None else terms.value
+    return feat is not None and feat.requires_grad and not feat.is_cuda
+
+
 def _padded(proj: Tensor | None, size: int) -> Tensor | None:
     """W as the device takes it, for heads of this size."""
     if proj is None:
@@ -433,7 +444,7 @@ def attention(inputs: AttentionInputs, terms: EdgeTerms) -> tuple[Tensor, Any]:
         *(edge.edge_bias, edge.edge_mask, edge.edge_weight, edge.seed, out_bias),
     )
     plain = edge.edge_gate is not None or sink is not None or terms.value is None
-    plain = plain or isinstance(graph, (GraphPart, _edges.EdgeList))
+    plain = plain or isinstance(graph, (GraphPart, _edges.EdgeList)) or _differentiates_twice(terms)
     recorded = torch.compiler.is_compiling() or internals.exports_onnx()
     if plain or recorded or _eager.transformed(*given):
         return _composed(graph, *rest, query, key, value, terms, edge, out_bias, return_attention, sink)

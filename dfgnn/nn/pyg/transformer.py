@@ -15,6 +15,7 @@ from ...graph import Graph, GraphPart
 from .._errors import check_fits, projected
 from .._terms import is_plain
 from ..whole.spec import LayerSpec
+from ..whole.traced import folds
 from ._base import FusedConv, both_ends, edge_attributes, given_attributes
 from ._graph import for_upstream, graph_of
 
@@ -154,6 +155,11 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
         out, seed = self._fused(spec, graph, x_src, None if x_dst is x_src else x_dst, None, wanted)
         return out if out is None or joined else self._with_skip(out, x_dst), seed
 
+    def _folds(self, attr: Tensor) -> bool:
+        if torch.compiler.is_compiling() or attr.dim() != 2:
+            return False
+        return folds(attr, self.heads, self.heads * self.out_channels)
+
     def _edges(
         self, edge_index: Any, edge_attr: Tensor | None, graph: Graph, dtype: torch.dtype
     ) -> dict[str, Tensor | None]:
@@ -167,7 +173,8 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
                     "got None"
                 )
             check_fits(self, "edge_attr", self.lin_edge, edge_attr)
-            if edge_attr.shape[1] < self.out_channels and is_plain(self.lin_edge):
+            fewer = edge_attr.shape[1] < self.out_channels
+            if is_plain(self.lin_edge) and (fewer or self._folds(edge_attr)):
                 proj = self.lin_edge.weight
                 if torch.is_autocast_enabled(edge_attr.device.type):  # as the projection would take them
                     edge_attr, proj = edge_attr.to(dtype), proj.to(dtype)

@@ -27,7 +27,7 @@ from .._terms import all_hooked, plain_linear
 from . import gated
 from .attention import attention_layer
 from .spec import LayerSpec, LayerTensors
-from .traced import MOST_UNFOLDED, traced_layer
+from .traced import folds, traced_layer
 
 __all__ = ["can_fuse", "fused_layer", "is_first_rows", "knows_all_of"]
 
@@ -292,13 +292,12 @@ def _projected_edges(
     is_cast = attr.dtype in _CAST_BY_AUTOCAST and torch.is_autocast_enabled(x.device.type)
     if is_cast and attr.dtype is not x.dtype:
         attr = attr.to(x.dtype)
-    is_folded = attr.shape[-1] * spec.heads < len(weight)
     if not (
         attr.dtype is x.dtype
         and len(attr) == graph.num_edges
         and can_fuse(graph, attr, weight, len(dtypes) > 1)
         and _are_plain(x, (weight, bias), dtypes)
-        and (not is_folded or len(attr) * len(weight) <= MOST_UNFOLDED[x.device.type])
+        and not folds(attr, spec.heads, len(weight))
     ):
         return None
     if graph.edge_mask is not None:  # fixed capacity: attributes of unused edges may be NaN

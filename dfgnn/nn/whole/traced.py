@@ -22,11 +22,20 @@ from .._terms import plain_linear
 from .padding import LOAD
 from .spec import LayerSpec, spelled
 
-__all__ = ["MOST_UNFOLDED", "traced_layer"]
+__all__ = ["MOST_UNFOLDED", "folds", "traced_layer"]
 
 #: Elements of projected edge attributes up to which they are computed where they could be folded into the
 #: attention (`engine.edge_projection`), which takes more launches and less memory.
 MOST_UNFOLDED = {"cpu": 2**16, "cuda": 2**23}
+
+
+def folds(attr: Tensor, heads: int, width: int) -> bool:
+    """Whether the projection of these attributes to `width` columns is folded into the attention: where they
+    are fewer than a head's columns; on the CPU also where they have gradients, because [E, width] would then
+    be needed several times, in forward, backward and second derivatives. It does not depend on the grad
+    mode, nor does the result then."""
+    learns = not attr.is_cuda and attr.requires_grad
+    return (learns or attr.shape[1] * heads < width) and len(attr) * width > MOST_UNFOLDED[attr.device.type]
 
 
 class _Rows(NamedTuple):

@@ -6,8 +6,8 @@ from pyg_compare import compare, edges, inject_dropout, pair, torch_geometric
 
 from dfgnn.nn.pyg import TransformerConv, _base
 from dfgnn.nn.whole import attention as _attention
-from dfgnn.nn.whole import eligible as _eligible
 from dfgnn.nn.whole import projections as _projections
+from dfgnn.nn.whole import traced as _traced
 
 PyGConv = torch_geometric.nn.TransformerConv
 N = 50  # nodes of the graph "random"
@@ -129,15 +129,17 @@ def test_at_once_is_what_its_operations_are(monkeypatch, kind, mode, padded):
 
 
 def test_large_attributes_are_folded(monkeypatch):
-    """Fewer than channels are projected up to a number of elements; as many always."""
+    """Fewer than channels are projected up to a number of elements; as many always, unless they have
+    gradients."""
     x, edge_index = features(N, 9), edges()
-    for edge_dim, is_folded in ((3, True), (5, False)):
-        layer, attr = TransformerConv(9, 5, 2, edge_dim=edge_dim).double(), features(400, edge_dim)
+    for edge_dim, learns, is_folded in ((3, False, True), (5, False, False), (5, True, True)):
+        layer = TransformerConv(9, 5, 2, edge_dim=edge_dim).double()
+        attr = features(400, edge_dim).requires_grad_(learns)
         counts = counted(monkeypatch)
-        monkeypatch.setitem(_eligible.MOST_UNFOLDED, "cpu", 400 * 10)
+        monkeypatch.setitem(_traced.MOST_UNFOLDED, "cpu", 400 * 10)
         expected = layer(x, edge_index, attr)
         assert len(counts) == 1
-        monkeypatch.setitem(_eligible.MOST_UNFOLDED, "cpu", 400 * 10 - 1)
+        monkeypatch.setitem(_traced.MOST_UNFOLDED, "cpu", 400 * 10 - 1)
         torch.testing.assert_close(layer(x, edge_index, attr), expected)
         assert len(counts) == (1 if is_folded else 2)
 
