@@ -8,7 +8,7 @@ from graphs import GRAPHS, make_graph, tiny_graph
 
 from dfgnn import functional, reference
 from dfgnn.bench.measure import peak_extra
-from dfgnn.engine import second_order
+from dfgnn.engine import second_order, second_products
 
 OPTIONS = {
     "plain": {},
@@ -84,6 +84,27 @@ def test_third_derivative(device):
         return grad
 
     torch.testing.assert_close(third(functional.dot_attention), third(reference.dot_attention))
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_grad_of_grad(device, score):
+    """By torch.func, beside plain operations; on CPUs without their tensors of E x H x D."""
+    graph = make_graph("complete", device)
+    inputs = make_inputs(score, graph, 2, 64, torch.float64)
+    name, x = next(iter(inputs.items()))
+
+    def second(module):
+        def loss(x):
+            return function(score, module)(graph, **{**inputs, name: x}).sin().sum()
+
+        return torch.func.grad(lambda x: torch.func.grad(loss)(x).square().sum())(x)
+
+    torch.testing.assert_close(second(functional), second(reference))
+    if device == "cpu":
+        ours, plain = (
+            peak_extra(lambda m=m: second(m), 0, torch.device("cpu")) for m in (functional, reference)
+        )
+        assert ours < plain / 4
 
 
 @pytest.mark.parametrize("score", SCORES)
@@ -277,7 +298,7 @@ def test_blocks_and_chunks(device, score, size, monkeypatch):
     inputs = make_inputs(score, graph, 3, size, torch.float64, edge_feat=True, edge_weight=1)
     more = {"dropout_p": 0.3, "_seed": torch.tensor([5], device=device)}
     whole = penalty(function(score), graph, inputs, **more)
-    monkeypatch.setattr(second_order, "CHUNK", 1)
+    monkeypatch.setattr(second_products, "CHUNK", 1)
     pieces = penalty(function(score), graph, inputs, **more)
     for one, other in zip(whole, pieces):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
