@@ -1,0 +1,194 @@
+"""Training on forces: time and memory of steps that differentiate a layer twice, on one core.
+
+    python benchmarks/forces.py --json benchmarks/results/cpu-forces.json
+    python benchmarks/forces.py --graphs 64 --layers transformer --heads 8x8
+
+"step" is a training step of a small potential: distances, radial basis functions as edge attributes, one
+layer between an embedding and a readout, forces by ``autograd.grad(create_graph=True)``, and ``backward`` of
+a loss on them. "layer" is the layer alone: the gradients of features and edge attributes, and ``backward`` of
+their squares. Contestants are dfgnn's layer on plain operations ("plain"), torch_geometric's, and dfgnn's.
+They run in turns in one process; a time is the least processor time of --repeats. Memory is the peak of
+torch's allocator during a call beyond what was there before, in the layer's also beyond its results.
+"""
+
+import argparse
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch_geometric.nn
+from torch import Tensor, nn
+
+import dfgnn.nn.pyg
+from dfgnn import reference
+from dfgnn.bench import report
+from dfgnn.bench.measure import peak_extra
+
+ATOMS, SIDE, CUTOFF, BASIS = 25, 2.5, 3.0, 16
+CPU = torch.device("cpu")
+
+
+def close_pairs(position: Tensor, cutoff: float) -> Tensor:
+    """[2, E], both directions of every pair."""
+    near = [torch.cdist(rows, position) < cutoff for rows in position.split(500)]
+    dst, src = torch.cat(near).fill_diagonal_(False).nonzero().unbind(1)
+    return torch.stack([src, dst])
+
+
+def molecules(count: int) -> tuple[Tensor, Tensor]:
+    """Positions and edges of molecules of 25 atoms, nearly all of whose pairs are within the cutoff."""
+    generator = torch.Generator().manual_seed(0)
+    position = [torch.rand(ATOMS, 3, generator=generator) * SIDE for _ in range(count)]
+    edges = [close_pairs(p, CUTOFF) + k * ATOMS for k, p in enumerate(position)]
+    return torch.cat(position), torch.cat(edges, dim=1)
+
+
+def system(atoms: int) -> tuple[Tensor, Tensor]:
+    position = torch.rand(atoms, 3, generator=torch.Generator().manual_seed(0)) * (atoms / 0.5) ** (1 / 3)
+    return position, close_pairs(position, 2.65)
+
+
+GRAPHS: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
+    "64": lambda: molecules(64),
+    "512": lambda: molecules(512),
+    "8000": lambda: system(8000),
+}
+
+
+def layer(kind: str, contestant: str, heads: int, dim: int) -> nn.Module:
+    torch.manual_seed(0)
+    library = torch_geometric.nn if contestant == "pyg" else dfgnn.nn.pyg
+    width = heads * dim
+    if kind == "transformer":
+        made = library.TransformerConv(width, dim, heads, edge_dim=BASIS)
+    else:
+        edge_dim = BASIS if kind == "gatv2-edges" else None
+        made = library.GATv2Conv(width, dim, heads, edge_dim=edge_dim, add_self_loops=False)
+    if contestant == "plain":
+        plain = reference.dot_attention if kind == "transformer" else reference.gatv2_attention
+        made.attention = plain
+    for parameter in made.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    return made
+
+
+class Potential(nn.Module):
+    def __init__(self, kind: str, contestant: str, heads: int, dim: int):
+        super().__init__()
+        self.layer, self.has_edges = layer(kind, contestant, heads, dim), kind != "gatv2"
+        self.atom = nn.Parameter(torch.randn(heads * dim))
+        self.scale, self.readout = nn.Linear(BASIS, heads * dim), nn.Linear(heads * dim, 1)
+        self.centres = torch.linspace(0.3, CUTOFF, BASIS)
+
+    def forward(self, position: Tensor, edges: Tensor) -> Tensor:
+        src, dst = edges
+        length = (position[src] - position[dst]).norm(dim=1, keepdim=True)
+        basis = torch.exp(-8 * (length - self.centres).square())
+        mean = basis.new_zeros(len(position), BASIS).index_add(0, dst, basis) / 20
+        x = self.atom * torch.tanh(self.scale(mean))
+        x = self.layer(x, edges, basis) if self.has_edges else self.layer(x, edges)
+        return self.readout(nn.functional.silu(x)).sum()
+
+
+def step(model: Potential, position: Tensor, edges: Tensor) -> Tensor:
+    position = position.detach().requires_grad_()
+    (slope,) = torch.autograd.grad(model(position, edges), position, create_graph=True)
+    loss = slope.square().mean()
+    model.zero_grad()
+    loss.backward()
+    return loss.detach()
+
+
+def layer_step(model: Potential, x: Tensor, edges: Tensor, attr: Tensor) -> Tensor:
+    leaves = [x, attr] if model.has_edges else [x]
+    out = model.layer(x, edges, *leaves[1:])
+    grads = torch.autograd.grad(out.sin().sum(), leaves, create_graph=True)
+    loss = sum(grad.square().mean() for grad in grads)
+    for leaf in (*leaves, *model.parameters()):
+        leaf.grad = None
+    loss.backward()
+    return loss.detach()
+
+
+def measure(calls: dict[str, Callable[[], Tensor]], repeats: int, results: int) -> dict:
+    losses = {name: float(call()) for name, call in calls.items()}
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(repeats):
+        for name, call in calls.items():
+            begin = time.process_time()
+            call()
+            times[name].append((time.process_time() - begin) * 1e3)
+    memory = {name: peak_extra(call, results, CPU) / 2**20 for name, call in calls.items()}
+    return {name: {"ms": min(times[name]), "mib": memory[name], "loss": losses[name]} for name in calls}
+
+
+def row(graph: str, kind: str, shape: tuple[int, int], contestants: list[str], repeats: int) -> dict:
+    position, edges = GRAPHS[graph]()
+    models = {name: Potential(kind, name, *shape) for name in contestants}
+    for model in models.values():
+        model.load_state_dict(next(iter(models.values())).state_dict())
+    x = torch.randn(len(position), shape[0] * shape[1]).requires_grad_()
+    attr = torch.rand(edges.shape[1], BASIS).requires_grad_()
+    leaves = [x, *([attr] if kind != "gatv2" else []), *next(iter(models.values())).layer.parameters()]
+    results = sum(leaf.numel() * leaf.element_size() for leaf in leaves)
+    steps = {name: lambda m=m: step(m, position, edges) for name, m in models.items()}
+    layers = {name: lambda m=m: layer_step(m, x, edges, attr) for name, m in models.items()}
+    return {
+        "graph": graph,
+        "edges": edges.shape[1],
+        "layer": kind,
+        "heads": "x".join(map(str, shape)),
+        "of_step": measure(steps, repeats, 0),
+        "of_layer": measure(layers, repeats, results),
+    }
+
+
+def text(found: dict) -> str:
+    """One line: how many times as fast, and what part of the memory, beside the best of the others."""
+    parts = [f"{found['graph']:>5} {found['layer']:12} {found['heads']:5}"]
+    for name in ("of_step", "of_layer"):
+        of = found[name]
+        others = [of[other] for other in of if other != "dfgnn"]
+        ours = of["dfgnn"]
+        times = min(o["ms"] for o in others) / ours["ms"]
+        share = min(o["mib"] for o in others) / ours["mib"]
+        figures = ", ".join(f"{k} {v['ms']:.0f} ms {v['mib']:.0f} MiB" for k, v in of.items())
+        parts.append(f"{name} {times:.2f} x, memory 1/{share:.1f} ({figures})")
+    return "; ".join(parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--graphs", default="64,512,8000", help="molecules, or atoms of one system")
+    parser.add_argument("--layers", default="transformer,gatv2-edges,gatv2")
+    parser.add_argument("--heads", default="8x8,4x32,1x64")
+    parser.add_argument("--contestants", default="plain,pyg,dfgnn")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--commit", help="to be recorded, where there is no repository")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    rows = []
+    for graph in args.graphs.split(","):
+        for kind in args.layers.split(","):
+            for heads in args.heads.split(","):
+                shape = tuple(map(int, heads.split("x")))
+                rows.append(row(graph, kind, shape, args.contestants.split(","), args.repeats))
+                print(text(rows[-1]), flush=True)
+                report.write_json(
+                    args.json,
+                    {
+                        "environment": report.environment(CPU, args.commit),
+                        "repeats": args.repeats,
+                        "rows": rows,
+                    },
+                )
+
+
+if __name__ == "__main__":
+    main()
