@@ -102,7 +102,8 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
             edge_index, edge_type, num_src, num_dst, self.num_relations,
             within=within, per_edge=not (within and self._is_additive),
         )  # fmt: skip
-        value, scores = self._scores(relations, x_src, x_dst, edge_attr)
+        per_edge = None if edge_attr is None else self._edge_term(edge_attr, edge_type)
+        value, scores = self._scores(relations, x_src, x_dst, per_edge)
         asked = isinstance(return_attention_weights, bool)
         bias = self.bias
         fuse_bias = self.concat and not within and self.mod not in _MODS
@@ -152,9 +153,12 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
         return self.attention_mode == "additive-self-attention"
 
     def _scores(
-        self, relations: Relations, x_src: Tensor, x_dst: Tensor, edge_attr: Tensor | None
+        self, relations: Relations, x_src: Tensor, x_dst: Tensor, per_edge: Tensor | None
     ) -> tuple[Tensor, dict[str, Any]]:
-        """The values ``[P, H * D, C]`` of the sources' pairs, and the arguments that make the scores."""
+        """The values ``[P, H * D, C]`` of the sources' pairs, and the arguments that make the scores.
+
+        per_edge: the term of the edges' attributes, ``[E, H * D]`` or ``[1, H * D]``.
+        """
         if self.num_bases is None:
             weight = self.weight
         else:
@@ -164,7 +168,6 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
         blocks = self.q.unflatten(0, (*weight.shape[1:-2], weight.shape[-1]))
         query = relations.dst.matmul(relations.dst.lift(x_dst), (weight @ blocks).flatten(1, -2))
         scores = {"alpha_src": value @ self.k, "alpha_dst": None}
-        per_edge = None if edge_attr is None else self._edge_term(edge_attr)
         if relations.dst_to_edges is None:
             scores["alpha_dst"] = query
         else:
@@ -180,11 +183,14 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
         value = value.unflatten(1, (self.heads, 1, -1)).expand(-1, -1, self.dim, -1)
         return value.flatten(1, 2), scores
 
-    def _edge_term(self, edge_attr: Tensor) -> Tensor:
+    def _edge_term(self, edge_attr: Tensor, edge_type: Tensor | None) -> Tensor:
         """``[E, H * D]``"""
         if is_plain(self.lin_edge):
             return edge_attr @ (self.lin_edge.weight.t() @ self.e)
-        return self.lin_edge(edge_attr) @ self.e
+        rows = self.lin_edge(edge_attr)
+        if len(rows) != len(edge_attr) and edge_type is not None:  # by a hook; torch_geometric selects, too
+            rows = rows.index_select(0, edge_type)
+        return rows @ self.e
 
     def _aggregate(
         self, graph: Graph, value: Tensor, scores: dict[str, Any], asked: bool

@@ -157,3 +157,12 @@ def test_the_same_calls_are_counted(name):
     assert counts[1] == counts[0]
     assert counts[0] or name in ("AGNNConv", "SoftmaxAggregation")
     assert_equal(results[1], results[0])
+
+
+@pytest.mark.parametrize(("name", "part"), [("RGATConv", "lin_edge"), ("HANConv", "proj.b")])
+def test_hooks_that_return_more_rows(name, part):
+    """As captum's integrated gradients of a layer do."""
+    theirs, ours = both(name)
+    for layer in (theirs, ours):
+        layer.get_submodule(part).register_forward_hook(lambda m, args, out: torch.cat([out, 2 * out]))
+    assert_equal(with_gradients(ours, name), with_gradients(theirs, name))
