@@ -123,11 +123,20 @@ def check(spec, call, transform="eager", device="cpu"):
     rows += [("grad_" + n, grads[n], low_grads[n], oracle_grads[n]) for n in grads]
     degrees = torch.cat([torch.bincount(ends) for ends in oracle_graph.edge_index])
     longest = int(degrees.max()) if degrees.numel() else 0
+    luck = _luck_of_large_scores(call, leaves)
     for name, x, plain, expected in rows:
-        _compare(name, x, plain, expected, floor, call, longest)
+        _compare(name, x, plain, expected, floor, call, (longest, luck))
 
 
-def _compare(name, x, plain, expected, floor, call, longest):
+def _luck_of_large_scores(call, leaves):
+    """What rounding a score of this size to the type of the softmax makes of a weight, at most: by luck it makes
+    much less of those of plain PyTorch, whose error is then no measure."""
+    large = [leaves[name].detach().abs() for name, kind in call.special if kind in ("shift up", "shift down")]
+    unit = 2.0**-53 if call.dtype == torch.float64 else 2.0**-24
+    return max((unit * x.max().item() for x in large if x.numel()), default=0.0)
+
+
+def _compare(name, x, plain, expected, floor, call, luck):
     assert x is not None, f"{name}: no gradient"
     assert x.shape == expected.shape, f"{name}: shape {tuple(x.shape)}, not {tuple(expected.shape)}"
     assert x.dtype == plain.dtype, f"{name}: {x.dtype}, not {plain.dtype}"
@@ -145,6 +154,7 @@ def _compare(name, x, plain, expected, floor, call, longest):
     # A dot product of many columns, added up in another order, may be exact in plain PyTorch by luck.
     bands = 4 if softmax or positive else 2 if products else 1
     # So may be a sum over a long row: what its roundings make of it grows with the root of its length.
+    longest, rounded = luck
     bands *= max(1, math.sqrt(longest) / 16)
-    limit = 2 * allowed + rounding_band(call.dtype) * bands
+    limit = 2 * allowed + rounding_band(call.dtype) * bands + rounded
     assert error <= limit, f"{name}: error {error:.3g} > {limit:.3g} (plain PyTorch: {allowed:.3g})"
