@@ -38,7 +38,8 @@ Rows = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]  # value, key,
 
 
 class _Attention(NamedTuple):
-    """What is no tensor of a call; scores of pairs, GATv2 and dot products."""
+    """A call of such a layer: everything but its tensors. This class is for scores of pairs (GATv2, dot
+    products), `_Additive` for GAT."""
 
     graph: Graph
     handle: GraphHandle
@@ -59,6 +60,7 @@ class _Attention(NamedTuple):
         return result, (*ends, *used, *saved), out
 
     def ends(self, rows: dict[int, Tensor]) -> Rows:
+        """What the operator takes of the projected rows; the value where there is no other projection."""
         value, query, edges = rows[VALUE], rows.get(QUERY), rows.get(EDGE)
         if query is None:
             num_dst = self.graph.num_dst
@@ -70,18 +72,19 @@ class _Attention(NamedTuple):
     def run(self, t: LayerTensors, value, key, query, edges):
         """The operator's result, with the bias where `is_out`; and what backward takes besides the rows."""
         attn = None if t.attn is None else self.projections.pad(_ops.as_type(t.attn, t.x.dtype))
-        out, saved = operators.attend_rows(self, self.inputs(t, attn, value, key, query, edges), False)
+        out, saved = operators.attend_rows(self, self.inputs(t, value, key, query, attn, None, edges), False)
         return out, (saved, attn)
 
-    def inputs(self, t: LayerTensors, attn, value, key, query, edges) -> Tensors:
+    def inputs(self, t: LayerTensors, value, src, dst, attn=None, scores=None, edges=None) -> Tensors:
+        """What the operator gets. scores: of the edges, added to the others."""
         bias = t.out_bias if self.is_out else None
-        return _new(Tensors, (value, key, query, attn, None, None, None, None, edges, t.seed, bias))
+        return _new(Tensors, (value, src, dst, attn, scores, None, None, None, edges, t.seed, bias))
 
     def rerun(self, tensors, made):
         return self.run(_new(LayerTensors, tensors), *made[:4])[0]
 
     def finish(self, t: LayerTensors, out: Tensor, skipped: Tensor | None) -> Tensor:
-        """The result where it is not what the operator gave: a tensor of its own."""
+        """The layer's result, a new tensor, where it is not what the operator gave."""
         p, more = self.projections, t.out_bias
         if skipped is not None:
             if more is not None:
@@ -115,7 +118,7 @@ class _Attention(NamedTuple):
         if need_edges:
             bits |= NEED_FEAT
         value, key, query, of_attn, *_, of_edges = operators.attend_rows_backward(
-            self, grad, self.inputs(t, attn, *ends), out, saved, False, bits
+            self, grad, self.inputs(t, *ends[:3], attn, None, edges), out, saved, False, bits
         )
         if t.key_weight is None and key is not None:
             value += key
@@ -187,12 +190,8 @@ class _Additive(_Attention):
         weight = t.edge_weight.view(self.heads, self.projections.size, -1)
         folded = torch.bmm(t.attn_edge.view(self.heads, 1, -1), weight).squeeze(1)
         scores = t.edge_attr.mm(folded.t())
-        out, saved = operators.attend_rows(self, self.scored_inputs(t, value, src, dst, scores), self.train)
+        out, saved = operators.attend_rows(self, self.inputs(t, value, src, dst, None, scores), self.train)
         return out, (saved, src, dst, scores, folded)
-
-    def scored_inputs(self, t: LayerTensors, value, src, dst, scores) -> Tensors:
-        bias = t.out_bias if self.is_out else None
-        return _new(Tensors, (value, src, dst, None, scores, None, None, None, None, t.seed, bias))
 
     def run_backward(self, t: LayerTensors, ends: Rows, grad, out, saved, need, found) -> dict[int, Any]:
         value = ends[0]
@@ -204,7 +203,7 @@ class _Additive(_Attention):
         else:
             saved, src, dst, scores, folded = saved
             need_edges = need[_EDGE_ATTR] or need[EDGE] or need[_ATTN_EDGE]
-            inputs = self.scored_inputs(t, value, src, dst, scores)
+            inputs = self.inputs(t, value, src, dst, None, scores)
             bits = NEED_DST | NEED_BIAS if need_edges else NEED_DST
             weighted, src, dst, _, scores, *_ = operators.attend_rows_backward(
                 self, grad, inputs, out, saved, True, bits
