@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from attention import relative_error, rounding_band
+from covering import covered
 from graphs import GRAPHS, make_graph, tiny_graph
 
 from dfgnn import functional, reference
@@ -36,8 +37,7 @@ def gaussian(q, k, e, width):
     return score if e is None else score + e
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", GRAPHS)
+@covered(1, dtype=[torch.float32, torch.float64, torch.bfloat16], name=tuple(GRAPHS))
 def test_flex_attention(device, name, dtype):
     graph = make_graph(name, device)
     sizes = [(graph.num_dst, 3, 8), (graph.num_src, 3, 8), (graph.num_src, 3, 5), (graph.num_edges, 3), (3,)]
