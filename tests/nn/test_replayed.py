@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch._dynamo.utils
 import torch._inductor.config
+from covering import exhaustive
 from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from torch import library, nn
 from torch._dynamo.backends.common import aot_autograd
@@ -120,7 +121,12 @@ def test_folded_projections_of_edges(device, recorded, monkeypatch):
     assert {op for op in found[0] + found[1] if op.startswith("edge_")} == {"edge_structure"}
 
 
-@pytest.mark.parametrize("name", LAYERS)
+MOST = "GATConv without loops", "GATv2Conv edges", "TransformerConv", "ResGatedGraphConv edges"
+
+
+@pytest.mark.parametrize(
+    "name", [*MOST, *(pytest.param(n, marks=exhaustive) for n in LAYERS if n not in MOST)]
+)
 def test_other_edges_and_other_sizes(name, device, recorded):
     """Of the same shape in turns, as a replay gets them, and of others."""
     make, edges = LAYERS[name]
@@ -207,15 +213,15 @@ def test_autocast(name, device, recorded):
 
 
 @pytest.mark.slow
-def test_inductor(device, recorded):
+@pytest.mark.parametrize("name", ["TransformerConv edges", pytest.param("GATConv", marks=exhaustive)])
+def test_inductor(name, device, recorded):
     """Without CUDA graphs of its own on the CPU, and with them on a GPU."""
-    for name in ("GATConv", "TransformerConv edges"):
-        make, edges = LAYERS[name]
-        model = Model(make).double().to(device)
-        compiled = torch.compile(model, fullgraph=True)
-        for k in (0, 1, 0):
-            inputs = given(k, device, edges)
-            torch.testing.assert_close(*(step(call, model, inputs) for call in (compiled, model)))
+    make, edges = LAYERS[name]
+    model = Model(make).double().to(device)
+    compiled = torch.compile(model, fullgraph=True)
+    for k in (0, 1, 0):
+        inputs = given(k, device, edges)
+        torch.testing.assert_close(*(step(call, model, inputs) for call in (compiled, model)))
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
@@ -278,7 +284,7 @@ def test_other_compilers_and_modes_take_the_graph_that_is_kept(device, monkeypat
         assert not _replayed.is_recorded(inputs[1])  # and those of eager calls
 
 
-@pytest.mark.slow
+@exhaustive
 def test_the_mode_reduce_overhead_is_seen(monkeypatch):
     """While AOTAutograd traces; on the CPU nothing is recorded then."""
     seen, is_recorded = set(), _replayed.is_recorded
