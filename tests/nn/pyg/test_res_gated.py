@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from covering import covered
 from pyg_compare import (
     assert_same,
     compare,
@@ -43,10 +44,9 @@ def calls(request, monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("aggr", ["add", "mean"])
-@pytest.mark.parametrize("root_weight", [True, False])
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@covered(
+    aggr=["add", "mean"], root_weight=[True, False], bias=[True, False], dtype=[torch.float64, torch.float32]
+)
 def test_at_once(aggr, root_weight, bias, dtype, calls):
     theirs, ours = both(9, 5, aggr=aggr, root_weight=root_weight, bias=bias, dtype=dtype)
     for name in NAMES:
@@ -59,9 +59,10 @@ def test_at_once(aggr, root_weight, bias, dtype, calls):
     assert torch.equal(ours(x, edge_index), ours(x, edge_index))
 
 
-@pytest.mark.parametrize("aggr", ["add", "mean"])
-@pytest.mark.parametrize(
-    "options", [{"act": torch.nn.Tanh()}, {"edge_dim": 3}, {"edge_dim": 3, "bias": False}], ids=str
+@covered(
+    1,
+    aggr=["add", "mean"],
+    options=[{"act": torch.nn.Tanh()}, {"edge_dim": 3}, {"edge_dim": 3, "bias": False}],
 )
 def test_by_single_operations(aggr, options, calls):
     theirs, ours = both(9, 5, aggr=aggr, **options)
