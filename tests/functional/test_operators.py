@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import operator_fuzz
 import pytest
 import torch
 from attention import SCORES, function, make_inputs, run
@@ -23,6 +24,14 @@ def test_inconsistent_arguments_are_refused(device):
     result = subprocess.run([sys.executable, script, device], capture_output=True, text=True, env=_ENV)
     assert result.returncode == 0, f"{result.returncode}: {result.stderr[-2000:]}"
     assert int(result.stdout) > 1000
+
+
+@pytest.mark.parametrize("name, at", [("edge_gate", 6), ("edge_mask", 7), ("edge_weight", 8)])
+def test_options_on_edges_of_other_heads_are_refused(device, name, at):
+    op, args = next(operator_fuzz.right_calls(device))
+    wrong = torch.cat([args[at], args[at], args[at][:, :1]], 1)
+    with pytest.raises(RuntimeError, match=f"{name}: expected 1 or num_heads columns"):
+        op(*args[:at], wrong, *args[at + 1 :])
 
 
 _CPU = """
