@@ -232,21 +232,24 @@ def test_one_shot_graphs_never_wait(score):
     assert plan.schedule == "packed" and "degrees are not known" in repr(plan)
 
 
-def test_kept_arguments_follow_the_plan(clock, long_rows):
-    def used():
-        args = long_rows._planner.arguments(
-            4, 32, torch.float32, "gat", schedule="auto", edges=False, backward=True
-        )
-        return args.items, args.rev_items
-
-    before = used()
-    assert all(x is y for x, y in zip(used(), before))
+def test_kept_arguments_follow_the_plan(clock, long_rows, tmp_path):
+    """One that was measured, and one that a file has."""
     clock.graph = long_rows
     clock.times |= {(d, b): float(b) for d in (False, True) for b in (4096, 2048, 8192)}
-    long_rows.autotune("gat")
-    after = used()
-    assert not any(x is y for x, y in zip(after, before))
-    assert all(x is long_rows.plan(**SHAPE, reverse=r).items for x, r in zip(after, (False, True)))
+    for graph in (long_rows, Graph.from_edge_index(long_rows.edge_index.clone(), num_nodes=100)):
+
+        def used(graph=graph):
+            args = graph._planner.arguments(
+                4, 32, torch.float32, "gat", schedule="auto", edges=False, backward=True
+            )
+            return args.items, args.rev_items
+
+        before = used()
+        assert all(x is y for x, y in zip(used(), before))
+        graph.autotune("gat", file=tmp_path / "plans.json")
+        after = used()
+        assert not any(x is y for x, y in zip(after, before))
+        assert all(x is graph.plan(**SHAPE, reverse=r).items for x, r in zip(after, (False, True)))
 
 
 # ---- measuring -------------------------------------------------------------------------------------
