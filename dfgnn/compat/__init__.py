@@ -1,7 +1,7 @@
-"""DGL's names for scripts that are to run without DGL: change the imports, or let ``import dgl`` mean this.
+"""DGL's API without DGL, for scripts that were written for it.
 
-:func:`install_as_dgl`, or ``python -m dfgnn.run --as-dgl script.py``, needs no change of a script. With
-changed imports:
+With :func:`install_as_dgl`, or ``python -m dfgnn.run --as-dgl script.py``, a script runs unchanged. Or change
+its imports:
 
 ============================================== =======================================================
 ``import dgl``                                 ``import dfgnn.compat as dgl``
@@ -16,8 +16,8 @@ changed imports:
 ============================================== =======================================================
 
 :class:`DGLGraph` is a graph with features, of one or several types of nodes and edges; built-in message
-functions run on :mod:`dfgnn.ops`, others in Python. What there is not is listed in the documentation
-("DGL without DGL").
+functions run on :mod:`dfgnn.ops`, others in Python. The documentation ("DGL without DGL") lists what is
+missing.
 """
 
 from typing import Any
@@ -73,13 +73,13 @@ from .subgraph import (
 from .transforms import AddReverse, AddSelfLoop, Compose, RemoveSelfLoop, RowFeatNormalizer
 
 DGLHeteroGraph = DGLGraph
-#: Names of the features that :func:`to_homogeneous` gives.
+#: Names of the features that :func:`to_homogeneous` sets.
 NTYPE, ETYPE, NID, EID = "_TYPE", "_TYPE", "_ID", "_ID"
 __version__ = VERSION
 
 
 def seed(val: Any) -> None:
-    """Nothing: what is drawn here is drawn by PyTorch's generator (``torch.manual_seed``)."""
+    """Does nothing: random numbers here come from PyTorch's generator (``torch.manual_seed``)."""
 
 
 __all__ = [

@@ -1,7 +1,7 @@
-"""``import dgl`` where DGL is not installed: its names stand for ours.
+"""Makes ``import dgl`` work without DGL: its names stand for dfgnn's.
 
-:func:`install_as_dgl` puts a finder in front of Python's own. Modules that it finds are stand-ins, which look
-up every name in modules of ours; what they lack raises an AttributeError or ImportError that says so.
+:func:`install_as_dgl` puts an import finder in front of Python's. It makes modules that look up every name in
+dfgnn's modules; a name that these lack raises an AttributeError or ImportError that says so.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-#: The version whose names these are; the part behind + tells it from DGL's own.
+#: The version of DGL with these names; the part after + distinguishes it from DGL.
 VERSION = "2.1.0+dfgnn"
 PAGE = "docs/dgl_without_dgl.md"
 _COMPAT, _NN = "dfgnn.compat", "dfgnn.compat.nn"
 
-#: Modules of DGL -> modules of ours that have their names, the first of which counts.
+#: Modules of DGL -> dfgnn's modules in which their names are looked up, in this order.
 MODULES: dict[str, tuple[str, ...]] = {
     "dgl": (_COMPAT,),
     "dgl._ffi": (_COMPAT,),
@@ -54,7 +54,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     for name in ("agnnconv", "dotgatconv", "edgegatconv", "egatconv", "gatconv", "gatv2conv", "graphconv",
                  "hgtconv")
 }  # fmt: skip
-# Where to look instead, for what is there by another name.
+# Names that exist in dfgnn under another name -> a hint for the error.
 _INSTEAD = {
     "dgl.distributed": "dfgnn.distributed shares a graph between processes",
     "dgl.graphbolt": "dfgnn.sampling samples mini-batches",
@@ -64,11 +64,11 @@ _INSTEAD = {
 
 
 class _StandIn(ModuleType):
-    """A module of DGL's name with our names."""
+    """A module with a name of DGL's, which looks up its attributes in dfgnn's modules."""
 
     def __init__(self, name: str):
         super().__init__(name, f"dfgnn's names for {name}; see dfgnn.compat.install_as_dgl.")
-        self.__path__: list[str] = []  # a package: "from dgl.nn import x" asks the finder for what is missing
+        self.__path__: list[str] = []  # makes it a package, so that imports below it ask the finder
         self.__dfgnn__ = True
 
     def __getattr__(self, name: str) -> Any:
@@ -78,7 +78,7 @@ class _StandIn(ModuleType):
         if not name.startswith("__"):
             for home in MODULES[place]:
                 module = importlib.import_module(home)
-                # Not what happens to be imported there.
+                # Only names that the module offers, not what it has imported.
                 if name in getattr(module, "__all__", ()) or _defines(module, name):
                     return getattr(module, name)
             if f"{place}.{name}" in MODULES:
@@ -94,7 +94,7 @@ class _StandIn(ModuleType):
 
 
 def _defines(module: ModuleType, name: str) -> bool:
-    """Whether a module without ``__all__`` offers a name: a function or class of its own."""
+    """Whether a module without ``__all__`` offers a name: a function or class that it defines."""
     if hasattr(module, "__all__") or name.startswith("_"):
         return False
     return getattr(getattr(module, name, None), "__module__", None) == module.__name__
@@ -114,7 +114,8 @@ class _Finder:
         if name in MODULES:
             return ModuleSpec(name, _Finder, origin="dfgnn", is_package=True)  # type: ignore[arg-type]
         if name.startswith("dgl."):
-            # Not with name=name, which "from dgl import x" would take for a missing attribute, without text.
+            # name="dgl", because with name=name "from dgl import x" would report a missing attribute without
+            # text.
             raise ModuleNotFoundError(_lacks(name), name="dgl")
         return None
 
@@ -129,17 +130,17 @@ class _Finder:
 
 _lock = threading.RLock()
 _holders = 0
-_before: list[Any] = []  # what sys.modules had for "dgl"
+_before: list[Any] = []  # the entry "dgl" of sys.modules before
 
 
 class AsDGL:
-    """What :func:`install_as_dgl` did; ``undo()``, or leaving it as a context, takes it back."""
+    """The result of :func:`install_as_dgl`; ``undo()``, or leaving it as a context, restores DGL's names."""
 
     def __init__(self) -> None:
         self._active = True
 
     def undo(self) -> None:
-        """Give DGL's names back, unless another call still holds them. More calls do nothing."""
+        """Restore DGL's names, unless another call is still active. Further calls do nothing."""
         global _holders
         with _lock:
             if not self._active:
@@ -168,14 +169,14 @@ def install_as_dgl(force: bool = False) -> AsDGL:
     To be called before anything imports dgl; ``python -m dfgnn.run --as-dgl script.py`` does it for a whole
     script. ``dgl`` is :mod:`dfgnn.compat`, ``dgl.nn`` has the layers of :mod:`dfgnn.nn`, ``dgl.ops`` is
     :mod:`dfgnn.ops`, ``dgl.sparse`` is :mod:`dfgnn.compat.sparse`; ``dgl.function``, ``dgl.nn.functional``,
-    ``dgl.dataloading``, ``dgl.data``, ``dgl.transforms`` and ``dgl.utils`` are there, too. A name that is not
-    raises AttributeError or ImportError with a sentence that says where to look.
+    ``dgl.dataloading``, ``dgl.data``, ``dgl.transforms`` and ``dgl.utils`` exist, too. A missing name raises
+    AttributeError or ImportError with a sentence that says where to look.
 
     Args:
-        force: also where DGL is installed, and would be hidden.
+        force: also if DGL is installed, which is then hidden.
 
     Returns:
-        what ``undo()`` takes it back with; it is a context manager, too.
+        An object whose ``undo()`` restores DGL's names; it is also a context manager.
 
     Raises:
         RuntimeError: DGL is installed and not ``force``; or it has been imported already.
@@ -196,10 +197,11 @@ def install_as_dgl(force: bool = False) -> AsDGL:
     with _lock:
         if _holders == 0:
             _check(force)
-            if "dgl" in sys.modules:  # None, which hides it
+            if "dgl" in sys.modules:  # it is None, which hides DGL
                 _before.append(sys.modules.pop("dgl"))
             sys.meta_path.insert(0, _Finder)  # type: ignore[arg-type]
-            # A function of DGL, too: "import dgl.heterograph" must not bind the module over it.
+            # dgl.heterograph is also a function, which "import dgl.heterograph" must not replace by the
+            # module.
             sys.modules["dgl.heterograph"] = importlib.util.module_from_spec(
                 _Finder.find_spec("dgl.heterograph")  # type: ignore[arg-type]
             )
@@ -215,7 +217,7 @@ def _check(force: bool) -> None:
             "python -m dfgnn.run --as-dgl"
         )
     spec = None if "dgl" in sys.modules else importlib.util.find_spec("dgl")
-    if spec is not None and spec.origin is not None and not force:  # a folder of that name is no DGL
+    if spec is not None and spec.origin is not None and not force:  # a mere folder of that name has no origin
         raise RuntimeError(
             f"install_as_dgl: DGL is installed ({spec.origin}) and would be hidden: dfgnn.patch('dgl') puts "
             "dfgnn's layers into it instead. To hide it all the same: install_as_dgl(force=True), "
@@ -224,7 +226,7 @@ def _check(force: bool) -> None:
 
 
 def is_installed() -> bool:
-    """Whether dgl's names stand for ours now."""
+    """Whether ``dgl`` currently stands for dfgnn.compat."""
     return _holders > 0
 
 

@@ -1,4 +1,4 @@
-"""Blocks: graphs whose sources and destinations are different nodes, with features of their own."""
+"""Blocks: graphs whose sources and destinations are different nodes with separate features."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _SRC, _DST = "SRC/", "DST/"
 
 
 class DGLBlock(DGLGraph):
-    """A graph as a sampled mini-batch has it: destinations are the first of the sources, or other nodes.
-    ``srcdata`` and ``dstdata`` are different features where both ends are of one type, too."""
+    """A graph of a sampled mini-batch: destinations are the first of the sources, or other nodes. ``srcdata``
+    and ``dstdata`` are separate features even if sources and destinations have the same type."""
 
     is_block = True
 
@@ -85,9 +85,10 @@ def create_block(
     data_dict: Any, num_src_nodes: Any = None, num_dst_nodes: Any = None, idtype: Any = None,
     device: Any = None,
 ) -> DGLBlock:  # fmt: skip
-    """From (sources, destinations), or a dictionary of such by (type of sources, name, type of destinations).
+    """A block from (sources, destinations), or from a dictionary (type of sources, name, type of
+    destinations) -> such a pair.
 
-    num_src_nodes, num_dst_nodes: numbers, or dictionaries by type; without, the largest number + 1.
+    num_src_nodes, num_dst_nodes: numbers, or dictionaries by type; by default the largest number + 1.
     """
     where = "dgl.create_block"
     if not isinstance(data_dict, Mapping):
@@ -116,7 +117,7 @@ def create_block(
 def to_block(
     g: DGLGraph, dst_nodes: Any = None, include_dst_in_src: bool = True, src_nodes: Any = None
 ) -> DGLBlock:
-    """The edges of g with the nodes at their ends, renumbered: destinations first, then the other sources.
+    """A block of the edges of g and their nodes, renumbered: destinations first, then the other sources.
 
     ``srcdata["_ID"]``, ``dstdata["_ID"]`` and ``edata["_ID"]`` are the numbers in g.
     """

@@ -1,4 +1,4 @@
-"""Making graphs, and other graphs of graphs."""
+"""Functions that make DGLGraphs from data, or from other graphs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _homogeneous(fused: Graph, nodes: Any = None, edges: Any = None) -> DGLGraph
 
 
 def _only(where: str, g: Any) -> Graph:
-    """The one Graph of a homogeneous graph."""
+    """The Graph of a DGLGraph with one type of nodes and edges."""
     if not isinstance(g, DGLGraph):
         raise DGLError(f"{where}: g: expected a DGLGraph, got {type(g).__name__}")
     if not g.is_homogeneous or g.is_block:
@@ -35,8 +35,8 @@ def graph(
     data: Any, ntype: Any = None, etype: Any = None, *, num_nodes: int | None = None, idtype: Any = None,
     device: Any = None, row_sorted: bool = False, col_sorted: bool = False,
 ) -> DGLGraph:  # fmt: skip
-    """From (sources, destinations), tensors or lists, or one of the other forms that ``dgl.graph`` takes;
-    idtype is not needed: indices are int32 inside."""
+    """A graph from (sources, destinations), tensors or lists, or from another form that ``dgl.graph`` takes.
+    idtype has no effect, because indices are stored as int32."""
     if ntype is not None or etype is not None:
         raise DGLError("dgl.graph: ntype and etype: expected None; dgl.heterograph makes graphs with types")
     return _homogeneous(of_data("dgl.graph", data, num_nodes, num_nodes, device))
@@ -48,9 +48,9 @@ def heterograph(
     idtype: Any = None,
     device: Any = None,
 ) -> DGLGraph:
-    """From (sources, destinations) by (type of sources, name, type of destinations)."""
+    """A graph from a dictionary (type of sources, name, type of destinations) -> (sources, destinations)."""
     graphs: dict[Relation, Graph] = {}
-    for relation in sorted(data_dict):  # DGL orders types by name
+    for relation in sorted(data_dict):  # DGL sorts types by name
         if not (isinstance(relation, tuple) and len(relation) == 3):
             raise DGLError(f"dgl.heterograph: expected keys (source, name, destination), got {relation!r}")
         sizes = (None, None) if num_nodes_dict is None else (num_nodes_dict[relation[k]] for k in (0, 2))
@@ -72,7 +72,7 @@ def _two(sizes: Any) -> tuple[int | None, int | None]:
 
 
 def from_scipy(sp_mat: Any, eweight_name: str | None = None, idtype: Any = None, device: Any = "cpu"):
-    """From a square matrix[source, destination]; eweight_name: of the feature that its values become."""
+    """A graph from a square matrix[source, destination]; eweight_name: name of the feature for its values."""
     g = _homogeneous(of_data("dgl.from_scipy", sp_mat, device=device))
     if eweight_name is not None:
         g.edata[eweight_name] = torch.as_tensor(sp_mat.tocoo().data, device=g.device)
@@ -83,8 +83,8 @@ def from_networkx(
     nx_graph: Any, node_attrs: Sequence[str] | None = None, edge_attrs: Sequence[str] | None = None,
     edge_id_attr_name: str | None = None, idtype: Any = None, device: Any = None,
 ) -> DGLGraph:  # fmt: skip
-    """From a networkx graph, both ways if it has no directions. Nodes in their order, or sorted if they are
-    numbers."""
+    """A graph from a networkx graph, with both directions of its edges if it is undirected. Nodes keep their
+    order, or are sorted if they are numbers."""
     if edge_id_attr_name is not None or edge_attrs is not None:
         raise NotImplementedError("dgl.from_networkx: edge_attrs, edge_id_attr_name: expected None in dfgnn")
     g = _homogeneous(of_data("dgl.from_networkx", nx_graph, device=device))
@@ -105,7 +105,8 @@ def to_homogeneous(
     g: DGLGraph, ndata: Sequence[str] | None = None, edata: Sequence[str] | None = None,
     store_type: bool = True, return_count: bool = False,
 ) -> Any:  # fmt: skip
-    """All nodes and edges as one graph; features ``_TYPE`` say which type each had, ``_ID`` which number."""
+    """All nodes and edges as one graph; features ``_TYPE`` and ``_ID`` hold each one's type and number in
+    it."""
     found = as_one(g.graphs)
     sizes = [g.num_nodes(kind) for kind in found.node_types]
     counts = [graph.num_edges for graph in g.graphs.values()]
@@ -125,8 +126,8 @@ def to_homogeneous(
 def add_self_loop(
     g: DGLGraph, edge_feat_names: Any = None, fill_data: Any = 1.0, etype: Any = None
 ) -> DGLGraph:
-    """A loop for every node, behind the other edges; fill_data: the features of these loops, a number or
-    "sum", "mean", "max", "min" of those of the edges into the node."""
+    """Appends a loop for every node; fill_data: the features of these loops, a number, or "sum", "mean",
+    "max" or "min" of the features of the edges into the node."""
     from ..ops import gspmm
 
     graph = _only("dgl.add_self_loop", g)
@@ -177,7 +178,7 @@ def reverse(g: DGLGraph, copy_ndata: bool = True, copy_edata: bool = False) -> D
 
 
 def add_reverse_edges(g: DGLGraph, copy_ndata: bool = True, copy_edata: bool = False) -> DGLGraph:
-    """Every edge also the other way round, behind the others."""
+    """Appends the reverse of every edge."""
     ends = _only("dgl.add_reverse_edges", g).edge_index
     both = torch.cat([ends, ends.flip(0)], 1)
     edges = {k: torch.cat([x, x]) for k, x in g.edata.items()} if copy_edata else None
@@ -185,7 +186,7 @@ def add_reverse_edges(g: DGLGraph, copy_ndata: bool = True, copy_edata: bool = F
 
 
 def to_bidirected(g: DGLGraph, copy_ndata: bool = False) -> DGLGraph:
-    """Both directions of every edge, each once."""
+    """The graph with both directions of every edge, each once."""
     n = g.num_nodes()
     src, dst = _only("dgl.to_bidirected", g).edge_index
     keys = torch.cat([src * n + dst, dst * n + src]).unique()
@@ -197,7 +198,8 @@ def to_simple(
     g: DGLGraph, return_counts: str | None = "count", writeback_mapping: bool = False,
     copy_ndata: bool = True, copy_edata: bool = False, aggregator: str = "arbitrary",
 ) -> DGLGraph:  # fmt: skip
-    """Every edge once, sorted; return_counts: the name of a feature that says how many there were."""
+    """The graph with every edge once, sorted; return_counts: the name of a feature for how often it
+    occurred."""
     if writeback_mapping or copy_edata:
         raise NotImplementedError("dgl.to_simple: writeback_mapping, copy_edata: expected False in dfgnn")
     n = g.num_nodes()
@@ -209,7 +211,7 @@ def to_simple(
 
 
 def metapath_reachable_graph(g: DGLGraph, metapath: Sequence[Any]) -> DGLGraph:
-    """An edge, once, from each node to those that it reaches along relations one after the other."""
+    """The graph with an edge from each node to all nodes that it reaches along these relations in turn."""
     relations = [g.to_canonical_etype(etype) for etype in metapath]
     kinds = relations[0][0], relations[-1][2]
     begin = end = torch.arange(g.num_nodes(kinds[0]), device=g.device)
@@ -226,7 +228,7 @@ def metapath_reachable_graph(g: DGLGraph, metapath: Sequence[Any]) -> DGLGraph:
 
 
 def batch(graphs: Sequence[DGLGraph], ndata: Any = ALL, edata: Any = ALL) -> DGLGraph:
-    """Graphs side by side, of the same types; features that all of them have are joined."""
+    """The disjoint union of graphs with the same types; features that all of them have are concatenated."""
     graphs = list(graphs)
     if not graphs:
         raise DGLError("dgl.batch: graphs: expected at least one graph, got none")
@@ -259,7 +261,7 @@ def _joined(frames: Sequence[Any], names: Any) -> dict[str, Tensor]:
 
 
 def unbatch(g: DGLGraph) -> list[DGLGraph]:
-    """The graphs of a batch."""
+    """Splits a batch into its graphs."""
     nodes = {kind: g.batch_num_nodes(kind).tolist() for kind in g._sizes}
     edges = {r: g.batch_num_edges(r).tolist() for r in g.graphs}
     node_frames = {kind: _split(g._nodes[kind], counts) for kind, counts in nodes.items()}

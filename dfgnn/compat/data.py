@@ -1,4 +1,4 @@
-"""Data sets of ``dgl.data``, read by torch_geometric, which downloads them; and files of graphs."""
+"""Data sets of ``dgl.data``, which torch_geometric downloads and reads; and files of graphs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .graph import DGLGraph
 
 
 class _Citation:
-    """One graph with ``feat``, ``label`` and masks of nodes, as of ``dgl.data``: features with rows that add
-    up to 1. raw_dir: the folder that holds, or is to hold, torch_geometric's files; default ``~/.dgl``."""
+    """One graph with ``feat``, ``label`` and masks of nodes, like ``dgl.data``'s: rows of features add up to
+    1. raw_dir: the folder of torch_geometric's files, by default ``~/.dgl``."""
 
     _name = ""
 
@@ -59,7 +59,7 @@ class PubmedGraphDataset(_Citation):
 
 
 def load_data(args: Any) -> _Citation:
-    """By ``args.dataset``: cora, citeseer or pubmed."""
+    """The data set named by ``args.dataset``: cora, citeseer or pubmed."""
     known = {"cora": CoraGraphDataset, "citeseer": CiteseerGraphDataset, "pubmed": PubmedGraphDataset}
     if args.dataset not in known:
         raise ValueError(f"dgl.data.load_data: dataset: expected one of {list(known)}, got {args.dataset!r}")
@@ -67,7 +67,7 @@ def load_data(args: Any) -> _Citation:
 
 
 class PPIDataset:
-    """Graphs of proteins with ``feat`` and ``label``, in mode "train", "valid" or "test"."""
+    """Graphs of proteins with ``feat`` and ``label``. mode: "train", "valid" or "test"."""
 
     num_labels = num_classes = 121
 
@@ -92,7 +92,8 @@ class PPIDataset:
 
 
 class TUDataset:
-    """Pairs of a graph and its label; ``node_labels``, ``node_attr``, ``edge_attr`` if there are any."""
+    """Pairs of a graph and its label; graphs have ``node_labels``, ``node_attr`` and ``edge_attr`` if these
+    exist."""
 
     def __init__(
         self, name: str, raw_dir: str | None = None,
@@ -134,7 +135,7 @@ def _folder(raw_dir: str | None, name: str) -> str:
 
 
 class Subset:
-    """Samples of a data set by their numbers."""
+    """The samples of a data set with these numbers."""
 
     def __init__(self, dataset: Any, indices: Any):
         self.dataset, self.indices = dataset, indices
@@ -152,7 +153,7 @@ _MARK = "dfgnn.compat.save_graphs"
 def save_graphs(
     filename: str, g_list: Any, labels: dict[str, Any] | None = None, formats: Any = None
 ) -> None:
-    """Graphs with their features, and tensors by name, in a file of PyTorch's, which DGL does not read."""
+    """Saves graphs with their features, and named tensors, to a file of PyTorch, which DGL cannot read."""
     graphs = [g_list] if isinstance(g_list, DGLGraph) else list(g_list)
     content = [
         {
@@ -167,7 +168,7 @@ def save_graphs(
 
 
 def load_graphs(filename: str, idx_list: Any = None) -> tuple[list[DGLGraph], dict[str, Any]]:
-    """The graphs and the tensors of a file of :func:`save_graphs`."""
+    """Loads the graphs and tensors of a file of :func:`save_graphs`."""
     try:
         content = torch.load(filename, weights_only=True)
     except OSError:
@@ -190,5 +191,5 @@ def load_graphs(filename: str, idx_list: Any = None) -> tuple[list[DGLGraph], di
 
 
 def register_data_args(parser: argparse.ArgumentParser) -> None:
-    """``--dataset``, as DGL's examples have it."""
+    """Adds the argument ``--dataset`` of DGL's examples."""
     parser.add_argument("--dataset", type=str, required=False, help="cora, citeseer, pubmed")

@@ -17,8 +17,8 @@ from .graph import DGLGraph
 
 
 class GraphCollator:
-    """Samples that are graphs become a batch of graphs, tensors and numbers a tensor, within tuples, lists
-    and dictionaries."""
+    """Collates samples: graphs into a batch of graphs, tensors and numbers into a tensor, also within tuples,
+    lists and dictionaries."""
 
     def collate(self, items: Sequence[Any]) -> Any:
         first = items[0]
@@ -34,7 +34,7 @@ class GraphCollator:
 
 
 class GraphDataLoader(data.DataLoader):
-    """A ``torch.utils.data.DataLoader`` whose samples hold graphs; takes its arguments."""
+    """A ``torch.utils.data.DataLoader`` whose samples contain graphs; it has the same arguments."""
 
     def __init__(self, dataset: Any, collate_fn: Any = None, use_ddp: bool = False, **options: Any):
         if use_ddp:
@@ -43,8 +43,8 @@ class GraphDataLoader(data.DataLoader):
 
 
 class BlockSampler:
-    """Neighbourhoods, hop by hop: for each of ``fanouts``, from the last to the first, the edges into the
-    nodes that were reached. -1: all edges; otherwise that many of each node, drawn without replacement."""
+    """Samples neighbourhoods hop by hop: for each of ``fanouts``, from the last to the first, edges into the
+    nodes that were reached. -1 takes all edges; another fanout so many per node, without replacement."""
 
     def __init__(self, fanouts: Sequence[int], **options: Any):
         given = {name: value for name, value in options.items() if value not in (None, False, "in")}
@@ -53,7 +53,8 @@ class BlockSampler:
         self.fanouts = list(fanouts)
 
     def sample_blocks(self, g: DGLGraph, seed_nodes: Any, exclude_eids: Any = None) -> tuple:
-        """(input nodes, seeds, blocks), whose features have the numbers of nodes and edges as ``_ID``."""
+        """(input nodes, seeds, blocks); features ``_ID`` of the blocks hold nodes' and edges' numbers in
+        g."""
         if exclude_eids is not None:
             raise NotImplementedError(f"{type(self).__name__}: exclude_eids: expected None in dfgnn")
         nodes = g._ids(seed_nodes)
@@ -77,7 +78,7 @@ class MultiLayerNeighborSampler(BlockSampler):
 
 
 class MultiLayerFullNeighborSampler(BlockSampler):
-    """All neighbours, num_layers times."""
+    """A sampler that takes all neighbours in num_layers hops."""
 
     def __init__(self, num_layers: int, **options: Any):
         super().__init__([-1] * num_layers, **options)
@@ -101,7 +102,7 @@ def _hop(g: DGLGraph, nodes: Tensor, fanout: int) -> DGLBlock:
 
 
 def _drawn(dst: Tensor, fanout: int) -> Tensor:
-    """Places of at most fanout edges of each destination, all sets of them being equally likely."""
+    """Positions of at most ``fanout`` edges per destination; all such sets are equally likely."""
     order = torch.rand(len(dst), device=dst.device).argsort()
     order = order[dst[order].argsort(stable=True)]
     ends = dst[order]
@@ -110,12 +111,12 @@ def _drawn(dst: Tensor, fanout: int) -> Tensor:
     return order[torch.arange(len(dst), device=dst.device) - first < fanout].sort().values
 
 
-# How DGL's loader divides its work, which changes no result.
+# Arguments of DGL's loader that do not change results, and are ignored.
 _OF_THREADS = "ddp_seed", "use_prefetch_thread", "use_alternate_streams", "pin_prefetcher"
 
 
 class DataLoader(data.DataLoader):
-    """(input nodes, seeds, blocks) for batches of seeds: ``torch.utils.data.DataLoader``'s arguments."""
+    """Loads (input nodes, seeds, blocks) for batches of seeds; further arguments are torch's DataLoader's."""
 
     def __init__(
         self, graph: DGLGraph, indices: Any, graph_sampler: BlockSampler, device: Any = None, **options: Any

@@ -1,4 +1,4 @@
-"""The forms in which DGL's functions take edges."""
+"""Reads the forms of edges that DGL's functions accept."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ..nn import DGLError
 def of_data(
     where: str, data: Any, num_src: int | None = None, num_dst: int | None = None, device: Any = None
 ) -> Graph:
-    """A Graph from (sources, destinations), pairs of numbers, ("coo", ...), ("csr", (ends of rows, columns,
-    edges)), ("csc", ...), a SciPy matrix[source, destination] or a networkx graph.
+    """A Graph from (sources, destinations), pairs of numbers, ("coo", ...), ("csr", (indptr, columns, edge
+    ids)), ("csc", ...), a SciPy matrix[source, destination] or a networkx graph.
 
-    Sizes: None for the largest number + 1, on both sides alike if both are None.
+    Sizes: None for the largest number + 1, or for one common number if both are None.
     """
     if hasattr(data, "tocoo"):
         src, dst, sizes = *_of_scipy(data), data.shape
@@ -36,7 +36,7 @@ def of_data(
 
 
 def between(ends: Any, num_src: int, num_dst: int) -> Graph:
-    """The Graph of these (sources, destinations)."""
+    """The Graph of the edges ``ends``, (sources, destinations)."""
     src, dst = ends
     return Graph.from_coo(src, dst, num_src=num_src, num_dst=num_dst)
 

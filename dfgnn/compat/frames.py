@@ -1,7 +1,4 @@
-"""Features of nodes and edges, and what functions written in Python get to see of them.
-
-Where a graph is meant, it is a DGLGraph, whose class is made of these.
-"""
+"""Features of a DGLGraph's nodes and edges, and the views of them that users' Python functions get."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from ..ops import gsddmm
 
 
 class Frame(dict):
-    """Tensors by name, with a row each for every node or edge of a type."""
+    """Name -> tensor with a row for every node, or edge, of one type."""
 
     def __init__(self, rows: int, tensors: Mapping[str, Tensor] | None = None):
         super().__init__(tensors or {})
@@ -38,7 +35,7 @@ class Frame(dict):
         return Frame(self.rows, self)
 
     def grown(self, count: int, more: Mapping[str, Tensor] | None = None) -> Frame:
-        """With rows behind the others, which are zeros where ``more`` has none."""
+        """The frame with rows appended from ``more``, or zeros for features that ``more`` lacks."""
         grown, more = Frame(self.rows + count), dict(more or {})
         for name in dict.fromkeys((*self, *more)):
             old, new = self.get(name), more.get(name)
@@ -56,7 +53,7 @@ class Frame(dict):
 
 
 class Frames(MutableMapping):
-    """The frames of several types: a feature is a dictionary of tensors by type."""
+    """The frames of several types together: a feature is a dictionary type -> tensor."""
 
     def __init__(self, frames: Mapping[Any, Frame]):
         self._frames = frames
@@ -90,14 +87,15 @@ class Frames(MutableMapping):
 
 
 class Data:
-    """``g.nodes["paper"]``, whose features are ``.data``."""
+    """The result of ``g.nodes["paper"]``; ``.data`` are its features."""
 
     def __init__(self, frame: Any):
         self.data = frame
 
 
 class Nodes:
-    """``g.nodes()``, ``g.nodes("paper")`` and ``g.nodes["paper"].data``. kind: finds a type by its name."""
+    """Implements ``g.nodes()``, ``g.nodes("paper")`` and ``g.nodes["paper"].data``. kind: finds a type by
+    name."""
 
     def __init__(self, graph: Any, kind: Callable[[str | None], str]):
         self._graph, self._kind = graph, kind
@@ -110,7 +108,7 @@ class Nodes:
 
 
 class Edges:
-    """``g.edges()``, ``g.edges(etype="cites")`` and ``g.edges["cites"].data``."""
+    """Implements ``g.edges()``, ``g.edges(etype="cites")`` and ``g.edges["cites"].data``."""
 
     def __init__(self, graph: Any):
         self._graph = graph
@@ -132,7 +130,7 @@ class Edges:
 
 
 class Rows(Mapping):
-    """The features of edges' ends, gathered when they are asked for."""
+    """Features of the edges' sources or destinations, gathered when they are read."""
 
     def __init__(self, graph: Graph, frame: Mapping[str, Tensor], end: str):
         self._graph, self._frame, self._end = graph, frame, end
@@ -151,7 +149,7 @@ class Rows(Mapping):
 
 
 class Selected(Mapping):
-    """Some rows of features, taken when they are asked for."""
+    """Some rows of features, selected when they are read."""
 
     def __init__(self, features: Mapping[str, Tensor], which: Tensor):
         self._features, self._which = features, which
@@ -167,7 +165,7 @@ class Selected(Mapping):
 
 
 class EdgeBatch:
-    """What a message function written in Python gets: the edges of a relation, or some of them."""
+    """The argument of a user's message function: the edges of a relation, or some of them."""
 
     def __init__(self, graph: Any, relation: Any, eids: Tensor | None = None):
         self._fused, self._eids, self.canonical_etype = graph.graphs[relation], eids, relation
@@ -190,8 +188,8 @@ class EdgeBatch:
 
 
 class NodeBatch:
-    """What a function of nodes written in Python gets; in a reduce function ``mailbox`` holds what their
-    edges brought, ``[nodes, edges of each, ...]``."""
+    """The argument of a user's function of nodes; in a reduce function ``mailbox`` holds the messages of
+    their edges, ``[nodes, edges per node, ...]``."""
 
     def __init__(self, frame: Frame, which: Tensor | None = None, mailbox: dict[str, Tensor] | None = None):
         self._frame, self._which, self.mailbox = frame, which, mailbox

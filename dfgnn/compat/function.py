@@ -1,7 +1,7 @@
 """DGL's built-in message and reduce functions: ``u_add_v``, ``copy_u``, ``u_mul_e``, ``sum``, ``mean``, ...
 
-A message function names the features it takes and the one it makes, ``fn.u_mul_e("h", "a", "m")``; a reduce
-function what it reduces and makes, ``fn.sum("m", "h")``.
+A message function names its input features and its result, ``fn.u_mul_e("h", "a", "m")``; a reduce function
+the message and its result, ``fn.sum("m", "h")``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..ops import BINARY
 
 
 class Message(NamedTuple):
-    """What edges carry: ``op`` of features of two of u, v and e, or of one."""
+    """A message function: ``op`` of features of two of u, v and e, or of one of them."""
 
     op: str
     lhs: str
@@ -25,7 +25,7 @@ class Message(NamedTuple):
 
 
 class Reduce(NamedTuple):
-    """How what edges carry becomes a feature of their destination."""
+    """A reduce function, which makes a destination's feature from its edges' messages."""
 
     op: str
     message: str
@@ -61,7 +61,7 @@ def copy_e(e: str, out: str) -> Message:
     return Message("copy", "e", None, e, None, out)
 
 
-copy_src, copy_edge = copy_u, copy_e  # the names before DGL 1.0
+copy_src, copy_edge = copy_u, copy_e  # names before DGL 1.0
 
 
 def _binary(lhs: str, op: str, rhs: str) -> Callable[[str, str, str], Message]:
@@ -75,4 +75,4 @@ def _binary(lhs: str, op: str, rhs: str) -> Callable[[str, str, str], Message]:
 for _lhs, _rhs in permutations("uve", 2):
     for _op in (*BINARY, "dot"):
         globals()[f"{_lhs}_{_op}_{_rhs}"] = _binary(_lhs, _op, _rhs)
-src_mul_edge, src_dot_dst = globals()["u_mul_e"], globals()["u_dot_v"]  # before DGL 0.5
+src_mul_edge, src_dot_dst = globals()["u_mul_e"], globals()["u_dot_v"]  # names before DGL 0.5

@@ -1,4 +1,4 @@
-"""A graph with features, under DGL's names."""
+"""DGLGraph: a graph with features and the methods of DGL's class."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ ALL = "__ALL__"
 
 
 class DGLGraph:
-    """A graph, or one per relation, with features of nodes and edges, as DGL's class of that name offers
-    them.
+    """A graph, or one per relation, with features of nodes and edges and the methods of DGL's class.
 
-    Layers and :mod:`dfgnn.ops` take it where it has one relation. ``fused`` is its :class:`dfgnn.Graph`, and
-    ``graphs`` are those of all relations, by (type of sources, name, type of destinations). Features are
-    dictionaries of tensors with a row per node or edge. What adds edges in place makes new Graphs.
+    Layers and :mod:`dfgnn.ops` accept it if it has one relation. ``fused`` is its :class:`dfgnn.Graph`;
+    ``graphs`` maps (type of sources, name, type of destinations) to the Graph of each relation. Features are
+    dictionaries of tensors with a row per node or edge. Methods that add edges in place make new Graphs.
 
-    data: as for :func:`~dfgnn.compat.graph`, or nothing, for a graph that nodes and edges are added to.
+    data: as for :func:`~dfgnn.compat.graph`, or nothing for an empty graph, to which nodes and edges are
+    added.
     """
 
     is_block = False
@@ -43,7 +43,8 @@ class DGLGraph:
 
     @classmethod
     def _of(cls, graphs: Mapping[Any, Graph], sizes: Mapping[Any, int], frames: Any = None) -> Any:
-        """frames: of nodes by type and of edges by relation; those that are `Frame` are shared."""
+        """A graph of these parts. frames: those of nodes by type and of edges by relation; `Frame`s are
+        shared."""
         made = cls.__new__(cls)
         made._init(graphs, sizes, frames)
         return made
@@ -119,7 +120,8 @@ class DGLGraph:
 
     @property
     def dfgnn_graph(self) -> Graph:
-        """What layers and operators compute on. Raises ValueError where there are several relations."""
+        """The Graph on which layers and operators compute. Raises ValueError if there are several
+        relations."""
         if len(self.graphs) != 1:
             raise ValueError(f"DGLGraph: expected one relation, take one of {self.canonical_etypes}")
         return next(iter(self.graphs.values()))
@@ -134,7 +136,7 @@ class DGLGraph:
 
     @property
     def idtype(self) -> torch.dtype:
-        """The type of the indices that it returns."""
+        """The dtype of the indices that methods return."""
         return torch.int64
 
     def num_nodes(self, ntype: str | None = None) -> int:
@@ -155,7 +157,7 @@ class DGLGraph:
     number_of_src_nodes, number_of_dst_nodes = num_src_nodes, num_dst_nodes
 
     def in_degrees(self, v: Any = ALL, etype: str | Relation | None = None) -> Any:
-        """Of all destinations, or of v: a tensor, or a number for one."""
+        """In-degrees of all destinations, or of v: a tensor, or a number for a single node."""
         return _of_nodes(self.graphs[self._relation(etype)].in_degrees(), v)
 
     def out_degrees(self, u: Any = ALL, etype: str | Relation | None = None) -> Any:
@@ -192,7 +194,7 @@ class DGLGraph:
         return torch.isin(u * graph.num_dst + v, src * graph.num_dst + dst)
 
     def adj_tensors(self, fmt: str, etype: Any = None) -> tuple[Tensor, ...]:
-        """ "coo": sources and destinations; "csr" and "csc": ends of rows or columns, other ends, edges."""
+        """ "coo": (sources, destinations); "csr" and "csc": (indptr, indices, edge ids)."""
         graph = self.graphs[self._relation(etype)]
         if fmt == "coo":
             return tuple(graph.edge_index)
@@ -203,7 +205,7 @@ class DGLGraph:
     def adj_external(
         self, transpose: bool = False, ctx: Any = "cpu", scipy_fmt: str | None = None, etype: Any = None
     ) -> Any:
-        """The matrix [source, destination], transposed if asked for: PyTorch's, or with scipy_fmt SciPy's."""
+        """The matrix [source, destination], or its transpose: PyTorch's, or with scipy_fmt SciPy's."""
         graph = self.graphs[self._relation(etype)]
         ends, shape = graph.edge_index, (graph.num_src, graph.num_dst)
         if transpose:
@@ -217,7 +219,7 @@ class DGLGraph:
         return torch.sparse_coo_tensor(ends, ones, shape, check_invariants=False).to(ctx)
 
     def adj(self, etype: Any = None, eweight_name: str | None = None) -> Any:
-        """The matrix [source, destination] of :mod:`dfgnn.compat.sparse`."""
+        """The matrix [source, destination], of :mod:`dfgnn.compat.sparse`."""
         relation = self._relation(etype)
         graph = self.graphs[relation]
         val = None if eweight_name is None else self._edges[relation][eweight_name]
@@ -227,7 +229,7 @@ class DGLGraph:
         return {"created": ["coo", "csr", "csc"], "not created": []} if formats is None else self
 
     def create_formats_(self) -> None:
-        """Nothing: what is needed is made at its first use."""
+        """Does nothing, because formats are made at their first use."""
 
     def _ids(self, x: Any) -> Tensor:
         return torch.as_tensor(x, dtype=torch.int64, device=self.device).reshape(-1)
@@ -314,7 +316,7 @@ class DGLGraph:
         return self.to("cuda")
 
     def pin_memory_(self) -> DGLGraph:
-        """Nothing; it is there for scripts that ask for it."""
+        """Does nothing; it exists for scripts that call it."""
         return self
 
     def clone(self) -> DGLGraph:
@@ -322,12 +324,13 @@ class DGLGraph:
         return self._like(self.graphs, tuple(frames))
 
     def local_var(self) -> DGLGraph:
-        """The same graph and features; those that are set on it stay its own."""
+        """A graph with the same structure and features; features that are set on it do not change this
+        one's."""
         return self.clone()
 
     @contextlib.contextmanager
     def local_scope(self) -> Iterator[None]:
-        """Features that are set inside are gone afterwards."""
+        """A context after which features that were set within it are removed."""
         kept = [(frame, dict(frame)) for part in (self._nodes, self._edges) for frame in part.values()]
         try:
             yield
@@ -339,8 +342,8 @@ class DGLGraph:
     # ---- message passing ----------------------------------------------------------------------------
 
     def apply_edges(self, func: Any, edges: Any = ALL, etype: Any = None) -> None:
-        """Set features of the edges, by a built-in function or by one of yours, which gets all edges, or
-        those whose numbers or ends are given."""
+        """Set features of the edges by a built-in function, or by a Python function of all edges or of those
+        with these numbers or (sources, destinations)."""
         relation = self._relation(etype)
         eids = None if isinstance(edges, str) else self._eids(edges, relation)
         passing.apply_to_edges(self, relation, func, eids)
@@ -363,17 +366,18 @@ class DGLGraph:
     def update_all(
         self, message_func: Any, reduce_func: Reduce | Any, apply_node_func: Any = None, etype: Any = None
     ) -> None:
-        """Set features of the destinations from what their edges carry."""
+        """Set features of the destinations from their edges' messages."""
         relation = self._relation(etype)
         frame, found = self._nodes[relation[2]], passing.reduced(self, relation, message_func, reduce_func)
-        if apply_node_func is not None:  # it sees them, and what it gives is kept
+        if apply_node_func is not None:  # it reads the new features, and sets its results
             found = apply_node_func(NodeBatch(Frame(frame.rows, {**frame, **found})))
         frame.update(found)
 
     def multi_update_all(
         self, etype_dict: Mapping[Any, tuple], cross_reducer: str = "sum", apply_node_func: Any = None
     ) -> None:
-        """``update_all`` of several relations; what reaches a type of nodes from several is reduced again."""
+        """``update_all`` for several relations; results of several for one type of nodes are reduced
+        again."""
         found = passing.reduced_by_relations(self, etype_dict, cross_reducer)
         for (kind, name), x in found.items():
             self._nodes[kind][name] = x
@@ -415,12 +419,12 @@ class DGLGraph:
     # ---- changes in place -------------------------------------------------------------------------------
 
     def add_nodes(self, num: int, data: Any = None, ntype: str | None = None) -> None:
-        """More nodes, whose features are zeros where data has none."""
+        """Append nodes; features that data lacks are zeros."""
         kind = self._kind(ntype)
         self._resize({kind: self._sizes[kind] + num}, {kind: data})
 
     def add_edges(self, u: Any, v: Any, data: Any = None, etype: Any = None) -> None:
-        """More edges, behind the others; nodes that are named and not there are added."""
+        """Append edges, and nodes that they name and that do not exist yet."""
         relation = self._relation(etype)
         u, v = torch.broadcast_tensors(self._ids(u), self._ids(v))
         sizes: dict[Any, int] = {}
@@ -454,7 +458,7 @@ class DGLGraph:
         self._batch_nodes, self._batch_edges = {}, {}
 
     def int(self) -> DGLGraph:
-        """Itself: indices are int32 inside, whatever was given."""
+        """The graph itself, because indices are always stored as int32."""
         return self
 
     long = int

@@ -1,4 +1,4 @@
-"""Messages along edges, and what becomes of them at their destinations."""
+"""Message passing: computes messages on edges and reduces them at their destinations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CROSS: dict[str, Callable[[list[Tensor]], Tensor]] = {
 
 
 def on_edges(g: Any, relation: Any, message: Message) -> Tensor:
-    """What a built-in message function puts on edges, ``[E, ...]``."""
+    """The messages of a built-in message function, ``[E, ...]``."""
     graph, x = g.graphs[relation], g._frame(relation, message.lhs)[message.lhs_field]
     if message.rhs is None or message.rhs_field is None:
         return x if message.lhs == "e" else gsddmm(graph, "copy_lhs", x, None, message.lhs)
@@ -33,7 +33,7 @@ def on_edges(g: Any, relation: Any, message: Message) -> Tensor:
 
 
 def reduced(g: Any, relation: Any, message: Any, reducer: Any) -> dict[str, Tensor]:
-    """Features of the destinations."""
+    """Features of the destinations: the reduced messages of their edges."""
     if not isinstance(reducer, Reduce):
         if not callable(reducer):
             raise DGLError(f"DGLGraph: reduce function: expected a function, got {type(reducer).__name__}")
@@ -52,7 +52,7 @@ def reduced(g: Any, relation: Any, message: Any, reducer: Any) -> dict[str, Tens
     else:
         y = on_edges(g, relation, message)
     out = gspmm(graph, op, reducer.op, x, y)
-    if reducer.op in ("max", "min"):  # DGL's update_all gives 0 to nodes without edges
+    if reducer.op in ("max", "min"):  # in DGL's update_all, nodes without edges get 0
         empty = (graph.in_degrees() == 0).view(-1, *[1] * (out.dim() - 1))
         out = out.masked_fill(empty, 0)
     return {reducer.out: out}
@@ -61,8 +61,8 @@ def reduced(g: Any, relation: Any, message: Any, reducer: Any) -> dict[str, Tens
 def _by_degree(
     g: Any, relation: Any, message: Any, reducer: Callable[[NodeBatch], Mapping[str, Tensor]]
 ) -> dict[str, Tensor]:
-    """A reduce function written in Python is called once for all destinations of one in-degree, as in DGL;
-    destinations without edges get 0."""
+    """Reduces by a Python function, which is called once per in-degree, for all destinations with it, as in
+    DGL. Destinations without edges get 0."""
     if isinstance(message, Message):
         messages: Mapping[str, Tensor] = {message.out: on_edges(g, relation, message)}
     else:
@@ -88,7 +88,7 @@ def _by_degree(
 
 
 def reduced_by_relations(g: Any, functions: Mapping[Any, tuple], cross: Any) -> dict[Any, Any]:
-    """For each type of destinations and feature, what its relations give, reduced again."""
+    """For each type of destinations and each feature: the results of its relations, reduced by ``cross``."""
     if not callable(cross) and cross not in CROSS:
         raise ValueError(f"DGLGraph: cross_reducer: expected one of {list(CROSS)}, got {cross!r}")
     found: dict[tuple[str, str], list[Tensor]] = {}
@@ -113,7 +113,7 @@ def apply_to_edges(g: Any, relation: Any, func: Any, eids: Tensor | None) -> Non
 
 
 def put(frame: Frame, found: Mapping[str, Tensor], which: Tensor | None) -> None:
-    """Set features, or rows of them: what has none gets 0 elsewhere."""
+    """Set features, or the rows ``which`` of them; other rows of a new feature are 0."""
     for name, x in found.items():
         if which is not None:
             before = frame.get(name, x.new_zeros(frame.rows, *x.shape[1:]))

@@ -1,4 +1,4 @@
-"""A row for each graph of a batch, of the features of its nodes or edges."""
+"""Readouts: reduce the features of nodes or edges to a row for each graph of a batch."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ def readout(sizes: Tensor, x: Tensor, weight: Tensor | None, op: str) -> Tensor:
         out = gspmm(graph, "copy_lhs", op, x, None)
     else:
         out = gspmm(graph, "copy_lhs", op, x * weight, None)
-    if op in ("max", "min"):  # DGL's gives 0 to graphs without nodes
+    if op in ("max", "min"):  # in DGL, graphs without nodes get 0
         out = out.masked_fill((sizes == 0).view(-1, *[1] * (out.dim() - 1)), 0)
     return out
 
 
 def _of_rows(sizes: Tensor, rows: int) -> Graph:
-    """The graph that leads from each row to its graph; kept as long as the sizes, which a batch keeps."""
+    """A Graph with an edge from each row to its batch element; cached as long as ``sizes``, which a batch
+    holds."""
 
     def build() -> Graph:
         indptr = torch.nn.functional.pad(sizes.to(torch.int64).cumsum(0), (1, 0))
@@ -81,22 +82,22 @@ def max_edges(graph: DGLGraph, feat: str, weight: str | None = None, *, etype: A
 
 
 def softmax_nodes(graph: DGLGraph, feat: str, *, ntype: str | None = None) -> Tensor:
-    """Over the nodes of each graph."""
+    """Softmax over the nodes of each graph."""
     x = graph._nodes[graph._kind(ntype)][feat]
     return edge_softmax(_of_rows(graph.batch_num_nodes(ntype), len(x)), x)
 
 
 def softmax_edges(graph: DGLGraph, feat: str, *, etype: Any = None) -> Tensor:
-    """Over the edges of each graph."""
+    """Softmax over the edges of each graph."""
     x = graph._edges[graph._relation(etype)][feat]
     return edge_softmax(_of_rows(graph.batch_num_edges(etype), len(x)), x)
 
 
 def broadcast_nodes(graph: DGLGraph, graph_feat: Tensor, *, ntype: str | None = None) -> Tensor:
-    """A graph's row for each of its nodes."""
+    """Repeats each graph's row for all of its nodes."""
     return graph_feat.repeat_interleave(graph.batch_num_nodes(ntype), 0)
 
 
 def broadcast_edges(graph: DGLGraph, graph_feat: Tensor, *, etype: Any = None) -> Tensor:
-    """A graph's row for each of its edges."""
+    """Repeats each graph's row for all of its edges."""
     return graph_feat.repeat_interleave(graph.batch_num_edges(etype), 0)

@@ -9,7 +9,7 @@ from .graph import DGLGraph
 
 
 class AddSelfLoop:
-    """A loop for every node, instead of those that are there unless ``allow_duplicate``."""
+    """Adds a loop for every node, after removing existing loops unless ``allow_duplicate``."""
 
     def __init__(self, allow_duplicate: bool = False):
         self.allow_duplicate = allow_duplicate
@@ -29,7 +29,7 @@ class AddReverse:
 
 
 class RowFeatNormalizer:
-    """Rows of the features with these names add up to 1."""
+    """Normalises the features with these names, so that rows add up to 1."""
 
     def __init__(self, subtract_min: bool = False, node_feat_names: Sequence[str] = ("feat",)):
         self.subtract_min, self.names = subtract_min, node_feat_names

@@ -1,4 +1,4 @@
-"""``dgl.utils``: what layers outside DGL take of it."""
+"""``dgl.utils``: the functions that layers outside of DGL use."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from ..nn import DGLError
 
 
 def expand_as_pair(input_: Any, g: Any = None) -> tuple[Any, Any]:
-    """Features of sources and destinations: of a pair itself, of one tensor (or dictionary of them) both;
-    destinations of a block are its first rows."""
+    """(features of sources, of destinations): a pair is returned unchanged, one tensor (or dictionary) is
+    used for both; a block's destinations are the first rows."""
     if isinstance(input_, tuple):
         return input_
     if g is not None and g.is_block:

@@ -52,7 +52,8 @@ class GraphConv(nn.Module):
     def forward(
         self, graph: Any, feat: Any, weight: Tensor | None = None, edge_weight: Tensor | None = None
     ) -> Tensor:
-        """feat: ``[N, *, in_feats]`` or a pair.  weight: instead of one of its own.  edge_weight: ``[E]``."""
+        """feat: ``[N, *, in_feats]`` or a pair.  weight: replaces the layer's weight.  edge_weight:
+        ``[E]``."""
         if weight is not None and self.weight is not None:
             raise DGLError("GraphConv: weight: expected None, as the layer has one of its own (weight=False)")
         weight = self.weight if weight is None else weight
@@ -86,8 +87,8 @@ def _norm(degrees: Tensor, x: Tensor, norm: str) -> Tensor:
 
 
 class HeteroGraphConv(nn.Module):
-    """A layer for each relation; what reaches a type of nodes from several is reduced by ``aggregate``:
-    "sum", "mean", "max", "min", "stack", or a function of a list of tensors and the type."""
+    """A layer for each relation; ``aggregate`` reduces the results of several relations for one type of
+    nodes: "sum", "mean", "max", "min", "stack", or a function of a list of tensors and the type."""
 
     def __init__(self, mods: Mapping[Any, nn.Module], aggregate: Any = "sum"):
         super().__init__()
@@ -95,7 +96,7 @@ class HeteroGraphConv(nn.Module):
         self.mods = nn.ModuleDict({str(name): mod for name, mod in mods.items()})
         for mod in self.mods.values():
             allow = getattr(mod, "set_allow_zero_in_degree", None)
-            if callable(allow):  # a node may have edges of another relation
+            if callable(allow):  # a node without edges here may have edges of another relation
                 allow(True)
         if isinstance(aggregate, str) and aggregate not in CROSS:
             raise DGLError(f"HeteroGraphConv: aggregate: expected one of {list(CROSS)}, got {aggregate!r}")
@@ -110,7 +111,7 @@ class HeteroGraphConv(nn.Module):
 
     def forward(self, g: Any, inputs: Any, mod_args: Any = None, mod_kwargs: Any = None) -> dict[str, Any]:
         """inputs: features by type, or a pair of such for sources and destinations. Relations without a
-        layer, without edges, or whose ends have no features are left out."""
+        layer, without edges, or without features of their nodes are left out."""
         if isinstance(inputs, tuple) or g.is_block:
             src, dst = expand_as_pair(inputs, g) if isinstance(inputs, tuple) else (
                 inputs, {k: v[: g.num_dst_nodes(k)] for k, v in inputs.items() if k in g.dsttypes}
@@ -129,14 +130,14 @@ class HeteroGraphConv(nn.Module):
 
 
 class Identity(nn.Module):
-    """Its input."""
+    """A layer that returns its input."""
 
     def forward(self, x: Any) -> Any:
         return x
 
 
 class Sequential(nn.Sequential):
-    """Modules one after the other, each called with the graph (or with its own of several) and features."""
+    """Calls modules in turn with the graph (or, if there are several, each with its own) and the features."""
 
     def forward(self, graph: Any, *feats: Any) -> Any:  # type: ignore[override]
         graphs = graph if isinstance(graph, list) else [graph] * len(self)

@@ -1,9 +1,8 @@
 """``dgl.sparse`` by its names: sparse matrices with tensors whose heads come last, ``[N, D, H]``.
 
-``bsddmm``, ``softmax`` and ``bspmm`` one after the other are one attention call, forward and backward, which
-makes no tensor of E × H; where somebody looks at the values in between, they are three fused pieces. Float32,
-float64, float16 and bfloat16. Not here: ``SparseMatrix.sample``, ``compact``, ``index_select`` and
-``range_select``.
+``bsddmm``, ``softmax`` and ``bspmm`` in turn become one attention call, forward and backward, without tensors
+of E × H; if the values in between are read, they are three fused calls. Dtypes are float32, float64, float16
+and bfloat16. ``SparseMatrix.sample``, ``compact``, ``index_select`` and ``range_select`` are missing.
 """
 
 from .matrix import (

@@ -1,10 +1,10 @@
-"""Values of a sparse matrix that are computed when somebody looks at them.
+"""Lazy values of sparse matrices: they are computed when they are read.
 
-``bsddmm(A, q, k).softmax()`` and then ``bspmm`` with ``v`` are one attention call, which needs none of the
-values in between. So the first two return matrices that remember what they are made of; ``.val`` computes.
+``bsddmm(A, q, k).softmax()`` followed by ``bspmm`` with ``v`` is one attention call, which needs no values in
+between. So the first two return matrices that hold their operands; reading ``.val`` computes the values.
 
-What is computed later must be what would have been computed at once. Hence a value is computed in the grad
-mode in which it was asked for, and a tensor that was written to in between raises, as it does in autograd.
+A lazy value must equal the one that would have been computed immediately. So it is computed in the grad mode
+of the call that made it, and if an operand was modified in between, it raises an error, as autograd does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...runtime.compiling import has_numbers
 
 
 class _Seen(NamedTuple):
-    """A tensor as it was."""
+    """A tensor with its version at some time, by which modifications are noticed."""
 
     name: str
     tensor: Tensor
@@ -28,7 +28,7 @@ class _Seen(NamedTuple):
 
 
 class Lazy:
-    """What values are made of; ``values()`` computes them."""
+    """The operands of lazy values; ``values()`` computes them."""
 
     def __init__(self, graph: Graph, tensors: dict[str, Tensor | None]):
         self.graph, self.grad = graph, torch.is_grad_enabled()
@@ -76,7 +76,7 @@ class Scores(Lazy):
 
 
 class Weights(Lazy):
-    """Softmax by row of scores, which are a `Scores` or values ``[nnz]`` or ``[nnz, H]``."""
+    """Softmax over each row of scores, which are a `Scores`, or values ``[nnz]`` or ``[nnz, H]``."""
 
     def __init__(self, graph: Graph, scores: Scores | Tensor):
         super().__init__(graph, {"val": scores} if isinstance(scores, Tensor) else {})
@@ -91,8 +91,8 @@ class Weights(Lazy):
         return functional.edge_softmax(self.graph, scores)
 
     def times(self, value: Tensor) -> Tensor | None:
-        """The product with ``value [M, H, D]`` in one attention call; None where it cannot be one: there are
-        gradients of one part alone, or another number of heads."""
+        """The product with ``value [M, H, D]`` as one attention call; None if that is not possible: only one
+        of the parts needs gradients, or numbers of heads differ."""
         scores = self.scores
         modes = {self.grad, torch.is_grad_enabled()}
         if isinstance(scores, Tensor):
@@ -114,8 +114,8 @@ class Weights(Lazy):
 
 
 def can_wait(*tensors: Tensor | None) -> bool:
-    """Whether it would show if one of these were modified: inference tensors do not count modifications, and
-    under a compiler or a transform of torch.func values are computed where they are asked for."""
+    """Whether values may be lazy, which needs modifications to be noticed: inference tensors do not count
+    them. Not under a compiler or a transform of torch.func, either."""
     if torch.compiler.is_compiling():
         return False
     return all(x is None or has_numbers(x) and not x.is_inference() for x in tensors)

@@ -1,4 +1,4 @@
-"""The matrix: places of entries, and a value or a vector of values for each."""
+"""SparseMatrix: entries with a value, or a vector of values, for each; and functions that make matrices."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from .structure import Structure, of_compressed, of_coo, of_indices
 
 
 class SparseMatrix:
-    """A sparse matrix under the name and with the methods of ``dgl.sparse.SparseMatrix``.
+    """A sparse matrix with the name and the methods of ``dgl.sparse.SparseMatrix``.
 
-    It is not constructed, but made by :func:`spmatrix`, :func:`from_coo`, :func:`from_csr`, ... Values are
-    ``[nnz]``, or ``[nnz, K]`` for K matrices with entries at the same places, in the order in which they were
-    given. Without values all are 1, of the type of whatever they are multiplied by.
+    It is made by :func:`spmatrix`, :func:`from_coo`, :func:`from_csr`, ... Values are ``[nnz]``, or ``[nnz,
+    K]`` for K matrices with the same entries, in the user's order. Without values all are 1, in the dtype of
+    the other operand.
     """
 
     def __init__(self, structure: Structure, val: Tensor | None = None, lazy: Lazy | None = None):
         self._structure, self._val, self._lazy = structure, val, lazy
 
-    # ---- values and places ------------------------------------------------------------------------------
+    # ---- values and positions ---------------------------------------------------------------------------
 
     @property
     def val(self) -> Tensor:
@@ -38,7 +38,7 @@ class SparseMatrix:
 
     @property
     def _given(self) -> Tensor | None:
-        """The values, or None where all are 1."""
+        """The values, or None if all are 1."""
         return None if self._val is None and self._lazy is None else self.val
 
     @property
@@ -72,17 +72,17 @@ class SparseMatrix:
         return torch.stack(self.coo())
 
     def csr(self) -> tuple[Tensor, Tensor, Tensor]:
-        """(indptr, columns, which value each has)."""
+        """(indptr, columns, index of each entry's value)."""
         csr = self._structure.graph.csr()
         places = torch.arange(self.nnz, device=self.device) if csr.eids is None else csr.eids.long()
         return csr.indptr.long(), csr.indices.long(), places
 
     def csc(self) -> tuple[Tensor, Tensor, Tensor]:
-        """(indptr, rows, which value each has)."""
+        """(indptr, rows, index of each entry's value)."""
         return self.T.csr()
 
     def to_dense(self) -> Tensor:
-        """``[rows, columns]`` or ``[rows, columns, K]``; entries at the same place are added."""
+        """``[rows, columns]`` or ``[rows, columns, K]``; entries at the same position are added."""
         flat = self.val.new_zeros(self.shape[0] * self.shape[1], *self.val.shape[1:])
         flat = flat.index_add(0, self._structure.keys(), self.val)
         return flat.view(*self.shape, *self.val.shape[1:])
@@ -147,7 +147,7 @@ class SparseMatrix:
         return bool((self.row == self.col).all()) and not self.has_duplicate()
 
     def coalesce(self) -> SparseMatrix:
-        """Entries sorted by place, those at the same place added."""
+        """The matrix with entries sorted by position, and those at the same position added."""
         keys, place = self._structure.keys().unique(return_inverse=True)
         val = self.val.new_zeros(len(keys), *self.val.shape[1:]).index_add(0, place, self.val)
         return _of_keys("SparseMatrix.coalesce", keys, self.shape, val)
@@ -199,7 +199,7 @@ class SparseMatrix:
 
 
 def spmatrix(indices: Tensor, val: Tensor | None = None, shape: Any = None) -> SparseMatrix:
-    """From ``[2, nnz]`` rows and columns; without shape as small as they allow."""
+    """A matrix from ``[2, nnz]`` rows and columns; by default with the least shape that contains them."""
     structure = of_indices("dgl.sparse.spmatrix", indices, shape)
     return SparseMatrix(structure, _values("dgl.sparse.spmatrix", structure, val))
 
@@ -210,19 +210,19 @@ def from_coo(row: Tensor, col: Tensor, val: Tensor | None = None, shape: Any = N
 
 
 def from_csr(indptr: Tensor, indices: Tensor, val: Tensor | None = None, shape: Any = None) -> SparseMatrix:
-    """From ends of rows and columns."""
+    """A matrix from indptr of rows, and columns."""
     structure = of_compressed("dgl.sparse.from_csr", indptr, indices, shape, by_row=True)
     return SparseMatrix(structure, _values("dgl.sparse.from_csr", structure, val))
 
 
 def from_csc(indptr: Tensor, indices: Tensor, val: Tensor | None = None, shape: Any = None) -> SparseMatrix:
-    """From ends of columns and rows."""
+    """A matrix from indptr of columns, and rows."""
     structure = of_compressed("dgl.sparse.from_csc", indptr, indices, shape, by_row=False)
     return SparseMatrix(structure, _values("dgl.sparse.from_csc", structure, val))
 
 
 def val_like(mat: SparseMatrix, val: Tensor) -> SparseMatrix:
-    """Other values at the same places."""
+    """A matrix with the entries of ``mat`` and other values."""
     return SparseMatrix(mat._structure, _values("dgl.sparse.val_like", mat._structure, val))
 
 
@@ -236,7 +236,7 @@ def diag(val: Tensor, shape: Any = None) -> SparseMatrix:
 
 
 def identity(shape: Any, d: int | None = None, dtype: Any = None, device: Any = None) -> SparseMatrix:
-    """1 on the diagonal, d times beside each other if d is given."""
+    """The matrix with 1 on the diagonal; with d, values are ``[nnz, d]``."""
     size = (min(shape),) if d is None else (min(shape), d)
     return diag(torch.ones(size, dtype=dtype, device=device), shape)
 
@@ -312,7 +312,7 @@ def _same_shape(name: str, a: SparseMatrix, b: SparseMatrix) -> None:
 
 
 def _added(name: str, a: SparseMatrix, b: SparseMatrix) -> SparseMatrix:
-    """Entries of either; where the places differ, sorted."""
+    """The sum of two matrices: entries of either, sorted if their positions differ."""
     _same_shape(name, a, b)
     if a._structure.same_as(b._structure):
         return val_like(a, a.val + b.val)
@@ -321,7 +321,7 @@ def _added(name: str, a: SparseMatrix, b: SparseMatrix) -> SparseMatrix:
 
 
 def _joined(name: str, a: SparseMatrix, b: SparseMatrix, op: Any) -> SparseMatrix:
-    """op of entries that both have; a quotient is that of matrices with the same places."""
+    """op of the entries that both have; a quotient needs matrices with the same positions."""
     _same_shape(name, a, b)
     if a._structure.same_as(b._structure):
         return val_like(a, op(a.val, b.val))

@@ -1,4 +1,4 @@
-"""Products with dense matrices, reductions, and functions by name."""
+"""Products of sparse matrices with dense ones, reductions, and arithmetic by name."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _REDUCTIONS = {"sum": "sum", "smin": "amin", "smax": "amax", "smean": "mean", "s
 
 
 def sddmm(A: SparseMatrix, X1: Tensor, X2: Tensor) -> SparseMatrix:
-    r"""(X1 @ X2) * A at the entries of A: ``X1 [L, M]`` and ``X2 [M, N]``, or ``[L]`` and ``[N]``, or with a
-    last dimension of K both, for matrices beside each other (:func:`bsddmm`).
+    r"""(X1 @ X2) * A at the entries of A, with ``X1 [L, M]`` and ``X2 [M, N]``, or ``[L]`` and ``[N]``, or
+    both with a last dimension of K, for K matrices (:func:`bsddmm`).
 
-    The values are computed at their first use; ``.softmax()`` and a product with a dense matrix make one
-    attention call of the three, where nobody looks at what is in between.
+    The values are computed when they are read; with ``.softmax()`` and a product with a dense matrix it
+    becomes one attention call, if the values in between are not read.
     """
     _check("sddmm", A, X1=X1, X2=X2)
     if X1.dim() == 1 and X2.dim() == 1:
@@ -98,7 +98,7 @@ def _times(A: SparseMatrix, feat: Tensor, batched: bool) -> Tensor:
 
 
 def spspmm(A: SparseMatrix, B: SparseMatrix) -> SparseMatrix:
-    """A @ B of two sparse matrices with values ``[nnz]``; entries are sorted by place. Differentiable."""
+    """A @ B of two sparse matrices with values ``[nnz]``; entries are sorted by position. Differentiable."""
     for name, matrix in (("A", A), ("B", B)):
         if not isinstance(matrix, SparseMatrix) or matrix.val.dim() != 1:
             raise ValueError(f"dgl.sparse.spspmm: {name}: expected a SparseMatrix with values [nnz]")
@@ -106,7 +106,7 @@ def spspmm(A: SparseMatrix, B: SparseMatrix) -> SparseMatrix:
         raise ValueError(
             f"dgl.sparse.spspmm: expected as many rows of B as columns of A, got {A.shape}, {B.shape}"
         )
-    # A row of B for each entry of A: its column's.
+    # Each entry of A needs the row of B with the number of the entry's column.
     left, right = pairs(A.col.long(), B._structure.graph)
     keys = A.row.long()[left] * B.shape[1] + B.col.long()[right]
     keys, place = keys.unique(return_inverse=True)
@@ -117,7 +117,7 @@ def spspmm(A: SparseMatrix, B: SparseMatrix) -> SparseMatrix:
 
 
 def matmul(A: Any, B: Any) -> Any:
-    """A @ B of dense and sparse matrices; a dense one times a sparse one is not there, as in DGL."""
+    """A @ B of dense and sparse matrices; a dense one times a sparse one is not supported, as in DGL."""
     if isinstance(A, Tensor) and isinstance(B, Tensor):
         return torch.matmul(A, B)
     if not isinstance(A, SparseMatrix):
@@ -146,7 +146,7 @@ def _check(where: str, A: Any, **dense: Any) -> None:
 
 
 def reduce(input: SparseMatrix, dim: int | None = None, rtype: str = "sum") -> Tensor:
-    """Entries reduced: all of them, by column (dim 0) or by row (dim 1); 0 where there is none.
+    """Reduces entries: all of them, by column (dim 0) or by row (dim 1); 0 where there are none.
 
     rtype: "sum", "smin", "smax", "smean" or "sprod".
     """
@@ -216,15 +216,15 @@ def neg(A: SparseMatrix) -> SparseMatrix:
 
 
 def inv(A: SparseMatrix) -> SparseMatrix:
-    """Of a square diagonal matrix."""
+    """The inverse of a square diagonal matrix."""
     if A.shape[0] != A.shape[1] or not A.is_diag():
         raise ValueError("dgl.sparse.inv: A: expected a square diagonal matrix")
     return diag(1.0 / A.coalesce().val, A.shape)
 
 
 def sp_broadcast_v(A: SparseMatrix, v: Tensor, op: str) -> SparseMatrix:
-    """op of each entry and its row's number of ``v [rows, 1]``, or its column's of ``[columns]`` or
-    ``[1, columns]``."""
+    """op of each entry and an element of v: of its row, for v ``[rows, 1]``, or of its column, for
+    ``[columns]`` or ``[1, columns]``."""
     if op not in ("add", "sub", "mul", "truediv"):
         raise ValueError(f"dgl.sparse.sp_broadcast_v: op: expected add, sub, mul or truediv, got {op!r}")
     v = v.view(1, -1) if v.dim() == 1 else v

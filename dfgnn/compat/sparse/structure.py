@@ -1,4 +1,4 @@
-"""Where the entries of a sparse matrix are, and the Graph over which its products run."""
+"""The positions of a sparse matrix's entries, and the Graph over which its products run."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ INDEX_DTYPES = torch.int32, torch.int64
 
 
 class Structure:
-    """Places of entries, in the order of their values. Rows are destinations of the Graph's edges, columns
-    sources, so that a product with a dense matrix is a sum over edges into each row."""
+    """Positions of entries, in the order of their values. Rows are destinations of the Graph's edges, columns
+    are sources, so that a product with a dense matrix is a sum over the edges into each row."""
 
     def __init__(self, row: Tensor, col: Tensor, shape: tuple[int, int], graph: Graph):
         self.row, self.col, self.shape, self.graph = row, col, shape, graph
@@ -29,11 +29,11 @@ class Structure:
         return Structure(self.col, self.row, self.shape[::-1], self.graph.reverse())
 
     def keys(self) -> Tensor:
-        """A number for each place, in the order of the entries."""
+        """A unique number for each position, in the order of the entries."""
         return self.row.long() * self.shape[1] + self.col.long()
 
     def same_as(self, other: Structure) -> bool:
-        """Whether the entries are at the same places, in the same order."""
+        """Whether the entries have the same positions, in the same order."""
         if self is other:
             return True
         if self.shape != other.shape or self.nnz != other.nnz or self.graph.device != other.graph.device:
@@ -42,7 +42,7 @@ class Structure:
 
 
 def of_indices(where: str, indices: Any, shape: Any) -> Structure:
-    """From ``[2, nnz]``; the Graph is made once per tensor (`once`)."""
+    """The structure for indices ``[2, nnz]``; the Graph is cached per tensor (`once`)."""
     if not isinstance(indices, Tensor) or indices.dim() != 2 or indices.shape[0] != 2:
         got = list(indices.shape) if isinstance(indices, Tensor) else type(indices).__name__
         raise ValueError(f"{where}: indices: expected a tensor [2, nnz], rows and columns, got {got}")
@@ -71,7 +71,7 @@ def _made(where: str, row: Tensor, col: Tensor, shape: Any, parts: tuple[Tensor,
     rows, cols = (int(size) for size in shape)
 
     def build() -> Graph:
-        # A graph may take a view of int32 indices; what is cached must not hold the tensor it is cached by.
+        # The graph could hold a view of int32 indices, and a cached value must not hold its key's memory.
         src, dst = (x.clone() if x.dtype == torch.int32 else x for x in (col, row))
         return Graph.from_coo(src, dst, num_src=cols, num_dst=rows)
 
@@ -84,7 +84,7 @@ def _made(where: str, row: Tensor, col: Tensor, shape: Any, parts: tuple[Tensor,
 
 
 def of_compressed(where: str, indptr: Tensor, indices: Tensor, shape: Any, by_row: bool) -> Structure:
-    """From CSR, or from CSC where not by_row; entries in that order."""
+    """The structure for a CSR, or for a CSC if not by_row; entries in that order."""
     if not isinstance(indptr, Tensor) or indptr.dim() != 1 or not len(indptr):
         raise ValueError(f"{where}: indptr: expected a vector of one number more than there are rows")
     counts = indptr.diff()
@@ -101,7 +101,7 @@ def of_compressed(where: str, indptr: Tensor, indices: Tensor, shape: Any, by_ro
 
 
 def pairs(nodes: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
-    """Pairs of a place in ``nodes`` and an edge into the node there, place by place."""
+    """For each element of ``nodes`` in turn, pairs (its position, an edge into that node)."""
     csr = graph.csr()
     begin, counts = csr.indptr[nodes].long(), csr.indptr.diff()[nodes].long()
     first = counts.cumsum(0) - counts
