@@ -114,8 +114,7 @@ class _Finder:
         if name in MODULES:
             return ModuleSpec(name, _Finder, origin="dfgnn", is_package=True)  # type: ignore[arg-type]
         if name.startswith("dgl."):
-            # name="dgl", because with name=name "from dgl import x" would report a missing attribute without
-            # text.
+            # name="dgl": with name=name, "from dgl import x" would report a missing attribute without text.
             raise ModuleNotFoundError(_lacks(name), name="dgl")
         return None
 
@@ -200,8 +199,7 @@ def install_as_dgl(force: bool = False) -> AsDGL:
             if "dgl" in sys.modules:  # it is None, which hides DGL
                 _before.append(sys.modules.pop("dgl"))
             sys.meta_path.insert(0, _Finder)  # type: ignore[arg-type]
-            # dgl.heterograph is also a function, which "import dgl.heterograph" must not replace by the
-            # module.
+            # "import dgl.heterograph" must not replace the function dgl.heterograph by the module.
             sys.modules["dgl.heterograph"] = importlib.util.module_from_spec(
                 _Finder.find_spec("dgl.heterograph")  # type: ignore[arg-type]
             )

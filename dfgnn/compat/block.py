@@ -85,8 +85,8 @@ def create_block(
     data_dict: Any, num_src_nodes: Any = None, num_dst_nodes: Any = None, idtype: Any = None,
     device: Any = None,
 ) -> DGLBlock:  # fmt: skip
-    """A block from (sources, destinations), or from a dictionary (type of sources, name, type of
-    destinations) -> such a pair.
+    """A block from (sources, destinations), or from a dictionary (source type, name, destination type) ->
+    pair.
 
     num_src_nodes, num_dst_nodes: numbers, or dictionaries by type; by default the largest number + 1.
     """

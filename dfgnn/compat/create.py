@@ -105,8 +105,7 @@ def to_homogeneous(
     g: DGLGraph, ndata: Sequence[str] | None = None, edata: Sequence[str] | None = None,
     store_type: bool = True, return_count: bool = False,
 ) -> Any:  # fmt: skip
-    """All nodes and edges as one graph; features ``_TYPE`` and ``_ID`` hold each one's type and number in
-    it."""
+    """All nodes and edges as one graph; features ``_TYPE`` and ``_ID`` hold each one's type and number."""
     found = as_one(g.graphs)
     sizes = [g.num_nodes(kind) for kind in found.node_types]
     counts = [graph.num_edges for graph in g.graphs.values()]
@@ -198,8 +197,7 @@ def to_simple(
     g: DGLGraph, return_counts: str | None = "count", writeback_mapping: bool = False,
     copy_ndata: bool = True, copy_edata: bool = False, aggregator: str = "arbitrary",
 ) -> DGLGraph:  # fmt: skip
-    """The graph with every edge once, sorted; return_counts: the name of a feature for how often it
-    occurred."""
+    """The graph with every edge once, sorted; return_counts: the name of a feature for its count."""
     if writeback_mapping or copy_edata:
         raise NotImplementedError("dgl.to_simple: writeback_mapping, copy_edata: expected False in dfgnn")
     n = g.num_nodes()

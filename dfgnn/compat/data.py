@@ -92,8 +92,7 @@ class PPIDataset:
 
 
 class TUDataset:
-    """Pairs of a graph and its label; graphs have ``node_labels``, ``node_attr`` and ``edge_attr`` if these
-    exist."""
+    """Pairs of a graph and its label; graphs may have ``node_labels``, ``node_attr`` and ``edge_attr``."""
 
     def __init__(
         self, name: str, raw_dir: str | None = None,

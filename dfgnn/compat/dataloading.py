@@ -53,7 +53,7 @@ class BlockSampler:
         self.fanouts = list(fanouts)
 
     def sample_blocks(self, g: DGLGraph, seed_nodes: Any, exclude_eids: Any = None) -> tuple:
-        """(input nodes, seeds, blocks); features ``_ID`` of the blocks hold nodes' and edges' numbers in
+        """(input nodes, seeds, blocks); features ``_ID`` of the blocks hold numbers of nodes and edges in
         g."""
         if exclude_eids is not None:
             raise NotImplementedError(f"{type(self).__name__}: exclude_eids: expected None in dfgnn")

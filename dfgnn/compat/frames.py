@@ -94,8 +94,7 @@ class Data:
 
 
 class Nodes:
-    """Implements ``g.nodes()``, ``g.nodes("paper")`` and ``g.nodes["paper"].data``. kind: finds a type by
-    name."""
+    """``g.nodes()``, ``g.nodes("paper")`` and ``g.nodes["paper"].data``. kind: finds a type by its name."""
 
     def __init__(self, graph: Any, kind: Callable[[str | None], str]):
         self._graph, self._kind = graph, kind

@@ -43,8 +43,7 @@ class DGLGraph:
 
     @classmethod
     def _of(cls, graphs: Mapping[Any, Graph], sizes: Mapping[Any, int], frames: Any = None) -> Any:
-        """A graph of these parts. frames: those of nodes by type and of edges by relation; `Frame`s are
-        shared."""
+        """A graph of these parts. frames: of nodes by type and of edges by relation; `Frame`s are shared."""
         made = cls.__new__(cls)
         made._init(graphs, sizes, frames)
         return made
@@ -120,8 +119,7 @@ class DGLGraph:
 
     @property
     def dfgnn_graph(self) -> Graph:
-        """The Graph on which layers and operators compute. Raises ValueError if there are several
-        relations."""
+        """The Graph on which layers and operators compute. Raises ValueError with several relations."""
         if len(self.graphs) != 1:
             raise ValueError(f"DGLGraph: expected one relation, take one of {self.canonical_etypes}")
         return next(iter(self.graphs.values()))
@@ -324,8 +322,7 @@ class DGLGraph:
         return self._like(self.graphs, tuple(frames))
 
     def local_var(self) -> DGLGraph:
-        """A graph with the same structure and features; features that are set on it do not change this
-        one's."""
+        """A graph with the same structure and features; setting its features does not change this one's."""
         return self.clone()
 
     @contextlib.contextmanager
@@ -376,8 +373,7 @@ class DGLGraph:
     def multi_update_all(
         self, etype_dict: Mapping[Any, tuple], cross_reducer: str = "sum", apply_node_func: Any = None
     ) -> None:
-        """``update_all`` for several relations; results of several for one type of nodes are reduced
-        again."""
+        """``update_all`` for several relations; their results for one type of nodes are reduced again."""
         found = passing.reduced_by_relations(self, etype_dict, cross_reducer)
         for (kind, name), x in found.items():
             self._nodes[kind][name] = x

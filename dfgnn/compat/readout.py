@@ -29,8 +29,7 @@ def readout(sizes: Tensor, x: Tensor, weight: Tensor | None, op: str) -> Tensor:
 
 
 def _of_rows(sizes: Tensor, rows: int) -> Graph:
-    """A Graph with an edge from each row to its batch element; cached as long as ``sizes``, which a batch
-    holds."""
+    """A Graph with an edge from each row to its batch element; cached as long as ``sizes`` lives."""
 
     def build() -> Graph:
         indptr = torch.nn.functional.pad(sizes.to(torch.int64).cumsum(0), (1, 0))

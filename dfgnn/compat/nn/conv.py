@@ -52,8 +52,7 @@ class GraphConv(nn.Module):
     def forward(
         self, graph: Any, feat: Any, weight: Tensor | None = None, edge_weight: Tensor | None = None
     ) -> Tensor:
-        """feat: ``[N, *, in_feats]`` or a pair.  weight: replaces the layer's weight.  edge_weight:
-        ``[E]``."""
+        """feat: ``[N, *, in_feats]`` or a pair.  weight: replaces the layer's.  edge_weight: ``[E]``."""
         if weight is not None and self.weight is not None:
             raise DGLError("GraphConv: weight: expected None, as the layer has one of its own (weight=False)")
         weight = self.weight if weight is None else weight
