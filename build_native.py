@@ -145,8 +145,7 @@ def torch_flags(torch: Path) -> list[str]:
 
 
 def sources(pattern: str) -> list[Path]:
-    """Sources by falling size: ninja starts with the first, and those that take longest should not be
-    last."""
+    """Sources by falling size: ninja starts with the first, and the longest should not be last."""
     found = sorted((ROOT / "csrc").glob(pattern), key=lambda path: (-path.stat().st_size, path))
     return [path.relative_to(ROOT) for path in found]
 
@@ -223,8 +222,7 @@ def add_cpu(ninja: NinjaFile, cxx: list[str], torch: Path, extra: list[str]) -> 
     objects, kernels = add_engine(ninja, cxx, extra)
     for source in sources("torch/cpu*.cpp"):
         objects.append(ninja.compile("cpu", source, cxx, cpu_flags(extra) + torch_flags(torch)))
-    # Kernels last: the linker keeps the first copy of an inline function, and every processor must be able to
-    # run it.
+    # Kernels last: the linker keeps the first copy of an inline function, which every processor must run.
     inputs = [*objects, *kernels, libtorch(ninja, "cpu", torch, cxx)]
     link = [f"-Wl,{','.join(LINK)}", *sanitizer_flags()]
     return ninja.edge("link", BUILD_DIR / "libdfgnn_cpu.so", inputs, cxx, link)
@@ -282,8 +280,7 @@ def say_what_cuda_takes(jobs: int) -> None:
 
 
 def install(library: Path, folder: Path) -> None:
-    """Copy to a new file and rename it, so that processes which have the old library mapped are not
-    affected."""
+    """Copy to a new file and rename it: processes that have the old library mapped are not affected."""
     target = folder / library.name
     if target.exists() and target.stat().st_mtime_ns == library.stat().st_mtime_ns:
         return

@@ -115,8 +115,7 @@ class _Run:
         self.in_calling_thread = _backward_in_calling_thread(args)
         self.failed: str | None = None
         self.stderr, self.process = sys.stderr, os.getpid()
-        # Absolute, because the script may chdir. All of torchrun's processes get this name; only the first
-        # writes.
+        # Absolute, because the script may chdir. All of torchrun's processes get it; only the first writes.
         writes = args.json is not None and int(os.environ.get("RANK") or 0) == 0
         self.json = Path(os.path.abspath(args.json)) if writes else None
 
@@ -185,8 +184,7 @@ class _Run:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command. Exceptions of the script, SystemExit too, propagate to Python; the report is made at
-    exit."""
+    """The command. Exceptions of the script, SystemExit too, propagate; the report is made at exit."""
     parser = argparse.ArgumentParser(prog="python -m dfgnn.run", description=__doc__.partition("\n")[0])
     parser.add_argument("--impl", choices=["dfgnn", *LIBRARIES], default="dfgnn", help="whose layers run")
     parser.add_argument(

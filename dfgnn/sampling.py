@@ -254,8 +254,7 @@ class NeighborSampler:
         return rows, chosen[rows, columns]
 
     def _hops(self, drawn: Sequence[tuple[Tensor, Tensor, int, int]], with_graphs: bool) -> list[Hop]:
-        """The hops in the order of the layers, from (edges, ids, num_src, num_dst) in the order of
-        drawing."""
+        """The hops in the layers' order, from (edges, ids, num_src, num_dst) in the order of drawing."""
         drawn = drawn[::-1]
         if not with_graphs:
             return [Hop(None, *hop) for hop in drawn]

@@ -246,8 +246,7 @@ PARTS = ("model", "optimizer", "scheduler", "scaler")
 
 
 def save(path: Path, task: Task, progress: dict) -> None:
-    """Saves the state that the rest of the run needs; the file is replaced only when the new one is
-    complete."""
+    """Saves the state that the rest of the run needs; the file is replaced only by a complete one."""
     parts = {name: getattr(task, name).state_dict() for name in PARTS if getattr(task, name) is not None}
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.save(

@@ -21,8 +21,7 @@ struct OfGrid {
 };
 inline constexpr unsigned kMostOfCluster = 8;
 
-// Launches a kernel with either; with at most as many blocks as multiprocessors, and in a cluster a power of
-// two.
+// Launches a kernel with either: at most a block per multiprocessor, and in a cluster a power of two.
 template <class P>
 void launch_together(cudaStream_t stream, dim3 blocks, void (*by_cluster)(P), void (*by_grid)(P),
                      const P& params) {

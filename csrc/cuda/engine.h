@@ -23,15 +23,14 @@ int64_t plan_counts(const PlanParams& params);
 // count: [1]: the number of descending indices, edges with a smaller column than the one before in their row.
 const char* falls(const int64_t* indptr, const int32_t* indices, int64_t num_rows, int64_t num_edges,
                   int64_t* count, void* stream);
-// sums: [2]: edges and distinct columns of every step-th window, from at most the first `most` edges of a
-// row.
+// sums: [2]: edges and distinct columns of every step-th window, from at most `most` edges of a row.
 const char* sharing(const int64_t* indptr, const int32_t* indices, int64_t num_rows, int64_t step, int most,
                     int64_t* sums, void* stream);
 // chunks: [windows + 1]: 0, then the number of chunks of each window.
 const char* tile_counts(const int64_t* indptr, const int32_t* indices, int64_t num_rows, int64_t* chunks,
                         void* stream);
-// offsets: [windows + 1], each window's first chunk. chunks: [num_chunks, kTileInts]. twice: [1]: 1 if an
-// edge occurs twice.
+// offsets: [windows + 1], each window's first chunk. chunks: [num_chunks, kTileInts]. twice: [1]: 1 for
+// repeated edges.
 const char* tiles(const int64_t* indptr, const int32_t* indices, int64_t num_rows, const int64_t* offsets,
                   int64_t num_chunks, int32_t* chunks, int32_t* twice, void* stream);
 

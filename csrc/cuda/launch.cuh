@@ -14,8 +14,7 @@
 namespace dfgnn::cuda {
 
 // Launches a kernel that begins with `follow`: its blocks may start while those of the kernel before it end.
-// carveout: percent of a multiprocessor's L1 that is shared memory while the kernel runs; -1 is CUDA's
-// choice.
+// carveout: percent of a multiprocessor's L1 that the kernel uses as shared memory; -1: CUDA's choice.
 template <class... P, class... X>
 void launch_carved(int carveout, cudaStream_t stream, dim3 grid, dim3 threads, int shared,
                    void (*kernel)(P...), X... args) {

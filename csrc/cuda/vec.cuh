@@ -128,8 +128,7 @@ __device__ __forceinline__ Acc<T> dot(const Acc<T> (&a)[kVec<T>], const Raw& r, 
   return sum;
 }
 
-// expf, not __expf, whose error has a bias that shows where gradients cancel; one exp per edge and head is
-// cheap.
+// expf, not __expf, whose error has a bias that shows where gradients cancel; expf costs little.
 __device__ __forceinline__ float exponential(float x) { return expf(x); }
 __device__ __forceinline__ double exponential(double x) { return exp(x); }
 __device__ __forceinline__ float logarithm(float x) { return logf(x); }

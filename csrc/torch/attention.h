@@ -226,8 +226,7 @@ struct Attention {
     return e;
   }
 
-  // Launches forward, after the caller has set the inputs and plan of `p` and the pointers to what backward
-  // needs.
+  // Launches forward. The caller has set `p`'s inputs, its plan and the pointers to what backward needs.
   struct Outputs {
     Tensor out;
     OptTensor attention;

@@ -152,8 +152,7 @@ extern "C" __attribute__((visibility("default"))) void dfgnn_drop_graph_cpu(int6
   dfgnn::Planned<dfgnn::CpuBackend>::drop_graph(number);
 }
 
-// A plain C function, because every call of a layer calls it. It must not throw; 0 means that the contents
-// cannot be read.
+// A plain C function, because every call of a layer calls it. It must not throw; 0: unknown contents.
 extern "C" __attribute__((visibility("default"))) uint64_t dfgnn_checksum_cpu(const void* data,
                                                                               int64_t bytes) {
   try {

@@ -95,8 +95,7 @@ inline constexpr const char* kEdgeSum =
     "edge_sum(Tensor weight, Tensor attr, " DFGNN_GRAPH ", int num_rows, int width) -> Tensor";
 inline constexpr const char* kEdgeOuter =
     "edge_outer(Tensor weight, Tensor rows, " DFGNN_GRAPH ", int dim, float scale) -> Tensor";
-// CPU only: core/edge_products.h; GRAPH of either direction. Products and grad_feat are empty if not
-// requested.
+// CPU only: core/edge_products.h; GRAPH of either direction. Products and grad_feat may be empty.
 inline constexpr const char* kEdgeProducts =
     "edge_products(Tensor rows, Tensor cols, Tensor feat, " DFGNN_GRAPH
     ", float scale, bool with_products) -> (Tensor score, Tensor products)";
@@ -108,8 +107,7 @@ inline constexpr const char* kProjectionGrad =
     "projection_grad(Tensor query, Tensor query_sums, Tensor grad, Tensor grad_sums, float scale) -> Tensor";
 inline constexpr const char* kGatherSum =
     "gather_sum(Tensor feat, Tensor indices, Tensor items, Tensor splits, int[] plan, int num_dst) -> Tensor";
-// Constants that Python repeats, as "name=value;name=value;": tests/functional/test_constants.py compares
-// them.
+// Constants that Python repeats, as "name=value;...": tests/functional/test_constants.py compares them.
 inline constexpr const char* kConstants = "constants() -> str";
 // CPU only: cpu_by_index.cpp. index: int32 or int64 [E], the group of each row, below num_groups.
 inline constexpr const char* kByIndex[] = {

@@ -93,8 +93,7 @@ def _describe(name: str, graph: Graph, options: Options, graphs: int) -> dict:
 
 
 def _histogram(graph: Graph) -> dict:
-    """The number of rows without edges, and for each k those of degree 2**k to 2**(k + 1) - 1 and their
-    edges."""
+    """Rows without edges, and for each k the rows of degree 2**k to 2**(k + 1) - 1 and their edges."""
     degree = graph.csr().indptr.diff()
     degree = degree[degree > 0]
     power = torch.frexp(degree.double()).exponent - 1

@@ -190,8 +190,7 @@ def _log_normal(count: int, median: float, sigma: float, generator) -> torch.Ten
 
 
 def _batch(graph, sizes, device):
-    """One graph for each size, joined as a batch; graph(size) returns (edges [E, 2] with ids from 0,
-    nodes)."""
+    """One graph for each size, joined as a batch; graph(size) returns (edges [E, 2], number of nodes)."""
     edges, start = [], 0
     for size in sizes:
         ends, n = graph(size)

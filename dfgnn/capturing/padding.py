@@ -85,8 +85,7 @@ class _Counts(NamedTuple):
 
 
 class KnownMasks(TorchFunctionMode):
-    """A mode in which ``x[mask]`` does not wait: while ``learns``, it stores where each mask is True, by the
-    mask's identity."""
+    """A mode in which ``x[mask]`` does not wait: while ``learns``, it stores where each mask is True."""
 
     def __init__(self) -> None:
         super().__init__()

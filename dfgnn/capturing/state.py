@@ -52,8 +52,7 @@ class Settings:
         self._rates: list[Tensor] = []
 
     def now(self) -> tuple[Any, ...]:
-        """The current settings, hashable. A CUDA graph that was captured with equal settings is still
-        valid."""
+        """The current settings, hashable. A CUDA graph captured with equal settings is still valid."""
         parameters = [x for attrs in self._parameters for x in attrs.values() if x is not None]
         settings = (
             tuple([attrs["training"] for attrs in self._modules]),

@@ -39,8 +39,7 @@ def someone_ended(store: Any) -> bool:
 
 
 def ended_rank(ranks: Iterable[int], store: Any) -> str | None:
-    """The rank that ended first, and why, as a text: others may have ended because of it. None if none
-    did."""
+    """A text: the rank that ended first, because of which others may have ended, and why; or None."""
     keys = {rank: f"{_KEY}/{rank}" for rank in ranks}
     messages = [
         (*store.get(key).decode(errors="replace").partition(" ")[::2], rank)

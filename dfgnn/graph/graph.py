@@ -329,8 +329,7 @@ class Graph(Constructors):
             return Graph._of(structure.to(device, non_blocking), self.is_one_shot)
 
     def reverse(self) -> Graph:
-        """The graph with all edges reversed, in the same order. Both graphs share what either of them
-        caches."""
+        """The graph with all edges reversed, in the same order. Both graphs share their caches."""
         return Graph._of(self._structure.reversed(), self.is_one_shot)
 
     def one_shot(self) -> Graph:

@@ -15,8 +15,7 @@ from . import Graph
 _from_dgl = WeakIdKeyDictionary()
 
 # g[etype] makes a new index each time, with the same arrays of edges and the edge frame of g. Frame ->
-# (identity of the arrays, the arrays, their Graph). The arrays are held, so that no others can get their
-# addresses.
+# (identity of the arrays, the arrays, their Graph). The arrays are held, so that addresses stay unique.
 _of_frame = WeakIdKeyDictionary()
 
 

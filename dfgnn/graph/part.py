@@ -1,5 +1,4 @@
-"""GraphPart: the base class of graphs that are not one Graph, such as one process's part of a shared
-graph."""
+"""GraphPart: the base class of graphs that are not one Graph, such as a part of a shared graph."""
 
 from __future__ import annotations
 

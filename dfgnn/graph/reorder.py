@@ -114,8 +114,7 @@ class Reordering(Generic[G]):
         return self.restore(result)
 
     def _side(self, method: str, x) -> Permutation:
-        """The permutation for x, by its number of rows: sources and destinations differ in size, or share
-        one."""
+        """The permutation for x, by its rows: sources and destinations differ in number, or share one."""
         where = f"Reordering.{method}"
         if not isinstance(x, Tensor):
             raise TypeError(f"{where}: x: expected a torch.Tensor, got {type(x).__name__}")

@@ -124,7 +124,7 @@ _WIDE_BYTES = 2048
 
 def joins(shape: Shape) -> bool:
     """Whether a row's work items in several source partitions add up in the output row itself. In 16 bits
-    they do not, because each addition would round, and heads wider than a warp's registers have no such
+    they do not, because each addition would round; heads wider than a warp's registers have no such
     kernel."""
     return shape.dtype.itemsize >= 4 and shape.dim * shape.dtype.itemsize <= _WIDE_BYTES
 

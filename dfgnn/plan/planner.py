@@ -36,8 +36,7 @@ class Planner:
         self._edge_terms: dict[Shape, tuple] = {}
         # The key is (heads, dim, dtype, layer, schedule, edges, backward).
         self.handles: dict[tuple[int, int, torch.dtype, str, str, bool, bool], GraphHandle] = {}
-        # On a CPU one handle, with or without backward, serves all shapes; None where each shape needs its
-        # own.
+        # On a CPU one handle (per value of backward) serves all shapes; None where each shape has its own.
         on_cpu = device is None and structure.indices.device.type == "cpu"
         self._of_all_shapes: dict[bool, GraphHandle] | None = {} if on_cpu else None
 
@@ -166,7 +165,7 @@ class Planner:
             return choose.alternatives(self._direction(reverse), shape, self.plan(shape, reverse))
 
     def adopt(self, shape: Shape, reverse: bool, schedule: str, why: str) -> Plan:
-        """Makes a schedule the shape's "auto": one on rows for all calls, tiles where the call can use
+        """Makes a schedule the shape's "auto": one on rows for all calls, tiles for those that can use
         them."""
         plan = replace(self.plan(shape, reverse, schedule), why=why)
         for edges in (False,) if plan.tiles is not None else (False, True):

@@ -1,5 +1,4 @@
-"""Runs in each interpreter that a script starts by multiprocessing, before its work: patches the libraries
-there."""
+"""Runs first in each interpreter that a script starts by multiprocessing: patches the libraries there."""
 
 import contextlib
 import sys

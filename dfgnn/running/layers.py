@@ -148,8 +148,7 @@ class Layers:
         return noting
 
     def _preparing(self, prepare: Any) -> Any:
-        """Makes a new interpreter install `dgl` as dfgnn.compat before it imports the script's main
-        module."""
+        """Makes a new interpreter install `dgl` before it imports the script's main module."""
         return lambda *args: {**prepare(*args), "dfgnn": _AsDGL()}
 
     def _opening(self, construct: Any) -> Any:

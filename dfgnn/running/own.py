@@ -110,8 +110,7 @@ class _Reader:
         yield from self._in(tree, [], tree)
 
     def _in(self, node: ast.AST, path: list[str], around: ast.AST) -> Iterator[Use]:
-        """The uses in a node. path: names of the enclosing classes and functions; around: the outermost
-        one."""
+        """The uses in a node. path: names of enclosing classes and functions; around: the outermost one."""
         for child in ast.iter_child_nodes(node):
             if isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
                 yield from self._in(child, [*path, child.name], around if path else child)

@@ -35,8 +35,7 @@ class Program:
             vars(self.module)["__annotations__"] = {}
 
     def run(self) -> None:
-        """Runs it. The module stays ``__main__``, because threads, exit handlers, pickles and processes use
-        it."""
+        """Runs it. The module stays ``__main__``, which threads, exit handlers, pickles and processes use."""
         code = self._code()
         sys.modules["__main__"] = self.module
         exec(code, vars(self.module))

@@ -41,8 +41,7 @@ def unfold(x: Tensor, batch: int) -> Tensor:
 
 
 def batched(name: str) -> Callable[[F], F]:
-    """A decorator: the function takes a batch if its argument ``name``, ``[N, H, D]``, has four
-    dimensions."""
+    """A decorator: the function takes a batch if its argument ``name``, ``[N, H, D]``, is 4-dimensional."""
 
     def decorate(function: F) -> F:
         signature = inspect.signature(function)

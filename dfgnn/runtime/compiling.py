@@ -62,8 +62,7 @@ def without_gradient(x: Tensor) -> Tensor:
 def untraced(*tensors: Tensor | None) -> AbstractContextManager[None]:
     """A context that suspends active modes and transforms: FakeTensorMode, make_fx, torch.export, torch.func,
     inference mode. If one of ``tensors``, which are computed with, is not plain, only inference mode is."""
-    # Asked first, because mostly no mode is active, and suspending all takes as long as sorting a small
-    # graph.
+    # Mostly no mode is active, and suspending all would take as long as sorting a small graph.
     something = (
         torch.is_inference_mode_enabled()
         or internals.interpreter_stack_top() is not None

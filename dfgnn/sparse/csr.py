@@ -379,8 +379,7 @@ def append_loops(
     src: Tensor, dst: Tensor, num_loops: int, remove_existing: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """int32 (src, dst) with a loop i -> i appended for every i < num_loops; and int64, each edge's position
-    before, -1 for an appended loop. remove_existing: drops existing loops first, which waits for the
-    device."""
+    before, -1 for an appended loop. remove_existing: drops existing loops, waiting for the device."""
     if remove_existing:
         positions = (src != dst).nonzero().squeeze(1)
         src, dst = src[positions], dst[positions]

@@ -135,8 +135,7 @@ class Patch:
         self._active = True
 
     def undo(self) -> None:
-        """Restore the names, unless another patch of the library is still active. Further calls do
-        nothing."""
+        """Restore the names, unless another patch of the library is active. Further calls do nothing."""
         with _lock:
             if self._active:
                 self._active = False

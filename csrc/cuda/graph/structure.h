@@ -15,8 +15,7 @@ struct Ids {
   int32_t is_int64;
 };
 
-// The maxima of edges per work item for which work items and splits are counted: powers of two from kLeastCut
-// on.
+// Maxima of edges per work item for which work items are counted: powers of two from kLeastCut on.
 inline constexpr int kCutBounds = 6, kLeastCut = 32;
 // Per direction: the smallest degrees that half and 99 % of the rows do not exceed, or kDegreeBins if they
 // are not below that; empty rows, the largest degree, the sum of squares; then per maximum of edges per work

@@ -31,8 +31,7 @@ __global__ void __launch_bounds__(kPlanThreads)
   if ((threadIdx.x & 31) == 0 && count) atomicAdd(falls, static_cast<unsigned long long>(count));
 }
 
-// A number of blocks that each add to one sum: few, because atomic additions to one address wait for each
-// other.
+// Number of blocks that each add to one sum: few, because atomic additions to one address are serial.
 dim3 few_blocks(int64_t work) {
   const int64_t most = 2 * device().multiprocessors;
   return dim3(unsigned(std::clamp<int64_t>((work + kPlanThreads - 1) / kPlanThreads, 1, most)));

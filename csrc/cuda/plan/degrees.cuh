@@ -13,8 +13,7 @@ inline constexpr int kLargest = kDegreeBins + 1, kSquares = kDegreeBins + 2, kDo
 inline constexpr int kCuts = kDone + 1;
 static_assert(kDegreeScratch == kCuts + 2 * kCutBounds);
 
-// To be called by `blocks` blocks of kPlanThreads threads, of which this is number `block`. Scratch must be
-// 0.
+// To be called by `blocks` blocks of kPlanThreads threads; this is number `block`. Scratch must be 0.
 __device__ __forceinline__ void count_degrees(const Degrees& p, unsigned block, unsigned blocks) {
   auto* scratch = reinterpret_cast<unsigned long long*>(p.scratch);
   __shared__ int bins[kDegreeBins + 1];
