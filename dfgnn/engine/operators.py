@@ -16,13 +16,10 @@ from torch import Tensor
 
 from ..runtime import torch_internals as internals
 from ..runtime import transforms
-from ..runtime.arguments import SCORES, EdgeArgs, GraphArgs, GraphHandle, Numbers, Tensors, ops
+from ..runtime.arguments import PLAN_LAYERS, SCORES, EdgeArgs, GraphArgs, GraphHandle, Numbers, Tensors, ops
 from ..runtime.ops import acc_type, call, product_args, typed
 
 _BelowAutograd = internals.BelowAutograd
-
-#: Score -> the name that plans have for it.
-PLAN_LAYERS = {"additive": "gat", "dot": "dot", "additive_v2": "gatv2"}
 
 # The operators whose schemas `autograd` and `traced` read, to register formulas and operators of their own.
 forward_op, backward_op = ops.attention_forward.default, ops.attention_backward.default

@@ -19,12 +19,12 @@ from torch.autograd import forward_ad
 from ..graph import GraphPart, RangedGraph
 from ..runtime import eager, transforms
 from ..runtime import torch_internals as internals
-from ..runtime.arguments import SCORES, Numbers, Tensors
+from ..runtime.arguments import PLAN_LAYERS, SCORES, Numbers, Tensors
 from . import plain, traced, traced_graph
 from . import sink as _sink
 from .autograd import Attention, TransformedAttention
 from .checks import refuse_transforms_of_shared_graphs
-from .operators import PLAN_LAYERS, DispatchedCall, EagerCall, graph_args
+from .operators import DispatchedCall, EagerCall, graph_args
 
 
 class AttentionInputs(NamedTuple):

@@ -13,7 +13,16 @@ from torch import Tensor
 
 from .. import reference
 from ..runtime import transforms
-from ..runtime.arguments import BIAS_AFTER, FEAT_IN_KEY, FEAT_IN_VALUE, SCORES, Numbers, Tensors
+from ..runtime.arguments import (
+    BIAS_AFTER,
+    FEAT_IN_KEY,
+    FEAT_IN_VALUE,
+    SCORE_OF_NUMBER,
+    SCORE_TABLE,
+    SCORES,
+    Numbers,
+    Tensors,
+)
 from ..runtime.ops import acc_type
 
 _FEAT_IN = {0: "both", FEAT_IN_KEY: "key", FEAT_IN_VALUE: "value", FEAT_IN_KEY | FEAT_IN_VALUE: "both"}
@@ -62,22 +71,22 @@ def attention(
     dtype = tensors.value.dtype
     acc = acc_type(dtype)
     t = Tensors._make(x if x is None or not x.is_floating_point() else x.to(acc) for x in tensors)
+    if score not in SCORE_OF_NUMBER:
+        raise ValueError(f"score: expected a number of {SCORES}, got {score}")
+    known = SCORE_TABLE[SCORE_OF_NUMBER[score]]
+    of_some = dict(
+        bias_after=bool(numbers.flags & BIAS_AFTER), scale=numbers.scale,
+        edge_feat_in=_FEAT_IN[numbers.flags & (FEAT_IN_KEY | FEAT_IN_VALUE)],
+    )  # fmt: skip
     options = dict(
         negative_slope=numbers.negative_slope, edge_bias=t.edge_bias, edge_gate=t.edge_gate,
         edge_mask=t.edge_mask, edge_weight=t.edge_weight, edge_feat=t.edge_feat, out_bias=t.out_bias,
         dropout_p=numbers.dropout_p, return_attention=True, sink=sink, _seed=t.seed,
     )  # fmt: skip
-    bias_after = bool(numbers.flags & BIAS_AFTER)
-    if score == SCORES["additive"]:
-        out, weights = _reference.gat_attention(ends, t.value, t.src, t.dst, bias_after=bias_after, **options)
-    elif score == SCORES["additive_v2"]:
-        out, weights = _reference.gatv2_attention(ends, t.value, t.dst, t.attn, **options)
-    else:
-        feat_in = _FEAT_IN[numbers.flags & (FEAT_IN_KEY | FEAT_IN_VALUE)]
-        out, weights = _reference.dot_attention(
-            ends, t.dst, t.src, t.value, scale=numbers.scale, edge_feat_in=feat_in, bias_after=bias_after,
-            **options,
-        )  # fmt: skip
+    out, weights = getattr(_reference, known.reference)(
+        ends, *(getattr(t, name) for name in known.inputs), **options,
+        **{name: of_some[name] for name in known.options},
+    )  # fmt: skip
     return out.to(dtype), weights
 
 

@@ -20,13 +20,15 @@ from ..runtime.arguments import (
     NEED_FEAT,
     NEED_GATE,
     NEED_WEIGHT,
+    PLAN_LAYERS,
+    SCORE_OF_NUMBER,
     SCORES,
     Numbers,
     Tensors,
 )
 from . import sink as _sink
 from . import traced_graph as _edges
-from .operators import PLAN_LAYERS, SAVED_ALIGN, EagerCall
+from .operators import SAVED_ALIGN, EagerCall
 from .operators import attend_backward_op as _attend_backward
 from .operators import attend_op as _attend
 from .operators import gat_backward_op as _gat_backward
@@ -34,7 +36,6 @@ from .operators import gat_op as _gat
 from .traced_graph import EdgeList
 
 _BelowAutograd = internals.BelowAutograd
-_SCORES = {number: name for name, number in SCORES.items()}
 
 # Arguments of all operators: a stand-in as in `_edges`; whether there are edge tensors, dropout or returned
 # attention; the schedule. Those of `attend` go on with the number of heads, 0 where tensors have a dimension
@@ -77,7 +78,9 @@ def _forward(*args) -> list[Tensor]:
     """out, what backward takes beside it, and the attention if asked for."""
     *given, sink, train = args
     heads, score, value = given[_NUM_GRAPH : _NUM_GRAPH + 3]
-    graph, handle = found = _handle(given[:_NUM_GRAPH], PLAN_LAYERS[_SCORES[score]], heads, value, train)
+    graph, handle = found = _handle(
+        given[:_NUM_GRAPH], PLAN_LAYERS[SCORE_OF_NUMBER[score]], heads, value, train
+    )
     try:
         with _BelowAutograd():
             out, kept, attention = _attend(handle.number, *given[_NUM_GRAPH:])
@@ -85,7 +88,7 @@ def _forward(*args) -> list[Tensor]:
         raise _ops.typed(error) from None
     if sink is not None:
         numbers = Numbers(*given[_TENSORS.stop : _TENSORS.stop + len(Numbers._fields)])
-        call = EagerCall(graph, handle, _SCORES[score], numbers, attention is not None, given[-1])
+        call = EagerCall(graph, handle, SCORE_OF_NUMBER[score], numbers, attention is not None, given[-1])
         _sink.include(call, sink, value, out, kept, attention)
     if train and not _edges.is_made(*args[:2]):
         kept._dfgnn_graph = found  # backward need not look for it, and it lives until then
@@ -111,7 +114,7 @@ def _backward(*args) -> list[Tensor]:
     found = getattr(kept, "_dfgnn_graph", None)
     if found is None:
         heads, _, _, score, value = args[_NUM_GRAPH : _NUM_GRAPH + 5]
-        found = _handle(args[:_NUM_GRAPH], PLAN_LAYERS[_SCORES[score]], heads, value, True)
+        found = _handle(args[:_NUM_GRAPH], PLAN_LAYERS[SCORE_OF_NUMBER[score]], heads, value, True)
     graph, handle = found
     try:
         with _BelowAutograd():
@@ -134,7 +137,9 @@ def _grad_sink(sink: Tensor, found, args, results):
     grads, score = tuple(args[_NUM_GRAPH + 1 : _NUM_GRAPH + 3]), args[_NUM_GRAPH + 3]
     out, kept, positive, attention, *numbers, _ = args[_TENSORS_BACK.stop :]
     graph, handle = found
-    call = EagerCall(graph, handle, _SCORES[score], Numbers(*numbers), attention is not None, positive)
+    call = EagerCall(
+        graph, handle, SCORE_OF_NUMBER[score], Numbers(*numbers), attention is not None, positive
+    )
     return _sink.gradients(call, sink, Tensors(*args[_TENSORS_BACK]), grads, out, kept, attention, results)
 
 

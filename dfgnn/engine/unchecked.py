@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from ..graph import Graph
-from ..runtime.arguments import Numbers
+from ..runtime.arguments import PLAN_LAYERS, Numbers
 from ..runtime.eager import PLAIN_TYPES, is_eager
 from ..runtime.ops import acc_type
 from . import paths
 from .autograd import Attention
 from .checks import DTYPES
-from .operators import PLAN_LAYERS, EagerCall
+from .operators import EagerCall
 
 # The type of sums, which is also that of the score terms of additive attention.
 _ACC = {dtype: acc_type(dtype) for dtype in DTYPES}

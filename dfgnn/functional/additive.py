@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 from torch import Tensor
 
@@ -14,10 +14,32 @@ from ..graph import Graph
 from ..runtime import ops as _ops
 from ..runtime.arguments import BIAS_AFTER, FEAT_IN_KEY, FEAT_IN_VALUE, Numbers, Tensors
 from ..runtime.batches import batched
-from .options import GatOptions, GatV2Options
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+class Options(TypedDict, total=False):
+    """Options of all attention functions, for type checkers, which see what ``return_attention`` returns."""
+
+    edge_mask: Tensor | None
+    edge_weight: Tensor | None
+    dropout_p: float
+    schedule: str
+    size: tuple[int, int] | None
+
+
+class GatV2Options(Options, total=False):
+    out_bias: Tensor | None
+    sink: Tensor | None
+    negative_slope: float
+    edge_bias: Tensor | None
+    edge_gate: Tensor | None
+    edge_feat: Tensor | None
+
+
+class GatOptions(GatV2Options, total=False):
+    bias_after: bool
 
 
 # fmt: off

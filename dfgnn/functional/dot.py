@@ -18,10 +18,28 @@ from ..graph import Graph
 from ..runtime import ops as _ops
 from ..runtime.arguments import BIAS_AFTER, FEAT_IN_KEY, Numbers, Tensors
 from ..runtime.batches import batched
-from .options import AgnnOptions, DotOptions
+from .additive import GatOptions, Options
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+class AgnnOptions(Options, total=False):
+    beta: float | Tensor
+
+
+class DotOptions(GatOptions, total=False):
+    scale: float | None
+    key_at: str
+    edge_feat_in: str
+    edge_feat_value: Tensor | None
+    edge_attr: Tensor | None
+    edge_proj: Tensor | None
+    edge_proj_bias: Tensor | None
+    edge_proj_value: Tensor | None
+    edge_proj_bias_value: Tensor | None
+    edge_type: Tensor | None
+    edge_table: Tensor | None
 
 
 # fmt: off

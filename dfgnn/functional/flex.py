@@ -12,11 +12,16 @@ from ..engine.checks import Checker
 from ..engine.given import GraphLike, graph_of
 from ..graph import Graph
 from ..runtime.batches import batched
-from .additive import gat_attention
-from .options import FlexOptions
+from .additive import Options, gat_attention
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+class FlexOptions(Options, total=False):
+    params: Sequence[Tensor]
+    out_bias: Tensor | None
+    chunk_edges: int | None
 
 
 # fmt: off

@@ -13,11 +13,17 @@ from ..engine.given import GraphLike, graph_of
 from ..graph import Graph
 from ..runtime import ops as _ops
 from ..runtime.batches import batched
-from .additive import gat_attention
-from .options import EdgeProductOptions
+from .additive import Options, gat_attention
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+class EdgeProductOptions(Options, total=False):
+    scale: float | None
+    clamp: float | None
+    edge_bias: Tensor | None
+    out_bias: Tensor | None
 
 
 # fmt: off

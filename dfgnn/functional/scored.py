@@ -12,11 +12,16 @@ from ..engine.given import GraphLike, edges_as_sources, graph_of
 from ..graph import Graph
 from ..runtime import ops as _ops
 from ..runtime.batches import batched
-from .additive import gat_attention
-from .options import ScoreOptions
+from .additive import Options, gat_attention
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+class ScoreOptions(Options, total=False):
+    out_bias: Tensor | None
+    sink: Tensor | None
+    value_at: str
 
 
 # fmt: off

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import re
 
+from ..runtime.arguments import PLAN_LAYERS
 from . import cost, items, tiles
 from .direction import Direction
 from .plans import SCHEDULES, Plan, Shape
@@ -80,7 +81,8 @@ def plan(
     """
     name, bound, heads, parts = parse(schedule)
     if shape.layer not in cost.GATHERED:
-        raise ValueError(f"layer: expected gat, gatv2, dot or None, got {shape.layer!r}")
+        expected = ", ".join(PLAN_LAYERS.values())
+        raise ValueError(f"layer: expected {expected} or None, got {shape.layer!r}")
     device = direction.device
     if once and name == "auto" and device.kind == "cuda":
         return _plan_once(direction, shape)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..runtime.arguments import NEED_DST, SCORES, Backward, Forward, ForwardResults
+from ..runtime.arguments import NEED_DST, SCORE_OF_LAYER, SCORE_TABLE, Backward, Forward, ForwardResults
 from ..runtime.ops import attention_backward, attention_forward
 from ..runtime.timing import timings
 from .planner import Planner
@@ -25,8 +25,6 @@ from .plans import Shape, check_shape, padded
 __all__ = ["Tuning", "autotune"]
 
 _WHERE = "Graph.autotune"
-# The operators' names of the layers' scores.
-_SCORES = {"gat": "additive", "gatv2": "additive_v2", "dot": "dot"}
 # A candidate has to beat the estimated choice by this factor, because less may be noise.
 _GAIN = 1.02
 # The checksum adds up so many elements at a time, to need little memory.
@@ -69,8 +67,8 @@ def autotune(
     file: str | os.PathLike | None,
 ) -> Tuning:
     """See `Graph.autotune`."""
-    if layer not in _SCORES:
-        raise ValueError(f"{_WHERE}: layer: expected one of {', '.join(_SCORES)}, got {layer!r}")
+    if layer not in SCORE_OF_LAYER:
+        raise ValueError(f"{_WHERE}: layer: expected one of {', '.join(SCORE_OF_LAYER)}, got {layer!r}")
     check_shape(_WHERE, num_heads, head_dim, dtype)
     if seconds <= 0:
         raise ValueError(f"{_WHERE}: seconds: expected a positive number, got {seconds!r}")
@@ -136,8 +134,9 @@ def _call(graph, shape: Shape, backward: bool) -> Callable[[], Any]:
         return torch.randn(size, generator=generator, device=graph.device).to(dtype)
 
     acc = torch.promote_types(dtype, torch.float32)
+    score = SCORE_TABLE[SCORE_OF_LAYER[layer]]
     inputs: dict[str, Any] = {
-        "score": SCORES[_SCORES[layer]],
+        "score": score.number,
         "value": normal(graph.num_src, heads, dim),
         "num_dst": graph.num_dst,
         "negative_slope": 1.0 if layer == "dot" else 0.2,
@@ -152,8 +151,8 @@ def _call(graph, shape: Shape, backward: bool) -> Callable[[], Any]:
         inputs |= {"src": normal(graph.num_src, heads).to(acc), "dst": normal(graph.num_dst, heads).to(acc)}
     else:
         inputs["dst"] = normal(graph.num_dst, heads, dim)
-        inputs |= {"src": normal(graph.num_src, heads, dim)} if layer == "dot" else {}
-        inputs |= {"attn": normal(heads, dim) / dim**0.5} if layer == "gatv2" else {}
+        inputs |= {"src": normal(graph.num_src, heads, dim)} if "src" in score.inputs else {}
+        inputs |= {"attn": normal(heads, dim) / dim**0.5} if "attn" in score.inputs else {}
     inputs["grad_out"] = normal(graph.num_dst, heads, dim)
 
     def run() -> Any:

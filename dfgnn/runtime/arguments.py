@@ -101,8 +101,28 @@ ForwardResults = _results("ForwardResults", ops.attention_forward.default)
 Backward = _named("Backward", ops.attention_backward.default)
 BackwardResults = _results("BackwardResults", ops.attention_backward.default)
 
-# Values of `score`, as in csrc/core/params.h.
-SCORES = {"additive": 0, "dot": 1, "additive_v2": 2}
+
+class Score(NamedTuple):
+    """What Python knows of a score besides the functions that users call."""
+
+    number: int  # its value in csrc/core/params.h
+    layer: str  # the name that plans have for its passes
+    reference: str  # the function of `dfgnn.reference` that computes it
+    inputs: tuple[str, ...]  # the first arguments of that function, as they are called in `Tensors`
+    options: tuple[str, ...] = ()  # and those of its options that not all scores have
+
+
+#: The one table of scores (docs/adding_a_score.md).
+SCORE_TABLE = {
+    "additive": Score(0, "gat", "gat_attention", ("value", "src", "dst"), ("bias_after",)),
+    "additive_v2": Score(2, "gatv2", "gatv2_attention", ("value", "dst", "attn")),
+    "dot": Score(1, "dot", "dot_attention", ("dst", "src", "value"), ("bias_after", "scale", "edge_feat_in")),
+}
+#: Name -> the operators' argument `score`; name -> the layer of plans; and back.
+SCORES = {name: score.number for name, score in SCORE_TABLE.items()}
+PLAN_LAYERS = {name: score.layer for name, score in SCORE_TABLE.items()}
+SCORE_OF_NUMBER = {score.number: name for name, score in SCORE_TABLE.items()}
+SCORE_OF_LAYER = {score.layer: name for name, score in SCORE_TABLE.items()}
 # Bits of `flags` and `need` (csrc/torch/attention.h).
 BIAS_AFTER, FEAT_IN_KEY, FEAT_IN_VALUE, PART_OF_ROWS, IDS_ELSEWHERE = 1, 2, 4, 8, 16
 NEED_DST, NEED_BIAS, NEED_GATE, NEED_WEIGHT, NEED_FEAT = 1, 2, 4, 8, 16

@@ -1,5 +1,6 @@
 """docs/adding_a_score.md, followed literally, and flex_attention beyond it."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -10,8 +11,14 @@ from covering import covered
 from graphs import GRAPHS, make_graph, tiny_graph
 
 from dfgnn import functional, reference
+from dfgnn.engine import plain as _plain
+from dfgnn.runtime.arguments import Numbers, Tensors
 
-PAGE = Path(__file__).parents[2] / "docs" / "adding_a_score.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "adding_a_score.md"
+# Rooms that use scores by the names of functions and layers.
+SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh"}
+USERS = {"nn", "bench", "compat", "switch", "running"}
 
 
 def blocks():
@@ -30,6 +37,36 @@ def test_the_page_works_as_it_is_written():
     torch.testing.assert_close(names["out"], expected, rtol=1e-4, atol=1e-5)
     capped = reference.flex_attention(graph, lambda q, k, e: 10 * ((q * k).sum(-1) / 40).tanh(), q, k, v)
     torch.testing.assert_close(names["capped"], capped, rtol=1e-4, atol=1e-5)
+
+
+def code(file):
+    """A source without comments and docstrings."""
+    if file.suffix != ".py":
+        return re.sub(r"//[^\n]*", "", file.read_text())
+    tree = ast.parse(file.read_text())
+    for node in ast.walk(tree):
+        is_documented = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
+        if is_documented and ast.get_docstring(node) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+    return ast.unparse(tree)
+
+
+def test_the_page_names_all_files_that_know_a_score():
+    files = [f for r in ("dfgnn", "csrc") for f in (ROOT / r).rglob("*.*") if f.suffix in SUFFIXES]
+    files = [f.relative_to(ROOT) for f in files if f.relative_to(ROOT).parts[1] not in USERS]
+    knowing = [f for f in files if re.search(r"additive_?v2|gatv2", code(ROOT / f), re.IGNORECASE)]
+    text = PAGE.read_text()
+    places = {f.name if f.parent.name != "instances" else "instances/" for f in knowing}
+    assert {"arguments.py", "params.h", "instances/"} <= places
+    assert not [place for place in places if place not in text]
+    assert len([f for f in knowing if f.suffix == ".py"]) <= 7
+
+
+def test_an_unknown_score_is_refused():
+    graph, x = make_graph("random"), torch.randn(3, 2, 4)
+    tensors = Tensors(x, None, x, None, *[None] * 7)
+    with pytest.raises(ValueError, match="score: expected a number of"):
+        _plain.attention(_plain.ends_of(graph), 7, Numbers(1.0, 1.0, 0.0, 0), tensors)
 
 
 def gaussian(q, k, e, width):
