@@ -125,6 +125,43 @@ __device__ __forceinline__ void add_columns(const Place<C>& me, const FeatureTar
   if (C::LPH > 1 && !me.inside(k)) score = score_before, dot_gv = dot_before;  // without a branch
 }
 
+// The scores, not scaled yet, and g . v of an iteration's edges: sums over columns of the row's operands x
+// and b and the neighbours' y_rows and d_rows, to which feat_rows are added. Every lane adds up its columns,
+// and what the lanes of a head have is brought to the lanes that own the edges. keys: with features, y + e.
+template <class C, bool FEAT, int B, int K, int N, int S, class Projected>
+__device__ __forceinline__ void pair_scores(
+    const Place<C>& me, const Tiling& t, const BackwardParams& p, const FeatureTargets<C, FEAT>& features,
+    const Projected& projected, const PairArrays& arrays, int row, const int (&index)[N],
+    const typename C::A (&x)[C::NV][C::VEC], const typename C::A (&b)[C::NV][C::VEC],
+    const Raw (&y_rows)[B][C::NV], const Raw (&d_rows)[B][C::NV], const Raw (&feat_rows)[FEAT ? B : 1][C::NV],
+    typename C::A (&keys)[K][C::NV][C::VEC], typename C::A (&scores)[S], typename C::A (&dots)[S]) {
+  constexpr int LPH = C::LPH;
+#pragma unroll
+  for (int u = 0; u < B; ++u) {
+    typename C::A score = 0;
+    dots[u] = 0;
+#pragma unroll
+    for (int k = 0; k < C::NV; ++k) {
+      if constexpr (FEAT) {
+        add_columns(me, features, k, x[k], b[k], y_rows[u][k], d_rows[u][k], feat_rows[u][k], keys[u][k],
+                    score, dots[u]);
+      } else {
+        add_columns(me, k, x[k], b[k], y_rows[u][k], d_rows[u][k], score, dots[u]);
+      }
+    }
+    if (C::WIDE && t.chunks > 1) {  // the columns that other warps have
+      const int j = __shfl_sync(kAll, index[u / LPH], u % LPH, LPH);
+      const int eid = FEAT ? of_lane<LPH>(index[N / 2 + u / LPH], u % LPH) : 0;
+      score += me.far_dot(t, arrays.x, row, arrays.y, j, features.of_key(p.edge), eid);
+      dots[u] += me.far_dot(t, arrays.b, row, arrays.d, j, features.of_value(p.edge), eid);
+    }
+    projected.add_to_scores(u, score, dots[u]);
+    scores[u] = score;
+  }
+  reduce_scatter<S, LPH>(scores, me.hl);
+  reduce_scatter<S, LPH>(dots, me.hl);
+}
+
 template <class C, Edges EDGES, bool SAVES>
 constexpr Ahead dot_destinations_ahead() {
   constexpr bool FEAT = has_features(EDGES), NARROW = sizeof(typename C::T) == 2;
@@ -210,30 +247,8 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
     const int left = Own::left(rest);
     // ---- Scores and g . v: every lane its columns, then brought to the lanes that own the edges.
     A scores[Own::SHARE] = {}, dots[Own::SHARE] = {};
-#pragma unroll
-    for (int u = 0; u < B; ++u) {
-      A score = 0;
-      dots[u] = 0;
-#pragma unroll
-      for (int k = 0; k < NV; ++k) {
-        if constexpr (FEAT) {
-          add_columns(me, features, k, query[k], grad[k], key_rows[u][k], value_rows[u][k], feat_rows[u][k],
-                      sum_keys[u][k], score, dots[u]);
-        } else {
-          add_columns(me, k, query[k], grad[k], key_rows[u][k], value_rows[u][k], score, dots[u]);
-        }
-      }
-      if (C::WIDE && t.chunks > 1) {
-        const int j = __shfl_sync(kAll, index[u / LPH], u % LPH, LPH);
-        const int eid = FEAT ? of_lane<LPH>(index[FEAT * SLOTS + u / LPH], u % LPH) : 0;
-        score += me.far_dot(t, p.query, row, p.key, j, features.of_key(p.edge), eid);
-        dots[u] += me.far_dot(t, p.grad_out, row, p.value, j, features.of_value(p.edge), eid);
-      }
-      projected.add_to_scores(u, score, dots[u]);
-      scores[u] = score;
-    }
-    reduce_scatter<Own::SHARE, LPH>(scores, me.hl);
-    reduce_scatter<Own::SHARE, LPH>(dots, me.hl);
+    pair_scores(me, t, p, features, projected, {p.query, p.key, p.grad_out, p.value}, row, index, query, grad,
+                key_rows, value_rows, feat_rows, sum_keys, scores, dots);
 
     // ---- Softmax weights: alpha again, and the gradients of the own edges' scores.
     const auto eid_at = [&](int s) { return eid_of<C, B, EIDS>(me, p.csr, index, done, s); };
@@ -242,17 +257,15 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
 #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
       const bool valid = s * LPH + own < left;
-      const A mask = dropout.factor(s);
-      const int eid = EIDS || needs_ids<EDGE>(p, edge) ? eid_at(s) : 0;
-      const EdgeGradient<T, EDGE, SLOTS> of(p, edge, eid, valid, mask, scores[s] * A(p.scale), slope, dots[s],
-                                            stats, delta);
+      const auto of = gradient_of_own_edge<EIDS>(p, edge, dropout, eid_at, s, valid, scores[s] * A(p.scale),
+                                                 slope, dots[s], stats, delta);
       draws.set(s, of.draw, true);
       draws.positive[s] = of.mass();
       residual += of.ds;
       if constexpr (SAVES) {
         if (valid && me.head_ok && me.hl < Own::PERIOD && me.chunk == 0) {
-          *me.template at<SavedEdge<A>>(p.handed, eid) = {PROJ || of.z.positive ? of.alpha : -of.alpha,
-                                                          of.ds};
+          *me.template at<SavedEdge<A>>(p.handed, of.eid) = {PROJ || of.z.positive ? of.alpha : -of.alpha,
+                                                             of.ds};
           if constexpr (EDGE && !PROJ) of.store_of_destinations(p);
         }
       }
@@ -317,6 +330,11 @@ __global__ void __launch_bounds__(kThreads,
   const Rows<C> queries = me.rows(p.query), grads = me.rows(p.grad_out);
   const Terms<NodeStats<A>> node_stats = me.template terms<NodeStats<A>>(p.node_stats);
 
+  const FeatureTargets<C, false> no_features(p.edge);
+  const ProjectedDestinations<C, false, B> no_projection(me, t, p);
+  Raw no_rows[1][NV];
+  A no_keys[1][NV][VEC];
+
   // ---- Load: a row's own arrays, and those of the neighbours of an iteration.
   Raw key_raw[NV], value_raw[NV];
   NodeStats<A> stats[SLOTS];
@@ -350,23 +368,8 @@ __global__ void __launch_bounds__(kThreads,
     const int left = Own::left(rest);
     // ---- Scores and g . v: every lane its columns, then brought to the lanes that own the edges.
     A scores[Own::SHARE] = {}, dots[Own::SHARE] = {};
-#pragma unroll
-    for (int u = 0; u < B; ++u) {
-      A score = 0;
-      dots[u] = 0;
-#pragma unroll
-      for (int k = 0; k < NV; ++k) {
-        add_columns(me, k, key[k], value[k], query_rows[u][k], grad_rows[u][k], score, dots[u]);
-      }
-      if (C::WIDE && t.chunks > 1) {
-        const int i = __shfl_sync(kAll, index[u / LPH], u % LPH, LPH);
-        score += me.far_dot(t, p.query, i, p.key, row);
-        dots[u] += me.far_dot(t, p.grad_out, i, p.value, row);
-      }
-      scores[u] = score;
-    }
-    reduce_scatter<Own::SHARE, LPH>(scores, me.hl);
-    reduce_scatter<Own::SHARE, LPH>(dots, me.hl);
+    pair_scores(me, t, p, no_features, no_projection, {p.key, p.query, p.value, p.grad_out}, row, index, key,
+                value, query_rows, grad_rows, no_rows, no_keys, scores, dots);
 
     // ---- Softmax weights: alpha again, and the gradients of the own edges' scores.
     const auto eid_at = [&](int s) { return eid_of<C, B, EIDS>(me, p.reverse, index, done, s); };
@@ -375,10 +378,8 @@ __global__ void __launch_bounds__(kThreads,
 #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
       const bool valid = s * LPH + own < left;
-      const A mask = dropout.factor(s);
-      const int eid = EIDS || needs_ids<EDGE>(p, edge) ? eid_at(s) : 0;
-      const EdgeGradient<T, EDGE, SLOTS> of(p, edge, eid, valid, mask, scores[s] * A(p.scale), slope, dots[s],
-                                            stats[s].row, stats[s].delta);
+      const auto of = gradient_of_own_edge<EIDS>(p, edge, dropout, eid_at, s, valid, scores[s] * A(p.scale),
+                                                 slope, dots[s], stats[s].row, stats[s].delta);
       weights.set(s, of.weight(), true);
       draws.set(s, of.draw, true);
       if constexpr (EDGE) {

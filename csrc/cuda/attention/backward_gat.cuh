@@ -252,10 +252,9 @@ __global__ void __launch_bounds__(kThreads,
 #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
       const bool valid = s * LPH + own < left;
-      const A mask = dropout.factor(s);
-      const int eid = EIDS || needs_ids<true>(p, edge) ? eid_at(s) : 0;
-      const EdgeGradient<T, true, SLOTS> of(p, edge, eid, valid, mask, alpha_src + stats[s].term, slope,
-                                            dots[s], stats[s].row, stats[s].delta);
+      const auto of =
+          gradient_of_own_edge<EIDS>(p, edge, dropout, eid_at, s, valid, alpha_src + stats[s].term, slope,
+                                     dots[s], stats[s].row, stats[s].delta);
       weights.set(s, of.weight(), true);
       draws.set(s, of.draw, true);
       sum_draw += of.draw;

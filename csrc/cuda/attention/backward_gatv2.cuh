@@ -55,18 +55,19 @@ struct AttnShare {
   }
 };
 
-// The scores and g . v of an iteration's edges, added up over this lane's columns: x and b are the row's
-// operands, y_rows and d_rows the neighbours', and feat_rows is added to y. LINEAR: PairScore. add_far(u,
-// score): adds the columns of a wide head that other warps have. KEYS: with features, y + e goes into `keys`.
-template <bool LINEAR, bool KEYS, class C, bool FEAT, int B, int K, class P, class AddFar>
-__device__ __forceinline__ void add_columns(const P& pair, const FeatureTargets<C, FEAT>& features,
-                                            const typename C::A (&x)[C::NV][C::VEC],
-                                            const typename C::A (&b)[C::NV][C::VEC],
-                                            const Raw (&y_rows)[B][C::NV], const Raw (&d_rows)[B][C::NV],
-                                            const Raw (&feat_rows)[FEAT ? B : 1][C::NV],
-                                            typename C::A (&keys)[K][C::NV][C::VEC], typename C::A* scores,
-                                            typename C::A* dots, AddFar add_far) {
+// The scores and g . v of an iteration's edges: sums over columns of the row's operands x and b and the
+// neighbours' y_rows and d_rows; feat_rows is added to y. Every lane adds up its columns, and what the lanes
+// of a head have is brought to the lanes that own the edges. LINEAR: PairScore. KEYS: with features, y + e
+// goes into `keys`.
+template <bool LINEAR, bool KEYS, class C, bool FEAT, int B, int K, int N, int S, class P>
+__device__ __forceinline__ void pair_scores(
+    const Place<C>& me, const Tiling& t, const BackwardParams& p, const P& pair,
+    const FeatureTargets<C, FEAT>& features, const PairArrays& arrays, int row, const int (&index)[N],
+    const typename C::A (&x)[C::NV][C::VEC], const typename C::A (&b)[C::NV][C::VEC],
+    const Raw (&y_rows)[B][C::NV], const Raw (&d_rows)[B][C::NV], const Raw (&feat_rows)[FEAT ? B : 1][C::NV],
+    typename C::A (&keys)[K][C::NV][C::VEC], typename C::A (&scores)[S], typename C::A (&dots)[S]) {
   using T = typename C::T;
+  constexpr int LPH = C::LPH;
 #pragma unroll
   for (int u = 0; u < B; ++u) {
     dots[u] = 0;
@@ -80,9 +81,17 @@ __device__ __forceinline__ void add_columns(const P& pair, const FeatureTargets<
       pair.template add<LINEAR>(k, x[k], y, score);
       dots[u] = dot<T>(b[k], d_rows[u][k], dots[u]);
     }
-    add_far(u, score);
+    if (C::WIDE && t.chunks > 1) {  // the columns that other warps have
+      const int j = __shfl_sync(kAll, index[u / LPH], u % LPH, LPH);
+      const int eid = FEAT ? of_lane<LPH>(index[N / 2 + u / LPH], u % LPH) : 0;
+      pair.template add_far<LINEAR>(me, t, p.attn, arrays.x, row, arrays.y, j, features.of_key(p.edge), eid,
+                                    score);
+      dots[u] += me.far_dot(t, arrays.b, row, arrays.d, j);
+    }
     scores[u] = LINEAR ? pair.join(score) : score.positive;
   }
+  reduce_scatter<S, LPH>(scores, me.hl);
+  reduce_scatter<S, LPH>(dots, me.hl);
 }
 
 // Adds draw to the sums of the columns where u = x + y > 0, and mass to those of `sum_of_mass`.
@@ -96,19 +105,27 @@ __device__ __forceinline__ void add_where_positive(const A (&x)[VEC], const A (&
   });
 }
 
-// draw L'(u) of an edge by column, u = x + y, which its features' gradient is attn times; its product with
-// the features is added to the gradient of attn.
-template <typename T>
-__device__ __forceinline__ void gradient_of_features(const Acc<T> (&x)[kVec<T>], const Acc<T> (&y)[kVec<T>],
-                                                     Acc<T> draw, Acc<T> draw_negative,
-                                                     const Raw& feat_columns, Acc<T> (&grad_attn)[kVec<T>],
-                                                     Acc<T> (&grad)[kVec<T>]) {
-  Acc<T> feat[kVec<T>];
+// Adds an edge's features, times draw L'(u) by column, u = x + y, to the gradient of attn, and writes the
+// gradient of the features, attn draw L'(u), in this lane's k-th load.
+template <class C, class P>
+__device__ __forceinline__ void gradient_of_features(const Place<C>& me, const BackwardParams& p,
+                                                     const P& pair, int k, int eid,
+                                                     const typename C::A (&x)[C::VEC],
+                                                     const typename C::A (&y)[C::VEC], typename C::A draw,
+                                                     const Raw& feat_columns,
+                                                     typename C::A (&grad_attn)[C::VEC]) {
+  using T = typename C::T;
+  using A = typename C::A;
+  const A draw_negative = draw * pair.slope;
+  A feat[C::VEC], grad[C::VEC];
   Pack<T>::unpack(feat_columns, feat);
-  repeat<kVec<T>>([&](int v) {
+  repeat<C::VEC>([&](int v) {
     grad[v] = x[v] + y[v] > 0 ? draw : draw_negative;
     grad_attn[v] += grad[v] * feat[v];
   });
+  if (!p.grad_feat) return;
+  repeat<C::VEC>([&](int v) { grad[v] *= pair.numbers[k][v]; });
+  if (me.inside(k)) store_raw(me.address(p.grad_feat, eid, k), Pack<T>::pack(grad));
 }
 
 // Turns the sums of draw where u > 0 into the row's gradient, attn sum draw L'(u), and adds the row's part to
@@ -236,20 +253,11 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
     A scores[Own::SHARE] = {}, dots[Own::SHARE] = {};
     if constexpr (QUADS) {
       float products[4][4];
-      scores[0] = pair.quad_sum(quads, minus_x, value_rows, products);
+      scores[0] = row_term + pair.quad_sum(quads, minus_x, value_rows, products);
       dots[0] = first_of_own_edge<C>(products);
     } else {
-      add_columns<true, true>(
-          pair, features, x, grad, value_rows, value_rows, feat_rows, sum_keys, scores, dots,
-          [&](int u, auto& score) {
-            if (!C::WIDE || t.chunks == 1) return;
-            const int j = __shfl_sync(kAll, index[u / LPH], u % LPH, LPH);
-            const int eid = FEAT ? of_lane<LPH>(index[FEAT * SLOTS + u / LPH], u % LPH) : 0;
-            pair.add_far(me, t, p.attn, p.query, row, p.value, j, features.of_key(p.edge), eid, score);
-            dots[u] += me.far_dot(t, p.grad_out, row, p.value, j);
-          });
-      reduce_scatter<Own::SHARE, LPH>(scores, me.hl);
-      reduce_scatter<Own::SHARE, LPH>(dots, me.hl);
+      pair_scores<true, true>(me, t, p, pair, features, {p.query, p.value, p.grad_out, p.value}, row, index,
+                              x, grad, value_rows, value_rows, feat_rows, sum_keys, scores, dots);
     }
 
     // ---- Softmax weights: alpha again, and the gradients of the own edges' scores.
@@ -259,9 +267,8 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
 #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
       const bool valid = s * LPH + own < left;
-      const A mask = dropout.factor(s), score = QUADS ? row_term + scores[s] : scores[s];
-      const int eid = EIDS || needs_ids<EDGE>(p, edge) ? eid_at(s) : 0;
-      const EdgeGradient<T, EDGE, SLOTS> of(p, edge, eid, valid, mask, score, slope, dots[s], stats, delta);
+      const auto of = gradient_of_own_edge<EIDS>(p, edge, dropout, eid_at, s, valid, scores[s], slope,
+                                                 dots[s], stats, delta);
       draws.set(s, of.draw, true);
       sum_draw += of.draw;
       draws.positive[s] = of.mass();
@@ -385,14 +392,8 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
         repeat<VEC>([&](int v) {
           if (value[k][v] + y[v] > 0) sum[k][v] += draw;
         });
-        if constexpr (FEAT) {
-          A grad_feat[VEC];
-          gradient_of_features<T>(value[k], y, draw, draw * pair.slope, feat_rows[u][k], sum_attn[k],
-                                  grad_feat);
-          if (!p.grad_feat) continue;
-          repeat<VEC>([&](int v) { grad_feat[v] *= pair.numbers[k][v]; });
-          if (me.inside(k)) store_raw(me.address(p.grad_feat, eid, k), Pack<T>::pack(grad_feat));
-        }
+        if constexpr (FEAT)
+          gradient_of_features(me, p, pair, k, eid, value[k], y, draw, feat_rows[u][k], sum_attn[k]);
       }
     }
   };
@@ -408,18 +409,8 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
       dots[0] = first_of_own_edge<C>(products);
     } else {
       A no_keys[1][NV][VEC];
-      add_columns<LINEAR, false>(pair, features, value, value, x_rows, grad_rows, feat_rows, no_keys, scores,
-                                 dots, [&](int u, auto& score) {
-                                   if (!C::WIDE || t.chunks == 1) return;
-                                   const int i = __shfl_sync(kAll, index[u / LPH], u % LPH, LPH);
-                                   const int eid =
-                                       FEAT ? of_lane<LPH>(index[FEAT * SLOTS + u / LPH], u % LPH) : 0;
-                                   pair.template add_far<LINEAR>(me, t, p.attn, p.value, row, p.query, i,
-                                                                 features.of_key(p.edge), eid, score);
-                                   dots[u] += me.far_dot(t, p.grad_out, i, p.value, row);
-                                 });
-      reduce_scatter<Own::SHARE, LPH>(scores, me.hl);
-      reduce_scatter<Own::SHARE, LPH>(dots, me.hl);
+      pair_scores<LINEAR, false>(me, t, p, pair, features, {p.value, p.query, p.value, p.grad_out}, row,
+                                 index, value, value, x_rows, grad_rows, feat_rows, no_keys, scores, dots);
     }
 
     // ---- Softmax weights: alpha again, and the gradients of the own edges' scores.
@@ -429,11 +420,9 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
 #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
       const bool valid = s * LPH + own < left;
-      const A mask = dropout.factor(s);
       const A score = LINEAR ? scores[s] : fma(1 - pair.slope, scores[s], row_term + stats[s].term);
-      const int eid = EIDS || needs_ids<EDGE>(p, edge) ? eid_at(s) : 0;
-      const EdgeGradient<T, EDGE, SLOTS> of(p, edge, eid, valid, mask, score, slope, dots[s], stats[s].row,
-                                            stats[s].delta);
+      const auto of = gradient_of_own_edge<EIDS>(p, edge, dropout, eid_at, s, valid, score, slope, dots[s],
+                                                 stats[s].row, stats[s].delta);
       weights.set(s, of.weight(), true);
       draws.set(s, of.draw, true);
       sum_draw += of.draw;

@@ -29,6 +29,7 @@ struct alignas(2 * sizeof(A)) SavedEdge {
 template <typename T, bool EDGE, int SLOTS>
 struct EdgeGradient {
   using A = Acc<T>;
+  int eid;
   A raw, mask, factor = 1;
   int64_t at = 0;  // in arrays [E, H]
   A dot_gv;
@@ -36,10 +37,11 @@ struct EdgeGradient {
   A alpha, ds, dz, draw;
 
   // mask: dropout's factor. dot_gv: g . (v + e). SLOTS: edges of a lane.
-  __device__ __forceinline__ EdgeGradient(const BackwardParams& p, const EdgeReader<T>& edge, int eid,
+  __device__ __forceinline__ EdgeGradient(const BackwardParams& p, const EdgeReader<T>& edge, int eid_,
                                           bool valid, A mask_, A raw_, A slope, A dot_gv_,
                                           RowStats<A> softmax, A delta)
-      : raw(raw_),
+      : eid(eid_),
+        raw(raw_),
         mask(mask_),
         dot_gv(with_options(p, edge, eid, valid, dot_gv_)),
         z(edge, raw_, slope, eid) {
@@ -90,6 +92,18 @@ struct EdgeGradient {
 template <bool EDGE, typename T>
 __device__ __forceinline__ bool needs_ids(const BackwardParams& p, const EdgeReader<T>& edge) {
   return EDGE && (edge.tensors || p.grad_attention || p.grad_raw);
+}
+
+// The gradients of the s-th of this lane's own edges, whose id is eid_at(s). EIDS: the id came with the
+// neighbour.
+template <bool EIDS, typename T, bool EDGE, int LPH, int SLOTS, class EidAt>
+__device__ __forceinline__ EdgeGradient<T, EDGE, SLOTS> gradient_of_own_edge(
+    const BackwardParams& p, const EdgeReader<T>& edge, const Dropout<T, EDGE, LPH, SLOTS>& dropout,
+    EidAt eid_at, int s, bool valid, Acc<T> raw, Acc<T> slope, Acc<T> dot_gv, RowStats<Acc<T>> softmax,
+    Acc<T> delta) {
+  const Acc<T> mask = dropout.factor(s);
+  const int eid = EIDS || needs_ids<EDGE>(p, edge) ? eid_at(s) : 0;
+  return {p, edge, eid, valid, mask, raw, slope, dot_gv, softmax, delta};
 }
 
 // f(u, w, w_positive) of the first `left` edges of an iteration, with the weights that their lanes own. FULL:
@@ -152,6 +166,11 @@ __device__ __forceinline__ typename C::A first_delta(const Place<C>& me, const T
   if (p.row_sums) delta += *me.template at<A>(p.row_sums, row);
   return delta;
 }
+
+// The arrays of which a pass multiplies columns: x and b of the row, y and d of its neighbours.
+struct PairArrays {
+  const void *x, *y, *b, *d;
+};
 
 // What feature rows of the edges [E, H, D] are added to: the key, the value or both. Where ON is false there
 // are no features, and both functions are empty.
