@@ -1,4 +1,4 @@
-// Unrolled loops over a lane's array elements, which stay in registers because their indices are constants.
+// Unrolled loops over the entries of a lane's arrays, which stay in registers.
 #pragma once
 
 namespace dfgnn::cuda {

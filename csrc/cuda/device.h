@@ -1,4 +1,4 @@
-// The device properties that launchers use, read once per device.
+// Properties of the current device that launchers use. Each device is queried once.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ struct Device {
   bool follows;  // programmatic dependent launch: a kernel's blocks may start while those before it end
 };
 
-// The current device's properties. If they cannot be read, the next launch returns the error.
+// The current device. Where the query fails, the launch that follows returns the error.
 const Device& device();
 
 }  // namespace dfgnn::cuda

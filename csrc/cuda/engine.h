@@ -14,7 +14,7 @@ bool projects(DType dtype, const Shape& shape, int64_t features);
 int64_t attention_parts(const BackwardParams& params);
 
 const char* sddmm(const ProductParams& params, void* stream);
-// Without a weight it is the plain neighbour sum, the baseline with which attention is compared.
+// Without a weight it is the plain sum of neighbours' rows, the baseline that attention is compared with.
 const char* spmm(const ProductParams& params, void* stream);
 
 const char* plan_rows(const PlanParams& params, void* stream);

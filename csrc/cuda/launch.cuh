@@ -13,8 +13,9 @@
 
 namespace dfgnn::cuda {
 
-// Launches a kernel that begins with `follow`: its blocks may start while those of the kernel before it end.
-// carveout: percent of a multiprocessor's L1 that the kernel uses as shared memory; -1: CUDA's choice.
+// Launches a kernel that begins with `follow`: its blocks may start while those of the kernel before it end
+// (programmatic dependent launch). carveout: percent of a multiprocessor's memory that is shared memory while
+// the kernel runs; the rest is L1 cache. -1: CUDA chooses.
 template <class... P, class... X>
 void launch_carved(int carveout, cudaStream_t stream, dim3 grid, dim3 threads, int shared,
                    void (*kernel)(P...), X... args) {
@@ -38,11 +39,11 @@ template <class... P, class... X>
 void launch(cudaStream_t stream, dim3 grid, dim3 threads, int shared, void (*kernel)(P...), X... args) {
   launch_carved(-1, stream, grid, threads, shared, kernel, args...);
 }
-// The carveout of kernels with little shared memory, for which CUDA would take more from L1 than their blocks
-// need. A kernel that starts while another ends keeps that one's carveout, and gathers need L1.
+// The carve-out of kernels with little shared memory, where CUDA would take more from L1 than their blocks
+// need. A kernel that starts while another ends inherits its carve-out, and gathers need L1.
 inline constexpr int kLittleShared = 14;
 
-// Calls f(part) for each source partition's work items, in order.
+// Calls f(part) for the source partitions of the work items, in their order.
 template <class F>
 void for_each_part(Csr csr, F f) {
   if (csr.num_parts == 0) return f(csr);
@@ -86,7 +87,7 @@ auto with_type(DType dtype, F f) {
   }
 }
 
-// also: the call needs edges one by one for another reason, such as returned attention.
+// also: whether something else needs edge ids, as returned attention does.
 inline Edges edges_of(const EdgeOptions& e, bool also) {
   const bool scalars = e.scalars() || also;
   if (e.feat) return scalars ? Edges::features_scalars : Edges::features;
@@ -121,10 +122,10 @@ void with_config(int heads, int dim, F f) {
   return f(Config<T, 32, 4>{});
 }
 
-// Maximum work items per warp (fewer if packed, because each waits for the longest of its warp; more in
-// backward of additive_v2, where they share a partial sum of grad_attn, and projected, where tensor cores
-// take eight rows at a time), and about how many edges they have. Then blocks per multiprocessor and least
-// windows of a grid of tiles.
+// Most work items of a warp: fewer if packed, where each waits for the longest of its warp; more in backward
+// of additive_v2, where they share a partial sum of grad_attn, and with projected features, where tensor
+// cores take eight rows at a time. kWarpEdges: about so many edges of a warp. kWindowBlocks: blocks of a
+// window per multiprocessor. kLeastWindows: windows of a grid, for balance.
 inline constexpr int kItems = 4, kItemsProjected = 8, kItemsPacked = 2, kItemsV2 = 8, kWarpEdges = 256,
                      kWindowBlocks = 8;
 inline constexpr unsigned kLeastWindows = 4;

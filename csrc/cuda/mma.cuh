@@ -1,5 +1,5 @@
-// A warp's matrix products in 16 bits on tensor cores, and asynchronous copies into shared memory, for
-// tiles.cuh. The number of a lane is 4 g + t.
+// Instructions of the tile kernel: matrix products of a warp in 16 bits, and asynchronous copies to shared
+// memory. A lane is 4 g + t.
 #pragma once
 
 #include <type_traits>
@@ -82,8 +82,8 @@ __device__ __forceinline__ void find_infinite(const uint4& numbers, uint32_t& fo
     }
   }
 }
-// Scores' differences are multiplied by log2(e) for the instruction ex2, whose error, 2^-22, is far below the
-// rounding of 16-bit weights.
+// 2^x, for differences of scores in units of log 2. The instruction's error, 2^-22, is far below the rounding
+// of 16-bit weights.
 inline constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 __device__ __forceinline__ float exp2_fast(float x) {
   float y;

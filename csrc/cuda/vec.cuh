@@ -33,8 +33,8 @@ __device__ __forceinline__ Raw load_raw(const void* p) {
   const uint4 v = __ldg(static_cast<const uint4*>(p));
   return {{v.x, v.y, v.z, v.w}};
 }
-// Reads what an earlier launch wrote to memory that this launch also writes. It bypasses L1, whose line may
-// have been loaded for another row before.
+// Reads what an earlier launch wrote, in memory that this launch writes, too. It bypasses the L1 cache, which
+// may hold the sector as it was when another row of it was read.
 __device__ __forceinline__ Raw read_raw(const void* p) {
   const uint4 v = __ldcg(static_cast<const uint4*>(p));
   return {{v.x, v.y, v.z, v.w}};
@@ -45,7 +45,7 @@ __device__ __forceinline__ void store_raw(void* p, const Raw& r) {
   *static_cast<uint4*>(p) = make_uint4(r.x[0], r.x[1], r.x[2], r.x[3]);
 }
 
-// Converts Raw to kVec<T> numbers of the accumulation type, and back.
+// Converts between Raw and kVec<T> numbers of the accumulation type.
 template <typename T>
 struct Pack;
 
@@ -128,13 +128,14 @@ __device__ __forceinline__ Acc<T> dot(const Acc<T> (&a)[kVec<T>], const Raw& r, 
   return sum;
 }
 
-// expf, not __expf, whose error has a bias that shows where gradients cancel; expf costs little.
+// Not __expf, whose error has a bias that shows where gradients cancel. One exponential per edge and head
+// costs little.
 __device__ __forceinline__ float exponential(float x) { return expf(x); }
 __device__ __forceinline__ double exponential(double x) { return exp(x); }
 __device__ __forceinline__ float logarithm(float x) { return logf(x); }
 __device__ __forceinline__ double logarithm(double x) { return log(x); }
-// Sums and products that always round, because the compiler would fuse them to multiply-adds in some kernels
-// only, and backward must reproduce forward's scores.
+// Sums and products that are rounded, and never become part of a fused multiply-add, which the compiler would
+// decide kernel by kernel.
 __device__ __forceinline__ float times(float a, float b) { return __fmul_rn(a, b); }
 __device__ __forceinline__ double times(double a, double b) { return __dmul_rn(a, b); }
 __device__ __forceinline__ float plus(float a, float b) { return __fadd_rn(a, b); }

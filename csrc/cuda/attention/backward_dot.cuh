@@ -10,7 +10,7 @@
 namespace dfgnn::cuda {
 
 // Projected features x of the edges in the pass over destinations (EdgeAttr in params.h): their part of the
-// scores and of g . v, and the sum b = sum_j draw_ij x_ij of a row. Below: none.
+// scores and of g . v, and the sum b = sum_j draw_ij x_ij of a row. Below, for ON = false: empty functions.
 template <class C, bool ON, int B>
 struct ProjectedDestinations {
   using T = typename C::T;
@@ -97,7 +97,7 @@ __device__ __forceinline__ void add_columns(const Place<C>& me, int k, const typ
                                             const typename C::A (&grad)[C::VEC], const Raw& key_columns,
                                             const Raw& value_columns, typename C::A& score,
                                             typename C::A& dot_gv) {
-  // Before rows are unpacked, or compilers would hold all of them in float32.
+  // Tested before the rows are unpacked: otherwise the compiler holds all of them in float32.
   if (C::LPH > 1 && !me.inside(k)) return;
   typename C::A key[C::VEC];
   Pack<typename C::T>::unpack(key_columns, key);
@@ -191,8 +191,8 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
   const FeatureTargets<C, FEAT> features(p.edge);
   const Rows<C> keys = me.rows(p.key), values = me.rows(p.value);
   const Rows<C> feats = me.rows(FEAT ? p.edge.feat : nullptr);
-  // Not read in this pass, but the base and stride of the array are set up all the same: without this line
-  // nvcc 13.0 arranges the kernel in another way, with more instructions per edge or a larger stack.
+  // This pass does not read the array. Without this line nvcc 13.0 orders the kernel's instructions
+  // differently, with more of them per edge or a larger stack.
   [[maybe_unused]] const Terms<A> residuals = me.template terms<A>(p.node_stats);
   ProjectedDestinations<C, PROJ, B> projected(me, t, p);
 
@@ -218,8 +218,7 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
   int row, item;
   bool writes;
   RowStats<A> stats;
-  // 0 before the first row is opened, too: one without edges is not opened, and its sums are multiplied by
-  // these.
+  // Initialized because a row without edges is not opened, and its sums are multiplied by these.
   A query[NV][VEC] = {}, grad[NV][VEC], delta;
   A sum[NV][VEC], sum_of_mass[NV][VEC], residual;
   const auto open = [&] {
@@ -245,12 +244,12 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
 
   const auto iterate = [&](const int done, const int rest) {
     const int left = Own::left(rest);
-    // ---- Scores and g . v: every lane its columns, then brought to the lanes that own the edges.
+    // ---- Scores and g . v, in the lanes that own the edges.
     A scores[Own::SHARE] = {}, dots[Own::SHARE] = {};
     pair_scores(me, t, p, features, projected, {p.query, p.key, p.grad_out, p.value}, row, index, query, grad,
                 key_rows, value_rows, feat_rows, sum_keys, scores, dots);
 
-    // ---- Softmax weights: alpha again, and the gradients of the own edges' scores.
+    // ---- Softmax weights: alpha is computed again, then the gradients of the own edges' scores.
     const auto eid_at = [&](int s) { return eid_of<C, B, EIDS>(me, p.csr, index, done, s); };
     const Dropout<T, EDGE, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
     Weights<A, SLOTS, true, true> draws;  // and their masses
@@ -304,7 +303,7 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
     me.store_row(p.grad_query, p.partial_query, sum, A(p.scale), row, slot);
   };
   constexpr Ahead AHEAD = dot_destinations_ahead<C, EDGES, SAVES>();
-  walk<B, AHEAD, EIDS>(me, p.csr, t.items, index, load_item, load_edges, begin, open, iterate, finish);
+  main_loop<B, AHEAD, EIDS>(me, p.csr, t.items, index, load_item, load_edges, begin, open, iterate, finish);
   projected.finish(me, t, p);
 }
 
@@ -366,12 +365,12 @@ __global__ void __launch_bounds__(kThreads,
 
   const auto iterate = [&](const int done, const int rest) {
     const int left = Own::left(rest);
-    // ---- Scores and g . v: every lane its columns, then brought to the lanes that own the edges.
+    // ---- Scores and g . v, in the lanes that own the edges.
     A scores[Own::SHARE] = {}, dots[Own::SHARE] = {};
     pair_scores(me, t, p, no_features, no_projection, {p.key, p.query, p.value, p.grad_out}, row, index, key,
                 value, query_rows, grad_rows, no_rows, no_keys, scores, dots);
 
-    // ---- Softmax weights: alpha again, and the gradients of the own edges' scores.
+    // ---- Softmax weights: alpha is computed again, then the gradients of the own edges' scores.
     const auto eid_at = [&](int s) { return eid_of<C, B, EIDS>(me, p.reverse, index, done, s); };
     const Dropout<T, EDGE, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
     Weights<A, SLOTS, false, true> weights, draws;
@@ -405,10 +404,11 @@ __global__ void __launch_bounds__(kThreads,
     me.store_row(p.grad_value, p.partial_value, sum_value, A(1), row, slot);
   };
   constexpr Ahead AHEAD = sizeof(T) == 2 ? Ahead::rows : Ahead::own;
-  walk<B, AHEAD, EIDS>(me, p.reverse, t.items, index, load_item, load_edges, begin, open, iterate, finish);
+  main_loop<B, AHEAD, EIDS>(me, p.reverse, t.items, index, load_item, load_edges, begin, open, iterate,
+                            finish);
 }
 
-// The same with alpha and ds of every edge from p.handed, where the pass over destinations saved them: no
+// The same with alpha and ds of every edge from p.handed, where the pass over destinations has saved them: no
 // score is computed, and no feature of an edge is read.
 template <class C, Edges EDGES, int B>
 __global__ void __launch_bounds__(kThreads,
@@ -428,8 +428,8 @@ __global__ void __launch_bounds__(kThreads,
   const EdgeReader<T> edge(p.edge, me.heads, me.head);
   A slope = A(p.negative_slope);
   keep(slope);
-  // The gradient of an edge's features: what it takes of the key's, with the scale that is in it, and of the
-  // value's.
+  // The gradient of an edge's features is in_key times the key's gradient, which contains the scale, plus
+  // in_value times the value's.
   A in_key = FEAT && p.edge.feat_in_key ? A(p.scale) : A(0);
   const A in_value = FEAT && p.edge.feat_in_value;
   keep(in_key);
@@ -476,7 +476,7 @@ __global__ void __launch_bounds__(kThreads,
 
   const auto iterate = [&](const int done, const int rest) {
     const int left = Own::left(rest);
-    // ---- Softmax weights: of the own edges' alpha and ds what the options on edges make of them.
+    // ---- Softmax weights: the own edges' alpha and ds are read, and the options on edges applied to them.
     const auto eid_at = [&](int s) { return eid_of<C, B, true>(me, p.reverse, index, done, s); };
     const Dropout<T, EDGE, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
     Weights<A, SLOTS, false, true> weights, draws;
@@ -532,7 +532,7 @@ __global__ void __launch_bounds__(kThreads,
     me.store_row(p.grad_value, p.partial_value, sum_value, A(1), row, slot);
   };
   constexpr Ahead AHEAD = FEAT || PROJ ? Ahead::none : Ahead::all;
-  walk<B, AHEAD, true>(me, p.reverse, t.items, index, [] {}, load_edges, begin, [] {}, iterate, finish);
+  main_loop<B, AHEAD, true>(me, p.reverse, t.items, index, [] {}, load_edges, begin, [] {}, iterate, finish);
 }
 
 }  // namespace dfgnn::cuda

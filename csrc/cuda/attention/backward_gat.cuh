@@ -1,5 +1,6 @@
-// Backward of the additive score (GAT): the statistics of the destinations, then one pass over sources, which
-// needs no product per edge (additive_sources_kernel), or g . v of every edge (gat_edge_sources_kernel).
+// Backward of the additive score (GAT): a kernel for the statistics of the destinations, then one pass over
+// sources, which computes no product per edge (additive_sources_kernel), or g . v of every edge
+// (gat_edge_sources_kernel).
 // Formulas: params.h.
 #pragma once
 
@@ -7,9 +8,9 @@
 
 namespace dfgnn::cuda {
 
-// delta = g . (out - out_bias) (+ row_sums), the stats that the pass over sources reads, and
-// grad_alpha_dst = (1 - slope) (g . positive - delta positive_mass). LPH lanes per (row, head), kPairs of
-// them at a time, so that enough loads are in flight.
+// Computes delta = g . (out - out_bias) (+ row_sums), writes the statistics that the pass over sources reads,
+// and grad_alpha_dst = (1 - slope) (g . positive - delta positive_mass). LPH lanes take kPairs (row, head)
+// pairs at a time, so that enough loads are in flight.
 inline constexpr int kPairs = 2;
 
 template <typename T, int LPH>
@@ -56,11 +57,11 @@ __global__ void __launch_bounds__(kThreads) prepare_additive_kernel(const Backwa
   }
 }
 
-// Over sources, when no gradient of an edge tensor is wanted and no option makes the value or LeakyReLU'
-// differ by edge: one gather of g and no reduction per edge. With c_ij = f alpha LeakyReLU'(z):
-//   sum_i c_ij (g_i . v_j) = v_j . (slope * sum_i f alpha g_i + (1 - slope) * sum_{z > 0} f alpha g_i)
-// so the same two weighted sums as in forward are all that the loop computes. Where each edge has all of its
-// destination's weight, the difference of the sums is 0 but for rounding, and is made 0.
+// The pass over sources where no gradient of an edge tensor is wanted and no option makes the value or
+// LeakyReLU' differ by edge: one gather of g and no reduction per edge. With c_ij = f alpha LeakyReLU'(z)
+//   sum_i c_ij (g_i . v_j) = v_j . (slope * sum_i f alpha g_i + (1 - slope) * sum_{z > 0} f alpha g_i),
+// so that the main loop computes only two weighted sums, as forward does. Where each edge of a source has all
+// of its destination's weight, grad_alpha_src is 0 but for rounding, and is set to 0.
 template <class C, bool EDGE, int B>
 __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Load::one_row>)
     additive_sources_kernel(const BackwardParams p, const Tiling t) {
@@ -69,6 +70,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Load::one_row>)
   constexpr int LPH = C::LPH, NV = C::NV, VEC = C::VEC;
   constexpr int CHUNK = B > LPH ? B : LPH, SLOTS = CHUNK / LPH;
 
+  // ---- The place of this lane, and the arrays that it reads.
   Place<C> me(t, p.shape, p.shape.value_dim, p.reverse);
   const EdgeReader<T> edge(p.edge, me.heads, me.head);
   A slope = A(p.negative_slope);
@@ -76,19 +78,19 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Load::one_row>)
   const Rows<C> grads = me.rows(p.grad_out);
   const Terms<NodeStats<A>> node_stats = me.template terms<NodeStats<A>>(p.node_stats);
 
-  // What an item and a step of it need first.
+  // ---- Load: a row's term, and what belongs to the neighbours of an iteration.
   A alpha_src;
   NodeStats<A> stats[SLOTS];
   constexpr bool EIDS = EDGE && SLOTS == 1;
   int index[EIDS ? 2 * SLOTS : SLOTS] = {};  // neighbours, and with EIDS the edges' ids
   Raw rows[B][NV];
   const auto load_item = [&] { alpha_src = *me.template at<A>(p.alpha_src, me.row); };
-  const auto load_step = [&] {
+  const auto load_edges = [&] {
     repeat<SLOTS>([&](int s) { stats[s] = load_stats(node_stats.at(index[s])); });
     load_rows<C, B>(grads, 0, index, rows);
   };
 
-  // The state of a row.
+  // ---- Begin a row: its value is loaded, sums of 0.
   Raw value_row[NV];
   A acc[NV][VEC], acc_positive[NV][VEC], sum_delta, shared_weight;
   const auto begin = [&](int row, int) {
@@ -98,8 +100,8 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Load::one_row>)
     sum_delta = shared_weight = 0;
   };
 
-  const auto step = [&](const int done, const int left) {
-    // Weights f alpha, and the sum that delta is in.
+  const auto iterate = [&](const int done, const int left) {
+    // ---- Softmax weights f alpha, and the sum of the terms with delta.
     Weights<A, SLOTS, true, EDGE> weights;
     const auto eid_at = [&](int s) { return eid_of<C, CHUNK, EIDS>(me, p.reverse, index, done, s); };
     const Dropout<T, EDGE, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
@@ -110,18 +112,19 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Load::one_row>)
       const A factor = dropout.factor(s) * (EDGE ? edge.weight(eid) : A(1));
       const EdgeScore<T, EDGE> z(edge, alpha_src + stats[s].term, slope, eid);
       A alpha = stats[s].row.alpha(z.score);
-      alpha = valid ? alpha : A(0);  // without a branch: several edges' exponentials overlap
+      alpha = valid ? alpha : A(0);  // no branch, so that exponentials of several edges overlap
       sum_delta += valid ? alpha * z.slope * stats[s].delta : A(0);
       shared_weight += valid ? 1 - alpha : A(0);
       weights.set(s, alpha * factor, z.positive);
     }
-    // The two sums of rows.
+    // ---- Sums: of the gradients of rows by weight, of all edges and of those with z > 0.
     whole_or_not<CHUNK>(left, [&](auto whole) {
       add_chunk<C, decltype(whole)::value, true, B, CHUNK>(grads, left, index, weights, rows, acc,
                                                            acc_positive);
     });
   };
 
+  // ---- Epilogue: the row's gradients.
   const auto finish = [&](const int row, const int slot) {
     if (me.shared()) {
       me.across(acc, t);
@@ -130,7 +133,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Load::one_row>)
       shared_weight = me.across(shared_weight, t);
     }
 
-    // grad_alpha_src is linear in the two sums.
+    // The gradient of alpha_src is linear in the two sums.
     A value[NV][VEC], grad_alpha = -sum_delta;
     me.unpack_row(value_row, value, A(1));
     repeat<NV, VEC>([&](int k, int c) {
@@ -149,11 +152,12 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Load::one_row>)
     }
   };
   constexpr Ahead AHEAD = LPH >= 4 ? Ahead::none : Ahead::all;
-  walk<CHUNK, AHEAD, EIDS>(me, p.reverse, t.items, index, load_item, load_step, begin, [] {}, step, finish);
+  main_loop<CHUNK, AHEAD, EIDS>(
+      me, p.reverse, t.items, index, load_item, load_edges, begin, [] {}, iterate, finish);
 }
 
-// The same where g . v of every edge is needed: for the gradients of edge tensors, with a gate, with features
-// of the edges in the value, and for heads that are wider than a warp. EDGES: scalars or features_scalars.
+// The pass over sources where g . v of every edge is needed: for gradients of edge tensors, with a gate, with
+// features of the edges in the value, and for heads wider than a warp. EDGES: scalars or features_scalars.
 template <class C, Edges EDGES, int B>
 __global__ void __launch_bounds__(kThreads,
                                   (kMinBlocks < C, has_features(EDGES) ? Load::many_rows : Load::two_rows >))
@@ -219,7 +223,7 @@ __global__ void __launch_bounds__(kThreads,
 
   const auto iterate = [&](const int done, const int rest) {
     const int left = Own::left(rest);
-    // ---- g . (v + e): every lane its columns, then brought to the lanes that own the edges.
+    // ---- g . (v + e), in the lanes that own the edges.
     A dots[Own::SHARE] = {};
 #pragma unroll
     for (int u = 0; u < B; ++u) {
@@ -245,7 +249,7 @@ __global__ void __launch_bounds__(kThreads,
     }
     reduce_scatter<Own::SHARE, LPH>(dots, me.hl);
 
-    // ---- Softmax weights: alpha again, and the gradients of the own edges' scores.
+    // ---- Softmax weights: alpha is computed again, then the gradients of the own edges' scores.
     const auto eid_at = [&](int s) { return eid_of<C, B, EIDS>(me, p.reverse, index, done, s); };
     const Dropout<T, true, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
     Weights<A, SLOTS, false, true> weights, draws;
@@ -289,8 +293,8 @@ __global__ void __launch_bounds__(kThreads,
       }
     }
   };
-  walk<B, Ahead::all, EIDS>(me, p.reverse, t.items, index, load_item, load_edges, begin, open, iterate,
-                            finish);
+  main_loop<B, Ahead::all, EIDS>(me, p.reverse, t.items, index, load_item, load_edges, begin, open, iterate,
+                                 finish);
 }
 
 }  // namespace dfgnn::cuda

@@ -1,11 +1,13 @@
-// Backward of additive_v2 (GATv2): a pass over destinations for the gradient of x_dst, then one over sources
-// for that of the values; each adds its share of the gradient of attn. Both compute the scores again.
-// Formulas: params.h; the residual of delta: backward_steps.cuh; QUADS, scores by tensor cores: quads.cuh.
+// Backward of additive_v2 (GATv2): a pass over destinations for the gradient of x_dst, then a pass over
+// sources for the gradient of the values. Both compute the scores again, and both add to the gradient of
+// attn. Formulas: params.h; the residual of delta: backward_steps.cuh; QUADS, scores by tensor cores:
+// quads.cuh.
 //
 // With u = x_i + v_j (+ e_ij), L'(u) is slope or 1, and so
 //   sum draw L'(u) = slope sum draw + (1 - slope) sum_{u > 0} draw:
-// per column, kernels add up draw where u > 0 alone. As L(u) = u L'(u), the gradient of attn is the sum of
-// x_i times it over destinations, v_j times it over sources and e_ij times it over edges.
+// kernels add up, per column, only the draw of the edges with u > 0. As L(u) = u L'(u), the gradient of attn
+// is the sum of x_i times this sum over destinations, of v_j times it over sources and of e_ij times it over
+// edges.
 #pragma once
 
 #include "backward_steps.cuh"
@@ -30,8 +32,8 @@ constexpr Ahead gatv2_ahead() {
   return !has_features(EDGES) && (QUADS || !NARROW) ? Ahead::rows : Ahead::none;
 }
 
-// A lane's share of the gradient of attn, over all its work items: in registers, or with QUADS in shared
-// memory, which the sum over the warps of a block needs anyway.
+// A lane's share of the gradient of attn, over all its work items. It is in registers, or with QUADS in the
+// shared memory that the sum over a block's warps needs anyway.
 template <class C, bool QUADS>
 struct AttnShare {
   using A = typename C::A;
@@ -174,8 +176,8 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
   keep(slope);
   const FeatureTargets<C, FEAT> features(p.edge);
   const Rows<C> values = me.rows(p.value), feats = me.rows(FEAT ? p.edge.feat : nullptr);
-  // Not read in this pass, but the base and stride of the array are set up all the same: without this line
-  // nvcc 13.0 arranges the kernel in another way, with more instructions per edge or a larger stack.
+  // This pass does not read the array. Without this line nvcc 13.0 orders the kernel's instructions
+  // differently, with more of them per edge or a larger stack.
   [[maybe_unused]] const Terms<A> residuals = me.template terms<A>(p.node_stats);
   __shared__ A shares[kWarps][NV * VEC][32];
   AttnShare<C, QUADS> grad_attn(shares);
@@ -201,8 +203,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
   int row;
   bool writes;
   RowStats<A> stats;
-  // 0 before the first row is opened, too: one without edges is not opened, and its sums are multiplied by
-  // these.
+  // Initialized because a row without edges is not opened, and its sums are multiplied by these.
   A x[NV][VEC] = {}, grad[NV][VEC], delta;
   Raw minus_x{};                         // QUADS: -x
   QuadRows quads;                        // QUADS: the rows g and attn
@@ -249,7 +250,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
 
   const auto iterate = [&](const int done, const int rest) {
     const int left = Own::left(rest);
-    // ---- Scores and g . v: every lane its columns, then brought to the lanes that own the edges.
+    // ---- Scores and g . v, in the lanes that own the edges.
     A scores[Own::SHARE] = {}, dots[Own::SHARE] = {};
     if constexpr (QUADS) {
       float products[4][4];
@@ -260,7 +261,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
                               x, grad, value_rows, value_rows, feat_rows, sum_keys, scores, dots);
     }
 
-    // ---- Softmax weights: alpha again, and the gradients of the own edges' scores.
+    // ---- Softmax weights: alpha is computed again, then the gradients of the own edges' scores.
     const auto eid_at = [&](int s) { return eid_of<C, B, EIDS>(me, p.csr, index, done, s); };
     const Dropout<T, EDGE, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
     Weights<A, SLOTS, true, true> draws;  // and their masses
@@ -304,8 +305,8 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
     finish_columns(pair, grad_attn, x, minus_x, sum_draw, writes, sum);
     me.store_row(p.grad_query, p.partial_query, sum, A(1), row, slot);
   };
-  walk<B, gatv2_ahead<C, EDGES>(), EIDS>(me, p.csr, t.items, index, load_item, load_edges, begin, open,
-                                         iterate, finish);
+  main_loop<B, gatv2_ahead<C, EDGES>(), EIDS>(me, p.csr, t.items, index, load_item, load_edges, begin, open,
+                                              iterate, finish);
   grad_attn.store(me, t, p.grad_attn);
 }
 
@@ -352,9 +353,9 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
   // ---- Begin and open a row: its operand, sums of 0.
   int row;
   bool writes;
-  A value[NV][VEC] = {};  // 0 before the first row is opened, too, as in gatv2_destinations_kernel
-  Raw minus_value{};      // QUADS: -v
-  QuadRows quads;         // QUADS: the rows v and attn
+  A value[NV][VEC] = {};               // initialized for the same reason as in gatv2_destinations_kernel
+  Raw minus_value{};                   // QUADS: -v
+  QuadRows quads;                      // QUADS: the rows v and attn
   A sum[NV][VEC], sum_value[NV][VEC];  // of draw where u > 0, and of f alpha g
   A sum_attn[FEAT ? NV : 1][VEC];      // the edges' part of the gradient of attn
   A sum_draw;
@@ -400,7 +401,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
 
   const auto iterate = [&](const int done, const int rest) {
     const int left = Own::left(rest);
-    // ---- Scores and g . v: every lane its columns, then brought to the lanes that own the edges.
+    // ---- Scores and g . v, in the lanes that own the edges.
     A scores[Own::SHARE] = {}, dots[Own::SHARE] = {};
     if constexpr (QUADS) {
       float products[4][4];
@@ -413,7 +414,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
                                  index, value, value, x_rows, grad_rows, feat_rows, no_keys, scores, dots);
     }
 
-    // ---- Softmax weights: alpha again, and the gradients of the own edges' scores.
+    // ---- Softmax weights: alpha is computed again, then the gradients of the own edges' scores.
     const auto eid_at = [&](int s) { return eid_of<C, B, EIDS>(me, p.reverse, index, done, s); };
     const Dropout<T, EDGE, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
     Weights<A, SLOTS, false, true> weights, draws;
@@ -459,8 +460,8 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
     });
     me.store_row(p.grad_value, p.partial_value, sum_value, A(1), row, slot);
   };
-  walk<B, gatv2_ahead<C, EDGES>(), EIDS>(me, p.reverse, t.items, index, load_item, load_edges, begin, open,
-                                         iterate, finish);
+  main_loop<B, gatv2_ahead<C, EDGES>(), EIDS>(me, p.reverse, t.items, index, load_item, load_edges, begin,
+                                              open, iterate, finish);
   grad_attn.store(me, t, p.grad_attn);
 }
 

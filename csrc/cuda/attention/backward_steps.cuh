@@ -1,13 +1,13 @@
-// Steps that the kernels of backward share. Formulas: params.h.
+// Steps that the backward kernels share. Formulas: params.h.
 //
-// The residual of delta. delta = g . out is known before a row's edges are visited, but `out` is rounded. So
-// the pass over destinations takes delta0 = g . out for a first guess and adds up what is left of delta,
-// residual = sum_j alpha_ij (dalpha_ij - delta0). As
-//   sum_j alpha (dalpha - delta0 - residual) y_j = sum_j alpha (dalpha - delta0) y_j - residual sum_j alpha
-//   y_j,
-// its gradient of the row is exact with a second sum of rows, of the `mass` of every edge. The pass over
-// sources, which also writes the gradients of edge tensors, reads delta0 + residual. Rows in several chunks
-// keep delta0.
+// The residual of delta. delta = g . out is known before a row's edges are visited, but `out` is rounded.
+// Therefore the pass over destinations uses delta0 = g . out as a first guess and adds up what is missing of
+// delta, residual = sum_j alpha_ij (dalpha_ij - delta0). Since
+//   sum_j alpha (dalpha - delta0 - residual) y_j
+//     = sum_j alpha (dalpha - delta0) y_j - residual sum_j alpha y_j,
+// the row's gradient is exact if a second sum of rows is added up, with the `mass` of every edge. The pass
+// over sources, which also writes the gradients of edge tensors, reads delta0 + residual. Rows of several
+// chunks use delta0.
 #pragma once
 
 #include "edge_projection.cuh"
@@ -16,9 +16,9 @@
 
 namespace dfgnn::cuda {
 
-// What the pass over destinations saves of an edge and head for the pass over sources: alpha, negative where
-// z <= 0 (without projected features), and ds with the first guess of delta. The pass over sources subtracts
-// alpha times the residual and makes w alpha and draw of them.
+// What the pass over destinations saves of an edge and head for the pass over sources: alpha, with a negative
+// sign where z <= 0 (without projected features), and ds for the first guess of delta. The pass over sources
+// subtracts alpha times the residual from ds, and computes the weight and draw of the edge.
 template <typename A>
 struct alignas(2 * sizeof(A)) SavedEdge {
   A alpha, ds;
@@ -45,11 +45,11 @@ struct EdgeGradient {
         mask(mask_),
         dot_gv(with_options(p, edge, eid, valid, dot_gv_)),
         z(edge, raw_, slope, eid) {
-    // Without a branch where a lane has several edges: their exponentials overlap.
+    // Where a lane has several edges there is no branch, so that their exponentials overlap.
     alpha = SLOTS > 1 || valid ? softmax.alpha(z.score) : A(0);
     alpha = valid ? alpha : A(0);
-    // An edge with all of its row's weight has no gradient, and rounding must not give it one. (alpha is 1
-    // but for the rounding of scores that are joined of two parts.)
+    // An edge that has all of its row's weight has no gradient, and rounding must not give it one. Its alpha
+    // is 1 but for the rounding of the score.
     const A dalpha = times(factor, dot_gv);
     const bool alone = softmax.log_sum == 0 && alpha > A(0.5);
     ds = valid ? alpha * (dalpha - (alone ? dalpha : delta)) : A(0);
@@ -66,8 +66,8 @@ struct EdgeGradient {
     if (p.grad_weight) static_cast<A*>(p.grad_weight)[at] = mask * alpha * dot_gv;
     if (p.grad_raw) static_cast<A*>(p.grad_raw)[at] = draw;
   }
-  // What the pass over destinations knows of them where it saves alpha and ds: of the gate's gradient the
-  // factor raw.
+  // The same in a pass over destinations that saves alpha and ds: of the gate's gradient it writes the factor
+  // raw, by which the pass over sources multiplies dz.
   __device__ __forceinline__ void store_of_destinations(const BackwardParams& p) const {
     if (p.grad_gate) static_cast<A*>(p.grad_gate)[at] = raw;
     if (p.grad_weight) static_cast<A*>(p.grad_weight)[at] = mask * alpha * dot_gv;
@@ -88,14 +88,14 @@ struct EdgeGradient {
   }
 };
 
-// Whether the ids of edges are needed although they did not come with the neighbours.
+// Whether edge ids are needed that were not loaded with the neighbours.
 template <bool EDGE, typename T>
 __device__ __forceinline__ bool needs_ids(const BackwardParams& p, const EdgeReader<T>& edge) {
   return EDGE && (edge.tensors || p.grad_attention || p.grad_raw);
 }
 
-// The gradients of the s-th of this lane's own edges, whose id is eid_at(s). EIDS: the id came with the
-// neighbour.
+// The gradients of the s-th of this lane's own edges, whose id is eid_at(s). EIDS: ids were loaded with the
+// neighbours.
 template <bool EIDS, typename T, bool EDGE, int LPH, int SLOTS, class EidAt>
 __device__ __forceinline__ EdgeGradient<T, EDGE, SLOTS> gradient_of_own_edge(
     const BackwardParams& p, const EdgeReader<T>& edge, const Dropout<T, EDGE, LPH, SLOTS>& dropout,
@@ -106,8 +106,8 @@ __device__ __forceinline__ EdgeGradient<T, EDGE, SLOTS> gradient_of_own_edge(
   return {p, edge, eid, valid, mask, raw, slope, dot_gv, softmax, delta};
 }
 
-// f(u, w, w_positive) of the first `left` edges of an iteration, with the weights that their lanes own. FULL:
-// all sub-warps have all of them.
+// Calls f(u, w, w_positive) for the first `left` edges of an iteration, with the weights of the lanes that
+// own them. FULL: all sub-warps have all edges.
 template <int LPH, int B, bool FULL, class W, class F>
 __device__ __forceinline__ void for_edges(int left, const W& weights, F f) {
 #pragma unroll
@@ -118,7 +118,7 @@ __device__ __forceinline__ void for_edges(int left, const W& weights, F f) {
   }
 }
 
-// The same as f(u, draw, weight, eid), with ids that came with the neighbours in `index`.
+// The same for f(u, draw, weight, eid), with the ids behind the neighbours in `index`.
 template <int LPH, int B, bool FULL, class W, int S, class F>
 __device__ __forceinline__ void for_edges(int left, const W& draws, const W& weights, const int (&index)[S],
                                           F f) {
@@ -143,7 +143,7 @@ __device__ __forceinline__ void add_scaled(A (&sum)[N][M], A w, A (&other)[N][M]
   }
 }
 
-// The first guess of delta, g . (out - out_bias), of a row with grad_row and out_row in this lane's columns.
+// The first guess of delta of a row, g . (out - out_bias). grad_row, out_row: the row in this lane's columns.
 template <class C>
 __device__ __forceinline__ typename C::A first_delta(const Place<C>& me, const Tiling& t,
                                                      const BackwardParams& p,
@@ -167,13 +167,13 @@ __device__ __forceinline__ typename C::A first_delta(const Place<C>& me, const T
   return delta;
 }
 
-// The arrays of which a pass multiplies columns: x and b of the row, y and d of its neighbours.
+// The arrays whose rows a pass multiplies: x and b of the row itself, y and d of its neighbours.
 struct PairArrays {
   const void *x, *y, *b, *d;
 };
 
-// What feature rows of the edges [E, H, D] are added to: the key, the value or both. Where ON is false there
-// are no features, and both functions are empty.
+// What feature rows of the edges [E, H, D] are added to: the key, the value or both. ON = false: there are no
+// features, and the functions that add them are empty.
 template <class C, bool ON>
 struct FeatureTargets {
   using T = typename C::T;

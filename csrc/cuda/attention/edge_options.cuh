@@ -1,4 +1,5 @@
-// Options on edges (EdgeOptions in params.h), and from what the family computes to the score.
+// Options on edges (EdgeOptions in params.h): how they are read, and how they turn the number that a score
+// function computes into the score.
 #pragma once
 
 #include "../../core/math.h"
@@ -7,8 +8,8 @@
 
 namespace dfgnn::cuda {
 
-// Which options on edges a kernel is compiled for: none, those with a number per edge, edge features, or
-// projected ones (EdgeAttr), without or with those.
+// Which options on edges a kernel is compiled for: none, scalars per edge, feature rows of the edges, or
+// projected features (EdgeAttr), the last two without or with scalars per edge.
 enum class Edges { none, scalars, features, features_scalars, projected, projected_scalars };
 constexpr bool projects(Edges edges) { return edges >= Edges::projected; }
 constexpr bool has_features(Edges edges) {
@@ -25,7 +26,7 @@ struct EdgeReader {
   const EdgeOptions& o;
   int heads, head;
   uint64_t seed;
-  bool tensors;  // there are any: one question in place of four for every edge
+  bool tensors;  // whether there is any edge tensor: one test per edge in place of four
 
   __device__ __forceinline__ EdgeReader(const EdgeOptions& options, int heads_, int head_)
       : o(options),
@@ -62,8 +63,9 @@ __device__ __forceinline__ int edge_id(const Csr& csr, int position) {
   return csr.eids ? __ldg(csr.eids + position) : position;
 }
 
-// Dropout of a lane's SLOTS edges, in all lanes of the warp at once. A call gives the words of four heads:
-// where a lane has several edges, the lanes of four heads take these in turn and tell each other.
+// Dropout of a lane's SLOTS edges, computed by all lanes of the warp together. One call of Philox yields the
+// random words of four heads: where a lane owns several edges, the lanes of four heads call it for different
+// edges and shuffle the results.
 template <typename T, bool EDGE, int LPH, int SLOTS>
 struct Dropout {
   using A = Acc<T>;
@@ -101,8 +103,8 @@ struct Dropout {
   }
 };
 
-// From what the family computes to the score (EdgeOptions in params.h), and what backward needs of it. What
-// is rounded is written out: forward and backward must get the same score.
+// Turns the number `raw` that a score function computes into the score (EdgeOptions in params.h), and keeps
+// what backward needs. The fused multiply-add is written out, so that forward and backward round alike.
 template <typename T, bool EDGE>
 struct EdgeScore {
   using A = Acc<T>;

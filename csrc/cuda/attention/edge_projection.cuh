@@ -1,6 +1,6 @@
-// Low-dimensional features of the edges, of which a row has a projection per head (EdgeAttr in params.h). The
-// lanes of a head share them: lane hl has the features hl, hl + LPH, ..., so that a score takes a product or
-// two more per lane before it is reduced, and a sum as many.
+// Low-dimensional features of the edges whose projections are computed at the nodes (EdgeAttr in params.h).
+// The lanes of a head share an edge's features: lane hl holds the features hl, hl + LPH, ..., so that a
+// score, and a sum, takes one or two more products per lane.
 #pragma once
 
 #include "../mma.cuh"
@@ -8,7 +8,7 @@
 
 namespace dfgnn::cuda {
 
-// Where ON is false there are none, and it is never asked.
+// ON = false: there are no features, and no function is called.
 template <class C, bool ON>
 struct AttrLanes {
   using T = typename C::T;
@@ -24,14 +24,14 @@ struct AttrLanes {
   __device__ __forceinline__ AttrLanes(const Place<C>& me, const EdgeAttr& attr)
       : p(attr), row_bytes(uint32_t(attr.dim * sizeof(T))), hl(me.hl) {
     if constexpr (!ON) return;
-    // Features that are not there are read as the first one, and their products are 0.
+    // Lanes without a feature load the first one; their products are 0.
     base = static_cast<const char*>(attr.x) + (hl < attr.dim ? hl : 0) * sizeof(T);
     keep(base);
     keep(row_bytes);
     repeat<F>([&](int f) { shift[f] = hl + f * C::LPH < attr.dim ? f * C::LPH * uint32_t(sizeof(T)) : 0; });
   }
 
-  // Of a step's edges, whose ids are behind the neighbours (fetch in walk.cuh).
+  // Loads the features of an iteration's edges, whose ids are behind the neighbours (fetch in main_loop.cuh).
   template <int B, int S>
   __device__ __forceinline__ void load(const int (&index)[S], T (&x)[B][F]) const {
     repeat<B>([&](int u) {
@@ -40,7 +40,7 @@ struct AttrLanes {
       repeat<F>([&](int f) { x[u][f] = __ldg(reinterpret_cast<const T*>(row + (f ? shift[f] : 0))); });
     });
   }
-  // Of a row in shared memory (NodeProducts).
+  // Loads a row of shared memory (NodeProducts).
   __device__ __forceinline__ void load_row(const float* row, A (&x)[F]) const {
     repeat<F>([&](int f) {
       const int c = hl + f * C::LPH;
@@ -54,10 +54,10 @@ struct AttrLanes {
   __device__ __forceinline__ void axpy(A (&sum)[F], A w, const T (&x)[F]) const {
     repeat<F>([&](int f) { sum[f] += w * A(x[f]); });
   }
-  // The sums of an item's row, into its row in shared memory; of a piece of a row, into its slot.
+  // Stores the sums of a row in its row of shared memory, those of a row chunk in its partial-result slot.
   __device__ __forceinline__ void store_row(const Place<C>& me, const A (&x)[F], A factor, int slot,
                                             float* shared_row) const {
-    __syncwarp();  // other sub-warps have read the row's features
+    __syncwarp();  // until other sub-warps have read the row's features
     if (!me.writes || slot == me.kNoItem) return;
     if (slot < 0) {
       repeat<F>([&](int f) {
@@ -73,10 +73,10 @@ struct AttrLanes {
   }
 };
 
-// Products of W with the rows of a warp's items, on tensor cores, eight rows at a time: W^T x before its
-// edges, W a behind them. W is the first factor of m16n8k16, in the order of its registers (EdgeAttr), rows
-// are the second one's columns. Which column of a head or which feature an index of the product stands for is
-// chosen so that lanes load and store 16 (8) bytes. A lane is 4 g + t.
+// Products of W with the rows of a warp's work items, by tensor cores, eight rows at a time: W^T x before the
+// main loop, W a behind it. W is the left operand of m16n8k16, in the order of its registers (EdgeAttr), rows
+// are the columns of the right one. Which column of a head, or which feature, an index of the product stands
+// for is chosen so that lanes load and store 16 (8) bytes. A lane is 4 g + t.
 inline constexpr int kProductRows = 8, kProductFeats = 16;
 __host__ __device__ constexpr int product_width(int dim) {
   return (dim + kProductFeats - 1) / kProductFeats * kProductFeats;
@@ -110,13 +110,13 @@ struct NodeProducts {
         g(lane / 4),
         t(lane % 4) {}
 
-  // Of the items of this warp.
+  // For the work items of this warp.
   __device__ __forceinline__ NodeProducts(const Place<C>& me, const Tiling& tiling, const Shape& s,
                                           const EdgeAttr& attr)
       : NodeProducts(attr, s, &me.record(0) - (me.packed ? me.sub * (tiling.items + 1) : 0), tiling.items,
                      tiling.items * (me.packed ? me.num_sub : 1), tiling.heads_per_tile) {}
 
-  // This warp's share of shared memory, behind the records, for so many arrays [rows, heads, width].
+  // This warp's share of shared memory, behind the records: ARRAYS arrays [rows, heads, width].
   template <int ARRAYS>
   __device__ __forceinline__ float* shared() const {
     extern __shared__ int4 item_records[];
@@ -176,8 +176,9 @@ struct NodeProducts {
     }
   }
 
-  // The rows of y [N, H, D], but not of pieces, += factor W a, of a in shared memory, which goes to sums [N,
-  // H, p.width], too, or null. What y holds was written by this warp, or by a launch before.
+  // Adds factor W a to the rows of y [N, H, D] that are not split, where a is in shared memory. Also writes a
+  // to sums [N, H, p.width], unless it is null. What y holds was written by this warp, or by an earlier
+  // launch.
   __device__ __forceinline__ void back(const float* from, void* y, float factor, void* sums) const {
     const int steps = width / kProductFeats;
 #pragma unroll 1
@@ -248,7 +249,8 @@ struct NodeProducts {
   }
 };
 
-// In such arrays the rows of a lane's items and head: what of NodeProducts is kept in registers.
+// Where the rows of a lane's items and head are in such arrays: the part of NodeProducts that stays in
+// registers.
 template <class C>
 struct ItemFeatures {
   uint32_t first = 0, stride = 0, array = 0;  // bytes
@@ -266,8 +268,8 @@ struct ItemFeatures {
   }
 };
 
-// rows of y [N, H, D] += factor W a, a of `sums`, of split rows after they were merged. grid (8 splits per
-// warp, heads)
+// Adds factor W a to the split rows of y [N, H, D] after they were merged, where a is a row of `sums`. grid
+// (8 splits per warp, heads)
 template <class C>
 __global__ void __launch_bounds__(kThreads)
     project_splits_kernel(const EdgeAttr p, const Shape shape, const Csr csr, int heads, void* y,

@@ -1,4 +1,4 @@
-// The small kernels around the passes: merging of split rows, sums and weights of edge tensors.
+// The small kernels before and behind the passes: merging of split rows, sums over rows, returned attention.
 #pragma once
 
 #include "lanes.cuh"
@@ -8,9 +8,8 @@ namespace dfgnn::cuda {
 
 inline constexpr int kMergeWarps = 16;  // at most
 
-// One 16-byte column group of a split row per lane; the warps of a block, as many as are launched, share its
-// slots.
-// grid (num_splits, ceil(H D / (32 VA))).
+// A lane takes 16 bytes of a split row's columns; the warps of a block share the row's slots. grid
+// (num_splits, ceil(H D / (32 VA))).
 template <typename A>
 struct MergePlace {
   static constexpr int VA = 16 / sizeof(A);
@@ -30,8 +29,8 @@ struct MergePlace {
     T* out = static_cast<T*>(rows) + int64_t(row) * width + column;
     repeat<VA>([&](int k) { out[k] = T(x[k] * factor); });
   }
-  // The first warp gets what all have, by halves: some store `numbers` numbers per lane, as many others add
-  // them.
+  // Adds up over the warps, in a tree: the upper half of the warps stores `numbers` numbers per lane, and the
+  // lower half adds them, until the first warp has the total.
   template <class Store, class Add>
   __device__ __forceinline__ void by_halves(int numbers, Store store, Add add) const {
     extern __shared__ int4 merge_slots[];
@@ -44,7 +43,7 @@ struct MergePlace {
     }
   }
 };
-// Numbers per lane that by_halves brings to another warp.
+// Numbers per lane that by_halves moves to another warp.
 template <typename A>
 __host__ __device__ constexpr int merge_numbers(bool positive) {
   return 3 + MergePlace<A>::VA * (positive ? 2 : 1);
@@ -59,7 +58,7 @@ __global__ void merge_forward_kernel(const ForwardParams p) {
   follow();
   const MergePlace<A> me(p.shape, p.shape.value_dim);
   const Split split = p.csr.splits[blockIdx.x];
-  if (split.slot_begin == split.slot_end) return;  // a place that the plan did not need
+  if (split.slot_begin == split.slot_end) return;  // room for a split that the plan did not need
   State softmax;
   A acc[VA] = {}, acc_positive[VA] = {};
   const auto add = [&](const State& other, const A(&x)[VA], const A(&x_positive)[VA]) {

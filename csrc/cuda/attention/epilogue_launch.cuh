@@ -1,4 +1,4 @@
-// Launchers of the small kernels around the passes.
+// Launchers of the small kernels before and behind the passes.
 #pragma once
 
 #include "../launch.cuh"
@@ -6,8 +6,9 @@
 
 namespace dfgnn::cuda {
 
-// Blocks of column groups of split rows. Many warps are for few rows of many pieces; where rows are many, all
-// should be resident at once, or half of them where most warps have several pieces.
+// How the blocks that merge split rows are launched. Few rows of many chunks take many warps each. Where
+// there are many rows, all their blocks should be resident at a time, or half of them where most warps have
+// several chunks.
 template <typename A>
 struct MergeLaunch {
   dim3 grid;
@@ -52,7 +53,7 @@ void row_sums(const Csr& csr, int heads, const void* x, const void* y, void* out
   merge_scalars<A>(csr, heads, partial, out, stream);
 }
 
-// total[column] = sum of parts[i, column]; by way of `sums` where there are many.
+// total[column] = sum of parts[i, column]; in two launches, through `sums`, where there are many parts.
 template <typename A>
 void sum_parts(const void* parts, int64_t num_parts, int width, void* sums, void* total,
                cudaStream_t stream) {

@@ -1,9 +1,9 @@
-// Forward of every score: online softmax over the edges of an item, one visit per edge.
+// The forward kernel of all scores: online softmax over the edges of a work item, which are visited once.
 //
-// Mapping: lanes.cuh. Registers hold the output row's columns of the lane (twice with POSITIVE), the
-// query row (dot, additive_v2), B neighbour rows in flight (2 B for dot, B more with edge features). Reads
-// indices, alpha_src or key, value once per edge; writes out and the softmax's statistics per row, or a
-// partial per slot. B is the number of rows in flight.
+// Mapping: lanes.cuh. Formulas: params.h. A lane holds in registers its columns of the row's sum (and with
+// POSITIVE of the sum over edges with z > 0), of the query (dot, additive_v2) and of the B neighbours' rows
+// that are in flight (2 B for dot, B more with edge features). Per edge the kernel reads the index, alpha_src
+// or the key, and the value; per row it writes `out` and the softmax's statistics, or a partial result.
 #pragma once
 
 #include "edge_projection.cuh"
@@ -12,7 +12,7 @@
 
 namespace dfgnn::cuda {
 
-// Features of edges in registers of 16 bits, and nothing else of them.
+// Feature rows of the edges in 16 bits, and no scalars per edge: few enough registers for more blocks.
 template <class C, Score SCORE, Edges EDGES>
 inline constexpr bool kFewRows =
     SCORE == Score::dot && EDGES == Edges::features && sizeof(typename C::T) == 2 && C::LPH > 1;
@@ -142,7 +142,7 @@ __device__ __forceinline__ void pair_scores(const Place<C>& me, const Tiling& t,
   repeat<S>([&](int s) { scores[s] = DOT ? parts[s] * A(p.scale) : parts[s]; });
 }
 
-// Adds the features of an edge to the two sums of rows, where in_value is 1.
+// Adds the features of an edge to the two sums of rows, unless in_value is 0.
 template <typename T, bool POSITIVE, int N, int P>
 __device__ __forceinline__ void add_features(Acc<T> in_value, const Raw (&feat_row)[N], Acc<T> w,
                                              Acc<T> w_positive, Acc<T> (&sum)[N][kVec<T>],
@@ -154,14 +154,14 @@ __device__ __forceinline__ void add_features(Acc<T> in_value, const Raw (&feat_r
   });
 }
 
-// The softmax of the edges that PERIOD lanes have added up relative to the same maximum.
+// Adds up the softmax of PERIOD lanes, which have different edges and the same maximum.
 template <int PERIOD, typename A, bool POSITIVE>
 __device__ __forceinline__ Softmax<A, POSITIVE> over_lanes(Softmax<A, POSITIVE> softmax) {
   softmax.mass = reduce_sum<PERIOD>(softmax.mass);
   if constexpr (POSITIVE) softmax.positive = reduce_sum<PERIOD>(softmax.positive);
   return softmax;
 }
-// Adds up what the sub-warps have of one row, relative to the largest of their maxima.
+// Adds up the softmax and the sums of the sub-warps of a row, relative to the largest of their maxima.
 template <class C, bool POSITIVE, int P, class Projected>
 __device__ __forceinline__ Softmax<typename C::A, POSITIVE> add_subwarps(
     const Place<C>& me, const Tiling& t, Softmax<typename C::A, POSITIVE> softmax,
@@ -182,7 +182,8 @@ __device__ __forceinline__ Softmax<typename C::A, POSITIVE> add_subwarps(
   return softmax;
 }
 
-// What the options on edges multiply the weight of the s-th own edge by. Returned attention is written, too.
+// Dropout and edge weight of the s-th own edge, by which its softmax weight is multiplied. Writes the score
+// for returned attention.
 template <class C, int PERIOD, class D>
 __device__ __forceinline__ typename C::A factor_of_weight(const Place<C>& me, const ForwardParams& p,
                                                           const EdgeReader<typename C::T>& edge,
@@ -207,7 +208,8 @@ __device__ __forceinline__ void add_bias(const Place<C>& me, const void* out_bia
   });
 }
 
-// The statistics of a row, or of a part of it. before: the factor of what an earlier part left in the row.
+// Writes the softmax's statistics of a row, or of a row chunk. before: the factor for what the work item of
+// an earlier source partition left in the row.
 template <class C, bool POSITIVE>
 __device__ __forceinline__ void store_softmax(const Place<C>& me, const ForwardParams& p,
                                               const Softmax<typename C::A, POSITIVE> softmax,
@@ -232,12 +234,11 @@ __global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
   using A = typename C::A;
   constexpr int LPH = C::LPH, NV = C::NV, VEC = C::VEC;
   constexpr bool DOT = SCORE == Score::dot, V2 = SCORE == Score::additive_v2, PAIR = DOT || V2;
-  constexpr bool EDGE = has_options(EDGES), FEAT = has_features(EDGES);
-  constexpr bool PROJ = projects(EDGES), QUADS = kQuads<C, SCORE, EDGES>;
+  constexpr bool EDGE = has_options(EDGES), FEAT = has_features(EDGES), PROJ = projects(EDGES);
   constexpr int CHUNK = PAIR || FEAT || B > LPH ? B : LPH;  // edges per sub-warp and iteration
   using Own = OwnEdges<C, CHUNK>;
   constexpr int SLOTS = Own::SLOTS;
-  constexpr bool EIDS = PROJ || FEAT || (EDGE && SLOTS == 1);
+  constexpr bool QUADS = kQuads<C, SCORE, EDGES>, EIDS = PROJ || FEAT || (EDGE && SLOTS == 1);
 
   // ---- The place of this lane, and the arrays that it reads.
   Place<C> me(t, p.shape, p.shape.value_dim, p.csr);
@@ -268,7 +269,7 @@ __global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
     if constexpr (!PAIR) repeat<SLOTS>([&](int s) { raw_score[s] = __ldg(alpha_src.at(index[s])); });
     if constexpr (FEAT) load_rows<C, B>(feats, 0, index, feat_rows, SLOTS);
     if constexpr (DOT) load_rows<C, B>(keys, 0, index, key_rows);
-    load_rows<C, B>(values, 0, index, rows);  // they travel while the scores are computed
+    load_rows<C, B>(values, 0, index, rows);  // in flight while the scores are computed
     projected.load(index);
   };
 
@@ -296,7 +297,7 @@ __global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
 
   const auto iterate = [&](const int done, const int rest) {
     const int left = Own::left(rest);
-    // ---- Scores: sums over columns, brought to the lanes that own the edges, or sums of two terms.
+    // ---- Scores: sums over columns in the lanes that own the edges, or sums of two terms.
     A scores[SLOTS];
     if constexpr (QUADS) {
       scores[0] = row_term + pair.quad_score(quads, minus_query, rows);
@@ -307,7 +308,7 @@ __global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
       repeat<SLOTS>([&](int s) { scores[s] = raw_score[s] + alpha_dst; });
     }
 
-    // ---- Options on edges make the scores of these; that of an edge that does not exist is -inf.
+    // ---- Options on edges: scores, and factors of the weights. An edge that does not exist scores -inf.
     bool positive[SLOTS] = {};
     A factor[SLOTS], peak = -infinity<A>();
     const auto eid_at = [&](int s) { return eid_of<C, CHUNK, EIDS>(me, p.csr, index, done, s); };
@@ -325,7 +326,7 @@ __global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
       peak = max(peak, scores[s]);
     }
 
-    // ---- Softmax weights. A larger score than all before scales down what has been added up.
+    // ---- Softmax weights. Where the maximum rises, all sums are scaled down.
     peak = reduce_max<Own::PERIOD>(peak);
     if (__any_sync(kAll, peak > softmax.top)) {
       const A shrink = softmax.raise(peak);
@@ -357,13 +358,13 @@ __global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
     });
   };
 
-  // ---- Epilogue: the sums of a whole row or of a part of it, and the softmax's statistics.
+  // ---- Epilogue: writes the sums and the softmax's statistics, of a row or of a row chunk.
   const auto finish = [&](const int row, const int slot) {
     softmax = over_lanes<Own::PERIOD>(softmax);
     if (me.shared()) softmax = add_subwarps(me, t, softmax, sum, sum_positive, projected);
-    A before = 0, ours = 1;  // factors of what an earlier part left in the row, and of these sums
+    A before = 0, ours = 1;  // factors of what an earlier partition left in the row, and of these sums
     if (me.joins(slot)) before = softmax.join(read_stats(me.template at<RowStats<A>>(p.stats, row)), ours);
-    if (sizeof(A) == sizeof(T)) __syncwarp();  // all lanes have read it
+    if (sizeof(A) == sizeof(T)) __syncwarp();  // all lanes have read the row's statistics
     const A norm = softmax.norm();
     before *= norm, ours *= norm;
     const bool adds_bias = p.out_bias && slot < 0;
@@ -375,7 +376,8 @@ __global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
     store_softmax(me, p, softmax, norm, before, row, slot);
   };
   constexpr Ahead AHEAD = DOT && FEAT ? Ahead::rows : DOT || (!V2 && LPH > 1) ? Ahead::own : Ahead::all;
-  walk<CHUNK, AHEAD, EIDS>(me, p.csr, t.items, index, load_item, load_edges, begin, open, iterate, finish);
+  main_loop<CHUNK, AHEAD, EIDS>(me, p.csr, t.items, index, load_item, load_edges, begin, open, iterate,
+                                finish);
   projected.finish(me, t, p);
 }
 

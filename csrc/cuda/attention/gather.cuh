@@ -5,9 +5,9 @@
 
 namespace dfgnn::cuda {
 
-// The weights of the edges that a lane owns, on their way to the lanes that own columns. With POSITIVE there
-// are two sums, over all edges and over those with z > 0: where no weight can be negative, the sign carries z
-// > 0, so that one shuffle serves both.
+// The weights of the edges that a lane owns, and how the lanes that own columns get them. With POSITIVE there
+// are two sums, over all edges and over those with z > 0. Where no weight can be negative (not SIGNED), the
+// sign bit says whether z > 0, so that one shuffle serves both sums.
 template <typename A_, int S, bool POSITIVE, bool SIGNED>
 struct Weights {
   using A = A_;
@@ -37,7 +37,7 @@ struct Weights {
   }
 };
 
-// The rows of the edges u0 .. u0 + B of a chunk; first: where their numbers are among those of a lane.
+// Loads the rows of the edges u0 .. u0 + B of a chunk. first: where in `index` their row numbers begin.
 template <class C, int B, int S>
 __device__ __forceinline__ void load_rows(const Rows<C>& source, const int u0, const int (&index)[S],
                                           Raw (&rows)[B][C::NV], const int first = 0) {
@@ -47,9 +47,9 @@ __device__ __forceinline__ void load_rows(const Rows<C>& source, const int u0, c
   });
 }
 
-// acc += w_u rows_u for the edges u0 .. u0 + B of a chunk that has `left` edges, and the same over z > 0.
-// FULL: all sub-warps have all these edges. ONES: all weights are 1. more(u, w_u, that over z > 0): what else
-// is added.
+// acc += w_u rows_u for the edges u0 .. u0 + B of a chunk that has `left` edges, and with POSITIVE
+// acc_positive += the same over the edges with z > 0. FULL: all sub-warps have all these edges. ONES: all
+// weights are 1. more(u, w_u, w_u where z > 0) adds what else an edge has.
 struct NoMore {
   template <class... X>
   __device__ __forceinline__ void operator()(const X&...) const {}
@@ -74,7 +74,7 @@ __device__ __forceinline__ void add_rows(const int u0, int left, const W& weight
   }
 }
 
-// Adds up a chunk of which the first B rows are loaded already: they travel while scores are computed.
+// Adds up a chunk whose first B rows are loaded already: those loads are in flight while scores are computed.
 template <class C, bool FULL, bool POSITIVE, int B, int CHUNK, bool ONES = false, int S, class W, int NV2>
 __device__ __forceinline__ void add_chunk(const Rows<C>& source, int left, const int (&index)[S],
                                           const W& weights, Raw (&rows)[B][C::NV],

@@ -1,14 +1,15 @@
-// How a warp works on its edges.
+// How the lanes of a warp share the work on its edges.
 //
-// A *sub-warp* of `lanes` = heads_per_tile * LPH lanes covers one neighbour row: LPH lanes per head,
-// NV 16-byte loads per lane. A warp holds 32 / lanes sub-warps; they take the edges of one row in
-// turn, or (packed) each takes a row of its own. Edges are worked on in chunks of CHUNK per sub-warp:
-//   score phase, edge-parallel: lane hl of a head owns the edges hl, hl + LPH, ... of the chunk for
-//     its head: one index, one score, one exp per edge and head;
-//   aggregation phase, feature-parallel: each lane owns columns; weights and indices travel by
-//     shuffle from the lanes that own the edges.
-// In shared memory are the records of the items alone, so nothing depends on degrees. A warp works through
-// several items (walk.cuh); all their records are read at the start.
+// A *sub-warp* of `lanes` = heads_per_tile * LPH lanes covers the row of one neighbour: LPH lanes per head,
+// NV loads of 16 bytes per lane. A warp holds 32 / lanes sub-warps. They take the edges of one row in turn,
+// or (packed) each sub-warp takes a row of its own. A sub-warp computes CHUNK edges per iteration, in two
+// phases:
+//   scores, edge-parallel: lane hl of a head owns the edges hl, hl + LPH, ... of the chunk for its head, so
+//     that an edge and head takes one index, one score and one exponential;
+//   sums, feature-parallel: a lane owns columns. Weights and indices are shuffled from the lanes that own the
+//     edges.
+// Shared memory holds only the records of the work items, so that its size does not depend on degrees. A warp
+// takes several work items (main_loop.cuh) and reads all their records at the start.
 #pragma once
 
 #include "../../core/params.h"
@@ -34,30 +35,32 @@ struct Divisor {
   __device__ __forceinline__ uint32_t quotient(uint32_t x) const { return __umulhi(x, multiplier) >> shift; }
 };
 
-// Heads beyond one sub-warp go to grid.y, columns of a head beyond LPH * NV loads to grid.z. A warp's items
-// lie a window apart, about as many blocks as are resident at a time: warps that run at the same time are
-// near each other in the schedule's order, and none has only long items.
+// Heads beyond one sub-warp go to grid.y, columns of a head beyond LPH * NV loads to grid.z. The work items
+// of a warp are a window apart, which is about as many blocks as are resident at a time: warps that run at
+// the same time are then near each other in the schedule's order, and no warp has long items only.
 struct Tiling {
   int lanes_log2;      // lanes of a sub-warp
   int heads_per_tile;  // lanes / LPH
   int chunks;          // grid.z
-  int items;           // of a warp, or packed of each of its sub-warps
+  int items;           // work items of a warp, or (packed) of each of its sub-warps
   Divisor window;      // in blocks
   __host__ __device__ int lanes() const { return 1 << lanes_log2; }
 };
 
-// Keeps a value in a register: left alone, the compiler computes it from the parameters again for every edge.
+// Keeps a value in a register. Without this the compiler computes it from the parameters again for every
+// edge.
 __device__ __forceinline__ void keep(uint32_t& x) { asm volatile("" : "+r"(x)); }
 __device__ __forceinline__ void keep(const char*& x) { asm volatile("" : "+l"(x)); }
 __device__ __forceinline__ void keep(float& x) { asm volatile("" : "+f"(x)); }
 __device__ __forceinline__ void keep(double& x) { asm volatile("" : "+d"(x)); }
 
-// Keeps what follows from x inside a loop: addresses are cheaper to compute again than to hold over it.
+// Makes the compiler compute what depends on x again in every iteration: for addresses this costs less than
+// registers that hold them over the loop.
 __device__ __forceinline__ uint32_t again(uint32_t x) {
   keep(x);
   return x;
 }
-// base + row * bytes, as one instruction: in C++ the product has 64-bit factors once a loop is around it.
+// base + row * bytes in one instruction. Written in C++, the product gets 64-bit factors within a loop.
 template <typename P>
 __device__ __forceinline__ P* at_row(P* base, uint32_t row, uint32_t bytes) {
   uint64_t product;
@@ -65,8 +68,8 @@ __device__ __forceinline__ P* at_row(P* base, uint32_t row, uint32_t bytes) {
   return base + product;
 }
 
-// B: neighbour rows in flight per sub-warp. More cost occupancy, which hides latency better
-// (docs/performance-log.md).
+// B: rows of neighbours that a sub-warp has in flight. More of them cost occupancy, which hides latency
+// better (docs/performance-log.md).
 template <typename T_, int LPH_, int NV_,
           int B_ = NV_ == 1   ? 4
                    : NV_ == 2 ? 2
@@ -77,14 +80,15 @@ struct Config {
   static constexpr int LPH = LPH_, NV = NV_, B = B_, VEC = kVec<T>, COLS = LPH * NV * VEC;
   static constexpr bool WIDE = LPH == 32 && NV == 4;  // the only layout with more than one chunk
   static_assert(!WIDE || LPH * NV * 16 == kWideBytes);
-  static constexpr int FEATS = LPH < 8 ? 16 / LPH : 2;  // features of an edge that a lane has (edge_attr.cuh)
+  static constexpr int FEATS = LPH < 8 ? 16 / LPH : 2;  // projected features of an edge that a lane holds
 };
 
-// Layouts that take EdgeAttr; in float32 it is no faster (docs/performance-log.md).
+// Layouts whose kernels take projected features (EdgeAttr). In float32 they are no faster that way
+// (docs/performance-log.md).
 template <class C>
 inline constexpr bool kProjects = C::NV == 1 && C::LPH >= 4 && sizeof(typename C::T) == 2;
 
-// How many rows' worth of registers a kernel needs beside those in flight.
+// How many rows a kernel holds in registers beside those in flight.
 enum class Load { sums, one_row, two_rows, four_rows, many_rows, most_rows };
 
 // Blocks that a multiprocessor must hold: caps registers where the layout has few, because occupancy hides
@@ -93,7 +97,7 @@ template <class C, Load LOAD>
 inline constexpr int kMinBlocks = C::NV > 1 || sizeof(typename C::T) == 8 ? 1
                                   : LOAD == Load::most_rows               ? 3
                                   : LOAD == Load::sums                    ? (C::LPH == 1 ? 4 : 6)
-                                  // Alone with its edges, a lane has a score and statistics for each.
+                                  // A head's only lane holds a score and statistics of every edge.
                                   : C::LPH == 1                ? (LOAD == Load::one_row     ? 5
                                                                   : LOAD == Load::many_rows ? 3
                                                                                             : 4)
@@ -104,7 +108,7 @@ inline constexpr int kMinBlocks = C::NV > 1 || sizeof(typename C::T) == 8 ? 1
                                   : LOAD == Load::many_rows    ? 4
                                                                : 5;
 
-// Edges that the lanes of a head share out: those of a chunk, up to the next power of two.
+// Edges that are distributed over the lanes of a head: those of a chunk, up to the next power of two.
 constexpr int share_of(int chunk) {
   int n = 1;
   while (n < chunk) n *= 2;
@@ -113,9 +117,9 @@ constexpr int share_of(int chunk) {
 // Lanes of a head that own different edges of a chunk.
 constexpr int period_of(int chunk, int lanes) { return share_of(chunk) < lanes ? share_of(chunk) : lanes; }
 
-// Scatter-reduces v over the LPH lanes of a head. Afterwards v[s] holds the total of entry
-// s * LPH + hl (N >= LPH), or v[0] that of entry hl % N (N < LPH). log2 steps, N - 1 shuffles
-// (instead of N log2) where N <= LPH.
+// Reduce-scatter of v over the LPH lanes of a head. Afterwards v[s] holds the total of entry s * LPH + hl (N
+// >= LPH), or v[0] that of entry hl % N (N < LPH). Where N <= LPH it takes N - 1 shuffles rather than N log2
+// LPH.
 template <int N, int LPH, typename A>
 __device__ __forceinline__ void reduce_scatter(A (&v)[N], int hl) {
   constexpr int W = N < LPH ? N : LPH;
@@ -140,15 +144,16 @@ __device__ __forceinline__ void reduce_scatter(A (&v)[N], int hl) {
   }
 }
 
-// A kernel may be launched while the one before it in the stream ends (launch.cuh). It begins with this: what
-// was written before is there then, and the kernel behind it may come.
+// Programmatic dependent launch: a kernel may start while the one before it in the stream ends (launch.cuh).
+// Every kernel begins with this function, which waits until the results of the kernel before are written, and
+// allows the next kernel to start.
 __device__ __forceinline__ void follow() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-// v of the lane-th of the LPH lanes of a head.
+// The value that v has in the given one of the LPH lanes of a head.
 template <int LPH, typename A>
 __device__ __forceinline__ A of_lane(A v, int lane) {
   if constexpr (LPH == 1) return v;
@@ -174,13 +179,13 @@ struct Rows {
   const char* base;
   uint32_t row_bytes;
   uint32_t shift[C::NV];
-  // Unconditional: callers pass a row that exists, and ignore what lies outside their columns or edges.
+  // Loads without a predicate: callers pass a row that exists, and do not use columns outside the head.
   __device__ __forceinline__ Raw load(int row, int k) const {
     return load_raw(at_row(base, row, row_bytes) + (k ? shift[k] : 0));
   }
 };
 
-// A number, or a few, per row and head, for this lane's head.
+// An array with an X per row and head, for this lane's head.
 template <typename X>
 struct Terms {
   const char* base;
@@ -195,7 +200,7 @@ struct Range {
   int first, count;
 };
 
-// The place of a lane: sub-warp, head, columns, and the work item.
+// The place of a lane: its sub-warp, head and columns, and the work item that it is at.
 template <class C>
 struct Place : Range {
   using T = typename C::T;
@@ -228,13 +233,14 @@ struct Place : Range {
     column = chunk * C::COLS + hl * C::VEC;
     row_bytes = uint32_t(heads) * dim * uint32_t(sizeof(T));
     keep(row_bytes);
-    // Lanes outside the head read its first column instead.
+    // Lanes outside the head load its first column instead.
     first_byte = (uint32_t(head) * dim + (column < dim ? column : 0)) * uint32_t(sizeof(T));
     packed = csr.packed;
     stride = packed ? 1 : num_sub;
     writes = head_ok && (packed || sub == 0);
 
-    // Each lane reads the record of one item of its warp or sub-warp; behind the last one lies none.
+    // Each lane reads the record of one item of its warp or sub-warp. The record behind the last one is
+    // empty.
     const int group = packed ? lane & ~(t.lanes() - 1) : 0, n = lane - group, warp = threadIdx.x >> 5;
     const unsigned turn = t.window.quotient(blockIdx.x), place = blockIdx.x - turn * t.window.value;
     int64_t index = (int64_t(turn * t.items + n) * t.window.value + place) * kWarps + warp;
@@ -253,7 +259,7 @@ struct Place : Range {
     keep(records);
   }
 
-  // Of this lane's n-th item.
+  // The record of the n-th item of this lane's warp or sub-warp.
   __device__ __forceinline__ const int4& record(int n) const {
     return static_cast<const int4*>(__cvta_shared_to_generic(records))[n];
   }
@@ -266,15 +272,16 @@ struct Place : Range {
     static_cast<Range&>(*this) = range_of(n);
     row = record(n).z;
   }
-  // Some sub-warp has more than k edges. By a vote: the compiler knows then that lanes stay together.
+  // Whether some sub-warp has more than k edges. It is a vote, which tells the compiler that the lanes of the
+  // warp stay together.
   __device__ __forceinline__ bool any(int k) const { return __any_sync(kAll, count > k); }
 
-  // k-th load of this lane lies inside the head.
+  // Whether the k-th load of this lane lies inside the head.
   __device__ __forceinline__ bool inside(int k) const {
     return head_ok && column + k * C::LPH * C::VEC < dim;
   }
 
-  // Loads outside the head read its first column instead.
+  // Lanes outside the head load its first column instead.
   __device__ __forceinline__ Rows<C> rows(const void* array) const {
     Rows<C> r;
     r.base = static_cast<const char*>(array) + again(first_byte);
@@ -308,20 +315,22 @@ struct Place : Range {
     const Rows<C> source = rows(array);
     repeat<C::NV>([&](int k) { x[k] = source.load(row, k); });
   }
-  // factor * the row loaded; 0 outside the head.
+  // x = factor * the loaded row, and 0 outside the head.
   __device__ __forceinline__ void unpack_row(const Raw (&raw)[C::NV], A (&x)[C::NV][C::VEC], A factor) const {
     repeat<C::NV>([&](int k) { Pack<T>::unpack(raw[k], x[k]); });
     repeat<C::NV, C::VEC>([&](int k, int c) { x[k][c] = inside(k) ? x[k][c] * factor : A(0); });
   }
-  // The same in 16 bits of a layout with one load, as loaded.
+  // The loaded row, and 0 outside the head, without unpacking: for 16-bit layouts with one load.
   __device__ __forceinline__ Raw inside_or_zero(Raw raw) const {
     repeat<4>([&](int w) { raw.x[w] = inside(0) ? raw.x[w] : 0; });
     return raw;
   }
-  // Whether an item of this slot adds to what is in its row: not in 16 bits, which would round it each time.
+  // Whether a work item with this slot adds to what its row contains. None does in 16 bits, where every
+  // addition would be rounded.
   static __device__ __forceinline__ bool joins(int slot) { return sizeof(A) == sizeof(T) && slot == kJoins; }
-  // Stores factor * x as row `row` of T, if it joins the row + before * what is there, or where there is a
-  // slot x as that slot of the partials in A.
+  // Stores factor * x as row `row` of `array`, plus before * the row's contents where the work item joins
+  // them; or, where the work item has a partial-result slot, x as that slot of `partial`, in the accumulation
+  // type.
   __device__ __forceinline__ void store_row(void* array, void* partial, const A (&x)[C::NV][C::VEC], A factor,
                                             int row, int slot, A before = 1) const {
     if (!writes || slot == kNoItem) return;
@@ -350,7 +359,7 @@ struct Place : Range {
       }
     }
   }
-  // Sums over the sub-warps of the warp, when they shared a row.
+  // Whether the sub-warps of a warp share a row; `across` adds up over them.
   __device__ __forceinline__ bool shared() const { return !packed && num_sub > 1; }
   __device__ __forceinline__ A across(A v, const Tiling& t) const {
     for (int o = t.lanes(); o < 32; o *= 2) v += __shfl_xor_sync(kAll, v, o);
@@ -360,7 +369,8 @@ struct Place : Range {
     for (int o = t.lanes(); o < 32; o *= 2)
       repeat<C::NV, C::VEC>([&](int k, int c) { x[k][c] += __shfl_xor_sync(kAll, x[k][c], o); });
   }
-  // Sum of f(column) over this lane's share of the columns in other chunks of a wide head than this warp's.
+  // Of a head that is wider than the registers: the sum of f(column) over this lane's share of the columns
+  // that other warps have.
   template <class F>
   __device__ __forceinline__ A far_sum(const Tiling& t, F f) const {
     A sum = 0;
@@ -372,7 +382,7 @@ struct Place : Range {
     }
     return sum;
   }
-  // Columns [at, at + VEC) of this head in a row; null: 0.
+  // Columns [at, at + VEC) of this head in a row of `array`; 0 where it is null.
   __device__ __forceinline__ void load_at(const void* array, int64_t row, int at, A (&x)[C::VEC]) const {
     if (array) {
       Pack<T>::unpack(load_raw(static_cast<const T*>(array) + (row * heads + head) * dim + at), x);
@@ -380,7 +390,7 @@ struct Place : Range {
       repeat<C::VEC>([&](int c) { x[c] = 0; });
     }
   }
-  // Part of a . (b + e) in other chunks, over rows of arrays; e, the edge's features, may be null.
+  // The part of a . (b + e) in the columns that other warps have. e, the edge's features, may be null.
   __device__ __forceinline__ A far_dot(const Tiling& t, const void* a, int64_t a_row, const void* b,
                                        int64_t b_row, const void* e = nullptr, int64_t e_row = 0) const {
     return far_sum(t, [&](int at) {

@@ -1,10 +1,12 @@
-// A warp's way through the edges of its items, in steps of a chunk. What comes next travels meanwhile: the
-// indices of the next step, an item's first ones during the last step of the one before, and what Ahead says.
+// The main loop of a warp over the edges of its work items, a chunk of edges per iteration. Loads are issued
+// ahead of their use: the indices of the next iteration, those of the next work item during the last
+// iteration of the one before, and what Ahead names.
 //
-// A wait names one of a warp's six counters of loads, not a load, and loads whose results are used behind a
-// branch, or in the next turn of a loop, share one. With the rows of a step asked for behind the step before,
-// what needs the first of them waits for all, and for the next indices. With all of a step asked for at its
-// begin, scores are waited for alone. Which is better depends on registers, and was measured.
+// A warp has six scoreboards. A wait names a scoreboard and not a load, and loads whose results are used
+// behind a branch, or in the next iteration, share one. Where the rows of an iteration are loaded behind the
+// iteration before, the first use of a row waits for all of them, and for the next indices. Where they are
+// loaded at the beginning of their iteration, scores wait for their own loads alone. Which is better depends
+// on registers, and was measured kernel by kernel.
 #pragma once
 
 #include <type_traits>
@@ -22,17 +24,17 @@ struct OwnEdges {
   static __device__ __forceinline__ int left(int rest) { return SHARE > CHUNK ? min(rest, CHUNK) : rest; }
 };
 
-// Position in the CSR of the edge that this lane owns in slot s of the step from edge `done` on; past the
-// end, of the last edge, and of some edge where a sub-warp has none while others have: loads need no
-// predicate then, and only additions are left out.
+// Position in the CSR of the edge that this lane owns in slot s of the iteration that begins with edge
+// `done`. Past the end it is the last edge, and where a sub-warp has no edge while others have some, any
+// edge: loads need no predicate then, and only the additions are left out.
 template <class C, int CHUNK>
 __device__ __forceinline__ int position(const Place<C>& me, const Range& range, int done, int s) {
   constexpr int PERIOD = period_of(CHUNK, C::LPH);
   const int k = min(done + s * C::LPH + me.hl % PERIOD, range.count - 1);
   return max(range.first + k * me.stride, 0);
 }
-// The neighbours of item n from edge `done` on, or if it has no more, of the next item. EIDS: and behind them
-// the ids of the edges.
+// Loads the neighbours of work item n from edge `done` on or, where it has no more, those of the next work
+// item. EIDS: the ids of the edges are loaded behind them.
 template <class C, int CHUNK, bool EIDS = false, int S>
 __device__ __forceinline__ void fetch(const Place<C>& me, const Csr& csr, int n, int done, int (&index)[S]) {
   Range range = me;
@@ -52,7 +54,8 @@ template <class C, int CHUNK>
 __device__ __forceinline__ int fetch_eid(const Place<C>& me, const Csr& csr, int done, int s) {
   return edge_id(csr, position<C, CHUNK>(me, me, done, s));
 }
-// The id of the edge that this lane owns in slot s: EIDS, of those that came with `index`.
+// The id of the edge that this lane owns in slot s. EIDS: it was loaded with the neighbours and is in
+// `index`.
 template <class C, int CHUNK, bool EIDS, int S>
 __device__ __forceinline__ int eid_of(const Place<C>& me, const Csr& csr, const int (&index)[S], int done,
                                       int s) {
@@ -65,7 +68,7 @@ __device__ __forceinline__ int eid_of(const Place<C>& me, const Csr& csr, const 
   }
 }
 
-// f(full): whether all sub-warps have a whole chunk of edges left, as a type.
+// Calls f with true_type where all sub-warps have a full chunk of edges left, else with false_type.
 template <int CHUNK, class F>
 __device__ __forceinline__ void whole_or_not(int left, F f) {
   if (__all_sync(kAll, left >= CHUNK)) {
@@ -75,35 +78,36 @@ __device__ __forceinline__ void whole_or_not(int left, F f) {
   }
 }
 
-// What is asked for before the results of an item, or of a step, are there.
-//   none: indices alone
-//   own: the next item's own row, before the results of the one before are written
-//   rows: a step's rows, behind the step before; of an item's first step, before its own row is waited for
-//   all: both, and an item's first rows before the results of the one before are written
+// What is loaded ahead of the work item, or of the iteration, that needs it.
+//   none: the indices alone
+//   own: the next item's own row, before the results of the item before are written
+//   rows: the neighbours' rows of an iteration, behind the iteration before; those of an item's first
+//     iteration, before its own row is waited for
+//   all: both, and an item's first rows before the results of the item before are written
 enum class Ahead { none, own, rows, all };
 
-// The pass over all items, of which a kernel says what is done:
-//   load_item()        starts the loads of the item that `me` is at
-//   load_step()        starts the loads of a step, of the neighbours `index`
-//   begin(row, n)      the n-th item begins
-//   open()             takes the item's own row; only of items with edges where it waits (AHEAD = rows)
-//   step(done, left)   its edges done ... done + CHUNK of the sub-warp; `left` are there
-//   finish(row, slot)  the item's results are written; `me` is at the next one already
-template <int CHUNK, Ahead AHEAD, bool EIDS = false, class C, int S, class LoadItem, class LoadStep,
-          class Begin, class Open, class Step, class Finish>
-__device__ __forceinline__ void walk(Place<C>& me, const Csr& csr, int items, int (&index)[S],
-                                     LoadItem load_item, LoadStep load_step, Begin begin, Open open,
-                                     Step step, Finish finish) {
+// The main loop over all work items of a warp. A kernel passes what it does:
+//   load_item()          issues the loads of the item that `me` is at
+//   load_edges()         issues the loads of an iteration: of the neighbours `index`
+//   begin(row, n)        begins the n-th item
+//   open()               unpacks the item's own row; with Ahead::rows it is called for items with edges only
+//   iterate(done, left)  computes the sub-warp's edges done ... done + CHUNK, of which `left` exist
+//   finish(row, slot)    writes the item's results; `me` is at the next item already
+template <int CHUNK, Ahead AHEAD, bool EIDS = false, class C, int S, class LoadItem, class LoadEdges,
+          class Begin, class Open, class Iterate, class Finish>
+__device__ __forceinline__ void main_loop(Place<C>& me, const Csr& csr, int items, int (&index)[S],
+                                          LoadItem load_item, LoadEdges load_edges, Begin begin, Open open,
+                                          Iterate iterate, Finish finish) {
   constexpr bool ALL = AHEAD == Ahead::all, ROWS = AHEAD == Ahead::rows, OWN = AHEAD == Ahead::own || ALL;
-  constexpr bool AT_ONCE = !ALL && !ROWS;  // a step's indices are taken, the next ones and its rows asked for
+  constexpr bool IN_ITS_ITERATION = !ALL && !ROWS;  // where an iteration's rows are loaded
   int next[S] = {};
   me.take(0);
   const auto fetch_from = [&](int n, int done) { fetch<C, CHUNK, EIDS>(me, csr, n, done, next); };
   const auto load_ahead = [&] {
     if constexpr (OWN) load_item();
-    if constexpr (!AT_ONCE) copy(index, next);
+    if constexpr (!IN_ITS_ITERATION) copy(index, next);
     if constexpr (ALL) {
-      if (me.any(0)) load_step();
+      if (me.any(0)) load_edges();
     }
   };
   fetch_from(0, 0);
@@ -115,26 +119,26 @@ __device__ __forceinline__ void walk(Place<C>& me, const Csr& csr, int items, in
     if constexpr (!OWN) load_item();
     begin(row, n);
     if constexpr (ROWS) {
-      // With open() for items without edges, too, compilers would take it before the loads.
-      if (more) load_step();
+      // Called for items without edges, too, open() would be moved in front of the loads by the compiler.
+      if (more) load_edges();
       fetch_from(n, CHUNK);
       if (more) open();
     } else {
-      if (AT_ONCE && !more) fetch_from(n, CHUNK);
+      if (IN_ITS_ITERATION && !more) fetch_from(n, CHUNK);
       open();
     }
     for (int done = 0; more;) {
-      if constexpr (AT_ONCE) {
+      if constexpr (IN_ITS_ITERATION) {
         copy(index, next);
         fetch_from(n, done + CHUNK);
-        load_step();
+        load_edges();
       }
-      step(done, me.count - done);
+      iterate(done, me.count - done);
       done += CHUNK;
       more = me.any(done);
-      if (!AT_ONCE && more) {
+      if (!IN_ITS_ITERATION && more) {
         copy(index, next);
-        load_step();
+        load_edges();
         fetch_from(n, done + CHUNK);
       }
     }

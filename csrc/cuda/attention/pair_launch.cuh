@@ -9,14 +9,14 @@
 
 namespace dfgnn::cuda {
 
-// Bytes of shared memory for features of the rows of a block (NodeProducts).
+// Bytes of shared memory for the projections of a block's rows (NodeProducts).
 template <class C>
 int product_bytes(const Launch<C>& way, const Csr& csr, const EdgeAttr& attr, int arrays) {
   const Tiling& t = way.tiling;
   const int rows = t.items * (csr.packed ? 32 / t.lanes() : 1);
   return kWarps * rows * t.heads_per_tile * product_width(attr.dim) * arrays * int(sizeof(float));
 }
-// y += factor W sums in the split rows.
+// Adds factor W sums to the split rows of y.
 template <typename T>
 void project_splits(const Csr& csr, const Shape& shape, const EdgeAttr& attr, void* y, double factor,
                     cudaStream_t stream) {
@@ -34,10 +34,10 @@ void project_splits(const Csr& csr, const Shape& shape, const EdgeAttr& attr, vo
   });
 }
 
-// What features of edges alone are compiled for; with other options there is one kernel for both.
+// Which kernel takes features of edges without scalars: dot has one, additive_v2 takes that with scalars.
 template <Score SCORE>
 inline constexpr Edges kFeatures = SCORE == Score::dot ? Edges::features : Edges::features_scalars;
-// Rows of each kind in flight with features: three, where that leaves registers for more warps.
+// Rows in flight with features of edges: three where this leaves registers for more warps.
 template <class C, Score SCORE, bool SOURCES = false>
 inline constexpr int kFeatureRows =
     SCORE == Score::dot && C::B > 3 && (SOURCES || sizeof(typename C::T) == 2) ? 3 : C::B;
@@ -74,7 +74,7 @@ const char* pair_forward(const ForwardParams& p, cudaStream_t stream) {
     });
   });
   finish_forward<T>(p, stream);
-  if (p.attr.x) {  // the sums of features of split rows, with the same statistics
+  if (p.attr.x) {  // the same merge for the sums of features of split rows
     ForwardParams q = p;
     q.shape.value_dim = p.attr.width;
     q.out = p.attr.sums, q.partial_out = p.attr.partial, q.out_bias = nullptr;
@@ -84,9 +84,8 @@ const char* pair_forward(const ForwardParams& p, cudaStream_t stream) {
   return last_error();
 }
 
-// The kernels of backward for the options of a call. With features of the edges, own or projected ones, the
-// pass over destinations always saves alpha and ds of the edges; without them it does where there is memory
-// for them.
+// The backward kernels for the options of a call. With features of the edges, in rows or projected, the pass
+// over destinations always saves alpha and ds of the edges; without features it does where memory allows it.
 using BackwardKernel = void (*)(BackwardParams, Tiling);
 
 template <class C, Score SCORE>

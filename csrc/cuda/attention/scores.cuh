@@ -1,6 +1,6 @@
-// The scores that are sums over the columns of two rows: what a lane adds for its columns.
-//   dot:          x . y, which the caller scales: the product that over sources is y . x is rounded alike
-//   then additive_v2:  attn . LeakyReLU(x + y)
+// The scores that are sums over the columns of two rows x and y: what a lane adds for its columns.
+//   dot:          x . y. The caller scales it, so that the pass over sources, where it is y . x, rounds
+//   alike. additive_v2:  attn . LeakyReLU(x + y)
 #pragma once
 
 #include "gather.cuh"
@@ -13,9 +13,9 @@ struct PairScore {
   using A = typename C::A;
   static constexpr bool V2 = SCORE == Score::additive_v2;
   static constexpr int NV = V2 ? C::NV : 1;
-  A numbers[QUADS ? 1 : NV][C::VEC];  // attn, or QUADS as it is in memory
-  Raw words;
-  A slope;  // of the inner LeakyReLU
+  A numbers[QUADS ? 1 : NV][C::VEC];  // attn
+  Raw words;                          // QUADS: attn as it is in memory
+  A slope;                            // of the inner LeakyReLU
 
   __device__ __forceinline__ PairScore(const Place<C>& me, const void* attn_row, A negative_slope)
       : slope(negative_slope) {
@@ -39,8 +39,8 @@ struct PairScore {
     }
   }
 
-  // LeakyReLU(u) = slope u + (1 - slope) max(u, 0): the two sums are added up apart and joined once per edge.
-  // Where LINEAR is false the first one is left out, for callers that know slope attn . (x + y) already.
+  // LeakyReLU(u) = slope u + (1 - slope) max(u, 0): the two sums are added up separately and joined once per
+  // edge. LINEAR = false leaves the first sum out, for callers that know slope attn . (x + y) already.
   struct Sum {
     A linear = 0, positive = 0;
   };

@@ -1,4 +1,4 @@
-// The softmax of a row: its state while scores come in, and what is kept of it.
+// The online softmax of a row, and the statistics of it that are saved for backward.
 #pragma once
 
 #include <cstring>
@@ -7,8 +7,8 @@
 
 namespace dfgnn::cuda {
 
-// What forward keeps of a row and head. Two numbers: max + log_sum would lose log_sum where max is large. The
-// difference of equal scores must be 0: `minus`.
+// What forward saves of a row and head. It is two numbers, because max + log_sum would round log_sum away
+// where max is large. `minus` rounds the difference, so that it is 0 for equal scores.
 template <typename A>
 struct RowStats {
   A max, log_sum;  // max = +inf: a row without mass
@@ -43,15 +43,15 @@ __device__ __forceinline__ RowStats<double> load_stats(const RowStats<double>* a
   return {v.x, v.y};
 }
 
-// What the launch before wrote (read_raw).
+// The same of what an earlier launch wrote (read_raw).
 template <typename A>
 __device__ __forceinline__ RowStats<A> read_stats(const RowStats<A>* at) {
   return {read_number(&at->max), read_number(&at->log_sum)};
 }
 
-// Online softmax of a row, or of a part of it: the largest score so far and the sum of exponentials relative
-// to it; POSITIVE: also the sum over edges with z > 0. Two of them merge exactly. Whoever adds up rows with
-// these weights scales his sums along, by what `raise` returns.
+// Online softmax of a row, or of a part of it: the largest score so far and the sum of the exponentials
+// relative to it; POSITIVE: also their sum over edges with z > 0. Two parts of a row can be merged exactly.
+// Sums of rows with these weights must be multiplied by what `raise` returns.
 template <typename A, bool POSITIVE>
 struct Softmax {
   A top = -infinity<A>(), mass = 0, positive = 0;
@@ -71,7 +71,7 @@ struct Softmax {
     if constexpr (POSITIVE) positive *= shrink;
     return shrink;
   }
-  // Adds another part; theirs: the factor of its sums, as that of ours is returned.
+  // Adds another part. Returns the factor for the sums of this part; `theirs` is the one for the other part.
   __device__ __forceinline__ A merge(const Softmax& other, A& theirs) {
     const A ours = raise(other.top);
     theirs = factor(other.top, top);
@@ -79,8 +79,8 @@ struct Softmax {
     if constexpr (POSITIVE) positive += other.positive * theirs;
     return ours;
   }
-  // Adds a part of the row that was finished: what comes back is the factor of its normalised values, as that
-  // of our sums is `ours`.
+  // Adds a part of the row that an earlier launch finished. Returns the factor for its normalised values;
+  // `ours` is the one for the sums of this part.
   __device__ __forceinline__ A join(const RowStats<A>& before, A& ours) {
     if (before.max == infinity<A>()) return ours = 1, A(0);
     const Softmax other{before.max, exponential(before.log_sum), A(0)};
@@ -88,7 +88,7 @@ struct Softmax {
     ours = merge(other, theirs);
     return other.mass * theirs;
   }
-  // What scores are subtracted from: not infinite before there is one.
+  // What is subtracted from scores: the maximum, or 0 while there is no score.
   __device__ __forceinline__ A reference() const { return top == -infinity<A>() ? A(0) : top; }
   __device__ __forceinline__ A norm() const { return mass == 0 ? A(0) : A(1) / mass; }
   __device__ __forceinline__ RowStats<A> stats() const {

@@ -1,4 +1,5 @@
-// The passes on tiles, and what they do for rows that dense products cannot serve: their edges one by one.
+// The passes on tiles and their arrays, and how rows are computed that dense products cannot serve: edge by
+// edge.
 #pragma once
 
 #include "../../core/math.h"
@@ -38,8 +39,8 @@ struct TileParams {
   Softmax<float, true>* part_stats;
 };
 
-// The item's results for the 16 rows of a warp, as tile_kernel's but in float32 and edge by edge. deltas: of
-// the window's rows (destinations).
+// Computes and writes what tile_kernel does for the 16 rows of a warp, but edge by edge and in float32.
+// deltas: delta of the window's rows (destinations).
 template <typename T, int D, Score SCORE, Pass PASS, bool POSITIVE>
 __device__ __noinline__ void tile_rows_by_edges(const TileParams& p, Item item, int head, int warp, int lane,
                                                 const float* deltas) {

@@ -1,4 +1,5 @@
-// Tiles (tiles.cuh): shared memory, operands of the products by tensor cores, and where a thread works.
+// Tiles (tiles.cuh): the layout of shared memory, the operands of the tensor cores, and the place of a
+// thread.
 #pragma once
 
 #include "../mma.cuh"
@@ -8,12 +9,13 @@ namespace dfgnn::cuda {
 
 inline constexpr int kTileWarps = kTileRows / 16, kTileThreads = 32 * kTileWarps;
 
-// The running maximum may lag behind by this much, so that accumulators are seldom rescaled: weights up to
-// 2^8 are as exact as those up to 1.
+// The running maximum may be too small by this much, so that accumulators are seldom rescaled: weights up to
+// 2^8 are as exact as weights up to 1.
 inline constexpr float kLag = 8 * kLn2;
 
-// Scores of products are exact: a largest one is rounded, and so weights relative to it are common factors of
-// e^(rounding) off, which the mass has, too. Beyond this score the rounding may exceed 1.
+// Scores that are products are exact, but their maximum is rounded. All weights of a row are off by the same
+// factor e^(rounding), which the mass contains, too, and which cancels. Beyond this score the rounding may
+// exceed 1.
 inline constexpr float kLargeScore = 0x1p24f, kLeastNormal = 0x1p-126f;
 __device__ __forceinline__ bool is_large(float top) {
   return abs(top) > kLargeScore && top != -infinity<float>();
@@ -21,7 +23,8 @@ __device__ __forceinline__ bool is_large(float top) {
 
 // ---- layout ----------------------------------------------------------------------------------------
 
-// Byte offset of the 16-byte piece of a row of D elements: 8 consecutive rows of a piece meet all banks.
+// Byte offset of a 16-byte piece of a row of D elements. The same piece of 8 consecutive rows is in different
+// banks.
 template <int D>
 __device__ __forceinline__ int piece_at(int row, int piece) {
   constexpr int C = D / 8, SHARE = C >= 8 ? 1 : 8 / C;
@@ -38,9 +41,9 @@ struct TileLayout {
   static constexpr int BYTES = DELTA + kTileRows * 4;
 };
 
-// ---- pieces of the kernel --------------------------------------------------------------------------
+// ---- operands of the tensor cores ------------------------------------------------------------------
 
-// s[n] += rows x columns^T for the warp's 16 rows and the chunk's 32 columns.
+// The warp's 16 rows as the left operand. `times`: s[n] += rows x columns^T for a chunk's 32 columns.
 template <typename T, int D, bool IN_REGISTERS>
 struct RowOperand {
   static constexpr int STEPS = D < 16 ? 1 : D / 16;
@@ -86,7 +89,7 @@ struct RowOperand {
   }
 };
 
-// The warp's 16 x 32 weights, from the layout of the scores to an operand in 16 bits.
+// The warp's 16 x 32 weights in 16 bits, as a left operand: packed from the layout of the scores.
 template <typename T, int M>
 struct Packed {
   uint32_t a[M / 2][4];
@@ -95,7 +98,7 @@ struct Packed {
       a[k][i] = pack_two<T>(w[2 * k + i / 2][i % 2 * 2], w[2 * k + i / 2][i % 2 * 2 + 1]);
     });
   }
-  // Of weights w[n][e] only those with bit 4 n + e, else 0.
+  // Sets the weights w[n][e] without bit 4 n + e to 0.
   __device__ __forceinline__ void keep_only(uint32_t bits) {
     repeat<M / 2, 4>([&](int k, int i) {
       const uint32_t two = bits >> (8 * k + 2 * i);
@@ -121,7 +124,7 @@ __device__ __forceinline__ void add_columns(float (&acc)[D / 8][4], const Packed
   }
 }
 
-// sum += the rows' sums of w, as it is rounded for the products; in entries 0 (row g) and 2 (row g + 8).
+// Adds the rows' sums of the rounded weights: entries 0 (row g) and 2 (row g + 8) of `sum`.
 template <typename T, int M>
 __device__ __forceinline__ void add_weights(float (&sum)[4], const Packed<T, M>& w) {
   const uint32_t ones = pack_two<T>(1, 1);
@@ -133,17 +136,17 @@ __device__ __forceinline__ float quad_max(float x) { return reduce_max<4>(x); }
 
 // ---- what a pass has and where a thread works ------------------------------------------------------
 
-// Arrays that a pass accumulates: what takes its registers.
+// Arrays that a pass accumulates in registers.
 template <Score SCORE, Pass PASS, bool POSITIVE>
 inline constexpr int kTileSums = POSITIVE || (SCORE == Score::dot && PASS == Pass::sources) ? 2 : 1;
-// Blocks that a multiprocessor holds: caps registers, because more blocks hide latency better.
+// Blocks that a multiprocessor must hold. This caps registers, because more blocks hide latency better.
 template <int D, int SUMS>
 inline constexpr int kTileBlocks = (D <= 32   ? 7
                                     : D == 64 ? 5
                                               : 4) -
                                    SUMS;
 
-// What a pass reads and writes of the operands of TileParams.
+// Which operands of TileParams a pass reads (HAS_) and writes (OUT_).
 template <int D, Score SCORE, Pass PASS>
 struct TileTraits {
   static constexpr bool DOT = SCORE == Score::dot, FORWARD = PASS == Pass::forward;
@@ -157,7 +160,7 @@ struct TileTraits {
   static constexpr int STAT = FORWARD ? (DOT ? 0 : 4) : SOURCES ? int(sizeof(NodeStats<float>)) : 0;
 };
 
-// Where a thread works. g, t: its rows are g and g + 8 of the warp's 16, its columns 8 n + 2 t and + 1.
+// The place of a thread. Its rows are g and g + 8 of the warp's 16, its columns 8 n + 2 t and + 1.
 template <typename T, int D>
 struct TilePlace {
   const TileParams& p;

@@ -1,4 +1,4 @@
-// Tiles (tiles.cuh): the rows' statistics, what a pass adds up chunk by chunk, and its results.
+// Tiles (tiles.cuh): the rows' statistics, the sums that a pass adds up chunk by chunk, and its results.
 #pragma once
 
 #include "tile_operands.cuh"
@@ -7,7 +7,7 @@ namespace dfgnn::cuda {
 
 // ---- rows ------------------------------------------------------------------------------------------
 
-// This lane's two rows: terms and statistics. log_sum in units of log 2.
+// Score terms and statistics of this lane's two rows. log_sum is in units of log 2.
 template <typename T, int D, Score SCORE, Pass PASS>
 struct TileRows {
   using X = TileTraits<D, SCORE, PASS>;
@@ -30,7 +30,8 @@ struct TileRows {
     if constexpr (X::DESTINATIONS) load_deltas(me);
   }
 
-  // delta = g . (out - out_bias) of the warp's rows, by C lanes per row; the pass over sources reads it.
+  // Computes delta = g . (out - out_bias) of the warp's rows, by C lanes per row, also for the pass over
+  // sources.
   __device__ __forceinline__ void load_deltas(const TilePlace<T, D>& me) {
     float* deltas = reinterpret_cast<float*>(me.shared + TileLayout<D>::DELTA);
     for (int at = me.lane; at < 16 * X::C; at += 32) {
@@ -56,7 +57,7 @@ struct TileRows {
 
 // ---- sums ------------------------------------------------------------------------------------------
 
-// A chunk in shared memory, and which of its pairs are edges.
+// A chunk in shared memory, and the masks that say which of its pairs are edges.
 struct TileChunk {
   uint32_t mask[2], columns_c, columns_d;
   const char* stats;
@@ -65,7 +66,7 @@ struct TileChunk {
   }
 };
 
-// What a pass adds up for the warp's rows.
+// The sums of a pass for the warp's rows.
 template <typename T, int D, Score SCORE, Pass PASS, bool POSITIVE>
 struct TileSums {
   using X = TileTraits<D, SCORE, PASS>;
@@ -75,7 +76,7 @@ struct TileSums {
   float mass[4] = {}, mass_positive[4] = {};  // as of add_weights
   float row[2] = {};
 
-  // Scores that are given by a term of either side; bit 4 n + e of positive_bits: z > 0.
+  // Scores that are sums of a term of the row and a term of the column. Bit 4 n + e of positive_bits: z > 0.
   __device__ __forceinline__ static void additive_scores(float (&s)[N][4], uint32_t& positive_bits,
                                                          const TilePlace<T, D>& me, const Rows& rows,
                                                          const TileChunk& chunk) {
@@ -90,7 +91,7 @@ struct TileSums {
     }
   }
 
-  // A maximum that has risen by much scales down what has been added up.
+  // Where the maximum has risen by more than kLag, scales the sums down.
   __device__ __forceinline__ void rescale(Rows& rows, const float (&peak)[2]) {
     const bool rises[2] = {peak[0] > rows.top[0] + kLag, peak[1] > rows.top[1] + kLag};
     if (__any_sync(kAll, rises[0] || rises[1])) {
@@ -110,7 +111,7 @@ struct TileSums {
     }
   }
 
-  // factor: of the score of a product.
+  // Adds a chunk in forward. factor: what a product is multiplied by to be a score.
   template <typename Operand>
   __device__ __forceinline__ void add_forward(const TilePlace<T, D>& me, Rows& rows, const TileChunk& chunk,
                                               const Operand& a, float factor) {
@@ -129,7 +130,7 @@ struct TileSums {
     repeat<2>([&](int i) { peak[i] = quad_max(peak[i]) * (X::DOT ? factor : 1.f); });
     rescale(rows, peak);
 
-    // Weights, their sums and those of the columns.
+    // ---- Softmax weights, and the sums.
     const float reference[2] = {rows.top[0] == -infinity<float>() ? 0.f : rows.top[0],
                                 rows.top[1] == -infinity<float>() ? 0.f : rows.top[1]};
     repeat<N, 4>([&](int n, int e) {
@@ -146,7 +147,8 @@ struct TileSums {
     }
   }
 
-  // Some columns at a time, so that registers suffice: alpha, and the gradient of the score.
+  // Adds a chunk in backward: alpha and the gradient of the score, of SOME columns at a time, so that
+  // registers suffice.
   template <typename Operand>
   __device__ __forceinline__ void add_backward(const TilePlace<T, D>& me, const Rows& rows,
                                                const TileChunk& chunk, const Operand& a, const Operand& b) {
@@ -182,8 +184,8 @@ struct TileSums {
     }
   }
 
-  // Whether to do it again edge by edge: numbers that are not finite, and scores of which the rounding of
-  // the largest is no small number.
+  // Whether the rows must be computed again edge by edge: where a sum is not finite, or the maximum is so
+  // large that its rounding may exceed 1.
   __device__ __forceinline__ bool are_doubtful(const Rows& rows) const {
     float probe = 0;
     const auto look_at = [&](const auto& sums) {
@@ -200,8 +202,8 @@ struct TileSums {
 
 // ---- results ---------------------------------------------------------------------------------------
 
-// Sums of whole windows, times their row's factor, leave through the warp's own rows of shared memory in
-// 16-byte pieces; those of split windows as they are, to be merged.
+// Writes the sums of whole windows, times a factor per row, through the warp's own rows of shared memory in
+// 16-byte pieces; those of split windows go to their partial-result slots.
 template <typename T, int D>
 __device__ __forceinline__ void store_sums(const TilePlace<T, D>& me, const float (&acc)[D / 8][4],
                                            const float (&factor)[2], void* out, float* part) {

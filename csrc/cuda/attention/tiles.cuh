@@ -1,19 +1,20 @@
-// The tile schedule: rows that share their neighbours load them once, and tensor cores do the products.
+// The tile schedule: rows that share neighbours load them once, and tensor cores compute the products.
 //
-// A *window* is 64 consecutive rows. The neighbours of a window, each once, are cut into *chunks* of 32
-// columns; of a chunk, row r has a mask whose bit c says that the edge (r, column c) exists. So a dense
-// 64 x 32 block of scores is computed and masked, as in FlashAttention with a mask (Dao 2023, arXiv
-// 2307.08691); Fused3S (Li and Chandramowlishwaran 2025, arXiv 2505.08098) does so for graph attention
-// forward.
+// A *window* is 64 consecutive rows. The distinct neighbours of a window are cut into *chunks* of 32 columns.
+// A chunk has a mask per row, whose bit c says that the edge from column c to the row exists. The kernel
+// computes the dense 64 x 32 block of scores of a chunk and masks it, as FlashAttention with a mask does (Dao
+// 2023, arXiv 2307.08691); Fused3S (Li and Chandramowlishwaran 2025, arXiv 2505.08098) does so for the
+// forward pass of graph attention. Which arrays a pass multiplies: TileParams in tile_edges.cuh.
 //
-// Mapping: a block of 4 warps takes an item, a run of chunks of one window, for one head; a warp owns 16
-// rows. Memory: the rows' operands and STAGES chunks of columns in shared memory, filled by asynchronous
-// copies, in 16-byte pieces that are swizzled so that ldmatrix has no bank conflicts. Accumulators in
-// registers (m16n8k16 layout: lane = 4 g + t holds rows g, g + 8 and columns 8 n + 2 t, + 1).
-// For 16-bit features, head sizes 8 to 128, no options on edges and no edge twice: a mask has no place for
-// them. A weight of 0 times a number that is not finite is NaN, which stays in the sums: 16 rows in whose
-// sums there is one in the end are worked on again edge by edge (tile_edges.cuh), so that such a number
-// reaches its neighbours only.
+// Mapping: a block of 4 warps takes a work item, which is a run of chunks of one window, for one head; a warp
+// owns 16 rows. Shared memory holds the rows' operands and STAGES chunks of columns. Asynchronous copies fill
+// it, in pieces of 16 bytes that are swizzled so that ldmatrix has no bank conflicts. Accumulators are in
+// registers (layout of m16n8k16: lane 4 g + t holds the rows g, g + 8 and the columns 8 n + 2 t, + 1).
+//
+// The kernel takes 16-bit features, head sizes 8 to 128, no options on edges and no edge twice, for which a
+// mask has no room. A weight of 0 times a number that is not finite is NaN, and stays in the sums. Therefore
+// a warp looks for NaN in its sums at the end and, where it finds one, computes its 16 rows again edge by
+// edge (tile_edges.cuh), so that such a number reaches its neighbours only.
 #pragma once
 
 #include "tile_sums.cuh"
@@ -22,7 +23,7 @@ namespace dfgnn::cuda {
 
 // ---- asynchronous copies ---------------------------------------------------------------------------
 
-// The columns of chunks on their way to shared memory; their ids are fetched a step ahead of the copies.
+// Copies the columns of chunks to shared memory. Their node ids are loaded an iteration ahead of the copies.
 template <typename T, int D, Score SCORE, Pass PASS>
 struct ColumnCopies {
   using L = TileLayout<D>;
@@ -67,7 +68,7 @@ struct ColumnCopies {
     }
     commit_copies();
   }
-  // The rows' operands and all stages but one.
+  // Starts the copies of the rows' operands and of all stages but one.
   __device__ __forceinline__ void begin(Ids& next) const {
     Ids first[L::STAGES - 1];
 #pragma unroll
@@ -93,6 +94,8 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<D, kTileSums<SCORE,
     tile_kernel(const __grid_constant__ TileParams p) {
   using L = TileLayout<D>;
   using X = TileTraits<D, SCORE, PASS>;
+
+  // ---- Load: the first copies are started, then the rows' statistics are read.
   follow();
   extern __shared__ __align__(128) char shared[];
   const TilePlace<T, D> me(p, shared);
@@ -102,18 +105,20 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<D, kTileSums<SCORE,
   TileRows<T, D, SCORE, PASS> rows;
   rows.load(me);
 
+  // ---- The rows' operands, which the first copies have brought.
   wait_copies<L::STAGES - 1>();
   __syncthreads();
   RowOperand<T, D, X::KEEP> a, b;
   if constexpr (X::HAS_A) a.init(me.smem + L::A, me.warp, me.lane);
-  // Forward, the largest score is that of the largest product: of a scale below 0 the rows take the sign, and
-  // none is 0, which -inf must not be multiplied by.
+  // In forward the maximum is taken of products, and scaled: `factor` must be positive, so that rows take the
+  // sign of a negative scale, and it must not be 0, because -inf is multiplied by it.
   [[maybe_unused]] const float factor = max(abs(p.scale), kLeastNormal);
   if constexpr (X::FORWARD && X::DOT) {
     if (p.scale < 0) a.negate();
   }
   if constexpr (X::HAS_B) b.init(me.smem + L::B, me.warp, me.lane);
 
+  // ---- Main loop over chunks: scores, softmax weights and sums of a chunk, while the next ones are copied.
   TileSums<T, D, SCORE, PASS, POSITIVE> sums;
   const int32_t* masks = p.tiles + kTileCols + me.warp * 16 + me.g;
   uint32_t next_mask[2] = {};
@@ -144,6 +149,7 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<D, kTileSums<SCORE,
   }
   wait_copies<0>();
 
+  // ---- Epilogue: the results, or the rows once more edge by edge.
   if (__any_sync(kAll, sums.are_doubtful(rows))) {
     tile_rows_by_edges<T, D, SCORE, PASS, POSITIVE>(p, me.item, me.head, me.warp, me.lane,
                                                     reinterpret_cast<const float*>(shared + L::DELTA));

@@ -1,4 +1,5 @@
-// Kernels of sddmm and spmm, the products without a softmax. lanes.cuh describes how lanes share rows.
+// sddmm (products of the rows at both ends of the edges) and spmm (weighted sums of neighbours' rows).
+// Mapping: lanes.cuh.
 #include "../attention/epilogue_launch.cuh"
 #include "../attention/gather.cuh"
 
@@ -15,12 +16,12 @@ __global__ void __launch_bounds__(kThreads) spmm_kernel(const ProductParams p, c
   int index[SLOTS] = {};
   Raw rows[B][C::NV];
   const auto load_item = [] {};
-  const auto load_step = [&] { load_rows<C, B>(source, 0, index, rows); };
+  const auto load_edges = [&] { load_rows<C, B>(source, 0, index, rows); };
 
   A acc[C::NV][C::VEC];
   const auto begin = [&](int, int) { zero(acc); };
-  const auto step = [&](const int done, const int left) {
-    // Weights of the edges, then the sum of rows.
+  const auto iterate = [&](const int done, const int left) {
+    // ---- Weights of the edges, then the sum of rows.
     Weights<A, SLOTS, false, true> weights;
     repeat<SLOTS>([&](int s) {
       A w = 1;
@@ -39,7 +40,8 @@ __global__ void __launch_bounds__(kThreads) spmm_kernel(const ProductParams p, c
     if (me.shared()) me.across(acc, t);
     me.store_row(p.out, p.partial_out, acc, A(1), row, slot);
   };
-  walk<CHUNK, Ahead::all>(me, p.csr, t.items, index, load_item, load_step, begin, [] {}, step, finish);
+  main_loop<CHUNK, Ahead::all>(
+      me, p.csr, t.items, index, load_item, load_edges, begin, [] {}, iterate, finish);
 }
 
 template <class C, int B>
@@ -51,14 +53,14 @@ __global__ void __launch_bounds__(kThreads) sddmm_kernel(const ProductParams p, 
   const Rows<C> source = me.rows(p.feat);
   const int own = me.hl % PERIOD;
   for (int n = 0; n < t.items; ++n) {
-    // The row.
+    // ---- Load the row.
     me.take(n);
     Raw raw_row[C::NV];
     A row[C::NV][C::VEC];
     me.load_row(p.row_feat, raw_row, me.row);
     me.unpack_row(raw_row, row, A(1));
     for (int done = 0; me.any(done); done += CHUNK) {
-      // The products with the neighbours of an iteration, each moved to the lane that owns the edge.
+      // ---- Load the neighbours of an iteration; their products go to the lanes that own the edges.
       int index[SLOTS];
       fetch<C, CHUNK>(me, p.csr, n, done, index);
       Raw rows[B][C::NV];
