@@ -9,7 +9,7 @@ from torch.func import grad, jvp, vmap
 from dfgnn import Graph, functional, reference
 from dfgnn.engine import edge_projection
 from dfgnn.engine.traced_graph import EdgeList
-from dfgnn.functional import attention as attention_functions
+from dfgnn.functional import dot as dot_functions
 
 HEADS, DIM, VALUE_DIM, FEATURES = 3, 8, 5, 13
 # What a call has of edges: tensors by name, of E edges, H heads, D and Dv elements per head and d features.
@@ -131,7 +131,7 @@ def test_padded_heads(terms, way, monkeypatch):
         size = max(-(-x.shape[-1] // 4) * 4 for x in tensors if x is not None)
         return tuple(x if x is None else torch.nn.functional.pad(x, (0, size - x.shape[-1])) for x in tensors)
 
-    monkeypatch.setattr(attention_functions, "for_device", padded)
+    monkeypatch.setattr(dot_functions, "for_device", padded)
     graph = make_graph("random")
     inputs = make_inputs("dot", graph, HEADS, 7, torch.float32, value_dim=VALUE_DIM)
     options = with_terms(inputs, graph, terms)
