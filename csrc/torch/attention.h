@@ -1,119 +1,28 @@
-// The attention operators as a template over backends: they check arguments, allocate results, fill the
-// parameter struct and launch. A Backend has `Scope(tensor)` (device guard), `check(checker, shape)`, which
-// refuses layouts that it does not support, `check(checker, csr, num_edges)` for plans,
-// `has_tiles(score, dtype, shape)`, `forward(params, tensor)` and `backward(params, tensor)`.
+// Attention's operators, once for all backends: check, allocate, fill the parameter struct, launch.
+// attention_forward and attention_backward go through torch's dispatcher and take the tensors of the graph;
+// attend and attend_backward are those of eager calls, which name a graph by its number (graphs.h).
+// Backend offers `Scope(tensor)` (device guard), `check(checker, shape, dtype)` for layouts that it does not
+// take, `has_tiles(score, dtype, shape)`, `forward(params, tensor)` and `backward(params, tensor)`.
 #pragma once
 
 #include <cmath>
 #include <tuple>
 
-#include "checks.h"
+#include "graphs.h"
 
 namespace dfgnn {
 
-// The list `plan` of the schemas; it may end with numbers of work items per source partition (Csr).
-struct PlanArgs {
-  int64_t num_slots, packed, heads_per_tile, num_rows, num_cols, num_edges;
-};
-inline constexpr size_t kPlanArgs = sizeof(PlanArgs) / sizeof(int64_t);
-
 template <class Backend>
-struct Attention {
-  static PlanArgs plan_args(const Checker& check, const Sizes& plan) {
-    if (plan.size() < kPlanArgs || plan.size() > kPlanArgs + kMostParts)
-      check.require(false,
-                    "plan: expected [num_slots, packed, heads_per_tile, num_rows, num_cols, num_edges] and "
-                    "items of at most ",
-                    kMostParts, " parts, got ", to_string(plan));
-    for (int64_t number : plan) check.count("plan", number);
-    return {plan[0], plan[1], plan[2], plan[3], plan[4], plan[5]};
-  }
+struct Attention : Graphs<Backend> {
+  using Graphs<Backend>::csr;
+  using Graphs<Backend>::reverse_csr;
+  using Graphs<Backend>::check_parts;
+  using Graphs<Backend>::graph_of;
 
-  // One direction of a graph, with num_rows rows and neighbours below num_cols. Everything that does not
-  // need values is checked; the CPU also checks work items and splits. schemas.h says what is trusted.
-  static Csr csr(const Checker& check, const char* name, const Tensor& indices, const OptTensor& eids,
-                 const Tensor& items, const Tensor& splits, const Sizes& plan, const OptTensor& tiles,
-                 int64_t num_rows, int64_t num_cols) {
-    const ScalarType i32 = ScalarType::Int;
-    check.tensor(name, indices, {-1}, {i32});
-    check.tensor("eids", eids, {indices.size(0)}, {i32});
-    check.tensor("items", items, {-1, 4}, {i32});
-    check.tensor("splits", splits, {-1, 4}, {i32});
-    check.tensor("tiles", tiles, {-1, kTileInts}, {i32});
-    check.require(indices.is_contiguous() && items.is_contiguous() && splits.is_contiguous() &&
-                      (!eids || eids->is_contiguous()) && (!tiles || tiles->is_contiguous()),
-                  "the graph's tensors: expected contiguous ones");
-    const PlanArgs args = plan_args(check, plan);
-    const int64_t num_edges = indices.size(0), num_items = items.size(0), num_splits = splits.size(0);
-    check.require(args.num_rows == num_rows && args.num_cols == num_cols && args.num_edges == num_edges, name,
-                  ": expected the graph of the plan, of ", args.num_rows, " rows, ", args.num_cols,
-                  " columns and ", args.num_edges, " edges, got ", num_rows, ", ", num_cols, " and ",
-                  num_edges);
-    check.require(num_edges == 0 || (num_rows > 0 && num_cols > 0), name, ": edges without nodes");
-    const int64_t rows_per_item = tiles ? kTileRows : 1;
-    check.count("items", num_items);
-    check.require(num_items * rows_per_item >= num_rows, "items: expected one or more for each of ", num_rows,
-                  " rows, got ", num_items);
-    check.require(num_splits <= args.num_slots && args.num_slots <= 2 * num_items * rows_per_item,
-                  "plan: expected slots for ", num_splits, " split rows, of ", num_items, " items, got ",
-                  args.num_slots);
-    check.require(args.packed <= 1, "plan: expected packed = 0 or 1, got ", args.packed);
-    check.require(!tiles || tiles->size(0) <= std::max<int64_t>(num_edges, 1),
-                  "tiles: expected at most one chunk per edge");
-    Csr c{};
-    c.indices = static_cast<const int32_t*>(data(indices));
-    c.eids = static_cast<const int32_t*>(data(eids));
-    c.items = static_cast<const Item*>(data(items));
-    c.splits = static_cast<const Split*>(data(splits));
-    c.tiles = static_cast<const int32_t*>(data(tiles));
-    c.num_items = num_items;
-    c.num_splits = num_splits;
-    c.num_slots = args.num_slots;
-    c.num_rows = num_rows;
-    c.packed = static_cast<int32_t>(args.packed);
-    c.heads_per_tile = static_cast<int32_t>(args.heads_per_tile);
-    int64_t in_parts = 0;
-    for (size_t k = kPlanArgs; k < plan.size(); ++k) {
-      c.part_items[c.num_parts++] = static_cast<int32_t>(plan[k]);
-      in_parts += plan[k];
-    }
-    check.require(c.num_parts == 0 || (in_parts == num_items && !tiles), "plan: expected parts of ",
-                  num_items, " items, got ", in_parts);
-    Backend::check(check, c, num_edges);
-    return c;
-  }
+  // ---- arguments -------------------------------------------------------------------------------
 
-  static Csr reverse_csr(const Checker& check, const OptTensor& rev_indices, const OptTensor& rev_eids,
-                         const OptTensor& rev_items, const OptTensor& rev_splits, const Sizes& plan,
-                         const OptTensor& tiles, const Shape& shape) {
-    check.require(rev_indices && rev_items && rev_splits, "backward needs the reverse CSR and its plan");
-    const Csr c = csr(check, "rev_indices", *rev_indices, rev_eids, *rev_items, *rev_splits, plan, tiles,
-                      shape.num_src, shape.num_dst);
-    check.require(rev_indices->size(0) == shape.num_edges, "rev_indices: expected ", shape.num_edges,
-                  " edges, got ", rev_indices->size(0));
-    return c;
-  }
-
-  // Refuses work items that add to rows (kJoins) where sums cannot be added up in the rows themselves.
-  static void check_parts(const Checker& check, const Csr& csr, DType dtype, const Shape& shape) {
-    const int bytes = dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 0;
-    check.require(csr.num_parts == 0 || (bytes && shape.value_dim * bytes <= kWideBytes),
-                  "plan: expected parts only of float32 and float64 and heads of at most ", kWideBytes,
-                  " bytes");
-  }
-  // Refuses a plan with tiles where the call cannot use them.
-  template <class Params>
-  static void check_plan(const Checker& check, const Params& p, const Csr& csr) {
-    check_parts(check, csr, p.dtype, p.shape);
-    if (!csr.tiles) return;
-    check.require(
-        Backend::has_tiles(p.score, p.dtype, p.shape),
-        "tiles: expected additive or dot attention in 16 bits on CUDA, with heads of 8, 16, 32, 64 or 128");
-    check.require(!p.edge.any(), "tiles: expected no edge tensors and no dropout");
-  }
-
-  // Bits of `flags` and `need` of the schemas.
-  // kIdsElsewhere: edge ids are not positions in edge tensors, and the call has no edge tensors.
+  // Bits of `flags` and `need` in the schemas. kIdsElsewhere: edge ids are not positions in edge tensors, and
+  // the call has none.
   enum Flag : int64_t {
     kBiasAfter = 1,
     kFeatInKey = 2,
@@ -140,7 +49,7 @@ struct Attention {
     ScalarType acc() const { return acc_type(type()); }
   };
 
-  // Checks the inputs, makes them dense, and fills the fields that ForwardParams and BackwardParams share.
+  // Checks the inputs, makes them dense, and fills what ForwardParams and BackwardParams have in common.
   // own_terms: the caller computes src and dst of the additive score itself.
   template <class Params>
   static void fill(const Checker& check, Inputs& in, Params& p, int64_t edges, bool own_terms = false) {
@@ -226,7 +135,76 @@ struct Attention {
     return e;
   }
 
-  // Launches forward. The caller has set `p`'s inputs, its plan and the pointers to what backward needs.
+  // ---- what forward saves for backward beside `out` ---------------------------------------------
+
+  // Calls f(pointer in p, name, whether the array exists, sizes, dtype) for every array that is saved.
+  template <class Params, class F>
+  static void for_saved(const Checker& check, Params& p, const Inputs& in, bool save_positive, F f) {
+    check.require(!save_positive || p.score == Score::additive, "save_positive: additive only");
+    const int64_t m = in.num_dst, h = in.heads();
+    f(place(p.stats), "stats", true, {m, h, 2}, in.acc());
+    f(place(p.positive_mass), "positive_mass", save_positive, {m, h}, in.acc());
+    f(place(p.positive), "positive", save_positive, {m, h, in.value_dim()}, in.type());
+  }
+  static void*& place(void*& where) { return where; }
+  static void*& place(const void*& where) { return const_cast<void*&>(where); }
+
+  // Eager calls save all arrays in one tensor, `kept`.
+  template <class Params>
+  static Workspace kept(const Checker& check, Params& p, const Inputs& in, bool save_positive) {
+    Workspace all;
+    for_saved(check, p, in, save_positive,
+              [&](void*& where, const char*, bool wanted, std::initializer_list<int64_t> sizes,
+                  ScalarType dtype) { all.add(where, wanted, sizes, dtype); });
+    return all;
+  }
+  static void read(const Checker& check, const Workspace& all, const Tensor& memory) {
+    check.tensor("kept", memory, {all.bytes()}, {ScalarType::Byte});
+    check.require(memory.is_contiguous() && reinterpret_cast<uintptr_t>(memory.const_data_ptr()) % 16 == 0,
+                  "kept: expected it as it was returned");
+    all.place(const_cast<void*>(memory.const_data_ptr()));  // which backward only reads
+  }
+
+  // The dispatcher's operators save a tensor each: stats, positive_mass, positive.
+  using Saved = std::array<OptTensor, 3>;
+  static Saved make_saved(const Checker& check, ForwardParams& p, const Inputs& in, bool save_positive) {
+    Saved made;
+    size_t k = 0;
+    for_saved(
+        check, p, in, save_positive,
+        [&](void*& where, const char*, bool wanted, std::initializer_list<int64_t> sizes, ScalarType dtype) {
+          made[k++] = or_empty(optional(where, wanted, in.value, sizes, dtype), in.value, dtype);
+        });
+    return made;
+  }
+  static void read_saved(const Checker& check, BackwardParams& p, const Inputs& in, bool has_positive,
+                         Saved& given) {
+    size_t k = 0;
+    for_saved(check, p, in, has_positive,
+              [&](void*& where, const char* name, bool wanted, std::initializer_list<int64_t> sizes,
+                  ScalarType dtype) {
+                OptTensor& t = given[k++];
+                where = nullptr;
+                if (!wanted) return;
+                check.tensor(name, t, sizes, {dtype});
+                t = dense(t), where = const_cast<void*>(data(t));
+              });
+  }
+
+  // ---- forward ---------------------------------------------------------------------------------
+
+  // Checks that the call can use the tiles of its plan.
+  template <class Params>
+  static void check_plan(const Checker& check, const Params& p, const Csr& csr) {
+    check_parts(check, csr, p.dtype, p.shape);
+    if (!csr.tiles) return;
+    check.require(
+        Backend::has_tiles(p.score, p.dtype, p.shape),
+        "tiles: expected additive or dot attention in 16 bits on CUDA, with heads of 8, 16, 32, 64 or 128");
+    check.require(!p.edge.any(), "tiles: expected no edge tensors and no dropout");
+  }
+
+  // Launches forward, when `p` has its inputs, its plan and pointers to what is saved.
   struct Outputs {
     Tensor out;
     OptTensor attention;
@@ -251,53 +229,26 @@ struct Attention {
     return {out, attention};
   }
 
-  static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
-      int64_t score, Tensor value, OptTensor src, OptTensor dst, OptTensor attn, OptTensor edge_bias,
-      OptTensor edge_gate, OptTensor edge_mask, OptTensor edge_weight, OptTensor edge_feat, OptTensor seed,
-      OptTensor out_bias, Tensor indices, OptTensor eids, Tensor items, Tensor splits, Sizes plan, OptTensor,
-      OptTensor, OptTensor, OptTensor, Sizes, OptTensor tiles, OptTensor, int64_t num_dst,
-      double negative_slope, double scale, double dropout_p, int64_t flags, bool return_attention,
-      bool save_positive) {
-    const typename Backend::Scope scope(value);
-    const Checker check("dfgnn::attention_forward", value);
-    Inputs in{score,     value,          src,         dst,       attn, edge_bias,
-              edge_gate, edge_mask,      edge_weight, edge_feat, seed, out_bias,
-              num_dst,   negative_slope, scale,       dropout_p, flags};
-    ForwardParams p{};
-    check.tensor("indices", indices, {-1}, {ScalarType::Int});
-    fill(check, in, p, indices.size(0));
-    p.csr = csr(check, "indices", indices, eids, items, splits, plan, tiles, num_dst, in.num_src());
-    check.require(!save_positive || p.score == Score::additive, "save_positive: additive only");
+  // ---- backward --------------------------------------------------------------------------------
 
-    const ScalarType type = in.type(), acc = in.acc();
-    const int64_t h = in.heads(), dv = in.value_dim();
-    Tensor stats = make(value, {num_dst, h, 2}, acc);
-    p.stats = stats.mutable_data_ptr();
-    const OptTensor positive = optional(p.positive, save_positive, value, {num_dst, h, dv}, type);
-    const OptTensor mass = optional(p.positive_mass, save_positive, value, {num_dst, h}, acc);
-    const Outputs made = run_forward(check, in, p, return_attention);
-    return {made.out, stats, or_empty(positive, value, type), or_empty(mass, value, acc),
-            or_empty(made.attention, value, acc)};
-  }
-
-  // The requested gradients.
+  // The gradients that were asked for.
   struct Gradients {
     Tensor value;
     OptTensor src, dst, attn, bias, gate, weight, feat;
   };
-  // How backward computes the gradient of dst of the additive score: from forward's sums over edges with z >
-  // 0, or by a sum over each row's edges.
-  struct WayOfDst {
+  // How backward computes the gradient of dst of the additive score: from the sums over edges with z > 0 that
+  // forward saved, or from a sum over the edges of each row.
+  struct DstGradient {
     bool need, sum_rows, from_positive;
   };
-  static WayOfDst way_of_dst(const Inputs& in, bool grad_attention, int64_t bits) {
+  static DstGradient dst_gradient(const Inputs& in, bool grad_attention, int64_t bits) {
     const bool additive = Score(in.score) == Score::additive;
     const bool need = !additive || (in.dst && (bits & kNeedDst));
     const bool sum_rows = additive && need && (grad_attention || in.gate);
     return {need, sum_rows, additive && need && !sum_rows};
   }
 
-  // Checks backward's further arguments, and fills them in.
+  // Checks the arguments that only backward has, and fills them in.
   static void fill_backward(const Checker& check, const Inputs& in, BackwardParams& p, Tensor& grad_out,
                             Tensor& out, OptTensor& grad_attention, OptTensor& attention) {
     const ScalarType type = in.type(), acc = in.acc();
@@ -314,9 +265,9 @@ struct Attention {
     p.attention = data(attention), p.grad_attention = data(grad_attention);
   }
 
-  // Launches backward, after the caller has set the inputs and plans of `p` and what forward saved.
+  // Launches backward, when `p` has its inputs, its plans and what forward saved.
   static Gradients run_backward(const Checker& check, const Inputs& in, BackwardParams& p,
-                                const WayOfDst& way, int64_t need) {
+                                const DstGradient& of_dst, int64_t need) {
     check_plan(check, p, p.csr);
     check_plan(check, p, p.reverse);
     const bool tiles = p.csr.tiles || p.reverse.tiles, sums = p.attention;
@@ -334,7 +285,7 @@ struct Attention {
                 dst_size = additive ? Sizes{m, h} : Sizes{m, h, d};
     const ScalarType ends = additive ? acc : type;
     g.src = optional(additive ? p.grad_alpha_src : p.grad_key, additive || dot, value, src_size, ends);
-    g.dst = optional(additive ? p.grad_alpha_dst : p.grad_query, way.need, value, dst_size, ends);
+    g.dst = optional(additive ? p.grad_alpha_dst : p.grad_query, of_dst.need, value, dst_size, ends);
     const bool v2 = p.score == Score::additive_v2, fold = Backend::kSumsAttention && p.attn_parts;
     g.attn = optional(fold ? p.attn_total : p.grad_attn, v2, value, {fold ? 1 : p.attn_parts, h, dv}, acc);
     g.bias = optional(p.grad_bias, in.bias && (need & kNeedBias), value, {edges, h}, acc);
@@ -354,11 +305,11 @@ struct Attention {
     Workspace scratch;
     scratch.add(p.node_stats, true, {m, h, hands_over || p.handed ? 1 : 4}, acc);
     if (hands_over) scratch.add(p.handed, true, {edges, h, 2}, acc);
-    scratch.add(p.grad_raw, way.sum_rows, {edges, h}, acc);
+    scratch.add(p.grad_raw, of_dst.sum_rows, {edges, h}, acc);
     if (fold) scratch.add(p.grad_attn, true, {p.attn_parts, h, dv}, acc);
     scratch.add(p.attn_sums, fold && p.attn_parts > kAttnAtOnce, {kAttnSums, h, dv}, acc);
     scratch.add(p.row_sums, sums, {m, h}, acc);
-    scratch.add(p.partial_sums, sums || way.sum_rows, {slots, h}, acc);
+    scratch.add(p.partial_sums, sums || of_dst.sum_rows, {slots, h}, acc);
     scratch.add(p.partial_query, slots && !additive, {slots, h, d}, acc);
     scratch.add(p.partial_key, rev_slots && dot, {rev_slots, h, d}, acc);
     scratch.add(p.partial_value, rev_slots, {rev_slots, h, dv}, acc);
@@ -367,6 +318,48 @@ struct Attention {
     const OptTensor memory = scratch.make(value);
     Backend::backward(p, value);
     return g;
+  }
+
+  static void check_need(const Checker& check, int64_t need) {
+    check.require(need >= 0 && need < 2 * kNeedFeat, "need: unknown bits: ", need);
+  }
+
+  // Backward as both operators run it, on a graph of `edges` edges. read(need_positive) fills in what forward
+  // saved, plans() the two directions of the graph.
+  template <class Read, class Plans>
+  static Gradients backward_call(const Checker& check, Inputs& in, BackwardParams& p, int64_t edges,
+                                 Tensor& grad_out, Tensor& out, OptTensor& grad_attention,
+                                 OptTensor& attention, int64_t need, Read read, Plans plans) {
+    check_need(check, need);
+    fill(check, in, p, edges);
+    fill_backward(check, in, p, grad_out, out, grad_attention, attention);
+    const DstGradient of_dst = dst_gradient(in, grad_attention.has_value(), need);
+    read(of_dst.from_positive);
+    plans();
+    return run_backward(check, in, p, of_dst, need);
+  }
+
+  // ---- operators of the dispatcher ---------------------------------------------------------------
+
+  static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
+      int64_t score, Tensor value, OptTensor src, OptTensor dst, OptTensor attn, OptTensor edge_bias,
+      OptTensor edge_gate, OptTensor edge_mask, OptTensor edge_weight, OptTensor edge_feat, OptTensor seed,
+      OptTensor out_bias, Tensor indices, OptTensor eids, Tensor items, Tensor splits, Sizes plan, OptTensor,
+      OptTensor, OptTensor, OptTensor, Sizes, OptTensor tiles, OptTensor, int64_t num_dst,
+      double negative_slope, double scale, double dropout_p, int64_t flags, bool return_attention,
+      bool save_positive) {
+    const typename Backend::Scope scope(value);
+    const Checker check("dfgnn::attention_forward", value);
+    Inputs in{score,     value,          src,         dst,       attn, edge_bias,
+              edge_gate, edge_mask,      edge_weight, edge_feat, seed, out_bias,
+              num_dst,   negative_slope, scale,       dropout_p, flags};
+    ForwardParams p{};
+    check.tensor("indices", indices, {-1}, {ScalarType::Int});
+    fill(check, in, p, indices.size(0));
+    p.csr = csr(check, "indices", indices, eids, items, splits, plan, tiles, num_dst, in.num_src());
+    const Saved saved = make_saved(check, p, in, save_positive);
+    const Outputs made = run_forward(check, in, p, return_attention);
+    return {made.out, *saved[0], *saved[2], *saved[1], or_empty(made.attention, value, in.acc())};
   }
 
   static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
@@ -382,31 +375,26 @@ struct Attention {
     check.tensor("grad_out", grad_out, {-1, -1, -1}, {value.scalar_type()});
     check.tensor("indices", indices, {-1}, {ScalarType::Int});
     const int64_t m = grad_out.size(0);
-    check_need(check, need);
     Inputs in{score,     value, src,      dst, attn,           edge_bias, edge_gate, edge_mask, edge_weight,
               edge_feat, seed,  out_bias, m,   negative_slope, scale,     dropout_p, flags};
     BackwardParams p{};
-    fill(check, in, p, indices.size(0));
-    fill_backward(check, in, p, grad_out, out, grad_attention, attention);
+    Saved saved{stats, positive_mass, positive};
+    const auto read = [&](bool need_positive) {
+      check.require(!need_positive || (positive && positive_mass),
+                    "positive: needed for the gradient of dst");
+      read_saved(check, p, in, need_positive, saved);
+    };
+    const auto plans = [&] {
+      p.csr = csr(check, "indices", indices, eids, items, splits, plan, tiles, m, in.num_src());
+      p.reverse =
+          reverse_csr(check, rev_indices, rev_eids, rev_items, rev_splits, rev_plan, rev_tiles, p.shape);
+    };
+    const Gradients g = backward_call(check, in, p, indices.size(0), grad_out, out, grad_attention, attention,
+                                      need, read, plans);
     const ScalarType type = in.type(), acc = in.acc();
-    const int64_t h = in.heads(), dv = in.value_dim();
-    check.tensor("stats", stats, {m, h, 2}, {acc});
-    stats = dense(stats), p.stats = data(stats);
-    const WayOfDst way = way_of_dst(in, grad_attention.has_value(), need);
-    check.require(!way.from_positive || (positive && positive_mass),
-                  "positive: needed for the gradient of dst");
-    if (way.from_positive) {
-      check.tensor("positive", positive, {m, h, dv}, {type});
-      check.tensor("positive_mass", positive_mass, {m, h}, {acc});
-      positive = dense(positive), positive_mass = dense(positive_mass);
-      p.positive = data(positive), p.positive_mass = data(positive_mass);
-    }
-    p.csr = csr(check, "indices", indices, eids, items, splits, plan, tiles, m, in.num_src());
-    p.reverse =
-        reverse_csr(check, rev_indices, rev_eids, rev_items, rev_splits, rev_plan, rev_tiles, p.shape);
-    const Gradients g = run_backward(check, in, p, way, need);
     const bool additive = p.score == Score::additive;
-    const OptTensor attn_parts = g.attn ? g.attn : OptTensor(make(value, {0, h, dv}, acc));
+    const OptTensor attn_parts =
+        g.attn ? g.attn : OptTensor(make(value, {0, in.heads(), in.value_dim()}, acc));
     return {g.value,
             or_empty(g.src, value, type),
             or_empty(g.dst, value, additive ? acc : type),
@@ -417,66 +405,94 @@ struct Attention {
             or_empty(g.feat, value, type)};
   }
 
-  static void check_need(const Checker& check, int64_t need) {
-    check.require(need >= 0 && need < 2 * kNeedFeat, "need: unknown bits: ", need);
+  // ---- operators of eager calls ------------------------------------------------------------------
+
+  // Rows [n, heads * size] of a layer as [n, heads, size], and back; heads = 0: they are [n, heads, size].
+  static void split(const Checker& check, OptTensor& t, int64_t heads) {
+    if (!heads || !t) return;
+    check.require(heads > 0 && t->dim() == 2 && t->size(1) % heads == 0,
+                  "heads: expected tensors of two dimensions, and of a multiple of ", heads, " columns");
+    t = reshaped(dense(*t), {t->size(0), heads, t->size(1) / heads});
+  }
+  static void split(const Checker& check, Tensor& t, int64_t heads) {
+    OptTensor some = t;
+    split(check, some, heads);
+    t = *some;
+  }
+  static OptTensor joined(const OptTensor& t, int64_t heads) {
+    if (!heads || !t || t->dim() < 3) return t;
+    return reshaped(*t, {t->size(0), t->size(1) * t->size(2)});
+  }
+  // Vectors, one per head, of any shape as [heads, size].
+  static OptTensor by_head(const Checker& check, const char* name, const OptTensor& t, int64_t heads) {
+    if (!heads || !t) return t;
+    check.require(t->numel() % heads == 0, name, ": expected a multiple of ", heads, " elements");
+    return reshaped(dense(*t), {heads, t->numel() / heads});
   }
 
-  static ProductParams product(const Checker& check, const Tensor& feat, int64_t num_rows,
-                               const Tensor& indices, const OptTensor& eids, const Tensor& items,
-                               const Tensor& splits, const Sizes& plan) {
-    check.tensor("feat", feat, {-1, -1, -1}, {feat.scalar_type()});
-    check.tensor("indices", indices, {-1}, {ScalarType::Int});
-    check.count("num_rows", num_rows);
-    for (int k = 0; k < 3; ++k) check.count("feat: sizes", feat.size(k));
-    ProductParams p{};
-    p.dtype = dtype_of(check.op(), feat);
-    p.shape = {num_rows,
-               feat.size(0),
-               indices.size(0),
-               int32_t(feat.size(1)),
-               int32_t(feat.size(2)),
-               int32_t(feat.size(2))};
-    Backend::check(check, p.shape, p.dtype);
-    p.csr = csr(check, "indices", indices, eids, items, splits, plan, {}, num_rows, feat.size(0));
-    check_parts(check, p.csr, p.dtype, p.shape);
-    p.feat = data(feat);
-    return p;
+  static std::tuple<Tensor, Tensor, OptTensor> attend(
+      int64_t number, int64_t heads, int64_t score, Tensor value, OptTensor src, OptTensor dst,
+      OptTensor attn, OptTensor edge_bias, OptTensor edge_gate, OptTensor edge_mask, OptTensor edge_weight,
+      OptTensor edge_feat, OptTensor seed, OptTensor out_bias, double negative_slope, double scale,
+      double dropout_p, int64_t flags, bool return_attention, bool save_positive) {
+    const typename Backend::Scope scope(value);
+    const Checker check("dfgnn::attend", value);
+    split(check, value, heads);
+    if (Score(score) != Score::additive) split(check, src, heads), split(check, dst, heads);
+    attn = by_head(check, "attn", attn, heads), out_bias = by_head(check, "out_bias", out_bias, heads);
+    const auto graph = graph_of(check, number, value, false);
+    Inputs in{score,           value,          src,         dst,       attn, edge_bias,
+              edge_gate,       edge_mask,      edge_weight, edge_feat, seed, out_bias,
+              graph->sizes[0], negative_slope, scale,       dropout_p, flags};
+    ForwardParams p{};
+    fill(check, in, p, graph->sizes[2]);
+    p.csr = graph->csr;
+    const OptTensor memory = kept(check, p, in, save_positive).make(value);
+    const Outputs made = run_forward(check, in, p, return_attention);
+    return {*joined(made.out, heads), *memory, made.attention};
   }
 
-  static Tensor sddmm(Tensor row_feat, Tensor feat, Tensor indices, OptTensor eids, Tensor items,
-                      Tensor splits, Sizes plan) {
-    const typename Backend::Scope scope(feat);
-    const Checker check("dfgnn::sddmm", feat);
-    feat = dense(feat), row_feat = dense(row_feat);
-    ProductParams p = product(check, feat, row_feat.size(0), indices, eids, items, splits, plan);
-    check.tensor("row_feat", row_feat, {-1, feat.size(1), feat.size(2)}, {feat.scalar_type()});
-    Tensor out = make(feat, {indices.size(0), feat.size(1)}, feat.scalar_type());
-    p.row_feat = data(row_feat), p.edge_out = out.mutable_data_ptr();
-    if (indices.size(0)) Backend::sddmm(p, feat);
-    return out;
-  }
-
-  static Tensor spmm(Tensor weight, Tensor feat, Tensor indices, OptTensor eids, Tensor items, Tensor splits,
-                     Sizes plan, int64_t num_rows) {
-    const typename Backend::Scope scope(feat);
-    const Checker check("dfgnn::spmm", feat);
-    feat = dense(feat), weight = dense(weight);
-    ProductParams p = product(check, feat, num_rows, indices, eids, items, splits, plan);
-    check.tensor("weight", weight, {indices.size(0), feat.size(1)}, {feat.scalar_type()});
-    Tensor out = make(feat, {num_rows, feat.size(1), feat.size(2)}, feat.scalar_type());
-    const int64_t slots = p.csr.num_slots;
-    const OptTensor partial = optional(p.partial_out, slots, feat, {slots, feat.size(1), feat.size(2)},
-                                       acc_type(feat.scalar_type()));
-    p.weight = data(weight), p.out = out.mutable_data_ptr();
-    Backend::spmm(p, feat);
-    return out;
+  static std::tuple<Tensor, OptTensor, OptTensor, OptTensor, OptTensor, OptTensor, OptTensor, OptTensor>
+  attend_backward(int64_t number, int64_t heads, Tensor grad_out, OptTensor grad_attention, int64_t score,
+                  Tensor value, OptTensor src, OptTensor dst, OptTensor attn, OptTensor edge_bias,
+                  OptTensor edge_gate, OptTensor edge_mask, OptTensor edge_weight, OptTensor edge_feat,
+                  OptTensor seed, OptTensor out_bias, Tensor out, Tensor memory, bool has_positive,
+                  OptTensor attention, double negative_slope, double scale, double dropout_p, int64_t flags,
+                  int64_t need) {
+    const typename Backend::Scope scope(value);
+    const Checker check("dfgnn::attend_backward", value);
+    split(check, value, heads), split(check, grad_out, heads), split(check, out, heads);
+    if (Score(score) != Score::additive) split(check, src, heads), split(check, dst, heads);
+    attn = by_head(check, "attn", attn, heads), out_bias = by_head(check, "out_bias", out_bias, heads);
+    const auto graph = graph_of(check, number, value, true);
+    Inputs in{score,           value,          src,         dst,       attn, edge_bias,
+              edge_gate,       edge_mask,      edge_weight, edge_feat, seed, out_bias,
+              graph->sizes[0], negative_slope, scale,       dropout_p, flags};
+    BackwardParams p{};
+    const auto read_kept = [&](bool need_positive) {
+      check.require(!need_positive || has_positive, "kept: expected `positive` for the gradient of dst");
+      read(check, kept(check, p, in, has_positive), memory);
+      if (!need_positive) p.positive = p.positive_mass = nullptr;
+    };
+    const auto plans = [&] { p.csr = graph->csr, p.reverse = graph->reverse; };
+    const Gradients g = backward_call(check, in, p, graph->sizes[2], grad_out, out, grad_attention, attention,
+                                      need, read_kept, plans);
+    return {*joined(g.value, heads),
+            joined(g.src, heads),
+            joined(g.dst, heads),
+            g.attn,
+            g.bias,
+            g.gate,
+            g.weight,
+            g.feat};
   }
 
   static void register_ops(torch::stable::detail::StableLibrary& m) {
     m.impl("attention_forward", TORCH_BOX(&forward));
     m.impl("attention_backward", TORCH_BOX(&backward));
-    m.impl("sddmm", TORCH_BOX(&sddmm));
-    m.impl("spmm", TORCH_BOX(&spmm));
+    m.impl("graph_handle", TORCH_BOX(&Graphs<Backend>::graph_handle));
+    m.impl("attend", TORCH_BOX(&attend));
+    m.impl("attend_backward", TORCH_BOX(&attend_backward));
   }
 };
 

@@ -13,8 +13,10 @@
 #include "cpu_graph.h"
 #include "edge_products.h"
 #include "edge_terms.h"
+#include "gat.h"
 #include "parallel.h"
-#include "planned.h"
+#include "products.h"
+#include "projected.h"
 #include "schemas.h"
 #include "second_order.h"
 
@@ -114,7 +116,7 @@ std::string constants() {
 }  // namespace
 
 int64_t keep_on_cpu(const CpuGraph& made) {
-  using P = Planned<CpuBackend>;
+  using P = Graphs<CpuBackend>;
   return P::keep(std::make_shared<P::Graph>(P::Graph{{made.csr.num_rows, made.num_src, made.num_edges},
                                                      made.held.front().device(),
                                                      made.csr,
@@ -142,14 +144,17 @@ STABLE_TORCH_LIBRARY_IMPL(dfgnn, CompositeExplicitAutograd, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(dfgnn, CPU, m) {
-  dfgnn::Planned<dfgnn::CpuBackend>::register_ops(m);
+  dfgnn::Attention<dfgnn::CpuBackend>::register_ops(m);
+  dfgnn::ProjectedAttention<dfgnn::CpuBackend>::register_ops(m);
+  dfgnn::GatAttention<dfgnn::CpuBackend>::register_ops(m);
+  dfgnn::Products<dfgnn::CpuBackend>::register_ops(m);
   dfgnn::EdgeTerms<dfgnn::CpuBackend>::register_ops(m);
   dfgnn::SecondOrder<dfgnn::CpuBackend>::register_ops(m);
   dfgnn::EdgeProducts<dfgnn::CpuBackend>::register_ops(m);
 }
 
 extern "C" __attribute__((visibility("default"))) void dfgnn_drop_graph_cpu(int64_t number) {
-  dfgnn::Planned<dfgnn::CpuBackend>::drop_graph(number);
+  dfgnn::Graphs<dfgnn::CpuBackend>::drop_graph(number);
 }
 
 // A plain C function, because every call of a layer calls it. It must not throw; 0: unknown contents.

@@ -5,7 +5,9 @@
 #include "../cuda/edges/edge_terms.h"
 #include "../cuda/engine.h"
 #include "edge_terms.h"
-#include "planned.h"
+#include "gat.h"
+#include "products.h"
+#include "projected.h"
 
 namespace dfgnn {
 namespace {
@@ -99,7 +101,7 @@ struct CudaBackend {
     OptTensor rev_items, rev_splits;
     if (backward) rev_items = cut[1].items, rev_splits = cut[1].splits;
     const Sizes plan{how[2] + how[3], how[4], 0, rows, cols, edges};
-    const int64_t number = Planned<CudaBackend>::graph_handle(
+    const int64_t number = Graphs<CudaBackend>::graph_handle(
         indices, eids, items, splits, plan, rev_indices, rev_eids, rev_items, rev_splits, rev_plan, {}, {});
     return {number, items, splits, rev_items, rev_splits};
   }
@@ -145,8 +147,7 @@ struct CudaBackend {
     check.tensor("feat", feat, {-1, -1}, {type});
     const int64_t n = feat.size(0), d = feat.size(1);
     const Tensor heads = torch::stable::view(dense(feat), {n, 1, d});
-    ProductParams p =
-        Attention<CudaBackend>::product(check, heads, num_dst, indices, {}, items, splits, plan);
+    ProductParams p = Products<CudaBackend>::product(check, heads, num_dst, indices, {}, items, splits, plan);
     Tensor out = make(feat, {num_dst, d}, type);
     const Tensor partial = make(feat, {p.csr.num_slots, d}, acc_type(type));
     p.out = out.mutable_data_ptr(), p.partial_out = partial.mutable_data_ptr();
@@ -159,7 +160,10 @@ struct CudaBackend {
 }  // namespace dfgnn
 
 STABLE_TORCH_LIBRARY_IMPL(dfgnn, CUDA, m) {
-  dfgnn::Planned<dfgnn::CudaBackend>::register_ops(m);
+  dfgnn::Attention<dfgnn::CudaBackend>::register_ops(m);
+  dfgnn::ProjectedAttention<dfgnn::CudaBackend>::register_ops(m);
+  dfgnn::GatAttention<dfgnn::CudaBackend>::register_ops(m);
+  dfgnn::Products<dfgnn::CudaBackend>::register_ops(m);
   dfgnn::EdgeTerms<dfgnn::CudaBackend>::register_ops(m);
   m.impl("cut_graph", TORCH_BOX(&dfgnn::CudaBackend::cut_graph));
   m.impl("projection_grad", TORCH_BOX(&dfgnn::CudaBackend::projection_grad));
@@ -167,5 +171,5 @@ STABLE_TORCH_LIBRARY_IMPL(dfgnn, CUDA, m) {
 }
 
 extern "C" __attribute__((visibility("default"))) void dfgnn_drop_graph_cuda(int64_t number) {
-  dfgnn::Planned<dfgnn::CudaBackend>::drop_graph(number);
+  dfgnn::Graphs<dfgnn::CudaBackend>::drop_graph(number);
 }

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../core/edge_products.h"
-#include "attention.h"
+#include "graphs.h"
 
 namespace dfgnn {
 
@@ -23,8 +23,8 @@ struct EdgeProducts {
     p.dtype = dtype_of(check.op(), rows);
     p.num_rows = rows.size(0), p.num_cols = cols.size(0), p.num_edges = indices.size(0);
     p.heads = int32_t(heads), p.dim = int32_t(dim), p.scale = scale;
-    p.csr = Attention<Backend>::csr(check, "indices", indices, eids, items, splits, plan, {}, p.num_rows,
-                                    p.num_cols);
+    p.csr = Graphs<Backend>::csr(check, "indices", indices, eids, items, splits, plan, {}, p.num_rows,
+                                 p.num_cols);
     check.require(p.csr.num_parts == 0, "plan: expected items in one part");
     p.rows = data(rows), p.cols = data(cols), p.feat = data(feat);
     return p;

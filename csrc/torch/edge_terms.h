@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "../core/edge_terms.h"
-#include "attention.h"
+#include "graphs.h"
 
 namespace dfgnn {
 
@@ -30,9 +30,9 @@ struct EdgeTerms {
     p.num_rows = num_rows, p.num_edges = indices.size(0);
     p.heads = int32_t(heads), p.dim = int32_t(dim), p.width = int32_t(width), p.scale = 1;
     // These operators use no columns, so any number of them fits.
-    const PlanArgs args = Attention<Backend>::plan_args(check, plan);
-    p.csr = Attention<Backend>::csr(check, "indices", indices, eids, items, splits, plan, {}, num_rows,
-                                    args.num_cols);
+    const PlanArgs args = Graphs<Backend>::plan_args(check, plan);
+    p.csr = Graphs<Backend>::csr(check, "indices", indices, eids, items, splits, plan, {}, num_rows,
+                                 args.num_cols);
     check.require(p.csr.num_parts == 0, "plan: expected items in one part");
     return p;
   }

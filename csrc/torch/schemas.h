@@ -40,7 +40,7 @@ inline constexpr const char* kBackward =
     " -> (Tensor grad_value, Tensor grad_src, Tensor grad_dst, Tensor grad_attn, Tensor grad_bias, "
     "Tensor grad_gate, Tensor grad_weight, Tensor grad_feat)";
 
-// The operators of eager calls (planned.h). graph: the number that graph_handle returned, valid until the
+// The operators of eager calls (attention.h). graph: the number that graph_handle returned, valid until the
 // library's dfgnn_drop_graph_... is called. kept: the tensor with all that backward needs beside out.
 // score_terms: the sums over the last dimension of feat [N, H, D] times attn [.., H, D]; gat: additive
 // attention with these terms, where the destinations are the first rows of feat. attend_projected: dot

@@ -1,9 +1,9 @@
 // The operator attend_second_order: it checks, allocates and launches cpu/second_order.h. A Backend is that
-// of planned.h with `second_numbers(csr)` and `second_order(params)`.
+// of attention.h with `second_numbers(csr)` and `second_order(params)`.
 #pragma once
 
 #include "../cpu/second_order.h"
-#include "planned.h"
+#include "attention.h"
 
 namespace dfgnn {
 
@@ -54,7 +54,7 @@ struct SecondOrder {
     const typename Backend::Scope scope(value);
     const Checker check("dfgnn::attend_second_order", value);
     Base::check_need(check, need);
-    const auto graph = Planned<Backend>::graph_of(check, number, value, true);
+    const auto graph = Base::graph_of(check, number, value, true);
     Inputs in{score,           value,          src,         dst,       attn, edge_bias,
               edge_gate,       edge_mask,      edge_weight, edge_feat, seed, out_bias,
               graph->sizes[0], negative_slope, scale,       dropout_p, flags};

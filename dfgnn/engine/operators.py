@@ -1,9 +1,9 @@
 """The operators of attention and of products along edges, called by records and graphs.
 
 No other module of the engine knows the order of an operator's arguments (csrc/torch/schemas.h). The operators
-of attention exist in two forms. Those of eager calls know a graph and its plan by a number: an `EagerCall`
-(csrc/torch/planned.h). Those that go through torch's dispatcher take all tensors of the graph: a
-`DispatchedCall` (csrc/torch/attention.h). Both give the same numbers.
+of attention (csrc/torch/attention.h) exist in two forms. Those of eager calls know a graph and its plan by a
+number: an `EagerCall`. Those that go through torch's dispatcher take all tensors of the graph: a
+`DispatchedCall`. Both give the same numbers.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ SAVED_ALIGN = 256
 
 
 def unpacked(saved: Tensor, value: Tensor, num_dst: int, positive: bool):
-    """stats, positive and positive_mass, saved by an eager forward in one tensor (csrc/torch/planned.h)."""
+    """stats, positive and positive_mass, saved by an eager forward in one tensor (csrc/torch/attention.h)."""
     _, heads, dim = value.shape
     acc, at = acc_type(value.dtype), 0
 

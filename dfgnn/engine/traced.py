@@ -2,7 +2,7 @@
 calls.
 
 What compiled code calls is ``..._attend_run``, ``..._gat_run`` and their gradients: they look the graph up
-and hand its number on to the operators of csrc/torch/planned.h. They return lists, of what is wanted.
+and hand its number on to the operators of csrc/torch/attention.h. They return lists, of what is wanted.
 """
 
 from __future__ import annotations

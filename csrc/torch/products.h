@@ -1,0 +1,69 @@
+// The operators sddmm and spmm: products of the rows at both ends of the edges, and sums of neighbours' rows.
+// Backend as in attention.h.
+#pragma once
+
+#include "graphs.h"
+
+namespace dfgnn {
+
+template <class Backend>
+struct Products {
+  static ProductParams product(const Checker& check, const Tensor& feat, int64_t num_rows,
+                               const Tensor& indices, const OptTensor& eids, const Tensor& items,
+                               const Tensor& splits, const Sizes& plan) {
+    check.tensor("feat", feat, {-1, -1, -1}, {feat.scalar_type()});
+    check.tensor("indices", indices, {-1}, {ScalarType::Int});
+    check.count("num_rows", num_rows);
+    for (int k = 0; k < 3; ++k) check.count("feat: sizes", feat.size(k));
+    ProductParams p{};
+    p.dtype = dtype_of(check.op(), feat);
+    p.shape = {num_rows,
+               feat.size(0),
+               indices.size(0),
+               int32_t(feat.size(1)),
+               int32_t(feat.size(2)),
+               int32_t(feat.size(2))};
+    Backend::check(check, p.shape, p.dtype);
+    p.csr = Graphs<Backend>::csr(check, "indices", indices, eids, items, splits, plan, {}, num_rows,
+                                 feat.size(0));
+    Graphs<Backend>::check_parts(check, p.csr, p.dtype, p.shape);
+    p.feat = data(feat);
+    return p;
+  }
+
+  static Tensor sddmm(Tensor row_feat, Tensor feat, Tensor indices, OptTensor eids, Tensor items,
+                      Tensor splits, Sizes plan) {
+    const typename Backend::Scope scope(feat);
+    const Checker check("dfgnn::sddmm", feat);
+    feat = dense(feat), row_feat = dense(row_feat);
+    ProductParams p = product(check, feat, row_feat.size(0), indices, eids, items, splits, plan);
+    check.tensor("row_feat", row_feat, {-1, feat.size(1), feat.size(2)}, {feat.scalar_type()});
+    Tensor out = make(feat, {indices.size(0), feat.size(1)}, feat.scalar_type());
+    p.row_feat = data(row_feat), p.edge_out = out.mutable_data_ptr();
+    if (indices.size(0)) Backend::sddmm(p, feat);
+    return out;
+  }
+
+  static Tensor spmm(Tensor weight, Tensor feat, Tensor indices, OptTensor eids, Tensor items, Tensor splits,
+                     Sizes plan, int64_t num_rows) {
+    const typename Backend::Scope scope(feat);
+    const Checker check("dfgnn::spmm", feat);
+    feat = dense(feat), weight = dense(weight);
+    ProductParams p = product(check, feat, num_rows, indices, eids, items, splits, plan);
+    check.tensor("weight", weight, {indices.size(0), feat.size(1)}, {feat.scalar_type()});
+    Tensor out = make(feat, {num_rows, feat.size(1), feat.size(2)}, feat.scalar_type());
+    const int64_t slots = p.csr.num_slots;
+    const OptTensor partial = optional(p.partial_out, slots, feat, {slots, feat.size(1), feat.size(2)},
+                                       acc_type(feat.scalar_type()));
+    p.weight = data(weight), p.out = out.mutable_data_ptr();
+    Backend::spmm(p, feat);
+    return out;
+  }
+
+  static void register_ops(torch::stable::detail::StableLibrary& m) {
+    m.impl("sddmm", TORCH_BOX(&sddmm));
+    m.impl("spmm", TORCH_BOX(&spmm));
+  }
+};
+
+}  // namespace dfgnn
