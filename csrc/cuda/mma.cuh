@@ -69,19 +69,6 @@ __device__ __forceinline__ float2 unpack_two(uint32_t x) {
     return make_float2(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u));
   }
 }
-// Makes `found`, which was 0, NaN if one of the numbers is not finite, because that times 0 is NaN.
-template <typename T>
-__device__ __forceinline__ void find_infinite(const uint4& numbers, uint32_t& found) {
-  const uint32_t words[4] = {numbers.x, numbers.y, numbers.z, numbers.w};
-#pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    if constexpr (std::is_same_v<T, __half>) {
-      asm("fma.rn.f16x2 %0, %1, %2, %0;" : "+r"(found) : "r"(words[k]), "r"(0));
-    } else {
-      asm("fma.rn.bf16x2 %0, %1, %2, %0;" : "+r"(found) : "r"(words[k]), "r"(0));
-    }
-  }
-}
 // 2^x, for differences of scores in units of log 2. The instruction's error, 2^-22, is far below the rounding
 // of 16-bit weights.
 inline constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;

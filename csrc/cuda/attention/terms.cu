@@ -1,10 +1,10 @@
 // Score terms of additive attention from projected features, and their gradients: core/terms.h.
 //
-// Forward: blockIdx.y is a head; a sub-warp of `lanes` takes a row at a time, a lane 16 bytes of it. The
-// vectors' part of a lane stays in registers over its rows.
-// Backward: a thread owns 16 bytes of a row's columns and walks over rows a block's row threads apart; the
-// block adds its sums in shared memory, a second kernel those of the blocks, in a fixed order. Reads feat,
-// grad_out and grad_feat once, writes grad_feat.
+// Forward: blockIdx.y is a head. A sub-warp of `lanes` lanes takes a row at a time, a lane 16 bytes of it,
+// and holds its part of the vectors in registers over all its rows. Backward: a thread takes 16 bytes of
+// columns, and every row that is a multiple of the block's row threads away. A block adds up its sums in
+// shared memory, a second kernel adds up those of the blocks, in a fixed order. It reads feat, grad_out and
+// grad_feat once, and writes grad_feat.
 #include "../launch.cuh"
 #include "terms.h"
 
@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kTermsThreads) terms_kernel(const TermsParams 
   A first[2][V];
 #pragma unroll
   for (int k = 0; k < 2; ++k) repeat<V>([&](int c) { first[k][c] = vector_at<T>(p, k, head, lane * V + c); });
-  // The same number of rounds for all lanes of a warp, which shuffle together.
+  // All lanes of a warp run the same number of iterations, because they shuffle in each.
   const int64_t from = int64_t(blockIdx.x) * (kTermsThreads >> lanes_log2);
   for (int64_t base = from; base < p.num_rows[0]; base += step) {
     const int64_t n = base + (threadIdx.x >> lanes_log2);
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kTermsThreads) terms_backward_kernel(const Ter
       A x[V], grad[V];
       Pack<T>::unpack(load_raw(static_cast<const T*>(p.feat) + at), x);
       T* const to = static_cast<T*>(q.grad_feat) + at;
-      const uint4 old = *reinterpret_cast<const uint4*>(to);  // written here: not through the read-only cache
+      const uint4 old = *reinterpret_cast<const uint4*>(to);  // not __ldg: this kernel writes it, too
       Pack<T>::unpack(Raw{{old.x, old.y, old.z, old.w}}, grad);
       repeat<V>([&](int c) {
         grad[c] += u * vectors[0][c] + w * vectors[1][c];
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kTermsThreads) terms_backward_kernel(const Ter
   }
 }
 
-// A block adds 32 columns of one kind, its warps every 8th part each.
+// A block adds up 32 columns of one of the sums; each of its warps takes every 8th part.
 template <typename T>
 __global__ void __launch_bounds__(kTermsThreads) terms_sums_kernel(const TermsBackwardParams q) {
   using A = Acc<T>;
@@ -152,7 +152,7 @@ struct BackwardGrid {
     while (columns < loads && columns < kTermsThreads / 2) columns *= 2;
     threads = dim3(columns, kTermsThreads / columns);
     blocks.y = unsigned((loads + columns - 1) / columns);
-    // Two rows or more per thread, and no more blocks than are resident at a time.
+    // At least two rows per thread, and no more blocks than are resident at a time.
     const int64_t wanted = (p.num_rows[0] + 2 * threads.y - 1) / (2 * threads.y);
     const int64_t most = std::max<int64_t>(device().multiprocessors * 4 / blocks.y, 1);
     blocks.x = unsigned(std::min<int64_t>({wanted, most, kMostTermsParts}));
