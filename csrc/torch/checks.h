@@ -18,6 +18,10 @@
 
 #include "../core/params.h"
 
+#ifndef STABLE_TORCH_ERROR_CODE_CHECK  // PyTorch 2.11 calls it so
+#define STABLE_TORCH_ERROR_CODE_CHECK(call) TORCH_ERROR_CODE_CHECK(call)
+#endif
+
 namespace dfgnn {
 
 using torch::headeronly::ScalarType;
