@@ -159,7 +159,7 @@ def text(found: dict) -> str:
     return "; ".join(parts)
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -170,7 +170,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--commit", help="to be recorded, where there is no repository")
     parser.add_argument("--json", type=Path, metavar="FILE")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     rows = []

@@ -371,9 +371,11 @@ def _with_width(feat: Tensor | None, rows: Tensor) -> Tensor | None:
 def _differentiates_twice(terms: EdgeTerms) -> bool:
     """Whether second derivatives are likely: features of edges that depend on what is differentiated by, as
     on positions. `_composed` records a graph once, while `_Separate` would compute forward again for it. It
-    does not depend on the grad mode, nor does the result then."""
+    does not depend on the grad mode, nor does the result then. Not under autocast, which would cast the
+    products of the recorded graph's backward."""
     feat = terms.key if terms.value is None else terms.value
-    return feat is not None and feat.requires_grad and not feat.is_cuda
+    learns = feat is not None and feat.requires_grad and not feat.is_cuda
+    return learns and not torch.is_autocast_enabled("cpu")
 
 
 def _padded(proj: Tensor | None, size: int) -> Tensor | None:
@@ -406,9 +408,6 @@ def _unfolded(inputs: AttentionInputs, terms: EdgeTerms) -> tuple[Tensor, Any]:
     def features(x, proj):
         return None if x is None else (x @ proj.flatten(0, 1).t()).unflatten(1, proj.shape[:2])
 
-    def in_one(x):  # where one tensor is the term of the key and of the value
-        return None if x is None else _with_width(x, inputs.tensors.value)
-
     one = terms.key is terms.value and terms.key_proj is terms.value_proj
     with _without_autocast(inputs.tensors.value.device):
         of_key = features(terms.key, terms.key_proj)
@@ -416,7 +415,9 @@ def _unfolded(inputs: AttentionInputs, terms: EdgeTerms) -> tuple[Tensor, Any]:
     if of_key is not None and of_value is not None and not one:
         return attention(inputs, EdgeTerms(of_key, None, of_value, None))
     flags = FEAT_IN_KEY * (of_key is not None) | FEAT_IN_VALUE * (of_value is not None)
-    tensors = inputs.tensors._replace(edge_feat=in_one(of_key if of_value is None else of_value))
+    feat, rows = (of_key, inputs.tensors.dst) if of_value is None else (of_value, inputs.tensors.value)
+    assert rows is not None
+    tensors = inputs.tensors._replace(edge_feat=_with_width(feat, rows))
     numbers = inputs.numbers._replace(flags=inputs.numbers.flags | flags)
     return attend(inputs._replace(tensors=tensors, numbers=numbers))
 

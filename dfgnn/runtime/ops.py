@@ -45,7 +45,8 @@ def product_args(graph, feat, reverse: bool):
 
 def total(parts: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """The sum of partial sums in this dtype. The GPU's kernels give one, to which nothing is added."""
-    whole = parts[0] if parts.shape[0] == 1 else parts.sum(0)
+    count = parts.shape[0]  # symbolic while a compiler records
+    whole = parts[0] if type(count) is int and count == 1 else parts.sum(0)
     return whole if dtype is None or whole.dtype is dtype else whole.to(dtype)
 
 

@@ -169,8 +169,10 @@ def test_gradients_not_wanted(device, frozen):
     all_of_them = run(function("dot"), graph, inputs)
     constant = inputs.pop(frozen)
     others = run(function("dot"), graph, inputs, **{frozen: constant})
+    # With the gradient of edge_feat a CPU saves each edge's weight instead of computing it twice.
+    error = 1e-5 if frozen == "edge_feat" else 0
     for name, found in others.items():
-        assert torch.equal(found, all_of_them[name]), name
+        torch.testing.assert_close(found, all_of_them[name], rtol=error, atol=error, msg=name)
 
 
 @pytest.mark.parametrize("score", SCORES)

@@ -66,7 +66,7 @@ class _Attention(NamedTuple):
             num_dst = self.graph.num_dst
             query = value if value.shape[0] == num_dst else value[:num_dst]
         if edges is not None:
-            edges = edges.view(edges.shape[0], self.heads, edges.shape[1] // self.heads)
+            edges = edges.view(-1, self.heads, self.projections.size + self.projections.padding)
         return value, rows.get(KEY, value) if self.score == "dot" else None, query, edges
 
     def run(self, t: LayerTensors, value, key, query, edges):
