@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from covering import exhaustive
 
 pytest.importorskip("torch_geometric", reason="torch_geometric is not installed")
 ROOT = Path(__file__).resolve().parents[2]
@@ -132,15 +133,15 @@ print(sorted(set(sys.modules) - before), "dfgnn.nn.pyg.gat" in before, "torch_ge
 """
 
 
-def test_the_clock_starts_when_all_is_imported(tmp_path):
+@pytest.mark.parametrize("impl", ["dfgnn", pytest.param("pyg", marks=exhaustive)])
+def test_the_clock_starts_when_all_is_imported(tmp_path, impl):
     """With either implementation: what a script imports is there, and its two lines take the same time."""
     (tmp_path / "script.py").write_text(LOADS)
-    for impl in ("dfgnn", "pyg"):
-        words = ["-m", "dfgnn.run", "--impl", impl, "--json", "report.json", "script.py"]
-        done = python(*words, cwd=tmp_path)
-        report = json.loads((tmp_path / "report.json").read_text())
-        assert done.stdout == "[] True True\n", done.stderr
-        assert report["seconds"] < 0.5
+    words = ["-m", "dfgnn.run", "--impl", impl, "--json", "report.json", "script.py"]
+    done = python(*words, cwd=tmp_path)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert done.stdout == "[] True True\n", done.stderr
+    assert report["seconds"] < 0.5
 
 
 # ---- what the report says of layers --------------------------------------------------------------------
@@ -257,6 +258,7 @@ def not_one(score):
 }
 
 
+@exhaustive
 @pytest.mark.parametrize("launcher", [[], ["-m", "torch.distributed.run", "--nproc-per-node=2"]])
 def test_one_of_torchruns_processes_writes_the_report(launcher, tmp_path):
     """The others wait for it, and would write theirs over it."""
@@ -426,30 +428,35 @@ def programs(tmp_path_factory):
     return folder
 
 
+PROGRAMS = [
+    ["script.py", "", "a b", "--", "-m", "--impl=x", "--json", "x", "-h"],
+    ["elsewhere/link.py", "exit", "text"],
+    ["./folder/", "raise"],
+    ["program.zip", "raise"],
+    ["-m", "script", "--", "exit", "list"],
+    ["-m", "package", "raise"],
+    ["script.py", "hook"],
+    ["script.py", "signal"],
+    ["wrong.py"],
+    ["nothing.py"],
+    ["-m", "empty"],
+]
+MORE_PROGRAMS = [
+    ["./elsewhere/../script.py", "exit", "3"],
+    ["folder", "exit", "None"],
+    ["compiled.pyc", "exit", "300"],
+    ["-m", "package.__main__", "exit", "0"],
+    ["script.py", "raise"],
+    ["empty"],
+    ["-m", "nothing"],
+    ["-m", "empty.x.y"],
+    ["-m", ".script"],
+]
+
+
 @pytest.mark.parametrize(
     "words",
-    [
-        ["script.py", "", "a b", "--", "-m", "--impl=x", "--json", "x", "-h"],
-        ["./elsewhere/../script.py", "exit", "3"],
-        ["elsewhere/link.py", "exit", "text"],
-        ["folder", "exit", "None"],
-        ["./folder/", "raise"],
-        ["program.zip", "raise"],
-        ["compiled.pyc", "exit", "300"],
-        ["-m", "script", "--", "exit", "list"],
-        ["-m", "package", "raise"],
-        ["-m", "package.__main__", "exit", "0"],
-        ["script.py", "raise"],
-        ["script.py", "hook"],
-        ["script.py", "signal"],
-        ["wrong.py"],
-        ["nothing.py"],
-        ["empty"],
-        ["-m", "nothing"],
-        ["-m", "empty"],
-        ["-m", "empty.x.y"],
-        ["-m", ".script"],
-    ],
+    [*PROGRAMS, *(pytest.param(words, marks=exhaustive) for words in MORE_PROGRAMS)],
     ids=" ".join,
 )
 def test_as_python_does(words, programs, dfgnn_run):
@@ -474,24 +481,32 @@ def test_as_python_does(words, programs, dfgnn_run):
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="-P came with Python 3.11")
-def test_safe_path(programs):
-    for words in (["script.py"], ["folder"]):
-        theirs = python("-P", *words, cwd=programs, env={"PYTHONPATH": f"{ROOT}:{programs}"})
-        ours = python("-P", "-m", "dfgnn.run", *words, cwd=programs, env={"PYTHONPATH": f"{ROOT}:{programs}"})
-        assert ours.stdout == theirs.stdout != "" and ours.returncode == theirs.returncode == 0
+@pytest.mark.parametrize("words", [["script.py"], pytest.param(["folder"], marks=exhaustive)], ids=" ".join)
+def test_safe_path(programs, words):
+    theirs = python("-P", *words, cwd=programs, env={"PYTHONPATH": f"{ROOT}:{programs}"})
+    ours = python("-P", "-m", "dfgnn.run", *words, cwd=programs, env={"PYTHONPATH": f"{ROOT}:{programs}"})
+    assert ours.stdout == theirs.stdout != "" and ours.returncode == theirs.returncode == 0
 
 
-def test_streams_that_are_closed(run, tmp_path):
+@pytest.mark.parametrize(
+    "redirected, is_none, status",
+    [
+        ("2>&-", True, 3),
+        pytest.param("2>&-", True, 0, marks=exhaustive),
+        pytest.param("2>/dev/full", False, 0, marks=exhaustive),
+    ],
+)
+def test_streams_that_are_closed(tmp_path, redirected, is_none, status):
     """No report then, and no other exit status; never on stdout."""
     (tmp_path / "script.py").write_text("import sys; print(sys.stderr is None); sys.exit(int(sys.argv[1]))")
-    command = f"{sys.executable} -m dfgnn.run --json report.json script.py "
-    for redirected, is_none in (("2>&-", True), ("2>/dev/full", False), ("3 2>&-", True)):
-        words = redirected.split()
-        line = command + (words[0] if len(words) == 2 else "0") + " " + words[-1]
-        done = subprocess.run(line, shell=True, stdout=subprocess.PIPE, text=True, cwd=tmp_path,
-                              env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
-        assert (done.stdout, done.returncode) == (f"{is_none}\n", 3 if len(words) == 2 else 0)
-        assert json.loads((tmp_path / "report.json").read_text())["seconds"] > 0
+    line = f"{sys.executable} -m dfgnn.run --json report.json script.py {status} {redirected}"
+    done = subprocess.run(line, shell=True, stdout=subprocess.PIPE, text=True, cwd=tmp_path,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
+    assert (done.stdout, done.returncode) == (f"{is_none}\n", status)
+    assert json.loads((tmp_path / "report.json").read_text())["seconds"] > 0
+
+
+def test_a_stream_that_the_script_closes(run, tmp_path):
     text = "import os, sys; os.mkdir('below'); os.chdir('below'); sys.stderr.close()"
     done, _ = run("script.py", script=text)  # the report's file is where it was asked for
     assert done.returncode == 0 and done.stderr == "" and not (tmp_path / "below/report.json").exists()
