@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from covering import exhaustive
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(os.environ.get("DFGNN_DATA", "no folder"))
@@ -62,6 +63,7 @@ def test_cluster_batches(cluster):
     assert all(torch.equal(a[2], b[2]) for a, b in zip(batches, again))
 
 
+@exhaustive
 def test_demo_ends_with_a_table(cluster):
     pytest.importorskip("tqdm", reason="tqdm is not installed")
     small = ["--epochs", 1, "--graphs", 8, "--batch-size", 4, "--layers", 2, "--device", "cpu"]
@@ -80,6 +82,7 @@ def test_demo_ends_with_a_table(cluster):
         assert abs(float(fused[2].split()[0]) - float(unfused[2].split()[0])) < 1.0
 
 
+@exhaustive
 @pytest.mark.parametrize("model", ["gat", "gt"])
 def test_planetoid_prints_the_accuracy_last(model):
     pytest.importorskip("torch_geometric", reason="torch_geometric is not installed")
@@ -95,6 +98,7 @@ def test_planetoid_prints_the_accuracy_last(model):
     assert processed.exists() == before, "the loader's files were left beside raw/"
 
 
+@exhaustive
 def test_forces_have_the_losses_of_plain_operations(tmp_path):
     """The potential learns, and every implementation takes the same steps."""
     size = [

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from covering import exhaustive
 
 from dfgnn.runtime import programs
 
@@ -337,6 +338,7 @@ def test_interrupted_and_resumed(harness, tmp_path, capsys):
     assert "nothing of this run is kept: --checkpoint DIR would" in capsys.readouterr().err
 
 
+@exhaustive
 def test_the_benchmark_is_interrupted_in_one_line(tmp_path):
     command = [sys.executable, "-m", "dfgnn.bench", "--device", "cpu", "--graphs", "er-2000-20"]
     command += ["--budget", "60", "--json", str(tmp_path / "out.json")]

@@ -11,6 +11,7 @@ from urllib.error import URLError
 import numpy as np
 import pytest
 import torch
+from covering import exhaustive
 
 pytest.importorskip("torch_geometric", reason="torch_geometric is not installed")
 pytest.importorskip("torchmetrics", reason="torchmetrics is not installed")
@@ -34,9 +35,14 @@ RUNS = {
     "arxiv": ("train_ogbn", "--width", 16),
     "arxiv-sampled": ("train_ogbn", "--width", 16, "--sampled", "--batch-size", 16, "--fanouts", "2,3,4"),
 }  # fmt: skip
-# Where no random number depends on the layers.
-EXACT = ["nodes", "nodes-gt", "molhiv", "molhiv-gt", "dblp", "sbm-exphormer"]
-BATCHES = ["molhiv", "molhiv-gt", "sbm", "sbm-exphormer"]
+
+
+def each(*names, more=()):
+    """Parametrizes over runs; ``more`` where tests are exhaustive."""
+    rows = [*names, *(pytest.param(name, marks=exhaustive) for name in more)]
+    return pytest.mark.parametrize("name", rows)
+
+
 FULL_GRAPH = ["nodes", "nodes-gt", "dblp", "dblp-rgat", "arxiv"]
 
 
@@ -149,7 +155,11 @@ def curve(record):
     return [entry[1:] for entry in record["history"]]
 
 
-@pytest.mark.parametrize("name", RUNS)
+# Of every script one.
+RESUMED = "molhiv-gatv2", "sbm-gat", "ddi", "dblp-rgat", "arxiv-sampled"
+
+
+@each(*RESUMED, more=[name for name in RUNS if name not in RESUMED])
 def test_resumed_is_uninterrupted_bitwise(name, train, tmp_path, device):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     (straight,) = train(name, "--checkpoint", whole, device=device)
@@ -187,7 +197,8 @@ def spy(seen, optimize):
     return spied
 
 
-@pytest.mark.parametrize("name", EXACT)
+# Where no random number depends on the layers.
+@each("nodes-gt", "molhiv", "dblp", more=("nodes", "molhiv-gt", "sbm-exphormer"))
 def test_the_same_as_torch_geometric(name, train, device):
     options = ["--dropout", 0] if name.startswith("nodes") else []
     (ours,), (theirs,) = (train(name, "--impl", impl, *options, device=device) for impl in ("dfgnn", "pyg"))
@@ -196,7 +207,7 @@ def test_the_same_as_torch_geometric(name, train, device):
     assert losses[0][0] != losses[0][-1]
 
 
-@pytest.mark.parametrize("name", ["nodes", "arxiv-sampled", "molhiv", "ddi"])
+@each("nodes", "arxiv-sampled", more=("molhiv", "ddi"))
 def test_dgl(name, train):
     pytest.importorskip("dgl", reason="dgl is not installed (dgl==1.1.3 supports Python <= 3.11)")
     (record,) = train(name, "--impl", "dgl")
@@ -226,7 +237,7 @@ def test_captured_is_eager(name, train, tmp_path):
     assert curve(resumed) == curve(captured)
 
 
-@pytest.mark.parametrize("name", BATCHES)
+@each("molhiv-gt", "sbm", more=("molhiv", "sbm-exphormer"))
 def test_captured_batches_are_eager(name, train, device, monkeypatch):
     """Padded steps, of CUDA graphs on a GPU, and run eagerly elsewhere; without dropout, whose masks would
     differ."""
@@ -284,6 +295,7 @@ def test_the_profile_is_of_training(train, monkeypatch):
     assert seen == [True] * 3
 
 
+@exhaustive
 def test_stages_profile_curves_and_compile(train, tmp_path):
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     (record,) = train(
@@ -343,6 +355,7 @@ def test_scores_are_ogbs(monkeypatch):
     assert float(binary_auroc(score.squeeze(1) / 9, y.squeeze(1))) == pytest.approx(theirs, abs=1e-6)
 
 
+@exhaustive
 def test_compare(data, tmp_path):
     """Two variants of a script: scores, short runs, table and pictures."""
     import subprocess
