@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from covering import covered
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,9 +32,7 @@ def errors_of(program, name, case, dtype, device):
     return errors.pop("plain"), errors
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", ["GAT", "GATv2", "dot"])
+@covered(case=CASES, dtype=[torch.float32, torch.bfloat16], name=["GAT", "GATv2", "dot"])
 def test_at_most_the_error_of_plain_operations(program, device, name, dtype, case):
     """Of 15 layers, twice that. In float32 what is no sum over a row comes out even, up to chance: GAT's
     delta, and on a GPU GATv2's gradient of attn, which is joined of two passes."""
