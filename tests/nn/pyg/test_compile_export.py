@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from covering import covered, exhaustive
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -44,6 +45,11 @@ def rgat(mode, mechanism, **options):
 
 
 layers = pytest.mark.parametrize("name", LAYERS)
+# Of every kind of layer one.
+FEW = "gat_edges", "transformer", "supergat", "rgat_within"
+few_layers = pytest.mark.parametrize(
+    "name", [*FEW, *(pytest.param(name, marks=exhaustive) for name in LAYERS if name not in FEW)]
+)
 
 
 @pytest.fixture(autouse=True)
@@ -138,7 +144,7 @@ def test_a_layer_that_samples_breaks_and_goes_on(device):
     layer.get_attention_loss().backward()
 
 
-@layers
+@few_layers
 def test_fifty_batches(name):
     layer = make(name)
     backend = CompileCounterWithBackend("aot_eager")
@@ -266,8 +272,7 @@ def test_two_kinds_of_nodes():
         torch.testing.assert_close(compiled(x, edge_index), layer(x, edge_index))
 
 
-@pytest.mark.parametrize("sizes", [True, False])
-@pytest.mark.parametrize("name", ["gat", "gatv2_edges"])
+@covered(1, sizes=[True, False], name=["gat", "gatv2_edges"])
 def test_an_edge_index_of_torch_geometric(name, sizes, monkeypatch, device):
     """A subclass of Tensor, of which the graph is kept. Where it says its sizes, they are constants to
     torch.compile."""
@@ -289,7 +294,7 @@ def test_an_edge_index_of_torch_geometric(name, sizes, monkeypatch, device):
     assert backend.frame_count <= 3
 
 
-@pytest.mark.parametrize("form", ["coo", "csr", "csc"])
+@pytest.mark.parametrize("form", ["csr", *(pytest.param(form, marks=exhaustive) for form in ("coo", "csc"))])
 @pytest.mark.filterwarnings("ignore:Sparse CS. tensor support")
 def test_sparse_tensors_break_and_go_on(form, device):
     """torch.compile takes none, whatever is done with it."""
@@ -328,7 +333,7 @@ def test_sparse_tensors_without_a_break_are_torchs_to_refuse(form):
 def test_export(name, strict, device):
     layer = make(name, device).eval()
     module = export(layer, batch(name, 0, device), strict=strict).module()
-    for seed in range(3):
+    for seed in range(2):
         inputs = batch(name, seed, device)
         torch.testing.assert_close(module(*inputs), layer(*inputs))
 
