@@ -6,7 +6,7 @@ A subject makes the layer beside torch_geometric's, and inputs for both. Its att
 import random
 
 import torch
-from covering import covering
+from covering import EXHAUSTIVE, covering
 from pyg_compare import (
     TOLERANCE,
     assert_same,
@@ -21,9 +21,9 @@ from pyg_compare import pair as plain_pair
 
 from dfgnn import functional
 from dfgnn.nn import pyg
-from dfgnn.nn.pyg._base import fusable
 
 BOTH = True, False
+STRENGTH = 3 if EXHAUSTIVE else 2  # of what covers the options of the constructors
 DTYPES = torch.float32, torch.float64
 SPARSE = "coo", "csr"
 EDGE_INDEX = "EdgeIndex", "EdgeIndex by row", "EdgeIndex by col"
@@ -140,7 +140,7 @@ class GATConv(Subject):
         for edge_dim in (None, 3)
     }
     constructor = covering(
-        3, concat=BOTH, residual=BOTH, bias=BOTH, add_self_loops=BOTH, edge_dim=(None, 4),
+        STRENGTH, concat=BOTH, residual=BOTH, bias=BOTH, add_self_loops=BOTH, edge_dim=(None, 4),
         args=((6, 5), (40, 5, 2), (6, 5, 3)), negative_slope=(0.2, 0.05), dtype=DTYPES,
     )  # fmt: skip
     pairs = [
@@ -158,7 +158,7 @@ class GATConv(Subject):
 
 class GATv2Conv(GATConv):
     constructor = covering(
-        3, concat=BOTH, residual=BOTH, bias=BOTH, add_self_loops=BOTH, share_weights=BOTH,
+        STRENGTH, concat=BOTH, residual=BOTH, bias=BOTH, add_self_loops=BOTH, share_weights=BOTH,
         edge_dim=(None, 4), args=((6, 5), (6, 5, 2), (6, 5, 3)), negative_slope=(0.2, 0.05), dtype=DTYPES,
     )  # fmt: skip
     pairs = [
@@ -173,7 +173,7 @@ class GATv2Conv(GATConv):
 class TransformerConv(Subject):
     kinds = {"default": {}, "attributes": {"edge_dim": 3}}
     constructor = covering(
-        3, concat=BOTH, beta=BOTH, bias=BOTH, root_weight=BOTH, edge_dim=(None, 4),
+        STRENGTH, concat=BOTH, beta=BOTH, bias=BOTH, root_weight=BOTH, edge_dim=(None, 4),
         args=((6, 5), (6, 5, 2), (6, 5, 3)), dtype=DTYPES,
     )  # fmt: skip
     pairs = [((sizes, 5, 2), {"edge_dim": 3, "beta": True}) for sizes in ((9, 6), 9)]
@@ -223,7 +223,7 @@ class SuperGATConv(Subject):
         for loops in BOTH
     }
     constructor = covering(
-        3, attention_type=("MX", "SD"), concat=BOTH, add_self_loops=BOTH, bias=BOTH,
+        STRENGTH, attention_type=("MX", "SD"), concat=BOTH, add_self_loops=BOTH, bias=BOTH,
         edge_sample_ratio=(1.0, 0.6), neg_sample_ratio=(0.5, 1.5), is_undirected=BOTH,
         args=((6, 5), (40, 5, 2), (6, 5, 3)), negative_slope=(0.2, 0.05), dtype=DTYPES,
     )  # fmt: skip
@@ -247,7 +247,7 @@ class SuperGATConv(Subject):
 
     def check_training(self, layers, inputs, ours=None, tolerance=None, **kwargs):
         theirs_layer, ours_layer = layers
-        assert theirs_layer.training and ours_layer.training and fusable(ours_layer) is None
+        assert theirs_layer.training and ours_layer.training and type(ours_layer).why_not(ours_layer) is None
         tolerance = TOLERANCE[theirs_layer.lin.weight.dtype] if tolerance is None else tolerance
         expected = run(WithLoss(theirs_layer), *inputs, **kwargs)
         assert_same(run(WithLoss(ours_layer), *(ours or inputs), **kwargs), expected, tolerance)

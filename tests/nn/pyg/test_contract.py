@@ -12,7 +12,6 @@ from pyg_compare import assert_same, assert_same_dropout_distribution, compare_l
 from pyg_layers import BIPARTITE, SPARSE, SUBJECTS
 from torch.nn.utils import parametrizations
 
-from dfgnn.nn import _fallback
 from dfgnn.nn.pyg import FallbackWarning
 
 
@@ -254,9 +253,8 @@ def test_changes_of_a_projection_take_effect(subject, item, change):
 
 
 @each(lambda s: [("hook", {})] + ([] if s.name == "HGTConv" else [("aggr", {"aggr": "max"})]))
-def test_fallback(monkeypatch, subject, item):
+def test_fallback(subject, item):
     """torch_geometric's own forward runs, and says so: with a hook on messages, and for another reduction."""
-    monkeypatch.setattr(_fallback, "_warned", set())
     layers = subject.pair(**item)
     if not item:
         for layer in layers:
