@@ -4,12 +4,13 @@ import random
 
 import pytest
 import torch
+from covering import EXHAUSTIVE
 
 from dfgnn import Graph, functional
 from dfgnn import nn as layers
 from dfgnn.nn import pyg
 
-SEEDS = 100
+SEEDS = 100 if EXHAUSTIVE else 30
 
 
 @pytest.fixture(autouse=True)
