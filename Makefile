@@ -23,10 +23,12 @@ export DGLBACKEND := pytorch
 # Kernels for this processor alone, which is a third of the work; continuous integration compiles all.
 export DFGNN_CPU_ISAS ?= native
 
-.PHONY: help demo test isas sanitize build cuda cuda-archs wheel release docs fuzz lint format clean
+.PHONY: help demo test exhaustive mutants isas sanitize build cuda cuda-archs wheel release docs fuzz lint format clean
 help:
 	@echo "make demo    train on CLUSTER, dfgnn beside unfused PyTorch"
 	@echo "make test    the test suite, by two processes (tests that need a GPU are left out without one)"
+	@echo "make exhaustive  the cases that make test leaves out: more combinations, whole programs"
+	@echo "make mutants  faults of scripts/mutants.txt, each of which the tests must notice"
 	@echo "make isas    the CPU engine's tests on the instruction sets that are not this processor's best"
 	@echo "make sanitize  a part of them under GCC's sanitizers; ARGS=--all for all"
 	@echo "make fuzz    property-based tests with new seeds, SECONDS=600 long"
@@ -44,6 +46,12 @@ demo: $(VENV)/.demo build
 
 test: $(VENV)/.test build
 	$(RUN) -m pytest --numprocesses=$(PROCESSES) $(ARGS)
+
+exhaustive: $(VENV)/.test build
+	DFGNN_EXHAUSTIVE=1 $(RUN) -m pytest --numprocesses=$(PROCESSES) -m exhaustive $(ARGS)
+
+mutants: $(VENV)/.test
+	$(RUN) scripts/mutants.py $(ARGS)
 
 # Those of test_cpu_engine.py run on all instruction sets anyway.
 isas: $(VENV)/.test
