@@ -205,9 +205,7 @@ def outcome(mutant: Mutant, job: Job) -> tuple[bool, str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "--only", default="", help="faults whose file and name it matches"
-    )
+    parser.add_argument("--only", default="", help="faults whose file and name it matches")
     parser.add_argument("--jobs", type=int, default=2, help="faults that are tried at once")
     parser.add_argument("--list", action="store_true", help="print the faults")
     args = parser.parse_args()
@@ -216,7 +214,8 @@ def main() -> int:
     if args.list:
         print("\n".join(f"{m.file}: {m.name}" for m in chosen))
         return 0
-    library = build(mutants)
+    native = any(mutant.is_native for mutant in chosen)
+    library = build(mutants) if native else ROOT / "dfgnn/lib/libdfgnn_cpu.so"
     jobs: Queue[Job] = Queue()
     for number in range(args.jobs):
         jobs.put(Job(prepare(FOLDER / f"job{number}", library)))
