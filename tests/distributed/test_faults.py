@@ -16,7 +16,7 @@ from ranks import both, join, new_store, start
 
 from dfgnn import functional
 from dfgnn.distributed import DeadRankError, DistributedGraph, partition, watch
-from dfgnn.distributed._ends import default_store
+from dfgnn.distributed._ends import default_store  # where processes tell that they ended
 
 SIZE, VICTIM = 3, 1
 

@@ -9,6 +9,8 @@ import torch
 from graphs import make_graph
 
 from dfgnn import functional, nn, reference
+
+# Steps of layers: their gradients of any order, and chunks that no small layer has.
 from dfgnn.nn import _typed
 from dfgnn.nn.dgl import _edges
 

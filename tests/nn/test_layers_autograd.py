@@ -14,7 +14,7 @@ import dfgnn
 from dfgnn.graph.cache import graph_of
 from dfgnn.nn import dgl as dgl_like
 from dfgnn.nn import pyg as pyg_like
-from dfgnn.nn._typed import TypedLinear
+from dfgnn.nn._typed import TypedLinear  # which layers have, and users cannot make
 
 NODES, EDGES = 50, 400
 

@@ -19,7 +19,7 @@ from torch import nn
 
 from dfgnn import Graph, functional
 from dfgnn.nn import pyg
-from dfgnn.nn._typed import TypedLinear
+from dfgnn.nn._typed import TypedLinear  # which layers have, and users cannot make
 
 torch_geometric = pytest.importorskip("torch_geometric", reason="torch_geometric is not installed")
 NODES, EDGES = 12, 40

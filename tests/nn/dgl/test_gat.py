@@ -12,7 +12,7 @@ from torch.nn.utils import parametrizations
 
 from dfgnn.graph import of_dgl
 from dfgnn.nn import GATConv, ZeroInDegreeError
-from dfgnn.nn import _graph as nn_graph
+from dfgnn.nn import _graph as nn_graph  # the graph that a layer keeps of DGL's
 
 
 class TestGATConv(DropoutContract):

@@ -9,7 +9,7 @@ from dgl_compare import DTYPES, Contract, assert_close, compare, dgl, dgl_block,
 from graphs import make_graph
 
 from dfgnn.nn import HGTConv, _typed
-from dfgnn.nn._graph import as_graph
+from dfgnn.nn._graph import as_graph  # the graph that a layer keeps of DGL's
 
 NTYPES, ETYPES = 3, 4
 

@@ -12,7 +12,7 @@ import torch
 from pyg_compare import assert_same, compare, edges, pair, run, torch_geometric
 
 import dfgnn
-from dfgnn.nn import _fallback, pyg
+from dfgnn.nn import _fallback, pyg  # _fallback: that upstream's methods count as not replaced
 from dfgnn.nn.pyg import AGNNConv, FallbackWarning, GATConv, GATv2Conv, SuperGATConv, TransformerConv, _base
 
 N = 50  # nodes of the graph "random"

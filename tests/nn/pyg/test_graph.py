@@ -13,7 +13,7 @@ from dfgnn import Graph, functional
 from dfgnn.graph import cache as _kept
 from dfgnn.graph.cache import graph_of, once
 from dfgnn.nn import pyg
-from dfgnn.nn.pyg import _graph
+from dfgnn.nn.pyg import _graph  # sizes of all forms of edges, without a layer
 
 
 @pytest.fixture(autouse=True)

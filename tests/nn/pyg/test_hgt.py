@@ -15,7 +15,7 @@ from pyg_layers import typed_features as features
 
 from dfgnn import reference
 from dfgnn.nn.pyg import FallbackWarning, HGTConv
-from dfgnn.nn.pyg._relations import join
+from dfgnn.nn.pyg._relations import join  # what is cached, and for how long
 
 pair = Subject().pair
 

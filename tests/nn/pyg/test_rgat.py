@@ -12,7 +12,7 @@ from pyg_layers import edge_types as types
 
 from dfgnn import reference
 from dfgnn.nn.pyg import RGATConv
-from dfgnn.nn.pyg._relations import relations_of
+from dfgnn.nn.pyg._relations import relations_of  # what is cached, and for how long
 
 N, R = 50, NUM_RELATIONS  # nodes of the graph "random", relations
 KIND = pytest.mark.parametrize("kind", Subject.kinds.values(), ids=Subject.kinds)
