@@ -155,6 +155,19 @@ def test_relations_are_kept_with_their_tensors():
     assert watched() is None
 
 
+def test_types_that_are_the_values_of_a_matrix_may_change():
+    """What is cached for the matrix is found by its indices, which stay."""
+    _, ours = pair(6, 5, R)
+    edge_index = torch.unique(edges(), dim=1)
+    matrix = sparse_forms(edge_index, N, N, types(edge_index.shape[1]))["coo"].coalesce()
+    x = torch.randn(N, 6, dtype=torch.float64)
+    for _ in range(2):
+        expected = ours(x, matrix, matrix.values().clone())
+        assert torch.equal(ours(x, matrix), expected)
+        matrix.values().copy_(matrix.values().flip(0))
+    assert not torch.equal(ours(x, matrix), expected)
+
+
 def test_no_dropout_with_a_mod():
     """An attribute that was set later, for the constructor refuses both."""
     theirs, ours = pair(6, 5, R, mod="f-scaled")
