@@ -30,7 +30,8 @@ active: set[str] = set()
 
 # Smaller sums go to the original: an autograd function in Python costs about 20 µs more than PyTorch's.
 _LEAST_SUM, _LEAST_SUM_ROWS, _LEAST_SUM_TRAINED = 1 << 14, 4096, 1 << 16
-_LEAST_DGL_TRAINED = 1 << 14
+# DGL's kernels are faster in a softmax of fewer numbers, and in a sum of more that is not trained.
+_LEAST_DGL, _LEAST_DGL_TRAINED, _MOST_DGL_SUM = 1 << 13, 1 << 15, 1 << 16
 # u_mul_e_sum is faster than DGL's from so many columns per head on.
 _LEAST_COLUMNS = 8
 
@@ -198,21 +199,21 @@ _of_dgl: dict[str, Any] = {}
 
 def edge_softmax(graph, logits, eids="__ALL__", norm_by="dst"):
     """``dgl.ops.edge_softmax``."""
-    whole = isinstance(eids, str) and eids == "__ALL__" and norm_by == "dst"
-    if whole and _takes_of_edges(graph, logits) and _is_large(logits):
-        ours = as_graph(graph)
-        served["dgl.ops.edge_softmax"] += 1
-        return by_index.softmax(logits, ours.edge_index[1], ours.num_dst)
+    # The size first: a small softmax takes no longer than what asks DGL's graph.
+    if isinstance(logits, Tensor) and logits.numel() >= _LEAST_DGL:
+        large = not _trains(logits) or logits.numel() >= _LEAST_DGL_TRAINED
+        whole = isinstance(eids, str) and eids == "__ALL__" and norm_by == "dst"
+        if large and whole and _takes_of_edges(graph, logits):
+            ours = as_graph(graph)
+            served["dgl.ops.edge_softmax"] += 1
+            return by_index.softmax(logits, ours.edge_index[1], ours.num_dst)
     return _of_dgl["edge_softmax"](graph, logits, eids, norm_by)
-
-
-def _is_large(logits: Tensor) -> bool:
-    return not _trains(logits) or logits.numel() >= _LEAST_DGL_TRAINED
 
 
 def copy_e_sum(g, x):
     """``dgl.ops.copy_e_sum``, which DGL's ``update_all`` and ``gspmm`` call to sum edge features."""
-    if _takes_of_edges(g, x):
+    small = isinstance(x, Tensor) and (x.numel() <= _MOST_DGL_SUM or _trains(x))
+    if small and _takes_of_edges(g, x):
         ours = as_graph(g)
         served["dgl.ops.copy_e_sum"] += 1
         return by_index.sums(x, ours.edge_index[1], ours.num_dst)
@@ -222,8 +223,9 @@ def copy_e_sum(g, x):
 def u_mul_e_sum(g, x, y):
     """``dgl.ops.u_mul_e_sum``, for ``x [N, H, D]`` and ``y [E, H, 1]``."""
     if (
-        _takes_of_edges(g, y)
-        and isinstance(x, Tensor)
+        isinstance(x, Tensor)
+        and isinstance(y, Tensor)
+        and _takes_of_edges(g, y)
         and x.dim() == y.dim() == 3
         and x.dtype == y.dtype
         and y.shape[1:] == (x.shape[1], 1)
@@ -239,7 +241,6 @@ def u_mul_e_sum(g, x, y):
 def _takes_of_edges(graph: Any, x: Any) -> bool:
     return (
         _ready("dgl")
-        and isinstance(x, Tensor)
         and x.dim() > 0
         and x.numel() > 0
         and by_index.takes_rows(x)

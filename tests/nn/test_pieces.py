@@ -2,6 +2,7 @@
 dfgnn's kernels, or the original's where a call is not for these."""
 
 import importlib
+import itertools
 import sys
 import types
 import warnings
@@ -384,18 +385,18 @@ def test_dgl():
     def out_of(g, heads):
         return torch.linspace(0, 1, g.num_dst_nodes() * heads).view(-1, heads, 1)
 
-    for g in graphs:
-        expected = step(g, 4, 8)
+    sums = {"dgl.ops.u_mul_e_sum": 1, "dgl.ops.copy_e_sum": 1}
+    # Of one head DGL's softmax is faster when it is trained.
+    for g, heads in itertools.product(graphs, (4, 1)):
+        expected = step(g, heads, 8)
         pieces.served.clear()
         with dfgnn.patch("dgl"):
-            found = step(g, 4, 8)
+            found = step(g, heads, 8)
             partial = dgl.ops.edge_softmax(g, torch.randn(3, 1), torch.arange(3, dtype=g.idtype))
             assert partial.shape == (3, 1)
         for got, want in zip(found, expected):
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
-        assert dict(pieces.served) == {
-            "dgl.ops.edge_softmax": 1, "dgl.ops.u_mul_e_sum": 1, "dgl.ops.copy_e_sum": 1
-        }  # fmt: skip
+        assert dict(pieces.served) == ({"dgl.ops.edge_softmax": 1, **sums} if heads == 4 else sums)
         pieces.served.clear()
-        step(g, 4, 8)
+        step(g, heads, 8)
         assert not pieces.served
