@@ -262,7 +262,12 @@ def run(args: argparse.Namespace) -> int:
     if unknown:
         args.parser.error(f"--only: expected names of {', '.join(cases)}, got {', '.join(unknown)}")
     if args.table:
-        print(table(json.loads(args.json.read_text())["rows"]))
+        text = table(json.loads(args.json.read_text())["rows"])
+        print(text)
+        if args.page:
+            before, _, rest = args.page.read_text().partition("<!-- users -->\n")
+            after = rest.partition("<!-- /users -->")[2]
+            args.page.write_text(f"{before}<!-- users -->\n{text}\n<!-- /users -->{after}")
         return 0
     for name in args.only or cases:
         case = cases[name]
@@ -301,6 +306,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--dgl-python", type=Path, metavar="FILE", help="an interpreter with dgl.sparse")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where rows are written, or replaced")
     parser.add_argument("--table", action="store_true", help="of the rows in --json, without measuring")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="with --table: where it is written, too")
     parser.add_argument("--worker", metavar="CASE", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     args.parser = parser

@@ -25,6 +25,19 @@ class GATe(torch.nn.Module):
 """
 
 
+RESULTS = ROOT / "benchmarks" / "results" / "cpu-users.json"
+
+
+def test_the_page_shows_the_results():
+    table = users(ROOT, "--table", "--json", RESULTS).stdout
+    page = (ROOT / "docs" / "users.md").read_text()
+    assert f"<!-- users -->\n{table}<!-- /users -->" in page
+    for row in json.loads(RESULTS.read_text())["rows"]:
+        losses = row["losses"]
+        assert losses["with"] == pytest.approx(losses["without"], rel=row["tolerance"]), row["case"]
+        assert row["lines"] <= 3
+
+
 def users(*arguments):
     command = [sys.executable, str(ROOT / "scripts" / "users.py"), *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
