@@ -37,6 +37,7 @@ _PROJECTION = (
     "a projection is no plain linear module, but one with hooks, a parametrization or a forward of its own"
 )
 _TENSORS = "features and parameters are not plain 2-d tensors of one dtype on the graph's device"
+_AUTOCAST = "autocast is active, under which gates are computed operation by operation"
 _EDGES = "the edges' attributes or their projection do not fit the fused layer"
 
 _PLAIN = (nn.Parameter, Tensor)
@@ -180,6 +181,8 @@ def _tensors(spec: LayerSpec, graph: Any, x: Tensor, x_dst: Tensor | None) -> An
         return _PROJECTION
     dtype, autocast = x.dtype, False
     if torch.is_autocast_enabled(x.device.type):
+        if score == "gate":
+            return _AUTOCAST
         attr = None if of_edges is None or additive else of_edges[0]
         x, x_dst, autocast, dtype = _in_autocast(graph, x, x_dst, weight, attr)
     dtypes = (x.dtype, torch.float32) if autocast or additive else (x.dtype,)
@@ -204,7 +207,7 @@ def _tensors(spec: LayerSpec, graph: Any, x: Tensor, x_dst: Tensor | None) -> An
         wide = spec.wide.dtype if isinstance(spec.wide, Tensor) else spec.wide
         dtype = dtype if wide is dtype else torch.promote_types(dtype, wide)
     if score == "gate":
-        reason = _CHANGED if autocast else gated.why_not(graph, t)
+        reason = gated.why_not(graph, t)
         if reason is not None:
             return reason
     return t, dtype

@@ -71,6 +71,17 @@ def test_by_single_operations(aggr, options, calls):
     assert not calls
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_under_autocast(bias, calls):
+    """Where projections are of another dtype than the layer's bias."""
+    theirs, ours = both(9, 5, bias=bias, dtype=torch.float32)
+    x, edge_index = inputs(dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        got, want = ours(x, edge_index), theirs(x, edge_index)
+    assert got.dtype == want.dtype and not calls
+    torch.testing.assert_close(got, want, rtol=0.05, atol=0.05 * want.abs().max().item())
+
+
 @pytest.mark.parametrize("edge_dim", [None, 3])
 def test_pairs_lazy_and_sparse(edge_dim):
     theirs, ours = both((9, 4), 5, edge_dim=edge_dim, aggr="mean")
