@@ -50,11 +50,10 @@ def system(atoms: int) -> tuple[Tensor, Tensor]:
     return position, close_pairs(position, 2.65)
 
 
-GRAPHS: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
-    "64": lambda: molecules(64),
-    "512": lambda: molecules(512),
-    "8000": lambda: system(8000),
-}
+def make(graph: str) -> tuple[Tensor, Tensor]:
+    """Positions and edges: so many molecules, or from 1,000 on one system of so many atoms."""
+    size = int(graph)
+    return system(size) if size >= 1000 else molecules(size)
 
 
 def layer(kind: str, contestant: str, heads: int, dim: int) -> nn.Module:
@@ -125,7 +124,7 @@ def measure(calls: dict[str, Callable[[], Tensor]], repeats: int, results: int) 
 
 
 def row(graph: str, kind: str, shape: tuple[int, int], contestants: list[str], repeats: int) -> dict:
-    position, edges = GRAPHS[graph]()
+    position, edges = make(graph)
     models = {name: Potential(kind, name, *shape) for name in contestants}
     for model in models.values():
         model.load_state_dict(next(iter(models.values())).state_dict())
@@ -163,7 +162,11 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--graphs", default="64,512,8000", help="molecules, or atoms of one system")
+    parser.add_argument(
+        "--graphs",
+        default="64,512,8000",
+        help="numbers of molecules below 1000, or of the atoms of one system",
+    )
     parser.add_argument("--layers", default="transformer,gatv2-edges,gatv2")
     parser.add_argument("--heads", default="8x8,4x32,1x64")
     parser.add_argument("--contestants", default="plain,pyg,dfgnn")
