@@ -152,9 +152,9 @@ class NeighborSampler:
         """The sampled neighbourhood of ``seeds``.
 
         Args:
-            seeds: int64 [n] on the graph's device, each node at most once. generator: one of the graph's
-            device; None for torch's default one. Equal states give equal samples. graphs: False leaves out
-            the hops' graphs, which a step of :func:`dfgnn.capture` derives itself.
+            seeds: int64 [n] on the graph's device, each node at most once.
+            generator: one of the graph's device, None for torch's default. Equal states give equal samples.
+            graphs: False leaves out the hops' graphs, which a step of :func:`dfgnn.capture` derives itself.
 
         Raises TypeError or ValueError: seeds of another type, shape or device, repeated or out of range.
         """

@@ -45,10 +45,12 @@ def profile(
     longer, and else *bandwidth-bound*, because attention on graphs reads more than it computes.
 
     Args:
-        step: a whole training step, or another function that can be called repeatedly. args: its arguments.
-        steps, warmup: how many steps each measurement takes, and how many run before. device: what to
-        measure; by default the current GPU if there is one, else the CPU. On the CPU there are no kernels,
-        only host time by operator. name: a heading.
+        step: a whole training step, or another function that can be called repeatedly; args: its arguments.
+        steps: how many steps each measurement takes.
+        warmup: how many steps run before.
+        device: what to measure; by default the current GPU if there is one, else the CPU. On the CPU there
+            are no kernels, only host time by operator.
+        name: a heading.
 
     Raises:
         TypeError: ``step`` cannot be called.
