@@ -38,7 +38,7 @@ def expected_of(layer, graph, h_src, h_dst, **options):
 def gradients(layer, outputs, inputs):
     layer.zero_grad()
     generator = torch.Generator().manual_seed(2)
-    grads = [torch.randn(x.shape, dtype=x.dtype, generator=generator).to(x.device) for x in outputs]
+    grads = [torch.randn(x.shape, generator=generator).to(x.device, x.dtype) for x in outputs]
     wanted = {**dict(layer.named_parameters()), **inputs}
     return dict(zip(wanted, torch.autograd.grad(outputs, list(wanted.values()), grads)))
 
@@ -62,17 +62,20 @@ def test_matches_the_formula(device, name, bias, dtype, tolerance):
     out, attention = layer(graph, (h_src, h_dst), edge_bias, edge_weight, get_attention=True)
     assert out.shape == (graph.num_dst, 3, 5) and attention.shape == (graph.num_edges, 3, 1)
     torch.testing.assert_close(layer(graph, (h_src, h_dst), edge_bias, edge_weight), out)
-    options = {"edge_bias": edge_bias, "edge_weight": edge_weight, "return_attention": True}
-    expected = expected_of(layer, graph, h_src, h_dst, **options)
     actual = {"out": out, "attention": attention[..., 0], **gradients(layer, [out, attention], inputs)}
+    # In float64: two sums of many edges in float32 differ by the errors of both.
+    exact = copy.deepcopy(layer).double()
+    inputs = {k: x.detach().double().requires_grad_() for k, x in inputs.items()}
+    options = {**inputs, "return_attention": True}
+    expected = expected_of(exact, graph, options.pop("h_src"), options.pop("h_dst"), **options)
     wanted = [expected[0], expected[1][..., None]]
-    expected = {"out": expected[0], "attention": expected[1], **gradients(layer, wanted, inputs)}
+    expected = {"out": expected[0], "attention": expected[1], **gradients(exact, wanted, inputs)}
     for key, x in expected.items():
         # The gradient of the keys' bias is a sum of what cancels in that of their weight.
         sizes = (x, expected[key.replace("bias", "weight")])
         scale = max([1.0] + [y.abs().max().item() for y in sizes if y.numel()])
         torch.testing.assert_close(
-            actual[key], x, rtol=0.0, atol=tolerance * scale, msg=lambda m, k=key: f"{k}: {m}"
+            actual[key].double(), x, rtol=0.0, atol=tolerance * scale, msg=lambda m, k=key: f"{k}: {m}"
         )
 
 
