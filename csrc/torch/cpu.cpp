@@ -61,8 +61,20 @@ struct CpuBackend {
   static void edge_sum(const EdgeTermParams& p, const Tensor&) { cpu::edge_sum(p, parallel()); }
   static void edge_outer(const EdgeTermParams& p, const Tensor&) { cpu::edge_outer(p, parallel()); }
 
-  static int64_t second_numbers(const Csr& csr) { return cpu::second_numbers(csr); }
-  static void second_order(const cpu::SecondParams& p) { cpu::second_order(p, parallel()); }
+  static int64_t second_parts(const SecondParams& p) { return cpu::attention_parts(p.csr); }
+  static void second_scratch(SecondParams& p, Workspace& scratch) {
+    const Shape& s = p.shape;
+    const ScalarType acc = p.dtype == DType::f64 ? ScalarType::Double : ScalarType::Float;
+    const int64_t slots = p.csr.num_slots, back = p.reverse.num_slots, heads = s.heads,
+                  dim = p.score == Score::additive ? 1 : s.dim;
+    scratch.add(p.numbers, true, {s.num_edges, cpu::second_numbers(p.csr), heads}, acc);
+    scratch.add(p.partial_sums, slots, {slots, cpu::kSecondSums, heads}, acc);
+    scratch.add(p.partial_query, slots, {slots, heads, dim}, acc);
+    scratch.add(p.partial_out, slots, {slots, heads, s.value_dim}, acc);
+    scratch.add(p.partial_key, back, {back, heads, dim}, acc);
+    scratch.add(p.partial_value, back, {back, heads, s.value_dim}, acc);
+  }
+  static void second_order(const SecondParams& p, const Tensor&) { cpu::second_order(p, parallel()); }
   static void edge_products(const EdgeProductParams& p) { cpu::edge_products(p, parallel()); }
   static void edge_products_backward(const EdgeProductParams& p) {
     cpu::edge_products_backward(p, parallel());

@@ -4,10 +4,12 @@
 #include "../cuda/attention/terms.h"
 #include "../cuda/edges/edge_terms.h"
 #include "../cuda/engine.h"
+#include "../cuda/second_order/second_order.h"
 #include "edge_terms.h"
 #include "gat.h"
 #include "products.h"
 #include "projected.h"
+#include "second_order.h"
 
 namespace dfgnn {
 namespace {
@@ -72,6 +74,19 @@ struct CudaBackend {
   }
   static void edge_outer(const EdgeTermParams& p, const Tensor& t) {
     launched(cuda::edge_outer(p, stream_of(t)));
+  }
+
+  static int64_t second_parts(const SecondParams& p) { return cuda::second_parts(p); }
+  static void second_scratch(SecondParams& p, Workspace& scratch) {
+    const Shape& s = p.shape;
+    const ScalarType acc = p.dtype == DType::f64 ? ScalarType::Double : ScalarType::Float;
+    const auto cut = [](const Csr& csr) { return csr.num_splits || csr.num_parts; };
+    scratch.add(p.numbers, true, {s.num_edges, s.heads, 4}, acc);
+    scratch.add(p.ranges, cut(p.csr), {s.num_dst, 2}, ScalarType::Int);
+    scratch.add(p.reverse_ranges, cut(p.reverse), {s.num_src, 2}, ScalarType::Int);
+  }
+  static void second_order(const SecondParams& p, const Tensor& t) {
+    launched(cuda::second_order(p, stream_of(t)));
   }
 
   // cut_rows for one or, for backward, both directions, and graph_handle of the result. how: the arguments of
@@ -165,6 +180,7 @@ STABLE_TORCH_LIBRARY_IMPL(dfgnn, CUDA, m) {
   dfgnn::GatAttention<dfgnn::CudaBackend>::register_ops(m);
   dfgnn::Products<dfgnn::CudaBackend>::register_ops(m);
   dfgnn::EdgeTerms<dfgnn::CudaBackend>::register_ops(m);
+  dfgnn::SecondOrder<dfgnn::CudaBackend>::register_ops(m);
   m.impl("cut_graph", TORCH_BOX(&dfgnn::CudaBackend::cut_graph));
   m.impl("projection_grad", TORCH_BOX(&dfgnn::CudaBackend::projection_grad));
   m.impl("gather_sum", TORCH_BOX(&dfgnn::CudaBackend::gather_sum));

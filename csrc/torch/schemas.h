@@ -74,7 +74,7 @@ inline constexpr const char* kPlanned[] = {
     " -> (Tensor grad_feat, Tensor grad_attn_src, Tensor grad_attn_dst, Tensor? grad_bias)",
 };
 
-// CPU only: second_order.h. grads: cotangents of attention_backward's results; grad_attn [H, D]. need: bits
+// second_order.h. grads: cotangents of attention_backward's results; grad_attn [H, D]. need: bits
 // of the edge tensors whose gradients are needed.
 inline constexpr const char* kSecondOrder =
     "attend_second_order(int graph, Tensor grad_out, Tensor? grad_attention, " DFGNN_ENDS ", " DFGNN_EDGE

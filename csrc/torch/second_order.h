@@ -1,8 +1,10 @@
-// The operator attend_second_order: it checks, allocates and launches cpu/second_order.h. A Backend is that
-// of attention.h with `second_numbers(csr)` and `second_order(params)`.
+// The operator attend_second_order (core/second_order.h): it checks, allocates and launches. A Backend is
+// that of attention.h with `second_parts(params)`, the number of partial sums of grad_attn;
+// `second_scratch(params, workspace)`, which adds the scratch that it needs; and `second_order(params,
+// tensor)`.
 #pragma once
 
-#include "../cpu/second_order.h"
+#include "../core/second_order.h"
 #include "attention.h"
 
 namespace dfgnn {
@@ -17,7 +19,7 @@ struct SecondOrder {
     OptTensor value, src, dst, attn, bias, gate, weight, feat;
   };
 
-  static void fill_cotangents(const Checker& check, const Inputs& in, cpu::SecondParams& p, Cotangents& of) {
+  static void fill_cotangents(const Checker& check, const Inputs& in, SecondParams& p, Cotangents& of) {
     const ScalarType type = in.type(), acc = in.acc();
     const int64_t n = in.num_src(), m = in.num_dst, h = in.heads(), d = in.dim(), dv = in.value_dim(),
                   edges = p.shape.num_edges;
@@ -58,9 +60,10 @@ struct SecondOrder {
     Inputs in{score,           value,          src,         dst,       attn, edge_bias,
               edge_gate,       edge_mask,      edge_weight, edge_feat, seed, out_bias,
               graph->sizes[0], negative_slope, scale,       dropout_p, flags};
-    cpu::SecondParams p{};
+    SecondParams p{};
     Base::fill(check, in, p, graph->sizes[2]);
     p.csr = graph->csr, p.reverse = graph->reverse;
+    check.require(!p.csr.tiles && !p.reverse.tiles, "graph: expected a plan on rows, got tiles");
     const ScalarType type = in.type(), acc = in.acc();
     const int64_t n = in.num_src(), m = in.num_dst, h = in.heads(), d = in.dim(), dv = in.value_dim(),
                   edges = p.shape.num_edges;
@@ -76,7 +79,7 @@ struct SecondOrder {
     const Sizes src_size = additive ? Sizes{n, h} : Sizes{n, h, d},
                 dst_size = additive ? Sizes{m, h} : Sizes{m, h, d};
     const ScalarType ends = additive ? acc : type;
-    p.attn_parts = additive || dot ? 0 : cpu_parts(p);
+    p.attn_parts = additive || dot ? 0 : Backend::second_parts(p);
     Tensor grad_grad_out = make(value, {m, h, dv}, type), grad_value = make(value, {n, h, dv}, type);
     p.grad_grad_out = grad_grad_out.mutable_data_ptr(), p.grad_value = grad_value.mutable_data_ptr();
     const auto of_edges = [&](void*& where, bool wanted) {
@@ -93,29 +96,16 @@ struct SecondOrder {
     OptTensor grad_feat =
         optional(p.grad_feat, need_feat, value, need_feat ? sizes_of(*in.feat) : Sizes{}, type);
 
-    const int64_t slots = p.csr.num_slots, rev_slots = p.reverse.num_slots;
     Workspace scratch;
-    scratch.add(p.numbers, true, {edges, Backend::second_numbers(p.csr), h}, acc);
-    scratch.add(p.partial_sums, slots, {slots, cpu::kSecondSums, h}, acc);
-    scratch.add(p.partial_query, slots, {slots, h, additive ? 1 : d}, acc);
-    scratch.add(p.partial_out, slots, {slots, h, dv}, acc);
-    scratch.add(p.partial_key, rev_slots, {rev_slots, h, additive ? 1 : d}, acc);
-    scratch.add(p.partial_value, rev_slots, {rev_slots, h, dv}, acc);
+    Backend::second_scratch(p, scratch);
     const OptTensor memory = scratch.make(value);
-    Backend::second_order(p);
+    Backend::second_order(p, value);
     return {grad_grad_out, grad_gamma, grad_value, grad_src,    grad_dst,
             grad_attn,     grad_bias,  grad_gate,  grad_weight, grad_feat};
   }
 
   static void register_ops(torch::stable::detail::StableLibrary& m) {
     m.impl("attend_second_order", TORCH_BOX(&run));
-  }
-
- private:
-  static int64_t cpu_parts(const cpu::SecondParams& p) {
-    BackwardParams like{};
-    like.csr = p.csr;
-    return Backend::attention_parts(like);
   }
 };
 

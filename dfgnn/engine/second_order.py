@@ -7,6 +7,7 @@ forward mode are plain operations (`plain`), and so are second ones under torch.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from typing import Any
 
@@ -21,6 +22,9 @@ from ..runtime.eager import transformed
 from . import operators, plain, second_products
 
 Gradients = dict[str, Tensor]
+
+#: Whether GPUs take the operator, too. Its CUDA kernels have not run on a GPU yet.
+ON_GPUS = os.environ.get("DFGNN_SECOND_ORDER_ON_GPUS", "") == "1"
 
 _PRIMALS = "grad_out", "grad_attention", *Tensors._fields
 _RESULTS = "grad_out", "grad_attention", *plain.GRADIENTS.values()
@@ -64,7 +68,7 @@ def backward_of_backward(
 
 def has_operator(x: Tensor) -> bool:
     """Whether one operator computes it all."""
-    return x.device.type == "cpu"
+    return x.device.type == "cpu" or ON_GPUS
 
 
 def _cotangents(primals: dict[str, Any], grads: dict[str, Tensor | None]) -> dict[str, Tensor]:

@@ -41,11 +41,10 @@ def right_calls(device):
         grads = torch.randn_like(out), torch.randn_like(attention)
         backward = (*grads, score, *ends, *edge, *saved, *args, *numbers, 31)
         yield ops.attention_backward, backward
-        if device == "cpu":
-            number = ops.graph_handle(*args)
-            of = [x if x.numel() else None for x in ops.attention_backward(*backward)]
-            of[3] = None if of[3] is None else of[3].sum(0)
-            yield ops.attend_second_order, (number, *grads, score, *ends, *edge, stats, *of, *numbers, 31)
+        number = ops.graph_handle(*args)
+        of = [x if x.numel() else None for x in ops.attention_backward(*backward)]
+        of[3] = None if of[3] is None else of[3].sum(0)
+        yield ops.attend_second_order, (number, *grads, score, *ends, *edge, stats, *of, *numbers, 31)
     edge = (*edge[:1], None, *edge[2:])
     forward = (0, v, a, b, None, *edge, *args, 40, 0.2, 0.5, 0.1, 0, False, True)
     saved = ops.attention_forward(*forward)[:4]

@@ -1,0 +1,66 @@
+// The backward of the backward of attention, as docs/internals/second_derivatives.md derives it.
+#pragma once
+
+#include "params.h"
+
+namespace dfgnn {
+
+// Each result of BackwardParams has a cotangent here (`of_...`), and each input a gradient. A cotangent that
+// is null is 0.
+struct SecondParams {
+  Score score;
+  DType dtype;
+  Shape shape;
+  Csr csr;      // rows are destinations
+  Csr reverse;  // rows are sources; both with eids where they are not the identity
+  EdgeOptions edge;
+
+  const void* value;
+  const void* alpha_src;
+  const void* alpha_dst;
+  const void* query;
+  const void* key;
+  const void* attn;
+  double negative_slope;
+  double scale;
+
+  const void* stats;           // [N_dst, H, 2] acc, of forward
+  const void* grad_out;        // [N_dst, H, Dv] T
+  const void* grad_attention;  // [E, H] acc, or null
+
+  const void* of_value;  // [N_src, H, Dv] T
+  const void* of_src;    // additive: [N_src, H] acc; dot: [N_src, H, D] T
+  const void* of_dst;    // additive: [N_dst, H] acc; else [N_dst, H, D] T
+  const void* of_attn;   // additive_v2: [H, D] acc
+  const void* of_bias;   // [E, H] acc, and so are the following, except of_feat
+  const void* of_gate;
+  const void* of_weight;
+  const void* of_feat;  // [E, H, D] T
+
+  void* grad_grad_out;        // [N_dst, H, Dv] T
+  void* grad_grad_attention;  // [E, H] acc; gradients of edges may be null
+  void* grad_value;           // [N_src, H, Dv] T
+  void* grad_src;             // additive: [N_src, H] acc; dot: [N_src, H, D] T
+  void* grad_dst;             // additive: [N_dst, H] acc; else [N_dst, H, D] T
+  void* grad_attn;            // additive_v2: [attn_parts, H, D] acc: partial sums, in a fixed order
+  int64_t attn_parts;
+  void* grad_bias;  // [E, H] acc
+  void* grad_gate;
+  void* grad_weight;
+  void* grad_feat;  // [E, H, D] T
+
+  // Scratch.
+  void* numbers;  // scalars per edge and head, in the user's order: on CPUs [E, second_numbers, H] acc, on
+                  // CUDA [E, H, 4] acc
+  // CPUs: of split rows.
+  void* partial_sums;   // [csr.num_slots, kSecondSums, H] acc
+  void* partial_query;  // [csr.num_slots, H, D] acc
+  void* partial_out;    // [csr.num_slots, H, Dv] acc
+  void* partial_key;    // [reverse.num_slots, H, D] acc
+  void* partial_value;  // [reverse.num_slots, H, Dv] acc
+  // CUDA: [N_dst, 2] and [N_src, 2] int32, where the edges of a row begin and end; null where each row is one
+  // work item.
+  void *ranges, *reverse_ranges;
+};
+
+}  // namespace dfgnn

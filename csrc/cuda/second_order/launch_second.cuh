@@ -1,0 +1,64 @@
+// Launches of both passes of the backward of the backward, for one type.
+#pragma once
+
+#include "../launch.cuh"
+#include "destinations.cuh"
+#include "second_order.h"
+#include "sources.cuh"
+
+namespace dfgnn::cuda {
+
+// Most blocks per multiprocessor where each team has a partial sum of grad_attn: teams that are warps, and
+// those that are blocks.
+inline constexpr int kPartBlocks = 8, kPartTeams = 2;
+
+// Blocks of a pass over the rows that are one work item each, or over split rows.
+inline dim3 blocks_of_teams(const Csr& csr, int warps, bool with_parts) {
+  const int64_t blocks = warps == 1 ? blocks_of(csr.num_items, kWarps).x : csr.num_splits;
+  const int64_t most = int64_t(device().multiprocessors) * (warps == 1 ? kPartBlocks : kPartTeams);
+  return dim3(unsigned(with_parts ? std::min(blocks, most) : blocks));
+}
+// Teams of the grid, and so their partial sums.
+inline int64_t count_teams(const Csr& csr, int warps) {
+  return int64_t(blocks_of_teams(csr, warps, true).x) * (warps == 1 ? kWarps : 1);
+}
+
+inline HeadTile head_tile(const Shape& s, int vec) {
+  HeadTile tile{1, 1};
+  while (tile.lanes < 32 && tile.lanes * vec < s.value_dim) tile.lanes *= 2;
+  while (tile.heads < s.heads && tile.lanes * tile.heads < 32) tile.heads *= 2;
+  return tile;
+}
+
+template <typename T, Score SCORE, int WARPS>
+void second_pass(const SecondParams& p, bool sources, cudaStream_t stream) {
+  const HeadTile tile = head_tile(p.shape, kVec<T>);
+  const Csr& csr = sources ? p.reverse : p.csr;
+  dim3 grid = blocks_of_teams(csr, WARPS, SCORE == Score::additive_v2 && !sources);
+  if (!grid.x) return;
+  grid.y = blocks_of(p.shape.heads, tile.heads).x;
+  const int threads = 32 * block_warps(WARPS);
+  if (sources)
+    launch(stream, grid, threads, 0, second_sources_kernel<T, SCORE, WARPS>, p, tile);
+  else
+    launch(stream, grid, threads, 0, second_destinations_kernel<T, SCORE, WARPS>, p, tile,
+           WARPS == 1 ? int64_t(0) : count_teams(csr, 1));
+}
+
+template <typename T, Score SCORE>
+void second_passes(const SecondParams& p, cudaStream_t stream) {
+  for (bool sources : {false, true}) {
+    second_pass<T, SCORE, 1>(p, sources, stream);
+    second_pass<T, SCORE, kTeamWarps>(p, sources, stream);
+  }
+}
+
+// Instantiated in second_*.cu.
+template <typename T>
+void second_order_of(const SecondParams& p, cudaStream_t stream) {
+  if (p.score == Score::additive) return second_passes<T, Score::additive>(p, stream);
+  if (p.score == Score::dot) return second_passes<T, Score::dot>(p, stream);
+  second_passes<T, Score::additive_v2>(p, stream);
+}
+
+}  // namespace dfgnn::cuda
