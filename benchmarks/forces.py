@@ -1,14 +1,16 @@
-"""Training on forces: time and memory of steps that differentiate a layer twice, on one core.
+"""Training on forces: time and memory of steps that differentiate a layer twice, on one core or a GPU.
 
     python benchmarks/forces.py --json benchmarks/results/cpu-forces.json
     python benchmarks/forces.py --graphs 64 --layers transformer --heads 8x8
+    python benchmarks/forces.py --device cuda
 
 "step" is a training step of a small potential: distances, radial basis functions as edge attributes, one
 layer between an embedding and a readout, forces by ``autograd.grad(create_graph=True)``, and ``backward`` of
 a loss on them. "layer" is the layer alone: the gradients of features and edge attributes, and ``backward`` of
 their squares. Contestants are dfgnn's layer on plain operations ("plain"), torch_geometric's, and dfgnn's.
-They run in turns in one process; a time is the least processor time of --repeats. Memory is the peak of
-torch's allocator during a call beyond what was there before, in the layer's also beyond its results.
+They run in turns in one process; a time is the least of --repeats: of processor time on a CPU, on a GPU from
+idle to idle. Memory is the peak of torch's allocator during a call beyond what was there before, in the
+layer's also beyond its results.
 """
 
 import argparse
@@ -27,7 +29,6 @@ from dfgnn.bench import report
 from dfgnn.bench.measure import peak_extra
 
 ATOMS, SIDE, CUTOFF, BASIS = 25, 2.5, 3.0, 16
-CPU = torch.device("cpu")
 
 
 def close_pairs(position: Tensor, cutoff: float) -> Tensor:
@@ -79,7 +80,7 @@ class Potential(nn.Module):
         self.layer, self.has_edges = layer(kind, contestant, heads, dim), kind != "gatv2"
         self.atom = nn.Parameter(torch.randn(heads * dim))
         self.scale, self.readout = nn.Linear(BASIS, heads * dim), nn.Linear(heads * dim, 1)
-        self.centres = torch.linspace(0.3, CUTOFF, BASIS)
+        self.register_buffer("centres", torch.linspace(0.3, CUTOFF, BASIS))
 
     def forward(self, position: Tensor, edges: Tensor) -> Tensor:
         src, dst = edges
@@ -111,25 +112,38 @@ def layer_step(model: Potential, x: Tensor, edges: Tensor, attr: Tensor) -> Tens
     return loss.detach()
 
 
-def measure(calls: dict[str, Callable[[], Tensor]], repeats: int, results: int) -> dict:
+def seconds(call: Callable[[], Tensor], device: torch.device) -> float:
+    if device.type == "cpu":
+        clock = time.process_time
+    else:
+        clock = time.perf_counter
+        torch.cuda.synchronize()
+    begin = clock()
+    call()
+    if device.type != "cpu":
+        torch.cuda.synchronize()
+    return clock() - begin
+
+
+def measure(calls: dict[str, Callable[[], Tensor]], repeats: int, results: int, device: torch.device) -> dict:
     losses = {name: float(call()) for name, call in calls.items()}
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(repeats):
         for name, call in calls.items():
-            begin = time.process_time()
-            call()
-            times[name].append((time.process_time() - begin) * 1e3)
-    memory = {name: peak_extra(call, results, CPU) / 2**20 for name, call in calls.items()}
+            times[name].append(seconds(call, device) * 1e3)
+    memory = {name: peak_extra(call, results, device) / 2**20 for name, call in calls.items()}
     return {name: {"ms": min(times[name]), "mib": memory[name], "loss": losses[name]} for name in calls}
 
 
-def row(graph: str, kind: str, shape: tuple[int, int], contestants: list[str], repeats: int) -> dict:
-    position, edges = make(graph)
-    models = {name: Potential(kind, name, *shape) for name in contestants}
+def row(
+    graph: str, kind: str, shape: tuple[int, int], contestants: list[str], repeats: int, device: torch.device
+) -> dict:
+    position, edges = (x.to(device) for x in make(graph))
+    models = {name: Potential(kind, name, *shape).to(device) for name in contestants}
     for model in models.values():
         model.load_state_dict(next(iter(models.values())).state_dict())
-    x = torch.randn(len(position), shape[0] * shape[1]).requires_grad_()
-    attr = torch.rand(edges.shape[1], BASIS).requires_grad_()
+    x = torch.randn(len(position), shape[0] * shape[1], device=device).requires_grad_()
+    attr = torch.rand(edges.shape[1], BASIS, device=device).requires_grad_()
     leaves = [x, *([attr] if kind != "gatv2" else []), *next(iter(models.values())).layer.parameters()]
     results = sum(leaf.numel() * leaf.element_size() for leaf in leaves)
     steps = {name: lambda m=m: step(m, position, edges) for name, m in models.items()}
@@ -139,8 +153,8 @@ def row(graph: str, kind: str, shape: tuple[int, int], contestants: list[str], r
         "edges": edges.shape[1],
         "layer": kind,
         "heads": "x".join(map(str, shape)),
-        "of_step": measure(steps, repeats, 0),
-        "of_layer": measure(layers, repeats, results),
+        "of_step": measure(steps, repeats, 0, device),
+        "of_layer": measure(layers, repeats, results, device),
     }
 
 
@@ -153,7 +167,7 @@ def text(found: dict) -> str:
         ours = of["dfgnn"]
         times = min(o["ms"] for o in others) / ours["ms"]
         share = min(o["mib"] for o in others) / ours["mib"]
-        figures = ", ".join(f"{k} {v['ms']:.0f} ms {v['mib']:.0f} MiB" for k, v in of.items())
+        figures = ", ".join(f"{k} {v['ms']:.3g} ms {v['mib']:.0f} MiB" for k, v in of.items())
         parts.append(f"{name} {times:.2f} x, memory 1/{share:.1f} ({figures})")
     return "; ".join(parts)
 
@@ -169,6 +183,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     parser.add_argument("--layers", default="transformer,gatv2-edges,gatv2")
     parser.add_argument("--heads", default="8x8,4x32,1x64")
+    parser.add_argument("--device", default="cpu", type=torch.device)
     parser.add_argument("--contestants", default="plain,pyg,dfgnn")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--commit", help="to be recorded, where there is no repository")
@@ -181,12 +196,13 @@ def main(argv: list[str] | None = None) -> None:
         for kind in args.layers.split(","):
             for heads in args.heads.split(","):
                 shape = tuple(map(int, heads.split("x")))
-                rows.append(row(graph, kind, shape, args.contestants.split(","), args.repeats))
+                contestants = args.contestants.split(",")
+                rows.append(row(graph, kind, shape, contestants, args.repeats, args.device))
                 print(text(rows[-1]), flush=True)
                 report.write_json(
                     args.json,
                     {
-                        "environment": report.environment(CPU, args.commit),
+                        "environment": report.environment(args.device, args.commit),
                         "repeats": args.repeats,
                         "rows": rows,
                     },
