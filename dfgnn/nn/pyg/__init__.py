@@ -41,10 +41,8 @@ VERSION = _check_version(_library.__version__)
 _HOME = {
     "AGNNConv": "agnn",
     "AttentionalAggregation": "aggregation",
-    "CuGraphGATConv": "fused_gat",
     "FAConv": "fa",
     "FallbackWarning": "._fallback",
-    "FusedGATConv": "fused_gat",
     "GATConv": "gat",
     "GATEConv": "gate",
     "GATv2Conv": "gatv2",

@@ -36,7 +36,6 @@ LAYERS = {
     "ResGatedGraphConv": (lambda: pyg.ResGatedGraphConv(F, 4), {}),
     "GATEConv": (lambda: pyg.GATEConv(F, F, 3), {"edge_attr": attributes()}),
     "RGATConv": (lambda: pyg.RGATConv(F, 4, 2, heads=2), {"edge_type": torch.arange(E) % 2}),
-    "CuGraphGATConv": (lambda: pyg.CuGraphGATConv(F, 4, 2), {}),
 }
 
 
