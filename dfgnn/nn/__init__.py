@@ -3,6 +3,12 @@
 All but the Graph Transformers have the contracts of the layers of the same names in ``dgl.nn``, and are
 subclasses of them where DGL is installed (``dgl``, which makes them at their first use).
 ``pyg`` holds the layers of torch_geometric.
+
+A layer that is called a drop-in has the arguments, parameters, initialisation, state_dict and results of the
+layer that it is named after. All are deterministic, and differentiable any number of times with respect to
+parameters and all tensors of real numbers that they take. A layer's ``attention`` is the function of
+:mod:`dfgnn.functional` that it calls; with the function of the same name in :mod:`dfgnn.reference` it is the
+same layer on plain PyTorch.
 """
 
 from typing import TYPE_CHECKING

@@ -29,7 +29,8 @@ class FusedLayer(nn.Module):
     DGL's layer, so that an instance of either class becomes one of the other by assigning ``__class__``.
     """
 
-    attention: Callable[..., Any]  # what computes it, of `functional` or `reference`
+    #: The function of `functional` that the layer calls, or that of `reference`.
+    attention: Callable[..., Any]
 
     #: Sub-modules that the engine computes without calling them -> the classes that it knows.
     _in_engine: dict[str, tuple[type, ...]] = {}

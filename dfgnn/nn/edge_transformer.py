@@ -30,16 +30,10 @@ class EdgeGraphTransformerConv(AttentionLayer):
     Args:
         in_feats: size of the nodes' features.
         edge_feats: size of the edges' features.
-        out_feats: size of the output per head (D).
-        num_heads: number of heads (H).
-        attn_drop: dropout of the attention weights.
-        bias: let the projections have a bias.
+        out_feats, num_heads, attn_drop, bias, allow_zero_in_degree: as in :class:`GraphTransformerConv`.
         clamp: c; None: scores are not clamped.
         edge_out: also return w. Without it there is no tensor of E x H x D but E e
             (:func:`dfgnn.functional.edge_product_attention`).
-        allow_zero_in_degree: let destinations without in-edges through; their output is 0.
-
-    Differentiable any number of times, with respect to all features and parameters.
 
     Example::
 
@@ -54,8 +48,7 @@ class EdgeGraphTransformerConv(AttentionLayer):
         out, edges = conv(graph, feat, edge_attr)  # [100, 4, 8], [700, 4, 8]
     """
 
-    #: What computes the attention; ``reference.edge_product_attention`` is the same on plain PyTorch.
-    attention: Callable[..., Any] = staticmethod(functional.edge_product_attention)
+    attention = staticmethod(functional.edge_product_attention)
 
     _in_engine = {"attn_drop": (nn.Dropout, nn.Identity)}
 
@@ -95,19 +88,15 @@ class EdgeGraphTransformerConv(AttentionLayer):
         """Apply the layer.
 
         Args:
-            graph: a dfgnn.Graph, DGLGraph or block.
-            feat: ``[N, *, F]``, of which the first ``num_dst`` rows are the destinations where the graph has
-                fewer destinations than sources; or a pair ``([N_src, *, F], [N_dst, *, F])``.
+            graph, feat, get_attention: as in :meth:`dfgnn.nn.GATConv.forward`, with one size of features.
             edge_attr: ``[E, *, edge_feats]``, in edge-id order.
-            get_attention: also return the attention weights.
 
         Returns:
             ``[N_dst, *, H, D]``; with ``edge_out`` then w ``[E, *, H, D]``; with ``get_attention`` then
             ``[E, *, H]``; both in edge-id order.
 
         Raises:
-            DGLError (for a DGL graph), ZeroInDegreeError: a destination has no in-edges, unless allowed.
-            TypeError, ValueError: ``graph`` or a tensor is not as described.
+            As :meth:`dfgnn.nn.GATConv.forward`.
         """
         self.falls_back(graph)  # raises where attn_drop is more than a Dropout
         fused = self._graph(graph)
@@ -152,24 +141,13 @@ class EdgeGraphTransformerLayer(nn.Module):
     and inside the feed-forward networks.
 
     Args:
-        feats: size of the nodes' features, in and out (F); a multiple of ``num_heads``.
-        num_heads: number of heads (H), each of size D = F / H.
+        feats, num_heads: as in :class:`GraphTransformerLayer`, of the nodes' features.
         edge_dim: size of the edges' features, in and out; None: F.
         edge_out: give the edges' features on; False for a last layer, or edges that stay as they are.
         clamp: of the scores; None: none.
         ffn_feats: size inside the nodes' feed-forward network; None: 2 F. The edges' has 2 ``edge_dim``.
-        norm: "batch", "layer" or None.
-        dropout: of what is added to a residual and of the networks' inner features.
-        attn_drop: dropout of the attention weights.
-        residual: add the residuals.
-        bias: let queries, keys, values and edges have a bias; the other projections have one.
-        activation: the networks'.
-        allow_zero_in_degree: let destinations without in-edges through, whose attention is 0.
-
-    Differentiable any number of times, with respect to all features and parameters.
-
-    Raises:
-        ValueError: ``feats`` is not a multiple of ``num_heads``, or ``norm`` is none of the above.
+        norm, dropout, attn_drop, residual, bias, activation, allow_zero_in_degree: as in
+            :class:`GraphTransformerLayer`, which raises the same errors.
 
     Example::
 
@@ -230,20 +208,15 @@ class EdgeGraphTransformerLayer(nn.Module):
         """Apply the layer.
 
         Args:
-            graph: a dfgnn.Graph, DGLGraph or block.
-            feat: ``[N, F]``, or ``[B, N, F]``: B sets of features on the same graph. The first ``num_dst`` of
-                N are the destinations where the graph has fewer destinations than sources. "batch" normalises
-                over all B N rows.
+            graph, feat, get_attention: as in :meth:`GraphTransformerLayer.forward`.
             edge_attr: ``[E, edge_dim]``, or ``[B, E, edge_dim]``, in edge-id order.
-            get_attention: also return the attention weights.
 
         Returns:
             ``[N_dst, F]``; ``[E, edge_dim]``, which without ``edge_out`` is ``edge_attr``; and with
             ``get_attention`` ``[E, H]``; of sets of features with B in front.
 
         Raises:
-            DGLError (for a DGL graph), ZeroInDegreeError: a destination has no in-edges, unless allowed.
-            TypeError, ValueError: ``graph`` or a tensor is not as described.
+            As :meth:`dfgnn.nn.GATConv.forward`.
         """
         check_sets(feat, self.feats)
         batch = feat.shape[:-2]

@@ -38,8 +38,6 @@ class ExphormerAttention(nn.Module):
         clamp: c; None: scores are not clamped.
 
     Parameters are ``project``, of queries, keys and values one after the other, and ``edge``.
-    Differentiable any number of times, with respect to features, those of types and parameters.
-
     Raises:
         ValueError: ``feats`` is not a multiple of ``num_heads``, or ``clamp`` not above 0.
 

@@ -52,9 +52,6 @@ class GraphTransformerConv(AttentionLayer):
         allow_zero_in_degree: let destinations without in-edges through; their output is 0.
         edge_feats: size of the edges' features; None: there are none.
 
-    Differentiable any number of times, with respect to all features, parameters, edge biases and edge
-    weights.
-
     Example::
 
         import torch
@@ -68,8 +65,7 @@ class GraphTransformerConv(AttentionLayer):
         out = conv(graph, torch.randn(100, 16), edge_bias=bias)  # [100, 4, 8]
     """
 
-    #: What computes the attention; ``reference.dot_attention`` makes it the same layer on plain PyTorch.
-    attention: Callable[..., Any] = staticmethod(functional.dot_attention)
+    attention = staticmethod(functional.dot_attention)
 
     _in_engine = {"attn_drop": (nn.Dropout, nn.Identity)}
 
@@ -117,13 +113,10 @@ class GraphTransformerConv(AttentionLayer):
         """Apply the layer.
 
         Args:
-            graph: a dfgnn.Graph, DGLGraph or block.
-            feat: ``[N, *, F]``, of which the first ``num_dst`` rows are the destinations where the graph has
-                fewer destinations than sources; or a pair ``([N_src, *, F_src], [N_dst, *, F_dst])``.
+            graph, feat, get_attention: as in :meth:`dfgnn.nn.GATConv.forward`.
             edge_bias: ``[E, H]``, added to the scores before softmax (-inf masks an edge); or None.
             edge_weight: ``[E]`` or ``[E, H]``, multiplied into the attention weights after softmax and
                 dropout; or None.
-            get_attention: also return the attention weights.
             edge_attr: ``[E, edge_feats]``, in edge-id order, alike for all of ``*``; in a layer with
                 ``edge_feats``.
 
@@ -131,8 +124,7 @@ class GraphTransformerConv(AttentionLayer):
             ``[N_dst, *, H, D]``, and with ``get_attention`` also ``[E, *, H, 1]``, in edge-id order.
 
         Raises:
-            DGLError (for a DGL graph), ZeroInDegreeError: a destination has no in-edges, unless allowed.
-            TypeError, ValueError: ``graph`` or a tensor is not as described.
+            As :meth:`dfgnn.nn.GATConv.forward`.
         """
         self.falls_back(graph)  # raises where attn_drop is more than a Dropout
         fused = self._graph(graph)
@@ -257,8 +249,6 @@ class GraphTransformerLayer(TransformerBlock):
         edge_dim: size of the edges' features, of which a projection is added to keys and values (see
             :class:`GraphTransformerConv`); None: there are none.
 
-    Differentiable any number of times, with respect to all features, parameters and edge biases.
-
     Raises:
         ValueError: ``feats`` is not a multiple of ``num_heads``, or ``norm`` is none of the above.
 
@@ -329,8 +319,7 @@ class GraphTransformerLayer(TransformerBlock):
             in edge-id order.
 
         Raises:
-            DGLError (for a DGL graph), ZeroInDegreeError: a destination has no in-edges, unless allowed.
-            TypeError, ValueError: ``graph`` or a tensor is not as described.
+            As :meth:`dfgnn.nn.GATConv.forward`.
         """
         check_sets(feat, self.feats)
         # Nodes first: then the sets are heads to the engine, and every linear layer has one matrix to read.

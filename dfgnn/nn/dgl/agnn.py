@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,15 +20,12 @@ class AGNNConv(GraphLayer):
         h_i' = \sum_j \alpha_{ij} h_j, \qquad
         \alpha_{ij} = \mathrm{softmax}_j(\beta \cos(h_j, h_i))
 
-    over the edges j -> i. A drop-in for ``dgl.nn.AGNNConv``: same arguments, parameters, state_dict and
-    results.
+    over the edges j -> i. A drop-in for ``dgl.nn.AGNNConv``.
 
     Args:
         init_beta: the first value of beta.
         learn_beta: make beta a parameter; a buffer otherwise.
         allow_zero_in_degree: let destinations without in-edges through; their output is 0.
-
-    Differentiable any number of times, with respect to features and beta.
 
     Example::
 
@@ -42,8 +38,7 @@ class AGNNConv(GraphLayer):
         out = AGNNConv()(graph, torch.randn(100, 16))  # [100, 16]
     """
 
-    #: What computes the attention; ``reference.agnn_attention`` makes it the same layer on plain PyTorch.
-    attention: Callable[..., Any] = staticmethod(functional.agnn_attention)
+    attention = staticmethod(functional.agnn_attention)
 
     _one_name_for_ends = True
 
@@ -60,17 +55,14 @@ class AGNNConv(GraphLayer):
         """Apply the layer.
 
         Args:
-            graph: a dfgnn.Graph, DGLGraph or block.
-            feat: ``[N, *, F]``, of which the first ``num_dst`` rows are the destinations where the graph has
-                fewer destinations than sources; or a pair ``([N_src, *, F], [N_dst, *, F])``. The cosine is
-                taken over the last dimension; others beside the nodes are heads.
+            graph, feat: as in :meth:`GATConv.forward`, with one size of features. The cosine is taken over
+                the last dimension; others beside the nodes are heads.
 
         Returns:
             ``[N_dst, *, F]``.
 
         Raises:
-            DGLError (for a DGL graph), ZeroInDegreeError: a destination has no in-edges, unless allowed.
-            TypeError, ValueError: ``graph`` or a tensor is not as described.
+            As :meth:`GATConv.forward`.
         """
         if self.falls_back(graph, feat):
             return super().forward(graph, feat)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -23,17 +22,10 @@ class DotGatConv(AttentionLayer):
         h_i' = \sum_j \alpha_{ij} W h_j, \qquad
         \alpha_{ij} = \mathrm{softmax}_j(\langle W h_j, W h_i \rangle / \sqrt{D})
 
-    per head, over the edges j -> i. A drop-in for ``dgl.nn.DotGatConv``: same arguments, parameters,
-    initialisation, state_dict and results.
+    per head, over the edges j -> i. A drop-in for ``dgl.nn.DotGatConv``.
 
     Args:
-        in_feats: size of the input features, or a pair for sources and destinations, which then have a
-            projection each.
-        out_feats: size of the output per head (D).
-        num_heads: number of heads (H).
-        allow_zero_in_degree: let destinations without in-edges through; their output is 0.
-
-    Differentiable any number of times, with respect to features and parameters.
+        in_feats, out_feats, num_heads, allow_zero_in_degree: as in :class:`GATConv`.
 
     Example::
 
@@ -47,8 +39,7 @@ class DotGatConv(AttentionLayer):
         out = conv(graph, torch.randn(100, 16))  # [100, 4, 8]
     """
 
-    #: What computes the attention; ``reference.dot_attention`` makes it the same layer on plain PyTorch.
-    attention: Callable[..., Any] = staticmethod(functional.dot_attention)
+    attention = staticmethod(functional.dot_attention)
 
     # DGL's layer raises for a pair and one projection.
     _one_name_for_ends = property(lambda self: "fc_src" in self._modules)  # type: ignore[assignment]
@@ -78,17 +69,13 @@ class DotGatConv(AttentionLayer):
         """Apply the layer.
 
         Args:
-            graph: a dfgnn.Graph, DGLGraph or block.
-            feat: ``[N, *, F]``, of which the first ``num_dst`` rows are the destinations where the graph has
-                fewer destinations than sources; or a pair ``([N_src, *, F_src], [N_dst, *, F_dst])``.
-            get_attention: also return the attention weights.
+            graph, feat, get_attention: as in :meth:`GATConv.forward`.
 
         Returns:
             ``[N_dst, *, H, D]``, and with ``get_attention`` also ``[E, *, H, 1]``, in edge-id order.
 
         Raises:
-            DGLError (for a DGL graph), ZeroInDegreeError: a destination has no in-edges, unless allowed.
-            TypeError, ValueError: ``graph`` or a tensor is not as described.
+            As :meth:`GATConv.forward`.
         """
         if self.falls_back(graph, feat):
             return super().forward(graph, feat, get_attention)

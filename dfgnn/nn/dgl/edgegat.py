@@ -26,25 +26,13 @@ class EdgeGATConv(AdditiveConv):
         h_i' = W_{res} h_i + \sum_j \alpha_{ij} (W h_j + W_e e_{ij}), \qquad
         \alpha_{ij} = \mathrm{softmax}_j(\mathrm{LeakyReLU}(a_l^T W h_j + a_r^T W h_i + a_e^T W_e e_{ij}))
 
-    per head, over the edges j -> i. A drop-in for ``dgl.nn.EdgeGATConv``: same arguments, parameters,
-    initialisation, state_dict and results.
+    per head, over the edges j -> i. A drop-in for ``dgl.nn.EdgeGATConv``.
 
     Args:
-        in_feats: size of the input features, or a pair for sources and destinations, which then have a
-            projection each.
         edge_feats: size of the edge features.
-        out_feats: size of the output per head (D).
-        num_heads: number of heads (H).
-        feat_drop: dropout of the node features; the residual sees them dropped too.
-        attn_drop: dropout of the attention weights.
-        negative_slope: of the LeakyReLU.
         residual: add the destination features, always projected by ``res_fc``, which has no bias.
-        activation: applied to the result, or None.
-        allow_zero_in_degree: let destinations without in-edges through; their aggregate is 0, to which
-            residual, bias and activation still apply.
-        bias: learn an additive bias.
-
-    Differentiable any number of times, with respect to features, edge features and parameters.
+        in_feats, out_feats, num_heads, feat_drop, attn_drop, negative_slope, activation,
+            allow_zero_in_degree, bias: as in :class:`GATConv`.
 
     Example::
 
@@ -105,19 +93,15 @@ class EdgeGATConv(AdditiveConv):
         """Apply the layer.
 
         Args:
-            graph: a dfgnn.Graph, DGLGraph or block.
-            feat: ``[N, *, F]``, of which the first ``num_dst`` rows are the destinations where the graph has
-                fewer destinations than sources; or a pair ``([N_src, *, F_src], [N_dst, *, F_dst])``.
+            graph, feat, get_attention: as in :meth:`GATConv.forward`.
             edge_feat: ``[E, *, F_e]``, in edge-id order.
-            get_attention: also return the attention weights.
 
         Returns:
             ``[N_dst, *, H, D]``, and with ``get_attention`` also ``[E, *, H, 1]``: the weights after dropout,
             in edge-id order.
 
         Raises:
-            DGLError (for a DGL graph), ZeroInDegreeError: a destination has no in-edges, unless allowed.
-            TypeError, ValueError: ``graph`` or a tensor is not as described.
+            As :meth:`GATConv.forward`.
         """
         if self.falls_back(graph, feat, edge_feat):
             return super().forward(graph, feat, edge_feat, get_attention)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,8 +23,8 @@ class EGATConv(GraphLayer):
         f_{ij} = \mathrm{LeakyReLU}(W_{ni} h_j + W_{nj} h_i + W_{fij} e_{ij} + b), \qquad
         h_i' = \sum_j \mathrm{softmax}_j(a^T f_{ij}) \, W h_j
 
-    per head, over the edges j -> i, with a slope of 0.01. A drop-in for ``dgl.nn.EGATConv``: same arguments,
-    parameters, initialisation, state_dict and results; there, ``bias=False`` raises.
+    per head, over the edges j -> i, with a slope of 0.01. A drop-in for ``dgl.nn.EGATConv``; there,
+    ``bias=False`` raises.
 
     Args:
         in_node_feats: size of the node features, or a pair for sources and destinations.
@@ -35,8 +34,6 @@ class EGATConv(GraphLayer):
         num_heads: number of heads (H).
         bias: learn the additive bias b.
         allow_zero_in_degree: let destinations without in-edges through; their output is 0.
-
-    Differentiable any number of times, with respect to features, parameters and edge weights.
 
     Example::
 
@@ -51,8 +48,7 @@ class EGATConv(GraphLayer):
         out, edges = conv(graph, nfeats, efeats)  # [100, 4, 8], [700, 4, 6]
     """
 
-    #: What computes the attention; ``reference.gat_attention`` makes it the same layer on plain PyTorch.
-    attention: Callable[..., Any] = staticmethod(functional.gat_attention)
+    attention = staticmethod(functional.gat_attention)
 
     bias: Tensor | None
 
@@ -105,20 +101,16 @@ class EGATConv(GraphLayer):
         """Apply the layer.
 
         Args:
-            graph: a dfgnn.Graph, DGLGraph or block.
-            nfeats: ``[N, *, F]``, of which the first ``num_dst`` rows are the destinations where the graph
-                has fewer destinations than sources; or a pair ``([N_src, *, F_src], [N_dst, *, F_dst])``.
+            graph, nfeats, get_attention: as graph, feat, get_attention in :meth:`GATConv.forward`.
             efeats: ``[E, *, F_e]``, in edge-id order.
             edge_weight: ``[E]``, multiplied into the attention weights after softmax; or None.
-            get_attention: also return the attention weights.
 
         Returns:
             ``[N_dst, *, H, D]`` and ``[E, *, H, D_e]``, and with ``get_attention`` also ``[E, *, H, 1]``: the
             weights that the features were multiplied with. Edge tensors are in edge-id order.
 
         Raises:
-            DGLError (for a DGL graph), ZeroInDegreeError: a destination has no in-edges, unless allowed.
-            TypeError, ValueError: ``graph`` or a tensor is not as described.
+            As :meth:`GATConv.forward`.
         """
         if self.falls_back(graph, nfeats, efeats):
             return super().forward(graph, nfeats, efeats, edge_weight, get_attention)

@@ -21,8 +21,7 @@ from ..whole.spec import LayerSpec
 class AdditiveConv(LeakyLayer):
     """Projections and both ends' score terms of additive attention, and a bias, which a subclass sets."""
 
-    #: What computes the attention; ``reference.gat_attention`` makes it the same layer on plain PyTorch.
-    attention: Callable[..., Any] = staticmethod(functional.gat_attention)
+    attention = staticmethod(functional.gat_attention)
     bias: Tensor | None
 
     def __init__(
@@ -109,8 +108,7 @@ class GATConv(AdditiveConv):
         h_i' = \sum_j \alpha_{ij} W h_j, \qquad
         \alpha_{ij} = \mathrm{softmax}_j(\mathrm{LeakyReLU}(a_l^T W h_j + a_r^T W h_i))
 
-    per head, over the edges j -> i. A drop-in for ``dgl.nn.GATConv``: same arguments, parameters,
-    initialisation, state_dict and results.
+    per head, over the edges j -> i. A drop-in for ``dgl.nn.GATConv``.
 
     Args:
         in_feats: size of the input features, or a pair for sources and destinations, which then have a
@@ -126,8 +124,6 @@ class GATConv(AdditiveConv):
         allow_zero_in_degree: let destinations without in-edges through; their aggregate is 0, to which
             residual, bias and activation still apply.
         bias: learn an additive bias.
-
-    Differentiable any number of times, with respect to features, parameters and edge weights.
 
     Example::
 

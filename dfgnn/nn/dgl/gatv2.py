@@ -25,25 +25,15 @@ class GATv2Conv(LeakyLayer):
         \alpha_{ij} = \mathrm{softmax}_j(a^T \mathrm{LeakyReLU}(z_j + W_{dst} h_i + b_{dst})), \qquad
         z_j = W_{src} h_j + b_{src}
 
-    per head, over the edges j -> i. A drop-in for ``dgl.nn.GATv2Conv``: same arguments, parameters,
-    initialisation, state_dict and results.
+    per head, over the edges j -> i. A drop-in for ``dgl.nn.GATv2Conv``.
 
     Args:
-        in_feats: size of the input features, or a pair for sources and destinations.
-        out_feats: size of the output per head (D).
-        num_heads: number of heads (H).
-        feat_drop: dropout of the input features; the residual sees them dropped too.
-        attn_drop: dropout of the attention weights.
-        negative_slope: of the LeakyReLU.
+        in_feats, out_feats, num_heads, feat_drop, attn_drop, negative_slope, activation,
+            allow_zero_in_degree: as in :class:`GATConv`.
         residual: add the destination features, projected by ``res_fc`` where their size is not H * D.
-        activation: applied to the result, or None.
-        allow_zero_in_degree: let destinations without in-edges through; their aggregate is 0, to which
-            residual and activation still apply.
         bias: let the projections, ``res_fc`` included, have a bias; the output has none of its own.
         share_weights: one projection for both ends, ``fc_dst`` being ``fc_src``. A pair of sizes has two all
             the same.
-
-    Differentiable any number of times, with respect to features and parameters.
 
     Example::
 
@@ -57,8 +47,7 @@ class GATv2Conv(LeakyLayer):
         out = conv(graph, torch.randn(100, 16))  # [100, 4, 8]
     """
 
-    #: What computes the attention; ``reference.gatv2_attention`` makes it the same layer on plain PyTorch.
-    attention: Callable[..., Any] = staticmethod(functional.gatv2_attention)
+    attention = staticmethod(functional.gatv2_attention)
 
     FUSED_OPTIONS = (
         "in_feats out_feats num_heads feat_drop attn_drop negative_slope residual activation "
@@ -114,18 +103,14 @@ class GATv2Conv(LeakyLayer):
         """Apply the layer.
 
         Args:
-            graph: a dfgnn.Graph, DGLGraph or block.
-            feat: ``[N, *, F]``, of which the first ``num_dst`` rows are the destinations where the graph has
-                fewer destinations than sources; or a pair ``([N_src, *, F_src], [N_dst, *, F_dst])``.
-            get_attention: also return the attention weights.
+            graph, feat, get_attention: as in :meth:`GATConv.forward`.
 
         Returns:
             ``[N_dst, *, H, D]``, and with ``get_attention`` also ``[E, *, H, 1]``: the weights after dropout,
             in edge-id order.
 
         Raises:
-            DGLError (for a DGL graph), ZeroInDegreeError: a destination has no in-edges, unless allowed.
-            TypeError, ValueError: ``graph`` or a tensor is not as described.
+            As :meth:`GATConv.forward`.
         """
         if self.falls_back(graph, feat):
             return super().forward(graph, feat, get_attention)

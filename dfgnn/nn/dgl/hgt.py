@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -37,9 +36,8 @@ class HGTConv(FusedLayer):
         h_i' = \beta_{t(i)} O_{t(i)} m_i + (1 - \beta_{t(i)}) h_i
 
     per head, over the edges j -> i of all types r = r(ij) together, for types t of nodes and beta the sigmoid
-    of ``skip``; where sizes differ ``residual_w`` projects h_i. A drop-in for ``dgl.nn.HGTConv``: same
-    arguments, parameters, initialisation, state_dict and results. Keys and values are made once per source
-    and type of its out-edges, not once per edge.
+    of ``skip``; where sizes differ ``residual_w`` projects h_i. A drop-in for ``dgl.nn.HGTConv``. Keys and
+    values are made once per source and type of its out-edges, not once per edge.
 
     Args:
         in_size: size of the input features.
@@ -49,8 +47,6 @@ class HGTConv(FusedLayer):
         num_etypes: number of types of edges.
         dropout: dropout of O m, before the gate.
         use_norm: apply a LayerNorm to the result.
-
-    Differentiable any number of times, with respect to features and parameters.
 
     Example::
 
@@ -66,8 +62,7 @@ class HGTConv(FusedLayer):
         out = conv(graph, torch.randn(100, 32), ntype, etype)  # [100, 32]
     """
 
-    #: What computes the attention; ``reference.dot_attention`` makes it the same layer on plain PyTorch.
-    attention: Callable[..., Any] = staticmethod(functional.dot_attention)
+    attention = staticmethod(functional.dot_attention)
 
     def __init__(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,13 +20,11 @@ class GlobalAttentionPooling(FusedLayer):
     .. math::
         r = \sum_k \mathrm{softmax}_k(\mathrm{gate}(x_k)) \, \mathrm{feat}(x_k)
 
-    A drop-in for ``dgl.nn.GlobalAttentionPooling``: same arguments, state_dict and results.
+    A drop-in for ``dgl.nn.GlobalAttentionPooling``.
 
     Args:
         gate_nn: a module that makes ``[N, 1]`` of the features.
         feat_nn: a module for the features; None: they are taken as they are.
-
-    Differentiable any number of times, with respect to features and parameters.
 
     Example::
 
@@ -41,8 +38,7 @@ class GlobalAttentionPooling(FusedLayer):
         out = pool(graph, torch.randn(100, 16))  # [1, 16]
     """
 
-    #: What computes the attention; ``reference.gat_attention`` makes it the same layer on plain PyTorch.
-    attention: Callable[..., Any] = staticmethod(functional.gat_attention)
+    attention = staticmethod(functional.gat_attention)
 
     def __init__(self, gate_nn: nn.Module, feat_nn: nn.Module | None = None):
         nn.Module.__init__(self)

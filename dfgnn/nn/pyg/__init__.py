@@ -1,7 +1,8 @@
 """Layers of torch_geometric on fused attention: import them from here instead of from ``torch_geometric.nn``.
 
-Each is a subclass of the layer of the same name with the same arguments, parameters, initialisation,
-state_dict and results, so that ``isinstance``, explainers, ``to_hetero`` and checkpoints keep working. Where
+Each is a drop-in: a subclass of the layer of the same name with the same arguments, parameters,
+initialisation, state_dict and results, so that ``isinstance``, explainers, ``to_hetero`` and checkpoints keep
+working. All are differentiable any number of times, as those of :mod:`dfgnn.nn`. Where
 a layer is set up in a way that the fused path does not know (another aggregation, message passing hooks, an
 active explanation, an overridden ``message``, TorchScript), it runs torch_geometric's own forward and says
 so with a :class:`FallbackWarning`.

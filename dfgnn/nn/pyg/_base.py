@@ -76,7 +76,7 @@ class FusedConv:
     _node_dim: ClassVar[int] = 0
 
     if TYPE_CHECKING:  # TorchScript reads a class's annotations
-        attention: Callable[..., Any]
+        attention: Callable[..., Any]  # of `functional`, or of `reference`: the same layer on plain PyTorch
         add_self_loops: bool
         inspector: Any
         _orig_propagate: ClassVar[Any]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,10 +20,8 @@ class AGNNConv(FusedConv, torch_geometric.nn.AGNNConv):
     .. math::
         x_i' = \sum_j \mathrm{softmax}_j(\beta \cos(x_i, x_j)) \, x_j
 
-    over the edges j -> i, which include loops. A drop-in for ``torch_geometric.nn.AGNNConv``: its subclass,
-    with the same arguments, parameters, state_dict and results, without tensors of edge size.
-
-    Differentiable any number of times, with respect to features and beta.
+    over the edges j -> i, which include loops. A drop-in for ``torch_geometric.nn.AGNNConv``, without tensors
+    of edge size.
 
     Example::
 
@@ -37,16 +34,14 @@ class AGNNConv(FusedConv, torch_geometric.nn.AGNNConv):
 
     _node_dim = -2
 
-    #: What computes the attention; ``reference.agnn_attention`` makes it the same layer on plain PyTorch.
-    attention: Callable[..., Any] = staticmethod(functional.agnn_attention)
+    attention = staticmethod(functional.agnn_attention)
 
     def forward(self, x: Tensor, edge_index: Any) -> Tensor:
         """Apply the layer.
 
         Args:
             x: ``[N, F]``.
-            edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex; or SparseTensor or torch.sparse tensor,
-                transposed; or a dfgnn.Graph.
+            edge_index: as in :meth:`GATConv.forward`.
 
         Returns:
             ``[N, F]``.

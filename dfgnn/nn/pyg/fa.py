@@ -26,11 +26,9 @@ class FAConv(FusedConv, torch_geometric.nn.FAConv):
     .. math::
         x_i' = \epsilon x_i^{(0)} + \sum_j \frac{\tanh(a_l^T x_j + a_r^T x_i)}{\sqrt{d_i d_j}} x_j
 
-    A drop-in for ``torch_geometric.nn.FAConv``: its subclass, with the same arguments, parameters, state_dict
-    and results. Of edge size are the scores. The edges with their loops and weights are cached as long as an
-    ``edge_index`` tensor lives. Sparse tensors, and compilers, take torch_geometric's own forward.
-
-    Differentiable any number of times, with respect to features and parameters.
+    A drop-in for ``torch_geometric.nn.FAConv``. Of edge size are the scores. The edges with their loops and
+    weights are cached as long as an ``edge_index`` tensor lives. Sparse tensors, and compilers, take
+    torch_geometric's own forward.
 
     Example::
 

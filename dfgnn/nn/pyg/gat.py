@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,11 +25,8 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         \alpha_{ij} = \mathrm{softmax}_j(\mathrm{LeakyReLU}(
             a_s^T W x_j + a_t^T W x_i + a_e^T W_e e_{ij}))
 
-    per head, over the edges j -> i, which include loops. A drop-in for ``torch_geometric.nn.GATConv``: its
-    subclass, with the same arguments, parameters, state_dict and results. No tensor of edge size beside
-    ``edge_attr`` and one score per edge and head where it is given.
-
-    Differentiable any number of times, with respect to features, parameters and edge attributes.
+    per head, over the edges j -> i, which include loops. A drop-in for ``torch_geometric.nn.GATConv``. No
+    tensor of edge size beside ``edge_attr`` and one score per edge and head where it is given.
 
     Example::
 
@@ -47,8 +43,7 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         "bias residual"
     )
 
-    #: What computes the attention; ``reference.gat_attention`` makes it the same layer on plain PyTorch.
-    attention: Callable[..., Any] = staticmethod(functional.gat_attention)
+    attention = staticmethod(functional.gat_attention)
 
     def forward(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,10 +25,8 @@ class GATEConv(FusedConv, torch_geometric.nn.models.attentive_fp.GATEConv):
         x_i' = \sum_j \alpha_{ij} W_2 x_j + b, \qquad \alpha_{ij} = \mathrm{softmax}_j(\mathrm{LeakyReLU}(
             a_l^T \mathrm{LeakyReLU}(W_1 [x_j \Vert e_{ij}]) + a_r^T x_i))
 
-    A drop-in for ``torch_geometric.nn.models.attentive_fp.GATEConv``: its subclass, with the same arguments,
-    parameters, state_dict and results. One tensor ``[E, C]`` exists, inside the inner LeakyReLU.
-
-    Differentiable any number of times, with respect to features, parameters and edge attributes.
+    A drop-in for ``torch_geometric.nn.models.attentive_fp.GATEConv``. One tensor ``[E, C]`` exists, inside
+    the inner LeakyReLU.
 
     Example::
 
@@ -42,8 +39,7 @@ class GATEConv(FusedConv, torch_geometric.nn.models.attentive_fp.GATEConv):
         out = conv(x, edge_index, edge_attr)  # [100, 16]
     """
 
-    #: What computes the attention; ``reference.gat_attention`` makes it the same layer on plain PyTorch.
-    attention: Callable[..., Any] = staticmethod(functional.gat_attention)
+    attention = staticmethod(functional.gat_attention)
 
     @classmethod
     def why_not(cls, layer: Any) -> str | None:
@@ -58,8 +54,7 @@ class GATEConv(FusedConv, torch_geometric.nn.models.attentive_fp.GATEConv):
 
         Args:
             x: ``[N, F]``.
-            edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex; or SparseTensor or torch.sparse tensor,
-                transposed; or a dfgnn.Graph.
+            edge_index: as in :meth:`GATConv.forward`.
             edge_attr: ``[E, edge_dim]``.
 
         Returns:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,11 +24,8 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
         x_i' = \sum_j \alpha_{ij} W_l x_j, \qquad
         \alpha_{ij} = \mathrm{softmax}_j(a^T \mathrm{LeakyReLU}(W_l x_j + W_r x_i + W_e e_{ij}))
 
-    per head, over the edges j -> i, which include loops. A drop-in for ``torch_geometric.nn.GATv2Conv``: its
-    subclass, with the same arguments, parameters, state_dict and results. Edge attributes are projected to
-    ``[E, H, C]``; there is no other tensor of edge size.
-
-    Differentiable any number of times, with respect to features, parameters and edge attributes.
+    per head, over the edges j -> i, which include loops. A drop-in for ``torch_geometric.nn.GATv2Conv``. Edge
+    attributes are projected to ``[E, H, C]``; there is no other tensor of edge size.
 
     Example::
 
@@ -47,8 +43,7 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
         "bias share_weights residual"
     )
 
-    #: What computes the attention; ``reference.gatv2_attention`` makes it the same layer on plain PyTorch.
-    attention: Callable[..., Any] = staticmethod(functional.gatv2_attention)
+    attention = staticmethod(functional.gatv2_attention)
 
     def forward(
         self,
@@ -61,15 +56,11 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
 
         Args:
             x: ``[N, F]``, or a pair ``([N_src, F_src], [N_dst, F_dst])``.
-            edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex; or SparseTensor or torch.sparse tensor,
-                transposed; or a dfgnn.Graph.
+            edge_index, return_attention_weights: as in :meth:`GATConv.forward`.
             edge_attr: ``[E]`` or ``[E, edge_dim]``.
-            return_attention_weights: also return the attention, after dropout. False asks for it, too, with
-                torch_geometric before 2.8, as there.
 
         Returns:
-            ``[N_dst, H * C]``, or ``[N_dst, C]`` with ``concat=False``; and where attention is asked for, a
-            pair of the edges, loops included, and ``[E', H]``, or a SparseTensor of both.
+            As :meth:`GATConv.forward`.
 
         Raises:
             TypeError, ValueError: an argument is not as described, or sizes differ.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch_geometric.nn
@@ -25,11 +24,9 @@ class GENConv(FusedConv, torch_geometric.nn.GENConv):
         x_i' = \mathrm{MLP}(x_i + \sum_j \mathrm{softmax}_j(t \, m_{ij}) \circ m_{ij}), \qquad
         m_{ij} = \mathrm{ReLU}(x_j + W e_{ij}) + \epsilon
 
-    A drop-in for ``torch_geometric.nn.GENConv`` with ``aggr="softmax"`` or ``"softmax_sg"``: its subclass,
-    with the same arguments, parameters, state_dict and results. Without edge attributes a message is that of
-    its source, and there is no tensor of edge size; with them there are the messages ``[E, F]``.
-
-    Differentiable any number of times, with respect to features, parameters and edge attributes.
+    A drop-in for ``torch_geometric.nn.GENConv`` with ``aggr="softmax"`` or ``"softmax_sg"``. Without edge
+    attributes a message is that of its source, and there is no tensor of edge size; with them there are the
+    messages ``[E, F]``.
 
     Example::
 
@@ -43,8 +40,7 @@ class GENConv(FusedConv, torch_geometric.nn.GENConv):
 
     _node_dim = -2
 
-    #: What computes the attention; ``reference.gat_attention`` makes it the same layer on plain PyTorch.
-    attention: Callable[..., Any] = staticmethod(functional.gat_attention)
+    attention = staticmethod(functional.gat_attention)
 
     @classmethod
     def why_not(cls, layer: Any) -> str | None:
@@ -66,8 +62,7 @@ class GENConv(FusedConv, torch_geometric.nn.GENConv):
 
         Args:
             x: ``[N, F]``, or a pair ``([N_src, F_src], [N_dst, F_dst] or None)``.
-            edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex; or SparseTensor or torch.sparse tensor,
-                transposed; or a dfgnn.Graph.
+            edge_index: as in :meth:`GATConv.forward`.
             edge_attr: ``[E, edge_dim]``, or ``[E, out_channels]`` in a layer without ``edge_dim``; or None.
             size: (N_src, N_dst); needed where there are no destination features and N_dst differs.
 

@@ -28,12 +28,9 @@ class GeneralConv(FusedConv, torch_geometric.nn.GeneralConv):
         \alpha_{ij} = \mathrm{softmax}_j(\mathrm{LeakyReLU}(a^T m_{ij}))
         \;\mathrm{or}\; \mathrm{softmax}_j(\mathrm{LeakyReLU}(m_{ij}^T m_{ji} / \sqrt{C}))
 
-    A drop-in for ``torch_geometric.nn.GeneralConv``: its subclass, with the same arguments, parameters,
-    state_dict and results. The edges' part of the messages is projected per node: of edge size is ``[E, H]``.
-    Without attention, and with that of dot products where messages have a part of the edge or of both ends,
-    torch_geometric's own forward runs.
-
-    Differentiable any number of times, with respect to features, parameters and edge attributes.
+    A drop-in for ``torch_geometric.nn.GeneralConv``. The edges' part of the messages is projected per node:
+    of edge size is ``[E, H]``. Without attention, and with that of dot products where messages have a part of
+    the edge or of both ends, torch_geometric's own forward runs.
 
     Example::
 
@@ -72,8 +69,7 @@ class GeneralConv(FusedConv, torch_geometric.nn.GeneralConv):
 
         Args:
             x: ``[N, F]``, or a pair ``([N_src, F_src], [N_dst, F_dst])``.
-            edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex; or SparseTensor or torch.sparse tensor,
-                transposed; or a dfgnn.Graph.
+            edge_index: as in :meth:`GATConv.forward`.
             edge_attr: ``[E, in_edge_channels]``, or None.
             size: (N_src, N_dst), checked.
 

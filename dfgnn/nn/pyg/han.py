@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,8 +23,6 @@ class HANConv(FusedConv, torch_geometric.nn.HANConv):
     for ``torch_geometric.nn.HANConv``: its subclass, with the same arguments, parameters, state_dict and
     results, without tensors of edge size.
 
-    Differentiable any number of times, with respect to features and parameters.
-
     Example::
 
         import torch
@@ -38,8 +35,7 @@ class HANConv(FusedConv, torch_geometric.nn.HANConv):
         out = conv(x, {('author', 'writes', 'paper'): edge_index})['paper']  # [100, 32]
     """
 
-    #: What computes the attention; ``reference.gat_attention`` makes it the same layer on plain PyTorch.
-    attention: Callable[..., Any] = staticmethod(functional.gat_attention)
+    attention = staticmethod(functional.gat_attention)
 
     def forward(
         self,

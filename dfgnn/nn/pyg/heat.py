@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,10 +28,8 @@ class HEATConv(FusedConv, torch_geometric.nn.HEATConv):
             a^T [H x_i \Vert H x_j \Vert t_{ij} \Vert e_{ij}]))
 
     with H of a node's type and embeddings t of an edge's type and e of its attributes. A drop-in for
-    ``torch_geometric.nn.HEATConv``: its subclass, with the same arguments, parameters, state_dict and
-    results. The edges' part of the messages is projected per node: of edge size are e and ``[E, H]``.
-
-    Differentiable any number of times, with respect to features, parameters and edge attributes.
+    ``torch_geometric.nn.HEATConv``. The edges' part of the messages is projected per node: of edge size are e
+    and ``[E, H]``.
 
     Example::
 
@@ -46,8 +43,7 @@ class HEATConv(FusedConv, torch_geometric.nn.HEATConv):
         out = conv(x, edge_index, node_type, edge_type, edge_attr)  # [100, 32]
     """
 
-    #: What computes the attention; ``reference.gat_attention`` makes it the same layer on plain PyTorch.
-    attention: Callable[..., Any] = staticmethod(functional.gat_attention)
+    attention = staticmethod(functional.gat_attention)
 
     @classmethod
     def why_not(cls, layer: Any) -> str | None:
@@ -73,8 +69,7 @@ class HEATConv(FusedConv, torch_geometric.nn.HEATConv):
 
         Args:
             x: ``[N, F]``.
-            edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex; or SparseTensor or torch.sparse tensor,
-                transposed; or a dfgnn.Graph.
+            edge_index: as in :meth:`GATConv.forward`.
             node_type: the type of each node, integers ``[N]``.
             edge_type: the type of each edge, integers ``[E]``.
             edge_attr: ``[E, edge_dim]``.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,12 +31,10 @@ class HGTConv(FusedConv, torch_geometric.nn.HGTConv):
         x_i' = \sigma(\beta) \, O \, \mathrm{gelu}(a_i) + (1 - \sigma(\beta)) \, x_i
 
     per head, with Q, K, V, O and beta of a node's type, and the softmax over the edges of all relations r
-    into i. A drop-in for ``torch_geometric.nn.HGTConv``: its subclass, with the same arguments, parameters,
-    state_dict and results. All relations run in one launch, without tensors of edge size.
+    into i. A drop-in for ``torch_geometric.nn.HGTConv``. All relations run in one launch, without tensors of
+    edge size.
 
     Edge types may come in any order; torch_geometric's own forward needs that of the metadata.
-
-    Differentiable any number of times, with respect to features and parameters.
 
     Example::
 
@@ -51,8 +48,7 @@ class HGTConv(FusedConv, torch_geometric.nn.HGTConv):
         out = conv(x, {('author', 'writes', 'paper'): edge_index})['paper']  # [100, 32]
     """
 
-    #: What computes the attention; ``reference.dot_attention`` makes it the same layer on plain PyTorch.
-    attention: Callable[..., Any] = staticmethod(functional.dot_attention)
+    attention = staticmethod(functional.dot_attention)
 
     @classmethod
     def why_not(cls, layer: Any) -> str | None:

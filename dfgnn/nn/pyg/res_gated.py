@@ -28,12 +28,9 @@ class ResGatedGraphConv(FusedConv, torch_geometric.nn.ResGatedGraphConv):
     .. math::
         x_i' = W_s x_i + b + \sum_j \sigma(W_k x_i + W_q x_j) \circ W_v x_j
 
-    A drop-in for ``torch_geometric.nn.ResGatedGraphConv`` with ``aggr="add"`` or ``"mean"``: its subclass,
-    with the same arguments, parameters, state_dict and results. Attributes of edges are projected apart from
-    nodes. There are tensors ``[E, C]``; without attributes one of them, the gates, is saved for backward.
-
-    Deterministic, and differentiable any number of times, with respect to features, parameters and edge
-    attributes.
+    A drop-in for ``torch_geometric.nn.ResGatedGraphConv`` with ``aggr="add"`` or ``"mean"``. Attributes of
+    edges are projected apart from nodes. There are tensors ``[E, C]``; without attributes one of them, the
+    gates, is saved for backward.
 
     Example::
 
@@ -65,8 +62,7 @@ class ResGatedGraphConv(FusedConv, torch_geometric.nn.ResGatedGraphConv):
 
         Args:
             x: ``[N, F]``, or a pair ``([N_src, F_src], [N_dst, F_dst])``.
-            edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex; or SparseTensor or torch.sparse tensor,
-                transposed; or a dfgnn.Graph.
+            edge_index: as in :meth:`GATConv.forward`.
             edge_attr: ``[E, edge_dim]``; None in a layer without ``edge_dim``.
 
         Returns:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,12 +29,10 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
         \;\mathrm{or}\; (Q W_r x_i) (K W_r x_j) (E W_e e_{ij})
 
     with the softmax over all edges into i, or over those of a relation. A drop-in for
-    ``torch_geometric.nn.RGATConv``: its subclass, with the same arguments, parameters, state_dict and
-    results. Features are transformed once for each source and relation that it has edges of, and all
-    relations run in one launch. The only tensors of edge size hold one number per edge and head: the
-    destination's score term, which depends on the relation, and the attention where it is asked for.
-
-    Differentiable any number of times, with respect to features, parameters and edge attributes.
+    ``torch_geometric.nn.RGATConv``. Features are transformed once for each source and relation that it has
+    edges of, and all relations run in one launch. The only tensors of edge size hold one number per edge and
+    head: the destination's score term, which depends on the relation, and the attention where it is asked
+    for.
 
     Example::
 
@@ -48,8 +45,7 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
         out = conv(torch.randn(100, 16), edge_index, edge_type)  # [100, 32]
     """
 
-    #: What computes the attention; ``reference.gat_attention`` makes it the same layer on plain PyTorch.
-    attention: Callable[..., Any] = staticmethod(functional.gat_attention)
+    attention = staticmethod(functional.gat_attention)
 
     def reset_parameters(self) -> None:
         """torch_geometric's, which computes the value of `l2` but does not assign it: in a new layer `l2`
@@ -70,8 +66,7 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
 
         Args:
             x: ``[N, F]``, or a pair ``([N_src, F], [N_dst, F])``.
-            edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex; or SparseTensor or torch.sparse tensor,
-                transposed; or a dfgnn.Graph.
+            edge_index: as in :meth:`GATConv.forward`.
             edge_type: int32 or int64 ``[E]``, the relation of each edge; None: the values of a sparse tensor.
             edge_attr: ``[E]`` or ``[E, edge_dim]``, or one row for all edges. None: the values of a sparse
                 tensor, if an edge has several of them.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,11 +30,8 @@ class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
 
     per head, with the softmax over the edges into i, which include loops. In training the layer keeps the
     logits of edges and of sampled pairs without an edge, for :meth:`get_attention_loss`. A drop-in for
-    ``torch_geometric.nn.SuperGATConv``: its subclass, with the same arguments, parameters, state_dict,
-    samples and results. Tensors of edge size hold one number per edge and head: the gate of MX, and the
-    logits.
-
-    Differentiable any number of times, with respect to features and parameters.
+    ``torch_geometric.nn.SuperGATConv``. Tensors of edge size hold one number per edge and head: the gate of
+    MX, and the logits.
 
     Example::
 
@@ -48,9 +44,8 @@ class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
         loss = out.square().mean() + conv.get_attention_loss()
     """
 
-    #: What computes MX and SD attention; those of ``reference`` make it the same layer on plain PyTorch.
-    attention: Callable[..., Any] = staticmethod(functional.gat_attention)
-    dot_attention: Callable[..., Any] = staticmethod(functional.dot_attention)
+    attention = staticmethod(functional.gat_attention)
+    dot_attention = staticmethod(functional.dot_attention)
 
     def forward(
         self,
@@ -63,8 +58,7 @@ class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
 
         Args:
             x: ``[N, F]``.
-            edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex; or SparseTensor or torch.sparse tensor,
-                transposed; or a dfgnn.Graph.
+            edge_index: as in :meth:`GATConv.forward`.
             neg_edge_index: ``[2, E_neg]``, pairs without an edge; None: they are sampled, in training.
             batch: int64 ``[N]``, the graph that each node belongs to; sampled pairs are of the same graph.
 

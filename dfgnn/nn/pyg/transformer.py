@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,11 +28,9 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
         \alpha_{ij} = \mathrm{softmax}_j((W_q x_i)^T (W_k x_j + W_e e_{ij}) / \sqrt{C})
 
     per head, over the edges j -> i; with ``beta`` a learned gate weighs the two terms. A drop-in for
-    ``torch_geometric.nn.TransformerConv``: its subclass, with the same arguments, parameters, state_dict and
-    results. With fewer edge attributes than channels, their projection is folded into the attention on large
-    graphs, and only ``[E, H]`` is of edge size; else they are projected to ``[E, H, C]``.
-
-    Differentiable any number of times, with respect to features, parameters and edge attributes.
+    ``torch_geometric.nn.TransformerConv``. With fewer edge attributes than channels, their projection is
+    folded into the attention on large graphs, and only ``[E, H]`` is of edge size; else they are projected to
+    ``[E, H, C]``.
 
     Example::
 
@@ -48,8 +45,7 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
 
     FUSED_OPTIONS = "in_channels out_channels heads concat beta dropout edge_dim bias root_weight"
 
-    #: What computes the attention; ``reference.dot_attention`` makes it the same layer on plain PyTorch.
-    attention: Callable[..., Any] = staticmethod(functional.dot_attention)
+    attention = staticmethod(functional.dot_attention)
 
     def forward(
         self,
@@ -62,8 +58,7 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
 
         Args:
             x: ``[N, F]``, or a pair ``([N_src, F_src], [N_dst, F_dst])``.
-            edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex; or SparseTensor or torch.sparse tensor,
-                transposed; or a dfgnn.Graph.
+            edge_index: as in :meth:`GATConv.forward`.
             edge_attr: ``[E]`` or ``[E, edge_dim]``; in a layer without ``edge_dim`` it must broadcast to
                 ``[E, H, C]`` and is added to the values.
             return_attention_weights: True or False: also return the attention, before dropout.
