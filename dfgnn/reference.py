@@ -18,6 +18,8 @@ whose scores are all -inf, is zero and so are its gradients.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -43,31 +45,16 @@ def gat_attention(
     alpha_dst: Tensor | None,
     *,
     negative_slope: float = 0.2,
-    edge_bias: Tensor | None = None,
-    bias_after: bool = False,
-    edge_gate: Tensor | None = None,
-    edge_mask: Tensor | None = None,
-    edge_weight: Tensor | None = None,
     edge_feat: Tensor | None = None,
-    out_bias: Tensor | None = None,
-    dropout_p: float = 0.0,
-    return_attention: bool = False,
-    schedule: str = "auto",
-    sink: Tensor | None = None,
-    size: tuple[int, int] | None = None,
-    _seed: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Additive attention of GAT; arguments and result as in :func:`dfgnn.functional.gat_attention`.
-
-    ``schedule`` and ``size`` are accepted for symmetry and have no meaning here.
-    """
+    **options: Any,
+) -> Any:
+    """Additive attention of GAT; see :func:`dfgnn.functional.gat_attention`."""
     src, dst = _edge_index(graph)
     raw = feat.new_zeros(len(src), feat.shape[1]) if alpha_src is None else alpha_src[src]
     if alpha_dst is not None:
         raw = raw + alpha_dst[dst]
     value = feat[src] if edge_feat is None else feat[src] + edge_feat
-    score = _score(raw, negative_slope, edge_bias, bias_after, edge_gate, edge_mask)
-    return _aggregate(graph, score, value, edge_weight, out_bias, dropout_p, return_attention, _seed, sink)
+    return attend(graph, raw, value, negative_slope, **options)
 
 
 @batched("x_src")
@@ -79,31 +66,14 @@ def gatv2_attention(
     *,
     negative_slope: float = 0.2,
     edge_feat: Tensor | None = None,
-    edge_bias: Tensor | None = None,
-    edge_gate: Tensor | None = None,
-    edge_mask: Tensor | None = None,
-    edge_weight: Tensor | None = None,
-    out_bias: Tensor | None = None,
-    dropout_p: float = 0.0,
-    return_attention: bool = False,
-    schedule: str = "auto",
-    sink: Tensor | None = None,
-    size: tuple[int, int] | None = None,
-    _seed: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Dynamic attention of GATv2; arguments and result as in :func:`dfgnn.functional.gatv2_attention`.
-
-    ``schedule`` and ``size`` are accepted for symmetry and have no meaning here.
-    """
+    **options: Any,
+) -> Any:
+    """Dynamic attention of GATv2; see :func:`dfgnn.functional.gatv2_attention`."""
     src, dst = _edge_index(graph)
     z = x_src[src] + x_dst[dst]
     if edge_feat is not None:
         z = z + edge_feat
-    raw = (attn * F.leaky_relu(z, negative_slope)).sum(-1)
-    score = _score(raw, 1.0, edge_bias, False, edge_gate, edge_mask)
-    return _aggregate(
-        graph, score, x_src[src], edge_weight, out_bias, dropout_p, return_attention, _seed, sink
-    )
+    return attend(graph, (attn * F.leaky_relu(z, negative_slope)).sum(-1), x_src[src], **options)
 
 
 @batched("query")
@@ -115,11 +85,6 @@ def dot_attention(
     *,
     scale: float | None = None,
     negative_slope: float = 1.0,
-    edge_bias: Tensor | None = None,
-    bias_after: bool = False,
-    edge_gate: Tensor | None = None,
-    edge_mask: Tensor | None = None,
-    edge_weight: Tensor | None = None,
     edge_feat: Tensor | None = None,
     edge_feat_in: str = "both",
     edge_feat_value: Tensor | None = None,
@@ -130,19 +95,10 @@ def dot_attention(
     edge_proj_bias_value: Tensor | None = None,
     edge_type: Tensor | None = None,
     edge_table: Tensor | None = None,
-    out_bias: Tensor | None = None,
-    dropout_p: float = 0.0,
-    return_attention: bool = False,
-    schedule: str = "auto",
     key_at: str = "nodes",
-    sink: Tensor | None = None,
-    size: tuple[int, int] | None = None,
-    _seed: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Dot-product attention; arguments and result as in :func:`dfgnn.functional.dot_attention`.
-
-    ``schedule`` and ``size`` are accepted for symmetry and have no meaning here.
-    """
+    **options: Any,
+) -> Any:
+    """Dot-product attention; see :func:`dfgnn.functional.dot_attention`."""
     src, dst = _edge_index(graph)
     if scale is None:
         scale = 1.0 / math.sqrt(query.shape[-1])
@@ -162,9 +118,7 @@ def dot_attention(
         edge_feat_value = edge_feat
     if edge_feat_value is not None:
         values = values + _of_heads(edge_feat_value)
-    raw = (query[dst] * keys).sum(-1) * scale
-    score = _score(raw, negative_slope, edge_bias, bias_after, edge_gate, edge_mask)
-    return _aggregate(graph, score, values, edge_weight, out_bias, dropout_p, return_attention, _seed, sink)
+    return attend(graph, (query[dst] * keys).sum(-1) * scale, values, negative_slope, **options)
 
 
 @batched("x_src")
@@ -174,47 +128,30 @@ def agnn_attention(
     x_dst: Tensor | None = None,
     *,
     beta: float | Tensor = 1.0,
-    edge_mask: Tensor | None = None,
-    edge_weight: Tensor | None = None,
-    dropout_p: float = 0.0,
-    return_attention: bool = False,
-    schedule: str = "auto",
-    size: tuple[int, int] | None = None,
-    _seed: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Cosine attention of AGNN; arguments and result as in :func:`dfgnn.functional.agnn_attention`."""
+    **options: Any,
+) -> Any:
+    """Cosine attention of AGNN; see :func:`dfgnn.functional.agnn_attention`."""
     key = F.normalize(x_src, dim=-1)
     query = beta * (key if x_dst is None else F.normalize(x_dst, dim=-1))
-    return dot_attention(
-        graph, query, key, x_src, scale=1.0, edge_mask=edge_mask, edge_weight=edge_weight,
-        dropout_p=dropout_p, return_attention=return_attention, _seed=_seed,
-    )  # fmt: skip
+    return dot_attention(graph, query, key, x_src, scale=1.0, **options)
 
 
 @batched("value")
 def flex_attention(
     graph: Graph,
-    score_fn,
+    score_fn: Callable[..., Tensor],
     query: Tensor,
     key: Tensor,
     value: Tensor,
     edge_feat: Tensor | None = None,
     *,
-    params=(),
-    edge_mask: Tensor | None = None,
-    edge_weight: Tensor | None = None,
-    out_bias: Tensor | None = None,
-    dropout_p: float = 0.0,
-    return_attention: bool = False,
+    params: Sequence[Tensor] = (),
     chunk_edges: int | None = None,
-    schedule: str = "auto",
-    size: tuple[int, int] | None = None,
-    _seed: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention with any score; arguments and result as in :func:`dfgnn.functional.flex_attention`."""
+    **options: Any,
+) -> Any:
+    """Attention with any score; see :func:`dfgnn.functional.flex_attention`."""
     src, dst = _edge_index(graph)
-    score = _score(score_fn(query[dst], key[src], edge_feat, *params), 1.0, None, False, None, edge_mask)
-    return _aggregate(graph, score, value[src], edge_weight, out_bias, dropout_p, return_attention, _seed)
+    return attend(graph, score_fn(query[dst], key[src], edge_feat, *params), value[src], **options)
 
 
 @batched("query")
@@ -227,38 +164,41 @@ def edge_product_attention(
     *,
     scale: float | None = None,
     clamp: float | None = None,
-    edge_bias: Tensor | None = None,
-    edge_mask: Tensor | None = None,
-    edge_weight: Tensor | None = None,
-    out_bias: Tensor | None = None,
-    dropout_p: float = 0.0,
     return_edges: str | None = None,
-    return_attention: bool = False,
-    schedule: str = "auto",
-    size: tuple[int, int] | None = None,
-    _seed: Tensor | None = None,
-):
-    """Products of three; arguments and result as in :func:`dfgnn.functional.edge_product_attention`."""
+    **options: Any,
+) -> Any:
+    """Products of three; see :func:`dfgnn.functional.edge_product_attention`."""
     src, dst = _edge_index(graph)
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
     products = query[dst] * key[src] * edge_feat * scale
     raw = products.sum(-1)
-    score = raw if clamp is None else raw.clamp(-clamp, clamp)
-    score = _score(score, 1.0, edge_bias, True, None, edge_mask)
-    found = _aggregate(graph, score, value[src], edge_weight, out_bias, dropout_p, return_attention, _seed)
+    found = attend(graph, raw if clamp is None else raw.clamp(-clamp, clamp), value[src], **options)
     if return_edges is None:
         return found
-    out, *attention = found if return_attention else (found,)
+    out, *attention = found if isinstance(found, tuple) else (found,)
     return out, products if return_edges == "products" else raw, *attention
 
 
 @batched("value")
 def score_attention(
+    graph: Graph, score: Tensor, value: Tensor, *, value_at: str = "auto", **options: Any
+) -> Any:
+    """Attention with given scores; see :func:`dfgnn.functional.score_attention`."""
+    if value_at == "auto":
+        value_at = "edges" if len(value) == len(score) else "nodes"
+    values = value if value_at == "edges" else value[_edge_index(graph)[0]]
+    return attend(graph, _per_head(score).expand(-1, value.shape[1]), values, **options)
+
+
+def attend(
     graph: Graph,
-    score: Tensor,
+    raw: Tensor,
     value: Tensor,
+    slope: float = 1.0,
     *,
-    value_at: str = "auto",
+    edge_bias: Tensor | None = None,
+    bias_after: bool = False,
+    edge_gate: Tensor | None = None,
     edge_mask: Tensor | None = None,
     edge_weight: Tensor | None = None,
     out_bias: Tensor | None = None,
@@ -269,13 +209,34 @@ def score_attention(
     size: tuple[int, int] | None = None,
     _seed: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention with given scores; arguments and result as in :func:`dfgnn.functional.score_attention`."""
-    if value_at == "auto":
-        value_at = "edges" if len(value) == len(score) else "nodes"
-    values = value if value_at == "edges" else value[_edge_index(graph)[0]]
-    score = _per_head(score).expand(-1, value.shape[1])
-    score = _score(score, 1.0, None, False, None, edge_mask)
-    return _aggregate(graph, score, values, edge_weight, out_bias, dropout_p, return_attention, _seed, sink)
+    """What all functions do with their scores ``raw [E, H]`` and ``value [E, H, D]``, what an edge brings.
+
+    Options are those of :func:`dfgnn.functional.gat_attention`. ``schedule`` and ``size`` are accepted for
+    symmetry and have no meaning here. slope: of the LeakyReLU.
+    """
+    _, dst = _edge_index(graph)
+    z = raw if edge_gate is None else raw * _per_head(edge_gate)
+    if edge_bias is not None and not bias_after:
+        z = z + edge_bias
+    score = F.leaky_relu(z, slope) if slope != 1 else z
+    if edge_bias is not None and bias_after:
+        score = score + edge_bias
+    if edge_mask is not None:
+        score = score.masked_fill(~_per_head(edge_mask), -math.inf)
+    attention = softmax_by(score, dst, graph.num_dst, sink)
+    if dropout_p > 0:
+        if _seed is None:
+            _seed = torch.randint(0, 2**62, (1,), device=value.device)
+        mask = dropout_mask(_seed, graph.num_edges, score.shape[1], dropout_p, value.device)
+        attention = attention * mask.to(attention.dtype)
+    if edge_weight is not None:
+        attention = attention * _per_head(edge_weight)
+    attention = attention.to(value.dtype)
+    out = value.new_zeros(graph.num_dst, *value.shape[1:])
+    out = out.index_add(0, dst, attention[:, :, None] * value)
+    if out_bias is not None:
+        out = out + out_bias
+    return (out, attention) if return_attention else out
 
 
 def edge_softmax(
@@ -374,17 +335,6 @@ def _multiply_32(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
     return middle >> 16, (middle & 0xFFFF) << 16 | low & 0xFFFF
 
 
-def _score(raw, slope, bias, bias_after, gate, mask):
-    """The score of an edge from what its family computes: gate, bias, activation, mask."""
-    z = raw if gate is None else raw * _per_head(gate)
-    if bias is not None and not bias_after:
-        z = z + bias
-    score = F.leaky_relu(z, slope) if slope != 1 else z
-    if bias is not None and bias_after:
-        score = score + bias
-    return score if mask is None else score.masked_fill(~_per_head(mask), -math.inf)
-
-
 def _of_heads(feat: Tensor) -> Tensor:
     """[E, D] alike for all heads, or [E, H, D]."""
     return feat if feat.dim() == 3 else feat[:, None]
@@ -392,22 +342,3 @@ def _of_heads(feat: Tensor) -> Tensor:
 
 def _per_head(x: Tensor) -> Tensor:
     return x if x.dim() == 2 else x[:, None]
-
-
-def _aggregate(graph, score, value, edge_weight, out_bias, dropout_p, return_attention, seed, sink=None):
-    """value: [E, H, D], what each edge brings."""
-    _, dst = _edge_index(graph)
-    attention = softmax_by(score, dst, graph.num_dst, sink)
-    if dropout_p > 0:
-        if seed is None:
-            seed = torch.randint(0, 2**62, (1,), device=value.device)
-        mask = dropout_mask(seed, graph.num_edges, score.shape[1], dropout_p, value.device)
-        attention = attention * mask.to(attention.dtype)
-    if edge_weight is not None:
-        attention = attention * _per_head(edge_weight)
-    attention = attention.to(value.dtype)
-    out = value.new_zeros(graph.num_dst, *value.shape[1:])
-    out = out.index_add(0, dst, attention[:, :, None] * value)
-    if out_bias is not None:
-        out = out + out_bias
-    return (out, attention) if return_attention else out

@@ -52,6 +52,7 @@ def batched(name: str) -> Callable[[F], F]:
             x = args[place] if len(args) > place else kwargs.get(name)
             if isinstance(x, Tensor) and x.dim() == 4:
                 given = signature.bind(*args, **kwargs).arguments
+                given |= given.pop("options", {})
                 return _over_batch(function, given, *x.shape[:3:2])
             return function(*args, **kwargs)
 
