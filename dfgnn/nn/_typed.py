@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, library, nn
 
+from ..engine.traced_graph import TypedGraph
 from ..graph import Graph
 from ..graph.cache import once
 from ..runtime import eager as _eager
@@ -27,15 +28,26 @@ class Group(NamedTuple):
     write: Rows
 
 
-class Relations(NamedTuple):
-    """A graph whose sources are the pairs (source, type of an out-edge) that occur, in the order of types.
+class Pairs(NamedTuple):
+    """(node, type) pairs, in the order of types."""
 
-    Destinations, edges and their order are those of the graph that it was made from. ``groups`` make the
-    pairs' rows from the sources'.
-    """
+    groups: list[Group] | None  # what makes the pairs' rows of the nodes'; None: there are all pairs
+    count: int
+
+    def matmul(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x[j] @ weight[t] of each pair (j, t). x: [N, H, D_in].  weight: [T, H, D_in, D_out].  Returns
+        [count, H, D_out]."""
+        if self.groups is None:
+            return torch.matmul(x.transpose(0, 1), weight).transpose(1, 2).flatten(0, 1)
+        return typed_matmul(x, weight, self.groups, self.count)
+
+
+class Relations(NamedTuple):
+    """A graph whose sources are pairs (source, type of an out-edge): those that occur, or, while a compiler
+    records, all. Destinations, edges and their order are those of the graph that it was made from."""
 
     graph: Graph
-    groups: list[Group]
+    pairs: Pairs
 
 
 @not_compiled
@@ -59,9 +71,17 @@ def groups_of(types: Tensor, num_types: int, name: str = "types") -> list[Group]
     return groups
 
 
-@not_compiled
-@torch.inference_mode(False)
-@transforms.untransformed()
+def pairs_of(node: Tensor, types: Tensor, num_nodes: int) -> tuple[Pairs, Tensor, Tensor]:
+    """The pairs (node, type) among the edges, whose ends and types these are, int64 ``[E]``; the pair of each
+    edge; and the node of each pair. Waits for the device."""
+    step = max(num_nodes, 1)
+    pairs, position = torch.unique(types * step + node, return_inverse=True)
+    present, counts = torch.unique_consecutive(pairs // step, return_counts=True)
+    nodes = pairs % step
+    groups = [Group(t, nodes[at], at) for t, _, at in _groups(present.tolist(), counts.tolist(), None)]
+    return Pairs(groups, len(pairs)), position, nodes
+
+
 def relations_of(graph: Graph, etype: Tensor, num_types: int, name: str = "etype") -> Relations:
     """What attention over edges of several types runs on: keys and values, which depend on the type of the
     edge, are made once per source and type instead of once per edge.
@@ -70,28 +90,39 @@ def relations_of(graph: Graph, etype: Tensor, num_types: int, name: str = "etype
     tensor. Raises as :func:`groups_of`.
     """
     check_types(etype, name, graph.num_edges)
+    if is_recorded():
+        typed: Any = TypedGraph(graph, etype, num_types)
+        return Relations(typed, Pairs(None, typed.num_src))
+    return _occurring_relations(graph, etype, num_types, name)
+
+
+@not_compiled
+@torch.inference_mode(False)
+@transforms.untransformed()
+def _occurring_relations(graph: Graph, etype: Tensor, num_types: int, name: str) -> Relations:
     etype = transforms.unwrapped(etype)
     cached: Any = once((etype,), ("relations",), weakref.WeakKeyDictionary)
     if graph not in cached:
         csr = graph.csr()
         types = (etype if csr.eids is None else etype[csr.eids]).to(torch.int64)
-        num_src = max(graph.num_src, 1)
-        pairs, position = torch.unique(types * num_src + csr.indices, return_inverse=True)
-        present, counts = torch.unique_consecutive(pairs // num_src, return_counts=True)
-        groups = _groups(present.tolist(), counts.tolist(), None)
-        sources = pairs % num_src
-        cached[graph] = Relations(
-            Graph.from_csr(csr.indptr, position, len(pairs), eids=csr.eids, validate=False),
-            [Group(t, sources[write], write) for t, _, write in groups],
-        )
+        pairs, position, _ = pairs_of(csr.indices, types, graph.num_src)
+        lifted = Graph.from_csr(csr.indptr, position, pairs.count, eids=csr.eids, validate=False)
+        cached[graph] = Relations(lifted, pairs)
     relations = cached[graph]
-    _check_range(relations.groups, num_types, name)
+    _check_range(relations.pairs.groups, num_types, name)
     return relations
 
 
-@not_compiled
 def first_types(types: Tensor, count: int) -> Tensor:
-    """The first ``count`` types as int64, the same tensor every time, so that its groups are found again."""
+    """The first ``count`` types; outside compilers as int64 and the same tensor every time, so that its
+    groups are found again."""
+    if is_recorded():
+        return types if count == len(types) else types[:count]
+    return _same_first_types(types, count)
+
+
+@not_compiled
+def _same_first_types(types: Tensor, count: int) -> Tensor:
     types = transforms.unwrapped(types)
     if count == len(types) and types.dtype == torch.int64 and not types.is_inference():
         return types
@@ -149,8 +180,8 @@ def _under_autocast(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 def _plain_matmul(x: Tensor, weight: Tensor, groups: list[Group], num_rows: int) -> Tensor:
     """The same in operations that torch differentiates any number of times, in either mode."""
     parts = [torch.matmul(_take(x, g.read).transpose(0, 1), weight[g.type]).transpose(0, 1) for g in groups]
-    if not parts:
-        return x.new_zeros(num_rows, weight.shape[1], weight.shape[3])
+    if not parts:  # an empty product, so that the gradients are zero, not None
+        return torch.matmul(x[:0].transpose(0, 1), weight[0]).transpose(0, 1)
     if len(parts) == 1 and isinstance(groups[0].write, slice):  # all rows
         return parts[0]
     rows = torch.arange(num_rows, device=x.device)
@@ -228,14 +259,6 @@ def _take(x: Tensor, rows: Rows) -> Tensor:
 def is_recorded() -> bool:
     """Whether torch.compile records. An exporter has the types' values, as it has a graph's."""
     return torch.compiler.is_dynamo_compiling() and not is_exporting()
-
-
-def rows_of_pairs(x: Tensor, weight: Tensor) -> Tensor:
-    """x[j] weight[t] of all pairs (t, j), which are the sources of a `TypedGraph`.
-
-    x: [N, H, D_in].  weight: [T, H, D_in, D_out].  Returns [T N, H, D_out].
-    """
-    return torch.matmul(x.transpose(0, 1), weight).transpose(1, 2).flatten(0, 1)
 
 
 def _matmul_of_types(x: Tensor, weight: Tensor, types: Tensor) -> Tensor:

@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ... import functional
-from ...engine.traced_graph import TypedGraph
-from ...graph import Graph
 from .._graph import as_graph, split_ends
 from .._layer import FusedLayer
 from .._terms import is_untouched
-from .._typed import (
-    TypedLinear,
-    check_types,
-    first_types,
-    groups_of,
-    is_recorded,
-    relations_of,
-    rows_of_pairs,
-    typed_matmul,
-)
+from .._typed import TypedLinear, check_types, first_types, groups_of, is_recorded, relations_of
 
 
 class HGTConv(FusedLayer):
@@ -167,21 +156,11 @@ class HGTConv(FusedLayer):
         if prefix.numel() != 1:
             of_keys, of_values = (w.repeat(1, prefix.numel(), 1, 1) for w in (of_keys, of_values))
         key, value = (self._heads(linear(x_src, ntype)) for linear in (self.linear_k, self.linear_v))
-        if is_recorded():
-            check_types(etype, "HGTConv: etype", fused.num_edges)
-            dst_type = ntype if fused.num_dst == fused.num_src else ntype[: fused.num_dst]
-            lifted = cast(Graph, TypedGraph(fused, etype, self.num_etypes))
-            key, value = rows_of_pairs(key, of_keys), rows_of_pairs(value, of_values)
-        else:
-            dst_type = first_types(ntype, fused.num_dst)
-            relations = relations_of(fused, etype, self.num_etypes, "HGTConv: etype")
-            lifted = relations.graph
-            key, value = (
-                typed_matmul(rows, weight, relations.groups, lifted.num_src)
-                for rows, weight in ((key, of_keys), (value, of_values))
-            )
+        relations = relations_of(fused, etype, self.num_etypes, "HGTConv: etype")
+        key, value = relations.pairs.matmul(key, of_keys), relations.pairs.matmul(value, of_values)
+        dst_type = first_types(ntype, fused.num_dst)
         query = self._heads(self.linear_q(x_dst, dst_type))
-        h = self.attention(lifted, query, key, value, scale=1.0)
+        h = self.attention(relations.graph, query, key, value, scale=1.0)
         h = h.unflatten(1, (*prefix, self.num_heads)).flatten(-2)
         h = self.drop(self.linear_a(h, dst_type))
         residual = x_dst @ self.residual_w if hasattr(self, "residual_w") else x_dst

@@ -1,65 +1,27 @@
-"""Graphs of several relations as one: what RGAT and HGT derive from their edges, once per set of tensors."""
+"""Graphs of several relations as one: what RGAT and HGT derive from their edges, once per set of tensors.
+
+While a compiler records, it is not known which (node, relation) pairs occur. Then there are all of them,
+numbered relation by relation, and an `EdgeList` represents the graph.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from ... import functional
+from ...engine.traced_graph import EdgeList, is_traced
 from ...graph import Graph
 from ...graph.cache import once, parts_of, state_of
 from ...sparse import csr as _csr
-
-
-class Lift:
-    """``x -> x[index]`` as a sparse product, whose gradient is a sum in a fixed order; ``sum`` is that sum.
-
-    index: int32 or int64 ``[M]`` of values in 0 .. num_rows - 1.
-    """
-
-    def __init__(self, index: Tensor, num_rows: int):
-        indptr = torch.arange(len(index) + 1, device=index.device)
-        self._down = Graph.from_csr(indptr, index, num_rows, validate=False)
-        self._up = self._down.reverse()
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """``[num_rows, *]`` to ``[M, *]``."""
-        return _product(self._down, x)
-
-    def sum(self, x: Tensor) -> Tensor:
-        """``[M, *]`` to ``[num_rows, *]``: row r is the sum of those with index r."""
-        return _product(self._up, x)
-
-
-def _product(graph: Graph, x: Tensor) -> Tensor:
-    out = functional.spmm(graph, x.new_ones(graph.num_edges), x.flatten(1).unsqueeze(1))
-    return out.view(graph.num_dst, *x.shape[1:])
-
+from .._typed import Pairs, pairs_of
 
 # ---- relations between the same nodes, told apart by the type of an edge ---------------------------------
-
-
-class Pairs(NamedTuple):
-    """The (node, relation) pairs that occur, those of a relation side by side."""
-
-    lift: Lift  # from nodes to pairs
-    sizes: list[int]  # the number of pairs of each relation
-
-    def matmul(self, x: Tensor, weight: Tensor) -> Tensor:
-        """``x[p] @ weight[relation of p]`` of pair p: x ``[P, F]``, weight ``[R, F, K]``.
-
-        Or weight ``[R, B, F / B, K / B]``, the diagonal blocks of such matrices. Returns ``[P, K]``.
-        """
-        if weight.dim() == 4:
-            x = x.unflatten(1, weight.shape[1:3]).transpose(0, 1)
-        parts = zip(x.split(self.sizes, dim=-2), weight.unbind())
-        # Relations without edges are left out; without any, the weight's gradient still is zero, not None.
-        products = [part @ matrix for part, matrix in parts if part.shape[-2]] or [x @ weight[0]]
-        out = torch.cat([p.transpose(0, 1) for p in products]) if weight.dim() == 4 else torch.cat(products)
-        return out.flatten(1)
 
 
 class Relations(NamedTuple):
@@ -68,17 +30,15 @@ class Relations(NamedTuple):
     graph: Graph  # to destinations, or within relations to (destination, relation) pairs
     src: Pairs
     dst: Pairs
-    dst_to_edges: Lift | None  # from the destination's pair to the edge
+    to_edges: Callable[[Tensor], Tensor] | None  # rows of the destinations' pairs, for each edge its own
+    to_nodes: Callable[[Tensor], Tensor]  # rows of the destinations' pairs, summed over relations
     in_degrees: Tensor  # int64 [num_dst], of all relations
 
 
-@torch.compiler.disable
 def relations_of(
     edge_index: Any,
     edge_type: Tensor | None,
-    num_src: int,
-    num_dst: int,
-    num_relations: int,
+    sizes: tuple[int, int, int],
     *,
     within: bool,
     per_edge: bool,
@@ -91,52 +51,90 @@ def relations_of(
         edge_index: as in ``graph_of``; a sparse tensor has the sizes given here.
         edge_type: int32 or int64 ``[E]``, each in 0 .. num_relations - 1, in the order of the edges; None:
             the values of a sparse tensor.
-        num_src, num_dst: numbers of nodes.
+        sizes: (num_src, num_dst, num_relations).
         within: softmax is to run over the edges of a relation alone.
-        per_edge: also make ``dst_to_edges``.
+        per_edge: also make ``to_edges``.
 
     Raises:
         TypeError, ValueError: shapes, dtypes, devices or values are not as described.
     """
+    is_dense = type(edge_index) is Tensor and edge_index.layout == torch.strided
+    if is_traced(edge_index) or (is_dense and is_traced(edge_type)):
+        return _all_relations(edge_index, edge_type, sizes, within, per_edge)
+    return _occurring_relations(edge_index, edge_type, sizes, within, per_edge)
+
+
+@torch.compiler.disable
+def _occurring_relations(
+    edge_index: Any, edge_type: Tensor | None, sizes: tuple[int, int, int], within: bool, per_edge: bool
+) -> Relations:
+    num_src, num_dst, num_relations = sizes
     parts = parts_of(edge_index)
-    key: tuple = "relations_of", num_src, num_dst, num_relations, within, per_edge
+    key: tuple = "relations_of", sizes, within, per_edge
     more_state: tuple = ()
-    is_own = edge_type is None
-    if is_own:
-        edge_type = _values(edge_index)
-        if edge_type is None:
-            raise ValueError("edge_type: expected a tensor [E], as edge_index has no values, got None")
-    edge_type = _csr.as_index("RGATConv", "edge_type", edge_type)
-    if is_own and isinstance(edge_index, Tensor):
+    types = _values(edge_index) if edge_type is None else edge_type
+    if types is None:
+        raise _no_types()
+    types = _csr.as_index("RGATConv", "edge_type", types)
+    if edge_type is None and isinstance(edge_index, Tensor):
         # Its values are another object each time that one asks for them.
-        key, more_state = (*key, "own types"), state_of(edge_type)
+        key, more_state = (*key, "own types"), state_of(types)
     else:
-        parts = *parts, edge_type
+        parts = *parts, types
 
     def build() -> Relations:
         src, dst = _ends("RGATConv", edge_index, num_src, num_dst)
-        relation = _checked_types(edge_type, src, num_relations)
-        src_pairs, src = _pairs(src, relation, num_src, num_relations)
-        dst_pairs, pair = _pairs(dst, relation, num_dst, num_relations)
-        num_src_pairs, num_dst_pairs = sum(src_pairs.sizes), sum(dst_pairs.sizes)
-        ends, num_rows = (pair, num_dst_pairs) if within else (dst, num_dst)
+        relation = _checked_types(types, src, num_relations)
+        sources, src, _ = pairs_of(src, relation, num_src)
+        destinations, pair, node = pairs_of(dst, relation, num_dst)
+        ends, num_rows = (pair, destinations.count) if within else (dst, num_dst)
+        each = torch.arange(max(len(pair), len(node)) + 1, device=dst.device)
+        to_edges = Graph.from_csr(each[: len(pair) + 1], pair, len(node), validate=False)
+        to_nodes = Graph.from_coo(each[: len(node)], node, num_src=len(node), num_dst=num_dst, validate=False)
         return Relations(
-            Graph.from_coo(src, ends, num_src=num_src_pairs, num_dst=num_rows, validate=False),
-            src_pairs,
-            dst_pairs,
-            Lift(pair, num_dst_pairs) if per_edge else None,
+            Graph.from_coo(src, ends, num_src=sources.count, num_dst=num_rows, validate=False),
+            sources,
+            destinations,
+            partial(_sum, to_edges) if per_edge else None,
+            partial(_sum, to_nodes),
             torch.bincount(dst, minlength=num_dst),
         )
 
     return once(parts, key, build, more_state)
 
 
-def _pairs(node: Tensor, relation: Tensor, num_nodes: int, num_relations: int) -> tuple[Pairs, Tensor]:
-    """The pairs of the edges' ends, and the pair of each edge."""
-    step = max(num_nodes, 1)
-    occurring, pair = torch.unique(relation * step + node, return_inverse=True)
-    sizes = torch.bincount(occurring // step, minlength=num_relations).tolist()
-    return Pairs(Lift(occurring % step, num_nodes), sizes), pair
+def _sum(graph: Graph, x: Tensor) -> Tensor:
+    """Sums ``[num_dst, *]`` of x ``[num_src, *]`` over edges, whose gradients are summed in a fixed order."""
+    out = functional.spmm(graph, x.new_ones(graph.num_edges), x.flatten(1).unsqueeze(1))
+    return out.view(graph.num_dst, *x.shape[1:])
+
+
+def _all_relations(
+    edge_index: Tensor, edge_type: Tensor | None, sizes: tuple[int, int, int], within: bool, per_edge: bool
+) -> Relations:
+    """Of all pairs. Values are checked when the graph is made."""
+    num_src, num_dst, num_relations = sizes
+    if edge_type is None:
+        raise _no_types()
+    src, dst = edge_index.to(torch.int64)
+    relation = edge_type.to(torch.int64)
+    pair = relation * num_dst + dst
+    ends, num_rows = (pair, num_relations * num_dst) if within else (dst, num_dst)
+    graph = EdgeList(torch.stack([relation * num_src + src, ends]), num_relations * num_src, num_rows)
+    # Of a type that there is not, the graph says so; what comes before it must not read out of bounds.
+    index = pair.clamp(0, num_relations * num_dst - 1) if per_edge else pair
+    return Relations(
+        cast(Graph, graph),
+        Pairs(None, num_relations * num_src),
+        Pairs(None, num_relations * num_dst),
+        (lambda x: x.index_select(0, index)) if per_edge else None,
+        lambda x: x.unflatten(0, (num_relations, -1)).sum(0),
+        dst.new_zeros(num_dst).index_add(0, dst, torch.ones_like(dst)),
+    )
+
+
+def _no_types() -> ValueError:
+    return ValueError("edge_type: expected a tensor [E], as edge_index has no values, got None")
 
 
 def _checked_types(edge_type: Tensor, src: Tensor, num_relations: int) -> Tensor:
@@ -155,6 +153,8 @@ def _checked_types(edge_type: Tensor, src: Tensor, num_relations: int) -> Tensor
 
 # ---- relations between nodes of several types ------------------------------------------------------------
 
+EdgeTypes = dict[tuple[str, str, str], Any]
+
 
 class Joined(NamedTuple):
     """The edges of all relations in one graph."""
@@ -165,10 +165,7 @@ class Joined(NamedTuple):
     rows: tuple[Tensor | None, ...]
 
 
-@torch.compiler.disable
-def join(
-    edge_index_dict: dict[tuple[str, str, str], Any], num_src: dict[str, int], num_dst: dict[str, int]
-) -> Joined:
+def join(edge_index_dict: EdgeTypes, num_src: dict[str, int], num_dst: dict[str, int]) -> Joined:
     """The relations of ``edge_index_dict`` in its order, cached as long as its tensors live.
 
     Waits for the device where it is made: to check the values and to count the sources.
@@ -181,6 +178,22 @@ def join(
     Raises:
         TypeError, ValueError: edges are not as described, or a node is out of range.
     """
+    if not all(map(is_traced, edge_index_dict.values())):
+        return _join_occurring(edge_index_dict, num_src, num_dst)
+    starts, num_rows = {}, 0  # accumulate would make constants of the sizes
+    for kind, count in num_dst.items():
+        starts[kind], num_rows = num_rows, num_rows + count
+    ends, total = [], 0
+    for (src_type, _, dst_type), edge_index in edge_index_dict.items():
+        src, dst = edge_index.to(torch.int64)
+        ends.append(torch.stack([src + total, dst + starts[dst_type]]))
+        total = total + num_src[src_type]
+    graph = EdgeList(torch.cat(ends, 1), total, num_rows)
+    return Joined(cast(Graph, graph), (None,) * len(edge_index_dict))
+
+
+@torch.compiler.disable
+def _join_occurring(edge_index_dict: EdgeTypes, num_src: dict[str, int], num_dst: dict[str, int]) -> Joined:
     parts = tuple(part for edge_index in edge_index_dict.values() for part in parts_of(edge_index))
     key = "join", *edge_index_dict, *num_src.items(), *num_dst.items()
 

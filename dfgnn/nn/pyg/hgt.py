@@ -12,11 +12,9 @@ from torch import Tensor
 from torch_geometric.nn.dense import HeteroLinear
 
 from ... import functional
-from ...engine.traced_graph import is_traced
 from .._fallback import foreign_tensor
 from .._terms import is_untouched
 from .._typed import Group, typed_matmul
-from . import _traced
 from ._base import FusedConv, check_rows, is_batch, over_batch
 from ._graph import for_upstream, sizes_of
 from ._relations import join
@@ -90,8 +88,7 @@ class HGTConv(FusedConv, torch_geometric.nn.HGTConv):
             for node_type, kqv in self.kqv_lin(x_dict).items()
         }
         dst_types = [t for t in kqv_dict if t in self.dst_node_types]
-        traced = all(map(is_traced, edge_index_dict.values()))
-        joined = (_traced.join if traced else join)(edge_index_dict, sizes, {t: sizes[t] for t in dst_types})
+        joined = join(edge_index_dict, sizes, {t: sizes[t] for t in dst_types})
         key, value = self._keys_and_values(kqv_dict, edge_index_dict, joined.rows)
         query = torch.cat([kqv_dict[t][1] for t in dst_types])
         out = self.attention(joined.graph, query, key, value, scale=1 / math.sqrt(query.shape[-1]))

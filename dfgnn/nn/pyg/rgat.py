@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch_geometric.nn
 from torch import Tensor, nn
 
 from ... import functional
-from ...engine.traced_graph import is_traced
+from ...engine.traced_graph import EdgeList
 from ...graph import Graph
 from .._terms import is_plain
-from . import _traced
+from .._typed import Pairs
 from ._base import FusedConv, attention_result, both_ends, given_attributes, is_batch, over_batch
 from ._graph import for_upstream, sizes_of
 from ._relations import Relations, relations_of
@@ -91,14 +90,10 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
         edge_index = for_upstream(edge_index)
         edge_attr = self._edge_attributes(edge_index, edge_attr)
         within = self.attention_mechanism == "within-relation"
-        dense = type(edge_index) is Tensor and edge_index.layout == torch.strided
-        traced = is_traced(edge_index) or (dense and is_traced(edge_type))
-        relations = (_traced.relations_of if traced else relations_of)(
-            edge_index, edge_type, num_src, num_dst, self.num_relations,
-            within=within, per_edge=not (within and self._is_additive),
-        )  # fmt: skip
-        per_edge = None if edge_attr is None else self._edge_term(edge_attr, edge_type)
-        value, scores = self._scores(relations, x_src, x_dst, per_edge)
+        sizes, per_edge = (num_src, num_dst, self.num_relations), not (within and self._is_additive)
+        relations = relations_of(edge_index, edge_type, sizes, within=within, per_edge=per_edge)
+        term = None if edge_attr is None else self._edge_term(edge_attr, edge_type)
+        value, scores = self._scores(relations, x_src, x_dst, term)
         asked = isinstance(return_attention_weights, bool)
         bias = self.bias
         fuse_bias = self.concat and not within and self.mod not in _MODS
@@ -106,14 +101,14 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
             scores["out_bias"], bias = bias.view(value.shape[1:]), None
         out, alpha = self._aggregate(relations.graph, value, scores, asked)
         if within:
-            out = relations.dst.lift.sum(out)
+            out = relations.to_nodes(out)
         out = self._scale(out, relations.in_degrees)
         out = out.flatten(1) if self.concat else out.unflatten(1, (self.heads, -1)).mean(1).flatten(1)
         if bias is not None:
             out = out + bias
         if not asked:
             return out
-        if traced:
+        if isinstance(relations.graph, EdgeList):
             return out, (edge_index, alpha)
         return out, attention_result(edge_index, alpha, relations.graph, False)
 
@@ -158,15 +153,15 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
             weight = self.weight
         else:
             weight = (self.att @ self.basis.flatten(1)).unflatten(1, self.basis.shape[1:])
-        value = relations.src.matmul(relations.src.lift(x_src), weight)
+        value = _of_pairs(relations.src, x_src, weight)
         # Nothing but this term is needed of W_r x_i, so that it is not made.
         blocks = self.q.unflatten(0, (*weight.shape[1:-2], weight.shape[-1]))
-        query = relations.dst.matmul(relations.dst.lift(x_dst), (weight @ blocks).flatten(1, -2))
+        query = _of_pairs(relations.dst, x_dst, (weight @ blocks).flatten(1, -2))
         scores = {"alpha_src": value @ self.k, "alpha_dst": None}
-        if relations.dst_to_edges is None:
+        if relations.to_edges is None:
             scores["alpha_dst"] = query
         else:
-            query = relations.dst_to_edges(query)
+            query = relations.to_edges(query)
             if per_edge is None:
                 per_edge = query
             else:
@@ -214,3 +209,10 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
         if self.mod == "f-scaled":
             return out * in_degrees.to(out.dtype).view(-1, 1, 1)
         return out
+
+
+def _of_pairs(pairs: Pairs, x: Tensor, weight: Tensor) -> Tensor:
+    """``[P, K]``: x ``[N, F]`` of each pair's node times the weight ``[R, F, K]`` of its relation, or the
+    diagonal blocks ``[R, B, F / B, K / B]`` of one."""
+    blocks = weight if weight.dim() == 4 else weight.unsqueeze(1)
+    return pairs.matmul(x.unflatten(1, blocks.shape[1:3]), blocks).flatten(1)
