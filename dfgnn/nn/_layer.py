@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from ..engine.checks import DTYPES, wrong_shape
 from ..graph import Graph
 from . import _fallback
-from ._errors import check_constructor, check_fits, wrong_features
-from ._graph import as_graph, check_in_degrees, is_dgl
+from ._errors import check_constructor, check_fits, projected, wrong_features
+from ._graph import as_graph, check_in_degrees, is_dgl, names_of_ends
 from ._terms import all_hooked, is_untouched
+from .whole.eligible import fused_layer
+from .whole.spec import LayerSpec, spelled
 
 
 def renamed(name: str) -> property:
@@ -148,6 +150,62 @@ class AttentionLayer(GraphLayer):
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, self.out_feats))
+
+    def _attend(
+        self,
+        spec: LayerSpec,
+        graph: Graph,
+        feat: Any,
+        ends: tuple[Tensor, Tensor],
+        get_attention: bool,
+        options: dict[str, Any] | None = None,
+    ) -> tuple[Tensor, Any]:
+        """The layer of GATv2 or dot products that ``spec`` describes: ``[N_dst, *, H, D]``, and the attention
+        ``[E, *, H, 1]`` or None. It is one autograd function where that is possible, else computed operation
+        by operation.
+
+        feat: what ``ends`` were made of, for errors. options: arguments of the attention that fused layers
+        do not have.
+        """
+        whole = seed = None
+        if not options:
+            x_dst = None if spec.query is None or ends[0] is ends[1] else ends[1]
+            whole, seed = fused_layer(self, spec, graph, ends[0], x_dst, get_attention)
+            if whole is not None and not get_attention:
+                return self._heads(whole), None
+        source, destination = names_of_ends("feat", feat)
+        prefix = ends[0].shape[1:-1]
+        more = {**(options or {}), **({} if seed is None else {"_seed": seed})}
+
+        def project(name: str) -> Any:
+            if name == "edge":
+                return self._edges(spec, prefix.numel())
+            linear, at_dst = getattr(spec, name), name == "query"
+            if linear is None:
+                return None
+            rows = projected(self, destination if at_dst else source, linear, ends[at_dst])
+            return self._heads(rows).flatten(1, -2)
+
+        def attend(value: Tensor, key: Any, query: Any, edges: dict[str, Any]) -> Any:
+            query = value[: graph.num_dst] if query is None else query
+            if spec.score == "dot":
+                inputs = query, value if key is None else key, value
+                edges["scale"] = spec.scale
+            else:
+                attn = spec.vectors[0][0].to(value.dtype).expand(*prefix, -1, -1)
+                inputs = value, query, attn.flatten(0, -2)
+                edges["negative_slope"] = spec.negative_slope
+            return self.attention(
+                graph, *inputs, **edges, **more, dropout_p=spec.dropout_p, return_attention=get_attention
+            )
+
+        out, attention = self._unpack(spelled(spec.score, project, attend), prefix)
+        return out if whole is None else self._heads(whole), attention
+
+    def _edges(self, spec: LayerSpec, sets: int) -> dict[str, Any]:
+        """What the attention gets of the edges' attributes; sets: sets of features, whose heads lie set after
+        set."""
+        return {}
 
     def _unpack(self, result: Tensor | tuple[Tensor, Tensor], prefix: Sequence[int]) -> tuple:
         """out ``[N_dst, *, H, D]`` and attention ``[E, *, H, 1]`` (or None) of what the engine returned.

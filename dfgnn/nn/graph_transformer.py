@@ -11,11 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import functional
-from ._errors import check_constructor, check_fits
-from ._graph import names_of_ends, split_ends
+from ._errors import check_constructor
+from ._graph import split_ends
 from ._layer import AttentionLayer, check_per_edge, dropout_p, reset_linear
 from ._terms import is_plain
-from .whole.eligible import fused_layer
 from .whole.spec import LayerSpec
 
 #: What ``norm`` names.
@@ -130,33 +129,15 @@ class GraphTransformerConv(AttentionLayer):
         fused = self._graph(graph)
         h_src, h_dst = split_ends(self, fused, feat, self.feat_drop)
         self._check_edges(fused, edge_attr)
-        whole = seed = None
-        if edge_bias is None and edge_weight is None:
-            spec, x_dst = self._spec(edge_attr), None if h_dst is h_src else h_dst
-            whole, seed = fused_layer(self, spec, fused, h_src, x_dst, get_attention)
-            if whole is not None and not get_attention:
-                return self._heads(whole)
-        prefix = h_src.shape[1:-1]
-        per_head = fused.num_edges, prefix.numel() * self.num_heads
-        check_per_edge(self, "edge_bias", edge_bias, (per_head,))
-        check_per_edge(self, "edge_weight", edge_weight, (per_head[:1], per_head))
-        source, destination = names_of_ends("feat", feat)
-        check_fits(self, destination, self.fc_query, h_dst)
-        check_fits(self, source, self.fc_key, h_src)
-        ends = (self.fc_query, h_dst), (self.fc_key, h_src), (self.fc_value, h_src)
-        result = self.attention(
-            fused,
-            *(self._heads(fc(h)).flatten(1, -2) for fc, h in ends),
-            edge_bias=edge_bias,
-            edge_weight=edge_weight,
-            **self._edges(edge_attr, prefix.numel()),
-            dropout_p=dropout_p(self.attn_drop),
-            return_attention=get_attention,
-            **({} if seed is None else {"_seed": seed}),
+        options = {}
+        if edge_bias is not None or edge_weight is not None:
+            per_head = fused.num_edges, h_src.shape[1:-1].numel() * self.num_heads
+            check_per_edge(self, "edge_bias", edge_bias, (per_head,))
+            check_per_edge(self, "edge_weight", edge_weight, (per_head[:1], per_head))
+            options = {"edge_bias": edge_bias, "edge_weight": edge_weight}
+        out, attention = self._attend(
+            self._spec(edge_attr), fused, feat, (h_src, h_dst), get_attention, options
         )
-        out, attention = self._unpack(result, prefix)
-        if whole is not None:
-            out = self._heads(whole)
         return (out, attention) if get_attention else out
 
     def _spec(self, edge_attr: Tensor | None) -> LayerSpec:
@@ -175,17 +156,17 @@ class GraphTransformerConv(AttentionLayer):
             wanted = expected or "None without edge_feats"
             raise ValueError(f"{type(self).__name__}: edge_attr: expected {wanted}, got {got}")
 
-    def _edges(self, edge_attr: Tensor | None, sets: int) -> dict[str, Tensor]:
-        """What the attention gets of the edges; sets: sets of features, whose heads lie set after set."""
-        if self.fc_edge is None or edge_attr is None:
+    def _edges(self, spec: LayerSpec, sets: int) -> dict[str, Tensor]:
+        if spec.edges is None:
             return {}
-        if edge_attr.shape[1] < self.out_feats and is_plain(self.fc_edge):
-            proj = self.fc_edge.weight
+        edge_attr, linear = spec.edges
+        if edge_attr.shape[1] < self.out_feats and is_plain(linear):
+            proj = linear.weight
             if torch.is_autocast_enabled(edge_attr.device.type):  # as the projection would take them
                 dtype = torch.get_autocast_dtype(edge_attr.device.type)
                 edge_attr, proj = edge_attr.to(dtype), proj.to(dtype)
             return {"edge_attr": edge_attr, "edge_proj": proj.repeat(sets, 1)}
-        return {"edge_feat": self._heads(self.fc_edge(edge_attr)).repeat(1, sets, 1)}
+        return {"edge_feat": self._heads(linear(edge_attr)).repeat(1, sets, 1)}
 
     def extra_repr(self) -> str:
         return f"out_feats={self.out_feats}, num_heads={self.num_heads}"

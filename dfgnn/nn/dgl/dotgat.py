@@ -8,10 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from ... import functional
-from .._errors import projected
-from .._graph import names_of_ends, split_ends
+from .._graph import split_ends
 from .._layer import AttentionLayer
-from ..whole.eligible import fused_layer
 from ..whole.spec import LayerSpec
 
 
@@ -81,23 +79,10 @@ class DotGatConv(AttentionLayer):
             return super().forward(graph, feat, get_attention)
         fused = self._graph(graph)
         h_src, h_dst = split_ends(self, fused, feat, None)
-        prefix = h_src.shape[1:-1]
         fc_src, fc_dst = self._projections()
         one = fc_src is fc_dst and not isinstance(feat, tuple)
         spec = LayerSpec(
             "dot", self.num_heads, fc_src, query=None if one else fc_dst, scale=1 / math.sqrt(self.out_feats)
         )
-        whole, _ = fused_layer(self, spec, fused, h_src, None if one else h_dst, get_attention)
-        if whole is not None and not get_attention:
-            return self._heads(whole)
-        source, destination = names_of_ends("feat", feat)
-        feat_src = self._heads(projected(self, source, fc_src, h_src)).flatten(1, -2)
-        if one:
-            feat_dst = feat_src[: fused.num_dst]
-        else:
-            feat_dst = self._heads(projected(self, destination, fc_dst, h_dst)).flatten(1, -2)
-        result = self.attention(fused, feat_dst, feat_src, feat_src, return_attention=get_attention)
-        out, attention = self._unpack(result, prefix)
-        if whole is not None:
-            out = self._heads(whole)
+        out, attention = self._attend(spec, fused, feat, (h_src, h_dst), get_attention)
         return (out, attention) if get_attention else out

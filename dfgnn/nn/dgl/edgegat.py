@@ -115,12 +115,12 @@ class EdgeGATConv(AdditiveConv):
         width = self.num_heads * self.out_feats
         if edge_feat.shape[-1] <= width and folds(self.fc_edge, edge_feat, width):
             (term,) = folded_terms(self.fc_edge, edge_feat, self.attn_edge)
-            out, attention = self._attend(fused, ends, get_attention=True, edge_bias=term.flatten(1))
+            out, attention = self._attend_additive(fused, ends, get_attention=True, edge_bias=term.flatten(1))
             out = out + self._edge_message(fused, attention.squeeze(-1), edge_feat)
         else:
             message = self._heads(self.fc_edge(edge_feat))
             term = (message * self.attn_edge).sum(-1)
-            out, attention = self._attend(
+            out, attention = self._attend_additive(
                 fused, ends, get_attention, edge_bias=term.flatten(1), edge_feat=message.flatten(1, -2)
             )
         out = self._finish(out, h_dst)

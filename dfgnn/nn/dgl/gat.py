@@ -46,7 +46,7 @@ class AdditiveConv(LeakyLayer):
         projections = dict.fromkeys(self._projections())
         return [fc.weight for fc in projections] + [self.attn_l, self.attn_r]
 
-    def _attend(
+    def _attend_additive(
         self, graph: Graph, ends: tuple[Tensor, Tensor, Tensor], get_attention: bool, **options
     ) -> tuple[Tensor, Any]:
         """out ``[N_dst, *, H, D]`` with the bias but not the residual; attention ``[E, *, H, 1]`` or None.
@@ -218,6 +218,6 @@ class GATConv(AdditiveConv):
         shapes = (fused.num_edges,), (fused.num_edges, h_src.shape[1:-1].numel() * self.num_heads)
         check_per_edge(self, "edge_weight", edge_weight, shapes)
         ends = self._project(h_src, h_dst, shared)
-        out, attention = self._attend(fused, ends, get_attention, **options)
+        out, attention = self._attend_additive(fused, ends, get_attention, **options)
         out = self._finish(out if whole is None else self._heads(whole), h_dst)
         return (out, attention) if get_attention else out

@@ -9,10 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ... import functional
-from .._errors import projected
-from .._graph import names_of_ends, split_ends
+from .._graph import split_ends
 from .._layer import LeakyLayer, dropout_p, xavier, zero
-from ..whole.eligible import fused_layer
 from ..whole.spec import LayerSpec
 
 
@@ -116,33 +114,9 @@ class GATv2Conv(LeakyLayer):
             return super().forward(graph, feat, get_attention)
         fused = self._graph(graph)
         h_src, h_dst = split_ends(self, fused, feat, self.feat_drop)
-        shared = not isinstance(feat, tuple)
-        whole = seed = None
-        one = self.share_weights and shared
-        if one or not shared or fused.num_dst == fused.num_src:
-            spec, x_dst = self._spec(one), None if shared else h_dst
-            whole, seed = fused_layer(self, spec, fused, h_src, x_dst, get_attention)
-            if whole is not None and not get_attention:
-                return self._finish(self._heads(whole), h_dst)
-        prefix = h_src.shape[1:-1]
-        source, destination = names_of_ends("feat", feat)
-        x_src = self._heads(projected(self, source, self.fc_src, h_src)).flatten(1, -2)
-        if one:
-            x_dst = x_src[: fused.num_dst]
-        else:
-            x_dst = self._heads(projected(self, destination, self.fc_dst, h_dst)).flatten(1, -2)
-        result = self.attention(
-            fused,
-            x_src,
-            x_dst,
-            self.attn[0].to(x_src.dtype).expand(*prefix, -1, -1).flatten(0, -2),
-            negative_slope=self.negative_slope,
-            dropout_p=dropout_p(self.attn_drop),
-            return_attention=get_attention,
-            **({} if seed is None else {"_seed": seed}),
-        )
-        out, attention = self._unpack(result, prefix)
-        out = self._finish(out if whole is None else self._heads(whole), h_dst)
+        one = self.share_weights and not isinstance(feat, tuple)
+        out, attention = self._attend(self._spec(one), fused, feat, (h_src, h_dst), get_attention)
+        out = self._finish(out, h_dst)
         return (out, attention) if get_attention else out
 
     def _spec(self, one: bool) -> LayerSpec:
