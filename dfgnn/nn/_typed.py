@@ -32,14 +32,14 @@ class Pairs(NamedTuple):
     """(node, type) pairs, in the order of types."""
 
     groups: list[Group] | None  # what makes the pairs' rows of the nodes'; None: there are all pairs
-    count: int
+    num_pairs: int
 
     def matmul(self, x: Tensor, weight: Tensor) -> Tensor:
         """x[j] @ weight[t] of each pair (j, t). x: [N, H, D_in].  weight: [T, H, D_in, D_out].  Returns
-        [count, H, D_out]."""
+        [num_pairs, H, D_out]."""
         if self.groups is None:
             return torch.matmul(x.transpose(0, 1), weight).transpose(1, 2).flatten(0, 1)
-        return typed_matmul(x, weight, self.groups, self.count)
+        return typed_matmul(x, weight, self.groups, self.num_pairs)
 
 
 class Relations(NamedTuple):
@@ -106,7 +106,7 @@ def _occurring_relations(graph: Graph, etype: Tensor, num_types: int, name: str)
         csr = graph.csr()
         types = (etype if csr.eids is None else etype[csr.eids]).to(torch.int64)
         pairs, position, _ = pairs_of(csr.indices, types, graph.num_src)
-        lifted = Graph.from_csr(csr.indptr, position, pairs.count, eids=csr.eids, validate=False)
+        lifted = Graph.from_csr(csr.indptr, position, pairs.num_pairs, eids=csr.eids, validate=False)
         cached[graph] = Relations(lifted, pairs)
     relations = cached[graph]
     _check_range(relations.pairs.groups, num_types, name)

@@ -48,7 +48,7 @@ class EdgeGraphTransformerConv(AttentionLayer):
         out, edges = conv(graph, feat, edge_attr)  # [100, 4, 8], [700, 4, 8]
     """
 
-    attention = staticmethod(functional.edge_product_attention)
+    attention: Any = staticmethod(functional.edge_product_attention)
 
     _in_engine = {"attn_drop": (nn.Dropout, nn.Identity)}
 

@@ -64,7 +64,7 @@ class GraphTransformerConv(AttentionLayer):
         out = conv(graph, torch.randn(100, 16), edge_bias=bias)  # [100, 4, 8]
     """
 
-    attention = staticmethod(functional.dot_attention)
+    attention: Any = staticmethod(functional.dot_attention)
 
     _in_engine = {"attn_drop": (nn.Dropout, nn.Identity)}
 

@@ -38,7 +38,7 @@ class AGNNConv(GraphLayer):
         out = AGNNConv()(graph, torch.randn(100, 16))  # [100, 16]
     """
 
-    attention = staticmethod(functional.agnn_attention)
+    attention: Any = staticmethod(functional.agnn_attention)
 
     _one_name_for_ends = True
 

@@ -37,7 +37,7 @@ class DotGatConv(AttentionLayer):
         out = conv(graph, torch.randn(100, 16))  # [100, 4, 8]
     """
 
-    attention = staticmethod(functional.dot_attention)
+    attention: Any = staticmethod(functional.dot_attention)
 
     # DGL's layer raises for a pair and one projection.
     _one_name_for_ends = property(lambda self: "fc_src" in self._modules)  # type: ignore[assignment]

@@ -48,7 +48,7 @@ class EGATConv(GraphLayer):
         out, edges = conv(graph, nfeats, efeats)  # [100, 4, 8], [700, 4, 6]
     """
 
-    attention = staticmethod(functional.gat_attention)
+    attention: Any = staticmethod(functional.gat_attention)
 
     bias: Tensor | None
 

@@ -21,7 +21,7 @@ from ..whole.spec import LayerSpec
 class AdditiveConv(LeakyLayer):
     """Projections and both ends' score terms of additive attention, and a bias, which a subclass sets."""
 
-    attention = staticmethod(functional.gat_attention)
+    attention: Any = staticmethod(functional.gat_attention)
     bias: Tensor | None
 
     def __init__(

@@ -51,7 +51,7 @@ class HGTConv(FusedLayer):
         out = conv(graph, torch.randn(100, 32), ntype, etype)  # [100, 32]
     """
 
-    attention = staticmethod(functional.dot_attention)
+    attention: Any = staticmethod(functional.dot_attention)
 
     def __init__(
         self,

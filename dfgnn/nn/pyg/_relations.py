@@ -87,12 +87,12 @@ def _occurring_relations(
         relation = _checked_types(types, src, num_relations)
         sources, src, _ = pairs_of(src, relation, num_src)
         destinations, pair, node = pairs_of(dst, relation, num_dst)
-        ends, num_rows = (pair, destinations.count) if within else (dst, num_dst)
+        ends, num_rows = (pair, destinations.num_pairs) if within else (dst, num_dst)
         each = torch.arange(max(len(pair), len(node)) + 1, device=dst.device)
         to_edges = Graph.from_csr(each[: len(pair) + 1], pair, len(node), validate=False)
         to_nodes = Graph.from_coo(each[: len(node)], node, num_src=len(node), num_dst=num_dst, validate=False)
         return Relations(
-            Graph.from_coo(src, ends, num_src=sources.count, num_dst=num_rows, validate=False),
+            Graph.from_coo(src, ends, num_src=sources.num_pairs, num_dst=num_rows, validate=False),
             sources,
             destinations,
             partial(_sum, to_edges) if per_edge else None,

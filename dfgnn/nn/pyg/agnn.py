@@ -34,7 +34,7 @@ class AGNNConv(FusedConv, torch_geometric.nn.AGNNConv):
 
     _node_dim = -2
 
-    attention = staticmethod(functional.agnn_attention)
+    attention: Any = staticmethod(functional.agnn_attention)
 
     def forward(self, x: Tensor, edge_index: Any) -> Tensor:
         """Apply the layer.

@@ -43,7 +43,7 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         "bias residual"
     )
 
-    attention = staticmethod(functional.gat_attention)
+    attention: Any = staticmethod(functional.gat_attention)
 
     def forward(
         self,

@@ -39,7 +39,7 @@ class GATEConv(FusedConv, torch_geometric.nn.models.attentive_fp.GATEConv):
         out = conv(x, edge_index, edge_attr)  # [100, 16]
     """
 
-    attention = staticmethod(functional.gat_attention)
+    attention: Any = staticmethod(functional.gat_attention)
 
     @classmethod
     def why_not(cls, layer: Any) -> str | None:

@@ -43,7 +43,7 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
         "bias share_weights residual"
     )
 
-    attention = staticmethod(functional.gatv2_attention)
+    attention: Any = staticmethod(functional.gatv2_attention)
 
     def forward(
         self,

@@ -40,7 +40,7 @@ class GENConv(FusedConv, torch_geometric.nn.GENConv):
 
     _node_dim = -2
 
-    attention = staticmethod(functional.gat_attention)
+    attention: Any = staticmethod(functional.gat_attention)
 
     @classmethod
     def why_not(cls, layer: Any) -> str | None:

@@ -43,7 +43,7 @@ class HEATConv(FusedConv, torch_geometric.nn.HEATConv):
         out = conv(x, edge_index, node_type, edge_type, edge_attr)  # [100, 32]
     """
 
-    attention = staticmethod(functional.gat_attention)
+    attention: Any = staticmethod(functional.gat_attention)
 
     @classmethod
     def why_not(cls, layer: Any) -> str | None:

@@ -46,7 +46,7 @@ class HGTConv(FusedConv, torch_geometric.nn.HGTConv):
         out = conv(x, {('author', 'writes', 'paper'): edge_index})['paper']  # [100, 32]
     """
 
-    attention = staticmethod(functional.dot_attention)
+    attention: Any = staticmethod(functional.dot_attention)
 
     @classmethod
     def why_not(cls, layer: Any) -> str | None:
