@@ -26,8 +26,9 @@ class FallbackWarning(UserWarning):
     """A layer runs its library's own forward, because the fused one does not support how it is set up."""
 
 
-def warn(cls: type, library: str, reason: str) -> None:
-    """Once per class and reason; to be called by what a layer's ``forward`` calls."""
+def warn(cls: type, library: str, reason: str, stacklevel: int = 6) -> None:
+    """Once per class and reason. stacklevel: of the line that calls the module, if what calls this is called
+    by its ``forward``."""
     if paths.recorder is not None:
         paths.recorder.declined("fused", reason)
         paths.recorder.took("upstream", cls.__name__)
@@ -36,7 +37,7 @@ def warn(cls: type, library: str, reason: str) -> None:
         warnings.warn(
             f"{cls.__module__}.{cls.__qualname__} runs {library}'s own forward: {reason}",
             FallbackWarning,
-            stacklevel=6,  # past forward and what calls it: where the module is called
+            stacklevel=stacklevel,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -35,6 +36,7 @@ from .._terms import LINEAR, all_hooked, is_untouched
 from ..whole.eligible import fused_layer
 from ..whole.spec import LayerSpec
 from . import VERSION
+from ._graph import for_upstream
 
 LIBRARY = "torch_geometric"
 LINEAR.append(Linear)
@@ -95,27 +97,13 @@ class FusedConv:
             cls._methods_of_library = _written_by_library(_upstream(cls), _METHODS)
             cls._called = Called(_upstream(cls))
             cls.__init__ = check_constructor(cls.__init__)  # type: ignore[method-assign]
+            cls.forward = _fused_or_upstream(cls, cls.forward)  # type: ignore[attr-defined]
 
     @classmethod
     def why_not(cls, layer: MessagePassing) -> str | None:
         """What ``layer``, of this class or torch_geometric's, is set up for that the fused forward does not
         do."""
         return fusable(layer, cls)
-
-    def falls_back(self, features: tuple[Any, ...], *structure: Any) -> bool:
-        """Whether torch_geometric's forward must run; says why, once per class and reason.
-
-        features: of nodes and edges. structure: the edges, and what else decides which of them there are.
-        """
-        reason = self.why_not(self)
-        if reason is None and not torch.compiler.is_compiling():
-            foreign = foreign_tensor(features)
-            reason = None if foreign is None else f"features are a {foreign}"
-        if reason is None and transforms_active() and any_batched(structure):
-            reason = "torch.func.vmap gives each sample edges of its own"
-        if reason is not None:
-            warn(type(self), LIBRARY, reason)
-        return reason is not None
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.reshape(*x.shape[:-1], self.heads, self.out_channels)
@@ -198,6 +186,33 @@ class FusedConv:
         plain = copy.copy(self)
         plain.__class__ = _upstream(type(self))
         return plain
+
+
+def _fused_or_upstream(cls: Any, fused: Callable[..., Any]) -> Callable[..., Any]:
+    """The forward of a layer: ``fused``, or torch_geometric's, and then it says why, once per class and
+    reason."""
+
+    @functools.wraps(fused)
+    def forward(self, *args, **kwargs):
+        values, reason = (*args, *kwargs.values()), self.why_not(self)
+        if reason is None and not torch.compiler.is_compiling():
+            foreign = foreign_tensor(values)
+            reason = None if foreign is None else f"features are a {foreign}"
+        if reason is None and transforms_active() and any_batched(_integers(values)):
+            reason = "torch.func.vmap gives each sample edges of its own"
+        if reason is None:
+            return fused(self, *args, **kwargs)
+        warn(type(self), LIBRARY, reason, stacklevel=5)
+        kwargs = {name: for_upstream(x) for name, x in kwargs.items()}
+        return super(cls, self).forward(*map(for_upstream, args), **kwargs)
+
+    return forward
+
+
+def _integers(values: Any) -> list[Tensor]:
+    """The tensors of integers among these and in dictionaries: edges, and what else decides on them."""
+    flat = [x for value in values for x in (value.values() if isinstance(value, dict) else (value,))]
+    return [x for x in flat if isinstance(x, Tensor) and not x.is_floating_point()]
 
 
 def fusable(module: MessagePassing, cls: Any = None, aggregation: Any = SumAggregation) -> str | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ... import functional
 from ._base import FusedConv, check_rows
-from ._graph import for_upstream, graph_of
+from ._graph import graph_of
 
 
 class AGNNConv(FusedConv, torch_geometric.nn.AGNNConv):
@@ -49,8 +49,6 @@ class AGNNConv(FusedConv, torch_geometric.nn.AGNNConv):
         Raises:
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
-        if self.falls_back((x,), edge_index):
-            return super().forward(x, for_upstream(edge_index))
         check_rows(self, "x", x)
         graph, _ = graph_of(self, edge_index, x, x, self_loops=self.add_self_loops)
         with torch.autocast(x.device.type, enabled=False):  # a norm would come as float32

@@ -64,11 +64,7 @@ class FAConv(FusedConv, torch_geometric.nn.FAConv):
         Raises:
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
-        if (
-            self.falls_back((x, x_0), edge_index)
-            or self._is_sparse(edge_index)
-            or torch.compiler.is_compiling()
-        ):
+        if self._is_sparse(edge_index) or torch.compiler.is_compiling():
             return super().forward(x, x_0, for_upstream(edge_index), edge_weight, return_attention_weights)
         check_rows(self, "x", x)
         edge_index = for_upstream(edge_index)
@@ -121,7 +117,7 @@ class FAConv(FusedConv, torch_geometric.nn.FAConv):
             and edge_index.layout != torch.strided
         )
         if sparse:
-            warn(type(self), LIBRARY, "a sparse tensor as edges")
+            warn(type(self), LIBRARY, "a sparse tensor as edges", stacklevel=7)
         return sparse
 
     def _normalized(self, edge_index: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:

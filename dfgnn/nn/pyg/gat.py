@@ -14,7 +14,7 @@ from .._terms import folded_terms, folds, is_plain
 from ..whole.eligible import is_first_rows
 from ..whole.spec import LayerSpec
 from ._base import FusedConv, edge_attributes, ends, wants_attention
-from ._graph import for_upstream, graph_of
+from ._graph import graph_of
 
 
 class GATConv(FusedConv, torch_geometric.nn.GATConv):
@@ -71,8 +71,6 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         Raises:
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
-        if self.falls_back((x, edge_attr), edge_index):
-            return super().forward(x, for_upstream(edge_index), edge_attr, size, return_attention_weights)
         x_src, x_dst = ends(self, x)
         graph, edge_map = graph_of(self, edge_index, x_src, x_dst, size, self.add_self_loops)
         # In torch_geometric's order, in which lazy parameters draw their first values.

@@ -14,7 +14,7 @@ from ...engine.edge_rows import rows_of_sources
 from .._errors import check_fits, check_takes
 from .._terms import is_plain
 from ._base import FusedConv, check_rows, edge_attributes, is_batch, over_batch
-from ._graph import for_upstream, graph_of
+from ._graph import graph_of
 
 
 class GATEConv(FusedConv, torch_geometric.nn.models.attentive_fp.GATEConv):
@@ -63,8 +63,6 @@ class GATEConv(FusedConv, torch_geometric.nn.models.attentive_fp.GATEConv):
         Raises:
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
-        if self.falls_back((x, edge_attr), edge_index):
-            return super().forward(x, for_upstream(edge_index), edge_attr)
         check_rows(self, "x", x)
         if is_batch(x):
             return over_batch(lambda x: self.forward(x, edge_index, edge_attr), x)

@@ -13,7 +13,7 @@ from ...graph import Graph
 from .._errors import projected
 from ..whole.spec import LayerSpec
 from ._base import FusedConv, both_ends, edge_attributes, given_attributes, wants_attention
-from ._graph import for_upstream, graph_of
+from ._graph import graph_of
 
 
 class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
@@ -65,8 +65,6 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
         Raises:
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
-        if self.falls_back((x, edge_attr), edge_index):
-            return super().forward(x, for_upstream(edge_index), edge_attr, return_attention_weights)
         x_src, x_dst = both_ends(self, x)
         graph, edge_map = graph_of(self, edge_index, x_src, x_dst, self_loops=self.add_self_loops)
         # In torch_geometric's order, in which lazy parameters draw their first values.

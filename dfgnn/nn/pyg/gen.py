@@ -12,7 +12,7 @@ from ...engine.edge_rows import by_edges, rows_of_sources
 from .._errors import projected
 from .._terms import is_untouched
 from ._base import FusedConv, edge_attributes, ends, fusable, is_batch, over_batch
-from ._graph import for_upstream, graph_of
+from ._graph import graph_of
 from .aggregation import SoftmaxAggregation, scores_of
 
 
@@ -72,8 +72,6 @@ class GENConv(FusedConv, torch_geometric.nn.GENConv):
         Raises:
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
-        if self.falls_back((x, edge_attr), edge_index):
-            return super().forward(x, for_upstream(edge_index), edge_attr, size)
         x_src, x_dst = ends(self, x)
         if is_batch(x):
             return over_batch(lambda x: self.forward(x, edge_index, edge_attr, size), x)

@@ -13,7 +13,7 @@ from ...engine.edge_terms import sum_of_features
 from .._errors import check_fits, projected
 from .._terms import plain_linear
 from ._base import FusedConv, both_ends, edge_attributes, is_batch, over_batch
-from ._graph import for_upstream, graph_of
+from ._graph import graph_of
 
 _SLOPE = 0.2  # of the LeakyReLU around the scores
 
@@ -79,8 +79,6 @@ class GeneralConv(FusedConv, torch_geometric.nn.GeneralConv):
         Raises:
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
-        if self.falls_back((x, edge_attr), edge_index):
-            return super().forward(x, for_upstream(edge_index), edge_attr, size)
         x_src, x_dst = both_ends(self, x)
         if is_batch(x):
             return over_batch(lambda x: self.forward(x, edge_index, edge_attr, size), x)

@@ -58,8 +58,6 @@ class HANConv(FusedConv, torch_geometric.nn.HANConv):
         Raises:
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
-        if self.falls_back((x_dict,), *edge_index_dict.values()):
-            return super().forward(x_dict, edge_index_dict, return_semantic_attention_weights)
         if any(map(is_batch, x_dict.values())):
             return self._over_batch(x_dict, edge_index_dict, return_semantic_attention_weights)
         feats: dict[str, Tensor] = {}

@@ -15,7 +15,7 @@ from .._errors import check_takes, projected
 from .._terms import is_untouched, plain_linear
 from .._typed import check_types, groups_of, is_recorded
 from ._base import FusedConv, check_rows, edge_attributes, is_batch, over_batch
-from ._graph import for_upstream, graph_of
+from ._graph import graph_of
 
 
 class HEATConv(FusedConv, torch_geometric.nn.HEATConv):
@@ -80,8 +80,6 @@ class HEATConv(FusedConv, torch_geometric.nn.HEATConv):
         Raises:
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
-        if self.falls_back((x, edge_attr), edge_index):
-            return super().forward(x, for_upstream(edge_index), node_type, edge_type, edge_attr)
         check_rows(self, "x", x)
         if is_batch(x):
             return over_batch(lambda x: self.forward(x, edge_index, node_type, edge_type, edge_attr), x)

@@ -76,8 +76,6 @@ class HGTConv(FusedConv, torch_geometric.nn.HGTConv):
         Raises:
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
-        if self.falls_back((x_dict,), *edge_index_dict.values()):
-            return super().forward(x_dict, edge_index_dict)
         self._check_inputs(x_dict, edge_index_dict)
         edge_index_dict = {kind: for_upstream(edges) for kind, edges in edge_index_dict.items()}
         if any(map(is_batch, x_dict.values())):

@@ -18,7 +18,7 @@ from .._terms import is_untouched, plain_linear
 from ..whole.eligible import fused_layer
 from ..whole.spec import LayerSpec
 from ._base import FusedConv, both_ends, edge_attributes, fusable, is_batch, over_batch
-from ._graph import for_upstream, graph_of
+from ._graph import graph_of
 
 
 class ResGatedGraphConv(FusedConv, torch_geometric.nn.ResGatedGraphConv):
@@ -72,8 +72,6 @@ class ResGatedGraphConv(FusedConv, torch_geometric.nn.ResGatedGraphConv):
             TypeError, ValueError: an argument is not as described, or sizes differ.
             NotImplementedError: a graph that several processes share.
         """
-        if self.falls_back((x, edge_attr), edge_index):
-            return super().forward(x, for_upstream(edge_index), edge_attr)
         x_src, x_dst = both_ends(self, x)
         if is_batch(x):
             return over_batch(lambda x: self.forward(x, edge_index, edge_attr), x)

@@ -79,10 +79,6 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
         Raises:
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
-        if self.falls_back((x, edge_attr), edge_index, edge_type):
-            return super().forward(
-                x, for_upstream(edge_index), edge_type, edge_attr, size, return_attention_weights
-            )
         x_src, x_dst = both_ends(self, x)
         if is_batch(x):
             return self._over_batch(x, edge_index, edge_type, edge_attr, size, return_attention_weights)

@@ -16,7 +16,7 @@ from ...sparse import csr as _csr
 from .._errors import projected
 from .._terms import folded_terms, folds
 from ._base import FusedConv, check_rows, is_batch, over_batch
-from ._graph import for_upstream, graph_of
+from ._graph import graph_of
 
 
 class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
@@ -68,8 +68,6 @@ class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
         Raises:
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
-        if self.falls_back((x,), edge_index, neg_edge_index):
-            return super().forward(x, for_upstream(edge_index), neg_edge_index, batch)
         check_rows(self, "x", x)
         if is_batch(x):
             if self.training:

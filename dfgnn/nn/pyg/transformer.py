@@ -70,8 +70,6 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
         Raises:
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
-        if self.falls_back((x, edge_attr), edge_index):
-            return super().forward(x, for_upstream(edge_index), edge_attr, return_attention_weights)
         x_src, x_dst = both_ends(self, x)
         graph, _ = graph_of(self, edge_index, x_src, x_dst)
         want_attention = isinstance(return_attention_weights, bool)
