@@ -25,6 +25,7 @@ _BelowAutograd = internals.BelowAutograd
 forward_op, backward_op = ops.attention_forward.default, ops.attention_backward.default
 attend_op, attend_backward_op = ops.attend.default, ops.attend_backward.default
 gat_op, gat_backward_op = ops.gat.default, ops.gat_backward.default
+sddmm_op, spmm_op = ops.sddmm.default, ops.spmm.default
 
 _NONE = (None,) * len(Tensors._fields)
 

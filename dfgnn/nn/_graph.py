@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import torch
-from torch import Tensor, library, nn
+from torch import Tensor, nn
 
 from ..engine.checks import DTYPES, no_graph
 from ..graph import Graph, GraphPart
@@ -15,6 +15,7 @@ from ..graph.graph import OF_NUMBER
 from ..graph.of_dgl import is_dgl, of_dgl
 from ..runtime import torch_internals as internals
 from ..runtime.compiling import is_exporting
+from ..runtime.ops import python_operator
 from ._errors import DGLError, wrong_features
 
 
@@ -47,7 +48,7 @@ def check_in_degrees(graph: Any, converted: Graph, where: str = "") -> None:
     """Raise DGLError for a DGL graph, ZeroInDegreeError for ours, when a destination has no in-edges; where:
     what the message begins with."""
     if not is_dgl(graph) and torch.compiler.is_dynamo_compiling() and not is_exporting():
-        torch.ops.dfgnn.check_in_degrees(converted._number)  # once the compiled code runs
+        _check_number(converted._number)  # once the compiled code runs
         return
     if converted.edge_mask is not None or not converted.has_zero_in_degree:  # fixed capacity: would wait
         return
@@ -63,10 +64,10 @@ def _check_in_degrees(number: int) -> None:
     check_in_degrees(graph, graph)
 
 
-library.define("dfgnn::check_in_degrees", "(SymInt number) -> ()", tags=torch.Tag.pt2_compliant_tag)
-library.impl("dfgnn::check_in_degrees", "CompositeExplicitAutograd", _check_in_degrees)
-library.register_fake("dfgnn::check_in_degrees", lambda number: None)
-torch.fx.node.has_side_effect(torch.ops.dfgnn.check_in_degrees.default)
+_check_number = python_operator(
+    "check_in_degrees", "(SymInt number) -> ()", _check_in_degrees, lambda number: None
+)
+torch.fx.node.has_side_effect(_check_number)
 
 
 def split_ends(

@@ -15,6 +15,7 @@ from ..graph.cache import once
 from ..runtime import eager as _eager
 from ..runtime import rules, transforms
 from ..runtime.compiling import is_exporting, not_compiled
+from ..runtime.ops import python_operator
 from ..runtime.rules import Rule
 
 Rows = slice | Tensor  # without repetition
@@ -273,28 +274,19 @@ def _outer_of_types(x: Tensor, y: Tensor, types: Tensor, num_types: int) -> Tens
     return found
 
 
-_library = library.Library("dfgnn", "FRAGMENT")
-
-
-def _define(name: str, arguments: str, kernel, fake) -> Any:
-    tags = torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe  # it waits for types that are new
-    _library.define(f"{name}({arguments}) -> Tensor", tags=tags)
-    _library.impl(name, kernel, "CompositeExplicitAutograd")
-    library.register_fake(f"dfgnn::{name}", fake, lib=_library)
-    return getattr(torch.ops.dfgnn, name).default
-
-
-_matmul = _define(
+_matmul = python_operator(
     "typed_matmul",
-    "Tensor x, Tensor weight, Tensor types",
+    "(Tensor x, Tensor weight, Tensor types) -> Tensor",
     _matmul_of_types,
     lambda x, weight, types: x.new_empty(x.shape[0], weight.shape[2]),
+    torch.Tag.cudagraph_unsafe,  # it waits for types that are new
 )
-_outer = _define(
+_outer = python_operator(
     "typed_outer",
-    "Tensor x, Tensor y, Tensor types, SymInt num_types",
+    "(Tensor x, Tensor y, Tensor types, SymInt num_types) -> Tensor",
     _outer_of_types,
     lambda x, y, types, num_types: x.new_empty(num_types, x.shape[1], y.shape[1]),
+    torch.Tag.cudagraph_unsafe,
 )
 
 
@@ -313,7 +305,7 @@ def _backward_of_matmul(ctx, grad):
     )
 
 
-library.register_autograd(_matmul, _backward_of_matmul, setup_context=_save, lib=_library)
+library.register_autograd(_matmul, _backward_of_matmul, setup_context=_save)
 
 
 class TypedLinear(nn.Module):

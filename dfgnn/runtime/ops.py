@@ -14,7 +14,7 @@ from . import library as _library
 from . import torch_internals as internals
 from .arguments import NEED_BIAS, NEED_DST, NEED_FEAT, NEED_GATE, NEED_WEIGHT, SCORES, Backward, Forward
 
-ops = torch.ops.dfgnn
+ops, aten = torch.ops.dfgnn, torch.ops.aten
 
 # Structure (csrc/torch/cpu_structure.cpp; on GPUs csrc/cuda/graph/structure.h).
 coo_to_csr, transpose_csr = ops.coo_to_csr.default, ops.transpose_csr.default
@@ -28,6 +28,16 @@ plan_windows = ops.plan_windows.default
 # What plans are measured by.
 attention_forward, attention_backward = ops.attention_forward.default, ops.attention_backward.default
 gather_sum = ops.gather_sum.default
+
+_python = library.Library("dfgnn", "FRAGMENT")
+
+
+def python_operator(name: str, schema: str, kernel: Any, fake: Any, *tags: torch.Tag) -> Any:
+    """An operator whose kernel is written in Python, so that compilers do not trace it."""
+    _python.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag, *tags))
+    _python.impl(name, kernel, "CompositeExplicitAutograd")
+    library.register_fake(f"dfgnn::{name}", fake, lib=_python)
+    return getattr(ops, name).default
 
 
 def on_device(x: torch.Tensor) -> bool:

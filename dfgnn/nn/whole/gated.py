@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...engine import operators
 from ...engine.edge_rows import of_graph, rows_of_destinations, rows_of_sources, sum_of_edges
 from ...graph import Graph
 from ...runtime import ops as _ops
 from ...runtime import torch_internals as internals
-from ...runtime.arguments import ops
 from .node import FusedLayer
 from .padding import constant
 from .spec import LayerSpec, LayerTensors, spelled
@@ -24,7 +24,7 @@ from .spec import LayerSpec, LayerTensors, spelled
 __all__ = ["gated_layer", "why_not"]
 
 _linear = internals.linear
-_sigmoid_backward = torch.ops.aten.sigmoid_backward.default
+_sigmoid_backward = _ops.aten.sigmoid_backward.default
 _WEIGHTS = tuple(LayerTensors._fields.index(f"{name}_weight") for name in ("query", "key", "value", "skip"))
 _OUT_BIAS = LayerTensors._fields.index("out_bias")
 
@@ -79,8 +79,8 @@ def _sum_args(graph: Graph, width: int, dtype: torch.dtype, reverse: bool) -> tu
 def _summed(rows: Tensor, args: tuple[Any, ...]) -> Tensor:
     """Sums of edges' rows over nodes."""
     if rows.is_cuda:
-        return ops.gather_sum.default(rows, *args)
-    return ops.spmm.default(args[0], rows.unsqueeze(1), *args[1:]).squeeze(1)
+        return _ops.gather_sum(rows, *args)
+    return operators.spmm_op(args[0], rows.unsqueeze(1), *args[1:]).squeeze(1)
 
 
 # On a GPU a channel is a head of four numbers, as kernels load them, so that the engine's products gather for
@@ -109,8 +109,8 @@ class _Gated(NamedTuple):
         edges, n = self.edges(t), len(t.x)
         if self.by_heads:
             dst, src = self.tables(t)
-            gate = ops.sddmm.default(dst, src, *edges.into).sigmoid_()
-            out = ops.spmm.default(gate, src, *edges.into, n)[..., 2]
+            gate = operators.sddmm_op(dst, src, *edges.into).sigmoid_()
+            out = operators.spmm_op(gate, src, *edges.into, n)[..., 2]
             skip = src[..., 3]
         else:
             width = len(t.value_weight)
@@ -156,11 +156,11 @@ class _Gated(NamedTuple):
         if self.by_heads:
             of_sum = torch.zeros_like(dst)
             torch.mul(grad, scale, out=of_sum[..., 2])
-            before = _sigmoid_backward(ops.sddmm.default(of_sum, src, *edges.into), gate)
+            before = _sigmoid_backward(operators.sddmm_op(of_sum, src, *edges.into), gate)
             return [
-                ops.spmm.default(before, src, *edges.into, n)[..., 0],
-                ops.spmm.default(before, dst, *edges.out_of, n)[..., 1],
-                ops.spmm.default(gate, of_sum, *edges.out_of, n)[..., 2],
+                operators.spmm_op(before, src, *edges.into, n)[..., 0],
+                operators.spmm_op(before, dst, *edges.out_of, n)[..., 1],
+                operators.spmm_op(gate, of_sum, *edges.out_of, n)[..., 2],
             ]
         along = (grad * scale if self.mean else grad).index_select(0, edges.dst)
         value = src[:, width:].index_select(0, edges.src)

@@ -14,14 +14,14 @@ from ...engine import operators
 from ...engine.edge_rows import of_graph
 from ...graph import Graph
 from ...runtime import ops as _ops
-from ...runtime.arguments import NEED_BIAS, Numbers, Tensors, ops
+from ...runtime.arguments import NEED_BIAS, Numbers, Tensors
 from .eligible import can_fuse
 from .node import FusedLayer
 from .padding import cut_columns, cut_rows, pad_columns, pad_rows, padding_of
 
 __all__ = ["TypedSpec", "typed_attention", "typed_layer"]
 
-_hardtanh_backward = torch.ops.aten.hardtanh_backward.default
+_hardtanh_backward = _ops.aten.hardtanh_backward.default
 
 
 class TypedSpec(NamedTuple):
@@ -77,7 +77,7 @@ class _Typed(NamedTuple):
         keys = (key * factor).view(-1, self.heads, self.size + self.padding)
         values = value.expand(types, *value.shape).reshape(-1, value.shape[1])
         edges = _edges(self.spec.graph, keys)
-        score = ops.sddmm.default(self.by_head(query), keys, *edges.forward)
+        score = operators.sddmm_op(self.by_head(query), keys, *edges.forward)
         if clamp is not None:
             score.clamp_(-clamp, clamp)
         out, saved = operators.attend_rows(self, self.inputs(keys, values, score), False)
@@ -108,8 +108,8 @@ class _Typed(NamedTuple):
         if clamp is not None:
             of_score = _hardtanh_backward(of_score, score, -clamp, clamp)
         of_score = _ops.as_type(of_score, keys.dtype)
-        of_query = ops.spmm.default(of_score, keys, *edges.forward, n)
-        of_keys = ops.spmm.default(of_score, self.by_head(query), *edges.reverse, n * types)
+        of_query = operators.spmm_op(of_score, keys, *edges.forward, n)
+        of_keys = operators.spmm_op(of_score, self.by_head(query), *edges.reverse, n * types)
         of_keys = of_keys.view(types, n, width)
         found: list[Tensor | None] = [None, None, None]
         if need[2]:
