@@ -75,6 +75,14 @@ def _check_heads(layer: str, name: str, heads: Any) -> None:
         raise ValueError(f"{layer}: {name}: expected at least 1, got {number}")
 
 
+def wrong_argument(
+    layer: nn.Module | str, argument: str, expected: str, got: Any, kind: type[Exception] = ValueError
+) -> Exception:
+    """The error of an argument that is not as expected. layer: or its name."""
+    where = layer if isinstance(layer, str) else type(layer).__name__
+    return kind(f"{where}: {argument}: expected {expected}, got {got}")
+
+
 def wrong_features(layer: nn.Module, name: str, x: Any, shapes: str) -> TypeError:
     """The error of features that are no tensor of floating-point numbers; shapes: which ones it may have."""
     where = f"{type(layer).__name__}: {name}: expected"

@@ -16,7 +16,7 @@ from ..graph.of_dgl import is_dgl, of_dgl
 from ..runtime import torch_internals as internals
 from ..runtime.compiling import is_exporting
 from ..runtime.ops import python_operator
-from ._errors import DGLError, wrong_features
+from ._errors import DGLError, wrong_argument, wrong_features
 
 
 class ZeroInDegreeError(DGLError, ValueError):
@@ -89,10 +89,9 @@ def split_ends(
         _check_rows(layer, f"{name}[1]", feat[1], graph.num_dst)
         return feat if dropout is None else (dropout(feat[0]), dropout(feat[1]))
     if graph.num_dst > graph.num_src:
-        raise ValueError(
-            f"{type(layer).__name__}: {name}: expected a pair (source, destination) for a graph with "
-            f"{graph.num_src} sources and {graph.num_dst} destinations, got {type(feat).__name__}"
-        )
+        nodes = f"{graph.num_src} sources and {graph.num_dst} destinations"
+        what = f"a pair (source, destination) for a graph with {nodes}"
+        raise wrong_argument(layer, name, what, type(feat).__name__)
     _check_rows(layer, name, feat, graph.num_src)
     if dropout is not None:
         feat = dropout(feat)
@@ -108,7 +107,4 @@ def _check_rows(layer: nn.Module, name: str, x: Any, rows: int) -> None:
     if not isinstance(x, Tensor) or x.dtype not in DTYPES:
         raise wrong_features(layer, name, x, "[N, *, F]")
     if x.dim() < 2 or len(x) != rows:
-        raise ValueError(
-            f"{type(layer).__name__}: {name}: expected shape [{rows}, *, F], a row per node of the graph, "
-            f"got {list(x.shape)}"
-        )
+        raise wrong_argument(layer, name, f"shape [{rows}, *, F], a row per node of the graph", list(x.shape))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..engine.checks import DTYPES, wrong_shape
 from ..graph import Graph
 from . import _fallback
-from ._errors import check_constructor, check_fits, projected, wrong_features
+from ._errors import check_constructor, check_fits, projected, wrong_argument, wrong_features
 from ._graph import as_graph, check_in_degrees, is_dgl, names_of_ends
 from ._terms import all_hooked, is_untouched
 from .whole.eligible import fused_layer
@@ -294,10 +294,7 @@ def check_edge_rows(
     expected = [graph.num_edges, *prefix]
     if list(x.shape[:-1]) != expected:
         shape = ", ".join(str(n) for n in expected)
-        raise ValueError(
-            f"{type(layer).__name__}: {name}: expected shape [{shape}, any], a row per edge, got "
-            f"{list(x.shape)}"
-        )
+        raise wrong_argument(layer, name, f"shape [{shape}, any], a row per edge", list(x.shape))
     check_fits(layer, name, linear, x)
 
 

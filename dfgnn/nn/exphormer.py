@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..graph import Graph
 from ..sparse.fixed import FixedStructure
-from ._errors import check_constructor
+from ._errors import check_constructor, wrong_argument
 from ._terms import is_plain
 from .whole.typed import TypedSpec, typed_attention, typed_layer
 
@@ -98,8 +98,8 @@ class ExphormerAttention(nn.Module):
         if len(shape) != 2 or shape[0] != 2:
             raise ValueError(f"{_WHERE}.typed_graph: edge_index: expected shape [2, E], got {shape}")
         if list(edge_type.shape) != shape[1:]:
-            raise ValueError(
-                f"{_WHERE}.typed_graph: edge_type: expected shape {shape[1:]}, got {list(edge_type.shape)}"
+            raise wrong_argument(
+                f"{_WHERE}.typed_graph", "edge_type", f"shape {shape[1:]}", list(edge_type.shape)
             )
         if edge_type.is_floating_point() or edge_type.is_complex() or edge_type.dtype == torch.bool:
             raise TypeError(f"{_WHERE}.typed_graph: edge_type: expected integers, got {edge_type.dtype}")
@@ -111,17 +111,17 @@ class ExphormerAttention(nn.Module):
                 ("edge_type", ends[2:], num_types),
             ):
                 if found[0] < 0 or found[1] >= size:
-                    raise ValueError(
-                        f"{_WHERE}.typed_graph: {name}: expected values in [0, {size}), got {found}"
-                    )
+                    raise wrong_argument(f"{_WHERE}.typed_graph", name, f"values in [0, {size})", found)
         sizes = num_types * num_nodes, num_nodes
         edges = torch.stack([edge_type.long() * num_nodes + src, dst])  # ids of types may be bytes
         if edge_mask is None:
             return Graph.from_edge_index(edges, num_src=sizes[0], num_dst=sizes[1], validate=validate)
         if edge_mask.dtype != torch.bool or edge_mask.shape != edge_type.shape:
-            raise ValueError(
-                f"{_WHERE}.typed_graph: edge_mask: expected bool {shape[1:]}, got {edge_mask.dtype} "
-                f"{list(edge_mask.shape)}"
+            raise wrong_argument(
+                f"{_WHERE}.typed_graph",
+                "edge_mask",
+                f"bool {shape[1:]}",
+                f"{edge_mask.dtype} {list(edge_mask.shape)}",
             )
         # Columns without such a node are left out.
         return Graph._of(FixedStructure(torch.where(edge_mask, edges, -1), None, *sizes))
@@ -148,9 +148,11 @@ class ExphormerAttention(nn.Module):
                 raise ValueError(f"{_WHERE}: {name}: expected shape [any, {size}], got {got}")
         sizes = len(type_feat) * len(feat), len(feat)
         if (graph.num_src, graph.num_dst) != sizes:
-            raise ValueError(
-                f"{_WHERE}: graph: expected {sizes[0]} sources, one for each type and node, and {sizes[1]} "
-                f"destinations, got {graph.num_src} and {graph.num_dst}"
+            raise wrong_argument(
+                _WHERE,
+                "graph",
+                f"{sizes[0]} sources, one for each type and node, and {sizes[1]} destinations",
+                f"{graph.num_src} and {graph.num_dst}",
             )
         factor = self.edge(type_feat)
         scale = 1 / math.sqrt(self.feats // self.num_heads)

@@ -30,7 +30,7 @@ from ...graph import Graph, GraphPart
 from ...runtime import torch_internals as internals
 from ...runtime.torch_internals import transforms_active
 from ...runtime.transforms import any_batched
-from .._errors import check_constructor, wrong_features
+from .._errors import check_constructor, wrong_argument, wrong_features
 from .._fallback import PLAIN, Called, foreign_mode, foreign_tensor, is_from, warn
 from .._terms import LINEAR, all_hooked, is_untouched
 from ..whole.eligible import fused_layer
@@ -326,9 +326,8 @@ def ends(layer: nn.Module, x: Any) -> tuple[Tensor, Tensor | None]:
     if x_dst is not None:
         check_rows(layer, "x[1]", x_dst)
         if x_src.shape[:-2] != x_dst.shape[:-2]:
-            raise ValueError(
-                f"{type(layer).__name__}: x[1]: expected a batch as x[0], {list(x_src.shape[:-2])}, got "
-                f"{list(x_dst.shape[:-2])}"
+            raise wrong_argument(
+                layer, "x[1]", f"a batch as x[0], {list(x_src.shape[:-2])}", list(x_dst.shape[:-2])
             )
     return x_src, x_dst
 
@@ -337,9 +336,7 @@ def both_ends(layer: nn.Module, x: Any) -> tuple[Tensor, Tensor]:
     """`ends` of a layer that reads the destinations' features, too."""
     x_src, x_dst = ends(layer, x)
     if x_dst is None:
-        raise ValueError(
-            f"{type(layer).__name__}: x: expected features of the destinations, too, got None for x[1]"
-        )
+        raise wrong_argument(layer, "x", "features of the destinations, too", "None for x[1]")
     return x_src, x_dst
 
 
@@ -388,10 +385,8 @@ def edge_attributes(
     if isinstance(graph, EdgeList):
         edge_map = graph.edge_map
     if edge_map is not None and not isinstance(edge_index, (Tensor, Graph)):
-        raise NotImplementedError(
-            f"{type(layer).__name__}: edge_index: expected a tensor in a layer with edge_dim and "
-            "add_self_loops, got a SparseTensor"
-        )
+        what = "a tensor in a layer with edge_dim and add_self_loops"
+        raise wrong_argument(layer, "edge_index", what, "a SparseTensor", NotImplementedError)
     num_edges, edge_attr = given_attributes(layer, edge_index, edge_attr)
     if edge_attr is None:
         return None
@@ -401,10 +396,8 @@ def edge_attributes(
             "add_self_loops: append the loops and their attributes before it is divided"
         )
     if edge_attr.dim() not in (1, 2) or edge_attr.shape[0] != num_edges:
-        raise ValueError(
-            f"{type(layer).__name__}: edge_attr: expected shape [{num_edges}] or [{num_edges}, F], a row per "
-            f"edge, got {list(edge_attr.shape)}"
-        )
+        what = f"shape [{num_edges}] or [{num_edges}, F], a row per edge"
+        raise wrong_argument(layer, "edge_attr", what, list(edge_attr.shape))
     if edge_attr.dtype not in DTYPES:
         raise wrong_features(layer, "edge_attr", edge_attr, "[E, F]")
     if edge_map is not None:

@@ -11,6 +11,7 @@ from ...engine.traced_graph import EdgeList, is_traced
 from ...graph import Graph, GraphPart
 from ...graph import cache as _kept
 from ...graph.cache import check_type
+from .._errors import wrong_argument
 
 
 def graph_of(
@@ -70,10 +71,7 @@ def sizes_of(
     sizes = declared_sizes(edge_index, size, type(layer).__name__)
     for name, x, want in zip(("source", "destination"), (x_src, x_dst), sizes):
         if x is not None and want is not None and x.shape[-2] != want:
-            raise ValueError(
-                f"{type(layer).__name__}: x: expected {want} {name} rows, as edge_index or size says, got "
-                f"{x.shape[-2]}"
-            )
+            raise wrong_argument(layer, "x", f"{want} {name} rows, as edge_index or size says", x.shape[-2])
     if x_dst is not None:
         return x_src.shape[-2], x_dst.shape[-2]
     return x_src.shape[-2], x_src.shape[-2] if sizes[1] is None else sizes[1]

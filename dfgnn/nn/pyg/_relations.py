@@ -19,6 +19,7 @@ from ...engine.traced_graph import EdgeList, is_traced
 from ...graph import Graph
 from ...graph.cache import once, parts_of, state_of
 from ...sparse import csr as _csr
+from .._errors import wrong_argument
 from .._typed import Pairs, pairs_of
 
 # ---- relations between the same nodes, told apart by the type of an edge ---------------------------------
@@ -144,10 +145,8 @@ def _checked_types(edge_type: Tensor, src: Tensor, num_relations: int) -> Tensor
     if len(edge_type):
         low, high = torch.stack(torch.aminmax(edge_type)).tolist()
         if low < 0 or high >= num_relations:
-            raise ValueError(
-                f"RGATConv: edge_type: expected values in [0, num_relations={num_relations}), "
-                f"got {low if low < 0 else high}"
-            )
+            what = f"values in [0, num_relations={num_relations})"
+            raise wrong_argument("RGATConv", "edge_type", what, low if low < 0 else high)
     return edge_type.to(torch.int64)
 
 

@@ -14,6 +14,7 @@ from ... import functional
 from ...engine.edge_rows import rows_of_destinations, rows_of_sources
 from ...graph import Graph
 from ...graph import cache as _kept
+from .._errors import wrong_argument
 from .._fallback import warn
 from ._base import LIBRARY, FusedConv, check_rows, is_batch, over_batch
 from ._graph import for_upstream, graph_of
@@ -72,14 +73,10 @@ class FAConv(FusedConv, torch_geometric.nn.FAConv):
             return self._over_batch(x, x_0, edge_index, edge_weight, return_attention_weights)
         if self.normalize:
             if edge_weight is not None:
-                raise ValueError(
-                    "FAConv: edge_weight: expected None in a layer with normalize=True, got a tensor"
-                )
+                raise wrong_argument(self, "edge_weight", "None in a layer with normalize=True", "a tensor")
             edge_index, edge_weight = self._normalized(edge_index, x)
         elif edge_weight is None:
-            raise ValueError(
-                "FAConv: edge_weight: expected a tensor [E] in a layer with normalize=False, got None"
-            )
+            raise wrong_argument(self, "edge_weight", "a tensor [E] in a layer with normalize=False", "None")
         graph, _ = graph_of(self, edge_index, x, x)
         sources, destinations = (
             rows_of_sources(graph, self.att_l(x)),

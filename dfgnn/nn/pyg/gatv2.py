@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ... import functional
 from ...graph import Graph
-from .._errors import projected
+from .._errors import projected, wrong_argument
 from ..whole.spec import LayerSpec
 from ._base import FusedConv, both_ends, edge_attributes, given_attributes, wants_attention
 from ._graph import graph_of
@@ -109,9 +109,7 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
         """``[E', H, C]``, or None."""
         if self.lin_edge is None:
             if given_attributes(self, edge_index, edge_attr)[1] is not None:
-                raise ValueError(
-                    "GATv2Conv: edge_attr: expected None in a layer without edge_dim, got a tensor"
-                )
+                raise wrong_argument(self, "edge_attr", "None in a layer without edge_dim", "a tensor")
             return None
         edge_attr = edge_attributes(self, edge_index, edge_attr, graph, edge_map, self.fill_value)
         return (

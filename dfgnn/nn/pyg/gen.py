@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ... import functional
 from ...engine.edge_rows import by_edges, rows_of_sources
-from .._errors import projected
+from .._errors import projected, wrong_argument
 from .._terms import is_untouched
 from ._base import FusedConv, edge_attributes, ends, fusable, is_batch, over_batch
 from ._graph import graph_of
@@ -84,10 +84,8 @@ class GENConv(FusedConv, torch_geometric.nn.GENConv):
         else:
             attr = projected(self, "edge_attr", self.lin_edge, attr) if hasattr(self, "lin_edge") else attr
             if attr.shape[1] != x_src.shape[1]:
-                raise ValueError(
-                    f"GENConv: edge_attr: expected {x_src.shape[1]} columns in a layer without edge_dim, "
-                    f"got {list(attr.shape)}"
-                )
+                what = f"{x_src.shape[1]} columns in a layer without edge_dim"
+                raise wrong_argument(self, "edge_attr", what, list(attr.shape))
             message = (rows_of_sources(graph, x_src) + attr).relu() + self.eps
             graph = by_edges(graph)
         score = scores_of(self.aggr_module, message)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ... import functional
 from ...engine.edge_terms import sum_of_features
-from .._errors import check_fits, projected
+from .._errors import check_fits, projected, wrong_argument
 from .._terms import plain_linear
 from ._base import FusedConv, both_ends, edge_attributes, is_batch, over_batch
 from ._graph import graph_of
@@ -85,9 +85,7 @@ class GeneralConv(FusedConv, torch_geometric.nn.GeneralConv):
         graph, _ = graph_of(self, edge_index, x_src, x_dst, size)
         attr = edge_attributes(self, edge_index, edge_attr, graph)
         if attr is not None and self.in_edge_channels is None:
-            raise ValueError(
-                "GeneralConv: edge_attr: expected None in a layer without in_edge_channels, got a tensor"
-            )
+            raise wrong_argument(self, "edge_attr", "None in a layer without in_edge_channels", "a tensor")
         feat = self._heads(projected(self, "x", self.lin_msg, x_src))
         if self.attention_type != "additive":
             query = self._heads(self.lin_msg(x_dst)) / self.scaler  # a tensor, which exporters cannot read

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch_geometric.nn.dense import HeteroLinear
 
 from ... import functional
+from .._errors import wrong_argument
 from .._fallback import foreign_tensor
 from .._terms import is_untouched
 from .._typed import Group, typed_matmul
@@ -107,9 +108,8 @@ class HGTConv(FusedConv, torch_geometric.nn.HGTConv):
             raise ValueError("HGTConv: edge_index_dict: expected at least one edge type, got none")
         for edge_type, edge_index in edge_index_dict.items():
             if edge_type not in self.edge_types_map:
-                raise ValueError(
-                    f"HGTConv: edge_index_dict: expected edge types of the metadata {self.edge_types}, "
-                    f"got {edge_type}"
+                raise wrong_argument(
+                    self, "edge_index_dict", f"edge types of the metadata {self.edge_types}", edge_type
                 )
             missing = {edge_type[0], edge_type[-1]} - set(x_dict)
             if missing:

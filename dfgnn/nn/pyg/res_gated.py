@@ -13,7 +13,7 @@ from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 from ...engine.edge_rows import rows_of_destinations, rows_of_sources, sum_of_edges
 from ...engine.traced_graph import in_use
 from ...graph import GraphPart
-from .._errors import projected
+from .._errors import projected, wrong_argument
 from .._terms import is_untouched, plain_linear
 from ..whole.eligible import fused_layer
 from ..whole.spec import LayerSpec
@@ -76,9 +76,7 @@ class ResGatedGraphConv(FusedConv, torch_geometric.nn.ResGatedGraphConv):
         if is_batch(x):
             return over_batch(lambda x: self.forward(x, edge_index, edge_attr), x)
         if isinstance(edge_index, GraphPart):
-            raise NotImplementedError(
-                f"ResGatedGraphConv: edge_index: expected a whole graph, got {edge_index.kind}"
-            )
+            raise wrong_argument(self, "edge_index", "a whole graph", edge_index.kind, NotImplementedError)
         graph, _ = graph_of(self, edge_index, x_src, x_dst)
         attr = edge_attributes(self, edge_index, edge_attr, graph)
         if (attr is None) != (self.edge_dim is None):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ... import functional
 from ...engine.traced_graph import EdgeList
 from ...graph import Graph
+from .._errors import wrong_argument
 from .._terms import is_plain
 from .._typed import Pairs
 from ._base import FusedConv, attention_result, both_ends, given_attributes, is_batch, over_batch
@@ -128,9 +129,8 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
             raise ValueError("RGATConv: edge_attr: expected None, as the layer has no edge_dim, got a tensor")
         edge_attr = edge_attr.unsqueeze(1) if edge_attr.dim() == 1 else edge_attr
         if edge_attr.shape not in ((num_edges, self.edge_dim), (1, self.edge_dim)):
-            raise ValueError(
-                f"RGATConv: edge_attr: expected shape [{num_edges}, {self.edge_dim}], "
-                f"got {list(edge_attr.shape)}"
+            raise wrong_argument(
+                self, "edge_attr", f"shape [{num_edges}, {self.edge_dim}]", list(edge_attr.shape)
             )
         return edge_attr
 

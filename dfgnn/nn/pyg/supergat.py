@@ -13,7 +13,7 @@ from ... import functional
 from ...graph import Graph
 from ...graph.build import from_coo
 from ...sparse import csr as _csr
-from .._errors import projected
+from .._errors import projected, wrong_argument
 from .._terms import folded_terms, folds
 from ._base import FusedConv, check_rows, is_batch, over_batch
 from ._graph import graph_of
@@ -71,10 +71,8 @@ class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
         check_rows(self, "x", x)
         if is_batch(x):
             if self.training:
-                raise NotImplementedError(
-                    "SuperGATConv: x: expected [N, F] in training, where logits of samples are kept, "
-                    "got [B, N, F]"
-                )
+                what = "[N, F] in training, where logits of samples are kept"
+                raise wrong_argument(self, "x", what, "[B, N, F]", NotImplementedError)
             return over_batch(lambda x: self.forward(x, edge_index, neg_edge_index, batch), x)
         graph, _ = graph_of(self, edge_index, x, x, self_loops=self.add_self_loops)
         negatives = None

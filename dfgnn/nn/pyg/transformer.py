@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ... import functional
 from ...graph import Graph, GraphPart
-from .._errors import check_fits, projected
+from .._errors import check_fits, projected, wrong_argument
 from .._terms import is_plain
 from ..whole.spec import LayerSpec
 from ..whole.traced import folds
@@ -161,9 +161,8 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
         if self.lin_edge is not None:
             edge_attr = edge_attributes(self, edge_index, edge_attr, graph)
             if edge_attr is None:
-                raise ValueError(
-                    f"TransformerConv: edge_attr: expected [E, {self.edge_dim}] in a layer with edge_dim, "
-                    "got None"
+                raise wrong_argument(
+                    self, "edge_attr", f"[E, {self.edge_dim}] in a layer with edge_dim", "None"
                 )
             check_fits(self, "edge_attr", self.lin_edge, edge_attr)
             fewer = edge_attr.shape[1] < self.out_channels
@@ -180,7 +179,6 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
         try:
             return {"edge_feat": edge_attr.expand(num_edges, heads, channels)}
         except RuntimeError:
-            raise ValueError(
-                f"TransformerConv: edge_attr: expected None in a layer without edge_dim, or a tensor that "
-                f"broadcasts to [{num_edges}, {heads}, {channels}], got {list(edge_attr.shape)}"
-            ) from None
+            what = f"a tensor that broadcasts to [{num_edges}, {heads}, {channels}]"
+            what = f"None in a layer without edge_dim, or {what}"
+            raise wrong_argument(self, "edge_attr", what, list(edge_attr.shape)) from None
