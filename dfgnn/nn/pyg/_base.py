@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.nn.dense.linear import Linear
@@ -359,10 +359,25 @@ def over_batch(layer: Callable[..., Any], *features: Any) -> Any:
     """``layer(*features)``, a function of features ``[N, F]`` (or pairs or dicts of them), of sets of them.
     Their attention is that of more heads (`dfgnn.engine.autograd`), its dropout another in each set.
 
-    What it returns are tensors, and dicts and tuples of them.
+    It may return tuples and dicts. What is no dense tensor of real numbers in them is alike for all sets.
     """
     dims = tree_map(lambda x: 0 if is_batch(x) else None, features)
-    return torch.func.vmap(layer, in_dims=dims, randomness="different")(*features)
+    alike: Any = None
+
+    def call(*features: Any) -> list[Tensor]:
+        nonlocal alike
+        leaves, structure = tree_flatten(layer(*features))
+        own = [_is_dense(x) and x.is_floating_point() for x in leaves]
+        alike = [None if is_own else x for is_own, x in zip(own, leaves)], own, structure
+        return [x for is_own, x in zip(own, leaves) if is_own]
+
+    found = iter(torch.func.vmap(call, in_dims=dims, randomness="different")(*features))
+    leaves, own, structure = alike
+    return tree_unflatten([next(found) if is_own else x for is_own, x in zip(own, leaves)], structure)
+
+
+def _is_dense(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.layout == torch.strided
 
 
 # ---- edges -----------------------------------------------------------------------------------------------

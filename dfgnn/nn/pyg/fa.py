@@ -70,7 +70,11 @@ class FAConv(FusedConv, torch_geometric.nn.FAConv):
         check_rows(self, "x", x)
         edge_index = for_upstream(edge_index)
         if is_batch(x):
-            return self._over_batch(x, x_0, edge_index, edge_weight, return_attention_weights)
+            if x_0.shape[:-2] != x.shape[:-2]:
+                batch = f"a batch as x, {list(x.shape[:-2])}"
+                raise wrong_argument(self, "x_0", batch, list(x_0.shape[:-2]))
+            more = edge_index, edge_weight, return_attention_weights
+            return over_batch(lambda x, x_0: self.forward(x, x_0, *more), x, x_0)
         if self.normalize:
             if edge_weight is not None:
                 raise wrong_argument(self, "edge_weight", "None in a layer with normalize=True", "a tensor")
@@ -91,21 +95,6 @@ class FAConv(FusedConv, torch_geometric.nn.FAConv):
             return out
         # A copy: the caller must not modify the cached edges.
         return out, (edge_index.clone() if self.normalize else edge_index, alpha)
-
-    def _over_batch(self, x: Tensor, x_0: Tensor, edge_index: Any, *more: Any) -> Any:
-        if x_0.shape[:-2] != x.shape[:-2]:
-            raise ValueError(f"x_0: expected a batch as x, {list(x.shape[:-2])}, got {list(x_0.shape[:-2])}")
-        if more[-1] is None:
-            return over_batch(lambda x, x_0: self.forward(x, x_0, edge_index, *more), x, x_0)
-        edges: Any = None
-
-        def call(x, x_0):
-            nonlocal edges
-            out, (edges, alpha) = self.forward(x, x_0, edge_index, *more)
-            return out, alpha
-
-        out, alpha = over_batch(call, x, x_0)
-        return out, (edges, alpha)
 
     def _is_sparse(self, edge_index: Any) -> bool:
         sparse = (

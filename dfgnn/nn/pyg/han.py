@@ -59,7 +59,8 @@ class HANConv(FusedConv, torch_geometric.nn.HANConv):
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
         if any(map(is_batch, x_dict.values())):
-            return self._over_batch(x_dict, edge_index_dict, return_semantic_attention_weights)
+            more = edge_index_dict, return_semantic_attention_weights
+            return over_batch(lambda xs: self.forward(xs, *more), x_dict)
         feats: dict[str, Tensor] = {}
         outs: dict[str, list[Tensor]] = {}
         for node_type, x in x_dict.items():
@@ -86,15 +87,3 @@ class HANConv(FusedConv, torch_geometric.nn.HANConv):
         if not return_semantic_attention_weights:
             return out_dict
         return out_dict, {node_type: weights for node_type, (_, weights) in found.items()}
-
-    def _over_batch(self, x_dict: dict[str, Tensor], edge_index_dict: dict, weighted: bool) -> Any:
-        ends = {dst for _, _, dst in edge_index_dict}
-
-        def call(xs):
-            return tuple(
-                {t: x for t, x in found.items() if t in ends}
-                for found in self.forward(xs, edge_index_dict, True)
-            )
-
-        outs, weights = ({t: found.get(t) for t in x_dict} for found in over_batch(call, x_dict))
-        return (outs, weights) if weighted else outs

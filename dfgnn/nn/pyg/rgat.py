@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ... import functional
 from ...engine.traced_graph import EdgeList
 from ...graph import Graph
+from ...runtime.transforms import any_batched
 from .._errors import wrong_argument
 from .._terms import is_plain
 from .._typed import Pairs
@@ -82,7 +83,8 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
         """
         x_src, x_dst = both_ends(self, x)
         if is_batch(x):
-            return self._over_batch(x, edge_index, edge_type, edge_attr, size, return_attention_weights)
+            more = edge_index, edge_type, edge_attr, size, return_attention_weights
+            return over_batch(lambda x: self.forward(x, *more), x)
         num_src, num_dst = sizes_of(self, edge_index, x_src, x_dst, size)
         edge_index = for_upstream(edge_index)
         edge_attr = self._edge_attributes(edge_index, edge_attr)
@@ -105,20 +107,9 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
             out = out + bias
         if not asked:
             return out
-        if isinstance(relations.graph, EdgeList):
+        if isinstance(relations.graph, EdgeList) or any_batched((alpha,)):
             return out, (edge_index, alpha)
         return out, attention_result(edge_index, alpha, relations.graph, False)
-
-    def _over_batch(self, x: Any, edge_index: Any, *more: Any) -> Any:
-        if more[-1] is None:
-            return over_batch(lambda x: self.forward(x, edge_index, *more), x)
-
-        def call(x):
-            out, (_, alpha) = self.forward(x, edge_index, *more)
-            return out, alpha
-
-        out, alpha = over_batch(call, x)
-        return out, (edge_index, alpha)
 
     def _edge_attributes(self, edge_index: Any, edge_attr: Tensor | None) -> Tensor | None:
         """``[E, edge_dim]`` or ``[1, edge_dim]``; from a sparse tensor's values where they are not given."""
