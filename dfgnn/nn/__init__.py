@@ -22,35 +22,19 @@ from .exphormer import ExphormerAttention
 from .graph_transformer import GraphTransformerConv, GraphTransformerLayer
 
 if TYPE_CHECKING:
-    from .dgl import (
-        AGNNConv,
-        DotGatConv,
-        EdgeGATConv,
-        EGATConv,
-        GATConv,
-        GATv2Conv,
-        GlobalAttentionPooling,
-        HGTConv,
-    )
+    from .dgl import *  # noqa: F403
 
 __all__ = [
-    "AGNNConv",
     "DGLError",
-    "DotGatConv",
-    "EGATConv",
-    "EdgeGATConv",
     "EdgeGraphTransformerConv",
     "EdgeGraphTransformerLayer",
     "ExphormerAttention",
     "FallbackWarning",
-    "GATConv",
-    "GATv2Conv",
-    "GlobalAttentionPooling",
     "GraphTransformerConv",
     "GraphTransformerLayer",
-    "HGTConv",
     "ZeroInDegreeError",
 ]
+__all__ += dgl.__all__
 
 
 def __getattr__(name: str):
