@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, library, nn
 
+from .. import functional
 from ..engine.traced_graph import TypedGraph
 from ..graph import Graph
 from ..graph.cache import once
@@ -34,12 +35,15 @@ class Pairs(NamedTuple):
 
     groups: list[Group] | None  # what makes the pairs' rows of the nodes'; None: there are all pairs
     num_pairs: int
+    lift: Graph | None = None  # from nodes to pairs: rows are gathered by it, and groups read gathered rows
 
     def matmul(self, x: Tensor, weight: Tensor) -> Tensor:
         """x[j] @ weight[t] of each pair (j, t). x: [N, H, D_in].  weight: [T, H, D_in, D_out].  Returns
         [num_pairs, H, D_out]."""
         if self.groups is None:
             return torch.matmul(x.transpose(0, 1), weight).transpose(1, 2).flatten(0, 1)
+        if self.lift is not None:
+            x = sum_of_sources(self.lift, x)
         return typed_matmul(x, weight, self.groups, self.num_pairs)
 
 
@@ -72,15 +76,28 @@ def groups_of(types: Tensor, num_types: int, name: str = "types") -> list[Group]
     return groups
 
 
-def pairs_of(node: Tensor, types: Tensor, num_nodes: int) -> tuple[Pairs, Tensor, Tensor]:
-    """The pairs (node, type) among the edges, whose ends and types these are, int64 ``[E]``; the pair of each
-    edge; and the node of each pair. Waits for the device."""
+def sum_of_sources(graph: Graph, x: Tensor) -> Tensor:
+    """``[num_dst, *]``, sums of x ``[num_src, *]`` over edges. The gradients' order is fixed, too."""
+    out = functional.spmm(graph, x.new_ones(graph.num_edges), x.flatten(1).unsqueeze(1))
+    return out.view(graph.num_dst, *x.shape[1:])
+
+
+def pairs_of(node: Tensor, types: Tensor, num_nodes: int, with_lift: bool = False) -> tuple[Pairs, Tensor]:
+    """The pairs (node, type) among the edges, whose ends and types these are, int64 ``[E]``, and the pair of
+    each edge. Waits for the device.
+
+    with_lift: the rows of all pairs are gathered at a time, which takes fewer launches than type by type, and
+    more memory.
+    """
     step = max(num_nodes, 1)
     pairs, position = torch.unique(types * step + node, return_inverse=True)
     present, counts = torch.unique_consecutive(pairs // step, return_counts=True)
     nodes = pairs % step
-    groups = [Group(t, nodes[at], at) for t, _, at in _groups(present.tolist(), counts.tolist(), None)]
-    return Pairs(groups, len(pairs)), position, nodes
+    groups = _groups(present.tolist(), counts.tolist(), None)
+    if not with_lift:
+        return Pairs([Group(t, nodes[at], at) for t, _, at in groups], len(pairs)), position
+    indptr = torch.arange(len(pairs) + 1, device=node.device)
+    return Pairs(groups, len(pairs), Graph.from_csr(indptr, nodes, num_nodes, validate=False)), position
 
 
 def relations_of(graph: Graph, etype: Tensor, num_types: int, name: str = "etype") -> Relations:
@@ -106,7 +123,7 @@ def _occurring_relations(graph: Graph, etype: Tensor, num_types: int, name: str)
     if graph not in cached:
         csr = graph.csr()
         types = (etype if csr.eids is None else etype[csr.eids]).to(torch.int64)
-        pairs, position, _ = pairs_of(csr.indices, types, graph.num_src)
+        pairs, position = pairs_of(csr.indices, types, graph.num_src)
         lifted = Graph.from_csr(csr.indptr, position, pairs.num_pairs, eids=csr.eids, validate=False)
         cached[graph] = Relations(lifted, pairs)
     relations = cached[graph]
@@ -202,11 +219,11 @@ class _TypedMatmul(Rule):
     def forward(self, x: Tensor, weight: Tensor) -> Tensor:
         out = x.new_empty(self.num_rows, weight.shape[1], weight.shape[3])
         for t, read, write in self.groups:
-            part = torch.matmul(_take(x, read).transpose(0, 1), weight[t]).transpose(0, 1)
+            part = _take(x, read).transpose(0, 1)
             if isinstance(write, slice):
-                out[write] = part
+                torch.bmm(part, weight[t], out=out[write].transpose(0, 1))
             else:
-                out.index_copy_(0, write, part)
+                out.index_copy_(0, write, torch.bmm(part, weight[t]).transpose(0, 1))
         return out
 
     def gradients(self, need, saved, grad):
@@ -215,18 +232,22 @@ class _TypedMatmul(Rule):
             _, pull = torch.func.vjp(lambda *ends: _plain_matmul(*ends, self.groups, len(grad)), x, weight)
             return tuple(g if n else None for g, n in zip(pull(grad), need))
         grad_x = torch.zeros_like(x) if need[0] else None
-        grad_weight = torch.zeros_like(weight) if need[1] else None
+        of_types: dict[int, Tensor] = {}
         for t, read, write in self.groups:
             part = _take(grad, write).transpose(0, 1)
-            if grad_weight is not None:
-                grad_weight[t] = _outer_sum(_take(x, read), part)
-            if grad_x is not None:
-                part = torch.matmul(part, weight[t].mT).transpose(0, 1)
-                if isinstance(read, slice):
-                    grad_x[read] += part
-                else:
-                    grad_x.index_add_(0, read, part.contiguous())  # as a strided source is slow
-        return grad_x, grad_weight
+            if need[1]:
+                of_types[t] = _outer_sum(_take(x, read), part)
+            if grad_x is None:
+                continue
+            if isinstance(read, slice):  # no other group reads these rows
+                torch.bmm(part, weight[t].mT, out=grad_x[read].transpose(0, 1))
+            else:
+                part = torch.bmm(part, weight[t].mT).transpose(0, 1)
+                grad_x.index_add_(0, read, part.contiguous())  # as a strided source is slow
+        if not need[1]:
+            return grad_x, None
+        none = torch.zeros_like(weight[0])
+        return grad_x, torch.stack([of_types.get(t, none) for t in range(len(weight))])
 
 
 _RUN = 1024  # rows of one product in _outer_sum

@@ -14,13 +14,12 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from ... import functional
 from ...engine.traced_graph import EdgeList, is_traced
 from ...graph import Graph
 from ...graph.cache import once, parts_of, state_of
 from ...sparse import csr as _csr
 from .._errors import wrong_argument
-from .._typed import Pairs, pairs_of
+from .._typed import Pairs, pairs_of, sum_of_sources
 
 # ---- relations between the same nodes, told apart by the type of an edge ---------------------------------
 
@@ -86,28 +85,23 @@ def _occurring_relations(
     def build() -> Relations:
         src, dst = _ends("RGATConv", edge_index, num_src, num_dst)
         relation = _checked_types(types, src, num_relations)
-        sources, src, _ = pairs_of(src, relation, num_src)
-        destinations, pair, node = pairs_of(dst, relation, num_dst)
-        ends, num_rows = (pair, destinations.num_pairs) if within else (dst, num_dst)
-        each = torch.arange(max(len(pair), len(node)) + 1, device=dst.device)
-        to_edges = Graph.from_csr(each[: len(pair) + 1], pair, len(node), validate=False)
-        to_nodes = Graph.from_coo(each[: len(node)], node, num_src=len(node), num_dst=num_dst, validate=False)
+        sources, src = pairs_of(src, relation, num_src, with_lift=True)
+        destinations, pair = pairs_of(dst, relation, num_dst, with_lift=True)
+        num_pairs, lift = destinations.num_pairs, cast(Graph, destinations.lift)
+        ends, num_rows = (pair, num_pairs) if within else (dst, num_dst)
+        indptr = torch.arange(len(pair) + 1, device=dst.device)
         return Relations(
             Graph.from_coo(src, ends, num_src=sources.num_pairs, num_dst=num_rows, validate=False),
             sources,
             destinations,
-            partial(_sum, to_edges) if per_edge else None,
-            partial(_sum, to_nodes),
+            partial(sum_of_sources, Graph.from_csr(indptr, pair, num_pairs, validate=False))
+            if per_edge
+            else None,
+            partial(sum_of_sources, lift.reverse()),
             torch.bincount(dst, minlength=num_dst),
         )
 
     return once(parts, key, build, more_state)
-
-
-def _sum(graph: Graph, x: Tensor) -> Tensor:
-    """Sums ``[num_dst, *]`` of x ``[num_src, *]`` over edges, whose gradients are summed in a fixed order."""
-    out = functional.spmm(graph, x.new_ones(graph.num_edges), x.flatten(1).unsqueeze(1))
-    return out.view(graph.num_dst, *x.shape[1:])
 
 
 def _all_relations(

@@ -147,7 +147,7 @@ def test_relations_are_kept_with_their_tensors():
     edge_type[0] = 5
     second = relations()
     assert second is not first
-    assert [len(group.read) for group in second.src.groups if group.type == 5] == [1]
+    assert [rows.stop - rows.start for kind, _, rows in second.src.groups if kind == 5] == [1]
     watched = weakref.ref(second.graph)
     del first, second
     assert watched() is not None
