@@ -90,13 +90,12 @@ def _occurring_relations(
         num_pairs, lift = destinations.num_pairs, cast(Graph, destinations.lift)
         ends, num_rows = (pair, num_pairs) if within else (dst, num_dst)
         indptr = torch.arange(len(pair) + 1, device=dst.device)
+        to_edges = Graph.from_csr(indptr, pair, num_pairs, validate=False)
         return Relations(
             Graph.from_coo(src, ends, num_src=sources.num_pairs, num_dst=num_rows, validate=False),
             sources,
             destinations,
-            partial(sum_of_sources, Graph.from_csr(indptr, pair, num_pairs, validate=False))
-            if per_edge
-            else None,
+            partial(sum_of_sources, to_edges) if per_edge else None,
             partial(sum_of_sources, lift.reverse()),
             torch.bincount(dst, minlength=num_dst),
         )

@@ -193,7 +193,7 @@ def test_pairs_instead_of_edges():
     pairs = torch.stack([etype, src]).unique(dim=1)
     assert relations.graph.num_src == pairs.shape[1] < g.num_edges() / 10
     assert torch.equal(relations.graph.edge_index[1], dst)
-    sources = torch.cat([group.read for group in relations.groups])
+    sources = torch.cat([group.read for group in relations.pairs.groups])
     assert torch.equal(sources, pairs[1])
     assert torch.equal(sources[relations.graph.edge_index[0]], src)
 
