@@ -4,13 +4,13 @@ Notation: j -> i is an edge from source j to destination i; H heads; softmax run
 function has a plain-PyTorch twin of the same name in :mod:`dfgnn.reference`.
 
 **Graphs.** The first argument is a :class:`dfgnn.Graph`. It may be a DGLGraph (DGL's, or that of
-:mod:`dfgnn.compat`) or an ``edge_index`` [2, E]: the graph is then made at the first call, kept as long as
+:mod:`dfgnn.compat`) or an ``edge_index`` [2, E]: the graph is then made at the first call, cached as long as
 that object lives, and made anew when the tensor was rewritten, as the layers do it. An ``edge_index`` does
 not say how many nodes there are; the rows of the tensors do, as each function's ``size`` states.
 
 **Batches on one graph.** All but :func:`edge_softmax` take B sets of features at a time: features of nodes
 with a dimension in front, ``[B, N, H, D]``, which the results have, too. The sets are further heads of one
-call, so that the graph is walked once. Other tensors have it, ``[B, N, H]`` or ``[B, E, H]`` say, or are
+call, so that the graph is read once. Other tensors have it, ``[B, N, H]`` or ``[B, E, H]`` say, or are
 alike for all sets; numbers of edges with a batch have three dimensions, and ``edge_attr``, ``edge_type`` and
 their projections are alike for all. (:func:`edge_softmax` takes any dimensions behind the edges.) Sets that
 lie behind the nodes, ``[N, B, H, D]``, are heads as they are: ``flatten(1, 2)``.

@@ -107,7 +107,7 @@ def gat_attention(
         edge_weight: w [E] or [E, H], same order and dtypes; multiplies after softmax and is not renormalised.
         edge_feat: e [E, H, D] in feat's dtype, same order; added to the value, as in EdgeGAT.
         out_bias: [H, D] in feat's dtype, added to every row of out: the bias of a layer, without a second
-            output that is kept for backward.
+            output that is saved for backward.
         dropout_p: probability of dropping an attention weight. The mask is a function (Philox) of a seed
             drawn from torch's generator of the device, the edge and the head; it is never stored.
         return_attention: also return w m softmax(s), [E, H] in feat's dtype and the given edge order.

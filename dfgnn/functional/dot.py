@@ -127,14 +127,14 @@ def dot_attention(
         edge_proj_value, edge_proj_bias_value: [H Dv, d] and [H Dv] or None, where e^v is another projection
             of x (QCNet, HiVT, SMART); edge_proj and edge_proj_bias are then the key's (None: 0).
         edge_type: int64 or int32 [E], same order, of edges of T kinds: e_ij = edge_table[edge_type_ij], for T
-            below D, and likewise folded. A tensor is read at its first use, and unit vectors [E, T] are kept
-            as long as it lives.
+            below D, and likewise folded. A tensor is read at its first use, and unit vectors [E, T] are
+            cached as long as it lives.
         edge_table: [T, H, D], same dtype.
         edge_bias, bias_after, edge_gate, edge_mask, edge_weight: as in :func:`gat_attention`.
         out_bias, dropout_p, return_attention, schedule, sink: likewise.
         key_at: "edges": key and value have a row per edge, [E, H, D] and [E, H, Dv] in the order of the
             edges, and the queries alone lie at nodes. Edge e then is its own source; the graph of that is
-            kept with the given one.
+            cached with the given one.
         size: (num_src, num_dst) of an ``edge_index``. None: as many as key and query have rows; with keys at
             edges as many destinations as query has, and no fewer sources.
 

@@ -79,7 +79,7 @@ def flex_attention(
             :func:`gat_attention`.
         score_fn: called as ``score_fn(q, k, e, *params)`` with the rows of n edges, q and k [n, H, ...] of
             the destinations and sources, e [n, ...] or None; returns their scores [n, H]. It sees the edges
-            in any number of pieces, none included. It may be compiled (``torch.compile(score_fn,
+            in any number of chunks, none included. It may be compiled (``torch.compile(score_fn,
             dynamic=True)``).
         query: [num_dst, H, ...]; float32, float64, float16 or bfloat16.
         key: [num_src, H, ...], same dtype.

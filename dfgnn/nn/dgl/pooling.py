@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ... import functional
 from ...graph import Graph
-from ...graph import cache as _kept
+from ...graph.cache import once
 from .._layer import FusedLayer
 
 
@@ -105,4 +105,4 @@ def _nodes_to_graphs(sizes: Tensor, num_nodes: int) -> Graph:
         nodes = torch.arange(num_nodes, device=sizes.device)
         return Graph.from_csr(indptr, nodes, len(nodes), validate=False)
 
-    return _kept.once((sizes,), ("nodes_to_graphs",), build)
+    return once((sizes,), ("nodes_to_graphs",), build)

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from ...engine.traced_graph import EdgeList, is_traced
 from ...graph import Graph, GraphPart
-from ...graph import cache as _kept
-from ...graph.cache import check_type
+from ...graph import cache
 from .._errors import wrong_argument
 
 
@@ -22,11 +21,11 @@ def graph_of(
     size: tuple[int, int] | None = None,
     self_loops: bool = False,
 ) -> tuple[Graph, Tensor | None]:
-    """`_kept.graph_of` with the sizes of a layer's features; while a compiler records the layer, an EdgeList
+    """`cache.graph_of` with the sizes of a layer's features; while a compiler records the layer, an EdgeList
     that represents the graph and has the map."""
     num_src, num_dst = sizes_of(layer, edge_index, x_src, x_dst, size)
     if type(edge_index) is Tensor and not torch.compiler.is_compiling():
-        found = _kept.known(edge_index, num_src, num_dst, self_loops)
+        found = cache.known(edge_index, num_src, num_dst, self_loops)
         if found is not None:
             return found
     if isinstance(edge_index, Graph) and not self_loops:
@@ -34,10 +33,10 @@ def graph_of(
     if isinstance(edge_index, GraphPart):
         return cast(Graph, edge_index.with_self_loops() if self_loops else edge_index), None
     if is_traced(edge_index):
-        if self_loops and edge_index.dtype in _kept.SMALL_DTYPES:
+        if self_loops and edge_index.dtype in cache.SMALL_DTYPES:
             edge_index = edge_index.to(torch.int64)
         return cast(Graph, EdgeList(edge_index, num_src, num_dst, self_loops)), None
-    return _kept.graph_of(edge_index, num_src, num_dst, self_loops, type(layer).__name__)
+    return cache.graph_of(edge_index, num_src, num_dst, self_loops, type(layer).__name__)
 
 
 def for_upstream(edge_index: Any) -> Any:
@@ -56,7 +55,7 @@ def declared_sizes(
             num_src, num_dst = edge_index.sparse_size()
             return num_src, num_dst
         return (None, None) if size is None else (size[0], size[1])
-    check_type(edge_index, where)
+    cache.check_type(edge_index, where)
     return edge_index.size(1), edge_index.size(0)
 
 

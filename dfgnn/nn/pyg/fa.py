@@ -13,7 +13,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from ... import functional
 from ...engine.edge_rows import rows_of_destinations, rows_of_sources
 from ...graph import Graph
-from ...graph import cache as _kept
+from ...graph.cache import once, parts_of
 from .._errors import wrong_argument
 from .._fallback import warn
 from ._base import LIBRARY, FusedConv, check_rows, is_batch, over_batch
@@ -111,7 +111,7 @@ class FAConv(FusedConv, torch_geometric.nn.FAConv):
         cached: Any = vars(self)["_cached_edge_index"]
         if cached is not None:
             return cached
-        (edge_index,) = _kept.parts_of(edge_index)
+        (edge_index,) = parts_of(edge_index)
 
         def build() -> tuple[Tensor, Tensor]:
             edges, weight = gcn_norm(
@@ -120,7 +120,7 @@ class FAConv(FusedConv, torch_geometric.nn.FAConv):
             return (edges.clone() if edges is edge_index else edges), weight
 
         key = "gcn_norm", len(x), self.add_self_loops, x.dtype
-        found = _kept.once(_kept.parts_of(edge_index), key, build)
+        found = once(parts_of(edge_index), key, build)
         if self.cached:
             self._cached_edge_index = found
         return found
