@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ...engine.traced_graph import EdgeList, is_traced
-from ...graph import Graph, GraphPart
-from ...graph import cache
+from ...graph import Graph, GraphPart, cache
 from .._errors import wrong_argument
 
 

@@ -22,7 +22,7 @@ from ...runtime.arguments import (
     Numbers,
     Tensors,
 )
-from .node import FusedLayer
+from .node import LayerFunction
 from .padding import cut_columns, padding_of
 from .projections import EDGE, KEY, QUERY, SKIP, VALUE, Projections, projections_of
 from .spec import LayerSpec, LayerTensors, spelled
@@ -254,4 +254,4 @@ def attention_layer(spec: LayerSpec, graph: Graph, t: LayerTensors, dtype: torch
         _Additive if additive else _Attention,
         (graph, handle, spec.score, heads, _new(Numbers, numbers), projections, dtype, is_out, train),
     )
-    return FusedLayer.at_once(call, *t) if train else _ops.call(call.forward, t)[0]
+    return LayerFunction.at_once(call, *t) if train else _ops.call(call.forward, t)[0]

@@ -17,7 +17,7 @@ from ...engine.edge_rows import of_graph, rows_of_destinations, rows_of_sources,
 from ...graph import Graph
 from ...runtime import ops as _ops
 from ...runtime import torch_internals as internals
-from .node import FusedLayer
+from .node import LayerFunction
 from .padding import constant
 from .spec import LayerSpec, LayerTensors, spelled
 
@@ -38,7 +38,7 @@ def why_not(graph: Graph, t: LayerTensors) -> str | None:
     return None if graph.num_src == graph.num_dst else "sources and destinations differ"
 
 
-class _Edges(NamedTuple):
+class _GraphOfGates(NamedTuple):
     """What is derived from a graph, once."""
 
     inverse: Tensor  # [N, 1]: 1 over the number of edges into a node; 1 where there are none
@@ -48,8 +48,8 @@ class _Edges(NamedTuple):
     out_of: tuple[Any, ...]
 
 
-def _edges(graph: Graph, width: int, dtype: torch.dtype, by_heads: bool) -> _Edges:
-    def make(graph: Graph) -> _Edges:
+def _edges(graph: Graph, width: int, dtype: torch.dtype, by_heads: bool) -> _GraphOfGates:
+    def make(graph: Graph) -> _GraphOfGates:
         inverse = graph.in_degrees().clamp(min=1).to(dtype).reciprocal().unsqueeze(1)
         if by_heads:
             like = torch.empty(0, width, _SLOTS, dtype=dtype, device=graph.device)
@@ -57,7 +57,7 @@ def _edges(graph: Graph, width: int, dtype: torch.dtype, by_heads: bool) -> _Edg
         else:
             into, out_of = (_sum_args(graph, width, dtype, reverse) for reverse in (False, True))
         src, dst = graph.edge_index
-        return _Edges(inverse, src, dst, into, out_of)
+        return _GraphOfGates(inverse, src, dst, into, out_of)
 
     return of_graph(graph, ("gated", width, dtype, by_heads), make)
 
@@ -101,7 +101,7 @@ class _Gated(NamedTuple):
     mean: bool
     by_heads: bool
 
-    def edges(self, t: LayerTensors) -> _Edges:
+    def edges(self, t: LayerTensors) -> _GraphOfGates:
         return _edges(self.graph, len(t.value_weight), t.x.dtype, self.by_heads)
 
     def forward(self, tensors):
@@ -209,4 +209,4 @@ def gated_layer(spec: LayerSpec, graph: Graph, t: LayerTensors) -> Tensor:
     """[N, C] of checked tensors (`eligible`, `why_not`)."""
     train = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in t)
     call = _Gated(graph, spec.mean, _by_heads(t.x))
-    return FusedLayer.at_once(call, *t) if train else _ops.call(call.forward, t)[0]
+    return LayerFunction.at_once(call, *t) if train else _ops.call(call.forward, t)[0]

@@ -21,11 +21,11 @@ from torch import Tensor
 from ...runtime import ops as _ops
 from ...runtime.eager import EagerFunction, called_directly, retains_graph, top_hooks
 
-__all__ = ["FusedLayer"]
+__all__ = ["LayerFunction"]
 
 
 @called_directly
-class FusedLayer(EagerFunction):
+class LayerFunction(EagerFunction):
     @staticmethod
     def forward(ctx, call, *tensors):
         result, made, out = _ops.call(call.forward, tensors)

@@ -16,7 +16,7 @@ from ...graph import Graph
 from ...runtime import ops as _ops
 from ...runtime.arguments import NEED_BIAS, Numbers, Tensors
 from .eligible import can_fuse
-from .node import FusedLayer
+from .node import LayerFunction
 from .padding import cut_columns, cut_rows, pad_columns, pad_rows, padding_of
 
 __all__ = ["TypedSpec", "typed_attention", "typed_layer"]
@@ -33,7 +33,7 @@ class TypedSpec(NamedTuple):
     clamp: float | None
 
 
-class _Edges(NamedTuple):
+class _GraphOfTypes(NamedTuple):
     """What is derived from a graph, once."""
 
     forward: tuple[Any, ...]  # the arguments of products, and those over sources
@@ -41,14 +41,14 @@ class _Edges(NamedTuple):
     ends: Tensor  # 0 [T N, H]: nothing is added to the scores, which enter as a bias
 
 
-def _edges(graph: Graph, keys: Tensor) -> _Edges:
+def _edges(graph: Graph, keys: Tensor) -> _GraphOfTypes:
     """keys: [T N, H, D]."""
     heads, dtype = keys.shape[1], keys.dtype
 
-    def make(graph: Graph) -> _Edges:
+    def make(graph: Graph) -> _GraphOfTypes:
         ends = torch.zeros(graph.num_src, heads, dtype=_ops.acc_type(dtype), device=graph.device)
         forward, reverse = (_ops.product_args(graph, keys, end) for end in (False, True))
-        return _Edges(forward, reverse, ends)
+        return _GraphOfTypes(forward, reverse, ends)
 
     return of_graph(graph, ("typed", heads, keys.shape[2], dtype), make)
 
@@ -144,7 +144,7 @@ def typed_layer(spec: TypedSpec, x: Tensor, weight: Tensor, factor: Tensor) -> T
     train = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
     handle = graph._planner.handle(heads, size + padding, x.dtype, "gat", "auto", True, train)
     call = _Typed(spec, handle, heads, size, padding)
-    return FusedLayer.at_once(call, *tensors) if train else _ops.call(call.forward, tensors)[0]
+    return LayerFunction.at_once(call, *tensors) if train else _ops.call(call.forward, tensors)[0]
 
 
 def typed_attention(spec: TypedSpec, projected: Tensor, factor: Tensor) -> Tensor:
