@@ -131,7 +131,8 @@ def check(spec, call, transform="eager", device="cpu"):
 def _luck_of_large_scores(call, leaves):
     """What rounding a score of this size to the type of the softmax makes of a weight, at most: by luck it
     makes much less of those of plain PyTorch, whose error is then no measure."""
-    large = [leaves[name].detach().abs() for name, kind in call.special if kind in ("shift up", "shift down")]
+    kinds = ("shift up", "shift down", "one value")
+    large = [leaves[name].detach().abs() for name, kind in call.special if kind in kinds]
     unit = 2.0**-53 if call.dtype == torch.float64 else 2.0**-24
     return max((unit * x.max().item() for x in large if x.numel()), default=0.0)
 
