@@ -27,7 +27,7 @@ def will_say(store: Any = None) -> None:
     fork of it (a DataLoader's worker) is no rank and must not write."""
     global _registered_by, _last
     if store is not None:
-        # For a process that fails and then destroys its group. Not on rank 0, which may run the store itself.
+        # For a process that destroys its group before it ends. Not on rank 0, which may run the store itself.
         _last = (store, dist.get_rank()) if dist.get_rank() else None
     if _registered_by != os.getpid():
         _registered_by = os.getpid()
@@ -57,14 +57,25 @@ def _say() -> None:
     with suppress(RuntimeError, ValueError):  # the store is gone
         if dist.is_initialized():
             last = default_store(), dist.get_rank()
-        elif error is None:  # it has destroyed its group without an error: a normal end
+        elif last is None or not _is_served(last[0]):  # all have ended
             return
-        if last is not None:
-            store, rank = last
-            why = "" if error is None else f": {type(error).__name__}: {str(error)[:200]}"
-            who = f"({socket.gethostname()}, process {os.getpid()})"
-            place = store.add(_KEY, 1)
-            store.set(f"{_KEY}/{rank}", f"{place:09d} {who} has ended{why}")
+        store, rank = last
+        why = "" if error is None else f": {type(error).__name__}: {str(error)[:200]}"
+        who = f"({socket.gethostname()}, process {os.getpid()})"
+        place = store.add(_KEY, 1)
+        store.set(f"{_KEY}/{rank}", f"{place:09d} {who} has ended{why}")
+
+
+def _is_served(store: Any) -> bool:
+    """Whether there is still a server where the store is: after a request to none PyTorch prints a trace."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    if isinstance(store, dist.TCPStore):
+        try:
+            socket.create_connection((store.host, store.port), timeout=1).close()
+        except OSError:
+            return False
+    return True
 
 
 will_say()

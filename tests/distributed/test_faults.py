@@ -184,42 +184,57 @@ dist.init_process_group("gloo")
 edge_index = torch.tensor([[0, 1, 2], [1, 2, 0]])
 try:
     DistributedGraph.from_edge_index(edge_index, 3)
-    if dist.get_rank() == 1:
+    if dist.get_rank() == 1 and sys.argv[1] != "ends":
         raise KeyError("its data")
-    DistributedGraph.from_edge_index(edge_index, 3)
-finally:
+    if sys.argv[1] != "ends":
+        DistributedGraph.from_edge_index(edge_index, 3)
+except KeyError:
+    if sys.argv[1] == "fails":
+        raise
     dist.destroy_process_group()
+    sys.exit(3)
+finally:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 """
 
 
-def test_a_rank_that_ends_is_named():
-    import multiprocessing as mp
-
-    store = new_store()
+def _programs(how):
+    """Two processes that run PROGRAM."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     names = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-    begun = time.monotonic()
-    programs = [
-        subprocess.Popen([sys.executable, "-c", PROGRAM], env={**os.environ, **names, "RANK": str(rank)},
+    return [
+        subprocess.Popen([sys.executable, "-c", PROGRAM, how], env={**os.environ, **names, "RANK": str(rank)},
                          stderr=subprocess.PIPE, text=True) for rank in range(2)
     ]  # fmt: skip
+
+
+def test_a_rank_that_ends_is_named():
+    """After an error, or one that it caught, too; and who ends when the others do says nothing."""
+    import multiprocessing as mp
+
+    store = new_store()
+    programs = [program for how in ("fails", "catches", "ends") for program in _programs(how)]
     ours, theirs = zip(*(mp.Pipe(duplex=False) for _ in range(SIZE)))
     processes = [start(_ends, rank, SIZE, store.port, theirs[rank]) for rank in range(SIZE)]
     try:
         for rank in (0, 2):
             for _ in range(2):
-                assert ours[rank].poll(45)
+                assert ours[rank].poll(120)
                 kind, text, seconds = ours[rank].recv()
                 assert kind is DeadRankError and "rank 1 (" in text and "has ended" in text, text
                 assert seconds < 15
-        said = [program.communicate(timeout=45)[1] for program in programs]
+        said = [program.communicate(timeout=120)[1] for program in programs]
     finally:
         for process in (*processes, *programs):
             process.kill()
-    assert "DeadRankError: rank 1 (" in said[0] and "has ended: KeyError: 'its data'\n" in said[0], said[0]
-    assert time.monotonic() - begun < 50
+    failed, caught = said[0], said[2]
+    assert "DeadRankError: rank 1 (" in failed and "has ended: KeyError: 'its data'\n" in failed, failed
+    assert "DeadRankError: rank 1 (" in caught and "has ended\n" in caught, caught
+    assert programs[3].returncode == 3 and "KeyError" not in said[3], said[3]
+    assert [p.returncode for p in programs[4:]] == [0, 0] and "c10d" not in said[4] + said[5], said[4:]
 
 
 # ---- parts on disk ---------------------------------------------------------------------------------------
