@@ -24,23 +24,27 @@ CASES = (
 )
 
 
-def errors_of(program, name, case, dtype, device):
+def errors_of(program, name, case, dtype, device, seeds=1):
     """plain, and the others by name."""
     if case not in program.cases_of(name):
         pytest.skip("of dot alone")
-    errors = program.measure(name, case, dtype, device)
+    errors = program.measure(name, case, dtype, device, range(seeds))
     return errors.pop("plain"), errors
 
 
 @covered(case=CASES, dtype=[torch.float32, torch.bfloat16], name=["GAT", "GATv2", "dot"])
 def test_at_most_the_error_of_plain_operations(program, device, name, dtype, case):
-    """Of 15 layers, twice that. In float32 what is no sum over a row comes out even, up to chance: GAT's
-    delta, and on a GPU GATv2's gradient of attn, which is joined of two passes."""
-    plain, errors = errors_of(program, name, case, dtype, device)
+    """Of 15 layers, twice that; and in float32, where it is no sum over a row: GAT's delta, and on a GPU
+    GATv2's gradient of attn, which is joined of two passes.
+
+    In float32 errors are a few roundings, on either side: over 320 seeds of GATv2 with dropout the ratio of
+    the GPU's to plain PyTorch's has a median of 1.33 and reaches 2.50. Their root mean squares over eight
+    seeds have ratios of 1.11 to 1.62; over sixteen, 2 is far beyond chance (docs/numerics.md).
+    """
     even = dtype == torch.float32 and (name == "GAT" or (name == "GATv2" and device == "cuda"))
+    seeds = 16 if even and case != "15 layers" else 1
+    plain, errors = errors_of(program, name, case, dtype, device, seeds)
     bound = 2 if case == "15 layers" or even else 1.1
-    if even and case == "dropout 0.5":
-        bound = 2.5  # GATv2 on a GPU: 1.6 to 2.2 were seen
     assert 0 < plain < 10 and errors
     for schedule, error in errors.items():
         assert error <= bound * plain, schedule
