@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-MODULES = ("molecules", "weather", "traffic", "typed", "citation")
+MODULES = ("molecules", "weather", "traffic", "typed", "citation", "untuned")
 
 
 @dataclass(frozen=True)

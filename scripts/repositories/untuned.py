@@ -1,0 +1,167 @@
+"""Repositories that were picked after dfgnn was written, so that nothing in it was made for them."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+import torch.nn.functional as F
+
+from . import absent, put_on_path, random_edges, repository, without_dropout, without_init
+
+
+def _molecules(count: int, atoms: int, bonds: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Edges [2, 2 · bonds · count] of a batch of graphs, in both directions, and the graph of each node."""
+    edges = torch.cat([random_edges(atoms, atoms, bonds) + atoms * k for k in range(count)], 1)
+    return torch.cat([edges, edges.flip(0)], 1), torch.arange(count).repeat_interleave(atoms)
+
+
+@repository(
+    "GraphDTA",
+    "thinng/GraphDTA",
+    "GATNet, GATConv of 10 heads of 78 and of 1 of 128; batch of 128 molecules of 34 atoms, and proteins",
+)
+def graph_dta(root: Path):
+    put_on_path(root)
+    model = importlib.import_module("models.gat").GATNet(dropout=0.0).eval()  # of functional dropout, too
+    edges, batch = _molecules(128, 34, 37)
+    data = SimpleNamespace(x=torch.rand(128 * 34, 78), edge_index=edges, batch=batch)
+    data.target, affinity = torch.randint(26, (128, 1000)), torch.rand(128, 1)
+    return model, lambda: F.mse_loss(model(data), affinity)
+
+
+@repository(
+    "GraphMVP",
+    "chao1224/GraphMVP",
+    "GNN of its GATConv, 5 layers, 2 heads of 300, bond embeddings; batch of 128 molecules of 25 atoms",
+    needs=("torch_scatter",),
+)
+def graph_mvp(root: Path):
+    put_on_path(root / "src_classification")
+    without_init(root / "src_classification", "models")
+    model = importlib.import_module("models.molecule_gnn_model").GNN(5, 300, gnn_type="gat")
+    edges, _ = _molecules(128, 25, 27)
+    n, e = 128 * 25, edges.shape[1]
+    x = torch.stack([torch.randint(119, (n,)), torch.randint(3, (n,))], 1)
+    attr = torch.stack([torch.randint(4, (e,)), torch.randint(3, (e,))], 1)
+    target = torch.randn(n, 300)
+    return model, lambda: (model(x, edges, attr) - target).square().mean()
+
+
+def _antifraud(root: Path):
+    put_on_path(root)
+    without_init(root, "methods", "methods.gtan")
+    dgl = importlib.import_module("dgl")
+    module = importlib.import_module("methods.gtan.gtan_model")
+    model = module.GraphAttnModel(
+        in_feats=126, hidden_dim=64, n_layers=2, n_classes=2, heads=[4, 4], activation=torch.nn.PReLU(),
+        n2v_feat=False, drop=[0.0, 0.0],
+    )  # fmt: skip
+    counts, roots = (12_000, 2000, 128), 128  # sources of each block, then the seeds
+    x, marks = torch.randn(counts[0], 126), torch.randint(3, (counts[0],))
+    labels = torch.randint(2, (roots,))
+
+    def loss():
+        blocks = []
+        for src, dst in itertools.pairwise(counts):
+            heads = torch.arange(dst).repeat_interleave(12)
+            ends = torch.cat([torch.arange(dst), torch.randint(src, (len(heads),))])
+            blocks.append(dgl.create_block((ends, torch.cat([torch.arange(dst), heads])), src, dst))
+        return F.cross_entropy(model(blocks, x, marks), labels)
+
+    return model, loss
+
+
+_GTAN = "GTAN, 2 layers, 4 heads of 64; two new sampled blocks of 26,000 and 1,664 edges per step"
+_FRAUD = "AI4Risk/antifraud"
+repository("antifraud", _FRAUD, _GTAN)(_antifraud)
+repository("antifraud without DGL", _FRAUD, _GTAN, options=("--as-dgl", "--force"))(_antifraud)
+
+
+def _benchmarking(root: Path):
+    put_on_path(root)
+    without_init(root, "nets", "nets.SBMs_node_classification", "layers")
+    dgl = importlib.import_module("dgl")
+    network = importlib.import_module("nets.SBMs_node_classification.gat_net").GATNet
+    model = network({
+        "in_dim": 3, "hidden_dim": 19, "out_dim": 152, "n_classes": 2, "n_heads": 8, "in_feat_dropout": 0.0,
+        "dropout": 0.0, "L": 4, "readout": "mean", "batch_norm": True, "residual": True, "device": "cpu",
+    })  # fmt: skip
+    n, e = 117, 4750  # PATTERN's mean graph
+    graphs = [dgl.graph(tuple(random_edges(n, n, e)), num_nodes=n) for _ in range(16)]
+    kinds, labels = torch.randint(3, (16 * n,)), torch.randint(2, (16 * n,))
+
+    def loss():
+        return model.loss(model(dgl.batch(graphs), kinds, None), labels)
+
+    return model, loss
+
+
+_SBM = "GAT, 4 layers, 8 heads of 19; batch of 16 graphs of 117 nodes and 4,750 edges (PATTERN)"
+_BENCHMARKING = "graphdeeplearning/benchmarking-gnns"
+repository("benchmarking-gnns", _BENCHMARKING, _SBM)(_benchmarking)
+repository("benchmarking-gnns without DGL", _BENCHMARKING, _SBM, options=("--as-dgl", "--force"))(
+    _benchmarking
+)
+
+
+@repository(
+    "DySAT",
+    "FeiGSSS/DySAT_pytorch",
+    "DySAT, structural attention of 16 heads of 8 over 8 snapshots of 2,000 nodes and 12,000 edges",
+    needs=("torch_scatter",),
+)
+def dysat(root: Path):
+    put_on_path(root)
+    without_init(root, "models")
+    absent("utils", "utils.utilities")
+    data = importlib.import_module("torch_geometric.data").Data
+    settings = SimpleNamespace(
+        window=-1, structural_head_config="16", structural_layer_config="128", temporal_head_config="16",
+        temporal_layer_config="128", spatial_drop=0.0, temporal_drop=0.0, residual=True,
+    )  # fmt: skip
+    model = importlib.import_module("models.model").DySAT(settings, 143, 8)
+    n, e = 2000, 12_000
+    edges = [random_edges(n, n, e) for _ in range(8)]
+    x, target = torch.randn(n, 143), torch.randn(n, 8, 128)
+
+    def loss():
+        graphs = [data(x=x, edge_index=pairs, edge_weight=torch.ones(e)) for pairs in edges]
+        return (model(graphs) - target).square().mean()
+
+    return model, loss
+
+
+@repository(
+    "Polynormer",
+    "cornell-zhang/Polynormer",
+    "Polynormer, 3 GATConv of 8 heads of 32, then its global attention; 12,000 nodes, 93,000 edges",
+)
+def polynormer(root: Path):
+    put_on_path(root)
+    model = importlib.import_module("model").Polynormer(
+        300, 32, 5, local_layers=3, global_layers=1, in_dropout=0.0, dropout=0.0, global_dropout=0.0, heads=8
+    )
+    model._global = True  # as after its warm-up
+    n = 12_000
+    x, edges, labels = torch.randn(n, 300), random_edges(n, n, 93_000), torch.randint(5, (n,))
+    return model, lambda: F.cross_entropy(model(x, edges), labels)
+
+
+@repository(
+    "G-Retriever",
+    "XiaoxinHe/G-Retriever",
+    "GraphTransformer, 4 TransformerConv of 4 heads of 256, edges of 1,024; a batch of 8 graphs of 20 nodes",
+)
+def g_retriever(root: Path):
+    put_on_path(root)
+    without_init(root, "src", "src.model")
+    network = importlib.import_module("src.model.gnn").GraphTransformer
+    model = without_dropout(network(1024, 1024, 1024, 4, 0.0, num_heads=4))
+    edges, _ = _molecules(8, 20, 20)
+    n, e = 160, edges.shape[1]
+    x, attr, target = torch.randn(n, 1024), torch.randn(e, 1024), torch.randn(n, 1024)
+    return model, lambda: (model(x, edges, attr)[0] - target).square().mean()
