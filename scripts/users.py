@@ -244,13 +244,12 @@ def environment() -> dict[str, Any]:
     return of_device(torch.device("cpu"), None)
 
 
-def write(path: Path, rows: list[dict[str, Any]], args: argparse.Namespace) -> None:
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
     """These rows, and those of other cases that the file has."""
     before = json.loads(path.read_text())["rows"] if path.exists() else []
     by_case = {row["case"]: row for row in [*before, *rows]}
     result = {
         "environment": environment(),
-        "options": {name: getattr(args, name) for name in ("steps", "rounds", "seconds")},
         "rows": [by_case[name] for name in repositories.all_repositories() if name in by_case],
     }
     path.write_text(json.dumps(result, indent=1) + "\n")
@@ -285,7 +284,7 @@ def run(args: argparse.Namespace) -> int:
             continue
         print(table(rows[-1:]).splitlines()[-1], flush=True)
         if args.json:
-            write(args.json, rows, args)
+            write(args.json, rows)
     for row in rows:
         reason = wrong(row)
         if reason:
