@@ -27,6 +27,8 @@ PROGRAMS = {
     "dgl_sparse": ["--nodes", "40", "--neighbours", "5", "--hidden", "8", "--heads", "2", "--repeats", "1"],
     "cookbook": ["--nodes", "50", "--edges", "300", "--rounds", "1"],
     "forces": ["--graphs", "1", "--layers", "transformer", "--heads", "2x4", "--repeats", "1"],
+    "two_checkouts": [str(ROOT), str(ROOT), "--graphs", "cora~", "--heads", "2x4", "--rounds", "1",
+                      "--seconds", "0.01", "--device", "cpu"],
     "scaling": ["--graphs", "cora~", "--parts", "2", "--methods", "random", "contiguous"],
     "weather_mesh": ["--refinement", "1", "--grid", "60", "--heads", "2", "--head-dim", "8",
                      "--dtypes", "float32", "--budget", "0.001", "--layers"],
