@@ -4,7 +4,7 @@
 ``operators``        the operators, called by records and graphs
 ``paths``            the ways to carry out a call, in the order in which they are asked
 ``autograd``         attention with its gradients, ``sink`` a sink, ``second_order`` second derivatives
-``plain``            attention in plain operations, for third derivatives, torch.func and forward mode
+``plain``            attention in plain operations, for third derivatives and forward mode
 ``products``         products over the edges without a softmax
 ``edge_projection``  terms of the edges in key and value, ``edge_arguments`` the arguments that give them,
                      ``edge_terms`` their products with rows of nodes, ``edge_rows`` rows of the edges' ends

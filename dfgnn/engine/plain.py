@@ -1,7 +1,7 @@
 """The operators in plain tensor operations, with E x H x D temporaries, and the derivatives that take them.
 
-The kernels give an attention and its first and second derivatives. Third ones, second ones under torch.func,
-and forward mode go through here: torch differentiates these any number of times, in either mode.
+The kernels give an attention and its first and second derivatives. Third ones, second ones that vmap runs
+over, and forward mode go through here: torch differentiates these any number of times, in either mode.
 """
 
 from __future__ import annotations

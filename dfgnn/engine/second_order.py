@@ -1,13 +1,12 @@
 """The backward of the backward of attention, without tensors of E x H x D beside its arguments and results.
 
-docs/internals/second_derivatives.md derives the formulas. On CPUs one operator computes all of it
-(csrc/cpu/kernels/second_order.cpp), on GPUs products along edges (`second_products`). Third derivatives and
-forward mode are plain operations (`plain`), and so are second ones under torch.func on GPUs.
+docs/internals/second_derivatives.md derives the formulas. One operator computes all of it
+(csrc/cpu/kernels/second_order.cpp, csrc/cuda/second_order). Third derivatives and forward mode are plain
+operations (`plain`).
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 from typing import Any
 
@@ -19,12 +18,9 @@ from ..runtime import ops as _ops
 from ..runtime import transforms
 from ..runtime.arguments import NEED_BIAS, NEED_FEAT, NEED_GATE, NEED_WEIGHT, SCORES, Numbers, Tensors
 from ..runtime.eager import transformed
-from . import operators, plain, second_products
+from . import operators, plain
 
 Gradients = dict[str, Tensor]
-
-#: Whether GPUs take the operator, too. Its CUDA kernels have not run on a GPU yet.
-ON_GPUS = os.environ.get("DFGNN_SECOND_ORDER_ON_GPUS", "") == "1"
 
 _PRIMALS = "grad_out", "grad_attention", *Tensors._fields
 _RESULTS = "grad_out", "grad_attention", *plain.GRADIENTS.values()
@@ -54,8 +50,7 @@ def backward_of_backward(
     tensors = [x for x in (*primals.values(), *grads.values()) if isinstance(x, Tensor)]
     ends, call = plain.ends_of(graph), _Call(graph, score, numbers, wanted)  # refuses a fixed capacity
     recorded = torch.is_grad_enabled() and any(x.requires_grad for x in tensors) or transformed(*tensors)
-    fused = type(graph) is Graph and (has_operator(primals["value"]) or not recorded)
-    if not fused:
+    if type(graph) is not Graph:
         return plain.backward_of_backward(ends, score, numbers, primals, grads)
     if not _cotangents(primals, grads):
         return {}
@@ -64,11 +59,6 @@ def backward_of_backward(
     of = (grads.get(name) for name in plain.GRADIENTS)
     results = _SecondOrder.apply(call, stats, *(primals[name] for name in _PRIMALS), *of)
     return {name: x for name, x in zip(_RESULTS, results) if x.dim() > 0}
-
-
-def has_operator(x: Tensor) -> bool:
-    """Whether one operator computes it all."""
-    return x.device.type == "cpu" or ON_GPUS
 
 
 def _cotangents(primals: dict[str, Any], grads: dict[str, Tensor | None]) -> dict[str, Tensor]:
@@ -92,10 +82,7 @@ class _Call:
     def run(self, primals: dict[str, Any], grads: dict[str, Tensor | None], stats: Tensor) -> Gradients:
         given = _cotangents(primals, grads)
         with torch.no_grad(), transforms.untransformed():
-            if has_operator(primals["value"]):
-                found = self._by_operator(primals, given, stats)
-            else:
-                found = second_products.gradients(self.graph, self.score, self.numbers, primals, given, stats)
+            found = self._by_operator(primals, given, stats)
             return {name: _like(primals[name], x) for name, x in found.items()}
 
     def _by_operator(self, primals: dict[str, Any], given: dict[str, Tensor], stats: Tensor) -> Gradients:

@@ -124,10 +124,10 @@ def gat_attention(
         out [num_dst, H, D], or (out, attention).
 
     Differentiable in every floating-point tensor, any number of times and in forward mode; under torch.func's
-    transforms, too. Third derivatives, second ones under torch.func, and forward mode are plain tensor
-    operations, with temporaries of E x H x D; all else is fused. The results may be modified in place.
+    transforms, too. Third derivatives, second ones that vmap runs over, and forward mode are plain
+    tensor operations, with temporaries of E x H x D; all else is fused. The results may be modified in place.
     Deterministic: equal inputs give bitwise equal results, whatever ``torch.use_deterministic_algorithms``
-    says (but second derivatives and forward mode on CUDA, which follow it). Memory beyond inputs, outputs and
+    says (but third derivatives and forward mode on CUDA, which follow it). Memory beyond inputs, outputs and
     gradients is O(N H D); edge-sized tensors exist only where one is passed in or asked for (edge_gate, and a
     loss over the returned attention, take one [E, H] more in backward).
 

@@ -8,7 +8,6 @@ from graphs import GRAPHS, make_graph, tiny_graph
 
 from dfgnn import functional, reference
 from dfgnn.bench.measure import peak_extra
-from dfgnn.engine import second_order, second_products
 
 OPTIONS = {
     "plain": {},
@@ -23,12 +22,6 @@ MORE_OPTIONS = {
 HARD = [name for name in GRAPHS if name not in ("power_law", "complete")]
 
 LIMITS = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 0.03, torch.bfloat16: 0.1}
-
-
-@pytest.fixture(params=["operator", "products"])
-def way(request, device, monkeypatch):
-    """By the operator, and by products along edges."""
-    monkeypatch.setattr(second_order, "has_operator", lambda x: request.param == "operator")
 
 
 @covered(return_attention=[False, True], options=OPTIONS, score=SCORES)
@@ -91,7 +84,7 @@ def test_third_derivative(device):
 
 @pytest.mark.parametrize("score", SCORES)
 def test_grad_of_grad(device, score):
-    """By torch.func, beside plain operations; on CPUs without their tensors of E x H x D."""
+    """By torch.func, beside plain operations, without their tensors of E x H x D."""
     graph = make_graph("complete", device)
     inputs = make_inputs(score, graph, 2, 64, torch.float64)
     name, x = next(iter(inputs.items()))
@@ -103,11 +96,9 @@ def test_grad_of_grad(device, score):
         return torch.func.grad(lambda x: torch.func.grad(loss)(x).square().sum())(x)
 
     torch.testing.assert_close(second(functional), second(reference))
-    if device == "cpu":
-        ours, plain = (
-            peak_extra(lambda m=m: second(m), 0, torch.device("cpu")) for m in (functional, reference)
-        )
-        assert ours < plain / 4
+    on = torch.device(device)
+    ours, plain = (peak_extra(lambda m=m: second(m), 0, on) for m in (functional, reference))
+    assert ours < plain / 4
 
 
 @pytest.mark.parametrize("score", SCORES)
@@ -181,7 +172,6 @@ def test_forces(device, kind):
     torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("hard", HARD)
 @pytest.mark.parametrize("score", SCORES)
 def test_hard_graphs(device, score, hard):
@@ -229,7 +219,6 @@ def test_same_every_time(device, score):
     assert all(torch.equal(x, y) for x, y in zip(one, two))
 
 
-@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("sizes", [(8, 8), (5, 3), (3, 16)], ids=str)
 @pytest.mark.parametrize("where", ["key", "value", "both"])
 def test_features_of_edges(device, where, sizes):
@@ -259,8 +248,6 @@ def test_large_scores(device, score):
 @pytest.mark.parametrize("score", SCORES)
 def test_only_edge_of_a_row(device, score):
     """The gradient of its score is exactly 0, and so are those of that gradient."""
-    if not second_order.has_operator(torch.empty(0, device=device)):
-        pytest.skip("products along edges round")
     alone = make_graph("self_loops", device)
     inputs = make_inputs(score, alone, 2, 4, edge_bias=True)
     leaves = {n: x.requires_grad_() for n, x in inputs.items()}
@@ -291,8 +278,6 @@ def test_number_of_threads(score):
 @pytest.mark.parametrize("score", SCORES)
 def test_memory_of_the_operator(device, score, edge_feat):
     """Beyond inputs and results: a few numbers per edge and head."""
-    if not second_order.has_operator(torch.empty(0, device=device)):
-        pytest.skip("products along edges take more")
     graph = make_graph("complete", device)
     heads, dim = 2, 64
     inputs = make_inputs(score, graph, heads, dim, edge_feat=edge_feat)
@@ -314,20 +299,6 @@ def test_memory_of_the_operator(device, score, edge_feat):
     assert peak_extra(second, 0, torch.device(device)) < 2 * results + more
 
 
-@covered(1, size=[1, 7, 33], score=SCORES)
-def test_blocks_and_chunks(device, score, size, monkeypatch):
-    """As few rows at a time as can be give what one piece gives."""
-    monkeypatch.setattr(second_order, "has_operator", lambda x: False)
-    graph = make_graph("duplicates", device)
-    inputs = make_inputs(score, graph, 3, size, torch.float64, edge_feat=True, edge_weight=1)
-    more = {"dropout_p": 0.3, "_seed": torch.tensor([5], device=device)}
-    whole = penalty(function(score), graph, inputs, **more)
-    monkeypatch.setattr(second_products, "CHUNK", 1)
-    pieces = penalty(function(score), graph, inputs, **more)
-    for one, other in zip(whole, pieces):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
-
-
 @pytest.mark.parametrize("score", ["gat", "dot"])
 def test_no_tensor_has_a_row_of_features_per_edge(device, score):
     """Every tensor that the second backward pass allocates is smaller than E x H x D."""
@@ -347,7 +318,6 @@ def test_no_tensor_has_a_row_of_features_per_edge(device, score):
     assert 0 < max(made.sizes) < bound / 4
 
 
-@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("score", SCORES)
 def test_of_some_gradients_only(device, score):
     """A loss on the gradient of one tensor: what it does not reach has none, all else agrees."""
