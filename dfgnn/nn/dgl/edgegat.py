@@ -31,8 +31,8 @@ class EdgeGATConv(AdditiveConv):
     Args:
         edge_feats: size of the edge features.
         residual: add the destination features, always projected by ``res_fc``, which has no bias.
-        in_feats, out_feats, num_heads, feat_drop, attn_drop, negative_slope, activation,
-            allow_zero_in_degree, bias: as in :class:`GATConv`.
+        in_feats, out_feats, num_heads, feat_drop, attn_drop: as in :class:`GATConv`.
+        negative_slope, activation, allow_zero_in_degree, bias: as there.
 
     Example::
 

@@ -26,8 +26,8 @@ class GATv2Conv(LeakyLayer):
     per head, over the edges j -> i. A drop-in for ``dgl.nn.GATv2Conv``.
 
     Args:
-        in_feats, out_feats, num_heads, feat_drop, attn_drop, negative_slope, activation,
-            allow_zero_in_degree: as in :class:`GATConv`.
+        in_feats, out_feats, num_heads, feat_drop, attn_drop: as in :class:`GATConv`.
+        negative_slope, activation, allow_zero_in_degree: as there.
         residual: add the destination features, projected by ``res_fc`` where their size is not H * D.
         bias: let the projections, ``res_fc`` included, have a bias; the output has none of its own.
         share_weights: one projection for both ends, ``fc_dst`` being ``fc_src``. A pair of sizes has two all
