@@ -1,5 +1,6 @@
 """The site that ``make docs`` builds of the pages in this folder and of docstrings. Warnings are errors."""
 
+import importlib
 import os
 import re
 from pathlib import Path
@@ -98,6 +99,15 @@ def _public(app, what, name, obj, options, signature, returns):
     return signature and re.sub(r", _\w+: [^,)]*", "", signature), returns
 
 
+def _written_in(app, module, name):
+    """The module with the source of a class that names the package which exports it as its own."""
+    cls = getattr(importlib.import_module(module), name, None)
+    modules = [
+        c.__module__ for c in getattr(cls, "__mro__", ()) if c.__name__ == name
+    ]
+    return next((m for m in reversed(modules) if m.startswith("dfgnn.")), None)
+
+
 def _one_signature(analyze):
     """Without overloads: a function is shown once, with what it accepts and returns in all."""
 
@@ -114,4 +124,5 @@ ModuleAnalyzer.analyze = _one_signature(ModuleAnalyzer.analyze)
 def setup(app):
     app.connect("autodoc-process-signature", _public)
     app.connect("source-read", _outside)
+    app.connect("viewcode-follow-imported", _written_in)
     app.connect("source-read", _pictures)
