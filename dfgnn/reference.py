@@ -66,11 +66,15 @@ def gatv2_attention(
     *,
     negative_slope: float = 0.2,
     edge_feat: Tensor | None = None,
+    edge_attr: Tensor | None = None,
+    edge_proj: Tensor | None = None,
     **options: Any,
 ) -> Any:
     """Dynamic attention of GATv2; see :func:`dfgnn.functional.gatv2_attention`."""
     src, dst = _edge_index(graph)
     z = x_src[src] + x_dst[dst]
+    if edge_attr is not None:
+        edge_feat = F.linear(edge_attr, edge_proj).unflatten(1, attn.shape)  # type: ignore[arg-type]
     if edge_feat is not None:
         z = z + edge_feat
     return attend(graph, (attn * F.leaky_relu(z, negative_slope)).sum(-1), x_src[src], **options)

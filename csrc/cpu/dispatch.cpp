@@ -11,6 +11,7 @@
 #include "edge_terms.h"
 #include "engine.h"
 #include "pages.h"
+#include "pair_scores.h"
 #include "second_order.h"
 #include "terms.h"
 
@@ -39,6 +40,9 @@ namespace dfgnn::cpu {
   void second_order(const SecondParams&, const Parallel&);                \
   void edge_products(const EdgeProductParams&, const Parallel&);          \
   void edge_products_backward(const EdgeProductParams&, const Parallel&); \
+  void pair_scores(const PairScoreParams&, const Parallel&);              \
+  void pair_sums(const PairScoreParams&, const Parallel&);                \
+  int64_t pair_parts(const Csr&);                                         \
   }
 DFGNN_ISAS(DFGNN_DECLARE)
 #undef DFGNN_DECLARE
@@ -76,6 +80,9 @@ struct Kernels {
   void (*edge_outer)(const EdgeTermParams&, const Parallel&);
   void (*edge_products)(const EdgeProductParams&, const Parallel&);
   void (*edge_products_backward)(const EdgeProductParams&, const Parallel&);
+  void (*pair_scores)(const PairScoreParams&, const Parallel&);
+  void (*pair_sums)(const PairScoreParams&, const Parallel&);
+  int64_t (*pair_parts)(const Csr&);
   int64_t (*attention_parts)(const Csr&);
   void (*terms)(const TermsParams&, const Parallel&);
   void (*terms_backward)(const TermsBackwardParams&, const Parallel&);
@@ -100,6 +107,9 @@ constexpr Kernels kKernels[] = {
    name::edge_outer,             \
    name::edge_products,          \
    name::edge_products_backward, \
+   name::pair_scores,            \
+   name::pair_sums,              \
+   name::pair_parts,             \
    name::attention_parts,        \
    name::terms,                  \
    name::terms_backward,         \
@@ -217,6 +227,16 @@ void edge_products_backward(const EdgeProductParams& p, const Parallel& parallel
   use_huge_pages(p.edge_out, p.num_edges * of_row);
   kernels().edge_products_backward(p, parallel);
 }
+void pair_scores(const PairScoreParams& p, const Parallel& parallel) {
+  use_huge_pages(p.new_positive, p.num_edges * p.heads * p.dim);
+  use_huge_pages(p.score, p.num_edges * p.heads * size_of(p.dtype));
+  kernels().pair_scores(p, parallel);
+}
+void pair_sums(const PairScoreParams& p, const Parallel& parallel) {
+  use_huge_pages(p.of_attr, p.num_edges * p.attrs * size_of(p.dtype));
+  kernels().pair_sums(p, parallel);
+}
+int64_t pair_parts(const Csr& csr) { return kernels().pair_parts(csr); }
 bool in_range(const Csr& csr, int64_t num_edges) {
   bool good = csr.num_parts == 0;  // no branches, so that the compiler vectorizes it
   for (int64_t k = 0; k < csr.num_items; ++k) {

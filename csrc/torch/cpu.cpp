@@ -7,6 +7,7 @@
 #include "../cpu/edge_products.h"
 #include "../cpu/edge_terms.h"
 #include "../cpu/engine.h"
+#include "../cpu/pair_scores.h"
 #include "../cpu/second_order.h"
 #include "../cpu/structure.h"
 #include "../cpu/terms.h"
@@ -14,6 +15,7 @@
 #include "edge_products.h"
 #include "edge_terms.h"
 #include "gat.h"
+#include "pair_scores.h"
 #include "parallel.h"
 #include "products.h"
 #include "projected.h"
@@ -79,6 +81,9 @@ struct CpuBackend {
   static void edge_products_backward(const EdgeProductParams& p) {
     cpu::edge_products_backward(p, parallel());
   }
+  static void pair_scores(const PairScoreParams& p) { cpu::pair_scores(p, parallel()); }
+  static void pair_sums(const PairScoreParams& p) { cpu::pair_sums(p, parallel()); }
+  static int64_t pair_parts(const Csr& csr) { return cpu::pair_parts(csr); }
 };
 
 std::string constants() {
@@ -143,7 +148,7 @@ STABLE_TORCH_LIBRARY(dfgnn, m) {
   for (const char* schema :
        {dfgnn::kForward, dfgnn::kBackward, dfgnn::kSddmm, dfgnn::kSpmm, dfgnn::kEdgeDot, dfgnn::kEdgeSum,
         dfgnn::kEdgeOuter, dfgnn::kSecondOrder, dfgnn::kEdgeProducts, dfgnn::kEdgeProductsBackward,
-        dfgnn::kProjectionGrad, dfgnn::kGatherSum, dfgnn::kConstants})
+        dfgnn::kPairScores, dfgnn::kPairSums, dfgnn::kProjectionGrad, dfgnn::kGatherSum, dfgnn::kConstants})
     m.def(schema);
   for (const char* schema : dfgnn::kByIndex) m.def(schema);
   for (const char* schema : dfgnn::kPlanning) m.def(schema);
@@ -163,6 +168,7 @@ STABLE_TORCH_LIBRARY_IMPL(dfgnn, CPU, m) {
   dfgnn::EdgeTerms<dfgnn::CpuBackend>::register_ops(m);
   dfgnn::SecondOrder<dfgnn::CpuBackend>::register_ops(m);
   dfgnn::EdgeProducts<dfgnn::CpuBackend>::register_ops(m);
+  dfgnn::PairScores<dfgnn::CpuBackend>::register_ops(m);
 }
 
 extern "C" __attribute__((visibility("default"))) void dfgnn_drop_graph_cpu(int64_t number) {

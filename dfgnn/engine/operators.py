@@ -17,7 +17,7 @@ from torch import Tensor
 from ..runtime import torch_internals as internals
 from ..runtime import transforms
 from ..runtime.arguments import PLAN_LAYERS, SCORES, EdgeArgs, GraphArgs, GraphHandle, Numbers, Tensors, ops
-from ..runtime.ops import acc_type, call, product_args, typed
+from ..runtime.ops import acc_type, call, product_args, total, typed
 
 _BelowAutograd = internals.BelowAutograd
 
@@ -282,6 +282,37 @@ def edge_products_backward(graph, grads, rows, cols, feat, scale: float, reverse
     return call(
         ops.edge_products_backward.default, *grads, rows, cols, feat, *args, scale, need_feat
     )  # fmt: skip
+
+
+def pair_scores(graph, src, dst, attn, attr, proj, positive, slope: float):
+    """The scores [E, H]; and where m > 0 [E, H, D], which is empty if it was given; CPU only."""
+    like = next(x for x in (src, dst, proj) if x is not None)
+    heads, dim = like.shape[1:] if positive is None else positive.shape[1:]
+    args = _direction(graph, heads, dim, like.dtype, False)
+    return call(ops.pair_scores.default, like, src, dst, attn, attr, proj, positive, *args, heads, dim, slope)
+
+
+def pair_sums(graph, weight, positive, attr, proj, slope: float):
+    """The sums of sources and of destinations, and the gradients of attr and proj, each None without the
+    other; CPU only."""
+    _, heads, dim = positive.shape
+    rows, of_attr, of_proj = call(
+        ops.pair_sums.default, weight, positive, attr, proj,
+        *_direction(graph, heads, dim, weight.dtype, False), slope,
+    )  # fmt: skip
+    cols, _, _ = call(
+        ops.pair_sums.default, weight, positive, None, None,
+        *_direction(graph, heads, dim, weight.dtype, True), slope,
+    )  # fmt: skip
+    return cols, rows, None if proj is None else of_attr, None if attr is None else total(of_proj)
+
+
+def _direction(graph, heads: int, dim: int, dtype, reverse: bool):
+    """`product_args` and the numbers of rows and columns."""
+    csr = graph.reverse_csr(need_eids=True) if reverse else graph.csr()
+    plan = graph.plan(num_heads=heads, head_dim=dim, dtype=dtype, reverse=reverse, layer=None)
+    sizes = (graph.num_src, graph.num_dst) if reverse else (graph.num_dst, graph.num_src)
+    return csr.indices, csr.eids, plan.items, plan.splits, plan.launch, *sizes
 
 
 # ---- groups of rows by an index (csrc/cpu/by_index.h), of eager calls ------------------------------------

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
+import torch.nn.functional as F
 from torch import Tensor
 
-from ..engine import unchecked
+from ..engine import pair_scores, unchecked
 from ..engine.checks import Checker, for_device, with_feat, without_padding
 from ..engine.given import GraphLike, graph_of
 from ..engine.paths import AttentionInputs, attend
@@ -29,7 +30,7 @@ class Options(TypedDict, total=False):
     size: tuple[int, int] | None
 
 
-class GatV2Options(Options, total=False):
+class ScoreOptions(Options, total=False):
     out_bias: Tensor | None
     sink: Tensor | None
     negative_slope: float
@@ -38,7 +39,12 @@ class GatV2Options(Options, total=False):
     edge_feat: Tensor | None
 
 
-class GatOptions(GatV2Options, total=False):
+class GatV2Options(ScoreOptions, total=False):
+    edge_attr: Tensor | None
+    edge_proj: Tensor | None
+
+
+class GatOptions(ScoreOptions, total=False):
     bias_after: bool
 
 
@@ -202,6 +208,8 @@ def gatv2_attention(
     *,
     negative_slope: float = 0.2,
     edge_feat: Tensor | None = None,
+    edge_attr: Tensor | None = None,
+    edge_proj: Tensor | None = None,
     edge_bias: Tensor | None = None,
     edge_gate: Tensor | None = None,
     edge_mask: Tensor | None = None,
@@ -230,6 +238,11 @@ def gatv2_attention(
         attn: the attention vector a [H, D], same dtype.
         negative_slope: of LeakyReLU.
         edge_feat: e [E, H, D], same dtype, in the order in which the graph's edges were given.
+        edge_attr: x [E, d], same dtype, same order, instead of edge_feat: e_ij = edge_proj x_ij. On the CPU,
+            in float32 and float64, e is computed for some edges at a time, in forward and in derivatives of
+            any order: what is kept of E x H x D are the signs of the sums in the score, a byte each.
+            Elsewhere, under autocast, torch.compile and torch.func it is projected first.
+        edge_proj: [H D, d], same dtype, as the weight of a Linear layer.
         edge_bias, edge_gate, edge_mask, edge_weight, out_bias, dropout_p, return_attention, schedule, sink:
             as in :func:`gat_attention`.
         size: (num_src, num_dst) of an ``edge_index``. None: as many as x_src and x_dst have rows.
@@ -244,7 +257,8 @@ def gatv2_attention(
     if type(graph) is not Graph or size is not None:
         graph = graph_of("gatv2_attention", graph, size, x_src, x_dst)
     if (
-        edge_bias is edge_gate is edge_mask is edge_weight is edge_feat is out_bias is sink is _seed is None
+        edge_bias is edge_gate is edge_mask is edge_weight is edge_feat is edge_attr is edge_proj is None
+        and out_bias is sink is _seed is None
         and schedule == "auto"
         and not return_attention
     ):
@@ -259,6 +273,9 @@ def gatv2_attention(
     check.tensor("x_dst", x_dst, [(graph.num_dst, heads, dim)])
     check.tensor("attn", attn, [(heads, dim)])
     check.number("negative_slope", negative_slope)
+    projects = edge_attr is not None or edge_proj is not None
+    if projects:
+        edge_feat = _projected(check, edge_feat, edge_attr, edge_proj, (x_src, x_dst, attn))
     edge = check.options(
         heads, edge_bias, edge_gate, edge_mask, edge_weight, edge_feat, dim, out_bias, dim, dropout_p, _seed
     )
@@ -267,6 +284,21 @@ def gatv2_attention(
     tensors = Tensors(src, None, dst, attn, *with_feat(edge, edge_feat), out_bias)
     scalars = Numbers(float(negative_slope), 1.0, float(dropout_p), FEAT_IN_KEY)
     inputs = AttentionInputs(graph, "additive_v2", tensors, scalars, return_attention, schedule, sink)
-    out, attention = attend(inputs)
+    if projects and edge_feat is None:
+        out, attention = pair_scores.attention(inputs, edge_attr, edge_proj)  # type: ignore[arg-type]
+    else:
+        out, attention = attend(inputs)
     out = without_padding(out, dim)
     return (out, _ops.as_type(check.in_use(attention), x_src.dtype)) if return_attention else out
+
+
+def _projected(check: Checker, edge_feat, edge_attr, edge_proj, tensors) -> Tensor | None:
+    """edge_proj edge_attr [E, H, D]; None where the scores are computed without it."""
+    if edge_feat is not None:
+        raise check.error(ValueError, "edge_attr", "None beside edge_feat", "both")
+    heads, dim = tensors[0].shape[1:]
+    check.tensor("edge_attr", edge_attr, [(check.graph.num_edges, None)])
+    check.tensor("edge_proj", edge_proj, [(heads * dim, edge_attr.shape[1])])
+    if pair_scores.takes(check.graph, *tensors, edge_attr, edge_proj):
+        return None
+    return F.linear(edge_attr, edge_proj).unflatten(1, (heads, dim))

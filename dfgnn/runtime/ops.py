@@ -235,5 +235,25 @@ def _(weight, edge_weight, rows, cols, feat, indices, eids, items, splits, plan,
     return torch.empty_like(rows), feat.new_empty(feat.shape[0] if need_feat else 0, *feat.shape[1:])
 
 
+@library.register_fake("dfgnn::pair_scores")
+def _(like, cols, rows, attn, attr, proj, positive, indices, *rest):
+    edges, (heads, dim) = indices.shape[0], rest[-3:-1]
+    made = like.new_empty(edges if positive is None else 0, heads, dim, dtype=torch.bool)
+    return like.new_empty(edges, heads), made
+
+
+@library.register_fake("dfgnn::pair_sums")
+def _(weight, positive, attr, proj, indices, eids, items, splits, plan, num_rows, num_cols, slope):
+    heads, dim = positive.shape[1:]
+    attrs = proj.shape[1] if proj is not None else attr.shape[1] if attr is not None else 0
+    # Partial sums, as many as the work items are divided into.
+    parts = 0 if attr is None else library.get_ctx().new_dynamic_size()
+    return (
+        weight.new_empty(num_rows, heads, dim),
+        weight.new_empty(0 if proj is None else weight.shape[0], attrs),
+        weight.new_empty(parts, heads * dim, attrs),
+    )
+
+
 def edge_dot_fake(rows, num_edges: int):
     return rows.new_empty(num_edges, rows.shape[1], dtype=acc_type(rows.dtype))

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from ... import functional
 from ...graph import Graph
-from .._errors import projected, wrong_argument
+from .._errors import check_fits, projected, wrong_argument
+from .._terms import is_plain
 from ..whole.spec import LayerSpec
+from ..whole.traced import MOST_UNFOLDED
 from ._base import FusedConv, both_ends, edge_attributes, given_attributes, wants_attention
 from ._graph import graph_of
 
@@ -81,10 +83,10 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
         feat = feat_dst = self._heads(projected(self, source, self.lin_l, x_src))
         if not self._shared(x):
             feat_dst = self._heads(projected(self, destination, self.lin_r, x_dst))
-        edge_feat = self._edge_feat(edge_index, edge_attr, graph, edge_map)
+        edges = self._edges(edge_index, edge_attr, graph, edge_map)
         dtype = torch.promote_types(feat.dtype, self.att.dtype)  # they differ under autocast
         inputs = feat, feat_dst, self.att[0].to(feat.dtype)
-        options = self._options(seed, negative_slope=self.negative_slope, edge_feat=edge_feat)
+        options = self._options(seed, negative_slope=self.negative_slope, **edges)
         if out is not None:
             result = self.attention(graph, *inputs, **options, return_attention=True)
             return self._returned(edge_index, graph, out, result[1].to(dtype))
@@ -105,13 +107,22 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
             dropout_p=self.dropout if self.training else 0.0, wide=attn,
         )  # fmt: skip
 
-    def _edge_feat(self, edge_index: Any, edge_attr: Tensor | None, graph: Graph, edge_map: Tensor | None):
-        """``[E', H, C]``, or None."""
+    def _edges(
+        self, edge_index: Any, edge_attr: Tensor | None, graph: Graph, edge_map: Tensor | None
+    ) -> dict[str, Tensor | None]:
+        """What the attention gets of the edges: on the CPU the attributes with their projection, unless they
+        are few, else features ``[E', H, C]``; or nothing."""
         if self.lin_edge is None:
             if given_attributes(self, edge_index, edge_attr)[1] is not None:
                 raise wrong_argument(self, "edge_attr", "None in a layer without edge_dim", "a tensor")
-            return None
+            return {}
         edge_attr = edge_attributes(self, edge_index, edge_attr, graph, edge_map, self.fill_value)
-        return (
-            None if edge_attr is None else self._heads(projected(self, "edge_attr", self.lin_edge, edge_attr))
-        )
+        if edge_attr is None:
+            return {}
+        if not torch.compiler.is_compiling() and not edge_attr.is_cuda and edge_attr.dim() == 2:
+            elements = len(edge_attr) * self.heads * self.out_channels
+            if elements > MOST_UNFOLDED["cpu"] and is_plain(self.lin_edge):
+                check_fits(self, "edge_attr", self.lin_edge, edge_attr)
+                if not torch.is_autocast_enabled("cpu"):
+                    return {"edge_attr": edge_attr, "edge_proj": self.lin_edge.weight}
+        return {"edge_feat": self._heads(projected(self, "edge_attr", self.lin_edge, edge_attr))}

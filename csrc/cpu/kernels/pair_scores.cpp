@@ -1,0 +1,371 @@
+// Scores of pairs with projected attributes (core/pair_scores.h). Edges are processed in blocks: the
+// projection of a block's attributes stays in cache.
+#include "cpu/pair_scores.h"
+
+#include "ahead.h"
+#include "merge.h"
+
+namespace dfgnn::cpu::DFGNN_ISA {
+
+void pair_scores(const PairScoreParams&, const Parallel&);
+void pair_sums(const PairScoreParams&, const Parallel&);
+int64_t pair_parts(const Csr&);
+
+namespace {
+
+constexpr int kMost = 64;  // edges of a block
+constexpr int64_t kMostParts = 64;
+
+// The widest vectors that divide a head.
+template <class A>
+int lanes_of(int dim) {
+  int width = kLanes<A>;
+  while (dim % width && width * int(sizeof(A)) > 16) width /= 2;
+  return dim % width ? 1 : width;
+}
+
+template <int W>
+int padded(int size) {
+  return (size + W - 1) / W * W;
+}
+
+// W flags, of which each is 0 or 1; and whether x > 0, as flags. gcc converts vectors of bytes one by one,
+// which takes longer than everything else.
+template <class A, int W>
+[[gnu::always_inline]] inline Vec<Bits<A>, W> load_flags(const uint8_t* p) {
+  if constexpr (W == 1) return *p;
+#if defined(__AVX512F__)
+  if constexpr (W * sizeof(A) == 64 && sizeof(A) == 4)
+    return bit_cast<Vec<Bits<A>, W>>(_mm512_maskz_cvtepu8_epi32(kAll, load_vector<__m128i>(p)));
+#endif
+#if defined(__AVX2__)
+  if constexpr (W == 8 && sizeof(A) == 4)
+    return bit_cast<Vec<Bits<A>, W>>(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+#endif
+  if constexpr (W > 1)
+    return __builtin_convertvector(load_vector<Vec<uint8_t, W>>(p), Vec<Bits<A>, W>);
+}
+
+template <class A, int W>
+[[gnu::always_inline]] inline void store_flags(uint8_t* p, Vec<A, W> x) {
+  if constexpr (W == 1) {
+    *p = x > 0;
+    return;
+  }
+#if defined(__AVX2__)
+  if constexpr (W == 8 && sizeof(A) == 4) {
+    const auto flags = bit_cast<__m256i>((x > 0) & 1);
+    const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(flags), _mm256_extracti128_si256(flags, 1));
+    _mm_storel_epi64((__m128i*)p, _mm_packs_epi16(words, words));
+    return;
+  }
+#endif
+  if constexpr (W > 1) store_vector(p, __builtin_convertvector((x > 0) & 1, Vec<uint8_t, W>));
+}
+
+// R rows and V vectors of columns of `multiply`.
+template <class A, int W, int R, int V>
+[[gnu::always_inline]] inline void multiply_tile(int inner, const A* a, const A* b, int cols, A* c) {
+  using X = Vec<A, W>;
+  X sums[R][V] = {};
+  for (int k = 0; k < inner; ++k, b += cols) {
+    X row[V];
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) row[v] = load_vector<X>(b + v * W);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const X factor = splat<A, W>(a[r * inner + k]);
+#pragma GCC unroll 2
+      for (int v = 0; v < V; ++v) sums[r][v] += factor * row[v];
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) store_vector(c + r * cols + v * W, sums[r][v]);
+}
+
+template <class A, int W, int R>
+void multiply_rows(int inner, const A* a, const A* b, int cols, A* c) {
+  int at = 0;
+  for (; at + 2 * W <= cols; at += 2 * W) multiply_tile<A, W, R, 2>(inner, a, b + at, cols, c + at);
+  for (; at < cols; at += W) multiply_tile<A, W, R, 1>(inner, a, b + at, cols, c + at);
+}
+
+// c = a b of a [rows, inner], b [inner, cols] and c [rows, cols]; W divides cols.
+template <class A, int W>
+void multiply(int rows, int inner, int cols, const A* a, const A* b, A* c) {
+  const int size = rows / 4 * 4;
+  for (int r = 0; r < size; r += 4, a += 4 * inner, c += int64_t(4) * cols)
+    multiply_rows<A, W, 4>(inner, a, b, cols, c);
+  for (int r = size; r < rows; ++r, a += inner, c += cols) multiply_rows<A, W, 1>(inner, a, b, cols, c);
+}
+
+template <class A, int W>
+class Scores {
+  using V = Vec<A, W>;
+
+ public:
+  explicit Scores(const PairScoreParams& p)
+      : p_(p),
+        size_(p.heads * p.dim),
+        zeros_(size_),
+        attn_(size_),
+        proj_(int64_t(p.attrs) * size_),
+        attr_(int64_t(p.attrs) * kMost),
+        terms_(int64_t(size_) * kMost) {
+    zeros_.clear(size_);
+    const A *attn = static_cast<const A*>(p.attn), *proj = static_cast<const A*>(p.proj);
+    for (int c = 0; c < size_; ++c) {
+      attn_[c] = attn ? attn[c] : A(1);
+      for (int k = 0; k < p.attrs; ++k) proj_[k * size_ + c] = proj[int64_t(c) * p.attrs + k];
+    }
+    if (!p.attrs) terms_.clear(int64_t(size_) * kMost);
+  }
+
+  void operator()(int64_t first, int64_t last) {
+    for (int64_t k = first; k < last; ++k) {
+      const Item& item = p_.csr.items[k];
+      for (int64_t e = item.begin; e < item.end; ++e) {
+        row_[n_] = rows(p_.rows, item.row), col_[n_] = rows(p_.cols, p_.csr.indices[e]);
+        eid_[n_] = p_.csr.eids ? p_.csr.eids[e] : e;
+        if (p_.cols) prefetch(col_[n_], size_ * sizeof(A));
+        if (++n_ == kMost) block();
+      }
+    }
+    block();
+  }
+
+ private:
+  const A* rows(const void* table, int64_t row) const {
+    return table ? static_cast<const A*>(table) + row * size_ : static_cast<const A*>(zeros_);
+  }
+
+  void block() {
+    if (p_.attrs) {
+      const A* attr = static_cast<const A*>(p_.attr);
+      for (int e = 0; e < n_; ++e)
+        __builtin_memcpy(attr_ + e * p_.attrs, attr + eid_[e] * p_.attrs, p_.attrs * sizeof(A));
+      multiply<A, W>(n_, p_.attrs, size_, attr_, proj_, terms_);
+    }
+    for (int e = 0; e < n_; ++e) p_.positive ? edge<true>(e) : edge<false>(e);
+    n_ = 0;
+  }
+
+  template <bool given>
+  void edge(int e) {
+    A* const score = static_cast<A*>(p_.score) + eid_[e] * p_.heads;
+    int h = 0;
+    for (; h + 4 <= p_.heads; h += 4) {
+      const V sums[4] = {head<given>(e, h), head<given>(e, h + 1), head<given>(e, h + 2),
+                         head<given>(e, h + 3)};
+      sum4<A, W>(sums, score + h);
+    }
+    for (; h < p_.heads; ++h) score[h] = sum<A, W>(head<given>(e, h));
+  }
+
+  template <bool given>
+  [[gnu::always_inline]] V head(int e, int h) {
+    const A *x = col_[e], *y = row_[e], *w = terms_ + int64_t(e) * size_, *a = attn_;
+    const uint8_t* flags = given ? p_.positive + eid_[e] * size_ : nullptr;
+    uint8_t* to = given ? nullptr : p_.new_positive + eid_[e] * size_;
+    const A slope = A(p_.slope);
+    V total{};
+    for (int c = h * p_.dim; c < (h + 1) * p_.dim; c += W) {
+      const V m = load_vector<V>(x + c) + load_vector<V>(y + c) + load_vector<V>(w + c);
+      if constexpr (given) {
+        total += load_vector<V>(a + c) * (load_flags<A, W>(flags + c) != 0 ? m : m * slope);
+      } else {
+        total += load_vector<V>(a + c) * (m > 0 ? m : m * slope);
+        store_flags<A, W>(to + c, m);
+      }
+    }
+    return total;
+  }
+
+  const PairScoreParams& p_;
+  int size_, n_ = 0;
+  Buffer<A> zeros_, attn_, proj_, attr_, terms_;  // proj_: [attrs, H D]; terms_: W x of the block's edges
+  const A *row_[kMost], *col_[kMost];
+  int64_t eid_[kMost];
+};
+
+// The sums of rows, and the products with attributes and projection. Slopes have two values, so that those of
+// kGroup columns have 2^kGroup combinations: for each group the rows of W, summed with each combination of
+// slopes, are in a table, and an edge's W^T s is a sum of its groups' entries. The transpose, s x^T, adds x to
+// the entry of each group's combination in a second table.
+template <class A, int W>
+class RowSums {
+  using V = Vec<A, W>;
+  static constexpr int kGroup = kPairColumns, kKinds = 1 << kGroup;
+
+ public:
+  // of_proj: [H D, attrs], written by finish(); or null
+  RowSums(const PairScoreParams& p, A* of_proj)
+      : p_(p),
+        of_proj_(of_proj),
+        size_(p.heads * p.dim),
+        groups_(products() ? size_ / kGroup : 0),
+        width_(padded<W>(p.attrs)),
+        sums_(size_),
+        attr_(2 * width_),
+        table_(p.of_attr ? int64_t(groups_) * kKinds * width_ : 0),
+        found_(of_proj ? int64_t(groups_) * kKinds * width_ : 0),
+        at_(groups_) {
+    attr_.clear(2 * width_);
+    if (of_proj) found_.clear(int64_t(groups_) * kKinds * width_);
+    if (p.of_attr) fill_table();
+  }
+
+  void operator()(const Item& item) {
+    sums_.clear(size_);
+    for (int64_t e = item.begin; e < item.end;) {
+      const int count = int(item.end - e < kMost ? item.end - e : kMost);
+      for (int k = 0; k < count; ++k) eid_[k] = p_.csr.eids ? p_.csr.eids[e + k] : e + k;
+      add(count);
+      if (products())
+        for (int k = 0; k < count; ++k) multiply_edge(eid_[k]);
+      e += count;
+    }
+    A* const to = item.slot < 0 ? static_cast<A*>(p_.out) + item.row * size_
+                                : static_cast<A*>(p_.partial_out) + item.slot * size_;
+    __builtin_memcpy(to, sums_, size_ * sizeof(A));
+  }
+
+  void finish() const {
+    if (!of_proj_) return;
+    for (int c = 0; c < size_; ++c)
+      for (int k = 0; k < p_.attrs; ++k) {
+        A total = 0;
+        for (int kind = 0; kind < kKinds; ++kind)
+          total += slope(kind, c % kGroup) * found_[entry(c / kGroup, kind) + k];
+        of_proj_[int64_t(c) * p_.attrs + k] = total;
+      }
+  }
+
+ private:
+  bool products() const { return p_.of_attr || of_proj_; }
+  int64_t entry(int group, int kind) const { return (int64_t(group) * kKinds + kind) * width_; }
+  A slope(int kind, int column) const { return kind >> column & 1 ? A(1) : A(p_.slope); }
+
+  void fill_table() {
+    const A* proj = static_cast<const A*>(p_.proj);
+    table_.clear(int64_t(groups_) * kKinds * width_);
+    for (int c = 0; c < size_; ++c)
+      for (int kind = 0; kind < kKinds; ++kind) {
+        A* const to = table_ + entry(c / kGroup, kind);
+        for (int k = 0; k < p_.attrs; ++k)
+          to[k] += slope(kind, c % kGroup) * proj[int64_t(c) * p_.attrs + k];
+      }
+  }
+
+  // Adds edges to the row's sums.
+  void add(int count) {
+    const A *weight = static_cast<const A*>(p_.weight), slope = A(p_.slope);
+    for (int h = 0; h < p_.heads; ++h)
+      for (int c = h * p_.dim; c < (h + 1) * p_.dim; c += W) {
+        V total{};
+        for (int e = 0; e < count; ++e) {
+          const V r = splat<A, W>(weight[eid_[e] * p_.heads + h]);
+          total += load_flags<A, W>(p_.positive + eid_[e] * size_ + c) != 0 ? r : r * slope;
+        }
+        store_vector(sums_ + c, load_vector<V>(sums_ + c) + total);
+      }
+  }
+
+  void multiply_edge(int64_t eid) {
+    const uint8_t* flags = p_.positive + eid * size_;
+    for (int g = 0; g < groups_; ++g) {
+      uint32_t four;
+      __builtin_memcpy(&four, flags + g * kGroup, sizeof four);
+      at_[g] = entry(g, four * 0x10204080u >> 28);  // the lowest bits of four bytes, side by side
+    }
+    A* const made = attr_ + width_;
+    const int64_t bytes = p_.attrs * sizeof(A);
+    if (of_proj_) __builtin_memcpy(attr_, static_cast<const A*>(p_.attr) + eid * p_.attrs, bytes);
+    for (int k = 0; k < width_;)
+      if (k + 2 * W <= width_)
+        multiply_columns<2>(eid, k, made), k += 2 * W;
+      else
+        multiply_columns<1>(eid, k, made), k += W;
+    if (p_.of_attr) __builtin_memcpy(static_cast<A*>(p_.of_attr) + eid * p_.attrs, made, bytes);
+  }
+
+  template <int N>
+  void multiply_columns(int64_t eid, int k, A* made) {
+    if (p_.of_attr && of_proj_) return multiply_columns<N, true, true>(eid, k, made);
+    p_.of_attr ? multiply_columns<N, true, false>(eid, k, made)
+               : multiply_columns<N, false, true>(eid, k, made);
+  }
+
+  template <int N, bool attr, bool proj>
+  void multiply_columns(int64_t eid, int k, A* made) {
+    const A* weight = static_cast<const A*>(p_.weight) + eid * p_.heads;
+    V total[N] = {}, x[N];
+    for (int n = 0; n < N; ++n) x[n] = load_vector<V>(attr_ + k + n * W);
+    const int of_head = p_.dim / kGroup;
+    for (int h = 0, g = 0; h < p_.heads; ++h) {
+      const V r = splat<A, W>(weight[h]);
+      V sum[N] = {}, more[N];
+      for (int n = 0; n < N; ++n) more[n] = r * x[n];
+      for (const int end = g + of_head; g < end; ++g) {
+        const int64_t at = at_[g] + k;
+        for (int n = 0; n < N; ++n) {
+          if constexpr (attr) sum[n] += load_vector<V>(table_ + at + n * W);
+          if constexpr (proj) store_vector(found_ + at + n * W, load_vector<V>(found_ + at + n * W) + more[n]);
+        }
+      }
+      for (int n = 0; n < N; ++n) total[n] += r * sum[n];
+    }
+    for (int n = 0; n < N; ++n) store_vector(made + k + n * W, total[n]);
+  }
+
+  const PairScoreParams& p_;
+  A* of_proj_;
+  int size_, groups_, width_;        // width_: attributes, padded to whole vectors
+  Buffer<A> sums_, attr_;            // attr_: an edge's attributes, then their gradients
+  Buffer<A> table_, found_;          // [groups, kKinds, width]
+  Buffer<int64_t> at_;               // the entries of an edge's groups
+  int64_t eid_[kMost];
+};
+
+template <class A, int W>
+void sums_as(const PairScoreParams& p, const Parallel& parallel) {
+  const Chunks parts(p.csr, kMostParts);
+  parallel_range(parallel, parts.count(), 1, [&](int64_t first, int64_t last) {
+    for (int64_t k = first; k < last; ++k) {
+      const int64_t size = int64_t(p.heads) * p.dim * p.attrs;
+      RowSums<A, W> sums(p, p.of_proj ? static_cast<A*>(p.of_proj) + k * size : nullptr);
+      for (int64_t i = parts.boundary(k); i < parts.boundary(k + 1); ++i) sums(p.csr.items[i]);
+      sums.finish();
+    }
+  });
+  merge_splits<A>(p.csr, parallel, p.heads, p.dim, p.partial_out, p.out);
+}
+
+// Calls f(an accumulator, constant width) for the call's type; a type of 16 bits is refused before.
+template <class F>
+void with_lanes(const PairScoreParams& p, const F& f) {
+  if (p.dtype == DType::f64)
+    return with_width<double>(lanes_of<double>(p.dim), [&](auto width) { f(double(), width); });
+  with_width<float>(lanes_of<float>(p.dim), [&](auto width) { f(float(), width); });
+}
+
+}  // namespace
+
+void pair_scores(const PairScoreParams& p, const Parallel& parallel) {
+  with_lanes(p, [&](auto type, auto width) {
+    parallel_items(parallel, p.csr, [&](int64_t first, int64_t last) {
+      Scores<decltype(type), width.value> scores(p);
+      scores(first, last);
+    });
+  });
+}
+
+void pair_sums(const PairScoreParams& p, const Parallel& parallel) {
+  with_lanes(p, [&](auto type, auto width) { sums_as<decltype(type), width.value>(p, parallel); });
+}
+
+int64_t pair_parts(const Csr& csr) { return Chunks(csr, kMostParts).count(); }
+
+}  // namespace dfgnn::cpu::DFGNN_ISA

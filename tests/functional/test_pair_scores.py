@@ -1,0 +1,170 @@
+"""GATv2 with attributes of edges and their projection, beside plain operations."""
+
+import pytest
+import torch
+from attention import relative_error, rounding_band
+from graphs import GRAPHS, make_graph, tiny_graph
+
+from dfgnn import functional, reference
+from dfgnn.bench.measure import peak_extra
+from dfgnn.nn import pyg
+
+NAMES = "x_src", "x_dst", "attn", "edge_attr", "edge_proj"
+OPTIONS = {"none": (), "bias, weight": ("edge_bias", "edge_weight"), "gate, sink": ("edge_gate", "sink")}
+SHAPES = (1, 4, 1), (3, 5, 7), (8, 8, 16), (2, 1, 33), (5, 12, 8)  # heads, columns, attributes
+
+
+def make_inputs(graph, heads, dim, size, dtype=torch.float64, options=()):
+    edges = graph.num_edges
+    shapes = [(graph.num_src, heads, dim), (graph.num_dst, heads, dim), (heads, dim), (edges, size)]
+    inputs = dict(zip(NAMES, [*shapes, (heads * dim, size)]))
+    inputs |= {name: (heads,) if name == "sink" else (edges, heads) for name in options}
+    return {n: torch.randn(s, dtype=torch.float64).to(graph.device, dtype) for n, s in inputs.items()}
+
+
+def derivatives(module, graph, inputs, dtype=None, orders=2, **options):
+    """The result, and the gradients of functions of it and of the gradients before them."""
+    leaves = {n: x.to(dtype or x.dtype, copy=True).requires_grad_() for n, x in inputs.items()}
+    found = [module.gatv2_attention(graph, **leaves, **options)]
+    total = found[0].sin().sum()
+    for _ in range(orders):
+        grads = torch.autograd.grad(total, list(leaves.values()), create_graph=True)
+        found += grads
+        total = sum(g.sin().sum() for g in grads)
+    return [x.detach() for x in found]
+
+
+def check(graph, inputs, **options):
+    exact = derivatives(reference, graph, inputs, torch.float64, **options)
+    low = derivatives(reference, graph, inputs, **options)
+    for k, (x, expected, y) in enumerate(zip(derivatives(functional, graph, inputs, **options), exact, low)):
+        assert x.shape == expected.shape and x.dtype == y.dtype
+        assert x.isfinite().all(), k
+        error, allowed = (relative_error(z, expected, expected.numel() ** 0.5) for z in (x, y))
+        assert error <= 2 * allowed + 8 * rounding_band(y.dtype), k
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_derivatives(device, name, dtype):
+    turn = list(GRAPHS).index(name)
+    graph, options = make_graph(name, device), list(OPTIONS.values())[turn % 3]
+    check(graph, make_inputs(graph, *SHAPES[turn % 5], dtype, options))
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_gradgradcheck(device, options):
+    graph = tiny_graph(device)
+    inputs = make_inputs(graph, 2, 3, 2, options=options)
+    more = {"dropout_p": 0.25, "_seed": torch.tensor([4], device=device)}
+
+    def call(*tensors):
+        return functional.gatv2_attention(graph, **dict(zip(inputs, tensors)), **more)
+
+    assert torch.autograd.gradgradcheck(call, [x.requires_grad_() for x in inputs.values()])
+
+
+def test_third_derivatives(device):
+    graph = tiny_graph(device)
+    inputs = make_inputs(graph, 2, 4, 3)
+    found = derivatives(functional, graph, inputs, orders=3)
+    for x, expected in zip(found, derivatives(reference, graph, inputs, orders=3)):
+        torch.testing.assert_close(x, expected)
+
+
+@pytest.mark.parametrize("mask", [False, True])
+def test_dropout_and_attention(device, mask):
+    graph = make_graph("isolated", device)
+    inputs = make_inputs(graph, 3, 8, 5)
+    more = {"dropout_p": 0.4, "_seed": torch.tensor([1], device=device), "return_attention": True}
+    if mask:
+        more["edge_mask"] = torch.rand(graph.num_edges, device=device) < 0.5
+    found, expected = (m.gatv2_attention(graph, **inputs, **more) for m in (functional, reference))
+    torch.testing.assert_close(found, expected)
+
+
+def test_vector_of_opposite_ends(device):
+    """The gradient of attn is a sum over nodes and attributes, of which much cancels here."""
+    graph = make_graph("complete", device)
+    inputs = make_inputs(graph, 2, 8, 4, torch.float32)
+    inputs["x_src"] += 100
+    inputs["x_dst"] -= 100
+    exact, low, found = (
+        derivatives(m, graph, inputs, dtype, orders=1)
+        for m, dtype in ((reference, torch.float64), (reference, None), (functional, None))
+    )
+    for x, y, expected in zip(found, low, exact):
+        error, allowed = relative_error(x, expected), relative_error(y, expected)
+        assert error <= 2 * allowed + 1e-5
+
+
+def test_threads_do_not_matter(device):
+    if device != "cpu":
+        pytest.skip("threads are the CPU's")
+    graph, threads = make_graph("super_row", device), torch.get_num_threads()
+    inputs = make_inputs(graph, 4, 8, 16, torch.float32)
+    found = []
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            found.append(derivatives(functional, graph, inputs))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(x, y) for x, y in zip(*found))
+
+
+def test_torch_func(device):
+    graph = tiny_graph(device)
+    inputs = make_inputs(graph, 2, 3, 2)
+
+    def second(module):
+        def loss(attr):
+            return module.gatv2_attention(graph, **{**inputs, "edge_attr": attr}).sin().sum()
+
+        return torch.func.grad(lambda x: torch.func.grad(loss)(x).square().sum())(inputs["edge_attr"])
+
+    torch.testing.assert_close(second(functional), second(reference))
+
+
+def layer_step(conv, x, edges, attr):
+    leaves = [x, attr]
+    grads = torch.autograd.grad(conv(x, edges, attr).sin().sum(), leaves, create_graph=True)
+    sum(g.square().mean() for g in grads).backward()
+    return grads
+
+
+def test_layer(device):
+    """Training on gradients of the layer: memory, and results beside plain operations."""
+    torch.manual_seed(0)
+    n, heads, dim, size = 200, 8, 8, 16
+    edges = torch.randint(n, (2, 8000), device=device)
+    conv = pyg.GATv2Conv(64, dim, heads, edge_dim=size, add_self_loops=False).to(device)
+    plain = pyg.GATv2Conv(64, dim, heads, edge_dim=size, add_self_loops=False).to(device)
+    plain.load_state_dict(conv.state_dict())
+    plain.attention = reference.gatv2_attention
+    x = torch.randn(n, 64, device=device, requires_grad=True)
+    attr = torch.randn(8000, size, device=device, requires_grad=True)
+    found, peaks = [], []
+    for layer in (conv, plain):
+        found.append([*layer_step(layer, x, edges, attr), *(p.grad for p in layer.parameters())])
+        if device == "cpu":
+            peaks.append(peak_extra(lambda m=layer: layer_step(m, x, edges, attr), 0, torch.device("cpu")))
+    for one, other in zip(*found):
+        if one is not None:
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+    if device == "cpu":
+        assert peaks[0] < peaks[1] / 5
+
+
+@pytest.mark.parametrize("wrong", ["edge_feat", "edge_attr", "edge_proj"])
+def test_wrong_edges(device, wrong):
+    graph = tiny_graph(device)
+    inputs = make_inputs(graph, 2, 3, 2)
+    if wrong == "edge_feat":
+        inputs[wrong] = torch.randn(graph.num_edges, 2, 3, dtype=torch.float64, device=device)
+    else:
+        inputs[wrong] = inputs[wrong][:, :1]
+        if wrong == "edge_attr":
+            inputs[wrong] = inputs[wrong][:-1]
+    with pytest.raises(ValueError, match="edge_attr" if wrong == "edge_feat" else wrong):
+        functional.gatv2_attention(graph, **inputs)
