@@ -14,6 +14,7 @@ layer's also beyond its results.
 """
 
 import argparse
+import json
 import time
 import warnings
 from collections.abc import Callable
@@ -29,6 +30,16 @@ from dfgnn.bench import report
 from dfgnn.bench.measure import peak_extra
 
 ATOMS, SIDE, CUTOFF, BASIS = 25, 2.5, 3.0, 16
+LAYERS: dict[str, tuple[str, Callable, dict]] = {
+    "transformer": ("TransformerConv", reference.dot_attention, {"edge_dim": BASIS}),
+    "gatv2-edges": (
+        "GATv2Conv",
+        reference.gatv2_attention,
+        {"edge_dim": BASIS, "add_self_loops": False},
+    ),
+    "gatv2": ("GATv2Conv", reference.gatv2_attention, {"add_self_loops": False}),
+    "gat-edges": ("GATConv", reference.gat_attention, {"edge_dim": BASIS, "add_self_loops": False}),
+}
 
 
 def close_pairs(position: Tensor, cutoff: float) -> Tensor:
@@ -61,13 +72,9 @@ def layer(kind: str, contestant: str, heads: int, dim: int) -> nn.Module:
     torch.manual_seed(0)
     library = torch_geometric.nn if contestant == "pyg" else dfgnn.nn.pyg
     width = heads * dim
-    if kind == "transformer":
-        made = library.TransformerConv(width, dim, heads, edge_dim=BASIS)
-    else:
-        edge_dim = BASIS if kind == "gatv2-edges" else None
-        made = library.GATv2Conv(width, dim, heads, edge_dim=edge_dim, add_self_loops=False)
+    name, plain, options = LAYERS[kind]
+    made = getattr(library, name)(width, dim, heads, **options)
     if contestant == "plain":
-        plain = reference.dot_attention if kind == "transformer" else reference.gatv2_attention
         made.attention = plain
     for parameter in made.parameters():
         nn.init.normal_(parameter, std=0.2)
@@ -158,18 +165,39 @@ def row(
     }
 
 
+def ratio(of: dict, what: str) -> float:
+    """How many times as much the best of the others takes."""
+    return min(of[other][what] for other in of if other != "dfgnn") / of["dfgnn"][what]
+
+
 def text(found: dict) -> str:
     """One line: how many times as fast, and what part of the memory, beside the best of the others."""
     parts = [f"{found['graph']:>5} {found['layer']:12} {found['heads']:5}"]
     for name in ("of_step", "of_layer"):
         of = found[name]
-        others = [of[other] for other in of if other != "dfgnn"]
-        ours = of["dfgnn"]
-        times = min(o["ms"] for o in others) / ours["ms"]
-        share = min(o["mib"] for o in others) / ours["mib"]
         figures = ", ".join(f"{k} {v['ms']:.3g} ms {v['mib']:.0f} MiB" for k, v in of.items())
-        parts.append(f"{name} {times:.2f} x, memory 1/{share:.1f} ({figures})")
+        parts.append(f"{name} {ratio(of, 'ms'):.2f} x, memory 1/{ratio(of, 'mib'):.1f} ({figures})")
     return "; ".join(parts)
+
+
+def table(path: Path) -> str:
+    """The table of docs/internals/second_derivatives.md, worst step first."""
+    rows = sorted(json.loads(path.read_text())["rows"], key=lambda row: ratio(row["of_step"], "ms"))
+    head = "layer, heads", "graph, edges", "step: plain, PyG, ours, ms", "times", "memory, MiB", "part"
+    more = "layer: times", "memory"
+    lines = ["| " + " | ".join(head + more) + " |", "|---" * len(head + more) + "|"]
+    for row in rows:
+        step, alone = row["of_step"], row["of_layer"]
+        name = f"{row['layer']} {row['heads'].replace('x', ' × ')}"
+        ms, mib = (
+            ", ".join(f"{step[who][k]:.0f}" for who in ("plain", "pyg", "dfgnn")) for k in ("ms", "mib")
+        )
+        cells = [
+            name, f"{row['graph']}, {row['edges']:,}", ms, f"{ratio(step, 'ms'):.1f}", mib,
+            f"1/{ratio(step, 'mib'):.1f}", f"{ratio(alone, 'ms'):.1f}", f"1/{ratio(alone, 'mib'):.1f}",
+        ]  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -181,14 +209,18 @@ def main(argv: list[str] | None = None) -> None:
         default="64,512,8000",
         help="numbers of molecules below 1000, or of the atoms of one system",
     )
-    parser.add_argument("--layers", default="transformer,gatv2-edges,gatv2")
-    parser.add_argument("--heads", default="8x8,4x32,1x64")
+    parser.add_argument("--layers", default=",".join(LAYERS))
+    parser.add_argument("--heads", default="8x8,4x32,1x64,16x4,2x24")
     parser.add_argument("--device", default="cpu", type=torch.device)
     parser.add_argument("--contestants", default="plain,pyg,dfgnn")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--commit", help="to be recorded, where there is no repository")
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="print the table of such a file instead")
     args = parser.parse_args(argv)
+    if args.table is not None:
+        print(table(args.table))
+        return
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     rows = []

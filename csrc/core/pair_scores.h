@@ -8,7 +8,8 @@
 //                 out[i, h, d] = sum over the row's edges of s,  of_attr[e] = W^T s[e],
 //                 of_proj = sum_e s[e] x_e^T
 // Both are linear in every argument but `positive`, which may be given to pair_scores, too, and pair_sums is
-// the transpose of pair_scores without attn. Neither has other tensors of E x H x D than `positive`, of bytes.
+// the transpose of pair_scores without attn. Neither has other tensors of E x H x D than `positive`, of
+// bytes.
 #pragma once
 
 #include "params.h"
@@ -31,13 +32,13 @@ struct PairScoreParams {
   const void* proj;         // W [H D, attrs], or null
   const uint8_t* positive;  // [E, H, D], or null: of m, and written to new_positive
   uint8_t* new_positive;
-  void* score;          // [E, H]
-  const void* weight;   // pair_sums: [E, H]
-  void* out;            // pair_sums: [rows, H, D]
-  void* partial_out;    // pair_sums: [num_slots, H, D]
-  void* of_attr;        // pair_sums: [E, attrs], or null
-  void* of_proj;        // pair_sums: [parts, H D, attrs], partial sums in a fixed order, or null
-  int64_t parts;        // pair_sums: pair_parts(csr)
+  void* score;         // [E, H]
+  const void* weight;  // pair_sums: [E, H]
+  void* out;           // pair_sums: [rows, H, D]
+  void* partial_out;   // pair_sums: [num_slots, H, D]
+  void* of_attr;       // pair_sums: [E, attrs], or null
+  void* of_proj;       // pair_sums: [parts, H D, attrs], partial sums in a fixed order, or null
+  int64_t parts;       // pair_sums: pair_parts(csr)
 };
 
 }  // namespace dfgnn

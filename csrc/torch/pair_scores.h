@@ -45,10 +45,10 @@ struct PairScores {
   }
 
   static std::tuple<Tensor, Tensor> scores(Tensor like, OptTensor cols, OptTensor rows, OptTensor attn,
-                                           OptTensor attr, OptTensor proj, OptTensor positive,
-                                           Tensor indices, OptTensor eids, Tensor items, Tensor splits,
-                                           Sizes plan, int64_t num_rows, int64_t num_cols, int64_t heads,
-                                           int64_t dim, double slope) {
+                                           OptTensor attr, OptTensor proj, OptTensor positive, Tensor indices,
+                                           OptTensor eids, Tensor items, Tensor splits, Sizes plan,
+                                           int64_t num_rows, int64_t num_cols, int64_t heads, int64_t dim,
+                                           double slope) {
     const typename Backend::Scope scope(like);
     const Checker check("dfgnn::pair_scores", like);
     const ScalarType type = like.scalar_type();
@@ -72,8 +72,8 @@ struct PairScores {
   }
 
   static std::tuple<Tensor, Tensor, Tensor> sums(Tensor weight, Tensor positive, OptTensor attr,
-                                                 OptTensor proj, Tensor indices, OptTensor eids,
-                                                 Tensor items, Tensor splits, Sizes plan, int64_t num_rows,
+                                                 OptTensor proj, Tensor indices, OptTensor eids, Tensor items,
+                                                 Tensor splits, Sizes plan, int64_t num_rows,
                                                  int64_t num_cols, double slope) {
     const typename Backend::Scope scope(weight);
     const Checker check("dfgnn::pair_sums", weight);

@@ -102,8 +102,8 @@ inline constexpr const char* kEdgeProducts =
 inline constexpr const char* kEdgeProductsBackward =
     "edge_products_backward(Tensor weight, Tensor? edge_weight, Tensor rows, Tensor cols, Tensor "
     "feat, " DFGNN_GRAPH ", float scale, bool need_feat) -> (Tensor grad_rows, Tensor grad_feat)";
-// CPU only: core/pair_scores.h. like: any tensor of the call's type. positive is empty if it was given; of_attr
-// is empty without proj, of_proj without attr.
+// CPU only: core/pair_scores.h. like: any tensor of the call's type. positive is empty if it was given;
+// of_attr is empty without proj, of_proj without attr.
 inline constexpr const char* kPairScores =
     "pair_scores(Tensor like, Tensor? cols, Tensor? rows, Tensor? attn, Tensor? attr, Tensor? proj, "
     "Tensor? positive, " DFGNN_GRAPH

@@ -33,34 +33,47 @@ int padded(int size) {
 // which takes longer than everything else.
 template <class A, int W>
 [[gnu::always_inline]] inline Vec<Bits<A>, W> load_flags(const uint8_t* p) {
-  if constexpr (W == 1) return *p;
+  if constexpr (W == 1) {
+    return *p;
+  } else {
+    using V = Vec<Bits<A>, W>;
 #if defined(__AVX512F__)
-  if constexpr (W * sizeof(A) == 64 && sizeof(A) == 4)
-    return bit_cast<Vec<Bits<A>, W>>(_mm512_maskz_cvtepu8_epi32(kAll, load_vector<__m128i>(p)));
+    if constexpr (W == 16) return bit_cast<V>(_mm512_maskz_cvtepu8_epi32(kAll, load_vector<__m128i>(p)));
 #endif
 #if defined(__AVX2__)
-  if constexpr (W == 8 && sizeof(A) == 4)
-    return bit_cast<Vec<Bits<A>, W>>(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+    if constexpr (W == 8 && sizeof(A) == 4)
+      return bit_cast<V>(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(load_vector<int64_t>(p))));
+    if constexpr (W == 4 && sizeof(A) == 4)
+      return bit_cast<V>(_mm_cvtepu8_epi32(_mm_cvtsi32_si128(load_vector<int32_t>(p))));
 #endif
-  if constexpr (W > 1)
-    return __builtin_convertvector(load_vector<Vec<uint8_t, W>>(p), Vec<Bits<A>, W>);
+    return __builtin_convertvector(load_vector<Vec<uint8_t, W>>(p), V);
+  }
 }
 
 template <class A, int W>
 [[gnu::always_inline]] inline void store_flags(uint8_t* p, Vec<A, W> x) {
   if constexpr (W == 1) {
     *p = x > 0;
-    return;
-  }
-#if defined(__AVX2__)
-  if constexpr (W == 8 && sizeof(A) == 4) {
-    const auto flags = bit_cast<__m256i>((x > 0) & 1);
-    const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(flags), _mm256_extracti128_si256(flags, 1));
-    _mm_storel_epi64((__m128i*)p, _mm_packs_epi16(words, words));
-    return;
-  }
+  } else {
+    const auto flags = (x > 0) & 1;
+#if defined(__AVX512F__)
+    if constexpr (W == 16) return store_vector(p, _mm512_maskz_cvtepi32_epi8(kAll, bit_cast<__m512i>(flags)));
 #endif
-  if constexpr (W > 1) store_vector(p, __builtin_convertvector((x > 0) & 1, Vec<uint8_t, W>));
+#if defined(__AVX2__)
+    const auto narrow = [](__m128i low, __m128i high) {
+      const __m128i words = _mm_packs_epi32(low, high);
+      return _mm_packs_epi16(words, words);
+    };
+    if constexpr (W == 8 && sizeof(A) == 4) {
+      const auto all = bit_cast<__m256i>(flags);
+      return store_vector(
+          p, _mm_cvtsi128_si64(narrow(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1))));
+    }
+    if constexpr (W == 4 && sizeof(A) == 4)
+      return store_vector(p, _mm_cvtsi128_si32(narrow(bit_cast<__m128i>(flags), bit_cast<__m128i>(flags))));
+#endif
+    store_vector(p, __builtin_convertvector(flags, Vec<uint8_t, W>));
+  }
 }
 
 // R rows and V vectors of columns of `multiply`.
@@ -192,8 +205,8 @@ class Scores {
 
 // The sums of rows, and the products with attributes and projection. Slopes have two values, so that those of
 // kGroup columns have 2^kGroup combinations: for each group the rows of W, summed with each combination of
-// slopes, are in a table, and an edge's W^T s is a sum of its groups' entries. The transpose, s x^T, adds x to
-// the entry of each group's combination in a second table.
+// slopes, are in a table, and an edge's W^T s is a sum of its groups' entries. The transpose, s x^T, adds x
+// to the entry of each group's combination in a second table.
 template <class A, int W>
 class RowSums {
   using V = Vec<A, W>;
@@ -254,8 +267,7 @@ class RowSums {
     for (int c = 0; c < size_; ++c)
       for (int kind = 0; kind < kKinds; ++kind) {
         A* const to = table_ + entry(c / kGroup, kind);
-        for (int k = 0; k < p_.attrs; ++k)
-          to[k] += slope(kind, c % kGroup) * proj[int64_t(c) * p_.attrs + k];
+        for (int k = 0; k < p_.attrs; ++k) to[k] += slope(kind, c % kGroup) * proj[int64_t(c) * p_.attrs + k];
       }
   }
 
@@ -312,7 +324,8 @@ class RowSums {
         const int64_t at = at_[g] + k;
         for (int n = 0; n < N; ++n) {
           if constexpr (attr) sum[n] += load_vector<V>(table_ + at + n * W);
-          if constexpr (proj) store_vector(found_ + at + n * W, load_vector<V>(found_ + at + n * W) + more[n]);
+          if constexpr (proj)
+            store_vector(found_ + at + n * W, load_vector<V>(found_ + at + n * W) + more[n]);
         }
       }
       for (int n = 0; n < N; ++n) total[n] += r * sum[n];
@@ -322,10 +335,10 @@ class RowSums {
 
   const PairScoreParams& p_;
   A* of_proj_;
-  int size_, groups_, width_;        // width_: attributes, padded to whole vectors
-  Buffer<A> sums_, attr_;            // attr_: an edge's attributes, then their gradients
-  Buffer<A> table_, found_;          // [groups, kKinds, width]
-  Buffer<int64_t> at_;               // the entries of an edge's groups
+  int size_, groups_, width_;  // width_: attributes, padded to whole vectors
+  Buffer<A> sums_, attr_;      // attr_: an edge's attributes, then their gradients
+  Buffer<A> table_, found_;    // [groups, kKinds, width]
+  Buffer<int64_t> at_;         // the entries of an edge's groups
   int64_t eid_[kMost];
 };
 

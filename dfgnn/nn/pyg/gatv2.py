@@ -26,8 +26,9 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
         x_i' = \sum_j \alpha_{ij} W_l x_j, \qquad
         \alpha_{ij} = \mathrm{softmax}_j(a^T \mathrm{LeakyReLU}(W_l x_j + W_r x_i + W_e e_{ij}))
 
-    per head, over the edges j -> i, which include loops. A drop-in for ``torch_geometric.nn.GATv2Conv``. Edge
-    attributes are projected to ``[E, H, C]``; there is no other tensor of edge size.
+    per head, over the edges j -> i, which include loops. A drop-in for ``torch_geometric.nn.GATv2Conv``. Of
+    edge size are scores, and on the CPU the signs of what LeakyReLU is applied to; elsewhere projected
+    attributes ``[E, H, C]``.
 
     Example::
 
