@@ -299,6 +299,6 @@ def _projected(check: Checker, edge_feat, edge_attr, edge_proj, tensors) -> Tens
     heads, dim = tensors[0].shape[1:]
     check.tensor("edge_attr", edge_attr, [(check.graph.num_edges, None)])
     check.tensor("edge_proj", edge_proj, [(heads * dim, edge_attr.shape[1])])
-    if pair_scores.takes(check.graph, *tensors, edge_attr, edge_proj):
+    if edge_attr.shape[1] and pair_scores.takes(check.graph, *tensors, edge_attr, edge_proj):
         return None
     return F.linear(edge_attr, edge_proj).unflatten(1, (heads, dim))

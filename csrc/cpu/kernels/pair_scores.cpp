@@ -184,7 +184,7 @@ class Scores {
     uint8_t* to = given ? nullptr : p_.new_positive + eid_[e] * size_;
     const A slope = A(p_.slope);
     V total{};
-    for (int c = h * p_.dim; c < (h + 1) * p_.dim; c += W) {
+    for (int c = h * p_.dim, end = c + p_.dim; c < end; c += W) {
       const V m = load_vector<V>(x + c) + load_vector<V>(y + c) + load_vector<V>(w + c);
       if constexpr (given) {
         total += load_vector<V>(a + c) * (load_flags<A, W>(flags + c) != 0 ? m : m * slope);
@@ -315,17 +315,20 @@ class RowSums {
     const A* weight = static_cast<const A*>(p_.weight) + eid * p_.heads;
     V total[N] = {}, x[N];
     for (int n = 0; n < N; ++n) x[n] = load_vector<V>(attr_ + k + n * W);
-    const int of_head = p_.dim / kGroup;
-    for (int h = 0, g = 0; h < p_.heads; ++h) {
+    // Local copies, because a store of a vector may alias members.
+    const int of_head = p_.dim / kGroup, heads = p_.heads;
+    const int64_t* entries = at_;
+    const A* const table = table_ + k;
+    A* const found = found_ + k;
+    for (int h = 0; h < heads; ++h) {
       const V r = splat<A, W>(weight[h]);
       V sum[N] = {}, more[N];
       for (int n = 0; n < N; ++n) more[n] = r * x[n];
-      for (const int end = g + of_head; g < end; ++g) {
-        const int64_t at = at_[g] + k;
+      for (int g = 0; g < of_head; ++g) {
+        const int64_t at = *entries++;
         for (int n = 0; n < N; ++n) {
-          if constexpr (attr) sum[n] += load_vector<V>(table_ + at + n * W);
-          if constexpr (proj)
-            store_vector(found_ + at + n * W, load_vector<V>(found_ + at + n * W) + more[n]);
+          if constexpr (attr) sum[n] += load_vector<V>(table + at + n * W);
+          if constexpr (proj) store_vector(found + at + n * W, load_vector<V>(found + at + n * W) + more[n]);
         }
       }
       for (int n = 0; n < N; ++n) total[n] += r * sum[n];
