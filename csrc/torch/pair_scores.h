@@ -44,11 +44,12 @@ struct PairScores {
     p.attr = data(attr), p.proj = data(proj);
   }
 
-  static std::tuple<Tensor, Tensor> scores(Tensor like, OptTensor cols, OptTensor rows, OptTensor attn,
-                                           OptTensor attr, OptTensor proj, OptTensor positive, Tensor indices,
-                                           OptTensor eids, Tensor items, Tensor splits, Sizes plan,
-                                           int64_t num_rows, int64_t num_cols, int64_t heads, int64_t dim,
-                                           double slope) {
+  static std::tuple<Tensor, Tensor> scores(OptTensor cols, OptTensor rows, OptTensor attn, OptTensor attr,
+                                           OptTensor proj, OptTensor positive, Tensor indices, OptTensor eids,
+                                           Tensor items, Tensor splits, Sizes plan, int64_t num_rows,
+                                           int64_t num_cols, int64_t heads, int64_t dim, double slope) {
+    const OptTensor given = cols ? cols : rows ? rows : proj;
+    const Tensor& like = given ? *given : indices;
     const typename Backend::Scope scope(like);
     const Checker check("dfgnn::pair_scores", like);
     const ScalarType type = like.scalar_type();

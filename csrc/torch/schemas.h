@@ -102,11 +102,11 @@ inline constexpr const char* kEdgeProducts =
 inline constexpr const char* kEdgeProductsBackward =
     "edge_products_backward(Tensor weight, Tensor? edge_weight, Tensor rows, Tensor cols, Tensor "
     "feat, " DFGNN_GRAPH ", float scale, bool need_feat) -> (Tensor grad_rows, Tensor grad_feat)";
-// CPU only: core/pair_scores.h. like: any tensor of the call's type. positive is empty if it was given;
+// CPU only: core/pair_scores.h. At least one of cols, rows and proj. positive is empty if it was given;
 // of_attr is empty without proj, of_proj without attr.
 inline constexpr const char* kPairScores =
-    "pair_scores(Tensor like, Tensor? cols, Tensor? rows, Tensor? attn, Tensor? attr, Tensor? proj, "
-    "Tensor? positive, " DFGNN_GRAPH
+    "pair_scores(Tensor? cols, Tensor? rows, Tensor? attn, Tensor? attr, Tensor? proj, Tensor? "
+    "positive, " DFGNN_GRAPH
     ", int num_rows, int num_cols, int heads, int dim, float slope) -> (Tensor score, Tensor positive)";
 inline constexpr const char* kPairSums =
     "pair_sums(Tensor weight, Tensor positive, Tensor? attr, Tensor? proj, " DFGNN_GRAPH

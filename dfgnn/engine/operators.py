@@ -289,7 +289,7 @@ def pair_scores(graph, src, dst, attn, attr, proj, positive, slope: float):
     like = next(x for x in (src, dst, proj) if x is not None)
     heads, dim = like.shape[1:] if positive is None else positive.shape[1:]
     args = _direction(graph, heads, dim, like.dtype, False)
-    return call(ops.pair_scores.default, like, src, dst, attn, attr, proj, positive, *args, heads, dim, slope)
+    return call(ops.pair_scores.default, src, dst, attn, attr, proj, positive, *args, heads, dim, slope)
 
 
 def pair_sums(graph, weight, positive, attr, proj, slope: float):

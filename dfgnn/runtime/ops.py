@@ -236,7 +236,8 @@ def _(weight, edge_weight, rows, cols, feat, indices, eids, items, splits, plan,
 
 
 @library.register_fake("dfgnn::pair_scores")
-def _(like, cols, rows, attn, attr, proj, positive, indices, *rest):
+def _(cols, rows, attn, attr, proj, positive, indices, *rest):
+    like = next(x for x in (cols, rows, proj) if x is not None)
     edges, (heads, dim) = indices.shape[0], rest[-3:-1]
     made = like.new_empty(edges if positive is None else 0, heads, dim, dtype=torch.bool)
     return like.new_empty(edges, heads), made

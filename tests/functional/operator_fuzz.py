@@ -62,7 +62,7 @@ def right_calls(device):
         yield ops.edge_products_backward, (options[0], feat, q, k, feat, *args[:5], 0.5, True)
         dst, src, vector = (torch.randn(n, heads, 4) for n in (len(q), len(k), 1))
         proj = torch.randn(heads * 4, 3)
-        scores = (src, src, dst, vector[0], attr, proj, None, *args[:5], len(q), len(k), heads, 4, 0.2)
+        scores = (src, dst, vector[0], attr, proj, None, *args[:5], len(q), len(k), heads, 4, 0.2)
         yield ops.pair_scores, scores
         positive = ops.pair_scores(*scores)[1]
         yield ops.pair_sums, (options[0], positive, attr, proj, *args[:5], len(q), len(k), 0.2)
