@@ -285,7 +285,6 @@ PATHS = (
          _run_forward_mode),
     Path("onnx", "plain tensor operations, which torch.onnx.export knows", _not_onnx, _run_onnx),
     Path("traced", "one operator that finds the graph when the compiled code runs", _not_traced, _run_traced),
-    Path("transformed", "the fused operators under torch.func; second derivatives are plain operations",
-         _not_transformed, _run_transformed),
+    Path("transformed", "the fused operators under torch.func", _not_transformed, _run_transformed),
     Path("dispatched", "the fused operators through torch's dispatcher", _never, _run_dispatched),
 )  # fmt: skip
