@@ -8,7 +8,7 @@ from pyg_compare import compare, torch_geometric
 
 import dfgnn
 from dfgnn.nn import pyg
-from dfgnn.nn.pyg.gps import all_pairs
+from dfgnn.nn.pyg.gps import all_pairs, dense_of
 
 PyG = torch_geometric.nn
 BATCHES = {
@@ -16,6 +16,8 @@ BATCHES = {
     "alike": [6, 6, 6],
     "one": [20],
     "missing": [4, 0, 9],
+    "large": [21, 21, 21],
+    "padded": [30, 26, 0, 29],
 }
 
 
@@ -86,6 +88,42 @@ def test_hooks_are_honoured():
     with pytest.warns(dfgnn.nn.FallbackWarning, match="attn has hooks"):
         found = ours(*given)
     torch.testing.assert_close(found, theirs(*given))
+
+
+def test_dense_attention_is_for_graphs_alike_in_size():
+    chosen = {}
+    for name, sizes in {**BATCHES, "one large": [40, 5, 5, 5, 5, 5]}.items():
+        x, _, batch = inputs(sizes)
+        dense = dense_of(x, batch)
+        chosen[name] = None if dense is None else (dense.graphs, dense.size, dense.mask is None)
+    assert chosen == {
+        "mixed": None, "alike": None, "missing": None, "one large": None,
+        "one": (1, 20, True), "large": (3, 21, True), "padded": (3, 30, False),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["large", "padded"])
+def test_second_derivatives_of_dense_attention(name):
+    _, ours = layers(conv=None, norm=None, act="tanh")
+    x, edge_index, batch = inputs(BATCHES[name])
+    other = copy.deepcopy(ours)
+    other.attention = lambda *args, **kwargs: dfgnn.functional.dot_attention(*args, **kwargs)
+    found = []
+    for layer in (ours, other):
+        leaf = x.clone().requires_grad_()
+        inner = (leaf, *layer.parameters())
+        first = torch.autograd.grad(layer(leaf, edge_index, batch).square().sum(), inner, create_graph=True)
+        found.append((first, torch.autograd.grad(sum(g.square().sum() for g in first), inner)))
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["large", "padded"])
+def test_dense_attention_in_every_dtype(name, dtype):
+    x, edge_index, batch = inputs(BATCHES[name])
+    theirs, ours = (layer.to(dtype) for layer in layers(conv=None, norm=None))
+    tolerance = {"rtol": 0, "atol": 1e-5 if dtype == torch.float32 else 0.05}
+    torch.testing.assert_close(*(m(x.to(dtype), edge_index, batch) for m in (ours, theirs)), **tolerance)
 
 
 def test_dropout():
