@@ -161,6 +161,8 @@ def _sum(graph: Graph, op: str, x: Any, y: Any) -> Tensor:
 
 
 def _sum_sources(graph: Graph, x: Tensor) -> Tensor:
+    if by_index.takes_of(graph, x):
+        return by_index.sums_of_sources(graph, x)
     size = math.prod(x.shape[1:])
     if size == 0:
         return x.new_zeros(graph.num_dst, *x.shape[1:])
@@ -169,11 +171,11 @@ def _sum_sources(graph: Graph, x: Tensor) -> Tensor:
 
 
 def _sum_edges(graph: Graph, y: Tensor) -> Tensor:
+    if by_index.takes_of(graph, y):
+        return by_index.sums_of_edges(graph, y)
     size = math.prod(y.shape[1:])
     if size == 0:
         return y.new_zeros(graph.num_dst, *y.shape[1:])
-    if type(graph) is Graph and graph.edge_mask is None and by_index.takes_rows(y):
-        return by_index.sums(y, graph.edge_index[1], graph.num_dst)
     # Each column is a head, with features of 1.
     out = functional.spmm(graph, y.reshape(len(y), size), y.new_ones(graph.num_src, size, 1))
     return out.view(graph.num_dst, *y.shape[1:])
@@ -342,6 +344,12 @@ def _reduce_function(op: str, reducer: str) -> None:
 
 def _copy_function(end: str, reducer: str) -> None:
     name = f"copy_{end}_{reducer}"
+    sums = _sum_sources if end == "u" else _sum_edges
+
+    def summed(graph: Graph, x: Tensor) -> Tensor:  # gspmm's other checks take longer than small sums
+        graph = _fused(graph)
+        _check(name, graph, "x" if end == "u" else "y", x, end)
+        return sums(graph, x)
 
     def of_sources(graph: Graph, x: Tensor) -> Tensor:
         return gspmm(graph, "copy_lhs", reducer, x, None, _caller=name)
@@ -349,9 +357,10 @@ def _copy_function(end: str, reducer: str) -> None:
     def of_edges(graph: Graph, x: Tensor) -> Tensor:
         return gspmm(graph, "copy_rhs", reducer, None, x, _caller=name)
 
-    function = of_sources if end == "u" else of_edges
+    reduced = of_sources if end == "u" else of_edges
     whose = "sources'" if end == "u" else "own"
-    _public(name, function, f"``[num_dst, ...]``: {reducer} over edges of their {whose} features x.")
+    what = f"``[num_dst, ...]``: {reducer} over edges of their {whose} features x."
+    _public(name, summed if reducer == "sum" else reduced, what)
 
 
 for _lhs, _rhs in permutations("uve", 2):

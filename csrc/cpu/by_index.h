@@ -9,12 +9,13 @@
 namespace dfgnn::cpu {
 
 struct ByIndexParams {
-  DType dtype;  // f32 or f64
-  int64_t num_rows, num_groups;
+  DType dtype;                   // f32 or f64
+  int64_t num_rows, num_groups;  // sum: num_rows is the number of summands
   int columns;
   const void* index;  // the group of each row, already checked by index_range
   bool index_is_long, index_rises;
   const void* rows;    // [num_rows, columns]: the scores, or in backward the gradient of the result
+  const void* source;  // sum: the number of each summand's row, of the index's type, checked; or null
   const void* result;  // backward: the result of the softmax
   bool masked;         // an infinite maximum counts as 0, so that a softmax over -inf alone is 0
   void* out;           // [num_rows, columns]; sum: [num_groups, columns]

@@ -9,21 +9,28 @@ namespace {
 // The arguments of one call, checked, and the tensors that hold them.
 struct Call {
   Tensor rows, index;
+  OptTensor from;
   cpu::ByIndexParams params{};
 
-  Call(const Checker& check, const Tensor& given, const Tensor& groups, int64_t num_groups)
-      : rows(dense(given)), index(groups.is_contiguous() ? groups : torch::stable::contiguous(groups)) {
+  // source: of a sum, the rows that it adds up, instead of all in their order.
+  Call(const Checker& check, const Tensor& given, const Tensor& groups, int64_t num_groups,
+       const OptTensor& source = {})
+      : rows(dense(given)), index(without_gaps(groups)) {
+    const int64_t num_rows = source ? source->size(0) : rows.size(0);
     check.tensor("rows", rows, {-1, -1}, {ScalarType::Float, ScalarType::Double});
-    check.tensor("index", index, {rows.size(0)}, {ScalarType::Int, ScalarType::Long});
+    check.tensor("index", index, {num_rows}, {ScalarType::Int, ScalarType::Long});
     check.require(num_groups >= 0, "num_groups: expected a number from 0 on, got ", num_groups);
     check.count("columns", rows.size(1));
     params.index_is_long = index.scalar_type() == ScalarType::Long;
-    const cpu::IndexRange range = cpu::index_range(data(index), params.index_is_long, rows.size(0));
-    check.require(range.low >= 0 && range.high < num_groups, "index: expected numbers in [0, ", num_groups,
-                  "), got ", range.low < 0 ? range.low : range.high);
+    params.index_rises = check_range(check, "index", index, num_groups);
+    if (source) {
+      from = without_gaps(*source);
+      check.tensor("source", from, {-1}, {index.scalar_type()});
+      check_range(check, "source", *from, rows.size(0));
+    }
     params.dtype = dtype_of(check.op(), rows);
-    params.num_rows = rows.size(0), params.num_groups = num_groups, params.columns = int(rows.size(1));
-    params.index = data(index), params.index_rises = range.rises, params.rows = data(rows);
+    params.num_rows = num_rows, params.num_groups = num_groups, params.columns = int(rows.size(1));
+    params.index = data(index), params.source = data(from), params.rows = data(rows);
   }
 
   Tensor run(int64_t num_rows, void (*kernel)(const cpu::ByIndexParams&, const cpu::Parallel&)) {
@@ -31,6 +38,17 @@ struct Call {
     params.out = out.mutable_data_ptr();
     if (num_rows * params.columns > 0) kernel(params, parallel());
     return out;
+  }
+
+ private:
+  static Tensor without_gaps(const Tensor& t) { return t.is_contiguous() ? t : torch::stable::contiguous(t); }
+
+  // Returns whether the values rise.
+  bool check_range(const Checker& check, const char* name, const Tensor& values, int64_t end) const {
+    const cpu::IndexRange range = cpu::index_range(data(values), params.index_is_long, values.size(0));
+    check.require(range.low >= 0 && range.high < end, name, ": expected numbers in [0, ", end, "), got ",
+                  range.low < 0 ? range.low : range.high);
+    return range.rises;
   }
 };
 
@@ -49,8 +67,9 @@ Tensor index_softmax_backward(Tensor result, Tensor grad, Tensor index, int64_t 
   return call.run(grad.size(0), cpu::index_softmax_backward);
 }
 
-Tensor index_sum(Tensor rows, Tensor index, int64_t num_groups) {
-  return Call(Checker("dfgnn::index_sum", rows), rows, index, num_groups).run(num_groups, cpu::index_sum);
+Tensor index_sum(Tensor rows, Tensor index, int64_t num_groups, OptTensor source) {
+  Call call(Checker("dfgnn::index_sum", rows), rows, index, num_groups, source);
+  return call.run(num_groups, cpu::index_sum);
 }
 
 }  // namespace

@@ -118,11 +118,12 @@ inline constexpr const char* kGatherSum =
     "gather_sum(Tensor feat, Tensor indices, Tensor items, Tensor splits, int[] plan, int num_dst) -> Tensor";
 // Constants that Python repeats, as "name=value;...": tests/functional/test_constants.py compares them.
 inline constexpr const char* kConstants = "constants() -> str";
-// CPU only: cpu_by_index.cpp. index: int32 or int64 [E], the group of each row, below num_groups.
+// CPU only: cpu_by_index.cpp. index: int32 or int64 [E], the group of each row, below num_groups. source:
+// alike, the rows that are summed, instead of all in their order.
 inline constexpr const char* kByIndex[] = {
     "index_softmax(Tensor score, Tensor index, int num_groups, bool masked) -> Tensor",
     "index_softmax_backward(Tensor result, Tensor grad, Tensor index, int num_groups) -> Tensor",
-    "index_sum(Tensor rows, Tensor index, int num_groups) -> Tensor",
+    "index_sum(Tensor rows, Tensor index, int num_groups, Tensor? source=None) -> Tensor",
 };
 // Structure, CPU only: cpu_structure.cpp.
 inline constexpr const char* kCooToCsr =

@@ -6,12 +6,16 @@ The gradients of each are calls of the others, so that they are differentiable a
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from ..graph import Graph
 from ..runtime import eager, rules
 from ..runtime.rules import ByRule, Rule
 from . import operators
+from .edge_rows import of_graph
 
 DTYPES = torch.float32, torch.float64
 
@@ -34,6 +38,18 @@ def takes(rows: Tensor, index: Tensor) -> bool:
     )
 
 
+def takes_of(graph: Any, rows: Any) -> bool:
+    """Whether they take these rows of nodes or edges with this graph; their number is not checked."""
+    return (
+        type(graph) is Graph
+        and isinstance(rows, Tensor)
+        and rows.dim() > 0
+        and takes_rows(rows)
+        and graph.device.type == "cpu"
+        and graph.edge_mask is None
+    )
+
+
 def softmax(score: Tensor, index: Tensor, num_groups: int, masked: bool = False) -> Tensor:
     """``[E, ...]``: softmax of score over the rows of each group. masked: of nothing but -inf 0, else nan.
 
@@ -41,8 +57,10 @@ def softmax(score: Tensor, index: Tensor, num_groups: int, masked: bool = False)
     """
     flat = score if score.dim() == 2 else _flat(score)
     if torch.is_grad_enabled() and flat.requires_grad:
-        return ByRule.at_once(_Softmax(num_groups, masked), flat, index).clone().view(score.shape)
-    return operators.index_softmax(flat, index, num_groups, masked).view(score.shape)
+        out = ByRule.at_once(_Softmax(num_groups, masked), flat, index).clone()
+    else:
+        out = operators.index_softmax(flat, index, num_groups, masked)
+    return out if flat is score else out.view(score.shape)
 
 
 def sums(rows: Tensor, index: Tensor, num_groups: int) -> Tensor:
@@ -51,6 +69,37 @@ def sums(rows: Tensor, index: Tensor, num_groups: int) -> Tensor:
     if torch.is_grad_enabled() and flat.requires_grad:
         return ByRule.at_once(_Sums(num_groups), flat, index).view(shape)
     return operators.index_sum(flat, index, num_groups).view(shape)
+
+
+def sums_of_edges(graph: Graph, rows: Tensor) -> Tensor:
+    """``[num_dst, ...]``: the sums of the rows ``[E, ...]`` over the edges into each destination."""
+    index = graph.edge_index[1]
+    if rows.requires_grad and rows.numel() <= _FEW_TRAINED and torch.is_grad_enabled():
+        return rows.new_zeros(graph.num_dst, *rows.shape[1:]).index_add(0, index, rows)
+    return sums(rows, index, graph.num_dst)
+
+
+# PyTorch has added up so few numbers sooner than autograd has called a function in Python.
+_FEW_TRAINED = 1 << 14
+
+
+def sums_of_sources(graph: Graph, rows: Tensor) -> Tensor:
+    """``[num_dst, ...]``: the sums of the sources' rows ``[num_src, ...]`` over the edges into each node."""
+    flat = rows if rows.dim() == 2 else _flat(rows)
+    return rules.apply(_Neighbours(graph, False), flat).view(graph.num_dst, *rows.shape[1:])
+
+
+def _ends(graph: Graph, reverse: bool) -> tuple[Tensor, Tensor]:
+    """int32 ``[E]``, sorted by the second: sources and destinations, or with ``reverse`` the opposite."""
+
+    def make(graph: Graph) -> tuple[Tensor, Tensor]:
+        csr = graph.reverse_csr() if reverse else graph.csr()
+        degrees = csr.indptr.diff()
+        rows = torch.arange(len(degrees), dtype=torch.int32)
+        return csr.indices, rows.repeat_interleave(degrees, output_size=graph.num_edges)
+
+    found: tuple[Tensor, Tensor] = of_graph(graph, ("ends", reverse), make)
+    return found
 
 
 def _flat(x: Tensor) -> Tensor:
@@ -136,3 +185,23 @@ class _Rows(_OfGroups):
 
     def gradients(self, need, saved, grad):
         return rules.apply(_Sums(self.num_groups), grad, *saved), None
+
+
+class _Neighbours(Rule):
+    """The sums of neighbours' rows: of sources, or with ``reverse`` of destinations."""
+
+    __slots__ = "graph", "reverse"
+
+    def __init__(self, graph: Graph, reverse: bool):
+        self.graph, self.reverse = graph, reverse
+
+    def forward(self, rows):
+        graph = self.graph
+        sources, index = _ends(graph, self.reverse)
+        return operators.index_sum(rows, index, graph.num_src if self.reverse else graph.num_dst, sources)
+
+    def saved(self, tensors, result):
+        return ()
+
+    def gradients(self, need, saved, grad):
+        return (rules.apply(_Neighbours(self.graph, not self.reverse), grad),)

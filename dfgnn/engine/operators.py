@@ -328,6 +328,7 @@ def index_softmax_backward(result, grad, index, num_groups: int):
         return ops.index_softmax_backward.default(result, grad, index, num_groups)
 
 
-def index_sum(rows, index, num_groups: int):
+def index_sum(rows, index, num_groups: int, *source):
+    """source: the numbers of the rows that are added up, instead of all in their order."""
     with _BelowAutograd():
-        return ops.index_sum.default(rows, index, num_groups)
+        return ops.index_sum.default(rows, index, num_groups, *source)

@@ -32,6 +32,9 @@ def edge_softmax(
     """
     if type(graph) is not Graph or size is not None:
         graph = graph_of("edge_softmax", graph, size)
+    plain = sink is None and schedule == "auto" and by_index.takes_of(graph, score)
+    if plain and score.shape[0] == graph.num_edges:
+        return by_index.softmax(score, graph.edge_index[1], graph.num_dst, masked=True)
     check = Checker("edge_softmax", graph, "score", score)
     if score.dim() == 0 or score.shape[0] != graph.num_edges:
         raise check.error(ValueError, "score", f"shape [{graph.num_edges}, ...]", list(score.shape))
@@ -42,9 +45,6 @@ def edge_softmax(
     flat = score.reshape(graph.num_edges, math.prod(score.shape[1:]))
     if flat.shape[1] == 0:
         return score.clone()
-    plain = type(graph) is Graph and graph.edge_mask is None and schedule == "auto" and sink is None
-    if plain and by_index.takes_rows(flat):
-        return by_index.softmax(score, graph.edge_index[1], graph.num_dst, masked=True)
     # The attention that gat_attention returns, with no term from either end.
     ends = flat.new_zeros(graph.num_src, flat.shape[1])
     _, attention = gat_attention(

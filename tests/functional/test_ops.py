@@ -142,6 +142,29 @@ def test_types_and_devices(dtype, device):
     assert torch.equal(ops.copy_u(graph, x), x[graph.edge_index[0]])
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 8), (40,)], ids=str)
+@pytest.mark.parametrize("edges", [60, 5000])
+def test_sums_without_a_factor(edges, shape, device):
+    """Few and many numbers, beside plain operations, derivatives of two orders included."""
+    src, dst = torch.randint(70, (edges,), device=device), torch.randint(90, (edges,), device=device)
+    graph = Graph.from_coo(src, dst, num_src=70, num_dst=100)
+
+    def plain(x, picked):
+        zeros = torch.zeros(100, *shape, dtype=x.dtype, device=device)
+        return zeros.index_add(0, dst, x[src] if picked else x)
+
+    for function, picked in ((ops.copy_u_sum, True), (ops.copy_e_sum, False)):
+        x = torch.randn(70 if picked else edges, *shape, dtype=torch.float64, device=device)
+        found = []
+        for call in (lambda x: function(graph, x), lambda x: plain(x, picked)):  # noqa: B023
+            leaf = x.clone().requires_grad_()
+            out = call(leaf)
+            (first,) = torch.autograd.grad(out.pow(3).sum(), leaf, create_graph=True)
+            (second,) = torch.autograd.grad(first.square().sum(), leaf)
+            found.append((out, first, second, call(x)))
+        torch.testing.assert_close(*found)
+
+
 def test_gradients_are_checked(device):
     graph, _ = graphs("block", device)
     x = torch.randn(9, 2, dtype=torch.float64, device=device, requires_grad=True)

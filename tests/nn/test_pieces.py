@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import dfgnn
-from dfgnn.engine import by_index
+from dfgnn.engine import by_index, operators
 from dfgnn.switch import pieces
 
 pyg = pytest.importorskip("torch_geometric", reason="torch_geometric is not installed")
@@ -153,12 +153,21 @@ def test_gradcheck():
         assert third.isfinite().all()
 
 
+@pytest.mark.parametrize(("place", "value"), [("source", 7), ("source", -1), ("index", 6), ("index", -1)])
+def test_numbers_out_of_range(place, value):
+    given = {"source": torch.tensor([0, 6, 2]), "index": torch.tensor([5, 0, 1])}
+    given[place][1] = value
+    with pytest.raises(RuntimeError, match=rf"index_sum: {place}: expected numbers in .*, got {value}"):
+        operators.index_sum(torch.ones(7, 3), given["index"], 6, given["source"])
+
+
 def test_results_do_not_depend_on_threads():
     index, x, before = torch.randint(N, (60_000,)), torch.randn(60_000, 8), torch.get_num_threads()
     found = []
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
-        found.append((by_index.softmax(x, index, N), by_index.sums(x, index, N)))
+        more = by_index.sums_of_sources(dfgnn.Graph.from_coo(index.flip(0), index, num_nodes=N), x[:N])
+        found.append((by_index.softmax(x, index, N), by_index.sums(x, index, N), more))
     torch.set_num_threads(before)
     assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other))
 

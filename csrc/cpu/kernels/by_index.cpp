@@ -180,11 +180,12 @@ void softmax_backward_as(const ByIndexParams& p, const Parallel& parallel) {
   groups.by_rows(gradient);
 }
 
-template <class A, class I, int C>
-void sum_as(const ByIndexParams& p, const Parallel& parallel) {
+template <class A, class I, int C, bool gathered>
+void sum_of(const ByIndexParams& p, const Parallel& parallel) {
   const Groups<A, I, C> groups(p, parallel);
   const int64_t columns = groups.columns();
   const A* rows = static_cast<const A*>(p.rows);
+  const I* source = static_cast<const I*>(p.source);
   A* out = static_cast<A*>(p.out);
   parallel_range(parallel, p.num_groups, kPerThread / columns + 1, [&](int64_t begin, int64_t end) {
     fill<A>(out + begin * columns, (end - begin) * columns, 0);
@@ -192,10 +193,15 @@ void sum_as(const ByIndexParams& p, const Parallel& parallel) {
   groups.by_groups([&](const Part& part) {
     groups.each(part, [&](int64_t e, int64_t at) {
       A* __restrict to = out + at;
-      const A* __restrict from = rows + e * columns;
+      const A* __restrict from = rows + (gathered ? int64_t(source[e]) : e) * columns;
       for (int64_t c = 0; c < columns; ++c) to[c] += from[c];
     });
   });
+}
+
+template <class A, class I, int C>
+void sum_as(const ByIndexParams& p, const Parallel& parallel) {
+  p.source ? sum_of<A, I, C, true>(p, parallel) : sum_of<A, I, C, false>(p, parallel);
 }
 
 // Calls f(value of the type, value of the index's type, constant number of columns, or 0 for any other
