@@ -16,6 +16,10 @@ _WHAT = {
     **{path.name: path.what for path in paths.PATHS},
 }
 
+_NONE = (
+    "no attention of dfgnn was computed (edge_softmax, sddmm and spmm, which FAConv calls, are not listed)"
+)
+
 
 class AttentionCall(NamedTuple):
     """One attention call: the path that it took, and why not the paths that come before it in the list."""
@@ -36,7 +40,7 @@ class Explanation(NamedTuple):
     result: Any  # what the layer or function returned
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self.calls)) or "no attention of dfgnn was computed"
+        return "\n".join(map(str, self.calls)) or _NONE
 
 
 def explain(layer_or_function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
