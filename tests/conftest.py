@@ -4,6 +4,7 @@ import os
 import pytest
 import torch
 from covering import EXHAUSTIVE
+from forked import LAYERS, PLAIN, Interpreters
 
 # Where several processes share the tests (pytest -n), each has a core of its own.
 torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
@@ -34,6 +35,30 @@ def pytest_collection_finish():
 @pytest.fixture(params=["cpu", *([pytest.param("cuda", marks=pytest.mark.gpu)] if HAS_GPU else [])])
 def device(request):
     return request.param
+
+
+@pytest.fixture(scope="session")
+def dfgnn_run():
+    """``python -m dfgnn.run``, in a fork of one process that has imported all that it needs."""
+    forks = Interpreters(LAYERS)
+    yield forks
+    forks.close()
+
+
+@pytest.fixture(scope="session")
+def plain_python():
+    """Runs code in a process that has imported torch, and neither dfgnn nor the libraries; gives what it
+    printed."""
+    forks = Interpreters(PLAIN)
+
+    def run(code, *words, status=0, **options):
+        done = forks(*words, code=code, **options)
+        assert done.returncode == status, done.stderr
+        return done
+
+    run.program = forks
+    yield run
+    forks.close()
 
 
 @pytest.fixture(autouse=True)

@@ -18,14 +18,6 @@ from dfgnn.runtime.moved import MOVED
 LIBRARIES = sorted(_library.DIRECTORY.glob("libdfgnn_*.so"))
 
 
-def python(code, **options):
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, **options
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout.split()
-
-
 def undefined_symbols(library):
     if shutil.which("nm") is None:
         pytest.skip("nm (binutils) is not installed")
@@ -43,14 +35,14 @@ before = set(sys.modules)
 import dfgnn
 print(*set(sys.modules) - before)
 """
-    packages = {name.partition(".")[0] for name in python(code)} - sys.stdlib_module_names
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    packages = {name.partition(".")[0] for name in done.stdout.split()} - sys.stdlib_module_names
     assert packages == {"dfgnn"}
 
 
-def test_the_benchmark_says_that_it_needs_numpy():
+def test_the_benchmark_says_that_it_needs_numpy(plain_python):
     code = "import sys; sys.modules['numpy'] = None; import dfgnn.bench"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert result.returncode == 1
+    result = plain_python(code, status=1)
     assert result.stderr.rstrip().endswith("needs NumPy: pip install numpy (the extra 'bench' has all of it)")
 
 
@@ -147,7 +139,7 @@ def test_cuda_library_missing_or_broken(content, problem, tmp_path, monkeypatch)
         _library.require_cuda_library()
 
 
-def test_modules_that_moved_keep_their_names():
+def test_modules_that_moved_keep_their_names(plain_python):
     """An old name gives the very module, with a warning that says where it is; so old pickles load."""
     code = f"""
 import importlib, sys, warnings
@@ -161,13 +153,13 @@ for old, new in {MOVED!r}.items():
     assert module is sys.modules[f"dfgnn.{{new}}"]
     assert module.__name__ == module.__spec__.name == f"dfgnn.{{new}}"
 """
-    python(code)
+    plain_python(code)
 
 
-def test_modules_of_a_package_that_moved():
+def test_modules_of_a_package_that_moved(plain_python):
     imported = "import dfgnn, dfgnn.plan.cost, dfgnn.schedule.cost as old"
     code = f"{imported}; print(old is dfgnn.plan.cost, dfgnn.schedule.Plan)"
-    assert python(code)[0] == "True"
+    assert plain_python(code).stdout.split()[0] == "True"
 
 
 def test_a_graph_pickled_before_the_moves_loads():

@@ -46,52 +46,6 @@ def python(*words, cwd, env=(), **options):
     return subprocess.run(command, text=True, timeout=300, env=env, cwd=cwd, **options)
 
 
-# A fork for each run, which need not import anything; it ends as an interpreter does.
-SERVER = """
-import json, os, sys
-import dfgnn.run, torch
-from dfgnn.running.layers import import_libraries
-
-import_libraries("pyg")
-for line in sys.stdin:
-    order = json.loads(line)
-    if os.fork() == 0:
-        break
-    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
-else:
-    os._exit(0)
-os.chdir(order["cwd"])
-for number, name in ((1, "stdout"), (2, "stderr")):
-    os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-torch.cuda.device_count = lambda: order["gpus"]
-sys.exit(dfgnn.run.main(order["words"]))
-"""
-
-
-class Server:
-    def __init__(self):
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
-
-    def __call__(self, *words, cwd, gpus=0):
-        order = {"words": list(map(str, words)), "cwd": str(cwd), "gpus": gpus}
-        print(json.dumps(order), file=self.process.stdin, flush=True)
-        status = int(self.process.stdout.readline())
-        out, err = ((cwd / name).read_text() for name in ("stdout", "stderr"))
-        return subprocess.CompletedProcess(words, status, out, err)
-
-
-@pytest.fixture(scope="module")
-def dfgnn_run():
-    """``python -m dfgnn.run`` without the seconds in which it imports what it needs."""
-    server = Server()
-    yield server
-    server.process.stdin.close()
-    server.process.wait(20)
-
-
 @pytest.fixture
 def run(dfgnn_run, tmp_path):
     """A run of a script, and its report."""

@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 import torch._dynamo.utils
-from covering import covered
+from covering import covered, exhaustive
 
 from dfgnn import Graph, functional, nn
 
@@ -70,13 +70,13 @@ def test_with_sizes_that_change_or_not(device, dynamic):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gat", "gatv2", "dot"])
+@pytest.mark.parametrize("name", ["dot", *(pytest.param(n, marks=exhaustive) for n in ("gat", "gatv2"))])
 def test_inductor_without_a_word(device, name, caplog):
     function = FUNCTIONS[name]
     compiled = torch.compile(function, fullgraph=True)
     with warnings.catch_warnings(), caplog.at_level(logging.WARNING):
         warnings.simplefilter("error", UserWarning)
-        for k in range(3):
+        for k in range(2):
             got = run(compiled, make(k, device), k)
             torch.testing.assert_close(got, run(function, make(k, device), k), rtol=1e-4, atol=1e-4)
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
@@ -189,13 +189,14 @@ def train(call, layer, graph, x, *more):
 
 
 # Without a word on sizes a layer is recorded twice: as they are, and with variables.
-SAID = dict.fromkeys(("GATConv", "EGATConv", "EdgeGATConv wide", "HGTConv", "EdgeGraphTransformerLayer"))
+SAID = dict.fromkeys(("GATConv", "EGATConv", "EdgeGraphTransformerLayer"))
+# Other layers take the same steps: attributes of edges as EGATConv's, layers around a convolution.
+REST = "EdgeGATConv wide", "HGTConv norm", "GraphTransformerLayer", "EdgeGraphTransformerConv"
+CASES = [(name, SAID.get(name, True)) for name in LAYERS if name not in REST]
+MORE = [*((name, None) for name in (*REST, "HGTConv")), ("EdgeGATConv", False)]
 
 
-@pytest.mark.parametrize(
-    "name, dynamic",
-    [*((name, SAID.get(name, True)) for name in LAYERS), ("EdgeGATConv", False), ("HGTConv", True)],
-)
+@pytest.mark.parametrize("name, dynamic", CASES + [pytest.param(*case, marks=exhaustive) for case in MORE])
 def test_layers(device, name, dynamic):
     make_layer, more = LAYERS[name]
     layer = make_layer().to(device)
@@ -209,6 +210,7 @@ def test_layers(device, name, dynamic):
 
 
 @pytest.mark.slow
+@exhaustive
 @pytest.mark.parametrize("name", ["EGATConv", "HGTConv"])
 def test_inductor_takes_layers(device, name):
     make_layer, more = LAYERS[name]

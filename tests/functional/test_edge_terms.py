@@ -3,12 +3,10 @@
 import pytest
 import torch
 from attention import DTYPES, Made, check, make_inputs, run
-from graphs import GRAPHS, make_graph, tiny_graph
-from torch.func import grad, jvp, vmap
+from graphs import GRAPHS, make_graph
 
 from dfgnn import Graph, functional, reference
 from dfgnn.engine import edge_projection
-from dfgnn.engine.traced_graph import EdgeList
 from dfgnn.functional import dot as dot_functions
 
 HEADS, DIM, VALUE_DIM, FEATURES = 3, 8, 5, 13
@@ -34,7 +32,6 @@ ONE = {
     "projection": dict(edge_attr="E d", edge_proj="HD d"),
 }
 ALL = {**TERMS, **{f"one {name}": terms for name, terms in ONE.items()}}
-WAYS = ("folded", "unfolded")
 
 
 def name_of(value):
@@ -122,7 +119,7 @@ def test_options(device, terms, edges, way):
     check("dot", graph, inputs, extra=32 * torch.finfo(dtype).eps, **more)
 
 
-@pytest.mark.parametrize("way", WAYS, indirect=True)
+@pytest.mark.parametrize("way", ("folded", "unfolded"), indirect=True)
 @pytest.mark.parametrize("terms", TERMS.values(), ids=TERMS)
 def test_padded_heads(terms, way, monkeypatch):
     """CUDA's kernels take heads of a multiple of 16 bytes. Here a CPU's get heads padded alike."""
@@ -172,97 +169,8 @@ def test_one_tensor_in_both_is_one_term(device):
         torch.testing.assert_close(found[2], found[0])
 
 
-def test_only_some_gradients(device):
-    """Each alone as together with the others."""
-    graph = make_graph("random", device)
-    for terms in (*TERMS.values(), ONE["projection"]):
-        dim = 4 if terms is ONE["projection"] else 3
-        inputs = make_inputs(
-            "dot", graph, 2, 4, torch.float64, value_dim=dim, edge_bias=True, edge_weight="H"
-        )
-        with_terms(inputs, graph, terms, 3)
-        everything = run(functional.dot_attention, graph, inputs)
-        for name, x in inputs.items():
-            leaf = x.clone().requires_grad_()
-            out = functional.dot_attention(graph, **{**inputs, name: leaf})
-            generator = torch.Generator().manual_seed(1)
-            (found,) = torch.autograd.grad(out, leaf, torch.randn(out.shape, generator=generator).to(out))
-            torch.testing.assert_close(
-                found, everything["grad_" + name], msg=lambda m, n=name: f"{n}: {m}", atol=1e-12, rtol=1e-9
-            )
-
-
 def call_with(graph, inputs, module=functional, **options):
     return lambda *tensors: module.dot_attention(graph, **dict(zip(inputs, tensors)), **options)
-
-
-@pytest.mark.parametrize(
-    "terms, way",
-    [
-        *((name, "folded") for name in ("of heads", "shared", "of heads, shared", "one shared")),
-        *((name, way) for name in ("projections", "one projection") for way in WAYS),
-    ],
-    indirect=["way"],
-)
-def test_second_derivatives(device, terms, way):
-    graph = tiny_graph(device)
-    inputs = make_inputs("dot", graph, 2, 2, torch.float64)
-    with_terms(inputs, graph, ALL[terms], 2)
-    leaves = [x.requires_grad_() for x in inputs.values()]
-    call = call_with(graph, inputs)
-    assert torch.autograd.gradcheck(call, leaves)
-    assert torch.autograd.gradgradcheck(call, leaves)
-
-
-@pytest.mark.parametrize("terms", ["of heads", "of heads, shared", "projections", "one projection"])
-def test_transforms(device, terms):
-    graph = tiny_graph(device)
-    inputs = make_inputs("dot", graph, 2, 2, torch.float64)
-    with_terms(inputs, graph, ALL[terms], 3)
-    x, batch = tuple(inputs.values()), [torch.randn(3, *x.shape).to(x) for x in inputs.values()]
-    found = []
-    for module in (functional, reference):
-        f = call_with(graph, inputs, module)
-
-        def loss(*tensors, f=f):
-            return f(*tensors).square().sum()
-
-        found.append(
-            [
-                grad(loss, tuple(range(len(x))))(*x),
-                jvp(f, x, tuple(torch.ones_like(t) for t in x)),
-                vmap(f)(*batch),
-                vmap(grad(loss, (0, 3, 4)))(*batch),
-            ]
-        )
-    torch.testing.assert_close(*found)
-
-
-@pytest.mark.parametrize("terms", ["shared, of heads", "projections with biases", "one projection"])
-def test_compiled(device, terms):
-    """Through an edge_index and through a graph, with gradients, in one graph each."""
-    edge_index = torch.randint(20, (2, 90), device=device)
-    graph = Graph.from_edge_index(edge_index, num_nodes=20)
-    inputs = make_inputs("dot", graph, 2, 8, torch.float64)
-    with_terms(inputs, graph, ALL[terms], 3)
-
-    def by_edges(edge_index, *tensors):
-        return call_with(EdgeList(edge_index, 20, 20), inputs)(*tensors)
-
-    def by_graph(edge_index, *tensors):
-        return call_with(graph, inputs)(*tensors)
-
-    found = []
-    torch._dynamo.reset()
-    for call in (
-        by_graph,
-        *(torch.compile(f, fullgraph=True, backend="aot_eager") for f in (by_graph, by_edges)),
-    ):
-        leaves = [x.clone().requires_grad_() for x in inputs.values()]
-        out = call(edge_index, *leaves)
-        found.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
-    torch.testing.assert_close(found[1], found[0])
-    torch.testing.assert_close(found[2], found[0])
 
 
 @pytest.mark.parametrize("terms", ["of heads", "projections"])
@@ -277,53 +185,6 @@ def test_exported(terms):
 
     x = tuple(inputs.values())
     torch.testing.assert_close(torch.export.export(Module(), x).module()(*x), Module()(*x))
-
-
-@pytest.mark.parametrize("hooks", [False, True])
-@pytest.mark.parametrize("terms", ["of heads", "projections", "one projection"])
-def test_the_result_may_be_modified(device, terms, hooks):
-    graph = make_graph("random", device)
-    inputs = make_inputs("dot", graph, 2, 4, torch.float64)
-    with_terms(inputs, graph, ALL[terms], 3)
-    found = []
-    for modify in (lambda x: x.tanh_(), lambda x: x.clone().tanh_()):
-        leaves = [x.clone().requires_grad_() for x in inputs.values()]
-
-        def forward(*tensors, modify=modify):
-            return modify(call_with(graph, inputs)(*tensors))
-
-        if hooks:
-            out = torch.utils.checkpoint.checkpoint(forward, *leaves, use_reentrant=False)
-        else:
-            out = forward(*leaves)
-        loss = out.square().sum()
-        found.append([out, *torch.autograd.grad(loss, leaves, retain_graph=True)])
-        again = torch.autograd.grad(loss, leaves)
-        assert all(torch.equal(a, b) for a, b in zip(again, found[-1][1:]))
-    torch.testing.assert_close(*found)
-
-
-def test_sets_of_features(device):
-    """A batch in front of nodes; edges' tensors alike for all, or with a batch of their own."""
-    graph = make_graph("random", device)
-    one = make_inputs("dot", graph, 2, 4, torch.float64, value_dim=3)
-    sets = {name: torch.randn(3, *x.shape).to(x) for name, x in one.items()}
-    for name, terms in TERMS.items():
-        for own in (False, True):
-            edges = dict(one)
-            with_terms(edges, graph, terms, 3)
-            edges = {n: x for n, x in edges.items() if n not in one}
-            in_batch = {n: torch.randn(3, *x.shape).to(x) for n, x in edges.items() if own and x.dim() == 3}
-            found = functional.dot_attention(graph, **sets, **edges | in_batch)
-            expected = [
-                reference.dot_attention(
-                    graph,
-                    **{n: x[k] for n, x in sets.items()},
-                    **edges | {n: x[k] for n, x in in_batch.items()},
-                )
-                for k in range(3)
-            ]
-            torch.testing.assert_close(found, torch.stack(expected), msg=lambda m, n=name: f"{n}: {m}")
 
 
 @pytest.mark.parametrize("terms", ["of heads", "shared", "projections"])

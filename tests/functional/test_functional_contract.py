@@ -1,8 +1,6 @@
 """What the attention functions promise beside their numbers: inputs, dropout, autograd, operators, errors."""
 
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -303,7 +301,7 @@ def test_autocast(device, score):
     assert torch.equal(out, function(score)(graph, **inputs))
 
 
-def test_backward_in_another_thread_and_forward_in_a_fresh_process():
+def test_backward_in_another_thread_and_forward_in_a_fresh_process(plain_python):
     """Autograd runs backward in its own threads; and the first call of a process may come from anywhere."""
     code = """
 import threading, torch, dfgnn
@@ -320,7 +318,7 @@ for function, inputs in (
     thread.join()
     assert abs(x.grad.sum() - 16) < 1e-4, x.grad
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    plain_python(code)
 
 
 # Errors: (score, change of the arguments, exception, words of the message)

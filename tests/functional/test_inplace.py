@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from attention import SCORES, function, make_inputs
+from covering import covered
 from graphs import make_graph
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -46,9 +47,7 @@ def gradients(attention, graph, inputs, modify, options, wrap=lambda f, *args: f
     return [x.detach() for x in results] + [x.grad for x in leaves.values()]
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("name", MODIFY)
-@pytest.mark.parametrize("score", SCORES)
+@covered(score=SCORES, name=list(MODIFY), options=OPTIONS)
 def test_functions(device, score, name, options):
     graph = make_graph("random", device)
     inputs = make_inputs(score, graph, 2, 4, torch.float64, edge_weight="H")
@@ -147,15 +146,3 @@ def test_results_are_freed(device):
         assert node.kept is None
     finally:
         gc.enable()
-
-
-@pytest.mark.parametrize("score", SCORES)
-def test_compiled(device, score):
-    graph = make_graph("random", device)
-    inputs = make_inputs(score, graph, 2, 4, torch.float64)
-    expected = gradients(function(score), graph, inputs, lambda x: x.relu(), {})
-    compiled = torch.compile(
-        lambda graph, **x: function(score)(graph, **x).relu_(), fullgraph=True, backend="aot_eager"
-    )
-    found = gradients(compiled, graph, inputs, lambda x: x, {})
-    torch.testing.assert_close(found, expected)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from attention import DTYPES, relative_error, rounding_band, run
-from graphs import GRAPHS, make_graph, tiny_graph
+from graphs import GRAPHS, make_graph
 
 from dfgnn import Graph, functional, reference
 from dfgnn.graph.by_edges import edges_as_sources
@@ -112,46 +112,6 @@ def test_rows_of_edges_or_of_nodes(device):
     torch.testing.assert_close(functional.dot_attention(ring, value, value, value), value.roll(-1, 0))
 
 
-@pytest.mark.parametrize("name", ("score", "dot"))
-def test_batches_of_rows_at_edges(device, name):
-    graph = make_graph("mixed_degrees", device)
-    inputs = make_inputs(name, graph, 2, 4, torch.float64, "edges")
-    sets = {n: torch.stack([x, 2 * x, -x]) for n, x in inputs.items()}
-    found = function(name, functional, "edges")(graph, **sets)
-    for k in range(3):
-        alone = function(name, functional, "edges")(graph, **{n: x[k] for n, x in sets.items()})
-        torch.testing.assert_close(found[k], alone)
-
-
-@pytest.mark.parametrize("at", AT)
-@pytest.mark.parametrize("name", ("score", "dot"))
-def test_derivatives_and_compilers(device, name, at):
-    graph = tiny_graph(device)
-    inputs = make_inputs(name, graph, 2, 3, torch.float64, at)
-    names, leaves = list(inputs), [x.requires_grad_() for x in inputs.values()]
-    edge_index = graph.edge_index.clone()
-
-    def of(module, edges=graph, **options):
-        return lambda *x: function(name, module, at, **options)(edges, **dict(zip(names, x)))
-
-    assert torch.autograd.gradcheck(of(functional), leaves)
-    assert torch.autograd.gradgradcheck(of(functional), leaves)
-    tangents = tuple(map(torch.randn_like, leaves))
-    found, expected = (torch.func.jvp(of(m), tuple(leaves), tangents) for m in (functional, reference))
-    torch.testing.assert_close(found, expected)
-    want = of(reference)(*leaves).square().sum()
-    gradients = torch.autograd.grad(want, leaves)
-    for call in (of(functional), of(functional, edge_index, size=(5, 4))):
-        torch._dynamo.reset()
-        got = torch.compile(
-            lambda *x, call=call: call(*x).square().sum(), fullgraph=True, backend="aot_eager"
-        )
-        for _ in range(2):  # the second time the graph of the edges is there
-            out = got(*leaves)
-            torch.testing.assert_close(out, want)
-            torch.testing.assert_close(torch.autograd.grad(out, leaves), gradients)
-
-
 def test_a_compiled_call_keeps_the_graph_of_the_edges(device):
     """What stands for it finds one that was made before, and does not sort again."""
     graph = make_graph("random", device)
@@ -180,26 +140,3 @@ def test_the_graph_of_the_edges(device):
                     torch.arange(graph.num_edges, device=device).int() if one is None else one,
                     torch.arange(graph.num_edges, device=device).int() if other is None else other,
                 )
-
-
-def test_fixed_capacity(device):
-    graph = make_graph("random", device)
-    inputs = make_inputs("dot", graph, 2, 8, torch.float32, "edges")
-    expected = functional.dot_attention(graph, **inputs, key_at="edges")
-    padded = Graph.with_capacity(60, 500, device=device)
-    more = {
-        n: torch.cat([x, x.new_full((10 if n == "query" else 100, *x.shape[1:]), 7.0)])
-        for n, x in inputs.items()
-    }
-    for _ in range(2):
-        padded.copy_(graph.edge_index, num_nodes=50)
-        leaves = {n: x.clone().requires_grad_() for n, x in more.items()}
-        out = functional.dot_attention(padded, **leaves, key_at="edges")
-        torch.testing.assert_close(out[:50], expected)
-        assert out[50:].eq(0).all()
-        out.sum().backward()
-        assert leaves["value"].grad[graph.num_edges :].eq(0).all()
-        score = torch.randn(500, 2, device=device)
-        found = functional.score_attention(padded, score, more["value"], value_at="edges")
-        want = functional.score_attention(graph, score[:400], inputs["value"], value_at="edges")
-        torch.testing.assert_close(found[:50], want)

@@ -120,27 +120,6 @@ def test_create_graph_does_not_change_the_gradient(device):
     assert all(torch.equal(a, b) for a, b in zip(one, two))
 
 
-OTHERS = {
-    "agnn": lambda m, g, x, y, b: m.agnn_attention(g, x, y, beta=b),
-    "edge_softmax": lambda m, g, x, y, b: m.edge_softmax(g, b * x.sum(-1)[g.edge_index[0]]),
-    "edge_type": lambda m, g, x, y, b: m.dot_attention(
-        g, y, x, x, edge_type=torch.arange(g.num_edges, device=x.device) % 2, edge_table=b * y[:2]
-    ),
-    "flex": lambda m, g, x, y, b: m.flex_attention(
-        g, lambda q, k, e, b: (b * (q - k)).square().sum(-1).neg(), y, x, x, params=(b,)
-    ),
-    "batch": lambda m, g, x, y, b: m.dot_attention(g, torch.stack([y, b * y]), torch.stack([x, x]), x),
-}
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_gradgradcheck_of_other_functions(device, name):
-    graph = tiny_graph(device)
-    sizes = (graph.num_src, 2, 2), (graph.num_dst, 2, 2), (1,)
-    leaves = [torch.rand(s, dtype=torch.float64, device=device, requires_grad=True) for s in sizes]
-    assert torch.autograd.gradgradcheck(lambda *x: OTHERS[name](functional, graph, *x), leaves)
-
-
 @pytest.mark.parametrize("kind", ["bias", "attr"])
 def test_forces(device, kind):
     """An energy of distances, forces as its derivative by the positions, and a loss on the forces."""

@@ -6,7 +6,7 @@ import attention
 import pytest
 import torch
 from attention import DTYPES, SCORES, check, function, make_inputs, relative_error, rounding_band, run
-from graphs import GRAPHS, make_graph, tiny_graph
+from graphs import GRAPHS, make_graph
 
 from dfgnn import Graph, functional, reference
 
@@ -109,28 +109,13 @@ def test_only_the_sink_is_learned(device, score):
 
 
 def test_options_around_it(device):
-    """A bias of the output, dropout, results that are modified in place, and batches."""
+    """A bias of the output, and dropout."""
     graph = make_graph("mixed_degrees", device)
     inputs = inputs_with_sink("dot", graph, 3, 8, torch.float64)
     bias = torch.randn(3, 8, dtype=torch.float64, device=device)
     seed = torch.tensor([5], device=device)
     for options in (dict(out_bias=bias), dict(dropout_p=0.5, _seed=seed)):
         check("dot", graph, inputs, return_attention=True, **options)
-
-    def modified(module):
-        leaves = {n: x.clone().requires_grad_() for n, x in inputs.items()}
-        out, weights = module.dot_attention(graph, **leaves, return_attention=True)
-        if module is reference:  # plain operations refuse it
-            out, weights = out.clone(), weights.clone()
-        out.mul_(2), weights.add_(1)
-        return torch.autograd.grad((out * out).sum() + weights.square().sum(), list(leaves.values()))
-
-    torch.testing.assert_close(modified(functional), modified(reference))
-    batch = {n: torch.stack([x, -x]) for n, x in inputs.items()}
-    together = functional.dot_attention(graph, **batch)
-    for k in range(2):
-        alone = functional.dot_attention(graph, **{n: x[k] for n, x in batch.items()})
-        torch.testing.assert_close(together[k], alone)
 
 
 @pytest.mark.parametrize("in_", ("both", "key", "value"))
@@ -156,81 +141,3 @@ def test_softmax(device):
                     error = relative_error(actual[key], x, floor=1.0)
                     allowed = 2 * relative_error(plain[key], x, floor=1.0) + 4 * rounding_band(dtype)
                     assert actual[key].dtype == dtype and error <= allowed, (name, dtype, shape, key)
-
-
-def calls():
-    options = dict(return_attention=True)
-    return {
-        "gat": lambda g, m, v, a, b, s: m.gat_attention(g, v, a, b, sink=s),
-        "gat, attention": lambda g, m, v, a, b, s: m.gat_attention(g, v, a, b, sink=s, **options),
-        "gatv2": lambda g, m, v, q, w, s: m.gatv2_attention(g, v, q, w, sink=s),
-        "dot": lambda g, m, q, k, v, s: m.dot_attention(g, q, k, v, sink=s),
-        "dot, attention": lambda g, m, q, k, v, s: m.dot_attention(g, q, k, v, sink=s, **options),
-    }
-
-
-def tiny_inputs(name, device):
-    src, dst = (5, 2, 3), (4, 2, 3)
-    sizes = {"gat": (src, src[:2], dst[:2]), "gatv2": (src, dst, (2, 3)), "dot": (dst, src, src)}
-    shapes = (*sizes[name.partition(",")[0]], (2,))
-    return [torch.randn(s, dtype=torch.float64, device=device, requires_grad=True) for s in shapes]
-
-
-@pytest.mark.parametrize("name", calls())
-def test_derivatives(device, name):
-    """First, second and forward-mode ones, and a batch of torch.func's."""
-    graph, call, inputs = tiny_graph(device), calls()[name], tiny_inputs(name, device)
-
-    def of(module):
-        return lambda *x: call(graph, module, *x)
-
-    assert torch.autograd.gradcheck(of(functional), inputs)
-    assert torch.autograd.gradgradcheck(of(functional), inputs)
-    tangents = tuple(map(torch.randn_like, inputs))
-    found, expected = (torch.func.jvp(of(m), tuple(inputs), tangents) for m in (functional, reference))
-    torch.testing.assert_close(found, expected)
-    sets = [torch.stack([x.detach(), 2 * x.detach()]) for x in inputs]
-    found, expected = (torch.func.vmap(of(m))(*sets) for m in (functional, reference))
-    torch.testing.assert_close(found, expected)
-
-
-@pytest.mark.parametrize("name", calls())
-def test_compiled(device, name):
-    graph, call, inputs = tiny_graph(device), calls()[name], tiny_inputs(name, device)
-    edge_index = graph.edge_index.clone()
-
-    def step(edges, *x):
-        results = call(edges, functional, *x)
-        results = results if isinstance(results, tuple) else (results,)
-        return sum((y * y).sum() for y in results)
-
-    want = step(graph, *inputs)
-    gradients = torch.autograd.grad(want, inputs)
-    for edges in (graph, edge_index):
-        torch._dynamo.reset()
-        got = torch.compile(step, fullgraph=True, backend="aot_eager")(edges, *inputs)
-        torch.testing.assert_close(got, want)
-        torch.testing.assert_close(torch.autograd.grad(got, inputs), gradients)
-
-
-def test_fixed_capacity(device):
-    graph = make_graph("random", device)
-    inputs = inputs_with_sink("dot", graph, 2, 8)
-    expected = run(functional.dot_attention, graph, inputs)
-    padded = Graph.with_capacity(60, 500, device=device).copy_(graph.edge_index, num_nodes=50)
-    rows = {n: torch.cat([x, x.new_zeros(10, *x.shape[1:])]) for n, x in inputs.items() if n != "sink"}
-    rows["sink"] = inputs["sink"]
-    found, weights = functional.dot_attention(padded, **rows, return_attention=True)
-    torch.testing.assert_close(found[:50], expected["out"])
-    assert found[50:].eq(0).all() and weights[graph.num_edges :].eq(0).all()
-    expected = run(functional.dot_attention, graph, inputs, return_attention=True)
-    rows = {n: x.requires_grad_() for n, x in rows.items()}
-    results = functional.dot_attention(padded, **rows, return_attention=True)
-    generator = torch.Generator().manual_seed(1)
-    sizes = (50, 2, 8), (graph.num_edges, 2)
-    grads = [torch.randn(shape, generator=generator).to(device) for shape in sizes]
-    more = (10, 2, 8), (100, 2)
-    torch.autograd.backward(results, [torch.cat([x, x.new_ones(s)]) for x, s in zip(grads, more)])
-    for name in rows:
-        found = rows[name].grad if name == "sink" else rows[name].grad[:50]
-        torch.testing.assert_close(found, expected["grad_" + name], rtol=1e-4, atol=1e-5)

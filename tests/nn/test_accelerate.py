@@ -3,8 +3,6 @@
 import copy
 import io
 import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -420,15 +418,13 @@ def _saved_and_loaded(model):
 
 
 @pytest.mark.parametrize("layer", [lambda: dglnn.GATConv(3, 4, 2), lambda: pygnn.GATConv(3, 4, 2)])
-def test_a_pickle_loads_in_a_new_process(layer, tmp_path):
+def test_a_pickle_loads_in_a_new_process(layer, tmp_path, plain_python):
     """The classes are found by name, with nothing imported before."""
     model = nn.Sequential(layer())
     dfgnn.accelerate(model)
     (tmp_path / "model.pickle").write_bytes(pickle.dumps(model))
     code = "import pickle, dfgnn; m = pickle.load(open('model.pickle', 'rb')); print(dfgnn.restore(m))"
-    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.strip() == "['0']"
+    assert plain_python(code, cwd=tmp_path).stdout.strip() == "['0']"
 
 
 def test_after_restore_a_pickle_knows_nothing_of_dfgnn():
@@ -448,9 +444,9 @@ def test_state_dicts_go_both_ways():
     DGLModel().load_state_dict(model.state_dict())
 
 
-def test_nothing_is_imported():
+def test_nothing_is_imported(plain_python):
     code = (
         "import sys, torch, dfgnn; print(dfgnn.accelerate(torch.nn.Linear(2, 2)));"
         "dfgnn.restore(torch.nn.Linear(2, 2)); assert not {'dgl', 'torch_geometric'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    plain_python(code)

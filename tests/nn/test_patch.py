@@ -4,7 +4,6 @@ import copy
 import inspect
 import pickle
 import runpy
-import subprocess
 import sys
 import threading
 import types
@@ -131,7 +130,7 @@ def test_unknown_library(library):
 
 
 @LIBRARIES
-def test_missing_library(library):
+def test_missing_library(library, plain_python):
     package = {"dgl": "dgl", "pyg": "torch_geometric"}[library]
     code = f"""
 import sys, dfgnn
@@ -141,8 +140,7 @@ try:
 except ImportError as error:
     print(error)
 """
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.startswith(f"patch: library: expected {package} to be installed")
+    assert plain_python(code).stdout.startswith(f"patch: library: expected {package} to be installed")
 
 
 # Layers
@@ -302,8 +300,10 @@ def test_names_imported_before(user_module):
     assert not any(map(is_ours, user_module.build()))
 
 
-def test_names_in_main():
-    code = """
+def test_names_in_main(plain_python):
+    plain_python("""
+import warnings
+warnings.simplefilter("error", UserWarning)
 from torch_geometric.nn import GATConv
 import dfgnn, torch
 
@@ -316,11 +316,7 @@ before = GATConv
 with dfgnn.patch("pyg"):
     model = Net()
 assert type(model.conv).__module__ == "dfgnn.nn.pyg.gat" and GATConv is before
-"""
-    run = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", "-c", code], capture_output=True, text=True
-    )
-    assert run.returncode == 0, run.stderr
+""")
 
 
 def test_names_bound_meanwhile_stay(user_module):
@@ -415,12 +411,10 @@ def test_an_unmodified_script(tmp_path):
     assert not any(type(layer).__module__.startswith("dfgnn.nn.") for layer in layers)
 
 
-def test_before_the_library_is_imported():
+def test_before_the_library_is_imported(plain_python):
     """The first lines of a script, in a process of its own."""
     code = f"import dfgnn\ndfgnn.patch('dgl')\ndfgnn.patch('pyg')\n{SCRIPT}\nprint(*map(type, layers))"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.count("<class 'dfgnn.nn.") == 4
+    assert plain_python(code).stdout.count("<class 'dfgnn.nn.") == 4
 
 
 def test_accelerated_models_and_patches_meet():

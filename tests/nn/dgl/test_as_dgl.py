@@ -1,9 +1,6 @@
 """A script that imports dgl, with DGL and without it: `install_as_dgl` and `dfgnn.run --as-dgl`."""
 
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,30 +10,28 @@ SCRIPT = Path(__file__).with_name("as_dgl_script.py")
 SECTIONS = ["se3_attention", "temporal_blocks", "simple_hgn", "functions_in_python", "changes_in_place",
             "relations", "parts_and_batches", "graph_conv"]  # fmt: skip
 HAS_DGL = importlib.util.find_spec("dgl") is not None
-ENVIRONMENT = {**os.environ, "DGLBACKEND": "pytorch", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
-def python(*arguments, cwd, code=0):
-    command = [sys.executable, *map(str, arguments)]
-    done = subprocess.run(command, env=ENVIRONMENT, cwd=cwd, capture_output=True, text=True, timeout=300)
-    assert done.returncode == code, done.stderr
-    return done
+@pytest.fixture
+def dfgnn_run(plain_python):
+    """`dfgnn.run` of a process that has not imported dgl."""
+    return plain_python.program
 
 
 @pytest.fixture(scope="module")
-def ours(tmp_path_factory):
+def ours(tmp_path_factory, plain_python):
     folder = tmp_path_factory.mktemp("ours")
-    done = python("-m", "dfgnn.run", "--as-dgl", "--force", SCRIPT, folder / "found.pt", cwd=folder)
+    done = plain_python.program("--as-dgl", "--force", SCRIPT, folder / "found.pt", cwd=folder)
     assert "2 x dfgnn.nn.dgl.GATConv: dfgnn" in done.stderr
     return torch.load(folder / "found.pt")
 
 
 @pytest.fixture(scope="module")
-def theirs(tmp_path_factory):
+def theirs(tmp_path_factory, plain_python):
     if not HAS_DGL:
         pytest.skip("dgl is not installed (dgl==1.1.3 supports Python <= 3.11)")
     folder = tmp_path_factory.mktemp("theirs")
-    python(SCRIPT, folder / "found.pt", cwd=folder)
+    plain_python(SCRIPT.read_text(), folder / "found.pt", cwd=folder)
     return torch.load(folder / "found.pt")
 
 
@@ -55,21 +50,18 @@ def test_an_equivariant_attention_block_is_that_in_plain_pytorch(ours):
     torch.testing.assert_close(found["grads"], found["plain_grads"], rtol=1e-4, atol=1e-5)
 
 
-def test_it_is_refused_where_dgl_is_installed(tmp_path):
+def test_it_is_refused_where_dgl_is_installed(tmp_path, dfgnn_run):
     folder = tmp_path / "dgl"
     folder.mkdir()
     (folder / "__init__.py").write_text("")
     (tmp_path / "script.py").write_text("import dgl\nprint(dgl.__version__)\n")
-    environment = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join([str(tmp_path), ENVIRONMENT["PYTHONPATH"]])}
-    command = [sys.executable, "-m", "dfgnn.run", "--as-dgl"]
     for options, code, text in (([], 2, "DGL is installed"), (["--force"], 0, "2.1.0+dfgnn")):
-        done = subprocess.run([*command, *options, "script.py"], env=environment, cwd=tmp_path,
-                              capture_output=True, text=True, timeout=300)  # fmt: skip
+        done = dfgnn_run("--as-dgl", *options, "script.py", cwd=tmp_path, path=[tmp_path])
         assert done.returncode == code and text in done.stdout + done.stderr
 
 
-def test_it_is_undone(tmp_path):
-    (tmp_path / "undone.py").write_text("""
+def test_it_is_undone(plain_python):
+    plain_python("""
 import sys
 import dfgnn.compat
 before = "dgl" in sys.modules, list(sys.meta_path)
@@ -93,7 +85,6 @@ except ImportError:
 else:
     raise AssertionError("dgl is still there")
 """)
-    python("undone.py", cwd=tmp_path)
 
 
 MISSING = [
@@ -107,17 +98,16 @@ MISSING = [
 ]
 
 
-def test_missing_names_say_so(tmp_path):
+def test_missing_names_say_so(plain_python):
     lines = ["import dfgnn.compat", "dfgnn.compat.install_as_dgl(force=True)"]
     for statement, error, text in MISSING:
         lines += ["try:", f"    exec({statement!r})", f"except {error.__name__} as error:"]
         lines += [f"    assert {text!r} in str(error) and 'docs/dgl_without_dgl.md' in str(error), error"]
         lines += ["else:", f"    raise AssertionError({statement!r})"]
-    (tmp_path / "missing.py").write_text("\n".join(lines))
-    python("missing.py", cwd=tmp_path)
+    plain_python("\n".join(lines))
 
 
-def test_other_interpreters_of_the_script_have_it(tmp_path):
+def test_other_interpreters_of_the_script_have_it(tmp_path, dfgnn_run):
     (tmp_path / "script.py").write_text("""
 import dgl
 import torch.multiprocessing as processes
@@ -133,14 +123,15 @@ if __name__ == "__main__":
     assert queue.get(timeout=200) == dgl.__version__ == "2.1.0+dfgnn"
     process.join()
 """)
-    python("-m", "dfgnn.run", "--as-dgl", "--force", "script.py", cwd=tmp_path)
+    done = dfgnn_run("--as-dgl", "--force", "script.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
-def test_options_that_contradict_each_other(tmp_path):
+def test_options_that_contradict_each_other(tmp_path, dfgnn_run):
     (tmp_path / "script.py").write_text("")
-    done = python("-m", "dfgnn.run", "--as-dgl", "--impl", "dgl", "script.py", cwd=tmp_path, code=2)
-    assert "--impl dgl: expected another one with --as-dgl" in done.stderr
-    assert (
-        "expected --as-dgl with it"
-        in python("-m", "dfgnn.run", "--force", "script.py", cwd=tmp_path, code=2).stderr
-    )
+    for words, said in (
+        (["--as-dgl", "--impl", "dgl"], "--impl dgl: expected another one with --as-dgl"),
+        (["--force"], "expected --as-dgl with it"),
+    ):
+        done = dfgnn_run(*words, "script.py", cwd=tmp_path)
+        assert done.returncode == 2 and said in done.stderr

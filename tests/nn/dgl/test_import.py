@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from covering import exhaustive
 
 CODE = """
 import importlib, os, sys
@@ -18,7 +19,9 @@ assert "DGLBACKEND" not in os.environ
 """
 
 
-@pytest.mark.parametrize("blocked", [False, True], ids=["as-installed", "without-dgl"])
+@pytest.mark.parametrize(
+    "blocked", [False, pytest.param(True, marks=exhaustive)], ids=["as-installed", "without-dgl"]
+)
 def test_import_neither_prints_nor_writes(tmp_path, blocked):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("DGL") and k != "XDG_CONFIG_HOME"}
     environment |= {"HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -29,6 +32,7 @@ def test_import_neither_prints_nor_writes(tmp_path, blocked):
     assert list(tmp_path.rglob("*")) == []
 
 
+@exhaustive
 def test_a_backend_that_was_named_is_kept(tmp_path):
     pytest.importorskip("dgl", reason="DGL is not installed")
     code = "import os, dfgnn.nn\ndfgnn.nn.GATConv(4, 4, 2)\nassert os.environ['DGLBACKEND'] == 'pytorch'\n"

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from covering import covered, exhaustive
+from covering import exhaustive
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -45,11 +45,12 @@ def rgat(mode, mechanism, **options):
 
 
 layers = pytest.mark.parametrize("name", LAYERS)
-# Of every kind of layer one.
-FEW = "gat_edges", "transformer", "supergat", "rgat_within"
-few_layers = pytest.mark.parametrize(
-    "name", [*FEW, *(pytest.param(name, marks=exhaustive) for name in LAYERS if name not in FEW)]
-)
+
+
+def these(*few):
+    """The others exhaustively."""
+    more = [pytest.param(name, marks=exhaustive) for name in LAYERS if name not in few]
+    return pytest.mark.parametrize("name", [*few, *more])
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +93,7 @@ def export(layer, inputs, **options):
 # ---- torch.compile ---------------------------------------------------------------------------------------
 
 
-@layers
+@these("gat", "gatv2_edges", "transformer_edges", "agnn", "supergat", "rgat", "rgat_multiplicative_within")
 def test_training_without_a_break(name, device):
     """Batches of changing sizes, cold: one recording for the first, one for all others."""
     layer = make(name, device)
@@ -104,7 +105,7 @@ def test_training_without_a_break(name, device):
     assert backend.frame_count <= 2
 
 
-@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.parametrize("dynamic", [pytest.param(True, marks=exhaustive), False])
 def test_sizes_that_are_said_to_change_or_not(dynamic, device):
     layer = make("gatv2", device)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=dynamic)
@@ -129,7 +130,7 @@ def test_inductor(device):
     with warnings.catch_warnings():
         warnings.filterwarnings("error", module=r"dfgnn")
         compiled = torch.compile(model, fullgraph=True, dynamic=True)
-        for seed in range(3):
+        for seed in range(2):
             inputs = batch("_edges", seed, device)
             torch.testing.assert_close(step(compiled, model, inputs), step(model, model, inputs))
 
@@ -144,7 +145,7 @@ def test_a_layer_that_samples_breaks_and_goes_on(device):
     layer.get_attention_loss().backward()
 
 
-@few_layers
+@these("gat_edges", "rgat_within")
 def test_fifty_batches(name):
     layer = make(name)
     backend = CompileCounterWithBackend("aot_eager")
@@ -171,7 +172,7 @@ def test_hgt(device):
     layer = HGTConv(8, 8, (["a", "b"], list(hetero(0)[1])), heads=2).to(device)
     backend = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(layer, fullgraph=True, backend=backend)
-    for seed in range(6):
+    for seed in range(4):
         found = []
         for call in (compiled, layer):
             layer.zero_grad()
@@ -272,7 +273,7 @@ def test_two_kinds_of_nodes():
         torch.testing.assert_close(compiled(x, edge_index), layer(x, edge_index))
 
 
-@covered(1, sizes=[True, False], name=["gat", "gatv2_edges"])
+@pytest.mark.parametrize("sizes, name", [(False, "gat"), pytest.param(True, "gatv2_edges", marks=exhaustive)])
 def test_an_edge_index_of_torch_geometric(name, sizes, monkeypatch, device):
     """A subclass of Tensor, of which the graph is kept. Where it says its sizes, they are constants to
     torch.compile."""
@@ -346,6 +347,7 @@ def test_an_exported_layer_is_saved_and_loaded(tmp_path):
     torch.testing.assert_close(module(*inputs), layer(*inputs))
 
 
+@exhaustive
 @pytest.mark.skipif(
     tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12),
     reason="the package crashes in the process that loads it, seen with torch 2.11",

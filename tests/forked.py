@@ -1,0 +1,58 @@
+"""Interpreters that start at once: forks of one process that has imported the libraries."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SERVER = """
+import json, os, sys
+exec(sys.argv[1])
+for line in sys.stdin:
+    order = json.loads(line)
+    if os.fork() == 0:
+        break
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+else:
+    os._exit(0)
+os.chdir(order["cwd"])
+os.environ.update(order["environment"])
+sys.path[:0] = order["path"]
+for number in (1, 2):
+    os.dup2(os.open(order["streams"][number - 1], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+if order["code"] is None:
+    import dfgnn.run, torch
+    torch.cuda.device_count = lambda: order["gpus"]
+    sys.exit(dfgnn.run.main(order["words"]))
+sys.argv = ["-c", *order["words"]]
+exec(order["code"])
+"""
+PLAIN = "import torch, torch._dynamo"
+LAYERS = "import dfgnn.run\nfrom dfgnn.running.layers import import_libraries\nimport_libraries('pyg')"
+
+
+class Interpreters:
+    def __init__(self, imports):
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SERVER, imports], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])},
+        )  # fmt: skip
+
+    def __call__(self, *words, code=None, cwd=".", path=(), environment=(), gpus=0):
+        """``python -m dfgnn.run`` with these words, or ``python -c`` with this code."""
+        with tempfile.TemporaryDirectory() as folder:
+            streams = [Path(folder, name) for name in ("stdout", "stderr")]
+            order = {
+                "words": list(map(str, words)), "code": code, "cwd": str(cwd), "path": list(map(str, path)),
+                "environment": dict(environment), "gpus": gpus, "streams": list(map(str, streams)),
+            }  # fmt: skip
+            print(json.dumps(order), file=self.process.stdin, flush=True)
+            status = int(self.process.stdout.readline())
+            return subprocess.CompletedProcess(words, status, *(stream.read_text() for stream in streams))
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait(20)

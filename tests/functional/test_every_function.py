@@ -1,0 +1,189 @@
+"""What every function promises, with each kind of tensor that it takes (every_function.py)."""
+
+import math
+
+import pytest
+import torch
+from covering import EXHAUSTIVE, exhaustive
+from every_function import CASES, B
+from graphs import make_graph, tiny_graph
+from torch.func import grad, jvp, vmap
+
+from dfgnn import Graph, functional, reference
+
+cases = pytest.mark.parametrize("name", CASES)
+
+
+@pytest.fixture
+def case(name, monkeypatch):
+    CASES[name].choose(monkeypatch)
+    return CASES[name]
+
+
+def loss_of(results):
+    """By weights that the results do not know."""
+    return sum((x * torch.linspace(-1, 1, x.numel()).to(x).view_as(x)).sum() for x in results)
+
+
+def run(case, graph, tensors, module=functional, modify=lambda x: x, **more):
+    """The results and the gradients of all tensors, in one dictionary."""
+    leaves = {n: x.detach().clone().requires_grad_() for n, x in tensors.items()}
+    results = [modify(x) for x in case(graph, leaves, module, **more)]
+    gradients = torch.autograd.grad(loss_of(results), list(leaves.values()), allow_unused=True)
+    return dict(enumerate(x.detach() for x in results)) | dict(zip(leaves, gradients))
+
+
+@cases
+def test_like_the_reference(device, case):
+    graph = make_graph("isolated", device)
+    tensors = case.tensors(graph, 4, 5, 3, batch=False)
+    torch.testing.assert_close(run(case, graph, tensors), run(case, graph, tensors, reference))
+
+
+# What is a part of other cases.
+PARTS = [
+    *("gat shared", "gat without sources", "gatv2 vectors", "dot sink", "gat sink", "terms in values"),
+    *("terms shared in values", "projection of values, folded", "projection of values, unfolded"),
+    *("products and scores", "spmm shared", "flex"),
+]
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=exhaustive if n in PARTS else ()) for n in CASES])
+def test_derivatives(device, case):
+    """First and second ones, forward mode, and batches of torch.func's."""
+    graph = tiny_graph(device)
+    tensors = case.tensors(graph, batch=False)
+    leaves = tuple(x.requires_grad_() for x in tensors.values())
+
+    def of(module):
+        return lambda *x: case(graph, dict(zip(tensors, x)), module)
+
+    assert torch.autograd.gradcheck(of(functional), leaves)
+    assert torch.autograd.gradgradcheck(of(functional), leaves)
+    x = tuple(t.detach() for t in leaves)
+    batch = [torch.randn(3, *t.shape).to(t) for t in x]
+    numbers, found = tuple(range(len(x))), []
+    for module in (functional, reference):
+        f = of(module)
+
+        def loss(*x, f=f):
+            return sum(y.square().sum() for y in f(*x))
+
+        found.append([
+            grad(loss, numbers)(*x), jvp(f, x, tuple(torch.ones_like(t) for t in x)), vmap(f)(*batch),
+            vmap(grad(loss, numbers))(*batch),
+        ])  # fmt: skip
+    torch.testing.assert_close(*found)
+
+
+# Of each case one exhaustively: the tensors of edges do not know where the edges came from.
+FORMS = [
+    pytest.param(name, form, marks=exhaustive if (k + turn) % 2 else ())
+    for k, name in enumerate(CASES)
+    for turn, form in enumerate(("graph", "edge_index"))
+    if EXHAUSTIVE or (k + turn) % 2 == 0
+]
+
+
+@pytest.mark.parametrize("name, form", FORMS)
+def test_compiled(device, case, form):
+    """Twice: the second time what is kept of the edges is there."""
+    graph = make_graph("fewer_destinations", device)
+    tensors = case.tensors(graph, 8, 4, 3, batch=False)
+    edges, more = graph, {}
+    if form == "edge_index":
+        edges, more = graph.edge_index.clone(), {"size": (graph.num_src, graph.num_dst)}
+    if callable(case.options.get("edge_type")):
+        case = case._replace(options={"edge_type": case.options["edge_type"](graph)})
+    torch._dynamo.reset()
+    # flex_attention reads the edges chunk by chunk.
+    compiled = torch.compile(
+        lambda edges, x: case(edges, x, **more), fullgraph="flex" not in case.function, backend="aot_eager"
+    )
+    expected = run(case, graph, tensors)
+    for _ in range(2):
+        leaves = {n: x.clone().requires_grad_() for n, x in tensors.items()}
+        results = compiled(edges, leaves)
+        gradients = torch.autograd.grad(loss_of(results), list(leaves.values()), allow_unused=True)
+        torch.testing.assert_close(dict(enumerate(results)) | dict(zip(leaves, gradients)), expected)
+
+
+@cases
+def test_results_may_be_modified(device, case):
+    """And a checkpoint computes them again."""
+    graph = make_graph("random", device)
+    tensors = case.tensors(graph, 4, 3, batch=False)
+    expected = run(case, graph, tensors, modify=lambda x: x.clone().tanh_())
+    torch.testing.assert_close(run(case, graph, tensors, modify=lambda x: x.tanh_()), expected)
+    leaves = {n: x.clone().requires_grad_() for n, x in tensors.items()}
+
+    def forward(*x):
+        return [y.tanh_() for y in case(graph, dict(zip(leaves, x)))]
+
+    loss = loss_of(torch.utils.checkpoint.checkpoint(forward, *leaves.values(), use_reentrant=False))
+    found = [torch.autograd.grad(loss, list(leaves.values()), retain_graph=k == 0) for k in range(2)]
+    torch.testing.assert_close(dict(zip(leaves, found[0])), {n: expected[n] for n in leaves})
+    assert all(torch.equal(a, b) for a, b in zip(*found))
+
+
+@cases
+def test_only_some_gradients(device, case):
+    """Each alone as together with the others."""
+    graph = make_graph("random", device)
+    tensors = case.tensors(graph, 4, 3, batch=False)
+    everything = run(case, graph, tensors)
+    for name, x in tensors.items():
+        leaf = x.clone().requires_grad_()
+        (found,) = torch.autograd.grad(loss_of(case(graph, {**tensors, name: leaf})), leaf)
+        torch.testing.assert_close(
+            found, everything[name], msg=lambda m, n=name: f"{n}: {m}", atol=1e-12, rtol=1e-9
+        )
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.has_batch])
+@pytest.mark.parametrize("shape", ["random", "fewer_sources"])
+def test_sets_of_features(device, case, shape):
+    """As one call for each, with all gradients."""
+    graph = make_graph(shape, device)
+    tensors = case.tensors(graph, 4, 3)
+    leaves = {n: x.requires_grad_() for n, x in tensors.items()}
+    found = case(graph, leaves)
+    each = [case(graph, {n: x[k] if n in case.has_batch else x for n, x in leaves.items()}) for k in range(B)]
+    expected = tuple(torch.stack(xs) for xs in zip(*each))
+    torch.testing.assert_close(found, expected)
+    if "edge_attr" not in case.text:  # the reference has edge_feat alone
+        torch.testing.assert_close(case(graph, leaves, reference), expected)
+    gradients = (torch.autograd.grad(loss_of(x), list(leaves.values())) for x in (found, expected))
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("name", [n for n, c in CASES.items() if "flex" not in n and "types" not in n])
+def test_fixed_capacity(device, case):
+    """In a graph of fixed capacity what belongs to no edge or node is 0, and so is its gradient."""
+    graph = make_graph("random", device)
+    tensors = case.tensors(graph, 4, 3, batch=False)
+    expected = run(case, graph, tensors)
+    padded = Graph.with_capacity(60, 500, device=device).copy_(graph.edge_index, num_nodes=50)
+    sizes, letters = {"n": 60, "m": 60, "e": 500}, {}
+    for part in case.text.split():
+        name, dims = part.split(":")
+        letters[name] = dims.replace("b", "")[0]
+
+    def pad(x, letter, value):
+        return torch.cat([x, x.new_full((sizes[letter] - len(x), *x.shape[1:]), value)])
+
+    leaves = {n: x.clone() for n, x in tensors.items()}
+    for n, letter in letters.items():
+        if letter in sizes:
+            leaves[n] = pad(leaves[n], letter, math.nan if letter == "e" else 7.0)
+    leaves = {n: x.requires_grad_() for n, x in leaves.items()}
+    results = case(padded, leaves)
+    for k, x in enumerate(results):
+        size = len(expected[k])
+        torch.testing.assert_close(x[:size], expected[k])
+        assert "out_bias" in leaves or not x[size:].any()
+    gradients = torch.autograd.grad(loss_of([x[: len(expected[k])] for k, x in enumerate(results)]),
+                                    list(leaves.values()))  # fmt: skip
+    for name, x in zip(leaves, gradients):
+        torch.testing.assert_close(x[: len(tensors[name])], expected[name])
+        assert not x[len(tensors[name]) :].any(), name
