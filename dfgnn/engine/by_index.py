@@ -86,7 +86,10 @@ _FEW_TRAINED = 1 << 14
 def sums_of_sources(graph: Graph, rows: Tensor) -> Tensor:
     """``[num_dst, ...]``: the sums of the sources' rows ``[num_src, ...]`` over the edges into each node."""
     flat = rows if rows.dim() == 2 else _flat(rows)
-    return rules.apply(_Neighbours(graph, False), flat).view(graph.num_dst, *rows.shape[1:])
+    rule = _Neighbours(graph, False)
+    trains = torch.is_grad_enabled() and flat.requires_grad
+    out = ByRule.at_once(rule, flat) if trains else rule.forward(flat)
+    return out if flat is rows else out.view(graph.num_dst, *rows.shape[1:])
 
 
 def _ends(graph: Graph, reverse: bool) -> tuple[Tensor, Tensor]:
