@@ -16,6 +16,7 @@ from torch import Tensor, library
 from ..runtime import batches as _batches
 from ..runtime import ops as _ops
 from ..runtime.arguments import (
+    SCORE_OF_NUMBER,
     SCORES,
     Backward,
     BackwardResults,
@@ -38,61 +39,6 @@ from .operators import DispatchedCall, backward_op, forward_op
 _NUM_TENSORS = len(Tensors._fields)
 _NONE = (None,) * _NUM_TENSORS
 _new = tuple.__new__  # of a named tuple with all of its fields, without the Python frame of its own __new__
-
-
-# ---- the formula registered with the operators -----------------------------------------------------------
-
-
-def _register(op, forward, backward_op, graph_fields) -> None:
-    """The formula of an operator whose arguments are ``forward``; graph_fields: those that are a graph's."""
-
-    def setup(ctx, inputs, output):
-        a, r = forward(*inputs), ForwardResults(*output)
-        ctx.set_materialize_grads(False)
-        ctx.arguments = a._replace(**dict.fromkeys(Tensors._fields))  # tensors are saved, not kept here
-        ctx.save_for_backward(
-            *(getattr(a, name) for name in Tensors._fields),
-            r.out,
-            r.stats,
-            r.positive if a.save_positive else None,
-            r.positive_mass if a.save_positive else None,
-            r.attention if a.return_attention else None,
-        )
-        constant = () if a.return_attention else (r.attention,)
-        ctx.mark_non_differentiable(r.stats, r.positive, r.positive_mass, *constant)
-
-    def backward(ctx, grad_out, grad_stats, grad_positive, grad_mass, grad_attention):
-        a = ctx.arguments
-        tensors, (*saved, attention) = _split(ctx.saved_tensors)
-        need = Tensors(*forward(*ctx.needs_input_grad)[1 : _NUM_TENSORS + 1])
-        if grad_out is None:
-            grad_out = torch.zeros_like(saved[0])
-        arguments = (
-            grad_out, grad_attention, a.score, *tensors, *saved,
-            None if grad_attention is None else attention,
-            *(getattr(a, name) for name in (*graph_fields, *Numbers._fields)), _ops.need_bits(need),
-        )  # fmt: skip
-        # Under create_graph it is recorded, so that a derivative of it is refused.
-        results = backward_op(*arguments) if torch.is_grad_enabled() else _ops.call(backward_op, *arguments)
-        grads = dict(zip(Tensors._fields, _ops.gradients(need, tensors, grad_out, results)))
-        return tuple(grads.get(name) for name in forward._fields)
-
-    library.register_autograd(op, backward, setup_context=setup)
-    library.register_autograd(backward_op, _no_second_order)
-
-
-def _split(saved):
-    return Tensors(*saved[:_NUM_TENSORS]), saved[_NUM_TENSORS:]
-
-
-def _no_second_order(ctx, *grads):
-    raise NotImplementedError(
-        "torch.ops.dfgnn.attention_backward is not differentiable; dfgnn.functional is, any number of times, "
-        "where it is not compiled"
-    )
-
-
-_register(forward_op, Forward, backward_op, GraphArgs._fields)
 
 
 # ---- eager -----------------------------------------------------------------------------------------------
@@ -175,21 +121,27 @@ class TransformedAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_out, grad_stats, grad_positive, grad_mass, grad_attention):
-        call = ctx.call
-        tensors, (out, stats, positive, positive_mass, attention) = _split(ctx.saved_tensors)
-        if grad_out is None:
-            grad_out = torch.zeros_like(out)
+        grads, tensors, saved = _backward_arguments(ctx, grad_out, grad_attention)
         need = Tensors(*ctx.needs_input_grad[1:])
-        results = TransformedBackward.apply(
-            call, _ops.need_bits(need), grad_out, grad_attention, *tensors, out, stats,
-            *((positive, positive_mass) if call.save_positive else (None, None)),
-            None if grad_attention is None else attention,
-        )  # fmt: skip
-        return None, *_ops.gradients(need, tensors, grad_out, results)
+        results = TransformedBackward.apply(ctx.call, _ops.need_bits(need), *grads, *tensors, *saved)
+        return None, *_ops.gradients(need, tensors, grads[0], results)
 
     @staticmethod
     def vmap(info, in_dims, call, *tensors):
         return _vmap(TransformedAttention, info.batch_size, call, (), Tensors._fields, tensors, in_dims[1:])
+
+
+def _backward_arguments(ctx, grad_out, grad_attention):
+    """What `DispatchedCall.backward` takes: gradients, tensors, and what the forward operator gave."""
+    saved = ctx.saved_tensors
+    tensors, r = Tensors(*saved[:_NUM_TENSORS]), ForwardResults(*saved[_NUM_TENSORS:])
+    if grad_out is None:
+        grad_out = torch.zeros_like(r.out)
+    if not ctx.call.save_positive:
+        r = r._replace(positive=None, positive_mass=None)
+    if grad_attention is None:
+        r = r._replace(attention=None)
+    return (grad_out, grad_attention), tensors, r
 
 
 _BACKWARD_TENSORS = (*Backward._fields[:2], *Tensors._fields, *ForwardResults._fields)
@@ -265,3 +217,37 @@ def _fold(name: str, x: Tensor | None, dim: int | None, batch: int, heads: int) 
     if dim is None and name in ("edge_gate", "edge_mask", "edge_weight") and x.shape[1] == 1:
         return x
     return _batches.fold(x, dim, 0 if name in ("attn", "out_bias") else 1, batch, heads)
+
+
+# ---- the formula registered with the operators -----------------------------------------------------------
+
+
+def _setup(ctx, inputs, output):
+    a = Forward(*inputs)
+    graph_args, numbers = (
+        kind(*(getattr(a, name) for name in kind._fields)) for kind in (GraphArgs, Numbers)
+    )
+    score = SCORE_OF_NUMBER[a.score]
+    call = DispatchedCall(None, graph_args, score, numbers, a.return_attention, a.save_positive)
+    TransformedAttention.setup_context(ctx, (call, *inputs[1 : 1 + _NUM_TENSORS]), output)
+
+
+def _formula(ctx, grad_out, grad_stats, grad_positive, grad_mass, grad_attention):
+    arguments = _backward_arguments(ctx, grad_out, grad_attention)
+    need = Tensors(*ctx.needs_input_grad[1 : 1 + _NUM_TENSORS])
+    # Under create_graph the backward operator is recorded, so that a derivative of it is refused.
+    results = ctx.call.backward(*arguments, _ops.need_bits(need), recorded=torch.is_grad_enabled())
+    (grad_out, _), tensors, _ = arguments
+    rest = (None,) * (len(Forward._fields) - 1 - _NUM_TENSORS)
+    return None, *_ops.gradients(need, tensors, grad_out, results), *rest
+
+
+def _no_second_order(ctx, *grads):
+    raise NotImplementedError(
+        "torch.ops.dfgnn.attention_backward is not differentiable; dfgnn.functional is, any number of times, "
+        "where it is not compiled"
+    )
+
+
+library.register_autograd(forward_op, _formula, setup_context=_setup)
+library.register_autograd(backward_op, _no_second_order)

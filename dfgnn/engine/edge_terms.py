@@ -13,111 +13,93 @@ import torch
 from torch import Tensor
 
 from ..graph import GraphPart
-from ..runtime import eager as _eager
 from ..runtime import ops as _ops
-from ..runtime import rules
-from ..runtime.rules import Rule
-from ..runtime.torch_internals import exports_onnx
 from . import operators
 from . import plain as _plain
 from . import products as _products
 from . import traced_graph as _edges
+from .edge_maps import EdgeMap, apply, define
 from .edge_rows import edges_as_sources, rows_of_destinations, sum_of_edges
 
 # ---- features that heads share ---------------------------------------------------------------------------
 
 
-class _EdgeDot(Rule):
-    __slots__ = "graph", "scale"
-
-    def __init__(self, graph, scale: float):
-        self.graph, self.scale = graph, scale
-
-    def forward(self, rows, attr):
-        return operators.edge_dot(self.graph, rows, attr, self.scale)
-
-    def gradients(self, need, saved, grad):
-        rows, attr = saved
-        return (
-            edge_sum(self.graph, grad, attr, rows.shape[2]) * self.scale if need[0] else None,
-            edge_outer(self.graph, grad, rows, attr.shape[1], self.scale) if need[1] else None,
-        )
+def _dot_in_tensors(graph, rows: Tensor, attr: Tensor, scale: float) -> Tensor:
+    acc = _ops.acc_type(rows.dtype)
+    ends = rows[:, :, : attr.shape[1]].to(acc)[_plain.ends_of(graph).edge_index[1]]
+    return torch.einsum("ehc,ec->eh", ends, attr.to(acc)) * scale
 
 
-class _EdgeSum(Rule):
-    __slots__ = "graph", "width"
-
-    def __init__(self, graph, width: int):
-        self.graph, self.width = graph, width
-
-    def forward(self, weight, attr):
-        return operators.edge_sum(self.graph, weight, attr, self.width)
-
-    def gradients(self, need, saved, grad):
-        weight, attr = saved
-        return (
-            edge_dot(self.graph, grad, attr) if need[0] else None,
-            edge_outer(self.graph, weight, grad, attr.shape[1]) if need[1] else None,
-        )
+def _sum_in_tensors(graph, weight: Tensor, attr: Tensor, width: int) -> Tensor:
+    terms = torch.einsum("eh,ec->ehc", weight, attr.to(weight.dtype))
+    terms = torch.nn.functional.pad(terms, (0, width - attr.shape[1]))
+    found = terms.new_zeros(graph.num_dst, *terms.shape[1:])
+    return found.index_add(0, _plain.ends_of(graph).edge_index[1], terms).to(attr.dtype)
 
 
-class _EdgeOuter(Rule):
-    __slots__ = "dim", "graph", "scale"
+def _outer_in_tensors(graph, weight: Tensor, rows: Tensor, dim: int, scale: float) -> Tensor:
+    ends = rows[:, :, :dim].to(weight.dtype)[_plain.ends_of(graph).edge_index[1]]
+    return (torch.einsum("eh,ehc->ec", weight, ends) * scale).to(rows.dtype)
 
-    def __init__(self, graph, dim: int, scale: float):
-        self.graph, self.dim, self.scale = graph, dim, scale
 
-    def forward(self, weight, rows):
-        return operators.edge_outer(self.graph, weight, rows, self.dim, self.scale)
-
-    def gradients(self, need, saved, grad):
-        weight, rows = saved
-        return (
-            edge_dot(self.graph, rows, grad, self.scale) if need[0] else None,
-            edge_sum(self.graph, weight, grad, rows.shape[2]) * self.scale if need[1] else None,
-        )
+_DOT = define(
+    EdgeMap(
+        "edge_dot", "Tensor rows, Tensor attr", "float scale", of_edges=True,
+        run=operators.edge_dot,
+        plain=_dot_in_tensors,
+        empty=lambda graph, rows, attr, scale: _ops.edge_dot_fake(rows, graph.num_edges),
+        gradients=(
+            lambda graph, grad, rows, attr, scale: edge_sum(graph, grad, attr, rows.shape[2]) * scale,
+            lambda graph, grad, rows, attr, scale: edge_outer(graph, grad, rows, attr.shape[1], scale),
+        ),
+    )
+)  # fmt: skip
+_SUM = define(
+    EdgeMap(
+        "edge_sum", "Tensor weight, Tensor attr", "SymInt width",
+        run=operators.edge_sum,
+        plain=_sum_in_tensors,
+        empty=lambda graph, weight, attr, width: attr.new_empty(graph.num_dst, weight.shape[1], width),
+        gradients=(
+            lambda graph, grad, weight, attr, width: edge_dot(graph, grad, attr),
+            lambda graph, grad, weight, attr, width: edge_outer(graph, weight, grad, attr.shape[1]),
+        ),
+    )
+)  # fmt: skip
+_OUTER = define(
+    EdgeMap(
+        "edge_outer", "Tensor weight, Tensor rows", "SymInt dim, float scale", of_edges=True,
+        run=operators.edge_outer,
+        plain=_outer_in_tensors,
+        empty=lambda graph, weight, rows, dim, scale: rows.new_empty(graph.num_edges, dim),
+        gradients=(
+            lambda graph, grad, weight, rows, dim, scale: edge_dot(graph, rows, grad, scale),
+            lambda graph, grad, weight, rows, dim, scale: edge_sum(graph, weight, grad, rows.shape[2])
+            * scale,
+        ),
+    )
+)  # fmt: skip
 
 
 def _operand(graph):
     """Of destinations and edges alone: sources need not be fetched."""
-    return graph.as_one() if isinstance(graph, GraphPart) else _edges.stand_in(graph)
+    return graph.as_one() if isinstance(graph, GraphPart) else graph
 
 
 def edge_dot(graph, rows: Tensor, attr: Tensor, scale: float = 1.0) -> Tensor:
     """[E, H] acc: scale rows[i, h] . attr[e] of each edge e into i. rows: [N, H, width]; attr: [E, d]. What
     rows have behind the first d is not looked at, here and below."""
-    graph = _operand(graph)
-    if isinstance(graph, _edges.EdgeList) and not exports_onnx():
-        return _edges.edge_dot(graph, rows, attr, scale)
-    if _eager.transformed(rows, attr) or exports_onnx():
-        acc = _ops.acc_type(rows.dtype)
-        ends = rows[:, :, : attr.shape[1]].to(acc)[_plain.ends_of(graph).edge_index[1]]
-        return torch.einsum("ehc,ec->eh", ends, attr.to(acc)) * scale
-    return rules.apply(_EdgeDot(graph, scale), rows, attr)
+    return apply(_DOT, _operand(graph), (rows, attr), scale)
 
 
 def edge_sum(graph, weight: Tensor, attr: Tensor, width: int) -> Tensor:
     """[N, H, width]: the sum of weight[e, h] attr[e] over the edges e into i; zeros behind d. weight: acc."""
-    graph = _operand(graph)
-    if isinstance(graph, _edges.EdgeList) and not exports_onnx():
-        return _edges.edge_sum(graph, weight, attr, width)
-    if _eager.transformed(weight, attr) or exports_onnx():
-        terms = torch.einsum("eh,ec->ehc", weight, attr.to(weight.dtype))
-        terms = torch.nn.functional.pad(terms, (0, width - attr.shape[1]))
-        found = terms.new_zeros(graph.num_dst, *terms.shape[1:])
-        return found.index_add(0, _plain.ends_of(graph).edge_index[1], terms).to(attr.dtype)
-    return rules.apply(_EdgeSum(graph, width), weight, attr)
+    return apply(_SUM, _operand(graph), (weight, attr), width)
 
 
 def edge_outer(graph, weight: Tensor, rows: Tensor, dim: int, scale: float = 1.0) -> Tensor:
     """[E, d]: scale sum_h weight[e, h] rows[i, h] of each edge e into i. weight: acc."""
-    graph = _operand(graph)
-    if isinstance(graph, _edges.EdgeList) and not exports_onnx():
-        return _edges.edge_outer(graph, weight, rows, dim, scale)
-    if _eager.transformed(weight, rows) or exports_onnx():
-        ends = rows[:, :, :dim].to(weight.dtype)[_plain.ends_of(graph).edge_index[1]]
-        return (torch.einsum("eh,ehc->ec", weight, ends) * scale).to(rows.dtype)
-    return rules.apply(_EdgeOuter(graph, dim, scale), weight, rows)
+    return apply(_OUTER, _operand(graph), (weight, rows), dim, scale)
 
 
 def sum_of_features(graph, attention: Tensor, attr: Tensor) -> Tensor:
@@ -140,7 +122,7 @@ def dot(graph, rows: Tensor, feat: Tensor, scale: float = 1.0) -> Tensor:
     """[E, H] acc: scale rows[i, h] . feat[e, h] of each edge e into i. feat: [E, d], or [E, H, width]."""
     if feat.dim() == 2:
         return edge_dot(graph, rows, feat, scale)
-    graph = _operand(graph)
+    graph = _edges.stand_in(_operand(graph))
     if _recorded(graph):
         ends = rows_of_destinations(graph, rows.flatten(1)).view_as(feat)
         found = (ends * feat).sum(-1)
@@ -155,7 +137,7 @@ def total(graph, weight: Tensor, feat: Tensor, width: int) -> Tensor:
     `dot`, and those of each head as wide."""
     if feat.dim() == 2:
         return edge_sum(graph, weight, feat, width)
-    graph, weight = _operand(graph), _ops.as_type(weight, feat.dtype)
+    graph, weight = _edges.stand_in(_operand(graph)), _ops.as_type(weight, feat.dtype)
     if _recorded(graph):
         rows = (weight.unsqueeze(2) * feat).flatten(1)
         return sum_of_edges(graph, rows).unflatten(1, feat.shape[1:])

@@ -42,6 +42,7 @@ class EagerCall(NamedTuple):
     numbers: Numbers
     return_attention: bool
     save_positive: bool  # whether backward needs the sums over the edges with z > 0
+    heads: int = 0  # of tensors of nodes that are rows of all heads, [N, H * D]; 0: they are [N, H, D]
 
     def run(self, tensors):
         """(out, attention or None, what backward needs besides them). tensors: the first of `Tensors`, with
@@ -49,7 +50,7 @@ class EagerCall(NamedTuple):
         try:
             with _BelowAutograd():
                 out, saved, attention = attend_op(
-                    self.handle.number, 0, SCORES[self.score], *tensors, *_NONE[len(tensors) :],
+                    self.handle.number, self.heads, SCORES[self.score], *tensors, *_NONE[len(tensors) :],
                     *self.numbers, self.return_attention, self.save_positive,
                 )  # fmt: skip
         except RuntimeError as error:
@@ -62,7 +63,7 @@ class EagerCall(NamedTuple):
         try:
             with _BelowAutograd():
                 return attend_backward_op(
-                    self.handle.number, 0, *grads, SCORES[self.score], *tensors, out, *saved,
+                    self.handle.number, self.heads, *grads, SCORES[self.score], *tensors, out, *saved,
                     self.save_positive, attention, *self.numbers, need,
                 )  # fmt: skip
         except RuntimeError as error:
@@ -99,11 +100,11 @@ class DispatchedCall:
             self.return_attention, self.save_positive,
         )  # fmt: skip
 
-    def backward(self, grads, tensors, saved, need: int):
-        """BackwardResults, as a plain tuple. saved: out, stats, positive, positive_mass, attention."""
-        return call(
-            backward_op, *grads, SCORES[self.score], *tensors, *saved, *self.graph_args, *self.numbers, need
-        )
+    def backward(self, grads, tensors, saved, need: int, recorded: bool = False):
+        """BackwardResults, as a plain tuple. saved: out, stats, positive, positive_mass, attention; recorded:
+        by autograd."""
+        args = *grads, SCORES[self.score], *tensors, *saved, *self.graph_args, *self.numbers, need
+        return backward_op(*args) if recorded else call(backward_op, *args)
 
     def run(self, tensors):
         """As `EagerCall.run`."""

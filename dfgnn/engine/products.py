@@ -3,72 +3,56 @@
 from __future__ import annotations
 
 from ..graph import GraphPart, RangedGraph
-from ..runtime import rules
-from ..runtime.eager import transformed
-from ..runtime.rules import Rule
-from ..runtime.torch_internals import exports_onnx
 from . import operators
 from . import plain as _plain
-from . import traced_graph as _edges
 from .checks import refuse_transforms_of_shared_graphs
+from .edge_maps import EdgeMap, apply, define
 
-
-class _Sddmm(Rule):
-    __slots__ = "graph", "reverse"
-
-    def __init__(self, graph, reverse: bool):
-        self.graph, self.reverse = graph, reverse
-
-    def forward(self, rows, feat):
-        return operators.sddmm(self.graph, rows, feat, self.reverse)
-
-    def gradients(self, need, saved, grad):
-        (rows, feat), graph, reverse = saved, self.graph, self.reverse
-        return (
-            spmm(graph, grad, feat, reverse) if need[0] else None,
-            spmm(graph, grad, rows, not reverse) if need[1] else None,
-        )
-
-
-class _Spmm(_Sddmm):
-    __slots__ = ()
-
-    def forward(self, weight, feat):
-        return operators.spmm(self.graph, weight, feat, self.reverse)
-
-    def gradients(self, need, saved, grad):
-        (weight, feat), graph, reverse = saved, self.graph, self.reverse
-        return (
-            sddmm(graph, grad, feat, reverse) if need[0] else None,
-            spmm(graph, weight, grad, not reverse) if need[1] else None,
-        )
+_SDDMM = define(
+    EdgeMap(
+        "sddmm", "Tensor rows, Tensor feat", "bool reverse",
+        run=operators.sddmm,
+        plain=lambda graph, rows, feat, reverse: _plain.sddmm(_plain.ends_of(graph, reverse), rows, feat),
+        empty=lambda graph, rows, feat, reverse: feat.new_empty(graph.num_edges, feat.shape[1]),
+        gradients=(
+            lambda graph, grad, rows, feat, reverse: spmm(graph, grad, feat, reverse),
+            lambda graph, grad, rows, feat, reverse: spmm(graph, grad, rows, not reverse),
+        ),
+    )
+)  # fmt: skip
+_SPMM = define(
+    EdgeMap(
+        "spmm", "Tensor weight, Tensor feat", "bool reverse",
+        run=operators.spmm,
+        plain=lambda graph, weight, feat, reverse: _plain.spmm(_plain.ends_of(graph, reverse), weight, feat),
+        empty=lambda graph, weight, feat, reverse: feat.new_empty(
+            graph.num_src if reverse else graph.num_dst, *feat.shape[1:]
+        ),
+        gradients=(
+            lambda graph, grad, weight, feat, reverse: sddmm(graph, grad, feat, reverse),
+            lambda graph, grad, weight, feat, reverse: spmm(graph, weight, grad, not reverse),
+        ),
+    )
+)  # fmt: skip
 
 
 def sddmm(graph, rows, feat, reverse: bool = False):
     """<rows[i], feat[j]> of each edge [E, H]; rows are destinations, or with ``reverse`` sources."""
     if isinstance(graph, RangedGraph):
         return graph.sddmm(sddmm, rows, feat, reverse)
-    if isinstance(graph, GraphPart):
-        refuse_transforms_of_shared_graphs(rows, feat)
-        graph, (feat,) = graph.gathered(feat)
-    graph = _edges.stand_in(graph)
-    if isinstance(graph, _edges.EdgeList) and not exports_onnx():
-        return _edges.sddmm(graph, rows, feat, reverse)
-    if transformed(rows, feat) or exports_onnx():
-        return _plain.sddmm(_plain.ends_of(graph, reverse), rows, feat)
-    return rules.apply(_Sddmm(graph, reverse), rows, feat)
+    return apply(_SDDMM, *_on_one_graph(graph, rows, feat), reverse)
 
 
 def spmm(graph, weight, feat, reverse: bool = False):
     """sum_j weight_ij feat[j] of each row i: a destination, or with ``reverse`` a source."""
     if isinstance(graph, RangedGraph):
         return graph.spmm(spmm, weight, feat, reverse)
+    return apply(_SPMM, *_on_one_graph(graph, weight, feat), reverse)
+
+
+def _on_one_graph(graph, first, feat):
+    """(graph, tensors), for a shared graph with the rows of all sources of this process's edges."""
     if isinstance(graph, GraphPart):
-        refuse_transforms_of_shared_graphs(weight, feat)
+        refuse_transforms_of_shared_graphs(first, feat)
         graph, (feat,) = graph.gathered(feat)
-    graph = _edges.stand_in(graph)
-    if isinstance(graph, _edges.EdgeList) and not exports_onnx():
-        return _edges.spmm(graph, weight, feat, reverse)
-    if transformed(weight, feat) or exports_onnx():
-        return _plain.spmm(_plain.ends_of(graph, reverse), weight, feat)
-    return rules.apply(_Spmm(graph, reverse), weight, feat)
+    return graph, (first, feat)

@@ -1,8 +1,8 @@
-"""Attention while a compiler records: operators of a graph's stand-in (`_edges`) that run those of eager
-calls.
+"""Attention while a compiler records: operators on a traced graph, which run those of eager calls.
 
-What compiled code calls is ``..._attend_run``, ``..._gat_run`` and their gradients: they look the graph up
-and hand its number on to the operators of csrc/torch/attention.h. They return lists, of what is wanted.
+What compiled code calls is ``..._attend_run``, ``..._gat_run`` and their gradients. They look the graph up
+and pass its number to the operators of csrc/torch/attention.h. They return lists of the needed results only,
+because compiled code checks each result.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ..runtime import ops as _ops
-from ..runtime import torch_internals as internals
 from ..runtime.arguments import (
     NEED_BIAS,
     NEED_DST,
@@ -26,6 +26,7 @@ from ..runtime.arguments import (
     Numbers,
     Tensors,
 )
+from ..runtime.rules import Rule
 from . import sink as _sink
 from . import traced_graph as _edges
 from .operators import SAVED_ALIGN, EagerCall
@@ -35,20 +36,18 @@ from .operators import gat_backward_op as _gat_backward
 from .operators import gat_op as _gat
 from .traced_graph import EdgeList
 
-_BelowAutograd = internals.BelowAutograd
-
-# Arguments of all operators: a stand-in as in `_edges`; whether there are edge tensors, dropout or returned
-# attention; the schedule. Those of `attend` go on with the number of heads, 0 where tensors have a dimension
-# for them; two gradients, if it is the backward operator; the score; and tensors.
-_NUM_GRAPH = len(_edges._Edges._fields) + 2
+# The operators' arguments begin with a traced graph, whether there are edge tensors, dropout or returned
+# attention, and the schedule. Those of attention go on with the number of heads, 0 where tensors have a
+# dimension for them; the gradients of both results, if it is the backward operator; the score; and tensors.
+_NUM_GRAPH = len(_edges.Arguments._fields) + 2
 _TENSORS = slice(_NUM_GRAPH + 2, _NUM_GRAPH + 2 + len(Tensors._fields))
 _TENSORS_BACK = slice(_TENSORS.start + 2, _TENSORS.stop + 2)
 
 
 def _schema(op, more: str = "") -> str:
-    """An eager operator's, with a stand-in in place of a graph's number."""
+    """An eager operator's, with a traced graph in place of a graph's number."""
     arguments = str(op._schema).partition("(int graph, ")[2].rpartition(") -> ")[0]
-    return f"({_edges._EDGES}, bool edges, str schedule, {arguments}{more}) -> Tensor[]"
+    return f"({_edges.ARGUMENTS}, bool edges, str schedule, {arguments}{more}) -> Tensor[]"
 
 
 def _handle(given, layer: str, heads: int, value: Tensor, train: bool):
@@ -63,8 +62,20 @@ def _handle(given, layer: str, heads: int, value: Tensor, train: bool):
     return graph, graph._planner.handle(heads, dim, value.dtype, layer, schedule, any_edges, train)
 
 
-def _kept_bytes(num_dst, heads, dim, dtype: torch.dtype, positive: bool, num_src=None):
-    """The size of what forward keeps in one tensor. num_src: with the score terms of an additive layer."""
+def _handle_of(saved: Tensor, given, layer: str, heads: int, value: Tensor):
+    """`_handle` in backward: forward attached it to what it saved, so that it is not looked for again."""
+    found = getattr(saved, "_dfgnn_graph", None)
+    return _handle(given, layer, heads, value, True) if found is None else found
+
+
+def _attach(found, args, saved: Tensor) -> None:
+    """For `_handle_of`. Not of a structure made within a CUDA graph, which must not outlive the operator."""
+    if not _edges.is_made(*args[:2]):
+        saved._dfgnn_graph = found  # type: ignore[attr-defined]
+
+
+def _saved_bytes(num_dst, heads, dim, dtype: torch.dtype, positive: bool, num_src=None):
+    """The size of what forward saves in one tensor. num_src: with the score terms of an additive layer."""
     acc = _ops.acc_type(dtype).itemsize
     sizes = [num_dst * heads * 2 * acc]
     if positive:
@@ -76,23 +87,15 @@ def _kept_bytes(num_dst, heads, dim, dtype: torch.dtype, positive: bool, num_src
 
 def _forward(*args) -> list[Tensor]:
     """out, what backward takes beside it, and the attention if asked for."""
-    *given, sink, train = args
-    heads, score, value = given[_NUM_GRAPH : _NUM_GRAPH + 3]
-    graph, handle = found = _handle(
-        given[:_NUM_GRAPH], PLAN_LAYERS[SCORE_OF_NUMBER[score]], heads, value, train
-    )
-    try:
-        with _BelowAutograd():
-            out, kept, attention = _attend(handle.number, *given[_NUM_GRAPH:])
-    except RuntimeError as error:
-        raise _ops.typed(error) from None
-    if sink is not None:
-        numbers = Numbers(*given[_TENSORS.stop : _TENSORS.stop + len(Numbers._fields)])
-        call = EagerCall(graph, handle, SCORE_OF_NUMBER[score], numbers, attention is not None, given[-1])
-        _sink.include(call, sink, value, out, kept, attention)
-    if train and not _edges.is_made(*args[:2]):
-        kept._dfgnn_graph = found  # backward need not look for it, and it lives until then
-    return [out, kept] if attention is None else [out, kept, _in_use(graph.edge_mask, attention)]
+    (heads, number), tensors = args[_NUM_GRAPH : _TENSORS.start], args[_TENSORS]
+    *numbers, return_attention, positive, sink, train = args[_TENSORS.stop :]
+    score = SCORE_OF_NUMBER[number]
+    graph, handle = found = _handle(args[:_NUM_GRAPH], PLAN_LAYERS[score], heads, tensors[0], train)
+    call = EagerCall(graph, handle, score, Numbers(*numbers), return_attention, positive, heads)
+    out, attention, (saved,) = call.run(tensors) if sink is None else _sink.run(call, sink, tensors)
+    if train:
+        _attach(found, args, saved)
+    return [out, saved] if attention is None else [out, saved, _in_use(graph.edge_mask, attention)]
 
 
 def _forward_fake(*args) -> list[Tensor]:
@@ -101,7 +104,7 @@ def _forward_fake(*args) -> list[Tensor]:
     value = t.value
     shape = (num_dst, value.shape[1]) if heads else (num_dst, *value.shape[1:])
     heads, dim = (heads, value.shape[1] // heads) if heads else value.shape[1:]
-    size = _kept_bytes(num_dst, heads, dim, value.dtype, save_positive)
+    size = _saved_bytes(num_dst, heads, dim, value.dtype, save_positive)
     results = [value.new_empty(shape), value.new_empty(size, dtype=torch.uint8)]
     acc = _ops.acc_type(value.dtype)
     return [*results, value.new_empty(num_edges, heads, dtype=acc)] if return_attention else results
@@ -109,20 +112,14 @@ def _forward_fake(*args) -> list[Tensor]:
 
 def _backward(*args) -> list[Tensor]:
     """The gradients of value, src and those that are wanted, and then that of the sink if there is one."""
-    args, sink = args[:-1], args[-1]
-    kept = args[_TENSORS_BACK.stop + 1]
-    found = getattr(kept, "_dfgnn_graph", None)
-    if found is None:
-        heads, _, _, score, value = args[_NUM_GRAPH : _NUM_GRAPH + 5]
-        found = _handle(args[:_NUM_GRAPH], PLAN_LAYERS[SCORE_OF_NUMBER[score]], heads, value, True)
-    graph, handle = found
-    try:
-        with _BelowAutograd():
-            results = _attend_backward(handle.number, *args[_NUM_GRAPH:])
-    except RuntimeError as error:
-        raise _ops.typed(error) from None
+    heads, *grads, number = args[_NUM_GRAPH : _TENSORS_BACK.start]
+    tensors, score = Tensors(*args[_TENSORS_BACK]), SCORE_OF_NUMBER[number]
+    out, saved, positive, attention, *numbers, need, sink = args[_TENSORS_BACK.stop :]
+    graph, handle = _handle_of(saved, args[:_NUM_GRAPH], PLAN_LAYERS[score], heads, tensors.value)
+    call = EagerCall(graph, handle, score, Numbers(*numbers), attention is not None, positive, heads)
+    results = call.run_backward(grads, tensors, out, attention, (saved,), need)
     if sink is not None:
-        results, grad_sink = _grad_sink(sink, found, args, results)
+        results, grad_sink = _sink.gradients(call, sink, tensors, grads, out, saved, attention, results)
     of_nodes, of_edges = results[:3], results[4:]
     mask = graph.edge_mask
     if mask is not None:
@@ -132,17 +129,6 @@ def _backward(*args) -> list[Tensor]:
     return given if sink is None else [*given, grad_sink]
 
 
-def _grad_sink(sink: Tensor, found, args, results):
-    """`_sink.gradients`, from the arguments of the backward operator."""
-    grads, score = tuple(args[_NUM_GRAPH + 1 : _NUM_GRAPH + 3]), args[_NUM_GRAPH + 3]
-    out, kept, positive, attention, *numbers, _ = args[_TENSORS_BACK.stop :]
-    graph, handle = found
-    call = EagerCall(
-        graph, handle, SCORE_OF_NUMBER[score], Numbers(*numbers), attention is not None, positive
-    )
-    return _sink.gradients(call, sink, Tensors(*args[_TENSORS_BACK]), grads, out, kept, attention, results)
-
-
 def _in_use(mask: Tensor | None, x: Tensor) -> Tensor:
     """A result of edges; in a graph of fixed capacity kernels leave out what is no edge."""
     return x if mask is None else _edges.in_use(mask, x)
@@ -150,7 +136,7 @@ def _in_use(mask: Tensor | None, x: Tensor) -> Tensor:
 
 def _wanted(args) -> tuple[bool, ...]:
     """Which of the eager operator's results the backward operator gives."""
-    t, need = Tensors(*args[_TENSORS_BACK]), args[-1]
+    t, need = Tensors(*args[_TENSORS_BACK]), args[-2]
     return (
         True,
         t.src is not None,
@@ -161,12 +147,8 @@ def _wanted(args) -> tuple[bool, ...]:
 
 
 def _backward_fake(*args) -> list[Tensor]:
-    args, sink = args[:-1], args[-1]
-    t, num_edges, heads = (
-        Tensors(*args[_TENSORS_BACK]),
-        args[5],
-        args[_NUM_GRAPH] or args[_NUM_GRAPH + 4].shape[1],
-    )
+    t, num_edges, sink = Tensors(*args[_TENSORS_BACK]), args[5], args[-1]
+    heads = args[_NUM_GRAPH] or t.value.shape[1]
     acc = _ops.acc_type(t.value.dtype)
 
     def like(x: Tensor | None) -> Any:
@@ -182,43 +164,52 @@ def _backward_fake(*args) -> list[Tensor]:
     return given if sink is None else [*given, sink.new_empty(sink.shape)]
 
 
-def _family(prefix: str, *tags) -> Any:
-    run = _edges._define(
-        f"{prefix}_attend_run", _schema(_attend, ", Tensor? sink, bool train"), _forward, _forward_fake, tags
-    )
-    schema = _schema(_attend_backward, ", Tensor? sink")
-    run_backward = _edges._define(f"{prefix}_attend_backward", schema, _backward, _backward_fake, tags)
+class _Attend(Rule):
+    """Attention of (sink, *Tensors). leading: the operator's arguments before the tensors; trailing: numbers,
+    return_attention, save_positive."""
 
-    def setup(ctx, inputs, output):
-        out, kept, *attention = output
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(kept)
-        *ctx.graph, ctx.score = inputs[: _TENSORS.start]
-        *ctx.numbers, _, ctx.positive, sink, _ = inputs[_TENSORS.stop :]
-        ctx.save_for_backward(sink, *inputs[_TENSORS], *output)
+    __slots__ = "family", "leading", "trailing"
 
-    def backward(ctx, grad_out, grad_kept, grad_attention=None):
-        count = len(Tensors._fields)
-        sink, *saved = ctx.saved_tensors
-        tensors, (out, kept, *attention) = Tensors(*saved[:count]), saved[count:]
-        need = Tensors(*ctx.needs_input_grad[_TENSORS])
+    def __init__(self, family: str, *args):
+        self.family, self.leading = family, args[: _TENSORS.start]
+        self.trailing = args[_TENSORS.stop : -2]
+
+    def forward(self, sink, *tensors):
+        run = _edges.operator(self.family, "attend_run")
+        return tuple(run(*self.leading, *tensors, *self.trailing, sink, True))
+
+    def saved(self, tensors, results):
+        return *tensors, *results
+
+    @once_differentiable
+    def gradients(self, need, saved, grad_out, grad_kept, grad_attention=None):
+        count = 1 + len(Tensors._fields)
+        sink, tensors = saved[0], Tensors(*saved[1:count])
+        out, kept, *attention = saved[count:]
+        *graph, score = self.leading
+        *numbers, _, positive = self.trailing
+        needed = Tensors(*need[1:])
         if grad_out is None:
             grad_out = torch.zeros_like(out)
         args = (
-            *ctx.graph, grad_out, grad_attention, ctx.score, *tensors, out, kept, ctx.positive,
-            None if grad_attention is None else attention[0], *ctx.numbers, _ops.need_bits(need), sink,
+            *graph, grad_out, grad_attention, score, *tensors, out, kept, positive,
+            None if grad_attention is None else attention[0], *numbers, _ops.need_bits(needed), sink,
         )  # fmt: skip
-        found = iter(run_backward(*args))
-        results = [next(found) if wanted else None for wanted in _wanted(args[:-1])]
-        grad_sink = None if sink is None else next(found)
+        found = iter(_edges.operator(self.family, "attend_backward")(*args))
+        results = [next(found) if wanted else None for wanted in _wanted(args)]
         if results[3] is not None:
             results[3] = results[3].view(1, *tensors.attn.shape)
-        gradients = _ops.gradients(need, tensors, grad_out, results)
-        if need.out_bias:
+        gradients = _ops.gradients(needed, tensors, grad_out, results)
+        if needed.out_bias:
             gradients = (*gradients[:-1], gradients[-1].view(tensors.out_bias.shape))
-        return *(None,) * _TENSORS.start, *gradients, *(None,) * (len(ctx.numbers) + 2), grad_sink, None
+        return None if sink is None else next(found), *gradients
 
-    return _edges._differentiable(f"{prefix}_attend", run, setup, backward, once=True)
+
+_edges.define("attend_backward", _schema(_attend_backward, ", Tensor? sink"), _backward, _backward_fake)
+_edges.define_differentiable(
+    "attend", _schema(_attend, ", Tensor? sink, bool train"), _forward, _forward_fake,
+    lambda family, *args: (_Attend(family, *args), (args[-2], *args[_TENSORS])),
+)  # fmt: skip
 
 
 # ---- additive attention with its score terms ---------------------------------------------------------------
@@ -228,13 +219,9 @@ def _gat_forward(*args) -> list[Tensor]:
     """out [num_dst, H * D], and what backward takes beside it."""
     feat, attn_src, train = args[_NUM_GRAPH], args[_NUM_GRAPH + 1], args[-1]
     found = _handle(args[:_NUM_GRAPH], "gat", attn_src.shape[-2], feat, train)
-    try:
-        with _BelowAutograd():
-            out, kept = _gat(found[1].number, *args[_NUM_GRAPH:])
-    except RuntimeError as error:
-        raise _ops.typed(error) from None
-    if train and not _edges.is_made(*args[:2]):
-        kept._dfgnn_graph = found
+    out, kept = _ops.call(_gat, found[1].number, *args[_NUM_GRAPH:])
+    if train:
+        _attach(found, args, kept)
     return [out, kept]
 
 
@@ -242,21 +229,15 @@ def _gat_forward_fake(*args) -> list[Tensor]:
     num_src, num_dst = args[2:4]
     feat, attn_src, train = args[_NUM_GRAPH], args[_NUM_GRAPH + 1], args[-1]
     heads = attn_src.shape[-2]  # of vectors that may be shorter than the heads of feat
-    size = _kept_bytes(num_dst, heads, feat.shape[1] // heads, feat.dtype, train, num_src)
+    size = _saved_bytes(num_dst, heads, feat.shape[1] // heads, feat.dtype, train, num_src)
     return [feat.new_empty(num_dst, feat.shape[1]), feat.new_empty(size, dtype=torch.uint8)]
 
 
 def _gat_run_backward(*args) -> list[Tensor]:
     """The gradients of feat, both vectors, and the bias if there is one."""
     feat, attn_src, *_, kept, _, _ = args[_NUM_GRAPH + 1 :]
-    found = getattr(kept, "_dfgnn_graph", None)
-    if found is None:
-        found = _handle(args[:_NUM_GRAPH], "gat", attn_src.shape[-2], feat, True)
-    try:
-        with _BelowAutograd():
-            *results, bias = _gat_backward(found[1].number, *args[_NUM_GRAPH:])
-    except RuntimeError as error:
-        raise _ops.typed(error) from None
+    found = _handle_of(kept, args[:_NUM_GRAPH], "gat", attn_src.shape[-2], feat)
+    *results, bias = _ops.call(_gat_backward, found[1].number, *args[_NUM_GRAPH:])
     return results if bias is None else [*results, bias]
 
 
@@ -265,34 +246,35 @@ def _gat_backward_fake(*args) -> list[Tensor]:
     return [x.new_empty(x.shape) for x in (feat, attn_src, attn_dst, bias) if x is not None]
 
 
-def _gat_family(prefix: str, *tags) -> Any:
-    run = _edges._define(f"{prefix}_gat_run", _schema(_gat), _gat_forward, _gat_forward_fake, tags)
-    schema = _schema(_gat_backward)
-    run_backward = _edges._define(
-        f"{prefix}_gat_backward", schema, _gat_run_backward, _gat_backward_fake, tags
-    )
+class _Gat(Rule):
+    """Additive attention of its features, vectors, seed and bias. graph: the operator's arguments before
+    these; numbers: the slope and dropout_p."""
 
-    def setup(ctx, inputs, output):
-        ctx.mark_non_differentiable(output[1])
-        ctx.graph, (*tensors, slope, dropout_p, _) = inputs[:_NUM_GRAPH], inputs[_NUM_GRAPH:]
-        ctx.numbers = slope, dropout_p
-        ctx.save_for_backward(*tensors, *output)
+    __slots__ = "family", "graph", "numbers"
 
-    def backward(ctx, grad, _):
-        found = run_backward(*ctx.graph, grad, *ctx.saved_tensors, *ctx.numbers)
-        bias = found[3] if len(found) > 3 else None
-        return *(None,) * _NUM_GRAPH, *found[:3], None, bias, None, None, None
+    def __init__(self, family: str, *args):
+        self.family, self.graph, self.numbers = family, args[:_NUM_GRAPH], args[-3:-1]
 
-    return _edges._differentiable(f"{prefix}_gat", run, setup, backward, once=True)
+    def forward(self, *tensors):
+        return tuple(_edges.operator(self.family, "gat_run")(*self.graph, *tensors, *self.numbers, True))
+
+    def saved(self, tensors, results):
+        return *tensors, *results
+
+    @once_differentiable
+    def gradients(self, need, saved, grad, _):
+        found = _edges.operator(self.family, "gat_backward")(*self.graph, grad, *saved, *self.numbers)
+        return *found[:3], None, found[3] if len(found) > 3 else None
+
+
+_edges.define("gat_backward", _schema(_gat_backward), _gat_run_backward, _gat_backward_fake)
+_edges.define_differentiable(
+    "gat", _schema(_gat), _gat_forward, _gat_forward_fake,
+    lambda family, *args: (_Gat(family, *args), args[_NUM_GRAPH:-3]),
+)  # fmt: skip
 
 
 # ---- the way in --------------------------------------------------------------------------------------------
-
-# Graphs wait for the device where they are made, so that no CUDA graph can have the first ones in it. A Graph
-# that was used before waits for nothing, and for another number torch's CUDA graphs are others.
-_UNSAFE = torch.Tag.cudagraph_unsafe
-_OF_EDGES, _GAT_OF_EDGES = _family("edge", _UNSAFE), _gat_family("edge", _UNSAFE)
-_OF_GRAPHS, _GAT_OF_GRAPHS = _family("graph"), _gat_family("graph")
 
 
 def attention(
@@ -313,11 +295,11 @@ def attention(
     of_edges = t.edge_bias, t.edge_gate, t.edge_mask, t.edge_weight, t.edge_feat
     sized = return_attention or any(x is not None for x in of_edges)
     any_edges = sized or t.seed is not None
-    op = _OF_EDGES if edges.given is not None else _OF_GRAPHS
+    graph = _edges.as_traced(edges, sized)
     if sink is not None:
         numbers = _sink.with_flag(numbers)
-    out, _, *more = op(
-        *_edges._arguments(edges, sized), any_edges, schedule, heads, SCORES[score], *tensors, *numbers,
+    out, _, *more = graph.operator("attend")(
+        *graph.edges, any_edges, schedule, heads, SCORES[score], *tensors, *numbers,
         return_attention, save_positive, sink, train,
     )  # fmt: skip
     return out, more[0] if more else None
@@ -335,9 +317,9 @@ def gat(
     train: bool,
 ) -> Tensor:
     """Additive attention of features [num_src, H * D] with vectors [.., H, D]: [num_dst, H * D]."""
-    op = _GAT_OF_EDGES if edges.given is not None else _GAT_OF_GRAPHS
-    out, _ = op(
-        *_edges._arguments(edges, False), seed is not None, "auto", feat, attn_src, attn_dst, seed, out_bias,
+    graph = _edges.as_traced(edges, False)
+    out, _ = graph.operator("gat")(
+        *graph.edges, seed is not None, "auto", feat, attn_src, attn_dst, seed, out_bias,
         negative_slope, dropout_p, train,
     )  # fmt: skip
     return out

@@ -10,22 +10,21 @@ For a Graph stands its number, so that what is compiled for one serves all.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, library
-from torch.autograd.function import once_differentiable
 
 from ..graph import Graph
 from ..graph.by_edges import edges_as_sources
 from ..graph.cache import graph_of, known, once
 from ..graph.graph import OF_NUMBER
-from ..runtime import ops as _ops
 from ..runtime import torch_internals as internals
 from ..runtime.arguments import ops
 from ..runtime.compiling import is_exporting
-from . import operators
+from ..runtime.rules import ByRule, Rule
 from . import recorded_graph as _replayed
 
 __all__ = ["EdgeList", "is_traced"]
@@ -171,49 +170,92 @@ def smaller(a: int, b: int) -> int:
 
 # ---- operators -------------------------------------------------------------------------------------------
 
-# given: an edge_index, the types of a `TypedGraph`, or what `_replayed` makes, with the places in it.
-_EDGES = "Tensor? given, SymInt number, SymInt num_src, SymInt num_dst, bool self_loops, SymInt num_edges"
+
+class Arguments(NamedTuple):
+    """A traced graph in the arguments of operators; given: an edge_index, the types of a `TypedGraph`, or the
+    structure that `recorded_graph` makes, whose capacity num_edges then is."""
+
+    given: Tensor | None
+    number: int
+    num_src: int
+    num_dst: int
+    self_loops: bool
+    num_edges: int
+
+
+ARGUMENTS = "Tensor? given, SymInt number, SymInt num_src, SymInt num_dst, bool self_loops, SymInt num_edges"
 _library = library.Library("dfgnn", "FRAGMENT")
+# The prefixes of the operators on an edge_index and on a Graph's number, with their tags. A graph is waited
+# for where it is made, so that no CUDA graph can contain the first call with an edge_index. A Graph that was
+# used before waits for nothing, and torch records a CUDA graph for each number.
+_FAMILIES = {"edge": (torch.Tag.cudagraph_unsafe,), "graph": ()}
 
 
-def _define(name: str, schema: str, kernel, fake, tags=()) -> Any:
+def operator(family: str, name: str) -> Any:
+    return getattr(ops, f"{family}_{name}").default
+
+
+class Traced(NamedTuple):
+    """A traced graph as operators take it, and the prefix of the operators that do."""
+
+    family: str
+    edges: Arguments
+
+    def operator(self, name: str) -> Any:
+        return operator(self.family, name)
+
+
+def as_traced(edges: EdgeList, sized: bool = True) -> Traced:
+    """sized: a result has a row per edge, so that a graph with appended loops must count its edges."""
+    num_edges = edges.num_edges if sized else 0
+    arguments = edges.given, edges.number, edges.num_src, edges.num_dst, edges.self_loops, num_edges
+    return Traced("graph" if edges.given is None else "edge", Arguments(*arguments))
+
+
+def define(name: str, schema: str, kernel: Callable, fake: Callable) -> None:
+    """An operator of both families. Autograd passes it over, so that compiled code meets no Python there."""
+    for family, tags in _FAMILIES.items():
+        _define(f"{family}_{name}", schema, kernel, fake, tags)
+
+
+def define_differentiable(
+    name: str, schema: str, kernel: Callable, fake: Callable, rule_of: Callable[..., tuple[Rule, tuple]]
+) -> None:
+    """An operator of both families, ``<family>_<name>``, which decomposes while a compiler traces: into
+    ``<family>_<name>_run``, within an autograd function where gradients are recorded.
+
+    rule_of: from the family and the arguments, the rule of that autograd function and its tensors.
+    """
+    define(f"{name}_run", schema, kernel, fake)
+    for family in _FAMILIES:
+        run = operator(family, f"{name}_run")
+        place = [argument.name for argument in run._schema.arguments].index("given")
+        call = _with_gradients(family, name, run, place, rule_of)
+        _library.define(f"{family}_{name}{schema}", tags=torch.Tag.pt2_compliant_tag)
+        _library.impl(f"{family}_{name}", call, "CompositeImplicitAutograd")
+
+
+def _with_gradients(family: str, name: str, run: Any, place: int, rule_of: Callable) -> Callable:
+    end = place + len(Arguments._fields)
+
+    def call(*args):
+        made = _in_cuda_graphs(*args[place:end]) if family == "edge" else None
+        if made is not None:
+            return Traced("graph", made).operator(name)(*args[:place], *made, *args[end:])
+        if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args):
+            rule, tensors = rule_of(family, *args)
+            results = ByRule.apply(rule, *tensors)
+            return list(results) if isinstance(results, tuple) else results
+        return run(*args)
+
+    return call
+
+
+def _define(name: str, schema: str, kernel: Callable, fake: Callable, tags: tuple = ()) -> Any:
     _library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag, *tags))
     _library.impl(name, kernel, "CompositeExplicitAutograd")
     _library.impl(name, library.fallthrough_kernel, "Autograd")
     library.register_fake(f"dfgnn::{name}", fake, lib=_library)
-    return getattr(ops, name).default
-
-
-def _differentiable(name: str, run, setup, backward, once: bool = False) -> Any:
-    """``run`` with a formula for its gradient, as an operator of its own: it decomposes when gradients are
-    recorded, so that compiled code calls ``run`` alone, with no Python of autograd around it. once: the
-    gradient has none."""
-
-    class Function(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, *args):
-            output = run(*args)
-            output = tuple(output) if isinstance(output, list) else output
-            setup(ctx, args, output)
-            return output
-
-    Function.backward = staticmethod(once_differentiable(backward) if once else backward)  # type: ignore
-
-    place = [argument.name for argument in run._schema.arguments].index("given")
-    of_graph = name.replace("edge_", "graph_", 1) if name.startswith("edge_") else None
-
-    def call(*args):
-        made = None if of_graph is None else _in_cuda_graphs(*args[place : place + len(_Edges._fields)])
-        if made is not None:
-            return getattr(ops, of_graph).default(*args[:place], *made, *args[place + len(made) :])
-        if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args):
-            output = Function.apply(*args)
-            return list(output) if isinstance(output, tuple) else output
-        return run(*args)
-
-    schema = str(run._schema).partition("(")[2]
-    _library.define(f"{name}({schema}", tags=torch.Tag.pt2_compliant_tag)
-    _library.impl(name, call, "CompositeImplicitAutograd")
     return getattr(ops, name).default
 
 
@@ -225,7 +267,7 @@ _structure = _define(
 )
 
 
-def _in_cuda_graphs(given, number, num_src, num_dst, self_loops, num_edges) -> _Edges | None:
+def _in_cuda_graphs(given, number, num_src, num_dst, self_loops, num_edges) -> Arguments | None:
     """In place of the ``edge_index`` that is given; None where it is to be looked up, outside: also where
     tensors have the number of edges, loops among them, which nobody knows before."""
     counted = self_loops and not (isinstance(num_edges, int) and num_edges == 0)
@@ -235,7 +277,7 @@ def _in_cuda_graphs(given, number, num_src, num_dst, self_loops, num_edges) -> _
         given, number = _from_edges(given), -1
     made = _structure(given, num_src, num_dst, self_loops)
     room = _replayed.num_places(given, num_src, num_dst, self_loops)
-    return _Edges(made, number, num_src, num_dst, self_loops, room)
+    return Arguments(made, number, num_src, num_dst, self_loops, room)
 
 
 def is_made(given: Tensor | None, number: int) -> bool:
@@ -300,201 +342,3 @@ def _typed(graph: Graph, types: Tensor, num_pairs: int) -> Graph:
 def in_use(mask: Tensor, x: Tensor) -> Tensor:
     """x ``[E, ...]``, 0 where mask ``[E]`` is False."""
     return torch.where(mask.view(-1, *[1] * (x.dim() - 1)), x, 0)
-
-
-class _Edges(NamedTuple):
-    given: Tensor | None
-    number: int
-    num_src: int
-    num_dst: int
-    self_loops: bool
-    num_edges: int
-
-
-def _sddmm(rows, feat, *rest):
-    *edges, reverse = rest
-    return operators.sddmm(find(*edges), rows, feat, reverse)
-
-
-def _spmm(weight, feat, *rest):
-    *edges, reverse = rest
-    return operators.spmm(find(*edges), weight, feat, reverse)
-
-
-def _sddmm_fake(rows, feat, *rest):
-    *edges, _ = rest
-    return feat.new_empty(_Edges(*edges).num_edges, feat.shape[1])
-
-
-def _spmm_fake(weight, feat, *rest):
-    *edges, reverse = rest
-    e = _Edges(*edges)
-    return feat.new_empty(e.num_src if reverse else e.num_dst, *feat.shape[1:])
-
-
-# ---- products with low-dimensional edge features (`_edge_terms`)
-
-
-def _dot(rows, attr, *rest):
-    *edges, scale = rest
-    graph = find(*edges)
-    found = operators.edge_dot(graph, rows, attr, scale)
-    return found if graph.edge_mask is None else in_use(graph.edge_mask, found)
-
-
-def _sum(weight, attr, *rest):
-    *edges, width = rest
-    return operators.edge_sum(find(*edges), weight, attr, width)
-
-
-def _outer(weight, rows, *rest):
-    *edges, dim, scale = rest
-    graph = find(*edges)
-    found = operators.edge_outer(graph, weight, rows, dim, scale)
-    return found if graph.edge_mask is None else in_use(graph.edge_mask, found)
-
-
-def _dot_fake(rows, attr, *rest):
-    *edges, _ = rest
-    return _ops.edge_dot_fake(rows, _Edges(*edges).num_edges)
-
-
-def _sum_fake(weight, attr, *rest):
-    *edges, width = rest
-    return attr.new_empty(_Edges(*edges).num_dst, weight.shape[1], width)
-
-
-def _outer_fake(weight, rows, *rest):
-    *edges, dim, _ = rest
-    return rows.new_empty(_Edges(*edges).num_edges, dim)
-
-
-class Family(NamedTuple):
-    """The operators of one kind of stand-in."""
-
-    sddmm: Any
-    spmm: Any
-    edge_dot: Any
-    edge_sum: Any
-    edge_outer: Any
-
-
-def _family(prefix: str, *tags) -> Family:
-    product = f"{_EDGES}, bool reverse) -> Tensor"
-    run_sddmm = _define(
-        f"{prefix}_sddmm_run", f"(Tensor rows, Tensor feat, {product}", _sddmm, _sddmm_fake, tags
-    )
-    run_spmm = _define(
-        f"{prefix}_spmm_run", f"(Tensor weight, Tensor feat, {product}", _spmm, _spmm_fake, tags
-    )
-
-    def setup(ctx, inputs, output):
-        first, feat, *ctx.rest, ctx.reverse = inputs
-        ctx.save_for_backward(first, feat)
-
-    def backward_of_sddmm(ctx, grad):
-        (rows, feat), rest = ctx.saved_tensors, ctx.rest
-        need_rows, need_feat = ctx.needs_input_grad[:2]
-        return (
-            spmm(grad, feat, *rest, ctx.reverse) if need_rows else None,
-            spmm(grad, rows, *rest, not ctx.reverse) if need_feat else None,
-            *[None] * (len(rest) + 1),
-        )
-
-    def backward_of_spmm(ctx, grad):
-        (weight, feat), rest = ctx.saved_tensors, ctx.rest
-        need_weight, need_feat = ctx.needs_input_grad[:2]
-        return (
-            sddmm(grad, feat, *rest, ctx.reverse) if need_weight else None,
-            spmm(weight, grad, *rest, not ctx.reverse) if need_feat else None,
-            *[None] * (len(rest) + 1),
-        )
-
-    sddmm = _differentiable(f"{prefix}_sddmm", run_sddmm, setup, backward_of_sddmm)
-    spmm = _differentiable(f"{prefix}_spmm", run_spmm, setup, backward_of_spmm)
-    return Family(sddmm, spmm, *_edge_terms(prefix, tags))
-
-
-def _edge_terms(prefix: str, tags) -> tuple[Any, Any, Any]:
-    """edge_dot, edge_sum and edge_outer of a family."""
-    rows, weight = f"(Tensor rows, Tensor attr, {_EDGES}", f"(Tensor weight, Tensor attr, {_EDGES}"
-    run_dot = _define(f"{prefix}_edge_dot_run", f"{rows}, float scale) -> Tensor", _dot, _dot_fake, tags)
-    run_sums = _define(f"{prefix}_edge_sum_run", f"{weight}, SymInt width) -> Tensor", _sum, _sum_fake, tags)
-    schema = f"(Tensor weight, Tensor rows, {_EDGES}, SymInt dim, float scale) -> Tensor"
-    run_outer = _define(f"{prefix}_edge_outer_run", schema, _outer, _outer_fake, tags)
-
-    def setup(ctx, inputs, output):
-        first, second, *rest = inputs
-        ctx.edges, ctx.rest = rest[: len(_Edges._fields)], rest[len(_Edges._fields) :]
-        ctx.save_for_backward(first, second)
-
-    def differentiable(run, first, second):
-        """first, second: the gradients, of (both inputs, the output's gradient, edges, *rest)."""
-
-        def backward(ctx, grad):
-            saved, (need_first, need_second) = ctx.saved_tensors, ctx.needs_input_grad[:2]
-            given = *saved, grad, ctx.edges, *ctx.rest
-            return (
-                first(*given) if need_first else None,
-                second(*given) if need_second else None,
-                *[None] * (len(ctx.edges) + len(ctx.rest)),
-            )
-
-        name = run._schema.name.removeprefix("dfgnn::").removesuffix("_run")
-        return _differentiable(name, run, setup, backward)
-
-    dot: Any
-    sums: Any
-    outer: Any
-    dot = differentiable(
-        run_dot,
-        lambda rows, attr, grad, edges, scale: sums(grad, attr, *edges, rows.shape[2]) * scale,
-        lambda rows, attr, grad, edges, scale: outer(grad, rows, *edges, attr.shape[1], scale),
-    )
-    sums = differentiable(
-        run_sums,
-        lambda weight, attr, grad, edges, width: dot(grad, attr, *edges, 1.0),
-        lambda weight, attr, grad, edges, width: outer(weight, grad, *edges, attr.shape[1], 1.0),
-    )
-    outer = differentiable(
-        run_outer,
-        lambda weight, rows, grad, edges, dim, scale: dot(rows, grad, *edges, scale),
-        lambda weight, rows, grad, edges, dim, scale: sums(weight, grad, *edges, rows.shape[2]) * scale,
-    )
-    return dot, sums, outer
-
-
-# Graphs wait for the device where they are made, so that no CUDA graph can have the first ones in it. A Graph
-# that was used before waits for nothing, and for another number torch's CUDA graphs are others.
-OF_EDGES = _family("edge", torch.Tag.cudagraph_unsafe)
-OF_GRAPHS = _family("graph")
-
-
-def _operators(edges: EdgeList) -> Family:
-    return OF_EDGES if edges.given is not None else OF_GRAPHS
-
-
-def edge_dot(edges: EdgeList, rows: Tensor, attr: Tensor, scale: float) -> Tensor:
-    return _operators(edges).edge_dot(rows, attr, *_arguments(edges), scale)
-
-
-def edge_sum(edges: EdgeList, weight: Tensor, attr: Tensor, width: int) -> Tensor:
-    return _operators(edges).edge_sum(weight, attr, *_arguments(edges), width)
-
-
-def edge_outer(edges: EdgeList, weight: Tensor, rows: Tensor, dim: int, scale: float) -> Tensor:
-    return _operators(edges).edge_outer(weight, rows, *_arguments(edges), dim, scale)
-
-
-def _arguments(edges: EdgeList, sized: bool = True) -> _Edges:
-    """sized: a result has the number of edges, which with loops must be counted."""
-    num_edges = edges.num_edges if sized else 0
-    return _Edges(edges.given, edges.number, edges.num_src, edges.num_dst, edges.self_loops, num_edges)
-
-
-def sddmm(edges: EdgeList, rows: Tensor, feat: Tensor, reverse: bool) -> Tensor:
-    return _operators(edges).sddmm(rows, feat, *_arguments(edges), reverse)
-
-
-def spmm(edges: EdgeList, weight: Tensor, feat: Tensor, reverse: bool) -> Tensor:
-    return _operators(edges).spmm(weight, feat, *_arguments(edges), reverse)

@@ -79,7 +79,7 @@ def attention(
     handle = graph._planner.handle(heads, dim, dtype, PLAN_LAYERS[score], "auto", dropout_p > 0, backward)
     numbers = _new(Numbers, (slope, scale, dropout_p, 0))
     positive = additive and backward and dst.requires_grad
-    call = _new(EagerCall, (graph, handle, score, numbers, False, positive))
+    call = _new(EagerCall, (graph, handle, score, numbers, False, positive, 0))
     try:
         return Attention.at_once(call, None, *tensors)[0] if backward else call.run(tensors)[0]
     except torch.OutOfMemoryError:

@@ -1,0 +1,97 @@
+"""Maps along the edges of a graph (products, sums, gathered rows), each defined once for every path.
+
+An `EdgeMap` says how the map is computed on a Graph, in plain operations, and which shape its result has.
+Each map is linear in its tensors, so that its gradients are other maps: they may be differentiated any number
+of times. `apply` chooses among the paths; while a compiler records, a map is an operator on a traced graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from ..runtime import rules
+from ..runtime import torch_internals as internals
+from ..runtime.eager import transformed
+from ..runtime.rules import Rule
+from . import traced_graph
+from .traced_graph import EdgeList, Traced, as_traced
+
+
+class EdgeMap(NamedTuple):
+    """Functions of (graph, *tensors, *numbers). The gradients are functions of (graph, grad, *tensors,
+    *numbers), one for each tensor; without ``saves``, of (graph, grad, *numbers)."""
+
+    name: str  # of its operators on traced graphs, edge_<name> and graph_<name>
+    tensors: str  # of these operators' schema
+    numbers: str
+    run: Callable[..., Tensor]
+    plain: Callable[..., Tensor]  # on all that has ``edge_index``
+    empty: Callable[..., Tensor]  # an empty result; only the sizes of the graph are read
+    gradients: tuple[Callable[..., Tensor], ...]
+    saves: bool = True  # whether the gradients depend on the tensors
+    of_edges: bool = False  # the result has a row per edge
+
+
+class _Mapped(Rule):
+    """A map on one graph, which may be a traced one."""
+
+    __slots__ = "graph", "map", "numbers"
+
+    def __init__(self, edge_map: EdgeMap, graph: Any, numbers: tuple):
+        self.map, self.graph, self.numbers = edge_map, graph, numbers
+
+    def forward(self, *tensors):
+        graph = self.graph
+        if type(graph) is Traced:
+            return graph.operator(f"{self.map.name}_run")(*tensors, *graph.edges, *self.numbers)
+        return self.map.run(graph, *tensors, *self.numbers)
+
+    def saved(self, tensors, result):
+        return tensors if self.map.saves else ()
+
+    def gradients(self, need, saved, grad):
+        graph, numbers = self.graph, self.numbers
+        return tuple(
+            gradient(graph, grad, *saved, *numbers) if needed else None
+            for gradient, needed in zip(self.map.gradients, need)
+        )
+
+
+def apply(edge_map: EdgeMap, graph: Any, tensors: tuple[Tensor, ...], *numbers: Any) -> Tensor:
+    """The map's result. graph: a Graph, an EdgeList, or in gradients a Traced."""
+    graph = traced_graph.stand_in(graph)
+    in_onnx = internals.exports_onnx()
+    if isinstance(graph, (EdgeList, Traced)) and not in_onnx:
+        traced = graph if isinstance(graph, Traced) else as_traced(graph)
+        return traced.operator(edge_map.name)(*tensors, *traced.edges, *numbers)
+    if in_onnx or transformed(*tensors):
+        return edge_map.plain(graph, *tensors, *numbers)
+    return rules.apply(_Mapped(edge_map, graph, numbers), *tensors)
+
+
+def define(edge_map: EdgeMap) -> EdgeMap:
+    """Defines the map's operators on traced graphs."""
+    count = len(edge_map.gradients)
+    end = count + len(traced_graph.Arguments._fields)
+
+    def kernel(*args):
+        graph = traced_graph.find(*args[count:end])
+        with internals.BelowAutograd():
+            result = edge_map.run(graph, *args[:count], *args[end:]).contiguous()
+        if edge_map.of_edges and graph.edge_mask is not None:  # kernels do not write where no edge is
+            return traced_graph.in_use(graph.edge_mask, result)
+        return result
+
+    def fake(*args):
+        return edge_map.empty(traced_graph.Arguments(*args[count:end]), *args[:count], *args[end:])
+
+    def rule_of(family, *args):
+        graph = Traced(family, traced_graph.Arguments(*args[count:end]))
+        return _Mapped(edge_map, graph, args[end:]), args[:count]
+
+    schema = f"({edge_map.tensors}, {traced_graph.ARGUMENTS}, {edge_map.numbers}) -> Tensor"
+    traced_graph.define_differentiable(edge_map.name, schema, kernel, fake, rule_of)
+    return edge_map
