@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import reference
+from ..engine.checks import refuse_transforms_of_shared_graphs
 from ..engine.operators import DispatchedCall, graph_args
-from ..engine.paths import AttentionInputs, attend
+from ..engine.paths import AttentionInputs
 from ..graph import Graph, GraphPart
 from ..runtime.arguments import (
     IDS_ELSEWHERE,
@@ -399,8 +401,15 @@ class DistributedGraph(GraphPart):
     # ---- attention -------------------------------------------------------------------------------
 
     def attention(
-        self, score: str, tensors: Tensors, numbers: Numbers, return_attention: bool, schedule: str
+        self, inputs: AttentionInputs, attend: Callable[[AttentionInputs], Any]
     ) -> tuple[Tensor, Tensor | None]:
+        """See `GraphPart.attention`."""
+        _, score, tensors, numbers, return_attention, schedule, sink = inputs
+        refuse_transforms_of_shared_graphs(*tensors)
+        if sink is not None:
+            raise NotImplementedError(
+                "sink: expected None for a graph that several processes share, got a tensor"
+            )
         backward = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
         self._agree_on(score, tensors, numbers, return_attention, backward)
         edges = EdgeArgs(*(getattr(tensors, name) for name in EdgeArgs._fields))
@@ -413,8 +422,15 @@ class DistributedGraph(GraphPart):
                 tensors, numbers = self._with_mask(tensors, numbers)
         by_id = tensors.seed is not None
         edges = EdgeArgs(*(getattr(tensors, name) for name in EdgeArgs._fields))
-        if return_attention or not self.overlap or self._group is None:
-            return self._with_all_sources(score, tensors, numbers, by_id, return_attention, schedule)
+        if return_attention or not self.overlap or self._group is None:  # one call, after all rows arrived
+            value, src = tensors.value, tensors.src
+            tensors = tensors._replace(
+                value=Gather.apply(self._exchange, value),
+                src=None if src is None else Gather.apply(self._exchange, src),
+            )
+            numbers = numbers._replace(flags=numbers.flags | IDS_ELSEWHERE * by_id)
+            graph = self._graph("whole", by_id)
+            return attend(inputs._replace(graph=graph, tensors=tensors, numbers=numbers))
 
         with_positive = score == "additive" and backward and edges.edge_gate is None
         save_positive = with_positive and tensors.dst is not None and tensors.dst.requires_grad
@@ -429,18 +445,6 @@ class DistributedGraph(GraphPart):
         if backward:
             return Attention.apply(pair, *tensors), None
         return pair.forward(tensors, pair.fetch(tensors))[0].out, None
-
-    def _with_all_sources(self, score, t: Tensors, numbers: Numbers, by_id, return_attention, schedule):
-        """One attention call over all sources, after all of their rows have arrived."""
-        value = Gather.apply(self._exchange, t.value)
-        src = None if t.src is None else Gather.apply(self._exchange, t.src)
-        numbers = numbers._replace(flags=numbers.flags | IDS_ELSEWHERE * by_id)
-        graph = self._graph("whole", by_id)
-        return attend(
-            AttentionInputs(
-                graph, score, t._replace(value=value, src=src), numbers, return_attention, schedule
-            )
-        )
 
     def _agree_on(self, score, tensors: Tensors, numbers: Numbers, return_attention, backward) -> None:
         """Checks that all processes make the same call, at the first call of each kind."""

@@ -9,21 +9,20 @@ that are one autograd function (`nn.whole`), which report to the same record, `r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ..graph import GraphPart, RangedGraph
+from ..graph import GraphPart
 from ..runtime import eager, transforms
 from ..runtime import torch_internals as internals
 from ..runtime.arguments import PLAN_LAYERS, SCORES, Numbers, Tensors
 from . import plain, traced, traced_graph
 from . import sink as _sink
 from .autograd import Attention, TransformedAttention
-from .checks import refuse_transforms_of_shared_graphs
 from .operators import DispatchedCall, EagerCall, graph_args
 
 
@@ -101,64 +100,26 @@ def attend(inputs: AttentionInputs) -> Results:
     raise AssertionError("the last path takes every call")
 
 
-def _needs_backward(tensors: Tensors) -> bool:
+def _needs_backward(tensors: Iterable[Tensor | None]) -> bool:
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
-def _has_edge_tensors(inputs: AttentionInputs) -> bool:
-    """Whether a tensor with a row per edge comes or goes, or dropout, which needs the edges' ids."""
-    return inputs.return_attention or any(x is not None for x in inputs.tensors[4:-1])
-
-
-def _saves_positive(inputs: AttentionInputs, backward: bool) -> bool:
+def _saves_positive(inputs: AttentionInputs, backward: bool, whatever_requires: bool = False) -> bool:
     """Whether backward reads the sums over the edges with z > 0, which the gradient of alpha_dst takes."""
     t = inputs.tensors
-    return backward and inputs.score == "additive" and t.dst is not None and t.edge_gate is None
-
-
-# ---- ONNX -----------------------------------------------------------------------------------------------
-
-
-def _not_onnx(inputs: AttentionInputs) -> str | None:
-    return None if internals.exports_onnx() else "torch.onnx.export is not recording"
-
-
-def _run_onnx(inputs: AttentionInputs) -> Results:
-    if internals.tracing_state() is not None:
-        raise NotImplementedError(
-            "torch.onnx.export: dynamo: expected True for attention on a Graph, got False, whose exporter "
-            "writes files that onnxruntime does not load"
-        )
-    return plain.attention(plain.ends_of(inputs.graph), SCORES[inputs.score], inputs.numbers, inputs.tensors)
+    of_score = backward and inputs.score == "additive" and t.dst is not None and t.edge_gate is None
+    return of_score and (whatever_requires or t.dst.requires_grad)  # type: ignore[union-attr]
 
 
 # ---- a graph of several -----------------------------------------------------------------------------------
 
 
-def _not_ranged(inputs: AttentionInputs) -> str | None:
-    return None if isinstance(inputs.graph, RangedGraph) else "the graph is one, with fewer than 2^31 edges"
+def _not_parts(inputs: AttentionInputs) -> str | None:
+    return None if isinstance(inputs.graph, GraphPart) else "the graph is one, of this process alone"
 
 
-def _run_ranged(inputs: AttentionInputs) -> Results:
-    def of_range(graph, tensors: Tensors) -> Results:
-        return attend(inputs._replace(graph=graph, tensors=tensors))
-
-    return inputs.graph.by_ranges(of_range, inputs.tensors, inputs.return_attention)
-
-
-def _not_shared(inputs: AttentionInputs) -> str | None:
-    return None if isinstance(inputs.graph, GraphPart) else "the graph belongs to this process alone"
-
-
-def _run_shared(inputs: AttentionInputs) -> Results:
-    refuse_transforms_of_shared_graphs(*inputs.tensors)
-    if inputs.sink is not None:
-        raise NotImplementedError(
-            "sink: expected None for a graph that several processes share, got a tensor"
-        )
-    return inputs.graph.attention(
-        inputs.score, inputs.tensors, inputs.numbers, inputs.return_attention, inputs.schedule
-    )
+def _run_parts(inputs: AttentionInputs) -> Results:
+    return inputs.graph.attention(inputs, attend)
 
 
 # ---- eager ------------------------------------------------------------------------------------------------
@@ -176,7 +137,7 @@ def _run_eager(inputs: AttentionInputs) -> Results:
         edges = edges or x is not None
     # Autograd need not handle options that are not given.
     tensors: tuple[Any, ...] = t if edges or t.out_bias is not None else t[:4]
-    backward = False
+    backward = False  # loops and no calls, because each Python frame costs time
     if torch.is_grad_enabled():
         for x in (*tensors, sink):
             backward = backward or (x is not None and x.requires_grad)
@@ -193,22 +154,32 @@ def _run_eager(inputs: AttentionInputs) -> Results:
     return (call.run(tensors) if sink is None else _sink.run(call, sink, tensors))[:2]
 
 
-# ---- everything else ------------------------------------------------------------------------------------
+# ---- plain operations -----------------------------------------------------------------------------------
 
 
-def _not_forward_mode(inputs: AttentionInputs) -> str | None:
+def _not_plain(inputs: AttentionInputs) -> str | None:
+    if internals.exports_onnx():  # the operators are unknown to the programs that read such files
+        return None
     active = not torch.compiler.is_compiling() and forward_ad._current_level >= 0
     if active and eager.transformed(*inputs.tensors, inputs.sink):
         return None
-    # Its formula is known to eager calls and to compilers.
+    # A sink's formula is known to eager calls and to compilers.
     if inputs.sink is not None and not isinstance(_traced_graph(inputs), traced_graph.EdgeList):
         return None
-    return "no tensor carries a tangent of forward-mode differentiation"
+    return "no tensor carries a tangent of forward-mode differentiation, and torch.onnx.export is not active"
 
 
-def _run_forward_mode(inputs: AttentionInputs) -> Results:
+def _run_plain(inputs: AttentionInputs) -> Results:
+    if internals.exports_onnx() and internals.tracing_state() is not None:
+        raise NotImplementedError(
+            "torch.onnx.export: dynamo: expected True for attention on a Graph, got False, whose exporter "
+            "writes files that onnxruntime does not load"
+        )
     ends = plain.ends_of(inputs.graph)
     return plain.attention(ends, SCORES[inputs.score], inputs.numbers, inputs.tensors, inputs.sink)
+
+
+# ---- everything else ------------------------------------------------------------------------------------
 
 
 def _not_traced(inputs: AttentionInputs) -> str | None:
@@ -223,10 +194,8 @@ def _traced_graph(inputs: AttentionInputs) -> Any:
 
 def _run_traced(inputs: AttentionInputs) -> Results:
     graph, score, tensors, numbers, return_attention, schedule, sink = inputs
-    backward = _needs_backward(tensors) or (
-        sink is not None and torch.is_grad_enabled() and sink.requires_grad
-    )
-    positive = _saves_positive(inputs, backward) and tensors.dst.requires_grad  # type: ignore[union-attr]
+    backward = _needs_backward((*tensors, sink))
+    positive = _saves_positive(inputs, backward)
     out, attention = traced.attention(
         _traced_graph(inputs), score, tensors, numbers, return_attention, positive, backward, schedule,
         sink=sink,
@@ -237,54 +206,33 @@ def _run_traced(inputs: AttentionInputs) -> Results:
     return out.clone(), attention if attention is None else attention.clone()
 
 
-def _not_transformed(inputs: AttentionInputs) -> str | None:
-    return None if eager.transformed(*inputs.tensors) else "no transform of torch.func is active"
-
-
-def _run_transformed(inputs: AttentionInputs) -> Results:
-    with transforms.untransformed():
-        args = _graph_args(inputs, torch.is_grad_enabled())
-    # What torch.func differentiates by cannot be seen from within: backward may be needed.
-    positive = _saves_positive(inputs, torch.is_grad_enabled())
-    call = DispatchedCall(inputs.graph, args, inputs.score, inputs.numbers, inputs.return_attention, positive)
-    out, _, _, _, attention = TransformedAttention.apply(call, *inputs.tensors)
-    return out.clone(), attention.clone()  # the caller may modify them, and backward reads the others
-
-
-def _never(inputs: AttentionInputs) -> str | None:
-    return None
-
-
 def _run_dispatched(inputs: AttentionInputs) -> Results:
-    backward = _needs_backward(inputs.tensors)
-    positive = _saves_positive(inputs, backward) and inputs.tensors.dst.requires_grad  # type: ignore[union-attr]
-    args = _graph_args(inputs, backward)
-    call = DispatchedCall(inputs.graph, args, inputs.score, inputs.numbers, inputs.return_attention, positive)
-    compiling = torch.compiler.is_compiling()
-    if backward and not compiling:
-        return Attention.apply(call, None, *inputs.tensors)
-    out, _, _, _, attention = call.forward(inputs.tensors)
-    if backward:  # as in `_run_traced`
-        return out.clone(), attention.clone()
-    return out, attention
+    graph, score, tensors, numbers, return_attention, schedule, _ = inputs
+    transformed = eager.transformed(*tensors)
+    # What torch.func differentiates by cannot be seen from within: backward may be needed.
+    backward = torch.is_grad_enabled() if transformed else _needs_backward(tensors)
+    positive = _saves_positive(inputs, backward, transformed)
+    with transforms.untransformed():
+        edges = return_attention or any(x is not None for x in tensors[4:-1])
+        args = graph_args(graph, score, tensors.value, edges, backward, schedule)
+    call = DispatchedCall(graph, args, score, numbers, return_attention, positive)
+    if transformed:
+        out, _, _, _, attention = TransformedAttention.apply(call, *tensors)
+    elif backward and not torch.compiler.is_compiling():
+        return Attention.apply(call, None, *tensors)
+    else:
+        out, _, _, _, attention = call.forward(tensors)
+    return (out.clone(), attention.clone()) if backward else (out, attention)  # as in `_run_traced`
 
 
-def _graph_args(inputs: AttentionInputs, backward: bool):
-    return graph_args(
-        inputs.graph, inputs.score, inputs.tensors.value, _has_edge_tensors(inputs), backward, inputs.schedule
-    )
-
-
-#: In the order in which they are asked.
+#: In the order in which they are asked; the last one takes every call.
 PATHS = (
-    Path("ranged", "a graph of 2^31 edges or more, one range of destinations after the other", _not_ranged,
-         _run_ranged),
-    Path("shared", "a graph that several processes share (dfgnn.distributed)", _not_shared, _run_shared),
+    Path("parts", "one call per range of a graph of 2^31 edges or more; for a graph that several processes "
+         "share, two calls around the exchange of rows", _not_parts, _run_parts),
     Path("eager", "one autograd function on the fused operators", _not_eager, _run_eager),
-    Path("forward mode", "plain tensor operations, which forward mode differentiates", _not_forward_mode,
-         _run_forward_mode),
-    Path("onnx", "plain tensor operations, which torch.onnx.export knows", _not_onnx, _run_onnx),
+    Path("plain", "plain tensor operations, which forward mode and torch.onnx.export know", _not_plain,
+         _run_plain),
     Path("traced", "one operator that finds the graph when the compiled code runs", _not_traced, _run_traced),
-    Path("transformed", "the fused operators under torch.func", _not_transformed, _run_transformed),
-    Path("dispatched", "the fused operators through torch's dispatcher", _never, _run_dispatched),
+    Path("dispatched", "the fused operators through torch's dispatcher and torch.func",
+         lambda inputs: None, _run_dispatched),
 )  # fmt: skip

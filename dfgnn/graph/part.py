@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,10 +26,9 @@ class GraphPart:
     of_graphs: frozenset[str] = frozenset()  # names of Graph's attributes, for errors
 
     # Not an abstract base class, with which isinstance would take ten times as long in every call.
-    def attention(
-        self, score: str, tensors: Any, numbers: Any, return_attention: bool, schedule: str
-    ) -> tuple[Tensor, Tensor | None]:
-        """(out, attention) for checked arguments; tensors, numbers: see `runtime/arguments.py`."""
+    def attention(self, inputs: Any, attend: Callable[[Any], Any]) -> tuple[Tensor, Tensor | None]:
+        """(out, attention). inputs: the `AttentionInputs` of engine/paths.py, whose ``attend`` computes the
+        same on a Graph."""
         raise NotImplementedError
 
     def as_one(self) -> Any:

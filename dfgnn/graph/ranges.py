@@ -93,14 +93,11 @@ class RangedGraph(GraphPart):
         make = type(self.ranges[0].graph).from_coo
         return make(src, dst, num_src=num_src, num_dst=num_dst, validate=False)
 
-    def by_ranges(
-        self, call: Callable[[Any, Any], tuple[Tensor, Tensor]], tensors: Any, want_attention: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """(out, attention) from ``call(graph, tensors)`` for each range; tensors:
-        `runtime.arguments.Tensors`."""
+    def attention(self, inputs: Any, attend: Callable[[Any], Any]) -> tuple[Tensor, Tensor | None]:
+        """See `GraphPart.attention`; a call for each range."""
         if torch.compiler.is_compiling():
             raise NotImplementedError(f"compilers do not know {self.kind}")
-        outs, weights = [], []
+        tensors, outs, weights = inputs.tensors, [], []
         for k, (graph, first, place) in enumerate(self.ranges):
             rows = {
                 name: x[place] for name, x in tensors._asdict().items() if name in _OF_EDGES and x is not None
@@ -109,10 +106,10 @@ class RangedGraph(GraphPart):
                 rows["dst"] = tensors.dst[first : first + graph.num_dst]
             if tensors.seed is not None:
                 rows["seed"] = tensors.seed + k
-            out, weight = call(graph, tensors._replace(**rows))
+            out, weight = attend(inputs._replace(graph=graph, tensors=tensors._replace(**rows)))
             outs.append(out)
             weights.append(weight)
-        return torch.cat(outs), self._of_edges(weights) if want_attention else None
+        return torch.cat(outs), self._of_edges(weights) if inputs.return_attention else None
 
     def sddmm(self, product: Callable, rows: Tensor, feat: Tensor, reverse: bool) -> Tensor:
         """``product(graph, rows, feat, reverse)`` of all ranges, [E, H]; see `_products.sddmm`."""
@@ -139,9 +136,6 @@ class RangedGraph(GraphPart):
             else:
                 result = result.index_copy(0, place, part)
         return result
-
-    def attention(self, score, tensors, numbers, return_attention, schedule):
-        raise AssertionError("by_ranges is what attention takes")
 
     def as_one(self):
         raise NotImplementedError(

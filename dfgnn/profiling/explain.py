@@ -67,8 +67,7 @@ def explain(layer_or_function: Callable[..., Any], *args: Any, **kwargs: Any) ->
         >>> x = torch.ones(3, 2, 4)
         >>> print(dfgnn.explain(dfgnn.functional.dot_attention, graph, x, x, x))
         dot attention, 2 heads of 4, float32: eager (one autograd function on the fused operators)
-            not ranged: the graph is one, with fewer than 2^31 edges
-            not shared: the graph belongs to this process alone
+            not parts: the graph is one, of this process alone
     """
     compiled = getattr(layer_or_function, "_torchdynamo_orig_callable", None)
     original = getattr(layer_or_function, "_orig_mod", compiled)

@@ -25,12 +25,12 @@ def only(explanation):
 def test_eager_calls(graph):
     x = rows(graph)
     call = only(dfgnn.explain(dot_attention, graph, x, x, x))
-    assert call.path == "eager" and [path for path, _ in call.declined] == ["ranged", "shared"]
+    assert call.path == "eager" and [path for path, _ in call.declined] == ["parts"]
     assert call.what == "dot attention, 2 heads of 8, float32"
     bias = torch.zeros(graph.num_edges, 2)
     call = only(dfgnn.explain(dot_attention, graph, x, x, x, edge_bias=bias))
     assert call.path == "eager"
-    assert [path for path, _ in call.declined] == ["ranged", "shared"]
+    assert [path for path, _ in call.declined] == ["parts"]
     call = only(dfgnn.explain(gatv2_attention, graph, x, x, torch.ones(2, 8)))
     assert call.path == "eager" and call.what.startswith("additive_v2 attention")
 
@@ -49,10 +49,10 @@ def test_transforms(graph):
         return dot_attention(graph, x, x, x).sum()
 
     call = only(dfgnn.explain(torch.func.grad(loss), x))
-    assert call.path == "transformed"
+    assert call.path == "dispatched"
     assert dict(call.declined)["eager"] == "a transform of torch.func is active"
     call = only(dfgnn.explain(torch.func.jvp, loss, (x,), (x,)))
-    assert call.path == "forward mode"
+    assert call.path == "plain"
 
 
 def test_a_dispatch_mode(graph):
@@ -84,7 +84,7 @@ def test_text_result_and_end(graph):
     assert isinstance(explanation.result, tuple)
     text = str(explanation)
     assert text.startswith("dot attention, 2 heads of 8, float32: eager (one autograd function")
-    assert "    not ranged: the graph is one" in text
+    assert "    not parts: the graph is one" in text
     assert str(dfgnn.explain(torch.add, x, x)).startswith("no attention of dfgnn was computed (")
     with pytest.raises(ValueError, match="key"):
         dfgnn.explain(dot_attention, graph, x, x[:1], x)
