@@ -8,8 +8,6 @@ asked for.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -61,8 +59,16 @@ class _EdgeProducts(Rule):
     def gradients(self, need, saved, grad, grad_products=None):
         if grad is None and grad_products is None:
             return None, None, None
-        gradients = _differentiable if torch.is_grad_enabled() else _fused
-        return gradients(self.graph, self.scale, saved, need, grad, grad_products)
+        if not torch.is_grad_enabled():
+            return _fused(self.graph, self.scale, saved, need, grad, grad_products)
+        src, dst = _plain.ends_of(self.graph).edge_index
+
+        def formula(query, key, feat):
+            acc = _ops.acc_type(feat.dtype)
+            products = query.to(acc)[dst] * key.to(acc)[src] * feat.to(acc) * self.scale
+            return products.sum(2), products
+
+        return rules.recorded_gradients(formula, saved, need, grad, grad_products)
 
 
 def _fused(graph, scale: float, inputs, need, grad, grad_products) -> tuple[Tensor | None, ...]:
@@ -78,17 +84,3 @@ def _fused(graph, scale: float, inputs, need, grad, grad_products) -> tuple[Tens
     if need[1]:
         of_key, _ = operators.edge_products_backward(graph, grads, key, query, feat, scale, True, False)
     return of_query if need[0] else None, of_key, of_feat if need[2] else None
-
-
-def _differentiable(graph, scale: float, inputs, need, grad, grad_products) -> tuple[Any, ...]:
-    """The same in tensor operations, which may be differentiated again."""
-    # Views: a tensor that was given twice has two gradients here.
-    query, key, feat = (x.view_as(x) if needed else x for x, needed in zip(inputs, need))
-    src, dst = _plain.ends_of(graph).edge_index
-    acc = _ops.acc_type(feat.dtype)
-    products = query.to(acc)[dst] * key.to(acc)[src] * feat.to(acc) * scale
-    weight = 0 if grad is None else grad.unsqueeze(2)
-    weight = weight if grad_products is None else weight + grad_products
-    wanted = [x for x, needed in zip((query, key, feat), need) if needed]
-    found = iter(torch.autograd.grad((products * weight).sum(), wanted, create_graph=True))
-    return tuple(next(found) if needed else None for needed in need)

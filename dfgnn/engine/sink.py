@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..runtime import rules
 from ..runtime.arguments import PART_OF_ROWS, SCORES, Numbers, Tensors
 from . import operators, plain
 
@@ -97,19 +98,12 @@ def recorded_gradients(
 ) -> tuple[Tensor | None, ...]:
     """The gradients of the sink and of the tensors, with derivatives of their own: those of plain tensor
     operations. need: which of them are wanted, the sink first."""
-    inputs: tuple[Any, ...] = sink, *tensors
-    # Views: a tensor that was given twice has two gradients here.
-    views = [x.view_as(x) if needed else x for x, needed in zip(inputs, need)]
-    results = plain.attention(
-        plain.ends_of(call.graph), SCORES[call.score], call.numbers, Tensors(*views[1:]), views[0]
-    )
-    pairs = [(x, g) for x, g in zip(results, grads) if g is not None]
-    wanted = [x for x, needed in zip(views, need) if needed]
-    found = torch.autograd.grad(
-        [x for x, _ in pairs], wanted, [g for _, g in pairs], create_graph=True, allow_unused=True
-    )
-    each = iter(found)
-    return tuple(next(each) if needed else None for needed in need)
+    ends, score = plain.ends_of(call.graph), SCORES[call.score]
+
+    def formula(sink, *tensors):
+        return plain.attention(ends, score, call.numbers, Tensors(*tensors), sink)
+
+    return rules.recorded_gradients(formula, (sink, *tensors), need, *grads)
 
 
 def _destinations(graph: Any) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -60,3 +61,20 @@ def apply(rule: Rule, *tensors: Tensor | None) -> Any:
     if in_python or torch.compiler.is_compiling():
         return ByRule.apply(rule, *tensors)
     return ByRule.at_once(rule, *tensors) if torch.is_grad_enabled() else rule.forward(*tensors)
+
+
+def recorded_gradients(
+    formula: Callable[..., Any], inputs: Sequence[Any], need: Sequence[bool], *grads: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    """The gradients of inputs, of formula(*inputs) in plain operations, recorded for second derivatives.
+
+    need: which gradients are needed. grads: of the results, None of one that was not used.
+    """
+    # Views: a tensor that was given twice has two gradients here.
+    views = [x.view_as(x) if needed else x for x, needed in zip(inputs, need)]
+    results = formula(*views)
+    pairs = zip(results if isinstance(results, tuple) else (results,), grads)
+    outputs, of_outputs = zip(*((x, grad) for x, grad in pairs if grad is not None))
+    wanted = [x for x, needed in zip(views, need) if needed]
+    found = iter(torch.autograd.grad(outputs, wanted, of_outputs, create_graph=True, allow_unused=True))
+    return tuple(next(found) if needed else None for needed in need)

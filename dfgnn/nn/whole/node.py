@@ -16,9 +16,9 @@ A call of a layer is an object with these methods (see `attention`, `gated` and 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from ...runtime import ops as _ops
+from ...runtime import rules
 from ...runtime.eager import EagerFunction, called_directly, retains_graph, top_hooks
 
 __all__ = ["LayerFunction"]
@@ -50,7 +50,7 @@ class LayerFunction(EagerFunction):
         *saved, last = ctx.saved_tensors
         tensors, made = saved[:count], saved[count:]
         if torch.is_grad_enabled():  # create_graph
-            return None, *_derived(call.formula, grad, tensors, need)
+            return None, *rules.recorded_gradients(call.formula, tensors, need, grad)
         if out is None:
             out = last
         elif not retains_graph():
@@ -58,14 +58,3 @@ class LayerFunction(EagerFunction):
         if ctx.version is not None and out._version != ctx.version:
             out = _ops.call(call.rerun, tensors, made)
         return None, *_ops.call(call.backward, tensors, grad, made, out, need)
-
-
-def _derived(formula, grad, tensors, need) -> tuple[Tensor | None, ...]:
-    """The gradients of the formula, which have derivatives themselves."""
-    with torch.enable_grad():
-        # Views, because an input may be made of another one, or be the same tensor, and each has a gradient.
-        tensors = [x if x is None else x.view_as(x) for x in tensors]
-        out = formula(*tensors)
-    learning = [x for x, needed in zip(tensors, need) if needed]
-    grads = iter(torch.autograd.grad(out, learning, grad, create_graph=True, allow_unused=True))
-    return tuple(next(grads) if needed else None for needed in need)
