@@ -131,20 +131,33 @@ class NeighborSampler:
 
     def _record(self, seeds: Tensor, blocks: bool) -> None:
         self._recorded.pop(blocks, None)
-        generator = torch.Generator(seeds.device).manual_seed(0)
-        rows, nodes, begin = [], seeds, 0
-        place = self._places(seeds)
-        for fanout in reversed(self.fanouts):
-            rows.append(len(nodes) - begin)
-            _, edges = self._draw(nodes[begin:], fanout, generator)
-            begin = 0 if blocks else len(nodes)
-            nodes = self._grown(nodes, self._csr.indices[edges].long(), place)
-        rows, most = [rows[0], *map(_with_room, rows[1:])], _with_room(len(nodes))
+        sizes = self._draw(seeds, torch.Generator(seeds.device).manual_seed(0), blocks).sizes
+        before = [0, *sizes] if not blocks else [0] * len(sizes)
+        rows = [size - sampled for size, sampled in zip(sizes[:-1], before)]
+        rows = [rows[0], *map(_with_room, rows[1:])]
+        most = _with_room(sizes[-1])
         self._recorded[blocks] = ReplayedHops(self._csr, self.fanouts[::-1], rows, most, blocks)
 
-    def _replayed(self, seeds: Tensor, generator, blocks: bool) -> Drawn | None:
+    def _drawn(self, seeds: Tensor, generator: torch.Generator | None, blocks: bool) -> Drawn:
+        """blocks: each hop samples for all nodes; else for those that the hop before has added."""
+        self._check(seeds)
         recorded = self._recorded.get(blocks)
-        return None if recorded is None else recorded.draw(seeds, generator)
+        drawn = None if recorded is None else recorded.draw(seeds, generator)
+        return self._draw(seeds, generator, blocks) if drawn is None else drawn
+
+    def _draw(self, seeds: Tensor, generator: torch.Generator | None, blocks: bool) -> Drawn:
+        place, nodes, begin = self._places(seeds), seeds, 0
+        hops, sizes = [], [len(seeds)]
+        for fanout in reversed(self.fanouts):
+            rows, edges = self._neighbors(nodes[begin:], fanout, generator)
+            if begin:
+                rows = rows + begin
+            begin = 0 if blocks else len(nodes)
+            sources = self._csr.indices[edges].long()
+            nodes = self._grown(nodes, sources, place)
+            hops.append(torch.stack([place[sources], rows, self._ids(edges)]))
+            sizes.append(len(nodes))
+        return Drawn(nodes, hops, sizes)
 
     def sample(
         self, seeds: Tensor, generator: torch.Generator | None = None, *, graphs: bool = True
@@ -158,40 +171,19 @@ class NeighborSampler:
 
         Raises TypeError or ValueError: seeds of another type, shape or device, repeated or out of range.
         """
-        self._check(seeds)
-        drawn = self._replayed(seeds, generator, blocks=True)
-        if drawn is not None:
-            sizes = zip(drawn.sizes[1:], drawn.sizes)
-            hops = [(x[:2], x[2], *n) for x, n in zip(drawn.hops, sizes)]
-            return Sample(drawn.nodes, self._hops(hops, graphs))
-        place, nodes, hops = self._places(seeds), seeds, []
-        for fanout in reversed(self.fanouts):
-            rows, edges = self._draw(nodes, fanout, generator)
-            num_dst, sources = len(nodes), self._csr.indices[edges].long()
-            nodes = self._grown(nodes, sources, place)
-            hops.append((torch.stack([place[sources], rows]), self._ids(edges), len(nodes), num_dst))
-        return Sample(nodes, self._hops(hops, graphs))
+        drawn = self._drawn(seeds, generator, blocks=True)
+        sizes = zip(drawn.sizes[1:], drawn.sizes)
+        hops = [(x[:2], x[2], *n) for x, n in zip(drawn.hops, sizes)]
+        return Sample(drawn.nodes, self._hops(hops, graphs))
 
     def subgraph(self, seeds: Tensor, generator: torch.Generator | None = None) -> Subgraph:
         """The sampled neighbourhood of ``seeds`` as one graph: a node's neighbours are drawn once, in the hop
         after the one that reached it; the seeds' with the last fanout. :func:`dfgnn.capture` can replay steps
         on it. Arguments and errors are those of :meth:`sample`.
         """
-        self._check(seeds)
-        drawn = self._replayed(seeds, generator, blocks=False)
-        if drawn is not None:
-            edges = torch.cat(drawn.hops, 1)
-            return Subgraph(drawn.nodes, edges[:2], edges[2])
-        place, nodes, begin = self._places(seeds), seeds, 0
-        pairs, positions = [], []
-        for fanout in reversed(self.fanouts):
-            rows, edges = self._draw(nodes[begin:], fanout, generator)
-            sources = self._csr.indices[edges].long()
-            rows, begin = rows + begin, len(nodes)
-            nodes = self._grown(nodes, sources, place)
-            pairs.append(torch.stack([place[sources], rows]))
-            positions.append(edges)
-        return Subgraph(nodes, torch.cat(pairs, 1), self._ids(torch.cat(positions)))
+        drawn = self._drawn(seeds, generator, blocks=False)
+        edges = torch.cat(drawn.hops, 1)
+        return Subgraph(drawn.nodes, edges[:2], edges[2])
 
     def _ids(self, edges: Tensor) -> Tensor:
         """The ids, in the whole graph's order, of edges at these positions of the CSR."""
@@ -239,7 +231,7 @@ class NeighborSampler:
         place[new] = torch.arange(len(nodes), num_nodes, device=place.device)
         return torch.cat([nodes, new])
 
-    def _draw(self, nodes: Tensor, fanout: int, generator) -> tuple[Tensor, Tensor]:
+    def _neighbors(self, nodes: Tensor, fanout: int, generator) -> tuple[Tensor, Tensor]:
         """For each drawn edge: the index in ``nodes`` of its destination, in rising order, and the edge's
         position in the CSR."""
         first, end = self._bounds[nodes].unbind(1)

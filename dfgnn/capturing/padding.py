@@ -222,7 +222,7 @@ def _batch_norm(mode: Padding, func, args, kwargs):
     if _on_device(x, mean):
         options = mode.counts_of(mask), mean, var, arguments["momentum"], arguments["eps"]
         return _DeviceBatchNorm.apply(x, arguments["weight"], arguments["bias"], mask, *options)
-    y, batch_mean, batch_var, count = _MaskedBatchNorm.apply(
+    y, batch_mean, batch_var, count = _masked_batch_norm(
         x, arguments["weight"], arguments["bias"], mask, arguments["eps"]
     )
     if mean is not None:
@@ -245,8 +245,8 @@ def _on_device(x: Tensor, running_mean: Tensor | None) -> bool:
 
 
 class _DeviceBatchNorm(torch.autograd.Function):
-    """`_MaskedBatchNorm` of ``[N, C]`` on a GPU with few launches, by the kernels of torch.nn.SyncBatchNorm,
-    which merge statistics of parts by their sizes.
+    """`_masked_batch_norm` of ``[N, C]`` on a GPU with few launches, by the kernels of
+    torch.nn.SyncBatchNorm, which merge statistics of parts by their sizes.
 
     Rows that are not in use, the last ones, become copies of the first row, which always is in use. The merge
     removes them from the statistics as a part of negative size, with the first row's mean and no variance.
@@ -287,50 +287,24 @@ class _DeviceBatchNorm(torch.autograd.Function):
         return torch.where(rows, grad_x, zero), grad_weight, grad_bias if ctx.has_bias else None, *[None] * 6
 
 
-class _MaskedBatchNorm(torch.autograd.Function):
+def _masked_batch_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Batch normalisation of ``[N, C, ...]`` over the rows in use; the others become 0.
 
     Returns (y, mean, biased variance, number of elements of a channel).
     """
-
-    @staticmethod
-    def forward(ctx, x, weight, bias, mask, eps):
-        axes = [0, *range(2, x.dim())]
-        shape = 1, -1, *[1] * (x.dim() - 2)
-        rows = _rows(mask, x)
-        values = torch.where(rows, x, 0).to(torch.promote_types(x.dtype, torch.float32))
-        count = mask.sum() * (x[0, 0].numel() if x.dim() > 2 else 1)
-        mean = values.sum(axes) / count
-        centred = torch.where(rows, values - mean.view(shape), 0)
-        var = centred.square().sum(axes) / count
-        scale = (var + eps).rsqrt()
-        factor = scale if weight is None else scale * weight
-        y = centred * factor.view(shape)
-        if bias is not None:
-            y = torch.where(rows, y + bias.view(shape), 0)
-        ctx.save_for_backward(centred, weight, mask, scale, factor, count)
-        ctx.has_bias, ctx.dtype = bias is not None, x.dtype
-        ctx.mark_non_differentiable(mean, var, count)
-        return y.to(x.dtype), mean, var, count
-
-    @staticmethod
-    def backward(ctx, grad, *_):
-        centred, weight, mask, scale, factor, count = ctx.saved_tensors
-        axes = [0, *range(2, grad.dim())]
-        shape = 1, -1, *[1] * (grad.dim() - 2)
-        rows = _rows(mask, grad)
-        grad = torch.where(rows, grad, 0).to(centred.dtype)
-        total = grad.sum(axes)
-        along = (grad * centred).sum(axes) * scale
-        inner = grad - (total / count).view(shape) - centred * (along * scale / count).view(shape)
-        grad_x = torch.where(rows, inner * factor.view(shape), 0).to(ctx.dtype)
-        return (
-            grad_x,
-            along.to(weight.dtype) if weight is not None else None,
-            total if ctx.has_bias else None,
-            None,
-            None,
-        )
+    axes, shape, rows = [0, *range(2, x.dim())], (1, -1, *[1] * (x.dim() - 2)), _rows(mask, x)
+    values = torch.where(rows, x, 0).to(torch.promote_types(x.dtype, torch.float32))
+    count = mask.sum() * (x[0, 0].numel() if x.dim() > 2 else 1)
+    mean = values.sum(axes) / count
+    centred = torch.where(rows, values - mean.view(shape), 0)
+    var = centred.square().sum(axes) / count
+    scale = (var + eps).rsqrt()
+    y = centred * (scale if weight is None else scale * weight).view(shape)
+    if bias is not None:
+        y = torch.where(rows, y + bias.view(shape), 0)
+    return y.to(x.dtype), mean, var, count
 
 
 @cache
