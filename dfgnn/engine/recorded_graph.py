@@ -35,7 +35,6 @@ MOST_EDGES = 2**18
 DEVICES = ("cuda",)  # whose graphs Inductor can record
 _BOUND = 64  # of an item's edges: of small graphs the longest one counts
 _STEP = 4  # numbers that CUDA's kernels load at a time
-_WHERE, _ENDS = "Graph.from_pyg", ("edge_index[0]", "edge_index[1]")
 
 
 def is_recorded(edge_index: Tensor) -> bool:
@@ -67,14 +66,18 @@ def structure(edge_index: Tensor, num_src: int, num_dst: int, self_loops: bool) 
         inside = (low_src >= 0) & (high_src < num_src) & (low_dst >= 0) & (high_dst < num_dst)
         internals.assert_async(inside, f"edge_index: expected values in [0, {num_src}) and [0, {num_dst})")
     else:
-        _csr.sizes(_WHERE, _ENDS, src, dst, num_src, num_dst, False, True, numbers[:4].tolist())
+        _given(src, dst, num_src, num_dst).with_sizes(numbers[:4].tolist())
     csrs = CSR(*by_dst), CSR(indptr, indices, eids)
     plans = [tensor for csr in csrs for tensor in items.of_rows_once(csr, _BOUND)[:2]]
     return _packed([*by_dst, indptr, indices, eids, *plans])
 
 
+def _given(src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> _csr.UserEdges:
+    return _csr.UserEdges("Graph.from_pyg", _csr.EDGE_INDEX, src, dst, num_src, num_dst)
+
+
 def _structure_on_cpu(src: Tensor, dst: Tensor, num_src: int, num_dst: int, self_loops: bool) -> list[Tensor]:
-    edges = _csr.from_edges(_WHERE, _ENDS, src, dst, num_src, num_dst, with_loops=self_loops)
+    edges = _csr.from_edges(_given(src, dst, num_src, num_dst), with_loops=self_loops)
     graph = build.of_edges(Graph, edges)
     room, made = num_places(src, num_src, num_dst, self_loops), []
     for indptr, indices, eids in (graph.csr(), graph.reverse_csr(need_eids=True)):

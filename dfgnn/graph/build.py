@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..runtime.compiling import not_compiled, untraced, without_gradient
 from ..sparse import csr as _csr
-from ..sparse.csr import CSR
+from ..sparse.csr import CSR, EDGE_INDEX, UserEdges
 from ..sparse.fixed import FixedStructure
 from ..sparse.structure import Side
 from . import ranges
@@ -53,8 +53,10 @@ def from_csr(cls, where, indptr, indices, num_cols, eids, validate, rows="dst") 
 
 
 @not_compiled
-def from_coo(cls, where, names, src, dst, num_nodes, num_src, num_dst, validate, sort_order=None) -> Any:
-    """sort_order: that of PyG's EdgeIndex, which is trusted if the values are not read."""
+def from_coo(cls, given: UserEdges, num_nodes=None, validate: bool = True, sort_order=None) -> Any:
+    """num_nodes: the size of both ends. sort_order: that of PyG's EdgeIndex, which is trusted if the values
+    are not read."""
+    where, names, src, dst, num_src, num_dst = given
     src, dst = without_gradient(src), without_gradient(dst)
     if num_nodes is not None:
         if num_src is not None or num_dst is not None:
@@ -63,18 +65,19 @@ def from_coo(cls, where, names, src, dst, num_nodes, num_src, num_dst, validate,
     num_src = None if num_src is None else _csr.as_size(where, "num_src", num_src)
     num_dst = None if num_dst is None else _csr.as_size(where, "num_dst", num_dst)
     _csr.same_device(where, names[1], dst, names[0], src)
+    given = UserEdges(where, names, src, dst, num_src, num_dst)
     if src.numel() >= _csr.MOST_EDGES:
-        return ranges.from_coo(cls.from_coo, where, names, src, dst, num_src, num_dst, validate)
+        return ranges.from_coo(cls.from_coo, given, validate)
     with untraced(src, dst):
-        return of_edges(cls, _csr.from_edges(where, names, src, dst, num_src, num_dst, validate, sort_order))
+        return of_edges(cls, _csr.from_edges(given, validate, sort_order))
 
 
 @not_compiled
 def of_blocks(cls, blocks: Sequence[tuple[Tensor, int, int]]) -> list:
     """`Graph.from_edge_index` for several (edge_index, num_src, num_dst), waiting for the device once."""
-    where, names = "Graph.from_edge_index", ("edge_index[0]", "edge_index[1]")
+    given = [UserEdges("Graph.from_edge_index", EDGE_INDEX, *x.unbind(), *sizes) for x, *sizes in blocks]
     with untraced(*(edge_index for edge_index, _, _ in blocks)):
-        return [of_edges(cls, edges) for edges in _csr.from_blocks(where, names, blocks)]
+        return [of_edges(cls, edges) for edges in _csr.from_blocks(given)]
 
 
 def of_edges(cls, edges: _csr.Edges) -> Any:
@@ -92,7 +95,7 @@ def of_edges(cls, edges: _csr.Edges) -> Any:
 @not_compiled
 def with_self_loops(graph: Any, remove_existing: bool) -> tuple[Any, Tensor]:
     """`Graph.add_self_loops`: the graph, and each edge's position before."""
-    cls, where, names, structure = type(graph), "Graph.add_self_loops", ("src", "dst"), graph._structure
+    cls, where, structure = type(graph), "Graph.add_self_loops", graph._structure
     if isinstance(structure, FixedStructure):
         if not remove_existing:
             raise NotImplementedError(
@@ -107,9 +110,8 @@ def with_self_loops(graph: Any, remove_existing: bool) -> tuple[Any, Tensor]:
         edge_map = None
         if not remove_existing:
             src, dst, edge_map = _csr.append_loops(src, dst, num_loops, remove_existing=False)
-        edges = _csr.from_edges(
-            where, names, src, dst, graph.num_src, graph.num_dst, False, with_loops=remove_existing
-        )
+        given = UserEdges(where, ("src", "dst"), src, dst, graph.num_src, graph.num_dst)
+        edges = _csr.from_edges(given, validate=False, with_loops=remove_existing)
         looped = of_edges(cls, edges)
     if remove_existing:
         edge_map = edges.edge_map

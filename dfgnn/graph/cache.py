@@ -27,7 +27,6 @@ from .capacity import OF_BUFFER
 _LIMIT = 16
 #: Dtypes that torch_geometric's layers also take if they add self loops, which are int64 and so promote them.
 SMALL_DTYPES = torch.bool, torch.uint8, torch.int8, torch.int16
-_ROWS = "edge_index[0]", "edge_index[1]"
 _OF_FEATURES = "x has {}, one per node"  # the explanation of sizes in errors
 
 
@@ -341,7 +340,8 @@ def _build(
             edge_index = edge_index.clone()
         src, dst = edge_index.unbind()
         try:
-            edges = _csr.from_edges(where, _ROWS, src, dst, num_src, num_dst, with_loops=self_loops)
+            given = _csr.UserEdges(where, _csr.EDGE_INDEX, src, dst, num_src, num_dst)
+            edges = _csr.from_edges(given, with_loops=self_loops)
         except ValueError as error:
             rows = f"{num_src} rows" if num_src == num_dst else f"{num_src} and {num_dst} rows"
             raise ValueError(f"{error}; {sizes.format(rows)}") from None

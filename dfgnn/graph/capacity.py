@@ -65,9 +65,7 @@ def fill(structure: FixedStructure, edge_index: Any, num_nodes: Any, num_edges: 
         if count > given:
             raise ValueError(f"{_COPY}: num_edges: expected at most {given}, those given, got {count}")
     if (validate or src.device.type == "cpu") and not on_device and not isinstance(count, Tensor):
-        _csr.check_coo(
-            _COPY, ("edge_index[0]", "edge_index[1]"), src[:count], dst[:count], *sizes, False, True
-        )
+        _csr.UserEdges(_COPY, _csr.EDGE_INDEX, src[:count], dst[:count], *sizes).checked(validate=True)
     assert structure.counts is not None
     with untraced(structure.edges):
         for end, values in zip(structure.edges, (src, dst)):

@@ -68,8 +68,8 @@ class Constructors:
         """
         where = "Graph.from_edge_index"
         src, dst = _csr.ends_of(where, edge_index)
-        names = ("edge_index[0]", "edge_index[1]")
-        return build.from_coo(cls, where, names, src, dst, num_nodes, num_src, num_dst, validate)
+        given = _csr.UserEdges(where, _csr.EDGE_INDEX, src, dst, num_src, num_dst)
+        return build.from_coo(cls, given, num_nodes, validate)
 
     @classmethod
     def from_coo(
@@ -87,7 +87,8 @@ class Constructors:
         dst = _csr.as_index(where, "dst", dst)
         if src.numel() != dst.numel():
             raise ValueError(f"{where}: dst: expected {src.numel()} values like src, got {dst.numel()}")
-        return build.from_coo(cls, where, ("src", "dst"), src, dst, num_nodes, num_src, num_dst, validate)
+        given = _csr.UserEdges(where, ("src", "dst"), src, dst, num_src, num_dst)
+        return build.from_coo(cls, given, num_nodes, validate)
 
     @classmethod
     def from_scipy(cls, matrix, rows: str = "src", validate: bool = True) -> Self:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..sparse import csr as _csr
+from ..sparse.csr import UserEdges
 from . import build
 
 
@@ -31,9 +32,8 @@ def from_scipy(cls, matrix, rows: str, validate: bool):
     matrix = matrix.tocoo()
     ends = {rows: torch.tensor(matrix.row), other: torch.tensor(matrix.col)}
     sizes = {rows: num_rows, other: num_cols}
-    return build.from_coo(
-        cls, where, ("src", "dst"), ends["src"], ends["dst"], None, sizes["src"], sizes["dst"], validate
-    )
+    given = UserEdges(where, ("src", "dst"), ends["src"], ends["dst"], sizes["src"], sizes["dst"])
+    return build.from_coo(cls, given, validate=validate)
 
 
 def from_torch_sparse(cls, where: str, matrix: Tensor, validate: bool):
@@ -57,7 +57,8 @@ def from_torch_sparse(cls, where: str, matrix: Tensor, validate: bool):
         ends = matrix.ccol_indices(), matrix.row_indices()
         return build.from_csr(cls, where, *ends, num_dst, None, validate, rows="src")
     dst, src = matrix._indices()  # unlike indices(), it accepts uncoalesced tensors
-    return build.from_coo(cls, where, ("columns", "rows"), src, dst, None, num_src, num_dst, validate)
+    given = UserEdges(where, ("columns", "rows"), src, dst, num_src, num_dst)
+    return build.from_coo(cls, given, validate=validate)
 
 
 def from_dgl(cls, graph, validate: bool):
@@ -87,7 +88,8 @@ def from_dgl(cls, graph, validate: bool):
         found = build.from_csr(cls, where, indptr, indices, num_cols, eids, validate, rows=rows)
     else:
         src, dst = graph.adj_tensors("coo")
-        found = build.from_coo(cls, where, ("src", "dst"), src, dst, None, num_src, num_dst, validate)
+        given = UserEdges(where, ("src", "dst"), src, dst, num_src, num_dst)
+        found = build.from_coo(cls, given, validate=validate)
     return found.one_shot() if graph.is_block else found
 
 
@@ -134,5 +136,5 @@ def from_pyg(cls, data, num_nodes, num_src, num_dst, validate: bool):
         if not sizes and None not in data.sparse_size():  # if one size is None, PyG has only cached the other
             num_src, num_dst = data.sparse_size()
     src, dst = _csr.ends_of(where, data)
-    names = ("edge_index[0]", "edge_index[1]")
-    return build.from_coo(cls, where, names, src, dst, num_nodes, num_src, num_dst, validate, sort_order)
+    given = UserEdges(where, _csr.EDGE_INDEX, src, dst, num_src, num_dst)
+    return build.from_coo(cls, given, num_nodes, validate, sort_order)

@@ -178,10 +178,9 @@ def from_csr(make: Callable, where: str, indptr, indices, num_src: int, eids, va
     return RangedGraph(num_src, num_dst, ranges)
 
 
-def from_coo(
-    make: Callable, where: str, names, src: Tensor, dst: Tensor, num_src, num_dst, validate: bool
-) -> RangedGraph:
-    """make: `Graph.from_coo`; names: of src and dst in errors."""
+def from_coo(make: Callable, given: _csr.UserEdges, validate: bool) -> RangedGraph:
+    """make: `Graph.from_coo`."""
+    where, names, src, dst, num_src, num_dst = given
     sizes = [int(torch.stack([c.max() for c in x.split(_CHUNK)]).max()) + 1 for x in (src, dst)]
     least = [int(torch.stack([c.min() for c in x.split(_CHUNK)]).min()) for x in (src, dst)]
     if num_src is None and num_dst is None:

@@ -1,6 +1,6 @@
 """Makes CSRs (compressed sparse rows) from a user's edges: checks, sorts, transposes and batches them.
 
-Only ``check_*``, ``probe``, ``degree*`` wait for the device, and ``from_edges`` where it validates or appends
+Only ``check*``, ``probe``, ``degree*`` wait for the device, and ``from_edges`` where it validates or appends
 loops.
 """
 
@@ -24,6 +24,7 @@ LIMIT = 2**31
 # One CSR has fewer edges than this; a larger graph is divided into several (graph/ranges.py).
 MOST_EDGES = 2**31
 INDEX_DTYPES = (torch.int32, torch.int64)
+EDGE_INDEX = "edge_index[0]", "edge_index[1]"  # what errors call the ends
 _coo_to_csr, _transpose_csr = _ops.coo_to_csr, _ops.transpose_csr
 structure_on_gpu, structure_read = _ops.structure, _ops.structure_read
 # As in csrc/core/params.h and csrc/cuda/graph/structure.h.
@@ -201,58 +202,52 @@ def check_csr(
     return bool(identity)
 
 
-def check_coo(
-    where: str,
-    names: tuple[str, str],
-    src: Tensor,
-    dst: Tensor,
-    num_src: int | None,
-    num_dst: int | None,
-    square: bool,
-    validate: bool,
-) -> tuple[int, int, bool, bool]:
-    """(num_src, num_dst, whether src is sorted, whether dst is), with sizes that are None taken from the
-    edges; checks the ranges. It waits for the device once.
+class UserEdges(NamedTuple):
+    """Edges as a user gave them to the function ``where``, which calls the sources and destinations
+    ``names``. A size that is None is the largest id + 1; if both are None, that of both ends together."""
 
-    square: both sizes are None and become the same number. With validate=False and known sizes, CUDA tensors
-    are not read at all and count as unsorted.
-    """
-    if num_src is None or num_dst is None or validate:
-        ends = [*_range(src), *_range(dst)]
-    elif dst.device.type == "cpu":
-        ends = [0, -1, 0, -1]
-    else:
-        return num_src, num_dst, False, False
-    *ranges, src_sorted, dst_sorted = probe(*ends, is_sorted(src), is_sorted(dst))
-    num_src, num_dst = sizes(where, names, src, dst, num_src, num_dst, square, validate, ranges)
-    return num_src, num_dst, bool(src_sorted), bool(dst_sorted)
+    where: str
+    names: tuple[str, str]
+    src: Tensor
+    dst: Tensor
+    num_src: int | None
+    num_dst: int | None
 
+    @property
+    def num_loops(self) -> int:
+        """How many loops are appended on request, where the sizes are known."""
+        assert self.num_src is not None and self.num_dst is not None
+        return min(self.num_src, self.num_dst)
 
-def sizes(
-    where: str,
-    names: tuple[str, str],
-    src: Tensor,
-    dst: Tensor,
-    num_src: int | None,
-    num_dst: int | None,
-    square: bool,
-    validate: bool,
-    ranges: Sequence[int],
-) -> tuple[int, int]:
-    """(num_src, num_dst), taken from `ranges` where they are None. ranges: least and largest source, then
-    destination. Raises ValueError where a node is outside of its size."""
-    src_low, src_high, dst_low, dst_high = ranges
-    if num_src is None or num_dst is None:
-        max_src = as_size(where, f"max({names[0]}) + 1", max(src_high + 1, 0))
-        max_dst = as_size(where, f"max({names[1]}) + 1", max(dst_high + 1, 0))
-        if square:
-            num_src = num_dst = max(max_src, max_dst)
-        num_src = max_src if num_src is None else num_src
-        num_dst = max_dst if num_dst is None else num_dst
-    if validate:
-        _refuse_range(where, names[0], src, src_low, src_high, "num_src", num_src)
-        _refuse_range(where, names[1], dst, dst_low, dst_high, "num_dst", num_dst)
-    return num_src, num_dst
+    def with_sizes(self, ranges: Sequence[int], validate: bool = True) -> UserEdges:
+        """With sizes that are numbers. ranges: least and largest source, then destination. Raises ValueError
+        where a node is outside of its size."""
+        where, names, src, dst, num_src, num_dst = self
+        src_low, src_high, dst_low, dst_high = ranges
+        if num_src is None or num_dst is None:
+            max_src = as_size(where, f"max({names[0]}) + 1", max(src_high + 1, 0))
+            max_dst = as_size(where, f"max({names[1]}) + 1", max(dst_high + 1, 0))
+            if num_src is None and num_dst is None:
+                num_src = num_dst = max(max_src, max_dst)
+            num_src = max_src if num_src is None else num_src
+            num_dst = max_dst if num_dst is None else num_dst
+        if validate:
+            _refuse_range(where, names[0], src, src_low, src_high, "num_src", num_src)
+            _refuse_range(where, names[1], dst, dst_low, dst_high, "num_dst", num_dst)
+        return self._replace(num_src=num_src, num_dst=num_dst)
+
+    def checked(self, validate: bool) -> tuple[UserEdges, bool, bool]:
+        """(`with_sizes`, whether src is sorted, whether dst is); it waits for the device once. With
+        validate=False and known sizes, CUDA tensors are not read at all and count as unsorted."""
+        src, dst = self.src, self.dst
+        if self.num_src is None or self.num_dst is None or validate:
+            ends = [*_range(src), *_range(dst)]
+        elif dst.device.type == "cpu":
+            ends = [0, -1, 0, -1]
+        else:
+            return self, False, False
+        *ranges, src_sorted, dst_sorted = probe(*ends, is_sorted(src), is_sorted(dst))
+        return self.with_sizes(ranges, validate), bool(src_sorted), bool(dst_sorted)
 
 
 class Edges(NamedTuple):
@@ -268,38 +263,29 @@ class Edges(NamedTuple):
 
 
 def from_edges(
-    where: str,
-    names: tuple[str, str],
-    src: Tensor,
-    dst: Tensor,
-    num_src: int | None,
-    num_dst: int | None,
-    validate: bool = True,
-    sort_order: str | None = None,
-    with_loops: bool = False,
+    given: UserEdges, validate: bool = True, sort_order: str | None = None, with_loops: bool = False
 ) -> Edges:
     """The CSR of edges src -> dst: by destination, or by source where they are sorted so, which costs
     nothing.
 
-    Sizes that are None are taken from the edges; if both are None, they become one number. sort_order: "row"
-    (by source) or "col", believed where the values are not read. with_loops: sizes are known; edges from a
-    node to itself are dropped, and i -> i for i < min(num_src, num_dst) appended.
+    sort_order: "row" (by source) or "col", believed where the values are not read. with_loops: sizes are
+    known; edges from a node to itself are dropped, and i -> i for i < min(num_src, num_dst) appended.
 
     The CPU's operator reads the values whether `validate` is set or not. The GPU's one makes both directions,
     if there are not too many edges.
     """
+    src, dst = given.src, given.dst
     if src.device.type == "cpu":
-        return _from_edges_on_cpu(where, names, src, dst, num_src, num_dst, with_loops)
+        return _from_edges_on_cpu(given, with_loops)
     if src.numel() <= _MOST_AT_ONCE and _ops.on_device(src) and (validate or sort_order is None):
-        return _from_edges_on_gpu(where, names, src, dst, num_src, num_dst, validate, with_loops)
-    square = num_src is None and num_dst is None
-    num_src, num_dst, src_sorted, dst_sorted = check_coo(
-        where, names, src, dst, num_src, num_dst, square, validate
-    )
+        return _from_edges_on_gpu(given, validate, with_loops)
+    given, src_sorted, dst_sorted = given.checked(validate)
+    num_src, num_dst = given[-2:]
+    assert num_src is not None and num_dst is not None
     edge_map = None
     if with_loops:
-        src, dst, edge_map = append_loops(src, dst, min(num_src, num_dst), remove_existing=True)
-        src_sorted = dst_sorted = edge_map.numel() == min(num_src, num_dst)  # there are only loops
+        src, dst, edge_map = append_loops(src, dst, given.num_loops, remove_existing=True)
+        src_sorted = dst_sorted = edge_map.numel() == given.num_loops  # there are only loops
     else:
         src, dst = canonical(src, torch.int32), canonical(dst, torch.int32)
     by_src = (src_sorted or sort_order == "row") and not dst_sorted
@@ -310,53 +296,49 @@ def from_edges(
     return Edges(num_src, num_dst, csr, by_src, edge_map)
 
 
-def _from_edges_on_cpu(where, names, src, dst, num_src, num_dst, with_loops) -> Edges:
-    numbers, indptr, indices, eids, edge_map = _coo_to_csr(
-        src, dst, -1 if num_src is None else num_src, -1 if num_dst is None else num_dst, with_loops
-    )
+def _from_edges_on_cpu(given: UserEdges, with_loops: bool) -> Edges:
+    sizes = (-1 if size is None else size for size in given[-2:])
+    numbers, indptr, indices, eids, edge_map = _coo_to_csr(given.src, given.dst, *sizes, with_loops)
     *ranges, by_src, is_sorted = numbers.tolist()
-    if num_src is None or num_dst is None or not indptr.numel():
-        square = num_src is None and num_dst is None
-        num_src, num_dst = sizes(where, names, src, dst, num_src, num_dst, square, True, ranges)
+    if None in given[-2:] or not indptr.numel():
+        given = given.with_sizes(ranges)
     if is_sorted and not indices.numel():  # the edges can serve as they are
-        indices = canonical(dst if by_src else src, torch.int32)
+        indices = canonical(given.dst if by_src else given.src, torch.int32)
     csr = CSR(indptr, indices, None if is_sorted else eids)
-    return Edges(num_src, num_dst, csr, bool(by_src), edge_map if with_loops else None)
+    return Edges(*given[-2:], csr, bool(by_src), edge_map if with_loops else None)
 
 
-def _from_edges_on_gpu(where, names, src, dst, num_src, num_dst, validate, with_loops) -> Edges:
-    if num_src is None or num_dst is None:
-        square = num_src is None and num_dst is None
-        num_src, num_dst, _, _ = check_coo(where, names, src, dst, num_src, num_dst, square, validate)
+def _from_edges_on_gpu(given: UserEdges, validate: bool, with_loops: bool) -> Edges:
+    if None in given[-2:]:
+        given, _, _ = given.checked(validate)
+    edges = given[2:]
     if not (validate or with_loops):
-        _, *csr, _, rev_indptr, rev_indices, rev_eids = structure_on_gpu(src, dst, num_src, num_dst, False)
-        return Edges(num_src, num_dst, CSR(*csr), False, None, CSR(rev_indptr, rev_indices, rev_eids))
-    made = structure_read(src, dst, num_src, num_dst, with_loops)
-    return _as_read(where, names, src, dst, num_src, num_dst, validate, with_loops, made, made[0])
+        _, *csr, _, rev_indptr, rev_indices, rev_eids = structure_on_gpu(*edges, False)
+        return Edges(*given[-2:], CSR(*csr), False, None, CSR(rev_indptr, rev_indices, rev_eids))
+    made = structure_read(*edges, with_loops)
+    return _as_read(given, validate, with_loops, made, made[0])
 
 
-def from_blocks(where: str, names: tuple[str, str], blocks: Sequence[tuple[Tensor, int, int]]) -> list[Edges]:
-    """`from_edges` of several (edge_index, num_src, num_dst); a GPU is waited for once for all of them."""
-    if not all(_ops.on_device(x) and x.shape[1] <= _MOST_AT_ONCE for x, _, _ in blocks):
-        return [from_edges(where, names, x[0], x[1], num_src, num_dst) for x, num_src, num_dst in blocks]
-    built = [structure_on_gpu(x[0], x[1], num_src, num_dst, False) for x, num_src, num_dst in blocks]
+def from_blocks(blocks: Sequence[UserEdges]) -> list[Edges]:
+    """`from_edges` of several, with known sizes; a GPU is waited for once for all of them."""
+    if not all(_ops.on_device(x.src) and x.src.numel() <= _MOST_AT_ONCE for x in blocks):
+        return [from_edges(given) for given in blocks]
+    built = [structure_on_gpu(*given[2:], False) for given in blocks]
     read = torch.stack([numbers for numbers, *_ in built]).tolist() if built else []
-    return [
-        _as_read(where, names, x[0], x[1], num_src, num_dst, True, False, tensors, numbers)
-        for (x, num_src, num_dst), tensors, numbers in zip(blocks, built, read)
-    ]
+    return [_as_read(given, True, False, *made) for given, *made in zip(blocks, built, read)]
 
 
-def _as_read(where, names, src, dst, num_src, num_dst, validate, with_loops, tensors, numbers) -> Edges:
+def _as_read(given: UserEdges, validate: bool, with_loops: bool, tensors, numbers) -> Edges:
     """The Edges of what the operator `structure` returned: its tensors, and its numbers as a list."""
+    num_src, num_dst = given[-2:]
     _, *csr_made, edge_map, rev_indptr, rev_indices, rev_eids = tensors
     csr, other = CSR(*csr_made), CSR(rev_indptr, rev_indices, rev_eids)
     *ranges, num_edges, src_falls, dst_falls = numbers[:_EDGE_NUMBERS]
     if validate:
-        sizes(where, names, src, dst, num_src, num_dst, False, True, ranges)
+        given.with_sizes(ranges)
     if with_loops:
-        num_edges += min(num_src, num_dst)
-        if num_edges < src.numel() + min(num_src, num_dst):  # there were loops
+        num_edges += given.num_loops
+        if num_edges < given.src.numel() + given.num_loops:  # there were loops
             csr, other = _first(csr, num_edges), _first(other, num_edges)
             edge_map = edge_map[:num_edges]
     else:

@@ -133,17 +133,17 @@ def in_tensors(monkeypatch):
 @pytest.mark.parametrize("with_loops", [False, True])
 def test_what_is_made_of_the_numbers(name, with_loops, in_tensors):
     args = given(name)
-    check(_csr._from_edges_on_gpu(*HERE, *args, True, with_loops), *args, with_loops)
+    check(_csr._from_edges_on_gpu(_csr.UserEdges(*HERE, *args), True, with_loops), *args, with_loops)
 
 
 def test_bad_nodes_are_an_error_in_the_words_of_the_cpu(in_tensors):
     src, dst = torch.tensor([0, 1, 5]), torch.tensor([0, -3, 1])
     for ends, sizes in (((src, dst), (6, 2)), ((src, dst), (5, 9)), ((dst, src), (2, 5))):
         with pytest.raises(ValueError, match=r"here: (src|dst): expected values in \[0, num_") as expected:
-            _csr.from_edges(*HERE, *ends, *sizes)
+            _csr.from_edges(_csr.UserEdges(*HERE, *ends, *sizes))
         for with_loops in (False, True):
             with pytest.raises(ValueError) as found:
-                _csr._from_edges_on_gpu(*HERE, *ends, *sizes, True, with_loops)
+                _csr._from_edges_on_gpu(_csr.UserEdges(*HERE, *ends, *sizes), True, with_loops)
             assert str(found.value) == str(expected.value)
 
 
@@ -159,10 +159,10 @@ def test_the_operator(name, with_loops, dtypes):
     src, dst, *sizes = given(name, "cuda", dtypes)
     for ends in ((src, dst), torch.stack([src.long(), dst.long()], 1).unbind(1)):
         args = (*ends, *sizes)
-        check(_csr.from_edges(*HERE, *args, with_loops=with_loops), *args, with_loops)
+        check(_csr.from_edges(_csr.UserEdges(*HERE, *args), with_loops=with_loops), *args, with_loops)
     order = torch.argsort(dst, stable=True)
     args = (src[order], dst[order], *sizes)
-    edges = _csr.from_edges(*HERE, *args)
+    edges = _csr.from_edges(_csr.UserEdges(*HERE, *args))
     check(edges, *args, False)
     assert edges.csr.eids is None
 
@@ -188,7 +188,7 @@ def test_bad_nodes_on_the_gpu():
     ):
         for with_loops in (False, True):
             with pytest.raises(ValueError, match=message):
-                _csr.from_edges(*HERE, *ends, *sizes, with_loops=with_loops)
+                _csr.from_edges(_csr.UserEdges(*HERE, *ends, *sizes), with_loops=with_loops)
     wild = torch.tensor([[0, 2**40, -(2**50), 2**31], [1, 0, 2**62, 2]], device="cuda")
     with pytest.raises(ValueError, match="edge_index"):
         _kept.graph_of(wild, 3, 3, True)

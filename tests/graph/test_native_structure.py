@@ -38,10 +38,8 @@ CASES = {**GRAPHS, "large": large}
 
 def in_tensors(src, dst, num_src, num_dst, validate=True, with_loops=False):
     """`_csr.from_edges` as it is for other devices."""
-    square = num_src is None and num_dst is None
-    num_src, num_dst, src_sorted, dst_sorted = _csr.check_coo(
-        *HERE, src, dst, num_src, num_dst, square, validate
-    )
+    given = _csr.UserEdges(*HERE, src, dst, num_src, num_dst)
+    (*_, num_src, num_dst), src_sorted, dst_sorted = given.checked(validate)
     edge_map = None
     if with_loops:
         src, dst, edge_map = _csr.append_loops(src, dst, min(num_src, num_dst), remove_existing=True)
@@ -80,7 +78,7 @@ def test_edges(name, with_loops):
         for left_type, right_type in PAIRS:
             ends = left.to(left_type), right.to(right_type)
             given = (*ends, num_src, num_dst)
-            found = _csr.from_edges(*HERE, *given, with_loops=with_loops)
+            found = _csr.from_edges(_csr.UserEdges(*HERE, *given), with_loops=with_loops)
             assert_same(found, in_tensors(*given, with_loops=with_loops))
 
 
@@ -89,7 +87,7 @@ def test_edges(name, with_loops):
 def test_sizes_are_found(name, sizes):
     src, dst, *_ = CASES[name]()
     for given in ((src, dst, *sizes), (dst.int(), src.int(), *sizes)):
-        assert_same(_csr.from_edges(*HERE, *given), in_tensors(*given))
+        assert_same(_csr.from_edges(_csr.UserEdges(*HERE, *given)), in_tensors(*given))
 
 
 def test_loops_that_are_there():
@@ -97,7 +95,7 @@ def test_loops_that_are_there():
     src = torch.tensor([3, 0, 0, 2, 1, 3, 0, 5, 2])
     dst = torch.tensor([3, 0, 1, 2, 1, 0, 0, 2, 2])
     for num_src, num_dst in ((6, 6), (6, 4), (7, 9)):
-        found = _csr.from_edges(*HERE, src, dst, num_src, num_dst, with_loops=True)
+        found = _csr.from_edges(_csr.UserEdges(*HERE, src, dst, num_src, num_dst), with_loops=True)
         assert_same(found, in_tensors(src, dst, num_src, num_dst, with_loops=True))
         loops = min(num_src, num_dst)
         assert found.edge_map.tolist() == [2, 5, 7] + loops * [-1]
@@ -105,9 +103,9 @@ def test_loops_that_are_there():
 
 def test_only_what_is_needed_is_made():
     src, dst = torch.tensor([2, 0, 1]).int(), torch.tensor([0, 1, 1]).int()
-    csr = _csr.from_edges(*HERE, src, dst, 3, 3).csr
+    csr = _csr.from_edges(_csr.UserEdges(*HERE, src, dst, 3, 3)).csr
     assert csr.eids is None and csr.indices is src
-    csr = _csr.from_edges(*HERE, dst, src.sort().values, 3, 3).csr
+    csr = _csr.from_edges(_csr.UserEdges(*HERE, dst, src.sort().values, 3, 3)).csr
     assert csr.eids is None and csr.indices is dst
 
 
@@ -121,7 +119,7 @@ def test_random_edges():
         dst = torch.randint(max(num_dst, 1), (num_edges,), generator=generator)
         for with_loops in (False, True):
             given = (src, dst, num_src, num_dst)
-            edges = _csr.from_edges(*HERE, *given, with_loops=with_loops)
+            edges = _csr.from_edges(_csr.UserEdges(*HERE, *given), with_loops=with_loops)
             assert_same(edges, in_tensors(*given, with_loops=with_loops))
             num_cols = num_dst if edges.by_src else num_src
             for need_eids in (False, True):
@@ -134,7 +132,7 @@ def test_random_edges():
 def test_transpose(name, need_eids):
     src, dst, num_src, num_dst = CASES[name]()
     for left, right in orders(src, dst):
-        edges = _csr.from_edges(*HERE, left, right, num_src, num_dst)
+        edges = _csr.from_edges(_csr.UserEdges(*HERE, left, right, num_src, num_dst))
         num_cols = num_dst if edges.by_src else num_src
         found = _csr.transpose(edges.csr, num_cols, need_eids)
         assert_same(found, _csr.transpose_in_tensors(edges.csr, num_cols, need_eids))
@@ -213,11 +211,11 @@ def test_errors_are_the_same(src, dst, sizes, swap):
         in_tensors(*given)
     for validate in (True, False):  # values are read anyway
         with pytest.raises(ValueError) as found:
-            _csr.from_edges(*HERE, *given, validate=validate)
+            _csr.from_edges(_csr.UserEdges(*HERE, *given), validate=validate)
         assert str(found.value) == str(expected.value)
     if None not in sizes:
         with pytest.raises(ValueError) as found:
-            _csr.from_edges(*HERE, *given, with_loops=True)
+            _csr.from_edges(_csr.UserEdges(*HERE, *given), with_loops=True)
         assert str(found.value) == str(expected.value)
 
 
@@ -301,7 +299,7 @@ def test_nothing_is_sorted_by_tensors_on_the_cpu(monkeypatch):
 
     for module, name in (
         (_csr, "from_coo"),
-        (_csr, "check_coo"),
+        (_csr.UserEdges, "checked"),
         (_csr, "transpose_in_tensors"),
         (_csr, "degree_stats"),
         (items, "cut"),

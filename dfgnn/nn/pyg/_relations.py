@@ -217,8 +217,7 @@ def _ends(where: str, edge_index: Any, num_src: int, num_dst: int) -> tuple[Tens
     """int64 sources and destinations, checked."""
     if isinstance(edge_index, Tensor) and edge_index.layout == torch.strided:
         src, dst = _csr.as_index(where, "edge_index", edge_index, (2, None))
-        names = "edge_index[0]", "edge_index[1]"
-        _csr.check_coo(where, names, src, dst, num_src, num_dst, square=False, validate=True)
+        _csr.UserEdges(where, _csr.EDGE_INDEX, src, dst, num_src, num_dst).checked(validate=True)
         return src.to(torch.int64), dst.to(torch.int64)
     src, dst = Graph.from_pyg(edge_index).edge_index
     return src, dst
