@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..graph import Graph
-from ..graph.by_edges import edges_as_sources
+from ..graph.derived import edges_as_sources
 from ..runtime import torch_internals as internals
-from ..sparse.fixed import FixedStructure
 from . import plain as _plain
 from . import products as _products
 from . import traced_graph as _edges
 from .checks import Checker, for_device, without_padding
 from .edge_maps import EdgeMap, apply, define
 from .traced_graph import EdgeList
-
-_derived: weakref.WeakKeyDictionary[Graph, dict[Any, Any]] = weakref.WeakKeyDictionary()
-
-
-def of_graph(graph: Graph, key: tuple, make: Callable[[Graph], Any]) -> Any:
-    """What ``make`` gives, made once; of a graph of fixed capacity once for its edges as they are."""
-    structure = graph._structure
-    fixed = isinstance(structure, FixedStructure)
-    kept: dict[Any, Any] = structure.derived() if fixed else _derived.setdefault(graph, {})  # type: ignore
-    found = kept.get(key)
-    if found is None:
-        with torch.inference_mode(False):
-            found = kept[key] = make(graph)
-    return found
 
 
 def by_edges(graph: Any) -> Any:

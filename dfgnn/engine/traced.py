@@ -175,7 +175,7 @@ class _Attend(Rule):
         self.trailing = args[_TENSORS.stop : -2]
 
     def forward(self, sink, *tensors):
-        run = _edges.operator(self.family, "attend_run")
+        run = _ops.operator(f"{self.family}_attend_run")
         return tuple(run(*self.leading, *tensors, *self.trailing, sink, True))
 
     def saved(self, tensors, results):
@@ -195,7 +195,7 @@ class _Attend(Rule):
             *graph, grad_out, grad_attention, score, *tensors, out, kept, positive,
             None if grad_attention is None else attention[0], *numbers, _ops.need_bits(needed), sink,
         )  # fmt: skip
-        found = iter(_edges.operator(self.family, "attend_backward")(*args))
+        found = iter(_ops.operator(f"{self.family}_attend_backward")(*args))
         results = [next(found) if wanted else None for wanted in _wanted(args)]
         if results[3] is not None:
             results[3] = results[3].view(1, *tensors.attn.shape)
@@ -256,14 +256,14 @@ class _Gat(Rule):
         self.family, self.graph, self.numbers = family, args[:_NUM_GRAPH], args[-3:-1]
 
     def forward(self, *tensors):
-        return tuple(_edges.operator(self.family, "gat_run")(*self.graph, *tensors, *self.numbers, True))
+        return tuple(_ops.operator(f"{self.family}_gat_run")(*self.graph, *tensors, *self.numbers, True))
 
     def saved(self, tensors, results):
         return *tensors, *results
 
     @once_differentiable
     def gradients(self, need, saved, grad, _):
-        found = _edges.operator(self.family, "gat_backward")(*self.graph, grad, *saved, *self.numbers)
+        found = _ops.operator(f"{self.family}_gat_backward")(*self.graph, grad, *saved, *self.numbers)
         return *found[:3], None, found[3] if len(found) > 3 else None
 
 

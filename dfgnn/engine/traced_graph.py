@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, library
+from torch import Tensor
 
 from ..graph import Graph
-from ..graph.by_edges import edges_as_sources
 from ..graph.cache import graph_of, known, once
+from ..graph.derived import edges_as_sources
 from ..graph.graph import OF_NUMBER
+from ..runtime import ops as _ops
 from ..runtime import torch_internals as internals
-from ..runtime.arguments import ops
 from ..runtime.compiling import is_exporting
 from ..runtime.rules import ByRule, Rule
 from . import recorded_graph as _replayed
@@ -120,7 +120,7 @@ class TypedGraph(NumberedGraph):
 
 class EdgesAsSources(EdgeList):
     """The same of the graph that leads from each edge of another stand-in's to its destination
-    (graph/by_edges.py)."""
+    (graph/derived.py)."""
 
     def __init__(self, of: EdgeList) -> None:
         self.given, self.self_loops = of.given, False
@@ -184,15 +184,10 @@ class Arguments(NamedTuple):
 
 
 ARGUMENTS = "Tensor? given, SymInt number, SymInt num_src, SymInt num_dst, bool self_loops, SymInt num_edges"
-_library = library.Library("dfgnn", "FRAGMENT")
 # The prefixes of the operators on an edge_index and on a Graph's number, with their tags. A graph is waited
 # for where it is made, so that no CUDA graph can contain the first call with an edge_index. A Graph that was
 # used before waits for nothing, and torch records a CUDA graph for each number.
 _FAMILIES = {"edge": (torch.Tag.cudagraph_unsafe,), "graph": ()}
-
-
-def operator(family: str, name: str) -> Any:
-    return getattr(ops, f"{family}_{name}").default
 
 
 class Traced(NamedTuple):
@@ -202,7 +197,7 @@ class Traced(NamedTuple):
     edges: Arguments
 
     def operator(self, name: str) -> Any:
-        return operator(self.family, name)
+        return _ops.operator(f"{self.family}_{name}")
 
 
 def as_traced(edges: EdgeList, sized: bool = True) -> Traced:
@@ -215,7 +210,8 @@ def as_traced(edges: EdgeList, sized: bool = True) -> Traced:
 def define(name: str, schema: str, kernel: Callable, fake: Callable) -> None:
     """An operator of both families. Autograd passes it over, so that compiled code meets no Python there."""
     for family, tags in _FAMILIES.items():
-        _define(f"{family}_{name}", schema, kernel, fake, tags)
+        _ops.define(f"{family}_{name}", schema, kernel, fake, *tags)
+        _ops.without_autograd(f"{family}_{name}")
 
 
 def define_differentiable(
@@ -228,11 +224,10 @@ def define_differentiable(
     """
     define(f"{name}_run", schema, kernel, fake)
     for family in _FAMILIES:
-        run = operator(family, f"{name}_run")
+        run = _ops.operator(f"{family}_{name}_run")
         place = [argument.name for argument in run._schema.arguments].index("given")
         call = _with_gradients(family, name, run, place, rule_of)
-        _library.define(f"{family}_{name}{schema}", tags=torch.Tag.pt2_compliant_tag)
-        _library.impl(f"{family}_{name}", call, "CompositeImplicitAutograd")
+        _ops.define_composite(f"{family}_{name}", schema, call)
 
 
 def _with_gradients(family: str, name: str, run: Any, place: int, rule_of: Callable) -> Callable:
@@ -251,20 +246,13 @@ def _with_gradients(family: str, name: str, run: Any, place: int, rule_of: Calla
     return call
 
 
-def _define(name: str, schema: str, kernel: Callable, fake: Callable, tags: tuple = ()) -> Any:
-    _library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag, *tags))
-    _library.impl(name, kernel, "CompositeExplicitAutograd")
-    _library.impl(name, library.fallthrough_kernel, "Autograd")
-    library.register_fake(f"dfgnn::{name}", fake, lib=_library)
-    return getattr(ops, name).default
-
-
-_structure = _define(
+_structure = _ops.define(
     "edge_structure",
     "(Tensor edge_index, SymInt num_src, SymInt num_dst, bool self_loops) -> Tensor",
     _replayed.structure,
     _replayed.structure_fake,
 )
+_ops.without_autograd("edge_structure")
 
 
 def _in_cuda_graphs(given, number, num_src, num_dst, self_loops, num_edges) -> Arguments | None:

@@ -1,0 +1,62 @@
+"""What is made of a graph and cached as long as the graph lives, such as the graph with edges as sources."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from ..runtime import transforms
+from ..runtime.compiling import not_compiled
+from ..sparse.csr import CSR
+from ..sparse.fixed import FixedStructure
+from ..sparse.structure import Side
+from . import Graph
+
+_made: WeakKeyDictionary[Graph, dict[Any, Any]] = WeakKeyDictionary()
+
+
+def of_graph(graph: Graph, key: Any, make: Callable[[Graph], Any]) -> Any:
+    """``make(graph)``, called once for this key. Of a graph of fixed capacity it is called again after the
+    edges were replaced. What it makes must not refer to the graph."""
+    structure = graph._structure
+    values = structure.derived() if isinstance(structure, FixedStructure) else _made.get(graph)
+    if values is not None and key in values:
+        return values[key]
+    return _make(graph, key, make)
+
+
+@not_compiled
+@torch.inference_mode(False)
+@transforms.untransformed()
+def _make(graph: Graph, key: Any, make: Callable[[Graph], Any]) -> Any:
+    value, structure = make(graph), graph._structure
+    fixed = isinstance(structure, FixedStructure)
+    values: dict[Any, Any] = structure.derived() if fixed else _made.setdefault(graph, {})
+    values[key] = value
+    return value
+
+
+def edges_as_sources(graph: Graph, reverse: bool = False) -> Graph:
+    """The graph whose edge e leads from source e, which is edge e of ``graph``, to that edge's destination
+    (reverse: to its source). Its other direction, a row per edge, needs no sort."""
+    return of_graph(graph, ("edges as sources", reverse), partial(_edges_as_sources, reverse=reverse))
+
+
+def _edges_as_sources(graph: Graph, reverse: bool) -> Graph:
+    structure = graph._structure
+    if isinstance(structure, FixedStructure):
+        return Graph._of(structure.edges_as_sources(reverse))
+    csr = graph.reverse_csr(need_eids=True) if reverse else graph.csr()
+    ends = structure.endpoints(torch.int32)[0 if reverse else 1]
+    num_edges, eids = ends.numel(), csr.eids
+    if eids is None:
+        eids = torch.arange(num_edges, dtype=torch.int32, device=ends.device)
+    one_each = torch.arange(num_edges + 1, dtype=torch.int64, device=ends.device)
+    by_row, by_edge = CSR(csr.indptr, eids, csr.eids), CSR(one_each, ends, None)
+    num_rows = graph.num_src if reverse else graph.num_dst
+    sides = Side(num_rows, (by_row, True)), Side(num_edges, (by_edge, True))
+    return Graph._make(*sides, graph.is_one_shot)
