@@ -20,7 +20,7 @@ from .traced_graph import EdgeList
 
 def by_edges(graph: Any) -> Any:
     """``edges_as_sources``, also while a compiler records."""
-    graph = _edges.stand_in(graph)
+    graph = _edges.for_compiler(graph)
     return _edges.by_edges(graph) if isinstance(graph, EdgeList) else edges_as_sources(graph)
 
 

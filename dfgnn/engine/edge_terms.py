@@ -122,7 +122,7 @@ def dot(graph, rows: Tensor, feat: Tensor, scale: float = 1.0) -> Tensor:
     """[E, H] acc: scale rows[i, h] . feat[e, h] of each edge e into i. feat: [E, d], or [E, H, width]."""
     if feat.dim() == 2:
         return edge_dot(graph, rows, feat, scale)
-    graph = _edges.stand_in(_operand(graph))
+    graph = _edges.for_compiler(_operand(graph))
     if _recorded(graph):
         ends = rows_of_destinations(graph, rows.flatten(1)).view_as(feat)
         found = (ends * feat).sum(-1)
@@ -137,7 +137,7 @@ def total(graph, weight: Tensor, feat: Tensor, width: int) -> Tensor:
     `dot`, and those of each head as wide."""
     if feat.dim() == 2:
         return edge_sum(graph, weight, feat, width)
-    graph, weight = _edges.stand_in(_operand(graph)), _ops.as_type(weight, feat.dtype)
+    graph, weight = _edges.for_compiler(_operand(graph)), _ops.as_type(weight, feat.dtype)
     if _recorded(graph):
         rows = (weight.unsqueeze(2) * feat).flatten(1)
         return sum_of_edges(graph, rows).unflatten(1, feat.shape[1:])

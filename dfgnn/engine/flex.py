@@ -28,7 +28,7 @@ def edge_scores(graph, score_fn: Callable, chunk: int, query, key, edge_feat, pa
     """score_fn of all edges [E, H], differentiable in query, key, edge_feat and params."""
     if isinstance(graph, GraphPart):
         graph, (key,) = graph.gathered(key)
-    if isinstance(_edges.stand_in(graph), _edges.EdgeList):
+    if isinstance(_edges.for_compiler(graph), _edges.EdgeList):
         # Compiled the score is fused, but the ends' rows exist for all edges at a time.
         q = rows_of_destinations(graph, query.flatten(1)).unflatten(1, query.shape[1:])
         k = rows_of_sources(graph, key.flatten(1)).unflatten(1, key.shape[1:])

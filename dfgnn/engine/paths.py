@@ -189,7 +189,7 @@ def _not_traced(inputs: AttentionInputs) -> str | None:
 
 
 def _traced_graph(inputs: AttentionInputs) -> Any:
-    return traced_graph.stand_in(inputs.graph) if torch.compiler.is_compiling() else inputs.graph
+    return traced_graph.for_compiler(inputs.graph) if torch.compiler.is_compiling() else inputs.graph
 
 
 def _run_traced(inputs: AttentionInputs) -> Results:

@@ -1,11 +1,10 @@
-"""Graphs while a compiler records: operators that take an ``edge_index``, or a Graph's number, and find the
-graph when they run.
+"""Traced graphs: what stands for a graph while a compiler records, and how operators find the graph.
 
-What a graph derives of its edges (sorted ends, plans) depends on their values, and while torch.compile or
-torch.export records there are none. So there an `EdgeList` stands for the graph. The attention becomes one
-operator, opaque to the compiler, that looks the graph up where eager calls do (`_kept`) and runs the engine's
-operator; likewise its gradient. Layers that share an ``edge_index`` and backward find the graph made already.
-For a Graph stands its number, so that what is compiled for one serves all.
+The CSRs and plans of a graph depend on the values of its edges, and while torch.compile or torch.export
+records there are no values. So an `EdgeList` stands for the graph, and each attention becomes one operator
+that the compiler does not look into. When it runs, it looks the graph up in the cache of eager calls
+(`graph.cache`), where backward and other layers with the same ``edge_index`` find it, too. A Graph is
+represented by its number, so that what was compiled for one Graph serves all.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from ..runtime import ops as _ops
 from ..runtime import torch_internals as internals
 from ..runtime.compiling import is_exporting
 from ..runtime.rules import ByRule, Rule
-from . import recorded_graph as _replayed
+from . import recorded_graph
 
 __all__ = ["EdgeList", "is_traced"]
 
@@ -39,36 +38,57 @@ def is_traced(edge_index: Any) -> bool:
 
 
 class EdgeList:
-    """What a Graph is to the functions while a compiler records.
+    """What stands for a graph while a compiler records; operators look the graph up when they run (`find`).
 
-    edge_index: int32 or int64 ``[2, E]``. num_src, num_dst: may be symbolic. self_loops: of the graph, the
-    loops among the edges are removed, and one for each node in 0 .. min(num_src, num_dst) - 1 appended.
+    =============== ========= ===============================================================================
+    given           number    the graph
+    =============== ========= ===============================================================================
+    edge_index      -1        the cached graph of this tensor
+    None            n >= 0    the Graph of this number, which must live until backward
+    types [E]       n >= 0    that Graph with pairs of a type and a source as sources: see `of_types`
+    edge_index      -2        the graph from each edge to its destination (graph/derived.py)
+    None            -2 - n    the same of the Graph of number n
+    =============== ========= ===============================================================================
+
+    num_src, num_dst: may be symbolic. self_loops: of the cached graph, the loops among the edges are removed,
+    and one for each node in 0 .. min(num_src, num_dst) - 1 appended. num_edges, device: None: those of given.
     """
 
-    number = -1
-    edge_mask = None  # operators leave out what is not in use
-    given: Any  # None of a `NumberedGraph`
+    edge_mask = None  # of a graph of fixed capacity; operators apply it when they run
 
-    def __init__(self, edge_index: Tensor, num_src: int, num_dst: int, self_loops: bool = False):
-        if edge_index.dtype not in (torch.int32, torch.int64):
-            raise TypeError(
-                f"Graph.from_pyg: edge_index: expected an int32 or int64 tensor, got {edge_index.dtype}"
-            )
-        if edge_index.dim() != 2 or edge_index.shape[0] != 2:
-            raise ValueError(
-                f"Graph.from_pyg: edge_index: expected shape [2, E], got {list(edge_index.shape)}"
-            )
-        self.given, self.num_src, self.num_dst, self.self_loops = edge_index, num_src, num_dst, self_loops
-        self.device = edge_index.device
+    def __init__(
+        self,
+        given: Tensor | None,
+        num_src: int,
+        num_dst: int,
+        self_loops: bool = False,
+        number: int = -1,
+        num_edges: int | None = None,
+        device: torch.device | None = None,
+    ):
+        if given is not None and num_edges is None:
+            if given.dtype not in (torch.int32, torch.int64):
+                raise TypeError(
+                    f"Graph.from_pyg: edge_index: expected an int32 or int64 tensor, got {given.dtype}"
+                )
+            if given.dim() != 2 or given.shape[0] != 2:
+                raise ValueError(
+                    f"Graph.from_pyg: edge_index: expected shape [2, E], got {list(given.shape)}"
+                )
+        self.given, self.number, self.self_loops = given, number, self_loops
+        self.num_src, self.num_dst, self._num_edges = num_src, num_dst, num_edges
+        self.device: Any = given.device if device is None and given is not None else device
         self._with_loops: tuple[Tensor, Tensor] | None = None
 
     @property
     def num_edges(self) -> int:
-        return self.edge_index.shape[1]
+        return self.edge_index.shape[1] if self._num_edges is None else self._num_edges
 
     @property
     def edge_index(self) -> Tensor:
-        """[2, num_edges], in the graph's edge order, in the dtype given."""
+        """[2, num_edges], in the graph's edge order, in the dtype given; only of a given ``edge_index``."""
+        if self.number <= _AS_SOURCES:
+            return _from_edges(self.given)
         return self._appended()[0] if self.self_loops else self.given
 
     @property
@@ -83,70 +103,39 @@ class EdgeList:
 
     def _appended(self) -> tuple[Tensor, Tensor]:
         if self._with_loops is None:
-            edge_index = self.given
-            kept = (edge_index[0] != edge_index[1]).nonzero().squeeze(1)
+            edge_index: Any = self.given
+            others = (edge_index[0] != edge_index[1]).nonzero().squeeze(1)
             num_loops = smaller(self.num_src, self.num_dst)
             loops = torch.arange(num_loops, dtype=edge_index.dtype, device=self.device)
-            appended = torch.cat([edge_index.index_select(1, kept), loops.expand(2, -1)], dim=1)
-            self._with_loops = appended, torch.cat([kept, kept.new_full(loops.shape, -1)])
+            appended = torch.cat([edge_index.index_select(1, others), loops.expand(2, -1)], dim=1)
+            self._with_loops = appended, torch.cat([others, others.new_full(loops.shape, -1)])
         return self._with_loops
 
 
-class NumberedGraph(EdgeList):
-    """What a Graph is to the functions while torch.compile records: it is looked up when the operators run.
-    It must live until then; backward finds it by what forward saved."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.given, self.number, self.self_loops = None, graph._number, False
-        self.num_src, self.num_dst, self.device = graph.num_src, graph.num_dst, graph.device
-        self._num_edges = graph.num_edges
-
-    @property
-    def num_edges(self) -> int:
-        return self._num_edges
-
-
-class TypedGraph(NumberedGraph):
-    """The same of the graph whose sources are all pairs of a type and a source, pair t num_src + j being that
-    of the source j of an edge of type t: its keys and values may differ by the type of the edge.
-
-    types: integers ``[E]`` in the user's edge order.
-    """
-
-    def __init__(self, graph: Graph, types: Tensor, num_types: int) -> None:
-        super().__init__(graph)
-        self.given, self.num_src = types, num_types * graph.num_src
-
-
-class EdgesAsSources(EdgeList):
-    """The same of the graph that leads from each edge of another stand-in's to its destination
-    (graph/derived.py)."""
-
-    def __init__(self, of: EdgeList) -> None:
-        self.given, self.self_loops = of.given, False
-        self.number = _AS_SOURCES - (0 if of.given is not None else of.number)
-        self.num_src = self._num_edges = of.num_edges
-        self.num_dst, self.device = of.num_dst, of.device
-
-    @property
-    def num_edges(self) -> int:
-        return self._num_edges
-
-    @property
-    def edge_index(self) -> Tensor:
-        return _from_edges(self.given)
-
-
-# Numbers from here downwards stand for the edges as sources: of what is given, or of the graph of the number
-# that lies as far below.
+# Numbers from here downwards: the edges as sources.
 _AS_SOURCES = -2
 
 
+def of_types(graph: Graph, types: Tensor, num_types: int) -> EdgeList:
+    """The graph whose sources are all pairs of a type and a source, pair t num_src + j being that of the
+    source j of an edge of type t: keys and values may differ by the type of the edge.
+
+    types: integers ``[E]`` in the user's edge order.
+    """
+    num_src = num_types * graph.num_src
+    return EdgeList(types, num_src, graph.num_dst, False, graph._number, graph.num_edges, graph.device)
+
+
 def by_edges(edges: EdgeList) -> EdgeList:
-    if type(edges) in (EdgeList, NumberedGraph) and not edges.self_loops:
-        return EdgesAsSources(edges)
-    ends = _from_edges(edges.edge_index)
-    return EdgeList(ends, ends.shape[1], edges.num_dst)
+    """The graph that leads from each edge to its destination."""
+    given, number, num_edges = edges.given, edges.number, edges.num_edges
+    if given is None and number >= 0:
+        number = _AS_SOURCES - number
+    elif given is not None and number == -1 and not edges.self_loops:
+        number = _AS_SOURCES
+    else:
+        return EdgeList(_from_edges(edges.edge_index), num_edges, edges.num_dst)
+    return EdgeList(given, num_edges, edges.num_dst, False, number, num_edges, edges.device)
 
 
 def _from_edges(edge_index: Tensor) -> Tensor:
@@ -155,12 +144,13 @@ def _from_edges(edge_index: Tensor) -> Tensor:
     return torch.stack([torch.arange(len(dst), dtype=dst.dtype, device=dst.device), dst])
 
 
-def stand_in(graph: Any) -> Any:
-    """What a Graph is to be while torch.compile records. An exported program has no graphs to find, and keeps
-    the tensors."""
+def for_compiler(graph: Any) -> Any:
+    """A Graph as a traced graph while torch.compile records; anything else as it is. An exported program,
+    which must run elsewhere, contains the graph's tensors instead."""
     if isinstance(graph, EdgeList) or is_exporting() or not torch.compiler.is_dynamo_compiling():
         return graph
-    return NumberedGraph(graph)
+    sizes = graph.num_src, graph.num_dst
+    return EdgeList(None, *sizes, False, graph._number, graph.num_edges, graph.device)
 
 
 def smaller(a: int, b: int) -> int:
@@ -172,7 +162,7 @@ def smaller(a: int, b: int) -> int:
 
 
 class Arguments(NamedTuple):
-    """A traced graph in the arguments of operators; given: an edge_index, the types of a `TypedGraph`, or the
+    """A traced graph in the arguments of operators; given: an edge_index, the types of `of_types`, or the
     structure that `recorded_graph` makes, whose capacity num_edges then is."""
 
     given: Tensor | None
@@ -249,8 +239,8 @@ def _with_gradients(family: str, name: str, run: Any, place: int, rule_of: Calla
 _structure = _ops.define(
     "edge_structure",
     "(Tensor edge_index, SymInt num_src, SymInt num_dst, bool self_loops) -> Tensor",
-    _replayed.structure,
-    _replayed.structure_fake,
+    recorded_graph.structure,
+    recorded_graph.structure_fake,
 )
 _ops.without_autograd("edge_structure")
 
@@ -259,24 +249,24 @@ def _in_cuda_graphs(given, number, num_src, num_dst, self_loops, num_edges) -> A
     """In place of the ``edge_index`` that is given; None where it is to be looked up, outside: also where
     tensors have the number of edges, loops among them, which nobody knows before."""
     counted = self_loops and not (isinstance(num_edges, int) and num_edges == 0)
-    if given.dim() != 2 or counted or not _replayed.is_recorded(given):
+    if given.dim() != 2 or counted or not recorded_graph.is_recorded(given):
         return None
     if number == _AS_SOURCES:
         given, number = _from_edges(given), -1
     made = _structure(given, num_src, num_dst, self_loops)
-    room = _replayed.num_places(given, num_src, num_dst, self_loops)
+    room = recorded_graph.num_places(given, num_src, num_dst, self_loops)
     return Arguments(made, number, num_src, num_dst, self_loops, room)
 
 
 def is_made(given: Tensor | None, number: int) -> bool:
-    """Whether an operator got what `_replayed` makes, by its first arguments."""
+    """Whether an operator got what `recorded_graph` makes, by its first arguments."""
     return given is not None and number == -1 and given.dim() == 1
 
 
 def find(
     given: Tensor | None, number: int, num_src: int, num_dst: int, self_loops: bool, num_edges: int
 ) -> Graph:
-    """The graph that a stand-in is for, given as the operators take it."""
+    """The graph of `Arguments`."""
     if number >= 0:
         graph = _of_number(number)
         return graph if given is None else _typed(graph, given, num_src)
@@ -284,9 +274,9 @@ def find(
         return _by_edges(given, _AS_SOURCES - number, num_dst)
     assert given is not None
     if is_made(given, number):
-        return _replayed.graph_of(given, num_src, num_dst, num_edges)
-    kept = known(given, num_src, num_dst, self_loops)
-    graph, _ = graph_of(given, num_src, num_dst, self_loops) if kept is None else kept
+        return recorded_graph.graph_of(given, num_src, num_dst, num_edges)
+    cached = known(given, num_src, num_dst, self_loops)
+    graph, _ = graph_of(given, num_src, num_dst, self_loops) if cached is None else cached
     if num_edges not in (0, graph.num_edges):
         raise ValueError(f"num_edges: expected {graph.num_edges}, the graph's, got {num_edges}")
     return graph
@@ -300,7 +290,7 @@ def _of_number(number: int) -> Graph:
 
 
 def _by_edges(given: Tensor | None, number: int, num_dst: int) -> Graph:
-    """The graph that an `EdgesAsSources` stands for."""
+    """The graph from each edge to its destination: of the given edges, or of the Graph of this number."""
     if given is None:
         return edges_as_sources(_of_number(number))
 
@@ -312,9 +302,9 @@ def _by_edges(given: Tensor | None, number: int, num_dst: int) -> Graph:
 
 
 def _typed(graph: Graph, types: Tensor, num_pairs: int) -> Graph:
-    """The graph that a `TypedGraph` stands for, kept as long as ``graph`` and ``types``."""
-    kept: Any = once((types,), ("typed", num_pairs), WeakKeyDictionary)
-    if graph not in kept:
+    """The graph of `of_types`, cached as long as ``graph`` and ``types`` live."""
+    made: Any = once((types,), ("typed", num_pairs), WeakKeyDictionary)
+    if graph not in made:
         csr, num_src = graph.csr(), max(graph.num_src, 1)
         if types.numel():
             low, high = torch.stack(types.aminmax()).tolist()
@@ -323,8 +313,8 @@ def _typed(graph: Graph, types: Tensor, num_pairs: int) -> Graph:
                 raise ValueError(f"etype: expected types in [0, {num_pairs // num_src}), got {wrong}")
         in_order = types if csr.eids is None else types[csr.eids]
         pairs = in_order.to(torch.int64) * graph.num_src + csr.indices
-        kept[graph] = Graph.from_csr(csr.indptr, pairs, num_pairs, eids=csr.eids, validate=False)
-    return kept[graph]
+        made[graph] = Graph.from_csr(csr.indptr, pairs, num_pairs, eids=csr.eids, validate=False)
+    return made[graph]
 
 
 def in_use(mask: Tensor, x: Tensor) -> Tensor:

@@ -128,7 +128,7 @@ def test_replayed_hops_draw_the_same(fanouts, blocks, device):
     replayed._record(order[:40], blocks)  # so that no draw on any device is of more
     for k, seeds in enumerate([*order[:100].split(20), order[200:207], order[5:6], order[:20]]):
         generator = torch.Generator(device).manual_seed(k)
-        assert replayed._replayed(seeds, generator, blocks) is not None
+        assert replayed._recorded[blocks].draw(seeds, generator) is not None
         want, got = (drawn(s, blocks, seeds, k, device) for s in (plain, replayed))
         assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(want, got, strict=True))
 

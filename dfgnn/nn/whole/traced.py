@@ -84,7 +84,7 @@ def _traced_graph(graph: Any, x: Tensor) -> EdgeList | None:
     kind = x.device.type
     if kind != graph.device.type or kind not in MOST_UNFOLDED:
         return None
-    return traced_graph.stand_in(graph)
+    return traced_graph.for_compiler(graph)
 
 
 def _size(spec: LayerSpec) -> int | None:
