@@ -82,8 +82,11 @@ class Body:
     def eager(self, sample: Sample) -> Any:
         return self.step(self.unpadded(sample))
 
-    def capture(self, run: Callable[[], Any]) -> tuple[Any, Any]:
-        """A CUDA graph of ``run`` and what it returns. The warm-up's changes are undone."""
+    def recorded(self, run: Callable[[], Any]) -> Callable[[], Any]:
+        """A function that replays a CUDA graph of ``run`` and returns the same tensors every time; for
+        debugging, ``run`` itself. The warm-up's changes are undone."""
+        if self.debug:
+            return run
         if self._stream is None:
             self._stream, self._pool = torch.cuda.Stream(self.device), torch.cuda.graph_pool_handle()
         snapshot = Snapshot(self.model, self.optimizer, self.device)
@@ -106,7 +109,12 @@ class Body:
         # On this stream, capturing begins by writing 0 to where replays read the generator's offset.
         current.wait_stream(self._stream)
         self.clear()  # gradients lie in the graph's memory
-        return graph, out
+
+        def replay() -> Any:
+            graph.replay()
+            return out
+
+        return replay
 
 
 def _arguments(batch: Any) -> tuple[Any, ...]:
@@ -148,9 +156,7 @@ class Captured:
         if body.check:
             exact = body.unpadded(sample)
             _compare(body, exact, self._padded, lambda x: buffers.cut(x, sample.sizes))
-        self._graph, self._out = None, None
-        if not body.debug:
-            self._graph, self._out = body.capture(self._step)
+        self._run = body.recorded(self._step)
         buffers.forget()
 
     def _padded(self, run: Callable[[tuple[Any, ...]], Any]) -> Any:
@@ -163,12 +169,9 @@ class Captured:
 
     def __call__(self, sample: Sample) -> Any:
         self._buffers.load(sample)
-        if self._graph is None:
-            out = self._step()
+        out = self._run()
+        if self._body.debug:
             self._buffers.forget()
-        else:
-            self._graph.replay()
-            out = self._out
         return _copies(out, lambda x: self._buffers.cut(x, sample.sizes))
 
 
@@ -183,9 +186,7 @@ class Replay:
         self._known = KnownMasks()
         tensors = samples.take_apart(self._args).tensors
         self._bounds = bounds_of(tensors, samples.levels_of(sample), sample.sizes)
-        self._graph, self._out = None, None
-        if not body.debug:
-            self._graph, self._out = body.capture(self._step)
+        self._run = body.recorded(self._step)
 
     def _now(self) -> list[tuple[int, int]]:
         return [(x._version, x.data_ptr()) for x in self._inputs]
@@ -203,10 +204,7 @@ class Replay:
         return out
 
     def __call__(self) -> Any:
-        if self._graph is None:
-            return self._step()
-        self._graph.replay()
-        return _copies(self._out, lambda x: x)
+        return _copies(self._run(), lambda x: x)
 
 
 def bounds_of(

@@ -45,7 +45,7 @@ _SUM = define(
         run=_sum,
         plain=_sum_in_tensors,
         empty=lambda graph, x, reverse: x.new_empty(graph.num_src if reverse else graph.num_dst, x.shape[1]),
-        gradients=(lambda graph, grad, reverse: apply(_ROWS, graph, (grad,), reverse),),
+        gradients=(lambda graph, grad, reverse: _rows(graph, grad, reverse),),
     )
 )  # fmt: skip
 _ROWS = define(
@@ -66,11 +66,15 @@ def sum_of_edges(graph: Any, rows: Tensor, reverse: bool = False) -> Tensor:
     return apply(_SUM, graph, (rows,), reverse)
 
 
+def _rows(graph: Any, x: Tensor, sources: bool) -> Tensor:
+    return apply(_ROWS, graph, (x,), sources)
+
+
 def rows_of_sources(graph: Graph, x: Tensor) -> Tensor:
     """x[j] for every edge j -> i: ``[N_src, D]`` -> ``[E, D]``. Deterministic, unlike indexing."""
-    return apply(_ROWS, graph, (x,), True)
+    return _rows(graph, x, True)
 
 
 def rows_of_destinations(graph: Graph, x: Tensor) -> Tensor:
     """x[i] for every edge j -> i: ``[N_dst, D]`` -> ``[E, D]``; as :func:`rows_of_sources`."""
-    return apply(_ROWS, graph, (x,), False)
+    return _rows(graph, x, False)

@@ -1,10 +1,10 @@
-"""Graphs within the CUDA graphs of torch.compile: sorted anew at every replay, of what an ``edge_index`` then
-holds.
+"""Graphs within the CUDA graphs of torch.compile: every replay sorts the current values of ``edge_index``.
 
-A graph that is looked up by its ``edge_index`` would keep the attention out of a CUDA graph, as replays run
-no Python. So there an operator yields both CSRs, and on a GPU their plans, in a shape that follows from that
-of ``edge_index``, by kernels that nobody waits for. What takes them makes a Graph of them while it is
-recorded, and keeps none: that would hold memory of the CUDA graph.
+A replay runs no Python, so that it cannot look a graph up by its ``edge_index``. Instead an operator
+(`structure`) computes both CSRs, and on a GPU their work items, by kernels that the host does not wait for.
+They are one tensor, the packed structure, whose size follows from the shape of ``edge_index``. The operators
+of attention make a Graph of it (`graph_of`) while they are recorded. Nothing may hold that Graph afterwards,
+because its memory is the CUDA graph's.
 """
 
 from __future__ import annotations
@@ -28,18 +28,20 @@ from ..sparse.structure import Side
 
 __all__ = ["graph_of", "is_recorded", "num_places", "structure", "structure_fake"]
 
-# Edges up to which a graph is sorted at every replay. Larger ones are kept, with plans that suit their
-# degrees, and outside: there the launches of some more CUDA graphs do not count.
+# Maximum number of edges of a graph that is sorted at every replay. The attention of a larger one runs
+# outside of CUDA graphs, with the cached graph and plans that suit its degrees: there launches hardly count.
 MOST_EDGES = 2**18
 
-DEVICES = ("cuda",)  # whose graphs Inductor can record
-_BOUND = 64  # of an item's edges: of small graphs the longest one counts
-_STEP = 4  # numbers that CUDA's kernels load at a time
+DEVICES = ("cuda",)  # devices for which Inductor records CUDA graphs
+# Maximum edges per work item. It is small, because the longest work item determines a small graph's time.
+_BOUND = 64
+# int32 numbers that CUDA's kernels load at a time, to which each part of the packed structure is aligned.
+_STEP = 4
 
 
 def is_recorded(edge_index: Tensor) -> bool:
-    """Whether Inductor is at work that will put what becomes of ``edge_index`` into CUDA graphs, and it is
-    not too large. A number of edges that nobody knows before is."""
+    """Whether Inductor compiles with CUDA graphs, and there are at most `MOST_EDGES` edges. A number of edges
+    that depends on values counts as too large."""
     if is_plain(edge_index) or not internals.inductor_uses_cuda_graphs():
         return False
     from torch.fx.experimental.symbolic_shapes import guard_or_false
@@ -48,13 +50,14 @@ def is_recorded(edge_index: Tensor) -> bool:
 
 
 def structure(edge_index: Tensor, num_src: int, num_dst: int, self_loops: bool) -> Tensor:
-    """Both CSRs with their edge ids, by destination first, and on a GPU the items and splits of either, in
-    one tensor (`_shapes`), as a replay's host handles each that passes from forward to backward. With loops
-    they have places for all edges and loops; what is no edge is in no row."""
+    """The packed structure: both CSRs with their edge ids, that by destination first, and on a GPU the work
+    items and split rows of each (`_shapes`). It is one tensor, because each tensor that passes from forward
+    to backward costs the host time. The CSRs have the capacity of `num_places`; positions that hold no edge
+    belong to no row."""
     if OF_BUFFER.get(edge_index) is not None:
         raise NotImplementedError(
             "edge_index: expected no buffer of a graph of fixed capacity in CUDA graphs of torch.compile, "
-            "where nobody knows which of its edges are in use; take dfgnn.capture, or a layer of dfgnn.nn "
+            "where it is unknown which of its edges are in use; take dfgnn.capture, or a layer of dfgnn.nn "
             "with the Graph"
         )
     src, dst = edge_index.unbind()
@@ -89,20 +92,21 @@ def _structure_on_cpu(src: Tensor, dst: Tensor, num_src: int, num_dst: int, self
 
 
 def num_places(src: Tensor, num_src: Any, num_dst: Any, self_loops: bool) -> Any:
-    """Of edges and loops."""
+    """The capacity: how many edges there are, and loops that may be appended."""
     return src.shape[-1] + (torch.sym_min(num_src, num_dst) if self_loops else 0)
 
 
 def _shapes(room: Any, num_src: Any, num_dst: Any, planned: bool) -> list[tuple]:
-    """Of int32 parts; those of indptr are pairs."""
-    more = room // _BOUND
+    """The shapes of the parts of the packed structure, all int32. An int64 number of indptr is a pair.
+    room: the capacity."""
+    more = room // _BOUND  # at most so many work items beyond one per row
     csrs = [((num_rows + 1, 2), (room,), (room,)) for num_rows in (num_dst, num_src)]
     plans = [((num_rows + more, 4), (more, 4)) for num_rows in (num_dst, num_src)] if planned else []
     return [shape for shapes in (*csrs, *plans) for shape in shapes]
 
 
 def _size(shape: tuple) -> Any:
-    """Of a part, up to where the next one begins, as kernels load it."""
+    """The size of a part with the padding that aligns the next one."""
     return (math.prod(shape) + _STEP - 1) // _STEP * _STEP
 
 
@@ -121,13 +125,13 @@ def structure_fake(edge_index: Tensor, num_src: Any, num_dst: Any, self_loops: b
 
 
 def graph_of(packed: Tensor, num_src: int, num_dst: int, room: int) -> Graph:
-    """Of what `structure` gave, of so many places."""
+    """The Graph of a packed structure. room: its capacity."""
     shapes = _shapes(room, num_src, num_dst, packed.is_cuda)
     split = packed.split_with_sizes(list(map(_size, shapes)))
     parts = [part[: math.prod(shape)].view(shape) for part, shape in zip(split, shapes)]
     csrs = [(parts[k].view(torch.int64).squeeze(1), *parts[k + 1 : k + 3]) for k in (0, 3)]
     plans = [Items(parts[k], parts[k + 1], 2 * len(parts[k + 1])) for k in range(6, len(parts), 2)]
-    if not plans:  # the CPU's kernels want no more places than edges
+    if not plans:  # the CPU's kernels need CSRs without unused capacity
         csrs = [(indptr, x[: indptr[-1]], eids[: indptr[-1]]) for indptr, x, eids in csrs]
     by_dst, by_src = (CSR(*csr) for csr in csrs)
     graph = Graph._make(Side(num_dst, (by_dst, True)), Side(num_src, (by_src, True)), once=True)

@@ -112,7 +112,8 @@ def _forward_fake(*args) -> list[Tensor]:
 
 def _backward(*args) -> list[Tensor]:
     """The gradients of value, src and those that are wanted, and then that of the sink if there is one."""
-    heads, *grads, number = args[_NUM_GRAPH : _TENSORS_BACK.start]
+    heads, grad_out, grad_attention, number = args[_NUM_GRAPH : _TENSORS_BACK.start]
+    grads = grad_out, grad_attention
     tensors, score = Tensors(*args[_TENSORS_BACK]), SCORE_OF_NUMBER[number]
     out, saved, positive, attention, *numbers, need, sink = args[_TENSORS_BACK.stop :]
     graph, handle = _handle_of(saved, args[:_NUM_GRAPH], PLAN_LAYERS[score], heads, tensors.value)

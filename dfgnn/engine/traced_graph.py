@@ -75,7 +75,8 @@ class EdgeList:
                 raise ValueError(
                     f"Graph.from_pyg: edge_index: expected shape [2, E], got {list(given.shape)}"
                 )
-        self.given, self.number, self.self_loops = given, number, self_loops
+        self.given: Any = given
+        self.number, self.self_loops = number, self_loops
         self.num_src, self.num_dst, self._num_edges = num_src, num_dst, num_edges
         self.device: Any = given.device if device is None and given is not None else device
         self._with_loops: tuple[Tensor, Tensor] | None = None
@@ -103,7 +104,7 @@ class EdgeList:
 
     def _appended(self) -> tuple[Tensor, Tensor]:
         if self._with_loops is None:
-            edge_index: Any = self.given
+            edge_index = self.given
             others = (edge_index[0] != edge_index[1]).nonzero().squeeze(1)
             num_loops = smaller(self.num_src, self.num_dst)
             loops = torch.arange(num_loops, dtype=edge_index.dtype, device=self.device)

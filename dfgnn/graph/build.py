@@ -75,8 +75,9 @@ def from_coo(cls, given: UserEdges, num_nodes=None, validate: bool = True, sort_
 @not_compiled
 def of_blocks(cls, blocks: Sequence[tuple[Tensor, int, int]]) -> list:
     """`Graph.from_edge_index` for several (edge_index, num_src, num_dst), waiting for the device once."""
-    given = [UserEdges("Graph.from_edge_index", EDGE_INDEX, *x.unbind(), *sizes) for x, *sizes in blocks]
+    where = "Graph.from_edge_index"
     with untraced(*(edge_index for edge_index, _, _ in blocks)):
+        given = [UserEdges(where, EDGE_INDEX, x[0], x[1], num_src, num_dst) for x, num_src, num_dst in blocks]
         return [of_edges(cls, edges) for edges in _csr.from_blocks(given)]
 
 

@@ -23,7 +23,7 @@ def of_graph(graph: Graph, key: Any, make: Callable[[Graph], Any]) -> Any:
     """``make(graph)``, called once for this key. Of a graph of fixed capacity it is called again after the
     edges were replaced. What it makes must not refer to the graph."""
     structure = graph._structure
-    values = structure.derived() if isinstance(structure, FixedStructure) else _made.get(graph)
+    values: Any = structure.derived() if isinstance(structure, FixedStructure) else _made.get(graph)
     if values is not None and key in values:
         return values[key]
     return _make(graph, key, make)
@@ -34,8 +34,8 @@ def of_graph(graph: Graph, key: Any, make: Callable[[Graph], Any]) -> Any:
 @transforms.untransformed()
 def _make(graph: Graph, key: Any, make: Callable[[Graph], Any]) -> Any:
     value, structure = make(graph), graph._structure
-    fixed = isinstance(structure, FixedStructure)
-    values: dict[Any, Any] = structure.derived() if fixed else _made.setdefault(graph, {})
+    values: dict[Any, Any]
+    values = structure.derived() if isinstance(structure, FixedStructure) else _made.setdefault(graph, {})
     values[key] = value
     return value
 

@@ -214,10 +214,10 @@ class UserEdges(NamedTuple):
     num_dst: int | None
 
     @property
-    def num_loops(self) -> int:
-        """How many loops are appended on request, where the sizes are known."""
+    def sizes(self) -> tuple[int, int]:
+        """(num_src, num_dst), where they are known."""
         assert self.num_src is not None and self.num_dst is not None
-        return min(self.num_src, self.num_dst)
+        return self.num_src, self.num_dst
 
     def with_sizes(self, ranges: Sequence[int], validate: bool = True) -> UserEdges:
         """With sizes that are numbers. ranges: least and largest source, then destination. Raises ValueError
@@ -280,12 +280,11 @@ def from_edges(
     if src.numel() <= _MOST_AT_ONCE and _ops.on_device(src) and (validate or sort_order is None):
         return _from_edges_on_gpu(given, validate, with_loops)
     given, src_sorted, dst_sorted = given.checked(validate)
-    num_src, num_dst = given[-2:]
-    assert num_src is not None and num_dst is not None
+    num_src, num_dst = given.sizes
     edge_map = None
     if with_loops:
-        src, dst, edge_map = append_loops(src, dst, given.num_loops, remove_existing=True)
-        src_sorted = dst_sorted = edge_map.numel() == given.num_loops  # there are only loops
+        src, dst, edge_map = append_loops(src, dst, min(num_src, num_dst), remove_existing=True)
+        src_sorted = dst_sorted = edge_map.numel() == min(num_src, num_dst)  # there are only loops
     else:
         src, dst = canonical(src, torch.int32), canonical(dst, torch.int32)
     by_src = (src_sorted or sort_order == "row") and not dst_sorted
@@ -305,7 +304,7 @@ def _from_edges_on_cpu(given: UserEdges, with_loops: bool) -> Edges:
     if is_sorted and not indices.numel():  # the edges can serve as they are
         indices = canonical(given.dst if by_src else given.src, torch.int32)
     csr = CSR(indptr, indices, None if is_sorted else eids)
-    return Edges(*given[-2:], csr, bool(by_src), edge_map if with_loops else None)
+    return Edges(*given.sizes, csr, bool(by_src), edge_map if with_loops else None)
 
 
 def _from_edges_on_gpu(given: UserEdges, validate: bool, with_loops: bool) -> Edges:
@@ -314,7 +313,7 @@ def _from_edges_on_gpu(given: UserEdges, validate: bool, with_loops: bool) -> Ed
     edges = given[2:]
     if not (validate or with_loops):
         _, *csr, _, rev_indptr, rev_indices, rev_eids = structure_on_gpu(*edges, False)
-        return Edges(*given[-2:], CSR(*csr), False, None, CSR(rev_indptr, rev_indices, rev_eids))
+        return Edges(*given.sizes, CSR(*csr), False, None, CSR(rev_indptr, rev_indices, rev_eids))
     made = structure_read(*edges, with_loops)
     return _as_read(given, validate, with_loops, made, made[0])
 
@@ -330,15 +329,15 @@ def from_blocks(blocks: Sequence[UserEdges]) -> list[Edges]:
 
 def _as_read(given: UserEdges, validate: bool, with_loops: bool, tensors, numbers) -> Edges:
     """The Edges of what the operator `structure` returned: its tensors, and its numbers as a list."""
-    num_src, num_dst = given[-2:]
+    num_src, num_dst = given.sizes
     _, *csr_made, edge_map, rev_indptr, rev_indices, rev_eids = tensors
     csr, other = CSR(*csr_made), CSR(rev_indptr, rev_indices, rev_eids)
     *ranges, num_edges, src_falls, dst_falls = numbers[:_EDGE_NUMBERS]
     if validate:
         given.with_sizes(ranges)
     if with_loops:
-        num_edges += given.num_loops
-        if num_edges < given.src.numel() + given.num_loops:  # there were loops
+        num_edges += min(num_src, num_dst)
+        if num_edges < given.src.numel() + min(num_src, num_dst):  # there were loops
             csr, other = _first(csr, num_edges), _first(other, num_edges)
             edge_map = edge_map[:num_edges]
     else:

@@ -138,4 +138,4 @@ class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
 def _graph_of_samples(name: str, edge_index: Tensor, num_nodes: int) -> Graph:
     src, dst = _csr.as_index("SuperGATConv", name, edge_index, (2, None))
     names = f"{name}[0]", f"{name}[1]"
-    return from_coo(Graph, "SuperGATConv", names, src, dst, num_nodes, None, None, validate=True)
+    return from_coo(Graph, _csr.UserEdges("SuperGATConv", names, src, dst, num_nodes, num_nodes))
