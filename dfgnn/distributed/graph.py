@@ -13,8 +13,8 @@ from torch import Tensor
 
 from .. import reference
 from ..engine.checks import refuse_transforms_of_shared_graphs
+from ..engine.inputs import AttentionInputs
 from ..engine.operators import DispatchedCall, graph_args
-from ..engine.paths import AttentionInputs
 from ..graph import Graph, GraphPart
 from ..runtime.arguments import (
     IDS_ELSEWHERE,

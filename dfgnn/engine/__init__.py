@@ -1,15 +1,18 @@
 """How an attention call is carried out, between the public functions and the operators.
 
 ``checks``           what functions check of their arguments, ``unchecked`` eager calls that need no checks
-``operators``        the operators, called by records and graphs
-``paths``            the ways to carry out a call, in the order in which they are asked
+``given``            what functions take for a graph
+``inputs``           the record of a call, ``paths`` the ways to carry it out, in order of preference
+``operators``        the only module that knows the order of the operators' arguments
 ``autograd``         attention with its gradients, ``sink`` a sink, ``second_order`` second derivatives
-``plain``            attention in plain operations, for third derivatives, torch.func and forward mode
-``edge_maps``        maps along the edges on every path; ``products`` sampled products and weighted sums
-``edge_projection``  terms of the edges in key and value, ``edge_arguments`` the arguments that give them,
-                     ``edge_terms`` their products with rows of nodes, ``edge_rows`` rows of the edges' ends
+``plain``            attention in plain operations, for third derivatives, forward mode and ONNX
+``edge_maps``        maps along the edges (products, sums, gathered rows) on every path
+``products``         such maps: sampled products and weighted sums, ``edge_rows`` rows of the edges' ends and
+                     sums of edges' rows, ``edge_terms`` products of the edges' features with rows of nodes
+``edge_projection``  terms of the edges in key and value, ``edge_arguments`` the arguments that give them
 ``edge_products``    scores that are products with edges' features
 ``flex``             scores written in Python
-``traced``           attention under a compiler, ``traced_graph`` what stands for the graph there,
-                     ``recorded_graph`` graphs that a recorded CUDA graph sorts anew
+``by_index``         softmax and sums over groups of rows by an index, without a graph
+``traced_graph``     what stands for a graph while a compiler records, ``traced`` its attention,
+                     ``recorded_graph`` graphs that a CUDA graph of torch.compile sorts at every replay
 """

@@ -1,9 +1,9 @@
-"""Features of edges against rows of nodes, with their derivatives: what terms of edges add to an attention.
+"""Products of the edges' features with rows of nodes, of which terms of edges in key and value consist.
 
 There are two kinds of features. Those that all heads share, ``[E, d]``, are multiplied by three operators
-(csrc/core/edge_terms.h): `edge_dot`, `edge_sum` and `edge_outer`, each linear in both arguments, with the
-other two as gradients. Features of each head, ``[E, H, D]``, are the sources of a graph that leads from each
-edge to its destination, whose sampled products and weighted sums (`products`) are the same three. `dot`,
+(csrc/core/edge_terms.h): `edge_dot`, `edge_sum` and `edge_outer`. Each is linear in both arguments, and its
+gradients are the other two. Features of each head, ``[E, H, D]``, are rows of sources of the graph that leads
+from each edge to its destination; the same three products are sddmm and spmm (`products`) on it. `dot`,
 `total` and `outer` take either kind.
 """
 
@@ -82,18 +82,20 @@ _OUTER = define(
 
 
 def _operand(graph):
-    """Of destinations and edges alone: sources need not be fetched."""
+    """One graph. These maps read destinations and edges alone, so that of a shared graph no rows of other
+    processes' sources are fetched."""
     return graph.as_one() if isinstance(graph, GraphPart) else graph
 
 
 def edge_dot(graph, rows: Tensor, attr: Tensor, scale: float = 1.0) -> Tensor:
-    """[E, H] acc: scale rows[i, h] . attr[e] of each edge e into i. rows: [N, H, width]; attr: [E, d]. What
-    rows have behind the first d is not looked at, here and below."""
+    """[E, H] acc: scale rows[i, h] . attr[e] of each edge e into i. rows: [N, H, width]; attr: [E, d]. Of rows
+    the columns beyond the first d are not read, here and below."""
     return apply(_DOT, _operand(graph), (rows, attr), scale)
 
 
 def edge_sum(graph, weight: Tensor, attr: Tensor, width: int) -> Tensor:
-    """[N, H, width]: the sum of weight[e, h] attr[e] over the edges e into i; zeros behind d. weight: acc."""
+    """[N, H, width]: the sum of weight[e, h] attr[e] over the edges e into i; columns beyond d are 0. weight:
+    acc."""
     return apply(_SUM, _operand(graph), (weight, attr), width)
 
 

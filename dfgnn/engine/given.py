@@ -1,4 +1,4 @@
-"""What the functions are given for a graph: a Graph, or one of the things that people have in its place."""
+"""The first argument of the public functions: a Graph, or an object that a Graph can be made of."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ GraphLike: TypeAlias = Graph | GraphPart | Tensor | Any
 
 
 def graph_of(function: str, given: Any, size: Any, src: Any = None, dst: Any = None) -> Any:
-    """The graph of a function's first argument: itself, if it is ours; or the Graph of a DGLGraph or of an
-    ``edge_index``, made once and kept as the layers keep it; while a compiler records, what stands for it.
-    Anything else comes back as it is, for `Checker` to refuse.
+    """The graph of a function's first argument: the argument itself if it is one of ours; the cached Graph of
+    a DGLGraph or ``edge_index``; while a compiler records, an EdgeList. Anything else is returned unchanged,
+    and `Checker` raises an error.
 
-    size: (num_src, num_dst), or None. src, dst: tensors with a row per source and per destination, which say
-    it of an ``edge_index`` otherwise; without ``dst`` there are as many destinations as sources, without
-    ``src`` as many sources as destinations or as the edges name, and without both as many nodes as these
-    name.
+    size: (num_src, num_dst), or None: of an ``edge_index`` the numbers of rows of src and dst, tensors with a
+    row per source and per destination. Without ``dst`` there are as many destinations as sources. Without
+    ``src`` there are as many sources as destinations, or more if an id is larger. Without both, the largest
+    id + 1 is the number of nodes.
     """
     pair = sizes_of(function, size)
     graph = given

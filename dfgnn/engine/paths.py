@@ -19,24 +19,12 @@ from torch.autograd import forward_ad
 from ..graph import GraphPart
 from ..runtime import eager, transforms
 from ..runtime import torch_internals as internals
-from ..runtime.arguments import PLAN_LAYERS, SCORES, Numbers, Tensors
+from ..runtime.arguments import PLAN_LAYERS, SCORES
 from . import plain, traced, traced_graph
 from . import sink as _sink
 from .autograd import Attention, TransformedAttention
+from .inputs import AttentionInputs
 from .operators import DispatchedCall, EagerCall, graph_args
-
-
-class AttentionInputs(NamedTuple):
-    """One attention call whose arguments have been checked."""
-
-    graph: Any  # a Graph, or what stands for one: RangedGraph, GraphPart, EdgeList
-    score: str  # a name in `SCORES`
-    tensors: Tensors
-    numbers: Numbers
-    return_attention: bool = False
-    schedule: str = "auto"
-    sink: Tensor | None = None  # [H], in the type of sums
-
 
 Results = tuple[Tensor, Any]  # out, and the attention, which means nothing unless it was asked for
 
@@ -193,13 +181,9 @@ def _traced_graph(inputs: AttentionInputs) -> Any:
 
 
 def _run_traced(inputs: AttentionInputs) -> Results:
-    graph, score, tensors, numbers, return_attention, schedule, sink = inputs
-    backward = _needs_backward((*tensors, sink))
+    backward = _needs_backward((*inputs.tensors, inputs.sink))
     positive = _saves_positive(inputs, backward)
-    out, attention = traced.attention(
-        _traced_graph(inputs), score, tensors, numbers, return_attention, positive, backward, schedule,
-        sink=sink,
-    )  # fmt: skip
+    out, attention = traced.attention(inputs._replace(graph=_traced_graph(inputs)), positive, backward)
     if not backward:
         return out, attention
     # The caller may modify the results, which backward reads; Inductor drops the copies that nobody needs.

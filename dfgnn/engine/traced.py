@@ -29,6 +29,7 @@ from ..runtime.arguments import (
 from ..runtime.rules import Rule
 from . import sink as _sink
 from . import traced_graph as _edges
+from .inputs import AttentionInputs
 from .operators import SAVED_ALIGN, EagerCall
 from .operators import attend_backward_op as _attend_backward
 from .operators import attend_op as _attend
@@ -279,20 +280,11 @@ _edges.define_differentiable(
 
 
 def attention(
-    edges: EdgeList,
-    score: str,
-    tensors: tuple,
-    numbers: Numbers,
-    return_attention: bool,
-    save_positive: bool,
-    train: bool,
-    schedule: str,
-    heads: int = 0,
-    sink: Tensor | None = None,
+    inputs: AttentionInputs, save_positive: bool, train: bool, heads: int = 0
 ) -> tuple[Tensor, Tensor | None]:
-    """(out, attention or None). heads: of tensors of nodes [N, H * D], which out then is, too; 0 where they
-    are [N, H, D]."""
-    t = Tensors(*tensors)
+    """(out, attention or None) on an EdgeList. save_positive: see `EagerCall`; train: gradients are needed.
+    heads: of tensors of nodes [N, H * D], which out then is, too; 0 where they are [N, H, D]."""
+    edges, score, t, numbers, return_attention, schedule, sink = inputs
     of_edges = t.edge_bias, t.edge_gate, t.edge_mask, t.edge_weight, t.edge_feat
     sized = return_attention or any(x is not None for x in of_edges)
     any_edges = sized or t.seed is not None
@@ -300,27 +292,18 @@ def attention(
     if sink is not None:
         numbers = _sink.with_flag(numbers)
     out, _, *more = graph.operator("attend")(
-        *graph.edges, any_edges, schedule, heads, SCORES[score], *tensors, *numbers,
+        *graph.edges, any_edges, schedule, heads, SCORES[score], *t, *numbers,
         return_attention, save_positive, sink, train,
     )  # fmt: skip
     return out, more[0] if more else None
 
 
 def gat(
-    edges: EdgeList,
-    feat: Tensor,
-    attn_src: Tensor,
-    attn_dst: Tensor,
-    seed: Tensor | None,
-    out_bias: Tensor | None,
-    negative_slope: float,
-    dropout_p: float,
-    train: bool,
+    edges: EdgeList, tensors: tuple[Tensor | None, ...], slope: float, dropout_p: float, train: bool
 ) -> Tensor:
-    """Additive attention of features [num_src, H * D] with vectors [.., H, D]: [num_dst, H * D]."""
+    """Additive attention, [num_dst, H * D], of features [num_src, H * D], the vectors [.., H, D] of sources
+    and destinations, the seed of dropout and the bias."""
     graph = _edges.as_traced(edges, False)
-    out, _ = graph.operator("gat")(
-        *graph.edges, seed is not None, "auto", feat, attn_src, attn_dst, seed, out_bias,
-        negative_slope, dropout_p, train,
-    )  # fmt: skip
+    any_edges = tensors[3] is not None  # dropout needs the ids of edges
+    out, _ = graph.operator("gat")(*graph.edges, any_edges, "auto", *tensors, slope, dropout_p, train)
     return out

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...engine import traced, traced_graph
 from ...engine.checks import DTYPES
+from ...engine.inputs import AttentionInputs
 from ...engine.traced_graph import EdgeList
 from ...graph import Graph
 from ...runtime.arguments import FEAT_IN_KEY, FEAT_IN_VALUE, Numbers, Tensors
@@ -165,10 +166,8 @@ def _gat(spec: LayerSpec, edges: EdgeList, rows: _Rows, feat: Tensor, *_: None) 
         attn_src, attn_dst = attn_src.to(feat.dtype), attn_dst.to(feat.dtype)
     bias, later = _bias(spec, rows, feat)
     train = _needs_backward(feat, attn_src, attn_dst, bias)
-    out = traced.gat(
-        edges, feat, attn_src, attn_dst, _seed(spec, feat), bias, float(spec.negative_slope),
-        float(spec.dropout_p), train,
-    )  # fmt: skip
+    tensors = feat, attn_src, attn_dst, _seed(spec, feat), bias
+    out = traced.gat(edges, tensors, float(spec.negative_slope), float(spec.dropout_p), train)
     return _finished(spec, rows, out, train, later)
 
 
@@ -190,7 +189,6 @@ def _attend(
     )  # fmt: skip
     train = _needs_backward(*tensors)
     numbers = Numbers(float(spec.negative_slope), float(spec.scale), float(spec.dropout_p), flags)
-    out, _ = traced.attention(
-        edges, spec.score, tensors, numbers, False, False, train, "auto", rows.heads
-    )  # fmt: skip
+    inputs = AttentionInputs(edges, spec.score, tensors, numbers)
+    out, _ = traced.attention(inputs, False, train, rows.heads)
     return _finished(spec, rows, out, train, later)
