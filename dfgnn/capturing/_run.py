@@ -198,7 +198,7 @@ class Replay:
         return same and self._state == self._now()
 
     def _step(self) -> Any:
-        with Padding({}, self._bounds), self._known:
+        with Padding({}, self._bounds, self._known):
             out = self._body.step(self._args)
         self._known.learns = False  # only the first warm-up may look for True values, which waits
         return out

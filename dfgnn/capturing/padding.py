@@ -42,11 +42,17 @@ _LARGEST = (Tensor.max, torch.max, Tensor.amax, torch.amax)
 
 class Padding(TorchFunctionMode):
     """The mode of a padded step. masks: for each capacity a bool ``[capacity]``, which rows are in use.
-    bounds: for each tensor of ids (begin, end) of its addresses and the number of possible ids."""
+    bounds: for each tensor of ids (begin, end) of its addresses and the number of possible ids. known: the
+    batch's own masks, if it never changes."""
 
-    def __init__(self, masks: dict[int, Tensor], bounds: list[tuple[int, int, int]]):
+    def __init__(
+        self,
+        masks: dict[int, Tensor],
+        bounds: list[tuple[int, int, int]],
+        known: KnownMasks | None = None,
+    ):
         super().__init__()
-        self.masks, self.bounds = masks, bounds
+        self.masks, self.bounds, self.known = masks, bounds, known
         self._counts: dict[int, _Counts] = {}
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -84,24 +90,19 @@ class _Counts(NamedTuple):
     zero: Tensor
 
 
-class KnownMasks(TorchFunctionMode):
-    """A mode in which ``x[mask]`` does not wait: while ``learns``, it stores where each mask is True."""
+class KnownMasks:
+    """Where masks of a batch that never changes are True, so that ``x[mask]`` need not wait for the device;
+    stored while ``learns``."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.learns = True
         self._places: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func is Tensor.__getitem__ and len(args) == 2 and isinstance(args[1], Tensor):
-            x, mask = args
-            if mask.dtype == torch.bool and mask.dim() == 1 and len(x) == len(mask):
-                if self.learns and id(mask) not in self._places:
-                    self._places[id(mask)] = mask, mask.nonzero().squeeze(1)
-                known = self._places.get(id(mask))
-                if known is not None:
-                    return x.index_select(0, known[1])
-        return func(*args, **(kwargs or {}))
+    def places_of(self, mask: Tensor) -> Tensor | None:
+        if self.learns and id(mask) not in self._places:
+            self._places[id(mask)] = mask, mask.nonzero().squeeze(1)
+        known = self._places.get(id(mask))
+        return None if known is None else known[1]
 
 
 class WithoutDropout(TorchFunctionMode):
@@ -138,6 +139,16 @@ def _largest(mode: Padding, func, args, kwargs):
         bound = mode.bound_of(x)
         if bound is not None:
             return torch.tensor(bound - 1)  # on the host, where the caller reads it without waiting
+    return func(*args, **kwargs)
+
+
+def _selected(mode: Padding, func, args, kwargs):
+    if mode.known is not None and len(args) == 2 and isinstance(args[1], Tensor):
+        x, mask = args
+        if mask.dtype == torch.bool and mask.dim() == 1 and len(x) == len(mask):
+            places = mode.known.places_of(mask)
+            if places is not None:
+                return x.index_select(0, places)
     return func(*args, **kwargs)
 
 
@@ -328,4 +339,5 @@ _RULES: dict[Any, Callable] = {
     **dict.fromkeys(_TOTALS, _total),
     **dict.fromkeys(_SPREADS, _spread),
     **dict.fromkeys(_LARGEST, _largest),
+    Tensor.__getitem__: _selected,
 }

@@ -88,8 +88,8 @@ def _operand(graph):
 
 
 def edge_dot(graph, rows: Tensor, attr: Tensor, scale: float = 1.0) -> Tensor:
-    """[E, H] acc: scale rows[i, h] . attr[e] of each edge e into i. rows: [N, H, width]; attr: [E, d]. Of rows
-    the columns beyond the first d are not read, here and below."""
+    """[E, H] acc: scale rows[i, h] . attr[e] of each edge e into i. rows: [N, H, width]; attr: [E, d]. Of
+    rows the columns beyond the first d are not read, here and below."""
     return apply(_DOT, _operand(graph), (rows, attr), scale)
 
 

@@ -187,14 +187,14 @@ class _Attend(Rule):
     def gradients(self, need, saved, grad_out, grad_kept, grad_attention=None):
         count = 1 + len(Tensors._fields)
         sink, tensors = saved[0], Tensors(*saved[1:count])
-        out, kept, *attention = saved[count:]
+        out, saved_bytes, *attention = saved[count:]
         *graph, score = self.leading
         *numbers, _, positive = self.trailing
         needed = Tensors(*need[1:])
         if grad_out is None:
             grad_out = torch.zeros_like(out)
         args = (
-            *graph, grad_out, grad_attention, score, *tensors, out, kept, positive,
+            *graph, grad_out, grad_attention, score, *tensors, out, saved_bytes, positive,
             None if grad_attention is None else attention[0], *numbers, _ops.need_bits(needed), sink,
         )  # fmt: skip
         found = iter(_ops.operator(f"{self.family}_attend_backward")(*args))
@@ -221,10 +221,10 @@ def _gat_forward(*args) -> list[Tensor]:
     """out [num_dst, H * D], and what backward takes beside it."""
     feat, attn_src, train = args[_NUM_GRAPH], args[_NUM_GRAPH + 1], args[-1]
     found = _handle(args[:_NUM_GRAPH], "gat", attn_src.shape[-2], feat, train)
-    out, kept = _ops.call(_gat, found[1].number, *args[_NUM_GRAPH:])
+    out, saved_bytes = _ops.call(_gat, found[1].number, *args[_NUM_GRAPH:])
     if train:
-        _attach(found, args, kept)
-    return [out, kept]
+        _attach(found, args, saved_bytes)
+    return [out, saved_bytes]
 
 
 def _gat_forward_fake(*args) -> list[Tensor]:
@@ -237,8 +237,8 @@ def _gat_forward_fake(*args) -> list[Tensor]:
 
 def _gat_run_backward(*args) -> list[Tensor]:
     """The gradients of feat, both vectors, and the bias if there is one."""
-    feat, attn_src, *_, kept, _, _ = args[_NUM_GRAPH + 1 :]
-    found = _handle_of(kept, args[:_NUM_GRAPH], "gat", attn_src.shape[-2], feat)
+    feat, attn_src, *_, saved_bytes, _, _ = args[_NUM_GRAPH + 1 :]
+    found = _handle_of(saved_bytes, args[:_NUM_GRAPH], "gat", attn_src.shape[-2], feat)
     *results, bias = _ops.call(_gat_backward, found[1].number, *args[_NUM_GRAPH:])
     return results if bias is None else [*results, bias]
 
