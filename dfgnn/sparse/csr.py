@@ -502,7 +502,3 @@ def degrees_of(csr: CSR) -> tuple[DegreeStats, dict[int, tuple[int, int]]]:
         if stats is not None:
             return stats, cuts
     return degree_stats(indptr.diff(), num_edges), cuts
-
-
-def degree_stats_of(csr: CSR) -> DegreeStats:
-    return degrees_of(csr)[0]

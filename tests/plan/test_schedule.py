@@ -227,7 +227,7 @@ def test_kernels_plan_what_tensors_do(name, parts):
         made = {"skewed": skewed, "long_degrees": long_degrees, "many_rows": many_rows}
         csr, num_cols = made[name](), 4000
     on_gpu = CSR(csr.indptr.cuda(), csr.indices.cuda(), None)
-    assert _csr.degree_stats_of(on_gpu) == _csr.degree_stats_of(csr)
+    assert _csr.degrees_of(on_gpu)[0] == _csr.degrees_of(csr)[0]
     for indices in (csr.indices, csr.indices.flip(0)):
         falls = ops.falls(on_gpu.indptr, indices.contiguous().cuda())
         assert falls.item() == items.falls_in_tensors(csr.indptr, indices)
