@@ -163,8 +163,8 @@ def smaller(a: int, b: int) -> int:
 
 
 class Arguments(NamedTuple):
-    """A traced graph in the arguments of operators; given: an edge_index, the types of `of_types`, or the
-    structure that `recorded_graph` makes, whose capacity num_edges then is."""
+    """A traced graph in the arguments of operators. given and number: as of `EdgeList`, or a packed structure
+    (`recorded_graph`) and -1. num_edges: of a packed structure its capacity; 0: nobody needs the number."""
 
     given: Tensor | None
     number: int
@@ -175,9 +175,9 @@ class Arguments(NamedTuple):
 
 
 ARGUMENTS = "Tensor? given, SymInt number, SymInt num_src, SymInt num_dst, bool self_loops, SymInt num_edges"
-# The prefixes of the operators on an edge_index and on a Graph's number, with their tags. A graph is waited
-# for where it is made, so that no CUDA graph can contain the first call with an edge_index. A Graph that was
-# used before waits for nothing, and torch records a CUDA graph for each number.
+# The prefixes of the operators on an edge_index and on a Graph's number, with their tags. Making the graph of
+# a new edge_index waits for the GPU, which a CUDA graph cannot contain. A Graph that was used before needs no
+# waiting, and torch records a CUDA graph for each number.
 _FAMILIES = {"edge": (torch.Tag.cudagraph_unsafe,), "graph": ()}
 
 
@@ -199,7 +199,8 @@ def as_traced(edges: EdgeList, sized: bool = True) -> Traced:
 
 
 def define(name: str, schema: str, kernel: Callable, fake: Callable) -> None:
-    """An operator of both families. Autograd passes it over, so that compiled code meets no Python there."""
+    """Defines an operator of both families, which autograd does not see: autograd in Python would cost
+    compiled code more than the kernels of a small graph."""
     for family, tags in _FAMILIES.items():
         _ops.define(f"{family}_{name}", schema, kernel, fake, *tags)
         _ops.without_autograd(f"{family}_{name}")
@@ -208,10 +209,11 @@ def define(name: str, schema: str, kernel: Callable, fake: Callable) -> None:
 def define_differentiable(
     name: str, schema: str, kernel: Callable, fake: Callable, rule_of: Callable[..., tuple[Rule, tuple]]
 ) -> None:
-    """An operator of both families, ``<family>_<name>``, which decomposes while a compiler traces: into
-    ``<family>_<name>_run``, within an autograd function where gradients are recorded.
+    """Defines an operator of both families, ``<family>_<name>``. While a compiler traces it is replaced by
+    ``<family>_<name>_run``, called in an autograd function where gradients are recorded.
 
-    rule_of: from the family and the arguments, the rule of that autograd function and its tensors.
+    rule_of: a function of the family and the operator's arguments, which returns the rule of that autograd
+    function and its tensors.
     """
     define(f"{name}_run", schema, kernel, fake)
     for family in _FAMILIES:
@@ -247,8 +249,9 @@ _ops.without_autograd("edge_structure")
 
 
 def _in_cuda_graphs(given, number, num_src, num_dst, self_loops, num_edges) -> Arguments | None:
-    """In place of the ``edge_index`` that is given; None where it is to be looked up, outside: also where
-    tensors have the number of edges, loops among them, which nobody knows before."""
+    """The arguments with a packed structure (`recorded_graph`) in place of the ``edge_index``, where Inductor
+    will record CUDA graphs; None where the graph is to be looked up, outside of CUDA graphs. It also is where
+    tensors have a row per edge and loops are appended, whose number depends on values."""
     counted = self_loops and not (isinstance(num_edges, int) and num_edges == 0)
     if given.dim() != 2 or counted or not recorded_graph.is_recorded(given):
         return None
@@ -260,7 +263,7 @@ def _in_cuda_graphs(given, number, num_src, num_dst, self_loops, num_edges) -> A
 
 
 def is_made(given: Tensor | None, number: int) -> bool:
-    """Whether an operator got what `recorded_graph` makes, by its first arguments."""
+    """Whether an operator got a packed structure, by its first arguments."""
     return given is not None and number == -1 and given.dim() == 1
 
 
