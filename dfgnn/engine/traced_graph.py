@@ -202,7 +202,7 @@ def define(name: str, schema: str, kernel: Callable, fake: Callable) -> None:
     """Defines an operator of both families, which autograd does not see: autograd in Python would cost
     compiled code more than the kernels of a small graph."""
     for family, tags in _FAMILIES.items():
-        _ops.define(f"{family}_{name}", schema, kernel, fake, *tags)
+        _ops.python_operator(f"{family}_{name}", schema, kernel, fake, *tags)
         _ops.without_autograd(f"{family}_{name}")
 
 
@@ -220,7 +220,7 @@ def define_differentiable(
         run = _ops.operator(f"{family}_{name}_run")
         place = [argument.name for argument in run._schema.arguments].index("given")
         call = _with_gradients(family, name, run, place, rule_of)
-        _ops.define_composite(f"{family}_{name}", schema, call)
+        _ops.composite_operator(f"{family}_{name}", schema, call)
 
 
 def _with_gradients(family: str, name: str, run: Any, place: int, rule_of: Callable) -> Callable:
@@ -239,7 +239,7 @@ def _with_gradients(family: str, name: str, run: Any, place: int, rule_of: Calla
     return call
 
 
-_structure = _ops.define(
+_structure = _ops.python_operator(
     "edge_structure",
     "(Tensor edge_index, SymInt num_src, SymInt num_dst, bool self_loops) -> Tensor",
     recorded_graph.structure,

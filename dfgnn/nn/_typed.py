@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, library, nn
 
 from .. import functional
-from ..engine.traced_graph import TypedGraph
+from ..engine.traced_graph import of_types
 from ..graph import Graph
 from ..graph.cache import once
 from ..runtime import eager as _eager
@@ -109,7 +109,7 @@ def relations_of(graph: Graph, etype: Tensor, num_types: int, name: str = "etype
     """
     check_types(etype, name, graph.num_edges)
     if is_recorded():
-        typed: Any = TypedGraph(graph, etype, num_types)
+        typed: Any = of_types(graph, etype, num_types)
         return Relations(typed, Pairs(None, typed.num_src))
     return _occurring_relations(graph, etype, num_types, name)
 

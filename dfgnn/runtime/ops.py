@@ -5,7 +5,6 @@ operators by the names given here; those of attention and of products along edge
 ``engine/operators.py`` alone.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,34 +28,30 @@ plan_windows = ops.plan_windows.default
 # What plans are measured by.
 attention_forward, attention_backward = ops.attention_forward.default, ops.attention_backward.default
 gather_sum = ops.gather_sum.default
-# What fused layers call with arguments that they have cached.
-sddmm, spmm = ops.sddmm.default, ops.spmm.default
-sigmoid_backward = torch.ops.aten.sigmoid_backward.default
-hardtanh_backward = torch.ops.aten.hardtanh_backward.default
 
 
-# ---- operators that are written in Python, so that compilers do not look into them ---------------------
+# ---- operators that are written in Python, so that compilers do not trace them ---------------------------
 
-_in_python = library.Library("dfgnn", "FRAGMENT")
+_python = library.Library("dfgnn", "FRAGMENT")
 
 
-def define(name: str, schema: str, kernel: Callable, fake: Callable, *tags: torch.Tag) -> Any:
-    """The operator of this name, which is defined here. fake: makes empty results."""
-    _in_python.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag, *tags))
-    _in_python.impl(name, kernel, "CompositeExplicitAutograd")
-    library.register_fake(f"dfgnn::{name}", fake, lib=_in_python)
+def python_operator(name: str, schema: str, kernel: Any, fake: Any, *tags: torch.Tag) -> Any:
+    """Defines an operator and returns it. fake: the kernel without values, which makes empty results."""
+    _python.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag, *tags))
+    _python.impl(name, kernel, "CompositeExplicitAutograd")
+    library.register_fake(f"dfgnn::{name}", fake, lib=_python)
     return operator(name)
 
 
-def define_composite(name: str, schema: str, call: Callable) -> None:
-    """Defines an operator that compilers replace by what ``call`` calls."""
-    _in_python.define(f"{name}{schema}", tags=torch.Tag.pt2_compliant_tag)
-    _in_python.impl(name, call, "CompositeImplicitAutograd")
+def composite_operator(name: str, schema: str, call: Any) -> None:
+    """Defines an operator that compilers replace by the operators that ``call`` calls."""
+    _python.define(f"{name}{schema}", tags=torch.Tag.pt2_compliant_tag)
+    _python.impl(name, call, "CompositeImplicitAutograd")
 
 
 def without_autograd(name: str) -> None:
     """Lets autograd pass the operator over: a kernel of autograd in Python costs compiled code time."""
-    _in_python.impl(name, library.fallthrough_kernel, "Autograd")
+    _python.impl(name, library.fallthrough_kernel, "Autograd")
 
 
 def operator(name: str) -> Any:
@@ -64,16 +59,6 @@ def operator(name: str) -> Any:
 
 
 # ---- calls ---------------------------------------------------------------------------------------------
-
-_python = library.Library("dfgnn", "FRAGMENT")
-
-
-def python_operator(name: str, schema: str, kernel: Any, fake: Any, *tags: torch.Tag) -> Any:
-    """An operator whose kernel is written in Python, so that compilers do not trace it."""
-    _python.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag, *tags))
-    _python.impl(name, kernel, "CompositeExplicitAutograd")
-    library.register_fake(f"dfgnn::{name}", fake, lib=_python)
-    return getattr(ops, name).default
 
 
 def on_device(x: torch.Tensor) -> bool:

@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...engine import operators
-from ...engine.edge_rows import of_graph, rows_of_destinations, rows_of_sources, sum_of_edges
+from ...engine.edge_rows import rows_of_destinations, rows_of_sources, sum_of_edges
 from ...graph import Graph
+from ...graph.derived import of_graph
 from ...runtime import ops as _ops
 from ...runtime import torch_internals as internals
 from .node import LayerFunction

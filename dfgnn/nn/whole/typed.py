@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ... import functional
 from ...engine import operators
-from ...engine.edge_rows import of_graph
 from ...graph import Graph
+from ...graph.derived import of_graph
 from ...runtime import ops as _ops
 from ...runtime.arguments import NEED_BIAS, Numbers, Tensors
 from .eligible import can_fuse
