@@ -10,7 +10,7 @@
 ``products``         such maps: sampled products and weighted sums, ``edge_rows`` rows of the edges' ends and
                      sums of edges' rows, ``edge_terms`` products of the edges' features with rows of nodes
 ``edge_projection``  terms of the edges in key and value, ``edge_arguments`` the arguments that give them
-``edge_products``    scores that are products with edges' features
+``edge_products``    scores that are products with edges' features, ``pair_scores`` GATv2's with such features
 ``flex``             scores written in Python
 ``by_index``         softmax and sums over groups of rows by an index, without a graph
 ``traced_graph``     what stands for a graph while a compiler records, ``traced`` its attention,
