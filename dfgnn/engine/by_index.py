@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from ..graph import Graph
+from ..graph.derived import of_graph
 from ..runtime import eager, rules
 from ..runtime.rules import ByRule, Rule
 from . import operators
-from .edge_rows import of_graph
 
 DTYPES = torch.float32, torch.float64
 
