@@ -87,7 +87,7 @@ class Side:
         self.log = log
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log.open("w"), text=True,
-            env=environment,
+            env=environment, cwd=log.parent,  # some write logs when they are imported
         )  # fmt: skip
 
     def answer(self) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def measure(case: repositories.Repository, folder: Path, args: argparse.Namespac
         theirs, ours = into / "theirs", into / "ours"
         report = into / "report.json"
         here = [str(Path(__file__).resolve()), "--worker", case.case]
-        python = str(args.dgl_python) if case.dgl_sparse else sys.executable
+        python = str(args.dgl_python.absolute()) if case.dgl_sparse else sys.executable
         commands = {
             "without": [python, *here, str(changed_copy(checkout, case.to_run_here, theirs))],
             "with": [sys.executable, "-m", "dfgnn.run", *case.options, "--json", str(report)]
