@@ -70,8 +70,8 @@ def _radius_graph(x, r, batch=None, loop=False, max_num_neighbors=32, **kwargs):
 def _smart(root: Path):
     put_on_path(root)
     os.chdir(root)
-    absent("waymo_open_dataset", "waymo_open_dataset.protos")
-    importlib.import_module("torch_geometric")  # which asks for torch_cluster's version
+    importlib.import_module("torch_geometric")  # which asks for the versions of torch_cluster and others
+    absent("waymo_open_dataset", "waymo_open_dataset.protos", "torch_scatter")  # for metrics
     cluster = sys.modules["torch_cluster"] = ModuleType("torch_cluster")
     cluster.radius, cluster.radius_graph = _radius, _radius_graph  # type: ignore[attr-defined]
     config = importlib.import_module("smart.utils.config").load_config_act(
@@ -93,7 +93,7 @@ def _smart(root: Path):
 
 
 _SMART = "the model of configs/train on the eleven scenes of data/valid_demo, one per step, dropout off"
-_NEEDS = ("pytorch_lightning", "easydict", "torch_scatter")
+_NEEDS = ("pytorch_lightning", "easydict")
 # The name of a transform's method in torch_geometric ≥ 2.3.
 _FORWARD = Change("smart/transforms/target_builder.py", "def __call__(", "def forward(")
 repository("SMART", "rainmaker22/SMART", _SMART, needs=_NEEDS, to_run_here=(_FORWARD,))(_smart)

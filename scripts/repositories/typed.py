@@ -155,6 +155,13 @@ def tgl(root: Path):
     "qagnn",
     "michiyasunaga/qagnn",
     "GATConvE, 2 layers, 4 heads of 50; batch of 10 graphs of 200 nodes, 20,000 edges",
+    to_run_here=(
+        Change(
+            "modeling/modeling_qagnn.py",
+            "from torch_scatter import scatter_add, scatter",
+            "from torch_geometric.utils import scatter",
+        ),
+    ),
 )
 def qagnn(root: Path):
     put_on_path(root)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import torch
 import torch.nn.functional as F
 
-from . import absent, put_on_path, random_edges, repository, without_dropout, without_init
+from . import Change, absent, put_on_path, random_edges, repository, without_dropout, without_init
 
 
 def _molecules(count: int, atoms: int, bonds: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -37,7 +37,11 @@ def graph_dta(root: Path):
     "GraphMVP",
     "chao1224/GraphMVP",
     "GNN of its GATConv, 5 layers, 2 heads of 300, bond embeddings; batch of 128 molecules of 25 atoms",
-    needs=("torch_scatter",),
+    to_run_here=(
+        Change(
+            "src_classification/models/molecule_gnn_model.py", "from torch_scatter import scatter_add", ""
+        ),
+    ),
 )
 def graph_mvp(root: Path):
     put_on_path(root / "src_classification")
@@ -112,7 +116,9 @@ repository("benchmarking-gnns without DGL", _BENCHMARKING, _SBM, options=("--as-
     "DySAT",
     "FeiGSSS/DySAT_pytorch",
     "DySAT, structural attention of 16 heads of 8 over 8 snapshots of 2,000 nodes and 12,000 edges",
-    needs=("torch_scatter",),
+    to_run_here=(
+        Change("models/layers.py", "from torch_scatter import", "from torch_geometric.utils import"),
+    ),
 )
 def dysat(root: Path):
     put_on_path(root)
