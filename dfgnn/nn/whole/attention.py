@@ -145,11 +145,16 @@ class _Attention(NamedTuple):
             weight, bias, x = getattr(t, name + "_weight"), getattr(t, name + "_bias"), features[name]
             if weight is None:
                 return None
+            if name == "edge" and self.score == "additive":  # the terms of the scores, [E, H]
+                weight = (t.attn_edge.view(heads[0], 1, -1) @ weight.view(*heads, -1)).squeeze(1)
             return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
         def attend(*rows):
-            rows = [None if x is None else x.unflatten(1, heads) for x in rows]
-            out = self.plain_attention(t, *rows).flatten(1)
+            by_edge = rows[3]
+            rows = [None if x is None else x.unflatten(1, heads) for x in rows[:3]]
+            if by_edge is not None and self.score != "additive":
+                by_edge = by_edge.unflatten(1, heads)
+            out = self.plain_attention(t, *rows, by_edge).flatten(1)
             return out if t.out_bias is None else out + t.out_bias
 
         return spelled(self.score, project, attend).to(self.dtype)
@@ -161,7 +166,7 @@ class _Attention(NamedTuple):
         if self.score == "additive":
             src, dst = ((value * attn.view(value.shape[1:])).sum(-1) for attn in (t.attn, t.attn_dst))
             if edges is not None:
-                options["edge_bias"] = (edges * t.attn_edge.view(value.shape[1:])).sum(-1)
+                options["edge_bias"] = edges
             dst = dst[: graph.num_dst]
             return functional.gat_attention(graph, value, src, dst, negative_slope=slope, **options)
         query = value[: graph.num_dst] if query is None else query
