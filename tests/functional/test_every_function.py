@@ -123,7 +123,10 @@ def test_results_may_be_modified(device, case):
     loss = loss_of(torch.utils.checkpoint.checkpoint(forward, *leaves.values(), use_reentrant=False))
     found = [torch.autograd.grad(loss, list(leaves.values()), retain_graph=k == 0) for k in range(2)]
     torch.testing.assert_close(dict(zip(leaves, found[0])), {n: expected[n] for n in leaves})
-    assert all(torch.equal(a, b) for a, b in zip(*found))
+    if device == "cpu":
+        assert all(torch.equal(a, b) for a, b in zip(*found))
+    else:  # there edge_product_attention and flex_attention add up by index_add
+        torch.testing.assert_close(*found)
 
 
 @cases

@@ -175,7 +175,7 @@ def test_capture_is_of_what_it_says():
     sampler.capture(seeds)
     sampler.capture(seeds, subgraph=True)
     for blocks in (True, False):
-        assert sampler._replayed(seeds, None, blocks) is not None
+        assert sampler._recorded[blocks].draw(seeds, None) is not None
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 16, 33])
