@@ -30,7 +30,7 @@ def train(*arguments):
 
 def main():
     parser = Parser(description=__doc__)
-    parser.add_argument("--epochs", type=positive, default=6, metavar="N", help="to train with dfgnn")
+    parser.add_argument("--epochs", type=positive, default=3, metavar="N", help="to train with dfgnn")
     parser.add_argument(
         "--unfused-steps", type=positive, default=3, metavar="N", help="to time with unfused operations"
     )
