@@ -199,7 +199,10 @@ class AttentionLayer(GraphLayer):
                 graph, *inputs, **edges, **more, dropout_p=spec.dropout_p, return_attention=get_attention
             )
 
-        out, attention = self._unpack(spelled(spec.score, project, attend), prefix)
+        # DGL projects the sources first, which shows where a parametrization draws numbers.
+        rows = {"value": project("value")} if spec.key is None else {}
+        result = spelled(spec.score, lambda name: rows[name] if name in rows else project(name), attend)
+        out, attention = self._unpack(result, prefix)
         return out if whole is None else self._heads(whole), attention
 
     def _edges(self, spec: LayerSpec, sets: int) -> dict[str, Any]:
