@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ... import functional
 from ...graph import Graph
+from ...runtime.eager import is_eager
 from .._errors import check_fits, projected, wrong_argument
 from .._terms import is_plain
 from ..whole.spec import LayerSpec
@@ -120,7 +121,7 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
         edge_attr = edge_attributes(self, edge_index, edge_attr, graph, edge_map, self.fill_value)
         if edge_attr is None:
             return {}
-        if not torch.compiler.is_compiling() and not edge_attr.is_cuda and edge_attr.dim() == 2:
+        if is_eager(edge_attr) and not edge_attr.is_cuda and edge_attr.dim() == 2:
             elements = len(edge_attr) * self.heads * self.out_channels
             if elements > MOST_UNFOLDED["cpu"] and is_plain(self.lin_edge):
                 check_fits(self, "edge_attr", self.lin_edge, edge_attr)
