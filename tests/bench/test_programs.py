@@ -26,6 +26,8 @@ PROGRAMS = {
     "reorder": ["--graphs", "cora~", "--repeats", "1"],
     "dgl_sparse": ["--nodes", "40", "--neighbours", "5", "--hidden", "8", "--heads", "2", "--repeats", "1"],
     "cookbook": ["--nodes", "50", "--edges", "300", "--rounds", "1"],
+    "second_order": ["--graphs", "64", "--scores", "gat", "--heads", "1x4", "--dtypes", "float32",
+                     "--device", "cpu", "--repeats", "1"],
     "forces": ["--graphs", "1", "--layers", "transformer", "--heads", "2x4", "--repeats", "1"],
     "two_checkouts": [str(ROOT), str(ROOT), "--graphs", "cora~", "--heads", "2x4", "--rounds", "1",
                       "--seconds", "0.01", "--device", "cpu"],
