@@ -181,6 +181,7 @@ def main(argv: list[str] | None = None) -> int:
     ):
         case = {"graph": graph, "score": score, "heads": heads, "dim": dim, "dtype": dtype, "way": way}
         found = compare(checkouts, {**case, "device": args.device}, args.rounds, args.seconds)
+        del found["device"]  # the environment has it
         results["cases"].append(found)
         report.write_json(args.json, results)
     for checkout in checkouts:
