@@ -49,6 +49,7 @@ def attention(graph: Any, score: str, heads: int, dim: int, dtype: str, device: 
 
 def replayed(step: Callable[[], Any]) -> Callable[[], Any]:
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # which may still be making the graph and the inputs
     with torch.cuda.stream(stream):
         for _ in range(3):
             step()
