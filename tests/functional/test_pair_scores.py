@@ -35,13 +35,15 @@ def derivatives(module, graph, inputs, dtype=None, orders=2, **options):
 
 
 def check(graph, inputs, **options):
+    # A GPU takes plain operations for the projection, too, whose sums over edges differ from run to run.
+    chance = 4 if graph.device.type == "cuda" else 2
     exact = derivatives(reference, graph, inputs, torch.float64, **options)
     low = derivatives(reference, graph, inputs, **options)
     for k, (x, expected, y) in enumerate(zip(derivatives(functional, graph, inputs, **options), exact, low)):
         assert x.shape == expected.shape and x.dtype == y.dtype
         assert x.isfinite().all(), k
         error, allowed = (relative_error(z, expected, expected.numel() ** 0.5) for z in (x, y))
-        assert error <= 2 * allowed + 8 * rounding_band(y.dtype), k
+        assert error <= chance * allowed + 8 * rounding_band(y.dtype), k
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
