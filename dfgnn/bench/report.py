@@ -52,7 +52,7 @@ def write_json(path: Path | None, results: Any) -> None:
     """Writes results to a file, making its folders; does nothing without a path."""
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(_finite(results), indent=1, allow_nan=False) + "\n")
+        path.write_text(_text(_finite(results)) + "\n")
 
 
 def read_json(path: Path, keys: tuple[str, ...]) -> dict:
@@ -68,10 +68,24 @@ def read_json(path: Path, keys: tuple[str, ...]) -> dict:
     return found
 
 
+def _text(value, indent: str = "") -> str:
+    """JSON in which a list or dict is on one line if it is short or has no other inside."""
+    line, inner = json.dumps(value, allow_nan=False), indent + " "
+    if len(line) <= 150 or not any(bracket in line[1:] for bracket in "[{"):
+        return line
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(name)}: {_text(item, inner)}" for name, item in value.items()]
+    else:
+        parts = [_text(item, inner) for item in value]
+    first, last = "{}" if isinstance(value, dict) else "[]"
+    body = f",\n{inner}".join(parts)
+    return f"{first}\n{inner}{body}\n{indent}{last}"
+
+
 def _finite(value):
-    """`value` with NaN and infinity as text, because JSON has neither."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
+    """`value` rounded to six digits, with NaN and infinity as text, because JSON has neither."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else str(value)
     if isinstance(value, dict):
         return {key: _finite(v) for key, v in value.items()}
     return [_finite(v) for v in value] if isinstance(value, list | tuple) else value
