@@ -142,6 +142,8 @@ def cuda() -> list[Case]:
         *whole("models", "64 molecules", CONVS[1:], compilers),
         *(case for graph in SIZES for case in whole("sizes", graph, CONVS, ways)),
         *whole("models", "ogbn-arxiv", CONVS, ["eager"], dtypes=["bfloat16"]),
+        *whole("models", "Cora", CONVS, ways, dtypes=["bfloat16"]),
+        *whole("models", "64 molecules", CONVS, ways, dtypes=["bfloat16"]),
         *functions("compiled", first, dtypes=["bfloat16"], compiled=True),
         *molecules(512, ways),
         *mesh("encoder", 6, 542_080, ["float16"]),
