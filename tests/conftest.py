@@ -6,6 +6,8 @@ import torch
 from covering import EXHAUSTIVE
 from forked import LAYERS, PLAIN, Interpreters
 
+# Inductor compiles in this process: its pool of processes imports torch anew, for a few small kernels.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # Where several processes share the tests (pytest -n), each has a core of its own.
 torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
 HAS_GPU = torch.cuda.is_available()
@@ -56,14 +58,24 @@ def plain_python():
         assert done.returncode == status, done.stderr
         return done
 
-    run.program = forks
+    run.forks = forks
     yield run
     forks.close()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _freeze():
+    """What other files and compilers have left stays, too."""
+    gc.collect(1)
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _seed():
-    torch.manual_seed(0)
+    if HAS_GPU:
+        torch.manual_seed(0)
+    else:  # without a record of the stack for the CUDA that may be initialized one day
+        torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture

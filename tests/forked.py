@@ -9,8 +9,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SERVER = """
-import json, os, sys
+import gc, json, os, sys
 exec(sys.argv[1])
+gc.collect()
+gc.freeze()  # or every fork walks through it when it ends, which takes longer than most of what they run
 for line in sys.stdin:
     order = json.loads(line)
     if os.fork() == 0:
@@ -40,6 +42,12 @@ class Interpreters:
             [sys.executable, "-c", SERVER, imports], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])},
         )  # fmt: skip
+
+    def program(self, path, *words, **options):
+        """``python path words...``"""
+        return self(
+            *words, code=f"import runpy; runpy.run_path({str(path)!r}, run_name='__main__')", **options
+        )
 
     def __call__(self, *words, code=None, cwd=".", path=(), environment=(), gpus=0):
         """``python -m dfgnn.run`` with these words, or ``python -c`` with this code."""

@@ -1,12 +1,11 @@
 """scripts/upstream_tests.py on tests of our own in the places of upstream's: what it runs and reports."""
 
-import os
 import re
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
+from covering import exhaustive
 
 pytest.importorskip("dgl", reason="dgl is not installed (dgl==1.1.3 supports Python <= 3.11)")
 pytest.importorskip("torch_geometric", reason="torch_geometric is not installed")
@@ -71,13 +70,12 @@ def repositories(tmp_path):
     return tmp_path
 
 
-def run(*arguments):
-    environment = {**os.environ, "DGLBACKEND": "pytorch"}
-    command = [sys.executable, SCRIPT, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment)
+@pytest.fixture
+def run(plain_python):
+    return partial(plain_python.forks.program, SCRIPT, environment={"DGLBACKEND": "pytorch"})
 
 
-def test_both_libraries(repositories):
+def test_both_libraries(run, repositories):
     result = run("--dgl-tests", repositories / "dgl", "--pyg-tests", repositories / "pyg")
     report = result.stdout[result.stdout.index("\ndgl: ") + 1 :]
     assert report.splitlines() == [
@@ -94,7 +92,8 @@ def test_both_libraries(repositories):
     assert result.returncode == 1
 
 
-def test_selection(repositories):
+@exhaustive
+def test_selection(run, repositories):
     result = run("--dgl-tests", repositories / "dgl", "-k", "gat_conv and not dotgat")
     assert result.returncode == 0, result.stderr
     assert "dgl: 2 cases" in result.stdout and "pyg" not in result.stdout
@@ -105,10 +104,14 @@ def test_selection(repositories):
     [
         ([], "expected --dgl-tests or --pyg-tests"),
         (["--dgl-tests", "pyg"], "--dgl-tests: expected .*test_nn.py in a clone"),
-        (["--dgl-tests", "dgl", "-k", "no_such_test"], "--dgl-tests: expected tests that can be collected"),
+        pytest.param(
+            ["--dgl-tests", "dgl", "-k", "no_such_test"],
+            "--dgl-tests: expected tests that can be collected",
+            marks=exhaustive,
+        ),
     ],
 )
-def test_errors(repositories, arguments, message):
+def test_errors(run, repositories, arguments, message):
     paths = [repositories / x if x in ("dgl", "pyg") else x for x in arguments]
     result = run(*paths)
     assert result.returncode == 2

@@ -3,8 +3,6 @@
 import json
 import os
 import platform
-import subprocess
-import sys
 from importlib import metadata
 
 import pytest
@@ -14,14 +12,11 @@ from dfgnn import env
 from dfgnn.runtime import library as _library
 
 
-def test_the_command_prints_text_and_json():
-    command = [sys.executable, "-m", "dfgnn.env"]
-    lines = subprocess.run(
-        command, capture_output=True, text=True, check=True, timeout=120
-    ).stdout.splitlines()
+def test_the_command_prints_text_and_json(plain_python):
+    command = "import runpy; runpy.run_module('dfgnn.env', run_name='__main__')"
+    lines = plain_python(command).stdout.splitlines()
     assert lines[0].split() == ["dfgnn", metadata.version("dfgnn")]
-    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True, timeout=120)
-    info = json.loads(done.stdout)
+    info = json.loads(plain_python(command, "--json").stdout)
     assert info["torch"] == torch.__version__
     assert info["libraries"]["cpu"]["loaded"] and info["libraries"]["cpu"]["path"].endswith("libdfgnn_cpu.so")
     assert env.text(info).splitlines() == lines

@@ -3,8 +3,6 @@
 import contextlib
 import gc
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import operator_fuzz
@@ -15,14 +13,11 @@ from graphs import make_graph
 
 from dfgnn import Graph
 
-_ENV = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
-
-def test_inconsistent_arguments_are_refused(device):
+def test_inconsistent_arguments_are_refused(device, plain_python):
     """Every one raises RuntimeError before a kernel starts; in a process of its own, which must survive."""
     script = Path(__file__).with_name("operator_fuzz.py")
-    result = subprocess.run([sys.executable, script, device], capture_output=True, text=True, env=_ENV)
-    assert result.returncode == 0, f"{result.returncode}: {result.stderr[-2000:]}"
+    result = plain_python(script.read_text(), device, path=[script.parent])
     assert int(result.stdout) > 1000
 
 
@@ -54,11 +49,9 @@ print(value.grad.eq(1).all().item())
 
 
 @pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="AddressSanitizer needs the addresses")
-def test_out_of_memory_on_the_cpu():
+def test_out_of_memory_on_the_cpu(plain_python):
     """A message with the size, and a process that goes on."""
-    result = subprocess.run([sys.executable, "-c", _CPU], capture_output=True, text=True, env=_ENV)
-    assert result.returncode == 0, result.stderr[-2000:]
-    *message, works = result.stdout.splitlines()
+    *message, works = plain_python(_CPU).stdout.splitlines()
     assert "CPU out of memory: no 4 GiB for a tensor of shape [1048576, 1, 1024]" in message[0]
     assert works == "True"
 

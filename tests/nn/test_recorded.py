@@ -29,6 +29,15 @@ LAYERS = {
 }
 
 
+def layers(*few):
+    """The others exhaustively."""
+    more = [pytest.param(name, marks=exhaustive) for name in LAYERS if name not in few]
+    return pytest.mark.parametrize("name", [*few, *more])
+
+
+of_every_score = layers("GATConv", "GATv2Conv mean", "TransformerConv edges", "GraphTransformerConv")
+
+
 @pytest.fixture(autouse=True)
 def _fresh():
     torch._dynamo.reset()
@@ -69,7 +78,7 @@ def recording(found):
     return aot_autograd(fw_compiler=compile, bw_compiler=compile)
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@layers("GATConv", "GATv2Conv", "TransformerConv beta", "TransformerConv edges", "DGL DotGatConv")
 def test_one_operator_each_way(name, device):
     layer, calls = LAYERS[name]().to(device), []
     if name.startswith("DGL G"):
@@ -89,7 +98,7 @@ def test_one_operator_each_way(name, device):
             assert re.search(r"Autograd\[alias\].*fallthrough", torch._C._dispatch_dump(op.name())), op
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@of_every_score
 def test_rows_with_padding(name, device, monkeypatch):
     """As CUDA's kernels want them, of heads of any size; here on every device."""
     monkeypatch.setattr(_traced, "_rows", lambda heads, size, *_: _traced._Rows(heads, size, 3))
@@ -99,13 +108,7 @@ def test_rows_with_padding(name, device, monkeypatch):
     torch.testing.assert_close(*(step(call, layer, inputs) for call in (compiled, layer)))
 
 
-# Of every kind of score one: what autocast does is no matter of the other options.
-AUTOCAST = "GATConv", "GATv2Conv mean", "TransformerConv edges", "GraphTransformerConv"
-
-
-@pytest.mark.parametrize(
-    "name", [*AUTOCAST, *(pytest.param(n, marks=exhaustive) for n in LAYERS if n not in AUTOCAST)]
-)
+@of_every_score
 def test_autocast(name, device):
     layer = LAYERS[name]().to(device)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
@@ -121,7 +124,7 @@ def test_autocast(name, device):
         )
 
 
-@pytest.mark.parametrize("name", ["DGL GATConv", "DGL GATv2Conv", "DGL DotGatConv", "GraphTransformerConv"])
+@pytest.mark.parametrize("name", ["DGL GATv2Conv", pytest.param("DGL DotGatConv", marks=exhaustive)])
 def test_a_block(name, device):
     """Its destinations are its first sources."""
     layer = LAYERS[name]().to(device)

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch._dynamo.utils
 import torch._inductor.config
-from covering import exhaustive
+from covering import covered, exhaustive
 from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from torch import library, nn
 from torch._dynamo.backends.common import aot_autograd
@@ -97,7 +97,13 @@ def recording(found):
     )
 
 
-@pytest.mark.parametrize("name", LAYERS)
+def layers(*few):
+    """The others exhaustively."""
+    more = [pytest.param(name, marks=exhaustive) for name in LAYERS if name not in few]
+    return pytest.mark.parametrize("name", [*few, *more])
+
+
+@layers("GATConv", "GATv2Conv edges", "TransformerConv", "ResGatedGraphConv edges")
 def test_one_structure_and_no_operator_outside(name, device, recorded):
     make, edges = LAYERS[name]
     model, found = Model(make).double().to(device), []
@@ -121,12 +127,7 @@ def test_folded_projections_of_edges(device, recorded, monkeypatch):
     assert {op for op in found[0] + found[1] if op.startswith("edge_")} == {"edge_structure"}
 
 
-MOST = "GATConv without loops", "GATv2Conv edges", "TransformerConv", "ResGatedGraphConv edges"
-
-
-@pytest.mark.parametrize(
-    "name", [*MOST, *(pytest.param(n, marks=exhaustive) for n in LAYERS if n not in MOST)]
-)
+@layers("GATConv without loops", "TransformerConv edges")
 def test_other_edges_and_other_sizes(name, device, recorded):
     """Of the same shape in turns, as a replay gets them, and of others."""
     make, edges = LAYERS[name]
@@ -142,7 +143,7 @@ def test_other_edges_and_other_sizes(name, device, recorded):
     assert COUNTERS["stats"]["unique_graphs"] <= 3
 
 
-@pytest.mark.parametrize("name", ["GATConv", "TransformerConv edges"])
+@pytest.mark.parametrize("name", ["GATConv", pytest.param("TransformerConv edges", marks=exhaustive)])
 def test_an_edge_index_that_is_written_to(name, device, recorded):
     """Between calls and between layers, which then have no structure in common."""
     make, edges = LAYERS[name]
@@ -172,8 +173,7 @@ def test_twice_before_backward(device, recorded):
     torch.testing.assert_close(*found)
 
 
-@pytest.mark.parametrize("loops", [False, True])
-@pytest.mark.parametrize("sizes", [(40, 17), (17, 40)])
+@covered(1, loops=[False, True], sizes=[(40, 17), (17, 40)])
 def test_bipartite(device, recorded, sizes, loops):
     layer = pyg.GATConv((9, 9), 5, heads=2, add_self_loops=loops).double().to(device)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
@@ -183,7 +183,7 @@ def test_bipartite(device, recorded, sizes, loops):
         torch.testing.assert_close(compiled((x, other), ends), layer((x, other), ends))
 
 
-@pytest.mark.parametrize("name", ["GATConv", "GATv2Conv", "TransformerConv edges"])
+@layers("GATConv", "TransformerConv edges")
 def test_dropout_is_that_of_eager_calls(name, device, recorded):
     make, edges = LAYERS[name]
     model = Model(make).double().to(device)
@@ -197,7 +197,7 @@ def test_dropout_is_that_of_eager_calls(name, device, recorded):
         torch.testing.assert_close(*found)
 
 
-@pytest.mark.parametrize("name", ["GATConv", "GATv2Conv", "TransformerConv"])
+@layers("GATConv", "TransformerConv")
 def test_autocast(name, device, recorded):
     make, edges = LAYERS[name]
     model = Model(make).to(device)
@@ -213,7 +213,8 @@ def test_autocast(name, device, recorded):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["TransformerConv edges", pytest.param("GATConv", marks=exhaustive)])
+@exhaustive
+@pytest.mark.parametrize("name", ["TransformerConv edges", "GATConv"])
 def test_inductor(name, device, recorded):
     """Without CUDA graphs of its own on the CPU, and with them on a GPU."""
     make, edges = LAYERS[name]
@@ -224,8 +225,7 @@ def test_inductor(name, device, recorded):
         torch.testing.assert_close(*(step(call, model, inputs) for call in (compiled, model)))
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("loops", [False, True])
+@covered(1, dtype=[torch.int32, torch.int64], loops=[False, True])
 def test_nodes_out_of_range_are_refused(device, recorded, dtype, loops):
     layer = pyg.GATConv(9, 5, heads=2, add_self_loops=loops).double().to(device)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
@@ -252,7 +252,7 @@ def test_the_buffer_of_a_graph_of_fixed_capacity_is_refused(device, recorded):
     torch.testing.assert_close(compiled(x, ends), model(x, ends))
 
 
-@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("dynamic", [None, pytest.param(True, marks=exhaustive)])
 def test_large_graphs_stay_outside(device, recorded, monkeypatch, dynamic):
     monkeypatch.setattr(_replayed, "MOST_EDGES", 200)
     model, found = Model(LAYERS["GATConv"][0]).double().to(device), []

@@ -15,13 +15,13 @@ HAS_DGL = importlib.util.find_spec("dgl") is not None
 @pytest.fixture
 def dfgnn_run(plain_python):
     """`dfgnn.run` of a process that has not imported dgl."""
-    return plain_python.program
+    return plain_python.forks
 
 
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory, plain_python):
     folder = tmp_path_factory.mktemp("ours")
-    done = plain_python.program("--as-dgl", "--force", SCRIPT, folder / "found.pt", cwd=folder)
+    done = plain_python.forks("--as-dgl", "--force", SCRIPT, folder / "found.pt", cwd=folder)
     assert "2 x dfgnn.nn.dgl.GATConv: dfgnn" in done.stderr
     return torch.load(folder / "found.pt")
 

@@ -93,7 +93,7 @@ def export(layer, inputs, **options):
 # ---- torch.compile ---------------------------------------------------------------------------------------
 
 
-@these("gat", "gatv2_edges", "transformer_edges", "agnn", "supergat", "rgat", "rgat_multiplicative_within")
+@these("gatv2_edges", "agnn", "supergat", "rgat_multiplicative_within")
 def test_training_without_a_break(name, device):
     """Batches of changing sizes, cold: one recording for the first, one for all others."""
     layer = make(name, device)
@@ -145,7 +145,7 @@ def test_a_layer_that_samples_breaks_and_goes_on(device):
     layer.get_attention_loss().backward()
 
 
-@these("gat_edges", "rgat_within")
+@these("gat_edges")
 def test_fifty_batches(name):
     layer = make(name)
     backend = CompileCounterWithBackend("aot_eager")
@@ -171,8 +171,8 @@ def test_hgt(device):
     torch.manual_seed(3)
     layer = HGTConv(8, 8, (["a", "b"], list(hetero(0)[1])), heads=2).to(device)
     backend = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(layer, fullgraph=True, backend=backend)
-    for seed in range(4):
+    compiled = torch.compile(layer, fullgraph=True, backend=backend, dynamic=True)
+    for seed in range(2):
         found = []
         for call in (compiled, layer):
             layer.zero_grad()
@@ -180,7 +180,7 @@ def test_hgt(device):
             sum(o.square().sum() for o in out.values()).backward()
             found.append([*out.values(), *(p.grad for p in layer.parameters())])
         torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
-    assert backend.frame_count <= 3
+    assert backend.frame_count == 1
     module = torch.export.export(layer.eval(), hetero(0, device), strict=False).module()
     torch.testing.assert_close(module(*hetero(0, device)), layer(*hetero(0, device)), rtol=1e-4, atol=1e-5)
 
@@ -211,8 +211,8 @@ def test_attention_is_returned_and_differentiable(device):
         out, (edge_index, alpha) = layer(*inputs, return_attention_weights=True)
         return torch.cat([out.flatten(), alpha.sin().flatten(), edge_index.flatten()])
 
-    compiled = torch.compile(weighted, fullgraph=True, backend="aot_eager")
-    for seed in range(3):
+    compiled = torch.compile(weighted, fullgraph=True, backend="aot_eager", dynamic=True)
+    for seed in range(2):
         inputs = batch("gat_edges", seed, device)
         torch.testing.assert_close(step(compiled, layer, inputs), step(weighted, layer, inputs))
 
@@ -328,8 +328,16 @@ def test_sparse_tensors_without_a_break_are_torchs_to_refuse(form):
 # ---- torch.export ----------------------------------------------------------------------------------------
 
 
+EXPORTED = "gat", "gatv2_edges", "agnn", "supergat_sd", "rgat_multiplicative"
+
+
 @pytest.mark.parametrize(
-    "name, strict", [*((name, False) for name in LAYERS), ("gat_edges", True), ("transformer", True)]
+    "name, strict",
+    [
+        *(pytest.param(n, False, marks=() if n in EXPORTED else exhaustive) for n in LAYERS),
+        ("gat_edges", True),
+        ("transformer", True),
+    ],
 )
 def test_export(name, strict, device):
     layer = make(name, device).eval()

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from covering import exhaustive
 from every_layer import ATTR, EDGES, LAYERS, E, N, assert_equal, both, drawn, with_gradients
 from torch_geometric.data import Data
 from torch_geometric.loader import NodeLoader
@@ -44,7 +45,12 @@ def datasets():
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.parametrize(
-    "method, workers, persistent", [("fork", 2, False), ("fork", 2, True), ("spawn", 1, True)]
+    "method, workers, persistent",
+    [
+        ("fork", 2, True),
+        pytest.param("fork", 2, False, marks=exhaustive),
+        pytest.param("spawn", 1, True, marks=exhaustive),
+    ],
 )
 def test_every_layer(datasets, method, workers, persistent):
     """A forked worker has the layers as they are; a spawned one gets them pickled."""
@@ -90,7 +96,7 @@ class Encode:
         return data
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=exhaustive)])
 def test_sampled_neighbourhoods(method):
     """A node loader, of which NeighborLoader is one, whose workers sample, and compute a first layer."""
     (first, ours_first), (second, ours_second) = both("GATv2Conv"), both("TransformerConv")
