@@ -88,11 +88,10 @@ print(sorted(set(sys.modules) - before), "dfgnn.nn.pyg.gat" in before, "torch_ge
 
 
 @pytest.mark.parametrize("impl", ["dfgnn", pytest.param("pyg", marks=exhaustive)])
-def test_the_clock_starts_when_all_is_imported(tmp_path, impl):
+def test_the_clock_starts_when_all_is_imported(plain_python, tmp_path, impl):
     """With either implementation: what a script imports is there, and its two lines take the same time."""
     (tmp_path / "script.py").write_text(LOADS)
-    words = ["-m", "dfgnn.run", "--impl", impl, "--json", "report.json", "script.py"]
-    done = python(*words, cwd=tmp_path)
+    done = plain_python.forks("--impl", impl, "--json", "report.json", "script.py", cwd=tmp_path)
     report = json.loads((tmp_path / "report.json").read_text())
     assert done.stdout == "[] True True\n", done.stderr
     assert report["seconds"] < 0.5
@@ -434,21 +433,18 @@ def test_as_python_does(words, programs, dfgnn_run):
         assert ours.returncode == -signal.SIGINT
 
 
+@exhaustive
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="-P came with Python 3.11")
-@pytest.mark.parametrize("words", [["script.py"], pytest.param(["folder"], marks=exhaustive)], ids=" ".join)
+@pytest.mark.parametrize("words", [["script.py"], ["folder"]], ids=" ".join)
 def test_safe_path(programs, words):
     theirs = python("-P", *words, cwd=programs, env={"PYTHONPATH": f"{ROOT}:{programs}"})
     ours = python("-P", "-m", "dfgnn.run", *words, cwd=programs, env={"PYTHONPATH": f"{ROOT}:{programs}"})
     assert ours.stdout == theirs.stdout != "" and ours.returncode == theirs.returncode == 0
 
 
+@exhaustive
 @pytest.mark.parametrize(
-    "redirected, is_none, status",
-    [
-        ("2>&-", True, 3),
-        pytest.param("2>&-", True, 0, marks=exhaustive),
-        pytest.param("2>/dev/full", False, 0, marks=exhaustive),
-    ],
+    "redirected, is_none, status", [("2>&-", True, 3), ("2>&-", True, 0), ("2>/dev/full", False, 0)]
 )
 def test_streams_that_are_closed(tmp_path, redirected, is_none, status):
     """No report then, and no other exit status; never on stdout."""

@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from covering import exhaustive
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,6 +52,7 @@ def test_wheel_holds_the_package_and_one_library(wheel):
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"dfgnn"}
 
 
+@exhaustive
 def test_wheel_computes_without_the_source_tree(wheel, tmp_path):
     options = ["--no-deps", "--no-index", "--disable-pip-version-check"]
     run("-m", "pip", "install", *options, "--target", tmp_path / "site", wheel)

@@ -1,11 +1,12 @@
 """What the attention functions promise beside their numbers: inputs, dropout, autograd, operators, errors."""
 
+import itertools
 import math
 
 import pytest
 import torch
 from attention import DTYPES, SCORES, function, make_inputs, relative_error, run
-from covering import covered
+from covering import covered, exhaustive
 from graphs import make_graph, tiny_graph
 from torch import library
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -267,28 +268,35 @@ class Recorder(TorchDispatchMode):
         return op(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("options", [{}, ALL], ids=str)
-@pytest.mark.parametrize("score", SCORES)
-def test_opcheck(device, score, options):
+MORE = {"return_attention": True, "dropout_p": 0.5}
+CHECKED = [("gat", ALL, MORE), ("gatv2", {}, {}), ("dot", ALL, {})]
+CHECKED += [
+    pytest.param(score, options, more, marks=exhaustive)
+    for score, options, more in itertools.product(SCORES, ({}, ALL), ({}, MORE))
+    if (score, options, more) not in CHECKED
+]
+
+
+@pytest.mark.parametrize("score, options, more", CHECKED)
+def test_opcheck(device, score, options, more):
     graph = make_graph("fewer_destinations", device)
     inputs = {n: x.requires_grad_() for n, x in make_inputs(score, graph, 2, 4, **options).items()}
-    for more in ({}, {"return_attention": True, "dropout_p": 0.5}):
-        with Recorder() as recorder:
-            results = function(score)(graph, **inputs, **more)
-            sum(x.square().sum() for x in (results if more else (results,))).backward()
-        assert [op._schema.name for op, *_ in recorder.calls] == [
-            "dfgnn::attention_forward",
-            "dfgnn::attention_backward",
-        ]
-        for op, args, kwargs in recorder.calls:
-            # Forward must be differentiable, and backward, of which the derivative is refused, right without.
-            wants_grad = op._schema.name.endswith("forward")
+    with Recorder() as recorder:
+        results = function(score)(graph, **inputs, **more)
+        sum(x.square().sum() for x in (results if more else (results,))).backward()
+    assert [op._schema.name for op, *_ in recorder.calls] == [
+        "dfgnn::attention_forward",
+        "dfgnn::attention_backward",
+    ]
+    for op, args, kwargs in recorder.calls:
+        # Forward must be differentiable, and backward, of which the derivative is refused, right without.
+        wants_grad = op._schema.name.endswith("forward")
 
-            def recreate(x, wants_grad=wants_grad):
-                return x.detach().clone().requires_grad_(wants_grad and x.is_floating_point())
+        def recreate(x, wants_grad=wants_grad):
+            return x.detach().clone().requires_grad_(wants_grad and x.is_floating_point())
 
-            args, kwargs = tree_map_only(torch.Tensor, recreate, (args, kwargs))
-            library.opcheck(op, args, kwargs)
+        args, kwargs = tree_map_only(torch.Tensor, recreate, (args, kwargs))
+        library.opcheck(op, args, kwargs)
 
 
 @pytest.mark.parametrize("score", SCORES)

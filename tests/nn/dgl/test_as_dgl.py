@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from covering import exhaustive
 
 SCRIPT = Path(__file__).with_name("as_dgl_script.py")
 SECTIONS = ["se3_attention", "temporal_blocks", "simple_hgn", "functions_in_python", "changes_in_place",
@@ -107,6 +108,7 @@ def test_missing_names_say_so(plain_python):
     plain_python("\n".join(lines))
 
 
+@exhaustive
 def test_other_interpreters_of_the_script_have_it(tmp_path, dfgnn_run):
     (tmp_path / "script.py").write_text("""
 import dgl

@@ -124,7 +124,7 @@ def test_gradcheck():
         return dglsp.bspmm(dglsp.bsddmm(dglsp.spmatrix(ends, shape=shape), q, k.transpose(1, 0)).softmax(), v)
 
     assert torch.autograd.gradcheck(attention, (q, k, v))
-    assert torch.autograd.gradgradcheck(attention, (q, k, v))
+    assert torch.autograd.gradgradcheck(attention, (q, k, v), fast_mode=True)
 
 
 def test_values_are_those_of_the_call():
