@@ -287,7 +287,7 @@ def work(rank):
 
 if __name__ == "__main__":
     mp.spawn(work, nprocs=1)
-    for method in ("fork", "forkserver"):
+    for method in ("fork", *sys.argv[1:]):
         process = mp.get_context(method).Process(target=work, args=(1,))
         process.start()
         process.join()
@@ -299,11 +299,13 @@ if __name__ == "__main__":
 """
 
 
-def test_processes_that_it_starts(run):
-    done, report = run("script.py", script=PROCESSES)
+@pytest.mark.parametrize("more", [[], pytest.param(["forkserver"], marks=exhaustive)])
+def test_processes_that_it_starts(run, more):
+    done, report = run("script.py", *more, script=PROCESSES)
     assert done.returncode == 0, done.stderr
     told = {(each["processes"], *each["layers"][0]["fell_back"]) for each in report["children"]}
-    assert told == {(2,), (2, "aggr='max'")}  # spawned and forked by os.fork; forked and by the server
+    # Spawned and forked by os.fork; forked and, exhaustively, by the server.
+    assert told == {(2,), (1 + len(more), "aggr='max'")}
     assert all(row["fused"] for each in report["children"] for row in each["layers"])
     assert report["layers"] == [] and "constructed in this process\n" in done.stderr
     assert [command.partition(" ")[2] for command in report["programs"]] == ["-c import sys"]
