@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+from covering import covered
 from torch.utils.checkpoint import checkpoint
 
 import dfgnn
@@ -73,8 +74,7 @@ def gradients(forward, model, x, edge_index):
     return [x.grad, *(p.grad for p in model.parameters())]
 
 
-@pytest.mark.parametrize("how", FORWARDS)
-@pytest.mark.parametrize("name", LAYERS)
+@covered(1, name=LAYERS, how=list(FORWARDS))
 def test_same_bits(name, how, device):
     found = model_and_data(name, device)
     # Some of PyTorch's own kernels add up in any order: of second derivatives. A gradient that is zero but

@@ -180,7 +180,7 @@ def test_hgt(device):
             sum(o.square().sum() for o in out.values()).backward()
             found.append([*out.values(), *(p.grad for p in layer.parameters())])
         torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
-    assert backend.frame_count == 1
+    assert backend.frame_count <= 2
     module = torch.export.export(layer.eval(), hetero(0, device), strict=False).module()
     torch.testing.assert_close(module(*hetero(0, device)), layer(*hetero(0, device)), rtol=1e-4, atol=1e-5)
 
