@@ -45,10 +45,10 @@ demo: $(VENV)/.demo build
 	$(RUN) examples/demo_cluster.py $(ARGS)
 
 test: $(VENV)/.test build
-	$(RUN) -m pytest --numprocesses=$(PROCESSES) $(ARGS)
+	$(RUN) -m pytest --numprocesses=$(PROCESSES) --dist=worksteal $(ARGS)
 
 exhaustive: $(VENV)/.test build
-	DFGNN_EXHAUSTIVE=1 $(RUN) -m pytest --numprocesses=$(PROCESSES) -m exhaustive $(ARGS)
+	DFGNN_EXHAUSTIVE=1 $(RUN) -m pytest --numprocesses=$(PROCESSES) --dist=worksteal -m exhaustive $(ARGS)
 
 mutants: $(VENV)/.test
 	$(RUN) scripts/mutants.py $(ARGS)

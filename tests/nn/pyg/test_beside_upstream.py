@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
+from covering import covered
 from every_layer import (
     ALL,
     ATTR,
@@ -185,8 +186,7 @@ def test_fake_tensors(name, structure):
         assert [x.shape for x in leaves(ours(*given))] == [x.shape for x in expected]
 
 
-@pytest.mark.parametrize("directed", [True, False])
-@pytest.mark.parametrize("record", ["compile", "export"])
+@covered(1, directed=[True, False], record=["compile", "export"])
 def test_general_conv_while_a_compiler_records(record, directed):
     torch.manual_seed(0)
     for options in ({"in_edge_channels": 3, "directed_msg": directed}, {"attention_type": "dot_product"}):
