@@ -95,8 +95,8 @@ def test_every_part_on_the_cpu(score, one_of_each, tmp_path, capsys):
 @pytest.mark.slow
 def test_every_part_dry_on_cuda(score, one_of_each, tmp_path, monkeypatch):
     path = tmp_path / "cuda.json"
-    # Compiling takes longer than all others.
-    parts = [part for part in one_of_each.PARTS if EXHAUSTIVE or part != "compiled"]
+    # These two take as long as all others.
+    parts = [part for part in one_of_each.PARTS if EXHAUSTIVE or part not in ("compiled", "molecules")]
     with fake_cuda(monkeypatch) as calls:
         results = run(score, path, "--device", "cuda", "--parts", *parts)
     assert {"capture", "replay", "memory_allocated", "elapsed_time"} <= set(calls)
