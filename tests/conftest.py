@@ -1,4 +1,6 @@
+import contextlib
 import gc
+import logging
 import os
 
 import pytest
@@ -76,6 +78,36 @@ def _seed():
         torch.manual_seed(0)
     else:  # without a record of the stack for the CUDA that may be initialized one day
         torch.default_generator.manual_seed(0)
+
+
+class Records(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.records = []
+
+    def emit(self, record):
+        self.records.append(record)
+
+    @contextlib.contextmanager
+    def at_level(self, level):
+        root = logging.getLogger()
+        before = root.level
+        root.setLevel(level)
+        yield
+        root.setLevel(before)
+
+
+@pytest.fixture
+def caplog():
+    """What loggers say, those too that do not hand it on, as torch's."""
+    found, root = Records(), logging.getLogger()
+    known = (x for x in root.manager.loggerDict.values() if isinstance(x, logging.Logger))
+    loggers = [root, *(logger for logger in known if not logger.propagate)]
+    for logger in loggers:
+        logger.addHandler(found)
+    yield found
+    for logger in loggers:
+        logger.removeHandler(found)
 
 
 @pytest.fixture
