@@ -9,6 +9,7 @@ import warnings
 
 import pytest
 import torch
+from covering import covered
 from torch import nn
 
 import dfgnn
@@ -52,8 +53,7 @@ def indices(kind):
 
 
 KINDS = "random", "sorted", "one group", "empty groups"
-SHAPES = pytest.mark.parametrize("shape", [(), (1,), (3,), (8,), (4, 5)], ids=str)
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+SHAPES, DTYPES = [(), (1,), (3,), (8,), (4, 5)], [torch.float32, torch.float64]
 
 
 def compare(ours, theirs, x, *, tolerance):
@@ -73,19 +73,16 @@ def compare(ours, theirs, x, *, tolerance):
         torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
 
 
-@pytest.fixture(params=[1, 2])
-def threads(request):
+@pytest.fixture
+def threads():
     before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
+    yield torch.set_num_threads
     torch.set_num_threads(before)
 
 
-@SHAPES
-@DTYPES
-@pytest.mark.usefixtures("threads")
-def test_softmax(patched, shape, dtype):
-    torch.manual_seed(0)
+@covered(shape=SHAPES, dtype=DTYPES, count=[1, 2])
+def test_softmax(patched, threads, shape, dtype, count):
+    threads(count)
     x, tolerance = 3 * torch.randn(E, *shape, dtype=dtype), 1e-5 if dtype == torch.float32 else 1e-11
     for index in map(indices, KINDS):
 
@@ -97,8 +94,7 @@ def test_softmax(patched, shape, dtype):
     assert patched["torch_geometric.utils.softmax"] == 2 * len(KINDS)
 
 
-@SHAPES
-@DTYPES
+@covered(shape=SHAPES, dtype=DTYPES)
 def test_softmax_of_sorted_rows(patched, shape, dtype):
     count = torch.tensor([3, 0, 1, 500, 0, E - 504])
     ptr = torch.cat([torch.zeros(1, dtype=torch.long), count.cumsum(0)])
@@ -129,10 +125,9 @@ def test_what_is_not_finite(patched, value):
     assert patched.total() == 3
 
 
-@pytest.mark.parametrize("shape", [(8,), (13,), (4, 5)], ids=str)
-@DTYPES
-@pytest.mark.usefixtures("threads")
-def test_sums(patched, shape, dtype):
+@covered(shape=[(8,), (13,), (4, 5)], dtype=DTYPES, count=[1, 2])
+def test_sums(patched, threads, shape, dtype, count):
+    threads(count)
     x, tolerance = torch.randn(E, *shape, dtype=dtype), 1e-3 if dtype == torch.float32 else 1e-9
     for index in map(indices, KINDS):
 

@@ -10,7 +10,7 @@ from dfgnn import Graph, functional
 from dfgnn import nn as layers
 from dfgnn.nn import pyg
 
-SEEDS = 100 if EXHAUSTIVE else 30
+SEEDS = 100 if EXHAUSTIVE else 12
 
 
 @pytest.fixture(autouse=True)
