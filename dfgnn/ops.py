@@ -16,7 +16,8 @@ float16 or bfloat16, one type in a call. Edge tensors are in the graph's order o
 without edges gets 0 from sum and mean, -inf from max and inf from min, as with ``dgl.ops``. ``u_dot_v``,
 ``v_dot_u``, sums and means of ``copy_u``, ``u_mul_e``, ``u_div_e``, ``u_add_e`` and ``u_sub_e`` make no
 tensor with a row of features for every edge (:func:`dfgnn.functional.sddmm`,
-:func:`~dfgnn.functional.spmm`). They are differentiable; sums are deterministic, forward and backward.
+:func:`~dfgnn.functional.spmm`), unless it has a few thousand numbers. They are differentiable; sums are
+deterministic, forward and backward.
 
 Raises TypeError and ValueError for arguments that are not as described.
 """
@@ -34,9 +35,8 @@ from torch import Tensor
 from . import functional
 from .engine import by_index
 from .engine.checks import DTYPES
+from .engine.edge_rows import rows_of_destinations, rows_of_sources, sum_of_edges
 from .graph import Graph
-from .runtime import rules
-from .runtime.rules import Rule
 
 BINARY = ("add", "sub", "mul", "div")
 REDUCERS = ("sum", "mean", "max", "min")
@@ -78,14 +78,15 @@ def gsddmm(
     _check(_caller, graph, "x", lhs_data, lhs_target)
     _check(_caller, graph, "y", rhs_data, rhs_target)
     x, y = _alike(_caller, lhs_data, rhs_data)
-    if op == "dot" and {lhs_target, rhs_target} == {"u", "v"} and x.dim() > 1:
-        shape = torch.broadcast_shapes(x.shape[1:], y.shape[1:])
-        if math.prod(shape):
-            heads = math.prod(shape[:-1])
-            x, y = (z.expand(-1, *shape).reshape(len(z), heads, shape[-1]) for z in (x, y))
-            query, key = (x, y) if lhs_target == "v" else (y, x)
-            return functional.sddmm(graph, query, key).view(graph.num_edges, *shape[:-1], 1)
-    x, y = _on_edges(graph, x, lhs_target), _on_edges(graph, y, rhs_target)
+    shape = _common_shape(x, y)
+    size = math.prod(shape)
+    few = _few(graph, size, x)
+    if op == "dot" and {lhs_target, rhs_target} == {"u", "v"} and x.dim() > 1 and size and not few:
+        heads = size // shape[-1]
+        x, y = (z.expand(-1, *shape).reshape(len(z), heads, shape[-1]) for z in (x, y))
+        query, key = (x, y) if lhs_target == "v" else (y, x)
+        return functional.sddmm(graph, query, key).view(graph.num_edges, *shape[:-1], 1)
+    x, y = _on_edges(graph, x, lhs_target, few), _on_edges(graph, y, rhs_target, few)
     if op == "dot":
         return (x * y).sum(-1, keepdim=True) if x.dim() > 1 else x * y
     return _BINARY[op](x, y)
@@ -132,32 +133,38 @@ _BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }  # fmt: skip
 
 
-def _message(graph: Graph, op: str, x: Any, y: Any) -> Tensor:
+def _message(graph: Graph, op: str, x: Any, y: Any, few: bool = False) -> Tensor:
     if op == "copy_lhs":
         return _on_edges(graph, x, "u")
-    return y if op == "copy_rhs" else _BINARY[op](_on_edges(graph, x, "u"), y)
+    return y if op == "copy_rhs" else _BINARY[op](_on_edges(graph, x, "u", few), y)
 
 
 def _sum(graph: Graph, op: str, x: Any, y: Any) -> Tensor:
     if op == "copy_lhs":
         return _sum_sources(graph, x)
     if op == "copy_rhs":
-        return _sum_edges(graph, y)
+        return sum_of_edges(graph, y)
     if op in ("add", "sub"):  # a sum of sums
-        return _BINARY[op](_sum_sources(graph, x), _sum_edges(graph, y))
-    # The dimensions that y has are those of heads, whose weights y are; the others are features.
-    shape = torch.broadcast_shapes(x.shape[1:], y.shape[1:])
-    heads = [k for k in range(1, x.dim()) if y.shape[k] != 1]
-    order = [0, *heads, *(k for k in range(1, x.dim()) if k not in heads)]
-    x = x.expand(-1, *shape).permute(order)
-    sizes, count = x.shape[1:], math.prod(x.shape[1 : len(heads) + 1])
-    if math.prod(sizes) == 0:
+        return _BINARY[op](_sum_sources(graph, x), sum_of_edges(graph, y))
+    shape = _common_shape(x, y)
+    size = math.prod(shape)
+    if size == 0:
         return x.new_zeros(graph.num_dst, *shape)
-    weight = y.reshape(len(y), count)
-    feat = x.reshape(len(x), count, math.prod(sizes[len(heads) :]))
-    out = functional.spmm(graph, weight if op == "mul" else 1 / weight, feat)
-    back = sorted(range(len(order)), key=order.__getitem__)
-    return out.view(graph.num_dst, *sizes).permute(back)
+    if _few(graph, size, x):
+        return by_index.sums_of_edges(graph, _message(graph, op, x, y, few=True))
+    # The dimensions that y has are those of heads, whose weights y are; the others are features.
+    heads = [k for k in range(1, x.dim()) if y.shape[k] != 1]
+    x = x if x.shape[1:] == shape else x.expand(-1, *shape)
+    order = [0, *heads, *(k for k in range(1, x.dim()) if k not in heads)]
+    moved = order != sorted(order)
+    x = x.permute(order) if moved else x
+    weight = y.flatten(1) if y.dim() > 1 else y.unsqueeze(1)
+    out = functional.spmm(
+        graph,
+        weight if op == "mul" else 1 / weight,
+        x.reshape(len(x), weight.shape[1], size // weight.shape[1]),
+    ).view(graph.num_dst, *x.shape[1:])
+    return out.permute(sorted(range(len(order)), key=order.__getitem__)) if moved else out
 
 
 def _sum_sources(graph: Graph, x: Tensor) -> Tensor:
@@ -170,15 +177,9 @@ def _sum_sources(graph: Graph, x: Tensor) -> Tensor:
     return out.view(graph.num_dst, *x.shape[1:])
 
 
-def _sum_edges(graph: Graph, y: Tensor) -> Tensor:
-    if by_index.takes_of(graph, y):
-        return by_index.sums_of_edges(graph, y)
-    size = math.prod(y.shape[1:])
-    if size == 0:
-        return y.new_zeros(graph.num_dst, *y.shape[1:])
-    # Each column is a head, with features of 1.
-    out = functional.spmm(graph, y.reshape(len(y), size), y.new_ones(graph.num_src, size, 1))
-    return out.view(graph.num_dst, *y.shape[1:])
+def _few(graph: Graph, size: int, x: Tensor) -> bool:
+    """Whether PyTorch's own operations do this with rows of this size at edges, see `by_index.is_few`."""
+    return by_index.is_few(graph.num_edges * size) and by_index.takes_of(graph, x)
 
 
 def _extreme(graph: Graph, message: Tensor, kind: str) -> Tensor:
@@ -188,24 +189,12 @@ def _extreme(graph: Graph, message: Tensor, kind: str) -> Tensor:
     return torch.segment_reduce(rows, kind, offsets=csr.indptr, initial=empty, unsafe=True)
 
 
-class _Gather(Rule):
-    """x[ends], whose gradient is a sum over edges in a fixed order."""
-
-    def __init__(self, graph: Graph, by_source: bool):
-        self.graph, self.end = graph, 0 if by_source else 1
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.index_select(0, self.graph.edge_index[self.end])
-
-    def saved(self, tensors: tuple[Any, ...], results: Any) -> tuple[Any, ...]:
-        return ()
-
-    def gradients(self, need: tuple[bool, ...], saved: tuple, *grads: Tensor) -> tuple[Tensor]:
-        return (_sum_edges(self.graph if self.end else self.graph.reverse(), *grads),)
-
-
-def _on_edges(graph: Graph, x: Any, target: str) -> Tensor:
-    return x if target == "e" else rules.apply(_Gather(graph, target == "u"), x)
+def _on_edges(graph: Graph, x: Any, target: str, few: bool = False) -> Tensor:
+    if target == "e":
+        return x
+    if few:
+        return x.index_select(0, graph.edge_index[0 if target == "u" else 1])
+    return rows_of_sources(graph, x) if target == "u" else rows_of_destinations(graph, x)
 
 
 def _fused(graph: Any) -> Graph:
@@ -233,14 +222,20 @@ def _alike(caller: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
     """Both with the same number of dimensions, the first of which are rows."""
     if x.dtype != y.dtype:
         raise TypeError(f"{caller}: y: expected {x.dtype} like x, got {y.dtype}")
-    dims = max(x.dim(), y.dim())
-    x, y = (z.view(len(z), *[1] * (dims - z.dim()), *z.shape[1:]) for z in (x, y))
+    if x.dim() != y.dim():
+        dims = max(x.dim(), y.dim())
+        x, y = (z.view(len(z), *[1] * (dims - z.dim()), *z.shape[1:]) for z in (x, y))
     if any(a != b and 1 not in (a, b) for a, b in zip(x.shape[1:], y.shape[1:])):
         raise ValueError(
             f"{caller}: y: expected a shape that broadcasts against {list(x.shape[1:])}, "
             f"got {list(y.shape[1:])}"
         )
     return x, y
+
+
+def _common_shape(x: Tensor, y: Tensor) -> tuple[int, ...]:
+    """Of rows of both, which fit; sooner than torch.broadcast_shapes."""
+    return tuple(b if a == 1 else a for a, b in zip(x.shape[1:], y.shape[1:]))
 
 
 def copy_u(graph: Graph, x: Tensor) -> Tensor:
@@ -344,7 +339,7 @@ def _reduce_function(op: str, reducer: str) -> None:
 
 def _copy_function(end: str, reducer: str) -> None:
     name = f"copy_{end}_{reducer}"
-    sums = _sum_sources if end == "u" else _sum_edges
+    sums = _sum_sources if end == "u" else sum_of_edges
 
     def summed(graph: Graph, x: Tensor) -> Tensor:  # gspmm's other checks take longer than small sums
         graph = _fused(graph)

@@ -71,16 +71,20 @@ def sums(rows: Tensor, index: Tensor, num_groups: int) -> Tensor:
     return operators.index_sum(flat, index, num_groups).view(shape)
 
 
-def sums_of_edges(graph: Graph, rows: Tensor) -> Tensor:
-    """``[num_dst, ...]``: the sums of the rows ``[E, ...]`` over the edges into each destination."""
-    index = graph.edge_index[1]
-    if rows.requires_grad and rows.numel() <= _FEW_TRAINED and torch.is_grad_enabled():
-        return rows.new_zeros(graph.num_dst, *rows.shape[1:]).index_add(0, index, rows)
-    return sums(rows, index, graph.num_dst)
+def is_few(numbers: int) -> bool:
+    """Whether PyTorch's own operations on so many numbers of edges, on the CPU, have mostly ended before a
+    kernel was called from Python, and in training before autograd has called a function in Python."""
+    return numbers <= 1 << 13
 
 
-# PyTorch has added up so few numbers sooner than autograd has called a function in Python.
-_FEW_TRAINED = 1 << 14
+def sums_of_edges(graph: Graph, rows: Tensor, reverse: bool = False) -> Tensor:
+    """``[num_dst, ...]``: the sums of the rows ``[E, ...]`` over the edges into each destination; with
+    ``reverse`` ``[num_src, ...]``, out of each source."""
+    index = graph.edge_index[0 if reverse else 1]
+    num_groups = graph.num_src if reverse else graph.num_dst
+    if is_few(rows.numel()):
+        return rows.new_zeros(num_groups, *rows.shape[1:]).index_add(0, index, rows)
+    return sums(rows, index, num_groups)
 
 
 def sums_of_sources(graph: Graph, rows: Tensor) -> Tensor:

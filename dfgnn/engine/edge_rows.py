@@ -10,6 +10,7 @@ from torch import Tensor
 from ..graph import Graph
 from ..graph.derived import edges_as_sources
 from ..runtime import torch_internals as internals
+from . import by_index
 from . import plain as _plain
 from . import products as _products
 from . import traced_graph as _edges
@@ -28,15 +29,20 @@ def by_edges(graph: Any) -> Any:
 
 
 def _sum(graph: Graph, rows: Tensor, reverse: bool) -> Tensor:
-    (values,) = for_device(Checker("sum_of_edges", graph, "rows", rows), rows.unsqueeze(1))
+    if by_index.takes_of(graph, rows):
+        return by_index.sums_of_edges(graph, rows, reverse)
+    if rows.shape[1:].numel() == 0:
+        return rows.new_zeros(graph.num_src if reverse else graph.num_dst, *rows.shape[1:])
+    flat = rows.unsqueeze(1) if rows.dim() == 1 else rows.flatten(1)
+    (values,) = for_device(Checker("sum_of_edges", graph, "rows", rows), flat.unsqueeze(1))
     one = rows.new_ones(1, 1).expand(len(rows), 1)
     sums = _products.spmm(edges_as_sources(graph, reverse), one, values)
-    return without_padding(sums, rows.shape[1]).squeeze(1)
+    return without_padding(sums, flat.shape[1]).reshape(-1, *rows.shape[1:])
 
 
 def _sum_in_tensors(graph: Any, rows: Tensor, reverse: bool) -> Tensor:
     ends = _plain.ends_of(graph, reverse)
-    return rows.new_zeros(ends.num_dst, rows.shape[1]).index_add(0, ends.edge_index[1], rows)
+    return rows.new_zeros(ends.num_dst, *rows.shape[1:]).index_add(0, ends.edge_index[1], rows)
 
 
 _SUM = define(
@@ -44,7 +50,9 @@ _SUM = define(
         "edge_rows_sum", "Tensor x", "bool reverse", saves=False,
         run=_sum,
         plain=_sum_in_tensors,
-        empty=lambda graph, x, reverse: x.new_empty(graph.num_src if reverse else graph.num_dst, x.shape[1]),
+        empty=lambda graph, x, reverse: x.new_empty(
+            graph.num_src if reverse else graph.num_dst, *x.shape[1:]
+        ),
         gradients=(lambda graph, grad, reverse: _rows(graph, grad, reverse),),
     )
 )  # fmt: skip
@@ -53,28 +61,31 @@ _ROWS = define(
         "edge_rows", "Tensor x", "bool sources", saves=False,
         run=lambda graph, x, sources: x.index_select(0, graph.edge_index[0 if sources else 1]),
         plain=lambda graph, x, sources: x[_plain.ends_of(graph).edge_index[0 if sources else 1]],
-        empty=lambda graph, x, sources: x.new_empty(graph.num_edges, x.shape[1]),
+        empty=lambda graph, x, sources: x.new_empty(graph.num_edges, *x.shape[1:]),
         gradients=(lambda graph, grad, sources: sum_of_edges(graph, grad.contiguous(), sources),),
     )
 )  # fmt: skip
 
 
 def sum_of_edges(graph: Any, rows: Tensor, reverse: bool = False) -> Tensor:
-    """The sums of edges' rows ``[E, D]`` over the edges into each node (reverse: out of each): ``[N, D]``."""
+    """``[N, ...]``: the sums of edges' rows ``[E, ...]`` over the edges into each node, or with ``reverse``
+    out of each."""
     if isinstance(graph, Graph) and not torch.compiler.is_compiling() and not internals.exports_onnx():
         return _sum(graph, rows, reverse)  # differentiable as it is
     return apply(_SUM, graph, (rows,), reverse)
 
 
 def _rows(graph: Any, x: Tensor, sources: bool) -> Tensor:
+    if by_index.takes_of(graph, x) and by_index.is_few(graph.num_edges * x.shape[1:].numel()):
+        return x.index_select(0, graph.edge_index[0 if sources else 1])
     return apply(_ROWS, graph, (x,), sources)
 
 
 def rows_of_sources(graph: Graph, x: Tensor) -> Tensor:
-    """x[j] for every edge j -> i: ``[N_src, D]`` -> ``[E, D]``. Deterministic, unlike indexing."""
+    """x[j] for every edge j -> i: ``[N_src, ...]`` -> ``[E, ...]``. Deterministic, unlike indexing."""
     return _rows(graph, x, True)
 
 
 def rows_of_destinations(graph: Graph, x: Tensor) -> Tensor:
-    """x[i] for every edge j -> i: ``[N_dst, D]`` -> ``[E, D]``; as :func:`rows_of_sources`."""
+    """x[i] for every edge j -> i: ``[N_dst, ...]`` -> ``[E, ...]``; as :func:`rows_of_sources`."""
     return _rows(graph, x, False)

@@ -9,6 +9,8 @@ from ..engine import products as _products
 from ..engine.checks import Checker, for_device, without_padding
 from ..engine.given import GraphLike, graph_of
 from ..graph import Graph
+from ..graph.cache import sizes_of
+from ..graph.capacity import OF_BUFFER
 from ..runtime.batches import batched
 from .additive import gat_attention
 
@@ -30,10 +32,14 @@ def edge_softmax(
     ``torch_geometric.utils.softmax``; with the weighted sum behind it :func:`score_attention` is one call.
     Differentiable and deterministic; raises as :func:`gat_attention` does.
     """
+    plain = sink is None and schedule == "auto"
+    if plain and type(graph) is Tensor and isinstance(score, Tensor) and by_index.takes_rows(score):
+        out = _softmax_of_tensor(graph, score, sizes_of("edge_softmax", size))
+        if out is not None:
+            return out
     if type(graph) is not Graph or size is not None:
         graph = graph_of("edge_softmax", graph, size)
-    plain = sink is None and schedule == "auto" and by_index.takes_of(graph, score)
-    if plain and score.shape[0] == graph.num_edges:
+    if plain and by_index.takes_of(graph, score) and score.shape[0] == graph.num_edges:
         return by_index.softmax(score, graph.edge_index[1], graph.num_dst, masked=True)
     check = Checker("edge_softmax", graph, "score", score)
     if score.dim() == 0 or score.shape[0] != graph.num_edges:
@@ -52,6 +58,20 @@ def edge_softmax(
         schedule=schedule, sink=sink,
     )  # fmt: skip
     return attention.view(score.shape)
+
+
+def _softmax_of_tensor(edge_index: Tensor, score: Tensor, size: tuple[int, int] | None) -> Tensor | None:
+    """Without a Graph, whose making would take longer; None where one is needed, or has to raise an error."""
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.shape[1] == 0 or OF_BUFFER:
+        return None
+    src, dst = edge_index.unbind()
+    if not by_index.takes(score, dst):
+        return None
+    low, high = edge_index.aminmax()
+    num_src, num_dst = (int(high) + 1,) * 2 if size is None else size
+    if low < 0 or high >= min(num_src, num_dst) and (src.max() >= num_src or dst.max() >= num_dst):
+        return None
+    return by_index.softmax(score, dst, num_dst, masked=True)
 
 
 @batched("query")

@@ -9,8 +9,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from ..runtime import transforms
-from ..runtime.compiling import not_compiled
+from ..runtime.compiling import not_compiled, untraced
 from ..sparse.csr import CSR
 from ..sparse.fixed import FixedStructure
 from ..sparse.structure import Side
@@ -30,10 +29,10 @@ def of_graph(graph: Graph, key: Any, make: Callable[[Graph], Any]) -> Any:
 
 
 @not_compiled
-@torch.inference_mode(False)
-@transforms.untransformed()
 def _make(graph: Graph, key: Any, make: Callable[[Graph], Any]) -> Any:
-    value, structure = make(graph), graph._structure
+    structure = graph._structure
+    with untraced(structure.indices):
+        value = make(graph)
     values: dict[Any, Any]
     values = structure.derived() if isinstance(structure, FixedStructure) else _made.setdefault(graph, {})
     values[key] = value

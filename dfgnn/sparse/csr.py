@@ -422,10 +422,10 @@ def endpoints(csr: CSR, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     rows, cols = rows_of(csr).to(dtype), csr.indices.to(dtype)
     if csr.eids is None:
         return rows, cols
-    user_rows, user_cols = torch.empty_like(rows), torch.empty_like(cols)
-    user_rows[csr.eids] = rows
-    user_cols[csr.eids] = cols
-    return user_rows, user_cols
+    places = csr.eids.long()
+    return torch.empty_like(rows).index_copy_(0, places, rows), torch.empty_like(cols).index_copy_(
+        0, places, cols
+    )
 
 
 def count(values: Tensor, size: int) -> Tensor:
