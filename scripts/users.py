@@ -166,7 +166,10 @@ def measure(case: repositories.Repository, folder: Path, args: argparse.Namespac
             "options": list(case.options),
             "lines": sum(len(change.new.splitlines()) or 1 for change in case.lines),
             "versions": versions,
-            "losses": {name: [step["loss"] for step in rows[: args.steps]] for name, rows in steps.items()},
+            "losses": {
+                name: [float(f"{step['loss']:.9g}") for step in rows[: args.steps]]
+                for name, rows in steps.items()
+            },
             "seconds": {
                 name: [round(step["seconds"], 5) for step in rows[args.steps :]]
                 for name, rows in steps.items()
@@ -248,11 +251,9 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
     """These rows, and those of other cases that the file has."""
     before = json.loads(path.read_text())["rows"] if path.exists() else []
     by_case = {row["case"]: row for row in [*before, *rows]}
-    result = {
-        "environment": environment(),
-        "rows": [by_case[name] for name in repositories.all_repositories() if name in by_case],
-    }
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    lines = [json.dumps(by_case[name]) for name in repositories.all_repositories() if name in by_case]
+    head = f'{{"environment": {json.dumps(environment())},\n"rows": [\n'
+    path.write_text(head + ",\n".join(lines) + "\n]}\n")  # a row per line
 
 
 def run(args: argparse.Namespace) -> int:
