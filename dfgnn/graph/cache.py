@@ -113,7 +113,8 @@ def cached(edge_index: Any, size: Any = None) -> Graph:
         return graph_of(edge_index, *pair, where=where, sizes="size says {}")[0]
 
     def build() -> Graph:
-        return graph_of(edge_index, *_own_sizes(edge_index, where), where=where)[0]
+        sizes = _own_sizes(edge_index, where)
+        return graph_of(edge_index, *sizes, where=where, sizes="the largest id makes {}")[0]
 
     return once(parts_of(edge_index), ("cached",), build)
 

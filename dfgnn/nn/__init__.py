@@ -11,6 +11,7 @@ parameters and all tensors of real numbers that they take. A layer's ``attention
 same layer on plain PyTorch.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from . import dgl
@@ -38,6 +39,8 @@ __all__ += dgl.__all__
 
 
 def __getattr__(name: str):
+    if name == "pyg":  # only if it is asked for, because it imports torch_geometric
+        return import_module(".pyg", __name__)
     if name not in dgl.__all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(dgl, name)

@@ -7,6 +7,7 @@ import torch
 from covering import covered
 
 from dfgnn import Graph, ops
+from dfgnn.engine import by_index  # its rule of sizes: both sides of it on the same graphs
 
 try:
     import dgl
@@ -57,6 +58,11 @@ def compare(name, kind, arguments):
             torch.testing.assert_close(a, b)
 
 
+def by_kernels(monkeypatch):
+    """Kernels on graphs of this size, too, which otherwise take PyTorch's operations."""
+    monkeypatch.setattr(by_index, "is_few", lambda numbers: False)
+
+
 needs_dgl = pytest.mark.skipif(
     dgl is None, reason="dgl is not installed (dgl==1.1.3 supports Python <= 3.11)"
 )
@@ -70,8 +76,10 @@ def test_every_name_is_there():
 
 
 @needs_dgl
-@covered(name=BINARY, kind=tuple(SIZES), shapes=SHAPES)
-def test_edges(name, kind, shapes):
+@covered(name=BINARY, kind=tuple(SIZES), shapes=SHAPES, few=[True, False])
+def test_edges(name, kind, shapes, few, monkeypatch):
+    if not few:
+        by_kernels(monkeypatch)
     (lhs, op, rhs), (x, y) = name.split("_"), shapes
     if op == "dot" and (not x or x[-1] != y[-1]):
         x = y = (2, 4)
@@ -79,8 +87,10 @@ def test_edges(name, kind, shapes):
 
 
 @needs_dgl
-@covered(name=REDUCE, kind=["square", "block"], shapes=SHAPES)
-def test_reductions(name, kind, shapes):
+@covered(name=REDUCE, kind=["square", "block"], shapes=SHAPES, few=[True, False])
+def test_reductions(name, kind, shapes, few, monkeypatch):
+    if not few:
+        by_kernels(monkeypatch)
     x, y = shapes
     if name.startswith("copy"):
         compare(name, kind, [(name.split("_")[1], x)])
@@ -90,7 +100,10 @@ def test_reductions(name, kind, shapes):
 
 @needs_dgl
 @pytest.mark.parametrize("name", ["copy_u", "copy_v", "copy_e"])
-def test_copies(name):
+@pytest.mark.parametrize("few", [True, False])
+def test_copies(name, few, monkeypatch):
+    if not few:
+        by_kernels(monkeypatch)
     for (shape, _), kind in itertools.product(SHAPES, SIZES):
         compare(name, kind, [(name[-1], shape)])
 
