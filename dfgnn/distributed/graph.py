@@ -404,7 +404,7 @@ class DistributedGraph(GraphPart):
         self, inputs: AttentionInputs, attend: Callable[[AttentionInputs], Any]
     ) -> tuple[Tensor, Tensor | None]:
         """See `GraphPart.attention`."""
-        _, score, tensors, numbers, return_attention, schedule, sink = inputs
+        _, score, tensors, numbers, return_attention, schedule, sink, _ = inputs
         refuse_transforms_of_shared_graphs(*tensors)
         if sink is not None:
             raise NotImplementedError(

@@ -5,6 +5,7 @@
 ``inputs``           the record of a call, ``paths`` the ways to carry it out, in order of preference
 ``operators``        the only module that knows the order of the operators' arguments
 ``autograd``         attention with its gradients, ``sink`` a sink, ``second_order`` second derivatives
+``node``             several operations as one autograd function: fused layers, attention with edge terms
 ``plain``            attention in plain operations, for third derivatives, forward mode and ONNX
 ``edge_maps``        maps along the edges (products, sums, gathered rows) on every path
 ``products``         such maps: sampled products and weighted sums, ``edge_rows`` rows of the edges' ends and

@@ -60,10 +60,12 @@ class Checker:
         if isinstance(x, (str, bytes)) or x is None:
             raise self.error(TypeError, name, "a number", type(x).__name__)
 
-    def options(self, heads, bias, gate, mask, weight, feat, feat_dim, out_bias, dim, dropout_p, seed):
-        """Checks what all scores share; returns the operator's edge arguments, [E] tensors with a column."""
-        if not (bias is None and gate is None and mask is None and weight is None and feat is None):
-            self._edge_tensors(heads, bias, gate, mask, weight, feat, feat_dim)
+    def options(self, edge: EdgeArgs, heads: int, feat_dim: int, out_bias, dim: int, dropout_p) -> EdgeArgs:
+        """Checks what all scores share; returns the operator's edge arguments: [E] tensors with a column, and
+        a new seed where dropout needs one. feat_dim, dim: columns of edge_feat and of out_bias."""
+        bias, gate, mask, weight, feat, seed = edge
+        if not bias is gate is mask is weight is feat is None:
+            self._edge_tensors(edge, heads, feat_dim)
             bias, gate, weight, feat = map(self.in_use, (bias, gate, weight, feat))
         if out_bias is not None:
             self.tensor("out_bias", out_bias, [(heads, dim)])
@@ -73,14 +75,7 @@ class Checker:
         if dropout_p > 0 and seed is None:
             seed = torch.randint(0, 2**62, (1,), device=self.device)
         seed = seed if dropout_p > 0 else None
-        if (
-            seed is None
-            and bias is None
-            and gate is None
-            and mask is None
-            and weight is None
-            and feat is None
-        ):
+        if seed is bias is gate is mask is weight is feat is None:
             return NO_EDGES
         return EdgeArgs(bias, _column(gate), _column(mask), _column(weight), feat, seed)
 
@@ -99,20 +94,24 @@ class Checker:
         mask = self.graph.edge_mask
         return x if mask is None else _edges.in_use(mask, x)
 
-    def _edge_tensors(self, heads, bias, gate, mask, weight, feat, feat_dim) -> None:
-        allowed = (self.dtype, self.acc)
-        num_edges = self.graph.num_edges
+    def _edge_tensors(self, edge: EdgeArgs, heads: int, feat_dim: int) -> None:
+        floats, num_edges = (self.dtype, self.acc), self.graph.num_edges
         per_edge, per_head = (num_edges,), (num_edges, heads)
-        if bias is not None:
-            self.tensor("edge_bias", bias, [per_head], allowed)
-        if gate is not None:
-            self.tensor("edge_gate", gate, [per_edge, per_head], allowed)
-        if mask is not None:
-            self.tensor("edge_mask", mask, [per_edge, per_head], (torch.bool,))
-        if weight is not None:
-            self.tensor("edge_weight", weight, [per_edge, per_head], allowed)
-        if feat is not None:
-            self.tensor("edge_feat", feat, [(*per_head, feat_dim)])
+        allowed = (
+            ("edge_bias", [per_head], floats),
+            ("edge_gate", [per_edge, per_head], floats),
+            ("edge_mask", [per_edge, per_head], (torch.bool,)),
+            ("edge_weight", [per_edge, per_head], floats),
+            ("edge_feat", [(*per_head, feat_dim)], (self.dtype,)),
+        )
+        for x, (name, shapes, dtypes) in zip(edge, allowed):
+            if x is not None:
+                self.tensor(name, x, shapes, dtypes)
+
+    def results(self, out: Tensor, attention: Any, size: int, return_attention: bool) -> Any:
+        """What a function returns of what the engine gave: heads of ``size`` columns, without padding."""
+        out = without_padding(out, size)
+        return (out, _ops.as_type(self.in_use(attention), self.dtype)) if return_attention else out
 
 
 def no_graph(got: Any, expected: str) -> str:

@@ -11,7 +11,7 @@ from ..graph import cache as _kept
 from ..runtime import transforms
 from ..runtime.arguments import FEAT_IN_KEY, FEAT_IN_VALUE
 from .checks import Checker
-from .edge_projection import EdgeTerms
+from .inputs import EdgeTerms
 
 
 class EdgeGiven(NamedTuple):

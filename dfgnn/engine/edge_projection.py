@@ -36,14 +36,14 @@ from ..runtime.arguments import (
     FEAT_IN_VALUE,
     NEED_BIAS,
     NEED_WEIGHT,
-    EdgeArgs,
-    Numbers,
     Tensors,
 )
 from . import edge_terms as _terms
 from . import operators, paths
 from . import traced_graph as _edges
-from .paths import AttentionInputs, attend
+from .inputs import AttentionInputs, EdgeTerms
+from .node import FusedFunction
+from .paths import attend
 
 # ---- products per node -----------------------------------------------------------------------------------
 
@@ -115,75 +115,167 @@ def _without_autocast(device: torch.device):
 # ---- attention -------------------------------------------------------------------------------------------
 
 
-class EdgeTerms(NamedTuple):
-    """What edges add to key and value: features [E, d] or [E, H, D], None for no term, and their projections
-    [H, D, d] or None. The same tensor in both is one."""
+class _Given(NamedTuple):
+    """The tensors of a call, as the autograd function takes them; None also for the value's features or
+    projection where they are the key's."""
 
-    key: Tensor | None
-    key_proj: Tensor | None
-    value: Tensor | None
-    value_proj: Tensor | None
+    query: Any
+    key: Any
+    value: Any
+    key_feat: Any
+    key_proj: Any
+    value_feat: Any
+    value_proj: Any
+    edge_bias: Any
+    edge_mask: Any
+    edge_weight: Any
+    seed: Any
+    out_bias: Any
 
-
-class _Call:
-    """The arguments of an attention that are not tensors to differentiate by. one_feat, one_proj: whether key
-    and value have the same."""
-
-    __slots__ = ("graph", "in_key", "numbers", "one_feat", "one_proj", "schedule")
-
-    def __init__(self, graph, numbers: Numbers, schedule: str, terms: EdgeTerms):
-        self.graph, self.numbers, self.schedule = graph, numbers, schedule
-        self.in_key = terms.key is not None
-        self.one_feat = self.in_key and terms.key is terms.value
-        self.one_proj = self.in_key and terms.key_proj is terms.value_proj
-
-    def engine(self, value: Tensor, backward: bool) -> operators.DispatchedCall:
-        """The engine's attention, which returns the weights."""
-        args = self.graph._planner.arguments(
-            *value.shape[1:], value.dtype, "dot", schedule=self.schedule, edges=True, backward=backward
-        )
-        return operators.DispatchedCall(self.graph, args, "dot", self.numbers, True, False)
-
-    def without_twins(self, terms: EdgeTerms) -> EdgeTerms:
-        """The terms with each tensor once, as an autograd function takes them."""
-        if self.one_feat:
-            terms = terms._replace(value=None)
-        return terms._replace(value_proj=None) if self.one_proj else terms
-
-    def with_twins(self, terms: EdgeTerms) -> EdgeTerms:
-        if self.one_feat:
-            terms = terms._replace(value=terms.key)
-        return terms._replace(value_proj=terms.key_proj) if self.one_proj else terms
+    def tensors(self, edge_bias: Tensor | None) -> Tensors:
+        """What the engine's attention takes, with this bias."""
+        return Tensors(
+            self.value, self.key, self.query, None, edge_bias, None, self.edge_mask, self.edge_weight, None,
+            self.seed, self.out_bias,
+        )  # fmt: skip
 
 
 def _width_of_sums(value: Tensor, proj: Tensor | None) -> int:
     return (value if proj is None else proj).shape[2]
 
 
-def _composed(
-    graph, numbers: Numbers, schedule: str, query, key, value, terms: EdgeTerms, edge: EdgeArgs, out_bias,
-    return_attention: bool, sink: Tensor | None = None,
-):  # fmt: skip
+def _composed(inputs: AttentionInputs) -> tuple[Tensor, Any]:
     """(out, attention or None)"""
-    bias = edge.edge_bias
-    with _without_autocast(query.device):
+    graph, tensors, terms, numbers = inputs.graph, inputs.tensors, inputs.terms, inputs.numbers
+    assert terms is not None
+    with _without_autocast(tensors.value.device):
         if terms.key is not None:
-            rows = _onto_features(query, terms.key_proj)
-            score = _terms.dot(graph, rows, terms.key, numbers.scale)
-            if edge.edge_gate is not None:
-                score = score * edge.edge_gate
-            bias = score if bias is None else score + bias
-        tensors = Tensors(value, key, query, None, *edge._replace(edge_bias=bias), out_bias)
-        wanted = return_attention or terms.value is not None
-        out, attention = attend(AttentionInputs(graph, "dot", tensors, numbers, wanted, schedule, sink))
+            rows = _onto_features(tensors.dst, terms.key_proj)  # type: ignore[arg-type]
+            bias = _terms.dot(graph, rows, terms.key, numbers.scale)
+            if tensors.edge_gate is not None:
+                bias = bias * tensors.edge_gate
+            if tensors.edge_bias is not None:
+                bias = bias + tensors.edge_bias
+            tensors = tensors._replace(edge_bias=bias)
+        wanted = inputs.return_attention or terms.value is not None
+        out, attention = attend(inputs._replace(tensors=tensors, return_attention=wanted, terms=None))
         if terms.value is not None:
-            weight = _ops.as_type(attention, _ops.acc_type(value.dtype))
-            sums = _terms.total(graph, weight, terms.value, _width_of_sums(value, terms.value_proj))
+            weight = _ops.as_type(attention, _ops.acc_type(out.dtype))
+            sums = _terms.total(graph, weight, terms.value, _width_of_sums(tensors.value, terms.value_proj))
             out = _with_projection(out, sums, terms.value_proj)
     return out, attention
 
 
-def _one_kernel_takes(call: _Call, value: Tensor, terms: EdgeTerms) -> bool:
+class _Separate:
+    """The output, of a term in the value and without a gate, by the engine's attention and products along
+    edges: a computation of `node`."""
+
+    def __init__(self, inputs: AttentionInputs, terms: EdgeTerms):
+        self.graph, self.numbers, self.schedule = inputs.graph, inputs.numbers, inputs.schedule
+        # Whether key and value have the same features, and the same projection.
+        self.one_feat = terms.key is not None and terms.key is terms.value
+        self.one_proj = terms.key is not None and terms.key_proj is terms.value_proj
+        self.saves_attention = terms.value is not None and terms.value.requires_grad
+
+    def given(self, tensors: Tensors, terms: EdgeTerms) -> _Given:
+        value, key, query, _, bias, _, mask, weight, _, seed, out_bias = tensors
+        of_value = None if self.one_feat else terms.value, None if self.one_proj else terms.value_proj
+        return _Given(
+            query, key, value, terms.key, terms.key_proj, *of_value, bias, mask, weight, seed, out_bias
+        )
+
+    def terms(self, g: _Given) -> EdgeTerms:
+        value = g.key_feat if self.one_feat else g.value_feat
+        return EdgeTerms(g.key_feat, g.key_proj, value, g.key_proj if self.one_proj else g.value_proj)
+
+    def engine(self, value: Tensor) -> operators.DispatchedCall:
+        """The engine's attention, which returns the weights."""
+        args = operators.graph_args(self.graph, "dot", value, True, True, self.schedule)
+        return operators.DispatchedCall(self.graph, args, "dot", self.numbers, True, False)
+
+    def forward(self, tensors):
+        g = _Given(*tensors)
+        terms, bias = self.terms(g), g.edge_bias
+        if terms.key is not None:
+            rows = _onto_features(g.query, terms.key_proj)
+            bias = _terms.dot(self.graph, rows, terms.key, self.numbers.scale)
+            if g.edge_bias is not None:
+                bias = bias + g.edge_bias
+        out, stats, _, _, attention = self.engine(g.value).forward(g.tensors(bias))
+        sums = _terms.total(self.graph, attention, terms.value, _width_of_sums(g.value, terms.value_proj))
+        _add_projection(out, sums, terms.value_proj)
+        made = (
+            None if bias is g.edge_bias else bias,
+            stats,
+            None if terms.value_proj is None else sums,
+            attention if self.saves_attention else None,
+        )
+        return out, made, out
+
+    def rerun(self, tensors, made):
+        return self.forward(tensors)[0]
+
+    def backward(self, tensors, grad, made, out, need):
+        g, need = _Given(*tensors), _Given(*need)
+        found = self.gradients(g, need, grad.contiguous(), made, out)
+        if need.out_bias:
+            found["out_bias"] = grad.sum(0)
+        return tuple(found.get(name) if needed else None for name, needed in need._asdict().items())
+
+    def formula(self, *tensors):
+        g = _Given(*tensors)
+        inputs = AttentionInputs(
+            self.graph, "dot", g.tensors(g.edge_bias), self.numbers, False, self.schedule, None, self.terms(g)
+        )
+        return _composed(inputs)[0]
+
+    def gradients(self, g: _Given, need: _Given, grad, made, out) -> dict[str, Tensor]:
+        bias, stats, sums, attention = made
+        terms, graph, scale = self.terms(g), self.graph, self.numbers.scale
+        rows = None
+        if self.one_feat and need.key_feat and terms.key_proj is not None and terms.value_proj is not None:
+            rows, grad_rows = _onto_features_beside(g.query, terms.key_proj, grad, terms.value_proj)
+        else:
+            grad_rows = _onto_features(grad, terms.value_proj)
+        gamma = _terms.dot(graph, grad_rows, terms.value)
+        bias = g.edge_bias if bias is None else bias
+        bits = NEED_BIAS * (bias is not None) | NEED_WEIGHT * need.edge_weight
+        grads = self.engine(g.value).backward(
+            (grad, gamma), g.tensors(bias), (out, stats, None, None, None), bits
+        )
+        grad_value, grad_key, grad_query, _, grad_score, _, grad_weight, _ = grads
+        found = dict(value=grad_value, key=grad_key, query=grad_query)
+        if need.edge_bias:
+            found["edge_bias"] = _ops.as_type(grad_score, g.edge_bias.dtype)
+        if need.edge_weight:
+            found["edge_weight"] = _ops.per_edge(g.edge_weight, grad_weight)
+        if need.value_proj:
+            found["value_proj"] = _products_of_rows(grad, sums)
+        if need.value_feat:
+            found["value_feat"] = _terms.outer(graph, attention, grad_rows, terms.value)
+        if terms.key is None:
+            return found
+        score_sums: Any = None
+        if need.query or need.key_proj:
+            score_sums = _terms.total(graph, grad_score, terms.key, _width_of_sums(g.query, terms.key_proj))
+        if need.query:
+            _add_projection(grad_query, score_sums, terms.key_proj, scale)
+        if need.key_proj and self.one_proj:
+            found["key_proj"] = _grad_proj(g.query, score_sums, grad, sums, scale)
+        elif need.key_proj:
+            found["key_proj"] = _products_of_rows(g.query, score_sums).mul_(scale)
+        if rows is not None:  # one sum over the heads of both
+            weights = torch.cat([grad_score * scale, attention], 1)
+            found["key_feat"] = _terms.outer(graph, weights, rows, terms.key)
+        elif need.key_feat:
+            rows = _onto_features(g.query, terms.key_proj)
+            found["key_feat"] = _terms.outer(graph, grad_score, rows, terms.key, scale)
+            if self.one_feat:
+                found["key_feat"].add_(_terms.outer(graph, attention, grad_rows, terms.key))
+        return found
+
+
+def _one_kernel_takes(call: _Separate, value: Tensor, terms: EdgeTerms) -> bool:
     """Whether `_InOne` can carry it out (kProjects, attention/lanes.cuh)."""
     if not (call.one_feat and call.one_proj) or terms.key is None or terms.key_proj is None:
         return False
@@ -193,172 +285,40 @@ def _one_kernel_takes(call: _Call, value: Tensor, terms: EdgeTerms) -> bool:
     return fits and terms.key.shape[1] <= max(2 * lanes, 16) and call.numbers.negative_slope == 1
 
 
-_NAMES = (
-    *("query", "key", "value", "key_feat", "key_proj", "value_feat", "value_proj"),
-    *("edge_bias", "edge_mask", "edge_weight", "seed", "out_bias"),
-)
-
-
-class _Separate(_Call):
-    """The output, of a term in the value and without a gate, by the engine's attention and products along
-    edges."""
-
-    __slots__ = ()
-
-    def forward(self, given, need):
-        """The output, and what `gradients` reads besides it. need: which tensors need a gradient, by name."""
-        query, key, value, *terms, edge_bias, mask, weight, seed, out_bias = given
-        terms = self.with_twins(EdgeTerms(*terms))
-        assert terms.value is not None
-        bias = edge_bias
-        if terms.key is not None:
-            rows = _onto_features(query, terms.key_proj)
-            bias = _terms.dot(self.graph, rows, terms.key, self.numbers.scale)
-            if edge_bias is not None:
-                bias = bias + edge_bias
-        tensors = Tensors(value, key, query, None, bias, None, mask, weight, None, seed, out_bias)
-        out, stats, _, _, attention = self.engine(value, True).forward(tensors)
-        width = _width_of_sums(value, terms.value_proj)
-        sums = _terms.total(self.graph, attention, terms.value, width)
-        _add_projection(out, sums, terms.value_proj)
-        need_attention = need.get("value_feat") or self.one_feat and need.get("key_feat")
-        return out, (
-            None if bias is edge_bias else bias,
-            stats,
-            None if terms.value_proj is None else sums,
-            attention if need_attention else None,
-        )
-
-    def gradients(self, given, need, grad, made, out) -> dict[str, Tensor]:
-        query, key, value, *terms, edge_bias, mask, weight, seed, out_bias = given
-        bias, stats, sums, attention = made
-        terms, graph, scale = self.with_twins(EdgeTerms(*terms)), self.graph, self.numbers.scale
-        assert terms.value is not None
-        rows = None
-        if self.one_feat and need["key_feat"] and terms.key_proj is not None and terms.value_proj is not None:
-            rows, grad_rows = _onto_features_beside(query, terms.key_proj, grad, terms.value_proj)
-        else:
-            grad_rows = _onto_features(grad, terms.value_proj)
-        gamma = _terms.dot(graph, grad_rows, terms.value)
-        bias = edge_bias if bias is None else bias
-        tensors = Tensors(value, key, query, None, bias, None, mask, weight, None, seed, out_bias)
-        bits = NEED_BIAS * (bias is not None) | NEED_WEIGHT * need["edge_weight"]
-        grads = self.engine(value, True).backward(
-            (grad, gamma), tensors, (out, stats, None, None, None), bits
-        )
-        grad_value, grad_key, grad_query, _, grad_score, _, grad_weight, _ = grads
-        found = dict(value=grad_value, key=grad_key, query=grad_query)
-        if need["out_bias"]:
-            found["out_bias"] = grad.sum(0)
-        if need["edge_bias"]:
-            found["edge_bias"] = _ops.as_type(grad_score, edge_bias.dtype)
-        if need["edge_weight"]:
-            found["edge_weight"] = _ops.per_edge(weight, grad_weight)
-        if need["value_proj"]:
-            found["value_proj"] = _products_of_rows(grad, sums)
-        if need["value_feat"]:
-            found["value_feat"] = _terms.outer(graph, attention, grad_rows, terms.value)
-        if terms.key is None:
-            return found
-        score_sums: Any = None
-        if need["query"] or need["key_proj"]:
-            width = _width_of_sums(query, terms.key_proj)
-            score_sums = _terms.total(graph, grad_score, terms.key, width)
-        if need["query"]:
-            _add_projection(grad_query, score_sums, terms.key_proj, scale)
-        if need["key_proj"] and self.one_proj:
-            found["key_proj"] = _grad_proj(query, score_sums, grad, sums, scale)
-        elif need["key_proj"]:
-            found["key_proj"] = _products_of_rows(query, score_sums).mul_(scale)
-        if rows is not None:  # one sum over the heads of both
-            weights = torch.cat([grad_score * scale, attention], 1)
-            found["key_feat"] = _terms.outer(graph, weights, rows, terms.key)
-        elif need["key_feat"]:
-            rows = _onto_features(query, terms.key_proj)
-            found["key_feat"] = _terms.outer(graph, grad_score, rows, terms.key, scale)
-            if self.one_feat:
-                found["key_feat"].add_(_terms.outer(graph, attention, grad_rows, terms.key))
-        return found
-
-
-class _InOne(_Call):
+class _InOne(_Separate):
     """The same of one projection in key and value, without gradients of edge_bias and edge_weight, by kernels
     that know features of edges."""
 
-    __slots__ = ("handle",)
+    def __init__(self, inputs: AttentionInputs, terms: EdgeTerms, train: bool):
+        super().__init__(inputs, terms)
+        value = inputs.tensors.value
+        planner, shape = inputs.graph._planner, value.shape[1:]
+        self.handle = planner.handle(*shape, value.dtype, "dot", inputs.schedule, True, train)
 
-    def __init__(self, handle, *args):
-        super().__init__(*args)
-        self.handle = handle
-
-    def forward(self, given, need):
-        query, key, value, feat, proj, _, _, *options = given
+    def forward(self, tensors):
+        query, key, value, feat, proj, _, _, *options = tensors
         factors = _factors(proj, lanes_per_head(*value.shape[1:], value.dtype))
-        tensors = query, key, value, feat, *factors, *options
-        out, saved, sums = operators.attend_projected(self.handle, tensors, self.numbers)
-        return out, (saved, *factors, sums)
+        given = query, key, value, feat, *factors, *options
+        out, saved, sums = operators.attend_projected(self.handle, given, self.numbers)
+        return out, (saved, *factors, sums), out
 
-    def gradients(self, given, need, grad, made, out) -> dict[str, Tensor]:
-        query, key, value, feat, proj, _, _, *options = given
+    def gradients(self, g: _Given, need: _Given, grad, made, out) -> dict[str, Tensor]:
+        query, key, value, feat, proj, _, _, *options = g
         saved, *factors, sums = made
         scale = self.numbers.scale
         tensors = grad, query, key, value, feat, *factors, *options, out, saved
         *grads, score_sums, edges = operators.attend_projected_backward(
-            self.handle, tensors, self.numbers, need["key_feat"]
+            self.handle, tensors, self.numbers, need.key_feat
         )
         found = dict(zip(("value", "key", "query"), grads))
-        if need["key_proj"]:
+        if need.key_proj:
             found["key_proj"] = _grad_proj(query, score_sums, grad, sums, scale)
-        if need["out_bias"]:
-            found["out_bias"] = grad.sum(0)
-        if need["key_feat"]:
+        if need.key_feat:
             attention, grad_score = edges.unbind(-1)
             rows, grad_rows = _onto_features(query, proj), _onto_features(grad, proj)
             of_key = _terms.outer(self.graph, grad_score, rows, feat, scale)
             found["key_feat"] = of_key.add_(_terms.outer(self.graph, attention, grad_rows, feat))
         return found
-
-
-@_eager.called_directly
-class _Projected(_eager.EagerFunction):
-    """The output of an eager training step. It may be modified in place, as in `autograd.Attention`: backward
-    then computes it again."""
-
-    @staticmethod
-    def forward(ctx, call, *given):
-        with _without_autocast(given[0].device):
-            out, made = call.forward(given, dict(zip(_NAMES, ctx.needs_input_grad[1:])))
-        ctx.call, ctx.num_made = call, len(made)
-        ctx.save_for_backward(*given, *made, *_eager.keep_aside(ctx, out))
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):
-        call, saved, count = ctx.call, ctx.saved_tensors, len(_NAMES)
-        given, end = saved[:count], count + ctx.num_made
-        need = dict(zip(_NAMES, ctx.needs_input_grad[1:]))
-        if torch.is_grad_enabled():  # create_graph
-            return None, *_differentiable(call, given, need, grad)
-        results, _ = _eager.taken_back(ctx, saved[end:])
-        with _without_autocast(grad.device):
-            (out,) = call.forward(given, {})[:1] if results is None else results
-            found = call.gradients(given, need, grad.contiguous(), saved[count:end], out)
-        return None, *(found.get(name) if need[name] else None for name in _NAMES)
-
-
-def _differentiable(call: _Call, given, need, grad):
-    """The gradients by the composed way, which may be differentiated again."""
-    # Views: a tensor that was given twice has two gradients here.
-    given = [x.view_as(x) if needed else x for x, needed in zip(given, need.values())]
-    query, key, value, *terms, bias, mask, weight, seed, out_bias = given
-    edge = EdgeArgs(bias, None, mask, weight, None, seed)
-    out, _ = _composed(
-        call.graph, call.numbers, call.schedule, query, key, value, call.with_twins(EdgeTerms(*terms)), edge,
-        out_bias, False,
-    )  # fmt: skip
-    wanted = [x for x, needed in zip(given, need.values()) if needed]
-    grads = iter(torch.autograd.grad(out, wanted, grad, create_graph=True, allow_unused=True))
-    return [next(grads) if needed else None for needed in need.values()]
 
 
 def _with_width(feat: Tensor | None, rows: Tensor) -> Tensor | None:
@@ -388,12 +348,14 @@ def _padded(proj: Tensor | None, size: int) -> Tensor | None:
     return torch.nn.functional.pad(proj, (0, width - proj.shape[2], 0, size - proj.shape[1]))
 
 
-def _unfolds(inputs: AttentionInputs, terms: EdgeTerms) -> bool:
+def _unfolds(inputs: AttentionInputs) -> bool:
     """Whether projections are computed per edge after all: on the CPU, for so few edges that their [E, H, D]
     together are less than the [N, H, d] of nodes, which folding makes. Below that it was the faster way, too:
     8 heads of 16, d = 128, N = 10,000 took for two projections 0.83 of folding's time with 4 edges per node,
     1.29 with 8; for one 0.6 with 8, but 1.0 with N = 1,000."""
-    query, proj = inputs.tensors.dst, terms.key_proj if terms.value_proj is None else terms.value_proj
+    query, terms = inputs.tensors.dst, inputs.terms
+    assert terms is not None
+    proj = terms.key_proj if terms.value_proj is None else terms.value_proj
     if proj is not None and internals.exports_onnx():
         return True
     if proj is None or query is None or query.device.type != "cpu" or torch.compiler.is_compiling():
@@ -413,56 +375,56 @@ def _unfolded(inputs: AttentionInputs, terms: EdgeTerms) -> tuple[Tensor, Any]:
         of_key = features(terms.key, terms.key_proj)
         of_value = of_key if one else features(terms.value, terms.value_proj)
     if of_key is not None and of_value is not None and not one:
-        return attention(inputs, EdgeTerms(of_key, None, of_value, None))
+        return attention(inputs._replace(terms=EdgeTerms(of_key, None, of_value, None)))
     flags = FEAT_IN_KEY * (of_key is not None) | FEAT_IN_VALUE * (of_value is not None)
     feat, rows = (of_key, inputs.tensors.dst) if of_value is None else (of_value, inputs.tensors.value)
     assert rows is not None
     tensors = inputs.tensors._replace(edge_feat=_with_width(feat, rows))
     numbers = inputs.numbers._replace(flags=inputs.numbers.flags | flags)
-    return attend(inputs._replace(tensors=tensors, numbers=numbers))
+    return attend(inputs._replace(tensors=tensors, numbers=numbers, terms=None))
 
 
-def attention(inputs: AttentionInputs, terms: EdgeTerms) -> tuple[Tensor, Any]:
+def _for_kernels(terms: EdgeTerms, query: Tensor, value: Tensor) -> EdgeTerms:
+    """The terms of heads that may have been padded, as the device takes them."""
+    key_feat, key_proj = _with_width(terms.key, query), _padded(terms.key_proj, query.shape[2])
+    one_feat, one_proj = terms.value is terms.key, terms.key_proj is terms.value_proj
+    return EdgeTerms(
+        key_feat,
+        key_proj,
+        key_feat if one_feat else _with_width(terms.value, value),
+        key_proj if one_proj else _padded(terms.value_proj, value.shape[2]),
+    )
+
+
+def attention(inputs: AttentionInputs) -> tuple[Tensor, Any]:
     """(out, attention) of dot attention with terms of the edges; the attention means nothing unless it was
     asked for. Heads of the inputs, and features of each head, may have been padded."""
-    if _unfolds(inputs, terms):
+    terms, tensors, graph = inputs.terms, inputs.tensors, inputs.graph
+    query, value = tensors.dst, tensors.value
+    assert terms is not None and query is not None
+    if _unfolds(inputs):
         return _unfolded(inputs, terms)
-    graph, _, tensors, numbers, return_attention, schedule, sink = inputs
-    value, key, query, _, *options, out_bias = tensors
-    assert key is not None and query is not None
-    edge = EdgeArgs(*options)
-    key_feat = _with_width(terms.key, query)
-    value_feat = key_feat if terms.value is terms.key else _with_width(terms.value, value)
-    terms = terms._replace(key=key_feat, value=value_feat)
-    one_proj = terms.key_proj is terms.value_proj
-    key_proj = _padded(terms.key_proj, query.shape[2])
-    value_proj = key_proj if one_proj else _padded(terms.value_proj, value.shape[2])
-    terms = terms._replace(key_proj=key_proj, value_proj=value_proj)
-    rest = numbers._replace(flags=numbers.flags & BIAS_AFTER), schedule
-    call: _Separate | _InOne = _Separate(graph, *rest, terms)
-    given = (
-        *(query, key, value, *call.without_twins(terms)),
-        *(edge.edge_bias, edge.edge_mask, edge.edge_weight, edge.seed, out_bias),
-    )
-    plain = edge.edge_gate is not None or sink is not None or terms.value is None
+    terms = _for_kernels(terms, query, value)
+    numbers = inputs.numbers._replace(flags=inputs.numbers.flags & BIAS_AFTER)
+    inputs = inputs._replace(numbers=numbers, terms=terms)
+    plain = tensors.edge_gate is not None or inputs.sink is not None or terms.value is None
     plain = plain or isinstance(graph, (GraphPart, _edges.EdgeList)) or _differentiates_twice(terms)
     recorded = torch.compiler.is_compiling() or internals.exports_onnx()
-    if plain or recorded or _eager.transformed(*given):
-        return _composed(graph, *rest, query, key, value, terms, edge, out_bias, return_attention, sink)
+    if plain or recorded or _eager.transformed(*tensors, *terms):
+        return _composed(inputs)
     weights = None
-    if return_attention:  # by a call of its own: `out` is the same whether it is asked for or not
+    if inputs.return_attention:  # by a call of its own: `out` is the same whether it is asked for or not
         alone = terms._replace(value=None, value_proj=None)
-        _, weights = _composed(graph, *rest, query, key, value, alone, edge, None, True)
-    train = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
-    edges_learn = any(x is not None and x.requires_grad for x in (edge.edge_bias, edge.edge_weight))
+        _, weights = _composed(inputs._replace(tensors=tensors._replace(out_bias=None), terms=alone))
+    train = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, *terms))
+    call = _Separate(inputs, terms)
+    edges_learn = any(x is not None and x.requires_grad for x in (tensors.edge_bias, tensors.edge_weight))
     if not (train and edges_learn) and _one_kernel_takes(call, value, terms):
-        planner = graph._planner
-        handle = planner.handle(*value.shape[1:], value.dtype, "dot", schedule, True, train)
-        call = _InOne(handle, graph, *rest, terms)
+        call = _InOne(inputs, terms, train)
     if paths.recorder is not None:
         paths.recorder.took("edge projection", paths.describe("dot", value))
-    if train:
-        run = _Projected.at_once if _eager.is_eager(value) else _Projected.apply
-        return run(call, *given), weights
-    with _without_autocast(query.device):
-        return call.forward(given, {})[0], weights
+    given = call.given(tensors, terms)
+    if not train:
+        return _ops.call(call.forward, given)[0], weights
+    run = FusedFunction.at_once if _eager.is_eager(value) else FusedFunction.apply
+    return run(call, *given), weights

@@ -9,6 +9,16 @@ from torch import Tensor
 from ..runtime.arguments import Numbers, Tensors
 
 
+class EdgeTerms(NamedTuple):
+    """What edges add to key and value: features [E, d] or [E, H, D], None for no term, and their projections
+    [H, D, d] or None. The same tensor in both is one."""
+
+    key: Tensor | None
+    key_proj: Tensor | None
+    value: Tensor | None
+    value_proj: Tensor | None
+
+
 class AttentionInputs(NamedTuple):
     """One attention call whose arguments have been checked."""
 
@@ -19,3 +29,4 @@ class AttentionInputs(NamedTuple):
     return_attention: bool = False
     schedule: str = "auto"
     sink: Tensor | None = None  # [H], in the type of sums
+    terms: EdgeTerms | None = None  # of dot attention, by `edge_projection`; no path of `paths` has them

@@ -33,7 +33,7 @@ class Path(NamedTuple):
     """One way to carry out a call."""
 
     name: str
-    what: str  # in words
+    what: str  # what it runs, in words
     why_not: Callable[[AttentionInputs], str | None]
     run: Callable[[AttentionInputs], Results]
 
@@ -119,7 +119,7 @@ def _not_eager(inputs: AttentionInputs) -> str | None:
 
 
 def _run_eager(inputs: AttentionInputs) -> Results:
-    graph, score, t, numbers, return_attention, schedule, sink = inputs
+    graph, score, t, numbers, return_attention, schedule, sink, _ = inputs
     edges = return_attention
     for x in t[4:-1]:
         edges = edges or x is not None
@@ -191,7 +191,7 @@ def _run_traced(inputs: AttentionInputs) -> Results:
 
 
 def _run_dispatched(inputs: AttentionInputs) -> Results:
-    graph, score, tensors, numbers, return_attention, schedule, _ = inputs
+    graph, score, tensors, numbers, return_attention, schedule, *_ = inputs
     transformed = eager.transformed(*tensors)
     # What torch.func differentiates by cannot be seen from within: backward may be needed.
     backward = torch.is_grad_enabled() if transformed else _needs_backward(tensors)

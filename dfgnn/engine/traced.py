@@ -284,7 +284,7 @@ def attention(
 ) -> tuple[Tensor, Tensor | None]:
     """(out, attention or None) on an EdgeList. save_positive: see `EagerCall`; train: gradients are needed.
     heads: of tensors of nodes [N, H * D], which out then is, too; 0 where they are [N, H, D]."""
-    edges, score, t, numbers, return_attention, schedule, sink = inputs
+    edges, score, t, numbers, return_attention, schedule, sink, _ = inputs
     of_edges = t.edge_bias, t.edge_gate, t.edge_mask, t.edge_weight, t.edge_feat
     sized = return_attention or any(x is not None for x in of_edges)
     any_edges = sized or t.seed is not None

@@ -32,19 +32,18 @@ _new = tuple.__new__  # of a named tuple with all of its fields, without the Pyt
 def attention(
     graph: Any,
     score: str,
-    value: Any,
-    src: Any,
-    dst: Any,
-    attn: Any,
+    tensors: tuple[Any, Any, Any, Any],
     *,
     slope: Any = 1.0,
     scale: Any = 1.0,
     dropout_p: Any,
 ) -> Tensor | None:
-    """out, of arguments that have not been checked; None where the checks have to look at them.
+    """out, of arguments that have not been checked; None where the checks have to look at them. tensors: the
+    first four of `Tensors`.
 
     Calls that :func:`dfgnn.explain` watches are left to `paths.attend`, which reports them.
     """
+    value, src, dst, attn = tensors
     if type(graph) is not Graph or type(value) not in PLAIN_TYPES or type(dst) not in PLAIN_TYPES:
         return None
     if paths.recorder is not None or not is_eager(value):
@@ -71,17 +70,17 @@ def attention(
     for number in (slope, scale, dropout_p):
         if type(number) not in _NUMBERS:
             return None
-    tensors: tuple[Any, ...] = value, src, dst, attn
+    given: tuple[Any, ...] = value, src, dst, attn
     if dropout_p:
         if not 0 < dropout_p <= 1:
             return None
-        tensors += *_NO_EDGE_TENSORS, torch.randint(0, 2**62, (1,), device=graph._device)
+        given += *_NO_EDGE_TENSORS, torch.randint(0, 2**62, (1,), device=graph._device)
     handle = graph._planner.handle(heads, dim, dtype, PLAN_LAYERS[score], "auto", dropout_p > 0, backward)
     numbers = _new(Numbers, (slope, scale, dropout_p, 0))
     positive = additive and backward and dst.requires_grad
     call = _new(EagerCall, (graph, handle, score, numbers, False, positive, 0))
     try:
-        return Attention.at_once(call, None, *tensors)[0] if backward else call.run(tensors)[0]
+        return Attention.at_once(call, None, *given)[0] if backward else call.run(given)[0]
     except torch.OutOfMemoryError:
         raise
     except RuntimeError:  # an argument that the operator refuses, which the checks name

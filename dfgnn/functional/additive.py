@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..engine import pair_scores, unchecked
-from ..engine.checks import Checker, for_device, with_feat, without_padding
+from ..engine.checks import Checker, for_device, with_feat
 from ..engine.given import GraphLike, graph_of
 from ..engine.paths import AttentionInputs, attend
 from ..graph import Graph
 from ..runtime import ops as _ops
-from ..runtime.arguments import BIAS_AFTER, FEAT_IN_KEY, FEAT_IN_VALUE, Numbers, Tensors
+from ..runtime.arguments import BIAS_AFTER, FEAT_IN_KEY, FEAT_IN_VALUE, EdgeArgs, Numbers, Tensors
 from ..runtime.batches import batched
 
 if TYPE_CHECKING:
@@ -150,9 +150,8 @@ def gat_attention(
         and alpha_src is not None
         and alpha_dst is not None
     ):
-        out = unchecked.attention(
-            graph, "additive", feat, alpha_src, alpha_dst, None, slope=negative_slope, dropout_p=dropout_p
-        )
+        given = feat, alpha_src, alpha_dst, None
+        out = unchecked.attention(graph, "additive", given, slope=negative_slope, dropout_p=dropout_p)
         if out is not None:
             return out
     check = Checker(_caller, graph, "feat", feat)
@@ -168,9 +167,8 @@ def gat_attention(
     if alpha_dst is not None:
         check.tensor("alpha_dst", alpha_dst, [(graph.num_dst, heads)], alpha_types)
         alpha_dst = _ops.as_type(alpha_dst, check.acc)
-    edge = check.options(
-        heads, edge_bias, edge_gate, edge_mask, edge_weight, edge_feat, dim, out_bias, dim, dropout_p, _seed
-    )
+    edge = EdgeArgs(edge_bias, edge_gate, edge_mask, edge_weight, edge_feat, _seed)
+    edge = check.options(edge, heads, dim, out_bias, dim, dropout_p)
     sink = check.sink(sink, heads)
     values, edge_feat, out_bias = for_device(check, feat, edge.edge_feat, out_bias)
     tensors = Tensors(values, alpha_src, alpha_dst, None, *with_feat(edge, edge_feat), out_bias)
@@ -178,8 +176,7 @@ def gat_attention(
     scalars = Numbers(float(negative_slope), 1.0, float(dropout_p), flags)
     inputs = AttentionInputs(graph, "additive", tensors, scalars, return_attention, schedule, sink)
     out, attention = attend(inputs)
-    out = without_padding(out, dim)
-    return (out, _ops.as_type(check.in_use(attention), feat.dtype)) if return_attention else out
+    return check.results(out, attention, dim, return_attention)
 
 
 # fmt: off
@@ -262,9 +259,8 @@ def gatv2_attention(
         and schedule == "auto"
         and not return_attention
     ):
-        out = unchecked.attention(
-            graph, "additive_v2", x_src, None, x_dst, attn, slope=negative_slope, dropout_p=dropout_p
-        )
+        given = x_src, None, x_dst, attn
+        out = unchecked.attention(graph, "additive_v2", given, slope=negative_slope, dropout_p=dropout_p)
         if out is not None:
             return out
     check = Checker("gatv2_attention", graph, "x_src", x_src)
@@ -276,9 +272,8 @@ def gatv2_attention(
     projects = edge_attr is not None or edge_proj is not None
     if projects:
         edge_feat = _projected(check, edge_feat, edge_attr, edge_proj, (x_src, x_dst, attn))
-    edge = check.options(
-        heads, edge_bias, edge_gate, edge_mask, edge_weight, edge_feat, dim, out_bias, dim, dropout_p, _seed
-    )
+    edge = EdgeArgs(edge_bias, edge_gate, edge_mask, edge_weight, edge_feat, _seed)
+    edge = check.options(edge, heads, dim, out_bias, dim, dropout_p)
     sink = check.sink(sink, heads)
     src, dst, attn, edge_feat, out_bias = for_device(check, x_src, x_dst, attn, edge.edge_feat, out_bias)
     tensors = Tensors(src, None, dst, attn, *with_feat(edge, edge_feat), out_bias)
@@ -288,8 +283,7 @@ def gatv2_attention(
         out, attention = pair_scores.attention(inputs, edge_attr, edge_proj)  # type: ignore[arg-type]
     else:
         out, attention = attend(inputs)
-    out = without_padding(out, dim)
-    return (out, _ops.as_type(check.in_use(attention), x_src.dtype)) if return_attention else out
+    return check.results(out, attention, dim, return_attention)
 
 
 def _projected(check: Checker, edge_feat, edge_attr, edge_proj, tensors) -> Tensor | None:

@@ -11,12 +11,11 @@ from torch import Tensor
 
 from ..engine import edge_arguments as _edges
 from ..engine import edge_projection, unchecked
-from ..engine.checks import Checker, for_device, with_feat, without_padding
+from ..engine.checks import Checker, for_device, with_feat
 from ..engine.given import GraphLike, edges_as_sources, graph_of
 from ..engine.paths import AttentionInputs, attend
 from ..graph import Graph
-from ..runtime import ops as _ops
-from ..runtime.arguments import BIAS_AFTER, FEAT_IN_KEY, Numbers, Tensors
+from ..runtime.arguments import BIAS_AFTER, FEAT_IN_KEY, EdgeArgs, Numbers, Tensors
 from ..runtime.batches import batched
 from .additive import GatOptions, Options
 
@@ -166,7 +165,7 @@ def dot_attention(
         and not return_attention
     ):
         out = unchecked.attention(
-            graph, "dot", value, key, query, None, slope=negative_slope, scale=scale, dropout_p=dropout_p
+            graph, "dot", (value, key, query, None), slope=negative_slope, scale=scale, dropout_p=dropout_p
         )
         if out is not None:
             return out
@@ -191,10 +190,8 @@ def dot_attention(
     value_dim = value.shape[2]
     own, feat_flags, terms, key_bias, value_bias = _edges.sort_out(check, given, heads, dim, value_dim)
     own_dim = dim if feat_flags & FEAT_IN_KEY else value_dim
-    edge = check.options(
-        heads, edge_bias, edge_gate, edge_mask, edge_weight, own, own_dim, out_bias, value_dim, dropout_p,
-        _seed,
-    )  # fmt: skip
+    edge = EdgeArgs(edge_bias, edge_gate, edge_mask, edge_weight, own, _seed)
+    edge = check.options(edge, heads, own_dim, out_bias, value_dim, dropout_p)
     key = key if key_bias is None else key + key_bias
     value = value if value_bias is None else value + value_bias
     sink = check.sink(sink, heads)
@@ -203,10 +200,9 @@ def dot_attention(
         float(negative_slope), float(scale), float(dropout_p), feat_flags | BIAS_AFTER * bool(bias_after)
     )
     tensors = Tensors(values, src, dst, None, *with_feat(edge, own), out_bias)
-    inputs = AttentionInputs(graph, "dot", tensors, scalars, return_attention, schedule, sink)
-    out, attention = attend(inputs) if terms is None else edge_projection.attention(inputs, terms)
-    out = without_padding(out, value_dim)
-    return (out, _ops.as_type(check.in_use(attention), query.dtype)) if return_attention else out
+    inputs = AttentionInputs(graph, "dot", tensors, scalars, return_attention, schedule, sink, terms)
+    out, attention = (attend if terms is None else edge_projection.attention)(inputs)
+    return check.results(out, attention, value_dim, return_attention)
 
 
 # fmt: off

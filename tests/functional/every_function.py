@@ -47,7 +47,8 @@ class Case(NamedTuple):
         if self.folded is not None:
             monkeypatch.setattr(edge_projection, "_unfolds", self._unfolds)
 
-    def _unfolds(self, inputs, terms):
+    def _unfolds(self, inputs):
+        terms = inputs.terms
         return not self.folded and not (terms.key_proj is None and terms.value_proj is None)
 
 

@@ -59,7 +59,7 @@ def with_terms(inputs, graph, terms, features=FEATURES):
 @pytest.fixture
 def way(request, monkeypatch):
     """Projections folded or not, whatever the sizes say."""
-    monkeypatch.setattr(edge_projection, "_unfolds", lambda inputs, terms: _unfolds(request.param, terms))
+    monkeypatch.setattr(edge_projection, "_unfolds", lambda inputs: _unfolds(request.param, inputs.terms))
 
 
 def _unfolds(way, terms):

@@ -13,12 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from dfgnn import nn as layers
+from dfgnn.engine.node import FusedFunction
 from dfgnn.nn.whole import attention as _attention
 from dfgnn.nn.whole import eligible as _eligible
 from dfgnn.nn.whole import padding as _padding
 from dfgnn.nn.whole import projections as _projections
 from dfgnn.nn.whole.attention import attention_layer
-from dfgnn.nn.whole.node import LayerFunction
 from dfgnn.nn.whole.spec import LayerSpec, LayerTensors
 
 IN = 6
@@ -106,7 +106,7 @@ def run_pair(graph, tensors, score, heads, dropout_p=0.0):
 def formula_of(monkeypatch, run, *args, **kwargs):
     """The same call, operation by operation."""
     with monkeypatch.context() as patch:
-        patch.setattr(LayerFunction, "at_once", staticmethod(lambda call, *tensors: call.formula(*tensors)))
+        patch.setattr(FusedFunction, "at_once", staticmethod(lambda call, *tensors: call.formula(*tensors)))
         return run(*args, **kwargs)
 
 
@@ -402,8 +402,8 @@ def test_modules_take_it_where_they_can(monkeypatch, name):
     graph, module = make_graph("random"), MODULES[name]()
     x = torch.randn(graph.num_src, IN, requires_grad=True)
     calls = []
-    apply = LayerFunction.at_once
-    monkeypatch.setattr(LayerFunction, "at_once", staticmethod(lambda *args: calls.append(1) or apply(*args)))
+    apply = FusedFunction.at_once
+    monkeypatch.setattr(FusedFunction, "at_once", staticmethod(lambda *args: calls.append(1) or apply(*args)))
     plain = module(graph, x)
     assert len(calls) == 1
     # A hook on a projection must run, and a mode see every operation.
@@ -463,9 +463,9 @@ def test_a_layer_that_has_learnt_more_takes_the_long_way():
     x = torch.randn(graph.num_src, IN, requires_grad=True)
     short, long = Renamed(4)(graph, x), Louder()(graph, x)
     assert (
-        "LayerFunction" in str(short.grad_fn.next_functions[0][0]) or "LayerFunction" in short.grad_fn.name()
+        "FusedFunction" in str(short.grad_fn.next_functions[0][0]) or "FusedFunction" in short.grad_fn.name()
     )
-    assert "LayerFunction" not in long.grad_fn.name()
+    assert "FusedFunction" not in long.grad_fn.name()
 
 
 @covered(small=[True, False], dtype=[torch.bfloat16, torch.float16], name=list(MODULES), kind=AS)

@@ -1,4 +1,4 @@
-"""Fused layers whose edges compete in a softmax: GAT, GATv2 and dot products (see `node`)."""
+"""Fused layers whose edges compete in a softmax: GAT, GATv2 and dot products (see `engine.node`)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ... import functional
 from ...engine import operators, traced_graph
+from ...engine.node import FusedFunction
 from ...graph import Graph
 from ...runtime import ops as _ops
 from ...runtime.arguments import (
@@ -22,7 +23,6 @@ from ...runtime.arguments import (
     Numbers,
     Tensors,
 )
-from .node import LayerFunction
 from .padding import cut_columns, padding_of
 from .projections import EDGE, KEY, QUERY, SKIP, VALUE, Projections, projections_of
 from .spec import LayerSpec, LayerTensors, spelled
@@ -259,4 +259,4 @@ def attention_layer(spec: LayerSpec, graph: Graph, t: LayerTensors, dtype: torch
         _Additive if additive else _Attention,
         (graph, handle, spec.score, heads, _new(Numbers, numbers), projections, dtype, is_out, train),
     )
-    return LayerFunction.at_once(call, *t) if train else _ops.call(call.forward, t)[0]
+    return FusedFunction.at_once(call, *t) if train else _ops.call(call.forward, t)[0]

@@ -1,5 +1,5 @@
 """The fused layer of a gate per channel, PyTorch Geometric's ResGatedGraphConv without attributes of edges:
-projections, gates and their sum (see `node`).
+projections, gates and their sum (see `engine.node`).
 
 Of tensors of edge size only the gates are saved for backward.
 """
@@ -14,11 +14,11 @@ from torch import Tensor
 
 from ...engine import operators
 from ...engine.edge_rows import rows_of_destinations, rows_of_sources, sum_of_edges
+from ...engine.node import FusedFunction
 from ...graph import Graph
 from ...graph.derived import of_graph
 from ...runtime import ops as _ops
 from ...runtime import torch_internals as internals
-from .node import LayerFunction
 from .padding import constant
 from .spec import LayerSpec, LayerTensors, spelled
 
@@ -210,4 +210,4 @@ def gated_layer(spec: LayerSpec, graph: Graph, t: LayerTensors) -> Tensor:
     """[N, C] of checked tensors (`eligible`, `why_not`)."""
     train = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in t)
     call = _Gated(graph, spec.mean, _by_heads(t.x))
-    return LayerFunction.at_once(call, *t) if train else _ops.call(call.forward, t)[0]
+    return FusedFunction.at_once(call, *t) if train else _ops.call(call.forward, t)[0]

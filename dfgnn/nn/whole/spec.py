@@ -1,8 +1,8 @@
 """What a layer consists of, and that spelled once in plain operations.
 
 A layer describes itself by a `LayerSpec`. `eligible` turns it into `LayerTensors` for the autograd function
-of eager calls (`node`); while a compiler records, `traced` reads it. `spelled` is the layer operation by
-operation: second derivatives and what a compiler records are two readings of it.
+of eager calls (`engine.node`); while a compiler records, `traced` reads it. `spelled` is the layer operation
+by operation: second derivatives and what a compiler records are two readings of it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """The fused layer of `ExphormerAttention`: scores are products of query, key and a factor of the edge's type,
-and may be clamped (see `node`)."""
+and may be clamped (see `engine.node`)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 from ... import functional
 from ...engine import operators
+from ...engine.node import FusedFunction
 from ...graph import Graph
 from ...graph.derived import of_graph
 from ...runtime import ops as _ops
 from ...runtime.arguments import NEED_BIAS, Numbers, Tensors
 from .eligible import can_fuse
-from .node import LayerFunction
 from .padding import cut_columns, cut_rows, pad_columns, pad_rows, padding_of
 
 __all__ = ["TypedSpec", "typed_attention", "typed_layer"]
@@ -144,7 +144,7 @@ def typed_layer(spec: TypedSpec, x: Tensor, weight: Tensor, factor: Tensor) -> T
     train = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
     handle = graph._planner.handle(heads, size + padding, x.dtype, "gat", "auto", True, train)
     call = _Typed(spec, handle, heads, size, padding)
-    return LayerFunction.at_once(call, *tensors) if train else _ops.call(call.forward, tensors)[0]
+    return FusedFunction.at_once(call, *tensors) if train else _ops.call(call.forward, tensors)[0]
 
 
 def typed_attention(spec: TypedSpec, projected: Tensor, factor: Tensor) -> Tensor:

@@ -1,10 +1,11 @@
-"""The autograd function of all fused layers.
+"""The autograd function of computations of several operations: fused layers, and attention with edge terms.
 
 What a layer launches around its attention costs a small graph more than the attention does, and most of that
 is the work of autograd and the dispatcher per operation. A fused layer is therefore one node of the autograd
 graph, which calls operators below autograd. Its results are those of the single operations up to rounding.
 
-A call of a layer is an object with these methods (see `attention`, `gated` and `typed`):
+What is computed is an object with these methods (see `edge_projection`, and `attention`, `gated` and `typed`
+in nn/whole):
 
 - ``forward(tensors)``: the result, what backward takes besides the tensors, and the operator's own output or
   None.
@@ -17,15 +18,15 @@ from __future__ import annotations
 
 import torch
 
-from ...runtime import ops as _ops
-from ...runtime import rules
-from ...runtime.eager import EagerFunction, called_directly, retains_graph, top_hooks
+from ..runtime import ops as _ops
+from ..runtime import rules
+from ..runtime.eager import EagerFunction, called_directly, retains_graph, top_hooks
 
-__all__ = ["LayerFunction"]
+__all__ = ["FusedFunction"]
 
 
 @called_directly
-class LayerFunction(EagerFunction):
+class FusedFunction(EagerFunction):
     @staticmethod
     def forward(ctx, call, *tensors):
         result, made, out = _ops.call(call.forward, tensors)
