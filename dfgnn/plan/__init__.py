@@ -11,7 +11,7 @@
 
 from .choose import parse
 from .cost import LEAST_BOUND, sub_warps
-from .planner import Planner, alternatives, most_partial_bytes, plan
+from .planner import Planner, plan
 from .plans import ROW_SCHEDULES, SCHEDULES, Candidate, Plan, Shape, padded
 
 __all__ = [
@@ -22,8 +22,6 @@ __all__ = [
     "Plan",
     "Planner",
     "Shape",
-    "alternatives",
-    "most_partial_bytes",
     "padded",
     "parse",
     "plan",

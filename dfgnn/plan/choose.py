@@ -33,7 +33,7 @@ import re
 from ..runtime.arguments import PLAN_LAYERS
 from . import cost, items, tiles
 from .direction import Direction
-from .plans import SCHEDULES, Plan, Shape
+from .plans import SCHEDULES, Candidate, Plan, Shape
 
 
 def parse(schedule: str) -> tuple[str, int | None, int | None, int | None]:
@@ -88,12 +88,30 @@ def plan(
         return _plan_once(direction, shape)
     if device.kind == "cpu" and name in ("auto", "natural") and parts in (None, 1):
         return _plan_on_cpu(direction, shape, name, bound, heads if heads and heads < shape.heads else 0)
-    stats = direction.stats
     fit = (0, 1) if name == "tiles" else cost.cache_split(direction, shape)
     heads = fit[0] if heads is None else heads if heads < shape.heads else 0
     parts = fit[1] if parts is None else parts
     if parts > 1 and not direction.rises:
         raise ValueError("schedule: source partitions need the neighbours of every row in rising order")
+    candidates, refusal = _candidates(direction, shape, heads, edges)
+    if name == "auto":
+        chosen, why = _cheapest(direction, candidates), "cheapest estimate"
+    else:
+        if name == "tiles" and refusal is not None:
+            raise ValueError(f"schedule: 'tiles' is not available: {refusal}")
+        if name != "tiles" and name not in (c.schedule for c in candidates):
+            raise _unavailable(name, device.kind, shape)
+        chosen, why = name, "asked for by name"
+    if chosen == "tiles":
+        return _plan_on_tiles(direction, shape, bound, why, candidates)
+    return _plan_on_rows(direction, shape, (chosen, bound, heads, parts), why, candidates)
+
+
+def _candidates(
+    direction: Direction, shape: Shape, heads: int, edges: bool
+) -> tuple[tuple[Candidate, ...], str | None]:
+    """The schedules that there are, with their costs; and why tiles are not among them, or None."""
+    device, stats = direction.device, direction.stats
     packable = cost.sub_warps(heads or shape.heads, shape.dim, shape.dtype)
     candidates = cost.on_rows(stats, packable, device)
     refusal = tiles.refusal(shape.dim, shape.dtype, device.kind)
@@ -101,40 +119,54 @@ def plan(
         refusal = "GATv2 and calls with edge tensors, dropout or returned attention have no tiles"
     if refusal is None and stats.num_edges:
         candidates += (cost.on_tiles(direction, shape),)
-    if name == "auto":
-        order = sorted(candidates, key=lambda c: c.cost)
-        if order[0].schedule == "tiles" and (
-            direction.sharing < cost.LEAST_SHARING or direction.tiles is None
-        ):
-            order.pop(0)  # rows share too few neighbours, or an edge occurs twice
-        chosen, why = order[0].schedule, "cheapest estimate"
-    elif name in (c.schedule for c in candidates) or (name == "tiles" and refusal is None):
-        chosen, why = name, "asked for by name"
-    else:
-        if name == "tiles":
-            reason = refusal
-        elif device.kind != "cuda":
-            reason = "the CPU has 'natural' only"
-        else:
-            rows = f"{shape.heads} x {shape.dim} {shape.dtype}"
-            reason = f"a row of {rows} fills a warp, which cannot take several"
-        raise ValueError(f"schedule: {name!r} is not available: {reason}")
+    return candidates, refusal
 
-    if chosen == "tiles":
-        dense = direction.tiles
-        if dense is None:
-            raise ValueError(
-                "schedule: 'tiles' is not available: the graph has an edge twice, "
-                "and a tile has one bit per pair of nodes"
-            )
-        bound = bound or cost.max_columns(len(dense.chunks), shape.heads, device)
-        work = tiles.items(dense, stats.num_rows, max(bound // tiles.COLUMNS, 1))
-        return Plan("tiles", bound, *work, direction.size, False, why, stats, candidates, dense.chunks)
-    by_name = bound is not None
-    bound = bound or cost.max_edges(stats, chosen, device)
-    longest_first = chosen == "longest_first" or (chosen == "packed" and stats.cv >= cost.ALIKE)
+
+def _cheapest(direction: Direction, candidates: tuple[Candidate, ...]) -> str:
+    order = sorted(candidates, key=lambda c: c.cost)
+    if order[0].schedule == "tiles" and (direction.sharing < cost.LEAST_SHARING or direction.tiles is None):
+        order.pop(0)  # rows share too few neighbours, or an edge occurs twice
+    return order[0].schedule
+
+
+def _unavailable(name: str, kind: str, shape: Shape) -> ValueError:
+    """The error of a schedule on rows that this device or feature shape does not have."""
+    if kind != "cuda":
+        reason = "the CPU has 'natural' only"
+    else:
+        rows = f"{shape.heads} x {shape.dim} {shape.dtype}"
+        reason = f"a row of {rows} fills a warp, which cannot take several"
+    return ValueError(f"schedule: {name!r} is not available: {reason}")
+
+
+def _plan_on_tiles(
+    direction: Direction, shape: Shape, bound: int | None, why: str, candidates: tuple[Candidate, ...]
+) -> Plan:
+    dense, stats = direction.tiles, direction.stats
+    if dense is None:
+        raise ValueError(
+            "schedule: 'tiles' is not available: the graph has an edge twice, "
+            "and a tile has one bit per pair of nodes"
+        )
+    bound = bound or cost.max_columns(len(dense.chunks), shape.heads, direction.device)
+    work = tiles.items(dense, stats.num_rows, max(bound // tiles.COLUMNS, 1))
+    return Plan("tiles", bound, *work, direction.size, False, why, stats, candidates, dense.chunks)
+
+
+def _plan_on_rows(
+    direction: Direction,
+    shape: Shape,
+    schedule: tuple[str, int | None, int, int],
+    why: str,
+    candidates: tuple[Candidate, ...],
+) -> Plan:
+    """schedule: its name, the maximum of edges if it was given, heads at a time and source partitions. A
+    maximum that was not given is doubled until partial rows take as little memory as they may."""
+    (name, given, heads, parts), device, stats = schedule, direction.device, direction.stats
+    bound = given or cost.max_edges(stats, name, device)
+    longest_first = cost.longest_first(name, stats)
     joins = parts > 1 and device.kind == "cuda" and cost.joins(shape)
-    as_asked = by_name or (parts > 1 and not joins)
+    as_asked = given is not None or (parts > 1 and not joins)
     while True:
         key = bound, longest_first, parts
         work, sizes = direction.joined(*key) if joins else (direction.items(*key), ())
@@ -143,8 +175,8 @@ def plan(
             break
         bound *= 2
     return Plan(
-        chosen, bound, *work, direction.size, chosen == "packed", why, stats, candidates, None, heads,
-        parts, sizes, partial,
+        name, bound, *work, direction.size, name == "packed", why, stats, candidates, None, heads, parts,
+        sizes, partial,
     )  # fmt: skip
 
 

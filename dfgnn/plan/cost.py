@@ -207,6 +207,11 @@ def costs_on_rows(stats: DegreeStats, packable: int, device: Device) -> dict[str
     return costs
 
 
+def longest_first(schedule: str, stats: DegreeStats) -> bool:
+    """Whether the work items of a schedule on rows run in the order of their lengths."""
+    return schedule == "longest_first" or (schedule == "packed" and stats.cv >= ALIKE)
+
+
 def on_rows(stats: DegreeStats, packable: int, device: Device) -> tuple[Candidate, ...]:
     notes = {
         "natural": "neighbouring rows run together" if device.kind == "cuda" else _ON_CPU,

@@ -36,7 +36,7 @@ def chosen(direction: Direction, shape: Shape, edges: bool) -> tuple[str, int, b
         shape, direction
     ):
         return None
-    return name, bound, name == "longest_first" or (name == "packed" and stats.cv >= cost.ALIKE), cut
+    return name, bound, cost.longest_first(name, stats), cut
 
 
 def handle(

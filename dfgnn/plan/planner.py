@@ -164,6 +164,10 @@ class Planner:
         with untraced(self.structure.indices):
             return choose.alternatives(self._direction(reverse), shape, self.plan(shape, reverse))
 
+    def most_partial_bytes(self, shape: Shape, reverse: bool) -> int:
+        """The most bytes of partial rows that a plan of "auto" may write."""
+        return cost.most_partial_bytes(shape, self._direction(reverse))
+
     def adopt(self, shape: Shape, reverse: bool, schedule: str, why: str) -> Plan:
         """Makes a schedule the shape's "auto": one on rows for all calls, tiles for those that can use
         them."""
@@ -208,30 +212,3 @@ def plan(
     """
     shape = Shape(num_heads, head_dim, dtype, layer)
     return graph._planner.estimate(shape, reverse, schedule, edges)
-
-
-def alternatives(
-    graph,
-    *,
-    reverse: bool,
-    num_heads: int,
-    head_dim: int,
-    dtype: torch.dtype,
-    layer: str | None = "gat",
-) -> list[str]:
-    """Names of the schedules that could be taken instead of "auto": see `choose.alternatives`."""
-    return graph._planner.alternatives(Shape(num_heads, head_dim, dtype, layer), reverse)
-
-
-def most_partial_bytes(
-    graph,
-    *,
-    reverse: bool,
-    num_heads: int,
-    head_dim: int,
-    dtype: torch.dtype,
-    layer: str | None = "gat",
-) -> int:
-    """The most bytes of partial rows that a plan of "auto" may write."""
-    shape = Shape(num_heads, head_dim, dtype, layer)
-    return cost.most_partial_bytes(shape, graph._planner._direction(reverse))
