@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+_SLOPE = 0.2  # of the layers' LeakyReLU
 # A chunk's edges x features tensor has at most so many bytes.
 _CHUNK_BYTES = 2**28
 
@@ -21,12 +22,7 @@ def error(x: Tensor, reference: Tensor) -> float:
 
 
 def gat(
-    graph,
-    feat: Tensor,
-    alpha_src: Tensor,
-    alpha_dst: Tensor,
-    grad_out: Tensor | None = None,
-    slope: float = 0.2,
+    graph, feat: Tensor, alpha_src: Tensor, alpha_dst: Tensor, grad_out: Tensor | None = None
 ) -> dict[str, Tensor]:
     """``out`` of :func:`dfgnn.functional.gat_attention` and, with ``grad_out``, the gradient of every input.
 
@@ -36,34 +32,19 @@ def gat(
     feat, alpha_src, alpha_dst = feat.double(), alpha_src.double(), alpha_dst.double()
 
     def score(src, dst):
-        return F.leaky_relu(alpha_src[src] + alpha_dst[dst], slope)
+        return F.leaky_relu(alpha_src[src] + alpha_dst[dst], _SLOPE)
 
-    out, lse = _forward(graph, score, feat)
-    if grad_out is None:
-        return {"out": out}
-    grad_out = grad_out.double()
-    delta = (grad_out * out).sum(-1)
-    grads = {"feat": feat, "alpha_src": alpha_src, "alpha_dst": alpha_dst}
-    grads = {name: torch.zeros_like(x) for name, x in grads.items()}
-    for src, dst in _chunks(graph, feat):
-        z = alpha_src[src] + alpha_dst[dst]
-        alpha = torch.exp(F.leaky_relu(z, slope) - lse[dst])
-        g = grad_out[dst]
-        ds = alpha * ((g * feat[src]).sum(-1) - delta[dst])
-        dz = torch.where(z > 0, ds, slope * ds)
-        grads["feat"].index_add_(0, src, alpha[..., None] * g)
+    def gradients(grads, src, dst, ds):
+        dz = torch.where(alpha_src[src] + alpha_dst[dst] > 0, ds, _SLOPE * ds)
         grads["alpha_src"].index_add_(0, src, dz)
         grads["alpha_dst"].index_add_(0, dst, dz)
-    return {"out": out, **grads}
+
+    inputs = {"feat": feat, "alpha_src": alpha_src, "alpha_dst": alpha_dst}
+    return _attention(graph, inputs, "feat", score, gradients, grad_out)
 
 
 def gatv2(
-    graph,
-    x_src: Tensor,
-    x_dst: Tensor,
-    attn: Tensor,
-    grad_out: Tensor | None = None,
-    slope: float = 0.2,
+    graph, x_src: Tensor, x_dst: Tensor, attn: Tensor, grad_out: Tensor | None = None
 ) -> dict[str, Tensor]:
     """``out`` of :func:`dfgnn.functional.gatv2_attention` and, with ``grad_out``, the gradient of each input.
 
@@ -72,35 +53,21 @@ def gatv2(
     x_src, x_dst, attn = x_src.double(), x_dst.double(), attn.double()
 
     def score(src, dst):
-        return (attn * F.leaky_relu(x_src[src] + x_dst[dst], slope)).sum(-1)
+        return (attn * F.leaky_relu(x_src[src] + x_dst[dst], _SLOPE)).sum(-1)
 
-    out, lse = _forward(graph, score, x_src)
-    if grad_out is None:
-        return {"out": out}
-    grad_out = grad_out.double()
-    delta = (grad_out * out).sum(-1)
-    grads = {"x_src": x_src, "x_dst": x_dst, "attn": attn}
-    grads = {name: torch.zeros_like(x) for name, x in grads.items()}
-    for src, dst in _chunks(graph, x_src):
-        x, g = x_src[src], grad_out[dst]
-        u = x + x_dst[dst]
-        activated = F.leaky_relu(u, slope)
-        alpha = torch.exp((attn * activated).sum(-1) - lse[dst])
-        ds = (alpha * ((g * x).sum(-1) - delta[dst]))[..., None]
-        du = torch.where(u > 0, ds * attn, slope * ds * attn)
-        grads["x_src"].index_add_(0, src, du + alpha[..., None] * g)
+    def gradients(grads, src, dst, ds):
+        u, ds = x_src[src] + x_dst[dst], ds[..., None]
+        du = torch.where(u > 0, ds * attn, _SLOPE * ds * attn)
+        grads["x_src"].index_add_(0, src, du)
         grads["x_dst"].index_add_(0, dst, du)
-        grads["attn"] += (ds * activated).sum(0)
-    return {"out": out, **grads}
+        grads["attn"] += (ds * F.leaky_relu(u, _SLOPE)).sum(0)
+
+    inputs = {"x_src": x_src, "x_dst": x_dst, "attn": attn}
+    return _attention(graph, inputs, "x_src", score, gradients, grad_out)
 
 
 def dot(
-    graph,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    grad_out: Tensor | None = None,
-    scale: float | None = None,
+    graph, query: Tensor, key: Tensor, value: Tensor, grad_out: Tensor | None = None
 ) -> dict[str, Tensor]:
     """``out`` of :func:`dfgnn.functional.dot_attention` and, with ``grad_out``, the gradient of every input.
 
@@ -108,25 +75,37 @@ def dot(
     name.
     """
     query, key, value = query.double(), key.double(), value.double()
-    scale = scale if scale is not None else 1 / math.sqrt(query.shape[-1])
+    scale = 1 / math.sqrt(query.shape[-1])
 
     def score(src, dst):
         return (query[dst] * key[src]).sum(-1) * scale
 
+    def gradients(grads, src, dst, ds):
+        ds = ds[..., None] * scale
+        grads["query"].index_add_(0, dst, ds * key[src])
+        grads["key"].index_add_(0, src, ds * query[dst])
+
+    inputs = {"query": query, "key": key, "value": value}
+    return _attention(graph, inputs, "value", score, gradients, grad_out)
+
+
+def _attention(
+    graph, inputs: dict[str, Tensor], values: str, score, gradients, grad_out: Tensor | None
+) -> dict[str, Tensor]:
+    """values: which of the inputs is summed up. score(src, dst): of some edges [edges, H]. gradients(grads,
+    src, dst, ds): adds the scores' gradients ds of some edges to those of the inputs."""
+    value = inputs[values]
     out, lse = _forward(graph, score, value)
     if grad_out is None:
         return {"out": out}
     grad_out = grad_out.double()
     delta = (grad_out * out).sum(-1)
-    grads = {"query": query, "key": key, "value": value}
-    grads = {name: torch.zeros_like(x) for name, x in grads.items()}
+    grads = {name: torch.zeros_like(x) for name, x in inputs.items()}
     for src, dst in _chunks(graph, value):
-        q, k, g = query[dst], key[src], grad_out[dst]
-        alpha = torch.exp((q * k).sum(-1) * scale - lse[dst])
-        ds = alpha * ((g * value[src]).sum(-1) - delta[dst]) * scale
-        grads["query"].index_add_(0, dst, ds[..., None] * k)
-        grads["key"].index_add_(0, src, ds[..., None] * q)
-        grads["value"].index_add_(0, src, alpha[..., None] * g)
+        g = grad_out[dst]
+        alpha = torch.exp(score(src, dst) - lse[dst])
+        grads[values].index_add_(0, src, alpha[..., None] * g)
+        gradients(grads, src, dst, alpha * ((g * value[src]).sum(-1) - delta[dst]))
     return {"out": out, **grads}
 
 

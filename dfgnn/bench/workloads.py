@@ -109,26 +109,30 @@ class Workload:
 
         return {"forward": forward, "train": train}[mode]
 
+    @property
+    def shape(self) -> schedule.Shape:
+        """What plans are made for: heads are padded as kernels pad them."""
+        dim = schedule.padded(self.head_dim, self.dtype, self.graph.device)
+        return schedule.Shape(self.heads, dim, self.dtype, self.layer.name)
+
     def plans(self, mode: str, schedule: str = "auto") -> dict:
         """The plans of a call, by direction. Raises ValueError if the schedule is not available."""
-        shape = plan_shape(self.layer, self.graph, self.heads, self.head_dim, self.dtype)
+        heads, dim, dtype, layer = self.shape
         directions = {"forward": False, "reverse": True} if mode == "train" else {"forward": False}
         return {
-            name: self.graph.plan(**shape, reverse=reverse, schedule=schedule)
+            name: self.graph.plan(heads, dim, dtype, reverse=reverse, schedule=schedule, layer=layer)
             for name, reverse in directions.items()
         }
 
     def alternatives(self, mode: str) -> list[str]:
         """Names of the schedules that could be taken instead of "auto", in either direction."""
-        shape = plan_shape(self.layer, self.graph, self.heads, self.head_dim, self.dtype)
         directions = (False, True) if mode == "train" else (False,)
-        names = (schedule.alternatives(self.graph, reverse=reverse, **shape) for reverse in directions)
+        names = (self.graph._planner.alternatives(self.shape, reverse) for reverse in directions)
         return list(dict.fromkeys(chain.from_iterable(names)))
 
     def most_partial_bytes(self, direction: str) -> int:
         """The most bytes of partial rows that a plan of "auto" may write in this direction."""
-        shape = plan_shape(self.layer, self.graph, self.heads, self.head_dim, self.dtype)
-        return schedule.most_partial_bytes(self.graph, reverse=direction == "reverse", **shape)
+        return self.graph._planner.most_partial_bytes(self.shape, direction == "reverse")
 
     def reference(self, gradients: bool, rows: Tensor | None = None) -> dict[str, Tensor]:
         """float64 values of what ``call`` returns, by name; with ``rows``, those destinations of ``out``."""
@@ -146,12 +150,6 @@ class Workload:
         if rows is not None:
             results = (results[0][rows],)
         return {name: accuracy.error(x, reference[name]) for name, x in zip(("out", *self.inputs), results)}
-
-
-def plan_shape(layer: Layer, graph, heads: int, head_dim: int, dtype: torch.dtype) -> dict:
-    """The arguments of `Graph.plan`: the feature shape, with heads padded as kernels pad them."""
-    dim = schedule.padded(head_dim, dtype, graph.device)
-    return {"num_heads": heads, "head_dim": dim, "dtype": dtype, "layer": layer.name}
 
 
 def sample_rows(graph, count: int) -> Tensor:
