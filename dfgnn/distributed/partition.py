@@ -13,10 +13,12 @@ edges and halo sources the parts have, and the share of edges between parts.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import tempfile
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -82,27 +84,13 @@ def write(
         owner, _ = parts.owners(where, method, whole, num_nodes, num_nodes, True, count)
     places = parts.places(owner, count)
 
-    fingerprint = 0
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        files = [open(Path(scratch) / str(number), "w+b") for number in range(count)]  # noqa: SIM115
-        try:
-            for begin, (src, dst) in pieces():
-                fingerprint += parts.fingerprint_of(src, dst, begin)
-                to = owner[dst]
-                order = torch.argsort(to, stable=True)
-                rows = torch.stack([src, dst, torch.arange(begin, begin + len(src))], 1)[order]
-                for file, mine in zip(files, rows.split(torch.bincount(to, minlength=count).tolist())):
-                    mine.numpy().tofile(file)
-            whole_print = parts.print_of(fingerprint, places, places)
-            halos = []
-            for number, file in enumerate(files):
-                file.flush()
-                rows = torch.from_numpy(np.fromfile(Path(scratch) / str(number), np.int64)).view(-1, 3)
-                part = _part(number, rows, places, num_edges, whole_print)
-                halos.append(_save(folder, part))
-        finally:
-            for file in files:
-                file.close()
+        files = [Path(scratch) / str(number) for number in range(count)]
+        fingerprint = parts.print_of(_divide(pieces(), owner, files), places, places)
+        halos = []
+        for number, file in enumerate(files):
+            rows = torch.from_numpy(np.fromfile(file, np.int64)).view(-1, 3)
+            halos.append(_save(folder, _part(number, rows, places, num_edges, fingerprint)))
     for name, array in (nodes or {}).items():
         if len(array) != num_nodes:
             raise ValueError(f"{where}: nodes: expected {num_nodes} rows of {name!r}, got {len(array)}")
@@ -116,6 +104,22 @@ def write(
         "edges_between_parts": between / max(num_edges, 1),
         "parts": halos,
     }
+
+
+def _divide(pieces: Iterable[tuple[int, Tensor]], owner: Tensor, files: list[Path]) -> int:
+    """Writes (source, destination, number) of each edge to the file of its destination's part; returns the
+    fingerprint of all edges."""
+    fingerprint = 0
+    with contextlib.ExitStack() as stack:
+        opened = [stack.enter_context(open(file, "wb")) for file in files]
+        for begin, (src, dst) in pieces:
+            fingerprint += parts.fingerprint_of(src, dst, begin)
+            to = owner[dst]
+            order = torch.argsort(to, stable=True)
+            rows = torch.stack([src, dst, torch.arange(begin, begin + len(src))], 1)[order]
+            for file, mine in zip(opened, rows.split(torch.bincount(to, minlength=len(files)).tolist())):
+                mine.numpy().tofile(file)
+    return fingerprint
 
 
 def _part(number: int, rows: Tensor, places: Places, num_edges: int, fingerprint: int) -> Part:

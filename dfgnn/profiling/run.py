@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity, record_function
@@ -69,72 +69,100 @@ def profile(
         if on_gpu:
             torch.cuda.synchronize(target)
 
-    for _ in range(warmup):
+    def run() -> None:
         step(*args)
+
+    for _ in range(warmup):
+        run()
     wait()
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(target)
-
-    def back_to_back() -> float:
-        begin = time.perf_counter()
-        for _ in range(steps):
-            step(*args)
-        wait()
-        return (time.perf_counter() - begin) / steps * 1e3
-
-    step_ms, in_calling_thread = back_to_back(), None
-    if on_gpu and internals.is_multithreading_enabled():
-        with torch.autograd.set_multithreading_enabled(False):
-            step(*args)
-            wait()
-            in_calling_thread = back_to_back()
-    calls = []
-    for _ in range(steps):
-        begin = time.perf_counter()
-        step(*args)
-        calls.append((time.perf_counter() - begin) * 1e3)
-        wait()
+    times = _times(run, steps, wait, on_gpu)
     peak = torch.cuda.max_memory_allocated(target) if on_gpu else None
-
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
-    with torch_profile(activities=activities, profile_memory=not on_gpu) as profiler:
-        for _ in range(steps):
-            with record_function(trace.STEP):
-                step(*args)
-            wait()
+    profiler = _profiled(run, steps, wait, on_gpu)
     events = trace.events_of(profiler)
     spans = trace.steps_of(events)
-    middle = sorted(spans, key=lambda s: s.host[-1].end if s.host else 0.0)[len(spans) // 2]
-    operators = [
-        Operator(o.key, o.self_cpu_time_total / steps / 1e3, o.count / steps)
-        for o in profiler.key_averages()
-        if o.key != trace.STEP and o.self_cpu_time_total and not o.key.startswith("cuda")
-    ]
-    kernels = [
-        Operator(key, sum(s.by_kernel[key] for s in spans) / steps, sum(s.counts[key] for s in spans) / steps)
-        for key in dict.fromkeys(key for s in spans for key in s.by_kernel)
-    ]
     waits_ms = median(s.waits_ms for s in spans)
-    call_ms = median(calls)
     return Profile(
         name=name,
         device=torch.cuda.get_device_name(target) if on_gpu else "CPU",
         on_gpu=on_gpu,
-        step_ms=step_ms,
-        host_ms=max(call_ms - waits_ms, 0.0),
+        step_ms=times.back_to_back,
+        host_ms=max(times.call - waits_ms, 0.0),
         device_ms=median(s.device_ms for s in spans),
         tklqt_ms=median(s.tklqt_ms for s in spans),
-        calling_thread_ms=in_calling_thread if any(s.backward_elsewhere for s in spans) else None,
+        calling_thread_ms=times.in_calling_thread if any(s.backward_elsewhere for s in spans) else None,
         kernels=round(median(s.kernels for s in spans)),
         launches=round(median(s.launches for s in spans)),
         copies=round(median(s.copies for s in spans)),
         waits=round(median(s.waits for s in spans)),
         waits_ms=waits_ms,
         peak_bytes=_peak(events) if peak is None else peak,
-        by_kernel=sorted(kernels, key=lambda o: -o.ms),
-        by_operator=sorted(operators, key=lambda o: -o.ms),
-        timeline=middle,
+        by_kernel=_by_kernel(spans, steps),
+        by_operator=_by_operator(profiler, steps),
+        timeline=sorted(spans, key=lambda s: s.host[-1].end if s.host else 0.0)[len(spans) // 2],
     )
+
+
+class _Times(NamedTuple):
+    """Milliseconds per step, without the profiler."""
+
+    back_to_back: float
+    in_calling_thread: float | None  # the same with backward in the thread that calls it
+    call: float  # the median of calls that begin with an idle device, without waiting for it
+
+
+def _times(run: Callable[[], None], steps: int, wait: Callable[[], None], on_gpu: bool) -> _Times:
+    def back_to_back() -> float:
+        begin = time.perf_counter()
+        for _ in range(steps):
+            run()
+        wait()
+        return (time.perf_counter() - begin) / steps * 1e3
+
+    step_ms, in_calling_thread = back_to_back(), None
+    if on_gpu and internals.is_multithreading_enabled():
+        with torch.autograd.set_multithreading_enabled(False):
+            run()
+            wait()
+            in_calling_thread = back_to_back()
+    calls = []
+    for _ in range(steps):
+        begin = time.perf_counter()
+        run()
+        calls.append((time.perf_counter() - begin) * 1e3)
+        wait()
+    return _Times(step_ms, in_calling_thread, median(calls))
+
+
+def _profiled(run: Callable[[], None], steps: int, wait: Callable[[], None], on_gpu: bool) -> Any:
+    """The profiler after these steps."""
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    with torch_profile(activities=activities, profile_memory=not on_gpu) as profiler:
+        for _ in range(steps):
+            with record_function(trace.STEP):
+                run()
+            wait()
+    return profiler
+
+
+def _by_operator(profiler: Any, steps: int) -> list[Operator]:
+    """Host time and calls per step, the longest first."""
+    operators = [
+        Operator(o.key, o.self_cpu_time_total / steps / 1e3, o.count / steps)
+        for o in profiler.key_averages()
+        if o.key != trace.STEP and o.self_cpu_time_total and not o.key.startswith("cuda")
+    ]
+    return sorted(operators, key=lambda o: -o.ms)
+
+
+def _by_kernel(spans: list[Any], steps: int) -> list[Operator]:
+    """Device time and launches per step, the longest first."""
+    kernels = [
+        Operator(key, sum(s.by_kernel[key] for s in spans) / steps, sum(s.counts[key] for s in spans) / steps)
+        for key in dict.fromkeys(key for s in spans for key in s.by_kernel)
+    ]
+    return sorted(kernels, key=lambda o: -o.ms)
 
 
 def profile_accelerated(
