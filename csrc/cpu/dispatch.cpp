@@ -5,47 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "by_index.h"
-#include "checksum.h"
-#include "edge_products.h"
-#include "edge_terms.h"
-#include "engine.h"
+#include "kernel_list.h"
 #include "pages.h"
-#include "pair_scores.h"
-#include "second_order.h"
-#include "terms.h"
 
 namespace dfgnn::cpu {
-
-// build_native.py defines DFGNN_ISAS(apply) as apply(avx512) apply(avx2) apply(base), or as many of them as
-// it compiles.
-
-#define DFGNN_DECLARE(name)                                               \
-  namespace name {                                                        \
-  void forward(const ForwardParams&, const Parallel&);                    \
-  void backward(const BackwardParams&, const Parallel&, void*);           \
-  void sddmm(const ProductParams&, const Parallel&);                      \
-  void spmm(const ProductParams&, const Parallel&);                       \
-  void edge_dot(const EdgeTermParams&, const Parallel&);                  \
-  void edge_sum(const EdgeTermParams&, const Parallel&);                  \
-  void edge_outer(const EdgeTermParams&, const Parallel&);                \
-  int64_t attention_parts(const Csr&);                                    \
-  void terms(const TermsParams&, const Parallel&);                        \
-  void terms_backward(const TermsBackwardParams&, const Parallel&);       \
-  void index_softmax(const ByIndexParams&, const Parallel&);              \
-  void index_softmax_backward(const ByIndexParams&, const Parallel&);     \
-  void index_sum(const ByIndexParams&, const Parallel&);                  \
-  uint64_t checksum(const void*, int64_t);                                \
-  int64_t second_numbers(const Csr&);                                     \
-  void second_order(const SecondParams&, const Parallel&);                \
-  void edge_products(const EdgeProductParams&, const Parallel&);          \
-  void edge_products_backward(const EdgeProductParams&, const Parallel&); \
-  void pair_scores(const PairScoreParams&, const Parallel&);              \
-  void pair_sums(const PairScoreParams&, const Parallel&);                \
-  int64_t pair_parts(const Csr&);                                         \
-  }
-DFGNN_ISAS(DFGNN_DECLARE)
-#undef DFGNN_DECLARE
 
 namespace {
 
@@ -68,60 +31,31 @@ constexpr int64_t kChecksumRun = int64_t(1) << 20, kChecksumRuns = 32;
 }
 #endif
 
+#define DFGNN_MEMBER(result, name, arguments) result(*name) arguments;
 struct Kernels {
   const char* isa;
   bool (*supported)();
-  void (*forward)(const ForwardParams&, const Parallel&);
-  void (*backward)(const BackwardParams&, const Parallel&, void*);
-  void (*sddmm)(const ProductParams&, const Parallel&);
-  void (*spmm)(const ProductParams&, const Parallel&);
-  void (*edge_dot)(const EdgeTermParams&, const Parallel&);
-  void (*edge_sum)(const EdgeTermParams&, const Parallel&);
-  void (*edge_outer)(const EdgeTermParams&, const Parallel&);
-  void (*edge_products)(const EdgeProductParams&, const Parallel&);
-  void (*edge_products_backward)(const EdgeProductParams&, const Parallel&);
-  void (*pair_scores)(const PairScoreParams&, const Parallel&);
-  void (*pair_sums)(const PairScoreParams&, const Parallel&);
-  int64_t (*pair_parts)(const Csr&);
-  int64_t (*attention_parts)(const Csr&);
-  void (*terms)(const TermsParams&, const Parallel&);
-  void (*terms_backward)(const TermsBackwardParams&, const Parallel&);
-  void (*index_softmax)(const ByIndexParams&, const Parallel&);
-  void (*index_softmax_backward)(const ByIndexParams&, const Parallel&);
-  void (*index_sum)(const ByIndexParams&, const Parallel&);
-  uint64_t (*checksum)(const void*, int64_t);
-  int64_t (*second_numbers)(const Csr&);
-  void (*second_order)(const SecondParams&, const Parallel&);
+  DFGNN_KERNELS(DFGNN_MEMBER)
 };
 
-constexpr Kernels kKernels[] = {
-#define DFGNN_ENTRY(name)        \
-  {#name,                        \
-   has_##name,                   \
-   name::forward,                \
-   name::backward,               \
-   name::sddmm,                  \
-   name::spmm,                   \
-   name::edge_dot,               \
-   name::edge_sum,               \
-   name::edge_outer,             \
-   name::edge_products,          \
-   name::edge_products_backward, \
-   name::pair_scores,            \
-   name::pair_sums,              \
-   name::pair_parts,             \
-   name::attention_parts,        \
-   name::terms,                  \
-   name::terms_backward,         \
-   name::index_softmax,          \
-   name::index_softmax_backward, \
-   name::index_sum,              \
-   name::checksum,               \
-   name::second_numbers,         \
-   name::second_order},
-    DFGNN_ISAS(DFGNN_ENTRY)
-#undef DFGNN_ENTRY
-};
+}  // namespace
+
+// build_native.py defines DFGNN_ISAS(apply) as apply(avx512) apply(avx2) apply(base), or as many of them as
+// it compiles. Each has a namespace with its kernels, and here a table of them.
+// clang-format off
+#define DFGNN_NAME(result, name, arguments) name,
+#define DFGNN_TABLE(isa)                                                \
+  namespace isa {                                                       \
+  DFGNN_KERNELS(DFGNN_DECLARE)                                          \
+  constexpr Kernels kTable{#isa, has_##isa, DFGNN_KERNELS(DFGNN_NAME)}; \
+  }
+// clang-format on
+DFGNN_ISAS(DFGNN_TABLE)
+
+namespace {
+
+#define DFGNN_ENTRY(isa) isa::kTable,
+constexpr Kernels kKernels[] = {DFGNN_ISAS(DFGNN_ENTRY)};
 
 const Kernels& kernels() {
   const char* variable = std::getenv("DFGNN_CPU_ISA");

@@ -1,6 +1,5 @@
 // Softmax and sums over groups given by an index: see cpu/by_index.h.
-#include "cpu/by_index.h"
-
+#include "kernels.h"
 #include "schedule.h"
 
 namespace dfgnn::cpu::DFGNN_ISA {

@@ -1,4 +1,5 @@
 // The checksum of a run of bytes: see cpu/checksum.h.
+#include "kernels.h"
 #include "simd.h"
 
 namespace dfgnn::cpu::DFGNN_ISA {

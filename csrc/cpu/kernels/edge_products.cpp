@@ -1,15 +1,11 @@
 // Products of an edge's ends with its own features (core/edge_products.h). Each head of a row is read in
 // vectors of the widest size that fits, and its remaining columns one by one.
-#include "core/edge_products.h"
-
 #include "ahead.h"
 #include "blocks.h"
+#include "kernels.h"
 #include "merge.h"
 
 namespace dfgnn::cpu::DFGNN_ISA {
-
-void edge_products(const EdgeProductParams&, const Parallel&);
-void edge_products_backward(const EdgeProductParams&, const Parallel&);
 
 namespace {
 

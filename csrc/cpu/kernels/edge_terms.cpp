@@ -1,16 +1,11 @@
 // Products of low-dimensional edge features with rows (core/edge_terms.h). A row's [H, d] matrix is copied so
 // that either heads or features are in the lanes, and multiplied with the row's edges.
-#include "core/edge_terms.h"
-
 #include "blocks.h"
 #include "edges.h"
+#include "kernels.h"
 #include "merge.h"
 
 namespace dfgnn::cpu::DFGNN_ISA {
-
-void edge_dot(const EdgeTermParams&, const Parallel&);
-void edge_sum(const EdgeTermParams&, const Parallel&);
-void edge_outer(const EdgeTermParams&, const Parallel&);
 
 namespace {
 

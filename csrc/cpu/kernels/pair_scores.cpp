@@ -1,15 +1,10 @@
 // Scores of pairs with projected attributes (core/pair_scores.h). Edges are processed in blocks: the
 // projection of a block's attributes stays in cache.
-#include "cpu/pair_scores.h"
-
 #include "ahead.h"
+#include "kernels.h"
 #include "merge.h"
 
 namespace dfgnn::cpu::DFGNN_ISA {
-
-void pair_scores(const PairScoreParams&, const Parallel&);
-void pair_sums(const PairScoreParams&, const Parallel&);
-int64_t pair_parts(const Csr&);
 
 namespace {
 

@@ -6,12 +6,10 @@
 // Rows of up to EdgeMajor::kEdges edges are processed in groups, whose gathered rows stay in cache. Longer
 // rows are processed in blocks: the four products of each block are saved, and its rows are gathered twice.
 // The chunks of a split row are processed together, by all threads, in three steps.
+#include "kernels.h"
 #include "second_call.h"
 
 namespace dfgnn::cpu::DFGNN_ISA {
-
-void second_order(const SecondParams&, const Parallel&);
-int64_t second_numbers(const Csr&);
 
 int64_t second_numbers(const Csr& destinations) {
   bool longer = destinations.num_splits > 0;

@@ -1,7 +1,6 @@
 // Score terms of additive attention, and their gradients with the sums over nodes: core/terms.h.
-#include "cpu/terms.h"
-
 #include "head_sums.h"
+#include "kernels.h"
 #include "schedule.h"
 
 namespace dfgnn::cpu::DFGNN_ISA {

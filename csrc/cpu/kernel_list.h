@@ -1,0 +1,40 @@
+// The kernels that every instruction set has: the dispatcher's tables and the declarations in their
+// namespaces are made of this list.
+#pragma once
+
+#include "by_index.h"
+#include "checksum.h"
+#include "edge_products.h"
+#include "edge_terms.h"
+#include "engine.h"
+#include "pair_scores.h"
+#include "second_order.h"
+#include "terms.h"
+
+// apply(result, name, arguments)
+// clang-format off
+#define DFGNN_KERNELS(apply)                                                       \
+  apply(void, forward, (const ForwardParams&, const Parallel&))                    \
+  apply(void, backward, (const BackwardParams&, const Parallel&, void*))           \
+  apply(int64_t, attention_parts, (const Csr&))                                    \
+  apply(int64_t, second_numbers, (const Csr&))                                     \
+  apply(void, second_order, (const SecondParams&, const Parallel&))                \
+  apply(void, sddmm, (const ProductParams&, const Parallel&))                      \
+  apply(void, spmm, (const ProductParams&, const Parallel&))                       \
+  apply(void, edge_dot, (const EdgeTermParams&, const Parallel&))                  \
+  apply(void, edge_sum, (const EdgeTermParams&, const Parallel&))                  \
+  apply(void, edge_outer, (const EdgeTermParams&, const Parallel&))                \
+  apply(void, edge_products, (const EdgeProductParams&, const Parallel&))          \
+  apply(void, edge_products_backward, (const EdgeProductParams&, const Parallel&)) \
+  apply(void, pair_scores, (const PairScoreParams&, const Parallel&))              \
+  apply(void, pair_sums, (const PairScoreParams&, const Parallel&))                \
+  apply(int64_t, pair_parts, (const Csr&))                                         \
+  apply(void, terms, (const TermsParams&, const Parallel&))                        \
+  apply(void, terms_backward, (const TermsBackwardParams&, const Parallel&))       \
+  apply(void, index_softmax, (const ByIndexParams&, const Parallel&))              \
+  apply(void, index_softmax_backward, (const ByIndexParams&, const Parallel&))     \
+  apply(void, index_sum, (const ByIndexParams&, const Parallel&))                  \
+  apply(uint64_t, checksum, (const void*, int64_t))
+// clang-format on
+
+#define DFGNN_DECLARE(result, name, arguments) result name arguments;
