@@ -26,12 +26,7 @@ from ..runtime.arguments import (
     Numbers,
     Tensors,
 )
-from ..runtime.eager import (
-    EagerFunction,
-    called_directly,
-    keep_aside,
-    taken_back,
-)
+from ..runtime.eager import EagerFunction, called_directly, restored_results, save_results
 from . import second_order
 from . import sink as _sink
 from .operators import DispatchedCall, backward_op, forward_op
@@ -60,7 +55,7 @@ class Attention(EagerFunction):
         ctx.call = call
         if attention is not None:
             ctx.set_materialize_grads(False)  # a gradient of one result alone leaves the other's None
-        ctx.save_for_backward(sink, *tensors, *saved, *keep_aside(ctx, out, attention))
+        ctx.save_for_backward(sink, *tensors, *saved, *save_results(ctx, out, attention))
         return out, attention
 
     @staticmethod
@@ -68,7 +63,7 @@ class Attention(EagerFunction):
         call, (sink, *tensors), (_, need_sink, *need) = ctx.call, ctx.saved_tensors, ctx.needs_input_grad
         count = len(need)
         missing = _NONE[count:]
-        results, saved = taken_back(ctx, tensors[count:])
+        results, saved = restored_results(ctx, tensors[count:])
         tensors, need = _new(Tensors, (*tensors[:count], *missing)), _new(Tensors, (*need, *missing))
         if results is None:  # they were modified
             with torch.no_grad():

@@ -29,7 +29,7 @@ def edge_scores(graph, score_fn: Callable, chunk: int, query, key, edge_feat, pa
     if isinstance(graph, GraphPart):
         graph, (key,) = graph.gathered(key)
     if isinstance(_edges.for_compiler(graph), _edges.EdgeList):
-        # Compiled the score is fused, but the ends' rows exist for all edges at a time.
+        # The compiler fuses the score, but not the rows of the ends: they exist for all edges at a time.
         q = rows_of_destinations(graph, query.flatten(1)).unflatten(1, query.shape[1:])
         k = rows_of_sources(graph, key.flatten(1)).unflatten(1, key.shape[1:])
         return score_fn(q, k, edge_feat, *params).to(query.dtype)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class ScoreOptions(Options, total=False):
+class ScoredOptions(Options, total=False):
     out_bias: Tensor | None
     sink: Tensor | None
     value_at: str
@@ -28,17 +28,17 @@ class ScoreOptions(Options, total=False):
 @overload
 def score_attention(
     graph: GraphLike, score: Tensor, value: Tensor, *,
-    return_attention: Literal[False] = ..., **options: Unpack[ScoreOptions],
+    return_attention: Literal[False] = ..., **options: Unpack[ScoredOptions],
 ) -> Tensor: ...
 @overload
 def score_attention(
     graph: GraphLike, score: Tensor, value: Tensor, *,
-    return_attention: Literal[True], **options: Unpack[ScoreOptions],
+    return_attention: Literal[True], **options: Unpack[ScoredOptions],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def score_attention(
     graph: GraphLike, score: Tensor, value: Tensor, *,
-    return_attention: bool, **options: Unpack[ScoreOptions],
+    return_attention: bool, **options: Unpack[ScoredOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 # fmt: on
 @batched("value")

@@ -71,9 +71,9 @@ def called_directly(cls: type[EagerFunction]) -> type[EagerFunction]:
     return cls
 
 
-def keep_aside(ctx, *results: Tensor | None) -> tuple[Tensor | None, ...]:
+def save_results(ctx, *results: Tensor | None) -> tuple[Tensor | None, ...]:
     """Saves results for backward without ``save_for_backward``, which would raise if the user modified them
-    in place: `taken_back` then returns None instead. Returns the tensors that the caller must pass to
+    in place: `restored_results` then returns None instead. Returns the tensors that the caller must pass to
     ``save_for_backward`` after all others."""
     versions, kept = [], []  # a loop, because a comprehension is one more Python frame
     for x in results:
@@ -88,8 +88,8 @@ def keep_aside(ctx, *results: Tensor | None) -> tuple[Tensor | None, ...]:
     return results
 
 
-def taken_back(ctx, saved: tuple) -> tuple[Any, tuple]:
-    """(the results given to `keep_aside`, or None where one was modified since; the other saved tensors)."""
+def restored_results(ctx, saved: tuple) -> tuple[Any, tuple]:
+    """(the results of `save_results`, or None where one was modified since; the other saved tensors)."""
     results = ctx.kept
     if results is None:
         count = len(ctx.versions)

@@ -88,9 +88,12 @@ class Columns {
   int64_t size() const { return size_; }
   const T* row(int64_t k) const { return data_ + k * size_; }
 
-  // limit, below: the number of indices that may be read to prefetch; 0 turns prefetching off. fixed: the
-  // group's rows [rows, C]; they and `attn` are in the order of pairs if paired().
+  // Whether `fixed` and `attn`, below, have the even and the odd ones of 2 W adjacent columns in a vector
+  // each (Pair in simd.h).
   bool paired() const { return paired_; }
+
+  // limit, below: the number of indices that may be read to prefetch; 0 turns prefetching off. fixed: the
+  // group's rows [rows, C].
 
   // a[r] = factor[r] sum of w[e] x[index_e] over the edges e of row r, + plus[r * plus_stride]. a2, unless
   // null: the same with w2 and without `plus`. factor: [rows, H], or null for 1; plus: or null.

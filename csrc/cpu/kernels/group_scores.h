@@ -17,7 +17,7 @@ class AdditiveGroupScore : public Activation<T> {
   using Block = EdgeBlock<T, EdgeMajor>;
   static constexpr bool kGathersValues = false;
 
-  // As AdditiveScore.
+  // gathered: alpha of node j and head h at j * stride + h. fixed: [N, H], or null for 0.
   AdditiveGroupScore(const A* gathered, int64_t stride, const A* fixed, int heads, A negative_slope)
       : Activation<T>(negative_slope), gathered_(gathered), stride_(stride), fixed_(fixed), heads_(heads) {}
 

@@ -4,10 +4,11 @@
 //   raw(block, z)   z = raw score; EdgeBlock::transform then applies the options
 //   activate(z)     LeakyReLU;  slope(z): its derivative
 // Scores of feature rows also compute backward's sums over a row's edges, with `a` and `a2` packed:
-//   load(block)                             the first part of raw(), for blocks whose scores are not needed
-//   accumulate(block, draw, a, a2, first)   a += terms of the gradient of the fixed row, without a common
-//   factor finish(a)                               multiplies a by this factor scatter_feat(...) writes the
-//   gradient of the edges' features
+//   load(block)                 the first part of raw(), for blocks whose scores are not needed
+//   accumulate(block, draw, a, a2, first)
+//                               a += terms of the gradient of the fixed row, without a common factor
+//   finish(a)                   multiplies a by this factor
+//   scatter_feat(...)           writes the gradient of the edges' features
 #pragma once
 
 #include "gathered.h"

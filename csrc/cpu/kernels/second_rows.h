@@ -4,6 +4,10 @@
 // last vector overlaps the one before it: products set the lanes that both have to 0, and sums compute the
 // same result in both. An input that is absent, such as a cotangent or the features of edges, is one row of
 // zeros for all edges.
+//
+// In the formulas a capital letter is the cotangent of the small one: Q of q, K of k, V of v, F of the
+// features e, X of x (GATv2's destination), N of GATv2's vector a. But A, R and M are scalars of an edge and
+// head, of_p, of_raw and of_t in `Factors`.
 #pragma once
 
 #include "ahead.h"
