@@ -11,13 +11,14 @@ of one edge, the largest number found in its place. Of 15 layers, h + attention(
 gradient of all weights that lead to scores only.
 """
 
+import argparse
 import json
 
 import torch
 
 from dfgnn import Graph, functional, reference
 from dfgnn.plan import SCHEDULES
-from dfgnn.runtime.programs import Parser, device, existing_file, file_to_write, results_file
+from dfgnn.runtime.programs import Parser, device, existing_file, file_to_write
 
 NODES, EDGES, HEADS, DIM = 200, 3000, 2, 32
 FUNCTIONS = {"GAT": "gat_attention", "GATv2": "gatv2_attention", "dot": "dot_attention"}
@@ -46,6 +47,17 @@ CASES = {
 }
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BEGIN, END = "<!-- gradient errors: begin -->", "<!-- gradient errors: end -->"
+
+
+def results_file(text: str) -> dict:
+    """The content of a file of ``--json``."""
+    try:
+        content = json.loads(existing_file(text).read_text())
+        if "rows" not in content:
+            raise ValueError("it lacks rows")
+    except (OSError, ValueError, TypeError) as error:
+        raise argparse.ArgumentTypeError(f"{text} is no file of results: {error}") from None
+    return content
 
 
 def inputs_of(name, generator, edges, sharp=1.0, common=False, common_key=False, weight=False, **_):
@@ -213,7 +225,7 @@ def main() -> None:
     parser.add_argument("--json", type=file_to_write, metavar="FILE", help="write the errors to it")
     parser.add_argument(
         "--add",
-        type=results_file("rows"),
+        type=results_file,
         metavar="FILE",
         help="of --json, whose columns the table gets, too",
     )

@@ -145,9 +145,12 @@ class Buffers:
         return out if used is None else out[:used]
 
 
-def capacity_for(sizes: Sizes, room: float, multiple: int = 64) -> Sizes:
+_MULTIPLE = 64  # capacities are one more than a multiple of it
+
+
+def capacity_for(sizes: Sizes, room: float) -> Sizes:
     """Sizes with some room, all different and unlike usual feature sizes: see `distinct`."""
-    nodes, edges, *hops = (-(-int(size * room + 1) // multiple) * multiple + 1 for size in sizes.counts())
+    nodes, edges, *hops = (-(-int(size * room + 1) // _MULTIPLE) * _MULTIPLE + 1 for size in sizes.counts())
     if hops:
         hops[-1] = sizes.hops[-1] + 1  # all batches but an epoch's last have the same number of seeds
     return distinct(Sizes(nodes, edges, sizes.graphs + 1, tuple(hops)))

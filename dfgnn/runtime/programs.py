@@ -5,7 +5,6 @@ Most functions here are for ``add_argument(type=...)``, or make one; lists are s
 
 import argparse
 import contextlib
-import json
 import math
 import os
 import sys
@@ -165,22 +164,6 @@ def existing_folder(text: str) -> Path:
     if not Path(text).is_dir():
         raise argparse.ArgumentTypeError(f"there is no folder {text}")
     return Path(text)
-
-
-def results_file(*keys: str) -> Callable[[str], dict]:
-    """The content of a file of results, JSON with these keys."""
-
-    def parse(text: str) -> dict:
-        try:
-            content = json.loads(existing_file(text).read_text())
-        except (OSError, ValueError) as error:
-            raise argparse.ArgumentTypeError(f"{text} is no file of results: {error}") from None
-        missing = [key for key in keys if not isinstance(content, dict) or key not in content]
-        if missing:
-            raise argparse.ArgumentTypeError(f"{text} is no file of results: it lacks {', '.join(missing)}")
-        return content
-
-    return parse
 
 
 @contextlib.contextmanager
