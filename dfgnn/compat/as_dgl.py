@@ -129,7 +129,7 @@ class _Finder:
 
 _lock = threading.RLock()
 _holders = 0
-_before: list[Any] = []  # the entry "dgl" of sys.modules before
+_before: list[Any] = []  # what sys.modules["dgl"] was before the first call, for the last `undo`
 
 
 class AsDGL:

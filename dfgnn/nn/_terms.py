@@ -16,7 +16,7 @@ __all__ = ["LINEAR", "all_hooked", "folded_terms", "folds", "is_plain", "is_unto
 #: Whether there are hooks on all modules (``register_module_forward_hook`` and its like).
 all_hooked = internals.has_any_global_hook
 
-#: Classes whose output is their weight's, and a bias's, alone; ``pyg`` adds torch_geometric's.
+#: Modules that give x W^T + b and do nothing else; ``pyg`` adds torch_geometric's.
 LINEAR: list[type] = [nn.Linear]
 
 

@@ -243,7 +243,7 @@ class _TypedMatmul(Rule):
                 torch.bmm(part, weight[t].mT, out=grad_x[read].transpose(0, 1))
             else:
                 part = torch.bmm(part, weight[t].mT).transpose(0, 1)
-                grad_x.index_add_(0, read, part.contiguous())  # as a strided source is slow
+                grad_x.index_add_(0, read, part.contiguous())  # index_add_ reads a strided source slowly
         if not need[1]:
             return grad_x, None
         none = torch.zeros_like(weight[0])
