@@ -232,6 +232,7 @@ class _Separate:
     def gradients(self, g: _Given, need: _Given, grad, made, out) -> dict[str, Tensor]:
         bias, stats, sums, attention = made
         terms, graph, scale = self.terms(g), self.graph, self.numbers.scale
+        assert terms.value is not None
         rows = None
         if self.one_feat and need.key_feat and terms.key_proj is not None and terms.value_proj is not None:
             rows, grad_rows = _onto_features_beside(g.query, terms.key_proj, grad, terms.value_proj)
