@@ -11,7 +11,7 @@
 
 from .choose import parse
 from .cost import LEAST_BOUND, sub_warps
-from .planner import Planner, plan
+from .planner import Planner, alternatives, plan
 from .plans import ROW_SCHEDULES, SCHEDULES, Candidate, Plan, Shape, padded
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Plan",
     "Planner",
     "Shape",
+    "alternatives",
     "padded",
     "parse",
     "plan",

@@ -212,3 +212,16 @@ def plan(
     """
     shape = Shape(num_heads, head_dim, dtype, layer)
     return graph._planner.estimate(shape, reverse, schedule, edges)
+
+
+def alternatives(
+    graph,
+    *,
+    reverse: bool,
+    num_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    layer: str | None = "gat",
+) -> list[str]:
+    """Names of the schedules that could be taken instead of "auto": see `choose.alternatives`."""
+    return graph._planner.alternatives(Shape(num_heads, head_dim, dtype, layer), reverse)
