@@ -10,13 +10,26 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("case", [*bad_input.cases(), *bad_layers.cases()], ids=str)
-def test_refused(case):
-    with pytest.raises(case.error) as raised:
+CASES = [*bad_input.cases(), *bad_layers.cases()]
+
+
+def what_is_wrong(case):
+    """Of its error, or None."""
+    try:
         case.call()
-    message = str(raised.value)
-    missing = [words for words in case.words if words not in message]
-    assert not missing, f"expected {missing} in: {message}"
+    except case.error as error:
+        missing = [words for words in case.words if words not in str(error)]
+        return f"{case}: expected {missing} in: {error}" if missing else None
+    except Exception as error:
+        return f"{case}: {error!r}"
+    return f"{case}: no error"
+
+
+@pytest.mark.parametrize("where", dict.fromkeys(case.where for case in CASES))
+def test_refused(where):
+    """Wherever it is called, with each argument that is wrong."""
+    wrong = [text for case in CASES if case.where == where and (text := what_is_wrong(case))]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_the_page_is_up_to_date():

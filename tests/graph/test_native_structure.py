@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from covering import covered
 from graphs import GRAPHS
 
 from dfgnn import Graph
@@ -18,11 +19,13 @@ PAIRS = [
 ]
 
 
-@pytest.fixture(params=[1, 2, 5], autouse=True)
-def threads(request):
+THREADS = [1, 2, 5]
+
+
+@pytest.fixture
+def threads():
     before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
+    yield torch.set_num_threads
     torch.set_num_threads(before)
 
 
@@ -70,9 +73,9 @@ def orders(src, dst):
     yield torch.stack([src, dst], 1).unbind(1)
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("with_loops", [False, True])
-def test_edges(name, with_loops):
+@covered(name=list(CASES), with_loops=[False, True], count=THREADS)
+def test_edges(threads, name, with_loops, count):
+    threads(count)
     src, dst, num_src, num_dst = CASES[name]()
     for left, right in orders(src, dst):
         for left_type, right_type in PAIRS:
@@ -82,9 +85,9 @@ def test_edges(name, with_loops):
             assert_same(found, in_tensors(*given, with_loops=with_loops))
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("sizes", [(None, None), (4000, None), (None, 4000)])
-def test_sizes_are_found(name, sizes):
+@covered(name=list(CASES), sizes=[(None, None), (4000, None), (None, 4000)], count=THREADS)
+def test_sizes_are_found(threads, name, sizes, count):
+    threads(count)
     src, dst, *_ = CASES[name]()
     for given in ((src, dst, *sizes), (dst.int(), src.int(), *sizes)):
         assert_same(_csr.from_edges(_csr.UserEdges(*HERE, *given)), in_tensors(*given))
@@ -127,9 +130,9 @@ def test_random_edges():
                 assert_same(found, _csr.transpose_in_tensors(edges.csr, num_cols, need_eids))
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("need_eids", [False, True])
-def test_transpose(name, need_eids):
+@covered(name=list(CASES), need_eids=[False, True], count=THREADS)
+def test_transpose(threads, name, need_eids, count):
+    threads(count)
     src, dst, num_src, num_dst = CASES[name]()
     for left, right in orders(src, dst):
         edges = _csr.from_edges(_csr.UserEdges(*HERE, left, right, num_src, num_dst))
@@ -138,9 +141,9 @@ def test_transpose(name, need_eids):
         assert_same(found, _csr.transpose_in_tensors(edges.csr, num_cols, need_eids))
 
 
-@pytest.mark.parametrize("name", [*CASES, "many_rows"])
-@pytest.mark.parametrize("bound", [1, 7, 32, 50, 4096])
-def test_items(name, bound):
+@covered(name=[*CASES, "many_rows"], bound=[1, 7, 32, 50, 4096], count=THREADS)
+def test_items(threads, name, bound, count):
+    threads(count)
     if name == "many_rows":
         csr = CSR(torch.arange(70_001), torch.zeros(70_000, dtype=torch.int32), None)
         num_cols = 1
@@ -151,10 +154,10 @@ def test_items(name, bound):
     assert_same(found, items.cut(*items.by_source(csr, num_cols, 1), bound, longest_first=False))
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("known", ["one side", "no ids", "both"])
-def test_a_graph_at_once(name, known):
+@covered(name=list(CASES), known=["one side", "no ids", "both"], count=THREADS)
+def test_a_graph_at_once(threads, name, known, count):
     """The direction that is missing, items and splits: those of the operators one by one."""
+    threads(count)
     src, dst, num_src, num_dst = CASES[name]()
     for left, right in orders(src, dst):
         for backward in (False, True):
@@ -219,8 +222,9 @@ def test_errors_are_the_same(src, dst, sizes, swap):
         assert str(found.value) == str(expected.value)
 
 
-def test_a_csr_that_is_none_is_refused_before_it_is_followed():
+def test_a_csr_that_is_none_is_refused_before_it_is_followed(threads):
     """What a graph that was not validated may hold."""
+    threads(2)
     indptr, indices = torch.tensor([0, 2, 3]), torch.tensor([0, 1, 0]).int()
     ops, no_ids = torch.ops.dfgnn, None
     for bad in ([0, 2, 4], [0, 2, 2], [1, 2, 3], [0, 9, 3], [0, -5, 3], [2**40, 2, 3]):

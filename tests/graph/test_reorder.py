@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 from attention import SCORES, function, make_inputs, relative_error, run
+from covering import covered
 from graph_checks import check_graph, small
 from graphs import GRAPHS, make_graph
 
@@ -43,15 +44,14 @@ def undirected(src, dst, n):
     return Graph.from_coo(torch.cat([src, dst]), torch.cat([dst, src]), num_nodes=n), place
 
 
-every_method = pytest.mark.parametrize("method", [*METHODS, "given"])
+EVERY = [*METHODS, "given"]
+every_method = pytest.mark.parametrize("method", EVERY)
 
 
 # ---- the graph -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", GRAPHS)
-@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64], ids=str)
-@every_method
+@covered(method=EVERY, name=list(GRAPHS), index_dtype=[torch.int32, torch.int64])
 def test_same_graph_under_new_labels(method, index_dtype, name, device):
     src, dst, num_src, num_dst = GRAPHS[name]()
     graph = make_graph(name, device, index_dtype)
@@ -102,9 +102,7 @@ def on_new_labels(r, score):
     return attention
 
 
-@pytest.mark.parametrize("name", GRAPHS)
-@pytest.mark.parametrize("score", SCORES)
-@every_method
+@covered(method=EVERY, name=list(GRAPHS), score=SCORES)
 def test_attention_and_gradients_in_the_users_order(method, score, name, device):
     graph = make_graph(name, device)
     r = reorder(graph, method)
