@@ -50,7 +50,8 @@ SCALES = {
 }
 
 
-@pytest.mark.parametrize("losses", [pytest.param("the same", marks=exhaustive), "others"])
+@exhaustive
+@pytest.mark.parametrize("losses", SCALES)
 def test_a_repository(users, tmp_path, losses):
     checkout, results = tmp_path / "Multi-GNN", tmp_path / "users.json"
     checkout.mkdir()

@@ -98,7 +98,7 @@ def test_one_operator_each_way(name, device):
             assert re.search(r"Autograd\[alias\].*fallthrough", torch._C._dispatch_dump(op.name())), op
 
 
-@of_every_score
+@layers("GATConv", "TransformerConv edges")
 def test_rows_with_padding(name, device, monkeypatch):
     """As CUDA's kernels want them, of heads of any size; here on every device."""
     monkeypatch.setattr(_traced, "_rows", lambda heads, size, *_: _traced._Rows(heads, size, 3))

@@ -127,7 +127,7 @@ def test_folded_projections_of_edges(device, recorded, monkeypatch):
     assert {op for op in found[0] + found[1] if op.startswith("edge_")} == {"edge_structure"}
 
 
-@layers("GATConv without loops", "TransformerConv edges")
+@layers("TransformerConv edges")
 def test_other_edges_and_other_sizes(name, device, recorded):
     """Of the same shape in turns, as a replay gets them, and of others."""
     make, edges = LAYERS[name]
@@ -264,7 +264,7 @@ def test_large_graphs_stay_outside(device, recorded, monkeypatch, dynamic):
     assert kinds == {"graph", "edge"}
 
 
-@pytest.mark.parametrize("conv", [pyg.GATConv, pyg.GATv2Conv])
+@pytest.mark.parametrize("conv", [pyg.GATConv, pytest.param(pyg.GATv2Conv, marks=exhaustive)])
 def test_what_has_the_number_of_edges_with_loops_stays_outside(device, recorded, conv):
     """Which nobody knows before."""
     layer, found = conv(9, 5, heads=2, edge_dim=4).double().to(device), []
