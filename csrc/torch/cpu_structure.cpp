@@ -1,6 +1,8 @@
 // The operators that make structure and plans of graphs on the CPU.
 #include <algorithm>
+#include <cstring>
 #include <tuple>
+#include <utility>
 
 #include "../cpu/structure.h"
 #include "cpu_graph.h"
@@ -29,66 +31,182 @@ const int32_t* columns(const Checker& check, const Tensor& indices) {
   return static_cast<const int32_t*>(data(indices));
 }
 
-// The CSR of edges src -> dst, int32 or int64. Its rows are destinations, or sources if these are sorted and
-// destinations are not. num_src, num_dst: negative for the largest id + 1; if both are, the larger of the
-// two. with_loops: edges from a node to itself are dropped, and i -> i for all i < min(num_src, num_dst)
-// appended.
+// Graphs of at most so many edges are planned as they are sorted: their time is that of calls and tensors.
+constexpr int64_t kPlannedAtOnce = int64_t(1) << 16;
+
+// Where an array lies in the tensor that coo_to_csr returns, in int32; a length of -1: it is missing.
+struct Place {
+  int64_t begin = 0, length = -1;
+};
+struct Places {
+  Place indptr, indices, eids, items, splits;
+  int64_t num_slots = 0;
+};
+// That tensor begins with this; Python reads it in dfgnn/sparse/packed.py.
+struct Header {
+  int64_t src_low, src_high, dst_low, dst_high, by_src;
+  Places sides[2];  // rows are destinations; rows are sources
+};
+
+// Lays out arrays one behind the other, 16-byte aligned.
+class Layout {
+ public:
+  Place add(int64_t length) {
+    const Place place{total_, length};
+    total_ += (length + 3) / 4 * 4;
+    return place;
+  }
+  int64_t total() const { return total_; }
+
+ private:
+  int64_t total_ = (sizeof(Header) / sizeof(int32_t) + 3) / 4 * 4;
+};
+
+// Both rows of an edge_index, or two tensors.
+std::pair<cpu::Ids, cpu::Ids> ends_of(const Checker& check, const Tensor& src, const OptTensor& dst) {
+  if (dst) {
+    check.tensor("src", src, {-1}, {ScalarType::Int, ScalarType::Long});
+    check.tensor("dst", *dst, {src.size(0)}, {ScalarType::Int, ScalarType::Long});
+    return {ids(src), ids(*dst)};
+  }
+  check.tensor("edge_index", src, {2, -1}, {ScalarType::Int, ScalarType::Long});
+  const bool is_int64 = src.scalar_type() == ScalarType::Long;
+  const auto* first = static_cast<const char*>(data(src));
+  const char* second = first + src.stride(0) * (is_int64 ? sizeof(int64_t) : sizeof(int32_t));
+  return {{first, src.stride(1), is_int64}, {second, src.stride(1), is_int64}};
+}
+
+// The tensor while its arrays are made.
+struct Packed {
+  int32_t* at(const Place& place) const { return place.length < 0 ? nullptr : base + place.begin; }
+  int64_t* indptr(int side) const { return reinterpret_cast<int64_t*>(at(header.sides[side].indptr)); }
+
+  void lay_out(Layout& layout, int side, bool with_indices, bool with_eids) {
+    Places& to = header.sides[side];
+    to.indptr = layout.add(2 * (rows[side] + 1));
+    if (with_indices) to.indices = layout.add(num_edges);
+    if (with_eids) to.eids = layout.add(num_edges);
+  }
+  void lay_out_plan(Layout& layout, int side, int64_t max_edges) {  // room for the most
+    header.sides[side].items = layout.add(4 * (rows[side] + num_edges / max_edges));
+    header.sides[side].splits = layout.add(4 * (num_edges / max_edges));
+  }
+  void plan(int side, int64_t max_edges) {
+    Places& of = header.sides[side];
+    const cpu::RowPlan plan = cpu::count_items(indptr(side), rows[side], num_edges, max_edges);
+    of.items.length = 4 * plan.num_items, of.splits.length = 4 * plan.num_splits;
+    of.num_slots = plan.num_slots;
+    cpu::make_items(indptr(side), rows[side], max_edges, plan, reinterpret_cast<Item*>(at(of.items)),
+                    reinterpret_cast<Split*>(at(of.splits)), parallel());
+  }
+  // indices: where they are not in the tensor.
+  Csr csr(int side, const int32_t* indices) const {
+    const Places& of = header.sides[side];
+    Csr c{};
+    c.indices = of.indices.length < 0 ? indices : at(of.indices);
+    c.eids = at(of.eids);
+    c.items = reinterpret_cast<const Item*>(at(of.items));
+    c.splits = reinterpret_cast<const Split*>(at(of.splits));
+    c.num_items = of.items.length / 4, c.num_splits = of.splits.length / 4, c.num_slots = of.num_slots;
+    c.num_rows = rows[side];
+    return c;
+  }
+
+  Header header;
+  int64_t rows[2], num_edges;
+  int32_t* base;
+};
+
+// The CSR of edges src -> dst, int32 or int64, and with max_edges > 0 also the other one and the plans of few
+// edges, as plan_graph makes them. The CSR's rows are destinations, or sources if these are sorted and
+// destinations are not. dst: missing if src is an edge_index. num_src, num_dst: negative for the largest
+// id + 1; if both are, the larger of the two. with_loops: edges from a node to itself are dropped, and i -> i
+// for all i < min(num_src, num_dst) appended.
 //
-// Returns numbers: least and largest source, least and largest destination (0, -1 without edges), whether
-// rows are sources, whether they are sorted. eids: none if rows are sorted. indices: none if they are the
-// given int32 ids. edge_map: with_loops, int64, each edge's position before, -1 for appended ones. If an id
-// is out of range, only numbers are set, and the caller raises the error.
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> coo_to_csr(Tensor src, Tensor dst, int64_t num_src,
-                                                              int64_t num_dst, bool with_loops) {
+// Returns the number of the planned graph, or 0; the number of edges, or -1 if an id is out of range, for
+// which the caller raises the error; and in one tensor the Header and the arrays of a planned graph, of which
+// indptr is int64. Arrays of a graph that is not planned are tensors of their own. Missing are eids of rows
+// that are sorted, indices that are the given int32 ids, and what was not made. edge_map: with_loops, int64,
+// each edge's position before, -1 for appended ones.
+std::tuple<int64_t, int64_t, Tensor, OptTensor, OptTensor, OptTensor, OptTensor> coo_to_csr(
+    Tensor src, OptTensor dst, int64_t num_src, int64_t num_dst, bool with_loops, int64_t max_edges,
+    bool backward) {
   const Checker check("dfgnn::coo_to_csr", src);
-  check.tensor("src", src, {-1}, {ScalarType::Int, ScalarType::Long});
-  const int64_t num_given = src.size(0);
-  check.tensor("dst", dst, {num_given}, {ScalarType::Int, ScalarType::Long});
+  const auto [sources, targets] = ends_of(check, src, dst);
+  const int64_t num_given = src.size(src.dim() - 1);
   check.require(num_given < kLimit, "src: expected fewer than 2**31 edges");
+  check.require(max_edges >= 0 && max_edges < kLimit, "max_edges: expected a bound below 2**31");
 
-  const cpu::Coo coo = cpu::read_coo(ids(src), ids(dst), num_given, with_loops);
+  const cpu::Coo coo = cpu::read_coo(sources, targets, num_given, with_loops);
+  const auto size = [](int64_t largest) { return std::min(largest, kLimit) + 1; };  // it may be any number
   if (num_src < 0 && num_dst < 0)
-    num_src = num_dst = std::max(coo.src_high, coo.dst_high) + 1;
+    num_src = num_dst = size(std::max(coo.src_high, coo.dst_high));
   else if (num_src < 0)
-    num_src = coo.src_high + 1;
+    num_src = size(coo.src_high);
   else if (num_dst < 0)
-    num_dst = coo.dst_high + 1;
+    num_dst = size(coo.dst_high);
   const bool by_src = coo.src_sorted && !coo.dst_sorted, sorted = by_src || coo.dst_sorted;
-  Tensor numbers = make(src, {6}, ScalarType::Long);
-  const int64_t found[] = {coo.src_low, coo.src_high, coo.dst_low, coo.dst_high, by_src, sorted};
-  std::copy(std::begin(found), std::end(found), longs(numbers));
-
-  const int64_t num_loops = with_loops ? std::min(num_src, num_dst) : 0;
-  const int64_t num_edges = coo.num_kept + num_loops;
+  Packed made{{coo.src_low, coo.src_high, coo.dst_low, coo.dst_high, by_src, {}}, {num_dst, num_src}, 0, {}};
+  Layout layout;
   const bool in_range = coo.src_low >= 0 && coo.dst_low >= 0 && coo.src_high < num_src &&
                         coo.dst_high < num_dst && num_src < kLimit && num_dst < kLimit;
   if (!in_range) {
-    const Tensor none = make(src, {0}, ScalarType::Int);
-    return {numbers, none, none, none, none};
+    Tensor packed = make(src, {layout.total()}, ScalarType::Int);
+    std::memcpy(packed.mutable_data_ptr(), &made.header, sizeof made.header);
+    return {0, -1, packed, {}, {}, {}, {}};
   }
+  const int64_t num_loops = with_loops ? std::min(num_src, num_dst) : 0;
+  const int64_t num_edges = made.num_edges = coo.num_kept + num_loops;
   check.require(num_edges < kLimit, "src: expected fewer than 2**31 edges, loops included");
 
-  const int64_t num_rows = by_src ? num_src : num_dst;
-  const Tensor& cols = by_src ? dst : src;
-  const bool shared = sorted && !with_loops && cols.scalar_type() == ScalarType::Int && cols.is_contiguous();
-  Tensor indptr = make(src, {num_rows + 1}, ScalarType::Long);
-  Tensor indices = make(src, {shared ? 0 : num_edges}, ScalarType::Int);
-  Tensor eids = make(src, {sorted ? 0 : num_edges}, ScalarType::Int);
-  Tensor edge_map = make(src, {with_loops ? num_edges : 0}, ScalarType::Long);
+  const int first = by_src, other = 1 - first;
+  const Tensor& cols = by_src && dst ? *dst : src;
+  const bool shared =
+      dst && sorted && !with_loops && cols.scalar_type() == ScalarType::Int && cols.is_contiguous();
+  const bool planned = max_edges > 0 && std::max({num_edges, num_src, num_dst}) <= kPlannedAtOnce;
+  const int num_planned = !planned ? 0 : backward ? 2 : 1;
+  if (planned) made.lay_out(layout, first, !shared, !sorted);
+  if (other < num_planned) made.lay_out(layout, other, true, true);
+  for (int k = 0; k < num_planned; ++k) made.lay_out_plan(layout, k, max_edges);
+  Tensor packed = make(src, {layout.total()}, ScalarType::Int);
+  made.base = ints(packed);
+
+  OptTensor edge_map, indptr, own_indices, eids;
   cpu::CooSort sort{};
-  sort.rows = ids(by_src ? src : dst), sort.cols = ids(cols);
-  sort.num_kept = coo.num_kept, sort.num_loops = num_loops, sort.num_rows = num_rows, sort.sorted = sorted;
+  sort.rows = by_src ? sources : targets, sort.cols = by_src ? targets : sources;
+  sort.num_kept = coo.num_kept, sort.num_loops = num_loops, sort.num_rows = made.rows[first];
+  sort.sorted = sorted;
   if (with_loops) {
-    int64_t* map = longs(edge_map);
-    cpu::find_kept(ids(src), ids(dst), num_given, map);
+    edge_map = make(src, {num_edges}, ScalarType::Long);
+    int64_t* map = longs(*edge_map);
+    cpu::find_kept(sources, targets, num_given, map);
     std::fill(map + coo.num_kept, map + num_edges, -1);
     if (coo.num_kept < num_given) sort.edge_map = map;
   }
-  sort.indptr = longs(indptr);
-  sort.indices = shared ? nullptr : ints(indices);
-  sort.eids = sorted ? nullptr : ints(eids);
+  if (planned) {
+    const Places& at = made.header.sides[first];
+    sort.indptr = made.indptr(first), sort.indices = made.at(at.indices), sort.eids = made.at(at.eids);
+  } else {
+    indptr = make(src, {made.rows[first] + 1}, ScalarType::Long), sort.indptr = longs(*indptr);
+    if (!shared) own_indices = make(src, {num_edges}, ScalarType::Int), sort.indices = ints(*own_indices);
+    if (!sorted) eids = make(src, {num_edges}, ScalarType::Int), sort.eids = ints(*eids);
+  }
   cpu::sort_coo(sort, parallel());
-  return {numbers, indptr, indices, eids, edge_map};
+  const int32_t* indices = shared ? static_cast<const int32_t*>(data(cols)) : sort.indices;
+  if (other < num_planned) {
+    const Places& to = made.header.sides[other];
+    const char* error = cpu::transpose({sort.indptr, indices, sort.eids, made.rows[first], made.rows[other],
+                                        num_edges, made.indptr(other), made.at(to.indices), made.at(to.eids)},
+                                       parallel());
+    check.require(!error, error);
+  }
+  for (int k = 0; k < num_planned; ++k) made.plan(k, max_edges);
+  std::memcpy(made.base, &made.header, sizeof made.header);
+  if (!planned) return {0, num_edges, packed, edge_map, indptr, own_indices, eids};
+  CpuGraph graph{num_src, num_edges, made.csr(0, indices), {}, backward, {packed}};
+  if (backward) graph.reverse = made.csr(1, indices);
+  if (shared) graph.held.push_back(cols);
+  return {keep_on_cpu(graph), num_edges, packed, edge_map, {}, {}, {}};
 }
 
 // One direction of a graph and its plan, while plan_graph makes them.

@@ -127,8 +127,9 @@ inline constexpr const char* kByIndex[] = {
 };
 // Structure, CPU only: cpu_structure.cpp.
 inline constexpr const char* kCooToCsr =
-    "coo_to_csr(Tensor src, Tensor dst, int num_src, int num_dst, bool with_loops)"
-    " -> (Tensor numbers, Tensor indptr, Tensor indices, Tensor eids, Tensor edge_map)";
+    "coo_to_csr(Tensor src, Tensor? dst, int num_src, int num_dst, bool with_loops, int max_edges, "
+    "bool backward) -> (int graph, int num_edges, Tensor packed, Tensor? edge_map, Tensor? indptr, "
+    "Tensor? indices, Tensor? eids)";
 inline constexpr const char* kTransposeCsr =
     "transpose_csr(Tensor indptr, Tensor indices, Tensor? eids, int num_cols, bool need_eids)"
     " -> (Tensor indptr, Tensor indices, Tensor eids)";

@@ -16,6 +16,7 @@ from ..runtime.compiling import not_compiled, untraced, without_gradient
 from ..sparse import csr as _csr
 from ..sparse.csr import CSR, EDGE_INDEX, UserEdges
 from ..sparse.fixed import FixedStructure
+from ..sparse.packed import PackedGraph
 from ..sparse.structure import Side
 from . import ranges
 
@@ -81,7 +82,10 @@ def of_blocks(cls, blocks: Sequence[tuple[Tensor, int, int]]) -> list:
         return [of_edges(cls, edges) for edges in _csr.from_blocks(given)]
 
 
-def of_edges(cls, edges: _csr.Edges) -> Any:
+def of_edges(cls, edges: _csr.Edges | PackedGraph) -> Any:
+    if isinstance(edges, PackedGraph):
+        num_src, num_dst = edges.sizes
+        return cls._make(Side(num_dst, None, (edges, False)), Side(num_src, None, (edges, True)))
     dst, src = Side(edges.num_dst), Side(edges.num_src)
     given, other = (src, dst) if edges.by_src else (dst, src)
     given.built = edges.csr, True

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from ..runtime import transforms
-from ..runtime.compiling import has_numbers, not_compiled, untraced, without_gradient
+from ..runtime.compiling import has_numbers, in_a_mode, not_compiled, untraced, without_gradient
 from ..runtime.library import long_checksum, short_checksum
 from ..sparse import csr as _csr
 from ..sparse.fixed import FixedStructure
+from ..sparse.packed import PackedGraph
 from . import Graph
 from . import constructors as _constructors
 from .build import of_edges
@@ -87,11 +88,13 @@ def graph_of(
     """
     if isinstance(edge_index, Graph):
         return _of_graph(edge_index, self_loops)
-    if OF_BUFFER:
+    if OF_BUFFER.data:
         graph = _of_buffer(edge_index, num_src, num_dst, self_loops)
         if graph is not None:
             return graph
     found = known(edge_index, num_src, num_dst, self_loops)
+    if found is None:
+        found = _at_once(edge_index, num_src, num_dst, self_loops)
     if found is not None:
         return found
     key = "graph_of", num_src, num_dst, self_loops
@@ -232,22 +235,45 @@ def once(parts: tuple[Tensor, ...], key: tuple, build: Callable[[], Any], more_s
                 return value
     with untraced(*parts):
         value = build()
+    _put(parts, state, key, more_state, value)
+    return value
+
+
+def _at_once(x: Any, num_src: int, num_dst: int, self_loops: bool) -> tuple[Graph, Tensor | None] | None:
+    """`graph_of` of a tensor that is not cached, without its questions, which take a small graph on the CPU
+    longer than sorting its edges; None unless the tensor is plain and its graph can be made."""
+    if not (type(x) is Tensor and x.is_cpu and x.dtype is torch.int64 and x.layout is torch.strided):
+        return None
+    if x.dim() != 2 or x.shape[0] != 2 or max(x.shape[1], num_src, num_dst) >= _csr.LIMIT // 2:
+        return None
+    if x.is_inference() or in_a_mode() or not has_numbers(x):
+        return None
+    state = (state_of(x),)
+    made = PackedGraph(x, None, (num_src, num_dst), self_loops)
+    if made.num_edges < 0:  # a node is out of range: `_build` says which
+        return None
+    value = of_edges(Graph, made), made.edge_map
+    _put((x,), state, ("graph_of", num_src, num_dst, self_loops), (), value)
+    return value
+
+
+def _put(parts: tuple[Tensor, ...], state: tuple, key: tuple, more_state: tuple, value: Any) -> None:
+    place = tuple(map(id, parts))
 
     def forget(ref, lock=_lock, cache=_cache):  # bound as defaults: globals may be gone when Python ends
         with lock:
             entry = cache.get(place)
-            if entry is not None and any(ref is other for other in entry.refs):
+            if entry is not None and ref in entry.refs:  # dead references are equal to themselves alone
                 del cache[place]
 
     with _lock:
         entry = _entry(place, parts, state)
         if entry is None:
-            refs = tuple(weakref.ref(_attributes(part), forget) for part in parts)
+            refs = tuple([weakref.ref(_attributes(part), forget) for part in parts])
             entry = _cache[place] = _Entry(refs, state, OrderedDict())
         entry.values[key] = more_state, value
         if len(entry.values) > _LIMIT:
             entry.values.popitem(last=False)
-    return value
 
 
 def keep(edge_index: Tensor, graph: Graph) -> None:

@@ -30,6 +30,7 @@ __all__ = ["CSR", "DegreeStats", "Graph"]
 # Unique number -> graph; compiled code refers to graphs by these numbers.
 OF_NUMBER: weakref.WeakValueDictionary[int, Graph] = weakref.WeakValueDictionary()
 _numbers = count()
+_SLOTS, _set = ("_device", "_num_edges", "_number", "_planner", "_structure"), object.__setattr__
 
 
 class Graph(Constructors):
@@ -60,7 +61,7 @@ class Graph(Constructors):
     Pickling and copying keep both CSRs and drop plans.
     """
 
-    __slots__ = ("__weakref__", "_device", "_num_edges", "_number", "_planner", "_structure")
+    __slots__ = ("__weakref__", *_SLOTS)
     _device: torch.device
     _num_edges: int
     _number: int
@@ -89,11 +90,10 @@ class Graph(Constructors):
     def __setstate__(self, state):
         structure, once = state
         fixed = isinstance(structure, FixedStructure)
-        indices, planner = structure.indices, FixedPlanner(structure) if fixed else Planner(structure, once)
+        planner = FixedPlanner(structure) if fixed else Planner(structure, once)
         number = next(_numbers)
-        values = (indices.device, indices.numel(), number, planner, structure)
-        for name, value in zip(self.__slots__[1:], values):
-            object.__setattr__(self, name, value)
+        for name, value in zip(_SLOTS, (*structure.place, number, planner, structure)):
+            _set(self, name, value)
         OF_NUMBER[number] = self
 
     def __setattr__(self, name, value):

@@ -12,6 +12,7 @@ from functools import cache
 import torch
 
 from ..sparse.csr import DegreeStats
+from ..sparse.packed import CPU_BOUND
 from . import tiles
 from .device import Device
 from .direction import Direction
@@ -21,8 +22,6 @@ _WARP = 32
 # No work item is limited to fewer edges than a warp has lanes: partial results then stay below 1/32 of an
 # edge tensor's size.
 LEAST_BOUND = _WARP
-# Maximum edges per work item on a CPU, where rows are cut only so that several threads can share one.
-CPU_BOUND = 4096
 # What starting and finishing a work item costs, in edges; with more than two sub-warps per row it grows.
 _ITEM_COST = 10.0
 # Slow-down of natural order where degrees vary, beside the tail: the warps of a block finish at other times.

@@ -7,8 +7,8 @@ from typing import Any
 from ..runtime.arguments import GraphArgs, GraphHandle
 from ..runtime.ops import plan_graph
 from ..sparse.csr import CSR
+from ..sparse.packed import CPU_BOUND
 from ..sparse.structure import Structure
-from .cost import CPU_BOUND
 
 _NONE = None, None, None
 

@@ -37,8 +37,8 @@ class Planner:
         # The key is (heads, dim, dtype, layer, schedule, edges, backward).
         self.handles: dict[tuple[int, int, torch.dtype, str, str, bool, bool], GraphHandle] = {}
         # On a CPU one handle (per value of backward) serves all shapes; None where each shape has its own.
-        on_cpu = device is None and structure.indices.device.type == "cpu"
-        self._of_all_shapes: dict[bool, GraphHandle] | None = {} if on_cpu else None
+        on_cpu = device is None and structure.place[0].type == "cpu"
+        self._of_all_shapes: dict[bool, GraphHandle] | None = structure.planned() if on_cpu else None
 
     def plan(self, shape: Shape, reverse: bool = False, schedule: str = "auto", edges: bool = False) -> Plan:
         """reverse: rows are sources, as in backward's main loop. schedule, edges: see `choose.plan`."""
@@ -97,6 +97,8 @@ class Planner:
     ) -> GraphHandle:  # fmt: skip
         """`arguments` with the number by which the eager operators find them in the library."""
         found = self.handles.get((num_heads, head_dim, dtype, layer, schedule, edges, backward))
+        if found is None and self._of_all_shapes and schedule == "auto":
+            found = self._of_all_shapes.get(backward)
         if found is not None:
             return found
         return self._make_handle(num_heads, head_dim, dtype, layer, schedule, edges, backward)

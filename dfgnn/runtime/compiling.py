@@ -18,7 +18,15 @@ from torch import Tensor
 from . import torch_internals as internals
 from .torch_internals import is_exporting
 
-__all__ = ["has_numbers", "is_exporting", "is_plain", "not_compiled", "untraced", "without_gradient"]
+__all__ = [
+    "has_numbers",
+    "in_a_mode",
+    "is_exporting",
+    "is_plain",
+    "not_compiled",
+    "untraced",
+    "without_gradient",
+]
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -63,16 +71,21 @@ def untraced(*tensors: Tensor | None) -> AbstractContextManager[None]:
     """A context that suspends active modes and transforms: FakeTensorMode, make_fx, torch.export, torch.func,
     inference mode. If one of ``tensors``, which are computed with, is not plain, only inference mode is."""
     # Mostly no mode is active, and suspending all would take as long as sorting a small graph.
-    something = (
+    return _aside(*tensors) if in_a_mode() else _NOTHING
+
+
+def in_a_mode() -> bool:
+    """Whether there is something that `untraced` suspends."""
+    return bool(
         torch.is_inference_mode_enabled()
         or internals.interpreter_stack_top() is not None
         or internals.num_dispatch_modes()
         or internals.num_function_modes()
-        or internals.num_dispatch_modes_before_dispatch()
+        or _modes_before_dispatch()
     )
-    return _aside(*tensors) if something else _NOTHING
 
 
+_modes_before_dispatch = functools.partial(internals.is_key_included, internals.PRE_DISPATCH)
 _NOTHING = nullcontext()
 
 
@@ -83,7 +96,7 @@ def _aside(*tensors: Tensor | None) -> Iterator[None]:
         if all(x is None or is_plain(x) for x in tensors):
             if internals.interpreter_stack_top() is not None:
                 stack.enter_context(internals.temporarily_clear_interpreter_stack())
-            if internals.num_dispatch_modes() or internals.num_dispatch_modes_before_dispatch():
+            if internals.num_dispatch_modes() or _modes_before_dispatch():
                 stack.enter_context(internals.disable_current_modes())
             stack.enter_context(internals.DisableTorchFunction())
         yield

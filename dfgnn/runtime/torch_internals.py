@@ -60,7 +60,8 @@ is_functional_tensor = torch._is_functional_tensor
 num_dispatch_modes = torch._C._len_torch_dispatch_stack
 num_function_modes = torch._C._len_torch_function_stack
 dispatch_mode, function_mode = torch._C._get_dispatch_stack_at, torch._C._get_function_stack_at
-num_dispatch_modes_before_dispatch = torch._ops._len_torch_dispatch_stack_pre_dispatch
+# Modes before dispatch, which torch counts in four Python frames, turn this key on.
+is_key_included, PRE_DISPATCH = torch._C._dispatch_tls_is_dispatch_key_included, DispatchKey.PreDispatch
 DisableTorchFunction = torch._C.DisableTorchFunction
 tracing_state = torch._C._get_tracing_state
 # Unlike torch.compiler.disable, it does not import the compiler where nothing is compiled.

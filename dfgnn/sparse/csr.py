@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..runtime import ops as _ops
 from ..runtime.compiling import not_compiled, untraced, without_gradient
+from .packed import PackedGraph
 
 # Node ids, edge positions and edge counts are int32 in the kernels.
 LIMIT = 2**31
@@ -25,7 +26,7 @@ LIMIT = 2**31
 MOST_EDGES = 2**31
 INDEX_DTYPES = (torch.int32, torch.int64)
 EDGE_INDEX = "edge_index[0]", "edge_index[1]"  # what errors call the ends
-_coo_to_csr, _transpose_csr = _ops.coo_to_csr, _ops.transpose_csr
+_transpose_csr = _ops.transpose_csr
 structure_on_gpu, structure_read = _ops.structure, _ops.structure_read
 # As in csrc/core/params.h and csrc/cuda/graph/structure.h.
 _DEGREE_BINS, _LEAST_CUT, _EDGE_NUMBERS = 2048, 32, 7
@@ -264,15 +265,15 @@ class Edges(NamedTuple):
 
 def from_edges(
     given: UserEdges, validate: bool = True, sort_order: str | None = None, with_loops: bool = False
-) -> Edges:
+) -> Edges | PackedGraph:
     """The CSR of edges src -> dst: by destination, or by source where they are sorted so, which costs
     nothing.
 
     sort_order: "row" (by source) or "col", believed where the values are not read. with_loops: sizes are
     known; edges from a node to itself are dropped, and i -> i for i < min(num_src, num_dst) appended.
 
-    The CPU's operator reads the values whether `validate` is set or not. The GPU's one makes both directions,
-    if there are not too many edges.
+    The CPU's operator reads the values whether `validate` is set or not; its result is a PackedGraph. Both
+    operators make both directions, if there are not too many edges.
     """
     src, dst = given.src, given.dst
     if src.device.type == "cpu":
@@ -295,16 +296,15 @@ def from_edges(
     return Edges(num_src, num_dst, csr, by_src, edge_map)
 
 
-def _from_edges_on_cpu(given: UserEdges, with_loops: bool) -> Edges:
-    sizes = (-1 if size is None else size for size in given[-2:])
-    numbers, indptr, indices, eids, edge_map = _coo_to_csr(given.src, given.dst, *sizes, with_loops)
-    *ranges, by_src, is_sorted = numbers.tolist()
-    if None in given[-2:] or not indptr.numel():
-        given = given.with_sizes(ranges)
-    if is_sorted and not indices.numel():  # the edges can serve as they are
-        indices = canonical(given.dst if by_src else given.src, torch.int32)
-    csr = CSR(indptr, indices, None if is_sorted else eids)
-    return Edges(*given.sizes, csr, bool(by_src), edge_map if with_loops else None)
+def _from_edges_on_cpu(given: UserEdges, with_loops: bool) -> PackedGraph:
+    # Autograd refuses to save inference tensors, and a graph outlives the inference block that built it.
+    src, dst = (end.clone() if end.is_inference() else end for end in (given.src, given.dst))
+    num_src, num_dst = given[-2:]
+    sizes = -1 if num_src is None else num_src, -1 if num_dst is None else num_dst
+    made = PackedGraph(src, dst, sizes, with_loops)
+    if -1 in sizes or made.num_edges < 0:
+        made.sizes = given.with_sizes(made.ranges).sizes
+    return made
 
 
 def _from_edges_on_gpu(given: UserEdges, validate: bool, with_loops: bool) -> Edges:
@@ -318,7 +318,7 @@ def _from_edges_on_gpu(given: UserEdges, validate: bool, with_loops: bool) -> Ed
     return _as_read(given, validate, with_loops, made, made[0])
 
 
-def from_blocks(blocks: Sequence[UserEdges]) -> list[Edges]:
+def from_blocks(blocks: Sequence[UserEdges]) -> list[Edges | PackedGraph]:
     """`from_edges` of several, with known sizes; a GPU is waited for once for all of them."""
     if not all(_ops.on_device(x.src) and x.src.numel() <= _MOST_AT_ONCE for x in blocks):
         return [from_edges(given) for given in blocks]

@@ -7,11 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..runtime.arguments import GraphHandle
 from ..runtime.compiling import not_compiled, untraced
 from . import csr as _csr
 from .csr import CSR, Degrees, DegreeStats
+from .packed import PackedGraph
 
 __all__ = ["Side", "Structure"]
+
+_CPU = torch.device("cpu")
 
 
 class Side:
@@ -22,15 +26,34 @@ class Side:
     comes from `_csr.transpose`, which gives the same order again when the eids are needed.
     """
 
-    __slots__ = ("built", "cuts", "edge_index", "has_empty", "num_rows", "stats")
+    __slots__ = ("_built", "cuts", "edge_index", "has_empty", "num_rows", "packed", "stats")
 
-    def __init__(self, num_rows: int, built: tuple[CSR, bool] | None = None) -> None:
+    def __init__(
+        self,
+        num_rows: int,
+        built: tuple[CSR, bool] | None = None,
+        packed: tuple[PackedGraph, bool] | None = None,
+    ) -> None:
         self.num_rows = num_rows
-        self.built = built
+        self._built = built
+        self.packed = packed  # what holds the CSR until it is asked for, and whether rows are sources
         self.edge_index: Tensor | None = None  # rows: other side's node, this side's node; user's order
         self.has_empty: bool | None = None
         self.stats: DegreeStats | None = None
         self.cuts: dict[int, tuple[int, int]] = {}  # see `_csr.Degrees`
+
+    @property
+    def built(self) -> tuple[CSR, bool] | None:
+        found = self._built
+        if found is None and self.packed is not None:
+            graph, reverse = self.packed
+            arrays = graph.csr(reverse)
+            found = self._built = None if arrays is None else (CSR(*arrays), True)
+        return found
+
+    @built.setter
+    def built(self, found: tuple[CSR, bool] | None) -> None:
+        self._built = found
 
     def know(self, degrees: Degrees) -> None:
         """Stores statistics that were computed elsewhere."""
@@ -41,8 +64,8 @@ class Side:
         return self.num_rows, self.built, self.has_empty, self.stats
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.num_rows, self.built, self.has_empty, self.stats = state
-        self.edge_index, self.cuts = None, {}
+        self.num_rows, self._built, self.has_empty, self.stats = state
+        self.edge_index, self.packed, self.cuts = None, None, {}
 
     def to(self, device: torch.device, non_blocking: bool) -> Side:
         side = Side(self.num_rows)
@@ -91,14 +114,31 @@ class Structure:
                 return side.built[0].indices
         raise AssertionError("a graph without edge ids")
 
+    @property
+    def place(self) -> tuple[torch.device, int]:
+        """The device and the number of edges."""
+        packed = self.dst.packed
+        if packed is not None:
+            return _CPU, packed[0].num_edges
+        indices = self.indices
+        return indices.device, indices.numel()
+
+    def planned(self) -> dict[bool, GraphHandle]:
+        """The handles of this graph, without and with backward, as far as it was planned when its edges were
+        sorted."""
+        found = self.dst.packed
+        if found is None or found[1] or not found[0].number:
+            return {}
+        return {False: found[0], True: found[0]} if found[0].backward else {False: found[0]}
+
     def csr(self) -> CSR:
-        return self._built(self.dst, True)
+        return self._of(self.dst, True)
 
     def reverse_csr(self, need_eids: bool = False) -> CSR:
-        csr = self._built(self.src, need_eids)
+        csr = self._of(self.src, need_eids)
         return csr if need_eids or csr.eids is None else CSR(csr.indptr, csr.indices, None)
 
-    def _built(self, side: Side, need_eids: bool) -> CSR:
+    def _of(self, side: Side, need_eids: bool) -> CSR:
         built = side.built
         if built is None or (need_eids and not built[1]):
             built = self._transposed(side, need_eids)

@@ -66,8 +66,8 @@ def test_an_edge_index(device, name, index_dtype):
 def test_it_is_made_once(device, monkeypatch):
     """For all functions and layers, as long as the tensor lives and is not written to."""
     built = []
-    build = _kept._build
-    monkeypatch.setattr(_kept, "_build", lambda *args: built.append(None) or build(*args))
+    build = _kept.of_edges
+    monkeypatch.setattr(_kept, "of_edges", lambda *args: built.append(None) or build(*args))
     graph = make_graph("random", device)
     edge_index = graph.edge_index.clone()
     for call in calls(graph).values():

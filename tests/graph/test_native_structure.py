@@ -1,5 +1,7 @@
 """The CPU's operators for structure and plans, beside the tensor operations that other devices run."""
 
+import pickle
+
 import pytest
 import torch
 from covering import covered
@@ -9,6 +11,7 @@ from dfgnn import Graph
 from dfgnn.plan import Shape, items
 from dfgnn.sparse import csr as _csr
 from dfgnn.sparse.csr import CSR
+from dfgnn.sparse.packed import PackedGraph
 
 HERE = "here", ("src", "dst")
 PAIRS = [
@@ -53,6 +56,12 @@ def in_tensors(src, dst, num_src, num_dst, validate=True, with_loops=False):
     return _csr.Edges(num_src, num_dst, _csr.from_coo(*ends), by_src, edge_map)
 
 
+def natively(*given, **options):
+    """The direction that was sorted, as `in_tensors` returns it."""
+    made = _csr.from_edges(_csr.UserEdges(*HERE, *given), **options)
+    return _csr.Edges(*made.sizes, CSR(*made.csr(made.by_src)), made.by_src, made.edge_map)
+
+
 def assert_same(found, expected):
     assert type(found) is type(expected)
     for a, b in zip(found, expected):
@@ -81,7 +90,7 @@ def test_edges(threads, name, with_loops, count):
         for left_type, right_type in PAIRS:
             ends = left.to(left_type), right.to(right_type)
             given = (*ends, num_src, num_dst)
-            found = _csr.from_edges(_csr.UserEdges(*HERE, *given), with_loops=with_loops)
+            found = natively(*given, with_loops=with_loops)
             assert_same(found, in_tensors(*given, with_loops=with_loops))
 
 
@@ -90,7 +99,7 @@ def test_sizes_are_found(threads, name, sizes, count):
     threads(count)
     src, dst, *_ = CASES[name]()
     for given in ((src, dst, *sizes), (dst.int(), src.int(), *sizes)):
-        assert_same(_csr.from_edges(_csr.UserEdges(*HERE, *given)), in_tensors(*given))
+        assert_same(natively(*given), in_tensors(*given))
 
 
 def test_loops_that_are_there():
@@ -98,7 +107,7 @@ def test_loops_that_are_there():
     src = torch.tensor([3, 0, 0, 2, 1, 3, 0, 5, 2])
     dst = torch.tensor([3, 0, 1, 2, 1, 0, 0, 2, 2])
     for num_src, num_dst in ((6, 6), (6, 4), (7, 9)):
-        found = _csr.from_edges(_csr.UserEdges(*HERE, src, dst, num_src, num_dst), with_loops=True)
+        found = natively(src, dst, num_src, num_dst, with_loops=True)
         assert_same(found, in_tensors(src, dst, num_src, num_dst, with_loops=True))
         loops = min(num_src, num_dst)
         assert found.edge_map.tolist() == [2, 5, 7] + loops * [-1]
@@ -106,9 +115,9 @@ def test_loops_that_are_there():
 
 def test_only_what_is_needed_is_made():
     src, dst = torch.tensor([2, 0, 1]).int(), torch.tensor([0, 1, 1]).int()
-    csr = _csr.from_edges(_csr.UserEdges(*HERE, src, dst, 3, 3)).csr
+    csr = natively(src, dst, 3, 3).csr
     assert csr.eids is None and csr.indices is src
-    csr = _csr.from_edges(_csr.UserEdges(*HERE, dst, src.sort().values, 3, 3)).csr
+    csr = natively(dst, src.sort().values, 3, 3).csr
     assert csr.eids is None and csr.indices is dst
 
 
@@ -122,7 +131,7 @@ def test_random_edges():
         dst = torch.randint(max(num_dst, 1), (num_edges,), generator=generator)
         for with_loops in (False, True):
             given = (src, dst, num_src, num_dst)
-            edges = _csr.from_edges(_csr.UserEdges(*HERE, *given), with_loops=with_loops)
+            edges = natively(*given, with_loops=with_loops)
             assert_same(edges, in_tensors(*given, with_loops=with_loops))
             num_cols = num_dst if edges.by_src else num_src
             for need_eids in (False, True):
@@ -135,7 +144,7 @@ def test_transpose(threads, name, need_eids, count):
     threads(count)
     src, dst, num_src, num_dst = CASES[name]()
     for left, right in orders(src, dst):
-        edges = _csr.from_edges(_csr.UserEdges(*HERE, left, right, num_src, num_dst))
+        edges = natively(left, right, num_src, num_dst)
         num_cols = num_dst if edges.by_src else num_src
         found = _csr.transpose(edges.csr, num_cols, need_eids)
         assert_same(found, _csr.transpose_in_tensors(edges.csr, num_cols, need_eids))
@@ -154,24 +163,29 @@ def test_items(threads, name, bound, count):
     assert_same(found, items.cut(*items.by_source(csr, num_cols, 1), bound, longest_first=False))
 
 
-@covered(name=list(CASES), known=["one side", "no ids", "both"], count=THREADS)
+@covered(name=list(CASES), known=["no gradient", "one side", "no ids", "both"], count=THREADS)
 def test_a_graph_at_once(threads, name, known, count):
     """The direction that is missing, items and splits: those of the operators one by one."""
     threads(count)
     src, dst, num_src, num_dst = CASES[name]()
     for left, right in orders(src, dst):
         for backward in (False, True):
-            graph = Graph.from_coo(left, right, num_src=num_src, num_dst=num_dst)
-            if known != "one side":
+            with torch.set_grad_enabled(known == "one side"):  # without it only what forward needs is made
+                graph = Graph.from_coo(left, right, num_src=num_src, num_dst=num_dst)
+            if known in ("no ids", "both"):
                 graph.reverse_csr(need_eids=known == "both")
             args = graph._planner.handle(2, 4, torch.float32, "dot", "auto", True, backward).args
             # What the handle was made of is what the graph has from now on.
             assert args.indices is graph.csr().indices and args.eids is graph.csr().eids
             sides = [(graph.csr(), num_src, args[:5])]
-            if backward:
+            at_once = known == "one side" and max(len(src), num_src, num_dst) <= 2**16
+            if backward or at_once:
                 back = graph.reverse_csr(need_eids=True)
                 assert args.rev_indices is back.indices and args.rev_eids is back.eids
-                assert_same(back, Graph.from_coo(left, right, None, num_src, num_dst).reverse_csr(True))
+                first = in_tensors(left, right, num_src, num_dst)
+                other = _csr.transpose_in_tensors(first.csr, num_dst if first.by_src else num_src, True)
+                expected = (other, first.csr) if first.by_src else (first.csr, other)
+                assert_same((graph.csr(), back), expected)
                 sides.append((back, num_dst, args[5:10]))
             else:
                 assert args[5:] == (None, None, None, None, [], None, None)
@@ -179,6 +193,33 @@ def test_a_graph_at_once(threads, name, known, count):
                 expected = items.cut(*items.by_source(csr, num_cols, 1), 4096, longest_first=False)
                 assert_same(items.Items(rows, splits, plan[0]), expected)
                 assert plan[1:] == [0, 0, len(csr.indptr) - 1, num_cols, len(src)]
+
+
+@pytest.mark.parametrize("with_loops", [False, True])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_an_edge_index_is_sorted_as_its_rows(name, with_loops):
+    src, dst, num_src, num_dst = GRAPHS[name]()
+    sizes, pair = (num_src, num_dst), torch.stack([src, dst])
+    for edge_index in (pair, pair.int(), pair.t().contiguous().t(), pair.repeat(1, 2)[:, ::2]):
+        found = PackedGraph(edge_index, None, sizes, with_loops)
+        expected = PackedGraph(*edge_index.long().unbind(), sizes, with_loops)
+        assert found.num_edges == expected.num_edges and found.by_src == expected.by_src
+        for reverse in (False, True):
+            assert_same(found.csr(reverse), expected.csr(reverse))
+        assert_same(found.args, expected.args)
+        assert (found.edge_map is None) == (not with_loops)
+        if with_loops:
+            assert torch.equal(found.edge_map, expected.edge_map)
+
+
+def test_a_packed_graph_is_copied_without_the_rest_of_its_tensor():
+    src, dst, num_src, num_dst = GRAPHS["random"]()
+    graph = Graph.from_coo(src, dst, num_src=num_src, num_dst=num_dst)
+    copied = pickle.loads(pickle.dumps(graph))
+    for ours, theirs in ((graph.csr(), copied.csr()), (graph.reverse_csr(True), copied.reverse_csr(True))):
+        assert_same(theirs, ours)
+        for x in theirs:
+            assert x is None or x.untyped_storage().nbytes() == x.nbytes
 
 
 def test_a_graph_at_once_is_that_of_all_shapes():
@@ -258,8 +299,10 @@ def whole(ops, indptr, indices, eids, rev_indptr=None, rev_indices=None, max_edg
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda ops, x: ops.coo_to_csr(x, x[:2], 3, 3, False), "dst: expected shape"),
-        (lambda ops, x: ops.coo_to_csr(x.float(), x, 3, 3, False), "src: unexpected dtype"),
+        (lambda ops, x: ops.coo_to_csr(x, x[:2], 3, 3, False, 0, True), "dst: expected shape"),
+        (lambda ops, x: ops.coo_to_csr(x.float(), x, 3, 3, False, 0, True), "src: unexpected dtype"),
+        (lambda ops, x: ops.coo_to_csr(x, None, 3, 3, False, 0, True), "edge_index: expected shape"),
+        (lambda ops, x: ops.coo_to_csr(x, x, 3, 3, False, -1, True), "max_edges: expected a bound"),
         (lambda ops, x: ops.transpose_csr(x, x, None, 3, False), "indices: unexpected dtype"),
         (lambda ops, x: ops.transpose_csr(x[:0], x.int(), None, 3, False), "indptr: expected a contiguous"),
         (lambda ops, x: ops.transpose_csr(x, x.int(), x[:1].int(), 3, False), "eids: expected shape"),

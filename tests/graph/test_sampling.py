@@ -223,7 +223,7 @@ def test_layers_find_the_block(device, monkeypatch):
     want = conv((x, x[:6]), hop.edge_index.clone())
     from dfgnn.graph import cache as _kept
 
-    monkeypatch.setattr(_kept, "_build", lambda *_: pytest.fail("the graph was made anew"))
+    monkeypatch.setattr(_kept, "of_edges", lambda *_: pytest.fail("the graph was made anew"))
     torch.testing.assert_close(conv((x, x[:6]), hop.edge_index), want)
 
 

@@ -228,8 +228,8 @@ def test_score_terms_are_no_products_of_their_own():
 def test_the_graph_is_made_once(monkeypatch, device):
     """By layers that share the edges, by forward and backward, by compiled and eager calls."""
     built = []
-    build = _kept._build
-    monkeypatch.setattr(_kept, "_build", lambda *args: built.append(None) or build(*args))
+    build = _kept.of_edges
+    monkeypatch.setattr(_kept, "of_edges", lambda *args: built.append(None) or build(*args))
     first, second = GATConv(9, 9).to(device), AGNNConv().to(device)
     model = torch.nn.Sequential(first, second)
 
@@ -268,8 +268,8 @@ def test_an_edge_index_of_torch_geometric(name, sizes, monkeypatch, device):
     """A subclass of Tensor, of which the graph is kept. Where it says its sizes, they are constants to
     torch.compile."""
     built = []
-    build = _kept._build
-    monkeypatch.setattr(_kept, "_build", lambda *args: built.append(None) or build(*args))
+    build = _kept.of_edges
+    monkeypatch.setattr(_kept, "of_edges", lambda *args: built.append(None) or build(*args))
     layer = make(name, device)
     backend = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(layer, fullgraph=True, backend=backend)
