@@ -80,6 +80,14 @@ def _seed():
         torch.default_generator.manual_seed(0)
 
 
+@pytest.fixture
+def threads():
+    """Sets the number of threads up to the end of the test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
 class Records(logging.Handler):
     def __init__(self):
         super().__init__()

@@ -43,6 +43,12 @@ def covering(strength=2, **options):
     return rows
 
 
+def some(few, of, name="name"):
+    """Parametrizes a test over few values of all; exhaustively, over the others, too."""
+    more = [pytest.param(value, marks=exhaustive) for value in of if value not in few]
+    return pytest.mark.parametrize(name, [*few, *more])
+
+
 def covered(strength=2, **options):
     """Parametrizes a test over the rows of `covering`; exhaustively, over those of one more strength, too.
 

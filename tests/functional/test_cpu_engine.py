@@ -46,13 +46,6 @@ def compiled():
     return re.search(r"expected (.*), got 'none'", str(error.value))[1].split(", ")
 
 
-@pytest.fixture
-def threads():
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 WAYS = ("grouped", "single")  # of rows
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from covering import EXHAUSTIVE, exhaustive
+from covering import EXHAUSTIVE, exhaustive, some
 from every_function import CASES, B
 from graphs import make_graph, tiny_graph
 from torch.func import grad, jvp, vmap
@@ -48,7 +48,7 @@ PARTS = [
 ]
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=exhaustive if n in PARTS else ()) for n in CASES])
+@some([name for name in CASES if name not in PARTS], CASES)
 def test_derivatives(device, case):
     """First and second ones, forward mode, and batches of torch.func's."""
     graph = tiny_graph(device)

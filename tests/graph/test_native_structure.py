@@ -25,13 +25,6 @@ PAIRS = [
 THREADS = [1, 2, 5]
 
 
-@pytest.fixture
-def threads():
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 def large():
     """Enough edges for several threads, and nodes without any."""
     generator = torch.Generator().manual_seed(1)

@@ -73,13 +73,6 @@ def compare(ours, theirs, x, *, tolerance):
         torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
 
 
-@pytest.fixture
-def threads():
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 @covered(shape=SHAPES, dtype=DTYPES, count=[1, 2])
 def test_softmax(patched, threads, shape, dtype, count):
     threads(count)

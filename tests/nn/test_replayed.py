@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch._dynamo.utils
 import torch._inductor.config
-from covering import covered, exhaustive
+from covering import covered, exhaustive, some
 from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from torch import library, nn
 from torch._dynamo.backends.common import aot_autograd
@@ -98,9 +98,7 @@ def recording(found):
 
 
 def layers(*few):
-    """The others exhaustively."""
-    more = [pytest.param(name, marks=exhaustive) for name in LAYERS if name not in few]
-    return pytest.mark.parametrize("name", [*few, *more])
+    return some(few, LAYERS)
 
 
 @layers("GATConv", "GATv2Conv edges", "TransformerConv", "ResGatedGraphConv edges")
@@ -143,7 +141,7 @@ def test_other_edges_and_other_sizes(name, device, recorded):
     assert COUNTERS["stats"]["unique_graphs"] <= 3
 
 
-@pytest.mark.parametrize("name", ["GATConv", pytest.param("TransformerConv edges", marks=exhaustive)])
+@some(["GATConv"], ["GATConv", "TransformerConv edges"])
 def test_an_edge_index_that_is_written_to(name, device, recorded):
     """Between calls and between layers, which then have no structure in common."""
     make, edges = LAYERS[name]
@@ -252,7 +250,7 @@ def test_the_buffer_of_a_graph_of_fixed_capacity_is_refused(device, recorded):
     torch.testing.assert_close(compiled(x, ends), model(x, ends))
 
 
-@pytest.mark.parametrize("dynamic", [None, pytest.param(True, marks=exhaustive)])
+@some([None], [None, True], "dynamic")
 def test_large_graphs_stay_outside(device, recorded, monkeypatch, dynamic):
     monkeypatch.setattr(_replayed, "MOST_EDGES", 200)
     model, found = Model(LAYERS["GATConv"][0]).double().to(device), []
@@ -264,7 +262,7 @@ def test_large_graphs_stay_outside(device, recorded, monkeypatch, dynamic):
     assert kinds == {"graph", "edge"}
 
 
-@pytest.mark.parametrize("conv", [pyg.GATConv, pytest.param(pyg.GATv2Conv, marks=exhaustive)])
+@some([pyg.GATConv], [pyg.GATConv, pyg.GATv2Conv], "conv")
 def test_what_has_the_number_of_edges_with_loops_stays_outside(device, recorded, conv):
     """Which nobody knows before."""
     layer, found = conv(9, 5, heads=2, edge_dim=4).double().to(device), []

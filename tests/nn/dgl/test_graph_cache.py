@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 import torch
-from covering import exhaustive
+from covering import some
 
 from dfgnn import Graph
 from dfgnn.graph import of_dgl
@@ -313,7 +313,7 @@ def _edges_in_child(g, queue):
     queue.put(_graph.as_graph(g).edge_index.tolist())
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=exhaustive)])
+@some(["fork"], ["fork", "spawn"], "method")
 def test_other_processes(method):
     """A forked one has the conversion already; a spawned one gets the pickled graph."""
     g = random_graph()

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from covering import exhaustive
+from covering import exhaustive, some
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -48,9 +48,7 @@ layers = pytest.mark.parametrize("name", LAYERS)
 
 
 def these(*few):
-    """The others exhaustively."""
-    more = [pytest.param(name, marks=exhaustive) for name in LAYERS if name not in few]
-    return pytest.mark.parametrize("name", [*few, *more])
+    return some(few, LAYERS)
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +103,7 @@ def test_training_without_a_break(name, device):
     assert backend.frame_count <= 2
 
 
-@pytest.mark.parametrize("dynamic", [pytest.param(True, marks=exhaustive), False])
+@some([False], [False, True], "dynamic")
 def test_sizes_that_are_said_to_change_or_not(dynamic, device):
     layer = make("gatv2", device)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=dynamic)
@@ -285,7 +283,7 @@ def test_an_edge_index_of_torch_geometric(name, sizes, monkeypatch, device):
     assert backend.frame_count <= 3
 
 
-@pytest.mark.parametrize("form", ["csr", *(pytest.param(form, marks=exhaustive) for form in ("coo", "csc"))])
+@some(["csr"], ["coo", "csr", "csc"], "form")
 @pytest.mark.filterwarnings("ignore:Sparse CS. tensor support")
 def test_sparse_tensors_break_and_go_on(form, device):
     """torch.compile takes none, whatever is done with it."""

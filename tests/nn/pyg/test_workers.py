@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from covering import exhaustive
+from covering import exhaustive, some
 from every_layer import ATTR, EDGES, LAYERS, E, N, assert_equal, both, drawn, with_gradients
 from torch_geometric.data import Data
 from torch_geometric.loader import NodeLoader
@@ -96,7 +96,7 @@ class Encode:
         return data
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=exhaustive)])
+@some(["fork"], ["fork", "spawn"], "method")
 def test_sampled_neighbourhoods(method):
     """A node loader, of which NeighborLoader is one, whose workers sample, and compute a first layer."""
     (first, ours_first), (second, ours_second) = both("GATv2Conv"), both("TransformerConv")
