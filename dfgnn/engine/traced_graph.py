@@ -287,7 +287,8 @@ def find(
 
 
 def _of_number(number: int) -> Graph:
-    graph = OF_NUMBER.get(number)
+    found = OF_NUMBER.get(number)
+    graph = None if found is None else found()
     if graph is None:
         raise RuntimeError("dfgnn: a Graph that a compiled function was given has to live until backward")
     return graph

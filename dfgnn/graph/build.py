@@ -17,7 +17,7 @@ from ..sparse import csr as _csr
 from ..sparse.csr import CSR, EDGE_INDEX, UserEdges
 from ..sparse.fixed import FixedStructure
 from ..sparse.packed import PackedGraph
-from ..sparse.structure import Side
+from ..sparse.structure import Side, Structure
 from . import ranges
 
 
@@ -85,7 +85,8 @@ def of_blocks(cls, blocks: Sequence[tuple[Tensor, int, int]]) -> list:
 def of_edges(cls, edges: _csr.Edges | PackedGraph) -> Any:
     if isinstance(edges, PackedGraph):
         num_src, num_dst = edges.sizes
-        return cls._make(Side(num_dst, None, (edges, False)), Side(num_src, None, (edges, True)))
+        sides = Side(num_dst, None, (edges, False)), Side(num_src, None, (edges, True))
+        return cls._of(Structure(*sides), False)
     dst, src = Side(edges.num_dst), Side(edges.num_src)
     given, other = (src, dst) if edges.by_src else (dst, src)
     given.built = edges.csr, True

@@ -92,9 +92,7 @@ def graph_of(
         graph = _of_buffer(edge_index, num_src, num_dst, self_loops)
         if graph is not None:
             return graph
-    found = known(edge_index, num_src, num_dst, self_loops)
-    if found is None:
-        found = _at_once(edge_index, num_src, num_dst, self_loops)
+    found = of_tensor(edge_index, num_src, num_dst, self_loops)
     if found is not None:
         return found
     key = "graph_of", num_src, num_dst, self_loops
@@ -239,14 +237,17 @@ def once(parts: tuple[Tensor, ...], key: tuple, build: Callable[[], Any], more_s
     return value
 
 
-def _at_once(x: Any, num_src: int, num_dst: int, self_loops: bool) -> tuple[Graph, Tensor | None] | None:
-    """`graph_of` of a tensor that is not cached, without its questions, which take a small graph on the CPU
-    longer than sorting its edges; None unless the tensor is plain and its graph can be made."""
+def of_tensor(x: Any, num_src: int, num_dst: int, self_loops: bool) -> tuple[Graph, Tensor | None] | None:
+    """`known`, or the graph of a tensor on the CPU that is not cached, without most questions of `graph_of`,
+    which take a small graph longer than sorting its edges. None if `graph_of` has to be called."""
+    found = known(x, num_src, num_dst, self_loops)
+    if found is not None:
+        return found
     if not (type(x) is Tensor and x.is_cpu and x.dtype is torch.int64 and x.layout is torch.strided):
         return None
     if x.dim() != 2 or x.shape[0] != 2 or max(x.shape[1], num_src, num_dst) >= _csr.LIMIT // 2:
         return None
-    if x.is_inference() or in_a_mode() or not has_numbers(x):
+    if x.is_inference() or OF_BUFFER.data or in_a_mode() or not has_numbers(x):
         return None
     state = (state_of(x),)
     made = PackedGraph(x, None, (num_src, num_dst), self_loops)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from itertools import count
 from operator import index
 from typing import Literal, overload
@@ -27,8 +28,9 @@ from .reorder import Reordering, reorder
 
 __all__ = ["CSR", "DegreeStats", "Graph"]
 
-# Unique number -> graph; compiled code refers to graphs by these numbers.
-OF_NUMBER: weakref.WeakValueDictionary[int, Graph] = weakref.WeakValueDictionary()
+# Unique number -> a reference to the graph; compiled code refers to graphs by these numbers. Not a
+# WeakValueDictionary, which takes several Python functions per graph.
+OF_NUMBER: dict[int, weakref.ref[Graph]] = {}
 _numbers = count()
 _SLOTS, _set = ("_device", "_num_edges", "_number", "_planner", "_structure"), object.__setattr__
 
@@ -94,7 +96,7 @@ class Graph(Constructors):
         number = next(_numbers)
         for name, value in zip(_SLOTS, (*structure.place, number, planner, structure)):
             _set(self, name, value)
-        OF_NUMBER[number] = self
+        OF_NUMBER[number] = weakref.ref(self, partial(OF_NUMBER.pop, number))
 
     def __setattr__(self, name, value):
         raise AttributeError(f"Graph is immutable: cannot set {name}")

@@ -60,7 +60,8 @@ def check_in_degrees(graph: Any, converted: Graph, where: str = "") -> None:
 
 
 def _check_in_degrees(number: int) -> None:
-    graph = OF_NUMBER[number]
+    graph = OF_NUMBER[number]()
+    assert graph is not None  # else it would have no number
     check_in_degrees(graph, graph)
 
 

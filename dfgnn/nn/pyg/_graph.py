@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ...engine.traced_graph import EdgeList, is_traced
 from ...graph import Graph, GraphPart, cache
+from ...runtime import torch_internals as internals
 from .._errors import wrong_argument
 
 
@@ -24,7 +25,9 @@ def graph_of(
     that represents the graph and has the map."""
     num_src, num_dst = sizes_of(layer, edge_index, x_src, x_dst, size)
     if type(edge_index) is Tensor and not torch.compiler.is_compiling():
-        found = cache.known(edge_index, num_src, num_dst, self_loops)
+        compiled = internals.get_eval_frame_callback() is not None  # it would trace how a graph is made
+        find = cache.known if compiled else cache.of_tensor
+        found = find(edge_index, num_src, num_dst, self_loops)
         if found is not None:
             return found
     if isinstance(edge_index, Graph) and not self_loops:
