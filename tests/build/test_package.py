@@ -108,7 +108,6 @@ def test_cuda_on_a_torch_without_cuda_is_refused():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU, or a torch without CUDA")
 def test_the_cuda_library_is_usable():
     _library.require_cuda_library()
 

@@ -225,8 +225,6 @@ def test_finished_runs_are_not_repeated(train, tmp_path):
 @pytest.mark.parametrize("name", FULL_GRAPH)
 @pytest.mark.gpu
 def test_captured_is_eager(name, train, tmp_path):
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA GPU, or a torch without CUDA")
     (eager,) = train(name, "--epochs", 7, device="cuda")
     (captured,) = train(name, "--epochs", 7, "--capture", device="cuda")
     np.testing.assert_allclose(curve(captured), curve(eager), rtol=1e-3, atol=1e-6)
@@ -263,8 +261,6 @@ def test_captured_batches_are_eager(name, train, device, monkeypatch):
 @pytest.mark.parametrize("amp", [(), ("--amp", "bf16")])
 @pytest.mark.gpu
 def test_captured_samples_are_eager(loader, amp, train):
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA GPU, or a torch without CUDA")
     options = "--dropout", 0, "--loader", loader, *amp
     (eager,), (captured,) = (
         train("arxiv-sampled", *options, *more, device="cuda") for more in ((), ("--capture",))

@@ -240,8 +240,6 @@ def test_the_reverse_csr_is_made_once(monkeypatch, score, edges):
 @pytest.mark.parametrize("score", SCORES)
 def test_graphs_of_another_device_are_no_graphs_here(score, train):
     """Graphs are counted by device: the number of one on a GPU may be that of another on the CPU."""
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA GPU, or a torch without CUDA")
     kept = []
     for seed in range(12):
         torch.manual_seed(seed)

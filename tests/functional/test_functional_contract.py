@@ -193,7 +193,6 @@ def test_dropout_at_the_ends(device, score):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU, or a torch without CUDA")
 @pytest.mark.parametrize("score", SCORES)
 def test_cpu_and_cuda_agree_on_the_mask(score):
     results = []
@@ -423,7 +422,6 @@ def test_tensor_on_another_device(score):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU, or a torch without CUDA")
 @pytest.mark.parametrize("score", SCORES)
 def test_graph_and_tensors_on_different_devices(score):
     inputs = make_inputs(score, make_graph("random"), 2, 4)

@@ -64,7 +64,6 @@ def until_it_is_full(size):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU, or a torch without CUDA")
 @pytest.mark.parametrize("score", SCORES)
 def test_out_of_memory_on_a_gpu(score):
     """torch's own error, forward and backward, and a process that goes on."""

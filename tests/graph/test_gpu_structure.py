@@ -13,7 +13,6 @@ from dfgnn.sparse.csr import CSR, Degrees
 
 HERE = "here", ("src", "dst")
 INT32, INT64 = torch.int32, torch.int64
-on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU, or a torch without CUDA")
 
 
 def sized(num_edges, num_nodes):
@@ -151,7 +150,6 @@ def test_bad_nodes_are_an_error_in_the_words_of_the_cpu(in_tensors):
 
 
 @pytest.mark.gpu
-@on_a_gpu
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("with_loops", [False, True])
 @pytest.mark.parametrize("dtypes", [(INT64, INT64), (INT32, INT32), (INT32, INT64)])
@@ -168,7 +166,6 @@ def test_the_operator(name, with_loops, dtypes):
 
 
 @pytest.mark.gpu
-@on_a_gpu
 def test_the_operator_gives_the_same_bits():
     src, dst, *sizes = given("700000 edges", "cuda")
     for num_edges in (4096, 200_000, len(src)):
@@ -179,7 +176,6 @@ def test_the_operator_gives_the_same_bits():
 
 
 @pytest.mark.gpu
-@on_a_gpu
 def test_bad_nodes_on_the_gpu():
     src, dst = torch.tensor([0, 1, 5], device="cuda"), torch.tensor([0, -3, 1], device="cuda")
     for ends, sizes, message in (
@@ -198,7 +194,6 @@ def test_bad_nodes_on_the_gpu():
 
 
 @pytest.mark.gpu
-@on_a_gpu
 @pytest.mark.parametrize("self_loops", [False, True])
 @pytest.mark.parametrize("layer", ["gat", "gatv2", "dot"])
 def test_a_fresh_graph_waits_once(self_loops, layer, monkeypatch):
@@ -224,7 +219,6 @@ def test_a_fresh_graph_waits_once(self_loops, layer, monkeypatch):
 
 
 @pytest.mark.gpu
-@on_a_gpu
 @pytest.mark.parametrize("with_loops", [False, True])
 def test_numbers_on_the_host_are_those_on_the_device(with_loops):
     """On a stream of its own, behind much else, too; what is made is there in that stream's order."""
@@ -244,7 +238,6 @@ def test_numbers_on_the_host_are_those_on_the_device(with_loops):
 
 
 @pytest.mark.gpu
-@on_a_gpu
 @pytest.mark.parametrize("name", [*GRAPHS, "60000 edges", "700000 edges"])
 @pytest.mark.parametrize("edges", [False, True])
 def test_a_handle_in_one_call_is_that_of_several(name, edges):
@@ -263,7 +256,6 @@ def test_a_handle_in_one_call_is_that_of_several(name, edges):
 
 
 @pytest.mark.gpu
-@on_a_gpu
 @pytest.mark.parametrize("schedule", ["natural<=32", "natural<=64", "longest_first<=64", "packed<=128"])
 def test_items_without_waiting_are_those_that_were_counted(schedule):
     src, dst, *sizes = given("mixed_degrees", "cuda")
@@ -278,7 +270,6 @@ def test_items_without_waiting_are_those_that_were_counted(schedule):
 
 
 @pytest.mark.gpu
-@on_a_gpu
 @pytest.mark.parametrize("name", GRAPHS)
 def test_attention_on_what_was_made(name):
     """The same as on a graph that the CPU has sorted."""

@@ -393,7 +393,6 @@ def test_to_moves_every_part():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU, or a torch without CUDA")
 def test_waits_for_the_device_only_where_documented():
     src, dst, num_src, num_dst = edges("random", "cuda")
     csr = Graph.from_coo(src, dst, num_src=num_src, num_dst=num_dst).csr()
@@ -421,7 +420,6 @@ def test_waits_for_the_device_only_where_documented():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU, or a torch without CUDA")
 def test_memory_of_the_reverse_csr():
     num_nodes, num_edges = 1 << 17, 1 << 24
     src, dst = torch.randint(num_nodes, (2, num_edges), device="cuda", dtype=torch.int32)

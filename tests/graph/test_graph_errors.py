@@ -191,7 +191,6 @@ def test_errors_on_the_device(device):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU, or a torch without CUDA")
 def test_devices_that_differ():
     with pytest.raises(ValueError, match="indices: expected device cpu like indptr, got cuda:0"):
         Graph.from_csr(_PTR, _IDX.cuda())

@@ -169,8 +169,6 @@ def test_replayed_hops_refuse_seeds(blocks, device):
 
 @pytest.mark.gpu
 def test_capture_is_of_what_it_says():
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA GPU, or a torch without CUDA")
     sampler, seeds = NeighborSampler(random_graph(device="cuda"), (3, 3)), torch.arange(9, device="cuda")
     sampler.capture(seeds)
     sampler.capture(seeds, subgraph=True)
@@ -310,8 +308,6 @@ def test_prefetch_ends_with_its_caller_and_hands_errors_on(thread):
 @pytest.mark.gpu
 def test_prefetched_tensors_are_not_overwritten():
     """Memory of a batch is not given to a later one while the caller's stream reads it."""
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA GPU, or a torch without CUDA")
 
     def make(k):
         return torch.full((1 << 20,), k, device="cuda")
@@ -326,8 +322,6 @@ def test_prefetched_tensors_are_not_overwritten():
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
 def test_host_rows(dtype):
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA GPU, or a torch without CUDA")
     x = torch.randint(100, (1000, 33)).to(dtype)
     before = torch.cuda.memory_allocated()
     view = sampling.host_rows(x)

@@ -343,15 +343,9 @@ def test_nothing_is_kept_of_a_graph(device):
 # ---- CUDA graphs ---------------------------------------------------------------------------------------
 
 
-def _needs_gpu():
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA GPU, or a torch without CUDA")
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", LAYERS)
 def test_one_cuda_graph_each_way(name, caplog):
-    _needs_gpu()
     make, edges = LAYERS[name]
     model = Model(make).double().cuda()
     compiled = torch.compile(model, fullgraph=True, mode="reduce-overhead")
@@ -367,7 +361,6 @@ def test_one_cuda_graph_each_way(name, caplog):
 
 @pytest.mark.gpu
 def test_cuda_graphs_twice_before_backward_and_other_sizes():
-    _needs_gpu()
     model = Model(LAYERS["GATConv"][0]).double().cuda()
     compiled = torch.compile(model, fullgraph=True, mode="reduce-overhead")
     cases = [given(k, "cuda", num_edges=3000 + k // 2) for k in range(4)]
@@ -382,7 +375,6 @@ def test_cuda_graphs_twice_before_backward_and_other_sizes():
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["GATConv", "TransformerConv edges"])
 def test_cuda_graphs_with_dropout_and_autocast(name):
-    _needs_gpu()
     make, edges = LAYERS[name]
     model = Model(make).cuda()
     inputs = given(0, "cuda", edges, dtype=torch.float32)
@@ -404,7 +396,6 @@ def test_cuda_graphs_with_dropout_and_autocast(name):
 @pytest.mark.gpu
 def test_a_replay_with_a_node_out_of_range_fails():
     """On the device, which is lost then: in a process of its own."""
-    _needs_gpu()
     code = """
         import torch
         from dfgnn.nn.pyg import GATConv

@@ -121,7 +121,6 @@ def test_the_record_is_read_from_the_driver_once(monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU, or a torch without CUDA")
 def test_the_gpu_that_is_here():
     found = device.of(torch.device("cuda"))
     assert found.kind == "cuda" and found.num_sms > 0 and found.warps_per_sm >= 32

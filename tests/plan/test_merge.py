@@ -18,7 +18,6 @@ def graph_of(rows: int, pieces: int) -> Graph:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU, or a torch without CUDA")
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize(("rows", "pieces"), [(1, 300), (600, 9), (1200, 5), (2500, 3), (5000, 2), (9000, 2)])
 def test_rows_in_pieces(score, rows, pieces):

@@ -138,7 +138,6 @@ def test_plans_take_less_than_three_feature_arrays(name, monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU, or a torch without CUDA")
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("dtype", [FLOAT, BF16, torch.float64])
 @pytest.mark.parametrize(
@@ -161,7 +160,6 @@ def test_parts_give_the_same_results(score, dtype, schedule):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU, or a torch without CUDA")
 @pytest.mark.parametrize("score", SCORES)
 def test_rows_of_masked_parts(score):
     """Parts of a row whose scores are all -inf, before and after one that has some."""

@@ -135,7 +135,6 @@ def skewed(device="cpu") -> CSR:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU, or a torch without CUDA")
 @pytest.mark.parametrize("schedule_name", ["natural<=64", "longest_first<=64", "packed<=64", "one shot"])
 def test_two_graphs_of_the_same_edges_give_the_same_bits(schedule_name):
     def step():
@@ -214,7 +213,6 @@ def test_falls():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU, or a torch without CUDA")
 @pytest.mark.parametrize("name", [*GRAPHS, "skewed", "long_degrees", "many_rows"])
 @pytest.mark.parametrize("parts", [1, 2, 7])
 def test_kernels_plan_what_tensors_do(name, parts):

@@ -13,13 +13,6 @@ from dfgnn.runtime.arguments import ops
 DTYPES = (torch.float16, torch.bfloat16)
 
 
-def gpu(test):
-    available = torch.cuda.is_available()
-    return pytest.mark.gpu(
-        pytest.mark.skipif(not available, reason="no CUDA GPU, or a torch without CUDA")(test)
-    )
-
-
 def without_duplicates(src, dst, num_src, num_dst, device="cpu") -> Graph:
     edges = torch.stack([src, dst]).unique(dim=1)
     order = torch.randperm(edges.shape[1], generator=torch.Generator().manual_seed(0))
@@ -140,7 +133,7 @@ def test_sharing_counts_edges_and_columns(name, step, most, device):
         assert ops.sharing(csr.indptr, csr.indices, step, most).tolist() == [edges, columns]
 
 
-@gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", HARD)
 @pytest.mark.parametrize("reverse", [False, True])
 def test_kernels_build_what_tensors_do(name, reverse):
@@ -168,7 +161,7 @@ def test_kernels_build_what_tensors_do(name, reverse):
 # ---- attention on them -----------------------------------------------------------------------------
 
 
-@gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("score", ["gat", "dot"])
@@ -181,7 +174,7 @@ def test_accuracy(score, name, dtype):
                 check(score, graph, inputs, f"{schedule} {heads}x{dim} ", schedule=schedule)
 
 
-@gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_accuracy_of_options(dtype):
     """What layers use without edge tensors: no term of the destination, a bias, another size of the value."""
@@ -195,7 +188,7 @@ def test_accuracy_of_options(dtype):
     check("dot", graph, {**inputs, "out_bias": bias}, "sizes ", schedule="tiles", scale=0.3)
 
 
-@gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("score", ["gat", "dot"])
 def test_equal_inputs_give_equal_bits(score):
     graph = without_duplicates(*many_columns(), "cuda")
@@ -204,7 +197,7 @@ def test_equal_inputs_give_equal_bits(score):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-@gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("score", ["gat", "dot"])
 def test_large_scores(score):
     """A softmax far from 0 and with one weight that takes all."""
@@ -214,7 +207,7 @@ def test_large_scores(score):
     check(score, graph, large, schedule="tiles", extra=0.02)
 
 
-@gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("scale", [-0.3, 0.0])
 def test_scales(scale):
     """The largest score is that of the smallest product; and all are alike."""
@@ -232,7 +225,7 @@ def neighbours_share():
     return src[there], dst[there], 4096, 4096
 
 
-@gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("dim", tiles.HEAD_DIMS)
 @pytest.mark.parametrize("score", ["gat", "dot"])
@@ -261,7 +254,7 @@ def test_only_neighbours_see_what_is_not_finite(score, dim, dtype, bad):
             assert torch.equal(found["out"].isfinite(), plain["out"].isfinite()), f"{name}: elements of out"
 
 
-@gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("layer", ["gat", "dot"])
 def test_chosen_where_neighbours_are_shared(layer):
     n = torch.arange(4096)
@@ -279,7 +272,7 @@ def test_chosen_where_neighbours_are_shared(layer):
     assert doubled.plan(4, 32, torch.bfloat16).schedule != "tiles"
 
 
-@gpu
+@pytest.mark.gpu
 def test_refusals():
     graph = without_duplicates(*cliques(), "cuda")
     inputs = make_inputs("gat", graph, 2, 32, torch.bfloat16)

@@ -214,7 +214,6 @@ def test_one_shot_graphs_share_what_is_built():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU, or a torch without CUDA")
 @pytest.mark.parametrize("score", SCORES)
 def test_one_shot_graphs_never_wait(score):
     csr = skewed("cuda").csr()

@@ -138,8 +138,6 @@ def test_bad_input():
 
 @pytest.mark.gpu
 def test_on_a_gpu(tmp_path):
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA GPU")
     layer, step = layer_and_step("cuda")
     compared = profile_accelerated(step, layer, steps=3)
     for found in (compared.before, compared.after):
