@@ -79,6 +79,15 @@ def plain_linear(linear: Any) -> tuple[Tensor, Tensor | None] | None:
     )
 
 
+def under_autocast(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in the type in which autocast would multiply them; as they are where it is off."""
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        # Autocast does not cast float64.
+        x, weight = (t if t.dtype == torch.float64 else t.to(dtype) for t in (x, weight))
+    return x, weight
+
+
 def folds(linear: nn.Module, x: Tensor, width: int) -> bool:
     """Whether :func:`folded_terms` is right for ``linear``, whose output has this width, and pays."""
     # Wide inputs cost more to read a second time than N x H x D does, and under autocast the sum over D is

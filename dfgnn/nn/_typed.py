@@ -18,6 +18,7 @@ from ..runtime import rules, transforms
 from ..runtime.compiling import is_exporting, not_compiled
 from ..runtime.ops import python_operator
 from ..runtime.rules import Rule
+from ._terms import under_autocast
 
 Rows = slice | Tensor  # without repetition
 
@@ -180,19 +181,11 @@ def typed_matmul(x: Tensor, weight: Tensor, groups: list[Group], num_rows: int) 
     x: [N, H, D_in].  weight: [T, H, D_in, D_out].  Returns [num_rows, H, D_out]. Gathered rows exist for one
     group at a time, in backward too. Differentiable any number of times; deterministic.
     """
-    x, weight = _under_autocast(x, weight)
+    x, weight = under_autocast(x, weight)
     # Compilers would trace the backward of the rule as one that is differentiated again.
     if torch.compiler.is_compiling() or _eager.transformed(x, weight):
         return _plain_matmul(x, weight, groups, num_rows)
     return rules.apply(_TypedMatmul(groups, num_rows), x, weight)
-
-
-def _under_autocast(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    if torch.is_autocast_enabled(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
-        # As autocast itself, which does not cast float64.
-        x, weight = (t if t.dtype == torch.float64 else t.to(dtype) for t in (x, weight))
-    return x, weight
 
 
 def _plain_matmul(x: Tensor, weight: Tensor, groups: list[Group], num_rows: int) -> Tensor:
@@ -368,7 +361,7 @@ class TypedLinear(nn.Module):
         check_types(x_type, "x_type", len(x))
         sets = x.shape[1:-1].numel()
         if is_recorded():
-            x, weight = _under_autocast(x, self.W)
+            x, weight = under_autocast(x, self.W)
             parts = [
                 _matmul(part, weight, x_type) for part in x.reshape(x.shape[0], sets, x.shape[-1]).unbind(1)
             ]

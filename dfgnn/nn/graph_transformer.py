@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -14,7 +13,7 @@ from .. import functional
 from ._errors import check_constructor
 from ._graph import split_ends
 from ._layer import AttentionLayer, check_per_edge, dropout_p, reset_linear
-from ._terms import is_plain
+from ._terms import is_plain, under_autocast
 from .whole.spec import LayerSpec
 
 #: What ``norm`` names.
@@ -161,10 +160,7 @@ class GraphTransformerConv(AttentionLayer):
             return {}
         edge_attr, linear = spec.edges
         if edge_attr.shape[1] < self.out_feats and is_plain(linear):
-            proj = linear.weight
-            if torch.is_autocast_enabled(edge_attr.device.type):  # as the projection would take them
-                dtype = torch.get_autocast_dtype(edge_attr.device.type)
-                edge_attr, proj = edge_attr.to(dtype), proj.to(dtype)
+            edge_attr, proj = under_autocast(edge_attr, linear.weight)
             return {"edge_attr": edge_attr, "edge_proj": proj.repeat(sets, 1)}
         return {"edge_feat": self._heads(linear(edge_attr)).repeat(1, sets, 1)}
 

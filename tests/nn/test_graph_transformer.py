@@ -332,3 +332,16 @@ def test_edge_features(edge_dim):
     assert attention.shape == (2, 400, HEADS)
     with pytest.raises(ValueError, match="edge_attr: expected"):
         layer(graph, feat)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_edge_features_of_several_sets_under_autocast(dtype):
+    """Autocast casts float32 alone, and the attributes of edges as it casts the rest."""
+    graph = make_graph("random").add_self_loops()
+    layer = GraphTransformerLayer(16, 2, norm=None, edge_dim=3).to(dtype)
+    x, attr = torch.randn(2, graph.num_src, 16, dtype=dtype), torch.randn(graph.num_edges, 3, dtype=dtype)
+    exact = layer(graph, x, edge_attr=attr)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = layer(graph, x, edge_attr=attr)
+    tolerance = 0 if dtype == torch.float64 else 0.1
+    torch.testing.assert_close(out.to(dtype), exact, rtol=tolerance, atol=tolerance)
