@@ -13,7 +13,8 @@ from .._errors import check_fits, projected
 from .._terms import folded_terms, folds, is_plain
 from ..whole.eligible import is_first_rows
 from ..whole.spec import LayerSpec
-from ._base import FusedConv, edge_attributes, ends, wants_attention
+from ._base import FusedConv, ends, wants_attention
+from ._edges import edge_attributes
 from ._graph import graph_of
 
 

@@ -13,7 +13,8 @@ from ... import functional
 from ...engine.edge_rows import rows_of_sources
 from .._errors import check_fits, check_takes
 from .._terms import is_plain
-from ._base import FusedConv, check_rows, edge_attributes, is_batch, over_batch
+from ._base import FusedConv, check_rows, is_batch, over_batch
+from ._edges import edge_attributes
 from ._graph import graph_of
 
 

@@ -15,7 +15,8 @@ from .._errors import check_fits, projected, wrong_argument
 from .._terms import is_plain
 from ..whole.spec import LayerSpec
 from ..whole.traced import MOST_UNFOLDED
-from ._base import FusedConv, both_ends, edge_attributes, given_attributes, wants_attention
+from ._base import FusedConv, both_ends, wants_attention
+from ._edges import edge_attributes, given_attributes
 from ._graph import graph_of
 
 

@@ -11,7 +11,8 @@ from ... import functional
 from ...engine.edge_rows import by_edges, rows_of_sources
 from .._errors import projected, wrong_argument
 from .._terms import is_untouched
-from ._base import FusedConv, edge_attributes, ends, fusable, is_batch, over_batch
+from ._base import FusedConv, ends, fusable, is_batch, over_batch
+from ._edges import edge_attributes
 from ._graph import graph_of
 from .aggregation import SoftmaxAggregation, scores_of
 

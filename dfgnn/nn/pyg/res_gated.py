@@ -17,7 +17,8 @@ from .._errors import projected, wrong_argument
 from .._terms import is_untouched, plain_linear
 from ..whole.eligible import fused_layer
 from ..whole.spec import LayerSpec
-from ._base import FusedConv, both_ends, edge_attributes, fusable, is_batch, over_batch
+from ._base import FusedConv, both_ends, fusable, is_batch, over_batch
+from ._edges import edge_attributes
 from ._graph import graph_of
 
 

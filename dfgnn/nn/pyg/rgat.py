@@ -14,7 +14,8 @@ from ...runtime.transforms import any_batched
 from .._errors import wrong_argument
 from .._terms import is_plain
 from .._typed import Pairs
-from ._base import FusedConv, attention_result, both_ends, given_attributes, is_batch, over_batch
+from ._base import FusedConv, both_ends, is_batch, over_batch
+from ._edges import attention_result, given_attributes
 from ._graph import for_upstream, sizes_of
 from ._relations import Relations, relations_of
 

@@ -15,7 +15,8 @@ from .._errors import check_fits, projected, wrong_argument
 from .._terms import is_plain
 from ..whole.spec import LayerSpec
 from ..whole.traced import folds
-from ._base import FusedConv, both_ends, edge_attributes, given_attributes
+from ._base import FusedConv, both_ends
+from ._edges import edge_attributes, given_attributes
 from ._graph import for_upstream, graph_of
 
 
