@@ -82,8 +82,8 @@ def gsddmm(
     size = math.prod(shape)
     few = _few(graph, size, x)
     if op == "dot" and {lhs_target, rhs_target} == {"u", "v"} and x.dim() > 1 and size and not few:
-        heads = size // shape[-1]
-        x, y = (z.expand(-1, *shape).reshape(len(z), heads, shape[-1]) for z in (x, y))
+        rows = size // shape[-1], shape[-1]
+        x, y = (z if z.shape[1:] == rows else z.expand(-1, *shape).reshape(-1, *rows) for z in (x, y))
         query, key = (x, y) if lhs_target == "v" else (y, x)
         return functional.sddmm(graph, query, key).view(graph.num_edges, *shape[:-1], 1)
     x, y = _on_edges(graph, x, lhs_target, few), _on_edges(graph, y, rhs_target, few)
@@ -120,7 +120,7 @@ def gspmm(
     if op in BINARY:
         x, y = _alike(_caller, x, y)
     if reduce_op in ("max", "min"):
-        return _extreme(graph, _message(graph, op, x, y), reduce_op)
+        return _extreme(graph, op, x, y, reduce_op)
     out = _sum(graph, op, x, y)
     if reduce_op == "mean":
         degree = graph.in_degrees().clamp(min=1).to(out.dtype)
@@ -182,9 +182,13 @@ def _few(graph: Graph, size: int, x: Tensor) -> bool:
     return by_index.is_few(graph.num_edges * size) and by_index.takes_of(graph, x)
 
 
-def _extreme(graph: Graph, message: Tensor, kind: str) -> Tensor:
+def _extreme(graph: Graph, op: str, x: Any, y: Any, kind: str) -> Tensor:
     csr = graph.csr()
-    rows = message if csr.eids is None else message.index_select(0, csr.eids)
+    if op == "copy_lhs" and by_index.takes_of(graph, x):
+        rows = by_index.rows(x, csr.indices)
+    else:
+        message = _message(graph, op, x, y)
+        rows = message if csr.eids is None else message.index_select(0, csr.eids)
     empty = -math.inf if kind == "max" else math.inf
     return torch.segment_reduce(rows, kind, offsets=csr.indptr, initial=empty, unsafe=True)
 

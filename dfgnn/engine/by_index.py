@@ -96,6 +96,13 @@ def sums_of_sources(graph: Graph, rows: Tensor) -> Tensor:
     return out if flat is rows else out.view(graph.num_dst, *rows.shape[1:])
 
 
+def rows(x: Tensor, index: Tensor) -> Tensor:
+    """``[E, ...]``: x[index], whose gradient is a sum by the kernels."""
+    flat = x if x.dim() == 2 else _flat(x)
+    out = rules.apply(_Rows(len(x)), flat, index)
+    return out if flat is x else out.view(len(index), *x.shape[1:])
+
+
 def _ends(graph: Graph, reverse: bool) -> tuple[Tensor, Tensor]:
     """int32 ``[E]``, sorted by the second: sources and destinations, or with ``reverse`` the opposite."""
 
