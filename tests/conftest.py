@@ -19,6 +19,10 @@ def pytest_report_header():
     return None if HAS_GPU else "tests marked gpu are left out: no CUDA GPU, or a torch without CUDA"
 
 
+def pytest_make_parametrize_id(val):
+    return str(val).removeprefix("torch.") if isinstance(val, torch.dtype) else None
+
+
 def pytest_collection_modifyitems(config, items):
     """Tests that need a GPU are left out where there is none, rather than skipped one by one; and those
     marked exhaustive, unless they are asked for."""

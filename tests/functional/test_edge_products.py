@@ -16,10 +16,6 @@ NAMES = "query", "key", "value", "edge_feat"
 RESULTS = (None, "products", "scores")
 
 
-def name_of(value):
-    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else None
-
-
 def make_inputs(graph, heads, dim, dtype=torch.float64, value_dim=None):
     rows = graph.num_dst, graph.num_src, graph.num_src, graph.num_edges
     dims = dim, dim, value_dim or dim, dim
@@ -51,7 +47,7 @@ def check(graph, inputs, note="", **options):
         assert error <= limit, f"{note}{k}: error {error:.3g} > {limit:.3g}"
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", GRAPHS)
 def test_attention(device, name, dtype):
     graph = make_graph(name, device)
@@ -69,7 +65,7 @@ def test_attention(device, name, dtype):
 
 
 @pytest.mark.parametrize("return_edges", RESULTS)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=name_of)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_options(device, dtype, return_edges):
     graph = make_graph("mixed_degrees", device)
     inputs = make_inputs(graph, 3, 8, dtype, value_dim=5)

@@ -17,10 +17,6 @@ from dfgnn.runtime.arguments import ops
 SIZES = [(h, d) for d in (1, 7, 11, 33, 300) for h in (1, 3, 8, 16)]
 
 
-def name_of(value):
-    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else None
-
-
 def with_projection(inputs, graph, features, bias=False, where="both"):
     _, heads, dim = inputs["value" if where == "value" else "query"].shape
     like = inputs["query"]
@@ -45,7 +41,7 @@ def plain_products(graph, rows, attr, weight):
     }
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", GRAPHS)
 def test_products(device, name, dtype):
     graph = make_graph(name, device)
@@ -213,7 +209,7 @@ def test_types_that_change(device):
             functional.dot_attention(graph, **inputs, edge_type=edge_type, edge_table=table)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "shape", [(1, 1, 8, 8), (0, 2, 8, 8), (37, 5, 40, 16), (5000, 3, 64, 24), (300, 2, 136, 8)], ids=str
 )
@@ -321,7 +317,7 @@ IN_ONE = {
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("schedule", ["auto", "natural<=32", "longest_first", "packed"])
-@pytest.mark.parametrize("dtype", IN_ONE, ids=name_of)
+@pytest.mark.parametrize("dtype", IN_ONE)
 @pytest.mark.parametrize(
     "name", ["one_edge", "mixed_degrees", "super_source", "super_row", "power_law", "random"]
 )
@@ -343,7 +339,7 @@ def test_in_one(gpu, passes, name, dtype, schedule):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("learned", [False, True], ids=["", "learned features"])
-@pytest.mark.parametrize("dtype", IN_ONE, ids=name_of)
+@pytest.mark.parametrize("dtype", IN_ONE)
 def test_options_in_one(gpu, passes, dtype, learned):
     """Against the composed way, with the same dropout."""
     graph = make_graph("mixed_degrees", gpu)

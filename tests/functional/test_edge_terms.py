@@ -34,10 +34,6 @@ ONE = {
 ALL = {**TERMS, **{f"one {name}": terms for name, terms in ONE.items()}}
 
 
-def name_of(value):
-    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else None
-
-
 def with_terms(inputs, graph, terms, features=FEATURES):
     """inputs with tensors of these shapes, and the options among ``terms``."""
     like, value_dim = inputs["query"], inputs["value"].shape[2]
@@ -66,7 +62,7 @@ def _unfolds(way, terms):
     return way == "unfolded" and not (terms.key_proj is None and terms.value_proj is None)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", GRAPHS)
 def test_attention(device, name, dtype):
     graph = make_graph(name, device)

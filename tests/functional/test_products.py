@@ -8,10 +8,6 @@ from graphs import GRAPHS, make_graph, tiny_graph
 from dfgnn import functional, reference
 
 
-def name_of(value):
-    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else None
-
-
 def compare(name, graph, inputs, note="", band=1.0, **options):
     """Results and gradients of functional.name, whose error may be twice that of the plain twin."""
     found = []
@@ -28,7 +24,7 @@ def compare(name, graph, inputs, note="", band=1.0, **options):
         assert error <= limit, f"{note}{what}: error {error:.3g} > {limit:.3g}"
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", GRAPHS)
 def test_sddmm_and_spmm(device, name, dtype):
     graph = make_graph(name, device)
