@@ -165,12 +165,3 @@ def test_sums_per_head(prefix, device):
     )
     sums = _edges.sums_per_head(graph, weight, rows)
     torch.testing.assert_close(torch.stack(sums, -2), expected)
-
-
-def test_edges_as_sources_is_kept():
-    graph = make_graph("random")
-    for reverse in (False, True):
-        edges = _edges.edges_as_sources(graph, reverse)
-        assert _edges.edges_as_sources(graph, reverse) is edges
-        ends = torch.stack([torch.arange(graph.num_edges), graph.edge_index[0 if reverse else 1]])
-        assert torch.equal(edges.edge_index, ends)
