@@ -201,7 +201,9 @@ def train(call, layer, graph, x, *more):
 CASES = [("GATConv", None)]
 CASES += [(name, True) for name in ("EGATConv", "EdgeGATConv", "HGTConv", "EdgeGraphTransformerConv flex")]
 # Other layers take the same steps, or are in test_recorded.py.
-MORE = [*((name, None) for name in LAYERS if name != "GATConv"), ("EdgeGATConv", False)]
+MORE = [(name, True) for name in ("GATv2Conv", "AGNNConv", "DotGatConv", "GraphTransformerConv")]
+MORE += [(name, None) for name in LAYERS if name.startswith(("EGAT", "HGT", "EdgeG", "GraphTransformerL"))]
+MORE += [("EdgeGATConv", False)]
 
 
 @pytest.mark.parametrize("name, dynamic", CASES + [pytest.param(*case, marks=exhaustive) for case in MORE])
