@@ -40,7 +40,8 @@ class PackedGraph(GraphHandle):
         self.number, self.num_edges, self._tensor, self.edge_map, indptr, indices, eids = coo_to_csr(
             src, dst, *sizes, with_loops, CPU_BOUND, self.backward
         )
-        self._given, self._args, self._made, self._drop = None, None, {}, _drop
+        self._args: GraphArgs | None = None
+        self._given, self._made, self._drop = None, {}, _drop
         if indptr is not None:  # not planned
             by_src = self.by_src
             if indices is None:  # the edges serve as they are
