@@ -56,8 +56,8 @@ mutants: $(VENV)/.test
 # Those of test_cpu_engine.py run on all instruction sets anyway.
 isas: $(VENV)/.test
 	DFGNN_CPU_ISAS=all $(RUN) setup.py --quiet build_native
-	DFGNN_CPU_ISA=base $(RUN) -m pytest -q -m "not gpu" $(ENGINE_TESTS) $(ARGS)
-	DFGNN_CPU_ISA=avx2 $(RUN) -m pytest -q -m "not gpu" $(ENGINE_TESTS) $(ARGS)
+	DFGNN_CPU_ISA=base $(RUN) -m pytest -q --numprocesses=$(PROCESSES) -m "not gpu" $(ENGINE_TESTS) $(ARGS)
+	DFGNN_CPU_ISA=avx2 $(RUN) -m pytest -q --numprocesses=$(PROCESSES) -m "not gpu" $(ENGINE_TESTS) $(ARGS)
 
 sanitize: $(VENV)/.test
 	$(RUN) scripts/sanitize_cpu.py $(ARGS)
