@@ -80,14 +80,17 @@ def _smart(root: Path):
     )
     datamodule = importlib.import_module("smart.datamodules").MultiDataModule
     config.Dataset.update(num_workers=0, pin_memory=False, persistent_workers=False, shuffle=False)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as temporary:
         scenes = sorted((root / "data" / "valid_demo").iterdir(), key=lambda path: path.stat().st_size)
+        folders = []  # one for each scene, which keeps their order
         for path in scenes[:2]:
-            Path(folder, path.name).symlink_to(path.resolve())
-        config.Dataset.update(train_raw_dir=[folder], val_raw_dir=[folder])
+            folders.append(Path(temporary, path.stem))
+            folders[-1].mkdir()
+            (folders[-1] / path.name).symlink_to(path.resolve())
+        config.Dataset.update(train_raw_dir=folders, val_raw_dir=folders)
         data = datamodule(**config.Dataset)
         data.setup()
-        batches = sorted(data.train_dataloader(), key=lambda batch: batch.num_nodes)
+        batches = list(data.train_dataloader())
     model = without_dropout(importlib.import_module("smart.model").SMART(config.Model))
     model.log = lambda *args, **kwargs: None  # there is no trainer
     step = iter(range(1 << 30))
