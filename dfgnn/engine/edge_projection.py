@@ -351,9 +351,10 @@ def _padded(proj: Tensor | None, size: int) -> Tensor | None:
 
 def _unfolds(inputs: AttentionInputs) -> bool:
     """Whether projections are computed per edge after all: on the CPU, for so few edges that their [E, H, D]
-    together are less than the [N, H, d] of nodes, which folding makes. Below that it was the faster way, too:
-    8 heads of 16, d = 128, N = 10,000 took for two projections 0.83 of folding's time with 4 edges per node,
-    1.29 with 8; for one 0.6 with 8, but 1.0 with N = 1,000."""
+    together are less than the [N, H, d] of nodes, which folding makes: two where key and value share a term.
+    It was the faster way, too: with a shared term 2 heads of 50, d = 116 took 0.84 of folding's time with
+    4 edges per node and N = 900, 0.90 with N = 10,000; 4 heads of 16, d = 32, N = 500 with 20 1.15. Two
+    projections of 8 heads of 16, d = 128, N = 10,000 took 0.83 with 4 edges per node, 1.29 with 8."""
     query, terms = inputs.tensors.dst, inputs.terms
     assert terms is not None
     proj = terms.key_proj if terms.value_proj is None else terms.value_proj
@@ -363,8 +364,10 @@ def _unfolds(inputs: AttentionInputs) -> bool:
         return False
     if isinstance(inputs.graph, (GraphPart, _edges.EdgeList)):
         return False
-    two = not (terms.key is None or terms.value is None or terms.key_proj is terms.value_proj)
-    return (1 + two) * inputs.graph.num_edges * proj.shape[1] <= len(query) * proj.shape[2]
+    both = terms.key is not None and terms.value is not None
+    shared = both and terms.key is terms.value and terms.key_proj is terms.value_proj
+    of_edges = (1 + (both and not shared)) * inputs.graph.num_edges * proj.shape[1]
+    return of_edges <= (1 + shared) * len(query) * proj.shape[2]
 
 
 def _unfolded(inputs: AttentionInputs, terms: EdgeTerms) -> tuple[Tensor, Any]:

@@ -12,12 +12,11 @@ namespace {
 constexpr int kTogether = 4;  // edges that share a load of the matrix
 constexpr int kAhead = 12;    // prefetch distance in edges
 
-// The widest vectors among those that cover n elements with the least padding.
+// The narrowest vectors among those that cover n elements with the fewest.
 template <class A>
 int lanes_for(int n) {
-  const auto padded = [&](int width) { return (n + width - 1) / width * width; };
   int width = kLanes<A>;
-  while (width * int(sizeof(A)) > 16 && padded(width / 2) < padded(width)) width /= 2;
+  while (width * int(sizeof(A)) > 16 && n <= width / 2) width /= 2;
   return width;
 }
 
@@ -87,19 +86,22 @@ void multiply_edges(const EdgeTermParams& p, const Parallel& parallel, const X* 
           for (int k = 0; k < kTogether; ++k)
             from[k] = as_accumulators(x + edges.eid[k] * inner, inner, space + k * inner);
           for (int v = 0; v < vectors; ++v) {
-            const A *x0 = from[0], *x1 = from[1], *x2 = from[2], *x3 = from[3], *m = matrix + v * W;
+            // The last vector begins so early that it is whole, if there is more than one.
+            const int at = vectors > 1 && v == vectors - 1 ? outer - W : v * W;
+            const A *x0 = from[0], *x1 = from[1], *x2 = from[2], *x3 = from[3], *m = matrix + at;
             V sum[kTogether] = {};
             for (int c = 0; c < inner; ++c, m += padded) {
               const V y = load_vector<V>(m);
               sum[0] += x0[c] * y, sum[1] += x1[c] * y, sum[2] += x2[c] * y, sum[3] += x3[c] * y;
             }
-            const int left = outer - v * W;
-            for (int k = 0; k < edges.n; ++k) {
-              Y* to = y + edges.eid[k] * outer + v * W;
-              if (left >= W) {
+            // Of fewer edges than kTogether the last one is stored again: no branches, sums in registers.
+#pragma GCC unroll 4
+            for (int k = 0; k < kTogether; ++k) {
+              Y* to = y + edges.eid[k] * outer + at;
+              if (outer >= W) {
                 store<Y, W>(to, sum[k]);
               } else if constexpr (W > 1) {
-                for (int l = 0; l < left; ++l) store<Y, 1>(to + l, sum[k][l]);
+                for (int l = 0; l < outer; ++l) store<Y, 1>(to + l, sum[k][l]);
               }
             }
           }
