@@ -17,6 +17,7 @@ from pathlib import Path
 from dfgnn.runtime.programs import Parser, interruptible, positive
 
 MODELS = {"gt": "Graph Transformer", "gat": "GAT"}
+SMALL = ["--graphs", 320, "--batch-size", 16]  # half of what train_cluster.py takes
 
 
 def train(*arguments):
@@ -30,7 +31,7 @@ def train(*arguments):
 
 def main():
     parser = Parser(description=__doc__)
-    parser.add_argument("--epochs", type=positive, default=3, metavar="N", help="to train with dfgnn")
+    parser.add_argument("--epochs", type=positive, default=4, metavar="N", help="to train with dfgnn")
     parser.add_argument(
         "--unfused-steps", type=positive, default=3, metavar="N", help="to time with unfused operations"
     )
@@ -40,11 +41,11 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         for model, name in MODELS.items():
             file = Path(folder, model)
-            fused = train("--model", model, "--epochs", args.epochs, "--save", file, *more)
+            fused = train("--model", model, *SMALL, "--epochs", args.epochs, "--save", file, *more)
             unfused = ["--attention", "unfused", "--steps", args.unfused_steps, "--evaluate", file]
             rows += [
                 (name, "dfgnn", fused),
-                (name, "unfused PyTorch", train("--model", model, *unfused, *more)),
+                (name, "unfused PyTorch", train("--model", model, *SMALL, *unfused, *more)),
             ]
 
     print(f"\n{'model':20}{'attention':18}{'accuracy':>10}{'time per step':>18}{'peak memory':>15}")
