@@ -108,7 +108,8 @@ $(RUN):
 	$(PYTHON) -m venv $(VENV)
 
 # The engine needs no torch: it is compiled while torch is being installed. Without pip's bars, which would
-# overwrite the compiler's progress; and of torch's 2,000 modules only those that are used are compiled.
+# overwrite the compiler's progress; and of torch's 2,000 modules only those that are used are compiled, among
+# them torch._dynamo, which optimizers import.
 $(VENV)/.torch: constraints.txt | $(RUN)
 	$(PIP) setuptools ninja
 	+$(MAKE) --no-print-directory -j2 engine torch
@@ -119,7 +120,7 @@ engine:
 	$(RUN) setup.py --quiet build_native --only=engine
 torch:
 	$(PIP) --progress-bar=off --no-compile torch numpy tqdm
-	PYTHONDONTWRITEBYTECODE= $(RUN) -c "import torch"
+	PYTHONDONTWRITEBYTECODE= $(RUN) -c "import torch._dynamo"
 
 # The package itself is compiled by now, with its progress shown.
 $(VENV)/.demo: pyproject.toml $(VENV)/.torch | build

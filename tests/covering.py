@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-#: Whether tests marked `exhaustive` are collected, too, as continuous integration has them run.
+#: Whether tests marked `exhaustive` are collected, too: `make exhaustive`.
 EXHAUSTIVE = os.environ.get("DFGNN_EXHAUSTIVE", "") not in ("", "0")
 exhaustive = pytest.mark.exhaustive
 
