@@ -140,10 +140,11 @@ def measure(case: repositories.Repository, folder: Path, args: argparse.Namespac
         report = into / "report.json"
         here = [str(Path(__file__).resolve()), "--worker", case.case]
         python = str(args.dgl_python.absolute()) if case.dgl_sparse else sys.executable
+        root = changed_copy(checkout, case.to_run_here + case.lines, ours)
         commands = {
             "without": [python, *here, str(changed_copy(checkout, case.to_run_here, theirs))],
             "with": [sys.executable, "-m", "dfgnn.run", *case.options, "--json", str(report)]
-            + [*here, str(changed_copy(checkout, case.to_run_here + case.lines, ours))],
+            + [*here, str(root)],
         }
         sides = {name: Side(command, into / f"{name}.log") for name, command in commands.items()}
         try:
@@ -158,6 +159,8 @@ def measure(case: repositories.Repository, folder: Path, args: argparse.Namespac
         finally:
             for side in sides.values():
                 side.end()
+        # Files are named from the repository's root, whose own place is this machine's.
+        told = json.loads(report.read_text().replace(f"{root.absolute()}{os.sep}", ""))
         return {
             "case": case.case,
             "repository": case.source,
@@ -176,9 +179,7 @@ def measure(case: repositories.Repository, folder: Path, args: argparse.Namespac
             },
             "memory": {name: rows[-1]["memory"] for name, rows in steps.items()},
             "tolerance": case.tolerance,
-            "report": {
-                key: json.loads(report.read_text())[key] for key in ("layers", "served", "own_attention")
-            },
+            "report": {key: told[key] for key in ("layers", "served", "own_attention")},
         }
 
 
