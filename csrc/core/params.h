@@ -90,7 +90,8 @@ struct EdgeAttr {
   const void* x;  // [E, dim] T, user's order; or null
   int32_t dim, width;
   // W [H, cols, feats] T, padded with zeros to the columns of a head's lanes and to a multiple of 16
-  // features, in the order of the tensor cores' registers (dfgnn/engine/edge_projection.py):
+  // features, in the order of the tensor cores' registers (dfgnn/engine/edge_projection.py). A column and a
+  // feature are split into digits, the fastest last, each with its number of values:
   const void* onto;    // column = (block, t 4, s 2, j 2, e 2), feature = (step, i 2, g 8):
                        //   [H, step, block, s, g, t, j, i, e]
   const void* back;    // column = (group, g 8, word, i 2), feature = (step, t 4, j 2, e 2):

@@ -95,7 +95,8 @@ inline constexpr const char* kEdgeSum =
     "edge_sum(Tensor weight, Tensor attr, " DFGNN_GRAPH ", int num_rows, int width) -> Tensor";
 inline constexpr const char* kEdgeOuter =
     "edge_outer(Tensor weight, Tensor rows, " DFGNN_GRAPH ", int dim, float scale) -> Tensor";
-// CPU only: core/edge_products.h; GRAPH of either direction. Products and grad_feat may be empty.
+// CPU only; core/edge_products.h has the formulas. GRAPH is either direction. An empty `products` or
+// `grad_feat` was not asked for.
 inline constexpr const char* kEdgeProducts =
     "edge_products(Tensor rows, Tensor cols, Tensor feat, " DFGNN_GRAPH
     ", float scale, bool with_products) -> (Tensor score, Tensor products)";

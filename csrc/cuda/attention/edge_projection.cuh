@@ -75,8 +75,8 @@ struct AttrLanes {
 
 // Products of W with the rows of a warp's work items, by tensor cores, eight rows at a time: W^T x before the
 // main loop, W a behind it. W is the left operand of m16n8k16, in the order of its registers (EdgeAttr), rows
-// are the columns of the right one. Which column of a head, or which feature, an index of the product stands
-// for is chosen so that lanes load and store 16 (8) bytes. A lane is 4 g + t.
+// are the columns of the right one. Columns and features are numbered in the product such that a lane loads
+// and stores 16 bytes (8 bytes) at a time. The lane's number is 4 g + t.
 inline constexpr int kProductRows = 8, kProductFeats = 16;
 __host__ __device__ constexpr int product_width(int dim) {
   return (dim + kProductFeats - 1) / kProductFeats * kProductFeats;
@@ -87,7 +87,7 @@ struct NodeProducts {
   using T = typename C::T;
   static constexpr int HEADS = 32 / C::LPH;                  // of a warp, at most
   static constexpr int BLOCKS = C::COLS / 32;                // of a head's columns, for W^T x
-  static constexpr int GROUP = C::COLS < 64 ? C::COLS : 64;  // of a head's columns, for W a
+  static constexpr int GROUP = C::COLS < 64 ? C::COLS : 64;  // columns that one step of W a computes
   static constexpr int GROUPS = C::COLS / GROUP, WORDS = GROUP / 16;
 
   const EdgeAttr& p;

@@ -41,7 +41,7 @@ struct Divisor {
 struct Tiling {
   int lanes_log2;      // lanes of a sub-warp
   int heads_per_tile;  // lanes / LPH
-  int chunks;          // grid.z
+  int chunks;          // grid.z: blocks that share the columns of a head
   int items;           // work items of a warp, or (packed) of each of its sub-warps
   Divisor window;      // in blocks
   __host__ __device__ int lanes() const { return 1 << lanes_log2; }

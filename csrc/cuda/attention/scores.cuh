@@ -60,9 +60,9 @@ struct PairScore {
   __device__ __forceinline__ A join(const Sum& sum) const {
     return V2 ? fma(slope, sum.linear, (1 - slope) * sum.positive) : sum.linear;
   }
-  // QUADS: attn . LeakyReLU(o + c) - attn . o for the own edge of four neighbours c, from -o, where `quads`
-  // has attn as its second row; where LINEAR is false only the product of (1 - slope) in it. first: the
-  // products with the first rows, of c.
+  // QUADS: attn . LeakyReLU(o + c) - attn . o for the lane's own edge among those of four neighbours c, from
+  // -o; attn is the second row of `quads`. Where LINEAR is false, only the term with (1 - slope). first: the
+  // products of c with the first row of `quads`.
   template <bool LINEAR = true, bool TURNED = false>
   __device__ __forceinline__ A quad_sum(const QuadRows& quads, const Raw& minus, const Raw (&rows)[4][1],
                                         float (&first)[4][4]) const {
