@@ -34,12 +34,22 @@ TOOLS = {
 TIMEOUT = 1800  # seconds of one step
 
 
+# A string of C++ is kept, a comment is not. No source has a raw string or continues a comment by a backslash.
+_STRING_OR_COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'|//[^\n]*|/\*.*?\*/', re.DOTALL)
+
+
+def without_comments(source: str) -> str:
+    """The source of C++ or CUDA without its comments, and with one space for any run of white space."""
+    code = _STRING_OR_COMMENT.sub(lambda found: " " if found[0][0] == "/" else found[0], source)
+    return " ".join(code.split())
+
+
 def source_hash(root: Path = ROOT) -> str:
-    """sha256 over the names and contents of all that the CUDA library is compiled from."""
+    """sha256 over the names and the code, without comments, of all that the CUDA library is compiled from."""
     digest = hashlib.sha256()
     files = [path for folder in ("core", "cuda", "torch") for path in (root / "csrc" / folder).rglob("*")]
     for path in sorted(path for path in files if path.suffix in (".h", ".cuh", ".cu", ".cpp")):
-        content = path.read_bytes()
+        content = without_comments(path.read_text()).encode()
         digest.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()
 

@@ -57,7 +57,7 @@ def test_hash_does_not_depend_on_the_place(sources):
 def test_hash_changes_with_a_source(sources, name):
     before = gpu_check.source_hash(sources)
     path = sources / "csrc" / name
-    path.write_text(path.read_text() + "\n")
+    path.write_text(path.read_text() + "int x;\n")
     changed = gpu_check.source_hash(sources)
     path.rename(path.with_stem("other"))
     assert len({before, changed, gpu_check.source_hash(sources)}) == 3
@@ -67,7 +67,22 @@ def test_hash_ignores_what_the_cuda_library_is_not_made_of(sources):
     before = gpu_check.source_hash(sources)
     (sources / "csrc" / "cpu" / "new.cpp").write_text("int x;")
     (sources / "csrc" / "cuda" / "notes.txt").write_text("text")
+    params = sources / "csrc" / "core" / "params.h"
+    params.write_text(f"// One comment.\n/* And\n another. */{params.read_text()}\n  // A third, '\"'.\n")
     assert gpu_check.source_hash(sources) == before
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ('f("// kept"); // gone', 'f("// kept");'),
+        ("a /* b\n c */ d", "a d"),
+        ("f('\"'); // a \"quoted\" word\ng('\\\\');", "f('\"'); g('\\\\');"),
+        ("int   x;\n\n\tint y;", "int x; int y;"),
+    ],
+)
+def test_comments_and_layout_are_not_code(source, expected):
+    assert gpu_check.without_comments(source) == expected
 
 
 CLEAN = {
