@@ -1,12 +1,13 @@
-// Products of an edge's two ends with its own features, entry by entry: scores of attention whose edges
-// multiply. With x [rows, H, D] of the nodes that aggregate, y [cols, H, D] of the others, f [E, H, D] of the
-// edges in the user's order, and T, acc, E, H, D as in params.h:
+// Products, entry by entry, of the rows of an edge's two nodes with the edge's own features: the scores of
+// attention whose edge features multiply. x [rows, H, D] belongs to the nodes that aggregate, y [cols, H, D]
+// to their neighbours, f [E, H, D] to the edges in the user's order. T, acc, E, H and D are defined in
+// params.h.
 //   edge_products:           t[e, h, d] = scale x[row(e), h, d] y[col(e), h, d] f[e, h, d],
 //                            score[e, h] = sum_d t[e, h, d]
-//   edge_products_backward:  with g[e, h, d] = scale (weight[e, h] + edge_weight[e, h, d]), the gradient of
-//   t,
+//   edge_products_backward:  with the gradient of t,
+//                            g[e, h, d] = scale (weight[e, h] + edge_weight[e, h, d]),
 //                            out[i, h, d] = sum over the row's edges of g y f,  edge_out = g x y
-// The gradient of y is `out` over the other direction's edges, with x and y exchanged.
+// The gradient of y is `out` computed over the other direction's edges, with x and y exchanged.
 #pragma once
 
 #include "params.h"

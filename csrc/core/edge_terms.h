@@ -1,6 +1,7 @@
-// Low-dimensional features of edges against rows of nodes: what folded edge projections are made of. With
-// x [E, K] per edge in the user's edge order, d <= width features per edge, rows r [N, H, width] of the
-// nodes that aggregate, and T, acc, E, H as in params.h:
+// Products of low-dimensional edge features with rows of nodes. Edge projections that are moved to the nodes
+// (EdgeAttr in params.h) consist of them. attr [E, d] holds the features in the user's edge order, and
+// d <= width; r [N, H, width] holds the rows of the nodes that aggregate. T, acc, E and H are defined in
+// params.h.
 //   edge_dot:    s[e, h] = scale sum_c r[row(e), h, c] attr[e, c]
 //   edge_sum:    r[i, h, c] = sum over the row's edges e of w[e, h] attr[e, c]; 0 for c >= d
 //   edge_outer:  attr[e, c] = scale sum_h w[e, h] r[row(e), h, c]
@@ -26,17 +27,17 @@ struct EdgeTermParams {
   void* partial_out;  // edge_sum: [num_slots, H, width] acc
 };
 
-// The gradient of a projection W [H, D, width] that was moved to the nodes (EdgeAttr in params.h), with
-// rows x_k [N, H, D] and sums of features y_k [N, H, width]:
+// The gradient of a projection W [H, D, width] that was moved to the nodes (EdgeAttr in params.h) is a sum
+// over the nodes i, with rows x_k [N, H, D] and sums of features y_k [N, H, width]:
 //   grad_proj[h] = sum_i scale x_0[i, h] y_0[i, h]^T + x_1[i, h] y_1[i, h]^T
 struct ProjectionGradParams {
   DType dtype;  // not f64
   int64_t num_rows;
-  int32_t heads, dim, width;  // dim and width: whole loads of 16 bytes
+  int32_t heads, dim, width;  // rows of dim and of width elements are multiples of 16 bytes
   double scale;
   const void *rows[2], *sums[2];
-  void* partial;  // [parts, H, D, width] acc: in a fixed order
-  int64_t parts;  // projection_parts of the backend
+  void* partial;  // [parts, H, D, width] acc: partial sums, added in a fixed order
+  int64_t parts;  // what projection_parts of the backend returns
   void* out;      // [H, D, width] T
 };
 

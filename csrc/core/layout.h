@@ -5,9 +5,9 @@ namespace dfgnn {
 
 inline constexpr int kWarp = 32, kLoadBytes = 16;  // lanes of a warp; bytes that a lane loads at a time
 
-// Lanes for a head of `dim` elements of `bytes` each. One lane if one load holds the head and there are
-// several heads; with a single head a warp would then have too many rows. double has fewer layouts, because
-// it is for checking, not for speed.
+// The number of lanes that share a head of `dim` elements of `bytes` each. A single lane takes a head that
+// one load holds, unless it is the only head: a warp would then take too many rows. double has fewer layouts,
+// because it serves for checking, not for speed.
 constexpr int lanes_per_head(int heads, int dim, int bytes) {
   const int loads = (dim * bytes + kLoadBytes - 1) / kLoadBytes;
   if (bytes < 8 && loads == 1 && heads > 1) return 1;

@@ -13,7 +13,7 @@
 
 namespace dfgnn {
 
-// The additive score before softmax, and its derivative with respect to z.
+// LeakyReLU, which turns z of the additive score into the score, and its derivative with respect to z.
 template <typename A>
 DFGNN_HD A leaky_relu(A z, A slope) {
   return z > A(0) ? z : slope * z;

@@ -1,22 +1,21 @@
-// Scores of GATv2 whose edges have attributes x_e, projected by W, and the products that their derivatives
-// of any order consist of. With u [cols, H, D] of the sources, v [rows, H, D] of the destinations, and T, E,
-// H, D as in params.h; all of it of float or double:
+// Scores of GATv2 whose edges have attributes x_e, projected by W, and the products of which their
+// derivatives of any order consist. u [cols, H, D] belongs to the sources, v [rows, H, D] to the
+// destinations. T, E, H and D are defined in params.h; T is float or double, for all arrays.
 //   m[e, h, d] = u[col(e), h, d] + v[row(e), h, d] + (W x_e)[h, d],     positive[e, h, d] = m[e, h, d] > 0
-//   pair_scores:  score[e, h] = sum_d attn[h, d] sigma[e, h, d] m[e, h, d], sigma = 1 where positive, else
-//   slope
+//   pair_scores:  score[e, h] = sum_d attn[h, d] sigma[e, h, d] m[e, h, d],
+//                 sigma = 1 where positive, else slope
 //   pair_sums:    with s[e, h, d] = weight[e, h] sigma[e, h, d],
 //                 out[i, h, d] = sum over the row's edges of s,  of_attr[e] = W^T s[e],
 //                 of_proj = sum_e s[e] x_e^T
-// Both are linear in every argument but `positive`, which may be given to pair_scores, too, and pair_sums is
-// the transpose of pair_scores without attn. Neither has other tensors of E x H x D than `positive`, of
-// bytes.
+// A caller may pass `positive` to pair_scores. Both are then linear in every other argument, and pair_sums is
+// the transpose of pair_scores without attn. Only `positive`, of one byte each, has E x H x D elements.
 #pragma once
 
 #include "params.h"
 
 namespace dfgnn {
 
-// Heads are padded to a multiple of so many columns.
+// The columns of a head are padded to a multiple of this number.
 inline constexpr int kPairColumns = 4;
 
 struct PairScoreParams {
@@ -30,7 +29,7 @@ struct PairScoreParams {
   const void* attn;         // [H, D], or null: 1
   const void* attr;         // x [E, attrs], user's order, or null
   const void* proj;         // W [H D, attrs], or null
-  const uint8_t* positive;  // [E, H, D], or null: of m, and written to new_positive
+  const uint8_t* positive;  // [E, H, D]; if null, it is computed from m and written to new_positive
   uint8_t* new_positive;
   void* score;         // [E, H]
   const void* weight;  // pair_sums: [E, H]

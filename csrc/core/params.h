@@ -1,9 +1,11 @@
-// The structs that kernels get, with the formulas of forward and backward. Plain data: no torch, no CUDA.
+// The structs that are passed to kernels, with the formulas of forward and backward. They are plain data,
+// without types of torch or CUDA.
 //
-// Words: dst = row = query = the node that aggregates; src = neighbour = key/value.
-// N_dst, N_src = numbers of nodes, E = edges, H = heads, D = score dimension per head, Dv = value
-// dimension per head. T is the feature type; acc is the accumulation type, which is double for double and
-// else float. Every array is contiguous; "or null" marks optional ones.
+// A destination (dst) is a node that aggregates; it has a row and a query. A source (src) is its neighbour;
+// it has a key and a value. N_dst and N_src are the numbers of nodes, E of edges, H of heads; D is the size
+// of a head of queries and keys, Dv that of values. T is the feature type; acc is the accumulation type,
+// which is double for double and else float. Every array is contiguous. "or null" marks an optional array,
+// and "or null: x" one whose elements are x if it is missing.
 #pragma once
 
 #include <cstdint>
@@ -13,17 +15,17 @@ namespace dfgnn {
 enum class Score : int { additive, dot, additive_v2 };
 enum class DType : int { f32, f64, f16, bf16 };
 
-// A work item: a row or a chunk of one, edges [begin, end) of the CSR. slot = kWhole: it writes the row,
-// alone or as the first of chunks that add to it. slot >= 0: the row is split, and the work item writes its
-// partial result to this slot.
+// A work item is a row or a chunk of a row: the edges [begin, end) of the CSR. With slot = kWhole it writes
+// the row, to which work items with kJoins may add later. With slot >= 0 the row is split, and the work item
+// writes its partial result to that slot.
 struct Item {
   int32_t row, begin, end, slot;
 };
-// slot = kJoins: the work item adds its result to what a work item of an earlier partition wrote to the row.
+// With slot = kJoins a work item adds its result to what one of an earlier source partition wrote to the row.
 inline constexpr int32_t kWhole = -1, kJoins = -2;
 inline constexpr int kMostParts = 16;
-// Most bytes of a head that a warp's registers hold. Wider heads are computed in chunks of columns, by
-// kernels without kJoins.
+// The most bytes of a head that a warp's registers hold. Wider heads are computed in chunks of columns, by
+// kernels that do not support kJoins.
 inline constexpr int kWideBytes = 2048;
 
 // A split row and the slots of its partial results: slot_begin, slot_begin + stride, ... below slot_end. They
@@ -33,8 +35,8 @@ struct Split {
 };
 
 // Block-sparse tiles (CUDA): a window is kTileRows consecutive rows. Its distinct neighbours are cut into
-// chunks of kTileCols columns. A chunk is kTileInts numbers: its columns, filled up with the first, then a
-// mask per row, whose bit c says that the row has an edge to column c.
+// chunks of kTileCols columns. A chunk is stored as kTileInts integers: its columns, padded with the first
+// one, then a mask per row, whose bit c says that the row has an edge to column c.
 inline constexpr int kTileRows = 64, kTileCols = 32, kTileInts = kTileCols + kTileRows;
 
 // One direction of the graph with its plan. Forward: rows are destinations, indices are sources.
@@ -42,20 +44,21 @@ inline constexpr int kTileRows = 64, kTileCols = 32, kTileInts = kTileCols + kTi
 // slot = kWhole, or in one Split; a row without edges has a work item with begin == end.
 struct Csr {
   const int32_t* indices;  // [E]
-  const int32_t* eids;     // [E] position of each edge in the user's order, or null: identity
-  const Item* items;       // [num_items]
-  const Split* splits;     // [num_splits]
-  const int32_t* tiles;  // [chunks, kTileInts], or null: a plan on rows. With tiles, a work item is a part of
-                         // a window: row is the first, [begin, end) are chunks, slot is the first row's
+  const int32_t* eids;   // [E] position of each edge in the user's order, or null if the orders are the same
+  const Item* items;     // [num_items]
+  const Split* splits;   // [num_splits]
+  const int32_t* tiles;  // [chunks, kTileInts], or null for a plan on rows. With tiles a work item is a run
+                         // of chunks of a window: row is the window's first row, [begin, end) are chunks,
+                         // slot is the first row's slot
   int64_t num_items;
   int64_t num_splits;
   int64_t num_slots;
   int64_t num_rows;
-  int32_t packed;  // CUDA: give each sub-warp its own row instead of a whole warp per row
-  int32_t
-      heads_per_tile;  // CUDA: at most so many heads at a time, over all rows; 0: as many as a warp has lanes
-  // CUDA: with kJoins, numbers of work items per source partition, which are launched one after the other; 0:
-  // one launch. A partition has at most one work item of a row that is added up so.
+  int32_t packed;  // CUDA: each sub-warp (lanes.cuh) takes a row of its own, instead of a warp per row
+  int32_t heads_per_tile;  // CUDA: the most heads that a warp computes at a time; 0: as many as fit its lanes
+  // CUDA: if there are work items with kJoins, the number of source partitions, which are launched one after
+  // the other, and how many work items each has; 0 means one launch. A partition has at most one work item of
+  // each row that is added up in this way.
   int32_t num_parts;
   int32_t part_items[kMostParts];
 };
@@ -71,18 +74,19 @@ struct EdgeOptions {
   const uint8_t* mask;  // [E, mask_heads] 0 or 1; or null: 1
   const void* weight;   // [E, weight_heads] T, or acc if weight_is_acc; or null: 1
   const void* feat;     // [E, H, D] T, or null; added to the key, to the value, or to both
-  const int64_t* seed;  // [1] of the dropout mask; null: no dropout
+  const int64_t* seed;  // [1] of the dropout mask, or null: no dropout
   int32_t bias_is_acc, gate_is_acc, weight_is_acc;
   int32_t gate_heads, mask_heads, weight_heads;  // 1 or H
   int32_t bias_after;                            // the bias is added after the LeakyReLU
   int32_t feat_in_key, feat_in_value;
-  uint32_t dropout_threshold;  // an edge is dropped when its 32 random bits are below
+  uint32_t dropout_threshold;  // an edge is dropped when its 32 random bits are below this
   double dropout_scale;        // 1 / (1 - p); 0 when p = 1
   bool scalars() const { return bias || gate || mask || weight || seed; }
   bool any() const { return feat || scalars(); }
 };
 
-// Edge features x_ij whose projection e_ij = W x_ij is folded into the nodes' rows (dot, on CUDA in 16 bits):
+// Edge features x_ij whose projection e_ij = W x_ij is not computed per edge, but moved to the nodes (dot
+// attention on CUDA in 16 bits). The other symbols are those of ForwardParams and BackwardParams.
 //   raw_ij = scale (q_i . k_j + r_i . x_ij), r_i = W^T q_i      out_i += W a_i, a_i = sum_j w m alpha x_ij
 // Backward, with s_i = W^T g_i:
 //   dalpha_ij = f_ij (g_i . v_j + s_i . x_ij)      grad_query_i += scale W b_i, b_i = sum_j draw_ij x_ij
@@ -90,8 +94,9 @@ struct EdgeAttr {
   const void* x;  // [E, dim] T, user's order; or null
   int32_t dim, width;
   // W [H, cols, feats] T, padded with zeros to the columns of a head's lanes and to a multiple of 16
-  // features, in the order of the tensor cores' registers (dfgnn/engine/edge_projection.py). A column and a
-  // feature are split into digits, the fastest last, each with its number of values:
+  // features, and permuted to the order in which tensor cores hold it in registers
+  // (dfgnn/engine/edge_projection.py). A column and a feature are written below as digits, the fastest last,
+  // each with its number of values:
   const void* onto;    // column = (block, t 4, s 2, j 2, e 2), feature = (step, i 2, g 8):
                        //   [H, step, block, s, g, t, j, i, e]
   const void* back;    // column = (group, g 8, word, i 2), feature = (step, t 4, j 2, e 2):
@@ -110,7 +115,9 @@ struct Shape {
 
 // out_i = sum_j w_ij m_ij alpha_ij (v_j + e_ij), alpha_ij = exp((s_ij - max_i) - log_sum_i),
 // max_i = max_j s_ij, log_sum_i = log sum_j exp(s_ij - max_i)
-// with s_ij from EdgeOptions, and e_ij its feat (in the value or, as below, in the key, if its flags say so);
+//
+// From EdgeOptions come s_ij, the weight w_ij, dropout's factor m_ij and the features e_ij, which are in the
+// formula of the value only with feat_in_value, and in that of the key only with feat_in_key:
 //   additive:    raw_ij = alpha_src[j] + alpha_dst[i]; feat never in the key
 //   dot:         raw_ij = scale * q_i . (k_j + e_ij)
 //   additive_v2: raw_ij = attn . LeakyReLU(v_j + x_dst[i] + e_ij); x_dst is `query`, feat never in the value;
@@ -149,7 +156,7 @@ struct ForwardParams {
   EdgeAttr attr;
 };
 
-// More than kAttnAtOnce partial sums of grad_attn are first added up to kAttnSums ones.
+// If grad_attn has more than kAttnAtOnce partial sums, they are first reduced to kAttnSums.
 inline constexpr int kAttnSums = 64, kAttnAtOnce = 512;
 
 // With g = grad_out, gamma = grad_attention, f_ij = w_ij m_ij, L' the derivative of LeakyReLU:
@@ -187,7 +194,7 @@ struct BackwardParams {
   double scale;
 
   const void* out;       // [N_dst, H, Dv] T
-  const void* out_bias;  // [H, Dv] T, which out contains; or null
+  const void* out_bias;  // [H, Dv] T, which was added to out; or null
   const void* stats;     // [N_dst, H, 2] acc, of forward
   int32_t part_of_rows;  // csr has only some of the edges that out and stats were computed from
   const void* positive;  // additive, when grad_alpha_dst is wanted without grad_attention and gate
@@ -209,8 +216,8 @@ struct BackwardParams {
   void* grad_gate;       // [E, H] acc, user's edge order; or null
   void* grad_weight;     // [E, H] acc, user's edge order; or null
   void* grad_feat;       // [E, H, D] T, user's edge order; or null
-  void* grad_raw;        // additive: [E, H] acc, draw_ij in the user's edge order, to be summed by row, if
-                         // grad_alpha_dst is needed with grad_attention or gate; or null
+  void* grad_raw;        // additive: [E, H] acc, draw_ij in the user's edge order, whose sums by row are
+                         // grad_alpha_dst if there is grad_attention or a gate; or null
 
   // Scratch.
   void* node_stats;  // [N_dst, H, 4] acc: alpha_dst or slope attn . x_dst (dot: unused), max, log_sum, delta;
@@ -242,25 +249,25 @@ struct ProductParams {
   void* partial_out;     // spmm: [num_slots, H, D] acc
 };
 
-// Work items and splits of a plan, made on the device. Row order has the chunks of split rows first, except
-// each row's first chunk, then all rows. Otherwise longer work items come first, and with several source
-// partitions one partition after the other. The same rows always give the same order. Unless `exact`, the
-// arrays have room for the most that there can be: unused work items have row < 0 and lie in front in row
-// order, else at the end; unused splits have no slots.
+// Arguments of the kernels that make a plan's work items and splits on the device. In row order, the chunks
+// of split rows come first, except each row's first chunk, and then all rows. Otherwise source partitions
+// follow one another, and with by_length longer work items come first in each. The same rows always give the
+// same order. Unless `exact`, the arrays are as large as can be necessary: unused work items have row < 0 and
+// lie at the beginning in row order, else at the end; unused splits have no slots.
 struct PlanParams {
   const int64_t* indptr;  // [num_rows + 1]
   int64_t num_rows;
   int32_t max_edges;
   int32_t by_length;
   int32_t parts;           // source partitions
-  const int32_t* indices;  // [E], with parts > 1: of columns below num_cols, rising in every row
+  const int32_t* indices;  // [E], read if parts > 1: columns below num_cols, ascending in every row
   int64_t num_cols;
-  int32_t stride;    // 1; kTileRows: a row of indptr is a window of so many rows, and its edges are chunks
+  int32_t stride;  // 1; or kTileRows, if a row of indptr is a window of so many rows and its edges are chunks
   int64_t last_row;  // number of rows of the graph, whose last window may be incomplete
   int32_t exact;
   Item* items;  // [num_items]: num_rows + front
   int64_t num_items;
-  int64_t front;  // >= work items beyond one per row
+  int64_t front;  // an upper bound of the work items beyond one per row
   Split* splits;  // [num_splits]
   int64_t num_splits;
   int32_t* counts;  // [plan_counts]: work items beyond one per row, slots, splits (in strides); then scratch

@@ -1,4 +1,4 @@
-// The backward of the backward of attention, as docs/internals/second_derivatives.md derives it.
+// The parameters of the backward of attention's backward. docs/internals/second_derivatives.md derives it.
 #pragma once
 
 #include "params.h"
@@ -12,7 +12,7 @@ struct SecondParams {
   DType dtype;
   Shape shape;
   Csr csr;      // rows are destinations
-  Csr reverse;  // rows are sources; both with eids where they are not the identity
+  Csr reverse;  // rows are sources; both have eids unless these are the identity
   EdgeOptions edge;
 
   const void* value;
@@ -38,7 +38,7 @@ struct SecondParams {
   const void* of_feat;  // [E, H, D] T
 
   void* grad_grad_out;        // [N_dst, H, Dv] T
-  void* grad_grad_attention;  // [E, H] acc; gradients of edges may be null
+  void* grad_grad_attention;  // [E, H] acc; gradients of edge tensors may be null
   void* grad_value;           // [N_src, H, Dv] T
   void* grad_src;             // additive: [N_src, H] acc; dot: [N_src, H, D] T
   void* grad_dst;             // additive: [N_dst, H] acc; else [N_dst, H, D] T
@@ -52,7 +52,7 @@ struct SecondParams {
   // Scratch.
   void* numbers;  // scalars per edge and head, in the user's order: on CPUs [E, second_numbers, H] acc, on
                   // CUDA [E, H, 4] acc
-  // CPUs: of split rows.
+  // CPUs: partial results of split rows.
   void* partial_sums;   // [csr.num_slots, kSecondSums, H] acc
   void* partial_query;  // [csr.num_slots, H, D] acc
   void* partial_out;    // [csr.num_slots, H, Dv] acc

@@ -1,5 +1,5 @@
-// Cooperative launches: kernels whose blocks wait for each other, in place of several launches; and a stable
-// radix sort in such a kernel, for so few keys that the launches of CUB's sort would take longer.
+// Cooperative launches: one kernel whose blocks wait for each other replaces several launches. Also a stable
+// radix sort inside such a kernel, for so few keys that the launches of CUB's sort would take longer.
 #pragma once
 
 #include <cooperative_groups.h>
@@ -8,7 +8,7 @@
 
 namespace dfgnn::cuda {
 
-// The blocks of one cluster, whose barrier is fastest, or of a whole grid.
+// Barriers over the blocks of one cluster, which are the fastest, or over those of a whole grid.
 struct OfCluster {
   __device__ __forceinline__ void sync() const {
 #if __CUDA_ARCH__ >= 900
@@ -21,7 +21,8 @@ struct OfGrid {
 };
 inline constexpr unsigned kMostOfCluster = 8;
 
-// Launches a kernel with either: at most a block per multiprocessor, and in a cluster a power of two.
+// Launches a kernel as one cluster if its blocks fit into one, else as a cooperative grid. There may be at
+// most one block per multiprocessor, and in a cluster their number must be a power of two.
 template <class P>
 void launch_together(cudaStream_t stream, dim3 blocks, void (*by_cluster)(P), void (*by_grid)(P),
                      const P& params) {
@@ -42,12 +43,13 @@ void launch_together(cudaStream_t stream, dim3 blocks, void (*by_cluster)(P), vo
 inline constexpr int kDigitBits = 8, kDigits = 1 << kDigitBits;
 static_assert(kDigits <= kPlanThreads && kPlanThreads % kDigits == 0);
 
-// Most keys that a lane holds in a pass, and so the most keys per block.
+// The most keys that a thread holds in a pass, and therefore the most keys per block.
 inline constexpr int kHeld = 8, kMostKeys = kHeld * kPlanThreads;
 
-// Sorts keys[0] and places[0] by the lowest `bits` bits, and returns the index of the array with the result.
-// At most kMostKeys per block. counts: [blocks, kDigits]. Each block has consecutive keys, and each of its
-// warps a consecutive part of them; keys with the same digit keep the order of the warps.
+// Sorts keys[0] and places[0] by the lowest `bits` bits of the keys, and returns the index (0 or 1) of the
+// arrays with the result. There may be at most kMostKeys per block. counts is scratch, [blocks, kDigits].
+// Each block has consecutive keys, and each of its warps a consecutive part of them; keys with the same digit
+// keep the order of the warps.
 template <class Blocks>
 __device__ __forceinline__ int sort_together(const Blocks& all_blocks, uint64_t* const* keys,
                                              int32_t* const* places, int num_keys, int bits, int* counts) {

@@ -20,17 +20,19 @@ const char* spmm(const ProductParams& params, void* stream);
 const char* plan_rows(const PlanParams& params, void* stream);
 // The size of params.counts.
 int64_t plan_counts(const PlanParams& params);
-// count: [1]: the number of descending indices, edges with a smaller column than the one before in their row.
+// Writes to count [1] the number of descending indices: edges with a smaller column than the edge before in
+// the same row.
 const char* falls(const int64_t* indptr, const int32_t* indices, int64_t num_rows, int64_t num_edges,
                   int64_t* count, void* stream);
-// sums: [2]: edges and distinct columns of every step-th window, from at most `most` edges of a row.
+// Writes to sums [2] the edges and the distinct columns of every step-th window, of which at most the first
+// `most` edges of each row are counted.
 const char* sharing(const int64_t* indptr, const int32_t* indices, int64_t num_rows, int64_t step, int most,
                     int64_t* sums, void* stream);
-// chunks: [windows + 1]: 0, then the number of chunks of each window.
+// Writes to chunks [windows + 1] a 0, then the number of chunks of each window.
 const char* tile_counts(const int64_t* indptr, const int32_t* indices, int64_t num_rows, int64_t* chunks,
                         void* stream);
-// offsets: [windows + 1], each window's first chunk. chunks: [num_chunks, kTileInts]. twice: [1]: 1 for
-// repeated edges.
+// Writes all chunks [num_chunks, kTileInts]; offsets [windows + 1] are the windows' first ones. Sets twice
+// [1] to 1 if an edge is repeated, else to 0.
 const char* tiles(const int64_t* indptr, const int32_t* indices, int64_t num_rows, const int64_t* offsets,
                   int64_t num_chunks, int32_t* chunks, int32_t* twice, void* stream);
 

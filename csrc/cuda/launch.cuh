@@ -39,7 +39,7 @@ template <class... P, class... X>
 void launch(cudaStream_t stream, dim3 grid, dim3 threads, int shared, void (*kernel)(P...), X... args) {
   launch_carved(-1, stream, grid, threads, shared, kernel, args...);
 }
-// The carve-out of kernels with little shared memory, where CUDA would take more from L1 than their blocks
+// A carve-out for kernels with little shared memory, for which CUDA would take more from L1 than their blocks
 // need. A kernel that starts while another ends inherits its carve-out, and gathers need L1.
 inline constexpr int kLittleShared = 14;
 

@@ -1,5 +1,5 @@
-// Instructions of the tile kernel: matrix products of a warp in 16 bits, and asynchronous copies to shared
-// memory. A lane is 4 g + t.
+// Instructions for tensor cores: a warp's matrix products in 16 bits, asynchronous copies to shared memory,
+// and loads of operands from it.
 #pragma once
 
 #include <type_traits>
@@ -36,7 +36,7 @@ __device__ __forceinline__ void load_transposed(uint32_t (&x)[4], uint32_t at) {
                : "r"(at)
                : "memory");
 }
-// c += a b, with a [16, 16], b [16, 8].
+// c += a b, where a is [16, 16] and b is [16, 8].
 template <typename T>
 __device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   if constexpr (std::is_same_v<T, __half>) {

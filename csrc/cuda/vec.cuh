@@ -33,8 +33,8 @@ __device__ __forceinline__ Raw load_raw(const void* p) {
   const uint4 v = __ldg(static_cast<const uint4*>(p));
   return {{v.x, v.y, v.z, v.w}};
 }
-// Reads what an earlier launch wrote, in memory that this launch writes, too. It bypasses the L1 cache, which
-// may hold the sector as it was when another row of it was read.
+// Reads what an earlier launch wrote to an array that this launch also writes. The load bypasses the L1
+// cache, which may hold the sector as it was when another row of it was read.
 __device__ __forceinline__ Raw read_raw(const void* p) {
   const uint4 v = __ldcg(static_cast<const uint4*>(p));
   return {{v.x, v.y, v.z, v.w}};
@@ -128,14 +128,14 @@ __device__ __forceinline__ Acc<T> dot(const Acc<T> (&a)[kVec<T>], const Raw& r, 
   return sum;
 }
 
-// Not __expf, whose error has a bias that shows where gradients cancel. One exponential per edge and head
-// costs little.
+// These do not use __expf, whose error has a bias that shows where gradients cancel. One exponential per edge
+// and head costs little.
 __device__ __forceinline__ float exponential(float x) { return expf(x); }
 __device__ __forceinline__ double exponential(double x) { return exp(x); }
 __device__ __forceinline__ float logarithm(float x) { return logf(x); }
 __device__ __forceinline__ double logarithm(double x) { return log(x); }
-// Sums and products that are rounded, and never become part of a fused multiply-add, which the compiler would
-// decide kernel by kernel.
+// Products, sums and differences that are rounded on their own. With plain operators the compiler would
+// decide, kernel by kernel, whether to make them part of a fused multiply-add.
 __device__ __forceinline__ float times(float a, float b) { return __fmul_rn(a, b); }
 __device__ __forceinline__ double times(double a, double b) { return __dmul_rn(a, b); }
 __device__ __forceinline__ float plus(float a, float b) { return __fadd_rn(a, b); }

@@ -10,15 +10,16 @@
 namespace dfgnn::cuda {
 
 // Projected features x of the edges in the pass over destinations (EdgeAttr in params.h): their part of the
-// scores and of g . v, and the sum b = sum_j draw_ij x_ij of a row. Below, for ON = false: empty functions.
+// scores and of g . v, and the sum b = sum_j draw_ij x_ij of a row. The specialisation for ON = false does
+// nothing.
 template <class C, bool ON, int B>
 struct ProjectedDestinations {
   using T = typename C::T;
   using A = typename C::A;
   static constexpr int F = C::FEATS;
   AttrLanes<C, true> lanes;
-  ItemFeatures<C> items;                       // in shared memory: W^T q and then b; W^T g
-  T x[B][F];                                   // of the edges of an iteration
+  ItemFeatures<C> items;  // rows in shared memory: W^T q, later overwritten by b, and W^T g
+  T x[B][F];              // of the edges of an iteration
   A query[F], grad[F], sum[1][F], mass[1][F];  // of a row
 
   // Multiplies the rows of the warp's items by W^T.
@@ -54,7 +55,7 @@ struct ProjectedDestinations {
     lanes.axpy(sum[0], draw, x[u]);
     lanes.axpy(mass[0], edge_mass, x[u]);
   }
-  // Leaves the sums of a row in shared memory, or those of a row's chunk in its partial-result slot.
+  // Stores the sums of a row in shared memory, or those of a row chunk in its partial-result slot.
   __device__ __forceinline__ void store(const Place<C>& me, const Tiling& t, A residual, int slot, int item) {
     repeat<F>([&](int f) {
       if (me.shared()) {
@@ -90,8 +91,9 @@ struct ProjectedDestinations<C, false, B> {
   __device__ __forceinline__ void finish(const X&...) const {}
 };
 
-// Adds the columns of this lane's k-th load to the score q . k and to g . v of an edge; q and g may be the
-// neighbour's.
+// Adds the columns of this lane's k-th load to the score q . k and to g . v of an edge. In the pass over
+// sources the row's key and value take the places of `query` and `grad`, and the neighbour's q and g those of
+// key and value.
 template <class C>
 __device__ __forceinline__ void add_columns(const Place<C>& me, int k, const typename C::A (&query)[C::VEC],
                                             const typename C::A (&grad)[C::VEC], const Raw& key_columns,
@@ -104,7 +106,7 @@ __device__ __forceinline__ void add_columns(const Place<C>& me, int k, const typ
   for (int v = 0; v < C::VEC; ++v) score += query[v] * key[v];
   dot_gv = dot<typename C::T>(grad, value_columns, dot_gv);
 }
-// The same with the features of the edge. sum_key: k + e.
+// The same with the features of the edge, which are added to the key, the value or both. sum_key: k + e.
 template <class C>
 __device__ __forceinline__ void add_columns(const Place<C>& me, const FeatureTargets<C, true>& features,
                                             int k, const typename C::A (&query)[C::VEC],
@@ -122,12 +124,13 @@ __device__ __forceinline__ void add_columns(const Place<C>& me, const FeatureTar
   Pack<typename C::T>::unpack(value_columns, value);
   features.add_to_value(value, feat_columns);
   repeat<C::VEC>([&](int v) { dot_gv += grad[v] * value[v]; });
-  if (C::LPH > 1 && !me.inside(k)) score = score_before, dot_gv = dot_before;  // without a branch
+  if (C::LPH > 1 && !me.inside(k)) score = score_before, dot_gv = dot_before;  // undone, without a branch
 }
 
-// The scores, not scaled yet, and g . v of an iteration's edges: sums over columns of the row's operands x
-// and b and the neighbours' y_rows and d_rows, to which feat_rows are added. Every lane adds up its columns,
-// and what the lanes of a head have is brought to the lanes that own the edges. keys: with features, y + e.
+// Computes the scores, not scaled yet, and g . v of an iteration's edges: sums over columns of the row's
+// operands x and b and the neighbours' y_rows and d_rows, to which feat_rows are added. Every lane adds up
+// its own columns; then the sums of a head's lanes are reduced into the lanes that own the edges. keys: with
+// features, y + e.
 template <class C, bool FEAT, int B, int K, int N, int S, class Projected>
 __device__ __forceinline__ void pair_scores(
     const Place<C>& me, const Tiling& t, const BackwardParams& p, const FeatureTargets<C, FEAT>& features,
@@ -214,7 +217,7 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
     projected.load(index);
   };
 
-  // ---- Begin and open a row: its operands, the first guess of delta, sums of 0.
+  // ---- Begin and open a row: unpack its operands, compute the first guess of delta, and set its sums to 0.
   int row, item;
   bool writes;
   RowStats<A> stats;
@@ -249,10 +252,10 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
     pair_scores(me, t, p, features, projected, {p.query, p.key, p.grad_out, p.value}, row, index, query, grad,
                 key_rows, value_rows, feat_rows, sum_keys, scores, dots);
 
-    // ---- Softmax weights: alpha is computed again, then the gradients of the own edges' scores.
+    // ---- Softmax weights: compute alpha again, then the gradients of the own edges' scores.
     const auto eid_at = [&](int s) { return eid_of<C, B, EIDS>(me, p.csr, index, done, s); };
     const Dropout<T, EDGE, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
-    Weights<A, SLOTS, true, true> draws;  // and their masses
+    Weights<A, SLOTS, true, true> draws;  // all: draw; positive: the masses
 #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
       const bool valid = s * LPH + own < left;
@@ -270,7 +273,7 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
       }
     }
 
-    // ---- Sums: of the keys, by draw and by mass.
+    // ---- Sums of the neighbours' keys, weighted by draw and by mass.
     whole_or_not<B>(left, [&](auto whole) {
       constexpr bool FULL = decltype(whole)::value;
       if constexpr (FEAT) {
@@ -349,7 +352,7 @@ __global__ void __launch_bounds__(kThreads,
     load_rows<C, B>(grads, 0, index, grad_rows);
   };
 
-  // ---- Begin and open a row: its operands, sums of 0.
+  // ---- Begin and open a row: unpack its operands, and set its sums to 0.
   int row;
   A key[NV][VEC] = {}, value[NV][VEC];
   A sum_key[NV][VEC], sum_value[NV][VEC], unused[1][VEC];
@@ -370,7 +373,7 @@ __global__ void __launch_bounds__(kThreads,
     pair_scores(me, t, p, no_features, no_projection, {p.key, p.query, p.value, p.grad_out}, row, index, key,
                 value, query_rows, grad_rows, no_rows, no_keys, scores, dots);
 
-    // ---- Softmax weights: alpha is computed again, then the gradients of the own edges' scores.
+    // ---- Softmax weights: compute alpha again, then the gradients of the own edges' scores.
     const auto eid_at = [&](int s) { return eid_of<C, B, EIDS>(me, p.reverse, index, done, s); };
     const Dropout<T, EDGE, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
     Weights<A, SLOTS, false, true> weights, draws;
@@ -386,7 +389,7 @@ __global__ void __launch_bounds__(kThreads,
       }
     }
 
-    // ---- Sums: of the gradients of rows by weight, of the queries by draw.
+    // ---- Sums of the neighbours' gradients by weight, and of their queries by draw.
     whole_or_not<B>(left, [&](auto whole) {
       constexpr bool FULL = decltype(whole)::value;
       add_rows<C, FULL, false, B>(0, left, weights, grad_rows, sum_value, sum_value);
@@ -408,8 +411,8 @@ __global__ void __launch_bounds__(kThreads,
                             finish);
 }
 
-// The same with alpha and ds of every edge from p.handed, where the pass over destinations has saved them: no
-// score is computed, and no feature of an edge is read.
+// Computes the same gradients from alpha and ds of every edge, which the pass over destinations has saved in
+// p.handed. No score is computed, and no feature of an edge is read.
 template <class C, Edges EDGES, int B>
 __global__ void __launch_bounds__(kThreads,
                                   (kMinBlocks < C, projects(EDGES)                    ? Load::four_rows
@@ -437,7 +440,7 @@ __global__ void __launch_bounds__(kThreads,
   const Terms<A> residuals = me.template terms<A>(p.node_stats);
   const auto saved_at = [&](int eid) { return me.template at<SavedEdge<A>>(p.handed, eid); };
 
-  // ---- Load: what belongs to the neighbours and edges of an iteration.
+  // ---- Load: the arrays of an iteration's neighbours and edges.
   A residual[SLOTS];
   int index[2 * SLOTS] = {};  // neighbours, and the edges' ids
   Raw query_rows[B][NV], grad_rows[B][NV];
@@ -451,7 +454,7 @@ __global__ void __launch_bounds__(kThreads,
     load_rows<C, B>(grads, 0, index, grad_rows);
   };
 
-  // ---- Begin a row: sums of 0.
+  // ---- Begin a row: set its sums to 0.
   A sum_key[NV][VEC], sum_value[NV][VEC], unused[1][VEC];
   const auto begin = [&](int, int) {
     zero(sum_key);
@@ -476,7 +479,7 @@ __global__ void __launch_bounds__(kThreads,
 
   const auto iterate = [&](const int done, const int rest) {
     const int left = Own::left(rest);
-    // ---- Softmax weights: the own edges' alpha and ds are read, and the options on edges applied to them.
+    // ---- Softmax weights: read the own edges' alpha and ds, and apply the options on edges to them.
     const auto eid_at = [&](int s) { return eid_of<C, B, true>(me, p.reverse, index, done, s); };
     const Dropout<T, EDGE, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
     Weights<A, SLOTS, false, true> weights, draws;
@@ -498,19 +501,20 @@ __global__ void __launch_bounds__(kThreads,
           if (me.head_ok && me.hl < Own::PERIOD && me.chunk == 0) {
             const int64_t at = int64_t(eid) * me.heads + me.head;
             if (p.grad_bias) static_cast<A*>(p.grad_bias)[at] = p.edge.bias_after ? ds : dz;
-            if (p.grad_gate) static_cast<A*>(p.grad_gate)[at] *= dz;  // of what z was made
+            if (p.grad_gate)
+              static_cast<A*>(p.grad_gate)[at] *= dz;  // it holds raw, which the pass over destinations wrote
           }
         }
       }
       weights.set(s, now.alpha, true);
       draws.set(s, now.ds, true);
       if (PROJ && p.attr.keep_edges) {
-        __syncwarp();  // several lanes have read it
+        __syncwarp();  // until all lanes have read the saved edge
         if (valid && me.head_ok && me.hl < Own::PERIOD) *saved_at(eid) = now;
       }
     }
 
-    // ---- Sums: of the gradients of rows by weight, of the queries by draw.
+    // ---- Sums of the neighbours' gradients by weight, and of their queries by draw.
     whole_or_not<B>(left, [&](auto whole) {
       constexpr bool FULL = decltype(whole)::value;
       if constexpr (FEAT) {

@@ -1,7 +1,6 @@
 // Backward of the additive score (GAT): a kernel for the statistics of the destinations, then one pass over
 // sources, which computes no product per edge (additive_sources_kernel), or g . v of every edge
-// (gat_edge_sources_kernel).
-// Formulas: params.h.
+// (gat_edge_sources_kernel). Formulas: params.h.
 #pragma once
 
 #include "backward_steps.cuh"
@@ -49,7 +48,7 @@ __global__ void __launch_bounds__(kThreads) prepare_additive_kernel(const Backwa
     const RowStats<A> row = load_stats(static_cast<const RowStats<A>*>(p.stats) + pair);
     static_cast<NodeStats<A>*>(p.node_stats)[pair] = {
         p.alpha_dst ? static_cast<const A*>(p.alpha_dst)[pair] : A(0), row, delta[k]};
-    // 0 where one edge has all the weight.
+    // The gradient is 0 where one edge has all the weight, and rounding must not change that.
     if (p.positive)
       static_cast<A*>(p.grad_alpha_dst)[pair] =
           (row.log_sum == 0 ? A(0) : 1 - A(p.negative_slope)) *
@@ -78,7 +77,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Load::one_row>)
   const Rows<C> grads = me.rows(p.grad_out);
   const Terms<NodeStats<A>> node_stats = me.template terms<NodeStats<A>>(p.node_stats);
 
-  // ---- Load: a row's term, and what belongs to the neighbours of an iteration.
+  // ---- Load: a row's term, and the arrays of an iteration's neighbours.
   A alpha_src;
   NodeStats<A> stats[SLOTS];
   constexpr bool EIDS = EDGE && SLOTS == 1;
@@ -90,7 +89,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Load::one_row>)
     load_rows<C, B>(grads, 0, index, rows);
   };
 
-  // ---- Begin a row: its value is loaded, sums of 0.
+  // ---- Begin a row: load its value, and set its sums to 0.
   Raw value_row[NV];
   A acc[NV][VEC], acc_positive[NV][VEC], sum_delta, shared_weight;
   const auto begin = [&](int row, int) {
@@ -117,7 +116,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Load::one_row>)
       shared_weight += valid ? 1 - alpha : A(0);
       weights.set(s, alpha * factor, z.positive);
     }
-    // ---- Sums: of the gradients of rows by weight, of all edges and of those with z > 0.
+    // ---- Weighted sums of the neighbours' rows: over all edges, and over those with z > 0.
     whole_or_not<CHUNK>(left, [&](auto whole) {
       add_chunk<C, decltype(whole)::value, true, B, CHUNK>(grads, left, index, weights, rows, acc,
                                                            acc_positive);
@@ -195,7 +194,7 @@ __global__ void __launch_bounds__(kThreads,
     load_rows<C, B>(grads, 0, index, grad_rows);
   };
 
-  // ---- Begin and open a row: its operands, sums of 0.
+  // ---- Begin and open a row: unpack its operand, and set its sums to 0.
   int row;
   bool writes;
   A value[NV][VEC];
@@ -249,7 +248,7 @@ __global__ void __launch_bounds__(kThreads,
     }
     reduce_scatter<Own::SHARE, LPH>(dots, me.hl);
 
-    // ---- Softmax weights: alpha is computed again, then the gradients of the own edges' scores.
+    // ---- Softmax weights: compute alpha again, then the gradients of the own edges' scores.
     const auto eid_at = [&](int s) { return eid_of<C, B, EIDS>(me, p.reverse, index, done, s); };
     const Dropout<T, true, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
     Weights<A, SLOTS, false, true> weights, draws;
@@ -265,7 +264,7 @@ __global__ void __launch_bounds__(kThreads,
       if (valid && me.head_ok && me.hl < Own::PERIOD && me.chunk == 0) of.store(p);
     }
 
-    // ---- Sums: of the gradients of rows by weight.
+    // ---- Weighted sums of the neighbours' rows.
     whole_or_not<B>(left, [&](auto whole) {
       constexpr bool FULL = decltype(whole)::value;
       add_rows<C, FULL, false, B>(0, left, weights, grad_rows, sum_value, sum_value);

@@ -24,8 +24,8 @@ struct alignas(2 * sizeof(A)) SavedEdge {
   A alpha, ds;
 };
 
-// An edge and head in backward: alpha from its score, and the gradients of alpha, of the score s and of z and
-// raw, which the options on edges make the score of (EdgeOptions in params.h).
+// One edge and head in backward: alpha, computed from the score, and the gradients of alpha, of the score s,
+// and of z and raw, from which the options on edges make the score (EdgeOptions in params.h).
 template <typename T, bool EDGE, int SLOTS>
 struct EdgeGradient {
   using A = Acc<T>;
@@ -57,7 +57,7 @@ struct EdgeGradient {
   }
   // The edge's weight in sums of values.
   __device__ __forceinline__ A weight() const { return alpha * factor; }
-  // Its factor in what the residual of delta takes from sums of keys.
+  // The edge's factor in the sum of keys that, times the residual of delta, is subtracted from the gradient.
   __device__ __forceinline__ A mass() const { return alpha * z.slope * z.gate; }
   // Writes the gradients of arrays [E, H].
   __device__ __forceinline__ void store(const BackwardParams& p) const {
@@ -66,8 +66,8 @@ struct EdgeGradient {
     if (p.grad_weight) static_cast<A*>(p.grad_weight)[at] = mask * alpha * dot_gv;
     if (p.grad_raw) static_cast<A*>(p.grad_raw)[at] = draw;
   }
-  // The same in a pass over destinations that saves alpha and ds: of the gate's gradient it writes the factor
-  // raw, by which the pass over sources multiplies dz.
+  // Writes them in a pass over destinations that saves alpha and ds. As the gate's gradient it writes the
+  // factor raw, which the pass over sources multiplies by dz.
   __device__ __forceinline__ void store_of_destinations(const BackwardParams& p) const {
     if (p.grad_gate) static_cast<A*>(p.grad_gate)[at] = raw;
     if (p.grad_weight) static_cast<A*>(p.grad_weight)[at] = mask * alpha * dot_gv;
@@ -118,7 +118,7 @@ __device__ __forceinline__ void for_edges(int left, const W& weights, F f) {
   }
 }
 
-// The same for f(u, draw, weight, eid), with the ids behind the neighbours in `index`.
+// Calls f(u, draw, weight, eid) in the same way. The ids are in the second half of `index`.
 template <int LPH, int B, bool FULL, class W, int S, class F>
 __device__ __forceinline__ void for_edges(int left, const W& draws, const W& weights, const int (&index)[S],
                                           F f) {
@@ -184,7 +184,7 @@ struct FeatureTargets {
       : in_key(ON && o.feat_in_key ? A(1) : A(0)), in_value(ON && o.feat_in_value) {
     keep(in_key);
   }
-  // The features, or null, as part of the key and of the value.
+  // The edge's features if they are part of the key, or of the value; else null.
   __device__ __forceinline__ const void* of_key(const EdgeOptions& o) const {
     return in_key != 0 ? o.feat : nullptr;
   }

@@ -63,15 +63,16 @@ __device__ __forceinline__ int edge_id(const Csr& csr, int position) {
   return csr.eids ? __ldg(csr.eids + position) : position;
 }
 
-// Dropout of a lane's SLOTS edges, computed by all lanes of the warp together. One call of Philox yields the
-// random words of four heads: where a lane owns several edges, the lanes of four heads call it for different
-// edges and shuffle the results.
+// Draws the dropout mask of a lane's SLOTS edges; all lanes of a warp take part. One call of Philox yields
+// the random words of four heads: where a lane owns several edges, the lanes of four heads call it for
+// different edges and shuffle the results.
 template <typename T, bool EDGE, int LPH, int SLOTS>
 struct Dropout {
   using A = Acc<T>;
   bool together;
   int head;
-  uint32_t dropped = 0;  // bit k: head k of four of one edge if together, else edge k
+  uint32_t dropped =
+      0;  // bit k: whether head k of four drops an edge if together, else whether edge k is dropped
   A kept = 1;
   // eid_at(s): the edge of slot s
   template <class EidAt>

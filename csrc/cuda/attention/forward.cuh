@@ -12,7 +12,8 @@
 
 namespace dfgnn::cuda {
 
-// Feature rows of the edges in 16 bits, and no scalars per edge: few enough registers for more blocks.
+// Kernels with feature rows of the edges in 16 bits, and without scalars per edge, need so few registers that
+// more blocks fit.
 template <class C, Score SCORE, Edges EDGES>
 inline constexpr bool kFewRows =
     SCORE == Score::dot && EDGES == Edges::features && sizeof(typename C::T) == 2 && C::LPH > 1;
@@ -27,14 +28,14 @@ constexpr int forward_blocks() {
 }
 
 // Projected features x of the edges in forward (EdgeAttr in params.h): their part of the scores, and the sum
-// a = sum_j alpha_ij x_ij of a row. Below: none.
+// a = sum_j alpha_ij x_ij of a row. The specialisation for ON = false does nothing.
 template <class C, bool ON, int B>
 struct ProjectedForward {
   using T = typename C::T;
   using A = typename C::A;
   static constexpr int F = C::FEATS;
   AttrLanes<C, true> lanes;
-  ItemFeatures<C> items;  // in shared memory: W^T q and then a
+  ItemFeatures<C> items;  // rows in shared memory: W^T q, later overwritten by a
   T x[B][F];              // of the edges of an iteration
   A query[F], sum[1][F];  // of a row
 
@@ -63,7 +64,7 @@ struct ProjectedForward {
   __device__ __forceinline__ void across(const Place<C>& me, const Tiling& t, A factor) {
     repeat<F>([&](int f) { sum[0][f] = me.across(sum[0][f] * factor, t); });
   }
-  // Leaves the sums of a row in shared memory, or those of a row's chunk in its partial-result slot.
+  // Stores the sums of a row in shared memory, or those of a row chunk in its partial-result slot.
   __device__ __forceinline__ void store(const Place<C>& me, A factor, int slot, int item) {
     lanes.store_row(me, sum[0], factor, slot, items.row(item));
   }
@@ -89,7 +90,7 @@ struct ProjectedForward<C, false, B> {
   __device__ __forceinline__ void finish(const Place<C>&, const Tiling&, const ForwardParams&) const {}
 };
 
-// x or y, which may have different types.
+// Returns x if FIRST, else y; they may have different types.
 template <bool FIRST, class X, class Y>
 __device__ __forceinline__ const auto& either(const X& x, const Y& y) {
   if constexpr (FIRST) {
@@ -99,9 +100,9 @@ __device__ __forceinline__ const auto& either(const X& x, const Y& y) {
   }
 }
 
-// The scores of an iteration's edges: sums over the columns of the row's query and the neighbours' keys, to
-// which feat_rows are added where in_key is 1. Every lane adds up its columns, and what the lanes of a head
-// have is brought to the lanes that own the edges.
+// Computes the scores of an iteration's edges: sums over the columns of the row's query and the neighbours'
+// keys, to which feat_rows are added where in_key is 1. Every lane adds up its own columns; then the sums of
+// a head's lanes are reduced into the lanes that own the edges.
 template <bool FEAT, int B, class C, Score SCORE, bool PROJ, int Q, int F, int S, int N>
 __device__ __forceinline__ void pair_scores(const Place<C>& me, const Tiling& t, const ForwardParams& p,
                                             const PairScore<C, SCORE>& pair,
@@ -120,13 +121,13 @@ __device__ __forceinline__ void pair_scores(const Place<C>& me, const Tiling& t,
     typename PairScore<C, SCORE>::Sum sum;
 #pragma unroll
     for (int k = 0; k < C::NV; ++k) {
-      if (DOT && !FEAT && LPH > 1 && !me.inside(k)) continue;  // attn is 0 there
+      if (DOT && !FEAT && LPH > 1 && !me.inside(k)) continue;  // additive_v2 needs no test: attn is 0 there
       A y[C::VEC];
       Pack<typename C::T>::unpack(key_rows[u][k], y);
       if constexpr (FEAT) axpy<typename C::T>(y, in_key, feat_rows[u][k]);
       const auto before = sum;
       pair.add(k, query[k], y, sum);
-      if (DOT && FEAT && LPH > 1 && !me.inside(k)) sum = before;  // without a branch
+      if (DOT && FEAT && LPH > 1 && !me.inside(k)) sum = before;  // undone, without a branch
     }
     if (C::WIDE && t.chunks > 1) {
       const int j = __shfl_sync(kAll, index[u / LPH], u % LPH, LPH);
@@ -182,8 +183,8 @@ __device__ __forceinline__ Softmax<typename C::A, POSITIVE> add_subwarps(
   return softmax;
 }
 
-// Dropout and edge weight of the s-th own edge, by which its softmax weight is multiplied. Writes the score
-// for returned attention.
+// Returns the product of dropout's factor and the edge weight of this lane's s-th edge, by which its softmax
+// weight is multiplied. If attention is returned, also writes the edge's score to that array.
 template <class C, int PERIOD, class D>
 __device__ __forceinline__ typename C::A factor_of_weight(const Place<C>& me, const ForwardParams& p,
                                                           const EdgeReader<typename C::T>& edge,
@@ -253,7 +254,7 @@ __global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
   const A in_key = FEAT && p.edge.feat_in_key, in_value = FEAT && p.edge.feat_in_value;
   ProjectedForward<C, PROJ, B> projected(me, t, p);
 
-  // ---- Load: a row's own array or term, and what belongs to the neighbours of an iteration.
+  // ---- Load: a row's own array or term, and the arrays of an iteration's neighbours.
   Raw query_raw[NV];
   A alpha_dst = 0, raw_score[SLOTS];
   int index[EIDS ? 2 * SLOTS : SLOTS] = {};  // neighbours, and with EIDS the edges' ids
@@ -273,11 +274,11 @@ __global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
     projected.load(index);
   };
 
-  // ---- Begin and open a row: its operands, sums of 0.
+  // ---- Begin and open a row: unpack its operands, and set its sums to 0.
   int row, item;
   A query[PAIR ? NV : 1][VEC], row_term = 0, sum[NV][VEC], sum_positive[POSITIVE ? NV : 1][VEC];
   Raw minus_query;  // QUADS: -q
-  QuadRows quads;   // QUADS: the rows attn, turned and not
+  QuadRows quads;   // QUADS: attn as both rows, the first one turned
   if constexpr (QUADS) quads.set(turned(pair.words), pair.words);
   Softmax<A, POSITIVE> softmax;
   const auto open = [&] {
@@ -308,7 +309,7 @@ __global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
       repeat<SLOTS>([&](int s) { scores[s] = raw_score[s] + alpha_dst; });
     }
 
-    // ---- Options on edges: scores, and factors of the weights. An edge that does not exist scores -inf.
+    // ---- Options on edges give the scores, and the factors of the weights. Edges beyond the end score -inf.
     bool positive[SLOTS] = {};
     A factor[SLOTS], peak = -infinity<A>();
     const auto eid_at = [&](int s) { return eid_of<C, CHUNK, EIDS>(me, p.csr, index, done, s); };
@@ -342,7 +343,7 @@ __global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
       weights.set(s, factor[s] * e, positive[s]);
     }
 
-    // ---- Sums of the neighbours' rows by weight.
+    // ---- Weighted sums of the neighbours' rows.
     whole_or_not<CHUNK>(left, [&](auto whole) {
       constexpr bool FULL = decltype(whole)::value;
       if constexpr (PAIR || FEAT) {

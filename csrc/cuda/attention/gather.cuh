@@ -1,4 +1,4 @@
-// The aggregation phase: feature-parallel weighted sums of neighbour rows.
+// Weighted sums of neighbours' rows, in which every lane owns some columns (the second phase in lanes.cuh).
 #pragma once
 
 #include "main_loop.cuh"
@@ -49,7 +49,7 @@ __device__ __forceinline__ void load_rows(const Rows<C>& source, const int u0, c
 
 // acc += w_u rows_u for the edges u0 .. u0 + B of a chunk that has `left` edges, and with POSITIVE
 // acc_positive += the same over the edges with z > 0. FULL: all sub-warps have all these edges. ONES: all
-// weights are 1. more(u, w_u, w_u where z > 0) adds what else an edge has.
+// weights are 1. more(u, w_u, w_u if z > 0 else 0) adds what else belongs to an edge.
 struct NoMore {
   template <class... X>
   __device__ __forceinline__ void operator()(const X&...) const {}
@@ -74,7 +74,8 @@ __device__ __forceinline__ void add_rows(const int u0, int left, const W& weight
   }
 }
 
-// Adds up a chunk whose first B rows are loaded already: those loads are in flight while scores are computed.
+// Adds up a chunk whose first B rows were loaded before, so that those loads are in flight while scores are
+// computed.
 template <class C, bool FULL, bool POSITIVE, int B, int CHUNK, bool ONES = false, int S, class W, int NV2>
 __device__ __forceinline__ void add_chunk(const Rows<C>& source, int left, const int (&index)[S],
                                           const W& weights, Raw (&rows)[B][C::NV],

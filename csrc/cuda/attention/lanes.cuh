@@ -23,7 +23,7 @@ inline constexpr int kWarps = 4;  // per block
 inline constexpr int kThreads = 32 * kWarps;
 inline constexpr unsigned kAll = 0xffffffffu;
 
-// Division of numbers below 2^31 by one that is known when a kernel starts (>= 2).
+// Divides numbers below 2^31 by one number >= 2 that is known when a kernel starts.
 struct Divisor {
   uint32_t value, multiplier;  // ceil(2^(32 + shift) / value)
   int shift;
@@ -35,9 +35,10 @@ struct Divisor {
   __device__ __forceinline__ uint32_t quotient(uint32_t x) const { return __umulhi(x, multiplier) >> shift; }
 };
 
-// Heads beyond one sub-warp go to grid.y, columns of a head beyond LPH * NV loads to grid.z. The work items
-// of a warp are a window apart, which is about as many blocks as are resident at a time: warps that run at
-// the same time are then near each other in the schedule's order, and no warp has long items only.
+// How work is distributed over the grid. Heads beyond one sub-warp go to grid.y, columns of a head beyond LPH
+// * NV loads to grid.z. The work items of a warp are a window apart. A window is about as many blocks as are
+// resident at a time: warps that run at the same time are then near each other in the schedule's order, and
+// no warp has long items only.
 struct Tiling {
   int lanes_log2;      // lanes of a sub-warp
   int heads_per_tile;  // lanes / LPH
@@ -68,8 +69,8 @@ __device__ __forceinline__ P* at_row(P* base, uint32_t row, uint32_t bytes) {
   return base + product;
 }
 
-// B: rows of neighbours that a sub-warp has in flight. More of them cost occupancy, which hides latency
-// better (docs/performance-log.md).
+// B: how many rows of neighbours a sub-warp has in flight. More of them would cost occupancy, which hides
+// latency better (docs/performance-log.md).
 template <typename T_, int LPH_, int NV_,
           int B_ = NV_ == 1   ? 4
                    : NV_ == 2 ? 2
@@ -78,7 +79,8 @@ struct Config {
   using T = T_;
   using A = Acc<T>;
   static constexpr int LPH = LPH_, NV = NV_, B = B_, VEC = kVec<T>, COLS = LPH * NV * VEC;
-  static constexpr bool WIDE = LPH == 32 && NV == 4;  // the only layout with more than one chunk
+  static constexpr bool WIDE =
+      LPH == 32 && NV == 4;  // the only layout whose heads may have several chunks of columns
   static_assert(!WIDE || LPH * NV * 16 == kWideBytes);
   static constexpr int FEATS = LPH < 8 ? 16 / LPH : 2;  // projected features of an edge that a lane holds
 };
@@ -91,8 +93,8 @@ inline constexpr bool kProjects = C::NV == 1 && C::LPH >= 4 && sizeof(typename C
 // How many rows a kernel holds in registers beside those in flight.
 enum class Load { sums, one_row, two_rows, four_rows, many_rows, most_rows };
 
-// Blocks that a multiprocessor must hold: caps registers where the layout has few, because occupancy hides
-// latency better than registers do.
+// How many blocks a multiprocessor must be able to hold. This caps registers where the layout has few,
+// because occupancy hides latency better than registers do.
 template <class C, Load LOAD>
 inline constexpr int kMinBlocks = C::NV > 1 || sizeof(typename C::T) == 8 ? 1
                                   : LOAD == Load::most_rows               ? 3
@@ -108,7 +110,7 @@ inline constexpr int kMinBlocks = C::NV > 1 || sizeof(typename C::T) == 8 ? 1
                                   : LOAD == Load::many_rows    ? 4
                                                                : 5;
 
-// Edges that are distributed over the lanes of a head: those of a chunk, up to the next power of two.
+// How many edges are distributed over the lanes of a head: those of a chunk, rounded up to a power of two.
 constexpr int share_of(int chunk) {
   int n = 1;
   while (n < chunk) n *= 2;
@@ -214,8 +216,8 @@ struct Place : Range {
   int row, stride;
   int sub_log2;
   bool packed;
-  uint32_t records;                   // in shared memory: begin, length, row, slot
-  static constexpr int kNoItem = -3;  // in place of a slot
+  uint32_t records;  // address in shared memory of the items' records: begin, length, row, slot
+  static constexpr int kNoItem = -3;  // the slot in the record of no item
 
   __device__ __forceinline__ Place(const Tiling& t, const Shape& s, int dim_, const Csr& csr) {
     follow();
@@ -249,7 +251,7 @@ struct Place : Range {
     if (n < t.items && index < csr.num_items) {
       const int4 raw = __ldg(reinterpret_cast<const int4*>(csr.items) + index);
       if (raw.x >= 0)
-        record = make_int4(raw.y, raw.z - raw.y, raw.x, raw.w);  // else the plan did not need it
+        record = make_int4(raw.y, raw.z - raw.y, raw.x, raw.w);  // else the plan did not need this item
     }
     extern __shared__ int4 item_records[];
     int4* const own = item_records + (packed ? (warp << sub_log2) + sub : warp) * (t.items + 1);
@@ -369,8 +371,8 @@ struct Place : Range {
     for (int o = t.lanes(); o < 32; o *= 2)
       repeat<C::NV, C::VEC>([&](int k, int c) { x[k][c] += __shfl_xor_sync(kAll, x[k][c], o); });
   }
-  // Of a head that is wider than the registers: the sum of f(column) over this lane's share of the columns
-  // that other warps have.
+  // For a head that is wider than the registers: the sum of f(column) over this lane's share of the columns
+  // that other warps hold.
   template <class F>
   __device__ __forceinline__ A far_sum(const Tiling& t, F f) const {
     A sum = 0;

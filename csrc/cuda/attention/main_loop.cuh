@@ -2,11 +2,12 @@
 // ahead of their use: the indices of the next iteration, those of the next work item during the last
 // iteration of the one before, and what Ahead names.
 //
-// A warp has six scoreboards. A wait names a scoreboard and not a load, and loads whose results are used
-// behind a branch, or in the next iteration, share one. Where the rows of an iteration are loaded behind the
-// iteration before, the first use of a row waits for all of them, and for the next indices. Where they are
-// loaded at the beginning of their iteration, scores wait for their own loads alone. Which is better depends
-// on registers, and was measured kernel by kernel.
+// The hardware tracks a warp's pending loads with six scoreboards. An instruction waits for a scoreboard, not
+// for a load, and loads whose results are used after a branch, or in the next iteration, share one. Where the
+// rows of an iteration are loaded at the end of the iteration before, the first use of a row therefore waits
+// for all of them, and for the next indices. Where they are loaded at the beginning of their iteration,
+// scores wait for their own loads alone. Which is better depends on registers, and was measured kernel by
+// kernel.
 #pragma once
 
 #include <type_traits>
@@ -34,7 +35,7 @@ __device__ __forceinline__ int position(const Place<C>& me, const Range& range, 
   return max(range.first + k * me.stride, 0);
 }
 // Loads the neighbours of work item n from edge `done` on or, where it has no more, those of the next work
-// item. EIDS: the ids of the edges are loaded behind them.
+// item. EIDS: the edges' ids are loaded into the second half of `index`.
 template <class C, int CHUNK, bool EIDS = false, int S>
 __device__ __forceinline__ void fetch(const Place<C>& me, const Csr& csr, int n, int done, int (&index)[S]) {
   Range range = me;
@@ -81,7 +82,7 @@ __device__ __forceinline__ void whole_or_not(int left, F f) {
 // What is loaded ahead of the work item, or of the iteration, that needs it.
 //   none: the indices alone
 //   own: the next item's own row, before the results of the item before are written
-//   rows: the neighbours' rows of an iteration, behind the iteration before; those of an item's first
+//   rows: the neighbours' rows of an iteration, at the end of the iteration before; those of an item's first
 //     iteration, before its own row is waited for
 //   all: both, and an item's first rows before the results of the item before are written
 enum class Ahead { none, own, rows, all };
@@ -99,7 +100,7 @@ __device__ __forceinline__ void main_loop(Place<C>& me, const Csr& csr, int item
                                           LoadItem load_item, LoadEdges load_edges, Begin begin, Open open,
                                           Iterate iterate, Finish finish) {
   constexpr bool ALL = AHEAD == Ahead::all, ROWS = AHEAD == Ahead::rows, OWN = AHEAD == Ahead::own || ALL;
-  constexpr bool IN_ITS_ITERATION = !ALL && !ROWS;  // where an iteration's rows are loaded
+  constexpr bool IN_ITS_ITERATION = !ALL && !ROWS;  // rows are loaded in the iteration that uses them
   int next[S] = {};
   me.take(0);
   const auto fetch_from = [&](int n, int done) { fetch<C, CHUNK, EIDS>(me, csr, n, done, next); };
@@ -119,7 +120,7 @@ __device__ __forceinline__ void main_loop(Place<C>& me, const Csr& csr, int item
     if constexpr (!OWN) load_item();
     begin(row, n);
     if constexpr (ROWS) {
-      // Called for items without edges, too, open() would be moved in front of the loads by the compiler.
+      // If open() were also called for items without edges, the compiler would move it in front of the loads.
       if (more) load_edges();
       fetch_from(n, CHUNK);
       if (more) open();

@@ -1,9 +1,9 @@
-// Scores of additive_v2 in 16 bits: products by tensor cores, without rounding. With a row o and a neighbour
-// c, max(o + c, 0) = o + max(-o, c), so that
+// Scores of additive_v2 in 16 bits, as exact products by tensor cores. With a row o and a neighbour c,
+//   max(o + c, 0) = o + max(-o, c), so that
 //   attn . LeakyReLU(o + c) = attn . o + slope attn . c + (1 - slope) attn . max(-o, c)
-// and all operands are 16-bit numbers as they are in memory; the maximum is taken of two columns at a time.
-// Tensor cores multiply 16-bit numbers exactly and add in float32. They take the registers that the rows were
-// loaded into: the columns of a product may be in any order that both factors share.
+// All operands are 16-bit numbers as they are in memory; the maximum is taken of two columns at a time.
+// Tensor cores multiply 16-bit numbers exactly and add in float32. Their operands are the registers that the
+// rows were loaded into: the columns of a product may be in any order that both factors share.
 #pragma once
 
 #include "../mma.cuh"
@@ -15,7 +15,7 @@ namespace dfgnn::cuda {
 template <class C, Score SCORE, Edges EDGES>
 inline constexpr bool kQuads = SCORE == Score::additive_v2 && !has_features(EDGES) &&
                                sizeof(typename C::T) == 2 && C::NV == 1 && C::B == 4 && C::LPH >= 4;
-// In place of kMinBlocks for these layouts.
+// The values that these layouts use in place of kMinBlocks.
 inline constexpr int kQuadBlocksForward = 7, kQuadBlocksDestinations = 5, kQuadBlocksSources = 4;
 
 // -x, held in registers: without `keep` the compiler negates it again in every iteration.
@@ -26,7 +26,7 @@ __device__ __forceinline__ Raw negated(Raw x) {
   });
   return x;
 }
-// The words of lane ^ 8, which belongs to quad ^ 2.
+// Returns the words of lane ^ 8, which is in the quad whose number is this quad's ^ 2.
 __device__ __forceinline__ Raw turned(const Raw& x) {
   Raw y;
   repeat<4>([&](int w) { y.x[w] = __shfl_xor_sync(kAll, x.x[w], 8); });
@@ -42,8 +42,8 @@ __device__ __forceinline__ uint32_t max_of_two(uint32_t x, uint32_t y) {
   }
   return z;
 }
-// low += x where the low half of a is greater than that of b, high += x where the high half is. Below: the
-// same for two x.
+// low += x where the low half of a is greater than that of b, high += x where the high half is. The second
+// version does this with two x, each with its own sums.
 template <typename T>
 __device__ __forceinline__ void add_where_greater(uint32_t a, uint32_t b, float x, float& low, float& high) {
 #if __CUDA_ARCH__ >= 900
@@ -86,8 +86,8 @@ __device__ __forceinline__ void add_where_greater(uint32_t a, uint32_t b, float 
 
 // The products of a neighbour's row with two rows of each quad, over the quad's columns. The quads' rows are
 // the left operand of the tensor cores, so that neighbours can be the right one as they were loaded. A result
-// is the product of the row `first`, or `second`, of one quad and the neighbour of another; of the 8 x 8
-// results the diagonal is used.
+// is the product of `first` or `second` of one quad with the neighbour's columns of another quad; only the
+// diagonal of the 8 x 8 results is used.
 struct QuadRows {
   uint32_t x[2][4];
   __device__ __forceinline__ void set(const Raw& first, const Raw& second) {
@@ -102,9 +102,10 @@ struct QuadRows {
     repeat<2>([&](int half) { multiply<T>(sums, x[half], row.x[2 * half], row.x[2 * half + 1]); });
   }
 };
-// Selects, of such results of four neighbours, for quads with odd and with even numbers, that of neighbour
-// hl % 4, summed over all columns of the head. TURNED: the last two are products with the row of quad ^ 2, so
-// that they are in other lanes than the first two, and one shuffle moves two of them.
+// From such results of four neighbours, selects those of neighbour hl % 4, and sums them over all columns of
+// the head. odd and even: the results for quads with odd and with even numbers. TURNED: those of the last two
+// neighbours are products with the row of quad ^ 2, so that they are in other lanes than those of the first
+// two, and one shuffle moves two of them.
 template <class C, bool TURNED = false>
 __device__ __forceinline__ float of_own_edge(const float (&odd)[4], const float (&even)[4]) {
   const int lane = threadIdx.x & 31, quad = lane & 28, from = lane >> 3;
@@ -123,7 +124,7 @@ __device__ __forceinline__ float of_own_edge(const float (&odd)[4], const float 
   for (int o = 4; o < C::LPH; o *= 2) sum += __shfl_xor_sync(kAll, sum, o);
   return sum;
 }
-// The same for the products with the first rows, sums[neighbour].
+// The same for the products with the rows `first`, where sums is indexed by neighbour.
 template <class C>
 __device__ __forceinline__ float first_of_own_edge(const float (&sums)[4][4]) {
   float odd[4], even[4];

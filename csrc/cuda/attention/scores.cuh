@@ -1,6 +1,8 @@
-// The scores that are sums over the columns of two rows x and y: what a lane adds for its columns.
-//   dot:          x . y. The caller scales it, so that the pass over sources, where it is y . x, rounds
-//   alike. additive_v2:  attn . LeakyReLU(x + y)
+// The scores that are sums over the columns of two rows x and y, and what a lane adds to them for its
+// columns.
+//   dot:          x . y, without the scale, by which callers multiply it
+//   additive_v2:  attn . LeakyReLU(x + y)
+// As dot is scaled last, the pass over sources, where it is y . x, rounds alike.
 #pragma once
 
 #include "gather.cuh"
@@ -60,9 +62,10 @@ struct PairScore {
   __device__ __forceinline__ A join(const Sum& sum) const {
     return V2 ? fma(slope, sum.linear, (1 - slope) * sum.positive) : sum.linear;
   }
-  // QUADS: attn . LeakyReLU(o + c) - attn . o for the lane's own edge among those of four neighbours c, from
-  // -o; attn is the second row of `quads`. Where LINEAR is false, only the term with (1 - slope). first: the
-  // products of c with the first row of `quads`.
+  // QUADS (quads.cuh): with minus = -o and the rows of four neighbours c, returns for the lane's own edge,
+  // one of these four, attn . LeakyReLU(o + c) - attn . o. The second row of `quads` must be attn. `first`
+  // gets the products of c with the first row of `quads`. If LINEAR is false, only attn . max(-o, c) is
+  // returned, and `first` is not set. TURNED: as in of_own_edge.
   template <bool LINEAR = true, bool TURNED = false>
   __device__ __forceinline__ A quad_sum(const QuadRows& quads, const Raw& minus, const Raw (&rows)[4][1],
                                         float (&first)[4][4]) const {
@@ -83,13 +86,15 @@ struct PairScore {
     });
     return of_own_edge<C, TURNED>(odd, even);
   }
-  // The same where `quads` has attn twice, the first time turned, and no other products are wanted.
+  // The same where `quads` has attn twice, the first time turned, and the products with its first row are not
+  // needed.
   __device__ __forceinline__ A quad_score(const QuadRows& quads, const Raw& minus,
                                           const Raw (&rows)[4][1]) const {
     float unused[4][4];
     return quad_sum<true, true>(quads, minus, rows, unused);
   }
-  // attn . x over all columns of the head, for all its lanes; x: this lane's columns of a row of `array`.
+  // Returns attn . x over all columns of the head, in all its lanes. x: this lane's columns of a row of
+  // `array`.
   __device__ __forceinline__ A linear(const Place<C>& me, const Tiling& t, const void* attn_row,
                                       const A (&x)[C::NV][C::VEC], const void* array, int64_t row) const {
     A sum = 0;
@@ -127,7 +132,7 @@ struct PairScore {
   }
 };
 
-// The sum of the warps' shares of grad_attn, as the block's row of `parts` [blocks, H, D].
+// Adds up the warps' shares of grad_attn, and stores the sum as the block's row of `parts` [blocks, H, D].
 template <class C>
 __device__ __forceinline__ void store_share_of_block(const Place<C>& me, const Tiling& t,
                                                      typename C::A (&share)[C::NV][C::VEC],

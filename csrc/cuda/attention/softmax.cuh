@@ -11,7 +11,7 @@ namespace dfgnn::cuda {
 // where max is large. `minus` rounds the difference, so that it is 0 for equal scores.
 template <typename A>
 struct RowStats {
-  A max, log_sum;  // max = +inf: a row without mass
+  A max, log_sum;  // max = +inf marks a row without mass: no edges, or all scores -inf
   __device__ __forceinline__ A alpha(A score) const { return exponential(minus(score, max) - log_sum); }
 };
 
@@ -43,15 +43,16 @@ __device__ __forceinline__ RowStats<double> load_stats(const RowStats<double>* a
   return {v.x, v.y};
 }
 
-// The same of what an earlier launch wrote (read_raw).
+// Reads statistics that an earlier launch wrote, as read_raw does.
 template <typename A>
 __device__ __forceinline__ RowStats<A> read_stats(const RowStats<A>* at) {
   return {read_number(&at->max), read_number(&at->log_sum)};
 }
 
-// Online softmax of a row, or of a part of it: the largest score so far and the sum of the exponentials
-// relative to it; POSITIVE: also their sum over edges with z > 0. Two parts of a row can be merged exactly.
-// Sums of rows with these weights must be multiplied by what `raise` returns.
+// Online softmax of a row, or of a part of it. top: the largest score so far; mass: the sum of the
+// exponentials relative to it; positive, with POSITIVE: their sum over edges with z > 0. Two parts of a row
+// can be merged exactly. Sums of rows with these exponentials as weights must be multiplied by what `raise`
+// returns.
 template <typename A, bool POSITIVE>
 struct Softmax {
   A top = -infinity<A>(), mass = 0, positive = 0;
