@@ -122,14 +122,16 @@ void with_config(int heads, int dim, F f) {
   return f(Config<T, 32, 4>{});
 }
 
-// Most work items of a warp: fewer if packed, where each waits for the longest of its warp; more in backward
-// of additive_v2, where they share a partial sum of grad_attn, and with projected features, where tensor
-// cores take eight rows at a time. kWarpEdges: about so many edges of a warp. kWindowBlocks: blocks of a
-// window per multiprocessor. kLeastWindows: windows of a grid, for balance.
+// How many work items a warp takes at most: kItems; fewer if packed, because each of them waits for the
+// longest of its warp; more in backward of additive_v2, because they share a partial sum of grad_attn, and
+// with projected features, because tensor cores take eight rows at a time. kWarpEdges: about how many edges a
+// warp takes at most. kWindowBlocks: blocks of a window (Tiling in lanes.cuh) per multiprocessor.
+// kLeastWindows: windows that a grid has at least, so that its work is balanced.
 inline constexpr int kItems = 4, kItemsProjected = 8, kItemsPacked = 2, kItemsV2 = 8, kWarpEdges = 256,
                      kWindowBlocks = 8;
 inline constexpr unsigned kLeastWindows = 4;
-// With source partitions there are many work items, and each block has a partial sum.
+// How many work items a warp takes at most in backward of additive_v2. With source partitions there are more
+// work items, and each launch has partial sums of its own.
 inline int items_v2(const Csr& csr) { return csr.num_parts ? kItems : kItemsV2; }
 
 template <class C>

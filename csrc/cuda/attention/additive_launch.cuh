@@ -56,8 +56,8 @@ const char* additive_backward(const BackwardParams& p, cudaStream_t stream) {
       if (p.reverse.tiles) return tile_sources<T, Score::additive>(p, stream);
     }
     constexpr int B = C::B;
-    // The linear kernel knows only its own columns, takes a LeakyReLU' with two values and returns no
-    // gradients of edge tensors.
+    // additive_sources_kernel takes heads that a warp's registers hold, and has neither gates, edge features
+    // nor gradients of edge tensors and of attention.
     const bool pairs =
         p.edge.gate || p.edge.feat || p.grad_bias || p.grad_weight || p.grad_attention || dim > C::COLS;
     const auto kernel = p.edge.feat    ? gat_edge_sources_kernel<C, Edges::features_scalars, B>

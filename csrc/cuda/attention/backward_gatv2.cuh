@@ -57,10 +57,10 @@ struct AttnShare {
   }
 };
 
-// The scores and g . v of an iteration's edges: sums over columns of the row's operands x and b and the
-// neighbours' y_rows and d_rows; feat_rows is added to y. Every lane adds up its columns, and what the lanes
-// of a head have is brought to the lanes that own the edges. LINEAR: PairScore. KEYS: with features, y + e
-// goes into `keys`.
+// Computes the scores and g . v of an iteration's edges: sums over columns of the row's operands x and b and
+// the neighbours' y_rows and d_rows; feat_rows is added to y. Every lane adds up its own columns; then the
+// sums of a head's lanes are reduced into the lanes that own the edges. LINEAR: as in PairScore. KEYS: with
+// features, y + e goes into `keys`.
 template <bool LINEAR, bool KEYS, class C, bool FEAT, int B, int K, int N, int S, class P>
 __device__ __forceinline__ void pair_scores(
     const Place<C>& me, const Tiling& t, const BackwardParams& p, const P& pair,
@@ -96,7 +96,7 @@ __device__ __forceinline__ void pair_scores(
   reduce_scatter<S, LPH>(dots, me.hl);
 }
 
-// Adds draw to the sums of the columns where u = x + y > 0, and mass to those of `sum_of_mass`.
+// Adds draw to the sum of every column where u = x + y > 0, and mass to its `sum_of_mass`.
 template <int VEC, typename A>
 __device__ __forceinline__ void add_where_positive(const A (&x)[VEC], const A (&y)[VEC], A draw, A mass,
                                                    A (&sum)[VEC], A (&sum_of_mass)[VEC]) {
@@ -131,7 +131,7 @@ __device__ __forceinline__ void gradient_of_features(const Place<C>& me, const B
 }
 
 // Turns the sums of draw where u > 0 into the row's gradient, attn sum draw L'(u), and adds the row's part to
-// the gradient of attn. x: the row, with QUADS as minus_x.
+// the gradient of attn. x: the row; with QUADS it is read from minus_x instead.
 template <class C, class P, bool QUADS>
 __device__ __forceinline__ void finish_columns(const P& pair, AttnShare<C, QUADS>& grad_attn,
                                                const typename C::A (&x)[C::NV][C::VEC], const Raw& minus_x,
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
   const int own = me.hl % Own::PERIOD;
   const EdgeReader<T> edge(p.edge, me.heads, me.head);
   const PairScore<C, Score::additive_v2, QUADS> pair(me, p.attn, A(p.negative_slope));
-  A slope = 1;  // of the LeakyReLU behind the score: none
+  A slope = 1;  // there is no LeakyReLU after the score
   keep(slope);
   const FeatureTargets<C, FEAT> features(p.edge);
   const Rows<C> values = me.rows(p.value), feats = me.rows(FEAT ? p.edge.feat : nullptr);
@@ -199,14 +199,14 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
     load_rows<C, B>(values, 0, index, value_rows);
   };
 
-  // ---- Begin and open a row: its operands, the first guess of delta, sums of 0.
+  // ---- Begin and open a row: unpack its operands, compute the first guess of delta, and set its sums to 0.
   int row;
   bool writes;
   RowStats<A> stats;
   // Initialized because a row without edges is not opened, and its sums are multiplied by these.
   A x[NV][VEC] = {}, grad[NV][VEC], delta;
   Raw minus_x{};                         // QUADS: -x
-  QuadRows quads;                        // QUADS: the rows g and attn
+  QuadRows quads;                        // QUADS: g and attn
   A sum[NV][VEC], sum_of_mass[NV][VEC];  // of draw and of mass where u > 0
   A sum_draw, residual, sum_mass;        // over all edges
   const auto open = [&] {
@@ -261,10 +261,10 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
                               x, grad, value_rows, value_rows, feat_rows, sum_keys, scores, dots);
     }
 
-    // ---- Softmax weights: alpha is computed again, then the gradients of the own edges' scores.
+    // ---- Softmax weights: compute alpha again, then the gradients of the own edges' scores.
     const auto eid_at = [&](int s) { return eid_of<C, B, EIDS>(me, p.csr, index, done, s); };
     const Dropout<T, EDGE, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
-    Weights<A, SLOTS, true, true> draws;  // and their masses
+    Weights<A, SLOTS, true, true> draws;  // all: draw; positive: the masses
 #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
       const bool valid = s * LPH + own < left;
@@ -277,7 +277,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
       sum_mass += of.mass();
     }
 
-    // ---- Sums: of draw and mass by column.
+    // ---- Sums of draw and of mass, by column.
     whole_or_not<B>(left,
                     [&](auto whole) { for_edges<LPH, B, decltype(whole)::value>(left, draws, add_edge); });
   };
@@ -320,14 +320,14 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
   constexpr int LPH = C::LPH, NV = C::NV, VEC = C::VEC, SLOTS = Own::SLOTS;
   constexpr bool EDGE = has_options(EDGES), FEAT = has_features(EDGES);
   constexpr bool QUADS = kQuads<C, Score::additive_v2, EDGES>, EIDS = FEAT || (EDGE && SLOTS == 1);
-  constexpr bool LINEAR = FEAT;  // else the statistics and row_term bring the linear part of the score
+  constexpr bool LINEAR = FEAT;  // else statistics and row_term hold the linear part of the score
 
   // ---- The place of this lane, and the arrays that it reads.
   Place<C> me(t, p.shape, p.shape.value_dim, p.reverse);
   const int own = me.hl % Own::PERIOD;
   const EdgeReader<T> edge(p.edge, me.heads, me.head);
   const PairScore<C, Score::additive_v2, QUADS> pair(me, p.attn, A(p.negative_slope));
-  A slope = 1;  // of the LeakyReLU behind the score: none
+  A slope = 1;  // there is no LeakyReLU after the score
   keep(slope);
   const FeatureTargets<C, FEAT> features(p.edge);
   const Rows<C> xs = me.rows(p.query), grads = me.rows(p.grad_out),
@@ -350,12 +350,12 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
     load_rows<C, B>(grads, 0, index, grad_rows);
   };
 
-  // ---- Begin and open a row: its operand, sums of 0.
+  // ---- Begin and open a row: unpack its operand, and set its sums to 0.
   int row;
   bool writes;
   A value[NV][VEC] = {};               // initialized for the same reason as in gatv2_destinations_kernel
   Raw minus_value{};                   // QUADS: -v
-  QuadRows quads;                      // QUADS: the rows v and attn
+  QuadRows quads;                      // QUADS: v and attn
   A sum[NV][VEC], sum_value[NV][VEC];  // of draw where u > 0, and of f alpha g
   A sum_attn[FEAT ? NV : 1][VEC];      // the edges' part of the gradient of attn
   A sum_draw;
@@ -414,7 +414,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
                                  index, value, value, x_rows, grad_rows, feat_rows, no_keys, scores, dots);
     }
 
-    // ---- Softmax weights: alpha is computed again, then the gradients of the own edges' scores.
+    // ---- Softmax weights: compute alpha again, then the gradients of the own edges' scores.
     const auto eid_at = [&](int s) { return eid_of<C, B, EIDS>(me, p.reverse, index, done, s); };
     const Dropout<T, EDGE, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
     Weights<A, SLOTS, false, true> weights, draws;
@@ -432,7 +432,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
       }
     }
 
-    // ---- Sums: of the gradients of rows by weight, of draw by column.
+    // ---- Sums of the neighbours' gradients by weight, and of draw by column.
     whole_or_not<B>(left, [&](auto whole) {
       constexpr bool FULL = decltype(whole)::value;
       add_rows<C, FULL, false, B>(0, left, weights, grad_rows, sum_value, sum_value);
@@ -445,7 +445,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
     });
   };
 
-  // ---- Epilogue: the row's gradient and its share of that of attn.
+  // ---- Epilogue: the row's gradient, and its share of the gradient of attn.
   const auto finish = [&](const int row, const int slot) {
     sum_draw = reduce_sum<Own::PERIOD>(sum_draw);
     if (me.shared()) {

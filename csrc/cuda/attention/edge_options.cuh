@@ -71,8 +71,7 @@ struct Dropout {
   using A = Acc<T>;
   bool together;
   int head;
-  uint32_t dropped =
-      0;  // bit k: whether head k of four drops an edge if together, else whether edge k is dropped
+  uint32_t dropped = 0;  // bit k: of head k of four if together, else of edge k
   A kept = 1;
   // eid_at(s): the edge of slot s
   template <class EidAt>

@@ -31,7 +31,7 @@ struct AttrLanes {
     repeat<F>([&](int f) { shift[f] = hl + f * C::LPH < attr.dim ? f * C::LPH * uint32_t(sizeof(T)) : 0; });
   }
 
-  // Loads the features of an iteration's edges, whose ids are behind the neighbours (fetch in main_loop.cuh).
+  // Loads the features of an iteration's edges, whose ids are in the second half of `index`.
   template <int B, int S>
   __device__ __forceinline__ void load(const int (&index)[S], T (&x)[B][F]) const {
     repeat<B>([&](int u) {
@@ -44,7 +44,7 @@ struct AttrLanes {
   __device__ __forceinline__ void load_row(const float* row, A (&x)[F]) const {
     repeat<F>([&](int f) {
       const int c = hl + f * C::LPH;
-      x[f] = F * C::LPH <= 16 || c < p.dim ? A(row[c]) : A(0);  // rows have 16 features and zeros at least
+      x[f] = F * C::LPH <= 16 || c < p.dim ? A(row[c]) : A(0);  // rows are padded to 16 features
     });
   }
   __device__ __forceinline__ A dot(const A (&rows)[F], const T (&x)[F], A sum) const {
@@ -74,7 +74,7 @@ struct AttrLanes {
 };
 
 // Products of W with the rows of a warp's work items, by tensor cores, eight rows at a time: W^T x before the
-// main loop, W a behind it. W is the left operand of m16n8k16, in the order of its registers (EdgeAttr), rows
+// main loop, W a after it. W is the left operand of m16n8k16, in the order of its registers (EdgeAttr); rows
 // are the columns of the right one. Columns and features are numbered in the product such that a lane loads
 // and stores 16 bytes (8 bytes) at a time. The lane's number is 4 g + t.
 inline constexpr int kProductRows = 8, kProductFeats = 16;
@@ -116,7 +116,7 @@ struct NodeProducts {
       : NodeProducts(attr, s, &me.record(0) - (me.packed ? me.sub * (tiling.items + 1) : 0), tiling.items,
                      tiling.items * (me.packed ? me.num_sub : 1), tiling.heads_per_tile) {}
 
-  // This warp's share of shared memory, behind the records: ARRAYS arrays [rows, heads, width].
+  // This warp's share of shared memory, after the records: ARRAYS arrays [rows, heads, width].
   template <int ARRAYS>
   __device__ __forceinline__ float* shared() const {
     extern __shared__ int4 item_records[];
@@ -132,7 +132,7 @@ struct NodeProducts {
   };
   __device__ __forceinline__ Row row_of(int m) const {
     const int at = min(m, rows - 1), sub = at / items;
-    const int4 record = records[at + sub];  // a sub-warp has one more
+    const int4 record = records[at + sub];  // each sub-warp's records end with an empty one
     return {record.z, record.w, m < rows && record.w != Place<C>::kNoItem};
   }
   __device__ __forceinline__ bool has(int head) const {
@@ -176,8 +176,8 @@ struct NodeProducts {
     }
   }
 
-  // Adds factor W a to the rows of y [N, H, D] that are not split, where a is in shared memory. Also writes a
-  // to sums [N, H, p.width], unless it is null. What y holds was written by this warp, or by an earlier
+  // Adds factor W a to the rows of y [N, H, D] that are not split, for a in shared memory. Also writes a to
+  // sums [N, H, p.width], unless this is null. What y holds was written by this warp, or by an earlier
   // launch.
   __device__ __forceinline__ void back(const float* from, void* y, float factor, void* sums) const {
     const int steps = width / kProductFeats;
@@ -249,8 +249,8 @@ struct NodeProducts {
   }
 };
 
-// Where the rows of a lane's items and head are in such arrays: the part of NodeProducts that stays in
-// registers.
+// Where in these arrays of shared memory the rows of a lane's items and head are: the part of NodeProducts
+// that stays in registers.
 template <class C>
 struct ItemFeatures {
   uint32_t first = 0, stride = 0, array = 0;  // bytes
@@ -268,8 +268,8 @@ struct ItemFeatures {
   }
 };
 
-// Adds factor W a to the split rows of y [N, H, D] after they were merged, where a is a row of `sums`. grid
-// (8 splits per warp, heads)
+// Adds factor W a to the split rows of y [N, H, D] after they were merged, where a is a row of `sums`. grid:
+// (8 splits per warp, heads).
 template <class C>
 __global__ void __launch_bounds__(kThreads)
     project_splits_kernel(const EdgeAttr p, const Shape shape, const Csr csr, int heads, void* y,

@@ -1,4 +1,4 @@
-// The small kernels before and behind the passes: merging of split rows, sums over rows, returned attention.
+// The small kernels before and after the passes: merging of split rows, sums over rows, returned attention.
 #pragma once
 
 #include "lanes.cuh"
@@ -6,10 +6,10 @@
 
 namespace dfgnn::cuda {
 
-inline constexpr int kMergeWarps = 16;  // at most
+inline constexpr int kMergeWarps = 16;  // the most warps of a block that merges
 
-// A lane takes 16 bytes of a split row's columns; the warps of a block share the row's slots. grid
-// (num_splits, ceil(H D / (32 VA))).
+// The place of a thread in a kernel that merges. A lane takes 16 bytes of a split row's columns; the warps of
+// a block share the row's slots. grid: (num_splits, ceil(H D / (32 VA))).
 template <typename A>
 struct MergePlace {
   static constexpr int VA = 16 / sizeof(A);
@@ -58,7 +58,7 @@ __global__ void merge_forward_kernel(const ForwardParams p) {
   follow();
   const MergePlace<A> me(p.shape, p.shape.value_dim);
   const Split split = p.csr.splits[blockIdx.x];
-  if (split.slot_begin == split.slot_end) return;  // room for a split that the plan did not need
+  if (split.slot_begin == split.slot_end) return;  // the plan did not need this split
   State softmax;
   A acc[VA] = {}, acc_positive[VA] = {};
   const auto add = [&](const State& other, const A(&x)[VA], const A(&x_positive)[VA]) {
@@ -136,7 +136,7 @@ __global__ void merge_rows_kernel(const Csr csr, const Shape shape, int dim, con
   me.template store<T>(rows, split.row, acc, A(factor));
 }
 
-// out[row, h] = sum of partial[slot, h]; a warp per (split, head).
+// out[row, h] = sum of partial[slot, h]. A warp takes a split and a head.
 template <typename A>
 __global__ void merge_scalars_kernel(const Csr csr, int heads, const A* partial, A* out) {
   follow();
@@ -153,7 +153,7 @@ __global__ void merge_scalars_kernel(const Csr csr, int heads, const A* partial,
   if ((threadIdx.x & 31) == 0) out[int64_t(split.row) * heads + head] = sum;
 }
 
-// out[row, h] = sum over the row's edges of x[eid, h] * y[eid, h] (y null: 1). A warp per item.
+// out[row, h] = sum over the row's edges of x[eid, h] * y[eid, h] (y null: 1). A warp takes a work item.
 template <typename A>
 __global__ void __launch_bounds__(kThreads)
     row_sums_kernel(const Csr csr, int heads, const A* x, const A* y, A* out, A* partial) {
@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Scores in p.attention -> w m alpha. A warp per item.
+// Replaces the scores in p.attention by w m alpha (params.h). A warp takes a work item.
 template <typename T>
 __global__ void __launch_bounds__(kThreads) attention_kernel(const ForwardParams p) {
   using A = Acc<T>;
@@ -201,8 +201,8 @@ __global__ void __launch_bounds__(kThreads) attention_kernel(const ForwardParams
   }
 }
 
-// sums[k, column] = sum of parts[i, column] over the k-th run of consecutive parts. grid (runs, columns /
-// 32), block (32, kSumRows).
+// sums[k, column] = sum of parts[i, column] over the k-th run of consecutive parts. grid: (runs, columns /
+// 32), block: (32, kSumRows).
 inline constexpr int kSumRows = 32;
 template <typename A>
 __global__ void __launch_bounds__(32 * kSumRows)

@@ -1,4 +1,4 @@
-// Launchers of the small kernels before and behind the passes.
+// Launchers of the small kernels before and after the passes.
 #pragma once
 
 #include "../launch.cuh"
@@ -66,7 +66,7 @@ void sum_parts(const void* parts, int64_t num_parts, int width, void* sums, void
   run(sums ? sums : parts, sums ? kAttnSums : num_parts, 1, total);
 }
 
-// Merge of split rows and returned attention, after a forward kernel.
+// Merges split rows and computes returned attention, after a forward kernel.
 template <typename T>
 void finish_forward(const ForwardParams& p, cudaStream_t stream) {
   if (p.csr.num_splits) {

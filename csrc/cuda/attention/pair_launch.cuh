@@ -9,7 +9,7 @@
 
 namespace dfgnn::cuda {
 
-// Bytes of shared memory for the projections of a block's rows (NodeProducts).
+// How many bytes of shared memory the products of a block's rows with W take (NodeProducts).
 template <class C>
 int product_bytes(const Launch<C>& way, const Csr& csr, const EdgeAttr& attr, int arrays) {
   const Tiling& t = way.tiling;
@@ -34,10 +34,10 @@ void project_splits(const Csr& csr, const Shape& shape, const EdgeAttr& attr, vo
   });
 }
 
-// Which kernel takes features of edges without scalars: dot has one, additive_v2 takes that with scalars.
+// The kernel for features of edges without scalars: dot has one, additive_v2 uses that with scalars.
 template <Score SCORE>
 inline constexpr Edges kFeatures = SCORE == Score::dot ? Edges::features : Edges::features_scalars;
-// Rows in flight with features of edges: three where this leaves registers for more warps.
+// How many rows are in flight with features of edges: three where this leaves registers for more warps.
 template <class C, Score SCORE, bool SOURCES = false>
 inline constexpr int kFeatureRows =
     SCORE == Score::dot && C::B > 3 && (SOURCES || sizeof(typename C::T) == 2) ? 3 : C::B;
@@ -74,7 +74,7 @@ const char* pair_forward(const ForwardParams& p, cudaStream_t stream) {
     });
   });
   finish_forward<T>(p, stream);
-  if (p.attr.x) {  // the same merge for the sums of features of split rows
+  if (p.attr.x) {  // merges the sums of features of split rows in the same way
     ForwardParams q = p;
     q.shape.value_dim = p.attr.width;
     q.out = p.attr.sums, q.partial_out = p.attr.partial, q.out_bias = nullptr;

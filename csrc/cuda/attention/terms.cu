@@ -1,10 +1,11 @@
 // Score terms of additive attention from projected features, and their gradients: core/terms.h.
 //
-// Forward: blockIdx.y is a head. A sub-warp of `lanes` lanes takes a row at a time, a lane 16 bytes of it,
-// and holds its part of the vectors in registers over all its rows. Backward: a thread takes 16 bytes of
-// columns, and every row that is a multiple of the block's row threads away. A block adds up its sums in
-// shared memory, a second kernel adds up those of the blocks, in a fixed order. It reads feat, grad_out and
-// grad_feat once, and writes grad_feat.
+// Forward: blockIdx.y is a head. A sub-warp of `lanes` lanes takes a row at a time, a lane 16 bytes of it.
+// Each lane holds its part of the vectors in registers over all its rows.
+//
+// Backward: a thread takes 16 bytes of columns, in rows that are as far apart as the grid has row threads. A
+// block adds up its sums in shared memory, and a second kernel adds up those of the blocks in a fixed order.
+// The pass reads feat, grad_out and grad_feat once, and writes grad_feat.
 #include "../launch.cuh"
 #include "terms.h"
 

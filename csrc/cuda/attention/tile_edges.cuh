@@ -1,5 +1,5 @@
-// The passes on tiles and their arrays, and how rows are computed that dense products cannot serve: edge by
-// edge.
+// The passes on tiles and their arrays, and the computation edge by edge of rows for which dense products do
+// not serve.
 #pragma once
 
 #include "../../core/math.h"
@@ -10,13 +10,13 @@ namespace dfgnn::cuda {
 
 enum class Pass { forward, destinations, sources };
 
-// Row operands a, b and column operands c, d; S = scores from (a, c) or the terms, P = softmax, f the pass's
-// derivative:
+// Row operands a, b and column operands c, d; S = scores from (a, c) or the terms, P = softmax:
 //   forward                 a = q, c = k, d = v:                out_d = P d (positive: over z > 0)
 //   destinations (dot)      a = q, b = g, c = k, d = v:         out_c = scale dS c
 //   sources (dot)           a = k, b = v, c = q, d = g:         out_c = scale dS c, out_d = P d
 //   sources (additive)      b = v, d = g:                       out_d = P d, row_sum = sum of dS L'
-// with dS = P (b . d - delta). All arrays [nodes, H, D] T or [nodes, H] float.
+// with dS = P (b . d - delta), and L' the derivative of LeakyReLU. All arrays are [nodes, H, D] T or
+// [nodes, H] float.
 struct TileParams {
   const Item* items;     // row: the window's first; begin, end: chunks; slot: of the first row, or < 0
   const int32_t* tiles;  // [chunks, kTileInts]: columns, row masks
@@ -39,7 +39,7 @@ struct TileParams {
   Softmax<float, true>* part_stats;
 };
 
-// Computes and writes what tile_kernel does for the 16 rows of a warp, but edge by edge and in float32.
+// Computes and writes the same as tile_kernel for the 16 rows of a warp, but edge by edge and in float32.
 // deltas: delta of the window's rows (destinations).
 template <typename T, int D, Score SCORE, Pass PASS, bool POSITIVE>
 __device__ __noinline__ void tile_rows_by_edges(const TileParams& p, Item item, int head, int warp, int lane,
@@ -82,7 +82,7 @@ __device__ __noinline__ void tile_rows_by_edges(const TileParams& p, Item item, 
     if constexpr (HAS_B) load(p.b, row, b);
     if constexpr (!DOT) row_term = p.row_term ? p.row_term[row_head] : 0.f;
 
-    // f(column's place in [nodes, H], its statistics, z)
+    // Calls f(statistics of the column, z) for every edge of the row.
     const auto for_edges = [&](auto f) {
       for (int chunk = item.begin; chunk < item.end; ++chunk) {
         const int32_t* tile = p.tiles + int64_t(chunk) * kTileInts;
@@ -108,7 +108,7 @@ __device__ __noinline__ void tile_rows_by_edges(const TileParams& p, Item item, 
       float top = -infinity<float>();
       for_edges([&](const NodeStats<float>&, float z) { top = max(top, score(z)); });
       const float reference = top == -infinity<float>() ? 0.f : top;
-      Softmax<float, POSITIVE> softmax;  // of what is relative to the largest as it is rounded
+      Softmax<float, POSITIVE> softmax;  // of scores relative to the rounded maximum
       for_edges([&](const NodeStats<float>&, float z) {
         const float x = relative(z, reference), shrink = softmax.raise(x);
         const float w = exponential(minus(x, softmax.reference()));

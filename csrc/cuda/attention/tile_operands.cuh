@@ -81,7 +81,7 @@ struct RowOperand {
         uint32_t b[4];
         load_matrices(b, columns + piece_at<D>((first + n + (lane >> 4)) * 8 + (lane & 7),
                                                D < 16 ? 0 : 2 * k + ((lane >> 3) & 1)));
-        if constexpr (D < 16) a[2] = a[3] = b[1] = b[3] = 0;  // half of a product is enough
+        if constexpr (D < 16) a[2] = a[3] = b[1] = b[3] = 0;  // half of the product is zeros
         multiply<T>(s[n], a, b[0], b[1]);
         multiply<T>(s[n + 1], a, b[2], b[3]);
       }
@@ -136,7 +136,7 @@ __device__ __forceinline__ float quad_max(float x) { return reduce_max<4>(x); }
 
 // ---- what a pass has and where a thread works ------------------------------------------------------
 
-// Arrays that a pass accumulates in registers.
+// How many arrays a pass accumulates in registers.
 template <Score SCORE, Pass PASS, bool POSITIVE>
 inline constexpr int kTileSums = POSITIVE || (SCORE == Score::dot && PASS == Pass::sources) ? 2 : 1;
 // Blocks that a multiprocessor must hold. This caps registers, because more blocks hide latency better.
@@ -155,7 +155,7 @@ struct TileTraits {
   static constexpr bool OUT_C = DOT && !FORWARD, OUT_D = !DESTINATIONS;
   static constexpr bool KEEP = D <= 64 || FORWARD;    // the rows' operands in registers
   static constexpr int C = D / 8, N = kTileCols / 8;  // pieces of a row; groups of 8 columns of a chunk
-  static constexpr int SOME = D <= 32 ? N / 2 : N;    // of the N, that backward has in registers
+  static constexpr int SOME = D <= 32 ? N / 2 : N;    // groups that backward has in registers at a time
   // Bytes of statistics of a column.
   static constexpr int STAT = FORWARD ? (DOT ? 0 : 4) : SOURCES ? int(sizeof(NodeStats<float>)) : 0;
 };

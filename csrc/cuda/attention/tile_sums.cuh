@@ -73,7 +73,7 @@ struct TileSums {
   using Rows = TileRows<T, D, SCORE, PASS>;
   static constexpr int C = X::C, N = X::N;
   float c[X::OUT_C ? C : 2][4] = {}, d[X::OUT_D ? C : 2][4] = {}, positive[POSITIVE ? C : 2][4] = {};
-  float mass[4] = {}, mass_positive[4] = {};  // as of add_weights
+  float mass[4] = {}, mass_positive[4] = {};  // laid out as in add_weights
   float row[2] = {};
 
   // Scores that are sums of a term of the row and a term of the column. Bit 4 n + e of positive_bits: z > 0.
@@ -111,7 +111,7 @@ struct TileSums {
     }
   }
 
-  // Adds a chunk in forward. factor: what a product is multiplied by to be a score.
+  // Adds a chunk in forward. A product times `factor` is a score.
   template <typename Operand>
   __device__ __forceinline__ void add_forward(const TilePlace<T, D>& me, Rows& rows, const TileChunk& chunk,
                                               const Operand& a, float factor) {
@@ -147,8 +147,8 @@ struct TileSums {
     }
   }
 
-  // Adds a chunk in backward: alpha and the gradient of the score, of SOME columns at a time, so that
-  // registers suffice.
+  // Adds a chunk in backward: computes alpha and the gradients of the scores of SOME groups of columns at a
+  // time, so that registers suffice.
   template <typename Operand>
   __device__ __forceinline__ void add_backward(const TilePlace<T, D>& me, const Rows& rows,
                                                const TileChunk& chunk, const Operand& a, const Operand& b) {

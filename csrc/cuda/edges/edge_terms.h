@@ -1,4 +1,4 @@
-// Launchers of core/edge_terms.h; see engine.h. The width of rows is a multiple of 16 bytes, and so is the
+// Launchers of core/edge_terms.h (see engine.h). The width of rows is a multiple of 16 bytes, and so is the
 // address of each head's row.
 #pragma once
 

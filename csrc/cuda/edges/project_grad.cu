@@ -15,8 +15,8 @@ constexpr int kColumns = 64, kFeats = 16, kMostSums = 128;
 __device__ __forceinline__ uint32_t low_halves(uint32_t a, uint32_t b) { return __byte_perm(a, b, 0x5410); }
 __device__ __forceinline__ uint32_t high_halves(uint32_t a, uint32_t b) { return __byte_perm(a, b, 0x7632); }
 
-// A warp's sums. Arguments: x, y of the head; strides of rows; columns and features from the warp's first
-// ones on.
+// Products holds a warp's sums. `add` takes rows x and y of a head, and their strides; columns and feats are
+// counted from the block's first ones on.
 
 // In 16 bits on tensor cores, with 16 rows at a time as the summed index of m16n8k16, in 4 x 2 tiles. The
 // number of a lane is 4 g + t; it loads 16 bytes of 4 rows. The product's indices are assigned to rows,
@@ -85,7 +85,7 @@ struct Products<float> {
   }
 };
 
-// grid (parts, heads, columns x features)
+// grid: (parts, heads, groups of columns x groups of features)
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 4)
     products_kernel(const ProjectionGradParams p, const int groups) {

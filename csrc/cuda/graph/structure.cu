@@ -1,7 +1,7 @@
-// Makes both CSRs of a graph from its edges. A first pass over the edges finds ranges and counts the edges
-// that are kept, a second one gives these their ids, one stable sort orders both directions, and the CSRs
-// follow from the sorted keys. For a small graph this is one cooperative launch, because launches dominate;
-// else several kernels.
+// Makes both CSRs of a graph from its edges. A first pass over the edges finds ranges of ids and counts the
+// edges that are kept, a second one gives these their ids, one stable sort orders both directions, and the
+// CSRs follow from the sorted keys. For a small graph this is one cooperative launch, because launches
+// dominate; else several kernels.
 #include <climits>
 #include <cub/device/device_radix_sort.cuh>
 #include <mutex>
@@ -38,7 +38,7 @@ __device__ __forceinline__ int64_t of_no_edges(int which) {
   return 0;
 }
 
-// Combines the numbers of all threads' edges; the result is valid in thread 0.
+// Combines the numbers of all threads' edges. The result is in thread 0.
 __device__ __forceinline__ void join_block(int64_t (&own)[kEdgeNumbers]) {
   constexpr int kWarps = kPlanThreads / 32;
   __shared__ int64_t warps[kEdgeNumbers][kWarps];
@@ -85,7 +85,7 @@ __device__ __forceinline__ void read(const StructureParams& p) {
       static_cast<int64_t*>(p.parts)[blockIdx.x * kEdgeNumbers + k] = own[k];
 }
 
-// Bits of a key for a destination, or for num_dst, which stands for edges that are not kept.
+// How many bits a key has for a destination, or for num_dst, which stands for edges that are not kept.
 __device__ __host__ __forceinline__ int dst_bits(const StructureParams& p) {
   int bits = 1;
   while (p.num_dst >> bits) ++bits;
@@ -97,9 +97,9 @@ __device__ __forceinline__ uint64_t row_key(const StructureParams& p, bool by_sr
   return by_src ? uint64_t(row + 1) << dst_bits(p) : uint64_t(row);
 }
 
-// Writes both sort keys of an edge with its id. Rows by destination come first, then edges that are not kept,
-// then rows by source, likewise. The latter are ordered by destination, so that their indices rise, or
-// as_given.
+// Writes both sort keys of an edge with its id. In the order of keys, the rows by destination come first,
+// then edges that are not kept, then the rows by source, and again edges that are not kept. Within a source
+// edges are ordered by destination, so that indices rise, or as_given.
 __device__ __forceinline__ void put(const StructureParams& p, bool as_given, int64_t id, int64_t src,
                                     int64_t dst) {
   auto* keys = static_cast<uint64_t*>(p.keys[0]);
@@ -140,7 +140,7 @@ __device__ __forceinline__ void number(const StructureParams& p, int32_t* const 
       if (counts[0]) atomicAdd(counts[0] + dst, 1), atomicAdd(counts[1] + src, 1);
       if (p.edge_map) p.edge_map[id] = e;
     } else if (e < run.end) {
-      put(p, as_given, p.room - 1 - (e - id), p.num_src, p.num_dst);  // sorted behind all kept edges
+      put(p, as_given, p.room - 1 - (e - id), p.num_src, p.num_dst);  // sorted after all kept edges
     }
     before += total;
   }
@@ -219,9 +219,10 @@ int bits_of(const StructureParams& p) {
   return bits;
 }
 
-// ---- by one kernel ------------------------------------------------------------------------------------
+// ---- in one kernel ------------------------------------------------------------------------------------
 
-// Edges (with loops) or rows per block, in a cluster and in a grid; and up to how many one kernel is faster.
+// How many edges (with loops) or rows a block takes in a cluster and in a grid; and up to how many of them
+// one kernel is faster.
 constexpr int64_t kEachOfCluster = kMostKeys / 2, kEachOfGrid = 1024, kMostTogether = int64_t(1) << 18;
 
 // Number of blocks, half of them for each direction; 0 if there are too many edges or rows for one kernel.
@@ -263,7 +264,7 @@ __global__ void __launch_bounds__(kPlanThreads) together_kernel(const Together o
   write_rows(p, side, sorted, block, blocks);
 }
 
-// ---- by several ---------------------------------------------------------------------------------------
+// ---- in several kernels -------------------------------------------------------------------------------
 
 __global__ void __launch_bounds__(kPlanThreads) read_kernel(const StructureParams p) { read(p); }
 __global__ void __launch_bounds__(kPlanThreads) number_kernel(const StructureParams p) {
@@ -313,7 +314,7 @@ const char* structure(const StructureParams& p, void* stream) {
   return degrees(both, 2, true, stream);
 }
 
-// ---- numbers that are read at once --------------------------------------------------------------------
+// ---- numbers for the host -----------------------------------------------------------------------------
 
 // A pool of pinned memory for the numbers and for the flags that tell when they are complete.
 class HostNumbers::Pool {
@@ -356,7 +357,8 @@ HostNumbers::~HostNumbers() {
   if (numbers_) Pool::get().put_back(numbers_);
 }
 const char* HostNumbers::wait(void* stream) {
-  // Polls about as long as a small graph takes if nothing else is in the stream, before it waits otherwise.
+  // Polls for about as long as a small graph takes if nothing else is in the stream; only then waits for the
+  // stream.
   for (int spin = 0; spin < (1 << 17); ++spin) {
     int64_t parts = 0;
     for (int k = 0; k < kStructureParts; ++k) parts += __atomic_load_n(done() + k, __ATOMIC_ACQUIRE);

@@ -15,11 +15,11 @@ struct Ids {
   int32_t is_int64;
 };
 
-// Maxima of edges per work item for which work items are counted: powers of two from kLeastCut on.
+// For how many maxima of edges per work item the work items are counted: powers of two from kLeastCut on.
 inline constexpr int kCutBounds = 6, kLeastCut = 32;
-// Per direction: the smallest degrees that half and 99 % of the rows do not exceed, or kDegreeBins if they
-// are not below that; empty rows, the largest degree, the sum of squares; then per maximum of edges per work
-// item the work items beyond one per row, and the split rows.
+// How many numbers a direction has: the smallest degrees that half and 99 % of the rows do not exceed, or
+// kDegreeBins if they are not below that; empty rows; the largest degree; the sum of squares; then for each
+// maximum of edges per work item the work items beyond one per row, and the split rows.
 inline constexpr int kDegreeNumbers = 5 + 2 * kCutBounds;
 inline constexpr int kDegreeScratch = kDegreeBins + 4 + 2 * kCutBounds;
 
@@ -31,21 +31,21 @@ struct Degrees {
   const int32_t* counts = nullptr;  // [num_rows]: degrees, to be used in place of indptr; or null
   int64_t* done = nullptr;          // host memory that is set when `found` is complete; or null
 };
-// Counts degrees of one or two directions. zeroed: their scratch is 0 already.
+// Counts the degrees of one or two directions. zeroed: their scratch is 0 already.
 const char* degrees(const Degrees* directions, int count, bool zeroed, void* stream);
 
-// numbers: least and largest source, least and largest destination (0, -1 without edges), edges that are
-// kept, how often a source and a destination is smaller than the one before; then the numbers of `Degrees` by
-// destination and by source.
+// The numbers are: least and largest source, least and largest destination (0, -1 without edges), the edges
+// that are kept, how often a source and a destination is smaller than the one before; then the numbers of
+// `Degrees` by destination and by source.
 inline constexpr int kEdgeNumbers = 7, kStructureNumbers = kEdgeNumbers + 2 * kDegreeNumbers;
 inline constexpr int kStructureParts = 3;  // parts of the numbers: edges', and degrees' of each direction
 inline constexpr int kMostEdgeBlocks = 1024;
 
-// Edges src -> dst are sorted by destination, stably, and by source and then destination, so that indices
-// rise; or in the given order, if sources are sorted and destinations are not. An edge with a node out of
-// range is dropped. with_loops: so are edges from a node to itself, and i -> i for i < num_loops is appended.
-// An edge's id is its position among the kept ones. Arrays have room for num_given + num_loops edges;
-// elements behind the kept edges are in no row.
+// Both CSRs of edges src -> dst. One is sorted by destination, stably. The other is sorted by source, and
+// within a source by destination, so that indices rise; or in the given order, if the given sources rise and
+// the destinations do not. An edge with a node out of range is dropped. with_loops: edges from a node to
+// itself are dropped, too, and i -> i for i < num_loops is appended. An edge's id is its position among the
+// kept ones. Arrays have room for num_given + num_loops edges; elements after the kept edges are in no row.
 struct StructureParams {
   Ids src, dst;
   int64_t num_given, num_loops, num_src, num_dst;

@@ -55,7 +55,8 @@ const char* falls(const int64_t* indptr, const int32_t* indices, int64_t num_row
                   int64_t* count, void* stream) {
   const auto s = static_cast<cudaStream_t>(stream);
   cudaMemsetAsync(count, 0, sizeof(int64_t), s);
-  // All edges are read, but hardly a block has something to add: so many that the device is filled.
+  // All edges are read, but hardly any block has something to add, so that there may be as many as fill the
+  // device.
   const dim3 grid(4 * few_blocks(num_edges + num_rows).x);
   falls_kernel<<<grid, kPlanThreads, 0, s>>>(indptr, indices, num_rows, num_edges,
                                              reinterpret_cast<unsigned long long*>(count));

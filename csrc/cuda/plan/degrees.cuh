@@ -6,8 +6,8 @@
 
 namespace dfgnn::cuda {
 
-// Scratch: a bin for each degree below kDegreeBins, one for all above; the largest degree, the sum of
-// squares, the number of finished blocks, and for each maximum of edges per work item the work items beyond
+// Scratch holds a bin for each degree below kDegreeBins and one for all above; the largest degree, the sum of
+// squares, the number of finished blocks; and for each maximum of edges per work item the work items beyond
 // one per row and the split rows.
 inline constexpr int kLargest = kDegreeBins + 1, kSquares = kDegreeBins + 2, kDone = kDegreeBins + 3;
 inline constexpr int kCuts = kDone + 1;
@@ -43,7 +43,7 @@ __device__ __forceinline__ void count_degrees(const Degrees& p, unsigned block, 
   if (first) atomicMax(&scratch[kLargest], largest), atomicAdd(&scratch[kSquares], squares);
 #pragma unroll
   for (int k = 0; k < kCutBounds; ++k) {
-    if (!__any_sync(kAll, more[k] > 0)) break;  // then rows are not longer than larger maxima, either
+    if (!__any_sync(kAll, more[k] > 0)) break;  // then no row is longer than the larger maxima, either
     const unsigned long long items = sum(more[k]), rows = sum(splits[k]);
     if (first) atomicAdd(&scratch[kCuts + 2 * k], items), atomicAdd(&scratch[kCuts + 2 * k + 1], rows);
   }

@@ -1,6 +1,6 @@
 // Makes work items and splits on the device, as dfgnn/plan does with tensors elsewhere. Every block counts
 // those of its rows, prefix sums over blocks give their positions, and every block writes its own: the order
-// does not depend on which block runs first. If the blocks fit on the device together, for both directions,
+// does not depend on which block runs first. If the blocks of both directions fit on the device together,
 // this is one cooperative launch, because launches dominate on small graphs.
 #include "../cooperative.cuh"
 #include "../graph/structure.h"
@@ -63,9 +63,9 @@ __device__ __host__ __forceinline__ bool in_row_order(const PlanParams& p) {
   return !p.by_length && p.parts == 1;
 }
 
-// The counts: slots, split rows and, where work items are sorted by length, work items per partition and
-// bucket. Scratch holds, after the three results, the totals, and then each count's numbers by block, which
-// become sums over the blocks before.
+// What is counted: slots, split rows and, where work items are sorted by length, work items per partition and
+// bucket. Scratch begins with the three results. Then come the totals, and then for each count its numbers by
+// block, which are replaced by sums over the blocks before.
 enum { kSlots, kSplits, kFirstBucket };
 __device__ __host__ __forceinline__ int64_t num_counted(const PlanParams& p) {
   return kFirstBucket + (in_row_order(p) ? 0 : int64_t(p.parts) * kBuckets);

@@ -6,7 +6,8 @@
 namespace dfgnn::cuda {
 namespace {
 
-// The columns of a window are marked in a bitmap, kSpan columns at a time, beginning with the least one left.
+// The columns of a window are marked in a bitmap, kSpan columns at a time, each time from the least one that
+// is left.
 constexpr int kWords = 4096, kSpan = 32 * kWords, kWordsEach = kWords / kPlanThreads;
 
 struct Columns {

@@ -1,5 +1,6 @@
-// The pass over the destinations: the four products of each edge, from these the factors of rows, and the
-// sums of rows into the gradients of the destinations' tensors and of the edges' features.
+// The pass over the destinations. It computes the four products of each edge, from these the factors of rows,
+// and with them the sums of rows that are the gradients of the destinations' tensors and of the edges'
+// features.
 #pragma once
 
 #include "edges.cuh"
@@ -7,7 +8,7 @@
 namespace dfgnn::cuda {
 
 // The columns of an edge that a lane loads: key, value and their cotangents, with the features added. GATv2's
-// key is its value, which here has no features. at: of the source's row, of the edge's row.
+// key is its value, which here has no features. source, edge: positions in arrays [N, H, D] and [E, H, D].
 template <typename T, Score SCORE>
 struct EdgeColumns {
   using A = Acc<T>;
@@ -36,7 +37,7 @@ struct RowColumns {
   static constexpr int V = kVec<T>;
   A grad[V], query[V], of_query[V], attn[V], of_attn[V];
 
-  // at: of the row; column: of all heads.
+  // at: the position in an array [N, H, D]; column: in an array [H, D].
   __device__ __forceinline__ RowColumns(const SecondParams& p, int64_t at, int64_t column) {
     load_columns<T>(p.grad_out, at, grad);
     if constexpr (SCORE != Score::additive)
@@ -90,7 +91,7 @@ __device__ __forceinline__ void multiply_row(const SecondParams& p, const Team<T
   }
 }
 
-// What an edge adds to the row's sums in a lane's columns: to those of g, q (or x) and attn.
+// A lane's columns of the row's sums: those for g, for q (GATv2: x) and for attn.
 template <typename T, Score SCORE>
 struct RowSums {
   using A = Acc<T>;
@@ -104,7 +105,7 @@ struct RowSums {
     if constexpr (SCORE != Score::additive) query += other.query;
     if constexpr (SCORE == Score::additive_v2) attn += other.attn;
   }
-  // feat: the gradient of the edge's features.
+  // Adds an edge. feat: the gradient of its features.
   __device__ __forceinline__ void add(const SecondParams& p, const RowColumns<T, SCORE>& own,
                                       const EdgeColumns<T, SCORE>& of, const A (&by)[4], A (&feat)[V]) {
     const A slope = A(p.negative_slope);
@@ -129,8 +130,8 @@ struct RowSums {
   }
 };
 
-// Adds up the rows of a row's edges by their factors, and writes the gradients of the edges' features. part:
-// the team's [H, D] of grad_attn.
+// Adds up, by the factors, the rows that belong to the edges of a row, and writes the gradients of the edges'
+// features. part: the team's [H, D] of grad_attn.
 template <typename T, Score SCORE, int WARPS>
 __device__ __forceinline__ void add_up_row(const SecondParams& p, const Team<T, WARPS>& me, RowEdges row,
                                            Acc<T>* part) {
@@ -170,7 +171,7 @@ __device__ __forceinline__ void add_up_row(const SecondParams& p, const Team<T, 
   }
 }
 
-// first_part: of these teams in grad_attn.
+// first_part: the number of the first team's partial sum in grad_attn.
 template <typename T, Score SCORE, int WARPS>
 __global__ void __launch_bounds__(32 * block_warps(WARPS))
     second_destinations_kernel(const SecondParams p, const HeadTile tile, const int64_t first_part) {

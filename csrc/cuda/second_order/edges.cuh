@@ -1,4 +1,4 @@
-// The numbers of an edge and head in the backward of the backward. Names are those of
+// The scalars of an edge and head in the backward of attention's backward. Names are those of
 // docs/internals/second_derivatives.md.
 //
 // y is computed from f p and t less their means. It differs from the y of that page by a constant of the row,
@@ -11,8 +11,8 @@
 
 namespace dfgnn::cuda {
 
-// SecondParams::numbers of an edge and head: first the four products of rows, then in their place the factors
-// of rows: A, R and M times `scale`, and f alpha.
+// SecondParams::numbers of an edge and head. At first they are the four products of rows, then, in the same
+// memory, the factors of rows: A, R and M times `scale`, and f alpha.
 template <typename A>
 struct alignas(16) EdgeNumbers {
   A x[4];
@@ -25,15 +25,15 @@ __device__ __forceinline__ EdgeNumbers<A>* numbers_of(const SecondParams& p, int
   return static_cast<EdgeNumbers<A>*>(p.numbers) + int64_t(eid) * p.shape.heads + head;
 }
 
-// What the sums of a row and the factors of its edges are made of.
+// An edge's terms, from which the sums of its row and the factors of rows are computed.
 template <typename T>
 struct EdgeTerms {
   using A = Acc<T>;
   A raw, t_raw, p, u;
   EdgeScore<T, true> score;
-  A mask, factor, of_gate, of_weight;  // of_weight: times mask
-  A alpha;                             // until centre(), not divided by the row's sum
-  A t, fp;                             // after centre(), less their means
+  A mask, factor, of_gate, of_weight;  // of_weight is multiplied by mask
+  A alpha;                             // until centre(): not yet divided by the row's sum
+  A t, fp;                             // after centre(): less their means
   A y = 0;
   int64_t at;  // in arrays [E, H]
   bool alone = false;
@@ -57,7 +57,7 @@ struct EdgeTerms {
     alpha = stats.alpha(score.score);
   }
 
-  // The score of a row's only edge has no gradient: an exact 0 keeps rounding from making one.
+  // The score of a row's only edge has no gradient. An exact 0 keeps rounding from making one.
   __device__ __forceinline__ void centre(A total, A delta, A tau) {
     alpha /= total;
     alone = alpha == 1;
@@ -66,7 +66,7 @@ struct EdgeTerms {
     y = fp * t + factor * u + p * of_weight;
   }
 
-  // The factors of rows; writes the gradients of arrays [E, H].
+  // Returns the factors of rows, and writes the gradients of arrays [E, H].
   __device__ __forceinline__ EdgeNumbers<A> settle(const SecondParams& params, const EdgeReader<T>& edge,
                                                    A kappa) const {
     const A d = alpha * (alone ? y * 0 : y - kappa), dz = d * score.slope, first = alpha * fp * score.slope;

@@ -1,4 +1,4 @@
-// Launches of both passes of the backward of the backward, for one type.
+// Launches both passes of the backward of attention's backward, for one type.
 #pragma once
 
 #include "../launch.cuh"
@@ -8,17 +8,17 @@
 
 namespace dfgnn::cuda {
 
-// Most blocks per multiprocessor where each team has a partial sum of grad_attn: teams that are warps, and
-// those that are blocks.
+// The most blocks per multiprocessor where each team has a partial sum of grad_attn, for teams that are warps
+// and for teams that are blocks.
 inline constexpr int kPartBlocks = 8, kPartTeams = 2;
 
-// Blocks of a pass over the rows that are one work item each, or over split rows.
+// The blocks of a pass over the rows that are one work item each, or over split rows.
 inline dim3 blocks_of_teams(const Csr& csr, int warps, bool with_parts) {
   const int64_t blocks = warps == 1 ? blocks_of(csr.num_items, kWarps).x : csr.num_splits;
   const int64_t most = int64_t(device().multiprocessors) * (warps == 1 ? kPartBlocks : kPartTeams);
   return dim3(unsigned(with_parts ? std::min(blocks, most) : blocks));
 }
-// Teams of the grid, and so their partial sums.
+// How many teams the grid has, and therefore how many partial sums.
 inline int64_t count_teams(const Csr& csr, int warps) {
   return int64_t(blocks_of_teams(csr, warps, true).x) * (warps == 1 ? kWarps : 1);
 }

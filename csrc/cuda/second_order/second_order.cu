@@ -1,4 +1,4 @@
-// The backward of the backward: ranges of rows, and the passes for a type.
+// The backward of attention's backward: finds the ranges of rows, and calls the passes for a type.
 #include "launch_second.cuh"
 
 namespace dfgnn::cuda {

@@ -1,5 +1,5 @@
-// Launcher of core/second_order.h; see engine.h. Keys and values have heads of one size, a multiple of 16
-// bytes, and the plan is on rows.
+// Launcher of core/second_order.h (see engine.h). Keys and values must have heads of one size, a multiple of
+// 16 bytes, and the plan must be one on rows.
 #pragma once
 
 #include "../../core/second_order.h"

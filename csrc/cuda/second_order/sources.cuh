@@ -1,5 +1,5 @@
-// The pass over the sources: sums of the rows of the destinations, by the factors that the pass over the
-// destinations has written. GATv2's slopes are columns' own, so it also reads x and the edges' features
+// The pass over the sources: sums of the destinations' rows, by the factors that the pass over the
+// destinations has written. As GATv2's slopes differ by column, it also reads x and the edges' features
 // again.
 #pragma once
 
@@ -33,7 +33,7 @@ struct SourceSums {
     if constexpr (SCORE == Score::dot) key += other.key;
     if constexpr (SCORE == Score::additive) raw += other.raw;
   }
-  // row: of the destination.
+  // Adds an edge. row, edge: positions in the arrays of the destinations and of the edges.
   __device__ __forceinline__ void add(const SecondParams& p, const SourceColumns<T, SCORE>& own, int64_t row,
                                       int64_t edge, const A (&by)[4]) {
     A grad[V], query[V], other[V];

@@ -1,11 +1,13 @@
-// How lanes share the work on a row, in both passes of the backward of the backward.
+// How lanes share the work on a row, in both passes of the backward of attention's backward.
 //
 // A team takes whole rows: it is a warp, or, for rows that the plan splits, a block of kTeamWarps warps. Its
-// lanes stand in two mappings. Columns: a head takes a power of two of lanes, each with 16 bytes of columns
-// at a time; as many heads as fit into a warp form a tile, and further heads go to grid.y. The lanes of a
-// tile cover an edge's rows, and the tiles of the team take the row's edges in turn. Numbers: a lane has an
-// edge and one of the tile's heads. Sums over edges are added up over the team at the end, in an order that
-// depends on the shape and the plan alone.
+// lanes share the work in two ways:
+//   columns: a head takes a power of two of lanes, each with 16 bytes of columns at a time. As many heads as
+//     fit into a warp form a tile, and further heads go to grid.y. The lanes of a tile cover an edge's rows,
+//     and the tiles of the team take the row's edges in turn.
+//   numbers: a lane has an edge and one of the tile's heads.
+// Sums over edges are added up over the team at the end, in an order that depends on the shape and the plan
+// alone.
 #pragma once
 
 #include "../../core/second_order.h"
@@ -15,11 +17,11 @@
 namespace dfgnn::cuda {
 
 inline constexpr int kTeamWarps = 8;
-// Warps of a block: of one team, or of several that are a warp each.
+// How many warps a block has: those of one team, or kWarps teams that are a warp each.
 constexpr int block_warps(int team) { return team == 1 ? kWarps : team; }
 
 struct HeadTile {
-  int lanes, heads;  // of a head; of a tile. Powers of two
+  int lanes, heads;  // lanes of a head; heads of a tile. Both are powers of two
 };
 
 // A row and its edges in a CSR.
@@ -27,15 +29,15 @@ struct RowEdges {
   int row, begin, end;
 };
 
-// A range of edges is saved as {mirrored(begin), end}: two numbers that only rise while work items are added,
-// so that memory of zeros is where they start.
+// A range of edges is stored as {mirrored(begin), end}. Both numbers only rise while work items are added, so
+// that memory may start as zeros.
 __device__ __forceinline__ int mirrored(int begin) { return 0x7fffffff - begin; }
 
-// Edges of a lane that are added up by themselves before their sum is added to the row's: a sum of thousands
-// of numbers, one after the other, would be rounded as often.
+// So many edges of a lane are added up before their sum is added to the row's: a sum of thousands of numbers,
+// one after the other, would be rounded as often.
 inline constexpr int kAtOnce = 64;
 
-// A lane's head, and the edges that it takes: the slot-th and every slots-th from there.
+// A lane's head, and the edges that it takes: the slot-th one and every slots-th from there on.
 struct Share {
   int head, slot, slots;
   bool ok;  // whether there is such a head
@@ -51,7 +53,7 @@ struct Share {
   }
 };
 
-// N numbers, from 0.
+// N sums, which begin as 0.
 template <typename A, int N>
 struct Numbers {
   A x[N] = {};
@@ -64,7 +66,7 @@ template <typename T, int WARPS>
 struct Team {
   using A = Acc<T>;
   static constexpr int V = kVec<T>;
-  int number;  // of the team, in the grid
+  int number;  // of the team in the grid
   int lane, warp;
   HeadTile tile;
   int heads, dim;
@@ -148,14 +150,14 @@ struct Team {
   }
 };
 
-// 16 bytes of a table of T as numbers; zeros where there is no table.
+// Loads 16 bytes of a table of T as numbers; zeros if there is no table.
 template <typename T>
 __device__ __forceinline__ void load_columns(const void* table, int64_t at, Acc<T> (&x)[kVec<T>]) {
   Raw raw{};
   if (table) raw = load_raw(static_cast<const T*>(table) + at);
   Pack<T>::unpack(raw, x);
 }
-// The same of a table in the accumulation type.
+// The same for a table in the accumulation type.
 template <typename T>
 __device__ __forceinline__ void load_numbers(const void* table, int64_t at, Acc<T> (&x)[kVec<T>]) {
   repeat<kVec<T>>([&](int v) { x[v] = table ? static_cast<const Acc<T>*>(table)[at + v] : Acc<T>(0); });
