@@ -1,8 +1,9 @@
-// Attention's operators, once for all backends: check, allocate, fill the parameter struct, launch.
-// attention_forward and attention_backward go through torch's dispatcher and take the tensors of the graph;
-// attend and attend_backward are those of eager calls, which name a graph by its number (graphs.h).
-// Backend offers `Scope(tensor)` (device guard), `check(checker, shape, dtype)` for layouts that it does not
-// take, `has_tiles(score, dtype, shape)`, `forward(params, tensor)` and `backward(params, tensor)`.
+// Attention's operators, as a template over backends: they check, allocate, fill the parameter struct and
+// launch. attention_forward and attention_backward go through torch's dispatcher and take the tensors of the
+// graph; attend and attend_backward are those of eager calls, which name a graph by its number (graphs.h). A
+// Backend offers `Scope(tensor)`, a device guard; `check(checker, shape, dtype)`, which rejects layouts that
+// it does not take; `has_tiles(score, dtype, shape)`; `forward(params, tensor)` and `backward(params,
+// tensor)`.
 #pragma once
 
 #include <cmath>
@@ -21,8 +22,8 @@ struct Attention : Graphs<Backend> {
 
   // ---- arguments -------------------------------------------------------------------------------
 
-  // Bits of `flags` and `need` in the schemas. kIdsElsewhere: edge ids are not positions in edge tensors, and
-  // the call has none.
+  // Bits of `flags` and `need` in the schemas. kIdsElsewhere: edge ids are not positions in edge tensors, so
+  // that the call may have no edge tensors.
   enum Flag : int64_t {
     kBiasAfter = 1,
     kFeatInKey = 2,
@@ -149,7 +150,7 @@ struct Attention : Graphs<Backend> {
   static void*& place(void*& where) { return where; }
   static void*& place(const void*& where) { return const_cast<void*&>(where); }
 
-  // Eager calls save all arrays in one tensor, `kept`.
+  // Eager calls save all arrays in one tensor of bytes, `kept`.
   template <class Params>
   static Workspace kept(const Checker& check, Params& p, const Inputs& in, bool save_positive) {
     Workspace all;
@@ -162,10 +163,10 @@ struct Attention : Graphs<Backend> {
     check.tensor("kept", memory, {all.bytes()}, {ScalarType::Byte});
     check.require(memory.is_contiguous() && reinterpret_cast<uintptr_t>(memory.const_data_ptr()) % 16 == 0,
                   "kept: expected it as it was returned");
-    all.place(const_cast<void*>(memory.const_data_ptr()));  // which backward only reads
+    all.place(const_cast<void*>(memory.const_data_ptr()));  // backward only reads it
   }
 
-  // The dispatcher's operators save a tensor each: stats, positive_mass, positive.
+  // The dispatcher's operators save a tensor for each array: stats, positive_mass, positive.
   using Saved = std::array<OptTensor, 3>;
   static Saved make_saved(const Checker& check, ForwardParams& p, const Inputs& in, bool save_positive) {
     Saved made;
@@ -324,8 +325,8 @@ struct Attention : Graphs<Backend> {
     check.require(need >= 0 && need < 2 * kNeedFeat, "need: unknown bits: ", need);
   }
 
-  // Backward as both operators run it, on a graph of `edges` edges. read(need_positive) fills in what forward
-  // saved, plans() the two directions of the graph.
+  // Runs backward for both operators, on a graph of `edges` edges. read(need_positive) fills in what forward
+  // saved, plans() fills in the two directions of the graph.
   template <class Read, class Plans>
   static Gradients backward_call(const Checker& check, Inputs& in, BackwardParams& p, int64_t edges,
                                  Tensor& grad_out, Tensor& out, OptTensor& grad_attention,
@@ -407,7 +408,8 @@ struct Attention : Graphs<Backend> {
 
   // ---- operators of eager calls ------------------------------------------------------------------
 
-  // Rows [n, heads * size] of a layer as [n, heads, size], and back; heads = 0: they are [n, heads, size].
+  // `split` turns a layer's rows [n, heads * size] into [n, heads, size], `joined` turns them back. heads =
+  // 0: they are [n, heads, size] already.
   static void split(const Checker& check, OptTensor& t, int64_t heads) {
     if (!heads || !t) return;
     check.require(heads > 0 && t->dim() == 2 && t->size(1) % heads == 0,
@@ -423,7 +425,7 @@ struct Attention : Graphs<Backend> {
     if (!heads || !t || t->dim() < 3) return t;
     return reshaped(*t, {t->size(0), t->size(1) * t->size(2)});
   }
-  // Vectors, one per head, of any shape as [heads, size].
+  // Reshapes vectors, one per head, to [heads, size].
   static OptTensor by_head(const Checker& check, const char* name, const OptTensor& t, int64_t heads) {
     if (!heads || !t) return t;
     check.require(t->numel() % heads == 0, name, ": expected a multiple of ", heads, " elements");

@@ -1,4 +1,5 @@
-// Argument checks and tensor helpers of the operators. Error messages name operator, argument, expected, got.
+// Argument checks and tensor helpers of the operators. Error messages name the operator, the argument, what
+// was expected and what was passed.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -18,7 +19,7 @@
 
 #include "../core/params.h"
 
-#ifndef STABLE_TORCH_ERROR_CODE_CHECK  // PyTorch 2.11 calls it so
+#ifndef STABLE_TORCH_ERROR_CODE_CHECK  // PyTorch 2.11 has TORCH_ERROR_CODE_CHECK instead
 #define STABLE_TORCH_ERROR_CODE_CHECK(call) TORCH_ERROR_CODE_CHECK(call)
 #endif
 
@@ -30,7 +31,7 @@ using OptTensor = std::optional<Tensor>;
 using Sizes = std::vector<int64_t>;
 
 inline constexpr int64_t kMostIds = int64_t(1) << 31;
-inline constexpr int kMostDims = 4;  // of tensors that `make` allocates
+inline constexpr int kMostDims = 4;  // the most dimensions of tensors that `make` allocates
 
 inline std::string to_string(const Sizes& sizes) {
   std::string text = "[";
@@ -74,7 +75,7 @@ class Checker {
   void require(bool ok, const Words&... words) const {
     STD_TORCH_CHECK(ok, op_, ": ", words...);
   }
-  // Kernels count in 32 bits.
+  // Kernels use 32-bit integers for counts.
   void count(const char* name, int64_t value) const {
     require(value >= 0 && value < kMostIds, name, ": expected a number in [0, 2**31), got ", value);
   }
@@ -120,9 +121,8 @@ inline int64_t bytes_of(ScalarType t) {
   }
 }
 
-// Runs `make`, which allocates a tensor, and reports a failure. The stable ABI does not say why it failed;
-// since sizes are checked before, it is for lack of memory. On CUDA, dfgnn/runtime/ops.py raises
-// OutOfMemoryError.
+// Runs `make`, which allocates a tensor, and reports a failure as lack of memory. The stable ABI does not say
+// why it failed, but sizes are checked before. On CUDA, dfgnn/runtime/ops.py raises OutOfMemoryError.
 template <class Make>
 Tensor allocate(const Tensor& like, const Sizes& sizes, ScalarType dtype, const Make& make) {
   try {
@@ -136,7 +136,8 @@ Tensor allocate(const Tensor& like, const Sizes& sizes, ScalarType dtype, const 
   }
 }
 
-// A contiguous tensor with 16-byte alignment, because kernels load 16 bytes at a time; a copy if t is not.
+// Returns t if it is contiguous with 16-byte alignment, which kernels need to load 16 bytes at a time; else a
+// copy.
 inline Tensor dense(const Tensor& t) {
   const auto copied = [&](const auto& copy) { return allocate(t, sizes_of(t), t.scalar_type(), copy); };
   Tensor c = t.is_contiguous() ? t : copied([&] { return torch::stable::contiguous(t); });
@@ -148,7 +149,8 @@ inline OptTensor dense(const OptTensor& t) { return t ? OptTensor(dense(*t)) : t
 inline const void* data(const Tensor& t) { return t.const_data_ptr(); }
 inline const void* data(const OptTensor& t) { return t ? t->const_data_ptr() : nullptr; }
 
-// An empty tensor, by the ABI's C function without the dispatcher, which takes half the time of new_empty.
+// Returns an uninitialised tensor. It calls the ABI's C function without the dispatcher, which takes half the
+// time of new_empty.
 inline Tensor make(const Tensor& like, const Sizes& sizes, ScalarType dtype) {
   return allocate(like, sizes, dtype, [&] {
     int64_t strides[kMostDims], step = 1;
@@ -163,11 +165,11 @@ inline Tensor make(const Tensor& like, const Sizes& sizes, ScalarType dtype) {
     return Tensor(made);
   });
 }
-// A dense tensor with another shape; autograd does not see that it is a view.
+// Returns a dense tensor with another shape. Autograd does not see that it is a view.
 inline Tensor reshaped(const Tensor& t, const Sizes& sizes) {
   int64_t strides[kMostDims], step = 1;
   for (size_t k = sizes.size(); k-- > 0; step *= std::max<int64_t>(sizes[k], 1)) strides[k] = step;
-  AtenTensorHandle made = nullptr;  // the offset below is 0, because the shim adds it to t's
+  AtenTensorHandle made = nullptr;  // the shim adds the offset below, 0, to that of t
   STABLE_TORCH_ERROR_CODE_CHECK(
       aoti_torch__reinterpret_tensor(t.get(), int64_t(sizes.size()), sizes.data(), strides, 0, &made));
   return Tensor(made);
@@ -182,7 +184,7 @@ inline OptTensor optional(void*& where, bool wanted, const Tensor& like, const S
   where = t.mutable_data_ptr();
   return t;
 }
-// t, or an empty tensor for none, because the schemas of the long operators return tensors.
+// t, or an empty tensor if there is none: the schemas of the dispatcher's operators return tensors.
 inline Tensor or_empty(const OptTensor& t, const Tensor& like, ScalarType dtype) {
   return t ? *t : make(like, {0}, dtype);
 }

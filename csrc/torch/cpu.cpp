@@ -175,7 +175,8 @@ extern "C" __attribute__((visibility("default"))) void dfgnn_drop_graph_cpu(int6
   dfgnn::Graphs<dfgnn::CpuBackend>::drop_graph(number);
 }
 
-// A plain C function, because every call of a layer calls it. It must not throw; 0: unknown contents.
+// This is a plain C function, because every call of a layer calls it. It must not throw; it returns 0 if the
+// contents are unknown.
 extern "C" __attribute__((visibility("default"))) uint64_t dfgnn_checksum_cpu(const void* data,
                                                                               int64_t bytes) {
   try {

@@ -12,7 +12,7 @@ struct Call {
   OptTensor from;
   cpu::ByIndexParams params{};
 
-  // source: of a sum, the rows that it adds up, instead of all in their order.
+  // source: which rows a sum adds up; without it all rows, in their order.
   Call(const Checker& check, const Tensor& given, const Tensor& groups, int64_t num_groups,
        const OptTensor& source = {})
       : rows(dense(given)), index(without_gaps(groups)) {

@@ -1,4 +1,4 @@
-// A CPU graph that cpu_structure.cpp has made, for cpu.cpp to store under a number as graph_handle does.
+// A CPU graph that cpu_structure.cpp has made. cpu.cpp stores it under a number, as graph_handle does.
 #pragma once
 
 #include "checks.h"

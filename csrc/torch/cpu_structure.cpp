@@ -31,10 +31,12 @@ const int32_t* columns(const Checker& check, const Tensor& indices) {
   return static_cast<const int32_t*>(data(indices));
 }
 
-// Graphs of at most so many edges are planned as they are sorted: their time is that of calls and tensors.
+// Graphs of at most so many edges are planned when they are sorted, because for them the overhead of calls
+// and tensors dominates.
 constexpr int64_t kPlannedAtOnce = int64_t(1) << 16;
 
-// Where an array lies in the tensor that coo_to_csr returns, in int32; a length of -1: it is missing.
+// Where an array lies in the tensor that coo_to_csr returns, in units of int32. A length of -1 means that it
+// is missing.
 struct Place {
   int64_t begin = 0, length = -1;
 };
@@ -42,10 +44,10 @@ struct Places {
   Place indptr, indices, eids, items, splits;
   int64_t num_slots = 0;
 };
-// That tensor begins with this; Python reads it in dfgnn/sparse/packed.py.
+// The beginning of that tensor, which Python reads in dfgnn/sparse/packed.py.
 struct Header {
   int64_t src_low, src_high, dst_low, dst_high, by_src;
-  Places sides[2];  // rows are destinations; rows are sources
+  Places sides[2];  // [0]: rows are destinations; [1]: rows are sources
 };
 
 // Lays out arrays one behind the other, 16-byte aligned.
@@ -62,7 +64,7 @@ class Layout {
   int64_t total_ = (sizeof(Header) / sizeof(int32_t) + 3) / 4 * 4;
 };
 
-// Both rows of an edge_index, or two tensors.
+// The sources and the destinations, from an edge_index with both or from two tensors.
 std::pair<cpu::Ids, cpu::Ids> ends_of(const Checker& check, const Tensor& src, const OptTensor& dst) {
   if (dst) {
     check.tensor("src", src, {-1}, {ScalarType::Int, ScalarType::Long});
@@ -76,7 +78,7 @@ std::pair<cpu::Ids, cpu::Ids> ends_of(const Checker& check, const Tensor& src, c
   return {{first, src.stride(1), is_int64}, {second, src.stride(1), is_int64}};
 }
 
-// The tensor while its arrays are made.
+// The tensor that coo_to_csr returns, while its arrays are made.
 struct Packed {
   int32_t* at(const Place& place) const { return place.length < 0 ? nullptr : base + place.begin; }
   int64_t* indptr(int side) const { return reinterpret_cast<int64_t*>(at(header.sides[side].indptr)); }
@@ -87,7 +89,7 @@ struct Packed {
     if (with_indices) to.indices = layout.add(num_edges);
     if (with_eids) to.eids = layout.add(num_edges);
   }
-  void lay_out_plan(Layout& layout, int side, int64_t max_edges) {  // room for the most
+  void lay_out_plan(Layout& layout, int side, int64_t max_edges) {  // allocates the most that can be needed
     header.sides[side].items = layout.add(4 * (rows[side] + num_edges / max_edges));
     header.sides[side].splits = layout.add(4 * (num_edges / max_edges));
   }
@@ -99,7 +101,7 @@ struct Packed {
     cpu::make_items(indptr(side), rows[side], max_edges, plan, reinterpret_cast<Item*>(at(of.items)),
                     reinterpret_cast<Split*>(at(of.splits)), parallel());
   }
-  // indices: where they are not in the tensor.
+  // indices: the array to use if the tensor has none.
   Csr csr(int side, const int32_t* indices) const {
     const Places& of = header.sides[side];
     Csr c{};
@@ -117,17 +119,18 @@ struct Packed {
   int32_t* base;
 };
 
-// The CSR of edges src -> dst, int32 or int64, and with max_edges > 0 also the other one and the plans of few
-// edges, as plan_graph makes them. The CSR's rows are destinations, or sources if these are sorted and
-// destinations are not. dst: missing if src is an edge_index. num_src, num_dst: negative for the largest
-// id + 1; if both are, the larger of the two. with_loops: edges from a node to itself are dropped, and i -> i
-// for all i < min(num_src, num_dst) appended.
+// Makes the CSR of edges src -> dst, whose ids are int32 or int64. With max_edges > 0 it also makes, for a
+// graph of few edges, the other direction and the plans, as plan_graph does. The CSR's rows are destinations,
+// or sources if the given sources are sorted and the destinations are not. dst is missing if src is an
+// edge_index. A negative num_src or num_dst stands for the largest id + 1; if both are negative, for the
+// larger of the two. with_loops: edges from a node to itself are dropped, and i -> i for all i < min(num_src,
+// num_dst) is appended.
 //
 // Returns the number of the planned graph, or 0; the number of edges, or -1 if an id is out of range, for
-// which the caller raises the error; and in one tensor the Header and the arrays of a planned graph, of which
-// indptr is int64. Arrays of a graph that is not planned are tensors of their own. Missing are eids of rows
-// that are sorted, indices that are the given int32 ids, and what was not made. edge_map: with_loops, int64,
-// each edge's position before, -1 for appended ones.
+// which the caller raises the error; and one tensor with the Header and the arrays of a planned graph, of
+// which indptr is int64. A graph that is not planned has its arrays in tensors of their own. Missing are the
+// eids of rows that were sorted already, indices that are the given int32 ids, and what was not made.
+// edge_map, int64 and only with_loops, is the position that each edge had before, -1 for appended ones.
 std::tuple<int64_t, int64_t, Tensor, OptTensor, OptTensor, OptTensor, OptTensor> coo_to_csr(
     Tensor src, OptTensor dst, int64_t num_src, int64_t num_dst, bool with_loops, int64_t max_edges,
     bool backward) {
@@ -138,7 +141,7 @@ std::tuple<int64_t, int64_t, Tensor, OptTensor, OptTensor, OptTensor, OptTensor>
   check.require(max_edges >= 0 && max_edges < kLimit, "max_edges: expected a bound below 2**31");
 
   const cpu::Coo coo = cpu::read_coo(sources, targets, num_given, with_loops);
-  const auto size = [](int64_t largest) { return std::min(largest, kLimit) + 1; };  // it may be any number
+  const auto size = [](int64_t largest) { return std::min(largest, kLimit) + 1; };  // ids may be any number
   if (num_src < 0 && num_dst < 0)
     num_src = num_dst = size(std::max(coo.src_high, coo.dst_high));
   else if (num_src < 0)
@@ -215,7 +218,7 @@ struct Direction {
   int64_t num_slots = 0;
 };
 
-// The other direction of a CSR, with edge ids if need_eids.
+// Makes the other direction of a CSR, with edge ids if need_eids.
 Direction transposed(const Checker& check, const Direction& of, int64_t num_cols, bool need_eids) {
   cpu::Transposition p{};
   p.indptr = offsets(check, *of.indptr), p.indices = columns(check, *of.indices);
@@ -242,7 +245,7 @@ std::tuple<Tensor, Tensor, Tensor> transpose_csr(Tensor indptr, Tensor indices, 
   return {*made.indptr, *made.indices, *made.eids};
 }
 
-// Work items and splits in row order, without unused ones.
+// Makes work items and splits in row order, without unused ones.
 cpu::RowPlan plan(const Checker& check, Direction& of, int64_t max_edges) {
   const Tensor& indptr = *of.indptr;
   const int64_t* begin = offsets(check, indptr);
@@ -284,11 +287,11 @@ Csr csr_of(const Direction& of) {
   return c;
 }
 
-// Makes what graph_handle needs in one call: the missing direction with its edge ids, and both plans. Missing
-// edge ids of a given direction stand for the identity.
+// Makes what graph_handle needs in one call: the missing direction with its edge ids, and both plans. If edge
+// ids of a given direction are missing, its edges are in the user's order.
 //
-// Returns the graph's number, both numbers of slots, the direction that was made, and the work items and
-// splits of both; those of the reverse only for backward.
+// Returns the graph's number, the numbers of slots of both directions, the direction that was made, and the
+// work items and splits of both; those of the reverse direction only for backward.
 std::tuple<int64_t, int64_t, int64_t, OptTensor, OptTensor, OptTensor, Tensor, Tensor, OptTensor, OptTensor>
 plan_graph(OptTensor indptr, OptTensor indices, OptTensor eids, OptTensor rev_indptr, OptTensor rev_indices,
            OptTensor rev_eids, int64_t num_dst, int64_t num_src, int64_t max_edges, bool backward) {

@@ -39,9 +39,9 @@ struct CudaBackend {
   static void backward(const BackwardParams& p, const Tensor& t) {
     launched(cuda::backward(p, stream_of(t)));
   }
-  // Whether backward saves per-edge alpha and ds (BackwardParams::handed): together with partial rows they
-  // may take kMostScratch times the memory of one feature array. Not with source partitions, which are
-  // separate launches, nor with tiles. Kernels with edge features always do.
+  // Whether backward saves per-edge alpha and ds (BackwardParams::handed). With features of the edges it
+  // always does. Else these scalars and the partial rows together may take kMostScratch times the memory of
+  // one feature array. With source partitions, which are separate launches, and with tiles it does not.
   static constexpr int64_t kMostScratch = 3;
   static bool hands_over(const BackwardParams& p) {
     const Shape& s = p.shape;
@@ -89,7 +89,7 @@ struct CudaBackend {
     launched(cuda::second_order(p, stream_of(t)));
   }
 
-  // cut_rows for one or, for backward, both directions, and graph_handle of the result. how: the arguments of
+  // Calls cut_rows for one direction or, for backward, for both, and then graph_handle. how: the arguments of
   // cut_rows, and whether warps take several rows.
   static std::tuple<int64_t, Tensor, Tensor, OptTensor, OptTensor> cut_graph(
       Tensor indptr, Tensor indices, OptTensor eids, Sizes how, OptTensor rev_indptr, OptTensor rev_indices,
@@ -153,7 +153,7 @@ struct CudaBackend {
     return out;
   }
 
-  // The plain neighbour sum, which is the baseline of the benchmarks.
+  // Sums neighbours' rows without weights: the baseline of the benchmarks.
   static Tensor gather_sum(Tensor feat, Tensor indices, Tensor items, Tensor splits, Sizes plan,
                            int64_t num_dst) {
     const Scope scope(feat);

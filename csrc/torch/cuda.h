@@ -1,4 +1,4 @@
-// Shared by the CUDA operators: the device and stream of a call, and errors of launches.
+// What the CUDA operators share: the device and stream of a call, and errors of launches.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>

@@ -15,7 +15,7 @@ const int64_t* offsets(const Checker& check, const char* name, const Tensor& t) 
   check.count(name, t.size(0) - 1);
   return static_cast<const int64_t*>(data(t));
 }
-// The indices of a CSR, checked.
+// Checks the indices of a CSR and returns them.
 const int32_t* columns(const Checker& check, const Tensor& t, const Tensor& indptr) {
   check.tensor("indices", t, {-1}, {ScalarType::Int});
   check.require(t.is_contiguous(), "indices: expected contiguous ones");
@@ -32,9 +32,10 @@ int64_t* numbers(Tensor& t) { return static_cast<int64_t*>(t.mutable_data_ptr())
 
 cuda::Ids ids(const Tensor& t) { return {data(t), t.stride(0), t.scalar_type() == ScalarType::Long}; }
 
-// Both CSRs of edges src -> dst; edges with a node out of range are left out. numbers: the ranges of ids,
-// from which the caller sees that, and statistics for the planner (cuda/graph/structure.h). With loops,
-// indices, eids and edge_map have room for all edges; numbers contains how many there are.
+// Makes both CSRs of edges src -> dst. Edges with a node out of range are left out, and the caller sees from
+// `found` whether there are any: it gets the ranges of ids, and statistics for the planner
+// (cuda/graph/structure.h). With loops, indices, eids and edge_map have room for all edges, and `found`
+// contains how many there are.
 using Sorted = std::tuple<Tensor, Tensor, Tensor, OptTensor, Tensor, Tensor, Tensor>;
 Sorted sort_edges(const Checker& check, const Tensor& src, const Tensor& dst, int64_t num_src,
                   int64_t num_dst, bool with_loops, int64_t* found, int64_t* done) {
@@ -89,7 +90,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, OptTensor, Tensor, Tensor, Tensor> st
                         sort_edges(check, src, dst, num_src, num_dst, with_loops, numbers(found), nullptr));
 }
 
-// The same, but it waits and returns the numbers on the host.
+// The same, but waits and returns the numbers on the host.
 std::tuple<Sizes, Tensor, Tensor, Tensor, OptTensor, Tensor, Tensor, Tensor> structure_read(
     Tensor src, Tensor dst, int64_t num_src, int64_t num_dst, bool with_loops) {
   const CudaScope scope(src);
@@ -136,7 +137,8 @@ std::tuple<Tensor, Tensor, Tensor> plan_rows(Tensor indptr, Tensor indices, int6
   p.indptr = offsets(check, "indptr", indptr), p.indices = columns(check, indices, indptr);
   p.num_cols = num_cols, p.parts = int32_t(parts), p.by_length = by_length;
   p.stride = 1, p.last_row = indptr.size(0) - 1;
-  // Every work item beyond a row's first one has an edge, so there are at most as many as edges.
+  // Every work item beyond a row's first one has an edge, so that cuts between partitions add at most as many
+  // work items as there are edges.
   const int64_t edges = indices.size(0), more = edges / max_edges;
   const int64_t cuts = std::min((parts - 1) * p.last_row, edges);
   return plan(check, indptr, p, max_edges, more + cuts, parts > 1 ? std::min(p.last_row, edges) : more);

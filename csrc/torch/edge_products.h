@@ -1,4 +1,4 @@
-// The CPU operators edge_products and edge_products_backward (core/edge_products.h). Backend: see
+// The CPU operators edge_products and edge_products_backward (core/edge_products.h). A Backend is that of
 // attention.h.
 #pragma once
 

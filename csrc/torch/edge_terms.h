@@ -1,5 +1,5 @@
-// The operators edge_dot, edge_sum and edge_outer (core/edge_terms.h) as a template over backends: see
-// attention.h. A Backend also has `kRowBytes`: the width of rows must be a multiple of it.
+// The operators edge_dot, edge_sum and edge_outer (core/edge_terms.h), as a template over backends. A Backend
+// is that of attention.h, with `kRowBytes`, of which the width of rows must be a multiple.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@ struct EdgeTerms {
     p.dtype = dtype;
     p.num_rows = num_rows, p.num_edges = indices.size(0);
     p.heads = int32_t(heads), p.dim = int32_t(dim), p.width = int32_t(width), p.scale = 1;
-    // These operators use no columns, so any number of them fits.
+    // These operators read no columns, so that any number of columns is right.
     const PlanArgs args = Graphs<Backend>::plan_args(check, plan);
     p.csr = Graphs<Backend>::csr(check, "indices", indices, eids, items, splits, plan, {}, num_rows,
                                  args.num_cols);

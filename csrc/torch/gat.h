@@ -1,6 +1,6 @@
-// The operators score_terms, and gat: additive attention with its score terms, as GAT's layers have it.
-// Backend as in attention.h, with `terms(params, tensor)`, `terms_backward(params, tensor)` and
-// `terms_parts(params)`.
+// The operators score_terms, which computes the terms of the additive score, and gat, which is additive
+// attention including these terms, as GAT's layers have it. A Backend is that of attention.h, with
+// `terms(params, tensor)`, `terms_backward(params, tensor)` and `terms_parts(params)`.
 #pragma once
 
 #include "../core/terms.h"
@@ -17,7 +17,8 @@ struct GatAttention {
 
   // ---- score terms -----------------------------------------------------------------------------
 
-  // feat as [rows, heads, size], attn [.., heads, vector size]: feat may be a layer's [rows, heads * size].
+  // Returns feat as [rows, heads, size]. It may be a layer's [rows, heads * size]; attn [.., heads, vector
+  // size] has the number of heads.
   static Tensor by_heads(const Checker& check, const char* name, const Tensor& feat, const Tensor& attn) {
     check.require(attn.dim() >= 2 && (feat.dim() == 2 || feat.dim() == 3), name,
                   ": expected two dimensions or three, and two or more of attn_src");
@@ -29,7 +30,7 @@ struct GatAttention {
     return reshaped(solid, {feat.size(0), heads, feat.size(1) / heads});
   }
 
-  // feat: from by_heads. num_dst: the first rows of feat are the destinations.
+  // feat: as by_heads returns it. num_dst: the first rows of feat are the destinations.
   static TermsParams terms_params(const Checker& check, const Tensor& feat, const Tensor& attn_src,
                                   const Tensor& attn_dst, int64_t num_dst) {
     const ScalarType type = feat.scalar_type(), acc = acc_type(type), vectors = attn_src.scalar_type();
@@ -111,9 +112,9 @@ struct GatAttention {
     return {grad_feat, g.src, g.dst};
   }
 
-  // ---- attention with them ---------------------------------------------------------------------
+  // ---- attention with score terms ----------------------------------------------------------------
 
-  // What gat saves for backward: what forward saves, and the score terms.
+  // The arrays that gat saves for backward: those that forward saves, and the score terms.
   template <class Params>
   static Workspace gat_kept(const Checker& check, Params& p, const Inputs& in, bool train) {
     Workspace all = Base::kept(check, p, in, train);

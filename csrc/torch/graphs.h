@@ -1,5 +1,5 @@
-// Graphs as operators get them: their tensors are checked once, and eager calls name a graph by a number from
-// then on. Backend offers `check(checker, csr, num_edges)`, for what it can tell of a plan.
+// Graphs as operators get them. Their tensors are checked once, and then eager calls name a graph by a
+// number. A Backend offers `check(checker, csr, num_edges)`, for what it can tell of a plan.
 #pragma once
 
 #include <memory>
@@ -11,8 +11,8 @@
 
 namespace dfgnn {
 
-// The list `plan` of the schemas. The numbers of work items of the source partitions follow it, if there are
-// any (Csr in params.h).
+// The list `plan` of the schemas. If there are source partitions, the numbers of their work items follow (Csr
+// in params.h).
 struct PlanArgs {
   int64_t num_slots, packed, heads_per_tile, num_rows, num_cols, num_edges;
 };
@@ -33,7 +33,8 @@ struct Graphs {
   }
 
   // One direction of a graph, of num_rows rows with neighbours below num_cols. Checks what can be seen
-  // without reading the tensors, and on the CPU the items and splits; schemas.h says what is trusted.
+  // without reading the tensors, and on the CPU also the work items and splits. schemas.h says what is not
+  // checked.
   static Csr csr(const Checker& check, const char* name, const Tensor& indices, const OptTensor& eids,
                  const Tensor& items, const Tensor& splits, const Sizes& plan, const OptTensor& tiles,
                  int64_t num_rows, int64_t num_cols) {
@@ -105,9 +106,9 @@ struct Graphs {
                   " bytes");
   }
 
-  // ---- graphs by number ------------------------------------------------------------------------
+  // ---- graphs by their number ------------------------------------------------------------------
 
-  // A graph with its plans. The tensors hold what the structs point to.
+  // A graph with its plans. `held` are the tensors that own what the structs point to.
   struct Graph {
     Sizes sizes;  // num_dst, num_src, num_edges
     torch::stable::Device device;
@@ -159,9 +160,10 @@ struct Graphs {
     return graphs.last;
   }
 
-  // Called by finalizers of any thread, and not an operator: garbage is collected under any dispatch mode.
+  // Finalizers of any thread call this. It is not an operator, because garbage may be collected under any
+  // dispatch mode.
   static void drop_graph(int64_t number) {
-    std::shared_ptr<const Graph> dropped;  // its tensors go outside the lock
+    std::shared_ptr<const Graph> dropped;  // its tensors are freed after the lock is released
     Registry& graphs = Registry::get();
     const std::lock_guard<std::mutex> lock(graphs.mutex);
     const auto found = graphs.all.find(number);

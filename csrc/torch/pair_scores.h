@@ -1,4 +1,4 @@
-// The CPU operators pair_scores and pair_sums (core/pair_scores.h). Backend: see attention.h.
+// The CPU operators pair_scores and pair_sums (core/pair_scores.h). A Backend is that of attention.h.
 #pragma once
 
 #include "../core/pair_scores.h"
@@ -8,7 +8,7 @@ namespace dfgnn {
 
 template <class Backend>
 struct PairScores {
-  // The arguments of a graph's direction, and what the operators share.
+  // Checks and fills in a direction of the graph, and the arguments that both operators have.
   static PairScoreParams fill(const Checker& check, const Tensor& like, int64_t heads, int64_t dim,
                               const Tensor& indices, const OptTensor& eids, const Tensor& items,
                               const Tensor& splits, const Sizes& plan, int64_t num_rows, int64_t num_cols,
@@ -31,7 +31,7 @@ struct PairScores {
     return p;
   }
 
-  // The attributes [E, K], the projection [H D, K], or both.
+  // Fills in the attributes [E, K], the projection [H D, K], or both.
   static void set_edges(const Checker& check, const Tensor& like, PairScoreParams& p, OptTensor& attr,
                         OptTensor& proj) {
     if (!attr && !proj) return;

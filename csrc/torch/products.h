@@ -1,5 +1,5 @@
-// The operators sddmm and spmm: products of the rows at both ends of the edges, and sums of neighbours' rows.
-// Backend as in attention.h.
+// The operators sddmm and spmm: products of the rows of an edge's two nodes, and sums of neighbours' rows. A
+// Backend is that of attention.h.
 #pragma once
 
 #include "graphs.h"

@@ -1,5 +1,6 @@
-// The operators of dot attention with features of the edges that are projected at the nodes: EdgeAttr in
-// core/params.h. Backend as in attention.h, with `projects(dtype, shape, features)`, whether it takes them.
+// The operators of dot attention with features of the edges that are projected at the nodes (EdgeAttr in
+// core/params.h). A Backend is that of attention.h, with `projects(dtype, shape, features)`, which says
+// whether it takes such features.
 #pragma once
 
 #include "../core/layout.h"
@@ -15,7 +16,7 @@ struct ProjectedAttention {
   using Outputs = typename Base::Outputs;
   using DstGradient = typename Base::DstGradient;
 
-  // What the two operators share. Holds what `p` points to.
+  // What the two operators share. It owns the memory that `p` points to.
   struct Projected {
     Inputs in;
     std::shared_ptr<const typename Base::Graph> graph;

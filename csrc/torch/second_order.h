@@ -1,5 +1,5 @@
 // The operator attend_second_order (core/second_order.h): it checks, allocates and launches. A Backend is
-// that of attention.h with `second_parts(params)`, the number of partial sums of grad_attn;
+// that of attention.h, with `second_parts(params)`, the number of partial sums of grad_attn;
 // `second_scratch(params, workspace)`, which adds the scratch that it needs; and `second_order(params,
 // tensor)`.
 #pragma once
@@ -14,7 +14,7 @@ struct SecondOrder {
   using Base = Attention<Backend>;
   using Inputs = typename Base::Inputs;
 
-  // The cotangents, each optional.
+  // The cotangents. Each is optional.
   struct Cotangents {
     OptTensor value, src, dst, attn, bias, gate, weight, feat;
   };
