@@ -3,13 +3,13 @@
 
 namespace dfgnn::cuda {
 
-// f(0), ..., f(N - 1)
+// Calls f(0), ..., f(N - 1).
 template <int N, class F>
 __device__ __forceinline__ void repeat(F f) {
 #pragma unroll
   for (int k = 0; k < N; ++k) f(k);
 }
-// f(k, c) for k < N, c < M
+// Calls f(k, c) for all k < N and c < M.
 template <int N, int M, class F>
 __device__ __forceinline__ void repeat(F f) {
 #pragma unroll

@@ -67,7 +67,7 @@ const char* pair_backward(const BackwardParams& p, cudaStream_t stream);
 template <typename T, Score SCORE>
 void tile_forward(const ForwardParams& p, cudaStream_t stream);
 template <typename T>
-void tile_destinations(const BackwardParams& p, cudaStream_t stream);  // dot
+void tile_destinations(const BackwardParams& p, cudaStream_t stream);  // dot only
 template <typename T, Score SCORE>
 void tile_sources(const BackwardParams& p, cudaStream_t stream);
 template <typename T, Score SCORE>

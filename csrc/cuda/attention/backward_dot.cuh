@@ -19,8 +19,8 @@ struct ProjectedDestinations {
   static constexpr int F = C::FEATS;
   AttrLanes<C, true> lanes;
   ItemFeatures<C> items;  // rows in shared memory: W^T q, later overwritten by b, and W^T g
-  T x[B][F];              // of the edges of an iteration
-  A query[F], grad[F], sum[1][F], mass[1][F];  // of a row
+  T x[B][F];              // features of an iteration's edges
+  A query[F], grad[F], sum[1][F], mass[1][F];  // the row's W^T q and W^T g, and sums of x by draw and by mass
 
   // Multiplies the rows of the warp's items by W^T.
   __device__ __forceinline__ ProjectedDestinations(const Place<C>& me, const Tiling& t,
@@ -221,7 +221,8 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
   int row, item;
   bool writes;
   RowStats<A> stats;
-  // Initialized because a row without edges is not opened, and its sums are multiplied by these.
+  // These are initialized because open() is not called for rows without edges, whose sums are multiplied by
+  // them.
   A query[NV][VEC] = {}, grad[NV][VEC], delta;
   A sum[NV][VEC], sum_of_mass[NV][VEC], residual;
   const auto open = [&] {
@@ -487,7 +488,7 @@ __global__ void __launch_bounds__(kThreads,
     for (int s = 0; s < SLOTS; ++s) {
       const bool valid = s * LPH + own < left;
       const A mask = dropout.factor(s);
-      SavedEdge<A> now = {};  // f alpha and draw
+      SavedEdge<A> now = {};  // becomes f alpha and draw
       int eid = 0;
       if (valid) {
         eid = index[SLOTS + s];

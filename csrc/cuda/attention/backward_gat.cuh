@@ -56,8 +56,8 @@ __global__ void __launch_bounds__(kThreads) prepare_additive_kernel(const Backwa
   }
 }
 
-// The pass over sources where no gradient of an edge tensor is wanted and no option makes the value or
-// LeakyReLU' differ by edge: one gather of g and no reduction per edge. With c_ij = f alpha LeakyReLU'(z)
+// The pass over sources for calls without gradients of edge tensors, gates and features of the edges. It
+// gathers only g, and reduces nothing per edge. With c_ij = f alpha LeakyReLU'(z)
 //   sum_i c_ij (g_i . v_j) = v_j . (slope * sum_i f alpha g_i + (1 - slope) * sum_{z > 0} f alpha g_i),
 // so that the main loop computes only two weighted sums, as forward does. Where each edge of a source has all
 // of its destination's weight, grad_alpha_src is 0 but for rounding, and is set to 0.
@@ -156,7 +156,8 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Load::one_row>)
 }
 
 // The pass over sources where g . v of every edge is needed: for gradients of edge tensors, with a gate, with
-// features of the edges in the value, and for heads wider than a warp. EDGES: scalars or features_scalars.
+// features of the edges in the value, and for heads wider than a warp's registers. EDGES: scalars or
+// features_scalars.
 template <class C, Edges EDGES, int B>
 __global__ void __launch_bounds__(kThreads,
                                   (kMinBlocks < C, has_features(EDGES) ? Load::many_rows : Load::two_rows >))

@@ -203,7 +203,8 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
   int row;
   bool writes;
   RowStats<A> stats;
-  // Initialized because a row without edges is not opened, and its sums are multiplied by these.
+  // These are initialized because open() is not called for rows without edges, whose sums are multiplied by
+  // them.
   A x[NV][VEC] = {}, grad[NV][VEC], delta;
   Raw minus_x{};                         // QUADS: -x
   QuadRows quads;                        // QUADS: g and attn

@@ -31,7 +31,7 @@ struct EdgeGradient {
   using A = Acc<T>;
   int eid;
   A raw, mask, factor = 1;
-  int64_t at = 0;  // in arrays [E, H]
+  int64_t at = 0;  // the position of the edge and head in arrays [E, H]
   A dot_gv;
   EdgeScore<T, EDGE> z;
   A alpha, ds, dz, draw;
@@ -74,7 +74,7 @@ struct EdgeGradient {
   }
 
  private:
-  // Fills in `factor` and `at`; returns dalpha without the factor.
+  // Sets `factor` and `at`. Returns dalpha / factor, which is g . (v + e) plus the gradient of attention.
   __device__ __forceinline__ A with_options(const BackwardParams& p, const EdgeReader<T>& edge, int eid,
                                             bool valid, A dot_gv) {
     if constexpr (EDGE) {
@@ -94,8 +94,8 @@ __device__ __forceinline__ bool needs_ids(const BackwardParams& p, const EdgeRea
   return EDGE && (edge.tensors || p.grad_attention || p.grad_raw);
 }
 
-// The gradients of the s-th of this lane's own edges, whose id is eid_at(s). EIDS: ids were loaded with the
-// neighbours.
+// Computes the gradients of the s-th of this lane's own edges, whose id is eid_at(s). EIDS: ids were loaded
+// with the neighbours.
 template <bool EIDS, typename T, bool EDGE, int LPH, int SLOTS, class EidAt>
 __device__ __forceinline__ EdgeGradient<T, EDGE, SLOTS> gradient_of_own_edge(
     const BackwardParams& p, const EdgeReader<T>& edge, const Dropout<T, EDGE, LPH, SLOTS>& dropout,
@@ -178,7 +178,7 @@ template <class C, bool ON>
 struct FeatureTargets {
   using T = typename C::T;
   using A = typename C::A;
-  A in_key, in_value;  // 0 or 1
+  A in_key, in_value;  // 1 if the features are added there, else 0
 
   __device__ __forceinline__ explicit FeatureTargets(const EdgeOptions& o)
       : in_key(ON && o.feat_in_key ? A(1) : A(0)), in_value(ON && o.feat_in_value) {

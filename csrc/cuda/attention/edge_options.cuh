@@ -51,7 +51,7 @@ struct EdgeReader {
   __device__ __forceinline__ bool masked(int eid) const {
     return o.mask && !o.mask[int64_t(eid) * o.mask_heads + (o.mask_heads > 1 ? head : 0)];
   }
-  // 0 or 1 / (1 - p)
+  // Dropout's factor: 0 or 1 / (1 - p).
   __device__ __forceinline__ A mask(int eid) const {
     if (!o.seed) return A(1);
     return dropout_bits(seed, uint32_t(eid), uint32_t(head)) >= o.dropout_threshold ? A(o.dropout_scale)
@@ -71,7 +71,8 @@ struct Dropout {
   using A = Acc<T>;
   bool together;
   int head;
-  uint32_t dropped = 0;  // bit k: of head k of four if together, else of edge k
+  // Bit k says whether head k of four drops an edge if `together`, else whether the lane's edge k is dropped.
+  uint32_t dropped = 0;
   A kept = 1;
   // eid_at(s): the edge of slot s
   template <class EidAt>
@@ -91,7 +92,7 @@ struct Dropout {
       });
     }
   }
-  // 0 or 1 / (1 - p)
+  // Dropout's factor of the lane's edge s: 0 or 1 / (1 - p).
   __device__ __forceinline__ A factor(int s) const {
     uint32_t found = dropped;
     if constexpr (EDGE && SLOTS > 1) {

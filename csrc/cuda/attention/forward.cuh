@@ -36,8 +36,8 @@ struct ProjectedForward {
   static constexpr int F = C::FEATS;
   AttrLanes<C, true> lanes;
   ItemFeatures<C> items;  // rows in shared memory: W^T q, later overwritten by a
-  T x[B][F];              // of the edges of an iteration
-  A query[F], sum[1][F];  // of a row
+  T x[B][F];              // features of an iteration's edges
+  A query[F], sum[1][F];  // the row's W^T q, and the sum of x by weight
 
   // Multiplies the rows of the warp's items by W^T.
   __device__ __forceinline__ ProjectedForward(const Place<C>& me, const Tiling& t, const ForwardParams& p)
@@ -365,7 +365,7 @@ __global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
     if (me.shared()) softmax = add_subwarps(me, t, softmax, sum, sum_positive, projected);
     A before = 0, ours = 1;  // factors of what an earlier partition left in the row, and of these sums
     if (me.joins(slot)) before = softmax.join(read_stats(me.template at<RowStats<A>>(p.stats, row)), ours);
-    if (sizeof(A) == sizeof(T)) __syncwarp();  // all lanes have read the row's statistics
+    if (sizeof(A) == sizeof(T)) __syncwarp();  // until all lanes have read the row's statistics
     const A norm = softmax.norm();
     before *= norm, ours *= norm;
     const bool adds_bias = p.out_bias && slot < 0;

@@ -19,7 +19,7 @@
 
 namespace dfgnn::cuda {
 
-inline constexpr int kWarps = 4;  // per block
+inline constexpr int kWarps = 4;  // warps of a block
 inline constexpr int kThreads = 32 * kWarps;
 inline constexpr unsigned kAll = 0xffffffffu;
 
@@ -35,10 +35,10 @@ struct Divisor {
   __device__ __forceinline__ uint32_t quotient(uint32_t x) const { return __umulhi(x, multiplier) >> shift; }
 };
 
-// How work is distributed over the grid. Heads beyond one sub-warp go to grid.y, columns of a head beyond LPH
-// * NV loads to grid.z. The work items of a warp are a window apart. A window is about as many blocks as are
-// resident at a time: warps that run at the same time are then near each other in the schedule's order, and
-// no warp has long items only.
+// How work is distributed over the grid. Heads beyond one sub-warp go to grid.y, columns of a head beyond the
+// LPH * NV loads of a sub-warp to grid.z. The work items of a warp are a window apart. A window is about as
+// many blocks as are resident at a time: warps that run at the same time are then near each other in the
+// schedule's order, and no warp has long items only.
 struct Tiling {
   int lanes_log2;      // lanes of a sub-warp
   int heads_per_tile;  // lanes / LPH
@@ -196,7 +196,7 @@ struct Terms {
   }
 };
 
-// Edges of a sub-warp: first + k * stride, k < count.
+// The edges of a sub-warp are at first + k * stride, for k < count.
 struct Range {
   int first, count;
 };
@@ -240,8 +240,7 @@ struct Place : Range {
     stride = packed ? 1 : num_sub;
     writes = head_ok && (packed || sub == 0);
 
-    // Each lane reads the record of one item of its warp or sub-warp. The record behind the last one is
-    // empty.
+    // Each lane reads the record of one item of its warp or sub-warp. The record after the last one is empty.
     const int group = packed ? lane & ~(t.lanes() - 1) : 0, n = lane - group, warp = threadIdx.x >> 5;
     const unsigned turn = t.window.quotient(blockIdx.x), place = blockIdx.x - turn * t.window.value;
     int64_t index = (int64_t(turn * t.items + n) * t.window.value + place) * kWarps + warp;

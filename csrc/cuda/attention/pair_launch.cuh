@@ -16,7 +16,7 @@ int product_bytes(const Launch<C>& way, const Csr& csr, const EdgeAttr& attr, in
   const int rows = t.items * (csr.packed ? 32 / t.lanes() : 1);
   return kWarps * rows * t.heads_per_tile * product_width(attr.dim) * arrays * int(sizeof(float));
 }
-// Adds factor W sums to the split rows of y.
+// Adds factor * W * attr.sums to the split rows of y.
 template <typename T>
 void project_splits(const Csr& csr, const Shape& shape, const EdgeAttr& attr, void* y, double factor,
                     cudaStream_t stream) {

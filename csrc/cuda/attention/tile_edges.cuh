@@ -15,8 +15,8 @@ enum class Pass { forward, destinations, sources };
 //   destinations (dot)      a = q, b = g, c = k, d = v:         out_c = scale dS c
 //   sources (dot)           a = k, b = v, c = q, d = g:         out_c = scale dS c, out_d = P d
 //   sources (additive)      b = v, d = g:                       out_d = P d, row_sum = sum of dS L'
-// with dS = P (b . d - delta), and L' the derivative of LeakyReLU. All arrays are [nodes, H, D] T or
-// [nodes, H] float.
+// with dS = P (b . d - delta), and L' the derivative of LeakyReLU. All arrays are [nodes, H, D] T or [nodes,
+// H] float. Where a comment begins with the name of a pass, only this pass has the array.
 struct TileParams {
   const Item* items;     // row: the window's first; begin, end: chunks; slot: of the first row, or < 0
   const int32_t* tiles;  // [chunks, kTileInts]: columns, row masks
@@ -35,7 +35,7 @@ struct TileParams {
   RowStats<float>* stats;                             // forward
   float* mass;                                        // forward: positive_mass
   float* row_sum;                                     // sources (additive): grad_alpha_src
-  float *part_c, *part_d, *part_positive, *part_sum;  // of split windows
+  float *part_c, *part_d, *part_positive, *part_sum;  // partial results of split windows
   Softmax<float, true>* part_stats;
 };
 
@@ -46,7 +46,7 @@ __device__ __noinline__ void tile_rows_by_edges(const TileParams& p, Item item, 
                                                 const float* deltas) {
   constexpr bool DOT = SCORE == Score::dot, FORWARD = PASS == Pass::forward, SOURCES = PASS == Pass::sources;
   constexpr bool HAS_B = !FORWARD, OUT_C = DOT && !FORWARD, OUT_D = PASS != Pass::destinations;
-  constexpr int LANES = D < 32 ? D : 32, V = D / LANES;  // of a row
+  constexpr int LANES = D < 32 ? D : 32, V = D / LANES;  // lanes of a row, and columns of a lane
   const int heads = p.heads, at = lane % LANES * V;
   const auto load = [&](const void* x, int64_t node, float (&to)[V]) {
     const T* from = static_cast<const T*>(x) + (node * heads + head) * D + at;

@@ -1,5 +1,5 @@
-// sddmm (products of the rows at both ends of the edges) and spmm (weighted sums of neighbours' rows).
-// Mapping: lanes.cuh.
+// sddmm (products of the rows of an edge's two nodes) and spmm (weighted sums of neighbours' rows). Mapping:
+// lanes.cuh.
 #include "../attention/epilogue_launch.cuh"
 #include "../attention/gather.cuh"
 

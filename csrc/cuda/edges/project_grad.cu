@@ -48,7 +48,7 @@ struct Products {
       multiply<T>(sum[m][1], first, odd[0], odd[1]);
     });
   }
-  // f(column, feature, sum)
+  // Calls f(column, feature, sum) for each sum of this lane.
   template <class F>
   __device__ __forceinline__ void each(F f) {
     repeat<4, 2>([&](int m, int n) {

@@ -41,11 +41,12 @@ inline constexpr int kEdgeNumbers = 7, kStructureNumbers = kEdgeNumbers + 2 * kD
 inline constexpr int kStructureParts = 3;  // parts of the numbers: edges', and degrees' of each direction
 inline constexpr int kMostEdgeBlocks = 1024;
 
-// Both CSRs of edges src -> dst. One is sorted by destination, stably. The other is sorted by source, and
-// within a source by destination, so that indices rise; or in the given order, if the given sources rise and
-// the destinations do not. An edge with a node out of range is dropped. with_loops: edges from a node to
-// itself are dropped, too, and i -> i for i < num_loops is appended. An edge's id is its position among the
-// kept ones. Arrays have room for num_given + num_loops edges; elements after the kept edges are in no row.
+// Arguments of `structure`, which makes both CSRs of edges src -> dst. One is sorted by destination, stably.
+// The other is sorted by source, and within a source by destination, so that indices rise; or in the given
+// order, if the given sources rise and the destinations do not. An edge with a node out of range is dropped.
+// with_loops: edges from a node to itself are dropped, too, and i -> i for i < num_loops is appended. An
+// edge's id is its position among the kept ones. Arrays have room for num_given + num_loops edges; elements
+// after the kept edges are in no row.
 struct StructureParams {
   Ids src, dst;
   int64_t num_given, num_loops, num_src, num_dst;

@@ -171,8 +171,8 @@ __device__ __forceinline__ void put(const PlanParams& p, int64_t at, const Piece
     p.items[at] = pieces.item(int(row) * p.stride, k, slot < 0 ? -1 : slot * p.stride);
 }
 
-// Writes work items in row order, but with kNear rows at a time sorted by falling length, because packed
-// warps wait for the longest of their rows. SPLITS: there may be split rows.
+// Writes work items in row order, but sorts kNear rows at a time by descending length, because packed warps
+// wait for the longest of their rows. SPLITS: there may be split rows.
 constexpr int kNear = 64;
 static_assert(kPlanThreads % kNear == 0);
 template <bool SPLITS>
@@ -204,7 +204,7 @@ __device__ __forceinline__ void put_in_row_order(const PlanParams& p) {
   }
 }
 
-// Writes work items partition by partition, and within one by falling length, or in row order.
+// Writes work items partition by partition, within one by descending length or in row order.
 __device__ __forceinline__ void put_in_order(const PlanParams& p) {
   constexpr int kRanks = kPlanThreads / 32;
   __shared__ int start[kBuckets], counts[kRanks][kBuckets];
