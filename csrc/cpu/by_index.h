@@ -10,7 +10,7 @@ namespace dfgnn::cpu {
 
 struct ByIndexParams {
   DType dtype;                   // f32 or f64
-  int64_t num_rows, num_groups;  // sum: num_rows is the number of summands
+  int64_t num_rows, num_groups;  // of sums, num_rows is the number of summands
   int columns;
   const void* index;  // the group of each row, already checked by index_range
   bool index_is_long, index_rises;

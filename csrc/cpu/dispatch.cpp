@@ -12,7 +12,7 @@ namespace dfgnn::cpu {
 
 namespace {
 
-// Rows per partial sum.
+// How many rows a partial sum of the score terms' gradients covers.
 constexpr int64_t kTermsRows = 256;
 
 // More bytes than kChecksumRun are divided into runs, and the result is the checksum of the runs' checksums.

@@ -15,8 +15,8 @@ namespace dfgnn::cpu {
 using RangeFn = void (*)(int64_t begin, int64_t end, void* ctx);
 // Whether short rows are processed in groups (kernels/groups.h). automatic: the plan and the shape decide.
 enum class RowWay { automatic, grouped, single };
-// Mean degree of a plan's items below which short rows are grouped. The values are measured: a row processed
-// alone costs most with many heads. dfgnn/plan/cost.py repeats them to print plans.
+// Short rows are grouped if the mean degree of a plan's items is below this. The values are measured: a row
+// processed alone costs most with many heads. dfgnn/plan/cost.py repeats them to print plans.
 constexpr int64_t forward_degree(int64_t heads) { return 24 + 8 * heads; }
 constexpr int64_t backward_degree(int64_t heads) { return 2 + 6 * heads; }
 struct Parallel {

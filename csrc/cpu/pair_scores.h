@@ -8,7 +8,7 @@ namespace dfgnn::cpu {
 
 void pair_scores(const PairScoreParams&, const Parallel&);
 void pair_sums(const PairScoreParams&, const Parallel&);
-// Partial sums of the projection's gradient.
+// How many partial sums the projection's gradient has.
 int64_t pair_parts(const Csr&);
 
 }  // namespace dfgnn::cpu

@@ -6,7 +6,7 @@
 
 namespace dfgnn::cpu {
 
-// Sums over a row's edges, of alpha, alpha f p, alpha t, and then alpha y.
+// How many sums over a row's edges are computed: of alpha, alpha f p, alpha t, and then alpha y.
 inline constexpr int kSecondSums = 4;
 // Scalars per edge and head in scratch: three factors for the sources' pass. Where rows are longer than a
 // block, four, because the products that the factors are made of are saved first.

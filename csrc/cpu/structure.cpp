@@ -128,7 +128,7 @@ bool sort_by_row(const Edges& edges, int64_t num_edges, int64_t num_rows, int64_
     else
       fill(more.get() + (part - 1) * num_rows);
   });
-  if (parts > 1) {  // where the last range ended
+  if (parts > 1) {  // the last thread's counters are where the rows end
     const int32_t* last = more.get() + (parts - 2) * num_rows;
     for (int64_t row = 0; row < num_rows; ++row) indptr[row + 1] = last[row];
   }
@@ -168,7 +168,7 @@ bool rises(const int64_t* indptr, int64_t num_rows, int64_t num_edges) {
   return !falls;
 }
 
-// Whether the ids of `a` name the same edges in `b`, whose ids are the identity. Items may be in any order.
+// Whether the ids of `a` name the same edges in `b`, which has no ids. Items may be in any order.
 bool same_edges(const Csr& a, const Csr& b, int64_t num_edges) {
   const int64_t count = std::min<int64_t>(a.num_items, 16);
   const Item* end = b.items + b.num_items;

@@ -55,7 +55,7 @@ struct Transposition {
   int32_t* new_indices;  // [E]
   int32_t* new_eids;     // [E], or null
 };
-// Null, or an error message.
+// Returns null, or an error message.
 const char* transpose(const Transposition&, const Parallel&);
 
 // Checks the first edges of up to 16 items: whether both directions of a call agree about edge ids if one of

@@ -1,5 +1,6 @@
-// Backward: a streaming pass over the destinations for delta, then gathers. Additive: one gather of
-// grad_out over the sources. Dot and additive_v2: gathers over the rows and over the sources.
+// Backward. First a pass over the destinations, which reads their rows in order, computes delta. Then the
+// additive score gathers grad_out, over the sources. dot and additive_v2 gather twice: over the destinations
+// and over the sources.
 #include "backward_additive.h"
 #include "group_backward.h"
 #include "kernels.h"
@@ -66,8 +67,8 @@ class FeatureRows {
     write(item);
   }
 
-  // The two runs over a chunk of a split row. rest: the error of delta, by the chunk's edges, then by the
-  // row's; kept: numbers() scalars for each of its blocks, or null.
+  // The two runs over a chunk of a split row. rest: the residual of delta, first that of the chunk's edges,
+  // then that of the row; kept: numbers() scalars for each of the chunk's blocks, or null.
   void guess(const Item& item, A* rest, A* kept) {
     start(item);
     guess_blocks(item, rest, kept);
@@ -86,7 +87,7 @@ class FeatureRows {
     attn_sum_.clear(score_.shape().packed_size());
   }
 
-  // Scalars that a block saves.
+  // How many scalars a block saves.
   int64_t numbers() {
     CountArrays arrays;
     edges_.each_guess(score_, block_, arrays);
@@ -116,7 +117,8 @@ class FeatureRows {
   // Loads a block, and computes z and t of its edges.
   void load(int64_t begin, int64_t end) {
     block_.load(begin, end, a_.per_edge() || a_.edges);
-    const bool scores_first = kKeyIsValue || !over_rows_;  // else keys last, which are summed next
+    // Keys are loaded last if they are summed next.
+    const bool scores_first = kKeyIsValue || !over_rows_;
     if (scores_first) edges_.start(score_, block_);
     values_.load(block_, !(kKeyIsValue && over_rows_));
     values_.dots(block_, row_, edges_.t());
@@ -136,7 +138,7 @@ class FeatureRows {
     edges_.solve(score_, block_);
   }
 
-  // The first run. The scalars of a row's last block are not saved, but used in place.
+  // The first run. The scalars of a row's last block are not saved: the second run finds them in place.
   void guess_blocks(const Item& item, A* rest, A* kept) {
     for (int h = 0; h < heads_; ++h) rest[h] = 0;
     for_blocks(item, [&](int64_t begin, int64_t end, bool) {
@@ -149,7 +151,8 @@ class FeatureRows {
     });
   }
 
-  // The second run, from the last block to the first, because the rows read last are in cache.
+  // The second run. It goes from the last block to the first, because the rows that were read last are in
+  // cache.
   void settle_blocks(const Item& item, const A* rest, const A* kept) {
     edges_.set_rest(item, rest);
     const int64_t last = num_blocks(item) - 1;
@@ -172,7 +175,7 @@ class FeatureRows {
 
   int64_t of_array() const { return int64_t(heads_) * kBlock; }
 
-  // Space for the scalars of so many blocks.
+  // Returns space for the scalars of so many blocks.
   A* room(int64_t blocks) {
     if (blocks > most_blocks_) {
       most_blocks_ = 2 * blocks;
@@ -200,7 +203,7 @@ class FeatureRows {
   const BackwardParams& p_;
   const Arrays<T>& a_;
   bool over_rows_;
-  bool exact_;  // delta is corrected, so that the gradients of a row's scores add up to 0
+  bool exact_;  // the residual of delta is subtracted, so that the gradients of a row's scores add up to 0
   bool given_;  // the first pass has saved weights and gradients of the edges
   int heads_;
   Score& score_;

@@ -1,5 +1,5 @@
-// Backward of terms of single nodes: the statistics of destinations (delta and the gradient of alpha_dst),
-// and the additive score, whose gradients need one gather over the sources.
+// Backward of the additive score, whose terms belong to single nodes: the statistics of destinations (delta
+// and the gradient of alpha_dst), and the gradients that need one gather over the sources.
 #pragma once
 
 #include "group_backward.h"
@@ -24,8 +24,8 @@ void sum_rows(const Csr& csr, const Parallel& parallel, int heads, A* partial, A
   merge_splits<A>(csr, parallel, heads, 1, partial, sums);
 }
 
-// node_stats of destinations, and grad_alpha_dst from the sums over edges with z > 0. Several rows are
-// processed as one array of columns or heads.
+// Computes node_stats of destinations, and grad_alpha_dst from the sums over edges with z > 0. Several rows
+// are processed as one array of columns or heads.
 template <class T>
 class Stats {
  public:
@@ -81,7 +81,7 @@ class Stats {
       if (!from_positive) return;
       const X mass = load_vector<X>(a_.positive_mass + at + k),
               dst = positive_part * (load_vector<X>(plus_ + k) - load_vector<X>(delta_ + k) * mass);
-      // 0 if one edge has all the weight; nan remains
+      // 0 if one edge has all the weight, but nan stays nan
       store_vector(a_.grad_alpha_dst + at + k, stats.odd == 0 ? dst * 0 : dst);
     });
     const A* alpha = additive && a_.alpha_dst ? a_.alpha_dst + at : nullptr;
@@ -113,11 +113,12 @@ void node_stats(const BackwardParams& p, const Arrays<T>& a, const Parallel& par
                  [&](int64_t first, int64_t last) { Stats<T>(p, a)(first, last); });
 }
 
-// grad_value and grad_alpha_src by one gather of grad_out. Without a gate and results per edge, no product g
-// . v per edge is needed. With P and N the sums of f alpha g over edges with z > 0 and over the others:
+// Computes grad_value and grad_alpha_src by one gather of grad_out. Without a gate and results per edge, no
+// product g . v per edge is needed. With P and N the sums of f alpha g over edges with z > 0 and over the
+// others:
 //   grad_value = P + N
 //   grad_alpha_src = (v . P - sum of alpha delta, z > 0) + slope (v . N - sum of alpha delta, others)
-// If each edge has all of its destination's weight, this is 0 up to rounding, and is set to 0.
+// If each edge has all of its destination's weight, grad_alpha_src is 0 up to rounding, and is set to 0.
 template <class T>
 class AdditiveSources {
  public:

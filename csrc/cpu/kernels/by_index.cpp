@@ -5,10 +5,10 @@
 namespace dfgnn::cpu::DFGNN_ISA {
 namespace {
 
-// Fewest elements per thread, and elements of a block that stay in the first level of cache.
+// The fewest elements per thread, and how many elements of a block stay in the first level of cache.
 constexpr int64_t kPerThread = 1 << 15, kBlockNumbers = 2048;
 
-// Rows [begin, end), or those of them in groups [low, low + span). all: all of them are in these groups.
+// Those of the rows [begin, end) whose groups are in [low, low + span). all: these are all of the rows.
 struct Part {
   int64_t begin, end;
   uint64_t low, span;
@@ -48,7 +48,7 @@ class Groups {
       body(p_.num_rows * first / parts_, p_.num_rows * last / parts_);
     });
   }
-  // Whether a part consists of all rows of its groups.
+  // Whether a part has all rows of its groups.
   bool apart() const { return parts_ == 1 || p_.index_rises; }
 
   template <class Body>

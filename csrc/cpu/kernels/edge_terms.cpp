@@ -94,7 +94,8 @@ void multiply_edges(const EdgeTermParams& p, const Parallel& parallel, const X* 
               const V y = load_vector<V>(m);
               sum[0] += x0[c] * y, sum[1] += x1[c] * y, sum[2] += x2[c] * y, sum[3] += x3[c] * y;
             }
-            // Of fewer edges than kTogether the last one is stored again: no branches, sums in registers.
+            // If there are fewer edges than kTogether, the last one is stored again: without branches, sums
+            // stay in registers.
 #pragma GCC unroll 4
             for (int k = 0; k < kTogether; ++k) {
               Y* to = y + edges.eid[k] * outer + at;

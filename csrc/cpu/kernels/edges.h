@@ -190,7 +190,7 @@ class EdgeBlock {
   int64_t limit;               // number of indices that may be read to prefetch, or 0
   int32_t eid[Order::kEdges];  // positions in the user's order, if load() was asked for them
 
-  // Arrays, null for 1: dropout, weight times dropout, and from transform() on the gate.
+  // Null stands for 1. dropout; factor: weight times dropout; gate: read by transform().
   const A *dropout = nullptr, *factor = nullptr, *gate = nullptr;
 
   // Loads edges [begin, end) of the CSR, and their positions if `eids` or any option is set.
@@ -226,7 +226,7 @@ class EdgeBlock {
       dropout = factor;
   }
 
-  // The positions, of which eids_limit() may be read.
+  // The positions in the user's order, of which eids_limit() may be read.
   const int32_t* eids_ahead() const { return csr_.eids ? csr_.eids + (index - csr_.indices) : eid; }
   int64_t eids_limit() const { return csr_.eids ? limit : n; }
 
@@ -247,7 +247,7 @@ class EdgeBlock {
     if (options_.mask) present_ = read(options_.mask, options_.mask_heads, array(4));
   }
 
-  // The scores at i, from LeakyReLU(z); after transform().
+  // Returns the scores at i, from LeakyReLU(z). transform() must have been called before.
   V score(V activated, int i) const {
     if (late_bias_) activated += load_vector<V>(late_bias_ + i);
     if (present_) activated = load_vector<V>(present_ + i) != 0 ? activated : V{} - kInfinity<A>;

@@ -103,11 +103,11 @@ class Worker {
     }
     values_.load(block_, !Score::kGathersValues);
     values_.aggregate(block_, w, o_.positive ? w2 : nullptr, a_, a2_, first);
-    // Scores for now, because the row's sum is not known before its end; see finish_attention.
+    // Stores scores, because the row's sum is not known yet. finish_attention replaces them.
     if (o_.attention) scatter<HeadMajor>(s, 0, block_.eid, n, heads, o_.attention);
   }
 
-  // One head's step of the online softmax. Returns whether earlier sums must be rescaled.
+  // Computes a block of one head in the online softmax. Returns whether earlier sums must be rescaled.
   bool head(int h, int n, const A* z, A* s, A* w, A* w2) {
     V top = splat<A, kLanes<A>>(-kInfinity<A>);
     for_edges<A>(h, n, [&](int i, auto inside) {
@@ -125,7 +125,7 @@ class Worker {
       total += p;
       store_vector(w + i, weight);
       if (o_.positive) {
-        const auto leaks = load_vector<V>(z + i) <= 0;  // not nan, which thus enters both sums
+        const auto leaks = load_vector<V>(z + i) <= 0;  // false for nan, which thus enters both sums
         positive += leaks ? V{} : p;
         store_vector(w2 + i, leaks ? V{} : weight);
       }

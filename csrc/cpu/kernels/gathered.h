@@ -34,7 +34,7 @@ class Gathered {
     limit_ = 0;
   }
 
-  // As in Rows. If `dots` is called first, it brings the rows into cache.
+  // As Rows::dots. If it is called first for a block, it brings the rows into cache.
   void dots(const EdgeBlock<T>& block, const A* r, A* s) {
     if (feat_.data && !summed())
       rows_.pair_dots(block.index, block.n, limit_, r, feat_, block.eids_ahead(), block.eids_limit(), s);

@@ -114,7 +114,7 @@ class EdgeGradients {
     });
   }
 
-  // alpha at i, with the z of start().
+  // Returns alpha at i, from the z of start().
   template <class Score>
   V alpha(const Score& score, const EdgeBlock<T, Order>& block, V z, int i) const {
     const V s = block.score(score.activate(z), i);
@@ -235,7 +235,7 @@ class EdgeGradients {
     return alpha * (alpha == 1 ? dalpha * 0 : dalpha - load_vector<V>(delta() + i));
   }
 
-  // The other results, from alpha and the gradient of the score.
+  // Computes the other results from alpha and the gradient of the score.
   template <class Score>
   void finish(const Score& score, const EdgeBlock<T, Order>& block, int i, V alpha, V ds) {
     const V dz = ds * score.slope(load_vector<V>(z() + i));
@@ -250,7 +250,7 @@ class EdgeGradients {
 
   A* array(int k) const { return arrays_ + int64_t(k) * size_; }
   A* gamma() const { return array(7); }
-  A* raw() const { return array(8); }  // then the gradient of the gate
+  A* raw() const { return array(8); }  // later the gradient of the gate
   A* grad_bias() const { return array(9); }
   A* grad_weight() const { return array(10); }
   A* alpha() const { return array(11); }

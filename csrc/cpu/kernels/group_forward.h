@@ -108,7 +108,7 @@ class GroupWorker {
         for (int e = begin; e < end; ++e) {
           const W p = load_vector<W>(s + e * heads + h);
           total += p;
-          if (o_.positive)  // a nan is no z <= 0: it shows up in both sums
+          if (o_.positive)  // false for nan, which thus enters both sums
             plus += load_vector<W>(z + e * heads + h) <= 0 ? W{} : p;
         }
         store_vector(sum + r * heads + h, total);

@@ -17,7 +17,7 @@ constexpr int64_t kPiecesPerThread = 4;
 
 static inline int64_t num_blocks(const Item& item) { return (item.end - item.begin + kBlock - 1) / kBlock; }
 
-// Save arrays of a block, [H, kBlock] each, and restore them.
+// These save arrays of a block, [H, kBlock] each, and restore them.
 template <class A>
 struct SaveArrays {
   A* to;
@@ -83,7 +83,7 @@ class Pieces {
 
   const Item& item(int64_t k) const { return csr_.items[items_[slots_[k]]]; }
   A* rest(int64_t k) const { return rests_ + k * heads_; }
-  // Null beyond the limit.
+  // Where chunk k's scalars are saved, or null beyond the limit.
   A* kept(int64_t k) const { return k < num_kept_ ? kept_ + k * of_piece_ : nullptr; }
 
   // For a few rows at a time: calls first(k) for all their chunks k, adds up rest() over each row, calls

@@ -198,10 +198,10 @@ class Scores {
   int64_t eid_[kMost];
 };
 
-// The sums of rows, and the products with attributes and projection. Slopes have two values, so that those of
-// kGroup columns have 2^kGroup combinations: for each group the rows of W, summed with each combination of
-// slopes, are in a table, and an edge's W^T s is a sum of its groups' entries. The transpose, s x^T, adds x
-// to the entry of each group's combination in a second table.
+// Computes the sums of rows, and the products with attributes and projection. Slopes have two values, so that
+// those of kGroup columns have 2^kGroup combinations: for each group the rows of W, summed with each
+// combination of slopes, are in a table, and an edge's W^T s is a sum of its groups' entries. The transpose,
+// s x^T, adds x to the entry of each group's combination in a second table.
 template <class A, int W>
 class RowSums {
   using V = Vec<A, W>;

@@ -142,7 +142,8 @@ struct PairTerm {
                                            bool last) const {
     const Vector sum = load<T, W>(y.row(ahead.index[edge]) + feature) + load_vector<Vector>(r + packed);
     if (!last) return x * sum;
-    return x * (before<Acc<T>, W>(0, y.shape.packed - y.shape.dim) ? Vector{} : sum);  // no second copies
+    // The columns that the vector before has, too, count once.
+    return x * (before<Acc<T>, W>(0, y.shape.packed - y.shape.dim) ? Vector{} : sum);
   }
 };
 

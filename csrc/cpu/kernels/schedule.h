@@ -6,7 +6,7 @@
 
 namespace dfgnn::cpu::DFGNN_ISA {
 
-// Cost of a row, in edges: reading and writing its own features, and the overhead of a short row.
+// The cost of a row, in edges, beside its edges: reading and writing its own features, and overhead.
 constexpr int64_t kRowCost = 4;
 // Fewest edges per thread: with fewer, another thread costs more than it saves.
 constexpr int64_t kMinChunkCost = 4096;
@@ -25,7 +25,7 @@ class Chunks {
 
   int64_t count() const { return count_; }
 
-  // The first item of a chunk; cost before item k is begin_k + kRowCost * k, which never decreases.
+  // The first item of a chunk. The cost before item k is begin_k + kRowCost * k, which never decreases.
   int64_t boundary(int64_t chunk) const {
     if (chunk == count_) return csr_.num_items;
     const int64_t target = cost_ / count_ * chunk;

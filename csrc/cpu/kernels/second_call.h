@@ -1,5 +1,5 @@
-// Shared by both passes of the backward of the backward: the division of work items into groups of rows, the
-// buffers of a group, and the arguments of a call.
+// Shared by both passes of the backward of attention's backward: the division of work items into groups of
+// rows, the buffers of a group, and the arguments of a call.
 #pragma once
 
 #include "merge.h"

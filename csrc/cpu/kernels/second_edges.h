@@ -41,7 +41,7 @@ class SecondEdges {
   using V = Vec<A, kLanes<A>>;
   using Block = EdgeBlock<T, EdgeMajor>;
 
-  // most_rows: of a group
+  // most_rows: the most rows of a group
   SecondEdges(const SecondParams& p, int most_rows)
       : p_(p),
         heads_(p.shape.heads),
