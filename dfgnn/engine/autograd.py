@@ -1,9 +1,8 @@
 """The attention operators with their derivatives, for each of the paths in `paths`.
 
-Eager calls are an `Attention` of an `EagerCall` (`operators`), or of a `DispatchedCall` where a dispatch mode
-is active. Where torch.export or a direct caller of the operators differentiates, it is the formula registered
-here.
-Under torch.func `TransformedAttention` and `TransformedBackward` are the same in the slower form that
+An eager call is an `Attention` of an `EagerCall` (`operators`), or of a `DispatchedCall` while a dispatch
+mode is active. torch.export, and callers that use the operators directly, get the formula that is registered
+here. Under torch.func, `TransformedAttention` and `TransformedBackward` do the same in a slower form that
 transforms see through. Second derivatives are in `second_order`; forward mode is plain tensor operations
 (`plain`).
 """
@@ -33,7 +32,7 @@ from .operators import DispatchedCall, backward_op, forward_op
 
 _NUM_TENSORS = len(Tensors._fields)
 _NONE = (None,) * _NUM_TENSORS
-_new = tuple.__new__  # of a named tuple with all of its fields, without the Python frame of its own __new__
+_new = tuple.__new__  # makes a named tuple from all of its fields, without the Python frame of its __new__
 
 
 # ---- eager -----------------------------------------------------------------------------------------------
@@ -41,7 +40,7 @@ _new = tuple.__new__  # of a named tuple with all of its fields, without the Pyt
 
 @called_directly
 class Attention(EagerFunction):
-    """(out, attention or None) of an eager call, with a sink in the softmax or None.
+    """Computes (out, attention or None) of an eager call, whose softmax may have a sink.
 
     The results may be modified in place, although backward reads them: they are stored outside of autograd,
     which refuses tensors that were modified, and are computed again if they were. Under hooks for saved
@@ -50,11 +49,11 @@ class Attention(EagerFunction):
 
     @staticmethod
     def forward(ctx, call, sink, *tensors):
-        """tensors: the first of `Tensors`, with all that are not None."""
+        """tensors: the first fields of `Tensors`, up to the last that is not None."""
         out, attention, saved = call.run(tensors) if sink is None else _sink.run(call, sink, tensors)
         ctx.call = call
         if attention is not None:
-            ctx.set_materialize_grads(False)  # a gradient of one result alone leaves the other's None
+            ctx.set_materialize_grads(False)  # else autograd would replace a missing gradient by zeros
         ctx.save_for_backward(sink, *tensors, *saved, *save_results(ctx, out, attention))
         return out, attention
 
@@ -75,7 +74,7 @@ class Attention(EagerFunction):
         if grad_out is None:
             grad_out = torch.zeros_like(out)
         grads = grad_out, grad_attention
-        if torch.is_grad_enabled():  # create_graph
+        if torch.is_grad_enabled():  # backward was called with create_graph
             if sink is not None:
                 found = _sink.recorded_gradients(call, sink, tensors, (need_sink, *need), grads)
                 return None, *found[: count + 1]
@@ -88,7 +87,7 @@ class Attention(EagerFunction):
 
 
 def recorded_gradients(call, grads, tensors, out, attention, kept, need) -> tuple[Tensor | None, ...]:
-    """Those of backward with derivatives of their own. need: Tensors of bools."""
+    """The gradients that backward returns, with derivatives of their own. need: `Tensors` of bools."""
     call, kept = call.dispatched(tensors, kept)
     found = TransformedBackward.apply(call, _ops.need_bits(need), *grads, *tensors, out, *kept, attention)
     return _ops.gradients(need, tensors, grads[0], found)
@@ -98,7 +97,7 @@ def recorded_gradients(call, grads, tensors, out, attention, kept, need) -> tupl
 
 
 class TransformedAttention(torch.autograd.Function):
-    """The forward operator, all of its results."""
+    """Computes all results of the forward operator."""
 
     @staticmethod
     def forward(call, *tensors):
@@ -127,7 +126,7 @@ class TransformedAttention(torch.autograd.Function):
 
 
 def _backward_arguments(ctx, grad_out, grad_attention):
-    """What `DispatchedCall.backward` takes: gradients, tensors, and what the forward operator gave."""
+    """The arguments of `DispatchedCall.backward`: gradients, tensors, and the forward operator's results."""
     saved = ctx.saved_tensors
     tensors, r = Tensors(*saved[:_NUM_TENSORS]), ForwardResults(*saved[_NUM_TENSORS:])
     if grad_out is None:
@@ -143,7 +142,7 @@ _BACKWARD_TENSORS = (*Backward._fields[:2], *Tensors._fields, *ForwardResults._f
 
 
 class TransformedBackward(torch.autograd.Function):
-    """The backward operator, with derivatives of its own."""
+    """Computes the results of the backward operator, which have derivatives of their own."""
 
     @staticmethod
     def forward(call, need, *tensors):
@@ -156,7 +155,7 @@ class TransformedBackward(torch.autograd.Function):
         call, _, *tensors = inputs
         ctx.set_materialize_grads(False)
         ctx.call = call
-        # out and the statistics are functions of the others, whose derivatives comprise theirs.
+        # out and the statistics are functions of the other tensors, whose derivatives include theirs.
         ctx.save_for_backward(*tensors[: 2 + _NUM_TENSORS], tensors[_BACKWARD_TENSORS.index("stats")])
 
     @staticmethod
@@ -177,11 +176,11 @@ class TransformedBackward(torch.autograd.Function):
 
 
 def _vmap(function, batch: int, call: DispatchedCall, more: tuple, names, tensors, dims):
-    """A batch is further heads. Where dropout, whose mask depends on the head, is to be the same in all, it
-    is done one by one."""
+    """Runs a function under vmap, with the batch as further heads. With dropout that is to be the same in the
+    whole batch it runs once per element, because a head's dropout mask depends on its number."""
     named = dict(zip(names, zip(tensors, dims)))
     seed, of_each = named["seed"]
-    if seed is not None and of_each is not None:  # vmap's randomness="different": as heads have it
+    if seed is not None and of_each is not None:  # vmap with randomness="different"
         named["seed"] = seed.select(of_each, 0), None
     elif seed is not None:
         each = [
@@ -202,7 +201,7 @@ def _vmap(function, batch: int, call: DispatchedCall, more: tuple, names, tensor
 
 
 def _is_empty(result: Tensor) -> bool:
-    """A result that was not asked for; all others have a dimension of heads."""
+    """Whether a result was not asked for: all others have a dimension of heads."""
     return result.dim() == 1
 
 

@@ -1,7 +1,7 @@
-"""Softmax and sums over groups of rows, the group of each row given by its number: on the CPU, without a
+"""Softmax and sums over groups of rows, where an index gives the group of each row: on the CPU, without a
 graph (csrc/cpu/by_index.h).
 
-The gradients of each are calls of the others, so that they are differentiable any number of times.
+The gradients of each function are calls of the others, so that they are differentiable any number of times.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ DTYPES = torch.float32, torch.float64
 
 
 def takes_rows(rows: Tensor) -> bool:
-    """Whether the functions below take these rows, with `Graph.edge_index` for the groups."""
+    """Whether the functions below can compute with these rows and `Graph.edge_index` as index."""
     return rows.is_cpu and rows.dtype in DTYPES and eager.is_eager(rows)
 
 
 def takes(rows: Tensor, index: Tensor) -> bool:
-    """Whether they take these: one index for all columns, int64."""
+    """Whether they can compute with these rows and this index: int64, one for all columns."""
     return (
         rows.dim() > 0
         and takes_rows(rows)
@@ -39,7 +39,8 @@ def takes(rows: Tensor, index: Tensor) -> bool:
 
 
 def takes_of(graph: Any, rows: Any) -> bool:
-    """Whether they take these rows of nodes or edges with this graph; their number is not checked."""
+    """Whether they can compute with these rows of nodes or edges and this graph. The number of rows is not
+    checked."""
     return (
         type(graph) is Graph
         and isinstance(rows, Tensor)
@@ -51,7 +52,8 @@ def takes_of(graph: Any, rows: Any) -> bool:
 
 
 def softmax(score: Tensor, index: Tensor, num_groups: int, masked: bool = False) -> Tensor:
-    """``[E, ...]``: softmax of score over the rows of each group. masked: of nothing but -inf 0, else nan.
+    """``[E, ...]``: softmax of score over the rows of each group. masked: a group of nothing but -inf gives
+    0, else nan.
 
     The caller may modify the result. RuntimeError: a group is out of range.
     """
@@ -72,8 +74,8 @@ def sums(rows: Tensor, index: Tensor, num_groups: int) -> Tensor:
 
 
 def is_few(numbers: int) -> bool:
-    """Whether PyTorch's own operations on so many numbers of edges, on the CPU, have mostly ended before a
-    kernel was called from Python, and in training before autograd has called a function in Python."""
+    """Whether PyTorch's own operations on so many numbers, on the CPU, take less time than the call of a
+    kernel from Python; in training, than autograd takes to call a function in Python."""
     return numbers <= 1 << 13
 
 
@@ -104,7 +106,8 @@ def rows(x: Tensor, index: Tensor) -> Tensor:
 
 
 def _ends(graph: Graph, reverse: bool) -> tuple[Tensor, Tensor]:
-    """int32 ``[E]``, sorted by the second: sources and destinations, or with ``reverse`` the opposite."""
+    """int32 ``[E]``, sorted by the second one: sources and destinations; with ``reverse`` destinations and
+    sources."""
 
     def make(graph: Graph) -> tuple[Tensor, Tensor]:
         csr = graph.reverse_csr() if reverse else graph.csr()
@@ -121,7 +124,7 @@ def _flat(x: Tensor) -> Tensor:
 
 
 class _Softmax(Rule):
-    """Of (score, index)."""
+    """Softmax of (score, index)."""
 
     __slots__ = "masked", "num_groups"
 
@@ -142,7 +145,7 @@ class _Softmax(Rule):
 
 
 class _OfGroups(Rule):
-    """Of (rows, index)."""
+    """A map of (rows, index)."""
 
     __slots__ = ("num_groups",)
 
@@ -154,7 +157,7 @@ class _OfGroups(Rule):
 
 
 class _Gradient(_OfGroups):
-    """result (grad - S(result grad)), S the sum over the group of a row."""
+    """The gradient of softmax: result (grad - S(result grad)), where S is the sum over the group of a row."""
 
     __slots__ = ()
 
@@ -194,7 +197,8 @@ class _Rows(_OfGroups):
     __slots__ = ()
 
     def forward(self, x, index):
-        # PyTorch takes ten times as long for rows that are not dense, as the gradient of a sum often is.
+        # PyTorch's indexing is ten times slower for rows that are not dense, as the gradient of a sum often
+        # is.
         return x.contiguous().index_select(0, index)
 
     def gradients(self, need, saved, grad):

@@ -1,4 +1,4 @@
-"""What the functions check of their arguments, and how tensors are made to fit the kernels."""
+"""Checks of the functions' arguments, and changes that make tensors fit the kernels."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Checker:
             raise ValueError(f"{self.function}: {name}: {wrong_shape(name, x, shapes)}")
 
     def number(self, name: str, x) -> None:
-        """Torch's operators take strings for numbers."""
+        """Torch's operators would take a string for a number."""
         if isinstance(x, (str, bytes)) or x is None:
             raise self.error(TypeError, name, "a number", type(x).__name__)
 
@@ -80,14 +80,14 @@ class Checker:
         return EdgeArgs(bias, _column(gate), _column(mask), _column(weight), feat, seed)
 
     def sink(self, sink: Tensor | None, heads: int) -> Tensor | None:
-        """[H] in the type of sums."""
+        """The sink as [H], in the accumulation type."""
         if sink is None:
             return None
         self.tensor("sink", sink, [(heads,)], (self.dtype, self.acc))
         return _ops.as_type(sink, self.acc)
 
     def in_use(self, x: Any) -> Any:
-        """An edge tensor, which in a graph of fixed capacity is 0, with its gradient, where no edge is:
+        """The edge tensor. In a graph of fixed capacity it is 0, with its gradient, where no edge is in use:
         kernels neither read nor write there."""
         if x is None or torch.compiler.is_compiling():  # compiled operators do it themselves
             return x
@@ -115,7 +115,7 @@ class Checker:
 
 
 def no_graph(got: Any, expected: str) -> str:
-    """What a message says where something else came for a graph, and what to do."""
+    """What an error says if something else was passed for a graph, and what to do about it."""
     text = f"expected {expected}, got {type(got).__name__}"
     if isinstance(got, Tensor) and got.is_floating_point():
         return f"{text} of {got.dtype}; the graph comes before the features"
@@ -127,7 +127,7 @@ def no_graph(got: Any, expected: str) -> str:
 
 
 def wrong_shape(name: str, x: Tensor, shapes) -> str:
-    """What a message says of a tensor of none of the shapes; None in a shape matches any size >= 1."""
+    """What an error says of a tensor that has none of the shapes. None in a shape matches any size >= 1."""
     text = " or ".join("[" + ", ".join("any" if n is None else str(n) for n in s) + "]" for s in shapes)
     text = f"expected shape {text}, got {list(x.shape)}"
     if x.dim() and x.shape[-1] == 1 and any(_fits(x.shape[:-1], shape) for shape in shapes):
@@ -148,8 +148,8 @@ def _column(x: Tensor | None) -> Tensor | None:
 
 
 def for_device(check: Checker, *tensors: Tensor | None) -> tuple[Any, ...]:
-    """The tensors as the device's kernels take them, if it has any. CUDA kernels load 16 bytes at a time and
-    take one head size: zero columns fill up to it."""
+    """The tensors as the device's kernels need them. CUDA kernels load 16 bytes at a time and take one head
+    size: heads are padded with zero columns."""
     kind = check.device.type
     if kind == "cpu":
         return tensors

@@ -1,4 +1,4 @@
-"""The arguments of dot attention that say what an edge adds to key and value: checked, and sorted out."""
+"""Checks the arguments of dot attention that say what an edge adds to key and value, and sorts them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .inputs import EdgeTerms
 
 
 class EdgeGiven(NamedTuple):
-    """The arguments as they were given; the functions say what they mean."""
+    """The arguments as they were given; the public functions describe them."""
 
     feat_in: str
     feat: Tensor | None
@@ -31,8 +31,8 @@ class EdgeGiven(NamedTuple):
 
 
 class EdgeSorted(NamedTuple):
-    """What becomes of them: features [E, H, D] of the engine's own with its flags, or terms beside it, or
-    neither; and what is added to keys and values of nodes."""
+    """What the arguments mean to the engine: its own features [E, H, D] with their flags, or terms beside
+    them, or neither; and what is added to keys and values of nodes."""
 
     feat: Tensor | None = None
     flags: int = 0
@@ -42,7 +42,7 @@ class EdgeSorted(NamedTuple):
 
 
 def value_size(check: Checker, given: EdgeGiven, dim: int) -> int | None:
-    """The size that values have to have: that of keys, where one feature is added to both."""
+    """The size that values must have: that of keys, if one feature is added to both."""
     if given.feat_in not in ("key", "value", "both"):
         raise check.error(ValueError, "edge_feat_in", "'key', 'value' or 'both'", repr(given.feat_in))
     has_any = not (given.feat is None and given.attr is None and given.kinds is None)
@@ -50,7 +50,8 @@ def value_size(check: Checker, given: EdgeGiven, dim: int) -> int | None:
 
 
 def sort_out(check: Checker, given: EdgeGiven, heads: int, dim: int, value_dim: int) -> EdgeSorted:
-    """dim, value_dim: sizes of keys and values, per head."""
+    """Checks the arguments, and returns what they mean. dim, value_dim: sizes of a head of keys and of
+    values."""
     if all(x is None for x in given[1:-1]):
         return EdgeSorted()
     if _separate(given) and given.feat_in != "both":
@@ -139,12 +140,12 @@ def _projections(check: Checker, given: EdgeGiven, heads: int, dim: int, value_d
         value = attr, of_heads(proj_value), of_heads(given.proj_bias_value)
     else:
         value = (attr, weight, bias) if given.feat_in != "key" else nothing
-    # What is alike for all edges is added to the nodes.
+    # A bias is the same for all edges, so that it is added to the nodes.
     return EdgeSorted(None, 0, EdgeTerms(key[0], key[1], value[0], value[1]), key[2], value[2])
 
 
 def _one_hot(check: Checker, heads: int, size: int, given: EdgeGiven) -> tuple[Tensor, Tensor]:
-    """(attr [E, T], proj [H D, T]): the table is the projection of the types' unit vectors."""
+    """(attr [E, T], proj [H D, T]): types as unit vectors, and the table as their projection."""
     kinds, table = given.kinds, given.table
     for name, x, other in (("edge_type", kinds, "edge_table"), ("edge_table", table, "edge_type")):
         if x is None:
@@ -164,7 +165,7 @@ def _one_hot(check: Checker, heads: int, size: int, given: EdgeGiven) -> tuple[T
                 raise check.error(ValueError, "edge_type", f"types in [0, {num_types})", wrong)
         return torch.nn.functional.one_hot(kinds.long(), num_types).to(table.dtype)
 
-    # Of a tensor of types, which is read once, the unit vectors are kept as long as it lives.
+    # The unit vectors of a tensor of types are made once and cached as long as it lives.
     if torch.compiler.is_compiling():
         attr = build()
     else:

@@ -21,15 +21,16 @@ from .traced_graph import EdgeList, Traced, as_traced
 
 
 class EdgeMap(NamedTuple):
-    """Functions of (graph, *tensors, *numbers). The gradients are functions of (graph, grad, *tensors,
-    *numbers), one for each tensor; without ``saves``, of (graph, grad, *numbers)."""
+    """A map along edges. Its functions take (graph, *tensors, *numbers). ``gradients`` has a function for
+    each tensor, which takes (graph, grad, *tensors, *numbers), or without ``saves`` (graph, grad,
+    *numbers)."""
 
-    name: str  # of its operators on traced graphs, edge_<name> and graph_<name>
-    tensors: str  # of these operators' schema
+    name: str  # its operators on traced graphs are edge_<name> and graph_<name>
+    tensors: str  # the tensors in these operators' schema
     numbers: str
     run: Callable[..., Tensor]
-    plain: Callable[..., Tensor]  # on all that has ``edge_index``
-    empty: Callable[..., Tensor]  # an empty result; only the sizes of the graph are read
+    plain: Callable[..., Tensor]  # works on everything that has ``edge_index``
+    empty: Callable[..., Tensor]  # makes an empty result, from the sizes of the graph
     gradients: tuple[Callable[..., Tensor], ...]
     saves: bool = True  # whether the gradients depend on the tensors
     of_edges: bool = False  # the result has a row per edge
@@ -61,7 +62,7 @@ class _Mapped(Rule):
 
 
 def apply(edge_map: EdgeMap, graph: Any, tensors: tuple[Tensor, ...], *numbers: Any) -> Tensor:
-    """The map's result. graph: a Graph, an EdgeList, or in gradients a Traced."""
+    """The map's result. graph: a Graph, an EdgeList or, in gradients, a Traced."""
     graph = traced_graph.for_compiler(graph)
     in_onnx = internals.exports_onnx()
     if isinstance(graph, (EdgeList, Traced)) and not in_onnx:

@@ -1,9 +1,8 @@
-"""Products of an edge's two ends with its own features, and scores that are their sums.
+"""Products of the rows of an edge's two nodes with the edge's own features, and scores that are their sums.
 
-On the CPU operators of their own (csrc/core/edge_products.h) compute both, forward and backward, without
-other tensors of E x H x D than those that are asked for. Elsewhere, and while a compiler records or
-torch.func is at work, they are tensor operations, of a chunk of edges at a time where the products are not
-asked for.
+On the CPU operators compute both, forward and backward (csrc/core/edge_products.h). They need no other
+tensors of E x H x D than those that are asked for. Elsewhere, and while a compiler records or torch.func is
+active, they are tensor operations; where the products are not asked for, of a chunk of edges at a time.
 """
 
 from __future__ import annotations
@@ -25,7 +24,8 @@ from .edge_rows import rows_of_destinations, rows_of_sources
 def edge_products(
     graph, query: Tensor, key: Tensor, feat: Tensor, scale: float, with_products: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """The scores [E, H], in feat's dtype or float32, and the products [E, H, D] or None."""
+    """The scores [E, H], in feat's dtype or float32, and the products [E, H, D], or None without
+    with_products."""
     if isinstance(graph, GraphPart):
         graph, (key,) = graph.gathered(key)
     fused = feat.device.type == "cpu" and not torch.compiler.is_compiling()
@@ -45,7 +45,7 @@ def edge_products(
 
 
 class _EdgeProducts(Rule):
-    """The scores, or (scores, products)."""
+    """Computes the scores, or (scores, products)."""
 
     __slots__ = "graph", "scale", "with_products"
 

@@ -1,7 +1,7 @@
 """Dot attention with a term of the edge in the key and another in the value.
 
-A term is features of the edge, e_ij, or their projection, W x_ij, which is linear and so can change places
-with the products of attention: no E x H x D tensor.
+A term is features of the edge, e_ij, or their projection, W x_ij. As W is linear, it can change places with
+the products of attention, so that there is no E x H x D tensor:
 
     q_i . (k_j + W x_ij) = q_i . k_j + (W^T q_i) . x_ij
     sum_j alpha_ij (v_j + U y_ij) = sum_j alpha_ij v_j + U sum_j alpha_ij y_ij
@@ -9,12 +9,12 @@ with the products of attention: no E x H x D tensor.
 What remains per edge are products of d numbers per head, an edge bias, and the weighted sum of the edge's own
 features; per node there are rows [H, d] (`edge_terms`).
 
-There are three ways to compute it. `_composed` puts these together under autograd, for every option and to
-any order. `_Separate` is one autograd function with less memory and fewer passes. Its output contains the
+There are three ways to compute it. `_composed` puts these parts together under autograd, for every option and
+to any order. `_Separate` is one autograd function, with less memory and fewer passes. Its output contains the
 edges' part, so that g . out is all of delta, and backward needs neither the attention nor the output without
-that part. `_InOne` is the same of one projection in key and value, with all products but the gradient of x in
-the attention's own kernels, on CUDA in 16 bits, for heads whose lanes can share the features: of edge size
-are these, and in backward two numbers per edge and head.
+that part. `_InOne` is for one projection in both key and value, on CUDA in 16 bits, for heads whose lanes can
+share the features. The attention's own kernels compute all products except the gradient of x. Its tensors of
+edge size are the features and, in backward, two scalars per edge and head.
 """
 
 from __future__ import annotations
@@ -49,12 +49,13 @@ from .paths import attend
 
 
 def _onto_features(x: Tensor, proj: Tensor | None) -> Tensor:
-    """W^T x: [N, H, D] x [H, D, width] -> [N, H, width], a view whose heads may lie apart; of no W, x."""
+    """W^T x: [N, H, D] x [H, D, width] -> [N, H, width], a view whose heads may lie apart; x if there is no
+    W."""
     return x if proj is None else torch.bmm(x.transpose(0, 1), proj).transpose(0, 1)
 
 
 def _onto_features_beside(x: Tensor, proj: Tensor, y: Tensor, proj_y: Tensor) -> tuple[Tensor, Tensor]:
-    """W^T x beside V^T y as further heads, [N, 2 H, width], and the latter alone."""
+    """W^T x, with V^T y as further heads [N, 2 H, width]; and V^T y alone."""
     (heads, _, width), rows = proj.shape, len(x)
     both = x.new_empty(2 * heads, rows, width)
     torch.bmm(x.transpose(0, 1), proj, out=both[:heads])
@@ -79,8 +80,8 @@ def _with_projection(out: Tensor, x: Tensor, proj: Tensor | None) -> Tensor:
 
 
 def _factors(proj: Tensor, lanes: int) -> tuple[Tensor, Tensor]:
-    """W [H, D, width] in the two orders in which a warp whose lanes share a head takes it (EdgeAttr in
-    csrc/core/params.h), [H, steps, elements]."""
+    """W [H, D, width] as [H, steps, elements], in the two orders in which a warp whose lanes share a head
+    loads it (EdgeAttr in csrc/core/params.h)."""
     heads, size, width = proj.shape
     columns, steps = 8 * lanes, -(-width // 16)
     group = min(columns, 64)
@@ -106,7 +107,8 @@ def _products_of_rows(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _without_autocast(device: torch.device):
-    """All tensors have one type by now, and autocast would give the products another."""
+    """A context without autocast: the tensors have one type already, and autocast would give the products
+    another."""
     if torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
     return contextlib.nullcontext()
@@ -116,8 +118,8 @@ def _without_autocast(device: torch.device):
 
 
 class _Given(NamedTuple):
-    """The tensors of a call, as the autograd function takes them; None also for the value's features or
-    projection where they are the key's."""
+    """The tensors of a call, as the autograd function takes them. The value's features or projection are
+    None, too, if they are those of the key."""
 
     query: Any
     key: Any
@@ -133,7 +135,7 @@ class _Given(NamedTuple):
     out_bias: Any
 
     def tensors(self, edge_bias: Tensor | None) -> Tensors:
-        """What the engine's attention takes, with this bias."""
+        """The tensors of the engine's attention, with this bias."""
         return Tensors(
             self.value, self.key, self.query, None, edge_bias, None, self.edge_mask, self.edge_weight, None,
             self.seed, self.out_bias,
@@ -145,7 +147,7 @@ def _width_of_sums(value: Tensor, proj: Tensor | None) -> int:
 
 
 def _composed(inputs: AttentionInputs) -> tuple[Tensor, Any]:
-    """(out, attention or None)"""
+    """(out, attention or None), by operations that autograd records."""
     graph, tensors, terms, numbers = inputs.graph, inputs.tensors, inputs.terms, inputs.numbers
     assert terms is not None
     with _without_autocast(tensors.value.device):
@@ -167,8 +169,8 @@ def _composed(inputs: AttentionInputs) -> tuple[Tensor, Any]:
 
 
 class _Separate:
-    """The output, of a term in the value and without a gate, by the engine's attention and products along
-    edges: a computation of `node`."""
+    """Computes the output by the engine's attention and products along edges, if there is a term in the value
+    and no gate. It is a computation of `node`."""
 
     def __init__(self, inputs: AttentionInputs, terms: EdgeTerms):
         self.graph, self.numbers, self.schedule = inputs.graph, inputs.numbers, inputs.schedule
@@ -265,7 +267,7 @@ class _Separate:
             found["key_proj"] = _grad_proj(g.query, score_sums, grad, sums, scale)
         elif need.key_proj:
             found["key_proj"] = _products_of_rows(g.query, score_sums).mul_(scale)
-        if rows is not None:  # one sum over the heads of both
+        if rows is not None:  # one sum over the heads of both terms
             weights = torch.cat([grad_score * scale, attention], 1)
             found["key_feat"] = _terms.outer(graph, weights, rows, terms.key)
         elif need.key_feat:
@@ -277,7 +279,7 @@ class _Separate:
 
 
 def _one_kernel_takes(call: _Separate, value: Tensor, terms: EdgeTerms) -> bool:
-    """Whether `_InOne` can carry it out (kProjects, attention/lanes.cuh)."""
+    """Whether `_InOne` can carry the call out (kProjects in csrc/cuda/attention/lanes.cuh)."""
     if not (call.one_feat and call.one_proj) or terms.key is None or terms.key_proj is None:
         return False
     heads, dim = value.shape[1:]
@@ -287,8 +289,8 @@ def _one_kernel_takes(call: _Separate, value: Tensor, terms: EdgeTerms) -> bool:
 
 
 class _InOne(_Separate):
-    """The same of one projection in key and value, without gradients of edge_bias and edge_weight, by kernels
-    that know features of edges."""
+    """Computes the output with one projection in key and value, by kernels that know features of edges. There
+    are no gradients of edge_bias and edge_weight."""
 
     def __init__(self, inputs: AttentionInputs, terms: EdgeTerms, train: bool):
         super().__init__(inputs, terms)
@@ -330,10 +332,10 @@ def _with_width(feat: Tensor | None, rows: Tensor) -> Tensor | None:
 
 
 def _differentiates_twice(terms: EdgeTerms) -> bool:
-    """Whether second derivatives are likely: features of edges that depend on what is differentiated by, as
-    on positions. `_composed` records a graph once, while `_Separate` would compute forward again for it. It
-    does not depend on the grad mode, nor does the result then. Not under autocast, which would cast the
-    products of the recorded graph's backward."""
+    """Whether second derivatives are likely, as where features of edges depend on positions by which a model
+    differentiates. `_composed` records a graph once, while `_Separate` would compute forward again. The
+    answer does not depend on the grad mode, so that the result does not, either. It is no under autocast,
+    which would cast the products in the recorded graph's backward."""
     feat = terms.key if terms.value is None else terms.value
     learns = feat is not None and feat.requires_grad and not feat.is_cuda
     return learns and not torch.is_autocast_enabled("cpu")
@@ -351,10 +353,10 @@ def _padded(proj: Tensor | None, size: int) -> Tensor | None:
 
 def _unfolds(inputs: AttentionInputs) -> bool:
     """Whether projections are computed per edge after all: on the CPU, for so few edges that their [E, H, D]
-    together are less than the [N, H, d] of nodes, which folding makes: two where key and value share a term.
-    It was the faster way, too: with a shared term 2 heads of 50, d = 116 took 0.84 of folding's time with
-    4 edges per node and N = 900, 0.90 with N = 10,000; 4 heads of 16, d = 32, N = 500 with 20 1.15. Two
-    projections of 8 heads of 16, d = 128, N = 10,000 took 0.83 with 4 edges per node, 1.29 with 8."""
+    together are less than the [N, H, d] of nodes, which folding makes: two if key and value share a term.
+    This was faster, too: with a shared term 2 heads of 50, d = 116 took 0.84 of folding's time with 4 edges
+    per node and N = 900, 0.90 with N = 10,000; 4 heads of 16, d = 32, N = 500 with 20 1.15. Two projections
+    of 8 heads of 16, d = 128, N = 10,000 took 0.83 with 4 edges per node, 1.29 with 8."""
     query, terms = inputs.tensors.dst, inputs.terms
     assert terms is not None
     proj = terms.key_proj if terms.value_proj is None else terms.value_proj
@@ -389,7 +391,7 @@ def _unfolded(inputs: AttentionInputs, terms: EdgeTerms) -> tuple[Tensor, Any]:
 
 
 def _for_kernels(terms: EdgeTerms, query: Tensor, value: Tensor) -> EdgeTerms:
-    """The terms of heads that may have been padded, as the device takes them."""
+    """The terms as the device's kernels take them, for heads that may have been padded."""
     key_feat, key_proj = _with_width(terms.key, query), _padded(terms.key_proj, query.shape[2])
     one_feat, one_proj = terms.value is terms.key, terms.key_proj is terms.value_proj
     return EdgeTerms(
@@ -417,7 +419,7 @@ def attention(inputs: AttentionInputs) -> tuple[Tensor, Any]:
     if plain or recorded or _eager.transformed(*tensors, *terms):
         return _composed(inputs)
     weights = None
-    if inputs.return_attention:  # by a call of its own: `out` is the same whether it is asked for or not
+    if inputs.return_attention:  # a call of its own, so that `out` is the same whether it is asked for or not
         alone = terms._replace(value=None, value_proj=None)
         _, weights = _composed(inputs._replace(tensors=tensors._replace(out_bias=None), terms=alone))
     train = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, *terms))

@@ -1,4 +1,5 @@
-"""Between nodes and edges: the rows of edges' ends, and sums of edges' rows over nodes."""
+"""Maps between nodes and edges: the rows of edges' sources or destinations, and sums of edges' rows over
+nodes."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from .traced_graph import EdgeList
 
 
 def by_edges(graph: Any) -> Any:
-    """``edges_as_sources``, also while a compiler records."""
+    """``edges_as_sources`` of the graph, also while a compiler records."""
     graph = _edges.for_compiler(graph)
     return _edges.by_edges(graph) if isinstance(graph, EdgeList) else edges_as_sources(graph)
 

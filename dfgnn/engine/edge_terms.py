@@ -1,4 +1,4 @@
-"""Products of the edges' features with rows of nodes, of which terms of edges in key and value consist.
+"""Products of the edges' features with rows of nodes. Terms of edges in key and value consist of them.
 
 There are two kinds of features. Those that all heads share, ``[E, d]``, are multiplied by three operators
 (csrc/core/edge_terms.h): `edge_dot`, `edge_sum` and `edge_outer`. Each is linear in both arguments, and its
@@ -82,14 +82,14 @@ _OUTER = define(
 
 
 def _operand(graph):
-    """One graph. These maps read destinations and edges alone, so that of a shared graph no rows of other
-    processes' sources are fetched."""
+    """The graph as one Graph. These maps read only destinations and edges, so that no rows of other
+    processes' sources are fetched for a shared graph."""
     return graph.as_one() if isinstance(graph, GraphPart) else graph
 
 
 def edge_dot(graph, rows: Tensor, attr: Tensor, scale: float = 1.0) -> Tensor:
-    """[E, H] acc: scale rows[i, h] . attr[e] of each edge e into i. rows: [N, H, width]; attr: [E, d]. Of
-    rows the columns beyond the first d are not read, here and below."""
+    """[E, H] acc: scale rows[i, h] . attr[e] of each edge e into i. rows: [N, H, width]; attr: [E, d]. Here
+    and below, columns of rows beyond the first d are not read."""
     return apply(_DOT, _operand(graph), (rows, attr), scale)
 
 
@@ -112,7 +112,7 @@ def sum_of_features(graph, attention: Tensor, attr: Tensor) -> Tensor:
 
 
 def row_width(size: int, x: Tensor) -> int:
-    """Columns of a row for so many features: CUDA's kernels load 16 bytes at a time."""
+    """How many columns a row has for so many features: CUDA's kernels load 16 bytes at a time."""
     step = 16 // x.dtype.itemsize if x.is_cuda else 1
     return -(-size // step) * step
 
@@ -135,8 +135,8 @@ def dot(graph, rows: Tensor, feat: Tensor, scale: float = 1.0) -> Tensor:
 
 
 def total(graph, weight: Tensor, feat: Tensor, width: int) -> Tensor:
-    """[N, H, width]: the sum of weight[e, h] feat[e, h] over the edges e into i. weight: acc; feat: as in
-    `dot`, and those of each head as wide."""
+    """[N, H, width]: the sum of weight[e, h] feat[e, h] over the edges e into i. weight: acc. feat: as in
+    `dot`; features of each head have this width."""
     if feat.dim() == 2:
         return edge_sum(graph, weight, feat, width)
     graph, weight = _edges.for_compiler(_operand(graph)), _ops.as_type(weight, feat.dtype)
@@ -147,8 +147,8 @@ def total(graph, weight: Tensor, feat: Tensor, width: int) -> Tensor:
 
 
 def outer(graph, weight: Tensor, rows: Tensor, feat: Tensor, scale: float = 1.0) -> Tensor:
-    """Of the shape of feat: scale sum_h weight[e, h] rows[i, h], or of each head alone. weight: acc. It is
-    the gradient of feat in `dot` and `total`; for eager calls."""
+    """The gradient of feat in `dot` and `total`, of the shape of feat: scale sum_h weight[e, h] rows[i, h],
+    or for features of each head without the sum. weight: acc. For eager calls only."""
     if feat.dim() == 2:
         return edge_outer(graph, weight, rows, feat.shape[1], scale)
     weight = _ops.as_type(weight if scale == 1 else weight * scale, feat.dtype)
@@ -156,5 +156,5 @@ def outer(graph, weight: Tensor, rows: Tensor, feat: Tensor, scale: float = 1.0)
 
 
 def _recorded(graph) -> bool:
-    """Whether a compiler records, which knows the edges' rows but not graphs of edges."""
+    """Whether a compiler records. It knows the edges' rows, but not graphs of edges."""
     return isinstance(graph, _edges.EdgeList) or torch.compiler.is_compiling()

@@ -1,4 +1,5 @@
-"""Scores written in Python, a chunk of edges at a time: no E x H x D tensor, forward or backward."""
+"""Scores written in Python, computed a chunk of edges at a time: without E x H x D tensors, forward or
+backward."""
 
 import contextlib
 from collections.abc import Callable
@@ -14,22 +15,22 @@ from . import plain as _plain
 from . import traced_graph as _edges
 from .edge_rows import rows_of_destinations, rows_of_sources
 
-# Bytes of what is gathered for one chunk of edges, by default.
+# How many bytes are gathered for one chunk of edges, by default.
 _CHUNK_BYTES = 2**27
 
 
 def chunk_size(query: Tensor, key: Tensor) -> int:
-    """Edges whose query and key rows fill a chunk."""
+    """How many edges' query and key rows fill a chunk."""
     row = sum(x[:1].numel() * x.element_size() for x in (query, key))
     return max(_CHUNK_BYTES // max(row, 1), 1)
 
 
 def edge_scores(graph, score_fn: Callable, chunk: int, query, key, edge_feat, params) -> Tensor:
-    """score_fn of all edges [E, H], differentiable in query, key, edge_feat and params."""
+    """The scores [E, H] by score_fn, differentiable in query, key, edge_feat and params."""
     if isinstance(graph, GraphPart):
         graph, (key,) = graph.gathered(key)
     if isinstance(_edges.for_compiler(graph), _edges.EdgeList):
-        # The compiler fuses the score, but not the rows of the ends: they exist for all edges at a time.
+        # The compiler fuses the score, but not the rows of the nodes, which exist for all edges at a time.
         q = rows_of_destinations(graph, query.flatten(1)).unflatten(1, query.shape[1:])
         k = rows_of_sources(graph, key.flatten(1)).unflatten(1, key.shape[1:])
         return score_fn(q, k, edge_feat, *params).to(query.dtype)
@@ -40,7 +41,7 @@ def edge_scores(graph, score_fn: Callable, chunk: int, query, key, edge_feat, pa
 
 
 def _all_scores(edge_index, score_fn, dtype, tensors) -> Tensor:
-    """Without chunks, in operations that torch differentiates any number of times, in either mode."""
+    """The scores without chunks, in operations that torch differentiates any number of times, in any mode."""
     query, key, edge_feat, *params = tensors
     src, dst = edge_index
     return score_fn(query[dst], key[src], edge_feat, *params).to(dtype)
@@ -74,7 +75,7 @@ class _Surroundings:
         return torch.get_rng_state(), cuda
 
     def drew_nothing(self) -> None:
-        """Forgets the generators, if nothing was drawn from them since: most scores are not random."""
+        """Forgets the generators if nothing was drawn from them meanwhile: most scores are not random."""
         if self.generators is not None:
             pairs = zip(self.generators, self._states())
             if all(then is now or torch.equal(then, now) for then, now in pairs):
@@ -95,7 +96,7 @@ class _Surroundings:
 
 
 class _EdgeScores(Rule):
-    """The scores of all edges, of query, key, edge_feat and params, computed again in backward."""
+    """Computes all scores from query, key, edge_feat and params; backward computes them again."""
 
     def __init__(self, graph, score_fn: Callable, chunk: int, device: torch.device):
         self.graph, self.score_fn, self.chunk = graph, score_fn, chunk
@@ -117,7 +118,7 @@ class _EdgeScores(Rule):
 
 def _first_order(call, inputs, need, grad):
     query, key, edge_feat, *params = inputs
-    # Added up in float32 at least: a parameter collects from every chunk.
+    # Gradients are added up in float32 at least, because a parameter's comes from every chunk.
     acc = torch.promote_types(query.dtype, torch.float32)
     grads = [torch.zeros_like(x, dtype=acc) if n else None for x, n in zip(inputs, need)]
     for part, src, dst in _chunks(call.graph, call.chunk):
@@ -142,7 +143,7 @@ def _first_order(call, inputs, need, grad):
 
 
 def _second_order(call, inputs, need, grad):
-    """The same, differentiable, with all edges at a time."""
+    """The gradients again, but differentiable, and with all edges at a time."""
     edge_index = _plain.ends_of(call.graph, all_in_use=False).edge_index
     if call.surroundings.generators is not None and call.graph.num_edges > call.chunk:
         raise NotImplementedError(

@@ -36,7 +36,7 @@ def graph_of(function: str, given: Any, size: Any, src: Any = None, dst: Any = N
             return given
         return _of_edges(function, given, pair, _rows(src), _rows(dst))
     if not isinstance(given, (Graph, EdgeList, GraphPart)):
-        graph = getattr(given, "dfgnn_graph", None)  # of dfgnn.compat's DGLGraph
+        graph = getattr(given, "dfgnn_graph", None)  # a DGLGraph of dfgnn.compat
         if not isinstance(graph, Graph):
             if not is_dgl(given):
                 return given
@@ -59,11 +59,11 @@ def _of_edges(
     told = "size says {}"
     traced = is_traced(edge_index)
     if size is None and not (isinstance(edge_index, Tensor) and edge_index.layout == torch.strided):
-        return Graph.cached(edge_index)  # a sparse tensor, which knows
+        return Graph.cached(edge_index)  # a sparse tensor, which knows its sizes
     if size is None and num_src is not None:
         size = num_src, num_src if num_dst is None else num_dst
         told = "the tensors have {}, one per node, unless size=(num_src, num_dst) is given"
-    elif size is None and num_dst is not None:  # nobody asks for a row per source
+    elif size is None and num_dst is not None:  # there is no tensor with a row per source
         size = num_dst if traced else _kept.at_least(edge_index, num_dst, function), num_dst
         told = "the tensors have {}, one per node, unless size=(num_src, num_dst) is given"
     if traced:

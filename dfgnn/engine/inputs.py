@@ -1,4 +1,4 @@
-"""The record of an attention call, which the public functions make of their checked arguments."""
+"""The record of an attention call. The public functions make it from their checked arguments."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ..runtime.arguments import Numbers, Tensors
 
 
 class EdgeTerms(NamedTuple):
-    """What edges add to key and value: features [E, d] or [E, H, D], None for no term, and their projections
-    [H, D, d] or None. The same tensor in both is one."""
+    """What edges add to key and value: features [E, d] or [E, H, D], or None for no term, and their
+    projections [H, D, d] or None. If key and value have the same tensor, it is one term."""
 
     key: Tensor | None
     key_proj: Tensor | None
@@ -29,4 +29,4 @@ class AttentionInputs(NamedTuple):
     return_attention: bool = False
     schedule: str = "auto"
     sink: Tensor | None = None  # [H], in the type of sums
-    terms: EdgeTerms | None = None  # of dot attention, by `edge_projection`; no path of `paths` has them
+    terms: EdgeTerms | None = None  # of dot attention, for `edge_projection`; no path of `paths` takes them

@@ -1,7 +1,7 @@
 """The autograd function of computations of several operations: fused layers, and attention with edge terms.
 
-What a layer launches around its attention costs a small graph more than the attention does, and most of that
-is the work of autograd and the dispatcher per operation. A fused layer is therefore one node of the autograd
+The launches around a layer's attention cost a small graph more than the attention does, and most of that is
+the work of autograd and the dispatcher per operation. A fused layer is therefore one node of the autograd
 graph, which calls operators below autograd. Its results are those of the single operations up to rounding.
 
 What is computed is an object with these methods (see `edge_projection`, and `attention`, `gated` and `typed`
@@ -50,7 +50,7 @@ class FusedFunction(EagerFunction):
             return (None,) * (1 + count)
         *saved, last = ctx.saved_tensors
         tensors, made = saved[:count], saved[count:]
-        if torch.is_grad_enabled():  # create_graph
+        if torch.is_grad_enabled():  # backward was called with create_graph
             return None, *rules.recorded_gradients(call.formula, tensors, need, grad)
         if out is None:
             out = last

@@ -2,8 +2,8 @@
 
 No other module of the engine knows the order of an operator's arguments (csrc/torch/schemas.h). The operators
 of attention (csrc/torch/attention.h) exist in two forms. Those of eager calls know a graph and its plan by a
-number: an `EagerCall`. Those that go through torch's dispatcher take all tensors of the graph: a
-`DispatchedCall`. Both give the same numbers.
+number: an `EagerCall` calls them. Those that go through torch's dispatcher take all tensors of the graph: a
+`DispatchedCall` calls them. Both give the same results.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from ..runtime.ops import acc_type, call, product_args, total, typed
 
 _BelowAutograd = internals.BelowAutograd
 
-# The operators whose schemas `autograd` and `traced` read, to register formulas and operators of their own.
+# `autograd` and `traced` read the schemas of these operators, to register formulas and operators of their
+# own.
 forward_op, backward_op = ops.attention_forward.default, ops.attention_backward.default
 attend_op, attend_backward_op = ops.attend.default, ops.attend_backward.default
 gat_op, gat_backward_op = ops.gat.default, ops.gat_backward.default
@@ -34,7 +35,7 @@ _NONE = (None,) * len(Tensors._fields)
 
 
 class EagerCall(NamedTuple):
-    """The arguments of an eager attention that are not tensors of its own."""
+    """An eager attention call: the arguments other than its own tensors."""
 
     graph: Any
     handle: GraphHandle
@@ -42,11 +43,11 @@ class EagerCall(NamedTuple):
     numbers: Numbers
     return_attention: bool
     save_positive: bool  # whether backward needs the sums over the edges with z > 0
-    heads: int = 0  # of tensors of nodes that are rows of all heads, [N, H * D]; 0: they are [N, H, D]
+    heads: int = 0  # if tensors of nodes are rows of all heads, [N, H * D]; 0 if they are [N, H, D]
 
     def run(self, tensors):
-        """(out, attention or None, what backward needs besides them). tensors: the first of `Tensors`, with
-        all that are not None."""
+        """(out, attention or None, what backward needs besides them). tensors: the first fields of `Tensors`,
+        up to the last that is not None."""
         try:
             with _BelowAutograd():
                 out, saved, attention = attend_op(
@@ -70,7 +71,7 @@ class EagerCall(NamedTuple):
             raise typed(error) from None
 
     def dispatched(self, tensors, saved):
-        """The same as a `DispatchedCall`, and what that one saves for backward."""
+        """The same call as a `DispatchedCall`, and what that one saves for backward."""
         other = DispatchedCall(
             self.graph, self.handle.args, self.score, self.numbers, self.return_attention, self.save_positive
         )
@@ -78,7 +79,8 @@ class EagerCall(NamedTuple):
 
 
 class DispatchedCall:
-    """The same for the operators that take the tensors of the graph, which a compiler or a transform records.
+    """An attention call by the operators that take the tensors of the graph, which a compiler or a transform
+    records.
 
     It is not a tuple, because torch.func would unpack one.
     """
@@ -94,15 +96,15 @@ class DispatchedCall:
         self.save_positive = save_positive
 
     def forward(self, tensors):
-        """ForwardResults, as a plain tuple; recorded by nothing but a compiler."""
+        """`ForwardResults`, as a plain tuple. Only a compiler records them."""
         return call(
             forward_op, SCORES[self.score], *tensors, *self.graph_args, self.graph.num_dst, *self.numbers,
             self.return_attention, self.save_positive,
         )  # fmt: skip
 
     def backward(self, grads, tensors, saved, need: int, recorded: bool = False):
-        """BackwardResults, as a plain tuple. saved: out, stats, positive, positive_mass, attention; recorded:
-        by autograd."""
+        """`BackwardResults`, as a plain tuple. saved: out, stats, positive, positive_mass, attention;
+        recorded: whether autograd records them."""
         args = *grads, SCORES[self.score], *tensors, *saved, *self.graph_args, *self.numbers, need
         return backward_op(*args) if recorded else call(backward_op, *args)
 
@@ -120,7 +122,7 @@ class DispatchedCall:
         return self, saved
 
     def of_heads(self, tensors: dict[str, Tensor | None]) -> DispatchedCall:
-        """This call with tensors of another number of heads."""
+        """This call for tensors with another number of heads."""
         edge = EdgeArgs(*(tensors[name] for name in EdgeArgs._fields))
         backward = self.graph_args.rev_indices is not None
         edges = self.return_attention or any(x is not None for x in edge)
@@ -143,12 +145,14 @@ def graph_args(graph, score: str, value: Any, edges: bool, backward: bool, sched
     )
 
 
-#: Bytes of which the place of each part of what an eager forward saves is a multiple (csrc/torch/checks.h).
+#: What an eager forward saves is one tensor, whose parts begin at multiples of so many bytes
+#: (csrc/torch/checks.h).
 SAVED_ALIGN = 256
 
 
 def unpacked(saved: Tensor, value: Tensor, num_dst: int, positive: bool):
-    """stats, positive and positive_mass, saved by an eager forward in one tensor (csrc/torch/attention.h)."""
+    """stats, positive and positive_mass from the one tensor that an eager forward saved
+    (csrc/torch/attention.h)."""
     _, heads, dim = value.shape
     acc, at = acc_type(value.dtype), 0
 
@@ -167,23 +171,24 @@ def unpacked(saved: Tensor, value: Tensor, num_dst: int, positive: bool):
 
 
 def second_order(handle: GraphHandle, score: int, numbers: Numbers, grads, tensors: Tensors, stats, of, need):
-    """The gradients of what the backward operator takes; CPU only. grads: grad_out and grad_attention; of:
-    the cotangents of the backward operator's results; need: bits of the tensors on edges."""
+    """The gradients of the backward operator's arguments. grads: grad_out and grad_attention; of: the
+    cotangents of the backward operator's results; need: bits of the tensors on edges."""
     return call(
         ops.attend_second_order.default, handle.number, *grads, score, *tensors, stats, *of, *numbers, need
     )
 
 
-# ---- attention within the autograd function of a whole layer (nn/whole), below autograd -------------------
+# ---- attention within the autograd function of a fused layer (nn/whole), below autograd -------------------
 #
-# Of `call` the attributes handle, heads, score and numbers are read. Tensors of nodes are rows of all heads,
-# [N, H * D].
+# Only the attributes handle, heads, score and numbers of `call` are read. Tensors of nodes are rows of all
+# heads, [N, H * D].
 
 score_terms, score_terms_backward = ops.score_terms.default, ops.score_terms_backward.default
 
 
 def attend_rows(call: Any, t: Tensors, positive: bool) -> tuple[Tensor, Tensor]:
-    """out, and what backward needs besides. positive: it needs the sums over the edges with z > 0."""
+    """out, and what backward needs besides. positive: whether that includes the sums over the edges with z >
+    0."""
     out, saved, _ = attend_op(
         call.handle.number, call.heads, SCORES[call.score], *t, *call.numbers, False, positive
     )  # fmt: skip
@@ -225,8 +230,8 @@ def attend_projected(handle: GraphHandle, tensors: tuple, numbers: Numbers):
 
 
 def attend_projected_backward(handle: GraphHandle, tensors: tuple, numbers: Numbers, keep_edges: bool):
-    """The gradients of value, key and query, the sums for that of the projection, and with keep_edges the
-    attention and the gradients of the scores."""
+    """The gradients of value, key and query; the sums from which that of the projection is made; and with
+    keep_edges the attention and the gradients of the scores."""
     return call(
         ops.attend_projected_backward.default, handle.number, *tensors, numbers.scale, numbers.dropout_p,
         keep_edges,
@@ -286,7 +291,7 @@ def edge_products_backward(graph, grads, rows, cols, feat, scale: float, reverse
 
 
 def pair_scores(graph, src, dst, attn, attr, proj, positive, slope: float):
-    """The scores [E, H]; and where m > 0 [E, H, D], which is empty if it was given; CPU only."""
+    """The scores [E, H], and where m > 0 [E, H, D], which is empty if `positive` was given. CPU only."""
     like = next(x for x in (src, dst, proj) if x is not None)
     heads, dim = like.shape[1:] if positive is None else positive.shape[1:]
     args = _direction(graph, heads, dim, like.dtype, False)
@@ -294,8 +299,8 @@ def pair_scores(graph, src, dst, attn, attr, proj, positive, slope: float):
 
 
 def pair_sums(graph, weight, positive, attr, proj, slope: float):
-    """The sums of sources and of destinations, and the gradients of attr and proj, each None without the
-    other; CPU only."""
+    """The sums over sources and over destinations, and the gradients of attr and proj, of which each is None
+    without the other. CPU only."""
     _, heads, dim = positive.shape
     rows, of_attr, of_proj = call(
         ops.pair_sums.default, weight, positive, attr, proj,
@@ -309,7 +314,7 @@ def pair_sums(graph, weight, positive, attr, proj, slope: float):
 
 
 def _direction(graph, heads: int, dim: int, dtype, reverse: bool):
-    """`product_args` and the numbers of rows and columns."""
+    """The graph's `product_args`, and its numbers of rows and columns."""
     csr = graph.reverse_csr(need_eids=True) if reverse else graph.csr()
     plan = graph.plan(num_heads=heads, head_dim=dim, dtype=dtype, reverse=reverse, layer=None)
     sizes = (graph.num_src, graph.num_dst) if reverse else (graph.num_dst, graph.num_src)
@@ -330,6 +335,6 @@ def index_softmax_backward(result, grad, index, num_groups: int):
 
 
 def index_sum(rows, index, num_groups: int, *source):
-    """source: the numbers of the rows that are added up, instead of all in their order."""
+    """source: the numbers of the rows that are added up; without it all rows, in their order."""
     with _BelowAutograd():
         return ops.index_sum.default(rows, index, num_groups, *source)

@@ -28,7 +28,7 @@ from ..runtime.rules import Rule
 from . import operators, paths
 from .paths import AttentionInputs, attend
 
-#: Columns of a head are padded to a multiple of it, which is the narrowest vector of the kernels.
+#: The columns of a head are padded to a multiple of this, the narrowest vector of the kernels.
 _COLUMNS = 4
 
 
@@ -40,7 +40,7 @@ class _Rule(Rule):
 
 
 class _Scores(_Rule):
-    """(scores [E, H], where m > 0 [E, H, D])"""
+    """Computes (scores [E, H], where m > 0 [E, H, D])."""
 
     __slots__ = ()
 
@@ -75,7 +75,7 @@ class _Scores(_Rule):
 
 
 class _Linear(_Rule):
-    """Scores with a = 1 and given slopes. src, dst: [N, H, D]; attr, proj: both or none."""
+    """Computes scores with a = 1 and given slopes. src, dst: [N, H, D]; attr, proj: both or none."""
 
     __slots__ = ()
 
@@ -91,8 +91,8 @@ class _Linear(_Rule):
 
 
 class _Sums(_Rule):
-    """Of s = weight sigma: its sums over the edges of each source and destination [N, H, D]; W^T s [E, d]
-    where there is W, else None; and sum_e s_e x_e^T [H D, d] where there is x, else None."""
+    """Sums s = weight sigma: over the edges of each source and of each destination [N, H, D]; as W^T s [E,
+    d], or None without W; and as sum_e s_e x_e^T [H D, d], or None without x."""
 
     __slots__ = ()
 
@@ -102,7 +102,7 @@ class _Sums(_Rule):
     def gradients(self, need, saved, of_src, of_dst, of_attr, of_proj):
         weight, positive, attr, proj = saved
         call = self.graph, self.slope
-        # s . (of_src_j + of_dst_i + of_proj x + W of_attr)
+        # The gradient of weight is s . (of_src_j + of_dst_i + of_proj x + W of_attr).
         pairs = [(x, w) for x, w in ((attr, of_proj), (of_attr, proj)) if x is not None and w is not None]
         if not pairs:
             joined = None, None
@@ -153,7 +153,7 @@ def attention(inputs: AttentionInputs, attr: Tensor, proj: Tensor) -> tuple[Tens
         score = score * tensors.edge_gate
     if tensors.edge_bias is not None:
         score = score + tensors.edge_bias
-    ends = src.new_zeros(src.shape[:2])  # nothing but the bias
+    ends = src.new_zeros(src.shape[:2])  # no scores but the bias
     rest = tensors._replace(src=ends, dst=None, attn=None, edge_bias=score, edge_gate=None)
     plain = Numbers(1.0, 1.0, numbers.dropout_p, 0)
     return attend(inputs._replace(score="additive", tensors=rest, numbers=plain))

@@ -26,7 +26,7 @@ from .autograd import Attention, TransformedAttention
 from .inputs import AttentionInputs
 from .operators import DispatchedCall, EagerCall, graph_args
 
-Results = tuple[Tensor, Any]  # out, and the attention, which means nothing unless it was asked for
+Results = tuple[Tensor, Any]  # out, and the attention, which has no meaning unless it was asked for
 
 
 class Path(NamedTuple):
@@ -39,10 +39,10 @@ class Path(NamedTuple):
 
 
 class Recorder:
-    """What happened to the attention calls while one of these was `recorder`."""
+    """A record of attention calls, made while it is the module's `recorder`."""
 
     def __init__(self) -> None:
-        #: Of each call the path that it took, what was called, and (path, reason) of those that declined.
+        #: For each call: the path that it took, what was called, and (path, reason) of those that declined.
         self.calls: list[tuple[str, str, tuple[tuple[str, str], ...]]] = []
         self._declined: list[tuple[str, str]] = []
 
@@ -74,7 +74,7 @@ def declined(path: str, reason: str) -> Any:
 def attend(inputs: AttentionInputs) -> Results:
     """(out, attention) by the first path that takes the call."""
     out_bias = inputs.tensors.out_bias
-    if inputs.sink is not None and out_bias is not None:  # the sink scales what has no bias yet
+    if inputs.sink is not None and out_bias is not None:  # the sink scales the output without its bias
         out, attention = attend(inputs._replace(tensors=inputs.tensors._replace(out_bias=None)))
         return out + out_bias, attention
     for path in PATHS:
@@ -93,7 +93,8 @@ def _needs_backward(tensors: Iterable[Tensor | None]) -> bool:
 
 
 def _saves_positive(inputs: AttentionInputs, backward: bool, whatever_requires: bool = False) -> bool:
-    """Whether backward reads the sums over the edges with z > 0, which the gradient of alpha_dst takes."""
+    """Whether backward reads the sums over edges with z > 0, from which it computes the gradient of
+    alpha_dst."""
     t = inputs.tensors
     of_score = backward and inputs.score == "additive" and t.dst is not None and t.edge_gate is None
     return of_score and (whatever_requires or t.dst.requires_grad)  # type: ignore[union-attr]
@@ -125,7 +126,7 @@ def _run_eager(inputs: AttentionInputs) -> Results:
         edges = edges or x is not None
     # Autograd need not handle options that are not given.
     tensors: tuple[Any, ...] = t if edges or t.out_bias is not None else t[:4]
-    backward = False  # loops and no calls, because each Python frame costs time
+    backward = False  # a loop rather than a call, because each Python frame costs time
     if torch.is_grad_enabled():
         for x in (*tensors, sink):
             backward = backward or (x is not None and x.requires_grad)
@@ -146,12 +147,12 @@ def _run_eager(inputs: AttentionInputs) -> Results:
 
 
 def _not_plain(inputs: AttentionInputs) -> str | None:
-    if internals.exports_onnx():  # the operators are unknown to the programs that read such files
+    if internals.exports_onnx():  # programs that read ONNX files do not know the operators
         return None
     active = not torch.compiler.is_compiling() and forward_ad._current_level >= 0
     if active and eager.transformed(*inputs.tensors, inputs.sink):
         return None
-    # A sink's formula is known to eager calls and to compilers.
+    # Other paths take a sink only in eager calls and on traced graphs.
     if inputs.sink is not None and not isinstance(_traced_graph(inputs), traced_graph.EdgeList):
         return None
     return "no tensor carries a tangent of forward-mode differentiation, and torch.onnx.export is not active"
@@ -186,14 +187,14 @@ def _run_traced(inputs: AttentionInputs) -> Results:
     out, attention = traced.attention(inputs._replace(graph=_traced_graph(inputs)), positive, backward)
     if not backward:
         return out, attention
-    # The caller may modify the results, which backward reads; Inductor drops the copies that nobody needs.
+    # The caller may modify the results, which backward reads. Inductor drops copies that are not needed.
     return out.clone(), attention if attention is None else attention.clone()
 
 
 def _run_dispatched(inputs: AttentionInputs) -> Results:
     graph, score, tensors, numbers, return_attention, schedule, *_ = inputs
     transformed = eager.transformed(*tensors)
-    # What torch.func differentiates by cannot be seen from within: backward may be needed.
+    # Within torch.func it cannot be seen what is differentiated: backward may be needed.
     backward = torch.is_grad_enabled() if transformed else _needs_backward(tensors)
     positive = _saves_positive(inputs, backward, transformed)
     with transforms.untransformed():
@@ -209,7 +210,7 @@ def _run_dispatched(inputs: AttentionInputs) -> Results:
     return (out.clone(), attention.clone()) if backward else (out, attention)  # as in `_run_traced`
 
 
-#: In the order in which they are asked; the last one takes every call.
+#: The paths in the order in which they are asked. The last one takes every call.
 PATHS = (
     Path("parts", "one call per range of a graph of 2^31 edges or more; for a graph that several processes "
          "share, two calls around the exchange of rows", _not_parts, _run_parts),

@@ -1,7 +1,7 @@
-"""The operators in plain tensor operations, with E x H x D temporaries, and the derivatives that take them.
+"""The operators in plain tensor operations, with E x H x D temporaries, and the derivatives that need them.
 
-The kernels give an attention and its first and second derivatives. Third ones, second ones that vmap runs
-over, and forward mode go through here: torch differentiates these any number of times, in either mode.
+The kernels compute an attention and its first and second derivatives. Third derivatives, second ones under
+vmap, and forward mode use these operations: torch differentiates them any number of times, in either mode.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..runtime.arguments import (
 from ..runtime.ops import acc_type
 
 _FEAT_IN = {0: "both", FEAT_IN_KEY: "key", FEAT_IN_VALUE: "value", FEAT_IN_KEY | FEAT_IN_VALUE: "both"}
-# Results of the backward operator, and the tensors of which they are the gradients.
+# The results of the backward operator, and the tensors whose gradients they are.
 GRADIENTS = {
     "grad_value": "value",
     "grad_src": "src",
@@ -39,11 +39,11 @@ GRADIENTS = {
 }
 
 
-_reference: Any = reference  # which takes Ends for a Graph
+_reference: Any = reference  # it takes `Ends` for a Graph
 
 
 class Ends(NamedTuple):
-    """What `reference` reads of a graph."""
+    """The part of a graph that `reference` reads."""
 
     edge_index: Tensor  # [2, E], user's order
     num_dst: int
@@ -54,7 +54,7 @@ class Ends(NamedTuple):
 
 
 def ends_of(graph, reverse: bool = False, all_in_use: bool = True) -> Ends:
-    """all_in_use: what follows has no way to leave edges out."""
+    """all_in_use: whether all edges must be in use, because what follows cannot leave any out."""
     if all_in_use and graph.edge_mask is not None:
         raise NotImplementedError(
             "a graph of fixed capacity has first derivatives only, and no reference functions"
@@ -97,9 +97,10 @@ def backward_of_backward(
     primals: dict[str, Any],
     grads: dict[str, Tensor | None],
 ) -> dict[str, Tensor]:
-    """Gradients, by name, of what the backward operator takes: grad_out, grad_attention and the tensors.
+    """Gradients, by name, of the backward operator's arguments: grad_out, grad_attention and the tensors.
 
-    primals: tensors, or None.  grads: of its results, None where there is none.
+    primals: these arguments, each a tensor or None. grads: the cotangents of its results, None where there is
+    none.
     """
     acc = acc_type(primals["value"].dtype)
     heads = primals["value"].shape[1]
@@ -109,7 +110,7 @@ def backward_of_backward(
     for name, grad in grads.items():
         if grad is None or GRADIENTS[name] not in primals:
             continue
-        if name == "grad_attn":  # partial sums, which are added up behind the operator
+        if name == "grad_attn":  # the operator returns partial sums, which are added up afterwards
             if len(grad) == 0:
                 continue
             grad = grad[0]
@@ -120,7 +121,7 @@ def backward_of_backward(
     def first(primals):
         merged = {**constants, **primals}
         grad_out, grad_attention = merged.pop("grad_out"), merged.pop("grad_attention")
-        for name in ("edge_gate", "edge_weight"):  # the operator gives the gradient of every head
+        for name in ("edge_gate", "edge_weight"):  # the operator returns a gradient for every head
             if merged[name] is not None:
                 merged[name] = merged[name].expand(-1, heads)
 

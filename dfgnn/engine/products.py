@@ -37,7 +37,7 @@ _SPMM = define(
 
 
 def sddmm(graph, rows, feat, reverse: bool = False):
-    """<rows[i], feat[j]> of each edge [E, H]; rows are destinations, or with ``reverse`` sources."""
+    """<rows[i], feat[j]> of each edge [E, H]. rows belong to destinations, or with ``reverse`` to sources."""
     if isinstance(graph, RangedGraph):
         return graph.sddmm(sddmm, rows, feat, reverse)
     return apply(_SDDMM, *_on_one_graph(graph, rows, feat), reverse)
@@ -51,7 +51,8 @@ def spmm(graph, weight, feat, reverse: bool = False):
 
 
 def _on_one_graph(graph, first, feat):
-    """(graph, tensors), for a shared graph with the rows of all sources of this process's edges."""
+    """(graph, tensors): a shared graph is replaced by a Graph, and feat gets the rows of all sources of this
+    process's edges."""
     if isinstance(graph, GraphPart):
         refuse_transforms_of_shared_graphs(first, feat)
         graph, (feat,) = graph.gathered(feat)

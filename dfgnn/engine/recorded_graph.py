@@ -35,7 +35,7 @@ MOST_EDGES = 2**18
 DEVICES = ("cuda",)  # devices for which Inductor records CUDA graphs
 # Maximum edges per work item. It is small, because the longest work item determines a small graph's time.
 _BOUND = 64
-# int32 numbers that CUDA's kernels load at a time, to which each part of the packed structure is aligned.
+# CUDA's kernels load so many int32 numbers at a time; each part of the packed structure is aligned to them.
 _STEP = 4
 
 

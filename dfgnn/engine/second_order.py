@@ -1,4 +1,4 @@
-"""The backward of the backward of attention, without tensors of E x H x D beside its arguments and results.
+"""The backward of attention's backward, without tensors of E x H x D beside its arguments and results.
 
 docs/internals/second_derivatives.md derives the formulas. One operator computes all of it
 (csrc/cpu/kernels/second_order.cpp, csrc/cuda/second_order). Third derivatives and forward mode are plain
@@ -41,14 +41,15 @@ def backward_of_backward(
     grads: dict[str, Tensor | None],
     wanted: Collection[str],
 ) -> Gradients:
-    """Gradients, by name, of what the backward operator takes: grad_out, grad_attention and the tensors.
+    """Gradients, by name, of the backward operator's arguments: grad_out, grad_attention and the tensors.
 
-    primals: these and ``stats``, or None.  grads: of the operator's results, None where there is none.
-    wanted: names of primals; of others there may be a gradient, too.
+    primals: these arguments and ``stats``, each a tensor or None. grads: the cotangents of the operator's
+    results, None where there is none. wanted: names of primals whose gradients are needed; there may be
+    others, too.
     """
     stats = primals.pop("stats")
     tensors = [x for x in (*primals.values(), *grads.values()) if isinstance(x, Tensor)]
-    ends, call = plain.ends_of(graph), _Call(graph, score, numbers, wanted)  # refuses a fixed capacity
+    ends, call = plain.ends_of(graph), _Call(graph, score, numbers, wanted)  # not of a fixed capacity
     recorded = torch.is_grad_enabled() and any(x.requires_grad for x in tensors) or transformed(*tensors)
     if type(graph) is not Graph:
         return plain.backward_of_backward(ends, score, numbers, primals, grads)
@@ -62,7 +63,7 @@ def backward_of_backward(
 
 
 def _cotangents(primals: dict[str, Any], grads: dict[str, Tensor | None]) -> dict[str, Tensor]:
-    """Those that there are, by the names of the tensors of whose gradients they are cotangents."""
+    """The cotangents that are not None, by the names of the tensors whose gradients they belong to."""
     found = {}
     for result, name in plain.GRADIENTS.items():
         grad, primal = grads.get(result), primals[name]
@@ -74,7 +75,7 @@ def _cotangents(primals: dict[str, Any], grads: dict[str, Tensor | None]) -> dic
 
 
 class _Call:
-    """The arguments that are no tensors. wanted: names of primals."""
+    """The arguments other than tensors. wanted: names of primals."""
 
     def __init__(self, graph: Any, score: int, numbers: Numbers, wanted: Collection[str]):
         self.graph, self.score, self.numbers, self.wanted = graph, score, numbers, wanted
@@ -101,7 +102,7 @@ class _Call:
         return found
 
     def by_plain_operations(self, tensors) -> tuple[Tensor, ...]:
-        """The results of `_SecondOrder`, of its tensors except stats."""
+        """The results of `_SecondOrder`, from its tensors except stats."""
         primals, grads = _named(tensors)
         ends = plain.ends_of(self.graph)
         return self.in_order(
@@ -109,19 +110,19 @@ class _Call:
         )
 
     def in_order(self, found: Gradients, primals: dict[str, Any]) -> tuple[Tensor, ...]:
-        """The wanted gradients in the order of `_RESULTS`; a scalar instead of one that there is not."""
+        """The wanted gradients in the order of `_RESULTS`, with a scalar for each that is missing."""
         there = found.keys() & self.wanted
         return tuple(found[n] if n in there else primals["grad_out"].new_empty(()) for n in _RESULTS)
 
 
 def _named(tensors) -> tuple[dict[str, Any], dict[str, Tensor | None]]:
-    """primals and grads of `backward_of_backward`."""
+    """Splits the tensors into primals and grads of `backward_of_backward`."""
     count = len(_PRIMALS)
     return dict(zip(_PRIMALS, tensors[:count])), dict(zip(plain.GRADIENTS, tensors[count:]))
 
 
 class _SecondOrder(torch.autograd.Function):
-    """The operator, under torch.func and where there may be third derivatives, which are plain operations."""
+    """Calls the operator. Third derivatives and torch.func go through plain operations."""
 
     @staticmethod
     def forward(call: _Call, stats, *tensors):
@@ -160,5 +161,5 @@ class _SecondOrder(torch.autograd.Function):
 
 
 def _like(primal: Tensor, x: Tensor) -> Tensor:
-    """The gradient of a tensor, whose entries may each serve all heads."""
+    """The gradient of a tensor whose entries may each serve all heads: summed over these."""
     return _ops.per_edge(primal, x) if x.dim() == 2 else _ops.as_type(x, primal.dtype)

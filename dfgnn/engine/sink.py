@@ -28,7 +28,7 @@ from . import operators, plain
 
 
 def with_flag(numbers: Numbers) -> Numbers:
-    """As the operators take them where there is a sink."""
+    """The numbers as the operators take them with a sink."""
     return numbers._replace(flags=numbers.flags | PART_OF_ROWS)
 
 
@@ -42,8 +42,8 @@ def run(call: Any, sink: Tensor, tensors: Any) -> tuple[Tensor, Tensor | None, t
 def include(
     call: Any, sink: Tensor, value: Tensor, out: Tensor, saved: Tensor, attention: Tensor | None
 ) -> None:
-    """Give the sink its share, in place, of what the forward operator computed without one. sink: [H], in the
-    type of sums; saved: what an eager forward saves for backward.
+    """Gives the sink its share, in place, of what the forward operator computed without one. sink: [H], in
+    the accumulation type; saved: what an eager forward saves for backward.
 
     A row without mass has max = inf and log_sum = 0, and keeps them.
     """
@@ -54,12 +54,12 @@ def include(
     factor = torch.exp(log_sum - whole)
     log_sum.copy_(whole)
     out.mul_(factor.unsqueeze(-1))
-    if positive is not None and positive_mass is not None:  # in proportion to alpha
+    if positive is not None and positive_mass is not None:  # these are proportional to alpha
         positive.mul_(factor.unsqueeze(-1))
         positive_mass.mul_(factor)
     if attention is not None:
         attention.mul_(factor.index_select(0, _destinations(graph)))
-        if graph.edge_mask is not None:  # entries that the kernels have not written, and that backward reads
+        if graph.edge_mask is not None:  # backward reads entries that the kernels have not written
             attention.masked_fill_(~graph.edge_mask.unsqueeze(1), 0)
 
 
@@ -73,9 +73,10 @@ def gradients(
     attention: Tensor | None,
     found: tuple,
 ) -> tuple[tuple, Tensor]:
-    """The backward operator's results, and the gradient of the sink. found: the results without a sink.
+    """The backward operator's results with a sink, and the gradient of the sink. found: the operator's
+    results.
 
-    The operator makes the gradient of additive attention's destinations of the edges with z > 0 and of
+    The operator computes the gradient of additive attention's destinations from the edges with z > 0, because
     sum_j ds_ij = 0. With a sink that sum is beta delta.
     """
     (grad_out, grad_attention), graph = grads, call.graph
@@ -96,8 +97,8 @@ def gradients(
 def recorded_gradients(
     call: Any, sink: Tensor, tensors: Tensors, need: tuple, grads: tuple
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of the sink and of the tensors, with derivatives of their own: those of plain tensor
-    operations. need: which of them are wanted, the sink first."""
+    """The gradients of the sink and of the tensors, with derivatives of their own, by plain tensor
+    operations. need: which of them are wanted, the sink's first."""
     ends, score = plain.ends_of(call.graph), SCORES[call.score]
 
     def formula(sink, *tensors):
@@ -109,5 +110,5 @@ def recorded_gradients(
 def _destinations(graph: Any) -> Tensor:
     """The destination of each edge, in the user's order."""
     dst = graph.edge_index[1]
-    # In a graph of fixed capacity the entries that are not in use may be any number.
+    # In a graph of fixed capacity, entries that are not in use may be any number.
     return dst if graph.edge_mask is None else dst.clamp(0, max(graph.num_dst - 1, 0))

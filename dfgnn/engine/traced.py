@@ -38,22 +38,22 @@ from .operators import gat_op as _gat
 from .traced_graph import EdgeList
 
 # The operators' arguments begin with a traced graph, whether there are edge tensors, dropout or returned
-# attention, and the schedule. Those of attention go on with the number of heads, 0 where tensors have a
-# dimension for them; the gradients of both results, if it is the backward operator; the score; and tensors.
+# attention, and the schedule. For attention there follow the number of heads (0 if tensors have a dimension
+# for them), the gradients of both results if it is the backward operator, the score, and the tensors.
 _NUM_GRAPH = len(_edges.Arguments._fields) + 2
 _TENSORS = slice(_NUM_GRAPH + 2, _NUM_GRAPH + 2 + len(Tensors._fields))
 _TENSORS_BACK = slice(_TENSORS.start + 2, _TENSORS.stop + 2)
 
 
 def _schema(op, more: str = "") -> str:
-    """An eager operator's, with a traced graph in place of a graph's number."""
+    """An eager operator's schema, with a traced graph in place of a graph's number."""
     arguments = str(op._schema).partition("(int graph, ")[2].rpartition(") -> ")[0]
     return f"({_edges.ARGUMENTS}, bool edges, str schedule, {arguments}{more}) -> Tensor[]"
 
 
 def _handle(given, layer: str, heads: int, value: Tensor, train: bool):
-    """A graph and the handle of its plan. given: `_NUM_GRAPH` arguments; heads: of rows without a dimension
-    for them, else 0."""
+    """A graph and the handle of its plan. given: `_NUM_GRAPH` arguments; heads: the number of heads if rows
+    have no dimension for them, else 0."""
     *edges, any_edges, schedule = given
     graph = _edges.find(*edges)
     if heads:
@@ -64,19 +64,21 @@ def _handle(given, layer: str, heads: int, value: Tensor, train: bool):
 
 
 def _handle_of(saved: Tensor, given, layer: str, heads: int, value: Tensor):
-    """`_handle` in backward: forward attached it to what it saved, so that it is not looked for again."""
+    """`_handle` in backward. Forward has attached it to what it saved, so that it need not be looked up
+    again."""
     found = getattr(saved, "_dfgnn_graph", None)
     return _handle(given, layer, heads, value, True) if found is None else found
 
 
 def _attach(found, args, saved: Tensor) -> None:
-    """For `_handle_of`. Not of a structure made within a CUDA graph, which must not outlive the operator."""
+    """Attaches a handle for `_handle_of`, unless a CUDA graph made the structure, which must not outlive the
+    operator."""
     if not _edges.is_made(*args[:2]):
         saved._dfgnn_graph = found  # type: ignore[attr-defined]
 
 
 def _saved_bytes(num_dst, heads, dim, dtype: torch.dtype, positive: bool, num_src=None):
-    """The size of what forward saves in one tensor. num_src: with the score terms of an additive layer."""
+    """The size of the one tensor that forward saves. num_src: with the score terms of an additive layer."""
     acc = _ops.acc_type(dtype).itemsize
     sizes = [num_dst * heads * 2 * acc]
     if positive:
@@ -87,7 +89,7 @@ def _saved_bytes(num_dst, heads, dim, dtype: torch.dtype, positive: bool, num_sr
 
 
 def _forward(*args) -> list[Tensor]:
-    """out, what backward takes beside it, and the attention if asked for."""
+    """Runs forward: out, what backward takes beside it, and the attention if asked for."""
     (heads, number), tensors = args[_NUM_GRAPH : _TENSORS.start], args[_TENSORS]
     *numbers, return_attention, positive, sink, train = args[_TENSORS.stop :]
     score = SCORE_OF_NUMBER[number]
@@ -112,7 +114,8 @@ def _forward_fake(*args) -> list[Tensor]:
 
 
 def _backward(*args) -> list[Tensor]:
-    """The gradients of value, src and those that are wanted, and then that of the sink if there is one."""
+    """Runs backward: the gradients of value, src, of the others that are wanted, and of the sink if there is
+    one."""
     heads, grad_out, grad_attention, number = args[_NUM_GRAPH : _TENSORS_BACK.start]
     grads = grad_out, grad_attention
     tensors, score = Tensors(*args[_TENSORS_BACK]), SCORE_OF_NUMBER[number]
@@ -132,12 +135,12 @@ def _backward(*args) -> list[Tensor]:
 
 
 def _in_use(mask: Tensor | None, x: Tensor) -> Tensor:
-    """A result of edges; in a graph of fixed capacity kernels leave out what is no edge."""
+    """A result of edges, which is 0 where no edge is in use: kernels do not write there."""
     return x if mask is None else _edges.in_use(mask, x)
 
 
 def _wanted(args) -> tuple[bool, ...]:
-    """Which of the eager operator's results the backward operator gives."""
+    """Which of the eager operator's results the backward operator returns."""
     t, need = Tensors(*args[_TENSORS_BACK]), args[-2]
     return (
         True,
@@ -167,8 +170,8 @@ def _backward_fake(*args) -> list[Tensor]:
 
 
 class _Attend(Rule):
-    """Attention of (sink, *Tensors). leading: the operator's arguments before the tensors; trailing: numbers,
-    return_attention, save_positive."""
+    """The attention of (sink, *Tensors) on a traced graph. leading: the operator's arguments before the
+    tensors; trailing: numbers, return_attention, save_positive."""
 
     __slots__ = "family", "leading", "trailing"
 
@@ -218,7 +221,7 @@ _edges.define_differentiable(
 
 
 def _gat_forward(*args) -> list[Tensor]:
-    """out [num_dst, H * D], and what backward takes beside it."""
+    """Runs forward: out [num_dst, H * D], and what backward takes beside it."""
     feat, attn_src, train = args[_NUM_GRAPH], args[_NUM_GRAPH + 1], args[-1]
     found = _handle(args[:_NUM_GRAPH], "gat", attn_src.shape[-2], feat, train)
     out, saved_bytes = _ops.call(_gat, found[1].number, *args[_NUM_GRAPH:])
@@ -230,13 +233,13 @@ def _gat_forward(*args) -> list[Tensor]:
 def _gat_forward_fake(*args) -> list[Tensor]:
     num_src, num_dst = args[2:4]
     feat, attn_src, train = args[_NUM_GRAPH], args[_NUM_GRAPH + 1], args[-1]
-    heads = attn_src.shape[-2]  # of vectors that may be shorter than the heads of feat
+    heads = attn_src.shape[-2]  # the heads of the vectors may be shorter than those of feat
     size = _saved_bytes(num_dst, heads, feat.shape[1] // heads, feat.dtype, train, num_src)
     return [feat.new_empty(num_dst, feat.shape[1]), feat.new_empty(size, dtype=torch.uint8)]
 
 
 def _gat_run_backward(*args) -> list[Tensor]:
-    """The gradients of feat, both vectors, and the bias if there is one."""
+    """Runs backward: the gradients of feat, of both vectors, and of the bias if there is one."""
     feat, attn_src, *_, saved_bytes, _, _ = args[_NUM_GRAPH + 1 :]
     found = _handle_of(saved_bytes, args[:_NUM_GRAPH], "gat", attn_src.shape[-2], feat)
     *results, bias = _ops.call(_gat_backward, found[1].number, *args[_NUM_GRAPH:])
@@ -249,8 +252,8 @@ def _gat_backward_fake(*args) -> list[Tensor]:
 
 
 class _Gat(Rule):
-    """Additive attention of its features, vectors, seed and bias. graph: the operator's arguments before
-    these; numbers: the slope and dropout_p."""
+    """Additive attention from features, vectors, seed and bias. graph: the operator's arguments before these;
+    numbers: the slope and dropout_p."""
 
     __slots__ = "family", "graph", "numbers"
 
@@ -276,14 +279,14 @@ _edges.define_differentiable(
 )  # fmt: skip
 
 
-# ---- the way in --------------------------------------------------------------------------------------------
+# ---- what the other modules call ------------------------------------------------------------------------
 
 
 def attention(
     inputs: AttentionInputs, save_positive: bool, train: bool, heads: int = 0
 ) -> tuple[Tensor, Tensor | None]:
-    """(out, attention or None) on an EdgeList. save_positive: see `EagerCall`; train: gradients are needed.
-    heads: of tensors of nodes [N, H * D], which out then is, too; 0 where they are [N, H, D]."""
+    """(out, attention or None) on an EdgeList. save_positive: see `EagerCall`; train: whether gradients are
+    needed. heads: if tensors of nodes, and out, are [N, H * D]; 0 if they are [N, H, D]."""
     edges, score, t, numbers, return_attention, schedule, sink, _ = inputs
     of_edges = t.edge_bias, t.edge_gate, t.edge_mask, t.edge_weight, t.edge_feat
     sized = return_attention or any(x is not None for x in of_edges)
@@ -301,8 +304,8 @@ def attention(
 def gat(
     edges: EdgeList, tensors: tuple[Tensor | None, ...], slope: float, dropout_p: float, train: bool
 ) -> Tensor:
-    """Additive attention, [num_dst, H * D], of features [num_src, H * D], the vectors [.., H, D] of sources
-    and destinations, the seed of dropout and the bias."""
+    """Additive attention [num_dst, H * D] from the features [num_src, H * D], the vectors [.., H, D] of
+    sources and of destinations, the seed of dropout and the bias."""
     graph = _edges.as_traced(edges, False)
     any_edges = tensors[3] is not None  # dropout needs the ids of edges
     out, _ = graph.operator("gat")(*graph.edges, any_edges, "auto", *tensors, slope, dropout_p, train)

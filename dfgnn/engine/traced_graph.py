@@ -54,7 +54,7 @@ class EdgeList:
     and one for each node in 0 .. min(num_src, num_dst) - 1 appended. num_edges, device: None: those of given.
     """
 
-    edge_mask = None  # of a graph of fixed capacity; operators apply it when they run
+    edge_mask = None  # a graph of fixed capacity has one; operators apply it when they run
 
     def __init__(
         self,
@@ -87,14 +87,16 @@ class EdgeList:
 
     @property
     def edge_index(self) -> Tensor:
-        """[2, num_edges], in the graph's edge order, in the dtype given; only of a given ``edge_index``."""
+        """[2, num_edges], in the graph's edge order, in the dtype given. It exists only if an ``edge_index``
+        was given."""
         if self.number <= _AS_SOURCES:
             return _from_edges(self.given)
         return self._appended()[0] if self.self_loops else self.given
 
     @property
     def edge_map(self) -> Tensor | None:
-        """With ``self_loops``, int64 [num_edges]: where each edge was, -1 for an appended loop; else None."""
+        """With ``self_loops`` int64 [num_edges], the position that each edge had, -1 for an appended loop;
+        else None."""
         return self._appended()[1] if self.self_loops else None
 
     def in_degrees(self) -> Tensor:
@@ -113,7 +115,7 @@ class EdgeList:
         return self._with_loops
 
 
-# Numbers from here downwards: the edges as sources.
+# This number and those below it stand for edges as sources.
 _AS_SOURCES = -2
 
 
@@ -155,7 +157,8 @@ def for_compiler(graph: Any) -> Any:
 
 
 def smaller(a: int, b: int) -> int:
-    # Dynamo knows min of its own sizes, and older ones no sym_min; min of a SymInt would ask which it is.
+    # min works for Dynamo's own sizes, for which older versions have no sym_min. min of a SymInt would add a
+    # guard.
     return min(a, b) if isinstance(a, int) and isinstance(b, int) else torch.sym_min(a, b)
 
 
@@ -163,8 +166,9 @@ def smaller(a: int, b: int) -> int:
 
 
 class Arguments(NamedTuple):
-    """A traced graph in the arguments of operators. given and number: as of `EdgeList`, or a packed structure
-    (`recorded_graph`) and -1. num_edges: of a packed structure its capacity; 0: nobody needs the number."""
+    """A traced graph in the arguments of operators. given and number are those of `EdgeList`, or a packed
+    structure (`recorded_graph`) and -1. num_edges: the capacity of a packed structure; 0 if the number is not
+    needed."""
 
     given: Tensor | None
     number: int
@@ -192,7 +196,7 @@ class Traced(NamedTuple):
 
 
 def as_traced(edges: EdgeList, sized: bool = True) -> Traced:
-    """sized: a result has a row per edge, so that a graph with appended loops must count its edges."""
+    """sized: a result has a row per edge, so that edges of a graph with appended loops must be counted."""
     num_edges = edges.num_edges if sized else 0
     arguments = edges.given, edges.number, edges.num_src, edges.num_dst, edges.self_loops, num_edges
     return Traced("graph" if edges.given is None else "edge", Arguments(*arguments))
@@ -249,9 +253,9 @@ _ops.without_autograd("edge_structure")
 
 
 def _in_cuda_graphs(given, number, num_src, num_dst, self_loops, num_edges) -> Arguments | None:
-    """The arguments with a packed structure (`recorded_graph`) in place of the ``edge_index``, where Inductor
-    will record CUDA graphs; None where the graph is to be looked up, outside of CUDA graphs. It also is where
-    tensors have a row per edge and loops are appended, whose number depends on values."""
+    """The arguments with a packed structure (`recorded_graph`) in place of the ``edge_index``, if Inductor
+    will record CUDA graphs. None if the graph is to be looked up, outside of CUDA graphs: also if tensors
+    have a row per edge and loops are appended, because their number depends on values."""
     counted = self_loops and not (isinstance(num_edges, int) and num_edges == 0)
     if given.dim() != 2 or counted or not recorded_graph.is_recorded(given):
         return None
@@ -263,7 +267,7 @@ def _in_cuda_graphs(given, number, num_src, num_dst, self_loops, num_edges) -> A
 
 
 def is_made(given: Tensor | None, number: int) -> bool:
-    """Whether an operator got a packed structure, by its first arguments."""
+    """Whether an operator got a packed structure, according to its first arguments."""
     return given is not None and number == -1 and given.dim() == 1
 
 
@@ -295,7 +299,8 @@ def _of_number(number: int) -> Graph:
 
 
 def _by_edges(given: Tensor | None, number: int, num_dst: int) -> Graph:
-    """The graph from each edge to its destination: of the given edges, or of the Graph of this number."""
+    """The graph from each edge to its destination, made from the given edges or from the Graph of this
+    number."""
     if given is None:
         return edges_as_sources(_of_number(number))
 

@@ -26,7 +26,7 @@ from .operators import EagerCall
 _ACC = {dtype: acc_type(dtype) for dtype in DTYPES}
 _NUMBERS = float, int
 _NO_EDGE_TENSORS = (None,) * 5
-_new = tuple.__new__  # of a named tuple with all of its fields, without the Python frame of its own __new__
+_new = tuple.__new__  # makes a named tuple from all of its fields, without the Python frame of its __new__
 
 
 def attention(
@@ -38,8 +38,8 @@ def attention(
     scale: Any = 1.0,
     dropout_p: Any,
 ) -> Tensor | None:
-    """out, of arguments that have not been checked; None where the checks have to look at them. tensors: the
-    first four of `Tensors`.
+    """out, computed without checking the arguments, or None if they must be checked. tensors: the first four
+    of `Tensors`.
 
     Calls that :func:`dfgnn.explain` watches are left to `paths.attend`, which reports them.
     """
@@ -83,5 +83,5 @@ def attention(
         return Attention.at_once(call, None, *given)[0] if backward else call.run(given)[0]
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError:  # an argument that the operator refuses, which the checks name
+    except RuntimeError:  # the operator refuses an argument, and the checks will say which
         return None
